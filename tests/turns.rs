@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use zbench_reports::gate::random::Random;
 use zbench_runner::turns::load::descendants;
-use zbench_runner::turns::resident::{ExternalCommand, Extra, Program, Residents, Turn};
+use zbench_runner::turns::resident::{ExternalCommand, Program, Residents, Turn};
 use zbench_runner::turns::{Ending, Experiment, Participant, Settings, TurnPolicy, TurnSample};
 
 /// One cell.
@@ -315,7 +315,7 @@ const WAITING: f64 = 0.1;
 fn ranks_that_wait_for_their_turn_use_no_core() {
     for backend in transports() {
         let mut residents = residents();
-        let numbers = [cell(backend), cell("local")].map(|program| residents.start(&program, Extra::default()));
+        let numbers = [cell(backend), cell("local")].map(|program| residents.start(&program));
         for number in numbers {
             assert_eq!(residents.ready(number), Turn::Done(Vec::new()), "{backend}");
             assert!(matches!(residents.turn(number, 2), Turn::Done(steps) if steps.len() == 2), "{backend}");
@@ -344,7 +344,7 @@ fn what_a_command_starts_later_is_stopped_with_it() {
     let worker = format!("setsid sh -c 'echo $$ > {}; while :; do :; done' &", pid.display());
     let script = format!("i=0; while :; do sleep 0.02; echo step; i=$((i+1)); if [ $i = 6 ]; then {worker} fi; done");
     let mut residents = residents();
-    let number = residents.start(&command(&script), Extra::default());
+    let number = residents.start(&command(&script));
     assert_eq!(residents.ready(number), Turn::Done(Vec::new()));
     let begin = Instant::now();
     let worker = loop {

@@ -138,10 +138,3 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
     }
     placed.with_context(|| format!("{name} cannot be written; what was there before is untouched"))
 }
-
-/// blake3 of a file, for provenance.
-pub fn hash(path: &Path) -> Option<String> {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(std::fs::File::open(path).ok()?).ok()?;
-    Some(hasher.finalize().to_hex()[..16].to_string())
-}

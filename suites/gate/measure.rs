@@ -37,11 +37,11 @@ const GRACE: Duration = Duration::from_secs(5);
 /// A program ends its trial in time by itself; this much later it is ended.
 const MARGIN: Duration = Duration::from_secs(30);
 
-/// What came of one trial.
-enum Heard {
+/// How one trial ended.
+enum TrialOutcome {
     Record(Box<Record>),
-    Nothing(String),
-    TooLate,
+    Failed(String),
+    TimedOut,
     Stopped,
 }
 
@@ -150,24 +150,24 @@ impl Programs<'_> {
     pub fn measure(&mut self, side: Side) -> Option<(Trial, Option<Box<Record>>)> {
         let arm = if side == Side::Baseline { &self.baseline } else { &self.candidate };
         let start = Instant::now();
-        let heard = match scratch_notebook(self.scratch, arm) {
+        let outcome = match scratch_notebook(self.scratch, arm) {
             Ok(notebook) => {
-                let heard = self.run(arm, &notebook);
+                let outcome = self.run(arm, &notebook);
                 // What cannot be deleted now goes with the folder.
                 let _ = std::fs::remove_dir_all(&notebook);
-                heard
+                outcome
             }
-            Err(reason) => Heard::Nothing(reason),
+            Err(reason) => TrialOutcome::Failed(reason),
         };
         let seconds = start.elapsed().as_secs_f64();
-        if let Heard::Record(record) = &heard {
+        if let TrialOutcome::Record(record) = &outcome {
             self.tokens[usize::from(side == Side::Candidate)] = record.steps.last().map_or(0, |step| step.tokens);
         }
-        let (trial, record) = match heard {
-            Heard::Stopped => return None,
-            Heard::Record(record) => (Trial::of(&record, seconds), Some(record)),
-            Heard::Nothing(reason) => (Trial::ended(Status::Failed, reason, seconds), None),
-            Heard::TooLate => {
+        let (trial, record) = match outcome {
+            TrialOutcome::Stopped => return None,
+            TrialOutcome::Record(record) => (Trial::of(&record, seconds), Some(record)),
+            TrialOutcome::Failed(reason) => (Trial::ended(Status::Failed, reason, seconds), None),
+            TrialOutcome::TimedOut => {
                 let reason = format!("it took longer than {} s and did not end by itself", self.timeout.as_secs_f64());
                 (Trial::ended(Status::TimedOut, reason, seconds), None)
             }
@@ -180,12 +180,12 @@ impl Programs<'_> {
         Some((trial, record))
     }
 
-    fn run(&self, arm: &Arm, notebook: &Path) -> Heard {
+    fn run(&self, arm: &Arm, notebook: &Path) -> TrialOutcome {
         let (stdout, stderr) = match self.running.start(arm, notebook) {
             Ok(output) => output,
             Err(error) => {
                 let error = threads::not_started(error);
-                return Heard::Nothing(format!("{} cannot be started: {error}", arm.program.display()));
+                return TrialOutcome::Failed(format!("{} cannot be started: {error}", arm.program.display()));
             }
         };
         let (sender, said) = channel();
@@ -199,7 +199,7 @@ impl Programs<'_> {
             Ok(tail) => tail,
             Err(error) => {
                 self.running.end();
-                return Heard::Nothing(format!("what {} says cannot be heard: {error}", arm.program.display()));
+                return TrialOutcome::Failed(format!("what {} says cannot be heard: {error}", arm.program.display()));
             }
         };
         let begun = Instant::now();
@@ -212,18 +212,18 @@ impl Programs<'_> {
             let stopped = self.stop.load(Ordering::Relaxed);
             if stopped || begun.elapsed() > self.timeout + MARGIN {
                 self.running.end();
-                return if stopped { Heard::Stopped } else { Heard::TooLate };
+                return if stopped { TrialOutcome::Stopped } else { TrialOutcome::TimedOut };
             }
         };
         let status = self.running.wait();
         let tail = tail.join().unwrap_or_default();
         let record = text.lines().filter_map(|line| serde_json::from_str::<Record>(line).ok()).next_back();
         match record {
-            Some(record) => Heard::Record(Box::new(record)),
-            None if self.stop.load(Ordering::Relaxed) => Heard::Stopped,
+            Some(record) => TrialOutcome::Record(Box::new(record)),
+            None if self.stop.load(Ordering::Relaxed) => TrialOutcome::Stopped,
             None => {
                 let ended = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-                Heard::Nothing(format!("{} said no record ({ended}): {tail}", arm.program.display()))
+                TrialOutcome::Failed(format!("{} said no record ({ended}): {tail}", arm.program.display()))
             }
         }
     }

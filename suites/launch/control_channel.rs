@@ -20,11 +20,11 @@ pub struct ControlChannel {
     secret: String,
     /// Dropped first when the line is closed.
     to: Option<Sender<Vec<u8>>>,
-    from: Receiver<Heard>,
+    from: Receiver<Received>,
     beats: Option<JoinHandle<()>>,
 }
 
-enum Heard {
+enum Received {
     Text(usize, Vec<u8>),
     Lost(RendezvousError),
 }
@@ -83,11 +83,11 @@ impl ControlChannel {
     /// Nothing came within `wait`, or nothing will come any more.
     pub fn hear<T: DeserializeOwned>(&self, wait: Duration) -> Result<(usize, T), Silence> {
         match self.from.recv_timeout(wait) {
-            Ok(Heard::Text(rank, text)) => {
+            Ok(Received::Text(rank, text)) => {
                 let unclear = |error| Silence::Lost(Some(rank), format!("rank {rank} does not speak clearly: {error}"));
                 serde_json::from_slice(&text).map(|message| (rank, message)).map_err(unclear)
             }
-            Ok(Heard::Lost(error)) => {
+            Ok(Received::Lost(error)) => {
                 let rank = if let RendezvousError::Lost { rank, .. } = error { Some(rank) } else { None };
                 Err(Silence::Lost(rank, error.to_string()))
             }
@@ -108,7 +108,7 @@ impl Drop for ControlChannel {
 }
 
 /// Beats until the line is closed and everything said is out, or somebody is lost.
-fn beat(mut met: Rendezvous, outbox: &Receiver<Vec<u8>>, inbox: &Sender<Heard>) {
+fn beat(mut met: Rendezvous, outbox: &Receiver<Vec<u8>>, inbox: &Sender<Received>) {
     let (leads, own, size) = (met.rank() == 0, met.rank(), met.size());
     let mut waiting: Vec<u8> = Vec::new();
     let mut halves = vec![Vec::new(); size];
@@ -139,7 +139,7 @@ fn beat(mut met: Rendezvous, outbox: &Receiver<Vec<u8>>, inbox: &Sender<Heard>) 
         let heard = match met.exchange(&part) {
             Ok(heard) => heard,
             Err(error) => {
-                let _ = inbox.send(Heard::Lost(error));
+                let _ = inbox.send(Received::Lost(error));
                 return;
             }
         };
@@ -152,7 +152,7 @@ fn beat(mut met: Rendezvous, outbox: &Receiver<Vec<u8>>, inbox: &Sender<Heard>) 
             while let Some(end) = half.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = half.drain(..=end).collect();
                 // Nobody listens any more when the line is about to be closed.
-                let _ = inbox.send(Heard::Text(rank, line));
+                let _ = inbox.send(Received::Text(rank, line));
             }
         }
     }

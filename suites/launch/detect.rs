@@ -134,7 +134,7 @@ pub fn detect(env: Env<'_>) -> Result<Option<World>, LaunchError> {
         return world(env, Seen { source: Source::Ours, ..seen }, Vec::new()).map(Some);
     }
     let mut all = Vec::new();
-    for variables in [&TORCHRUN, &HYDRA, &OPEN_MPI, &MVAPICH] {
+    for variables in &LAUNCHERS {
         all.extend(seen(env, variables)?);
     }
     all.extend(slurm(env)?);
@@ -168,7 +168,7 @@ pub fn consulted(env: Env<'_>) -> Vec<(String, String)> {
     };
     // What it decides is told elsewhere. It ends at the first contradiction, which is when one wants to see the rest.
     let _ = detect(&recording);
-    for variables in [&TORCHRUN, &HYDRA, &OPEN_MPI, &MVAPICH] {
+    for variables in &LAUNCHERS {
         let _ = seen(&recording, variables);
     }
     let _ = slurm(&recording);
@@ -202,65 +202,44 @@ struct Seen {
     says: String,
 }
 
-/// The names of a launcher's variables.
-struct Variables {
-    source: Source,
-    rank: &'static str,
-    size: &'static str,
-    local_rank: &'static str,
-    local_size: &'static str,
-}
+/// A launcher and the names of its variables: rank, number of ranks, rank on the host, ranks on the host.
+type Variables = (Source, [&'static str; 4]);
 
-const TORCHRUN: Variables = Variables {
-    source: Source::Torchrun,
-    rank: "RANK",
-    size: "WORLD_SIZE",
-    local_rank: "LOCAL_RANK",
-    local_size: "LOCAL_WORLD_SIZE",
-};
-const HYDRA: Variables = Variables {
-    source: Source::Hydra,
-    rank: "PMI_RANK",
-    size: "PMI_SIZE",
-    local_rank: "MPI_LOCALRANKID",
-    local_size: "MPI_LOCALNRANKS",
-};
-const OPEN_MPI: Variables = Variables {
-    source: Source::OpenMpi,
-    rank: "OMPI_COMM_WORLD_RANK",
-    size: "OMPI_COMM_WORLD_SIZE",
-    local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-    local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
-};
-const MVAPICH: Variables = Variables {
-    source: Source::Mvapich,
-    rank: "MV2_COMM_WORLD_RANK",
-    size: "MV2_COMM_WORLD_SIZE",
-    local_rank: "MV2_COMM_WORLD_LOCAL_RANK",
-    local_size: "MV2_COMM_WORLD_LOCAL_SIZE",
-};
+const TORCHRUN: Variables = (Source::Torchrun, ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]);
+const LAUNCHERS: [Variables; 4] = [
+    TORCHRUN,
+    (Source::Hydra, ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"]),
+    (
+        Source::OpenMpi,
+        ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"],
+    ),
+    (
+        Source::Mvapich,
+        ["MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"],
+    ),
+];
 
-fn seen(env: Env<'_>, variables: &Variables) -> Result<Option<Seen>, LaunchError> {
-    let (rank, size) = (number(env, variables.rank)?, number(env, variables.size)?);
+fn seen(env: Env<'_>, (source, names): &Variables) -> Result<Option<Seen>, LaunchError> {
+    let (source, [of_rank, of_size, of_local_rank, of_local_size]) = (*source, *names);
     let half = |present: &str, value: usize, missing: &str| LaunchError::Partial {
         present: format!("{present}={value}"),
         missing: missing.into(),
-        source_name: variables.source.name(),
+        source_name: source.name(),
         advice: format!("Set {missing} too, or unset {present} if this is a run of one process."),
     };
-    let (rank, size) = match (rank, size) {
+    let (rank, size) = match (number(env, of_rank)?, number(env, of_size)?) {
         (None, None) => return Ok(None),
-        (Some(rank), None) => return Err(half(variables.rank, rank, variables.size)),
-        (None, Some(size)) => return Err(half(variables.size, size, variables.rank)),
+        (Some(rank), None) => return Err(half(of_rank, rank, of_size)),
+        (None, Some(size)) => return Err(half(of_size, size, of_rank)),
         (Some(rank), Some(size)) => (rank, size),
     };
-    below(variables.rank, rank, size)?;
-    let (local_rank, local_size) = (number(env, variables.local_rank)?, number(env, variables.local_size)?);
+    below(of_rank, rank, size)?;
+    let (local_rank, local_size) = (number(env, of_local_rank)?, number(env, of_local_size)?);
     if let (Some(rank), Some(size)) = (local_rank, local_size) {
-        below(variables.local_rank, rank, size)?;
+        below(of_local_rank, rank, size)?;
     }
-    let says = format!("{}={rank} of {}={size} ({})", variables.rank, variables.size, variables.source.name());
-    Ok(Some(Seen { source: variables.source, rank, size, local_rank, local_size, host: None, says }))
+    let says = format!("{of_rank}={rank} of {of_size}={size} ({})", source.name());
+    Ok(Some(Seen { source, rank, size, local_rank, local_size, host: None, says }))
 }
 
 /// What srun says. Nothing in a shell or script of an allocation, which has SLURM_PROCID=0 too and is no step of tasks.

@@ -18,7 +18,7 @@ use zbench_reports::Named;
 use zbench_reports::estimate_report::EstimateTraffic;
 
 /// Memory of the largest rank.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Footprint {
     /// Peak bytes by category; they need not coincide.
     pub peaks: Named<u64>,
@@ -53,12 +53,8 @@ impl Footprint {
             peaks: named(&|category| estimate.peak(category)),
             at_peak: named(&|category| estimate.memory.at_peak(category)),
             total: estimate.memory.total_peak(),
-            stage: None,
-            host: 0,
-            disk: 0,
-            host_capacity: None,
             source: "plan",
-            band: None,
+            ..Footprint::default()
         }
     }
 
@@ -82,9 +78,9 @@ impl Footprint {
             stage: (job.degrees.pipeline > 1).then_some([stage.index as u64, job.degrees.pipeline as u64]),
             host: (memory.host * ranks_per_node as f64) as u64,
             disk: (memory.disk * ranks_per_node as f64) as u64,
-            host_capacity: None,
             source: "priced",
             band: Some(band::MEMORY),
+            ..Footprint::default()
         }
     }
 }
@@ -136,8 +132,8 @@ pub fn timing(
     let cell = &resolved.cell;
     if cell.hardware.device != DeviceKind::Cuda {
         let only = || "on the CPU times are predicted for cells that the engine runs alone".to_string();
-        let estimate = estimate.ok_or_else(only)?;
-        return Ok((crate::time::of(planner, resolved)?.timing(cell, &estimate.flops), Vec::new()));
+        estimate.ok_or_else(only)?;
+        return Ok((crate::time::of(planner, resolved)?, Vec::new()));
     }
     let Some(profile) = &resolved.profile else {
         return Err("no machine is named; state hardware.profile, for example \"h100-sxm\" (docs/machines.md)".into());

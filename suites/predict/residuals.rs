@@ -62,14 +62,14 @@ impl Residuals {
             residuals.records += 1;
             ratios.entry((0, "step".into())).or_default().push(measured / time.step_ms);
             residuals.step_errors.push((measured / time.step_ms - 1.0).abs());
-            for (name, predicted) in time.spans.iter().filter(|(_, ms)| *ms > LEAST_SHARE * time.step_ms) {
+            for (name, predicted) in time.spans.iter().filter(|(_, ms)| **ms > LEAST_SHARE * time.step_ms) {
                 let found = record.time.number(name);
                 // Where ranks take turns on cores, the system decides under which span a turn is waited for: what is known
                 // is the whole.
                 let ratio =
                     if profile.is_crowded(&cell) { measured / time.step_ms } else { found.unwrap_or(0.0) / predicted };
                 if found.is_some() {
-                    ratios.entry((1, (*name).into())).or_default().push(ratio);
+                    ratios.entry((1, name.into())).or_default().push(ratio);
                 }
             }
         }

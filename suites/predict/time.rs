@@ -11,47 +11,18 @@ use zbench_config::profile::operations::{self, Operations, RankLayout};
 use zbench_config::profile::{default_path, fit_of_value};
 use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::outcome::{Flops, Span};
-use zbench_engine::plan::clock::{Clock, Machine, NoTime, StepTime, Stretch};
+use zbench_engine::plan::clock::{Clock, Machine, NoTime, Stretch};
 use zbench_engine::plan::{ActionStated, Planner};
 use zbench_engine::shard::Collective;
 use zbench_host::machine;
 use zbench_kernels::DType;
 use zbench_reports::collectives::{Fit, Segment};
 
-/// The predicted time of a step.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct EstimateTime {
-    /// Milliseconds of a step: the sum of the spans.
-    pub step_ms: f64,
-    /// Milliseconds by span, as records name them.
-    pub spans: Vec<(&'static str, f64)>,
-    /// Tokens of the global batch over that time.
-    pub tokens_per_second: f64,
-    /// What it rests on, and what of it is not quite the cell's.
-    pub source: String,
-}
-
-impl EstimateTime {
-    /// As plans have it.
-    pub fn timing(self, cell: &Cell, flops: &Flops) -> Timing {
-        let ranks = cell.parallel.ranks.max(1) as f64;
-        Timing {
-            step_ms: self.step_ms,
-            spans: self.spans.into_iter().collect(),
-            tokens_per_second: self.tokens_per_second,
-            model_flops_per_rank: flops.model / ranks,
-            hardware_flops_per_rank: flops.hardware / ranks,
-            source: self.source,
-            ..Timing::default()
-        }
-    }
-}
-
 /// The time of a cell on the machine of its profile, by default on this one, whose profile is read once.
 ///
 /// # Errors
 /// Why there is none, in words.
-pub fn of(planner: &Planner, resolved: &Resolved) -> Result<EstimateTime, String> {
+pub fn of(planner: &Planner, resolved: &Resolved) -> Result<Timing, String> {
     with_profile(resolved, |profile| profile.time(planner, &resolved.cell))
 }
 
@@ -140,9 +111,23 @@ impl TimeProfile {
     ///
     /// # Errors
     /// What of it was not measured, in words.
-    pub fn time(&self, planner: &Planner, cell: &Cell) -> Result<EstimateTime, String> {
-        let (time, tokens, note) = self.clocked(planner, cell, |clock, actions| clock.time(actions))?;
-        Ok(self.estimate(&time, tokens, note))
+    pub fn time(&self, planner: &Planner, cell: &Cell) -> Result<Timing, String> {
+        let (time, flops, note) = self.clocked(planner, cell, |clock, actions| clock.time(actions))?;
+        let step_ms = time.step_ms();
+        let ranks = cell.parallel.ranks.max(1) as f64;
+        let mut source = format!("operations and collectives measured on this machine ({}){note}", self.name);
+        if let Some(corrections) = &self.corrections {
+            source.push_str(&format!("; {corrections}"));
+        }
+        Ok(Timing {
+            step_ms,
+            spans: Span::ALL.iter().map(|span| span.name()).zip(time.spans_ms).collect(),
+            tokens_per_second: if step_ms > 0.0 { flops.tokens as f64 / step_ms * 1e3 } else { 0.0 },
+            model_flops_per_rank: flops.model / ranks,
+            hardware_flops_per_rank: flops.hardware / ranks,
+            source,
+            ..Timing::default()
+        })
     }
 
     /// The same stretch by stretch.
@@ -153,13 +138,13 @@ impl TimeProfile {
         self.clocked(planner, cell, |clock, actions| clock.timeline(actions)).map(|(line, ..)| line)
     }
 
-    /// What a clock makes of a cell's actions, the tokens of a step, and in what the times differ from the cell's own.
+    /// What a clock makes of a cell's actions, the FLOPs of a step, and in what the times differ from the cell's own.
     fn clocked<T>(
         &self,
         planner: &Planner,
         cell: &Cell,
         make: impl FnOnce(&Clock<'_>, &mut dyn Iterator<Item = ActionStated>) -> Result<T, NoTime>,
-    ) -> Result<(T, u64, String), String> {
+    ) -> Result<(T, Flops, String), String> {
         if cell.hardware.device != DeviceKind::Cpu {
             return Err("times are predicted for cells on the CPU alone, by what was measured on one".into());
         }
@@ -185,22 +170,7 @@ impl TimeProfile {
             }
             NoTime::Collective(unknown) => unknown,
         })?;
-        Ok((made, plan.estimate.flops.tokens, note))
-    }
-
-    fn estimate(&self, time: &StepTime, tokens: u64, note: String) -> EstimateTime {
-        let step_ms = time.step_ms();
-        let mut source = format!("operations and collectives measured on this machine ({})", self.name);
-        source.push_str(&note);
-        if let Some(corrections) = &self.corrections {
-            source.push_str(&format!("; {corrections}"));
-        }
-        EstimateTime {
-            step_ms,
-            spans: Span::ALL.iter().map(|span| span.name()).zip(time.spans_ms).collect(),
-            tokens_per_second: if step_ms > 0.0 { tokens as f64 / step_ms * 1e3 } else { 0.0 },
-            source,
-        }
+        Ok((made, plan.estimate.flops, note))
     }
 
     /// The times that were measured most like the cell's ranks run, and in what they differ.

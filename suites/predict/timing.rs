@@ -4,7 +4,7 @@ use zbench_estimate::band::Band;
 use zbench_reports::Named;
 
 /// The time of a step, and what follows from it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timing {
     /// Milliseconds.
     pub step_ms: f64,

@@ -9,7 +9,7 @@ use crate::turns::resident::Program;
 use crate::turns::{Ending, Experiment, Participant, Settings, TurnsError};
 use crate::{Runner, Summary, Train, logged, parity};
 use batches::{Earlier, batches, sizes};
-use conduct::{Batch, OfGrid};
+use conduct::{Batch, GridPolicy};
 use past::Past;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use zbench_engine::config::{Backend, Cell, DeviceKind};
 use zbench_predict::planned::{Decision, Planned, gib};
 use zbench_reports::StoreError;
 use zbench_reports::environment::why_not_the_same;
-use zbench_reports::record::{Record, Turns};
+use zbench_reports::record::Record;
 use zbench_reports::units::plural;
 
 /// How a grid is measured by turns.
@@ -141,15 +141,16 @@ impl Runner<'_, Train<'_>> {
         let skipped = self.record_skipped(cells, &known)?;
         let here = (!self.header.any_environment).then(|| self.header.environment.clone());
         let is_ours = |record: &&Record| {
-            turns_of(record).is_some_and(|turns| turns.experiment.starts_with(&name))
+            record.turns.as_ref().is_some_and(|turns| turns.experiment.starts_with(&name))
                 && here.as_ref().is_none_or(|here| why_not_the_same(&record.environment, here).is_none())
         };
         let newest = known.iter().rfind(is_ours).filter(|_| !how.fresh);
-        let experiment = match newest.and_then(turns_of) {
+        let experiment = match newest.and_then(|record| record.turns.as_ref()) {
             Some(turns) => turns.experiment.clone(),
             None => format!("{name}-{}", jiff::Timestamp::now().as_millisecond()),
         };
-        let of_experiment = |record: &&Record| turns_of(record).is_some_and(|turns| turns.experiment == experiment);
+        let of_experiment =
+            |record: &&Record| record.turns.as_ref().is_some_and(|turns| turns.experiment == experiment);
         let earlier: Vec<Record> = known.iter().filter(is_ours).filter(of_experiment).cloned().collect();
         let mut summary = self.go_on(cells, reference, how, experiment, earlier)?;
         summary.said.splice(0..0, recovered.warnings);
@@ -206,7 +207,7 @@ impl Runner<'_, Train<'_>> {
             let left = share.saturating_sub(past.seconds);
             let earlier = std::mem::take(&mut summary.records);
             let of_batch = Batch { cells, batch, number, experiment: &experiment, share, left };
-            let mut conduct = OfGrid::new(self, of_batch, how, &past, &earlier);
+            let mut conduct = GridPolicy::new(self, of_batch, how, &past, &earlier);
             let is_open = conduct.wanted().contains(&true);
             all_decided &= !is_open;
             let Some(generations) = past.generations_in(left, share, how.budget).filter(|_| is_open) else {
@@ -289,9 +290,4 @@ fn in_order(cells: &[Planned], mut records: Vec<Record>) -> Vec<Record> {
     let place = |record: &Record| cells.iter().position(|cell| cell.grid.key == record.key).unwrap_or(usize::MAX);
     records.sort_by_key(|record| (place(record), record.trial));
     records
-}
-
-/// What a record says of its turns.
-fn turns_of(record: &Record) -> Option<&Turns> {
-    record.turns.as_ref()
 }

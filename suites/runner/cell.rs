@@ -1,19 +1,19 @@
 //! Inside a cell's process: reads the job, trains, says what was measured.
 
 use crate::child_process::{BROKEN, read_job, say, stop_order};
-use crate::protocol::{self, End, Ended, Event, GpuInfo, Job, RankEnd};
+use crate::gpu_info::GpuInfo;
+use crate::protocol::{self, End, Ended, Event, Job, RankEnd};
 use crate::turns::token::Token;
 use crate::{mpirun, processes};
 
-use zbench_engine::config::{Backend, Cell, DeviceKind};
+use zbench_engine::config::{Backend, DeviceKind};
 use zbench_engine::course::{Control, Pace};
 use zbench_engine::hardware;
-use zbench_engine::outcome::{Cause, Failure, Happening};
+use zbench_engine::outcome::{Failure, Happening};
 use zbench_engine::plan::Plan;
 use zbench_engine::train::train_on;
 use zbench_host::{devices, machine};
 use zbench_kernels::peak;
-use zbench_reports::record::{Source, Status};
 
 /// The whole life of a cell's process; its exit status.
 pub fn main() -> u8 {
@@ -32,7 +32,7 @@ pub fn main() -> u8 {
         Backend::Mpi => mpirun::run(&job, &say),
     };
     if job.cell.hardware.device == DeviceKind::Cuda && end.gpu.is_none() {
-        end.gpu = Some(gpu(&job.cell, 0));
+        end.gpu = Some(GpuInfo::of_cell(&job.cell, 0));
     }
     say(&Event::End(Box::new(end)));
     0
@@ -83,32 +83,8 @@ fn threads(job: &Job) -> End {
     end
 }
 
-/// What is known of the GPU with this number, on which a cell ran.
-pub fn gpu(cell: &Cell, number: usize) -> GpuInfo {
-    let sheet = devices::data_sheet_flops(number, cell.precision.compute);
-    let machine = devices::machine(number).ok();
-    let opened = devices::gpu(number);
-    let memory = opened.as_ref().and_then(|gpu| gpu.memory_info().ok());
-    GpuInfo {
-        name: machine.map(|machine| machine.facts().name.clone()).unwrap_or_default(),
-        data_sheet_flops: sheet.as_ref().ok().copied(),
-        why_no_data_sheet: sheet.err().unwrap_or_default(),
-        used_bytes: memory.map(|memory| memory.used_bytes()),
-        products: opened
-            .as_ref()
-            .map(|gpu| gpu.products().iter().map(|chosen| format!("{chosen:?}")).collect())
-            .unwrap_or_default(),
-        fallbacks: opened.map(|gpu| gpu.take_fallbacks().iter().map(devices::fallback).collect()).unwrap_or_default(),
-        timed_joules: None,
-    }
-}
-
 fn ended(failure: &Failure) -> End {
-    let (status, source) = match &failure.cause {
-        Cause::OutOfMemory { .. } => (Status::OutOfMemory, Some(Source::Arena)),
-        Cause::Diverged { .. } | Cause::Worse(_) => (Status::Diverged, None),
-        Cause::Failed { .. } => (Status::Failed, None),
-    };
+    let (status, source) = protocol::status_of(&failure.cause);
     let ranks = failure.ledgers.iter().enumerate().map(|(rank, ledger)| RankEnd::of_ledger(rank, ledger)).collect();
     let steps = failure.steps.iter().map(protocol::step).collect();
     End { failure: Some(Ended { status, reason: failure.cause.to_string(), source }), steps, ranks, ..End::default() }

@@ -1,10 +1,10 @@
 //! Runs a cell in a process of its own, with a time limit. Whatever happens there, panic, signal, silence, comes back as
 //! an outcome with a reason.
 
-use crate::processes::tail_of;
+use crate::processes::{read_lines, tail_of};
 use crate::protocol::{End, Ended, Event, Job, ProgressEvent};
 use crate::{Execute, Execution};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use tracing::debug;
 use zbench_engine::config::Cell;
-use zbench_engine::threads::{self, not_started};
+use zbench_engine::threads::not_started;
 use zbench_host::logging::pass_on;
 use zbench_host::machine;
 use zbench_launch::signal_name;
@@ -54,32 +54,35 @@ impl Execute for Children {
                 return Execution::failed(format!("the cell's process cannot be started: {}", not_started(error)));
             }
         };
-        let heard = tail_of(child.stderr.take()).and_then(|tail| Ok((tail, events_of(child.stdout.take())?)));
-        let (tail, events) = match heard {
-            Ok(heard) => heard,
+        let (sender, events) = channel();
+        let event = |line: &str| serde_json::from_str(line).ok();
+        let read = tail_of(child.stderr.take())
+            .and_then(|tail| read_lines("events", child.stdout.take(), sender, event, None).map(|()| tail));
+        let tail = match read {
+            Ok(tail) => tail,
             Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
                 return Execution::failed(format!("what the cell says cannot be heard: {error}"));
             }
         };
-        let mut said = Execution::default();
-        let heard = self.listen(cell, &child, &events, &mut said, tell);
-        if !matches!(heard, Heard::Silence) {
+        let mut execution = Execution::default();
+        let wait_end = self.wait_for_end(cell, &child, &events, &mut execution, tell);
+        if !matches!(wait_end, WaitEnd::OutputClosed) {
             // Nothing more is expected of it, and a result counts although its process may hang. Killing fails only when
             // it has ended already.
             let _ = child.kill();
         }
         let status = child.wait();
         let tail = tail.join().unwrap_or_default();
-        match (heard, status) {
-            (Heard::StopAsked, _) => said,
-            (Heard::TimedOut, _) => said.timed_out(self.timeout),
-            (Heard::End(end), _) => said.with(*end),
-            (Heard::Silence, Ok(status)) => said.ended(died(status, oom_kills, &tail)),
-            (Heard::Silence, Err(error)) => {
+        match (wait_end, status) {
+            (WaitEnd::StopAsked, _) => execution,
+            (WaitEnd::TimedOut, _) => execution.timed_out(self.timeout),
+            (WaitEnd::Result(end), _) => execution.with(*end),
+            (WaitEnd::OutputClosed, Ok(status)) => execution.ended(died(status, oom_kills, &tail)),
+            (WaitEnd::OutputClosed, Err(error)) => {
                 let reason = format!("the cell's process was lost: {error}");
-                said.ended(Ended { status: Status::Failed, reason, source: None })
+                execution.ended(Ended { status: Status::Failed, reason, source: None })
             }
         }
     }
@@ -108,16 +111,16 @@ pub fn start_cell(program: &Path, job: &Job) -> std::io::Result<Child> {
     Ok(child)
 }
 
-/// What ended the listening.
-enum Heard {
-    /// The cell said its result.
-    End(Box<End>),
+/// What ended the wait for a result.
+enum WaitEnd {
+    /// The cell sent its result.
+    Result(Box<End>),
     /// The user wants to stop.
     StopAsked,
     /// No result within the time limit.
     TimedOut,
     /// The cell closed its output without a result.
-    Silence,
+    OutputClosed,
 }
 
 impl Children {
@@ -127,20 +130,20 @@ impl Children {
         start_cell(&self.program, &job)
     }
 
-    fn listen(
+    fn wait_for_end(
         &self,
         cell: &Cell,
         child: &Child,
         events: &Receiver<Event>,
-        said: &mut Execution,
+        execution: &mut Execution,
         tell: &mut dyn FnMut(ProgressEvent<'_>),
-    ) -> Heard {
+    ) -> WaitEnd {
         let start = Instant::now();
         // A cell with checkpoints is told once, as soon as it hears that, and then waited for.
         let (mut hears, mut asked, mut told) = (false, false, false);
         loop {
             if self.is_stopped() && cell.checkpoint.is_none() {
-                return Heard::StopAsked;
+                return WaitEnd::StopAsked;
             }
             if self.is_stopped() && !asked {
                 asked = true;
@@ -151,15 +154,15 @@ impl Children {
                 order_stop(child);
             }
             match events.recv_timeout(TICK) {
-                Ok(Event::End(end)) => return Heard::End(end),
+                Ok(Event::End(end)) => return WaitEnd::Result(end),
                 Ok(Event::Ready) => hears = true,
                 // The cell merges what its ranks say; they do not speak here.
-                Ok(event) => said.take(&event, tell),
-                Err(RecvTimeoutError::Disconnected) => return Heard::Silence,
+                Ok(event) => execution.take(&event, tell),
+                Err(RecvTimeoutError::Disconnected) => return WaitEnd::OutputClosed,
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if start.elapsed() > self.timeout {
-                return Heard::TimedOut;
+                return WaitEnd::TimedOut;
             }
         }
     }
@@ -171,22 +174,6 @@ fn order_stop(child: &Child) {
         // Fails only when it has ended.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::USR1);
     }
-}
-
-/// Reads lines of events on a thread; a line that is none is passed over.
-fn events_of(stdout: Option<impl Read + Send + 'static>) -> std::io::Result<Receiver<Event>> {
-    let (sender, receiver) = channel();
-    threads::start("events", move || {
-        let Some(stdout) = stdout else { return };
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            if let Ok(event) = serde_json::from_str(&line)
-                && sender.send(event).is_err()
-            {
-                return;
-            }
-        }
-    })?;
-    Ok(receiver)
 }
 
 /// What a process that said nothing more died of.

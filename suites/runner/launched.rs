@@ -3,7 +3,7 @@
 
 use crate::merge::{dead, merge};
 use crate::processes::{Processes, grace};
-use crate::protocol::{End, Event, ProgressEvent, RankFailure, RankJob, RankResult};
+use crate::protocol::{End, Event, Job, ProgressEvent, RankFailure, RankJob, RankResult};
 use crate::{Execute, Execution};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
-use zbench_engine::hardware::Seat;
 use zbench_engine::trace::StepTrace;
 use zbench_engine::train::Standing;
+use zbench_host::machine;
 use zbench_launch::{ControlChannel, Io, Silence, Start, World, free_port};
 use zbench_reports::record::{Source, Status};
 
@@ -131,12 +131,12 @@ impl Execute for Launched<'_> {
         let mut halts = false;
         while said.len() < jobs {
             own.listen(TICK, &mut |event| heard.take(event, tell));
-            if own.all_said() {
-                said.extend(own.take_said());
+            if own.all_reported() {
+                said.extend(own.take_results());
             }
             if let Err(lost) = self.hear(&mut said, &mut stop, &mut |event| heard.take(event, tell)) {
                 own.end();
-                said.extend(own.take_said());
+                said.extend(own.take_results());
                 self.leader.lost = Some(lost.clone());
                 return self.without(lost, said, heard, &stop);
             }
@@ -183,34 +183,17 @@ impl Execute for Launched<'_> {
 impl Launched<'_> {
     /// Tells all of a cell, and starts rank 0's own process.
     fn start(&mut self, cell: &Cell) -> Result<(usize, Processes), String> {
-        let size = cell.parallel.ranks;
         let words = |error: zbench_launch::LaunchError| error.to_string();
         let (host, _) = self.leader.world.meeting().map_err(words)?;
         // Without the token, which the others have already and nobody else should hear.
         let meeting = (host.to_string(), free_port().map_err(words)?, String::new());
-        let hosts = self.leader.line.hosts();
-        let job = |rank: usize| {
-            // The first rank of each host measures its peak.
-            let of_host = |other: &usize| hosts.get(*other) == hosts.get(rank);
-            let first = (0..size).find(of_host) == Some(rank);
-            let ranks_here = (0..size).filter(of_host).count();
-            let seat = Seat { index: (0..rank).filter(of_host).count(), ranks: ranks_here, process: true };
-            RankJob {
-                cell: cell.clone(),
-                rank,
-                seat,
-                meeting: Some(meeting.clone()),
-                peak_threads: if first { ranks_here.saturating_mul(cell.hardware.threads_per_rank) } else { 0 },
-                peak_seconds: self.peak_seconds,
-                trace_steps: self.trace_steps,
-                turns: None,
-            }
-        };
-        let jobs: Vec<RankJob> = (0..size).map(job).collect();
+        let Launched { peak_seconds, trace_steps, .. } = *self;
+        let job = Job { cell: cell.clone(), cores: machine::cores(), peak_seconds, trace_steps, turns: None };
+        let jobs = job.rank_jobs(self.leader.line.hosts(), Some(meeting));
         self.leader.number += 1;
         let own = start_one(&self.program, &jobs, 0, self.leader.line.secret(self.leader.number))?;
         self.leader.line.say(&Order::Run { number: self.leader.number, jobs });
-        Ok((size, own))
+        Ok((cell.parallel.ranks, own))
     }
 
     /// Takes in what the others have said.
@@ -281,7 +264,7 @@ fn start_one(program: &std::path::Path, jobs: &[RankJob], rank: usize, token: St
         token,
         io: Io::Piped,
     };
-    Processes::start(&start, |_| job.clone()).map_err(|error| error.to_string())
+    Processes::start(&start, &[job]).map_err(|error| error.to_string())
 }
 
 /// The life of the other ranks of a launch: they start what they are told, and say how it ended. The exit code is rank 0's.
@@ -326,8 +309,8 @@ pub fn follow(line: &ControlChannel, stop: &AtomicBool) -> u8 {
                     line.say(&Answer::Traced(*number, traced.clone()));
                 }
             });
-            if processes.all_said() {
-                for said in processes.take_said().into_values() {
+            if processes.all_reported() {
+                for said in processes.take_results().into_values() {
                     line.say(&Answer::Said(*number, Box::new(said)));
                 }
                 under_way = None;
@@ -337,12 +320,7 @@ pub fn follow(line: &ControlChannel, stop: &AtomicBool) -> u8 {
 }
 
 fn not_started(rank: usize, reason: String) -> RankResult {
-    let failure = RankFailure {
-        standing: Standing::Found,
-        status: Status::Failed,
-        source: Some(Source::Host),
-        reason: format!("rank {rank} on {}: {reason}", zbench_host::machine::host_name()),
-        missing: Vec::new(),
-    };
+    let reason = format!("rank {rank} on {}: {reason}", machine::host_name());
+    let failure = RankFailure::new(Standing::Found, Some(Source::Host), reason);
     dead(rank, std::process::id(), failure)
 }

@@ -8,6 +8,7 @@ pub mod child;
 pub mod child_process;
 mod execution;
 pub mod folders;
+pub mod gpu_info;
 mod header;
 pub mod launched;
 mod lifecycle;

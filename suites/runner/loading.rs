@@ -39,8 +39,8 @@ struct Seen {
 struct Begun {
     before: u64,
     earlier: u64,
-    /// Who looks, where the system's own peak does not begin anew.
-    looker: Option<Looker>,
+    /// Samples resident memory, where the system's own peak does not begin anew.
+    sampler: Option<PeakSampler>,
 }
 
 impl Watch {
@@ -63,14 +63,14 @@ impl Watch {
 fn begin() -> Option<Begun> {
     let (before, earlier) = (machine::status_bytes("VmRSS")?, machine::status_bytes("VmHWM")?);
     let reset = std::fs::write(RESET.0, RESET.1).is_ok();
-    Some(Begun { before, earlier, looker: if reset { None } else { Looker::start() } })
+    Some(Begun { before, earlier, sampler: if reset { None } else { PeakSampler::start() } })
 }
 
 impl Begun {
     fn end(self) -> Option<Resident> {
         let after = machine::status_bytes("VmRSS")?;
-        let peak = match self.looker {
-            Some(looker) => looker.end(),
+        let peak = match self.sampler {
+            Some(sampler) => sampler.end(),
             None => machine::status_bytes("VmHWM")?,
         };
         // The system counts resident pages by processor and adds up late: a peak may lag behind by some pages.
@@ -78,15 +78,15 @@ impl Begun {
     }
 }
 
-/// A thread that looks at resident memory again and again.
-struct Looker {
+/// A thread that samples resident memory.
+struct PeakSampler {
     stop: Arc<AtomicBool>,
     most: Arc<AtomicU64>,
     thread: JoinHandle<()>,
 }
 
-impl Looker {
-    fn start() -> Option<Looker> {
+impl PeakSampler {
+    fn start() -> Option<PeakSampler> {
         let (stop, most) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, seen) = (stop.clone(), most.clone());
         let look = move || {
@@ -96,7 +96,7 @@ impl Looker {
             }
         };
         let thread = std::thread::Builder::new().name("loading".into()).spawn(look).ok()?;
-        Some(Looker { stop, most, thread })
+        Some(PeakSampler { stop, most, thread })
     }
 
     fn end(self) -> u64 {
@@ -118,7 +118,7 @@ mod tests {
         for resets in [true, false] {
             let mut begun = begin().unwrap();
             if !resets {
-                begun.looker = Looker::start();
+                begun.sampler = PeakSampler::start();
             }
             let pages = std::hint::black_box(vec![1u8; BYTES]);
             if !resets {

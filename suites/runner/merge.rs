@@ -1,6 +1,7 @@
 //! From what each rank's process said to the end of the cell, as if its ranks had been threads of one process.
 
-use crate::protocol::{End, Ended, GpuInfo, RankFailure, RankResult};
+use crate::gpu_info::GpuInfo;
+use crate::protocol::{End, Ended, RankFailure, RankResult};
 use zbench_engine::train::{cause_of, slowest};
 use zbench_host::machine::{self, BusySeconds};
 use zbench_reports::record::Step;

@@ -3,12 +3,11 @@
 
 use crate::child_process::{BROKEN, stop_order};
 use crate::merge::merge;
-use crate::processes::{CALM_TICK, grace, tail_of};
+use crate::processes::{CALM_TICK, grace, read_lines, tail_of};
 use crate::protocol::{End, Ended, Event, Job, RankFailure, RankJob, RankResult};
 use crate::rank;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
 use std::net::ToSocketAddrs;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +15,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use tracing::info;
 use zbench_engine::comm::{Communicator, Meeting, Rendezvous};
-use zbench_engine::hardware::{self, Seat};
+use zbench_engine::hardware;
 use zbench_engine::threads::{self, not_started};
 use zbench_engine::trace::StepTrace;
 use zbench_engine::train::Standing;
@@ -45,16 +44,16 @@ const NOT_FOR_RANKS: [&str; 9] = [
     "MASTER_PORT",
 ];
 
-/// What this process says on the line.
+/// What this process sends to the ranks.
 #[derive(Serialize, Deserialize)]
-enum Word {
+enum Order {
     Job(Box<RankJob>),
     /// Stop after the step under way.
     Halt,
     Bye,
 }
 
-/// What the ranks say on it.
+/// What the ranks send to this process.
 #[derive(Serialize, Deserialize)]
 enum Reply {
     /// What a rank did in a step. Lines of standard output would be cut where mpirun passes on those of several ranks.
@@ -63,9 +62,9 @@ enum Reply {
     Said(Box<RankResult>),
 }
 
-/// Whose mpirun it is: they differ in what they must be told.
+/// The implementations of mpirun: they differ in what they must be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flavour {
+enum MpirunKind {
     OpenMpi,
     Hydra,
 }
@@ -82,9 +81,9 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
     let words = |error: LaunchError| error.to_string();
     let cell = &job.cell;
     let (size, stall) = (cell.parallel.ranks, cell.parallel.stall);
-    let flavour = flavour()?;
+    let kind = mpirun_kind()?;
     let (host, port, token) = (own_address(), free_port().map_err(words)?, fresh_token().map_err(words)?);
-    let mut mpirun = Mpirun::start(flavour, job, &format!("{host}:{port}"), &token)?;
+    let mut mpirun = Mpirun::start(kind, job, &format!("{host}:{port}"), &token)?;
     let meeting = Meeting { rank: 0, size: size + 1, host, port, token, timeout: stall };
     let (sender, met) = channel();
     // On a thread, so that a mpirun that starts nothing is not waited for.
@@ -101,23 +100,8 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
         }
     };
     let hosts = &line.hosts()[1..];
-    for rank in 0..size {
-        let here = hosts.iter().filter(|host| **host == hosts[rank]).count();
-        let first = hosts.iter().position(|host| *host == hosts[rank]) == Some(rank);
-        let peak_threads = if first { here.saturating_mul(cell.hardware.threads_per_rank) } else { 0 };
-        let index = hosts[..rank].iter().filter(|host| **host == hosts[rank]).count();
-        let seat = Seat { index, ranks: here, process: true };
-        let job = RankJob {
-            cell: cell.clone(),
-            rank,
-            seat,
-            meeting: None,
-            peak_threads,
-            peak_seconds: job.peak_seconds,
-            trace_steps: job.trace_steps,
-            turns: job.turns.clone(),
-        };
-        line.say(&Word::Job(Box::new(job)));
+    for job in job.rank_jobs(hosts, None) {
+        line.say(&Order::Job(Box::new(job)));
     }
     let mut steps = Vec::new();
     let mut on_event = |event: Event| {
@@ -128,7 +112,7 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
     };
     let tick = if job.turns.is_some() { CALM_TICK } else { TICK };
     let said = listen(&line, &mut mpirun, hosts, (tick, grace(cell)), &mut on_event);
-    line.say(&Word::Bye);
+    line.say(&Order::Bye);
     // They come through mpirun, which may be slower than the line.
     mpirun.rest().into_iter().for_each(on_event);
     let mut end = merge(said.into_values().collect(), steps);
@@ -155,7 +139,7 @@ fn listen(
     while said.len() < hosts.len() {
         if !halts && stop_order().load(Ordering::Relaxed) {
             halts = true;
-            line.say(&Word::Halt);
+            line.say(&Order::Halt);
         }
         let mut lost = None;
         match line.hear(tick) {
@@ -186,7 +170,7 @@ fn listen(
     said
 }
 
-/// What is said for a rank that has said nothing, as it has died or was ended with the others.
+/// The result of a rank that sent none, as it has died or was ended with the others.
 fn silent(rank: usize, host: &str, is_cause: bool) -> RankResult {
     let (standing, how) = if is_cause {
         (Standing::Found, "has ended without a word")
@@ -194,8 +178,7 @@ fn silent(rank: usize, host: &str, is_cause: bool) -> RankResult {
         (Standing::Heard, "was ended with the others")
     };
     let reason = format!("rank {rank} on {host} {how}");
-    let (status, source) = (Status::Failed, Some(Source::Host));
-    let failure = Some(RankFailure { standing, status, source, reason, missing: Vec::new() });
+    let failure = Some(RankFailure::new(standing, Some(Source::Host), reason));
     let mut said = RankResult { host: host.into(), failure, ..RankResult::default() };
     said.end.rank = rank;
     said
@@ -210,13 +193,13 @@ struct Mpirun {
 }
 
 impl Mpirun {
-    fn start(flavour: Flavour, job: &Job, place: &str, token: &str) -> Result<Mpirun, String> {
+    fn start(kind: MpirunKind, job: &Job, place: &str, token: &str) -> Result<Mpirun, String> {
         let zbench = std::env::current_exe().map_err(|error| format!("zbench's own path cannot be found: {error}"))?;
         let size = job.cell.parallel.ranks;
         // Through ourselves, so that mpirun ends when this process does.
         let mut command = Command::new(&zbench);
         command.arg("__follow").arg("mpirun").arg("-n").arg(size.to_string());
-        if flavour == Flavour::OpenMpi {
+        if kind == MpirunKind::OpenMpi {
             // One core a rank is its default, and ranks have threads.
             command.args(["--bind-to", "none", "-x", PLACE, "-x", TOKEN]);
             if rustix::process::geteuid().is_root() {
@@ -248,18 +231,11 @@ impl Mpirun {
         // Ended when it is dropped, should it not be heard.
         let mut mpirun = Mpirun { child, events, tail: None };
         let deaf = |error: std::io::Error| format!("what mpirun says cannot be heard: {error}");
-        if let Some(stdout) = mpirun.child.stdout.take() {
-            let listen = move || {
-                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    if let Ok(event @ (Event::Step(_) | Event::LifecycleEvent(_))) = serde_json::from_str(&line)
-                        && sender.send(event).is_err()
-                    {
-                        return;
-                    }
-                }
-            };
-            threads::start("mpirun's events", listen).map_err(deaf)?;
-        }
+        let event = |line: &str| {
+            let event = serde_json::from_str(line).ok();
+            event.filter(|event| matches!(event, Event::Step(_) | Event::LifecycleEvent(_)))
+        };
+        read_lines("mpirun's events", mpirun.child.stdout.take(), sender, event, None).map_err(deaf)?;
         mpirun.tail = Some(tail_of(mpirun.child.stderr.take()).map_err(deaf)?);
         Ok(mpirun)
     }
@@ -329,20 +305,20 @@ fn one_line(text: &str) -> String {
     }
 }
 
-/// Whose mpirun is found on the path.
-fn flavour() -> Result<Flavour, String> {
+/// Which mpirun is found on the path.
+fn mpirun_kind() -> Result<MpirunKind, String> {
     let absent = |error: std::io::Error| {
         format!("mpirun cannot be started ({error}); install Open MPI or MPICH, or write parallel.backend = \"tcp\"")
     };
     let output = Command::new("mpirun").arg("--version").stdin(Stdio::null()).output().map_err(absent)?;
-    flavour_of(&String::from_utf8_lossy(&output.stdout))
+    kind_of_version(&String::from_utf8_lossy(&output.stdout))
 }
 
-fn flavour_of(version: &str) -> Result<Flavour, String> {
+fn kind_of_version(version: &str) -> Result<MpirunKind, String> {
     let has = |word: &str| version.to_lowercase().contains(word);
     match () {
-        () if has("open mpi") || has("openrte") || has("prte") => Ok(Flavour::OpenMpi),
-        () if has("hydra") || has("mpich") || has("intel(r) mpi") || has("mvapich") => Ok(Flavour::Hydra),
+        () if has("open mpi") || has("openrte") || has("prte") => Ok(MpirunKind::OpenMpi),
+        () if has("hydra") || has("mpich") || has("intel(r) mpi") || has("mvapich") => Ok(MpirunKind::Hydra),
         () => {
             let line = version.lines().next().unwrap_or_default();
             Err(format!(
@@ -389,11 +365,11 @@ fn serve() -> Result<(), String> {
     let line = ControlChannel::open(Rendezvous::join(&meeting).map_err(|error| error.to_string())?).map_err(words)?;
     let job = loop {
         match line.hear(Duration::from_secs(1)) {
-            Ok((_, Word::Job(job))) if job.rank == world.rank => break job,
+            Ok((_, Order::Job(job))) if job.rank == world.rank => break job,
             // The step under way is its first.
-            Ok((_, Word::Halt)) => stop_order().store(true, Ordering::Relaxed),
-            Ok((_, Word::Job(_))) | Err(Silence::Yet) => {}
-            Ok((_, Word::Bye)) => return Err("the cell ended before it began".into()),
+            Ok((_, Order::Halt)) => stop_order().store(true, Ordering::Relaxed),
+            Ok((_, Order::Job(_))) | Err(Silence::Yet) => {}
+            Ok((_, Order::Bye)) => return Err("the cell ended before it began".into()),
             Err(Silence::Lost(_, reason)) => return Err(reason),
         }
     };
@@ -414,8 +390,8 @@ fn serve() -> Result<(), String> {
         let (line, mut is_over) = ear.join().map_err(|_| "the thread that listens to orders has ended")?;
         line.say(&Reply::Said(Box::new(said)));
         while !is_over {
-            let heard = line.hear::<Word>(Duration::from_secs(1));
-            is_over = matches!(heard, Ok((_, Word::Bye)) | Err(Silence::Lost(..)));
+            let heard = line.hear::<Order>(Duration::from_secs(1));
+            is_over = matches!(heard, Ok((_, Order::Bye)) | Err(Silence::Lost(..)));
         }
         Ok(())
     })
@@ -435,10 +411,10 @@ fn listen_to_orders(
         if is_done {
             return (line, false);
         }
-        match line.hear::<Word>(10 * TICK) {
-            Ok((_, Word::Halt)) => stop_order().store(true, Ordering::Relaxed),
-            Ok((_, Word::Bye)) | Err(Silence::Lost(..)) => return (line, true),
-            Ok((_, Word::Job(_))) | Err(Silence::Yet) => {}
+        match line.hear::<Order>(10 * TICK) {
+            Ok((_, Order::Halt)) => stop_order().store(true, Ordering::Relaxed),
+            Ok((_, Order::Bye)) | Err(Silence::Lost(..)) => return (line, true),
+            Ok((_, Order::Job(_))) | Err(Silence::Yet) => {}
         }
     }
 }
@@ -458,17 +434,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flavours_are_told_by_what_they_say() {
-        for (text, flavour) in [
-            ("mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/", Flavour::OpenMpi),
-            ("mpirun.real (OpenRTE) 4.0.3", Flavour::OpenMpi),
-            ("HYDRA build details:\n    Version:                                 4.0.2", Flavour::Hydra),
-            ("Intel(R) MPI Library for Linux* OS, Version 2021.9", Flavour::Hydra),
+    fn kinds_of_mpirun_are_told_by_their_version() {
+        for (text, kind) in [
+            ("mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/", MpirunKind::OpenMpi),
+            ("mpirun.real (OpenRTE) 4.0.3", MpirunKind::OpenMpi),
+            ("HYDRA build details:\n    Version:                                 4.0.2", MpirunKind::Hydra),
+            ("Intel(R) MPI Library for Linux* OS, Version 2021.9", MpirunKind::Hydra),
         ] {
-            assert_eq!(flavour_of(text), Ok(flavour), "{text}");
+            assert_eq!(kind_of_version(text), Ok(kind), "{text}");
         }
         assert_eq!(one_line("----\n a \n\n  ====\nb\n"), "a b");
         assert_eq!(one_line(&"é".repeat(1000)).chars().count(), 601);
-        assert!(flavour_of("srun 23.02").unwrap_err().contains("srun 23.02"));
+        assert!(kind_of_version("srun 23.02").unwrap_err().contains("srun 23.02"));
     }
 }

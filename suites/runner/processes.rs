@@ -1,5 +1,5 @@
-//! Ranks of a cell as processes of this host: each is told its job and says how it ended. Who dies without a word has it
-//! said for him.
+//! Ranks of a cell as processes of this host: each is told its job and says how it ended. A rank that dies without
+//! a result gets one made for it.
 
 use crate::merge::{dead, merge};
 use crate::protocol::{End, Event, Job, RankFailure, RankJob, RankResult};
@@ -11,7 +11,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
-use zbench_engine::hardware::Seat;
 use zbench_engine::threads;
 use zbench_engine::train::Standing;
 use zbench_host::machine;
@@ -37,8 +36,8 @@ pub struct Processes {
     ranks: Ranks,
     events: Receiver<(usize, Option<Event>)>,
     tails: BTreeMap<usize, JoinHandle<String>>,
-    said: BTreeMap<usize, RankResult>,
-    /// Ranks of which it was taken.
+    results: BTreeMap<usize, RankResult>,
+    /// Ranks whose results were taken.
     taken: Vec<usize>,
     /// Ranks whose output has ended.
     silent: Vec<usize>,
@@ -63,25 +62,18 @@ pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
         Ok(start) => start,
         Err(error) => return failed(error),
     };
-    let threads = ranks.saturating_mul(cell.hardware.threads_per_rank).min(job.cores).max(1);
-    let rank_job = |rank: usize| RankJob {
-        cell: cell.clone(),
-        rank,
-        seat: Seat { index: rank, ranks, process: true },
-        meeting: Some((start.host.clone(), start.port, start.token.clone())),
-        peak_threads: if rank == 0 { threads } else { 0 },
-        peak_seconds: job.peak_seconds,
-        trace_steps: job.trace_steps,
-        turns: job.turns.clone(),
-    };
-    let mut processes = match Processes::start(&start, rank_job) {
+    let mut jobs = job.rank_jobs(&[], Some((start.host.clone(), start.port, start.token.clone())));
+    if let Some(first) = jobs.first_mut() {
+        first.peak_threads = first.peak_threads.min(job.cores).max(1);
+    }
+    let mut processes = match Processes::start(&start, &jobs) {
         Ok(processes) => processes,
         Err(error) => return failed(error),
     };
     let tick = if job.turns.is_some() { CALM_TICK } else { TICK };
     let mut steps = Vec::new();
     let mut deadline = None;
-    while !processes.all_said() {
+    while !processes.all_reported() {
         if super::child_process::stop_order().load(Ordering::Relaxed) {
             processes.order_stop();
         }
@@ -98,24 +90,24 @@ pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
             processes.end();
         }
     }
-    merge(processes.take_said().into_values().collect(), steps)
+    merge(processes.take_results().into_values().collect(), steps)
 }
 
 impl Processes {
-    /// Starts the ranks of `start` and tells each its job.
+    /// Starts the ranks of `start` and tells each its job, which are in their order.
     ///
     /// # Errors
     /// A process cannot be started.
-    pub fn start(start: &Start, job: impl Fn(usize) -> RankJob) -> Result<Processes, LaunchError> {
+    pub fn start(start: &Start, jobs: &[RankJob]) -> Result<Processes, LaunchError> {
         let oom_kills = machine::oom_kills();
         let mut ranks = spawn(start)?;
         let (sender, events) = channel();
         let mut tails = BTreeMap::new();
         let mut waits = Duration::ZERO;
-        for (rank, mut streams) in start.ranks.clone().zip(ranks.streams()) {
-            let job = job(rank);
+        for (job, mut streams) in jobs.iter().zip(ranks.streams()) {
+            let rank = job.rank;
             waits = job.cell.parallel.stall;
-            let text = serde_json::to_vec(&job).map_err(|error| LaunchError::System {
+            let text = serde_json::to_vec(job).map_err(|error| LaunchError::System {
                 what: "a rank's job cannot be written down".into(),
                 source: error.into(),
             })?;
@@ -123,14 +115,16 @@ impl Processes {
             let _ = streams.stdin.write_all(&text);
             drop(streams.stdin);
             let deaf = || LaunchError::system(format!("what rank {rank} says cannot be heard"));
-            listen_to(rank, streams.stdout, sender.clone()).map_err(deaf())?;
+            let event = move |line: &str| serde_json::from_str(line).ok().map(|event| (rank, Some(event)));
+            read_lines("rank's events", Some(streams.stdout), sender.clone(), event, Some((rank, None)))
+                .map_err(deaf())?;
             tails.insert(rank, tail_of(Some(streams.stderr)).map_err(deaf())?);
         }
         Ok(Processes {
             ranks,
             events,
             tails,
-            said: BTreeMap::new(),
+            results: BTreeMap::new(),
             taken: Vec::new(),
             silent: Vec::new(),
             oom_kills,
@@ -151,13 +145,13 @@ impl Processes {
                     on_event(&event)
                 }
                 Ok((rank, Some(Event::Ready))) => self.hears.push(rank),
-                Ok((rank, Some(Event::Rank(said)))) => drop(self.said.insert(rank, *said)),
+                Ok((rank, Some(Event::Rank(said)))) => drop(self.results.insert(rank, *said)),
                 Ok((_, Some(Event::End(_)))) => {}
                 Ok((rank, None)) => self.silent.push(rank),
                 Err(RecvTimeoutError::Timeout) => break,
                 // Every rank has ended: nothing more comes, and only their exit is waited for.
                 Err(RecvTimeoutError::Disconnected) => {
-                    if !self.all_said() {
+                    if !self.all_reported() {
                         std::thread::sleep(TICK.min(wait));
                     }
                     break;
@@ -172,7 +166,7 @@ impl Processes {
         if self.ordered {
             self.hears.drain(..).for_each(|rank| self.ranks.tell(rank, Signal::USR1));
         }
-        self.bury();
+        self.record_deaths();
     }
 
     /// Tells all ranks to stop after their step, each as soon as it hears that.
@@ -180,17 +174,17 @@ impl Processes {
         self.ordered = true;
     }
 
-    /// Says for those that died without a word how they did.
-    fn bury(&mut self) {
+    /// Makes the results of those that ended without one.
+    fn record_deaths(&mut self) {
         self.ranks.poll();
         for exit in self.ranks.exits() {
-            let known = self.said.contains_key(&exit.rank) || self.taken.contains(&exit.rank);
+            let known = self.results.contains_key(&exit.rank) || self.taken.contains(&exit.rank);
             if known || !self.silent.contains(&exit.rank) {
                 continue;
             }
             let tail = self.tails.remove(&exit.rank).and_then(|tail| tail.join().ok()).unwrap_or_default();
             let failure = self.death(exit, &tail);
-            self.said.insert(exit.rank, dead(exit.rank, exit.pid, failure));
+            self.results.insert(exit.rank, dead(exit.rank, exit.pid, failure));
         }
     }
 
@@ -199,45 +193,36 @@ impl Processes {
         let RankExit { rank, pid, exit } = exit;
         let name = format!("rank {rank} (process {pid} on {})", machine::host_name());
         let said = if tail.is_empty() { String::new() } else { format!("; its last words: {tail}") };
-        let (standing, status, source) = (Standing::Found, Status::Failed, Some(Source::Host));
-        let missing = Vec::new();
+        let found = |source, reason| RankFailure::new(Standing::Found, source, reason);
         match exit {
-            Exit::Signal(KILL) if machine::oom_kills() > self.oom_kills => RankFailure {
-                standing,
-                status: Status::OutOfMemory,
-                source,
-                reason: format!(
-                    "the system ended {name} for lack of memory; lower train.micro_batch or parallel.ranks"
-                ),
-                missing,
-            },
+            Exit::Signal(KILL) if machine::oom_kills() > self.oom_kills => {
+                let advice = "lower train.micro_batch or parallel.ranks";
+                let reason = format!("the system ended {name} for lack of memory; {advice}");
+                RankFailure { status: Status::OutOfMemory, ..found(Some(Source::Host), reason) }
+            }
             Exit::Signal(signal) => {
-                let reason = format!("{name} was ended by {}{said}", signal_name(signal));
-                RankFailure { standing, status, source, reason, missing }
+                found(Some(Source::Host), format!("{name} was ended by {}{said}", signal_name(signal)))
             }
-            Exit::Code(code) => {
-                let reason = format!("{name} ended with exit status {code} and no result{said}");
-                RankFailure { standing, status, source: None, reason, missing }
-            }
+            Exit::Code(code) => found(None, format!("{name} ended with exit status {code} and no result{said}")),
             Exit::Ended(signal) => {
                 let seconds = self.waits.min(MOST_GRACE).as_secs_f64();
                 let reason = format!(
                     "{name} did not end within {seconds} s after the others had, and was ended with {}{said}",
                     signal_name(signal)
                 );
-                RankFailure { standing: Standing::Heard, status, source, reason, missing }
+                RankFailure::new(Standing::Heard, Some(Source::Host), reason)
             }
         }
     }
 
-    /// Whether every rank has said how it ended, or has it said for it.
-    pub fn all_said(&self) -> bool {
-        self.said.len() + self.taken.len() == self.ranks.pids().len()
+    /// Whether every rank has a result, its own or one that was made for it.
+    pub fn all_reported(&self) -> bool {
+        self.results.len() + self.taken.len() == self.ranks.pids().len()
     }
 
     /// Whether one of them ended otherwise than well.
     pub fn any_failed(&self) -> bool {
-        self.said.values().any(|said| said.failure.is_some())
+        self.results.values().any(|said| said.failure.is_some())
     }
 
     /// Ends those that still run.
@@ -247,30 +232,31 @@ impl Processes {
         self.listen(TICK, &mut |_| ());
     }
 
-    /// What has been said, by rank. Once all have, what still runs has nothing more to say and ends with this value.
-    pub fn take_said(&mut self) -> BTreeMap<usize, RankResult> {
-        self.taken.extend(self.said.keys());
-        std::mem::take(&mut self.said)
+    /// The results so far, by rank. Once all are there, what still runs has nothing more to do and ends with this value.
+    pub fn take_results(&mut self) -> BTreeMap<usize, RankResult> {
+        self.taken.extend(self.results.keys());
+        std::mem::take(&mut self.results)
     }
 }
 
-/// Reads a process's lines of events on a thread; a line that is none is passed over. Nothing at the end.
-fn listen_to(
-    rank: usize,
-    stdout: impl Read + Send + 'static,
-    sender: Sender<(usize, Option<Event>)>,
+/// Reads lines on a thread and sends what `parse` makes of them, until nobody listens. A line of which it makes nothing is passed
+/// over. `end` is sent at the end of the stream.
+///
+/// # Errors
+/// The system starts no more threads.
+pub fn read_lines<T: Send + 'static>(
+    thread: &str,
+    stream: Option<impl Read + Send + 'static>,
+    sender: Sender<T>,
+    parse: impl Fn(&str) -> Option<T> + Send + 'static,
+    end: Option<T>,
 ) -> std::io::Result<()> {
-    let listen = move || {
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            if let Ok(event) = serde_json::from_str(&line)
-                && sender.send((rank, Some(event))).is_err()
-            {
-                return;
-            }
-        }
-        let _ = sender.send((rank, None));
+    let read = move || {
+        let lines = stream.into_iter().flat_map(|stream| BufReader::new(stream).lines().map_while(Result::ok));
+        // Fails when nobody listens.
+        let _ = lines.filter_map(|line| parse(&line)).chain(end).try_for_each(|parsed| sender.send(parsed));
     };
-    threads::start("rank's events", listen).map(drop)
+    threads::start(thread, read).map(drop)
 }
 
 /// Reads to the end on a thread, keeping the last of it.

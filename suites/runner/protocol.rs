@@ -1,15 +1,15 @@
 //! What the processes of cells and ranks are told and what they say: one JSON object on their standard input, JSON lines on
 //! their standard output.
 
+use crate::gpu_info::GpuInfo;
 use crate::loading::Resident;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::Cell;
 use zbench_engine::data::Found;
 use zbench_engine::hardware::Seat;
-use zbench_engine::outcome::{self, Evaluated, Happening, Saved};
+use zbench_engine::outcome::{self, Cause, Evaluated, Happening, Saved};
 use zbench_engine::trace::{StepTrace, Tracing, Zero};
 use zbench_engine::train::Standing;
 use zbench_host::machine::BusySeconds;
@@ -152,6 +152,30 @@ pub struct RankJob {
     pub turns: Option<String>,
 }
 
+impl Job {
+    /// The jobs of its ranks, in their order. `hosts` are those of the ranks, or nothing where all are on one; the first rank of
+    /// each measures its peak.
+    pub fn rank_jobs(&self, hosts: &[String], meeting: Option<(String, u16, String)>) -> Vec<RankJob> {
+        let ranks = self.cell.parallel.ranks;
+        let rank_job = |rank: usize| {
+            let is_here = |other: &usize| hosts.get(*other) == hosts.get(rank);
+            let (index, ranks_here) = ((0..rank).filter(is_here).count(), (0..ranks).filter(is_here).count());
+            let threads = ranks_here.saturating_mul(self.cell.hardware.threads_per_rank);
+            RankJob {
+                cell: self.cell.clone(),
+                rank,
+                seat: Seat { index, ranks: ranks_here, process: true },
+                meeting: meeting.clone(),
+                peak_threads: if index == 0 { threads } else { 0 },
+                peak_seconds: self.peak_seconds,
+                trace_steps: self.trace_steps,
+                turns: self.turns.clone(),
+            }
+        };
+        (0..ranks).map(rank_job).collect()
+    }
+}
+
 /// How a rank ended, and what it measured.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RankResult {
@@ -190,6 +214,22 @@ pub struct RankFailure {
     pub missing: Vec<usize>,
 }
 
+impl RankFailure {
+    /// It failed, for a reason other than memory or numbers.
+    pub fn new(standing: Standing, source: Option<Source>, reason: String) -> RankFailure {
+        RankFailure { standing, status: Status::Failed, source, reason, missing: Vec::new() }
+    }
+}
+
+/// The outcome that a cause makes, and who found it.
+pub fn status_of(cause: &Cause) -> (Status, Option<Source>) {
+    match cause {
+        Cause::OutOfMemory { .. } => (Status::OutOfMemory, Some(Source::Arena)),
+        Cause::Diverged { .. } | Cause::Worse(_) => (Status::Diverged, None),
+        Cause::Failed { .. } => (Status::Failed, None),
+    }
+}
+
 /// How training ended, and everything that was measured.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct End {
@@ -217,50 +257,6 @@ pub struct End {
     /// It was stopped before its last step, because that was wanted.
     #[serde(default)]
     pub stopped: bool,
-}
-
-/// What is known of a GPU when a cell has ended on it.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct GpuInfo {
-    /// As its vendor calls it.
-    pub name: String,
-    /// Dense operations a second at the compute type, as the vendor's data sheet has them.
-    pub data_sheet_flops: Option<f64>,
-    /// Why they are not known.
-    pub why_no_data_sheet: String,
-    /// Bytes of its memory that were in use when the cell had ended and given its own back.
-    pub used_bytes: Option<u64>,
-    /// The algorithms that the vendor's library computed products with.
-    pub products: Vec<String>,
-    /// Products that zbench's own kernels computed where the vendor's library was wanted, each with the reason.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub fallbacks: Vec<String>,
-    /// Energy between the end of the last untimed and of the last timed step, where the rank's process read it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timed_joules: Option<f64>,
-}
-
-impl GpuInfo {
-    /// Of the GPUs of all ranks: the mean rate of their data sheets, the most memory, the sum of their energy. A number that one of
-    /// them does not know is not known of all.
-    pub fn of_all(all: &[&GpuInfo]) -> Option<GpuInfo> {
-        let first = all.first()?;
-        let sum = |of: fn(&GpuInfo) -> Option<f64>| all.iter().map(|gpu| of(gpu)).sum::<Option<f64>>();
-        let distinct = |texts: Vec<&String>| {
-            let texts: BTreeSet<&String> = texts.into_iter().collect();
-            texts.into_iter().cloned().collect::<Vec<String>>()
-        };
-        let why = all.iter().map(|gpu| &gpu.why_no_data_sheet).find(|why| !why.is_empty());
-        Some(GpuInfo {
-            name: distinct(all.iter().map(|gpu| &gpu.name).collect()).join(" and "),
-            data_sheet_flops: sum(|gpu| gpu.data_sheet_flops).map(|sum| sum / all.len() as f64),
-            why_no_data_sheet: why.unwrap_or(&first.why_no_data_sheet).clone(),
-            used_bytes: all.iter().filter_map(|gpu| gpu.used_bytes).max(),
-            products: distinct(all.iter().flat_map(|gpu| &gpu.products).collect()),
-            fallbacks: distinct(all.iter().flat_map(|gpu| &gpu.fallbacks).collect()),
-            timed_joules: sum(|gpu| gpu.timed_joules),
-        })
-    }
 }
 
 impl End {

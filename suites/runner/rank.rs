@@ -1,8 +1,9 @@
 //! Inside a rank's process: reads its job, meets the others, trains, says what was measured.
 
 use crate::child_process::{BROKEN, read_job, say, stop_order};
+use crate::gpu_info::GpuInfo;
 use crate::loading::Watch;
-use crate::protocol::{self, Event, GpuInfo, RankEnd, RankFailure, RankJob, RankResult};
+use crate::protocol::{self, Event, RankEnd, RankFailure, RankJob, RankResult};
 use crate::turns::token::Token;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zbench_engine::comm::{Carried, CommError, Communicator};
@@ -18,7 +19,6 @@ use zbench_host::machine::{self, Busy};
 use zbench_host::sampling::TimedEnergy;
 use zbench_kernels::{Arena, Kernels, peak};
 use zbench_launch::{Choice, Options, Source as Launcher, World};
-use zbench_reports::record::{Source, Status};
 
 /// The whole life of a rank's process; its exit status.
 pub fn main() -> u8 {
@@ -63,17 +63,12 @@ pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Ev
             (said.end, said.failure) = (end, failure);
         }
         Err(reason) => {
-            said.failure = Some(RankFailure {
-                standing: Standing::Found,
-                status: Status::Failed,
-                source: None,
-                reason: format!("rank {} on {host}: {reason}", job.rank),
-                missing: Vec::new(),
-            });
+            let reason = format!("rank {} on {host}: {reason}", job.rank);
+            said.failure = Some(RankFailure::new(Standing::Found, None, reason));
         }
     }
     if job.cell.hardware.device == DeviceKind::Cuda {
-        said.end.gpu = Some(GpuInfo { timed_joules: lock(&energy).joules(), ..super::cell::gpu(&job.cell, number) });
+        said.end.gpu = Some(GpuInfo { timed_joules: lock(&energy).joules(), ..GpuInfo::of_cell(&job.cell, number) });
     }
     if let Some(seen) = watch.resident() {
         said.end.loading = said.end.loading.take().map(|loading| loading.of_process(seen));
@@ -198,11 +193,7 @@ fn failure(error: RankError, rank: usize, host: &str) -> RankFailure {
         _ => Vec::new(),
     };
     let cause = error.cause(rank);
-    let (status, source) = match &cause {
-        Cause::OutOfMemory { .. } => (Status::OutOfMemory, Some(Source::Arena)),
-        Cause::Diverged { .. } | Cause::Worse(_) => (Status::Diverged, None),
-        Cause::Failed { .. } => (Status::Failed, None),
-    };
+    let (status, source) = protocol::status_of(&cause);
     let reason = match &cause {
         Cause::Failed { rank, reason } => format!("rank {rank} on {host}: {reason}"),
         other => other.to_string(),

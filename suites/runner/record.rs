@@ -1,6 +1,7 @@
 //! From what was measured to a record: metrics, memory beside its prediction, communication, time, operations.
 
-use crate::protocol::{End, GpuInfo, LoadingEnd, RankEnd, TrafficEnd};
+use crate::gpu_info::GpuInfo;
+use crate::protocol::{End, LoadingEnd, RankEnd, TrafficEnd};
 use hdrhistogram::Histogram;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::{Backend, Cell, Data, DeviceKind};
@@ -377,21 +378,17 @@ fn utilisation(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate,
         let gpu = end.gpu.as_ref().unwrap_or(&unknown);
         return of_gpu(record, end, gpu, cell, names, step_seconds);
     }
-    let peaks: Option<Vec<f64>> = end.peak_flops.iter().copied().collect();
-    let peak = peaks.filter(|peaks| !peaks.is_empty()).map(|peaks| peaks.into_iter().fold(0.0, f64::max));
-    match peak.filter(|peak| *peak > 0.0) {
+    match best_peak(end).filter(|peak| *peak > 0.0) {
         Some(peak) => {
             for (name, flops) in names {
                 record.state(name, flops / step_seconds / peak);
             }
             record.extra.insert("peak_flops_per_second".into(), peak.into());
-            if cell.hardware.device == DeviceKind::Cpu {
-                record.notes.push(format!(
-                    "The peak is that of {} threads at {}, measured beside the cell by a register loop and shared by \
-                     its ranks; mfu equals mfu_of_measured_peak here.",
-                    end.peak_threads, cell.precision.compute
-                ));
-            }
+            record.notes.push(format!(
+                "The peak is that of {} threads at {}, measured beside the cell by a register loop and shared by its \
+                 ranks; mfu equals mfu_of_measured_peak here.",
+                end.peak_threads, cell.precision.compute
+            ));
         }
         None => {
             let reason = format!("the peak of this processor at {} could not be measured", cell.precision.compute);
@@ -400,6 +397,12 @@ fn utilisation(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate,
             }
         }
     }
+}
+
+/// The best of the peaks that were measured beside the cell, where none of the measurements failed.
+fn best_peak(end: &End) -> Option<f64> {
+    let peaks = end.peak_flops.iter().copied().collect::<Option<Vec<f64>>>()?;
+    peaks.into_iter().reduce(f64::max)
 }
 
 /// On a GPU: the share of its data sheet's dense rate, and of what a large product reached beside the cell.
@@ -413,8 +416,7 @@ fn of_gpu(
 ) {
     // The operations are those of all ranks; ranks that share a GPU share its rate.
     let gpus = if cell.parallel.backend == Backend::Nccl { cell.parallel.ranks } else { 1 } as f64;
-    let measured: Option<Vec<f64>> = end.peak_flops.iter().copied().collect();
-    let measured = measured.filter(|rates| !rates.is_empty()).map(|rates| rates.into_iter().fold(0.0, f64::max));
+    let measured = best_peak(end);
     for (name, flops) in names {
         let is_measured = name == "mfu_of_measured_peak";
         match if is_measured { measured } else { gpu.data_sheet_flops } {

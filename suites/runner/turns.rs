@@ -8,7 +8,7 @@ pub mod token;
 
 use crate::Execution;
 use load::{Load, Shares};
-use resident::{Extra, Program, Residents};
+use resident::{Program, Residents};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -248,7 +248,7 @@ impl Experiment<'_> {
                 break;
             }
             conduct.starting(generation, done, order.len());
-            places[*player] = Some(residents.start(&self.players[*player].program, Extra::default()));
+            places[*player] = Some(residents.start(&self.players[*player].program));
             if let Some(earlier) = (done + 1).checked_sub(at_once) {
                 residents.ready(earlier);
             }

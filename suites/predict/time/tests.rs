@@ -99,8 +99,8 @@ fn a_timeline_is_the_same_time_action_by_action() {
     for cell in &cells {
         let time = profile.time(&Planner::default(), cell).unwrap();
         let line = profile.timeline(&Planner::default(), cell).unwrap();
-        for (span, ms) in &time.spans {
-            let sum: f64 = line.iter().filter(|stretch| stretch.span.name() == *span).map(|stretch| stretch.ms).sum();
+        for (span, ms) in time.spans.iter() {
+            let sum: f64 = line.iter().filter(|stretch| stretch.span.name() == span).map(|stretch| stretch.ms).sum();
             assert!((sum - ms).abs() < 1e-9, "{span}: {sum} and {ms}");
         }
         let mut actions: Vec<_> = line.iter().filter_map(|stretch| stretch.action).collect();
@@ -185,9 +185,12 @@ fn a_size_is_priced_by_the_line_it_lies_on_or_is_nearest_to() {
 fn a_row_states_its_time_or_the_reason() {
     let grid = quickstart().swap_remove(0);
     let mut planned = crate::planned::plan(&Planner::default(), grid, None);
-    let (cell, flops) = (planned.cell().unwrap().clone(), planned.estimate.as_ref().unwrap().flops.clone());
-    let time = EstimateTime { step_ms: 2.0, spans: vec![("forward", 2.0)], tokens_per_second: 8.0, source: "s".into() };
-    planned.timing = Ok(time.timing(&cell, &flops));
+    let profile = profile(&cells(), "");
+    let time = profile.time(&Planner::default(), planned.cell().unwrap()).unwrap();
+    let flops = planned.estimate.as_ref().unwrap().flops.clone();
+    assert_eq!(time.model_flops_per_rank, flops.model / 4.0);
+    let spans = [("forward", 2.0)].into_iter().collect();
+    planned.timing = Ok(Timing { step_ms: 2.0, spans, tokens_per_second: 8.0, source: "s".into(), ..time });
     let row = planned.row();
     assert_eq!(
         (row.step_ms, row.time.get("forward").copied(), row.tokens_per_second),
@@ -212,7 +215,7 @@ fn residuals_are_of_this_hosts_records() {
         record.environment.insert("host".into(), host.into());
         record.cell = grid::plain(cell);
         record.state("step_ms_p50", factor * time.step_ms);
-        time.spans.iter().for_each(|(name, ms)| record.time.set(*name, factor * ms));
+        time.spans.iter().for_each(|(name, ms)| record.time.set(name, factor * ms));
         let bytes = Bytes { predicted_bytes: Some(100), peak_bytes: Some(100), ..Bytes::default() };
         record.memory.set(Category::Gradients, bytes);
         record

@@ -1,6 +1,6 @@
 //! Steers the turns of a grid's cells, and keeps what they leave behind.
 
-use super::{ByTurns, Past, turns_of};
+use super::{ByTurns, Past};
 use crate::protocol::{End, Ended};
 use crate::train::{compare, fill};
 use crate::turns::{Ending, TurnPolicy, TurnSample};
@@ -39,7 +39,7 @@ pub(super) struct Batch<'a> {
 }
 
 /// Steers the turns of a grid's cells, and keeps what they leave behind.
-pub(super) struct OfGrid<'a, 'r, 't> {
+pub(super) struct GridPolicy<'a, 'r, 't> {
     runner: &'a mut Runner<'r, Train<'t>>,
     batch: Batch<'a>,
     /// Which cell each player is; the last is the twin of the first, the reference.
@@ -75,20 +75,20 @@ pub(super) struct OfGrid<'a, 'r, 't> {
     ending: &'static str,
 }
 
-impl<'a, 'r, 't> OfGrid<'a, 'r, 't> {
+impl<'a, 'r, 't> GridPolicy<'a, 'r, 't> {
     pub fn new(
         runner: &'a mut Runner<'r, Train<'t>>,
         batch: Batch<'a>,
         how: &ByTurns,
         past: &Past,
         earlier: &[Record],
-    ) -> OfGrid<'a, 'r, 't> {
+    ) -> GridPolicy<'a, 'r, 't> {
         let rules = Rules { equal: (1.0 + how.equal).ln(), ..Rules::default() };
         let mut players = batch.batch.to_vec();
         let kinds: Vec<Kind> = players.iter().map(|player| Kind::of(&blank(runner, &batch.cells[*player]))).collect();
         let group = |kind: &Kind| kinds.iter().position(|other| other == kind).unwrap_or(0);
         players.extend(batch.batch.first());
-        let mut conduct = OfGrid {
+        let mut conduct = GridPolicy {
             runner,
             seed: how.seed,
             before: past.generations,
@@ -121,7 +121,7 @@ impl<'a, 'r, 't> OfGrid<'a, 'r, 't> {
     fn take_in(&mut self, earlier: &[Record]) {
         let mut rounds: BTreeMap<u32, Vec<Turn>> = BTreeMap::new();
         for record in earlier {
-            let Some(turns) = turns_of(record).filter(|turns| turns.batch as usize == self.batch.number) else {
+            let Some(turns) = record.turns.as_ref().filter(|turns| turns.batch as usize == self.batch.number) else {
                 continue;
             };
             let of_player = |player: &usize| self.batch.cells[*player].grid.key == record.key;
@@ -330,7 +330,7 @@ fn blank(runner: &Runner<'_, Train<'_>>, planned: &Planned) -> Record {
     runner.blank(planned, 0, jiff::Timestamp::UNIX_EPOCH)
 }
 
-impl TurnPolicy for OfGrid<'_, '_, '_> {
+impl TurnPolicy for GridPolicy<'_, '_, '_> {
     fn first(&mut self, _players: usize) -> Vec<bool> {
         self.wanted()
     }

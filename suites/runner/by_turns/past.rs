@@ -1,6 +1,5 @@
 //! What earlier commands measured of a batch.
 
-use super::turns_of;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use zbench_reports::record::{Record, TurnRow, Turns};
@@ -32,7 +31,9 @@ impl Past {
     /// Of the batch with this number, by the records of its experiment.
     pub fn of(records: &[Record], batch: usize) -> Past {
         let mut generations: BTreeMap<u32, Vec<&Turns>> = BTreeMap::new();
-        for turns in records.iter().filter_map(turns_of).filter(|turns| turns.batch as usize == batch) {
+        for turns in
+            records.iter().filter_map(|record| record.turns.as_ref()).filter(|turns| turns.batch as usize == batch)
+        {
             generations.entry(turns.generation).or_default().push(turns);
         }
         let wall = |turns: &Vec<&Turns>| turns.iter().map(|turns| turns.wall_seconds()).fold(0.0, f64::max);

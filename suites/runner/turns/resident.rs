@@ -2,15 +2,15 @@
 //! ([`super::token`]); any other program is stopped and continued by signals, and its lines of steps are the clock.
 
 use super::load::descendants;
-use super::token::{Desk, Heard, StepTime, answer};
+use super::token::{RankEvent, StepTime, TurnServer, answer};
 use crate::Execution;
 use crate::child::{died, start_cell};
-use crate::processes::tail_of;
+use crate::processes::{read_lines, tail_of};
 use crate::protocol::{Event, Job, ProgressEvent};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
-use zbench_engine::threads::{self, not_started};
+use zbench_engine::threads::not_started;
 use zbench_host::machine;
 
 /// How often the wish to stop and time limits are looked at.
@@ -66,19 +66,19 @@ pub struct Residents {
     program: PathBuf,
     stop: Arc<AtomicBool>,
     timeout: Duration,
-    sender: Sender<(usize, Word)>,
-    words: Receiver<(usize, Word)>,
+    sender: Sender<(usize, Message)>,
+    messages: Receiver<(usize, Message)>,
     all: Vec<Resident>,
 }
 
 /// What comes from a process.
-enum Word {
-    Rank(Heard),
+enum Message {
+    Rank(RankEvent),
     Event(Box<Event>),
     /// A line that ends a step of another program.
     Line(Instant),
     /// Its output has ended.
-    Silence,
+    OutputEnded,
 }
 
 struct Resident {
@@ -102,22 +102,15 @@ struct Rank {
     steps: Vec<StepTime>,
 }
 
-/// What the cells of a generation are told beside their turns.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Extra {
-    /// Seconds of each measurement of the peak.
-    pub peak_seconds: f64,
-}
-
 impl Residents {
     /// Nobody yet. `program` is this one; a turn and a start may take as long as `timeout`.
     pub fn new(program: PathBuf, stop: Arc<AtomicBool>, timeout: Duration) -> Residents {
-        let (sender, words) = channel();
-        Residents { program, stop, timeout, sender, words, all: Vec::new() }
+        let (sender, messages) = channel();
+        Residents { program, stop, timeout, sender, messages, all: Vec::new() }
     }
 
     /// Starts one more, and returns its number. It runs up to its first step and waits there.
-    pub fn start(&mut self, program: &Program, extra: Extra) -> usize {
+    pub fn start(&mut self, program: &Program) -> usize {
         let number = self.all.len();
         let ranks = match program {
             Program::Cell(cell) => (0..cell.parallel.ranks).map(|_| Rank::default()).collect(),
@@ -139,7 +132,7 @@ impl Residents {
             over: false,
         });
         let started = match program {
-            Program::Cell(cell) => self.start_cell(number, cell, extra),
+            Program::Cell(cell) => self.start_cell(number, cell),
             Program::Command(foreign) => self.start_command(number, foreign),
         };
         if let Err(error) = started {
@@ -150,24 +143,25 @@ impl Residents {
         number
     }
 
-    fn start_cell(&mut self, number: usize, cell: &Cell, extra: Extra) -> std::io::Result<()> {
-        let desk = Desk::open()?;
+    fn start_cell(&mut self, number: usize, cell: &Cell) -> std::io::Result<()> {
+        let server = TurnServer::open()?;
         let job = Job {
             cell: cell.clone(),
             cores: machine::cores(),
-            peak_seconds: extra.peak_seconds,
+            // Whoever steers the turns measures peaks, while no cell runs.
+            peak_seconds: 0.0,
             trace_steps: 0,
-            turns: Some(desk.name().to_string()),
+            turns: Some(server.name().to_string()),
         };
         let sender = self.sender.clone();
-        desk.listen(cell.parallel.ranks, self.timeout, move |heard| {
-            let _ = sender.send((number, Word::Rank(heard)));
+        server.listen(cell.parallel.ranks, self.timeout, move |event| {
+            let _ = sender.send((number, Message::Rank(event)));
         })?;
         let mut child = start_cell(&self.program, &job)?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         self.all[number].child = Some(child);
         self.all[number].tail = Some(tail_of(stderr)?);
-        let event = |line: &str| serde_json::from_str(line).ok().map(|event| Word::Event(Box::new(event)));
+        let event = |line: &str| serde_json::from_str(line).ok().map(|event| Message::Event(Box::new(event)));
         self.listen(number, stdout, event)
     }
 
@@ -189,29 +183,21 @@ impl Residents {
         for stream in [stdout.map(|s| Box::new(s) as Box<dyn Read + Send>), stderr.map(|s| Box::new(s) as _)] {
             let word = foreign.word.clone();
             self.listen(number, stream, move |line| {
-                (line.split_whitespace().next() == Some(word.as_str())).then(|| Word::Line(Instant::now()))
+                (line.split_whitespace().next() == Some(word.as_str())).then(|| Message::Line(Instant::now()))
             })?;
         }
         Ok(())
     }
 
-    /// Reads lines on a thread.
+    /// Takes in what a process prints.
     fn listen(
         &self,
         number: usize,
         stream: Option<impl Read + Send + 'static>,
-        word: impl Fn(&str) -> Option<Word> + Send + 'static,
+        parse: impl Fn(&str) -> Option<Message> + Send + 'static,
     ) -> std::io::Result<()> {
-        let sender = self.sender.clone();
-        threads::start("words", move || {
-            for line in stream.into_iter().flat_map(|stream| BufReader::new(stream).lines().map_while(Result::ok)) {
-                if word(&line).is_some_and(|word| sender.send((number, word)).is_err()) {
-                    return;
-                }
-            }
-            let _ = sender.send((number, Word::Silence));
-        })
-        .map(drop)
+        let numbered = move |line: &str| parse(line).map(|message| (number, message));
+        read_lines("words", stream, self.sender.clone(), numbered, Some((number, Message::OutputEnded)))
     }
 
     /// Whether it has ended.
@@ -293,37 +279,37 @@ impl Residents {
         }
     }
 
-    /// Takes in one word, if one comes in time.
+    /// Takes in one message, if one comes in time.
     fn hear(&mut self, wait: Duration) {
-        let (number, word) = match self.words.recv_timeout(wait) {
-            Ok(word) => word,
+        let (number, message) = match self.messages.recv_timeout(wait) {
+            Ok(message) => message,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
         };
         let resident = &mut self.all[number];
-        match word {
-            Word::Rank(Heard::Waits(said, line)) => {
-                if let Some(rank) = resident.ranks.get_mut(said.rank) {
+        match message {
+            Message::Rank(RankEvent::Waits(report, line)) => {
+                if let Some(rank) = resident.ranks.get_mut(report.rank) {
                     rank.line = line.or(rank.line.take());
-                    (rank.waits, rank.steps) = (true, said.steps);
+                    (rank.waits, rank.steps) = (true, report.steps);
                 }
             }
             // Its process says why.
-            Word::Rank(Heard::Left(_)) => {}
-            Word::Event(event) => match *event {
+            Message::Rank(RankEvent::Left(_)) => {}
+            Message::Event(event) => match *event {
                 Event::End(end) => {
                     resident.said.close(*end);
                     resident.over = true;
                 }
                 event => resident.said.take(&event, &mut |_: ProgressEvent<'_>| ()),
             },
-            Word::Line(at) => resident.lines.push(at),
-            Word::Silence if !resident.over => self.bury(number),
-            Word::Silence => {}
+            Message::Line(at) => resident.lines.push(at),
+            Message::OutputEnded if !resident.over => self.record_death(number),
+            Message::OutputEnded => {}
         }
     }
 
     /// It has ended without a result.
-    fn bury(&mut self, number: usize) {
+    fn record_death(&mut self, number: usize) {
         let resident = &mut self.all[number];
         let Some(mut child) = resident.child.take() else { return };
         let status = child.wait();

@@ -1,8 +1,8 @@
 //! The line on which a cell's ranks wait for their turn. The experiment listens at a name; every rank of a cell, thread or
 //! process, connects to it, says what its last turn took and sleeps until it is told how many steps it may run.
 //!
-//! Lines of text over a Unix socket: a rank says a JSON [`Said`], the experiment answers with a number of steps; 0, or the end of the
-//! connection, ends the run. A rank that waits is asleep in `read`, so it uses no CPU.
+//! Lines of text over a Unix socket: a rank sends a JSON [`TurnReport`], the experiment answers with a number of steps; 0, or the
+//! end of the connection, ends the run. A rank that waits is asleep in `read`, so it uses no CPU.
 
 use rustix::net::sockopt::socket_peercred;
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ pub struct StepTime {
 
 /// What a rank says when it begins to wait.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Said {
+pub struct TurnReport {
     /// Which rank.
     pub rank: usize,
     /// The steps of the turn that has ended; none before the first.
@@ -83,7 +83,7 @@ impl Seat {
                 none.insert(BufReader::new(UnixStream::connect_addr(&address)?))
             }
         };
-        let mut text = serde_json::to_string(&Said { rank, steps: std::mem::take(&mut self.steps) })?;
+        let mut text = serde_json::to_string(&TurnReport { rank, steps: std::mem::take(&mut self.steps) })?;
         text.push('\n');
         line.get_mut().write_all(text.as_bytes())?;
         text.clear();
@@ -93,21 +93,21 @@ impl Seat {
 }
 
 /// The experiment's end of the line of one cell.
-pub struct Desk {
+pub struct TurnServer {
     name: String,
     listener: UnixListener,
 }
 
-impl Desk {
+impl TurnServer {
     /// Listens at a name of its own.
     ///
     /// # Errors
     /// The system gives no socket or no random number.
-    pub fn open() -> std::io::Result<Desk> {
+    pub fn open() -> std::io::Result<TurnServer> {
         let token = zbench_launch::fresh_token().map_err(|error| std::io::Error::other(error.to_string()))?;
         let name = format!("zbench-turns-{token}");
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
-        Ok(Desk { name, listener })
+        Ok(TurnServer { name, listener })
     }
 
     /// What the ranks have to be told.
@@ -115,8 +115,8 @@ impl Desk {
         &self.name
     }
 
-    /// Takes in the ranks on a thread, as they come, until all have come or the time is over. `hear` gets each rank's line, what
-    /// the rank says, and at the end of its connection nothing.
+    /// Accepts the ranks on a thread, as they come, until all have come or the time is over. `on_event` gets each rank's line, what
+    /// the rank reports, and the end of its connection.
     ///
     /// # Errors
     /// The system starts no more threads.
@@ -124,10 +124,10 @@ impl Desk {
         self,
         ranks: usize,
         patience: Duration,
-        hear: impl Fn(Heard) + Clone + Send + 'static,
+        on_event: impl Fn(RankEvent) + Clone + Send + 'static,
     ) -> std::io::Result<()> {
         threads::start("turns", move || {
-            let Desk { listener, .. } = self;
+            let TurnServer { listener, .. } = self;
             let until = Instant::now() + patience;
             let own = rustix::process::getuid();
             let mut seats = 0;
@@ -142,7 +142,7 @@ impl Desk {
                 };
                 // Names of such sockets are public on a host: only a process of the same user is a rank.
                 let is_ours = socket_peercred(&stream).is_ok_and(|peer| peer.uid == own);
-                if is_ours && stream.set_nonblocking(false).is_ok() && take_in(stream, hear.clone()).is_ok() {
+                if is_ours && stream.set_nonblocking(false).is_ok() && take_in(stream, on_event.clone()).is_ok() {
                     seats += 1;
                 }
             }
@@ -153,24 +153,24 @@ impl Desk {
 
 /// What the experiment hears from a rank.
 #[derive(Debug)]
-pub enum Heard {
+pub enum RankEvent {
     /// The rank waits; the line to answer it comes with its first words.
-    Waits(Said, Option<UnixStream>),
+    Waits(TurnReport, Option<UnixStream>),
     /// Its connection has ended.
     Left(usize),
 }
 
 /// Reads a rank's words on a thread.
-fn take_in(stream: UnixStream, hear: impl Fn(Heard) + Send + 'static) -> std::io::Result<()> {
+fn take_in(stream: UnixStream, on_event: impl Fn(RankEvent) + Send + 'static) -> std::io::Result<()> {
     let mut line = Some(stream.try_clone()?);
     threads::start("turns of a rank", move || {
         let mut rank = None;
         for text in BufReader::new(stream).lines().map_while(Result::ok) {
-            let Ok(said) = serde_json::from_str::<Said>(&text) else { break };
-            rank = Some(said.rank);
-            hear(Heard::Waits(said, line.take()));
+            let Ok(report) = serde_json::from_str::<TurnReport>(&text) else { break };
+            rank = Some(report.rank);
+            on_event(RankEvent::Waits(report, line.take()));
         }
-        rank.into_iter().for_each(|rank| hear(Heard::Left(rank)));
+        rank.into_iter().for_each(|rank| on_event(RankEvent::Left(rank)));
     })
     .map(drop)
 }

@@ -4,6 +4,7 @@ use super::{Job, output};
 use crate::GateArgs;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
+use zbench_host::environment::binary_hash;
 use zbench_reports::gate::baseline::BaselineCell;
 use zbench_reports::gate::next;
 use zbench_reports::gate::procedure::{judge, judge_records};
@@ -47,7 +48,7 @@ impl Job<'_> {
         let pairs: Vec<_> =
             targets.iter().map(|target| (target, self.arm(target, &other), self.arm(target, &self.program))).collect();
         let (cells, samples) = self.live(pairs, true)?;
-        let hash = |path: &Path| baseline::hash(path).map_or(String::new(), |hash| format!(" (blake3 {hash})"));
+        let hash = |path: &Path| binary_hash(path).map_or(String::new(), |hash| format!(" (blake3 {hash})"));
         let baseline = format!("{}{}", other.display(), hash(&other));
         let candidate = format!("{}{}", self.program.display(), hash(&self.program));
         let how = next::how(&cells, "programs");

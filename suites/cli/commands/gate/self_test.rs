@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use zbench_host::environment::binary_hash;
 use zbench_host::exit;
 use zbench_reports::gate::replay::{Measured, Rates, Replay, promises, replay};
 use zbench_reports::gate::self_test::{SelfTest, TRIALS, TURNS};
@@ -83,7 +84,7 @@ fn measured(job: &Job) -> Result<Option<PathBuf>> {
         key: target.key.clone(),
         label: target.label.clone(),
         command: command_line(),
-        program: baseline::hash(&job.program),
+        program: binary_hash(&job.program),
         slow_set: settings.slow_set.clone(),
         started: job.started.to_string(),
         environment: job.environment.clone(),

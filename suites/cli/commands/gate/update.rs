@@ -3,6 +3,7 @@
 use super::{Job, output};
 use crate::commands::{print_document, print_json};
 use anyhow::{Context, Result, bail};
+use zbench_host::environment::binary_hash;
 use zbench_host::exit;
 use zbench_reports::gate::baseline::{Baseline, BaselineCell, Provenance};
 use zbench_reports::gate::procedure::judge_records;
@@ -55,12 +56,12 @@ pub fn update(job: &mut Job) -> Result<u8> {
 
 fn provenance(job: &Job) -> Provenance {
     let commit = job.environment.get("commit").and_then(|commit| commit.as_str()).map(str::to_string);
-    let hash = baseline::hash(&job.file.path).map_or(String::new(), |hash| format!(" (blake3 {hash})"));
+    let hash = binary_hash(&job.file.path).map_or(String::new(), |hash| format!(" (blake3 {hash})"));
     Provenance {
         written: job.started.to_string(),
         command: crate::commands::command_line(),
         commit,
-        program: baseline::hash(&job.program),
+        program: binary_hash(&job.program),
         rules: format!("{}{hash}", job.file.path.display()),
         extra: Default::default(),
     }
