@@ -27,6 +27,7 @@ use crate::{Cells, Cli, Command, Format, Global};
 use anyhow::{Context as _, Result, bail};
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::path::PathBuf;
 use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Axis, ConfigError, Context, Document, Hosts, Problem};
@@ -40,7 +41,6 @@ use zbench_reports::render::cut::cut;
 use zbench_reports::render::{csv, html, json, markdown, printable, terminal};
 use zbench_reports::screen::Room;
 use zbench_reports::{Notebook, document};
-use zbench_runner::folders::Folders;
 use zbench_runner::trace::Timelines;
 use zbench_runner::{Header, mpirun};
 use zbench_suites::max_batch::MaxBatchSearch;
@@ -112,6 +112,19 @@ fn refuse_trace(global: &Global, command: &Command) -> Result<()> {
         bail!("--trace writes the timeline of steps that train: it belongs to run, grid, repro and plan");
     }
     Ok(())
+}
+
+/// This program, which is started again for what runs in processes of its own.
+fn own_program() -> Result<PathBuf> {
+    std::env::current_exe().context("the path of zbench itself is needed to start cells")
+}
+
+/// The notebook that records of this name go into, with its log file.
+fn open_for_records(global: &Global, name: &str) -> Result<Notebook> {
+    let notebook = Notebook::open(&global.notebook)?;
+    notebook::print_warnings(&notebook.read()?);
+    open_log(&notebook, name);
+    Ok(notebook)
 }
 
 /// Opens the log file of a grid or a run. Where records cannot be written either, their error is the one to be told.
@@ -309,18 +322,13 @@ fn refuse_the_impossible(document: &Document, planned: Vec<Planned>) -> Result<V
 fn header(document: &Document) -> Header {
     let text = |key: &str| document.base.get(key).and_then(|setting| setting.value.as_str()).map(str::to_string);
     let stem = document.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    Header {
-        name: text("name").unwrap_or(stem),
-        question: text("question").unwrap_or_default(),
-        command: command_line(),
-        environment: machine::environment(),
-        any_environment: false,
-        no_repeats: false,
-        why_not_turns: None,
-        seed: 0,
-        budget: None,
-        folders: Folders::default(),
-    }
+    let name = text("name").unwrap_or(stem);
+    Header { question: text("question").unwrap_or_default(), ..header_named(&name) }
+}
+
+/// The same without a document.
+fn header_named(name: &str) -> Header {
+    Header { name: name.into(), command: command_line(), environment: machine::environment(), ..Header::default() }
 }
 
 /// The command as it was typed, the program by its name.

@@ -2,7 +2,7 @@
 //! slowest), less what is excluded, then the includes.
 
 use crate::files::Files;
-use crate::keys::{self, Default, Key};
+use crate::keys::{self, Key};
 use crate::kind::{Kind, shown};
 use crate::{Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Search, Setting, Settings, resolve};
 use serde_json::Value;
@@ -165,7 +165,7 @@ fn combined(document: &Document, most: usize) -> Result<Combinations, ConfigErro
 }
 
 /// The keys that are an axis somewhere in the document.
-fn varying(document: &Document) -> Vec<&'static str> {
+pub fn varying(document: &Document) -> Vec<&'static str> {
     let mut varying: Vec<&'static str> = Vec::new();
     for axis in document.axes.iter().chain(document.includes.iter().flatten()) {
         if !varying.contains(&axis.key) {
@@ -349,17 +349,13 @@ pub fn none_left(document: &Document, only: &[Axis]) -> String {
     if !asked.is_empty() {
         return format!("no cell is left: {}", asked.join("; "));
     }
-    let mut names: Vec<&str> = Vec::new();
-    for axis in varied().filter(|axis| only.is_empty() || only.iter().any(|term| term.key == axis.key)) {
-        if !names.contains(&axis.key) {
-            names.push(axis.key);
-        }
-    }
     let why = match only.is_empty() {
         true => "[[grid.exclude]] leaves out every combination",
         false => "no combination has all that --only asks for and is not left out by [[grid.exclude]]",
     };
-    let values: Vec<String> = names.iter().map(|key| list(key, &there(key))).collect();
+    let is_asked = |key: &&str| only.is_empty() || only.iter().any(|term| term.key == *key);
+    let values: Vec<String> =
+        varying(document).into_iter().filter(is_asked).map(|key| list(key, &there(key))).collect();
     format!("no cell is left: {why} of {}", values.join("; "))
 }
 
@@ -371,10 +367,7 @@ fn has_one_of(axis: &Axis, settings: &Settings, cell: Option<&Value>) -> bool {
     }
     let resolved = cell.and_then(|cell| axis.key.split('.').try_fold(cell, |value, part| value.get(part)).cloned());
     let written = settings.get(axis.key).map(|setting| json(&setting.value));
-    let default = || match keys::find(axis.key).map(|key| &key.default) {
-        Some(Default::Is(text)) => Some(json(&crate::plain::bare(text))),
-        _ => None,
-    };
+    let default = || keys::default_of(axis.key).map(json);
     let Some(value) = resolved.or_else(|| written.clone()).or_else(default) else { return false };
     let kind = keys::find(axis.key).map(|key| &key.kind);
     let number = |value: &Value| match value {
@@ -448,17 +441,15 @@ fn label(varying: &[&'static str], settings: &Settings, cell: Option<&Value>) ->
 /// What tells cells apart, a text for each cell in words that `--only` takes: every key with a plain value that is not the
 /// same in all of them, written or by default.
 pub fn differences(cells: &[GridCell]) -> Vec<String> {
-    let value = |cell: &GridCell, key: &str| {
-        let default = || match keys::find(key).map(|key| &key.default) {
-            Some(Default::Is(text)) => Some(crate::plain::bare(text)),
-            _ => None,
-        };
-        let value = cell.settings.get(key).map(|setting| setting.value.clone()).or_else(default)?;
-        match value {
-            toml::Value::String(text) => Some(text),
-            toml::Value::Array(_) | toml::Value::Table(_) => None,
-            other => Some(other.to_string()),
-        }
+    let value = |cell: &GridCell, key: &str| match cell
+        .settings
+        .get(key)
+        .map(|setting| &setting.value)
+        .or_else(|| keys::default_of(key))?
+    {
+        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::Array(_) | toml::Value::Table(_) => None,
+        other => Some(other.to_string()),
     };
     let written: BTreeSet<&'static str> = cells.iter().flat_map(|cell| cell.settings.keys().copied()).collect();
     let differs = |key: &&str| cells.windows(2).any(|pair| value(&pair[0], key) != value(&pair[1], key));
@@ -469,10 +460,7 @@ pub fn differences(cells: &[GridCell]) -> Vec<String> {
 
 /// JSON text with the keys of every object sorted: one text for one value.
 pub fn canonical(value: &Value) -> String {
-    canonical_of(value.clone())
-}
-
-fn canonical_of(mut value: Value) -> String {
+    let mut value = value.clone();
     value.sort_all_objects();
     value.to_string()
 }
@@ -502,16 +490,16 @@ pub fn cell_key(cell: &Cell, files: &mut Files) -> String {
     }
     if let Some(saving) = &mut cell.checkpoint {
         // Where a run is kept does not make it another.
-        (saving.dir, saving.resume) = std::default::Default::default();
+        (saving.dir, saving.resume) = Default::default();
     }
-    hash(&canonical_of(plain(&cell)))
+    plain_key(&plain(&cell))
 }
 
 /// A combination that resolves to no cell is known by what was written for it.
 pub fn settings_key(settings: &Settings) -> String {
     let pairs: serde_json::Map<String, Value> =
         settings.iter().map(|(key, setting)| (key.to_string(), json(&setting.value))).collect();
-    hash(&canonical_of(Value::Object(pairs)))
+    plain_key(&Value::Object(pairs))
 }
 
 /// The key of a cell that is stated as plain data.

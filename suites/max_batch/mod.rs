@@ -74,12 +74,7 @@ impl MaxBatchSearch {
         files: Files,
     ) -> (Vec<Planned>, MaxBatchSearch) {
         let mut limits = MaxBatchSearch { search, planner: Planner::default(), context, files, hunts: Vec::new() };
-        let mut varying: Vec<&'static str> = Vec::new();
-        for axis in document.axes.iter().chain(document.includes.iter().flatten()) {
-            if !varying.contains(&axis.key) {
-                varying.push(axis.key);
-            }
-        }
+        let varying = grid::varying(document);
         let found = cells.into_iter().map(|cell| limits.hunt(cell, &varying)).collect();
         (found, limits)
     }
@@ -130,25 +125,8 @@ impl MaxBatchSearch {
         };
         let mut hunt =
             Hunt { key: cell.key.clone(), label, settings, candidates, place, ran: None, refused: None, said };
-        let planned = self.planned(&mut hunt, cell);
+        let planned = planned(&self.planner, &mut hunt, cell);
         self.hunts.push(hunt);
-        planned
-    }
-
-    /// The plan of the limit, with what is said of it.
-    fn planned(&self, hunt: &mut Hunt, cell: GridCell) -> Planned {
-        hunt.key.clone_from(&cell.key);
-        let mut planned = planned::plan(&self.planner, cell, None);
-        hunt.said.capacity = planned.capacity();
-        hunt.said.global_batch = planned.cell().map(global_batch);
-        // What the search found wrong says more than that the cell does not run here.
-        if let Decision::Record { reason, .. } = &planned.decision
-            && hunt.said.value.is_none()
-            && hunt.said.reason.is_empty()
-        {
-            hunt.said.reason.clone_from(reason);
-        }
-        planned.search = Some(Box::new(hunt.said.clone()));
         planned
     }
 
@@ -277,6 +255,23 @@ impl Verdict {
     fn is_refused(&self) -> bool {
         matches!(self, Verdict::Refused { .. })
     }
+}
+
+/// The plan of the limit, with what is said of it.
+fn planned(planner: &Planner, hunt: &mut Hunt, cell: GridCell) -> Planned {
+    hunt.key.clone_from(&cell.key);
+    let mut planned = planned::plan(planner, cell, None);
+    hunt.said.capacity = planned.capacity();
+    hunt.said.global_batch = planned.cell().map(global_batch);
+    // What the search found wrong says more than that the cell does not run here.
+    if let Decision::Record { reason, .. } = &planned.decision
+        && hunt.said.value.is_none()
+        && hunt.said.reason.is_empty()
+    {
+        hunt.said.reason.clone_from(reason);
+    }
+    planned.search = Some(Box::new(hunt.said.clone()));
+    planned
 }
 
 /// Sequences of a step over all ranks.

@@ -56,29 +56,13 @@ impl MaxBatchSearch {
             hunt.said.of = Of::Run;
             hunt.said.bytes = weight.and_then(|weight| Some(weight.footprint?.total));
             hunt.said.next = Some(next);
-            // Taken out and put back, as its plan asks the others' planner.
-            let mut hunt = std::mem::replace(&mut self.hunts[index], Hunt::nothing());
-            cells.push(self.planned(&mut hunt, cell));
-            self.hunts[index] = hunt;
+            cells.push(super::planned(&self.planner, hunt, cell));
         }
         cells
     }
 }
 
 impl Hunt {
-    fn nothing() -> Hunt {
-        Hunt {
-            key: String::new(),
-            label: String::new(),
-            settings: Default::default(),
-            candidates: super::Candidates::List(Vec::new()),
-            place: None,
-            ran: None,
-            refused: None,
-            said: Search::default(),
-        }
-    }
-
     /// The next place to run, and the value above it that did not fit; nothing when the largest is known.
     fn step(&mut self, records: &[Record]) -> Option<(usize, Next)> {
         let place = self.place?;

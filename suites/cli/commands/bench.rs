@@ -2,7 +2,7 @@
 
 use super::signals::stop_flag;
 use super::train;
-use super::{command_line, header, print_document, print_lines, print_screen, room};
+use super::{header, header_named, open_for_records, print_document, print_lines, print_screen, room};
 use crate::{Cells, Format, Global, GridArgs};
 use anyhow::{Result, bail};
 use std::path::Path;
@@ -16,7 +16,7 @@ use zbench_reports::collectives::comparison;
 use zbench_reports::collectives::document::is_of_suite;
 use zbench_reports::document::{Column, Document as Text, Entry, Table, Tone};
 use zbench_reports::record::Record;
-use zbench_reports::{Notebook, units};
+use zbench_reports::units;
 use zbench_runner::{Header, Observe, Runner, Summary, Trials};
 use zbench_suites::bench::args::RunFlags;
 use zbench_suites::bench::{Bench, BenchCell};
@@ -61,44 +61,45 @@ impl Wanted {
 
 /// `zbench gemm`.
 pub fn gemm(global: &Global, arguments: &GemmArgs) -> Result<u8> {
-    let flags = &arguments.common.run;
-    let document = match &arguments.file {
-        Some(file) => of_file(file, &flags.set, "gemm")?,
-        None => kernels::flags::gemm(arguments)?,
-    };
-    run(global, &document, &Wanted::of(flags, arguments.file.is_some(), train::TRIALS))
+    let of_flags = || kernels::flags::gemm(arguments);
+    command(global, "gemm", arguments.file.as_deref(), &arguments.common.run, train::TRIALS, of_flags)
 }
 
 /// `zbench attention`.
 pub fn attention(global: &Global, arguments: &AttentionArgs) -> Result<u8> {
-    let flags = &arguments.common.run;
-    let document = match &arguments.file {
-        Some(file) => of_file(file, &flags.set, "attention")?,
-        None => kernels::flags::attention(arguments)?,
-    };
-    run(global, &document, &Wanted::of(flags, arguments.file.is_some(), train::TRIALS))
+    let of_flags = || kernels::flags::attention(arguments);
+    command(global, "attention", arguments.file.as_deref(), &arguments.common.run, train::TRIALS, of_flags)
 }
 
-/// `zbench checkpoint`.
+/// `zbench checkpoint`. A trial measures several times: one is enough.
 pub fn checkpoint(global: &Global, arguments: &CheckpointArgs) -> Result<u8> {
-    let flags = &arguments.run;
-    let document = match &arguments.file {
-        Some(file) => of_file(file, &flags.set, "checkpoint")?,
-        None => zbench_suites::checkpoint::flags::checkpoint(arguments)?,
-    };
-    // A trial measures several times: one is enough.
-    run(global, &document, &Wanted::of(flags, arguments.file.is_some(), 1))
+    let of_flags = || zbench_suites::checkpoint::flags::checkpoint(arguments);
+    command(global, "checkpoint", arguments.file.as_deref(), &arguments.run, 1, of_flags)
 }
 
-/// A file's document, which must be of this suite.
-fn of_file(file: &Path, set: &[String], wanted: &str) -> Result<Document> {
-    let document = Document::read(file, set)?;
-    if registry::suite(&document).is_none_or(|suite| suite.name != wanted) {
-        let found = document.base.get("suite").map_or("\"train\"".into(), |suite| suite.value.to_string());
-        let message = format!("its suite is {found}; write suite = \"{wanted}\" at its top, or use `zbench grid`");
-        return Err(ConfigError::about(file.display().to_string(), message).into());
-    }
-    Ok(document)
+/// Runs the cells of a file, whose suite must be `suite`, or of the flags where there is no file.
+fn command(
+    global: &Global,
+    suite: &str,
+    file: Option<&Path>,
+    flags: &RunFlags,
+    usual_trials: u32,
+    of_flags: impl FnOnce() -> Result<Document, ConfigError>,
+) -> Result<u8> {
+    let document = match file {
+        None => of_flags()?,
+        Some(file) => {
+            let document = Document::read(file, &flags.set)?;
+            if registry::suite(&document).is_none_or(|found| found.name != suite) {
+                let found = document.base.get("suite").map_or("\"train\"".into(), |suite| suite.value.to_string());
+                let message =
+                    format!("its suite is {found}; write suite = \"{suite}\" at its top, or use `zbench grid`");
+                return Err(ConfigError::about(file.display().to_string(), message).into());
+            }
+            document
+        }
+    };
+    run(global, &document, &Wanted::of(flags, file.is_some(), usual_trials))
 }
 
 /// The document of a grid's file if its suite is one of these.
@@ -198,11 +199,7 @@ fn carry_out(
     header: Header,
     timeout: Duration,
 ) -> Result<Summary> {
-    let notebook = Notebook::open(&global.notebook)?;
-    for warning in notebook.read()?.warnings() {
-        zbench_host::say!("warning: {warning}");
-    }
-    super::open_log(&notebook, &header.name);
+    let notebook = open_for_records(global, &header.name)?;
     let suite = Bench { stop: stop_flag()?, timeout, folder: notebook.directory().to_path_buf() };
     let mut lines = Lines { quiet: global.quiet, label: String::new(), done: 0, all: 0 };
     let header = Header { no_repeats: true, ..header };
@@ -314,12 +311,7 @@ pub fn repro(global: &Global, record: &Record, timeout: Duration) -> Result<u8> 
     {
         bail!("the record {} cannot be repeated here: it needs {} of memory", record.id, gib(needs));
     }
-    let header = Header {
-        name: record.name.clone(),
-        command: command_line(),
-        environment: machine::environment(),
-        ..Header::default()
-    };
+    let header = header_named(&record.name);
     let summary = carry_out(global, &[BenchCell::new(spec)], Trials::OneMore, header, timeout)?;
     if global.format == Format::Json {
         print_lines(&summary.records)?;

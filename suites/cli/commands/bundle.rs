@@ -1,6 +1,6 @@
 //! `export --bundle` and `import --bundle`: records in one file, from notebook to notebook.
 
-use super::{existing, filter};
+use super::{existing, filter, notebook};
 use crate::{ExportArgs, Global};
 use anyhow::{Context, Result, anyhow};
 use std::collections::BTreeSet;
@@ -16,9 +16,7 @@ use zbench_reports::{Notebook, Remark};
 pub fn export(global: &Global, arguments: &ExportArgs, bundle: &Path) -> Result<u8> {
     let notebook = existing(global)?;
     let contents = notebook.read()?;
-    for warning in contents.warnings() {
-        zbench_host::say!("warning: {warning}");
-    }
+    notebook::print_warnings(&contents);
     let now = jiff::Timestamp::now();
     let records = filter::choose(&notebook, &contents, &arguments.what, now)?;
     if records.is_empty() {

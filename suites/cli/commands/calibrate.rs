@@ -4,7 +4,7 @@
 mod device;
 
 use super::signals::stop_flag;
-use super::{command_line, print_document, print_lines};
+use super::{header_named, print_document, print_lines};
 use crate::{Format, Global};
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use zbench_predict::time::TimeProfile;
 use zbench_reports::bench::{self, Ceilings, Rate};
 use zbench_reports::record::Record;
 use zbench_reports::{Notebook, units};
-use zbench_runner::{Header, rescue};
+use zbench_runner::rescue;
 use zbench_suites::bench::Limits;
 use zbench_suites::bench::{seen, watched};
 use zbench_suites::calibrate::args::{CalibrateArgs, DISK_SIZE, OPERATION_ROUNDS, SECONDS};
@@ -237,13 +237,7 @@ fn state(
 /// A record of this cell without its numbers.
 fn empty(cell: Value) -> Record {
     let key = zbench_config::grid::plain_key(&cell);
-    let header = Header {
-        name: "calibrate".into(),
-        command: command_line(),
-        environment: machine::environment(),
-        ..Header::default()
-    };
-    header.blank(&key, cell, 1, jiff::Timestamp::now())
+    header_named("calibrate").blank(&key, cell, 1, jiff::Timestamp::now())
 }
 
 /// Marks it as noisy for these reasons, and puts it into the notebook and before whoever asked.

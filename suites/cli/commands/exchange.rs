@@ -2,7 +2,7 @@
 
 use super::report::write_whole;
 use super::{Expanded, bundle, document_text, existing, expand, filter, notebook, print, print_file, print_lines};
-use crate::{Cells, ExportArgs, Format, Global, ImportArgs, Program};
+use crate::{Cells, ExportArgs, Format, Global, ImportArgs};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -110,20 +110,15 @@ fn refuse_existing(output: Option<&Path>, force: bool) -> Result<()> {
 pub fn export(global: &Global, arguments: &ExportArgs) -> Result<u8> {
     match (&arguments.bundle, arguments.to) {
         (Some(path), _) => bundle::export(global, arguments, path),
-        (None, Some(program)) => cell(global, arguments, program),
+        (None, Some(target)) => cell(global, arguments, target),
         // The arguments' group demands one of them.
         (None, None) => bail!("name a bundle with --bundle, or a program with --to"),
     }
 }
 
-fn cell(global: &Global, arguments: &ExportArgs, program: Program) -> Result<u8> {
+fn cell(global: &Global, arguments: &ExportArgs, target: Target) -> Result<u8> {
     refuse_existing(arguments.output.as_deref(), arguments.force)?;
     let Some((name, cell)) = chosen(global, arguments)? else { return Ok(exit::NOT_MEASURED) };
-    let target = match program {
-        Program::Deepspeed => Target::DeepSpeed,
-        Program::Accelerate => Target::Accelerate,
-        Program::Torchtitan => Target::Torchtitan,
-    };
     let exported = match &arguments.base {
         Some(path) => {
             let source = path.display().to_string();

@@ -80,7 +80,7 @@ impl<'a> Job<'a> {
             rules,
             seed,
             stop: stop_flag(&scratch, &running)?,
-            program: std::env::current_exe().context("the path of zbench itself is needed to start trials")?,
+            program: super::own_program()?,
             scratch,
             running,
             environment: machine::environment(),

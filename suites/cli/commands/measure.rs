@@ -1,6 +1,6 @@
 //! `zbench compare --measure`: two that take turns until it is known which is faster.
 
-use super::{command_line, expand, planned, print_document, print_json};
+use super::{command_line, expand, own_program, planned, print_document, print_json};
 use crate::{Cells, CompareArgs, Format, Global, Per};
 use anyhow::{Context, Result, bail};
 use serde_json::json;
@@ -37,12 +37,8 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
         timeout: arguments.timeout,
         allow_load: arguments.allow_load,
     };
-    let experiment = Experiment {
-        program: std::env::current_exe().context("the path of zbench itself is needed to start cells")?,
-        players: &players,
-        settings,
-        stop: super::signals::stop_flag()?,
-    };
+    let experiment =
+        Experiment { program: own_program()?, players: &players, settings, stop: super::signals::stop_flag()? };
     let samples = arguments.turns.as_ref().map(|path| {
         std::fs::File::create(path).with_context(|| format!("--turns: {} cannot be written", path.display()))
     });
@@ -137,7 +133,7 @@ impl Sides {
         }
         if let Some(binary) = &arguments.binary {
             // Programs that may not know of turns are both run alike: by their public command, stopped and continued.
-            let own = std::env::current_exe().context("the path of zbench itself is needed to start cells")?;
+            let own = own_program()?;
             let foreign = |program: &PathBuf, file: &PathBuf, set: &[String]| {
                 Program::Command(public(program, file, set, tokens))
             };

@@ -10,13 +10,18 @@ use zbench_reports::{Contents, Notebook, Remark, notebook_report};
 /// Everything that it holds, unreadable lines told of.
 pub fn contents(notebook: &Notebook) -> Result<Contents> {
     let contents = notebook.read()?;
-    for warning in contents.warnings() {
-        zbench_host::say!("warning: {warning}");
-    }
+    print_warnings(&contents);
     if let Some(words) = waiting(notebook) {
         zbench_host::say!("{words}");
     }
     Ok(contents)
+}
+
+/// Names on standard error the lines that could not be read.
+pub fn print_warnings(contents: &Contents) {
+    for warning in contents.warnings() {
+        zbench_host::say!("warning: {warning}");
+    }
 }
 
 /// That turns are not in the records yet, if there are some: their grid still runs, or it was killed.

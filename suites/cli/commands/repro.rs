@@ -1,8 +1,8 @@
 //! `zbench repro ID`: a record's cell again, from the record alone.
 
 use super::session::Session;
-use super::train::{How, carry_out, header_of};
-use super::{existing, print_document, print_lines, select};
+use super::train::{How, carry_out};
+use super::{existing, header_named, print_document, print_lines, select};
 use crate::{Cli, Command, Format, Global};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
@@ -68,7 +68,7 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
         bail!("the record {} cannot be run here: {reason}", record.id);
     }
     let temporary = Temporary::new(&std::path::absolute(&global.notebook)?)?;
-    let header = Header { folders: Folders::Passing(temporary.0.clone()), ..header_of(&record) };
+    let header = Header { folders: Folders::Passing(temporary.0.clone()), ..header_named(&record.name) };
     let summary = carry_out(global, session, &[planned], How::Trials(Trials::OneMore), header, timeout, Some(1))?;
     let [again] = &summary.records[..] else { return Ok(summary.exit_code()) };
     let (document, same) = compare(&record, again);

@@ -4,15 +4,16 @@ use super::progress::Progress;
 use super::session::Session;
 use super::signals::stop_flag;
 use super::{
-    Expanded, command_line, expand, header, planned, print, print_lines, print_screen, printable, quoted, room,
+    Expanded, command_line, expand, header, open_for_records, own_program, planned, print, print_lines, print_screen,
+    printable, quoted, room,
 };
 use crate::{Format, Global, GridArgs, RunArgs};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use std::collections::HashSet;
 use std::path::Path;
 use std::time::Duration;
+use zbench_config::ConfigError;
 use zbench_config::grid::{self, GridCell};
-use zbench_config::{ConfigError, Document};
 use zbench_engine::config::Cell;
 use zbench_host::terminal::Stream;
 use zbench_host::{exit, machine};
@@ -20,7 +21,7 @@ use zbench_predict::planned::{Decision, Planned};
 use zbench_predict::residuals;
 use zbench_reports::batch::{self, Batch};
 use zbench_reports::estimate_report::EstimateRow;
-use zbench_reports::record::{Record, Source, Status};
+use zbench_reports::record::{Source, Status};
 use zbench_reports::screen::Room;
 use zbench_reports::{Document as Text, Notebook, estimate_report, grid_report, notebook_report};
 use zbench_runner::by_turns::ByTurns;
@@ -134,7 +135,7 @@ fn by_turns(
         return Ok(Err(why));
     }
     Ok(Ok(ByTurns {
-        program: std::env::current_exe().context("the path of zbench itself is needed to start cells")?,
+        program: own_program()?,
         budget: arguments.budget.unwrap_or(BUDGET),
         equal: arguments.decide,
         seed,
@@ -333,16 +334,12 @@ pub fn carry_out(
     timeout: Duration,
     log_every: Option<u64>,
 ) -> Result<Summary> {
-    let notebook = Notebook::open(&global.notebook)?;
-    for warning in notebook.read()?.warnings() {
-        zbench_host::say!("warning: {warning}");
-    }
-    super::open_log(&notebook, &header.name);
+    let notebook = open_for_records(global, &header.name)?;
     let stop = match how {
         How::Turns(how) => how.stop.clone(),
         How::Trials(_) => stop_flag()?,
     };
-    let program = std::env::current_exe().context("the path of zbench itself is needed to start cells")?;
+    let program = own_program()?;
     let peak_seconds = PEAK_SECONDS;
     let trace_steps = session.timelines(global)?.map_or(0, |trace| trace.steps());
     let mut execute: Box<dyn Execute + '_> = match &mut session.leader {
@@ -402,18 +399,4 @@ fn stopped(summary: &Summary, cells: &[Planned], notebook: &str) -> String {
             "{at}; its checkpoint is {dir}, {all}. With --set checkpoint.resume={dir} the command goes on from it."
         ),
     }
-}
-
-/// For `repro`: the document is not at hand, the record is.
-pub fn header_of(record: &Record) -> Header {
-    let document = Document {
-        path: format!("{}.toml", record.name).into(),
-        base: Default::default(),
-        axes: Vec::new(),
-        excludes: Vec::new(),
-        includes: Vec::new(),
-        has_product: true,
-        search: None,
-    };
-    Header { name: record.name.clone(), ..header(&document) }
 }
