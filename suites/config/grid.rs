@@ -83,7 +83,7 @@ pub fn expand_to_search(
         if let Some(search) = &document.search {
             settings.insert(search.key, searched(search, search.multiple));
         }
-        let resolved = resolve(&settings, context).and_then(|resolved| check_files(resolved, files, &settings));
+        let resolved = resolve_with_files(&settings, context, files);
         let cell_json = resolved.as_ref().ok().map(|resolved| plain(&resolved.cell));
         let has = |axes: &[Axis]| axes.iter().all(|axis| has_one_of(axis, &settings, cell_json.as_ref()));
         let excluded = index < in_product && document.excludes.iter().any(|exclude| has(exclude));
@@ -102,10 +102,7 @@ pub fn expand_to_search(
             }
             continue;
         }
-        let key = match &resolved {
-            Ok(resolved) => cell_key(&resolved.cell, files),
-            Err(_) => settings_key(&settings),
-        };
+        let key = combination_key(&resolved, &settings, files);
         if has_key(only, &key) && seen.insert(key.clone()) {
             let label = label(&varying, &settings, cell_json.as_ref());
             cells.push(GridCell { key, label, resolved, settings });
@@ -210,15 +207,14 @@ fn product(base: &Settings, axes: &[Axis]) -> Vec<Settings> {
     combinations
 }
 
-/// A file that is absent or broken refuses the whole configuration, wherever its name came from.
-pub fn check_files(resolved: Resolved, files: &mut Files, settings: &Settings) -> Result<Resolved, Refusal> {
-    match files.check(&resolved.cell) {
-        Ok(()) => Ok(resolved),
-        Err((key, message)) => {
-            let place = settings.get(key).and_then(|setting| setting.place);
-            Err(Refusal { key: key.into(), message, place, from_grid: false })
-        }
-    }
+/// Resolves one combination. A file that is absent or broken refuses the whole configuration, wherever its name came from.
+pub fn resolve_with_files(settings: &Settings, context: &Context, files: &mut Files) -> Result<Resolved, Refusal> {
+    let resolved = resolve(settings, context)?;
+    files.check(&resolved.cell).map_err(|(key, message)| {
+        let place = settings.get(key).and_then(|setting| setting.place);
+        Refusal { key: key.into(), message, place, from_grid: false }
+    })?;
+    Ok(resolved)
 }
 
 /// Stands for the key of a cell among the terms of `--only`.
@@ -495,7 +491,15 @@ pub fn cell_key(cell: &Cell, files: &mut Files) -> String {
     plain_key(&plain(&cell))
 }
 
-/// A combination that resolves to no cell is known by what was written for it.
+/// The key of a combination: of its cell, else of what was written for it.
+pub fn combination_key(resolved: &Result<Resolved, Refusal>, settings: &Settings, files: &mut Files) -> String {
+    match resolved {
+        Ok(resolved) => cell_key(&resolved.cell, files),
+        Err(_) => settings_key(settings),
+    }
+}
+
+/// The key of a combination that resolves to no cell: a hash of what was written for it.
 pub fn settings_key(settings: &Settings) -> String {
     let pairs: serde_json::Map<String, Value> =
         settings.iter().map(|(key, setting)| (key.to_string(), json(&setting.value))).collect();

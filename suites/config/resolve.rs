@@ -5,13 +5,13 @@ use crate::document::Settings;
 use crate::kind::{number, quantity};
 use crate::places::Place;
 use crate::{Hosts, keys, units};
+use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use toml::Value;
 use zbench_engine::config::*;
 use zbench_estimate::profile::Profile as MachineProfile;
-use zbench_kernels::DType;
 
 mod adapters;
 mod precision;
@@ -146,11 +146,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         read_ahead: values.count("data.prefetch"),
         memory: Memory {
             checkpointing: checkpointing(&values.value("memory.checkpointing")),
-            attention: if values.text("memory.attention") == "naive" {
-                AttentionKind::Naive
-            } else {
-                AttentionKind::Flash
-            },
+            attention: values.choice("memory.attention").unwrap_or(AttentionKind::Flash),
             capacity,
             prepack: values.text("memory.prepack") == "step",
         },
@@ -158,7 +154,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
             device,
             threads_per_rank: values.given_count("hardware.threads_per_rank").unwrap_or(threads),
             instructions: Some(values.text("hardware.instructions")).filter(|name| name != "auto"),
-            pin: if values.text("hardware.pin") == "cores" { Pin::Cores } else { Pin::None },
+            pin: values.choice("hardware.pin").unwrap_or_default(),
             software,
             profile: profile.as_ref().filter(|_| device == DeviceKind::Cuda).map(|profile| profile.name.clone()),
         },
@@ -223,6 +219,16 @@ impl Values<'_> {
         self.stated(key).and_then(Value::as_str).unwrap_or_default().to_string()
     }
 
+    /// Whether it is true, as stated or by default.
+    pub fn is(&self, key: &str) -> bool {
+        self.stated(key).and_then(Value::as_bool).unwrap_or_default()
+    }
+
+    /// A name that is stated, or the default, as the engine's value of that name; nothing where the engine has no such name.
+    fn choice<'a, T: Deserialize<'a>>(&self, key: &str) -> Option<T> {
+        self.stated(key).and_then(choice)
+    }
+
     /// A refusal of a key; `others` are the keys that it clashes with.
     pub fn refuse(&self, key: &str, others: &[&str], message: impl Into<String>) -> Refusal {
         let grid = |key: &str| self.settings.get(key).is_some_and(|setting| setting.from_grid);
@@ -235,6 +241,11 @@ impl Values<'_> {
             from_grid: grid(key) || others.iter().any(|key| grid(key)),
         }
     }
+}
+
+/// The engine's value of a name, if it has one.
+fn choice<'a, T: Deserialize<'a>>(name: &Value) -> Option<T> {
+    name.clone().try_into().ok()
 }
 
 /// The values of keys that exist and that this version cannot do, with what to write instead.
@@ -306,11 +317,7 @@ fn train(values: &Values, replicas: usize) -> Result<Train, Refusal> {
         eps: values.real("train.eps"),
         weight_decay: values.real("train.weight_decay"),
         clip_norm: values.real("train.clip_norm"),
-        lr_schedule: match values.text("train.lr_schedule").as_str() {
-            "linear" => Schedule::Linear,
-            "cosine" => Schedule::Cosine,
-            _ => Schedule::Constant,
-        },
+        lr_schedule: values.choice("train.lr_schedule").unwrap_or(Schedule::Constant),
         lr_warmup_steps: values.count("train.lr_warmup_steps"),
         lr_min,
     })
@@ -320,7 +327,7 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
     let ranks = values.count("parallel.ranks");
     let name = values.text("parallel.strategy");
     // The kind admits these names and zero++, which splits what zero3 splits (`priced` has the rest).
-    let strategy = Strategy::ALL.into_iter().find(|s| s.name() == name).unwrap_or(Strategy::Zero3);
+    let strategy = values.choice("parallel.strategy").unwrap_or(Strategy::Zero3);
     let ranks_per_node = values.given_count("parallel.ranks_per_node");
     if let Some(per_node) = ranks_per_node.filter(|per_node| !ranks.is_multiple_of(*per_node)) {
         let message = format!("{per_node} does not divide parallel.ranks = {ranks}; write a divisor of it");
@@ -350,14 +357,7 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
         strategy,
         shard,
         prefetch: values.count("parallel.prefetch"),
-        backend: match values.text("parallel.backend").as_str() {
-            "shm" => Backend::Shm,
-            "tcp" => Backend::Tcp,
-            "mpi" => Backend::Mpi,
-            "device" => Backend::Device,
-            "nccl" => Backend::Nccl,
-            _ => Backend::Local,
-        },
+        backend: values.choice("parallel.backend").unwrap_or(Backend::Local),
         // Its kind has refused what is no time.
         stall: quantity(&values.value("parallel.stall"), units::seconds)
             .map_or(STALL, std::time::Duration::from_secs_f64),
@@ -386,10 +386,6 @@ fn link(values: &Values, parallel: &Parallel) -> Result<Option<Link>, Refusal> {
     Ok(Some(Link { node: NodeLink { bandwidth: bytes_per_second, latency: seconds } }))
 }
 
-fn dtype(name: &str) -> Option<DType> {
-    [DType::F32, DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == name)
-}
-
 fn lora(values: &Values, context: &Context, model: &Model) -> Result<Lora, Refusal> {
     let adapters = adapters::adapters(values, context, model)?;
     let base = base(values).filter(|_| adapters.on());
@@ -398,33 +394,19 @@ fn lora(values: &Values, context: &Context, model: &Model) -> Result<Lora, Refus
 
 /// What the frozen weights are kept as; whether scales are coded too is part of it.
 fn base(values: &Values) -> Option<Base> {
-    let double = values.value("lora.double_quant").as_bool() != Some(false);
-    match values.given_text("lora.base")?.as_str() {
-        "bf16" => Some(Base::Bf16),
-        "f16" => Some(Base::F16),
-        "nf4" if double => Some(Base::Nf4),
-        "nf4" => Some(Base::Nf4Single),
-        "int8" => Some(Base::Int8),
-        _ => Some(Base::F32),
+    match values.given("lora.base").and_then(choice)? {
+        Base::Nf4 if !values.is("lora.double_quant") => Some(Base::Nf4Single),
+        base => Some(base),
     }
 }
 
 fn checkpointing(value: &Value) -> Checkpointing {
     match value {
-        Value::Table(table) => Checkpointing::Every(
-            table.get("every").and_then(Value::as_integer).and_then(|k| k.try_into().ok()).unwrap_or(1),
-        ),
         Value::Array(list) => {
-            let name = |kept: &Kept| serde_json::to_value(kept).ok().and_then(|v| v.as_str().map(str::to_string));
-            let kept = |kept: &Kept| list.iter().any(|item| item.as_str().map(str::to_string) == name(kept));
-            Checkpointing::Keep(Kept::ALL.into_iter().filter(kept).collect())
+            let listed: Vec<Kept> = list.iter().filter_map(choice).collect();
+            Checkpointing::Keep(Kept::ALL.into_iter().filter(|kept| listed.contains(kept)).collect())
         }
-        other => match other.as_str() {
-            Some("full") => Checkpointing::Full,
-            Some("selective") => Checkpointing::Selective,
-            Some("sqrt") => Checkpointing::Sqrt,
-            _ => Checkpointing::None,
-        },
+        other => choice(other).unwrap_or(Checkpointing::None),
     }
 }
 

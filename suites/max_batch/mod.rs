@@ -155,20 +155,15 @@ impl MaxBatchSearch {
     /// The ordinary cell with that value.
     fn at(&mut self, settings: &Settings, label: &str, value: usize) -> GridCell {
         let settings = self.settings_at(settings, value);
-        let resolved = resolve(&settings, &self.context)
-            .and_then(|resolved| grid::check_files(resolved, &mut self.files, &settings));
-        let key = match &resolved {
-            Ok(resolved) => grid::cell_key(&resolved.cell, &mut self.files),
-            Err(_) => grid::settings_key(&settings),
-        };
+        let resolved = grid::resolve_with_files(&settings, &self.context, &mut self.files);
+        let key = grid::combination_key(&resolved, &settings, &mut self.files);
         let label = format!("{label} {}={value}", self.search.name()).trim().to_string();
         GridCell { key, label, resolved, settings }
     }
 
     fn verdict(&mut self, settings: &Settings, value: usize) -> Verdict {
         let settings = self.settings_at(settings, value);
-        let resolved = resolve(&settings, &self.context)
-            .and_then(|resolved| grid::check_files(resolved, &mut self.files, &settings));
+        let resolved = grid::resolve_with_files(&settings, &self.context, &mut self.files);
         let resolved = match resolved {
             Ok(resolved) => resolved,
             Err(refusal) => return Verdict::Refused { reason: refusal.to_string() },

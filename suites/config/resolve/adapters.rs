@@ -1,7 +1,7 @@
 //! The section lora: what the file says of adapters, held against what a folder of adapters says of itself.
 
 use super::sources::absolute;
-use super::{Context, Refusal, Values};
+use super::{Context, Refusal, Values, choice};
 use crate::kind::number;
 use serde::Serialize;
 use toml::Value;
@@ -16,7 +16,7 @@ pub(super) fn adapters(values: &Values, context: &Context, model: &Model) -> Res
     let stored = path.as_ref().map(|dir| peft::read_config(dir, model)).transpose();
     let stored = stored.map_err(|error| values.refuse("lora.path", &["model.family"], error.to_string()))?;
     let merged = Merged { values, stored: stored.as_ref() };
-    let method = merged.one("lora.method", method(values.given_text("lora.method")), |s| s.method, Method::Lora)?;
+    let method = merged.one("lora.method", values.given("lora.method").and_then(choice), |s| s.method, Method::Lora)?;
     let rank = match method {
         Method::Ia3 => 0,
         Method::Lora => merged.one("lora.rank", values.given_count("lora.rank"), |s| s.rank, 0)?,
@@ -59,10 +59,6 @@ fn without(values: &Values) -> Result<Lora, Refusal> {
         }
         None => Ok(Lora::default()),
     }
-}
-
-fn method(name: Option<String>) -> Option<Method> {
-    name.map(|name| if name == "ia3" { Method::Ia3 } else { Method::Lora })
 }
 
 /// The layers that a key names.

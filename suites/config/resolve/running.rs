@@ -17,14 +17,13 @@ pub(super) fn saving(values: &Values, context: &Context) -> Result<Option<Saving
             )),
         };
     };
-    let is = |key: &str| values.value(key).as_bool() == Some(true);
     Ok(Some(Saving {
         dir: absolute(&context.folder.join(dir)),
         every: values.count("checkpoint.every") as u64,
         keep: values.count("checkpoint.keep"),
-        layout: if values.text("checkpoint.layout") == "full" { SaveLayout::Full } else { SaveLayout::Sharded },
-        asynchronous: is("checkpoint.async"),
-        direct: is("checkpoint.direct"),
+        layout: values.choice("checkpoint.layout").unwrap_or(SaveLayout::Sharded),
+        asynchronous: values.is("checkpoint.async"),
+        direct: values.is("checkpoint.direct"),
         resume: match values.text("checkpoint.resume").as_str() {
             "auto" => Resume::Auto,
             "never" => Resume::Never,
