@@ -40,9 +40,9 @@ use zbench_predict::proxy;
 use zbench_reports::render::cut::cut;
 use zbench_reports::render::{csv, html, json, markdown, printable, terminal};
 use zbench_reports::screen::Room;
-use zbench_reports::{Notebook, document};
+use zbench_reports::{Notebook, Record, document};
 use zbench_runner::trace::Timelines;
-use zbench_runner::{Header, mpirun};
+use zbench_runner::{Header, mpirun, rescue};
 use zbench_suites::max_batch::MaxBatchSearch;
 
 /// Runs a command; its exit code.
@@ -114,6 +114,11 @@ fn refuse_trace(global: &Global, command: &Command) -> Result<()> {
     Ok(())
 }
 
+/// A seed of the time, short enough to be typed again.
+fn seed_of_clock() -> u64 {
+    jiff::Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000
+}
+
 /// This program, which is started again for what runs in processes of its own.
 fn own_program() -> Result<PathBuf> {
     std::env::current_exe().context("the path of zbench itself is needed to start cells")
@@ -125,6 +130,12 @@ fn open_for_records(global: &Global, name: &str) -> Result<Notebook> {
     notebook::print_warnings(&notebook.read()?);
     open_log(&notebook, name);
     Ok(notebook)
+}
+
+/// Appends a record as the next trial of its cell. A record that cannot be written is kept elsewhere.
+fn append(notebook: &Notebook, record: &mut Record) -> Result<()> {
+    record.trial = 1 + notebook.records()?.iter().filter(|other| other.key == record.key).count() as u32;
+    Ok(notebook.append(record).inspect_err(|_| rescue::keep_and_say(record))?)
 }
 
 /// Opens the log file of a grid or a run. Where records cannot be written either, their error is the one to be told.
@@ -201,14 +212,13 @@ fn document_text(global: &Global, document: &document::Document) -> String {
     }
 }
 
-/// Objects, one a line.
+/// One object per line.
+fn json_lines(values: &[impl serde::Serialize]) -> Result<String> {
+    values.iter().map(|value| Ok(serde_json::to_string(value)? + "\n")).collect()
+}
+
 fn print_lines(values: &[impl serde::Serialize]) -> Result<()> {
-    let mut text = Vec::new();
-    for value in values {
-        serde_json::to_writer(&mut text, value)?;
-        text.push(b'\n');
-    }
-    print_json(&String::from_utf8(text)?)
+    print_json(&json_lines(values)?)
 }
 
 /// JSON, in which nothing acts on a terminal.

@@ -41,7 +41,7 @@ pub struct Axis {
 }
 
 /// A parsed file.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Document {
     /// The file.
     pub path: PathBuf,
@@ -117,15 +117,7 @@ impl Document {
         let source = path.display().to_string();
         let mut reader =
             Reader { source, places: Places::of(text), problems: Vec::new(), more: 0, parts: Default::default() };
-        let document = Document {
-            path: path.into(),
-            base: Settings::new(),
-            axes: Vec::new(),
-            excludes: Vec::new(),
-            includes: Vec::new(),
-            has_product: true,
-            search: None,
-        };
+        let document = Document { path: path.into(), has_product: true, ..Document::default() };
         let mut document = match DeTable::parse(text) {
             Ok(table) => reader.document(document, table.get_ref()),
             Err(error) => {

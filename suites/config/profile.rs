@@ -1,5 +1,5 @@
 //! Fits into a machine profile: tables `[collectives.BACKEND.ranks-N.COLLECTIVE]` of a TOML file, whose other keys, order
-//! and comments stay as they are. [`merge`] is how `zbench calibrate` puts its own there.
+//! and comments stay as they are. `zbench calibrate` adds its own tables.
 
 pub mod ceilings;
 pub mod corrections;
@@ -59,7 +59,7 @@ pub fn save(path: &Path, settings: &Settings, sections: &[Section], measured: &s
     }
     let is_ours = |heading: &str| names.iter().any(|name| name == heading);
     let device = if matches!(settings.backend.as_str(), "nccl" | "device") { "cuda" } else { "cpu" };
-    merge_on(path, "measured by zbench allreduce", device, "collectives", &is_ours, &text)?;
+    merge(path, "zbench allreduce", device, "collectives", &is_ours, &text)?;
     Ok(names.len())
 }
 
@@ -90,25 +90,14 @@ pub fn fit_of_value(value: &toml::Value) -> Option<Fit> {
     })
 }
 
-/// Puts tables at the end of a profile, which is made where it is not there, and takes those away that they replace. All
-/// of them are below the key `own`; the other keys, their order and comments stay as they are.
+/// Adds tables at the end of a profile and removes the tables that they replace. All of them are below the key `own`; the
+/// other keys, their order and comments stay as they are. A profile that does not exist is made for `device`.
 ///
 /// # Errors
 /// As [`ProfileError`] says; the file is then as it was.
-pub fn merge(
+fn merge(
     path: &Path,
-    about: &str,
-    own: &str,
-    is_replaced: &dyn Fn(&str) -> bool,
-    tables: &str,
-) -> Result<(), ProfileError> {
-    merge_on(path, about, "cpu", own, is_replaced, tables)
-}
-
-/// The same; a profile that is made is one of `device`.
-fn merge_on(
-    path: &Path,
-    about: &str,
+    by: &str,
     device: &str,
     own: &str,
     is_replaced: &dyn Fn(&str) -> bool,
@@ -119,7 +108,7 @@ fn merge_on(
     let before = match zbench_engine::files::text(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            format!("about = \"{about}\"\ndevice = \"{device}\"\n")
+            format!("about = \"measured by {by}\"\ndevice = \"{device}\"\n")
         }
         Err(error) => return Err(file("read", error)),
     };

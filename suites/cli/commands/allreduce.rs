@@ -1,7 +1,7 @@
 //! `zbench allreduce`: runs the interconnect test, prints rows as they come, and keeps them whatever happens.
 
 use super::signals::stop_flag;
-use super::{command_line, print, print_document, print_json};
+use super::{append, command_line, print, print_document, print_json};
 use crate::{Format, Global};
 use anyhow::{Result, anyhow};
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use zbench_reports::collectives::{Device, Pairs, Row, Run, Section, Settings, do
 use zbench_reports::render::printable;
 use zbench_reports::{Notebook, Record};
 use zbench_suites::collectives::args::AllreduceArgs;
+use zbench_suites::collectives::bench::Finish;
 use zbench_suites::collectives::plan::Plan;
 use zbench_suites::collectives::record::{self, End};
 use zbench_suites::collectives::world::{self, LaunchMode, WorldSpec};
@@ -36,7 +37,7 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
     let expected = arguments.expect.as_deref().map(expect::machine).transpose().map_err(|error| anyhow!(error))?;
     let variable = |name: &str| std::env::var(name).ok();
     let plan = Plan::new(arguments, variable).map_err(|error| anyhow!(error))?;
-    let launched = zbench_launch::detect(&|name: &str| std::env::var(name).ok())?;
+    let launched = zbench_launch::detect(&variable)?;
     let wanted = WorldSpec::new(arguments, launched, global.quiet).map_err(|error| anyhow!(error))?;
     check_before_work(arguments, &plan, wanted.ranks)?;
     let nccl_version = match gpus::ready(&wanted) {
@@ -110,7 +111,7 @@ fn check_before_work(arguments: &AllreduceArgs, plan: &Plan, ranks: usize) -> Re
             ranks - 1
         ));
     }
-    let folder = arguments.nccl.output_file.as_deref().and_then(std::path::Path::parent);
+    let folder = arguments.nccl.output_file.as_deref().and_then(Path::parent);
     match folder.filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
         Some(folder) => Err(anyhow!("-J: there is no folder {}; make it first", folder.display())),
         None => Ok(()),
@@ -269,21 +270,14 @@ impl Screen<'_> {
     }
 
     /// A record that fails to be written ends the run: nobody wants to measure for nothing.
-    fn append(&self, state: &mut State, record: Record) {
-        let recorded = self.notebook.records().map(|known| {
-            let trials = known.iter().filter(|other| other.key == record.key).count();
-            Record { trial: trials as u32 + 1, ..record }
-        });
-        let appended = recorded.and_then(|record| {
-            self.notebook.append(&record).inspect_err(|_| zbench_runner::rescue::keep_and_say(&record))
-        });
-        if let Err(error) = appended {
-            state.trouble.get_or_insert(error.into());
+    fn append(&self, state: &mut State, mut record: Record) {
+        if let Err(error) = append(&self.notebook, &mut record) {
+            state.trouble.get_or_insert(error);
         }
     }
 
     /// The end of the run, by success or failure.
-    fn close(self, result: &Result<Vec<zbench_suites::collectives::bench::Finish>, CollectiveError>) -> State {
+    fn close(self, result: &Result<Vec<Finish>, CollectiveError>) -> State {
         let mut state = self.state();
         if let Err(error) = result {
             let message = told(error, &state.run.devices);
@@ -391,11 +385,7 @@ fn save(path: &Path, run: &Run) -> Result<()> {
 }
 
 /// The exit code of what a run left behind.
-fn code(
-    run: &Run,
-    plan: &Plan,
-    result: &Result<Vec<zbench_suites::collectives::bench::Finish>, CollectiveError>,
-) -> u8 {
+fn code(run: &Run, plan: &Plan, result: &Result<Vec<Finish>, CollectiveError>) -> u8 {
     let too_slow = |section: &Section| match (plan.min_bandwidth, section.average_busbw()) {
         (Some(expected), Some(average)) => average < expected * v3::ACCEPTED,
         _ => false,

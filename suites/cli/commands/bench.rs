@@ -40,12 +40,9 @@ struct Wanted {
 impl Wanted {
     /// `usual`: trials of a file's cells where nothing else is said.
     fn of(flags: &RunFlags, is_file: bool, usual: u32) -> Wanted {
-        let trials = match (is_file, flags.fresh, flags.trials) {
-            (true, true, count) => Trials::Fresh(count.unwrap_or(usual)),
-            (true, false, count) => Trials::UpTo(count.unwrap_or(usual)),
-            (false, _, None) => Trials::OneMore,
-            (false, true, Some(count)) => Trials::Fresh(count),
-            (false, false, Some(count)) => Trials::UpTo(count),
+        let trials = match flags.trials {
+            None if !is_file => Trials::OneMore,
+            count => train::trials(count.unwrap_or(usual), flags.fresh),
         };
         Wanted {
             only: flags.only.clone(),
@@ -115,10 +112,7 @@ pub fn grid(global: &Global, arguments: &GridArgs, document: &Document) -> Resul
     }
     let wanted = Wanted {
         only: arguments.cells.only.clone(),
-        trials: match arguments.trials.unwrap_or(train::TRIALS) {
-            trials if arguments.fresh => Trials::Fresh(trials),
-            trials => Trials::UpTo(trials),
-        },
+        trials: train::trials(arguments.trials.unwrap_or(train::TRIALS), arguments.fresh),
         any_environment: arguments.any_environment,
         timeout: arguments.timeout,
         max_cells: arguments.max_cells,

@@ -4,7 +4,7 @@
 mod device;
 
 use super::signals::stop_flag;
-use super::{header_named, print_document, print_lines};
+use super::{append, header_named, print_document, print_lines};
 use crate::{Format, Global};
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
@@ -19,7 +19,6 @@ use zbench_predict::time::TimeProfile;
 use zbench_reports::bench::{self, Ceilings, Rate};
 use zbench_reports::record::Record;
 use zbench_reports::{Notebook, units};
-use zbench_runner::rescue;
 use zbench_suites::bench::Limits;
 use zbench_suites::bench::{seen, watched};
 use zbench_suites::calibrate::args::{CalibrateArgs, DISK_SIZE, OPERATION_ROUNDS, SECONDS};
@@ -159,12 +158,12 @@ fn rank_layouts(wanted: &Wanted, arguments: &CalibrateArgs) -> Result<Vec<(RankL
 fn wanted(arguments: &CalibrateArgs) -> Result<Wanted> {
     let cores = machine::cores();
     let mut threads: Vec<usize> = match arguments.threads.is_empty() {
-        true => std::iter::successors(Some(1), |count| Some(count * 2)).take_while(|count| *count < cores).collect(),
+        true => std::iter::successors(Some(1), |count| Some(count * 2))
+            .take_while(|count| *count < cores)
+            .chain([cores])
+            .collect(),
         false => arguments.threads.iter().map(|count| *count as usize).collect(),
     };
-    if arguments.threads.is_empty() {
-        threads.push(cores);
-    }
     threads.sort_unstable();
     threads.dedup();
     if let Some(many) = threads.iter().find(|count| **count > cores) {
@@ -246,11 +245,7 @@ fn keep(global: &Global, notebook: &Notebook, record: &mut Record, reasons: &[&S
         record.validity.push("too_noisy".into());
         record.notes.extend(reasons.iter().map(|reason| format!("Too noisy to be kept: {reason}.")));
     }
-    record.trial = 1 + notebook.records()?.iter().filter(|other| other.key == record.key).count() as u32;
-    if let Err(error) = notebook.append(record) {
-        rescue::keep_and_say(record);
-        return Err(error.into());
-    }
+    append(notebook, record)?;
     match global.format {
         Format::Json => print_lines(&[record]),
         _ => print_document(global, &bench::document(&[record])),

@@ -71,7 +71,7 @@ impl<'a> Job<'a> {
             rules.time_budget = budget.as_secs_f64();
         }
         let started = jiff::Timestamp::now();
-        let seed = arguments.seed.unwrap_or_else(|| started.as_microsecond().unsigned_abs() % 1_000_000);
+        let seed = arguments.seed.unwrap_or_else(super::seed_of_clock);
         let (scratch, running) = (Scratch::new()?, Running::default());
         Ok(Job {
             global,

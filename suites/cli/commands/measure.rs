@@ -1,11 +1,11 @@
 //! `zbench compare --measure`: two that take turns until it is known which is faster.
 
-use super::{command_line, expand, own_program, planned, print_document, print_json};
+use super::{command_line, expand, own_program, planned, print_document, print_json, seed_of_clock};
 use crate::{Cells, CompareArgs, Format, Global, Per};
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 use zbench_config::{ConfigError, grid};
 use zbench_host::exit;
@@ -25,7 +25,7 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
     let sides = Sides::new(arguments)?;
     let budget = arguments.budget;
     let generations = (budget.as_secs_f64() / GENERATION_SECONDS).clamp(GENERATIONS.0, GENERATIONS.1) as u32;
-    let seed = arguments.seed.unwrap_or_else(|| jiff::Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000);
+    let seed = arguments.seed.unwrap_or_else(seed_of_clock);
     let players = sides.players();
     let is_mixed = sides.programs.iter().filter(|program| matches!(program, Program::Command(_))).count() == 1;
     let settings = Settings {
@@ -49,7 +49,6 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
             Per::Token => TurnSample::seconds_per_token,
             Per::Step => TurnSample::seconds_per_step,
         },
-        generations: 0,
         discarded: 0,
         rounds: 0,
         samples: samples.transpose()?,
@@ -158,7 +157,7 @@ impl Sides {
 }
 
 /// The public command of a zbench, whichever version it is.
-fn public(program: &std::path::Path, file: &std::path::Path, set: &[String], tokens: u64) -> ExternalCommand {
+fn public(program: &Path, file: &Path, set: &[String], tokens: u64) -> ExternalCommand {
     let scratch = std::env::temp_dir().join(format!("zbench-compare-{}", std::process::id()));
     let mut command = vec![program.into(), "run".into(), file.into(), "--log-every".into(), "1".into()];
     command.extend(["--notebook".into(), scratch.into(), "--set".into(), ENDLESS.into()]);
@@ -166,12 +165,12 @@ fn public(program: &std::path::Path, file: &std::path::Path, set: &[String], tok
     ExternalCommand { command, tokens, word: "step".into() }
 }
 
-fn label(file: &std::path::Path, set: &[String]) -> String {
+fn label(file: &Path, set: &[String]) -> String {
     std::iter::once(file.display().to_string()).chain(set.iter().cloned()).collect::<Vec<_>>().join(" ")
 }
 
 /// The one cell of a configuration, which can run here.
-fn one_cell(file: &std::path::Path, set: &[String]) -> Result<Planned> {
+fn one_cell(file: &Path, set: &[String]) -> Result<Planned> {
     let mut expanded = expand(&Cells { file: file.into(), set: set.to_vec(), only: None }, grid::MOST_CELLS, None)?;
     expanded.refuse_search("names several cells")?;
     let source = file.display().to_string();
@@ -194,7 +193,6 @@ struct Two {
     pair: Pair,
     /// What is compared.
     time: fn(&TurnSample) -> f64,
-    generations: u32,
     rounds: usize,
     discarded: usize,
     samples: Option<std::fs::File>,
@@ -247,8 +245,7 @@ impl TurnPolicy for Two {
         vec![self.pair.verdict() == Verdict::Undecided; 2]
     }
 
-    fn ended(&mut self, generation: u32, _ending: Option<Ending>, said: Vec<Option<Execution>>) {
-        self.generations = generation;
+    fn ended(&mut self, _generation: u32, _ending: Option<Ending>, said: Vec<Option<Execution>>) {
         let failures = said.into_iter().flatten().filter_map(|said| said.end?.failure);
         self.failures.extend(failures.map(|failure| failure.reason));
     }

@@ -124,26 +124,21 @@ const OTHERS: usize = 8;
 pub fn show(global: &Global, id: &str) -> Result<u8> {
     let notebook = existing(global)?;
     let mut records = select::one(&notebook, id)?;
-    let Some(record) = records.pop() else { bail!("`{id}` stands for no record") };
+    let Some(mut record) = records.pop() else { bail!("`{id}` stands for no record") };
     if !records.is_empty() {
         let others: Vec<&str> = records.iter().rev().map(|record| record.id.as_str()).collect();
         let more = if others.len() > OTHERS { ", …" } else { "" };
         let others = &others[..others.len().min(OTHERS)];
         zbench_host::say!("the newest record of the cell; the others are {}{more}", others.join(", "));
     }
+    let remarks: Vec<Remark> = notebook.read()?.remarks_on(&record.id).cloned().collect();
     match global.format {
         Format::Json => {
             // The notebook keeps remarks beside the record; here they stand in it.
-            let mut record = record;
-            let remarks: Vec<Remark> = notebook.read()?.remarks_on(&record.id).cloned().collect();
             record.extra.insert("remarks".into(), serde_json::to_value(remarks)?);
             print_lines(&[record])?;
         }
-        _ => {
-            let contents = notebook.read()?;
-            let remarks: Vec<Remark> = contents.remarks_on(&record.id).cloned().collect();
-            print_document(global, &notebook_report::show(&record, &remarks))?;
-        }
+        _ => print_document(global, &notebook_report::show(&record, &remarks))?,
     }
     Ok(exit::SUCCESS)
 }

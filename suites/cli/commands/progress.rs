@@ -77,14 +77,8 @@ impl Progress {
     pub fn new(global: &Global, log_every: Option<u64>) -> Progress {
         let every = log_every.or((global.verbose > 0).then_some(1)).filter(|_| !global.quiet);
         let trainer = every.map(Trainer::new);
-        let bar = (!global.quiet && trainer.is_none() && !is_on_stderr() && Stream::Err.is_live()).then(|| {
-            let bar = ProgressBar::new(0);
-            // The template is a constant that a test of this module parses.
-            if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
-                bar.set_style(style);
-            }
-            bar
-        });
+        let bar = (!global.quiet && trainer.is_none() && !is_on_stderr() && Stream::Err.is_live())
+            .then(|| ProgressBar::new(0).with_style(style(TEMPLATE)));
         let told = Shared { bar, quiet: global.quiet, life: Arc::default(), began: Instant::now() };
         let watch = (!global.quiet).then(|| watch(told.clone())).flatten();
         Progress { told, watch, trainer, label: String::new(), waits: false, turns_said: None }
@@ -134,8 +128,9 @@ fn shown(words: String) -> String {
 const TURNS_LINE: Duration = Duration::from_secs(10);
 const TURNS_TEMPLATE: &str = "[{elapsed_precise}] {bar:24} {percent}% {wide_msg}";
 
-fn turns_style() -> ProgressStyle {
-    ProgressStyle::with_template(TURNS_TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar())
+/// The style of a template, which is a constant.
+pub(super) fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
 const TEMPLATE: &str = "[{elapsed_precise}] {bar:24} {pos}/{len} {wide_msg}";
@@ -156,8 +151,8 @@ impl Observe for Progress {
 
     fn begin(&mut self, planned: &Planned, trial: u32, done: usize, all: usize) {
         self.label = format!("{} trial {trial}", name(planned));
-        let steps = planned.cell().map_or(0, |cell| cell.train.steps + cell.train.untimed_steps);
-        self.told.life().begin(self.told.began.elapsed(), self.label.clone(), steps as u64, done, all);
+        let steps = planned.cell().map_or(0, trainer::steps);
+        self.told.life().begin(self.told.began.elapsed(), self.label.clone(), steps, done, all);
         if let Some(bar) = &self.told.bar {
             bar.set_length(all as u64);
             bar.set_position(done as u64);
@@ -187,7 +182,7 @@ impl Observe for Progress {
     fn turns(&mut self, words: &str, share: f64) {
         const PARTS: f64 = 1000.0;
         if let Some(bar) = &self.told.bar {
-            bar.set_style(turns_style());
+            bar.set_style(style(TURNS_TEMPLATE));
             bar.set_length(PARTS as u64);
             bar.set_position((share * PARTS) as u64);
             bar.set_message(shown(words.to_string()));

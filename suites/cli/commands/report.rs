@@ -1,6 +1,6 @@
 //! `report`: the comparison of records, as text, as a page, and its plots as files.
 
-use super::{document_text, existing, filter, notebook, open, print, print_json, room, shortened};
+use super::{document_text, existing, filter, json_lines, notebook, open, print, print_json, room, shortened};
 use crate::png::Painter;
 use crate::{Format, Global, ReportArgs};
 use anyhow::{Context, Result, bail};
@@ -40,7 +40,7 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
         None => BTreeMap::new(),
     };
     let text = match format {
-        Format::Json => lines(&chosen)?,
+        Format::Json => json_lines(&chosen)?,
         Format::Markdown if !pictures.is_empty() => {
             let beside = arguments.output.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
             markdown::render_linked(&document, &|figure| Some(link(beside, pictures.get(&figure.name)?)))
@@ -104,15 +104,6 @@ fn leave_out_other_hardware(records: &mut Vec<Record>) -> Option<String> {
             units::list(&devices)
         )
     })
-}
-
-fn lines(records: &[Record]) -> Result<String> {
-    let mut text = String::new();
-    for record in records {
-        text += &serde_json::to_string(record)?;
-        text.push('\n');
-    }
-    Ok(text)
 }
 
 /// The ending that says a form.

@@ -415,7 +415,7 @@ fn chosen<'a>(records: &'a [Record], folder: &Path, text: &str) -> Result<Vec<&'
                  {} nor a key of the {} in {} begins with it. `zbench list` shows ids, keys and labels; name=TITLE selects a grid, \
                  commit=HASH a commit",
                 plural(records.len(), "record"),
-                count_of_keys(records),
+                plural(records.iter().map(|record| &record.key).collect::<HashSet<_>>().len(), "cell"),
                 folder.display()
             ),
             _ => bail!("{}", why_none(records, folder, text, &terms)),
@@ -436,11 +436,6 @@ fn chosen<'a>(records: &'a [Record], folder: &Path, text: &str) -> Result<Vec<&'
 
 fn plural(count: usize, one: &str) -> String {
     zbench_reports::units::plural(count, one, &format!("{one}s"))
-}
-
-fn count_of_keys(records: &[Record]) -> String {
-    let keys: std::collections::HashSet<&str> = records.iter().map(|record| record.key.as_str()).collect();
-    plural(keys.len(), "cell")
 }
 
 /// The first term that no record has, and what the records have instead.

@@ -5,7 +5,7 @@ use super::session::Session;
 use super::signals::stop_flag;
 use super::{
     Expanded, command_line, expand, header, open_for_records, own_program, planned, print, print_lines, print_screen,
-    printable, quoted, room,
+    printable, quoted, room, seed_of_clock,
 };
 use crate::{Format, Global, GridArgs, RunArgs};
 use anyhow::Result;
@@ -62,14 +62,12 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         session.judge(&mut next);
         cells.extend(next);
     }
-    let from_clock = || jiff::Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000;
-    let seed = arguments.seed.unwrap_or_else(from_clock);
+    let seed = arguments.seed.unwrap_or_else(seed_of_clock);
     let how = match (arguments.trials, &limits) {
         (None, None) => by_turns(session, &cells, arguments, seed)?,
         _ => Err(String::new()),
     };
-    let count = arguments.trials.unwrap_or(TRIALS);
-    let trials = if arguments.fresh { Trials::Fresh(count) } else { Trials::UpTo(count) };
+    let trials = trials(arguments.trials.unwrap_or(TRIALS), arguments.fresh);
     let mut header = header(&expanded.document);
     if arguments.proxy {
         header.name = format!("{} (proxy)", header.name);
@@ -106,6 +104,11 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         print_screen(global, &grid_report::comparison_in(&summary.records, Some(question.as_str()), room(global)))?;
     }
     Ok(summary.exit_code())
+}
+
+/// That many trials of each cell: with `fresh` whatever the notebook holds.
+pub(super) const fn trials(count: u32, fresh: bool) -> Trials {
+    if fresh { Trials::Fresh(count) } else { Trials::UpTo(count) }
 }
 
 /// How cells are measured.

@@ -24,7 +24,7 @@ pub struct About {
 /// As [`ProfileError`] says; the file is then as it was.
 pub fn save(path: &Path, ceilings: &Ceilings, about: &About) -> Result<(), ProfileError> {
     let is_ours = |heading: &str| heading == "[ceilings]" || heading.starts_with("[ceilings.");
-    merge(path, "measured by zbench calibrate", "ceilings", &is_ours, &text(ceilings, about))
+    merge(path, "zbench calibrate", "cpu", "ceilings", &is_ours, &text(ceilings, about))
 }
 
 fn text(ceilings: &Ceilings, about: &About) -> String {

@@ -66,7 +66,7 @@ pub fn save(path: &Path, corrections: &Corrections) -> Result<(), ProfileError> 
         );
     }
     text.push_str("]\n");
-    merge(path, "measured by zbench calibrate", "corrections", &|heading| heading == "[corrections]", &text)
+    merge(path, "zbench calibrate", "cpu", "corrections", &|heading| heading == "[corrections]", &text)
 }
 
 /// The corrections that a profile's `corrections` holds.

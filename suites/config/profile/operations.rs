@@ -48,7 +48,7 @@ pub struct Operations {
 pub fn save(path: &Path, operations: &[Operations], measured: &str, cores: usize) -> Result<(), ProfileError> {
     let headings: Vec<String> = operations.iter().map(|of| heading(of.layout)).collect();
     let is_ours = |heading: &str| heading == "[operations]" || headings.iter().any(|own| own == heading);
-    merge(path, "measured by zbench calibrate", "operations", &is_ours, &text(operations, measured, cores))
+    merge(path, "zbench calibrate", "cpu", "operations", &is_ours, &text(operations, measured, cores))
 }
 
 fn heading(RankLayout { ranks, threads, .. }: RankLayout) -> String {

@@ -1,9 +1,10 @@
 //! Where a gate's report goes: standard output, files, GitHub.
 
+use crate::commands::progress::style;
 use crate::commands::{print_json, print_screen};
 use crate::{Format, GateArgs, Global};
 use anyhow::{Context, Result};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -54,13 +55,8 @@ const BETWEEN: Duration = Duration::from_secs(10);
 
 impl Progress {
     pub fn new(global: &Global) -> Progress {
-        let bar = (!global.quiet && Stream::Err.is_live()).then(|| {
-            let bar = ProgressBar::new_spinner();
-            if let Ok(style) = ProgressStyle::with_template("[{elapsed_precise}] {wide_msg}") {
-                bar.set_style(style);
-            }
-            bar
-        });
+        let spinner = || ProgressBar::new_spinner().with_style(style("[{elapsed_precise}] {wide_msg}"));
+        let bar = (!global.quiet && Stream::Err.is_live()).then(spinner);
         Progress { bar, quiet: global.quiet, last: std::cell::Cell::new(None) }
     }
 
