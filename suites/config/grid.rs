@@ -125,10 +125,10 @@ pub fn searched(search: &Search, value: usize) -> Setting {
     Setting { value: toml::Value::Integer(value as i64), place: search.place, from_grid: true }
 }
 
-/// What a document's axes and includes make, before anything is left out.
+/// All combinations of a document's axes and includes, before excludes and `--only`.
 struct Combinations {
     all: Vec<Settings>,
-    /// So many of them, the first, are of the axes.
+    /// Number of combinations of the axes, which come first.
     in_product: usize,
     /// Keys that are an axis somewhere.
     varying: Vec<&'static str>,
@@ -217,9 +217,9 @@ pub fn resolve_with_files(settings: &Settings, context: &Context, files: &mut Fi
     Ok(resolved)
 }
 
-/// Stands for the key of a cell among the terms of `--only`.
+/// Name of a cell's key among the terms of `--only`.
 pub const CELL_KEY: &str = "key";
-/// Fewer letters of a cell's key are no beginning of it.
+/// Shortest prefix of a cell's key that `--only` accepts.
 const SHORTEST_KEY: usize = 4;
 
 /// Terms of `--only`, joined by commas as in a label: `key=value`, where the last part of a key will do if no other key of the
@@ -291,7 +291,7 @@ fn has_key(only: &[Axis], key: &str) -> bool {
     asked.is_none_or(|axis| axis.values.iter().any(begins))
 }
 
-/// So many values of an axis are listed.
+/// Most values of an axis that are listed.
 const LISTED: usize = 12;
 
 /// Why no cell is left, with the values that there are: of the terms of `--only` that ask for none of them, else of all axes.
@@ -358,7 +358,7 @@ pub fn none_left(document: &Document, only: &[Axis]) -> String {
 /// Whether the cell has one of the axis' values: as resolved, else as written, else by default.
 fn has_one_of(axis: &Axis, settings: &Settings, cell: Option<&Value>) -> bool {
     if axis.key == CELL_KEY {
-        // The key is made of what is left here.
+        // Keys are compared later, as they need the resolved cell.
         return true;
     }
     let resolved = cell.and_then(|cell| axis.key.split('.').try_fold(cell, |value, part| value.get(part)).cloned());
@@ -393,7 +393,7 @@ pub fn plain(cell: &Cell) -> Value {
     let Some(Value::Object(priced)) = value.as_object_mut().and_then(|cell| cell.remove("priced")) else {
         return value;
     };
-    // What is priced and not run stands where its keys do, as if the engine had it.
+    // Priced options are placed in the sections of their keys, as if the engine had them.
     let parked = priced.get("parked").and_then(Value::as_u64).unwrap_or(1);
     for (name, of) in priced {
         let section = match name.as_str() {
@@ -481,11 +481,11 @@ pub fn cell_key(cell: &Cell, files: &mut Files) -> String {
         by_content(path);
     }
     if let Some(priced) = &mut cell.priced {
-        // Where a disk is does not make it another.
+        // The path of a disk does not change the cell.
         priced.offload_path = None;
     }
     if let Some(saving) = &mut cell.checkpoint {
-        // Where a run is kept does not make it another.
+        // The folder of checkpoints does not change the cell.
         (saving.dir, saving.resume) = Default::default();
     }
     plain_key(&plain(&cell))

@@ -44,7 +44,7 @@ pub enum Kind {
     Bandwidth,
     /// Seconds of a link's latency.
     Latency,
-    /// Seconds that somebody waits.
+    /// Seconds of a timeout.
     Patience,
     /// Two numbers in [0, 1).
     Betas,
@@ -71,7 +71,7 @@ const ROPE: &[&str] =
     &["rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"];
 
 impl fmt::Display for Kind {
-    /// As the documentation puts it.
+    /// As docs/configuration.md shows it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Kind::Count { min, .. } => write!(f, "whole number from {min}"),
@@ -105,7 +105,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// How a value looks in an error.
+/// A value as errors show it, shortened.
 pub fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {

@@ -22,7 +22,7 @@ pub enum ProfileError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// The file is no TOML, or would not be any more.
+    /// The file is not TOML, or would not be after the change.
     #[error("the machine profile {path} is left as it was: {reason}", path = path.display())]
     Toml {
         /// The file.
@@ -32,7 +32,7 @@ pub enum ProfileError {
     },
 }
 
-/// The profile of this machine: beside the configurations if they are here.
+/// Path of this machine's profile: in configs/machines if there is a folder configs.
 pub fn default_path(host: &str) -> PathBuf {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
     let name: String = host.chars().map(plain).collect();
@@ -65,7 +65,7 @@ pub fn save(path: &Path, settings: &Settings, sections: &[Section], measured: &s
 
 /// The fits that a profile has of the section's collective in types that the section has none of.
 fn other_types(path: &Path, settings: &Settings, section: &Section) -> Vec<Fit> {
-    // A profile that cannot be read or is broken is told by `merge`.
+    // `merge` reports a profile that cannot be read or is broken.
     let table = zbench_engine::files::text(path).ok().and_then(|text| text.parse::<toml::Table>().ok());
     let ranks = format!("ranks-{}", settings.group_ranks);
     let fits = || {
@@ -118,7 +118,7 @@ fn merge(
         text.push('\n');
     }
     text.push_str(tables);
-    // What was there under another form of writing would be there twice now, and is then no TOML.
+    // A table in another TOML notation would now be defined twice, which is not TOML.
     let new: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         broken(format!("its [{own}] is not written as zbench writes it; remove that part ({})", error.message()))
     })?;

@@ -23,7 +23,7 @@ pub use precision::policy;
 use precision::precision;
 use sources::{data, known_model, profile};
 
-/// What resolving depends on beside the settings.
+/// Inputs of resolving beside the settings.
 #[derive(Clone, Debug)]
 pub struct Context {
     /// Where relative paths start.
@@ -41,12 +41,12 @@ pub struct Context {
 }
 
 impl Context {
-    /// A folder and the cores there are.
+    /// A context with this folder and number of cores.
     pub fn new(folder: PathBuf, cores: usize) -> Context {
         Context { folder, cores, profiles: Arc::default(), models: Arc::default(), what_if: Vec::new(), launched: None }
     }
 
-    /// The same as part of a launch whose processes are on these hosts; nothing where zbench was started by itself.
+    /// The same as part of a launch on these hosts; `None` if zbench was started by itself.
     #[must_use]
     pub fn launched(self, launched: Option<Hosts>) -> Context {
         Context { launched, ..self }
@@ -80,7 +80,7 @@ pub struct Resolved {
     pub profile: Option<Arc<MachineProfile>>,
 }
 
-/// Values that do not go together, or that this version cannot do.
+/// Values that exclude each other, or that this version does not support.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{key}: {message}")]
 pub struct Refusal {
@@ -184,7 +184,7 @@ impl Values<'_> {
         self.settings.get(key).map(|setting| &setting.value)
     }
 
-    /// What is given, else the default of the table.
+    /// The value that is stated, else the default of the table.
     fn stated(&self, key: &str) -> Option<&Value> {
         self.given(key).or_else(|| keys::default_of(key))
     }
@@ -248,7 +248,7 @@ fn choice<'a, T: Deserialize<'a>>(name: &Value) -> Option<T> {
     name.clone().try_into().ok()
 }
 
-/// The values of keys that exist and that this version cannot do, with what to write instead.
+/// Refuses valid values that this version does not support.
 fn unsupported(values: &Values) -> Result<(), Refusal> {
     let refuse = |key: &str, instead: &str| {
         let given = values.value(key);
@@ -358,13 +358,13 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
         shard,
         prefetch: values.count("parallel.prefetch"),
         backend: values.choice("parallel.backend").unwrap_or(Backend::Local),
-        // Its kind has refused what is no time.
+        // The key's kind has refused invalid times.
         stall: quantity(&values.value("parallel.stall"), units::seconds)
             .map_or(STALL, std::time::Duration::from_secs_f64),
     })
 }
 
-/// Emulated links, which need to be told what a node is.
+/// Emulated links between nodes. They need the ranks of a node.
 fn link(values: &Values, parallel: &Parallel) -> Result<Option<Link>, Refusal> {
     let (bandwidth, latency) = ("link.node.bandwidth", "link.node.latency");
     let of = |key: &str, read: fn(&str) -> Option<f64>| values.given(key).and_then(|value| quantity(value, read));
@@ -392,7 +392,7 @@ fn lora(values: &Values, context: &Context, model: &Model) -> Result<Lora, Refus
     Ok(Lora { base, ..adapters })
 }
 
-/// What the frozen weights are kept as; whether scales are coded too is part of it.
+/// The format of the frozen weights, including whether scales are quantized too.
 fn base(values: &Values) -> Option<Base> {
     match values.given("lora.base").and_then(choice)? {
         Base::Nf4 if !values.is("lora.double_quant") => Some(Base::Nf4Single),

@@ -38,17 +38,17 @@ struct Hunt {
     label: String,
     settings: Settings,
     candidates: Candidates,
-    /// The place of that value; nothing where none fits.
+    /// The place of that value; `None` if no value fits.
     place: Option<usize>,
     /// Largest place that a run has shown to fit.
     ran: Option<usize>,
     /// Smallest place that a run has shown not to fit, and what is said of it.
     refused: Option<(usize, Next)>,
-    /// What is said of the limit.
+    /// The search as records hold it.
     said: max_batch::Search,
 }
 
-/// What a plan says of one value.
+/// The plan's verdict on one value.
 #[derive(Clone, Debug)]
 enum Verdict {
     Fits {
@@ -58,7 +58,7 @@ enum Verdict {
         bytes: Option<u64>,
         reason: String,
     },
-    /// It is no configuration, or none that can be judged.
+    /// The value is no valid configuration, or its memory is unknown.
     Refused {
         reason: String,
     },
@@ -106,7 +106,7 @@ impl MaxBatchSearch {
             next: next.map(|(next, verdict)| Next {
                 value: candidates.at(next) as u64,
                 bytes: verdict.bytes(),
-                // What is no configuration is not tried.
+                // A value that is no valid configuration is not run.
                 outcome: verdict.is_refused().then(|| Status::Skipped.name().to_string()),
                 reason: if verdict.is_refused() { verdict.reason() } else { String::new() },
             }),
@@ -195,7 +195,7 @@ impl MaxBatchSearch {
         }
     }
 
-    /// What is the same for all cells of one search.
+    /// A hash of the settings that all cells of one search share.
     fn combination(&self, settings: &Settings) -> String {
         let mut settings = settings.clone();
         settings.remove(self.search.key);
@@ -252,13 +252,13 @@ impl Verdict {
     }
 }
 
-/// The plan of the limit, with what is said of it.
+/// The plan of the limit, with its search.
 fn planned(planner: &Planner, hunt: &mut Hunt, cell: GridCell) -> Planned {
     hunt.key.clone_from(&cell.key);
     let mut planned = planned::plan(planner, cell, None);
     hunt.said.capacity = planned.capacity();
     hunt.said.global_batch = planned.cell().map(global_batch);
-    // What the search found wrong says more than that the cell does not run here.
+    // The reason that the search found is more specific than that the cell does not run here.
     if let Decision::Record { reason, .. } = &planned.decision
         && hunt.said.value.is_none()
         && hunt.said.reason.is_empty()

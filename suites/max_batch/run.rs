@@ -78,7 +78,7 @@ impl Hunt {
                 };
                 self.refused = Some((place, next));
             }
-            // Nothing is known of memory then.
+            // Other outcomes tell nothing about memory.
             _ => return None,
         }
         let (above, next) = self.refused.clone()?;
@@ -87,7 +87,7 @@ impl Hunt {
     }
 }
 
-/// What a search says into records that were made before it, and what became of the next value into its limit.
+/// Adds searches to records that were made before them, and the outcome of the next value to its limit.
 fn complete(records: &mut [Record], said: &HashMap<String, Search>) {
     for record in records.iter_mut() {
         if let (None, Some(search)) = (Search::of(record), said.get(&record.key)) {

@@ -25,7 +25,7 @@ use zbench_suites::kernels;
 use zbench_suites::kernels::args::{AttentionArgs, GemmArgs};
 use zbench_suites::registry::{self, Expanded};
 
-/// What is to be done with the cells.
+/// How to run the cells.
 struct Wanted {
     only: Option<String>,
     trials: Trials,
@@ -38,7 +38,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// `usual`: trials of a file's cells where nothing else is said.
+    /// `usual`: default number of trials of a file's cells.
     fn of(flags: &RunFlags, is_file: bool, usual: u32) -> Wanted {
         let trials = match flags.trials {
             None if !is_file => Trials::OneMore,
@@ -260,7 +260,7 @@ fn collectives_in_words(record: &Record) -> String {
     format!("busbw {rate} GB/s at {size}, latency {latency} us")
 }
 
-/// What would be measured.
+/// Prints what would be measured.
 fn dry_run(global: &Global, cells: &[BenchCell]) -> Result<u8> {
     let columns =
         vec![Column::words("cell"), Column::words("key"), Column::numbers("needs", "bytes"), Column::words("decision")];
@@ -291,7 +291,7 @@ fn reason(cell: &BenchCell) -> Option<&str> {
     }
 }
 
-/// `zbench repro ID` of such a record: the measurement again; times are no more than shown beside.
+/// `zbench repro ID` of such a record: repeats the measurement; times are only shown.
 pub fn repro(global: &Global, record: &Record, timeout: Duration) -> Result<u8> {
     let Some(spec) = registry::of_plain(&record.cell) else {
         bail!(

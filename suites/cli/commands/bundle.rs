@@ -35,7 +35,7 @@ pub fn export(global: &Global, arguments: &ExportArgs, bundle: &Path) -> Result<
         format!("the bundle {path} cannot be made; name a file that does not exist, in a folder that you may write to")
     })?;
     if let Err(error) = file.write_all(&bytes).and_then(|()| file.sync_all()) {
-        // Half a bundle is of no use, and would be in the way of the next try.
+        // Half a bundle is useless, and would block the next attempt.
         let _ = std::fs::remove_file(bundle);
         return Err(anyhow!("the bundle {path} cannot be written: {error}"));
     }

@@ -1,4 +1,4 @@
-//! `zbench compare --measure`: two that take turns until it is known which is faster.
+//! `zbench compare --measure`: A and B take turns until it is decided which is faster.
 
 use super::{command_line, expand, own_program, planned, print_document, print_json, seed_of_clock};
 use crate::{Cells, CompareArgs, Format, Global, Per};
@@ -91,7 +91,7 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
     })
 }
 
-/// What is compared.
+/// The two sides.
 struct Sides {
     names: [String; 2],
     programs: [Program; 2],
@@ -188,10 +188,10 @@ fn one_cell(file: &Path, set: &[String]) -> Result<Planned> {
     }
 }
 
-/// Two cells, and what their turns say.
+/// The turns of two cells, and the comparison so far.
 struct Two {
     pair: Pair,
-    /// What is compared.
+    /// The time that is compared.
     time: fn(&TurnSample) -> f64,
     rounds: usize,
     discarded: usize,
@@ -202,7 +202,7 @@ struct Two {
 }
 
 impl Two {
-    /// Now and then, how it stands.
+    /// Prints the state of the comparison every few seconds.
     fn tell(&mut self) {
         if self.quiet || self.said.is_some_and(|said| said.elapsed().as_secs_f64() < 5.0) {
             return;

@@ -7,7 +7,7 @@ use zbench_host::exit;
 use zbench_reports::record::Record;
 use zbench_reports::{Contents, Notebook, Remark, notebook_report};
 
-/// Everything that it holds, unreadable lines told of.
+/// Reads the notebook and warns of unreadable lines and of turns that are not in the records yet.
 pub fn contents(notebook: &Notebook) -> Result<Contents> {
     let contents = notebook.read()?;
     print_warnings(&contents);
@@ -17,14 +17,14 @@ pub fn contents(notebook: &Notebook) -> Result<Contents> {
     Ok(contents)
 }
 
-/// Names on standard error the lines that could not be read.
+/// Prints a warning for each line that could not be read.
 pub fn print_warnings(contents: &Contents) {
     for warning in contents.warnings() {
         zbench_host::say!("warning: {warning}");
     }
 }
 
-/// That turns are not in the records yet, if there are some: their grid still runs, or it was killed.
+/// A warning if turns are not in the records yet because their grid still runs or was killed.
 fn waiting(notebook: &Notebook) -> Option<String> {
     let folder = notebook.directory().join("turns");
     let is_of_turns = |entry: &std::fs::DirEntry| entry.path().extension().is_some_and(|ending| ending == "jsonl");
@@ -68,7 +68,7 @@ pub fn list(global: &Global, arguments: &ListArgs) -> Result<u8> {
     Ok(exit::SUCCESS)
 }
 
-/// Puts records into an order; what has no such value comes first.
+/// Sorts records. Records without the value come first.
 fn sort(records: &mut [Record], by: &str) -> Result<()> {
     let metric = |record: &Record| record.metrics.number(by).unwrap_or(f64::NEG_INFINITY);
     match by {
@@ -117,7 +117,7 @@ pub fn tag(global: &Global, arguments: &TagArgs) -> Result<u8> {
     Ok(exit::SUCCESS)
 }
 
-/// So many other records of a cell are named.
+/// Most other records of a cell that are named.
 const OTHERS: usize = 8;
 
 /// `zbench show ID`; of a cell the newest record.

@@ -20,19 +20,19 @@ use zbench_reports::render::printable;
 use zbench_runner::Observe;
 use zbench_runner::protocol::LifecycleEvent;
 
-/// Tells on standard error.
+/// Progress on standard error.
 pub struct Progress {
     told: Shared,
-    /// Wakes now and then, while a cell says nothing. Its end is that of the channel.
+    /// Thread that ticks while a cell is silent. It ends when the channel closes.
     watch: Option<(Sender<()>, JoinHandle<()>)>,
-    /// Makes the lines of steps, where there are some.
+    /// Formats the lines of steps, if they are printed.
     trainer: Option<Trainer>,
     label: String,
     waits: bool,
     turns_said: Option<Instant>,
 }
 
-/// What the watching thread shares.
+/// State that is shared with the ticking thread.
 #[derive(Clone)]
 struct Shared {
     bar: Option<ProgressBar>,
@@ -41,7 +41,7 @@ struct Shared {
     began: Instant,
 }
 
-/// How often it is looked whether there is something to say.
+/// Time between ticks.
 const LOOK: Duration = Duration::from_secs(1);
 
 impl Shared {
@@ -50,7 +50,7 @@ impl Shared {
     }
 
     fn line(&self, text: &str) {
-        // Held while it is written, so that the watching thread does not speak at the same time.
+        // The lock is held during the write, so that the ticking thread does not print at the same time.
         let mut life = self.life();
         life.spoke(self.began.elapsed());
         match &self.bar {
@@ -61,7 +61,7 @@ impl Shared {
         }
     }
 
-    /// Time has passed.
+    /// Updates the bar, or prints a line if it is time for one.
     fn tick(&self) {
         let mut life = self.life();
         let now = self.began.elapsed();
@@ -73,7 +73,7 @@ impl Shared {
 }
 
 impl Progress {
-    /// `log_every`: lines of steps, as `zbench run` has them, so many steps apart.
+    /// `log_every`: steps between lines of steps, as `zbench run` prints them.
     pub fn new(global: &Global, log_every: Option<u64>) -> Progress {
         let every = log_every.or((global.verbose > 0).then_some(1)).filter(|_| !global.quiet);
         let trainer = every.map(Trainer::new);
@@ -84,11 +84,11 @@ impl Progress {
         Progress { told, watch, trainer, label: String::new(), waits: false, turns_said: None }
     }
 
-    /// Before something else is printed: nothing is said from here on.
+    /// Ends the progress before something else is printed.
     pub fn clear(&mut self) {
         if let Some((end, thread)) = self.watch.take() {
             drop(end);
-            // It does not panic; if it did, there is nothing to be done about it here.
+            // The thread does not panic. If it did, nothing could be done about it here.
             let _ = thread.join();
         }
         if let Some(bar) = &self.told.bar {
@@ -101,7 +101,7 @@ impl Progress {
     }
 }
 
-/// Looks at it every second until the other end of the channel is gone; nothing where no thread can be had.
+/// Ticks every second until the channel closes. `None` if no thread can be started.
 fn watch(told: Shared) -> Option<(Sender<()>, JoinHandle<()>)> {
     let (end, ended) = mpsc::channel();
     let looks = move || {
@@ -119,12 +119,12 @@ impl Drop for Progress {
     }
 }
 
-/// Labels hold values of files: nothing in them acts on the terminal.
+/// Removes control characters: labels hold values of files.
 fn shown(words: String) -> String {
     printable(&words).into_owned()
 }
 
-/// Where there is no terminal, a line about turns so often.
+/// Time between lines about turns where there is no terminal.
 const TURNS_LINE: Duration = Duration::from_secs(10);
 const TURNS_TEMPLATE: &str = "[{elapsed_precise}] {bar:24} {percent}% {wide_msg}";
 
@@ -213,7 +213,7 @@ impl Observe for Progress {
     }
 }
 
-/// Why a measured trial does not count, if so.
+/// The flags of a measured trial that does not count.
 fn flagged(record: &Record) -> String {
     let flags: Vec<&str> = record.excluding_flags().collect();
     if flags.is_empty() { String::new() } else { format!("; not valid: {}", flags.join(", ")) }

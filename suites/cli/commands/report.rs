@@ -22,7 +22,7 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
     let notebook = existing(global)?;
     let contents = notebook::contents(&notebook)?;
     let mut chosen = filter::choose(&notebook, &contents, &arguments.what, jiff::Timestamp::now())?;
-    // Who names records by their ids wants those.
+    // Records that are named by id are always reported.
     let names_ids = arguments.what.iter().any(|word| !word.contains('='));
     let left_out = if arguments.other_hardware || names_ids { None } else { leave_out_other_hardware(&mut chosen) };
     if let Some(words) = &left_out {
@@ -106,7 +106,7 @@ fn leave_out_other_hardware(records: &mut Vec<Record>) -> Option<String> {
     })
 }
 
-/// The ending that says a form.
+/// The file extension of a format.
 const fn ending(format: Format) -> &'static str {
     match format {
         Format::Html => "html",
@@ -117,7 +117,7 @@ const fn ending(format: Format) -> &'static str {
     }
 }
 
-/// The form asked for, or else that of the file's ending.
+/// The format of `--format`, else that of the file's extension.
 fn format(global: &Global, arguments: &ReportArgs) -> Result<Format> {
     let Some(path) = arguments.output.as_ref().filter(|_| !global.format_given) else {
         let is_page = arguments.open && !global.format_given;
@@ -137,7 +137,7 @@ fn format(global: &Global, arguments: &ReportArgs) -> Result<Format> {
     })
 }
 
-/// Writes every plot; the SVG files by the plots' names.
+/// Writes every plot. Returns the SVG files by the plots' names.
 fn draw(document: &Document, folder: &Path, png: bool) -> Result<BTreeMap<String, PathBuf>> {
     let painter = if png { Some(Painter::new()?) } else { None };
     std::fs::create_dir_all(folder)
@@ -197,7 +197,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
         std::fs::rename(&beside, path)
     });
     if written.is_err() {
-        // It may not be there; then there is nothing to take away.
+        // It may not exist; then there is nothing to remove.
         let _ = std::fs::remove_file(&beside);
     }
     written.with_context(|| format!("{} cannot be written", path.display()))

@@ -106,7 +106,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     Ok(summary.exit_code())
 }
 
-/// That many trials of each cell: with `fresh` whatever the notebook holds.
+/// Up to `count` trials of each cell, or `count` new ones with `fresh`.
 pub(super) const fn trials(count: u32, fresh: bool) -> Trials {
     if fresh { Trials::Fresh(count) } else { Trials::UpTo(count) }
 }
@@ -154,10 +154,10 @@ fn is_short(global: &Global) -> bool {
     global.format == Format::Table && !global.full
 }
 
-/// Lines of what is said where nothing can run.
+/// Lines of the screen where nothing can run.
 const NONE_LINES: usize = 25;
 
-/// What the cells would take where they can run, and what to do here.
+/// The estimates of cells that cannot run here, and what to do instead.
 fn none_here(cells: &[Planned], arguments: &GridArgs) -> Text {
     let rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
     let file = quoted(&arguments.cells.file.to_string_lossy());
@@ -171,7 +171,7 @@ fn none_here(cells: &[Planned], arguments: &GridArgs) -> Text {
     estimate_report::estimates(&rows, Room { lines: NONE_LINES, ..Room::wide(Stream::Out.width()) }, &next)
 }
 
-/// What a stopped grid says in place of its report: a report of some cells reads as one of all.
+/// Printed in place of the report of a stopped grid, as a report of some cells would look complete.
 pub(super) fn print_interrupted<'k>(
     global: &Global,
     keys: impl Iterator<Item = &'k str>,
@@ -269,7 +269,7 @@ fn say_batches(global: &Global, cells: &[Planned]) {
     }
 }
 
-/// Why `run` does not run: the cells there are, in terms that narrow to one of them.
+/// The error of `run` for several cells, with an `--only` for each of them.
 fn not_one(cells: &[GridCell]) -> String {
     const SHOWN: usize = 8;
     // Cells may differ in nothing but a list, which --only does not take; the label then tells them apart.
@@ -288,7 +288,7 @@ fn not_one(cells: &[GridCell]) -> String {
     )
 }
 
-/// A combination that cannot be is an error where only one was asked for.
+/// An impossible combination is an error if it is the only one.
 pub(super) fn refuse_all(expanded: &Expanded) -> Result<()> {
     if let [cell] = &expanded.cells[..]
         && let Err(refusal) = &cell.resolved
@@ -301,7 +301,7 @@ pub(super) fn refuse_all(expanded: &Expanded) -> Result<()> {
 /// The estimates of cells.
 pub(super) fn estimates(global: &Global, cells: &[Planned], file: &Path, proxy: bool) -> Result<u8> {
     let mut rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
-    // To plan makes no notebook.
+    // A plan must not create a notebook.
     let there =
         global.notebook.is_dir().then(|| Notebook::open(&global.notebook).and_then(|notebook| notebook.records()));
     if let Some(Ok(records)) = there {
@@ -327,7 +327,7 @@ pub(super) fn estimates(global: &Global, cells: &[Planned], file: &Path, proxy: 
     Ok(exit::SUCCESS)
 }
 
-/// Runs cells in child processes, with progress, until done or stopped. `log_every`: lines of steps, so many steps apart.
+/// Runs cells in child processes, with progress, until done or stopped. `log_every`: steps between lines of steps.
 pub fn carry_out(
     global: &Global,
     session: &mut Session,
@@ -374,7 +374,7 @@ pub fn carry_out(
     Ok(summary)
 }
 
-/// Where it was stopped, and how to go on.
+/// Where the command was stopped, and how to continue.
 fn stopped(summary: &Summary, cells: &[Planned], notebook: &str) -> String {
     use zbench_engine::config::Resume;
     let all = format!("everything measured is in {notebook}");

@@ -1,4 +1,4 @@
-//! The section lora: what the file says of adapters, held against what a folder of adapters says of itself.
+//! The section lora: the file's keys of adapters, compared with the configuration of a folder of adapters.
 
 use super::sources::absolute;
 use super::{Context, Refusal, Values, choice};
@@ -48,7 +48,7 @@ pub(super) fn adapters(values: &Values, context: &Context, model: &Model) -> Res
     Ok(lora)
 }
 
-/// Nothing is adapted. Where that is not a point of a grid, a folder to write into is a mistake.
+/// No adapters. An output folder is then a mistake, unless the grid varies the rank.
 fn without(values: &Values) -> Result<Lora, Refusal> {
     let varies = values.settings.get("lora.rank").is_some_and(|rank| rank.from_grid);
     let written = ["lora.save", "lora.merge"].into_iter().find(|key| values.given(key).is_some());
@@ -74,14 +74,14 @@ fn targets(values: &Values, key: &str, model: &Model) -> Result<Option<Vec<Linea
     }
 }
 
-/// The file's word and the folder's.
+/// The keys of the file, and the configuration of a folder of adapters.
 struct Merged<'a> {
     values: &'a Values<'a>,
     stored: Option<&'a AdapterConfig>,
 }
 
 impl Merged<'_> {
-    /// What the file states, else what the folder does, else the default; where both state it they must agree.
+    /// The file's value, else the folder's, else the default. If both state one, they must agree.
     fn one<T: PartialEq + Serialize>(
         &self,
         key: &str,

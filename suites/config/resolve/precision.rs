@@ -69,7 +69,7 @@ fn scaling(values: &Values, compute: DType) -> Result<Option<LossScaling>, Refus
     if scale > 0.0 {
         return Ok(Some(LossScaling::Static(scale)));
     }
-    // Their kinds admit nothing that would not fit.
+    // The keys' kinds admit only values that fit.
     let count = |key| values.count(key) as u64;
     let rules = DynamicScaling {
         initial_scale_power: count("precision.initial_scale_power") as u32,
@@ -91,7 +91,7 @@ fn scaling(values: &Values, compute: DType) -> Result<Option<LossScaling>, Refus
     Ok(Some(scaling))
 }
 
-/// What a reader calls the policy: the preset that was written, and what was written over it; absent where none was.
+/// Name of the policy: the stated preset and the keys that override it. `None` without a preset.
 pub fn policy(settings: &Settings) -> Option<String> {
     let text = |key: &str| {
         settings.get(key).map(|setting| match setting.value.as_str() {

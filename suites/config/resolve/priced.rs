@@ -3,14 +3,14 @@
 use super::{Refusal, Values, choice};
 use zbench_engine::config::{Home, Model, PipelineSchedule, Priced, PricedLoss, PricedModel, Strategy, Wire};
 
-/// The families that `zbench plan` prices and the engine has not.
+/// Model families that `zbench plan` prices and the engine does not have.
 pub(super) const FAMILIES: [&str; 2] = ["t5", "count"];
 
 /// Keys of [model] that are read here and not by the engine's families.
 pub(super) const MODEL_KEYS: [&str; 4] =
     ["model.num_decoder_layers", "model.feed_forward_proj", "model.parameters", "model.largest_layer"];
 
-/// What of it a cell asks for; `None` where it asks for nothing.
+/// The priced options of a cell; `None` if it has none.
 pub(super) fn priced(values: &Values, ranks: usize, strategy: Strategy, of: &Model) -> Result<Option<Priced>, Refusal> {
     let zeropp = values.text("parallel.strategy") == "zero++";
     // The engine has no name for "native", no compression.
@@ -53,7 +53,7 @@ pub(super) fn priced(values: &Values, ranks: usize, strategy: Strategy, of: &Mod
     Ok(Some(priced).filter(|priced| priced.first_key().is_some()))
 }
 
-/// Ranks that share the second copy of zero++: a node's.
+/// Ranks that share the second copy of zero++: those of a node.
 fn parked(values: &Values, ranks: usize) -> Result<usize, Refusal> {
     let given = values.given_count("parallel.shard").or(values.given_count("parallel.ranks_per_node"));
     match given {
@@ -100,7 +100,7 @@ fn model(values: &Values) -> Result<Option<PricedModel>, Refusal> {
     }
 }
 
-/// A folder for what lives on a disk, where nothing does.
+/// Refuses a folder for offload to disk if nothing is offloaded to disk.
 fn path_without_disk(values: &Values, priced: &Priced) -> Result<(), Refusal> {
     let homes = [priced.offload_optimizer, priced.offload_parameters, priced.offload_activations];
     if priced.offload_path.is_none() || homes.contains(&Home::Disk) {
@@ -111,7 +111,7 @@ fn path_without_disk(values: &Values, priced: &Priced) -> Result<(), Refusal> {
     Err(values.refuse("memory.offload_path", &["memory.offload_optimizer", "memory.offload_parameters"], message))
 }
 
-/// What does not go together.
+/// Refuses values that exclude each other.
 fn check(values: &Values, priced: &Priced, ranks: usize, strategy: Strategy) -> Result<(), Refusal> {
     let degrees = ["parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.ranks"];
     let refuse = |key: &str, message: String| Err(values.refuse(key, &degrees, message));
@@ -151,7 +151,7 @@ fn check(values: &Values, priced: &Priced, ranks: usize, strategy: Strategy) -> 
     Ok(())
 }
 
-/// Degrees that a model's sizes cannot be split by. A count of parameters has no sizes.
+/// Refuses degrees that do not divide the model's sizes. A count of parameters has no sizes.
 fn divides(values: &Values, priced: &Priced, model: &Model) -> Result<(), Refusal> {
     if matches!(priced.model, Some(PricedModel::Count { .. })) {
         return Ok(());

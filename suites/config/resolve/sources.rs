@@ -19,12 +19,12 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<M
     if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
         return Err(refuse(format!("\"{name}\" is no name of a profile; write letters, digits and dashes")));
     }
-    // A thread that panicked while it held this has left no half of an entry.
+    // A thread that panicked while it held the lock has left no incomplete entry.
     let mut known = context.profiles.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some(profile) = known.get(&name) {
         return Ok(Some(profile.clone()));
     }
-    // A file beside the configuration stands before what is compiled in.
+    // A file beside the configuration takes precedence over a compiled-in profile.
     let path = context.folder.join("machines").join(format!("{name}.toml"));
     let mut read = match zbench_engine::files::text(&path) {
         Ok(text) => {
@@ -50,7 +50,7 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<M
 /// A model with the keys of [model] that it was read from.
 pub(super) type ReadModel = (Vec<(&'static str, Value)>, Model);
 
-/// Models that a [`Context`] remembers.
+/// Most models that a [`Context`] remembers.
 const MOST_MODELS: usize = 256;
 
 /// As [`model`], which depends on the keys of [model] alone: most cells of a grid have the same, and a file is read once.
@@ -59,7 +59,7 @@ pub(super) fn known_model(values: &Values, context: &Context) -> Result<Model, R
     let same = |known: &ReadModel| {
         known.0.iter().map(|(key, value)| (key, value)).eq(given().map(|(key, setting)| (key, &setting.value)))
     };
-    // A thread that panicked while it held this has left no half of an entry.
+    // A thread that panicked while it held the lock has left no incomplete entry.
     let mut models = context.models.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some((_, model)) = models.iter().rev().find(|known| same(known)) {
         return Ok(model.clone());
@@ -161,7 +161,7 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
     Ok(model)
 }
 
-/// The sizes of a model of which there is a count of parameters alone: the smallest that are sizes.
+/// The smallest valid sizes, for a model of which only the number of parameters is known.
 fn unit_sizes() -> toml::Table {
     let mut table = toml::Table::new();
     table.insert("family".into(), "llama".into());
@@ -189,7 +189,7 @@ pub(super) fn data(values: &Values, context: &Context) -> Result<Data, Refusal> 
         Ok(absolute(&context.folder.join(text)))
     };
     let given = |key: &str| values.given(key).is_some();
-    // In a grid over sources the keys of the other sources have to stand somewhere.
+    // A grid over sources must state the keys of the other sources somewhere.
     let varies = values.settings.get("data.source").is_some_and(|source| source.from_grid);
     let useless: &[&str] = match source.as_str() {
         "text" => &["data.dtype", FILES, FIELD, PACKING, TEMPLATE, LOSS_ON, END],

@@ -12,7 +12,7 @@ use zbench_host::terminal::Stream;
 use zbench_reports::gate::{Report, annotations, document, junit};
 use zbench_reports::render::{markdown, printable};
 
-/// Prints it and writes the files that were asked for. Files first: a reader who closes standard output keeps them.
+/// Writes the requested files, then prints the report. Files come first, so that they exist even if standard output is closed.
 pub fn write(global: &Global, arguments: &GateArgs, report: &Report) -> Result<()> {
     if let Some(path) = &arguments.junit {
         save(path, &junit::junit(report)?)?;
@@ -43,7 +43,7 @@ fn save(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
 }
 
-/// How far it is, on standard error: a line that changes on a terminal, now and then a line elsewhere.
+/// Progress on standard error: a spinner on a terminal, a line now and then elsewhere.
 pub struct Progress {
     bar: Option<ProgressBar>,
     quiet: bool,
