@@ -141,9 +141,9 @@ fn append(notebook: &Notebook, record: &mut Record) -> Result<()> {
 /// Opens the log file of a grid or a run. If records cannot be written either, their error is reported instead.
 fn open_log(notebook: &Notebook, name: &str) {
     use std::io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
-    let told = [FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull];
+    let reported = [FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull];
     if let Err(error) = logging::open(notebook.directory(), name)
-        && !told.contains(&error.kind())
+        && !reported.contains(&error.kind())
     {
         let folder = notebook.directory().join(logging::FOLDER);
         zbench_host::say!("warning: no log of this run: {} cannot be written ({error})", folder.display());

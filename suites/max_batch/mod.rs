@@ -28,11 +28,11 @@ pub struct MaxBatchSearch {
     planner: Planner,
     context: Context,
     files: Files,
-    hunts: Vec<Hunt>,
+    searches: Vec<LimitSearch>,
 }
 
 /// The search of one combination.
-struct Hunt {
+struct LimitSearch {
     /// Key of the cell that has the largest value as far as it is known.
     key: String,
     label: String,
@@ -42,10 +42,10 @@ struct Hunt {
     place: Option<usize>,
     /// Largest place that a run has shown to fit.
     ran: Option<usize>,
-    /// Smallest place that a run has shown not to fit, and what is said of it.
+    /// Smallest place that a run has shown not to fit, and its record.
     refused: Option<(usize, Next)>,
     /// The search as records hold it.
-    said: max_batch::Search,
+    recorded: max_batch::Search,
 }
 
 /// The plan's verdict on one value.
@@ -73,13 +73,13 @@ impl MaxBatchSearch {
         context: Context,
         files: Files,
     ) -> (Vec<Planned>, MaxBatchSearch) {
-        let mut limits = MaxBatchSearch { search, planner: Planner::default(), context, files, hunts: Vec::new() };
+        let mut limits = MaxBatchSearch { search, planner: Planner::default(), context, files, searches: Vec::new() };
         let varying = grid::varying(document);
-        let found = cells.into_iter().map(|cell| limits.hunt(cell, &varying)).collect();
+        let found = cells.into_iter().map(|cell| limits.find_limit(cell, &varying)).collect();
         (found, limits)
     }
 
-    fn hunt(&mut self, cell: GridCell, varying: &[&'static str]) -> Planned {
+    fn find_limit(&mut self, cell: GridCell, varying: &[&'static str]) -> Planned {
         let candidates = self.candidates(&cell);
         let mut verdicts: HashMap<usize, Verdict> = HashMap::new();
         let count = candidates.as_ref().map_or(0, Candidates::len);
@@ -92,7 +92,7 @@ impl MaxBatchSearch {
         let next_place = place.map(|place| place + 1).filter(|next| *next < count);
         let next = next_place.map(|next| (next, judge(self, next)));
         let candidates = candidates.unwrap_or_else(|_| Candidates::of_divisors(0, 1, 0));
-        let said = max_batch::Search {
+        let recorded = max_batch::Search {
             key: self.search.key.into(),
             value: place.map(|place| candidates.at(place) as u64),
             role: Role::Limit,
@@ -123,10 +123,18 @@ impl MaxBatchSearch {
             Some(place) => self.at(&cell.settings, &cell.label, candidates.at(place)),
             None => cell,
         };
-        let mut hunt =
-            Hunt { key: cell.key.clone(), label, settings, candidates, place, ran: None, refused: None, said };
-        let planned = planned(&self.planner, &mut hunt, cell);
-        self.hunts.push(hunt);
+        let mut search = LimitSearch {
+            key: cell.key.clone(),
+            label,
+            settings,
+            candidates,
+            place,
+            ran: None,
+            refused: None,
+            recorded,
+        };
+        let planned = planned(&self.planner, &mut search, cell);
+        self.searches.push(search);
         planned
     }
 
@@ -205,16 +213,16 @@ impl MaxBatchSearch {
     /// For each limit that runs here and has a stated capacity, the cell with the next value: its arena is to refuse it.
     pub fn next(&mut self, limits: &[Planned]) -> Vec<Planned> {
         let mut cells = Vec::new();
-        for (place, limit) in limits.iter().enumerate().take(self.hunts.len()) {
+        for (place, limit) in limits.iter().enumerate().take(self.searches.len()) {
             let (Decision::Run, Some(capacity), Some(cell)) = (&limit.decision, limit.capacity(), limit.cell()) else {
                 continue;
             };
-            let hunt = &self.hunts[place];
-            let next = hunt.said.next.as_ref().filter(|next| next.outcome.is_none() && hunt.place.is_some());
+            let search = &self.searches[place];
+            let next = search.recorded.next.as_ref().filter(|next| next.outcome.is_none() && search.place.is_some());
             // Up to its capacity every rank takes memory before it is refused more.
             let Some(next) = next.filter(|_| planned::host_holds(cell, capacity)) else { continue };
-            let (said, value) = (hunt.said.clone(), next.value);
-            let (settings, label) = (hunt.settings.clone(), hunt.label.clone());
+            let (recorded, value) = (search.recorded.clone(), next.value);
+            let (settings, label) = (search.settings.clone(), search.label.clone());
             let bytes = next.bytes;
             let cell = self.at(&settings, &label, value as usize);
             let mut planned = planned::without_advice(&self.planner, cell, None);
@@ -222,9 +230,9 @@ impl MaxBatchSearch {
                 continue;
             }
             let global_batch = planned.cell().map(global_batch);
-            let said =
-                max_batch::Search { value: Some(value), bytes, role: Role::Next, next: None, global_batch, ..said };
-            planned.search = Some(Box::new(said));
+            let recorded =
+                max_batch::Search { value: Some(value), bytes, role: Role::Next, next: None, global_batch, ..recorded };
+            planned.search = Some(Box::new(recorded));
             planned.grid.label = format!("{} (must not fit)", planned.grid.label);
             cells.push(planned);
         }
@@ -253,19 +261,19 @@ impl Verdict {
 }
 
 /// The plan of the limit, with its search.
-fn planned(planner: &Planner, hunt: &mut Hunt, cell: GridCell) -> Planned {
-    hunt.key.clone_from(&cell.key);
+fn planned(planner: &Planner, search: &mut LimitSearch, cell: GridCell) -> Planned {
+    search.key.clone_from(&cell.key);
     let mut planned = planned::plan(planner, cell, None);
-    hunt.said.capacity = planned.capacity();
-    hunt.said.global_batch = planned.cell().map(global_batch);
+    search.recorded.capacity = planned.capacity();
+    search.recorded.global_batch = planned.cell().map(global_batch);
     // The reason that the search found is more specific than that the cell does not run here.
     if let Decision::Record { reason, .. } = &planned.decision
-        && hunt.said.value.is_none()
-        && hunt.said.reason.is_empty()
+        && search.recorded.value.is_none()
+        && search.recorded.reason.is_empty()
     {
-        hunt.said.reason.clone_from(reason);
+        search.recorded.reason.clone_from(reason);
     }
-    planned.search = Some(Box::new(hunt.said.clone()));
+    planned.search = Some(Box::new(search.recorded.clone()));
     planned
 }
 

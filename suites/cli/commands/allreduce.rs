@@ -280,7 +280,7 @@ impl Screen<'_> {
     fn close(self, result: &Result<Vec<Finish>, CollectiveError>) -> State {
         let mut state = self.state();
         if let Err(error) = result {
-            let message = told(error, &state.run.devices);
+            let message = with_hosts(error, &state.run.devices);
             state.run.errors.push(message.clone());
             self.finish_section(&mut state, &End::Failed(message.clone()));
             self.say(&mut state, &format!("# error: {message}\n"));
@@ -292,7 +292,7 @@ impl Screen<'_> {
 }
 
 /// The error with the hosts of the ranks that it names.
-fn told(error: &CollectiveError, devices: &[Device]) -> String {
+fn with_hosts(error: &CollectiveError, devices: &[Device]) -> String {
     let ranks = match error {
         CollectiveError::Comm(CommError::Aborted { rank, .. } | CommError::Mismatch { rank, .. }) => vec![*rank],
         CollectiveError::Comm(CommError::Stalled { missing, .. }) => missing.clone(),

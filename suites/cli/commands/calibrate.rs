@@ -77,12 +77,12 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
             return Ok(exit::INCONCLUSIVE);
         }
     }
-    let mut told = teller(global);
+    let mut progress = teller(global);
     let rank_layouts = if arguments.no_operations { Vec::new() } else { rank_layouts(&wanted, arguments)? };
     let rounds = arguments.operation_rounds.unwrap_or(OPERATION_ROUNDS) as usize;
     let (measured, sampled) = watched(0, || {
-        let ceilings = measure(&wanted, &disk, &limits, &mut told).ok()?;
-        Some((ceilings, operations::measure(&rank_layouts, rounds, machine::cores(), &limits, &mut told)))
+        let ceilings = measure(&wanted, &disk, &limits, &mut progress).ok()?;
+        Some((ceilings, operations::measure(&rank_layouts, rounds, machine::cores(), &limits, &mut progress)))
     });
     let Some((ceilings, operations)) = measured else { return stopped() };
     let operations = match operations {

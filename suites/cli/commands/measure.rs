@@ -43,7 +43,7 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
         std::fs::File::create(path).with_context(|| format!("--turns: {} cannot be written", path.display()))
     });
     let rules = Rules { equal: (1.0 + arguments.decide).ln(), ..Rules::default() };
-    let mut two = Two {
+    let mut comparing = TurnComparison {
         pair: Pair::new(rules),
         time: match arguments.per {
             Per::Token => TurnSample::seconds_per_token,
@@ -54,21 +54,21 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
         samples: samples.transpose()?,
         failures: Vec::new(),
         quiet: global.quiet,
-        said: None,
+        last_line: None,
     };
     let began = Instant::now();
-    let ending = experiment.run(&mut two)?;
+    let ending = experiment.run(&mut comparing)?;
     let seconds = began.elapsed().as_secs_f64();
-    let comparison = two.pair.comparison();
+    let comparison = comparing.pair.comparison();
     if global.format == Format::Json {
         let text = json!({
             "schema": 1,
             "a": sides.names[0], "b": sides.names[1],
             "verdict": comparison.verdict,
             "ratio": comparison.ratio, "low": comparison.low, "high": comparison.high,
-            "seconds": seconds, "rounds": comparison.rounds, "rounds_discarded": two.discarded,
+            "seconds": seconds, "rounds": comparison.rounds, "rounds_discarded": comparing.discarded,
             "generations": comparison.generations, "ended": ending, "seed": seed,
-            "evidence": comparison, "failures": two.failures, "command": command_line(),
+            "evidence": comparison, "failures": comparing.failures, "command": command_line(),
         });
         print_json(&format!("{text}\n"))?;
     } else {
@@ -76,11 +76,11 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
             names: sides.names,
             comparison,
             seconds,
-            discarded: two.discarded,
+            discarded: comparing.discarded,
             seed,
             equal: arguments.decide,
             budget: budget.as_secs_f64(),
-            failures: two.failures,
+            failures: comparing.failures,
         };
         print_document(global, &measured.document())?;
     }
@@ -189,7 +189,7 @@ fn one_cell(file: &Path, set: &[String]) -> Result<Planned> {
 }
 
 /// The turns of two cells, and the comparison so far.
-struct Two {
+struct TurnComparison {
     pair: Pair,
     /// The time that is compared.
     time: fn(&TurnSample) -> f64,
@@ -198,16 +198,16 @@ struct Two {
     samples: Option<std::fs::File>,
     failures: Vec<String>,
     quiet: bool,
-    said: Option<Instant>,
+    last_line: Option<Instant>,
 }
 
-impl Two {
+impl TurnComparison {
     /// Prints the state of the comparison every few seconds.
     fn tell(&mut self) {
-        if self.quiet || self.said.is_some_and(|said| said.elapsed().as_secs_f64() < 5.0) {
+        if self.quiet || self.last_line.is_some_and(|said| said.elapsed().as_secs_f64() < 5.0) {
             return;
         }
-        self.said = Some(Instant::now());
+        self.last_line = Some(Instant::now());
         let Comparison { ratio, low, high, rounds, generations, .. } = self.pair.comparison();
         if let (Some(ratio), Some(low), Some(high)) = (ratio, low, high) {
             zbench_host::say!(
@@ -217,7 +217,7 @@ impl Two {
     }
 }
 
-impl TurnPolicy for Two {
+impl TurnPolicy for TurnComparison {
     fn rounds(&mut self, turns: &[TurnSample]) -> Vec<bool> {
         if let Some(file) = &mut self.samples {
             for turn in turns {

@@ -22,7 +22,7 @@ use zbench_runner::protocol::LifecycleEvent;
 
 /// Progress on standard error.
 pub struct Progress {
-    told: Shared,
+    shared: Shared,
     /// Thread that ticks while a cell is silent. It ends when the channel closes.
     watch: Option<(Sender<()>, JoinHandle<()>)>,
     /// Formats the lines of steps, if they are printed.
@@ -79,9 +79,9 @@ impl Progress {
         let trainer = every.map(Trainer::new);
         let bar = (!global.quiet && trainer.is_none() && !is_on_stderr() && Stream::Err.is_live())
             .then(|| ProgressBar::new(0).with_style(style(TEMPLATE)));
-        let told = Shared { bar, quiet: global.quiet, life: Arc::default(), began: Instant::now() };
-        let watch = (!global.quiet).then(|| watch(told.clone())).flatten();
-        Progress { told, watch, trainer, label: String::new(), waits: false, turns_said: None }
+        let shared = Shared { bar, quiet: global.quiet, life: Arc::default(), began: Instant::now() };
+        let watch = (!global.quiet).then(|| watch(shared.clone())).flatten();
+        Progress { shared, watch, trainer, label: String::new(), waits: false, turns_said: None }
     }
 
     /// Ends the progress before something else is printed.
@@ -91,22 +91,22 @@ impl Progress {
             // The thread does not panic. If it did, nothing could be done about it here.
             let _ = thread.join();
         }
-        if let Some(bar) = &self.told.bar {
+        if let Some(bar) = &self.shared.bar {
             bar.finish_and_clear();
         }
     }
 
     fn line(&self, text: &str) {
-        self.told.line(text);
+        self.shared.line(text);
     }
 }
 
 /// Ticks every second until the channel closes. `None` if no thread can be started.
-fn watch(told: Shared) -> Option<(Sender<()>, JoinHandle<()>)> {
+fn watch(shared: Shared) -> Option<(Sender<()>, JoinHandle<()>)> {
     let (end, ended) = mpsc::channel();
     let looks = move || {
         while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-            told.tick();
+            shared.tick();
         }
     };
     let thread = std::thread::Builder::new().name("progress".into()).spawn(looks).ok()?;
@@ -152,11 +152,11 @@ impl Observe for Progress {
     fn begin(&mut self, planned: &Planned, trial: u32, done: usize, all: usize) {
         self.label = format!("{} trial {trial}", name(planned));
         let steps = planned.cell().map_or(0, trainer::steps);
-        self.told.life().begin(self.told.began.elapsed(), self.label.clone(), steps, done, all);
-        if let Some(bar) = &self.told.bar {
+        self.shared.life().begin(self.shared.began.elapsed(), self.label.clone(), steps, done, all);
+        if let Some(bar) = &self.shared.bar {
             bar.set_length(all as u64);
             bar.set_position(done as u64);
-            bar.set_message(shown(self.told.life().words(self.told.began.elapsed())));
+            bar.set_message(shown(self.shared.life().words(self.shared.began.elapsed())));
         }
         if let Some(header) = self.trainer.as_mut().and_then(|trainer| trainer.begin(planned)) {
             self.line(&header);
@@ -164,9 +164,9 @@ impl Observe for Progress {
     }
 
     fn step(&mut self, step: &Step) {
-        self.told.life().step(step.step, step.loss);
-        if let Some(bar) = &self.told.bar {
-            bar.set_message(shown(self.told.life().words(self.told.began.elapsed())));
+        self.shared.life().step(step.step, step.loss);
+        if let Some(bar) = &self.shared.bar {
+            bar.set_message(shown(self.shared.life().words(self.shared.began.elapsed())));
         }
         if let Some(line) = self.trainer.as_mut().and_then(|trainer| trainer.step(step)) {
             self.line(&line);
@@ -181,7 +181,7 @@ impl Observe for Progress {
 
     fn turns(&mut self, words: &str, share: f64) {
         const PARTS: f64 = 1000.0;
-        if let Some(bar) = &self.told.bar {
+        if let Some(bar) = &self.shared.bar {
             bar.set_style(style(TURNS_TEMPLATE));
             bar.set_length(PARTS as u64);
             bar.set_position((share * PARTS) as u64);
@@ -207,7 +207,7 @@ impl Observe for Progress {
         };
         let (held, learned) = self.trainer.as_mut().map_or((None, None), |trainer| trainer.end(record));
         held.into_iter().for_each(|line| self.line(&line));
-        self.told.life().end();
+        self.shared.life().end();
         self.line(&format!("{}  {}  {what}", &record.id, self.label));
         learned.into_iter().for_each(|line| self.line(&line));
     }
