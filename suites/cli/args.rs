@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use zbench_config::grid::max_cells;
 use zbench_config::units::duration;
+use zbench_suites::interop::export::Target;
 
 /// `zbench list`.
 #[derive(Args, Debug)]
@@ -43,7 +44,7 @@ pub struct ExportArgs {
     pub bundle: Option<PathBuf>,
     /// Write one cell as a configuration of this program
     #[arg(long, value_enum, value_name = "PROGRAM")]
-    pub to: Option<Program>,
+    pub to: Option<Target>,
     /// With --to: write to this file instead, whole or not at all
     #[arg(short, long, value_name = "FILE", requires = "to")]
     pub output: Option<PathBuf>,
@@ -67,17 +68,6 @@ pub struct ExportArgs {
     /// configuration, or `best` and terms of `list`
     #[arg(value_name = "WHAT", required_if_eq_any([("to", "deepspeed"), ("to", "accelerate"), ("to", "torchtitan")]))]
     pub what: Vec<String>,
-}
-
-/// Whose configurations are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Program {
-    /// DeepSpeed's JSON
-    Deepspeed,
-    /// accelerate's YAML
-    Accelerate,
-    /// torchtitan's TOML, of its release 0.2.2
-    Torchtitan,
 }
 
 /// `zbench import`.

@@ -1,4 +1,4 @@
-//! One module for each command; what they share is here.
+//! One module per command, and what the commands share.
 
 mod allreduce;
 mod bench;
@@ -27,6 +27,7 @@ use crate::{Cells, Cli, Command, Format, Global};
 use anyhow::{Context as _, Result, bail};
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::path::PathBuf;
 use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Axis, ConfigError, Context, Document, Hosts, Problem};
@@ -39,10 +40,9 @@ use zbench_predict::proxy;
 use zbench_reports::render::cut::cut;
 use zbench_reports::render::{csv, html, json, markdown, printable, terminal};
 use zbench_reports::screen::Room;
-use zbench_reports::{Notebook, document};
-use zbench_runner::folders::Folders;
+use zbench_reports::{Notebook, Record, document};
 use zbench_runner::trace::Timelines;
-use zbench_runner::{Header, mpirun};
+use zbench_runner::{Header, mpirun, rescue};
 use zbench_suites::max_batch::MaxBatchSearch;
 
 /// Runs a command; its exit code.
@@ -104,7 +104,7 @@ fn timelines(global: &Global) -> Result<Option<Timelines>> {
     Ok(Some(made.with_context(|| format!("--trace: the file {} cannot be made", path.display()))?))
 }
 
-/// `--trace` stands for what trains; elsewhere it would be passed over in silence.
+/// Refuses `--trace` where no cell trains, as the option would have no effect.
 fn refuse_trace(global: &Global, command: &Command) -> Result<()> {
     let traces = matches!(command, Command::Grid(_) | Command::Run(_) | Command::Repro { .. })
         || matches!(command, Command::Plan(plan) if plan.validate.is_none() && !plan.search);
@@ -114,19 +114,43 @@ fn refuse_trace(global: &Global, command: &Command) -> Result<()> {
     Ok(())
 }
 
-/// Opens the log file of a grid or a run. Where records cannot be written either, their error is the one to be told.
+/// A seed of the time, short enough to be typed again.
+fn seed_of_clock() -> u64 {
+    jiff::Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000
+}
+
+/// Path of this program, which starts itself again for ranks and cells in processes of their own.
+fn own_program() -> Result<PathBuf> {
+    std::env::current_exe().context("the path of zbench itself is needed to start cells")
+}
+
+/// Opens the notebook for new records, prints its warnings, and opens a log file of this name.
+fn open_for_records(global: &Global, name: &str) -> Result<Notebook> {
+    let notebook = Notebook::open(&global.notebook)?;
+    notebook::print_warnings(&notebook.read()?);
+    open_log(&notebook, name);
+    Ok(notebook)
+}
+
+/// Appends a record as the next trial of its cell. A record that cannot be written is kept elsewhere.
+fn append(notebook: &Notebook, record: &mut Record) -> Result<()> {
+    record.trial = 1 + notebook.records()?.iter().filter(|other| other.key == record.key).count() as u32;
+    Ok(notebook.append(record).inspect_err(|_| rescue::keep_and_say(record))?)
+}
+
+/// Opens the log file of a grid or a run. If records cannot be written either, their error is reported instead.
 fn open_log(notebook: &Notebook, name: &str) {
     use std::io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
-    let told = [FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull];
+    let reported = [FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull];
     if let Err(error) = logging::open(notebook.directory(), name)
-        && !told.contains(&error.kind())
+        && !reported.contains(&error.kind())
     {
         let folder = notebook.directory().join(logging::FOLDER);
         zbench_host::say!("warning: no log of this run: {} cannot be written ({error})", folder.display());
     }
 }
 
-/// The notebook, which must be there: asking a folder that does not exist makes none.
+/// Opens the notebook, which must exist: a query must not create one.
 fn existing(global: &Global) -> Result<Notebook> {
     if !global.notebook.is_dir() {
         bail!(
@@ -137,7 +161,7 @@ fn existing(global: &Global) -> Result<Notebook> {
     Ok(Notebook::open(&global.notebook)?)
 }
 
-/// Machine output, so that a reader who has had enough is an error and no panic.
+/// Prints to standard output. A closed pipe is an error, not a panic.
 fn print(text: &str) -> Result<()> {
     print_bytes(text.as_bytes())
 }
@@ -149,12 +173,12 @@ fn print_bytes(text: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// A document in the form that was asked for.
+/// Prints a document in the format of `--format`.
 fn print_document(global: &Global, document: &document::Document) -> Result<()> {
     print(&document_text(global, document))
 }
 
-/// A document that answers: on a terminal one screen of it, unless everything was asked for.
+/// Prints a document: one screen of it in a terminal, all of it with `--full`.
 fn print_screen(global: &Global, document: &document::Document) -> Result<()> {
     if global.format != Format::Table || global.full {
         return print_document(global, document);
@@ -162,7 +186,7 @@ fn print_screen(global: &Global, document: &document::Document) -> Result<()> {
     print_document(global, &shortened(document))
 }
 
-/// What there is room for on the terminal; where nothing is printed for one, a screen of usual width.
+/// The room on the terminal, or a screen of the usual width for other formats.
 fn room(global: &Global) -> Room {
     match global.format {
         Format::Table => Room::wide(Stream::Out.width()),
@@ -170,7 +194,7 @@ fn room(global: &Global) -> Room {
     }
 }
 
-/// What fits one screen: the short form of a document that has one, else its beginning.
+/// The short form of a document, or its beginning if it has none.
 fn shortened(document: &document::Document) -> document::Document {
     match document.screen {
         Some(_) => document.clone().short(),
@@ -188,22 +212,21 @@ fn document_text(global: &Global, document: &document::Document) -> String {
     }
 }
 
-/// Objects, one a line.
-fn print_lines(values: &[impl serde::Serialize]) -> Result<()> {
-    let mut text = Vec::new();
-    for value in values {
-        serde_json::to_writer(&mut text, value)?;
-        text.push(b'\n');
-    }
-    print_json(&String::from_utf8(text)?)
+/// One object per line.
+fn json_lines(values: &[impl serde::Serialize]) -> Result<String> {
+    values.iter().map(|value| Ok(serde_json::to_string(value)? + "\n")).collect()
 }
 
-/// JSON, in which nothing acts on a terminal.
+fn print_lines(values: &[impl serde::Serialize]) -> Result<()> {
+    print_json(&json_lines(values)?)
+}
+
+/// Prints JSON with control characters escaped, so that nothing acts on a terminal.
 fn print_json(text: &str) -> Result<()> {
     print(&json::escaped(text))
 }
 
-/// The text of a file that was asked for on standard output: as it is, but for a terminal, on which nothing in it acts.
+/// Prints the text of a file unchanged, or without control characters if standard output is a terminal.
 fn print_file(text: &str) -> Result<()> {
     if Stream::Out.is_terminal() { print(&printable(text)) } else { print(text) }
 }
@@ -212,7 +235,7 @@ fn the_terminal(global: &Global) -> terminal::Terminal {
     terminal::Terminal { width: Stream::Out.width(), color: Stream::Out.color(global.color) }
 }
 
-/// What a file stands for.
+/// The cells of a configuration file.
 struct Expanded {
     document: Document,
     /// The terms of `--only`.
@@ -220,7 +243,7 @@ struct Expanded {
     cells: Vec<GridCell>,
     files: Files,
     context: Context,
-    /// The searches of the document, once its cells are planned.
+    /// The searches of the document. They are set when its cells are planned.
     limits: Option<MaxBatchSearch>,
 }
 
@@ -239,7 +262,7 @@ fn expand_with(arguments: &Cells, max_cells: usize, change: impl FnOnce(Context)
 }
 
 impl Expanded {
-    /// Where a command cannot search: why, and what to write instead.
+    /// Refuses a document with a search. `why` says why the command cannot search.
     fn refuse_search(&self, why: &str) -> Result<()> {
         let Some(search) = &self.document.search else { return Ok(()) };
         let (source, key) = (self.document.path.display().to_string(), "grid.search".to_string());
@@ -248,7 +271,7 @@ impl Expanded {
     }
 }
 
-/// Plans every cell, or its stand-in; of a search the cells with the largest value that fits.
+/// Plans every cell or its stand-in. A search yields the cells with the largest value that fits.
 fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
     if stand_ins {
         expanded.refuse_search("asks what fits the memory of a machine, and --proxy runs stand-ins on this one")?;
@@ -294,7 +317,7 @@ fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
     Ok(planned)
 }
 
-/// What the plan refuses is a skipped cell where a grid made it, and an error of the file where no grid took part.
+/// A cell that the plan refuses is skipped if it comes from a grid. Otherwise it is an error of the file.
 fn refuse_the_impossible(document: &Document, planned: Vec<Planned>) -> Result<Vec<Planned>> {
     for cell in &planned {
         let from_grid = cell.grid.settings.values().any(|setting| setting.from_grid);
@@ -305,31 +328,26 @@ fn refuse_the_impossible(document: &Document, planned: Vec<Planned>) -> Result<V
     Ok(planned)
 }
 
-/// What all records of this command have in common.
+/// The common fields of all records of this command.
 fn header(document: &Document) -> Header {
     let text = |key: &str| document.base.get(key).and_then(|setting| setting.value.as_str()).map(str::to_string);
     let stem = document.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    Header {
-        name: text("name").unwrap_or(stem),
-        question: text("question").unwrap_or_default(),
-        command: command_line(),
-        environment: machine::environment(),
-        any_environment: false,
-        no_repeats: false,
-        why_not_turns: None,
-        seed: 0,
-        budget: None,
-        folders: Folders::default(),
-    }
+    let name = text("name").unwrap_or(stem);
+    Header { question: text("question").unwrap_or_default(), ..header_named(&name) }
 }
 
-/// The command as it was typed, the program by its name.
+/// The same without a document.
+fn header_named(name: &str) -> Header {
+    Header { name: name.into(), command: command_line(), environment: machine::environment(), ..Header::default() }
+}
+
+/// The command line as it was typed, with `zbench` as the program.
 fn command_line() -> String {
     let arguments = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
     std::iter::once("zbench".to_string()).chain(arguments).collect::<Vec<_>>().join(" ")
 }
 
-/// A word as a shell reads it.
+/// Quotes a word for a shell where needed.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,+:@%".contains(c);
     let is_plain = !word.is_empty() && word.chars().all(plain);

@@ -1,5 +1,5 @@
-//! A configuration file as settings with their places: parsed, every key known, every value checked by itself. What
-//! values mean together is for [`super::resolve`].
+//! A configuration file as settings with their places: parsed, with known keys and checked values. Combinations of
+//! values are checked by [`super::resolve`].
 
 mod search;
 
@@ -22,7 +22,7 @@ use zbench_estimate::spelling;
 pub struct Setting {
     /// The value.
     pub value: Value,
-    /// Its place in the file; absent for `--set`.
+    /// Its place in the file; `None` for `--set`.
     pub place: Option<Place>,
     /// Whether an axis or an include of the grid gave it.
     pub from_grid: bool,
@@ -41,7 +41,7 @@ pub struct Axis {
 }
 
 /// A parsed file.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Document {
     /// The file.
     pub path: PathBuf,
@@ -56,7 +56,7 @@ pub struct Document {
     /// False for a file with includes and without axes: its cells are the includes. `--set` does not change that, as an
     /// axis that it narrows to one value is still one.
     pub has_product: bool,
-    /// The key whose largest value that fits is asked for, of every combination.
+    /// The key that is searched for the largest value that fits, for every combination.
     pub search: Option<Search>,
 }
 
@@ -117,15 +117,7 @@ impl Document {
         let source = path.display().to_string();
         let mut reader =
             Reader { source, places: Places::of(text), problems: Vec::new(), more: 0, parts: Default::default() };
-        let document = Document {
-            path: path.into(),
-            base: Settings::new(),
-            axes: Vec::new(),
-            excludes: Vec::new(),
-            includes: Vec::new(),
-            has_product: true,
-            search: None,
-        };
+        let document = Document { path: path.into(), has_product: true, ..Document::default() };
         let mut document = match DeTable::parse(text) {
             Ok(table) => reader.document(document, table.get_ref()),
             Err(error) => {
@@ -154,13 +146,13 @@ struct Reader<'a> {
     source: String,
     places: Places<'a>,
     problems: Vec<Problem>,
-    /// Problems beyond the most that are told.
+    /// Number of problems beyond [`MOST_PROBLEMS`].
     more: usize,
-    /// What was written of a search.
+    /// The keys of the search as written.
     parts: search::Parts,
 }
 
-/// Problems of one file that are told.
+/// Most problems of one file that are reported.
 const MOST_PROBLEMS: usize = 100;
 
 /// A known key and what was written for it.
@@ -179,7 +171,7 @@ impl Reader<'_> {
         self.places.at(offset)
     }
 
-    /// Nobody reads more problems than this, and nothing is looked up for them.
+    /// Whether there are enough problems: hints for more are not looked up.
     fn is_full(&self) -> bool {
         self.problems.len() >= MOST_PROBLEMS
     }
@@ -237,7 +229,7 @@ impl Reader<'_> {
         found
     }
 
-    /// `words` are what may stand here beside keys.
+    /// `words` are the names that are allowed here beside keys.
     fn unknown(&mut self, place: Place, path: &str, is_table: bool, words: &[&str]) {
         if self.is_full() {
             return self.problem(Some(place), path, String::new());
@@ -263,7 +255,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The axes of a table. Where lists are not required, a value that is right by itself is an axis of one.
+    /// The axes of a table. If lists are not required, a valid single value is an axis of one value.
     fn axes(&mut self, table: &DeTable<'_>, skip: &[&str], lists: bool) -> Vec<Axis> {
         let mut axes: Vec<Axis> = Vec::new();
         for (key, place, value) in self.flatten(table, "", skip) {

@@ -2,7 +2,7 @@
 //! slowest), less what is excluded, then the includes.
 
 use crate::files::Files;
-use crate::keys::{self, Default, Key};
+use crate::keys::{self, Key};
 use crate::kind::{Kind, shown};
 use crate::{Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Search, Setting, Settings, resolve};
 use serde_json::Value;
@@ -83,7 +83,7 @@ pub fn expand_to_search(
         if let Some(search) = &document.search {
             settings.insert(search.key, searched(search, search.multiple));
         }
-        let resolved = resolve(&settings, context).and_then(|resolved| check_files(resolved, files, &settings));
+        let resolved = resolve_with_files(&settings, context, files);
         let cell_json = resolved.as_ref().ok().map(|resolved| plain(&resolved.cell));
         let has = |axes: &[Axis]| axes.iter().all(|axis| has_one_of(axis, &settings, cell_json.as_ref()));
         let excluded = index < in_product && document.excludes.iter().any(|exclude| has(exclude));
@@ -102,10 +102,7 @@ pub fn expand_to_search(
             }
             continue;
         }
-        let key = match &resolved {
-            Ok(resolved) => cell_key(&resolved.cell, files),
-            Err(_) => settings_key(&settings),
-        };
+        let key = combination_key(&resolved, &settings, files);
         if has_key(only, &key) && seen.insert(key.clone()) {
             let label = label(&varying, &settings, cell_json.as_ref());
             cells.push(GridCell { key, label, resolved, settings });
@@ -128,10 +125,10 @@ pub fn searched(search: &Search, value: usize) -> Setting {
     Setting { value: toml::Value::Integer(value as i64), place: search.place, from_grid: true }
 }
 
-/// What a document's axes and includes make, before anything is left out.
+/// All combinations of a document's axes and includes, before excludes and `--only`.
 struct Combinations {
     all: Vec<Settings>,
-    /// So many of them, the first, are of the axes.
+    /// Number of combinations of the axes, which come first.
     in_product: usize,
     /// Keys that are an axis somewhere.
     varying: Vec<&'static str>,
@@ -165,7 +162,7 @@ fn combined(document: &Document, most: usize) -> Result<Combinations, ConfigErro
 }
 
 /// The keys that are an axis somewhere in the document.
-fn varying(document: &Document) -> Vec<&'static str> {
+pub fn varying(document: &Document) -> Vec<&'static str> {
     let mut varying: Vec<&'static str> = Vec::new();
     for axis in document.axes.iter().chain(document.includes.iter().flatten()) {
         if !varying.contains(&axis.key) {
@@ -210,20 +207,19 @@ fn product(base: &Settings, axes: &[Axis]) -> Vec<Settings> {
     combinations
 }
 
-/// A file that is absent or broken refuses the whole configuration, wherever its name came from.
-pub fn check_files(resolved: Resolved, files: &mut Files, settings: &Settings) -> Result<Resolved, Refusal> {
-    match files.check(&resolved.cell) {
-        Ok(()) => Ok(resolved),
-        Err((key, message)) => {
-            let place = settings.get(key).and_then(|setting| setting.place);
-            Err(Refusal { key: key.into(), message, place, from_grid: false })
-        }
-    }
+/// Resolves one combination. A file that is absent or broken refuses the whole configuration, wherever its name came from.
+pub fn resolve_with_files(settings: &Settings, context: &Context, files: &mut Files) -> Result<Resolved, Refusal> {
+    let resolved = resolve(settings, context)?;
+    files.check(&resolved.cell).map_err(|(key, message)| {
+        let place = settings.get(key).and_then(|setting| setting.place);
+        Refusal { key: key.into(), message, place, from_grid: false }
+    })?;
+    Ok(resolved)
 }
 
-/// Stands for the key of a cell among the terms of `--only`.
+/// Name of a cell's key among the terms of `--only`.
 pub const CELL_KEY: &str = "key";
-/// Fewer letters of a cell's key are no beginning of it.
+/// Shortest prefix of a cell's key that `--only` accepts.
 const SHORTEST_KEY: usize = 4;
 
 /// Terms of `--only`, joined by commas as in a label: `key=value`, where the last part of a key will do if no other key of the
@@ -295,7 +291,7 @@ fn has_key(only: &[Axis], key: &str) -> bool {
     asked.is_none_or(|axis| axis.values.iter().any(begins))
 }
 
-/// So many values of an axis are listed.
+/// Most values of an axis that are listed.
 const LISTED: usize = 12;
 
 /// Why no cell is left, with the values that there are: of the terms of `--only` that ask for none of them, else of all axes.
@@ -349,32 +345,25 @@ pub fn none_left(document: &Document, only: &[Axis]) -> String {
     if !asked.is_empty() {
         return format!("no cell is left: {}", asked.join("; "));
     }
-    let mut names: Vec<&str> = Vec::new();
-    for axis in varied().filter(|axis| only.is_empty() || only.iter().any(|term| term.key == axis.key)) {
-        if !names.contains(&axis.key) {
-            names.push(axis.key);
-        }
-    }
     let why = match only.is_empty() {
         true => "[[grid.exclude]] leaves out every combination",
         false => "no combination has all that --only asks for and is not left out by [[grid.exclude]]",
     };
-    let values: Vec<String> = names.iter().map(|key| list(key, &there(key))).collect();
+    let is_asked = |key: &&str| only.is_empty() || only.iter().any(|term| term.key == *key);
+    let values: Vec<String> =
+        varying(document).into_iter().filter(is_asked).map(|key| list(key, &there(key))).collect();
     format!("no cell is left: {why} of {}", values.join("; "))
 }
 
 /// Whether the cell has one of the axis' values: as resolved, else as written, else by default.
 fn has_one_of(axis: &Axis, settings: &Settings, cell: Option<&Value>) -> bool {
     if axis.key == CELL_KEY {
-        // The key is made of what is left here.
+        // Keys are compared later, as they need the resolved cell.
         return true;
     }
     let resolved = cell.and_then(|cell| axis.key.split('.').try_fold(cell, |value, part| value.get(part)).cloned());
     let written = settings.get(axis.key).map(|setting| json(&setting.value));
-    let default = || match keys::find(axis.key).map(|key| &key.default) {
-        Some(Default::Is(text)) => Some(json(&crate::plain::bare(text))),
-        _ => None,
-    };
+    let default = || keys::default_of(axis.key).map(json);
     let Some(value) = resolved.or_else(|| written.clone()).or_else(default) else { return false };
     let kind = keys::find(axis.key).map(|key| &key.kind);
     let number = |value: &Value| match value {
@@ -404,7 +393,7 @@ pub fn plain(cell: &Cell) -> Value {
     let Some(Value::Object(priced)) = value.as_object_mut().and_then(|cell| cell.remove("priced")) else {
         return value;
     };
-    // What is priced and not run stands where its keys do, as if the engine had it.
+    // Priced options are placed in the sections of their keys, as if the engine had them.
     let parked = priced.get("parked").and_then(Value::as_u64).unwrap_or(1);
     for (name, of) in priced {
         let section = match name.as_str() {
@@ -448,17 +437,15 @@ fn label(varying: &[&'static str], settings: &Settings, cell: Option<&Value>) ->
 /// What tells cells apart, a text for each cell in words that `--only` takes: every key with a plain value that is not the
 /// same in all of them, written or by default.
 pub fn differences(cells: &[GridCell]) -> Vec<String> {
-    let value = |cell: &GridCell, key: &str| {
-        let default = || match keys::find(key).map(|key| &key.default) {
-            Some(Default::Is(text)) => Some(crate::plain::bare(text)),
-            _ => None,
-        };
-        let value = cell.settings.get(key).map(|setting| setting.value.clone()).or_else(default)?;
-        match value {
-            toml::Value::String(text) => Some(text),
-            toml::Value::Array(_) | toml::Value::Table(_) => None,
-            other => Some(other.to_string()),
-        }
+    let value = |cell: &GridCell, key: &str| match cell
+        .settings
+        .get(key)
+        .map(|setting| &setting.value)
+        .or_else(|| keys::default_of(key))?
+    {
+        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::Array(_) | toml::Value::Table(_) => None,
+        other => Some(other.to_string()),
     };
     let written: BTreeSet<&'static str> = cells.iter().flat_map(|cell| cell.settings.keys().copied()).collect();
     let differs = |key: &&str| cells.windows(2).any(|pair| value(&pair[0], key) != value(&pair[1], key));
@@ -469,10 +456,7 @@ pub fn differences(cells: &[GridCell]) -> Vec<String> {
 
 /// JSON text with the keys of every object sorted: one text for one value.
 pub fn canonical(value: &Value) -> String {
-    canonical_of(value.clone())
-}
-
-fn canonical_of(mut value: Value) -> String {
+    let mut value = value.clone();
     value.sort_all_objects();
     value.to_string()
 }
@@ -497,21 +481,29 @@ pub fn cell_key(cell: &Cell, files: &mut Files) -> String {
         by_content(path);
     }
     if let Some(priced) = &mut cell.priced {
-        // Where a disk is does not make it another.
+        // The path of a disk does not change the cell.
         priced.offload_path = None;
     }
     if let Some(saving) = &mut cell.checkpoint {
-        // Where a run is kept does not make it another.
-        (saving.dir, saving.resume) = std::default::Default::default();
+        // The folder of checkpoints does not change the cell.
+        (saving.dir, saving.resume) = Default::default();
     }
-    hash(&canonical_of(plain(&cell)))
+    plain_key(&plain(&cell))
 }
 
-/// A combination that resolves to no cell is known by what was written for it.
+/// The key of a combination: of its cell, else of what was written for it.
+pub fn combination_key(resolved: &Result<Resolved, Refusal>, settings: &Settings, files: &mut Files) -> String {
+    match resolved {
+        Ok(resolved) => cell_key(&resolved.cell, files),
+        Err(_) => settings_key(settings),
+    }
+}
+
+/// The key of a combination that resolves to no cell: a hash of what was written for it.
 pub fn settings_key(settings: &Settings) -> String {
     let pairs: serde_json::Map<String, Value> =
         settings.iter().map(|(key, setting)| (key.to_string(), json(&setting.value))).collect();
-    hash(&canonical_of(Value::Object(pairs)))
+    plain_key(&Value::Object(pairs))
 }
 
 /// The key of a cell that is stated as plain data.

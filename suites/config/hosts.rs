@@ -12,7 +12,7 @@ pub enum Hosts {
 }
 
 impl Hosts {
-    /// Of processes that have met.
+    /// The hosts of processes that have met.
     pub fn of(met: &Rendezvous) -> Hosts {
         if met.one_host() { Hosts::One } else { Hosts::Several }
     }

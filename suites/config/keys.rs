@@ -77,7 +77,7 @@ const SOFTWARE: [&str; 11] = [
 pub static KEYS: LazyLock<Vec<&'static Key>> =
     LazyLock::new(|| [FIRST, training::KEYS, REST].into_iter().flatten().collect());
 
-/// What comes before the keys of training.
+/// The keys before those of training.
 const FIRST: &[Key] = &[
     key("name", Text, From("the file's name without .toml"), "Title of the notebook entry."),
     key("question", Text, Is("\"\""), "What the grid is to find out; stands at the head of its report."),
@@ -173,7 +173,7 @@ const FIRST: &[Key] = &[
     ),
 ];
 
-/// What follows the keys of training.
+/// The keys after those of training.
 const REST: &[Key] = &[
     key("parallel.ranks", DEGREE, Is("1"), "Ranks in all."),
     key(

@@ -29,7 +29,7 @@ impl<'a> Places<'a> {
         Places { text, known }
     }
 
-    /// The place of a byte; behind the end that of the end.
+    /// The place of a byte. Offsets behind the end have the place of the end.
     pub fn at(&self, offset: usize) -> Place {
         let offset = offset.min(self.text.len());
         let block = offset / STEP;

@@ -3,7 +3,7 @@
 use toml::Value;
 use toml::de::DeValue;
 
-/// A TOML value from an argument; what is none is a string.
+/// A TOML value from an argument. A text that is not TOML is a string.
 pub fn bare(text: &str) -> Value {
     match DeValue::parse(text).ok().and_then(|value| plain(value.get_ref()).ok()) {
         Some(Value::Datetime(_)) | None => Value::String(text.into()),

@@ -1,5 +1,5 @@
 //! Fits into a machine profile: tables `[collectives.BACKEND.ranks-N.COLLECTIVE]` of a TOML file, whose other keys, order
-//! and comments stay as they are. [`merge`] is how `zbench calibrate` puts its own there.
+//! and comments stay as they are. `zbench calibrate` adds its own tables.
 
 pub mod ceilings;
 pub mod corrections;
@@ -22,7 +22,7 @@ pub enum ProfileError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// The file is no TOML, or would not be any more.
+    /// The file is not TOML, or would not be after the change.
     #[error("the machine profile {path} is left as it was: {reason}", path = path.display())]
     Toml {
         /// The file.
@@ -32,7 +32,7 @@ pub enum ProfileError {
     },
 }
 
-/// The profile of this machine: beside the configurations if they are here.
+/// Path of this machine's profile: in configs/machines if there is a folder configs.
 pub fn default_path(host: &str) -> PathBuf {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
     let name: String = host.chars().map(plain).collect();
@@ -59,13 +59,13 @@ pub fn save(path: &Path, settings: &Settings, sections: &[Section], measured: &s
     }
     let is_ours = |heading: &str| names.iter().any(|name| name == heading);
     let device = if matches!(settings.backend.as_str(), "nccl" | "device") { "cuda" } else { "cpu" };
-    merge_on(path, "measured by zbench allreduce", device, "collectives", &is_ours, &text)?;
+    merge(path, "zbench allreduce", device, "collectives", &is_ours, &text)?;
     Ok(names.len())
 }
 
 /// The fits that a profile has of the section's collective in types that the section has none of.
 fn other_types(path: &Path, settings: &Settings, section: &Section) -> Vec<Fit> {
-    // A profile that cannot be read or is broken is told by `merge`.
+    // `merge` reports a profile that cannot be read or is broken.
     let table = zbench_engine::files::text(path).ok().and_then(|text| text.parse::<toml::Table>().ok());
     let ranks = format!("ranks-{}", settings.group_ranks);
     let fits = || {
@@ -90,25 +90,14 @@ pub fn fit_of_value(value: &toml::Value) -> Option<Fit> {
     })
 }
 
-/// Puts tables at the end of a profile, which is made where it is not there, and takes those away that they replace. All
-/// of them are below the key `own`; the other keys, their order and comments stay as they are.
+/// Adds tables at the end of a profile and removes the tables that they replace. All of them are below the key `own`; the
+/// other keys, their order and comments stay as they are. A profile that does not exist is made for `device`.
 ///
 /// # Errors
 /// As [`ProfileError`] says; the file is then as it was.
-pub fn merge(
+fn merge(
     path: &Path,
-    about: &str,
-    own: &str,
-    is_replaced: &dyn Fn(&str) -> bool,
-    tables: &str,
-) -> Result<(), ProfileError> {
-    merge_on(path, about, "cpu", own, is_replaced, tables)
-}
-
-/// The same; a profile that is made is one of `device`.
-fn merge_on(
-    path: &Path,
-    about: &str,
+    by: &str,
     device: &str,
     own: &str,
     is_replaced: &dyn Fn(&str) -> bool,
@@ -119,7 +108,7 @@ fn merge_on(
     let before = match zbench_engine::files::text(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            format!("about = \"{about}\"\ndevice = \"{device}\"\n")
+            format!("about = \"measured by {by}\"\ndevice = \"{device}\"\n")
         }
         Err(error) => return Err(file("read", error)),
     };
@@ -129,7 +118,7 @@ fn merge_on(
         text.push('\n');
     }
     text.push_str(tables);
-    // What was there under another form of writing would be there twice now, and is then no TOML.
+    // A table in another TOML notation would now be defined twice, which is not TOML.
     let new: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         broken(format!("its [{own}] is not written as zbench writes it; remove that part ({})", error.message()))
     })?;

@@ -5,13 +5,13 @@ use crate::document::Settings;
 use crate::kind::{number, quantity};
 use crate::places::Place;
 use crate::{Hosts, keys, units};
+use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use toml::Value;
 use zbench_engine::config::*;
 use zbench_estimate::profile::Profile as MachineProfile;
-use zbench_kernels::DType;
 
 mod adapters;
 mod precision;
@@ -23,7 +23,7 @@ pub use precision::policy;
 use precision::precision;
 use sources::{data, known_model, profile};
 
-/// What resolving depends on beside the settings.
+/// Inputs of resolving beside the settings.
 #[derive(Clone, Debug)]
 pub struct Context {
     /// Where relative paths start.
@@ -41,12 +41,12 @@ pub struct Context {
 }
 
 impl Context {
-    /// A folder and the cores there are.
+    /// A context with this folder and number of cores.
     pub fn new(folder: PathBuf, cores: usize) -> Context {
         Context { folder, cores, profiles: Arc::default(), models: Arc::default(), what_if: Vec::new(), launched: None }
     }
 
-    /// The same as part of a launch whose processes are on these hosts; nothing where zbench was started by itself.
+    /// The same as part of a launch on these hosts; `None` if zbench was started by itself.
     #[must_use]
     pub fn launched(self, launched: Option<Hosts>) -> Context {
         Context { launched, ..self }
@@ -80,7 +80,7 @@ pub struct Resolved {
     pub profile: Option<Arc<MachineProfile>>,
 }
 
-/// Values that do not go together, or that this version cannot do.
+/// Values that exclude each other, or that this version does not support.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{key}: {message}")]
 pub struct Refusal {
@@ -146,11 +146,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         read_ahead: values.count("data.prefetch"),
         memory: Memory {
             checkpointing: checkpointing(&values.value("memory.checkpointing")),
-            attention: if values.text("memory.attention") == "naive" {
-                AttentionKind::Naive
-            } else {
-                AttentionKind::Flash
-            },
+            attention: values.choice("memory.attention").unwrap_or(AttentionKind::Flash),
             capacity,
             prepack: values.text("memory.prepack") == "step",
         },
@@ -158,7 +154,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
             device,
             threads_per_rank: values.given_count("hardware.threads_per_rank").unwrap_or(threads),
             instructions: Some(values.text("hardware.instructions")).filter(|name| name != "auto"),
-            pin: if values.text("hardware.pin") == "cores" { Pin::Cores } else { Pin::None },
+            pin: values.choice("hardware.pin").unwrap_or_default(),
             software,
             profile: profile.as_ref().filter(|_| device == DeviceKind::Cuda).map(|profile| profile.name.clone()),
         },
@@ -188,7 +184,7 @@ impl Values<'_> {
         self.settings.get(key).map(|setting| &setting.value)
     }
 
-    /// What is given, else the default of the table.
+    /// The value that is stated, else the default of the table.
     fn stated(&self, key: &str) -> Option<&Value> {
         self.given(key).or_else(|| keys::default_of(key))
     }
@@ -223,6 +219,16 @@ impl Values<'_> {
         self.stated(key).and_then(Value::as_str).unwrap_or_default().to_string()
     }
 
+    /// Whether it is true, as stated or by default.
+    pub fn is(&self, key: &str) -> bool {
+        self.stated(key).and_then(Value::as_bool).unwrap_or_default()
+    }
+
+    /// A name that is stated, or the default, as the engine's value of that name; nothing where the engine has no such name.
+    fn choice<'a, T: Deserialize<'a>>(&self, key: &str) -> Option<T> {
+        self.stated(key).and_then(choice)
+    }
+
     /// A refusal of a key; `others` are the keys that it clashes with.
     pub fn refuse(&self, key: &str, others: &[&str], message: impl Into<String>) -> Refusal {
         let grid = |key: &str| self.settings.get(key).is_some_and(|setting| setting.from_grid);
@@ -237,7 +243,12 @@ impl Values<'_> {
     }
 }
 
-/// The values of keys that exist and that this version cannot do, with what to write instead.
+/// The engine's value of a name, if it has one.
+fn choice<'a, T: Deserialize<'a>>(name: &Value) -> Option<T> {
+    name.clone().try_into().ok()
+}
+
+/// Refuses valid values that this version does not support.
 fn unsupported(values: &Values) -> Result<(), Refusal> {
     let refuse = |key: &str, instead: &str| {
         let given = values.value(key);
@@ -306,11 +317,7 @@ fn train(values: &Values, replicas: usize) -> Result<Train, Refusal> {
         eps: values.real("train.eps"),
         weight_decay: values.real("train.weight_decay"),
         clip_norm: values.real("train.clip_norm"),
-        lr_schedule: match values.text("train.lr_schedule").as_str() {
-            "linear" => Schedule::Linear,
-            "cosine" => Schedule::Cosine,
-            _ => Schedule::Constant,
-        },
+        lr_schedule: values.choice("train.lr_schedule").unwrap_or(Schedule::Constant),
         lr_warmup_steps: values.count("train.lr_warmup_steps"),
         lr_min,
     })
@@ -320,7 +327,7 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
     let ranks = values.count("parallel.ranks");
     let name = values.text("parallel.strategy");
     // The kind admits these names and zero++, which splits what zero3 splits (`priced` has the rest).
-    let strategy = Strategy::ALL.into_iter().find(|s| s.name() == name).unwrap_or(Strategy::Zero3);
+    let strategy = values.choice("parallel.strategy").unwrap_or(Strategy::Zero3);
     let ranks_per_node = values.given_count("parallel.ranks_per_node");
     if let Some(per_node) = ranks_per_node.filter(|per_node| !ranks.is_multiple_of(*per_node)) {
         let message = format!("{per_node} does not divide parallel.ranks = {ranks}; write a divisor of it");
@@ -350,21 +357,14 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
         strategy,
         shard,
         prefetch: values.count("parallel.prefetch"),
-        backend: match values.text("parallel.backend").as_str() {
-            "shm" => Backend::Shm,
-            "tcp" => Backend::Tcp,
-            "mpi" => Backend::Mpi,
-            "device" => Backend::Device,
-            "nccl" => Backend::Nccl,
-            _ => Backend::Local,
-        },
-        // Its kind has refused what is no time.
+        backend: values.choice("parallel.backend").unwrap_or(Backend::Local),
+        // The key's kind has refused invalid times.
         stall: quantity(&values.value("parallel.stall"), units::seconds)
             .map_or(STALL, std::time::Duration::from_secs_f64),
     })
 }
 
-/// Emulated links, which need to be told what a node is.
+/// Emulated links between nodes. They need the ranks of a node.
 fn link(values: &Values, parallel: &Parallel) -> Result<Option<Link>, Refusal> {
     let (bandwidth, latency) = ("link.node.bandwidth", "link.node.latency");
     let of = |key: &str, read: fn(&str) -> Option<f64>| values.given(key).and_then(|value| quantity(value, read));
@@ -386,45 +386,27 @@ fn link(values: &Values, parallel: &Parallel) -> Result<Option<Link>, Refusal> {
     Ok(Some(Link { node: NodeLink { bandwidth: bytes_per_second, latency: seconds } }))
 }
 
-fn dtype(name: &str) -> Option<DType> {
-    [DType::F32, DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == name)
-}
-
 fn lora(values: &Values, context: &Context, model: &Model) -> Result<Lora, Refusal> {
     let adapters = adapters::adapters(values, context, model)?;
     let base = base(values).filter(|_| adapters.on());
     Ok(Lora { base, ..adapters })
 }
 
-/// What the frozen weights are kept as; whether scales are coded too is part of it.
+/// The format of the frozen weights, including whether scales are quantized too.
 fn base(values: &Values) -> Option<Base> {
-    let double = values.value("lora.double_quant").as_bool() != Some(false);
-    match values.given_text("lora.base")?.as_str() {
-        "bf16" => Some(Base::Bf16),
-        "f16" => Some(Base::F16),
-        "nf4" if double => Some(Base::Nf4),
-        "nf4" => Some(Base::Nf4Single),
-        "int8" => Some(Base::Int8),
-        _ => Some(Base::F32),
+    match values.given("lora.base").and_then(choice)? {
+        Base::Nf4 if !values.is("lora.double_quant") => Some(Base::Nf4Single),
+        base => Some(base),
     }
 }
 
 fn checkpointing(value: &Value) -> Checkpointing {
     match value {
-        Value::Table(table) => Checkpointing::Every(
-            table.get("every").and_then(Value::as_integer).and_then(|k| k.try_into().ok()).unwrap_or(1),
-        ),
         Value::Array(list) => {
-            let name = |kept: &Kept| serde_json::to_value(kept).ok().and_then(|v| v.as_str().map(str::to_string));
-            let kept = |kept: &Kept| list.iter().any(|item| item.as_str().map(str::to_string) == name(kept));
-            Checkpointing::Keep(Kept::ALL.into_iter().filter(kept).collect())
+            let listed: Vec<Kept> = list.iter().filter_map(choice).collect();
+            Checkpointing::Keep(Kept::ALL.into_iter().filter(|kept| listed.contains(kept)).collect())
         }
-        other => match other.as_str() {
-            Some("full") => Checkpointing::Full,
-            Some("selective") => Checkpointing::Selective,
-            Some("sqrt") => Checkpointing::Sqrt,
-            _ => Checkpointing::None,
-        },
+        other => choice(other).unwrap_or(Checkpointing::None),
     }
 }
 

@@ -9,11 +9,11 @@ const MOST_RANKS: usize = 1024;
 /// A strategy, its ranks, and of a hybrid the ranks of a shard group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardSpec {
-    /// What is split.
+    /// The sharding strategy.
     pub strategy: Strategy,
-    /// Over so many ranks.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Of which so many hold all of it together.
+    /// Ranks of a shard group.
     pub shard: usize,
 }
 
@@ -63,7 +63,7 @@ impl ShardSpec {
         Ok(ShardSpec { strategy, ranks, shard })
     }
 
-    /// What a checkpoint of this way is loaded as where nothing else is said.
+    /// The default layouts that a checkpoint of this layout is loaded as.
     pub fn usual(self) -> Vec<ShardSpec> {
         let half = (self.ranks >= 2 && self.ranks.is_multiple_of(2)).then_some(ShardSpec {
             strategy: Strategy::Hsdp,
@@ -74,14 +74,14 @@ impl ShardSpec {
         [Some(one), half].into_iter().flatten().filter(|way| *way != self).collect()
     }
 
-    /// The cell as this way, on this many cores.
+    /// The cell with this layout, on this many cores.
     pub fn apply(self, cell: &Cell, cores: usize) -> Cell {
         let mut cell = cell.clone();
         if self != ShardSpec::of(&cell) {
             cell.hardware.threads_per_rank = (cores / self.ranks).max(1);
             (cell.parallel.strategy, cell.parallel.ranks, cell.parallel.shard) =
                 (self.strategy, self.ranks, self.shard);
-            // Nodes are of the cell's own ranks.
+            // A node has a divisor of the cell's ranks.
             cell.parallel.ranks_per_node = cell.parallel.ranks_per_node.filter(|node| self.ranks.is_multiple_of(*node));
             cell.link = cell.link.filter(|_| cell.parallel.ranks_per_node.is_some());
         }

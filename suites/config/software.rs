@@ -25,7 +25,7 @@ pub fn no_zero_plus_plus(software: &str) -> Option<String> {
     lacks.then(|| format!("\"zero++\" is DeepSpeed's, and hardware.software = \"{software}\" does not have it"))
 }
 
-/// Why the software that a cell names has nothing to do with its strategy, and what it has instead.
+/// Why the software that a cell names does not have its strategy, and what it has instead.
 pub fn no_such_pair(software: &str, strategy: Strategy) -> Option<String> {
     let stack = Stack::named(software).filter(|stack| !has(*stack, strategy))?;
     let all = Strategy::ALL.into_iter().filter(|other| has(stack, *other)).map(|other| format!("\"{}\"", other.name()));

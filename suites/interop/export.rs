@@ -15,13 +15,14 @@ use zbench_config::ConfigError;
 pub use base::{Base, onto};
 
 /// Whose configurations are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Target {
-    /// DeepSpeed's JSON.
+    /// DeepSpeed's JSON
+    #[value(name = "deepspeed")]
     DeepSpeed,
-    /// accelerate's YAML.
+    /// accelerate's YAML
     Accelerate,
-    /// torchtitan's TOML.
+    /// torchtitan's TOML, of its release 0.2.2
     Torchtitan,
 }
 

@@ -46,15 +46,7 @@ pub(crate) struct Flags {
 
 impl Flags {
     pub(crate) fn new(suite: &str) -> Flags {
-        let document = Document {
-            path: suite.into(),
-            base: Default::default(),
-            axes: Vec::new(),
-            excludes: Vec::new(),
-            includes: Vec::new(),
-            has_product: true,
-            search: None,
-        };
+        let document = Document { path: suite.into(), has_product: true, ..Document::default() };
         let mut flags = Flags { document, problems: Vec::new() };
         flags.put("suite", "suite", &[suite]);
         flags

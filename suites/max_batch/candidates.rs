@@ -3,7 +3,7 @@
 /// Values in rising order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Candidates {
-    /// So many multiples of a number, from itself on.
+    /// The first multiples of a number.
     Multiples {
         /// The number.
         of: usize,

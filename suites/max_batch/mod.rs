@@ -28,27 +28,27 @@ pub struct MaxBatchSearch {
     planner: Planner,
     context: Context,
     files: Files,
-    hunts: Vec<Hunt>,
+    searches: Vec<LimitSearch>,
 }
 
 /// The search of one combination.
-struct Hunt {
+struct LimitSearch {
     /// Key of the cell that has the largest value as far as it is known.
     key: String,
     label: String,
     settings: Settings,
     candidates: Candidates,
-    /// The place of that value; nothing where none fits.
+    /// The place of that value; `None` if no value fits.
     place: Option<usize>,
     /// Largest place that a run has shown to fit.
     ran: Option<usize>,
-    /// Smallest place that a run has shown not to fit, and what is said of it.
+    /// Smallest place that a run has shown not to fit, and its record.
     refused: Option<(usize, Next)>,
-    /// What is said of the limit.
-    said: max_batch::Search,
+    /// The search as records hold it.
+    recorded: max_batch::Search,
 }
 
-/// What a plan says of one value.
+/// The plan's verdict on one value.
 #[derive(Clone, Debug)]
 enum Verdict {
     Fits {
@@ -58,7 +58,7 @@ enum Verdict {
         bytes: Option<u64>,
         reason: String,
     },
-    /// It is no configuration, or none that can be judged.
+    /// The value is no valid configuration, or its memory is unknown.
     Refused {
         reason: String,
     },
@@ -73,18 +73,13 @@ impl MaxBatchSearch {
         context: Context,
         files: Files,
     ) -> (Vec<Planned>, MaxBatchSearch) {
-        let mut limits = MaxBatchSearch { search, planner: Planner::default(), context, files, hunts: Vec::new() };
-        let mut varying: Vec<&'static str> = Vec::new();
-        for axis in document.axes.iter().chain(document.includes.iter().flatten()) {
-            if !varying.contains(&axis.key) {
-                varying.push(axis.key);
-            }
-        }
-        let found = cells.into_iter().map(|cell| limits.hunt(cell, &varying)).collect();
+        let mut limits = MaxBatchSearch { search, planner: Planner::default(), context, files, searches: Vec::new() };
+        let varying = grid::varying(document);
+        let found = cells.into_iter().map(|cell| limits.find_limit(cell, &varying)).collect();
         (found, limits)
     }
 
-    fn hunt(&mut self, cell: GridCell, varying: &[&'static str]) -> Planned {
+    fn find_limit(&mut self, cell: GridCell, varying: &[&'static str]) -> Planned {
         let candidates = self.candidates(&cell);
         let mut verdicts: HashMap<usize, Verdict> = HashMap::new();
         let count = candidates.as_ref().map_or(0, Candidates::len);
@@ -97,7 +92,7 @@ impl MaxBatchSearch {
         let next_place = place.map(|place| place + 1).filter(|next| *next < count);
         let next = next_place.map(|next| (next, judge(self, next)));
         let candidates = candidates.unwrap_or_else(|_| Candidates::of_divisors(0, 1, 0));
-        let said = max_batch::Search {
+        let recorded = max_batch::Search {
             key: self.search.key.into(),
             value: place.map(|place| candidates.at(place) as u64),
             role: Role::Limit,
@@ -111,7 +106,7 @@ impl MaxBatchSearch {
             next: next.map(|(next, verdict)| Next {
                 value: candidates.at(next) as u64,
                 bytes: verdict.bytes(),
-                // What is no configuration is not tried.
+                // A value that is no valid configuration is not run.
                 outcome: verdict.is_refused().then(|| Status::Skipped.name().to_string()),
                 reason: if verdict.is_refused() { verdict.reason() } else { String::new() },
             }),
@@ -128,27 +123,18 @@ impl MaxBatchSearch {
             Some(place) => self.at(&cell.settings, &cell.label, candidates.at(place)),
             None => cell,
         };
-        let mut hunt =
-            Hunt { key: cell.key.clone(), label, settings, candidates, place, ran: None, refused: None, said };
-        let planned = self.planned(&mut hunt, cell);
-        self.hunts.push(hunt);
-        planned
-    }
-
-    /// The plan of the limit, with what is said of it.
-    fn planned(&self, hunt: &mut Hunt, cell: GridCell) -> Planned {
-        hunt.key.clone_from(&cell.key);
-        let mut planned = planned::plan(&self.planner, cell, None);
-        hunt.said.capacity = planned.capacity();
-        hunt.said.global_batch = planned.cell().map(global_batch);
-        // What the search found wrong says more than that the cell does not run here.
-        if let Decision::Record { reason, .. } = &planned.decision
-            && hunt.said.value.is_none()
-            && hunt.said.reason.is_empty()
-        {
-            hunt.said.reason.clone_from(reason);
-        }
-        planned.search = Some(Box::new(hunt.said.clone()));
+        let mut search = LimitSearch {
+            key: cell.key.clone(),
+            label,
+            settings,
+            candidates,
+            place,
+            ran: None,
+            refused: None,
+            recorded,
+        };
+        let planned = planned(&self.planner, &mut search, cell);
+        self.searches.push(search);
         planned
     }
 
@@ -177,20 +163,15 @@ impl MaxBatchSearch {
     /// The ordinary cell with that value.
     fn at(&mut self, settings: &Settings, label: &str, value: usize) -> GridCell {
         let settings = self.settings_at(settings, value);
-        let resolved = resolve(&settings, &self.context)
-            .and_then(|resolved| grid::check_files(resolved, &mut self.files, &settings));
-        let key = match &resolved {
-            Ok(resolved) => grid::cell_key(&resolved.cell, &mut self.files),
-            Err(_) => grid::settings_key(&settings),
-        };
+        let resolved = grid::resolve_with_files(&settings, &self.context, &mut self.files);
+        let key = grid::combination_key(&resolved, &settings, &mut self.files);
         let label = format!("{label} {}={value}", self.search.name()).trim().to_string();
         GridCell { key, label, resolved, settings }
     }
 
     fn verdict(&mut self, settings: &Settings, value: usize) -> Verdict {
         let settings = self.settings_at(settings, value);
-        let resolved = resolve(&settings, &self.context)
-            .and_then(|resolved| grid::check_files(resolved, &mut self.files, &settings));
+        let resolved = grid::resolve_with_files(&settings, &self.context, &mut self.files);
         let resolved = match resolved {
             Ok(resolved) => resolved,
             Err(refusal) => return Verdict::Refused { reason: refusal.to_string() },
@@ -222,7 +203,7 @@ impl MaxBatchSearch {
         }
     }
 
-    /// What is the same for all cells of one search.
+    /// A hash of the settings that all cells of one search share.
     fn combination(&self, settings: &Settings) -> String {
         let mut settings = settings.clone();
         settings.remove(self.search.key);
@@ -232,16 +213,16 @@ impl MaxBatchSearch {
     /// For each limit that runs here and has a stated capacity, the cell with the next value: its arena is to refuse it.
     pub fn next(&mut self, limits: &[Planned]) -> Vec<Planned> {
         let mut cells = Vec::new();
-        for (place, limit) in limits.iter().enumerate().take(self.hunts.len()) {
+        for (place, limit) in limits.iter().enumerate().take(self.searches.len()) {
             let (Decision::Run, Some(capacity), Some(cell)) = (&limit.decision, limit.capacity(), limit.cell()) else {
                 continue;
             };
-            let hunt = &self.hunts[place];
-            let next = hunt.said.next.as_ref().filter(|next| next.outcome.is_none() && hunt.place.is_some());
+            let search = &self.searches[place];
+            let next = search.recorded.next.as_ref().filter(|next| next.outcome.is_none() && search.place.is_some());
             // Up to its capacity every rank takes memory before it is refused more.
             let Some(next) = next.filter(|_| planned::host_holds(cell, capacity)) else { continue };
-            let (said, value) = (hunt.said.clone(), next.value);
-            let (settings, label) = (hunt.settings.clone(), hunt.label.clone());
+            let (recorded, value) = (search.recorded.clone(), next.value);
+            let (settings, label) = (search.settings.clone(), search.label.clone());
             let bytes = next.bytes;
             let cell = self.at(&settings, &label, value as usize);
             let mut planned = planned::without_advice(&self.planner, cell, None);
@@ -249,9 +230,9 @@ impl MaxBatchSearch {
                 continue;
             }
             let global_batch = planned.cell().map(global_batch);
-            let said =
-                max_batch::Search { value: Some(value), bytes, role: Role::Next, next: None, global_batch, ..said };
-            planned.search = Some(Box::new(said));
+            let recorded =
+                max_batch::Search { value: Some(value), bytes, role: Role::Next, next: None, global_batch, ..recorded };
+            planned.search = Some(Box::new(recorded));
             planned.grid.label = format!("{} (must not fit)", planned.grid.label);
             cells.push(planned);
         }
@@ -277,6 +258,23 @@ impl Verdict {
     fn is_refused(&self) -> bool {
         matches!(self, Verdict::Refused { .. })
     }
+}
+
+/// The plan of the limit, with its search.
+fn planned(planner: &Planner, search: &mut LimitSearch, cell: GridCell) -> Planned {
+    search.key.clone_from(&cell.key);
+    let mut planned = planned::plan(planner, cell, None);
+    search.recorded.capacity = planned.capacity();
+    search.recorded.global_batch = planned.cell().map(global_batch);
+    // The reason that the search found is more specific than that the cell does not run here.
+    if let Decision::Record { reason, .. } = &planned.decision
+        && search.recorded.value.is_none()
+        && search.recorded.reason.is_empty()
+    {
+        search.recorded.reason.clone_from(reason);
+    }
+    planned.search = Some(Box::new(search.recorded.clone()));
+    planned
 }
 
 /// Sequences of a step over all ranks.

@@ -1,7 +1,7 @@
 //! A search by run: the limits and what comes after them are run, and where a limit does not fit in spite of its plan
 //! smaller values are run until one does.
 
-use super::{Hunt, MaxBatchSearch};
+use super::{LimitSearch, MaxBatchSearch};
 use anyhow::Result;
 use std::collections::HashMap;
 use zbench_predict::planned::{self, Planned};
@@ -19,10 +19,10 @@ pub fn carry_out(
     run: &mut dyn FnMut(&[Planned]) -> Result<Summary>,
 ) -> Result<Summary> {
     let mut summary = run(cells)?;
-    let mut said: HashMap<String, Search> = HashMap::new();
+    let mut recorded: HashMap<String, Search> = HashMap::new();
     let mut remember = |cells: &[Planned]| {
         let of = |cell: &Planned| Some((cell.grid.key.clone(), cell.search.as_deref()?.clone()));
-        said.extend(cells.iter().filter_map(of));
+        recorded.extend(cells.iter().filter_map(of));
     };
     remember(cells);
     while !summary.interrupted {
@@ -36,7 +36,7 @@ pub fn carry_out(
         summary.appended += more.appended;
         summary.interrupted = more.interrupted;
     }
-    complete(&mut summary.records, &said);
+    complete(&mut summary.records, &recorded);
     Ok(summary)
 }
 
@@ -44,41 +44,25 @@ impl MaxBatchSearch {
     /// Cells between what has run and what was out of memory, one for each search whose limit did not fit.
     fn lower(&mut self, records: &[Record]) -> Vec<Planned> {
         let mut cells = Vec::new();
-        for index in 0..self.hunts.len() {
-            let Some((place, next)) = self.hunts[index].step(records) else { continue };
-            let (settings, label) = (self.hunts[index].settings.clone(), self.hunts[index].label.clone());
-            let value = self.hunts[index].candidates.at(place);
+        for index in 0..self.searches.len() {
+            let Some((place, next)) = self.searches[index].step(records) else { continue };
+            let (settings, label) = (self.searches[index].settings.clone(), self.searches[index].label.clone());
+            let value = self.searches[index].candidates.at(place);
             let cell = self.at(&settings, &label, value);
             let weight = cell.resolved.as_ref().ok().map(|resolved| planned::weigh(&self.planner, resolved));
-            let hunt = &mut self.hunts[index];
-            hunt.place = Some(place);
-            hunt.said.value = Some(value as u64);
-            hunt.said.of = Of::Run;
-            hunt.said.bytes = weight.and_then(|weight| Some(weight.footprint?.total));
-            hunt.said.next = Some(next);
-            // Taken out and put back, as its plan asks the others' planner.
-            let mut hunt = std::mem::replace(&mut self.hunts[index], Hunt::nothing());
-            cells.push(self.planned(&mut hunt, cell));
-            self.hunts[index] = hunt;
+            let search = &mut self.searches[index];
+            search.place = Some(place);
+            search.recorded.value = Some(value as u64);
+            search.recorded.of = Of::Run;
+            search.recorded.bytes = weight.and_then(|weight| Some(weight.footprint?.total));
+            search.recorded.next = Some(next);
+            cells.push(super::planned(&self.planner, search, cell));
         }
         cells
     }
 }
 
-impl Hunt {
-    fn nothing() -> Hunt {
-        Hunt {
-            key: String::new(),
-            label: String::new(),
-            settings: Default::default(),
-            candidates: super::Candidates::List(Vec::new()),
-            place: None,
-            ran: None,
-            refused: None,
-            said: Search::default(),
-        }
-    }
-
+impl LimitSearch {
     /// The next place to run, and the value above it that did not fit; nothing when the largest is known.
     fn step(&mut self, records: &[Record]) -> Option<(usize, Next)> {
         let place = self.place?;
@@ -88,13 +72,13 @@ impl Hunt {
             Status::OutOfMemory => {
                 let next = Next {
                     value: self.candidates.at(place) as u64,
-                    bytes: self.said.bytes,
+                    bytes: self.recorded.bytes,
                     outcome: Some(Status::OutOfMemory.name().into()),
                     reason: record.outcome.reason.clone(),
                 };
                 self.refused = Some((place, next));
             }
-            // Nothing is known of memory then.
+            // Other outcomes tell nothing about memory.
             _ => return None,
         }
         let (above, next) = self.refused.clone()?;
@@ -103,10 +87,10 @@ impl Hunt {
     }
 }
 
-/// What a search says into records that were made before it, and what became of the next value into its limit.
-fn complete(records: &mut [Record], said: &HashMap<String, Search>) {
+/// Adds searches to records that were made before them, and the outcome of the next value to its limit.
+fn complete(records: &mut [Record], recorded: &HashMap<String, Search>) {
     for record in records.iter_mut() {
-        if let (None, Some(search)) = (Search::of(record), said.get(&record.key)) {
+        if let (None, Some(search)) = (Search::of(record), recorded.get(&record.key)) {
             search.put(record);
         }
     }

@@ -1,7 +1,7 @@
 //! `zbench allreduce`: runs the interconnect test, prints rows as they come, and keeps them whatever happens.
 
 use super::signals::stop_flag;
-use super::{command_line, print, print_document, print_json};
+use super::{append, command_line, print, print_document, print_json};
 use crate::{Format, Global};
 use anyhow::{Result, anyhow};
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use zbench_reports::collectives::{Device, Pairs, Row, Run, Section, Settings, do
 use zbench_reports::render::printable;
 use zbench_reports::{Notebook, Record};
 use zbench_suites::collectives::args::AllreduceArgs;
+use zbench_suites::collectives::bench::Finish;
 use zbench_suites::collectives::plan::Plan;
 use zbench_suites::collectives::record::{self, End};
 use zbench_suites::collectives::world::{self, LaunchMode, WorldSpec};
@@ -25,9 +26,9 @@ pub fn allreduce(global: &Global, arguments: &AllreduceArgs) -> Result<u8> {
     allreduce_with(global, arguments, true)
 }
 
-/// The same; without `shows` nothing but the records comes of it.
+/// The same. Without `shows` it only writes records.
 pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -> Result<u8> {
-    // Before threads are bound to cores: a bound one sees fewer.
+    // Read before threads are bound to cores: a bound thread sees fewer.
     let _ = machine::environment();
     if arguments.expect.as_deref() == Some("list") {
         print_document(global, &expect::list(&expect::machines().map_err(|error| anyhow!(error))?))?;
@@ -36,7 +37,7 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
     let expected = arguments.expect.as_deref().map(expect::machine).transpose().map_err(|error| anyhow!(error))?;
     let variable = |name: &str| std::env::var(name).ok();
     let plan = Plan::new(arguments, variable).map_err(|error| anyhow!(error))?;
-    let launched = zbench_launch::detect(&|name: &str| std::env::var(name).ok())?;
+    let launched = zbench_launch::detect(&variable)?;
     let wanted = WorldSpec::new(arguments, launched, global.quiet).map_err(|error| anyhow!(error))?;
     check_before_work(arguments, &plan, wanted.ranks)?;
     let nccl_version = match gpus::ready(&wanted) {
@@ -51,11 +52,11 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
         return follow(&wanted, &plan, &stop);
     }
     let notebook = Notebook::open(&global.notebook)?;
-    // Before any rank starts or is met.
+    // Checked before any rank starts or joins.
     notebook.check_writable()?;
     match &wanted.way {
         LaunchMode::Start => return start(arguments, &wanted, &stop),
-        // Where this process started the ranks, it has said so before.
+        // The process that started the ranks has already said so.
         LaunchMode::Member(world, _) if world.source == zbench_launch::Source::Ours => {}
         LaunchMode::Member(..) | LaunchMode::Threads => say_ignored(arguments),
     }
@@ -72,7 +73,7 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
         expected,
         notebook,
         prints: shows && global.format == Format::Table,
-        // Between the two that a reader may want, so that JSON on standard output stays whole.
+        // Rows go to standard error, so that standard output holds only the document.
         verbose: shows && global.format != Format::Table && global.verbose > 0,
         started: jiff::Timestamp::now(),
         command: command_line(),
@@ -102,7 +103,7 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
     Ok(code(&run, &plan, &result))
 }
 
-/// What would only fail when all has been measured.
+/// Checks what would only fail after the measurement.
 fn check_before_work(arguments: &AllreduceArgs, plan: &Plan, ranks: usize) -> Result<()> {
     if let Some(root) = plan.root.filter(|root| *root >= ranks) {
         return Err(anyhow!(
@@ -110,14 +111,14 @@ fn check_before_work(arguments: &AllreduceArgs, plan: &Plan, ranks: usize) -> Re
             ranks - 1
         ));
     }
-    let folder = arguments.nccl.output_file.as_deref().and_then(std::path::Path::parent);
+    let folder = arguments.nccl.output_file.as_deref().and_then(Path::parent);
     match folder.filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
         Some(folder) => Err(anyhow!("-J: there is no folder {}; make it first", folder.display())),
         None => Ok(()),
     }
 }
 
-/// Flags of nccl-tests that do nothing here.
+/// Names the flags of nccl-tests that have no effect here.
 fn say_ignored(arguments: &AllreduceArgs) {
     let backend = arguments.backend.as_deref().unwrap_or("local");
     for (flag, what) in arguments.nccl.ignored() {
@@ -129,7 +130,7 @@ fn say_ignored(arguments: &AllreduceArgs) {
     }
 }
 
-/// Ranks as processes of their own: rank 0 of them prints, records and decides the exit code.
+/// Starts ranks as processes. Rank 0 prints, records and decides the exit code.
 fn start(arguments: &AllreduceArgs, wanted: &WorldSpec, stop: &AtomicBool) -> Result<u8> {
     say_ignored(arguments);
     let (code, died) = match world::start(wanted, stop) {
@@ -149,7 +150,7 @@ fn start(arguments: &AllreduceArgs, wanted: &WorldSpec, stop: &AtomicBool) -> Re
     })
 }
 
-/// A rank other than 0 of a launch: says nothing unless it is itself at fault.
+/// Runs a rank other than 0 of a launch. It prints only its own errors.
 fn follow(wanted: &WorldSpec, plan: &Plan, stop: &Arc<AtomicBool>) -> Result<u8> {
     struct Silent<'a>(&'a AtomicBool);
     impl Watch for Silent<'_> {
@@ -162,7 +163,7 @@ fn follow(wanted: &WorldSpec, plan: &Plan, stop: &Arc<AtomicBool>) -> Result<u8>
         Ok(_) => Ok(exit::SUCCESS),
         Err(error) => {
             let rank = if let LaunchMode::Member(world, _) = &wanted.way { world.rank } else { 0 };
-            // NCCL's own failures come as the end of the group by this very rank.
+            // A failure of NCCL is reported as an abort by this rank.
             let is_own = matches!(&error, CollectiveError::Comm(CommError::Aborted { rank: by, .. }) if *by == rank);
             if is_own || !world::is_echo(&error) {
                 zbench_host::say!(
@@ -176,7 +177,7 @@ fn follow(wanted: &WorldSpec, plan: &Plan, stop: &Arc<AtomicBool>) -> Result<u8>
     }
 }
 
-/// What cannot be asked for is a matter of usage; everything else has failed.
+/// The exit code of an error: usage for impossible requests, else failure.
 fn code_of(error: &CollectiveError) -> u8 {
     match error {
         CollectiveError::Impossible(_) => exit::USAGE,
@@ -188,7 +189,7 @@ fn code_of(error: &CollectiveError) -> u8 {
     }
 }
 
-/// Variables that have a say in the run. Not all, as nccl-tests has it: an environment may hold secrets.
+/// Environment variables that affect the run. nccl-tests records all of them, but an environment may hold secrets.
 fn environment() -> Vec<String> {
     let mut all = zbench_launch::consulted(&|name| std::env::var(name).ok());
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
@@ -204,7 +205,7 @@ fn now() -> String {
     jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
-/// What rank 0 hands its results to.
+/// Receives the results of rank 0, prints them and records them.
 struct Screen<'a> {
     plan: &'a Plan,
     expected: Option<expect::Machine>,
@@ -221,7 +222,7 @@ struct State {
     run: Run,
     /// Whether the last section is still growing.
     open: bool,
-    /// Standard output or the notebook failed: the run ends.
+    /// An error of standard output or of the notebook, which ends the run.
     trouble: Option<anyhow::Error>,
 }
 
@@ -242,7 +243,7 @@ impl Screen<'_> {
         }
     }
 
-    /// Ends the open section: conclusions, footer, record.
+    /// Ends the open section: fits, footer, record.
     fn finish_section(&self, state: &mut State, end: &End) {
         if !std::mem::take(&mut state.open) {
             return;
@@ -268,25 +269,18 @@ impl Screen<'_> {
         state.run.sections.push(section);
     }
 
-    /// A record that fails to be written ends the run: nobody wants to measure for nothing.
-    fn append(&self, state: &mut State, record: Record) {
-        let recorded = self.notebook.records().map(|known| {
-            let trials = known.iter().filter(|other| other.key == record.key).count();
-            Record { trial: trials as u32 + 1, ..record }
-        });
-        let appended = recorded.and_then(|record| {
-            self.notebook.append(&record).inspect_err(|_| zbench_runner::rescue::keep_and_say(&record))
-        });
-        if let Err(error) = appended {
-            state.trouble.get_or_insert(error.into());
+    /// Writes a record. A failure ends the run, as further results would be lost.
+    fn append(&self, state: &mut State, mut record: Record) {
+        if let Err(error) = append(&self.notebook, &mut record) {
+            state.trouble.get_or_insert(error);
         }
     }
 
-    /// The end of the run, by success or failure.
-    fn close(self, result: &Result<Vec<zbench_suites::collectives::bench::Finish>, CollectiveError>) -> State {
+    /// Ends the run after success or failure.
+    fn close(self, result: &Result<Vec<Finish>, CollectiveError>) -> State {
         let mut state = self.state();
         if let Err(error) = result {
-            let message = told(error, &state.run.devices);
+            let message = with_hosts(error, &state.run.devices);
             state.run.errors.push(message.clone());
             self.finish_section(&mut state, &End::Failed(message.clone()));
             self.say(&mut state, &format!("# error: {message}\n"));
@@ -298,7 +292,7 @@ impl Screen<'_> {
 }
 
 /// The error with the hosts of the ranks that it names.
-fn told(error: &CollectiveError, devices: &[Device]) -> String {
+fn with_hosts(error: &CollectiveError, devices: &[Device]) -> String {
     let ranks = match error {
         CollectiveError::Comm(CommError::Aborted { rank, .. } | CommError::Mismatch { rank, .. }) => vec![*rank],
         CollectiveError::Comm(CommError::Stalled { missing, .. }) => missing.clone(),
@@ -364,7 +358,7 @@ impl Watch for Screen<'_> {
     }
 }
 
-/// Writes a file that must not exist; a number is added to the name until none of it does.
+/// Writes a new file. A number is added to the name if the file exists.
 fn write_beside(path: &Path, text: &str) -> Result<PathBuf> {
     use std::io::Write;
     let numbered = |number: usize| PathBuf::from(format!("{}.{number}", path.display()));
@@ -390,12 +384,8 @@ fn save(path: &Path, run: &Run) -> Result<()> {
     Ok(())
 }
 
-/// The exit code of what a run left behind.
-fn code(
-    run: &Run,
-    plan: &Plan,
-    result: &Result<Vec<zbench_suites::collectives::bench::Finish>, CollectiveError>,
-) -> u8 {
+/// The exit code of a run.
+fn code(run: &Run, plan: &Plan, result: &Result<Vec<Finish>, CollectiveError>) -> u8 {
     let too_slow = |section: &Section| match (plan.min_bandwidth, section.average_busbw()) {
         (Some(expected), Some(average)) => average < expected * v3::ACCEPTED,
         _ => false,

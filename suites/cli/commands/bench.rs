@@ -2,7 +2,7 @@
 
 use super::signals::stop_flag;
 use super::train;
-use super::{command_line, header, print_document, print_lines, print_screen, room};
+use super::{header, header_named, open_for_records, print_document, print_lines, print_screen, room};
 use crate::{Cells, Format, Global, GridArgs};
 use anyhow::{Result, bail};
 use std::path::Path;
@@ -16,7 +16,7 @@ use zbench_reports::collectives::comparison;
 use zbench_reports::collectives::document::is_of_suite;
 use zbench_reports::document::{Column, Document as Text, Entry, Table, Tone};
 use zbench_reports::record::Record;
-use zbench_reports::{Notebook, units};
+use zbench_reports::units;
 use zbench_runner::{Header, Observe, Runner, Summary, Trials};
 use zbench_suites::bench::args::RunFlags;
 use zbench_suites::bench::{Bench, BenchCell};
@@ -25,7 +25,7 @@ use zbench_suites::kernels;
 use zbench_suites::kernels::args::{AttentionArgs, GemmArgs};
 use zbench_suites::registry::{self, Expanded};
 
-/// What is to be done with the cells.
+/// How to run the cells.
 struct Wanted {
     only: Option<String>,
     trials: Trials,
@@ -38,14 +38,11 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// `usual`: trials of a file's cells where nothing else is said.
+    /// `usual`: default number of trials of a file's cells.
     fn of(flags: &RunFlags, is_file: bool, usual: u32) -> Wanted {
-        let trials = match (is_file, flags.fresh, flags.trials) {
-            (true, true, count) => Trials::Fresh(count.unwrap_or(usual)),
-            (true, false, count) => Trials::UpTo(count.unwrap_or(usual)),
-            (false, _, None) => Trials::OneMore,
-            (false, true, Some(count)) => Trials::Fresh(count),
-            (false, false, Some(count)) => Trials::UpTo(count),
+        let trials = match flags.trials {
+            None if !is_file => Trials::OneMore,
+            count => train::trials(count.unwrap_or(usual), flags.fresh),
         };
         Wanted {
             only: flags.only.clone(),
@@ -61,44 +58,45 @@ impl Wanted {
 
 /// `zbench gemm`.
 pub fn gemm(global: &Global, arguments: &GemmArgs) -> Result<u8> {
-    let flags = &arguments.common.run;
-    let document = match &arguments.file {
-        Some(file) => of_file(file, &flags.set, "gemm")?,
-        None => kernels::flags::gemm(arguments)?,
-    };
-    run(global, &document, &Wanted::of(flags, arguments.file.is_some(), train::TRIALS))
+    let of_flags = || kernels::flags::gemm(arguments);
+    command(global, "gemm", arguments.file.as_deref(), &arguments.common.run, train::TRIALS, of_flags)
 }
 
 /// `zbench attention`.
 pub fn attention(global: &Global, arguments: &AttentionArgs) -> Result<u8> {
-    let flags = &arguments.common.run;
-    let document = match &arguments.file {
-        Some(file) => of_file(file, &flags.set, "attention")?,
-        None => kernels::flags::attention(arguments)?,
-    };
-    run(global, &document, &Wanted::of(flags, arguments.file.is_some(), train::TRIALS))
+    let of_flags = || kernels::flags::attention(arguments);
+    command(global, "attention", arguments.file.as_deref(), &arguments.common.run, train::TRIALS, of_flags)
 }
 
-/// `zbench checkpoint`.
+/// `zbench checkpoint`. A trial measures several times: one is enough.
 pub fn checkpoint(global: &Global, arguments: &CheckpointArgs) -> Result<u8> {
-    let flags = &arguments.run;
-    let document = match &arguments.file {
-        Some(file) => of_file(file, &flags.set, "checkpoint")?,
-        None => zbench_suites::checkpoint::flags::checkpoint(arguments)?,
-    };
-    // A trial measures several times: one is enough.
-    run(global, &document, &Wanted::of(flags, arguments.file.is_some(), 1))
+    let of_flags = || zbench_suites::checkpoint::flags::checkpoint(arguments);
+    command(global, "checkpoint", arguments.file.as_deref(), &arguments.run, 1, of_flags)
 }
 
-/// A file's document, which must be of this suite.
-fn of_file(file: &Path, set: &[String], wanted: &str) -> Result<Document> {
-    let document = Document::read(file, set)?;
-    if registry::suite(&document).is_none_or(|suite| suite.name != wanted) {
-        let found = document.base.get("suite").map_or("\"train\"".into(), |suite| suite.value.to_string());
-        let message = format!("its suite is {found}; write suite = \"{wanted}\" at its top, or use `zbench grid`");
-        return Err(ConfigError::about(file.display().to_string(), message).into());
-    }
-    Ok(document)
+/// Runs the cells of a file, whose suite must be `suite`, or of the flags where there is no file.
+fn command(
+    global: &Global,
+    suite: &str,
+    file: Option<&Path>,
+    flags: &RunFlags,
+    usual_trials: u32,
+    of_flags: impl FnOnce() -> Result<Document, ConfigError>,
+) -> Result<u8> {
+    let document = match file {
+        None => of_flags()?,
+        Some(file) => {
+            let document = Document::read(file, &flags.set)?;
+            if registry::suite(&document).is_none_or(|found| found.name != suite) {
+                let found = document.base.get("suite").map_or("\"train\"".into(), |suite| suite.value.to_string());
+                let message =
+                    format!("its suite is {found}; write suite = \"{suite}\" at its top, or use `zbench grid`");
+                return Err(ConfigError::about(file.display().to_string(), message).into());
+            }
+            document
+        }
+    };
+    run(global, &document, &Wanted::of(flags, file.is_some(), usual_trials))
 }
 
 /// The document of a grid's file if its suite is one of these.
@@ -114,10 +112,7 @@ pub fn grid(global: &Global, arguments: &GridArgs, document: &Document) -> Resul
     }
     let wanted = Wanted {
         only: arguments.cells.only.clone(),
-        trials: match arguments.trials.unwrap_or(train::TRIALS) {
-            trials if arguments.fresh => Trials::Fresh(trials),
-            trials => Trials::UpTo(trials),
-        },
+        trials: train::trials(arguments.trials.unwrap_or(train::TRIALS), arguments.fresh),
         any_environment: arguments.any_environment,
         timeout: arguments.timeout,
         max_cells: arguments.max_cells,
@@ -198,11 +193,7 @@ fn carry_out(
     header: Header,
     timeout: Duration,
 ) -> Result<Summary> {
-    let notebook = Notebook::open(&global.notebook)?;
-    for warning in notebook.read()?.warnings() {
-        zbench_host::say!("warning: {warning}");
-    }
-    super::open_log(&notebook, &header.name);
+    let notebook = open_for_records(global, &header.name)?;
     let suite = Bench { stop: stop_flag()?, timeout, folder: notebook.directory().to_path_buf() };
     let mut lines = Lines { quiet: global.quiet, label: String::new(), done: 0, all: 0 };
     let header = Header { no_repeats: true, ..header };
@@ -269,7 +260,7 @@ fn collectives_in_words(record: &Record) -> String {
     format!("busbw {rate} GB/s at {size}, latency {latency} us")
 }
 
-/// What would be measured.
+/// Prints what would be measured.
 fn dry_run(global: &Global, cells: &[BenchCell]) -> Result<u8> {
     let columns =
         vec![Column::words("cell"), Column::words("key"), Column::numbers("needs", "bytes"), Column::words("decision")];
@@ -300,7 +291,7 @@ fn reason(cell: &BenchCell) -> Option<&str> {
     }
 }
 
-/// `zbench repro ID` of such a record: the measurement again; times are no more than shown beside.
+/// `zbench repro ID` of such a record: repeats the measurement; times are only shown.
 pub fn repro(global: &Global, record: &Record, timeout: Duration) -> Result<u8> {
     let Some(spec) = registry::of_plain(&record.cell) else {
         bail!(
@@ -314,12 +305,7 @@ pub fn repro(global: &Global, record: &Record, timeout: Duration) -> Result<u8> 
     {
         bail!("the record {} cannot be repeated here: it needs {} of memory", record.id, gib(needs));
     }
-    let header = Header {
-        name: record.name.clone(),
-        command: command_line(),
-        environment: machine::environment(),
-        ..Header::default()
-    };
+    let header = header_named(&record.name);
     let summary = carry_out(global, &[BenchCell::new(spec)], Trials::OneMore, header, timeout)?;
     if global.format == Format::Json {
         print_lines(&summary.records)?;

@@ -1,6 +1,6 @@
 //! `export --bundle` and `import --bundle`: records in one file, from notebook to notebook.
 
-use super::{existing, filter};
+use super::{existing, filter, notebook};
 use crate::{ExportArgs, Global};
 use anyhow::{Context, Result, anyhow};
 use std::collections::BTreeSet;
@@ -16,9 +16,7 @@ use zbench_reports::{Notebook, Remark};
 pub fn export(global: &Global, arguments: &ExportArgs, bundle: &Path) -> Result<u8> {
     let notebook = existing(global)?;
     let contents = notebook.read()?;
-    for warning in contents.warnings() {
-        zbench_host::say!("warning: {warning}");
-    }
+    notebook::print_warnings(&contents);
     let now = jiff::Timestamp::now();
     let records = filter::choose(&notebook, &contents, &arguments.what, now)?;
     if records.is_empty() {
@@ -37,7 +35,7 @@ pub fn export(global: &Global, arguments: &ExportArgs, bundle: &Path) -> Result<
         format!("the bundle {path} cannot be made; name a file that does not exist, in a folder that you may write to")
     })?;
     if let Err(error) = file.write_all(&bytes).and_then(|()| file.sync_all()) {
-        // Half a bundle is of no use, and would be in the way of the next try.
+        // Half a bundle is useless, and would block the next attempt.
         let _ = std::fs::remove_file(bundle);
         return Err(anyhow!("the bundle {path} cannot be written: {error}"));
     }

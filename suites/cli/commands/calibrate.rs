@@ -4,7 +4,7 @@
 mod device;
 
 use super::signals::stop_flag;
-use super::{command_line, print_document, print_lines};
+use super::{append, header_named, print_document, print_lines};
 use crate::{Format, Global};
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
@@ -19,7 +19,6 @@ use zbench_predict::time::TimeProfile;
 use zbench_reports::bench::{self, Ceilings, Rate};
 use zbench_reports::record::Record;
 use zbench_reports::{Notebook, units};
-use zbench_runner::{Header, rescue};
 use zbench_suites::bench::Limits;
 use zbench_suites::bench::{seen, watched};
 use zbench_suites::calibrate::args::{CalibrateArgs, DISK_SIZE, OPERATION_ROUNDS, SECONDS};
@@ -34,7 +33,7 @@ const CACHES: u64 = 4;
 const LEAST_ARRAY: u64 = 64 << 20;
 /// Three arrays take at most this share of the memory that is free.
 const FREE_SHARE: u64 = 4;
-/// Longer than anybody waits; Ctrl-C ends it before.
+/// A limit that is never reached in practice; Ctrl-C stops earlier.
 const LIMIT: Duration = Duration::from_secs(24 * 3600);
 
 /// `zbench calibrate`.
@@ -51,7 +50,7 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     }
     let wanted = wanted(arguments)?;
     let path = arguments.save.clone().unwrap_or_else(|| default_path(&machine::host_name()));
-    // What would only fail when all has been measured.
+    // Checked now, as it would only fail after the measurement.
     let before = profile::ceilings::read(&path)?;
     let notebook = Notebook::open(&global.notebook)?;
     notebook.check_writable()?;
@@ -69,7 +68,7 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
         zbench_host::say!("stopped; nothing is kept of unfinished rounds");
         Ok(exit::INTERRUPTED)
     };
-    // What would be refused at the end anyway. Without a profile to write there is nothing to refuse.
+    // A busy machine would be refused at the end anyway. Without a profile to write nothing is refused.
     if !arguments.no_save {
         let Ok(busy) = quiet::why_not(&limits) else { return stopped() };
         if let Some(reason) = busy {
@@ -78,12 +77,12 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
             return Ok(exit::INCONCLUSIVE);
         }
     }
-    let mut told = teller(global);
+    let mut progress = teller(global);
     let rank_layouts = if arguments.no_operations { Vec::new() } else { rank_layouts(&wanted, arguments)? };
     let rounds = arguments.operation_rounds.unwrap_or(OPERATION_ROUNDS) as usize;
     let (measured, sampled) = watched(0, || {
-        let ceilings = measure(&wanted, &disk, &limits, &mut told).ok()?;
-        Some((ceilings, operations::measure(&rank_layouts, rounds, machine::cores(), &limits, &mut told)))
+        let ceilings = measure(&wanted, &disk, &limits, &mut progress).ok()?;
+        Some((ceilings, operations::measure(&rank_layouts, rounds, machine::cores(), &limits, &mut progress)))
     });
     let Some((ceilings, operations)) = measured else { return stopped() };
     let operations = match operations {
@@ -105,7 +104,7 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
         cpu: machine::cpu_model().unwrap_or_default(),
         instructions: zbench_kernels::peak::describe().into_iter().map(String::from).collect(),
     };
-    // Each by itself: that memory's ceiling moved says nothing about the middle of many calls of an operation.
+    // Ceilings and operations are judged separately: an unsteady ceiling does not affect medians of many calls.
     let saves = !arguments.no_save;
     if saves && reasons.is_empty() {
         profile::ceilings::save(&path, &ceilings, &about)?;
@@ -124,7 +123,7 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     Ok(exit::INCONCLUSIVE)
 }
 
-/// Residuals of this machine's records, and corrections of them into its profile.
+/// Prints the residuals of this machine's records, and saves corrections into its profile.
 fn from_notebook(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     let path = arguments.save.clone().unwrap_or_else(|| default_path(&machine::host_name()));
     let profile = TimeProfile::read(&path).map_err(anyhow::Error::msg)?.uncorrected();
@@ -148,7 +147,7 @@ fn from_notebook(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     Ok(exit::SUCCESS)
 }
 
-/// Who times operations, and where: single threads and all cores, or the numbers of threads that were asked for.
+/// The layouts in which operations are timed: one thread and all cores, or the requested numbers of threads.
 fn rank_layouts(wanted: &Wanted, arguments: &CalibrateArgs) -> Result<Vec<(RankLayout, Vec<Probe>)>> {
     let ends = |threads: &&usize| !arguments.threads.is_empty() || **threads == 1 || **threads == machine::cores();
     let threads: Vec<usize> = wanted.threads.iter().filter(ends).copied().collect();
@@ -159,12 +158,12 @@ fn rank_layouts(wanted: &Wanted, arguments: &CalibrateArgs) -> Result<Vec<(RankL
 fn wanted(arguments: &CalibrateArgs) -> Result<Wanted> {
     let cores = machine::cores();
     let mut threads: Vec<usize> = match arguments.threads.is_empty() {
-        true => std::iter::successors(Some(1), |count| Some(count * 2)).take_while(|count| *count < cores).collect(),
+        true => std::iter::successors(Some(1), |count| Some(count * 2))
+            .take_while(|count| *count < cores)
+            .chain([cores])
+            .collect(),
         false => arguments.threads.iter().map(|count| *count as usize).collect(),
     };
-    if arguments.threads.is_empty() {
-        threads.push(cores);
-    }
     threads.sort_unstable();
     threads.dedup();
     if let Some(many) = threads.iter().find(|count| **count > cores) {
@@ -216,7 +215,7 @@ fn record(wanted: &Wanted, folder: &Path, arguments: &CalibrateArgs, ceilings: &
     record
 }
 
-/// A rate's median as a metric, or why there is none.
+/// Records a rate's median as a metric, or why there is none.
 fn state(
     record: &mut Record,
     metric: &str,
@@ -237,33 +236,23 @@ fn state(
 /// A record of this cell without its numbers.
 fn empty(cell: Value) -> Record {
     let key = zbench_config::grid::plain_key(&cell);
-    let header = Header {
-        name: "calibrate".into(),
-        command: command_line(),
-        environment: machine::environment(),
-        ..Header::default()
-    };
-    header.blank(&key, cell, 1, jiff::Timestamp::now())
+    header_named("calibrate").blank(&key, cell, 1, jiff::Timestamp::now())
 }
 
-/// Marks it as noisy for these reasons, and puts it into the notebook and before whoever asked.
+/// Marks the record as noisy for these reasons, writes it to the notebook and prints it.
 fn keep(global: &Global, notebook: &Notebook, record: &mut Record, reasons: &[&String]) -> Result<()> {
     if !reasons.is_empty() {
         record.validity.push("too_noisy".into());
         record.notes.extend(reasons.iter().map(|reason| format!("Too noisy to be kept: {reason}.")));
     }
-    record.trial = 1 + notebook.records()?.iter().filter(|other| other.key == record.key).count() as u32;
-    if let Err(error) = notebook.append(record) {
-        rescue::keep_and_say(record);
-        return Err(error.into());
-    }
+    append(notebook, record)?;
     match global.format {
         Format::Json => print_lines(&[record]),
         _ => print_document(global, &bench::document(&[record])),
     }
 }
 
-/// A line for each tenth of the measurements: nobody reads more.
+/// Prints a line for each tenth of the measurements.
 fn teller(global: &Global) -> impl FnMut(usize, usize) {
     let quiet = global.quiet;
     move |done, all| {
@@ -273,7 +262,7 @@ fn teller(global: &Global) -> impl FnMut(usize, usize) {
     }
 }
 
-/// Where a profile has ceilings already: what is different now.
+/// Prints the changes since the ceilings that the profile holds.
 fn say_changes(before: Option<&Ceilings>, now: &Ceilings) {
     let Some(before) = before else { return };
     for of in &now.threads {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use zbench_host::exit;
 use zbench_reports::compare::{self, Options, document};
 
-/// Compares two selections and prints what there is to say.
+/// Compares two selections of records and prints the result.
 pub fn compare(global: &Global, arguments: &CompareArgs) -> Result<u8> {
     let Some(b) = &arguments.b else { bail!("compare needs a B") };
     let mut books = NotebookSet::new(&global.notebook);
@@ -23,7 +23,7 @@ pub fn compare(global: &Global, arguments: &CompareArgs) -> Result<u8> {
             let unpaired = comparison.unpaired.iter().map(serde_json::to_value);
             print_lines(&pairs.chain(unpaired).collect::<Result<Vec<Value>, _>>()?)?;
         }
-        // Where machines read, nothing is left out for its length.
+        // Formats for machines leave nothing out.
         Format::Table if !global.full => print_document(global, &compare::short(&comparison, room(global)))?,
         Format::Csv => print_document(global, &document::document(&comparison, usize::MAX))?,
         _ => print_document(global, &document::document(&comparison, document::PAIRS_IN_FULL))?,

@@ -15,13 +15,13 @@ use zbench_host::exit;
 use zbench_reports::document::{Column, Document, Entry, Table, Tone};
 use zbench_reports::screen::{Screen, fitting};
 
-/// A row: what was looked for, what is there, whether that is good, and what to do where it is not.
+/// A row: what was looked for, what was found, whether that is good, and what to do if it is not.
 #[derive(Debug)]
 struct Finding {
     what: String,
     found: String,
     is_there: bool,
-    /// Whether commands fail without it; what is not needed only slows, hides a figure, or closes one way of several.
+    /// Whether commands fail without it. Other things only cost speed, a metric, or one of several backends.
     is_needed: bool,
     advice: String,
 }
@@ -44,18 +44,18 @@ impl Finding {
         Finding { what: what.into(), found, is_there: is_fine, is_needed: false, advice: advice.into() }
     }
 
-    /// The same of something without which commands fail.
+    /// Marks something without which commands fail.
     fn needed(self, is_needed: bool) -> Finding {
         Finding { is_needed, ..self }
     }
 
-    /// What to do; nothing where all is well.
+    /// What to do; empty if all is well.
     fn advice(&self) -> &str {
         if self.is_there { "" } else { &self.advice }
     }
 }
 
-/// What all rows come to: in words, and the exit code.
+/// The summary of all rows, and the exit code.
 fn summary<'f>(findings: impl Iterator<Item = &'f Finding>) -> (String, u8) {
     let (needed, optional): (Vec<&Finding>, Vec<&Finding>) =
         findings.filter(|finding| !finding.is_there).partition(|finding| finding.is_needed);
@@ -71,7 +71,7 @@ fn summary<'f>(findings: impl Iterator<Item = &'f Finding>) -> (String, u8) {
     }
 }
 
-/// The summary, and what is missing or hinders, what is needed first.
+/// The summary and everything that is missing or hinders, needed things first.
 fn screen(summary: &str, groups: &[(&'static str, Vec<Finding>)]) -> Screen {
     let mut screen = Screen::default();
     screen.said("ANSWER", summary, 3);
@@ -132,7 +132,7 @@ pub fn doctor(global: &Global) -> Result<u8> {
     Ok(code)
 }
 
-/// The rows, by what they are about.
+/// The rows, grouped by topic.
 fn groups(global: &Global) -> Vec<(&'static str, Vec<Finding>)> {
     let root = Root::system();
     let env = |name: &str| std::env::var(name).ok();
@@ -172,7 +172,7 @@ fn mpirun() -> Finding {
     )
 }
 
-/// Programs that some commands use where they are.
+/// Programs that some commands use if they exist.
 fn helpers() -> Vec<Finding> {
     let env = |name: &str| std::env::var(name).ok();
     let ways = open::ways(&env, &open::is_program, cfg!(target_os = "macos"));

@@ -2,7 +2,7 @@
 
 use super::report::write_whole;
 use super::{Expanded, bundle, document_text, existing, expand, filter, notebook, print, print_file, print_lines};
-use crate::{Cells, ExportArgs, Format, Global, ImportArgs, Program};
+use crate::{Cells, ExportArgs, Format, Global, ImportArgs};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -77,13 +77,13 @@ fn configuration(global: &Global, arguments: &ImportArgs, file: &Path) -> Result
     Ok(exit::SUCCESS)
 }
 
-/// What `--set` states of a key that counts ranks.
+/// The value that `--set` gives a key that counts ranks.
 fn set(arguments: &ImportArgs, key: &str) -> Option<u64> {
     let value = |term: &String| term.split_once('=').filter(|(name, _)| name.trim() == key)?.1.trim().parse().ok();
     arguments.set.iter().rev().find_map(value)
 }
 
-/// Whether zbench runs it, and what to type next.
+/// Prints whether zbench runs it, and the next command.
 fn verdict(written: &Written, output: Option<&Path>) -> String {
     let file = output.map_or("FILE.toml".to_string(), |path| path.display().to_string());
     let wrote = output.map(|path| format!("wrote {}; ", path.display())).unwrap_or_default();
@@ -94,7 +94,7 @@ fn verdict(written: &Written, output: Option<&Path>) -> String {
     format!("{wrote}it can be priced and not run, because {reasons}\nnext: zbench plan {file}")
 }
 
-/// A file that somebody may want is not written over.
+/// Refuses to overwrite a file without `--force`.
 fn refuse_existing(output: Option<&Path>, force: bool) -> Result<()> {
     match output {
         Some(path)
@@ -110,20 +110,15 @@ fn refuse_existing(output: Option<&Path>, force: bool) -> Result<()> {
 pub fn export(global: &Global, arguments: &ExportArgs) -> Result<u8> {
     match (&arguments.bundle, arguments.to) {
         (Some(path), _) => bundle::export(global, arguments, path),
-        (None, Some(program)) => cell(global, arguments, program),
+        (None, Some(target)) => cell(global, arguments, target),
         // The arguments' group demands one of them.
         (None, None) => bail!("name a bundle with --bundle, or a program with --to"),
     }
 }
 
-fn cell(global: &Global, arguments: &ExportArgs, program: Program) -> Result<u8> {
+fn cell(global: &Global, arguments: &ExportArgs, target: Target) -> Result<u8> {
     refuse_existing(arguments.output.as_deref(), arguments.force)?;
     let Some((name, cell)) = chosen(global, arguments)? else { return Ok(exit::NOT_MEASURED) };
-    let target = match program {
-        Program::Deepspeed => Target::DeepSpeed,
-        Program::Accelerate => Target::Accelerate,
-        Program::Torchtitan => Target::Torchtitan,
-    };
     let exported = match &arguments.base {
         Some(path) => {
             let source = path.display().to_string();
@@ -155,7 +150,7 @@ fn cell(global: &Global, arguments: &ExportArgs, program: Program) -> Result<u8>
     Ok(exit::SUCCESS)
 }
 
-/// The cell that was asked for as records have it, with a name for it; none where the notebook has no such record.
+/// The requested cell as plain data, with a name for it. `None` if the notebook has no such record.
 fn chosen(global: &Global, arguments: &ExportArgs) -> Result<Option<(String, Value)>> {
     let Some((first, rest)) = arguments.what.split_first() else {
         bail!("name what to export: a record's id, `best`, or a configuration");
@@ -197,7 +192,7 @@ fn named(record: &Record) -> (String, Value) {
     (format!("record {}", record.id), record.cell.clone())
 }
 
-/// The fastest record that was measured, is valid, and trained as its reference did.
+/// The fastest valid record whose losses match its reference.
 fn best(records: &[Record]) -> Option<&Record> {
     let speed = |record: &Record| record.metrics.number("tokens_per_second").filter(|speed| speed.is_finite());
     let trained = |record: &Record| !matches!(record.parity.verdict, zbench_reports::record::Verdict::Failed);

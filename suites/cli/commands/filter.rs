@@ -1,4 +1,4 @@
-//! Filters over what is not in a record itself, or needs more than equality: tags, time, commit, validity.
+//! Filters on tags, time, commit and validity, which are not fields of a record or need more than equality.
 
 use super::select;
 use anyhow::{Result, bail};
@@ -35,7 +35,7 @@ pub fn choose(notebook: &Notebook, contents: &Contents, what: &[String], now: Ti
     select::select(notebook, records, &rest)
 }
 
-/// One term of ours.
+/// A term that this module handles.
 #[derive(Debug)]
 enum Term {
     Tag(String),
@@ -45,7 +45,7 @@ enum Term {
 }
 
 impl Term {
-    /// The term, if its key is one of ours.
+    /// The term, if this module handles its key.
     fn of(key: &str, value: &str, now: Timestamp) -> Option<Result<Term>> {
         Some(match key {
             "tag" => Ok(Term::Tag(value.into())),

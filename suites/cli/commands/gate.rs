@@ -23,7 +23,7 @@ use zbench_suites::gate::measure::{Arm, Programs, Running};
 use zbench_suites::gate::rules::RulesFile;
 use zbench_suites::gate::scratch::{Scratch, stop_flag};
 
-/// Judges, tests itself, or writes a baseline.
+/// Runs a comparison, the self-test, or an update of the baseline.
 pub fn gate(global: &Global, session: &Session, arguments: &GateArgs) -> Result<u8> {
     if session.leader.is_some() {
         bail!("zbench gate measures in processes of its own; start it by itself, not under torchrun, srun or mpirun");
@@ -41,7 +41,7 @@ pub fn gate(global: &Global, session: &Session, arguments: &GateArgs) -> Result<
     Ok(if report.interrupted { exit::INTERRUPTED } else { report.exit_code })
 }
 
-/// One command and what it works with.
+/// The state of one command.
 struct Job<'a> {
     global: &'a Global,
     arguments: &'a GateArgs,
@@ -71,7 +71,7 @@ impl<'a> Job<'a> {
             rules.time_budget = budget.as_secs_f64();
         }
         let started = jiff::Timestamp::now();
-        let seed = arguments.seed.unwrap_or_else(|| started.as_microsecond().unsigned_abs() % 1_000_000);
+        let seed = arguments.seed.unwrap_or_else(super::seed_of_clock);
         let (scratch, running) = (Scratch::new()?, Running::default());
         Ok(Job {
             global,
@@ -80,7 +80,7 @@ impl<'a> Job<'a> {
             rules,
             seed,
             stop: stop_flag(&scratch, &running)?,
-            program: std::env::current_exe().context("the path of zbench itself is needed to start trials")?,
+            program: super::own_program()?,
             scratch,
             running,
             environment: machine::environment(),
@@ -94,7 +94,7 @@ impl<'a> Job<'a> {
         Duration::from_secs_f64(self.file.trial_timeout)
     }
 
-    /// The cells of the rules' configuration, some keys set to other values.
+    /// The cells of the rules' configuration, with the keys of `more` changed.
     fn targets(&self, more: &[String]) -> Result<Option<Vec<Target>>, ConfigError> {
         let Some(config) = &self.file.config else { return Ok(None) };
         cells::of_configuration(&absolute(config), &self.file.set, more, self.file.only.as_deref()).map(Some)
@@ -127,7 +127,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// The file of raw samples, so that whatever happens they are there.
+    /// Creates the file of raw samples, which is written during the measurement.
     fn samples(&self) -> Result<(std::fs::File, PathBuf)> {
         let path = match &self.arguments.samples {
             Some(path) => path.clone(),
@@ -160,7 +160,7 @@ impl<'a> Job<'a> {
         std::iter::once(config).chain(self.file.set.iter().cloned()).collect::<Vec<_>>().join(" ")
     }
 
-    /// What `run` is told to run the rules' configuration, as a shell reads it.
+    /// The arguments of `zbench run` for the rules' configuration, quoted for a shell.
     fn config_arguments(&self) -> String {
         let config = self.file.config.as_ref().map_or(String::new(), |config| config.display().to_string());
         let sets = self.file.set.iter().flat_map(|set| ["--set".to_string(), set.clone()]);
@@ -168,7 +168,7 @@ impl<'a> Job<'a> {
         std::iter::once(config).chain(sets).chain(only).map(|word| super::quoted(&word)).collect::<Vec<_>>().join(" ")
     }
 
-    /// The question about one cell; what is left of the budget is shared by the cells that are left.
+    /// The question about one cell. The remaining cells share the remaining budget.
     fn question(&self, target: &Target, opponent: Opponent, place: usize, count: usize) -> Question<'_> {
         let left = (self.rules.time_budget - self.begun.elapsed().as_secs_f64()).max(0.0);
         Question {
@@ -182,7 +182,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// The report; `explain` says how a regression is explained.
+    /// The report. `explain` says how to find the cause of a regression.
     fn report(
         &mut self,
         cells: Vec<CellReport>,

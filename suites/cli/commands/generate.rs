@@ -37,7 +37,7 @@ pub fn man(global: &Global, folder: &Path) -> Result<u8> {
     Ok(exit::SUCCESS)
 }
 
-/// The whole definition without the commands that are zbench's own processes: generators of completions show hidden ones too.
+/// The whole definition without the internal commands: generators of completions show hidden ones too.
 fn visible() -> clap::Command {
     let whole = Cli::command();
     let shown: Vec<clap::Command> = whole.get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();

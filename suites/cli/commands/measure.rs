@@ -1,11 +1,11 @@
-//! `zbench compare --measure`: two that take turns until it is known which is faster.
+//! `zbench compare --measure`: A and B take turns until it is decided which is faster.
 
-use super::{command_line, expand, planned, print_document, print_json};
+use super::{command_line, expand, own_program, planned, print_document, print_json, seed_of_clock};
 use crate::{Cells, CompareArgs, Format, Global, Per};
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 use zbench_config::{ConfigError, grid};
 use zbench_host::exit;
@@ -25,7 +25,7 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
     let sides = Sides::new(arguments)?;
     let budget = arguments.budget;
     let generations = (budget.as_secs_f64() / GENERATION_SECONDS).clamp(GENERATIONS.0, GENERATIONS.1) as u32;
-    let seed = arguments.seed.unwrap_or_else(|| jiff::Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000);
+    let seed = arguments.seed.unwrap_or_else(seed_of_clock);
     let players = sides.players();
     let is_mixed = sides.programs.iter().filter(|program| matches!(program, Program::Command(_))).count() == 1;
     let settings = Settings {
@@ -37,43 +37,38 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
         timeout: arguments.timeout,
         allow_load: arguments.allow_load,
     };
-    let experiment = Experiment {
-        program: std::env::current_exe().context("the path of zbench itself is needed to start cells")?,
-        players: &players,
-        settings,
-        stop: super::signals::stop_flag()?,
-    };
+    let experiment =
+        Experiment { program: own_program()?, players: &players, settings, stop: super::signals::stop_flag()? };
     let samples = arguments.turns.as_ref().map(|path| {
         std::fs::File::create(path).with_context(|| format!("--turns: {} cannot be written", path.display()))
     });
     let rules = Rules { equal: (1.0 + arguments.decide).ln(), ..Rules::default() };
-    let mut two = Two {
+    let mut comparing = TurnComparison {
         pair: Pair::new(rules),
         time: match arguments.per {
             Per::Token => TurnSample::seconds_per_token,
             Per::Step => TurnSample::seconds_per_step,
         },
-        generations: 0,
         discarded: 0,
         rounds: 0,
         samples: samples.transpose()?,
         failures: Vec::new(),
         quiet: global.quiet,
-        said: None,
+        last_line: None,
     };
     let began = Instant::now();
-    let ending = experiment.run(&mut two)?;
+    let ending = experiment.run(&mut comparing)?;
     let seconds = began.elapsed().as_secs_f64();
-    let comparison = two.pair.comparison();
+    let comparison = comparing.pair.comparison();
     if global.format == Format::Json {
         let text = json!({
             "schema": 1,
             "a": sides.names[0], "b": sides.names[1],
             "verdict": comparison.verdict,
             "ratio": comparison.ratio, "low": comparison.low, "high": comparison.high,
-            "seconds": seconds, "rounds": comparison.rounds, "rounds_discarded": two.discarded,
+            "seconds": seconds, "rounds": comparison.rounds, "rounds_discarded": comparing.discarded,
             "generations": comparison.generations, "ended": ending, "seed": seed,
-            "evidence": comparison, "failures": two.failures, "command": command_line(),
+            "evidence": comparison, "failures": comparing.failures, "command": command_line(),
         });
         print_json(&format!("{text}\n"))?;
     } else {
@@ -81,11 +76,11 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
             names: sides.names,
             comparison,
             seconds,
-            discarded: two.discarded,
+            discarded: comparing.discarded,
             seed,
             equal: arguments.decide,
             budget: budget.as_secs_f64(),
-            failures: two.failures,
+            failures: comparing.failures,
         };
         print_document(global, &measured.document())?;
     }
@@ -96,7 +91,7 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
     })
 }
 
-/// What is compared.
+/// The two sides.
 struct Sides {
     names: [String; 2],
     programs: [Program; 2],
@@ -137,7 +132,7 @@ impl Sides {
         }
         if let Some(binary) = &arguments.binary {
             // Programs that may not know of turns are both run alike: by their public command, stopped and continued.
-            let own = std::env::current_exe().context("the path of zbench itself is needed to start cells")?;
+            let own = own_program()?;
             let foreign = |program: &PathBuf, file: &PathBuf, set: &[String]| {
                 Program::Command(public(program, file, set, tokens))
             };
@@ -162,7 +157,7 @@ impl Sides {
 }
 
 /// The public command of a zbench, whichever version it is.
-fn public(program: &std::path::Path, file: &std::path::Path, set: &[String], tokens: u64) -> ExternalCommand {
+fn public(program: &Path, file: &Path, set: &[String], tokens: u64) -> ExternalCommand {
     let scratch = std::env::temp_dir().join(format!("zbench-compare-{}", std::process::id()));
     let mut command = vec![program.into(), "run".into(), file.into(), "--log-every".into(), "1".into()];
     command.extend(["--notebook".into(), scratch.into(), "--set".into(), ENDLESS.into()]);
@@ -170,12 +165,12 @@ fn public(program: &std::path::Path, file: &std::path::Path, set: &[String], tok
     ExternalCommand { command, tokens, word: "step".into() }
 }
 
-fn label(file: &std::path::Path, set: &[String]) -> String {
+fn label(file: &Path, set: &[String]) -> String {
     std::iter::once(file.display().to_string()).chain(set.iter().cloned()).collect::<Vec<_>>().join(" ")
 }
 
 /// The one cell of a configuration, which can run here.
-fn one_cell(file: &std::path::Path, set: &[String]) -> Result<Planned> {
+fn one_cell(file: &Path, set: &[String]) -> Result<Planned> {
     let mut expanded = expand(&Cells { file: file.into(), set: set.to_vec(), only: None }, grid::MOST_CELLS, None)?;
     expanded.refuse_search("names several cells")?;
     let source = file.display().to_string();
@@ -193,27 +188,26 @@ fn one_cell(file: &std::path::Path, set: &[String]) -> Result<Planned> {
     }
 }
 
-/// Two cells, and what their turns say.
-struct Two {
+/// The turns of two cells, and the comparison so far.
+struct TurnComparison {
     pair: Pair,
-    /// What is compared.
+    /// The time that is compared.
     time: fn(&TurnSample) -> f64,
-    generations: u32,
     rounds: usize,
     discarded: usize,
     samples: Option<std::fs::File>,
     failures: Vec<String>,
     quiet: bool,
-    said: Option<Instant>,
+    last_line: Option<Instant>,
 }
 
-impl Two {
-    /// Now and then, how it stands.
+impl TurnComparison {
+    /// Prints the state of the comparison every few seconds.
     fn tell(&mut self) {
-        if self.quiet || self.said.is_some_and(|said| said.elapsed().as_secs_f64() < 5.0) {
+        if self.quiet || self.last_line.is_some_and(|said| said.elapsed().as_secs_f64() < 5.0) {
             return;
         }
-        self.said = Some(Instant::now());
+        self.last_line = Some(Instant::now());
         let Comparison { ratio, low, high, rounds, generations, .. } = self.pair.comparison();
         if let (Some(ratio), Some(low), Some(high)) = (ratio, low, high) {
             zbench_host::say!(
@@ -223,7 +217,7 @@ impl Two {
     }
 }
 
-impl TurnPolicy for Two {
+impl TurnPolicy for TurnComparison {
     fn rounds(&mut self, turns: &[TurnSample]) -> Vec<bool> {
         if let Some(file) = &mut self.samples {
             for turn in turns {
@@ -251,8 +245,7 @@ impl TurnPolicy for Two {
         vec![self.pair.verdict() == Verdict::Undecided; 2]
     }
 
-    fn ended(&mut self, generation: u32, _ending: Option<Ending>, said: Vec<Option<Execution>>) {
-        self.generations = generation;
+    fn ended(&mut self, _generation: u32, _ending: Option<Ending>, said: Vec<Option<Execution>>) {
         let failures = said.into_iter().flatten().filter_map(|said| said.end?.failure);
         self.failures.extend(failures.map(|failure| failure.reason));
     }

@@ -7,19 +7,24 @@ use zbench_host::exit;
 use zbench_reports::record::Record;
 use zbench_reports::{Contents, Notebook, Remark, notebook_report};
 
-/// Everything that it holds, unreadable lines told of.
+/// Reads the notebook and warns of unreadable lines and of turns that are not in the records yet.
 pub fn contents(notebook: &Notebook) -> Result<Contents> {
     let contents = notebook.read()?;
-    for warning in contents.warnings() {
-        zbench_host::say!("warning: {warning}");
-    }
+    print_warnings(&contents);
     if let Some(words) = waiting(notebook) {
         zbench_host::say!("{words}");
     }
     Ok(contents)
 }
 
-/// That turns are not in the records yet, if there are some: their grid still runs, or it was killed.
+/// Prints a warning for each line that could not be read.
+pub fn print_warnings(contents: &Contents) {
+    for warning in contents.warnings() {
+        zbench_host::say!("warning: {warning}");
+    }
+}
+
+/// A warning if turns are not in the records yet because their grid still runs or was killed.
 fn waiting(notebook: &Notebook) -> Option<String> {
     let folder = notebook.directory().join("turns");
     let is_of_turns = |entry: &std::fs::DirEntry| entry.path().extension().is_some_and(|ending| ending == "jsonl");
@@ -63,7 +68,7 @@ pub fn list(global: &Global, arguments: &ListArgs) -> Result<u8> {
     Ok(exit::SUCCESS)
 }
 
-/// Puts records into an order; what has no such value comes first.
+/// Sorts records. Records without the value come first.
 fn sort(records: &mut [Record], by: &str) -> Result<()> {
     let metric = |record: &Record| record.metrics.number(by).unwrap_or(f64::NEG_INFINITY);
     match by {
@@ -112,33 +117,28 @@ pub fn tag(global: &Global, arguments: &TagArgs) -> Result<u8> {
     Ok(exit::SUCCESS)
 }
 
-/// So many other records of a cell are named.
+/// Most other records of a cell that are named.
 const OTHERS: usize = 8;
 
 /// `zbench show ID`; of a cell the newest record.
 pub fn show(global: &Global, id: &str) -> Result<u8> {
     let notebook = existing(global)?;
     let mut records = select::one(&notebook, id)?;
-    let Some(record) = records.pop() else { bail!("`{id}` stands for no record") };
+    let Some(mut record) = records.pop() else { bail!("`{id}` stands for no record") };
     if !records.is_empty() {
         let others: Vec<&str> = records.iter().rev().map(|record| record.id.as_str()).collect();
         let more = if others.len() > OTHERS { ", …" } else { "" };
         let others = &others[..others.len().min(OTHERS)];
         zbench_host::say!("the newest record of the cell; the others are {}{more}", others.join(", "));
     }
+    let remarks: Vec<Remark> = notebook.read()?.remarks_on(&record.id).cloned().collect();
     match global.format {
         Format::Json => {
             // The notebook keeps remarks beside the record; here they stand in it.
-            let mut record = record;
-            let remarks: Vec<Remark> = notebook.read()?.remarks_on(&record.id).cloned().collect();
             record.extra.insert("remarks".into(), serde_json::to_value(remarks)?);
             print_lines(&[record])?;
         }
-        _ => {
-            let contents = notebook.read()?;
-            let remarks: Vec<Remark> = contents.remarks_on(&record.id).cloned().collect();
-            print_document(global, &notebook_report::show(&record, &remarks))?;
-        }
+        _ => print_document(global, &notebook_report::show(&record, &remarks))?,
     }
     Ok(exit::SUCCESS)
 }

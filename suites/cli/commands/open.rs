@@ -1,11 +1,11 @@
-//! Shows a file in a browser: by `$BROWSER`, or the desktop's own way; where there is neither, says where it is.
+//! Shows a file in a browser, by `$BROWSER` or the desktop's opener. Without either it prints where the file is.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use zbench_host::terminal::Env;
 
-/// Time in which a program that cannot open a file is expected to say so.
+/// A program that cannot open a file is expected to fail within this time.
 const SOON: Duration = Duration::from_secs(2);
 
 /// Opens the file, or says how to look at it. Never an error: the file is there.
@@ -30,7 +30,7 @@ pub fn open(path: &Path) {
     );
 }
 
-/// A file's name in the folder for temporary files, which no other process has.
+/// A path in the folder for temporary files that no other process uses.
 pub fn temporary(ending: &str) -> PathBuf {
     let now = jiff::Timestamp::now().as_nanosecond();
     std::env::temp_dir().join(format!("zbench-report-{}-{now}.{ending}", std::process::id()))
@@ -40,7 +40,7 @@ pub fn temporary(ending: &str) -> PathBuf {
 /// xdg-open would start a browser for terminals without.
 pub fn ways(env: Env<'_>, is_program: &dyn Fn(&str) -> bool, is_mac: bool) -> Vec<Vec<String>> {
     let set = |name: &str| env(name).is_some_and(|value| !value.is_empty());
-    // Several, best first, as other programs read it.
+    // A list, best first, as other programs read `BROWSER`.
     let named = env("BROWSER").unwrap_or_default();
     let words = |command: &str| command.split_whitespace().map(str::to_string).collect::<Vec<_>>();
     let mut ways: Vec<Vec<String>> = named.split(':').map(words).filter(|words| !words.is_empty()).collect();
@@ -61,7 +61,7 @@ pub fn is_program(name: &str) -> bool {
     std::env::split_paths(&folders).any(|folder| folder.join(name).is_file())
 }
 
-/// The file as an address, with what has a meaning in one written as numbers.
+/// The file as a URL, with special characters percent-encoded.
 fn address(path: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte);
@@ -69,7 +69,7 @@ fn address(path: &Path) -> String {
     format!("file://{}", path.as_os_str().as_bytes().iter().map(letter).collect::<String>())
 }
 
-/// Starts a program that goes on by itself; the reason where it cannot, or ends at once and without success.
+/// Starts a program in the background. It is an error if the program cannot start or fails at once.
 fn start(words: &[String], address: &str) -> Result<(), String> {
     use std::os::unix::process::CommandExt;
     let (program, arguments) = words.split_first().ok_or("BROWSER names no program")?;

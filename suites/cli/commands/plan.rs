@@ -20,7 +20,7 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     if let Some(folder) = &arguments.validate {
         return validated(global, folder);
     }
-    // The command line has asked for it where there is no --validate.
+    // clap requires the file without --validate.
     let Some(file) = arguments.file.clone() else { bail!("name a configuration") };
     let cells = Cells { file, set: arguments.set.clone(), only: arguments.only.clone() };
     if arguments.search {
@@ -66,7 +66,7 @@ fn change(text: &str) -> Result<(String, Value)> {
     }
 }
 
-/// Sums of every cell.
+/// Prints sums of every cell, term by term.
 fn summed(global: &Global, cells: &[Planned], of: &dyn Fn(&Resolved, &Planned) -> Vec<Sum>) -> Result<u8> {
     #[derive(serde::Serialize)]
     struct Line<'a> {
@@ -90,7 +90,7 @@ fn summed(global: &Global, cells: &[Planned], of: &dyn Fn(&Resolved, &Planned) -
     Ok(exit::SUCCESS)
 }
 
-/// The same cells on the machine and on the changed one.
+/// Prints the same cells on the machine and on the changed one.
 fn what_if(global: &Global, before: &[Planned], after: &[Planned], changes: &[String]) -> Result<u8> {
     let rows = |cells: &[Planned]| -> Vec<EstimateRow> { cells.iter().map(Planned::row).collect() };
     let (before, after) = (rows(before), rows(after));
@@ -101,7 +101,7 @@ fn what_if(global: &Global, before: &[Planned], after: &[Planned], changes: &[St
     Ok(exit::SUCCESS)
 }
 
-/// Searches of one screen.
+/// Most searches on one screen.
 const MOST_SEARCHES: usize = 2;
 
 fn searched(global: &Global, cells: &Cells, max_cells: usize, headroom: f64) -> Result<u8> {
@@ -149,7 +149,7 @@ fn searched(global: &Global, cells: &Cells, max_cells: usize, headroom: f64) -> 
     Ok(exit::SUCCESS)
 }
 
-/// How the answer of a search is planned by itself: what differs from the file.
+/// The command that plans the result of a search: the changes of the file.
 fn taken(file: &Path, changes: Vec<(&str, &str)>) -> String {
     let set = changes.into_iter().map(|(key, value)| format!(" --set {}", quoted(&format!("{key}={value}"))));
     format!("zbench plan {}{}; --full has all settings.", quoted(&file.to_string_lossy()), set.collect::<String>())

@@ -20,19 +20,19 @@ use zbench_reports::render::printable;
 use zbench_runner::Observe;
 use zbench_runner::protocol::LifecycleEvent;
 
-/// Tells on standard error.
+/// Progress on standard error.
 pub struct Progress {
-    told: Shared,
-    /// Wakes now and then, while a cell says nothing. Its end is that of the channel.
+    shared: Shared,
+    /// Thread that ticks while a cell is silent. It ends when the channel closes.
     watch: Option<(Sender<()>, JoinHandle<()>)>,
-    /// Makes the lines of steps, where there are some.
+    /// Formats the lines of steps, if they are printed.
     trainer: Option<Trainer>,
     label: String,
     waits: bool,
     turns_said: Option<Instant>,
 }
 
-/// What the watching thread shares.
+/// State that is shared with the ticking thread.
 #[derive(Clone)]
 struct Shared {
     bar: Option<ProgressBar>,
@@ -41,7 +41,7 @@ struct Shared {
     began: Instant,
 }
 
-/// How often it is looked whether there is something to say.
+/// Time between ticks.
 const LOOK: Duration = Duration::from_secs(1);
 
 impl Shared {
@@ -50,7 +50,7 @@ impl Shared {
     }
 
     fn line(&self, text: &str) {
-        // Held while it is written, so that the watching thread does not speak at the same time.
+        // The lock is held during the write, so that the ticking thread does not print at the same time.
         let mut life = self.life();
         life.spoke(self.began.elapsed());
         match &self.bar {
@@ -61,7 +61,7 @@ impl Shared {
         }
     }
 
-    /// Time has passed.
+    /// Updates the bar, or prints a line if it is time for one.
     fn tick(&self) {
         let mut life = self.life();
         let now = self.began.elapsed();
@@ -73,46 +73,40 @@ impl Shared {
 }
 
 impl Progress {
-    /// `log_every`: lines of steps, as `zbench run` has them, so many steps apart.
+    /// `log_every`: steps between lines of steps, as `zbench run` prints them.
     pub fn new(global: &Global, log_every: Option<u64>) -> Progress {
         let every = log_every.or((global.verbose > 0).then_some(1)).filter(|_| !global.quiet);
         let trainer = every.map(Trainer::new);
-        let bar = (!global.quiet && trainer.is_none() && !is_on_stderr() && Stream::Err.is_live()).then(|| {
-            let bar = ProgressBar::new(0);
-            // The template is a constant that a test of this module parses.
-            if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
-                bar.set_style(style);
-            }
-            bar
-        });
-        let told = Shared { bar, quiet: global.quiet, life: Arc::default(), began: Instant::now() };
-        let watch = (!global.quiet).then(|| watch(told.clone())).flatten();
-        Progress { told, watch, trainer, label: String::new(), waits: false, turns_said: None }
+        let bar = (!global.quiet && trainer.is_none() && !is_on_stderr() && Stream::Err.is_live())
+            .then(|| ProgressBar::new(0).with_style(style(TEMPLATE)));
+        let shared = Shared { bar, quiet: global.quiet, life: Arc::default(), began: Instant::now() };
+        let watch = (!global.quiet).then(|| watch(shared.clone())).flatten();
+        Progress { shared, watch, trainer, label: String::new(), waits: false, turns_said: None }
     }
 
-    /// Before something else is printed: nothing is said from here on.
+    /// Ends the progress before something else is printed.
     pub fn clear(&mut self) {
         if let Some((end, thread)) = self.watch.take() {
             drop(end);
-            // It does not panic; if it did, there is nothing to be done about it here.
+            // The thread does not panic. If it did, nothing could be done about it here.
             let _ = thread.join();
         }
-        if let Some(bar) = &self.told.bar {
+        if let Some(bar) = &self.shared.bar {
             bar.finish_and_clear();
         }
     }
 
     fn line(&self, text: &str) {
-        self.told.line(text);
+        self.shared.line(text);
     }
 }
 
-/// Looks at it every second until the other end of the channel is gone; nothing where no thread can be had.
-fn watch(told: Shared) -> Option<(Sender<()>, JoinHandle<()>)> {
+/// Ticks every second until the channel closes. `None` if no thread can be started.
+fn watch(shared: Shared) -> Option<(Sender<()>, JoinHandle<()>)> {
     let (end, ended) = mpsc::channel();
     let looks = move || {
         while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-            told.tick();
+            shared.tick();
         }
     };
     let thread = std::thread::Builder::new().name("progress".into()).spawn(looks).ok()?;
@@ -125,17 +119,18 @@ impl Drop for Progress {
     }
 }
 
-/// Labels hold values of files: nothing in them acts on the terminal.
+/// Removes control characters: labels hold values of files.
 fn shown(words: String) -> String {
     printable(&words).into_owned()
 }
 
-/// Where there is no terminal, a line about turns so often.
+/// Time between lines about turns where there is no terminal.
 const TURNS_LINE: Duration = Duration::from_secs(10);
 const TURNS_TEMPLATE: &str = "[{elapsed_precise}] {bar:24} {percent}% {wide_msg}";
 
-fn turns_style() -> ProgressStyle {
-    ProgressStyle::with_template(TURNS_TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar())
+/// The style of a template, which is a constant.
+pub(super) fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
 const TEMPLATE: &str = "[{elapsed_precise}] {bar:24} {pos}/{len} {wide_msg}";
@@ -156,12 +151,12 @@ impl Observe for Progress {
 
     fn begin(&mut self, planned: &Planned, trial: u32, done: usize, all: usize) {
         self.label = format!("{} trial {trial}", name(planned));
-        let steps = planned.cell().map_or(0, |cell| cell.train.steps + cell.train.untimed_steps);
-        self.told.life().begin(self.told.began.elapsed(), self.label.clone(), steps as u64, done, all);
-        if let Some(bar) = &self.told.bar {
+        let steps = planned.cell().map_or(0, trainer::steps);
+        self.shared.life().begin(self.shared.began.elapsed(), self.label.clone(), steps, done, all);
+        if let Some(bar) = &self.shared.bar {
             bar.set_length(all as u64);
             bar.set_position(done as u64);
-            bar.set_message(shown(self.told.life().words(self.told.began.elapsed())));
+            bar.set_message(shown(self.shared.life().words(self.shared.began.elapsed())));
         }
         if let Some(header) = self.trainer.as_mut().and_then(|trainer| trainer.begin(planned)) {
             self.line(&header);
@@ -169,9 +164,9 @@ impl Observe for Progress {
     }
 
     fn step(&mut self, step: &Step) {
-        self.told.life().step(step.step, step.loss);
-        if let Some(bar) = &self.told.bar {
-            bar.set_message(shown(self.told.life().words(self.told.began.elapsed())));
+        self.shared.life().step(step.step, step.loss);
+        if let Some(bar) = &self.shared.bar {
+            bar.set_message(shown(self.shared.life().words(self.shared.began.elapsed())));
         }
         if let Some(line) = self.trainer.as_mut().and_then(|trainer| trainer.step(step)) {
             self.line(&line);
@@ -186,8 +181,8 @@ impl Observe for Progress {
 
     fn turns(&mut self, words: &str, share: f64) {
         const PARTS: f64 = 1000.0;
-        if let Some(bar) = &self.told.bar {
-            bar.set_style(turns_style());
+        if let Some(bar) = &self.shared.bar {
+            bar.set_style(style(TURNS_TEMPLATE));
             bar.set_length(PARTS as u64);
             bar.set_position((share * PARTS) as u64);
             bar.set_message(shown(words.to_string()));
@@ -212,13 +207,13 @@ impl Observe for Progress {
         };
         let (held, learned) = self.trainer.as_mut().map_or((None, None), |trainer| trainer.end(record));
         held.into_iter().for_each(|line| self.line(&line));
-        self.told.life().end();
+        self.shared.life().end();
         self.line(&format!("{}  {}  {what}", &record.id, self.label));
         learned.into_iter().for_each(|line| self.line(&line));
     }
 }
 
-/// Why a measured trial does not count, if so.
+/// The flags of a measured trial that does not count.
 fn flagged(record: &Record) -> String {
     let flags: Vec<&str> = record.excluding_flags().collect();
     if flags.is_empty() { String::new() } else { format!("; not valid: {}", flags.join(", ")) }

@@ -1,6 +1,6 @@
 //! `report`: the comparison of records, as text, as a page, and its plots as files.
 
-use super::{document_text, existing, filter, notebook, open, print, print_json, room, shortened};
+use super::{document_text, existing, filter, json_lines, notebook, open, print, print_json, room, shortened};
 use crate::png::Painter;
 use crate::{Format, Global, ReportArgs};
 use anyhow::{Context, Result, bail};
@@ -22,7 +22,7 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
     let notebook = existing(global)?;
     let contents = notebook::contents(&notebook)?;
     let mut chosen = filter::choose(&notebook, &contents, &arguments.what, jiff::Timestamp::now())?;
-    // Who names records by their ids wants those.
+    // Records that are named by id are always reported.
     let names_ids = arguments.what.iter().any(|word| !word.contains('='));
     let left_out = if arguments.other_hardware || names_ids { None } else { leave_out_other_hardware(&mut chosen) };
     if let Some(words) = &left_out {
@@ -40,7 +40,7 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
         None => BTreeMap::new(),
     };
     let text = match format {
-        Format::Json => lines(&chosen)?,
+        Format::Json => json_lines(&chosen)?,
         Format::Markdown if !pictures.is_empty() => {
             let beside = arguments.output.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
             markdown::render_linked(&document, &|figure| Some(link(beside, pictures.get(&figure.name)?)))
@@ -106,16 +106,7 @@ fn leave_out_other_hardware(records: &mut Vec<Record>) -> Option<String> {
     })
 }
 
-fn lines(records: &[Record]) -> Result<String> {
-    let mut text = String::new();
-    for record in records {
-        text += &serde_json::to_string(record)?;
-        text.push('\n');
-    }
-    Ok(text)
-}
-
-/// The ending that says a form.
+/// The file extension of a format.
 const fn ending(format: Format) -> &'static str {
     match format {
         Format::Html => "html",
@@ -126,7 +117,7 @@ const fn ending(format: Format) -> &'static str {
     }
 }
 
-/// The form asked for, or else that of the file's ending.
+/// The format of `--format`, else that of the file's extension.
 fn format(global: &Global, arguments: &ReportArgs) -> Result<Format> {
     let Some(path) = arguments.output.as_ref().filter(|_| !global.format_given) else {
         let is_page = arguments.open && !global.format_given;
@@ -146,7 +137,7 @@ fn format(global: &Global, arguments: &ReportArgs) -> Result<Format> {
     })
 }
 
-/// Writes every plot; the SVG files by the plots' names.
+/// Writes every plot. Returns the SVG files by the plots' names.
 fn draw(document: &Document, folder: &Path, png: bool) -> Result<BTreeMap<String, PathBuf>> {
     let painter = if png { Some(Painter::new()?) } else { None };
     std::fs::create_dir_all(folder)
@@ -206,7 +197,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
         std::fs::rename(&beside, path)
     });
     if written.is_err() {
-        // It may not be there; then there is nothing to take away.
+        // It may not exist; then there is nothing to remove.
         let _ = std::fs::remove_file(&beside);
     }
     written.with_context(|| format!("{} cannot be written", path.display()))

@@ -1,8 +1,8 @@
-//! `zbench repro ID`: a record's cell again, from the record alone.
+//! `zbench repro ID`: runs a record's cell again, from the record alone.
 
 use super::session::Session;
-use super::train::{How, carry_out, header_of};
-use super::{existing, print_document, print_lines, select};
+use super::train::{How, carry_out};
+use super::{existing, header_named, print_document, print_lines, select};
 use crate::{Cli, Command, Format, Global};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
@@ -28,7 +28,7 @@ use zbench_runner::folders::Folders;
 use zbench_runner::{Header, Trials, parity};
 use zbench_suites::collectives::world::{LaunchMode, WorldSpec};
 
-/// Runs it and compares: losses, norms, bytes and calls must be the same; speed is shown beside.
+/// Runs the cell and compares: losses, norms, bytes and calls must be the same; speeds are only shown.
 pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration) -> Result<u8> {
     let notebook = existing(global)?;
     let Some(record) = select::one(&notebook, id)?.pop() else { bail!("`{id}` stands for no record") };
@@ -68,7 +68,7 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
         bail!("the record {} cannot be run here: {reason}", record.id);
     }
     let temporary = Temporary::new(&std::path::absolute(&global.notebook)?)?;
-    let header = Header { folders: Folders::Passing(temporary.0.clone()), ..header_of(&record) };
+    let header = Header { folders: Folders::Passing(temporary.0.clone()), ..header_named(&record.name) };
     let summary = carry_out(global, session, &[planned], How::Trials(Trials::OneMore), header, timeout, Some(1))?;
     let [again] = &summary.records[..] else { return Ok(summary.exit_code()) };
     let (document, same) = compare(&record, again);
@@ -113,7 +113,7 @@ fn cell_names_no_file(cell: &Cell) -> bool {
     matches!(cell.data, zbench_engine::config::Data::Synthetic {}) && files.iter().all(|file| file.is_none())
 }
 
-/// A record of the interconnect test: its command measures again, and times are no more than shown beside.
+/// A record of the interconnect test: its command measures again, and times are only shown.
 fn collectives(global: &Global, session: &Session, notebook: &Notebook, record: &Record) -> Result<u8> {
     let refused = |why: &str| {
         anyhow!(
@@ -133,7 +133,7 @@ fn collectives(global: &Global, session: &Session, notebook: &Notebook, record: 
     if !matches!(wanted.way, LaunchMode::Threads) {
         return Err(refused("its ranks were processes, which repeat whole commands only"));
     }
-    // What was asked for beside the measurement is not asked for again; of several collectives only this one.
+    // Outputs beside the measurement are not requested again, and only this collective is measured.
     (arguments.save, arguments.nccl.output_file) = (None, None);
     arguments.collective = record.setting("collective").and_then(Value::as_str).map(str::to_string);
     let before: BTreeSet<String> = notebook.records()?.into_iter().map(|record| record.id).collect();
@@ -172,7 +172,7 @@ fn collectives(global: &Global, session: &Session, notebook: &Notebook, record: 
     Ok(code)
 }
 
-/// In what the places differ: the machine first, then system and build, then the moment.
+/// Differences of the environments: the machine first, then system and build, then the time.
 fn environments(document: &mut Document, before: &Record, after: &Record) {
     let columns = ["what", "kind", "before", "again"].map(Column::words);
     let mut table = Table::new("environment", columns.to_vec());

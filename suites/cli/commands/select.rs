@@ -26,7 +26,7 @@ pub fn select(notebook: &Notebook, mut records: Vec<Record>, what: &[String]) ->
     for name in &names {
         let found = named(&records, name)?;
         wanted.extend(found.iter().map(|record| record.id.clone()));
-        // What other terms have left out is there all the same.
+        // A record that other terms leave out exists all the same.
         if found.is_empty() && named(&all, name)?.is_empty() {
             wanted.extend(one(notebook, name)?.into_iter().map(|record| record.id));
         }
@@ -112,7 +112,7 @@ fn unknown_key<'t>(all: &[Record], filter: &'t str) -> Option<&'t str> {
     })
 }
 
-/// So many cells of an ambiguous word are listed.
+/// Most cells that are listed for an ambiguous word.
 const LISTED: usize = 8;
 
 /// The cells by their labels among all records, so that each is accepted.
@@ -199,7 +199,7 @@ fn holding<'a>(records: &'a [Record], terms: &[Term]) -> Result<Vec<&'a Record>>
     Ok(records.iter().filter(|record| holds(record)).collect())
 }
 
-/// Stands for words that are no strategies: names, ids and keys.
+/// Path of words that are not strategies: names, ids and keys.
 const NAMES: &str = "";
 
 /// What a term is about: a record's own key, or the whole name of the configuration's key.
@@ -280,7 +280,7 @@ fn value_of(record: &Record, key: &str) -> Option<String> {
     }
 }
 
-/// The notebooks that a command reads, each once.
+/// The notebooks that a command reads, each only once.
 pub struct NotebookSet {
     default: PathBuf,
     read: HashMap<PathBuf, Vec<Record>>,
@@ -415,7 +415,7 @@ fn chosen<'a>(records: &'a [Record], folder: &Path, text: &str) -> Result<Vec<&'
                  {} nor a key of the {} in {} begins with it. `zbench list` shows ids, keys and labels; name=TITLE selects a grid, \
                  commit=HASH a commit",
                 plural(records.len(), "record"),
-                count_of_keys(records),
+                plural(records.iter().map(|record| &record.key).collect::<HashSet<_>>().len(), "cell"),
                 folder.display()
             ),
             _ => bail!("{}", why_none(records, folder, text, &terms)),
@@ -436,11 +436,6 @@ fn chosen<'a>(records: &'a [Record], folder: &Path, text: &str) -> Result<Vec<&'
 
 fn plural(count: usize, one: &str) -> String {
     zbench_reports::units::plural(count, one, &format!("{one}s"))
-}
-
-fn count_of_keys(records: &[Record]) -> String {
-    let keys: std::collections::HashSet<&str> = records.iter().map(|record| record.key.as_str()).collect();
-    plural(keys.len(), "cell")
 }
 
 /// The first term that no record has, and what the records have instead.

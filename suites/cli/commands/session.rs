@@ -1,4 +1,4 @@
-//! Whether this process is alone or one of a launch, for the commands that train.
+//! Launch state of the commands that train: a single process, or one of several.
 
 use crate::Global;
 use anyhow::Result;
@@ -15,17 +15,17 @@ use zbench_runner::trace::Timelines;
 
 /// How a command runs its cells.
 pub struct Session {
-    /// Rank 0 of a launch of several processes.
+    /// Set on rank 0 of a launch of several processes.
     pub leader: Option<Leader>,
     /// That launch.
     pub world: Option<World>,
-    /// Where its processes are.
+    /// The hosts of its processes.
     pub hosts: Option<Hosts>,
-    /// Where what ranks do is to be traced.
+    /// Timelines of the ranks, if they are traced.
     pub trace: Option<Timelines>,
 }
 
-/// Runs `command` where it is to run: here, or on rank 0 of a launch, whose other processes do what it says.
+/// Runs `command` here, or on rank 0 of a launch while the other processes follow it.
 /// A process that does not come within `timeout` ends it.
 pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Session) -> Result<u8>) -> Result<u8> {
     let env = |name: &str| std::env::var(name).ok();
@@ -37,7 +37,7 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
     if let (None, false, Some(words)) = (&world, global.quiet, zbench_launch::inherited(&env)) {
         zbench_host::say!("{words}");
     }
-    // A launch of one is a run as any other.
+    // A launch of one process is an ordinary run.
     let Some(world) = world.filter(|world| world.size > 1) else {
         return Session { leader: None, world: None, hosts: None, trace: None }.carry_out(command);
     };
@@ -49,7 +49,7 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
         zbench_launch::meet(&world, &options).and_then(|met| Ok((Hosts::of(&met), ControlChannel::open(met)?)));
     let (hosts, line) = match opened {
         Ok(opened) => opened,
-        // It was started well, and somebody failed it.
+        // The launch was correct, and another process failed.
         Err(error @ (LaunchError::Rendezvous(_) | LaunchError::System { .. })) => {
             zbench_host::say!("error: rank {}: {error}", world.rank);
             return Ok(exit::FAILED);
@@ -77,7 +77,7 @@ impl Session {
         result
     }
 
-    /// Where what ranks do is traced, if that is wanted. The file is made by the first who asks, before anything runs.
+    /// The timelines, if `--trace` is given. The first call creates the file, before anything runs.
     pub fn timelines(&mut self, global: &Global) -> Result<Option<&mut Timelines>> {
         if self.trace.is_none() {
             self.trace = super::timelines(global)?;

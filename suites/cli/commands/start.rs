@@ -12,7 +12,7 @@ const ABOUT: &str =
     "zbench is a lab notebook for LLM training. It trains every cell of a grid of configurations, compares their speed,
 memory and traffic, and predicts what cells take on machines that you do not have.";
 
-/// Says it on standard error: nothing was asked, so a script that meant something gets an exit code and no output.
+/// Prints to standard error and returns a usage error: a script that forgot its command gets no output.
 pub fn start(global: &Global) -> Result<u8> {
     let records = match global.notebook.is_dir() {
         true => notebook::contents(&Notebook::open(&global.notebook)?)?.records,
@@ -23,7 +23,7 @@ pub fn start(global: &Global) -> Result<u8> {
     Ok(exit::USAGE)
 }
 
-/// The example that needs nothing: in this folder, or where a release was unpacked or installed.
+/// The quickstart file, in this folder or where a release was unpacked or installed.
 fn quickstart(here: &Path, program: Option<&Path>) -> Option<PathBuf> {
     const FILE: &str = "configs/quickstart.toml";
     if here.join(FILE).is_file() {
@@ -74,7 +74,7 @@ fn with_records(at: &str, last: &Record) -> Vec<(String, &'static str)> {
     ]
 }
 
-/// What the notebook has, and how its newest record came about.
+/// The number of records, and the newest record with its command.
 fn held(folder: &Path, records: &[Record], last: &Record) -> String {
     let cells: std::collections::BTreeSet<&str> = records.iter().map(|record| record.key.as_str()).collect();
     let name = if last.name.is_empty() { String::new() } else { format!(" of {}", last.name) };

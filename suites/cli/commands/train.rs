@@ -4,15 +4,16 @@ use super::progress::Progress;
 use super::session::Session;
 use super::signals::stop_flag;
 use super::{
-    Expanded, command_line, expand, header, planned, print, print_lines, print_screen, printable, quoted, room,
+    Expanded, command_line, expand, header, open_for_records, own_program, planned, print, print_lines, print_screen,
+    printable, quoted, room, seed_of_clock,
 };
 use crate::{Format, Global, GridArgs, RunArgs};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use std::collections::HashSet;
 use std::path::Path;
 use std::time::Duration;
+use zbench_config::ConfigError;
 use zbench_config::grid::{self, GridCell};
-use zbench_config::{ConfigError, Document};
 use zbench_engine::config::Cell;
 use zbench_host::terminal::Stream;
 use zbench_host::{exit, machine};
@@ -20,7 +21,7 @@ use zbench_predict::planned::{Decision, Planned};
 use zbench_predict::residuals;
 use zbench_reports::batch::{self, Batch};
 use zbench_reports::estimate_report::EstimateRow;
-use zbench_reports::record::{Record, Source, Status};
+use zbench_reports::record::{Source, Status};
 use zbench_reports::screen::Room;
 use zbench_reports::{Document as Text, Notebook, estimate_report, grid_report, notebook_report};
 use zbench_runner::by_turns::ByTurns;
@@ -61,14 +62,12 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         session.judge(&mut next);
         cells.extend(next);
     }
-    let from_clock = || jiff::Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000;
-    let seed = arguments.seed.unwrap_or_else(from_clock);
+    let seed = arguments.seed.unwrap_or_else(seed_of_clock);
     let how = match (arguments.trials, &limits) {
         (None, None) => by_turns(session, &cells, arguments, seed)?,
         _ => Err(String::new()),
     };
-    let count = arguments.trials.unwrap_or(TRIALS);
-    let trials = if arguments.fresh { Trials::Fresh(count) } else { Trials::UpTo(count) };
+    let trials = trials(arguments.trials.unwrap_or(TRIALS), arguments.fresh);
     let mut header = header(&expanded.document);
     if arguments.proxy {
         header.name = format!("{} (proxy)", header.name);
@@ -107,6 +106,11 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     Ok(summary.exit_code())
 }
 
+/// Up to `count` trials of each cell, or `count` new ones with `fresh`.
+pub(super) const fn trials(count: u32, fresh: bool) -> Trials {
+    if fresh { Trials::Fresh(count) } else { Trials::UpTo(count) }
+}
+
 /// How cells are measured.
 #[derive(Clone, Copy)]
 pub enum How<'a> {
@@ -134,7 +138,7 @@ fn by_turns(
         return Ok(Err(why));
     }
     Ok(Ok(ByTurns {
-        program: std::env::current_exe().context("the path of zbench itself is needed to start cells")?,
+        program: own_program()?,
         budget: arguments.budget.unwrap_or(BUDGET),
         equal: arguments.decide,
         seed,
@@ -150,10 +154,10 @@ fn is_short(global: &Global) -> bool {
     global.format == Format::Table && !global.full
 }
 
-/// Lines of what is said where nothing can run.
+/// Lines of the screen where nothing can run.
 const NONE_LINES: usize = 25;
 
-/// What the cells would take where they can run, and what to do here.
+/// The estimates of cells that cannot run here, and what to do instead.
 fn none_here(cells: &[Planned], arguments: &GridArgs) -> Text {
     let rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
     let file = quoted(&arguments.cells.file.to_string_lossy());
@@ -167,7 +171,7 @@ fn none_here(cells: &[Planned], arguments: &GridArgs) -> Text {
     estimate_report::estimates(&rows, Room { lines: NONE_LINES, ..Room::wide(Stream::Out.width()) }, &next)
 }
 
-/// What a stopped grid says in place of its report: a report of some cells reads as one of all.
+/// Printed in place of the report of a stopped grid, as a report of some cells would look complete.
 pub(super) fn print_interrupted<'k>(
     global: &Global,
     keys: impl Iterator<Item = &'k str>,
@@ -265,7 +269,7 @@ fn say_batches(global: &Global, cells: &[Planned]) {
     }
 }
 
-/// Why `run` does not run: the cells there are, in terms that narrow to one of them.
+/// The error of `run` for several cells, with an `--only` for each of them.
 fn not_one(cells: &[GridCell]) -> String {
     const SHOWN: usize = 8;
     // Cells may differ in nothing but a list, which --only does not take; the label then tells them apart.
@@ -284,7 +288,7 @@ fn not_one(cells: &[GridCell]) -> String {
     )
 }
 
-/// A combination that cannot be is an error where only one was asked for.
+/// An impossible combination is an error if it is the only one.
 pub(super) fn refuse_all(expanded: &Expanded) -> Result<()> {
     if let [cell] = &expanded.cells[..]
         && let Err(refusal) = &cell.resolved
@@ -297,7 +301,7 @@ pub(super) fn refuse_all(expanded: &Expanded) -> Result<()> {
 /// The estimates of cells.
 pub(super) fn estimates(global: &Global, cells: &[Planned], file: &Path, proxy: bool) -> Result<u8> {
     let mut rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
-    // To plan makes no notebook.
+    // A plan must not create a notebook.
     let there =
         global.notebook.is_dir().then(|| Notebook::open(&global.notebook).and_then(|notebook| notebook.records()));
     if let Some(Ok(records)) = there {
@@ -323,7 +327,7 @@ pub(super) fn estimates(global: &Global, cells: &[Planned], file: &Path, proxy: 
     Ok(exit::SUCCESS)
 }
 
-/// Runs cells in child processes, with progress, until done or stopped. `log_every`: lines of steps, so many steps apart.
+/// Runs cells in child processes, with progress, until done or stopped. `log_every`: steps between lines of steps.
 pub fn carry_out(
     global: &Global,
     session: &mut Session,
@@ -333,16 +337,12 @@ pub fn carry_out(
     timeout: Duration,
     log_every: Option<u64>,
 ) -> Result<Summary> {
-    let notebook = Notebook::open(&global.notebook)?;
-    for warning in notebook.read()?.warnings() {
-        zbench_host::say!("warning: {warning}");
-    }
-    super::open_log(&notebook, &header.name);
+    let notebook = open_for_records(global, &header.name)?;
     let stop = match how {
         How::Turns(how) => how.stop.clone(),
         How::Trials(_) => stop_flag()?,
     };
-    let program = std::env::current_exe().context("the path of zbench itself is needed to start cells")?;
+    let program = own_program()?;
     let peak_seconds = PEAK_SECONDS;
     let trace_steps = session.timelines(global)?.map_or(0, |trace| trace.steps());
     let mut execute: Box<dyn Execute + '_> = match &mut session.leader {
@@ -374,7 +374,7 @@ pub fn carry_out(
     Ok(summary)
 }
 
-/// Where it was stopped, and how to go on.
+/// Where the command was stopped, and how to continue.
 fn stopped(summary: &Summary, cells: &[Planned], notebook: &str) -> String {
     use zbench_engine::config::Resume;
     let all = format!("everything measured is in {notebook}");
@@ -402,18 +402,4 @@ fn stopped(summary: &Summary, cells: &[Planned], notebook: &str) -> String {
             "{at}; its checkpoint is {dir}, {all}. With --set checkpoint.resume={dir} the command goes on from it."
         ),
     }
-}
-
-/// For `repro`: the document is not at hand, the record is.
-pub fn header_of(record: &Record) -> Header {
-    let document = Document {
-        path: format!("{}.toml", record.name).into(),
-        base: Default::default(),
-        axes: Vec::new(),
-        excludes: Vec::new(),
-        includes: Vec::new(),
-        has_product: true,
-        search: None,
-    };
-    Header { name: record.name.clone(), ..header(&document) }
 }

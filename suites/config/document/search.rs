@@ -39,7 +39,7 @@ impl Search {
     }
 }
 
-/// What was written of a search, before it is known whether it goes together.
+/// The keys of a search as written, before they are checked together.
 #[derive(Default)]
 pub(super) struct Parts {
     key: Option<Part<&'static str>>,
@@ -47,7 +47,7 @@ pub(super) struct Parts {
     multiple: Option<Part<usize>>,
 }
 
-/// A value, who gave it and where.
+/// A value with its source and place.
 #[derive(Clone)]
 struct Part<T> {
     value: T,
@@ -72,7 +72,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The search of the document, or why there can be none.
+    /// The search of the document. Problems are reported.
     pub(super) fn finish_search(&mut self, document: &Document) -> Option<Search> {
         let Parts { key, most, multiple } = std::mem::take(&mut self.parts);
         let mut refuse = |part: (&str, Option<Place>), word: &str, message: String| {
@@ -106,7 +106,7 @@ impl Reader<'_> {
             most.as_ref().map_or(default_most, |part| part.value),
         );
         if most_of < multiple_of {
-            // The one that was written is the one to change.
+            // The error is about the key that the user wrote.
             let (part, word) = if most.is_some() { (&most, MOST) } else { (&multiple, MULTIPLE) };
             let place = part.as_ref().map_or(at, |part| (part.source.as_str(), part.place));
             let message =
@@ -119,13 +119,13 @@ impl Reader<'_> {
 }
 
 impl Parts {
-    /// `--set grid.search=…`; nothing when the name is of no search.
+    /// `--set grid.search=…`; `None` if the name belongs to no search.
     pub(super) fn set(&mut self, name: &str, text: &str, source: &str) -> Option<Result<(), String>> {
         let word = name.trim().strip_prefix("grid.").filter(|word| [KEY, MOST, MULTIPLE].contains(word))?;
         Some(self.take(word, &bare(text.trim()), source, None))
     }
 
-    /// A key that `--set` gives a value is searched no more, as an axis of it is none any more.
+    /// A key that `--set` gives a value is no longer searched, just as it is no longer an axis.
     pub(super) fn narrow(&mut self, key: &str) {
         if self.key.as_ref().is_some_and(|searched| searched.value == key) {
             *self = Parts::default();
@@ -140,7 +140,7 @@ impl Parts {
             return Ok(());
         }
         COUNT.check(value)?;
-        // Its kind has refused what does not fit.
+        // The kind has refused values that do not fit.
         let value = value.as_integer().and_then(|count| usize::try_from(count).ok()).unwrap_or(1);
         let part = Some(Part { value, source, place });
         if word == MOST {

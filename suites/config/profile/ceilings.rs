@@ -7,7 +7,7 @@ use std::path::Path;
 use toml::{Table, Value};
 use zbench_reports::bench::{Ceilings, DiskRates, Rate, Threads};
 
-/// What stands beside the rates.
+/// Metadata of the rates.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct About {
     /// When.
@@ -24,7 +24,7 @@ pub struct About {
 /// As [`ProfileError`] says; the file is then as it was.
 pub fn save(path: &Path, ceilings: &Ceilings, about: &About) -> Result<(), ProfileError> {
     let is_ours = |heading: &str| heading == "[ceilings]" || heading.starts_with("[ceilings.");
-    merge(path, "measured by zbench calibrate", "ceilings", &is_ours, &text(ceilings, about))
+    merge(path, "zbench calibrate", "cpu", "ceilings", &is_ours, &text(ceilings, about))
 }
 
 fn text(ceilings: &Ceilings, about: &About) -> String {
@@ -54,10 +54,10 @@ fn text(ceilings: &Ceilings, about: &About) -> String {
     text
 }
 
-/// The ceilings that a profile holds; nothing where it has none, or is not there.
+/// The ceilings of a profile; `None` if it has none or does not exist.
 ///
 /// # Errors
-/// It cannot be read, or is not written as [`save`] writes it.
+/// It cannot be read, or differs from the form that [`save`] writes.
 pub fn read(path: &Path) -> Result<Option<Ceilings>, ProfileError> {
     let text = match zbench_engine::files::text(path) {
         Ok(text) => text,
@@ -106,7 +106,7 @@ fn rate_of(value: &Value) -> Option<Rate> {
     Some(Rate { median: number("median")?, low: number("low")?, high: number("high")?, rounds: rounds.unwrap_or(0) })
 }
 
-/// A rate in its place.
+/// Stores a rate by its name.
 pub fn put(of: &mut Threads, name: &str, rate: Option<Rate>) {
     match name.split_once('.') {
         Some(("matrix", dtype)) => of.matrix.push((dtype.into(), rate)),

@@ -1,4 +1,4 @@
-//! Factors on predicted times that a notebook's records give: the table `[corrections]` of a machine profile.
+//! Correction factors of predicted times, from a notebook's records: the table `[corrections]` of a machine profile.
 
 use super::{ProfileError, merge};
 use crate::kind::number;
@@ -8,18 +8,18 @@ use std::path::Path;
 use toml::Value;
 use zbench_engine::outcome::Span;
 
-/// Measured over predicted, of one thing.
+/// Measured time over predicted time of one span.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Residual {
-    /// What.
+    /// Name of the span.
     pub name: String,
     /// The median of the records.
     pub factor: f64,
-    /// The quarter below and the quarter above.
+    /// Lower quartile.
     pub low: f64,
-    /// See `low`.
+    /// Upper quartile.
     pub high: f64,
-    /// How many records.
+    /// Number of records.
     pub records: usize,
 }
 
@@ -66,7 +66,7 @@ pub fn save(path: &Path, corrections: &Corrections) -> Result<(), ProfileError> 
         );
     }
     text.push_str("]\n");
-    merge(path, "measured by zbench calibrate", "corrections", &|heading| heading == "[corrections]", &text)
+    merge(path, "zbench calibrate", "cpu", "corrections", &|heading| heading == "[corrections]", &text)
 }
 
 /// The corrections that a profile's `corrections` holds.

@@ -48,7 +48,7 @@ pub struct Operations {
 pub fn save(path: &Path, operations: &[Operations], measured: &str, cores: usize) -> Result<(), ProfileError> {
     let headings: Vec<String> = operations.iter().map(|of| heading(of.layout)).collect();
     let is_ours = |heading: &str| heading == "[operations]" || headings.iter().any(|own| own == heading);
-    merge(path, "measured by zbench calibrate", "operations", &is_ours, &text(operations, measured, cores))
+    merge(path, "zbench calibrate", "cpu", "operations", &is_ours, &text(operations, measured, cores))
 }
 
 fn heading(RankLayout { ranks, threads, .. }: RankLayout) -> String {
@@ -91,7 +91,7 @@ fn text(operations: &[Operations], measured: &str, cores: usize) -> String {
     text
 }
 
-/// To four digits: no clock knows more.
+/// Rounds to four digits: clocks are not more precise.
 fn rounded(us: f64) -> f64 {
     format!("{us:.3e}").parse().unwrap_or(us)
 }
@@ -142,7 +142,7 @@ fn one(value: &Value, layout: RankLayout) -> Option<Operations> {
     Some(Operations { layout, curves, overheads, spread: positive("spread")? })
 }
 
-/// The times of a profile's text; nothing where it has none.
+/// The times in a profile's text; empty if it has none.
 ///
 /// # Errors
 /// What is not as [`save`] writes it, in words.

@@ -1,7 +1,7 @@
-//! The section lora: what the file says of adapters, held against what a folder of adapters says of itself.
+//! The section lora: the file's keys of adapters, compared with the configuration of a folder of adapters.
 
 use super::sources::absolute;
-use super::{Context, Refusal, Values};
+use super::{Context, Refusal, Values, choice};
 use crate::kind::number;
 use serde::Serialize;
 use toml::Value;
@@ -16,7 +16,7 @@ pub(super) fn adapters(values: &Values, context: &Context, model: &Model) -> Res
     let stored = path.as_ref().map(|dir| peft::read_config(dir, model)).transpose();
     let stored = stored.map_err(|error| values.refuse("lora.path", &["model.family"], error.to_string()))?;
     let merged = Merged { values, stored: stored.as_ref() };
-    let method = merged.one("lora.method", method(values.given_text("lora.method")), |s| s.method, Method::Lora)?;
+    let method = merged.one("lora.method", values.given("lora.method").and_then(choice), |s| s.method, Method::Lora)?;
     let rank = match method {
         Method::Ia3 => 0,
         Method::Lora => merged.one("lora.rank", values.given_count("lora.rank"), |s| s.rank, 0)?,
@@ -48,7 +48,7 @@ pub(super) fn adapters(values: &Values, context: &Context, model: &Model) -> Res
     Ok(lora)
 }
 
-/// Nothing is adapted. Where that is not a point of a grid, a folder to write into is a mistake.
+/// No adapters. An output folder is then a mistake, unless the grid varies the rank.
 fn without(values: &Values) -> Result<Lora, Refusal> {
     let varies = values.settings.get("lora.rank").is_some_and(|rank| rank.from_grid);
     let written = ["lora.save", "lora.merge"].into_iter().find(|key| values.given(key).is_some());
@@ -59,10 +59,6 @@ fn without(values: &Values) -> Result<Lora, Refusal> {
         }
         None => Ok(Lora::default()),
     }
-}
-
-fn method(name: Option<String>) -> Option<Method> {
-    name.map(|name| if name == "ia3" { Method::Ia3 } else { Method::Lora })
 }
 
 /// The layers that a key names.
@@ -78,14 +74,14 @@ fn targets(values: &Values, key: &str, model: &Model) -> Result<Option<Vec<Linea
     }
 }
 
-/// The file's word and the folder's.
+/// The keys of the file, and the configuration of a folder of adapters.
 struct Merged<'a> {
     values: &'a Values<'a>,
     stored: Option<&'a AdapterConfig>,
 }
 
 impl Merged<'_> {
-    /// What the file states, else what the folder does, else the default; where both state it they must agree.
+    /// The file's value, else the folder's, else the default. If both state one, they must agree.
     fn one<T: PartialEq + Serialize>(
         &self,
         key: &str,

@@ -1,6 +1,6 @@
 //! [precision]: presets and what overrides them, loss scaling, rounding.
 
-use super::{Refusal, Values, dtype};
+use super::{Refusal, Values, choice};
 use crate::document::Settings;
 use zbench_engine::config::{DynamicScaling, LossScaling, Precision, WeightRounding};
 use zbench_kernels::DType;
@@ -24,7 +24,7 @@ fn preset(name: &str) -> Precision {
 pub(super) fn precision(values: &Values) -> Result<Precision, Refusal> {
     let mut precision = preset(&values.text("precision.preset"));
     let stated = |key: &str, slot: &mut DType| {
-        if let Some(dtype) = values.given_text(key).as_deref().and_then(dtype) {
+        if let Some(dtype) = values.given(key).and_then(choice) {
             *slot = dtype;
         }
     };
@@ -33,11 +33,11 @@ pub(super) fn precision(values: &Values) -> Result<Precision, Refusal> {
     stated("precision.gradients", &mut precision.gradients);
     stated("precision.reduce", &mut precision.reduce);
     stated("precision.optimizer", &mut precision.optimizer);
-    if let Some(master) = values.given_text("precision.master") {
-        precision.master = dtype(&master);
+    if let Some(master) = values.given("precision.master") {
+        precision.master = choice(master);
     }
-    if let Some(load) = values.given_text("precision.load") {
-        precision.load = dtype(&load);
+    if let Some(load) = values.given("precision.load") {
+        precision.load = choice(load);
     }
     if values.text("precision.rounding") == "stochastic" {
         precision.rounding = stochastic(values, &precision)?;
@@ -69,13 +69,13 @@ fn scaling(values: &Values, compute: DType) -> Result<Option<LossScaling>, Refus
     if scale > 0.0 {
         return Ok(Some(LossScaling::Static(scale)));
     }
-    // Their kinds admit nothing that would not fit.
+    // The keys' kinds admit only values that fit.
     let count = |key| values.count(key) as u64;
     let rules = DynamicScaling {
         initial_scale_power: count("precision.initial_scale_power") as u32,
         loss_scale_window: count("precision.loss_scale_window"),
         hysteresis: count("precision.hysteresis") as u32,
-        consecutive_hysteresis: values.value("precision.consecutive_hysteresis").as_bool().unwrap_or_default(),
+        consecutive_hysteresis: values.is("precision.consecutive_hysteresis"),
         min_loss_scale: values.real("precision.min_loss_scale"),
     };
     let scaling = LossScaling::Dynamic(rules);
@@ -91,7 +91,7 @@ fn scaling(values: &Values, compute: DType) -> Result<Option<LossScaling>, Refus
     Ok(Some(scaling))
 }
 
-/// What a reader calls the policy: the preset that was written, and what was written over it; absent where none was.
+/// Name of the policy: the stated preset and the keys that override it. `None` without a preset.
 pub fn policy(settings: &Settings) -> Option<String> {
     let text = |key: &str| {
         settings.get(key).map(|setting| match setting.value.as_str() {

@@ -1,49 +1,44 @@
 //! What is priced and not run: parallelism beside the data axes, compressed traffic, offload, models of another kind.
 
-use super::{Refusal, Values};
+use super::{Refusal, Values, choice};
 use zbench_engine::config::{Home, Model, PipelineSchedule, Priced, PricedLoss, PricedModel, Strategy, Wire};
 
-/// The families that `zbench plan` prices and the engine has not.
+/// Model families that `zbench plan` prices and the engine does not have.
 pub(super) const FAMILIES: [&str; 2] = ["t5", "count"];
 
 /// Keys of [model] that are read here and not by the engine's families.
 pub(super) const MODEL_KEYS: [&str; 4] =
     ["model.num_decoder_layers", "model.feed_forward_proj", "model.parameters", "model.largest_layer"];
 
-/// What of it a cell asks for; `None` where it asks for nothing.
+/// The priced options of a cell; `None` if it has none.
 pub(super) fn priced(values: &Values, ranks: usize, strategy: Strategy, of: &Model) -> Result<Option<Priced>, Refusal> {
     let zeropp = values.text("parallel.strategy") == "zero++";
-    let wire = |key: &str, default: Option<Wire>| match values.given_text(key).as_deref() {
-        Some("bf16") => Some(Wire::Bf16),
-        Some("int8") => Some(Wire::Int8),
-        Some("int4") => Some(Wire::Int4),
-        Some(_) => None,
-        None => default.filter(|_| zeropp),
+    // The engine has no name for "native", no compression.
+    let wire = |key: &str, default: Wire| match values.given(key) {
+        Some(name) => choice(name),
+        None => zeropp.then_some(default),
     };
-    let home = |key: &str| match values.text(key).as_str() {
-        "host" => Home::Host,
-        "disk" => Home::Disk,
-        _ => Home::Device,
-    };
-    let schedule = values.text("parallel.pipeline_schedule");
-    let chunks = values.given_count("parallel.virtual_stages").unwrap_or(if schedule == "interleaved" { 2 } else { 1 });
+    // "none" is the device.
+    let home = |key: &str| values.choice(key).unwrap_or(Home::Device);
+    let is_interleaved = values.text("parallel.pipeline_schedule") == "interleaved";
+    let chunks = values.given_count("parallel.virtual_stages").unwrap_or(if is_interleaved { 2 } else { 1 });
     let priced = Priced {
         tensor: values.count("parallel.tensor"),
         sequence: values.count("parallel.sequence"),
         pipeline: values.count("parallel.pipeline"),
         virtual_stages: chunks,
-        pipeline_schedule: if schedule == "gpipe" { PipelineSchedule::GPipe } else { PipelineSchedule::OneFOneB },
+        pipeline_schedule: values.choice("parallel.pipeline_schedule").unwrap_or(PipelineSchedule::OneFOneB),
         context: values.count("parallel.context"),
         expert: values.count("parallel.expert"),
         expert_imbalance: values.real("parallel.expert_imbalance"),
-        gather_wire: wire("parallel.gather_wire", Some(Wire::Int8)),
-        reduce_wire: wire("parallel.reduce_wire", Some(Wire::Int4)),
+        gather_wire: wire("parallel.gather_wire", Wire::Int8),
+        reduce_wire: wire("parallel.reduce_wire", Wire::Int4),
         parked: if zeropp { parked(values, ranks)? } else { 1 },
         offload_optimizer: home("memory.offload_optimizer"),
         offload_parameters: home("memory.offload_parameters"),
         offload_activations: home("memory.offload_activations"),
         offload_path: values.given_text("memory.offload_path"),
-        partition_activations: values.value("memory.partition_activations").as_bool() == Some(true),
+        partition_activations: values.is("memory.partition_activations"),
         expert_tensor: values.count("parallel.expert_tensor"),
         loss: match values.text("memory.loss").as_str() {
             "logits" => PricedLoss::Logits,
@@ -58,7 +53,7 @@ pub(super) fn priced(values: &Values, ranks: usize, strategy: Strategy, of: &Mod
     Ok(Some(priced).filter(|priced| priced.first_key().is_some()))
 }
 
-/// Ranks that share the second copy of zero++: a node's.
+/// Ranks that share the second copy of zero++: those of a node.
 fn parked(values: &Values, ranks: usize) -> Result<usize, Refusal> {
     let given = values.given_count("parallel.shard").or(values.given_count("parallel.ranks_per_node"));
     match given {
@@ -105,7 +100,7 @@ fn model(values: &Values) -> Result<Option<PricedModel>, Refusal> {
     }
 }
 
-/// A folder for what lives on a disk, where nothing does.
+/// Refuses a folder for offload to disk if nothing is offloaded to disk.
 fn path_without_disk(values: &Values, priced: &Priced) -> Result<(), Refusal> {
     let homes = [priced.offload_optimizer, priced.offload_parameters, priced.offload_activations];
     if priced.offload_path.is_none() || homes.contains(&Home::Disk) {
@@ -116,7 +111,7 @@ fn path_without_disk(values: &Values, priced: &Priced) -> Result<(), Refusal> {
     Err(values.refuse("memory.offload_path", &["memory.offload_optimizer", "memory.offload_parameters"], message))
 }
 
-/// What does not go together.
+/// Refuses values that exclude each other.
 fn check(values: &Values, priced: &Priced, ranks: usize, strategy: Strategy) -> Result<(), Refusal> {
     let degrees = ["parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.ranks"];
     let refuse = |key: &str, message: String| Err(values.refuse(key, &degrees, message));
@@ -156,7 +151,7 @@ fn check(values: &Values, priced: &Priced, ranks: usize, strategy: Strategy) -> 
     Ok(())
 }
 
-/// Degrees that a model's sizes cannot be split by. A count of parameters has no sizes.
+/// Refuses degrees that do not divide the model's sizes. A count of parameters has no sizes.
 fn divides(values: &Values, priced: &Priced, model: &Model) -> Result<(), Refusal> {
     if matches!(priced.model, Some(PricedModel::Count { .. })) {
         return Ok(());

@@ -1,10 +1,10 @@
-//! Training checkpoints, and what is looked at while a run trains.
+//! Training checkpoints, evaluation and the detection of divergence.
 
 use super::sources::absolute;
 use super::{Context, Refusal, Values};
 use zbench_engine::config::{Divergence, Evaluation, Resume, SaveLayout, Saving, Watch};
 
-/// Training checkpoints; none without a folder, and then the other keys of the section are refused.
+/// Training checkpoints; `None` without a folder. Then the other keys of the section are refused.
 pub(super) fn saving(values: &Values, context: &Context) -> Result<Option<Saving>, Refusal> {
     let Some(dir) = values.given_text("checkpoint.dir") else {
         let stated = values.settings.keys().find(|key| key.starts_with("checkpoint."));
@@ -17,14 +17,13 @@ pub(super) fn saving(values: &Values, context: &Context) -> Result<Option<Saving
             )),
         };
     };
-    let is = |key: &str| values.value(key).as_bool() == Some(true);
     Ok(Some(Saving {
         dir: absolute(&context.folder.join(dir)),
         every: values.count("checkpoint.every") as u64,
         keep: values.count("checkpoint.keep"),
-        layout: if values.text("checkpoint.layout") == "full" { SaveLayout::Full } else { SaveLayout::Sharded },
-        asynchronous: is("checkpoint.async"),
-        direct: is("checkpoint.direct"),
+        layout: values.choice("checkpoint.layout").unwrap_or(SaveLayout::Sharded),
+        asynchronous: values.is("checkpoint.async"),
+        direct: values.is("checkpoint.direct"),
         resume: match values.text("checkpoint.resume").as_str() {
             "auto" => Resume::Auto,
             "never" => Resume::Never,
@@ -37,7 +36,7 @@ pub(super) fn saving(values: &Values, context: &Context) -> Result<Option<Saving
     }))
 }
 
-/// Evaluations, and the end of a run that gets worse.
+/// Evaluation, and the end of a run that diverges.
 pub(super) fn watch(values: &Values) -> Result<Option<Watch>, Refusal> {
     let switches = [
         ("train.eval_every", ["train.eval_batches", "train.eval_share"]),

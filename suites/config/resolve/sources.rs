@@ -1,13 +1,13 @@
 //! The sections that name other files: machine profiles, models, data.
 
-use super::{Context, Refusal, Values, priced};
+use super::{Context, Refusal, Values, choice, priced};
 use crate::keys;
 use crate::kind::{hint, number};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use toml::Value;
 use zbench_engine::config::{
-    Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Documents, Loading, Model, Template, TokenType,
+    Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Documents, Model, Template, TokenType,
 };
 use zbench_engine::hf::{self, HfError, PartialModel};
 use zbench_estimate::profile::{self, Profile as MachineProfile};
@@ -19,12 +19,12 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<M
     if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
         return Err(refuse(format!("\"{name}\" is no name of a profile; write letters, digits and dashes")));
     }
-    // A thread that panicked while it held this has left no half of an entry.
+    // A thread that panicked while it held the lock has left no incomplete entry.
     let mut known = context.profiles.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some(profile) = known.get(&name) {
         return Ok(Some(profile.clone()));
     }
-    // A file beside the configuration stands before what is compiled in.
+    // A file beside the configuration takes precedence over a compiled-in profile.
     let path = context.folder.join("machines").join(format!("{name}.toml"));
     let mut read = match zbench_engine::files::text(&path) {
         Ok(text) => {
@@ -50,7 +50,7 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<M
 /// A model with the keys of [model] that it was read from.
 pub(super) type ReadModel = (Vec<(&'static str, Value)>, Model);
 
-/// Models that a [`Context`] remembers.
+/// Most models that a [`Context`] remembers.
 const MOST_MODELS: usize = 256;
 
 /// As [`model`], which depends on the keys of [model] alone: most cells of a grid have the same, and a file is read once.
@@ -59,7 +59,7 @@ pub(super) fn known_model(values: &Values, context: &Context) -> Result<Model, R
     let same = |known: &ReadModel| {
         known.0.iter().map(|(key, value)| (key, value)).eq(given().map(|(key, setting)| (key, &setting.value)))
     };
-    // A thread that panicked while it held this has left no half of an entry.
+    // A thread that panicked while it held the lock has left no incomplete entry.
     let mut models = context.models.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some((_, model)) = models.iter().rev().find(|known| same(known)) {
         return Ok(model.clone());
@@ -156,16 +156,12 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
         let message = "has no effect without model.path: fresh weights are drawn where they are kept; leave it out";
         return Err(values.refuse("model.loading", &["model.path"], message));
     }
-    model.loading = match values.text("model.loading").as_str() {
-        "broadcast" if model.weights.is_some() => Loading::Broadcast,
-        "everywhere" if model.weights.is_some() => Loading::Everywhere,
-        _ => Loading::Sliced,
-    };
+    model.loading = values.choice("model.loading").unwrap_or_default();
     model.save = values.given_text("model.save").map(|path| absolute(&context.folder.join(path)));
     Ok(model)
 }
 
-/// The sizes of a model of which there is a count of parameters alone: the smallest that are sizes.
+/// The smallest valid sizes, for a model of which only the number of parameters is known.
 fn unit_sizes() -> toml::Table {
     let mut table = toml::Table::new();
     table.insert("family".into(), "llama".into());
@@ -193,7 +189,7 @@ pub(super) fn data(values: &Values, context: &Context) -> Result<Data, Refusal> 
         Ok(absolute(&context.folder.join(text)))
     };
     let given = |key: &str| values.given(key).is_some();
-    // In a grid over sources the keys of the other sources have to stand somewhere.
+    // A grid over sources must state the keys of the other sources somewhere.
     let varies = values.settings.get("data.source").is_some_and(|source| source.from_grid);
     let useless: &[&str] = match source.as_str() {
         "text" => &["data.dtype", FILES, FIELD, PACKING, TEMPLATE, LOSS_ON, END],
@@ -203,7 +199,7 @@ pub(super) fn data(values: &Values, context: &Context) -> Result<Data, Refusal> 
         "mix" => &["data.dtype", "data.path", FIELD],
         _ => &["data.path", "data.dtype", "data.tokenizer", SHUFFLE, FILES, FIELD, PACKING, TEMPLATE, LOSS_ON, END],
     };
-    let shuffle = values.value(SHUFFLE).as_bool() == Some(true);
+    let shuffle = values.is(SHUFFLE);
     if let Some(key) = useless.iter().find(|key| given(key)).filter(|_| !varies) {
         return Err(unused(key));
     }
@@ -211,7 +207,7 @@ pub(super) fn data(values: &Values, context: &Context) -> Result<Data, Refusal> 
         "text" => Data::Text { path: path("data.path")?, tokenizer: path("data.tokenizer")?, shuffle },
         "jsonl" | "chat" | "mix" => documents(values, context, &path)?,
         "tokens" => {
-            let dtype = if values.text("data.dtype") == "u16" { TokenType::U16 } else { TokenType::U32 };
+            let dtype = values.choice("data.dtype").unwrap_or(TokenType::U32);
             Data::Tokens { path: path("data.path")?, dtype, shuffle }
         }
         _ => Data::Synthetic {},
@@ -232,9 +228,7 @@ fn documents(
     context: &Context,
     path: &dyn Fn(&str) -> Result<PathBuf, Refusal>,
 ) -> Result<Data, Refusal> {
-    let form = |name: &str| if name == "chat" { DocumentForm::Chat } else { DocumentForm::Jsonl };
-    let source = values.text("data.source");
-    let files = if source == "mix" {
+    let files = if values.text("data.source") == "mix" {
         let listed = values.given(FILES).and_then(Value::as_array).ok_or_else(|| {
             values.refuse(FILES, &["data.source"], "is missing; data.source = \"mix\" needs a list of files")
         })?;
@@ -242,24 +236,21 @@ fn documents(
         let text = |item: &Value, name: &str| item.get(name).and_then(Value::as_str).unwrap_or_default().to_string();
         let file = |item: &Value| DocumentFile {
             path: absolute(&context.folder.join(text(item, "path"))),
-            form: form(&text(item, "form")),
+            form: item.get("form").and_then(choice).unwrap_or(DocumentForm::Jsonl),
             field: Some(text(item, "field")).filter(|field| !field.is_empty()).unwrap_or_else(|| "text".into()),
             weight: item.get("weight").and_then(number).unwrap_or(1.0),
         };
         listed.iter().map(file).collect()
     } else {
-        vec![DocumentFile { path: path("data.path")?, form: form(&source), field: values.text(FIELD), weight: 1.0 }]
+        let form = values.choice("data.source").unwrap_or(DocumentForm::Jsonl);
+        vec![DocumentFile { path: path("data.path")?, form, field: values.text(FIELD), weight: 1.0 }]
     };
     Ok(Data::Documents(Box::new(Documents {
         files,
         tokenizer: path("data.tokenizer")?,
-        packing: match values.text(PACKING).as_str() {
-            "padded" => DocumentPacking::Padded,
-            "stream" => DocumentPacking::Stream,
-            _ => DocumentPacking::Packed,
-        },
-        shuffle: values.value(SHUFFLE).as_bool() == Some(true),
-        template: if values.text(TEMPLATE) == "plain" { Template::Plain } else { Template::ChatMl },
+        packing: values.choice(PACKING).unwrap_or(DocumentPacking::Packed),
+        shuffle: values.is(SHUFFLE),
+        template: values.choice(TEMPLATE).unwrap_or(Template::ChatMl),
         answers: if values.text(LOSS_ON) == "all" { Answers::All } else { Answers::Only },
         end: values.given_count(END).and_then(|token| u32::try_from(token).ok()),
     })))

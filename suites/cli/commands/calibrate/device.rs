@@ -49,7 +49,7 @@ pub(super) fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8
     let name = device.facts().name.clone();
     let builtin = if devices::on_host() { None } else { devices::profile_of(&name) };
     let path = path(arguments, builtin.unwrap_or(&name));
-    // What would only fail when all has been measured.
+    // Checked now, as it would only fail after the measurement.
     let target = if devices::on_host() { None } else { Target::open(&path, builtin, &name)? };
     let notebook = Notebook::open(&global.notebook)?;
     notebook.check_writable()?;
@@ -62,7 +62,7 @@ pub(super) fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8
         zbench_host::say!("stopped; nothing is kept of unfinished rounds");
         return Ok(exit::INTERRUPTED);
     };
-    // What other GPUs did meanwhile is none of this one's.
+    // Samples of other GPUs do not count.
     sampled.gpus.retain(|of| of.gpu == gpu);
     let reasons = judge::why_not_device(&ceilings, &sampled);
     let mut record = record(&wanted, &ceilings);
@@ -129,7 +129,7 @@ fn wanted(arguments: &CalibrateArgs, gpu: usize, device: &dyn Machine) -> Result
     })
 }
 
-/// Where the profile goes: a name that says which GPU it is of.
+/// Path of the profile, named after the host and the GPU.
 fn path(arguments: &CalibrateArgs, gpu: &str) -> PathBuf {
     let default = || default_path(&format!("{}-{gpu}", machine::host_name()));
     arguments.save.clone().unwrap_or_else(default)
@@ -139,7 +139,7 @@ fn profile_name(path: &std::path::Path) -> String {
     path.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
-/// What stands beside every figure.
+/// The source that is stated beside every value.
 fn source(record: &Record) -> String {
     let day = record.started.split('T').next().unwrap_or_default();
     let cuda = || devices::probe().driver.as_ref().ok().map(|driver| format!("CUDA {}", dotted(driver.version())));
@@ -164,7 +164,7 @@ fn record(wanted: &Wanted, ceilings: &DeviceCeilings) -> Record {
     if let Ok(value) = serde_json::to_value(ceilings) {
         record.extra.insert("device_ceilings".into(), value);
     }
-    // How products were done is a part of what was measured.
+    // The algorithms of matrix products are part of the measurement.
     if let Some(gpu) = devices::gpu(wanted.gpu) {
         let products: Vec<String> = gpu.products().iter().map(|chosen| format!("{chosen:?}")).collect();
         record.extra.insert("products".into(), products.into());

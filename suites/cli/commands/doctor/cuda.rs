@@ -4,7 +4,7 @@ use super::Finding;
 use zbench_engine::comm::nccl::{self, Api, NcclError};
 use zbench_kernels::cuda::gpu::Absent;
 
-/// Why a library was not taken: what the user named, or what was found and is none, and nothing of where the system looks.
+/// Why a library was not loaded. Failures in the system's own search path are left out.
 fn why_absent(absent: &Absent) -> String {
     let Absent::NotFound { tried, .. } = absent else { return absent.to_string() };
     let named = tried.iter().filter(|attempt| attempt.place.components().count() > 1);
@@ -12,7 +12,7 @@ fn why_absent(absent: &Absent) -> String {
     if reasons.is_empty() { "no".into() } else { format!("no: {}", reasons.join("; ")) }
 }
 
-/// The same of NCCL, which is tried by every name in every folder.
+/// The same for NCCL, which is tried under every name in every folder: only existing files are named.
 fn why_no_nccl(error: &NcclError) -> String {
     let NcclError::NotFound { tried } = error else { return error.to_string() };
     let found: Vec<String> = tried.iter().filter(|attempt| attempt.place.is_file()).map(ToString::to_string).collect();

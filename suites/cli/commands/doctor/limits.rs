@@ -9,7 +9,7 @@ use zbench_predict::planned::gib;
 
 /// Files below this make large worlds over TCP fail.
 const FEW_FILES: u64 = 1024;
-/// Room below this is too little for a notebook with training checkpoints.
+/// Free space below this is too little for a notebook with training checkpoints.
 const LITTLE_ROOM: u64 = 1 << 30;
 
 /// Limits of the process and of its control group.
@@ -81,7 +81,7 @@ fn shared_memory(root: &Root) -> Finding {
     )
 }
 
-/// The places that are written to.
+/// The folders that zbench writes to.
 pub(super) fn places(notebook: &Path) -> Vec<Finding> {
     let room = place(notebook);
     let temporary = std::env::temp_dir();
@@ -117,7 +117,7 @@ pub(super) fn places(notebook: &Path) -> Vec<Finding> {
     ]
 }
 
-/// The folder that exists where the notebook is or will be, and free bytes there.
+/// The nearest existing folder of the notebook's path, and the free bytes there.
 fn place(notebook: &Path) -> Option<(std::path::PathBuf, u64)> {
     let absolute = std::path::absolute(notebook).ok()?;
     let existing = absolute.ancestors().find(|path| path.exists())?;

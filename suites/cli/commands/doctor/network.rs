@@ -1,10 +1,10 @@
-//! Launchers, and what ranks on several hosts meet over.
+//! Launchers, and the network devices that connect ranks of several hosts.
 
 use super::Finding;
 use crate::commands::open;
 use zbench_host::environment::Root;
 
-/// Who started this process, by what it would decide; launchers that could.
+/// The launcher that this process detects, and the launchers in PATH.
 pub(super) fn launchers(env: &dyn Fn(&str) -> Option<String>) -> Vec<Finding> {
     let decision = match zbench_launch::detect(env) {
         Ok(Some(world)) => Ok(world.describe()),
@@ -30,7 +30,7 @@ pub(super) fn launchers(env: &dyn Fn(&str) -> Option<String>) -> Vec<Finding> {
     ]
 }
 
-/// Devices that are up, with kind and speed; those that only NCCL and MPI use.
+/// Network interfaces that are up, with their speed, and RDMA devices, which only NCCL and MPI use.
 pub(super) fn devices(root: &Root) -> Vec<Finding> {
     let folder = "sys/class/net";
     let up = |name: &String| {

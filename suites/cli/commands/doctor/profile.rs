@@ -8,7 +8,7 @@ use toml::{Table, Value};
 /// Older than this, heat, neighbours and the system's updates have changed what it says.
 const OLD_DAYS: i64 = 90;
 
-/// What it holds.
+/// Findings about the ceilings and the fits of the profile.
 pub(super) fn findings(path: &Path, cpu: Option<&str>, now: jiff::Timestamp) -> Vec<Finding> {
     let table = match zbench_engine::files::text(path) {
         Ok(text) => text.parse::<Table>().map_err(|_| format!("{} is no TOML", path.display())),

@@ -1,4 +1,4 @@
-//! What of zbench runs here, and why the rest does not: asked of the planner that `grid` asks, with a small cell.
+//! Which strategies, backends and suites run here, and why the others do not. The planner of `grid` decides it for a small cell.
 
 use super::Finding;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use zbench_predict::planned::{self, Decision};
 const CELL: &str = "[model]\nfamily = \"llama\"\nhidden_size = 32\nintermediate_size = 64\nnum_hidden_layers = 1\nnum_attention_heads = 2
 vocab_size = 64\nmax_position_embeddings = 64\n[train]\nseq_len = 16\nsteps = 1\n[parallel]\nranks = 2\n[hardware]\nthreads_per_rank = 1\n";
 
-/// What these rows begin with where they stand among others.
+/// Prefix of these rows in lists with other rows.
 pub(super) const HERE: &str = "runs here: ";
 
 /// A row for each strategy, backend, device and suite.
 pub(super) fn findings() -> Vec<Finding> {
     let mut rows = Vec::new();
     for &strategy in choices("parallel.strategy") {
-        // A node of two, which those ask for that keep copies inside nodes.
+        // Strategies with a copy inside each node need the ranks of a node.
         let settings = [("parallel.strategy", strategy), ("parallel.ranks_per_node", "2")];
         rows.push(row(format!("strategy {strategy}"), runs(&settings), PRICED));
     }
@@ -32,7 +32,7 @@ pub(super) fn findings() -> Vec<Finding> {
             "mpi" if !crate::commands::open::is_program("mpirun") => Err("mpirun is not in PATH".into()),
             _ => runs(&[("parallel.backend", backend), ("hardware.device", device)]),
         };
-        // Two ranks of one thread want two cores; of a machine with one nothing is missing for that.
+        // Two ranks of one thread need two cores. A machine with one core lacks nothing.
         let is_needed = backend == "local" && machine::cores() > 1;
         rows.push(row(format!("backend {backend}"), found, PRICED).needed(is_needed));
     }
@@ -55,7 +55,7 @@ pub(super) fn findings() -> Vec<Finding> {
     rows
 }
 
-/// What to do about most of what does not run.
+/// Advice for most things that do not run.
 const PRICED: &str = "`zbench plan` prices it all the same";
 
 fn row(what: String, found: Result<String, String>, advice: &str) -> Finding {

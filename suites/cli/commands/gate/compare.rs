@@ -1,4 +1,4 @@
-//! The ways to compare: two programs, two configurations, fresh trials beside a baseline, records beside records.
+//! The four comparisons: two programs, two configurations, new trials and a baseline, records and records.
 
 use super::{Job, output};
 use crate::GateArgs;
@@ -16,7 +16,7 @@ use zbench_suites::gate::measure::Arm;
 use zbench_suites::gate::refuse::{same_configuration, same_key, same_machine};
 
 impl Job<'_> {
-    /// Judges by what was named on the command line.
+    /// Runs the comparison that the command line asks for.
     pub(super) fn judge(&mut self) -> Result<Report> {
         let GateArgs { baseline, against, candidate, candidate_set, .. } = self.arguments;
         match (baseline, against) {
@@ -38,7 +38,7 @@ impl Job<'_> {
         }
     }
 
-    /// Two programs, the same cells.
+    /// Compares two programs on the same cells.
     fn against_program(&mut self, other: &Path) -> Result<Report> {
         if !other.is_file() {
             bail!("--against {}: there is no such program", other.display());
@@ -64,7 +64,7 @@ impl Job<'_> {
         Ok(self.report(cells, (baseline, candidate), &how, &explain))
     }
 
-    /// One program, two configurations.
+    /// Compares two configurations with one program.
     fn against_configuration(&mut self, set: &[String]) -> Result<Report> {
         let base = self.targets(&[])?.with_context(|| self.no_config("--candidate-set"))?;
         let now = self.targets(set)?.unwrap_or_default();
@@ -96,7 +96,7 @@ impl Job<'_> {
         Ok(self.report(cells, (baseline, candidate), &how, &explain))
     }
 
-    /// Measures both sides, cell by cell; the reports, and the file of raw samples.
+    /// Measures both sides, cell by cell. Returns the reports and the file of raw samples.
     fn live(&mut self, cells: Vec<(&Target, Arm, Arm)>, same_cell: bool) -> Result<(Vec<CellReport>, PathBuf)> {
         let (mut samples, path) = self.samples()?;
         let progress = output::Progress::new(self.global);
@@ -133,7 +133,7 @@ impl Job<'_> {
         Ok((reports, path))
     }
 
-    /// Trials that are measured now beside those of a baseline.
+    /// Compares new trials with those of a baseline.
     fn fresh_against_stored(&mut self, stored: &Stored) -> Result<Report> {
         let targets = match self.targets(&[])? {
             Some(targets) => targets,
@@ -152,7 +152,7 @@ impl Job<'_> {
         for (place, (target, base)) in targets.iter().zip(bases).enumerate() {
             let arm = self.arm(target, &self.program);
             let mut programs = self.programs(arm.clone(), arm, &target.key, Some(&mut samples), &tell);
-            // The first trial finds caches cold, and does not count.
+            // The first trial runs with cold caches and does not count.
             let _ = programs.measure(Side::Candidate);
             let question = self.question(target, Opponent::Stored(base.trials), place, targets.len());
             reports.push(judge(&question, &mut programs));
@@ -176,7 +176,7 @@ impl Job<'_> {
         Ok(self.report(reports, (stored.words.clone(), candidate), "fresh trials beside stored ones", &explain))
     }
 
-    /// Records beside records: nothing is measured.
+    /// Compares records with records. Nothing is measured.
     fn records_against_records(&mut self, stored: &Stored, now: &Stored) -> Result<Report> {
         let targets = match self.targets(&[])? {
             Some(targets) => targets,

@@ -1,9 +1,10 @@
 //! Where a gate's report goes: standard output, files, GitHub.
 
+use crate::commands::progress::style;
 use crate::commands::{print_json, print_screen};
 use crate::{Format, GateArgs, Global};
 use anyhow::{Context, Result};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use zbench_host::terminal::Stream;
 use zbench_reports::gate::{Report, annotations, document, junit};
 use zbench_reports::render::{markdown, printable};
 
-/// Prints it and writes the files that were asked for. Files first: a reader who closes standard output keeps them.
+/// Writes the requested files, then prints the report. Files come first, so that they exist even if standard output is closed.
 pub fn write(global: &Global, arguments: &GateArgs, report: &Report) -> Result<()> {
     if let Some(path) = &arguments.junit {
         save(path, &junit::junit(report)?)?;
@@ -42,7 +43,7 @@ fn save(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
 }
 
-/// How far it is, on standard error: a line that changes on a terminal, now and then a line elsewhere.
+/// Progress on standard error: a spinner on a terminal, a line now and then elsewhere.
 pub struct Progress {
     bar: Option<ProgressBar>,
     quiet: bool,
@@ -54,13 +55,8 @@ const BETWEEN: Duration = Duration::from_secs(10);
 
 impl Progress {
     pub fn new(global: &Global) -> Progress {
-        let bar = (!global.quiet && Stream::Err.is_live()).then(|| {
-            let bar = ProgressBar::new_spinner();
-            if let Ok(style) = ProgressStyle::with_template("[{elapsed_precise}] {wide_msg}") {
-                bar.set_style(style);
-            }
-            bar
-        });
+        let spinner = || ProgressBar::new_spinner().with_style(style("[{elapsed_precise}] {wide_msg}"));
+        let bar = (!global.quiet && Stream::Err.is_live()).then(spinner);
         Progress { bar, quiet: global.quiet, last: std::cell::Cell::new(None) }
     }
 

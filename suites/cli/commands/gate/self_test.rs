@@ -1,4 +1,4 @@
-//! `gate --self-test`: how often the gate errs on this machine.
+//! `gate --self-test`: error rates of the gate on this machine.
 
 use super::{Job, output};
 use crate::Format;
@@ -17,7 +17,7 @@ use zbench_runner::turns::TurnsError;
 use zbench_suites::gate::baseline;
 use zbench_suites::gate::pool::{self, Header, OF_TRIALS, OF_TURNS, Pool};
 
-/// Slow-downs that are put into samples.
+/// Slow-downs that are injected into samples.
 const INJECTED: [(&str, f64); 4] =
     [("the same program", 1.0), ("3 % slower", 1.03), ("5 % slower", 1.05), ("10 % slower", 1.10)];
 
@@ -51,13 +51,13 @@ pub fn self_test(job: &mut Job) -> Result<u8> {
     })
 }
 
-/// Where pool and result are kept: always when it measures, when it replays only if it was asked for.
+/// Folder of the pool and the result. A replay has one only with `--into`.
 fn folder(job: &Job) -> Option<PathBuf> {
     let default = || job.arguments.pool.is_none().then(|| job.global.notebook.join("gate-self-test"));
     job.arguments.into.clone().or_else(default)
 }
 
-/// Measures a pool; its file, or nothing where no pair was measured. It takes the place of an earlier pool when it is done.
+/// Measures a pool and returns its file, or `None` if no pair was measured. A finished pool replaces an earlier one.
 fn measured(job: &Job) -> Result<Option<PathBuf>> {
     let targets = job.targets(&[])?.with_context(|| job.no_config("--self-test"))?;
     let [target] = &targets[..] else {
@@ -121,7 +121,7 @@ fn measured(job: &Job) -> Result<Option<PathBuf>> {
     progress.clear();
     let written = file.sync_all().with_context(|| format!("{} cannot be written", begun.display()));
     if Pool::read(&begun).is_ok_and(|pool| pool.arm("aa").is_none()) {
-        // It has no pair that could be lost.
+        // There is no pair to lose.
         let _ = std::fs::remove_file(&begun);
         return ended.map(|()| None);
     }
@@ -152,10 +152,10 @@ fn begin(path: &Path) -> Result<(std::fs::File, PathBuf)> {
     )
 }
 
-/// So many pools that were not finished may lie in a folder.
+/// Most unfinished pools of a folder.
 const MOST_BEGUN: usize = 100;
 
-/// Time that was too short, in what the user gives: minutes of both arms together.
+/// Restates an error about too little time in the unit of `--minutes`: minutes of both arms together.
 fn in_minutes(error: anyhow::Error, of_arm: f64, seconds: f64) -> anyhow::Error {
     match error.downcast_ref::<TurnsError>() {
         Some(TurnsError::TooShort { start, round, advice, .. }) => {

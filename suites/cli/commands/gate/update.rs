@@ -35,7 +35,7 @@ pub fn update(job: &mut Job) -> Result<u8> {
             }
         },
     };
-    // A baseline of records alone judges records: fewer trials than a gate measures are enough there.
+    // A baseline made of records is compared with records: fewer trials than a gate measures are enough.
     let least = if arguments.candidate.is_some() { 3 } else { job.rules.min_pairs };
     for cell in &cells {
         if let Some(why) = baseline::unfit(&cell.trials, least) {
@@ -67,7 +67,7 @@ fn provenance(job: &Job) -> Provenance {
     }
 }
 
-/// The cells that the rules are about, out of records.
+/// The records of the cells that the rules name.
 fn of_records(job: &Job, stored: &Stored) -> Result<Vec<BaselineCell>> {
     let Some(targets) = job.targets(&[])? else { return Ok(stored.cells.clone()) };
     targets
@@ -76,7 +76,7 @@ fn of_records(job: &Job, stored: &Stored) -> Result<Vec<BaselineCell>> {
         .collect()
 }
 
-/// Fresh trials; nothing when it was stopped.
+/// Measures new trials; `None` if stopped.
 fn measured(job: &Job) -> Result<Option<Vec<BaselineCell>>> {
     let targets = job.targets(&[])?.with_context(|| job.no_config("--update"))?;
     let progress = output::Progress::new(job.global);
@@ -124,7 +124,7 @@ fn trials_of(
     Some(trials)
 }
 
-/// The new trials beside those of the file there was.
+/// Prints the new trials beside those of the old file.
 fn show(job: &mut Job, old: Option<&Stored>, new: &Baseline) -> Result<()> {
     let Some(old) = old else { return Ok(()) };
     let mut reports = Vec::new();

@@ -41,7 +41,7 @@ impl Trainer {
     pub fn begin(&mut self, planned: &Planned) -> Option<String> {
         *self = Trainer::new(self.every);
         let cell = planned.cell()?;
-        self.last = (cell.train.steps + cell.train.untimed_steps) as u64;
+        self.last = steps(cell);
         self.evaluation = cell.evaluation();
         self.saves_every = cell.checkpoint.as_ref().map_or(0, |saving| saving.every);
         Some(header(planned, cell))
@@ -172,7 +172,7 @@ fn header(planned: &Planned, cell: &Cell) -> String {
     let ranks = units::plural(cell.parallel.ranks, "rank", "ranks");
     parts.push(format!("{} on {ranks} ({})", cell.parallel.strategy.name(), cell.parallel.backend.name()));
     parts.push(format!("compute in {}", cell.precision.compute));
-    let steps = units::count(self::steps(cell));
+    let steps = units::count(steps(cell));
     parts.push(match cell.train.untimed_steps {
         0 => format!("{steps} steps"),
         untimed => format!("{steps} steps, the first {untimed} untimed"),
@@ -183,7 +183,8 @@ fn header(planned: &Planned, cell: &Cell) -> String {
     parts.join("; ")
 }
 
-fn steps(cell: &Cell) -> u64 {
+/// Timed and untimed.
+pub(super) fn steps(cell: &Cell) -> u64 {
     (cell.train.steps + cell.train.untimed_steps) as u64
 }
 
