@@ -13,17 +13,13 @@ use zbench_reports::bench::checkpoint::{Measured, Repeat};
 /// Exit status of a process that could not even begin.
 const BROKEN: u8 = 70;
 
-/// What it says, one line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
-    /// All measurements.
+pub(super) enum Report {
     Measured(Box<Measured>),
     /// None, and why; whether an arena was full.
     Failed {
-        /// Why.
         reason: String,
-        /// A rank's arena was full.
         out_of_memory: bool,
     },
 }
@@ -41,14 +37,14 @@ pub fn main() -> u8 {
         zbench_host::say!("the job holds no cell of suite checkpoint");
         return BROKEN;
     };
-    let said = match measure(&cell, &job.folder, job.cores) {
-        Ok(measured) => Said::Measured(Box::new(measured)),
+    let report = match measure(&cell, &job.folder, job.cores) {
+        Ok(measured) => Report::Measured(Box::new(measured)),
         Err(error) => {
             let out_of_memory = matches!(error, SessionError::Memory(..));
-            Said::Failed { reason: error.to_string(), out_of_memory }
+            Report::Failed { reason: error.to_string(), out_of_memory }
         }
     };
-    let Ok(line) = serde_json::to_string(&said) else { return BROKEN };
+    let Ok(line) = serde_json::to_string(&report) else { return BROKEN };
     match writeln!(std::io::stdout(), "{line}") {
         Ok(()) => 0,
         Err(_) => BROKEN,

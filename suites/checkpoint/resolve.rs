@@ -1,7 +1,7 @@
 //! Settings with `suite = "checkpoint"` become cells, measurements become answers.
 
 use super::CheckpointCell;
-use crate::bench::{BenchResult, Specs};
+use crate::bench::{BenchResult, BenchSpec, Specs};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use toml::Value;
@@ -30,9 +30,6 @@ const WITHOUT_EFFECT: [&str; 12] = [
 ];
 
 /// The checkpoints of one combination.
-///
-/// # Errors
-/// A device that this suite does not have; as [`cell`].
 pub fn specs(values: &Values, context: &Context) -> Result<Specs, Refusal> {
     if values.text("hardware.device") == "cuda" {
         let message = "\"cuda\" is not in this version of suite checkpoint; write \"cpu\", or leave it out";

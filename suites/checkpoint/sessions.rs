@@ -20,10 +20,8 @@ use zbench_reports::stats;
 /// Why a measurement was not made.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// A rank's arena is full.
     #[error("{1}: {0}")]
     Memory(OutOfMemory, String),
-    /// Anything else.
     #[error("{0}")]
     Failed(String),
 }
@@ -89,15 +87,12 @@ fn trained(rank: &mut Rank<'_>, saver: &mut Saver, cell: &Cell) -> std::result::
     Ok(stats::median(&ms).unwrap_or(0.0))
 }
 
-/// A checkpoint that was written.
 pub struct Written<S> {
     /// What it took.
     pub save: S,
-    /// A step of training.
     pub step_ms: f64,
     /// What is in it.
     pub digest: Digest,
-    /// Where it is.
     pub dir: std::path::PathBuf,
 }
 
@@ -165,7 +160,6 @@ fn first<T>(all: Vec<Option<T>>) -> Result<T> {
 
 /// Where a load leaves what it has loaded, for others.
 pub struct Again<'a> {
-    /// A folder for it.
     pub dir: &'a Path,
 }
 

@@ -50,7 +50,6 @@ impl Buffers {
         Ok(Buffers { send, recv, unalign, next: Cell::new(0) })
     }
 
-    /// The type of the elements.
     pub fn dtype(&self) -> DType {
         self.send.dtype()
     }
