@@ -102,7 +102,7 @@ pub fn specs(values: &Values, _context: &Context) -> Result<Specs, Refusal> {
     let spec = CollectivesSpec {
         plain: cell(&plan, collective.name(), collective.has_op(), &place),
         label: format!("{}, {backend}, {}", collective.name(), plural(wanted.ranks, "rank", "ranks")),
-        needs: plan.min_bytes.checked_mul(2 * wanted.ranks as u64),
+        needs: plan.nccl.min_bytes.checked_mul(2 * wanted.ranks as u64),
         gpus: place.on_gpus.then(|| format!("parallel.backend = \"{backend}\" needs a GPU")),
         flags,
     };

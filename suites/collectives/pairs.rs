@@ -36,7 +36,7 @@ pub fn run(
     let (mut send, recv) = (buffer()?, buffer()?);
     let pattern = super::data::Pattern { dtype: DType::F32, op: None, ranks: world.size(), seed: plan.seed };
     member.memory().fill(&mut send.view_mut(), pattern, world.rank(), 0)?;
-    let mut prober = Prober { world, exchange, kernels: member.kernels, send, recv, iters: plan.iters };
+    let mut prober = Prober { world, exchange, kernels: member.kernels, send, recv, iters: plan.nccl.iters };
     let hosts: Vec<String> = devices.iter().map(|device| device.hostname.clone()).collect();
     let mut pairs = Pairs {
         bytes: (len * 4) as u64,
