@@ -1,7 +1,7 @@
 //! Inside a trial's process: trains, saves, loads, and says what was measured.
 
 use super::raw::{Raw, gb_s};
-use super::sessions::{self, Again, SessionError, Written};
+use super::sessions::{self, SessionError, Written};
 use super::{CheckpointCell, Job};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -112,10 +112,10 @@ fn repeat(
     let (load, _) = sessions::load(cell, own, &newest, &unused, None, cores)?;
     let mut reshard = Vec::new();
     let mut back: Option<PathBuf> = None;
-    for (index, way) in load_as.iter().enumerate() {
+    for (index, spec) in load_as.iter().enumerate() {
         let again = place.join("again");
-        let again = (index + 1 == load_as.len()).then_some(Again { dir: &again });
-        let (load, written) = sessions::load(cell, *way, &newest, &unused, again, cores)?;
+        let again = (index + 1 == load_as.len()).then_some(again.as_path());
+        let (load, written) = sessions::load(cell, *spec, &newest, &unused, again, cores)?;
         reshard.push(load);
         back = written;
     }

@@ -63,9 +63,9 @@ impl BenchSpec for CheckpointCell {
     fn needs(&self) -> Option<u64> {
         let planner = Planner::default();
         let mut most = 0;
-        for way in std::iter::once(ShardSpec::of(&self.cell)).chain(self.load_as.iter().copied()) {
-            let total = estimate(&planner, &way.apply(&self.cell, 1)).ok()?.memory.total_peak();
-            most = most.max(total.checked_mul(way.ranks as u64)?);
+        for spec in std::iter::once(ShardSpec::of(&self.cell)).chain(self.load_as.iter().copied()) {
+            let total = estimate(&planner, &spec.apply(&self.cell, 1)).ok()?.memory.total_peak();
+            most = most.max(total.checked_mul(spec.ranks as u64)?);
         }
         Some(most)
     }

@@ -82,8 +82,8 @@ fn cell(values: &Values, context: &Context) -> Result<CheckpointCell, Refusal> {
     let load_as = match values.given("checkpoint.load_as").and_then(Value::as_array) {
         None => own.usual(),
         Some(list) => {
-            let ways = list.iter().filter_map(Value::as_str).map(ShardSpec::parse).collect::<Result<Vec<_>, _>>();
-            ways.map_err(|message| values.refuse("checkpoint.load_as", &[], message))?
+            let specs = list.iter().filter_map(Value::as_str).map(ShardSpec::parse).collect::<Result<Vec<_>, _>>();
+            specs.map_err(|message| values.refuse("checkpoint.load_as", &[], message))?
         }
     };
     let found = CheckpointCell { cell, load_as, repeats: values.count("checkpoint.repeats") };

@@ -5,45 +5,15 @@ use super::collective::Collective::{self, AllGather, AllReduce, ReduceScatter};
 use super::collective::Shape;
 use super::data::{Expected, Mismatch, Pattern};
 use super::exchange::Exchange;
-use super::memory::Memory;
-use super::place::Place;
+use super::member::Member;
 use super::plan::{Average, Plan, type_name};
 use super::{CollectiveError, Watch, pairs, setup};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Instant;
 use zbench_engine::comm::{CommError, Communicator, Kind};
-use zbench_kernels::{Arena, DType, Kernels, ReduceOp};
+use zbench_kernels::{DType, ReduceOp};
 use zbench_reports::collectives::{Device, Iterations, Row, Side, Wrong};
 use zbench_reports::units;
-
-/// One rank's part in the test.
-pub struct Member<'a> {
-    /// All ranks.
-    pub world: &'a dyn Communicator,
-    /// The same ranks, for what they tell each other beside the collectives that are measured: exact whatever those are.
-    pub control: &'a dyn Communicator,
-    /// What writes its buffers, and is waited for where it works by itself.
-    pub kernels: &'a dyn Kernels,
-    /// Where its buffers lie.
-    pub arena: &'a Arena,
-    /// Memory of its host, for what ranks tell each other and for data on its way to a device.
-    pub host_arena: &'a Arena,
-    /// What it is told of where it runs.
-    pub place: &'a Place,
-    /// How the world came about, in words.
-    pub formed: &'a str,
-    /// Threads of its kernels.
-    pub threads: usize,
-    /// Ranks of its process.
-    pub local_ranks: usize,
-}
-
-impl<'a> Member<'a> {
-    /// The way to its buffers.
-    pub fn memory(&self) -> Memory<'a> {
-        Memory::new(self.kernels, self.host_arena)
-    }
-}
 
 /// How it went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -203,7 +173,8 @@ impl Rank<'_> {
                 let largest = collective.shape(self.largest, *dtype, ranks).whole();
                 let pattern =
                     Pattern { dtype: *dtype, op: collective.has_op().then_some(*op), ranks, seed: self.plan.seed };
-                let (arena, memory, unalign) = (self.member.arena, self.member.memory(), self.plan.nccl.unalign as usize);
+                let (arena, memory, unalign) =
+                    (self.member.arena, self.member.memory(), self.plan.nccl.unalign as usize);
                 let fill = (pattern, self.group.rank());
                 let mut buffers = Buffers::new(arena, memory, *dtype, largest, self.rotation_bytes, unalign, fill)?;
                 for root in roots.clone() {

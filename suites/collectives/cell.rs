@@ -4,7 +4,7 @@
 use super::args::AllreduceArgs;
 use super::plan::Plan;
 use super::record::{Placement, cell, key};
-use super::world::WorldSpec;
+use super::world_spec::WorldSpec;
 use crate::bench::{BenchError, BenchResult, BenchSpec, Limits, Scratch, Specs, process};
 use clap::Parser;
 use serde_json::Value;

@@ -14,6 +14,7 @@ pub mod expect;
 pub mod fit;
 pub mod gpus;
 mod judge;
+mod member;
 mod memory;
 mod pairs;
 mod place;
@@ -24,6 +25,7 @@ mod split;
 #[cfg(test)]
 mod tests;
 pub mod world;
+pub mod world_spec;
 
 use zbench_engine::comm::CommError;
 use zbench_kernels::{ArenaError, KernelError, OutOfMemory};

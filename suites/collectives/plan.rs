@@ -175,7 +175,8 @@ impl Plan {
 
     /// How times come about, in words.
     pub fn timing(&self) -> String {
-        let calls = if self.nccl.agg_iters > 1 { format!(", {} calls each", self.nccl.agg_iters) } else { String::new() };
+        let calls =
+            if self.nccl.agg_iters > 1 { format!(", {} calls each", self.nccl.agg_iters) } else { String::new() };
         let ranks = match self.average {
             Average::RankZero => "rank 0's (-a 0)",
             Average::Mean => "mean of the ranks (-a 1)",

@@ -1,8 +1,8 @@
 //! Before the first row: who is there, how large buffers may be, and what of it is told.
 
 use super::CollectiveError;
-use super::bench::Member;
 use super::exchange::Exchange;
+use super::member::Member;
 use super::plan::Plan;
 use zbench_engine::comm::Communicator;
 use zbench_reports::collectives::{Device, Settings};
