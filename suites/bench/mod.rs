@@ -3,6 +3,7 @@
 
 pub mod args;
 mod limits;
+pub(crate) mod process;
 pub(crate) mod record;
 mod scratch;
 mod suite;

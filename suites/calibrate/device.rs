@@ -53,13 +53,13 @@ pub fn measure(
     wanted: &Wanted,
     rated: Option<&machine::Machine>,
     limits: &Limits<'_>,
-    told: &mut dyn FnMut(usize, usize),
+    progress: &mut dyn FnMut(usize, usize),
 ) -> Result<DeviceCeilings, Stopped> {
     let mut values = Values::default();
     let mut done = 0;
     let mut step = || {
         done += 1;
-        told(done, wanted.rounds * (TYPES.len() + OTHERS.len()));
+        progress(done, wanted.rounds * (TYPES.len() + OTHERS.len()));
         limits.check()
     };
     let mut buffers = Buffers::new(device, wanted.memory_bytes);

@@ -110,30 +110,25 @@ impl Disk {
         let mut memories: Vec<Aligned> = (0..threads).map(|thread| Aligned::new(self.block, thread as u64)).collect();
         let time = Duration::from_secs_f64(seconds);
         let start = Instant::now();
-        let moved: Result<Vec<usize>, std::io::Error> = std::thread::scope(|scope| {
-            let work = |(thread, memory): (usize, &mut Aligned)| {
-                let part = thread * self.blocks / threads..((thread + 1) * self.blocks / threads);
-                // With more threads than blocks some share a block.
-                let part = if part.is_empty() { part.start..part.start + 1 } else { part };
-                let memory = memory.bytes();
-                let mut done = 0;
-                for place in part.cycle_while(|| start.elapsed() < time) {
-                    match writes {
-                        true => self.file.write_all_at(memory, self.offset(place))?,
-                        false => self.file.read_exact_at(memory, self.offset(place))?,
-                    }
-                    done += memory.len();
-                }
-                Ok(done)
-            };
-            let start = |job| std::thread::Builder::new().spawn_scoped(scope, move || work(job));
-            let handles: Vec<_> = memories.iter_mut().enumerate().map(start).collect();
-            handles.into_iter().map(|handle| joined(handle?.join())).collect()
+        let moved = on_threads(memories.iter_mut().enumerate(), |(thread, memory)| {
+            let part = thread * self.blocks / threads..((thread + 1) * self.blocks / threads);
+            // With more threads than blocks some share a block.
+            let part = if part.is_empty() { part.start..part.start + 1 } else { part };
+            part.cycle_while(|| start.elapsed() < time).map(|place| self.transfer(memory, place, writes)).sum()
         });
         let moved = moved.and_then(|moved| if writes { self.file.sync_data().map(|()| moved) } else { Ok(moved) });
         let elapsed = start.elapsed().as_secs_f64();
-        let what = if writes { "written" } else { "read" };
-        moved.map(|moved| moved.iter().sum::<usize>() as f64 / elapsed).map_err(|error| format!("not {what}: {error}"))
+        moved.map(|bytes| bytes as f64 / elapsed).map_err(|error| refused(error, writes))
+    }
+
+    /// Writes or reads one block: its bytes.
+    fn transfer(&self, memory: &mut Aligned, place: usize, writes: bool) -> std::io::Result<usize> {
+        let memory = memory.bytes();
+        match writes {
+            true => self.file.write_all_at(memory, self.offset(place))?,
+            false => self.file.read_exact_at(memory, self.offset(place))?,
+        }
+        Ok(memory.len())
     }
 }
 
@@ -144,32 +139,35 @@ impl Disk {
 pub fn once(disks: &[Disk], writes: bool) -> Result<(u64, f64), String> {
     let mut memories: Vec<Aligned> = disks.iter().zip(0..).map(|(disk, seed)| Aligned::new(disk.block, seed)).collect();
     let start = Instant::now();
-    let moved: Result<Vec<usize>, std::io::Error> = std::thread::scope(|scope| {
-        let work = |(disk, memory): (&Disk, &mut Aligned)| {
-            let memory = memory.bytes();
-            for place in 0..disk.blocks {
-                match writes {
-                    true => disk.file.write_all_at(memory, disk.offset(place))?,
-                    false => disk.file.read_exact_at(memory, disk.offset(place))?,
-                }
-            }
-            if writes {
-                disk.file.sync_data()?;
-            }
-            Ok(disk.blocks * memory.len())
-        };
-        let start = |job| std::thread::Builder::new().spawn_scoped(scope, move || work(job));
-        let handles: Vec<_> = disks.iter().zip(&mut memories).map(start).collect();
-        handles.into_iter().map(|handle| joined(handle?.join())).collect()
+    let moved = on_threads(disks.iter().zip(&mut memories), |(disk, memory)| {
+        let moved =
+            (0..disk.blocks).map(|place| disk.transfer(memory, place, writes)).sum::<std::io::Result<usize>>()?;
+        if writes {
+            disk.file.sync_data()?;
+        }
+        Ok(moved)
     });
     let elapsed = start.elapsed().as_secs_f64();
-    let what = if writes { "written" } else { "read" };
-    moved.map(|moved| (moved.iter().sum::<usize>() as u64, elapsed)).map_err(|error| format!("not {what}: {error}"))
+    moved.map(|bytes| (bytes as u64, elapsed)).map_err(|error| refused(error, writes))
 }
 
-/// A thread that panicked has moved nothing that counts.
-fn joined<T>(ended: std::thread::Result<std::io::Result<T>>) -> std::io::Result<T> {
-    ended.unwrap_or_else(|_| Err(std::io::Error::other("a thread of the measurement has panicked; a bug")))
+fn refused(error: std::io::Error, writes: bool) -> String {
+    format!("not {}: {error}", if writes { "written" } else { "read" })
+}
+
+/// Does `work` for each job on a thread of its own: the bytes of all.
+fn on_threads<J: Send>(
+    jobs: impl Iterator<Item = J>,
+    work: impl Fn(J) -> std::io::Result<usize> + Sync,
+) -> std::io::Result<usize> {
+    // A thread that panicked has moved nothing that counts.
+    let panicked = |_| Err(std::io::Error::other("a thread of the measurement has panicked; a bug"));
+    std::thread::scope(|scope| {
+        let work = &work;
+        let handles: Vec<_> =
+            jobs.map(|job| std::thread::Builder::new().spawn_scoped(scope, move || work(job))).collect();
+        handles.into_iter().map(|handle| handle?.join().unwrap_or_else(panicked)).sum()
+    })
 }
 
 /// Over and over, at least once through the first element, while a condition holds.

@@ -23,9 +23,13 @@ pub const OPERATION_SPREAD: f64 = 0.25;
 /// Why times of operations are not to be kept; nothing where they may be. Whether others ran beside shows in the spread:
 /// a time is the middle of many.
 pub fn why_not_operations(of: &Operations) -> Option<String> {
-    let noisy = of.spread.is_nan() || of.spread > OPERATION_SPREAD;
-    let (spread, limit) = (units::percent(of.spread), units::percent(OPERATION_SPREAD));
-    noisy.then(|| format!("operations with {}: the rounds spread by {spread} (limit {limit})", of.layout))
+    noisy(&format!("operations with {}", of.layout), of.spread, OPERATION_SPREAD)
+}
+
+fn noisy(what: &str, spread: f64, limit: f64) -> Option<String> {
+    // A spread that is not a number is too large.
+    (spread.is_nan() || spread > limit)
+        .then(|| format!("{what}: the rounds spread by {} (limit {})", units::percent(spread), units::percent(limit)))
 }
 
 /// Why the numbers are not to be kept; nothing where they may be.
@@ -39,15 +43,8 @@ pub fn why_not(ceilings: &Ceilings, sampled: &Sampled) -> Vec<String> {
                 _ => DISK_SPREAD,
             };
             let Some(rate) = rate else { continue };
-            // What is no number is no small one.
-            if rate.spread().is_nan() || rate.spread() > limit {
-                reasons.push(format!(
-                    "{name} with {}: the rounds spread by {} (limit {})",
-                    units::plural(of.threads as usize, "thread", "threads"),
-                    units::percent(rate.spread()),
-                    units::percent(limit)
-                ));
-            }
+            let threads = units::plural(of.threads as usize, "thread", "threads");
+            reasons.extend(noisy(&format!("{name} with {threads}"), rate.spread(), limit));
         }
     }
     if !ceilings.threads.iter().flat_map(|of| of.rates()).any(|(_, rate)| rate.is_some()) {
@@ -82,11 +79,7 @@ pub fn why_not_device(ceilings: &DeviceCeilings, sampled: &Sampled) -> Vec<Strin
             _ => MEMORY_SPREAD,
         };
         let Some(rate) = &of.rate else { continue };
-        // What is no number is no small one.
-        if rate.spread().is_nan() || rate.spread() > limit {
-            let (spread, limit) = (units::percent(rate.spread()), units::percent(limit));
-            reasons.push(format!("{}: the rounds spread by {spread} (limit {limit})", of.name));
-        }
+        reasons.extend(noisy(&of.name, rate.spread(), limit));
     }
     if ceilings.rates.iter().all(|of| of.rate.is_none()) {
         reasons.push("no rate was measured".into());

@@ -44,14 +44,14 @@ pub fn measure(
     wanted: &Wanted,
     disk: &Result<Disk, String>,
     limits: &Limits<'_>,
-    told: &mut dyn FnMut(usize, usize),
+    progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Ceilings, Stopped> {
     let mut values = Values::default();
     let all = wanted.rounds * wanted.threads.len() * (TYPES.len() + 3);
     let mut done = 0;
     let mut step = |done: &mut usize| {
         *done += 1;
-        told(*done, all);
+        progress(*done, all);
         limits.check()
     };
     for _ in 0..wanted.rounds {

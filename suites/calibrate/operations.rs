@@ -7,8 +7,7 @@ use super::replay;
 use crate::bench::Limits;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use zbench_config::profile::operations::Operations;
-use zbench_config::profile::operations::RankLayout;
+use zbench_config::profile::operations::{Operations, RankLayout};
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
 use zbench_engine::layers::Stated;
@@ -39,13 +38,19 @@ pub enum OperationsError {
     },
 }
 
-/// Sizes of a class, and what each round gave for them: one time per round.
-type Rounds = BTreeMap<(String, Vec<u64>), Vec<f64>>;
+/// Operations of the same class and sizes are timed together.
+type Key = (String, Vec<u64>);
 
-/// The samples of one rank_layout.
+fn key(op: &Op) -> Key {
+    let class = Class::of(op);
+    (class.name, class.sizes.iter().map(|size| *size as u64).collect())
+}
+
+/// The samples of one rank layout.
 #[derive(Default)]
 struct Samples {
-    operations: Rounds,
+    /// One time per round.
+    operations: BTreeMap<Key, Vec<f64>>,
     beside: Vec<Overheads>,
     split: Vec<SplitStep>,
 }
@@ -63,7 +68,7 @@ struct SplitStep {
     alone: f64,
 }
 
-/// Measures all probes in rounds, each of which goes over all of them with all layout.
+/// Measures all probes in rounds, each of which goes over all of them with every rank layout.
 ///
 /// # Errors
 /// As [`OperationsError`] says.
@@ -72,26 +77,24 @@ pub fn measure(
     rounds: usize,
     cores: usize,
     limits: &Limits<'_>,
-    told: &mut dyn FnMut(usize, usize),
+    progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<Operations>, OperationsError> {
     let mut all: Vec<Samples> = rank_layouts.iter().map(|_| Samples::default()).collect();
     let runs = rounds * rank_layouts.iter().map(|(_, probes)| probes.len()).sum::<usize>();
     let mut done = 0;
     for _ in 0..rounds {
         for ((layout, probes), samples) in rank_layouts.iter().zip(&mut all) {
-            let mut round: BTreeMap<(String, Vec<u64>), Vec<f64>> = BTreeMap::new();
+            let mut round: BTreeMap<Key, Vec<f64>> = BTreeMap::new();
             for probe in probes {
-                let told_by = |reason| OperationsError::Probe { probe: probe.label.clone(), layout: *layout, reason };
-                let run = run(&probe.cell).map_err(told_by)?;
+                let failed = |reason| OperationsError::Probe { probe: probe.label.clone(), layout: *layout, reason };
+                let run = run(&probe.cell).map_err(failed)?;
                 samples.beside.extend(run.beside);
                 samples.split.extend(run.split);
                 for timed in run.timed {
-                    let class = Class::of(&timed.op);
-                    let sizes = class.sizes.iter().map(|size| *size as u64).collect();
-                    round.entry((class.name, sizes)).or_default().push(timed.ns as f64 * 1e-9);
+                    round.entry(key(&timed.op)).or_default().push(timed.ns as f64 * 1e-9);
                 }
                 done += 1;
-                told(done, runs);
+                progress(done, runs);
                 limits.check().map_err(|_| OperationsError::Stopped)?;
             }
             for (class, times) in round {
@@ -166,8 +169,8 @@ fn summed_up(layout: RankLayout, samples: &Samples) -> Operations {
     Operations { layout, curves, overheads, spread: stats::median(&spreads).unwrap_or(0.0) }
 }
 
-/// Crowded layout measure small operations alone, since a long one is interrupted, and see their own waiting as time beside
-/// operations. Both they have from the layout with a core for each thread.
+/// Crowded layouts measure only small operations, since a long one is interrupted, and count their own waiting as time beside
+/// operations. Both are taken from the layout with a core for each thread.
 fn complete(measured: &mut [Operations]) {
     for index in 0..measured.len() {
         let RankLayout { threads, crowded, .. } = measured[index].layout;
@@ -237,11 +240,7 @@ fn beside(cell: &Cell, operations: &[&Stated], report: &RankReport, timed: &[Tim
     let ms = |span: Span| report.spans_ms[span as usize];
     let spans = 1e-3 * (ms(Span::Forward) + ms(Span::Backward) + ms(Span::Recompute));
     // A run's operations are the stated ones: by class and sizes, whatever their order.
-    let mut of_class: BTreeMap<(String, Vec<u64>), (f64, f64)> = BTreeMap::new();
-    let key = |op: &Op| {
-        let class = Class::of(op);
-        (class.name, class.sizes.iter().map(|size| *size as u64).collect())
-    };
+    let mut of_class: BTreeMap<Key, (f64, f64)> = BTreeMap::new();
     for timed in timed {
         let sum = of_class.entry(key(&timed.op)).or_default();
         *sum = (sum.0 + timed.ns as f64 * 1e-9, sum.1 + 1.0);

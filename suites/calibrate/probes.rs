@@ -8,7 +8,7 @@ use zbench_engine::config::Cell;
 
 const FILE: &str = include_str!("probes.toml");
 
-/// The layout that are measured: for each number of threads as many ranks as have cores of their own, and for single threads
+/// The rank layouts that are measured: for each number of threads as many ranks as have cores of their own, and for single threads
 /// twice as many.
 pub fn rank_layouts(threads: &[usize], cores: usize) -> Vec<RankLayout> {
     let mut all: Vec<RankLayout> = Vec::new();
@@ -33,7 +33,7 @@ pub struct Probe {
 /// Blocks of at most this width are small: their operations are shorter than a turn on a shared core.
 const SMALL: usize = 256;
 
-/// The probes with these layout; crowded ones have the small ones alone.
+/// The probes with this layout; crowded ones have the small ones alone.
 ///
 /// # Errors
 /// They are wrong, which tests exclude.

@@ -1,7 +1,7 @@
 //! Inside a trial's process: trains, saves, loads, and says what was measured.
 
 use super::raw::{Raw, gb_s};
-use super::sessions::{self, Again, SessionError, Written};
+use super::sessions::{self, SessionError, Written};
 use super::{CheckpointCell, Job};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -13,17 +13,13 @@ use zbench_reports::bench::checkpoint::{Measured, Repeat};
 /// Exit status of a process that could not even begin.
 const BROKEN: u8 = 70;
 
-/// What it says, one line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
-    /// All measurements.
+pub(super) enum Report {
     Measured(Box<Measured>),
     /// None, and why; whether an arena was full.
     Failed {
-        /// Why.
         reason: String,
-        /// A rank's arena was full.
         out_of_memory: bool,
     },
 }
@@ -41,14 +37,14 @@ pub fn main() -> u8 {
         zbench_host::say!("the job holds no cell of suite checkpoint");
         return BROKEN;
     };
-    let said = match measure(&cell, &job.folder, job.cores) {
-        Ok(measured) => Said::Measured(Box::new(measured)),
+    let report = match measure(&cell, &job.folder, job.cores) {
+        Ok(measured) => Report::Measured(Box::new(measured)),
         Err(error) => {
             let out_of_memory = matches!(error, SessionError::Memory(..));
-            Said::Failed { reason: error.to_string(), out_of_memory }
+            Report::Failed { reason: error.to_string(), out_of_memory }
         }
     };
-    let Ok(line) = serde_json::to_string(&said) else { return BROKEN };
+    let Ok(line) = serde_json::to_string(&report) else { return BROKEN };
     match writeln!(std::io::stdout(), "{line}") {
         Ok(()) => 0,
         Err(_) => BROKEN,
@@ -116,10 +112,10 @@ fn repeat(
     let (load, _) = sessions::load(cell, own, &newest, &unused, None, cores)?;
     let mut reshard = Vec::new();
     let mut back: Option<PathBuf> = None;
-    for (index, way) in load_as.iter().enumerate() {
+    for (index, spec) in load_as.iter().enumerate() {
         let again = place.join("again");
-        let again = (index + 1 == load_as.len()).then_some(Again { dir: &again });
-        let (load, written) = sessions::load(cell, *way, &newest, &unused, again, cores)?;
+        let again = (index + 1 == load_as.len()).then_some(again.as_path());
+        let (load, written) = sessions::load(cell, *spec, &newest, &unused, again, cores)?;
         reshard.push(load);
         back = written;
     }

@@ -25,7 +25,7 @@ pub fn checkpoint(arguments: &CheckpointArgs) -> Result<Document, ConfigError> {
     flags.put("repeats", "checkpoint.repeats", arguments.repeats.as_slice());
     flags.put("dir", "checkpoint.dir", arguments.dir.as_slice());
     if !arguments.load_as.is_empty() {
-        let list: Vec<String> = arguments.load_as.iter().map(|way| format!("{:?}", way.trim())).collect();
+        let list: Vec<String> = arguments.load_as.iter().map(|spec| format!("{:?}", spec.trim())).collect();
         flags.put("load-as", "checkpoint.load_as", &[format!("[{}]", list.join(", "))]);
     }
     flags.finish(&arguments.run.set)

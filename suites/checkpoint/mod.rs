@@ -1,5 +1,5 @@
 //! The suite `checkpoint`: what writing, reading and re-reading the state of a run takes, beside what the disk can do. Its
-//! cells are training cells; each trial is a process of its own ([`child`]) on a folder of its own ([`scratch`]).
+//! cells are training cells; each trial is a process of its own ([`child`]) on a folder of its own.
 
 pub mod args;
 pub mod child;
@@ -7,7 +7,7 @@ pub mod flags;
 mod memory;
 mod parent;
 mod raw;
-pub mod resolve;
+pub(crate) mod resolve;
 mod sessions;
 
 use crate::bench::{BenchError, BenchResult, BenchSpec, Limits};
@@ -22,19 +22,16 @@ use zbench_predict::planned::estimate;
 
 /// What is measured: a training cell's checkpoints.
 #[derive(Clone, Debug, PartialEq)]
-pub struct CheckpointCell {
+pub(crate) struct CheckpointCell {
     /// What trains and how it saves; its folder is empty where the notebook's is used.
     pub cell: Cell,
-    /// Who loads.
     pub load_as: Vec<ShardSpec>,
-    /// Measurements.
     pub repeats: usize,
 }
 
 /// What a trial's process is told.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Job {
-    /// [`CheckpointCell::plain`].
+struct Job {
     pub cell: Value,
     /// A folder that is its own and is removed afterwards.
     pub folder: PathBuf,
@@ -44,30 +41,6 @@ pub struct Job {
 
 impl BenchSpec for CheckpointCell {
     fn plain(&self) -> Value {
-        CheckpointCell::plain(self)
-    }
-
-    fn label(&self) -> String {
-        CheckpointCell::label(self)
-    }
-
-    fn needs(&self) -> Option<u64> {
-        CheckpointCell::needs(self)
-    }
-
-    fn measure(&self, limits: &Limits<'_>, folder: &Path) -> Result<BenchResult, BenchError> {
-        parent::measure(self, limits, folder)
-    }
-}
-
-/// The specification that a record's cell holds.
-pub fn of_plain(cell: &Value) -> Option<Box<dyn BenchSpec>> {
-    CheckpointCell::of_plain(cell).map(|cell| -> Box<dyn BenchSpec> { Box::new(cell) })
-}
-
-impl CheckpointCell {
-    /// As plain data.
-    pub fn plain(&self) -> Value {
         let mut value = grid::plain(&self.cell);
         if let Some(cell) = value.as_object_mut() {
             cell.insert("suite".into(), "checkpoint".into());
@@ -79,6 +52,35 @@ impl CheckpointCell {
         value
     }
 
+    fn label(&self) -> String {
+        let Some(saving) = self.cell.checkpoint.as_deref() else { return ShardSpec::of(&self.cell).to_string() };
+        let layout = serde_json::to_value(saving.layout).unwrap_or_default();
+        let how = if saving.asynchronous { "async" } else { "sync" };
+        format!("{}, {}, {how}", ShardSpec::of(&self.cell), layout.as_str().unwrap_or_default())
+    }
+
+    /// Memory of the ranks that need most of it; absent where the engine has no plan for it.
+    fn needs(&self) -> Option<u64> {
+        let planner = Planner::default();
+        let mut most = 0;
+        for spec in std::iter::once(ShardSpec::of(&self.cell)).chain(self.load_as.iter().copied()) {
+            let total = estimate(&planner, &spec.apply(&self.cell, 1)).ok()?.memory.total_peak();
+            most = most.max(total.checked_mul(spec.ranks as u64)?);
+        }
+        Some(most)
+    }
+
+    fn measure(&self, limits: &Limits<'_>, folder: &Path) -> Result<BenchResult, BenchError> {
+        parent::measure(self, limits, folder)
+    }
+}
+
+/// The specification that a record's cell holds.
+pub(crate) fn of_plain(cell: &Value) -> Option<Box<dyn BenchSpec>> {
+    CheckpointCell::of_plain(cell).map(|cell| -> Box<dyn BenchSpec> { Box::new(cell) })
+}
+
+impl CheckpointCell {
     /// From plain data; absent where it is none, or nothing that can be measured here.
     pub fn of_plain(value: &Value) -> Option<CheckpointCell> {
         let mut value = value.clone();
@@ -96,24 +98,5 @@ impl CheckpointCell {
             && cell.hardware.device == DeviceKind::Cpu
             && cell.train.steps > 0;
         is_possible.then_some(CheckpointCell { cell, load_as, repeats })
-    }
-
-    /// For a reader.
-    pub fn label(&self) -> String {
-        let Some(saving) = self.cell.checkpoint.as_deref() else { return ShardSpec::of(&self.cell).to_string() };
-        let layout = serde_json::to_value(saving.layout).unwrap_or_default();
-        let how = if saving.asynchronous { "async" } else { "sync" };
-        format!("{}, {}, {how}", ShardSpec::of(&self.cell), layout.as_str().unwrap_or_default())
-    }
-
-    /// Memory of the ranks that need most of it; absent where the engine has no plan for it.
-    pub fn needs(&self) -> Option<u64> {
-        let planner = Planner::default();
-        let mut most = 0;
-        for way in std::iter::once(ShardSpec::of(&self.cell)).chain(self.load_as.iter().copied()) {
-            let total = estimate(&planner, &way.apply(&self.cell, 1)).ok()?.memory.total_peak();
-            most = most.max(total.checked_mul(way.ranks as u64)?);
-        }
-        Some(most)
     }
 }

@@ -21,17 +21,11 @@ impl Raw {
     }
 
     /// Writes and syncs all of it: bytes and seconds.
-    ///
-    /// # Errors
-    /// The system's, in words.
     pub fn write(&self) -> Result<Option<(u64, f64)>, String> {
         self.0.as_ref().map_or(Ok(None), |disks| once(disks, true).map(Some))
     }
 
     /// Reads all of it: bytes and seconds.
-    ///
-    /// # Errors
-    /// The system's, in words.
     pub fn read(&self) -> Result<Option<(u64, f64)>, String> {
         self.0.as_ref().map_or(Ok(None), |disks| once(disks, false).map(Some))
     }

@@ -1,7 +1,7 @@
 //! Settings with `suite = "checkpoint"` become cells, measurements become answers.
 
 use super::CheckpointCell;
-use crate::bench::{BenchResult, Specs};
+use crate::bench::{BenchResult, BenchSpec, Specs};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use toml::Value;
@@ -30,9 +30,6 @@ const WITHOUT_EFFECT: [&str; 12] = [
 ];
 
 /// The checkpoints of one combination.
-///
-/// # Errors
-/// A device that this suite does not have; as [`cell`].
 pub fn specs(values: &Values, context: &Context) -> Result<Specs, Refusal> {
     if values.text("hardware.device") == "cuda" {
         let message = "\"cuda\" is not in this version of suite checkpoint; write \"cpu\", or leave it out";
@@ -85,8 +82,8 @@ fn cell(values: &Values, context: &Context) -> Result<CheckpointCell, Refusal> {
     let load_as = match values.given("checkpoint.load_as").and_then(Value::as_array) {
         None => own.usual(),
         Some(list) => {
-            let ways = list.iter().filter_map(Value::as_str).map(ShardSpec::parse).collect::<Result<Vec<_>, _>>();
-            ways.map_err(|message| values.refuse("checkpoint.load_as", &[], message))?
+            let specs = list.iter().filter_map(Value::as_str).map(ShardSpec::parse).collect::<Result<Vec<_>, _>>();
+            specs.map_err(|message| values.refuse("checkpoint.load_as", &[], message))?
         }
     };
     let found = CheckpointCell { cell, load_as, repeats: values.count("checkpoint.repeats") };

@@ -20,10 +20,8 @@ use zbench_reports::stats;
 /// Why a measurement was not made.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// A rank's arena is full.
     #[error("{1}: {0}")]
     Memory(OutOfMemory, String),
-    /// Anything else.
     #[error("{0}")]
     Failed(String),
 }
@@ -46,7 +44,7 @@ fn ranks<T: Send>(
     })
 }
 
-fn said(error: StateError) -> StepError {
+fn step_error(error: StateError) -> StepError {
     match error {
         StateError::Step(error) => error,
         other => StepError::Input(other.to_string()),
@@ -63,17 +61,18 @@ fn saving(cell: &Cell, dir: &Path, asynchronous: bool) -> Cell {
     cell
 }
 
-/// The cell, going on from that checkpoint, as that way.
-fn loading(cell: &Cell, way: ShardSpec, from: &Path, dir: &Path, cores: usize) -> Cell {
-    let mut cell = way.apply(&saving(cell, dir, false), cores);
+/// The cell, going on from that checkpoint with that sharding.
+fn loading(cell: &Cell, spec: ShardSpec, from: &Path, dir: &Path, cores: usize) -> Cell {
+    let mut cell = spec.apply(&saving(cell, dir, false), cores);
     if let Some(saving) = &mut cell.checkpoint {
         saving.resume = Resume::From(from.into());
     }
     cell
 }
 
-fn no_saver() -> StepError {
-    StepError::Input("the cell has no checkpoints; a bug".into())
+fn saver_of(rank: &mut Rank<'_>) -> std::result::Result<Saver, StepError> {
+    let absent = || StepError::Input("the cell has no checkpoints; a bug".into());
+    Saver::new(rank).map_err(step_error)?.ok_or_else(absent)
 }
 
 /// What a rank that has trained for a while takes for a step, in milliseconds.
@@ -81,7 +80,7 @@ fn trained(rank: &mut Rank<'_>, saver: &mut Saver, cell: &Cell) -> std::result::
     let mut ms = Vec::with_capacity(cell.train.steps);
     for step in 0..cell.train.untimed_steps + cell.train.steps {
         let begin = Instant::now();
-        saver.step(rank).map_err(said)?;
+        saver.step(rank).map_err(step_error)?;
         if step >= cell.train.untimed_steps {
             ms.push(begin.elapsed().as_secs_f64() * 1e3);
         }
@@ -89,15 +88,12 @@ fn trained(rank: &mut Rank<'_>, saver: &mut Saver, cell: &Cell) -> std::result::
     Ok(stats::median(&ms).unwrap_or(0.0))
 }
 
-/// A checkpoint that was written.
 pub struct Written<S> {
     /// What it took.
     pub save: S,
-    /// A step of training.
     pub step_ms: f64,
     /// What is in it.
     pub digest: Digest,
-    /// Where it is.
     pub dir: std::path::PathBuf,
 }
 
@@ -105,13 +101,13 @@ pub struct Written<S> {
 pub fn save(cell: &Cell, dir: &Path) -> Result<Written<Save>> {
     let cell = saving(cell, dir, false);
     let written = ranks(&cell, "a save", |rank| {
-        let mut saver = Saver::new(rank).map_err(said)?.ok_or_else(no_saver)?;
+        let mut saver = saver_of(rank)?;
         let step_ms = trained(rank, &mut saver, &cell)?;
         // All ranks meet in it.
-        let digest = rank.digest().map_err(said)?;
+        let digest = rank.digest().map_err(step_error)?;
         let watch = (rank.number() == 0).then(memory::begin);
         let begin = Instant::now();
-        let saved = saver.save(rank).map_err(said)?;
+        let saved = saver.save(rank).map_err(step_error)?;
         let ms = begin.elapsed().as_secs_f64() * 1e3;
         let (Some(watch), Some(saved)) = (watch, saved.last()) else { return Ok(None) };
         let peak = memory::end(&watch).map(|seen| seen.peak - seen.before);
@@ -127,14 +123,14 @@ pub fn save_async(cell: &Cell, dir: &Path) -> Result<Written<AsyncSave>> {
     let cell = saving(cell, dir, true);
     let gate = Gate::default();
     let written = ranks(&cell, "a save while training goes on", |rank| {
-        let mut saver = Saver::new(rank).map_err(said)?.ok_or_else(no_saver)?;
+        let mut saver = saver_of(rank)?;
         let step_ms = trained(rank, &mut saver, &cell)?;
-        let digest = rank.digest().map_err(said)?;
+        let digest = rank.digest().map_err(step_error)?;
         let speaks = rank.number() == 0;
         let opener = speaks.then(|| Opener(&gate));
         let watch = speaks.then(memory::begin);
         let begin = Instant::now();
-        let mut saved = saver.save(rank).map_err(said)?.pop();
+        let mut saved = saver.save(rank).map_err(step_error)?.pop();
         let mut steps = 0;
         loop {
             if let Some(opener) = &opener {
@@ -143,8 +139,8 @@ pub fn save_async(cell: &Cell, dir: &Path) -> Result<Written<AsyncSave>> {
             if !gate.goes_on(steps) {
                 break;
             }
-            let (_, told) = saver.step(rank).map_err(said)?;
-            (saved, steps) = (told.into_iter().next_back(), steps + 1);
+            let (_, done) = saver.step(rank).map_err(step_error)?;
+            (saved, steps) = (done.into_iter().next_back(), steps + 1);
         }
         let elapsed = begin.elapsed().as_secs_f64() * 1e3;
         let (Some(watch), Some(saved)) = (watch, saved) else { return Ok(None) };
@@ -163,49 +159,42 @@ fn first<T>(all: Vec<Option<T>>) -> Result<T> {
     all.into_iter().next().flatten().ok_or_else(absent)
 }
 
-/// Where a load leaves what it has loaded, for others.
-pub struct Again<'a> {
-    /// A folder for it.
-    pub dir: &'a Path,
-}
-
-/// Loads a checkpoint as another way; where `again` says so, that way writes it, too. The checkpoint written, if there is one.
+/// Loads a checkpoint with another sharding, which also writes it into the folder `again`, if there is one. The checkpoint written.
 pub fn load(
     cell: &Cell,
-    way: ShardSpec,
+    spec: ShardSpec,
     from: &Written<()>,
     unused: &Path,
-    again: Option<Again<'_>>,
+    again: Option<&Path>,
     cores: usize,
 ) -> Result<(Load, Option<std::path::PathBuf>)> {
-    let dir = again.as_ref().map_or(unused, |again| again.dir);
-    let cell = loading(cell, way, &from.dir, dir, cores);
+    let cell = loading(cell, spec, &from.dir, again.unwrap_or(unused), cores);
     let watch = memory::begin();
     let resident = Mutex::new(None);
-    let loaded = ranks(&cell, &format!("a load as {way}"), |rank| {
+    let loaded = ranks(&cell, &format!("a load as {spec}"), |rank| {
         // All ranks meet in it: then all have loaded.
-        let digest = rank.digest().map_err(said)?;
+        let digest = rank.digest().map_err(step_error)?;
         if rank.number() == 0 {
             *lock(&resident) = memory::end(&watch);
         }
         let (bytes, ms) = rank.resumed().map_or((0, 0.0), |resumed| (resumed.bytes, resumed.ms));
         if again.is_some() {
-            let mut saver = Saver::new(rank).map_err(said)?.ok_or_else(no_saver)?;
+            let mut saver = saver_of(rank)?;
             saver.forget();
-            saver.save(rank).map_err(said)?;
+            saver.save(rank).map_err(step_error)?;
         }
         Ok((bytes, ms, digest, rank.position().steps))
     });
     let loaded = loaded?;
     let steps = loaded.first().map_or(0, |rank| rank.3);
     let load = Load {
-        by: way.to_string(),
+        by: spec.to_string(),
         ms: loaded.iter().map(|rank| rank.1).fold(0.0, f64::max),
         bytes: loaded.iter().map(|rank| rank.0).sum(),
         peak_bytes: lock(&resident).map(|seen| seen.peak - seen.after),
         equal: loaded.iter().all(|rank| rank.2 == from.digest),
     };
-    Ok((load, again.map(|again| step_dir(again.dir, steps))))
+    Ok((load, again.map(|again| step_dir(again, steps))))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

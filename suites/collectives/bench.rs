@@ -5,45 +5,15 @@ use super::collective::Collective::{self, AllGather, AllReduce, ReduceScatter};
 use super::collective::Shape;
 use super::data::{Expected, Mismatch, Pattern};
 use super::exchange::Exchange;
-use super::memory::Memory;
-use super::place::Place;
+use super::member::Member;
 use super::plan::{Average, Plan, type_name};
 use super::{CollectiveError, Watch, pairs, setup};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Instant;
 use zbench_engine::comm::{CommError, Communicator, Kind};
-use zbench_kernels::{Arena, DType, Kernels, ReduceOp};
+use zbench_kernels::{DType, ReduceOp};
 use zbench_reports::collectives::{Device, Iterations, Row, Side, Wrong};
 use zbench_reports::units;
-
-/// One rank's part in the test.
-pub struct Member<'a> {
-    /// All ranks.
-    pub world: &'a dyn Communicator,
-    /// The same ranks, for what they tell each other beside the collectives that are measured: exact whatever those are.
-    pub control: &'a dyn Communicator,
-    /// What writes its buffers, and is waited for where it works by itself.
-    pub kernels: &'a dyn Kernels,
-    /// Where its buffers lie.
-    pub arena: &'a Arena,
-    /// Memory of its host, for what ranks tell each other and for data on its way to a device.
-    pub host_arena: &'a Arena,
-    /// What it is told of where it runs.
-    pub place: &'a Place,
-    /// How the world came about, in words.
-    pub formed: &'a str,
-    /// Threads of its kernels.
-    pub threads: usize,
-    /// Ranks of its process.
-    pub local_ranks: usize,
-}
-
-impl<'a> Member<'a> {
-    /// The way to its buffers.
-    pub fn memory(&self) -> Memory<'a> {
-        Memory::new(self.kernels, self.host_arena)
-    }
-}
 
 /// How it went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,7 +68,7 @@ pub fn rank_main(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<
                 });
             }
         }
-        if plan.memory {
+        if plan.nccl.memory > 0 {
             let peaks = exchange.number(member.arena.ledger().total_peak() as f64)?;
             let most = peaks.into_iter().fold(0.0, f64::max);
             rank.tell(|watch| watch.note(format!("memory: buffers take at most {} of a rank", units::memory(most))));
@@ -203,7 +173,8 @@ impl Rank<'_> {
                 let largest = collective.shape(self.largest, *dtype, ranks).whole();
                 let pattern =
                     Pattern { dtype: *dtype, op: collective.has_op().then_some(*op), ranks, seed: self.plan.seed };
-                let (arena, memory, unalign) = (self.member.arena, self.member.memory(), self.plan.unalign);
+                let (arena, memory, unalign) =
+                    (self.member.arena, self.member.memory(), self.plan.nccl.unalign as usize);
                 let fill = (pattern, self.group.rank());
                 let mut buffers = Buffers::new(arena, memory, *dtype, largest, self.rotation_bytes, unalign, fill)?;
                 for root in roots.clone() {
@@ -239,7 +210,7 @@ impl Rank<'_> {
                 self.tell(|watch| watch.row(row));
             }
             cycle += 1;
-            if self.plan.cycles > 0 && cycle >= self.plan.cycles {
+            if self.plan.nccl.run_cycles > 0 && cycle >= self.plan.nccl.run_cycles {
                 return Ok(false);
             }
         }
@@ -285,7 +256,7 @@ impl Rank<'_> {
             algorithm: self.group.algorithm(job.kind, bytes).into(),
             wire_bytes_rank,
             wire_bytes_link,
-            iterations: self.plan.iters,
+            iterations: self.plan.nccl.iters,
             timestamp: jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string(),
         })
     }
@@ -293,7 +264,7 @@ impl Rank<'_> {
     /// One side of a row, and the bytes on the wire of each rank of the world.
     fn side(&mut self, job: Job, buffers: &mut Buffers, in_place: bool) -> Result<(Side, Vec<f64>), CollectiveError> {
         let mut moved = 0;
-        for _ in 0..=self.plan.warmup {
+        for _ in 0..=self.plan.nccl.warmup_iters {
             let before = self.group.wire_bytes();
             self.call(job, buffers, in_place)?;
             moved = self.group.wire_bytes() - before;
@@ -305,12 +276,12 @@ impl Rank<'_> {
         } else {
             self.time_all(job, buffers, in_place)?
         };
-        let cpu_us = match self.plan.cpu_time {
+        let cpu_us = match self.plan.nccl.cpu_time > 0 {
             true => Some(self.average(&self.exchange.number(cpu)?)),
             false => None,
         };
         let all = self.exchange.numbers(&times)?;
-        let skip = if self.plan.per_iteration { self.plan.skip as usize } else { 0 };
+        let skip = if self.plan.per_iteration { self.plan.nccl.per_iter_skip as usize } else { 0 };
         let iterations = if self.plan.per_iteration { Iterations::new(all.clone(), skip) } else { None };
         let time_us = match &iterations {
             Some(iterations) => iterations.p50_us,
@@ -337,12 +308,12 @@ impl Rank<'_> {
 
     /// One iteration: as many calls as are aggregated.
     fn iteration(&self, job: Job, buffers: &mut Buffers, in_place: bool) -> Result<(), CommError> {
-        for _ in 0..self.plan.aggregate {
+        for _ in 0..self.plan.nccl.agg_iters {
             self.call(job, buffers, in_place)?;
-            if matches!(self.plan.blocking, 1 | 2) {
+            if matches!(self.plan.nccl.blocking, 1 | 2) {
                 self.settle()?;
             }
-            if self.plan.blocking == 1 {
+            if self.plan.nccl.blocking == 1 {
                 self.group.barrier()?;
             }
         }
@@ -351,12 +322,12 @@ impl Rank<'_> {
 
     /// Microseconds of a call, over all iterations back to back, and CPU time.
     fn time_all(&self, job: Job, buffers: &mut Buffers, in_place: bool) -> Result<(Vec<f64>, f64), CollectiveError> {
-        let calls = f64::from(self.plan.iters) * f64::from(self.plan.aggregate);
+        let calls = f64::from(self.plan.nccl.iters) * f64::from(self.plan.nccl.agg_iters);
         let (cpu, start) = (self.cpu_us(), Instant::now());
         let mut waited = 0.0;
-        for _ in 0..self.plan.iters {
+        for _ in 0..self.plan.nccl.iters {
             self.iteration(job, buffers, in_place)?;
-            if self.plan.blocking == 3 {
+            if self.plan.nccl.blocking == 3 {
                 self.settle()?;
                 let wait = Instant::now();
                 self.group.barrier()?;
@@ -370,9 +341,9 @@ impl Rank<'_> {
 
     /// Microseconds of a call in each iteration, every one started by a barrier, and CPU time.
     fn time_each(&self, job: Job, buffers: &mut Buffers, in_place: bool) -> Result<(Vec<f64>, f64), CollectiveError> {
-        let calls = f64::from(self.plan.aggregate);
-        let (mut times, mut cpu) = (Vec::with_capacity(self.plan.iters as usize), 0.0);
-        for _ in 0..self.plan.iters {
+        let calls = f64::from(self.plan.nccl.agg_iters);
+        let (mut times, mut cpu) = (Vec::with_capacity(self.plan.nccl.iters as usize), 0.0);
+        for _ in 0..self.plan.nccl.iters {
             self.group.barrier()?;
             let (before, start) = (self.cpu_us(), Instant::now());
             self.iteration(job, buffers, in_place)?;
@@ -380,12 +351,12 @@ impl Rank<'_> {
             times.push(start.elapsed().as_secs_f64() * 1e6 / calls);
             cpu += self.cpu_us() - before;
         }
-        Ok((times, cpu / (calls * f64::from(self.plan.iters))))
+        Ok((times, cpu / (calls * f64::from(self.plan.nccl.iters))))
     }
 
     /// CPU time of this thread in microseconds, where somebody wants it: asking the system takes as long as a small message.
     fn cpu_us(&self) -> f64 {
-        if !self.plan.cpu_time {
+        if self.plan.nccl.cpu_time == 0 {
             return 0.0;
         }
         let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -409,7 +380,7 @@ impl Rank<'_> {
         buffers: &mut Buffers,
         in_place: bool,
     ) -> Result<(Option<u64>, Option<Wrong>), CollectiveError> {
-        for round in 0..self.plan.check {
+        for round in 0..self.plan.nccl.check {
             let stream = (self.row << 8 | u64::from(round)) << 1 | u64::from(in_place);
             let own = self.check_once(job, buffers, in_place, self.plan.seed ^ stream << 20)?;
             let (at, wanted, found) = own.first.unwrap_or((0, 0.0, 0.0));
@@ -423,7 +394,7 @@ impl Rank<'_> {
                 return Ok((Some(count as u64), Some(first)));
             }
         }
-        Ok(((self.plan.check > 0).then_some(0), None))
+        Ok(((self.plan.nccl.check > 0).then_some(0), None))
     }
 
     fn check_once(

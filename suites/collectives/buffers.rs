@@ -45,12 +45,11 @@ impl Buffers {
         let region = || arena.alloc(Category::Communication, dtype, len);
         let (mut send, mut recv) = (region()?, region()?);
         let (pattern, rank) = fill;
-        memory.strew(send.view_mut(), pattern, rank, 0)?;
-        memory.strew(recv.view_mut(), pattern, rank, len as u64)?;
+        memory.fill_repeating(send.view_mut(), pattern, rank, 0)?;
+        memory.fill_repeating(recv.view_mut(), pattern, rank, len as u64)?;
         Ok(Buffers { send, recv, unalign, next: Cell::new(0) })
     }
 
-    /// The type of the elements.
     pub fn dtype(&self) -> DType {
         self.send.dtype()
     }

@@ -4,24 +4,19 @@
 use super::args::AllreduceArgs;
 use super::plan::Plan;
 use super::record::{Placement, cell, key};
-use super::world::WorldSpec;
-use crate::bench::Scratch;
-use crate::bench::{BenchError, BenchResult, BenchSpec, Limits, Specs};
+use super::world_spec::WorldSpec;
+use crate::bench::{BenchError, BenchResult, BenchSpec, Limits, Scratch, Specs, process};
 use clap::Parser;
 use serde_json::Value;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::Command;
 use toml::Value as Toml;
 use zbench_config::{Context, Refusal, Values};
 use zbench_host::machine;
 use zbench_reports::Notebook;
-use zbench_reports::record::{Record, Status};
+use zbench_reports::record::Record;
 use zbench_reports::units::plural;
 use zbench_runner::child::died;
-use zbench_runner::processes::tail_of;
-use zbench_runner::protocol::Ended;
 
 /// Keys and the flags of `zbench allreduce` that they stand for.
 const FLAGS: [(&str, &str); 18] = [
@@ -46,8 +41,6 @@ const FLAGS: [(&str, &str); 18] = [
 ];
 /// Keys of every suite, which say nothing of the measurement.
 const COMMON: [&str; 3] = ["name", "question", "suite"];
-/// How often the process is looked at.
-const TICK: Duration = Duration::from_millis(20);
 /// Variables of nccl-tests that would change what a cell measures, and the filter of a log that would go to the standard error, whose
 /// end becomes a failure's reason.
 const NOT_INHERITED: [&str; 4] = ["NCCL_TESTS_SPLIT", "NCCL_TESTS_SPLIT_MASK", "NCCL_TESTS_MIN_BW", "ZBENCH_LOG"];
@@ -109,7 +102,7 @@ pub fn specs(values: &Values, _context: &Context) -> Result<Specs, Refusal> {
     let spec = CollectivesSpec {
         plain: cell(&plan, collective.name(), collective.has_op(), &place),
         label: format!("{}, {backend}, {}", collective.name(), plural(wanted.ranks, "rank", "ranks")),
-        needs: plan.min_bytes.checked_mul(2 * wanted.ranks as u64),
+        needs: plan.nccl.min_bytes.checked_mul(2 * wanted.ranks as u64),
         gpus: place.on_gpus.then(|| format!("parallel.backend = \"{backend}\" needs a GPU")),
         flags,
     };
@@ -166,48 +159,19 @@ impl BenchSpec for CollectivesSpec {
     }
 
     fn measure(&self, limits: &Limits<'_>, folder: &Path) -> Result<BenchResult, BenchError> {
-        let broken = |reason: String| Ended { status: Status::Failed, reason, source: None };
-        let scratch = Scratch::new(folder, "name another notebook with --notebook").map_err(broken)?;
+        let scratch = Scratch::new(folder, "name another notebook with --notebook").map_err(process::failed)?;
         let oom_kills = machine::oom_kills();
-        let cannot = |error: std::io::Error| broken(format!("zbench allreduce cannot be started: {error}"));
-        let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
+        let program = std::env::current_exe()
+            .map_err(|error| process::failed(format!("zbench allreduce cannot be started: {error}")))?;
+        let mut command = Command::new(program);
         command.arg("--notebook").arg(scratch.path()).args(["--quiet", "allreduce"]).args(&self.flags);
         for name in NOT_INHERITED {
             command.env_remove(name);
         }
-        // It ends when this process does, and its ranks with it.
-        command.env("ZBENCH_PARENT", std::process::id().to_string());
-        // A group of its own, so that Ctrl-C reaches this process alone, which then decides.
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
-        let mut child = command.spawn().map_err(cannot)?;
-        let tail = match tail_of(child.stderr.take()) {
-            Ok(tail) => tail,
-            Err(error) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(cannot(error).into());
-            }
-        };
-        let ended = loop {
-            match child.try_wait() {
-                Ok(Some(status)) => break Ok(status),
-                Ok(None) => {}
-                Err(error) => break Err(broken(format!("the process of the cell was lost: {error}")).into()),
-            }
-            if let Err(stopped) = limits.check() {
-                break Err(BenchError::from(stopped));
-            }
-            std::thread::sleep(TICK);
-        };
-        if ended.is_err() {
-            // Its ranks end with it (they die with their parent).
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-        let tail = tail.join().unwrap_or_default();
-        let status = ended?;
+        // Its result is a record. Where it is killed its ranks end with it (they die with their parent).
+        let trial = process::run::<()>(&mut command, &[], limits, |_| None)?;
         let records = Notebook::open(scratch.path()).and_then(|notebook| notebook.records());
-        match records.map_err(|error| broken(error.to_string()))?.pop() {
+        match records.map_err(|error| process::failed(error.to_string()))?.pop() {
             Some(record) => {
                 // The notebook of the process is gone; the flags measure the same again.
                 let words = ["zbench", "allreduce"].into_iter().chain(self.flags.iter().map(String::as_str));
@@ -215,7 +179,7 @@ impl BenchSpec for CollectivesSpec {
                 let record = Record { command, ..record };
                 Ok(BenchResult { record: Some(Box::new(record)), ..BenchResult::default() })
             }
-            None => Err(died(status, oom_kills, &tail).into()),
+            None => Err(died(trial.status, oom_kills, &trial.tail).into()),
         }
     }
 }

@@ -4,7 +4,6 @@ use super::buffers::Slot;
 use zbench_engine::comm::{Call, Kind};
 use zbench_kernels::{DType, ReduceOp};
 
-/// What can be tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Collective {
     /// Everybody gets the reduction of all.
@@ -72,7 +71,6 @@ impl Collective {
         }
     }
 
-    /// Whether it reduces.
     pub const fn has_op(self) -> bool {
         matches!(self, AllReduce | ReduceScatter | Reduce)
     }

@@ -39,29 +39,22 @@ const POISON: u8 = 0x5a;
 /// How inputs are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pattern {
-    /// The type.
     pub dtype: DType,
-    /// The reduction, if there is one.
     pub op: Option<ReduceOp>,
-    /// Ranks that take part.
     pub ranks: usize,
-    /// Another one gives other values.
     pub seed: u64,
 }
 
 /// What a result element must be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Expected {
-    /// The value.
     pub value: f64,
-    /// How far from it is not wrong.
     pub tolerance: f64,
 }
 
 /// Elements that are not as they should be.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Mismatch {
-    /// How many.
     pub count: u64,
     /// The first: index, what it should be, what it is.
     pub first: Option<(u64, f64, f64)>,

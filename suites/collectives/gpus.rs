@@ -5,7 +5,7 @@
 use super::CollectiveError;
 use super::place::Place;
 use super::plan::Plan;
-use super::world::{LaunchMode, MemoryKind, WorldSpec};
+use super::world_spec::{LaunchMode, MemoryKind, WorldSpec};
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::nccl::{Api, Device, Driver, Ordered, Search, nccl_over};
@@ -36,22 +36,22 @@ pub fn ready(wanted: &WorldSpec) -> Result<Option<u32>, String> {
         return Ok(None);
     }
     let name = wanted.on.name();
-    let said = |reason: String| format!("--backend {name}: {reason}");
-    let found = count().map_err(said)?;
+    let failed = |reason: String| format!("--backend {name}: {reason}");
+    let found = count().map_err(failed)?;
     let needed = match &wanted.way {
         _ if wanted.on == MemoryKind::Device => 1,
         LaunchMode::Member(world, _) => world.local_size.unwrap_or(world.local_rank.unwrap_or(world.rank) + 1),
         LaunchMode::Threads | LaunchMode::Start => wanted.ranks,
     };
-    enough(needed, found, matches!(wanted.way, LaunchMode::Member(..))).map_err(said)?;
+    enough(needed, found, matches!(wanted.way, LaunchMode::Member(..))).map_err(failed)?;
     if wanted.on == MemoryKind::Device {
         return Ok(None);
     }
     if devices::on_host() {
         let on_host = devices::ON_HOST;
-        return Err(said(format!("NCCL needs a GPU, and {on_host}=1 puts kernels on the processor; unset it")));
+        return Err(failed(format!("NCCL needs a GPU, and {on_host}=1 puts kernels on the processor; unset it")));
     }
-    let api = library().map_err(|error| said(error.to_string()))?;
+    let api = library().map_err(|error| failed(error.to_string()))?;
     Ok(u32::try_from(api.version()).ok())
 }
 
@@ -82,17 +82,17 @@ fn library() -> Result<Arc<Api>, zbench_engine::comm::nccl::NcclError> {
     Api::load(&Search::new(|name| std::env::var_os(name)))
 }
 
-/// A rank's seat on GPU `number`, which so many ranks share.
+/// What a rank needs on GPU `number`, which so many ranks share.
 ///
 /// # Errors
 /// The GPU cannot be opened, or has no room.
-pub fn seat(plan: &Plan, number: usize, sharers: usize) -> Result<RankDevice, CollectiveError> {
+pub fn rank_device(plan: &Plan, number: usize, sharers: usize) -> Result<RankDevice, CollectiveError> {
     let machine = devices::machine(number).map_err(CollectiveError::Gpu)?;
-    seat_on(plan, machine, number, devices::gpu(number).map(|gpu| gpu.about().pci.clone()), sharers)
+    rank_device_on(plan, machine, number, devices::gpu(number).map(|gpu| gpu.about().pci.clone()), sharers)
 }
 
-/// A rank's seat on a machine that runs CUDA.
-pub fn seat_on(
+/// The same on a machine that runs CUDA.
+pub fn rank_device_on(
     plan: &Plan,
     machine: Arc<dyn Machine>,
     number: usize,
@@ -117,13 +117,13 @@ impl Nccl {
     /// # Errors
     /// It is not there.
     pub fn load() -> Result<Nccl, CollectiveError> {
-        let said = |reason: String| CollectiveError::Gpu(format!("--backend nccl: {reason}"));
-        let api = library().map_err(|error| said(error.to_string()))?;
-        let driver = Driver::load().map_err(|error| said(error.to_string()))?;
+        let failed = |reason: String| CollectiveError::Gpu(format!("--backend nccl: {reason}"));
+        let api = library().map_err(|error| failed(error.to_string()))?;
+        let driver = Driver::load().map_err(|error| failed(error.to_string()))?;
         Ok(Nccl { api, driver })
     }
 
-    /// A rank of the world of `talk`, on GPU `number`.
+    /// A rank of the world of `control`, on GPU `number`.
     ///
     /// # Errors
     /// What NCCL or the driver says.

@@ -15,7 +15,6 @@ const SIGMAS: f64 = 3.5;
 /// What is closer than this to the median is no outlier, however still the others are.
 const LEAST: f64 = 0.2;
 
-/// The rule in words.
 pub const RULE: &str = "below the median by more than the larger of 20 % and 3.5 deviations (1.4826 MAD of the logarithms), pairs relative \
                         to the 75th percentile of their kind (same host or not); ranks by their best pair, then links \
                         between other ranks; measured again before the verdict";

@@ -1,15 +1,15 @@
-//! Data in a rank's buffers, wherever they lie. What is the host's is written and looked at where it is; what is a device's is
-//! made on the host and carried there, and carried back to be looked at, in blocks.
+//! Data in a rank's buffers. Those in the host's memory are written and compared in place; those of a device are written and
+//! compared on the host, and copied in blocks.
 
 use super::CollectiveError;
 use super::data::{self, Expected, Mismatch, Pattern};
 use std::ops::Range;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, View, ViewMut};
 
-/// Elements that are carried at a time.
+/// Elements copied at a time.
 const BLOCK: usize = 4 << 20;
 
-/// The way to a rank's buffers.
+/// Access to a rank's buffers.
 #[derive(Clone, Copy)]
 pub struct Memory<'a> {
     kernels: &'a dyn Kernels,
@@ -18,12 +18,12 @@ pub struct Memory<'a> {
 }
 
 impl<'a> Memory<'a> {
-    /// To buffers of these kernels; what is carried passes through `desk`, memory of the host.
+    /// For buffers of these kernels; copies to and from a device pass through `host_arena`.
     pub fn new(kernels: &'a dyn Kernels, host_arena: &'a Arena) -> Memory<'a> {
         Memory { kernels, host_arena, block: BLOCK }
     }
 
-    /// Room on the host for what of so many elements is carried at a time.
+    /// A buffer on the host for one block of `len` elements.
     fn stage(&self, dtype: DType, len: usize) -> Result<Buffer, CollectiveError> {
         Ok(self.host_arena.alloc(Category::Workspace, dtype, len.min(self.block))?)
     }
@@ -34,8 +34,8 @@ impl<'a> Memory<'a> {
         (0..len).step_by(block).map(move |from| from..len.min(from + block))
     }
 
-    /// Has every block written on the host, and carries it to the device.
-    fn carry(
+    /// Writes each block on the host and copies it to the device.
+    fn upload_blocks(
         &self,
         into: &mut ViewMut<'_>,
         mut write: impl FnMut(&mut ViewMut<'_>, usize) -> Result<(), CollectiveError>,
@@ -59,12 +59,12 @@ impl<'a> Memory<'a> {
         if into.is_on_host() {
             return Ok(data::fill(into, pattern, rank, first)?);
         }
-        self.carry(into, |block, at| Ok(data::fill(block, pattern, rank, first + at as u64)?))
+        self.upload_blocks(into, |block, at| Ok(data::fill(block, pattern, rank, first + at as u64)?))
     }
 
     /// Random data all over a region, for calls that are timed and not checked: on a device one block of it again and again,
     /// since the host would take longer to make it all than what is to be measured.
-    pub fn strew(
+    pub fn fill_repeating(
         &self,
         mut into: ViewMut<'_>,
         pattern: Pattern,
@@ -90,7 +90,7 @@ impl<'a> Memory<'a> {
         if into.is_on_host() {
             return Ok(data::poison(into)?);
         }
-        self.carry(into, |block, _| Ok(data::poison(block)?))
+        self.upload_blocks(into, |block, _| Ok(data::poison(block)?))
     }
 
     /// As [`data::compare`].

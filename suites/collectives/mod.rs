@@ -6,17 +6,18 @@
 pub mod args;
 pub mod bench;
 mod buffers;
-pub mod cell;
-pub mod collective;
-pub mod data;
+pub(crate) mod cell;
+mod collective;
+mod data;
 mod exchange;
 pub mod expect;
 pub mod fit;
 pub mod gpus;
-pub mod judge;
+mod judge;
+mod member;
 mod memory;
-pub mod pairs;
-pub mod place;
+mod pairs;
+mod place;
 pub mod plan;
 pub mod record;
 mod setup;
@@ -24,6 +25,7 @@ mod split;
 #[cfg(test)]
 mod tests;
 pub mod world;
+pub mod world_spec;
 
 use zbench_engine::comm::CommError;
 use zbench_kernels::{ArenaError, KernelError, OutOfMemory};

@@ -1,8 +1,8 @@
 //! Every pair of ranks in O(n) rounds, suspects measured again, and halving.
 
-use super::bench::Member;
 use super::exchange::Exchange;
 use super::judge::{self, Outliers};
+use super::member::Member;
 use super::plan::Plan;
 use super::{CollectiveError, Watch};
 use std::time::Instant;
@@ -36,7 +36,7 @@ pub fn run(
     let (mut send, recv) = (buffer()?, buffer()?);
     let pattern = super::data::Pattern { dtype: DType::F32, op: None, ranks: world.size(), seed: plan.seed };
     member.memory().fill(&mut send.view_mut(), pattern, world.rank(), 0)?;
-    let mut prober = Prober { world, exchange, kernels: member.kernels, send, recv, iters: plan.iters };
+    let mut prober = Prober { world, exchange, kernels: member.kernels, send, recv, iters: plan.nccl.iters };
     let hosts: Vec<String> = devices.iter().map(|device| device.hostname.clone()).collect();
     let mut pairs = Pairs {
         bytes: (len * 4) as u64,
@@ -166,12 +166,13 @@ impl Prober<'_> {
                 }
             }
             let ratio = stats::median(&ratios).unwrap_or(1.0);
-            let told = format!("ranks {low:?} take {ratio:.2} times as long as {high:?}, median of {}", ratios.len());
+            let finding =
+                format!("ranks {low:?} take {ratio:.2} times as long as {high:?}, median of {}", ratios.len());
             if !stands_out(ratio) {
-                pairs.halves.push(format!("{told}: neither is slower"));
+                pairs.halves.push(format!("{finding}: neither is slower"));
                 return Ok(());
             }
-            pairs.halves.push(told);
+            pairs.halves.push(finding);
             suspects = if ratio > 1.0 { low } else { high }.to_vec();
         }
         let others: Vec<usize> = (0..self.world.size()).filter(|rank| !suspects.contains(rank)).collect();

@@ -18,7 +18,6 @@ const COMPOSED: u64 = 3;
 /// The cache that buffers are to be larger than.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cache {
-    /// Its bytes.
     pub bytes: u64,
     /// In words, with where its size is from.
     pub words: String,
@@ -44,7 +43,6 @@ impl Cache {
     }
 }
 
-/// The GPU of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// Its number on its host.
@@ -60,7 +58,6 @@ pub struct Place {
     pub memory_bytes: u64,
     /// What buffers are to be larger than.
     pub cache: Cache,
-    /// Name of the host.
     pub host: String,
     /// Name of what computes.
     pub device: String,

@@ -1,6 +1,6 @@
 //! What was asked for, checked and with every default filled in.
 
-use super::args::{AllreduceArgs, BufferUse};
+use super::args::{AllreduceArgs, BufferUse, NcclArgs};
 use super::collective::Collective;
 use super::data::{DTYPES, OPS};
 use super::split::Split;
@@ -24,6 +24,8 @@ pub enum Average {
 /// Everything that ranks need to know before they begin.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// The flags of nccl-tests that need no more than clap's checks.
+    pub nccl: NcclArgs,
     /// In this order.
     pub collectives: Vec<Collective>,
     /// Whether every pair is measured.
@@ -36,42 +38,16 @@ pub struct Plan {
     pub ops: Vec<ReduceOp>,
     /// The root; every rank in turn where absent.
     pub root: Option<usize>,
-    /// Smallest size.
-    pub min_bytes: u64,
     /// Largest size.
     pub max_bytes: u64,
     /// Factor between sizes, 1 for none.
     pub step_factor: u64,
     /// Difference of sizes.
     pub step_bytes: u64,
-    /// Timed iterations.
-    pub iters: u32,
-    /// Iterations before them.
-    pub warmup: u32,
-    /// Calls of an iteration.
-    pub aggregate: u32,
-    /// Rounds over all sizes; 0 without end.
-    pub cycles: u32,
     /// How the times of ranks become one.
     pub average: Average,
-    /// Rounds of the data check.
-    pub check: u32,
     /// Whether iterations are timed one by one.
     pub per_iteration: bool,
-    /// Leading iterations that summaries leave out.
-    pub skip: u32,
-    /// nccl-tests' `-z`.
-    pub blocking: u32,
-    /// Whether CPU time is shown.
-    pub cpu_time: bool,
-    /// Whether rows have the time of day.
-    pub timestamps: bool,
-    /// `-g`: what the ranks of a process are grouped by in the header.
-    pub ngpus: usize,
-    /// Whether memory is reported.
-    pub memory: bool,
-    /// Index of the first element in its buffer.
-    pub unalign: usize,
     /// Whether all iterations use the same memory.
     pub hot: bool,
     /// Groups that measure at the same time.
@@ -144,35 +120,23 @@ impl Plan {
             return Err(format!("--algorithm {name}: only sum and avg of half, float and bfloat16 travel quantised"));
         }
         Ok(Plan {
+            nccl: nccl.clone(),
             collectives,
             pairs,
             bisect: args.bisect,
             dtypes: types,
             ops: reductions,
             root,
-            min_bytes: nccl.min_bytes,
             max_bytes,
             step_factor,
             step_bytes,
-            iters: nccl.iters,
-            warmup: nccl.warmup_iters,
-            aggregate: nccl.agg_iters,
-            cycles: nccl.run_cycles,
             average: match nccl.average {
                 0 => Average::RankZero,
                 1 => Average::Mean,
                 2 => Average::Min,
                 _ => Average::Max,
             },
-            check: nccl.check,
             per_iteration,
-            skip: nccl.per_iter_skip,
-            blocking: nccl.blocking,
-            cpu_time: nccl.cpu_time > 0,
-            timestamps: nccl.timestamps > 0,
-            ngpus: nccl.ngpus.unwrap_or(1) as usize,
-            memory: nccl.memory > 0,
-            unalign: nccl.unalign as usize,
             hot: args.buffers == BufferUse::Hot,
             split: Split::from_environment(variable)?,
             min_bandwidth,
@@ -201,7 +165,7 @@ impl Plan {
             (_, 0) => Some(8),
             (factor, size) => size.checked_mul(factor),
         };
-        std::iter::successors(Some(self.min_bytes.min(largest)), next).take_while(move |size| *size <= largest)
+        std::iter::successors(Some(self.nccl.min_bytes.min(largest)), next).take_while(move |size| *size <= largest)
     }
 
     /// The reductions of a collective; one that is not used where it does not reduce.
@@ -211,7 +175,8 @@ impl Plan {
 
     /// How times come about, in words.
     pub fn timing(&self) -> String {
-        let calls = if self.aggregate > 1 { format!(", {} calls each", self.aggregate) } else { String::new() };
+        let calls =
+            if self.nccl.agg_iters > 1 { format!(", {} calls each", self.nccl.agg_iters) } else { String::new() };
         let ranks = match self.average {
             Average::RankZero => "rank 0's (-a 0)",
             Average::Mean => "mean of the ranks (-a 1)",
@@ -221,10 +186,10 @@ impl Plan {
         if self.per_iteration {
             format!(
                 "median of {} iterations{calls}, each started by a barrier, each that of its slowest rank",
-                self.iters
+                self.nccl.iters
             )
         } else {
-            format!("mean of {} back-to-back iterations{calls}, {ranks}", self.iters)
+            format!("mean of {} back-to-back iterations{calls}, {ranks}", self.nccl.iters)
         }
     }
 }
@@ -302,8 +267,9 @@ mod tests {
     #[test]
     fn defaults_are_nccl_tests_but_for_the_sizes() {
         let plan = plan(&[]).unwrap();
-        assert_eq!((plan.iters, plan.warmup, plan.aggregate, plan.cycles, plan.check), (20, 1, 1, 1, 1));
-        assert_eq!((plan.average, plan.root, plan.blocking), (Average::Mean, Some(0), 0));
+        let nccl = &plan.nccl;
+        assert_eq!((nccl.iters, nccl.warmup_iters, nccl.agg_iters, nccl.run_cycles, nccl.check), (20, 1, 1, 1, 1));
+        assert_eq!((plan.average, plan.root, nccl.blocking), (Average::Mean, Some(0), 0));
         assert_eq!((&plan.ops[..], &plan.dtypes[..]), (&[ReduceOp::Sum][..], &[DType::F32][..]));
         let sizes: Vec<u64> = plan.sizes(plan.max_bytes).collect();
         assert_eq!((sizes[0], sizes[1], sizes.len(), sizes[24]), (8, 16, 25, 128 << 20));

@@ -1,8 +1,8 @@
 //! Before the first row: who is there, how large buffers may be, and what of it is told.
 
 use super::CollectiveError;
-use super::bench::Member;
 use super::exchange::Exchange;
+use super::member::Member;
 use super::plan::Plan;
 use zbench_engine::comm::Communicator;
 use zbench_reports::collectives::{Device, Settings};
@@ -77,6 +77,7 @@ pub fn settings(
         let each = mib(rotation_bytes.max(largest));
         format!("rotate: each iteration uses the next memory of 2 regions of {each} a rank, chosen by {cache}")
     };
+    let ngpus = plan.nccl.ngpus.unwrap_or(1) as usize;
     Settings {
         backend: member.world.backend().into(),
         ranks: member.world.size(),
@@ -86,22 +87,22 @@ pub fn settings(
         algorithm: plan.algorithm.clone(),
         link: plan.link.clone(),
         threads_per_rank: member.threads,
-        nthreads: member.local_ranks.div_ceil(plan.ngpus),
-        ngpus: plan.ngpus,
-        minimum_bytes: plan.min_bytes.min(largest),
+        nthreads: member.local_ranks.div_ceil(ngpus),
+        ngpus,
+        minimum_bytes: plan.nccl.min_bytes.min(largest),
         maximum_bytes: largest,
         step_factor: plan.step_factor,
         step_bytes: plan.step_bytes,
-        warmup_iters: plan.warmup,
-        iterations: plan.iters,
-        aggregated_iterations: plan.aggregate,
-        validation: plan.check,
-        blocking: plan.blocking,
+        warmup_iters: plan.nccl.warmup_iters,
+        iterations: plan.nccl.iters,
+        aggregated_iterations: plan.nccl.agg_iters,
+        validation: plan.nccl.check,
+        blocking: plan.nccl.blocking,
         per_iteration: plan.per_iteration,
-        per_iteration_skip: plan.skip,
-        unalign: plan.unalign,
-        cpu_time: plan.cpu_time,
-        timestamps: plan.timestamps,
+        per_iteration_skip: plan.nccl.per_iter_skip,
+        unalign: plan.nccl.unalign as usize,
+        cpu_time: plan.nccl.cpu_time > 0,
+        timestamps: plan.nccl.timestamps > 0,
         timing: match member.place.gpu {
             None => plan.timing(),
             // NCCL's calls are waited for where they are made (engine/src/comm/nccl/ordered.rs).

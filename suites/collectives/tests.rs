@@ -1,8 +1,9 @@
 //! The bench over ranks as threads, and over communicators that meddle with what passes through them.
 
 use super::args::AllreduceArgs;
-use super::bench::{Finish, Member, rank_main};
+use super::bench::{Finish, rank_main};
 use super::gpus::RankDevice;
+use super::member::Member;
 use super::place::{Cache, Place};
 use super::plan::Plan;
 use super::{CollectiveError, Watch};
@@ -370,7 +371,7 @@ fn a_slow_link_is_named_and_its_ranks_are_not() {
 /// A rank that zbench started is that rank, also where it is the only one: it would start itself again without end.
 #[test]
 fn a_rank_that_zbench_started_starts_none() {
-    use super::world::{LaunchMode, WorldSpec};
+    use super::world_spec::{LaunchMode, WorldSpec};
     let world = |source| zbench_launch::World {
         rank: 0,
         size: 1,

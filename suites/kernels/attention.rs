@@ -1,7 +1,7 @@
 //! Attention: the cell, and both kernels' measurement.
 
 use super::clock;
-use super::numbers::{brought, floats, places, random};
+use super::numbers::{floats, on_host, places, random};
 use super::oracle::{self, Checked, Exact, Sums, Tolerance};
 use super::{Device, Method, ceiling, device};
 use crate::bench::{BenchError, BenchResult, BenchSpec, Limits};
@@ -18,18 +18,12 @@ const MOST_WORK: usize = 1 << 27;
 /// Rows in which the kernels are compared with each other, at most.
 const ROWS: usize = 512;
 
-/// The shape.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Shape {
-    /// Sequences.
     pub batch: usize,
-    /// Query heads.
     pub heads: usize,
-    /// Key and value heads.
     pub kv_heads: usize,
-    /// Elements of a head.
     pub head_dim: usize,
-    /// Tokens of a sequence.
     pub seq_len: usize,
     /// Tokens that one sees, itself the last; 0 = all before it.
     pub window: usize,
@@ -41,21 +35,15 @@ pub struct Shape {
     pub kernel: String,
 }
 
-/// The question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionCell {
-    /// `attention`.
     pub suite: String,
-    /// The shape.
     pub attention: Shape,
-    /// What computes.
     pub hardware: Device,
-    /// How it is timed.
     pub bench: Method,
 }
 
 impl Shape {
-    /// The operation.
     pub fn op(&self) -> Attention {
         Attention {
             batch: self.batch,
@@ -119,30 +107,6 @@ impl BenchSpec for AttentionCell {
     }
 
     fn label(&self) -> String {
-        AttentionCell::label(self)
-    }
-
-    fn needs(&self) -> Option<u64> {
-        AttentionCell::needs(self)
-    }
-
-    fn asks_for_gpu(&self) -> Option<String> {
-        (self.hardware.device == "cuda").then(|| "hardware.device = \"cuda\"".into())
-    }
-
-    fn measure(&self, limits: &Limits<'_>, _folder: &std::path::Path) -> Result<BenchResult, BenchError> {
-        measure(self, limits)
-    }
-}
-
-/// The specification that a record's cell holds.
-pub fn of_plain(cell: &serde_json::Value) -> Option<Box<dyn BenchSpec>> {
-    serde_json::from_value::<AttentionCell>(cell.clone()).ok().map(|cell| -> Box<dyn BenchSpec> { Box::new(cell) })
-}
-
-impl AttentionCell {
-    /// For a reader.
-    pub fn label(&self) -> String {
         let s = &self.attention;
         let window = if s.window > 0 { format!(" window {}", s.window) } else { String::new() };
         format!(
@@ -159,7 +123,7 @@ impl AttentionCell {
     }
 
     /// Bytes that the leanest kernel that was asked for needs; absent for a shape that cannot be.
-    pub fn needs(&self) -> Option<u64> {
+    fn needs(&self) -> Option<u64> {
         let s = &self.attention;
         let possible = s.heads > 0 && s.kv_heads > 0 && s.heads.is_multiple_of(s.kv_heads) && s.head_dim > 0;
         if !possible || !s.dtype.is_float() || s.dtype == DType::F64 {
@@ -169,6 +133,19 @@ impl AttentionCell {
         let saved = s.kernels().iter().filter_map(|kernel| s.saved(*kernel)).min()?;
         operands.checked_add(saved)
     }
+
+    fn asks_for_gpu(&self) -> Option<String> {
+        (self.hardware.device == "cuda").then(|| "hardware.device = \"cuda\"".into())
+    }
+
+    fn measure(&self, limits: &Limits<'_>, _folder: &std::path::Path) -> Result<BenchResult, BenchError> {
+        measure(self, limits)
+    }
+}
+
+/// The specification that a record's cell holds.
+pub fn of_plain(cell: &serde_json::Value) -> Option<Box<dyn BenchSpec>> {
+    serde_json::from_value::<AttentionCell>(cell.clone()).ok().map(|cell| -> Box<dyn BenchSpec> { Box::new(cell) })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,11 +197,8 @@ struct Results {
     timings: Vec<usize>,
 }
 
-/// Measures attention.
-///
-/// # Errors
-/// As [`BenchError`] says. A kernel that does not fit where the other does is no error.
-pub fn measure(cell: &AttentionCell, limits: &Limits<'_>) -> Result<BenchResult, BenchError> {
+/// A kernel that does not fit where the other does is no error.
+fn measure(cell: &AttentionCell, limits: &Limits<'_>) -> Result<BenchResult, BenchError> {
     let shape = &cell.attention;
     let kernels = device::kernels(&cell.hardware)?;
     let kernels = &*kernels;
@@ -272,7 +246,7 @@ pub fn measure(cell: &AttentionCell, limits: &Limits<'_>) -> Result<BenchResult,
         timing.share = ceiling.gflops.filter(|_| timing.samples > 0).map(|ceiling| timing.gflops / ceiling);
     }
     let Operands { q, k, v, dout } = operands;
-    let [q, k, v, dout] = [brought(kernels, q)?, brought(kernels, k)?, brought(kernels, v)?, brought(kernels, dout)?];
+    let [q, k, v, dout] = [on_host(kernels, q)?, on_host(kernels, k)?, on_host(kernels, v)?, on_host(kernels, dout)?];
     let operands = Operands { q, k, v, dout };
     let wrong = check(op, &operands, &results, &mut timings, limits)?;
     let mut notes = vec!["The same buffers in every call.".to_string()];
@@ -360,7 +334,7 @@ fn one(
     }
     drop(scratch);
     if !shape.has("backward") {
-        return Ok(Results { kernel, out: brought(kernels, out)?, gradients: None, timings: places });
+        return Ok(Results { kernel, out: on_host(kernels, out)?, gradients: None, timings: places });
     }
 
     let backward = kernel.backward(op);
@@ -383,8 +357,8 @@ fn one(
     let samples = clock::time(&cell.bench, limits, kernels, &mut call)?;
     note(device::timing(&samples, backward.flops(), None), "backward", workspace);
     let [dq, dk, dv] = gradients;
-    let gradients = [brought(kernels, dq)?, brought(kernels, dk)?, brought(kernels, dv)?];
-    Ok(Results { kernel, out: brought(kernels, out)?, gradients: Some(gradients), timings: places })
+    let gradients = [on_host(kernels, dq)?, on_host(kernels, dk)?, on_host(kernels, dv)?];
+    Ok(Results { kernel, out: on_host(kernels, out)?, gradients: Some(gradients), timings: places })
 }
 
 /// Every kernel against f64 on a sample, and the kernels against each other.

@@ -9,9 +9,6 @@ use zbench_reports::bench::Ceiling;
 const PEAK_SECONDS: f64 = 0.05;
 
 /// Measures before and after `work`, on as many threads; of a GPU its data sheet's dense rate.
-///
-/// # Errors
-/// Those of `work`.
 pub fn beside<T, E>(hardware: &Device, dtype: DType, work: impl FnOnce() -> Result<T, E>) -> Result<(T, Ceiling), E> {
     if hardware.device == "cuda" {
         let result = work()?;

@@ -13,22 +13,16 @@ const MOST_CALLS: u64 = 4096;
 /// Samples at most, however short they are.
 const MOST_SAMPLES: usize = 200_000;
 
-/// Times of calls.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Samples {
     /// Seconds of a call, one for each sample.
     pub seconds: Vec<f64>,
-    /// Calls of a sample.
     pub calls: u64,
 }
 
 /// The same on a device, whose work is waited for at the end of each sample: that wait takes some microseconds.
 const DEVICE_SAMPLE: Duration = Duration::from_millis(2);
 
-/// Times `call` of these kernels.
-///
-/// # Errors
-/// Its own, and [`Stopped`].
 pub fn time<E: From<Stopped> + From<KernelError>>(
     method: &Method,
     limits: &Limits<'_>,

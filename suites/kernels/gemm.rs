@@ -26,9 +26,7 @@ const MOST_SETS: u64 = 1 << 14;
 pub struct Product {
     /// `MxNxK`.
     pub shape: String,
-    /// Rows of C.
     pub m: usize,
-    /// Columns of C.
     pub n: usize,
     /// Length of the sums.
     pub k: usize,
@@ -38,7 +36,6 @@ pub struct Product {
     pub dtype: DType,
     /// Type of C.
     pub output: DType,
-    /// Whether the product is added to C.
     pub accumulate: bool,
     /// `rotate` or `hot`.
     pub buffers: String,
@@ -58,29 +55,20 @@ pub struct Use {
 /// The batch of the step that a product is from.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// Sequences of a micro-batch.
     pub micro_batch: usize,
-    /// Tokens of a sequence.
     pub seq_len: usize,
-    /// Micro-batches.
     pub accumulation: usize,
 }
 
-/// The question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmCell {
-    /// `gemm`.
     pub suite: String,
-    /// The product.
     pub gemm: Product,
-    /// What computes.
     pub hardware: Device,
-    /// How it is timed.
     pub bench: Method,
     /// The model that the product is from; empty where shapes were given.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub model: String,
-    /// The batch of its step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<Step>,
     /// Where the step has it.
@@ -99,7 +87,6 @@ pub fn layout(op: &Gemm) -> &'static str {
 }
 
 impl Product {
-    /// Of the operation that a layer states.
     pub fn of_op(op: &Gemm, buffers: &str) -> Product {
         Product {
             shape: format!("{}x{}x{}", op.m, op.n, op.k),
@@ -114,7 +101,6 @@ impl Product {
         }
     }
 
-    /// The operation.
     pub fn op(&self) -> Gemm {
         let stored = |place: usize| self.layout.as_bytes().get(place) == Some(&b't');
         Gemm {
@@ -150,11 +136,25 @@ impl BenchSpec for GemmCell {
     }
 
     fn label(&self) -> String {
-        GemmCell::label(self)
+        let Product { shape, layout, dtype, output, accumulate, .. } = &self.gemm;
+        let into = match (dtype == output, accumulate) {
+            (true, false) => String::new(),
+            (_, true) => format!(" += {output}"),
+            (false, false) => format!(" into {output}"),
+        };
+        format!("{shape} {layout} {dtype}{into}, {}", self.hardware.label())
     }
 
+    /// Bytes of one set of buffers and the scratch.
     fn needs(&self) -> Option<u64> {
-        GemmCell::needs(self)
+        let op = self.gemm.op();
+        if !op.a.is_float() || op.a == DType::F64 || !op.c.is_float() || op.c == DType::F64 {
+            return None;
+        }
+        // More than an address, and no kernel is asked for its scratch.
+        let bytes = self.gemm.bytes().filter(|bytes| *bytes < 1 << 56)?;
+        let scratch = Cpu::new(1).workspace(&Op::Gemm(op));
+        bytes.checked_add(footprint(DType::F32, scratch)?)
     }
 
     fn asks_for_gpu(&self) -> Option<String> {
@@ -172,29 +172,6 @@ pub fn of_plain(cell: &serde_json::Value) -> Option<Box<dyn BenchSpec>> {
 }
 
 impl GemmCell {
-    /// For a reader.
-    pub fn label(&self) -> String {
-        let Product { shape, layout, dtype, output, accumulate, .. } = &self.gemm;
-        let into = match (dtype == output, accumulate) {
-            (true, false) => String::new(),
-            (_, true) => format!(" += {output}"),
-            (false, false) => format!(" into {output}"),
-        };
-        format!("{shape} {layout} {dtype}{into}, {}", self.hardware.label())
-    }
-
-    /// Bytes of one set of buffers and the scratch.
-    pub fn needs(&self) -> Option<u64> {
-        let op = self.gemm.op();
-        if !op.a.is_float() || op.a == DType::F64 || !op.c.is_float() || op.c == DType::F64 {
-            return None;
-        }
-        // More than an address, and no kernel is asked for its scratch.
-        let bytes = self.gemm.bytes().filter(|bytes| *bytes < 1 << 56)?;
-        let scratch = Cpu::new(1).workspace(&Op::Gemm(op));
-        bytes.checked_add(footprint(DType::F32, scratch)?)
-    }
-
     /// Sets of buffers: one if hot, else so many that a cache holds few of them.
     fn sets(&self, bytes: u64) -> u64 {
         if self.gemm.buffers == "hot" {
@@ -214,11 +191,7 @@ struct Set {
     c: Buffer,
 }
 
-/// Measures a product.
-///
-/// # Errors
-/// As [`BenchError`] says.
-pub fn measure(cell: &GemmCell, limits: &Limits<'_>) -> Result<BenchResult, BenchError> {
+fn measure(cell: &GemmCell, limits: &Limits<'_>) -> Result<BenchResult, BenchError> {
     let op = cell.gemm.op();
     let bytes = cell.gemm.bytes().unwrap_or(u64::MAX);
     let count = cell.sets(bytes);

@@ -2,16 +2,16 @@
 //! cores. Settings or flags ([`flags`]) become specifications ([`resolve`]), each of which is measured by itself.
 
 pub mod args;
-pub mod attention;
-pub mod ceiling;
-pub mod clock;
+pub(crate) mod attention;
+mod ceiling;
+mod clock;
 mod device;
 pub mod flags;
-pub mod gemm;
-pub mod model;
-pub mod numbers;
+pub(crate) mod gemm;
+mod model;
+mod numbers;
 mod oracle;
-pub mod resolve;
+pub(crate) mod resolve;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 /// How a kernel is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Method {
+pub(crate) struct Method {
     /// Samples are taken for this long.
     pub seconds: f64,
     /// And there are this many at least.
@@ -28,17 +28,14 @@ pub struct Method {
     pub warmup: f64,
 }
 
-/// What computes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Device {
+pub(crate) struct Device {
     /// `cpu`, or `cuda`.
     pub device: String,
-    /// Threads that share an operation.
     pub threads_per_rank: usize,
 }
 
 impl Device {
-    /// For a reader.
     pub fn label(&self) -> String {
         match (self.device.as_str(), self.threads_per_rank) {
             ("cuda", _) => "GPU".into(),

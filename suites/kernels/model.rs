@@ -6,14 +6,12 @@ use zbench_engine::layers::Phase;
 use zbench_engine::plan::Plan;
 use zbench_kernels::{Cpu, Gemm, Op};
 
-/// What a step is made of.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Products {
     /// Every distinct product, in the order of its first occurrence, and where it occurs.
     pub all: Vec<(Gemm, Vec<Use>)>,
     /// Operations of experts' grouped products, which are another kernel.
     pub grouped_flops: f64,
-    /// Operations of the products that are listed.
     pub flops: f64,
 }
 

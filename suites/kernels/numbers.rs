@@ -52,9 +52,6 @@ pub fn places(len: usize, count: usize, seed: u64) -> Vec<usize> {
 }
 
 /// A buffer of standard normal deviates.
-///
-/// # Errors
-/// It does not fit.
 pub fn random(
     arena: &Arena,
     kernels: &dyn Kernels,
@@ -69,9 +66,6 @@ pub fn random(
 }
 
 /// A copy on the host of what lies on a device; nothing of what lies on the host already.
-///
-/// # Errors
-/// It does not fit, or the device failed.
 pub fn copied(kernels: &dyn Kernels, buffer: &Buffer) -> Result<Option<Buffer>, BenchError> {
     if kernels.is_host() {
         return Ok(None);
@@ -82,11 +76,8 @@ pub fn copied(kernels: &dyn Kernels, buffer: &Buffer) -> Result<Option<Buffer>, 
     Ok(Some(copy))
 }
 
-/// A buffer on the host, wherever it lay.
-///
-/// # Errors
-/// As [`copied`].
-pub fn brought(kernels: &dyn Kernels, buffer: Buffer) -> Result<Buffer, BenchError> {
+/// The buffer itself if it is on the host, else a copy there.
+pub fn on_host(kernels: &dyn Kernels, buffer: Buffer) -> Result<Buffer, BenchError> {
     Ok(copied(kernels, &buffer)?.unwrap_or(buffer))
 }
 

@@ -3,14 +3,11 @@
 use super::numbers::{float, floats, half_ulp};
 use zbench_kernels::{Attention, DType, Gemm, View};
 
-/// What a comparison found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Checked {
-    /// Elements that were looked at.
     pub count: u64,
     /// The largest distance as a share of what is allowed; above 1 is wrong.
     pub worst: f64,
-    /// The first that is wrong, in words.
     pub first_wrong: Option<String>,
 }
 
@@ -27,7 +24,6 @@ impl Checked {
         self.worst = self.worst.max(share);
     }
 
-    /// Both together.
     pub fn add(&mut self, other: Checked) {
         self.count += other.count;
         self.worst = self.worst.max(other.worst);
@@ -73,7 +69,6 @@ pub fn gemm(op: &Gemm, [a, b, c]: [View<'_>; 3], before: &[f64], places: &[(usiz
 
 /// Attention in f64 on the elements that the kernels read.
 pub struct Exact<'a> {
-    /// The operation.
     pub op: Attention,
     /// q, k, v and the gradient of the output.
     pub operands: [View<'a>; 4],
@@ -94,9 +89,7 @@ struct Row {
 /// Sums, and of how much they are sums: the same with every term's absolute value. Rounding is a share of the latter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sums {
-    /// The sums.
     pub values: Vec<f64>,
-    /// The sums of absolute values.
     pub sizes: Vec<f64>,
 }
 

@@ -18,7 +18,8 @@ use zbench_suites::collectives::args::AllreduceArgs;
 use zbench_suites::collectives::bench::Finish;
 use zbench_suites::collectives::plan::Plan;
 use zbench_suites::collectives::record::{self, End};
-use zbench_suites::collectives::world::{self, LaunchMode, WorldSpec};
+use zbench_suites::collectives::world;
+use zbench_suites::collectives::world_spec::{LaunchMode, WorldSpec};
 use zbench_suites::collectives::{CollectiveError, Watch, expect, fit, gpus};
 
 /// `zbench allreduce`.

@@ -26,7 +26,7 @@ use zbench_reports::record::Record;
 use zbench_reports::units;
 use zbench_runner::folders::Folders;
 use zbench_runner::{Header, Trials, parity};
-use zbench_suites::collectives::world::{LaunchMode, WorldSpec};
+use zbench_suites::collectives::world_spec::{LaunchMode, WorldSpec};
 
 /// Runs the cell and compares: losses, norms, bytes and calls must be the same; speeds are only shown.
 pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration) -> Result<u8> {

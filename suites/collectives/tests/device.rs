@@ -2,7 +2,7 @@
 
 use super::{Meddle, Outcome, plan, planned, run_on};
 use crate::collectives::data::{self, Expected, Mismatch, Pattern};
-use crate::collectives::gpus::{RankDevice, seat_on};
+use crate::collectives::gpus::{RankDevice, rank_device_on};
 use crate::collectives::memory::Memory;
 use crate::collectives::place::Cache;
 use crate::collectives::plan::Plan;
@@ -29,7 +29,7 @@ const MEMORY: u64 = 30 << 20;
 
 fn run(ranks: usize, late: bool, plan: &Plan, meddle: impl Fn(usize) -> Meddle) -> Outcome {
     let seat = |_| {
-        let mut seat = seat_on(plan, machine(late), 3, Some("0000:19:00.0".into()), ranks).unwrap();
+        let mut seat = rank_device_on(plan, machine(late), 3, Some("0000:19:00.0".into()), ranks).unwrap();
         (seat.place.cache, seat.place.memory_bytes) = (Cache::of_host(Some(64 << 10)), MEMORY);
         seat
     };
@@ -99,7 +99,8 @@ fn nothing_is_left_undone_when_the_time_is_taken() {
         let own = Host::new(&zbench_host::devices::cache(), "c++", &[], Order::Forward).unwrap();
         let machine: Arc<dyn Machine> = Arc::new(own.late());
         let plan = plan(&format!("-b 1K -e 1K -n 5 -w 0 -c 0 --buffers hot {words}"));
-        let seats: Vec<RankDevice> = (0..2).map(|_| seat_on(&plan, machine.clone(), 0, None, 2).unwrap()).collect();
+        let seats: Vec<RankDevice> =
+            (0..2).map(|_| rank_device_on(&plan, machine.clone(), 0, None, 2).unwrap()).collect();
         let talks = group("talk", (0..2).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect(), STALL).unwrap();
         let outcome = run_on(&seats, Some(talks), &plan, |_| Meddle::Nothing, usize::MAX, STALL);
         assert!(outcome.results.iter().all(Result::is_ok), "{:?}", outcome.results);
@@ -162,7 +163,7 @@ fn regions_on_a_device_are_random_all_over() {
     let pattern = Pattern { dtype: DType::F32, op: Some(ReduceOp::Sum), ranks: 2, seed: 9 };
     for len in [0, 1, 32, 33, 64, 100, 1000] {
         let mut buffer = arena.alloc(Category::Workspace, DType::F32, len).unwrap();
-        memory.strew(buffer.view_mut(), pattern, 1, 7).unwrap();
+        memory.fill_repeating(buffer.view_mut(), pattern, 1, 7).unwrap();
         let mut found = vec![0f32; len];
         kernels.download(buffer.view(), ViewMut::of(&mut found)).unwrap();
         let wanted: Vec<f32> = (0..len).map(|at| pattern.input(1, 7 + at as u64 % 32) as f32).collect();
