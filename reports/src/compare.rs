@@ -23,7 +23,7 @@ use serde::Serialize;
 use crate::document::Entry;
 use crate::environment::{self, Aspect, Difference, differences_of_sets};
 use crate::record::Record;
-use crate::turned::Turned;
+use crate::turns_analysis::TurnsAnalysis;
 use crate::units;
 use cells::Cell;
 use pairing::Found;
@@ -180,7 +180,7 @@ pub fn compare(a: &Side, b: &Side, options: Options) -> Comparison {
     let (cells_a, cells_b) = (cells::gather(&a.records, options), cells::gather(&b.records, options));
     let pairing = pairing::pair(&cells_a, &cells_b);
     let all = [used(&cells_a), used(&cells_b)].concat();
-    let turned = Turned::new(&all, |_| true, |_| 0);
+    let turned = TurnsAnalysis::new(&all, |_| true, |_| 0);
     let pairs = on_all_cores(&pairing.pairs, |found| pair(a, b, found, options, turned.as_ref()));
     let ids: HashSet<&str> = a.records.iter().map(|record| record.id.as_str()).collect();
     Comparison {
@@ -239,7 +239,7 @@ fn summary(side: &Side, cells: &[Cell]) -> Summary {
     }
 }
 
-fn pair(a: &Side, b: &Side, found: &Found, options: Options, turned: Option<&Turned>) -> Pair {
+fn pair(a: &Side, b: &Side, found: &Found, options: Options, turned: Option<&TurnsAnalysis>) -> Pair {
     let side = |side: &Side, cell: &Cell| PairSide {
         selector: side.selector.clone(),
         key: cell.key.to_string(),

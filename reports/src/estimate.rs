@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::max_batch::Search;
-use crate::named::Named;
+use crate::ordered_map::OrderedMap;
 use crate::units;
 
 /// The estimate of one cell, per rank and step.
@@ -20,10 +20,10 @@ pub struct EstimateRow {
     pub reason: String,
     /// Predicted peak bytes of the largest rank by category, in the order of tables.
     #[serde(default)]
-    pub memory: Named<u64>,
+    pub memory: OrderedMap<u64>,
     /// Predicted bytes of the largest rank by category at the moment of its peak; they add up to `total_bytes`.
     #[serde(default)]
-    pub at_peak: Named<u64>,
+    pub at_peak: OrderedMap<u64>,
     /// Predicted peak over all categories; at most the sum of `memory`, as peaks need not coincide.
     #[serde(default)]
     pub total_bytes: Option<u64>,
@@ -50,7 +50,7 @@ pub struct EstimateRow {
     pub step_ms: Option<f64>,
     /// Its parts, which add up to it, milliseconds.
     #[serde(default)]
-    pub time: Named<f64>,
+    pub time: OrderedMap<f64>,
     /// Expected relative error of `step_ms`, where records give one: 0.1 is a tenth either way.
     #[serde(default)]
     pub step_error: Option<f64>,
@@ -132,7 +132,7 @@ impl EstimateRow {
     }
 
     /// Bytes of each category at the peak, or the categories' own peaks where that is unknown.
-    pub(crate) fn categories(&self) -> &Named<u64> {
+    pub(crate) fn categories(&self) -> &OrderedMap<u64> {
         if self.at_peak.is_empty() { &self.memory } else { &self.at_peak }
     }
 

@@ -23,7 +23,7 @@ use crate::grid::{Cell, Grid};
 use crate::max_batch_report;
 use crate::record::Record;
 use crate::screen::Room;
-use crate::{steady, units};
+use crate::{units, warm_up};
 pub(crate) use ranking::flag_words;
 
 /// Compares the cells of these records. `question` is what the grid is to find out.
@@ -185,7 +185,7 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
             document.paragraph(ranking::intervals(grid));
             document.list(ranking::wide(grid));
             let used: Vec<&Record> = grid.measured().flat_map(|cell| cell.used.iter().copied()).collect();
-            document.paragraphs(steady::warning(&used));
+            document.paragraphs(warm_up::warning(&used));
         }
         document.figure(figures::mfu(grid));
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::gather::distinct;
 use crate::label::last_part;
-use crate::named::Named;
+use crate::ordered_map::OrderedMap;
 use crate::record::Record;
 
 /// The key of a search in a record.
@@ -50,7 +50,7 @@ pub struct Search {
     pub combination: String,
     /// The settings in which the searches of the grid differ.
     #[serde(default)]
-    pub axes: Named<String>,
+    pub axes: OrderedMap<String>,
     /// Sequences of a step over all ranks, at the value.
     #[serde(default)]
     pub global_batch: Option<u64>,

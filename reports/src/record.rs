@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 pub(crate) use self::parts::null_is_nan;
 pub use self::parts::{Bytes, Category, Communication, Flops, LedgerTerm, Memory, Parity, Rank, Step, Verdict};
 pub use self::turns::{TurnRow, Turns};
-use crate::named::{Named, Numbers};
+use crate::ordered_map::{NumberMap, OrderedMap};
 
 /// Version of the record's schema that this crate writes, and the newest that it reads.
 pub const SCHEMA: u32 = 2;
@@ -53,10 +53,10 @@ pub struct Record {
     pub outcome: Outcome,
     /// Flat numbers by name; null when a number cannot be stated, with its reason in `unstated`.
     #[serde(default)]
-    pub metrics: Numbers,
+    pub metrics: NumberMap,
     /// Why a metric is null.
     #[serde(default)]
-    pub unstated: Named<String>,
+    pub unstated: OrderedMap<String>,
     /// Every step that ran, warm-up included.
     #[serde(default)]
     pub steps: Vec<Step>,
@@ -71,7 +71,7 @@ pub struct Record {
     pub communication: Vec<Communication>,
     /// Milliseconds of the slowest rank by span; they add up to the step.
     #[serde(default)]
-    pub time: Numbers,
+    pub time: NumberMap,
     /// Floating-point operations by convention, and the ledger behind them.
     #[serde(default)]
     pub flops: Flops,

@@ -77,10 +77,10 @@ pub fn measure(
             step()?;
         }
     }
-    Ok(summed_up(&values, wanted, &device.facts().name, rated))
+    Ok(summarize(&values, wanted, &device.facts().name, rated))
 }
 
-fn summed_up(values: &Values, wanted: &Wanted, device: &str, rated: Option<&machine::Machine>) -> DeviceCeilings {
+fn summarize(values: &Values, wanted: &Wanted, device: &str, rated: Option<&machine::Machine>) -> DeviceCeilings {
     let mut ceilings = DeviceCeilings {
         device: device.into(),
         gpu: wanted.gpu as u64,

@@ -91,7 +91,7 @@ pub fn why_not_device(ceilings: &DeviceCeilings, sampled: &Sampled) -> Vec<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calibrate::{Values, summed_up};
+    use crate::calibrate::{Values, summarize};
     use zbench_host::sampling::gpu::GpuSampled;
     use zbench_reports::bench::{DeviceRate, Rate};
 
@@ -106,7 +106,7 @@ mod tests {
             }
             values.add(2, "disk.read".into(), Err("the file system refuses O_DIRECT".into()));
         }
-        summed_up(&values)
+        summarize(&values)
     }
 
     #[test]
@@ -190,7 +190,7 @@ mod tests {
         let mut values = Values::default();
         values.add(1, "matrix.f32".into(), Err("no loop".into()));
         values.add(1, "memory.read".into(), Ok(f64::NAN));
-        let ceilings = summed_up(&values);
+        let ceilings = summarize(&values);
         assert_eq!(why_not(&ceilings, &Sampled::default()), ["no rate was measured"]);
         assert_eq!(ceilings.unstated.len(), 2);
     }

@@ -13,7 +13,7 @@ pub mod quiet;
 mod replay;
 mod rounds;
 
-pub use rounds::{Values, summed_up};
+pub use rounds::{Values, summarize};
 
 use crate::bench::{Limits, Stopped};
 use disk::Disk;
@@ -82,5 +82,5 @@ pub fn measure(
             step(&mut done)?;
         }
     }
-    Ok(summed_up(&values))
+    Ok(summarize(&values))
 }

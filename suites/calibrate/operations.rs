@@ -103,7 +103,7 @@ pub fn measure(
         }
     }
     let mut measured: Vec<Operations> =
-        rank_layouts.iter().zip(&all).map(|((layout, _), samples)| summed_up(*layout, samples)).collect();
+        rank_layouts.iter().zip(&all).map(|((layout, _), samples)| summarize(*layout, samples)).collect();
     complete(&mut measured);
     for (of, samples) in measured.iter_mut().zip(&all) {
         of.overheads.call = waiting(of, &samples.split, cores, false);
@@ -152,7 +152,7 @@ fn middle(mut times: Vec<f64>) -> f64 {
     kept.iter().sum::<f64>() / kept.len() as f64
 }
 
-fn summed_up(layout: RankLayout, samples: &Samples) -> Operations {
+fn summarize(layout: RankLayout, samples: &Samples) -> Operations {
     let mut curves = Curves::default();
     let mut spreads = Vec::new();
     for ((class, sizes), rounds) in &samples.operations {

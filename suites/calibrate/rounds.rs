@@ -35,7 +35,7 @@ impl Values {
 }
 
 /// Medians and limits. A rate that one round could not state is not stated, with that round's reason.
-pub fn summed_up(values: &Values) -> Ceilings {
+pub fn summarize(values: &Values) -> Ceilings {
     let mut ceilings = Ceilings::default();
     let mut numbers: Vec<usize> = values.rounds.keys().map(|(threads, _)| *threads).collect();
     numbers.dedup();

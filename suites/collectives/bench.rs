@@ -163,7 +163,7 @@ impl Rank<'_> {
         let roots = match self.plan.root {
             _ if !collective.has_root() => 0..=0,
             Some(root) if root >= ranks => {
-                return Err(CollectiveError::Impossible(format!("-r {root} is none of the {ranks} ranks")));
+                return Err(CollectiveError::Unsupported(format!("-r {root} is none of the {ranks} ranks")));
             }
             Some(root) => root..=root,
             None => 0..=ranks - 1,

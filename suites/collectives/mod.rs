@@ -71,7 +71,7 @@ pub enum CollectiveError {
     },
     /// What was asked for and the ranks that there are do not go together.
     #[error("{0}")]
-    Impossible(String),
+    Unsupported(String),
 }
 
 /// Told by rank 0 of everything measured, as soon as it is, so that a failure takes nothing away.

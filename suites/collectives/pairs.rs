@@ -29,7 +29,7 @@ pub fn run(
 ) -> Result<bool, CollectiveError> {
     let world = member.world;
     if world.size() < 2 {
-        return Err(CollectiveError::Impossible("pairs of ranks need two ranks at least; give --ranks".into()));
+        return Err(CollectiveError::Unsupported("pairs of ranks need two ranks at least; give --ranks".into()));
     }
     let len = usize::try_from(largest.min(LARGEST) / 4).unwrap_or(usize::MAX).max(1);
     let buffer = || member.arena.alloc(Category::Communication, DType::F32, len);

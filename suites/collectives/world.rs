@@ -138,7 +138,8 @@ fn boxed(ranks: Vec<Shared>) -> impl Iterator<Item = Box<dyn Communicator>> {
 fn by_threads(wanted: &WorldSpec, plan: &Plan, watch: &dyn Watch) -> Result<Vec<Finish>, CollectiveError> {
     let (ranks, timeout) = (wanted.ranks, wanted.timeout);
     let arena = |rank: usize| {
-        let of = |error| CollectiveError::Impossible(format!("rank {rank} of {ranks} threads of one process: {error}"));
+        let of =
+            |error| CollectiveError::Unsupported(format!("rank {rank} of {ranks} threads of one process: {error}"));
         Arena::host(None).map_err(of)
     };
     let device = |rank: usize| match wanted.on {
@@ -186,7 +187,7 @@ fn by_threads(wanted: &WorldSpec, plan: &Plan, watch: &dyn Watch) -> Result<Vec<
         // A rank that has no thread has left the group, so that the others do not wait for it.
         let join =
             |thread: Result<std::thread::ScopedJoinHandle<'_, Result<Finish, CollectiveError>>, CollectiveError>| {
-                thread?.join().unwrap_or_else(|_| Err(CollectiveError::Impossible("a rank panicked".into())))
+                thread?.join().unwrap_or_else(|_| Err(CollectiveError::Unsupported("a rank panicked".into())))
             };
         threads.into_iter().map(join).collect()
     });
@@ -209,7 +210,7 @@ fn one(member: &Member<'_>, plan: &Plan, watch: &dyn Watch) -> Result<Finish, Co
 }
 
 /// Whether an error only says that another rank had one.
-pub fn is_echo(error: &CollectiveError) -> bool {
+pub fn is_consequence(error: &CollectiveError) -> bool {
     matches!(error, CollectiveError::Comm(CommError::Aborted { .. }))
 }
 
@@ -219,7 +220,7 @@ fn cause(results: Vec<Result<Finish, CollectiveError>>) -> Result<Vec<Finish>, C
     for result in results {
         match result {
             Ok(value) => done.push(value),
-            Err(error) if is_echo(&error) => drop(echo.get_or_insert(error)),
+            Err(error) if is_consequence(&error) => drop(echo.get_or_insert(error)),
             Err(error) => drop(first.get_or_insert(error)),
         }
     }

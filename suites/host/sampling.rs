@@ -291,7 +291,7 @@ fn lock(watched: &Mutex<Watched>) -> MutexGuard<'_, Watched> {
 }
 
 /// What this machine shows of clocks, throttling, temperature and energy, for `zbench doctor`.
-pub fn what_can_be_read(root: &Root) -> [(&'static str, Option<String>); 4] {
+pub fn readable_sensors(root: &Root) -> [(&'static str, Option<String>); 4] {
     let cpus = usable_cpus(root);
     let energy = Energy::begin(root);
     let clock = cpus.first().and_then(|cpu| root.count(&clock_file(*cpu))).map(|khz| khz as f64 / 1000.0);

@@ -18,7 +18,7 @@ use zbench_config::{Context, Document, Refusal, Search, Settings, resolve};
 use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::plan::Planner;
 use zbench_predict::planned::{self, Decision, Planned};
-use zbench_reports::Named;
+use zbench_reports::OrderedMap;
 use zbench_reports::max_batch::{self, Next, Of, Role};
 use zbench_reports::record::Status;
 
@@ -285,7 +285,7 @@ fn global_batch(cell: &Cell) -> u64 {
 }
 
 /// What tells a combination from the others, as text.
-fn axes(settings: &Settings, varying: &[&'static str]) -> Named<String> {
+fn axes(settings: &Settings, varying: &[&'static str]) -> OrderedMap<String> {
     let text = |key: &&'static str| {
         let value = match &settings.get(key)?.value {
             Value::String(text) => text.clone(),

@@ -14,16 +14,16 @@ use zbench_estimate::machine::Machine;
 use zbench_estimate::memory::{self, CATEGORIES};
 use zbench_estimate::time::{self, Time};
 use zbench_kernels::Category;
-use zbench_reports::Named;
+use zbench_reports::OrderedMap;
 use zbench_reports::estimate_report::EstimateTraffic;
 
 /// Memory of the largest rank.
 #[derive(Clone, Debug, Default)]
 pub struct Footprint {
     /// Peak bytes by category; they need not coincide.
-    pub peaks: Named<u64>,
+    pub peaks: OrderedMap<u64>,
     /// Bytes by category at the moment of the peak; they add up to `total`.
-    pub at_peak: Named<u64>,
+    pub at_peak: OrderedMap<u64>,
     /// Peak bytes over all categories.
     pub total: u64,
     /// The stage of the peak, from 0, of how many.
@@ -68,7 +68,7 @@ impl Footprint {
             let more = if *category == memory::Category::Workspace { held } else { 0.0 };
             (stage.by(*category) + more).max(0.0).round() as u64
         };
-        let at_peak: Named<u64> =
+        let at_peak: OrderedMap<u64> =
             CATEGORIES.iter().zip(Category::ALL).map(|(ours, name)| (name.name(), bytes(ours))).collect();
         let total = at_peak.iter().map(|(_, bytes)| *bytes).sum();
         Footprint {
@@ -200,7 +200,7 @@ fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate
     // The engine's ledger counts every product of its own plan; the estimator's is the same sum from the shape.
     let model = estimate.map_or(time.model_flops, |estimate| estimate.flops.model);
     let hardware = estimate.map_or(time.hardware_flops, |estimate| estimate.flops.hardware);
-    let mut spans = Named::new();
+    let mut spans = OrderedMap::new();
     for span in &time.spans {
         let name = span.kind.name().replace(' ', "_");
         let before = spans.get(&name).copied().unwrap_or(0.0);

@@ -9,7 +9,7 @@ use zbench_config::{Resolved, grid, keys};
 use zbench_engine::config::{Cell, Checkpointing, Home, PipelineSchedule, Priced, Strategy};
 use zbench_engine::plan::Planner;
 use zbench_estimate::band::Band;
-use zbench_reports::Named;
+use zbench_reports::OrderedMap;
 use zbench_reports::estimate_report::{Candidate, Searched};
 use zbench_reports::{label, units};
 
@@ -35,12 +35,12 @@ pub enum SearchError {
 /// One way: the cell changed, and the settings that say how.
 struct ParallelLayout {
     cell: Cell,
-    settings: Named<String>,
+    settings: OrderedMap<String>,
 }
 
 /// What a way takes.
 struct Outcome {
-    settings: Named<String>,
+    settings: OrderedMap<String>,
     bytes: u64,
     band: Option<Band>,
     timing: Timing,
@@ -279,7 +279,7 @@ fn way(
     cell.parallel.strategy = strategy;
     cell.parallel.shard = if strategy.is_hybrid() { per_node } else { cell.parallel.ranks };
     (cell.train.micro_batch, cell.train.accumulation) = (micro, accumulation);
-    let mut settings = Named::new();
+    let mut settings = OrderedMap::new();
     settings.insert("hardware.software", cell.hardware.software.clone().unwrap_or_default());
     settings.insert("parallel.strategy", strategy.name().to_string());
     for (key, degree) in [

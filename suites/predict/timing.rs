@@ -1,7 +1,7 @@
 //! The predicted time of a step.
 
 use zbench_estimate::band::Band;
-use zbench_reports::Named;
+use zbench_reports::OrderedMap;
 
 /// The time of a step, and what follows from it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -9,7 +9,7 @@ pub struct Timing {
     /// Milliseconds.
     pub step_ms: f64,
     /// Its parts, milliseconds.
-    pub spans: Named<f64>,
+    pub spans: OrderedMap<f64>,
     /// Of all ranks.
     pub tokens_per_second: f64,
     /// FLOPs of a step and rank that the model needs.

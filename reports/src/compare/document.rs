@@ -172,7 +172,7 @@ fn warm_up(document: &mut Document, pair: &Pair, short_id: &dyn Fn(&str) -> Stri
     if short == pair.warm_up.len() {
         return document.paragraph(format!(
             "Warm-up: the timed steps are too few to look for it ({} are needed).",
-            crate::steady::FEWEST
+            crate::warm_up::FEWEST
         ));
     }
     if after + never == 0 {

@@ -8,7 +8,7 @@ use super::trials::{Trial, rate};
 use crate::evidence;
 use crate::record::{Record, Verdict as ParityVerdict};
 use crate::stats;
-use crate::turned::Turned;
+use crate::turns_analysis::TurnsAnalysis;
 
 /// The losses of A compared with those of B.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -118,7 +118,7 @@ pub fn all(a: &[Trial], b: &[Trial], losses: &Losses) -> Vec<Metric> {
 }
 
 /// Replaces the speed from trials with the speed from turns in common rounds.
-pub fn by_turns(metrics: &mut [Metric], turned: &Turned, a: &str, b: &str) {
+pub fn by_turns(metrics: &mut [Metric], turned: &TurnsAnalysis, a: &str, b: &str) {
     let metric = metrics.iter_mut().find(|metric| metric.name == SPEED.name);
     let pair = turned.pair(a, b).filter(|pair| pair.rounds > 0);
     let (Some(metric), Some(pair)) = (metric.filter(|metric| metric.reason.is_none()), pair) else { return };

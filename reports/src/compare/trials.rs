@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::Options;
 use crate::record::Record;
-use crate::steady::{self, Steady};
+use crate::warm_up::{self, WarmUpFinding};
 
 /// A trial with the timed steps after warm-up.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub struct Trial<'a> {
     /// Milliseconds of all timed steps, in order.
     pub all_ms: Vec<f64>,
     /// Where they become steady.
-    pub steady: Steady,
+    pub steady: WarmUpFinding,
     keeps_all: bool,
 }
 
@@ -51,7 +51,7 @@ impl<'a> Trial<'a> {
     pub fn new(record: &'a Record, keeps_all: bool) -> Self {
         let all: Vec<(f64, f64)> = record.timed_steps().map(|step| (step.tokens as f64, step.ms)).collect();
         let all_ms: Vec<f64> = all.iter().map(|step| step.1).collect();
-        let steady = steady::steady(&all_ms);
+        let steady = warm_up::find(&all_ms);
         let discarded = if keeps_all { 0 } else { steady.discarded() };
         Self { record, steps: all[discarded..].to_vec(), all_ms, steady, keeps_all }
     }

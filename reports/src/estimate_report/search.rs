@@ -2,7 +2,7 @@
 
 use crate::document::{Document, Entry, Table, Tone};
 use crate::label;
-use crate::named::Named;
+use crate::ordered_map::OrderedMap;
 use crate::screen::{Room, Screen, fitting};
 use crate::units;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
     /// Its settings, as `--set` takes them.
-    pub settings: Named<String>,
+    pub settings: OrderedMap<String>,
     /// Predicted time of a step.
     pub step_ms: f64,
     /// Tokens per second of all ranks.
@@ -21,7 +21,7 @@ pub struct Candidate {
     /// Predicted peak of the largest rank.
     pub memory_bytes: u64,
     /// Milliseconds of the step by span.
-    pub time: Named<f64>,
+    pub time: OrderedMap<f64>,
     /// Ends of the band around `tokens_per_second`.
     #[serde(default)]
     pub tokens_per_second_band: Option<[f64; 2]>,
@@ -48,7 +48,7 @@ pub struct Searched {
     /// Number of combinations that fit.
     pub fitting: u64,
     /// Number of impossible combinations, by reason.
-    pub impossible: Named<u64>,
+    pub impossible: OrderedMap<u64>,
     /// The Pareto set of speed and memory, the fastest first.
     pub pareto: Vec<Candidate>,
     /// The fastest of all that fit, in order; the first is the answer.

@@ -1,7 +1,7 @@
 //! The part of a record that a gate keeps: enough for every metric, small enough to store hundreds.
 
 use super::metric::{self, Figure, Kind, Metric};
-use crate::named::{Named, Numbers};
+use crate::ordered_map::{NumberMap, OrderedMap};
 use crate::record::{Record, Source, Status};
 use serde::{Deserialize, Serialize};
 
@@ -52,10 +52,10 @@ pub struct Trial {
     pub step_tokens: f64,
     /// The metrics, and `wire_bytes`.
     #[serde(default)]
-    pub values: Numbers,
+    pub values: NumberMap,
     /// Why a metric has no value.
-    #[serde(default, skip_serializing_if = "Named::is_empty")]
-    pub unstated: Named<String>,
+    #[serde(default, skip_serializing_if = "OrderedMap::is_empty")]
+    pub unstated: OrderedMap<String>,
     /// The loss of every step; null where it was not finite. Empty where it is that of the trial before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub losses: Vec<Option<f64>>,
@@ -71,7 +71,7 @@ impl Trial {
         let timed: Vec<_> = record.timed_steps().collect();
         let tokens: u64 = timed.iter().map(|step| step.tokens).sum();
         let metrics = metric::METRICS.iter();
-        let mut values: Numbers =
+        let mut values: NumberMap =
             metrics.filter_map(|metric| Some((metric.name, Some(record.metrics.number(metric.name)?)))).collect();
         if record.is_measured() && !record.steps.is_empty() {
             values.set("wire_bytes", record.wire_bytes());

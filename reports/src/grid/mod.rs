@@ -12,7 +12,7 @@ use crate::gather::grouped;
 use crate::max_batch;
 use crate::record::{Record, Verdict};
 use crate::stats::{self, Interval, Place};
-use crate::turned::Turned;
+use crate::turns_analysis::TurnsAnalysis;
 pub use cell::Kind;
 pub(crate) use cell::{Cell, groups};
 use labels::Axes;
@@ -28,7 +28,7 @@ pub struct Grid<'a> {
     /// The keys in which cells differ; their values are in the order of `cells`.
     pub axes: Axes,
     /// The evidence from turns, where cells took some.
-    pub turned: Option<Turned<'a>>,
+    pub turned: Option<TurnsAnalysis<'a>>,
     /// Keys whose values were found by a search and are not needed to distinguish cells.
     pub searched: Vec<String>,
     /// Places of cells by their key and by the ids of their records.
@@ -149,7 +149,7 @@ impl<'a> Grid<'a> {
 }
 
 /// The turns of the cells that may be ranked.
-fn turned<'a>(records: &[&'a Record], cells: &[Cell]) -> Option<Turned<'a>> {
+fn turned<'a>(records: &[&'a Record], cells: &[Cell]) -> Option<TurnsAnalysis<'a>> {
     let failed: Vec<&str> = cells.iter().filter(|cell| cell.verdict == Verdict::Failed).map(|cell| cell.key).collect();
     let counts = |record: &Record| record.excluding_flags().next().is_none() && !failed.contains(&record.key.as_str());
     let groups = groups(cells.iter().filter(|cell| !cell.used.is_empty()));
@@ -157,11 +157,11 @@ fn turned<'a>(records: &[&'a Record], cells: &[Cell]) -> Option<Turned<'a>> {
         let cell = cells.iter().find(|cell| cell.key == key);
         cell.and_then(|cell| groups.iter().position(|kind| *kind == cell.kind())).unwrap_or(groups.len())
     };
-    Turned::new(records, counts, group)
+    TurnsAnalysis::new(records, counts, group)
 }
 
 /// Ranks cells by their turns, the fastest first; then come the cells without a rank.
-fn rank_by_turns(cells: &mut [Cell], turned: &Turned) {
+fn rank_by_turns(cells: &mut [Cell], turned: &TurnsAnalysis) {
     for cell in cells.iter_mut() {
         match turned.rank(cell.key).filter(|_| cell.verdict != Verdict::Failed) {
             Some((best, worst)) => {

@@ -9,7 +9,7 @@ use crate::grid::{Cell, Grid};
 use crate::phrase::first_names;
 use crate::record::Verdict;
 use crate::stats::{self, Interval};
-use crate::turned::Turned;
+use crate::turns_analysis::TurnsAnalysis;
 use crate::units;
 
 /// Cells that are named in a sentence at most.
@@ -154,7 +154,7 @@ pub fn flag_words(flag: &str) -> String {
 }
 
 /// How to read ranks, letters and intervals of cells that took turns.
-pub fn of_turns(turned: &Turned) -> String {
+pub fn of_turns(turned: &TurnsAnalysis) -> String {
     format!(
         "Rows are in the order of the speed against the reference. It is compared within rounds, so that the machine's own course \
          cancels; the 98 % interval holds at whatever moment the measurement ended. A rank is the range of places that a cell \

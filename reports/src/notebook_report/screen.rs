@@ -6,7 +6,7 @@ use crate::document::{Entry, Table};
 use crate::grid_report::flag_words;
 use crate::record::{Communication, Record, Verdict};
 use crate::screen::{Room, Screen, fitting};
-use crate::{stats, steady, units};
+use crate::{stats, units, warm_up};
 
 /// The results of a run: its speed, its memory and where its time goes.
 pub fn of(record: &Record, room: Room) -> Screen {
@@ -95,7 +95,7 @@ fn steps(record: &Record) -> String {
     if let Some(variation) = stats::coefficient_of_variation(&times) {
         text += &format!(" Coefficient of variation {}.", units::percent(variation));
     }
-    if let Some(warning) = steady::warning(&[record]) {
+    if let Some(warning) = warm_up::warning(&[record]) {
         text += &format!(" {warning}");
     }
     text

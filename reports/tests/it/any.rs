@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use zbench_reports::record::*;
-use zbench_reports::{Named, Record};
+use zbench_reports::{OrderedMap, Record};
 
 /// Text with everything that breaks tables and lines: pipes, quotes, line ends, tabs, escapes, wide characters.
 pub fn text() -> impl Strategy<Value = String> {
@@ -84,7 +84,7 @@ pub fn extra() -> impl Strategy<Value = Map<String, Value>> {
     vec(("future_[a-z]{1,6}", json_value()), 0..3).prop_map(|pairs| pairs.into_iter().collect())
 }
 
-fn numbers() -> impl Strategy<Value = Named<Option<f64>>> {
+fn numbers() -> impl Strategy<Value = OrderedMap<Option<f64>>> {
     vec((text(), proptest::option::of(finite())), 0..5).prop_map(|pairs| pairs.into_iter().collect())
 }
 

@@ -7,7 +7,7 @@ use zbench_reports::notebook_report::{list, show};
 use zbench_reports::record::*;
 use zbench_reports::render::{html, markdown};
 use zbench_reports::screen::Room;
-use zbench_reports::{Named, Remark};
+use zbench_reports::{OrderedMap, Remark};
 
 use super::{any, grid};
 
@@ -18,7 +18,7 @@ fn row(label: &str, total: u64, capacity: u64) -> EstimateRow {
         label: label.into(),
         key: "0123456789abcdef".into(),
         status: if total > capacity { "skipped" } else { "planned" }.into(),
-        memory: [("parameters", total / 2), ("optimizer", total / 2)].into_iter().collect::<Named<u64>>(),
+        memory: [("parameters", total / 2), ("optimizer", total / 2)].into_iter().collect::<OrderedMap<u64>>(),
         total_bytes: Some(total),
         capacity_bytes: Some(capacity),
         fits: Some(total <= capacity),

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use zbench_reports::record::*;
-use zbench_reports::{Named, Record};
+use zbench_reports::{OrderedMap, Record};
 
 use super::any;
 
@@ -107,7 +107,7 @@ fn the_names_are_those_of_the_contract() {
 
 #[test]
 fn names_keep_their_order_and_the_last_value_wins() {
-    let named: Named<Option<f64>> = serde_json::from_str(r#"{"z": 1, "a": null, "z": 3}"#).unwrap();
+    let named: OrderedMap<Option<f64>> = serde_json::from_str(r#"{"z": 1, "a": null, "z": 3}"#).unwrap();
     assert_eq!(named.names().collect::<Vec<_>>(), ["z", "a"]);
     assert_eq!(named.number("z"), Some(3.0));
     assert_eq!(named.number("a"), None);

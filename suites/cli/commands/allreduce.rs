@@ -166,7 +166,7 @@ fn follow(wanted: &WorldSpec, plan: &Plan, stop: &Arc<AtomicBool>) -> Result<u8>
             let rank = if let LaunchMode::Member(world, _) = &wanted.way { world.rank } else { 0 };
             // A failure of NCCL is reported as an abort by this rank.
             let is_own = matches!(&error, CollectiveError::Comm(CommError::Aborted { rank: by, .. }) if *by == rank);
-            if is_own || !world::is_echo(&error) {
+            if is_own || !world::is_consequence(&error) {
                 zbench_host::say!(
                     "error: rank {rank} on {} (pid {}): {error}",
                     machine::host_name(),
@@ -181,7 +181,7 @@ fn follow(wanted: &WorldSpec, plan: &Plan, stop: &Arc<AtomicBool>) -> Result<u8>
 /// The exit code of an error: usage for impossible requests, else failure.
 fn code_of(error: &CollectiveError) -> u8 {
     match error {
-        CollectiveError::Impossible(_) => exit::USAGE,
+        CollectiveError::Unsupported(_) => exit::USAGE,
         CollectiveError::Launch(LaunchError::Rendezvous(_) | LaunchError::Comm(_) | LaunchError::Formed { .. }) => {
             exit::FAILED
         }

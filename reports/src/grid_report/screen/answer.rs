@@ -5,7 +5,7 @@ use crate::evidence::Verdict;
 use crate::grid::{Cell, Grid, Kind, groups};
 use crate::phrase::first_names;
 use crate::stats::{self, Interval};
-use crate::turned::Turned;
+use crate::turns_analysis::TurnsAnalysis;
 use crate::units;
 
 /// Cells that are named at most.
@@ -45,7 +45,7 @@ pub fn plural(kind: &str) -> String {
 }
 
 /// The answer of turns.
-pub fn by_turns(grid: &Grid, turned: &Turned) -> Vec<String> {
+pub fn by_turns(grid: &Grid, turned: &TurnsAnalysis) -> Vec<String> {
     let kinds = kinds(grid);
     if kinds.is_empty() {
         return vec!["No cell is ranked; what is left out is listed below.".to_string()];
@@ -68,7 +68,7 @@ pub fn by_turns(grid: &Grid, turned: &Turned) -> Vec<String> {
 }
 
 /// The fastest of these cells, which are in the order of their speed; at least one.
-fn fastest_by_turns(grid: &Grid, turned: &Turned, cells: &[&Cell], kind: &str) -> String {
+fn fastest_by_turns(grid: &Grid, turned: &TurnsAnalysis, cells: &[&Cell], kind: &str) -> String {
     let best = cells[0];
     let [_, next, ..] = cells else {
         return format!("One {kind} took turns, so there is nothing to compare it with: {}.", best.short);

@@ -2,7 +2,7 @@
 
 use super::time;
 use crate::grid::{Cell, Grid};
-use crate::turned::Turned;
+use crate::turns_analysis::TurnsAnalysis;
 use crate::units;
 
 /// Open pairs whose limits are computed at most, because that takes time.
@@ -20,7 +20,7 @@ pub fn sentence(grid: &Grid) -> String {
     }
 }
 
-fn by_turns(turned: &Turned) -> String {
+fn by_turns(turned: &TurnsAnalysis) -> String {
     let open = turned.open_pairs();
     if open.is_empty() {
         return String::new();

@@ -9,17 +9,24 @@ const START: f64 = 0.5;
 
 /// One comparison of two cells, B slower than A by `difference`, asked after every eighth round.
 #[derive(Debug, Clone, Copy, Default)]
-struct Course {
+struct MeasurementSummary {
     /// Seconds after which "slower", "faster" and "equal" were first said.
     slower: Option<f64>,
     faster: Option<f64>,
     equal: Option<f64>,
 }
 
-fn compare(seed: u64, weather: Weather, difference: f64, budget: f64, generations: u32, rules: Rules) -> Course {
+fn compare(
+    seed: u64,
+    weather: Weather,
+    difference: f64,
+    budget: f64,
+    generations: u32,
+    rules: Rules,
+) -> MeasurementSummary {
     let mut machine = Machine::new(seed, weather);
     let mut pair = Pair::new(rules);
-    let mut course = Course::default();
+    let mut course = MeasurementSummary::default();
     for generation in 0..generations {
         machine.wait(2.0 * START);
         let (a, b) = (machine.start(), machine.start() + difference);
@@ -45,10 +52,10 @@ fn compare(seed: u64, weather: Weather, difference: f64, budget: f64, generation
 
 /// How often, in percent, B is called slower, faster and equal.
 fn rates(runs: usize, weather: Weather, difference: f64, generations: u32) -> (f64, f64, f64) {
-    let courses: Vec<Course> = (0..runs as u64)
+    let courses: Vec<MeasurementSummary> = (0..runs as u64)
         .map(|seed| compare(7 + 1_000_003 * seed, weather, difference, 60.0, generations, Rules::default()))
         .collect();
-    let share = |of: fn(&Course) -> Option<f64>| {
+    let share = |of: fn(&MeasurementSummary) -> Option<f64>| {
         courses.iter().filter(|course| of(course).is_some()).count() as f64 / runs as f64 * 100.0
     };
     let (slower, faster, equal) =

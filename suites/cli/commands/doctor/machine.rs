@@ -49,7 +49,7 @@ pub(super) fn steadiness(root: &Root) -> Vec<Finding> {
     let container = container::container(root);
     let virtualisation = container::virtualisation(root);
     let swap = root.text("proc/meminfo").and_then(|text| kib_line(&text, "SwapTotal"));
-    let [clock, throttling, temperature, energy] = sampling::what_can_be_read(root).map(|(_, found)| found);
+    let [clock, throttling, temperature, energy] = sampling::readable_sensors(root).map(|(_, found)| found);
     let with = |found: Option<String>, none: &str| Some(found.unwrap_or_else(|| none.into()));
     let pressure = root.text("proc/pressure/memory").map(|_| "readable".to_string());
     vec![

@@ -2,7 +2,7 @@
 
 use super::samples::{Dice, three_errors};
 use proptest::prelude::*;
-use zbench_reports::steady::{FEWEST, Steady, steady};
+use zbench_reports::warm_up::{FEWEST, WarmUpFinding, find};
 
 /// Noise of this deviation (relative), each step resembling the one before by `alike`.
 fn noise(dice: &mut Dice, steps: usize, deviation: f64, alike: f64) -> Vec<f64> {
@@ -34,9 +34,9 @@ fn steady_noise_is_left_alone() {
             let mut dice = Dice(steps as u64 * 11_000_003);
             let (mut discarded, mut never) = (0, 0);
             for _ in 0..experiments {
-                match steady(&times(&noise(&mut dice, steps, 0.05, alike), |_| 100.0)) {
-                    Steady::After(_) => discarded += 1,
-                    Steady::Never => never += 1,
+                match find(&times(&noise(&mut dice, steps, 0.05, alike), |_| 100.0)) {
+                    WarmUpFinding::After(_) => discarded += 1,
+                    WarmUpFinding::Never => never += 1,
                     _ => {}
                 }
             }
@@ -61,7 +61,7 @@ fn outliers_are_no_warm_up() {
                     *time *= 1.5 + 1.5 * dice.uniform();
                 }
             }
-            steady(&series).discarded() > 0
+            find(&series).discarded() > 0
         });
         println!("outliers, {steps} steps: {discarded}");
         assert!(discarded <= 0.03 + three_errors(0.03, experiments), "{steps} steps: {discarded}");
@@ -69,8 +69,8 @@ fn outliers_are_no_warm_up() {
     let mut first = vec![100.0; 40];
     (first[0], first[1]) = (900.0, 300.0);
     assert_eq!(
-        steady(&first),
-        Steady::FromTheStart,
+        find(&first),
+        WarmUpFinding::FromTheStart,
         "two slow steps at the start are too few to be told from outliers"
     );
 }
@@ -84,7 +84,7 @@ fn a_step_is_found_where_it_is() {
         let found = share(experiments, || {
             let series =
                 times(&noise(&mut dice, steps, 0.02, alike), |step| if step < steps / 4 { 120.0 } else { 100.0 });
-            steady(&series).discarded().abs_diff(steps / 4) <= 2
+            find(&series).discarded().abs_diff(steps / 4) <= 2
         });
         println!("step of {steps} alike {alike}: {found}");
         assert!(found >= 0.95 - three_errors(0.95, experiments), "{steps} steps, alike {alike}: {found}");
@@ -101,7 +101,7 @@ fn an_exponential_warm_up_is_cut_where_it_has_gone() {
         let found = share(experiments, || {
             let level = |step: usize| 100.0 * (1.0 + (-(step as f64) / 5.0).exp());
             let series = times(&noise(&mut dice, steps, 0.02, 0.0), level);
-            let discarded = steady(&series).discarded();
+            let discarded = find(&series).discarded();
             (10..=60).contains(&discarded) && level(discarded) < 115.0 && {
                 let kept = &series[discarded..];
                 (kept.iter().sum::<f64>() / kept.len() as f64 - 100.0).abs() < 5.0
@@ -123,12 +123,12 @@ fn drifts_bursts_and_late_changes_are_no_warm_up() {
         ("burst", |step| if (50..60).contains(&step) { 150.0 } else { 100.0 }),
     ] {
         let mut dice = Dice(23_000_009);
-        let discarded = share(experiments, || steady(&times(&noise(&mut dice, 100, 0.02, 0.0), level)).discarded() > 0);
+        let discarded = share(experiments, || find(&times(&noise(&mut dice, 100, 0.02, 0.0), level)).discarded() > 0);
         println!("{name}: {discarded}");
         assert!(discarded <= 0.02 + three_errors(0.02, experiments), "{name}: {discarded}");
     }
     let drift: Vec<f64> = (0..100).map(|step| 100.0 + f64::from(step)).collect();
-    assert_eq!(steady(&drift), Steady::Never);
+    assert_eq!(find(&drift), WarmUpFinding::Never);
 }
 
 #[test]
@@ -138,16 +138,16 @@ fn cases_that_a_reader_can_check() {
         // A percent up and down, so that there is noise.
         values.enumerate().map(|(step, value)| value * if step % 2 == 0 { 1.01 } else { 0.99 }).collect()
     };
-    assert_eq!(steady(&level(&[(30, 10.0)])), Steady::FromTheStart);
-    assert_eq!(steady(&level(&[(6, 15.0), (24, 10.0)])), Steady::After(6));
-    assert_eq!(steady(&level(&[(6, 7.0), (24, 10.0)])), Steady::After(6), "faster at first is not steady either");
-    assert_eq!(steady(&level(&[(4, 30.0), (4, 15.0), (24, 10.0)])), Steady::After(8));
-    assert_eq!(steady(&level(&[(20, 15.0), (10, 10.0)])), Steady::Never, "more than half");
-    assert_eq!(steady(&level(&[(6, 10.1), (24, 10.0)])), Steady::FromTheStart, "one percent does no harm");
-    assert_eq!(steady(&[10.0; 40]), Steady::FromTheStart);
-    assert_eq!(steady(&[]), Steady::TooShort);
-    assert_eq!(steady(&level(&[(FEWEST - 1, 10.0)])), Steady::TooShort);
-    assert_eq!(steady(&[f64::NAN; 40]), Steady::TooShort);
+    assert_eq!(find(&level(&[(30, 10.0)])), WarmUpFinding::FromTheStart);
+    assert_eq!(find(&level(&[(6, 15.0), (24, 10.0)])), WarmUpFinding::After(6));
+    assert_eq!(find(&level(&[(6, 7.0), (24, 10.0)])), WarmUpFinding::After(6), "faster at first is not steady either");
+    assert_eq!(find(&level(&[(4, 30.0), (4, 15.0), (24, 10.0)])), WarmUpFinding::After(8));
+    assert_eq!(find(&level(&[(20, 15.0), (10, 10.0)])), WarmUpFinding::Never, "more than half");
+    assert_eq!(find(&level(&[(6, 10.1), (24, 10.0)])), WarmUpFinding::FromTheStart, "one percent does no harm");
+    assert_eq!(find(&[10.0; 40]), WarmUpFinding::FromTheStart);
+    assert_eq!(find(&[]), WarmUpFinding::TooShort);
+    assert_eq!(find(&level(&[(FEWEST - 1, 10.0)])), WarmUpFinding::TooShort);
+    assert_eq!(find(&[f64::NAN; 40]), WarmUpFinding::TooShort);
 }
 
 /// Long runs are averaged first; the answer is then to within a block.
@@ -155,21 +155,21 @@ fn cases_that_a_reader_can_check() {
 fn long_runs_are_judged_too() {
     let mut dice = Dice(5);
     let series = times(&noise(&mut dice, 20_000, 0.02, 0.0), |step| if step < 3000 { 120.0 } else { 100.0 });
-    let discarded = steady(&series).discarded();
+    let discarded = find(&series).discarded();
     assert!(discarded.abs_diff(3000) <= 3 * 20_000usize.div_ceil(512), "{discarded}");
 }
 
 proptest! {
     #[test]
     fn never_more_than_half_and_no_panic(values in proptest::collection::vec(super::any::number(), 0..80), scale in 1u32..40) {
-        let discarded = steady(&values).discarded();
+        let discarded = find(&values).discarded();
         prop_assert!(2 * discarded <= values.len());
         let positive: Vec<f64> = values.iter().map(|value| if value.is_finite() { value.abs().clamp(1e-3, 1e6) } else { 1.0 }).collect();
-        let found = steady(&positive);
+        let found = find(&positive);
         prop_assert!(2 * found.discarded() <= positive.len());
         // A power of two changes the logarithms by a number, and not the verdict but for rounding: seconds or milliseconds
         // are the same run.
         let scaled: Vec<f64> = positive.iter().map(|value| value * f64::from(scale)).collect();
-        prop_assert_eq!(steady(&scaled), found);
+        prop_assert_eq!(find(&scaled), found);
     }
 }

@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 /// Values by name, in the order of insertion: tables keep the order that the measuring side chose.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Named<V>(IndexMap<String, V>);
+pub struct OrderedMap<V>(IndexMap<String, V>);
 
 /// Numbers by name; `None` (JSON null) is a number that cannot be stated.
-pub type Numbers = Named<Option<f64>>;
+pub type NumberMap = OrderedMap<Option<f64>>;
 
-impl<V> Default for Named<V> {
+impl<V> Default for OrderedMap<V> {
     fn default() -> Self {
         Self(IndexMap::new())
     }
 }
 
-impl<V> Named<V> {
+impl<V> OrderedMap<V> {
     /// An empty map.
     pub fn new() -> Self {
         Self::default()
@@ -54,7 +54,7 @@ impl<V> Named<V> {
     }
 }
 
-impl Numbers {
+impl NumberMap {
     /// Sets a number; one that is not finite becomes `None`, as the JSON of a record has no such numbers.
     pub fn set(&mut self, name: impl Into<String>, value: f64) {
         self.insert(name, value.is_finite().then_some(value));
@@ -66,7 +66,7 @@ impl Numbers {
     }
 }
 
-impl<N: Into<String>, V> FromIterator<(N, V)> for Named<V> {
+impl<N: Into<String>, V> FromIterator<(N, V)> for OrderedMap<V> {
     fn from_iter<I: IntoIterator<Item = (N, V)>>(pairs: I) -> Self {
         Self(pairs.into_iter().map(|(name, value)| (name.into(), value)).collect())
     }

@@ -14,8 +14,8 @@ use crate::units;
 
 /// Where a series of step times becomes steady.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Steady {
-    /// Steady from the first step on: nothing is discarded.
+pub enum WarmUpFinding {
+    /// WarmUpFinding from the first step on: nothing is discarded.
     FromTheStart,
     /// Warm-up takes this many steps, at most half of them; they are discarded.
     After(usize),
@@ -25,7 +25,7 @@ pub enum Steady {
     TooShort,
 }
 
-impl Steady {
+impl WarmUpFinding {
     /// How many steps to discard.
     pub fn discarded(self) -> usize {
         match self {
@@ -64,9 +64,9 @@ const LEAST_SHARE_AT_LEVEL: f64 = 0.75;
 
 /// Finds where a series of step times (in any unit) becomes steady. A series with a time that is not finite or not above 0 is not
 /// judged.
-pub fn steady(times: &[f64]) -> Steady {
+pub fn find(times: &[f64]) -> WarmUpFinding {
     if times.len() < FEWEST || !times.iter().all(|time| time.is_finite() && *time > 0.0) {
-        return Steady::TooShort;
+        return WarmUpFinding::TooShort;
     }
     let logs: Vec<f64> = times.iter().map(|time| time.ln()).collect();
     let block = times.len().div_ceil(MOST_BLOCKS);
@@ -81,24 +81,24 @@ pub fn steady(times: &[f64]) -> Steady {
 }
 
 /// The verdict from the segments.
-fn judge(logs: &[f64], starts: &[usize], variance: f64) -> Steady {
+fn judge(logs: &[f64], starts: &[usize], variance: f64) -> WarmUpFinding {
     let ends = starts.iter().skip(1).copied().chain([logs.len()]);
     let pieces: Vec<(usize, usize)> = starts.iter().copied().zip(ends).collect();
     let level = |(start, end): (usize, usize)| median(&logs[start..end]).unwrap_or(f64::NAN);
-    let Some(&last) = pieces.last() else { return Steady::FromTheStart };
+    let Some(&last) = pieces.last() else { return WarmUpFinding::FromTheStart };
     let steady_level = level(last);
     let is_steady = |piece: &(usize, usize)| {
         let error = variance * (1.0 / (piece.1 - piece.0) as f64 + 1.0 / (last.1 - last.0) as f64);
         (level(*piece) - steady_level).abs() <= RELEVANT.ln_1p().max(2.0 * error.sqrt())
     };
-    let Some(first) = pieces.iter().position(is_steady) else { return Steady::Never };
+    let Some(first) = pieces.iter().position(is_steady) else { return WarmUpFinding::Never };
     let start = pieces[first].0;
     let kept = logs.len() - start;
     let at_level: usize = pieces[first..].iter().filter(|piece| is_steady(piece)).map(|(start, end)| end - start).sum();
     if start > logs.len() / 2 || (at_level as f64) < LEAST_SHARE_AT_LEVEL * kept as f64 {
-        return Steady::Never;
+        return WarmUpFinding::Never;
     }
-    if start == 0 { Steady::FromTheStart } else { Steady::After(start) }
+    if start == 0 { WarmUpFinding::FromTheStart } else { WarmUpFinding::After(start) }
 }
 
 /// The noise of a series, estimated from its second half, which should be steady.
@@ -172,14 +172,14 @@ fn segments(values: &[f64], penalty: f64) -> Vec<usize> {
 }
 
 /// Where a record's timed steps become steady.
-pub fn of_record(record: &Record) -> Steady {
+pub fn of_record(record: &Record) -> WarmUpFinding {
     let times: Vec<f64> = record.timed_steps().map(|step| step.ms).collect();
-    steady(&times)
+    find(&times)
 }
 
 /// A warning for a report that discards nothing: in how many trials warm-up seems to last into the timed steps.
 pub fn warning(records: &[&Record]) -> Option<String> {
-    let judged: Vec<Steady> = records.iter().map(|record| of_record(record)).collect();
+    let judged: Vec<WarmUpFinding> = records.iter().map(|record| of_record(record)).collect();
     let longest = judged.iter().map(|steady| steady.discarded()).max().filter(|steps| *steps > 0)?;
     let warming = judged.iter().filter(|steady| steady.discarded() > 0).count();
     Some(format!(

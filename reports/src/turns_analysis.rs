@@ -8,7 +8,7 @@ use crate::stats;
 
 /// The results of cells that took turns. A key names each cell.
 #[derive(Debug)]
-pub(crate) struct Turned<'a> {
+pub(crate) struct TurnsAnalysis<'a> {
     cells: HashMap<&'a str, usize>,
     keys: Vec<&'a str>,
     evidence: Grid,
@@ -63,7 +63,7 @@ struct Taken {
     is_twin: bool,
 }
 
-impl<'a> Turned<'a> {
+impl<'a> TurnsAnalysis<'a> {
     /// Gathers the turns of measured records for which `counts` holds. Cells of one `group` are ranked with each other. `None` if no
     /// record has turns that count.
     pub fn new(
