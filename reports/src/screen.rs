@@ -1,4 +1,4 @@
-//! What fits one screen: the answer first, then what it rests on, each part behind a word that says what it is.
+//! Short forms of documents that fit one screen: the answer first, then the evidence, each part with a label.
 
 pub(crate) mod layout;
 
@@ -7,12 +7,12 @@ use serde::Serialize;
 use crate::plot::Figure;
 use crate::table::Table;
 
-/// So many lines a screen has at most.
+/// Lines of a screen at most.
 pub const MOST_LINES: usize = 40;
-/// The width of a screen where none is stated.
+/// The usual width of a screen.
 pub const WIDTH: u16 = 120;
 
-/// What there is room for.
+/// The size of a screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Columns.
@@ -25,7 +25,7 @@ impl Room {
     /// A screen of usual width.
     pub const SCREEN: Room = Room { width: WIDTH, lines: MOST_LINES };
 
-    /// A screen of so many columns.
+    /// A screen of this width.
     pub fn wide(width: u16) -> Self {
         Self { width, ..Self::SCREEN }
     }
@@ -36,7 +36,7 @@ impl Room {
 pub struct Screen {
     /// Its parts, in order.
     pub parts: Vec<Part>,
-    /// The plots that a page shows beside it; a terminal does not draw them.
+    /// Plots that a page shows beside it; a terminal does not draw them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub figures: Vec<Figure>,
 }
@@ -45,13 +45,13 @@ pub struct Screen {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Part {
-    /// A word in capitals and what there is to say.
+    /// A label in capitals and its text.
     Said {
-        /// The word; empty where the text goes on from the part before.
+        /// The label; empty where the text continues the part before.
         label: String,
         /// Running text.
         text: String,
-        /// So many lines it takes at most where people read; the rest is cut.
+        /// Lines at most where people read; the rest is cut.
         most_lines: usize,
     },
     /// Columns and rows, without a frame.
@@ -59,7 +59,7 @@ pub enum Part {
 }
 
 impl Screen {
-    /// Adds words, unless they are empty. They take so many lines at most.
+    /// Adds a text with its label, unless it is empty. It has at most so many lines.
     pub fn said(&mut self, label: &str, text: impl Into<String>, most_lines: usize) {
         let text = text.into();
         if !text.trim().is_empty() {
@@ -74,8 +74,8 @@ impl Screen {
         }
     }
 
-    /// Takes a line from the words that have most, and from the answer, which stands first, only where no others have two;
-    /// false where none has two.
+    /// Takes a line from the longest text; from the answer, which is first, only where no other text has two lines. False where
+    /// none has two.
     fn cut_longest(&mut self, width: u16) -> bool {
         let lines = |part: &Part| {
             let alone = Screen { parts: vec![part.clone()], figures: Vec::new() };
@@ -91,7 +91,7 @@ impl Screen {
         true
     }
 
-    /// On a narrow terminal words take more lines, and may.
+    /// Allows more lines on a narrow terminal, where texts need them.
     fn widen_limits(&mut self, width: u16) {
         for part in &mut self.parts {
             if let Part::Said { most_lines, .. } = part {
@@ -100,14 +100,14 @@ impl Screen {
         }
     }
 
-    /// How many lines it takes at so many columns.
+    /// Number of lines at this width.
     pub fn lines(&self, width: u16) -> usize {
         layout::lines(self, width, false).len()
     }
 }
 
-/// The largest screen for this room that `compose` makes of so many rows, from `most` down to `least`. Where that is not enough,
-/// the longest words are cut.
+/// The largest screen that fits this room: `compose` makes one with so many rows, from `most` down to `least`. If `least` rows are still
+/// too many, the longest texts are cut.
 pub fn fitting(room: Room, most: usize, least: usize, compose: impl Fn(usize) -> Screen) -> Screen {
     let compose = |rows| {
         let mut screen = compose(rows);
@@ -122,7 +122,7 @@ pub fn fitting(room: Room, most: usize, least: usize, compose: impl Fn(usize) ->
             return screen;
         }
         if rows > least {
-            // Fewer rows may be narrower, too, so that fewer of them wrap: no more than half of the surplus at once.
+            // Fewer rows may also be narrower, so that fewer of them wrap: at most half of the surplus at once.
             rows = rows.saturating_sub(surplus.div_ceil(2)).max(least);
             screen = compose(rows);
         } else if !screen.cut_longest(room.width) {

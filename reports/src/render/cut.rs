@@ -1,11 +1,11 @@
-//! A document on one screen: documents begin with their answer, so what is cut is the end.
+//! A document on one screen. Documents begin with their answer, so the end is cut.
 
 use super::terminal::{Terminal, render};
-use crate::document::{Block, Document};
+use crate::document::{Block, Document, Table};
 use crate::screen::Room;
 
-/// The beginning of a document, as much as there is room for, ending with `more` where something was cut. Lists and tables
-/// are cut between their items and rows; nothing is cut within a paragraph.
+/// The beginning of a document for which there is room, and `more` at its end if something was cut. Lists and tables are cut
+/// between items and rows, never within a paragraph.
 pub fn cut(document: &Document, room: Room, more: &str) -> Document {
     let fits = |document: &Document, lines: usize| height(document, room.width) <= lines;
     if fits(document, room.lines) {
@@ -25,17 +25,14 @@ pub fn cut(document: &Document, room: Room, more: &str) -> Document {
             Block::Table(table) => table.rows.len(),
             _ => 0,
         };
-        let part = |count: usize| match block.clone() {
-            Block::List(mut items) => {
-                items.truncate(count);
-                Block::List(items)
-            }
-            Block::Table(mut table) => {
-                table.rows.truncate(count);
-                table.caption = [&table.caption[..], &format!("The first {count} of {items}:")].join(" ").trim().into();
-                Block::Table(table)
-            }
-            other => other,
+        let part = |count: usize| match block {
+            Block::List(items) => Block::List(items[..count].to_vec()),
+            Block::Table(table) => Block::Table(Table {
+                rows: table.rows[..count].to_vec(),
+                caption: format!("{} The first {count} of {items}:", table.caption).trim().into(),
+                ..table.clone()
+            }),
+            other => other.clone(),
         };
         for count in (1..items).rev() {
             kept.blocks.push(part(count));
@@ -53,7 +50,7 @@ pub fn cut(document: &Document, room: Room, more: &str) -> Document {
     kept
 }
 
-/// Lines of a document at so many columns.
+/// Number of lines of a document at this width.
 pub fn height(document: &Document, width: u16) -> usize {
     render(document, Terminal { width, color: false }).lines().count()
 }

@@ -1,5 +1,5 @@
-//! HTML: one file with everything in it. Nothing is loaded, nothing is run: styles and drawings are inside, there is no
-//! script, and the page forbids itself to fetch anything.
+//! HTML: one file that contains everything. Styles and drawings are inside, there is no script, and the page's security policy forbids
+//! to fetch anything.
 
 use std::fmt::Write;
 
@@ -11,10 +11,10 @@ use crate::text::{one_line, several_lines, xml};
 
 const PAGE: &str = include_str!("html/page.css");
 
-/// So many rows of a table are written, and so many items of a list: a page of a notebook of ten thousand records stays
-/// small enough to be sent and opened. What is left out is said.
+/// Rows of a table and items of a list at most, so that the page of a notebook of ten thousand records can be sent and opened. A note
+/// states what is left out.
 pub const MOST_ROWS: usize = 400;
-/// Above so many headings there is a list of them.
+/// Pages with more headings have a table of contents.
 const HEADINGS: usize = 3;
 
 /// The whole page.
@@ -54,7 +54,7 @@ fn open(page: &mut String, document: &Document) {
     for block in &document.blocks {
         if is_heading(block) {
             headings += 1;
-            // After what stands before the answer, so that the question is read first.
+            // The question, which has no heading, comes before the contents.
             if headings == 1 {
                 contents(page, document);
                 has_contents = true;
@@ -64,7 +64,7 @@ fn open(page: &mut String, document: &Document) {
     }
 }
 
-/// The answer: words behind their labels, the plots before the first table.
+/// The answer: texts with their labels, and the plots before the first table.
 fn render_screen(page: &mut String, screen: &Screen) {
     let mut figures = screen.figures.iter();
     let mut after_table = false;
@@ -100,7 +100,7 @@ fn is_heading(block: &Block) -> bool {
     matches!(block, Block::Heading { level: 0..=1, .. })
 }
 
-/// What stands behind the answer: a part for each heading, which opens when it is asked for. The first block is a heading.
+/// The details after the answer: a part for each heading, which opens on request. The first block is a heading.
 fn folded(page: &mut String, blocks: &[Block]) {
     let mut rest = blocks;
     let mut number = 0;
@@ -115,14 +115,11 @@ fn folded(page: &mut String, blocks: &[Block]) {
 }
 
 fn contents(page: &mut String, document: &Document) {
-    let headings: Vec<&str> = document
-        .blocks
-        .iter()
-        .filter_map(|block| match block {
-            Block::Heading { level: 0..=1, text } => Some(text.as_str()),
-            _ => None,
-        })
-        .collect();
+    let headings = document.blocks.iter().filter_map(|block| match block {
+        Block::Heading { level: 0..=1, text } => Some(text.as_str()),
+        _ => None,
+    });
+    let headings: Vec<&str> = headings.collect();
     if headings.len() <= HEADINGS {
         return;
     }
@@ -134,34 +131,22 @@ fn contents(page: &mut String, document: &Document) {
 }
 
 fn render_block(page: &mut String, block: &Block, part: usize, in_parts: bool) {
-    let _ = match block {
-        Block::Heading { level: 0..=1, text } => writeln!(page, "<h2 id=\"part-{part}\">{}</h2>", xml(text)),
+    match block {
+        Block::Heading { level: 0..=1, text } => *page += &format!("<h2 id=\"part-{part}\">{}</h2>\n", xml(text)),
         Block::Heading { level, text } => {
             let level = u32::from(*level).min(5) + 1;
-            writeln!(page, "<h{level}>{}</h{level}>", xml(text))
+            *page += &format!("<h{level}>{}</h{level}>\n", xml(text));
         }
-        Block::Paragraph(text) if !in_parts => writeln!(page, "<p class=\"lead\">{}</p>", xml(text)),
-        Block::Paragraph(text) => writeln!(page, "<p>{}</p>", xml(text)),
-        Block::List(items) => {
-            list(page, items);
-            Ok(())
+        Block::Paragraph(text) if !in_parts => *page += &format!("<p class=\"lead\">{}</p>\n", xml(text)),
+        Block::Paragraph(text) => *page += &format!("<p>{}</p>\n", xml(text)),
+        Block::List(items) => list(page, items),
+        Block::Table(table) => render_table(page, table),
+        Block::Code(text) => {
+            let lines: Vec<String> = several_lines(text).lines().map(xml).collect();
+            *page += &format!("<pre tabindex=\"0\"><code>{}</code></pre>\n", lines.join("\n"));
         }
-        Block::Table(table) => {
-            render_table(page, table);
-            Ok(())
-        }
-        Block::Code(text) => writeln!(page, "<pre tabindex=\"0\"><code>{}</code></pre>", code(text)),
-        Block::Figure(figure) => {
-            render_figure(page, figure);
-            Ok(())
-        }
-    };
-}
-
-/// Text that keeps its lines.
-fn code(text: &str) -> String {
-    let lines: Vec<String> = several_lines(text).lines().map(xml).collect();
-    lines.join("\n")
+        Block::Figure(figure) => render_figure(page, figure),
+    }
 }
 
 fn list(page: &mut String, items: &[String]) {
@@ -179,8 +164,8 @@ fn list(page: &mut String, items: &[String]) {
     }
 }
 
-/// A table in a box of its own that scrolls, so that the page never does. What is said about it stands before the box, where
-/// it wraps; the caption itself has its name, for those who hear the page.
+/// A table in a box that scrolls, so that the page does not. Its caption is before the box, where it wraps; the caption element has
+/// the table's name, for screen readers.
 fn render_table(page: &mut String, table: &Table) {
     let shown: Vec<usize> = table.shown().collect();
     if shown.is_empty() {
@@ -206,8 +191,7 @@ fn render_table(page: &mut String, table: &Table) {
         let _ = write!(page, "<th scope=\"col\"{class}>{}</th>", xml(&column.title));
     }
     page.push_str("</tr></thead>\n<tbody>\n");
-    let wraps: Vec<bool> =
-        table.columns.iter().enumerate().map(|(place, column)| is_long(table, place, column)).collect();
+    let wraps: Vec<bool> = (0..table.columns.len()).map(|place| is_long(table, place)).collect();
     for row in table.rows.iter().take(MOST_ROWS) {
         page.push_str("<tr>");
         for (number, &place) in shown.iter().enumerate() {
@@ -218,38 +202,25 @@ fn render_table(page: &mut String, table: &Table) {
     page.push_str("</tbody></table></div>\n");
 }
 
-/// Words too long for one line.
-fn is_long(table: &Table, place: usize, column: &Column) -> bool {
+/// Whether a column has words too long for one line.
+fn is_long(table: &Table, place: usize) -> bool {
     const LONG: usize = 48;
-    column.align == Align::Left
+    table.columns[place].align == Align::Left
         && table.rows.iter().take(MOST_ROWS).any(|row| row[place].text.char_indices().nth(LONG).is_some())
 }
 
 fn cell(page: &mut String, entry: &Entry, column: &Column, is_first: bool, wraps: bool) {
-    let mut classes: Vec<&str> = Vec::new();
-    if column.align == Align::Right {
-        classes.push("r");
-    }
-    if wraps {
-        classes.push("x");
-    }
-    let text = xml(&entry.text);
-    let text = match entry.tone {
-        Tone::Plain => text,
-        Tone::Good => {
-            classes.push("good");
-            text
-        }
-        Tone::Warning => {
-            classes.push("warn");
-            text
-        }
-        Tone::Struck => {
-            classes.push("bad");
-            format!("<s>{text}</s>")
-        }
+    let tone = match entry.tone {
+        Tone::Plain => "",
+        Tone::Good => "good",
+        Tone::Warning => "warn",
+        Tone::Struck => "bad",
     };
+    let mut classes = vec![if column.align == Align::Right { "r" } else { "" }, if wraps { "x" } else { "" }, tone];
+    classes.retain(|class| !class.is_empty());
     let class = if classes.is_empty() { String::new() } else { format!(" class=\"{}\"", classes.join(" ")) };
+    let text = xml(&entry.text);
+    let text = if entry.tone == Tone::Struck { format!("<s>{text}</s>") } else { text };
     let _ = match is_first {
         true => write!(page, "<th scope=\"row\"{class}>{text}</th>"),
         false => write!(page, "<td{class}>{text}</td>"),

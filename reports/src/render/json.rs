@@ -1,4 +1,4 @@
-//! JSON: the document as it is.
+//! JSON: the document with all of its fields.
 
 use crate::document::Document;
 
@@ -8,8 +8,8 @@ pub fn render(document: &Document) -> String {
     escaped(&serde_json::to_string(document).expect("a document has a JSON form"))
 }
 
-/// JSON text with the same values, in which nothing acts on a terminal. serde_json escapes what is below U+0020; the others that
-/// act can be in its strings only.
+/// The same JSON with all characters escaped that act on a terminal. serde_json escapes those below U+0020; others can only be in
+/// strings.
 pub fn escaped(json: &str) -> String {
     let mut clean = String::with_capacity(json.len());
     for symbol in json.chars() {

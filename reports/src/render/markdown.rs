@@ -62,10 +62,7 @@ fn render_table(table: &Table) -> String {
         lines.push(String::new());
     }
     lines.push(line(shown.iter().map(|&place| escape(&table.columns[place].title)).collect()));
-    let rule = |&place: &usize| match table.columns[place].align {
-        Align::Left => ":---".to_string(),
-        Align::Right => "---:".to_string(),
-    };
+    let rule = |&place: &usize| if table.columns[place].align == Align::Left { ":---" } else { "---:" }.to_string();
     lines.push(line(shown.iter().map(rule).collect()));
     for row in &table.rows {
         let entry = |&place: &usize| {

@@ -8,13 +8,13 @@ use crate::document::{Align, Block, Document, Entry, Table, Tone};
 use crate::screen::layout;
 use crate::text::{columns, one_line, several_lines};
 
-/// A table of details with more rows than this is not for a terminal.
+/// Longer tables of details are not printed on a terminal.
 const MOST_DETAILS: usize = 40;
 
 /// What the terminal can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
-    /// Columns; text is wrapped to it, and a table that is wider goes on below itself.
+    /// Columns. Text is wrapped to this width; a wider table continues below itself.
     pub width: u16,
     /// Whether escape sequences for bold and colour may be used.
     pub color: bool,
@@ -36,30 +36,28 @@ pub fn render(document: &Document, terminal: Terminal) -> String {
                 let items: Vec<String> = items.iter().map(|item| wrapped(&one_line(item), "-", terminal)).collect();
                 items.join("\n")
             }
-            Block::Table(table) if table.is_detail && table.rows.len() > MOST_DETAILS => wrapped(
-                &format!(
-                    "{} rows: --format markdown, csv or html has them; so has this for fewer cells.",
-                    table.rows.len()
-                ),
-                "",
-                terminal,
-            ),
+            Block::Table(table) if table.is_detail && table.rows.len() > MOST_DETAILS => {
+                let count = table.rows.len();
+                let text =
+                    format!("{count} rows: --format markdown, csv or html has them; so has this for fewer cells.");
+                wrapped(&text, "", terminal)
+            }
             Block::Table(table) => render_table(table, terminal),
             Block::Code(text) => {
                 several_lines(text).lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
             }
-            // A plot is told, not drawn: its caption says what is seen. Curves over steps are drawn in a line of text each.
+            // In place of a plot there is its caption. Curves over steps are drawn in a line of text each.
             Block::Figure(figure) => {
-                let told = wrapped(&one_line(&format!("{}. {}", figure.title, figure.caption)), "", terminal);
+                let caption = wrapped(&one_line(&format!("{}. {}", figure.title, figure.caption)), "", terminal);
                 let curves = spark::curves(&figure.plot).into_iter().map(|curve| one_line(&curve));
-                std::iter::once(told).chain(curves).collect::<Vec<_>>().join("\n")
+                std::iter::once(caption).chain(curves).collect::<Vec<_>>().join("\n")
             }
         });
     }
     parts.join("\n\n") + "\n"
 }
 
-/// A table too wide for the terminal goes on below itself, its first column repeated, so that no number is broken.
+/// A table that is too wide continues below itself with its first column repeated, so that no number is broken.
 fn render_table(table: &Table, terminal: Terminal) -> String {
     let shown: Vec<usize> = table.shown().collect();
     let mut parts = Vec::new();
@@ -75,21 +73,21 @@ fn render_table(table: &Table, terminal: Terminal) -> String {
     parts.join("\n")
 }
 
-/// The letters that a column needs, and whether some of its entries are longer and wrap.
+/// The width of a column in letters, and whether some of its entries are longer and wrap.
 #[derive(Clone, Copy)]
 struct Width {
     letters: u16,
     wraps: bool,
 }
 
-/// Numbers and short words need their full width, a title that of its longest word; long words may wrap.
+/// Numbers and short words get their full width, titles that of their longest word; long texts may wrap.
 fn width(table: &Table, place: usize, terminal: Terminal) -> Width {
     let title = measure(one_line(&table.columns[place].title).split(' ').map(str::to_string));
     let entries = measure(table.rows.iter().map(|row| one_line(&row[place].text)));
     let is_first = table.shown().next() == Some(place);
     let limit = match (table.columns[place].align, is_first) {
         (Align::Right, _) => u16::MAX,
-        // What others leave goes to the columns that wrap, so that this is the least a label gets.
+        // Columns that wrap share the room that others leave, so this is the least width of a label.
         (Align::Left, true) => (terminal.width / 5).max(LONGEST_WORDS / 2),
         (Align::Left, false) => LONGEST_WORDS.min(terminal.width / 2),
     };
@@ -97,21 +95,22 @@ fn width(table: &Table, place: usize, terminal: Terminal) -> Width {
 }
 
 const LONGEST_WORDS: u16 = 40;
-/// Two of padding and one line.
+/// Padding and the line between columns.
 const AROUND: u32 = 3;
 
-/// The columns of the widest text.
+/// The width of the widest text.
 fn measure(texts: impl Iterator<Item = String>) -> u16 {
     texts.map(|text| columns(&text)).max().unwrap_or(0).try_into().unwrap_or(u16::MAX)
 }
 
+/// The columns of each part of a table that is too wide.
 fn pieces(first: (usize, Width), rest: &[(usize, Width)], terminal: Terminal) -> Vec<Vec<(usize, Width)>> {
     let room = |column: &(usize, Width)| u32::from(column.1.letters) + AROUND;
     let mut pieces = vec![vec![first]];
     let mut used = 1 + room(&first);
     for column in rest {
         let is_full = used + room(column) > u32::from(terminal.width);
-        // A piece holds one column beside the repeated one at least, however narrow the terminal.
+        // A piece has at least one column beside the repeated one, however narrow the terminal is.
         if is_full && pieces.last().is_some_and(|piece| piece.len() > 1) {
             pieces.push(vec![first]);
             used = 1 + room(&first);
@@ -137,7 +136,7 @@ fn render_piece(table: &Table, piece: &[(usize, Width)], terminal: Terminal) -> 
         text.add_row(piece.iter().map(|&(place, _)| styled(&row[place]).set_alignment(align(place))));
     }
     for (column, (_, width)) in text.column_iter_mut().zip(piece) {
-        // Columns that wrap share what the others leave.
+        // Columns that wrap share the room that the others leave.
         if !width.wraps {
             let with_padding = width.letters.saturating_add(2);
             column.set_constraint(ColumnConstraint::Absolute(comfy_table::Width::Fixed(with_padding)));
@@ -168,11 +167,10 @@ fn new_table(style: comfy_table::TableStyle, terminal: Terminal) -> comfy_table:
     table
 }
 
-/// Running text is a table of one row without lines: it wraps by the same display widths as tables do.
+/// Running text as a table of one row without lines, so that it wraps by the same display widths as tables.
 fn wrapped(text: &str, bullet: &str, terminal: Terminal) -> String {
     let mut table = new_table(NOTHING, terminal);
-    let cells = if bullet.is_empty() { vec![text] } else { vec![bullet, text] };
-    table.add_row(cells);
+    table.add_row(if bullet.is_empty() { vec![text] } else { vec![bullet, text] });
     for column in table.column_iter_mut() {
         column.set_padding((0, 1));
     }

@@ -1,4 +1,4 @@
-//! Screens as lines of text: words behind labels, wrapped with an indent, and tables without frames.
+//! Screens as lines of text: texts with labels, wrapped with an indent, and tables without frames.
 
 use std::cmp::Reverse;
 
@@ -8,27 +8,24 @@ use crate::text::{columns, one_line};
 
 /// Where texts begin; a longer label is followed by one space.
 const INDENT: usize = 9;
-/// Between two columns.
+/// Spaces between two columns.
 const GAP: usize = 2;
-/// So many columns behind the names stay before names are wrapped.
+/// Columns after the names that are kept before names are wrapped.
 const KEPT: usize = 3;
-/// A column that wraps keeps so many letters.
+/// The least width of a column that wraps.
 const SHORTEST: usize = 16;
 
-/// The lines of a screen for so many columns; labels are bold and entries coloured where that is possible.
+/// The lines of a screen of this width; with bold labels and coloured entries if `color`.
 pub fn lines(screen: &Screen, width: u16, color: bool) -> Vec<String> {
     let width = usize::from(width).max(2 * INDENT);
-    let mut lines = Vec::new();
-    for part in &screen.parts {
-        match part {
-            Part::Said { label, text, most_lines } => lines.extend(said(label, text, *most_lines, width, color)),
-            Part::Table(table) => lines.extend(table_lines(table, width, color)),
-        }
-    }
-    lines
+    let lines = |part: &Part| match part {
+        Part::Said { label, text, most_lines } => text_lines(label, text, *most_lines, width, color),
+        Part::Table(table) => table_lines(table, width, color),
+    };
+    screen.parts.iter().flat_map(lines).collect()
 }
 
-/// As much of the beginning as fits.
+/// The longest beginning of a text that fits.
 fn fitting_part(text: &str, room: usize) -> &str {
     let mut used = 0;
     for (place, symbol) in text.char_indices() {
@@ -40,7 +37,7 @@ fn fitting_part(text: &str, room: usize) -> &str {
     text
 }
 
-fn said(label: &str, text: &str, most_lines: usize, width: usize, color: bool) -> Vec<String> {
+fn text_lines(label: &str, text: &str, most_lines: usize, width: usize, color: bool) -> Vec<String> {
     let label = one_line(label);
     let first = if label.is_empty() { INDENT } else { (columns(&label) + 1).max(INDENT) };
     let mut rows = wrapped(&one_line(text), width.saturating_sub(first).max(INDENT), width - INDENT);
@@ -54,22 +51,14 @@ fn said(label: &str, text: &str, most_lines: usize, width: usize, color: bool) -
             *last = format!("{}{MORE}", whole_words(kept, is_whole).trim_end_matches([' ', ',', ';', ':']));
         }
     }
-    let mut lines = Vec::with_capacity(rows.len());
-    for (place, row) in rows.into_iter().enumerate() {
-        let row = row.trim_end();
-        lines.push(match place {
-            0 => {
-                let pad = " ".repeat(first - columns(&label));
-                format!("{}{pad}{row}", style(&label, if label.is_empty() { "" } else { "1" }, color))
-            }
-            _ => format!("{}{row}", " ".repeat(INDENT)),
-        });
-    }
-    lines
+    let pad = " ".repeat(first - columns(&label));
+    let head = format!("{}{pad}", style(&label, if label.is_empty() { "" } else { "1" }, color));
+    let indents = std::iter::once(head).chain(std::iter::repeat(" ".repeat(INDENT)));
+    indents.zip(rows).map(|(indent, row)| indent + row.trim_end()).collect()
 }
 
-/// The text up to the last sentence or item that ends in it, or up to its last word where that would leave out over half of
-/// it. `ends_at_word` says that its last word is not cut.
+/// The text up to the end of its last sentence or item, or up to its last word if that would leave out more than half of it.
+/// `ends_at_word` says that its last word is complete.
 fn whole_words(text: &str, ends_at_word: bool) -> &str {
     let ends = [text.rfind(". ").map(|at| at + 1), text.rfind("; "), Some(text.len()).filter(|_| text.ends_with('.'))];
     match ends.into_iter().flatten().max() {
@@ -79,7 +68,7 @@ fn whole_words(text: &str, ends_at_word: bool) -> &str {
     }
 }
 
-/// Words in lines; one that is longer than a line is broken.
+/// The text in lines; a word longer than a line is broken. The first line may have another width.
 fn wrapped(text: &str, first: usize, others: usize) -> Vec<String> {
     let mut rows = vec![String::new()];
     let mut used = 0;
@@ -98,7 +87,7 @@ fn wrapped(text: &str, first: usize, others: usize) -> Vec<String> {
             }
             if used == 0 {
                 let part = fitting_part(word, room);
-                // A letter wider than the line stands alone.
+                // A letter wider than the line is a line of its own.
                 let end = if part.is_empty() { word.chars().next().map_or(0, char::len_utf8) } else { part.len() };
                 row.push_str(&word[..end]);
                 word = &word[end..];
@@ -114,8 +103,8 @@ fn wrapped(text: &str, first: usize, others: usize) -> Vec<String> {
     rows
 }
 
-/// The header and the rows. Where they are too wide, columns from the right are left out, down to [`KEPT`] behind the longest of
-/// words; then its words are wrapped, as rows whose names are cut look alike; then more columns are left out.
+/// The header and the rows. If they are too wide, columns are left out from the right until [`KEPT`] are left after the widest column
+/// of words. Then that column is wrapped, because rows with cut names would look alike. Then more columns are left out.
 fn table_lines(table: &Table, width: usize, color: bool) -> Vec<String> {
     let mut shown: Vec<usize> = table.shown().collect();
     let text = |entry: &Entry| one_line(&entry.text);
@@ -127,7 +116,7 @@ fn table_lines(table: &Table, width: usize, color: bool) -> Vec<String> {
     let total = |widths: &[usize]| 1 + widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
     let is_words = |place: usize| table.columns[place].align == Align::Left;
     let longest = (0..shown.len()).filter(|&at| is_words(shown[at])).max_by_key(|&at| (widths[at], Reverse(at)));
-    // As long as another column can be left out instead, a name is not wrapped into less than a third of the line.
+    // A name is not wrapped to less than a third of the line while another column can be left out.
     let least = |behind: usize| if behind > 2 { (width / 3).max(SHORTEST) } else { SHORTEST };
     loop {
         let surplus = total(&widths).saturating_sub(width);
@@ -157,7 +146,7 @@ fn table_lines(table: &Table, width: usize, color: bool) -> Vec<String> {
         }
         line.trim_end().to_string()
     };
-    // A row takes as many lines as the entry that wraps most.
+    // A row has as many lines as the entry that wraps most.
     let row = |cells: Vec<(String, &'static str)>, lines: &mut Vec<String>| {
         let wrapped: Vec<Vec<String>> =
             cells.iter().enumerate().map(|(at, (cell, _))| wrapped(cell, room(at).max(1), room(at).max(1))).collect();
