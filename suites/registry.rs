@@ -84,7 +84,9 @@ pub fn expand(
                 Vec::new()
             }
         };
-        expanded.cells.extend(found.into_iter().filter(|cell| seen.insert(cell.key.clone())));
+        expanded
+            .cells
+            .extend(found.into_iter().filter(|cell| grid::has_key(only, &cell.key) && seen.insert(cell.key.clone())));
     }
     if !problems.is_empty() {
         return Err(ConfigError(problems));

@@ -90,8 +90,14 @@ pub fn label(record: &Record) -> Option<String> {
     let threads = computing_words(record);
     Some(match suite(record)? {
         "gemm" => {
-            let [shape, layout, dtype] = ["shape", "layout", "dtype"].map(|key| text(record, &format!("gemm.{key}")));
-            format!("{shape} {layout} {dtype}, {threads}")
+            let [shape, layout, dtype, output] =
+                ["shape", "layout", "dtype", "output"].map(|key| text(record, &format!("gemm.{key}")));
+            let output = match record.setting("gemm.accumulate").and_then(Value::as_bool) {
+                Some(true) => format!(" += {output}"),
+                _ if dtype == output || output.is_empty() => String::new(),
+                _ => format!(" into {output}"),
+            };
+            format!("{shape} {layout} {dtype}{output}, {threads}")
         }
         "attention" => {
             let [batch, seq, heads, kv, dim] =
@@ -100,8 +106,8 @@ pub fn label(record: &Record) -> Option<String> {
                 0 => String::new(),
                 window => format!(" window {window}"),
             };
-            let dtype = text(record, "attention.dtype");
-            format!("{batch} x {seq} tokens{window}, {heads}/{kv} heads of {dim}, {dtype}, {threads}")
+            let [dtype, pass] = ["dtype", "pass"].map(|key| text(record, &format!("attention.{key}")));
+            format!("{batch} x {seq} tokens{window}, {heads}/{kv} heads of {dim}, {dtype} {pass}, {threads}")
         }
         "checkpoint" => checkpoint::label(record),
         _ if record.extra.contains_key("device_ceilings") => "ceilings of a GPU".to_string(),

@@ -98,7 +98,7 @@ pub fn show(record: &Record, remarks: &[Remark]) -> Document {
     document.headed_list("Remarks", remarks.iter().filter(is_own).map(text).collect());
     document.headed_list("Notes", record.notes.clone());
     if let Some(figure) = crate::figures::run_loss(record) {
-        document.heading("MeasurementSummary of the run");
+        document.heading("Course of the run");
         document.figure(Some(figure));
     }
     document.headed_table("Metrics", metrics(record));

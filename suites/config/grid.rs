@@ -285,7 +285,7 @@ fn key_of(name: &str, value: &toml::Value, document: &Document) -> Result<&'stat
 }
 
 /// Whether a cell's key is one of those that `--only` asks for.
-fn has_key(only: &[Axis], key: &str) -> bool {
+pub fn has_key(only: &[Axis], key: &str) -> bool {
     let asked = only.iter().find(|axis| axis.key == CELL_KEY);
     let begins = |wanted: &Setting| wanted.value.as_str().is_some_and(|wanted| key.starts_with(wanted));
     asked.is_none_or(|axis| axis.values.iter().any(begins))

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::figure;
-use super::run_loss::evaluations;
+use super::run_loss::{evaluations, thin};
 use crate::gather::{distinct, grouped};
 use crate::grid::labels::STRATEGY;
 use crate::grid::{Cell, Grid};
@@ -127,19 +127,4 @@ fn add_strategies(lines: &mut [Line], groups: &[Group]) {
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         line.label = format!("{}{more}, {}", names.join(", "), line.label);
     }
-}
-
-/// Long curves without most of their points: the least and the greatest of each stretch stay, in their order, and so do peaks.
-pub(super) fn thin(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
-    if points.len() <= MOST_POINTS {
-        return points;
-    }
-    let stretch = points.len().div_ceil(MOST_POINTS / 2);
-    let ends = |part: &[(f64, f64)]| {
-        let least = part.iter().enumerate().min_by(|a, b| a.1.1.total_cmp(&b.1.1)).map_or(0, |(place, _)| place);
-        let most = part.iter().enumerate().max_by(|a, b| a.1.1.total_cmp(&b.1.1)).map_or(0, |(place, _)| place);
-        let (first, second) = (least.min(most), least.max(most));
-        if first == second { vec![part[first]] } else { vec![part[first], part[second]] }
-    };
-    points.chunks(stretch).flat_map(ends).collect()
 }

@@ -1,6 +1,5 @@
 //! The loss of one run step by step, and on held-out data where it was evaluated.
 
-use super::loss::thin;
 use crate::plot::{Axis, Figure, Line, Lines, MOST_POINTS, Plot, STEP, Unit, drawable};
 use crate::record::Record;
 use crate::units;
@@ -65,6 +64,21 @@ pub fn evaluations(record: &Record) -> Vec<(f64, f64)> {
     let mut points: Vec<(f64, f64)> = all.into_iter().flatten().filter_map(one).collect();
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     points
+}
+
+/// Long curves without most of their points: the least and the greatest of each stretch stay, in their order, and so do peaks.
+pub(super) fn thin(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    if points.len() <= MOST_POINTS {
+        return points;
+    }
+    let stretch = points.len().div_ceil(MOST_POINTS / 2);
+    let ends = |part: &[(f64, f64)]| {
+        let least = part.iter().enumerate().min_by(|a, b| a.1.1.total_cmp(&b.1.1)).map_or(0, |(place, _)| place);
+        let most = part.iter().enumerate().max_by(|a, b| a.1.1.total_cmp(&b.1.1)).map_or(0, |(place, _)| place);
+        let (first, second) = (least.min(most), least.max(most));
+        if first == second { vec![part[first]] } else { vec![part[first], part[second]] }
+    };
+    points.chunks(stretch).flat_map(ends).collect()
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use zbench_reports::bench;
 use zbench_reports::collectives::comparison;
 use zbench_reports::collectives::document::is_of_suite;
 use zbench_reports::document::{Column, Document as Text, Entry, Table, Tone};
+use zbench_reports::grid_report::labels_of;
 use zbench_reports::record::Record;
 use zbench_reports::units;
 use zbench_runner::{Header, Observe, Runner, Summary, Trials};
@@ -33,6 +34,7 @@ struct Wanted {
     timeout: Duration,
     max_cells: usize,
     dry_run: bool,
+    budget: Option<Duration>,
     /// `--set`, where flags made the document.
     set: Option<Vec<String>>,
 }
@@ -51,6 +53,7 @@ impl Wanted {
             timeout: flags.timeout,
             max_cells: flags.max_cells,
             dry_run: flags.dry_run,
+            budget: None,
             set: (!is_file).then(|| flags.set.clone()),
         }
     }
@@ -117,6 +120,7 @@ pub fn grid(global: &Global, arguments: &GridArgs, document: &Document) -> Resul
         timeout: arguments.timeout,
         max_cells: arguments.max_cells,
         dry_run: arguments.dry_run,
+        budget: arguments.budget,
         set: None,
     };
     run(global, document, &wanted)
@@ -131,6 +135,7 @@ fn run(global: &Global, document: &Document, wanted: &Wanted) -> Result<u8> {
     let context = Context::new(document.folder().to_path_buf(), machine::cores());
     let flag = |key: &str| wanted.set.as_ref().map_or("--set".into(), |set| kernels::flags::flag_of(key, set));
     let expand = |only: &[Axis]| registry::expand(document, only, wanted.max_cells, &context, &flag);
+    let expand_all = || registry::expand(document, &[], grid::MOST_CELLS_EVER, &context, &flag);
     let text = wanted.only.as_deref().unwrap_or_default();
     let parsed = wanted.only.as_deref().map(|only| grid::parse_only(only, document)).transpose();
     let (only, Expanded { cells, remarks }) = match parsed {
@@ -139,15 +144,11 @@ fn run(global: &Global, document: &Document, wanted: &Wanted) -> Result<u8> {
             let expanded = expand(&only)?;
             (only, expanded)
         }
-        // Tables label a cell by what it measures, as `64x64x64 nt f32, 2 threads`: such a label is no list of terms.
-        Err(error) => {
-            let mut expanded = expand(&[])?;
-            expanded.cells.retain(|cell| cell.spec.as_ref().is_some_and(|spec| spec.label() == text.trim()));
-            if expanded.cells.is_empty() {
-                return Err(error.into());
-            }
-            (Vec::new(), expanded)
-        }
+        // Tables label a cell as a record of it, as `64x64x64 nt f32, 2 threads`: such a label is no list of terms.
+        Err(error) => match expand_all().map(|all| labelled(all, text.trim())) {
+            Ok(expanded) if !expanded.cells.is_empty() => (Vec::new(), expanded),
+            _ => return Err(error.into()),
+        },
     };
     remarks.iter().for_each(|remark| zbench_host::say!("note: {remark}"));
     if cells.is_empty() {
@@ -157,15 +158,26 @@ fn run(global: &Global, document: &Document, wanted: &Wanted) -> Result<u8> {
     if wanted.dry_run {
         return dry_run(global, &cells);
     }
-    let header = Header { any_environment: wanted.any_environment, ..header(document) };
+    let header = Header { any_environment: wanted.any_environment, budget: wanted.budget, ..header(document) };
     let question = header.question.clone();
     let summary = carry_out(global, &cells, wanted.trials, header, wanted.timeout)?;
+    train::note_left_out(&summary);
     if summary.interrupted && global.format != Format::Json {
         train::print_interrupted(global, cells.iter().map(|cell| cell.key.as_str()), &summary)?;
     } else {
         show(global, &summary.records, &question)?;
     }
     Ok(summary.exit_code())
+}
+
+/// The cells that tables of records call by this label.
+fn labelled(all: Expanded, label: &str) -> Expanded {
+    let blank =
+        |cell: &BenchCell| Header::default().blank(&cell.key, cell.plain.clone(), 1, jiff::Timestamp::UNIX_EPOCH);
+    let records: Vec<Record> = all.cells.iter().map(blank).collect();
+    let labels = labels_of(&records.iter().collect::<Vec<_>>());
+    let cells = all.cells.into_iter().zip(labels).filter(|(_, of_record)| of_record == label);
+    Expanded { cells: cells.map(|(cell, _)| cell).collect(), ..all }
 }
 
 fn show(global: &Global, records: &[Record], question: &str) -> Result<()> {

@@ -87,12 +87,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         Some(limits) => max_batch::carry_out(limits, &cells, &mut run)?,
         None => run(&cells)?,
     };
-    if summary.left_out > 0 {
-        let trials = zbench_reports::units::plural(summary.left_out, "trial", "trials");
-        zbench_host::say!(
-            "the budget left no time for {trials}; the same command with a larger --budget measures them"
-        );
-    }
+    note_left_out(&summary);
     if global.format == Format::Json {
         print_lines(&summary.records)?;
     } else if summary.interrupted {
@@ -401,5 +396,15 @@ fn stopped(summary: &Summary, cells: &[Planned], notebook: &str) -> String {
         false => format!(
             "{at}; its checkpoint is {dir}, {all}. With --set checkpoint.resume={dir} the command goes on from it."
         ),
+    }
+}
+
+/// Says how many trials the budget left no time for.
+pub fn note_left_out(summary: &Summary) {
+    if summary.left_out > 0 {
+        let trials = zbench_reports::units::plural(summary.left_out, "trial", "trials");
+        zbench_host::say!(
+            "the budget left no time for {trials}; the same command with a larger --budget measures them"
+        );
     }
 }
