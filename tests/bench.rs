@@ -382,6 +382,45 @@ fn a_file_of_the_suite_goes_on_where_it_stopped() {
     }
 }
 
+/// `list` prints what a cell measures. `--only` takes that label and the beginning of a key, and selects no other cell.
+#[test]
+fn labels_of_records_and_beginnings_of_keys_select_their_cell() {
+    let folder = tempfile::tempdir().unwrap();
+    let bench = "[bench]\nseconds = 0.0\niterations = 2\nwarmup = 0.0\n";
+    let products = "suite = \"gemm\"\n[gemm]\nbuffers = \"hot\"\n[grid]\n\"gemm.shape\" = [\"8x8x8\", \"17x3x5\"]\n\
+                    \"gemm.accumulate\" = [false, true]\n";
+    let attention = "suite = \"attention\"\n[attention]\nheads = 1\nhead_dim = 8\nseq_len = 16\n[grid]\n\
+                     \"attention.pass\" = [\"forward\", \"both\"]\n";
+    for (text, cells) in [(products, 4), (attention, 2)] {
+        let folder = tempfile::tempdir_in(folder.path()).unwrap();
+        let path = file(folder.path(), &text.replacen('[', &format!("{bench}["), 1));
+        let path = path.to_str().unwrap();
+        // The budget ends the measuring once every cell has a trial.
+        let grid = run(folder.path(), &["grid", path, "--budget", "1ms", "-q"]);
+        assert_eq!(grid.status.code(), Some(0), "{}", stderr(&grid));
+        assert!(stderr(&grid).contains("the budget left no time for"), "{}", stderr(&grid));
+        assert_eq!(records(folder.path()).len(), cells, "one trial of each cell");
+        let list = run(folder.path(), &["list", "--format", "csv"]);
+        let mut labels = std::collections::BTreeSet::new();
+        for record in records(folder.path()) {
+            let key = record["key"].as_str().unwrap();
+            let row = stdout(&list).lines().find(|line| line.contains(key)).map(str::to_string).unwrap();
+            let label = row.split('"').nth(1).unwrap().to_string();
+            for only in [label.as_str(), &key[..8]] {
+                let dry = run(folder.path(), &["grid", path, "--dry-run", "--only", only, "--format", "csv"]);
+                let rows: Vec<String> = stdout(&dry).lines().skip(1).map(str::to_string).collect();
+                assert!(rows.len() == 1 && rows[0].contains(key), "{only}: {rows:?} {}", stderr(&dry));
+            }
+            labels.insert(label);
+        }
+        assert_eq!(labels.len(), cells, "{labels:?}");
+        let none = run(folder.path(), &["grid", path, "--dry-run", "--only", "ffff0000ffff"]);
+        assert!(stderr(&none).contains("no key does"), "{}{}", stdout(&none), stderr(&none));
+        let wrong = run(folder.path(), &["grid", path, "--dry-run", "--only", "dtyp=f32", "--max-cells", "1"]);
+        assert!(stderr(&wrong).contains("unknown key dtyp"), "{}", stderr(&wrong));
+    }
+}
+
 /// Ctrl-C ends between calls; the cells before it are recorded, standard output says how many there are, and the same command
 /// goes on.
 #[test]
