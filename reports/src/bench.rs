@@ -88,7 +88,11 @@ pub struct Ceiling {
 pub fn label(record: &Record) -> Option<String> {
     let number = |path: &str| count(record, path).to_string();
     let threads = computing_words(record);
+    // A refused combination has what was written for it and no more.
+    let is_refused = |key: &str| record.setting(key).is_none();
     Some(match suite(record)? {
+        "gemm" if is_refused("gemm.layout") => return None,
+        "attention" if is_refused("attention.pass") || is_refused("attention.batch") => return None,
         "gemm" => {
             let [shape, layout, dtype, output] =
                 ["shape", "layout", "dtype", "output"].map(|key| text(record, &format!("gemm.{key}")));
