@@ -189,8 +189,8 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
         }
         document.figure(figures::mfu(grid));
     }
-    if !grid.axes.following.is_empty() {
-        let paths: Vec<String> = grid.axes.following.iter().map(|axis| axis.path.clone()).collect();
+    if !grid.axes.dependent.is_empty() {
+        let paths: Vec<String> = grid.axes.dependent.iter().map(|axis| axis.path.clone()).collect();
         document
             .paragraph(format!("Keys that differ too, and follow from those in the labels: {}.", units::list(&paths)));
     }

@@ -2,14 +2,15 @@
 
 use crate::gather::extent;
 
-/// `a; b; c`, and of more than `most` names the first ones and a count. One name too many is written out: the count would be as
-/// long.
+/// `a; b; c`, and of more than `most` names the first ones and a count.
 pub(crate) fn first_names(names: &[impl AsRef<str>], most: usize) -> String {
-    let joined = |names: &[_]| names.iter().map(AsRef::as_ref).collect::<Vec<&str>>().join("; ");
-    match names.len().saturating_sub(most) {
-        0 | 1 => joined(names),
-        more => format!("{}; and {more} more", joined(&names[..most])),
-    }
+    let shown = names.iter().take(most).map(AsRef::as_ref).collect::<Vec<&str>>().join("; ");
+    if names.len() > most { format!("{shown}; and {} more", names.len() - most) } else { shown }
+}
+
+/// The same, but a single name beyond `most` is written out: its count would be as long.
+pub(crate) fn names_or_count(names: &[impl AsRef<str>], most: usize) -> String {
+    first_names(names, if names.len() == most + 1 { names.len() } else { most })
 }
 
 /// `12 MiB`, or `12 MiB to 20 MiB` where the least and the greatest value are written differently; `None` without values.

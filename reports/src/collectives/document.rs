@@ -72,8 +72,8 @@ fn add_side<'r>(table: &mut TableBuilder<'r, Row>, name: &str, side: impl Fn(&'r
         let tone = if wrong.is_some_and(|count| count > 0) { Tone::Warning } else { Tone::Plain };
         Entry::from(wrong.map(|count| Entry::whole(count, units::count(count)))).toned(tone)
     });
-    type Statistic = fn(&Iterations) -> f64;
-    let spread: [(&str, &str, Statistic); 7] = [
+    type Statistic = (&'static str, &'static str, fn(&Iterations) -> f64);
+    let spread: [Statistic; 7] = [
         ("min", "us", |all| all.min_us),
         ("max", "us", |all| all.max_us),
         ("mean", "us", |all| all.mean_us),

@@ -99,7 +99,7 @@ fn label(grid: &Grid, group: &Group) -> String {
     if group.len() == 1 {
         return first.label.clone();
     }
-    let common = grid.axes.telling.iter().filter_map(|axis| {
+    let common = grid.axes.main.iter().filter_map(|axis| {
         let value = &axis.values[place];
         let is_common = value != "unset" && group.iter().all(|(other, _)| axis.values[*other] == *value);
         is_common.then(|| if axis.path == STRATEGY { value.clone() } else { format!("{}={value}", axis.name) })

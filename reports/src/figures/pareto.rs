@@ -3,7 +3,7 @@
 use super::{NAMED, figure, id};
 use crate::document::{Entry, Table};
 use crate::grid::{Cell, Grid};
-use crate::phrase::first_names;
+use crate::phrase::names_or_count;
 use crate::plot::{Axis, Cloud, Dot, Figure, Plot, Scatter, Unit, add_dot, drawable};
 use crate::units;
 
@@ -99,7 +99,7 @@ pub fn pareto(grid: &Grid) -> Option<Figure> {
             1 => "One cell is beaten by no other in speed and memory together".to_string(),
             count => format!("{count} cells are beaten by no other in speed and memory together"),
         },
-        first_names(&names, NAMED)
+        names_or_count(&names, NAMED)
     );
     caption += &match beaten {
         0 => String::new(),

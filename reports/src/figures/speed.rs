@@ -4,7 +4,7 @@ use super::{NAMED, chosen, figure, id, tone};
 use crate::document::Tone;
 use crate::gather::extent;
 use crate::grid::{Cell, Grid};
-use crate::phrase::first_names;
+use crate::phrase::names_or_count;
 use crate::plot::{Axis, Figure, IntervalRow, Intervals, Plot, SpreadRow, Spreads, Unit, drawable};
 use crate::record::Record;
 use crate::stats::{self, Interval, percentile_of_sorted};
@@ -51,7 +51,7 @@ pub fn tokens_per_second(grid: &Grid) -> Option<Figure> {
             let who = match &fastest[..] {
                 [] => "No cell is ranked".to_string(),
                 [only] => format!("Fastest: {only}"),
-                several => format!("May be the fastest: {}", first_names(several, NAMED)),
+                several => format!("May be the fastest: {}", names_or_count(several, NAMED)),
             };
             let (low, high) = extent(rows.iter().map(|row| row.mid))?;
             let [low, high] = [low, high].map(units::number);

@@ -3,7 +3,7 @@
 use super::{NAMED, chosen, figure, id};
 use crate::gather::distinct;
 use crate::grid::{Cell, Grid};
-use crate::phrase::first_names;
+use crate::phrase::names_or_count;
 use crate::plot::{Axis, Figure, Panel, Plot, StackRow, Stacks, Unit, Waterfalls, drawable};
 use crate::units;
 
@@ -122,7 +122,7 @@ pub fn waterfall(grid: &Grid) -> Option<Figure> {
     let caption = format!(
         "The longest span of {}. Each bar begins where the one above it ends, and the last is the whole step: milliseconds of the slowest rank, \
          mean over steps and trials.{}{which}",
-        first_names(&most, NAMED),
+        names_or_count(&most, NAMED),
         not_spent(&empty)
     );
     let plot = Plot::Waterfalls(Waterfalls { axis: Axis::linear("since the step began", Unit::Milliseconds), panels });

@@ -36,9 +36,9 @@ impl Axis {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Axes {
     /// Enough keys to distinguish all cells that differ; the strategy first.
-    pub telling: Vec<Axis>,
-    /// Further keys, whose values follow from those of the telling ones (the shard of hsdp).
-    pub following: Vec<Axis>,
+    pub main: Vec<Axis>,
+    /// Further keys, whose values follow from those of the main ones (the shard of hsdp).
+    pub dependent: Vec<Axis>,
 }
 
 /// The keys in which these configurations differ.
@@ -46,7 +46,7 @@ pub fn axes(cells: &[&Value]) -> Axes {
     axes_but(cells, &[])
 }
 
-/// The same, where the values of these keys were found by a search: they come last, so that they are telling only where no other key
+/// The same, where the values of these keys were found by a search: they come last, so that they are main keys only where no other key
 /// is.
 pub fn axes_but(cells: &[&Value], found_keys: &[String]) -> Axes {
     let mut found = Vec::new();
@@ -71,9 +71,9 @@ pub fn axes_but(cells: &[&Value], found_keys: &[String]) -> Axes {
         let refined_count = index.len();
         if refined_count > group_count {
             (groups, group_count) = (refined, refined_count);
-            axes.telling.push(axis);
+            axes.main.push(axis);
         } else {
-            axes.following.push(axis);
+            axes.dependent.push(axis);
         }
     }
     axes
@@ -144,7 +144,7 @@ pub fn labels(axes: &Axes, cells: &[&Value], keys: &[&str], fallback: &str) -> V
         axis.values[cell] == UNSET || (axis.path.starts_with("lora.") && !has_adapter(cells[cell]))
     };
     let label = |cell: usize, keep: &dyn Fn(&Axis) -> bool| {
-        let kept = axes.telling.iter().filter(|axis| keep(axis));
+        let kept = axes.main.iter().filter(|axis| keep(axis));
         label::of_terms(kept.map(|axis| label::term(&axis.path, &axis.name, &axis.values[cell])))
     };
     let mut labels: Vec<String> = (0..keys.len()).map(|cell| label(cell, &|axis| !says_nothing(axis, cell))).collect();
@@ -197,7 +197,7 @@ pub fn labels_of(records: &[&Record]) -> Vec<String> {
     labels
 }
 
-/// The only one of these cells in which all telling keys are off, except those for which `is_named` holds: the cell to which a label
+/// The only one of these cells in which all main keys are off, except those for which `is_named` holds: the cell to which a label
 /// without settings that are off belongs.
 pub fn plainest<'r>(cells: &[&'r Record], is_named: &dyn Fn(&str) -> bool) -> Option<&'r Record> {
     let settings: Vec<&Value> = cells.iter().map(|cell| &cell.cell).collect();
@@ -206,7 +206,7 @@ pub fn plainest<'r>(cells: &[&'r Record], is_named: &dyn Fn(&str) -> bool) -> Op
         let has_none = axis.path.starts_with("lora.") && !has_adapter(settings[cell]);
         is_named(&axis.path) || has_none || label::is_off(&axis.values[cell])
     };
-    let mut plain = (0..cells.len()).filter(|&cell| axes.telling.iter().all(|axis| is_off(axis, cell)));
+    let mut plain = (0..cells.len()).filter(|&cell| axes.main.iter().all(|axis| is_off(axis, cell)));
     let first = plain.next()?;
     plain.next().is_none().then_some(cells[first])
 }
@@ -214,7 +214,7 @@ pub fn plainest<'r>(cells: &[&'r Record], is_named: &dyn Fn(&str) -> bool) -> Op
 /// The labels without settings that are off, where they stay unique.
 pub fn short(axes: &Axes, labels: &[String]) -> Vec<String> {
     let is_off = |part: &str| {
-        let value = axes.telling.iter().find_map(|axis| part.strip_prefix(axis.name.as_str())?.strip_prefix('='));
+        let value = axes.main.iter().find_map(|axis| part.strip_prefix(axis.name.as_str())?.strip_prefix('='));
         value.is_some_and(label::is_off)
     };
     let short = |label: &String| {

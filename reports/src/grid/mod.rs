@@ -51,7 +51,7 @@ impl<'a> Grid<'a> {
         let settings: Vec<&Value> = cells.iter().map(|cell| &cell.trials[0].cell).collect();
         let mut searched = max_batch::keys(records);
         let axes = labels::axes_but(&settings, &searched);
-        searched.retain(|key| axes.following.iter().any(|axis| axis.path == *key));
+        searched.retain(|key| axes.dependent.iter().any(|axis| axis.path == *key));
         let keys: Vec<&str> = cells.iter().map(|cell| cell.key).collect();
         let fallback = cells.first().map_or("", |cell| labels::fallback(cell.record()));
         let labels = labels::labels(&axes, &settings, &keys, fallback);

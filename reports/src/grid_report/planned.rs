@@ -158,7 +158,7 @@ fn summary(grid: &Grid, plans: &[Plan]) -> String {
         let labels = first_labels(barely.iter().map(|plan| plan.cell));
         text += &format!(" Only barely, above {:.0} %: {labels}.", BARELY * 100.0);
     }
-    if grid.axes.telling.iter().any(|axis| axis.path == STRATEGY) {
+    if grid.axes.main.iter().any(|axis| axis.path == STRATEGY) {
         text += &by_strategy(plans);
     }
     text
@@ -212,7 +212,7 @@ fn state_of_group(grid: &Grid, strategy: &[&Plan], group: &[&Plan]) -> String {
     let mut others: Vec<&&Plan> =
         strategy.iter().filter(|other| !group.iter().any(|own| own.place == other.place)).collect();
     let mut axes: Vec<&Axis> =
-        grid.axes.telling.iter().filter(|axis| !group.iter().any(|own| differs(axis, own))).collect();
+        grid.axes.main.iter().filter(|axis| !group.iter().any(|own| differs(axis, own))).collect();
     axes.sort_by_key(|axis| Reverse(others.iter().filter(|other| differs(axis, other)).count()));
     let mut keys = Vec::new();
     for axis in axes {
@@ -266,9 +266,8 @@ fn cause(grid: &Grid, plans: &[Plan], plan: &Plan) -> String {
         let largest = format!("{} of it {}", show(plan.part(largest)), largest.name());
         return format!("Model state alone takes {}, {largest}", show(state));
     }
-    let distance = |other: &Plan| {
-        grid.axes.telling.iter().filter(|axis| axis.values[other.place] != axis.values[plan.place]).count()
-    };
+    let distance =
+        |other: &Plan| grid.axes.main.iter().filter(|axis| axis.values[other.place] != axis.values[plan.place]).count();
     if let Some(like) = plans.iter().filter(|other| other.fits()).min_by_key(|other| distance(other)) {
         let mut grown: Vec<(Category, u64)> = Category::ALL
             .into_iter()

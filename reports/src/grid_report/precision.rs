@@ -11,7 +11,7 @@ const SECTION: &str = "precision";
 
 /// One row for each measured cell, where cells differ in precision.
 pub fn table(grid: &Grid) -> Option<Table> {
-    let mut axes = grid.axes.telling.iter().chain(&grid.axes.following);
+    let mut axes = grid.axes.main.iter().chain(&grid.axes.dependent);
     let differs = axes.any(|axis| axis.path.starts_with("precision."));
     let cells: Vec<(&Cell, Policy)> = grid.measured().filter_map(|cell| Some((cell, Policy::of(cell)?))).collect();
     if !differs || cells.is_empty() {

@@ -6,7 +6,7 @@ use crate::batch::{self, Batch};
 use crate::gather::counted;
 use crate::grid::cell::crowding;
 use crate::grid::{Cell, Grid};
-use crate::phrase::first_names;
+use crate::phrase::names_or_count;
 use crate::record::Verdict;
 use crate::stats::{self, Interval};
 use crate::turns_analysis::TurnsAnalysis;
@@ -59,7 +59,7 @@ fn fastest_of(grid: &Grid, cells: &[&Cell], one: &str, many: &str) -> String {
         );
     }
     let names: Vec<String> = first.iter().map(|cell| format!("{} ({})", cell.label, rate(cell))).collect();
-    let names = first_names(&names, NAMED);
+    let names = names_or_count(&names, NAMED);
     let how = match first.len() {
         2 => "their 95 % intervals overlap".to_string(),
         _ => format!("the 95 % interval of each overlaps that of {}, which has the highest median", best.label),
@@ -216,13 +216,13 @@ pub fn wide(grid: &Grid) -> Vec<String> {
         items.push(format!(
             "{have} rank from a wide interval, not from the median: {their} interval reaches the fastest of that rank though \
              cells of a worse rank have a higher median: {}.",
-            first_names(&by_width, NAMED)
+            names_or_count(&by_width, NAMED)
         ));
     }
     if !reaching.is_empty() {
         items.push(format!(
             "Intervals that reach the median of a faster cell in a better rank, so that this order is not shown either: {}.",
-            first_names(&reaching, NAMED)
+            names_or_count(&reaching, NAMED)
         ));
     }
     items
@@ -267,7 +267,7 @@ fn work(grid: &Grid) -> (Vec<String>, Vec<String>) {
         parts.iter().any(|part| path == *part || (part.ends_with('.') && path.starts_with(part)))
     };
     let paths = |parts: &[&str]| -> Vec<String> {
-        let paths = grid.axes.telling.iter().map(|axis| axis.path.clone());
+        let paths = grid.axes.main.iter().map(|axis| axis.path.clone());
         paths.filter(|path| is_of(path, parts)).collect()
     };
     (paths(&["model", "model.", "lora", "lora.", "train.seq_len"]), paths(&["train.accumulation", "train.micro_batch"]))

@@ -122,8 +122,7 @@ fn machine(grid: &Grid, records: &[&Record]) -> String {
 
 /// The effect of each key, over pairs of cells that differ in nothing else.
 fn effects(grid: &Grid) -> String {
-    let (strategies, others): (Vec<&Axis>, Vec<&Axis>) =
-        grid.axes.telling.iter().partition(|axis| axis.path == STRATEGY);
+    let (strategies, others): (Vec<&Axis>, Vec<&Axis>) = grid.axes.main.iter().partition(|axis| axis.path == STRATEGY);
     let mut items = Vec::new();
     for axis in others.into_iter().chain(strategies) {
         let mut values = axis.distinct();

@@ -95,7 +95,7 @@ pub fn speed(grid: &Grid) -> Table {
         let percent = |share: f64| format!("{} %", units::number(share * 100.0));
         table.numbers("trainable", "fraction", |(_, cell)| Entry::maybe(cell.trainable_share(), percent));
     }
-    for axis in &grid.axes.telling {
+    for axis in &grid.axes.main {
         table.words(&axis.path, |(place, _)| &axis.values[*place]).for_machines = true;
     }
     let speeds = match grid.turned {

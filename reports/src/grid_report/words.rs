@@ -17,7 +17,7 @@ pub fn strategies(grid: &Grid) -> Vec<String> {
     let mut names = distinct(costed(grid).map(Cell::strategy));
     // ddp first, the others in the order of the table.
     names.sort_by_key(|name| *name != "ddp");
-    let axis = grid.axes.telling.iter().find(|axis| axis.path == STRATEGY);
+    let axis = grid.axes.main.iter().find(|axis| axis.path == STRATEGY);
     names.iter().filter_map(|name| strategy(grid, axis, name)).collect()
 }
 
@@ -79,7 +79,7 @@ fn strategy(grid: &Grid, axis: Option<&Axis>, name: &str) -> Option<String> {
 /// The effect of every other key on memory and speed, from pairs of cells that differ in nothing else.
 pub fn effects(grid: &Grid) -> Vec<String> {
     let mut items = Vec::new();
-    for axis in grid.axes.telling.iter().filter(|axis| axis.path != STRATEGY) {
+    for axis in grid.axes.main.iter().filter(|axis| axis.path != STRATEGY) {
         let mut values = axis.distinct();
         sort_values(&mut values);
         let Some((base, others)) = values.split_first() else { continue };
@@ -133,13 +133,13 @@ fn effect(grid: &Grid, axis: &Axis, base: &str, other: &str) -> Option<String> {
     Some(text)
 }
 
-/// Measured cells without a parity failure that have these two values of an axis and agree in all other telling ones.
+/// Measured cells without a parity failure that have these two values of an axis and agree in all other main axes.
 pub fn pairs<'g, 'a>(grid: &'g Grid<'a>, axis: &Axis, base: &str, other: &str) -> Vec<(&'g Cell<'a>, &'g Cell<'a>)> {
     let usable = |place: &usize| !grid.cells[*place].used.is_empty() && grid.cells[*place].verdict != Verdict::Failed;
     let of = |value: &str| -> Vec<usize> {
         (0..grid.cells.len()).filter(|&place| axis.values[place] == value).filter(usable).collect()
     };
-    let rest: Vec<&Axis> = grid.axes.telling.iter().filter(|other| other.path != axis.path).collect();
+    let rest: Vec<&Axis> = grid.axes.main.iter().filter(|other| other.path != axis.path).collect();
     let values = |place: usize| rest.iter().map(|axis| axis.values[place].as_str()).collect::<Vec<&str>>();
     let mut partners: HashMap<Vec<&str>, usize> = HashMap::new();
     for place in of(other) {

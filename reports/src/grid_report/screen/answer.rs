@@ -3,7 +3,7 @@
 use super::signed;
 use crate::evidence::Verdict;
 use crate::grid::{Cell, Grid, Kind, groups};
-use crate::phrase::first_names;
+use crate::phrase::names_or_count;
 use crate::stats::{self, Interval};
 use crate::turns_analysis::TurnsAnalysis;
 use crate::units;
@@ -90,7 +90,7 @@ fn fastest_by_turns(grid: &Grid, turned: &TurnsAnalysis, cells: &[&Cell], kind: 
         .iter()
         .enumerate()
         .all(|(place, a)| first[place + 1..].iter().all(|b| turned.verdict(a.key, b.key) == Verdict::Equal));
-    let names = first_names(&first.iter().map(|cell| &cell.short).collect::<Vec<_>>(), NAMED);
+    let names = names_or_count(&first.iter().map(|cell| &cell.short).collect::<Vec<_>>(), NAMED);
     if all_equal {
         return format!(
             "{} {kinds} are the fastest and equal within {}: {names}.",

@@ -3,7 +3,7 @@
 use super::super::{ranking, words};
 use crate::gather::{counted, distinct, grouped};
 use crate::grid::{Cell, Grid};
-use crate::phrase::first_names;
+use crate::phrase::names_or_count;
 use crate::record::{Record, Status, Verdict};
 use crate::units;
 
@@ -39,7 +39,7 @@ fn ended(grid: &Grid, status: Status) -> Option<(String, String)> {
     if trials.len() > cells.len() {
         text += &format!(", {} trials", trials.len());
     }
-    text += &format!(" ({}): {reason}", first_names(&cells, NAMED));
+    text += &format!(" ({}): {reason}", names_or_count(&cells, NAMED));
     text += &match reasons.len() - 1 {
         0 => ".".to_string(),
         more => format!(". {} beside it.", units::plural(more, "other reason", "other reasons")),
@@ -57,7 +57,7 @@ fn failed_parity(grid: &Grid) -> Option<(String, String)> {
     let text = format!(
         "{} not ranked ({}): losses differ from the reference by up to {}.",
         units::plural(failed.len(), "cell is", "cells are"),
-        first_names(&labels, NAMED),
+        names_or_count(&labels, NAMED),
         units::number(largest)
     );
     Some(("WRONG LOSS".into(), text))
@@ -82,7 +82,7 @@ fn unranked(grid: &Grid) -> Vec<(String, String)> {
     let reasons = grouped(others.filter_map(|cell| Some((cell.unranked.as_deref()?, &cell.short))));
     let line = |(reason, cells): (&str, Vec<&String>)| {
         let count = units::plural(cells.len(), "cell", "cells");
-        ("NOT RANKED".to_string(), format!("{count} ({}): {reason}.", first_names(&cells, NAMED)))
+        ("NOT RANKED".to_string(), format!("{count} ({}): {reason}.", names_or_count(&cells, NAMED)))
     };
     reasons.into_iter().take(REASONS).map(line).collect()
 }
