@@ -3,7 +3,8 @@
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
-/// Values by name, in the order of insertion: tables keep the order that the measuring side chose.
+/// Values by name, in the order of insertion: tables keep the order that the measuring side chose. Equality ignores
+/// the order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct OrderedMap<V>(IndexMap<String, V>);

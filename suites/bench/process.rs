@@ -11,13 +11,14 @@ use zbench_reports::record::Status;
 use zbench_runner::processes::tail_of;
 use zbench_runner::protocol::Ended;
 
-/// How often the time limit and the wish to stop are looked at.
+/// How often the time limit and Ctrl-C are checked.
 const TICK: Duration = Duration::from_millis(20);
 
 /// What came of a trial's process.
 pub struct TrialProcess<T> {
     /// The first line of its output that is a result.
     pub result: Option<T>,
+    /// How the process ended; by SIGKILL where it had a result and lived on.
     pub status: ExitStatus,
     /// The end of its standard error.
     pub tail: String,
@@ -28,8 +29,11 @@ pub fn failed(reason: String) -> BenchError {
     Ended { status: Status::Failed, reason, source: None }.into()
 }
 
-/// Runs `command`, with `input` as its standard input, until a line of its output is a result by `parse`, or it has ended. It is
-/// never left running.
+/// Runs `command`, with `input` as its standard input, until `parse` takes a line of its output as the result, or it has ended. It
+/// is never left running.
+///
+/// # Errors
+/// The process cannot be started or watched, the time limit has passed, or the user stopped the measurement.
 pub fn run<T: Send + 'static>(
     command: &mut Command,
     input: &[u8],
@@ -49,15 +53,15 @@ pub fn run<T: Send + 'static>(
         // A child that dies before it has read its input shows in its exit status.
         let _ = stdin.write_all(input);
     }
-    let heard = tail_of(child.stderr.take()).and_then(|tail| Ok((tail, results_of(child.stdout.take(), parse)?)));
-    let watched = match &heard {
+    let streams = tail_of(child.stderr.take()).and_then(|tail| Ok((tail, results_of(child.stdout.take(), parse)?)));
+    let watched = match &streams {
         Ok((_, results)) => watch(&mut child, results, limits),
-        Err(error) => Err(failed(format!("what the trial says cannot be heard: {error}"))),
+        Err(error) => Err(failed(format!("the trial's output cannot be read: {error}"))),
     };
     // A result counts although its process may hang. Killing fails only when it has ended already.
     let _ = child.kill();
     let status = child.wait().map_err(lost)?;
-    let tail = heard.map(|(tail, _)| tail.join().unwrap_or_default()).unwrap_or_default();
+    let tail = streams.map(|(tail, _)| tail.join().unwrap_or_default()).unwrap_or_default();
     Ok(TrialProcess { result: watched?, status, tail })
 }
 
@@ -65,7 +69,7 @@ fn lost(error: std::io::Error) -> BenchError {
     failed(format!("the trial's process was lost: {error}"))
 }
 
-/// Its result; nothing where it ended without one.
+/// Waits for the result; `None` where the process ended without one.
 fn watch<T>(child: &mut Child, results: &Receiver<T>, limits: &Limits<'_>) -> Result<Option<T>, BenchError> {
     loop {
         limits.check()?;
