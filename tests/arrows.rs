@@ -145,7 +145,7 @@ fn references(code: &str, own: &[String]) -> Vec<Vec<String>> {
     for start in ["crate::", "super::", "self::"] {
         for (at, _) in code.match_indices(start) {
             // Not the end of a longer path or name: what stands in front was read with it.
-            if code[..at].ends_with(|c: char| is_part(c) || c == ':' || c == '$') {
+            if code[..at].ends_with(|c: char| is_part(c) || c == ':') {
                 continue;
             }
             let mut base = if start == "crate::" { Vec::new() } else { own.to_vec() };
