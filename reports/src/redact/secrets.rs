@@ -199,6 +199,10 @@ fn without_values(text: &str) -> String {
             open.pass(text, at, first);
             out.push(first);
             at += first.len_utf8();
+            // A word in another script stands between.
+            if first.is_alphanumeric() {
+                before = "";
+            }
             continue;
         }
         let end = text[at..].find(|c| !is_name(c)).map_or(text.len(), |length| at + length);

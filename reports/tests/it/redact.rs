@@ -18,6 +18,7 @@ fn secrets_go_and_words_stay() {
         // `a token: x` has no secret, but letters at the end of a word in another script are not the word `a`.
         ("\u{bae}a token:A0-^Aa%00", "\u{bae}a token:<redacted>"),
         ("a\u{bae} token:A0-^Aa%00", "a\u{bae} token:<redacted>"),
+        ("a#\u{11c50} token:a00!--^aA", "a#\u{11c50} token:<redacted>"),
         ("ghp_0123456789abcdef\ttab\n", "<redacted>\ttab\n"),
         ("", ""),
     ] {
