@@ -8,6 +8,7 @@ mod conformance;
 mod data;
 mod device;
 mod documents;
+mod golden;
 mod hf;
 mod peft;
 #[path = "../../tests/scope.rs"]

@@ -36,7 +36,7 @@ pub fn rank_of(backend: Backend, local: Shared, kernels: Arc<dyn Kernels>, stall
 }
 
 /// All ranks' bytes.
-fn exchanged(comm: &dyn Communicator, own: &[u8]) -> Vec<Vec<u8>> {
+pub fn exchanged(comm: &dyn Communicator, own: &[u8]) -> Vec<Vec<u8>> {
     const ROOM: usize = 1000;
     let mut send = [0i8; ROOM + 1];
     send[0] = 1;

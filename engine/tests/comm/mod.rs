@@ -5,7 +5,7 @@ mod compose;
 mod conformance_device;
 mod conformance_local;
 mod failures;
-mod harness;
+pub mod harness;
 mod in_flight;
 mod link;
 mod meter;

@@ -1,12 +1,12 @@
 //! The engine as a whole: against PyTorch, against itself under every strategy, and against its own plan.
 
-mod accounting;
+pub mod accounting;
 mod adapters;
 mod cuda;
 mod documents;
 mod evaluation;
 mod failures;
-mod families;
+pub mod families;
 mod identity;
 mod initialization;
 mod kinds;
@@ -22,6 +22,6 @@ mod quantised;
 mod recording;
 mod repeats;
 mod resume;
-mod support;
+pub mod support;
 mod tcp;
 mod trace;

@@ -1,0 +1,320 @@
+//! What a cell's plan says and what its run gives, as the sections of the dump.
+
+use super::cells::{Case, Meeting};
+use super::words;
+use crate::comm::harness::exchanged;
+use crate::training::families::single;
+use crate::training::support::{cpus, plan};
+use std::fmt::Write;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use zbench_engine::comm::{Communicator, Rendezvous, Shared, TcpOptions, group, shm, tcp};
+use zbench_engine::config::Cell;
+use zbench_engine::course::Control;
+use zbench_engine::layers::Stated;
+use zbench_engine::outcome::{Evaluated, Failure, Flops, Happening, RankReport, Step, Traffic};
+use zbench_engine::plan::{Action, Plan};
+use zbench_engine::train::{collect, train_rank_probed, with_ranks};
+use zbench_kernels::{Arena, Kernels, Ledger};
+
+/// The sections of a cell, each compared by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Section {
+    Actions,
+    Memory,
+    Wire,
+    Flops,
+    Operations,
+    Losses,
+    Weights,
+}
+
+impl Section {
+    pub const ALL: [Section; 7] = [
+        Section::Actions,
+        Section::Memory,
+        Section::Wire,
+        Section::Flops,
+        Section::Operations,
+        Section::Losses,
+        Section::Weights,
+    ];
+
+    pub const fn word(self) -> &'static str {
+        match self {
+            Section::Actions => "actions",
+            Section::Memory => "memory",
+            Section::Wire => "wire",
+            Section::Flops => "flops",
+            Section::Operations => "operations",
+            Section::Losses => "losses",
+            Section::Weights => "weights",
+        }
+    }
+
+    pub fn of(word: &str) -> Option<Section> {
+        Section::ALL.into_iter().find(|section| section.word() == word)
+    }
+}
+
+/// Name, shape and values of a tensor.
+pub type Tensor = (String, Vec<usize>, Vec<f32>);
+
+/// A cell's plan and run, before they are put into words.
+#[derive(Clone)]
+pub struct Taken {
+    pub actions: Vec<Action>,
+    /// An evaluation's: first micro-batch, each further one, end.
+    pub evaluation: [Vec<Action>; 3],
+    pub memory: Ledger,
+    pub traffic: Vec<Traffic>,
+    pub flops: Flops,
+    /// Trainable, all, active, and bytes of the frozen ones.
+    pub parameters: [u64; 4],
+    /// Of the first and the last rank.
+    pub operations: [Vec<Stated>; 2],
+    /// By rank.
+    pub measured: Vec<(Ledger, Vec<Traffic>)>,
+    pub steps: Vec<Step>,
+    pub evaluations: Vec<Evaluated>,
+    pub weights: Vec<Tensor>,
+}
+
+/// What a run gives.
+struct Ran {
+    reports: Vec<RankReport>,
+    steps: Vec<Step>,
+    evaluations: Vec<Evaluated>,
+    weights: Vec<Tensor>,
+}
+
+/// Plans and runs a cell.
+pub fn take(case: &Case) -> Taken {
+    let cell = &case.cell;
+    let plan = plan(cell);
+    let kernels = zbench_engine::hardware::planner(cell).unwrap();
+    let ran = match case.meeting {
+        Meeting::Threads => on_threads(cell, &plan),
+        Meeting::Shm => in_words(cell, &plan, |kernels, local| {
+            let arena = Arena::shared(None).unwrap();
+            let mut exchange = |own: &[u8]| Ok(exchanged(&local, own));
+            let shm = shm(local.rank(), local.size(), &mut exchange, kernels, &arena, PATIENCE).unwrap();
+            (Box::new(shm), arena)
+        }),
+        Meeting::Tcp => {
+            let meeting = meeting(cell);
+            in_words(cell, &plan, |kernels, local| {
+                let met = Rendezvous::join(&zbench_engine::comm::Meeting { rank: local.rank(), ..meeting.clone() });
+                let options = TcpOptions { stall: PATIENCE, ..TcpOptions::default() };
+                let arena = kernels.arena(None, 1).unwrap();
+                (Box::new(tcp(met.unwrap(), kernels, options).unwrap()), arena)
+            })
+        }
+    };
+    let ran = ran.unwrap_or_else(|failure| panic!("{}: {}", case.name, failure.cause));
+    let estimate = plan.estimate.clone();
+    let operations = [0, cell.parallel.ranks - 1].map(|rank| plan.stated(cell, &*kernels, rank));
+    Taken {
+        actions: plan.actions.clone(),
+        evaluation: [plan.looks.first.clone(), plan.looks.next.clone(), plan.looks.end.clone()],
+        memory: estimate.memory,
+        traffic: estimate.traffic,
+        flops: estimate.flops,
+        parameters: [
+            estimate.trainable_parameters,
+            estimate.parameters,
+            estimate.active_parameters,
+            estimate.base_bytes,
+        ],
+        operations,
+        measured: ran.reports.into_iter().map(|report| (report.ledger, report.traffic)).collect(),
+        steps: ran.steps,
+        evaluations: ran.evaluations,
+        weights: ran.weights,
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn on_threads(cell: &Cell, plan: &Plan) -> Result<Ran, Failure> {
+    let every = cell.evaluation().map(|evaluation| evaluation.every as usize);
+    let last = cell.train.untimed_steps + cell.train.steps;
+    let ranks = with_ranks(cell, plan, cpus(cell), |rank| {
+        let (mut steps, mut evaluations, mut weights) =
+            (Vec::new(), rank.evaluate()?.into_iter().collect::<Vec<_>>(), Vec::new());
+        for done in 1..=last {
+            steps.push(rank.step()?);
+            if every.is_some_and(|every| done % every == 0 || done == last) {
+                evaluations.extend(rank.evaluate()?);
+            }
+        }
+        let report = rank.report();
+        rank.export_weights(|name, shape, values| weights.push((name.to_string(), shape.to_vec(), values.to_vec())))?;
+        Ok((report, steps, evaluations, weights))
+    })?;
+    let mut reports = Vec::new();
+    let mut first = None;
+    for (report, steps, evaluations, weights) in ranks {
+        reports.push(report);
+        first.get_or_insert((steps, evaluations, weights));
+    }
+    let (steps, evaluations, weights) = first.unwrap();
+    Ok(Ran { reports, steps, evaluations, weights })
+}
+
+fn meeting(cell: &Cell) -> zbench_engine::comm::Meeting {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let (host, port) = ("127.0.0.1".to_owned(), free.local_addr().unwrap().port());
+    drop(free);
+    let token = format!("golden-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    zbench_engine::comm::Meeting { rank: 0, size: cell.parallel.ranks, host, port, token, timeout: PATIENCE }
+}
+
+/// Every rank by itself, as processes run: it tells of its steps, and its weights are the model that it saves.
+fn in_words(
+    cell: &Cell,
+    plan: &Plan,
+    connect: impl Fn(Arc<dyn Kernels>, Shared) -> (Box<dyn Communicator>, Arena) + Sync,
+) -> Result<Ran, Failure> {
+    let saved = tempfile::tempdir().unwrap();
+    let mut cell = cell.clone();
+    cell.model.save = Some(saved.path().join("model"));
+    let (told, stop) = (Mutex::new((Vec::new(), Vec::new())), AtomicBool::new(false));
+    let kernels = cpus(&cell);
+    let locals = group("golden", kernels.clone(), PATIENCE).unwrap();
+    let ended = std::thread::scope(|scope| {
+        let start = |(local, kernels): (Shared, Arc<dyn Kernels>)| {
+            let (cell, told, stop, connect) = (&cell, &told, &stop, &connect);
+            scope.spawn(move || {
+                let tell = |happening: &Happening| match happening {
+                    Happening::Step(step) => told.lock().unwrap().0.push(step.clone()),
+                    Happening::Evaluated(evaluated) => told.lock().unwrap().1.push(*evaluated),
+                    _ => {}
+                };
+                let (comm, arena) = connect(kernels.clone(), local);
+                let control = Control { stop, tell: &tell, trace: None, pace: None };
+                train_rank_probed(cell, plan, comm, kernels, arena, control, None)
+            })
+        };
+        let ranks: Vec<_> = locals.into_iter().zip(kernels).map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+    });
+    let reports = collect(ended)?.into_iter().map(|(report, _)| report).collect();
+    let (steps, evaluations) = told.into_inner().unwrap();
+    let tensors = single(&saved.path().join("model/model.safetensors"));
+    let weights = tensors.into_iter().map(|(name, values)| (name, vec![values.len()], values)).collect();
+    Ok(Ran { reports, steps, evaluations, weights })
+}
+
+impl Taken {
+    /// A section, line by line.
+    pub fn text(&self, section: Section) -> String {
+        match section {
+            Section::Actions => self.actions(),
+            Section::Memory => self.memory(),
+            Section::Wire => self.wire(),
+            Section::Flops => self.flops(),
+            Section::Operations => self.operations(),
+            Section::Losses => self.losses(),
+            Section::Weights => self.weights(),
+        }
+    }
+
+    fn actions(&self) -> String {
+        let mut text = String::new();
+        self.actions.iter().for_each(|action| line(&mut text, format_args!("{}", words::action(action))));
+        for (part, actions) in ["first", "next", "end"].into_iter().zip(&self.evaluation) {
+            actions.iter().for_each(|a| line(&mut text, format_args!("evaluation {part}: {}", words::action(a))));
+        }
+        text
+    }
+
+    fn memory(&self) -> String {
+        let mut text = String::new();
+        let mut ledger = |who: &str, ledger: &Ledger| {
+            for (category, word) in words::CATEGORIES {
+                let (peak, at_peak) = (ledger.peak(category), ledger.at_peak(category));
+                line(&mut text, format_args!("{who}: {word} peak={peak} at-total-peak={at_peak}"));
+            }
+            line(&mut text, format_args!("{who}: total peak={}", ledger.total_peak()));
+        };
+        ledger("planned", &self.memory);
+        self.measured.iter().enumerate().for_each(|(rank, measured)| ledger(&format!("rank {rank}"), &measured.0));
+        text
+    }
+
+    fn wire(&self) -> String {
+        let mut text = String::new();
+        let mut rows = |who: &str, rows: &[Traffic]| {
+            let sentence = |row: &Traffic| {
+                let Traffic { axis, kind, calls, payload_bytes, wire_bytes, ranks, .. } = row;
+                let place = format!("{who}: {} {} ranks={ranks}", words::axis(axis), words::kind(kind));
+                format!("{place} calls={calls} payload-bytes={payload_bytes} wire-bytes={wire_bytes}")
+            };
+            let mut sentences: Vec<String> = rows.iter().map(sentence).collect();
+            sentences.sort();
+            sentences.iter().for_each(|sentence| line(&mut text, format_args!("{sentence}")));
+        };
+        rows("planned", &self.traffic);
+        self.measured.iter().enumerate().for_each(|(rank, measured)| rows(&format!("rank {rank}"), &measured.1));
+        text
+    }
+
+    fn flops(&self) -> String {
+        let mut text = String::new();
+        let Flops { model, palm, hardware, ledger, tokens } = &self.flops;
+        line(&mut text, format_args!("model={model} palm={palm} hardware={hardware} tokens={tokens}"));
+        let mut terms: Vec<String> =
+            ledger.iter().map(|(term, flops)| format!("{} {flops}", words::flop_term(term))).collect();
+        terms.sort();
+        terms.iter().for_each(|term| line(&mut text, format_args!("{term}")));
+        let [trainable, all, active, base] = self.parameters;
+        line(&mut text, format_args!("parameters trainable={trainable} all={all} active={active} frozen-bytes={base}"));
+        text
+    }
+
+    fn operations(&self) -> String {
+        let mut text = String::new();
+        for (who, operations) in ["first rank", "last rank"].into_iter().zip(&self.operations) {
+            operations.iter().for_each(|op| line(&mut text, format_args!("{who}: {}", words::operation(op))));
+        }
+        text
+    }
+
+    fn losses(&self) -> String {
+        let mut text = String::new();
+        for Step { step, loss, grad_norm, lr, tokens, loss_scale, skipped, .. } in &self.steps {
+            let bits =
+                format!("loss={:016x} norm={:016x} lr={:016x}", loss.to_bits(), grad_norm.to_bits(), lr.to_bits());
+            let scale = loss_scale.map_or("none".into(), |scale| scale.to_string());
+            line(&mut text, format_args!("step {step}: {bits} tokens={tokens} loss-scale={scale} skipped={skipped}"));
+        }
+        for Evaluated { step, loss, tokens, .. } in &self.evaluations {
+            line(&mut text, format_args!("evaluation after {step}: loss={:016x} tokens={tokens}", loss.to_bits()));
+        }
+        text
+    }
+
+    fn weights(&self) -> String {
+        let mut text = String::new();
+        let mut tensors: Vec<&Tensor> = self.weights.iter().collect();
+        tensors.sort_by(|a, b| a.0.cmp(&b.0));
+        for (name, shape, values) in tensors {
+            let mut hash = blake3::Hasher::new();
+            values.iter().for_each(|value| {
+                hash.update(&value.to_bits().to_le_bytes());
+            });
+            let shape = shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
+            line(&mut text, format_args!("{name} {shape} {}", &hash.finalize().to_hex()[..32]));
+        }
+        text
+    }
+}
+
+fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
+    writeln!(text, "{what}").unwrap();
+}

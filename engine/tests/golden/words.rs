@@ -1,0 +1,287 @@
+//! The fixed vocabulary of the golden dump. Every word is written here and nowhere else, so that the dump stays as it is when
+//! an item or a name of the program changes. A value without a word fails the test.
+
+use zbench_engine::layers::{Phase, Stated};
+use zbench_engine::plan::Action;
+use zbench_kernels::*;
+
+pub fn action(action: &Action) -> String {
+    match *action {
+        Action::Load { micro } => format!("load micro={micro}"),
+        Action::Gather { unit, refresh, slot } => format!("gather unit={unit} refresh={refresh} slot={slot}"),
+        Action::Forward { unit } => format!("forward unit={unit}"),
+        Action::Restore { unit, output } => format!("recompute unit={unit} output={output}"),
+        Action::Backward { unit } => format!("backward unit={unit}"),
+        Action::Release { unit } => format!("release unit={unit}"),
+        Action::Reduce { unit, first, last } => format!("reduce unit={unit} first={first} last={last}"),
+        Action::Update => "update".into(),
+    }
+}
+
+pub const CATEGORIES: [(Category, &str); 6] = [
+    (Category::Parameters, "parameters"),
+    (Category::Gradients, "gradients"),
+    (Category::Optimizer, "optimizer"),
+    (Category::Activations, "activations"),
+    (Category::Communication, "communication"),
+    (Category::Workspace, "workspace"),
+];
+
+pub fn axis(axis: &str) -> &'static str {
+    match axis {
+        "data" => "data",
+        "inner" => "shard",
+        "outer" => "replicate",
+        other => panic!("the mesh axis {other:?} has no word in the golden dump; add it to {}", file!()),
+    }
+}
+
+pub fn kind(kind: &str) -> &'static str {
+    match kind {
+        "all_reduce" => "all-reduce",
+        "all_gather" => "all-gather",
+        "reduce_scatter" => "reduce-scatter",
+        "broadcast" => "broadcast",
+        "barrier" => "barrier",
+        other => panic!("the collective {other:?} has no word in the golden dump; add it to {}", file!()),
+    }
+}
+
+fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Forward => "forward",
+        Phase::Backward => "backward",
+        Phase::Recompute => "recompute",
+        Phase::Update => "update",
+    }
+}
+
+fn term(term: &str) -> &'static str {
+    match term {
+        "q_proj" => "q",
+        "k_proj" => "k",
+        "v_proj" => "v",
+        "o_proj" => "o",
+        "gate_proj" => "gate",
+        "up_proj" => "up",
+        "down_proj" => "down",
+        "expert gate_proj" => "expert-gate",
+        "expert up_proj" => "expert-up",
+        "expert down_proj" => "expert-down",
+        "router" => "router",
+        "routing" => "routing",
+        "lm_head" => "head",
+        "loss" => "loss",
+        "embedding" => "embedding",
+        "norms" => "norms",
+        "attention core" => "attention",
+        "element-wise" => "pointwise",
+        "adapters" => "adapters",
+        "unpack" => "unpack",
+        "gather" => "gather",
+        "reduce" => "reduce",
+        "gradients" => "gradients",
+        "norm" => "gradient-norm",
+        "adamw" => "adamw",
+        other => panic!("the FLOP term {other:?} has no word in the golden dump; add it to {}", file!()),
+    }
+}
+
+/// A line of the FLOP ledger.
+pub fn flop_term(name: &str) -> String {
+    if name == "attention scores again in backward (hardware only)" {
+        return "beyond-the-model attention".into();
+    }
+    let (when, what) = name.split_once(' ').unwrap_or((name, ""));
+    let (when, what) = match when {
+        "forward" => ("forward", what),
+        "backward" => ("backward", what),
+        "update" => ("update", what),
+        "recompute" => ("recompute", what.strip_suffix(" (hardware only)").unwrap_or(what)),
+        other => panic!("the FLOP phase {other:?} has no word in the golden dump; add it to {}", file!()),
+    };
+    format!("{when} {}", term(what))
+}
+
+pub fn dtype(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "f64",
+        DType::F32 => "f32",
+        DType::Bf16 => "bf16",
+        DType::F16 => "f16",
+        DType::U32 => "u32",
+        DType::I32 => "i32",
+        DType::I8 => "i8",
+    }
+}
+
+/// Phase, term, kind and shape of an operation. What depends on the step or on where a rank's part begins (learning rate, step,
+/// clipping, scale of the loss, first element of random numbers) is left out.
+pub fn operation(stated: &Stated) -> String {
+    let Stated { phase: when, term: what, op } = stated;
+    format!("{} {} {}", phase(*when), term(what), kind_and_shape(op))
+}
+
+fn maybe(dtype_of: Option<DType>) -> &'static str {
+    dtype_of.map_or("none", dtype)
+}
+
+fn kind_and_shape(op: &Op) -> String {
+    match *op {
+        Op::Gemm(op) => format!("matmul {}", gemm(op)),
+        Op::Prepack(op) => format!("prepack {}", gemm(op)),
+        Op::GemmPrepacked(op) => format!("matmul-prepacked {}", gemm(op)),
+        Op::RmsNorm(op) => format!("rmsnorm {}", rms_norm(op)),
+        Op::RmsNormBackward(op) => format!("rmsnorm-backward {}", rms_norm(op)),
+        Op::LayerNorm(op) => format!("layernorm {}", layer_norm(op)),
+        Op::LayerNormBackward(op) => format!("layernorm-backward {}", layer_norm(op)),
+        Op::AddRows(op) => format!("add-rows {}", add_rows(op)),
+        Op::AddRowsBackward(op) => format!("add-rows-backward {}", add_rows(op)),
+        Op::MulRows(op) => format!("scale-columns {}", mul_rows(op)),
+        Op::MulRowsBackward(op) => format!("scale-columns-backward {}", mul_rows(op)),
+        Op::InverseNorms(InverseNorms { rows, cols, dtype: of }) => {
+            format!("inverse-norms rows={rows} cols={cols} {}", dtype(of))
+        }
+        Op::Rope(Rope { rows, seq, heads, head_dim, inverse, dtype: of }) => {
+            let of = dtype(of);
+            format!("rope rows={rows} seq={seq} heads={heads} head-dim={head_dim} inverse={inverse} {of}")
+        }
+        Op::Attention(op) => format!("attention {}", attention(op)),
+        Op::AttentionBackward(op) => format!("attention-backward {}", attention(op)),
+        Op::NaiveAttention(op) => format!("naive-attention {}", attention(op)),
+        Op::NaiveAttentionBackward(op) => format!("naive-attention-backward {}", attention(op)),
+        Op::Swiglu(op) => format!("gated {}", gated(op)),
+        Op::SwigluBackward(op) => format!("gated-backward {}", gated(op)),
+        Op::Activate(op) => format!("activation {}", activate(op)),
+        Op::ActivateBackward(op) => format!("activation-backward {}", activate(op)),
+        Op::Embedding(op) => format!("embedding {}", embedding(op)),
+        Op::EmbeddingBackward(op) => format!("embedding-backward {}", embedding(op)),
+        Op::CrossEntropy(CrossEntropy { rows, vocab, scale: _, dtype: of, gradient }) => {
+            format!("cross-entropy rows={rows} vocab={vocab} {} gradient={}", dtype(of), dtype(gradient))
+        }
+        Op::AdamW(op) => adamw(op),
+        Op::Dropout(Dropout { len, p, seed: _, first: _, dtype: of }) => {
+            format!("dropout len={len} p={p} {}", dtype(of))
+        }
+        Op::Normal(Normal { len, std, seed: _, first: _, dtype: of }) => {
+            format!("normal len={len} std={std} {}", dtype(of))
+        }
+        Op::Fill(op) => format!("fill {}", elementwise(op)),
+        Op::Cast(op) => format!("cast {}", elementwise(op)),
+        Op::Add(op) => format!("add {}", elementwise(op)),
+        Op::Accumulate(op) => format!("accumulate {}", elementwise(op)),
+        Op::Scale(op) => format!("scale {}", elementwise(op)),
+        Op::Sum(op) => format!("sum {}", elementwise(op)),
+        Op::SumSquares(op) => format!("sum-of-squares {}", elementwise(op)),
+        Op::ReduceSum(op) => format!("reduce-sum {}", elementwise(op)),
+        Op::Unpack(Unpack { matrix: Packed { packing, rows, cols }, dtype: of }) => {
+            let packing = match packing {
+                Packing::Nf4 => "nf4",
+                Packing::Nf4Double => "nf4-double",
+                Packing::Int8 => "int8",
+            };
+            format!("dequantize {packing} rows={rows} cols={cols} {}", dtype(of))
+        }
+        Op::Route(op) => format!("route {}", route(op)),
+        Op::RouteBackward(op) => format!("route-backward {}", route(op)),
+        Op::Dispatch(op) => format!("dispatch {}", slots(op)),
+        Op::Combine(Combine { slots: op, weighted, accumulate }) => {
+            format!("combine {} weighted={weighted} accumulate={accumulate}", slots(op))
+        }
+        Op::Weigh(op) => format!("router-weight-backward {}", slots(op)),
+        Op::GroupedGemm(GroupedGemm { rows, groups, out, input, form, accumulate, a, b, c }) => {
+            let form = match form {
+                Grouped::Forward => "forward",
+                Grouped::Input => "input-gradient",
+                Grouped::Weight => "weight-gradient",
+            };
+            let [a, b, c] = [a, b, c].map(dtype);
+            let shape = format!("rows={rows} groups={groups} out={out} in={input}");
+            format!("grouped-matmul {form} {shape} accumulate={accumulate} {a} {b} {c}")
+        }
+    }
+}
+
+fn gemm(op: Gemm) -> String {
+    let Gemm { m, n, k, trans_a, trans_b, alpha, accumulate, a, b, c } = op;
+    let [a, b, c] = [a, b, c].map(dtype);
+    format!("m={m} n={n} k={k} ta={trans_a} tb={trans_b} alpha={alpha} accumulate={accumulate} {a} {b} {c}")
+}
+
+fn rms_norm(op: RmsNorm) -> String {
+    let RmsNorm { rows, cols, eps, dtype: of, gradient } = op;
+    format!("rows={rows} cols={cols} eps={eps} {} gradient={}", dtype(of), maybe(gradient))
+}
+
+fn layer_norm(op: LayerNorm) -> String {
+    let LayerNorm { rows, cols, eps, bias, dtype: of, gradient } = op;
+    format!("rows={rows} cols={cols} eps={eps} bias={bias} {} gradient={}", dtype(of), maybe(gradient))
+}
+
+fn add_rows(op: AddRows) -> String {
+    let AddRows { rows, period, cols, dtype: of } = op;
+    format!("rows={rows} period={period} cols={cols} {}", dtype(of))
+}
+
+fn mul_rows(op: MulRows) -> String {
+    let MulRows { rows, cols, dtype: of } = op;
+    format!("rows={rows} cols={cols} {}", dtype(of))
+}
+
+fn attention(op: Attention) -> String {
+    let Attention { batch, seq, heads, kv_heads, head_dim, scale, window, alibi, dtype: of } = op;
+    let window = window.map_or("none".into(), |window| window.to_string());
+    let shape = format!("batch={batch} seq={seq} heads={heads} kv-heads={kv_heads} head-dim={head_dim}");
+    format!("{shape} scale={scale} window={window} alibi={alibi} {}", dtype(of))
+}
+
+fn act(act: Act) -> &'static str {
+    match act {
+        Act::Silu => "silu",
+        Act::Gelu => "gelu",
+        Act::GeluTanh => "gelu-tanh",
+    }
+}
+
+fn gated(op: Swiglu) -> String {
+    let Swiglu { len, act: function, dtype: of } = op;
+    format!("len={len} {} {}", act(function), dtype(of))
+}
+
+fn activate(op: Activate) -> String {
+    let Activate { len, act: function, dtype: of } = op;
+    format!("len={len} {} {}", act(function), dtype(of))
+}
+
+fn embedding(op: Embedding) -> String {
+    let Embedding { rows, cols, vocab, padding, dtype: of } = op;
+    let padding = padding.map_or("none".into(), |token| token.to_string());
+    format!("rows={rows} cols={cols} vocab={vocab} padding={padding} {}", dtype(of))
+}
+
+fn adamw(op: AdamW) -> String {
+    let AdamW { len, beta1, beta2, eps, weight_decay, parameters, gradients, moments, rounding, copy, .. } = op;
+    let rounding = match rounding {
+        Rounding::Nearest => "nearest",
+        Rounding::Stochastic { seed: _, first: _ } => "stochastic",
+    };
+    let types = [parameters, gradients, moments].map(dtype).join(" ");
+    let rates = format!("beta1={beta1} beta2={beta2} eps={eps} weight-decay={weight_decay}");
+    format!("adamw len={len} {rates} {types} {rounding} copy={}", maybe(copy))
+}
+
+fn elementwise(op: Move) -> String {
+    let Move { len, sources, from, to } = op;
+    format!("len={len} sources={sources} {} {}", dtype(from), dtype(to))
+}
+
+fn route(op: Route) -> String {
+    let Route { rows, experts, top, normalised, rounded, dtype: of } = op;
+    let of = dtype(of);
+    format!("rows={rows} experts={experts} top={top} normalised={normalised} rounded={rounded} {of}")
+}
+
+fn slots(op: Slots) -> String {
+    let Slots { rows, top, experts, cols, dtype: of } = op;
+    format!("rows={rows} top={top} experts={experts} cols={cols} {}", dtype(of))
+}
