@@ -417,10 +417,11 @@ impl Cells {
         Cells { cases, _files: files }
     }
 
-    /// A choice of so many that has every value of every dimension, and as many pairs as it can.
+    /// A choice of so many that has every value of every dimension and every way of loading, and as many pairs as it can.
     pub fn some(&self, count: usize) -> Vec<Case> {
         let (mut values, mut seen, mut left) = (BTreeSet::new(), BTreeSet::new(), self.cases.clone());
-        let mut chosen = Vec::new();
+        // One for each way of loading weights.
+        let mut chosen: Vec<Case> = left.extract_if(.., |case| case.values.is_empty()).take(LOADINGS.len()).collect();
         while chosen.len() < count && !left.is_empty() {
             let gain = |case: &Case| {
                 let new = case.values.iter().enumerate().filter(|value| !values.contains(&(value.0, *value.1))).count();
@@ -446,6 +447,9 @@ fn finished(mut case: Case) -> Case {
     case
 }
 
+const LOADINGS: [(&str, Loading); 3] =
+    [("sliced", Loading::Sliced), ("broadcast", Loading::Broadcast), ("everywhere", Loading::Everywhere)];
+
 /// Fixtures whose weights are read, under the three ways of reading them and changing strategies.
 fn from_checkpoints() -> Vec<Case> {
     const NAMES: [&str; 12] = [
@@ -462,10 +466,8 @@ fn from_checkpoints() -> Vec<Case> {
         "qwen2-window",
         "mixtral",
     ];
-    let loadings =
-        [("sliced", Loading::Sliced), ("broadcast", Loading::Broadcast), ("everywhere", Loading::Everywhere)];
     let make = |(number, fixture): (usize, &str)| {
-        let ((strategy_word, strategy), (loading_word, loading)) = (STRATEGIES[number % 8], loadings[number % 3]);
+        let ((strategy_word, strategy), (loading_word, loading)) = (STRATEGIES[number % 8], LOADINGS[number % 3]);
         let mut cell = crate::training::families::Oracle::open(fixture).cell();
         (cell.train.seq_len, cell.train.micro_batch) = (13, 1);
         cell = on(cell, strategy, 2, 2);

@@ -130,8 +130,10 @@ fn stored_values_read_back() {
     assert!(Stored::parse(&text).write(cells.cases.iter().map(|case| case.name.as_str())) == text);
 }
 
-/// One changed value in each section, each as small as can be.
-fn changes() -> Vec<(Section, fn(&mut Taken))> {
+type Change = fn(&mut Taken);
+
+/// Changed values, each as small as can be, with the section that shows it.
+fn changes() -> Vec<(Section, Change)> {
     use zbench_kernels::{Category, Op};
     vec![
         (Section::Actions, |taken| taken.actions.swap(1, 2)),
