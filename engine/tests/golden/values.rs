@@ -159,10 +159,16 @@ impl Check {
 
     pub fn assert(&self) {
         let count = self.differences.len();
+        let of = |section: Section| {
+            let place = format!(", section {}, level ", section.word());
+            let count = self.differences.iter().filter(|difference| difference.contains(&place)).count();
+            format!("{} {count}", section.word())
+        };
+        let by_section = Section::ALL.map(of).join(", ");
         let shown = self.differences.iter().take(30).map(String::as_str).collect::<Vec<_>>().join("\n");
         assert!(
             count == 0,
-            "{count} values of the golden dump differ; docs/ci.md says how to see them in words\n{shown}"
+            "{count} values of the golden dump differ ({by_section}); docs/ci.md says how to see them in words\n{shown}"
         );
     }
 }
@@ -241,7 +247,7 @@ pub fn first_differences(old: &str, new: &str) -> Vec<String> {
         }
     }
     let line = |(section, (count, first)): (Section, (usize, String))| {
-        format!("{count} values of section {} differ; the first: {first}", section.word())
+        format!("section {}: {count} differ, the first: {first}", section.word())
     };
     found.into_iter().map(line).collect()
 }
