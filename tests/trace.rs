@@ -382,7 +382,7 @@ fn profile(folder: &Path, text: &str) {
         let cell = cell.resolved.unwrap().cell;
         let kernels = zbench_kernels::Cpu::new(1);
         let plan = zbench_engine::plan::Plan::new(&cell, &kernels).unwrap();
-        for stated in plan.stated(&cell, &kernels, 0) {
+        for stated in plan.operations(&cell, &kernels, 0) {
             let class = Class::of(&stated.op);
             points.insert(class.name, vec![1.0; class.sizes.len()]);
         }

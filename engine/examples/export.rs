@@ -7,7 +7,7 @@
 
 use std::error::Error;
 use zbench_engine::config::*;
-use zbench_engine::layers::StepError;
+use zbench_engine::error::StepError;
 use zbench_engine::plan::Plan;
 use zbench_engine::save::SaveOptions;
 use zbench_engine::train::with_ranks;

@@ -1,8 +1,8 @@
 //! The course of a run on one rank: its steps, what happens between them, and what is written at the end.
 
 use crate::config::Cell;
+use crate::error::StepError;
 use crate::guard::Guard;
-use crate::layers::StepError;
 use crate::outcome::{Evaluated, Happening, Moment, Saved, Step};
 use crate::rank::Rank;
 use crate::save::{SaveError, SaveOptions, try_folder};
@@ -46,7 +46,7 @@ impl Control<'_> {
 
 /// All steps of a run, and what is written behind them.
 pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
-    rank.tracer = control.trace.map(|tracing| Tracer::new(tracing, &rank.arena, rank.steps));
+    rank.tracer = control.trace.map(|tracing| Tracer::new(tracing, &rank.arena, rank.progress.steps));
     let result = all(rank, control);
     // Of a step that has failed, too, what it did until then.
     trace(rank, control, true);
@@ -83,12 +83,12 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
         saver.iter_mut().for_each(|saver| saver.evaluated(evaluated));
     }
     let mut stopped = false;
-    while rank.steps < last && !stopped {
+    while rank.progress.steps < last && !stopped {
         if !control.may_begin(rank) {
             stopped = true;
             break;
         }
-        rank.wants_stop = control.stop.load(Ordering::Relaxed);
+        rank.says.stop = control.stop.load(Ordering::Relaxed);
         let mut after = |rank: &mut Rank<'_>, step: &Step| {
             if let Some(probe) = rank.inputs.probe {
                 probe(Moment::StepEnds { timed: step.timed });
@@ -99,7 +99,7 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
             if let Some(worse) = guard.see(step) {
                 return Err(StepError::Worse(worse));
             }
-            let evaluated = if due(rank.steps) { evaluate(rank, &voice)? } else { None };
+            let evaluated = if due(rank.progress.steps) { evaluate(rank, &voice)? } else { None };
             trace(rank, control, false);
             Ok(evaluated)
         };
@@ -118,7 +118,7 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
                 Vec::new()
             }
         };
-        stopped = rank.stop_agreed && rank.steps < last;
+        stopped = rank.agreed.stop && rank.progress.steps < last;
         voice.saved(saved);
     }
     if let Some(saver) = &mut saver {

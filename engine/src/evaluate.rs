@@ -3,8 +3,9 @@
 
 use crate::comm::Communicator;
 use crate::config::Evaluation;
+use crate::error::{Result, StepError};
+use crate::executor::{Executor, Spans};
 use crate::layers::prepacked::Prepacked;
-use crate::layers::{Piece, Sketch, StepError};
 use crate::meter::Meter;
 use crate::outcome::{Evaluated, Span};
 use crate::plan::{Action, Looks};
@@ -12,8 +13,6 @@ use crate::rank::Rank;
 use crate::trace::{StepTrace, What};
 use std::time::Instant;
 use zbench_kernels::{Buffer, Category, DType, Kernels, View, ViewMut};
-
-type Result<T> = std::result::Result<T, StepError>;
 
 /// What stands for a target where a token has no loss.
 const NO_TARGET: u32 = u32::MAX;
@@ -28,14 +27,14 @@ impl Rank<'_> {
         // The weights have changed since a step has made forms of them.
         self.prepacked.iter_mut().for_each(Prepacked::forget);
         self.flow.evaluates = true;
-        let mut meter = Meter::recorded(self.kernels.clone(), self.recording(self.steps.max(1)));
+        let mut meter = Meter::recorded(self.kernels().clone(), self.recording(self.progress.steps.max(1)));
         let sums = self.look(evaluation, &mut meter);
         self.flow.evaluates = false;
         self.unload();
         meter.enter(Span::ExposedAgree);
         let agreed = sums.and_then(|sums| self.agree(&sums));
         let (ns, recording) = meter.broken();
-        let of = StepTrace { ns, broken: agreed.is_err(), ..self.account(What::Evaluation, self.steps) };
+        let of = StepTrace { ns, broken: agreed.is_err(), ..self.account(What::Evaluation, self.progress.steps) };
         self.traced(recording, of);
         let (loss, tokens) = agreed?;
         self.comms.restore(counted);
@@ -44,9 +43,9 @@ impl Rank<'_> {
             return Err(StepError::Input(reason.into()));
         }
         if !loss.is_finite() {
-            return Err(StepError::Diverged { step: self.steps, what: "evaluation loss", value: loss });
+            return Err(StepError::Diverged { step: self.progress.steps, what: "evaluation loss", value: loss });
         }
-        Ok(Some(Evaluated { step: self.steps, loss, tokens, ms: begin.elapsed().as_nanos() as f64 / 1e6 }))
+        Ok(Some(Evaluated { step: self.progress.steps, loss, tokens, ms: begin.elapsed().as_nanos() as f64 / 1e6 }))
     }
 
     /// Of each micro-batch the sum of its tokens' losses, and how many have one.
@@ -61,9 +60,12 @@ impl Rank<'_> {
                 self.act(if load { Action::Load { micro } } else { *action }, meter)?;
             }
             known.resize(self.flow.losses.sums.len(), 0.0);
-            self.kernels.known(&self.flow.losses.sums, &mut known)?;
+            self.kernels().known(&self.flow.losses.sums, &mut known)?;
             let loss = self.flow.losses.value(&known);
-            sums.extend([loss, with_loss(&*self.kernels, self.flow.targets.as_ref())? as f64]);
+            sums.extend([
+                loss,
+                with_loss(&**self.kernels(), self.flow.tokens.as_ref().map(|tokens| &tokens.targets))? as f64,
+            ]);
         }
         for action in end {
             self.act(*action, meter)?;
@@ -74,13 +76,8 @@ impl Rank<'_> {
     /// The mean over all tokens of all ranks. Micro-batches are added in the order of their sequences, so that it does not
     /// matter how they are shared out.
     fn agree(&self, sums: &[f64]) -> Result<(f64, u64)> {
-        let (world, width) = (self.inputs.cell.parallel.ranks, sums.len());
-        let mut send = self.arena.alloc(Category::Communication, DType::F64, width)?;
-        self.kernels.upload(View::of(sums), send.view_mut())?;
-        let mut recv = self.arena.alloc(Category::Communication, DType::F64, width * world)?;
-        self.comms.data().all_gather(send.view(), recv.view_mut())?;
-        let mut all = vec![0f64; recv.len()];
-        self.kernels.download(recv.view(), ViewMut::of(&mut all))?;
+        let width = sums.len();
+        let all = self.share_sums(sums)?;
         let (mut loss, mut tokens) = (0.0, 0.0);
         for micro in (0..width).step_by(2) {
             for rank in all.chunks_exact(width) {
@@ -91,10 +88,18 @@ impl Rank<'_> {
     }
 }
 
-/// States the memory in which ranks agree.
-pub(crate) fn agree_stated(s: &mut Sketch<'_>, evaluation: Evaluation, world: usize) -> [Piece; 2] {
-    let width = 2 * evaluation.batches;
-    [width, width * world].map(|len| s.alloc(Category::Communication, DType::F64, len))
+impl Executor<'_> {
+    /// The sums of all ranks, one rank's behind another's.
+    pub(crate) fn share_sums(&self, sums: &[f64]) -> Result<Vec<f64>> {
+        let (device, world) = (self.device(), self.cell.parallel.ranks);
+        let mut send = device.alloc(Category::Communication, DType::F64, sums.len())?;
+        device.kernels.upload(View::of(sums), send.view_mut())?;
+        let mut recv = device.alloc(Category::Communication, DType::F64, sums.len() * world)?;
+        self.comms.data().all_gather(send.view(), recv.view_mut())?;
+        let mut all = vec![0f64; recv.len()];
+        device.kernels.download(recv.view(), ViewMut::of(&mut all))?;
+        Ok(all)
+    }
 }
 
 fn with_loss(kernels: &dyn Kernels, targets: Option<&Buffer>) -> Result<usize> {

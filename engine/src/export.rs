@@ -1,12 +1,12 @@
 //! Weights and gradients as whole tensors, for tests and for saving.
 
-use crate::layers::StepError;
+use crate::error::StepError;
 use crate::mesh::{Split, within};
 use crate::model::{Part, Tensor};
 use crate::plan;
 use crate::rank::Rank;
 use std::borrow::Cow;
-use zbench_kernels::{Arena, Buffer, Category, DType, Unpack, View, ViewMut};
+use zbench_kernels::{Arena, Buffer, Category, DType, Op, Unpack, View, ViewMut, no_scratch};
 
 type Result<T> = std::result::Result<T, StepError>;
 
@@ -17,19 +17,19 @@ impl Rank<'_> {
         for unit in 0..self.state.holdings.len() {
             for part in Part::ALL {
                 let Some(holding) = self.state.holdings[unit][part as usize].clone() else { continue };
-                let own = match (part, self.optimizer.master_mut(unit)) {
+                let own = match (part, self.executor.optimizer.master_mut(unit)) {
                     (Part::Trainable, Some(master)) => Some(master.view()),
                     _ => {
-                        let home = self.params.home_mut(unit, part);
+                        let home = self.executor.params.home_mut(unit, part);
                         home.map(|home| home.slice(within(&holding.owned, &holding.home)))
                     }
                 };
                 let Some(own) = own else { continue };
                 let own = match part {
-                    Part::Quantised => copied(&*self.kernels, &self.arena, own)?,
-                    _ => widen(&*self.kernels, &self.arena, own)?,
+                    Part::Quantised => copied(&*self.executor.context.kernels, &self.executor.context.arena, own)?,
+                    _ => widen(&*self.executor.context.kernels, &self.executor.context.arena, own)?,
                 };
-                let whole = self.whole(&self.arena, own, plan::share(&self.state.sharding, part), holding.padded)?;
+                let whole = self.whole(self.arena(), own, plan::share(&self.state.sharding, part), holding.padded)?;
                 self.hand_over(unit, part, &whole, true, &mut take)?;
             }
         }
@@ -38,13 +38,14 @@ impl Rank<'_> {
 
     /// The mean gradient of every trainable weight, as `export_weights`. To be called between `gradients` and `update`.
     pub fn export_gradients(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
-        let mean = 1.0 / (self.state.mesh().world() * self.inputs.cell.train.accumulation) as f64 / self.loss_scale();
+        let mean =
+            1.0 / (self.state.mesh().world() * self.inputs.cell.train.accumulation) as f64 / self.flow.loss_scale;
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.trainable(unit).cloned() else { continue };
-            let Some(own) = self.gradients.view(&self.state, unit, &holding.owned) else { continue };
-            let mut own = widen(&*self.kernels, &self.arena, own)?;
+            let Some(own) = self.executor.gradients.view(&self.state, unit, &holding.owned) else { continue };
+            let mut own = widen(&*self.executor.context.kernels, &self.executor.context.arena, own)?;
             self.kernels.scale(mean, own.view_mut())?;
-            let whole = self.whole(&self.arena, own, self.state.sharding.optimizer, holding.padded)?;
+            let whole = self.whole(self.arena(), own, self.state.sharding.optimizer, holding.padded)?;
             self.hand_over(unit, Part::Trainable, &whole, false, &mut take)?;
         }
         Ok(())
@@ -97,7 +98,8 @@ impl Rank<'_> {
             return Ok(Cow::Owned(values));
         };
         let mut values = vec![0f32; matrix.len()];
-        self.kernels.unpack(&Unpack { matrix, dtype: DType::F32 }, kept, ViewMut::of(&mut values))?;
+        let op = Op::Unpack(Unpack { matrix, dtype: DType::F32 });
+        self.kernels().run(&op, &[kept], &mut [ViewMut::of(&mut values)], no_scratch())?;
         Ok(Cow::Owned(values))
     }
 

@@ -7,19 +7,20 @@ mod stock;
 
 use crate::checkpoint::CheckpointError;
 use crate::comm::Communicator;
-use crate::layers::StepError;
+use crate::error::StepError;
+use crate::executor::Executor;
 use crate::mesh::within;
 use crate::model::{Init, Part, Tensor, Unit};
 use crate::outcome::{Loaded, Moment};
 use crate::peft::tensor_name;
 use crate::plan::home_dtype;
 use crate::rank::Inputs;
-use crate::shard::{Desk, Optimizer, Params, State};
+use crate::shard::{Optimizer, Params, Resources, State};
 use account::Account;
 use std::ops::Range;
 use stock::{Stock, refused};
 use tracing::info;
-use zbench_kernels::{DType, KernelError, Kernels, Normal, View, ViewMut};
+use zbench_kernels::{DType, KernelError, Kernels, Normal, Op, View, ViewMut, no_scratch};
 
 type Result<T, E = StepError> = std::result::Result<T, E>;
 
@@ -28,21 +29,17 @@ const PIECE: usize = 1 << 18;
 
 /// Fills this rank's part of every flat, and says what it took. A collective call where rank 0 reads for all: when one rank
 /// fails, the others hear why.
-pub fn fill(
-    inputs: &Inputs<'_>,
-    state: &State,
-    desk: Desk<'_>,
-    params: &mut Params,
-    optimizer: &mut Optimizer,
-) -> Result<Loaded> {
+pub fn fill(inputs: &Inputs<'_>, executor: &mut Executor<'_>) -> Result<Loaded> {
+    let Executor { context, state, params, optimizer, .. } = executor;
+    let res = context.resources();
     let told = inputs.probe.filter(|_| inputs.checkpoint.is_some());
     let tell = |moment| told.into_iter().for_each(|probe| probe(moment));
     tell(Moment::LoadingBegins);
     let account = Account::new();
-    let filled = Filler::new(inputs, desk, &account).and_then(|mut filler| filler.all(state, params, optimizer));
+    let filled = Filler::new(inputs, res, &account).and_then(|mut filler| filler.all(state, params, optimizer));
     tell(Moment::LoadingEnds);
     if let Err(error) = filled {
-        desk.comms.data().abort(&error.to_string());
+        res.comms.data().abort(&error.to_string());
         return Err(error);
     }
     let loaded = account.close();
@@ -56,22 +53,22 @@ pub fn fill(
 /// What a rank fills with.
 struct Filler<'a> {
     inputs: &'a Inputs<'a>,
-    desk: Desk<'a>,
+    res: Resources<'a>,
     account: &'a Account,
     model: Option<Stock<'a>>,
     adapters: Option<Stock<'a>>,
 }
 
 impl<'a> Filler<'a> {
-    fn new(inputs: &'a Inputs<'a>, desk: Desk<'a>, account: &'a Account) -> Result<Filler<'a>> {
-        let (loading, comm) = (inputs.cell.model.loading, desk.comms.data());
+    fn new(inputs: &'a Inputs<'a>, res: Resources<'a>, account: &'a Account) -> Result<Filler<'a>> {
+        let (loading, comm) = (inputs.cell.model.loading, res.comms.data());
         let stock = |checkpoint| Stock::open(checkpoint, loading, comm, account);
         // A run that goes on has what trains from its training checkpoint: adapters, and the model where nothing is frozen.
         let fresh = inputs.resume.is_none();
         let frozen = inputs.plan.layout.units.iter().any(|unit| unit.frozen.len + unit.quantised.len > 0);
         let model = inputs.checkpoint.filter(|_| fresh || frozen).map(stock).transpose()?;
         let adapters = inputs.adapters.filter(|_| fresh).map(stock).transpose()?;
-        Ok(Filler { inputs, desk, account, model, adapters })
+        Ok(Filler { inputs, res, account, model, adapters })
     }
 
     /// Fills every flat.
@@ -92,8 +89,8 @@ impl<'a> Filler<'a> {
                     None => home.slice_mut(at_home.clone()),
                 };
                 match part {
-                    Part::Quantised => clear(self.desk.kernels, target.reborrow())?,
-                    _ => self.desk.kernels.fill(target.reborrow(), 0.0)?,
+                    Part::Quantised => clear(self.res.kernels, target.reborrow())?,
+                    _ => self.res.kernels.fill(target.reborrow(), 0.0)?,
                 }
                 let bytes = target.len() * target.dtype().size();
                 for tensor in spec.tensors_of(part) {
@@ -114,7 +111,7 @@ impl<'a> Filler<'a> {
                 if let (Part::Trainable, Some(master)) = (part, optimizer.master_mut(unit)) {
                     let home = home.slice_mut(at_home);
                     self.account.keeps(home.len() * home.dtype().size());
-                    self.desk.kernels.cast(master.view(), home)?;
+                    self.res.kernels.cast(master.view(), home)?;
                 }
             }
         }
@@ -149,7 +146,7 @@ impl<'a> Filler<'a> {
     /// Brings what the next tensor is read from.
     fn bring(&mut self, wanted: &mut Vec<Option<Wanted>>) -> Result<Option<Wanted>> {
         let Some(next) = wanted.pop().flatten() else { return Ok(None) };
-        let comm = self.desk.comms.data();
+        let comm = self.res.comms.data();
         if let Some(stock) = self.stock(&next) {
             stock.bring(&next.name, comm)?;
         }
@@ -196,7 +193,7 @@ impl<'a> Filler<'a> {
                 None => self.draw(unit, tensor, piece.clone(), ViewMut::of(values))?,
             }
             round_to(load, values);
-            self.desk.kernels.cast(View::of(values), dst.slice_mut(within(&piece, &range)))?;
+            self.res.kernels.cast(View::of(values), dst.slice_mut(within(&piece, &range)))?;
         }
         Ok(())
     }
@@ -210,7 +207,7 @@ impl<'a> Filler<'a> {
                     matrix.ok_or_else(|| StepError::Input("norms of a tensor that is not there; a bug".into()))?;
                 self.norms_of(unit, matrix, range, dst)
             }
-            _ => Ok(draw(self.desk.kernels, self.inputs.cell.train.seed, tensor, range, dst)?),
+            _ => Ok(draw(self.res.kernels, self.inputs.cell.train.seed, tensor, range, dst)?),
         }
     }
 
@@ -224,7 +221,7 @@ impl<'a> Filler<'a> {
             self.tensor(unit, matrix, row * cols..(row + 1) * cols, ViewMut::of(&mut values))?;
             round_to(Some(home), &mut values);
             let norm = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
-            self.desk.kernels.fill(dst.slice_mut(within(&(row..row + 1), &range)), norm)?;
+            self.res.kernels.fill(dst.slice_mut(within(&(row..row + 1), &range)), norm)?;
         }
         Ok(())
     }
@@ -251,7 +248,8 @@ pub(crate) fn draw(
         Init::Normal(std) => {
             let (len, dtype) = (dst.len(), dst.dtype());
             let seed = seed ^ tensor.stream();
-            kernels.normal(&Normal { len, std, seed, first: range.start as u64, dtype }, dst)
+            let op = Op::Normal(Normal { len, std, seed, first: range.start as u64, dtype });
+            kernels.run(&op, &[], &mut [dst], no_scratch())
         }
         Init::NormsOf(_) => kernels.fill(dst, 0.0),
     }

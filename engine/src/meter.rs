@@ -1,5 +1,6 @@
 //! A stopwatch that books every moment of a step under one span, so that spans add up to the step.
 
+use crate::executor::Spans;
 use crate::outcome::Span;
 use crate::plan::Action;
 use crate::trace::{Entry, Recording};
@@ -56,35 +57,6 @@ impl Meter {
         };
         meter.enter(Span::Other);
         meter
-    }
-
-    /// What follows belongs to this action, from the next span on. It matters to traces alone.
-    pub(crate) fn during(&mut self, action: Option<Action>) {
-        if let Some(recording) = &mut self.recording {
-            recording.action = action;
-        }
-    }
-
-    /// What follows is `span`.
-    pub fn enter(&mut self, span: Span) {
-        self.kernels.show(Some(span.name()));
-        match self.kernels.mark() {
-            Ok(Some(mark)) => {
-                self.marks.push((span, mark));
-                if self.recording.is_some() {
-                    self.close(Instant::now(), span);
-                }
-            }
-            Ok(None) => {
-                let now = Instant::now();
-                self.ns[self.span as usize] += now.duration_since(self.since).as_nanos() as u64;
-                if self.recording.is_some() {
-                    self.close(now, span);
-                }
-                (self.since, self.span) = (now, span);
-            }
-            Err(error) => self.failed = Some(error),
-        }
     }
 
     /// Writes down the span that ends now, as the host sees it.
@@ -150,6 +122,35 @@ impl Meter {
             from += *time;
         }
         recording.entries.push(Entry { from, time: rest, span: Span::Other, action: None });
+    }
+}
+
+impl Spans for Meter {
+    fn during(&mut self, action: Option<Action>) {
+        if let Some(recording) = &mut self.recording {
+            recording.action = action;
+        }
+    }
+
+    fn enter(&mut self, span: Span) {
+        self.kernels.show(Some(span.name()));
+        match self.kernels.mark() {
+            Ok(Some(mark)) => {
+                self.marks.push((span, mark));
+                if self.recording.is_some() {
+                    self.close(Instant::now(), span);
+                }
+            }
+            Ok(None) => {
+                let now = Instant::now();
+                self.ns[self.span as usize] += now.duration_since(self.since).as_nanos() as u64;
+                if self.recording.is_some() {
+                    self.close(now, span);
+                }
+                (self.since, self.span) = (now, span);
+            }
+            Err(error) => self.failed = Some(error),
+        }
     }
 }
 

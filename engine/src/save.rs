@@ -6,8 +6,8 @@ mod fresh;
 pub use fresh::save_fresh;
 
 use crate::checkpoint::{CheckpointError, write_safetensors};
+use crate::error::StepError;
 use crate::hf;
-use crate::layers::StepError;
 use crate::rank::Rank;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};

@@ -250,7 +250,7 @@ impl Rank<'_> {
     /// Keeps what was written down, until it is told.
     pub(crate) fn traced(&mut self, recording: Option<Recording>, of: StepTrace) {
         if let (Some(tracer), Some(recording)) = (&mut self.tracer, recording) {
-            tracer.keep(of, recording, &self.comms.seen());
+            tracer.keep(of, recording, &self.executor.context.comms.seen());
         }
     }
 }

@@ -1,6 +1,6 @@
 use crate::GRANULE_BYTES;
 use crate::cuda::machine::Machine;
-use crate::ledger::{Category, Ledger, footprint};
+use crate::ledger::{Category, Ledger, Swing, footprint};
 use crate::region::{ArenaError, Region};
 use crate::{DType, View, ViewMut};
 use std::ops::Range;
@@ -53,6 +53,10 @@ struct State {
     ledger: Ledger,
     /// Where somebody watches: what has changed since.
     changes: Option<Vec<Change>>,
+    /// Where changes are summed up: those since then.
+    swing: Option<Swing>,
+    /// Changes are not counted: what is repeated has been.
+    is_quiet: bool,
 }
 
 /// From this moment on an arena had so many bytes of a category in use.
@@ -103,7 +107,14 @@ impl Arena {
     fn of(region: Region, capacity: u64, bounded: bool) -> Arena {
         let mut free = Vec::with_capacity(RUNS);
         free.push((0, region.bytes()));
-        let state = Mutex::new(State { free, high_water: 0, ledger: Ledger::default(), changes: None });
+        let state = Mutex::new(State {
+            free,
+            high_water: 0,
+            ledger: Ledger::default(),
+            changes: None,
+            swing: None,
+            is_quiet: false,
+        });
         Arena(Arc::new(Inner { region: Arc::new(region), capacity, bounded, state }))
     }
 
@@ -118,8 +129,7 @@ impl Arena {
             let capacity = self.0.capacity;
             return Err(OutOfMemory { category, requested: bytes, live, capacity, by_category });
         };
-        state.ledger.add(category, bytes);
-        state.note(category);
+        state.count(category, bytes);
         drop(state);
         // SAFETY: `place` returned an offset with room for `bytes` inside the region.
         let ptr = unsafe { self.0.region.base().add(offset as usize) };
@@ -148,6 +158,24 @@ impl Arena {
     /// What was written down; nothing is from now on.
     pub fn watched(&self) -> Vec<Change> {
         self.state().changes.take().unwrap_or_default()
+    }
+
+    /// What `work` does to the ledger, whatever was in use before.
+    pub fn swing<T>(&self, work: impl FnOnce() -> T) -> (T, Swing) {
+        self.state().swing = Some(Swing::default());
+        let result = work();
+        (result, self.state().swing.take().unwrap_or_default())
+    }
+
+    /// Counts a swing again. What `replace` asks for and gives back is in it, and not counted a second time.
+    pub fn repeat<T>(&self, swing: &Swing, replace: impl FnOnce() -> T) -> T {
+        let mut state = self.state();
+        state.ledger.swing(swing);
+        state.is_quiet = true;
+        drop(state);
+        let result = replace();
+        self.state().is_quiet = false;
+        result
     }
 
     /// Bytes of address space ever used: live bytes at their peak, and what fragmentation added.
@@ -186,6 +214,28 @@ impl State {
         }
         self.high_water = self.high_water.max(offset + bytes);
         Some(offset)
+    }
+
+    fn count(&mut self, category: Category, bytes: u64) {
+        if self.is_quiet {
+            return;
+        }
+        self.ledger.add(category, bytes);
+        if let Some(swing) = &mut self.swing {
+            swing.add(category, bytes);
+        }
+        self.note(category);
+    }
+
+    fn uncount(&mut self, category: Category, bytes: u64) {
+        if self.is_quiet {
+            return;
+        }
+        self.ledger.sub(category, bytes);
+        if let Some(swing) = &mut self.swing {
+            swing.sub(category, bytes);
+        }
+        self.note(category);
     }
 
     fn note(&mut self, category: Category) {
@@ -280,8 +330,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let mut state = self.arena.state();
         state.give_back(self.offset, self.bytes);
-        state.ledger.sub(self.category, self.bytes);
-        state.note(self.category);
+        state.uncount(self.category, self.bytes);
     }
 }
 

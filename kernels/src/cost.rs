@@ -34,14 +34,17 @@ impl Op {
             Op::AdamW(_) => "adamw",
             Op::Dropout(_) => "dropout",
             Op::Normal(_) => "normal",
-            Op::Fill(_) => "fill",
+            Op::Fill(..) => "fill",
             Op::Cast(_) => "cast",
             Op::Add(_) => "add",
-            Op::Accumulate(_) => "accumulate",
-            Op::Scale(_) => "scale",
+            Op::Accumulate(..) => "accumulate",
+            Op::Scale(..) => "scale",
             Op::Sum(_) => "sum",
             Op::SumSquares(_) => "sum_squares",
-            Op::ReduceSum(_) => "reduce_sum",
+            Op::Reduce(_) => "reduce",
+            Op::Quantize(_) => "quantize",
+            Op::Dequantize(_) => "dequantize",
+            Op::Pack(_) => "pack",
             Op::Unpack(_) => "unpack",
             Op::Route(_) => "route",
             Op::RouteBackward(_) => "route_backward",
@@ -158,15 +161,25 @@ impl Op {
             Op::Dropout(d) => &[(d.dtype, product(&[2, d.len as u64]))],
             Op::Normal(n) => &[(n.dtype, n.len as u64)],
             Op::Sum(m) | Op::SumSquares(m) => &[(m.from, m.len as u64)],
-            Op::Fill(m) => &[(m.to, m.len as u64)],
-            Op::Scale(m) => &[(m.to, product(&[2, m.len as u64]))],
-            Op::Accumulate(m) => {
+            Op::Fill(m, _) => &[(m.to, m.len as u64)],
+            Op::Scale(m, _) => &[(m.to, product(&[2, m.len as u64]))],
+            Op::Accumulate(m, _) => {
                 &[(m.from, product(&[m.sources as u64, m.len as u64])), (m.to, product(&[2, m.len as u64]))]
             }
-            Op::Unpack(u) => &[(DType::I8, u.matrix.fields().bytes as u64), (u.dtype, u.matrix.len() as u64)],
-            Op::Cast(m) | Op::Add(m) | Op::ReduceSum(m) => {
-                &[(m.from, product(&[m.sources as u64, m.len as u64])), (m.to, m.len as u64)]
+            Op::Reduce(r) => {
+                let passes = 1 + u64::from(r.accumulate);
+                &[(r.from, product(&[r.sources as u64, r.len as u64])), (r.to, product(&[passes, r.len as u64]))]
             }
+            Op::Quantize(q) | Op::Dequantize(q) => {
+                let (values, scales) = (q.by.values_len(q.len) as u64, q.by.scales_len(q.len) as u64);
+                &[(q.dtype, q.len as u64), (DType::I8, values), (DType::F32, scales)]
+            }
+            Op::Pack(p) => {
+                let scales = p.len.div_ceil(p.matrix.block().max(1)) as u64;
+                &[(p.dtype, p.len as u64), (DType::I8, p.matrix.codes_len(p.len) as u64), (DType::F32, scales)]
+            }
+            Op::Unpack(u) => &[(DType::I8, u.matrix.fields().bytes as u64), (u.dtype, u.matrix.len() as u64)],
+            Op::Cast(m) | Op::Add(m) => &[(m.from, product(&[m.sources as u64, m.len as u64])), (m.to, m.len as u64)],
             Op::Route(r) => {
                 let logits = (r.dtype, product(&[r.rows as u64, r.experts as u64]));
                 &[logits, (r.dtype.accumulator(), r.slots() as u64), (DType::U32, r.indices_len() as u64)]
@@ -273,8 +286,9 @@ mod tests {
             c: f,
         });
         assert_eq!((grouped.flops(), grouped.bytes()), (2 * 6 * 5 * 7, 4 * (6 * 7 + 3 * 5 * 7 + 6 * 5) + 4 * 4));
-        let move_ = Move { len: 10, sources: 3, from: DType::Bf16, to: f };
-        assert_eq!(Op::ReduceSum(move_).bytes(), 3 * 20 + 40);
-        assert_eq!(Op::Add(move_).flops(), 0);
+        let op = crate::ReduceOp::Sum;
+        let reduce = Reduce { len: 10, sources: 3, op, accumulate: false, from: DType::Bf16, to: f };
+        assert_eq!(Op::Reduce(reduce).bytes(), 3 * 20 + 40);
+        assert_eq!(Op::Reduce(reduce).flops(), 0);
     }
 }

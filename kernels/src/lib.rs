@@ -14,17 +14,18 @@ pub mod affinity;
 extern crate self as zbench_kernels;
 
 mod arena;
+mod by_name;
 mod check;
 pub mod copy;
 mod cost;
 mod cpu;
 pub mod cuda;
-mod documents;
+mod dry;
 mod dtype;
-mod experts;
 mod kernels;
 mod ledger;
 mod op;
+mod operands;
 mod packed;
 pub mod peak;
 pub mod philox;
@@ -41,19 +42,20 @@ mod stopwatch;
 mod view;
 
 pub use arena::{Arena, Buffer, Change, OutOfMemory};
+pub use by_name::ByName;
 pub use cpu::Cpu;
 pub use cuda::Cuda;
-pub use documents::DocumentKernels;
+pub use dry::{Dry, Footprint};
 pub use dtype::{DType, Element};
-pub use experts::ExpertKernels;
-pub use kernels::{KernelError, Kernels, Result, Sum};
+pub use kernels::{KernelError, Kernels, Result, Sum, no_scratch};
 pub use ledger::{Category, GRANULE_BYTES, Ledger, Swing, footprint};
 pub use op::{
     Act, Activate, AdamW, AddRows, Attention, Combine, CrossEntropy, Dropout, Embedding, Gemm, Grouped, GroupedGemm,
-    InverseNorms, LayerNorm, Move, MulRows, Normal, Op, QuantFormat, Quantize, RmsNorm, Rope, Rounding, Route, Slots,
-    Swiglu, alibi_slope,
+    InverseNorms, LayerNorm, Move, MulRows, Normal, Op, QuantFormat, Quantize, QuantizeBlocks, Reduce, RmsNorm, Rope,
+    Rounding, Route, Slots, Swiglu, alibi_slope,
 };
-pub use packed::{DOUBLE_BLOCK, DYNAMIC, DoubleScales, Fields, NF4, NF4_BLOCK, Packed, Packing, Unpack};
+pub use operands::{Access, Elements, Operand, Operands};
+pub use packed::{DOUBLE_BLOCK, DYNAMIC, DoubleScales, Fields, NF4, NF4_BLOCK, Pack, Packed, Packing, Unpack};
 pub use pool::MOST_THREADS;
 pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use reference::Reference;

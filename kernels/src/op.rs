@@ -5,8 +5,9 @@ mod experts;
 
 pub use experts::{Combine, Grouped, GroupedGemm, Route, Slots};
 
-use crate::DType;
-pub use crate::packed::Unpack;
+use crate::operands::elements;
+pub use crate::packed::{Pack, Unpack};
+use crate::{DType, ReduceOp};
 use serde::{Deserialize, Serialize};
 
 /// `C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ C)`, row-major, sums in f32 (f64 for f64).
@@ -143,6 +144,21 @@ pub struct Attention {
 }
 
 impl Attention {
+    /// Elements of q and of the output.
+    pub fn queries(&self) -> usize {
+        elements(&[self.batch, self.seq, self.heads, self.head_dim])
+    }
+
+    /// Elements of k and of v.
+    pub fn keys(&self) -> usize {
+        elements(&[self.batch, self.seq, self.kv_heads, self.head_dim])
+    }
+
+    /// Rows of all matrices of scores, and elements of the log-sum-exp.
+    pub fn rows(&self) -> usize {
+        elements(&[self.batch, self.heads, self.seq])
+    }
+
     /// The keys that the query at `row` sees.
     pub fn seen(&self, row: usize) -> std::ops::Range<usize> {
         (row + 1).saturating_sub(self.window.unwrap_or(usize::MAX))..row + 1
@@ -288,6 +304,28 @@ pub struct Move {
     pub to: DType,
 }
 
+/// `dst = (dst +) s0 op s1 op ...`, element by element as a balanced tree in the order given: pairs, then pairs of pairs, the odd
+/// one carried up.
+///
+/// Floats, whose types may differ, are joined in f32 (f64 when any of them is f64) and rounded once into `dst`; an average is the
+/// sum times `1/n`, rounded to that type too. The smaller or larger of a number and a NaN is the number. Integers have one type,
+/// wrap around, and their average is the quotient of the exact sum, cut off towards zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reduce {
+    /// Elements of every operand.
+    pub len: usize,
+    /// Operands read.
+    pub sources: usize,
+    /// How elements are joined.
+    pub op: ReduceOp,
+    /// Add to `dst`, for sums and averages of floats.
+    pub accumulate: bool,
+    /// Type of the first source.
+    pub from: DType,
+    /// Type of `dst`.
+    pub to: DType,
+}
+
 /// `y = x * keep / (1-p)`, where `keep` is a function of (seed, first + index) alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
@@ -395,7 +433,20 @@ impl Quantize {
     }
 }
 
-/// One call of a kernel, without its operands.
+/// A flat buffer quantised by [`Quantize`], or the way back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuantizeBlocks {
+    /// How.
+    pub by: Quantize,
+    /// Elements of the buffer.
+    pub len: usize,
+    /// Type of the floats: f32, bf16 or f16. Arithmetic in f32, rounded once.
+    pub dtype: DType,
+    /// The way back adds to `dst` instead of overwriting it.
+    pub accumulate: bool,
+}
+
+/// One call of a kernel, without its operands, which [`Op::operands`] lists.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
     /// Matrix product.
@@ -453,21 +504,27 @@ pub enum Op {
     /// Random initialisation.
     Normal(Normal),
     /// A constant.
-    Fill(Move),
+    Fill(Move, f64),
     /// Change of type, or copy.
     Cast(Move),
     /// `dst = a + b`.
     Add(Move),
     /// `dst += alpha * src`.
-    Accumulate(Move),
+    Accumulate(Move, f64),
     /// `dst *= alpha`.
-    Scale(Move),
+    Scale(Move, f64),
     /// Sum to a number.
     Sum(Move),
     /// Sum of squares to a number.
     SumSquares(Move),
     /// Balanced tree over several sources.
-    ReduceSum(Move),
+    Reduce(Reduce),
+    /// Floats as integers and scales.
+    Quantize(QuantizeBlocks),
+    /// The way back.
+    Dequantize(QuantizeBlocks),
+    /// A part of a matrix in few bits.
+    Pack(Pack),
     /// A matrix kept in few bits as floats.
     Unpack(Unpack),
     /// Tokens to experts.
@@ -482,4 +539,26 @@ pub enum Op {
     Weigh(Slots),
     /// A matrix product per expert.
     GroupedGemm(GroupedGemm),
+}
+
+impl Op {
+    /// The sum of elements.
+    pub const fn sum(len: usize, from: DType) -> Op {
+        Op::Sum(Move { len, sources: 1, from, to: DType::F64 })
+    }
+
+    /// The sum of their squares.
+    pub const fn sum_squares(len: usize, from: DType) -> Op {
+        Op::SumSquares(Move { len, sources: 1, from, to: DType::F64 })
+    }
+
+    /// Type of the floats that the operation quantises or makes of codes.
+    pub(crate) fn quantised(&self) -> Option<DType> {
+        match self {
+            Op::Quantize(q) | Op::Dequantize(q) => Some(q.dtype),
+            Op::Pack(p) => Some(p.dtype),
+            Op::Unpack(u) => Some(u.dtype),
+            _ => None,
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Matrices kept in few bits: what is stored of one, where in its run of bytes, and the two published tables.
 
-use crate::{DType, KernelError, View, ViewMut};
+use crate::{DType, View};
 use std::ops::Range;
 
 /// How a matrix is kept in few bits.
@@ -165,6 +165,18 @@ impl Packed {
     }
 }
 
+/// Codes and scales of whole blocks of a matrix, from its first element or that of any block on; the last may be short. Scales are
+/// f32, not coded yet: see [`DoubleScales`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pack {
+    /// The matrix.
+    pub matrix: Packed,
+    /// Elements of the part.
+    pub len: usize,
+    /// Type of the part: f32, bf16 or f16.
+    pub dtype: DType,
+}
+
 /// A packed matrix as floats: `dst = entry * scale` for every element, in f32, rounded once more into a narrower type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unpack {
@@ -276,38 +288,6 @@ pub(crate) fn open<'a>(matrix: &Packed, record: &View<'a>) -> crate::Result<(&'a
     let second: &[f32] = record.slice(fields.second).reinterpret(DType::F32)?.as_slice()?;
     let (offset, second) = second.split_last().map_or((0.0, second), |(last, rest)| (*last, rest));
     Ok((codes, Scales::Double { codes: scales.as_slice()?, second, offset }))
-}
-
-pub(crate) fn check_pack(
-    device: &'static str,
-    matrix: &Packed,
-    src: &View,
-    codes: &ViewMut,
-    scales: &ViewMut,
-) -> crate::Result<()> {
-    use crate::check::operand;
-    let (op, dtype) = ("pack", src.dtype());
-    if !matches!(dtype, DType::F32 | DType::Bf16 | DType::F16) {
-        return Err(KernelError::Unsupported { device, op, dtype });
-    }
-    if matrix.cols == 0 && !src.is_empty() {
-        return Err(KernelError::Invalid { op, reason: "a matrix with rows of 0 elements has none to pack".into() });
-    }
-    operand(op, "codes", codes, DType::I8, matrix.codes_len(src.len()))?;
-    operand(op, "scales", scales, DType::F32, src.len().div_ceil(matrix.block().max(1)))
-}
-
-pub(crate) fn check_unpack(device: &'static str, op: &Unpack, record: &View, dst: &ViewMut) -> crate::Result<()> {
-    use crate::check::operand;
-    let (name, dtype) = ("unpack", op.dtype);
-    if !matches!(dtype, DType::F32 | DType::Bf16 | DType::F16) {
-        return Err(KernelError::Unsupported { device, op: name, dtype });
-    }
-    if op.matrix.rows.checked_mul(op.matrix.cols).is_none_or(|len| len > isize::MAX as usize / 8) {
-        return Err(KernelError::Invalid { op: name, reason: "the matrix is larger than memory".into() });
-    }
-    operand(name, "record", record, DType::I8, op.matrix.fields().bytes)?;
-    operand(name, "dst", dst, dtype, op.matrix.len())
 }
 
 #[cfg(test)]

@@ -12,8 +12,9 @@ use std::time::Instant;
 use zbench_estimate::job::Number;
 use zbench_estimate::machine;
 use zbench_host::devices::{product_flops, seconds_of};
+use zbench_kernels::ByName;
 use zbench_kernels::cuda::machine::Machine;
-use zbench_kernels::{Arena, Buffer, Category, Cuda, DType, KernelError, Kernels, Normal, ViewMut};
+use zbench_kernels::{Arena, Buffer, Category, Cuda, DType, KernelError, Kernels, Normal, Op, ViewMut};
 use zbench_reports::bench::{DeviceCeilings, DeviceRate};
 
 /// Types of the products, with the names that profiles have for their rates.
@@ -172,7 +173,7 @@ impl Buffers {
         // The sum is not fetched: that would be a wait.
         let mut sums = Vec::with_capacity(PASSES + 1);
         let seconds = fastest(kernels, &mut || {
-            sums.push(kernels.sum_later(from.view())?);
+            sums.push(kernels.sum_later(&Op::sum(from.len(), from.dtype()), from.view())?);
             Ok(())
         })?;
         kernels.known(&sums, &mut vec![0.0; sums.len()])?;

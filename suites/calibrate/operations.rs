@@ -8,14 +8,14 @@ use crate::bench::Limits;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use zbench_config::profile::operations::{Operations, RankLayout};
+use zbench_engine::comm::Collective;
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
-use zbench_engine::layers::Stated;
 use zbench_engine::outcome::{RankReport, Span};
 use zbench_engine::plan::clock::{Clock, Machine, Overheads};
 use zbench_engine::plan::curves::{Class, Curves, Point};
-use zbench_engine::plan::{Action, ActionStated, Plan};
-use zbench_engine::shard::Collective;
+use zbench_engine::plan::{Action, Plan, RecordedAction};
+use zbench_engine::recorder::Recorded;
 use zbench_engine::train::{kernels, slowest, with_ranks};
 use zbench_kernels::{DType, Kernels, Op, Stopwatch, Timed};
 use zbench_reports::stats;
@@ -60,7 +60,7 @@ const WAITING_BLOCKS: usize = 4;
 
 /// A step of a probe with many collectives.
 struct SplitStep {
-    stated: Vec<ActionStated>,
+    stated: Vec<RecordedAction>,
     reduce: DType,
     /// Seconds of the shortest step.
     step: f64,
@@ -213,22 +213,22 @@ fn run(cell: &Cell) -> Result<Run, String> {
     });
     let ran = ran.map_err(|failure| failure.cause.to_string())?;
     let beside = |(report, timed): &(RankReport, Vec<Timed>)| {
-        let stated: Vec<ActionStated> = plan.stated_actions(cell, &*planner, report.rank).collect();
+        let stated: Vec<RecordedAction> = plan.recorded_actions(cell, &*planner, report.rank).collect();
         let layers = stated.iter().filter(|stated| {
             matches!(stated.action, Action::Forward { .. } | Action::Backward { .. } | Action::Restore { .. })
         });
-        let operations: Vec<&Stated> = layers.flat_map(|stated| &stated.operations).collect();
+        let operations: Vec<&Recorded> = layers.flat_map(|stated| &stated.operations).collect();
         beside(cell, &operations, report, timed)
     };
     let beside = ran.iter().map(beside).collect();
     // The probes that are there for it: long enough that a step's waits are many, small enough that they show.
     let splits = cell.model.num_hidden_layers == WAITING_BLOCKS && cell.parallel.ranks > 1;
     let split =
-        splits.then(|| split_step(cell, plan.stated_actions(cell, &*planner, 0).collect(), &ran)).transpose()?;
+        splits.then(|| split_step(cell, plan.recorded_actions(cell, &*planner, 0).collect(), &ran)).transpose()?;
     Ok(Run { split, timed: ran.into_iter().flat_map(|(_, timed)| timed).collect(), beside })
 }
 
-fn split_step(cell: &Cell, stated: Vec<ActionStated>, ran: &[(RankReport, Vec<Timed>)]) -> Result<SplitStep, String> {
+fn split_step(cell: &Cell, stated: Vec<RecordedAction>, ran: &[(RankReport, Vec<Timed>)]) -> Result<SplitStep, String> {
     let calls: Vec<Collective> = stated.iter().flat_map(|stated| stated.collectives.iter().copied()).collect();
     let steps = slowest(ran.iter().map(|(report, _)| &report.step_ms[..]));
     let step = steps.into_iter().min_by(f64::total_cmp).unwrap_or(0.0) * 1e-3;
@@ -236,7 +236,7 @@ fn split_step(cell: &Cell, stated: Vec<ActionStated>, ran: &[(RankReport, Vec<Ti
 }
 
 /// What remains of the spans of layers when the times of their operations are taken away, for each of them.
-fn beside(cell: &Cell, operations: &[&Stated], report: &RankReport, timed: &[Timed]) -> Overheads {
+fn beside(cell: &Cell, operations: &[&Recorded], report: &RankReport, timed: &[Timed]) -> Overheads {
     let ms = |span: Span| report.spans_ms[span as usize];
     let spans = 1e-3 * (ms(Span::Forward) + ms(Span::Backward) + ms(Span::Recompute));
     // A run's operations are the stated ones: by class and sizes, whatever their order.
@@ -245,7 +245,7 @@ fn beside(cell: &Cell, operations: &[&Stated], report: &RankReport, timed: &[Tim
         let sum = of_class.entry(key(&timed.op)).or_default();
         *sum = (sum.0 + timed.ns as f64 * 1e-9, sum.1 + 1.0);
     }
-    let mean = |stated: &&Stated| of_class.get(&key(&stated.op)).map_or(0.0, |(sum, count)| sum / count);
+    let mean = |stated: &&Recorded| of_class.get(&key(&stated.op)).map_or(0.0, |(sum, count)| sum / count);
     let known: f64 = operations.iter().map(mean).sum();
     Overheads {
         operation: (spans - known) / operations.len().max(1) as f64,

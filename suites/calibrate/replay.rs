@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 use std::time::Instant;
+use zbench_engine::comm::Collective;
 use zbench_engine::comm::{CommError, Communicator, group};
 use zbench_engine::config::Cell;
-use zbench_engine::shard::Collective;
 use zbench_engine::threads;
 use zbench_engine::train::kernels;
 use zbench_kernels::{Kernels, View, ViewMut};

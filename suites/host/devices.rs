@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use zbench_estimate::job::Number;
+use zbench_kernels::ByName;
 use zbench_kernels::cuda::folder::{self, NotPrivate};
 use zbench_kernels::cuda::gpu::{Fallback, Gpu, Nvml, Options, Probe, Reading, Search, Watched};
 use zbench_kernels::cuda::host::{Host, Order};

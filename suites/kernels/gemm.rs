@@ -6,6 +6,7 @@ use super::{Device, Method, ceiling, device, oracle};
 use crate::bench::{BenchError, BenchResult, BenchSpec, Limits};
 use serde::{Deserialize, Serialize};
 use zbench_host::machine;
+use zbench_kernels::ByName;
 use zbench_kernels::{Buffer, Category, Cpu, DType, Gemm, Kernels, Normal, Op, View, footprint};
 use zbench_predict::planned::gib;
 use zbench_reports::bench::Timing;

@@ -2,8 +2,8 @@
 
 use super::gemm::{Use, layout};
 use zbench_engine::config::Cell;
-use zbench_engine::layers::Phase;
 use zbench_engine::plan::Plan;
+use zbench_engine::recorder::Phase;
 use zbench_kernels::{Cpu, Gemm, Op};
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -24,7 +24,7 @@ pub fn products(cell: &Cell) -> Result<Products, (String, String)> {
     let kernels = Cpu::new(1);
     let plan = Plan::new(cell, &kernels).map_err(|error| (error.key.to_string(), error.reason))?;
     let mut products = Products::default();
-    for stated in plan.stated(cell, &kernels, 0) {
+    for stated in plan.operations(cell, &kernels, 0) {
         let op = match &stated.op {
             Op::Gemm(op) => *op,
             other @ Op::GroupedGemm(_) => {

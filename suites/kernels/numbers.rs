@@ -2,6 +2,7 @@
 
 use crate::bench::BenchError;
 use half::{bf16, f16};
+use zbench_kernels::ByName;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, Normal, View, philox};
 
 /// The elements of a view as f64. A type that no kernel computes in has none.

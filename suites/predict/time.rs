@@ -9,11 +9,11 @@ use zbench_config::Resolved;
 use zbench_config::profile::corrections::{self, Corrections};
 use zbench_config::profile::operations::{self, Operations, RankLayout};
 use zbench_config::profile::{default_path, fit_of_value};
+use zbench_engine::comm::Collective;
 use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::outcome::{Flops, Span};
 use zbench_engine::plan::clock::{Clock, Machine, NoTime, Stretch};
-use zbench_engine::plan::{ActionStated, Planner};
-use zbench_engine::shard::Collective;
+use zbench_engine::plan::{Planner, RecordedAction};
 use zbench_host::machine;
 use zbench_kernels::DType;
 use zbench_reports::collectives::{Fit, Segment};
@@ -143,7 +143,7 @@ impl TimeProfile {
         &self,
         planner: &Planner,
         cell: &Cell,
-        make: impl FnOnce(&Clock<'_>, &mut dyn Iterator<Item = ActionStated>) -> Result<T, NoTime>,
+        make: impl FnOnce(&Clock<'_>, &mut dyn Iterator<Item = RecordedAction>) -> Result<T, NoTime>,
     ) -> Result<(T, Flops, String), String> {
         if cell.hardware.device != DeviceKind::Cpu {
             return Err("times are predicted for cells on the CPU alone, by what was measured on one".into());
@@ -164,7 +164,7 @@ impl TimeProfile {
             reduce: cell.precision.reduce,
             corrections,
         };
-        let made = make(&clock, &mut plan.stated_actions(cell, &*kernels, 0)).map_err(|reason| match reason {
+        let made = make(&clock, &mut plan.recorded_actions(cell, &*kernels, 0)).map_err(|reason| match reason {
             NoTime::Operation(unknown) => {
                 format!("{unknown} in {}; run `zbench calibrate` of this version of zbench", self.name)
             }

@@ -34,7 +34,7 @@ pub use carried::Carried;
 pub use local::group;
 pub use metered::Metered;
 pub(crate) use metered::Totals;
-pub use null::Null;
+pub use null::{Collective, CollectiveLog, Null};
 pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 pub use shared::Shared;
 pub use shm::{Exchange, shm};

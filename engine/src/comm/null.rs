@@ -1,20 +1,79 @@
-//! A communicator of the right shapes that moves nothing: for plans, and for tests of one rank's program.
+//! A communicator of the right shapes that moves nothing: for dry runs, and for tests of one rank's program.
 
-use super::{Call, CommError, Communicator, Request, Result, Ticket};
+use super::{Call, CommError, Communicator, Kind, ONE_ROUND_BYTES, Request, Result, Ticket};
+use crate::config::{Backend, Cell as Configuration, DeviceKind};
 use std::cell::Cell;
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// Checks what it is given as any communicator would, and leaves every buffer as it was.
+/// One collective of a dry run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Collective {
+    /// The mesh axis.
+    pub axis: &'static str,
+    /// `all_reduce`, `all_gather`, `reduce_scatter`.
+    pub kind: &'static str,
+    /// Ranks on the axis.
+    pub ranks: usize,
+    /// The larger buffer: nccl-tests' size.
+    pub bytes: u64,
+    /// One buffer is read and written.
+    pub in_place: bool,
+}
+
+/// The collectives of a dry run in order, for all groups of a rank.
+pub type CollectiveLog = Arc<Mutex<Vec<Collective>>>;
+
+/// Checks what it is given as any communicator would, and leaves every buffer as it was. It counts the bytes that would cross.
 #[derive(Debug)]
 pub struct Null {
     rank: usize,
     size: usize,
     next: Cell<u64>,
+    wire_bytes: Cell<u64>,
+    /// All-reduces up to this size take one round.
+    one_round_bytes: u64,
+    log: Option<(&'static str, CollectiveLog)>,
 }
 
 impl Null {
     /// Rank `rank` of `size`.
     pub fn new(rank: usize, size: usize) -> Null {
-        Null { rank, size, next: Cell::new(0) }
+        Null { rank, size, next: Cell::new(0), wire_bytes: Cell::new(0), one_round_bytes: 0, log: None }
+    }
+
+    /// Stands for a group of a cell's ranks on a mesh axis, and lists its collectives where a list is wanted. Only ranks whose
+    /// buffers lie on hosts and that are not left to a library reduce small buffers in one round.
+    pub fn of(cell: &Configuration, axis: &'static str, rank: usize, size: usize, log: Option<&CollectiveLog>) -> Null {
+        let own = matches!(cell.parallel.backend, Backend::Local | Backend::Shm | Backend::Tcp);
+        let on_host = cell.hardware.device == DeviceKind::Cpu;
+        let one_round_bytes = if own && on_host { ONE_ROUND_BYTES as u64 } else { 0 };
+        let log = log.map(|log| (axis, log.clone()));
+        Null { one_round_bytes, log, ..Null::new(rank, size) }
+    }
+
+    /// The larger buffer of a call.
+    fn bytes(&self, call: &Call<'_>) -> u64 {
+        let payload = call.payload_bytes(self.size);
+        if matches!(call.kind, Kind::AllReduce { .. }) { payload / 2 } else { payload }
+    }
+
+    fn list(&self, call: &Call<'_>) {
+        let Some((axis, log)) = &self.log else { return };
+        let (kind, ranks, bytes, in_place) = (call.kind.name(), self.size, self.bytes(call), call.send.is_none());
+        log.lock().unwrap_or_else(PoisonError::into_inner).push(Collective { axis, kind, ranks, bytes, in_place });
+    }
+
+    fn count(&self, call: &Call<'_>) {
+        let (bytes, ranks) = (self.bytes(call), self.size as u64);
+        let (part, others) = (bytes / ranks, ranks - 1);
+        let wire = match call.kind {
+            // Every rank reads every other's buffer, rather than passing parts twice.
+            Kind::AllReduce { .. } if bytes <= self.one_round_bytes => others * bytes,
+            Kind::AllReduce { .. } => 2 * part * others,
+            Kind::AllGather | Kind::ReduceScatter { .. } => part * others,
+            _ => 0,
+        };
+        self.wire_bytes.set(self.wire_bytes.get() + wire);
     }
 }
 
@@ -32,18 +91,25 @@ impl Communicator for Null {
     }
 
     fn call(&self, call: Call<'_>) -> Result<()> {
-        call.check(self.rank, self.size)
+        call.check(self.rank, self.size)?;
+        self.list(&call);
+        self.count(&call);
+        Ok(())
     }
 
     fn start(&self, mut request: Request) -> Result<Ticket> {
-        request.as_call().check(self.rank, self.size)?;
+        let call = request.as_call();
+        call.check(self.rank, self.size)?;
+        self.list(&call);
         let sequence = self.next.replace(self.next.get() + 1);
         Ok(Ticket { sequence, request: Some(request), owner: None })
     }
 
     fn wait(&self, mut ticket: Ticket) -> Result<Request> {
         let reason = "the collective was waited for before".to_owned();
-        ticket.request.take().ok_or(CommError::Invalid { operation: "wait", reason })
+        let mut request = ticket.request.take().ok_or(CommError::Invalid { operation: "wait", reason })?;
+        self.count(&request.as_call());
+        Ok(request)
     }
 
     /// An error: what colors the other ranks give is not known here. Make the smaller group with [`Null::new`].
@@ -57,6 +123,6 @@ impl Communicator for Null {
     fn abort(&self, _reason: &str) {}
 
     fn wire_bytes(&self) -> u64 {
-        0
+        self.wire_bytes.get()
     }
 }

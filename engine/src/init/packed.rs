@@ -5,7 +5,7 @@ use super::{Filler, PIECE, Result};
 use crate::mesh::within;
 use crate::model::{Tensor, Unit};
 use std::ops::Range;
-use zbench_kernels::{DoubleScales, Packed, Packing, View, ViewMut};
+use zbench_kernels::{DType, DoubleScales, Op, Pack, Packed, Packing, View, ViewMut, no_scratch};
 
 /// Writes bytes `owned` of a tensor's record, wherever they lie.
 pub(super) fn put(
@@ -22,7 +22,7 @@ pub(super) fn put(
     let mut bytes = vec![0i8; dst.len()];
     let _held = filler.account.holds::<i8>(bytes.len());
     fill(filler, unit, tensor, matrix, owned, &mut bytes)?;
-    Ok(filler.desk.kernels.upload(View::of(&bytes), dst)?)
+    Ok(filler.res.kernels.upload(View::of(&bytes), dst)?)
 }
 
 /// Writes bytes `owned` of a tensor's record.
@@ -57,7 +57,9 @@ fn fill(
         let piece = start..(start + piece).min(elements.end);
         let values = &mut values[..piece.len()];
         filler.tensor(unit, tensor, piece.clone(), ViewMut::of(values))?;
-        filler.desk.kernels.pack(&matrix, View::of(values), ViewMut::of(&mut bytes), ViewMut::of(&mut scales))?;
+        let op = Op::Pack(Pack { matrix, len: values.len(), dtype: DType::F32 });
+        let mut writes = [ViewMut::of(&mut bytes[..]), ViewMut::of(&mut scales[..])];
+        filler.res.kernels.run(&op, &[View::of(values)], &mut writes, no_scratch())?;
         let at = fields.codes.start + matrix.codes_len(piece.start);
         record.put(at, bytes[..matrix.codes_len(piece.len())].iter().copied());
         if scaled {

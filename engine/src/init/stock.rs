@@ -6,7 +6,7 @@ use super::account::Account;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::Communicator;
 use crate::config::Loading;
-use crate::layers::StepError;
+use crate::error::StepError;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

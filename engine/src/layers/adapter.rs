@@ -1,8 +1,8 @@
 //! What adapters make of a linear layer: low-rank products beside it (LoRA), or factors on what it gives or reads (IA3).
 
-use super::exec::{self, Batch, Exec, Result, product_forward, product_input, product_weight};
+use super::exec::{Batch, Exec, product_forward, product_input, product_weight};
 use super::linear::LinearSpec;
-use super::sketch::{Piece, Sketch};
+use crate::error::Result;
 use crate::model::{Grads, Place, Weights};
 use zbench_kernels::{Buffer, DType, Dropout, Gemm, MulRows, Op, View, ViewMut};
 
@@ -48,21 +48,9 @@ impl<const N: usize> AdapterSpec<N> {
         let x = dropped.as_ref().map_or(x, Buffer::view);
         let low = self.reduce(ex, weights, x)?;
         for ((b, out), y) in self.b.iter().zip(ys) {
-            ex.gemm(self.expand(n, *out, ex.compute), low.view(), weights.get(b), y)?;
+            ex.gemm(ADAPTER, self.expand(n, *out, ex.compute), low.view(), weights.get(b), y)?;
         }
         Ok(())
-    }
-
-    /// States `forward`.
-    pub fn forward_stated(&self, s: &mut Sketch<'_>) {
-        let n = s.batch.tokens();
-        let dropped = self.dropped_stated(s);
-        let low = self.reduce_stated(s);
-        for (_, out) in self.b {
-            s.op(ADAPTER, Op::Gemm(self.expand(n, out, s.compute)));
-        }
-        s.free(low);
-        s.free_all(dropped);
     }
 
     fn dropout_op(&self, batch: &Batch, dtype: DType) -> Dropout {
@@ -76,16 +64,9 @@ impl<const N: usize> AdapterSpec<N> {
             return Ok(None);
         }
         let mut dropped = ex.activation(ex.batch.tokens() * self.input)?;
-        ex.kernels.dropout(&self.dropout_op(&ex.batch, ex.compute), x, dropped.view_mut())?;
+        let op = Op::Dropout(self.dropout_op(&ex.batch, ex.compute));
+        ex.run(ADAPTER, &op, &[x], &mut [dropped.view_mut()])?;
         Ok(Some(dropped))
-    }
-
-    fn dropped_stated(&self, s: &mut Sketch<'_>) -> Option<Piece> {
-        (self.dropout != 0.0 && !s.evaluates).then(|| {
-            let piece = s.activation(s.batch.tokens() * self.input);
-            s.op(ADAPTER, Op::Dropout(self.dropout_op(&s.batch, s.compute)));
-            piece
-        })
     }
 
     /// `x A^T`.
@@ -93,15 +74,8 @@ impl<const N: usize> AdapterSpec<N> {
         let n = ex.batch.tokens();
         let mut low = ex.activation(n * self.rank)?;
         let op = product_forward(n, self.rank, self.input, false, ex.compute);
-        ex.gemm(op, x, weights.get(&self.a), low.view_mut())?;
+        ex.gemm(ADAPTER, op, x, weights.get(&self.a), low.view_mut())?;
         Ok(low)
-    }
-
-    fn reduce_stated(&self, s: &mut Sketch<'_>) -> Piece {
-        let n = s.batch.tokens();
-        let low = s.activation(n * self.rank);
-        s.op(ADAPTER, Op::Gemm(product_forward(n, self.rank, self.input, false, s.compute)));
-        low
     }
 
     /// `y += scale * low B^T`.
@@ -132,54 +106,30 @@ impl<const N: usize> AdapterSpec<N> {
         let (n, input) = (ex.batch.tokens(), self.input);
         let dropped = self.dropped(ex, x)?;
         let x = dropped.as_ref().map_or(x, Buffer::view);
-        let low = self.reduce(ex, weights, x)?;
+        let low = ex.again(|| self.reduce(ex, weights, x))?;
         for ((b, out), dy) in self.b.iter().zip(dys) {
             if let Some(db) = grads.get(b) {
-                ex.gemm(self.b_gradient(n, *out, ex.compute, ex.gradients), dy, low.view(), db)?;
+                ex.gemm(ADAPTER, self.b_gradient(n, *out, ex.compute, ex.gradients), dy, low.view(), db)?;
             }
         }
         drop(low);
         let mut dlow = ex.activation(n * self.rank)?;
         for (number, ((b, out), dy)) in self.b.iter().zip(dys).enumerate() {
-            ex.gemm(self.low_gradient(n, *out, number, ex.compute), dy, weights.get(b), dlow.view_mut())?;
+            ex.gemm(ADAPTER, self.low_gradient(n, *out, number, ex.compute), dy, weights.get(b), dlow.view_mut())?;
         }
         if let Some(da) = grads.get(&self.a) {
-            ex.gemm(product_weight(n, self.rank, input, ex.compute, ex.gradients), dlow.view(), x, da)?;
+            ex.gemm(ADAPTER, product_weight(n, self.rank, input, ex.compute, ex.gradients), dlow.view(), x, da)?;
         }
         let back = product_input(n, self.rank, input, dropped.is_none(), ex.compute);
         let Some(mut through) = dropped else {
-            return ex.gemm(back, dlow.view(), weights.get(&self.a), dx);
+            return ex.gemm(ADAPTER, back, dlow.view(), weights.get(&self.a), dx);
         };
         // The dropped input is not needed any more: its buffer takes the gradient, then the same mask.
-        ex.gemm(back, dlow.view(), weights.get(&self.a), through.view_mut())?;
+        ex.gemm(ADAPTER, back, dlow.view(), weights.get(&self.a), through.view_mut())?;
         let mut masked = ex.activation(n * input)?;
-        ex.kernels.dropout(&self.dropout_op(&ex.batch, ex.compute), through.view(), masked.view_mut())?;
-        Ok(ex.kernels.accumulate(1.0, masked.view(), dx.reborrow())?)
-    }
-
-    /// States `backward`.
-    pub fn backward_stated(&self, s: &mut Sketch<'_>) {
-        let (n, input) = (s.batch.tokens(), self.input);
-        let dropped = self.dropped_stated(s);
-        let low = s.again(|s| self.reduce_stated(s));
-        for (_, out) in self.b {
-            s.op(ADAPTER, Op::Gemm(self.b_gradient(n, out, s.compute, s.gradients)));
-        }
-        s.free(low);
-        let dlow = s.activation(n * self.rank);
-        for (number, (_, out)) in self.b.iter().enumerate() {
-            s.op(ADAPTER, Op::Gemm(self.low_gradient(n, *out, number, s.compute)));
-        }
-        s.op(ADAPTER, Op::Gemm(product_weight(n, self.rank, input, s.compute, s.gradients)));
-        s.op(ADAPTER, Op::Gemm(product_input(n, self.rank, input, dropped.is_none(), s.compute)));
-        if let Some(through) = dropped {
-            let masked = s.activation(n * input);
-            s.op(ADAPTER, Op::Dropout(self.dropout_op(&s.batch, s.compute)));
-            s.op(ADAPTER, exec::accumulate(n * input, s.compute, s.compute));
-            s.free(masked);
-            s.free(through);
-        }
-        s.free(dlow);
+        let op = Op::Dropout(self.dropout_op(&ex.batch, ex.compute));
+        ex.run(ADAPTER, &op, &[through.view()], &mut [masked.view_mut()])?;
+        ex.accumulate(ADAPTER, masked.view(), dx.reborrow())
     }
 }
 
@@ -199,42 +149,21 @@ impl Factors {
         mut y: ViewMut<'_>,
     ) -> Result<()> {
         let n = ex.batch.tokens();
-        let (op, l) = (self.op(linear, n, ex.compute), weights.get(&self.l));
+        let (op, l) = (Op::MulRows(self.op(linear, n, ex.compute)), weights.get(&self.l));
         if self.feedforward {
             let mut scaled = ex.activation(n * linear.input)?;
-            ex.kernels.cast(x, scaled.view_mut())?;
-            ex.kernels.mul_rows(&op, l, scaled.view_mut())?;
+            ex.cast(ADAPTER, x, scaled.view_mut())?;
+            ex.run(ADAPTER, &op, &[l], &mut [scaled.view_mut()])?;
             return linear.product(ex, weights, scaled.view(), accumulate, y);
         }
         if !accumulate {
             linear.product(ex, weights, x, false, y.reborrow())?;
-            return Ok(ex.kernels.mul_rows(&op, l, y)?);
+            return ex.run(ADAPTER, &op, &[l], &mut [y]);
         }
         let mut own = ex.activation(n * linear.out)?;
         linear.product(ex, weights, x, false, own.view_mut())?;
-        ex.kernels.mul_rows(&op, l, own.view_mut())?;
-        Ok(ex.kernels.accumulate(1.0, own.view(), y)?)
-    }
-
-    /// States `forward`.
-    pub(super) fn forward_stated(&self, s: &mut Sketch<'_>, linear: &LinearSpec, accumulate: bool) {
-        let n = s.batch.tokens();
-        let op = Op::MulRows(self.op(linear, n, s.compute));
-        if self.feedforward {
-            let scaled = s.activation(n * linear.input);
-            s.op(ADAPTER, exec::cast(n * linear.input, s.compute, s.compute));
-            s.op(ADAPTER, op);
-            linear.product_stated(s, accumulate);
-            s.free(scaled);
-            return;
-        }
-        let own = accumulate.then(|| s.activation(n * linear.out));
-        linear.product_stated(s, false);
-        s.op(ADAPTER, op);
-        if let Some(own) = own {
-            s.op(ADAPTER, exec::accumulate(n * linear.out, s.compute, s.compute));
-            s.free(own);
-        }
+        ex.run(ADAPTER, &op, &[l], &mut [own.view_mut()])?;
+        ex.accumulate(ADAPTER, own.view(), y)
     }
 
     /// `dx (+)=` the gradient of the input; adds the factors'. That of factors on the output needs the output without
@@ -254,12 +183,12 @@ impl Factors {
         let (op, l) = (self.op(linear, n, ex.compute), weights.get(&self.l));
         if !self.feedforward {
             let mut own = ex.activation(n * linear.out)?;
-            linear.product(ex, weights, x, false, own.view_mut())?;
+            ex.again(|| linear.product(ex, weights, x, false, own.view_mut()))?;
             if let Some(dl) = grads.get(&self.l) {
-                ex.kernels.mul_rows_backward(&op, own.view(), dy, dl)?;
+                ex.run(ADAPTER, &Op::MulRowsBackward(op), &[own.view(), dy], &mut [dl])?;
             }
-            ex.kernels.cast(dy, own.view_mut())?;
-            ex.kernels.mul_rows(&op, l, own.view_mut())?;
+            ex.cast(ADAPTER, dy, own.view_mut())?;
+            ex.run(ADAPTER, &Op::MulRows(op), &[l], &mut [own.view_mut()])?;
             return linear.product_backward(ex, weights, grads, x, own.view(), accumulate, dx);
         }
         let mut own = if accumulate { Some(ex.activation(n * linear.input)?) } else { None };
@@ -267,36 +196,12 @@ impl Factors {
         // The layer's weights are frozen, so it does not matter that its input here is without the factors.
         linear.product_backward(ex, weights, grads, x, dy, false, through.reborrow())?;
         if let Some(dl) = grads.get(&self.l) {
-            ex.kernels.mul_rows_backward(&op, x, through.as_view(), dl)?;
+            ex.run(ADAPTER, &Op::MulRowsBackward(op), &[x, through.as_view()], &mut [dl])?;
         }
-        ex.kernels.mul_rows(&op, l, through)?;
+        ex.run(ADAPTER, &Op::MulRows(op), &[l], &mut [through])?;
         if let Some(own) = own {
-            ex.kernels.accumulate(1.0, own.view(), dx)?;
+            ex.accumulate(ADAPTER, own.view(), dx)?;
         }
         Ok(())
-    }
-
-    /// States `backward`.
-    pub(super) fn backward_stated(&self, s: &mut Sketch<'_>, linear: &LinearSpec, accumulate: bool) {
-        let n = s.batch.tokens();
-        let op = self.op(linear, n, s.compute);
-        if !self.feedforward {
-            let own = s.activation(n * linear.out);
-            s.again(|s| linear.product_stated(s, false));
-            s.op(ADAPTER, Op::MulRowsBackward(op));
-            s.op(ADAPTER, exec::cast(n * linear.out, s.compute, s.compute));
-            s.op(ADAPTER, Op::MulRows(op));
-            linear.product_backward_stated(s, accumulate);
-            s.free(own);
-            return;
-        }
-        let own = accumulate.then(|| s.activation(n * linear.input));
-        linear.product_backward_stated(s, false);
-        s.op(ADAPTER, Op::MulRowsBackward(op));
-        s.op(ADAPTER, Op::MulRows(op));
-        if let Some(own) = own {
-            s.op(ADAPTER, exec::accumulate(n * linear.input, s.compute, s.compute));
-            s.free(own);
-        }
     }
 }

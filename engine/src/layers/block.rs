@@ -9,13 +9,13 @@ mod experts;
 mod stages;
 
 use super::adapter::AdapterSpec;
-use super::exec::{Exec, Result};
+use super::exec::Exec;
 use super::experts::{Experts, Routing};
 use super::linear::LinearSpec;
 use super::norm::Norm;
-use super::sketch::{Piece, Sketch};
 pub use crate::config::Kept;
 use crate::config::{AttentionKind, Positions};
+use crate::error::Result;
 use crate::model::Weights;
 use zbench_kernels::{Act, Buffer};
 
@@ -95,7 +95,7 @@ impl Block {
     }
 }
 
-/// What forward keeps for backward. `T` is a buffer in a run, a stated piece in a plan.
+/// What forward keeps for backward. `T` is a buffer; a dry run also has what it knows of one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saved<T> {
     /// The residual stream at the block's entrance.
@@ -140,15 +140,51 @@ pub struct GateUp<T> {
     pub routing: Option<Routing<T>>,
 }
 
-impl<T> Qkv<T> {
-    fn all(self) -> impl Iterator<Item = T> {
-        [self.q, self.k, self.v].into_iter().chain(self.raw.into_iter().flatten().flatten())
+impl<T> Saved<T> {
+    /// The same with `f` of every tensor.
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Saved<U> {
+        let f = &mut f;
+        Saved {
+            input: self.input.map(&mut *f),
+            attention_norm: self.attention_norm.map(|both| both.map(&mut *f)),
+            qkv: self.qkv.map(|Qkv { q, k, v, raw }| {
+                let [q, k, v] = [q, k, v].map(&mut *f);
+                Qkv { q, k, v, raw: raw.map(|raw| raw.map(|both| both.map(&mut *f))) }
+            }),
+            attention: self.attention.map(|both| both.map(&mut *f)),
+            residual: self.residual.map(&mut *f),
+            mlp_norm: self.mlp_norm.map(|both| both.map(&mut *f)),
+            gate_up: self.gate_up.map(|GateUp { gate, up, routing }| {
+                let (gate, up) = (gate.map(&mut *f), f(up));
+                let routing = routing.map(|Routing { logits, weights, indices }| {
+                    let [logits, weights, indices] = [logits, weights, indices].map(&mut *f);
+                    Routing { logits, weights, indices }
+                });
+                GateUp { gate, up, routing }
+            }),
+            activation: self.activation.map(&mut *f),
+        }
     }
-}
 
-impl<T> GateUp<T> {
-    fn all(self) -> impl Iterator<Item = T> {
-        self.gate.into_iter().chain([self.up]).chain(self.routing.into_iter().flat_map(Routing::all))
+    /// The tensors, borrowed.
+    pub fn as_ref(&self) -> Saved<&T> {
+        Saved {
+            input: self.input.as_ref(),
+            attention_norm: self.attention_norm.as_ref().map(|both| both.each_ref()),
+            qkv: self.qkv.as_ref().map(|Qkv { q, k, v, raw }| {
+                let raw = raw.as_ref().map(|raw| raw.each_ref().map(|both| both.each_ref()));
+                Qkv { q, k, v, raw }
+            }),
+            attention: self.attention.as_ref().map(|both| both.each_ref()),
+            residual: self.residual.as_ref(),
+            mlp_norm: self.mlp_norm.as_ref().map(|both| both.each_ref()),
+            gate_up: self.gate_up.as_ref().map(|GateUp { gate, up, routing }| {
+                let routing = routing.as_ref();
+                let routing = routing.map(|Routing { logits, weights, indices }| Routing { logits, weights, indices });
+                GateUp { gate: gate.as_ref(), up, routing }
+            }),
+            activation: self.activation.as_ref(),
+        }
     }
 }
 
@@ -181,15 +217,6 @@ fn take<T>(slot: &mut Option<T>) -> T {
 /// Keeps what backward will find, frees the rest.
 fn settle<T>(kept: bool, made: Option<T>) -> Option<T> {
     made.filter(|_| kept)
-}
-
-/// States `settle`.
-fn settle_stated<T>(s: &mut Sketch<'_>, kept: bool, made: Option<T>, all: fn(T) -> Vec<Piece>) -> Option<T> {
-    if kept {
-        return made;
-    }
-    s.free_all(made.into_iter().flat_map(all));
-    None
 }
 
 impl Block {
@@ -244,55 +271,6 @@ impl Block {
         Ok((output, saved))
     }
 
-    /// States `forward`; takes the input's piece, returns the output's.
-    pub fn forward_stated(
-        &self,
-        s: &mut Sketch<'_>,
-        input: Piece,
-        keep_input: bool,
-        keep: &[Kept],
-    ) -> (Piece, Saved<Piece>) {
-        let (n, parallel) = (s.batch.tokens(), self.dims.parallel);
-        let kept = |what: Kept| keep.contains(&what);
-        let two = |[a, b]: [Piece; 2]| vec![a, b];
-        let one = |piece: Piece| vec![piece];
-        let mut saved = Saved::default();
-        let mut norm = Some(self.attention_norm.forward_stated(s, n));
-        let qkv = self.qkv_stated(s);
-        if self.mlp_norm.is_some() {
-            saved.attention_norm = settle_stated(s, kept(Kept::AttentionNorm), norm.take(), two);
-        }
-        let attention = self.attend_stated(s);
-        saved.qkv = settle_stated(s, kept(Kept::Qkv), Some(qkv), |qkv| qkv.all().collect());
-        let residual = self.residual_stated(s);
-        saved.attention = settle_stated(s, kept(Kept::Attention), Some(attention), two);
-        let mut input = Some(input);
-        if !parallel {
-            saved.input = settle_stated(s, keep_input, input.take(), one);
-        }
-        let mlp_norm = self.mlp_norm.as_ref().map(|spec| spec.forward_stated(s, n));
-        if parallel {
-            saved.input = settle_stated(s, keep_input, input, one);
-        }
-        let mut gate_up = self.gate_up_stated(s);
-        saved.mlp_norm = settle_stated(s, kept(Kept::MlpNorm), mlp_norm, two);
-        if let Some(shared) = norm {
-            saved.attention_norm = settle_stated(s, kept(Kept::AttentionNorm), Some(shared), two);
-        }
-        let activation = self.activation_stated(s);
-        let routing = gate_up.routing.take();
-        saved.gate_up = settle_stated(s, kept(Kept::GateUp), Some(gate_up), |both| both.all().collect());
-        let output = self.output_stated(s);
-        match &mut saved.gate_up {
-            Some(kept) => kept.routing = routing,
-            None => s.free_all(routing.into_iter().flat_map(Routing::all)),
-        }
-        saved.residual = settle_stated(s, kept(Kept::Residual) && !parallel, Some(residual), one);
-        let activation_kept = kept(Kept::Activation) && self.reads_activation();
-        saved.activation = settle_stated(s, activation_kept, Some(activation), one);
-        (output, saved)
-    }
-
     /// Makes again what was not kept and backward reads. `saved.input` must be there. With `output`, the block's output too.
     pub fn restore(
         &self,
@@ -339,37 +317,6 @@ impl Block {
             saved.residual = None;
         }
         Ok(made)
-    }
-
-    /// States `restore`.
-    pub fn restore_stated(&self, s: &mut Sketch<'_>, saved: &mut Saved<Piece>, output: bool) -> Option<Piece> {
-        let (n, parallel) = (s.batch.tokens(), self.dims.parallel);
-        if saved.attention_norm.is_none() {
-            saved.attention_norm = Some(self.attention_norm.forward_stated(s, n));
-        }
-        if saved.qkv.is_none() {
-            saved.qkv = Some(self.qkv_stated(s));
-        }
-        if saved.attention.is_none() {
-            saved.attention = Some(self.attend_stated(s));
-        }
-        if saved.residual.is_none() && (output || !parallel) {
-            saved.residual = Some(self.residual_stated(s));
-        }
-        if let (None, Some(spec)) = (&saved.mlp_norm, &self.mlp_norm) {
-            saved.mlp_norm = Some(spec.forward_stated(s, n));
-        }
-        if saved.gate_up.is_none() {
-            saved.gate_up = Some(self.gate_up_stated(s));
-        }
-        if saved.activation.is_none() && (output || self.reads_activation()) {
-            saved.activation = Some(self.activation_stated(s));
-        }
-        let made = output.then(|| self.output_stated(s));
-        if parallel {
-            s.free_all(saved.residual.take());
-        }
-        made
     }
 }
 

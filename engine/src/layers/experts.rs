@@ -3,10 +3,10 @@
 //! Every token goes to the same number of experts, so the rows that all experts compute together are known to a plan; how
 //! many of them are whose is not. A *slot* is one token's row at one expert; slots are sorted by expert, an expert's by token.
 
-use super::exec::{Exec, Result};
+use super::exec::Exec;
 use super::linear::LinearSpec;
-use super::sketch::{Piece, Sketch};
-use crate::model::{Grads, Part, Weights};
+use crate::error::Result;
+use crate::model::{Grads, Weights};
 use zbench_kernels::{Buffer, Category, Combine, DType, Grouped, GroupedGemm, Op, Route, Slots, View, ViewMut};
 
 /// Which experts a block has, and how tokens come to them.
@@ -27,7 +27,7 @@ pub struct Experts {
     pub rounded: bool,
 }
 
-/// Where tokens went. `T` is a buffer in a run, a stated piece in a plan.
+/// Where tokens went. `T` is a buffer; a dry run also has what it knows of one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Routing<T> {
     /// The router's logits `[tokens, count]`.
@@ -36,12 +36,6 @@ pub struct Routing<T> {
     pub weights: T,
     /// See [`Route::indices_len`].
     pub indices: T,
-}
-
-impl<T> Routing<T> {
-    pub(super) fn all(self) -> [T; 3] {
-        [self.logits, self.weights, self.indices]
-    }
 }
 
 const TERM: &str = "routing";
@@ -67,20 +61,9 @@ impl Experts {
         let mut logits = ex.activation(op.rows * op.experts)?;
         self.router.forward(ex, w, x, false, logits.view_mut())?;
         let mut weights = ex.statistic(op.slots())?;
-        let mut indices = ex.arena.alloc(Category::Activations, DType::U32, op.indices_len())?;
-        ex.kernels.route(&op, logits.view(), weights.view_mut(), indices.view_mut())?;
+        let mut indices = ex.alloc(Category::Activations, DType::U32, op.indices_len())?;
+        ex.run(TERM, &Op::Route(op), &[logits.view()], &mut [weights.view_mut(), indices.view_mut()])?;
         Ok(Routing { logits, weights, indices })
-    }
-
-    /// States `route`.
-    pub fn route_stated(&self, s: &mut Sketch<'_>) -> Routing<Piece> {
-        let op = self.route_op(s.batch.tokens(), s.compute);
-        let logits = s.activation(op.rows * op.experts);
-        self.router.forward_stated(s, false);
-        let weights = s.statistic(op.slots());
-        let indices = s.alloc(Category::Activations, DType::U32, op.indices_len());
-        s.op(TERM, Op::Route(op));
-        Routing { logits, weights, indices }
     }
 
     /// The gradient of the logits from that of the weights.
@@ -88,32 +71,17 @@ impl Experts {
         let op = self.route_op(ex.batch.tokens(), ex.compute);
         let mut dlogits = ex.activation(op.rows * op.experts)?;
         let (logits, indices) = (routing.logits.view(), routing.indices.view());
-        ex.kernels.route_backward(&op, logits, indices, dweights.view(), dlogits.view_mut())?;
+        let reads = [logits, indices, dweights.view()];
+        ex.run(TERM, &Op::RouteBackward(op), &reads, &mut [dlogits.view_mut()])?;
         Ok(dlogits)
-    }
-
-    /// States `route_backward`.
-    pub fn route_backward_stated(&self, s: &mut Sketch<'_>) -> Piece {
-        let op = self.route_op(s.batch.tokens(), s.compute);
-        let dlogits = s.activation(op.rows * op.experts);
-        s.op(TERM, Op::RouteBackward(op));
-        dlogits
     }
 
     /// Each slot's row: tokens `x [tokens, cols]` to `[slots, cols]`.
     pub fn dispatch(&self, ex: &Exec<'_>, routing: &Routing<Buffer>, cols: usize, x: View<'_>) -> Result<Buffer> {
         let op = self.slots_op(ex.batch.tokens(), cols, ex.compute);
         let mut rows = ex.activation(op.slots() * cols)?;
-        ex.kernels.dispatch(&op, routing.indices.view(), x, rows.view_mut())?;
+        ex.run(TERM, &Op::Dispatch(op), &[routing.indices.view(), x], &mut [rows.view_mut()])?;
         Ok(rows)
-    }
-
-    /// States `dispatch`.
-    pub fn dispatch_stated(&self, s: &mut Sketch<'_>, cols: usize) -> Piece {
-        let op = self.slots_op(s.batch.tokens(), cols, s.compute);
-        let rows = s.activation(op.slots() * cols);
-        s.op(TERM, Op::Dispatch(op));
-        rows
     }
 
     /// Slots back to their tokens: with their weights onto `y` (forward), or as they are in its place (backward).
@@ -127,18 +95,12 @@ impl Experts {
         y: ViewMut<'_>,
     ) -> Result<()> {
         let slots = self.slots_op(ex.batch.tokens(), cols, ex.compute);
-        let op = Combine { slots, weighted: forward, accumulate: forward };
-        let weights = forward.then(|| routing.weights.view());
-        Ok(ex.kernels.combine(&op, routing.indices.view(), rows, weights, y)?)
+        let op = Op::Combine(Combine { slots, weighted: forward, accumulate: forward });
+        let reads = [routing.indices.view(), rows, routing.weights.view()];
+        ex.run(TERM, &op, if forward { &reads } else { &reads[..2] }, &mut [y])
     }
 
-    /// States `combine`.
-    pub fn combine_stated(&self, s: &mut Sketch<'_>, cols: usize, forward: bool) {
-        let slots = self.slots_op(s.batch.tokens(), cols, s.compute);
-        s.op(TERM, Op::Combine(Combine { slots, weighted: forward, accumulate: forward }));
-    }
-
-    /// The gradient of the weights, and the weights onto what they stand before: see [`zbench_kernels::ExpertKernels::weigh`].
+    /// The gradient of the weights, and the weights onto what they stand before: see [`Op::Weigh`].
     pub fn weigh(
         &self,
         ex: &Exec<'_>,
@@ -150,16 +112,9 @@ impl Experts {
         let op = self.slots_op(ex.batch.tokens(), cols, ex.compute);
         let mut dweights = ex.statistic(op.slots())?;
         let (indices, weights) = (routing.indices.view(), routing.weights.view());
-        ex.kernels.weigh(&op, indices, weights, x.view_mut(), dx.view_mut(), dweights.view_mut())?;
+        let mut writes = [x.view_mut(), dx.view_mut(), dweights.view_mut()];
+        ex.run(TERM, &Op::Weigh(op), &[indices, weights], &mut writes)?;
         Ok(dweights)
-    }
-
-    /// States `weigh`.
-    pub fn weigh_stated(&self, s: &mut Sketch<'_>, cols: usize) -> Piece {
-        let op = self.slots_op(s.batch.tokens(), cols, s.compute);
-        let dweights = s.statistic(op.slots());
-        s.op(TERM, Op::Weigh(op));
-        dweights
     }
 
     fn product(&self, tokens: usize, linear: &LinearSpec, form: Grouped, types: [DType; 3]) -> GroupedGemm {
@@ -169,18 +124,17 @@ impl Experts {
         GroupedGemm { rows, groups: self.count, out, input, form, accumulate: form == Grouped::Weight, a, b, c }
     }
 
-    fn run(
+    fn multiply(
         &self,
         ex: &Exec<'_>,
         op: GroupedGemm,
         routing: &Routing<Buffer>,
-        a: View<'_>,
-        b: View<'_>,
+        linear: &LinearSpec,
+        [a, b]: [View<'_>; 2],
         c: ViewMut<'_>,
     ) -> Result<()> {
         let offsets = self.route_op(ex.batch.tokens(), ex.compute).offsets(&routing.indices.view());
-        let mut scratch = ex.scratch(&Op::GroupedGemm(op))?;
-        Ok(ex.kernels.grouped_gemm(&op, offsets, a, b, c, scratch.view_mut())?)
+        ex.run(linear.name, &Op::GroupedGemm(op), &[offsets, a, b], &mut [c])
     }
 
     /// `y = x W^T`, each slot with its expert's matrix.
@@ -194,15 +148,8 @@ impl Experts {
     ) -> Result<Buffer> {
         let mut y = ex.activation(self.slots(ex.batch.tokens()) * linear.out)?;
         let op = self.product(ex.batch.tokens(), linear, Grouped::Forward, [ex.compute; 3]);
-        self.run(ex, op, routing, x, w.get(&linear.weight), y.view_mut())?;
+        self.multiply(ex, op, routing, linear, [x, w.get(&linear.weight)], y.view_mut())?;
         Ok(y)
-    }
-
-    /// States `forward`.
-    pub fn forward_stated(&self, s: &mut Sketch<'_>, linear: &LinearSpec) -> Piece {
-        let y = s.activation(self.slots(s.batch.tokens()) * linear.out);
-        s.op(linear.name, Op::GroupedGemm(self.product(s.batch.tokens(), linear, Grouped::Forward, [s.compute; 3])));
-        y
     }
 
     /// `dx (+)= dy W`.
@@ -217,13 +164,7 @@ impl Experts {
         dx: ViewMut<'_>,
     ) -> Result<()> {
         let op = self.product(ex.batch.tokens(), linear, Grouped::Input, [ex.compute; 3]);
-        self.run(ex, GroupedGemm { accumulate, ..op }, routing, dy, w.get(&linear.weight), dx)
-    }
-
-    /// States `input`.
-    pub fn input_stated(&self, s: &mut Sketch<'_>, linear: &LinearSpec, accumulate: bool) {
-        let op = self.product(s.batch.tokens(), linear, Grouped::Input, [s.compute; 3]);
-        s.op(linear.name, Op::GroupedGemm(GroupedGemm { accumulate, ..op }));
+        self.multiply(ex, GroupedGemm { accumulate, ..op }, routing, linear, [dy, w.get(&linear.weight)], dx)
     }
 
     /// `dW += dy^T x` where the stack trains. An expert without a token gets nothing.
@@ -239,14 +180,6 @@ impl Experts {
         let Some(dw) = grads.get(&linear.weight) else { return Ok(()) };
         let types = [ex.compute, ex.compute, ex.gradients];
         let op = self.product(ex.batch.tokens(), linear, Grouped::Weight, types);
-        self.run(ex, op, routing, dy, x, dw)
-    }
-
-    /// States `weight`.
-    pub fn weight_stated(&self, s: &mut Sketch<'_>, linear: &LinearSpec) {
-        if linear.weight.part == Part::Trainable {
-            let types = [s.compute, s.compute, s.gradients];
-            s.op(linear.name, Op::GroupedGemm(self.product(s.batch.tokens(), linear, Grouped::Weight, types)));
-        }
+        self.multiply(ex, op, routing, linear, [dy, x], dw)
     }
 }

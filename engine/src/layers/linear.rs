@@ -1,10 +1,10 @@
 //! A linear layer, with or without a bias and an adapter.
 
 use super::adapter::{AdapterSpec, Factors};
-use super::exec::{Exec, Result, product_forward, product_input, product_weight};
+use super::exec::{Exec, product_forward, product_input, product_weight};
 use super::magnitude::Magnitude;
 use super::prepacked;
-use super::sketch::Sketch;
+use crate::error::Result;
 use crate::model::{Grads, Part, Place, Weights};
 use zbench_kernels::{AddRows, DType, Op, Packed, View, ViewMut};
 
@@ -60,20 +60,6 @@ impl LinearSpec {
         self.adapter.map_or(Ok(()), |adapter| adapter.forward(ex, weights, x, [y]))
     }
 
-    /// States `forward`.
-    pub fn forward_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
-        if let Some(factors) = &self.factors {
-            return factors.forward_stated(s, self, accumulate);
-        }
-        if let (Some(magnitude), Some(adapter)) = (&self.magnitude, &self.adapter) {
-            return magnitude.forward_stated(s, self, adapter, accumulate);
-        }
-        self.product_stated(s, accumulate);
-        if let Some(adapter) = &self.adapter {
-            adapter.forward_stated(s);
-        }
-    }
-
     /// `dx (+)= ` the gradient of the input; adds the gradients of the weights that train.
     pub fn backward(
         &self,
@@ -95,20 +81,6 @@ impl LinearSpec {
         self.adapter.map_or(Ok(()), |adapter| adapter.backward(ex, weights, grads, x, [dy], dx))
     }
 
-    /// States `backward`.
-    pub fn backward_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
-        if let Some(factors) = &self.factors {
-            return factors.backward_stated(s, self, accumulate);
-        }
-        if let (Some(magnitude), Some(adapter)) = (&self.magnitude, &self.adapter) {
-            return magnitude.backward_stated(s, self, adapter, accumulate);
-        }
-        self.product_backward_stated(s, accumulate);
-        if let Some(adapter) = &self.adapter {
-            adapter.backward_stated(s);
-        }
-    }
-
     /// `y (+)= x W^T (+ b)`.
     pub(super) fn product(
         &self,
@@ -122,12 +94,6 @@ impl LinearSpec {
         self.add_bias(ex, weights, y)
     }
 
-    /// States `product`.
-    pub(super) fn product_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
-        self.times_stated(s, accumulate);
-        self.add_bias_stated(s);
-    }
-
     /// `y (+)= x W^T`.
     pub(super) fn times(
         &self,
@@ -139,28 +105,14 @@ impl LinearSpec {
     ) -> Result<()> {
         let op = product_forward(ex.batch.tokens(), self.out, self.input, accumulate, ex.compute);
         let matrix = self.matrix(ex, weights)?;
-        prepacked::product(ex, weights, &self.weight, op, x, matrix.view(), y)
-    }
-
-    /// States `times`.
-    pub(super) fn times_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
-        let op = product_forward(s.batch.tokens(), self.out, self.input, accumulate, s.compute);
-        let matrix = self.matrix_stated(s);
-        prepacked::product_stated(s, self.name, &self.weight, op);
-        s.free_all(matrix);
+        prepacked::product(ex, self.name, weights, &self.weight, op, [x, matrix.view()], y)
     }
 
     /// `y += b`, if there is one.
     pub(super) fn add_bias(&self, ex: &Exec<'_>, weights: &Weights<'_>, y: ViewMut<'_>) -> Result<()> {
         let Some(bias) = &self.bias else { return Ok(()) };
-        Ok(ex.kernels.add_rows(&self.bias_op(ex.batch.tokens(), ex.compute), weights.get(bias), y)?)
-    }
-
-    /// States `add_bias`.
-    pub(super) fn add_bias_stated(&self, s: &mut Sketch<'_>) {
-        if self.bias.is_some() {
-            s.op(self.name, Op::AddRows(self.bias_op(s.batch.tokens(), s.compute)));
-        }
+        let op = Op::AddRows(self.bias_op(ex.batch.tokens(), ex.compute));
+        ex.run(self.name, &op, &[weights.get(bias)], &mut [y])
     }
 
     /// The backward of `product`.
@@ -177,29 +129,14 @@ impl LinearSpec {
         let n = ex.batch.tokens();
         let op = product_input(n, self.out, self.input, accumulate, ex.compute);
         let matrix = self.matrix(ex, weights)?;
-        prepacked::product(ex, weights, &self.weight, op, dy, matrix.view(), dx)?;
+        prepacked::product(ex, self.name, weights, &self.weight, op, [dy, matrix.view()], dx)?;
         drop(matrix);
         if let Some(dw) = grads.get(&self.weight) {
-            ex.gemm(product_weight(n, self.out, self.input, ex.compute, ex.gradients), dy, x, dw)?;
+            ex.gemm(self.name, product_weight(n, self.out, self.input, ex.compute, ex.gradients), dy, x, dw)?;
         }
         if let Some(db) = self.bias.as_ref().and_then(|bias| grads.get(bias)) {
-            ex.kernels.add_rows_backward(&self.bias_op(n, ex.compute), dy, db)?;
+            ex.run(self.name, &Op::AddRowsBackward(self.bias_op(n, ex.compute)), &[dy], &mut [db])?;
         }
         Ok(())
-    }
-
-    /// States `product_backward`.
-    pub(super) fn product_backward_stated(&self, s: &mut Sketch<'_>, accumulate: bool) {
-        let n = s.batch.tokens();
-        let matrix = self.matrix_stated(s);
-        let op = product_input(n, self.out, self.input, accumulate, s.compute);
-        prepacked::product_stated(s, self.name, &self.weight, op);
-        s.free_all(matrix);
-        if self.weight.part == Part::Trainable {
-            s.op(self.name, Op::Gemm(product_weight(n, self.out, self.input, s.compute, s.gradients)));
-        }
-        if self.bias.is_some_and(|bias| bias.part == Part::Trainable) {
-            s.op(self.name, Op::AddRowsBackward(self.bias_op(n, s.compute)));
-        }
     }
 }

@@ -4,12 +4,13 @@
 //! the device says that bringing W into that order costs time ([`Kernels::prepacked_len`]), both forms can be kept. They are
 //! made when first read in a step, and again after the update.
 
-use super::exec::{Exec, Result, product_forward, product_input};
+use super::exec::{Exec, product_forward, product_input};
 use super::linear::LinearSpec;
-use super::sketch::{Piece, Sketch};
+use crate::device::Device;
+use crate::error::Result;
 use crate::model::{Layout, Part, Place, Weights};
 use std::cell::RefCell;
-use zbench_kernels::{Arena, Buffer, Category, DType, Gemm, Kernels, Op, View, ViewMut};
+use zbench_kernels::{Buffer, Category, DType, Gemm, Kernels, Op, View, ViewMut};
 
 /// A form of a matrix: where the matrix lies, and a product that reads it so.
 pub type Form = (Place, Gemm);
@@ -62,22 +63,13 @@ struct Entry {
 
 impl Prepacked {
     /// Room for these forms.
-    pub fn new(arena: &Arena, kernels: &dyn Kernels, forms: &[Form]) -> Result<Prepacked> {
+    pub fn new(device: Device<'_>, forms: &[Form]) -> Result<Prepacked> {
         let entry = |(place, op): &Form| -> Result<Entry> {
-            let len = kernels.prepacked_len(op).unwrap_or(0);
-            let buffer = arena.alloc(Category::Parameters, DType::F32, len)?;
+            let len = device.kernels.prepacked_len(op).unwrap_or(0);
+            let buffer = device.alloc(Category::Parameters, DType::F32, len)?;
             Ok(Entry { place: *place, trans: op.trans_b, buffer, fresh: false })
         };
         Ok(Prepacked(RefCell::new(forms.iter().map(entry).collect::<Result<_>>()?)))
-    }
-
-    /// States `new` for a unit, and that its forms may be read.
-    pub fn new_stated(s: &mut Sketch<'_>, unit: usize, forms: &[Form]) -> Vec<Piece> {
-        s.prepacked
-            .extend(forms.iter().map(|(place, op)| ((unit, place.part as usize, place.start, op.trans_b), false)));
-        let len = |op: &Gemm| s.kernels().prepacked_len(op).unwrap_or(0);
-        let sizes: Vec<usize> = forms.iter().map(|(_, op)| len(op)).collect();
-        sizes.into_iter().map(|len| s.alloc(Category::Parameters, DType::F32, len)).collect()
     }
 
     /// The weights change.
@@ -89,32 +81,21 @@ impl Prepacked {
 /// `C (+)= A B` where B is the matrix that lies at `place`: by the form that is kept of it, if one is.
 pub(super) fn product(
     ex: &Exec<'_>,
+    term: &'static str,
     weights: &Weights<'_>,
     place: &Place,
     op: Gemm,
-    a: View<'_>,
-    matrix: View<'_>,
+    [a, matrix]: [View<'_>; 2],
     c: ViewMut<'_>,
 ) -> Result<()> {
     let mut entries = weights.prepacked.map(|kept| kept.0.borrow_mut());
     let found = entries
         .as_mut()
         .and_then(|entries| entries.iter_mut().find(|entry| entry.place == *place && entry.trans == op.trans_b));
-    let Some(entry) = found else { return ex.gemm(op, a, matrix, c) };
+    let Some(entry) = found else { return ex.gemm(term, op, a, matrix, c) };
     if !entry.fresh {
-        ex.kernels.prepack(&op, matrix, entry.buffer.view_mut())?;
+        ex.run(term, &Op::Prepack(op), &[matrix], &mut [entry.buffer.view_mut()])?;
         entry.fresh = true;
     }
-    let mut scratch = ex.scratch(&Op::GemmPrepacked(op))?;
-    Ok(ex.kernels.gemm_prepacked(&op, a, entry.buffer.view(), c, scratch.view_mut())?)
-}
-
-/// States `product`.
-pub(super) fn product_stated(s: &mut Sketch<'_>, term: &'static str, place: &Place, op: Gemm) {
-    let form = (s.unit, place.part as usize, place.start, op.trans_b);
-    let Some(fresh) = s.prepacked.get_mut(&form) else { return s.op(term, Op::Gemm(op)) };
-    if !std::mem::replace(fresh, true) {
-        s.op(term, Op::Prepack(op));
-    }
-    s.op(term, Op::GemmPrepacked(op));
+    ex.run(term, &Op::GemmPrepacked(op), &[a, entry.buffer.view()], &mut [c])
 }

@@ -6,9 +6,9 @@
 //! fit was measured among so many ranks as it is for, so it holds their turns already.
 
 use super::curves::{Class, Curves, NoCurve};
-use super::{Action, ActionStated};
+use super::{Action, RecordedAction};
+use crate::comm::Collective;
 use crate::outcome::Span;
-use crate::shard::Collective;
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use zbench_kernels::DType;
@@ -113,7 +113,7 @@ impl Clock<'_> {
     ///
     /// # Errors
     /// The first operation or collective that was not measured.
-    pub fn time(&self, actions: impl IntoIterator<Item = impl Borrow<ActionStated>>) -> Result<StepTime, NoTime> {
+    pub fn time(&self, actions: impl IntoIterator<Item = impl Borrow<RecordedAction>>) -> Result<StepTime, NoTime> {
         let mut seconds = [0.0; 10];
         self.walk(actions, &mut |_, span, time| seconds[span as usize] += time)?;
         let mut time = StepTime { spans_ms: seconds.map(|seconds| seconds * 1e3) };
@@ -128,7 +128,7 @@ impl Clock<'_> {
     /// As [`Clock::time`].
     pub fn timeline(
         &self,
-        actions: impl IntoIterator<Item = impl Borrow<ActionStated>>,
+        actions: impl IntoIterator<Item = impl Borrow<RecordedAction>>,
     ) -> Result<Vec<Stretch>, NoTime> {
         let mut line: Vec<Stretch> = Vec::new();
         self.walk(actions, &mut |action, span, seconds| {
@@ -144,7 +144,7 @@ impl Clock<'_> {
     /// Tells the seconds of everything that a step consists of, in its order, before corrections.
     fn walk(
         &self,
-        actions: impl IntoIterator<Item = impl Borrow<ActionStated>>,
+        actions: impl IntoIterator<Item = impl Borrow<RecordedAction>>,
         tell: &mut dyn FnMut(Option<Action>, Span, f64),
     ) -> Result<(), NoTime> {
         // Blocks and micro-batches repeat each other: most operations were seen before.

@@ -71,9 +71,13 @@ impl Class {
             Op::Dropout(d) => class("", types(&[d.dtype]), &[d.len]),
             Op::Normal(n) => class("", types(&[n.dtype]), &[n.len]),
             Op::Sum(m) | Op::SumSquares(m) => class("", types(&[m.from]), &[m.len]),
-            Op::Fill(m) | Op::Cast(m) | Op::Add(m) | Op::Accumulate(m) | Op::Scale(m) | Op::ReduceSum(m) => {
+            Op::Fill(m, _) | Op::Cast(m) | Op::Add(m) | Op::Accumulate(m, _) | Op::Scale(m, _) => {
                 class("", types(&[m.from, m.to]), &[m.len])
             }
+            // Communicators and initialisation ask for these; no plan has them.
+            Op::Reduce(r) => class(r.op.name(), types(&[r.from, r.to]), &[r.len * r.sources]),
+            Op::Quantize(q) | Op::Dequantize(q) => class(q.by.format.name(), types(&[q.dtype]), &[q.len]),
+            Op::Pack(p) => class("", types(&[p.dtype]), &[p.len]),
             Op::Unpack(u) => {
                 class(&format!("{:?}", u.matrix.packing).to_lowercase(), types(&[u.dtype]), &[u.matrix.len()])
             }

@@ -1,9 +1,9 @@
 //! Floating-point operations of a step, from the operations the layers state.
 
 use crate::config::Cell;
-use crate::layers::Phase;
 use crate::model::{Layout, Part};
 use crate::outcome::Flops;
+use crate::recorder::Phase;
 use std::collections::BTreeMap;
 
 /// Operations of one rank by phase and term: (the model's, executed).

@@ -2,23 +2,26 @@
 //! estimate is what walking them says.
 
 mod actions;
-mod blocks;
 pub mod clock;
 pub mod curves;
+mod dry;
 mod flops;
 mod planner;
-mod price;
 
 pub use actions::{Action, Looks, Policy, Schedule, actions, looks};
+pub use dry::RecordedAction;
 pub use flops::ledger_terms;
 pub use planner::Planner;
-pub use price::ActionStated;
+
+use dry::DryRun;
 
 use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions};
-use crate::layers::{Batch, Stated};
+use crate::error::StepError;
+use crate::layers::Batch;
 use crate::mesh::{Mesh, Split};
 use crate::model::{Layout, Part, fused_in};
 use crate::outcome::Estimate;
+use crate::recorder::Recorded;
 use crate::strategy::{self, Reshard, Sharding};
 use std::sync::Arc;
 use zbench_kernels::{DType, Kernels};
@@ -93,31 +96,50 @@ impl Plan {
         let looks = if cell.evaluation().is_some() { looks(&schedule) } else { Looks::default() };
         let estimate = Estimate::default();
         let mut plan = Plan { layout, mesh, sharding, policy, actions, looks, estimate };
-        plan.estimate = price::price(cell, kernels, &plan, 0, false).0;
+        plan.estimate = plan
+            .dry_run(cell, kernels, 0, false)
+            .map_err(|error| PlanError { key: "model", reason: error.to_string() })?
+            .0;
         Ok(plan)
     }
 
-    /// The estimate with every block stated by itself, where [`Plan::estimate`] repeats what like ones did: the same.
+    /// The estimate with every action performed, where [`Plan::estimate`] counts what repeats: the same.
     pub fn estimate_block_by_block(&self, cell: &Cell, kernels: &dyn Kernels) -> Estimate {
-        price::price(cell, kernels, self, 0, true).0
+        self.dry_run(cell, kernels, 0, true).expect(RAN).0
     }
 
-    /// The operations of one step of a rank, in order, as layers and shards state them. Ranks differ only in where their
-    /// part of a flat crosses from one tensor to the next.
-    pub fn stated(&self, cell: &Cell, kernels: &dyn Kernels, rank: usize) -> Vec<Stated> {
-        price::price(cell, kernels, self, rank, true).1
+    /// The operations of one step of a rank, in order. Ranks differ only in where their part of a flat crosses from one tensor to the
+    /// next.
+    pub fn operations(&self, cell: &Cell, kernels: &dyn Kernels, rank: usize) -> Vec<Recorded> {
+        self.dry_run(cell, kernels, rank, true).expect(RAN).1
     }
 
     /// The same by action, with each action's collectives.
-    pub fn stated_actions<'a>(
+    pub fn recorded_actions<'a>(
         &'a self,
         cell: &'a Cell,
         kernels: &'a dyn Kernels,
         rank: usize,
-    ) -> impl Iterator<Item = ActionStated> + 'a {
-        price::stated(cell, kernels, self, rank)
+    ) -> impl Iterator<Item = RecordedAction> + 'a {
+        let mut run = DryRun::new(cell, kernels, self, rank, true).expect(RAN);
+        self.actions.iter().map(move |action| run.recorded(*action).expect(RAN))
+    }
+
+    fn dry_run(
+        &self,
+        cell: &Cell,
+        kernels: &dyn Kernels,
+        rank: usize,
+        keeps_operations: bool,
+    ) -> Result<(Estimate, Vec<Recorded>), StepError> {
+        let mut run = DryRun::new(cell, kernels, self, rank, keeps_operations)?;
+        run.step()?;
+        run.finish()
     }
 }
+
+/// Why a dry run of a plan does not fail.
+const RAN: &str = "the same actions ran dry when the plan was made";
 
 /// The type of a flat's weights at home.
 pub fn home_dtype(cell: &Cell, part: Part) -> DType {

@@ -2,9 +2,9 @@
 
 use super::{Files, SaveError, SaveOptions, put};
 use crate::config::{AttentionKind, Lora, Model};
+use crate::error::StepError;
 use crate::hf;
 use crate::init;
-use crate::layers::StepError;
 use crate::model::{Basis, Layout};
 use std::path::Path;
 use zbench_kernels::{Kernels, ViewMut};

@@ -1,25 +1,25 @@
 //! Sharded state: weights at home and in slots, gradients, optimizer. One mechanism for every strategy; what differs is
-//! which range of a flat a rank holds. Each part states beside what it does what it will ask for and move.
+//! which range of a flat a rank holds.
 
 mod gradients;
 mod optimizer;
 mod params;
-mod tally;
 
 pub use gradients::Gradients;
 pub use optimizer::{Clip, Losses, Moments, Optimizer, Said};
 pub use params::Params;
-pub use tally::{Collective, Tally};
 
 use crate::comm::{Metered, Totals};
 use crate::config::{Cell, Precision};
+use crate::device::Device;
 use crate::mesh::{Mesh, Place, Split};
 use crate::model::{Layout, Part, Unit};
+use crate::outcome::Traffic;
 use crate::plan;
 use crate::strategy::Sharding;
 use crate::trace::Seen;
-use std::ops::Range;
-use zbench_kernels::{Arena, Category, DType, Kernels};
+use std::ops::{Deref, Range};
+use zbench_kernels::{Category, DType};
 
 /// What one rank holds of one flat.
 #[derive(Clone, Debug, PartialEq)]
@@ -160,6 +160,11 @@ impl Comms {
         self.all().flat_map(Metered::seen).collect()
     }
 
+    /// The account of all groups.
+    pub fn traffic(&self) -> Vec<Traffic> {
+        self.all().flat_map(Metered::snapshot).collect()
+    }
+
     /// Everything is counted anew.
     pub(crate) fn reset(&self) {
         self.all().for_each(Metered::reset);
@@ -173,11 +178,17 @@ impl Comms {
 
 /// What the parts work with.
 #[derive(Clone, Copy)]
-pub struct Desk<'a> {
-    /// The device's operations.
-    pub kernels: &'a dyn Kernels,
-    /// The rank's memory.
-    pub arena: &'a Arena,
+pub struct Resources<'a> {
+    /// What computes.
+    pub device: Device<'a>,
     /// The rank's groups.
     pub comms: &'a Comms,
+}
+
+impl<'a> Deref for Resources<'a> {
+    type Target = Device<'a>;
+
+    fn deref(&self) -> &Device<'a> {
+        &self.device
+    }
 }

@@ -1,9 +1,9 @@
 //! The update: each rank's part of master weights and moments, the global norm, AdamW.
 
-use super::{DATA, Desk, Gradients, Params, State, Tally};
+use super::{Gradients, Params, Resources, State};
 use crate::comm::Communicator;
 use crate::config::{Cell, Train, WeightRounding};
-use crate::layers::{Piece, Sketch, StepError, exec};
+use crate::error::{Result, StepError};
 use crate::mesh::within;
 use crate::model::{Layout, Part};
 use std::ops::Range;
@@ -11,8 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use zbench_kernels::{AdamW, Buffer, Category, DType, Op, Rounding, Sum, View, ViewMut};
-
-type Result<T> = std::result::Result<T, StepError>;
 
 /// Master weights and moments of a rank, by unit; `None` where nothing trains.
 pub struct Optimizer {
@@ -134,9 +132,9 @@ pub struct Said<'a> {
 
 impl Optimizer {
     /// Moments are zero, master weights unspecified.
-    pub fn new(state: &State, desk: Desk<'_>) -> Result<Optimizer> {
+    pub fn new(state: &State, res: Resources<'_>) -> Result<Optimizer> {
         let p = state.precision;
-        let alloc = |dtype, len| desk.arena.alloc(Category::Optimizer, dtype, len);
+        let alloc = |dtype, len| res.alloc(Category::Optimizer, dtype, len);
         let mut units = Vec::with_capacity(state.holdings.len());
         for unit in 0..state.holdings.len() {
             let Some(holding) = state.trainable(unit) else {
@@ -146,21 +144,11 @@ impl Optimizer {
             let len = holding.owned.len();
             let master = p.master.map(|dtype| alloc(dtype, len)).transpose()?;
             let (mut first, mut second) = (alloc(p.optimizer, len)?, alloc(p.optimizer, len)?);
-            desk.kernels.fill(first.view_mut(), 0.0)?;
-            desk.kernels.fill(second.view_mut(), 0.0)?;
+            res.kernels.fill(first.view_mut(), 0.0)?;
+            res.kernels.fill(second.view_mut(), 0.0)?;
             units.push(Some(Moments { master, first, second }));
         }
         Ok(Optimizer { units, lent: None, tray: Tray::default() })
-    }
-
-    /// States the memory of `new`.
-    pub fn new_stated(state: &State, s: &mut Sketch<'_>) -> Vec<Piece> {
-        let p = state.precision;
-        let lengths = (0..state.holdings.len()).filter_map(|unit| Some(state.trainable(unit)?.owned.len()));
-        let types: Vec<DType> = p.master.into_iter().chain([p.optimizer, p.optimizer]).collect();
-        lengths
-            .flat_map(|len| types.iter().map(|t| s.alloc(Category::Optimizer, *t, len)).collect::<Vec<_>>())
-            .collect()
     }
 
     /// Lends moments to a thread that only reads them, until the next [`Optimizer::recall`].
@@ -198,7 +186,7 @@ impl Optimizer {
     pub fn agree(
         &mut self,
         state: &State,
-        desk: Desk<'_>,
+        res: Resources<'_>,
         gradients: &Gradients,
         train: &Train,
         said: Said<'_>,
@@ -211,24 +199,24 @@ impl Optimizer {
         let parts = || (0..units).filter_map(own_part);
         let words = words(state);
         let width = words + parts().count();
-        let mut send = desk.arena.alloc(Category::Communication, DType::F64, width)?;
+        let mut send = res.alloc(Category::Communication, DType::F64, width)?;
         // One wait for all that a device has to tell.
         let Tray { asked, known, own, all } = &mut self.tray;
         asked.clone_from(&losses.sums);
         for part in parts() {
-            asked.push(desk.kernels.sum_squares_later(part)?);
+            asked.push(res.sum_squares("norm", part)?);
         }
         known.resize(asked.len(), 0.0);
-        desk.kernels.known(asked, known)?;
+        res.kernels.known(asked, known)?;
         own.clear();
         own.push(losses.value(known) / train.accumulation as f64);
         own.resize(words, f64::from(u8::from(said.stop) + 2 * u8::from(said.written)));
         own.extend_from_slice(&known[losses.sums.len()..]);
-        desk.kernels.upload(View::of(own), send.view_mut())?;
-        let mut recv = desk.arena.alloc(Category::Communication, DType::F64, width * world)?;
-        desk.comms.data().all_gather(send.view(), recv.view_mut())?;
+        res.kernels.upload(View::of(own), send.view_mut())?;
+        let mut recv = res.alloc(Category::Communication, DType::F64, width * world)?;
+        res.comms.data().all_gather(send.view(), recv.view_mut())?;
         all.resize(width * world, 0.0);
-        desk.kernels.download(recv.view(), ViewMut::of(all))?;
+        res.kernels.download(recv.view(), ViewMut::of(all))?;
         let loss = (0..world).map(|rank| all[rank * width]).sum::<f64>() / world as f64;
         let word = |rank: usize| if words > 1 { all[rank * width + 1] as u8 } else { 0 };
         let (stop, written) = ((0..world).any(|rank| word(rank) & 1 != 0), (0..world).all(|rank| word(rank) & 2 != 0));
@@ -239,28 +227,13 @@ impl Optimizer {
         Ok(Clip { loss, norm, factor: factor as f32 as f64, loss_scale, stop, written })
     }
 
-    /// States `agree`.
-    pub fn agree_stated(state: &State, s: &mut Sketch<'_>, tally: &mut Tally) {
-        let world = state.mesh().world();
-        let chunks: Vec<usize> =
-            (0..state.holdings.len()).filter_map(|u| Some(state.trainable(u)?.chunk.len())).collect();
-        for len in &chunks {
-            s.op("norm", exec::sum_squares(*len, state.precision.gradients));
-        }
-        let width = words(state) + chunks.len();
-        let send = s.alloc(Category::Communication, DType::F64, width);
-        let recv = s.alloc(Category::Communication, DType::F64, width * world);
-        tally.all_gather(DATA, world, (8 * width * world) as u64);
-        s.free_all([send, recv]);
-    }
-
     /// One AdamW step on this rank's part of every unit.
     pub fn update(
         &mut self,
         cell: &Cell,
         layout: &Layout,
         state: &State,
-        desk: Desk<'_>,
+        res: Resources<'_>,
         params: &mut Params,
         gradients: &Gradients,
         lr: f64,
@@ -292,20 +265,14 @@ impl Optimizer {
                     None => (weights, None),
                 };
                 let (m, v) = (moments.first.slice_mut(run.clone()), moments.second.slice_mut(run.clone()));
-                desk.kernels.adamw(&op, p, m, v, grads.slice(run), copy)?;
+                let (op, reads) = (Op::AdamW(op), [grads.slice(run)]);
+                match copy {
+                    Some(copy) => res.run("adamw", &op, &reads, &mut [p, m, v, copy])?,
+                    None => res.run("adamw", &op, &reads, &mut [p, m, v])?,
+                }
             }
         }
         Ok(())
-    }
-
-    /// States `update`; the values that change with the step are left at zero.
-    pub fn update_stated(cell: &Cell, layout: &Layout, state: &State, s: &mut Sketch<'_>) {
-        for unit in 0..state.holdings.len() {
-            let Some(holding) = state.trainable(unit) else { continue };
-            for (run, decays) in layout.units[unit].decay_runs(holding.owned.clone()) {
-                s.op("adamw", Op::AdamW(adamw(cell, state, unit, &run, decays)));
-            }
-        }
     }
 }
 

@@ -1,15 +1,15 @@
 //! Weights: a home for this rank's part, slots for what is gathered.
 
-use super::tally::Tally;
-use super::{Comms, Desk, Holding, OUTER, State};
+use super::{Comms, Holding, Resources, State};
 use crate::comm::{Communicator, Request, Ticket};
+use crate::error::Result;
 use crate::layers::prepacked::Prepacked;
-use crate::layers::{Piece, Sketch, StepError, exec};
 use crate::mesh::{Split, within};
 use crate::model::{Part, Weights};
 use zbench_kernels::{Buffer, Category, View};
 
-type Result<T> = std::result::Result<T, StepError>;
+/// In the FLOP ledger.
+const TERM: &str = "gather";
 
 /// The weights of a rank.
 pub struct Params {
@@ -27,9 +27,9 @@ struct Flat {
 
 impl Params {
     /// Homes with unspecified contents.
-    pub fn new(state: &State, desk: Desk<'_>) -> Result<Params> {
+    pub fn new(state: &State, res: Resources<'_>) -> Result<Params> {
         let home = |holding: &Holding| -> Result<Flat> {
-            let home = desk.arena.alloc(Category::Parameters, holding.dtype, holding.home.len())?;
+            let home = res.alloc(Category::Parameters, holding.dtype, holding.home.len())?;
             Ok(Flat { home: Some(home), slot: None, pending: None, slotted: holding.slotted })
         };
         let mut flats = Vec::with_capacity(state.holdings.len());
@@ -41,12 +41,6 @@ impl Params {
             flats.push(unit);
         }
         Ok(Params { flats })
-    }
-
-    /// States `new`.
-    pub fn new_stated(state: &State, s: &mut Sketch<'_>) -> Vec<Piece> {
-        let holdings = state.holdings.iter().flatten().flatten();
-        holdings.map(|h| s.alloc(Category::Parameters, h.dtype, h.home.len())).collect()
     }
 
     /// This rank's part of a flat.
@@ -68,55 +62,16 @@ impl Params {
         Ok(())
     }
 
-    /// States `refresh`.
-    pub fn refresh_stated(state: &State, tally: &mut Tally, unit: usize) {
-        let (mesh, Some(holding)) = (state.mesh(), state.trainable(unit)) else { return };
-        let bytes = |len: usize| (len * holding.dtype.size()) as u64;
-        if state.sharding.optimizer == Split::World && mesh.hybrid {
-            tally.all_gather(OUTER, mesh.outer, bytes(holding.padded / mesh.inner));
-            tally.in_place();
-        }
-        if state.sharding.parameters == Split::Whole {
-            tally.all_gather(state.inner_axis(), mesh.inner, bytes(holding.padded));
-            tally.in_place();
-        }
-    }
-
     /// Fills a unit's slots, or starts to.
-    pub fn gather(&mut self, state: &State, desk: Desk<'_>, unit: usize) -> Result<()> {
+    pub fn gather(&mut self, state: &State, res: Resources<'_>, unit: usize) -> Result<()> {
         for (flat, holding) in self.flats[unit].iter_mut().zip(&state.holdings[unit]) {
             if let (Some(flat), Some(holding)) = (flat, holding)
                 && flat.slotted
             {
-                flat.gather(state, desk, holding)?;
+                flat.gather(state, res, holding)?;
             }
         }
         Ok(())
-    }
-
-    /// States `gather`; the pieces of the slots, and of wire copies until the gather is waited for.
-    pub fn gather_stated(
-        state: &State,
-        s: &mut Sketch<'_>,
-        tally: &mut Tally,
-        unit: usize,
-    ) -> (Vec<Piece>, Vec<Piece>) {
-        let (mut slots, mut wires) = (Vec::new(), Vec::new());
-        for holding in state.holdings[unit].iter().flatten().filter(|h| h.slotted) {
-            slots.push(s.alloc(state.slots, holding.slot, holding.padded));
-            let len = holding.home.len();
-            let narrows = holding.dtype != holding.slot;
-            if state.sharding.parameters == Split::Whole {
-                s.op("gather", exec::cast(len, holding.dtype, holding.slot));
-                continue;
-            }
-            if narrows {
-                wires.push(s.alloc(Category::Communication, holding.slot, len));
-                s.op("gather", exec::cast(len, holding.dtype, holding.slot));
-            }
-            tally.all_gather(state.inner_axis(), state.mesh().inner, (holding.padded * holding.slot.size()) as u64);
-        }
-        (slots, wires)
     }
 
     /// Waits for a unit's gather.
@@ -150,23 +105,23 @@ impl Params {
 }
 
 impl Flat {
-    fn gather(&mut self, state: &State, desk: Desk<'_>, holding: &Holding) -> Result<()> {
-        let mut slot = desk.arena.alloc(state.slots, holding.slot, holding.padded)?;
+    fn gather(&mut self, state: &State, res: Resources<'_>, holding: &Holding) -> Result<()> {
+        let mut slot = res.alloc(state.slots, holding.slot, holding.padded)?;
         let Some(home) = self.home.as_ref() else { return Ok(()) };
         if state.sharding.parameters == Split::Whole {
-            desk.kernels.cast(home.view(), slot.view_mut())?;
+            res.cast(TERM, home.view(), slot.view_mut())?;
             self.slot = Some(slot);
             return Ok(());
         }
         let send = if holding.dtype == holding.slot {
             self.home.take()
         } else {
-            let mut wire = desk.arena.alloc(Category::Communication, holding.slot, holding.home.len())?;
-            desk.kernels.cast(home.view(), wire.view_mut())?;
+            let mut wire = res.alloc(Category::Communication, holding.slot, holding.home.len())?;
+            res.cast(TERM, home.view(), wire.view_mut())?;
             Some(wire)
         };
         let Some(send) = send else { return Ok(()) };
-        self.pending = Some(desk.comms.inner.start(Request::AllGather { send, recv: slot })?);
+        self.pending = Some(res.comms.inner.start(Request::AllGather { send, recv: slot })?);
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 
 use super::error::Result;
 use super::index::Role;
-use crate::layers::StepError;
+use crate::error::StepError;
 use crate::mesh::within;
 use crate::model::Part;
 use crate::rank::Rank;
@@ -50,7 +50,7 @@ impl Rank<'_> {
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.holdings[unit][part as usize].clone() else { continue };
             let tensors = self.inputs.plan.layout.units[unit].tensors_of(part);
-            let moments = self.optimizer.moments_mut(unit);
+            let moments = self.executor.optimizer.moments_mut(unit);
             let (held, view) = match (role, moments) {
                 (Some(Role::ExpAvg), Some(moments)) => (&holding.owned, moments.first.view()),
                 (Some(Role::ExpAvgSq), Some(moments)) => (&holding.owned, moments.second.view()),
@@ -58,7 +58,7 @@ impl Rank<'_> {
                     Some(master) => (&holding.owned, master.view()),
                     None => continue,
                 },
-                _ => match self.params.home_mut(unit, part) {
+                _ => match self.executor.params.home_mut(unit, part) {
                     Some(home) => (&holding.home, home.view()),
                     None => continue,
                 },
@@ -71,7 +71,12 @@ impl Rank<'_> {
                 }
                 let seed = crc32fast::hash(tensor.name.as_bytes());
                 let elements = view.slice(within(&cut, held));
-                sum = sum.wrapping_add(of_elements(&*self.kernels, seed, within(&cut, &place), elements)?);
+                sum = sum.wrapping_add(of_elements(
+                    &*self.executor.context.kernels,
+                    seed,
+                    within(&cut, &place),
+                    elements,
+                )?);
             }
         }
         Ok(sum)

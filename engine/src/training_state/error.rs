@@ -72,7 +72,7 @@ pub enum StateError {
     },
     /// Something else of the engine.
     #[error(transparent)]
-    Step(#[from] crate::layers::StepError),
+    Step(#[from] crate::error::StepError),
 }
 
 impl StateError {

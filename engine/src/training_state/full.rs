@@ -13,9 +13,9 @@ use super::load::{Resumable, Target, widen};
 use super::saver::spawn;
 use super::shard::{file_names, padded, stored_name};
 use crate::checkpoint::Checkpoint;
+use crate::error::StepError;
 use crate::export;
 use crate::hf;
-use crate::layers::StepError;
 use crate::mesh::within;
 use crate::model::{Layout, Part, Tensor};
 use crate::plan;
@@ -267,20 +267,20 @@ impl Rank<'_> {
         take: &mut dyn FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
         let Some(holding) = self.state.holdings[unit][part as usize].clone() else { return Ok(()) };
-        let moments = self.optimizer.moments_mut(unit).filter(|_| part == Part::Trainable);
+        let moments = self.executor.optimizer.moments_mut(unit).filter(|_| part == Part::Trainable);
         let own = match (role, moments) {
             (Some(Role::ExpAvg), Some(moments)) => Some(moments.first.view()),
             (Some(Role::ExpAvgSq), Some(moments)) => Some(moments.second.view()),
             (_, Some(crate::shard::Moments { master: Some(master), .. })) => Some(master.view()),
             _ => {
-                let home = self.params.home_mut(unit, part);
+                let home = self.executor.params.home_mut(unit, part);
                 home.map(|home| home.slice(within(&holding.owned, &holding.home)))
             }
         };
         let Some(own) = own else { return Ok(()) };
         let own = match part {
-            Part::Quantised => export::copied(&*self.kernels, arena, own)?,
-            _ => export::widen(&*self.kernels, arena, own)?,
+            Part::Quantised => export::copied(&*self.executor.context.kernels, arena, own)?,
+            _ => export::widen(&*self.executor.context.kernels, arena, own)?,
         };
         let whole = self.whole(arena, own, plan::share(&self.state.sharding, part), holding.padded)?;
         let mut result = Ok(());

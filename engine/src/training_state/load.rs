@@ -6,11 +6,11 @@ use super::error::{Result, StateError};
 use super::folder::newest;
 use super::index::{Identity, Index, Piece, Position, RankFiles, Role, plain_names, read_index, read_json};
 use crate::config::{Cell, Resume, SaveLayout};
-use crate::layers::StepError;
+use crate::error::StepError;
 use crate::mesh::within;
 use crate::model::{Layout, Part};
 use crate::outcome::History;
-use crate::shard::{Desk, Optimizer, Params, State};
+use crate::shard::{Optimizer, Params, Resources, State};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -136,11 +136,11 @@ impl Resumable {
         &self,
         layout: &Layout,
         state: &State,
-        desk: Desk<'_>,
+        res: Resources<'_>,
         params: &mut Params,
         optimizer: &mut Optimizer,
     ) -> Result<u64> {
-        let mut target = Target { layout, state, desk, params, optimizer, found: BTreeMap::new() };
+        let mut target = Target { layout, state, res, params, optimizer, found: BTreeMap::new() };
         target.clear()?;
         let bytes = match self.index.layout {
             SaveLayout::Sharded => self.load_shards(&mut target)?,
@@ -215,7 +215,7 @@ pub(super) fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
 pub(super) struct Target<'a> {
     pub layout: &'a Layout,
     pub state: &'a State,
-    desk: Desk<'a>,
+    res: Resources<'a>,
     params: &'a mut Params,
     optimizer: &'a mut Optimizer,
     /// Elements that have come, by unit and role.
@@ -267,8 +267,8 @@ impl Target<'_> {
         };
         let Some(view) = view else { return Ok(()) };
         let done = match values {
-            Some(values) => self.desk.kernels.cast(View::of(values), view),
-            None => self.desk.kernels.fill(view, 0.0),
+            Some(values) => self.res.kernels.cast(View::of(values), view),
+            None => self.res.kernels.fill(view, 0.0),
         };
         Ok(done.map_err(StepError::from)?)
     }
@@ -293,7 +293,7 @@ impl Target<'_> {
             let home = self.params.home_mut(unit, Part::Trainable);
             if let (Some(master), Some(home)) = (master, home) {
                 let at_home = within(&holding.owned, &holding.home);
-                self.desk.kernels.cast(master.view(), home.slice_mut(at_home)).map_err(StepError::from)?;
+                self.res.kernels.cast(master.view(), home.slice_mut(at_home)).map_err(StepError::from)?;
             }
         }
         Ok(())

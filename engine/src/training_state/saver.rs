@@ -7,7 +7,8 @@ use super::index::{Identity, Index, RankFiles, read_json, write_json};
 use super::load::Resumable;
 use super::shard::{Shard, file_names};
 use crate::config::{SaveLayout, Saving};
-use crate::layers::StepError;
+use crate::error::StepError;
+use crate::executor::Executor;
 use crate::outcome::{Evaluated, History, Saved, Step};
 use crate::rank::Rank;
 use std::path::PathBuf;
@@ -102,9 +103,9 @@ impl Saver {
     /// # Errors
     /// The step or what is behind it failed, or a checkpoint was not written.
     pub fn step_then(&mut self, rank: &mut Rank<'_>, after: &mut After<'_>) -> Result<Vec<Saved>> {
-        rank.has_written = self.has_written()?;
+        rank.says.written = self.has_written()?;
         let step = rank.step()?;
-        let all_written = rank.all_written;
+        let all_written = rank.agreed.written;
         let evaluated = after(rank, &step)?;
         if self.folder.is_some() {
             self.history.steps.push(step);
@@ -145,7 +146,7 @@ impl Saver {
         {
             saved.extend(self.end_commit(rank)?);
         }
-        let due = self.saving.every > 0 && rank.steps.is_multiple_of(self.saving.every);
+        let due = self.saving.every > 0 && rank.progress.steps.is_multiple_of(self.saving.every);
         if due {
             saved.extend(self.save(rank)?);
         }
@@ -159,7 +160,7 @@ impl Saver {
     /// It was not written; those that were there before are as they were.
     pub fn save(&mut self, rank: &mut Rank<'_>) -> Result<Vec<Saved>> {
         let mut saved = self.finish(rank)?;
-        if self.last == Some(rank.steps) {
+        if self.last == Some(rank.progress.steps) {
             return Ok(saved);
         }
         self.start(rank)?;
@@ -202,23 +203,23 @@ impl Saver {
 
     fn start(&mut self, rank: &mut Rank<'_>) -> Result<()> {
         let begin = Instant::now();
-        debug!(target: "zbench::checkpoint", step = rank.steps, dir = %self.saving.dir.display(), "saving starts");
+        debug!(target: "zbench::checkpoint", step = rank.progress.steps, dir = %self.saving.dir.display(), "saving starts");
         let cell = rank.inputs.cell;
         let mut index = Index::new(cell, rank.position(), self.identity.clone(), self.frozen);
         index.ranks = (0..rank.state.mesh().world()).map(|rank| (file_names(rank).1, 0)).collect();
-        let dir = part_dir(&self.saving.dir, rank.steps);
+        let dir = part_dir(&self.saving.dir, rank.progress.steps);
         let place = (dir, rank.number(), self.saving.direct);
         rank.stall = Duration::ZERO;
         let (copied, part) = match self.saving.layout {
             SaveLayout::Sharded => {
                 let layout = &rank.inputs.plan.layout;
-                let shard =
-                    Shard::take(&rank.state, layout, &*rank.kernels, &mut rank.params, &mut rank.optimizer, place)?;
+                let Executor { context, state, params, optimizer, .. } = &mut rank.executor;
+                let shard = Shard::take(state, layout, &*context.kernels, params, optimizer, place)?;
                 (shard.copied(), spawn(move || shard.write())?)
             }
             SaveLayout::Full => super::full::start(rank, place)?,
         };
-        (self.last, self.begun) = (Some(rank.steps), true);
+        (self.last, self.begun) = (Some(rank.progress.steps), true);
         let stall = begin.elapsed();
         self.under_way = Some(UnderWay { index, begin, stall, copied, part: Some(part), commit: None });
         Ok(())

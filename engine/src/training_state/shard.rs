@@ -5,7 +5,7 @@ use super::error::{Result, StateError};
 use super::folder::sync;
 use super::index::{FileSums, Piece, RankFiles, Role, write_json};
 use crate::checkpoint::header_bytes;
-use crate::layers::StepError;
+use crate::error::StepError;
 use crate::mesh::within;
 use crate::model::Layout;
 use crate::shard::{Moments, Optimizer, Params, State};

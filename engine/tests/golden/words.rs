@@ -1,8 +1,8 @@
 //! The fixed vocabulary of the golden dump. Every word is written here and nowhere else, so that the dump stays as it is when
 //! an item or a name of the program changes. A value without a word fails the test.
 
-use zbench_engine::layers::{Phase, Stated};
 use zbench_engine::plan::Action;
+use zbench_engine::recorder::{Phase, Recorded};
 use zbench_kernels::*;
 
 pub fn action(action: &Action) -> String {
@@ -117,8 +117,8 @@ pub fn dtype(dtype: DType) -> &'static str {
 
 /// Phase, term, kind and shape of an operation. What depends on the step or on where a rank's part begins (learning rate, step,
 /// clipping, scale of the loss, first element of random numbers) is left out.
-pub fn operation(stated: &Stated) -> String {
-    let Stated { phase: when, term: what, op } = stated;
+pub fn operation(stated: &Recorded) -> String {
+    let Recorded { phase: when, term: what, op } = stated;
     format!("{} {} {}", phase(*when), term(what), kind_and_shape(op))
 }
 
@@ -166,14 +166,16 @@ fn kind_and_shape(op: &Op) -> String {
         Op::Normal(Normal { len, std, seed: _, first: _, dtype: of }) => {
             format!("normal len={len} std={std} {}", dtype(of))
         }
-        Op::Fill(op) => format!("fill {}", elementwise(op)),
+        Op::Fill(op, _) => format!("fill {}", elementwise(op)),
         Op::Cast(op) => format!("cast {}", elementwise(op)),
         Op::Add(op) => format!("add {}", elementwise(op)),
-        Op::Accumulate(op) => format!("accumulate {}", elementwise(op)),
-        Op::Scale(op) => format!("scale {}", elementwise(op)),
+        Op::Accumulate(op, _) => format!("accumulate {}", elementwise(op)),
+        Op::Scale(op, _) => format!("scale {}", elementwise(op)),
         Op::Sum(op) => format!("sum {}", elementwise(op)),
         Op::SumSquares(op) => format!("sum-of-squares {}", elementwise(op)),
-        Op::ReduceSum(op) => format!("reduce-sum {}", elementwise(op)),
+        Op::Reduce(_) | Op::Quantize(_) | Op::Dequantize(_) | Op::Pack(_) => {
+            panic!("no step has a {}: communicators and initialisation ask for it", op.name())
+        }
         Op::Unpack(Unpack { matrix: Packed { packing, rows, cols }, dtype: of }) => {
             let packing = match packing {
                 Packing::Nf4 => "nf4",

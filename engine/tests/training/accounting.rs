@@ -316,7 +316,7 @@ pub fn assert_stated(cell: &Cell, what: &str) {
     })
     .unwrap();
     for (number, recorder) in recorders.into_iter().enumerate() {
-        let stated = plan.stated(cell, &Cpu::new(1), number);
+        let stated = plan.operations(cell, &Cpu::new(1), number);
         // What a token of documents counts depends on how many others have a loss, which a plan does not read.
         let plain = |op: Op| match op {
             Op::CrossEntropy(c) if matches!(cell.data, Data::Documents(_)) => {

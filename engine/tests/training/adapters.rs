@@ -7,7 +7,7 @@ use crate::training::support::*;
 use std::path::Path;
 use zbench_engine::checkpoint::Checkpoint;
 use zbench_engine::config::*;
-use zbench_engine::layers::StepError;
+use zbench_engine::error::StepError;
 use zbench_engine::model::is_adapter;
 use zbench_engine::save::{SaveError, SaveOptions};
 use zbench_engine::train::{train, with_ranks};

@@ -4,7 +4,7 @@ use crate::training::support::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use zbench_engine::config::*;
-use zbench_engine::layers::StepError;
+use zbench_engine::error::StepError;
 use zbench_engine::outcome::{Cause, Failure};
 use zbench_engine::train::{train, with_ranks};
 use zbench_kernels::{Category, DType};

@@ -7,8 +7,8 @@
 use crate::training::families::*;
 use crate::training::support::*;
 use zbench_engine::config::*;
+use zbench_engine::error::StepError;
 use zbench_engine::hf;
-use zbench_engine::layers::StepError;
 use zbench_engine::save::{SaveError, SaveOptions};
 use zbench_engine::train::with_ranks;
 use zbench_kernels::DType;

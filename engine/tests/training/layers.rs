@@ -6,7 +6,8 @@
 
 use crate::training::support::*;
 use zbench_engine::config::*;
-use zbench_engine::layers::{Batch, Exec, Saved};
+use zbench_engine::device::Device;
+use zbench_engine::layers::{Batch, Exec, HeadGrads, HeadWeights, Saved};
 use zbench_engine::model::{Grads, Layout, Part, Weights};
 use zbench_engine::rope;
 use zbench_kernels::*;
@@ -48,8 +49,7 @@ impl Lab {
 
     fn exec(&self) -> Exec<'_> {
         Exec {
-            kernels: &Reference,
-            arena: &self.arena,
+            device: Device { kernels: &Reference, arena: &self.arena, recorder: None },
             batch: Batch {
                 rows: self.cell.train.micro_batch,
                 seq: self.cell.train.seq_len,
@@ -248,10 +248,12 @@ fn head_and_its_loss() {
             let (mut g, mut t) = (vec![0.0; units[2].trainable.padded], vec![0.0; units[0].trainable.padded]);
             let (mut gv, mut tv) = (Grads(ViewMut::of(&mut g)), Grads(ViewMut::of(&mut t)));
             let matrix = if tied { weights(table) } else { weights(own) };
-            let second = tied.then_some(&mut tv);
+            let (own_weights, matrix) = (weights(own), matrix);
+            let head_weights = HeadWeights { own: &own_weights, of_matrix: &matrix };
+            let grads = HeadGrads { own: &mut gv, tied: tied.then_some(&mut tv) };
             let wanted = View::of(&targets);
             let (x, mut sums) = (lab.buffer(x), Vec::new());
-            let dx = head.loss(&ex, &weights(own), &matrix, &mut gv, second, x, wanted, scale, &mut sums).unwrap();
+            let dx = head.loss(&ex, head_weights, grads, x, wanted, scale, &mut sums).unwrap();
             let mut known = vec![0.0; sums.len()];
             ex.kernels.known(&sums, &mut known).unwrap();
             let sum: f64 = known.iter().sum();

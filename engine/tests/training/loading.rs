@@ -9,7 +9,7 @@ use zbench_engine::checkpoint::Checkpoint;
 use zbench_engine::comm::{Communicator, group};
 use zbench_engine::config::*;
 use zbench_engine::course::Control;
-use zbench_engine::layers::StepError;
+use zbench_engine::error::StepError;
 use zbench_engine::outcome::{Cause, Loaded, Moment};
 use zbench_engine::save::{SaveOptions, save_fresh};
 use zbench_engine::train::{collect, train_rank_probed, with_ranks};

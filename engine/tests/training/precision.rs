@@ -251,7 +251,7 @@ fn a_skipped_step_does_all_but_the_update() {
             let skipped = power == 40;
             assert!(ran.unwrap().iter().all(|each| *each == skipped));
             for (number, recorder) in recorders.iter().enumerate() {
-                let stated = plan.stated(&cell, &Cpu::new(1), number);
+                let stated = plan.operations(&cell, &Cpu::new(1), number);
                 let update = stated.iter().position(|s| matches!(s.op, Op::AdamW(_))).unwrap();
                 let wanted = if skipped { &stated[..update] } else { &stated[..] };
                 let wanted: Vec<_> = wanted.iter().map(|s| Recording::plain(s.op)).collect();

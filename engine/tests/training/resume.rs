@@ -34,7 +34,7 @@ fn try_course(cell: &Cell, stop: Option<u64>) -> Result<Course, String> {
     let plan = plan(cell);
     let ran = with_ranks(cell, &plan, cpus(cell), |rank| {
         let (report, _) = course::run(rank, Control { stop: &flag, tell: &tell, trace: None, pace: None })?;
-        let digest = rank.digest().map_err(|error| zbench_engine::layers::StepError::Input(error.to_string()))?;
+        let digest = rank.digest().map_err(|error| zbench_engine::error::StepError::Input(error.to_string()))?;
         Ok((report.stopped, digest))
     });
     let ran = ran.map_err(|failure| failure.cause.to_string())?;
@@ -173,7 +173,7 @@ fn other_ranks_and_strategies_load_equal_tensors_and_back() {
             here.train.steps = 6;
             let plan = plan(&here);
             let digests = with_ranks(&here, &plan, cpus(&here), |rank| {
-                let said = |error: StateError| zbench_engine::layers::StepError::Input(error.to_string());
+                let said = |error: StateError| zbench_engine::error::StepError::Input(error.to_string());
                 let mut saver = Saver::new(rank).map_err(said)?.unwrap();
                 saver.forget();
                 saver.save(rank).map_err(said)?;

@@ -1,13 +1,13 @@
 //! A mixture of experts on cores. Each thread takes whole rows, so that no sum depends on the number of threads.
 
+use super::Cpu;
 use super::level::{LANES, exp, fma, fold, fold2, merge};
 use super::rows::{grain, shift};
 use super::stream::{CHUNK, Shared, chunks, close, load, open, widen};
-use super::{Cpu, supported};
-use crate::check::{self, Routing};
+use crate::check::Routing;
 use crate::op::*;
 use crate::round::Float32;
-use crate::{DType, ExpertKernels, Kernels, Result, View, ViewMut};
+use crate::{DType, View, ViewMut};
 use half::{bf16, f16};
 
 /// One element as f32.
@@ -23,110 +23,6 @@ fn rounded(dtype: DType, value: f32) -> f32 {
         DType::Bf16 => bf16::narrow(value).widen(),
         DType::F16 => f16::narrow(value).widen(),
         _ => value,
-    }
-}
-
-impl ExpertKernels for Cpu {
-    fn route(&self, op: &Route, logits: View<'_>, weights: ViewMut<'_>, mut indices: ViewMut<'_>) -> Result<()> {
-        supported("route", &[op.dtype])?;
-        check::route(op, &logits, &weights, &indices)?;
-        let indices = &mut indices.as_slice_mut::<u32>()?[..op.indices_len()];
-        let (ids, rest) = indices.split_at_mut(op.slots());
-        self.choose(op, logits, weights, ViewMut::of(ids));
-        let (order, rest) = rest.split_at_mut(op.slots());
-        let (places, offsets) = rest.split_at_mut(op.slots());
-        sort(ids, order, places, offsets);
-        Ok(())
-    }
-
-    fn route_backward(
-        &self,
-        op: &Route,
-        logits: View<'_>,
-        indices: View<'_>,
-        dweights: View<'_>,
-        dlogits: ViewMut<'_>,
-    ) -> Result<()> {
-        supported("route_backward", &[op.dtype])?;
-        let routing = check::route_backward(op, &logits, &indices, &dweights, &dlogits)?;
-        self.run_route_backward(op, logits, routing, dweights.as_slice()?, dlogits);
-        Ok(())
-    }
-
-    fn dispatch(&self, op: &Slots, indices: View<'_>, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
-        supported("dispatch", &[op.dtype])?;
-        let routing = check::dispatch(op, &indices, &x, &y)?;
-        let (cols, bytes) = (op.cols, op.cols * op.dtype.size());
-        let y = Shared::new(y);
-        self.pool.split(op.slots(), grain(cols), |_, slots| {
-            for slot in slots {
-                let row = routing.order[slot] as usize / op.top;
-                let from = x.slice(row * cols..(row + 1) * cols);
-                // SAFETY: each slot belongs to one thread.
-                let to = unsafe { y.part(slot * cols..(slot + 1) * cols) };
-                // SAFETY: both hold `cols` elements of one type; the output is lent for writing, so they are apart.
-                unsafe { to.ptr().copy_from_nonoverlapping(from.ptr(), bytes) };
-            }
-        });
-        Ok(())
-    }
-
-    fn combine(
-        &self,
-        op: &Combine,
-        indices: View<'_>,
-        x: View<'_>,
-        weights: Option<View<'_>>,
-        y: ViewMut<'_>,
-    ) -> Result<()> {
-        supported("combine", &[op.slots.dtype])?;
-        let routing = check::combine(op, &indices, &x, weights.as_ref(), &y)?;
-        let weights = weights.map(|weights| weights.as_slice::<f32>()).transpose()?;
-        self.run_combine(op, routing, x, weights, y);
-        Ok(())
-    }
-
-    fn weigh(
-        &self,
-        op: &Slots,
-        indices: View<'_>,
-        weights: View<'_>,
-        x: ViewMut<'_>,
-        dx: ViewMut<'_>,
-        dweights: ViewMut<'_>,
-    ) -> Result<()> {
-        supported("weigh", &[op.dtype])?;
-        let routing = check::weigh(op, &indices, &weights, &x, &dx, &dweights)?;
-        self.run_weigh(op, routing, weights.as_slice()?, x, dx, dweights);
-        Ok(())
-    }
-
-    fn grouped_gemm(
-        &self,
-        op: &GroupedGemm,
-        offsets: View<'_>,
-        a: View<'_>,
-        b: View<'_>,
-        mut c: ViewMut<'_>,
-        mut workspace: ViewMut<'_>,
-    ) -> Result<()> {
-        let name = "grouped_gemm";
-        supported(name, &[op.a, op.b, op.c])?;
-        let bounds = check::grouped_gemm(op, &offsets, &a, &b, &c)?;
-        check::operand(name, "workspace", &workspace, DType::F32, self.workspace(&Op::GroupedGemm(*op)))?;
-        for (group, pair) in bounds.windows(2).enumerate() {
-            let rows = pair[0] as usize..pair[1] as usize;
-            let empty = rows.is_empty();
-            let (gemm, [a_range, b_range, c_range]) = op.one(group, rows);
-            let mut c = c.slice_mut(c_range);
-            match (empty, op.accumulate) {
-                (false, _) => self.run_gemm(&gemm, a.slice(a_range), b.slice(b_range), c, workspace.reborrow()),
-                // The gradient of a matrix that no row has used; of rows there are none.
-                (true, false) => self.run_fill(c.reborrow(), 0.0),
-                (true, true) => {}
-            }
-        }
-        Ok(())
     }
 }
 
@@ -146,6 +42,54 @@ fn sort(ids: &[u32], order: &mut [u32], places: &mut [u32], offsets: &mut [u32])
 }
 
 impl Cpu {
+    /// To which experts each token goes, with which weights.
+    pub(super) fn run_route(&self, op: &Route, logits: View, weights: ViewMut, indices: &mut [u32]) {
+        let (ids, rest) = indices[..op.indices_len()].split_at_mut(op.slots());
+        self.choose(op, logits, weights, ViewMut::of(ids));
+        let (order, rest) = rest.split_at_mut(op.slots());
+        let (places, offsets) = rest.split_at_mut(op.slots());
+        sort(ids, order, places, offsets);
+    }
+
+    /// Rows to their slots.
+    pub(super) fn run_dispatch(&self, op: &Slots, routing: Routing, x: View, y: ViewMut) {
+        let (cols, bytes) = (op.cols, op.cols * op.dtype.size());
+        let y = Shared::new(y);
+        self.pool.split(op.slots(), grain(cols), |_, slots| {
+            for slot in slots {
+                let row = routing.order[slot] as usize / op.top;
+                let from = x.slice(row * cols..(row + 1) * cols);
+                // SAFETY: each slot belongs to one thread.
+                let to = unsafe { y.part(slot * cols..(slot + 1) * cols) };
+                // SAFETY: both hold `cols` elements of one type; the output is lent for writing, so they are apart.
+                unsafe { to.ptr().copy_from_nonoverlapping(from.ptr(), bytes) };
+            }
+        });
+    }
+
+    /// One product after the other; `bounds` says which rows are whose.
+    pub(super) fn run_grouped_gemm(
+        &self,
+        op: &GroupedGemm,
+        bounds: &[u32],
+        [a, b]: [View; 2],
+        mut c: ViewMut,
+        mut workspace: ViewMut,
+    ) {
+        for (group, pair) in bounds.windows(2).enumerate() {
+            let rows = pair[0] as usize..pair[1] as usize;
+            let empty = rows.is_empty();
+            let (gemm, [a_range, b_range, c_range]) = op.one(group, rows);
+            let mut c = c.slice_mut(c_range);
+            match (empty, op.accumulate) {
+                (false, _) => self.run_gemm(&gemm, a.slice(a_range), b.slice(b_range), c, workspace.reborrow()),
+                // The gradient of a matrix that no row has used; of rows there are none.
+                (true, false) => self.run_fill(c.reborrow(), 0.0),
+                (true, true) => {}
+            }
+        }
+    }
+
     /// Each row's best experts, in order, and their weights.
     fn choose(&self, op: &Route, logits: View, weights: ViewMut, ids: ViewMut) {
         let Route { experts, top, .. } = *op;
@@ -216,7 +160,14 @@ impl Cpu {
         f64::from(merge(lanes, |a, b| a + b))
     }
 
-    fn run_route_backward(&self, op: &Route, logits: View, routing: Routing, dweights: &[f32], dlogits: ViewMut) {
+    pub(super) fn run_route_backward(
+        &self,
+        op: &Route,
+        logits: View,
+        routing: Routing,
+        dweights: &[f32],
+        dlogits: ViewMut,
+    ) {
         let Route { experts, top, normalised, .. } = *op;
         let (level, dlogits) = (self.level, Shared::new(dlogits));
         self.pool.split(op.rows, grain(experts), |_, rows| {
@@ -265,7 +216,7 @@ impl Cpu {
         });
     }
 
-    fn run_combine(&self, op: &Combine, routing: Routing, x: View, weights: Option<&[f32]>, y: ViewMut) {
+    pub(super) fn run_combine(&self, op: &Combine, routing: Routing, x: View, weights: Option<&[f32]>, y: ViewMut) {
         let Slots { rows, top, cols, .. } = op.slots;
         let (level, y) = (self.level, Shared::new(y));
         self.pool.split(rows, grain(cols.saturating_mul(top)), |_, rows| {
@@ -297,7 +248,15 @@ impl Cpu {
         });
     }
 
-    fn run_weigh(&self, op: &Slots, routing: Routing, weights: &[f32], x: ViewMut, dx: ViewMut, dweights: ViewMut) {
+    pub(super) fn run_weigh(
+        &self,
+        op: &Slots,
+        routing: Routing,
+        weights: &[f32],
+        x: ViewMut,
+        dx: ViewMut,
+        dweights: ViewMut,
+    ) {
         let (level, cols) = (self.level, op.cols);
         let [x, dx, dweights] = [x, dx, dweights].map(Shared::new);
         self.pool.split(op.slots(), grain(cols), |_, slots| {

@@ -83,14 +83,9 @@ impl Cpu {
     pub(super) fn run_naive_attention_backward(
         &self,
         op: &Attention,
-        q: View,
-        k: View,
-        v: View,
-        probs: View,
-        dout: View,
-        dq: ViewMut,
-        dk: ViewMut,
-        dv: ViewMut,
+        [q, k, v]: [View; 3],
+        [probs, dout]: [View; 2],
+        [dq, dk, dv]: [ViewMut; 3],
         workspace: ViewMut,
     ) {
         let (level, dim, seq) = (self.level, op.head_dim, op.seq);

@@ -1,10 +1,10 @@
 //! A mixture of experts: routing, moving rows to their experts and back, and products in groups.
 
+use super::Cuda;
 use super::launch::{Argument, Run, arguments, number};
 use super::machine::Address;
-use super::{Cuda, supported};
-use crate::op::{Combine, GroupedGemm, Op, Route, Slots};
-use crate::{DType, ExpertKernels, KernelError, Kernels, Result, View, ViewMut, check};
+use crate::op::{Combine, Route, Slots};
+use crate::{DType, KernelError, Result, View, ViewMut};
 
 const THREADS: u32 = 256;
 const WARP: usize = 32;
@@ -41,7 +41,13 @@ impl Cuda {
         [self.blocks(pieces, THREADS as usize / WARP), 1, 1]
     }
 
-    fn run_route(&self, op: &Route, logits: View<'_>, weights: ViewMut<'_>, indices: ViewMut<'_>) -> Result<()> {
+    pub(super) fn run_route(
+        &self,
+        op: &Route,
+        logits: View<'_>,
+        weights: ViewMut<'_>,
+        indices: ViewMut<'_>,
+    ) -> Result<()> {
         let Route { rows, experts, top, .. } = *op;
         let all = self.parts(indices.ptr().as_ptr() as Address, [rows, top, experts]);
         let offsets = all.places + all.slots * size_of::<u32>() as u64;
@@ -81,7 +87,7 @@ impl Cuda {
         }
     }
 
-    fn run_route_backward(
+    pub(super) fn run_route_backward(
         &self,
         op: &Route,
         logits: View<'_>,
@@ -98,7 +104,7 @@ impl Cuda {
         unsafe { self.launch(name, grid, THREADS, 0, arguments![all, logits, dweights, dlogits, rows, normalised]) }
     }
 
-    fn run_dispatch(&self, op: &Slots, indices: View<'_>, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
+    pub(super) fn run_dispatch(&self, op: &Slots, indices: View<'_>, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
         let all = self.parts(indices.ptr().as_ptr() as Address, [op.rows, op.top, op.experts]);
         let (x, y, cols) = (Run::of(&x), Run::of_mut(&y), op.cols as u64);
         let grid = self.warps(op.slots());
@@ -106,7 +112,7 @@ impl Cuda {
         unsafe { self.launch("dispatch", grid, THREADS, 0, arguments![all, x, y, cols]) }
     }
 
-    fn run_combine(
+    pub(super) fn run_combine(
         &self,
         op: &Combine,
         indices: View<'_>,
@@ -124,7 +130,7 @@ impl Cuda {
         unsafe { self.launch("combine", grid, THREADS, 0, arguments![all, x, weights, accumulate, y, rows, cols]) }
     }
 
-    fn run_weigh(
+    pub(super) fn run_weigh(
         &self,
         op: &Slots,
         indices: View<'_>,
@@ -139,75 +145,5 @@ impl Cuda {
         let grid = self.warps(op.slots());
         // SAFETY: the kernel's parameters; shapes were checked, and the kernel checks the indices.
         unsafe { self.launch("weigh", grid, THREADS, 0, arguments![all, weights, x, dx, dweights, cols]) }
-    }
-}
-
-impl ExpertKernels for Cuda {
-    fn route(&self, op: &Route, logits: View<'_>, weights: ViewMut<'_>, indices: ViewMut<'_>) -> Result<()> {
-        supported("route", &[op.dtype])?;
-        check::route(op, &logits, &weights, &indices)?;
-        self.run_route(op, logits, weights, indices)
-    }
-
-    fn route_backward(
-        &self,
-        op: &Route,
-        logits: View<'_>,
-        indices: View<'_>,
-        dweights: View<'_>,
-        dlogits: ViewMut<'_>,
-    ) -> Result<()> {
-        supported("route_backward", &[op.dtype])?;
-        check::route_backward_shapes(op, &logits, &indices, &dweights, &dlogits)?;
-        self.run_route_backward(op, logits, indices, dweights, dlogits)
-    }
-
-    fn dispatch(&self, op: &Slots, indices: View<'_>, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
-        supported("dispatch", &[op.dtype])?;
-        check::dispatch_shapes(op, &indices, &x, &y)?;
-        self.run_dispatch(op, indices, x, y)
-    }
-
-    fn combine(
-        &self,
-        op: &Combine,
-        indices: View<'_>,
-        x: View<'_>,
-        weights: Option<View<'_>>,
-        y: ViewMut<'_>,
-    ) -> Result<()> {
-        supported("combine", &[op.slots.dtype])?;
-        check::combine_shapes(op, &indices, &x, weights.as_ref(), &y)?;
-        self.run_combine(op, indices, x, weights, y)
-    }
-
-    fn weigh(
-        &self,
-        op: &Slots,
-        indices: View<'_>,
-        weights: View<'_>,
-        x: ViewMut<'_>,
-        dx: ViewMut<'_>,
-        dweights: ViewMut<'_>,
-    ) -> Result<()> {
-        supported("weigh", &[op.dtype])?;
-        check::weigh_shapes(op, &indices, &weights, &x, &dx, &dweights)?;
-        self.run_weigh(op, indices, weights, x, dx, dweights)
-    }
-
-    fn grouped_gemm(
-        &self,
-        op: &GroupedGemm,
-        offsets: View<'_>,
-        a: View<'_>,
-        b: View<'_>,
-        c: ViewMut<'_>,
-        workspace: ViewMut<'_>,
-    ) -> Result<()> {
-        let name = "grouped_gemm";
-        supported(name, &[op.a, op.b, op.c])?;
-        check::grouped_gemm_shapes(op, &offsets, &a, &b, &c)?;
-        check::operand(name, "workspace", &workspace, DType::F32, self.workspace(&Op::GroupedGemm(*op)))?;
-        self.run_grouped_gemm(op, offsets, [a, b], c)
     }
 }

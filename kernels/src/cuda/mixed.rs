@@ -1,9 +1,8 @@
 //! Operations of which an operand may lie on the host: what fills weights, reads them out and moves checkpoints. No step has any.
 
 use super::Cuda;
-use crate::op::Normal;
-use crate::packed::{Packed, Unpack};
-use crate::{DType, KernelError, Kernels, ReduceOp, Result, View, ViewMut};
+use crate::op::{Op, Unpack};
+use crate::{DType, KernelError, Kernels, Result, View, ViewMut, no_scratch};
 
 /// Elements that go over at a time.
 const PIECE: usize = 1 << 20;
@@ -59,44 +58,14 @@ impl Cuda {
         Ok(())
     }
 
-    pub(super) fn fill_anywhere(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
-        if self.is_away(dst.is_on_host()) { self.host.fill(dst, value) } else { self.run_fill(dst, value) }
-    }
-
-    pub(super) fn normal_anywhere(&self, op: &Normal, dst: ViewMut<'_>) -> Result<()> {
-        if self.is_away(dst.is_on_host()) { self.host.normal(op, dst) } else { self.run_normal(op, dst) }
-    }
-
-    pub(super) fn reduce_anywhere(
-        &self,
-        op: ReduceOp,
-        sources: &[View<'_>],
-        accumulate: bool,
-        dst: ViewMut<'_>,
-    ) -> Result<()> {
-        let on_host = self.is_away(dst.is_on_host());
-        if sources.iter().any(|source| self.is_away(source.is_on_host()) != on_host) {
-            return Err(KernelError::NotOnHost);
+    /// Whether the operands of what initialisation and communicators ask for lie on the host, whose kernels do it then.
+    pub(super) fn is_for_host(&self, op: &Op, reads: &[View<'_>], writes: &[ViewMut<'_>]) -> Result<bool> {
+        if !matches!(op, Op::Fill(..) | Op::Normal(_) | Op::Reduce(_) | Op::Pack(_)) {
+            return Ok(false);
         }
-        if on_host {
-            self.host.reduce(op, sources, accumulate, dst)
-        } else {
-            self.run_reduce(op, sources, accumulate, dst)
-        }
-    }
-
-    pub(super) fn pack_anywhere(
-        &self,
-        matrix: &Packed,
-        src: View<'_>,
-        codes: ViewMut<'_>,
-        scales: ViewMut<'_>,
-    ) -> Result<()> {
-        if self.is_away(src.is_on_host()) {
-            self.host.pack(matrix, src, codes, scales)
-        } else {
-            self.run_pack(matrix, src, codes, scales)
-        }
+        let on_host = reads.iter().map(View::is_on_host).chain(writes.iter().map(ViewMut::is_on_host));
+        let (away, all) = (on_host.filter(|on_host| self.is_away(*on_host)).count(), reads.len() + writes.len());
+        if away > 0 && away < all { Err(KernelError::NotOnHost) } else { Ok(away > 0) }
     }
 
     pub(super) fn unpack_anywhere(&self, op: &Unpack, record: View<'_>, dst: ViewMut<'_>) -> Result<()> {
@@ -105,6 +74,6 @@ impl Cuda {
         }
         let mut staged = Staged::new(DType::I8, record.len());
         self.download(record, staged.view_mut(record.len()))?;
-        self.host.unpack(op, staged.view(record.len()), dst)
+        self.host.run(&Op::Unpack(*op), &[staged.view(record.len())], &mut [dst], no_scratch())
     }
 }

@@ -3,7 +3,6 @@
 //! What an operation does stands in `kernels/cuda/*.cu`; here it is checked, cut into blocks of threads, and started. The same
 //! code starts it on every [`Machine`].
 
-mod attention;
 pub mod blueprint;
 mod elementwise;
 mod embedding;
@@ -27,8 +26,8 @@ pub mod sources;
 mod telling;
 
 use crate::op::*;
-use crate::packed::{self as packing, Packed};
-use crate::{Arena, ArenaError, Cpu, DType, KernelError, Kernels, ReduceOp, Result, Sum, View, ViewMut, check, copy};
+use crate::operands::{self, Device};
+use crate::{Arena, ArenaError, Cpu, DType, KernelError, Kernels, Result, Sum, View, ViewMut, copy};
 use machine::{Address, Machine, MachineError, Mark, Queue};
 use std::sync::Arc;
 
@@ -59,12 +58,8 @@ impl From<MachineError> for KernelError {
 }
 
 /// These kernels know f32 and what widens to it.
-fn supported(op: &'static str, dtypes: &[DType]) -> Result<()> {
-    match dtypes.iter().find(|dtype| **dtype == DType::F64 || !dtype.is_float()) {
-        Some(&dtype) => Err(KernelError::Unsupported { device: "cuda", op, dtype }),
-        None => Ok(()),
-    }
-}
+const DEVICE: Device =
+    Device { name: "cuda", computes: |dtype| matches!(dtype, DType::F32 | DType::Bf16 | DType::F16) };
 
 impl Cuda {
     /// Kernels with a queue of their own on a machine.
@@ -178,349 +173,117 @@ impl Kernels for Cuda {
             _ => 0,
         }
     }
-    fn gemm(&self, op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, workspace: ViewMut<'_>) -> Result<()> {
-        supported("gemm", &[op.a, op.b, op.c])?;
-        check::gemm(op, &a, &b, &c)?;
-        check::operand("gemm", "workspace", &workspace, DType::F32, self.workspace(&Op::Gemm(*op)))?;
-        self.run_gemm(op, a, b, c, workspace)
-    }
 
     fn prepacked_len(&self, _: &Gemm) -> Option<usize> {
         None
     }
 
-    fn prepack(&self, op: &Gemm, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(KernelError::Unsupported { device: "cuda", op: "prepack", dtype: op.b })
-    }
-
-    fn gemm_prepacked(&self, op: &Gemm, _: View<'_>, _: View<'_>, _: ViewMut<'_>, _: ViewMut<'_>) -> Result<()> {
-        Err(KernelError::Unsupported { device: "cuda", op: "gemm_prepacked", dtype: op.b })
-    }
-    fn rms_norm(&self, op: &RmsNorm, x: View<'_>, w: View<'_>, y: ViewMut<'_>, rstd: ViewMut<'_>) -> Result<()> {
-        supported("rms_norm", &[op.dtype])?;
-        check::rms_norm(op, &x, &w, &y, &rstd)?;
-        self.run_rms_norm(op, x, w, y, rstd)
-    }
-
-    fn rms_norm_backward(
-        &self,
-        op: &RmsNorm,
-        x: View<'_>,
-        w: View<'_>,
-        rstd: View<'_>,
-        dy: View<'_>,
-        dx: ViewMut<'_>,
-        dw: Option<ViewMut<'_>>,
-    ) -> Result<()> {
-        supported("rms_norm_backward", &[op.dtype, op.gradient.unwrap_or(op.dtype)])?;
-        check::rms_norm_backward(op, &x, &w, &rstd, &dy, &dx, dw.as_ref())?;
-        self.run_rms_norm_backward(op, x, w, rstd, dy, dx, dw)
-    }
-
-    fn layer_norm(
-        &self,
-        op: &LayerNorm,
-        x: View<'_>,
-        w: View<'_>,
-        b: Option<View<'_>>,
-        y: ViewMut<'_>,
-        statistics: ViewMut<'_>,
-    ) -> Result<()> {
-        supported("layer_norm", &[op.dtype])?;
-        check::layer_norm(op, &x, &w, b.as_ref(), &y, &statistics)?;
-        self.run_layer_norm(op, x, w, b, y, statistics)
-    }
-
-    fn layer_norm_backward(
-        &self,
-        op: &LayerNorm,
-        x: View<'_>,
-        w: View<'_>,
-        statistics: View<'_>,
-        dy: View<'_>,
-        dx: ViewMut<'_>,
-        dw: Option<ViewMut<'_>>,
-        db: Option<ViewMut<'_>>,
-    ) -> Result<()> {
-        supported("layer_norm_backward", &[op.dtype, op.gradient.unwrap_or(op.dtype)])?;
-        check::layer_norm_backward(op, &x, &w, &statistics, &dy, &dx, dw.as_ref(), db.as_ref())?;
-        self.run_layer_norm_backward(op, x, w, statistics, dy, dx, dw, db)
-    }
-
-    fn add_rows(&self, op: &AddRows, table: View<'_>, x: ViewMut<'_>) -> Result<()> {
-        supported("add_rows", &[op.dtype])?;
-        check::add_rows(op, &table, &x)?;
-        self.run_add_rows(op, table, x)
-    }
-
-    fn add_rows_backward(&self, op: &AddRows, dy: View<'_>, dtable: ViewMut<'_>) -> Result<()> {
-        supported("add_rows_backward", &[op.dtype, dtable.dtype()])?;
-        check::add_rows_backward(op, &dy, &dtable)?;
-        self.run_add_rows_backward(op, dy, dtable)
-    }
-
-    fn mul_rows(&self, op: &MulRows, w: View<'_>, x: ViewMut<'_>) -> Result<()> {
-        supported("mul_rows", &[op.dtype])?;
-        check::mul_rows(op, &w, &x)?;
-        self.run_mul_rows(op, w, x)
-    }
-
-    fn mul_rows_backward(&self, op: &MulRows, x: View<'_>, dy: View<'_>, dw: ViewMut<'_>) -> Result<()> {
-        supported("mul_rows_backward", &[op.dtype, dw.dtype()])?;
-        check::mul_rows_backward(op, &x, &dy, &dw)?;
-        self.run_mul_rows_backward(op, x, dy, dw)
-    }
-
-    fn inverse_norms(&self, op: &InverseNorms, x: View<'_>, s: ViewMut<'_>) -> Result<()> {
-        supported("inverse_norms", &[op.dtype])?;
-        check::inverse_norms(op, &x, &s)?;
-        self.run_inverse_norms(op, x, s)
-    }
-
-    fn rope(&self, op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) -> Result<()> {
-        supported("rope", &[op.dtype])?;
-        check::rope(op, &x, &cos, &sin)?;
-        self.run_rope(op, x, cos, sin)
-    }
-
-    fn attention(
-        &self,
-        op: &Attention,
-        q: View<'_>,
-        k: View<'_>,
-        v: View<'_>,
-        out: ViewMut<'_>,
-        lse: ViewMut<'_>,
-        workspace: ViewMut<'_>,
-    ) -> Result<()> {
-        self.checked_attention(op, None, [q, k, v], out, lse, workspace)
-    }
-
-    fn attention_backward(
-        &self,
-        op: &Attention,
-        q: View<'_>,
-        k: View<'_>,
-        v: View<'_>,
-        out: View<'_>,
-        lse: View<'_>,
-        dout: View<'_>,
-        dq: ViewMut<'_>,
-        dk: ViewMut<'_>,
-        dv: ViewMut<'_>,
-        workspace: ViewMut<'_>,
-    ) -> Result<()> {
-        self.checked_attention_backward(op, None, [q, k, v], [out, lse, dout], [dq, dk, dv], workspace)
-    }
-
-    fn naive_attention(
-        &self,
-        op: &Attention,
-        q: View<'_>,
-        k: View<'_>,
-        v: View<'_>,
-        out: ViewMut<'_>,
-        probs: ViewMut<'_>,
-        workspace: ViewMut<'_>,
-    ) -> Result<()> {
-        self.checked_naive_attention(op, None, [q, k, v], out, probs, workspace)
-    }
-
-    fn naive_attention_backward(
-        &self,
-        op: &Attention,
-        q: View<'_>,
-        k: View<'_>,
-        v: View<'_>,
-        probs: View<'_>,
-        dout: View<'_>,
-        dq: ViewMut<'_>,
-        dk: ViewMut<'_>,
-        dv: ViewMut<'_>,
-        workspace: ViewMut<'_>,
-    ) -> Result<()> {
-        let name = "naive_attention_backward";
-        supported(name, &[op.dtype])?;
-        let sizes = check::attention(name, op)?;
-        check::operand(name, "q", &q, op.dtype, sizes.q)?;
-        check::operand(name, "k", &k, op.dtype, sizes.kv)?;
-        check::operand(name, "v", &v, op.dtype, sizes.kv)?;
-        check::operand(name, "probs", &probs, op.dtype, sizes.probs)?;
-        check::operand(name, "dout", &dout, op.dtype, sizes.q)?;
-        check::operand(name, "dq", &dq, op.dtype, sizes.q)?;
-        check::operand(name, "dk", &dk, op.dtype, sizes.kv)?;
-        check::operand(name, "dv", &dv, op.dtype, sizes.kv)?;
-        check::operand(name, "workspace", &workspace, DType::F32, self.workspace(&Op::NaiveAttentionBackward(*op)))?;
-        self.run_naive_attention_backward(op, [q, k, v], [probs, dout], [dq, dk, dv], workspace)
-    }
-
-    fn swiglu(&self, op: &Swiglu, gate: View<'_>, up: View<'_>, act: ViewMut<'_>) -> Result<()> {
-        supported("swiglu", &[op.dtype])?;
-        check::swiglu(op, &gate, &up, &act)?;
-        self.run_swiglu(op, gate, up, act)
-    }
-
-    fn swiglu_backward(
-        &self,
-        op: &Swiglu,
-        gate: View<'_>,
-        up: View<'_>,
-        dact: View<'_>,
-        dgate: ViewMut<'_>,
-        dup: ViewMut<'_>,
-    ) -> Result<()> {
-        supported("swiglu_backward", &[op.dtype])?;
-        check::swiglu_backward(op, &gate, &up, &dact, &dgate, &dup)?;
-        self.run_swiglu_backward(op, gate, up, dact, dgate, dup)
-    }
-
-    fn activate(&self, op: &Activate, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
-        supported("activate", &[op.dtype])?;
-        check::activate(op, &x, &y)?;
-        self.run_activate(op, x, y)
-    }
-
-    fn activate_backward(&self, op: &Activate, x: View<'_>, dy: View<'_>, dx: ViewMut<'_>) -> Result<()> {
-        supported("activate_backward", &[op.dtype])?;
-        check::activate_backward(op, &x, &dy, &dx)?;
-        self.run_activate_backward(op, x, dy, dx)
-    }
-
-    fn embedding(&self, op: &Embedding, ids: View<'_>, table: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        supported("embedding", &[op.dtype])?;
-        check::embedding_shapes(op, &ids, &table, &out)?;
-        self.run_embedding(op, ids, table, out)
-    }
-
-    fn embedding_backward(&self, op: &Embedding, ids: View<'_>, dy: View<'_>, dtable: ViewMut<'_>) -> Result<()> {
-        supported("embedding_backward", &[op.dtype, dtable.dtype()])?;
-        check::embedding_backward_shapes(op, &ids, &dy, &dtable)?;
-        self.run_embedding_backward(op, ids, dy, dtable)
-    }
-
-    fn cross_entropy(
-        &self,
-        op: &CrossEntropy,
-        logits: ViewMut<'_>,
-        targets: View<'_>,
-        losses: ViewMut<'_>,
-    ) -> Result<()> {
-        // A loss in half precision says nothing; the operation is defined for f32 and f64 alone.
-        if op.dtype != DType::F32 {
-            return Err(KernelError::Unsupported { device: "cuda", op: "cross_entropy", dtype: op.dtype });
+    fn run(&self, op: &Op, reads: &[View<'_>], writes: &mut [ViewMut<'_>], scratch: ViewMut<'_>) -> Result<()> {
+        operands::check(DEVICE, op, reads, writes)?;
+        operands::check_scratch(op, &scratch, self.workspace(op))?;
+        if self.is_for_host(op, reads, writes)? {
+            return self.host.run(op, reads, writes, scratch);
         }
-        supported("cross_entropy", &[op.gradient])?;
-        check::cross_entropy_shapes(op, &logits, &targets, &losses)?;
-        self.run_cross_entropy(op, logits, targets, losses)
+        match (op, reads, writes) {
+            (Op::Gemm(op), [a, b], [c]) => self.run_gemm(op, *a, *b, c.reborrow(), scratch),
+            (Op::RmsNorm(op), [x, w], [y, rstd]) => self.run_rms_norm(op, *x, *w, y.reborrow(), rstd.reborrow()),
+            (Op::RmsNormBackward(op), [x, w, rstd, dy], [dx, dw @ ..]) => {
+                let dw = dw.first_mut().map(ViewMut::reborrow);
+                self.run_rms_norm_backward(op, *x, *w, *rstd, *dy, dx.reborrow(), dw)
+            }
+            (Op::LayerNorm(op), [x, w, b @ ..], [y, statistics]) => {
+                self.run_layer_norm(op, *x, *w, b.first().copied(), y.reborrow(), statistics.reborrow())
+            }
+            (Op::LayerNormBackward(op), [x, w, statistics, dy], [dx, gradients @ ..]) => {
+                let mut gradients = gradients.iter_mut().map(ViewMut::reborrow);
+                let (dw, db) = (gradients.next(), gradients.next());
+                self.run_layer_norm_backward(op, *x, *w, *statistics, *dy, dx.reborrow(), dw, db)
+            }
+            (Op::AddRows(op), [table], [x]) => self.run_add_rows(op, *table, x.reborrow()),
+            (Op::AddRowsBackward(op), [dy], [dtable]) => self.run_add_rows_backward(op, *dy, dtable.reborrow()),
+            (Op::MulRows(op), [w], [x]) => self.run_mul_rows(op, *w, x.reborrow()),
+            (Op::MulRowsBackward(op), [x, dy], [dw]) => self.run_mul_rows_backward(op, *x, *dy, dw.reborrow()),
+            (Op::InverseNorms(op), [x], [s]) => self.run_inverse_norms(op, *x, s.reborrow()),
+            (Op::Rope(op), [cos, sin], [x]) => self.run_rope(op, x.reborrow(), *cos, *sin),
+            (Op::Attention(op), [q, k, v, starts @ ..], [out, lse]) => {
+                let starts = starts.first().copied();
+                let (out, lse) = (out.reborrow(), lse.reborrow());
+                self.run_attention(op, starts, [*q, *k, *v], out, lse, scratch)
+            }
+            (Op::AttentionBackward(op), [q, k, v, out, lse, dout, starts @ ..], [dq, dk, dv]) => {
+                let gradients = [dq, dk, dv].map(|gradient| gradient.reborrow());
+                let (inputs, kept, starts) = ([*q, *k, *v], [*out, *lse, *dout], starts.first().copied());
+                self.run_attention_backward(op, starts, inputs, kept, gradients, scratch)
+            }
+            (Op::NaiveAttention(op), [q, k, v, starts @ ..], [out, probs]) => {
+                let starts = starts.first().copied();
+                let (out, probs) = (out.reborrow(), probs.reborrow());
+                self.run_naive_attention(op, starts, [*q, *k, *v], out, probs, scratch)
+            }
+            (Op::NaiveAttentionBackward(op), [q, k, v, probs, dout], [dq, dk, dv]) => {
+                let gradients = [dq, dk, dv].map(|gradient| gradient.reborrow());
+                self.run_naive_attention_backward(op, [*q, *k, *v], [*probs, *dout], gradients, scratch)
+            }
+            (Op::Swiglu(op), [gate, up], [act]) => self.run_swiglu(op, *gate, *up, act.reborrow()),
+            (Op::SwigluBackward(op), [gate, up, dact], [dgate, dup]) => {
+                self.run_swiglu_backward(op, *gate, *up, *dact, dgate.reborrow(), dup.reborrow())
+            }
+            (Op::Activate(op), [x], [y]) => self.run_activate(op, *x, y.reborrow()),
+            (Op::ActivateBackward(op), [x, dy], [dx]) => self.run_activate_backward(op, *x, *dy, dx.reborrow()),
+            (Op::Embedding(op), [ids, table], [out]) => self.run_embedding(op, *ids, *table, out.reborrow()),
+            (Op::EmbeddingBackward(op), [ids, dy], [dtable]) => {
+                self.run_embedding_backward(op, *ids, *dy, dtable.reborrow())
+            }
+            // A loss in half precision says nothing; the operation is defined for f32 and f64 alone.
+            (Op::CrossEntropy(op), [targets], [logits, losses]) if op.dtype == DType::F32 => {
+                self.run_cross_entropy(op, logits.reborrow(), *targets, losses.reborrow())
+            }
+            (Op::AdamW(op), [g], [p, m, v, copy @ ..]) => {
+                let copy = copy.first_mut().map(ViewMut::reborrow);
+                self.run_adamw(op, p.reborrow(), m.reborrow(), v.reborrow(), *g, copy)
+            }
+            (Op::Dropout(op), [x], [y]) => self.run_dropout(op, *x, y.reborrow()),
+            (Op::Normal(op), [], [dst]) => self.run_normal(op, dst.reborrow()),
+            (Op::Fill(_, value), [], [dst]) => self.run_fill(dst.reborrow(), *value),
+            (Op::Cast(_), [src], [dst]) => self.cast_anywhere(*src, dst.reborrow()),
+            (Op::Add(_), [a, b], [dst]) => self.run_add(*a, *b, dst.reborrow()),
+            (Op::Accumulate(_, alpha), [src], [dst]) => self.run_accumulate(*alpha, *src, dst.reborrow()),
+            (Op::Scale(_, alpha), [], [dst]) => self.run_scale(*alpha, dst.reborrow()),
+            (Op::Reduce(op), sources, [dst]) => self.run_reduce(op.op, sources, op.accumulate, dst.reborrow()),
+            (Op::Quantize(op), [src], [values, scales]) => {
+                self.run_quantize(&op.by, *src, values.reborrow(), scales.reborrow())
+            }
+            (Op::Dequantize(op), [values, scales], [dst]) => {
+                self.run_dequantize(&op.by, *values, *scales, dst.reborrow(), op.accumulate)
+            }
+            (Op::Pack(op), [src], [codes, scales]) => {
+                self.run_pack(&op.matrix, *src, codes.reborrow(), scales.reborrow())
+            }
+            (Op::Unpack(op), [record], [dst]) => self.unpack_anywhere(op, *record, dst.reborrow()),
+            (Op::Route(op), [logits], [weights, indices]) => {
+                self.run_route(op, *logits, weights.reborrow(), indices.reborrow())
+            }
+            (Op::RouteBackward(op), [logits, indices, dweights], [dlogits]) => {
+                self.run_route_backward(op, *logits, *indices, *dweights, dlogits.reborrow())
+            }
+            (Op::Dispatch(op), [indices, x], [y]) => self.run_dispatch(op, *indices, *x, y.reborrow()),
+            (Op::Combine(op), [indices, x, weights @ ..], [y]) => {
+                self.run_combine(op, *indices, *x, weights.first().copied(), y.reborrow())
+            }
+            (Op::Weigh(op), [indices, weights], [x, dx, dweights]) => {
+                self.run_weigh(op, *indices, *weights, x.reborrow(), dx.reborrow(), dweights.reborrow())
+            }
+            (Op::GroupedGemm(op), [offsets, a, b], [c]) => self.run_grouped_gemm(op, *offsets, [*a, *b], c.reborrow()),
+            (op, ..) => Err(operands::not_run(DEVICE, op)),
+        }
     }
 
-    fn adamw(
-        &self,
-        op: &AdamW,
-        p: ViewMut<'_>,
-        m: ViewMut<'_>,
-        v: ViewMut<'_>,
-        g: View<'_>,
-        copy: Option<ViewMut<'_>>,
-    ) -> Result<()> {
-        supported("adamw", &[op.parameters, op.gradients, op.moments, op.copy.unwrap_or(op.parameters)])?;
-        check::adamw(op, &p, &m, &v, &g, copy.as_ref())?;
-        self.run_adamw(op, p, m, v, g, copy)
-    }
-
-    fn dropout(&self, op: &Dropout, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
-        supported("dropout", &[op.dtype])?;
-        check::dropout(op, &x, &y)?;
-        self.run_dropout(op, x, y)
-    }
-
-    fn normal(&self, op: &Normal, dst: ViewMut<'_>) -> Result<()> {
-        supported("normal", &[op.dtype])?;
-        check::operand("normal", "dst", &dst, op.dtype, op.len)?;
-        self.normal_anywhere(op, dst)
-    }
-
-    fn fill(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
-        supported("fill", &[dst.dtype()])?;
-        self.fill_anywhere(dst, value)
-    }
-
-    fn cast(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        supported("cast", &[src.dtype(), dst.dtype()])?;
-        check::same_length("cast", "src", &src, dst.len())?;
-        self.cast_anywhere(src, dst)
-    }
-
-    fn add(&self, a: View<'_>, b: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        supported("add", &[dst.dtype()])?;
-        check::add(&a, &b, &dst)?;
-        self.run_add(a, b, dst)
-    }
-
-    fn accumulate(&self, alpha: f64, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        supported("accumulate", &[src.dtype(), dst.dtype()])?;
-        check::same_length("accumulate", "src", &src, dst.len())?;
-        self.run_accumulate(alpha, src, dst)
-    }
-
-    fn scale(&self, alpha: f64, dst: ViewMut<'_>) -> Result<()> {
-        supported("scale", &[dst.dtype()])?;
-        self.run_scale(alpha, dst)
-    }
-
-    fn sum(&self, x: View<'_>) -> Result<f64> {
-        supported("sum", &[x.dtype()])?;
-        self.run_sum(x, false)
-    }
-
-    fn sum_squares(&self, x: View<'_>) -> Result<f64> {
-        supported("sum_squares", &[x.dtype()])?;
-        self.run_sum(x, true)
-    }
-
-    fn sum_later(&self, x: View<'_>) -> Result<Sum> {
-        supported("sum", &[x.dtype()])?;
-        self.run_sum_later(x, false)
-    }
-
-    fn sum_squares_later(&self, x: View<'_>) -> Result<Sum> {
-        supported("sum_squares", &[x.dtype()])?;
-        self.run_sum_later(x, true)
+    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum> {
+        operands::check(DEVICE, op, &[x], &[])?;
+        self.run_sum_later(x, matches!(op, Op::SumSquares(_)))
     }
 
     fn known(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
         self.run_known(sums, to)
-    }
-
-    fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {
-        check::reduce(op, sources, accumulate, &dst)?;
-        self.reduce_anywhere(op, sources, accumulate, dst)
-    }
-
-    fn quantize(&self, op: &Quantize, src: View<'_>, values: ViewMut<'_>, scales: ViewMut<'_>) -> Result<()> {
-        check::quantize("cuda", "quantize", op, &src, &values, &scales)?;
-        self.run_quantize(op, src, values, scales)
-    }
-
-    fn dequantize(
-        &self,
-        op: &Quantize,
-        values: View<'_>,
-        scales: View<'_>,
-        dst: ViewMut<'_>,
-        accumulate: bool,
-    ) -> Result<()> {
-        check::quantize("cuda", "dequantize", op, &dst, &values, &scales)?;
-        self.run_dequantize(op, values, scales, dst, accumulate)
-    }
-
-    fn pack(&self, matrix: &Packed, src: View<'_>, codes: ViewMut<'_>, scales: ViewMut<'_>) -> Result<()> {
-        packing::check_pack("cuda", matrix, &src, &codes, &scales)?;
-        self.pack_anywhere(matrix, src, codes, scales)
-    }
-
-    fn unpack(&self, op: &Unpack, record: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        packing::check_unpack("cuda", op, &record, &dst)?;
-        self.unpack_anywhere(op, record, dst)
     }
 }

@@ -62,6 +62,11 @@ pub struct Slots {
 }
 
 impl Slots {
+    /// As [`Route::indices_len`].
+    pub const fn indices_len(&self) -> usize {
+        self.slots().saturating_mul(3).saturating_add(self.experts).saturating_add(1)
+    }
+
     /// Slots in all.
     pub const fn slots(&self) -> usize {
         self.rows.saturating_mul(self.top)

@@ -1,8 +1,7 @@
-use super::floats;
 use super::values::{read, write};
 use crate::op::{Attention, alibi_slope};
 use crate::sight::Sight;
-use crate::{DocumentKernels, Reference, Result, View, ViewMut, check};
+use crate::{Result, View, ViewMut};
 
 /// One query's scaled scores against keys `0..=row`; minus infinity outside its window.
 fn scores(op: &Attention, sight: Sight, q: &[f64], k: &[f64], b: usize, h: usize, row: usize) -> Vec<f64> {
@@ -36,26 +35,19 @@ fn at_kv(op: &Attention, b: usize, h: usize, row: usize) -> usize {
 
 /// Both kinds: `lse` is written when asked for; stored probabilities are rounded, and the output uses what was stored.
 pub(super) fn forward(
-    name: &'static str,
     op: &Attention,
-    starts: Option<View>,
-    q: View,
-    k: View,
-    v: View,
-    mut out: ViewMut,
-    lse: Option<ViewMut>,
-    mut probs: Option<ViewMut>,
+    sight: Sight,
+    [q, k, v]: [View; 3],
+    out: &mut ViewMut,
+    lse: Option<&mut ViewMut>,
+    mut probs: Option<&mut ViewMut>,
 ) -> Result<()> {
-    let sizes = check::attention(name, op)?;
-    let sight = Sight::of(op, check::documents(name, op, starts)?);
-    check::operand(name, "q", &q, op.dtype, sizes.q)?;
-    check::operand(name, "k", &k, op.dtype, sizes.kv)?;
-    check::operand(name, "v", &v, op.dtype, sizes.kv)?;
-    if sizes.q == 0 {
+    let (queries, keys) = (op.queries(), op.keys());
+    if queries == 0 {
         return Ok(());
     }
-    let (q, k, v) = (read(&q, sizes.q), read(&k, sizes.kv), read(&v, sizes.kv));
-    let (mut outs, mut sums) = (vec![0.0; sizes.q], vec![0.0; sizes.lse]);
+    let (q, k, v) = (read(&q, queries), read(&k, keys), read(&v, keys));
+    let (mut outs, mut sums) = (vec![0.0; queries], vec![0.0; op.rows()]);
     for b in 0..op.batch {
         for h in 0..op.heads {
             for row in 0..op.seq {
@@ -76,8 +68,8 @@ pub(super) fn forward(
             }
         }
     }
-    write(&mut out, &outs)?;
-    lse.map_or(Ok(()), |mut lse| write(&mut lse, &sums))
+    write(out, &outs)?;
+    lse.map_or(Ok(()), |lse| write(lse, &sums))
 }
 
 /// What backward finds of the probabilities.
@@ -90,32 +82,19 @@ pub(super) enum Kept<'a> {
 
 /// Both kinds.
 pub(super) fn backward(
-    name: &'static str,
     op: &Attention,
-    starts: Option<View>,
-    q: View,
-    k: View,
-    v: View,
+    sight: Sight,
+    [q, k, v]: [View; 3],
     kept: Kept,
     dout: View,
-    mut dq: ViewMut,
-    mut dk: ViewMut,
-    mut dv: ViewMut,
+    [dq, dk, dv]: [&mut ViewMut; 3],
 ) -> Result<()> {
-    let sizes = check::attention(name, op)?;
-    let sight = Sight::of(op, check::documents(name, op, starts)?);
-    check::operand(name, "q", &q, op.dtype, sizes.q)?;
-    check::operand(name, "k", &k, op.dtype, sizes.kv)?;
-    check::operand(name, "v", &v, op.dtype, sizes.kv)?;
-    check::operand(name, "dout", &dout, op.dtype, sizes.q)?;
-    check::operand(name, "dq", &dq, op.dtype, sizes.q)?;
-    check::operand(name, "dk", &dk, op.dtype, sizes.kv)?;
-    check::operand(name, "dv", &dv, op.dtype, sizes.kv)?;
-    if sizes.q == 0 {
+    let (queries, keys) = (op.queries(), op.keys());
+    if queries == 0 {
         return Ok(());
     }
-    let (q, k, v, dout) = (read(&q, sizes.q), read(&k, sizes.kv), read(&v, sizes.kv), read(&dout, sizes.q));
-    let (mut dqs, mut dks, mut dvs) = (vec![0.0; sizes.q], vec![0.0; sizes.kv], vec![0.0; sizes.kv]);
+    let (q, k, v, dout) = (read(&q, queries), read(&k, keys), read(&v, keys), read(&dout, queries));
+    let (mut dqs, mut dks, mut dvs) = (vec![0.0; queries], vec![0.0; keys], vec![0.0; keys]);
     let dim = op.head_dim;
     for b in 0..op.batch {
         for h in 0..op.heads {
@@ -151,70 +130,7 @@ pub(super) fn backward(
             }
         }
     }
-    write(&mut dq, &dqs)?;
-    write(&mut dk, &dks)?;
-    write(&mut dv, &dvs)
-}
-
-impl DocumentKernels for Reference {
-    fn attention_in_documents(
-        &self,
-        op: &Attention,
-        starts: View<'_>,
-        q: View<'_>,
-        k: View<'_>,
-        v: View<'_>,
-        out: ViewMut<'_>,
-        lse: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        let name = "attention";
-        floats(name, &[op.dtype])?;
-        let sizes = check::attention(name, op)?;
-        check::operand(name, "lse", &lse, op.dtype.accumulator(), sizes.lse)?;
-        check::operand(name, "out", &out, op.dtype, sizes.q)?;
-        forward(name, op, Some(starts), q, k, v, out, Some(lse), None)
-    }
-
-    fn attention_in_documents_backward(
-        &self,
-        op: &Attention,
-        starts: View<'_>,
-        q: View<'_>,
-        k: View<'_>,
-        v: View<'_>,
-        out: View<'_>,
-        lse: View<'_>,
-        dout: View<'_>,
-        dq: ViewMut<'_>,
-        dk: ViewMut<'_>,
-        dv: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        let name = "attention_backward";
-        floats(name, &[op.dtype])?;
-        let sizes = check::attention(name, op)?;
-        check::operand(name, "out", &out, op.dtype, sizes.q)?;
-        check::operand(name, "lse", &lse, op.dtype.accumulator(), sizes.lse)?;
-        backward(name, op, Some(starts), q, k, v, Kept::Out(out, lse), dout, dq, dk, dv)
-    }
-
-    fn naive_attention_in_documents(
-        &self,
-        op: &Attention,
-        starts: View<'_>,
-        q: View<'_>,
-        k: View<'_>,
-        v: View<'_>,
-        out: ViewMut<'_>,
-        probs: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        let name = "naive_attention";
-        floats(name, &[op.dtype])?;
-        let sizes = check::attention(name, op)?;
-        check::operand(name, "probs", &probs, op.dtype, sizes.probs)?;
-        check::operand(name, "out", &out, op.dtype, sizes.q)?;
-        forward(name, op, Some(starts), q, k, v, out, None, Some(probs))
-    }
+    write(dq, &dqs)?;
+    write(dk, &dks)?;
+    write(dv, &dvs)
 }

@@ -1,9 +1,11 @@
 //! A mixture of experts, plainly.
 
 use super::values::{read, write};
-use super::{Reference, floats};
+use super::{DEVICE, gemm};
+use crate::check::{self, Routing};
 use crate::op::*;
-use crate::{DType, Element, ExpertKernels, Kernels, Result, View, ViewMut, check};
+use crate::operands;
+use crate::{DType, Element, Result, View, ViewMut};
 
 /// A row's experts, the best first, and the softmax over all of them or over those chosen: (expert, weight).
 fn choose(op: &Route, logits: &[f64]) -> Vec<(usize, f64)> {
@@ -32,128 +34,94 @@ fn rounded(dtype: DType, values: Vec<f64>) -> Result<Vec<f64>> {
     }
 }
 
-impl ExpertKernels for Reference {
-    fn route(&self, op: &Route, logits: View<'_>, mut weights: ViewMut<'_>, mut indices: ViewMut<'_>) -> Result<()> {
-        floats("route", &[op.dtype])?;
-        check::route(op, &logits, &weights, &indices)?;
-        let logits = read(&logits, op.rows * op.experts);
-        let chosen: Vec<_> =
-            (0..op.rows).flat_map(|row| choose(op, &logits[row * op.experts..][..op.experts])).collect();
-        let mut shares: Vec<f64> = chosen.iter().map(|(_, share)| *share).collect();
-        if op.rounded {
-            shares = rounded(op.dtype, shares)?;
+pub(super) fn run(op: &Op, reads: &[View<'_>], writes: &mut [ViewMut<'_>]) -> Result<()> {
+    let name = op.name();
+    match (op, reads, writes) {
+        (Op::Route(op), [logits], [weights, indices]) => route(op, logits, weights, indices),
+        (Op::RouteBackward(op), [logits, indices, dweights], [dlogits]) => {
+            let routing = check::indices(name, [op.rows, op.top, op.experts], indices)?;
+            route_backward(op, logits, routing, dweights, dlogits)
         }
-        write(&mut weights, &shares)?;
-        let mut order: Vec<usize> = (0..chosen.len()).collect();
-        order.sort_by_key(|choice| chosen[*choice].0);
-        let mut places = vec![0; order.len()];
-        order.iter().enumerate().for_each(|(slot, choice)| places[*choice] = slot);
-        let offsets = (0..=op.experts).map(|e| chosen.iter().filter(|(id, _)| *id < e).count());
-        let ids = chosen.iter().map(|(id, _)| *id);
-        let all = ids.chain(order.iter().copied()).chain(places.iter().copied()).chain(offsets);
-        indices.as_slice_mut::<u32>()?.iter_mut().zip(all).for_each(|(to, from)| *to = from as u32);
-        Ok(())
-    }
-
-    fn route_backward(
-        &self,
-        op: &Route,
-        logits: View<'_>,
-        indices: View<'_>,
-        dweights: View<'_>,
-        mut dlogits: ViewMut<'_>,
-    ) -> Result<()> {
-        floats("route_backward", &[op.dtype])?;
-        let routing = check::route_backward(op, &logits, &indices, &dweights, &dlogits)?;
-        let (logits, dweights) = (read(&logits, op.rows * op.experts), read(&dweights, op.slots()));
-        let mut out = vec![0.0; op.rows * op.experts];
-        for row in 0..op.rows {
-            let logits = &logits[row * op.experts..][..op.experts];
-            let chosen: Vec<usize> = routing.ids[row * op.top..][..op.top].iter().map(|id| *id as usize).collect();
-            let among: Vec<usize> = if op.normalised { chosen.clone() } else { (0..op.experts).collect() };
-            let top = among.iter().map(|e| logits[*e]).fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = among.iter().map(|e| (logits[*e] - top).exp()).sum();
-            let share = |e: usize| (logits[e] - top).exp() / sum;
-            let gradient = |e: usize| chosen.iter().position(|c| *c == e).map_or(0.0, |j| dweights[row * op.top + j]);
-            let mean: f64 = among.iter().map(|e| share(*e) * gradient(*e)).sum();
-            among.iter().for_each(|e| out[row * op.experts + e] = share(*e) * (gradient(*e) - mean));
+        (Op::Dispatch(op), [indices, x], [y]) => {
+            let (routing, x) =
+                (check::indices(name, [op.rows, op.top, op.experts], indices)?, read(x, op.rows * op.cols));
+            let row = |choice: &u32| &x[*choice as usize / op.top * op.cols..][..op.cols];
+            write(y, &routing.order.iter().flat_map(row).copied().collect::<Vec<f64>>())
         }
-        write(&mut dlogits, &out)
-    }
-
-    fn dispatch(&self, op: &Slots, indices: View<'_>, x: View<'_>, mut y: ViewMut<'_>) -> Result<()> {
-        floats("dispatch", &[op.dtype])?;
-        let routing = check::dispatch(op, &indices, &x, &y)?;
-        let x = read(&x, op.rows * op.cols);
-        let row = |choice: &u32| &x[*choice as usize / op.top * op.cols..][..op.cols];
-        let rows: Vec<f64> = routing.order.iter().flat_map(row).copied().collect();
-        write(&mut y, &rows)
-    }
-
-    fn combine(
-        &self,
-        op: &Combine,
-        indices: View<'_>,
-        x: View<'_>,
-        weights: Option<View<'_>>,
-        mut y: ViewMut<'_>,
-    ) -> Result<()> {
-        let Slots { rows, top, cols, dtype, .. } = op.slots;
-        floats("combine", &[dtype])?;
-        let routing = check::combine(op, &indices, &x, weights.as_ref(), &y)?;
-        let x = read(&x, rows * top * cols);
-        let weights = weights.map_or(vec![1.0; rows * top], |weights| read(&weights, rows * top));
-        let mut sums = if op.accumulate { read(&y.as_view(), rows * cols) } else { vec![0.0; rows * cols] };
-        for (choice, place) in routing.places.iter().enumerate() {
-            for i in 0..cols {
-                sums[choice / top * cols + i] += weights[choice] * x[*place as usize * cols + i];
+        (Op::Combine(op), [indices, x, weights @ ..], [y]) => {
+            let Slots { rows, top, experts, cols, .. } = op.slots;
+            let (routing, x) = (check::indices(name, [rows, top, experts], indices)?, read(x, rows * top * cols));
+            let weights = weights.first().map_or(vec![1.0; rows * top], |weights| read(weights, rows * top));
+            let mut sums = if op.accumulate { read(&y.as_view(), rows * cols) } else { vec![0.0; rows * cols] };
+            for (choice, place) in routing.places.iter().enumerate() {
+                for i in 0..cols {
+                    sums[choice / top * cols + i] += weights[choice] * x[*place as usize * cols + i];
+                }
             }
+            write(y, &sums)
         }
-        write(&mut y, &sums)
+        (Op::Weigh(op), [indices, weights], [x, dx, dweights]) => {
+            let routing = check::indices(name, [op.rows, op.top, op.experts], indices)?;
+            weigh(op, routing, &read(weights, op.slots()), [x, dx, dweights])
+        }
+        (Op::GroupedGemm(op), [offsets, a, b], [c]) => {
+            for (group, pair) in check::groups(op, offsets)?.windows(2).enumerate() {
+                let (product, [a_range, b_range, c_range]) = op.one(group, pair[0] as usize..pair[1] as usize);
+                gemm(&product, &a.slice(a_range), &b.slice(b_range), &mut c.slice_mut(c_range))?;
+            }
+            Ok(())
+        }
+        (op, ..) => Err(operands::not_run(DEVICE, op)),
     }
+}
 
-    fn weigh(
-        &self,
-        op: &Slots,
-        indices: View<'_>,
-        weights: View<'_>,
-        mut x: ViewMut<'_>,
-        mut dx: ViewMut<'_>,
-        mut dweights: ViewMut<'_>,
-    ) -> Result<()> {
-        floats("weigh", &[op.dtype])?;
-        let routing = check::weigh(op, &indices, &weights, &x, &dx, &dweights)?;
-        let (slots, cols) = (op.slots(), op.cols);
-        let (mut xs, mut dxs) = (read(&x.as_view(), slots * cols), read(&dx.as_view(), slots * cols));
-        let weights = read(&weights, slots);
-        let mut dots = vec![0.0; slots];
-        for (slot, choice) in routing.order.iter().enumerate() {
-            let choice = *choice as usize;
-            let (x, dx) = (&mut xs[slot * cols..][..cols], &mut dxs[slot * cols..][..cols]);
-            dots[choice] = x.iter().zip(&*dx).map(|(x, dx)| x * dx).sum();
-            x.iter_mut().chain(dx).for_each(|value| *value *= weights[choice]);
-        }
-        write(&mut dweights, &dots)?;
-        write(&mut x, &xs)?;
-        write(&mut dx, &dxs)
+fn route(op: &Route, logits: &View, weights: &mut ViewMut, indices: &mut ViewMut) -> Result<()> {
+    let logits = read(logits, op.rows * op.experts);
+    let chosen: Vec<_> = (0..op.rows).flat_map(|row| choose(op, &logits[row * op.experts..][..op.experts])).collect();
+    let mut shares: Vec<f64> = chosen.iter().map(|(_, share)| *share).collect();
+    if op.rounded {
+        shares = rounded(op.dtype, shares)?;
     }
+    write(weights, &shares)?;
+    let mut order: Vec<usize> = (0..chosen.len()).collect();
+    order.sort_by_key(|choice| chosen[*choice].0);
+    let mut places = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(slot, choice)| places[*choice] = slot);
+    let offsets = (0..=op.experts).map(|e| chosen.iter().filter(|(id, _)| *id < e).count());
+    let ids = chosen.iter().map(|(id, _)| *id);
+    let all = ids.chain(order.iter().copied()).chain(places.iter().copied()).chain(offsets);
+    indices.as_slice_mut::<u32>()?.iter_mut().zip(all).for_each(|(to, from)| *to = from as u32);
+    Ok(())
+}
 
-    fn grouped_gemm(
-        &self,
-        op: &GroupedGemm,
-        offsets: View<'_>,
-        a: View<'_>,
-        b: View<'_>,
-        mut c: ViewMut<'_>,
-        _: ViewMut<'_>,
-    ) -> Result<()> {
-        floats("grouped_gemm", &[op.a, op.b, op.c])?;
-        let bounds = check::grouped_gemm(op, &offsets, &a, &b, &c)?;
-        for (group, pair) in bounds.windows(2).enumerate() {
-            let (gemm, [a_range, b_range, c_range]) = op.one(group, pair[0] as usize..pair[1] as usize);
-            let none = ViewMut::of::<f64>(&mut []);
-            self.gemm(&gemm, a.slice(a_range), b.slice(b_range), c.slice_mut(c_range), none)?;
-        }
-        Ok(())
+fn route_backward(op: &Route, logits: &View, routing: Routing, dweights: &View, dlogits: &mut ViewMut) -> Result<()> {
+    let (logits, dweights) = (read(logits, op.rows * op.experts), read(dweights, op.slots()));
+    let mut out = vec![0.0; op.rows * op.experts];
+    for row in 0..op.rows {
+        let logits = &logits[row * op.experts..][..op.experts];
+        let chosen: Vec<usize> = routing.ids[row * op.top..][..op.top].iter().map(|id| *id as usize).collect();
+        let among: Vec<usize> = if op.normalised { chosen.clone() } else { (0..op.experts).collect() };
+        let top = among.iter().map(|e| logits[*e]).fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = among.iter().map(|e| (logits[*e] - top).exp()).sum();
+        let share = |e: usize| (logits[e] - top).exp() / sum;
+        let gradient = |e: usize| chosen.iter().position(|c| *c == e).map_or(0.0, |j| dweights[row * op.top + j]);
+        let mean: f64 = among.iter().map(|e| share(*e) * gradient(*e)).sum();
+        among.iter().for_each(|e| out[row * op.experts + e] = share(*e) * (gradient(*e) - mean));
     }
+    write(dlogits, &out)
+}
+
+fn weigh(op: &Slots, routing: Routing, weights: &[f64], [x, dx, dweights]: [&mut ViewMut; 3]) -> Result<()> {
+    let (slots, cols) = (op.slots(), op.cols);
+    let (mut xs, mut dxs) = (read(&x.as_view(), slots * cols), read(&dx.as_view(), slots * cols));
+    let mut dots = vec![0.0; slots];
+    for (slot, choice) in routing.order.iter().enumerate() {
+        let choice = *choice as usize;
+        let (x, dx) = (&mut xs[slot * cols..][..cols], &mut dxs[slot * cols..][..cols]);
+        dots[choice] = x.iter().zip(&*dx).map(|(x, dx)| x * dx).sum();
+        x.iter_mut().chain(dx).for_each(|value| *value *= weights[choice]);
+    }
+    write(dweights, &dots)?;
+    write(x, &xs)?;
+    write(dx, &dxs)
 }

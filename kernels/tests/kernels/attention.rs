@@ -1,6 +1,7 @@
 use crate::harness::*;
 use proptest::prelude::*;
 use std::sync::Arc;
+use zbench_kernels::ByName;
 use zbench_kernels::cuda::host::Order;
 use zbench_kernels::{Attention, Cuda, DType, Kernels, Op, View};
 

@@ -32,116 +32,32 @@ impl Carried {
         Carried { cuda, arena }
     }
 
-    fn carry<O: Operand>(&self, operand: O) -> Result<O::There> {
-        operand.carry(self)
+    fn carry(&self, operand: View<'_>) -> Result<There> {
+        let (len, size) = (operand.len(), operand.dtype().size());
+        // It begins as far from a multiple of 16 bytes as at home.
+        let skip = operand.ptr().as_ptr() as usize % 16 / size;
+        let buffer = self.arena.alloc(Category::Workspace, operand.dtype(), skip + len + 1);
+        let mut buffer = buffer.unwrap_or_else(|error| panic!("{error}"));
+        self.cuda.upload(operand, buffer.slice_mut(skip..skip + len))?;
+        Ok(There { buffer, skip, len })
     }
 }
 
-/// An operand that is on the host.
-trait Operand {
-    type There: There;
-    fn carry(self, to: &Carried) -> Result<Self::There>;
-}
-
-/// The same on the device.
-trait There {
-    type Lent<'a>
-    where
-        Self: 'a;
-    fn lend(&mut self) -> Self::Lent<'_>;
-    fn back(self, from: &Carried) -> Result<()>;
-}
-
-struct Input {
+/// An operand on the device.
+struct There {
     buffer: Buffer,
     skip: usize,
     len: usize,
 }
 
-struct Output<'a>(Input, ViewMut<'a>);
-
-impl Operand for View<'_> {
-    type There = Input;
-
-    fn carry(self, to: &Carried) -> Result<Input> {
-        let (len, size) = (self.len(), self.dtype().size());
-        // It begins as far from a multiple of 16 bytes as at home.
-        let skip = self.ptr().as_ptr() as usize % 16 / size;
-        let buffer = to.arena.alloc(Category::Workspace, self.dtype(), skip + len + 1);
-        let mut buffer = buffer.unwrap_or_else(|error| panic!("{error}"));
-        to.cuda.upload(self, buffer.slice_mut(skip..skip + len))?;
-        Ok(Input { buffer, skip, len })
-    }
-}
-
-impl There for Input {
-    type Lent<'a> = View<'a>;
-
-    fn lend(&mut self) -> View<'_> {
+impl There {
+    fn view(&self) -> View<'_> {
         self.buffer.slice(self.skip..self.skip + self.len)
     }
 
-    fn back(self, _: &Carried) -> Result<()> {
-        Ok(())
+    fn view_mut(&mut self) -> ViewMut<'_> {
+        self.buffer.slice_mut(self.skip..self.skip + self.len)
     }
-}
-
-impl<'h> Operand for ViewMut<'h> {
-    type There = Output<'h>;
-
-    fn carry(self, to: &Carried) -> Result<Output<'h>> {
-        Ok(Output(self.as_view().carry(to)?, self))
-    }
-}
-
-impl There for Output<'_> {
-    type Lent<'a>
-        = ViewMut<'a>
-    where
-        Self: 'a;
-
-    fn lend(&mut self) -> ViewMut<'_> {
-        let Input { buffer, skip, len } = &mut self.0;
-        buffer.slice_mut(*skip..*skip + *len)
-    }
-
-    fn back(mut self, from: &Carried) -> Result<()> {
-        from.cuda.download(self.0.lend(), self.1)
-    }
-}
-
-impl<O: Operand> Operand for Option<O> {
-    type There = Option<O::There>;
-
-    fn carry(self, to: &Carried) -> Result<Self::There> {
-        self.map(|operand| operand.carry(to)).transpose()
-    }
-}
-
-impl<T: There> There for Option<T> {
-    type Lent<'a>
-        = Option<T::Lent<'a>>
-    where
-        Self: 'a;
-
-    fn lend(&mut self) -> Self::Lent<'_> {
-        self.as_mut().map(T::lend)
-    }
-
-    fn back(self, from: &Carried) -> Result<()> {
-        self.map_or(Ok(()), |there| there.back(from))
-    }
-}
-
-macro_rules! carried {
-    ($(fn $name:ident($($op:ident: $of:ty)?; $($arg:ident: $ty:ty),* $(; $last:ident: $value:ty)?);)*) => {
-        $(fn $name(&self, $($op: $of,)? $($arg: $ty,)* $($last: $value)?) -> Result<()> {
-            $(let mut $arg = self.carry($arg)?;)*
-            self.cuda.$name($($op,)? $($arg.lend(),)* $($last)?)?;
-            $($arg.back(self)?;)*
-            self.cuda.synchronize()
-        })*
-    };
 }
 
 impl Kernels for Carried {
@@ -161,77 +77,24 @@ impl Kernels for Carried {
         self.cuda.prepacked_len(op)
     }
 
-    carried! {
-        fn gemm(op: &Gemm; a: View<'_>, b: View<'_>, c: ViewMut<'_>, w: ViewMut<'_>);
-        fn prepack(op: &Gemm; b: View<'_>, to: ViewMut<'_>);
-        fn gemm_prepacked(op: &Gemm; a: View<'_>, b: View<'_>, c: ViewMut<'_>, w: ViewMut<'_>);
-        fn rms_norm(op: &RmsNorm; x: View<'_>, w: View<'_>, y: ViewMut<'_>, rstd: ViewMut<'_>);
-        fn rms_norm_backward(op: &RmsNorm; x: View<'_>, w: View<'_>, rstd: View<'_>, dy: View<'_>, dx: ViewMut<'_>, dw: Option<ViewMut<'_>>);
-        fn layer_norm(op: &LayerNorm; x: View<'_>, w: View<'_>, b: Option<View<'_>>, y: ViewMut<'_>, s: ViewMut<'_>);
-        fn layer_norm_backward(op: &LayerNorm; x: View<'_>, w: View<'_>, s: View<'_>, dy: View<'_>, dx: ViewMut<'_>, dw: Option<ViewMut<'_>>, db: Option<ViewMut<'_>>);
-        fn add_rows(op: &AddRows; table: View<'_>, x: ViewMut<'_>);
-        fn add_rows_backward(op: &AddRows; dy: View<'_>, dtable: ViewMut<'_>);
-        fn inverse_norms(op: &InverseNorms; x: View<'_>, s: ViewMut<'_>);
-        fn mul_rows(op: &MulRows; w: View<'_>, x: ViewMut<'_>);
-        fn mul_rows_backward(op: &MulRows; x: View<'_>, dy: View<'_>, dw: ViewMut<'_>);
-        fn activate(op: &Activate; x: View<'_>, y: ViewMut<'_>);
-        fn activate_backward(op: &Activate; x: View<'_>, dy: View<'_>, dx: ViewMut<'_>);
-        fn rope(op: &Rope; x: ViewMut<'_>, cos: View<'_>, sin: View<'_>);
-        fn attention(op: &Attention; q: View<'_>, k: View<'_>, v: View<'_>, out: ViewMut<'_>, lse: ViewMut<'_>, w: ViewMut<'_>);
-        fn attention_backward(op: &Attention; q: View<'_>, k: View<'_>, v: View<'_>, out: View<'_>, lse: View<'_>, dout: View<'_>, dq: ViewMut<'_>, dk: ViewMut<'_>, dv: ViewMut<'_>, w: ViewMut<'_>);
-        fn naive_attention(op: &Attention; q: View<'_>, k: View<'_>, v: View<'_>, out: ViewMut<'_>, probs: ViewMut<'_>, w: ViewMut<'_>);
-        fn naive_attention_backward(op: &Attention; q: View<'_>, k: View<'_>, v: View<'_>, probs: View<'_>, dout: View<'_>, dq: ViewMut<'_>, dk: ViewMut<'_>, dv: ViewMut<'_>, w: ViewMut<'_>);
-        fn swiglu(op: &Swiglu; gate: View<'_>, up: View<'_>, act: ViewMut<'_>);
-        fn swiglu_backward(op: &Swiglu; gate: View<'_>, up: View<'_>, dact: View<'_>, dgate: ViewMut<'_>, dup: ViewMut<'_>);
-        fn embedding(op: &Embedding; ids: View<'_>, table: View<'_>, out: ViewMut<'_>);
-        fn embedding_backward(op: &Embedding; ids: View<'_>, dy: View<'_>, dtable: ViewMut<'_>);
-        fn cross_entropy(op: &CrossEntropy; logits: ViewMut<'_>, targets: View<'_>, losses: ViewMut<'_>);
-        fn adamw(op: &AdamW; p: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, g: View<'_>, copy: Option<ViewMut<'_>>);
-        fn dropout(op: &Dropout; x: View<'_>, y: ViewMut<'_>);
-        fn normal(op: &Normal; dst: ViewMut<'_>);
-        fn unpack(op: &Unpack; record: View<'_>, dst: ViewMut<'_>);
-        fn pack(op: &Packed; src: View<'_>, codes: ViewMut<'_>, scales: ViewMut<'_>);
-        fn quantize(op: &Quantize; src: View<'_>, values: ViewMut<'_>, scales: ViewMut<'_>);
-        fn dequantize(op: &Quantize; values: View<'_>, scales: View<'_>, dst: ViewMut<'_>; accumulate: bool);
-        fn fill(; dst: ViewMut<'_>; value: f64);
-        fn cast(; src: View<'_>, dst: ViewMut<'_>);
-        fn add(; a: View<'_>, b: View<'_>, dst: ViewMut<'_>);
-        fn accumulate(alpha: f64; src: View<'_>, dst: ViewMut<'_>);
-        fn scale(alpha: f64; dst: ViewMut<'_>);
+    fn run(&self, op: &Op, reads: &[View<'_>], writes: &mut [ViewMut<'_>], scratch: ViewMut<'_>) -> Result<()> {
+        let inputs = reads.iter().map(|view| self.carry(*view)).collect::<Result<Vec<_>>>()?;
+        let mut outputs = writes.iter().map(|view| self.carry(view.as_view())).collect::<Result<Vec<_>>>()?;
+        let views: Vec<View> = inputs.iter().map(There::view).collect();
+        let mut scratch = self.carry(scratch.as_view())?;
+        let mut outs: Vec<ViewMut> = outputs.iter_mut().map(There::view_mut).collect();
+        self.cuda.run(op, &views, &mut outs, scratch.view_mut())?;
+        for (output, home) in outputs.iter().zip(writes) {
+            self.cuda.download(output.view(), home.reborrow())?;
+        }
+        self.cuda.synchronize()
     }
 
-    fn sum(&self, x: View<'_>) -> Result<f64> {
-        self.cuda.sum(self.carry(x)?.lend())
-    }
-
-    fn sum_squares(&self, x: View<'_>) -> Result<f64> {
-        self.cuda.sum_squares(self.carry(x)?.lend())
-    }
-
-    fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {
-        let mut there = sources.iter().map(|source| self.carry(*source)).collect::<Result<Vec<_>>>()?;
-        let (views, mut dst): (Vec<View>, _) = (there.iter_mut().map(Input::lend).collect(), self.carry(dst)?);
-        self.cuda.reduce(op, &views, accumulate, dst.lend())?;
-        dst.back(self)
-    }
-}
-
-impl DocumentKernels for Carried {
-    carried! {
-        fn attention_in_documents(op: &Attention; s: View<'_>, q: View<'_>, k: View<'_>, v: View<'_>, out: ViewMut<'_>, lse: ViewMut<'_>, w: ViewMut<'_>);
-        fn attention_in_documents_backward(op: &Attention; s: View<'_>, q: View<'_>, k: View<'_>, v: View<'_>, out: View<'_>, lse: View<'_>, dout: View<'_>, dq: ViewMut<'_>, dk: ViewMut<'_>, dv: ViewMut<'_>, w: ViewMut<'_>);
-        fn naive_attention_in_documents(op: &Attention; s: View<'_>, q: View<'_>, k: View<'_>, v: View<'_>, out: ViewMut<'_>, probs: ViewMut<'_>, w: ViewMut<'_>);
-    }
-}
-
-impl ExpertKernels for Carried {
-    carried! {
-        fn route(op: &Route; logits: View<'_>, weights: ViewMut<'_>, indices: ViewMut<'_>);
-        fn route_backward(op: &Route; logits: View<'_>, indices: View<'_>, dweights: View<'_>, dlogits: ViewMut<'_>);
-        fn dispatch(op: &Slots; indices: View<'_>, x: View<'_>, y: ViewMut<'_>);
-        fn combine(op: &Combine; indices: View<'_>, x: View<'_>, weights: Option<View<'_>>, y: ViewMut<'_>);
-        fn weigh(op: &Slots; indices: View<'_>, weights: View<'_>, x: ViewMut<'_>, dx: ViewMut<'_>, dweights: ViewMut<'_>);
-        fn grouped_gemm(op: &GroupedGemm; offsets: View<'_>, a: View<'_>, b: View<'_>, c: ViewMut<'_>, w: ViewMut<'_>);
+    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum> {
+        let (x, mut value) = (self.carry(x)?, [0.0]);
+        let sum = self.cuda.sum_later(op, x.view())?;
+        self.cuda.known(&[sum], &mut value)?;
+        Ok(Sum::Known(value[0]))
     }
 }
 

@@ -5,11 +5,11 @@ use crate::harness::*;
 use proptest::prelude::*;
 use std::sync::Arc;
 use zbench_kernels::cuda::host::Order;
-use zbench_kernels::{Attention, Cuda, DType, DocumentKernels, KernelError, Kernels, Op, Reference, Result, View};
+use zbench_kernels::{Attention, ByName, Cuda, DType, KernelError, Kernels, Op, Reference, Result, View};
 
 /// A device that knows documents.
-trait Device: Kernels + DocumentKernels {}
-impl<T: Kernels + DocumentKernels> Device for T {}
+trait Device: Kernels + ByName {}
+impl<T: Kernels + ByName> Device for T {}
 
 /// Runs `call` on the reference in f64 and on all cores and the CUDA kernels in the tensors' own types: all must agree, and
 /// those of a kind with one another to the bit. The last `outs` tensors are written; they have guards. `sizes` as for

@@ -1,6 +1,7 @@
 use crate::carried::{all, on_gpu};
 use crate::harness::*;
 use proptest::prelude::*;
+use zbench_kernels::ByName;
 use zbench_kernels::{Act, Activate, AdamW, DType, Dropout, Kernels, Normal, ReduceOp, Reference, Rounding, Swiglu};
 
 fn float() -> impl Strategy<Value = DType> {

@@ -163,7 +163,7 @@ fn weights_that_train_need_a_gradient_and_frozen_ones_have_none() {
         run(Some(F), true).unwrap();
         run(None, false).unwrap();
         is_invalid(run(Some(F), false), "rms_norm_backward", &["dw"]);
-        is_invalid(run(None, true), "rms_norm_backward", &["frozen"]);
+        is_invalid(run(None, true), "rms_norm_backward", &["writes (dx)", "2 outputs"]);
     });
 }
 
@@ -228,12 +228,12 @@ fn values_that_cannot_be_are_named() {
         is_invalid(result, "adamw", &["step"]);
         let op = AdamW { step: 1, copy: Some(DType::Bf16), ..op };
         let result = k.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), floats(1).view(), None);
-        is_invalid(result, "adamw", &["no copy", "bf16"]);
+        is_invalid(result, "adamw", &["(p, m, v, copy)", "3 outputs"]);
         let mut copy = Tensor::filled(DType::Bf16, 1, 0.0);
         let plain = AdamW { copy: None, ..op };
         let g = floats(1);
         let result = k.adamw(&plain, p.view_mut(), m.view_mut(), v.view_mut(), g.view(), Some(copy.view_mut()));
-        is_invalid(result, "adamw", &["copy that is not asked for"]);
+        is_invalid(result, "adamw", &["(p, m, v)", "4 outputs"]);
         let short = Some(copy.view_mut().into_slice(0..0));
         let error = k.adamw(&op, p.view_mut(), m.view_mut(), v.view_mut(), g.view(), short).unwrap_err();
         assert!(matches!(error, KernelError::Shape { operand: "copy", .. }), "{error}");

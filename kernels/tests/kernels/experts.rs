@@ -3,7 +3,7 @@
 use crate::harness::*;
 use proptest::prelude::*;
 use zbench_kernels::{
-    Combine, Cpu, DType, ExpertKernels, Grouped, GroupedGemm, Kernels, Op, Reference, Route, Slots, View, ViewMut,
+    ByName, Combine, Cpu, DType, Grouped, GroupedGemm, Kernels, Op, Reference, Route, Slots, View, ViewMut,
 };
 
 fn float() -> impl Strategy<Value = DType> {
@@ -230,9 +230,10 @@ fn indices_that_lead_nowhere_are_refused() {
         };
         for offsets in [[0u32, 3, 2, 4], [1, 2, 3, 4], [0, 1, 2, 3], [0, 1, 2, 5]] {
             let (a, b, mut c) = ([1f32; 4], [1f32; 3], [0f32; 4]);
-            let none = ViewMut::of::<f32>(&mut []);
+            let mut scratch = vec![0f32; kernels.workspace(&Op::GroupedGemm(gemm))];
             let (a, b, c) = (View::of(&a), View::of(&b), ViewMut::of(&mut c));
-            let error = kernels.grouped_gemm(&gemm, View::of(&offsets), a, b, c, none).unwrap_err().to_string();
+            let scratch = ViewMut::of(&mut scratch);
+            let error = kernels.grouped_gemm(&gemm, View::of(&offsets), a, b, c, scratch).unwrap_err().to_string();
             assert!(error.contains("4 rows into 3 parts"), "{error}");
         }
         let many = Route { rows: 1, experts: 2, top: 3, normalised: true, rounded: false, dtype: DType::F32 };

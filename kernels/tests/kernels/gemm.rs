@@ -1,5 +1,6 @@
 use crate::harness::*;
 use proptest::prelude::*;
+use zbench_kernels::ByName;
 use zbench_kernels::{DType, Gemm, Kernels, Op};
 
 fn check(m: usize, n: usize, k: usize, trans: (bool, bool), accumulate: bool, alpha: f32, types: [DType; 3]) {

@@ -207,7 +207,7 @@ fn reductions(cuda: &Cuda) -> zbench_kernels::Result<()> {
     }
     let (ids, mut to) = (Tensor::ids(&[3; 100]), Tensor::ids(&[0; 100]));
     cuda.reduce(ReduceOp::Max, &[ids.view(), ids.view()], false, to.view_mut())?;
-    let later = cuda.sum_later(sources[0].view())?;
+    let later = cuda.sum_later(&Op::sum(sources[0].view().len(), sources[0].dtype), sources[0].view())?;
     let mut told = [0.0];
     cuda.known(&[later], &mut told)?;
     assert_eq!(told, [cuda.sum(sources[0].view())?]);

@@ -2,6 +2,7 @@
 
 use crate::carried::all;
 use crate::harness::*;
+use zbench_kernels::ByName;
 use zbench_kernels::{DType, KernelError, Kernels, QuantFormat, Quantize, Reference, View, ViewMut};
 
 const LENGTHS: [usize; 9] = [0, 1, 2, 7, 255, 513, 2049, 8193, 20_001];

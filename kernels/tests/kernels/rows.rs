@@ -1,6 +1,7 @@
 use crate::carried::all;
 use crate::harness::*;
 use proptest::prelude::*;
+use zbench_kernels::ByName;
 use zbench_kernels::{AddRows, CrossEntropy, DType, Embedding, InverseNorms, LayerNorm, MulRows, RmsNorm, Rope, View};
 
 fn float() -> impl Strategy<Value = DType> {
@@ -26,7 +27,7 @@ proptest! {
         });
         let mut rstd = Tensor::filled(DType::F32, rows, 0.0);
         let mut y = x.clone();
-        zbench_kernels::Kernels::rms_norm(&CPUS[0], &shape, x.view(), w.view(), y.view_mut(), rstd.view_mut()).unwrap();
+        CPUS[0].rms_norm(&shape, x.view(), w.view(), y.view_mut(), rstd.view_mut()).unwrap();
         let (dy, dx) = (Tensor::normal(dtype, size, 3), guarded(Tensor::normal(dtype, size, 4)));
         let dw = guarded(Tensor::normal(gradient.unwrap_or(dtype), cols, 5));
         let outs: &[usize] = if gradient.is_some() { &[4, 5] } else { &[4] };
@@ -60,7 +61,7 @@ proptest! {
         });
         let (mut y, mut statistics) = (x.clone(), Tensor::filled(DType::F32, 2 * rows, 0.0));
         let given = bias.then(|| b.view());
-        zbench_kernels::Kernels::layer_norm(&CPUS[0], &shape, x.view(), w.view(), given, y.view_mut(), statistics.view_mut()).unwrap();
+        CPUS[0].layer_norm(&shape, x.view(), w.view(), given, y.view_mut(), statistics.view_mut()).unwrap();
         let (dy, dx) = (Tensor::normal(dtype, size, 3), guarded(Tensor::normal(dtype, size, 4)));
         let [dw, db] = [5, 7].map(|seed| guarded(Tensor::normal(gradient.unwrap_or(dtype), cols, seed)));
         let outs: &[usize] = match (gradient, bias) { (None, _) => &[4], (_, false) => &[4, 5], _ => &[4, 5, 6] };

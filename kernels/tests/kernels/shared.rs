@@ -27,6 +27,10 @@ fn told(cuda: &Cuda, sums: &[Sum]) -> Result<Vec<f64>> {
     cuda.known(sums, &mut values).map(|()| values)
 }
 
+fn later(cuda: &Cuda, x: View<'_>) -> Result<Sum> {
+    cuda.sum_later(&Op::sum(x.len(), x.dtype()), x)
+}
+
 #[test]
 fn sums_of_threads_do_not_mix() {
     for machine in machines() {
@@ -43,19 +47,19 @@ fn sums_of_threads_do_not_mix() {
                     begin.wait();
                     for round in 0..ROUNDS {
                         let later = [
-                            cuda.sum_later(x.view()).unwrap(),
-                            cuda.sum_squares_later(x.view()).unwrap(),
+                            later(cuda, x.view()).unwrap(),
+                            cuda.sum_later(&Op::sum_squares(x.len(), x.dtype()), x.view()).unwrap(),
                             Sum::Known(round as f64),
                             // A part of it: fewer blocks, behind those of the whole.
-                            cuda.sum_later(x.view().slice(0..1)).unwrap(),
+                            later(cuda, x.view().slice(0..1)).unwrap(),
                         ];
-                        assert_eq!(cuda.sum(x.view()).unwrap().to_bits(), sum.to_bits(), "round {round}");
-                        assert_eq!(cuda.sum_squares(x.view()).unwrap().to_bits(), squares.to_bits(), "round {round}");
                         let known = told(cuda, &later).unwrap();
                         assert_eq!(known[..3], [*sum, *squares, round as f64], "round {round}");
                         assert!(known[3] != 0.0 && known[3].abs() < 6.0, "one element: {}", known[3]);
                         // What was told is no sum any more.
                         assert!(told(cuda, &later).is_err());
+                        assert_eq!(cuda.sum(x.view()).unwrap().to_bits(), sum.to_bits(), "round {round}");
+                        assert_eq!(cuda.sum_squares(x.view()).unwrap().to_bits(), squares.to_bits(), "round {round}");
                     }
                 });
             }
@@ -71,12 +75,12 @@ fn sums_are_told_once_and_more_of_them_than_there_are_slots() {
         let x = random(&cuda, &arena, 0);
         let parts: Vec<f64> = (0..1030).map(|i| cuda.sum(x.view().slice(i..i + 3)).unwrap()).collect();
         for _ in 0..2 {
-            let later: Vec<Sum> = (0..1030).map(|i| cuda.sum_later(x.view().slice(i..i + 3)).unwrap()).collect();
+            let later: Vec<Sum> = (0..1030).map(|i| later(&cuda, x.view().slice(i..i + 3)).unwrap()).collect();
             assert!(matches!(later[0], Sum::Slot(_)) && matches!(later[1029], Sum::Known(_)));
             assert_eq!(told(&cuda, &later).unwrap(), parts);
         }
         // A sum may be told by another thread than asked for it; what this one does not ask for is forgotten.
-        let [handed, forgotten] = [0, 1].map(|i| cuda.sum_later(x.view().slice(i..i + 3)).unwrap());
+        let [handed, forgotten] = [0, 1].map(|i| later(&cuda, x.view().slice(i..i + 3)).unwrap());
         std::thread::scope(|scope| {
             assert_eq!(scope.spawn(|| told(&cuda, &[handed]).unwrap()).join().unwrap(), [parts[0]]);
         });

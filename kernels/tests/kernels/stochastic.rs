@@ -2,6 +2,7 @@
 //! that every device rounds the same value and must come to the same bits.
 
 use crate::harness::*;
+use zbench_kernels::ByName;
 use zbench_kernels::{AdamW, DType, Kernels, Reference, Rounding};
 
 const RATE: f64 = 3.0 / 16384.0;

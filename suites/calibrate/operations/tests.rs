@@ -15,10 +15,10 @@ const TWO: RankLayout = RankLayout { ranks: 2, threads: 1, crowded: false };
 fn classes(cell: &Cell) -> BTreeSet<String> {
     let kernels = Cpu::new(cell.hardware.threads_per_rank);
     let plan = Plan::new(cell, &kernels).unwrap();
-    let actions: Vec<ActionStated> = plan.stated_actions(cell, &kernels, 0).collect();
+    let actions: Vec<RecordedAction> = plan.recorded_actions(cell, &kernels, 0).collect();
     // By action or in one list: the same operations.
-    let flat: Vec<Stated> = actions.iter().flat_map(|stated| stated.operations.clone()).collect();
-    assert_eq!(flat, plan.stated(cell, &kernels, 0));
+    let flat: Vec<Recorded> = actions.iter().flat_map(|stated| stated.operations.clone()).collect();
+    assert_eq!(flat, plan.operations(cell, &kernels, 0));
     flat.iter().map(|stated| Class::of(&stated.op).name).collect()
 }
 
@@ -170,17 +170,17 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
     let layout = RankLayout { ranks: 4, threads: 1, crowded: true };
     let of = Operations { layout, curves, overheads: Overheads::default(), spread: 0.0 };
     let fill = zbench_kernels::Move { len: 8, sources: 0, from: DType::F32, to: DType::F32 };
-    let operation = Stated { phase: zbench_engine::layers::Phase::Forward, term: "x", op: Op::Fill(fill) };
+    let operation = Recorded { phase: zbench_engine::recorder::Phase::Forward, term: "x", op: Op::Fill(fill, 0.0) };
     let call = Collective { axis: "data", kind: "all_gather", ranks: 4, bytes: 64, in_place: false };
     let action = Action::Forward { unit: 0 };
-    let stated = vec![ActionStated { action, operations: vec![operation; 2], collectives: vec![call; 2] }];
+    let stated = vec![RecordedAction { action, operations: vec![operation; 2], collectives: vec![call; 2] }];
     let split = SplitStep { stated, reduce: DType::F32, step: 100e-6, alone: 15e-6 };
     assert!((waiting(&of, &[split], 2, false) - 22.5e-6).abs() < 1e-12);
     assert_eq!(waiting(&of, &[], 2, false), 0.0);
     // With the gather at 22.5 us, the all-reduce beside it has the other 62.5 of the 85 that are left in a step of 140 us.
     let known = Operations { overheads: Overheads { call: 22.5e-6, ..Overheads::default() }, ..of.clone() };
     let sum = Collective { kind: "all_reduce", ..call };
-    let stated = vec![ActionStated { action, operations: vec![operation; 2], collectives: vec![call, sum] }];
+    let stated = vec![RecordedAction { action, operations: vec![operation; 2], collectives: vec![call, sum] }];
     let split = SplitStep { stated, reduce: DType::F32, step: 140e-6, alone: 15e-6 };
     assert!((waiting(&known, &[split], 2, true) - 62.5e-6).abs() < 1e-12);
 }

@@ -27,7 +27,7 @@ fn curves(cells: &[Cell], without: &str) -> Curves {
     let mut points = BTreeMap::new();
     for cell in cells {
         let kernels = Cpu::new(1);
-        for stated in Plan::new(cell, &kernels).unwrap().stated(cell, &kernels, 0) {
+        for stated in Plan::new(cell, &kernels).unwrap().operations(cell, &kernels, 0) {
             let class = Class::of(&stated.op);
             points.insert(class.name, vec![1.0; class.sizes.len()]);
         }
@@ -75,7 +75,7 @@ fn every_cell_of_the_quickstart_has_a_time_that_adds_up() {
         assert!((time.tokens_per_second / rate - 1.0).abs() < 1e-12);
         // By hand: four ranks on two cores take twice as long; each collective 50 us and 4 of waiting, or twice that where two groups of two
         // ranks talk on the same two cores; nothing else is in a step.
-        let stated = plan.stated(cell, &kernels, 0);
+        let stated = plan.operations(cell, &kernels, 0);
         let operations: f64 = stated
             .iter()
             .map(|stated| 1e-12 * Class::of(&stated.op).sizes.iter().product::<f64>().max(1.0) + 1e-6)

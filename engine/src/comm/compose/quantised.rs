@@ -2,6 +2,7 @@
 
 use super::super::{CommError, Communicator, ReduceOp, Result};
 use super::Levels;
+use zbench_kernels::ByName;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, Quantize, View, ViewMut};
 
 /// Elements that share a scale where nothing else is said: 4 bytes of scale to 256 of int8 add 1.6 %.

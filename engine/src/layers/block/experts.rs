@@ -1,9 +1,9 @@
 //! The MLP's part of a block whose MLP is a mixture of experts.
 
 use super::{Block, GateUp, POINTWISE, Saved, take};
-use crate::layers::exec::{self, Exec, Result};
+use crate::error::Result;
+use crate::layers::exec::Exec;
 use crate::layers::experts::{Experts, Routing};
-use crate::layers::sketch::{Piece, Sketch};
 use crate::model::{Grads, Part, Weights};
 use zbench_kernels::{Buffer, Op};
 
@@ -32,15 +32,6 @@ impl Block {
         Ok(GateUp { gate, up, routing: Some(routing) })
     }
 
-    pub(super) fn experts_gate_up_stated(&self, experts: &Experts, s: &mut Sketch<'_>) -> GateUp<Piece> {
-        let routing = experts.route_stated(s);
-        let rows = experts.dispatch_stated(s, self.dims.hidden);
-        let gate = self.gate.as_ref().map(|gate| experts.forward_stated(s, gate));
-        let up = experts.forward_stated(s, &self.up);
-        s.free(rows);
-        GateUp { gate, up, routing: Some(routing) }
-    }
-
     pub(super) fn experts_output(
         &self,
         experts: &Experts,
@@ -52,19 +43,9 @@ impl Block {
     ) -> Result<Buffer> {
         let rows = experts.forward(ex, w, routing, &self.down, activation.view())?;
         let mut output = ex.activation(ex.batch.tokens() * self.dims.hidden)?;
-        ex.kernels.cast(residual.view(), output.view_mut())?;
+        ex.cast(POINTWISE, residual.view(), output.view_mut())?;
         experts.combine(ex, routing, self.dims.hidden, true, rows.view(), output.view_mut())?;
         Ok(output)
-    }
-
-    pub(super) fn experts_output_stated(&self, experts: &Experts, s: &mut Sketch<'_>) -> Piece {
-        let rows = experts.forward_stated(s, &self.down);
-        let len = s.batch.tokens() * self.dims.hidden;
-        let output = s.activation(len);
-        s.op(POINTWISE, exec::cast(len, s.compute, s.compute));
-        experts.combine_stated(s, self.dims.hidden, true);
-        s.free(rows);
-        output
     }
 
     /// The gradient of what the router and the experts read.
@@ -96,9 +77,9 @@ impl Block {
         drop(dweights);
 
         let (mut dgate, mut dup) = (ex.activation(wide)?, ex.activation(wide)?);
-        let op = self.swiglu(experts.slots(n), ex.compute);
-        let into = (dgate.view_mut(), dup.view_mut());
-        ex.kernels.swiglu_backward(&op, gate.view(), up.view(), dact.view(), into.0, into.1)?;
+        let op = Op::SwigluBackward(self.swiglu(experts.slots(n), ex.compute));
+        let reads = [gate.view(), up.view(), dact.view()];
+        ex.run(POINTWISE, &op, &reads, &mut [dgate.view_mut(), dup.view_mut()])?;
         drop((dact, gate, up));
         let norm = if self.mlp_norm.is_some() { &saved.mlp_norm } else { &saved.attention_norm };
         let norm = super::first(norm)[0].view();
@@ -117,48 +98,5 @@ impl Block {
         drop(through);
         experts.router.backward(ex, w, g, norm, dlogits.view(), true, dnorm.view_mut())?;
         Ok(dnorm)
-    }
-
-    pub(super) fn experts_backward_stated(
-        &self,
-        experts: &Experts,
-        s: &mut Sketch<'_>,
-        saved: &mut Saved<Piece>,
-    ) -> Piece {
-        let (n, d) = (s.batch.tokens(), self.dims);
-        let wide = experts.slots(n) * d.intermediate;
-        let GateUp { gate, up, routing } = take(&mut saved.gate_up);
-        let activation = take(&mut saved.activation);
-
-        let rows = experts.dispatch_stated(s, d.hidden);
-        let dact = s.activation(wide);
-        experts.input_stated(s, &self.down, false);
-        let dweights = experts.weigh_stated(s, d.intermediate);
-        experts.weight_stated(s, &self.down);
-        s.free_all([rows, activation]);
-        let dlogits = experts.route_backward_stated(s);
-        s.free(dweights);
-
-        let (dgate, dup) = (s.activation(wide), s.activation(wide));
-        s.op(POINTWISE, Op::SwigluBackward(self.swiglu(experts.slots(n), s.compute)));
-        s.free_all([dact, up].into_iter().chain(gate));
-        let gate_proj = super::first(&self.gate);
-        if self.up.weight.part == Part::Trainable {
-            let rows = experts.dispatch_stated(s, d.hidden);
-            experts.weight_stated(s, gate_proj);
-            experts.weight_stated(s, &self.up);
-            s.free(rows);
-        }
-        let through = s.activation(experts.slots(n) * d.hidden);
-        experts.input_stated(s, gate_proj, false);
-        experts.input_stated(s, &self.up, true);
-        s.free_all([dgate, dup]);
-        let dnorm = s.activation(n * d.hidden);
-        experts.combine_stated(s, d.hidden, false);
-        s.free(through);
-        experts.router.backward_stated(s, true);
-        s.free(dlogits);
-        s.free_all(routing.into_iter().flat_map(Routing::all));
-        dnorm
     }
 }

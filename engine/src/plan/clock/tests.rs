@@ -1,6 +1,6 @@
 use super::super::curves::Point;
 use super::*;
-use crate::layers::{Phase, Stated};
+use crate::recorder::{Phase, Recorded};
 use zbench_kernels::{Move, Op};
 
 /// 10 us for each of f32's fills and sums of squares, 3 us for casts per 100 elements.
@@ -13,9 +13,9 @@ fn curves() -> Curves {
     curves
 }
 
-fn stated(action: Action, ops: &[(&'static str, Op)], collectives: &[Collective]) -> ActionStated {
-    let operation = |(term, op): &(&'static str, Op)| Stated { phase: Phase::Update, term, op: *op };
-    ActionStated { action, operations: ops.iter().map(operation).collect(), collectives: collectives.to_vec() }
+fn stated(action: Action, ops: &[(&'static str, Op)], collectives: &[Collective]) -> RecordedAction {
+    let operation = |(term, op): &(&'static str, Op)| Recorded { phase: Phase::Update, term, op: *op };
+    RecordedAction { action, operations: ops.iter().map(operation).collect(), collectives: collectives.to_vec() }
 }
 
 fn moved(make: fn(Move) -> Op, len: usize, to: DType) -> Op {
@@ -54,10 +54,14 @@ fn a_step_is_what_its_operations_collectives_and_overheads_take() {
             &[("gather", moved(Op::Cast, 200, b))],
             &[gather(20_000)],
         ),
-        stated(Action::Forward { unit: 0 }, &[("x", moved(Op::Fill, 100, f)), ("x", moved(Op::Fill, 300, f))], &[]),
+        stated(
+            Action::Forward { unit: 0 },
+            &[("x", moved(|m| Op::Fill(m, 0.0), 100, f)), ("x", moved(|m| Op::Fill(m, 0.0), 300, f))],
+            &[],
+        ),
         stated(Action::Release { unit: 0 }, &[], &[]),
-        stated(Action::Restore { unit: 0, output: false }, &[("x", moved(Op::Fill, 100, f))], &[]),
-        stated(Action::Backward { unit: 0 }, &[("x", moved(Op::Fill, 200, f))], &[]),
+        stated(Action::Restore { unit: 0, output: false }, &[("x", moved(|m| Op::Fill(m, 0.0), 100, f))], &[]),
+        stated(Action::Backward { unit: 0 }, &[("x", moved(|m| Op::Fill(m, 0.0), 200, f))], &[]),
         stated(
             Action::Reduce { unit: 0, first: true, last: true },
             &[],
@@ -65,7 +69,7 @@ fn a_step_is_what_its_operations_collectives_and_overheads_take() {
         ),
         stated(
             Action::Update,
-            &[("norm", moved(Op::SumSquares, 100, DType::F64)), ("adamw", moved(Op::Fill, 100, f))],
+            &[("norm", moved(Op::SumSquares, 100, DType::F64)), ("adamw", moved(|m| Op::Fill(m, 0.0), 100, f))],
             &[gather(1_000)],
         ),
     ];
@@ -89,7 +93,7 @@ fn a_step_is_what_its_operations_collectives_and_overheads_take() {
 #[test]
 fn what_was_not_measured_is_said() {
     let curves = curves();
-    let unknown = [stated(Action::Forward { unit: 0 }, &[("x", moved(Op::Scale, 8, DType::F32))], &[])];
+    let unknown = [stated(Action::Forward { unit: 0 }, &[("x", moved(|m| Op::Scale(m, 1.0), 8, DType::F32))], &[])];
     let reason = clock(&curves, 1.0).time(&unknown).unwrap_err().to_string();
     assert!(reason.contains("scale f32"), "{reason}");
     let sum = Collective { kind: "reduce_scatter", ..gather(8) };

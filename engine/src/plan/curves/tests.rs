@@ -6,7 +6,7 @@ fn point(sizes: &[f64], seconds: f64) -> Point {
 }
 
 fn fill(len: usize) -> Op {
-    Op::Fill(Move { len, sources: 0, from: DType::F32, to: DType::F32 })
+    Op::Fill(Move { len, sources: 0, from: DType::F32, to: DType::F32 }, 0.0)
 }
 
 fn gemm(m: usize, n: usize, k: usize) -> Op {

@@ -5,7 +5,6 @@
 //! bf16 runs on packed tiles ([`forward`], [`backward`]); other types are widened to f32 ([`plain`]).
 
 mod backward;
-mod entry;
 mod forward;
 mod lanes;
 pub(super) mod plain;
@@ -15,8 +14,8 @@ use super::level::Level;
 use super::matmul::path::Path;
 use super::matmul::tiles::{self, COLS, Element, ROWS, Source, WORDS};
 use super::stream::Shared;
-use crate::check::elements;
 use crate::op::Attention;
+use crate::operands::elements;
 use crate::{DType, View, ViewMut};
 use std::ops::Range;
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cuda::host::{Host, Order};
-use crate::{DocumentKernels, Kernels, Reference, philox};
+use crate::{ByName, Kernels, Reference, philox};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 
 use crate::gpu::fakes::Fakes;
 use std::time::Duration;
+use zbench_kernels::ByName;
 use zbench_kernels::cuda::gpu::{Gpu, Options};
 use zbench_kernels::cuda::machine::{Machine, PRODUCT_WORKSPACE, Queue};
 use zbench_kernels::{DType, Gemm, Kernels, Reference, View, ViewMut};

@@ -2,6 +2,7 @@
 
 use crate::gpu::fakes::Fakes;
 use std::sync::Arc;
+use zbench_kernels::ByName;
 use zbench_kernels::cuda::machine::{Machine, TensorBox};
 use zbench_kernels::{Attention, Category, Cuda, DType, Kernels, Op};
 

@@ -2,6 +2,7 @@
 
 use super::support::harness::{Tensor, output};
 use super::support::{devices, hold};
+use crate::ByName;
 use crate::{Attention, DType, Kernels, Op};
 
 /// Forward, then backward from what forward saved, of both kinds.

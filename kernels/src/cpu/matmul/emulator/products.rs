@@ -5,6 +5,7 @@ use super::super::micro::Block;
 use super::super::tiles::{self, Element, Form, Source};
 use super::support::harness::{Tensor, guarded};
 use super::support::{devices, hold};
+use crate::ByName;
 use crate::cpu::level::Level;
 use crate::{DType, Gemm, Kernels, Op, philox};
 

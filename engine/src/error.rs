@@ -1,0 +1,38 @@
+//! Why a step ended early.
+
+use crate::comm::CommError;
+use crate::outcome::Worse;
+use zbench_kernels::{KernelError, OutOfMemory};
+
+/// Why a step ended early.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StepError {
+    /// The arena is full.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    /// A kernel refused.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// Tokens or weights could not be read.
+    #[error("{0}")]
+    Input(String),
+    /// Loss or norm is not finite, or gradients overflow at the smallest loss scale.
+    #[error("step {step}: {what} is {value}")]
+    Diverged {
+        /// The step.
+        step: u64,
+        /// `loss`, `grad_norm` or `loss_scale`.
+        what: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// The loss has long been far above its smallest.
+    #[error("{0}")]
+    Worse(Worse),
+}
+
+/// What a step and its parts return.
+pub type Result<T, E = StepError> = std::result::Result<T, E>;

@@ -1,0 +1,227 @@
+//! The executor of a plan: what one rank holds, and what each action does to it. A run and a plan's estimate go through the same code;
+//! for an estimate the device computes nothing ([`crate::device`]).
+
+mod act;
+mod tokens;
+
+pub use act::{Spans, Updated};
+pub use tokens::{TokenSource, Tokens};
+
+use crate::config::Cell;
+use crate::device::Device;
+use crate::error::Result;
+use crate::layers::prepacked::{self, Prepacked};
+use crate::layers::{Batch, Exec, Saved};
+use crate::loss_scale::LossScaler;
+use crate::plan::{self, Plan};
+use crate::recorder::Recorder;
+use crate::rope;
+use crate::shard::{Comms, Gradients, Losses, Optimizer, Params, Resources, State};
+use std::ops::Deref;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, View};
+
+/// What of a rank does not change while it runs.
+pub struct Context<'a> {
+    /// The configuration.
+    pub cell: &'a Cell,
+    /// Its plan.
+    pub plan: &'a Plan,
+    /// This rank's number.
+    pub number: usize,
+    /// What computes.
+    pub kernels: Arc<dyn Kernels + 'a>,
+    /// The rank's memory.
+    pub arena: Arena,
+    /// Who notes operations; only in a dry run.
+    pub recorder: Option<Rc<Recorder>>,
+    /// The groups it talks in.
+    pub comms: Comms,
+    /// Rotary tables: cosines and sines.
+    tables: [Buffer; 2],
+}
+
+/// One rank's part of a training run.
+pub struct Executor<'a> {
+    /// What does not change.
+    pub context: Context<'a>,
+    /// Which range of every flat it holds.
+    pub state: State,
+    /// Weights.
+    pub params: Params,
+    /// Gradients.
+    pub gradients: Gradients,
+    /// Master weights and moments.
+    pub optimizer: Optimizer,
+    /// Forms of weights by unit; empty where none are kept.
+    pub prepacked: Vec<Prepacked>,
+    /// What lives from one action to the next.
+    pub flow: Flow,
+    /// Where the loss is scaled.
+    pub scaler: Option<LossScaler>,
+    /// How far the run is.
+    pub progress: Progress,
+    /// What this rank tells the others in the next update.
+    pub says: Flags,
+    /// What all ranks have said in the last one.
+    pub agreed: Flags,
+    /// Time that updates have waited for memory that was lent to a checkpoint.
+    pub stall: Duration,
+}
+
+impl<'a> Deref for Executor<'a> {
+    type Target = Context<'a>;
+
+    fn deref(&self) -> &Context<'a> {
+        &self.context
+    }
+}
+
+/// Steps and samples so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Steps done, skipped ones included.
+    pub steps: u64,
+    /// Updates of the weights: steps less the skipped ones.
+    pub updates: u64,
+    /// Sequences that all ranks have been given.
+    pub samples: u64,
+}
+
+/// What ranks tell each other with the loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// A rank wants the run to stop.
+    pub stop: bool,
+    /// All ranks have written their parts of a checkpoint.
+    pub written: bool,
+}
+
+/// What lives from one action to the next.
+#[derive(Default)]
+pub struct Flow {
+    /// The micro-batch in flight.
+    pub micro: usize,
+    /// It is one of held-out data, in an evaluation.
+    pub evaluates: bool,
+    /// Its tokens.
+    pub tokens: Option<Tokens>,
+    /// What a token's loss is multiplied by, so that the mean over ranks and micro-batches is that over the global batch's
+    /// tokens that have a target.
+    pub mean: f64,
+    /// The residual stream, or its gradient.
+    pub stream: Option<Buffer>,
+    /// By unit.
+    pub saved: Vec<Saved<Buffer>>,
+    /// The micro-batches' mean losses; in an evaluation, the tokens' losses.
+    pub losses: Losses,
+    /// The loss scale that the step's gradients carry, 1 without.
+    pub loss_scale: f64,
+    /// What came of the last update.
+    pub updated: Option<Updated>,
+}
+
+impl<'a> Executor<'a> {
+    /// Allocates this rank's part of the model's state, with unspecified contents.
+    pub fn new(
+        (cell, plan): (&'a Cell, &'a Plan),
+        number: usize,
+        kernels: Arc<dyn Kernels + 'a>,
+        arena: Arena,
+        comms: Comms,
+        recorder: Option<Rc<Recorder>>,
+    ) -> Result<Executor<'a>> {
+        let state = State::new(cell, &plan.layout, plan.sharding, plan.mesh.place(number));
+        let device = Device { kernels: &*kernels, arena: &arena, recorder: recorder.as_deref() };
+        let res = Resources { device, comms: &comms };
+        let tables = rope_tables(cell, device)?;
+        let params = Params::new(&state, res)?;
+        let gradients = Gradients::new(&state, res)?;
+        let optimizer = Optimizer::new(&state, res)?;
+        let units = if cell.memory.prepack { plan.layout.units.len() } else { 0 };
+        let forms = |unit| prepacked::forms(&plan.layout, unit, device.kernels, cell.precision.compute);
+        let prepacked = (0..units).map(|unit| Prepacked::new(device, &forms(unit))).collect::<Result<_>>()?;
+        let saved = plan.layout.units.iter().map(|_| Saved::default()).collect();
+        let context = Context { cell, plan, number, kernels, arena, recorder, comms, tables };
+        let mut executor = Executor {
+            context,
+            state,
+            params,
+            gradients,
+            optimizer,
+            prepacked,
+            flow: Flow { saved, ..Flow::default() },
+            scaler: cell.precision.scaling.map(LossScaler::new),
+            progress: Progress::default(),
+            says: Flags::default(),
+            agreed: Flags::default(),
+            stall: Duration::ZERO,
+        };
+        executor.flow.mean = 1.0 / executor.batch().tokens() as f64;
+        Ok(executor)
+    }
+
+    /// The micro-batch in flight. Its first sequence has the same number in the whole run whatever the strategy. Held-out
+    /// sequences have numbers of their own, the same in every evaluation.
+    pub fn batch(&self) -> Batch {
+        let (ranks, rows) = (self.cell.parallel.ranks as u64, self.cell.train.micro_batch as u64);
+        let before = if self.flow.evaluates { 0 } else { self.progress.samples };
+        plan::batch(self.cell, before + (self.flow.micro as u64 * ranks + self.number as u64) * rows)
+    }
+
+    /// Gives the micro-batch's buffers back.
+    pub fn unload(&mut self) {
+        self.flow.tokens = None;
+    }
+}
+
+impl Context<'_> {
+    /// What computes.
+    pub fn device(&self) -> Device<'_> {
+        Device { kernels: &*self.kernels, arena: &self.arena, recorder: self.recorder.as_deref() }
+    }
+
+    /// What the parts of the rank's state work with.
+    pub fn resources(&self) -> Resources<'_> {
+        Resources { device: self.device(), comms: &self.comms }
+    }
+
+    /// What layers work with.
+    fn exec<'e>(&'e self, batch: Batch, evaluates: bool, tokens: &'e Option<Tokens>) -> Exec<'e> {
+        let ([cos, sin], precision) = (&self.tables, &self.cell.precision);
+        Exec {
+            device: self.device(),
+            batch,
+            compute: precision.compute,
+            gradients: precision.gradients,
+            evaluates,
+            cos: cos.view(),
+            sin: sin.view(),
+            documents: tokens.as_ref().and_then(Tokens::documents),
+        }
+    }
+}
+
+/// Cosines and sines `[seq, head_dim/2]` in the accumulator type.
+fn rope_tables(cell: &Cell, device: Device<'_>) -> Result<[Buffer; 2]> {
+    let (seq, dtype) = (cell.train.seq_len, cell.precision.compute.accumulator());
+    let table = |of: fn(f64) -> f64| -> Result<Buffer> {
+        let mut table = device.alloc(Category::Workspace, dtype, rope::table_len(&cell.model, seq))?;
+        if device.recorder.is_some() {
+            // A dry run has nowhere to put the values.
+            return Ok(table);
+        }
+        // Without rotary embeddings the tables are empty.
+        let values: Vec<f64> = rope::angles(&cell.model, seq).map(of).take(table.len()).collect();
+        if dtype == DType::F64 {
+            device.kernels.upload(View::of(&values), table.view_mut())?;
+        } else {
+            let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
+            device.kernels.upload(View::of(&values), table.view_mut())?;
+        }
+        Ok(table)
+    };
+    Ok([table(f64::cos)?, table(f64::sin)?])
+}

@@ -1,0 +1,60 @@
+//! The tokens of the micro-batch in flight.
+
+use super::Executor;
+use crate::error::Result;
+use crate::layers::{Batch, InDocuments};
+use crate::plan;
+use zbench_kernels::{Buffer, Category, DType};
+
+/// Tokens where layers read them, each buffer `[rows, seq]` of u32.
+pub struct Tokens {
+    /// What goes in.
+    pub ids: Buffer,
+    /// What is to come out.
+    pub targets: Buffer,
+    /// Where sequences hold several documents: the place in its sequence at which a token's document starts.
+    pub starts: Option<Buffer>,
+    /// The token's place in its document, where learned positions are looked up by it.
+    pub places: Option<Buffer>,
+}
+
+impl Tokens {
+    /// As layers read documents.
+    pub(super) fn documents(&self) -> Option<InDocuments<'_>> {
+        let positions = self.places.as_ref().map(Buffer::view);
+        self.starts.as_ref().map(|starts| InDocuments { starts: starts.view(), positions })
+    }
+}
+
+/// Where tokens come from.
+pub trait TokenSource {
+    /// Fills the buffers of a micro-batch.
+    ///
+    /// # Errors
+    /// Tokens cannot be read.
+    fn fill(&mut self, executor: &Executor<'_>, batch: Batch, tokens: &mut Tokens) -> Result<()>;
+}
+
+/// No tokens: for dry runs.
+impl TokenSource for () {
+    fn fill(&mut self, _: &Executor<'_>, _: Batch, _: &mut Tokens) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Executor<'_> {
+    /// Fetches the micro-batch.
+    pub(super) fn load(&mut self, source: &mut dyn TokenSource) -> Result<()> {
+        self.unload();
+        let batch = self.batch();
+        let alloc = || self.device().alloc(Category::Workspace, DType::U32, batch.tokens());
+        let count = plan::token_buffers(self.cell);
+        let (ids, targets) = (alloc()?, alloc()?);
+        let starts = (count > 2).then(alloc).transpose()?;
+        let places = (count > 3).then(alloc).transpose()?;
+        let mut tokens = Tokens { ids, targets, starts, places };
+        source.fill(self, batch, &mut tokens)?;
+        self.flow.tokens = Some(tokens);
+        Ok(())
+    }
+}

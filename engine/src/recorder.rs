@@ -1,0 +1,129 @@
+//! What a dry run notes: floating-point operations by term, and every operation where a list is wanted.
+
+use crate::error::Result;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use zbench_kernels::Op;
+
+/// Which part of the step an operation belongs to, and whether a model needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Forward of the layers and of the loss.
+    Forward,
+    /// Backward.
+    Backward,
+    /// Forward again: counted for HFU, not for MFU.
+    Recompute,
+    /// Everything else.
+    Update,
+}
+
+/// An operation of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Recorded {
+    /// When.
+    pub phase: Phase,
+    /// For what: a term of the FLOP ledger.
+    pub term: &'static str,
+    /// What.
+    pub op: Op,
+}
+
+/// Floating-point operations by phase and term: (the model's, executed), exact.
+pub type Flops = Vec<((Phase, &'static str), (u128, u128))>;
+
+/// The notes.
+pub struct Recorder {
+    phase: Cell<Phase>,
+    flops: RefCell<Flops>,
+    /// Every operation, in order, if wanted.
+    operations: Option<RefCell<Vec<Recorded>>>,
+}
+
+impl Recorder {
+    /// Empty notes.
+    pub fn new(keeps_operations: bool) -> Recorder {
+        let operations = keeps_operations.then(RefCell::default);
+        Recorder { phase: Cell::new(Phase::Update), flops: RefCell::default(), operations }
+    }
+
+    /// Whether operations are listed, and so none may be counted without being performed.
+    pub fn keeps_operations(&self) -> bool {
+        self.operations.is_some()
+    }
+
+    /// What follows belongs to this phase.
+    pub fn enter(&self, phase: Phase) {
+        self.phase.set(phase);
+    }
+
+    /// Notes an operation.
+    pub fn record(&self, term: &'static str, op: &Op) {
+        let phase = self.phase.get();
+        let (model, executed) = (u128::from(op.model_flops()), u128::from(op.flops()));
+        if executed > 0 {
+            add(&mut self.flops.borrow_mut(), (phase, term), (model, executed));
+        }
+        if let Some(operations) = &self.operations {
+            operations.borrow_mut().push(Recorded { phase, term, op: *op });
+        }
+    }
+
+    /// Notes what `work` does as made again.
+    pub fn recompute<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let phase = self.phase.replace(Phase::Recompute);
+        let result = work();
+        self.phase.set(phase);
+        result
+    }
+
+    /// Performs `work` once and counts it so many times.
+    pub fn times<T>(&self, count: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let before = self.flops.borrow().clone();
+        let result = work()?;
+        let effect = self.since(&before);
+        self.add(&effect, count as u128 - 1);
+        Ok(result)
+    }
+
+    /// What has been counted so far.
+    pub fn flops(&self) -> Flops {
+        self.flops.borrow().clone()
+    }
+
+    /// What has been counted since.
+    pub fn since(&self, before: &Flops) -> Flops {
+        let was = |place: usize| before.get(place).map_or((0, 0), |(_, sum)| *sum);
+        let now = self.flops.borrow();
+        let more = now.iter().enumerate().map(|(place, (term, sum))| {
+            let was = was(place);
+            (*term, (sum.0 - was.0, sum.1 - was.1))
+        });
+        more.filter(|(_, sum)| sum.1 > 0).collect()
+    }
+
+    /// Counts so many times what was counted once.
+    pub fn add(&self, effect: &Flops, times: u128) {
+        let mut flops = self.flops.borrow_mut();
+        for (term, (model, executed)) in effect {
+            add(&mut flops, *term, (model * times, executed * times));
+        }
+    }
+
+    /// Floating-point operations by phase and term: (the model's, executed).
+    pub fn by_term(&self) -> BTreeMap<(Phase, &'static str), (f64, f64)> {
+        self.flops.borrow().iter().map(|(term, sum)| (*term, (sum.0 as f64, sum.1 as f64))).collect()
+    }
+
+    /// The operations since this was last asked, in order; none where they are not listed.
+    pub fn take_operations(&self) -> Vec<Recorded> {
+        self.operations.as_ref().map(RefCell::take).unwrap_or_default()
+    }
+}
+
+fn add(flops: &mut Flops, term: (Phase, &'static str), (model, executed): (u128, u128)) {
+    match flops.iter_mut().find(|(known, _)| *known == term) {
+        Some((_, sum)) => *sum = (sum.0 + model, sum.1 + executed),
+        None => flops.push((term, (model, executed))),
+    }
+}

@@ -1,0 +1,100 @@
+//! A device that computes nothing: its kernels check their operands and say what scratch they would need, its arena counts bytes that
+//! are not there. A step that runs on it costs what it would on the device that it stands for.
+
+use crate::cuda::blueprint::Blueprint;
+use crate::operands::{self, Device};
+use crate::{
+    Arena, ArenaError, Buffer, Category, DType, Gemm, Kernels, Op, OutOfMemory, Result, Sum, View, ViewMut, copy,
+};
+use std::sync::Arc;
+
+const DEVICE: Device = Device { name: "dry", computes: DType::is_float };
+
+/// Kernels that stand for others and compute nothing.
+#[derive(Clone, Copy)]
+pub struct Dry<'a>(pub &'a dyn Kernels);
+
+impl Kernels for Dry<'_> {
+    fn name(&self) -> String {
+        format!("{} (dry)", self.0.name())
+    }
+
+    fn threads(&self) -> usize {
+        self.0.threads()
+    }
+
+    fn arena(&self, _: Option<u64>, _: usize) -> Result<Arena, ArenaError> {
+        Arena::dry()
+    }
+
+    fn upload(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        copy::alike("upload", &src, &dst)
+    }
+
+    fn download(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        copy::alike("download", &src, &dst)
+    }
+
+    fn copy(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+        copy::alike("copy", &src, &dst)
+    }
+
+    fn passing_elements(&self) -> usize {
+        self.0.passing_elements()
+    }
+
+    fn workspace(&self, op: &Op) -> usize {
+        self.0.workspace(op)
+    }
+
+    fn prepacked_len(&self, op: &Gemm) -> Option<usize> {
+        self.0.prepacked_len(op)
+    }
+
+    fn run(&self, op: &Op, reads: &[View<'_>], writes: &mut [ViewMut<'_>], scratch: ViewMut<'_>) -> Result<()> {
+        operands::check(DEVICE, op, reads, writes)?;
+        operands::check_scratch(op, &scratch, self.workspace(op))
+    }
+
+    /// Every sum is 0.
+    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum> {
+        operands::check(DEVICE, op, &[x], &[])?;
+        Ok(Sum::Known(0.0))
+    }
+}
+
+impl Arena {
+    /// An arena that has no memory and counts bytes as any other. Its buffers are views of a device that cannot be read.
+    ///
+    /// # Errors
+    /// None in practice: nothing is asked of the system.
+    pub fn dry() -> Result<Arena, ArenaError> {
+        const ALL: u64 = 1 << 62;
+        Arena::on(Arc::new(Blueprint::h100()), Some(ALL), ALL)
+    }
+}
+
+/// What an arena knows of a buffer: all that matters to an account of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    category: Category,
+    dtype: DType,
+    len: usize,
+}
+
+impl Buffer {
+    /// What its arena knows of it.
+    pub fn footprint(&self) -> Footprint {
+        Footprint { category: self.category(), dtype: self.dtype(), len: self.len() }
+    }
+}
+
+impl Footprint {
+    /// A buffer like it.
+    ///
+    /// # Errors
+    /// As of [`Arena::alloc`].
+    pub fn alloc(&self, arena: &Arena) -> Result<Buffer, OutOfMemory> {
+        arena.alloc(self.category, self.dtype, self.len)
+    }
+}
