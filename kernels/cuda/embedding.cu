@@ -1,50 +1,53 @@
-// The embedding, and its gradient: sums over the rows of each token, in the rows' order.
+// Embedding, forward and backward. The gradient of a token is the sum of its rows in their order.
+// defines: ColumnMap, column_map, team_row, load_columns, store_columns
 #include "rows.h"
 
-// out[row] = table[ids[row]], moved in words of `word` bytes, of which a row has `words`. An id outside counts as 0.
-KERNEL(256) embedding(Run ids, Run table, Run out, u64 rows, u64 words, u32 word, u64 vocab, u32 team, u32 *faults) {
-    const u64 row = row_of(team);
+// out[row] = table[ids[row]]; a row has `words` words of `word` bytes. An id out of range is reported and counts as 0.
+extern "C" __global__ void __launch_bounds__(256) embedding(Run ids, Run table, Run out, u64 rows, u64 words, u32 word, u64 vocab,
+        u32 team, u32 *faults) {
+    const u64 row = team_row(team);
     if (row >= rows) return;
-    const u32 me = tid() % team, given = as<u32>(ids)[row], id = given < vocab ? given : 0;
-    if (id != given && me == 0) fault(faults, 1, u32(row), given);
+    const u32 me = threadIdx.x % team, given = as<u32>(ids)[row], id = given < vocab ? given : 0;
+    if (id != given && me == 0) report_fault(faults, 1, u32(row), given);
     if (vocab == 0) return;
     const u64 from = id * words, to = row * words;
     for (u64 i = me; i < words; i += team) {
-        if (word == 16) store_quad(as<quad>(out) + to + i, load_quad(as<quad>(table) + from + i));
+        if (word == 16) store_uint4(as<uint4>(out) + to + i, load_uint4(as<uint4>(table) + from + i));
         else if (word == 4) as<u32>(out)[to + i] = as<u32>(table)[from + i];
         else as<u16>(out)[to + i] = as<u16>(table)[from + i];
     }
 }
 EXPORT(embedding)
 
-// The gradient wants the rows of a token together, in order. Rows are sorted by keys of id and row: no two are equal, so
-// whatever way they are sorted the order is one. Then a block has WINDOW rows of that order and adds up each token's;
-// what belongs to a token that began in a window before is carried to the table behind that.
+// Backward, deterministic without atomics: rows are sorted by (id, row). These keys are unique, so every sorting algorithm gives the
+// same order. Then each block sums the rows of each token in a window of WINDOW sorted rows. A token that started in an earlier window
+// has its partial sum stored in `carried`, and embedding_carry adds these to the table in order.
 static const u32 WINDOW = 32;
-// No id: behind all others. Rows without gradient have it.
+// Sorts last. The id of rows without a gradient.
 static const u32 NONE = ~0u;
-DEVICE u32 id_of(u64 key) { return u32(key >> 32); }
+__device__ inline u32 id_of(u64 key) { return u32(key >> 32); }
 
-// Keys of `count` rows from `first` on, sorted in each tile of `tile` keys, a power of two.
-KERNEL(512) embedding_sort(Run ids, u64 *keys, u64 first, u32 count, u32 tile, u64 vocab, u32 has_padding, u32 padding, u32 *faults) {
-    DYNAMIC(u64, key);
-    for (u32 i = tid(); i < tile; i += threads()) {
-        const u32 row = bid_x() * tile + i;
+// Keys of `count` rows from `first` on; a block sorts `tile` of them, a power of two (bitonic sort).
+extern "C" __global__ void __launch_bounds__(512) embedding_sort(Run ids, u64 *keys, u64 first, u32 count, u32 tile, u64 vocab,
+        u32 has_padding, u32 padding, u32 *faults) {
+    u64 *key = reinterpret_cast<u64 *>(dynamic_shared);
+    for (u32 i = threadIdx.x; i < tile; i += blockDim.x) {
+        const u32 row = blockIdx.x * tile + i;
         u32 id = NONE;
         if (row < count) {
             id = as<u32>(ids)[first + row];
             if (id >= vocab) {
-                fault(faults, 1, u32(first + row), id);
+                report_fault(faults, 1, u32(first + row), id);
                 id = NONE;
             }
             if (has_padding && id == padding) id = NONE;
         }
         key[i] = u64(id) << 32 | row;
     }
-    sync_block();
+    __syncthreads();
     for (u32 size = 2; size <= tile; size *= 2)
         for (u32 gap = size / 2; gap > 0; gap /= 2) {
-            for (u32 i = tid(); i < tile / 2; i += threads()) {
+            for (u32 i = threadIdx.x; i < tile / 2; i += blockDim.x) {
                 const u32 low = 2 * i - i % gap, high = low + gap;
                 const u64 a = key[low], b = key[high];
                 if ((a > b) == (low % (2 * size) < size)) {
@@ -52,15 +55,15 @@ KERNEL(512) embedding_sort(Run ids, u64 *keys, u64 first, u32 count, u32 tile, u
                     key[high] = a;
                 }
             }
-            sync_block();
+            __syncthreads();
         }
-    for (u32 i = tid(); i < tile; i += threads()) keys[u64(bid_x()) * tile + i] = key[i];
+    for (u32 i = threadIdx.x; i < tile; i += blockDim.x) keys[u64(blockIdx.x) * tile + i] = key[i];
 }
 EXPORT(embedding_sort)
 
-// Runs of `width` sorted keys to runs of twice that: a key's place is its own and as many as the other run has before it.
-KERNEL(256) embedding_merge(const u64 *from, u64 *to, u32 count, u32 width) {
-    const u32 i = bid_x() * 256 + tid();
+// Merges pairs of `width` sorted keys: the rank of a key is its index plus the number of smaller keys in the other half.
+extern "C" __global__ void __launch_bounds__(256) embedding_merge(const u64 *from, u64 *to, u32 count, u32 width) {
+    const u32 i = blockIdx.x * 256 + threadIdx.x;
     if (i >= count) return;
     const u64 key = from[i];
     const u32 start = i / width * width, pair = i / (2 * width) * (2 * width), other = start == pair ? start + width : pair;
@@ -74,39 +77,39 @@ KERNEL(256) embedding_merge(const u64 *from, u64 *to, u32 count, u32 width) {
 }
 EXPORT(embedding_merge)
 
-// Adds up the rows of a window, 1024 columns a block: to the table, or to carried[window] what belongs to the token that the
-// window before ends with.
-KERNEL(128) embedding_sum(const u64 *keys, Run dy, Run table, Run carried, u64 first, u64 cols) {
+// Sums the rows of a window, 1024 columns per block, into the table; for a token that continues from the window before, to
+// carried[window].
+extern "C" __global__ void __launch_bounds__(128) embedding_sum(const u64 *keys, Run dy, Run table, Run carried, u64 first, u64 cols) {
     SHARED(u32, id, WINDOW + 1);
     SHARED(u32, row, WINDOW);
-    const u64 window = bid_x(), start = window * WINDOW;
-    if (tid() < WINDOW) {
-        const u64 key = keys[start + tid()];
-        id[tid()] = id_of(key);
-        row[tid()] = u32(key);
+    const u64 window = blockIdx.x, start = window * WINDOW;
+    if (threadIdx.x < WINDOW) {
+        const u64 key = keys[start + threadIdx.x];
+        id[threadIdx.x] = id_of(key);
+        row[threadIdx.x] = u32(key);
     }
-    if (tid() == WINDOW) id[WINDOW] = NONE;
+    if (threadIdx.x == WINDOW) id[WINDOW] = NONE;
     bool continues = window > 0 && id_of(keys[start]) == id_of(keys[start - (window > 0)]);
-    sync_block();
-    const Walk way = walk(cols, 128, is_wide(dy) && is_wide(table) && is_wide(carried));
-    const u64 base = u64(bid_y()) * 1024;
+    __syncthreads();
+    const ColumnMap map = column_map(cols, 128, is_aligned16(dy) && is_aligned16(table) && is_aligned16(carried));
+    const u64 base = u64(blockIdx.y) * 1024;
     float sum[8] = {};
     for (u32 p = 0; p < WINDOW && id[p] != NONE; p += 2) {
-        // Two rows are on their way at once.
+        // Two rows are in flight at once.
         float v[2][8];
         UNROLL for (u32 q = 0; q < 2; q++)
-            if (id[p + q] != NONE) take(dy, first + row[p + q], way, base, v[q]);
+            if (id[p + q] != NONE) load_columns(dy, first + row[p + q], map, base, v[q]);
         UNROLL for (u32 q = 0; q < 2; q++) {
             const u32 own = id[p + q];
             if (own == NONE) break;
-            UNROLL for (int j = 0; j < 8; j++) sum[j] = add_rn(sum[j], v[q][j]);
+            UNROLL for (int j = 0; j < 8; j++) sum[j] = __fadd_rn(sum[j], v[q][j]);
             if (id[p + q + 1] == own) continue;
             if (!continues) {
                 float old[8];
-                take(table, own, way, base, old);
-                UNROLL for (int j = 0; j < 8; j++) sum[j] = add_rn(old[j], sum[j]);
+                load_columns(table, own, map, base, old);
+                UNROLL for (int j = 0; j < 8; j++) sum[j] = __fadd_rn(old[j], sum[j]);
             }
-            give(continues ? carried : table, continues ? window : own, way, base, sum);
+            store_columns(continues ? carried : table, continues ? window : own, map, base, sum);
             continues = false;
             UNROLL for (int j = 0; j < 8; j++) sum[j] = 0;
         }
@@ -114,24 +117,24 @@ KERNEL(128) embedding_sum(const u64 *keys, Run dy, Run table, Run carried, u64 f
 }
 EXPORT(embedding_sum)
 
-// Adds to the table what windows carried, a token's in order. Block w starts with window w + 1, where a token is carried that
-// was not carried to the window before.
-KERNEL(128) embedding_carry(const u64 *keys, Run table, Run carried, u64 windows, u64 cols) {
-    const u64 window = bid_x() + 1;
+// Adds the carried sums of a token to the table, in order. Block w works if a token is carried into window w + 1 that was not
+// carried into the window before.
+extern "C" __global__ void __launch_bounds__(128) embedding_carry(const u64 *keys, Run table, Run carried, u64 windows, u64 cols) {
+    const u64 window = blockIdx.x + 1;
     auto head = [&](u64 w) { return id_of(keys[w * WINDOW]); };
     auto before = [&](u64 w) { return id_of(keys[w * WINDOW - 1]); };
     const u32 id = head(window);
     if (id == NONE || before(window) != id) return;
     if (window > 1 && head(window - 1) == id && before(window - 1) == id) return;
-    const Walk way = walk(cols, 128, is_wide(table) && is_wide(carried));
-    const u64 base = u64(bid_y()) * 1024;
+    const ColumnMap map = column_map(cols, 128, is_aligned16(table) && is_aligned16(carried));
+    const u64 base = u64(blockIdx.y) * 1024;
     float sum[8];
-    take(table, id, way, base, sum);
+    load_columns(table, id, map, base, sum);
     for (u64 w = window; w < windows && head(w) == id; w++) {
         float v[8];
-        take(carried, w, way, base, v);
-        UNROLL for (int j = 0; j < 8; j++) sum[j] = add_rn(sum[j], v[j]);
+        load_columns(carried, w, map, base, v);
+        UNROLL for (int j = 0; j < 8; j++) sum[j] = __fadd_rn(sum[j], v[j]);
     }
-    give(table, id, way, base, sum);
+    store_columns(table, id, map, base, sum);
 }
 EXPORT(embedding_carry)

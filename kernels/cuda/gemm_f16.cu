@@ -1,6 +1,7 @@
-// Matrix products of f16. A file of its own, since it takes seconds to compile.
+// GEMM of f16. A file of its own, since it takes seconds to compile.
+// defines: tensor_core_gemm
 #include "tensor.h"
 
-// Both operands lie at multiples of 16 bytes, and so do their rows.
-KERNEL(256) gemm_f16(Product p, Groups of) { tensor<f16>(p, of); }
+// Operands and their rows are aligned to 16 bytes.
+extern "C" __global__ void __launch_bounds__(256) gemm_f16(Product p, Groups of) { tensor_core_gemm<f16>(p, of); }
 EXPORT(gemm_f16)

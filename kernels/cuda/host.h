@@ -1,12 +1,13 @@
-// The device's part of the prelude for a processor: the threads of a block are fibers on one thread of the system, which
-// change where a warp or a block waits. What a GPU leaves undefined is an error here: lanes that do different things where
-// all must do the same, barriers that some never reach, addresses that are not aligned. Shared memory begins as NaN, and copies
-// of cp.async arrive as late as they may.
+// Emulates on a CPU what kernels use of CUDA and of the first part of prelude.h, under the same names. The threads of a block are fibers
+// of one OS thread, which switch where a warp or a block waits. What is undefined on a GPU is an error here: diverged lanes in a
+// warp-wide operation, barriers that some threads never reach, misaligned addresses. Shared memory starts as NaN, and cp.async copies
+// arrive as late as possible.
 #pragma once
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
@@ -18,21 +19,24 @@
 #include <ucontext.h>
 #endif
 
-#define DEVICE static inline
-#define KERNEL(...) static void
+// Hidden: each source becomes a library of its own, and their functions must not replace each other.
+#define __global__ __attribute__((visibility("hidden")))
+#define __device__ static
+#define __launch_bounds__(...)
+#define __grid_constant__
 #define EXPORT(name) \
     extern "C" int zb_##name(const zb::Launch *launch, void **arguments) { return zb::run(launch, name, arguments); }
 #define UNROLL
-#define ROLLED
+#define NO_UNROLL
 
 namespace zb {
 
-// As the launcher lays it out.
+// Laid out as in host.rs.
 struct Launch {
     u32 grid[3];
     u32 threads;
     u32 shared;
-    // 0: threads take their turns in order, 1: from the last to the first. A missing barrier shows as a difference.
+    // 0: threads run in order, 1: from last to first. A missing barrier shows as a difference between the two.
     u32 order;
     char *error;
     u64 error_bytes;
@@ -64,7 +68,7 @@ struct Barrier { u32 arrived = 0, generation = 0, alive = 0; };
 struct Warp {
     Barrier barrier;
     const char *operation = nullptr;
-    // Two sets of what lanes show each other, used in turns: nobody can be two operations ahead.
+    // Double buffered: no lane can be two operations ahead.
     alignas(16) u8 slots[2][LANES][SLOT];
 };
 
@@ -95,7 +99,7 @@ struct State {
 static thread_local State state;
 
 #if defined(__x86_64__)
-// Keeps what a call must keep, and goes on with another stack.
+// Saves the callee-saved registers and switches to another stack.
 extern "C" void zb_switch(void **from, void *to) __attribute__((visibility("hidden")));
 asm(R"(
 .text
@@ -222,7 +226,7 @@ static void resume(Fiber &fiber) {
 #endif
 }
 
-// Until all threads of the block have ended.
+// Runs the block until all its threads have ended.
 static void turns() {
     State &s = state;
     const u32 count = s.launch.threads;
@@ -293,7 +297,7 @@ template <class... A> int run(const Launch *launch, void (*kernel)(A...), void *
     return run_blocks(launch, Bound<A...>::enter, &bound);
 }
 
-// Shared memory of fixed size, on the heap so that an address outside is found; NaN when a block first asks.
+// Static shared memory: on the heap, so that AddressSanitizer finds overruns; refilled with NaN for each block.
 template <class T, size_t N> struct Shared {
     T *at = nullptr;
     u64 generation = 0;
@@ -309,7 +313,7 @@ template <class T, size_t N> struct Shared {
 
 static Warp &own_warp() { return state.warps[state.current->index / LANES]; }
 
-// Shows this lane's bytes to the warp and returns what all show, once all have come. Every lane has to do the same.
+// Writes this lane's value to its slot and returns all slots. All lanes must take part with the same operation.
 template <class T> static u8 (*offer(const char *operation, const T &own))[SLOT] {
     static_assert(sizeof(T) <= SLOT, "a lane shows at most a slot");
     Warp &warp = own_warp();
@@ -325,7 +329,7 @@ template <class T> static u8 (*exchange(const char *operation, const T &own))[SL
     wait(own_warp().barrier);
     return slots;
 }
-// The lane that comes last does the work of all in the slots, where each finds its part.
+// The last lane to arrive computes the results of all lanes in the slots.
 template <class T, class Work> static T together(const char *operation, const T &own, Work work) {
     auto *slots = offer(operation, own);
     Warp &warp = own_warp();
@@ -346,6 +350,9 @@ template <class T> static T of_slot(u8 (*slots)[SLOT], u32 lane) {
     return value;
 }
 
+static void whole(u32 mask) {
+    if (mask != ~0u) fail("only whole warps exchange here");
+}
 static void aligned(const void *p, const char *why) {
     if (reinterpret_cast<u64>(p) % 16 != 0) fail(why);
 }
@@ -355,52 +362,51 @@ static void aligned(const void *p, const char *why) {
 #define SHARED(type, name, count)                          \
     static thread_local zb::Shared<type, (count)> name##_; \
     type *name = name##_.get()
-#define DYNAMIC(type, name) type *name = reinterpret_cast<type *>(zb::state.dynamic)
-#define TABLE(type, name, count) static const type name[count]
-#define LARGE(type, name) type name
+#define dynamic_shared (zb::state.dynamic)
 
-DEVICE u32 tid() { return zb::state.current->index; }
-DEVICE u32 threads() { return zb::state.launch.threads; }
-DEVICE u32 bid_x() { return zb::state.block[0]; }
-DEVICE u32 bid_y() { return zb::state.block[1]; }
-DEVICE u32 bid_z() { return zb::state.block[2]; }
-DEVICE u32 blocks_x() { return zb::state.launch.grid[0]; }
-DEVICE u32 blocks_y() { return zb::state.launch.grid[1]; }
+// Macros, because their values change with every switch of fibers.
+struct uint3 { u32 x, y, z; };
+struct alignas(16) uint4 { u32 x, y, z, w; };
+static inline uint3 zb_triple(const u32 (&x)[3]) { return uint3{x[0], x[1], x[2]}; }
+#define threadIdx (uint3{zb::state.current->index, 0, 0})
+#define blockDim (uint3{zb::state.launch.threads, 1, 1})
+#define blockIdx zb_triple(zb::state.block)
+#define gridDim zb_triple(zb::state.launch.grid)
 
-DEVICE void sync_block() { zb::wait(zb::state.barrier); }
-DEVICE void sync_warp() { zb::exchange("sync_warp", 0); }
+__device__ inline void __syncthreads() { zb::wait(zb::state.barrier); }
+__device__ inline void __syncwarp() { zb::exchange("__syncwarp", 0); }
 
-template <class T> static inline T zb_shfl(const char *operation, T x, u32 lane) {
-    return zb::of_slot<T>(zb::exchange(operation, x), lane % zb::LANES);
+template <class T> __device__ inline T __shfl_xor_sync(u32 mask, T x, u32 lanes) {
+    zb::whole(mask);
+    return zb::of_slot<T>(zb::exchange("__shfl_xor_sync", x), (zb::state.current->index ^ lanes) % zb::LANES);
 }
-DEVICE float shfl_xor(float x, u32 mask) { return zb_shfl("shfl_xor", x, tid() ^ mask); }
-DEVICE float shfl(float x, u32 lane) { return zb_shfl("shfl", x, lane); }
-DEVICE u32 shfl_xor(u32 x, u32 mask) { return zb_shfl("shfl_xor", x, tid() ^ mask); }
-DEVICE u32 shfl(u32 x, u32 lane) { return zb_shfl("shfl", x, lane); }
-DEVICE double shfl_xor(double x, u32 mask) { return zb_shfl("shfl_xor", x, tid() ^ mask); }
+__device__ inline u32 __match_any_sync(u32 mask, u32 x) {
+    zb::whole(mask);
+    auto *slots = zb::exchange("__match_any_sync", x);
+    u32 same = 0;
+    for (u32 lane = 0; lane < zb::LANES; lane++) same |= u32(zb::of_slot<u32>(slots, lane) == x) << lane;
+    return same;
+}
 
-DEVICE float bits_to_float(u32 bits) {
+__device__ inline float __uint_as_float(u32 bits) {
     float x;
     memcpy(&x, &bits, 4);
     return x;
 }
-DEVICE u32 float_to_bits(float x) {
+__device__ inline u32 __float_as_uint(float x) {
     u32 bits;
     memcpy(&bits, &x, 4);
     return bits;
 }
 
-DEVICE float to_float(float x) { return x; }
-DEVICE float to_float(bf16 x) { return bits_to_float(u32(x.bits) << 16); }
-DEVICE float to_float(f16 x) {
+__device__ inline float to_float(f16 x) {
     _Float16 y;
     memcpy(&y, &x, 2);
     return float(y);
 }
 template <class T> T from_float(float x);
-template <> inline float from_float<float>(float x) { return x; }
 template <> inline bf16 from_float<bf16>(float x) {
-    u32 bits = float_to_bits(x);
+    u32 bits = __float_as_uint(x);
     if (x != x) return bf16{0x7fff};
     return bf16{u16((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
@@ -414,47 +420,30 @@ template <class T> u32 pack2(float low, float high) {
     return u32(from_float<T>(low).bits) | u32(from_float<T>(high).bits) << 16;
 }
 
-DEVICE float exp2_fast(float x) { return exp2f(x); }
-DEVICE float log2_fast(float x) { return log2f(x); }
-DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
-DEVICE float fma1(float a, float b, float c) { return fmaf(a, b, c); }
-// This is compiled with -ffp-contract=off.
-DEVICE float mul_rn(float a, float b) { return a * b; }
-DEVICE float add_rn(float a, float b) { return a + b; }
-DEVICE u32 mul_high(u32 a, u32 b) { return u32(u64(a) * b >> 32); }
-DEVICE float div_rn(float a, float b) { return a / b; }
-DEVICE float sqrt_rn(float x) { return sqrtf(x); }
-DEVICE double mul_rn(double a, double b) { return a * b; }
-DEVICE double add_rn(double a, double b) { return a + b; }
-DEVICE float floor_of(float x) { return floorf(x); }
-DEVICE float rcp_fast(float x) { return 1.0f / x; }
-DEVICE u32 bit_count(u32 x) { return u32(__builtin_popcount(x)); }
-DEVICE u32 match_any(u32 x) {
-    auto *slots = zb::exchange("match_any", x);
-    u32 same = 0;
-    for (u32 lane = 0; lane < zb::LANES; lane++) same |= u32(zb::of_slot<u32>(slots, lane) == x) << lane;
-    return same;
+// fmaf, fmaxf, floorf and log are those of the C library. host.rs compiles with -ffp-contract=off, so nothing is contracted to fma.
+__device__ inline float __fmul_rn(float a, float b) { return a * b; }
+__device__ inline float __fadd_rn(float a, float b) { return a + b; }
+__device__ inline float __fdiv_rn(float a, float b) { return a / b; }
+__device__ inline float __fsqrt_rn(float x) { return sqrtf(x); }
+__device__ inline double __dmul_rn(double a, double b) { return a * b; }
+__device__ inline double __dadd_rn(double a, double b) { return a + b; }
+__device__ inline float exp2_fast(float x) { return exp2f(x); }
+__device__ inline float log2_fast(float x) { return log2f(x); }
+__device__ inline float rcp_fast(float x) { return 1.0f / x; }
+__device__ inline u32 __popc(u32 x) { return u32(__builtin_popcount(x)); }
+// Integers only: for floats, CUDA's min and max are fminf and fmaxf, which treat NaN differently.
+template <class T> __device__ inline T min(T a, T b) {
+    static_assert(std::is_integral<T>::value, "of integers");
+    return a < b ? a : b;
 }
-DEVICE double log_of(double x) { return log(x); }
-
-// Blocks run one after the other, but ranks are threads of one process.
-DEVICE float atomic_add(float *at, float x) {
-    u32 *word = reinterpret_cast<u32 *>(at);
-    u32 old = __atomic_load_n(word, __ATOMIC_RELAXED);
-    while (!__atomic_compare_exchange_n(word, &old, float_to_bits(bits_to_float(old) + x), true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-    return bits_to_float(old);
-}
-DEVICE u32 atomic_add(u32 *at, u32 x) { return __atomic_fetch_add(at, x, __ATOMIC_RELAXED); }
-DEVICE u32 atomic_or(u32 *at, u32 x) { return __atomic_fetch_or(at, x, __ATOMIC_RELAXED); }
-DEVICE u32 atomic_min(u32 *at, u32 x) {
-    u32 old = __atomic_load_n(at, __ATOMIC_RELAXED);
-    while (x < old && !__atomic_compare_exchange_n(at, &old, x, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-    return old;
+template <class T> __device__ inline T max(T a, T b) {
+    static_assert(std::is_integral<T>::value, "of integers");
+    return a > b ? a : b;
 }
 
-DEVICE u32 atomic_max(u32 *at, u32 x) {
+// Atomic, because ranks are threads of one process.
+__device__ inline u32 atomicOr(u32 *at, u32 x) { return __atomic_fetch_or(at, x, __ATOMIC_RELAXED); }
+__device__ inline u32 atomicMax(u32 *at, u32 x) {
     u32 old = __atomic_load_n(at, __ATOMIC_RELAXED);
     while (x > old && !__atomic_compare_exchange_n(at, &old, x, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
     }
@@ -462,11 +451,11 @@ DEVICE u32 atomic_max(u32 *at, u32 x) {
 }
 
 // The same value as to_float gives, without a call.
-static inline float zb_widen(bf16 x) { return to_float(x); }
+static inline float zb_widen(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
 static inline float zb_widen(f16 x) {
     const u32 sign = u32(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff;
-    const float value = rest >= 0x7c00 ? bits_to_float(rest << 13 | 0x7f800000) : bits_to_float(rest << 13) * 0x1p112f;
-    return bits_to_float(float_to_bits(value) | sign);
+    const float value = rest >= 0x7c00 ? __uint_as_float(rest << 13 | 0x7f800000) : __uint_as_float(rest << 13) * 0x1p112f;
+    return __uint_as_float(__float_as_uint(value) | sign);
 }
 
 struct zb_product { u32 a[4], b[2]; float d[4]; };
@@ -475,7 +464,7 @@ template <class T> static void zb_multiply(zb_product *lanes) {
     for (u32 lane = 0; lane < zb::LANES; lane++) {
         const u32 g = lane / 4, t = lane % 4;
         const zb_product &own = lanes[lane];
-        // A register of one lane holds two neighbours along k.
+        // Each register has two adjacent elements along k.
         for (u32 i = 0; i < 4; i++)
             for (u32 e = 0; e < 2; e++) a[g + 8 * (i % 2)][2 * t + e + 8 * (i / 2)] = zb_widen(T{u16(own.a[i] >> 16 * e)});
         for (u32 i = 0; i < 2; i++)
@@ -509,19 +498,19 @@ static void zb_matrices(zb_rows *lanes, bool transposed) {
 static inline void zb_ldmatrix(const char *operation, u32 (&r)[4], const void *row, bool transposed) {
     zb::aligned(row, "ldmatrix wants rows at multiples of 16 bytes");
     const zb_rows own = {static_cast<const u16 *>(row), {}};
-    // As on a GPU the warp reads its rows at once.
+    // As on a GPU, the warp reads its rows at once.
     const zb_rows made = zb::together(operation, own, [&](zb_rows *lanes) { zb_matrices(lanes, transposed); });
     for (u32 i = 0; i < 4; i++) r[i] = made.r[i];
 }
-DEVICE void ldmatrix(u32 (&r)[4], const void *row) { zb_ldmatrix("ldmatrix", r, row, false); }
-DEVICE void ldmatrix_trans(u32 (&r)[4], const void *row) { zb_ldmatrix("ldmatrix_trans", r, row, true); }
+__device__ inline void ldmatrix(u32 (&r)[4], const void *row) { zb_ldmatrix("ldmatrix", r, row, false); }
+__device__ inline void ldmatrix_trans(u32 (&r)[4], const void *row) { zb_ldmatrix("ldmatrix_trans", r, row, true); }
 
-DEVICE void cp_async(void *to, const void *from, bool valid) {
+__device__ inline void cp_async(void *to, const void *from, bool valid) {
     zb::aligned(to, "cp_async wants shared addresses at multiples of 16 bytes");
     if (valid) zb::aligned(from, "cp_async wants global addresses at multiples of 16 bytes");
     zb::state.current->copies.push_back(zb::Copy{to, from, valid});
 }
-DEVICE void cp_async_commit() {
+__device__ inline void cp_async_commit() {
     zb::Fiber &fiber = *zb::state.current;
     fiber.groups.push_back(fiber.copies.size());
 }
@@ -539,14 +528,13 @@ template <int left> static inline void cp_async_wait() {
     for (size_t &group : fiber.groups) group -= copies;
 }
 
-struct alignas(16) quad { u32 x, y, z, w; };
-DEVICE quad load_quad(const void *from) {
+__device__ inline uint4 load_uint4(const void *from) {
     zb::aligned(from, "words of 16 bytes lie at multiples of 16");
-    quad q;
-    memcpy(&q, from, 16);
-    return q;
+    uint4 words;
+    memcpy(&words, from, 16);
+    return words;
 }
-DEVICE void store_quad(void *to, quad q) {
+__device__ inline void store_uint4(void *to, uint4 words) {
     zb::aligned(to, "words of 16 bytes lie at multiples of 16");
-    memcpy(to, &q, 16);
+    memcpy(to, &words, 16);
 }

@@ -1,12 +1,14 @@
-// Matrices in few bits, to and from floats. Roundings are those of the cores, to the bit.
+// NF4 and int8 weights, packed and unpacked. The same bits as on CPUs.
+//   UNROLL
+// defines: Run, load, load8_bounded, store8_bounded, is_aligned16, abs_bits, fast_divide, lane_id, warp_id, EXPORT, SHARED, UNROLL
 #include "prelude.h"
 
 // The published tables, as kernels/src/packed.rs has them; a test compares the two.
-TABLE(float, NF4, 16) = {
+__device__ const float NF4[16] = {
     -1.0f, -0.6961928f, -0.52507305f, -0.3949175f, -0.28444138f, -0.18477343f, -0.091050036f, 0.0f,
     0.0795803f, 0.1609302f, 0.2461123f, 0.33791524f, 0.44070983f, 0.562617f, 0.72295684f, 1.0f,
 };
-TABLE(float, DYNAMIC, 256) = {
+__device__ const float DYNAMIC[256] = {
     -0.99296874f, -0.9789063f, -0.96484375f, -0.9507812f, -0.93671876f, -0.92265624f, -0.9085938f, -0.89453125f,
     -0.8804687f, -0.86640626f, -0.85234374f, -0.8382813f, -0.82421875f, -0.8101562f, -0.79609376f, -0.78203124f,
     -0.7679688f, -0.75390625f, -0.7398437f, -0.72578126f, -0.7117188f, -0.6976563f, -0.68359375f, -0.6695312f,
@@ -44,34 +46,32 @@ TABLE(float, DYNAMIC, 256) = {
 enum : u32 { BLOCK = 64, SECOND = 256 };
 
 // The scale of elements whose largest magnitude has these bits.
-DEVICE float scale_of(u32 bits) { return bits < 0x7f800000u ? bits_to_float(bits) : bits_to_float(0x7fc00000u); }
-DEVICE u32 size_bits(float x) { return float_to_bits(x) & 0x7fffffffu; }
-DEVICE u32 most(u32 a, u32 b) { return a > b ? a : b; }
+__device__ inline float scale_of(u32 bits) { return bits < 0x7f800000u ? __uint_as_float(bits) : __uint_as_float(0x7fc00000u); }
 
-// Eight lanes code a block of 64 elements.
-KERNEL(256) pack_nf4(Run src, u64 len, u8 *codes, float *scales) {
+// Eight lanes pack a block of 64 elements.
+extern "C" __global__ void __launch_bounds__(256) pack_nf4(Run src, u64 len, u8 *codes, float *scales) {
     SHARED(float, middles, 16);
-    if (tid() < 15) middles[tid()] = mul_rn(add_rn(NF4[tid()], NF4[tid() + 1]), 0.5f);
-    sync_block();
-    const u64 blocks = (len + BLOCK - 1) / BLOCK, step = u64(blocks_x()) * (threads() / 8);
-    const bool wide = is_wide(src);
-    // All lanes go round as often as any of their warp.
-    for (u64 base = (u64(bid_x()) * threads() + tid() / WARP * WARP) / 8; base < blocks; base += step) {
-        const u64 number = base + lane() / 8, i = number * BLOCK + lane() % 8 * 8;
+    if (threadIdx.x < 15) middles[threadIdx.x] = __fmul_rn(__fadd_rn(NF4[threadIdx.x], NF4[threadIdx.x + 1]), 0.5f);
+    __syncthreads();
+    const u64 blocks = (len + BLOCK - 1) / BLOCK, step = u64(gridDim.x) * (blockDim.x / 8);
+    const bool vectorized = is_aligned16(src);
+    // All lanes of a warp loop equally often, as shuffles require.
+    for (u64 base = (u64(blockIdx.x) * blockDim.x + threadIdx.x / WARP_SIZE * WARP_SIZE) / 8; base < blocks; base += step) {
+        const u64 number = base + lane_id() / 8, i = number * BLOCK + lane_id() % 8 * 8;
         float x[8] = {};
         u32 bits = 0;
-        if (i < len) load_some(src, wide, i, len, x);
-        UNROLL for (int j = 0; j < 8; j++) bits = most(bits, size_bits(x[j]));
-        UNROLL for (u32 mask = 4; mask > 0; mask /= 2) bits = most(bits, shfl_xor(bits, mask));
-        const float scale = scale_of(bits), inverse = div_rn(1.0f, scale < 1e-38f ? 1e-38f : scale);
-        if (lane() % 8 == 0 && number < blocks) scales[number] = scale;
+        if (i < len) load8_bounded(src, vectorized, i, len, x);
+        UNROLL for (int j = 0; j < 8; j++) bits = max(bits, abs_bits(x[j]));
+        UNROLL for (u32 mask = 4; mask > 0; mask /= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, mask));
+        const float scale = scale_of(bits), inverse = __fdiv_rn(1.0f, scale < 1e-38f ? 1e-38f : scale);
+        if (lane_id() % 8 == 0 && number < blocks) scales[number] = scale;
         u32 word = 0;
         UNROLL for (u32 j = 0; j < 8; j++) {
-            const float value = mul_rn(x[j], inverse);
-            // How many middles it is above; they are in order.
+            const float value = __fmul_rn(x[j], inverse);
+            // Binary search: how many of the sorted midpoints it is above.
             u32 code = 0;
             UNROLL for (u32 half = 8; half > 0; half /= 2) code += value > middles[code + half - 1] ? half : 0;
-            // What is missing at the end is stored as zero bits.
+            // Elements past the end are zero bits.
             if (i + j < len) word |= code << (j / 2 * 8 + (j % 2 ? 0 : 4));
         }
         u8 *at = codes + i / 2;
@@ -82,46 +82,47 @@ KERNEL(256) pack_nf4(Run src, u64 len, u8 *codes, float *scales) {
 }
 EXPORT(pack_nf4)
 
-// A block of threads codes a row; the last may be short.
-KERNEL(256) pack_int8(Run src, u64 len, u64 cols, i8 *codes, float *scales) {
-    SHARED(u32, aside, 32);
+// A thread block packs a row; the last row may be short.
+extern "C" __global__ void __launch_bounds__(256) pack_int8(Run src, u64 len, u64 cols, i8 *codes, float *scales) {
+    SHARED(u32, scratch, 32);
     const float MAGIC = 12582912.0f;
     const u64 rows = (len + cols - 1) / cols;
-    for (u64 row = bid_x(); row < rows; row += blocks_x()) {
+    for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const u64 start = row * cols, end = start + cols < len ? start + cols : len;
         u32 bits = 0;
-        for (u64 i = start + tid(); i < end; i += threads()) bits = most(bits, size_bits(load(src, i)));
-        UNROLL for (u32 mask = WARP / 2; mask > 0; mask /= 2) bits = most(bits, shfl_xor(bits, mask));
-        if (lane() == 0) aside[warp()] = bits;
-        sync_block();
-        for (u32 i = 0; i < threads() / WARP; i++) bits = most(bits, aside[i]);
-        sync_block();
-        const float scale = scale_of(bits), product = mul_rn(div_rn(1.0f, scale), 127.0f);
-        // A row of (all but) zeros has no such factor, and zeros for codes; so has one with something that is not finite.
-        const float inverse = size_bits(product) < 0x7f800000u ? product : 0.0f;
-        if (tid() == 0) scales[row] = scale;
-        for (u64 i = start + tid(); i < end; i += threads()) {
-            const u32 sum = float_to_bits(add_rn(mul_rn(load(src, i), inverse), MAGIC));
-            codes[i] = inverse > 0.0f ? i8(sum - float_to_bits(MAGIC)) : i8(0);
+        for (u64 i = start + threadIdx.x; i < end; i += blockDim.x) bits = max(bits, abs_bits(load(src, i)));
+        UNROLL for (u32 mask = WARP_SIZE / 2; mask > 0; mask /= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, mask));
+        if (lane_id() == 0) scratch[warp_id()] = bits;
+        __syncthreads();
+        for (u32 i = 0; i < blockDim.x / WARP_SIZE; i++) bits = max(bits, scratch[i]);
+        __syncthreads();
+        const float scale = scale_of(bits), product = __fmul_rn(__fdiv_rn(1.0f, scale), 127.0f);
+        // All codes are 0 if a row has only (nearly) zeros, where the inverse overflows, or a value that is not finite.
+        const float inverse = abs_bits(product) < 0x7f800000u ? product : 0.0f;
+        if (threadIdx.x == 0) scales[row] = scale;
+        for (u64 i = start + threadIdx.x; i < end; i += blockDim.x) {
+            const u32 sum = __float_as_uint(__fadd_rn(__fmul_rn(load(src, i), inverse), MAGIC));
+            codes[i] = inverse > 0.0f ? i8(sum - __float_as_uint(MAGIC)) : i8(0);
         }
     }
 }
 EXPORT(pack_int8)
 
-// The scale of a block: as it is stored, or in two levels where there are codes.
-DEVICE float scale_at(const float *scales, const u8 *coded, const float *second, float offset, u64 block) {
+// The scale of a block: as stored, or double quantized if `coded` is not null.
+__device__ inline float scale_at(const float *scales, const u8 *coded, const float *second, float offset, u64 block) {
     if (!coded) return scales[block];
-    return add_rn(mul_rn(DYNAMIC[coded[block]], second[block / SECOND]), offset);
+    return __fadd_rn(__fmul_rn(DYNAMIC[coded[block]], second[block / SECOND]), offset);
 }
 
-KERNEL(256) unpack_nf4(const u8 *codes, const float *scales, const u8 *coded, const float *second, const float *offset, Run dst, u64 len) {
-    // Lanes that ask for different entries ask different banks.
+extern "C" __global__ void __launch_bounds__(256) unpack_nf4(const u8 *codes, const float *scales, const u8 *coded, const float *second,
+        const float *offset, Run dst, u64 len) {
+    // In shared memory, since different entries lie in different banks.
     SHARED(float, entries, 16);
-    if (tid() < 16) entries[tid()] = NF4[tid()];
-    sync_block();
-    const bool wide = is_wide(dst);
+    if (threadIdx.x < 16) entries[threadIdx.x] = NF4[threadIdx.x];
+    __syncthreads();
+    const bool vectorized = is_aligned16(dst);
     const float added = coded ? *offset : 0.0f;
-    for (u64 i = (u64(bid_x()) * threads() + tid()) * 8; i < len; i += u64(blocks_x()) * threads() * 8) {
+    for (u64 i = (u64(blockIdx.x) * blockDim.x + threadIdx.x) * 8; i < len; i += u64(gridDim.x) * blockDim.x * 8) {
         const u8 *at = codes + i / 2;
         u32 word = 0;
         if (i + 8 <= len && reinterpret_cast<u64>(at) % 4 == 0) word = *reinterpret_cast<const u32 *>(at);
@@ -129,15 +130,15 @@ KERNEL(256) unpack_nf4(const u8 *codes, const float *scales, const u8 *coded, co
             if (i + 2 * j < len) word |= u32(at[j]) << 8 * j;
         const float scale = scale_at(scales, coded, second, added, i / BLOCK);
         float x[8];
-        UNROLL for (u32 j = 0; j < 8; j++) x[j] = mul_rn(entries[word >> (j / 2 * 8 + (j % 2 ? 0 : 4)) & 15], scale);
-        store_some(dst, wide, i, len, x);
+        UNROLL for (u32 j = 0; j < 8; j++) x[j] = __fmul_rn(entries[word >> (j / 2 * 8 + (j % 2 ? 0 : 4)) & 15], scale);
+        store8_bounded(dst, vectorized, i, len, x);
     }
 }
 EXPORT(unpack_nf4)
 
-KERNEL(256) unpack_int8(const i8 *codes, const float *scales, u64 cols, Run dst, u64 len) {
-    const bool wide = is_wide(dst);
-    for (u64 i = (u64(bid_x()) * threads() + tid()) * 8; i < len; i += u64(blocks_x()) * threads() * 8) {
+extern "C" __global__ void __launch_bounds__(256) unpack_int8(const i8 *codes, const float *scales, u64 cols, Run dst, u64 len) {
+    const bool vectorized = is_aligned16(dst);
+    for (u64 i = (u64(blockIdx.x) * blockDim.x + threadIdx.x) * 8; i < len; i += u64(gridDim.x) * blockDim.x * 8) {
         const i8 *at = codes + i;
         i8 kept[8] = {};
         if (i + 8 <= len && reinterpret_cast<u64>(at) % 8 == 0) {
@@ -147,16 +148,16 @@ KERNEL(256) unpack_int8(const i8 *codes, const float *scales, u64 cols, Run dst,
             UNROLL for (u32 j = 0; j < 8; j++)
                 if (i + j < len) kept[j] = at[j];
         }
-        u64 row = quotient(i, cols), next = (row + 1) * cols;
+        u64 row = fast_divide(i, cols), next = (row + 1) * cols;
         float scale = scales[row], x[8];
         UNROLL for (u32 j = 0; j < 8; j++) {
             if (i + j >= next && i + j < len) {
                 scale = scales[++row];
                 next += cols;
             }
-            x[j] = mul_rn(mul_rn(float(kept[j]), scale), 1.0f / 127.0f);
+            x[j] = __fmul_rn(__fmul_rn(float(kept[j]), scale), 1.0f / 127.0f);
         }
-        store_some(dst, wide, i, len, x);
+        store8_bounded(dst, vectorized, i, len, x);
     }
 }
 EXPORT(unpack_int8)

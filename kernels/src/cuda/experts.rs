@@ -67,7 +67,7 @@ impl Cuda {
         // SAFETY: the kernel's parameters; shapes were checked.
         unsafe {
             let arguments = arguments![logits, many, all.experts, each, normalised, round_to, weights, all.ids];
-            self.launch("route_choose", self.warps(rows), THREADS, 0, arguments)?;
+            self.launch("route_topk", self.warps(rows), THREADS, 0, arguments)?;
         }
         let chunk = CHUNK.max((2 * experts).next_multiple_of(WARP));
         let chunks = op.slots().div_ceil(chunk);
@@ -78,10 +78,10 @@ impl Cuda {
         let Indices { ids, order, places, slots, experts, .. } = all;
         // SAFETY: the kernels' parameters, in memory that the indices have (checked); ids are those just chosen.
         unsafe {
-            self.launch("route_count", grid, WARP as u32, shared, arguments![ids, slots, size, experts, counts])?;
+            self.launch("route_histogram", grid, WARP as u32, shared, arguments![ids, slots, size, experts, counts])?;
             self.launch("route_scan", [1; 3], THREADS, 0, arguments![counts, offsets, number_of, experts])?;
             let arguments = arguments![ids, slots, size, experts, counts, order];
-            self.launch("route_place", grid, WARP as u32, shared, arguments)?;
+            self.launch("route_scatter", grid, WARP as u32, shared, arguments)?;
             let grid = [self.blocks(op.slots(), THREADS as usize), 1, 1];
             self.launch("route_invert", grid, THREADS, 0, arguments![order, places, slots])
         }

@@ -46,12 +46,12 @@ const CACHED: usize = 24 << 20;
 
 /// The kernels of the tensor cores for a type and a head size: forward, gradients of keys, gradients of queries.
 const TENSOR: [(DType, usize, [&str; 3]); 6] = [
-    (DType::Bf16, 64, ["flash_bf16_64", "flash_keys_bf16_64", "flash_queries_bf16_64"]),
-    (DType::Bf16, 96, ["flash_bf16_96", "flash_keys_bf16_96", "flash_queries_bf16_96"]),
-    (DType::Bf16, 128, ["flash_bf16_128", "flash_keys_bf16_128", "flash_queries_bf16_128"]),
-    (DType::F16, 64, ["flash_f16_64", "flash_keys_f16_64", "flash_queries_f16_64"]),
-    (DType::F16, 96, ["flash_f16_96", "flash_keys_f16_96", "flash_queries_f16_96"]),
-    (DType::F16, 128, ["flash_f16_128", "flash_keys_f16_128", "flash_queries_f16_128"]),
+    (DType::Bf16, 64, ["flash_bf16_64", "flash_dkv_bf16_64", "flash_dq_bf16_64"]),
+    (DType::Bf16, 96, ["flash_bf16_96", "flash_dkv_bf16_96", "flash_dq_bf16_96"]),
+    (DType::Bf16, 128, ["flash_bf16_128", "flash_dkv_bf16_128", "flash_dq_bf16_128"]),
+    (DType::F16, 64, ["flash_f16_64", "flash_dkv_f16_64", "flash_dq_f16_64"]),
+    (DType::F16, 96, ["flash_f16_96", "flash_dkv_f16_96", "flash_dq_f16_96"]),
+    (DType::F16, 128, ["flash_f16_128", "flash_dkv_f16_128", "flash_dq_f16_128"]),
 ];
 /// Queries of a block, and keys of one that owns keys.
 pub(super) const TILE: usize = 128;
@@ -170,7 +170,7 @@ impl Cuda {
         let (at, count, rows, faults) = (address(starts), (op.batch * op.seq) as u64, op.seq as u32, self.faults());
         let grid = [self.blocks(op.batch * op.seq, 256), 1, 1];
         // SAFETY: the kernel's parameters; there is a start for every token.
-        unsafe { self.launch("attention_starts", grid, 256, 0, arguments![at, count, rows, faults])? };
+        unsafe { self.launch("check_document_starts", grid, 256, 0, arguments![at, count, rows, faults])? };
         Ok(at)
     }
 
@@ -246,8 +246,8 @@ impl Cuda {
             let grids = [op.kv_heads, op.heads].map(|heads| Cuda::plain_grid(op, heads));
             // SAFETY: as above.
             unsafe {
-                self.launch("plain_keys", grids[0], 256, 0, arguments![by_keys])?;
-                return self.launch("plain_queries", grids[1], 256, 0, arguments![by_queries]);
+                self.launch("plain_dkv", grids[0], 256, 0, arguments![by_keys])?;
+                return self.launch("plain_dq", grids[1], 256, 0, arguments![by_queries]);
             }
         };
         // A warp has 32 rows of a small head and 16 of a larger one.
@@ -313,8 +313,8 @@ impl Cuda {
         // SAFETY: the kernels' parameter, whose runs are as long as `op` wants them.
         unsafe {
             self.launch("naive_delta", [queries[0], 1, 1], 256, 0, arguments![by_queries])?;
-            self.launch("naive_keys", keys, 256, 0, arguments![by_keys])?;
-            self.launch("naive_queries", queries, 256, 0, arguments![by_queries])
+            self.launch("naive_dkv", keys, 256, 0, arguments![by_keys])?;
+            self.launch("naive_dq", queries, 256, 0, arguments![by_queries])
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The kernels on the processor: their sources compiled as C++ behind the prelude's other half. Slow, and strict: for checks.
+//! The kernels on the processor: their sources compiled as C++ with CUDA's names from host.h. Slow, and strict: for checks.
 
 use super::folder;
 use super::late::Late;

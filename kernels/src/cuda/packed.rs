@@ -79,7 +79,7 @@ mod tests {
     /// The numbers of a table in the kernels' source.
     fn table(name: &str) -> Vec<u32> {
         let text = Source::of("unpack_nf4").unwrap().text;
-        let (_, rest) = text.split_once(&format!("TABLE(float, {name}, ")).unwrap();
+        let (_, rest) = text.split_once(&format!("const float {name}[")).unwrap();
         let (_, rest) = rest.split_once('{').unwrap();
         let (numbers, _) = rest.split_once('}').unwrap();
         let entries = numbers.split(',').map(|word| word.trim().trim_end_matches('f')).filter(|word| !word.is_empty());

@@ -48,7 +48,7 @@ impl Cuda {
         // SAFETY: there is room for `count` scales (checked); what the kernels read of them was written by those before.
         unsafe {
             self.queue.set(kept, 0, count * size_of::<f32>())?;
-            self.launch("quantize_largest", grid, THREADS, 0, arguments![from, elements, each, kept])?;
+            self.launch("quantize_absmax", grid, THREADS, 0, arguments![from, elements, each, kept])?;
             let few = [self.blocks(count, THREADS as usize), 1, 1];
             self.launch("quantize_scales", few, THREADS, 0, arguments![kept, count as u64, format])?;
             self.launch("quantize_values", grid, THREADS, 0, arguments![from, elements, each, format, to, kept])

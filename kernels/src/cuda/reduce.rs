@@ -151,7 +151,7 @@ impl Cuda {
         };
         let (blocks, sums) = (self.start_sum(&telling, x, squares)? as u32, telling.sums);
         // SAFETY: the kernel's parameters; so many sums are there, and the slot is nobody else's.
-        unsafe { self.launch("total", [1, 1, 1], 32, 0, arguments![sums, blocks, to])? };
+        unsafe { self.launch("sum_partials", [1, 1, 1], 32, 0, arguments![sums, blocks, to])? };
         Ok(Sum::Slot(number))
     }
 

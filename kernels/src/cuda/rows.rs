@@ -227,7 +227,7 @@ impl Cuda {
         let (rows, period, cols, team, times) = (rows as u64, period as u64, cols as u64, teams.team, u32::from(times));
         // SAFETY: the kernel's parameters; the operands were checked against rows and columns.
         unsafe {
-            self.launch("change_rows", grid, teams.threads, 0, arguments![table, x, rows, period, cols, team, times])
+            self.launch("broadcast_rows", grid, teams.threads, 0, arguments![table, x, rows, period, cols, team, times])
         }
     }
 

@@ -10,36 +10,36 @@ use zbench_kernels::cuda::sources::HEADERS;
 const PROGRAM: &str = r#"
 #include "prelude.h"
 
-KERNEL(64) global(float *x, u32 over) { x[tid() + over] = float(tid()); }
+extern "C" __global__ void __launch_bounds__(64) global(float *x, u32 over) { x[threadIdx.x + over] = float(threadIdx.x); }
 EXPORT(global)
-KERNEL(64) fixed(float *x, u32 over) {
+extern "C" __global__ void __launch_bounds__(64) fixed(float *x, u32 over) {
     SHARED(float, aside, 64);
-    aside[tid()] = x[tid()];
-    sync_block();
-    x[tid()] = aside[63 - tid() + over];
+    aside[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    x[threadIdx.x] = aside[63 - threadIdx.x + over];
 }
 EXPORT(fixed)
-KERNEL(64) dynamic(float *x, u32 over) {
-    DYNAMIC(float, aside);
-    aside[tid() + over] = x[tid()];
-    sync_block();
-    x[tid()] = aside[63 - tid()];
+extern "C" __global__ void __launch_bounds__(64) dynamic(float *x, u32 over) {
+    float *aside = reinterpret_cast<float *>(dynamic_shared);
+    aside[threadIdx.x + over] = x[threadIdx.x];
+    __syncthreads();
+    x[threadIdx.x] = aside[63 - threadIdx.x];
 }
 EXPORT(dynamic)
-KERNEL(64) own(float *x, u32 over) {
+extern "C" __global__ void __launch_bounds__(64) own(float *x, u32 over) {
     float mine[8];
-    for (u32 i = 0; i < 8; i++) mine[i] = x[tid()] + float(i);
-    sync_block();
-    x[tid()] = mine[tid() % 8 + over * 8];
+    for (u32 i = 0; i < 8; i++) mine[i] = x[threadIdx.x] + float(i);
+    __syncthreads();
+    x[threadIdx.x] = mine[threadIdx.x % 8 + over * 8];
 }
 EXPORT(own)
-KERNEL(64) copied(float *x, u32 over) {
+extern "C" __global__ void __launch_bounds__(64) copied(float *x, u32 over) {
     SHARED(float, aside, 64);
-    if (tid() < 16) cp_async(aside + 4 * tid(), x + 4 * tid() + 4 * over, true);
+    if (threadIdx.x < 16) cp_async(aside + 4 * threadIdx.x, x + 4 * threadIdx.x + 4 * over, true);
     cp_async_commit();
     cp_async_wait<0>();
-    sync_block();
-    x[tid()] = aside[63 - tid()];
+    __syncthreads();
+    x[threadIdx.x] = aside[63 - threadIdx.x];
 }
 EXPORT(copied)
 

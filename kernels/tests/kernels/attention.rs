@@ -207,15 +207,15 @@ fn tensor_cores_are_taken_where_they_can_be() {
     for (dtype, name) in [(DType::Bf16, "bf16"), (DType::F16, "f16")] {
         for dim in [64, 96, 128] {
             let op = shape(1, 20, 1, 2, dim, dtype);
-            let own = ["flash_", "flash_keys_", "flash_queries_"].map(|kind| format!("{kind}{name}_{dim}"));
+            let own = ["flash_", "flash_dkv_", "flash_dq_"].map(|kind| format!("{kind}{name}_{dim}"));
             let mut wanted = vec!["attention_delta"];
             wanted.extend(own.iter().map(String::as_str));
             wanted.sort_unstable();
             assert_eq!(launched(&op, 0), wanted);
-            assert_eq!(launched(&op, 1), ["attention_delta", "plain_attention", "plain_keys", "plain_queries"]);
+            assert_eq!(launched(&op, 1), ["attention_delta", "plain_attention", "plain_dkv", "plain_dq"]);
         }
     }
-    let plain = ["attention_delta", "plain_attention", "plain_keys", "plain_queries"];
+    let plain = ["attention_delta", "plain_attention", "plain_dkv", "plain_dq"];
     assert_eq!(launched(&shape(1, 20, 1, 1, 64, DType::F32), 0), plain);
     assert_eq!(launched(&shape(1, 20, 1, 1, 80, DType::Bf16), 0), plain);
 }

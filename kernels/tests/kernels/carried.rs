@@ -135,7 +135,8 @@ fn carried_operands_give_what_those_at_hand_give() {
         assert_eq!(carried.sum_squares(x).unwrap().to_bits(), CUDAS[0].sum_squares(x).unwrap().to_bits());
     }
     // They were the device's own.
-    for kernel in ["cast", "fill", "accumulate", "reduce_floats", "quantize_values", "dequantize", "change_rows", "sum"]
+    for kernel in
+        ["cast", "fill", "accumulate", "reduce_floats", "quantize_values", "dequantize", "broadcast_rows", "sum"]
     {
         assert!(ran(kernel), "{kernel} was done elsewhere");
     }

@@ -175,7 +175,10 @@ fn code_is_kept_on_disk_and_compiled_again_where_that_is_damaged() {
     // Another architecture, and another text, are other code.
     assert!(!obtain(&nvrtc, Some(&folder), &source, &Target::of((8, 0)).unwrap()).unwrap().cached);
     let other = Source {
-        text: concat!("// another\n#include \"prelude.h\"\n", "KERNEL(32) tiny() {}\nEXPORT(tiny)\n"),
+        text: concat!(
+            "// another\n#include \"prelude.h\"\n",
+            "extern \"C\" __global__ void __launch_bounds__(32) tiny() {}\nEXPORT(tiny)\n"
+        ),
         ..source
     };
     assert!(!obtain(&nvrtc, Some(&folder), &other, &target).unwrap().cached);
@@ -186,7 +189,8 @@ fn code_is_kept_on_disk_and_compiled_again_where_that_is_damaged() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-const TINY: &str = "#include \"prelude.h\"\nKERNEL(32) tiny(Run x) { store(x, tid(), 1); }\nEXPORT(tiny)\n";
+const TINY: &str = "#include \"prelude.h\"\n\
+    extern \"C\" __global__ void __launch_bounds__(32) tiny(Run x) { store(x, threadIdx.x, 1); }\nEXPORT(tiny)\n";
 
 #[test]
 fn starts_at_the_same_time_share_a_folder() {
@@ -216,7 +220,8 @@ fn the_compilers_words_come_out() {
         let error = nvrtc.compile(&Source { name: "wrong", text, hopper: false }, &target).unwrap_err();
         (error.to_string(), error)
     };
-    let (words, error) = refused("#include \"prelude.h\"\nKERNEL(32) wrong() { nonsense(); }\n");
+    let (words, error) =
+        refused("#include \"prelude.h\"\nextern \"C\" __global__ void __launch_bounds__(32) wrong() { nonsense(); }\n");
     assert!(words.contains("wrong.cu(2)") && words.contains("\"nonsense\" is undefined"), "{words}");
     assert_eq!((error.source_name.as_str(), error.target.as_str()), ("wrong.cu", "sm_80"));
     let (words, _) = refused("#include <cuda_bf16.h>\n");
@@ -237,13 +242,13 @@ fn spills_and_shared_memory_are_read_from_the_compilers_log() {
     let Some(nvrtc) = nvrtc() else { return };
     // 300 values that all live across a barrier, in blocks of which registers allow 64 a thread.
     let text = "#include \"prelude.h\"\n\
-        KERNEL(1024) spills(float *x) {\n\
+        extern \"C\" __global__ void __launch_bounds__(1024) spills(float *x) {\n\
             SHARED(float, aside, 96);\n\
             float v[300];\n\
-            UNROLL for (int i = 0; i < 300; i++) v[i] = x[i * 1024 + tid()];\n\
-            aside[tid() % 96] = v[0];\n\
-            sync_block();\n\
-            UNROLL for (int i = 0; i < 300; i++) x[i * 1024 + tid()] = v[i] * v[299 - i] + aside[i % 96];\n\
+            UNROLL for (int i = 0; i < 300; i++) v[i] = x[i * 1024 + threadIdx.x];\n\
+            aside[threadIdx.x % 96] = v[0];\n\
+            __syncthreads();\n\
+            UNROLL for (int i = 0; i < 300; i++) x[i * 1024 + threadIdx.x] = v[i] * v[299 - i] + aside[i % 96];\n\
         }\n";
     for capability in CAPABILITIES {
         let target = Target::of(capability).unwrap();

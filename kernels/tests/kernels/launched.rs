@@ -252,7 +252,7 @@ fn experts(cuda: &Cuda) -> zbench_kernels::Result<()> {
 
 /// Threads that a block of each kernel may have, as its source has it.
 fn bounds() -> BTreeMap<String, u32> {
-    let heads = SOURCES.iter().flat_map(|source| source.text.split("\nKERNEL(").skip(1));
+    let heads = SOURCES.iter().flat_map(|source| source.text.split("__launch_bounds__(").skip(1));
     let bound = |head: &str| {
         let (numbers, rest) = head.split_once(')').unwrap();
         let most = numbers.split(',').next().unwrap().trim().parse().unwrap_or_else(|_| panic!("{numbers} of {rest}"));

@@ -177,14 +177,13 @@ fn check(kinds: Kinds, dtype: DType, within: f64) {
 
 #[test]
 fn parts_of_a_sequence_add_up_on_tensor_cores() {
-    let kinds = [("flash_bf16_64", TILE, 128), ("flash_keys_bf16_64", TILE, 128), ("flash_queries_bf16_64", TILE, 128)];
+    let kinds = [("flash_bf16_64", TILE, 128), ("flash_dkv_bf16_64", TILE, 128), ("flash_dq_bf16_64", TILE, 128)];
     // Of up to three numbers each is rounded once.
     check(kinds, DType::Bf16, 3.0 * 2f64.powi(-8));
 }
 
 #[test]
 fn parts_of_a_sequence_add_up_in_f32() {
-    let kinds =
-        [("plain_attention", PLAIN_TILE, 256), ("plain_keys", PLAIN_TILE, 256), ("plain_queries", PLAIN_TILE, 256)];
+    let kinds = [("plain_attention", PLAIN_TILE, 256), ("plain_dkv", PLAIN_TILE, 256), ("plain_dq", PLAIN_TILE, 256)];
     check(kinds, DType::F32, 1e-5);
 }

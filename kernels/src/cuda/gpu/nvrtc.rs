@@ -116,8 +116,8 @@ pub struct CompileError {
 ///
 /// Without `--use_fast_math`: it flushes what is subnormal to zero and takes quotients and roots from approximations, so that a
 /// kernel would no longer agree with the cores and the reference. Where a kernel can live with that it says so by name
-/// (`exp2_fast`). Products and sums may be joined into one rounding, as the compiler likes; the prelude's `mul_rn` and `add_rn`
-/// are for where they must not. The last two make the log say what each kernel takes, and warn of registers that do not
+/// (`exp2_fast`). Products and sums may be joined into one rounding, as the compiler likes; `__fmul_rn` and `__fadd_rn` are
+/// for where they must not. The last two make the log say what each kernel takes, and warn of registers that do not
 /// suffice; each option of ptxas has to be an option of its own.
 pub fn options(target: &Target) -> Vec<String> {
     let architecture = format!("--gpu-architecture={}", target.name());

@@ -40,9 +40,10 @@ int nvrtcCompileProgram(void *handle, int count, const char *const *options) {
     if (architecture.empty() || !program->prelude) { program->log = "no architecture, or no prelude"; return 6; }
     program->code = "\x7f" "ELFfake " + architecture + "\n";
     const std::string &text = program->text;
-    for (size_t at = text.find("\nKERNEL("); at != std::string::npos; at = text.find("\nKERNEL(", at + 1)) {
-        size_t close = text.find(')', at), open = text.find('(', close);
-        std::string threads = text.substr(at + 8, close - at - 8), name = text.substr(close + 2, open - close - 2);
+    const std::string bounds = "__launch_bounds__(";
+    for (size_t at = text.find(bounds); at != std::string::npos; at = text.find(bounds, at + 1)) {
+        size_t start = at + bounds.size(), close = text.find(')', at), open = text.find('(', close);
+        std::string threads = text.substr(start, close - start), name = text.substr(close + 2, open - close - 2);
         // What is no number is some constant of the source's.
         if (threads.find_first_not_of("0123456789") != std::string::npos) threads = "1024";
         program->code += name + " " + threads + "\n";
