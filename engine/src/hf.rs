@@ -57,6 +57,9 @@ pub enum HfError {
     },
 }
 
+/// A refused field, and why.
+type Refused = (&'static str, String);
+
 impl HfError {
     fn field(what: &str, field: &str, reason: impl Into<String>) -> HfError {
         HfError::Field { what: what.into(), field: field.into(), reason: reason.into() }
@@ -141,17 +144,16 @@ pub struct PartialRope {
 impl PartialModel {
     /// These keys, and those of `base` where these are absent: overrides over a preset or a file.
     /// The form and the experts of `base` are its family's: where these keys name another family, they go.
-    pub fn or(self, base: PartialModel) -> PartialModel {
-        let mut base = base;
+    pub fn or(self, mut base: PartialModel) -> PartialModel {
         if self.family.is_some() && base.family.is_some() && self.family != base.family {
             (base.form, base.num_experts, base.num_experts_per_tok) = (None, None, None);
             (base.moe_intermediate_size, base.norm_topk_prob) = (None, None);
             (base.decoder_sparse_step, base.mlp_only_layers) = (None, None);
         }
-        macro_rules! first {
+        macro_rules! first_of_both {
             ($($key:ident)*) => { PartialModel { $($key: self.$key.or(base.$key)),* } };
         }
-        first!(
+        first_of_both!(
             family hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
             vocab_size max_position_embeddings rms_norm_eps rope_theta rope_scaling tie_word_embeddings
             initializer_range sliding_window max_window_layers pad_token_id num_experts num_experts_per_tok
@@ -163,10 +165,7 @@ impl PartialModel {
     /// `what` names the source in errors: a file, or a section.
     pub fn resolve(self, what: &str) -> Result<Model, HfError> {
         let name = self.family.clone().unwrap_or_else(|| "llama".into());
-        let family = families::family(&name).ok_or_else(|| {
-            let missing = vec![format!("model_type {name:?} (zbench has {})", families::quoted(|_| true, ", "))];
-            HfError::Unsupported { what: what.into(), missing }
-        })?;
+        let family = families::family(&name).ok_or_else(|| families::unknown(&format!("{name:?}"), what))?;
         // Key heads by default are of the default's size; other sizes have as many as query heads.
         let stated_heads = self.num_attention_heads.is_some();
         let kv_heads = self.num_key_value_heads;

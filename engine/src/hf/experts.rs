@@ -1,7 +1,7 @@
 //! Experts in a model's description: what its keys mean, sizes that cannot be, and parameters.
 
 use super::families::{Family, quoted};
-use super::{HfError, PartialModel, family_of};
+use super::{HfError, PartialModel, Refused, family_of};
 use crate::config::{Experts, Mlp, Model};
 
 /// Experts of all blocks together: each is three tensors of a plan.
@@ -54,7 +54,7 @@ pub(super) fn resolve(
 }
 
 /// Refuses experts that cannot be, or that the family's checkpoints have no place for.
-pub(super) fn check(model: &Model) -> Result<(), (&'static str, String)> {
+pub(super) fn check(model: &Model) -> Result<(), Refused> {
     let (family, name) = (family_of(model), &model.family);
     let Some(experts) = &model.experts else { return (family.check_experts)(model) };
     if !family.has_experts() {

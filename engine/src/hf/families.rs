@@ -1,4 +1,4 @@
-//! Model families. All that is particular to one stands in its file under `families/`; a new one is a file and its lines
+//! Model families. All that is particular to one stands in its file under `families/`; a new one is a file and its line
 //! in [`FAMILIES`]. Everything else asks [`of`] and compares no family's name.
 
 /// Models of configs/models with their parameters, in the binary, so that it needs no files beside it.
@@ -28,7 +28,7 @@ mod tensors;
 pub use tensors::{Qkv, TensorNames, fused_in, modules};
 
 use super::reader::{Reader, Restricted};
-use super::{HfError, PartialModel};
+use super::{HfError, PartialModel, Refused};
 use crate::config::{Form, Linear, Model};
 use serde_json::Value;
 
@@ -47,7 +47,7 @@ static FAMILIES: [Family; 11] = [
     mpt::FAMILY,
 ];
 
-/// One `model_type`. What a family does not state it has as Llama does.
+/// One `model_type`. What a family does not state is as in the one that its file names last, in the end Llama.
 pub struct Family {
     /// `model_type` of config.json.
     pub model_type: &'static str,
@@ -69,8 +69,8 @@ pub struct Family {
     pub read: fn(&Reader<'_>, &mut PartialModel, &mut Form) -> Result<(), HfError>,
     /// The keys of config.json, but for those that every family has.
     pub write: fn(&Model) -> Value,
-    /// Refuses the experts that no model of this family has, naming the key.
-    pub check_experts: fn(&Model) -> Result<(), (&'static str, String)>,
+    /// Refuses what its experts cannot be, or that there are none, naming the key.
+    pub check_experts: fn(&Model) -> Result<(), Refused>,
     /// Whether transformers gives the embedding a `padding_idx`.
     pub has_padding: bool,
     /// Whether there can be fewer key heads than query heads.
@@ -100,7 +100,7 @@ impl Family {
 pub struct Preset {
     /// As users call it.
     pub name: &'static str,
-    /// How many it has: lists are in this order.
+    /// Its size, by which lists are ordered.
     pub parameters: u64,
     /// TOML with keys of [`PartialModel`] at its top level.
     pub text: &'static str,
@@ -124,6 +124,12 @@ pub fn family_names() -> impl Iterator<Item = &'static str> {
 /// The class of a family's blocks in transformers.
 pub fn block_class(model_type: &str) -> Option<&'static str> {
     family(model_type).map(|family| family.block_class)
+}
+
+/// That a file or section asks for a family that is not there.
+pub fn unknown(given: &str, what: &str) -> HfError {
+    let missing = vec![format!("model_type {given} (zbench has {})", quoted(|_| true, ", "))];
+    HfError::Unsupported { what: what.into(), missing }
 }
 
 /// The names of those families that `has` holds for, in quotes and joined, for messages.

@@ -1,6 +1,6 @@
 //! `config.json`, as transformers 4 and 5 write it.
 
-use super::families::{Family, family, quoted};
+use super::families::{Family, family, unknown};
 use super::reader::{Reader, WHOLE_HEADS};
 use super::{HfError, PartialModel, PartialRope};
 use crate::config::Model;
@@ -53,19 +53,15 @@ fn read_model(json: &str, file: &str, without_dropout: bool) -> Result<Model, Hf
 }
 
 fn known_family(config: &Map<String, Value>, file: &str) -> Result<&'static Family, HfError> {
-    let named = match config.get("model_type") {
-        Some(Value::String(name)) => family(name).ok_or_else(|| format!("{name:?}")),
-        Some(other) => Err(other.to_string()),
+    match config.get("model_type") {
+        Some(Value::String(name)) => family(name).ok_or_else(|| unknown(&format!("{name:?}"), file)),
+        Some(other) => Err(unknown(&other.to_string(), file)),
         None => {
             let guess = if config.contains_key("n_embd") { ("GPT-2", "gpt2") } else { ("Llama", "llama") };
             let message = format!("is missing; if the model is a {}, state \"{}\"", guess.0, guess.1);
-            return Err(HfError::field(file, "model_type", message));
+            Err(HfError::field(file, "model_type", message))
         }
-    };
-    named.map_err(|given| {
-        let missing = vec![format!("model_type {given} (zbench has {})", quoted(|_| true, ", "))];
-        HfError::Unsupported { what: file.into(), missing }
-    })
+    }
 }
 
 fn refuse_unsupported(reader: &Reader<'_>, family: &Family) -> Result<(), HfError> {

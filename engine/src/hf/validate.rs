@@ -1,6 +1,6 @@
 //! Sizes and numbers that a model cannot have.
 
-use super::{HfError, experts, family_of, fused_in, parameter_count};
+use super::{HfError, Refused, experts, family_of, fused_in, parameter_count};
 use crate::config::{Linear, Model, NormKind, Positions, RopeScaling};
 
 /// More blocks than any model; a typing error beyond it would fill memory with plans.
@@ -8,9 +8,6 @@ pub const MAX_LAYERS: usize = 65_536;
 
 /// Elements whose bytes, at the 18 bytes per parameter of mixed-precision training, fit in 64 signed bits.
 const MAX_ELEMENTS: u128 = (i64::MAX / 18) as u128;
-
-/// A refused field, and why.
-type Refused = (&'static str, String);
 
 /// Refuses sizes that cannot be or whose bytes overflow, naming the key.
 pub fn validate(model: &Model) -> Result<(), HfError> {
