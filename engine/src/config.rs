@@ -502,6 +502,8 @@ impl Linear {
         Linear::UpProj,
         Linear::DownProj,
     ];
+    /// Those that some families keep in one tensor.
+    pub const QKV: [Linear; 3] = [Linear::QProj, Linear::KProj, Linear::VProj];
 
     /// The part of the tensor's name, `q_proj`.
     pub const fn name(self) -> &'static str {

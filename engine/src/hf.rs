@@ -5,16 +5,15 @@
 //! and is not implemented here is refused by name. A TOML section is ours: there an unknown key is an error.
 
 mod experts;
-mod family;
+mod families;
 mod foreign;
-mod presets;
 mod reader;
 mod validate;
 mod write;
 
-pub use family::{ConfigKeys, config_keys, family_names};
+pub use families::{ConfigKeys, block_class, config_keys, family_names, known_targets, preset, preset_names};
+pub(crate) use families::{Family, Qkv, TensorNames, fused_in, modules, of as family_of};
 pub use foreign::{model_from_hf, model_from_hf_without_dropout};
-pub use presets::{preset, preset_names};
 pub use validate::{MAX_LAYERS, validate};
 pub use write::config_json;
 
@@ -57,6 +56,9 @@ pub enum HfError {
         name: String,
     },
 }
+
+/// A refused field, and why.
+type Refused = (&'static str, String);
 
 impl HfError {
     fn field(what: &str, field: &str, reason: impl Into<String>) -> HfError {
@@ -142,44 +144,28 @@ pub struct PartialRope {
 impl PartialModel {
     /// These keys, and those of `base` where these are absent: overrides over a preset or a file.
     /// The form and the experts of `base` are its family's: where these keys name another family, they go.
-    pub fn or(self, base: PartialModel) -> PartialModel {
-        let other = self.family.is_some() && base.family.is_some() && self.family != base.family;
-        PartialModel {
-            form: self.form.or(base.form.filter(|_| !other)),
-            pad_token_id: self.pad_token_id.or(base.pad_token_id),
-            num_experts: self.num_experts.or(base.num_experts.filter(|_| !other)),
-            num_experts_per_tok: self.num_experts_per_tok.or(base.num_experts_per_tok.filter(|_| !other)),
-            moe_intermediate_size: self.moe_intermediate_size.or(base.moe_intermediate_size.filter(|_| !other)),
-            norm_topk_prob: self.norm_topk_prob.or(base.norm_topk_prob.filter(|_| !other)),
-            decoder_sparse_step: self.decoder_sparse_step.or(base.decoder_sparse_step.filter(|_| !other)),
-            mlp_only_layers: self.mlp_only_layers.or(base.mlp_only_layers.filter(|_| !other)),
-            sliding_window: self.sliding_window.or(base.sliding_window),
-            max_window_layers: self.max_window_layers.or(base.max_window_layers),
-            family: self.family.or(base.family),
-            hidden_size: self.hidden_size.or(base.hidden_size),
-            intermediate_size: self.intermediate_size.or(base.intermediate_size),
-            num_hidden_layers: self.num_hidden_layers.or(base.num_hidden_layers),
-            num_attention_heads: self.num_attention_heads.or(base.num_attention_heads),
-            num_key_value_heads: self.num_key_value_heads.or(base.num_key_value_heads),
-            head_dim: self.head_dim.or(base.head_dim),
-            vocab_size: self.vocab_size.or(base.vocab_size),
-            max_position_embeddings: self.max_position_embeddings.or(base.max_position_embeddings),
-            rms_norm_eps: self.rms_norm_eps.or(base.rms_norm_eps),
-            rope_theta: self.rope_theta.or(base.rope_theta),
-            rope_scaling: self.rope_scaling.or(base.rope_scaling),
-            tie_word_embeddings: self.tie_word_embeddings.or(base.tie_word_embeddings),
-            initializer_range: self.initializer_range.or(base.initializer_range),
+    pub fn or(self, mut base: PartialModel) -> PartialModel {
+        if self.family.is_some() && base.family.is_some() && self.family != base.family {
+            (base.form, base.num_experts, base.num_experts_per_tok) = (None, None, None);
+            (base.moe_intermediate_size, base.norm_topk_prob) = (None, None);
+            (base.decoder_sparse_step, base.mlp_only_layers) = (None, None);
         }
+        macro_rules! first_of_both {
+            ($($key:ident)*) => { PartialModel { $($key: self.$key.or(base.$key)),* } };
+        }
+        first_of_both!(
+            family hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
+            vocab_size max_position_embeddings rms_norm_eps rope_theta rope_scaling tie_word_embeddings
+            initializer_range sliding_window max_window_layers pad_token_id num_experts num_experts_per_tok
+            moe_intermediate_size norm_topk_prob decoder_sparse_step mlp_only_layers form
+        )
     }
 
     /// The model these keys describe, absent ones at the defaults of transformers for the family, and validated.
     /// `what` names the source in errors: a file, or a section.
     pub fn resolve(self, what: &str) -> Result<Model, HfError> {
         let name = self.family.clone().unwrap_or_else(|| "llama".into());
-        let family = family::family(&name).ok_or_else(|| {
-            let missing = vec![format!("model_type {name:?} (zbench has {})", family::names())];
-            HfError::Unsupported { what: what.into(), missing }
-        })?;
+        let family = families::family(&name).ok_or_else(|| families::unknown(&format!("{name:?}"), what))?;
         // Key heads by default are of the default's size; other sizes have as many as query heads.
         let stated_heads = self.num_attention_heads.is_some();
         let kv_heads = self.num_key_value_heads;
@@ -218,7 +204,7 @@ impl PartialModel {
             sliding_window: window,
             max_window_layers: sizes.max_window_layers.filter(|_| window.is_some()).unwrap_or(0),
             pad_token_id: sizes.pad_token_id.and_then(|token| usize::try_from(token).ok()),
-            form: sizes.form.unwrap_or_else(|| family::usual_form(family.model_type)),
+            form: sizes.form.unwrap_or_else(family.form),
             experts,
             weights: None,
             loading: Loading::default(),
@@ -294,7 +280,7 @@ impl PartialRope {
 impl From<&Model> for PartialModel {
     /// All keys stated, so that a file's model can be the base of overrides. `weights` is not a key.
     fn from(model: &Model) -> PartialModel {
-        let experts = model.experts.as_ref();
+        let (experts, defaults) = (model.experts.as_ref(), (family_of(model).defaults)());
         PartialModel {
             family: Some(model.family.clone()),
             hidden_size: Some(model.hidden_size),
@@ -314,14 +300,11 @@ impl From<&Model> for PartialModel {
             max_window_layers: Some(model.max_window_layers),
             pad_token_id: Some(model.pad_token_id.map_or(-1, |token| token as i64)),
             // 0 keeps the family's default out.
-            num_experts: match &model.experts {
-                Some(experts) => Some(experts.num_experts),
-                None => (model.family == "qwen3_moe").then_some(0),
-            },
+            num_experts: experts.map(|experts| experts.num_experts).or(defaults.num_experts.map(|_| 0)),
             num_experts_per_tok: experts.map(|experts| experts.num_experts_per_tok),
-            // Mixtral's are as wide as it says of the MLP, whatever that becomes.
+            // Where there is no default they are as wide as the MLP, whatever that becomes.
             moe_intermediate_size: experts
-                .filter(|_| model.family != "mixtral")
+                .filter(|_| defaults.moe_intermediate_size.is_some())
                 .map(|experts| experts.moe_intermediate_size),
             norm_topk_prob: experts.map(|experts| experts.norm_topk_prob),
             decoder_sparse_step: experts.map(|experts| experts.decoder_sparse_step),
@@ -333,21 +316,8 @@ impl From<&Model> for PartialModel {
 
 impl From<&RopeScaling> for PartialRope {
     fn from(scaling: &RopeScaling) -> PartialRope {
-        match *scaling {
-            RopeScaling::Linear { factor } => {
-                PartialRope { rope_type: Some("linear".into()), factor: Some(factor), ..Default::default() }
-            }
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
-                PartialRope {
-                    rope_type: Some("llama3".into()),
-                    rope_theta: None,
-                    factor: Some(factor),
-                    low_freq_factor: Some(low_freq_factor),
-                    high_freq_factor: Some(high_freq_factor),
-                    original_max_position_embeddings: Some(original_max_position_embeddings),
-                }
-            }
-        }
+        // Both have the keys of config.json.
+        serde_json::from_value(serde_json::json!(scaling)).expect("every key of a scaling is one of a partial one")
     }
 }
 

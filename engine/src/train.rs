@@ -175,7 +175,7 @@ fn open(cell: &Cell, plan: &Plan) -> Result<Opened, String> {
         let mut checkpoint = Checkpoint::open(dir)?;
         let expected = plan.layout.checkpoint_tensors();
         checkpoint.adopt_prefix(&expected);
-        checkpoint.adopt_experts(&expected);
+        checkpoint.adopt_experts(model);
         checkpoint.check(&expected)?;
         Ok(checkpoint)
     });

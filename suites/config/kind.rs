@@ -6,7 +6,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use toml::Value;
 use zbench_engine::config::Kept;
-use zbench_engine::peft::KNOWN_TARGETS;
+use zbench_engine::hf::known_targets;
 use zbench_estimate::spelling::nearest;
 
 /// What a key may hold.
@@ -295,7 +295,7 @@ fn check_targets(value: &Value) -> Result<(), String> {
                 Some((_, last)) => Value::from(last),
                 None => item.clone(),
             };
-            check_names(&list.iter().map(last).collect::<Vec<_>>(), &KNOWN_TARGETS)
+            check_names(&list.iter().map(last).collect::<Vec<_>>(), &known_targets())
         }
         _ => Err(wrong_type("a list such as [\"q_proj\", \"v_proj\"], or \"all-linear\"", value)),
     }

@@ -1,7 +1,7 @@
 //! `config.json`, as transformers 4 and 5 write it.
 
-use super::family::{Family, NO_DROPOUT, Restricted, family, is_one, names};
-use super::reader::Reader;
+use super::families::{Family, family, unknown};
+use super::reader::{Reader, WHOLE_HEADS};
 use super::{HfError, PartialModel, PartialRope};
 use crate::config::Model;
 use serde_json::{Map, Value};
@@ -38,45 +38,35 @@ fn read_model(json: &str, file: &str, without_dropout: bool) -> Result<Model, Hf
         return Err(bad_json("it is not an object of keys".into()));
     };
     let family = known_family(&config, file)?;
-    refuse_unsupported(&config, family, file, without_dropout)?;
-    let mut partial: PartialModel = read_keys(family.keys, &config, "", file)?;
+    let reader = Reader { config: &config, file, without_dropout };
+    refuse_unsupported(&reader, family)?;
+    let mut partial: PartialModel = read_keys(&family.keys.concat(), &config, "", file)?;
     partial.family = Some(family.model_type.into());
     partial.rope_scaling = rope(&config, file)?;
-    partial.form = Some((family.read)(&Reader { config: &config, file, without_dropout }, &mut partial)?);
+    if family.has_padding {
+        reader.padding(&mut partial)?;
+    }
+    let mut form = (family.form)();
+    (family.read)(&reader, &mut partial, &mut form)?;
+    partial.form = Some(form);
     partial.resolve(file)
 }
 
 fn known_family(config: &Map<String, Value>, file: &str) -> Result<&'static Family, HfError> {
-    let named = match config.get("model_type") {
-        Some(Value::String(name)) => family(name).ok_or_else(|| format!("{name:?}")),
-        Some(other) => Err(other.to_string()),
+    match config.get("model_type") {
+        Some(Value::String(name)) => family(name).ok_or_else(|| unknown(&format!("{name:?}"), file)),
+        Some(other) => Err(unknown(&other.to_string(), file)),
         None => {
             let guess = if config.contains_key("n_embd") { ("GPT-2", "gpt2") } else { ("Llama", "llama") };
             let message = format!("is missing; if the model is a {}, state \"{}\"", guess.0, guess.1);
-            return Err(HfError::field(file, "model_type", message));
-        }
-    };
-    named.map_err(|given| {
-        let missing = vec![format!("model_type {given} (zbench has {})", names())];
-        HfError::Unsupported { what: file.into(), missing }
-    })
-}
-
-fn refuse_unsupported(
-    config: &Map<String, Value>,
-    family: &Family,
-    file: &str,
-    without_dropout: bool,
-) -> Result<(), HfError> {
-    let mut missing = Vec::new();
-    for Restricted { key, harmless, have } in family.restricted {
-        if without_dropout && *have == NO_DROPOUT {
-            continue;
-        }
-        if let Some(value) = config.get(*key).filter(|value| !value.is_null() && !harmless(value)) {
-            missing.push(format!("{key} {value} (zbench has {have})"));
+            Err(HfError::field(file, "model_type", message))
         }
     }
+}
+
+fn refuse_unsupported(reader: &Reader<'_>, family: &Family) -> Result<(), HfError> {
+    let config = reader.config;
+    let mut missing = reader.missing(config, "", family.restricted);
     if let Some(value) = config.get("architectures").filter(|value| !value.is_null()) {
         // Early conversions of Llama wrote LLaMAForCausalLM.
         let named = |name: &Value| name.as_str().is_some_and(|name| name.eq_ignore_ascii_case(family.architecture));
@@ -86,15 +76,13 @@ fn refuse_unsupported(
     }
     for name in ["rope_scaling", "rope_parameters"] {
         let Some(Value::Object(table)) = config.get(name) else { continue };
-        if let Some(value) = table.get("partial_rotary_factor").filter(|value| !value.is_null() && !is_one(value)) {
-            missing.push(format!("{name}.partial_rotary_factor {value} (zbench has rotation of the whole head)"));
-        }
+        missing.extend(reader.missing(table, &format!("{name}."), &[WHOLE_HEADS]));
         // Transformers 5 writes one table per kind of layer for models that have several.
         if let Some((kind, _)) = table.iter().find(|(_, value)| value.is_object()) {
             missing.push(format!("{name}.{kind}, a rotary embedding per kind of layer (zbench has one)"));
         }
     }
-    if missing.is_empty() { Ok(()) } else { Err(HfError::Unsupported { what: file.into(), missing }) }
+    if missing.is_empty() { Ok(()) } else { Err(reader.unsupported(missing)) }
 }
 
 /// The table under either name; both may stand there if they say the same.

@@ -1,17 +1,13 @@
 //! Sizes and numbers that a model cannot have.
 
-use super::{HfError, experts, parameter_count};
+use super::{HfError, Refused, experts, family_of, fused_in, parameter_count};
 use crate::config::{Linear, Model, NormKind, Positions, RopeScaling};
-use crate::model::fused_in;
 
 /// More blocks than any model; a typing error beyond it would fill memory with plans.
 pub const MAX_LAYERS: usize = 65_536;
 
 /// Elements whose bytes, at the 18 bytes per parameter of mixed-precision training, fit in 64 signed bits.
 const MAX_ELEMENTS: u128 = (i64::MAX / 18) as u128;
-
-/// A refused field, and why.
-type Refused = (&'static str, String);
 
 /// Refuses sizes that cannot be or whose bytes overflow, naming the key.
 pub fn validate(model: &Model) -> Result<(), HfError> {
@@ -67,7 +63,7 @@ fn sizes(model: &Model) -> Result<(), Refused> {
             let reason = format!("is {token}; the vocabulary has {}; name a token of it, or -1 for none", vocab.1);
             return Err(("pad_token_id", reason));
         }
-        if !pads(&model.family) {
+        if !family_of(model).has_padding {
             let reason = format!("is stated; transformers' embeddings of the family {:?} have none", model.family);
             return Err(("pad_token_id", reason));
         }
@@ -94,11 +90,6 @@ fn sizes(model: &Model) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Whether transformers gives the embedding of a family a `padding_idx`.
-pub(super) fn pads(family: &str) -> bool {
-    !matches!(family, "gpt2" | "falcon" | "bloom" | "mpt")
-}
-
 /// Families that store queries, keys and values as one split the hidden size into heads, as their checkpoints do.
 fn whole_heads(model: &Model) -> Result<(), Refused> {
     let (heads, dim, hidden) = (model.num_attention_heads, model.head_dim, model.hidden_size);
@@ -106,7 +97,7 @@ fn whole_heads(model: &Model) -> Result<(), Refused> {
         let reason = format!("is {dim}; the family {:?} has hidden_size = {hidden} / {heads} heads", model.family);
         return Err(("head_dim", reason));
     }
-    if model.family != "falcon" && model.num_key_value_heads != heads {
+    if !family_of(model).has_grouped_heads && model.num_key_value_heads != heads {
         let reason =
             format!("is {}; the family {:?} has one for each query head", model.num_key_value_heads, model.family);
         return Err(("num_key_value_heads", reason));

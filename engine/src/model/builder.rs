@@ -2,16 +2,18 @@
 
 mod adapters;
 
-use super::names::{Fusion, Names, stored_bias, stored_matrix};
+use super::stored::{FusedRows, qkv_module};
 use super::{Basis, Init, Part, Place, Rows, Stored, Unit};
 use crate::config::{self, Base, Linear, Mlp, Model, Order, Positions};
+use crate::hf::{Family, TensorNames, family_of};
 use crate::layers::{Block, Dims, Embedding, Experts, Head, LinearSpec, Norm};
 use zbench_kernels::{Act, Packed, Packing};
 
 /// Appends tensors in the order of the model.
 pub(super) struct Builder<'a> {
     cell: Basis<'a>,
-    names: &'static Names,
+    family: &'static Family,
+    names: &'static TensorNames,
 }
 
 /// One linear layer of a block.
@@ -25,7 +27,8 @@ struct Projection {
 
 impl<'a> Builder<'a> {
     pub fn new(cell: Basis<'a>) -> Builder<'a> {
-        Builder { cell, names: Names::of(cell.model) }
+        let family = family_of(cell.model);
+        Builder { cell, family, names: (family.tensors)(&cell.model.form) }
     }
 
     /// The part of everything that an adapter run does not train.
@@ -44,7 +47,7 @@ impl<'a> Builder<'a> {
         let weight = unit.push(part, name_of("weight"), &[cols], Init::Constant(1.0));
         if form.norm_less_one {
             let rows = Rows { start: 0, run: cols, stride: cols };
-            let stored = Stored { name: name_of("weight"), shape: vec![cols], rows, turned: false, less: 1.0 };
+            let stored = Stored { name: name_of("weight"), shape: vec![cols], rows, transposed: false, less: 1.0 };
             unit.store_last(Some(stored));
         }
         let bias = form.norm_bias.then(|| unit.push(part, name_of("bias"), &[cols], Init::Constant(0.0)));
@@ -77,7 +80,7 @@ impl<'a> Builder<'a> {
         let queries = model.num_attention_heads * model.head_dim;
         let keys = model.num_key_value_heads * model.head_dim;
         let prefix = format!("{}.{index}", names.blocks);
-        let narrow = match names.narrow_outputs {
+        let narrow = match self.family.narrow_outputs {
             true => std / (2.0 * model.num_hidden_layers as f64).sqrt(),
             false => std,
         };
@@ -180,40 +183,42 @@ impl<'a> Builder<'a> {
         let up = stack(names.expert_up, wide, hidden, "expert up_proj");
         let down = stack(names.expert_down, hidden, wide, "expert down_proj");
         let (top, normalised) = (spec.num_experts_per_tok, spec.norm_topk_prob);
-        (Some(gate), up, down, Some(Experts { router, count, top, normalised, rounded: names.rounded_weights }))
+        (Some(gate), up, down, Some(Experts { router, count, top, normalised, rounded: self.family.rounded_weights }))
     }
 
     fn linear(&self, unit: &mut Unit, prefix: &str, projection: Projection) -> LinearSpec {
         let Projection { which, out, input, bias, std } = projection;
-        let (names, part) = (self.names, self.base());
-        let (module, fusion) = self.module(which);
+        let part = self.base();
+        let (module, fused) = self.module(which);
         let stored = format!("{prefix}.{module}");
         // A part of a fused tensor has a name of its own here.
-        let name = if fusion.is_some() { format!("{stored}.{}", which.name()) } else { stored.clone() };
+        let name = if fused.is_some() { format!("{stored}.{}", which.name()) } else { stored.clone() };
         let (title, init) = (format!("{name}.weight"), Init::Normal(std));
         let packed = self.packing().map(|packing| Packed { packing, rows: out, cols: input });
         let weight = match packed {
             Some(packed) => unit.push_packed(packed, title, init),
             None => unit.push(part, title, &[out, input], init),
         };
-        unit.store_last(stored_matrix(&stored, [out, input], fusion, names.turned));
+        let matrix = Stored::matrix(format!("{stored}.weight"), [out, input], fused, self.family.transposed);
+        unit.store_last(matrix);
         let bias = bias.then(|| {
             let place = unit.push(part, format!("{name}.bias"), &[out], Init::Constant(0.0));
-            unit.store_last(stored_bias(&stored, fusion));
+            unit.store_last(fused.map(|rows| Stored::part(format!("{stored}.bias"), rows, &[])));
             place
         });
-        let (adapter, magnitude) = self.adapter(unit, &stored, which, fusion, weight, [out, input]);
-        let factors = self.factors(unit, &stored, which, fusion, [out, input]);
+        let (adapter, magnitude) = self.adapter(unit, &stored, which, fused, weight, [out, input]);
+        let factors = self.factors(unit, &stored, which, fused, [out, input]);
         LinearSpec { weight, packed, bias, out, input, adapter, factors, magnitude, name: which.name() }
     }
 
-    /// The module of a projection, and its place there if the family fuses it with others.
-    fn module(&self, which: Linear) -> (&'static str, Option<Fusion>) {
+    /// The module of a projection, and its rows there if the family fuses it with others.
+    fn module(&self, which: Linear) -> (&'static str, Option<FusedRows>) {
         let names = self.names;
+        let part = |index| qkv_module(&names.qkv, self.cell.model, index);
         match which {
-            Linear::QProj => names.projection(self.cell.model, 0),
-            Linear::KProj => names.projection(self.cell.model, 1),
-            Linear::VProj => names.projection(self.cell.model, 2),
+            Linear::QProj => part(0),
+            Linear::KProj => part(1),
+            Linear::VProj => part(2),
             Linear::OProj => (names.o, None),
             Linear::GateProj => (names.gate, None),
             Linear::UpProj => (names.up, None),

@@ -1,17 +1,17 @@
 //! The model as units and as layers: which tensors there are, in which unit, and which layer reads them.
 
 mod builder;
-mod names;
 mod stored;
 mod unit;
 
 pub use stored::{Rows, Run, Stored};
 pub use unit::{Flat, Grads, Init, Part, Place, Tensor, Unit, Weights, is_adapter, stream_of};
 
-use crate::config::{AttentionKind, Base, Cell, Linear, Lora, Mlp, Model};
+pub(crate) use crate::hf::fused_in;
+
+use crate::config::{AttentionKind, Base, Cell, Lora, Model};
 use crate::layers::{Block, Embedding, Head};
 use builder::Builder;
-use names::{Fused, Names};
 use zbench_kernels::{DType, GRANULE_BYTES};
 
 /// Units and layers of a model. Unit 0 is the embedding, then the blocks, the last one the head.
@@ -167,34 +167,4 @@ fn granule(cell: &Cell) -> usize {
         .min()
         .unwrap_or(4);
     GRANULE_BYTES as usize / narrowest.min(4)
-}
-
-/// The fused tensor that a family's checkpoints keep a layer in, by the last part of its name.
-pub fn fused_in(model: &Model, linear: Linear) -> Option<&'static str> {
-    let names = Names::of(model);
-    let fused =
-        matches!(linear, Linear::QProj | Linear::KProj | Linear::VProj) && !matches!(names.qkv, Fused::Apart(_));
-    names.fused().filter(|_| fused)
-}
-
-/// The modules of a block that are linear layers, named as behind the block's own name, and the layers in each: three in
-/// one that fuses queries, keys and values.
-pub fn modules(model: &Model) -> Vec<(&'static str, Vec<Linear>)> {
-    let names = Names::of(model);
-    let qkv = [Linear::QProj, Linear::KProj, Linear::VProj];
-    let mut modules = match names.qkv {
-        Fused::Apart(own) => own.into_iter().zip(qkv).map(|(name, layer)| (name, vec![layer])).collect(),
-        Fused::Stacked(name) | Fused::ByGroup(name) => vec![(name, qkv.to_vec())],
-    };
-    modules.push((names.o, vec![Linear::OProj]));
-    if matches!(model.form.mlp, Mlp::Swiglu | Mlp::GegluTanh) {
-        modules.push((names.gate, vec![Linear::GateProj]));
-    }
-    modules.extend([(names.up, vec![Linear::UpProj]), (names.down, vec![Linear::DownProj])]);
-    modules
-}
-
-/// Whether a family's checkpoints have the matrices of blocks `[input, out]`.
-pub fn turned(model: &Model) -> bool {
-    Names::of(model).turned
 }

@@ -1,6 +1,8 @@
-//! How a tensor lies in a checkpoint that fuses it with others, turns it, or shifts it.
+//! How a tensor lies in a checkpoint that fuses it with others, transposes it, or shifts it.
 
 use super::Tensor;
+use crate::config::Model;
+use crate::hf::Qkv;
 use std::ops::Range;
 
 /// A tensor as a checkpoint has it.
@@ -10,10 +12,10 @@ pub struct Stored {
     pub name: String,
     /// That tensor's shape.
     pub shape: Vec<usize>,
-    /// Which of that tensor's rows (columns, if turned) are this one's.
+    /// Which of that tensor's rows (columns, if transposed) are this one's.
     pub rows: Rows,
     /// It is stored `[input, output]`.
-    pub turned: bool,
+    pub transposed: bool,
     /// What is stored is this much less.
     pub less: f32,
 }
@@ -27,6 +29,56 @@ pub struct Rows {
     pub run: usize,
     /// From one run to the next.
     pub stride: usize,
+}
+
+/// The rows of a fused tensor that are one projection's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FusedRows {
+    /// Rows of the fused tensor.
+    pub total: usize,
+    /// Which are this projection's.
+    pub rows: Rows,
+}
+
+/// Where query, key or value projection (0, 1, 2) lies: its module, and its rows there if others are in it too.
+pub(super) fn qkv_module(qkv: &Qkv, model: &Model, which: usize) -> (&'static str, Option<FusedRows>) {
+    let dim = model.head_dim;
+    let (queries, keys) = (model.num_attention_heads * dim, model.num_key_value_heads * dim);
+    let total = queries + 2 * keys;
+    // Rows of queries and of keys that lie together, and from such a group to the next.
+    let (name, queries, keys, stride) = match *qkv {
+        Qkv::Separate(names) => return (names[which], None),
+        Qkv::Concatenated(name) => (name, queries, keys, total),
+        Qkv::Interleaved(name) => {
+            let group = model.num_attention_heads / model.num_key_value_heads.max(1) * dim;
+            (name, group, dim, group + 2 * dim)
+        }
+    };
+    let (start, run) = ([0, queries, queries + keys][which], [queries, keys, keys][which]);
+    (name, Some(FusedRows { total, rows: Rows { start, run, stride } }))
+}
+
+impl Stored {
+    /// Rows of a fused tensor with `cols` columns (`[]` of a vector), not transposed.
+    pub(super) fn part(name: String, FusedRows { total, rows }: FusedRows, cols: &[usize]) -> Stored {
+        Stored { name, shape: [&[total], cols].concat(), rows, transposed: false, less: 0.0 }
+    }
+
+    /// A linear layer's matrix `[out, input]` under `name`; `None` = as it is.
+    pub(super) fn matrix(
+        name: String,
+        [out, input]: [usize; 2],
+        fused: Option<FusedRows>,
+        transposed: bool,
+    ) -> Option<Stored> {
+        if fused.is_none() && !transposed {
+            return None;
+        }
+        let FusedRows { total, rows } =
+            fused.unwrap_or(FusedRows { total: out, rows: Rows { start: 0, run: out, stride: out } });
+        let shape = if transposed { vec![input, total] } else { vec![total, input] };
+        Some(Stored { name, shape, rows, transposed, less: 0.0 })
+    }
 }
 
 /// Elements that lie together in a checkpoint: element `i` is `ours + i * step` here and `stored + i` there.
@@ -61,7 +113,7 @@ impl Tensor {
     /// Where elements `range` of this tensor are stored.
     pub fn runs(&self, range: Range<usize>) -> Vec<Run> {
         let plain = || vec![Run { ours: range.start, step: 1, stored: range.start, len: range.len() }];
-        let Some(Stored { shape, rows, turned, .. }) = &self.stored else { return plain() };
+        let Some(Stored { shape, rows, transposed, .. }) = &self.stored else { return plain() };
         let input = if self.shape.len() == 2 { self.shape[1] } else { 1 };
         if range.is_empty() || input == 0 {
             return Vec::new();
@@ -74,7 +126,7 @@ impl Tensor {
         let place = |row: usize| rows.start + row / rows.run * rows.stride + row % rows.run;
         let mut runs = Vec::new();
         for group in groups {
-            if !*turned {
+            if !*transposed {
                 let (start, end) = ((group.start * input).max(range.start), (group.end * input).min(range.end));
                 let stored = place(group.start) * input + (start - group.start * input);
                 runs.push(Run { ours: start, step: 1, stored, len: end - start });
@@ -99,8 +151,8 @@ mod tests {
     use super::*;
     use crate::model::{Init, Part, Place};
 
-    fn tensor(shape: &[usize], stored_shape: &[usize], rows: Rows, turned: bool) -> Tensor {
-        let stored = Stored { name: "fused".into(), shape: stored_shape.into(), rows, turned, less: 0.0 };
+    fn tensor(shape: &[usize], stored_shape: &[usize], rows: Rows, transposed: bool) -> Tensor {
+        let stored = Stored { name: "fused".into(), shape: stored_shape.into(), rows, transposed, less: 0.0 };
         let place = Place { part: Part::Trainable, start: 0, len: shape.iter().product() };
         let (name, init) = ("t".to_string(), Init::Constant(0.0));
         Tensor { name, shape: shape.into(), place, init, in_checkpoint: true, stored: Some(stored), packed: None }
@@ -110,15 +162,15 @@ mod tests {
     #[test]
     fn runs_are_the_elements_wherever_a_range_is_cut() {
         let grouped = Rows { start: 2, run: 2, stride: 5 };
-        for (shape, stored_shape, turned) in
+        for (shape, stored_shape, transposed) in
             [(&[6, 3][..], &[15, 3][..], false), (&[6, 3], &[3, 15], true), (&[6], &[15], false)]
         {
-            let tensor = tensor(shape, stored_shape, grouped, turned);
+            let tensor = tensor(shape, stored_shape, grouped, transposed);
             let input = shape.get(1).copied().unwrap_or(1);
             let there = |i: usize| {
                 let (row, column) = (i / input, i % input);
                 let row = 2 + row / 2 * 5 + row % 2;
-                if turned { column * 15 + row } else { row * input + column }
+                if transposed { column * 15 + row } else { row * input + column }
             };
             let len: usize = shape.iter().product();
             for start in 0..=len {

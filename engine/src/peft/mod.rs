@@ -9,7 +9,7 @@ mod targets;
 mod write;
 
 pub use read::{AdapterConfig, parse_config, read_config};
-pub use targets::{KNOWN_TARGETS, all_linear, default_feedforward, default_targets, find_targets, target_names};
+pub use targets::{all_linear, default_feedforward, default_targets, find_targets, target_names};
 pub use write::config_json;
 
 use std::path::PathBuf;

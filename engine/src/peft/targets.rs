@@ -2,29 +2,7 @@
 //! GPT-2's blocks, and `mlp.c_proj` one.
 
 use crate::config::{Linear, Method, Model};
-use crate::model::modules;
-
-/// The last parts of all names that stand for layers of some family.
-pub const KNOWN_TARGETS: [&str; 16] = [
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-    "c_attn",
-    "c_proj",
-    "c_fc",
-    "query_key_value",
-    "dense",
-    "dense_h_to_4h",
-    "dense_4h_to_h",
-    "Wqkv",
-    "out_proj",
-];
-
-const QKV: [Linear; 3] = [Linear::QProj, Linear::KProj, Linear::VProj];
+use crate::hf::{family_of, modules};
 
 /// Whether `name` is the end of a module's name, of whole parts of it.
 fn ends(module: &str, name: &str) -> bool {
@@ -55,7 +33,7 @@ pub fn find_targets<S: AsRef<str>>(model: &Model, names: &[S]) -> Result<Vec<Lin
                 }
             }
             let fused = modules.iter().find(|(_, layers)| layers.len() > 1).map(|(module, _)| *module);
-            let inside = match fused.filter(|_| QKV.iter().any(|part| part.name() == name)) {
+            let inside = match fused.filter(|_| Linear::QKV.iter().any(|part| part.name() == name)) {
                 Some(fused) => format!(", which has it inside {fused}"),
                 None => String::new(),
             };
@@ -93,16 +71,11 @@ pub fn target_names(model: &Model, layers: &[Linear]) -> Vec<String> {
     names
 }
 
-/// PEFT's choice for the family where nothing is said. It has none for IA3 on MPT; that of BLOOM stands there.
+/// PEFT's choice for the family where nothing is said.
 pub fn default_targets(model: &Model, method: Method) -> Vec<Linear> {
-    let fused = modules(model).iter().any(|(_, layers)| layers.len() > 1);
-    let attention = match (method, model.family.as_str()) {
-        _ if fused => &QKV[..],
-        (Method::Ia3, "llama" | "mistral") => &[Linear::KProj, Linear::VProj],
-        _ => &[Linear::QProj, Linear::VProj],
-    };
-    let mlp = (method == Method::Ia3).then_some(Linear::DownProj);
-    attention.iter().copied().chain(mlp).collect()
+    let family = family_of(model);
+    let targets = if method == Method::Lora { family.lora_targets } else { family.ia3_targets };
+    targets.to_vec()
 }
 
 /// Those of IA3's targets whose factors PEFT puts on what they read, where nothing is said: the MLP's last layer.
@@ -159,7 +132,7 @@ mod tests {
     #[test]
     fn every_known_name_is_of_some_family() {
         let families = ["llama", "gpt2", "falcon", "mpt"].map(|family| default_model(family).unwrap());
-        for name in KNOWN_TARGETS {
+        for name in crate::hf::known_targets() {
             assert!(families.iter().any(|model| find_targets(model, &[name]).is_ok()), "{name}");
         }
     }

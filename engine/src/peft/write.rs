@@ -2,7 +2,7 @@
 
 use super::targets::target_names;
 use crate::config::{Cell, Linear, Method};
-use crate::model::turned;
+use crate::hf::family_of;
 use serde_json::{Value, json};
 
 /// The config of a cell's adapters.
@@ -22,7 +22,7 @@ pub fn config_json(cell: &Cell) -> String {
         "target_modules": targets,
         "modules_to_save": null,
         "exclude_modules": null,
-        "fan_in_fan_out": turned(model),
+        "fan_in_fan_out": family_of(model).transposed,
     });
     let own = match lora.method {
         Method::Lora => json!({

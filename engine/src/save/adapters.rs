@@ -3,7 +3,8 @@
 use super::{SaveError, SaveOptions, put};
 use crate::checkpoint::write_safetensors;
 use crate::config::{Cell, Linear, Lora, Method};
-use crate::model::{is_adapter, modules, turned};
+use crate::hf::{family_of, modules};
+use crate::model::is_adapter;
 use crate::peft;
 use crate::rank::Rank;
 use std::collections::BTreeMap;
@@ -38,7 +39,7 @@ impl Rank<'_> {
         let on_input = |layers: &[Linear]| layers.iter().any(|layer| lora.feedforward.contains(layer));
         let feedforward =
             modules(model).into_iter().filter(|(_, layers)| on_input(layers)).map(|(name, _)| name).collect();
-        let mut merger = Merger { lora, turned: turned(model), feedforward, held: BTreeMap::new() };
+        let mut merger = Merger { lora, transposed: family_of(model).transposed, feedforward, held: BTreeMap::new() };
         self.write_model(dir, options, |name, shape, values, give| merger.take(name, shape, values, give))
     }
 }
@@ -50,7 +51,7 @@ pub(super) type Give<'a> = &'a mut dyn FnMut(&str, &[usize], &[f32]);
 struct Merger<'a> {
     lora: &'a Lora,
     /// Matrices come `[input, out]`.
-    turned: bool,
+    transposed: bool,
     /// Ends of the names of modules whose factors are on what they read.
     feedforward: Vec<&'static str>,
     /// By module.
@@ -97,7 +98,7 @@ impl Merger<'_> {
                 }
                 Method::Ia3 => {
                     // Factors of rows where they are on what the layer gives, unless it lies the other way round.
-                    let by_row = parts.feedforward == self.turned;
+                    let by_row = parts.feedforward == self.transposed;
                     let factor = |at: usize| parts.l[if by_row { at / cols } else { at % cols }];
                     merged.iter_mut().enumerate().for_each(|(at, value)| *value *= factor(at));
                 }
@@ -120,7 +121,7 @@ impl Merger<'_> {
         for (row, line) in merged.chunks_exact_mut(cols).enumerate() {
             sums.fill(0.0);
             for r in 0..rank {
-                if self.turned {
+                if self.transposed {
                     let a = f64::from(parts.a[r * rows + row]);
                     sums.iter_mut()
                         .zip(parts.b[r..].iter().step_by(rank))
@@ -137,7 +138,7 @@ impl Merger<'_> {
 
     /// Gives what belongs to each row of B the norm that DoRA has learned.
     fn set_magnitudes(&self, parts: &Parts, cols: usize, merged: &mut [f32]) {
-        let of = |at: usize| if self.turned { at % cols } else { at / cols };
+        let of = |at: usize| if self.transposed { at % cols } else { at / cols };
         let mut squares = vec![0f64; parts.m.len()];
         if squares.is_empty() {
             return;

@@ -5,6 +5,7 @@ use super::view::View;
 use super::{ExportError, Like};
 use crate::interop::one_line;
 use serde_json::{Map, Value, json};
+use zbench_engine::hf;
 
 /// The keys as a file; `name` is said in it.
 pub(super) fn text(file: &Map<String, Value>, name: &str) -> String {
@@ -214,7 +215,8 @@ fn fsdp(view: &mut View, strategy: &str, like: Like) {
         view.used("parallel.shard", &[("num_machines", json!(machines))], "A machine is a shard group.");
     }
     view.put("fsdp_config.fsdp_auto_wrap_policy", json!("TRANSFORMER_BASED_WRAP"));
-    match layer(view.text("model.family")) {
+    let family = view.text("model.family");
+    match hf::block_class(family).or((family == "t5").then_some("T5Block")) {
         Some(class) => {
             let key = view.put("fsdp_config.fsdp_transformer_layer_cls_to_wrap", json!(class));
             view.used("model.family", &[key], "A unit is a block; the training script makes the model.");
@@ -388,23 +390,4 @@ fn deepspeed(view: &mut View, strategy: &str) {
         }
     }
     view.put("deepspeed_config.zero3_init_flag", json!(stage == 3));
-}
-
-/// The class of a family's block in transformers.
-fn layer(family: &str) -> Option<&'static str> {
-    Some(match family {
-        "llama" => "LlamaDecoderLayer",
-        "mistral" => "MistralDecoderLayer",
-        "mixtral" => "MixtralDecoderLayer",
-        "qwen2" => "Qwen2DecoderLayer",
-        "qwen3" => "Qwen3DecoderLayer",
-        "qwen3_moe" => "Qwen3MoeDecoderLayer",
-        "gemma" => "GemmaDecoderLayer",
-        "gpt2" => "GPT2Block",
-        "falcon" => "FalconDecoderLayer",
-        "bloom" => "BloomBlock",
-        "mpt" => "MptBlock",
-        "t5" => "T5Block",
-        _ => return None,
-    })
 }

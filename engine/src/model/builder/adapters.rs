@@ -3,8 +3,8 @@
 use super::Builder;
 use crate::config::{Linear, Method};
 use crate::layers::{AdapterSpec, Factors, Magnitude};
-use crate::model::names::{Fusion, stored_part};
-use crate::model::{Init, Part, Place, Unit, stream_of};
+use crate::model::stored::FusedRows;
+use crate::model::{Init, Part, Place, Stored, Unit, stream_of};
 
 /// PEFT starts B at zero, so that a fresh adapter changes nothing.
 const ZERO: Init = Init::Constant(0.0);
@@ -21,11 +21,11 @@ impl Builder<'_> {
         unit: &mut Unit,
         module: &str,
         which: Linear,
-        fusion: Option<Fusion>,
+        fused: Option<FusedRows>,
         weight: Place,
         [out, input]: [usize; 2],
     ) -> (Option<AdapterSpec>, Option<Magnitude>) {
-        if fusion.is_some() || !self.adapted(which, Method::Lora) {
+        if fused.is_some() || !self.adapted(which, Method::Lora) {
             return (None, None);
         }
         let a = self.reducing(unit, module, input);
@@ -46,17 +46,17 @@ impl Builder<'_> {
         outs: [usize; 3],
         input: usize,
     ) -> Option<AdapterSpec<3>> {
-        let parts = [Linear::QProj, Linear::KProj, Linear::VProj];
+        let parts = Linear::QKV;
         let [(module, Some(q)), (_, Some(k)), (_, Some(v))] = parts.map(|part| self.module(part)) else { return None };
         if !self.adapted(Linear::QProj, Method::Lora) {
             return None;
         }
         let (module, rank) = (format!("{prefix}.{module}"), self.cell.lora.rank);
         let a = self.reducing(unit, &module, input);
-        let mut expanding = |part: Linear, fusion: Fusion, out: usize| {
+        let mut expanding = |part: Linear, fused: FusedRows, out: usize| {
             let name = format!("{module}.{}.lora_B.weight", part.name());
             let b = unit.push(Part::Trainable, name, &[out, rank], ZERO);
-            unit.store_last(Some(stored_part(format!("{module}.lora_B.weight"), fusion, rank)));
+            unit.store_last(Some(Stored::part(format!("{module}.lora_B.weight"), fused, &[rank])));
             (b, out)
         };
         let b = [expanding(parts[0], q, outs[0]), expanding(parts[1], k, outs[1]), expanding(parts[2], v, outs[2])];
@@ -85,7 +85,7 @@ impl Builder<'_> {
         unit: &mut Unit,
         module: &str,
         which: Linear,
-        fusion: Option<Fusion>,
+        fused: Option<FusedRows>,
         [out, input]: [usize; 2],
     ) -> Option<Factors> {
         if !self.adapted(which, Method::Ia3) {
@@ -95,14 +95,14 @@ impl Builder<'_> {
         if let Some(shared) = unit.tensors.iter().find(|tensor| feedforward && tensor.name == name) {
             return Some(Factors { l: shared.place, feedforward });
         }
-        let (own, shape) = match fusion {
+        let (own, shape) = match fused {
             Some(_) if !feedforward => (format!("{module}.{}.ia3_l", which.name()), [out, 1]),
             _ if feedforward => (name.clone(), [1, input]),
             _ => (name.clone(), [out, 1]),
         };
         let l = unit.push(Part::Trainable, own, &shape, Init::Constant(1.0));
-        if let (Some(fusion), false) = (fusion, feedforward) {
-            unit.store_last(Some(stored_part(name, fusion, 1)));
+        if let (Some(fused), false) = (fused, feedforward) {
+            unit.store_last(Some(Stored::part(name, fused, &[1])));
         }
         Some(Factors { l, feedforward })
     }

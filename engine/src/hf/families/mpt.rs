@@ -1,0 +1,89 @@
+//! MPT: LayerNorm without biases, ALiBi, and what attention does in a table of its own.
+
+use super::{Family, Qkv, TensorNames, bloom, gpt2, llama, sizes};
+use crate::config::{Form, Mlp, NormKind, Positions};
+use crate::hf::PartialModel;
+use crate::hf::reader::{CAUSAL, NO_DROPOUT, PLAIN_WEIGHTS, Restricted, is_false, is_number, is_true, is_zero, only};
+use serde_json::{Value, json};
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "mpt",
+    architecture: "MptForCausalLM",
+    block_class: "MptBlock",
+    presets: presets!["mpt-7b" 6_649_286_656, "mpt-30b" 29_957_200_896],
+    keys: &[
+        &[
+            ("d_model", "hidden_size"),
+            ("hidden_size", "hidden_size"),
+            ("n_layers", "num_hidden_layers"),
+            ("num_hidden_layers", "num_hidden_layers"),
+            ("n_heads", "num_attention_heads"),
+            ("num_attention_heads", "num_attention_heads"),
+            ("max_seq_len", "max_position_embeddings"),
+        ],
+        gpt2::COMMON_KEYS,
+    ],
+    restricted: &[
+        only("no_bias", is_true, "MPT without biases"),
+        // The one ratio that transformers' model computes with.
+        only("expansion_ratio", |value| is_number(value, 4.0), "an MLP of four times the width"),
+        only("logit_scale", Value::is_null, "logits as they are"),
+        only("emb_pdrop", is_zero, NO_DROPOUT),
+        only("resid_pdrop", is_zero, NO_DROPOUT),
+        CAUSAL,
+        PLAIN_WEIGHTS,
+    ],
+    defaults: || PartialModel { tie_word_embeddings: Some(true), ..sizes([2048, 0, 24, 16, 50368, 2048], 1e-5) },
+    form: || Form { norm: NormKind::Layer, positions: Positions::Alibi, mlp: Mlp::Gelu, ..Form::default() },
+    read: |read, _, _| {
+        let missing = match read.given("attn_config") {
+            None => return Ok(()),
+            Some(Value::Object(table)) => read.missing(table, "attn_config.", ATTENTION),
+            Some(_) => return Err(read.refuse("attn_config", "is not a table of keys; write null or a table")),
+        };
+        if missing.is_empty() { Ok(()) } else { Err(read.unsupported(missing)) }
+    },
+    write: |model| {
+        json!({
+            "d_model": model.hidden_size,
+            "n_layers": model.num_hidden_layers,
+            "n_heads": model.num_attention_heads,
+            "max_seq_len": model.max_position_embeddings,
+            "layer_norm_epsilon": model.rms_norm_eps,
+            "expansion_ratio": 4,
+            "no_bias": true,
+            "attn_config": {"alibi": true, "alibi_bias_max": 8, "attn_pdrop": 0, "attn_type": "multihead_attention"},
+            "emb_pdrop": 0.0,
+            "resid_pdrop": 0.0,
+        })
+    },
+    tensors: |_| &TENSORS,
+    // PEFT has no default for IA3 on MPT; that of BLOOM stands here.
+    ..bloom::FAMILY
+};
+
+/// The keys of `attn_config`.
+const ATTENTION: &[Restricted] = &[
+    only("alibi", is_true, "MPT with ALiBi"),
+    only("alibi_bias_max", |value| is_number(value, 8.0), "slopes down to 2^-8"),
+    only("attn_pdrop", is_zero, NO_DROPOUT),
+    only("attn_type", |value| value == "multihead_attention", "\"multihead_attention\""),
+    only("clip_qkv", Value::is_null, "no clipping of queries, keys and values"),
+    only("qk_ln", is_false, "no norm of queries and keys here"),
+    only("prefix_lm", is_false, "causal attention"),
+    only("attn_uses_sequence_id", is_false, "one text to a sequence"),
+    only("softmax_scale", Value::is_null, "scores divided by the root of the head's size"),
+];
+
+const TENSORS: TensorNames = TensorNames {
+    embedding: "transformer.wte",
+    blocks: "transformer.blocks",
+    attention_norm: "norm_1",
+    qkv: Qkv::Concatenated("attn.Wqkv"),
+    o: "attn.out_proj",
+    mlp_norm: "norm_2",
+    up: "ffn.up_proj",
+    down: "ffn.down_proj",
+    norm: "transformer.norm_f",
+    ..llama::TENSORS
+};
