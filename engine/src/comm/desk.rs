@@ -3,7 +3,8 @@
 use super::board::{Board, EAGER_BYTES, Party};
 use super::call::{Call, Kind};
 use super::cause;
-use super::moves::{Raw, SCRATCH_WORDS, Seen, Spot, What};
+use super::moves::{SCRATCH_WORDS, Seen, Spot, What};
+use super::raw::RawSlice;
 use super::space::Bounce;
 use std::sync::Arc;
 use zbench_kernels::cuda::machine::Mark;
@@ -88,12 +89,12 @@ pub(super) fn operation(what: What) -> &'static str {
     }
 }
 
-pub(super) fn by_address(raw: Raw) -> Spot {
+pub(super) fn by_address(raw: RawSlice) -> Spot {
     Spot { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype, on_host: raw.on_host }
 }
 
 /// Bytes that this rank writes beside its post, when the call is small enough for that on all ranks.
-pub(super) fn eager_bytes(kind: Kind, rank: usize, size: usize, send: Raw, recv: Raw) -> Option<usize> {
+pub(super) fn eager_bytes(kind: Kind, rank: usize, size: usize, send: RawSlice, recv: RawSlice) -> Option<usize> {
     if !(send.on_host && recv.on_host) {
         return None;
     }
@@ -111,10 +112,12 @@ pub(super) fn eager_bytes(kind: Kind, rank: usize, size: usize, send: Raw, recv:
 }
 
 /// Buffers as the collective uses them, in place or not: what this rank gives, and where it wants the result.
-pub(super) fn buffers(call: &Call<'_>, rank: usize, size: usize) -> (Raw, Raw) {
-    let send = call.send.map(Raw::of);
-    let recv = call.recv.as_ref().map(Raw::of_mut);
-    let both = |send: Option<Raw>, recv: Option<Raw>| (send.unwrap_or(Raw::none()), recv.unwrap_or(Raw::none()));
+pub(super) fn buffers(call: &Call<'_>, rank: usize, size: usize) -> (RawSlice, RawSlice) {
+    let send = call.send.map(RawSlice::of);
+    let recv = call.recv.as_ref().map(RawSlice::of_mut);
+    let both = |send: Option<RawSlice>, recv: Option<RawSlice>| {
+        (send.unwrap_or(RawSlice::empty()), recv.unwrap_or(RawSlice::empty()))
+    };
     match call.kind {
         Kind::AllReduce { .. } | Kind::AllToAll => both(send.or(recv), recv),
         Kind::ReduceScatter { .. } if send.is_none() => both(recv, recv.map(|whole| whole.part(rank, size))),

@@ -22,6 +22,7 @@ pub mod mpi;
 pub mod nccl;
 mod null;
 mod protocol;
+mod raw;
 mod rendezvous;
 mod shared;
 mod shm;

@@ -4,8 +4,9 @@
 use super::board::{Board, Control, EAGER_BYTES, Party};
 use super::call::{Call, Kind};
 use super::desk::{Desk, Finished, Open, Wait, buffers, by_address, eager_bytes};
-use super::moves::{Mover, Posted, Raw, Seen, What};
+use super::moves::{Mover, Posted, Seen, What};
 use super::protocol::{LEFT, POSTED, Patience};
+use super::raw::RawSlice;
 use super::space::{Place, Space};
 use super::{Abandon, CommError, Communicator, Request, Result, Ticket, cause};
 use std::cell::{Cell, RefCell};
@@ -141,7 +142,7 @@ impl Shared {
     }
 
     /// Opens a call: the memory in `send` and `recv` must stay until it is finished or given up.
-    fn post(&self, party: Party, what: What, send: Raw, recv: Raw, split: (u64, u64)) -> Result<u64> {
+    fn post(&self, party: Party, what: What, send: RawSlice, recv: RawSlice, split: (u64, u64)) -> Result<u64> {
         if let Some(cause) = self.chair.cause() {
             return Err(cause);
         }
@@ -193,7 +194,7 @@ impl Shared {
     }
 
     /// A whole call over borrowed memory.
-    fn whole(&self, party: Party, what: What, send: Raw, recv: Raw, split: (u64, u64)) -> Result<()> {
+    fn whole(&self, party: Party, what: What, send: RawSlice, recv: RawSlice, split: (u64, u64)) -> Result<()> {
         let sequence = self.post(party, what, send, recv, split)?;
         let mut lent = Lent { chair: &self.chair, returned: false };
         self.finish(party, sequence)?;
@@ -366,9 +367,9 @@ impl Shared {
             let post = unsafe { line.posted(sequence, rank) };
             let bytes = post.send.len.saturating_mul(post.send.dtype.size());
             let ptr = board.eager(sequence, rank, bytes)?;
-            let send = Raw { ptr, len: post.send.len, dtype: post.send.dtype, on_host: true };
+            let send = RawSlice { ptr, len: post.send.len, dtype: post.send.dtype, on_host: true };
             // Its own result goes to an address of this process; others' are none of its business.
-            let recv = if rank == self.rank { Space::own(post.recv) } else { Raw::none() };
+            let recv = if rank == self.rank { Space::own(post.recv) } else { RawSlice::empty() };
             desk.seen.push(Seen { send, recv });
         }
         self.move_all(desk, index, self.rank, kind, true, &|| None)
@@ -504,16 +505,16 @@ impl Communicator for Shared {
         let no_split = (0, 0);
         match call.kind {
             Kind::Send { to } => {
-                self.whole(Party::Pair { from: rank, to }, What::Call(call.kind), send, Raw::none(), no_split)
+                self.whole(Party::Pair { from: rank, to }, What::Call(call.kind), send, RawSlice::empty(), no_split)
             }
             Kind::Recv { from } => {
-                self.whole(Party::Pair { from, to: rank }, What::Call(call.kind), Raw::none(), recv, no_split)
+                self.whole(Party::Pair { from, to: rank }, What::Call(call.kind), RawSlice::empty(), recv, no_split)
             }
             Kind::SendRecv { to, from } => {
                 let (giving, taking) = (Party::Pair { from: rank, to }, Party::Pair { from, to: rank });
-                let given = self.post(giving, What::Call(Kind::Send { to }), send, Raw::none(), no_split)?;
+                let given = self.post(giving, What::Call(Kind::Send { to }), send, RawSlice::empty(), no_split)?;
                 let mut lent = Lent { chair: &self.chair, returned: false };
-                let taken = self.post(taking, What::Call(Kind::Recv { from }), Raw::none(), recv, no_split)?;
+                let taken = self.post(taking, What::Call(Kind::Recv { from }), RawSlice::empty(), recv, no_split)?;
                 self.finish(taking, taken)?;
                 self.finish(giving, given)?;
                 lent.returned = true;
@@ -544,7 +545,7 @@ impl Communicator for Shared {
 
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
         name.clone_into(&mut self.desk.borrow_mut().split_name);
-        self.whole(Party::All, What::Split, Raw::none(), Raw::none(), (color as u64, key as u64))?;
+        self.whole(Party::All, What::Split, RawSlice::empty(), RawSlice::empty(), (color as u64, key as u64))?;
         let formed = self.desk.borrow_mut().formed.take();
         let ended = || CommError::Invalid { operation: "split", reason: "the group has ended".into() };
         let (board, rank) = formed.ok_or_else(ended)?;

@@ -1,7 +1,8 @@
 //! How ranks find each other's memory: threads by address, processes by the regions they have mapped.
 
 use super::board::Party;
-use super::moves::{Posted, Raw, Seen, Spot};
+use super::moves::{Posted, Seen, Spot};
+use super::raw::RawSlice;
 use super::{CommError, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::HashMap;
@@ -63,7 +64,7 @@ pub(crate) struct Processes {
 
 /// Stand-ins for buffers that peers cannot reach.
 pub(crate) struct Bounce {
-    runs: Vec<(Buffer, Raw, bool)>,
+    runs: Vec<(Buffer, RawSlice, bool)>,
 }
 
 impl Bounce {
@@ -78,7 +79,7 @@ impl Bounce {
     }
 }
 
-fn addresses(raw: Raw) -> Range<usize> {
+fn addresses(raw: RawSlice) -> Range<usize> {
     let start = raw.ptr.as_ptr() as usize;
     start..start + raw.bytes()
 }
@@ -120,15 +121,15 @@ impl Space {
     }
 
     /// A run of this process that was posted by its address.
-    pub(crate) fn own(spot: Spot) -> Raw {
+    pub(crate) fn own(spot: Spot) -> RawSlice {
         let ptr = NonNull::new(spot.at as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
-        Raw { ptr, len: spot.len, dtype: spot.dtype, on_host: spot.on_host }
+        RawSlice { ptr, len: spot.len, dtype: spot.dtype, on_host: spot.on_host }
     }
 
     /// Where others find these buffers. What they cannot reach gets a stand-in, which holds a copy already.
-    pub(crate) fn reachable(&self, send: Raw, recv: Raw) -> Result<(Spot, Spot, Option<Bounce>)> {
+    pub(crate) fn reachable(&self, send: RawSlice, recv: RawSlice) -> Result<(Spot, Spot, Option<Bounce>)> {
         let by_address =
-            |raw: Raw| Spot { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype, on_host: raw.on_host };
+            |raw: RawSlice| Spot { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype, on_host: raw.on_host };
         let Space::Processes(processes) = self else {
             return Ok((by_address(send), by_address(recv), None));
         };
@@ -147,7 +148,7 @@ impl Space {
         let mut runs = Vec::new();
         let stand_in = processes.stand_in(whole, true, &mut runs)?;
         let base = addresses(whole).start;
-        let within = |raw: Raw| Spot { at: stand_in.at + (addresses(raw).start - base) as u64, ..by_address(raw) };
+        let within = |raw: RawSlice| Spot { at: stand_in.at + (addresses(raw).start - base) as u64, ..by_address(raw) };
         Ok((within(send), within(recv), Some(Bounce { runs })))
     }
 
@@ -162,7 +163,7 @@ impl Space {
 
 impl Processes {
     /// The token of a run in this process's own regions.
-    fn token(&self, raw: Raw) -> Option<Spot> {
+    fn token(&self, raw: RawSlice) -> Option<Spot> {
         let spot = |at: u64| Spot { at, len: raw.len, dtype: raw.dtype, on_host: true };
         if raw.bytes() == 0 {
             return Some(spot(0));
@@ -175,7 +176,7 @@ impl Processes {
         })
     }
 
-    fn stand_in(&self, raw: Raw, written: bool, runs: &mut Vec<(Buffer, Raw, bool)>) -> Result<Spot> {
+    fn stand_in(&self, raw: RawSlice, written: bool, runs: &mut Vec<(Buffer, RawSlice, bool)>) -> Result<Spot> {
         if let Some(spot) = self.token(raw) {
             return Ok(spot);
         }
@@ -184,15 +185,15 @@ impl Processes {
         let buffer = buffer.map_err(|error| none(error.to_string()))?;
         // SAFETY: the caller's buffer is live and the stand-in is new and as long.
         unsafe { std::ptr::copy_nonoverlapping(raw.ptr.as_ptr(), buffer.view().ptr().as_ptr(), raw.bytes()) };
-        let there = Raw { ptr: buffer.view().ptr(), ..raw };
+        let there = RawSlice { ptr: buffer.view().ptr(), ..raw };
         let spot = self.token(there).ok_or_else(|| none("its arena is not among the regions".into()))?;
         runs.push((buffer, raw, written));
         Ok(spot)
     }
 
-    fn resolve(&self, rank: usize, spot: Spot) -> Result<Raw> {
+    fn resolve(&self, rank: usize, spot: Spot) -> Result<RawSlice> {
         if spot.len == 0 {
-            return Ok(Raw { dtype: spot.dtype, ..Raw::none() });
+            return Ok(RawSlice { dtype: spot.dtype, ..RawSlice::empty() });
         }
         let (index, offset) = ((spot.at >> OFFSET_BITS) as usize, spot.at & ((1 << OFFSET_BITS) - 1));
         let bytes = spot.len.checked_mul(spot.dtype.size()).and_then(|bytes| (bytes as u64).checked_add(offset));
@@ -205,6 +206,7 @@ impl Processes {
         };
         let region = region.ok_or_else(outside)?;
         // SAFETY: the offset lies in the region (checked above).
-        Ok(Raw { ptr: unsafe { region.base().add(offset as usize) }, len: spot.len, dtype: spot.dtype, on_host: true })
+        let ptr = unsafe { region.base().add(offset as usize) };
+        Ok(RawSlice { ptr, len: spot.len, dtype: spot.dtype, on_host: true })
     }
 }

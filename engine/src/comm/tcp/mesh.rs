@@ -8,6 +8,7 @@ use crate::comm::rendezvous::door::Door;
 use crate::comm::rendezvous::hello::{Answer, Hello, Purpose};
 use crate::comm::{CommError, Rendezvous, RendezvousError, Result};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 /// More would only cost descriptors.
@@ -120,12 +121,12 @@ impl Mesh {
     }
 
     /// Room for chunks on their way, kept from call to call.
-    pub(super) fn staging(&mut self, bytes: usize) -> *mut u8 {
+    pub(super) fn staging(&mut self, bytes: usize) -> NonNull<u8> {
         let lines = bytes.div_ceil(64);
         if self.staging.len() < lines {
             self.staging = vec![Line([0; 64]); lines];
         }
-        self.staging.as_mut_ptr().cast()
+        NonNull::from(self.staging.as_mut_slice()).cast()
     }
 
     pub(super) fn peers_mut(&mut self) -> impl Iterator<Item = &mut Peer> {
