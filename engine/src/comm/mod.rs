@@ -27,7 +27,6 @@ mod rendezvous;
 mod shared;
 mod shm;
 mod space;
-mod sync;
 mod tcp;
 
 pub use call::{Call, Kind, Request, Shape};
@@ -42,7 +41,7 @@ pub use shm::{Exchange, shm};
 pub use tcp::{Algorithm, Tcp, TcpOptions, tcp};
 
 pub use zbench_kernels::ReduceOp;
-use zbench_kernels::{KernelError, View, ViewMut};
+use zbench_kernels::{KernelError, View, ViewMut, sync};
 
 /// Why a collective failed. All ranks of the group get an error, the first one the cause.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

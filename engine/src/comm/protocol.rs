@@ -9,7 +9,8 @@
 //! world first, so that nobody enters any more, and then waits until nobody is inside: only then may its memory be used
 //! for something else.
 
-use super::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence, pause, sleep, spin, wake};
+use super::sync::FutexScope::Shared;
+use super::sync::{AtomicU32, AtomicU64, Ordering, SpinPolicy, UnsafeCell, fence, sleep, spin_until, wake};
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
@@ -123,16 +124,6 @@ impl<'a, P: Copy> Line<'a, P> {
     }
 }
 
-/// How a rank waits before it sleeps: looks without giving up the core, then with.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
-    pub(crate) spins: u32,
-    pub(crate) pauses: u32,
-}
-
-/// Pauses longer than this in all are no short wait any more.
-const LONGEST_PAUSE: Duration = Duration::from_millis(10);
-
 /// The chairs of a world, and whether it has ended.
 #[derive(Clone, Copy)]
 pub(crate) struct Hall<'a> {
@@ -168,7 +159,7 @@ impl<'a> Hall<'a> {
     fn ring(&self, rank: usize) {
         let seat = &self.seats[rank];
         seat.bell.fetch_add(1, Ordering::Release);
-        wake(&seat.bell);
+        wake(&seat.bell, Shared);
     }
 
     /// Waits for `ready`, which looks at the end of the world too; at most `limit` of it asleep. An error says since when
@@ -176,33 +167,17 @@ impl<'a> Hall<'a> {
     pub(crate) fn rest(
         &self,
         own: usize,
-        patience: Patience,
+        policy: SpinPolicy,
         limit: Duration,
         ready: impl Fn() -> bool,
     ) -> Result<(), Instant> {
-        for _ in 0..patience.spins {
-            if ready() {
-                return Ok(());
-            }
-            spin();
-        }
-        let since = Instant::now();
-        for _ in 0..patience.pauses {
-            if ready() {
-                return Ok(());
-            }
-            pause();
-            // Where others want the core, each pause lasts as long as they like.
-            if since.elapsed() > LONGEST_PAUSE {
-                break;
-            }
-        }
+        let Err(since) = spin_until(policy, &ready) else { return Ok(()) };
         let seat = &self.seats[own];
         let seen = seat.bell.load(Ordering::Acquire);
         seat.asleep.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !ready() {
-            sleep(&seat.bell, seen, limit);
+            sleep(&seat.bell, seen, Some(limit), Shared);
         }
         seat.asleep.store(0, Ordering::Relaxed);
         if ready() { Ok(()) } else { Err(since) }

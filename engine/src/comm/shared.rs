@@ -5,9 +5,10 @@ use super::board::{Board, Control, EAGER_BYTES, Party};
 use super::call::{Call, Kind};
 use super::desk::{Desk, Finished, Open, Wait, buffers, by_address, eager_bytes};
 use super::moves::{Mover, Posted, Seen, What};
-use super::protocol::{LEFT, POSTED, Patience};
+use super::protocol::{LEFT, POSTED};
 use super::raw::RawSlice;
 use super::space::{Place, Space};
+use super::sync::SpinPolicy;
 use super::{Abandon, CommError, Communicator, Request, Result, Ticket, cause};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -38,7 +39,7 @@ pub(crate) struct Chair {
     space: Arc<Space>,
     /// Its number in the world.
     root: usize,
-    patience: Patience,
+    spin: SpinPolicy,
     stall: Duration,
 }
 
@@ -114,12 +115,12 @@ impl Shared {
         rank: usize,
         space: Arc<Space>,
         kernels: Arc<dyn Kernels>,
-        patience: Patience,
+        spin: SpinPolicy,
         stall: Duration,
     ) -> Result<Shared> {
         let root = board.root(rank);
         let side = kernels.beside()?;
-        let chair = Chair { board, space, root, patience, stall };
+        let chair = Chair { board, space, root, spin, stall };
         Ok(Shared { chair: Arc::new(chair), rank, kernels, side, desk: RefCell::new(Desk::new()), wire: Cell::new(0) })
     }
 
@@ -300,7 +301,7 @@ impl Shared {
         let reached = |wait: Wait| board.line(wait.party).is_ok_and(|line| line.reached(wait.sequence, wait.stage));
         let news = || hall.has_ended() || desk.waits().chain(room).any(reached);
         let nap = NAP.min(self.chair.stall);
-        let Err(waiting) = hall.rest(self.chair.root, self.chair.patience, nap, news) else { return Ok(()) };
+        let Err(waiting) = hall.rest(self.chair.root, self.chair.spin, nap, news) else { return Ok(()) };
         desk.waits().chain(room).for_each(|wait| self.check_presence(wait));
         if since.get_or_insert(waiting).elapsed() < self.chair.stall {
             return Ok(());
@@ -549,8 +550,8 @@ impl Communicator for Shared {
         let formed = self.desk.borrow_mut().formed.take();
         let ended = || CommError::Invalid { operation: "split", reason: "the group has ended".into() };
         let (board, rank) = formed.ok_or_else(ended)?;
-        let Chair { space, patience, stall, .. } = &*self.chair;
-        Ok(Box::new(Shared::new(board, rank, space.clone(), self.kernels.clone(), *patience, *stall)?))
+        let Chair { space, spin, stall, .. } = &*self.chair;
+        Ok(Box::new(Shared::new(board, rank, space.clone(), self.kernels.clone(), *spin, *stall)?))
     }
 
     fn abort(&self, reason: &str) {

@@ -5,35 +5,16 @@
 //! The protocol's own source is compiled here over loom's types, so that no build flag is needed:
 //! `cargo test -p zbench-engine --test loom comm`.
 
-/// loom's types in place of those in `comm/sync.rs`.
-mod sync {
-    pub(crate) use loom::cell::UnsafeCell;
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-
-    /// No time passes under loom: only a ring ends the sleep.
-    pub(crate) fn sleep(bell: &AtomicU32, seen: u32, _limit: std::time::Duration) {
-        while bell.load(Ordering::Acquire) == seen {
-            loom::thread::yield_now();
-        }
-    }
-    /// The sleeper looks at the bell itself.
-    pub(crate) fn wake(_bell: &AtomicU32) {}
-    pub(crate) fn pause() {
-        loom::thread::yield_now();
-    }
-    pub(crate) fn spin() {
-        loom::thread::yield_now();
-    }
-}
 // What only the real world asks of it.
 #[allow(dead_code)]
 #[path = "../../src/comm/protocol.rs"]
 mod protocol;
 
+use crate::sync;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, AtomicU64};
-use protocol::{Hall, LEFT, Line, POSTED, Patience, Seat, Slot};
+use protocol::{Hall, LEFT, Line, POSTED, Seat, Slot};
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
@@ -90,12 +71,11 @@ impl World {
 
     /// Waits as `Shared` does; false when the world has ended instead.
     fn until(&self, own: usize, ready: impl Fn() -> bool) -> bool {
-        let patience = Patience { spins: 0, pauses: 0 };
         while !ready() {
             if self.hall().has_ended() {
                 return false;
             }
-            let _ = self.hall().rest(own, patience, Duration::MAX, || self.hall().has_ended() || ready());
+            let _ = self.hall().rest(own, sync::POLICY, Duration::MAX, || self.hall().has_ended() || ready());
         }
         true
     }

@@ -1,6 +1,7 @@
 //! How the threads of a pool meet: one leads, the others follow. No locks, and no system call unless somebody sleeps.
 
-use super::sync::{AtomicU32, Ordering, Patience, UnsafeCell, fence, linger, sleep, wake};
+use crate::sync::FutexScope::Private;
+use crate::sync::{AtomicU32, Ordering, SpinPolicy, UnsafeCell, fence, sleep, spin_until, wake};
 
 /// Something to wait for. A cache line of its own, so that who waits here disturbs nobody elsewhere.
 #[derive(Default)]
@@ -23,19 +24,19 @@ impl Bell {
         // Either this sees the sleeper, or the sleeper sees the stroke and does not sleep.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) != 0 {
-            wake(&self.strokes);
+            wake(&self.strokes, Private);
         }
     }
 
     /// Waits until it has rung since it showed `seen`.
-    fn wait(&self, seen: u32, patience: Patience) {
-        if linger(patience, || self.strokes() != seen) {
+    fn wait(&self, seen: u32, spin: SpinPolicy) {
+        if spin_until(spin, || self.strokes() != seen).is_ok() {
             return;
         }
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         while self.strokes() == seen {
-            sleep(&self.strokes, seen);
+            sleep(&self.strokes, seen, None, Private);
         }
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
@@ -93,13 +94,13 @@ impl<T: Copy> Team<T> {
     }
 
     /// Waits until all followers are done. What they wrote is seen then.
-    pub fn finish(&self, started: Started, patience: Patience) {
-        self.end.wait(started.0, patience);
+    pub fn finish(&self, started: Started, spin: SpinPolicy) {
+        self.end.wait(started.0, spin);
     }
 
     /// A follower's next task, after the one numbered `seen`; `None` when it is to go home.
-    pub fn next(&self, seen: &mut u32, patience: Patience) -> Option<T> {
-        self.begin.wait(*seen, patience);
+    pub fn next(&self, seen: &mut u32, spin: SpinPolicy) -> Option<T> {
+        self.begin.wait(*seen, spin);
         *seen = seen.wrapping_add(1);
         // SAFETY: the leader wrote it before it rang, and not again before this follower is done.
         self.task.with(|cell| unsafe { *cell })
@@ -114,7 +115,7 @@ impl<T: Copy> Team<T> {
 
     /// Ends a phase: waits for all `members`, the leader included, and sees what they wrote. False when one of them will
     /// never come.
-    pub fn meet(&self, members: u32, patience: Patience) -> bool {
+    pub fn meet(&self, members: u32, spin: SpinPolicy) -> bool {
         let seen = self.gate.strokes();
         if self.is_broken() {
             return false;
@@ -124,7 +125,7 @@ impl<T: Copy> Team<T> {
             self.gate.ring();
             return true;
         }
-        self.gate.wait(seen, patience);
+        self.gate.wait(seen, spin);
         !self.is_broken()
     }
 
