@@ -8,11 +8,11 @@
 
 mod board;
 mod call;
-mod carried;
 mod cause;
 mod check;
 pub mod compose;
 mod desk;
+mod host_staged;
 pub mod link;
 mod local;
 mod metered;
@@ -30,7 +30,7 @@ mod space;
 mod tcp;
 
 pub use call::{Call, Kind, Request, Shape};
-pub use carried::Carried;
+pub use host_staged::HostStaged;
 pub use local::group;
 pub use metered::Metered;
 pub(crate) use metered::Totals;

@@ -1,13 +1,13 @@
 //! A call as NCCL's calls on a stream.
 
-use super::api::{NcclError, op_code, type_code};
+use super::api::{NcclError, data_type, reduction};
 use super::driver::{DriverError, Memory, Stream};
 use super::handle::Handle;
 use crate::comm::raw::RawSlice;
 use crate::comm::{Call, Kind};
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
-use zbench_kernels::DType;
+use zbench_kernels::{DType, ReduceOp};
 
 /// Why a call could not be put on the stream.
 #[derive(Debug, thiserror::Error)]
@@ -59,14 +59,22 @@ impl Issue<'_> {
                 let token = self.token.address() as *mut c_void;
                 // SAFETY: as above; the token has four bytes.
                 begun("ncclAllReduce", unsafe {
-                    (table.all_reduce)(token, token, 1, type_code(DType::I32), 2, comm, stream)
+                    (table.all_reduce)(token, token, 1, data_type(DType::I32), reduction(ReduceOp::Max), comm, stream)
                 })
             }
             (Kind::AllReduce { op }, send, Some(recv)) => {
                 let from = address(send.unwrap_or(recv));
                 // SAFETY: as above.
                 begun("ncclAllReduce", unsafe {
-                    (table.all_reduce)(from, address(recv), recv.len, type_code(recv.dtype), op_code(op), comm, stream)
+                    (table.all_reduce)(
+                        from,
+                        address(recv),
+                        recv.len,
+                        data_type(recv.dtype),
+                        reduction(op),
+                        comm,
+                        stream,
+                    )
                 })
             }
             (Kind::Reduce { op, root }, send, recv) => {
@@ -79,8 +87,8 @@ impl Issue<'_> {
                         address(own),
                         to,
                         own.len,
-                        type_code(own.dtype),
-                        op_code(op),
+                        data_type(own.dtype),
+                        reduction(op),
                         root as c_int,
                         comm,
                         stream,
@@ -95,8 +103,8 @@ impl Issue<'_> {
                         address(from),
                         address(to),
                         to.len,
-                        type_code(to.dtype),
-                        op_code(op),
+                        data_type(to.dtype),
+                        reduction(op),
                         comm,
                         stream,
                     )
@@ -106,14 +114,14 @@ impl Issue<'_> {
                 let from = send.unwrap_or(recv.part(rank, size));
                 // SAFETY: as above.
                 begun("ncclAllGather", unsafe {
-                    (table.all_gather)(address(from), address(recv), from.len, type_code(from.dtype), comm, stream)
+                    (table.all_gather)(address(from), address(recv), from.len, data_type(from.dtype), comm, stream)
                 })
             }
             (Kind::Broadcast { root }, send, Some(recv)) => {
                 let from = address(send.filter(|_| rank == root).unwrap_or(recv));
                 // SAFETY: as above; `from` is read on the root only.
                 begun("ncclBroadcast", unsafe {
-                    (table.broadcast)(from, address(recv), recv.len, type_code(recv.dtype), root as c_int, comm, stream)
+                    (table.broadcast)(from, address(recv), recv.len, data_type(recv.dtype), root as c_int, comm, stream)
                 })
             }
             (Kind::Gather { root }, send, recv) => self.handle.grouped(|| {
@@ -145,14 +153,14 @@ impl Issue<'_> {
     fn give(&self, run: RawSlice, to: usize) -> Result<(), NcclError> {
         let (table, comm, stream) = (&self.handle.api().table, self.handle.raw(), self.stream.handle());
         // SAFETY: as in `plain`.
-        let code = unsafe { (table.send)(address(run), run.len, type_code(run.dtype), to as c_int, comm, stream) };
+        let code = unsafe { (table.send)(address(run), run.len, data_type(run.dtype), to as c_int, comm, stream) };
         self.handle.begun("ncclSend", code)
     }
 
     fn take(&self, run: RawSlice, from: usize) -> Result<(), NcclError> {
         let (table, comm, stream) = (&self.handle.api().table, self.handle.raw(), self.stream.handle());
         // SAFETY: as in `plain`.
-        let code = unsafe { (table.recv)(address(run), run.len, type_code(run.dtype), from as c_int, comm, stream) };
+        let code = unsafe { (table.recv)(address(run), run.len, data_type(run.dtype), from as c_int, comm, stream) };
         self.handle.begun("ncclRecv", code)
     }
 

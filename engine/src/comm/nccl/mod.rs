@@ -17,15 +17,13 @@
 mod api;
 mod driver;
 mod handle;
-mod hosted;
 mod issue;
 mod loader;
 mod ordered;
 
 pub use api::{Api, NcclError, OLDEST, UniqueId, dotted};
-pub use driver::{Device, Driver, DriverError, Memory, Stream};
-pub use hosted::Hosted;
-pub use loader::{Attempt, Search};
+pub use driver::{Device, DriverError, Memory, Stream, load_driver};
+pub use loader::Search;
 pub use ordered::Ordered;
 
 use super::{Abandon, Call, CommError, Communicator, Kind, Request, Result, Ticket};
@@ -157,7 +155,7 @@ impl Nccl {
         let (rank, size) = numbers().map_err(|error| invalid(operation, error))?;
         let stream = Stream::new(device).map_err(|error| invalid(operation, error))?;
         let mut token = Memory::new(device, 4).map_err(|error| invalid(operation, error))?;
-        token.write(&[0; 4]).map_err(|error| invalid(operation, error))?;
+        stream.zero(&mut token).map_err(|error| invalid(operation, error))?;
         let desk = Mutex::new(Desk { calls: 0, wire: 0, open: Vec::new(), failed: None });
         let group = Group { name: name.to_owned(), rank, size, stall, handle, stream, token, desk };
         Ok(Nccl { group: Arc::new(group), prepared: Mutex::default() })

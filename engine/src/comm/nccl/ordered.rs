@@ -55,6 +55,7 @@ impl Communicator for Ordered {
     }
 
     fn start(&self, mut request: Request) -> Result<Ticket> {
+        request.as_call().check(self.rank(), self.size())?;
         if !self.reduce_scatter(&mut request)? {
             self.call(request.as_call())?;
         }

@@ -1,5 +1,5 @@
-//! A communicator of a device's buffers for buffers of the host: every call carries them there and back. For checks, and for
-//! the few words that ranks exchange outside of steps.
+//! A communicator of a device's buffers for buffers of the host: every call copies them to the device and back. For checks, and
+//! for the few words that ranks exchange outside of steps.
 
 use super::link::LinkUse;
 use super::{Call, CommError, Communicator, Kind, Request, Result, Ticket};
@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, View};
 
-/// Carries host buffers to the device of its kernels; buffers that lie there already are used where they are.
-pub struct Carried {
+/// Stages host buffers in the memory of its kernels' device; buffers that lie there already are used where they are.
+pub struct HostStaged {
     inner: Box<dyn Communicator>,
     kernels: Arc<dyn Kernels>,
     arena: Arena,
@@ -16,29 +16,29 @@ pub struct Carried {
     started: RefCell<Vec<(u64, Request)>>,
 }
 
-impl Carried {
+impl HostStaged {
     /// `inner`, whose buffers are memory of the kernels' device, for host buffers; the device's copies lie in `arena`.
-    pub fn new(inner: Box<dyn Communicator>, kernels: Arc<dyn Kernels>, arena: Arena) -> Carried {
-        Carried { inner, kernels, arena, started: RefCell::default() }
+    pub fn new(inner: Box<dyn Communicator>, kernels: Arc<dyn Kernels>, arena: Arena) -> HostStaged {
+        HostStaged { inner, kernels, arena, started: RefCell::default() }
     }
 
     fn room(&self, dtype: DType, len: usize) -> Result<Buffer> {
         let none = |error: zbench_kernels::OutOfMemory| CommError::Invalid {
-            operation: "carrying",
+            operation: "host staging",
             reason: error.to_string(),
         };
         self.arena.alloc(Category::Communication, dtype, len).map_err(none)
     }
 
     /// A copy of host elements on the device.
-    fn carried(&self, view: View<'_>) -> Result<Buffer> {
+    fn staged(&self, view: View<'_>) -> Result<Buffer> {
         let mut there = self.room(view.dtype(), view.len())?;
         self.kernels.upload(view, there.view_mut())?;
         Ok(there)
     }
 }
 
-impl Communicator for Carried {
+impl Communicator for HostStaged {
     fn rank(&self) -> usize {
         self.inner.rank()
     }
@@ -62,8 +62,8 @@ impl Communicator for Carried {
         if !on_host {
             return self.inner.call(Call { kind, send, recv });
         }
-        let sent = send.map(|view| self.carried(view)).transpose()?;
-        let mut received = recv.as_ref().map(|view| self.carried(view.as_view())).transpose()?;
+        let sent = send.map(|view| self.staged(view)).transpose()?;
+        let mut received = recv.as_ref().map(|view| self.staged(view.as_view())).transpose()?;
         let (send, there) = (sent.as_ref().map(Buffer::view), received.as_mut().map(Buffer::view_mut));
         self.inner.call(Call { kind, send, recv: there })?;
         if let (Some(there), Some(view)) = (&received, recv) {
@@ -76,14 +76,14 @@ impl Communicator for Carried {
         let on_host = |buffer: &Buffer| buffer.view().is_on_host();
         let twin = match &request {
             Request::AllGather { send, recv } if on_host(send) => {
-                Request::AllGather { send: self.carried(send.view())?, recv: self.carried(recv.view())? }
+                Request::AllGather { send: self.staged(send.view())?, recv: self.staged(recv.view())? }
             }
             Request::ReduceScatter { send, recv, accumulate } if on_host(send) => {
-                let (send, recv) = (self.carried(send.view())?, self.carried(recv.view())?);
+                let (send, recv) = (self.staged(send.view())?, self.staged(recv.view())?);
                 Request::ReduceScatter { send, recv, accumulate: *accumulate }
             }
             Request::AllReduce { buffer } if on_host(buffer) => {
-                Request::AllReduce { buffer: self.carried(buffer.view())? }
+                Request::AllReduce { buffer: self.staged(buffer.view())? }
             }
             _ => return self.inner.start(request),
         };
@@ -106,7 +106,7 @@ impl Communicator for Carried {
 
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
         let inner = self.inner.split(color, key, name)?;
-        Ok(Box::new(Carried::new(inner, self.kernels.clone(), self.arena.clone())))
+        Ok(Box::new(HostStaged::new(inner, self.kernels.clone(), self.arena.clone())))
     }
 
     fn abort(&self, reason: &str) {
