@@ -1,6 +1,9 @@
 //! What ranks post, and the reading and writing of each other's memory: copies and sums, in blocks, counted where they
 //! happen.
 
+// Ranks read and write each other's memory here.
+#![allow(unsafe_code)]
+
 use super::call::Kind;
 use super::raw::{RawSlice, reduce_range};
 use super::{CommError, Result};
@@ -16,9 +19,9 @@ pub(crate) const SCRATCH_WORDS: usize = 2048;
 /// Copies of at least this many bytes go past the caches, which could not keep them.
 const STREAM_BYTES: usize = 8 << 20;
 
-/// Where a run of elements lies, as all ranks understand it: an address among threads, region and offset among processes.
+/// Where a buffer lies, as all ranks understand it: an address among threads, region and offset among processes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Spot {
+pub(crate) struct BufferRef {
     pub at: u64,
     pub len: usize,
     pub dtype: DType,
@@ -36,8 +39,8 @@ pub(crate) enum What {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
     pub what: What,
-    pub send: Spot,
-    pub recv: Spot,
+    pub send: BufferRef,
+    pub recv: BufferRef,
     pub color: u64,
     pub key: u64,
 }
@@ -53,7 +56,7 @@ impl Posted {
 
     /// What all ranks must have alike: type and length of the buffer that all have.
     fn common(&self, size: usize) -> (DType, usize) {
-        let shape = |spot: Spot, parts: usize| (spot.dtype, spot.len / parts);
+        let shape = |buffer_ref: BufferRef, parts: usize| (buffer_ref.dtype, buffer_ref.len / parts);
         match self.what {
             What::Call(Kind::Scatter { .. }) if self.send.len > 0 => shape(self.send, size),
             What::Call(Kind::AllReduce { .. } | Kind::Broadcast { .. } | Kind::Scatter { .. } | Kind::AllToAll) => {
@@ -65,7 +68,7 @@ impl Posted {
 
     /// Whether two ranks called the same.
     pub(crate) fn agrees(&self, other: &Posted, size: usize) -> bool {
-        let shape = |spot: Spot| (spot.dtype, spot.len);
+        let shape = |buffer_ref: BufferRef| (buffer_ref.dtype, buffer_ref.len);
         match (self.what, other.what) {
             (What::Call(Kind::Send { .. }), What::Call(Kind::Recv { .. })) => shape(self.send) == shape(other.recv),
             (What::Call(Kind::Recv { .. }), What::Call(Kind::Send { .. })) => other.agrees(self, size),
@@ -77,8 +80,8 @@ impl Posted {
 
     /// The call in words, for the error when two do not agree.
     pub(crate) fn describe(&self) -> String {
-        let spot = |spot: Spot| format!("{} {}", spot.len, spot.dtype);
-        let (name, send, recv) = (self.operation(), spot(self.send), spot(self.recv));
+        let buffer_ref = |buffer_ref: BufferRef| format!("{} {}", buffer_ref.len, buffer_ref.dtype);
+        let (name, send, recv) = (self.operation(), buffer_ref(self.send), buffer_ref(self.recv));
         let What::Call(kind) = self.what else { return name.to_owned() };
         let op = match kind.op() {
             Some(ReduceOp::Sum) | None => String::new(),

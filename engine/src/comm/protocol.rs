@@ -5,9 +5,12 @@
 //! work raises a rank's stage by one and may begin when all members have reached the stage before it. What members have
 //! posted may be read from then until the rank says that it has left; a slot is used again when all have left its call.
 //!
-//! Memory of other ranks is only touched between [`Hall::enter`] and the end of its guard. A rank that gives up ends the
+//! Memory of other ranks is only touched between [`WorldState::enter`] and the end of its guard. A rank that gives up ends the
 //! world first, so that nobody enters any more, and then waits until nobody is inside: only then may its memory be used
 //! for something else.
+
+// The order in which ranks may use each other's memory is made here; engine/tests/loom checks it.
+#![allow(unsafe_code)]
 
 use super::sync::FutexScope::Shared;
 use super::sync::{AtomicU32, AtomicU64, Ordering, SpinPolicy, UnsafeCell, fence, sleep, spin_until, wake};
@@ -19,9 +22,9 @@ pub(crate) const POSTED: u8 = 1;
 /// The stage of a rank that needs the call no more.
 pub(crate) const LEFT: u8 = u8::MAX;
 
-/// A rank's chair in the world.
+/// A rank's handle in the world.
 #[repr(C, align(128))]
-pub(crate) struct Seat {
+pub(crate) struct RankFlags {
     /// Counts rings; slept on.
     pub(crate) bell: AtomicU32,
     /// Whether the rank sleeps, or is about to.
@@ -126,14 +129,14 @@ impl<'a, P: Copy> Line<'a, P> {
 
 /// The chairs of a world, and whether it has ended.
 #[derive(Clone, Copy)]
-pub(crate) struct Hall<'a> {
-    pub(crate) seats: &'a [Seat],
+pub(crate) struct WorldState<'a> {
+    pub(crate) flags: &'a [RankFlags],
     /// 0 while the world lives.
     pub(crate) ended: &'a AtomicU32,
 }
 
 /// Permission to touch what others have posted.
-pub(crate) struct Inside<'a>(&'a Seat);
+pub(crate) struct Inside<'a>(&'a RankFlags);
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
@@ -141,7 +144,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-impl<'a> Hall<'a> {
+impl<'a> WorldState<'a> {
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire) != 0
     }
@@ -150,16 +153,16 @@ impl<'a> Hall<'a> {
     pub(crate) fn tell(&self, others: impl Iterator<Item = usize> + Clone, complete: impl Fn() -> bool) {
         // Either the sleeper's last look sees the change, or this sees the sleeper.
         fence(Ordering::SeqCst);
-        let sleeps = |rank: usize| self.seats[rank].asleep.load(Ordering::Relaxed) != 0;
+        let sleeps = |rank: usize| self.flags[rank].asleep.load(Ordering::Relaxed) != 0;
         if others.clone().any(sleeps) && complete() {
             others.filter(|rank| sleeps(*rank)).for_each(|rank| self.ring(rank));
         }
     }
 
     fn ring(&self, rank: usize) {
-        let seat = &self.seats[rank];
-        seat.bell.fetch_add(1, Ordering::Release);
-        wake(&seat.bell, Shared);
+        let flags = &self.flags[rank];
+        flags.bell.fetch_add(1, Ordering::Release);
+        wake(&flags.bell, Shared);
     }
 
     /// Waits for `ready`, which looks at the end of the world too; at most `limit` of it asleep. An error says since when
@@ -172,24 +175,24 @@ impl<'a> Hall<'a> {
         ready: impl Fn() -> bool,
     ) -> Result<(), Instant> {
         let Err(since) = spin_until(policy, &ready) else { return Ok(()) };
-        let seat = &self.seats[own];
-        let seen = seat.bell.load(Ordering::Acquire);
-        seat.asleep.store(1, Ordering::Relaxed);
+        let flags = &self.flags[own];
+        let seen = flags.bell.load(Ordering::Acquire);
+        flags.asleep.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !ready() {
-            sleep(&seat.bell, seen, Some(limit), Shared);
+            sleep(&flags.bell, seen, Some(limit), Shared);
         }
-        seat.asleep.store(0, Ordering::Relaxed);
+        flags.asleep.store(0, Ordering::Relaxed);
         if ready() { Ok(()) } else { Err(since) }
     }
 
     /// Permission to touch others' memory; none when the world has ended.
     pub(crate) fn enter(&self, own: usize) -> Option<Inside<'a>> {
-        let seat = &self.seats[own];
-        seat.inside.fetch_add(1, Ordering::Relaxed);
+        let flags = &self.flags[own];
+        flags.inside.fetch_add(1, Ordering::Relaxed);
         // Either this sees the end, or who has made it sees this rank inside.
         fence(Ordering::SeqCst);
-        let inside = Inside(seat);
+        let inside = Inside(flags);
         (!self.has_ended()).then_some(inside)
     }
 
@@ -202,12 +205,12 @@ impl<'a> Hall<'a> {
     pub(crate) fn announce(&self) {
         self.ended.store(2, Ordering::Release);
         fence(Ordering::SeqCst);
-        (0..self.seats.len()).for_each(|rank| self.ring(rank));
+        (0..self.flags.len()).for_each(|rank| self.ring(rank));
     }
 
     /// Whether a rank touches nobody's memory. Asked after the end of the world, a yes is for ever.
     pub(crate) fn outside(&self, rank: usize) -> bool {
         fence(Ordering::SeqCst);
-        self.seats[rank].inside.load(Ordering::Acquire) == 0
+        self.flags[rank].inside.load(Ordering::Acquire) == 0
     }
 }

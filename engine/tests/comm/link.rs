@@ -9,7 +9,7 @@ use crate::comm::tree::Mood;
 use crate::conformance::{self, EXACT};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use zbench_engine::comm::link::{LinkSpec, Linked, wrap};
+use zbench_engine::comm::link::{EmulatedLink, LinkSpec, wrap};
 use zbench_engine::comm::{Call, CommError, Communicator, Kind, ReduceOp, Request, Result, Ticket, group};
 use zbench_kernels::{Arena, Cpu, Kernels, View, ViewMut};
 
@@ -421,7 +421,7 @@ fn ranks_that_share_no_memory_are_told_why() {
     for (word, says) in [((2, 2), "all ranks on one machine; ranks 0 and 2"), ((0, 4), "is not the link of this run")] {
         let errors = attempt(Backend::Local, &[Mood::Well; 3], PATIENCE, |inner| {
             let tampered = Tampered { inner, word };
-            Linked::new(Box::new(tampered), spec(1e9, 0.0, 1)).err().unwrap()
+            EmulatedLink::new(Box::new(tampered), spec(1e9, 0.0, 1)).err().unwrap()
         });
         let errors: Vec<String> = errors.into_iter().map(|error| error.unwrap().to_string()).collect();
         assert!(errors[1..].iter().all(|error| error.contains(says)), "{errors:?}");

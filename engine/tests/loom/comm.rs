@@ -14,13 +14,13 @@ use crate::sync;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, AtomicU64};
-use protocol::{Hall, LEFT, Line, POSTED, Seat, Slot};
+use protocol::{LEFT, Line, POSTED, RankFlags, Slot, WorldState};
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
 /// What ranks share, and their memory: loom panics when a cell is written while another rank uses it.
 struct World {
-    seats: Vec<Seat>,
+    flags: Vec<RankFlags>,
     ended: AtomicU32,
     slots: Vec<Slot<u64>>,
     memory: Vec<UnsafeCell<u64>>,
@@ -35,11 +35,11 @@ unsafe impl Send for World {}
 impl World {
     /// `depth` calls can be under way.
     fn new(ranks: usize, depth: usize) -> World {
-        let seat = |_| Seat { bell: AtomicU32::new(0), asleep: AtomicU32::new(0), inside: AtomicU32::new(0) };
+        let flags = |_| RankFlags { bell: AtomicU32::new(0), asleep: AtomicU32::new(0), inside: AtomicU32::new(0) };
         let slot =
             |_| Slot { word: AtomicU64::new(0), note: AtomicU64::new(0), post: UnsafeCell::new(MaybeUninit::uninit()) };
         World {
-            seats: (0..ranks).map(seat).collect(),
+            flags: (0..ranks).map(flags).collect(),
             ended: AtomicU32::new(0),
             slots: (0..depth * ranks).map(slot).collect(),
             memory: (0..2 * ranks).map(|_| UnsafeCell::new(0)).collect(),
@@ -47,8 +47,8 @@ impl World {
         }
     }
 
-    fn hall(&self) -> Hall<'_> {
-        Hall { seats: &self.seats, ended: &self.ended }
+    fn world(&self) -> WorldState<'_> {
+        WorldState { flags: &self.flags, ended: &self.ended }
     }
 
     fn line(&self) -> Line<'_, u64> {
@@ -72,10 +72,10 @@ impl World {
     /// Waits as `Shared` does; false when the world has ended instead.
     fn until(&self, own: usize, ready: impl Fn() -> bool) -> bool {
         while !ready() {
-            if self.hall().has_ended() {
+            if self.world().has_ended() {
                 return false;
             }
-            let _ = self.hall().rest(own, sync::POLICY, Duration::MAX, || self.hall().has_ended() || ready());
+            let _ = self.world().rest(own, sync::POLICY, Duration::MAX, || self.world().has_ended() || ready());
         }
         true
     }
@@ -88,7 +88,7 @@ impl World {
         }
         // SAFETY: `vacant` was seen, and every number is posted once.
         unsafe { line.post(sequence, own, post) };
-        self.hall().tell(self.others(own), || line.reached(sequence, POSTED));
+        self.world().tell(self.others(own), || line.reached(sequence, POSTED));
         true
     }
 
@@ -100,7 +100,7 @@ impl World {
     fn advance(&self, own: usize, sequence: u64, stage: u8) {
         let line = self.line();
         line.advance(sequence, own, stage);
-        self.hall().tell(self.others(own), || line.reached(sequence, stage));
+        self.world().tell(self.others(own), || line.reached(sequence, stage));
     }
 
     /// A call with one piece of work on others' memory: all come, work, and wait for all. False when the world ended.
@@ -109,7 +109,7 @@ impl World {
         if !self.post(own, sequence, own as u64) || !self.until(own, || line.reached(sequence, POSTED)) {
             return false;
         }
-        let Some(inside) = self.hall().enter(own) else { return false };
+        let Some(inside) = self.world().enter(own) else { return false };
         work(self.posted(sequence));
         drop(inside);
         self.advance(own, sequence, POSTED + 1);
@@ -120,11 +120,11 @@ impl World {
 
     /// Ends the world and waits until nobody touches memory.
     fn give_up(&self, own: usize) {
-        if self.hall().close() {
-            self.hall().announce();
+        if self.world().close() {
+            self.world().announce();
         }
         for rank in self.others(own) {
-            while !self.hall().outside(rank) {
+            while !self.world().outside(rank) {
                 loom::thread::yield_now();
             }
         }

@@ -4,6 +4,9 @@
 //! `/proc/<pid>/fd`, so that nothing is left behind however a run ends. A spin lock guards everything in it; what it guards
 //! takes well under a microsecond.
 
+// Counters in memory that several processes map.
+#![allow(unsafe_code)]
+
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{
     MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create, open,

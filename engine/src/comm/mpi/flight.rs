@@ -1,5 +1,8 @@
 //! A call under way: the MPI requests it waits for, and what follows when they are complete.
 
+// Calls of MPI's, over buffers that stay until the flight is done.
+#![allow(unsafe_code)]
+
 use super::Group;
 use super::staged::Join;
 use crate::comm::raw::RawSlice;

@@ -1,5 +1,8 @@
 //! Calls that MPI carries out itself.
 
+// Calls of MPI's.
+#![allow(unsafe_code)]
+
 use super::Group;
 use super::flight::{Flight, Next, Tags, address, counted};
 use crate::comm::raw::RawSlice;
@@ -40,7 +43,7 @@ fn names(op: ReduceOp, dtype: DType) -> (ffi::MPI_Datatype, ffi::MPI_Op) {
     }
 }
 
-/// Posts a call. `flight` is on the desk when this returns, with an error too.
+/// Posts a call. The caller keeps `flight` after an error, too: MPI may still use its memory.
 pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> Result<()> {
     let send = call.send.map(RawSlice::of);
     let recv = call.recv.as_ref().map(RawSlice::of_mut);

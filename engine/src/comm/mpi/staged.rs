@@ -2,6 +2,9 @@
 //! tree in rank order, and passes the result on. Messages go between every two ranks under the call's own tag, so that ranks may
 //! come to the second phase of several calls in different orders.
 
+// Buffers of a call under way, without lifetimes.
+#![allow(unsafe_code)]
+
 use super::Group;
 use super::flight::{Flight, Next, Tags};
 use super::native::combines;

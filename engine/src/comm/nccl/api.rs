@@ -1,5 +1,8 @@
 //! NCCL as a library: its version, its errors, ids of groups.
 
+// Calls of NCCL's.
+#![allow(unsafe_code)]
+
 use super::loader::Search;
 use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use std::ffi::{c_char, c_int};

@@ -1,5 +1,8 @@
 //! What a communicator needs of the CUDA driver: a device's context, a stream, events, memory.
 
+// Calls of the CUDA driver's.
+#![allow(unsafe_code)]
+
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUevent_flags, CUstream, CUstream_flags};
 use cudarc::nccl::sys::cudaStream_t;
 use std::ffi::c_int;

@@ -1,5 +1,8 @@
 //! A communicator of NCCL, and what can be asked of it. Every call may return while it is still in progress.
 
+// Calls of NCCL's.
+#![allow(unsafe_code)]
+
 use super::api::{Api, IN_PROGRESS, NcclError, SUCCESS, UniqueId, nonblocking};
 use cudarc::nccl::sys::{ncclComm, ncclComm_t};
 use std::ffi::c_int;

@@ -1,5 +1,8 @@
 //! A call as NCCL's calls on a stream.
 
+// Calls of NCCL's.
+#![allow(unsafe_code)]
+
 use super::api::{NcclError, data_type, reduction};
 use super::driver::{DriverError, Memory, Stream};
 use super::handle::Handle;

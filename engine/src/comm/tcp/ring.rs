@@ -1,6 +1,9 @@
 //! Ring and recursive halving: fewer partners for each rank, and sums in an order of their own (deterministic, but not that
 //! of one process; partial sums are rounded to the type that travels at every hop).
 
+// As reduce.rs.
+#![allow(unsafe_code)]
+
 use super::exchange::{CHUNK_BYTES, Exchange, frames};
 use super::reduce::{Job, Slots};
 use crate::comm::Result;
