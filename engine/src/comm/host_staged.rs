@@ -2,7 +2,7 @@
 //! for the few words that ranks exchange outside of steps.
 
 use super::link::LinkUse;
-use super::{Call, CommError, Communicator, Kind, Request, Result, Ticket};
+use super::{Call, CommError, Communicator, Kind, OwnedCall, Result, Ticket};
 use std::cell::RefCell;
 use std::sync::Arc;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, View};
@@ -13,7 +13,7 @@ pub struct HostStaged {
     kernels: Arc<dyn Kernels>,
     arena: Arena,
     /// What was started with host buffers, by its number.
-    started: RefCell<Vec<(u64, Request)>>,
+    started: RefCell<Vec<(u64, OwnedCall)>>,
 }
 
 impl HostStaged {
@@ -72,35 +72,24 @@ impl Communicator for HostStaged {
         Ok(())
     }
 
-    fn start(&self, request: Request) -> Result<Ticket> {
-        let on_host = |buffer: &Buffer| buffer.view().is_on_host();
-        let twin = match &request {
-            Request::AllGather { send, recv } if on_host(send) => {
-                Request::AllGather { send: self.staged(send.view())?, recv: self.staged(recv.view())? }
-            }
-            Request::ReduceScatter { send, recv, accumulate } if on_host(send) => {
-                let (send, recv) = (self.staged(send.view())?, self.staged(recv.view())?);
-                Request::ReduceScatter { send, recv, accumulate: *accumulate }
-            }
-            Request::AllReduce { buffer } if on_host(buffer) => {
-                Request::AllReduce { buffer: self.staged(buffer.view())? }
-            }
-            _ => return self.inner.start(request),
-        };
+    fn start(&self, request: OwnedCall) -> Result<Ticket> {
+        if !request.recv.view().is_on_host() {
+            return self.inner.start(request);
+        }
+        let send = request.send.as_ref().map(|send| self.staged(send.view())).transpose()?;
+        let twin = OwnedCall { kind: request.kind, send, recv: self.staged(request.recv.view())? };
         let ticket = self.inner.start(twin)?;
         self.started.borrow_mut().push((ticket.sequence, request));
         Ok(ticket)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<Request> {
+    fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
         let sequence = ticket.sequence;
-        let mut twin = self.inner.wait(ticket)?;
+        let twin = self.inner.wait(ticket)?;
         let mut started = self.started.borrow_mut();
         let Some(at) = started.iter().position(|(number, _)| *number == sequence) else { return Ok(twin) };
         let (_, mut request) = started.swap_remove(at);
-        if let (Some(there), Some(view)) = (twin.as_call().recv, request.as_call().recv) {
-            self.kernels.download(there.as_view(), view)?;
-        }
+        self.kernels.download(twin.recv.view(), request.recv.view_mut())?;
         Ok(request)
     }
 

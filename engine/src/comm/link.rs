@@ -9,7 +9,7 @@
 mod board;
 mod price;
 
-use super::{Call, CommError, Communicator, Kind, Request, Result, Ticket};
+use super::{Call, CommError, Communicator, Kind, OwnedCall, Result, Ticket};
 use board::{Board, BoardError, Claim, Key, Times};
 use price::{Layout, Price};
 use serde::{Deserialize, Serialize};
@@ -297,7 +297,7 @@ impl Communicator for EmulatedLink {
         if call.kind.is_collective() { self.collective(call) } else { self.exchange(call) }
     }
 
-    fn start(&self, mut request: Request) -> Result<Ticket> {
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let call = request.as_call();
         call.check(self.rank(), self.size())?;
         let (kind, bytes) = (call.kind, whole(&call, self.size()));
@@ -309,7 +309,7 @@ impl Communicator for EmulatedLink {
         Ok(ticket)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<Request> {
+    fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
         let (sequence, asked) = (ticket.sequence, now());
         let mut request = self.inner.wait(ticket)?;
         let operation = request.as_call().kind.name();

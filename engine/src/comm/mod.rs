@@ -26,7 +26,7 @@ mod shm;
 mod space;
 mod tcp;
 
-pub use call::{Call, Kind, Request, Shape};
+pub use call::{Call, Kind, OwnedCall, Shape};
 pub use host_staged::HostStaged;
 pub use local::group;
 pub use metered::Metered;
@@ -111,7 +111,7 @@ pub type Result<T, E = CommError> = std::result::Result<T, E>;
 pub struct Ticket {
     pub(crate) sequence: u64,
     /// Taken by `wait`.
-    pub(crate) request: Option<Request>,
+    pub(crate) request: Option<OwnedCall>,
     /// Who must be told when the ticket is dropped instead.
     pub(crate) owner: Option<std::sync::Arc<dyn Abandon>>,
 }
@@ -164,10 +164,10 @@ pub trait Communicator: Send {
     fn call(&self, call: Call<'_>) -> Result<()>;
 
     /// Starts a collective; several may be under way, and all ranks start them in the same order.
-    fn start(&self, request: Request) -> Result<Ticket>;
+    fn start(&self, request: OwnedCall) -> Result<Ticket>;
 
     /// Finishes a collective and gives its buffers back.
-    fn wait(&self, ticket: Ticket) -> Result<Request>;
+    fn wait(&self, ticket: Ticket) -> Result<OwnedCall>;
 
     /// The group of the ranks that give the same `color`, ordered by `key`, then by rank. A collective call.
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>>;

@@ -1,6 +1,6 @@
 //! A communicator of the right shapes that moves nothing: for plans, and for tests of one rank's program.
 
-use super::{Call, CommError, Communicator, Request, Result, Ticket};
+use super::{Call, CommError, Communicator, OwnedCall, Result, Ticket};
 use std::cell::Cell;
 
 /// Checks what it is given as any communicator would, and leaves every buffer as it was.
@@ -35,13 +35,13 @@ impl Communicator for Null {
         call.check(self.rank, self.size)
     }
 
-    fn start(&self, mut request: Request) -> Result<Ticket> {
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         request.as_call().check(self.rank, self.size)?;
         let sequence = self.next.replace(self.next.get() + 1);
         Ok(Ticket { sequence, request: Some(request), owner: None })
     }
 
-    fn wait(&self, mut ticket: Ticket) -> Result<Request> {
+    fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
         let reason = "the collective was waited for before".to_owned();
         ticket.request.take().ok_or(CommError::Invalid { operation: "wait", reason })
     }

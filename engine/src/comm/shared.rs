@@ -12,7 +12,7 @@ use super::protocol::{LEFT, POSTED};
 use super::raw::RawSlice;
 use super::space::{Place, Space};
 use super::sync::SpinPolicy;
-use super::{Abandon, CommError, Communicator, Request, Result, Ticket, cause};
+use super::{Abandon, CommError, Communicator, OwnedCall, Result, Ticket, cause};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -541,7 +541,7 @@ impl Communicator for Shared {
         }
     }
 
-    fn start(&self, mut request: Request) -> Result<Ticket> {
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let (rank, size) = (self.rank, self.size());
         let call = request.as_call();
         call.check(rank, size)?;
@@ -550,7 +550,7 @@ impl Communicator for Shared {
         Ok(Ticket { sequence, request: Some(request), owner: Some(self.handle.clone()) })
     }
 
-    fn wait(&self, mut ticket: Ticket) -> Result<Request> {
+    fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
         let invalid = |reason: &str| CommError::Invalid { operation: "wait", reason: reason.into() };
         let own: Arc<dyn Abandon> = self.handle.clone();
         if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {

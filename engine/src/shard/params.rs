@@ -2,7 +2,7 @@
 
 use super::tally::Tally;
 use super::{Comms, Desk, Holding, OUTER, State};
-use crate::comm::{Communicator, Request, Ticket};
+use crate::comm::{Communicator, OwnedCall, Ticket};
 use crate::layers::prepacked::Prepacked;
 use crate::layers::{Piece, Sketch, StepError, exec};
 use crate::mesh::{Split, within};
@@ -123,11 +123,10 @@ impl Params {
     pub fn wait(&mut self, comms: &Comms, unit: usize) -> Result<()> {
         for flat in self.flats[unit].iter_mut().flatten() {
             let Some(ticket) = flat.pending.take() else { continue };
-            if let Request::AllGather { send, recv } = comms.inner.wait(ticket)? {
-                // A send that is not the home was a wire copy, and is done with.
-                flat.home.get_or_insert(send);
-                flat.slot = Some(recv);
-            }
+            let gathered = comms.inner.wait(ticket)?;
+            // A send that is not the home was a wire copy, and is done with.
+            flat.home = flat.home.take().or(gathered.send);
+            flat.slot = Some(gathered.recv);
         }
         Ok(())
     }
@@ -166,7 +165,7 @@ impl Flat {
             Some(wire)
         };
         let Some(send) = send else { return Ok(()) };
-        self.pending = Some(desk.comms.inner.start(Request::AllGather { send, recv: slot })?);
+        self.pending = Some(desk.comms.inner.start(OwnedCall::all_gather(send, slot))?);
         Ok(())
     }
 }

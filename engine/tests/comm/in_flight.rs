@@ -3,7 +3,7 @@
 use crate::comm::harness::{BACKENDS, Backend, PATIENCE, SIZES, attempt, run, values};
 use crate::comm::tree::{Mood, tree_sum};
 use std::time::Duration;
-use zbench_engine::comm::{CommError, Communicator, Request, Ticket};
+use zbench_engine::comm::{CommError, Communicator, Kind, OwnedCall, Ticket};
 use zbench_kernels::{Arena, Buffer, Category, DType, Element, ViewMut};
 
 /// A buffer that holds `values`.
@@ -34,28 +34,27 @@ fn start(comm: &dyn Communicator, arena: &Arena, index: usize) -> Ticket {
 fn try_start(comm: &dyn Communicator, arena: &Arena, index: usize) -> Result<Ticket, CommError> {
     let (rank, size, len, seed) = (comm.rank(), comm.size(), 100 + 37 * index, 100 * index);
     let request = match index % 3 {
-        0 => {
-            Request::AllGather { send: filled::<f32>(arena, &values(seed + rank, len)), recv: zeros(arena, len * size) }
-        }
+        0 => OwnedCall::all_gather(filled::<f32>(arena, &values(seed + rank, len)), zeros(arena, len * size)),
         1 => {
             let send = filled::<f32>(arena, &values(seed + rank, len * size));
-            Request::ReduceScatter { send, recv: zeros(arena, len), accumulate: false }
+            OwnedCall::reduce_scatter(send, zeros(arena, len), false)
         }
-        _ => Request::AllReduce { buffer: filled::<f32>(arena, &values(seed + rank, len)) },
+        _ => OwnedCall::all_reduce(filled::<f32>(arena, &values(seed + rank, len))),
     };
     comm.start(request)
 }
 
 fn check(comm: &dyn Communicator, index: usize, ticket: Ticket) {
     let (rank, size, len, seed) = (comm.rank(), comm.size(), 100 + 37 * index, 100 * index);
-    match comm.wait(ticket).unwrap() {
-        Request::AllGather { recv, .. } => {
-            assert_eq!(slice(&recv), (0..size).flat_map(|r| values::<f32>(seed + r, len)).collect::<Vec<_>>());
+    let done = comm.wait(ticket).unwrap();
+    match done.kind {
+        Kind::AllGather => {
+            assert_eq!(slice(&done.recv), (0..size).flat_map(|r| values::<f32>(seed + r, len)).collect::<Vec<_>>());
         }
-        Request::ReduceScatter { recv, .. } => {
-            assert_eq!(slice(&recv), sum(size, seed, len * size)[rank * len..(rank + 1) * len]);
+        Kind::ReduceScatter { .. } => {
+            assert_eq!(slice(&done.recv), sum(size, seed, len * size)[rank * len..(rank + 1) * len]);
         }
-        Request::AllReduce { buffer } => assert_eq!(slice(&buffer), sum(size, seed, len)),
+        _ => assert_eq!(slice(&done.recv), sum(size, seed, len)),
     }
 }
 
@@ -168,10 +167,10 @@ fn a_ticket_belongs_to_its_communicator() {
 fn a_request_that_does_not_fit_is_refused_and_nothing_is_posted() {
     run(Backend::Local, 2, |comm| {
         let arena = Arena::host(Some(1 << 20)).unwrap();
-        let bad = Request::AllGather { send: zeros(&arena, 3), recv: zeros(&arena, 5) };
+        let bad = OwnedCall::all_gather(zeros(&arena, 3), zeros(&arena, 5));
         assert!(matches!(comm.start(bad).unwrap_err(), CommError::Invalid { operation: "all_gather", .. }));
         let ids = |len| arena.alloc(Category::Communication, DType::U32, len).unwrap();
-        let onto = Request::ReduceScatter { send: ids(4), recv: ids(2), accumulate: true };
+        let onto = OwnedCall::reduce_scatter(ids(4), ids(2), true);
         assert!(matches!(comm.start(onto).unwrap_err(), CommError::Invalid { .. }));
         std::thread::sleep(Duration::from_millis(comm.rank() as u64));
         comm.barrier().unwrap();

@@ -3,7 +3,7 @@
 use crate::comm::rendezvous::{join, meeting};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::{Algorithm, CommError, Communicator, Metered, Request, Tcp, TcpOptions, tcp};
+use zbench_engine::comm::{Algorithm, CommError, Communicator, Metered, OwnedCall, Tcp, TcpOptions, tcp};
 use zbench_kernels::{Arena, Buffer, Category, Cpu, DType, Kernels, View, ViewMut};
 
 /// Longer than anything here takes on a loaded machine; only tests of stalls wait for their own.
@@ -142,12 +142,12 @@ fn started_collectives_may_be_waited_for_in_any_order_and_count_then() {
         let metered = Metered::new("data", Box::new(comm));
         let arena = Arena::host(Some(16 << 20)).unwrap();
         let rank = metered.rank() as f32;
-        let first = metered.start(Request::AllReduce { buffer: filled(&arena, &[rank, 1.0, 2.0]) }).unwrap();
+        let first = metered.start(OwnedCall::all_reduce(filled(&arena, &[rank, 1.0, 2.0]))).unwrap();
         let (send, recv) = (filled(&arena, &[rank]), filled(&arena, &[9.0; 3]));
-        let second = metered.start(Request::AllGather { send, recv }).unwrap();
-        let Request::AllGather { recv, .. } = metered.wait(second).unwrap() else { panic!("another request") };
+        let second = metered.start(OwnedCall::all_gather(send, recv)).unwrap();
+        let recv = metered.wait(second).unwrap().recv;
         assert_eq!(recv.view().as_slice::<f32>().unwrap(), [0.0, 1.0, 2.0]);
-        let Request::AllReduce { buffer } = metered.wait(first).unwrap() else { panic!("another request") };
+        let buffer = metered.wait(first).unwrap().recv;
         assert_eq!(buffer.view().as_slice::<f32>().unwrap(), [3.0, 3.0, 6.0]);
         metered.take().into_iter().map(|row| (row.kind, row.calls, row.wire_bytes)).collect::<Vec<_>>()
     });

@@ -23,7 +23,7 @@ mod native;
 mod staged;
 mod world;
 
-use super::{Abandon, Call, CommError, Communicator, Kind, Request, Result, Ticket};
+use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, Result, Ticket};
 use flight::{Flight, Tags};
 use inquiry::Answer;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -310,7 +310,7 @@ impl Communicator for Mpi {
         self.group.finish(sequence)
     }
 
-    fn start(&self, mut request: Request) -> Result<Ticket> {
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let sequence = match self.begin(&mut request.as_call()) {
             Ok(sequence) => sequence,
             Err(error) => {
@@ -323,7 +323,7 @@ impl Communicator for Mpi {
         Ok(Ticket { sequence, request: Some(request), owner: Some(self.group.clone()) })
     }
 
-    fn wait(&self, mut ticket: Ticket) -> Result<Request> {
+    fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
         let invalid = |reason: &str| CommError::Invalid { operation: "wait", reason: reason.into() };
         let own: Arc<dyn Abandon> = self.group.clone();
         if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {

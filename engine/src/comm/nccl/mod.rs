@@ -29,7 +29,7 @@ pub use driver::{Device, DriverError, Memory, Stream, load_driver};
 pub use loader::Search;
 pub use ordered::Ordered;
 
-use super::{Abandon, Call, CommError, Communicator, Kind, Request, Result, Ticket};
+use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, Result, Ticket};
 use driver::Event;
 use handle::Handle;
 use issue::Issue;
@@ -421,7 +421,7 @@ impl Communicator for Nccl {
         result
     }
 
-    fn start(&self, mut request: Request) -> Result<Ticket> {
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let mut state = self.group.state();
         let (started, _none) = self.group.begin(&mut state, &mut request.as_call())?;
         let sequence = started.sequence;
@@ -429,7 +429,7 @@ impl Communicator for Nccl {
         Ok(Ticket { sequence, request: Some(request), owner: Some(self.group.clone()) })
     }
 
-    fn wait(&self, mut ticket: Ticket) -> Result<Request> {
+    fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
         let own: Arc<dyn Abandon> = self.group.clone();
         if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {
             return Err(invalid("wait", "the collective was started by another communicator"));

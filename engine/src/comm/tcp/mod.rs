@@ -30,7 +30,7 @@ mod tests;
 pub use options::{Algorithm, TcpOptions};
 
 use super::raw::RawSlice;
-use super::{Abandon, Call, CommError, Communicator, Kind, ReduceOp, Rendezvous, Request, Result, Ticket};
+use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, ReduceOp, Rendezvous, Result, Ticket};
 use exchange::Exchange;
 use frame::{Code, Role, Signature};
 use mesh::Mesh;
@@ -304,14 +304,14 @@ impl Communicator for Tcp {
     }
 
     /// Performs the collective before it returns: bytes move only while the rank is in a call.
-    fn start(&self, mut request: Request) -> Result<Ticket> {
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let (sequence, received) = self.perform(&mut request.as_call())?;
         self.started.borrow_mut().push((sequence, received));
         Ok(Ticket { sequence, request: Some(request), owner: Some(self.owner.clone()) })
     }
 
     /// The bytes of a started collective count from here on.
-    fn wait(&self, mut ticket: Ticket) -> Result<Request> {
+    fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
         let invalid = |reason: &str| CommError::Invalid { operation: "wait", reason: reason.into() };
         let own: Arc<dyn Abandon> = self.owner.clone();
         if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {
