@@ -204,7 +204,7 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Swaps two runs in a device's memory by way of the host: nothing that trains exchanges in place.
+    /// Swaps two slices of a device's memory by way of the host: slow, but nothing that trains exchanges in place.
     fn exchange_on_device(&mut self, ours: RawSlice, theirs: RawSlice) -> Result<()> {
         let (ours, theirs) = (ours.as_bytes(), theirs.as_bytes());
         let mut aside = vec![0i8; theirs.len];
@@ -218,7 +218,7 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Copies a run of one rank to another; only called by `work`, whose conditions make both runs live and apart.
+    /// Copies a slice of one rank to another; only called by `work`, whose conditions make both live and apart.
     fn copy(&mut self, giver: usize, from: RawSlice, taker: usize, to: RawSlice) -> Result<()> {
         if from.ptr == to.ptr {
             return Ok(()); // in place
@@ -235,7 +235,7 @@ impl Mover<'_> {
         for start in (0..bytes).step_by(BLOCK_BYTES) {
             self.check()?;
             let len = BLOCK_BYTES.min(bytes - start);
-            // SAFETY: both runs hold `bytes` bytes, nobody writes `from` and nobody else uses `to` (`work`).
+            // SAFETY: both hold `bytes` bytes, nobody writes `from` and nobody else uses `to` (`work`).
             unsafe { move_bytes(from.ptr.add(start), to.ptr.add(start), len, bytes >= STREAM_BYTES)? };
             if giver != taker {
                 self.wire += len as u64;
@@ -370,7 +370,7 @@ fn swaps(rank: usize, other: usize) -> bool {
 }
 
 /// # Safety
-/// Both runs hold `len` bytes and do not overlap; nobody writes the first or uses the second.
+/// Both hold `len` bytes and do not overlap; nobody writes the first or uses the second.
 unsafe fn move_bytes(from: NonNull<u8>, to: NonNull<u8>, len: usize, past_caches: bool) -> Result<()> {
     if !past_caches {
         // SAFETY: as the caller says.

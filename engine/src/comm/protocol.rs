@@ -22,11 +22,11 @@ pub(crate) const POSTED: u8 = 1;
 /// The stage of a rank that needs the call no more.
 pub(crate) const LEFT: u8 = u8::MAX;
 
-/// A rank's handle in the world.
+/// What others see of a rank, and where it sleeps.
 #[repr(C, align(128))]
 pub(crate) struct RankFlags {
-    /// Counts rings; slept on.
-    pub(crate) bell: AtomicU32,
+    /// Counts wake-ups; the futex that the rank sleeps on.
+    pub(crate) wakeups: AtomicU32,
     /// Whether the rank sleeps, or is about to.
     pub(crate) asleep: AtomicU32,
     /// Pieces of work in which the rank may touch others' memory.
@@ -127,7 +127,7 @@ impl<'a, P: Copy> Line<'a, P> {
     }
 }
 
-/// The chairs of a world, and whether it has ended.
+/// The flags of all ranks of a world, and whether it has ended.
 #[derive(Clone, Copy)]
 pub(crate) struct WorldState<'a> {
     pub(crate) flags: &'a [RankFlags],
@@ -149,25 +149,25 @@ impl<'a> WorldState<'a> {
         self.ended.load(Ordering::Acquire) != 0
     }
 
-    /// Rings for those who sleep, after a change they may wait for. `complete` is asked only when somebody sleeps.
+    /// Wakes those who sleep, after a change they may wait for. `complete` is asked only when somebody sleeps.
     pub(crate) fn tell(&self, others: impl Iterator<Item = usize> + Clone, complete: impl Fn() -> bool) {
         // Either the sleeper's last look sees the change, or this sees the sleeper.
         fence(Ordering::SeqCst);
         let sleeps = |rank: usize| self.flags[rank].asleep.load(Ordering::Relaxed) != 0;
         if others.clone().any(sleeps) && complete() {
-            others.filter(|rank| sleeps(*rank)).for_each(|rank| self.ring(rank));
+            others.filter(|rank| sleeps(*rank)).for_each(|rank| self.wake_rank(rank));
         }
     }
 
-    fn ring(&self, rank: usize) {
+    fn wake_rank(&self, rank: usize) {
         let flags = &self.flags[rank];
-        flags.bell.fetch_add(1, Ordering::Release);
-        wake(&flags.bell, Shared);
+        flags.wakeups.fetch_add(1, Ordering::Release);
+        wake(&flags.wakeups, Shared);
     }
 
     /// Waits for `ready`, which looks at the end of the world too; at most `limit` of it asleep. An error says since when
     /// it waits: it is time to look for something worse.
-    pub(crate) fn rest(
+    pub(crate) fn wait(
         &self,
         own: usize,
         policy: SpinPolicy,
@@ -176,11 +176,11 @@ impl<'a> WorldState<'a> {
     ) -> Result<(), Instant> {
         let Err(since) = spin_until(policy, &ready) else { return Ok(()) };
         let flags = &self.flags[own];
-        let seen = flags.bell.load(Ordering::Acquire);
+        let seen = flags.wakeups.load(Ordering::Acquire);
         flags.asleep.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !ready() {
-            sleep(&flags.bell, seen, Some(limit), Shared);
+            sleep(&flags.wakeups, seen, Some(limit), Shared);
         }
         flags.asleep.store(0, Ordering::Relaxed);
         if ready() { Ok(()) } else { Err(since) }
@@ -201,11 +201,11 @@ impl<'a> WorldState<'a> {
         self.ended.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Says that what ended the world can be read, and rings for all.
+    /// Says that what ended the world can be read, and wakes all.
     pub(crate) fn announce(&self) {
         self.ended.store(2, Ordering::Release);
         fence(Ordering::SeqCst);
-        (0..self.flags.len()).for_each(|rank| self.ring(rank));
+        (0..self.flags.len()).for_each(|rank| self.wake_rank(rank));
     }
 
     /// Whether a rank touches nobody's memory. Asked after the end of the world, a yes is for ever.

@@ -260,7 +260,7 @@ impl Shared {
             *since = None;
             return Ok(());
         }
-        self.rest(pending, since, room, asked)
+        self.wait_for_news(pending, since, room, asked)
     }
 
     /// Does one thing that can be done now; false when all calls wait for others.
@@ -302,7 +302,7 @@ impl Shared {
     }
 
     /// Waits for news of the open calls, and for `room`; finds out who will never come.
-    fn rest(
+    fn wait_for_news(
         &self,
         pending: &PendingCalls,
         since: &mut Option<Instant>,
@@ -313,7 +313,7 @@ impl Shared {
         let reached = |wait: Wait| board.line(wait.group).is_ok_and(|line| line.reached(wait.sequence, wait.stage));
         let news = || world.has_ended() || pending.waits().chain(room).any(reached);
         let nap = NAP.min(self.handle.stall);
-        let Err(waiting) = world.rest(self.handle.root, self.handle.spin, nap, news) else { return Ok(()) };
+        let Err(waiting) = world.wait(self.handle.root, self.handle.spin, nap, news) else { return Ok(()) };
         pending.waits().chain(room).for_each(|wait| self.check_presence(wait));
         if since.get_or_insert(waiting).elapsed() < self.handle.stall {
             return Ok(());

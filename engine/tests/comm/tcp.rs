@@ -51,32 +51,6 @@ fn gather(group: &dyn Communicator, own: u32) -> Vec<u32> {
 }
 
 #[test]
-fn rows_and_columns_share_the_connections() {
-    for (rows, columns) in [(2, 2), (2, 3), (4, 2), (1, 3)] {
-        run(rows * columns, &patient(), |comm| {
-            let (y, x) = (comm.rank() / columns, comm.rank() % columns);
-            let row = comm.split(y, x, "row").unwrap();
-            let column = comm.split(x, y, "column").unwrap();
-            assert_eq!((row.rank(), row.size(), column.rank(), column.size()), (x, columns, y, rows));
-            for turn in 0..30 {
-                // Rows out of step with each other; two ranks never share a row and a column.
-                let by_row = (turn + y) % 2 == 0 && rows == 1 || turn % 3 == 0;
-                let group = if by_row { &row } else { &column };
-                let others: Vec<u32> = match by_row {
-                    true => (0..columns).map(|x| (y * columns + x) as u32).collect(),
-                    false => (0..rows).map(|y| (y * columns + x) as u32).collect(),
-                };
-                assert_eq!(gather(&**group, comm.rank() as u32), others);
-            }
-            let alone = row.split(row.rank(), 0, "alone").unwrap();
-            assert_eq!((alone.rank(), alone.size(), gather(&*alone, 7)), (0, 1, vec![7]));
-            drop(row);
-            assert_eq!(gather(comm, 1), vec![1; comm.size()], "the world goes on without its rows");
-        });
-    }
-}
-
-#[test]
 fn split_orders_by_key_then_rank() {
     run(6, &patient(), |comm| {
         let group = comm.split(usize::MAX - comm.rank() % 2, 5 - comm.rank() / 4, "reversed").unwrap();

@@ -1,5 +1,5 @@
 //! The meeting protocol of `local` and `shm` under loom: every interleaving of small groups (within a bound on
-//! preemptions), with memory that tells when two ranks touch it at the same time. A ring that a sleeper misses shows as a
+//! preemptions), with memory that tells when two ranks touch it at the same time. A wake-up that a sleeper misses shows as a
 //! rank that waits for ever, which loom reports too.
 //!
 //! The protocol's own source is compiled here over loom's types, so that no build flag is needed:
@@ -35,7 +35,7 @@ unsafe impl Send for World {}
 impl World {
     /// `depth` calls can be under way.
     fn new(ranks: usize, depth: usize) -> World {
-        let flags = |_| RankFlags { bell: AtomicU32::new(0), asleep: AtomicU32::new(0), inside: AtomicU32::new(0) };
+        let flags = |_| RankFlags { wakeups: AtomicU32::new(0), asleep: AtomicU32::new(0), inside: AtomicU32::new(0) };
         let slot =
             |_| Slot { word: AtomicU64::new(0), note: AtomicU64::new(0), post: UnsafeCell::new(MaybeUninit::uninit()) };
         World {
@@ -75,7 +75,7 @@ impl World {
             if self.world().has_ended() {
                 return false;
             }
-            let _ = self.world().rest(own, sync::POLICY, Duration::MAX, || self.world().has_ended() || ready());
+            let _ = self.world().wait(own, sync::POLICY, Duration::MAX, || self.world().has_ended() || ready());
         }
         true
     }

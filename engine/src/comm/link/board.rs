@@ -25,7 +25,7 @@ const ENTRY: usize = 7;
 /// How long a rank waits for the lock. Only a rank that was stopped while it held it takes so long.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Which transfer.
+/// Tells a transfer from all others of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     /// The group, by the number that the board gave it.

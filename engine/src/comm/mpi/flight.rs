@@ -68,7 +68,7 @@ pub(super) struct Flight {
     pub done: bool,
 }
 
-// SAFETY: request handles are used under the world's lock only, and runs as their own comment says.
+// SAFETY: request handles are used under the world's lock only, and slices as RawSlice says.
 unsafe impl Send for Flight {}
 
 impl Flight {
@@ -139,7 +139,7 @@ impl Flight {
     pub(super) fn give(&mut self, group: &Group, run: RawSlice, to: usize, tag: c_int) -> Result<()> {
         for piece in run.pieces(group.settings.largest_count) {
             self.post(group, "MPI_Isend", None, |request| {
-                // SAFETY: the run stays until the flight is done.
+                // SAFETY: the buffers stays until the flight is done.
                 unsafe {
                     let (count, kind) = counted(piece);
                     ffi::MPI_Isend(address(piece), count, kind, to as c_int, tag, group.comm.0, request)
@@ -154,7 +154,7 @@ impl Flight {
         self.wire += if from == group.rank { 0 } else { run.bytes() as u64 };
         for piece in run.pieces(group.settings.largest_count) {
             self.post(group, "MPI_Irecv", Some(piece.bytes()), |request| {
-                // SAFETY: the run stays until the flight is done, and nobody else uses it.
+                // SAFETY: the buffers stays until the flight is done, and nobody else uses it.
                 unsafe {
                     let (count, kind) = counted(piece);
                     ffi::MPI_Irecv(address(piece), count, kind, from as c_int, tag, group.comm.0, request)

@@ -68,7 +68,7 @@ pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> R
             let (from, part) = source(group, flight, send, recv.part(rank, size));
             flight.post(group, "MPI_Iallgather", None, |request| {
                 let ((count, kind), to) = (counted(part), address(recv));
-                // SAFETY: both runs stay until the flight is done, and have as many elements as are said.
+                // SAFETY: both buffers stay until the flight is done, and have as many elements as are said.
                 unsafe { ffi::MPI_Iallgather(from, count, kind, to, count, kind, group.comm.0, request) }
             })
         }
@@ -83,7 +83,7 @@ pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> R
             flight.post(group, "MPI_Ialltoall", None, |request| {
                 let (count, kind) = counted(recv.part(0, size));
                 let (from, to) = (address(from), address(recv));
-                // SAFETY: as above; the two runs are apart.
+                // SAFETY: as above; the two are apart.
                 unsafe { ffi::MPI_Ialltoall(from, count, kind, to, count, kind, group.comm.0, request) }
             })
         }
@@ -97,7 +97,7 @@ pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> R
             recv.pieces(group.settings.largest_count).try_for_each(|piece| {
                 flight.post(group, "MPI_Ibcast", None, |request| {
                     let (count, kind) = counted(piece);
-                    // SAFETY: the run stays until the flight is done.
+                    // SAFETY: the buffers stays until the flight is done.
                     unsafe { ffi::MPI_Ibcast(address(piece), count, kind, root as c_int, group.comm.0, request) }
                 })
             })
@@ -148,7 +148,7 @@ fn all_reduce(group: &Group, flight: &mut Flight, op: ReduceOp, send: Option<Raw
         let from = if run.ptr == recv.ptr { from } else { address(piece).cast_const() };
         flight.post(group, "MPI_Iallreduce", None, |request| {
             let count = to.len as c_int;
-            // SAFETY: both runs stay until the flight is done.
+            // SAFETY: both buffers stay until the flight is done.
             unsafe { ffi::MPI_Iallreduce(from, address(to), count, dtype, name, group.comm.0, request) }
         })?;
     }
@@ -181,7 +181,7 @@ fn reduce(
         let to = if recv.is_some() { address(to) } else { std::ptr::null_mut() };
         flight.post(group, "MPI_Ireduce", None, |request| {
             let (count, root) = (piece.len as c_int, root as c_int);
-            // SAFETY: the runs stay until the flight is done; only the root's `to` is looked at.
+            // SAFETY: the buffers stay until the flight is done; only the root's `to` is looked at.
             unsafe { ffi::MPI_Ireduce(from, to, count, dtype, name, root, group.comm.0, request) }
         })?;
     }
@@ -205,7 +205,7 @@ fn reduce_scatter(
     let (dtype, name) = names(op, recv.dtype);
     flight.post(group, "MPI_Ireduce_scatter_block", None, |request| {
         let (from, count) = (address(whole).cast_const(), to.len as c_int);
-        // SAFETY: both runs stay until the flight is done, and are apart.
+        // SAFETY: both buffers stay until the flight is done, and are apart.
         unsafe { ffi::MPI_Ireduce_scatter_block(from, address(to), count, dtype, name, group.comm.0, request) }
     })?;
     if send.is_some() {
@@ -236,7 +236,7 @@ fn gather(
     let (from, part) = source(group, flight, send, own);
     flight.post(group, "MPI_Igather", None, |request| {
         let ((count, kind), root) = (counted(part), root as c_int);
-        // SAFETY: both runs stay until the flight is done; only the root's `to` is looked at.
+        // SAFETY: both buffers stay until the flight is done; only the root's `to` is looked at.
         unsafe { ffi::MPI_Igather(from, count, kind, to, count, kind, root, group.comm.0, request) }
     })
 }
@@ -265,7 +265,7 @@ fn scatter(
     let from = send.map_or(std::ptr::null(), |whole| address(whole).cast_const());
     flight.post(group, "MPI_Iscatter", None, |request| {
         let ((count, kind), root) = (counted(own), root as c_int);
-        // SAFETY: both runs stay until the flight is done; only the root's `from` is looked at.
+        // SAFETY: both buffers stay until the flight is done; only the root's `from` is looked at.
         unsafe { ffi::MPI_Iscatter(from, count, kind, to, count, kind, root, group.comm.0, request) }
     })
 }

@@ -230,7 +230,7 @@ fn at_most_two_in_place(job: &Job<'_>, size: usize, own: RawSlice, dst: RawSlice
     size == 2 && own.ptr == dst.ptr && own.dtype == dst.dtype && job.adds(dst) && !job.accumulate
 }
 
-/// Equal runs of staging.
+/// Staging memory in slices of equal length.
 pub(super) struct Slots {
     base: RawSlice,
     each: usize,
