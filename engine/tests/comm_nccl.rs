@@ -5,9 +5,10 @@ use crate::conformance::{self, NEAR, Options};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::nccl::{Api, Device, Driver, Hosted, NcclError, OLDEST, Search, dotted, nccl_over};
-use zbench_engine::comm::{Communicator, group};
-use zbench_kernels::{Cpu, Kernels};
+use zbench_engine::comm::nccl::{Api, Device, NcclError, OLDEST, Ordered, Search, dotted, load_driver, nccl_over};
+use zbench_engine::comm::{Communicator, HostStaged, group};
+use zbench_kernels::cuda::gpu::{self, Absent, Gpu, Probe};
+use zbench_kernels::{Arena, Cpu, Cuda, Kernels};
 
 /// NCCL rounds partial sums of halves, and reduces neither onto what is there nor into another type.
 const OPTIONS: Options = Options { narrow_sums: true, mixed: false, ..NEAR };
@@ -21,7 +22,7 @@ fn a_library_that_is_nowhere_is_an_error_that_lists_what_was_tried() {
     let folder = tempfile::tempdir().unwrap();
     let nowhere = folder.path().join("libnccl.so.2");
     let error = Api::load(&Search { explicit: Some(nowhere.clone()), folders: vec!["/also".into()] }).unwrap_err();
-    let NcclError::NotFound { tried } = &error else { panic!("{error}") };
+    let NcclError::Absent(Absent::NotFound { tried, .. }) = &error else { panic!("{error}") };
     assert_eq!(tried.iter().map(|attempt| attempt.place.clone()).collect::<Vec<_>>(), std::slice::from_ref(&nowhere));
     let said = error.to_string();
     for words in [&*nowhere.to_string_lossy(), "No such file", "pip install", "ZBENCH_NCCL_LIB", "ZBENCH_CUDA_LIBS"] {
@@ -35,12 +36,12 @@ fn a_file_that_is_no_library_is_said_to_be_none() {
     let file = folder.path().join("libnccl.so.2");
     std::fs::write(&file, "not a library").unwrap();
     let error = Api::load(&Search { explicit: Some(file.clone()), folders: Vec::new() }).unwrap_err();
-    let NcclError::NotFound { tried } = &error else { panic!("{error}") };
+    let NcclError::Absent(Absent::NotFound { tried, .. }) = &error else { panic!("{error}") };
     assert!(tried[0].place == file && !tried[0].reason.is_empty(), "{error}");
     // Found in a folder that is searched, it is one of several that were tried, in order.
     let folders = vec![folder.path().to_owned()];
     match Api::load(&Search { explicit: None, folders }) {
-        Err(NcclError::NotFound { tried }) => {
+        Err(NcclError::Absent(Absent::NotFound { tried, .. })) => {
             let names: Vec<_> = tried.iter().map(|attempt| attempt.place.clone()).collect();
             let inside = folder.path().join("nvidia/nccl/lib");
             let wanted = [inside.join("libnccl.so.2"), inside.join("libnccl.so"), file];
@@ -55,7 +56,7 @@ fn a_file_that_is_no_library_is_said_to_be_none() {
 #[test]
 fn a_library_without_the_functions_is_named_with_the_first_that_is_missing() {
     let error = Api::load(&Search { explicit: Some("libm.so.6".into()), folders: Vec::new() }).unwrap_err();
-    let NcclError::MissingSymbol { symbol, path, .. } = &error else { panic!("{error}") };
+    let NcclError::Absent(Absent::MissingSymbol { symbol, path, .. }) = &error else { panic!("{error}") };
     assert_eq!((*symbol, path.to_str()), ("ncclGetVersion", Some("libm.so.6")));
     assert!(error.to_string().contains("libm.so.6 has no function ncclGetVersion"), "{error}");
 }
@@ -85,8 +86,8 @@ fn the_library_tells_its_version_and_makes_ids() {
 
 #[test]
 fn the_driver_is_there_or_says_why_not() {
-    match Driver::load() {
-        Ok(driver) => println!("{} GPUs", driver.devices().unwrap()),
+    match load_driver() {
+        Ok(driver) => println!("{} GPUs", driver.devices().unwrap().len()),
         Err(error) => {
             println!("no driver: {error}");
             assert!(error.to_string().contains("CUDA"), "{error}");
@@ -97,22 +98,27 @@ fn the_driver_is_there_or_says_why_not() {
 #[test]
 fn a_group_of_gpus_conforms() {
     let Some(api) = library() else { return };
-    let devices = Driver::load().and_then(|driver| driver.devices().map(|count| (driver, count)));
-    let (driver, count) = match devices {
-        Ok((driver, count)) if count > 0 => (driver, count),
-        other => return println!("NOT RUN on a GPU: {:?}", other.map(|(_, count)| count)),
+    let probe = Probe::new(&gpu::Search::new(|name| std::env::var_os(name)));
+    let count = match &probe.devices {
+        Ok(devices) => devices.len(),
+        Err(absent) => return println!("NOT RUN on a GPU: {absent}"),
     };
+    let driver = load_driver().unwrap();
     let sizes = if count == 1 { vec![1] } else { vec![1, count] };
     for size in sizes {
         let kernels = (0..size).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect();
         std::thread::scope(|scope| {
             for base in group("carrier", kernels, Duration::from_secs(60)).unwrap() {
-                let (api, driver) = (&api, driver.clone());
+                let (api, probe, driver) = (&api, &probe, driver.clone());
                 scope.spawn(move || {
                     let device = Device::new(driver, base.rank()).unwrap();
                     let comm = nccl_over(&base, api, &device, Duration::from_secs(60)).unwrap();
                     println!("rank {} of {size} on GPU {}", comm.rank(), comm.device().unwrap());
-                    conformance::all(&Hosted::new(Box::new(comm), &device), &OPTIONS);
+                    let gpu = Arc::new(Gpu::open(probe, comm.rank(), gpu::Options::default()).unwrap());
+                    let arena = Arena::on(gpu.clone(), None, 64 << 20).unwrap();
+                    let kernels: Arc<dyn Kernels> = Arc::new(Cuda::new(gpu).unwrap());
+                    let ordered = Ordered::new(comm, kernels.clone());
+                    conformance::all(&HostStaged::new(Box::new(ordered), kernels, arena), &OPTIONS);
                 });
             }
         });

@@ -39,6 +39,7 @@ mod setup;
 mod sight;
 mod stochastic;
 mod stopwatch;
+pub mod sync;
 mod view;
 
 pub use arena::{Arena, Buffer, Change, OutOfMemory};

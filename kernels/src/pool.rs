@@ -2,12 +2,12 @@
 //!
 //! A task is a closure called once per thread index, so what a thread does depends on its index and never on timing.
 
-mod sync;
 mod team;
 #[cfg(test)]
 mod tests;
 
 use crate::affinity::{Pinned, keep_to};
+use crate::sync::SpinPolicy;
 use std::any::Any;
 use std::io;
 use std::ops::Range;
@@ -17,14 +17,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use sync::Patience;
 use team::Team;
 
 /// Waiting with a core for each thread. What a rank does alone between two operations is mostly shorter than this; waking
 /// a thread takes as long.
-const AT_EASE: Patience = Patience { spin: Duration::from_micros(100), pauses: 0 };
+const DEDICATED: SpinPolicy = SpinPolicy { rounds: 64, spin: Duration::from_micros(100), yields: 0 };
 /// Waiting where threads outnumber cores: whoever spins takes the core from one that works.
-const CROWDED: Patience = Patience { spin: Duration::from_micros(2), pauses: 4 };
+const OVERSUBSCRIBED: SpinPolicy = SpinPolicy { rounds: 64, spin: Duration::from_micros(2), yields: 4 };
 
 /// Most threads of a pool, and of all pools of a process that know of each other. A thread takes about four of a process's
 /// mappings, of which Linux gives 65,530; where a thread that has started gets none for its signals' stack, the standard
@@ -47,7 +46,7 @@ type Panic = Box<dyn Any + Send>;
 struct Shared {
     team: Team<Task>,
     threads: u32,
-    patience: Patience,
+    spin: SpinPolicy,
     /// Touched only when a task panics.
     panic: Mutex<Option<Panic>>,
 }
@@ -59,7 +58,7 @@ impl Shared {
     /// The task's closure is alive.
     unsafe fn act(&self, task: Task, index: usize) -> Result<(), Panic> {
         for phase in 0..task.phases {
-            if phase > 0 && !self.team.meet(self.threads, self.patience) {
+            if phase > 0 && !self.team.meet(self.threads, self.spin) {
                 break;
             }
             // SAFETY: promised by the caller.
@@ -107,14 +106,14 @@ impl Pool {
     /// A team of `threads`, the caller included; fewer when the system refuses more threads.
     pub fn new(threads: usize) -> Pool {
         // Without cores to keep to nothing can fail.
-        Pool::with(threads, 0, None).unwrap_or_else(|_| Pool::of(Vec::new(), AT_EASE))
+        Pool::with(threads, 0, None).unwrap_or_else(|_| Pool::of(Vec::new(), DEDICATED))
     }
 
     /// As [`Pool::new`], with `beside` more threads on the same cores, and a core for each thread where given; the
     /// caller's is the first, where [`Pool::settle`] puts it. Where a worker cannot be kept on its core: which, and why.
     pub fn with(threads: usize, beside: usize, cores: Option<&[usize]>) -> Result<Pool, (usize, io::Error)> {
         let there = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let patience = if threads.saturating_add(beside) <= there { AT_EASE } else { CROWDED };
+        let spin = if threads.saturating_add(beside) <= there { DEDICATED } else { OVERSUBSCRIBED };
         let core = |index: usize| cores.and_then(|cores| cores.get(index)).copied();
         let mut starting = Vec::new();
         for index in 1..threads.min(MOST_THREADS) {
@@ -129,14 +128,14 @@ impl Pool {
                 return Err(failed);
             }
         }
-        let mut pool = Pool::of(starting, patience);
+        let mut pool = Pool::of(starting, spin);
         pool.leader = core(0);
         Ok(pool)
     }
 
-    fn of(starting: Vec<Starting>, patience: Patience) -> Pool {
+    fn of(starting: Vec<Starting>, spin: SpinPolicy) -> Pool {
         let threads = starting.len() as u32 + 1;
-        let shared = Arc::new(Shared { team: Team::new(), threads, patience, panic: Mutex::new(None) });
+        let shared = Arc::new(Shared { team: Team::new(), threads, spin, panic: Mutex::new(None) });
         let begin = |worker: Starting| {
             // A worker that waits takes it.
             let _ = worker.shared.send(shared.clone());
@@ -185,7 +184,7 @@ impl Pool {
         let started = unsafe { shared.team.start(Some(task), shared.threads - 1) };
         // SAFETY: the closure is alive.
         let own = unsafe { shared.act(task, 0) };
-        shared.team.finish(started, shared.patience);
+        shared.team.finish(started, shared.spin);
         let panic = shared
             .team
             .is_broken()
@@ -270,7 +269,7 @@ impl Drop for Pool {
 /// A worker's life.
 fn work(shared: &Shared, index: usize) {
     let mut seen = 0;
-    while let Some(task) = shared.team.next(&mut seen, shared.patience) {
+    while let Some(task) = shared.team.next(&mut seen, shared.spin) {
         // SAFETY: `phases` keeps the closure alive until this worker is done.
         if let Err(panic) = unsafe { shared.act(task, index) } {
             *shared.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);

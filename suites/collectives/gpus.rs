@@ -8,9 +8,10 @@ use super::plan::Plan;
 use super::world_spec::{LaunchMode, MemoryKind, WorldSpec};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::nccl::{Api, Device, Driver, Ordered, Search, nccl_over};
+use zbench_engine::comm::nccl::{Api, Device, Ordered, Search, load_driver, nccl_over};
 use zbench_engine::comm::{CommError, Communicator};
 use zbench_host::devices;
+use zbench_kernels::cuda::gpu::Driver;
 use zbench_kernels::cuda::machine::Machine;
 use zbench_kernels::{Arena, Cuda, KernelError, Kernels};
 
@@ -119,7 +120,7 @@ impl Nccl {
     pub fn load() -> Result<Nccl, CollectiveError> {
         let failed = |reason: String| CollectiveError::Gpu(format!("--backend nccl: {reason}"));
         let api = library().map_err(|error| failed(error.to_string()))?;
-        let driver = Driver::load().map_err(|error| failed(error.to_string()))?;
+        let driver = load_driver().map_err(|error| failed(error.to_string()))?;
         Ok(Nccl { api, driver })
     }
 

@@ -11,7 +11,7 @@ use crate::scope;
 use clap::Parser;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use zbench_engine::comm::{Call, CommError, Communicator, Kind, Request, Result, Shared, Ticket, group};
+use zbench_engine::comm::{Call, CommError, Communicator, Kind, OwnedCall, Result, Shared, Ticket, group};
 use zbench_kernels::{Arena, Cpu, DType, Kernels, View, ViewMut};
 use zbench_reports::collectives::{Device, Pairs, Row, Settings};
 
@@ -88,10 +88,10 @@ impl Communicator for Meddled {
         }
         Ok(())
     }
-    fn start(&self, request: Request) -> Result<Ticket> {
+    fn start(&self, request: OwnedCall) -> Result<Ticket> {
         self.inner.start(request)
     }
-    fn wait(&self, ticket: Ticket) -> Result<Request> {
+    fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
         self.inner.wait(ticket)
     }
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {

@@ -57,7 +57,7 @@ pub fn connect(
         let comm = match (choice, shared) {
             (Choice::Nccl, _) => {
                 let comm = nccl(world, met, kernels.clone(), &[], options)?;
-                Box::new(comm::Carried::new(comm, kernels, arena.clone()))
+                Box::new(comm::HostStaged::new(comm, kernels, arena.clone()))
             }
             (_, true) => shm(&mut met, kernels, arena, options)?,
             (_, false) => tcp(met, kernels, options)?,
@@ -157,7 +157,7 @@ fn nccl(
     groups: &[(usize, usize, &str)],
     options: &Options,
 ) -> Result<Box<dyn Communicator>, LaunchError> {
-    use zbench_engine::comm::nccl::{Api, Device, Driver, Ordered, Search, nccl_over};
+    use zbench_engine::comm::nccl::{Api, Device, Ordered, Search, load_driver, nccl_over};
     let failed = |reason: String| LaunchError::Comm(comm::CommError::Invalid { operation: "nccl", reason });
     let number = devices::of_rank(world.local_rank.unwrap_or(world.rank));
     let own = devices::gpu(number).map(|gpu| gpu.about().uuid.clone()).unwrap_or_default();
@@ -169,7 +169,7 @@ fn nccl(
         TcpOptions { stall: options.stall, ..TcpOptions::default() },
     )?;
     let api = Api::load(&Search::new(|name| std::env::var_os(name))).map_err(|error| failed(error.to_string()))?;
-    let driver = Driver::load().map_err(|error| failed(error.to_string()))?;
+    let driver = load_driver().map_err(|error| failed(error.to_string()))?;
     let device = Device::new(driver, number).map_err(|error| failed(error.to_string()))?;
     let comm = nccl_over(&base, &api, &device, options.stall)?;
     comm.prepare(groups)?;

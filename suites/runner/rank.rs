@@ -6,7 +6,7 @@ use crate::loading::Watch;
 use crate::protocol::{self, Event, RankEnd, RankFailure, RankJob, RankResult};
 use crate::turns::token::Token;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use zbench_engine::comm::{Carried, CommError, Communicator};
+use zbench_engine::comm::{CommError, Communicator, HostStaged};
 use zbench_engine::config::{Backend, DeviceKind};
 use zbench_engine::course::{Control, Pace};
 use zbench_engine::error::StepError;
@@ -116,7 +116,7 @@ fn train(
             let comm = zbench_launch::connect_gpus(&world, kernels.clone(), &groups, &options)
                 .map_err(|error| error.to_string())?;
             let arena = kernels.arena(capacity, 1).map_err(|error| error.to_string())?;
-            let comm: Box<dyn Communicator> = Box::new(Carried::new(comm, kernels.clone(), arena.clone()));
+            let comm: Box<dyn Communicator> = Box::new(HostStaged::new(comm, kernels.clone(), arena.clone()));
             (comm, arena)
         }
         None => {

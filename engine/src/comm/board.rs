@@ -1,7 +1,10 @@
 //! Where ranks meet: one mapping of zeroed memory that all ranks of a world share, threads or processes alike, and the
 //! boards of its groups in it. Offsets, not addresses, are what ranks tell each other.
 
-use super::protocol::{Hall, Line, POSTED, Seat, Slot};
+// Values in memory that several processes map.
+#![allow(unsafe_code)]
+
+use super::protocol::{Line, POSTED, RankFlags, Slot, WorldState};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::{CommError, Result};
 use crate::comm::moves::Posted;
@@ -21,7 +24,7 @@ const NAME_BYTES: usize = 88;
 
 #[repr(C, align(128))]
 struct Header {
-    /// Bytes given out behind the seats.
+    /// Bytes given out behind the flags.
     used: AtomicU64,
     ended: AtomicU32,
     cause_bytes: AtomicU32,
@@ -49,29 +52,29 @@ pub(crate) struct Board {
     size: usize,
 }
 
-/// Who takes part in a call; each line numbers its calls from 0.
+/// Who takes part in a call; each group numbers its calls from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Party {
+pub(crate) enum CallGroup {
     /// All ranks of the group.
     All,
     /// A sender and its receiver.
     Pair { from: usize, to: usize },
 }
 
-impl Party {
+impl CallGroup {
     /// Where a rank stands among the members.
     pub(crate) fn place(self, rank: usize) -> usize {
         match self {
-            Party::All => rank,
-            Party::Pair { from, .. } => usize::from(rank != from),
+            CallGroup::All => rank,
+            CallGroup::Pair { from, .. } => usize::from(rank != from),
         }
     }
 
     /// The rank at a place.
     pub(crate) fn member(self, place: usize) -> usize {
         match self {
-            Party::All => place,
-            Party::Pair { from, to } => [from, to][place],
+            CallGroup::All => place,
+            CallGroup::Pair { from, to } => [from, to][place],
         }
     }
 }
@@ -82,10 +85,10 @@ fn padded(bytes: usize) -> u64 {
 
 impl Control {
     /// Takes zeroed memory, or memory that another rank of the same world has taken. It must have room for the layout and
-    /// the seats of all ranks.
+    /// the flags of all ranks.
     pub(crate) fn new(region: Arc<Region>, ranks: usize) -> Result<Arc<Control>> {
-        let seats = (ranks as u64).saturating_mul(size_of::<Seat>() as u64);
-        if region.bytes() < CONTROL_BYTES || Control::seats_at().saturating_add(seats) > CONTROL_BYTES {
+        let flags = (ranks as u64).saturating_mul(size_of::<RankFlags>() as u64);
+        if region.bytes() < CONTROL_BYTES || Control::flags_at().saturating_add(flags) > CONTROL_BYTES {
             let reason = format!(
                 "{} bytes are too few for {ranks} ranks to meet in; all ranks must run the same version, and use fewer ranks",
                 region.bytes()
@@ -128,20 +131,20 @@ impl Control {
         padded(size_of::<Header>())
     }
 
-    fn seats_at() -> u64 {
+    fn flags_at() -> u64 {
         Control::cause_at() + padded(CAUSE_BYTES)
     }
 
-    pub(crate) fn hall(&self) -> Hall<'_> {
-        // SAFETY: the seats follow the cause; zero is a valid seat.
-        let seats: &[Seat] =
-            unsafe { self.slice(Control::seats_at(), self.ranks) }.expect("`new` has checked that they fit");
-        Hall { seats, ended: &self.header().ended }
+    pub(crate) fn world(&self) -> WorldState<'_> {
+        // SAFETY: the flags follow the cause; zero is a valid value of all of them.
+        let flags: &[RankFlags] =
+            unsafe { self.slice(Control::flags_at(), self.ranks) }.expect("`new` has checked that they fit");
+        WorldState { flags, ended: &self.header().ended }
     }
 
     /// Takes zeroed bytes for good. A world makes few groups, so nothing is given back before its end.
     fn take(&self, bytes: u64) -> Result<u64> {
-        let first = Control::seats_at() + padded(self.ranks * size_of::<Seat>());
+        let first = Control::flags_at() + padded(self.ranks * size_of::<RankFlags>());
         let at = first.saturating_add(self.header().used.fetch_add(bytes, Ordering::Relaxed));
         if at.saturating_add(bytes) <= CONTROL_BYTES {
             return Ok(at);
@@ -155,8 +158,8 @@ impl Control {
 
     /// Ends the world with a cause in words that only this process understands; the first one stays.
     pub(crate) fn end(&self, cause: &str) {
-        let hall = self.hall();
-        if !hall.close() {
+        let world = self.world();
+        if !world.close() {
             return;
         }
         let bytes = &cause.as_bytes()[..cause.floor_char_boundary(CAUSE_BYTES)];
@@ -166,12 +169,12 @@ impl Control {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), text.as_ptr(), bytes.len());
         }
         self.header().cause_bytes.store(bytes.len() as u32, Ordering::Relaxed);
-        hall.announce();
+        world.announce();
     }
 
     /// What ended the world, if it has.
     pub(crate) fn cause(&self) -> Option<String> {
-        let ended = self.hall().ended;
+        let ended = self.world().ended;
         let begin = std::time::Instant::now();
         loop {
             match ended.load(Ordering::Acquire) {
@@ -212,7 +215,7 @@ impl Board {
 
     /// The first group of a world, which `make` has placed before any other.
     pub(crate) fn first(control: &Arc<Control>) -> Result<Board> {
-        Board::at(control, Control::seats_at() + padded(control.ranks * size_of::<Seat>()))
+        Board::at(control, Control::flags_at() + padded(control.ranks * size_of::<RankFlags>()))
     }
 
     /// A board that another rank has made. All of it lies in the memory, so that nothing that follows from its offset and
@@ -283,9 +286,9 @@ impl Board {
         self.slots_at() + padded(DEPTH * self.size * size_of::<Slot<Posted>>()) + (slot * EAGER_BYTES) as u64
     }
 
-    /// The slots of a party, made when first asked for.
-    pub(crate) fn line(&self, party: Party) -> Result<Line<'_, Posted>> {
-        let Party::Pair { from, to } = party else {
+    /// The slots of a call group, made when first asked for.
+    pub(crate) fn line(&self, group: CallGroup) -> Result<Line<'_, Posted>> {
+        let CallGroup::Pair { from, to } = group else {
             // SAFETY: the slots lie there; zero is a valid slot, of a call before the first.
             let slots = unsafe { self.control.slice(self.at + self.slots_at(), DEPTH * self.size) }?;
             return Ok(Line::new(slots, self.size));
@@ -321,12 +324,12 @@ impl Board {
     }
 
     /// Members that have not come to this stage of a call.
-    pub(crate) fn missing(&self, party: Party, sequence: u64, stage: u8) -> impl Iterator<Item = usize> {
+    pub(crate) fn missing(&self, group: CallGroup, sequence: u64, stage: u8) -> impl Iterator<Item = usize> {
         let stage = stage.max(POSTED);
         // Not a list: ranks look for each other in the middle of steps, which take nothing from the heap.
-        self.line(party).into_iter().flat_map(move |line| {
+        self.line(group).into_iter().flat_map(move |line| {
             let away = move |place: &usize| !line.has(*place, sequence, stage);
-            (0..line.members()).filter(away).map(move |place| party.member(place))
+            (0..line.members()).filter(away).map(move |place| group.member(place))
         })
     }
 }
@@ -357,7 +360,7 @@ mod tests {
             assert_refused(Board::at(&control, at), &format!("a board at {at:#x}"));
         }
         // The table of pairs is memory that every rank writes.
-        let pair = Party::Pair { from: 0, to: 2 };
+        let pair = CallGroup::Pair { from: 0, to: 2 };
         assert_eq!(board.line(pair).unwrap().members(), 2);
         for wild in [CONTROL_BYTES, CONTROL_BYTES - 256, u64::MAX - 255, 12 * 128 + 4] {
             // SAFETY: the table of pairs lies there.

@@ -188,42 +188,38 @@ impl<'a> Call<'a> {
     }
 }
 
-/// A collective that owns its buffers while it runs, and gives them back when it is done.
+/// A call that owns its buffers while it runs, and gives them back when it is done. Made by its constructors alone: of the
+/// collectives that training overlaps with computing.
 #[derive(Debug)]
-pub enum Request {
-    /// `recv` = all ranks' `send`, in rank order; `recv.len() == size * send.len()`.
-    AllGather {
-        /// This rank's part.
-        send: Buffer,
-        /// The whole.
-        recv: Buffer,
-    },
-    /// `recv` = (recv +) this rank's part of the sum of all `send`; `send.len() == size * recv.len()`.
-    ReduceScatter {
-        /// This rank's summand.
-        send: Buffer,
-        /// This rank's part of the sum; may be of another float type.
-        recv: Buffer,
-        /// Add to `recv` instead of overwriting it.
-        accumulate: bool,
-    },
-    /// `buffer` = the sum of all ranks' `buffer`.
-    AllReduce {
-        /// Summand, then sum.
-        buffer: Buffer,
-    },
+#[non_exhaustive]
+pub struct OwnedCall {
+    /// The collective.
+    pub kind: Kind,
+    /// What this rank gives, unless that is `recv`.
+    pub send: Option<Buffer>,
+    /// What this rank gets.
+    pub recv: Buffer,
 }
 
-impl Request {
-    /// The same as a call that borrows the buffers.
+impl OwnedCall {
+    /// `recv` = all ranks' `send`, in rank order; `recv.len() == size * send.len()`.
+    pub fn all_gather(send: Buffer, recv: Buffer) -> OwnedCall {
+        OwnedCall { kind: Kind::AllGather, send: Some(send), recv }
+    }
+
+    /// `recv` = (recv +) this rank's part of the sum of all `send`; `send.len() == size * recv.len()`. `recv` may be of another
+    /// float type.
+    pub fn reduce_scatter(send: Buffer, recv: Buffer, accumulate: bool) -> OwnedCall {
+        OwnedCall { kind: Kind::ReduceScatter { op: ReduceOp::Sum, accumulate }, send: Some(send), recv }
+    }
+
+    /// `buffer` = the sum of all ranks' `buffer`.
+    pub fn all_reduce(buffer: Buffer) -> OwnedCall {
+        OwnedCall { kind: Kind::AllReduce { op: ReduceOp::Sum }, send: None, recv: buffer }
+    }
+
+    /// The same call, borrowing the buffers.
     pub fn as_call(&mut self) -> Call<'_> {
-        match self {
-            Request::AllGather { send, recv } => Call::new(Kind::AllGather, send.view(), recv.view_mut()),
-            Request::ReduceScatter { send, recv, accumulate } => {
-                let kind = Kind::ReduceScatter { op: ReduceOp::Sum, accumulate: *accumulate };
-                Call::new(kind, send.view(), recv.view_mut())
-            }
-            Request::AllReduce { buffer } => Call::in_place(Kind::AllReduce { op: ReduceOp::Sum }, buffer.view_mut()),
-        }
+        Call { kind: self.kind, send: self.send.as_ref().map(Buffer::view), recv: Some(self.recv.view_mut()) }
     }
 }

@@ -9,7 +9,7 @@ mod quantised;
 pub use quantised::{BLOCK, quantised_all_gather, quantised_reduce_scatter};
 
 use super::link::LinkUse;
-use super::{Call, CommError, Communicator, Kind, ReduceOp, Request, Result, Ticket};
+use super::{Call, CommError, Communicator, Kind, OwnedCall, ReduceOp, Result, Ticket};
 use std::cell::Cell;
 use std::sync::Arc;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, QuantFormat, Quantize, View, ViewMut};
@@ -314,13 +314,13 @@ impl Communicator for Composed {
     }
 
     /// Performs the whole collective: a composition does not go on by itself.
-    fn start(&self, mut request: Request) -> Result<Ticket> {
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         self.call(request.as_call())?;
         let sequence = self.next.replace(self.next.get() + 1);
         Ok(Ticket { sequence, request: Some(request), owner: None })
     }
 
-    fn wait(&self, mut ticket: Ticket) -> Result<Request> {
+    fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
         let reason = "the collective was waited for before".to_owned();
         ticket.request.take().ok_or(CommError::Invalid { operation: "wait", reason })
     }

@@ -9,7 +9,7 @@
 mod board;
 mod price;
 
-use super::{Call, CommError, Communicator, Kind, Request, Result, Ticket};
+use super::{Call, CommError, Communicator, Kind, OwnedCall, Result, Ticket};
 use board::{Board, BoardError, Claim, Key, Times};
 use price::{Layout, Price};
 use serde::{Deserialize, Serialize};
@@ -83,14 +83,14 @@ impl LinkUse {
 }
 
 /// A communicator whose bytes pay for crossing nodes; see the module.
-pub struct Linked {
+pub struct EmulatedLink {
     inner: Box<dyn Communicator>,
     shared: Arc<Shared>,
     /// Ranks of the world, in this group's order.
     ranks: Vec<usize>,
     layout: Layout,
     group: u64,
-    desk: RefCell<Desk>,
+    state: RefCell<State>,
 }
 
 /// What all groups of a rank share.
@@ -100,7 +100,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct Desk {
+struct State {
     /// The next collective of the group, and the next transfer of each pair.
     next: u64,
     pairs: BTreeMap<u64, u64>,
@@ -125,16 +125,16 @@ struct Due {
 pub fn wrap(comm: Box<dyn Communicator>, link: Option<&LinkSpec>) -> Result<Box<dyn Communicator>> {
     match link {
         None => Ok(comm),
-        Some(link) => Ok(Box::new(Linked::new(comm, *link)?)),
+        Some(link) => Ok(Box::new(EmulatedLink::new(comm, *link)?)),
     }
 }
 
-impl Linked {
+impl EmulatedLink {
     /// See [`wrap`].
     ///
     /// # Errors
     /// As [`wrap`].
-    pub fn new(inner: Box<dyn Communicator>, link: LinkSpec) -> Result<Linked> {
+    pub fn new(inner: Box<dyn Communicator>, link: LinkSpec) -> Result<EmulatedLink> {
         let size = inner.size();
         let LinkSpec { bandwidth, latency, ranks_per_node } = link;
         if ranks_per_node == 0 || !size.is_multiple_of(ranks_per_node) {
@@ -150,20 +150,20 @@ impl Linked {
         }
         let board = meet(&*inner, 2 * (size / ranks_per_node))?;
         let ranks: Vec<usize> = (0..size).collect();
-        Ok(Linked::of(inner, Arc::new(Shared { board, link }), ranks, 0))
+        Ok(EmulatedLink::of(inner, Arc::new(Shared { board, link }), ranks, 0))
     }
 
-    fn of(inner: Box<dyn Communicator>, shared: Arc<Shared>, ranks: Vec<usize>, group: u64) -> Linked {
+    fn of(inner: Box<dyn Communicator>, shared: Arc<Shared>, ranks: Vec<usize>, group: u64) -> EmulatedLink {
         let layout = Layout::new(&ranks, shared.link.ranks_per_node);
-        Linked { inner, shared, ranks, layout, group, desk: RefCell::default() }
+        EmulatedLink { inner, shared, ranks, layout, group, state: RefCell::default() }
     }
 
     /// Says that this rank has come to a collective, if that costs anything.
     fn announce(&self, kind: Kind, bytes: u64) -> Result<Option<Due>> {
         let Some(price) = self.layout.collective(kind, bytes) else { return Ok(None) };
-        let mut desk = self.desk.borrow_mut();
-        let key = Key { group: self.group, line: 0, sequence: desk.next };
-        desk.next += 1;
+        let mut state = self.state.borrow_mut();
+        let key = Key { group: self.group, line: 0, sequence: state.next };
+        state.next += 1;
         let (claims, latency) = self.claims(&price);
         let members = self.ranks.len() as u64;
         self.shared.board.arrive(key, members, now(), &claims, latency).map_err(refused(kind.name()))?;
@@ -194,7 +194,7 @@ impl Linked {
         if one_way && done.is_ok() {
             let before = self.inner.wire_bytes();
             done = self.inner.barrier();
-            self.desk.borrow_mut().own_wire += self.inner.wire_bytes() - before;
+            self.state.borrow_mut().own_wire += self.inner.wire_bytes() - before;
         }
         let times = self.leave(kind.name(), due, self.ranks.len() as u64);
         done?;
@@ -252,8 +252,8 @@ impl Linked {
     /// The next transfer from one member to another.
     fn pair(&self, from: usize, to: usize) -> Key {
         let line = 1 + (from * self.ranks.len() + to) as u64;
-        let mut desk = self.desk.borrow_mut();
-        let next = desk.pairs.entry(line).or_insert(0);
+        let mut state = self.state.borrow_mut();
+        let next = state.pairs.entry(line).or_insert(0);
         let sequence = *next;
         *next += 1;
         Key { group: self.group, line, sequence }
@@ -263,7 +263,7 @@ impl Linked {
     fn pay(&self, times: Times, asked: u64, share: u64) {
         let late = now().saturating_sub(times.end.max(asked));
         {
-            let usage = &mut self.desk.borrow_mut().usage;
+            let usage = &mut self.state.borrow_mut().usage;
             usage.calls += 1;
             usage.crossing_bytes += share;
             if late as f64 > SLACK * (times.end - times.start) as f64 {
@@ -275,7 +275,7 @@ impl Linked {
     }
 }
 
-impl Communicator for Linked {
+impl Communicator for EmulatedLink {
     fn rank(&self) -> usize {
         self.inner.rank()
     }
@@ -297,24 +297,24 @@ impl Communicator for Linked {
         if call.kind.is_collective() { self.collective(call) } else { self.exchange(call) }
     }
 
-    fn start(&self, mut request: Request) -> Result<Ticket> {
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let call = request.as_call();
         call.check(self.rank(), self.size())?;
         let (kind, bytes) = (call.kind, whole(&call, self.size()));
         let due = self.announce(kind, bytes)?;
         let ticket = self.inner.start(request)?;
         if let Some(due) = due {
-            self.desk.borrow_mut().open.push((ticket.sequence, due));
+            self.state.borrow_mut().open.push((ticket.sequence, due));
         }
         Ok(ticket)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<Request> {
+    fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
         let (sequence, asked) = (ticket.sequence, now());
         let mut request = self.inner.wait(ticket)?;
         let operation = request.as_call().kind.name();
         let due = {
-            let open = &mut self.desk.borrow_mut().open;
+            let open = &mut self.state.borrow_mut().open;
             open.iter().position(|(number, _)| *number == sequence).map(|index| open.swap_remove(index).1)
         };
         if let Some(due) = due {
@@ -334,7 +334,7 @@ impl Communicator for Linked {
         inner.all_gather_in_place(ViewMut::of(&mut words))?;
         let ranks = words.chunks_exact(3).map(|of| of[0] as usize).collect();
         let group = wide(words[1], words[2]);
-        Ok(Box::new(Linked::of(inner, self.shared.clone(), ranks, group)))
+        Ok(Box::new(EmulatedLink::of(inner, self.shared.clone(), ranks, group)))
     }
 
     fn abort(&self, reason: &str) {
@@ -342,11 +342,11 @@ impl Communicator for Linked {
     }
 
     fn wire_bytes(&self) -> u64 {
-        self.inner.wire_bytes() - self.desk.borrow().own_wire
+        self.inner.wire_bytes() - self.state.borrow().own_wire
     }
 
     fn link_use(&self) -> Option<LinkUse> {
-        Some(self.desk.borrow().usage)
+        Some(self.state.borrow().usage)
     }
 }
 

@@ -1,20 +1,21 @@
 //! Worlds of threads.
 
 use super::board::{Board, CONTROL_BYTES, Control};
-use super::protocol::Patience;
 use super::shared::Shared;
 use super::space::{Marks, Space};
+use super::sync::SpinPolicy;
 use super::{CommError, Result};
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_kernels::{Arena, Kernels};
 
 /// How ranks wait when there are `ranks` of them on this host.
-pub(crate) fn patience(ranks: usize) -> Patience {
+pub(crate) fn spin_policy(ranks: usize) -> SpinPolicy {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     // A rank that spins on a core which another rank needs only makes it later. A few microseconds cover a peer that is
     // about to come; then whoever else wants the core gets it, and only after that is a system call to sleep worth it.
-    if ranks <= cores { Patience { spins: 100, pauses: 200 } } else { Patience { spins: 10, pauses: 100 } }
+    let (rounds, yields) = if ranks <= cores { (100, 200) } else { (10, 100) };
+    SpinPolicy { rounds, spin: Duration::ZERO, yields }
 }
 
 /// A group of as many ranks as there are `kernels`, for threads of this process. A rank that waits longer than `stall`
@@ -33,6 +34,6 @@ pub fn group(name: &str, kernels: Vec<Arc<dyn Kernels>>, stall: Duration) -> Res
         .map_err(|_| none(format!("{size} ranks do not fit one process; use fewer")))?;
     let on_device = kernels.iter().any(|kernels| !kernels.is_host());
     let space = Arc::new(Space::Threads(Marks::new(on_device)));
-    let member = |(rank, kernels)| Shared::new(board.clone(), rank, space.clone(), kernels, patience(size), stall);
+    let member = |(rank, kernels)| Shared::new(board.clone(), rank, space.clone(), kernels, spin_policy(size), stall);
     kernels.into_iter().enumerate().map(member).collect()
 }

@@ -1,7 +1,7 @@
 //! Counts what a communicator does: calls, bytes and time by kind.
 
 use super::link::LinkUse;
-use super::{Call, Communicator, Kind, Request, Result, Ticket};
+use super::{Call, Communicator, Kind, OwnedCall, Result, Ticket};
 use crate::outcome::Traffic;
 use crate::trace::Seen;
 use std::cell::RefCell;
@@ -175,7 +175,7 @@ impl Communicator for Metered {
         Ok(())
     }
 
-    fn start(&self, mut request: Request) -> Result<Ticket> {
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         self.log(|| {
             let call = request.as_call();
             (call.kind, call.payload_bytes(self.size()))
@@ -186,7 +186,7 @@ impl Communicator for Metered {
         Ok(ticket)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<Request> {
+    fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
         let (begin, wire, link) = (Instant::now(), self.inner.wire_bytes(), self.link());
         let sequence = ticket.sequence;
         let mut request = self.inner.wait(ticket)?;

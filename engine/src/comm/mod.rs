@@ -3,16 +3,12 @@
 //! A sum over ranks is a balanced tree in rank order ([`zbench_kernels::Kernels::reduce`]), whatever the collective and
 //! however the buffer is split, so that `local` gives the same bits for every strategy.
 
-// Ranks read each other's memory here, and nowhere else; every block gives its SAFETY reason.
-#![allow(unsafe_code)]
-
 mod board;
 mod call;
-mod carried;
 mod cause;
 mod check;
 pub mod compose;
-mod desk;
+mod host_staged;
 pub mod link;
 mod local;
 mod metered;
@@ -21,16 +17,17 @@ mod moves;
 pub mod mpi;
 pub mod nccl;
 mod null;
+mod pending;
 mod protocol;
+mod raw;
 mod rendezvous;
 mod shared;
 mod shm;
 mod space;
-mod sync;
 mod tcp;
 
-pub use call::{Call, Kind, Request, Shape};
-pub use carried::Carried;
+pub use call::{Call, Kind, OwnedCall, Shape};
+pub use host_staged::HostStaged;
 pub use local::group;
 pub use metered::Metered;
 pub(crate) use metered::Totals;
@@ -41,7 +38,7 @@ pub use shm::{Exchange, shm};
 pub use tcp::{Algorithm, Tcp, TcpOptions, tcp};
 
 pub use zbench_kernels::ReduceOp;
-use zbench_kernels::{KernelError, View, ViewMut};
+use zbench_kernels::{KernelError, View, ViewMut, sync};
 
 /// Why a collective failed. All ranks of the group get an error, the first one the cause.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -114,7 +111,7 @@ pub type Result<T, E = CommError> = std::result::Result<T, E>;
 pub struct Ticket {
     pub(crate) sequence: u64,
     /// Taken by `wait`.
-    pub(crate) request: Option<Request>,
+    pub(crate) request: Option<OwnedCall>,
     /// Who must be told when the ticket is dropped instead.
     pub(crate) owner: Option<std::sync::Arc<dyn Abandon>>,
 }
@@ -167,10 +164,10 @@ pub trait Communicator: Send {
     fn call(&self, call: Call<'_>) -> Result<()>;
 
     /// Starts a collective; several may be under way, and all ranks start them in the same order.
-    fn start(&self, request: Request) -> Result<Ticket>;
+    fn start(&self, request: OwnedCall) -> Result<Ticket>;
 
     /// Finishes a collective and gives its buffers back.
-    fn wait(&self, ticket: Ticket) -> Result<Request>;
+    fn wait(&self, ticket: Ticket) -> Result<OwnedCall>;
 
     /// The group of the ranks that give the same `color`, ordered by `key`, then by rank. A collective call.
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>>;

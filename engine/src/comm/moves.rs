@@ -1,7 +1,11 @@
 //! What ranks post, and the reading and writing of each other's memory: copies and sums, in blocks, counted where they
 //! happen.
 
+// Ranks read and write each other's memory here.
+#![allow(unsafe_code)]
+
 use super::call::Kind;
+use super::raw::{RawSlice, reduce_range};
 use super::{CommError, Result};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -12,84 +16,16 @@ use zbench_kernels::{DType, Kernels, ReduceOp, View, ViewMut};
 const BLOCK_BYTES: usize = 256 << 10;
 /// Bytes of a sum that several ranks get: small enough to stay in the first cache while it is handed out.
 pub(crate) const SCRATCH_WORDS: usize = 2048;
-/// All-reduce splits its buffer at multiples of this many elements, so that no cache line has two writers.
-const PART_ELEMENTS: usize = 16;
 /// Copies of at least this many bytes go past the caches, which could not keep them.
 const STREAM_BYTES: usize = 8 << 20;
 
-/// Where a run of elements lies, in this process.
+/// Where a buffer lies, as all ranks understand it: an address among threads, region and offset among processes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Raw {
-    pub ptr: NonNull<u8>,
-    pub len: usize,
-    pub dtype: DType,
-    /// Else it lies in the memory of the device that the ranks share.
-    pub on_host: bool,
-}
-
-// SAFETY: an address and a length. What is done there is guarded by the protocol (see protocol.rs).
-unsafe impl Send for Raw {}
-
-/// Where a run of elements lies, as all ranks understand it: an address among threads, region and offset among processes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Spot {
+pub(crate) struct BufferRef {
     pub at: u64,
     pub len: usize,
     pub dtype: DType,
     pub on_host: bool,
-}
-
-impl Raw {
-    /// No elements.
-    pub(crate) fn none() -> Raw {
-        Raw { ptr: NonNull::<u64>::dangling().cast(), len: 0, dtype: DType::F32, on_host: true }
-    }
-
-    pub(crate) fn of(view: View<'_>) -> Raw {
-        Raw { ptr: view.ptr(), len: view.len(), dtype: view.dtype(), on_host: view.is_on_host() }
-    }
-
-    pub(crate) fn of_mut(view: &ViewMut<'_>) -> Raw {
-        Raw { ptr: view.ptr(), len: view.len(), dtype: view.dtype(), on_host: view.is_on_host() }
-    }
-
-    /// The elements of `range`; it is cut to what is there, so that no post of a peer can lead outside its buffer.
-    pub(crate) fn slice(self, range: Range<usize>) -> Raw {
-        let start = range.start.min(self.len);
-        let len = range.end.clamp(start, self.len) - start;
-        // SAFETY: start is at most `len`, so the address stays inside the run or one past it.
-        Raw { ptr: unsafe { self.ptr.add(start * self.dtype.size()) }, len, ..self }
-    }
-
-    /// The `index`-th of `count` equal parts.
-    pub(crate) fn part(self, index: usize, count: usize) -> Raw {
-        let len = self.len / count;
-        self.slice(index * len..(index + 1) * len)
-    }
-
-    pub(crate) fn bytes(self) -> usize {
-        self.len * self.dtype.size()
-    }
-
-    /// To read.
-    ///
-    /// # Safety
-    /// The run is live, and nobody writes it during `'a`.
-    unsafe fn view<'a>(self) -> View<'a> {
-        let of = if self.on_host { View::from_raw } else { View::on_device };
-        // SAFETY: as the caller says.
-        unsafe { of(self.ptr, self.dtype, self.len) }
-    }
-
-    /// To write.
-    ///
-    /// # Safety
-    /// The run is live, and nobody else uses it during `'a`.
-    unsafe fn view_mut<'a>(self) -> ViewMut<'a> {
-        let of = if self.on_host { ViewMut::from_raw } else { ViewMut::on_device };
-        // SAFETY: as the caller says.
-        unsafe { of(self.ptr, self.dtype, self.len) }
-    }
 }
 
 /// The call of a post.
@@ -103,8 +39,8 @@ pub(crate) enum What {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
     pub what: What,
-    pub send: Spot,
-    pub recv: Spot,
+    pub send: BufferRef,
+    pub recv: BufferRef,
     pub color: u64,
     pub key: u64,
 }
@@ -120,7 +56,7 @@ impl Posted {
 
     /// What all ranks must have alike: type and length of the buffer that all have.
     fn common(&self, size: usize) -> (DType, usize) {
-        let shape = |spot: Spot, parts: usize| (spot.dtype, spot.len / parts);
+        let shape = |buffer_ref: BufferRef, parts: usize| (buffer_ref.dtype, buffer_ref.len / parts);
         match self.what {
             What::Call(Kind::Scatter { .. }) if self.send.len > 0 => shape(self.send, size),
             What::Call(Kind::AllReduce { .. } | Kind::Broadcast { .. } | Kind::Scatter { .. } | Kind::AllToAll) => {
@@ -132,7 +68,7 @@ impl Posted {
 
     /// Whether two ranks called the same.
     pub(crate) fn agrees(&self, other: &Posted, size: usize) -> bool {
-        let shape = |spot: Spot| (spot.dtype, spot.len);
+        let shape = |buffer_ref: BufferRef| (buffer_ref.dtype, buffer_ref.len);
         match (self.what, other.what) {
             (What::Call(Kind::Send { .. }), What::Call(Kind::Recv { .. })) => shape(self.send) == shape(other.recv),
             (What::Call(Kind::Recv { .. }), What::Call(Kind::Send { .. })) => other.agrees(self, size),
@@ -144,8 +80,8 @@ impl Posted {
 
     /// The call in words, for the error when two do not agree.
     pub(crate) fn describe(&self) -> String {
-        let spot = |spot: Spot| format!("{} {}", spot.len, spot.dtype);
-        let (name, send, recv) = (self.operation(), spot(self.send), spot(self.recv));
+        let buffer_ref = |buffer_ref: BufferRef| format!("{} {}", buffer_ref.len, buffer_ref.dtype);
+        let (name, send, recv) = (self.operation(), buffer_ref(self.send), buffer_ref(self.recv));
         let What::Call(kind) = self.what else { return name.to_owned() };
         let op = match kind.op() {
             Some(ReduceOp::Sum) | None => String::new(),
@@ -168,8 +104,8 @@ impl Posted {
 /// Where a member's buffers lie in this process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
-    pub send: Raw,
-    pub recv: Raw,
+    pub send: RawSlice,
+    pub recv: RawSlice,
 }
 
 /// Ranks whose summands need no list on the heap.
@@ -233,7 +169,7 @@ impl Mover<'_> {
     }
 
     /// Copies what every rank gives to its part of `whole`, starting with the next rank so that not all read one memory.
-    fn collect(&mut self, seen: &[Seen], whole: Raw, given: impl Fn(usize, Seen) -> Raw) -> Result<()> {
+    fn collect(&mut self, seen: &[Seen], whole: RawSlice, given: impl Fn(usize, Seen) -> RawSlice) -> Result<()> {
         for i in 1..=seen.len() {
             let rank = (self.rank + i) % seen.len();
             self.copy(rank, given(rank, seen[rank]), self.rank, whole.part(rank, seen.len()))?;
@@ -244,8 +180,7 @@ impl Mover<'_> {
     /// All-to-all in place: of each two ranks one swaps their parts.
     fn exchange(&mut self, seen: &[Seen]) -> Result<()> {
         let (rank, size) = (self.rank, seen.len());
-        let mine = |other: usize| other != rank && (other < rank) == ((other + rank) % 2 == 1);
-        for other in (0..size).filter(|other| mine(*other)) {
+        for other in (0..size).filter(|other| swaps(rank, *other)) {
             let (ours, theirs) = (seen[rank].recv.part(other, size), seen[other].recv.part(rank, size));
             if !ours.on_host {
                 self.exchange_on_device(ours, theirs)?;
@@ -269,10 +204,9 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Swaps two runs in a device's memory by way of the host: nothing that trains exchanges in place.
-    fn exchange_on_device(&mut self, ours: Raw, theirs: Raw) -> Result<()> {
-        let bytes = |raw: Raw| Raw { len: raw.bytes(), dtype: DType::I8, ..raw };
-        let (ours, theirs) = (bytes(ours), bytes(theirs));
+    /// Swaps two slices of a device's memory by way of the host: slow, but nothing that trains exchanges in place.
+    fn exchange_on_device(&mut self, ours: RawSlice, theirs: RawSlice) -> Result<()> {
+        let (ours, theirs) = (ours.as_bytes(), theirs.as_bytes());
         let mut aside = vec![0i8; theirs.len];
         // SAFETY: this rank alone uses these two parts until it has said that it is done.
         unsafe {
@@ -284,24 +218,24 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Copies a run of one rank to another; only called by `work`, whose conditions make both runs live and apart.
-    fn copy(&mut self, giver: usize, from: Raw, taker: usize, to: Raw) -> Result<()> {
+    /// Copies a slice of one rank to another; only called by `work`, whose conditions make both live and apart.
+    fn copy(&mut self, giver: usize, from: RawSlice, taker: usize, to: RawSlice) -> Result<()> {
         if from.ptr == to.ptr {
             return Ok(()); // in place
         }
         let bytes = from.bytes().min(to.bytes());
         if !to.on_host {
             self.check()?;
-            let raw = |raw: Raw| Raw { len: bytes, dtype: DType::I8, ..raw };
+            let (from, to) = (from.as_bytes().slice(0..bytes), to.as_bytes().slice(0..bytes));
             // SAFETY: as below.
-            unsafe { self.kernels.copy(raw(from).view(), raw(to).view_mut())? };
+            unsafe { self.kernels.copy(from.view(), to.view_mut())? };
             self.wire += if giver == taker { 0 } else { bytes as u64 };
             return Ok(());
         }
         for start in (0..bytes).step_by(BLOCK_BYTES) {
             self.check()?;
             let len = BLOCK_BYTES.min(bytes - start);
-            // SAFETY: both runs hold `bytes` bytes, nobody writes `from` and nobody else uses `to` (`work`).
+            // SAFETY: both hold `bytes` bytes, nobody writes `from` and nobody else uses `to` (`work`).
             unsafe { move_bytes(from.ptr.add(start), to.ptr.add(start), len, bytes >= STREAM_BYTES)? };
             if giver != taker {
                 self.wire += len as u64;
@@ -333,13 +267,13 @@ impl Mover<'_> {
         seen: &[Seen],
         range: Range<usize>,
         count: usize,
-        out: impl Fn(usize) -> (usize, Raw),
+        out: impl Fn(usize) -> (usize, RawSlice),
         accumulate: bool,
     ) -> Result<()> {
         let dtype = seen[self.rank].send.dtype;
         let outs = || (0..count).map(&out);
         let (first_rank, first) = out(0);
-        let overlaps = |(rank, out): (usize, Raw)| out.ptr == seen[rank].send.slice(range.clone()).ptr;
+        let overlaps = |(rank, out): (usize, RawSlice)| out.ptr == seen[rank].send.slice(range.clone()).ptr;
         // A device's kernel reads an element of all its sources before it writes it, so that a source may be the result too.
         if !first.on_host {
             // SAFETY: as the caller says.
@@ -399,7 +333,7 @@ impl Mover<'_> {
         op: ReduceOp,
         seen: &[Seen],
         range: Range<usize>,
-        mut outs: impl Iterator<Item = (usize, Raw)>,
+        mut outs: impl Iterator<Item = (usize, RawSlice)>,
         accumulate: bool,
     ) -> Result<()> {
         self.check()?;
@@ -430,8 +364,13 @@ impl Mover<'_> {
     }
 }
 
+/// Whether `rank` is the one of the two that swaps their parts: about half of the pairs each.
+fn swaps(rank: usize, other: usize) -> bool {
+    other != rank && (other < rank) == ((other + rank) % 2 == 1)
+}
+
 /// # Safety
-/// Both runs hold `len` bytes and do not overlap; nobody writes the first or uses the second.
+/// Both hold `len` bytes and do not overlap; nobody writes the first or uses the second.
 unsafe fn move_bytes(from: NonNull<u8>, to: NonNull<u8>, len: usize, past_caches: bool) -> Result<()> {
     if !past_caches {
         // SAFETY: as the caller says.
@@ -443,42 +382,16 @@ unsafe fn move_bytes(from: NonNull<u8>, to: NonNull<u8>, len: usize, past_caches
     Ok(stream(from, to)?)
 }
 
-/// The elements that `rank` sums in an all-reduce: equal parts, rounded up so that the last ranks may have less or none.
-fn reduce_range(len: usize, rank: usize, size: usize) -> Range<usize> {
-    let part = len.div_ceil(size).next_multiple_of(PART_ELEMENTS);
-    let bound = |r: usize| part.saturating_mul(r).min(len);
-    bound(rank)..bound(rank + 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn parts_of_an_all_reduce_cover_the_buffer_once() {
-        for (len, size) in [(0, 3), (1, 1), (1, 8), (15, 2), (16, 2), (17, 2), (100, 3), (4097, 6), (1 << 20, 8)] {
-            let ranges: Vec<_> = (0..size).map(|rank| reduce_range(len, rank, size)).collect();
-            assert_eq!((ranges[0].start, ranges[size - 1].end), (0, len), "{len} over {size}");
-            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start), "{len} over {size}");
-        }
-    }
-
-    #[test]
-    fn a_slice_never_leaves_its_run() {
-        let data = [0f32; 10];
-        let raw = Raw::of(View::of(&data));
-        assert_eq!(raw.slice(4..20).len, 6);
-        assert_eq!(raw.slice(20..30).len, 0);
-        assert_eq!(raw.part(2, 3).bytes(), 12);
-    }
 
     #[test]
     fn of_two_ranks_one_swaps() {
         for size in 1..9 {
             for a in 0..size {
                 for b in 0..size {
-                    let mine = |rank: usize, other: usize| other != rank && (other < rank) == ((other + rank) % 2 == 1);
-                    assert_eq!(a != b, mine(a, b) != mine(b, a), "{a} and {b} of {size}");
+                    assert_eq!(a != b, swaps(a, b) != swaps(b, a), "{a} and {b} of {size}");
                 }
             }
         }

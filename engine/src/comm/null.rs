@@ -1,6 +1,6 @@
 //! A communicator of the right shapes that moves nothing: for dry runs, and for tests of one rank's program.
 
-use super::{Call, CommError, Communicator, Kind, ONE_ROUND_BYTES, Request, Result, Ticket};
+use super::{Call, CommError, Communicator, Kind, ONE_ROUND_BYTES, OwnedCall, Result, Ticket};
 use crate::config::{Backend, Cell as Configuration, DeviceKind};
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -97,7 +97,7 @@ impl Communicator for Null {
         Ok(())
     }
 
-    fn start(&self, mut request: Request) -> Result<Ticket> {
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let call = request.as_call();
         call.check(self.rank, self.size)?;
         self.list(&call);
@@ -105,7 +105,7 @@ impl Communicator for Null {
         Ok(Ticket { sequence, request: Some(request), owner: None })
     }
 
-    fn wait(&self, mut ticket: Ticket) -> Result<Request> {
+    fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
         let reason = "the collective was waited for before".to_owned();
         let mut request = ticket.request.take().ok_or(CommError::Invalid { operation: "wait", reason })?;
         self.count(&request.as_call());

@@ -5,11 +5,15 @@
 //! work raises a rank's stage by one and may begin when all members have reached the stage before it. What members have
 //! posted may be read from then until the rank says that it has left; a slot is used again when all have left its call.
 //!
-//! Memory of other ranks is only touched between [`Hall::enter`] and the end of its guard. A rank that gives up ends the
+//! Memory of other ranks is only touched between [`WorldState::enter`] and the end of its guard. A rank that gives up ends the
 //! world first, so that nobody enters any more, and then waits until nobody is inside: only then may its memory be used
 //! for something else.
 
-use super::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence, pause, sleep, spin, wake};
+// The order in which ranks may use each other's memory is made here; engine/tests/loom checks it.
+#![allow(unsafe_code)]
+
+use super::sync::FutexScope::Shared;
+use super::sync::{AtomicU32, AtomicU64, Ordering, SpinPolicy, UnsafeCell, fence, sleep, spin_until, wake};
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
@@ -18,11 +22,11 @@ pub(crate) const POSTED: u8 = 1;
 /// The stage of a rank that needs the call no more.
 pub(crate) const LEFT: u8 = u8::MAX;
 
-/// A rank's chair in the world.
+/// What others see of a rank, and where it sleeps.
 #[repr(C, align(128))]
-pub(crate) struct Seat {
-    /// Counts rings; slept on.
-    pub(crate) bell: AtomicU32,
+pub(crate) struct RankFlags {
+    /// Counts wake-ups; the futex that the rank sleeps on.
+    pub(crate) wakeups: AtomicU32,
     /// Whether the rank sleeps, or is about to.
     pub(crate) asleep: AtomicU32,
     /// Pieces of work in which the rank may touch others' memory.
@@ -123,26 +127,16 @@ impl<'a, P: Copy> Line<'a, P> {
     }
 }
 
-/// How a rank waits before it sleeps: looks without giving up the core, then with.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
-    pub(crate) spins: u32,
-    pub(crate) pauses: u32,
-}
-
-/// Pauses longer than this in all are no short wait any more.
-const LONGEST_PAUSE: Duration = Duration::from_millis(10);
-
-/// The chairs of a world, and whether it has ended.
+/// The flags of all ranks of a world, and whether it has ended.
 #[derive(Clone, Copy)]
-pub(crate) struct Hall<'a> {
-    pub(crate) seats: &'a [Seat],
+pub(crate) struct WorldState<'a> {
+    pub(crate) flags: &'a [RankFlags],
     /// 0 while the world lives.
     pub(crate) ended: &'a AtomicU32,
 }
 
 /// Permission to touch what others have posted.
-pub(crate) struct Inside<'a>(&'a Seat);
+pub(crate) struct Inside<'a>(&'a RankFlags);
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
@@ -150,71 +144,55 @@ impl Drop for Inside<'_> {
     }
 }
 
-impl<'a> Hall<'a> {
+impl<'a> WorldState<'a> {
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire) != 0
     }
 
-    /// Rings for those who sleep, after a change they may wait for. `complete` is asked only when somebody sleeps.
+    /// Wakes those who sleep, after a change they may wait for. `complete` is asked only when somebody sleeps.
     pub(crate) fn tell(&self, others: impl Iterator<Item = usize> + Clone, complete: impl Fn() -> bool) {
         // Either the sleeper's last look sees the change, or this sees the sleeper.
         fence(Ordering::SeqCst);
-        let sleeps = |rank: usize| self.seats[rank].asleep.load(Ordering::Relaxed) != 0;
+        let sleeps = |rank: usize| self.flags[rank].asleep.load(Ordering::Relaxed) != 0;
         if others.clone().any(sleeps) && complete() {
-            others.filter(|rank| sleeps(*rank)).for_each(|rank| self.ring(rank));
+            others.filter(|rank| sleeps(*rank)).for_each(|rank| self.wake_rank(rank));
         }
     }
 
-    fn ring(&self, rank: usize) {
-        let seat = &self.seats[rank];
-        seat.bell.fetch_add(1, Ordering::Release);
-        wake(&seat.bell);
+    fn wake_rank(&self, rank: usize) {
+        let flags = &self.flags[rank];
+        flags.wakeups.fetch_add(1, Ordering::Release);
+        wake(&flags.wakeups, Shared);
     }
 
     /// Waits for `ready`, which looks at the end of the world too; at most `limit` of it asleep. An error says since when
     /// it waits: it is time to look for something worse.
-    pub(crate) fn rest(
+    pub(crate) fn wait(
         &self,
         own: usize,
-        patience: Patience,
+        policy: SpinPolicy,
         limit: Duration,
         ready: impl Fn() -> bool,
     ) -> Result<(), Instant> {
-        for _ in 0..patience.spins {
-            if ready() {
-                return Ok(());
-            }
-            spin();
-        }
-        let since = Instant::now();
-        for _ in 0..patience.pauses {
-            if ready() {
-                return Ok(());
-            }
-            pause();
-            // Where others want the core, each pause lasts as long as they like.
-            if since.elapsed() > LONGEST_PAUSE {
-                break;
-            }
-        }
-        let seat = &self.seats[own];
-        let seen = seat.bell.load(Ordering::Acquire);
-        seat.asleep.store(1, Ordering::Relaxed);
+        let Err(since) = spin_until(policy, &ready) else { return Ok(()) };
+        let flags = &self.flags[own];
+        let seen = flags.wakeups.load(Ordering::Acquire);
+        flags.asleep.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !ready() {
-            sleep(&seat.bell, seen, limit);
+            sleep(&flags.wakeups, seen, Some(limit), Shared);
         }
-        seat.asleep.store(0, Ordering::Relaxed);
+        flags.asleep.store(0, Ordering::Relaxed);
         if ready() { Ok(()) } else { Err(since) }
     }
 
     /// Permission to touch others' memory; none when the world has ended.
     pub(crate) fn enter(&self, own: usize) -> Option<Inside<'a>> {
-        let seat = &self.seats[own];
-        seat.inside.fetch_add(1, Ordering::Relaxed);
+        let flags = &self.flags[own];
+        flags.inside.fetch_add(1, Ordering::Relaxed);
         // Either this sees the end, or who has made it sees this rank inside.
         fence(Ordering::SeqCst);
-        let inside = Inside(seat);
+        let inside = Inside(flags);
         (!self.has_ended()).then_some(inside)
     }
 
@@ -223,16 +201,16 @@ impl<'a> Hall<'a> {
         self.ended.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Says that what ended the world can be read, and rings for all.
+    /// Says that what ended the world can be read, and wakes all.
     pub(crate) fn announce(&self) {
         self.ended.store(2, Ordering::Release);
         fence(Ordering::SeqCst);
-        (0..self.seats.len()).for_each(|rank| self.ring(rank));
+        (0..self.flags.len()).for_each(|rank| self.wake_rank(rank));
     }
 
     /// Whether a rank touches nobody's memory. Asked after the end of the world, a yes is for ever.
     pub(crate) fn outside(&self, rank: usize) -> bool {
         fence(Ordering::SeqCst);
-        self.seats[rank].inside.load(Ordering::Acquire) == 0
+        self.flags[rank].inside.load(Ordering::Acquire) == 0
     }
 }

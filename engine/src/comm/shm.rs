@@ -1,7 +1,7 @@
 //! Worlds of processes on one host. Each rank's arena is shared memory that all others map, so nothing is copied to be sent.
 
 use super::board::{Board, CONTROL_BYTES, Control};
-use super::local::patience;
+use super::local::spin_policy;
 use super::shared::Shared;
 use super::space::{Processes, Space};
 use super::{CommError, Result};
@@ -80,7 +80,7 @@ pub fn shm(
     }
     let control = Control::new(control, size)?;
     let space = Arc::new(Space::Processes(Processes { own: rank, regions, stand_ins, lives }));
-    Shared::new(Board::first(&control)?, rank, space, kernels, patience(size), stall)
+    Shared::new(Board::first(&control)?, rank, space, kernels, spin_policy(size), stall)
 }
 
 type Joined = (Vec<Vec<Arc<Region>>>, Vec<(OwnedFd, String)>, Arc<Region>);

@@ -1,7 +1,11 @@
 //! How ranks find each other's memory: threads by address, processes by the regions they have mapped.
 
-use super::board::Party;
-use super::moves::{Posted, Raw, Seen, Spot};
+// Addresses that other ranks have posted become memory of this process.
+#![allow(unsafe_code)]
+
+use super::board::CallGroup;
+use super::moves::{BufferRef, Posted, Seen};
+use super::raw::RawSlice;
 use super::{CommError, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::HashMap;
@@ -31,8 +35,8 @@ pub(crate) struct Marks {
     table: Mutex<HashMap<Place, Arc<dyn Mark>>>,
 }
 
-/// Of a group (by its address), a party, a call's number in it modulo the calls that may be under way, a member; given or done.
-pub(crate) type Place = (u64, Party, u64, usize, bool);
+/// Of a group (by its address), a call group in it, a call's number in it modulo the calls that may be under way, a member; given or done.
+pub(crate) type Place = (u64, CallGroup, u64, usize, bool);
 
 impl Marks {
     pub(crate) fn new(on_device: bool) -> Marks {
@@ -63,7 +67,7 @@ pub(crate) struct Processes {
 
 /// Stand-ins for buffers that peers cannot reach.
 pub(crate) struct Bounce {
-    runs: Vec<(Buffer, Raw, bool)>,
+    runs: Vec<(Buffer, RawSlice, bool)>,
 }
 
 impl Bounce {
@@ -78,7 +82,7 @@ impl Bounce {
     }
 }
 
-fn addresses(raw: Raw) -> Range<usize> {
+fn addresses(raw: RawSlice) -> Range<usize> {
     let start = raw.ptr.as_ptr() as usize;
     start..start + raw.bytes()
 }
@@ -120,15 +124,19 @@ impl Space {
     }
 
     /// A run of this process that was posted by its address.
-    pub(crate) fn own(spot: Spot) -> Raw {
-        let ptr = NonNull::new(spot.at as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
-        Raw { ptr, len: spot.len, dtype: spot.dtype, on_host: spot.on_host }
+    pub(crate) fn own(buffer_ref: BufferRef) -> RawSlice {
+        let ptr = NonNull::new(buffer_ref.at as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
+        RawSlice { ptr, len: buffer_ref.len, dtype: buffer_ref.dtype, on_host: buffer_ref.on_host }
     }
 
     /// Where others find these buffers. What they cannot reach gets a stand-in, which holds a copy already.
-    pub(crate) fn reachable(&self, send: Raw, recv: Raw) -> Result<(Spot, Spot, Option<Bounce>)> {
-        let by_address =
-            |raw: Raw| Spot { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype, on_host: raw.on_host };
+    pub(crate) fn reachable(&self, send: RawSlice, recv: RawSlice) -> Result<(BufferRef, BufferRef, Option<Bounce>)> {
+        let by_address = |raw: RawSlice| BufferRef {
+            at: raw.ptr.as_ptr() as u64,
+            len: raw.len,
+            dtype: raw.dtype,
+            on_host: raw.on_host,
+        };
         let Space::Processes(processes) = self else {
             return Ok((by_address(send), by_address(recv), None));
         };
@@ -147,7 +155,8 @@ impl Space {
         let mut runs = Vec::new();
         let stand_in = processes.stand_in(whole, true, &mut runs)?;
         let base = addresses(whole).start;
-        let within = |raw: Raw| Spot { at: stand_in.at + (addresses(raw).start - base) as u64, ..by_address(raw) };
+        let within =
+            |raw: RawSlice| BufferRef { at: stand_in.at + (addresses(raw).start - base) as u64, ..by_address(raw) };
         Ok((within(send), within(recv), Some(Bounce { runs })))
     }
 
@@ -162,49 +171,54 @@ impl Space {
 
 impl Processes {
     /// The token of a run in this process's own regions.
-    fn token(&self, raw: Raw) -> Option<Spot> {
-        let spot = |at: u64| Spot { at, len: raw.len, dtype: raw.dtype, on_host: true };
+    fn token(&self, raw: RawSlice) -> Option<BufferRef> {
+        let buffer_ref = |at: u64| BufferRef { at, len: raw.len, dtype: raw.dtype, on_host: true };
         if raw.bytes() == 0 {
-            return Some(spot(0));
+            return Some(buffer_ref(0));
         }
         let run = addresses(raw);
         self.regions[self.own].iter().enumerate().find_map(|(index, region)| {
             let base = region.base().as_ptr() as usize;
             let inside = base <= run.start && run.end <= base + region.bytes() as usize;
-            inside.then(|| spot((index as u64) << OFFSET_BITS | (run.start - base) as u64))
+            inside.then(|| buffer_ref((index as u64) << OFFSET_BITS | (run.start - base) as u64))
         })
     }
 
-    fn stand_in(&self, raw: Raw, written: bool, runs: &mut Vec<(Buffer, Raw, bool)>) -> Result<Spot> {
-        if let Some(spot) = self.token(raw) {
-            return Ok(spot);
+    fn stand_in(&self, raw: RawSlice, written: bool, runs: &mut Vec<(Buffer, RawSlice, bool)>) -> Result<BufferRef> {
+        if let Some(buffer_ref) = self.token(raw) {
+            return Ok(buffer_ref);
         }
         let none = |reason: String| CommError::Invalid { operation: "a stand-in in shared memory", reason };
         let buffer = self.stand_ins.alloc(Category::Communication, DType::I8, raw.bytes());
         let buffer = buffer.map_err(|error| none(error.to_string()))?;
         // SAFETY: the caller's buffer is live and the stand-in is new and as long.
         unsafe { std::ptr::copy_nonoverlapping(raw.ptr.as_ptr(), buffer.view().ptr().as_ptr(), raw.bytes()) };
-        let there = Raw { ptr: buffer.view().ptr(), ..raw };
-        let spot = self.token(there).ok_or_else(|| none("its arena is not among the regions".into()))?;
+        let there = RawSlice { ptr: buffer.view().ptr(), ..raw };
+        let buffer_ref = self.token(there).ok_or_else(|| none("its arena is not among the regions".into()))?;
         runs.push((buffer, raw, written));
-        Ok(spot)
+        Ok(buffer_ref)
     }
 
-    fn resolve(&self, rank: usize, spot: Spot) -> Result<Raw> {
-        if spot.len == 0 {
-            return Ok(Raw { dtype: spot.dtype, ..Raw::none() });
+    fn resolve(&self, rank: usize, buffer_ref: BufferRef) -> Result<RawSlice> {
+        if buffer_ref.len == 0 {
+            return Ok(RawSlice { dtype: buffer_ref.dtype, ..RawSlice::empty() });
         }
-        let (index, offset) = ((spot.at >> OFFSET_BITS) as usize, spot.at & ((1 << OFFSET_BITS) - 1));
-        let bytes = spot.len.checked_mul(spot.dtype.size()).and_then(|bytes| (bytes as u64).checked_add(offset));
-        let aligned = offset.is_multiple_of(spot.dtype.size() as u64);
+        let (index, offset) = ((buffer_ref.at >> OFFSET_BITS) as usize, buffer_ref.at & ((1 << OFFSET_BITS) - 1));
+        let bytes =
+            buffer_ref.len.checked_mul(buffer_ref.dtype.size()).and_then(|bytes| (bytes as u64).checked_add(offset));
+        let aligned = offset.is_multiple_of(buffer_ref.dtype.size() as u64);
         let inside = |region: &&Arc<Region>| aligned && bytes.is_some_and(|end| end <= region.bytes());
         let region = self.regions[rank].get(index).filter(inside);
         let outside = || CommError::Invalid {
             operation: "a post",
-            reason: format!("rank {rank} says that its buffer lies at {:#x}, which is in none of its regions", spot.at),
+            reason: format!(
+                "rank {rank} says that its buffer lies at {:#x}, which is in none of its regions",
+                buffer_ref.at
+            ),
         };
         let region = region.ok_or_else(outside)?;
         // SAFETY: the offset lies in the region (checked above).
-        Ok(Raw { ptr: unsafe { region.base().add(offset as usize) }, len: spot.len, dtype: spot.dtype, on_host: true })
+        let ptr = unsafe { region.base().add(offset as usize) };
+        Ok(RawSlice { ptr, len: buffer_ref.len, dtype: buffer_ref.dtype, on_host: true })
     }
 }

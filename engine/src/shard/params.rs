@@ -1,7 +1,7 @@
 //! Weights: a home for this rank's part, slots for what is gathered.
 
 use super::{Comms, Holding, Resources, State};
-use crate::comm::{Communicator, Request, Ticket};
+use crate::comm::{Communicator, OwnedCall, Ticket};
 use crate::error::Result;
 use crate::layers::prepacked::Prepacked;
 use crate::mesh::{Split, within};
@@ -78,11 +78,10 @@ impl Params {
     pub fn wait(&mut self, comms: &Comms, unit: usize) -> Result<()> {
         for flat in self.flats[unit].iter_mut().flatten() {
             let Some(ticket) = flat.pending.take() else { continue };
-            if let Request::AllGather { send, recv } = comms.inner.wait(ticket)? {
-                // A send that is not the home was a wire copy, and is done with.
-                flat.home.get_or_insert(send);
-                flat.slot = Some(recv);
-            }
+            let gathered = comms.inner.wait(ticket)?;
+            // A send that is not the home was a wire copy, and is done with.
+            flat.home = flat.home.take().or(gathered.send);
+            flat.slot = Some(gathered.recv);
         }
         Ok(())
     }
@@ -121,7 +120,7 @@ impl Flat {
             Some(wire)
         };
         let Some(send) = send else { return Ok(()) };
-        self.pending = Some(res.comms.inner.start(Request::AllGather { send, recv: slot })?);
+        self.pending = Some(res.comms.inner.start(OwnedCall::all_gather(send, slot))?);
         Ok(())
     }
 }

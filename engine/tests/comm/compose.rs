@@ -8,7 +8,7 @@ use std::sync::Arc;
 use zbench_engine::comm::compose::{
     Algorithm, BLOCK, Composed, Levels, levels, quantised_all_gather, quantised_reduce_scatter,
 };
-use zbench_engine::comm::{Call, Communicator, Kind, ReduceOp, Request};
+use zbench_engine::comm::{Call, Communicator, Kind, OwnedCall, ReduceOp};
 use zbench_kernels::{Arena, Cpu, QuantFormat, Quantize, View, ViewMut};
 
 const SUM: Kind = Kind::AllReduce { op: ReduceOp::Sum };
@@ -247,8 +247,8 @@ fn composed(comm: Box<dyn Communicator>, algorithm: Algorithm, per_node: usize) 
     let mut send = arena.alloc(zbench_kernels::Category::Communication, zbench_kernels::DType::F32, part).unwrap();
     send.view_mut().as_slice_mut::<f32>().unwrap().copy_from_slice(&whole[own.clone()]);
     let recv = arena.alloc(zbench_kernels::Category::Communication, zbench_kernels::DType::F32, part * size).unwrap();
-    let ticket = comm.start(Request::AllGather { send, recv }).unwrap();
-    let Request::AllGather { recv, .. } = comm.wait(ticket).unwrap() else { panic!("another request") };
+    let ticket = comm.start(OwnedCall::all_gather(send, recv)).unwrap();
+    let recv = comm.wait(ticket).unwrap().recv;
     assert_eq!(recv.view().as_slice::<f32>().unwrap(), results[1]);
     let mut given = vec![rank as u32; size];
     let all: Vec<u32> = (0..size as u32).collect();

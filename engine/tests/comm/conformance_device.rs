@@ -6,7 +6,7 @@ use crate::conformance::{self, EXACT};
 use crate::{device, scope};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::{Carried, Communicator, Metered, group};
+use zbench_engine::comm::{Communicator, HostStaged, Metered, group};
 use zbench_kernels::{Arena, Cuda, Kernels};
 
 fn run(late: bool, size: usize, stall: Duration, rank: impl Fn(Box<dyn Communicator>) + Sync) {
@@ -19,7 +19,7 @@ fn run(late: bool, size: usize, stall: Duration, rank: impl Fn(Box<dyn Communica
         let start = |(local, kernels)| {
             let arena = Arena::on(machine.clone(), None, 64 << 20).unwrap();
             scope.spawn(move || {
-                let carried: Box<dyn Communicator> = Box::new(Carried::new(Box::new(local), kernels, arena));
+                let carried: Box<dyn Communicator> = Box::new(HostStaged::new(Box::new(local), kernels, arena));
                 assert_eq!(carried.backend(), "device");
                 rank(Box::new(Metered::new("data", carried)));
             })

@@ -58,6 +58,15 @@ fn eight_ranks_conform() {
 }
 
 #[test]
+fn groups_of_six_and_eight_ranks_conform() {
+    for backend in BACKENDS {
+        for size in [6, 8] {
+            run(backend, size, PATIENCE, |comm| conformance::of_groups(&*comm, &EXACT));
+        }
+    }
+}
+
+#[test]
 fn null_has_the_shapes_of_any_other() {
     for (rank, size) in [(0, 1), (0, 3), (2, 3), (5, 8)] {
         conformance::calls(&Null::new(rank, size), &SHAPES);

@@ -4,7 +4,7 @@ use crate::comm::harness::{BACKENDS, Backend, PATIENCE, attempt, run, values};
 use crate::comm::tree::Mood;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use zbench_engine::comm::{CommError, Communicator, Null, Request};
+use zbench_engine::comm::{CommError, Communicator, Null, OwnedCall};
 use zbench_kernels::{Arena, Category, DType, View, ViewMut};
 
 const SHORT: Duration = Duration::from_millis(200);
@@ -236,8 +236,8 @@ fn null_checks_shapes_and_moves_nothing() {
     assert_eq!((all, null.wire_bytes(), null.rank(), null.size()), ([7f32; 8], 96, 2, 4));
     let arena = Arena::host(Some(1 << 20)).unwrap();
     let buffer = arena.alloc(Category::Gradients, DType::F32, 8).unwrap();
-    let ticket = null.start(Request::AllReduce { buffer }).unwrap();
-    let Request::AllReduce { buffer } = null.wait(ticket).unwrap() else { panic!("another request came back") };
+    let ticket = null.start(OwnedCall::all_reduce(buffer)).unwrap();
+    let buffer = null.wait(ticket).unwrap().recv;
     assert_eq!(buffer.len(), 8);
     assert!(null.split(0, 0, "inner").is_err());
 }
@@ -293,7 +293,7 @@ fn memory_is_not_read_after_a_failed_call_has_returned() {
             let mut recv = vec![0f32; 800_000];
             if comm.rank() == turn % 4 {
                 let buffer = arena.alloc(Category::Gradients, DType::F32, 100_000).unwrap();
-                let ticket = comm.start(Request::AllReduce { buffer });
+                let ticket = comm.start(OwnedCall::all_reduce(buffer));
                 drop(ticket);
                 return;
             }

@@ -9,8 +9,8 @@ use crate::comm::tree::Mood;
 use crate::conformance::{self, EXACT};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use zbench_engine::comm::link::{LinkSpec, Linked, wrap};
-use zbench_engine::comm::{Call, CommError, Communicator, Kind, ReduceOp, Request, Result, Ticket, group};
+use zbench_engine::comm::link::{EmulatedLink, LinkSpec, wrap};
+use zbench_engine::comm::{Call, CommError, Communicator, Kind, OwnedCall, ReduceOp, Result, Ticket, group};
 use zbench_kernels::{Arena, Cpu, Kernels, View, ViewMut};
 
 /// How much slower than stated the best of all tries may be.
@@ -240,13 +240,11 @@ fn time_under_way_is_time_for_other_work() {
                 let one = || {
                     comm.barrier().unwrap();
                     let send = filled::<f32>(&arena, &values(comm.rank(), part));
-                    let request = Request::AllGather { send, recv: filled(&arena, &vec![0f32; 2 * part]) };
+                    let request = OwnedCall::all_gather(send, filled(&arena, &vec![0f32; 2 * part]));
                     lap(|| {
                         let ticket = comm.start(request).unwrap();
                         std::thread::sleep(Duration::from_secs_f64(busy * price));
-                        let Request::AllGather { recv, .. } = comm.wait(ticket).unwrap() else {
-                            panic!("another request")
-                        };
+                        let recv = comm.wait(ticket).unwrap().recv;
                         assert_eq!(recv.view().as_slice::<f32>().unwrap()[..part], values::<f32>(0, part));
                     })
                 };
@@ -268,7 +266,7 @@ fn links_are_taken_in_the_order_of_starts_whatever_the_order_of_waits() {
             let arena = Arena::host(Some(1 << 20)).unwrap();
             let start = || {
                 let send = filled::<f32>(&arena, &values(comm.rank(), part));
-                comm.start(Request::AllGather { send, recv: filled(&arena, &vec![0f32; 2 * part]) }).unwrap()
+                comm.start(OwnedCall::all_gather(send, filled(&arena, &vec![0f32; 2 * part]))).unwrap()
             };
             let one = |_| {
                 comm.barrier().unwrap();
@@ -398,10 +396,10 @@ impl Communicator for Tampered {
         }
         Ok(())
     }
-    fn start(&self, request: Request) -> Result<Ticket> {
+    fn start(&self, request: OwnedCall) -> Result<Ticket> {
         self.inner.start(request)
     }
-    fn wait(&self, ticket: Ticket) -> Result<Request> {
+    fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
         self.inner.wait(ticket)
     }
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
@@ -421,7 +419,7 @@ fn ranks_that_share_no_memory_are_told_why() {
     for (word, says) in [((2, 2), "all ranks on one machine; ranks 0 and 2"), ((0, 4), "is not the link of this run")] {
         let errors = attempt(Backend::Local, &[Mood::Well; 3], PATIENCE, |inner| {
             let tampered = Tampered { inner, word };
-            Linked::new(Box::new(tampered), spec(1e9, 0.0, 1)).err().unwrap()
+            EmulatedLink::new(Box::new(tampered), spec(1e9, 0.0, 1)).err().unwrap()
         });
         let errors: Vec<String> = errors.into_iter().map(|error| error.unwrap().to_string()).collect();
         assert!(errors[1..].iter().all(|error| error.contains(says)), "{errors:?}");

@@ -4,7 +4,7 @@ use crate::comm::harness::PATIENCE;
 use crate::comm::tree::Tree;
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::{Communicator, Metered, Request, group};
+use zbench_engine::comm::{Communicator, Metered, OwnedCall, group};
 use zbench_engine::outcome::Traffic;
 use zbench_kernels::{Arena, Category, DType, Kernels, View, ViewMut};
 
@@ -46,7 +46,7 @@ fn calls_payload_and_wire_by_kind() {
         }
         comm.barrier().unwrap();
         let buffer = |len| arena.alloc(Category::Communication, DType::F32, len).unwrap();
-        let ticket = comm.start(Request::AllGather { send: buffer(16), recv: buffer(64) }).unwrap();
+        let ticket = comm.start(OwnedCall::all_gather(buffer(16), buffer(64))).unwrap();
         comm.wait(ticket).unwrap();
 
         let wire = comm.wire_bytes() as f64;
@@ -73,7 +73,7 @@ fn a_started_collective_is_exposed_only_while_its_rank_waits() {
     metered(2, |comm| {
         let arena = Arena::host(Some(1 << 20)).unwrap();
         let buffer = arena.alloc(Category::Communication, DType::F32, 64).unwrap();
-        let ticket = comm.start(Request::AllReduce { buffer }).unwrap();
+        let ticket = comm.start(OwnedCall::all_reduce(buffer)).unwrap();
         std::thread::sleep(Duration::from_millis(50));
         comm.wait(ticket).unwrap();
         let rows = comm.snapshot();

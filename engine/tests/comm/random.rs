@@ -2,7 +2,7 @@
 
 use crate::comm::harness::{Backend, run};
 use proptest::prelude::*;
-use zbench_engine::comm::{Communicator, Request, Ticket};
+use zbench_engine::comm::{Communicator, Kind, OwnedCall, Ticket};
 use zbench_kernels::{Arena, View, ViewMut};
 
 /// One line of a program; lengths are of a part.
@@ -60,19 +60,13 @@ struct Started {
 fn finish(comm: &dyn Communicator, started: Started) {
     let (rank, size) = (comm.rank(), comm.size());
     let (all, len): (Vec<usize>, usize) = ((0..size).collect(), started.len);
-    let (got, wanted): (Vec<f32>, Vec<f32>) = match comm.wait(started.ticket).unwrap() {
-        Request::AllReduce { buffer } => {
-            (buffer.view().as_slice().unwrap().to_vec(), (0..len).map(|i| sum(started.at, &all, i)).collect())
-        }
-        Request::ReduceScatter { recv, .. } => {
-            let part = rank * len..(rank + 1) * len;
-            (recv.view().as_slice().unwrap().to_vec(), part.map(|i| sum(started.at, &all, i)).collect())
-        }
-        Request::AllGather { recv, .. } => {
-            (recv.view().as_slice().unwrap().to_vec(), all.iter().flat_map(|r| give(started.at, *r, len)).collect())
-        }
+    let done = comm.wait(started.ticket).unwrap();
+    let wanted: Vec<f32> = match done.kind {
+        Kind::AllGather => all.iter().flat_map(|r| give(started.at, *r, len)).collect(),
+        Kind::ReduceScatter { .. } => (rank * len..(rank + 1) * len).map(|i| sum(started.at, &all, i)).collect(),
+        _ => (0..len).map(|i| sum(started.at, &all, i)).collect(),
     };
-    assert_eq!(got, wanted);
+    assert_eq!(done.recv.view().as_slice::<f32>().unwrap(), wanted);
 }
 
 fn execute(comm: &dyn Communicator, arena: &Arena, program: &[Line]) {
@@ -123,9 +117,9 @@ fn execute(comm: &dyn Communicator, arena: &Arena, program: &[Line]) {
             Line::Start(len, kind) => {
                 let filled = |len| crate::comm::in_flight::filled(arena, &give(at, rank, len));
                 let request = match kind {
-                    0 => Request::AllReduce { buffer: filled(len) },
-                    1 => Request::ReduceScatter { send: filled(len * size), recv: filled(len), accumulate: false },
-                    _ => Request::AllGather { send: filled(len), recv: filled(len * size) },
+                    0 => OwnedCall::all_reduce(filled(len)),
+                    1 => OwnedCall::reduce_scatter(filled(len * size), filled(len), false),
+                    _ => OwnedCall::all_gather(filled(len), filled(len * size)),
                 };
                 open.push(Started { at, len, ticket: comm.start(request).unwrap() });
             }

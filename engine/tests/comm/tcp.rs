@@ -3,7 +3,7 @@
 use crate::comm::rendezvous::{join, meeting};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::{Algorithm, CommError, Communicator, Metered, Request, Tcp, TcpOptions, tcp};
+use zbench_engine::comm::{Algorithm, CommError, Communicator, Metered, OwnedCall, Tcp, TcpOptions, tcp};
 use zbench_kernels::{Arena, Buffer, Category, Cpu, DType, Kernels, View, ViewMut};
 
 /// Longer than anything here takes on a loaded machine; only tests of stalls wait for their own.
@@ -48,32 +48,6 @@ fn gather(group: &dyn Communicator, own: u32) -> Vec<u32> {
     let mut all = vec![0u32; group.size()];
     group.all_gather(View::of(&[own]), ViewMut::of(&mut all)).unwrap();
     all
-}
-
-#[test]
-fn rows_and_columns_share_the_connections() {
-    for (rows, columns) in [(2, 2), (2, 3), (4, 2), (1, 3)] {
-        run(rows * columns, &patient(), |comm| {
-            let (y, x) = (comm.rank() / columns, comm.rank() % columns);
-            let row = comm.split(y, x, "row").unwrap();
-            let column = comm.split(x, y, "column").unwrap();
-            assert_eq!((row.rank(), row.size(), column.rank(), column.size()), (x, columns, y, rows));
-            for turn in 0..30 {
-                // Rows out of step with each other; two ranks never share a row and a column.
-                let by_row = (turn + y) % 2 == 0 && rows == 1 || turn % 3 == 0;
-                let group = if by_row { &row } else { &column };
-                let others: Vec<u32> = match by_row {
-                    true => (0..columns).map(|x| (y * columns + x) as u32).collect(),
-                    false => (0..rows).map(|y| (y * columns + x) as u32).collect(),
-                };
-                assert_eq!(gather(&**group, comm.rank() as u32), others);
-            }
-            let alone = row.split(row.rank(), 0, "alone").unwrap();
-            assert_eq!((alone.rank(), alone.size(), gather(&*alone, 7)), (0, 1, vec![7]));
-            drop(row);
-            assert_eq!(gather(comm, 1), vec![1; comm.size()], "the world goes on without its rows");
-        });
-    }
 }
 
 #[test]
@@ -142,12 +116,12 @@ fn started_collectives_may_be_waited_for_in_any_order_and_count_then() {
         let metered = Metered::new("data", Box::new(comm));
         let arena = Arena::host(Some(16 << 20)).unwrap();
         let rank = metered.rank() as f32;
-        let first = metered.start(Request::AllReduce { buffer: filled(&arena, &[rank, 1.0, 2.0]) }).unwrap();
+        let first = metered.start(OwnedCall::all_reduce(filled(&arena, &[rank, 1.0, 2.0]))).unwrap();
         let (send, recv) = (filled(&arena, &[rank]), filled(&arena, &[9.0; 3]));
-        let second = metered.start(Request::AllGather { send, recv }).unwrap();
-        let Request::AllGather { recv, .. } = metered.wait(second).unwrap() else { panic!("another request") };
+        let second = metered.start(OwnedCall::all_gather(send, recv)).unwrap();
+        let recv = metered.wait(second).unwrap().recv;
         assert_eq!(recv.view().as_slice::<f32>().unwrap(), [0.0, 1.0, 2.0]);
-        let Request::AllReduce { buffer } = metered.wait(first).unwrap() else { panic!("another request") };
+        let buffer = metered.wait(first).unwrap().recv;
         assert_eq!(buffer.view().as_slice::<f32>().unwrap(), [3.0, 3.0, 6.0]);
         metered.take().into_iter().map(|row| (row.kind, row.calls, row.wire_bytes)).collect::<Vec<_>>()
     });

@@ -43,6 +43,13 @@ fn eight_ranks_conform() {
 }
 
 #[test]
+fn groups_of_six_and_eight_ranks_conform() {
+    for size in [6, 8] {
+        run(size, &patient(), |comm| conformance::of_groups(comm, &EXACT));
+    }
+}
+
+#[test]
 fn rings_conform() {
     let sizes = scope::cases("comm::tcp_conformance::rings_conform (sizes)", 2, 3) as usize;
     for &size in &[2, 3, 4][..sizes] {

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zbench_engine::comm::{
-    Algorithm, Call, CommError, Communicator, Kind, Meeting, ReduceOp, Rendezvous, Request, Tcp, TcpOptions, tcp,
+    Algorithm, Call, CommError, Communicator, Kind, Meeting, OwnedCall, ReduceOp, Rendezvous, Tcp, TcpOptions, tcp,
 };
 use zbench_kernels::{Arena, Category, DType, Kernels, View, ViewMut};
 
@@ -108,7 +108,7 @@ fn a_ticket_that_is_dropped_ends_the_world() {
     let results = attempt(3, &patient(), cpu, |comm| {
         let arena = Arena::host(Some(1 << 20)).unwrap();
         let buffer = arena.alloc(Category::Gradients, DType::F32, 10).unwrap();
-        let ticket = comm.start(Request::AllReduce { buffer }).unwrap();
+        let ticket = comm.start(OwnedCall::all_reduce(buffer)).unwrap();
         if comm.rank() == 0 {
             drop(ticket);
         } else {

@@ -2,6 +2,7 @@
 //! be exact in every order, and how the algorithms differ.
 
 use crate::comm::tcp::{patient, run};
+use crate::conformance::{self, EXACT};
 use half::bf16;
 use zbench_engine::comm::{Algorithm, Call, Communicator, Kind, ReduceOp, Tcp, TcpOptions};
 use zbench_kernels::{Cpu, Element, Kernels, View, ViewMut};
@@ -101,85 +102,16 @@ fn reductions<T: Value>(comm: &Tcp, direct: bool, op: ReduceOp, len: usize) {
     }
 }
 
-/// What only moves, where a part has `len` elements.
-fn copies<T: Value>(comm: &Tcp, len: usize) {
-    let (rank, size) = (comm.rank(), comm.size());
-    let what = format!("{len} {} over {size} ranks", T::DTYPE);
-    let part = |rank: usize| rank * len..(rank + 1) * len;
-    let own: Vec<T> = wild(rank, len);
-    let all: Vec<T> = (0..size).flat_map(|rank| wild(rank, len)).collect();
-    let before = comm.wire_bytes();
-
-    let mut recv = vec![T::of(1.0); len * size];
-    call(comm, Kind::AllGather, Some(View::of(&own)), Some(ViewMut::of(&mut recv)));
-    assert!(recv == all, "all_gather: {what}");
-    let mut recv = vec![T::of(1.0); len * size];
-    recv[part(rank)].copy_from_slice(&own);
+/// What only moves, where a part has `len` elements; and that each byte of another rank crosses once.
+fn copies(comm: &Tcp, len: usize) {
+    let size = comm.size();
+    conformance::moves_of_parts::<f32>(comm, &EXACT, len);
+    conformance::moves_of_wholes::<f32>(comm, &EXACT, len * size);
+    let (send, mut recv) = (wild::<f32>(comm.rank(), len), vec![0f32; len * size]);
+    let gathers = comm.wire_bytes();
+    call(comm, Kind::AllGather, Some(View::of(&send)), Some(ViewMut::of(&mut recv)));
     call(comm, Kind::AllGather, None, Some(ViewMut::of(&mut recv)));
-    assert!(recv == all, "all_gather in place: {what}");
-    assert_eq!(comm.wire_bytes() - before, (2 * (size - 1) * len * size_of::<T>()) as u64, "{what}");
-
-    for root in [0, size - 1, len % size] {
-        let wanted: Vec<T> = wild(11 * root, len * size);
-        let mut buffer = if rank == root { wanted.clone() } else { vec![T::of(2.0); len * size] };
-        call(comm, Kind::Broadcast { root }, None, Some(ViewMut::of(&mut buffer)));
-        assert!(buffer == wanted, "broadcast in place from {root}: {what}");
-        let mut buffer = vec![T::of(2.0); len * size];
-        let send: Vec<T> = if rank == root { wanted.clone() } else { vec![T::of(7.0); len * size] };
-        call(comm, Kind::Broadcast { root }, Some(View::of(&send)), Some(ViewMut::of(&mut buffer)));
-        assert!(buffer == wanted, "broadcast from {root}: {what}");
-
-        let kind = Kind::Gather { root };
-        if rank == root {
-            let mut recv = vec![T::of(1.0); len * size];
-            call(comm, kind, Some(View::of(&own)), Some(ViewMut::of(&mut recv)));
-            assert!(recv == all, "gather: {what}");
-            recv.fill(T::of(0.0));
-            recv[part(rank)].copy_from_slice(&own);
-            call(comm, kind, None, Some(ViewMut::of(&mut recv)));
-            assert!(recv == all, "gather in place: {what}");
-        } else {
-            call(comm, kind, Some(View::of(&own)), None);
-            call(comm, kind, Some(View::of(&own)), None);
-        }
-
-        let kind = Kind::Scatter { root };
-        let mut recv = vec![T::of(4.0); len];
-        let send = (rank == root).then(|| View::of(&wanted));
-        call(comm, kind, send, Some(ViewMut::of(&mut recv)));
-        assert!(recv == wanted[part(rank)], "scatter from {root}: {what}");
-        recv.fill(T::of(4.0));
-        let kept = (rank != root).then(|| ViewMut::of(&mut recv));
-        call(comm, kind, send, kept);
-        assert!(rank == root || recv == wanted[part(rank)], "scatter in place from {root}: {what}");
-    }
-
-    let send: Vec<T> = wild(rank, len * size);
-    let wanted: Vec<T> = (0..size).flat_map(|r| wild::<T>(r, len * size)[part(rank)].to_vec()).collect();
-    let mut recv = vec![T::of(6.0); len * size];
-    call(comm, Kind::AllToAll, Some(View::of(&send)), Some(ViewMut::of(&mut recv)));
-    assert!(recv == wanted, "all_to_all: {what}");
-    let mut both = send.clone();
-    call(comm, Kind::AllToAll, None, Some(ViewMut::of(&mut both)));
-    assert!(both == wanted, "all_to_all in place: {what}");
-
-    if size > 1 {
-        let (right, left) = ((rank + 1) % size, (rank + size - 1) % size);
-        let mut recv = vec![T::of(8.0); len];
-        let kind = Kind::SendRecv { to: right, from: left };
-        call(comm, kind, Some(View::of(&own)), Some(ViewMut::of(&mut recv)));
-        assert!(recv == wild::<T>(left, len), "sendrecv: {what}");
-        recv.fill(T::of(8.0));
-        let give = || comm.send(View::of(&own), right).unwrap();
-        if rank % 2 == 0 {
-            give();
-        }
-        comm.recv(ViewMut::of(&mut recv), left).unwrap();
-        if rank % 2 == 1 {
-            give();
-        }
-        assert!(recv == wild::<T>(left, len), "recv: {what}");
-    }
+    assert_eq!(comm.wire_bytes() - gathers, (2 * (size - 1) * len * size_of::<f32>()) as u64, "over {size}");
     comm.barrier().unwrap();
 }
 
@@ -198,7 +130,7 @@ fn everything(algorithm: Option<Algorithm>, sizes: &[usize], checksum: bool) {
             }
             reductions::<f32>(comm, direct, ReduceOp::Sum, LONG);
             reductions::<bf16>(comm, direct, ReduceOp::Max, LONG);
-            copies::<f32>(comm, LONG);
+            copies(comm, LONG);
         });
     }
 }

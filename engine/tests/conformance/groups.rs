@@ -5,7 +5,7 @@ use super::oracle::reduced;
 use super::sample::{Sample, values};
 use half::bf16;
 use std::time::Duration;
-use zbench_engine::comm::{Communicator, ReduceOp, Request, Ticket};
+use zbench_engine::comm::{Communicator, Kind, OwnedCall, ReduceOp, Ticket};
 use zbench_kernels::{Arena, Buffer, Category, View, ViewMut};
 
 /// A suite of its own goes wrong: which backend, which rank, what was wanted.
@@ -83,16 +83,16 @@ fn length(index: usize) -> usize {
 fn start<T: Sample>(comm: &dyn Communicator, arena: &Arena, index: usize) -> Ticket {
     let (rank, size, len, seed) = (comm.rank(), comm.size(), length(index), index as u64);
     let request = match index % 3 {
-        0 => Request::AllGather {
-            send: filled::<T>(arena, &values(seed, rank, len, None)),
-            recv: filled::<T>(arena, &values(!seed, rank, len * size, None)),
-        },
-        1 => Request::ReduceScatter {
-            send: filled::<T>(arena, &values(seed, rank, len * size, None)),
-            recv: filled::<T>(arena, &values(!seed, rank, len, None)),
-            accumulate: false,
-        },
-        _ => Request::AllReduce { buffer: filled::<T>(arena, &values(seed, rank, len, None)) },
+        0 => OwnedCall::all_gather(
+            filled::<T>(arena, &values(seed, rank, len, None)),
+            filled::<T>(arena, &values(!seed, rank, len * size, None)),
+        ),
+        1 => OwnedCall::reduce_scatter(
+            filled::<T>(arena, &values(seed, rank, len * size, None)),
+            filled::<T>(arena, &values(!seed, rank, len, None)),
+            false,
+        ),
+        _ => OwnedCall::all_reduce(filled::<T>(arena, &values(seed, rank, len, None))),
     };
     good(comm, "start", comm.start(request))
 }
@@ -101,17 +101,18 @@ fn finish<T: Sample>(comm: &dyn Communicator, options: &Options, index: usize, t
     let (rank, size, len, seed) = (comm.rank(), comm.size(), length(index), index as u64);
     let name = |kind: &str| format!("{} {kind} of {} number {index}, rank {rank}", comm.backend(), T::DTYPE);
     let summed = |range| reduced::<T, T>(options, ReduceOp::Sum, seed, size, range, None);
-    let (buffer, range) = match good(comm, "wait", comm.wait(ticket)) {
-        Request::AllGather { recv, .. } => {
+    let done = good(comm, "wait", comm.wait(ticket));
+    let range = match done.kind {
+        Kind::AllGather => {
             let wanted: Vec<T> = (0..size).flat_map(|peer| values::<T>(seed, peer, len, None)).collect();
-            let recv = recv.view().as_slice::<T>().unwrap();
+            let recv = done.recv.view().as_slice::<T>().unwrap();
             let wrong = (0..wanted.len()).find(|i| recv[*i].bits() != wanted[*i].bits());
             return assert_eq!(wrong, None, "{}: first index that differs", name("all_gather"));
         }
-        Request::ReduceScatter { recv, .. } => (recv, rank * len..(rank + 1) * len),
-        Request::AllReduce { buffer } => (buffer, 0..len),
+        Kind::ReduceScatter { .. } => rank * len..(rank + 1) * len,
+        _ => 0..len,
     };
-    let (wanted, got) = (summed(range), buffer.view().as_slice::<T>().unwrap());
+    let (wanted, got) = (summed(range), done.recv.view().as_slice::<T>().unwrap());
     let wrong = (0..wanted.len()).find(|i| !wanted[*i].accepts(got[*i]));
     assert_eq!(wrong, None, "{}: first index that differs", name("sum"));
 }

@@ -58,6 +58,11 @@ pub const SHAPES: Options = Options { moves: false, ..EXACT };
 /// Everything that leaves the group alive. Every rank calls it.
 pub fn all(comm: &dyn Communicator, options: &Options) {
     calls(comm, options);
+    of_groups(comm, options);
+}
+
+/// Groups of groups, several collectives under way, and late ranks.
+pub fn of_groups(comm: &dyn Communicator, options: &Options) {
     groups::rows_and_columns(comm);
     groups::orders_of_keys(comm);
     groups::in_flight(comm, options);
@@ -97,16 +102,22 @@ fn reductions_of<T: Sample>(comm: &dyn Communicator, options: &Options) {
 }
 
 fn moves_of<T: Sample>(comm: &dyn Communicator, options: &Options) {
-    for len in lengths::<T>(comm.size()) {
-        moves::all_gather::<T>(comm, options, len);
-        moves::gather::<T>(comm, options, len);
-        moves::scatter::<T>(comm, options, len);
-        moves::all_to_all::<T>(comm, options, len);
-    }
-    for len in lengths::<T>(1) {
-        moves::broadcast::<T>(comm, options, len);
-        pairs::ring::<T>(comm, options, len);
-    }
+    lengths::<T>(comm.size()).into_iter().for_each(|len| moves_of_parts::<T>(comm, options, len));
+    lengths::<T>(1).into_iter().for_each(|len| moves_of_wholes::<T>(comm, options, len));
+}
+
+/// What only moves, where a part has `len` elements.
+pub fn moves_of_parts<T: Sample>(comm: &dyn Communicator, options: &Options, len: usize) {
+    moves::all_gather::<T>(comm, options, len);
+    moves::gather::<T>(comm, options, len);
+    moves::scatter::<T>(comm, options, len);
+    moves::all_to_all::<T>(comm, options, len);
+}
+
+/// What only moves, of `len` elements.
+pub fn moves_of_wholes<T: Sample>(comm: &dyn Communicator, options: &Options, len: usize) {
+    moves::broadcast::<T>(comm, options, len);
+    pairs::ring::<T>(comm, options, len);
 }
 
 /// The lengths of a part; the last one makes a whole of `parts` of them larger than 300 KiB.

@@ -3,7 +3,7 @@
 use super::Options;
 use super::case::{Case, Guarded};
 use super::sample::values;
-use zbench_engine::comm::{Call, CommError, Communicator, Kind, ReduceOp, Request};
+use zbench_engine::comm::{Call, CommError, Communicator, Kind, OwnedCall, ReduceOp};
 use zbench_kernels::{Arena, Category, DType};
 
 const OP: ReduceOp = ReduceOp::Sum;
@@ -110,9 +110,9 @@ fn requests(comm: &dyn Communicator) {
     let buffer = |dtype, len| arena.alloc(Category::Communication, dtype, len).unwrap();
     let size = comm.size();
     for request in [
-        Request::AllGather { send: buffer(DType::F32, 3), recv: buffer(DType::F32, 3 * size + 1) },
-        Request::AllGather { send: buffer(DType::F32, 3), recv: buffer(DType::Bf16, 3 * size) },
-        Request::ReduceScatter { send: buffer(DType::I32, 3 * size), recv: buffer(DType::I32, 3), accumulate: true },
+        OwnedCall::all_gather(buffer(DType::F32, 3), buffer(DType::F32, 3 * size + 1)),
+        OwnedCall::all_gather(buffer(DType::F32, 3), buffer(DType::Bf16, 3 * size)),
+        OwnedCall::reduce_scatter(buffer(DType::I32, 3 * size), buffer(DType::I32, 3), true),
     ] {
         match comm.start(request) {
             Err(CommError::Invalid { .. }) => {}

@@ -1,45 +1,26 @@
 //! The meeting protocol of `local` and `shm` under loom: every interleaving of small groups (within a bound on
-//! preemptions), with memory that tells when two ranks touch it at the same time. A ring that a sleeper misses shows as a
+//! preemptions), with memory that tells when two ranks touch it at the same time. A wake-up that a sleeper misses shows as a
 //! rank that waits for ever, which loom reports too.
 //!
 //! The protocol's own source is compiled here over loom's types, so that no build flag is needed:
 //! `cargo test -p zbench-engine --test loom comm`.
 
-/// loom's types in place of those in `comm/sync.rs`.
-mod sync {
-    pub(crate) use loom::cell::UnsafeCell;
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-
-    /// No time passes under loom: only a ring ends the sleep.
-    pub(crate) fn sleep(bell: &AtomicU32, seen: u32, _limit: std::time::Duration) {
-        while bell.load(Ordering::Acquire) == seen {
-            loom::thread::yield_now();
-        }
-    }
-    /// The sleeper looks at the bell itself.
-    pub(crate) fn wake(_bell: &AtomicU32) {}
-    pub(crate) fn pause() {
-        loom::thread::yield_now();
-    }
-    pub(crate) fn spin() {
-        loom::thread::yield_now();
-    }
-}
 // What only the real world asks of it.
 #[allow(dead_code)]
 #[path = "../../src/comm/protocol.rs"]
 mod protocol;
 
+use crate::sync;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, AtomicU64};
-use protocol::{Hall, LEFT, Line, POSTED, Patience, Seat, Slot};
+use protocol::{LEFT, Line, POSTED, RankFlags, Slot, WorldState};
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
 /// What ranks share, and their memory: loom panics when a cell is written while another rank uses it.
 struct World {
-    seats: Vec<Seat>,
+    flags: Vec<RankFlags>,
     ended: AtomicU32,
     slots: Vec<Slot<u64>>,
     memory: Vec<UnsafeCell<u64>>,
@@ -54,11 +35,11 @@ unsafe impl Send for World {}
 impl World {
     /// `depth` calls can be under way.
     fn new(ranks: usize, depth: usize) -> World {
-        let seat = |_| Seat { bell: AtomicU32::new(0), asleep: AtomicU32::new(0), inside: AtomicU32::new(0) };
+        let flags = |_| RankFlags { wakeups: AtomicU32::new(0), asleep: AtomicU32::new(0), inside: AtomicU32::new(0) };
         let slot =
             |_| Slot { word: AtomicU64::new(0), note: AtomicU64::new(0), post: UnsafeCell::new(MaybeUninit::uninit()) };
         World {
-            seats: (0..ranks).map(seat).collect(),
+            flags: (0..ranks).map(flags).collect(),
             ended: AtomicU32::new(0),
             slots: (0..depth * ranks).map(slot).collect(),
             memory: (0..2 * ranks).map(|_| UnsafeCell::new(0)).collect(),
@@ -66,8 +47,8 @@ impl World {
         }
     }
 
-    fn hall(&self) -> Hall<'_> {
-        Hall { seats: &self.seats, ended: &self.ended }
+    fn world(&self) -> WorldState<'_> {
+        WorldState { flags: &self.flags, ended: &self.ended }
     }
 
     fn line(&self) -> Line<'_, u64> {
@@ -90,12 +71,11 @@ impl World {
 
     /// Waits as `Shared` does; false when the world has ended instead.
     fn until(&self, own: usize, ready: impl Fn() -> bool) -> bool {
-        let patience = Patience { spins: 0, pauses: 0 };
         while !ready() {
-            if self.hall().has_ended() {
+            if self.world().has_ended() {
                 return false;
             }
-            let _ = self.hall().rest(own, patience, Duration::MAX, || self.hall().has_ended() || ready());
+            let _ = self.world().wait(own, sync::POLICY, Duration::MAX, || self.world().has_ended() || ready());
         }
         true
     }
@@ -108,7 +88,7 @@ impl World {
         }
         // SAFETY: `vacant` was seen, and every number is posted once.
         unsafe { line.post(sequence, own, post) };
-        self.hall().tell(self.others(own), || line.reached(sequence, POSTED));
+        self.world().tell(self.others(own), || line.reached(sequence, POSTED));
         true
     }
 
@@ -120,7 +100,7 @@ impl World {
     fn advance(&self, own: usize, sequence: u64, stage: u8) {
         let line = self.line();
         line.advance(sequence, own, stage);
-        self.hall().tell(self.others(own), || line.reached(sequence, stage));
+        self.world().tell(self.others(own), || line.reached(sequence, stage));
     }
 
     /// A call with one piece of work on others' memory: all come, work, and wait for all. False when the world ended.
@@ -129,7 +109,7 @@ impl World {
         if !self.post(own, sequence, own as u64) || !self.until(own, || line.reached(sequence, POSTED)) {
             return false;
         }
-        let Some(inside) = self.hall().enter(own) else { return false };
+        let Some(inside) = self.world().enter(own) else { return false };
         work(self.posted(sequence));
         drop(inside);
         self.advance(own, sequence, POSTED + 1);
@@ -140,11 +120,11 @@ impl World {
 
     /// Ends the world and waits until nobody touches memory.
     fn give_up(&self, own: usize) {
-        if self.hall().close() {
-            self.hall().announce();
+        if self.world().close() {
+            self.world().announce();
         }
         for rank in self.others(own) {
-            while !self.hall().outside(rank) {
+            while !self.world().outside(rank) {
                 loom::thread::yield_now();
             }
         }

@@ -5,3 +5,4 @@
 
 mod comm;
 mod pool;
+mod sync;

@@ -5,44 +5,12 @@
 //! The protocol's own source is compiled here over loom's types, so that no build flag is needed:
 //! `cargo test -p zbench-engine --test loom pool`.
 
-/// loom's types in place of those in `kernels/src/pool/sync.rs`.
-mod sync {
-    pub(crate) use loom::cell::UnsafeCell;
-    pub(crate) use loom::sync::atomic::{AtomicU32, Ordering, fence};
-    use loom::sync::{Condvar, Mutex};
-
-    /// Everybody sleeps at once: no time passes under loom.
-    #[derive(Clone, Copy)]
-    pub(crate) struct Patience;
-
-    pub(crate) fn linger(_: Patience, ready: impl Fn() -> bool) -> bool {
-        ready()
-    }
-
-    loom::lazy_static! {
-        /// The kernel's lock on sleepers, and where they lie. One bed for all words: some are woken for nothing.
-        static ref BED: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
-    }
-
-    /// As a futex: looks at the word and lies down in one go, and is woken by [`wake`] alone.
-    pub(crate) fn sleep(word: &AtomicU32, seen: u32) {
-        let bed = BED.0.lock().unwrap();
-        if word.load(Ordering::Relaxed) == seen {
-            drop(BED.1.wait(bed).unwrap());
-        }
-    }
-
-    pub(crate) fn wake(_: &AtomicU32) {
-        let _bed = BED.0.lock().unwrap();
-        BED.1.notify_all();
-    }
-}
 #[path = "../../../kernels/src/pool/team.rs"]
 mod team;
 
+use crate::sync::POLICY;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use sync::Patience;
 use team::Team;
 
 /// A team and memory that loom watches.
@@ -83,7 +51,7 @@ fn model(threads: usize, tasks: usize, preemptions: usize, part: Part, after: fn
             let world = world.clone();
             loom::thread::spawn(move || {
                 let mut seen = 0;
-                while let Some(task) = world.team.next(&mut seen, Patience) {
+                while let Some(task) = world.team.next(&mut seen, POLICY) {
                     part(&world, index, task);
                     world.team.done();
                 }
@@ -94,7 +62,7 @@ fn model(threads: usize, tasks: usize, preemptions: usize, part: Part, after: fn
             // SAFETY: the only leader, and the task before is finished.
             let started = unsafe { world.team.start(Some(task), threads as u32 - 1) };
             part(&world, 0, task);
-            world.team.finish(started, Patience);
+            world.team.finish(started, POLICY);
             after(&world, task);
         }
         // SAFETY: as above.
@@ -127,7 +95,7 @@ fn a_task_runs_between_its_start_and_its_finish() {
 fn three_phases(threads: usize, tasks: usize, preemptions: usize) {
     let part: Part = |world, index, task| {
         let threads = world.cells.len() / 2;
-        let meet = || assert!(world.team.meet(threads as u32, Patience));
+        let meet = || assert!(world.team.meet(threads as u32, POLICY));
         world.write(index, 10 * task + index);
         meet();
         let sum = (0..threads).map(|at| world.read(at)).sum();
@@ -156,7 +124,7 @@ fn one_leaves<const LEAVER: usize, const MEETINGS: usize>(threads: usize, preemp
             if task == 1 && (index, meeting) == (LEAVER, MEETINGS) {
                 return world.team.leave();
             }
-            let whole = world.team.meet(threads as u32, Patience);
+            let whole = world.team.meet(threads as u32, POLICY);
             assert!(whole || task == 1);
             if !whole {
                 return;

@@ -4,6 +4,9 @@
 //! `/proc/<pid>/fd`, so that nothing is left behind however a run ends. A spin lock guards everything in it; what it guards
 //! takes well under a microsecond.
 
+// Counters in memory that several processes map.
+#![allow(unsafe_code)]
+
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{
     MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create, open,
@@ -22,7 +25,7 @@ const ENTRY: usize = 7;
 /// How long a rank waits for the lock. Only a rank that was stopped while it held it takes so long.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Which transfer.
+/// Tells a transfer from all others of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     /// The group, by the number that the board gave it.

@@ -1,85 +1,23 @@
 //! A call under way: the MPI requests it waits for, and what follows when they are complete.
 
+// Calls of MPI's, over buffers that stay until the flight is done.
+#![allow(unsafe_code)]
+
 use super::Group;
 use super::staged::Join;
+use crate::comm::raw::RawSlice;
 use crate::comm::{Call, CommError, Kind, Result};
 use mpi::ffi;
-use std::ops::Range;
 use std::os::raw::{c_int, c_void};
 use std::ptr::NonNull;
-use zbench_kernels::{DType, View, ViewMut};
+use zbench_kernels::{DType, ViewMut};
 
 /// The address of nothing.
 const NOWHERE: usize = 4096;
 
-/// Where a run of elements lies, whoever owns it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
-    pub ptr: *mut u8,
-    pub len: usize,
-    pub dtype: DType,
-}
-
-// SAFETY: an address and a length. Whoever made the run keeps the memory in its place until the flight is done.
-unsafe impl Send for Run {}
-
-impl Run {
-    pub(super) fn of(view: View<'_>) -> Run {
-        Run { ptr: view.ptr().as_ptr(), len: view.len(), dtype: view.dtype() }
-    }
-
-    pub(super) fn of_mut(view: &ViewMut<'_>) -> Run {
-        Run { ptr: view.ptr().as_ptr(), len: view.len(), dtype: view.dtype() }
-    }
-
-    /// The elements of `range`, which is inside.
-    pub(super) fn slice(self, range: Range<usize>) -> Run {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
-        Run { ptr: self.ptr.wrapping_add(range.start * self.dtype.size()), len: range.len(), dtype: self.dtype }
-    }
-
-    /// The `index`-th of `count` equal parts.
-    pub(super) fn part(self, index: usize, count: usize) -> Run {
-        let len = self.len / count;
-        self.slice(index * len..(index + 1) * len)
-    }
-
-    pub(super) fn bytes(self) -> usize {
-        self.len * self.dtype.size()
-    }
-
-    /// As MPI takes it. Where there are no elements the address may be any, and Open MPI's word for "in place" is 1: not that.
-    pub(super) fn address(self) -> *mut c_void {
-        if self.len == 0 { NOWHERE as *mut c_void } else { self.ptr.cast() }
-    }
-
-    /// Copies these elements to another run of the same length, which does not overlap.
-    ///
-    /// # Safety
-    /// Both runs are live, and nobody else uses `to`.
-    pub(super) unsafe fn copy_to(self, to: Run) {
-        assert_eq!(self.bytes(), to.bytes());
-        // SAFETY: the caller's promise, and equal lengths.
-        unsafe { std::ptr::copy_nonoverlapping(self.ptr, to.ptr, self.bytes()) };
-    }
-
-    fn start(self) -> NonNull<u8> {
-        NonNull::new(self.ptr).unwrap_or(NonNull::<u64>::dangling().cast())
-    }
-
-    /// # Safety
-    /// The run is live, and nobody writes it meanwhile.
-    pub(super) unsafe fn view<'a>(self) -> View<'a> {
-        // SAFETY: the caller's promise; runs are made of views, or of aligned staging.
-        unsafe { View::from_raw(self.start(), self.dtype, self.len) }
-    }
-
-    /// # Safety
-    /// The run is live, and nobody else uses it meanwhile.
-    pub(super) unsafe fn view_mut<'a>(self) -> ViewMut<'a> {
-        // SAFETY: as above.
-        unsafe { ViewMut::from_raw(self.start(), self.dtype, self.len) }
-    }
+/// A buffer as MPI takes it. Where there are no elements the address may be any, and Open MPI's word for "in place" is 1: not that.
+pub(super) fn address(run: RawSlice) -> *mut c_void {
+    if run.len == 0 { NOWHERE as *mut c_void } else { run.ptr.as_ptr().cast() }
 }
 
 /// Tags of messages between two ranks. Collectives have none: MPI keeps them apart by their order.
@@ -104,9 +42,9 @@ pub(super) enum Next {
     /// Nothing: the call is complete.
     Done,
     /// The sum becomes an average.
-    Divide(Run),
+    Divide(RawSlice),
     /// The result lies at the front of the staging; afterwards it may have to become an average.
-    CopyTo(Run, bool),
+    CopyTo(RawSlice, bool),
     /// All summands have arrived.
     Join(Join),
 }
@@ -130,7 +68,7 @@ pub(super) struct Flight {
     pub done: bool,
 }
 
-// SAFETY: request handles are used under the world's lock only, and runs as their own comment says.
+// SAFETY: request handles are used under the world's lock only, and slices as RawSlice says.
 unsafe impl Send for Flight {}
 
 impl Flight {
@@ -169,15 +107,15 @@ impl Flight {
     }
 
     /// Memory that lives as long as the flight; asked for once.
-    pub(super) fn stage(&mut self, dtype: DType, len: usize) -> Run {
+    pub(super) fn stage(&mut self, dtype: DType, len: usize) -> RawSlice {
         debug_assert!(self.staging.is_empty(), "staged twice");
         self.staging = vec![0; (len * dtype.size()).div_ceil(8)];
-        Run { ptr: self.staging.as_mut_ptr().cast(), len, dtype }
+        self.staged(dtype, len)
     }
 
-    fn staged(&mut self, dtype: DType, len: usize) -> Run {
+    fn staged(&mut self, dtype: DType, len: usize) -> RawSlice {
         assert!(len * dtype.size() <= self.staging.len() * 8);
-        Run { ptr: self.staging.as_mut_ptr().cast(), len, dtype }
+        RawSlice { ptr: NonNull::from(self.staging.as_mut_slice()).cast(), len, dtype, on_host: true }
     }
 
     /// Adds the request that `post` writes; the call is named in its error.
@@ -198,13 +136,13 @@ impl Flight {
     }
 
     /// Gives a run to a rank, in pieces that MPI can count.
-    pub(super) fn give(&mut self, group: &Group, run: Run, to: usize, tag: c_int) -> Result<()> {
-        for piece in pieces(run, group.settings.largest_count) {
+    pub(super) fn give(&mut self, group: &Group, run: RawSlice, to: usize, tag: c_int) -> Result<()> {
+        for piece in run.pieces(group.settings.largest_count) {
             self.post(group, "MPI_Isend", None, |request| {
-                // SAFETY: the run stays until the flight is done.
+                // SAFETY: the buffers stays until the flight is done.
                 unsafe {
                     let (count, kind) = counted(piece);
-                    ffi::MPI_Isend(piece.address(), count, kind, to as c_int, tag, group.comm.0, request)
+                    ffi::MPI_Isend(address(piece), count, kind, to as c_int, tag, group.comm.0, request)
                 }
             })?;
         }
@@ -212,14 +150,14 @@ impl Flight {
     }
 
     /// Takes a run from a rank, in the pieces that it gives.
-    pub(super) fn take(&mut self, group: &Group, run: Run, from: usize, tag: c_int) -> Result<()> {
+    pub(super) fn take(&mut self, group: &Group, run: RawSlice, from: usize, tag: c_int) -> Result<()> {
         self.wire += if from == group.rank { 0 } else { run.bytes() as u64 };
-        for piece in pieces(run, group.settings.largest_count) {
+        for piece in run.pieces(group.settings.largest_count) {
             self.post(group, "MPI_Irecv", Some(piece.bytes()), |request| {
-                // SAFETY: the run stays until the flight is done, and nobody else uses it.
+                // SAFETY: the buffers stays until the flight is done, and nobody else uses it.
                 unsafe {
                     let (count, kind) = counted(piece);
-                    ffi::MPI_Irecv(piece.address(), count, kind, from as c_int, tag, group.comm.0, request)
+                    ffi::MPI_Irecv(address(piece), count, kind, from as c_int, tag, group.comm.0, request)
                 }
             })?;
         }
@@ -302,7 +240,7 @@ fn divide(mut sum: ViewMut<'_>, count: usize) -> Result<()> {
 }
 
 /// Count and type for moving a run, which MPI need not understand.
-pub(super) fn counted(run: Run) -> (c_int, ffi::MPI_Datatype) {
+pub(super) fn counted(run: RawSlice) -> (c_int, ffi::MPI_Datatype) {
     // SAFETY: constants of the library.
     let kind = unsafe {
         match run.dtype.size() {
@@ -313,12 +251,6 @@ pub(super) fn counted(run: Run) -> (c_int, ffi::MPI_Datatype) {
         }
     };
     (run.len as c_int, kind)
-}
-
-/// The run in pieces of at most `most` elements; an empty one is one piece, so that somebody hears of it.
-pub(super) fn pieces(run: Run, most: usize) -> impl Iterator<Item = Run> {
-    let count = run.len.div_ceil(most).max(1);
-    (0..count).map(move |index| run.slice(index * most..run.len.min((index + 1) * most)))
 }
 
 impl Group {
@@ -338,18 +270,6 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pieces_cover_a_run_once() {
-        let mut data = [0i32; 10];
-        let run = Run::of_mut(&ViewMut::of(&mut data));
-        let lengths = |most| pieces(run, most).map(|piece| piece.len).collect::<Vec<_>>();
-        assert_eq!(lengths(4), [4, 4, 2]);
-        assert_eq!(lengths(10), [10]);
-        assert_eq!(lengths(100), [10]);
-        assert_eq!(pieces(run.slice(3..3), 4).map(|piece| piece.len).collect::<Vec<_>>(), [0]);
-        assert_eq!(pieces(run, 4).nth(2).map(|piece| piece.ptr as usize - run.ptr as usize), Some(32));
-    }
 
     #[test]
     fn calls_under_way_have_tags_of_their_own() {

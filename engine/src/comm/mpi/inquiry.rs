@@ -2,8 +2,11 @@
 //! their answers for a short while: who does not answer is missing, or busy elsewhere. A rank that waits, or that comes late, and
 //! finds such a message gives up too, so that a group ends within one stall limit.
 
+// Calls of MPI's.
+#![allow(unsafe_code)]
+
 use super::flight::{Flight, Tags};
-use super::{Desk, Group};
+use super::{Group, State};
 use crate::comm::CommError;
 use mpi::ffi;
 use std::mem::MaybeUninit;
@@ -106,7 +109,7 @@ impl Group {
 
     /// Gives up in `flight`: tells the others, hears them, and ends the group with what is known. `late` is a rank that comes
     /// when the others have given up.
-    pub(super) fn inquire(&self, desk: &mut Desk, flight: &Flight, late: bool) -> CommError {
+    pub(super) fn inquire(&self, state: &mut State, flight: &Flight, late: bool) -> CommError {
         let own = Answer::waiting(flight);
         if !late {
             self.tell(&own);
@@ -123,7 +126,7 @@ impl Group {
             }
         }
         let error = self.conclude(flight, &answers, late);
-        self.close(desk, error)
+        self.close(state, error)
     }
 
     fn conclude(&self, flight: &Flight, answers: &[Option<Answer>], late: bool) -> CommError {

@@ -23,7 +23,7 @@ mod native;
 mod staged;
 mod world;
 
-use super::{Abandon, Call, CommError, Communicator, Kind, Request, Result, Ticket};
+use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, Result, Ticket};
 use flight::{Flight, Tags};
 use inquiry::Answer;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -63,10 +63,10 @@ struct Group {
     size: usize,
     kernels: Arc<dyn Kernels>,
     settings: Settings,
-    desk: Mutex<Desk>,
+    state: Mutex<State>,
 }
 
-struct Desk {
+struct State {
     /// Calls so far, and among them collectives and exchanges of two.
     calls: u64,
     collectives: u64,
@@ -117,7 +117,7 @@ impl Mpi {
         settings: Settings,
     ) -> Result<Mpi> {
         let (rank, size) = world.place(&comm)?;
-        let desk = Desk {
+        let state = State {
             calls: 0,
             collectives: 0,
             exchanges: 0,
@@ -126,7 +126,7 @@ impl Mpi {
             failed: None,
             last: Instant::now(),
         };
-        let group = Group { world, comm, name, rank, size, kernels, settings, desk: Mutex::new(desk) };
+        let group = Group { world, comm, name, rank, size, kernels, settings, state: Mutex::new(state) };
         Ok(Mpi { group: Arc::new(group) })
     }
 
@@ -147,31 +147,31 @@ impl Mpi {
 }
 
 impl Group {
-    fn desk(&self) -> MutexGuard<'_, Desk> {
+    fn state(&self) -> MutexGuard<'_, State> {
         // What is behind the lock stays whole: a panic inside ends the process's group anyway.
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Posts a call that fits.
     fn begin(&self, call: &mut Call<'_>) -> Result<u64> {
         self.world.check_thread(call.kind.name())?;
-        let mut desk = self.desk();
-        if let Some(error) = &desk.failed {
+        let mut state = self.state();
+        if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        if desk.open.len() >= Tags::IN_FLIGHT {
+        if state.open.len() >= Tags::IN_FLIGHT {
             let reason = format!("{} collectives are under way; wait for some of them first", Tags::IN_FLIGHT);
             return Err(CommError::Invalid { operation: call.kind.name(), reason });
         }
-        let (id, collective) = (desk.calls, call.kind.is_collective());
-        let number = if collective { desk.collectives } else { desk.exchanges };
+        let (id, collective) = (state.calls, call.kind.is_collective());
+        let number = if collective { state.collectives } else { state.exchanges };
         let mut flight = Flight::new(id, number, call, self.size);
         // A rank that has been away for long may come to a group that has given it up: its peers' buffers are not there any more.
-        if desk.last.elapsed() > self.settings.stall / 2 && self.heard() {
-            return Err(self.inquire(&mut desk, &flight, true));
+        if state.last.elapsed() > self.settings.stall / 2 && self.heard() {
+            return Err(self.inquire(&mut state, &flight, true));
         }
-        desk.calls += 1;
-        *(if collective { &mut desk.collectives } else { &mut desk.exchanges }) += 1;
+        state.calls += 1;
+        *(if collective { &mut state.collectives } else { &mut state.exchanges }) += 1;
         let posted = {
             let _mpi = self.world.lock();
             if staged::wanted(self, call) {
@@ -180,8 +180,8 @@ impl Group {
                 native::post(self, &mut flight, call)
             }
         };
-        desk.open.push(flight);
-        posted.map_err(|error| self.fail(&mut desk, error))?;
+        state.open.push(flight);
+        posted.map_err(|error| self.fail(&mut state, error))?;
         Ok(id)
     }
 
@@ -190,45 +190,45 @@ impl Group {
         let begin = Instant::now();
         let mut listened = begin;
         loop {
-            let mut desk = self.desk();
-            if let Some(error) = &desk.failed {
+            let mut state = self.state();
+            if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
-            let Some(asked) = desk.open.iter().position(|flight| flight.id == id) else {
+            let Some(asked) = state.open.iter().position(|flight| flight.id == id) else {
                 let reason = format!("call {id} is not under way");
                 return Err(CommError::Invalid { operation: "wait", reason });
             };
-            self.advance(&mut desk)?;
-            if desk.open[asked].done {
-                let flight = desk.open.swap_remove(asked);
-                desk.wire += flight.wire;
-                desk.last = Instant::now();
+            self.advance(&mut state)?;
+            if state.open[asked].done {
+                let flight = state.open.swap_remove(asked);
+                state.wire += flight.wire;
+                state.last = Instant::now();
                 return Ok(());
             }
             let now = Instant::now();
             let waited = now - begin;
             let listen = now - listened >= LISTEN;
             if waited > self.settings.stall || listen && self.heard() {
-                let flight = desk.open.swap_remove(asked);
-                let error = self.inquire(&mut desk, &flight, false);
+                let flight = state.open.swap_remove(asked);
+                let error = self.inquire(&mut state, &flight, false);
                 std::mem::forget(flight); // MPI may still use its staging.
                 return Err(error);
             }
             if listen {
                 listened = now;
             }
-            drop(desk);
+            drop(state);
             self.pause(waited);
         }
     }
 
     /// Moves every open call forward as far as it goes by itself.
-    fn advance(&self, desk: &mut Desk) -> Result<()> {
+    fn advance(&self, state: &mut State) -> Result<()> {
         let moved = {
             let _mpi = self.world.lock();
-            desk.open.iter_mut().try_for_each(|flight| flight.advance(self))
+            state.open.iter_mut().try_for_each(|flight| flight.advance(self))
         };
-        moved.map_err(|error| self.fail(desk, error))
+        moved.map_err(|error| self.fail(state, error))
     }
 
     fn pause(&self, waited: Duration) {
@@ -242,15 +242,15 @@ impl Group {
     }
 
     /// Ends the group on this rank with the cause, and tells the others.
-    fn fail(&self, desk: &mut Desk, error: CommError) -> CommError {
-        self.tell(&Answer::failed(desk.collectives, &error.to_string()));
-        self.close(desk, error)
+    fn fail(&self, state: &mut State, error: CommError) -> CommError {
+        self.tell(&Answer::failed(state.collectives, &error.to_string()));
+        self.close(state, error)
     }
 
     /// Every later call gets this error. What MPI still uses is never freed.
-    fn close(&self, desk: &mut Desk, error: CommError) -> CommError {
-        std::mem::forget(std::mem::take(&mut desk.open));
-        desk.failed = Some(error.clone());
+    fn close(&self, state: &mut State, error: CommError) -> CommError {
+        std::mem::forget(std::mem::take(&mut state.open));
+        state.failed = Some(error.clone());
         self.world.has_failed();
         error
     }
@@ -264,7 +264,7 @@ impl Group {
 impl Abandon for Group {
     /// MPI cannot take a collective back, so the run ends here.
     fn abandoned(&self, _id: u64) {
-        let failed = self.desk().failed.is_some();
+        let failed = self.state().failed.is_some();
         if !failed {
             let panicked = std::thread::panicking();
             self.abort(&if panicked {
@@ -286,7 +286,7 @@ impl Drop for Mpi {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if self.desk().failed.is_none() {
+        if self.state().failed.is_none() {
             self.world.free(&self.comm);
         }
     }
@@ -310,7 +310,7 @@ impl Communicator for Mpi {
         self.group.finish(sequence)
     }
 
-    fn start(&self, mut request: Request) -> Result<Ticket> {
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let sequence = match self.begin(&mut request.as_call()) {
             Ok(sequence) => sequence,
             Err(error) => {
@@ -323,7 +323,7 @@ impl Communicator for Mpi {
         Ok(Ticket { sequence, request: Some(request), owner: Some(self.group.clone()) })
     }
 
-    fn wait(&self, mut ticket: Ticket) -> Result<Request> {
+    fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
         let invalid = |reason: &str| CommError::Invalid { operation: "wait", reason: reason.into() };
         let own: Arc<dyn Abandon> = self.group.clone();
         if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {
@@ -354,7 +354,7 @@ impl Communicator for Mpi {
         let dense_key = order.iter().position(|other| other == rank).unwrap_or(0);
         let dense_color = asked.iter().position(|(other, _)| *other == color as u64).unwrap_or(0);
         let comm = world.split(&self.group.comm, dense_color, dense_key);
-        let comm = comm.map_err(|error| self.group.fail(&mut self.group.desk(), error))?;
+        let comm = comm.map_err(|error| self.group.fail(&mut self.group.state(), error))?;
         Ok(Box::new(Mpi::new(world.clone(), comm, name.to_owned(), kernels.clone(), *settings)?))
     }
 
@@ -364,7 +364,7 @@ impl Communicator for Mpi {
     }
 
     fn wire_bytes(&self) -> u64 {
-        self.group.desk().wire
+        self.group.state().wire
     }
 
     fn algorithm(&self, kind: Kind, _bytes: u64) -> &'static str {

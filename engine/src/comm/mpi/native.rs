@@ -1,7 +1,11 @@
 //! Calls that MPI carries out itself.
 
+// Calls of MPI's.
+#![allow(unsafe_code)]
+
 use super::Group;
-use super::flight::{Flight, Next, Run, Tags, counted, pieces};
+use super::flight::{Flight, Next, Tags, address, counted};
+use crate::comm::raw::RawSlice;
 use crate::comm::{Call, Kind, ReduceOp, Result};
 use mpi::ffi;
 use std::os::raw::{c_int, c_void};
@@ -39,10 +43,10 @@ fn names(op: ReduceOp, dtype: DType) -> (ffi::MPI_Datatype, ffi::MPI_Op) {
     }
 }
 
-/// Posts a call. `flight` is on the desk when this returns, with an error too.
+/// Posts a call. The caller keeps `flight` after an error, too: MPI may still use its memory.
 pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> Result<()> {
-    let send = call.send.map(Run::of);
-    let recv = call.recv.as_ref().map(Run::of_mut);
+    let send = call.send.map(RawSlice::of);
+    let recv = call.recv.as_ref().map(RawSlice::of_mut);
     let (rank, size) = (group.rank, group.size);
     match (call.kind, send, recv) {
         (Kind::Barrier, ..) => flight.post(group, "MPI_Ibarrier", None, |request| {
@@ -63,8 +67,8 @@ pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> R
             flight.wire += share(group, recv);
             let (from, part) = source(group, flight, send, recv.part(rank, size));
             flight.post(group, "MPI_Iallgather", None, |request| {
-                let ((count, kind), to) = (counted(part), recv.address());
-                // SAFETY: both runs stay until the flight is done, and have as many elements as are said.
+                let ((count, kind), to) = (counted(part), address(recv));
+                // SAFETY: both buffers stay until the flight is done, and have as many elements as are said.
                 unsafe { ffi::MPI_Iallgather(from, count, kind, to, count, kind, group.comm.0, request) }
             })
         }
@@ -78,8 +82,8 @@ pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> R
             flight.wire += share(group, recv);
             flight.post(group, "MPI_Ialltoall", None, |request| {
                 let (count, kind) = counted(recv.part(0, size));
-                let (from, to) = (from.address(), recv.address());
-                // SAFETY: as above; the two runs are apart.
+                let (from, to) = (address(from), address(recv));
+                // SAFETY: as above; the two are apart.
                 unsafe { ffi::MPI_Ialltoall(from, count, kind, to, count, kind, group.comm.0, request) }
             })
         }
@@ -90,11 +94,11 @@ pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> R
                 // SAFETY: the call's own buffers: one read, one written, of equal length.
                 unsafe { send.copy_to(recv) };
             }
-            pieces(recv, group.settings.largest_count).try_for_each(|piece| {
+            recv.pieces(group.settings.largest_count).try_for_each(|piece| {
                 flight.post(group, "MPI_Ibcast", None, |request| {
                     let (count, kind) = counted(piece);
-                    // SAFETY: the run stays until the flight is done.
-                    unsafe { ffi::MPI_Ibcast(piece.address(), count, kind, root as c_int, group.comm.0, request) }
+                    // SAFETY: the buffers stays until the flight is done.
+                    unsafe { ffi::MPI_Ibcast(address(piece), count, kind, root as c_int, group.comm.0, request) }
                 })
             })
         }
@@ -110,12 +114,12 @@ pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> R
 }
 
 /// What a ring's pass over a buffer receives on one rank.
-fn share(group: &Group, whole: Run) -> u64 {
+fn share(group: &Group, whole: RawSlice) -> u64 {
     (whole.bytes() as u64 / group.size as u64) * (group.size as u64 - 1)
 }
 
 /// A copy in the flight's own memory.
-fn copied(flight: &mut Flight, run: Run) -> Run {
+fn copied(flight: &mut Flight, run: RawSlice) -> RawSlice {
     let copy = flight.stage(run.dtype, run.len);
     // SAFETY: the run is the call's own, and the copy has just been made.
     unsafe { run.copy_to(copy) };
@@ -124,35 +128,35 @@ fn copied(flight: &mut Flight, run: Run) -> Run {
 
 /// Where MPI reads this rank's contribution, and which run it is: `send`, or `own` in place, or a copy of it where the library's
 /// way to say "in place" is not known.
-fn source(group: &Group, flight: &mut Flight, send: Option<Run>, own: Run) -> (*const c_void, Run) {
+fn source(group: &Group, flight: &mut Flight, send: Option<RawSlice>, own: RawSlice) -> (*const c_void, RawSlice) {
     match (send, group.world.in_place(group.settings.in_place)) {
-        (Some(send), _) => (send.address().cast_const(), send),
+        (Some(send), _) => (address(send).cast_const(), send),
         (None, Some(in_place)) => (in_place, own),
         (None, None) => {
             let copy = copied(flight, own);
-            (copy.address().cast_const(), copy)
+            (address(copy).cast_const(), copy)
         }
     }
 }
 
-fn all_reduce(group: &Group, flight: &mut Flight, op: ReduceOp, send: Option<Run>, recv: Run) -> Result<()> {
+fn all_reduce(group: &Group, flight: &mut Flight, op: ReduceOp, send: Option<RawSlice>, recv: RawSlice) -> Result<()> {
     let (from, run) = source(group, flight, send, recv);
     let most = group.settings.largest_count;
     let (dtype, name) = names(op, recv.dtype);
-    for (piece, to) in pieces(run, most).zip(pieces(recv, most)) {
+    for (piece, to) in run.pieces(most).zip(recv.pieces(most)) {
         // "In place" is the same word for every piece.
-        let from = if run.ptr == recv.ptr { from } else { piece.address().cast_const() };
+        let from = if run.ptr == recv.ptr { from } else { address(piece).cast_const() };
         flight.post(group, "MPI_Iallreduce", None, |request| {
             let count = to.len as c_int;
-            // SAFETY: both runs stay until the flight is done.
-            unsafe { ffi::MPI_Iallreduce(from, to.address(), count, dtype, name, group.comm.0, request) }
+            // SAFETY: both buffers stay until the flight is done.
+            unsafe { ffi::MPI_Iallreduce(from, address(to), count, dtype, name, group.comm.0, request) }
         })?;
     }
     divide(flight, op, recv);
     Ok(())
 }
 
-fn divide(flight: &mut Flight, op: ReduceOp, run: Run) {
+fn divide(flight: &mut Flight, op: ReduceOp, run: RawSlice) {
     if op == ReduceOp::Avg {
         flight.next = Next::Divide(run);
     }
@@ -163,8 +167,8 @@ fn reduce(
     flight: &mut Flight,
     op: ReduceOp,
     root: usize,
-    send: Option<Run>,
-    recv: Option<Run>,
+    send: Option<RawSlice>,
+    recv: Option<RawSlice>,
 ) -> Result<()> {
     let most = group.settings.largest_count;
     let recv = recv.filter(|_| group.rank == root);
@@ -172,12 +176,12 @@ fn reduce(
     flight.wire += share(group, own) * if recv.is_some() { 2 } else { 1 };
     let (from, run) = source(group, flight, send, own);
     let (dtype, name) = names(op, own.dtype);
-    for (piece, to) in pieces(run, most).zip(pieces(own, most)) {
-        let from = if recv.is_some() && run.ptr == own.ptr { from } else { piece.address().cast_const() };
-        let to = if recv.is_some() { to.address() } else { std::ptr::null_mut() };
+    for (piece, to) in run.pieces(most).zip(own.pieces(most)) {
+        let from = if recv.is_some() && run.ptr == own.ptr { from } else { address(piece).cast_const() };
+        let to = if recv.is_some() { address(to) } else { std::ptr::null_mut() };
         flight.post(group, "MPI_Ireduce", None, |request| {
             let (count, root) = (piece.len as c_int, root as c_int);
-            // SAFETY: the runs stay until the flight is done; only the root's `to` is looked at.
+            // SAFETY: the buffers stay until the flight is done; only the root's `to` is looked at.
             unsafe { ffi::MPI_Ireduce(from, to, count, dtype, name, root, group.comm.0, request) }
         })?;
     }
@@ -188,15 +192,21 @@ fn reduce(
 }
 
 /// In place goes through the staging: MPI would put the result at the front, where other ranks' parts have to stay.
-fn reduce_scatter(group: &Group, flight: &mut Flight, op: ReduceOp, send: Option<Run>, recv: Run) -> Result<()> {
+fn reduce_scatter(
+    group: &Group,
+    flight: &mut Flight,
+    op: ReduceOp,
+    send: Option<RawSlice>,
+    recv: RawSlice,
+) -> Result<()> {
     let whole = send.unwrap_or(recv);
     let to = if send.is_some() { recv } else { flight.stage(recv.dtype, recv.len / group.size) };
     flight.wire += share(group, whole);
     let (dtype, name) = names(op, recv.dtype);
     flight.post(group, "MPI_Ireduce_scatter_block", None, |request| {
-        let (from, count) = (whole.address().cast_const(), to.len as c_int);
-        // SAFETY: both runs stay until the flight is done, and are apart.
-        unsafe { ffi::MPI_Ireduce_scatter_block(from, to.address(), count, dtype, name, group.comm.0, request) }
+        let (from, count) = (address(whole).cast_const(), to.len as c_int);
+        // SAFETY: both buffers stay until the flight is done, and are apart.
+        unsafe { ffi::MPI_Ireduce_scatter_block(from, address(to), count, dtype, name, group.comm.0, request) }
     })?;
     if send.is_some() {
         divide(flight, op, recv);
@@ -206,7 +216,13 @@ fn reduce_scatter(group: &Group, flight: &mut Flight, op: ReduceOp, send: Option
     Ok(())
 }
 
-fn gather(group: &Group, flight: &mut Flight, root: usize, send: Option<Run>, recv: Option<Run>) -> Result<()> {
+fn gather(
+    group: &Group,
+    flight: &mut Flight,
+    root: usize,
+    send: Option<RawSlice>,
+    recv: Option<RawSlice>,
+) -> Result<()> {
     let (rank, size) = (group.rank, group.size);
     let recv = recv.filter(|_| rank == root);
     let own = send.or(recv.map(|whole| whole.part(rank, size)));
@@ -216,16 +232,22 @@ fn gather(group: &Group, flight: &mut Flight, root: usize, send: Option<Run>, re
         return exchange(group, flight, give, |from| recv.map(|whole| whole.part(from, size)));
     }
     flight.wire += recv.map_or(0, |whole| share(group, whole));
-    let to = recv.map_or(std::ptr::null_mut(), Run::address);
+    let to = recv.map_or(std::ptr::null_mut(), address);
     let (from, part) = source(group, flight, send, own);
     flight.post(group, "MPI_Igather", None, |request| {
         let ((count, kind), root) = (counted(part), root as c_int);
-        // SAFETY: both runs stay until the flight is done; only the root's `to` is looked at.
+        // SAFETY: both buffers stay until the flight is done; only the root's `to` is looked at.
         unsafe { ffi::MPI_Igather(from, count, kind, to, count, kind, root, group.comm.0, request) }
     })
 }
 
-fn scatter(group: &Group, flight: &mut Flight, root: usize, send: Option<Run>, recv: Option<Run>) -> Result<()> {
+fn scatter(
+    group: &Group,
+    flight: &mut Flight,
+    root: usize,
+    send: Option<RawSlice>,
+    recv: Option<RawSlice>,
+) -> Result<()> {
     let (rank, size) = (group.rank, group.size);
     let send = send.filter(|_| rank == root);
     let own = recv.or(send.map(|whole| whole.part(rank, size)));
@@ -236,14 +258,14 @@ fn scatter(group: &Group, flight: &mut Flight, root: usize, send: Option<Run>, r
     }
     flight.wire += if rank == root { 0 } else { own.bytes() as u64 };
     let to = match (recv, group.world.in_place(group.settings.in_place)) {
-        (Some(recv), _) => recv.address(),
+        (Some(recv), _) => address(recv),
         (None, Some(in_place)) => in_place.cast_mut(),
-        (None, None) => flight.stage(own.dtype, own.len).address(),
+        (None, None) => address(flight.stage(own.dtype, own.len)),
     };
-    let from = send.map_or(std::ptr::null(), |whole| whole.address().cast_const());
+    let from = send.map_or(std::ptr::null(), |whole| address(whole).cast_const());
     flight.post(group, "MPI_Iscatter", None, |request| {
         let ((count, kind), root) = (counted(own), root as c_int);
-        // SAFETY: both runs stay until the flight is done; only the root's `from` is looked at.
+        // SAFETY: both buffers stay until the flight is done; only the root's `from` is looked at.
         unsafe { ffi::MPI_Iscatter(from, count, kind, to, count, kind, root, group.comm.0, request) }
     })
 }
@@ -252,8 +274,8 @@ fn scatter(group: &Group, flight: &mut Flight, root: usize, send: Option<Run>, r
 pub(super) fn exchange(
     group: &Group,
     flight: &mut Flight,
-    give: impl Fn(usize) -> Option<Run>,
-    take: impl Fn(usize) -> Option<Run>,
+    give: impl Fn(usize) -> Option<RawSlice>,
+    take: impl Fn(usize) -> Option<RawSlice>,
 ) -> Result<()> {
     let tag = Tags::staged(flight.number, 0);
     if let (Some(from), Some(to)) = (give(group.rank), take(group.rank))

@@ -2,15 +2,16 @@
 //! tree in rank order, and passes the result on. Messages go between every two ranks under the call's own tag, so that ranks may
 //! come to the second phase of several calls in different orders.
 
+// Buffers of a call under way, without lifetimes.
+#![allow(unsafe_code)]
+
 use super::Group;
-use super::flight::{Flight, Next, Run, Tags};
+use super::flight::{Flight, Next, Tags};
 use super::native::combines;
+use crate::comm::raw::{RawSlice, reduce_range};
 use crate::comm::{Call, Kind, ReduceOp, Result};
 use std::ops::Range;
 use zbench_kernels::View;
-
-/// Parts of an all-reduce begin at multiples of this many elements.
-const PART_ELEMENTS: usize = 16;
 
 /// Whether a call goes this way. All ranks decide alike, since kind, types and lengths agree.
 pub(super) fn wanted(group: &Group, call: &Call<'_>) -> bool {
@@ -27,9 +28,9 @@ pub(super) struct Join {
     op: ReduceOp,
     accumulate: bool,
     /// The summands of this rank's part, one slot per rank.
-    summands: Run,
+    summands: RawSlice,
     /// Where the part of the result goes.
-    to: Run,
+    to: RawSlice,
     onward: Onward,
 }
 
@@ -37,29 +38,22 @@ pub(super) struct Join {
 enum Onward {
     Nobody,
     /// All ranks, into this run.
-    All(Run),
+    All(RawSlice),
     /// The root; its run, elsewhere the length.
     Root {
         root: usize,
-        whole: Option<Run>,
+        whole: Option<RawSlice>,
         len: usize,
     },
 }
 
-/// The elements that `rank` joins: equal parts, rounded up, so that the last ranks may have less or none.
-fn range(len: usize, rank: usize, size: usize) -> Range<usize> {
-    let part = len.div_ceil(size).next_multiple_of(PART_ELEMENTS);
-    let bound = |r: usize| part.saturating_mul(r).min(len);
-    bound(rank)..bound(rank + 1)
-}
-
 pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> Result<()> {
     let (rank, size) = (group.rank, group.size);
-    let send = call.send.map(Run::of);
-    let recv = call.recv.as_ref().map(Run::of_mut);
+    let send = call.send.map(RawSlice::of);
+    let recv = call.recv.as_ref().map(RawSlice::of_mut);
     let Some(whole) = send.or(recv) else { unreachable!("a reduction without its buffers") };
     let len = whole.len;
-    let part = |rank: usize| range(len, rank, size);
+    let part = |rank: usize| reduce_range(len, rank, size);
     match (call.kind, recv) {
         (Kind::AllReduce { op }, Some(recv)) => {
             let summands = flight.stage(whole.dtype, part(rank).len() * size);
@@ -92,7 +86,7 @@ pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> R
 fn spread(
     group: &Group,
     flight: &mut Flight,
-    whole: Run,
+    whole: RawSlice,
     part: impl Fn(usize) -> Range<usize>,
     join: Join,
 ) -> Result<()> {
@@ -125,27 +119,13 @@ impl Join {
             Onward::Nobody => Ok(()),
             Onward::All(whole) => (1..size).try_for_each(|step| {
                 let (to, from) = ((rank + step) % size, (rank + size - step) % size);
-                flight.take(group, whole.slice(range(whole.len, from, size)), from, tag)?;
+                flight.take(group, whole.slice(reduce_range(whole.len, from, size)), from, tag)?;
                 flight.give(group, self.to, to, tag)
             }),
             Onward::Root { root, whole: None, .. } => flight.give(group, self.to, root, tag),
             Onward::Root { whole: Some(whole), len, .. } => (0..size)
                 .filter(|from| *from != rank)
-                .try_for_each(|from| flight.take(group, whole.slice(range(len, from, size)), from, tag)),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_cover_the_whole_once() {
-        for (len, size) in [(0, 3), (1, 1), (1, 8), (15, 2), (17, 2), (100, 3), (4097, 6)] {
-            let ranges: Vec<_> = (0..size).map(|rank| range(len, rank, size)).collect();
-            assert_eq!((ranges[0].start, ranges[size - 1].end), (0, len), "{len} over {size}");
-            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start), "{len} over {size}");
+                .try_for_each(|from| flight.take(group, whole.slice(reduce_range(len, from, size)), from, tag)),
         }
     }
 }

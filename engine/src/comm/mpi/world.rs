@@ -1,5 +1,8 @@
 //! The MPI library of this process: started once, used by one thread at a time, finalized when nobody needs it any more.
 
+// Calls of MPI's.
+#![allow(unsafe_code)]
+
 use super::super::{CommError, Result};
 use mpi::environment::{initialize_with_threading, library_version, processor_name};
 use mpi::{Threading, ffi};

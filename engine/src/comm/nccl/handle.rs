@@ -1,6 +1,10 @@
 //! A communicator of NCCL, and what can be asked of it. Every call may return while it is still in progress.
 
-use super::api::{Api, Config, IN_PROGRESS, NcclError, RawComm, SUCCESS, UniqueId};
+// Calls of NCCL's.
+#![allow(unsafe_code)]
+
+use super::api::{Api, IN_PROGRESS, NcclError, SUCCESS, UniqueId, nonblocking};
+use cudarc::nccl::sys::{ncclComm, ncclComm_t};
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -11,7 +15,7 @@ pub(super) struct Handle {
     api: Arc<Api>,
     /// NCCL writes it when the communicator has come to be, which may be later: so it stays in its place. Null before, and after
     /// an abort.
-    raw: Box<AtomicPtr<std::ffi::c_void>>,
+    raw: Box<AtomicPtr<ncclComm>>,
 }
 
 fn narrow(what: &'static str, number: usize) -> Result<c_int, NcclError> {
@@ -23,9 +27,9 @@ impl Handle {
     pub(super) fn init(api: &Arc<Api>, id: UniqueId, rank: usize, size: usize) -> Result<Handle, NcclError> {
         let (rank, size) = (narrow("rank", rank)?, narrow("size", size)?);
         let handle = Handle { api: api.clone(), raw: Box::default() };
-        let mut config = Config::nonblocking();
+        let mut config = nonblocking();
         // SAFETY: the output stays in its place as long as the handle, the configuration is read before this returns.
-        let code = unsafe { (api.table.comm_init_rank_config)(handle.raw.as_ptr(), size, id, rank, &mut config) };
+        let code = unsafe { (api.table.comm_init_rank_config)(handle.raw.as_ptr(), size, id.raw(), rank, &mut config) };
         handle.begun("ncclCommInitRankConfig", code)?;
         Ok(handle)
     }
@@ -34,7 +38,7 @@ impl Handle {
     pub(super) fn split(&self, color: usize, key: usize) -> Result<Handle, NcclError> {
         let (color, key) = (narrow("color", color)?, narrow("key", key)?);
         let child = Handle { api: self.api.clone(), raw: Box::default() };
-        let mut config = Config::nonblocking();
+        let mut config = nonblocking();
         // SAFETY: as in `init`; this communicator is live.
         let code = unsafe { (self.api.table.comm_split)(self.raw(), color, key, child.raw.as_ptr(), &mut config) };
         self.begun("ncclCommSplit", code)?;
@@ -45,7 +49,7 @@ impl Handle {
         &self.api
     }
 
-    pub(super) fn raw(&self) -> RawComm {
+    pub(super) fn raw(&self) -> ncclComm_t {
         self.raw.load(Ordering::Acquire)
     }
 
@@ -73,7 +77,7 @@ impl Handle {
     fn number(
         &self,
         call: &'static str,
-        ask: unsafe extern "C" fn(RawComm, *mut c_int) -> c_int,
+        ask: unsafe extern "C" fn(ncclComm_t, *mut c_int) -> c_int,
     ) -> Result<usize, NcclError> {
         let mut number = 0;
         // SAFETY: a live, settled communicator and a live output.
@@ -134,7 +138,7 @@ impl Handle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::nccl::{Driver, Search};
+    use crate::comm::nccl::{Search, load_driver};
     use std::time::{Duration, Instant};
 
     #[test]
@@ -145,7 +149,7 @@ mod tests {
             Err(error) if search == Search::default() => return println!("NOT RUN: {error}"),
             Err(error) => panic!("{error}"),
         };
-        if Driver::load().is_ok() {
+        if load_driver().is_ok() {
             return println!("NOT RUN: there is a driver");
         }
         // The library has to like the configuration, and then find that there is no GPU: at once, or when it is polled.

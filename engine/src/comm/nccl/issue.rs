@@ -1,11 +1,16 @@
 //! A call as NCCL's calls on a stream.
 
-use super::api::{NcclError, op_code, type_code};
+// Calls of NCCL's.
+#![allow(unsafe_code)]
+
+use super::api::{NcclError, data_type, reduction};
 use super::driver::{DriverError, Memory, Stream};
 use super::handle::Handle;
+use crate::comm::raw::RawSlice;
 use crate::comm::{Call, Kind};
 use std::ffi::{c_int, c_void};
-use zbench_kernels::{DType, View, ViewMut};
+use std::ptr::NonNull;
+use zbench_kernels::{DType, ReduceOp};
 
 /// Why a call could not be put on the stream.
 #[derive(Debug, thiserror::Error)]
@@ -18,36 +23,9 @@ pub(super) enum IssueError {
 
 type Result<T, E = IssueError> = std::result::Result<T, E>;
 
-/// A run of elements in device memory.
-#[derive(Clone, Copy)]
-struct Run {
-    address: *mut c_void,
-    len: usize,
-    dtype: DType,
-}
-
-impl Run {
-    fn of(view: View<'_>) -> Run {
-        Run { address: view.ptr().as_ptr().cast(), len: view.len(), dtype: view.dtype() }
-    }
-
-    fn of_mut(view: &ViewMut<'_>) -> Run {
-        Run { address: view.ptr().as_ptr().cast(), len: view.len(), dtype: view.dtype() }
-    }
-
-    fn part(self, index: usize, count: usize) -> Run {
-        let len = self.len / count;
-        let address = self.address.wrapping_byte_add(index * len * self.dtype.size());
-        Run { address, len, ..self }
-    }
-
-    fn bytes(self) -> usize {
-        self.len * self.dtype.size()
-    }
-
-    fn code(self) -> c_int {
-        type_code(self.dtype)
-    }
+/// A buffer's address as NCCL takes it.
+fn address(run: RawSlice) -> *mut c_void {
+    run.ptr.as_ptr().cast()
 }
 
 /// One rank at the point of making a call.
@@ -64,8 +42,8 @@ impl Issue<'_> {
     /// Puts a call on the stream; gives memory that has to live until it is done, if it needs any. The caller has checked the
     /// shapes, and keeps the buffers in their place.
     pub(super) fn issue(&self, call: &mut Call<'_>) -> Result<Option<Memory>> {
-        let send = call.send.map(Run::of);
-        let recv = call.recv.as_ref().map(Run::of_mut);
+        let send = call.send.map(RawSlice::of);
+        let recv = call.recv.as_ref().map(RawSlice::of_mut);
         match (call.kind, send, recv) {
             (Kind::AllToAll, None, Some(recv)) => return self.all_to_all_in_place(recv).map(Some),
             (kind, send, recv) => self.plain(kind, send, recv)?,
@@ -73,7 +51,7 @@ impl Issue<'_> {
         Ok(None)
     }
 
-    fn plain(&self, kind: Kind, send: Option<Run>, recv: Option<Run>) -> Result<(), NcclError> {
+    fn plain(&self, kind: Kind, send: Option<RawSlice>, recv: Option<RawSlice>) -> Result<(), NcclError> {
         let (table, comm, stream) = (&self.handle.api().table, self.handle.raw(), self.stream.handle());
         let (rank, size) = (self.rank, self.size);
         let begun = |call, code| self.handle.begun(call, code);
@@ -84,44 +62,69 @@ impl Issue<'_> {
                 let token = self.token.address() as *mut c_void;
                 // SAFETY: as above; the token has four bytes.
                 begun("ncclAllReduce", unsafe {
-                    (table.all_reduce)(token, token, 1, type_code(DType::I32), 2, comm, stream)
+                    (table.all_reduce)(token, token, 1, data_type(DType::I32), reduction(ReduceOp::Max), comm, stream)
                 })
             }
             (Kind::AllReduce { op }, send, Some(recv)) => {
-                let from = send.unwrap_or(recv).address;
+                let from = address(send.unwrap_or(recv));
                 // SAFETY: as above.
                 begun("ncclAllReduce", unsafe {
-                    (table.all_reduce)(from, recv.address, recv.len, recv.code(), op_code(op), comm, stream)
+                    (table.all_reduce)(
+                        from,
+                        address(recv),
+                        recv.len,
+                        data_type(recv.dtype),
+                        reduction(op),
+                        comm,
+                        stream,
+                    )
                 })
             }
             (Kind::Reduce { op, root }, send, recv) => {
                 let recv = recv.filter(|_| rank == root);
                 let Some(own) = send.or(recv) else { unreachable!("reduce without its buffers") };
-                let to = recv.unwrap_or(own).address;
+                let to = address(recv.unwrap_or(own));
                 // SAFETY: as above; `to` is written on the root only.
                 begun("ncclReduce", unsafe {
-                    (table.reduce)(own.address, to, own.len, own.code(), op_code(op), root as c_int, comm, stream)
+                    (table.reduce)(
+                        address(own),
+                        to,
+                        own.len,
+                        data_type(own.dtype),
+                        reduction(op),
+                        root as c_int,
+                        comm,
+                        stream,
+                    )
                 })
             }
             (Kind::ReduceScatter { op, .. }, send, Some(recv)) => {
                 let (from, to) = send.map_or((recv, recv.part(rank, size)), |send| (send, recv));
                 // SAFETY: as above.
                 begun("ncclReduceScatter", unsafe {
-                    (table.reduce_scatter)(from.address, to.address, to.len, to.code(), op_code(op), comm, stream)
+                    (table.reduce_scatter)(
+                        address(from),
+                        address(to),
+                        to.len,
+                        data_type(to.dtype),
+                        reduction(op),
+                        comm,
+                        stream,
+                    )
                 })
             }
             (Kind::AllGather, send, Some(recv)) => {
                 let from = send.unwrap_or(recv.part(rank, size));
                 // SAFETY: as above.
                 begun("ncclAllGather", unsafe {
-                    (table.all_gather)(from.address, recv.address, from.len, from.code(), comm, stream)
+                    (table.all_gather)(address(from), address(recv), from.len, data_type(from.dtype), comm, stream)
                 })
             }
             (Kind::Broadcast { root }, send, Some(recv)) => {
-                let from = send.filter(|_| rank == root).unwrap_or(recv).address;
+                let from = address(send.filter(|_| rank == root).unwrap_or(recv));
                 // SAFETY: as above; `from` is read on the root only.
                 begun("ncclBroadcast", unsafe {
-                    (table.broadcast)(from, recv.address, recv.len, recv.code(), root as c_int, comm, stream)
+                    (table.broadcast)(from, address(recv), recv.len, data_type(recv.dtype), root as c_int, comm, stream)
                 })
             }
             (Kind::Gather { root }, send, recv) => self.handle.grouped(|| {
@@ -150,21 +153,21 @@ impl Issue<'_> {
         }
     }
 
-    fn give(&self, run: Run, to: usize) -> Result<(), NcclError> {
+    fn give(&self, run: RawSlice, to: usize) -> Result<(), NcclError> {
         let (table, comm, stream) = (&self.handle.api().table, self.handle.raw(), self.stream.handle());
         // SAFETY: as in `plain`.
-        let code = unsafe { (table.send)(run.address, run.len, run.code(), to as c_int, comm, stream) };
+        let code = unsafe { (table.send)(address(run), run.len, data_type(run.dtype), to as c_int, comm, stream) };
         self.handle.begun("ncclSend", code)
     }
 
-    fn take(&self, run: Run, from: usize) -> Result<(), NcclError> {
+    fn take(&self, run: RawSlice, from: usize) -> Result<(), NcclError> {
         let (table, comm, stream) = (&self.handle.api().table, self.handle.raw(), self.stream.handle());
         // SAFETY: as in `plain`.
-        let code = unsafe { (table.recv)(run.address, run.len, run.code(), from as c_int, comm, stream) };
+        let code = unsafe { (table.recv)(address(run), run.len, data_type(run.dtype), from as c_int, comm, stream) };
         self.handle.begun("ncclRecv", code)
     }
 
-    fn exchange(&self, send: Run, recv: Run) -> Result<(), NcclError> {
+    fn exchange(&self, send: RawSlice, recv: RawSlice) -> Result<(), NcclError> {
         let size = self.size;
         self.handle.grouped(|| {
             (0..size).try_for_each(|peer| {
@@ -175,13 +178,14 @@ impl Issue<'_> {
     }
 
     /// NCCL cannot send from where it receives: what is sent is copied aside.
-    fn all_to_all_in_place(&self, recv: Run) -> Result<Memory> {
+    fn all_to_all_in_place(&self, recv: RawSlice) -> Result<Memory> {
         let aside = Memory::new(self.stream.device(), recv.bytes())?;
         if recv.bytes() > 0 {
             // SAFETY: device memory of as many bytes; the caller keeps both until the stream is done.
-            unsafe { self.stream.copy(recv.address as u64, aside.address(), recv.bytes())? };
+            unsafe { self.stream.copy(address(recv) as u64, aside.address(), recv.bytes())? };
         }
-        self.exchange(Run { address: aside.address() as *mut c_void, ..recv }, recv)?;
+        let ptr = NonNull::new(aside.address() as *mut u8).unwrap_or(recv.ptr);
+        self.exchange(RawSlice { ptr, ..recv }, recv)?;
         Ok(aside)
     }
 }

@@ -1,10 +1,8 @@
-//! Finding a shared library at run time, and saying where it was looked for.
+//! Where NCCL is looked for, and in which order.
 
-use libloading::Library;
 use std::ffi::OsString;
-use std::fmt;
-use std::path::{Path, PathBuf};
-use zbench_kernels::cuda::gpu;
+use std::path::PathBuf;
+use zbench_kernels::cuda::gpu::{self, Absent, Attempt, Found, Library};
 
 /// Where to look. The engine reads no environment: the command line passes its variables to [`Search::new`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,21 +11,6 @@ pub struct Search {
     pub explicit: Option<PathBuf>,
     /// Folders to look into before the system's, themselves and their `nvidia/nccl/lib`, as pip lays its packages out.
     pub folders: Vec<PathBuf>,
-}
-
-/// One place that was looked at, and what the system said.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attempt {
-    /// A file, or a name for the system to find.
-    pub place: PathBuf,
-    /// Why it is not the library.
-    pub reason: String,
-}
-
-impl fmt::Display for Attempt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.place.display(), self.reason)
-    }
 }
 
 impl Search {
@@ -57,36 +40,16 @@ impl Search {
     }
 
     /// Opens the first library that opens; else says what was tried.
-    pub(super) fn open(&self, names: &[&str]) -> Result<(Library, PathBuf), Vec<Attempt>> {
+    pub(super) fn open(&self, library: Library) -> Result<Found, Absent> {
         let mut tried = Vec::new();
-        for place in self.places(names) {
-            if let Err(reason) = gpu::whole(&place) {
-                tried.push(Attempt { reason, place });
-                continue;
-            }
-            // SAFETY: opening a library runs its initializers; these are the names of NVIDIA's, or what the user asked for.
-            match unsafe { Library::new(&place) } {
-                Ok(library) => return Ok((library, place)),
-                Err(error) => tried.push(Attempt { reason: words(&error), place }),
+        for place in self.places(library.names()) {
+            match Found::open(library, place) {
+                Ok(found) => return Ok(found),
+                Err((place, reason)) => tried.push(Attempt { place, reason }),
             }
         }
-        Err(tried)
+        Err(Absent::NotFound { library, tried })
     }
-}
-
-/// The loader's own words: the error's source has them.
-fn words(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
-}
-
-/// A function of a library.
-///
-/// # Safety
-/// `T` has to be the function's type.
-pub(super) unsafe fn symbol<T: Copy>(library: &Library, path: &Path, name: &'static str) -> Result<T, Attempt> {
-    // SAFETY: the caller's promise. The pointer outlives the symbol, since the library is never closed.
-    let found = unsafe { library.get::<T>(name) };
-    found.map(|symbol| *symbol).map_err(|error| Attempt { place: path.to_owned(), reason: words(&error) })
 }
 
 #[cfg(test)]

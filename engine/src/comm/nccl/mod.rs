@@ -14,21 +14,22 @@
 //!
 //! NCCL does not tell what it sends: [`Communicator::wire_bytes`] counts what a ring would receive on this rank, as for MPI.
 
+// Memory of a device, and a communicator that threads take turns at.
+#![allow(unsafe_code)]
+
 mod api;
 mod driver;
 mod handle;
-mod hosted;
 mod issue;
 mod loader;
 mod ordered;
 
 pub use api::{Api, NcclError, OLDEST, UniqueId, dotted};
-pub use driver::{Device, Driver, DriverError, Memory, Stream};
-pub use hosted::Hosted;
-pub use loader::{Attempt, Search};
+pub use driver::{Device, DriverError, Memory, Stream, load_driver};
+pub use loader::Search;
 pub use ordered::Ordered;
 
-use super::{Abandon, Call, CommError, Communicator, Kind, Request, Result, Ticket};
+use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, Result, Ticket};
 use driver::Event;
 use handle::Handle;
 use issue::Issue;
@@ -37,7 +38,7 @@ use std::time::{Duration, Instant};
 use zbench_kernels::{DType, ReduceOp, ViewMut};
 
 /// How long the end of a group may take before it is aborted.
-const FAREWELL: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Bytes of the collectives that connect a group: NCCL chooses its ways by size, and connects each at its first use.
 const WARMING: [usize; 2] = [1 << 10, 16 << 20];
@@ -49,7 +50,7 @@ pub struct Nccl {
     prepared: Mutex<Vec<(usize, usize, Nccl)>>,
 }
 
-/// What a rank shares with its tickets. NCCL is called under the lock of `desk` only.
+/// What a rank shares with its tickets. NCCL is called under the lock of `state` only.
 struct Group {
     name: String,
     rank: usize,
@@ -58,15 +59,15 @@ struct Group {
     handle: Handle,
     stream: Stream,
     token: Memory,
-    desk: Mutex<Desk>,
+    state: Mutex<State>,
 }
 
-// SAFETY: NCCL's communicator and the stream may be used by any thread, one at a time; the lock of `desk` sees to that.
+// SAFETY: NCCL's communicator and the stream may be used by any thread, one at a time; the lock of `state` sees to that.
 unsafe impl Send for Group {}
 // SAFETY: as above.
 unsafe impl Sync for Group {}
 
-struct Desk {
+struct State {
     calls: u64,
     wire: u64,
     open: Vec<Started>,
@@ -157,9 +158,9 @@ impl Nccl {
         let (rank, size) = numbers().map_err(|error| invalid(operation, error))?;
         let stream = Stream::new(device).map_err(|error| invalid(operation, error))?;
         let mut token = Memory::new(device, 4).map_err(|error| invalid(operation, error))?;
-        token.write(&[0; 4]).map_err(|error| invalid(operation, error))?;
-        let desk = Mutex::new(Desk { calls: 0, wire: 0, open: Vec::new(), failed: None });
-        let group = Group { name: name.to_owned(), rank, size, stall, handle, stream, token, desk };
+        stream.zero(&mut token).map_err(|error| invalid(operation, error))?;
+        let state = Mutex::new(State { calls: 0, wire: 0, open: Vec::new(), failed: None });
+        let group = Group { name: name.to_owned(), rank, size, stall, handle, stream, token, state };
         Ok(Nccl { group: Arc::new(group), prepared: Mutex::default() })
     }
 
@@ -180,21 +181,21 @@ impl Nccl {
 
     /// A group of those ranks that state the same color, in the order of their keys. All ranks call it.
     fn split_off(&self, color: usize, key: usize, name: &str) -> Result<Nccl> {
-        let mut desk = self.group.desk();
-        if let Some(error) = &desk.failed {
+        let mut state = self.group.state();
+        if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        let (sequence, device) = (desk.calls, self.group.stream.device());
-        desk.calls += 1;
+        let (sequence, device) = (state.calls, self.group.stream.device());
+        state.calls += 1;
         device.enter().map_err(|error| invalid("split", error))?;
         let child = match self.group.handle.split(color, key) {
             Ok(child) => child,
             Err(error @ NcclError::TooLarge { .. }) => return Err(invalid("split", error)),
-            Err(error) => return Err(self.group.fail(&mut desk, "split", sequence, &error)),
+            Err(error) => return Err(self.group.fail(&mut state, "split", sequence, &error)),
         };
         match Nccl::settle(name, child, Some(&self.group.handle), device, self.group.stall) {
             Ok(child) => Ok(child),
-            Err(error) => Err(self.group.fail(&mut desk, "split", sequence, &error)),
+            Err(error) => Err(self.group.fail(&mut state, "split", sequence, &error)),
         }
     }
 
@@ -217,8 +218,8 @@ impl Nccl {
                 self.call(Call::in_place(kind, view))?;
             }
         }
-        let mut desk = self.group.desk();
-        (desk.calls, desk.wire) = (0, 0);
+        let mut state = self.group.state();
+        (state.calls, state.wire) = (0, 0);
         Ok(())
     }
 
@@ -232,7 +233,7 @@ impl Nccl {
     /// # Errors
     /// What NCCL says.
     pub fn device(&self) -> Result<usize, NcclError> {
-        let _desk = self.group.desk();
+        let _desk = self.group.state();
         self.group.handle.device()
     }
 }
@@ -297,74 +298,74 @@ fn ring_bytes(call: &Call<'_>, rank: usize, size: usize) -> u64 {
 }
 
 impl Group {
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts a call on the stream, and gives the mark after it with what has to live until then.
-    fn begin(&self, desk: &mut Desk, call: &mut Call<'_>) -> Result<(Started, Option<Memory>)> {
+    fn begin(&self, state: &mut State, call: &mut Call<'_>) -> Result<(Started, Option<Memory>)> {
         call.check(self.rank, self.size)?;
         refuse(call)?;
-        if let Some(error) = &desk.failed {
+        if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        let (sequence, operation) = (desk.calls, call.kind.name());
-        desk.calls += 1;
+        let (sequence, operation) = (state.calls, call.kind.name());
+        state.calls += 1;
         let wire = ring_bytes(call, self.rank, self.size);
         let Group { handle, stream, rank, size, token, .. } = self;
         let issue = Issue { handle, stream, rank: *rank, size: *size, token };
         let begun = stream.device().enter().map_err(Into::into).and_then(|()| issue.issue(call));
-        let memory = begun.map_err(|error| self.fail(desk, operation, sequence, &error))?;
+        let memory = begun.map_err(|error| self.fail(state, operation, sequence, &error))?;
         // In progress means not on the stream yet: a mark would come before it.
-        self.until(desk, operation, sequence, || Ok(true))?;
-        let mark = stream.mark().map_err(|error| self.fail(desk, operation, sequence, &error))?;
-        desk.wire += wire;
+        self.until(state, operation, sequence, || Ok(true))?;
+        let mark = stream.mark().map_err(|error| self.fail(state, operation, sequence, &error))?;
+        state.wire += wire;
         Ok((Started { sequence, operation, mark }, memory))
     }
 
     /// Polls NCCL and `done` until both are; else ends the group.
     fn until(
         &self,
-        desk: &mut Desk,
+        state: &mut State,
         operation: &'static str,
         sequence: u64,
         done: impl Fn() -> Result<bool, DriverError>,
     ) -> Result<()> {
         let begin = Instant::now();
         loop {
-            let settled = self.handle.is_settled().map_err(|error| self.fail(desk, operation, sequence, &error))?;
-            if settled && done().map_err(|error| self.fail(desk, operation, sequence, &error))? {
+            let settled = self.handle.is_settled().map_err(|error| self.fail(state, operation, sequence, &error))?;
+            if settled && done().map_err(|error| self.fail(state, operation, sequence, &error))? {
                 return Ok(());
             }
             let waited = begin.elapsed();
             if waited > self.stall {
                 let reason =
                     format!("it was not done after {} s; NCCL does not say who did not come", self.stall.as_secs());
-                return Err(self.fail(desk, operation, sequence, &reason));
+                return Err(self.fail(state, operation, sequence, &reason));
             }
             pause(waited);
         }
     }
 
-    fn finish(&self, desk: &mut Desk, started: &Started) -> Result<()> {
-        self.until(desk, started.operation, started.sequence, || started.mark.is_done())
+    fn finish(&self, state: &mut State, started: &Started) -> Result<()> {
+        self.until(state, started.operation, started.sequence, || started.mark.is_done())
     }
 
     /// Aborts the communicator: its kernels end, and nobody uses the buffers any more.
-    fn fail(&self, desk: &mut Desk, operation: &str, sequence: u64, reason: &dyn std::fmt::Display) -> CommError {
+    fn fail(&self, state: &mut State, operation: &str, sequence: u64, reason: &dyn std::fmt::Display) -> CommError {
         let (group, rank) = (self.name.clone(), self.rank);
         let error = CommError::Aborted { group, rank, reason: format!("{operation} number {sequence}: {reason}") };
-        self.end(desk, error.clone());
+        self.end(state, error.clone());
         error
     }
 
-    fn end(&self, desk: &mut Desk, error: CommError) {
-        if desk.failed.is_none() {
-            desk.failed = Some(error);
+    fn end(&self, state: &mut State, error: CommError) {
+        if state.failed.is_none() {
+            state.failed = Some(error);
             let _ = self.stream.device().enter();
             self.handle.abort();
         }
-        desk.open.clear();
+        state.open.clear();
     }
 }
 
@@ -372,9 +373,9 @@ impl Abandon for Group {
     fn abandoned(&self, sequence: u64) {
         let reason =
             if std::thread::panicking() { "panicked" } else { "it did not wait for a collective it had started" };
-        let mut desk = self.desk();
-        if desk.failed.is_none() {
-            self.fail(&mut desk, "call", sequence, &reason);
+        let mut state = self.state();
+        if state.failed.is_none() {
+            self.fail(&mut state, "call", sequence, &reason);
         }
     }
 }
@@ -383,8 +384,8 @@ impl Drop for Group {
     fn drop(&mut self) {
         let _ = self.stream.device().enter();
         let begin = Instant::now();
-        let well = self.desk().failed.is_none() && !std::thread::panicking() && self.handle.finalize().is_ok();
-        while well && begin.elapsed() < FAREWELL {
+        let well = self.state().failed.is_none() && !std::thread::panicking() && self.handle.finalize().is_ok();
+        while well && begin.elapsed() < SHUTDOWN_TIMEOUT {
             match self.handle.is_settled() {
                 Ok(true) => return self.handle.destroy(),
                 Ok(false) => pause(begin.elapsed()),
@@ -413,35 +414,35 @@ impl Communicator for Nccl {
     }
 
     fn call(&self, mut call: Call<'_>) -> Result<()> {
-        let mut desk = self.group.desk();
-        let (started, memory) = self.group.begin(&mut desk, &mut call)?;
-        let result = self.group.finish(&mut desk, &started);
+        let mut state = self.group.state();
+        let (started, memory) = self.group.begin(&mut state, &mut call)?;
+        let result = self.group.finish(&mut state, &started);
         drop(memory); // not before the stream has come past its use, or the kernels have been aborted
         result
     }
 
-    fn start(&self, mut request: Request) -> Result<Ticket> {
-        let mut desk = self.group.desk();
-        let (started, _none) = self.group.begin(&mut desk, &mut request.as_call())?;
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
+        let mut state = self.group.state();
+        let (started, _none) = self.group.begin(&mut state, &mut request.as_call())?;
         let sequence = started.sequence;
-        desk.open.push(started);
+        state.open.push(started);
         Ok(Ticket { sequence, request: Some(request), owner: Some(self.group.clone()) })
     }
 
-    fn wait(&self, mut ticket: Ticket) -> Result<Request> {
+    fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
         let own: Arc<dyn Abandon> = self.group.clone();
         if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {
             return Err(invalid("wait", "the collective was started by another communicator"));
         }
         let request = ticket.request.take().ok_or_else(|| invalid("wait", "the collective was waited for before"))?;
-        let mut desk = self.group.desk();
-        if let Some(error) = &desk.failed {
+        let mut state = self.group.state();
+        if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        let started = desk.open.iter().position(|started| started.sequence == ticket.sequence);
+        let started = state.open.iter().position(|started| started.sequence == ticket.sequence);
         let started = started.ok_or_else(|| invalid("wait", format!("number {} is not under way", ticket.sequence)))?;
-        let started = desk.open.swap_remove(started);
-        self.group.finish(&mut desk, &started)?;
+        let started = state.open.swap_remove(started);
+        self.group.finish(&mut state, &started)?;
         Ok(request)
     }
 
@@ -457,11 +458,11 @@ impl Communicator for Nccl {
     /// Ends this rank's part; the others see it as an error of NCCL or as a stall, since NCCL carries no reasons.
     fn abort(&self, reason: &str) {
         let (group, rank) = (self.group.name.clone(), self.group.rank);
-        self.group.end(&mut self.group.desk(), CommError::Aborted { group, rank, reason: reason.to_owned() });
+        self.group.end(&mut self.group.state(), CommError::Aborted { group, rank, reason: reason.to_owned() });
     }
 
     fn wire_bytes(&self) -> u64 {
-        self.group.desk().wire
+        self.group.state().wire
     }
 }
 

@@ -2,7 +2,7 @@
 //! finds it done. A started collective is carried out where it is started: nothing overlaps with it yet.
 
 use super::Nccl;
-use crate::comm::{Call, CommError, Communicator, Kind, Null, Request, Result, Ticket};
+use crate::comm::{Call, CommError, Communicator, Kind, Null, OwnedCall, Result, Ticket};
 use std::sync::Arc;
 use zbench_kernels::{Kernels, ReduceOp};
 
@@ -20,8 +20,10 @@ impl Ordered {
 
     /// A sum onto what is there, or of another type than what travels: NCCL sums in place of this rank's summand, a kernel does
     /// the rest.
-    fn reduce_scatter(&self, request: &mut Request) -> Result<bool> {
-        let Request::ReduceScatter { send, recv, accumulate } = request else { return Ok(false) };
+    fn reduce_scatter(&self, request: &mut OwnedCall) -> Result<bool> {
+        let OwnedCall { kind: Kind::ReduceScatter { accumulate, .. }, send: Some(send), recv } = request else {
+            return Ok(false);
+        };
         if !*accumulate && send.dtype() == recv.dtype() {
             return Ok(false);
         }
@@ -54,7 +56,8 @@ impl Communicator for Ordered {
         self.inner.call(call)
     }
 
-    fn start(&self, mut request: Request) -> Result<Ticket> {
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
+        request.as_call().check(self.rank(), self.size())?;
         if !self.reduce_scatter(&mut request)? {
             self.call(request.as_call())?;
         }
@@ -62,7 +65,7 @@ impl Communicator for Ordered {
         Null::new(self.rank(), self.size()).start(request)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<Request> {
+    fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
         Null::new(self.rank(), self.size()).wait(ticket)
     }
 

@@ -58,10 +58,10 @@ pub(crate) fn call(
     let stranger = if begins(version) { Missed::Impostor } else { Missed::Stranger };
     known(version).map_err(stranger)?;
     read_until(&mut stream, challenge, until).map_err(mute)?;
-    let door = challenged(&greeting).map_err(Missed::Stranger)?;
+    let acceptor = challenged(&greeting).map_err(Missed::Stranger)?;
     let lost = |error: io::Error| Missed::Refused(format!("it closed the connection ({error})"));
     let own = nonce().map_err(|error| Missed::Refused(format!("/dev/urandom cannot be read ({error})")))?;
-    let (words, proof) = hello.encode(token, at, &door, &own);
+    let (words, proof) = hello.encode(token, at, &acceptor, &own);
     stream.set_nodelay(true).map_err(lost)?;
     stream.write_all(&words).map_err(lost)?;
     let mut bytes = [0; ANSWER_BYTES];

@@ -1,7 +1,7 @@
 //! The first step: rank 0 waits for the others, and the others look for rank 0.
 
+use super::acceptor::{Acceptor, PendingConn};
 use super::caller::{Missed, call};
-use super::door::{Door, Visitor};
 use super::hello::{Answer, Hello, Proof, Purpose, Token, place};
 use super::wire::{End, Wire};
 use super::{MORE_PORTS, Meeting, RendezvousError, dismiss};
@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// How often rank 0 looks at its door, and the shortest and longest time between a rank's calls.
+/// How often rank 0 looks for callers, and the shortest and longest time between a rank's calls.
 const LOOK: Duration = Duration::from_millis(1);
 const CALLS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
@@ -28,7 +28,7 @@ pub(super) fn gather(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
     let (listeners, address, elsewhere) = listen(meeting, deadline)?;
     let failed = |error: io::Error| RendezvousError::Listen { address: address.clone(), reason: error.to_string() };
     let port = listeners[0].local_addr().map_err(failed)?.port();
-    let mut door = Door::new(listeners, token.clone(), known_as(port)).map_err(failed)?;
+    let mut acceptor = Acceptor::new(listeners, token.clone(), known_as(port)).map_err(failed)?;
     let mut lines: Vec<Option<Wire>> = (1..meeting.size).map(|_| None).collect();
     loop {
         if lines.iter().all(Option::is_some) {
@@ -45,13 +45,13 @@ pub(super) fn gather(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
                 missing,
                 size: meeting.size,
                 seconds: meeting.timeout.as_secs(),
-                note: note(elsewhere, &door.into_refusals()),
+                note: note(elsewhere, &acceptor.into_refusals()),
             };
             dismiss(lines.iter_mut().flatten(), &error.to_string());
             return Err(error);
         }
-        for visitor in door.visitors() {
-            if let Err(error) = admit(meeting.size, visitor, token, &mut door, &mut lines) {
+        for conn in acceptor.arrivals() {
+            if let Err(error) = admit(meeting.size, conn, token, &mut acceptor, &mut lines) {
                 dismiss(lines.iter_mut().flatten(), &error.to_string());
                 return Err(error);
             }
@@ -60,29 +60,29 @@ pub(super) fn gather(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
     }
     let lines: Vec<Wire> = lines.into_iter().flatten().collect();
     let local = lines[0].stream().local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip());
-    Ok((lines, local, door.into_refusals()))
+    Ok((lines, local, acceptor.into_refusals()))
 }
 
 /// Lets a rank in, or says why not. An error ends the run: the launch itself is wrong.
 fn admit(
     size: usize,
-    visitor: Visitor,
+    conn: PendingConn,
     token: &Token,
-    door: &mut Door,
+    acceptor: &mut Acceptor,
     lines: &mut [Option<Wire>],
 ) -> Result<(), RendezvousError> {
-    let Hello { purpose, rank, size: theirs, .. } = visitor.hello;
+    let Hello { purpose, rank, size: theirs, .. } = conn.hello;
     let (rank, theirs) = (rank as usize, theirs as usize);
     if theirs != size {
-        door.refuse(visitor, Answer::Size(size as u32));
+        acceptor.refuse(conn, Answer::Size(size as u32));
         return Err(RendezvousError::WorldSize { rank, ours: size, theirs });
     }
     if purpose != Purpose::Meeting {
-        door.refuse(visitor, Answer::Refused("this is where ranks meet, not where they send data".into()));
+        acceptor.refuse(conn, Answer::Refused("this is where ranks meet, not where they send data".into()));
         return Ok(());
     }
     if rank >= size {
-        door.refuse(visitor, Answer::Refused(format!("there is no rank {rank} of {size}")));
+        acceptor.refuse(conn, Answer::Refused(format!("there is no rank {rank} of {size}")));
         return Ok(());
     }
     let taken = match rank.checked_sub(1).and_then(|index| lines[index].as_ref()) {
@@ -92,11 +92,12 @@ fn admit(
     };
     if taken {
         let already = format!("rank {rank} is here already; two processes have the same rank");
-        door.refuse(visitor, Answer::Refused(already));
+        acceptor.refuse(conn, Answer::Refused(already));
         return Ok(());
     }
     // Who goes while it is let in counts as not arrived.
-    lines[rank - 1] = door.welcome(visitor).ok().map(|(stream, proof)| Wire::new(stream, End::Door, token, &proof));
+    lines[rank - 1] =
+        acceptor.welcome(conn).ok().map(|(stream, proof)| Wire::new(stream, End::Acceptor, token, &proof));
     Ok(())
 }
 

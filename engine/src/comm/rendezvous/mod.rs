@@ -5,8 +5,8 @@
 //! travel: who listens at the port, or reads the network, learns nothing that lets it in. What is exchanged afterwards is
 //! authenticated message by message; it is not encrypted.
 
+pub(crate) mod acceptor;
 pub(crate) mod caller;
-pub(crate) mod door;
 mod forming;
 pub(crate) mod hello;
 #[cfg(test)]
@@ -151,13 +151,13 @@ pub struct Rendezvous {
     lines: Vec<Wire>,
     /// The address of this host that faces the others.
     local: IpAddr,
-    people: People,
+    peers: Peers,
     refused: Vec<String>,
 }
 
 /// Who the ranks are.
 #[derive(Debug, Default)]
-struct People {
+struct Peers {
     hosts: Vec<String>,
     pids: Vec<u32>,
     one_host: bool,
@@ -191,13 +191,13 @@ impl Rendezvous {
             // A rank that reads nothing must not hold up an exchange for ever.
             let _ = line.stream().set_write_timeout(Some(timeout.max(Duration::from_millis(1))));
         }
-        let people = People::default();
+        let peers = Peers::default();
         let fresh = nonce().map_err(|error| invalid(&format!("/dev/urandom cannot be read ({error})")))?;
-        let mut met = Rendezvous { rank, size, timeout, token, lines, local, people, refused };
+        let mut met = Rendezvous { rank, size, timeout, token, lines, local, peers, refused };
         let cards = met.exchange(card(&fresh).as_bytes())?;
         // Every rank's card has a random part, so no two meetings with one token have the same keys.
         met.token = met.token.derive("zbench world", &pack(&cards));
-        met.people = People::read(&cards);
+        met.peers = Peers::read(&cards);
         Ok(met)
     }
 
@@ -213,17 +213,17 @@ impl Rendezvous {
 
     /// The host name of each rank.
     pub fn hosts(&self) -> &[String] {
-        &self.people.hosts
+        &self.peers.hosts
     }
 
     /// The process number of each rank, as it sees itself.
     pub fn pids(&self) -> &[u32] {
-        &self.people.pids
+        &self.peers.pids
     }
 
     /// Whether all ranks run under one kernel and see the same processes and network, so that they can share memory.
     pub fn one_host(&self) -> bool {
-        self.people.one_host
+        self.peers.one_host
     }
 
     /// On rank 0, who came to its port and was not let in, and why. On the others, who was at the meeting's ports and spoke as
@@ -275,7 +275,7 @@ impl Rendezvous {
             match heard.and_then(|(kind, blob)| if kind == Kind::Blob { Ok(blob) } else { Err(unclear()) }) {
                 Ok(blob) => blobs.push(blob),
                 Err(error) => {
-                    let host = self.people.hosts.get(rank).cloned().unwrap_or_else(|| peer(&self.lines[rank - 1]));
+                    let host = self.peers.hosts.get(rank).cloned().unwrap_or_else(|| peer(&self.lines[rank - 1]));
                     let lost = RendezvousError::Lost { rank, host, reason: error.to_string() };
                     dismiss(&mut self.lines, &lost.to_string());
                     return Err(lost);
@@ -389,12 +389,12 @@ fn card(fresh: &Nonce) -> String {
     card
 }
 
-impl People {
-    fn read(cards: &[Vec<u8>]) -> People {
+impl Peers {
+    fn read(cards: &[Vec<u8>]) -> Peers {
         let text: Vec<String> = cards.iter().map(|card| String::from_utf8_lossy(card).into_owned()).collect();
         let line = |card: &String, index: usize| printable(card.lines().nth(index).unwrap_or_default().as_bytes());
         let kernel = line(&text[0], 2);
-        People {
+        Peers {
             hosts: text.iter().map(|card| line(card, 0)).collect(),
             pids: text.iter().map(|card| line(card, 1).parse().unwrap_or(0)).collect(),
             one_host: text.len() == 1 || !kernel.is_empty() && text.iter().all(|card| line(card, 2) == kernel),

@@ -113,16 +113,16 @@ fn messages_are_taken_once_in_order_unchanged_and_from_the_other_side() {
         words.iter().map(|_| wire.read(100, Instant::now() + PATIENCE)).collect::<io::Result<Vec<_>>>()
     };
     let both = vec![(Kind::Blob, b"first".to_vec()), (Kind::Dismissal, b"other".to_vec())];
-    assert_eq!(hears(End::Door, &own, &[&first, &other]).unwrap(), both);
-    assert!(hears(End::Door, &own, &[&first, &first]).is_err(), "said again");
-    assert!(hears(End::Door, &own, &[&other, &first]).is_err(), "in another order");
+    assert_eq!(hears(End::Acceptor, &own, &[&first, &other]).unwrap(), both);
+    assert!(hears(End::Acceptor, &own, &[&first, &first]).is_err(), "said again");
+    assert!(hears(End::Acceptor, &own, &[&other, &first]).is_err(), "in another order");
     assert!(hears(End::Caller, &own, &[&first]).is_err(), "sent back");
-    assert!(hears(End::Door, &proof(), &[&first]).is_err(), "of another connection");
+    assert!(hears(End::Acceptor, &proof(), &[&first]).is_err(), "of another connection");
     for at in 0..first.len() {
         let mut changed = first;
         changed[at] ^= 1;
-        assert!(hears(End::Door, &own, &[&changed]).is_err(), "byte {at}");
+        assert!(hears(End::Acceptor, &own, &[&changed]).is_err(), "byte {at}");
     }
-    let error = hears(End::Door, &own, &[&[0, 0xff, 0xff, 0xff, 0xff]]).unwrap_err();
+    let error = hears(End::Acceptor, &own, &[&[0, 0xff, 0xff, 0xff, 0xff]]).unwrap_err();
     assert!(error.to_string().contains("announced 4294967295 bytes"), "{error}");
 }

@@ -22,7 +22,7 @@ pub(super) struct Wire {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Caller,
-    Door,
+    Acceptor,
 }
 
 /// What a message is.

@@ -1,9 +1,12 @@
 //! Collectives that only move: straight from one rank's buffer into another's.
 
-use super::exchange::{CHUNK_BYTES, Exchange};
-use super::raw::Raw;
+// As reduce.rs.
+#![allow(unsafe_code)]
+
+use super::exchange::{CHUNK_BYTES, Exchange, frames};
 use super::reduce::Slots;
 use crate::comm::Result;
+use crate::comm::raw::RawSlice;
 
 /// Up to so many bytes a broadcast goes down a tree, few hops deep; beyond, through a chain that is always full.
 pub(super) const TREE_BYTES: usize = 64 << 10;
@@ -11,13 +14,13 @@ pub(super) const TREE_BYTES: usize = 64 << 10;
 const WINDOW: usize = 4;
 
 /// Copies a rank's own part, which may be there already.
-pub(super) fn keep(own: Raw, to: Raw) {
+pub(super) fn keep(own: RawSlice, to: RawSlice) {
     // SAFETY: both are this call's; equal parts of a buffer are the same run or apart.
     unsafe { own.copy_to(to) };
 }
 
 /// Every rank's part to every rank.
-pub(super) fn all_gather(exchange: &mut Exchange<'_>, own: Raw, recv: Raw) -> Result<()> {
+pub(super) fn all_gather(exchange: &mut Exchange<'_>, own: RawSlice, recv: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();
     for other in exchange.others() {
@@ -30,7 +33,7 @@ pub(super) fn all_gather(exchange: &mut Exchange<'_>, own: Raw, recv: Raw) -> Re
 }
 
 /// Every rank's part to the root. `recv` is the root's.
-pub(super) fn gather(exchange: &mut Exchange<'_>, root: usize, own: Raw, recv: Option<Raw>) -> Result<()> {
+pub(super) fn gather(exchange: &mut Exchange<'_>, root: usize, own: RawSlice, recv: Option<RawSlice>) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();
     match recv {
@@ -50,7 +53,12 @@ pub(super) fn gather(exchange: &mut Exchange<'_>, root: usize, own: Raw, recv: O
 }
 
 /// The root's parts, one to each rank. `send` is the root's.
-pub(super) fn scatter(exchange: &mut Exchange<'_>, root: usize, send: Option<Raw>, own: Option<Raw>) -> Result<()> {
+pub(super) fn scatter(
+    exchange: &mut Exchange<'_>,
+    root: usize,
+    send: Option<RawSlice>,
+    own: Option<RawSlice>,
+) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();
     match (send, own) {
@@ -72,7 +80,7 @@ pub(super) fn scatter(exchange: &mut Exchange<'_>, root: usize, send: Option<Raw
 }
 
 /// The root's buffer to all.
-pub(super) fn broadcast(exchange: &mut Exchange<'_>, root: usize, send: Raw, recv: Raw) -> Result<()> {
+pub(super) fn broadcast(exchange: &mut Exchange<'_>, root: usize, send: RawSlice, recv: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();
     // Places are counted from the root.
@@ -92,7 +100,7 @@ pub(super) fn broadcast(exchange: &mut Exchange<'_>, root: usize, send: Raw, rec
         return exchange.finish();
     }
     exchange.want(member(above));
-    let chunks: Vec<(u32, Raw)> = recv.chunks(CHUNK_BYTES).map(|chunk| (exchange.tag(), chunk)).collect();
+    let chunks: Vec<(u32, RawSlice)> = frames(recv).map(|chunk| (exchange.tag(), chunk)).collect();
     for (came, chunk) in &chunks {
         exchange.recv(member(above), *chunk, *came);
     }
@@ -117,7 +125,7 @@ fn children(place: usize, size: usize) -> Vec<usize> {
 }
 
 /// Part `i` of every rank to rank `i`, from one buffer into another.
-pub(super) fn all_to_all(exchange: &mut Exchange<'_>, send: Raw, recv: Raw) -> Result<()> {
+pub(super) fn all_to_all(exchange: &mut Exchange<'_>, send: RawSlice, recv: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();
     for other in exchange.others() {
@@ -131,7 +139,7 @@ pub(super) fn all_to_all(exchange: &mut Exchange<'_>, send: Raw, recv: Raw) -> R
 
 /// As `all_to_all` in one buffer: a chunk that comes waits in staging until the chunk in its place has left. All ranks take
 /// part in the same order, so that what one waits for the others have already sent for.
-pub(super) fn all_to_all_in_place(exchange: &mut Exchange<'_>, buffer: Raw) -> Result<()> {
+pub(super) fn all_to_all_in_place(exchange: &mut Exchange<'_>, buffer: RawSlice) -> Result<()> {
     let size = exchange.size();
     let part = buffer.len / size;
     let step = (CHUNK_BYTES / buffer.dtype.size()).min(part.max(1));
@@ -161,7 +169,7 @@ pub(super) fn all_to_all_in_place(exchange: &mut Exchange<'_>, buffer: Raw) -> R
 }
 
 /// A frame without payload to and from every rank.
-pub(super) fn barrier(exchange: &mut Exchange<'_>, nothing: Raw) -> Result<()> {
+pub(super) fn barrier(exchange: &mut Exchange<'_>, nothing: RawSlice) -> Result<()> {
     let tag = exchange.tag();
     for other in exchange.others() {
         exchange.send(other, nothing, tag);
@@ -171,7 +179,11 @@ pub(super) fn barrier(exchange: &mut Exchange<'_>, nothing: Raw) -> Result<()> {
 }
 
 /// One buffer to a member, and one from a member, either of which may be absent.
-pub(super) fn pair(exchange: &mut Exchange<'_>, to: Option<(usize, Raw)>, from: Option<(usize, Raw)>) -> Result<()> {
+pub(super) fn pair(
+    exchange: &mut Exchange<'_>,
+    to: Option<(usize, RawSlice)>,
+    from: Option<(usize, RawSlice)>,
+) -> Result<()> {
     let tag = exchange.tag();
     if let Some((from, recv)) = from {
         exchange.want(from);

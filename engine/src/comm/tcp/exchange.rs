@@ -4,7 +4,7 @@ use super::control::timespec;
 use super::frame::{Code, Signature};
 use super::lane::{Broken, Piece, Turn};
 use super::mesh::Mesh;
-use super::raw::Raw;
+use crate::comm::raw::RawSlice;
 use crate::comm::{CommError, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::os::fd::AsFd;
@@ -16,6 +16,11 @@ pub(super) const CHUNK_BYTES: usize = 256 << 10;
 const NAP: Duration = Duration::from_millis(500);
 /// How long a call goes on without any byte moved after the world has ended: what ranks sent before may be on its way.
 const LAST_BYTES: Duration = Duration::from_millis(500);
+
+/// What goes in one frame each.
+pub(super) fn frames(what: RawSlice) -> impl Iterator<Item = RawSlice> {
+    what.pieces(CHUNK_BYTES / what.dtype.size())
+}
 
 /// A call among the members of a group. Frames between two ranks are numbered, and go over the lanes by turns, so that both
 /// sides know which lane carries which frame.
@@ -92,7 +97,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Queues one frame to a member.
-    pub(super) fn send(&mut self, to: usize, what: Raw, tag: u32) {
+    pub(super) fn send(&mut self, to: usize, what: RawSlice, tag: u32) {
         let piece = self.piece(what, tag, true, to);
         if let Some(peer) = &mut self.mesh.peers[self.members[to]] {
             let lane = piece.index as usize % peer.lanes.len();
@@ -101,7 +106,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Queues the place of one frame from a member.
-    pub(super) fn recv(&mut self, from: usize, what: Raw, tag: u32) {
+    pub(super) fn recv(&mut self, from: usize, what: RawSlice, tag: u32) {
         let piece = self.piece(what, tag, false, from);
         if let Some(peer) = &mut self.mesh.peers[self.members[from]] {
             let lane = piece.index as usize % peer.lanes.len();
@@ -110,23 +115,23 @@ impl<'a> Exchange<'a> {
     }
 
     /// As `send`, in as many frames as needed.
-    pub(super) fn send_all(&mut self, to: usize, what: Raw, tag: u32) {
-        what.chunks(CHUNK_BYTES).for_each(|chunk| self.send(to, chunk, tag));
+    pub(super) fn send_all(&mut self, to: usize, what: RawSlice, tag: u32) {
+        frames(what).for_each(|chunk| self.send(to, chunk, tag));
     }
 
     /// As `recv`, in as many frames as needed.
-    pub(super) fn recv_all(&mut self, from: usize, what: Raw, tag: u32) {
-        what.chunks(CHUNK_BYTES).for_each(|chunk| self.recv(from, chunk, tag));
+    pub(super) fn recv_all(&mut self, from: usize, what: RawSlice, tag: u32) {
+        frames(what).for_each(|chunk| self.recv(from, chunk, tag));
     }
 
-    fn piece(&mut self, what: Raw, tag: u32, out: bool, other: usize) -> Piece {
+    fn piece(&mut self, what: RawSlice, tag: u32, out: bool, other: usize) -> Piece {
         let counter = if out { &mut self.given[other] } else { &mut self.taken[other] };
         let (index, offset) = (counter.frames, counter.bytes);
         counter.frames += 1;
         counter.bytes += what.bytes() as u64;
         self.tags[tag as usize] += 1;
         self.open += 1;
-        Piece { at: what.at, len: what.bytes(), index, tag, offset }
+        Piece { at: what.ptr.as_ptr(), len: what.bytes(), index, tag, offset }
     }
 
     /// Tells a member that gives and would hear nothing of this rank else that this rank is in the call.

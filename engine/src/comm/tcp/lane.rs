@@ -1,5 +1,8 @@
 //! One data connection: frames go out and come in by turns, as far as the sockets take and give.
 
+// Frames are read from and written to buffers of the call under way.
+#![allow(unsafe_code)]
+
 use super::frame::{HEADER_BYTES, Header, Signature, checksum};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};

@@ -3,11 +3,12 @@
 use super::TcpOptions;
 use super::frame::Signature;
 use super::lane::Lane;
+use crate::comm::rendezvous::acceptor::Acceptor;
 use crate::comm::rendezvous::caller::{Missed, call};
-use crate::comm::rendezvous::door::Door;
 use crate::comm::rendezvous::hello::{Answer, Hello, Purpose};
 use crate::comm::{CommError, Rendezvous, RendezvousError, Result};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 /// More would only cost descriptors.
@@ -120,12 +121,12 @@ impl Mesh {
     }
 
     /// Room for chunks on their way, kept from call to call.
-    pub(super) fn staging(&mut self, bytes: usize) -> *mut u8 {
+    pub(super) fn staging(&mut self, bytes: usize) -> NonNull<u8> {
         let lines = bytes.div_ceil(64);
         if self.staging.len() < lines {
             self.staging = vec![Line([0; 64]); lines];
         }
-        self.staging.as_mut_ptr().cast()
+        NonNull::from(self.staging.as_mut_slice()).cast()
     }
 
     pub(super) fn peers_mut(&mut self) -> impl Iterator<Item = &mut Peer> {
@@ -158,7 +159,7 @@ pub(super) fn connections(
         reason: error.to_string(),
     };
     let at = addresses[rank].to_string();
-    let mut door = Door::new(vec![listener], meeting.token().clone(), at).map_err(listening)?;
+    let mut acceptor = Acceptor::new(vec![listener], meeting.token().clone(), at).map_err(listening)?;
     loop {
         let absent = |other: &usize| streams[*other].iter().any(Option::is_none);
         let missing: Vec<usize> = (0..size).filter(absent).collect();
@@ -170,15 +171,15 @@ pub(super) fn connections(
             let note = " for data".to_owned();
             return Err(RendezvousError::Missing { address, missing, size, seconds, note });
         }
-        for visitor in door.visitors() {
-            let Hello { purpose, lane, rank: other, size: theirs } = visitor.hello;
+        for conn in acceptor.arrivals() {
+            let Hello { purpose, lane, rank: other, size: theirs } = conn.hello;
             let (other, lane) = (other as usize, usize::from(lane));
             let fits =
                 purpose == Purpose::Data && theirs as usize == size && other > rank && other < size && lane < count;
             if fits {
-                streams[other][lane] = door.welcome(visitor).ok().map(|(stream, _)| stream);
+                streams[other][lane] = acceptor.welcome(conn).ok().map(|(stream, _)| stream);
             } else {
-                door.refuse(visitor, Answer::Refused(format!("rank {rank} expects no such connection")));
+                acceptor.refuse(conn, Answer::Refused(format!("rank {rank} expects no such connection")));
             }
         }
         std::thread::sleep(Duration::from_micros(200));
@@ -188,7 +189,7 @@ pub(super) fn connections(
         let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
         ready.map_err(listening)?;
     }
-    Ok((streams, door.into_refusals()))
+    Ok((streams, acceptor.into_refusals()))
 }
 
 /// Calls a rank that is known to listen, until it answers.

@@ -22,7 +22,6 @@ mod frame;
 mod lane;
 mod mesh;
 mod options;
-mod raw;
 mod reduce;
 mod ring;
 #[cfg(test)]
@@ -30,11 +29,11 @@ mod tests;
 
 pub use options::{Algorithm, TcpOptions};
 
-use super::{Abandon, Call, CommError, Communicator, Kind, ReduceOp, Rendezvous, Request, Result, Ticket};
+use super::raw::RawSlice;
+use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, ReduceOp, Rendezvous, Result, Ticket};
 use exchange::Exchange;
 use frame::{Code, Role, Signature};
 use mesh::Mesh;
-use raw::Raw;
 use reduce::{Deliver, Job};
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -107,8 +106,8 @@ impl Drop for Tcp {
 
 /// What a call's buffers are on this rank, once it is known which is which.
 struct Buffers {
-    send: Option<Raw>,
-    recv: Option<Raw>,
+    send: Option<RawSlice>,
+    recv: Option<RawSlice>,
 }
 
 impl Tcp {
@@ -139,7 +138,7 @@ impl Tcp {
     fn perform(&self, call: &mut Call<'_>) -> Result<(u64, u64)> {
         call.check(self.rank, self.size())?;
         let (sequence, give, take) = self.signatures(call);
-        let buffers = Buffers { send: call.send.map(Raw::of), recv: call.recv.as_ref().map(Raw::of_mut) };
+        let buffers = Buffers { send: call.send.map(RawSlice::of), recv: call.recv.as_ref().map(RawSlice::of_mut) };
         let received =
             self.within(give, take, |exchange, algorithm| self.carry(exchange, call.kind, algorithm, &buffers))?;
         Ok((sequence, received))
@@ -200,7 +199,7 @@ impl Tcp {
     /// Which work a call is. Its buffers fit ([`Call::check`]), so what is not there is not needed.
     fn carry(&self, exchange: &mut Exchange<'_>, kind: Kind, algorithm: Algorithm, buffers: &Buffers) -> Result<()> {
         let (rank, size) = (self.rank, self.size());
-        let nothing = Raw { at: std::ptr::NonNull::<u64>::dangling().as_ptr().cast(), len: 0, dtype: DType::F32 };
+        let nothing = RawSlice::empty();
         let Buffers { send, recv } = *buffers;
         let whole = recv.or(send).unwrap_or(nothing);
         let chosen = self.chosen(kind, algorithm);
@@ -305,14 +304,14 @@ impl Communicator for Tcp {
     }
 
     /// Performs the collective before it returns: bytes move only while the rank is in a call.
-    fn start(&self, mut request: Request) -> Result<Ticket> {
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let (sequence, received) = self.perform(&mut request.as_call())?;
         self.started.borrow_mut().push((sequence, received));
         Ok(Ticket { sequence, request: Some(request), owner: Some(self.owner.clone()) })
     }
 
     /// The bytes of a started collective count from here on.
-    fn wait(&self, mut ticket: Ticket) -> Result<Request> {
+    fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
         let invalid = |reason: &str| CommError::Invalid { operation: "wait", reason: reason.into() };
         let own: Arc<dyn Abandon> = self.owner.clone();
         if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {
@@ -334,7 +333,7 @@ impl Communicator for Tcp {
         let halves = |word: usize| [word as u32, (word as u64 >> 32) as u32];
         let own = [halves(color), halves(key), [next, 0]].concat();
         let mut all = vec![0u32; own.len() * size];
-        let (send, recv) = (Raw::of(View::of(&own)), Raw::of_mut(&ViewMut::of(&mut all)));
+        let (send, recv) = (RawSlice::of(View::of(&own)), RawSlice::of_mut(&ViewMut::of(&mut all)));
         self.within(signature, signature, |exchange, _| copies::all_gather(exchange, send, recv))?;
         let word = |rank: usize, at: usize| u64::from(all[6 * rank + at]) | u64::from(all[6 * rank + at + 1]) << 32;
         let mut places: Vec<usize> = (0..size).filter(|rank| word(*rank, 0) == color as u64).collect();

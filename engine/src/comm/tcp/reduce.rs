@@ -1,16 +1,17 @@
 //! Collectives that combine, by direct exchange: each rank gets one part from all others, combines it as the balanced tree in
 //! rank order, and passes the result on while the next chunk comes in. Bit for bit what ranks in one process get.
 
+// Buffers of a call without lifetimes: one part is summed while another is sent.
+#![allow(unsafe_code)]
+
 use super::exchange::{CHUNK_BYTES, Exchange};
-use super::raw::Raw;
+use crate::comm::raw::{PART_ELEMENTS, RawSlice, reduce_range};
 use crate::comm::{ONE_ROUND_BYTES, ReduceOp, Result};
 use std::ops::Range;
 use zbench_kernels::{Kernels, View};
 
 /// Chunks on their way from each rank at a time.
 const WINDOW: usize = 4;
-/// Parts of an all-reduce begin at multiples of this many elements.
-const PART_ELEMENTS: usize = 16;
 /// Up to so many bytes from all ranks together, a buffer goes whole to the root, or to the other one of two ranks: one round
 /// instead of two.
 const WHOLE_BYTES: usize = 64 << 10;
@@ -34,9 +35,9 @@ pub(super) struct Job<'a> {
     pub accumulate: bool,
     pub deliver: Deliver,
     /// This rank's summand, whole.
-    pub send: Raw,
+    pub send: RawSlice,
     /// `None` on ranks that get nothing.
-    pub recv: Option<Raw>,
+    pub recv: Option<RawSlice>,
 }
 
 impl Job<'_> {
@@ -46,9 +47,7 @@ impl Job<'_> {
         if self.deliver == Deliver::Own {
             return len / size * rank..len / size * (rank + 1);
         }
-        let part = len.div_ceil(size).next_multiple_of(PART_ELEMENTS);
-        let bound = |r: usize| part.saturating_mul(r).min(len);
-        bound(rank)..bound(rank + 1)
+        reduce_range(len, rank, size)
     }
 
     /// Elements of a chunk: several to a part where it is large, so that combining and sending overlap.
@@ -59,14 +58,14 @@ impl Job<'_> {
     }
 
     /// `dst` = (`dst` +) the sources, of which none may lie on `dst`.
-    pub(super) fn combine(&self, sources: &[View<'_>], accumulate: bool, dst: Raw) -> Result<()> {
+    pub(super) fn combine(&self, sources: &[View<'_>], accumulate: bool, dst: RawSlice) -> Result<()> {
         // SAFETY: `dst` is memory of this call which nothing else uses now; the algorithms see to it.
         let dst = unsafe { dst.view_mut() };
         Ok(self.kernels.reduce(self.op, sources, accumulate, dst)?)
     }
 
     /// Whether `dst = dst op x` can be asked of the kernels with `x` as the only source.
-    pub(super) fn adds(&self, dst: Raw) -> bool {
+    pub(super) fn adds(&self, dst: RawSlice) -> bool {
         self.op == ReduceOp::Sum && dst.dtype.is_float()
     }
 }
@@ -112,7 +111,7 @@ fn to_root(exchange: &mut Exchange<'_>, job: &Job<'_>, root: usize) -> Result<()
 }
 
 /// `recv` = the tree over the slots of all ranks, with `own` in place of this rank's.
-fn combine_all(exchange: &Exchange<'_>, job: &Job<'_>, slots: &Slots, own: Raw) -> Result<()> {
+fn combine_all(exchange: &Exchange<'_>, job: &Job<'_>, slots: &Slots, own: RawSlice) -> Result<()> {
     let Some(recv) = job.recv else { return Ok(()) };
     let own = aside(own, recv, slots.get(exchange.rank, own.len));
     let slot = |rank| if rank == exchange.rank { own } else { slots.get(rank, own.len) };
@@ -122,8 +121,8 @@ fn combine_all(exchange: &Exchange<'_>, job: &Job<'_>, slots: &Slots, own: Raw) 
 }
 
 /// A rank's own summand where no result is about to be written: a copy if it lies there.
-pub(super) fn aside(own: Raw, dst: Raw, spare: Raw) -> Raw {
-    if own.at != dst.at {
+pub(super) fn aside(own: RawSlice, dst: RawSlice, spare: RawSlice) -> RawSlice {
+    if own.ptr != dst.ptr {
         return own;
     }
     // SAFETY: the spare is staging of this rank that nothing is received into.
@@ -195,7 +194,13 @@ fn lies_in_slot(deliver: Deliver, rank: usize) -> bool {
 }
 
 /// Combines chunk `j` of this rank's part, which has come from all. Where the result lies.
-fn combine_chunk(exchange: &Exchange<'_>, job: &Job<'_>, slots: &Slots, j: usize, at: Range<usize>) -> Result<Raw> {
+fn combine_chunk(
+    exchange: &Exchange<'_>,
+    job: &Job<'_>,
+    slots: &Slots,
+    j: usize,
+    at: Range<usize>,
+) -> Result<RawSlice> {
     let (rank, size) = (exchange.rank, exchange.size());
     let base = j % WINDOW * size;
     let own = job.send.slice(at.clone());
@@ -221,32 +226,32 @@ fn combine_chunk(exchange: &Exchange<'_>, job: &Job<'_>, slots: &Slots, j: usize
 }
 
 /// The sum of two is the same in either order, so that one of them may lie where the sum goes.
-fn at_most_two_in_place(job: &Job<'_>, size: usize, own: Raw, dst: Raw) -> bool {
-    size == 2 && own.at == dst.at && own.dtype == dst.dtype && job.adds(dst) && !job.accumulate
+fn at_most_two_in_place(job: &Job<'_>, size: usize, own: RawSlice, dst: RawSlice) -> bool {
+    size == 2 && own.ptr == dst.ptr && own.dtype == dst.dtype && job.adds(dst) && !job.accumulate
 }
 
-/// Equal runs of staging.
+/// Staging memory in slices of equal length.
 pub(super) struct Slots {
-    base: Raw,
+    base: RawSlice,
     each: usize,
 }
 
 impl Slots {
     /// `count` slots for what is as long as `like`.
-    pub(super) fn new(exchange: &mut Exchange<'_>, like: Raw, count: usize) -> Slots {
+    pub(super) fn new(exchange: &mut Exchange<'_>, like: RawSlice, count: usize) -> Slots {
         Slots::with(exchange, like, like.len, count)
     }
 
     /// `count` slots of `each` elements.
-    pub(super) fn with(exchange: &mut Exchange<'_>, like: Raw, each: usize, count: usize) -> Slots {
+    pub(super) fn with(exchange: &mut Exchange<'_>, like: RawSlice, each: usize, count: usize) -> Slots {
         let each = each.next_multiple_of(64);
         let len = each * count;
-        let at = exchange.mesh.staging(len * like.dtype.size());
-        Slots { base: Raw { at, len, dtype: like.dtype }, each }
+        let ptr = exchange.mesh.staging(len * like.dtype.size());
+        Slots { base: RawSlice { ptr, len, ..like }, each }
     }
 
     /// The first `len` elements of a slot.
-    pub(super) fn get(&self, index: usize, len: usize) -> Raw {
+    pub(super) fn get(&self, index: usize, len: usize) -> RawSlice {
         self.base.slice(index * self.each..index * self.each + len)
     }
 }

@@ -1,17 +1,20 @@
 //! Ring and recursive halving: fewer partners for each rank, and sums in an order of their own (deterministic, but not that
 //! of one process; partial sums are rounded to the type that travels at every hop).
 
-use super::exchange::{CHUNK_BYTES, Exchange};
-use super::raw::Raw;
+// As reduce.rs.
+#![allow(unsafe_code)]
+
+use super::exchange::{CHUNK_BYTES, Exchange, frames};
 use super::reduce::{Job, Slots};
 use crate::comm::Result;
+use crate::comm::raw::{PART_ELEMENTS, RawSlice};
 use std::ops::Range;
 
 /// Chunks on their way from the left neighbour at a time.
 const WINDOW: usize = 4;
 
 /// All-reduce: every part goes round once to be combined, and once to be known.
-pub(super) fn all_reduce(exchange: &mut Exchange<'_>, job: &Job<'_>, recv: Raw) -> Result<()> {
+pub(super) fn all_reduce(exchange: &mut Exchange<'_>, job: &Job<'_>, recv: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     reduce_scatter(exchange, job, recv.slice(job.part(rank, size)))?;
     all_gather(exchange, &|owner| recv.slice(job.part(owner, size)))
@@ -22,7 +25,7 @@ pub(super) fn all_reduce(exchange: &mut Exchange<'_>, job: &Job<'_>, recv: Raw) 
 /// Parts go in blocks of [`WINDOW`] chunks. Item `i` of the program is a block, a hop and a chunk, in this order; what item
 /// `i` brings is combined and sent on as the frame that the right neighbour expects as its item `i + WINDOW`. So nobody
 /// waits for a neighbour that waits for it.
-pub(super) fn reduce_scatter(exchange: &mut Exchange<'_>, job: &Job<'_>, recv: Raw) -> Result<()> {
+pub(super) fn reduce_scatter(exchange: &mut Exchange<'_>, job: &Job<'_>, recv: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     if size == 1 {
         return super::reduce::direct(exchange, job);
@@ -77,13 +80,13 @@ pub(super) fn reduce_scatter(exchange: &mut Exchange<'_>, job: &Job<'_>, recv: R
 }
 
 /// What each rank has goes round: hop `h` brings the part of the rank `h + 1` to the left.
-pub(super) fn all_gather(exchange: &mut Exchange<'_>, part: &dyn Fn(usize) -> Raw) -> Result<()> {
+pub(super) fn all_gather(exchange: &mut Exchange<'_>, part: &dyn Fn(usize) -> RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
     let sent = exchange.tag();
-    let mut ready: Vec<(u32, Raw)> = Vec::new();
+    let mut ready: Vec<(u32, RawSlice)> = Vec::new();
     for hop in 0..size - 1 {
-        for chunk in part((rank + size - hop - 1) % size).chunks(CHUNK_BYTES) {
+        for chunk in frames(part((rank + size - hop - 1) % size)) {
             let tag = exchange.tag();
             exchange.recv(left, chunk, tag);
             if hop + 1 < size - 1 {
@@ -103,7 +106,7 @@ pub(super) fn all_gather(exchange: &mut Exchange<'_>, part: &dyn Fn(usize) -> Ra
 
 /// All-reduce by halving, then doubling, over the largest power of two of ranks; each of the ranks beyond gives its summand
 /// to a neighbour first and gets the result from it last.
-pub(super) fn recursive(exchange: &mut Exchange<'_>, job: &Job<'_>, buffer: Raw) -> Result<()> {
+pub(super) fn recursive(exchange: &mut Exchange<'_>, job: &Job<'_>, buffer: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     // SAFETY: both are this call's, and nothing is under way yet.
     unsafe { job.send.copy_to(buffer) };
@@ -126,7 +129,7 @@ pub(super) fn recursive(exchange: &mut Exchange<'_>, job: &Job<'_>, buffer: Raw)
     let mut distance = even / 2;
     while distance > 0 {
         let range = kept[kept.len() - 1].clone();
-        let middle = (range.start + (range.len() / 2).next_multiple_of(16)).min(range.end);
+        let middle = (range.start + (range.len() / 2).next_multiple_of(PART_ELEMENTS)).min(range.end);
         let (low, high) = (range.start..middle, middle..range.end);
         let (mine, theirs) = if own & distance == 0 { (low, high) } else { (high, low) };
         let partner = place(own ^ distance);
@@ -154,8 +157,8 @@ pub(super) fn recursive(exchange: &mut Exchange<'_>, job: &Job<'_>, buffer: Raw)
 }
 
 /// `buffer` = `buffer` combined with what a member sends, chunk by chunk.
-fn absorb(exchange: &mut Exchange<'_>, job: &Job<'_>, from: usize, buffer: Raw) -> Result<()> {
-    let chunks: Vec<Raw> = buffer.chunks(CHUNK_BYTES).collect();
+fn absorb(exchange: &mut Exchange<'_>, job: &Job<'_>, from: usize, buffer: RawSlice) -> Result<()> {
+    let chunks: Vec<RawSlice> = frames(buffer).collect();
     let slots = Slots::with(exchange, buffer, CHUNK_BYTES / buffer.dtype.size(), WINDOW + 1);
     let arrived: Vec<u32> = (0..WINDOW).map(|_| exchange.tag()).collect();
     let expect = |exchange: &mut Exchange<'_>, index: usize| {
@@ -182,7 +185,7 @@ fn absorb(exchange: &mut Exchange<'_>, job: &Job<'_>, from: usize, buffer: Raw) 
 }
 
 /// All-gather by doubling, for a power of two of ranks.
-pub(super) fn doubling(exchange: &mut Exchange<'_>, whole: Raw) -> Result<()> {
+pub(super) fn doubling(exchange: &mut Exchange<'_>, whole: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let part = whole.len / size;
     let tag = exchange.tag();

@@ -72,12 +72,13 @@ table! {
 /// CUDA_SUCCESS.
 const SUCCESS: c_int = CUresult::CUDA_SUCCESS as c_int;
 /// What was asked for is not done yet.
-pub(super) const NOT_READY: c_int = CUresult::CUDA_ERROR_NOT_READY as c_int;
+pub const NOT_READY: c_int = CUresult::CUDA_ERROR_NOT_READY as c_int;
 const OUT_OF_MEMORY: c_int = CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int;
 
 /// A loaded driver.
 pub struct Driver {
-    pub(super) table: Table,
+    /// Its functions.
+    pub table: Table,
     path: PathBuf,
     version: i32,
 }
@@ -153,7 +154,10 @@ impl Driver {
     }
 
     /// A code in words.
-    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), DriverError> {
+    ///
+    /// # Errors
+    /// Any code but success.
+    pub fn check(&self, call: &'static str, code: c_int) -> Result<(), DriverError> {
         if code == SUCCESS {
             return Ok(());
         }

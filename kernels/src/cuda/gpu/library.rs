@@ -25,11 +25,13 @@ pub enum Library {
     Nvml,
     /// Ranges for profilers.
     Nvtx,
+    /// Collectives between GPUs. The engine looks for it in places of its own.
+    Nccl,
 }
 
 impl Library {
     /// File names, the best first. The driver's and NVML's have one for all versions.
-    fn names(self) -> &'static [&'static str] {
+    pub fn names(self) -> &'static [&'static str] {
         match self {
             Library::Driver => &["libcuda.so.1", "libcuda.so"],
             Library::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
@@ -37,6 +39,7 @@ impl Library {
             Library::Nvml => &["libnvidia-ml.so.1", "libnvidia-ml.so"],
             // The last is that of toolkits before 12.
             Library::Nvtx => &["libnvtx3interop.so.1", "libnvtx3interop.so", "libnvToolsExt.so.1"],
+            Library::Nccl => &["libnccl.so.2", "libnccl.so"],
         }
     }
 
@@ -73,6 +76,10 @@ impl Library {
             Library::Nvtx => {
                 "Install it (`pip install nvidia-nvtx`) and set ZBENCH_CUDA_LIBS to the folder of the Python packages"
             }
+            Library::Nccl => {
+                "Install it (`pip install nvidia-nccl-cu13`, or a system package that has libnccl.so.2) and set ZBENCH_NCCL_LIB \
+                 to the file, or ZBENCH_CUDA_LIBS to the folder of the Python packages"
+            }
         }
     }
 }
@@ -85,6 +92,7 @@ impl fmt::Display for Library {
             Library::CublasLt => "cuBLASLt",
             Library::Nvml => "NVML",
             Library::Nvtx => "NVTX",
+            Library::Nccl => "NCCL",
         })
     }
 }
@@ -116,7 +124,11 @@ pub enum Absent {
         tried: Vec<Attempt>,
     },
     /// What was found is not it, or not all of it.
-    #[error("{} has no function {symbol}, so it is not {library} that zbench can use: {reason}", path.display())]
+    #[error(
+        "{} has no function {symbol}, so it is not {}{library} that zbench can use: {reason}",
+        path.display(),
+        if *library == Library::Nccl { "an " } else { "" }
+    )]
     MissingSymbol {
         /// Which library it should be.
         library: Library,
@@ -218,9 +230,9 @@ impl Search {
             }
         }
         for name in names {
-            match open(Path::new(name)) {
-                Ok(handle) => return Ok(Found { library, handle, path: PathBuf::from(name) }),
-                Err(reason) => tried.push(Attempt { place: name.into(), reason }),
+            match Found::open(library, PathBuf::from(name)) {
+                Ok(found) => return Ok(found),
+                Err((place, reason)) => tried.push(Attempt { place, reason }),
             }
         }
         for root in usual {
@@ -252,9 +264,13 @@ fn open_below(library: Library, names: &[&str], root: &Path, tried: &mut Vec<Att
             files += 1;
             // The loader takes a path for a name where it has no slash.
             let path = std::path::absolute(&path).unwrap_or(path);
-            match companions(library, folder).and_then(|()| open(&path)) {
-                Ok(handle) => return Some(Found { library, handle, path }),
-                Err(reason) => tried.push(Attempt { place: path, reason }),
+            let opened = match companions(library, folder) {
+                Ok(()) => Found::open(library, path),
+                Err(reason) => Err((path, reason)),
+            };
+            match opened {
+                Ok(found) => return Some(found),
+                Err((place, reason)) => tried.push(Attempt { place, reason }),
             }
         }
     }
@@ -298,7 +314,7 @@ fn open(path: &Path) -> Result<ManuallyDrop<Handle>, String> {
 ///
 /// # Errors
 /// It was cut off. What is no file, or no library, is left to the loader.
-pub fn whole(path: &Path) -> Result<(), String> {
+fn whole(path: &Path) -> Result<(), String> {
     // Opening a pipe would wait for its writer.
     if !path.is_file() {
         return Ok(());
@@ -340,7 +356,7 @@ fn words(error: &libloading::Error) -> String {
 }
 
 /// A library that was opened.
-pub(super) struct Found {
+pub struct Found {
     library: Library,
     handle: ManuallyDrop<Handle>,
     /// The file, or the name under which the system found it.
@@ -348,6 +364,17 @@ pub(super) struct Found {
 }
 
 impl Found {
+    /// A library in a file, or under a name for the system to find.
+    ///
+    /// # Errors
+    /// The loader's own words.
+    pub fn open(library: Library, path: PathBuf) -> Result<Found, (PathBuf, String)> {
+        match open(&path) {
+            Ok(handle) => Ok(Found { library, handle, path }),
+            Err(reason) => Err((path, reason)),
+        }
+    }
+
     /// A function.
     ///
     /// # Safety
@@ -363,7 +390,7 @@ impl Found {
 }
 
 /// Codes come as numbers: what a newer library returns need not be among those that cudarc knows.
-pub(super) trait Returned {
+pub trait Returned {
     /// What the table's functions return.
     type As;
 }
@@ -386,7 +413,9 @@ macro_rules! table {
         own { $($own:ident = $symbol:literal ($($given:ty),*) -> $back:ty;)* }
         $(lately { $($late:ident = $late_twin:ident ($($late_argument:ty),*) -> $late_result:ty;)* })?
     ) => {
-        pub(super) struct $table {
+        /// The functions, by names of our own.
+        #[allow(missing_docs)]
+        pub struct $table {
             $(pub $field: unsafe extern "C" fn($($argument),*) -> <$result as $crate::cuda::gpu::library::Returned>::As,)*
             $(pub $own: unsafe extern "C" fn($($given),*) -> $back,)*
             $($(
@@ -402,7 +431,11 @@ macro_rules! table {
         $($(const _: unsafe fn($($late_argument),*) -> $late_result = $late_twin;)*)?
 
         impl $table {
-            fn resolve(found: &$crate::cuda::gpu::library::Found) -> Result<$table, $crate::cuda::gpu::library::Absent> {
+            /// Finds all functions.
+            ///
+            /// # Errors
+            /// One is missing.
+            pub fn resolve(found: &$crate::cuda::gpu::library::Found) -> Result<$table, $crate::cuda::gpu::library::Absent> {
                 // SAFETY: the types are cudarc's, as the constants above show, or those of the vendor's header; codes are
                 // numbers of 32 bits.
                 Ok(unsafe {
@@ -424,7 +457,7 @@ pub(super) use table;
 ///
 /// # Safety
 /// Null, or a string that ends in a zero and is not changed meanwhile.
-pub(super) unsafe fn string(text: *const c_char) -> Option<String> {
+pub unsafe fn string(text: *const c_char) -> Option<String> {
     // SAFETY: the caller's promise.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned())
 }

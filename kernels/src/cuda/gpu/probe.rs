@@ -130,7 +130,10 @@ impl Driver {
     }
 
     /// The handle of a device.
-    pub(super) fn device(&self, ordinal: c_int) -> Result<CUdevice, DriverError> {
+    ///
+    /// # Errors
+    /// There is none of this number.
+    pub fn device(&self, ordinal: c_int) -> Result<CUdevice, DriverError> {
         let mut device = 0;
         // SAFETY: a live output.
         self.check("cuDeviceGet", unsafe { (self.table.device_get)(&mut device, ordinal) })?;

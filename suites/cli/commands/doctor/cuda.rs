@@ -14,7 +14,7 @@ fn why_absent(absent: &Absent) -> String {
 
 /// The same for NCCL, which is tried under every name in every folder: only existing files are named.
 fn why_no_nccl(error: &NcclError) -> String {
-    let NcclError::NotFound { tried } = error else { return error.to_string() };
+    let NcclError::Absent(Absent::NotFound { tried, .. }) = error else { return error.to_string() };
     let found: Vec<String> = tried.iter().filter(|attempt| attempt.place.is_file()).map(ToString::to_string).collect();
     if found.is_empty() { "no".into() } else { format!("no: {}", found.join("; ")) }
 }

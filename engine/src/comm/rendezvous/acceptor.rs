@@ -18,7 +18,7 @@ const AT_ONCE: usize = 64;
 const MAX_NOTES: usize = 100;
 
 /// Listens, and reads the hellos of all callers side by side without waiting for any.
-pub(crate) struct Door {
+pub(crate) struct Acceptor {
     listeners: Vec<TcpListener>,
     pending: Vec<Pending>,
     token: Token,
@@ -39,7 +39,7 @@ struct Pending {
 }
 
 /// A caller that knows the token.
-pub(crate) struct Visitor {
+pub(crate) struct PendingConn {
     pub stream: TcpStream,
     pub from: SocketAddr,
     pub hello: Hello,
@@ -70,12 +70,12 @@ impl Refusals {
     }
 }
 
-impl Door {
+impl Acceptor {
     /// Listens at all of the addresses, which callers know as `at`.
-    pub(crate) fn new(listeners: Vec<TcpListener>, token: Token, at: String) -> io::Result<Door> {
+    pub(crate) fn new(listeners: Vec<TcpListener>, token: Token, at: String) -> io::Result<Acceptor> {
         listeners.iter().try_for_each(|listener| listener.set_nonblocking(true))?;
         let challenges = (token.derive("zbench challenges", &nonce()?), 0);
-        Ok(Door { listeners, pending: Vec::new(), token, at, challenges, refusals: Refusals::default() })
+        Ok(Acceptor { listeners, pending: Vec::new(), token, at, challenges, refusals: Refusals::default() })
     }
 
     pub(crate) fn into_refusals(self) -> Vec<String> {
@@ -83,9 +83,9 @@ impl Door {
     }
 
     /// Takes new connections and what has come on those that are open; does not wait.
-    pub(crate) fn visitors(&mut self) -> Vec<Visitor> {
+    pub(crate) fn arrivals(&mut self) -> Vec<PendingConn> {
         self.accept();
-        let mut visitors = Vec::new();
+        let mut arrivals = Vec::new();
         for mut caller in std::mem::take(&mut self.pending) {
             match caller.read() {
                 Ok(false) if caller.since.elapsed() < HELLO_TIME => self.pending.push(caller),
@@ -95,7 +95,7 @@ impl Door {
                 }
                 Ok(true) => match Hello::decode(&caller.bytes, &self.token, &self.at, &caller.nonce) {
                     Ok((hello, proof)) => {
-                        visitors.push(Visitor { stream: caller.stream, from: caller.from, hello, proof });
+                        arrivals.push(PendingConn { stream: caller.stream, from: caller.from, hello, proof });
                     }
                     Err(reason) => {
                         let said = excerpt(&caller.bytes);
@@ -110,25 +110,25 @@ impl Door {
                 }
             }
         }
-        visitors
+        arrivals
     }
 
-    /// Closes a visitor's connection with the reason.
-    pub(crate) fn refuse(&mut self, mut visitor: Visitor, reason: Answer) {
+    /// Closes a connection with the reason.
+    pub(crate) fn refuse(&mut self, mut conn: PendingConn, reason: Answer) {
         let text = match &reason {
             Answer::Refused(text) => text.clone(),
-            Answer::Size(size) => format!("its world has {} ranks, this one {size}", visitor.hello.size),
+            Answer::Size(size) => format!("its world has {} ranks, this one {size}", conn.hello.size),
             Answer::Welcome => "welcome".into(),
         };
-        self.refusals.note(visitor.from, &format!("rank {}: {text}", visitor.hello.rank));
-        let _ = visitor.stream.write_all(&reason.encode(&self.token, &visitor.proof));
+        self.refusals.note(conn.from, &format!("rank {}: {text}", conn.hello.rank));
+        let _ = conn.stream.write_all(&reason.encode(&self.token, &conn.proof));
     }
 
-    /// Lets a visitor in. The stream blocks from now on.
-    pub(crate) fn welcome(&mut self, mut visitor: Visitor) -> io::Result<(TcpStream, Proof)> {
-        visitor.stream.set_nonblocking(false)?;
-        visitor.stream.write_all(&Answer::Welcome.encode(&self.token, &visitor.proof))?;
-        Ok((visitor.stream, visitor.proof))
+    /// Accepts a caller. Its stream blocks from now on.
+    pub(crate) fn welcome(&mut self, mut conn: PendingConn) -> io::Result<(TcpStream, Proof)> {
+        conn.stream.set_nonblocking(false)?;
+        conn.stream.write_all(&Answer::Welcome.encode(&self.token, &conn.proof))?;
+        Ok((conn.stream, conn.proof))
     }
 
     fn accept(&mut self) {

@@ -1,44 +1,44 @@
-//! A communicator of a device's buffers for buffers of the host: every call carries them there and back. For checks, and for
-//! the few words that ranks exchange outside of steps.
+//! A communicator of a device's buffers for buffers of the host: every call copies them to the device and back. For checks, and
+//! for the few words that ranks exchange outside of steps.
 
 use super::link::LinkUse;
-use super::{Call, CommError, Communicator, Kind, Request, Result, Ticket};
+use super::{Call, CommError, Communicator, Kind, OwnedCall, Result, Ticket};
 use std::cell::RefCell;
 use std::sync::Arc;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, View};
 
-/// Carries host buffers to the device of its kernels; buffers that lie there already are used where they are.
-pub struct Carried {
+/// Stages host buffers in the memory of its kernels' device; buffers that lie there already are used where they are.
+pub struct HostStaged {
     inner: Box<dyn Communicator>,
     kernels: Arc<dyn Kernels>,
     arena: Arena,
     /// What was started with host buffers, by its number.
-    started: RefCell<Vec<(u64, Request)>>,
+    started: RefCell<Vec<(u64, OwnedCall)>>,
 }
 
-impl Carried {
+impl HostStaged {
     /// `inner`, whose buffers are memory of the kernels' device, for host buffers; the device's copies lie in `arena`.
-    pub fn new(inner: Box<dyn Communicator>, kernels: Arc<dyn Kernels>, arena: Arena) -> Carried {
-        Carried { inner, kernels, arena, started: RefCell::default() }
+    pub fn new(inner: Box<dyn Communicator>, kernels: Arc<dyn Kernels>, arena: Arena) -> HostStaged {
+        HostStaged { inner, kernels, arena, started: RefCell::default() }
     }
 
     fn room(&self, dtype: DType, len: usize) -> Result<Buffer> {
         let none = |error: zbench_kernels::OutOfMemory| CommError::Invalid {
-            operation: "carrying",
+            operation: "host staging",
             reason: error.to_string(),
         };
         self.arena.alloc(Category::Communication, dtype, len).map_err(none)
     }
 
     /// A copy of host elements on the device.
-    fn carried(&self, view: View<'_>) -> Result<Buffer> {
+    fn staged(&self, view: View<'_>) -> Result<Buffer> {
         let mut there = self.room(view.dtype(), view.len())?;
         self.kernels.upload(view, there.view_mut())?;
         Ok(there)
     }
 }
 
-impl Communicator for Carried {
+impl Communicator for HostStaged {
     fn rank(&self) -> usize {
         self.inner.rank()
     }
@@ -62,8 +62,8 @@ impl Communicator for Carried {
         if !on_host {
             return self.inner.call(Call { kind, send, recv });
         }
-        let sent = send.map(|view| self.carried(view)).transpose()?;
-        let mut received = recv.as_ref().map(|view| self.carried(view.as_view())).transpose()?;
+        let sent = send.map(|view| self.staged(view)).transpose()?;
+        let mut received = recv.as_ref().map(|view| self.staged(view.as_view())).transpose()?;
         let (send, there) = (sent.as_ref().map(Buffer::view), received.as_mut().map(Buffer::view_mut));
         self.inner.call(Call { kind, send, recv: there })?;
         if let (Some(there), Some(view)) = (&received, recv) {
@@ -72,41 +72,30 @@ impl Communicator for Carried {
         Ok(())
     }
 
-    fn start(&self, request: Request) -> Result<Ticket> {
-        let on_host = |buffer: &Buffer| buffer.view().is_on_host();
-        let twin = match &request {
-            Request::AllGather { send, recv } if on_host(send) => {
-                Request::AllGather { send: self.carried(send.view())?, recv: self.carried(recv.view())? }
-            }
-            Request::ReduceScatter { send, recv, accumulate } if on_host(send) => {
-                let (send, recv) = (self.carried(send.view())?, self.carried(recv.view())?);
-                Request::ReduceScatter { send, recv, accumulate: *accumulate }
-            }
-            Request::AllReduce { buffer } if on_host(buffer) => {
-                Request::AllReduce { buffer: self.carried(buffer.view())? }
-            }
-            _ => return self.inner.start(request),
-        };
+    fn start(&self, request: OwnedCall) -> Result<Ticket> {
+        if !request.recv.view().is_on_host() {
+            return self.inner.start(request);
+        }
+        let send = request.send.as_ref().map(|send| self.staged(send.view())).transpose()?;
+        let twin = OwnedCall { kind: request.kind, send, recv: self.staged(request.recv.view())? };
         let ticket = self.inner.start(twin)?;
         self.started.borrow_mut().push((ticket.sequence, request));
         Ok(ticket)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<Request> {
+    fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
         let sequence = ticket.sequence;
-        let mut twin = self.inner.wait(ticket)?;
+        let twin = self.inner.wait(ticket)?;
         let mut started = self.started.borrow_mut();
         let Some(at) = started.iter().position(|(number, _)| *number == sequence) else { return Ok(twin) };
         let (_, mut request) = started.swap_remove(at);
-        if let (Some(there), Some(view)) = (twin.as_call().recv, request.as_call().recv) {
-            self.kernels.download(there.as_view(), view)?;
-        }
+        self.kernels.download(twin.recv.view(), request.recv.view_mut())?;
         Ok(request)
     }
 
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
         let inner = self.inner.split(color, key, name)?;
-        Ok(Box::new(Carried::new(inner, self.kernels.clone(), self.arena.clone())))
+        Ok(Box::new(HostStaged::new(inner, self.kernels.clone(), self.arena.clone())))
     }
 
     fn abort(&self, reason: &str) {

@@ -1,18 +1,19 @@
 //! What a rank of a world that shares memory keeps of its calls under way.
 
-use super::board::{Board, EAGER_BYTES, Party};
+use super::board::{Board, CallGroup, EAGER_BYTES};
 use super::call::{Call, Kind};
 use super::cause;
-use super::moves::{Raw, SCRATCH_WORDS, Seen, Spot, What};
+use super::moves::{BufferRef, SCRATCH_WORDS, Seen, What};
+use super::raw::RawSlice;
 use super::space::Bounce;
 use std::sync::Arc;
 use zbench_kernels::cuda::machine::Mark;
 
 /// What a rank works with; everything is used again from call to call.
-pub(super) struct Desk {
+pub(super) struct PendingCalls {
     pub(super) open: Vec<Open>,
-    /// The next number of each party's calls.
-    pub(super) numbers: Vec<(Party, u64)>,
+    /// The next number of each group's calls.
+    pub(super) numbers: Vec<(CallGroup, u64)>,
     /// Calls that came to their end and are not asked for yet.
     pub(super) finished: Vec<Finished>,
     /// Where the members' buffers of the call being worked on lie.
@@ -25,7 +26,7 @@ pub(super) struct Desk {
 
 /// A call under way.
 pub(super) struct Open {
-    pub(super) party: Party,
+    pub(super) group: CallGroup,
     pub(super) sequence: u64,
     /// The stage this rank has reached.
     pub(super) stage: u8,
@@ -41,7 +42,7 @@ pub(super) struct Open {
 
 /// A call that came to its end.
 pub(super) struct Finished {
-    pub(super) party: Party,
+    pub(super) group: CallGroup,
     pub(super) sequence: u64,
     /// Bytes that it moved.
     pub(super) moved: u64,
@@ -52,17 +53,17 @@ pub(super) struct Finished {
 /// What a rank waits for: all members at this stage of a call.
 #[derive(Clone, Copy)]
 pub(super) struct Wait {
-    pub(super) party: Party,
+    pub(super) group: CallGroup,
     pub(super) sequence: u64,
     pub(super) stage: u8,
     pub(super) operation: &'static str,
 }
 
-impl Desk {
-    pub(super) fn new() -> Desk {
-        Desk {
+impl PendingCalls {
+    pub(super) fn new() -> PendingCalls {
+        PendingCalls {
             open: Vec::new(),
-            numbers: vec![(Party::All, 0)],
+            numbers: vec![(CallGroup::All, 0)],
             finished: Vec::new(),
             seen: Vec::new(),
             scratch: vec![0; SCRATCH_WORDS].into(),
@@ -73,7 +74,7 @@ impl Desk {
 
     pub(super) fn waits(&self) -> impl Iterator<Item = Wait> {
         self.open.iter().map(|open| Wait {
-            party: open.party,
+            group: open.group,
             sequence: open.sequence,
             stage: open.stage,
             operation: operation(open.what),
@@ -88,12 +89,12 @@ pub(super) fn operation(what: What) -> &'static str {
     }
 }
 
-pub(super) fn by_address(raw: Raw) -> Spot {
-    Spot { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype, on_host: raw.on_host }
+pub(super) fn by_address(raw: RawSlice) -> BufferRef {
+    BufferRef { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype, on_host: raw.on_host }
 }
 
 /// Bytes that this rank writes beside its post, when the call is small enough for that on all ranks.
-pub(super) fn eager_bytes(kind: Kind, rank: usize, size: usize, send: Raw, recv: Raw) -> Option<usize> {
+pub(super) fn eager_bytes(kind: Kind, rank: usize, size: usize, send: RawSlice, recv: RawSlice) -> Option<usize> {
     if !(send.on_host && recv.on_host) {
         return None;
     }
@@ -111,10 +112,12 @@ pub(super) fn eager_bytes(kind: Kind, rank: usize, size: usize, send: Raw, recv:
 }
 
 /// Buffers as the collective uses them, in place or not: what this rank gives, and where it wants the result.
-pub(super) fn buffers(call: &Call<'_>, rank: usize, size: usize) -> (Raw, Raw) {
-    let send = call.send.map(Raw::of);
-    let recv = call.recv.as_ref().map(Raw::of_mut);
-    let both = |send: Option<Raw>, recv: Option<Raw>| (send.unwrap_or(Raw::none()), recv.unwrap_or(Raw::none()));
+pub(super) fn buffers(call: &Call<'_>, rank: usize, size: usize) -> (RawSlice, RawSlice) {
+    let send = call.send.map(RawSlice::of);
+    let recv = call.recv.as_ref().map(RawSlice::of_mut);
+    let both = |send: Option<RawSlice>, recv: Option<RawSlice>| {
+        (send.unwrap_or(RawSlice::empty()), recv.unwrap_or(RawSlice::empty()))
+    };
     match call.kind {
         Kind::AllReduce { .. } | Kind::AllToAll => both(send.or(recv), recv),
         Kind::ReduceScatter { .. } if send.is_none() => both(recv, recv.map(|whole| whole.part(rank, size))),
