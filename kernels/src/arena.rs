@@ -1,3 +1,5 @@
+#![allow(unsafe_code, reason = "buffers are addresses in a region")]
+
 use crate::GRANULE_BYTES;
 use crate::cuda::machine::Machine;
 use crate::ledger::{Category, Ledger, Swing, footprint};

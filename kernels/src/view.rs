@@ -1,3 +1,5 @@
+#![allow(unsafe_code, reason = "views are addresses with a length")]
+
 use crate::{DType, Element, KernelError};
 use std::marker::PhantomData;
 use std::ops::Range;

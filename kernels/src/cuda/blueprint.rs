@@ -1,5 +1,7 @@
 //! A machine that is only described: kernels for it say what scratch they would need, and run nothing. For planning.
 
+#![allow(unsafe_code, reason = "methods of machines that take addresses")]
+
 use super::machine::{
     Address, Arguments, Facts, Launch, Machine, MachineError, Mark, PRODUCT_WORKSPACE, Queue, Result,
 };

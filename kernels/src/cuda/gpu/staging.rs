@@ -1,5 +1,7 @@
 //! The way between a slice of the host and the device: through pinned memory, so that copies run while the host goes on.
 
+#![allow(unsafe_code, reason = "functions of the CUDA driver")]
+
 use super::{Event, Gpu, Pinned};
 use crate::cuda::machine::{Address, Mark, Result};
 use cudarc::driver::sys::CUstream;
