@@ -7,7 +7,8 @@ use zbench_config::{Context, Document, grid};
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
 use zbench_engine::model::{self, Layout, Part};
-use zbench_engine::plan::{Plan, Planner};
+use zbench_engine::plan::Plan;
+use zbench_engine::planner::Planner;
 
 fn cells(file: &str) -> Vec<Cell> {
     let document = Document::read(&root().join("configs").join(file), &[]).unwrap();

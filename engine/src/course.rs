@@ -3,12 +3,12 @@
 use crate::config::Cell;
 use crate::error::StepError;
 use crate::guard::Guard;
-use crate::outcome::{Evaluated, Happening, Moment, Saved, Step};
+use crate::outcome::{Evaluated, Happening, Moment, Report, Saved, Step};
 use crate::rank::Rank;
 use crate::save::{SaveError, SaveOptions, try_folder};
+use crate::saver::Saver;
 use crate::trace::{Tracer, Tracing};
-use crate::train::Report;
-use crate::training_state::{Saver, StateError};
+use crate::training_state::StateError;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How a run is told to stop, and whom it tells of itself.

@@ -1,15 +1,16 @@
 //! Evaluations: the loss on sequences that are not trained on, by forward alone. It is no part of a step: its time, its
 //! collectives and its operations are counted nowhere, and training does not see it.
 
+use crate::actions::{Action, Looks};
 use crate::comm::Communicator;
 use crate::config::Evaluation;
 use crate::error::{Result, StepError};
-use crate::executor::{Executor, Spans};
+use crate::executor::Executor;
 use crate::layers::prepacked::Prepacked;
 use crate::meter::Meter;
 use crate::outcome::{Evaluated, Span};
-use crate::plan::{Action, Looks};
 use crate::rank::Rank;
+use crate::span::Spans;
 use crate::trace::{StepTrace, What};
 use std::time::Instant;
 use zbench_kernels::{Buffer, Category, DType, Kernels, View, ViewMut};

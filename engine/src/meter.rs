@@ -1,8 +1,7 @@
 //! A stopwatch that books every moment of a step under one span, so that spans add up to the step.
 
-use crate::executor::Spans;
-use crate::outcome::Span;
-use crate::plan::Action;
+use crate::actions::Action;
+use crate::span::{Span, Spans};
 use crate::trace::{Entry, Recording};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -9,7 +9,7 @@ use crate::data::Source;
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError, Machines, Seat};
 use crate::mesh::Mesh;
-use crate::outcome::{Cause, Failure, Happening, Probe, RankReport, Run, Step};
+use crate::outcome::{Cause, Failure, Happening, Probe, Report, Run, Step};
 use crate::plan::Plan;
 use crate::rank::{Inputs, Rank};
 use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER};
@@ -19,9 +19,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::info_span;
 use zbench_kernels::{Arena, Kernels, Ledger};
-
-/// What a rank that came to its end has to report: its numbers, and what computed.
-pub type Report = (RankReport, String);
 
 /// Runs a cell on all ranks, which are threads. `on_step` is called by rank 0 after each step.
 pub fn train(cell: &Cell, plan: &Plan, on_step: &(dyn Fn(&Step) + Sync)) -> Result<Run, Failure> {

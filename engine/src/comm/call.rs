@@ -1,6 +1,8 @@
 //! What ranks ask of each other: one value for every collective, so that each backend and wrapper has one way in.
 
-use super::{Result, check};
+mod check;
+
+use super::Result;
 use zbench_kernels::{Buffer, DType, ReduceOp, View, ViewMut};
 
 /// The collectives, by NCCL's meanings. `n` is the number of ranks, `part` an n-th of a buffer in rank order.

@@ -6,7 +6,6 @@
 mod board;
 mod call;
 mod cause;
-mod check;
 pub mod compose;
 mod host_staged;
 pub mod link;
@@ -29,8 +28,8 @@ mod tcp;
 pub use call::{Call, Kind, OwnedCall, Shape};
 pub use host_staged::HostStaged;
 pub use local::group;
-pub use metered::Metered;
-pub(crate) use metered::Totals;
+pub use metered::{Metered, Traffic};
+pub(crate) use metered::{Seen, Totals};
 pub use null::{Collective, CollectiveLog, Null};
 pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 pub use shared::Shared;

@@ -1,33 +1,17 @@
 //! What each action of a plan does.
 
 use super::{Executor, Flags, TokenSource, Tokens};
+use crate::actions::Action;
 use crate::error::{Result, StepError};
 use crate::layers::{HeadGrads, HeadWeights};
 use crate::loss_scale::LossScaler;
 use crate::model::Weights;
-use crate::outcome::Span;
-use crate::plan::Action;
 use crate::recorder::Phase;
 use crate::schedule::learning_rate;
 use crate::shard::Said;
+use crate::span::{Span, Spans};
 use std::time::Instant;
 use zbench_kernels::Buffer;
-
-/// Who is told what the time of a step goes to.
-pub trait Spans {
-    /// What follows is this.
-    fn enter(&mut self, span: Span);
-
-    /// What follows belongs to this action, from the next span on.
-    fn during(&mut self, action: Option<Action>);
-}
-
-/// Nobody: for dry runs.
-impl Spans for () {
-    fn enter(&mut self, _: Span) {}
-
-    fn during(&mut self, _: Option<Action>) {}
-}
 
 /// What came of a step's gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]

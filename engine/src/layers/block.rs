@@ -16,7 +16,7 @@ use super::norm::Norm;
 pub use crate::config::Kept;
 use crate::config::{AttentionKind, Positions};
 use crate::error::Result;
-use crate::model::Weights;
+use crate::layers::Weights;
 use zbench_kernels::{Act, Buffer};
 
 /// The sizes of a block, and what of its mathematics is not seen in its tensors.

@@ -3,7 +3,7 @@
 use super::exec::Exec;
 use super::norm::Norm;
 use crate::error::Result;
-use crate::model::{Grads, Place, Weights};
+use crate::layers::{Grads, Place, Weights};
 use zbench_kernels::{AddRows, Buffer, DType, Op, View};
 
 /// `x[t] = norm(scale * table[ids[t]] + positions[t % seq])`; where sequences hold several documents, the position is the

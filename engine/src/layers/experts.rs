@@ -6,7 +6,7 @@
 use super::exec::Exec;
 use super::linear::LinearSpec;
 use crate::error::Result;
-use crate::model::{Grads, Weights};
+use crate::layers::{Grads, Weights};
 use zbench_kernels::{Buffer, Category, Combine, DType, Grouped, GroupedGemm, Op, Route, Slots, View, ViewMut};
 
 /// Which experts a block has, and how tokens come to them.

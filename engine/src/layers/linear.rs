@@ -1,11 +1,17 @@
 //! A linear layer, with or without a bias and an adapter.
 
-use super::adapter::{AdapterSpec, Factors};
+mod factors;
+mod magnitude;
+mod matrix;
+
+pub use factors::Factors;
+pub use magnitude::Magnitude;
+
+use super::adapter::AdapterSpec;
 use super::exec::{Exec, product_forward, product_input, product_weight};
-use super::magnitude::Magnitude;
 use super::prepacked;
 use crate::error::Result;
-use crate::model::{Grads, Part, Place, Weights};
+use crate::layers::{Grads, Part, Place, Weights};
 use zbench_kernels::{AddRows, DType, Op, Packed, View, ViewMut};
 
 /// `y = x W^T (+ b) (+ scale * dropout(x) A^T B^T)`, or with factors on x or y.

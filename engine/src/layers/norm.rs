@@ -3,7 +3,7 @@
 use super::exec::Exec;
 use crate::config::NormKind;
 use crate::error::Result;
-use crate::model::{Grads, Place, Weights};
+use crate::layers::{Grads, Place, Weights};
 use zbench_kernels::{Buffer, DType, LayerNorm, Op, RmsNorm, View, ViewMut};
 
 /// A norm over vectors of `cols`.

@@ -1,11 +1,13 @@
 //! The model as units and as layers: which tensors there are, in which unit, and which layer reads them.
 
 mod builder;
+mod forms;
 mod stored;
 mod unit;
 
+pub use crate::layers::{Grads, Part, Place, Weights};
 pub use stored::{Rows, Run, Stored};
-pub use unit::{Flat, Grads, Init, Part, Place, Tensor, Unit, Weights, is_adapter, stream_of};
+pub use unit::{Flat, Init, Tensor, Unit, is_adapter, stream_of};
 
 pub(crate) use crate::hf::fused_in;
 

@@ -2,46 +2,9 @@
 //! frozen ones, one of frozen matrices in few bits; a tensor is a place in one of them.
 
 use super::Stored;
-use crate::layers::prepacked::Prepacked;
+use crate::layers::{Part, Place};
 use std::ops::Range;
-use zbench_kernels::{GRANULE_BYTES, Packed, View, ViewMut};
-
-/// Which flat buffer of a unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// With gradients and optimizer state.
-    Trainable,
-    /// Without.
-    Frozen,
-    /// Frozen matrices in few bits; its elements are bytes.
-    Quantised,
-}
-
-impl Part {
-    /// How many there are.
-    pub const COUNT: usize = 3;
-
-    /// All of them, in the order in which they are gathered.
-    pub const ALL: [Part; Part::COUNT] = [Part::Trainable, Part::Frozen, Part::Quantised];
-}
-
-/// Where a tensor lies in its unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Which flat.
-    pub part: Part,
-    /// First element.
-    pub start: usize,
-    /// Elements.
-    pub len: usize,
-}
-
-impl Place {
-    /// The elements of the flat.
-    pub fn range(&self) -> Range<usize> {
-        self.start..self.start + self.len
-    }
-}
+use zbench_kernels::{GRANULE_BYTES, Packed};
 
 /// How a fresh tensor is filled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -210,57 +173,6 @@ impl Unit {
             }
             Some((run, decays))
         })
-    }
-}
-
-/// A unit's weights, gathered.
-#[derive(Clone, Copy, Debug)]
-pub struct Weights<'a> {
-    /// The trainable flat.
-    pub trainable: View<'a>,
-    /// The frozen flat.
-    pub frozen: View<'a>,
-    /// The flat of frozen matrices in few bits.
-    pub quantised: View<'a>,
-    /// Forms of its matrices that products read, where they are kept.
-    pub prepacked: Option<&'a Prepacked>,
-}
-
-impl<'a> Weights<'a> {
-    /// One tensor; of a matrix in few bits its record.
-    pub fn get(&self, place: &Place) -> View<'a> {
-        match place.part {
-            Part::Trainable => self.trainable.slice(place.range()),
-            Part::Frozen => self.frozen.slice(place.range()),
-            Part::Quantised => self.quantised.slice(place.range()),
-        }
-    }
-}
-
-/// The gradients of a unit's trainable flat, whole.
-#[derive(Debug)]
-pub struct Grads<'a>(pub ViewMut<'a>);
-
-impl Grads<'_> {
-    /// One tensor's gradient; `None` when it is frozen.
-    pub fn get(&mut self, place: &Place) -> Option<ViewMut<'_>> {
-        (place.part == Part::Trainable).then(|| self.0.slice_mut(place.range()))
-    }
-
-    /// The gradients of a weight and of the bias that lies behind it; `None` when they are frozen or there is none.
-    pub fn pair(&mut self, weight: &Place, bias: Option<&Place>) -> (Option<ViewMut<'_>>, Option<ViewMut<'_>>) {
-        let Some(bias) = bias.filter(|bias| bias.part == Part::Trainable && bias.start == weight.start + weight.len)
-        else {
-            return (self.get(weight), None);
-        };
-        let both = self.0.reborrow().into_slice(weight.start..bias.start + bias.len);
-        let (weight, bias) = both.split_at(weight.len);
-        (Some(weight), Some(bias))
-    }
-
-    /// The same gradients, lent for a shorter time.
-    pub fn reborrow(&mut self) -> Grads<'_> {
-        Grads(self.0.reborrow())
     }
 }
 

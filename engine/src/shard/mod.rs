@@ -4,20 +4,19 @@
 mod gradients;
 mod optimizer;
 mod params;
+mod placement;
 
 pub use gradients::Gradients;
 pub use optimizer::{Clip, Losses, Moments, Optimizer, Said};
 pub use params::Params;
+pub use placement::{home_dtype, share, slotted};
 
-use crate::comm::{Metered, Totals};
+use crate::comm::{Metered, Seen, Totals, Traffic};
 use crate::config::{Cell, Precision};
 use crate::device::Device;
 use crate::mesh::{Mesh, Place, Split};
 use crate::model::{Layout, Part, Unit};
-use crate::outcome::Traffic;
-use crate::plan;
 use crate::strategy::Sharding;
-use crate::trace::Seen;
 use std::ops::{Deref, Range};
 use zbench_kernels::{Category, DType};
 
@@ -51,12 +50,12 @@ impl Holding {
             part,
             padded,
             home: place.range(sharding.parameters, padded),
-            dtype: plan::home_dtype(cell, part),
-            owned: place.range(plan::share(sharding, part), padded),
+            dtype: placement::home_dtype(cell, part),
+            owned: place.range(placement::share(sharding, part), padded),
             chunk: place.range(Split::World, padded),
             gradients: place.range(sharding.gradients, padded),
-            slotted: plan::slotted(cell, sharding, part),
-            slot: plan::slot_dtype(cell, part),
+            slotted: placement::slotted(cell, sharding, part),
+            slot: placement::slot_dtype(cell, part),
         }
     }
 }
@@ -85,7 +84,7 @@ impl State {
             (unit.flat(part).len > 0).then(|| Holding::new(cell, &sharding, &place, unit, part))
         };
         let holdings = layout.units.iter().map(|unit| Part::ALL.map(|part| holding(unit, part))).collect();
-        let slots = plan::slot_category(&sharding);
+        let slots = placement::slot_category(&sharding);
         let stoppable = cell.checkpoint.is_some();
         State { holdings, place, sharding, precision: cell.precision, slots, stoppable }
     }

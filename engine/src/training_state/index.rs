@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use zbench_kernels::DType;
 
 /// The file that makes a folder a checkpoint.
-pub(super) const INDEX: &str = "index.json";
+pub(crate) const INDEX: &str = "index.json";
 const FORMAT: &str = "zbench-training-checkpoint";
 const VERSION: u64 = 1;
 
@@ -216,7 +216,7 @@ mod dtype_name {
 
 /// Writes JSON whose checksum stands in it: on the first line the checksum, on the second what it is of. The file is on the
 /// disk when this returns. Returns the checksum.
-pub(super) fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<u32> {
+pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<u32> {
     let failed = |source| StateError::io("write", path, source);
     let text = serde_json::to_string(value).map_err(|error| failed(error.into()))?;
     let sum = crc32fast::hash(text.as_bytes());
@@ -231,7 +231,7 @@ fn enclosed(sum: u32, text: &str) -> String {
 }
 
 /// Reads what `write_json` wrote, and its checksum.
-pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<(T, u32)> {
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<(T, u32)> {
     const MOST_BYTES: u64 = 4 << 30;
     let failed = |source| StateError::io("read", path, source);
     // Asked before opening: opening a pipe would wait for its writer.
@@ -259,7 +259,7 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<(T, u32)> {
 }
 
 /// The index of a checkpoint.
-pub(super) fn read_index(dir: &Path) -> Result<Index> {
+pub(crate) fn read_index(dir: &Path) -> Result<Index> {
     let path: PathBuf = dir.join(INDEX);
     if !path.exists() {
         let reason = match dir.metadata() {
@@ -292,7 +292,7 @@ pub(super) fn read_index(dir: &Path) -> Result<Index> {
 }
 
 /// Refuses names that lead out of the checkpoint's folder.
-pub(super) fn plain_names<'a>(path: &Path, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
+pub(crate) fn plain_names<'a>(path: &Path, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
     match names.find(|name| !is_plain_name(name)) {
         Some(name) => {
             Err(StateError::damaged(path, format!("it names {name:?}, which is not the plain name of a file")))

@@ -1,6 +1,8 @@
 //! Reading the state of a run: by any number of ranks, under any strategy and precision, whatever wrote it. A rank reads
 //! the pieces that overlap what it owns, and nothing else.
 
+mod full;
+
 use super::blocks::{BlockFile, Written};
 use super::error::{Result, StateError};
 use super::folder::newest;
@@ -120,7 +122,7 @@ impl Resumable {
     }
 
     /// A number that tells this checkpoint from others.
-    pub(super) fn mark(&self) -> u32 {
+    pub(crate) fn mark(&self) -> u32 {
         let sums = self.index.ranks.iter().flat_map(|(_, sum)| sum.to_le_bytes());
         let bytes: Vec<u8> = self.index.position.steps.to_le_bytes().into_iter().chain(sums).collect();
         crc32fast::hash(&bytes).max(1)
@@ -144,7 +146,7 @@ impl Resumable {
         target.clear()?;
         let bytes = match self.index.layout {
             SaveLayout::Sharded => self.load_shards(&mut target)?,
-            SaveLayout::Full => super::full::load(self, &mut target)?,
+            SaveLayout::Full => full::load(self, &mut target)?,
         };
         target.finish(&self.dir)?;
         Ok(bytes)
@@ -212,7 +214,7 @@ pub(super) fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
 }
 
 /// Where what is read goes.
-pub(super) struct Target<'a> {
+struct Target<'a> {
     pub layout: &'a Layout,
     pub state: &'a State,
     res: Resources<'a>,

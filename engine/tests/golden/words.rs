@@ -1,7 +1,7 @@
 //! The fixed vocabulary of the golden dump. Every word is written here and nowhere else, so that the dump stays as it is when
 //! an item or a name of the program changes. A value without a word fails the test.
 
-use zbench_engine::plan::Action;
+use zbench_engine::actions::Action;
 use zbench_engine::recorder::{Phase, Recorded};
 use zbench_kernels::*;
 

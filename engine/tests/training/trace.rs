@@ -5,10 +5,10 @@ use crate::training::support::*;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use zbench_engine::actions::Action;
 use zbench_engine::config::*;
 use zbench_engine::course::Control;
 use zbench_engine::outcome::{Failure, Happening, Run, Span};
-use zbench_engine::plan::Action;
 use zbench_engine::trace::{StepTrace, Tracing, What, Zero};
 use zbench_engine::train::train_on;
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
-use zbench_engine::plan::Action;
+use zbench_engine::actions::Action;
 use zbench_predict::planned::Planned;
 
 /// The lane of what a rank does.

@@ -4,7 +4,7 @@ use super::{Block, GateUp, POINTWISE, Saved, take};
 use crate::error::Result;
 use crate::layers::exec::Exec;
 use crate::layers::experts::{Experts, Routing};
-use crate::model::{Grads, Part, Weights};
+use crate::layers::{Grads, Part, Weights};
 use zbench_kernels::{Buffer, Op};
 
 impl Block {

@@ -4,9 +4,9 @@ use super::{Block, CORE, GateUp, POINTWISE, Qkv};
 use crate::config::{AttentionKind, Positions};
 use crate::error::Result;
 use crate::layers::Batch;
+use crate::layers::Weights;
 use crate::layers::exec::{Exec, InDocuments};
 use crate::layers::experts::Routing;
-use crate::model::Weights;
 use zbench_kernels::{Activate, Attention, Buffer, DType, Op, Rope, Swiglu};
 
 impl Block {

@@ -5,8 +5,9 @@
 //! measured time per operation. Where threads outnumber cores they take turns: operations last as many times longer. A
 //! fit was measured among so many ranks as it is for, so it holds their turns already.
 
+use super::RecordedAction;
 use super::curves::{Class, Curves, NoCurve};
-use super::{Action, RecordedAction};
+use crate::actions::Action;
 use crate::comm::Collective;
 use crate::outcome::Span;
 use std::borrow::Borrow;

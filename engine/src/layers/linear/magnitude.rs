@@ -1,11 +1,11 @@
 //! DoRA: `y = m / |W + scale B A| * (x W^T + scale x A^T B^T) + b`. The norms are of rows, and constants to the gradient as
 //! in PEFT (section 4.3 of the paper): they follow A and B without pulling at them.
 
-use super::adapter::{ADAPTER, AdapterSpec};
-use super::exec::Exec;
-use super::linear::LinearSpec;
+use super::LinearSpec;
 use crate::error::Result;
-use crate::model::{Grads, Place, Weights};
+use crate::layers::adapter::{ADAPTER, AdapterSpec};
+use crate::layers::exec::Exec;
+use crate::layers::{Grads, Place, Weights};
 use zbench_kernels::{Buffer, DType, Gemm, InverseNorms, MulRows, Op, View, ViewMut};
 
 /// Learned norms of the rows of what a layer and its adapter make together. The layer's own weights are frozen.

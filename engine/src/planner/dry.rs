@@ -1,15 +1,17 @@
 //! The estimate: the plan's actions, performed on a device that computes nothing.
 
-use super::{Action, Looks, Plan, flops, home_dtype};
+use super::flops;
+use crate::actions::{Action, Looks};
 use crate::comm::{Collective, CollectiveLog, Metered, Null};
-use crate::config::{Cell, Evaluation};
+use crate::config::{Backend, Cell, DeviceKind, Evaluation};
 use crate::error::{Result, StepError};
 use crate::executor::Executor;
 use crate::layers::Saved;
 use crate::model::Part;
 use crate::outcome::{Estimate, Traffic};
+use crate::plan::Plan;
 use crate::recorder::{Flops, Recorded, Recorder};
-use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER};
+use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER, home_dtype};
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use zbench_kernels::{Arena, Buffer, Category, Dry, Footprint, Kernels, Swing};
@@ -74,9 +76,14 @@ impl<'a> DryRun<'a> {
     ) -> Result<DryRun<'a>> {
         let (recorder, log) = (Rc::new(Recorder::new(keeps_operations)), CollectiveLog::default());
         let (mesh, place) = (plan.mesh, plan.mesh.place(rank));
+        // Only ranks whose buffers lie on hosts and that are not left to a library reduce small buffers in one round.
+        let own = matches!(cell.parallel.backend, Backend::Local | Backend::Shm | Backend::Tcp);
+        let in_one_round = own && cell.hardware.device == DeviceKind::Cpu;
         let group = |axis, rank, size| {
-            let log = keeps_operations.then_some(&log);
-            Metered::new(axis, Box::new(Null::of(cell, axis, rank, size, log)))
+            let null = Null::new(rank, size);
+            let null = if in_one_round { null.in_one_round() } else { null };
+            let null = if keeps_operations { null.listed(axis, &log) } else { null };
+            Metered::new(axis, Box::new(null))
         };
         let data = group(DATA, rank, mesh.world());
         let comms = if mesh.hybrid {

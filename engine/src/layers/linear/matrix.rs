@@ -1,9 +1,9 @@
 //! The matrix of a linear layer, in the type that products read.
 
-use super::exec::Exec;
-use super::linear::LinearSpec;
+use super::LinearSpec;
 use crate::error::Result;
-use crate::model::Weights;
+use crate::layers::Weights;
+use crate::layers::exec::Exec;
 use zbench_kernels::{Buffer, Category, Op, Unpack, View};
 
 /// A matrix as it is kept, or unpacked for one product.
