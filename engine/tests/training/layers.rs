@@ -11,6 +11,7 @@ use zbench_engine::layers::{Batch, Exec, HeadGrads, HeadWeights, Saved};
 use zbench_engine::model::{Grads, Layout, Part, Weights};
 use zbench_engine::rope;
 use zbench_kernels::*;
+use zbench_kernels_testing::Reference;
 
 const STEP: f64 = 1e-5;
 const TOLERANCE: f64 = 1e-6;

@@ -12,6 +12,7 @@ use vectors::{as_i8, pack, same_bits};
 use zbench_engine::config::*;
 use zbench_engine::model::Part;
 use zbench_kernels::*;
+use zbench_kernels_testing::{ByName, Reference};
 
 const BASES: [Base; 3] = [Base::Nf4, Base::Nf4Single, Base::Int8];
 

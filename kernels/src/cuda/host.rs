@@ -1,7 +1,6 @@
 //! The kernels on the processor: their sources compiled as C++ with CUDA's names from host.h. Slow, and strict: for checks.
 
 use super::folder;
-use super::late::Late;
 use super::machine::{
     Address, Arguments, Facts, Launch, Machine, MachineError, Mark, PRODUCT_WORKSPACE, Queue, Result,
 };
@@ -51,7 +50,6 @@ pub enum Order {
 #[derive(Clone)]
 pub struct Host {
     inner: Arc<Inner>,
-    late: bool,
     scratch: usize,
 }
 
@@ -142,12 +140,7 @@ impl Host {
         };
         let launches = Mutex::new(HashMap::new());
         let inner = Arc::new(Inner { facts, order, entries, launches, _libraries: libraries });
-        Ok(Host { inner, late: false, scratch: 0 })
-    }
-
-    /// The same with queues that do nothing before somebody waits for it: what is not in order by marks goes wrong.
-    pub fn late(&self) -> Host {
-        Host { late: true, ..self.clone() }
+        Ok(Host { inner, scratch: 0 })
     }
 
     /// The same with the scratch for products that a GPU has, so that plans hold.
@@ -267,7 +260,7 @@ impl Machine for Host {
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
-        if self.late { Ok(Box::new(Late::new(self.clone()))) } else { Ok(Box::new(self.clone())) }
+        Ok(Box::new(self.clone()))
     }
 
     fn product_workspace(&self) -> usize {
@@ -275,7 +268,7 @@ impl Machine for Host {
     }
 
     fn reaches_host(&self) -> bool {
-        !self.late
+        true
     }
 
     fn load(&self, kernels: &[&'static str]) -> Result<()> {

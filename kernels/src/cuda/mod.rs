@@ -14,7 +14,6 @@ pub mod gpu;
 mod grouped;
 mod hopper;
 pub mod host;
-mod late;
 mod launch;
 pub mod machine;
 mod mixed;

@@ -1,8 +1,8 @@
 use crate::carried::{all, on_gpu};
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::ByName;
-use zbench_kernels::{Act, Activate, AdamW, DType, Dropout, Kernels, Normal, ReduceOp, Reference, Rounding, Swiglu};
+use zbench_kernels::{Act, Activate, AdamW, DType, Dropout, Kernels, Normal, ReduceOp, Rounding, Swiglu};
+use zbench_kernels_testing::{ByName, Reference};
 
 fn float() -> impl Strategy<Value = DType> {
     prop::sample::select(&FLOATS[..])

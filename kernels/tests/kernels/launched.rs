@@ -7,6 +7,7 @@ use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::cuda::machine::{Address, Arguments, Facts, Launch, Machine, Mark, Queue, Result};
 use zbench_kernels::cuda::sources::{SOURCES, Source};
 use zbench_kernels::*;
+use zbench_kernels_testing::ByName;
 
 /// The host, with a list of what was started on it.
 #[derive(Clone)]

@@ -411,6 +411,3 @@ impl Left {
 fn steps(len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len.div_ceil(step.max(1)).max(1)).map(move |i| i * step..((i + 1) * step).min(len))
 }
-
-#[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
-pub(crate) mod emulator;

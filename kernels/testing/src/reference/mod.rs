@@ -10,13 +10,12 @@ mod reduce;
 mod rows;
 mod values;
 
-use crate::op::*;
-use crate::operands::{self, Device};
-use crate::philox::{self, Stream};
-use crate::sight::Sight;
-use crate::{DType, Kernels, Result, Sum, View, ViewMut, check};
 use attention::Kept;
 use values::{drawn, read, write};
+use zbench_kernels::internals::check;
+use zbench_kernels::internals::operands::{self, Device};
+use zbench_kernels::philox::{self, Stream};
+use zbench_kernels::*;
 
 /// Kernels in f64, one loop each.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,20 +66,19 @@ impl Kernels for Reference {
             (Op::InverseNorms(op), [x], [s]) => rows::inverse_norms(op, *x, s.reborrow()),
             (Op::Rope(op), [cos, sin], [x]) => rows::rope(op, x.reborrow(), *cos, *sin),
             (Op::Attention(op), [q, k, v, starts @ ..], [out, lse]) => {
-                let sight = Sight::of(op, check::documents(name, op, starts.first())?);
-                attention::forward(op, sight, [*q, *k, *v], out, Some(lse), None)
+                let starts = check::documents(name, op, starts.first())?;
+                attention::forward(op, starts, [*q, *k, *v], out, Some(lse), None)
             }
             (Op::NaiveAttention(op), [q, k, v, starts @ ..], [out, probs]) => {
-                let sight = Sight::of(op, check::documents(name, op, starts.first())?);
-                attention::forward(op, sight, [*q, *k, *v], out, None, Some(probs))
+                let starts = check::documents(name, op, starts.first())?;
+                attention::forward(op, starts, [*q, *k, *v], out, None, Some(probs))
             }
             (Op::AttentionBackward(op), [q, k, v, out, lse, dout, starts @ ..], [dq, dk, dv]) => {
-                let sight = Sight::of(op, check::documents(name, op, starts.first())?);
-                attention::backward(op, sight, [*q, *k, *v], Kept::Out(*out, *lse), *dout, [dq, dk, dv])
+                let starts = check::documents(name, op, starts.first())?;
+                attention::backward(op, starts, [*q, *k, *v], Kept::Out(*out, *lse), *dout, [dq, dk, dv])
             }
             (Op::NaiveAttentionBackward(op), [q, k, v, probs, dout], [dq, dk, dv]) => {
-                let sight = Sight::of(op, None);
-                attention::backward(op, sight, [*q, *k, *v], Kept::Probs(*probs), *dout, [dq, dk, dv])
+                attention::backward(op, None, [*q, *k, *v], Kept::Probs(*probs), *dout, [dq, dk, dv])
             }
             (Op::Swiglu(op), [gate, up], [act]) => {
                 let (gate, up) = (read(gate, op.len), read(up, op.len));

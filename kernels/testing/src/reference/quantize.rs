@@ -1,8 +1,7 @@
 //! Block quantisation, an element at a time.
 
 use super::values::{read, write};
-use crate::op::{QuantFormat, Quantize};
-use crate::{Result, View, ViewMut};
+use zbench_kernels::{QuantFormat, Quantize, Result, View, ViewMut};
 
 pub(super) fn quantize(op: &Quantize, src: View, mut values: ViewMut, mut scales: ViewMut) -> Result<()> {
     let x = read(&src, src.len());

@@ -30,7 +30,7 @@ struct Operand {
 }
 
 /// The instruction at `rip`, whose byte `i` is `byte(i)`, and its length. `register` is the value of a general register.
-pub(crate) fn decode(
+pub(super) fn decode(
     byte: &mut dyn FnMut(usize) -> u8,
     register: &dyn Fn(usize) -> u64,
     rip: u64,

@@ -18,20 +18,20 @@
 //!
 //! One difference is left: the CPU flushes what would round up to the least normal number from below, this does not.
 
-pub(crate) const TILES: usize = 8;
-pub(crate) const MOST_ROWS: usize = 16;
-pub(crate) const ROW_BYTES: usize = 64;
+pub(super) const TILES: usize = 8;
+pub(super) const MOST_ROWS: usize = 16;
+pub(super) const ROW_BYTES: usize = 64;
 
 /// Where a tile lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lines {
+pub(super) struct Lines {
     pub at: u64,
     /// Bytes from one row to the next.
     pub stride: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Instruction {
+pub(super) enum Instruction {
     LoadConfig { at: u64 },
     StoreConfig { at: u64 },
     Release,
@@ -43,7 +43,7 @@ pub(crate) enum Instruction {
 
 /// Why an instruction cannot be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(super) enum Fault {
     /// No AMX instruction.
     Foreign,
     /// The CPU would raise #UD, which arrives as SIGILL.
@@ -53,11 +53,11 @@ pub(crate) enum Fault {
 }
 
 /// One tile: rows of dwords.
-pub(crate) type Tile = [[u32; ROW_BYTES / 4]; MOST_ROWS];
+pub type Tile = [[u32; ROW_BYTES / 4]; MOST_ROWS];
 
 /// A thread's tiles.
 #[derive(Clone, Debug)]
-pub(crate) struct Machine {
+pub struct Machine {
     pub configured: bool,
     start_row: u8,
     pub row_bytes: [u16; TILES],
@@ -68,7 +68,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub const fn new() -> Machine {
+    pub(super) const fn new() -> Machine {
         Machine {
             configured: false,
             start_row: 0,
@@ -81,7 +81,7 @@ impl Machine {
 
     /// # Safety
     /// Memory operands are valid where the instruction's semantics touch them.
-    pub unsafe fn execute(&mut self, instruction: Instruction) -> Result<(), Fault> {
+    pub(super) unsafe fn execute(&mut self, instruction: Instruction) -> Result<(), Fault> {
         match instruction {
             Instruction::LoadConfig { at } => {
                 // SAFETY: the caller's promise.

@@ -2,8 +2,8 @@
 
 use super::machine::Tile;
 use super::{Engine, install, state};
-use crate::philox;
 use std::arch::asm;
+use zbench_kernels::philox;
 
 /// A tile configuration in memory.
 #[repr(C, align(64))]

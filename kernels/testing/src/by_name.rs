@@ -1,10 +1,8 @@
 //! Operations by name, for callers that have their operands at hand: tests and benchmarks.
 
-use crate::op::*;
-use crate::packed::Packed;
-use crate::{DType, Kernels, Result, View, ViewMut, no_scratch};
+use zbench_kernels::*;
 
-#[allow(missing_docs, clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments)]
 pub trait ByName: Kernels {
     fn gemm(&self, op: &Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>, workspace: ViewMut<'_>) -> Result<()> {
         self.run(&Op::Gemm(*op), &[a, b], &mut [c], workspace)

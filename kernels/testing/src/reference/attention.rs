@@ -1,16 +1,25 @@
 use super::values::{read, write};
-use crate::op::{Attention, alibi_slope};
-use crate::sight::Sight;
-use crate::{Result, View, ViewMut};
+use std::ops::RangeInclusive;
+use zbench_kernels::{Attention, Result, View, ViewMut, alibi_slope};
+
+/// For every token the place in its sequence at which its document starts, where there are several documents.
+type Starts<'a> = Option<&'a [u32]>;
+
+/// The keys that the query at `row` of a sequence sees.
+fn seen(op: &Attention, starts: Starts, b: usize, row: usize) -> RangeInclusive<usize> {
+    let document = starts.map_or(0, |starts| starts[b * op.seq + row] as usize);
+    let window = op.window.map_or(0, |window| (row + 1).saturating_sub(window));
+    document.max(window)..=row
+}
 
 /// One query's scaled scores against keys `0..=row`; minus infinity outside its window.
-fn scores(op: &Attention, sight: Sight, q: &[f64], k: &[f64], b: usize, h: usize, row: usize) -> Vec<f64> {
+fn scores(op: &Attention, starts: Starts, q: &[f64], k: &[f64], b: usize, h: usize, row: usize) -> Vec<f64> {
     let dot = |col: usize| {
         let (left, right) = (&q[at(op, b, h, row)..], &k[at_kv(op, b, h, col)..]);
         op.scale * left.iter().zip(right).take(op.head_dim).map(|(a, b)| a * b).sum::<f64>()
     };
     let slope = if op.alibi { alibi_slope(h, op.heads) } else { 0.0 };
-    let seen = sight.seen(b, row);
+    let seen = seen(op, starts, b, row);
     let score = |col: usize| dot(col) - slope * (row - col) as f64;
     (0..=row).map(|col| if seen.contains(&col) { score(col) } else { f64::NEG_INFINITY }).collect()
 }
@@ -36,7 +45,7 @@ fn at_kv(op: &Attention, b: usize, h: usize, row: usize) -> usize {
 /// Both kinds: `lse` is written when asked for; stored probabilities are rounded, and the output uses what was stored.
 pub(super) fn forward(
     op: &Attention,
-    sight: Sight,
+    starts: Starts,
     [q, k, v]: [View; 3],
     out: &mut ViewMut,
     lse: Option<&mut ViewMut>,
@@ -52,7 +61,7 @@ pub(super) fn forward(
         for h in 0..op.heads {
             for row in 0..op.seq {
                 let line = (b * op.heads + h) * op.seq + row;
-                let (mut p, total) = softmax(scores(op, sight, &q, &k, b, h, row));
+                let (mut p, total) = softmax(scores(op, starts, &q, &k, b, h, row));
                 sums[line] = total;
                 if let Some(probs) = &mut probs {
                     p.resize(op.seq, 0.0);
@@ -83,7 +92,7 @@ pub(super) enum Kept<'a> {
 /// Both kinds.
 pub(super) fn backward(
     op: &Attention,
-    sight: Sight,
+    starts: Starts,
     [q, k, v]: [View; 3],
     kept: Kept,
     dout: View,
@@ -114,7 +123,7 @@ pub(super) fn backward(
                     }
                     Kept::Out(out, lse) => {
                         let lse = read(&lse.slice(line..line + 1), 1)[0];
-                        let p = scores(op, sight, &q, &k, b, h, row).iter().map(|s| (s - lse).exp()).collect();
+                        let p = scores(op, starts, &q, &k, b, h, row).iter().map(|s| (s - lse).exp()).collect();
                         (p, dot(&read(&out.slice(query..query + dim), dim), &dout[query..query + dim]))
                     }
                 };

@@ -1,7 +1,7 @@
 //! Reductions of several buffers, in f64 and in i64.
 
 use super::values::{read, write};
-use crate::{DType, Element, ReduceOp, Result, View, ViewMut};
+use zbench_kernels::{DType, Element, ReduceOp, Result, View, ViewMut};
 
 /// Pairs, pairs of pairs and so on, the odd one carried up.
 fn tree<T: Copy>(mut level: Vec<Vec<T>>, join: impl Fn(T, T) -> T) -> Vec<T> {

@@ -1,16 +1,16 @@
-//! loom's types in place of `zbench_kernels::sync`.
+//! loom's types in place of `zbench_kernels::sync`, for protocols that loom tests compile over them.
 
-pub(crate) use loom::cell::UnsafeCell;
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub use loom::cell::UnsafeCell;
+pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use loom::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
-pub(crate) use zbench_kernels::sync::{FutexScope, SpinPolicy};
+pub use zbench_kernels::sync::{FutexScope, SpinPolicy};
 
 /// Of no consequence here: no time passes under loom.
-pub(crate) const POLICY: SpinPolicy = SpinPolicy { rounds: 0, spin: Duration::ZERO, yields: 0 };
+pub const POLICY: SpinPolicy = SpinPolicy { rounds: 0, spin: Duration::ZERO, yields: 0 };
 
 /// Everybody sleeps at once.
-pub(crate) fn spin_until(_: SpinPolicy, ready: impl Fn() -> bool) -> Result<(), Instant> {
+pub fn spin_until(_: SpinPolicy, ready: impl Fn() -> bool) -> Result<(), Instant> {
     if ready() { Ok(()) } else { Err(Instant::now()) }
 }
 
@@ -20,14 +20,14 @@ loom::lazy_static! {
 }
 
 /// As a futex: looks at the word and lies down in one go, and is woken by [`wake`] alone.
-pub(crate) fn sleep(word: &AtomicU32, seen: u32, _: Option<Duration>, _: FutexScope) {
+pub fn sleep(word: &AtomicU32, seen: u32, _: Option<Duration>, _: FutexScope) {
     let bed = BED.0.lock().unwrap();
     if word.load(Ordering::Relaxed) == seen {
         drop(BED.1.wait(bed).unwrap());
     }
 }
 
-pub(crate) fn wake(_: &AtomicU32, _: FutexScope) {
+pub fn wake(_: &AtomicU32, _: FutexScope) {
     let _bed = BED.0.lock().unwrap();
     BED.1.notify_all();
 }

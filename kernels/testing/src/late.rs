@@ -1,16 +1,54 @@
 //! Queues that do their work as late as they may: when somebody waits for it. On a GPU work may come as late as that; where an
 //! order was left to chance, numbers are wrong here.
 
-use super::host::Host;
-use super::machine::{Address, Arguments, Launch, MachineError, Mark, Queue, Result};
-use crate::op::Gemm;
+// Machines and queues take addresses.
+#![allow(unsafe_code)]
+
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use zbench_kernels::Gemm;
+use zbench_kernels::cuda::host::Host;
+use zbench_kernels::cuda::machine::{Address, Arguments, Facts, Launch, Machine, MachineError, Mark, Queue, Result};
+
+/// The processor with queues that do nothing before somebody waits for it: what is not in order by marks goes wrong.
+#[derive(Clone)]
+pub struct Late(pub Host);
+
+impl Machine for Late {
+    fn facts(&self) -> &Facts {
+        self.0.facts()
+    }
+
+    fn name(&self) -> String {
+        self.0.name()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Address> {
+        self.0.allocate(bytes)
+    }
+
+    unsafe fn free(&self, address: Address, bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.free(address, bytes) }
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        Ok(Box::new(LateQueue { host: self.0.clone(), line: Arc::default() }))
+    }
+
+    fn product_workspace(&self) -> usize {
+        self.0.product_workspace()
+    }
+
+    fn load(&self, kernels: &[&'static str]) -> Result<()> {
+        self.0.load(kernels)
+    }
+}
 
 /// A queue of the processor that waits to be waited for.
-pub(super) struct Late {
+struct LateQueue {
     host: Host,
     line: Arc<Line>,
 }
@@ -73,17 +111,13 @@ impl Line {
     }
 }
 
-impl Late {
-    pub(super) fn new(host: Host) -> Late {
-        Late { host, line: Arc::default() }
-    }
-
+impl LateQueue {
     fn all(&self) -> Result<()> {
         self.line.reach(self.line.asked())
     }
 }
 
-impl Queue for Late {
+impl Queue for LateQueue {
     unsafe fn launch(&self, launch: &Launch, arguments: Arguments<'_>) -> Result<()> {
         let copy = |(pointer, size): (&*mut c_void, &usize)| {
             let mut words = vec![0u64; size.div_ceil(8)];

@@ -2,10 +2,8 @@
 
 use super::values::{read, write};
 use super::{DEVICE, gemm};
-use crate::check::{self, Routing};
-use crate::op::*;
-use crate::operands;
-use crate::{DType, Element, Result, View, ViewMut};
+use zbench_kernels::internals::{check, operands};
+use zbench_kernels::*;
 
 /// A row's experts, the best first, and the softmax over all of them or over those chosen: (expert, weight).
 fn choose(op: &Route, logits: &[f64]) -> Vec<(usize, f64)> {
@@ -94,7 +92,13 @@ fn route(op: &Route, logits: &View, weights: &mut ViewMut, indices: &mut ViewMut
     Ok(())
 }
 
-fn route_backward(op: &Route, logits: &View, routing: Routing, dweights: &View, dlogits: &mut ViewMut) -> Result<()> {
+fn route_backward(
+    op: &Route,
+    logits: &View,
+    routing: check::Routing,
+    dweights: &View,
+    dlogits: &mut ViewMut,
+) -> Result<()> {
     let (logits, dweights) = (read(logits, op.rows * op.experts), read(dweights, op.slots()));
     let mut out = vec![0.0; op.rows * op.experts];
     for row in 0..op.rows {
@@ -111,7 +115,7 @@ fn route_backward(op: &Route, logits: &View, routing: Routing, dweights: &View, 
     write(dlogits, &out)
 }
 
-fn weigh(op: &Slots, routing: Routing, weights: &[f64], [x, dx, dweights]: [&mut ViewMut; 3]) -> Result<()> {
+fn weigh(op: &Slots, routing: check::Routing, weights: &[f64], [x, dx, dweights]: [&mut ViewMut; 3]) -> Result<()> {
     let (slots, cols) = (op.slots(), op.cols);
     let (mut xs, mut dxs) = (read(&x.as_view(), slots * cols), read(&dx.as_view(), slots * cols));
     let mut dots = vec![0.0; slots];

@@ -1,8 +1,8 @@
 //! Frozen matrices to few bits and back, an element at a time.
 
 use super::values::{read, write};
-use crate::packed::{DOUBLE_BLOCK, DYNAMIC, INT8_STEP, NF4, NF4_BLOCK, Packed, Packing, Unpack, int8_inverse};
-use crate::{DType, Result, View, ViewMut};
+use zbench_kernels::internals::{INT8_STEP, int8_inverse};
+use zbench_kernels::{DOUBLE_BLOCK, DType, DYNAMIC, NF4, NF4_BLOCK, Packed, Packing, Result, Unpack, View, ViewMut};
 
 pub(super) fn pack(matrix: &Packed, src: View, mut codes: ViewMut, mut scales: ViewMut) -> Result<()> {
     let x = read(&src, src.len());

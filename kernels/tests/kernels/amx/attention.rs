@@ -1,9 +1,9 @@
 //! Attention on kernels that multiply by AMX, through the trait: it counts whatever of it takes that way.
 
-use super::support::harness::{Tensor, output};
-use super::support::{devices, hold};
-use crate::ByName;
-use crate::{Attention, DType, Kernels, Op};
+use super::{devices, hold};
+use crate::harness::{Tensor, output};
+use zbench_kernels::{Attention, DType, Kernels, Op};
+use zbench_kernels_testing::ByName;
 
 /// Forward, then backward from what forward saved, of both kinds.
 fn check(shape: Attention) {

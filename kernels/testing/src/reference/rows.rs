@@ -1,6 +1,5 @@
 use super::values::{read, write};
-use crate::op::*;
-use crate::{Result, View, ViewMut};
+use zbench_kernels::*;
 
 pub(super) fn rms_norm(op: &RmsNorm, x: View, w: View, mut y: ViewMut, mut rstd: ViewMut) -> Result<()> {
     let RmsNorm { rows, cols, eps, .. } = *op;

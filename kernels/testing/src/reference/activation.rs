@@ -1,7 +1,7 @@
 //! Activation functions `x * share(x)` in f64.
 
-use crate::op::Act;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
+use zbench_kernels::Act;
 
 /// sqrt(2/pi), and the cubic's coefficient, of the approximation with tanh.
 const TANH: (f64, f64) = (FRAC_2_SQRT_PI * FRAC_1_SQRT_2, 0.044715);

@@ -1,13 +1,12 @@
-//! The harness of the kernel tests, for kernels that multiply by AMX.
+//! Kernels that multiply by AMX, on CPUs without it too, instruction by instruction.
 
-use super::cpu;
-use crate::{Cpu, DType, Kernels, Reference, Result, peak};
-use harness::{GUARD, SENTINEL, Tensor, assert_close};
+mod attention;
+mod products;
+
+use crate::harness::{GUARD, SENTINEL, Tensor, assert_close};
 use std::sync::LazyLock;
-
-#[path = "../../../../tests/kernels/harness.rs"]
-#[allow(dead_code)]
-pub(crate) mod harness;
+use zbench_kernels::{Cpu, DType, Kernels, Result, peak};
+use zbench_kernels_testing::{Reference, amx::cpu};
 
 /// Devices with 1, 2 and 3 threads that multiply bf16 by AMX; `None` where even the emulator cannot.
 static AMX: LazyLock<Option<[Cpu; 3]>> = LazyLock::new(|| Some([cpu(1)?, cpu(2)?, cpu(3)?]));
@@ -19,7 +18,7 @@ static NEXT: LazyLock<Cpu> = LazyLock::new(|| {
 });
 
 /// The devices. Says so where there are none, so that no test is silently less than it seems.
-pub(crate) fn devices() -> Option<&'static [Cpu; 3]> {
+fn devices() -> Option<&'static [Cpu; 3]> {
     if AMX.is_none() {
         eprintln!("AMX: NOT TESTED, as said above");
     }
@@ -28,7 +27,7 @@ pub(crate) fn devices() -> Option<&'static [Cpu; 3]> {
 
 /// As the harness's `compare`: `call` on the reference in f64 and by AMX must agree, and AMX with itself to the bit
 /// whatever the threads, and with the next best instructions as far as their type allows. `outs` names what is written.
-pub(crate) fn hold<const N: usize>(
+fn hold<const N: usize>(
     case: &str,
     tensors: [Tensor; N],
     outs: &[usize],

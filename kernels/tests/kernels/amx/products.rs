@@ -1,13 +1,10 @@
-//! Matrix products by AMX: whole ones against f64 and other instructions, and blocks of packed panels to the bit.
+//! Matrix products by AMX against f64 and other instructions. Blocks of packed panels are tested where they are:
+//! kernels/src/cpu/matmul/amx/tests.rs.
 
-use super::super::amx;
-use super::super::micro::Block;
-use super::super::tiles::{self, Element, Form, Source};
-use super::support::harness::{Tensor, guarded};
-use super::support::{devices, hold};
-use crate::ByName;
-use crate::cpu::level::Level;
-use crate::{DType, Gemm, Kernels, Op, philox};
+use super::{devices, hold};
+use crate::harness::{Tensor, guarded};
+use zbench_kernels::{Cpu, DType, Gemm, Kernels, Op, philox};
+use zbench_kernels_testing::ByName;
 
 const BF16: DType = DType::Bf16;
 
@@ -106,7 +103,7 @@ fn an_element_is_its_row_and_its_column() {
     let Some(devices) = devices() else { return };
     let (m, n, k) = (83, 101, 1200);
     let (a, b) = (Tensor::normal(BF16, m * k, 1), Tensor::normal(BF16, n * k, 2));
-    let run = |device: &crate::Cpu, rows: std::ops::Range<usize>, cols: std::ops::Range<usize>| {
+    let run = |device: &Cpu, rows: std::ops::Range<usize>, cols: std::ops::Range<usize>| {
         let (m, n) = (rows.len(), cols.len());
         let op = Gemm {
             m,
@@ -176,135 +173,4 @@ fn integers(seed: u64, len: usize) -> Vec<f64> {
 fn product(a: &[f64], b: &[f64], [m, n, k]: [usize; 3]) -> Vec<f64> {
     let element = |i: usize| (0..k).map(|t| a[i / n * k + t] * b[t * n + i % n]).sum();
     (0..m * n).map(element).collect()
-}
-
-/// Memory of whole pages, the last of which must not be touched: what is put at the end of the rest is not passed.
-struct Fenced {
-    start: *mut u8,
-    len: usize,
-}
-
-const PAGE: usize = 4096;
-
-impl Fenced {
-    fn new(bytes: usize) -> Fenced {
-        let len = bytes.next_multiple_of(PAGE);
-        // SAFETY: memory of our own; its last page is taken away.
-        unsafe {
-            let (kind, access) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, libc::PROT_READ | libc::PROT_WRITE);
-            let start = libc::mmap(std::ptr::null_mut(), len + PAGE, access, kind, -1, 0);
-            assert_ne!(start, libc::MAP_FAILED);
-            let start = start.cast::<u8>();
-            assert_eq!(libc::mprotect(start.add(len).cast(), PAGE, libc::PROT_NONE), 0);
-            Fenced { start, len }
-        }
-    }
-
-    /// The last `bytes`.
-    fn last(&self, bytes: usize) -> *mut u8 {
-        self.start.wrapping_add(self.len - bytes)
-    }
-}
-
-impl Drop for Fenced {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new`.
-        unsafe { libc::munmap(self.start.cast(), self.len + PAGE) };
-    }
-}
-
-/// Panels farther apart than they must be, rows of C longer than they must be, nothing read or written past either.
-#[test]
-fn blocks_of_panels() {
-    if devices().is_none() {
-        return;
-    }
-    for (rows, cols, tiles, add, direct) in [
-        (1, 1, 1, false, false),
-        (2, 1, 3, true, false),
-        (3, 2, 2, false, true),
-        (3, 2, 2, false, false),
-        (5, 3, 16, true, false),
-        (4, 1, 5, true, true),
-        (2, 2, 0, false, false),
-        (1, 1, 0, true, true),
-    ] {
-        let case = format!("{rows} x {cols} panels of {tiles} tiles, add {add}, direct {direct}");
-        let (m, n, k) = (16 * rows, 32 * cols, 32 * tiles);
-        let [a, b] = [(3, m * k), (4, k * n)].map(|(seed, len)| integers(seed, len));
-        let old = integers(5, m * n);
-        let (a_gap, b_gap, c_row) = (192, 80, n + 13);
-        // Packed tiles, or rows of the matrix where it lies, with a gap behind each.
-        let (a_row, a_tile) = if direct { (tiles * 64 + a_gap, 64) } else { (64, 1024) };
-        let (a_panel, b_panel) = (if direct { 16 * a_row } else { tiles * 1024 + a_gap }, tiles * 512 + b_gap);
-        // The last panel has no gap behind it, and the last row ends with its last column.
-        let a_bytes = rows * a_panel - a_gap;
-        let b_bytes = (cols * b_panel - b_gap) * 4;
-        let c_len = (m - 1) * c_row + n;
-        let memory = [a_bytes, b_bytes, c_len * 4].map(Fenced::new);
-        let (to_a, to_b) = (memory[0].last(a_bytes), memory[1].last(b_bytes).cast::<u32>());
-        let c = memory[2].last(c_len * 4).cast::<f32>();
-        let [a16, b16] = [(&a, m * k), (&b, k * n)].map(|(x, len)| {
-            let mut bits = Tensor::of(BF16, x).bits();
-            bits.truncate(len);
-            bits.into_iter().map(|bits| bits as u16).collect::<Vec<u16>>()
-        });
-        // SAFETY: all as large as the panels say.
-        unsafe {
-            for row in 0..rows {
-                let ptr = a16.as_ptr().wrapping_add(16 * row * k).cast();
-                let source = Source { ptr, element: Element::Pair, stride: k, terms_adjoin: true };
-                for tile in 0..tiles {
-                    let to = to_a.wrapping_add(row * a_panel + tile * a_tile);
-                    if direct {
-                        let line = |i: usize| source.at(i, tile * 32).ptr;
-                        (0..16).for_each(|i| to.add(i * a_row).copy_from_nonoverlapping(line(i), 64));
-                    } else {
-                        tiles::pack_rows(Level::Portable, Form::Rows, source.at(0, tile * 32), 16, 32, to.cast());
-                    }
-                }
-            }
-            for col in 0..cols {
-                let ptr = b16.as_ptr().wrapping_add(32 * col).cast();
-                let source = Source { ptr, element: Element::Pair, stride: n, terms_adjoin: false };
-                for tile in 0..tiles {
-                    let to = to_b.wrapping_add(col * b_panel + tile * 512);
-                    tiles::pack_cols(Level::Portable, source.at(0, tile * 32), 32, 32, to);
-                }
-            }
-            for i in 0..c_len {
-                let (row, col) = (i / c_row, i % c_row);
-                c.add(i).write(if col < n { old[row * n + col] as f32 } else { 77.0 });
-            }
-            let (a, b) = (to_a.cast_const(), to_b.cast_const());
-            let (element, form) = (Element::Pair, Form::Rows);
-            amx::multiply(Block {
-                a,
-                element,
-                form,
-                a_row,
-                a_tile,
-                a_panel,
-                rows,
-                b,
-                b_panel,
-                cols,
-                tiles,
-                c,
-                c_row,
-                add,
-            });
-        }
-        let sums = product(&a, &b, [m, n, k]);
-        for i in 0..c_len {
-            let (row, col) = (i / c_row, i % c_row);
-            let want = match col < n {
-                true => sums[row * n + col] + if add { old[row * n + col] } else { 0.0 },
-                false => 77.0,
-            };
-            // SAFETY: as above.
-            let got = f64::from(unsafe { c.add(i).read() });
-            assert_eq!(got, want, "{case}: row {row}, column {col}");
-        }
-    }
 }

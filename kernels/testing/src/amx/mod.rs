@@ -5,27 +5,27 @@
 //! What it cannot show: speed, the system's permission and its saving of tiles, and memory operands of other kinds than
 //! ours (segments, 32-bit addresses).
 
-mod attention;
+// Signals, and registers by assembly.
+#![allow(unsafe_code)]
+
 mod decode;
+#[cfg(test)]
 mod encodings;
 mod machine;
-mod products;
+#[cfg(test)]
 mod refusals;
-mod support;
 
-use super::path::{Path, has_amx};
-use crate::Cpu;
-use crate::cpu::level::Level;
-use crate::pool::Pool;
-use machine::{Fault, Machine};
+use machine::Fault;
+pub use machine::Machine;
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use zbench_kernels::{Cpu, peak};
 
 /// What carries out the instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Engine {
+pub enum Engine {
     /// The CPU.
     Silicon,
     /// The handler below.
@@ -41,10 +41,10 @@ thread_local! {
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Makes AMX instructions work in this process.
-pub(crate) fn install() -> Engine {
+pub fn install() -> Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();
     *ENGINE.get_or_init(|| {
-        if has_amx() {
+        if peak::describe().contains(&"amx-bf16") {
             return Engine::Silicon;
         }
         // SAFETY: plain data, of which zeros are a value; the handler is a function of the form that SA_SIGINFO asks for,
@@ -66,17 +66,18 @@ pub(crate) fn install() -> Engine {
 
 /// Kernels that multiply bf16 by AMX whatever this CPU has. `None`, and a line that says why, where the rest of such a CPU
 /// is missing too.
-pub(crate) fn cpu(threads: usize) -> Option<Cpu> {
-    if Level::detect() != Level::Avx512 {
-        eprintln!("AMX: NOT TESTED, since this CPU has no AVX-512, without which these kernels are never chosen");
-        return None;
-    }
+pub fn cpu(threads: usize) -> Option<Cpu> {
     install();
-    Some(Cpu { pool: Pool::new(threads), level: Level::Avx512, path: Path::Amx })
+    // SAFETY: AMX instructions work from here on.
+    let cpu = unsafe { Cpu::with_amx(threads) };
+    if cpu.is_none() {
+        eprintln!("AMX: NOT TESTED, since this CPU has no AVX-512, without which these kernels are never chosen");
+    }
+    cpu
 }
 
 /// This thread's emulated registers as they are now.
-pub(crate) fn state() -> Machine {
+pub fn state() -> Machine {
     // SAFETY: only this thread's handler writes it, and not while this copies: no AMX instruction is in a copy. Volatile,
     // since no compiler knows that assembly which says it writes no memory does, by way of the handler.
     MACHINE.with(|machine| unsafe { machine.get().read_volatile() })
