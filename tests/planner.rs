@@ -6,7 +6,7 @@ use zbench_config::files::Files;
 use zbench_config::{Context, Document, grid};
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
-use zbench_engine::model::{self, Layout, Part};
+use zbench_engine::model::{self, Layout, FlatKind};
 use zbench_engine::plan::Plan;
 use zbench_engine::planner::Planner;
 
@@ -73,7 +73,7 @@ fn parameters_are_those_of_the_layout() {
     for file in ["quickstart.toml", "qlora70b.toml"] {
         for cell in cells(file) {
             let layout = Layout::new(&cell, 1);
-            for part in Part::ALL {
+            for part in FlatKind::ALL {
                 assert_eq!(model::parameters(&cell, part), layout.parameters(part), "{file}: {part:?}");
             }
         }

@@ -18,7 +18,7 @@ mod records;
 pub mod synthetic;
 mod text;
 
-pub use ahead::Ahead;
+pub use ahead::Prefetcher;
 pub use documents::{Found, NO_TARGET};
 pub use error::DataError;
 pub use lines::MOST_LINE_BYTES;

@@ -3,7 +3,7 @@
 use crate::error::StepError;
 use crate::executor::Executor;
 use crate::mesh::{Split, within};
-use crate::model::{Part, Tensor};
+use crate::model::{FlatKind, Tensor};
 use crate::shard;
 use std::borrow::Cow;
 use zbench_kernels::{Arena, Buffer, Category, DType, Op, Unpack, View, ViewMut, no_scratch};
@@ -15,10 +15,10 @@ impl Executor<'_> {
     /// tensor is handed over before the next unit is.
     pub fn export_weights(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
         for unit in 0..self.state.holdings.len() {
-            for part in Part::ALL {
+            for part in FlatKind::ALL {
                 let Some(holding) = self.state.holdings[unit][part as usize].clone() else { continue };
                 let own = match (part, self.optimizer.master_mut(unit)) {
-                    (Part::Trainable, Some(master)) => Some(master.view()),
+                    (FlatKind::Trainable, Some(master)) => Some(master.view()),
                     _ => {
                         let home = self.params.home_mut(unit, part);
                         home.map(|home| home.slice(within(&holding.owned, &holding.home)))
@@ -26,7 +26,7 @@ impl Executor<'_> {
                 };
                 let Some(own) = own else { continue };
                 let own = match part {
-                    Part::Quantised => copied(&*self.context.kernels, &self.context.arena, own)?,
+                    FlatKind::Quantised => copied(&*self.context.kernels, &self.context.arena, own)?,
                     _ => widen(&*self.context.kernels, &self.context.arena, own)?,
                 };
                 let whole =
@@ -46,7 +46,7 @@ impl Executor<'_> {
             let mut own = widen(&*self.context.kernels, &self.context.arena, own)?;
             self.kernels.scale(mean, own.view_mut())?;
             let whole = self.whole(&self.context.arena, own, self.state.sharding.optimizer, holding.padded)?;
-            self.hand_over(unit, Part::Trainable, &whole, false, &mut take)?;
+            self.hand_over(unit, FlatKind::Trainable, &whole, false, &mut take)?;
         }
         Ok(())
     }
@@ -55,7 +55,7 @@ impl Executor<'_> {
     pub(crate) fn hand_over(
         &self,
         unit: usize,
-        part: Part,
+        part: FlatKind,
         whole: &Buffer,
         shifted: bool,
         take: &mut impl FnMut(&str, &[usize], &[f32]),

@@ -15,7 +15,7 @@ pub struct Mesh {
 
 /// One rank's place in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct MeshCoord {
     /// The mesh.
     pub mesh: Mesh,
     /// Which shard group.
@@ -42,8 +42,8 @@ impl Mesh {
     }
 
     /// The place of a rank.
-    pub fn place(&self, rank: usize) -> Place {
-        Place { mesh: *self, outer: rank / self.inner, inner: rank % self.inner }
+    pub fn place(&self, rank: usize) -> MeshCoord {
+        MeshCoord { mesh: *self, outer: rank / self.inner, inner: rank % self.inner }
     }
 
     /// Parts a buffer is cut into.
@@ -62,7 +62,7 @@ impl Mesh {
     }
 }
 
-impl Place {
+impl MeshCoord {
     /// This rank's part of a buffer of `len` elements; `len` is a multiple of the number of parts.
     pub fn range(&self, split: Split, len: usize) -> Range<usize> {
         let part = len / self.mesh.parts(split);

@@ -148,7 +148,7 @@ pub struct Loaded {
 
 /// What a rank says to whoever measures its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
+pub enum LoadPhase {
     /// Its memory is allocated, no weight is read.
     LoadingBegins,
     /// All of its weights are in place, and what it held beside them is freed.
@@ -161,7 +161,7 @@ pub enum Moment {
 }
 
 /// Who is told of it.
-pub type Probe<'a> = Option<&'a (dyn Fn(Moment) + Sync)>;
+pub type Probe<'a> = Option<&'a (dyn Fn(LoadPhase) + Sync)>;
 
 /// What one rank reports.
 #[derive(Clone, Debug)]

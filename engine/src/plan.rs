@@ -1,7 +1,7 @@
 //! A plan: where every byte of the model lives and what each rank does in a step. The engine runs its actions, the
 //! estimate is what walking them says.
 
-use crate::actions::{Action, Looks, Policy};
+use crate::actions::{Action, EvaluationActions, Policy};
 use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions};
 use crate::layers::Batch;
 use crate::mesh::Mesh;
@@ -34,7 +34,7 @@ pub struct Plan {
     /// One step.
     pub actions: Vec<Action>,
     /// An evaluation; empty where there is none.
-    pub looks: Looks,
+    pub evaluation: EvaluationActions,
     /// What a run of it will take.
     pub estimate: Estimate,
 }

@@ -8,11 +8,11 @@ mod flops;
 pub use dry::RecordedAction;
 pub use flops::ledger_terms;
 
-use crate::actions::{Looks, Policy, Schedule, actions, looks};
+use crate::actions::{EvaluationActions, Policy, Schedule, actions, evaluation_actions};
 use crate::config::{AttentionKind, Cell, DeviceKind, Lora, Model};
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError};
-use crate::model::{Basis, Layout, Part};
+use crate::model::{FlatKind, Layout, LayoutKey};
 use crate::outcome::Estimate;
 use crate::plan::{Plan, PlanError, check};
 use crate::recorder::Recorded;
@@ -35,7 +35,8 @@ impl Plan {
         let mesh = strategy::mesh(&cell.parallel).map_err(|reason| PlanError { key: "parallel.shard", reason })?;
         let sharding = Sharding::of(cell.parallel.strategy);
         let layout = layout(mesh.world());
-        if cell.memory.prepack && Part::ALL.iter().any(|&p| p != Part::Quantised && slotted(cell, &sharding, p)) {
+        if cell.memory.prepack && FlatKind::ALL.iter().any(|&p| p != FlatKind::Quantised && slotted(cell, &sharding, p))
+        {
             let reason = "\"step\" keeps weights that are whole at home in the compute type; write \"none\", or take ddp, \
                           zero1 or zero2 with precision.parameters equal to precision.compute";
             return Err(PlanError { key: "memory.prepack", reason: reason.into() });
@@ -46,7 +47,7 @@ impl Plan {
         let slotted: Vec<_> = layout
             .units
             .iter()
-            .map(|u| Part::ALL.iter().any(|&p| u.flat(p).len > 0 && slotted(cell, &sharding, p)))
+            .map(|u| FlatKind::ALL.iter().any(|&p| u.flat(p).len > 0 && slotted(cell, &sharding, p)))
             .collect();
         let schedule = Schedule {
             blocks: layout.blocks.len(),
@@ -61,9 +62,10 @@ impl Plan {
             policy: &policy,
         };
         let actions = actions(&schedule);
-        let looks = if cell.evaluation().is_some() { looks(&schedule) } else { Looks::default() };
+        let evaluation =
+            if cell.evaluation().is_some() { evaluation_actions(&schedule) } else { EvaluationActions::default() };
         let estimate = Estimate::default();
-        let mut plan = Plan { layout, mesh, sharding, policy, actions, looks, estimate };
+        let mut plan = Plan { layout, mesh, sharding, policy, actions, evaluation, estimate };
         plan.estimate = plan
             .dry_run(cell, kernels, 0, false)
             .map_err(|error| PlanError { key: "model", reason: error.to_string() })?
@@ -120,14 +122,14 @@ const MOST_TENSORS: usize = 1 << 17;
 pub struct Planner {
     kernels: RefCell<Vec<(Threads, Arc<dyn Kernels>)>>,
     /// The one made last is the last.
-    layouts: RefCell<Vec<Kept>>,
+    layouts: RefCell<Vec<CachedLayout>>,
 }
 
 /// Of which device, how many, and with which instructions.
 type Threads = (DeviceKind, usize, Option<String>);
 
 #[derive(Debug)]
-struct Kept {
+struct CachedLayout {
     model: Model,
     lora: Lora,
     attention: AttentionKind,
@@ -136,10 +138,10 @@ struct Kept {
     layout: Arc<Layout>,
 }
 
-impl Kept {
-    fn basis(&self) -> Basis<'_> {
-        let Kept { model, lora, attention, granule, ranks, .. } = self;
-        Basis { model, lora, attention: *attention, granule: *granule, ranks: *ranks }
+impl CachedLayout {
+    fn basis(&self) -> LayoutKey<'_> {
+        let CachedLayout { model, lora, attention, granule, ranks, .. } = self;
+        LayoutKey { model, lora, attention: *attention, granule: *granule, ranks: *ranks }
     }
 }
 
@@ -192,16 +194,16 @@ impl Planner {
 
     /// The layout of a cell's model for `ranks`.
     pub fn layout(&self, cell: &Cell, ranks: usize) -> Arc<Layout> {
-        let basis = Basis::of(cell, ranks);
+        let basis = LayoutKey::of(cell, ranks);
         let mut layouts = self.layouts.borrow_mut();
         if let Some(kept) = layouts.iter().rev().find(|kept| kept.basis() == basis) {
             return kept.layout.clone();
         }
         let layout = Arc::new(Layout::on(basis));
-        let Basis { attention, granule, .. } = basis;
+        let LayoutKey { attention, granule, .. } = basis;
         let (model, lora) = (cell.model.clone(), cell.lora.clone());
-        layouts.push(Kept { model, lora, attention, granule, ranks, layout: layout.clone() });
-        let tensors = |kept: &Kept| kept.layout.units.iter().map(|unit| unit.tensors.len()).sum::<usize>();
+        layouts.push(CachedLayout { model, lora, attention, granule, ranks, layout: layout.clone() });
+        let tensors = |kept: &CachedLayout| kept.layout.units.iter().map(|unit| unit.tensors.len()).sum::<usize>();
         let mut all: usize = layouts.iter().map(tensors).sum();
         while all > MOST_TENSORS {
             all -= tensors(&layouts.remove(0));

@@ -11,16 +11,16 @@ use zbench_kernels::{Arena, Category, Change, DType};
 
 /// A moment that the system's clock and the one that only goes forward are both read at; all ranks of a process share it.
 #[derive(Clone, Copy, Debug)]
-pub struct Zero {
+pub struct ClockOrigin {
     instant: Instant,
     epoch_ns: u64,
 }
 
-impl Zero {
+impl ClockOrigin {
     /// This moment.
-    pub fn now() -> Zero {
+    pub fn now() -> ClockOrigin {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Zero { instant: Instant::now(), epoch_ns: nanoseconds(since) }
+        ClockOrigin { instant: Instant::now(), epoch_ns: nanoseconds(since) }
     }
 
     /// Nanoseconds since 1970 at a later moment.
@@ -33,7 +33,7 @@ impl Zero {
 #[derive(Clone, Copy, Debug)]
 pub struct Tracing {
     /// Where times begin.
-    pub zero: Zero,
+    pub zero: ClockOrigin,
     /// So many steps of the run, from the first that it does itself, and the evaluations among them.
     pub steps: u64,
 }
@@ -136,7 +136,7 @@ pub struct Flight {
 }
 
 impl Flight {
-    fn of(seen: &Seen, zero: &Zero) -> Flight {
+    fn of(seen: &Seen, zero: &ClockOrigin) -> Flight {
         let (from, begun, awaited, until) = seen.moments;
         Flight {
             axis: seen.axis.into(),

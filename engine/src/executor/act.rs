@@ -8,7 +8,7 @@ use crate::loss_scale::LossScaler;
 use crate::model::Weights;
 use crate::recorder::Phase;
 use crate::schedule::learning_rate;
-use crate::shard::Said;
+use crate::shard::LocalStats;
 use crate::span::{Span, Spans};
 use std::time::Instant;
 use zbench_kernels::Buffer;
@@ -43,7 +43,7 @@ impl Executor<'_> {
             recorder.enter(match action {
                 Action::Forward { .. } => Phase::Forward,
                 Action::Backward { .. } => Phase::Backward,
-                Action::Restore { .. } => Phase::Recompute,
+                Action::Recompute { .. } => Phase::Recompute,
                 _ => Phase::Update,
             });
         }
@@ -73,10 +73,10 @@ impl Executor<'_> {
                     self.forward(unit)?;
                 }
             }
-            Action::Restore { unit, output } => {
+            Action::Recompute { unit, output } => {
                 self.wait(unit, spans)?;
                 spans.enter(Span::Recompute);
-                self.restore(unit, output)?;
+                self.recompute(unit, output)?;
             }
             Action::Backward { unit } => {
                 self.wait(unit, spans)?;
@@ -173,11 +173,11 @@ impl Executor<'_> {
         Ok(())
     }
 
-    fn restore(&mut self, unit: usize, output: bool) -> Result<()> {
+    fn recompute(&mut self, unit: usize, output: bool) -> Result<()> {
         let block = &self.context.plan.layout.blocks[unit - 1];
         let ex = self.context.exec(self.batch(), self.flow.evaluates, &self.flow.tokens);
         let weights = self.params.weights(unit, self.prepacked.get(unit));
-        let output = block.restore(&ex, &weights, &mut self.flow.saved[unit], output)?;
+        let output = block.recompute(&ex, &weights, &mut self.flow.saved[unit], output)?;
         if output.is_some() {
             self.flow.saved[unit + 1].input = output;
         }
@@ -214,8 +214,8 @@ impl Executor<'_> {
         spans.enter(Span::ExposedAgree);
         let (res, loss_scale) = (self.context.resources(), self.flow.loss_scale);
         let Flags { stop, written } = self.says;
-        let said = Said { losses: &self.flow.losses, loss_scale, stop, written };
-        let clip = self.optimizer.agree(&self.state, res, &self.gradients, &cell.train, said)?;
+        let said = LocalStats { losses: &self.flow.losses, loss_scale, stop, written };
+        let clip = self.optimizer.reduce_loss_and_norm(&self.state, res, &self.gradients, &cell.train, said)?;
         self.agreed = Flags { stop: clip.stop, written: clip.written };
         let skipped = self.scaler.is_some() && !clip.norm.is_finite();
         let diverged = |what, value| Err(StepError::Diverged { step, what, value });

@@ -2,7 +2,7 @@
 
 use super::exec::{Batch, Exec, product_forward, product_input, product_weight};
 use crate::error::Result;
-use crate::layers::{Grads, Place, Weights};
+use crate::layers::{FlatRange, Grads, Weights};
 use zbench_kernels::{Buffer, DType, Dropout, Gemm, Op, View, ViewMut};
 
 /// `scale * dropout(x) A^T B^T` for `N` layers that read the same x: each has its own B. More than one where a family
@@ -13,9 +13,9 @@ use zbench_kernels::{Buffer, DType, Dropout, Gemm, Op, View, ViewMut};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdapterSpec<const N: usize = 1> {
     /// A `[rank, input]`.
-    pub a: Place,
+    pub a: FlatRange,
     /// B `[out, rank]` and its rows, of each layer.
-    pub b: [(Place, usize); N],
+    pub b: [(FlatRange, usize); N],
     /// Elements of an input vector.
     pub input: usize,
     /// Rows of A.

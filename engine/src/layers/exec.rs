@@ -45,12 +45,12 @@ pub struct Exec<'a> {
     /// As `cos`.
     pub sin: View<'a>,
     /// Where sequences hold several documents: what they are to layers.
-    pub documents: Option<InDocuments<'a>>,
+    pub documents: Option<DocumentMask<'a>>,
 }
 
 /// Where the tokens of a micro-batch stand, of which each sequence holds several documents.
 #[derive(Clone, Copy)]
-pub struct InDocuments<'a> {
+pub struct DocumentMask<'a> {
     /// `[rows, seq]`: the place in the sequence at which the token's document starts.
     pub starts: View<'a>,
     /// `[rows, seq]`: the token's place in its document; only where learned positions read it.

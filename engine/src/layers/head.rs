@@ -7,7 +7,7 @@ use super::exec::{self, Exec};
 use super::norm::Norm;
 use super::prepacked;
 use crate::error::Result;
-use crate::layers::{Grads, Place, Weights};
+use crate::layers::{FlatRange, Grads, Weights};
 use zbench_kernels::{Buffer, CrossEntropy, DType, Gemm, Kernels, Op, Sum, View};
 
 /// `logits = norm(x) W^T`, and the loss.
@@ -16,7 +16,7 @@ pub struct Head {
     /// The norm, in the head's unit.
     pub norm: Norm,
     /// W `[vocab, hidden]`, in the head's unit, or in the embedding's when tied.
-    pub matrix: Place,
+    pub matrix: FlatRange,
     /// W is the embedding's table.
     pub tied: bool,
     /// Rows of W.

@@ -13,11 +13,11 @@ pub mod prepacked;
 mod weights;
 
 pub use adapter::AdapterSpec;
-pub use block::{Block, BlockGrad, Dims, GateUp, Kept, Qkv, Saved};
+pub use block::{Block, BlockGrad, Dims, GateUp, Qkv, Saved, SavedTensor};
 pub use embedding::Embedding;
-pub use exec::{Batch, Exec, InDocuments, product_forward, product_input};
+pub use exec::{Batch, DocumentMask, Exec, product_forward, product_input};
 pub use experts::{Experts, Routing};
 pub use head::{Head, HeadGrads, HeadWeights};
 pub use linear::{Factors, LinearSpec, Magnitude};
 pub use norm::Norm;
-pub use weights::{Grads, Part, Place, Weights};
+pub use weights::{FlatKind, FlatRange, Grads, Weights};

@@ -7,12 +7,12 @@
 use super::exec::Exec;
 use crate::device::Device;
 use crate::error::Result;
-use crate::layers::{Place, Weights};
+use crate::layers::{FlatRange, Weights};
 use std::cell::RefCell;
 use zbench_kernels::{Buffer, Category, DType, Gemm, Op, View, ViewMut};
 
 /// A form of a matrix: where the matrix lies, and a product that reads it so.
-pub type Form = (Place, Gemm);
+pub type Form = (FlatRange, Gemm);
 
 /// A unit's weights in the forms that products read.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub struct Prepacked(RefCell<Vec<Entry>>);
 
 #[derive(Debug)]
 struct Entry {
-    place: Place,
+    place: FlatRange,
     trans: bool,
     buffer: Buffer,
     /// Whether it holds the weights of this step.
@@ -49,7 +49,7 @@ pub(super) fn product(
     ex: &Exec<'_>,
     term: &'static str,
     weights: &Weights<'_>,
-    place: &Place,
+    place: &FlatRange,
     op: Gemm,
     [a, matrix]: [View<'_>; 2],
     c: ViewMut<'_>,

@@ -6,7 +6,7 @@ use zbench_kernels::{View, ViewMut};
 
 /// Which flat buffer of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum FlatKind {
     /// With gradients and optimizer state.
     Trainable,
     /// Without.
@@ -15,26 +15,26 @@ pub enum Part {
     Quantised,
 }
 
-impl Part {
+impl FlatKind {
     /// How many there are.
     pub const COUNT: usize = 3;
 
     /// All of them, in the order in which they are gathered.
-    pub const ALL: [Part; Part::COUNT] = [Part::Trainable, Part::Frozen, Part::Quantised];
+    pub const ALL: [FlatKind; FlatKind::COUNT] = [FlatKind::Trainable, FlatKind::Frozen, FlatKind::Quantised];
 }
 
 /// Where a tensor lies in its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct FlatRange {
     /// Which flat.
-    pub part: Part,
+    pub part: FlatKind,
     /// First element.
     pub start: usize,
     /// Elements.
     pub len: usize,
 }
 
-impl Place {
+impl FlatRange {
     /// The elements of the flat.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len
@@ -56,11 +56,11 @@ pub struct Weights<'a> {
 
 impl<'a> Weights<'a> {
     /// One tensor; of a matrix in few bits its record.
-    pub fn get(&self, place: &Place) -> View<'a> {
+    pub fn get(&self, place: &FlatRange) -> View<'a> {
         match place.part {
-            Part::Trainable => self.trainable.slice(place.range()),
-            Part::Frozen => self.frozen.slice(place.range()),
-            Part::Quantised => self.quantised.slice(place.range()),
+            FlatKind::Trainable => self.trainable.slice(place.range()),
+            FlatKind::Frozen => self.frozen.slice(place.range()),
+            FlatKind::Quantised => self.quantised.slice(place.range()),
         }
     }
 }
@@ -71,13 +71,14 @@ pub struct Grads<'a>(pub ViewMut<'a>);
 
 impl Grads<'_> {
     /// One tensor's gradient; `None` when it is frozen.
-    pub fn get(&mut self, place: &Place) -> Option<ViewMut<'_>> {
-        (place.part == Part::Trainable).then(|| self.0.slice_mut(place.range()))
+    pub fn get(&mut self, place: &FlatRange) -> Option<ViewMut<'_>> {
+        (place.part == FlatKind::Trainable).then(|| self.0.slice_mut(place.range()))
     }
 
     /// The gradients of a weight and of the bias that lies behind it; `None` when they are frozen or there is none.
-    pub fn pair(&mut self, weight: &Place, bias: Option<&Place>) -> (Option<ViewMut<'_>>, Option<ViewMut<'_>>) {
-        let Some(bias) = bias.filter(|bias| bias.part == Part::Trainable && bias.start == weight.start + weight.len)
+    pub fn pair(&mut self, weight: &FlatRange, bias: Option<&FlatRange>) -> (Option<ViewMut<'_>>, Option<ViewMut<'_>>) {
+        let Some(bias) =
+            bias.filter(|bias| bias.part == FlatKind::Trainable && bias.start == weight.start + weight.len)
         else {
             return (self.get(weight), None);
         };

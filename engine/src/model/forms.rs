@@ -2,13 +2,13 @@
 
 use super::Layout;
 use crate::layers::prepacked::Form;
-use crate::layers::{LinearSpec, Part, Place, product_forward, product_input};
+use crate::layers::{FlatKind, FlatRange, LinearSpec, product_forward, product_input};
 use zbench_kernels::{DType, Gemm, Kernels};
 
 impl Layout {
     /// The forms of weights that a unit's products read, in the type `compute`.
     pub fn forms(&self, unit: usize, kernels: &dyn Kernels, compute: DType) -> Vec<Form> {
-        let of = |place: Place, out: usize, input: usize, products: [Gemm; 2]| {
+        let of = |place: FlatRange, out: usize, input: usize, products: [Gemm; 2]| {
             debug_assert_eq!(place.len, out * input);
             products.map(|op| (place, op)).into_iter().filter(|(_, op)| kernels.prepacked_len(op).is_some())
         };
@@ -17,7 +17,7 @@ impl Layout {
             let products =
                 [product_forward(1, out, input, false, compute), product_input(1, out, input, false, compute)];
             // Records of few bits are unpacked for each product; DoRA multiplies by a matrix that it makes.
-            let kept = weight.part != Part::Quantised && spec.magnitude.is_none();
+            let kept = weight.part != FlatKind::Quantised && spec.magnitude.is_none();
             kept.then(|| of(weight, out, input, products)).into_iter().flatten()
         };
         let mut forms = Vec::new();

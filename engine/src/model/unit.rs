@@ -2,7 +2,7 @@
 //! frozen ones, one of frozen matrices in few bits; a tensor is a place in one of them.
 
 use super::Stored;
-use crate::layers::{Part, Place};
+use crate::layers::{FlatKind, FlatRange};
 use std::ops::Range;
 use zbench_kernels::{GRANULE_BYTES, Packed};
 
@@ -14,7 +14,7 @@ pub enum Init {
     /// A constant.
     Constant(f64),
     /// The norms of the rows of the same unit's tensor that lies there.
-    NormsOf(Place),
+    NormsOf(FlatRange),
 }
 
 /// A tensor of a unit.
@@ -25,7 +25,7 @@ pub struct Tensor {
     /// Row-major shape.
     pub shape: Vec<usize>,
     /// Where it lies.
-    pub place: Place,
+    pub place: FlatRange,
     /// How it starts without a checkpoint.
     pub init: Init,
     /// Whether a checkpoint holds it (adapters start fresh).
@@ -93,12 +93,12 @@ pub struct Unit {
 impl Unit {
     /// An empty unit.
     pub fn new(name: impl Into<String>) -> Unit {
-        let [trainable, frozen, quantised] = [(); Part::COUNT].map(|()| Flat::default());
+        let [trainable, frozen, quantised] = [(); FlatKind::COUNT].map(|()| Flat::default());
         Unit { name: name.into(), tensors: Vec::new(), trainable, frozen, quantised }
     }
 
     /// Appends a tensor to one of the flats and says where it lies.
-    pub fn push(&mut self, part: Part, name: String, shape: &[usize], init: Init) -> Place {
+    pub fn push(&mut self, part: FlatKind, name: String, shape: &[usize], init: Init) -> FlatRange {
         let place = self.take(part, shape.iter().product());
         let in_checkpoint = !is_adapter(&name);
         let (shape, stored, packed) = (shape.to_vec(), None, None);
@@ -107,16 +107,16 @@ impl Unit {
     }
 
     /// Appends a matrix in few bits and says where its record lies.
-    pub fn push_packed(&mut self, packed: Packed, name: String, init: Init) -> Place {
-        let place = self.take(Part::Quantised, packed.fields().bytes);
+    pub fn push_packed(&mut self, packed: Packed, name: String, init: Init) -> FlatRange {
+        let place = self.take(FlatKind::Quantised, packed.fields().bytes);
         let (shape, packed) = (vec![packed.rows, packed.cols], Some(packed));
         self.tensors.push(Tensor { name, shape, place, init, in_checkpoint: true, stored: None, packed });
         place
     }
 
-    fn take(&mut self, part: Part, len: usize) -> Place {
+    fn take(&mut self, part: FlatKind, len: usize) -> FlatRange {
         let flat = self.flat_mut(part);
-        let place = Place { part, start: flat.len, len };
+        let place = FlatRange { part, start: flat.len, len };
         flat.len += len;
         place
     }
@@ -130,39 +130,39 @@ impl Unit {
 
     /// Pads flats to a multiple of `ranks` times `granule` elements, that of bytes to `ranks` times 64.
     pub fn pad(&mut self, ranks: usize, granule: usize) {
-        for part in Part::ALL {
-            let multiple = ranks * if part == Part::Quantised { GRANULE_BYTES as usize } else { granule };
+        for part in FlatKind::ALL {
+            let multiple = ranks * if part == FlatKind::Quantised { GRANULE_BYTES as usize } else { granule };
             let flat = self.flat_mut(part);
             flat.padded = flat.len.next_multiple_of(multiple);
         }
     }
 
     /// One of the flats.
-    pub fn flat(&self, part: Part) -> &Flat {
+    pub fn flat(&self, part: FlatKind) -> &Flat {
         match part {
-            Part::Trainable => &self.trainable,
-            Part::Frozen => &self.frozen,
-            Part::Quantised => &self.quantised,
+            FlatKind::Trainable => &self.trainable,
+            FlatKind::Frozen => &self.frozen,
+            FlatKind::Quantised => &self.quantised,
         }
     }
 
-    fn flat_mut(&mut self, part: Part) -> &mut Flat {
+    fn flat_mut(&mut self, part: FlatKind) -> &mut Flat {
         match part {
-            Part::Trainable => &mut self.trainable,
-            Part::Frozen => &mut self.frozen,
-            Part::Quantised => &mut self.quantised,
+            FlatKind::Trainable => &mut self.trainable,
+            FlatKind::Frozen => &mut self.frozen,
+            FlatKind::Quantised => &mut self.quantised,
         }
     }
 
     /// The tensors of one flat.
-    pub fn tensors_of(&self, part: Part) -> impl Iterator<Item = &Tensor> {
+    pub fn tensors_of(&self, part: FlatKind) -> impl Iterator<Item = &Tensor> {
         self.tensors.iter().filter(move |t| t.place.part == part)
     }
 
     /// The runs of the trainable flat's `range` with one weight decay each, in order; padding does not decay.
     pub fn decay_runs(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, bool)> {
         let padding = (self.trainable.len..self.trainable.padded, false);
-        let tensors = self.tensors_of(Part::Trainable).map(|t| (t.place.range(), t.decays()));
+        let tensors = self.tensors_of(FlatKind::Trainable).map(|t| (t.place.range(), t.decays()));
         let cut =
             move |(span, decays): (Range<usize>, bool)| (span.start.max(range.start)..span.end.min(range.end), decays);
         let mut spans = tensors.chain([padding]).map(cut).filter(|(span, _)| !span.is_empty()).peekable();
@@ -184,9 +184,9 @@ mod tests {
     fn decay_runs_cover_a_range_once() {
         let mut unit = Unit::new("u");
         for (i, shape) in [&[3usize, 4][..], &[5], &[7], &[2, 2]].iter().enumerate() {
-            unit.push(Part::Trainable, format!("t{i}"), shape, Init::Constant(0.0));
+            unit.push(FlatKind::Trainable, format!("t{i}"), shape, Init::Constant(0.0));
         }
-        unit.push(Part::Frozen, "f".into(), &[9, 9], Init::Constant(0.0));
+        unit.push(FlatKind::Frozen, "f".into(), &[9, 9], Init::Constant(0.0));
         unit.pad(1, 16);
         assert_eq!((unit.trainable.padded, unit.frozen.padded), (32, 96));
         let runs = |range| unit.decay_runs(range).collect::<Vec<_>>();

@@ -98,7 +98,7 @@ fn span(action: Action) -> Span {
         Action::Load { .. } => Span::Data,
         Action::Gather { .. } => Span::ExposedGather,
         Action::Forward { .. } => Span::Forward,
-        Action::Restore { .. } => Span::Recompute,
+        Action::Recompute { .. } => Span::Recompute,
         Action::Backward { .. } => Span::Backward,
         Action::Reduce { .. } => Span::ExposedReduce,
         Action::Update => Span::Optimizer,

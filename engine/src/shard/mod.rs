@@ -7,15 +7,15 @@ mod params;
 mod placement;
 
 pub use gradients::Gradients;
-pub use optimizer::{Clip, Losses, Moments, Optimizer, Said};
+pub use optimizer::{GlobalStats, LocalStats, Losses, Moments, Optimizer};
 pub use params::Params;
 pub use placement::{home_dtype, share, slotted};
 
 use crate::comm::{Metered, Seen, Totals, Traffic};
 use crate::config::{Cell, Precision};
 use crate::device::Device;
-use crate::mesh::{Mesh, Place, Split};
-use crate::model::{Layout, Part, Unit};
+use crate::mesh::{Mesh, MeshCoord, Split};
+use crate::model::{FlatKind, Layout, Unit};
 use crate::strategy::Sharding;
 use std::ops::{Deref, Range};
 use zbench_kernels::{Category, DType};
@@ -24,7 +24,7 @@ use zbench_kernels::{Category, DType};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Holding {
     /// Which flat.
-    pub part: Part,
+    pub part: FlatKind,
     /// Elements of the flat, padding included.
     pub padded: usize,
     /// The part of the weights at home here.
@@ -44,7 +44,7 @@ pub struct Holding {
 }
 
 impl Holding {
-    fn new(cell: &Cell, sharding: &Sharding, place: &Place, unit: &Unit, part: Part) -> Holding {
+    fn new(cell: &Cell, sharding: &Sharding, place: &MeshCoord, unit: &Unit, part: FlatKind) -> Holding {
         let padded = unit.flat(part).padded;
         Holding {
             part,
@@ -63,10 +63,10 @@ impl Holding {
 /// What all parts of a rank's state share: what it holds, and of which type.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// By unit, in the order of [`Part::ALL`]; `None` where the flat is empty.
-    pub holdings: Vec<[Option<Holding>; Part::COUNT]>,
+    /// By unit, in the order of [`FlatKind::ALL`]; `None` where the flat is empty.
+    pub holdings: Vec<[Option<Holding>; FlatKind::COUNT]>,
     /// The mesh place.
-    pub place: Place,
+    pub place: MeshCoord,
     /// What is split.
     pub sharding: Sharding,
     /// Types.
@@ -79,11 +79,11 @@ pub struct State {
 
 impl State {
     /// The state of a rank.
-    pub fn new(cell: &Cell, layout: &Layout, sharding: Sharding, place: Place) -> State {
-        let holding = |unit: &Unit, part: Part| {
+    pub fn new(cell: &Cell, layout: &Layout, sharding: Sharding, place: MeshCoord) -> State {
+        let holding = |unit: &Unit, part: FlatKind| {
             (unit.flat(part).len > 0).then(|| Holding::new(cell, &sharding, &place, unit, part))
         };
-        let holdings = layout.units.iter().map(|unit| Part::ALL.map(|part| holding(unit, part))).collect();
+        let holdings = layout.units.iter().map(|unit| FlatKind::ALL.map(|part| holding(unit, part))).collect();
         let slots = placement::slot_category(&sharding);
         let stoppable = cell.checkpoint.is_some();
         State { holdings, place, sharding, precision: cell.precision, slots, stoppable }

@@ -6,7 +6,7 @@ use super::index::Role;
 use crate::error::StepError;
 use crate::executor::Executor;
 use crate::mesh::within;
-use crate::model::Part;
+use crate::model::FlatKind;
 use std::ops::Range;
 use zbench_kernels::{View, ViewMut};
 
@@ -27,7 +27,7 @@ pub struct Digest {
 impl Executor<'_> {
     /// Checksums of what trains, the same on all ranks. A collective call.
     pub fn digest(&mut self) -> Result<Digest> {
-        let [weights, exp_avg, exp_avg_sq] = Role::ALL.map(|role| self.sum(Part::Trainable, Some(role)));
+        let [weights, exp_avg, exp_avg_sq] = Role::ALL.map(|role| self.sum(FlatKind::Trainable, Some(role)));
         let own = [weights?, exp_avg?, exp_avg_sq?];
         let [weights, exp_avg, exp_avg_sq] = self.over_ranks(own)?;
         Ok(Digest { weights, exp_avg, exp_avg_sq })
@@ -35,17 +35,17 @@ impl Executor<'_> {
 
     /// The checksum of what does not train; nothing where all does. A collective call.
     pub(crate) fn frozen_digest(&mut self) -> Result<Option<u64>> {
-        let is_there = |part: Part| self.state.holdings.iter().any(|unit| unit[part as usize].is_some());
-        if !is_there(Part::Frozen) && !is_there(Part::Quantised) {
+        let is_there = |part: FlatKind| self.state.holdings.iter().any(|unit| unit[part as usize].is_some());
+        if !is_there(FlatKind::Frozen) && !is_there(FlatKind::Quantised) {
             return Ok(None);
         }
-        let own = self.sum(Part::Frozen, None)?.wrapping_add(self.sum(Part::Quantised, None)?);
+        let own = self.sum(FlatKind::Frozen, None)?.wrapping_add(self.sum(FlatKind::Quantised, None)?);
         let [sum] = self.over_ranks([own])?;
         Ok(Some(sum))
     }
 
     /// Of the part of every unit that is this rank's in the world-wide split.
-    fn sum(&mut self, part: Part, role: Option<Role>) -> Result<u64> {
+    fn sum(&mut self, part: FlatKind, role: Option<Role>) -> Result<u64> {
         let mut sum = 0u64;
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.holdings[unit][part as usize].clone() else { continue };

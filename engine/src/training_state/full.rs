@@ -16,7 +16,7 @@ use crate::executor::Executor;
 use crate::export;
 use crate::hf;
 use crate::mesh::within;
-use crate::model::{Layout, Part};
+use crate::model::{FlatKind, Layout};
 use crate::shard;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ fn bytes_of((_, shape): &(String, Vec<usize>), dtype: DType) -> u64 {
 }
 
 /// The tensors of a flat as `hand_over` hands them over.
-fn handed_over(layout: &Layout, unit: usize, part: Part) -> Vec<(String, Vec<usize>)> {
+fn handed_over(layout: &Layout, unit: usize, part: FlatKind) -> Vec<(String, Vec<usize>)> {
     let mut tensors: Vec<(String, Vec<usize>)> = Vec::new();
     for tensor in layout.units[unit].tensors_of(part) {
         if tensor.stored.is_none() || tensors.iter().all(|(name, _)| name != tensor.stored_name()) {
@@ -79,7 +79,7 @@ fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>)
     let units = 0..layout.units.len();
     let dtype = precision.parameters;
     let mut model = vec![Outline { name: String::new(), dtype, tensors: Vec::new() }];
-    for (unit, part) in units.clone().flat_map(|unit| Part::ALL.map(|part| (unit, part))) {
+    for (unit, part) in units.clone().flat_map(|unit| FlatKind::ALL.map(|part| (unit, part))) {
         for tensor in handed_over(layout, unit, part) {
             let last = model.last().map_or(0, Outline::data_bytes);
             if last > 0 && last + bytes_of(&tensor, dtype) > FILE_BYTES {
@@ -97,14 +97,14 @@ fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>)
             _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
         };
     }
-    let trainable = || units.clone().flat_map(|unit| handed_over(layout, unit, Part::Trainable));
+    let trainable = || units.clone().flat_map(|unit| handed_over(layout, unit, FlatKind::Trainable));
     let moments = |(name, shape): (String, Vec<usize>)| {
         [Role::ExpAvg, Role::ExpAvgSq].map(|role| (format!("{}.{name}", role.name()), shape.clone()))
     };
     // By unit, the first moments of all its tensors before the second: the order in which they are gathered.
     let of_unit = |unit: usize| {
         let (first, second): (Vec<_>, Vec<_>) =
-            handed_over(layout, unit, Part::Trainable).into_iter().map(moments).map(|[a, b]| (a, b)).unzip();
+            handed_over(layout, unit, FlatKind::Trainable).into_iter().map(moments).map(|[a, b]| (a, b)).unzip();
         first.into_iter().chain(second)
     };
     let optimizer = Outline {
@@ -112,7 +112,7 @@ fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>)
         dtype: precision.optimizer,
         tensors: units.clone().flat_map(of_unit).collect(),
     };
-    let shifted = layout.units.iter().flat_map(|unit| unit.tensors_of(Part::Trainable)).any(|t| t.shift() != 0.0);
+    let shifted = layout.units.iter().flat_map(|unit| unit.tensors_of(FlatKind::Trainable)).any(|t| t.shift() != 0.0);
     let exact = (precision.master.is_some() || shifted).then(|| Outline {
         name: MASTER.into(),
         dtype: precision.master.unwrap_or(precision.parameters),
@@ -204,16 +204,16 @@ pub(crate) fn start(
         false => executor.arena.clone(),
     };
     for unit in 0..executor.state.holdings.len() {
-        for part in Part::ALL {
+        for part in FlatKind::ALL {
             executor.stream(&arena, unit, part, Some(Role::Weights), true, &mut |values| model.take(values))?;
         }
         if let Some(exact) = &mut exact {
             let role = Some(Role::Weights);
-            executor.stream(&arena, unit, Part::Trainable, role, false, &mut |values| exact.take(values))?;
+            executor.stream(&arena, unit, FlatKind::Trainable, role, false, &mut |values| exact.take(values))?;
         }
         for role in [Role::ExpAvg, Role::ExpAvgSq] {
             let role = Some(role);
-            executor.stream(&arena, unit, Part::Trainable, role, false, &mut |values| optimizer.take(values))?;
+            executor.stream(&arena, unit, FlatKind::Trainable, role, false, &mut |values| optimizer.take(values))?;
         }
     }
     let memory = model.memory() + optimizer.memory() + exact.as_ref().map_or(0, Files::memory);
@@ -258,13 +258,13 @@ impl Executor<'_> {
         &mut self,
         arena: &Arena,
         unit: usize,
-        part: Part,
+        part: FlatKind,
         role: Option<Role>,
         shifted: bool,
         take: &mut dyn FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
         let Some(holding) = self.state.holdings[unit][part as usize].clone() else { return Ok(()) };
-        let moments = self.optimizer.moments_mut(unit).filter(|_| part == Part::Trainable);
+        let moments = self.optimizer.moments_mut(unit).filter(|_| part == FlatKind::Trainable);
         let own = match (role, moments) {
             (Some(Role::ExpAvg), Some(moments)) => Some(moments.first.view()),
             (Some(Role::ExpAvgSq), Some(moments)) => Some(moments.second.view()),
@@ -276,7 +276,7 @@ impl Executor<'_> {
         };
         let Some(own) = own else { return Ok(()) };
         let own = match part {
-            Part::Quantised => export::copied(&*self.context.kernels, arena, own)?,
+            FlatKind::Quantised => export::copied(&*self.context.kernels, arena, own)?,
             _ => export::widen(&*self.context.kernels, arena, own)?,
         };
         let whole = self.whole(arena, own, shard::share(&self.state.sharding, part), holding.padded)?;

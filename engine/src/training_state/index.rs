@@ -4,7 +4,7 @@ use super::error::{Result, StateError};
 use crate::config::{Cell, SaveLayout};
 use crate::files::is_plain_name;
 use crate::loss_scale::ScalerState;
-use crate::model::{Layout, Part};
+use crate::model::{FlatKind, Layout};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use std::fs::File;
@@ -82,7 +82,7 @@ impl Identity {
             ["weights", "loading", "save"].iter().for_each(|key| drop(model.remove(*key)));
         }
         let tensors = |unit: &crate::model::Unit| {
-            unit.tensors_of(Part::Trainable).map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect()
+            unit.tensors_of(FlatKind::Trainable).map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect()
         };
         let units = layout.units.iter().map(|unit| UnitIdentity { name: unit.name.clone(), tensors: tensors(unit) });
         Identity { model, units: units.collect() }

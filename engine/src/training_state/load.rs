@@ -10,7 +10,7 @@ use super::index::{Identity, Index, Piece, Position, RankFiles, Role, plain_name
 use crate::config::{Cell, Resume, SaveLayout};
 use crate::error::StepError;
 use crate::mesh::within;
-use crate::model::{Layout, Part};
+use crate::model::{FlatKind, Layout};
 use crate::outcome::History;
 use crate::shard::{Optimizer, Params, Resources, State};
 use std::collections::BTreeMap;
@@ -260,7 +260,7 @@ impl Target<'_> {
             Role::Weights => match &mut moments.master {
                 Some(master) => Some(master.slice_mut(of_owned)),
                 None => {
-                    let home = self.params.home_mut(unit, Part::Trainable);
+                    let home = self.params.home_mut(unit, FlatKind::Trainable);
                     home.map(|home| home.slice_mut(within(&range, &holding.home)))
                 }
             },
@@ -292,7 +292,7 @@ impl Target<'_> {
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.trainable(unit) else { continue };
             let master = self.optimizer.moments_mut(unit).and_then(|moments| moments.master.as_ref());
-            let home = self.params.home_mut(unit, Part::Trainable);
+            let home = self.params.home_mut(unit, FlatKind::Trainable);
             if let (Some(master), Some(home)) = (master, home) {
                 let at_home = within(&holding.owned, &holding.home);
                 self.res.kernels.cast(master.view(), home.slice_mut(at_home)).map_err(StepError::from)?;

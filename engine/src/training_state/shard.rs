@@ -180,7 +180,7 @@ impl Shard {
                 continue;
             };
             let Some(moments) = loan.take(unit) else { continue };
-            let weights = match (&moments.master, params.home_mut(unit, crate::model::Part::Trainable)) {
+            let weights = match (&moments.master, params.home_mut(unit, crate::model::FlatKind::Trainable)) {
                 (None, Some(home)) => Some(bytes_of(kernels, home.slice(within(&range, &holding.home)))?),
                 _ => None,
             };

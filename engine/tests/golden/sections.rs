@@ -120,7 +120,7 @@ pub fn take(case: &Case) -> Taken {
     let operations = [0, cell.parallel.ranks - 1].map(|rank| plan.operations(cell, &*kernels, rank));
     Taken {
         actions: plan.actions.clone(),
-        evaluation: [plan.looks.first.clone(), plan.looks.next.clone(), plan.looks.end.clone()],
+        evaluation: [plan.evaluation.first.clone(), plan.evaluation.next.clone(), plan.evaluation.end.clone()],
         memory: estimate.memory,
         traffic: estimate.traffic,
         flops: estimate.flops,

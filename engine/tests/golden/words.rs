@@ -10,7 +10,7 @@ pub fn action(action: &Action) -> String {
         Action::Load { micro } => format!("load micro={micro}"),
         Action::Gather { unit, refresh, slot } => format!("gather unit={unit} refresh={refresh} slot={slot}"),
         Action::Forward { unit } => format!("forward unit={unit}"),
-        Action::Restore { unit, output } => format!("recompute unit={unit} output={output}"),
+        Action::Recompute { unit, output } => format!("recompute unit={unit} output={output}"),
         Action::Backward { unit } => format!("backward unit={unit}"),
         Action::Release { unit } => format!("release unit={unit}"),
         Action::Reduce { unit, first, last } => format!("reduce unit={unit} first={first} last={last}"),

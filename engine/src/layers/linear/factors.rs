@@ -4,14 +4,14 @@ use super::LinearSpec;
 use crate::error::Result;
 use crate::layers::adapter::ADAPTER;
 use crate::layers::exec::Exec;
-use crate::layers::{Grads, Place, Weights};
+use crate::layers::{FlatRange, Grads, Weights};
 use zbench_kernels::{Buffer, DType, MulRows, Op, View, ViewMut};
 
 /// IA3: learned factors of what a layer gives, bias included, or of what it reads. The layer's own weights are frozen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factors {
     /// `[out, 1]`, or `[1, input]` in a feedforward layer.
-    pub l: Place,
+    pub l: FlatRange,
     /// They are on the input.
     pub feedforward: bool,
 }

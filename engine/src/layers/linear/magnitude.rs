@@ -5,14 +5,14 @@ use super::LinearSpec;
 use crate::error::Result;
 use crate::layers::adapter::{ADAPTER, AdapterSpec};
 use crate::layers::exec::Exec;
-use crate::layers::{Grads, Place, Weights};
+use crate::layers::{FlatRange, Grads, Weights};
 use zbench_kernels::{Buffer, DType, Gemm, InverseNorms, MulRows, Op, View, ViewMut};
 
 /// Learned norms of the rows of what a layer and its adapter make together. The layer's own weights are frozen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Magnitude {
     /// m `[out]`.
-    pub m: Place,
+    pub m: FlatRange,
 }
 
 impl Magnitude {

@@ -60,7 +60,7 @@ fn a_step_is_what_its_operations_collectives_and_overheads_take() {
             &[],
         ),
         stated(Action::Release { unit: 0 }, &[], &[]),
-        stated(Action::Restore { unit: 0, output: false }, &[("x", moved(|m| Op::Fill(m, 0.0), 100, f))], &[]),
+        stated(Action::Recompute { unit: 0, output: false }, &[("x", moved(|m| Op::Fill(m, 0.0), 100, f))], &[]),
         stated(Action::Backward { unit: 0 }, &[("x", moved(|m| Op::Fill(m, 0.0), 200, f))], &[]),
         stated(
             Action::Reduce { unit: 0, first: true, last: true },

@@ -3,7 +3,7 @@
 use super::{Resumable, Target, widen};
 use crate::checkpoint::Checkpoint;
 use crate::mesh::within;
-use crate::model::{Part, Tensor};
+use crate::model::{FlatKind, Tensor};
 use crate::training_state::blocks::{BLOCK, BlockFile, Share, Written};
 use crate::training_state::error::{Result, StateError};
 use crate::training_state::full::{MASTER, OPTIMIZER};
@@ -70,7 +70,7 @@ fn read(
     let mut wanted = Vec::new();
     for (unit, role) in (0..layout.units.len()).flat_map(|unit| roles.iter().map(move |role| (unit, *role))) {
         let Some(owned) = target.owned(unit) else { continue };
-        for tensor in layout.units[unit].tensors_of(Part::Trainable) {
+        for tensor in layout.units[unit].tensors_of(FlatKind::Trainable) {
             let place = tensor.place.range();
             let cut = place.start.max(owned.start)..place.end.min(owned.end);
             let name =
