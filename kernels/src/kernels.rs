@@ -246,6 +246,6 @@ pub fn no_scratch() -> ViewMut<'static> {
 }
 
 /// The shape of an element-wise operation whose result is `dst`.
-fn elementwise(sources: usize, from: DType, dst: &ViewMut<'_>) -> Move {
-    Move { len: dst.len(), sources, from, to: dst.dtype() }
+fn elementwise(sources: usize, from: DType, dst: &ViewMut<'_>) -> Elementwise {
+    Elementwise { len: dst.len(), sources, from, to: dst.dtype() }
 }

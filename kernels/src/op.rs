@@ -69,7 +69,7 @@ pub struct LayerNorm {
 
 /// `x[r] += table[r % period]`: a bias (period 1), or learned positions (period of a sequence).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AddRows {
+pub struct BiasAdd {
     /// Vectors of x.
     pub rows: usize,
     /// Vectors of the table that are used; row `r` reads `r % period`.
@@ -82,7 +82,7 @@ pub struct AddRows {
 
 /// `x[r] *= w`: a factor for every column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MulRows {
+pub struct ScaleColumns {
     /// Vectors of x.
     pub rows: usize,
     /// Elements of a vector, and factors.
@@ -93,7 +93,7 @@ pub struct MulRows {
 
 /// `s[r] = 1 / |x[r]|`, the norm being the root of the sum of squares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InverseNorms {
+pub struct RowInvNorm {
     /// Vectors.
     pub rows: usize,
     /// Elements of a vector.
@@ -177,7 +177,7 @@ pub fn alibi_slope(head: usize, heads: usize) -> f64 {
 
 /// An activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum Activation {
     /// `x / (1 + e^-x)`.
     Silu,
     /// `x * (1 + erf(x / sqrt 2)) / 2`.
@@ -188,22 +188,22 @@ pub enum Act {
 
 /// `y = act(x)` over `len` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Activate {
+pub struct PointwiseActivation {
     /// Elements.
     pub len: usize,
     /// The function.
-    pub act: Act,
+    pub act: Activation,
     /// Type of all operands.
     pub dtype: DType,
 }
 
 /// `y = act(gate) * up` over `len` elements; the function is SiLU unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Swiglu {
+pub struct GatedActivation {
     /// Elements.
     pub len: usize,
     /// Of the gate.
-    pub act: Act,
+    pub act: Activation,
     /// Type of all operands.
     pub dtype: DType,
 }
@@ -293,7 +293,7 @@ pub enum Rounding {
 
 /// Element-wise traffic: fill, cast, add, accumulate, scale, sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Move {
+pub struct Elementwise {
     /// Elements of the result (of the source for sums to a number).
     pub len: usize,
     /// Operands read.
@@ -464,15 +464,15 @@ pub enum Op {
     /// Its backward.
     LayerNormBackward(LayerNorm),
     /// Bias or learned positions.
-    AddRows(AddRows),
+    BiasAdd(BiasAdd),
     /// The table's gradient.
-    AddRowsBackward(AddRows),
+    BiasAddBackward(BiasAdd),
     /// Factors of columns.
-    MulRows(MulRows),
+    ScaleColumns(ScaleColumns),
     /// The factors' gradient; that of x is the same product.
-    MulRowsBackward(MulRows),
+    ScaleColumnsBackward(ScaleColumns),
     /// Reciprocal norms of vectors.
-    InverseNorms(InverseNorms),
+    RowInvNorm(RowInvNorm),
     /// Rotary embedding or its backward.
     Rope(Rope),
     /// Tiled attention with online softmax.
@@ -484,13 +484,13 @@ pub enum Op {
     /// Its backward.
     NaiveAttentionBackward(Attention),
     /// Gated activation.
-    Swiglu(Swiglu),
+    GatedActivation(GatedActivation),
     /// Its backward.
-    SwigluBackward(Swiglu),
+    GatedActivationBackward(GatedActivation),
     /// Plain activation.
-    Activate(Activate),
+    PointwiseActivation(PointwiseActivation),
     /// Its backward.
-    ActivateBackward(Activate),
+    PointwiseActivationBackward(PointwiseActivation),
     /// Table look-up.
     Embedding(Embedding),
     /// Scatter-add into the table's gradient.
@@ -504,19 +504,19 @@ pub enum Op {
     /// Random initialisation.
     Normal(Normal),
     /// A constant.
-    Fill(Move, f64),
+    Fill(Elementwise, f64),
     /// Change of type, or copy.
-    Cast(Move),
+    Cast(Elementwise),
     /// `dst = a + b`.
-    Add(Move),
+    Add(Elementwise),
     /// `dst += alpha * src`.
-    Accumulate(Move, f64),
+    Accumulate(Elementwise, f64),
     /// `dst *= alpha`.
-    Scale(Move, f64),
+    Scale(Elementwise, f64),
     /// Sum to a number.
-    Sum(Move),
+    Sum(Elementwise),
     /// Sum of squares to a number.
-    SumSquares(Move),
+    SumSquares(Elementwise),
     /// Balanced tree over several sources.
     Reduce(Reduce),
     /// Floats as integers and scales.
@@ -536,7 +536,7 @@ pub enum Op {
     /// Rows of experts back to their tokens.
     Combine(Combine),
     /// The gradient of the weights.
-    Weigh(Slots),
+    RouterWeightBackward(Slots),
     /// A matrix product per expert.
     GroupedGemm(GroupedGemm),
 }
@@ -544,12 +544,12 @@ pub enum Op {
 impl Op {
     /// The sum of elements.
     pub const fn sum(len: usize, from: DType) -> Op {
-        Op::Sum(Move { len, sources: 1, from, to: DType::F64 })
+        Op::Sum(Elementwise { len, sources: 1, from, to: DType::F64 })
     }
 
     /// The sum of their squares.
     pub const fn sum_squares(len: usize, from: DType) -> Op {
-        Op::SumSquares(Move { len, sources: 1, from, to: DType::F64 })
+        Op::SumSquares(Elementwise { len, sources: 1, from, to: DType::F64 })
     }
 
     /// Type of the floats that the operation quantises or makes of codes.

@@ -145,7 +145,7 @@ mod tests {
         assert!((squares / expected - 1.0).abs() < 1e-6);
         assert!(halves.iter().zip(&x).all(|(h, x)| *h == half::bf16::from_f32(*x)));
         let f = DType::F32;
-        let of = |sources, from, to| Move { len: 1000, sources, from, to };
+        let of = |sources, from, to| Elementwise { len: 1000, sources, from, to };
         let ops: Vec<Op> = watch.take().into_iter().map(|timed| timed.op).collect();
         let expected =
             [Op::Cast(of(1, f, DType::Bf16)), Op::Accumulate(of(1, f, f), 2.0), Op::SumSquares(of(1, f, DType::F64))];

@@ -248,7 +248,7 @@ impl Cpu {
         });
     }
 
-    pub(super) fn run_weigh(
+    pub(super) fn run_router_weight_backward(
         &self,
         op: &Slots,
         routing: Routing,

@@ -144,11 +144,13 @@ impl Kernels for Cpu {
                 let (dw, db) = (gradients.next(), gradients.next());
                 self.run_layer_norm_backward(op, *x, *w, statistics.as_slice()?, *dy, dx.reborrow(), dw, db);
             }
-            (Op::AddRows(op), [table], [x]) => self.run_add_rows(op, *table, x.reborrow()),
-            (Op::AddRowsBackward(op), [dy], [dtable]) => self.run_add_rows_backward(op, *dy, dtable.reborrow()),
-            (Op::MulRows(op), [w], [x]) => self.run_mul_rows(op, *w, x.reborrow()),
-            (Op::MulRowsBackward(op), [x, dy], [dw]) => self.run_mul_rows_backward(op, *x, *dy, dw.reborrow()),
-            (Op::InverseNorms(op), [x], [s]) => self.run_inverse_norms(op, *x, s.reborrow()),
+            (Op::BiasAdd(op), [table], [x]) => self.run_bias_add(op, *table, x.reborrow()),
+            (Op::BiasAddBackward(op), [dy], [dtable]) => self.run_bias_add_backward(op, *dy, dtable.reborrow()),
+            (Op::ScaleColumns(op), [w], [x]) => self.run_scale_columns(op, *w, x.reborrow()),
+            (Op::ScaleColumnsBackward(op), [x, dy], [dw]) => {
+                self.run_scale_columns_backward(op, *x, *dy, dw.reborrow())
+            }
+            (Op::RowInvNorm(op), [x], [s]) => self.run_row_inv_norm(op, *x, s.reborrow()),
             (Op::Rope(op), [cos, sin], [x]) => self.run_rope(op, x.reborrow(), cos.as_slice()?, sin.as_slice()?),
             (Op::Attention(op), [q, k, v, starts @ ..], [out, lse]) => {
                 let starts = check::documents(name, op, starts.first())?;
@@ -171,12 +173,14 @@ impl Kernels for Cpu {
                 let gradients = [dq, dk, dv].map(|gradient| gradient.reborrow());
                 self.run_naive_attention_backward(op, [*q, *k, *v], [*probs, *dout], gradients, scratch);
             }
-            (Op::Swiglu(op), [gate, up], [act]) => self.run_swiglu(op, *gate, *up, act.reborrow()),
-            (Op::SwigluBackward(op), [gate, up, dact], [dgate, dup]) => {
-                self.run_swiglu_backward(op, *gate, *up, *dact, dgate.reborrow(), dup.reborrow());
+            (Op::GatedActivation(op), [gate, up], [act]) => self.run_gated_activation(op, *gate, *up, act.reborrow()),
+            (Op::GatedActivationBackward(op), [gate, up, dact], [dgate, dup]) => {
+                self.run_gated_activation_backward(op, *gate, *up, *dact, dgate.reborrow(), dup.reborrow());
             }
-            (Op::Activate(op), [x], [y]) => self.run_activate(op, *x, y.reborrow()),
-            (Op::ActivateBackward(op), [x, dy], [dx]) => self.run_activate_backward(op, *x, *dy, dx.reborrow()),
+            (Op::PointwiseActivation(op), [x], [y]) => self.run_pointwise_activation(op, *x, y.reborrow()),
+            (Op::PointwiseActivationBackward(op), [x, dy], [dx]) => {
+                self.run_pointwise_activation_backward(op, *x, *dy, dx.reborrow())
+            }
             (Op::Embedding(op), [ids, table], [out]) => {
                 self.run_embedding(op, check::ids(name, op, ids)?, *table, out.reborrow());
             }
@@ -236,10 +240,10 @@ impl Kernels for Cpu {
                 let weights = weights.first().map(|weights| weights.as_slice()).transpose()?;
                 self.run_combine(op, routing, *x, weights, y.reborrow());
             }
-            (Op::Weigh(op), [indices, weights], [x, dx, dweights]) => {
+            (Op::RouterWeightBackward(op), [indices, weights], [x, dx, dweights]) => {
                 let routing = check::indices(name, [op.rows, op.top, op.experts], indices)?;
                 let weights = weights.as_slice()?;
-                self.run_weigh(op, routing, weights, x.reborrow(), dx.reborrow(), dweights.reborrow());
+                self.run_router_weight_backward(op, routing, weights, x.reborrow(), dx.reborrow(), dweights.reborrow());
             }
             (Op::GroupedGemm(op), [offsets, a, b], [c]) => {
                 let bounds = check::groups(op, offsets)?;

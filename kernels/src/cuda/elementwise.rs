@@ -25,11 +25,11 @@ macro_rules! each {
 }
 
 /// An activation's number in the kernels.
-const fn number(act: Act) -> u32 {
+const fn number(act: Activation) -> u32 {
     match act {
-        Act::Silu => 0,
-        Act::Gelu => 1,
-        Act::GeluTanh => 2,
+        Activation::Silu => 0,
+        Activation::Gelu => 1,
+        Activation::GeluTanh => 2,
     }
 }
 
@@ -72,15 +72,15 @@ impl Cuda {
         unsafe { each!(self, "cast", len, [from, to]) }
     }
 
-    pub(super) fn run_activate(&self, op: &Activate, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
+    pub(super) fn run_pointwise_activation(&self, op: &PointwiseActivation, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
         let (x, y) = (Run::of(&x), Run::of_mut(&y));
         // SAFETY: the kernel's parameters, and both hold the operation's elements (checked).
         unsafe { each!(self, "activate", op.len, [number(op.act), x, y]) }
     }
 
-    pub(super) fn run_activate_backward(
+    pub(super) fn run_pointwise_activation_backward(
         &self,
-        op: &Activate,
+        op: &PointwiseActivation,
         x: View<'_>,
         dy: View<'_>,
         dx: ViewMut<'_>,
@@ -90,15 +90,21 @@ impl Cuda {
         unsafe { each!(self, "activate_backward", op.len, [number(op.act), x, dy, dx]) }
     }
 
-    pub(super) fn run_swiglu(&self, op: &Swiglu, gate: View<'_>, up: View<'_>, act: ViewMut<'_>) -> Result<()> {
+    pub(super) fn run_gated_activation(
+        &self,
+        op: &GatedActivation,
+        gate: View<'_>,
+        up: View<'_>,
+        act: ViewMut<'_>,
+    ) -> Result<()> {
         let (gate, up, act) = (Run::of(&gate), Run::of(&up), Run::of_mut(&act));
         // SAFETY: the kernel's parameters, and all hold the operation's elements (checked).
         unsafe { each!(self, "swiglu", op.len, [number(op.act), gate, up, act]) }
     }
 
-    pub(super) fn run_swiglu_backward(
+    pub(super) fn run_gated_activation_backward(
         &self,
-        op: &Swiglu,
+        op: &GatedActivation,
         gate: View<'_>,
         up: View<'_>,
         dact: View<'_>,

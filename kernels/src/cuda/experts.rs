@@ -130,7 +130,7 @@ impl Cuda {
         unsafe { self.launch("combine", grid, THREADS, 0, arguments![all, x, weights, accumulate, y, rows, cols]) }
     }
 
-    pub(super) fn run_weigh(
+    pub(super) fn run_router_weight_backward(
         &self,
         op: &Slots,
         indices: View<'_>,

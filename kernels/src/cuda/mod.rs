@@ -199,11 +199,13 @@ impl Kernels for Cuda {
                 let (dw, db) = (gradients.next(), gradients.next());
                 self.run_layer_norm_backward(op, *x, *w, *statistics, *dy, dx.reborrow(), dw, db)
             }
-            (Op::AddRows(op), [table], [x]) => self.run_add_rows(op, *table, x.reborrow()),
-            (Op::AddRowsBackward(op), [dy], [dtable]) => self.run_add_rows_backward(op, *dy, dtable.reborrow()),
-            (Op::MulRows(op), [w], [x]) => self.run_mul_rows(op, *w, x.reborrow()),
-            (Op::MulRowsBackward(op), [x, dy], [dw]) => self.run_mul_rows_backward(op, *x, *dy, dw.reborrow()),
-            (Op::InverseNorms(op), [x], [s]) => self.run_inverse_norms(op, *x, s.reborrow()),
+            (Op::BiasAdd(op), [table], [x]) => self.run_bias_add(op, *table, x.reborrow()),
+            (Op::BiasAddBackward(op), [dy], [dtable]) => self.run_bias_add_backward(op, *dy, dtable.reborrow()),
+            (Op::ScaleColumns(op), [w], [x]) => self.run_scale_columns(op, *w, x.reborrow()),
+            (Op::ScaleColumnsBackward(op), [x, dy], [dw]) => {
+                self.run_scale_columns_backward(op, *x, *dy, dw.reborrow())
+            }
+            (Op::RowInvNorm(op), [x], [s]) => self.run_row_inv_norm(op, *x, s.reborrow()),
             (Op::Rope(op), [cos, sin], [x]) => self.run_rope(op, x.reborrow(), *cos, *sin),
             (Op::Attention(op), [q, k, v, starts @ ..], [out, lse]) => {
                 let starts = starts.first().copied();
@@ -224,12 +226,14 @@ impl Kernels for Cuda {
                 let gradients = [dq, dk, dv].map(|gradient| gradient.reborrow());
                 self.run_naive_attention_backward(op, [*q, *k, *v], [*probs, *dout], gradients, scratch)
             }
-            (Op::Swiglu(op), [gate, up], [act]) => self.run_swiglu(op, *gate, *up, act.reborrow()),
-            (Op::SwigluBackward(op), [gate, up, dact], [dgate, dup]) => {
-                self.run_swiglu_backward(op, *gate, *up, *dact, dgate.reborrow(), dup.reborrow())
+            (Op::GatedActivation(op), [gate, up], [act]) => self.run_gated_activation(op, *gate, *up, act.reborrow()),
+            (Op::GatedActivationBackward(op), [gate, up, dact], [dgate, dup]) => {
+                self.run_gated_activation_backward(op, *gate, *up, *dact, dgate.reborrow(), dup.reborrow())
             }
-            (Op::Activate(op), [x], [y]) => self.run_activate(op, *x, y.reborrow()),
-            (Op::ActivateBackward(op), [x, dy], [dx]) => self.run_activate_backward(op, *x, *dy, dx.reborrow()),
+            (Op::PointwiseActivation(op), [x], [y]) => self.run_pointwise_activation(op, *x, y.reborrow()),
+            (Op::PointwiseActivationBackward(op), [x, dy], [dx]) => {
+                self.run_pointwise_activation_backward(op, *x, *dy, dx.reborrow())
+            }
             (Op::Embedding(op), [ids, table], [out]) => self.run_embedding(op, *ids, *table, out.reborrow()),
             (Op::EmbeddingBackward(op), [ids, dy], [dtable]) => {
                 self.run_embedding_backward(op, *ids, *dy, dtable.reborrow())
@@ -270,9 +274,14 @@ impl Kernels for Cuda {
             (Op::Combine(op), [indices, x, weights @ ..], [y]) => {
                 self.run_combine(op, *indices, *x, weights.first().copied(), y.reborrow())
             }
-            (Op::Weigh(op), [indices, weights], [x, dx, dweights]) => {
-                self.run_weigh(op, *indices, *weights, x.reborrow(), dx.reborrow(), dweights.reborrow())
-            }
+            (Op::RouterWeightBackward(op), [indices, weights], [x, dx, dweights]) => self.run_router_weight_backward(
+                op,
+                *indices,
+                *weights,
+                x.reborrow(),
+                dx.reborrow(),
+                dweights.reborrow(),
+            ),
             (Op::GroupedGemm(op), [offsets, a, b], [c]) => self.run_grouped_gemm(op, *offsets, [*a, *b], c.reborrow()),
             (op, ..) => Err(operands::not_run(DEVICE, op)),
         }

@@ -60,11 +60,11 @@ impl Kernels for Reference {
                 let (dw, db) = (gradients.next(), gradients.next());
                 rows::layer_norm_backward(op, *x, *w, *statistics, *dy, dx.reborrow(), dw, db)
             }
-            (Op::AddRows(op), [table], [x]) => rows::add_rows(op, *table, x.reborrow()),
-            (Op::AddRowsBackward(op), [dy], [dtable]) => rows::add_rows_backward(op, *dy, dtable.reborrow()),
-            (Op::MulRows(op), [w], [x]) => rows::mul_rows(op, *w, x.reborrow()),
-            (Op::MulRowsBackward(op), [x, dy], [dw]) => rows::mul_rows_backward(op, *x, *dy, dw.reborrow()),
-            (Op::InverseNorms(op), [x], [s]) => rows::inverse_norms(op, *x, s.reborrow()),
+            (Op::BiasAdd(op), [table], [x]) => rows::add_rows(op, *table, x.reborrow()),
+            (Op::BiasAddBackward(op), [dy], [dtable]) => rows::add_rows_backward(op, *dy, dtable.reborrow()),
+            (Op::ScaleColumns(op), [w], [x]) => rows::mul_rows(op, *w, x.reborrow()),
+            (Op::ScaleColumnsBackward(op), [x, dy], [dw]) => rows::mul_rows_backward(op, *x, *dy, dw.reborrow()),
+            (Op::RowInvNorm(op), [x], [s]) => rows::inverse_norms(op, *x, s.reborrow()),
             (Op::Rope(op), [cos, sin], [x]) => rows::rope(op, x.reborrow(), *cos, *sin),
             (Op::Attention(op), [q, k, v, starts @ ..], [out, lse]) => {
                 let sight = Sight::of(op, check::documents(name, op, starts.first())?);
@@ -82,12 +82,12 @@ impl Kernels for Reference {
                 let sight = Sight::of(op, None);
                 attention::backward(op, sight, [*q, *k, *v], Kept::Probs(*probs), *dout, [dq, dk, dv])
             }
-            (Op::Swiglu(op), [gate, up], [act]) => {
+            (Op::GatedActivation(op), [gate, up], [act]) => {
                 let (gate, up) = (read(gate, op.len), read(up, op.len));
                 let out: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g * activation::share(op.act, *g) * u).collect();
                 write(act, &out)
             }
-            (Op::SwigluBackward(op), [gate, up, dact], [dgate, dup]) => {
+            (Op::GatedActivationBackward(op), [gate, up, dact], [dgate, dup]) => {
                 let (gate, up, dact) = (read(gate, op.len), read(up, op.len), read(dact, op.len));
                 let (mut gates, mut ups) = (vec![0.0; op.len], vec![0.0; op.len]);
                 for i in 0..op.len {
@@ -97,11 +97,11 @@ impl Kernels for Reference {
                 write(dgate, &gates)?;
                 write(dup, &ups)
             }
-            (Op::Activate(op), [x], [y]) => {
+            (Op::PointwiseActivation(op), [x], [y]) => {
                 let values: Vec<f64> = read(x, op.len).iter().map(|x| x * activation::share(op.act, *x)).collect();
                 write(y, &values)
             }
-            (Op::ActivateBackward(op), [x, dy], [dx]) => {
+            (Op::PointwiseActivationBackward(op), [x, dy], [dx]) => {
                 let (x, dy) = (read(x, op.len), read(dy, op.len));
                 let values: Vec<f64> = x.iter().zip(&dy).map(|(x, dy)| dy * activation::slope(op.act, *x)).collect();
                 write(dx, &values)

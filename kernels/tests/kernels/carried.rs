@@ -128,7 +128,7 @@ fn carried_operands_give_what_those_at_hand_give() {
             kernels.dequantize(&op, View::of(&values), View::of(&scales), to.reborrow(), true).unwrap();
         });
         alike(&|kernels, to| {
-            let op = AddRows { rows: 3, period: 1, cols: 43, dtype: DType::F32 };
+            let op = BiasAdd { rows: 3, period: 1, cols: 43, dtype: DType::F32 };
             kernels.add_rows(&op, x.slice(0..43), to).unwrap();
         });
         assert_eq!(carried.sum(x).unwrap().to_bits(), CUDAS[0].sum(x).unwrap().to_bits());

@@ -105,10 +105,10 @@ fn elementwise(cuda: &Cuda) -> zbench_kernels::Result<()> {
     cuda.add(x.view(), y.view(), a.view_mut())?;
     cuda.accumulate(2.0, x.view(), a.view_mut())?;
     cuda.scale(0.5, a.view_mut())?;
-    let op = Activate { len, act: Act::Silu, dtype };
+    let op = PointwiseActivation { len, act: Activation::Silu, dtype };
     cuda.activate(&op, x.view(), a.view_mut())?;
     cuda.activate_backward(&op, x.view(), y.view(), a.view_mut())?;
-    let op = Swiglu { len, act: Act::Silu, dtype };
+    let op = GatedActivation { len, act: Activation::Silu, dtype };
     cuda.swiglu(&op, x.view(), y.view(), a.view_mut())?;
     cuda.swiglu_backward(&op, x.view(), y.view(), x.view(), a.view_mut(), b.view_mut())?;
     cuda.dropout(&Dropout { len, p: 0.5, seed: 1, first: 0, dtype }, x.view(), a.view_mut())?;
@@ -165,8 +165,8 @@ fn rows(cuda: &Cuda) -> zbench_kernels::Result<()> {
     cuda.rms_norm(&op, x.view(), w.view(), y.view_mut(), rstd.view_mut())?;
     let (gradient, by) = (dx.view_mut(), Some(dw.view_mut()));
     cuda.rms_norm_backward(&op, x.view(), w.view(), rstd.view(), dy.view(), gradient, by)?;
-    cuda.inverse_norms(&InverseNorms { rows, cols, dtype }, x.view(), rstd.view_mut())?;
-    let op = AddRows { rows, period: 1, cols, dtype };
+    cuda.inverse_norms(&RowInvNorm { rows, cols, dtype }, x.view(), rstd.view_mut())?;
+    let op = BiasAdd { rows, period: 1, cols, dtype };
     cuda.add_rows(&op, w.view(), y.view_mut())?;
     cuda.add_rows_backward(&op, dy.view(), dw.view_mut())?;
     let op = Rope { rows: 6, seq: 3, heads: 2, head_dim: 8, inverse: false, dtype };
