@@ -2,13 +2,13 @@
 //! are not there. A step that runs on it costs what it would on the device that it stands for.
 
 use crate::cuda::blueprint::Blueprint;
-use crate::operands::{self, Device};
+use crate::operands::{self, DeviceTypes};
 use crate::{
     Arena, ArenaError, Buffer, Category, DType, Gemm, Kernels, Op, OutOfMemory, Result, Sum, View, ViewMut, copy,
 };
 use std::sync::Arc;
 
-const DEVICE: Device = Device { name: "dry", computes: DType::is_float };
+const DEVICE: DeviceTypes = DeviceTypes { name: "dry", computes: DType::is_float };
 
 /// Kernels that stand for others and compute nothing.
 #[derive(Clone, Copy)]

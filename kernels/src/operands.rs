@@ -336,7 +336,7 @@ fn is_addressable(op: &Unpack) -> bool {
 
 /// A device, as the checks of its calls see it.
 #[derive(Clone, Copy)]
-pub struct Device {
+pub struct DeviceTypes {
     /// In errors.
     pub name: &'static str,
     /// Whether it computes in a type.
@@ -344,7 +344,7 @@ pub struct Device {
 }
 
 /// An error unless the device computes in the operation's types, the operation can be, and the operands are those of the table.
-pub fn check(device: Device, op: &Op, reads: &[View<'_>], writes: &[ViewMut<'_>]) -> Result<()> {
+pub fn check(device: DeviceTypes, op: &Op, reads: &[View<'_>], writes: &[ViewMut<'_>]) -> Result<()> {
     let list = op.operands();
     if let Op::Reduce(reduce) = op {
         return check_reduce(reduce, reads, writes);
@@ -402,7 +402,7 @@ pub fn check_scratch(op: &Op, scratch: &ViewMut<'_>, wanted: usize) -> Result<()
 }
 
 /// The error of a device that has no kernel for an operation.
-pub fn not_run(device: Device, op: &Op) -> KernelError {
+pub fn not_run(device: DeviceTypes, op: &Op) -> KernelError {
     let operands = op.operands();
     let first = operands.reads().iter().chain(operands.writes()).map(|operand| operand.elements).next();
     let dtype = match first {

@@ -21,7 +21,7 @@ mod stream;
 
 use crate::affinity::Pinned;
 use crate::op::*;
-use crate::operands::{self, Device};
+use crate::operands::{self, DeviceTypes};
 use crate::packed as packing;
 use crate::pool::Pool;
 use crate::{DType, KernelError, Kernels, Result, Sum, View, ViewMut, check};
@@ -72,7 +72,8 @@ impl Cpu {
 }
 
 /// These kernels know f32 and what widens to it.
-const DEVICE: Device = Device { name: "cpu", computes: |dtype| matches!(dtype, DType::F32 | DType::Bf16 | DType::F16) };
+const DEVICE: DeviceTypes =
+    DeviceTypes { name: "cpu", computes: |dtype| matches!(dtype, DType::F32 | DType::Bf16 | DType::F16) };
 
 /// An error unless an operand holds so many elements, which this device alone knows.
 fn holds(op: &'static str, operand: &'static str, wanted: usize, given: usize) -> Result<()> {

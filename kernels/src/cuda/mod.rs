@@ -26,7 +26,7 @@ pub mod sources;
 mod telling;
 
 use crate::op::*;
-use crate::operands::{self, Device};
+use crate::operands::{self, DeviceTypes};
 use crate::{Arena, ArenaError, Cpu, DType, KernelError, Kernels, Result, Sum, View, ViewMut, copy};
 use machine::{Address, Machine, MachineError, Mark, Queue};
 use std::sync::Arc;
@@ -58,8 +58,8 @@ impl From<MachineError> for KernelError {
 }
 
 /// These kernels know f32 and what widens to it.
-const DEVICE: Device =
-    Device { name: "cuda", computes: |dtype| matches!(dtype, DType::F32 | DType::Bf16 | DType::F16) };
+const DEVICE: DeviceTypes =
+    DeviceTypes { name: "cuda", computes: |dtype| matches!(dtype, DType::F32 | DType::Bf16 | DType::F16) };
 
 impl Cuda {
     /// Kernels with a queue of their own on a machine.

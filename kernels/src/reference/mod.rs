@@ -11,7 +11,7 @@ mod rows;
 mod values;
 
 use crate::op::*;
-use crate::operands::{self, Device};
+use crate::operands::{self, DeviceTypes};
 use crate::philox::{self, Stream};
 use crate::sight::Sight;
 use crate::{DType, Kernels, Result, Sum, View, ViewMut, check};
@@ -23,7 +23,7 @@ use values::{drawn, read, write};
 pub struct Reference;
 
 /// Floats only: an operation on token ids or other integers is refused by name.
-const DEVICE: Device = Device { name: "reference", computes: DType::is_float };
+const DEVICE: DeviceTypes = DeviceTypes { name: "reference", computes: DType::is_float };
 
 impl Kernels for Reference {
     fn name(&self) -> String {
