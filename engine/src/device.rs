@@ -78,7 +78,7 @@ impl Device<'_> {
         if let Some(recorder) = self.recorder {
             recorder.record(term, op);
         }
-        Ok(self.kernels.sum_later(op, x)?)
+        Ok(self.kernels.sum_async(op, x)?)
     }
 
     /// Work that makes again what an earlier part of the step has made.

@@ -360,8 +360,8 @@ pub trait ByName: Kernels {
 
     fn summed(&self, op: fn(Elementwise) -> Op, x: View<'_>) -> Result<f64> {
         let shape = Elementwise { len: x.len(), sources: 1, from: x.dtype(), to: DType::F64 };
-        let (sum, mut value) = (self.sum_later(&op(shape), x)?, [0.0]);
-        self.known(&[sum], &mut value)?;
+        let (sum, mut value) = (self.sum_async(&op(shape), x)?, [0.0]);
+        self.read_scalars(&[sum], &mut value)?;
         Ok(value[0])
     }
 }

@@ -1,5 +1,5 @@
 use crate::affinity::Pinned;
-use crate::cuda::machine::Mark;
+use crate::device::Event;
 use crate::op::*;
 use crate::{Arena, ArenaError, DType, ReduceOp, View, ViewMut, copy};
 use std::sync::Arc;
@@ -103,7 +103,7 @@ pub trait Kernels: Send + Sync {
 
     /// Puts the calling thread, which is to call these kernels, on the core that is meant for it, until the guard is
     /// dropped. `None` where threads go where the system puts them.
-    fn settle(&self) -> Option<Pinned> {
+    fn pin_thread(&self) -> Option<Pinned> {
         None
     }
 
@@ -148,7 +148,7 @@ pub trait Kernels: Send + Sync {
     ///
     /// # Errors
     /// The device has no room for another queue.
-    fn beside(&self) -> Result<Option<Arc<dyn Kernels>>> {
+    fn new_stream(&self) -> Result<Option<Arc<dyn Kernels>>> {
         Ok(None)
     }
 
@@ -156,24 +156,24 @@ pub trait Kernels: Send + Sync {
     ///
     /// # Errors
     /// The device failed.
-    fn mark(&self) -> Result<Option<Arc<dyn Mark>>> {
+    fn record_event(&self) -> Result<Option<Arc<dyn Event>>> {
         Ok(None)
     }
 
     /// Tells a profiler what this thread asks for from here on; no name where that ends.
-    fn show(&self, _name: Option<&str>) {}
+    fn profiler_range(&self, _name: Option<&str>) {}
 
     /// What is asked for from now on begins after that mark of the same device.
     ///
     /// # Errors
     /// The device failed.
-    fn follow(&self, _mark: &dyn Mark) -> Result<()> {
+    fn wait_event(&self, _mark: &dyn Event) -> Result<()> {
         Ok(())
     }
 
     /// Elements of a passing matrix, as of logits, that are worth making at a time: large enough for a product to be fast, small
     /// enough for the memory that they take.
-    fn passing_elements(&self) -> usize {
+    fn logits_chunk_len(&self) -> usize {
         1 << 23
     }
 
@@ -193,12 +193,12 @@ pub trait Kernels: Send + Sync {
     fn run(&self, op: &Op, reads: &[View<'_>], writes: &mut [ViewMut<'_>], scratch: ViewMut<'_>) -> Result<()>;
 
     /// The result of [`Op::Sum`] or [`Op::SumSquares`]: the sum in f64, in an order fixed by the length. A device goes on
-    /// meanwhile; [`Kernels::known`] tells the value.
-    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum>;
+    /// meanwhile; [`Kernels::read_scalars`] tells the value.
+    fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum>;
 
     /// The values of sums that were asked for, by anyone, to as many places. What this thread has asked for before and does not
     /// ask to be told here is forgotten.
-    fn known(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
+    fn read_scalars(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
         tell(sums, to, |_| None)
     }
 

@@ -20,6 +20,7 @@ pub mod copy;
 mod cost;
 mod cpu;
 pub mod cuda;
+pub mod device;
 mod dry;
 mod dtype;
 mod kernels;

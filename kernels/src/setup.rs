@@ -15,7 +15,7 @@ pub struct Setup {
     /// A name of [`INSTRUCTIONS`]; absent = the best that this CPU has.
     pub instructions: Option<String>,
     /// A core for each thread, the caller's first; absent = wherever the system puts them. The caller goes there by
-    /// [`Kernels::settle`](crate::Kernels::settle).
+    /// [`Kernels::pin_thread`](crate::Kernels::settle).
     pub cores: Option<Vec<usize>>,
     /// Threads beside these that compute on the same cores. Where there are more threads than cores, waiting threads
     /// soon sleep.
@@ -127,7 +127,7 @@ mod tests {
             let cpu = Cpu::with(&Setup { threads: 2, cores: Some(cores.clone()), ..Setup::default() }).unwrap();
             let seen = cpu.cores_of_threads();
             assert_eq!((&seen[0], &seen[1]), (&all, &vec![cores[1]]));
-            let settled = cpu.settle();
+            let settled = cpu.pin_thread();
             assert_eq!(cpu.cores_of_threads(), [vec![cores[0]], vec![cores[1]]]);
             drop(settled);
             assert_eq!(affinity::available(), all);

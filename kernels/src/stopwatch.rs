@@ -1,7 +1,7 @@
 //! Kernels with a stopwatch: what each operation takes where it is really called, among the others of a step.
 
 use crate::affinity::Pinned;
-use crate::cuda::machine::Mark;
+use crate::device::Event;
 use crate::*;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -57,8 +57,8 @@ impl Kernels for Stopwatch {
         self.inner.threads()
     }
 
-    fn settle(&self) -> Option<Pinned> {
-        self.inner.settle()
+    fn pin_thread(&self) -> Option<Pinned> {
+        self.inner.pin_thread()
     }
 
     fn arena(&self, capacity: Option<u64>, sharers: usize) -> Result<Arena, ArenaError> {
@@ -85,20 +85,20 @@ impl Kernels for Stopwatch {
         self.inner.synchronize()
     }
 
-    fn beside(&self) -> Result<Option<Arc<dyn Kernels>>> {
-        self.inner.beside()
+    fn new_stream(&self) -> Result<Option<Arc<dyn Kernels>>> {
+        self.inner.new_stream()
     }
 
-    fn mark(&self) -> Result<Option<Arc<dyn Mark>>> {
-        self.inner.mark()
+    fn record_event(&self) -> Result<Option<Arc<dyn Event>>> {
+        self.inner.record_event()
     }
 
-    fn follow(&self, mark: &dyn Mark) -> Result<()> {
-        self.inner.follow(mark)
+    fn wait_event(&self, mark: &dyn Event) -> Result<()> {
+        self.inner.wait_event(mark)
     }
 
-    fn passing_elements(&self) -> usize {
-        self.inner.passing_elements()
+    fn logits_chunk_len(&self) -> usize {
+        self.inner.logits_chunk_len()
     }
 
     fn workspace(&self, op: &Op) -> usize {
@@ -120,10 +120,10 @@ impl Kernels for Stopwatch {
     }
 
     /// The time includes that of telling the sum.
-    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum> {
+    fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         self.time(op, || {
-            let (sum, mut value) = (self.inner.sum_later(op, x)?, [0.0]);
-            self.inner.known(&[sum], &mut value)?;
+            let (sum, mut value) = (self.inner.sum_async(op, x)?, [0.0]);
+            self.inner.read_scalars(&[sum], &mut value)?;
             Ok(Sum::Known(value[0]))
         })
     }

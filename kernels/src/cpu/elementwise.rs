@@ -5,7 +5,7 @@ use super::level::{activation, fma};
 use super::map::typed;
 use super::stream::{CHUNK, GRAIN, Shared, chunks, elements, load, narrow, stream};
 use crate::op::*;
-use crate::philox::{self, Stream};
+use crate::philox::{self, RandomStream};
 use crate::round::Float32;
 use crate::{DType, View, ViewMut};
 
@@ -96,7 +96,7 @@ impl Cpu {
                         #[inline(always)]
                         |_| {
                             let (threshold, scale) = (threshold, scale);
-                            philox::stretch(op.seed, Stream::Dropout, 0, first, &mut words[..y.len()]);
+                            philox::stretch(op.seed, RandomStream::Dropout, 0, first, &mut words[..y.len()]);
                             for ((y, x), word) in y.iter_mut().zip(x).zip(&words) {
                                 let kept = if u64::from(*word) < threshold { 0.0 } else { x.widen() * scale };
                                 *y = T::narrow(kept);

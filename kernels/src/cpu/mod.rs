@@ -95,8 +95,8 @@ impl Kernels for Cpu {
         self.pool.threads()
     }
 
-    fn settle(&self) -> Option<Pinned> {
-        self.pool.settle()
+    fn pin_thread(&self) -> Option<Pinned> {
+        self.pool.pin_thread()
     }
 
     fn workspace(&self, op: &Op) -> usize {
@@ -255,7 +255,7 @@ impl Kernels for Cpu {
         Ok(())
     }
 
-    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum> {
+    fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         operands::check(DEVICE, op, &[x], &[])?;
         Ok(Sum::Known(match op {
             Op::Sum(_) => self.run_sum(

@@ -65,8 +65,8 @@ impl Cuda {
         let (len, from, to) = (dst.len(), Run::of(&src), Run::of_mut(&dst));
         if src.dtype() == dst.dtype() {
             let (from, to) = (src.ptr().as_ptr().addr() as u64, dst.ptr().as_ptr().addr() as u64);
-            // SAFETY: both hold as many bytes of the machine's, and `dst` is lent for writing, so they are apart.
-            return Ok(unsafe { self.queue.copy(from, to, len * dst.dtype().size()) }?);
+            // SAFETY: both hold as many bytes of the device's, and `dst` is lent for writing, so they are apart.
+            return Ok(unsafe { self.stream.copy(from, to, len * dst.dtype().size()) }?);
         }
         // SAFETY: the kernel's parameters, and both hold `len` elements (checked).
         unsafe { each!(self, "cast", len, [from, to]) }
@@ -152,7 +152,7 @@ impl Cuda {
             draw(op, start, piece);
             let to = dst.slice_mut(start..start + len).ptr().as_ptr().addr() as u64;
             // SAFETY: `dst` holds `len` elements from `start` on (checked).
-            unsafe { self.queue.upload(piece, to)? };
+            unsafe { self.stream.upload(piece, to)? };
         }
         Ok(())
     }

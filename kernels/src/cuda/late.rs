@@ -2,7 +2,7 @@
 //! order was left to chance, numbers are wrong here.
 
 use super::host::Host;
-use super::machine::{Address, Arguments, Launch, MachineError, Mark, Queue, Result};
+use crate::device::{Address, Arguments, DeviceError, Event, Launch, Result, Stream};
 use crate::op::Gemm;
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -31,7 +31,7 @@ struct State {
     done: u64,
     /// Somebody works on the piece that comes next.
     busy: bool,
-    failed: Option<MachineError>,
+    failed: Option<DeviceError>,
 }
 
 impl Line {
@@ -83,7 +83,7 @@ impl Late {
     }
 }
 
-impl Queue for Late {
+impl Stream for Late {
     unsafe fn launch(&self, launch: &Launch, arguments: Arguments<'_>) -> Result<()> {
         let copy = |(pointer, size): (&*mut c_void, &usize)| {
             let mut words = vec![0u64; size.div_ceil(8)];
@@ -121,14 +121,14 @@ impl Queue for Late {
         unsafe { self.host.download(from, to) }
     }
 
-    unsafe fn set(&self, to: Address, value: u8, bytes: usize) -> Result<()> {
+    unsafe fn memset(&self, to: Address, value: u8, bytes: usize) -> Result<()> {
         let host = self.host.clone();
         // SAFETY: the caller's promise, until the work is done.
-        self.line.push(Box::new(move || unsafe { host.set(to, value, bytes) }));
+        self.line.push(Box::new(move || unsafe { host.memset(to, value, bytes) }));
         Ok(())
     }
 
-    unsafe fn product(&self, _: &Gemm, _: Address, _: Address, _: Address, _: Address, _: usize) -> Result<bool> {
+    unsafe fn blas_gemm(&self, _: &Gemm, _: Address, _: Address, _: Address, _: Address, _: usize) -> Result<bool> {
         Ok(false)
     }
 
@@ -136,15 +136,15 @@ impl Queue for Late {
         self.all()
     }
 
-    fn mark(&self) -> Result<Box<dyn Mark>> {
+    fn record_event(&self) -> Result<Box<dyn Event>> {
         Ok(Box::new(Place { line: self.line.clone(), at: self.line.asked() }))
     }
 
-    fn follow(&self, mark: &dyn Mark) -> Result<()> {
+    fn wait_event(&self, mark: &dyn Event) -> Result<()> {
         let Some(place) = mark.as_any().downcast_ref::<Place>() else {
-            let (machine, call) = ("cuda on the host".into(), "following a mark".into());
+            let (device, call) = ("cuda on the host".into(), "following a mark".into());
             let reason = "it is another machine's".into();
-            return Err(MachineError { machine, call, reason, out_of_memory: false });
+            return Err(DeviceError { device, call, reason, out_of_memory: false });
         };
         let (line, at) = (place.line.clone(), place.at);
         if !Arc::ptr_eq(&line, &self.line) {
@@ -160,16 +160,16 @@ struct Place {
     at: u64,
 }
 
-impl Mark for Place {
+impl Event for Place {
     fn wait(&self) -> Result<()> {
         self.line.reach(self.at)
     }
 
-    fn is_reached(&self) -> Result<bool> {
+    fn query(&self) -> Result<bool> {
         Ok(self.line.state().done >= self.at)
     }
 
-    fn since(&self, _: &dyn Mark) -> Result<Duration> {
+    fn elapsed(&self, _: &dyn Event) -> Result<Duration> {
         Ok(Duration::ZERO)
     }
 

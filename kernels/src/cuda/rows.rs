@@ -7,9 +7,9 @@ use crate::{DType, KernelError, Result, View, ViewMut};
 
 /// Threads of most kernels' blocks.
 const THREADS: u32 = 256;
-/// Blocks that fill any machine; what sums are cut into follows from it, so it is not asked of the machine.
+/// Blocks that fill any device; what sums are cut into follows from it, so it is not asked of the device.
 const MANY: usize = 1024;
-/// Shared memory that every machine gives a block.
+/// Shared memory that every device gives a block.
 const SHARED: usize = 96 << 10;
 
 /// How threads share rows of so many columns: threads of a block, of them those that have a row together, and so rows that a

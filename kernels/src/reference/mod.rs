@@ -12,7 +12,7 @@ mod values;
 
 use crate::op::*;
 use crate::operands::{self, DeviceTypes};
-use crate::philox::{self, Stream};
+use crate::philox::{self, RandomStream};
 use crate::sight::Sight;
 use crate::{DType, Kernels, Result, Sum, View, ViewMut, check};
 use attention::Kept;
@@ -120,7 +120,7 @@ impl Kernels for Reference {
             (Op::AdamW(op), [g], [p, m, v, copy @ ..]) => adamw(op, g, [p, m, v], copy.first_mut()),
             (Op::Dropout(op), [x], [y]) => {
                 let (mut values, threshold) = (read(x, op.len), philox::threshold(op.p));
-                let words = |block| philox::words(op.seed, Stream::Dropout, block);
+                let words = |block| philox::words(op.seed, RandomStream::Dropout, block);
                 let kept = |x: f64, word| if u64::from(word) < threshold { 0.0 } else { x / (1.0 - op.p) };
                 philox::each(op.first, op.len, words, |i, word| values[i] = kept(values[i], word));
                 write(y, &values)
@@ -164,7 +164,7 @@ impl Kernels for Reference {
         }
     }
 
-    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum> {
+    fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         operands::check(DEVICE, op, &[x], &[])?;
         let square = matches!(op, Op::SumSquares(_));
         Ok(Sum::Known(read(&x, x.len()).iter().map(|x| if square { x * x } else { *x }).sum()))
@@ -215,7 +215,7 @@ fn adamw(op: &AdamW, g: &View, [p, m, v]: [&mut ViewMut; 3], copy: Option<&mut V
         Rounding::Nearest => write(p, &ps)?,
         Rounding::Stochastic { seed, first } => {
             let mut draws = vec![0; op.len];
-            let block = |block| philox::words_of_step(seed, Stream::Rounding, op.step, block);
+            let block = |block| philox::words_of_step(seed, RandomStream::Rounding, op.step, block);
             philox::each(first, op.len, block, |i, word| draws[i] = word);
             ps.iter_mut().zip(draws).for_each(|(p, word)| *p = drawn(op.parameters, *p, word));
             write(p, &ps)?;

@@ -90,10 +90,10 @@ impl Kernels for Carried {
         self.cuda.synchronize()
     }
 
-    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum> {
+    fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         let (x, mut value) = (self.carry(x)?, [0.0]);
-        let sum = self.cuda.sum_later(op, x.view())?;
-        self.cuda.known(&[sum], &mut value)?;
+        let sum = self.cuda.sum_async(op, x.view())?;
+        self.cuda.read_scalars(&[sum], &mut value)?;
         Ok(Sum::Known(value[0]))
     }
 }

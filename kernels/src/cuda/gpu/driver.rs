@@ -1,7 +1,7 @@
 //! The driver's functions, and its words.
 
 use super::library::{Absent, Found, Library, Returned, Search, string, table};
-use crate::cuda::machine::MachineError;
+use crate::device::DeviceError;
 use cudarc::driver::sys::*;
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 use std::path::{Path, PathBuf};
@@ -103,9 +103,9 @@ pub struct DriverError {
 
 impl DriverError {
     /// The same as a machine's error.
-    pub(super) fn on(self, machine: &str) -> MachineError {
+    pub(super) fn on(self, device: &str) -> DeviceError {
         let out_of_memory = self.code == OUT_OF_MEMORY;
-        MachineError { machine: machine.into(), call: self.call.into(), reason: self.words, out_of_memory }
+        DeviceError { device: device.into(), call: self.call.into(), reason: self.words, out_of_memory }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::cache::{Obtained, obtain};
 use super::{Inner, Usage};
-use crate::cuda::machine::{Launch, Result};
 use crate::cuda::sources::Source;
+use crate::device::{Launch, Result};
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUmodule};
 use std::collections::HashMap;
 use std::ffi::CString;

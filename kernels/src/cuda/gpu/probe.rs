@@ -21,12 +21,12 @@ pub struct Probe {
     /// Ranges for profilers.
     pub nvtx: Result<Arc<Ranges>, Absent>,
     /// The GPUs that the driver shows, at least one.
-    pub devices: Result<Vec<Device>, Absent>,
+    pub devices: Result<Vec<GpuInfo>, Absent>,
 }
 
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub struct GpuInfo {
     /// Its number among those that the driver shows.
     pub ordinal: usize,
     /// As its vendor calls it.
@@ -84,9 +84,9 @@ impl fmt::Display for Probe {
     }
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for GpuInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Device { ordinal, name, capability: (major, minor), memory_bytes, uuid, pci } = self;
+        let GpuInfo { ordinal, name, capability: (major, minor), memory_bytes, uuid, pci } = self;
         let gib = *memory_bytes as f64 / f64::from(1 << 30);
         write!(f, "GPU {ordinal}: {name}, capability {major}.{minor}, {gib:.1} GiB, {uuid}, {pci}")
     }
@@ -97,7 +97,7 @@ impl Driver {
     ///
     /// # Errors
     /// The driver does not start, as where it finds no device at all, or cannot describe one.
-    pub fn devices(&self) -> Result<Vec<Device>, DriverError> {
+    pub fn devices(&self) -> Result<Vec<GpuInfo>, DriverError> {
         // SAFETY: may be called any number of times.
         self.check("cuInit", unsafe { (self.table.init)(0) })?;
         let mut count = 0;
@@ -106,7 +106,7 @@ impl Driver {
         (0..count).map(|ordinal| self.describe(ordinal)).collect()
     }
 
-    fn describe(&self, ordinal: c_int) -> Result<Device, DriverError> {
+    fn describe(&self, ordinal: c_int) -> Result<GpuInfo, DriverError> {
         let device = self.device(ordinal)?;
         let mut memory = 0;
         let mut uuid = CUuuid { bytes: [0; 16] };
@@ -116,7 +116,7 @@ impl Driver {
             self.check("cuDeviceGetUuid", (self.table.device_uuid)(&mut uuid, device))?;
         }
         let attribute = |which| Ok(self.attribute(which, device)?.unsigned_abs());
-        Ok(Device {
+        Ok(GpuInfo {
             ordinal: ordinal as usize,
             name: self.text("cuDeviceGetName", self.table.device_name, device)?,
             capability: (

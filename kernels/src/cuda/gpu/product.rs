@@ -2,9 +2,9 @@
 
 use super::cublaslt::{ALLOC_FAILED, CublasLt};
 use super::plan::{Key, Plan, alignment, data_type};
-use super::{Event, Gpu, Inner};
+use super::{Gpu, GpuEvent, Inner};
 use crate::DType;
-use crate::cuda::machine::{Address, Machine, MachineError, Mark, Result};
+use crate::device::{Address, Device, DeviceError, Event, Result};
 use crate::op::Gemm;
 use cudarc::cublaslt::sys::*;
 use std::collections::HashMap;
@@ -133,7 +133,7 @@ impl Products {
             gpu.0.fell_back(op, || format!("cuBLASLt is not asked to multiply {} by {} into {}", op.a, op.b, op.c));
             return Ok(false);
         }
-        let (workspace, workspace_bytes) = aligned(workspace, workspace_bytes.min(gpu.product_workspace()));
+        let (workspace, workspace_bytes) = aligned(workspace, workspace_bytes.min(gpu.blas_workspace()));
         let operands = Operands { a, b, c, d: c, workspace, workspace_bytes };
         let key = Key {
             sizes: [op.m, op.n, op.k],
@@ -235,7 +235,7 @@ impl Products {
             if self.library.failure(run()).is_some() {
                 return Ok(None);
             }
-            let (begin, end) = (Event::timed(gpu)?, Event::timed(gpu)?);
+            let (begin, end) = (GpuEvent::timed(gpu)?, GpuEvent::timed(gpu)?);
             // SAFETY: a live stream of this device's.
             unsafe { begin.record(stream.cast())? };
             for _ in 0..ROUNDS {
@@ -244,7 +244,7 @@ impl Products {
             // SAFETY: a live stream of this device's.
             unsafe { end.record(stream.cast())? };
             end.wait()?;
-            Ok(Some(end.since(&begin)? / ROUNDS))
+            Ok(Some(end.elapsed(&begin)? / ROUNDS))
         };
         let times: Result<Vec<Option<Duration>>> = proposed.iter().map(&mut time).collect();
         if op.accumulate {
@@ -288,7 +288,7 @@ impl Products {
     }
 
     pub(super) fn check(&self, gpu: &Gpu, call: &str, code: c_int) -> Result<()> {
-        let failed = |words| MachineError { out_of_memory: code == ALLOC_FAILED, ..gpu.0.error(call, words) };
+        let failed = |words| DeviceError { out_of_memory: code == ALLOC_FAILED, ..gpu.0.error(call, words) };
         self.library.failure(code).map_or(Ok(()), |words| Err(failed(words)))
     }
 }
