@@ -1,3 +1,5 @@
+#![warn(missing_docs)]
+
 use crate::GRANULE_BYTES;
 use crate::device::Device;
 use crate::ledger::{Category, Ledger, Swing, footprint};
@@ -14,6 +16,7 @@ use std::time::Instant;
     "{requested} bytes of {category} do not fit, {live} of {capacity} bytes are in use ({})",
     .by_category.iter().map(|(c, b)| format!("{c} {b}")).collect::<Vec<_>>().join(", ")
 )]
+#[allow(missing_docs)] // of fields: the message says what they hold
 pub struct OutOfMemory {
     /// What the memory was for.
     pub category: Category,

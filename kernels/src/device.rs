@@ -9,9 +9,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{device}: {call}: {reason}")]
 pub struct DeviceError {
-    /// Which device.
     pub device: String,
-    /// What was being done.
     pub call: String,
     /// What it said, and what helps.
     pub reason: String,
@@ -19,7 +17,6 @@ pub struct DeviceError {
     pub out_of_memory: bool,
 }
 
-/// What a device returns.
 pub type Result<T, E = DeviceError> = std::result::Result<T, E>;
 
 /// Where something lies in a device's memory.
@@ -36,7 +33,6 @@ pub struct DeviceProps {
     pub multiprocessors: u32,
     /// Most bytes of shared memory that a block may ask for.
     pub shared_bytes: u32,
-    /// Bytes of memory.
     pub memory_bytes: u64,
 }
 
@@ -58,7 +54,6 @@ pub struct Launch {
 pub struct Arguments<'a> {
     /// As the driver wants them.
     pub pointers: &'a mut [*mut c_void],
-    /// Of each.
     pub sizes: &'a [usize],
 }
 
@@ -72,9 +67,7 @@ pub const BLAS_WORKSPACE: usize = (32 << 20) + 256;
 pub struct TensorBox {
     /// Where the tensor begins: a multiple of 16 bytes.
     pub address: Address,
-    /// Type of its elements.
     pub dtype: DType,
-    /// Elements along each dimension.
     pub sizes: [u64; 3],
     /// Bytes from one to the next along the second and the third: multiples of 16.
     pub strides: [u64; 2],
@@ -89,7 +82,6 @@ pub struct TensorMap(pub [u64; 16]);
 
 /// A device. Ranks that share one share its memory.
 pub trait Device: Send + Sync {
-    /// What it is.
     fn props(&self) -> &DeviceProps;
 
     /// For records: `cuda sm_90a`.
@@ -115,7 +107,6 @@ pub trait Device: Send + Sync {
     /// It came from `allocate` with as many bytes, and nothing uses it any more.
     unsafe fn free(&self, address: Address, bytes: usize);
 
-    /// A new stream.
     fn new_stream(&self) -> Result<Box<dyn Stream>>;
 
     /// Bytes of scratch with which [`Stream::blas_gemm`] is at its best; none where it does nothing.
@@ -200,7 +191,6 @@ pub trait Stream: Send + Sync {
 
 /// A moment in a stream.
 pub trait Event: Send + Sync {
-    /// Waits for it.
     fn wait(&self) -> Result<()>;
 
     /// Whether it has come.

@@ -1,3 +1,5 @@
+#![warn(missing_docs)]
+
 use crate::affinity::Pinned;
 use crate::device::Event;
 use crate::op::*;
@@ -6,31 +8,17 @@ use std::sync::Arc;
 
 /// Why a kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // of fields: the messages say what they hold
 pub enum KernelError {
     /// An operand has another element type than the operation says.
     #[error("a buffer of {wanted} was expected, {given} given")]
-    DType {
-        /// Type the operation wants.
-        wanted: DType,
-        /// Type of the buffer.
-        given: DType,
-    },
+    DType { wanted: DType, given: DType },
     /// An operand is too short, or the shape cannot be.
     #[error("{op}: {operand} has {given} elements, {wanted} needed")]
-    Shape {
-        /// The operation.
-        op: &'static str,
-        /// Which operand.
-        operand: &'static str,
-        /// Elements the shape needs.
-        wanted: usize,
-        /// Elements given.
-        given: usize,
-    },
+    Shape { op: &'static str, operand: &'static str, wanted: usize, given: usize },
     /// The operands do not go together, or hold a value that cannot be.
     #[error("{op}: {reason}")]
     Invalid {
-        /// The operation.
         op: &'static str,
         /// What is wrong and what would be right.
         reason: String,
@@ -38,32 +26,17 @@ pub enum KernelError {
     /// The host was to read or write what lies in the memory of a device.
     #[error("the elements lie in a device's memory, which the host cannot reach; copy them (upload, download)")]
     NotOnHost,
-    /// The device failed.
+    /// The device failed at `call`, and says why.
     #[error("{device}: {call}: {reason}")]
-    Device {
-        /// Which.
-        device: String,
-        /// What it was doing.
-        call: String,
-        /// What it says.
-        reason: String,
-    },
+    Device { device: String, call: String, reason: String },
     /// This device has no such kernel for this type.
     #[error("{device} kernels cannot do {op} in {dtype}")]
-    Unsupported {
-        /// The device.
-        device: &'static str,
-        /// The operation.
-        op: &'static str,
-        /// The type.
-        dtype: DType,
-    },
+    Unsupported { device: &'static str, op: &'static str, dtype: DType },
 }
 
 /// A sum to a number that the host may not know yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sum {
-    /// It is known.
     Known(f64),
     /// It lies in a slot of the device's, under this number.
     Slot(u32),

@@ -13,11 +13,8 @@ use serde::{Deserialize, Serialize};
 /// `C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ C)`, row-major, sums in f32 (f64 for f64).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gemm {
-    /// Rows of C.
     pub m: usize,
-    /// Columns of C.
     pub n: usize,
-    /// Length of the sums.
     pub k: usize,
     /// A is stored `[k,m]`.
     pub trans_a: bool,
@@ -27,9 +24,7 @@ pub struct Gemm {
     pub alpha: f32,
     /// Add to C instead of overwriting it.
     pub accumulate: bool,
-    /// Type of A.
     pub a: DType,
-    /// Type of B.
     pub b: DType,
     /// Type of C; a product into a narrower type is rounded once.
     pub c: DType,
@@ -38,9 +33,7 @@ pub struct Gemm {
 /// Root-mean-square normalisation of `rows` vectors of `cols`: `y = w * x / sqrt(mean(x^2) + eps)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNorm {
-    /// Vectors.
     pub rows: usize,
-    /// Elements of a vector.
     pub cols: usize,
     /// Added to the mean square.
     pub eps: f64,
@@ -53,9 +46,7 @@ pub struct RmsNorm {
 /// Normalisation to mean 0 and variance 1 of `rows` vectors of `cols`: `y = w * (x - mean) / sqrt(variance + eps) (+ b)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerNorm {
-    /// Vectors.
     pub rows: usize,
-    /// Elements of a vector.
     pub cols: usize,
     /// Added to the variance.
     pub eps: f64,
@@ -70,11 +61,9 @@ pub struct LayerNorm {
 /// `x[r] += table[r % period]`: a bias (period 1), or learned positions (period of a sequence).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BiasAdd {
-    /// Vectors of x.
     pub rows: usize,
     /// Vectors of the table that are used; row `r` reads `r % period`.
     pub period: usize,
-    /// Elements of a vector.
     pub cols: usize,
     /// Type of x and table (forward), of the incoming gradient (backward).
     pub dtype: DType,
@@ -83,7 +72,6 @@ pub struct BiasAdd {
 /// `x[r] *= w`: a factor for every column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleColumns {
-    /// Vectors of x.
     pub rows: usize,
     /// Elements of a vector, and factors.
     pub cols: usize,
@@ -94,9 +82,7 @@ pub struct ScaleColumns {
 /// `s[r] = 1 / |x[r]|`, the norm being the root of the sum of squares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowInvNorm {
-    /// Vectors.
     pub rows: usize,
-    /// Elements of a vector.
     pub cols: usize,
     /// Type of x; s is f32 (f64 for f64).
     pub dtype: DType,
@@ -107,7 +93,6 @@ pub struct RowInvNorm {
 pub struct Rope {
     /// Tokens; row `r` stands at position `r % seq`.
     pub rows: usize,
-    /// Tokens of a sequence.
     pub seq: usize,
     /// Heads per token.
     pub heads: usize,
@@ -123,15 +108,12 @@ pub struct Rope {
 /// `[batch*seq, kv_heads*head_dim]`; query head `h` reads key head `h / (heads/kv_heads)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
-    /// Sequences.
     pub batch: usize,
-    /// Tokens of a sequence.
     pub seq: usize,
     /// Query heads.
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Elements of a head.
     pub head_dim: usize,
     /// Factor on the scores before the softmax.
     pub scale: f64,
@@ -175,7 +157,6 @@ pub fn alibi_slope(head: usize, heads: usize) -> f64 {
     }
 }
 
-/// An activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x / (1 + e^-x)`.
@@ -189,31 +170,23 @@ pub enum Activation {
 /// `y = act(x)` over `len` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointwiseActivation {
-    /// Elements.
     pub len: usize,
-    /// The function.
     pub act: Activation,
-    /// Type of all operands.
     pub dtype: DType,
 }
 
 /// `y = act(gate) * up` over `len` elements; the function is SiLU unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatedActivation {
-    /// Elements.
     pub len: usize,
-    /// Of the gate.
     pub act: Activation,
-    /// Type of all operands.
     pub dtype: DType,
 }
 
 /// `out[r] = table[ids[r]]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Embedding {
-    /// Tokens.
     pub rows: usize,
-    /// Elements of a vector.
     pub cols: usize,
     /// Vectors of the table; an id at or above it is an error.
     pub vocab: usize,
@@ -227,9 +200,7 @@ pub struct Embedding {
 /// gradient takes the front of their buffer, rows one behind the other, and leaves the rest unspecified.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossEntropy {
-    /// Tokens.
     pub rows: usize,
-    /// Logits per token.
     pub vocab: usize,
     /// Factor on the gradient.
     pub scale: f64,
@@ -244,9 +215,7 @@ pub struct CrossEntropy {
 /// p -= lr/(1-beta1^step) * m / (sqrt(v)/sqrt(1-beta2^step) + eps)`. Arithmetic in f32 (f64 for f64).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
-    /// Elements.
     pub len: usize,
-    /// Learning rate.
     pub lr: f64,
     /// Decay of the first moment.
     pub beta1: f64,
@@ -264,9 +233,7 @@ pub struct AdamW {
     pub clip: f64,
     /// Type of the parameters, or of the master weights.
     pub parameters: DType,
-    /// Type of the gradients.
     pub gradients: DType,
-    /// Type of both moments.
     pub moments: DType,
     /// How the updated parameters are rounded to their type.
     pub rounding: Rounding,
@@ -296,7 +263,6 @@ pub enum Rounding {
 pub struct Elementwise {
     /// Elements of the result (of the source for sums to a number).
     pub len: usize,
-    /// Operands read.
     pub sources: usize,
     /// Type of what is read.
     pub from: DType,
@@ -312,24 +278,19 @@ pub struct Elementwise {
 /// wrap around, and their average is the quotient of the exact sum, cut off towards zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reduce {
-    /// Elements of every operand.
     pub len: usize,
-    /// Operands read.
     pub sources: usize,
-    /// How elements are joined.
     pub op: ReduceOp,
     /// Add to `dst`, for sums and averages of floats.
     pub accumulate: bool,
     /// Type of the first source.
     pub from: DType,
-    /// Type of `dst`.
     pub to: DType,
 }
 
 /// `y = x * keep / (1-p)`, where `keep` is a function of (seed, first + index) alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
-    /// Elements.
     pub len: usize,
     /// Chance of a zero, `0 <= p < 1`.
     pub p: f64,
@@ -344,9 +305,7 @@ pub struct Dropout {
 /// `dst[i] = std * normal(seed, first + i)`: the same value for an element whoever draws it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normal {
-    /// Elements.
     pub len: usize,
-    /// Standard deviation.
     pub std: f64,
     /// Philox key.
     pub seed: u64,
@@ -436,9 +395,7 @@ impl Quantize {
 /// A flat buffer quantised by [`Quantize`], or the way back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantizeBlocks {
-    /// How.
     pub by: Quantize,
-    /// Elements of the buffer.
     pub len: usize,
     /// Type of the floats: f32, bf16 or f16. Arithmetic in f32, rounded once.
     pub dtype: DType,
@@ -449,25 +406,19 @@ pub struct QuantizeBlocks {
 /// One call of a kernel, without its operands, which [`Op::operands`] lists.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
-    /// Matrix product.
     Gemm(Gemm),
     /// B of a product brought into the form that products read.
     Prepack(Gemm),
     /// Matrix product with such a B.
     GemmPrepacked(Gemm),
-    /// Normalisation.
     RmsNorm(RmsNorm),
-    /// Its backward.
     RmsNormBackward(RmsNorm),
     /// Normalisation with mean.
     LayerNorm(LayerNorm),
-    /// Its backward.
     LayerNormBackward(LayerNorm),
     /// Bias or learned positions.
     BiasAdd(BiasAdd),
-    /// The table's gradient.
     BiasAddBackward(BiasAdd),
-    /// Factors of columns.
     ScaleColumns(ScaleColumns),
     /// The factors' gradient; that of x is the same product.
     ScaleColumnsBackward(ScaleColumns),
@@ -481,29 +432,20 @@ pub enum Op {
     AttentionBackward(Attention),
     /// Attention that stores its probabilities.
     NaiveAttention(Attention),
-    /// Its backward.
     NaiveAttentionBackward(Attention),
-    /// Gated activation.
     GatedActivation(GatedActivation),
-    /// Its backward.
     GatedActivationBackward(GatedActivation),
-    /// Plain activation.
     PointwiseActivation(PointwiseActivation),
-    /// Its backward.
     PointwiseActivationBackward(PointwiseActivation),
-    /// Table look-up.
     Embedding(Embedding),
     /// Scatter-add into the table's gradient.
     EmbeddingBackward(Embedding),
     /// Loss and logit gradients.
     CrossEntropy(CrossEntropy),
-    /// Optimizer.
     AdamW(AdamW),
     /// Dropout or its backward (the same mask).
     Dropout(Dropout),
-    /// Random initialisation.
     Normal(Normal),
-    /// A constant.
     Fill(Elementwise, f64),
     /// Change of type, or copy.
     Cast(Elementwise),
@@ -513,7 +455,6 @@ pub enum Op {
     Accumulate(Elementwise, f64),
     /// `dst *= alpha`.
     Scale(Elementwise, f64),
-    /// Sum to a number.
     Sum(Elementwise),
     /// Sum of squares to a number.
     SumSquares(Elementwise),
@@ -542,7 +483,6 @@ pub enum Op {
 }
 
 impl Op {
-    /// The sum of elements.
     pub const fn sum(len: usize, from: DType) -> Op {
         Op::Sum(Elementwise { len, sources: 1, from, to: DType::F64 })
     }

@@ -7,9 +7,7 @@ use crate::{DType, KernelError, ReduceOp, Result, View, ViewMut};
 /// What an operation does with an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It is read.
     Read,
-    /// It is overwritten.
     Write,
     /// It is read and written.
     Update,
@@ -18,7 +16,6 @@ pub enum Access {
 /// The element types that an operand may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elements {
-    /// Numbers of this type.
     Floats(DType),
     /// Numbers of any type in which the device computes.
     AnyFloats,
@@ -33,9 +30,7 @@ pub struct Operand {
     pub name: &'static str,
     /// Reads stand before writes in a list of operands.
     pub access: Access,
-    /// Types.
     pub elements: Elements,
-    /// Elements.
     pub len: usize,
     /// The buffer must have `len` elements and no more.
     pub is_exact: bool,
@@ -112,12 +107,10 @@ impl Operands {
         self
     }
 
-    /// Those that are read.
     pub fn reads(&self) -> &[Operand] {
         &self.all[..self.reads]
     }
 
-    /// Those that are written.
     pub fn writes(&self) -> &[Operand] {
         &self.all[self.reads..self.count]
     }

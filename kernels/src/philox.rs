@@ -9,9 +9,7 @@
 pub enum RandomStream {
     /// Normal deviates of initialisation.
     Normal = 0,
-    /// Dropout masks.
     Dropout = 1,
-    /// Stochastic rounding.
     Rounding = 2,
 }
 

@@ -266,7 +266,6 @@ impl Drop for Pool {
     }
 }
 
-/// A worker's life.
 fn work(shared: &Shared, index: usize) {
     let mut seen = 0;
     while let Some(task) = shared.team.next(&mut seen, shared.spin) {

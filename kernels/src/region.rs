@@ -9,9 +9,7 @@ pub enum ArenaError {
     /// The operating system gave no address space.
     #[error("could not reserve {bytes} bytes of address space for a rank's arena: {source}; {cause}")]
     Reserve {
-        /// Bytes asked for.
         bytes: u64,
-        /// What the system said.
         source: std::io::Error,
         /// What this process has reserved, what it may, and what to do.
         cause: String,
@@ -20,38 +18,22 @@ pub enum ArenaError {
     #[error(
         "could not make {bytes} bytes of shared memory for a rank's arena (memfd_create): {source}; a limit on open files (ulimit -n) or file sizes (ulimit -f) may be set"
     )]
-    Share {
-        /// Bytes asked for.
-        bytes: u64,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Share { bytes: u64, source: std::io::Error },
     /// A device has no such memory left.
     #[error(
         "could not reserve {bytes} bytes of a device's memory for a rank's arena: {reason}; ask for less (memory.capacity), or see who else uses the device"
     )]
-    Device {
-        /// Bytes asked for.
-        bytes: u64,
-        /// What the device said.
-        reason: String,
-    },
+    Device { bytes: u64, reason: String },
     /// A peer's memory could not be mapped.
     #[error(
         "could not map {bytes} bytes of a peer's memory: {source}; its file descriptor must be open for reading and writing"
     )]
-    Open {
-        /// Bytes asked for.
-        bytes: u64,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Open { bytes: u64, source: std::io::Error },
     /// A peer's memory is smaller than announced: touching what lies behind its end would kill the process.
     #[error("a peer's memory has {given} bytes, {wanted} were announced; both sides must run the same version")]
     Short {
         /// Bytes announced.
         wanted: u64,
-        /// Bytes there are.
         given: u64,
     },
     /// A peer's memory could become smaller at any time: touching what then lies behind its end would kill the process.

@@ -25,7 +25,6 @@ pub struct Setup {
 /// Why kernels cannot be set up so.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// Not a name.
     #[error("there are no instructions of the name \"{0}\"; known are {list}", list = INSTRUCTIONS.join(", "))]
     Unknown(String),
     /// A name of something that this CPU lacks, or that no kernel is written for.
@@ -33,28 +32,13 @@ pub enum SetupError {
         "this CPU lacks the instructions \"{wanted}\", or no kernel here uses them; it has {has}",
         has = .has.join(", ")
     )]
-    Lacks {
-        /// What was asked for.
-        wanted: String,
-        /// What there is.
-        has: Vec<&'static str>,
-    },
+    Lacks { wanted: String, has: Vec<&'static str> },
     /// Not one core for each thread.
     #[error("{threads} threads are to keep to {cores} cores; each needs one of its own")]
-    Cores {
-        /// Threads.
-        threads: usize,
-        /// Cores given.
-        cores: usize,
-    },
+    Cores { threads: usize, cores: usize },
     /// The system does not let a thread keep to its core.
     #[error("a thread cannot be kept on core {core}: {source}; set hardware.pin = \"none\"")]
-    Pin {
-        /// Which.
-        core: usize,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Pin { core: usize, source: std::io::Error },
 }
 
 impl Cpu {

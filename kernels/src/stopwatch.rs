@@ -9,7 +9,6 @@ use std::time::Instant;
 /// An operation that was carried out, and how long it took.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timed {
-    /// What.
     pub op: Op,
     /// Nanoseconds, those of reading the clock once included.
     pub ns: u64,
@@ -22,7 +21,6 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Times `inner`.
     pub fn new(inner: Arc<dyn Kernels>) -> Stopwatch {
         // Room for a step of a small model, so that few operations wait for memory.
         Stopwatch { inner, log: Mutex::new(Vec::with_capacity(1 << 14)) }

@@ -31,6 +31,7 @@ use matmul::path::Path;
 
 /// Kernels on the cores of this machine. Storage in f32, bf16 or f16, arithmetic in f32; f64 is for
 /// [`Reference`](crate::Reference), except that [`Kernels::reduce`] takes every type. The best vector instructions of the CPU are chosen when it is made.
+#[warn(missing_docs)]
 pub struct Cpu {
     pool: Pool,
     level: Level,
@@ -43,6 +44,7 @@ impl std::fmt::Debug for Cpu {
     }
 }
 
+#[warn(missing_docs)]
 impl Cpu {
     /// Kernels that share each operation among `threads` threads, the caller included; 0 counts as 1. When the system
     /// refuses more threads there are fewer: ask [`Kernels::threads`].

@@ -89,7 +89,6 @@ pub(super) fn pointer<T: Argument>(value: &T) -> *mut c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// Its bytes.
 pub(super) fn size<T: Argument>(_: &T) -> usize {
     size_of::<T>()
 }

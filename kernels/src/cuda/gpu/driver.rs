@@ -69,15 +69,12 @@ table! {
     }
 }
 
-/// CUDA_SUCCESS.
 const SUCCESS: c_int = CUresult::CUDA_SUCCESS as c_int;
 /// What was asked for is not done yet.
 pub const NOT_READY: c_int = CUresult::CUDA_ERROR_NOT_READY as c_int;
 const OUT_OF_MEMORY: c_int = CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int;
 
-/// A loaded driver.
 pub struct Driver {
-    /// Its functions.
     pub table: Table,
     path: PathBuf,
     version: i32,
@@ -93,7 +90,6 @@ impl std::fmt::Debug for Driver {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {words}")]
 pub struct DriverError {
-    /// The function.
     pub call: &'static str,
     /// CUresult.
     pub code: i32,

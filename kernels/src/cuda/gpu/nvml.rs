@@ -213,7 +213,6 @@ impl Nvml {
 }
 
 impl Watched<'_> {
-    /// How it is now.
     pub fn read(&self) -> Reading {
         let table = &self.nvml.table;
         let memory = self.memory();

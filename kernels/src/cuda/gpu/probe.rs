@@ -12,11 +12,8 @@ use std::sync::Arc;
 /// What was found, and why not. Each part stands by itself: the absence of one says nothing of the others.
 #[derive(Debug, Clone)]
 pub struct Probe {
-    /// The driver.
     pub driver: Result<Arc<Driver>, Absent>,
-    /// The compiler.
     pub nvrtc: Result<Arc<Nvrtc>, Absent>,
-    /// Matrix products.
     pub cublaslt: Result<Arc<CublasLt>, Absent>,
     /// Ranges for profilers.
     pub nvtx: Result<Arc<Ranges>, Absent>,
@@ -24,7 +21,6 @@ pub struct Probe {
     pub devices: Result<Vec<GpuInfo>, Absent>,
 }
 
-/// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuInfo {
     /// Its number among those that the driver shows.
@@ -33,7 +29,6 @@ pub struct GpuInfo {
     pub name: String,
     /// Major and minor compute capability: (9, 0) for Hopper.
     pub capability: (u32, u32),
-    /// Bytes of memory.
     pub memory_bytes: u64,
     /// As nvidia-smi writes it: `GPU-` and five groups of hexadecimal digits.
     pub uuid: String,

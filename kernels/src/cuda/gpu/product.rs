@@ -29,7 +29,6 @@ fn aligned(at: Address, bytes: usize) -> (Address, usize) {
 /// How products of one shape are done.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chosen {
-    /// The product.
     pub op: Gemm,
     /// Multiples of so many bytes are the addresses of A, B and C.
     pub alignment: [u32; 3],
@@ -54,9 +53,7 @@ type Planned = std::result::Result<Arc<Plan>, String>;
 /// A product that a kernel of our own did where the vendor's library was wanted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fallback {
-    /// The product.
     pub op: Gemm,
-    /// Why not the library.
     pub why: String,
 }
 
@@ -84,7 +81,6 @@ pub(super) struct Products {
 struct Operands {
     a: Address,
     b: Address,
-    /// What is added.
     c: Address,
     /// The result; as `c`, but while candidates are timed.
     d: Address,
