@@ -6,7 +6,7 @@ use zbench_config::files::Files;
 use zbench_config::{Context, Document, grid};
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
-use zbench_engine::model::{self, Layout, FlatKind};
+use zbench_engine::model::{self, FlatKind, Layout};
 use zbench_engine::plan::Plan;
 use zbench_engine::planner::Planner;
 

@@ -61,7 +61,7 @@ impl Rank<'_> {
                 self.act(if load { Action::Load { micro } } else { *action }, meter)?;
             }
             known.resize(self.flow.losses.sums.len(), 0.0);
-            self.kernels().known(&self.flow.losses.sums, &mut known)?;
+            self.kernels().read_scalars(&self.flow.losses.sums, &mut known)?;
             let loss = self.flow.losses.value(&known);
             sums.extend([
                 loss,

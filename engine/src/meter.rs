@@ -5,7 +5,7 @@ use crate::span::{Span, Spans};
 use crate::trace::{Entry, Recording};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zbench_kernels::cuda::machine::Mark;
+use zbench_kernels::device::Event;
 use zbench_kernels::{KernelError, Kernels};
 
 /// Nanoseconds of a step, and by span in the order of [`Span::ALL`]; they add up to it.
@@ -22,7 +22,7 @@ pub struct Meter {
     span: Span,
     ns: [u64; 10],
     /// On a device: which span begins, and where.
-    marks: Vec<(Span, Arc<dyn Mark>)>,
+    marks: Vec<(Span, Arc<dyn Event>)>,
     /// Where the step is traced.
     recording: Option<Recording>,
     /// The action that the span began in.
@@ -86,7 +86,7 @@ impl Meter {
 
     fn end(&mut self) -> Result<Booked, KernelError> {
         self.enter(Span::Other);
-        self.kernels.show(None);
+        self.kernels.profiler_range(None);
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
@@ -98,7 +98,7 @@ impl Meter {
         let mut times = Vec::with_capacity(self.marks.len());
         for pair in self.marks.windows(2) {
             let [(span, begin), (_, end)] = pair else { continue };
-            let time = end.since(&**begin)?;
+            let time = end.elapsed(&**begin)?;
             self.ns[*span as usize] += time.as_nanos() as u64;
             times.push(time);
         }
@@ -132,8 +132,8 @@ impl Spans for Meter {
     }
 
     fn enter(&mut self, span: Span) {
-        self.kernels.show(Some(span.name()));
-        match self.kernels.mark() {
+        self.kernels.profiler_range(Some(span.name()));
+        match self.kernels.record_event() {
             Ok(Some(mark)) => {
                 self.marks.push((span, mark));
                 if self.recording.is_some() {

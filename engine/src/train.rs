@@ -266,7 +266,7 @@ fn one_rank<T>(
     let number = comm.rank();
     let settled = kernels.clone();
     // This thread is the first of its kernels' threads until the rank has ended.
-    let _settled = settled.settle();
+    let _settled = settled.pin_thread();
     let run = || -> Result<T, RankError> {
         let world = link::wrap(comm, inputs.cell.link_spec().as_ref());
         let comms = world.and_then(|world| comms(world, mesh)).map_err(|error| RankError::Step(error.into()))?;

@@ -1,3 +1,5 @@
+#![warn(missing_docs)]
+
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 

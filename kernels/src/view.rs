@@ -1,3 +1,5 @@
+#![warn(missing_docs)]
+
 use crate::{DType, Element, KernelError};
 use std::marker::PhantomData;
 use std::ops::Range;

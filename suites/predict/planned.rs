@@ -327,7 +327,7 @@ fn on_device(resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) ->
         return Decision::Record { status: Status::OutOfMemory, reason, source: Source::Plan };
     }
     let memory = match devices::machine(0) {
-        Ok(machine) => machine.facts().memory_bytes,
+        Ok(machine) => machine.props().memory_bytes,
         Err(reason) => return skip(reason),
     };
     let all = total.saturating_mul(sharers as u64);

@@ -17,7 +17,7 @@ pub use crate::config::SavedTensor;
 use crate::config::{AttentionKind, Positions};
 use crate::error::Result;
 use crate::layers::Weights;
-use zbench_kernels::{Act, Buffer};
+use zbench_kernels::{Activation, Buffer};
 
 /// The sizes of a block, and what of its mathematics is not seen in its tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,7 +39,7 @@ pub struct Dims {
     /// How queries and keys know their places.
     pub positions: Positions,
     /// The MLP's activation.
-    pub act: Act,
+    pub act: Activation,
     /// The MLP reads the block's input, not what attention made of it.
     pub parallel: bool,
 }

@@ -4,7 +4,7 @@ use super::exec::Exec;
 use super::norm::Norm;
 use crate::error::Result;
 use crate::layers::{FlatRange, Grads, Weights};
-use zbench_kernels::{AddRows, Buffer, DType, Op, View};
+use zbench_kernels::{BiasAdd, Buffer, DType, Op, View};
 
 /// `x[t] = norm(scale * table[ids[t]] + positions[t % seq])`; where sequences hold several documents, the position is the
 /// place in the document.
@@ -44,8 +44,8 @@ impl Embedding {
         zbench_kernels::Embedding { rows, cols: self.hidden, vocab, padding: None, dtype }
     }
 
-    fn places(&self, batch: &super::Batch, dtype: DType) -> AddRows {
-        AddRows { rows: batch.tokens(), period: batch.seq, cols: self.hidden, dtype }
+    fn places(&self, batch: &super::Batch, dtype: DType) -> BiasAdd {
+        BiasAdd { rows: batch.tokens(), period: batch.seq, cols: self.hidden, dtype }
     }
 
     /// The residual stream at its start.
@@ -72,7 +72,7 @@ impl Embedding {
                 ex.accumulate(TERM, of_places.view(), out.view_mut())?;
             }
             (Some(positions), None) => {
-                let op = Op::AddRows(self.places(&ex.batch, ex.compute));
+                let op = Op::BiasAdd(self.places(&ex.batch, ex.compute));
                 ex.run(TERM, &op, &[w.get(positions)], &mut [out.view_mut()])?;
             }
             (None, _) => {}
@@ -105,7 +105,7 @@ impl Embedding {
                     ex.run(TERM, &op, &[places, dx.view()], &mut [dpositions])?;
                 }
                 None => {
-                    let op = Op::AddRowsBackward(self.places(&ex.batch, ex.compute));
+                    let op = Op::BiasAddBackward(self.places(&ex.batch, ex.compute));
                     ex.run(TERM, &op, &[dx.view()], &mut [dpositions])?;
                 }
             }

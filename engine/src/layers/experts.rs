@@ -100,7 +100,7 @@ impl Experts {
         ex.run(TERM, &op, if forward { &reads } else { &reads[..2] }, &mut [y])
     }
 
-    /// The gradient of the weights, and the weights onto what they stand before: see [`Op::Weigh`].
+    /// The gradient of the weights, and the weights onto what they stand before: see [`Op::RouterWeightBackward`].
     pub fn weigh(
         &self,
         ex: &Exec<'_>,
@@ -113,7 +113,7 @@ impl Experts {
         let mut dweights = ex.statistic(op.slots())?;
         let (indices, weights) = (routing.indices.view(), routing.weights.view());
         let mut writes = [x.view_mut(), dx.view_mut(), dweights.view_mut()];
-        ex.run(TERM, &Op::Weigh(op), &[indices, weights], &mut writes)?;
+        ex.run(TERM, &Op::RouterWeightBackward(op), &[indices, weights], &mut writes)?;
         Ok(dweights)
     }
 

@@ -145,7 +145,7 @@ impl Head {
 
     /// Tokens whose logits exist at a time: one at least.
     fn chunk(&self, kernels: &dyn Kernels, tokens: usize) -> usize {
-        (kernels.passing_elements() / self.vocab).clamp(1, tokens.max(1))
+        (kernels.logits_chunk_len() / self.vocab).clamp(1, tokens.max(1))
     }
 
     /// The product that makes the logits of `rows` tokens.

@@ -12,7 +12,7 @@ use super::exec::{Exec, product_forward, product_input, product_weight};
 use super::prepacked;
 use crate::error::Result;
 use crate::layers::{FlatKind, FlatRange, Grads, Weights};
-use zbench_kernels::{AddRows, DType, Op, Packed, View, ViewMut};
+use zbench_kernels::{BiasAdd, DType, Op, Packed, View, ViewMut};
 
 /// `y = x W^T (+ b) (+ scale * dropout(x) A^T B^T)`, or with factors on x or y.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,8 +43,8 @@ impl LinearSpec {
         self.weight.part == FlatKind::Trainable || self.adapter.is_some() || self.factors.is_some()
     }
 
-    fn bias_op(&self, rows: usize, dtype: DType) -> AddRows {
-        AddRows { rows, period: 1, cols: self.out, dtype }
+    fn bias_op(&self, rows: usize, dtype: DType) -> BiasAdd {
+        BiasAdd { rows, period: 1, cols: self.out, dtype }
     }
 
     /// `y (+)= layer(x)`.
@@ -117,7 +117,7 @@ impl LinearSpec {
     /// `y += b`, if there is one.
     pub(super) fn add_bias(&self, ex: &Exec<'_>, weights: &Weights<'_>, y: ViewMut<'_>) -> Result<()> {
         let Some(bias) = &self.bias else { return Ok(()) };
-        let op = Op::AddRows(self.bias_op(ex.batch.tokens(), ex.compute));
+        let op = Op::BiasAdd(self.bias_op(ex.batch.tokens(), ex.compute));
         ex.run(self.name, &op, &[weights.get(bias)], &mut [y])
     }
 
@@ -141,7 +141,7 @@ impl LinearSpec {
             ex.gemm(self.name, product_weight(n, self.out, self.input, ex.compute, ex.gradients), dy, x, dw)?;
         }
         if let Some(db) = self.bias.as_ref().and_then(|bias| grads.get(bias)) {
-            ex.run(self.name, &Op::AddRowsBackward(self.bias_op(n, ex.compute)), &[dy], &mut [db])?;
+            ex.run(self.name, &Op::BiasAddBackward(self.bias_op(n, ex.compute)), &[dy], &mut [db])?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use super::{FlatKind, FlatRange, Init, LayoutKey, Rows, Stored, Unit};
 use crate::config::{self, Base, Linear, Mlp, Model, Order, Positions};
 use crate::hf::{Family, TensorNames, family_of};
 use crate::layers::{Block, Dims, Embedding, Experts, Head, LinearSpec, Norm};
-use zbench_kernels::{Act, Packed, Packing};
+use zbench_kernels::{Activation, Packed, Packing};
 
 /// Appends tensors in the order of the model.
 pub(super) struct Builder<'a> {
@@ -120,9 +120,9 @@ impl<'a> Builder<'a> {
             window: model.window(index),
             positions: form.positions,
             act: match form.mlp {
-                Mlp::Swiglu => Act::Silu,
-                Mlp::Gelu => Act::Gelu,
-                Mlp::GegluTanh | Mlp::GeluTanh => Act::GeluTanh,
+                Mlp::Swiglu => Activation::Silu,
+                Mlp::Gelu => Activation::Gelu,
+                Mlp::GegluTanh | Mlp::GeluTanh => Activation::GeluTanh,
             },
             parallel: form.order != Order::Sequential,
         };

@@ -207,7 +207,7 @@ impl Optimizer {
             asked.push(res.sum_squares("norm", part)?);
         }
         known.resize(asked.len(), 0.0);
-        res.kernels.known(asked, known)?;
+        res.kernels.read_scalars(asked, known)?;
         own.clear();
         own.push(losses.value(known) / train.accumulation as f64);
         own.resize(words, f64::from(u8::from(said.stop) + 2 * u8::from(said.written)));

@@ -257,7 +257,7 @@ fn head_and_its_loss() {
             let (x, mut sums) = (lab.buffer(x), Vec::new());
             let dx = head.loss(&ex, head_weights, grads, x, wanted, scale, &mut sums).unwrap();
             let mut known = vec![0.0; sums.len()];
-            ex.kernels.known(&sums, &mut known).unwrap();
+            ex.kernels.read_scalars(&sums, &mut known).unwrap();
             let sum: f64 = known.iter().sum();
             (sum * scale, values(&dx), g, t)
         };

@@ -99,12 +99,12 @@ impl Block {
         if let Some(gate) = gate {
             let dgate = dgate.insert(ex.activation(n * d.intermediate)?);
             let dup = dup.insert(ex.activation(n * d.intermediate)?);
-            let op = Op::SwigluBackward(self.swiglu(n, ex.compute));
+            let op = Op::GatedActivationBackward(self.swiglu(n, ex.compute));
             let reads = [gate.view(), up.view(), dact.view()];
             ex.run(POINTWISE, &op, &reads, &mut [dgate.view_mut(), dup.view_mut()])?;
         } else {
             let dup = dup.insert(ex.activation(n * d.intermediate)?);
-            let op = Op::ActivateBackward(self.activate(n, ex.compute));
+            let op = Op::PointwiseActivationBackward(self.activate(n, ex.compute));
             ex.run(POINTWISE, &op, &[up.view(), dact.view()], &mut [dup.view_mut()])?;
         }
         drop((dact, up));

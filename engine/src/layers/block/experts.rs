@@ -77,7 +77,7 @@ impl Block {
         drop(dweights);
 
         let (mut dgate, mut dup) = (ex.activation(wide)?, ex.activation(wide)?);
-        let op = Op::SwigluBackward(self.swiglu(experts.slots(n), ex.compute));
+        let op = Op::GatedActivationBackward(self.swiglu(experts.slots(n), ex.compute));
         let reads = [gate.view(), up.view(), dact.view()];
         ex.run(POINTWISE, &op, &reads, &mut [dgate.view_mut(), dup.view_mut()])?;
         drop((dact, gate, up));

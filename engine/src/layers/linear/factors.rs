@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::layers::adapter::ADAPTER;
 use crate::layers::exec::Exec;
 use crate::layers::{FlatRange, Grads, Weights};
-use zbench_kernels::{Buffer, DType, MulRows, Op, View, ViewMut};
+use zbench_kernels::{Buffer, DType, Op, ScaleColumns, View, ViewMut};
 
 /// IA3: learned factors of what a layer gives, bias included, or of what it reads. The layer's own weights are frozen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,8 +17,8 @@ pub struct Factors {
 }
 
 impl Factors {
-    fn op(&self, linear: &LinearSpec, rows: usize, dtype: DType) -> MulRows {
-        MulRows { rows, cols: if self.feedforward { linear.input } else { linear.out }, dtype }
+    fn op(&self, linear: &LinearSpec, rows: usize, dtype: DType) -> ScaleColumns {
+        ScaleColumns { rows, cols: if self.feedforward { linear.input } else { linear.out }, dtype }
     }
 
     /// `y (+)= layer(x)` with the factors.
@@ -32,7 +32,7 @@ impl Factors {
         mut y: ViewMut<'_>,
     ) -> Result<()> {
         let n = ex.batch.tokens();
-        let (op, l) = (Op::MulRows(self.op(linear, n, ex.compute)), weights.get(&self.l));
+        let (op, l) = (Op::ScaleColumns(self.op(linear, n, ex.compute)), weights.get(&self.l));
         if self.feedforward {
             let mut scaled = ex.activation(n * linear.input)?;
             ex.cast(ADAPTER, x, scaled.view_mut())?;
@@ -68,10 +68,10 @@ impl Factors {
             let mut own = ex.activation(n * linear.out)?;
             ex.again(|| linear.product(ex, weights, x, false, own.view_mut()))?;
             if let Some(dl) = grads.get(&self.l) {
-                ex.run(ADAPTER, &Op::MulRowsBackward(op), &[own.view(), dy], &mut [dl])?;
+                ex.run(ADAPTER, &Op::ScaleColumnsBackward(op), &[own.view(), dy], &mut [dl])?;
             }
             ex.cast(ADAPTER, dy, own.view_mut())?;
-            ex.run(ADAPTER, &Op::MulRows(op), &[l], &mut [own.view_mut()])?;
+            ex.run(ADAPTER, &Op::ScaleColumns(op), &[l], &mut [own.view_mut()])?;
             return linear.product_backward(ex, weights, grads, x, own.view(), accumulate, dx);
         }
         let mut own = if accumulate { Some(ex.activation(n * linear.input)?) } else { None };
@@ -79,9 +79,9 @@ impl Factors {
         // The layer's weights are frozen, so it does not matter that its input here is without the factors.
         linear.product_backward(ex, weights, grads, x, dy, false, through.reborrow())?;
         if let Some(dl) = grads.get(&self.l) {
-            ex.run(ADAPTER, &Op::MulRowsBackward(op), &[x, through.as_view()], &mut [dl])?;
+            ex.run(ADAPTER, &Op::ScaleColumnsBackward(op), &[x, through.as_view()], &mut [dl])?;
         }
-        ex.run(ADAPTER, &Op::MulRows(op), &[l], &mut [through])?;
+        ex.run(ADAPTER, &Op::ScaleColumns(op), &[l], &mut [through])?;
         if let Some(own) = own {
             ex.accumulate(ADAPTER, own.view(), dx)?;
         }

@@ -9,7 +9,8 @@ use crate::training::accounting::small;
 use std::sync::Arc;
 use zbench_engine::plan::Plan;
 use zbench_engine::train::with_ranks;
-use zbench_kernels::{Category, Reference};
+use zbench_kernels::Category;
+use zbench_kernels_testing::Reference;
 
 /// The tensors of a block that backward reads, in the order in which forward makes them; bytes of each.
 struct Block {
@@ -72,32 +73,34 @@ impl Block {
         }
     }
 
-    fn tensor(&self, which: Kept) -> u64 {
+    fn tensor(&self, which: SavedTensor) -> u64 {
         match which {
-            Kept::AttentionNorm => self.attention_norm.iter().sum(),
-            Kept::Qkv => self.qkv + self.raw,
-            Kept::Attention => self.attention,
-            Kept::Residual => self.residual,
-            Kept::MlpNorm => self.mlp_norm.iter().sum(),
-            Kept::GateUp => self.gate + self.up + self.routing,
-            Kept::Activation => self.activation,
+            SavedTensor::AttentionNorm => self.attention_norm.iter().sum(),
+            SavedTensor::Qkv => self.qkv + self.raw,
+            SavedTensor::Attention => self.attention,
+            SavedTensor::Residual => self.residual,
+            SavedTensor::MlpNorm => self.mlp_norm.iter().sum(),
+            SavedTensor::GateUp => self.gate + self.up + self.routing,
+            SavedTensor::Activation => self.activation,
         }
     }
 
     /// What a policy keeps of each block from forward to backward.
     fn kept(&self, policy: &Checkpointing) -> u64 {
         let all = [
-            Kept::AttentionNorm,
-            Kept::Qkv,
-            Kept::Attention,
-            Kept::Residual,
-            Kept::MlpNorm,
-            Kept::GateUp,
-            Kept::Activation,
+            SavedTensor::AttentionNorm,
+            SavedTensor::Qkv,
+            SavedTensor::Attention,
+            SavedTensor::Residual,
+            SavedTensor::MlpNorm,
+            SavedTensor::GateUp,
+            SavedTensor::Activation,
         ];
-        let named: &[Kept] = match policy {
+        let named: &[SavedTensor] = match policy {
             Checkpointing::None => &all,
-            Checkpointing::Selective => &[Kept::Qkv, Kept::Attention, Kept::Residual, Kept::GateUp],
+            Checkpointing::Selective => {
+                &[SavedTensor::Qkv, SavedTensor::Attention, SavedTensor::Residual, SavedTensor::GateUp]
+            }
             Checkpointing::Keep(list) => list,
             _ => &[],
         };
@@ -110,10 +113,10 @@ fn policies() -> Vec<Checkpointing> {
         Checkpointing::None,
         Checkpointing::Full,
         Checkpointing::Selective,
-        Checkpointing::Keep(vec![Kept::AttentionNorm]),
-        Checkpointing::Keep(vec![Kept::Qkv, Kept::Residual]),
-        Checkpointing::Keep(vec![Kept::Attention, Kept::MlpNorm]),
-        Checkpointing::Keep(vec![Kept::GateUp, Kept::Activation]),
+        Checkpointing::Keep(vec![SavedTensor::AttentionNorm]),
+        Checkpointing::Keep(vec![SavedTensor::Qkv, SavedTensor::Residual]),
+        Checkpointing::Keep(vec![SavedTensor::Attention, SavedTensor::MlpNorm]),
+        Checkpointing::Keep(vec![SavedTensor::GateUp, SavedTensor::Activation]),
     ]
 }
 

@@ -94,7 +94,6 @@ impl Cpu {
 struct Panels {
     path: Path,
     level: Level,
-    /// Elements of a head.
     dim: usize,
     /// The same in tiles of 32.
     tiles: usize,

@@ -31,7 +31,6 @@ pub(crate) struct Block {
     pub cols: usize,
     /// Tiles along the sum.
     pub tiles: usize,
-    /// The first sum.
     pub c: *mut f32,
     /// Elements from one row of sums to the next.
     pub c_row: usize,
@@ -39,7 +38,6 @@ pub(crate) struct Block {
     pub add: bool,
 }
 
-/// See [`Path::hold`].
 pub(crate) struct Held {
     #[cfg(target_arch = "x86_64")]
     _tiles: Option<super::amx::Tiles>,

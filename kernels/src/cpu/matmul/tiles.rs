@@ -13,12 +13,10 @@ pub(crate) const COLS: usize = 32;
 /// Words of a tile along the sum.
 pub(crate) const WORDS: usize = 16;
 
-/// What matrices hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     /// bf16, two terms to a word.
     Pair,
-    /// f32.
     Single,
 }
 
@@ -41,7 +39,6 @@ impl Element {
         terms.div_ceil(self.tile())
     }
 
-    /// Bytes of a term.
     pub const fn size(self) -> usize {
         4 / self.terms()
     }
@@ -50,9 +47,7 @@ impl Element {
 /// One operand in memory: a matrix of `outer` (rows of A, columns of B) by terms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
-    /// Its first element.
     pub ptr: *const u8,
-    /// What it holds.
     pub element: Element,
     /// Elements from one outer index to the next if `terms_adjoin`, else from one term to the next.
     pub stride: usize,

@@ -1,7 +1,7 @@
 //! Memory of the host that devices reach, and what the driver says of the device's.
 
 use super::{Gpu, Inner};
-use crate::cuda::machine::{Address, Result};
+use crate::device::{Address, Result};
 use std::ptr::NonNull;
 
 /// What the driver says of a device's memory.

@@ -4,7 +4,7 @@ use super::cublaslt::{CublasLt, INVALID_VALUE, NOT_SUPPORTED};
 use super::product::Products;
 use super::{Chosen, Gpu};
 use crate::DType;
-use crate::cuda::machine::{Address, Result};
+use crate::device::{Address, Result};
 use crate::op::Gemm;
 use cudarc::cublaslt::sys::*;
 use std::ffi::{c_int, c_void};

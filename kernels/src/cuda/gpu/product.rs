@@ -2,9 +2,9 @@
 
 use super::cublaslt::{ALLOC_FAILED, CublasLt};
 use super::plan::{Key, Plan, alignment, data_type};
-use super::{Event, Gpu, Inner};
+use super::{Gpu, GpuEvent, Inner};
 use crate::DType;
-use crate::cuda::machine::{Address, Machine, MachineError, Mark, Result};
+use crate::device::{Address, Device, DeviceError, Event, Result};
 use crate::op::Gemm;
 use cudarc::cublaslt::sys::*;
 use std::collections::HashMap;
@@ -29,7 +29,6 @@ fn aligned(at: Address, bytes: usize) -> (Address, usize) {
 /// How products of one shape are done.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chosen {
-    /// The product.
     pub op: Gemm,
     /// Multiples of so many bytes are the addresses of A, B and C.
     pub alignment: [u32; 3],
@@ -54,9 +53,7 @@ type Planned = std::result::Result<Arc<Plan>, String>;
 /// A product that a kernel of our own did where the vendor's library was wanted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fallback {
-    /// The product.
     pub op: Gemm,
-    /// Why not the library.
     pub why: String,
 }
 
@@ -84,7 +81,6 @@ pub(super) struct Products {
 struct Operands {
     a: Address,
     b: Address,
-    /// What is added.
     c: Address,
     /// The result; as `c`, but while candidates are timed.
     d: Address,
@@ -133,7 +129,7 @@ impl Products {
             gpu.0.fell_back(op, || format!("cuBLASLt is not asked to multiply {} by {} into {}", op.a, op.b, op.c));
             return Ok(false);
         }
-        let (workspace, workspace_bytes) = aligned(workspace, workspace_bytes.min(gpu.product_workspace()));
+        let (workspace, workspace_bytes) = aligned(workspace, workspace_bytes.min(gpu.blas_workspace()));
         let operands = Operands { a, b, c, d: c, workspace, workspace_bytes };
         let key = Key {
             sizes: [op.m, op.n, op.k],
@@ -235,7 +231,7 @@ impl Products {
             if self.library.failure(run()).is_some() {
                 return Ok(None);
             }
-            let (begin, end) = (Event::timed(gpu)?, Event::timed(gpu)?);
+            let (begin, end) = (GpuEvent::timed(gpu)?, GpuEvent::timed(gpu)?);
             // SAFETY: a live stream of this device's.
             unsafe { begin.record(stream.cast())? };
             for _ in 0..ROUNDS {
@@ -244,7 +240,7 @@ impl Products {
             // SAFETY: a live stream of this device's.
             unsafe { end.record(stream.cast())? };
             end.wait()?;
-            Ok(Some(end.since(&begin)? / ROUNDS))
+            Ok(Some(end.elapsed(&begin)? / ROUNDS))
         };
         let times: Result<Vec<Option<Duration>>> = proposed.iter().map(&mut time).collect();
         if op.accumulate {
@@ -288,7 +284,7 @@ impl Products {
     }
 
     pub(super) fn check(&self, gpu: &Gpu, call: &str, code: c_int) -> Result<()> {
-        let failed = |words| MachineError { out_of_memory: code == ALLOC_FAILED, ..gpu.0.error(call, words) };
+        let failed = |words| DeviceError { out_of_memory: code == ALLOC_FAILED, ..gpu.0.error(call, words) };
         self.library.failure(code).map_or(Ok(()), |words| Err(failed(words)))
     }
 }
