@@ -9,13 +9,9 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 pub enum Action {
     /// Fetch the micro-batch's tokens.
-    Load {
-        /// Micro-batch.
-        micro: usize,
-    },
+    Load { micro: usize },
     /// Bring a unit's weights here: first make this rank's own part current, then fill a slot.
     Gather {
-        /// Unit.
         unit: usize,
         /// The home is stale outside this rank's optimizer share: gather it from the ranks that updated it.
         refresh: bool,
@@ -23,31 +19,20 @@ pub enum Action {
         slot: bool,
     },
     /// Forward of a unit; of the head, forward, loss and backward.
-    Forward {
-        /// Unit.
-        unit: usize,
-    },
+    Forward { unit: usize },
     /// Make a block's dropped tensors again, and its output if the next block lacks its input.
     #[serde(rename = "restore")]
     Recompute {
-        /// Unit.
         unit: usize,
         /// Also make the output.
         output: bool,
     },
     /// Backward of a unit.
-    Backward {
-        /// Unit.
-        unit: usize,
-    },
+    Backward { unit: usize },
     /// Give a unit's slot back.
-    Release {
-        /// Unit.
-        unit: usize,
-    },
+    Release { unit: usize },
     /// A unit's gradients of this micro-batch are complete: bring them to where they live.
     Reduce {
-        /// Unit.
         unit: usize,
         /// First micro-batch of the step: overwrite rather than add.
         first: bool,

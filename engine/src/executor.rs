@@ -1,6 +1,8 @@
 //! The executor of a plan: what one rank holds, and what each action does to it. A run and a plan's estimate go through the same code;
 //! for an estimate the device computes nothing ([`crate::device`]).
 
+#![warn(missing_docs)]
+
 mod act;
 mod tokens;
 

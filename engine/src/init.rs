@@ -255,7 +255,6 @@ pub(crate) fn draw(
     }
 }
 
-/// Zeros.
 fn clear(kernels: &dyn Kernels, mut dst: ViewMut<'_>) -> Result<(), KernelError> {
     let zeros = vec![0i8; PIECE.min(dst.len())];
     for start in (0..dst.len()).step_by(PIECE) {

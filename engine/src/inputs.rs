@@ -9,11 +9,8 @@ use crate::training_state::Resumable;
 
 /// What all ranks of a run read.
 pub struct Inputs<'a> {
-    /// The configuration.
     pub cell: &'a Cell,
-    /// Its plan.
     pub plan: &'a Plan,
-    /// Tokens.
     pub source: &'a Source,
     /// Weights to start from; without, they are drawn.
     pub checkpoint: Option<&'a Checkpoint>,

@@ -5,7 +5,6 @@ use std::ops::Range;
 /// The data-parallel ranks as a grid: `outer` replicas of shard groups of `inner` ranks. Neighbours share a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
-    /// Shard groups.
     pub outer: usize,
     /// Ranks of a shard group.
     pub inner: usize,
@@ -16,7 +15,6 @@ pub struct Mesh {
 /// One rank's place in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MeshCoord {
-    /// The mesh.
     pub mesh: Mesh,
     /// Which shard group.
     pub outer: usize,

@@ -1,5 +1,7 @@
 //! What a run gives back, and what a plan predicts of it: plain data, the same names on both sides.
 
+#![warn(missing_docs)]
+
 pub use crate::comm::Traffic;
 use crate::data::{Counts, Found};
 pub use crate::span::Span;

@@ -1,6 +1,8 @@
 //! A plan: where every byte of the model lives and what each rank does in a step. The engine runs its actions, the
 //! estimate is what walking them says.
 
+#![warn(missing_docs)]
+
 use crate::actions::{Action, EvaluationActions, Policy};
 use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions};
 use crate::layers::Batch;

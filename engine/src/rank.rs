@@ -1,5 +1,7 @@
 //! One rank of a run: an executor, where its tokens come from, and what is measured of its steps.
 
+#![warn(missing_docs)]
+
 mod batch;
 
 use crate::actions::Action;

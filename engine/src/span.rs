@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 pub enum Span {
     /// Layers forward, the head's loss included.
     Forward,
-    /// Layers backward.
     Backward,
     /// Forward repeated for backward.
     Recompute,
@@ -19,13 +18,10 @@ pub enum Span {
     ExposedReduce,
     /// Waiting for the loss and the norm to be agreed on.
     ExposedAgree,
-    /// The update.
     Optimizer,
     /// Moving state between device, host and disk.
     Offload,
-    /// Fetching tokens.
     Data,
-    /// The rest.
     Other,
 }
 

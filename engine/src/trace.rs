@@ -17,7 +17,6 @@ pub struct ClockOrigin {
 }
 
 impl ClockOrigin {
-    /// This moment.
     pub fn now() -> ClockOrigin {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         ClockOrigin { instant: Instant::now(), epoch_ns: nanoseconds(since) }
@@ -41,7 +40,6 @@ pub struct Tracing {
 /// A rank's account of a step, or of an evaluation. Times are nanoseconds, moments since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepTrace {
-    /// Whose.
     pub rank: usize,
     /// What was done.
     pub what: What,
@@ -99,11 +97,8 @@ pub enum What {
 /// A stretch of time under one span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
-    /// From when.
     pub from: u64,
-    /// How long.
     pub ns: u64,
-    /// Booked as.
     pub span: Span,
     /// In which action of the plan; none between them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -113,7 +108,6 @@ pub struct Segment {
 /// A collective. One that was only called, not started and waited for, begins and is awaited at once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flight {
-    /// Mesh axis.
     pub axis: Cow<'static, str>,
     /// `all_gather`, `reduce_scatter`, …
     pub kind: Cow<'static, str>,
@@ -121,7 +115,6 @@ pub struct Flight {
     pub ranks: usize,
     /// As `communication` in records counts it.
     pub payload_bytes: u64,
-    /// Likewise.
     pub wire_bytes: u64,
     /// When it was asked for.
     pub from: u64,

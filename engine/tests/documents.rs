@@ -311,7 +311,8 @@ fn what_is_held_out_is_of_every_file_and_is_not_trained_on() {
     let dir = tempfile::tempdir().unwrap();
     let files = vec![numbered(&dir, 'a', 30), numbered(&dir, 'b', 10)];
     let source = open(&Documents { shuffle: true, ..documents(&dir, files) }, 5).unwrap();
-    assert!(source.fill_held_out(0, 1, &mut [0; 5], &mut [0; 5]).is_err());
+    let row = Row { inputs: &mut [0; 5], targets: &mut [0; 5], starts: None };
+    assert!(source.fill_rows(true, 0, 1, row).is_err());
     assert!(source.counts(true, 0, 1).is_err());
     let source = source.hold_out(0.1).expect("enough");
     assert_eq!((source.records(), source.held_out()), (Some(36), Some(4)));

@@ -5,9 +5,6 @@
 //! [`Op`] value, so that a plan can state an operation that is carried out later, or never. [`Cpu`] carries them out
 //! on cores, [`Cuda`] on GPUs. What tests compare them with is in kernels/testing, a crate that no release compiles.
 
-// Memory and SIMD need it; every block gives its SAFETY reason.
-#![allow(unsafe_code)]
-
 pub mod affinity;
 mod arena;
 mod check;

@@ -1,6 +1,8 @@
 //! The ceilings of the machine, measured: how many floating-point operations per second the cores do on registers alone,
 //! and how many bytes per second they move.
 
+#![allow(unsafe_code, reason = "loops of instructions that the CPU was asked for")]
+
 mod memory;
 
 use crate::DType;

@@ -2,6 +2,8 @@
 //! that share memory (engine/src/comm/protocol.rs), are lock-free: kernels/tests/loom and engine/tests/loom compile them over
 //! loom's types instead of these.
 
+#![allow(unsafe_code, reason = "futex system calls")]
+
 pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 

@@ -13,7 +13,7 @@ use zbench_engine::error::StepError;
 use zbench_engine::hardware;
 use zbench_engine::outcome::{Cause, Happening, LoadPhase, Report};
 use zbench_engine::plan::Plan;
-use zbench_engine::train::{Ended, RankError, Standing, groups, train_rank_probed};
+use zbench_engine::train::{Ended, RankError, Standing, groups, train_rank};
 use zbench_host::devices;
 use zbench_host::machine::{self, Busy};
 use zbench_host::sampling::TimedEnergy;
@@ -132,7 +132,7 @@ fn train(
     let token = job.turns.as_ref().map(|name| Token::new(name, cell.parallel.ranks));
     let pace = token.as_ref().map(|token| token as &dyn Pace);
     let control = Control { stop: super::child_process::stop_order(), tell: &tell, trace, pace };
-    let ended = train_rank_probed(cell, &plan, comm, kernels, arena, control, Some(probe));
+    let ended = train_rank(cell, &plan, comm, kernels, arena, control, Some(probe));
     said.busy = busy.filter(|_| job.turns.is_none()).and_then(Busy::seconds);
     let earlier = watch.resident().map_or(0, |seen| seen.earlier);
     said.rss_bytes = resident(shared.then(|| account.high_water()), earlier);

@@ -13,7 +13,6 @@ pub struct Traffic {
     pub axis: &'static str,
     /// `all_reduce`, `all_gather`, `reduce_scatter`, ...
     pub kind: &'static str,
-    /// Calls.
     pub calls: f64,
     /// What the collective is about: the whole buffer for gather and scatter, twice the buffer for all-reduce.
     pub payload_bytes: f64,

@@ -57,7 +57,6 @@ pub enum CommError {
     Stalled {
         /// The group's name.
         group: String,
-        /// The collective.
         operation: &'static str,
         /// Its number in the group's program order.
         sequence: u64,
@@ -83,7 +82,6 @@ pub enum CommError {
     /// Buffers that do not fit the collective.
     #[error("{operation}: {reason}")]
     Invalid {
-        /// The collective.
         operation: &'static str,
         /// What is wrong.
         reason: String,

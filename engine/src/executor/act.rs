@@ -20,7 +20,6 @@ pub struct Updated {
     pub loss: f64,
     /// Global L2 norm of the mean gradient.
     pub norm: f64,
-    /// Learning rate.
     pub lr: f64,
     /// The loss scale, where there is one.
     pub loss_scale: Option<f64>,

@@ -26,7 +26,6 @@ pub struct Dims {
     pub hidden: usize,
     /// Width of the MLP, or of one expert.
     pub intermediate: usize,
-    /// Query heads.
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
@@ -49,15 +48,11 @@ pub struct Dims {
 pub struct Block {
     /// Number in the model, from 0.
     pub index: usize,
-    /// Sizes.
     pub dims: Dims,
     /// The norm before attention.
     pub attention_norm: Norm,
-    /// Query projection.
     pub q: LinearSpec,
-    /// Key projection.
     pub k: LinearSpec,
-    /// Value projection.
     pub v: LinearSpec,
     /// The low-rank adapter of all three, where a checkpoint has them in one tensor.
     pub qkv_adapter: Option<AdapterSpec<3>>,
@@ -73,9 +68,7 @@ pub struct Block {
     pub experts: Option<Experts>,
     /// Gate projection; absent where the MLP has none.
     pub gate: Option<LinearSpec>,
-    /// Up projection.
     pub up: LinearSpec,
-    /// Down projection.
     pub down: LinearSpec,
 }
 
@@ -123,7 +116,6 @@ pub struct Qkv<T> {
     pub q: T,
     /// Keys after norm and rotation.
     pub k: T,
-    /// Values.
     pub v: T,
     /// Where heads are normalised: queries before it and their statistics, keys before it and theirs.
     pub raw: Option<[[T; 2]; 2]>,
@@ -134,7 +126,6 @@ pub struct Qkv<T> {
 pub struct GateUp<T> {
     /// Where there is one.
     pub gate: Option<T>,
-    /// Up projection.
     pub up: T,
     /// Where tokens went, if to experts.
     pub routing: Option<Routing<T>>,

@@ -17,7 +17,6 @@ use zbench_kernels::{Buffer, Category, Combine, DType, Grouped, GroupedGemm, Op,
 pub struct Experts {
     /// The router `[count, hidden]`.
     pub router: LinearSpec,
-    /// Experts.
     pub count: usize,
     /// Experts that a token goes to.
     pub top: usize,

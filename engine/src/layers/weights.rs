@@ -9,7 +9,6 @@ use zbench_kernels::{View, ViewMut};
 pub enum FlatKind {
     /// With gradients and optimizer state.
     Trainable,
-    /// Without.
     Frozen,
     /// Frozen matrices in few bits; its elements are bytes.
     Quantised,
@@ -26,11 +25,8 @@ impl FlatKind {
 /// Where a tensor lies in its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlatRange {
-    /// Which flat.
     pub part: FlatKind,
-    /// First element.
     pub start: usize,
-    /// Elements.
     pub len: usize,
 }
 

@@ -34,9 +34,7 @@ pub struct Layout {
 /// Everything of a cell that its layout depends on: cells with the same have the same layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayoutKey<'a> {
-    /// The model.
     pub model: &'a Model,
-    /// The adapters.
     pub lora: &'a Lora,
     /// The attention kernel, which blocks know.
     pub attention: AttentionKind,

@@ -23,7 +23,6 @@ pub struct Stored {
 /// Rows at regular distances: row `r` is stored at `start + r / run * stride + r % run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// The first.
     pub start: usize,
     /// Rows that lie together.
     pub run: usize,
@@ -90,7 +89,6 @@ pub struct Run {
     pub step: usize,
     /// First element there.
     pub stored: usize,
-    /// Elements.
     pub len: usize,
 }
 

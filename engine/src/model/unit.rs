@@ -11,7 +11,6 @@ use zbench_kernels::{GRANULE_BYTES, Packed};
 pub enum Init {
     /// Normal with this standard deviation.
     Normal(f64),
-    /// A constant.
     Constant(f64),
     /// The norms of the rows of the same unit's tensor that lies there.
     NormsOf(FlatRange),
@@ -22,7 +21,6 @@ pub enum Init {
 pub struct Tensor {
     /// Hugging Face's name; of a part of a fused tensor, that with the part's own name behind it.
     pub name: String,
-    /// Row-major shape.
     pub shape: Vec<usize>,
     /// Where it lies.
     pub place: FlatRange,

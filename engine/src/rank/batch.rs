@@ -7,7 +7,6 @@ use crate::executor::{Executor, TokenSource, Tokens};
 use crate::layers::Batch;
 use zbench_kernels::View;
 
-/// Reads micro-batches.
 pub(super) struct Reader<'a> {
     source: &'a Source,
     /// Reads them before they are wanted, where that is worth a thread.

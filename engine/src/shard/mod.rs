@@ -23,13 +23,11 @@ use zbench_kernels::{Category, DType};
 /// What one rank holds of one flat.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Holding {
-    /// Which flat.
     pub part: FlatKind,
     /// Elements of the flat, padding included.
     pub padded: usize,
     /// The part of the weights at home here.
     pub home: Range<usize>,
-    /// Its type.
     pub dtype: DType,
     /// The part this rank fills at the start and updates.
     pub owned: Range<usize>,
@@ -69,7 +67,6 @@ pub struct State {
     pub place: MeshCoord,
     /// What is split.
     pub sharding: Sharding,
-    /// Types.
     pub precision: Precision,
     /// What slots count as.
     pub slots: Category,
@@ -89,7 +86,6 @@ impl State {
         State { holdings, place, sharding, precision: cell.precision, slots, stoppable }
     }
 
-    /// The mesh.
     pub fn mesh(&self) -> Mesh {
         self.place.mesh
     }
@@ -124,7 +120,6 @@ pub struct Comms {
 pub struct Hybrid {
     /// The same place in every shard group.
     pub outer: Metered,
-    /// All ranks.
     pub data: Metered,
 }
 
@@ -178,7 +173,6 @@ impl Comms {
 /// What the parts work with.
 #[derive(Clone, Copy)]
 pub struct Resources<'a> {
-    /// What computes.
     pub device: Device<'a>,
     /// The rank's groups.
     pub comms: &'a Comms,

@@ -52,7 +52,6 @@ pub struct StateLease<'a> {
 }
 
 impl StateLease<'_> {
-    /// A unit's.
     pub fn take(&mut self, unit: usize) -> Option<Moments> {
         let moments = self.optimizer.units[unit].take();
         self.taken += usize::from(moments.is_some());
@@ -95,7 +94,6 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// Forgets all.
     pub fn clear(&mut self) {
         self.sums.clear();
         self.ends.clear();

@@ -61,7 +61,6 @@ impl Role {
 pub struct Identity {
     /// The configuration's `[model]`, without where its files are.
     pub model: Value,
-    /// By unit.
     pub units: Vec<UnitIdentity>,
 }
 
@@ -169,9 +168,7 @@ pub struct RankFiles {
 /// Checksums of a file's blocks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileSums {
-    /// Its name.
     pub name: String,
-    /// Its length.
     pub bytes: u64,
     /// The first block that this rank wrote.
     pub first: usize,
@@ -184,7 +181,6 @@ pub struct FileSums {
 /// A part of a flat in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Piece {
-    /// Which unit.
     pub unit: usize,
     /// What of it.
     pub role: Role,
@@ -193,7 +189,6 @@ pub struct Piece {
     pub dtype: DType,
     /// The first element in the flat.
     pub start: usize,
-    /// Elements.
     pub len: usize,
     /// Position in the file.
     pub at: u64,

@@ -96,7 +96,6 @@ impl Resumable {
         &self.index.position
     }
 
-    /// Its folder.
     pub fn dir(&self) -> &Path {
         &self.dir
     }

@@ -18,7 +18,7 @@ use zbench_engine::course::Control;
 use zbench_engine::outcome::{Evaluated, Failure, Flops, Happening, RankReport, Step, Traffic};
 use zbench_engine::plan::Plan;
 use zbench_engine::recorder::Recorded;
-use zbench_engine::train::{collect, train_rank_probed, with_ranks};
+use zbench_engine::train::{collect, train_rank, with_ranks};
 use zbench_kernels::{Arena, Kernels, Ledger};
 
 /// The sections of a cell, each compared by itself.
@@ -198,7 +198,7 @@ fn in_words(
                 };
                 let (comm, arena) = connect(kernels.clone(), local);
                 let control = Control { stop, tell: &tell, trace: None, pace: None };
-                train_rank_probed(cell, plan, comm, kernels, arena, control, None)
+                train_rank(cell, plan, comm, kernels, arena, control, None)
             })
         };
         let ranks: Vec<_> = locals.into_iter().zip(kernels).map(start).collect();

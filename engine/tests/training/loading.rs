@@ -12,7 +12,7 @@ use zbench_engine::course::Control;
 use zbench_engine::error::StepError;
 use zbench_engine::outcome::{Cause, LoadPhase, Loaded};
 use zbench_engine::save::{SaveOptions, save_fresh};
-use zbench_engine::train::{collect, train_rank_probed, with_ranks};
+use zbench_engine::train::{collect, train_rank, with_ranks};
 use zbench_kernels::{Arena, Cpu, DType};
 
 type Bits = Vec<(String, Vec<u32>)>;
@@ -210,7 +210,7 @@ fn shrinking(loading: Loading) -> Vec<String> {
                 scope.spawn(move || {
                     let comm: Box<dyn Communicator> = Box::new(comm);
                     let control = Control { stop, tell: &|_| {}, trace: None, pace: None };
-                    train_rank_probed(cell, plan, comm, kernels, arena, control, Some(cut))
+                    train_rank(cell, plan, comm, kernels, arena, control, Some(cut))
                 })
             })
             .collect();

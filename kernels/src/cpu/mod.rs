@@ -64,6 +64,7 @@ impl Cpu {
     /// AMX instructions work in this process, if only because a handler of SIGILL carries them out.
     #[doc(hidden)]
     #[cfg(target_arch = "x86_64")]
+    #[allow(unsafe_code, reason = "whoever calls it vouches for AMX")]
     pub unsafe fn with_amx(threads: usize) -> Option<Cpu> {
         let level = Level::detect();
         (level == Level::Avx512).then(|| Cpu { pool: Pool::new(threads.max(1)), level, path: Path::Amx })

@@ -1,5 +1,7 @@
 //! The kernels on the processor: their sources compiled as C++ with CUDA's names from host.h. Slow, and strict: for checks.
 
+#![allow(unsafe_code, reason = "compiled kernels are called, and memory is an address")]
+
 use super::folder;
 use super::sources::{HEADERS, SOURCES, Source};
 use crate::device::{

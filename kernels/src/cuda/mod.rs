@@ -92,6 +92,7 @@ impl Cuda {
     }
 }
 
+#[allow(unsafe_code, reason = "copies take addresses in the machine's memory")]
 impl Kernels for Cuda {
     fn name(&self) -> String {
         self.device.name()

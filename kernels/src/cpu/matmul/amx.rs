@@ -6,6 +6,8 @@
 //!
 //! Where the CPU has none, tests carry these very instructions out (kernels/testing/src/amx).
 
+#![allow(unsafe_code, reason = "AMX instructions, by assembly")]
+
 use super::micro::Block;
 use super::tiles::{COLS, ROWS, WORDS};
 use std::arch::asm;

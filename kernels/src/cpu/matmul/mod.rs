@@ -4,6 +4,8 @@
 //! An element of C is the sum of its products in an order that depends on the length of the sum and on the instructions
 //! alone: neither the other sizes nor the number of threads nor where the element lies change its bits.
 
+#![allow(unsafe_code, reason = "packed panels are read and written by address")]
+
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub(crate) mod micro;

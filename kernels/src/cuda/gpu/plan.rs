@@ -1,5 +1,7 @@
 //! A product in cuBLASLt's words, and the ways that it proposes.
 
+#![allow(unsafe_code, reason = "functions of cuBLASLt")]
+
 use super::cublaslt::{CublasLt, INVALID_VALUE, NOT_SUPPORTED};
 use super::product::Products;
 use super::{Chosen, Gpu};
