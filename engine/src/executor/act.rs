@@ -8,7 +8,7 @@ use crate::loss_scale::LossScaler;
 use crate::model::Weights;
 use crate::recorder::Phase;
 use crate::schedule::learning_rate;
-use crate::shard::LocalStats;
+use crate::shard::{LocalStats, Update};
 use crate::span::{Span, Spans};
 use std::time::Instant;
 use zbench_kernels::Buffer;
@@ -20,6 +20,7 @@ pub struct Updated {
     pub loss: f64,
     /// Global L2 norm of the mean gradient.
     pub norm: f64,
+    /// Learning rate.
     pub lr: f64,
     /// The loss scale, where there is one.
     pub loss_scale: Option<f64>,
@@ -162,10 +163,10 @@ impl Executor<'_> {
         let gradient = if layout.head.tied {
             let (mut table, mut own) = self.gradients.grads_of_two(0, head);
             let grads = HeadGrads { own: &mut own, tied: Some(&mut table) };
-            layout.head.loss(&ex, weights, grads, x, targets, scale, &mut losses.sums)?
+            layout.head.loss(&ex, weights, grads, x, (targets, scale), &mut losses.sums)?
         } else {
             let grads = HeadGrads { own: &mut self.gradients.grads(head), tied: None };
-            layout.head.loss(&ex, weights, grads, x, targets, scale, &mut losses.sums)?
+            layout.head.loss(&ex, weights, grads, x, (targets, scale), &mut losses.sums)?
         };
         losses.close(mean);
         self.flow.stream = Some(gradient);
@@ -228,9 +229,10 @@ impl Executor<'_> {
         spans.enter(Span::Optimizer);
         let lr = learning_rate(&cell.train, self.progress.updates + 1);
         if !skipped {
-            let (params, gradients, count) = (&mut self.params, &self.gradients, self.progress.updates + 1);
-            self.optimizer.update(cell, &plan.layout, &self.state, res, params, gradients, lr, count, &clip)?;
-            self.progress.updates = count;
+            let update = Update { lr, step: self.progress.updates + 1, stats: &clip };
+            let (params, gradients) = (&mut self.params, &self.gradients);
+            self.optimizer.update((cell, &plan.layout), &self.state, res, params, gradients, update)?;
+            self.progress.updates += 1;
         }
         self.progress.steps = step;
         self.progress.samples += (cell.parallel.ranks * cell.train.accumulation * cell.train.micro_batch) as u64;

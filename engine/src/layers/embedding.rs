@@ -96,7 +96,7 @@ impl Embedding {
                 let [_, statistics] = norm.forward(ex, w, n, sum.view())?;
                 Ok((sum, statistics))
             })?;
-            dx = norm.backward_alone(ex, w, g, n, &sum, &statistics, &dx)?;
+            dx = norm.backward_alone(ex, w, g, n, [&sum, &statistics, &dx])?;
         }
         if let Some((positions, dpositions)) = self.positions.as_ref().and_then(|place| Some((place, g.get(place)?))) {
             match ex.places() {

@@ -159,8 +159,7 @@ impl Experts {
         routing: &Routing<Buffer>,
         linear: &LinearSpec,
         dy: View<'_>,
-        accumulate: bool,
-        dx: ViewMut<'_>,
+        (accumulate, dx): (bool, ViewMut<'_>),
     ) -> Result<()> {
         let op = self.product(ex.batch.tokens(), linear, Grouped::Input, [ex.compute; 3]);
         self.multiply(ex, GroupedGemm { accumulate, ..op }, routing, linear, [dy, w.get(&linear.weight)], dx)

@@ -54,8 +54,7 @@ impl Head {
         weights: HeadWeights<'_>,
         mut grads: HeadGrads<'_>,
         x: Buffer,
-        targets: View<'_>,
-        scale: f64,
+        (targets, scale): (View<'_>, f64),
         sums: &mut Vec<Sum>,
     ) -> Result<Buffer> {
         let (n, hidden) = (ex.batch.tokens(), self.hidden);
@@ -80,7 +79,7 @@ impl Head {
             Ok(())
         })?;
         drop(y);
-        self.norm.backward_alone(ex, w, grads.own, n, &x, &statistics, &dy)
+        self.norm.backward_alone(ex, w, grads.own, n, [&x, &statistics, &dy])
     }
 
     /// The sum over tokens of the cross-entropy alone, in parts, by the operations that [`Head::loss`] has for it.

@@ -60,7 +60,7 @@ impl LinearSpec {
             return factors.forward(ex, self, weights, x, accumulate, y);
         }
         if let (Some(magnitude), Some(adapter)) = (&self.magnitude, &self.adapter) {
-            return magnitude.forward(ex, self, adapter, weights, x, accumulate, y);
+            return magnitude.forward(ex, (self, adapter), weights, x, (accumulate, y));
         }
         self.product(ex, weights, x, accumulate, y.reborrow())?;
         self.adapter.map_or(Ok(()), |adapter| adapter.forward(ex, weights, x, [y]))
@@ -72,18 +72,17 @@ impl LinearSpec {
         ex: &Exec<'_>,
         weights: &Weights<'_>,
         grads: &mut Grads<'_>,
-        x: View<'_>,
-        dy: View<'_>,
+        [x, dy]: [View<'_>; 2],
         accumulate: bool,
         mut dx: ViewMut<'_>,
     ) -> Result<()> {
         if let Some(factors) = &self.factors {
-            return factors.backward(ex, self, weights, grads, x, dy, accumulate, dx);
+            return factors.backward(ex, self, weights, grads, [x, dy], (accumulate, dx));
         }
         if let (Some(magnitude), Some(adapter)) = (&self.magnitude, &self.adapter) {
-            return magnitude.backward(ex, self, adapter, weights, grads, x, dy, accumulate, dx);
+            return magnitude.backward(ex, (self, adapter), weights, grads, [x, dy], (accumulate, dx));
         }
-        self.product_backward(ex, weights, grads, x, dy, accumulate, dx.reborrow())?;
+        self.product_backward(ex, weights, grads, [x, dy], accumulate, dx.reborrow())?;
         self.adapter.map_or(Ok(()), |adapter| adapter.backward(ex, weights, grads, x, [dy], dx))
     }
 
@@ -127,8 +126,7 @@ impl LinearSpec {
         ex: &Exec<'_>,
         weights: &Weights<'_>,
         grads: &mut Grads<'_>,
-        x: View<'_>,
-        dy: View<'_>,
+        [x, dy]: [View<'_>; 2],
         accumulate: bool,
         dx: ViewMut<'_>,
     ) -> Result<()> {

@@ -44,9 +44,7 @@ impl Norm {
         w: &Weights<'_>,
         g: &mut Grads<'_>,
         rows: usize,
-        x: &Buffer,
-        statistics: &Buffer,
-        dy: &Buffer,
+        [x, statistics, dy]: [&Buffer; 3],
         dx: ViewMut<'_>,
     ) -> Result<()> {
         let (dw, db) = g.pair(&self.weight, self.bias.as_ref());
@@ -67,13 +65,11 @@ impl Norm {
         w: &Weights<'_>,
         g: &mut Grads<'_>,
         rows: usize,
-        x: &Buffer,
-        statistics: &Buffer,
-        dy: &Buffer,
+        [x, statistics, dy]: [&Buffer; 3],
     ) -> Result<Buffer> {
         let mut dx = ex.activation(rows * self.cols)?;
         ex.fill(TERM, dx.view_mut(), 0.0)?;
-        self.backward(ex, w, g, rows, x, statistics, dy, dx.view_mut())?;
+        self.backward(ex, w, g, rows, [x, statistics, dy], dx.view_mut())?;
         Ok(dx)
     }
 

@@ -44,6 +44,7 @@ pub struct Overheads {
 pub struct Clock<'a> {
     /// Times of operations, measured as the cell's ranks run.
     pub curves: &'a Curves,
+    /// What was measured beside them.
     pub overheads: Overheads,
     /// Times of collectives.
     pub machine: &'a dyn Machine,
@@ -78,7 +79,9 @@ pub struct StepTime {
 pub struct Stretch {
     /// In which action; none for what is in none.
     pub action: Option<Action>,
+    /// Booked as.
     pub span: Span,
+    /// Milliseconds.
     pub ms: f64,
 }
 

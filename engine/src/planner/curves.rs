@@ -103,6 +103,7 @@ impl Class {
 pub struct Point {
     /// As [`Class::sizes`].
     pub sizes: Vec<f64>,
+    /// How long it took.
     pub seconds: f64,
 }
 

@@ -19,6 +19,7 @@ use zbench_kernels::{Arena, Buffer, Category, Dry, Footprint, Kernels, Swing};
 /// What an action of a plan will do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedAction {
+    /// Which.
     pub action: Action,
     /// Its operations, in order.
     pub operations: Vec<Recorded>,

@@ -115,6 +115,17 @@ impl Losses {
     }
 }
 
+/// What an update of the weights follows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update<'a> {
+    /// Learning rate.
+    pub lr: f64,
+    /// The update's number, 1 for the first: AdamW corrects its bias by it.
+    pub step: u64,
+    /// Clipping and loss scale.
+    pub stats: &'a GlobalStats,
+}
+
 /// What a rank brings to the agreement on a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LocalStats<'a> {
@@ -228,15 +239,12 @@ impl Optimizer {
     /// One AdamW step on this rank's part of every unit.
     pub fn update(
         &mut self,
-        cell: &Cell,
-        layout: &Layout,
+        (cell, layout): (&Cell, &Layout),
         state: &State,
         res: Resources<'_>,
         params: &mut Params,
         gradients: &Gradients,
-        lr: f64,
-        step: u64,
-        clip: &GlobalStats,
+        Update { lr, step, stats }: Update<'_>,
     ) -> Result<()> {
         for (unit, moments) in self.units.iter_mut().enumerate() {
             let (Some(moments), Some(holding)) = (moments, state.trainable(unit)) else { continue };
@@ -251,8 +259,8 @@ impl Optimizer {
                 let op = AdamW {
                     lr,
                     step,
-                    clip: clip.factor,
-                    grad_scale: mean_scale(&cell.train, state.mesh().world()) / clip.loss_scale,
+                    clip: stats.factor,
+                    grad_scale: mean_scale(&cell.train, state.mesh().world()) / stats.loss_scale,
                     ..adamw(cell, state, unit, &run, decays)
                 };
                 let run = within(&run, &owned);

@@ -255,7 +255,7 @@ fn head_and_its_loss() {
             let grads = HeadGrads { own: &mut gv, tied: tied.then_some(&mut tv) };
             let wanted = View::of(&targets);
             let (x, mut sums) = (lab.buffer(x), Vec::new());
-            let dx = head.loss(&ex, head_weights, grads, x, wanted, scale, &mut sums).unwrap();
+            let dx = head.loss(&ex, head_weights, grads, x, (wanted, scale), &mut sums).unwrap();
             let mut known = vec![0.0; sums.len()];
             ex.kernels.read_scalars(&sums, &mut known).unwrap();
             let sum: f64 = known.iter().sum();

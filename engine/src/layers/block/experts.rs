@@ -69,7 +69,7 @@ impl Block {
 
         let rows = experts.dispatch(ex, &routing, d.hidden, dy.view())?;
         let mut dact = ex.activation(wide)?;
-        experts.input(ex, w, &routing, &self.down, rows.view(), false, dact.view_mut())?;
+        experts.input(ex, w, &routing, &self.down, rows.view(), (false, dact.view_mut()))?;
         let dweights = experts.weigh(ex, &routing, d.intermediate, &mut activation, &mut dact)?;
         experts.weight(ex, g, &routing, &self.down, rows.view(), activation.view())?;
         drop((rows, activation));
@@ -90,13 +90,13 @@ impl Block {
             experts.weight(ex, g, &routing, &self.up, dup.view(), rows.view())?;
         }
         let mut through = ex.activation(experts.slots(n) * d.hidden)?;
-        experts.input(ex, w, &routing, gate_proj, dgate.view(), false, through.view_mut())?;
-        experts.input(ex, w, &routing, &self.up, dup.view(), true, through.view_mut())?;
+        experts.input(ex, w, &routing, gate_proj, dgate.view(), (false, through.view_mut()))?;
+        experts.input(ex, w, &routing, &self.up, dup.view(), (true, through.view_mut()))?;
         drop((dgate, dup));
         let mut dnorm = ex.activation(n * d.hidden)?;
         experts.combine(ex, &routing, d.hidden, false, through.view(), dnorm.view_mut())?;
         drop(through);
-        experts.router.backward(ex, w, g, norm, dlogits.view(), true, dnorm.view_mut())?;
+        experts.router.backward(ex, w, g, [norm, dlogits.view()], true, dnorm.view_mut())?;
         Ok(dnorm)
     }
 }

@@ -58,12 +58,10 @@ impl Magnitude {
     pub(super) fn forward(
         &self,
         ex: &Exec<'_>,
-        linear: &LinearSpec,
-        adapter: &AdapterSpec,
+        (linear, adapter): (&LinearSpec, &AdapterSpec),
         weights: &Weights<'_>,
         x: View<'_>,
-        accumulate: bool,
-        mut y: ViewMut<'_>,
+        (accumulate, mut y): (bool, ViewMut<'_>),
     ) -> Result<()> {
         let n = ex.batch.tokens();
         let [inverse, factors] = self.factors(ex, linear, adapter, weights)?;
@@ -83,14 +81,11 @@ impl Magnitude {
     pub(super) fn backward(
         &self,
         ex: &Exec<'_>,
-        linear: &LinearSpec,
-        adapter: &AdapterSpec,
+        (linear, adapter): (&LinearSpec, &AdapterSpec),
         weights: &Weights<'_>,
         grads: &mut Grads<'_>,
-        x: View<'_>,
-        dy: View<'_>,
-        accumulate: bool,
-        mut dx: ViewMut<'_>,
+        [x, dy]: [View<'_>; 2],
+        (accumulate, mut dx): (bool, ViewMut<'_>),
     ) -> Result<()> {
         let (n, wide_type) = (ex.batch.tokens(), ex.compute.accumulator());
         let columns = self.columns(linear, n, ex.compute);
@@ -111,7 +106,7 @@ impl Magnitude {
         }
         ex.cast(ADAPTER, dy, own.view_mut())?;
         ex.run(ADAPTER, &Op::ScaleColumns(columns), &[factors.view()], &mut [own.view_mut()])?;
-        linear.product_backward(ex, weights, grads, x, own.view(), accumulate, dx.reborrow())?;
+        linear.product_backward(ex, weights, grads, [x, own.view()], accumulate, dx.reborrow())?;
         adapter.backward(ex, weights, grads, x, [own.view()], dx)
     }
 }

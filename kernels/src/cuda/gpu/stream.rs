@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "functions of the CUDA driver")]
 
 use super::staging::Staging;
-use super::{Gpu, GpuEvent, Inner, Pinned};
+use super::{Gpu, GpuEvent, Inner};
 use crate::device::{Address, Arguments, Event, Launch, Result, Stream};
 use crate::op::Gemm;
 use cudarc::driver::sys::{CUstream, CUstream_flags};
