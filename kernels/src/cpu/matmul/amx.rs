@@ -6,8 +6,7 @@
 //!
 //! Where the CPU has none, tests carry these very instructions out (`emulator`).
 
-use super::micro::Block;
-use super::tiles::{COLS, ROWS, WORDS};
+use super::tiles::{Block, COLS, ROWS, WORDS};
 use std::arch::asm;
 use std::cell::Cell;
 use std::marker::PhantomData;
