@@ -37,7 +37,7 @@ pub enum KernelError {
 /// A sum to a number that the host may not know yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sum {
-    /// It is known.
+    /// Its value is on the host already.
     Known(f64),
     /// It lies in a slot of the device's, under this number.
     Slot(u32),

@@ -5,7 +5,6 @@ mod experts;
 
 pub use experts::{Combine, Grouped, GroupedGemm, Route, Slots};
 
-use crate::operands::elements;
 pub use crate::packed::{Pack, Unpack};
 use crate::{DType, ReduceOp};
 use serde::{Deserialize, Serialize};
@@ -401,6 +400,11 @@ pub struct QuantizeBlocks {
     pub dtype: DType,
     /// The way back adds to `dst` instead of overwriting it.
     pub accumulate: bool,
+}
+
+/// The product of a shape; one that overflows is longer than any buffer.
+pub(crate) fn elements(shape: &[usize]) -> usize {
+    if shape.contains(&0) { 0 } else { shape.iter().fold(1, |n, d| usize::saturating_mul(n, *d)) }
 }
 
 /// One call of a kernel, without its operands, which [`Op::operands`] lists.

@@ -116,11 +116,6 @@ impl Operands {
     }
 }
 
-/// The product of a shape; one that overflows is longer than any buffer.
-pub(crate) fn elements(shape: &[usize]) -> usize {
-    if shape.contains(&0) { 0 } else { shape.iter().fold(1, |n, d| usize::saturating_mul(n, *d)) }
-}
-
 impl Op {
     /// The table. Of a reduction `source` stands for all of its sources.
     pub fn operands(&self) -> Operands {

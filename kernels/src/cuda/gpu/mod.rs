@@ -33,8 +33,9 @@ pub use nccl::NcclTable;
 pub use nvml::{Nvml, Reading, Throttle, Watched};
 pub use nvrtc::{CompileError, Compiled, Nvrtc, Target, TooOld, options};
 pub use nvtx::Ranges;
+pub use plan::Chosen;
 pub use probe::{GpuInfo, Probe};
-pub use product::{Chosen, Fallback};
+pub use product::Fallback;
 pub use stream::GpuStream;
 pub use usage::Usage;
 
@@ -88,7 +89,7 @@ struct Inner {
     modules: modules::Modules,
     /// Events for marks that are not in use.
     events: Mutex<Vec<CUevent>>,
-    products: Option<product::Products>,
+    products: Option<plan::Products>,
     /// Products that our own kernels did instead.
     fallbacks: Mutex<HashMap<product::FallbackKey, Fallback>>,
     ranges: Option<Arc<Ranges>>,
@@ -163,7 +164,7 @@ impl Gpu {
         facts.memory_bytes = memory.free_bytes.saturating_sub(inner.options.reserve_bytes);
         inner.facts = facts;
         if let Ok(library) = &probe.cublaslt {
-            inner.products = Some(product::Products::new(library.clone(), &inner)?);
+            inner.products = Some(plan::Products::new(library.clone(), &inner)?);
         }
         Ok(Gpu(Arc::new(inner)))
     }
@@ -193,7 +194,7 @@ impl Gpu {
 
     /// How products are done, of every shape that came so far: for records, since it is part of what is measured.
     pub fn products(&self) -> Vec<Chosen> {
-        self.0.products.as_ref().map_or(Vec::new(), product::Products::chosen)
+        self.0.products.as_ref().map_or(Vec::new(), plan::Products::chosen)
     }
 
     /// The products that our own kernels did and not cuBLASLt since this was asked last, with the reasons: for records, which must not

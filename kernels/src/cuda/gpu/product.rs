@@ -2,14 +2,13 @@
 
 #![allow(unsafe_code, reason = "functions of cuBLASLt")]
 
-use super::cublaslt::{ALLOC_FAILED, CublasLt};
-use super::plan::{Key, Plan, alignment, data_type};
+use super::cublaslt::CublasLt;
+use super::plan::{Chosen, Key, Plan, Products, alignment, data_type};
 use super::{Gpu, GpuEvent, Inner};
 use crate::DType;
-use crate::device::{Address, Device, DeviceError, Event, Result};
+use crate::device::{Address, Device, Event, Result};
 use crate::op::Gemm;
 use cudarc::cublaslt::sys::*;
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -28,30 +27,6 @@ fn aligned(at: Address, bytes: usize) -> (Address, usize) {
     (at.next_multiple_of(SCRATCH_ALIGNMENT as Address), whole)
 }
 
-/// How products of one shape are done.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Chosen {
-    pub op: Gemm,
-    /// Multiples of so many bytes are the addresses of A, B and C.
-    pub alignment: [u32; 3],
-    /// The library's number of the algorithm.
-    pub algorithm: i32,
-    /// Its number of the tile's size.
-    pub tile: u32,
-    /// Its number of the pipeline's depth.
-    pub stages: u32,
-    /// Parts that the sums are split into.
-    pub split: u32,
-    /// Bytes of scratch that it uses.
-    pub workspace_bytes: usize,
-    /// Algorithms that were proposed.
-    pub candidates: usize,
-    /// Time of one product, if candidates were timed.
-    pub time: Option<Duration>,
-}
-
-type Planned = std::result::Result<Arc<Plan>, String>;
-
 /// A product that a kernel of our own did where the vendor's library was wanted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fallback {
@@ -69,13 +44,6 @@ impl Inner {
         let mut all = self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner);
         all.entry(key).or_insert_with(|| Fallback { op: *op, why: why() });
     }
-}
-
-pub(super) struct Products {
-    pub(super) library: Arc<CublasLt>,
-    pub(super) handle: cublasLtHandle_t,
-    /// Why there is no plan where the library has none.
-    plans: Mutex<HashMap<Key, Planned>>,
 }
 
 /// Where the operands of a product and its scratch lie.
@@ -283,18 +251,5 @@ impl Products {
                 stream,
             )
         }
-    }
-
-    pub(super) fn check(&self, gpu: &Gpu, call: &str, code: c_int) -> Result<()> {
-        let failed = |words| DeviceError { out_of_memory: code == ALLOC_FAILED, ..gpu.0.error(call, words) };
-        self.library.failure(code).map_or(Ok(()), |words| Err(failed(words)))
-    }
-}
-
-impl Drop for Products {
-    fn drop(&mut self) {
-        self.plans.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
-        // SAFETY: made by `new`, and destroyed once.
-        unsafe { (self.library.table.destroy)(self.handle) };
     }
 }
