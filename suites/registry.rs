@@ -105,7 +105,7 @@ fn possible(spec: Box<dyn BenchSpec>) -> BenchCell {
     let cuda = asks.is_some();
     let absent = asks.and_then(|asks| Some(format!("{asks}: {}", devices::count().err()?)));
     let memory = match cuda {
-        true => devices::machine(0).ok().map(|machine| machine.facts().memory_bytes),
+        true => devices::machine(0).ok().map(|machine| machine.props().memory_bytes),
         false => machine::memory_bytes("MemTotal"),
     };
     let skipped = match (spec.needs(), absent, memory) {

@@ -18,7 +18,7 @@ mod records;
 pub mod synthetic;
 mod text;
 
-pub use ahead::Ahead;
+pub use ahead::Prefetcher;
 pub use documents::{Found, NO_TARGET};
 pub use error::DataError;
 pub use lines::MOST_LINE_BYTES;
@@ -59,7 +59,6 @@ struct Stream {
 
 /// Where samples are written: of each row `seq_len` elements.
 pub struct Row<'a> {
-    /// Tokens.
     pub inputs: &'a mut [u32],
     /// The tokens after them, [`NO_TARGET`] where there is no loss.
     pub targets: &'a mut [u32],

@@ -1,9 +1,11 @@
 //! What a rank computes with. The same code runs for real and dry: a dry run has kernels that compute nothing, an arena without
 //! memory, and a recorder that notes every operation ([`Recorder`]).
 
+#![warn(missing_docs)]
+
 use crate::error::Result;
 use crate::recorder::Recorder;
-use zbench_kernels::{Arena, Buffer, Category, DType, Gemm, Kernels, Move, Op, Sum, View, ViewMut, no_scratch};
+use zbench_kernels::{Arena, Buffer, Category, DType, Elementwise, Gemm, Kernels, Op, Sum, View, ViewMut, no_scratch};
 
 /// Kernels and memory.
 #[derive(Clone, Copy)]
@@ -42,25 +44,25 @@ impl Device<'_> {
 
     /// `dst[i] = value`.
     pub fn fill(&self, term: &'static str, dst: ViewMut<'_>, value: f64) -> Result<()> {
-        let shape = Move { len: dst.len(), sources: 0, from: dst.dtype(), to: dst.dtype() };
+        let shape = Elementwise { len: dst.len(), sources: 0, from: dst.dtype(), to: dst.dtype() };
         self.run(term, &Op::Fill(shape, value), &[], &mut [dst])
     }
 
     /// `dst = src`, in the type of `dst`.
     pub fn cast(&self, term: &'static str, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        let shape = Move { len: dst.len(), sources: 1, from: src.dtype(), to: dst.dtype() };
+        let shape = Elementwise { len: dst.len(), sources: 1, from: src.dtype(), to: dst.dtype() };
         self.run(term, &Op::Cast(shape), &[src], &mut [dst])
     }
 
     /// `dst += src`.
     pub fn accumulate(&self, term: &'static str, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        let shape = Move { len: dst.len(), sources: 1, from: src.dtype(), to: dst.dtype() };
+        let shape = Elementwise { len: dst.len(), sources: 1, from: src.dtype(), to: dst.dtype() };
         self.run(term, &Op::Accumulate(shape, 1.0), &[src], &mut [dst])
     }
 
     /// `dst *= alpha`.
     pub fn scale(&self, term: &'static str, alpha: f64, dst: ViewMut<'_>) -> Result<()> {
-        let shape = Move { len: dst.len(), sources: 1, from: dst.dtype(), to: dst.dtype() };
+        let shape = Elementwise { len: dst.len(), sources: 1, from: dst.dtype(), to: dst.dtype() };
         self.run(term, &Op::Scale(shape, alpha), &[], &mut [dst])
     }
 
@@ -78,7 +80,7 @@ impl Device<'_> {
         if let Some(recorder) = self.recorder {
             recorder.record(term, op);
         }
-        Ok(self.kernels.sum_later(op, x)?)
+        Ok(self.kernels.sum_async(op, x)?)
     }
 
     /// Work that makes again what an earlier part of the step has made.

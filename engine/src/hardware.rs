@@ -3,19 +3,19 @@
 use crate::config::{Cell, DeviceKind, Hardware, Pin};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use zbench_kernels::cuda::blueprint::Blueprint;
-use zbench_kernels::cuda::machine::Machine;
+use zbench_kernels::cuda::dry_device::DryDevice;
+use zbench_kernels::device::Device;
 use zbench_kernels::{Cpu, Cuda, KernelError, Kernels, MOST_THREADS, Setup, SetupError, affinity};
 
 /// Gives a machine that runs CUDA by its number, 0 for the first GPU; the reason where there is none. The engine looks for no
 /// libraries: whoever calls it has.
-pub type Machines<'a> = &'a (dyn Fn(usize) -> Result<Arc<dyn Machine>, String> + Sync);
+pub type Machines<'a> = &'a (dyn Fn(usize) -> Result<Arc<dyn Device>, String> + Sync);
 
 /// No machine that runs CUDA.
 ///
 /// # Errors
 /// Always.
-pub fn no_machines(_: usize) -> Result<Arc<dyn Machine>, String> {
+pub fn no_machines(_: usize) -> Result<Arc<dyn Device>, String> {
     Err("this program was given no GPU".into())
 }
 
@@ -80,13 +80,13 @@ pub enum HardwareError {
 /// No rank could have them here.
 pub fn planner(cell: &Cell) -> Result<Arc<dyn Kernels>, HardwareError> {
     if cell.hardware.device == DeviceKind::Cuda {
-        return on(Arc::new(Blueprint::h100()));
+        return on(Arc::new(DryDevice::h100()));
     }
     Ok(Arc::new(Cpu::with(&setup(&cell.hardware, Seat::ALONE, None)?)?))
 }
 
 /// Kernels on a machine that runs CUDA.
-fn on(machine: Arc<dyn Machine>) -> Result<Arc<dyn Kernels>, HardwareError> {
+fn on(machine: Arc<dyn Device>) -> Result<Arc<dyn Kernels>, HardwareError> {
     Ok(Arc::new(Cuda::new(machine).map_err(KernelError::from)?))
 }
 

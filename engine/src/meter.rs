@@ -1,12 +1,11 @@
 //! A stopwatch that books every moment of a step under one span, so that spans add up to the step.
 
-use crate::executor::Spans;
-use crate::outcome::Span;
-use crate::plan::Action;
+use crate::actions::Action;
+use crate::span::{Span, Spans};
 use crate::trace::{Entry, Recording};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zbench_kernels::cuda::machine::Mark;
+use zbench_kernels::device::Event;
 use zbench_kernels::{KernelError, Kernels};
 
 /// Nanoseconds of a step, and by span in the order of [`Span::ALL`]; they add up to it.
@@ -23,7 +22,7 @@ pub struct Meter {
     span: Span,
     ns: [u64; 10],
     /// On a device: which span begins, and where.
-    marks: Vec<(Span, Arc<dyn Mark>)>,
+    marks: Vec<(Span, Arc<dyn Event>)>,
     /// Where the step is traced.
     recording: Option<Recording>,
     /// The action that the span began in.
@@ -87,7 +86,7 @@ impl Meter {
 
     fn end(&mut self) -> Result<Booked, KernelError> {
         self.enter(Span::Other);
-        self.kernels.show(None);
+        self.kernels.profiler_range(None);
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
@@ -99,7 +98,7 @@ impl Meter {
         let mut times = Vec::with_capacity(self.marks.len());
         for pair in self.marks.windows(2) {
             let [(span, begin), (_, end)] = pair else { continue };
-            let time = end.since(&**begin)?;
+            let time = end.elapsed(&**begin)?;
             self.ns[*span as usize] += time.as_nanos() as u64;
             times.push(time);
         }
@@ -133,8 +132,8 @@ impl Spans for Meter {
     }
 
     fn enter(&mut self, span: Span) {
-        self.kernels.show(Some(span.name()));
-        match self.kernels.mark() {
+        self.kernels.profiler_range(Some(span.name()));
+        match self.kernels.record_event() {
             Ok(Some(mark)) => {
                 self.marks.push((span, mark));
                 if self.recording.is_some() {
@@ -157,14 +156,14 @@ impl Spans for Meter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{StepTrace, Tracer, Tracing, What, Zero};
+    use crate::trace::{ClockOrigin, StepTrace, Tracer, Tracing, What};
     use zbench_kernels::{Arena, Cpu};
 
     #[test]
     fn what_is_written_down_adds_up_to_what_is_booked() {
         let kernels: Arc<dyn Kernels> = Arc::new(Cpu::new(1));
         let arena = Arena::host(None).unwrap();
-        let tracing = Tracing { zero: Zero::now(), steps: 1 };
+        let tracing = Tracing { zero: ClockOrigin::now(), steps: 1 };
         let mut tracer = Tracer::new(tracing, &arena, 0);
         assert!(tracer.record(2, &arena).is_none(), "a step behind the last that is wanted");
         let mut meter = Meter::recorded(kernels, tracer.record(1, &arena));

@@ -1,6 +1,8 @@
 //! Runs a cell: one rank over any communicator, or all of them as threads of this process; and what comes of it when all
 //! have ended.
 
+#![warn(missing_docs)]
+
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::{CommError, Communicator, Metered, group, link};
 use crate::config::Cell;
@@ -9,7 +11,7 @@ use crate::data::Source;
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError, Machines, Seat};
 use crate::mesh::Mesh;
-use crate::outcome::{Cause, Failure, Happening, Probe, RankReport, Run, Step};
+use crate::outcome::{Cause, Failure, Happening, Probe, Report, Run, Step};
 use crate::plan::Plan;
 use crate::rank::{Inputs, Rank};
 use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER};
@@ -19,9 +21,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::info_span;
 use zbench_kernels::{Arena, Kernels, Ledger};
-
-/// What a rank that came to its end has to report: its numbers, and what computed.
-pub type Report = (RankReport, String);
 
 /// Runs a cell on all ranks, which are threads. `on_step` is called by rank 0 after each step.
 pub fn train(cell: &Cell, plan: &Plan, on_step: &(dyn Fn(&Step) + Sync)) -> Result<Run, Failure> {
@@ -257,7 +256,7 @@ fn one_rank<T>(
     let number = comm.rank();
     let settled = kernels.clone();
     // This thread is the first of its kernels' threads until the rank has ended.
-    let _settled = settled.settle();
+    let _settled = settled.pin_thread();
     let run = || -> Result<T, RankError> {
         let world = link::wrap(comm, inputs.cell.link_spec().as_ref());
         let comms = world.and_then(|world| comms(world, mesh)).map_err(|error| RankError::Step(error.into()))?;

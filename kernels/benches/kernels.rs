@@ -121,8 +121,8 @@ fn passes(c: &mut Criterion) {
                 cpu.rms_norm_backward(&norm, x.view(), w.view(), rstd.view(), dy.view(), dx, dw)
             })
         });
-        let swiglu = Swiglu { len: 2048 * 512, act: Act::Silu, dtype };
-        group.throughput(Throughput::Bytes(Op::Swiglu(swiglu).bytes()));
+        let swiglu = GatedActivation { len: 2048 * 512, act: Activation::Silu, dtype };
+        group.throughput(Throughput::Bytes(Op::GatedActivation(swiglu).bytes()));
         group.bench_function(BenchmarkId::new("swiglu", dtype), |b| {
             b.iter(|| cpu.swiglu(&swiglu, x.view(), dy.view(), y.view_mut()))
         });

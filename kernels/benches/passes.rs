@@ -89,17 +89,17 @@ fn norms(c: &mut Criterion) {
             let (dw, db) = (Some(dw.view_mut()), Some(db.view_mut()));
             cpu.layer_norm_backward(&op, x.view(), w.view(), saved.view(), dy.view(), y.view_mut(), dw, db)
         });
-        let op = InverseNorms { rows: TOKENS, cols: HIDDEN, dtype };
-        line(c, "inverse_norms", dtype, Op::InverseNorms(op).bytes(), || {
+        let op = RowInvNorm { rows: TOKENS, cols: HIDDEN, dtype };
+        line(c, "inverse_norms", dtype, Op::RowInvNorm(op).bytes(), || {
             cpu.inverse_norms(&op, x.view(), saved.view_mut())
         });
-        let op = AddRows { rows: TOKENS, period: 1, cols: HIDDEN, dtype };
-        line(c, "add_rows", dtype, Op::AddRows(op).bytes(), || cpu.add_rows(&op, w.view(), y.view_mut()));
-        line(c, "add_rows_backward", dtype, Op::AddRowsBackward(op).bytes(), || {
+        let op = BiasAdd { rows: TOKENS, period: 1, cols: HIDDEN, dtype };
+        line(c, "add_rows", dtype, Op::BiasAdd(op).bytes(), || cpu.add_rows(&op, w.view(), y.view_mut()));
+        line(c, "add_rows_backward", dtype, Op::BiasAddBackward(op).bytes(), || {
             cpu.add_rows_backward(&op, dy.view(), dw.view_mut())
         });
-        let op = MulRows { rows: TOKENS, cols: HIDDEN, dtype };
-        line(c, "mul_rows_backward", dtype, Op::MulRowsBackward(op).bytes(), || {
+        let op = ScaleColumns { rows: TOKENS, cols: HIDDEN, dtype };
+        line(c, "mul_rows_backward", dtype, Op::ScaleColumnsBackward(op).bytes(), || {
             cpu.mul_rows_backward(&op, x.view(), dy.view(), dw.view_mut())
         });
     }
@@ -135,18 +135,21 @@ fn activations(c: &mut Criterion) {
     let (cpu, len) = (&b.cpu, TOKENS * WIDE);
     for dtype in [DType::F32, DType::Bf16] {
         let [gate, up, dact, mut y, mut dup] = b.several(dtype, len);
-        for (name, act) in [("silu", Act::Silu), ("gelu", Act::Gelu), ("gelu_tanh", Act::GeluTanh)] {
-            let op = Swiglu { len, act, dtype };
-            line(c, &format!("gated_{name}"), dtype, Op::Swiglu(op).bytes(), || {
+        for (name, act) in [("silu", Activation::Silu), ("gelu", Activation::Gelu), ("gelu_tanh", Activation::GeluTanh)]
+        {
+            let op = GatedActivation { len, act, dtype };
+            line(c, &format!("gated_{name}"), dtype, Op::GatedActivation(op).bytes(), || {
                 cpu.swiglu(&op, gate.view(), up.view(), y.view_mut())
             });
-            line(c, &format!("gated_{name}_backward"), dtype, Op::SwigluBackward(op).bytes(), || {
+            line(c, &format!("gated_{name}_backward"), dtype, Op::GatedActivationBackward(op).bytes(), || {
                 cpu.swiglu_backward(&op, gate.view(), up.view(), dact.view(), y.view_mut(), dup.view_mut())
             });
         }
-        let op = Activate { len, act: Act::Gelu, dtype };
-        line(c, "activate", dtype, Op::Activate(op).bytes(), || cpu.activate(&op, gate.view(), y.view_mut()));
-        line(c, "activate_backward", dtype, Op::ActivateBackward(op).bytes(), || {
+        let op = PointwiseActivation { len, act: Activation::Gelu, dtype };
+        line(c, "activate", dtype, Op::PointwiseActivation(op).bytes(), || {
+            cpu.activate(&op, gate.view(), y.view_mut())
+        });
+        line(c, "activate_backward", dtype, Op::PointwiseActivationBackward(op).bytes(), || {
             cpu.activate_backward(&op, gate.view(), dact.view(), y.view_mut())
         });
         let op = Dropout { len, p: 0.1, seed: 1, first: 0, dtype };

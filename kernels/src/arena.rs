@@ -1,7 +1,8 @@
+#![warn(missing_docs)]
 #![allow(unsafe_code, reason = "buffers are addresses in a region")]
 
 use crate::GRANULE_BYTES;
-use crate::cuda::machine::Machine;
+use crate::device::Device;
 use crate::ledger::{Category, Ledger, Swing, footprint};
 use crate::region::{ArenaError, Region};
 use crate::{DType, View, ViewMut};
@@ -16,6 +17,7 @@ use std::time::Instant;
     "{requested} bytes of {category} do not fit, {live} of {capacity} bytes are in use ({})",
     .by_category.iter().map(|(c, b)| format!("{c} {b}")).collect::<Vec<_>>().join(", ")
 )]
+#[allow(missing_docs)] // of fields: the message says what they hold
 pub struct OutOfMemory {
     /// What the memory was for.
     pub category: Category,
@@ -87,14 +89,14 @@ impl Arena {
         Arena::over(capacity, Region::shared)
     }
 
-    /// As [`Arena::host`] in the memory of a machine that runs CUDA: one allocation of so many bytes, of which no more than the
+    /// As [`Arena::host`] in the memory of a CUDA device: one allocation of so many bytes, of which no more than the
     /// capacity are in use at a time. Of a capacity that is less than half of them it takes twice, as room for fragmentation.
     ///
     /// # Errors
-    /// The machine has no such memory left.
-    pub fn on(machine: Arc<dyn Machine>, capacity: Option<u64>, bytes: u64) -> Result<Arena, ArenaError> {
+    /// The device has no such memory left.
+    pub fn on(device: Arc<dyn Device>, capacity: Option<u64>, bytes: u64) -> Result<Arena, ArenaError> {
         let bytes = capacity.map_or(bytes, |capacity| bytes.min(capacity.saturating_mul(2).max(GRANULE_BYTES)));
-        let region = Region::on(machine, bytes)?;
+        let region = Region::on(device, bytes)?;
         Ok(Arena::of(region, capacity.unwrap_or(bytes), capacity.is_some()))
     }
 

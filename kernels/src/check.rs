@@ -2,7 +2,6 @@
 //! checked by [`operands`](crate::operands).
 
 use crate::op::*;
-use crate::operands::elements;
 use crate::{KernelError, Result, View};
 
 fn invalid<T>(op: &'static str, reason: String) -> Result<T> {

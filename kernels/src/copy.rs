@@ -135,7 +135,7 @@ mod tests {
     }
 
     fn random(bytes: usize) -> Vec<i8> {
-        let words = (0..bytes.div_ceil(16) as u64).flat_map(|i| philox::words(9, philox::Stream::Dropout, i));
+        let words = (0..bytes.div_ceil(16) as u64).flat_map(|i| philox::words(9, philox::RandomStream::Dropout, i));
         words.flat_map(u32::to_ne_bytes).take(bytes).map(|byte| byte as i8).collect()
     }
 

@@ -14,20 +14,20 @@ impl Op {
             Op::RmsNormBackward(_) => "rms_norm_backward",
             Op::LayerNorm(_) => "layer_norm",
             Op::LayerNormBackward(_) => "layer_norm_backward",
-            Op::AddRows(_) => "add_rows",
-            Op::AddRowsBackward(_) => "add_rows_backward",
-            Op::MulRows(_) => "mul_rows",
-            Op::MulRowsBackward(_) => "mul_rows_backward",
-            Op::InverseNorms(_) => "inverse_norms",
+            Op::BiasAdd(_) => "add_rows",
+            Op::BiasAddBackward(_) => "add_rows_backward",
+            Op::ScaleColumns(_) => "mul_rows",
+            Op::ScaleColumnsBackward(_) => "mul_rows_backward",
+            Op::RowInvNorm(_) => "inverse_norms",
             Op::Rope(_) => "rope",
             Op::Attention(_) => "attention",
             Op::AttentionBackward(_) => "attention_backward",
             Op::NaiveAttention(_) => "naive_attention",
             Op::NaiveAttentionBackward(_) => "naive_attention_backward",
-            Op::Swiglu(_) => "swiglu",
-            Op::SwigluBackward(_) => "swiglu_backward",
-            Op::Activate(_) => "activate",
-            Op::ActivateBackward(_) => "activate_backward",
+            Op::GatedActivation(_) => "swiglu",
+            Op::GatedActivationBackward(_) => "swiglu_backward",
+            Op::PointwiseActivation(_) => "activate",
+            Op::PointwiseActivationBackward(_) => "activate_backward",
             Op::Embedding(_) => "embedding",
             Op::EmbeddingBackward(_) => "embedding_backward",
             Op::CrossEntropy(_) => "cross_entropy",
@@ -50,7 +50,7 @@ impl Op {
             Op::RouteBackward(_) => "route_backward",
             Op::Dispatch(_) => "dispatch",
             Op::Combine(_) => "combine",
-            Op::Weigh(_) => "weigh",
+            Op::RouterWeightBackward(_) => "weigh",
             Op::GroupedGemm(_) => "grouped_gemm",
         }
     }
@@ -109,21 +109,21 @@ impl Op {
                 let statistics = (n.dtype.accumulator(), product(&[2, rows]));
                 &[(n.dtype, product(&[4, rows, cols])), (n.dtype, cols), statistics, gradient]
             }
-            Op::AddRows(a) => {
+            Op::BiasAdd(a) => {
                 let table = product(&[a.period.min(a.rows) as u64, a.cols as u64]);
                 &[(a.dtype, product(&[2, a.rows as u64, a.cols as u64])), (a.dtype, table)]
             }
             // The table's gradient is read and written; its type is the gradient's.
-            Op::AddRowsBackward(a) => {
+            Op::BiasAddBackward(a) => {
                 let table = product(&[2, a.period.min(a.rows) as u64, a.cols as u64]);
                 &[(a.dtype, product(&[a.rows as u64, a.cols as u64])), (a.dtype, table)]
             }
-            Op::MulRows(m) => &[(m.dtype, product(&[2, m.rows as u64, m.cols as u64])), (m.dtype, m.cols as u64)],
+            Op::ScaleColumns(m) => &[(m.dtype, product(&[2, m.rows as u64, m.cols as u64])), (m.dtype, m.cols as u64)],
             // x and dy are read; the factors' gradient is read and written.
-            Op::MulRowsBackward(m) => {
+            Op::ScaleColumnsBackward(m) => {
                 &[(m.dtype, product(&[2, m.rows as u64, m.cols as u64])), (m.dtype, product(&[2, m.cols as u64]))]
             }
-            Op::InverseNorms(n) => {
+            Op::RowInvNorm(n) => {
                 &[(n.dtype, product(&[n.rows as u64, n.cols as u64])), (n.dtype.accumulator(), n.rows as u64)]
             }
             Op::Rope(r) => {
@@ -138,10 +138,10 @@ impl Op {
             Op::NaiveAttentionBackward(a) => {
                 &[(a.dtype, heads(a, 3, 4)), (a.dtype, product(&[lines(a), a.seq as u64]))]
             }
-            Op::Swiglu(s) => &[(s.dtype, product(&[3, s.len as u64]))],
-            Op::SwigluBackward(s) => &[(s.dtype, product(&[5, s.len as u64]))],
-            Op::Activate(a) => &[(a.dtype, product(&[2, a.len as u64]))],
-            Op::ActivateBackward(a) => &[(a.dtype, product(&[3, a.len as u64]))],
+            Op::GatedActivation(s) => &[(s.dtype, product(&[3, s.len as u64]))],
+            Op::GatedActivationBackward(s) => &[(s.dtype, product(&[5, s.len as u64]))],
+            Op::PointwiseActivation(a) => &[(a.dtype, product(&[2, a.len as u64]))],
+            Op::PointwiseActivationBackward(a) => &[(a.dtype, product(&[3, a.len as u64]))],
             Op::Embedding(e) => &[(e.dtype, product(&[2, e.rows as u64, e.cols as u64])), (DType::U32, e.rows as u64)],
             // The table's gradient is read and written where a token stands; its type is the gradient's.
             Op::EmbeddingBackward(e) => {
@@ -199,7 +199,7 @@ impl Op {
                 let rows = (s.dtype, product(&[s.rows as u64, passes, s.cols as u64]));
                 &[rows, (s.dtype.accumulator(), weights), (DType::U32, s.slots() as u64)]
             }
-            Op::Weigh(s) => {
+            Op::RouterWeightBackward(s) => {
                 let rows = (s.dtype, product(&[4, s.slots() as u64, s.cols as u64]));
                 &[rows, (s.dtype.accumulator(), product(&[2, s.slots() as u64])), (DType::U32, s.slots() as u64)]
             }

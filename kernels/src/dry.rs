@@ -1,14 +1,14 @@
 //! A device that computes nothing: its kernels check their operands and say what scratch they would need, its arena counts bytes that
 //! are not there. A step that runs on it costs what it would on the device that it stands for.
 
-use crate::cuda::blueprint::Blueprint;
-use crate::operands::{self, Device};
+use crate::cuda::dry_device::DryDevice;
+use crate::operands::{self, DeviceTypes};
 use crate::{
     Arena, ArenaError, Buffer, Category, DType, Gemm, Kernels, Op, OutOfMemory, Result, Sum, View, ViewMut, copy,
 };
 use std::sync::Arc;
 
-const DEVICE: Device = Device { name: "dry", computes: DType::is_float };
+const DEVICE: DeviceTypes = DeviceTypes { name: "dry", computes: DType::is_float };
 
 /// Kernels that stand for others and compute nothing.
 #[derive(Clone, Copy)]
@@ -39,8 +39,8 @@ impl Kernels for Dry<'_> {
         copy::alike("copy", &src, &dst)
     }
 
-    fn passing_elements(&self) -> usize {
-        self.0.passing_elements()
+    fn logits_chunk_len(&self) -> usize {
+        self.0.logits_chunk_len()
     }
 
     fn workspace(&self, op: &Op) -> usize {
@@ -57,7 +57,7 @@ impl Kernels for Dry<'_> {
     }
 
     /// Every sum is 0.
-    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum> {
+    fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         operands::check(DEVICE, op, &[x], &[])?;
         Ok(Sum::Known(0.0))
     }
@@ -70,7 +70,7 @@ impl Arena {
     /// None in practice: nothing is asked of the system.
     pub fn dry() -> Result<Arena, ArenaError> {
         const ALL: u64 = 1 << 62;
-        Arena::on(Arc::new(Blueprint::h100()), Some(ALL), ALL)
+        Arena::on(Arc::new(DryDevice::h100()), Some(ALL), ALL)
     }
 }
 

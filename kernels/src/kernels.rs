@@ -1,36 +1,24 @@
+#![warn(missing_docs)]
+
 use crate::affinity::Pinned;
-use crate::cuda::machine::Mark;
+use crate::device::Event;
 use crate::op::*;
 use crate::{Arena, ArenaError, DType, ReduceOp, View, ViewMut, copy};
 use std::sync::Arc;
 
 /// Why a kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // of fields: the messages say what they hold
 pub enum KernelError {
     /// An operand has another element type than the operation says.
     #[error("a buffer of {wanted} was expected, {given} given")]
-    DType {
-        /// Type the operation wants.
-        wanted: DType,
-        /// Type of the buffer.
-        given: DType,
-    },
+    DType { wanted: DType, given: DType },
     /// An operand is too short, or the shape cannot be.
     #[error("{op}: {operand} has {given} elements, {wanted} needed")]
-    Shape {
-        /// The operation.
-        op: &'static str,
-        /// Which operand.
-        operand: &'static str,
-        /// Elements the shape needs.
-        wanted: usize,
-        /// Elements given.
-        given: usize,
-    },
+    Shape { op: &'static str, operand: &'static str, wanted: usize, given: usize },
     /// The operands do not go together, or hold a value that cannot be.
     #[error("{op}: {reason}")]
     Invalid {
-        /// The operation.
         op: &'static str,
         /// What is wrong and what would be right.
         reason: String,
@@ -38,32 +26,18 @@ pub enum KernelError {
     /// The host was to read or write what lies in the memory of a device.
     #[error("the elements lie in a device's memory, which the host cannot reach; copy them (upload, download)")]
     NotOnHost,
-    /// The device failed.
+    /// The device failed at `call`, and says why.
     #[error("{device}: {call}: {reason}")]
-    Device {
-        /// Which.
-        device: String,
-        /// What it was doing.
-        call: String,
-        /// What it says.
-        reason: String,
-    },
+    Device { device: String, call: String, reason: String },
     /// This device has no such kernel for this type.
     #[error("{device} kernels cannot do {op} in {dtype}")]
-    Unsupported {
-        /// The device.
-        device: &'static str,
-        /// The operation.
-        op: &'static str,
-        /// The type.
-        dtype: DType,
-    },
+    Unsupported { device: &'static str, op: &'static str, dtype: DType },
 }
 
 /// A sum to a number that the host may not know yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sum {
-    /// It is known.
+    /// Its value is on the host already.
     Known(f64),
     /// It lies in a slot of the device's, under this number.
     Slot(u32),
@@ -103,7 +77,7 @@ pub trait Kernels: Send + Sync {
 
     /// Puts the calling thread, which is to call these kernels, on the core that is meant for it, until the guard is
     /// dropped. `None` where threads go where the system puts them.
-    fn settle(&self) -> Option<Pinned> {
+    fn pin_thread(&self) -> Option<Pinned> {
         None
     }
 
@@ -148,7 +122,7 @@ pub trait Kernels: Send + Sync {
     ///
     /// # Errors
     /// The device has no room for another queue.
-    fn beside(&self) -> Result<Option<Arc<dyn Kernels>>> {
+    fn new_stream(&self) -> Result<Option<Arc<dyn Kernels>>> {
         Ok(None)
     }
 
@@ -156,24 +130,24 @@ pub trait Kernels: Send + Sync {
     ///
     /// # Errors
     /// The device failed.
-    fn mark(&self) -> Result<Option<Arc<dyn Mark>>> {
+    fn record_event(&self) -> Result<Option<Arc<dyn Event>>> {
         Ok(None)
     }
 
     /// Tells a profiler what this thread asks for from here on; no name where that ends.
-    fn show(&self, _name: Option<&str>) {}
+    fn profiler_range(&self, _name: Option<&str>) {}
 
     /// What is asked for from now on begins after that mark of the same device.
     ///
     /// # Errors
     /// The device failed.
-    fn follow(&self, _mark: &dyn Mark) -> Result<()> {
+    fn wait_event(&self, _mark: &dyn Event) -> Result<()> {
         Ok(())
     }
 
     /// Elements of a passing matrix, as of logits, that are worth making at a time: large enough for a product to be fast, small
     /// enough for the memory that they take.
-    fn passing_elements(&self) -> usize {
+    fn logits_chunk_len(&self) -> usize {
         1 << 23
     }
 
@@ -193,12 +167,12 @@ pub trait Kernels: Send + Sync {
     fn run(&self, op: &Op, reads: &[View<'_>], writes: &mut [ViewMut<'_>], scratch: ViewMut<'_>) -> Result<()>;
 
     /// The result of [`Op::Sum`] or [`Op::SumSquares`]: the sum in f64, in an order fixed by the length. A device goes on
-    /// meanwhile; [`Kernels::known`] tells the value.
-    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum>;
+    /// meanwhile; [`Kernels::read_scalars`] tells the value.
+    fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum>;
 
     /// The values of sums that were asked for, by anyone, to as many places. What this thread has asked for before and does not
     /// ask to be told here is forgotten.
-    fn known(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
+    fn read_scalars(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
         tell(sums, to, |_| None)
     }
 
@@ -246,6 +220,6 @@ pub fn no_scratch() -> ViewMut<'static> {
 }
 
 /// The shape of an element-wise operation whose result is `dst`.
-fn elementwise(sources: usize, from: DType, dst: &ViewMut<'_>) -> Move {
-    Move { len: dst.len(), sources, from, to: dst.dtype() }
+fn elementwise(sources: usize, from: DType, dst: &ViewMut<'_>) -> Elementwise {
+    Elementwise { len: dst.len(), sources, from, to: dst.dtype() }
 }

@@ -14,7 +14,6 @@ pub const GRANULE_BYTES: u64 = 64;
 pub enum Category {
     /// This rank's share of the weights.
     Parameters,
-    /// Accumulated gradients.
     Gradients,
     /// Master weights and optimizer moments.
     Optimizer,
@@ -73,7 +72,6 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Counts an allocation.
     pub fn add(&mut self, category: Category, bytes: u64) {
         let i = category as usize;
         self.live[i] = self.live[i].saturating_add(bytes);
@@ -85,14 +83,12 @@ impl Ledger {
         }
     }
 
-    /// Counts a release.
     pub fn sub(&mut self, category: Category, bytes: u64) {
         let i = category as usize;
         debug_assert!(self.live[i] >= bytes, "{category}: released {bytes} of {}", self.live[i]);
         self.live[i] = self.live[i].saturating_sub(bytes);
     }
 
-    /// Bytes in use now.
     pub fn live(&self, category: Category) -> u64 {
         self.live[category as usize]
     }

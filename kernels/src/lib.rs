@@ -12,6 +12,7 @@ pub mod copy;
 mod cost;
 mod cpu;
 pub mod cuda;
+pub mod device;
 mod dry;
 mod dtype;
 mod kernels;
@@ -41,9 +42,9 @@ pub use dtype::{DType, Element};
 pub use kernels::{KernelError, Kernels, Result, Sum, no_scratch};
 pub use ledger::{Category, GRANULE_BYTES, Ledger, Swing, footprint};
 pub use op::{
-    Act, Activate, AdamW, AddRows, Attention, Combine, CrossEntropy, Dropout, Embedding, Gemm, Grouped, GroupedGemm,
-    InverseNorms, LayerNorm, Move, MulRows, Normal, Op, QuantFormat, Quantize, QuantizeBlocks, Reduce, RmsNorm, Rope,
-    Rounding, Route, Slots, Swiglu, alibi_slope,
+    Activation, AdamW, Attention, BiasAdd, Combine, CrossEntropy, Dropout, Elementwise, Embedding, GatedActivation,
+    Gemm, Grouped, GroupedGemm, LayerNorm, Normal, Op, PointwiseActivation, QuantFormat, Quantize, QuantizeBlocks,
+    Reduce, RmsNorm, Rope, Rounding, Route, RowInvNorm, ScaleColumns, Slots, alibi_slope,
 };
 pub use operands::{Access, Elements, Operand, Operands};
 pub use packed::{DOUBLE_BLOCK, DYNAMIC, DoubleScales, Fields, NF4, NF4_BLOCK, Pack, Packed, Packing, Unpack};

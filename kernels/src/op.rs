@@ -5,7 +5,6 @@ mod experts;
 
 pub use experts::{Combine, Grouped, GroupedGemm, Route, Slots};
 
-use crate::operands::elements;
 pub use crate::packed::{Pack, Unpack};
 use crate::{DType, ReduceOp};
 use serde::{Deserialize, Serialize};
@@ -13,11 +12,8 @@ use serde::{Deserialize, Serialize};
 /// `C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ C)`, row-major, sums in f32 (f64 for f64).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gemm {
-    /// Rows of C.
     pub m: usize,
-    /// Columns of C.
     pub n: usize,
-    /// Length of the sums.
     pub k: usize,
     /// A is stored `[k,m]`.
     pub trans_a: bool,
@@ -27,9 +23,7 @@ pub struct Gemm {
     pub alpha: f32,
     /// Add to C instead of overwriting it.
     pub accumulate: bool,
-    /// Type of A.
     pub a: DType,
-    /// Type of B.
     pub b: DType,
     /// Type of C; a product into a narrower type is rounded once.
     pub c: DType,
@@ -38,9 +32,7 @@ pub struct Gemm {
 /// Root-mean-square normalisation of `rows` vectors of `cols`: `y = w * x / sqrt(mean(x^2) + eps)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNorm {
-    /// Vectors.
     pub rows: usize,
-    /// Elements of a vector.
     pub cols: usize,
     /// Added to the mean square.
     pub eps: f64,
@@ -53,9 +45,7 @@ pub struct RmsNorm {
 /// Normalisation to mean 0 and variance 1 of `rows` vectors of `cols`: `y = w * (x - mean) / sqrt(variance + eps) (+ b)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerNorm {
-    /// Vectors.
     pub rows: usize,
-    /// Elements of a vector.
     pub cols: usize,
     /// Added to the variance.
     pub eps: f64,
@@ -69,12 +59,10 @@ pub struct LayerNorm {
 
 /// `x[r] += table[r % period]`: a bias (period 1), or learned positions (period of a sequence).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AddRows {
-    /// Vectors of x.
+pub struct BiasAdd {
     pub rows: usize,
     /// Vectors of the table that are used; row `r` reads `r % period`.
     pub period: usize,
-    /// Elements of a vector.
     pub cols: usize,
     /// Type of x and table (forward), of the incoming gradient (backward).
     pub dtype: DType,
@@ -82,8 +70,7 @@ pub struct AddRows {
 
 /// `x[r] *= w`: a factor for every column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MulRows {
-    /// Vectors of x.
+pub struct ScaleColumns {
     pub rows: usize,
     /// Elements of a vector, and factors.
     pub cols: usize,
@@ -93,10 +80,8 @@ pub struct MulRows {
 
 /// `s[r] = 1 / |x[r]|`, the norm being the root of the sum of squares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InverseNorms {
-    /// Vectors.
+pub struct RowInvNorm {
     pub rows: usize,
-    /// Elements of a vector.
     pub cols: usize,
     /// Type of x; s is f32 (f64 for f64).
     pub dtype: DType,
@@ -107,7 +92,6 @@ pub struct InverseNorms {
 pub struct Rope {
     /// Tokens; row `r` stands at position `r % seq`.
     pub rows: usize,
-    /// Tokens of a sequence.
     pub seq: usize,
     /// Heads per token.
     pub heads: usize,
@@ -123,15 +107,12 @@ pub struct Rope {
 /// `[batch*seq, kv_heads*head_dim]`; query head `h` reads key head `h / (heads/kv_heads)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
-    /// Sequences.
     pub batch: usize,
-    /// Tokens of a sequence.
     pub seq: usize,
     /// Query heads.
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Elements of a head.
     pub head_dim: usize,
     /// Factor on the scores before the softmax.
     pub scale: f64,
@@ -175,9 +156,8 @@ pub fn alibi_slope(head: usize, heads: usize) -> f64 {
     }
 }
 
-/// An activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum Activation {
     /// `x / (1 + e^-x)`.
     Silu,
     /// `x * (1 + erf(x / sqrt 2)) / 2`.
@@ -188,32 +168,24 @@ pub enum Act {
 
 /// `y = act(x)` over `len` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Activate {
-    /// Elements.
+pub struct PointwiseActivation {
     pub len: usize,
-    /// The function.
-    pub act: Act,
-    /// Type of all operands.
+    pub act: Activation,
     pub dtype: DType,
 }
 
 /// `y = act(gate) * up` over `len` elements; the function is SiLU unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Swiglu {
-    /// Elements.
+pub struct GatedActivation {
     pub len: usize,
-    /// Of the gate.
-    pub act: Act,
-    /// Type of all operands.
+    pub act: Activation,
     pub dtype: DType,
 }
 
 /// `out[r] = table[ids[r]]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Embedding {
-    /// Tokens.
     pub rows: usize,
-    /// Elements of a vector.
     pub cols: usize,
     /// Vectors of the table; an id at or above it is an error.
     pub vocab: usize,
@@ -227,9 +199,7 @@ pub struct Embedding {
 /// gradient takes the front of their buffer, rows one behind the other, and leaves the rest unspecified.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossEntropy {
-    /// Tokens.
     pub rows: usize,
-    /// Logits per token.
     pub vocab: usize,
     /// Factor on the gradient.
     pub scale: f64,
@@ -244,9 +214,7 @@ pub struct CrossEntropy {
 /// p -= lr/(1-beta1^step) * m / (sqrt(v)/sqrt(1-beta2^step) + eps)`. Arithmetic in f32 (f64 for f64).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
-    /// Elements.
     pub len: usize,
-    /// Learning rate.
     pub lr: f64,
     /// Decay of the first moment.
     pub beta1: f64,
@@ -264,9 +232,7 @@ pub struct AdamW {
     pub clip: f64,
     /// Type of the parameters, or of the master weights.
     pub parameters: DType,
-    /// Type of the gradients.
     pub gradients: DType,
-    /// Type of both moments.
     pub moments: DType,
     /// How the updated parameters are rounded to their type.
     pub rounding: Rounding,
@@ -293,10 +259,9 @@ pub enum Rounding {
 
 /// Element-wise traffic: fill, cast, add, accumulate, scale, sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Move {
+pub struct Elementwise {
     /// Elements of the result (of the source for sums to a number).
     pub len: usize,
-    /// Operands read.
     pub sources: usize,
     /// Type of what is read.
     pub from: DType,
@@ -312,24 +277,19 @@ pub struct Move {
 /// wrap around, and their average is the quotient of the exact sum, cut off towards zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reduce {
-    /// Elements of every operand.
     pub len: usize,
-    /// Operands read.
     pub sources: usize,
-    /// How elements are joined.
     pub op: ReduceOp,
     /// Add to `dst`, for sums and averages of floats.
     pub accumulate: bool,
     /// Type of the first source.
     pub from: DType,
-    /// Type of `dst`.
     pub to: DType,
 }
 
 /// `y = x * keep / (1-p)`, where `keep` is a function of (seed, first + index) alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
-    /// Elements.
     pub len: usize,
     /// Chance of a zero, `0 <= p < 1`.
     pub p: f64,
@@ -344,9 +304,7 @@ pub struct Dropout {
 /// `dst[i] = std * normal(seed, first + i)`: the same value for an element whoever draws it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normal {
-    /// Elements.
     pub len: usize,
-    /// Standard deviation.
     pub std: f64,
     /// Philox key.
     pub seed: u64,
@@ -436,9 +394,7 @@ impl Quantize {
 /// A flat buffer quantised by [`Quantize`], or the way back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantizeBlocks {
-    /// How.
     pub by: Quantize,
-    /// Elements of the buffer.
     pub len: usize,
     /// Type of the floats: f32, bf16 or f16. Arithmetic in f32, rounded once.
     pub dtype: DType,
@@ -446,33 +402,32 @@ pub struct QuantizeBlocks {
     pub accumulate: bool,
 }
 
+/// The product of a shape; one that overflows is longer than any buffer.
+pub(crate) fn elements(shape: &[usize]) -> usize {
+    if shape.contains(&0) { 0 } else { shape.iter().fold(1, |n, d| usize::saturating_mul(n, *d)) }
+}
+
 /// One call of a kernel, without its operands, which [`Op::operands`] lists.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
-    /// Matrix product.
     Gemm(Gemm),
     /// B of a product brought into the form that products read.
     Prepack(Gemm),
     /// Matrix product with such a B.
     GemmPrepacked(Gemm),
-    /// Normalisation.
     RmsNorm(RmsNorm),
-    /// Its backward.
     RmsNormBackward(RmsNorm),
     /// Normalisation with mean.
     LayerNorm(LayerNorm),
-    /// Its backward.
     LayerNormBackward(LayerNorm),
     /// Bias or learned positions.
-    AddRows(AddRows),
-    /// The table's gradient.
-    AddRowsBackward(AddRows),
-    /// Factors of columns.
-    MulRows(MulRows),
+    BiasAdd(BiasAdd),
+    BiasAddBackward(BiasAdd),
+    ScaleColumns(ScaleColumns),
     /// The factors' gradient; that of x is the same product.
-    MulRowsBackward(MulRows),
+    ScaleColumnsBackward(ScaleColumns),
     /// Reciprocal norms of vectors.
-    InverseNorms(InverseNorms),
+    RowInvNorm(RowInvNorm),
     /// Rotary embedding or its backward.
     Rope(Rope),
     /// Tiled attention with online softmax.
@@ -481,42 +436,32 @@ pub enum Op {
     AttentionBackward(Attention),
     /// Attention that stores its probabilities.
     NaiveAttention(Attention),
-    /// Its backward.
     NaiveAttentionBackward(Attention),
-    /// Gated activation.
-    Swiglu(Swiglu),
-    /// Its backward.
-    SwigluBackward(Swiglu),
-    /// Plain activation.
-    Activate(Activate),
-    /// Its backward.
-    ActivateBackward(Activate),
-    /// Table look-up.
+    GatedActivation(GatedActivation),
+    GatedActivationBackward(GatedActivation),
+    PointwiseActivation(PointwiseActivation),
+    PointwiseActivationBackward(PointwiseActivation),
     Embedding(Embedding),
     /// Scatter-add into the table's gradient.
     EmbeddingBackward(Embedding),
     /// Loss and logit gradients.
     CrossEntropy(CrossEntropy),
-    /// Optimizer.
     AdamW(AdamW),
     /// Dropout or its backward (the same mask).
     Dropout(Dropout),
-    /// Random initialisation.
     Normal(Normal),
-    /// A constant.
-    Fill(Move, f64),
+    Fill(Elementwise, f64),
     /// Change of type, or copy.
-    Cast(Move),
+    Cast(Elementwise),
     /// `dst = a + b`.
-    Add(Move),
+    Add(Elementwise),
     /// `dst += alpha * src`.
-    Accumulate(Move, f64),
+    Accumulate(Elementwise, f64),
     /// `dst *= alpha`.
-    Scale(Move, f64),
-    /// Sum to a number.
-    Sum(Move),
+    Scale(Elementwise, f64),
+    Sum(Elementwise),
     /// Sum of squares to a number.
-    SumSquares(Move),
+    SumSquares(Elementwise),
     /// Balanced tree over several sources.
     Reduce(Reduce),
     /// Floats as integers and scales.
@@ -536,20 +481,19 @@ pub enum Op {
     /// Rows of experts back to their tokens.
     Combine(Combine),
     /// The gradient of the weights.
-    Weigh(Slots),
+    RouterWeightBackward(Slots),
     /// A matrix product per expert.
     GroupedGemm(GroupedGemm),
 }
 
 impl Op {
-    /// The sum of elements.
     pub const fn sum(len: usize, from: DType) -> Op {
-        Op::Sum(Move { len, sources: 1, from, to: DType::F64 })
+        Op::Sum(Elementwise { len, sources: 1, from, to: DType::F64 })
     }
 
     /// The sum of their squares.
     pub const fn sum_squares(len: usize, from: DType) -> Op {
-        Op::SumSquares(Move { len, sources: 1, from, to: DType::F64 })
+        Op::SumSquares(Elementwise { len, sources: 1, from, to: DType::F64 })
     }
 
     /// Type of the floats that the operation quantises or makes of codes.

@@ -7,9 +7,7 @@ use crate::{DType, KernelError, ReduceOp, Result, View, ViewMut};
 /// What an operation does with an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It is read.
     Read,
-    /// It is overwritten.
     Write,
     /// It is read and written.
     Update,
@@ -18,7 +16,6 @@ pub enum Access {
 /// The element types that an operand may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elements {
-    /// Numbers of this type.
     Floats(DType),
     /// Numbers of any type in which the device computes.
     AnyFloats,
@@ -33,9 +30,7 @@ pub struct Operand {
     pub name: &'static str,
     /// Reads stand before writes in a list of operands.
     pub access: Access,
-    /// Types.
     pub elements: Elements,
-    /// Elements.
     pub len: usize,
     /// The buffer must have `len` elements and no more.
     pub is_exact: bool,
@@ -112,20 +107,13 @@ impl Operands {
         self
     }
 
-    /// Those that are read.
     pub fn reads(&self) -> &[Operand] {
         &self.all[..self.reads]
     }
 
-    /// Those that are written.
     pub fn writes(&self) -> &[Operand] {
         &self.all[self.reads..self.count]
     }
-}
-
-/// The product of a shape; one that overflows is longer than any buffer.
-pub(crate) fn elements(shape: &[usize]) -> usize {
-    if shape.contains(&0) { 0 } else { shape.iter().fold(1, |n, d| usize::saturating_mul(n, *d)) }
 }
 
 impl Op {
@@ -170,20 +158,20 @@ impl Op {
                 let list = list.update("dw", gradient, n.cols);
                 if n.bias { list.update("db", gradient, n.cols) } else { list }
             }
-            Op::AddRows(a) => {
+            Op::BiasAdd(a) => {
                 let list = list.read("table", a.dtype, elements(&[a.period.min(a.rows), a.cols]));
                 list.update("x", a.dtype, elements(&[a.rows, a.cols]))
             }
-            Op::AddRowsBackward(a) => {
+            Op::BiasAddBackward(a) => {
                 let list = list.read("dy", a.dtype, elements(&[a.rows, a.cols]));
                 list.update_any("dtable", elements(&[a.period.min(a.rows), a.cols]))
             }
-            Op::MulRows(m) => list.read("w", m.dtype, m.cols).update("x", m.dtype, elements(&[m.rows, m.cols])),
-            Op::MulRowsBackward(m) => {
+            Op::ScaleColumns(m) => list.read("w", m.dtype, m.cols).update("x", m.dtype, elements(&[m.rows, m.cols])),
+            Op::ScaleColumnsBackward(m) => {
                 let all = elements(&[m.rows, m.cols]);
                 list.read("x", m.dtype, all).read("dy", m.dtype, all).update_any("dw", m.cols)
             }
-            Op::InverseNorms(n) => {
+            Op::RowInvNorm(n) => {
                 let list = list.read("x", n.dtype, elements(&[n.rows, n.cols]));
                 list.write("s", n.dtype.accumulator(), n.rows)
             }
@@ -210,13 +198,15 @@ impl Op {
                 let list = list.queries_keys_values(&a).read("probs", a.dtype, elements(&[a.rows(), a.seq]));
                 list.read("dout", a.dtype, a.queries()).gradients(&a)
             }
-            Op::Swiglu(s) => list.read("gate", s.dtype, s.len).read("up", s.dtype, s.len).write("act", s.dtype, s.len),
-            Op::SwigluBackward(s) => {
+            Op::GatedActivation(s) => {
+                list.read("gate", s.dtype, s.len).read("up", s.dtype, s.len).write("act", s.dtype, s.len)
+            }
+            Op::GatedActivationBackward(s) => {
                 let list = list.read("gate", s.dtype, s.len).read("up", s.dtype, s.len).read("dact", s.dtype, s.len);
                 list.write("dgate", s.dtype, s.len).write("dup", s.dtype, s.len)
             }
-            Op::Activate(a) => list.read("x", a.dtype, a.len).write("y", a.dtype, a.len),
-            Op::ActivateBackward(a) => {
+            Op::PointwiseActivation(a) => list.read("x", a.dtype, a.len).write("y", a.dtype, a.len),
+            Op::PointwiseActivationBackward(a) => {
                 list.read("x", a.dtype, a.len).read("dy", a.dtype, a.len).write("dx", a.dtype, a.len)
             }
             Op::Embedding(e) => {
@@ -294,7 +284,7 @@ impl Op {
                 let list = list.read_if(weighted, "weights", s.dtype.accumulator(), s.slots());
                 list.result(accumulate, "y", s.dtype, elements(&[s.rows, s.cols]))
             }
-            Op::Weigh(s) => {
+            Op::RouterWeightBackward(s) => {
                 let all = elements(&[s.rows, s.top, s.cols]);
                 let list = list.read_exactly("indices", DType::U32, s.indices_len());
                 let list = list.read("weights", s.dtype.accumulator(), s.slots()).update("x", s.dtype, all);
@@ -334,7 +324,7 @@ fn is_addressable(op: &Unpack) -> bool {
 
 /// A device, as the checks of its calls see it.
 #[derive(Clone, Copy)]
-pub struct Device {
+pub struct DeviceTypes {
     /// In errors.
     pub name: &'static str,
     /// Whether it computes in a type.
@@ -342,7 +332,7 @@ pub struct Device {
 }
 
 /// An error unless the device computes in the operation's types, the operation can be, and the operands are those of the table.
-pub fn check(device: Device, op: &Op, reads: &[View<'_>], writes: &[ViewMut<'_>]) -> Result<()> {
+pub fn check(device: DeviceTypes, op: &Op, reads: &[View<'_>], writes: &[ViewMut<'_>]) -> Result<()> {
     let list = op.operands();
     if let Op::Reduce(reduce) = op {
         return check_reduce(reduce, reads, writes);
@@ -400,7 +390,7 @@ pub fn check_scratch(op: &Op, scratch: &ViewMut<'_>, wanted: usize) -> Result<()
 }
 
 /// The error of a device that has no kernel for an operation.
-pub fn not_run(device: Device, op: &Op) -> KernelError {
+pub fn not_run(device: DeviceTypes, op: &Op) -> KernelError {
     let operands = op.operands();
     let first = operands.reads().iter().chain(operands.writes()).map(|operand| operand.elements).next();
     let dtype = match first {
@@ -448,7 +438,7 @@ fn check_reduce(op: &Reduce, sources: &[View<'_>], dst: &[ViewMut<'_>]) -> Resul
 fn check_shape(op: &Op) -> Result<()> {
     let invalid = |reason: String| Err(KernelError::Invalid { op: op.name(), reason });
     match op {
-        Op::AddRows(a) | Op::AddRowsBackward(a) if a.period == 0 && a.rows > 0 => {
+        Op::BiasAdd(a) | Op::BiasAddBackward(a) if a.period == 0 && a.rows > 0 => {
             invalid(format!("{} rows read a table of 0", a.rows))
         }
         Op::Rope(r) if !r.head_dim.is_multiple_of(2) => {
@@ -485,7 +475,7 @@ fn check_shape(op: &Op) -> Result<()> {
         Op::Route(Route { rows, top, experts, .. }) | Op::RouteBackward(Route { rows, top, experts, .. }) => {
             check_routing(op.name(), *rows, *top, *experts)
         }
-        Op::Dispatch(s) | Op::Weigh(s) | Op::Combine(Combine { slots: s, .. }) => {
+        Op::Dispatch(s) | Op::RouterWeightBackward(s) | Op::Combine(Combine { slots: s, .. }) => {
             check_routing(op.name(), s.rows, s.top, s.experts)
         }
         _ => Ok(()),

@@ -90,29 +90,23 @@ const fn spaced(i: usize, count: usize) -> f32 {
 /// A matrix in few bits: one run of bytes that holds its codes, then its scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Packed {
-    /// How.
     pub packing: Packing,
-    /// Rows.
     pub rows: usize,
-    /// Elements of a row.
     pub cols: usize,
 }
 
 /// Where the fields of a matrix's record lie in its bytes. Each begins at a multiple of 64.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fields {
-    /// Codes.
     pub codes: Range<usize>,
     /// Scales: f32, or a byte each where they are coded too.
     pub scales: Range<usize>,
     /// Of coded scales: the f32 scales of the second level, then the offset.
     pub second: Range<usize>,
-    /// Bytes of the record.
     pub bytes: usize,
 }
 
 impl Packed {
-    /// Elements.
     pub const fn len(&self) -> usize {
         self.rows * self.cols
     }
@@ -130,7 +124,6 @@ impl Packed {
         }
     }
 
-    /// Scales.
     pub const fn blocks(&self) -> usize {
         if self.cols == 0 { 0 } else { self.len().div_ceil(self.block()) }
     }
@@ -152,7 +145,6 @@ impl Packed {
         (codes.start * each).min(self.len())..(codes.end * each).min(self.len())
     }
 
-    /// Where the fields lie.
     pub fn fields(&self) -> Fields {
         let codes = 0..self.codes_len(self.len());
         let start = codes.end.next_multiple_of(ALIGNED);
@@ -169,9 +161,7 @@ impl Packed {
 /// f32, not coded yet: see [`DoubleScales`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pack {
-    /// The matrix.
     pub matrix: Packed,
-    /// Elements of the part.
     pub len: usize,
     /// Type of the part: f32, bf16 or f16.
     pub dtype: DType,
@@ -180,9 +170,7 @@ pub struct Pack {
 /// A packed matrix as floats: `dst = entry * scale` for every element, in f32, rounded once more into a narrower type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unpack {
-    /// The matrix.
     pub matrix: Packed,
-    /// Type of the result.
     pub dtype: DType,
 }
 
@@ -195,7 +183,6 @@ pub struct DoubleScales {
     pub codes: Vec<u8>,
     /// The largest magnitude of each 256.
     pub second: Vec<f32>,
-    /// The mean.
     pub offset: f32,
 }
 

@@ -6,12 +6,10 @@
 /// Which draws a block serves, so that one seed gives unrelated masks and weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Stream {
+pub enum RandomStream {
     /// Normal deviates of initialisation.
     Normal = 0,
-    /// Dropout masks.
     Dropout = 1,
-    /// Stochastic rounding.
     Rounding = 2,
 }
 
@@ -30,20 +28,20 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 
 /// The four words of block `block`: uniform over all 32-bit numbers.
 #[inline(always)]
-pub fn words(seed: u64, stream: Stream, block: u64) -> [u32; 4] {
+pub fn words(seed: u64, stream: RandomStream, block: u64) -> [u32; 4] {
     philox4x32([block as u32, (block >> 32) as u32, 0, stream as u32], [seed as u32, (seed >> 32) as u32])
 }
 
 /// The same for draws that are made anew in every step.
 #[inline(always)]
-pub fn words_of_step(seed: u64, stream: Stream, step: u64, block: u64) -> [u32; 4] {
+pub fn words_of_step(seed: u64, stream: RandomStream, step: u64, block: u64) -> [u32; 4] {
     let counter = [block as u32, (block >> 32) as u32, step as u32, stream as u32];
     philox4x32(counter, [seed as u32, (seed >> 32) as u32 ^ (step >> 32) as u32])
 }
 
 /// The four standard normal deviates of block `block`: Box-Muller on words (0, 1) and (2, 3), in f64, rounded once.
 pub fn normals(seed: u64, block: u64) -> [f32; 4] {
-    let [a, b, c, d] = words(seed, Stream::Normal, block);
+    let [a, b, c, d] = words(seed, RandomStream::Normal, block);
     let pair = |u: u32, v: u32| {
         let radius = (-2.0 * ((f64::from(u) + 1.0) * 2f64.powi(-32)).ln()).sqrt();
         let (sin, cos) = (f64::from(v) * 2f64.powi(-32) * std::f64::consts::TAU).sin_cos();
@@ -78,7 +76,7 @@ const ABREAST: usize = 16;
 /// The words of elements `first` and on: word `(first + i) % 4` of block `(first + i) / 4`, as [`words_of_step`] has it
 /// ([`words`] where `step` is 0). In loops over blocks, so that vectors draw many at a time.
 #[inline(always)]
-pub(crate) fn stretch(seed: u64, stream: Stream, step: u64, first: u64, out: &mut [u32]) {
+pub(crate) fn stretch(seed: u64, stream: RandomStream, step: u64, first: u64, out: &mut [u32]) {
     let (mut skip, mut block, mut done) = ((first % 4) as usize, first / 4, 0);
     while done < out.len() {
         let mut lanes = [[0u32; ABREAST]; 4];
@@ -117,12 +115,12 @@ mod tests {
     #[test]
     fn each_gives_an_index_its_own_word() {
         let mut whole = [0; 23];
-        each(5, 23, |b| words(9, Stream::Dropout, b), |i, w| whole[i] = w);
+        each(5, 23, |b| words(9, RandomStream::Dropout, b), |i, w| whole[i] = w);
         for start in 0..23 {
             each(
                 5 + start as u64,
                 23 - start,
-                |b| words(9, Stream::Dropout, b),
+                |b| words(9, RandomStream::Dropout, b),
                 |i, w| assert_eq!(w, whole[start + i]),
             );
         }
@@ -133,10 +131,20 @@ mod tests {
         for first in [0, 5, 63, 64, u64::MAX - 70, u64::MAX] {
             for len in [0, 1, 3, 61, 64, 65, 300] {
                 let mut out = vec![7; len];
-                stretch(9, Stream::Rounding, 1 << 40 | 3, first, &mut out);
-                each(first, len, |b| words_of_step(9, Stream::Rounding, 1 << 40 | 3, b), |i, w| assert_eq!(out[i], w));
-                stretch(9, Stream::Dropout, 0, first, &mut out);
-                each(first, len, |b| words(9, Stream::Dropout, b), |i, w| assert_eq!(out[i], w, "{first} {len} {i}"));
+                stretch(9, RandomStream::Rounding, 1 << 40 | 3, first, &mut out);
+                each(
+                    first,
+                    len,
+                    |b| words_of_step(9, RandomStream::Rounding, 1 << 40 | 3, b),
+                    |i, w| assert_eq!(out[i], w),
+                );
+                stretch(9, RandomStream::Dropout, 0, first, &mut out);
+                each(
+                    first,
+                    len,
+                    |b| words(9, RandomStream::Dropout, b),
+                    |i, w| assert_eq!(out[i], w, "{first} {len} {i}"),
+                );
             }
         }
     }

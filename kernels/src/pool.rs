@@ -148,7 +148,7 @@ impl Pool {
     }
 
     /// Keeps the calling thread on the core that is meant for it, if one is, until the guard is dropped.
-    pub fn settle(&self) -> Option<Pinned> {
+    pub fn pin_thread(&self) -> Option<Pinned> {
         // Cores were tried when the workers started; one that is gone since costs speed, and nothing else.
         self.leader.and_then(|core| Pinned::to(core).ok())
     }
@@ -268,7 +268,6 @@ impl Drop for Pool {
     }
 }
 
-/// A worker's life.
 fn work(shared: &Shared, index: usize) {
     let mut seen = 0;
     while let Some(task) = shared.team.next(&mut seen, shared.spin) {

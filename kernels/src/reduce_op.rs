@@ -4,13 +4,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReduceOp {
-    /// Their sum.
     Sum,
-    /// Their product.
     Prod,
-    /// The smallest.
     Min,
-    /// The largest.
     Max,
     /// Their sum, divided by their number.
     Avg,
@@ -19,10 +15,7 @@ pub enum ReduceOp {
 /// A name that no reduction has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no reduction named `{0}`; sum, prod, min, max and avg are")]
-pub struct UnknownReduceOp(
-    /// The name given.
-    pub String,
-);
+pub struct UnknownReduceOp(pub String);
 
 impl ReduceOp {
     /// All reductions, in the order of nccl-tests.

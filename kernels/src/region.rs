@@ -1,6 +1,6 @@
 #![allow(unsafe_code, reason = "system calls that map memory")]
 
-use crate::cuda::machine::Machine;
+use crate::device::Device;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -11,9 +11,7 @@ pub enum ArenaError {
     /// The operating system gave no address space.
     #[error("could not reserve {bytes} bytes of address space for a rank's arena: {source}; {cause}")]
     Reserve {
-        /// Bytes asked for.
         bytes: u64,
-        /// What the system said.
         source: std::io::Error,
         /// What this process has reserved, what it may, and what to do.
         cause: String,
@@ -22,38 +20,22 @@ pub enum ArenaError {
     #[error(
         "could not make {bytes} bytes of shared memory for a rank's arena (memfd_create): {source}; a limit on open files (ulimit -n) or file sizes (ulimit -f) may be set"
     )]
-    Share {
-        /// Bytes asked for.
-        bytes: u64,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Share { bytes: u64, source: std::io::Error },
     /// A device has no such memory left.
     #[error(
         "could not reserve {bytes} bytes of a device's memory for a rank's arena: {reason}; ask for less (memory.capacity), or see who else uses the device"
     )]
-    Device {
-        /// Bytes asked for.
-        bytes: u64,
-        /// What the device said.
-        reason: String,
-    },
+    Device { bytes: u64, reason: String },
     /// A peer's memory could not be mapped.
     #[error(
         "could not map {bytes} bytes of a peer's memory: {source}; its file descriptor must be open for reading and writing"
     )]
-    Open {
-        /// Bytes asked for.
-        bytes: u64,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Open { bytes: u64, source: std::io::Error },
     /// A peer's memory is smaller than announced: touching what lies behind its end would kill the process.
     #[error("a peer's memory has {given} bytes, {wanted} were announced; both sides must run the same version")]
     Short {
         /// Bytes announced.
         wanted: u64,
-        /// Bytes there are.
         given: u64,
     },
     /// A peer's memory could become smaller at any time: touching what then lies behind its end would kill the process.
@@ -71,12 +53,12 @@ pub struct Region {
     /// The file behind memory that other processes can map.
     file: Option<OwnedFd>,
     /// Whose memory it is, if not the host's.
-    machine: Option<Arc<dyn Machine>>,
+    device: Option<Arc<dyn Device>>,
 }
 
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let whose = self.machine.as_ref().map_or("host".into(), |machine| machine.name());
+        let whose = self.device.as_ref().map_or("host".into(), |device| device.name());
         write!(f, "Region({:?}, {} bytes, {whose})", self.base, self.bytes)
     }
 }
@@ -111,23 +93,23 @@ impl Region {
         Region::map(bytes, Some(file)).map_err(|source| ArenaError::Open { bytes, source })
     }
 
-    /// Memory of a machine that runs CUDA.
-    pub(crate) fn on(machine: Arc<dyn Machine>, bytes: u64) -> Result<Region, ArenaError> {
+    /// Memory of a CUDA device.
+    pub(crate) fn on(device: Arc<dyn Device>, bytes: u64) -> Result<Region, ArenaError> {
         let failed = |reason: String| ArenaError::Device { bytes, reason };
         let length = usize::try_from(bytes).map_err(|e| failed(e.to_string()))?;
-        let address = machine.allocate(length).map_err(|error| failed(error.to_string()))?;
+        let address = device.allocate(length).map_err(|error| failed(error.to_string()))?;
         let base = NonNull::new(address as *mut u8).ok_or_else(|| failed("it lies at address 0".into()))?;
-        Ok(Region { base, bytes, file: None, machine: Some(machine) })
+        Ok(Region { base, bytes, file: None, device: Some(device) })
     }
 
     /// Whether the host can read and write it.
     pub fn is_on_host(&self) -> bool {
-        self.machine.is_none()
+        self.device.is_none()
     }
 
-    /// Whether the host may write it at any time: its own, or that of a machine that has nothing left to do when a call returns.
+    /// Whether the host may write it at any time: its own, or that of a device that has nothing left to do when a call returns.
     pub(crate) fn is_writable(&self) -> bool {
-        self.machine.as_ref().is_none_or(|machine| machine.reaches_host())
+        self.device.as_ref().is_none_or(|device| device.reaches_host())
     }
 
     fn map(bytes: u64, file: Option<OwnedFd>) -> std::io::Result<Region> {
@@ -151,7 +133,7 @@ impl Region {
         // /sys/kernel/mm/transparent_hugepage/shmem_enabled), nothing is lost but speed.
         unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
         let base = NonNull::new(base.cast()).ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(Region { base, bytes, file, machine: None })
+        Ok(Region { base, bytes, file, device: None })
     }
 
     /// Where the first byte lies in this process.
@@ -173,9 +155,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Some(machine) = &self.machine {
+        if let Some(device) = &self.device {
             // SAFETY: made with as many bytes, and nothing borrows it any more.
-            unsafe { machine.free(self.base.as_ptr() as u64, self.bytes as usize) };
+            unsafe { device.free(self.base.as_ptr() as u64, self.bytes as usize) };
             return;
         }
         // SAFETY: base and bytes are those of the mapping made in `map`, and nothing borrows it any more.

@@ -15,7 +15,7 @@ pub struct Setup {
     /// A name of [`INSTRUCTIONS`]; absent = the best that this CPU has.
     pub instructions: Option<String>,
     /// A core for each thread, the caller's first; absent = wherever the system puts them. The caller goes there by
-    /// [`Kernels::settle`](crate::Kernels::settle).
+    /// [`Kernels::pin_thread`](crate::Kernels::settle).
     pub cores: Option<Vec<usize>>,
     /// Threads beside these that compute on the same cores. Where there are more threads than cores, waiting threads
     /// soon sleep.
@@ -25,7 +25,6 @@ pub struct Setup {
 /// Why kernels cannot be set up so.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// Not a name.
     #[error("there are no instructions of the name \"{0}\"; known are {list}", list = INSTRUCTIONS.join(", "))]
     Unknown(String),
     /// A name of something that this CPU lacks, or that no kernel is written for.
@@ -33,28 +32,13 @@ pub enum SetupError {
         "this CPU lacks the instructions \"{wanted}\", or no kernel here uses them; it has {has}",
         has = .has.join(", ")
     )]
-    Lacks {
-        /// What was asked for.
-        wanted: String,
-        /// What there is.
-        has: Vec<&'static str>,
-    },
+    Lacks { wanted: String, has: Vec<&'static str> },
     /// Not one core for each thread.
     #[error("{threads} threads are to keep to {cores} cores; each needs one of its own")]
-    Cores {
-        /// Threads.
-        threads: usize,
-        /// Cores given.
-        cores: usize,
-    },
+    Cores { threads: usize, cores: usize },
     /// The system does not let a thread keep to its core.
     #[error("a thread cannot be kept on core {core}: {source}; set hardware.pin = \"none\"")]
-    Pin {
-        /// Which.
-        core: usize,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Pin { core: usize, source: std::io::Error },
 }
 
 impl Cpu {
@@ -127,7 +111,7 @@ mod tests {
             let cpu = Cpu::with(&Setup { threads: 2, cores: Some(cores.clone()), ..Setup::default() }).unwrap();
             let seen = cpu.cores_of_threads();
             assert_eq!((&seen[0], &seen[1]), (&all, &vec![cores[1]]));
-            let settled = cpu.settle();
+            let settled = cpu.pin_thread();
             assert_eq!(cpu.cores_of_threads(), [vec![cores[0]], vec![cores[1]]]);
             drop(settled);
             assert_eq!(affinity::available(), all);

@@ -37,7 +37,7 @@ fn cut(value: f32, places: u32, word: u32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::philox::{self, Stream};
+    use crate::philox::{self, RandomStream};
     use half::{bf16, f16};
     use proptest::prelude::*;
 
@@ -108,7 +108,7 @@ mod tests {
                 let (low, high) = neighbours(dtype, value);
                 let unit = (high - low).abs();
                 let p = (f64::from(value) - low).abs() / unit;
-                let words = (0..n / 4).flat_map(|block| philox::words(7, Stream::Rounding, block));
+                let words = (0..n / 4).flat_map(|block| philox::words(7, RandomStream::Rounding, block));
                 let mean = words.map(|word| f64::from(round(dtype, value, word))).sum::<f64>() / n as f64;
                 let most = unit * (5.0 * (p * (1.0 - p) / n as f64).sqrt() + 2f64.powi(-13));
                 assert!((mean - f64::from(value)).abs() <= most, "{dtype}: {value} becomes {mean}");

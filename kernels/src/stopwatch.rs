@@ -1,7 +1,7 @@
 //! Kernels with a stopwatch: what each operation takes where it is really called, among the others of a step.
 
 use crate::affinity::Pinned;
-use crate::cuda::machine::Mark;
+use crate::device::Event;
 use crate::*;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -9,7 +9,6 @@ use std::time::Instant;
 /// An operation that was carried out, and how long it took.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timed {
-    /// What.
     pub op: Op,
     /// Nanoseconds, those of reading the clock once included.
     pub ns: u64,
@@ -22,7 +21,6 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Times `inner`.
     pub fn new(inner: Arc<dyn Kernels>) -> Stopwatch {
         // Room for a step of a small model, so that few operations wait for memory.
         Stopwatch { inner, log: Mutex::new(Vec::with_capacity(1 << 14)) }
@@ -57,8 +55,8 @@ impl Kernels for Stopwatch {
         self.inner.threads()
     }
 
-    fn settle(&self) -> Option<Pinned> {
-        self.inner.settle()
+    fn pin_thread(&self) -> Option<Pinned> {
+        self.inner.pin_thread()
     }
 
     fn arena(&self, capacity: Option<u64>, sharers: usize) -> Result<Arena, ArenaError> {
@@ -85,20 +83,20 @@ impl Kernels for Stopwatch {
         self.inner.synchronize()
     }
 
-    fn beside(&self) -> Result<Option<Arc<dyn Kernels>>> {
-        self.inner.beside()
+    fn new_stream(&self) -> Result<Option<Arc<dyn Kernels>>> {
+        self.inner.new_stream()
     }
 
-    fn mark(&self) -> Result<Option<Arc<dyn Mark>>> {
-        self.inner.mark()
+    fn record_event(&self) -> Result<Option<Arc<dyn Event>>> {
+        self.inner.record_event()
     }
 
-    fn follow(&self, mark: &dyn Mark) -> Result<()> {
-        self.inner.follow(mark)
+    fn wait_event(&self, mark: &dyn Event) -> Result<()> {
+        self.inner.wait_event(mark)
     }
 
-    fn passing_elements(&self) -> usize {
-        self.inner.passing_elements()
+    fn logits_chunk_len(&self) -> usize {
+        self.inner.logits_chunk_len()
     }
 
     fn workspace(&self, op: &Op) -> usize {
@@ -120,10 +118,10 @@ impl Kernels for Stopwatch {
     }
 
     /// The time includes that of telling the sum.
-    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum> {
+    fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         self.time(op, || {
-            let (sum, mut value) = (self.inner.sum_later(op, x)?, [0.0]);
-            self.inner.known(&[sum], &mut value)?;
+            let (sum, mut value) = (self.inner.sum_async(op, x)?, [0.0]);
+            self.inner.read_scalars(&[sum], &mut value)?;
             Ok(Sum::Known(value[0]))
         })
     }
@@ -140,15 +138,15 @@ mod tests {
         let (mut halves, mut sum) = (vec![half::bf16::ZERO; 1000], x.clone());
         watch.cast(View::of(&x), ViewMut::of(&mut halves)).unwrap();
         watch.accumulate(2.0, View::of(&x), ViewMut::of(&mut sum)).unwrap();
-        let squares = Move { len: 1000, sources: 1, from: DType::F32, to: DType::F64 };
-        let later = watch.sum_later(&Op::SumSquares(squares), View::of(&sum)).unwrap();
+        let squares = Elementwise { len: 1000, sources: 1, from: DType::F32, to: DType::F64 };
+        let later = watch.sum_async(&Op::SumSquares(squares), View::of(&sum)).unwrap();
         let mut squares = [0.0];
-        watch.known(&[later], &mut squares).unwrap();
+        watch.read_scalars(&[later], &mut squares).unwrap();
         let expected: f64 = x.iter().map(|x| (3.0 * f64::from(*x)).powi(2)).sum();
         assert!((squares[0] / expected - 1.0).abs() < 1e-6);
         assert!(halves.iter().zip(&x).all(|(h, x)| *h == half::bf16::from_f32(*x)));
         let f = DType::F32;
-        let of = |sources, from, to| Move { len: 1000, sources, from, to };
+        let of = |sources, from, to| Elementwise { len: 1000, sources, from, to };
         let ops: Vec<Op> = watch.take().into_iter().map(|timed| timed.op).collect();
         let expected =
             [Op::Cast(of(1, f, DType::Bf16)), Op::Accumulate(of(1, f, f), 2.0), Op::SumSquares(of(1, f, DType::F64))];

@@ -114,6 +114,5 @@ pub fn sleep(_: &AtomicU32, _: u32, _: Option<Duration>, _: FutexScope) {
     std::thread::sleep(Duration::from_micros(50));
 }
 
-/// As above.
 #[cfg(not(target_os = "linux"))]
 pub fn wake(_: &AtomicU32, _: FutexScope) {}

@@ -1,3 +1,4 @@
+#![warn(missing_docs)]
 #![allow(unsafe_code, reason = "views are addresses with a length")]
 
 use crate::{DType, Element, KernelError};

@@ -12,7 +12,7 @@ use std::time::Instant;
 use zbench_estimate::job::Number;
 use zbench_estimate::machine;
 use zbench_host::devices::{product_flops, seconds_of};
-use zbench_kernels::cuda::machine::Machine;
+use zbench_kernels::device::Device;
 use zbench_kernels::{Arena, Buffer, Category, Cuda, DType, KernelError, Kernels, Normal, Op, ViewMut, no_scratch};
 use zbench_reports::bench::{DeviceCeilings, DeviceRate};
 
@@ -49,7 +49,7 @@ pub struct Wanted {
 /// # Errors
 /// It was stopped.
 pub fn measure(
-    device: &Arc<dyn Machine>,
+    device: &Arc<dyn Device>,
     wanted: &Wanted,
     rated: Option<&machine::Machine>,
     limits: &Limits<'_>,
@@ -77,7 +77,7 @@ pub fn measure(
             step()?;
         }
     }
-    Ok(summarize(&values, wanted, &device.facts().name, rated))
+    Ok(summarize(&values, wanted, &device.props().name, rated))
 }
 
 fn summarize(values: &Values, wanted: &Wanted, device: &str, rated: Option<&machine::Machine>) -> DeviceCeilings {
@@ -136,7 +136,7 @@ struct Buffers {
 }
 
 impl Buffers {
-    fn new(device: &Arc<dyn Machine>, bytes: usize) -> Result<Buffers, String> {
+    fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Buffers, String> {
         let kernels = Cuda::new(device.clone()).map_err(|error| error.to_string())?;
         let len = bytes / size_of::<f32>();
         let arena = Arena::on(device.clone(), None, 2 * bytes as u64 + 4096).map_err(|error| error.to_string())?;
@@ -173,10 +173,10 @@ impl Buffers {
         // The sum is not fetched: that would be a wait.
         let mut sums = Vec::with_capacity(PASSES + 1);
         let seconds = fastest(kernels, &mut || {
-            sums.push(kernels.sum_later(&Op::sum(from.len(), from.dtype()), from.view())?);
+            sums.push(kernels.sum_async(&Op::sum(from.len(), from.dtype()), from.view())?);
             Ok(())
         })?;
-        kernels.known(&sums, &mut vec![0.0; sums.len()])?;
+        kernels.read_scalars(&sums, &mut vec![0.0; sums.len()])?;
         Ok(bytes(from.len()) / seconds)
     }
 

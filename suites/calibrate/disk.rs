@@ -36,7 +36,7 @@ impl Aligned {
         let mut memory = vec![0; len + ALIGNMENT];
         // A disk may leave out zeros, and blocks that it knows.
         for (place, chunk) in memory.chunks_mut(16).enumerate() {
-            let words = philox::words(seed, philox::Stream::Dropout, place as u64).map(u32::to_le_bytes);
+            let words = philox::words(seed, philox::RandomStream::Dropout, place as u64).map(u32::to_le_bytes);
             chunk.iter_mut().zip(words.as_flattened()).for_each(|(byte, random)| *byte = *random);
         }
         let from = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);

@@ -40,7 +40,7 @@ pub fn seconds(cell: &Cell, calls: &[Collective]) -> Result<f64, String> {
 }
 
 fn rank(comm: &dyn Communicator, kernels: &dyn Kernels, calls: &[Collective]) -> Result<Vec<f64>, String> {
-    let _settled = kernels.settle();
+    let _settled = kernels.pin_thread();
     let len = |call: &Collective| call.bytes as usize / 4;
     let most = calls.iter().map(len).max().unwrap_or(0);
     let mut large: Vec<f32> = (0..most).map(|i| (i * 7919 % 1021) as f32 / 1021.0 - 0.5).collect();

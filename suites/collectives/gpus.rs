@@ -12,7 +12,7 @@ use zbench_engine::comm::nccl::{Api, Device, Ordered, Search, load_driver, nccl_
 use zbench_engine::comm::{CommError, Communicator};
 use zbench_host::devices;
 use zbench_kernels::cuda::gpu::Driver;
-use zbench_kernels::cuda::machine::Machine;
+use zbench_kernels::device::Device as CudaDevice;
 use zbench_kernels::{Arena, Cuda, KernelError, Kernels};
 
 /// What computes for a rank, where its buffers lie, and what it is told of that.
@@ -95,7 +95,7 @@ pub fn rank_device(plan: &Plan, number: usize, sharers: usize) -> Result<RankDev
 /// The same on a machine that runs CUDA.
 pub fn rank_device_on(
     plan: &Plan,
-    machine: Arc<dyn Machine>,
+    machine: Arc<dyn CudaDevice>,
     number: usize,
     bus: Option<String>,
     sharers: usize,

@@ -2,7 +2,7 @@
 
 use super::plan::Plan;
 use zbench_host::machine;
-use zbench_kernels::cuda::machine::Machine;
+use zbench_kernels::device::Device;
 
 /// Assumed where the system does not state its last-level cache.
 const CACHE_GUESS: u64 = 32 << 20;
@@ -79,8 +79,8 @@ impl Place {
     }
 
     /// On a GPU of this host. `bus` says where it is plugged in, if it is one; what is no GPU has the host's caches.
-    pub fn on(number: usize, on: &dyn Machine, bus: Option<String>) -> Place {
-        let facts = on.facts();
+    pub fn on(number: usize, on: &dyn Device, bus: Option<String>) -> Place {
+        let facts = on.props();
         let (cache, device) = match bus {
             Some(_) => (Cache::of_gpu(), facts.name.clone()),
             None => (Cache::of_host(machine::last_level_cache_bytes()), on.name()),

@@ -7,7 +7,7 @@ use zbench_estimate::job::Number;
 use zbench_kernels::cuda::folder::{self, NotPrivate};
 use zbench_kernels::cuda::gpu::{Fallback, Gpu, Nvml, Options, Probe, Reading, Search, Watched};
 use zbench_kernels::cuda::host::{Host, Order};
-use zbench_kernels::cuda::machine::Machine;
+use zbench_kernels::device::Device;
 use zbench_kernels::{Arena, Category, Cuda, DType, Gemm, KernelError, Kernels, Normal, Op, no_scratch};
 
 /// Runs CUDA kernels on the processor instead of a GPU, compiled by the C++ compiler `c++`: slow, for checks.
@@ -17,7 +17,7 @@ pub const ON_HOST: &str = "ZBENCH_CUDA_ON_HOST";
 ///
 /// # Errors
 /// There is no such GPU, no driver, or a library is missing.
-pub fn machine(number: usize) -> Result<Arc<dyn Machine>, String> {
+pub fn machine(number: usize) -> Result<Arc<dyn Device>, String> {
     if on_host() {
         return host();
     }
@@ -54,7 +54,7 @@ pub fn fallback(fallback: &Fallback) -> String {
 pub fn data_sheet_flops(number: usize, dtype: DType) -> Result<f64, String> {
     refuse_on_host()?;
     let machine = machine(number)?;
-    let name = &machine.facts().name;
+    let name = &machine.props().name;
     let profile = profile_of(name).ok_or_else(|| format!("no profile is of {name} (docs/machines.md)"))?;
     let rates = zbench_estimate::profile::machine(profile).map_err(|error| error.to_string())?;
     let wanted = match dtype {
@@ -88,7 +88,7 @@ pub fn measured_flops(number: usize, dtype: DType) -> Result<f64, String> {
 ///
 /// # Errors
 /// The machine has no room for it, or failed.
-pub fn product_flops(machine: Arc<dyn Machine>, dtype: DType, side: usize) -> Result<f64, String> {
+pub fn product_flops(machine: Arc<dyn Device>, dtype: DType, side: usize) -> Result<f64, String> {
     let kernels = Cuda::new(machine.clone()).map_err(|error| error.to_string())?;
     let len = side * side;
     let op = Gemm {
@@ -134,11 +134,11 @@ pub fn product_flops(machine: Arc<dyn Machine>, dtype: DType, side: usize) -> Re
 /// The work's own, or the device has no clock.
 pub fn seconds_of(kernels: &Cuda, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<f64, KernelError> {
     let none = || KernelError::Invalid { op: "mark", reason: "the device has no clock".into() };
-    let begin = kernels.mark()?.ok_or_else(none)?;
+    let begin = kernels.record_event()?.ok_or_else(none)?;
     work()?;
-    let end = kernels.mark()?.ok_or_else(none)?;
+    let end = kernels.record_event()?.ok_or_else(none)?;
     kernels.synchronize()?;
-    Ok(end.since(&*begin)?.as_secs_f64())
+    Ok(end.elapsed(&*begin)?.as_secs_f64())
 }
 
 /// The profile of a machine with GPUs that have this name in the driver.
@@ -231,7 +231,7 @@ pub fn on_host() -> bool {
 }
 
 /// The processor, which all ranks share as they would share a GPU.
-fn host() -> Result<Arc<dyn Machine>, String> {
+fn host() -> Result<Arc<dyn Device>, String> {
     static HOST: OnceLock<Result<Arc<Host>, String>> = OnceLock::new();
     let open = || {
         let cache = cache();
@@ -242,7 +242,7 @@ fn host() -> Result<Arc<dyn Machine>, String> {
             .map(|host| Arc::new(host.as_planned()))
             .map_err(|error| error.to_string())
     };
-    HOST.get_or_init(open).clone().map(|host| host as Arc<dyn Machine>)
+    HOST.get_or_init(open).clone().map(|host| host as Arc<dyn Device>)
 }
 
 /// The folder of compiled kernels: in ZBENCH_CACHE, else in the user's cache folder, else in a folder of the user among the

@@ -45,15 +45,15 @@ pub fn time<E: From<Stopped> + From<KernelError>>(
     let (begin, mut seconds) = (Instant::now(), Vec::new());
     while seconds.len() < MOST_SAMPLES {
         limits.check()?;
-        let (start, first) = (Instant::now(), kernels.mark()?);
+        let (start, first) = (Instant::now(), kernels.record_event()?);
         for _ in 0..calls {
             call()?;
         }
-        let last = kernels.mark()?;
+        let last = kernels.record_event()?;
         kernels.synchronize()?;
         // By the device's own clock where it has one: what the host takes to ask and to wait is not the kernel's time.
         let took = match (first, last) {
-            (Some(first), Some(last)) => last.since(&*first).map_err(KernelError::from)?,
+            (Some(first), Some(last)) => last.elapsed(&*first).map_err(KernelError::from)?,
             _ => start.elapsed(),
         };
         seconds.push(took.as_secs_f64() / calls as f64);

@@ -42,7 +42,7 @@ pub fn places(len: usize, count: usize, seed: u64) -> Vec<usize> {
         return (0..len).collect();
     }
     let draws = (0..count as u64).map(|i| {
-        let [a, b, ..] = philox::words(seed, philox::Stream::Dropout, i);
+        let [a, b, ..] = philox::words(seed, philox::RandomStream::Dropout, i);
         (((u128::from(a) << 32 | u128::from(b)) * len as u128) >> 64) as usize
     });
     let mut all: Vec<usize> = [0, len - 1].into_iter().chain(draws).collect();

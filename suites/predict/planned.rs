@@ -9,7 +9,7 @@ use zbench_config::grid::GridCell;
 use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Home, Loading, Strategy};
 use zbench_engine::hardware;
 use zbench_engine::outcome::Estimate;
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_host::{devices, machine};
 use zbench_kernels::{Category, DType};
 use zbench_reports::estimate_report::{EstimateRow, EstimateTraffic};
@@ -327,7 +327,7 @@ fn on_device(resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) ->
         return Decision::Record { status: Status::OutOfMemory, reason, source: Source::Plan };
     }
     let memory = match devices::machine(0) {
-        Ok(machine) => machine.facts().memory_bytes,
+        Ok(machine) => machine.props().memory_bytes,
         Err(reason) => return skip(reason),
     };
     let all = total.saturating_mul(sharers as u64);

@@ -34,7 +34,7 @@ impl GpuInfo {
         let opened = devices::gpu(number);
         let memory = opened.as_ref().and_then(|gpu| gpu.memory_info().ok());
         GpuInfo {
-            name: machine.map(|machine| machine.facts().name.clone()).unwrap_or_default(),
+            name: machine.map(|machine| machine.props().name.clone()).unwrap_or_default(),
             data_sheet_flops: sheet.as_ref().ok().copied(),
             why_no_data_sheet: sheet.err().unwrap_or_default(),
             used_bytes: memory.map(|memory| memory.used_bytes()),

@@ -7,7 +7,7 @@ use super::moves::{BufferRef, SCRATCH_WORDS, Seen, What};
 use super::raw::RawSlice;
 use super::space::Bounce;
 use std::sync::Arc;
-use zbench_kernels::cuda::machine::Mark;
+use zbench_kernels::device::Event;
 
 /// What a rank works with; everything is used again from call to call.
 pub(super) struct PendingCalls {
@@ -47,7 +47,7 @@ pub(super) struct Finished {
     /// Bytes that it moved.
     pub(super) moved: u64,
     /// Marks of a device behind which all members have done their part.
-    pub(super) marks: Vec<Arc<dyn Mark>>,
+    pub(super) marks: Vec<Arc<dyn Event>>,
 }
 
 /// What a rank waits for: all members at this stage of a call.

@@ -17,7 +17,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zbench_kernels::Kernels;
-use zbench_kernels::cuda::machine::Mark;
+use zbench_kernels::device::Event;
 
 /// How long a waiting rank sleeps before it looks whether its peers are alive.
 const NAP: Duration = Duration::from_millis(50);
@@ -122,7 +122,7 @@ impl Shared {
         stall: Duration,
     ) -> Result<Shared> {
         let root = board.root(rank);
-        let side = kernels.beside()?;
+        let side = kernels.new_stream()?;
         let handle = RankHandle { board, space, root, spin, stall };
         Ok(Shared {
             handle: Arc::new(handle),
@@ -141,7 +141,7 @@ impl Shared {
     }
 
     /// The marks of all members of a call.
-    fn marks(&self, group: CallGroup, sequence: u64, done: bool) -> Result<Vec<Arc<dyn Mark>>> {
+    fn marks(&self, group: CallGroup, sequence: u64, done: bool) -> Result<Vec<Arc<dyn Event>>> {
         let Some(marks) = self.handle.space.marks() else { return Ok(Vec::new()) };
         let members = 0..self.board().line(group)?.members();
         let places: Result<Vec<Place>> = members.map(|place| self.place(group, sequence, place, done)).collect();
@@ -180,7 +180,7 @@ impl Shared {
                 (by_address(send), by_address(recv))
             }
             None => {
-                if let (Some(marks), Some(mark)) = (self.handle.space.marks(), self.kernels.mark()?) {
+                if let (Some(marks), Some(mark)) = (self.handle.space.marks(), self.kernels.record_event()?) {
                     marks.put(self.place(group, sequence, group.place(self.rank), false)?, mark);
                 }
                 let (send, recv, stand_in) = self.handle.space.reachable(send, recv)?;
@@ -230,7 +230,7 @@ impl Shared {
                 let Finished { moved, marks, .. } = pending.finished.swap_remove(at);
                 self.wire.set(self.wire.get() + moved);
                 // What this rank does from now on with its buffers begins when all have done their part.
-                marks.iter().try_for_each(|mark| self.kernels.follow(&**mark))?;
+                marks.iter().try_for_each(|mark| self.kernels.wait_event(&**mark))?;
                 return Ok(());
             }
             self.progress_or_wait(&mut pending, &mut since, None, Some((group, sequence)))?;
@@ -426,10 +426,10 @@ impl Shared {
             return self.move_all(pending, index, place, kind, false, ended);
         };
         for mark in self.marks(group, sequence, false)? {
-            side.follow(&*mark)?;
+            side.wait_event(&*mark)?;
         }
         self.move_all(pending, index, place, kind, false, ended)?;
-        if let Some(mark) = side.mark()? {
+        if let Some(mark) = side.record_event()? {
             marks.put(self.place(group, sequence, place, true)?, mark);
         }
         Ok(())

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
-use zbench_kernels::cuda::machine::Mark;
+use zbench_kernels::device::Event;
 use zbench_kernels::{Arena, Buffer, Category, DType, Region};
 
 /// Bits of a token that say where in its region a run lies; those above say which region.
@@ -32,7 +32,7 @@ pub(crate) enum Space {
 pub(crate) struct Marks {
     /// Whether the ranks compute on a device, whose work goes on when a call returns.
     pub on_device: bool,
-    table: Mutex<HashMap<Place, Arc<dyn Mark>>>,
+    table: Mutex<HashMap<Place, Arc<dyn Event>>>,
 }
 
 /// Of a group (by its address), a call group in it, a call's number in it modulo the calls that may be under way, a member; given or done.
@@ -43,11 +43,11 @@ impl Marks {
         Marks { on_device, table: Mutex::default() }
     }
 
-    pub(crate) fn put(&self, place: Place, mark: Arc<dyn Mark>) {
+    pub(crate) fn put(&self, place: Place, mark: Arc<dyn Event>) {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).insert(place, mark);
     }
 
-    pub(crate) fn get(&self, place: &Place) -> Option<Arc<dyn Mark>> {
+    pub(crate) fn get(&self, place: &Place) -> Option<Arc<dyn Event>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).get(place).cloned()
     }
 }

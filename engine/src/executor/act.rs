@@ -1,33 +1,17 @@
 //! What each action of a plan does.
 
 use super::{Executor, Flags, TokenSource, Tokens};
+use crate::actions::Action;
 use crate::error::{Result, StepError};
 use crate::layers::{HeadGrads, HeadWeights};
 use crate::loss_scale::LossScaler;
 use crate::model::Weights;
-use crate::outcome::Span;
-use crate::plan::Action;
 use crate::recorder::Phase;
 use crate::schedule::learning_rate;
-use crate::shard::Said;
+use crate::shard::{LocalStats, Update};
+use crate::span::{Span, Spans};
 use std::time::Instant;
 use zbench_kernels::Buffer;
-
-/// Who is told what the time of a step goes to.
-pub trait Spans {
-    /// What follows is this.
-    fn enter(&mut self, span: Span);
-
-    /// What follows belongs to this action, from the next span on.
-    fn during(&mut self, action: Option<Action>);
-}
-
-/// Nobody: for dry runs.
-impl Spans for () {
-    fn enter(&mut self, _: Span) {}
-
-    fn during(&mut self, _: Option<Action>) {}
-}
 
 /// What came of a step's gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,7 +43,7 @@ impl Executor<'_> {
             recorder.enter(match action {
                 Action::Forward { .. } => Phase::Forward,
                 Action::Backward { .. } => Phase::Backward,
-                Action::Restore { .. } => Phase::Recompute,
+                Action::Recompute { .. } => Phase::Recompute,
                 _ => Phase::Update,
             });
         }
@@ -89,10 +73,10 @@ impl Executor<'_> {
                     self.forward(unit)?;
                 }
             }
-            Action::Restore { unit, output } => {
+            Action::Recompute { unit, output } => {
                 self.wait(unit, spans)?;
                 spans.enter(Span::Recompute);
-                self.restore(unit, output)?;
+                self.recompute(unit, output)?;
             }
             Action::Backward { unit } => {
                 self.wait(unit, spans)?;
@@ -179,21 +163,21 @@ impl Executor<'_> {
         let gradient = if layout.head.tied {
             let (mut table, mut own) = self.gradients.grads_of_two(0, head);
             let grads = HeadGrads { own: &mut own, tied: Some(&mut table) };
-            layout.head.loss(&ex, weights, grads, x, targets, scale, &mut losses.sums)?
+            layout.head.loss(&ex, weights, grads, x, (targets, scale), &mut losses.sums)?
         } else {
             let grads = HeadGrads { own: &mut self.gradients.grads(head), tied: None };
-            layout.head.loss(&ex, weights, grads, x, targets, scale, &mut losses.sums)?
+            layout.head.loss(&ex, weights, grads, x, (targets, scale), &mut losses.sums)?
         };
         losses.close(mean);
         self.flow.stream = Some(gradient);
         Ok(())
     }
 
-    fn restore(&mut self, unit: usize, output: bool) -> Result<()> {
+    fn recompute(&mut self, unit: usize, output: bool) -> Result<()> {
         let block = &self.context.plan.layout.blocks[unit - 1];
         let ex = self.context.exec(self.batch(), self.flow.evaluates, &self.flow.tokens);
         let weights = self.params.weights(unit, self.prepacked.get(unit));
-        let output = block.restore(&ex, &weights, &mut self.flow.saved[unit], output)?;
+        let output = block.recompute(&ex, &weights, &mut self.flow.saved[unit], output)?;
         if output.is_some() {
             self.flow.saved[unit + 1].input = output;
         }
@@ -230,8 +214,8 @@ impl Executor<'_> {
         spans.enter(Span::ExposedAgree);
         let (res, loss_scale) = (self.context.resources(), self.flow.loss_scale);
         let Flags { stop, written } = self.says;
-        let said = Said { losses: &self.flow.losses, loss_scale, stop, written };
-        let clip = self.optimizer.agree(&self.state, res, &self.gradients, &cell.train, said)?;
+        let said = LocalStats { losses: &self.flow.losses, loss_scale, stop, written };
+        let clip = self.optimizer.reduce_loss_and_norm(&self.state, res, &self.gradients, &cell.train, said)?;
         self.agreed = Flags { stop: clip.stop, written: clip.written };
         let skipped = self.scaler.is_some() && !clip.norm.is_finite();
         let diverged = |what, value| Err(StepError::Diverged { step, what, value });
@@ -245,9 +229,10 @@ impl Executor<'_> {
         spans.enter(Span::Optimizer);
         let lr = learning_rate(&cell.train, self.progress.updates + 1);
         if !skipped {
-            let (params, gradients, count) = (&mut self.params, &self.gradients, self.progress.updates + 1);
-            self.optimizer.update(cell, &plan.layout, &self.state, res, params, gradients, lr, count, &clip)?;
-            self.progress.updates = count;
+            let update = Update { lr, step: self.progress.updates + 1, stats: &clip };
+            let (params, gradients) = (&mut self.params, &self.gradients);
+            self.optimizer.update((cell, &plan.layout), &self.state, res, params, gradients, update)?;
+            self.progress.updates += 1;
         }
         self.progress.steps = step;
         self.progress.samples += (cell.parallel.ranks * cell.train.accumulation * cell.train.micro_batch) as u64;

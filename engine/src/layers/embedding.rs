@@ -3,15 +3,15 @@
 use super::exec::Exec;
 use super::norm::Norm;
 use crate::error::Result;
-use crate::model::{Grads, Place, Weights};
-use zbench_kernels::{AddRows, Buffer, DType, Op, View};
+use crate::layers::{FlatRange, Grads, Weights};
+use zbench_kernels::{BiasAdd, Buffer, DType, Op, View};
 
 /// `x[t] = norm(scale * table[ids[t]] + positions[t % seq])`; where sequences hold several documents, the position is the
 /// place in the document.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Embedding {
     /// The table `[vocab, hidden]`.
-    pub table: Place,
+    pub table: FlatRange,
     /// Rows of the table.
     pub vocab: usize,
     /// The token whose row has no gradient from look-ups.
@@ -19,7 +19,7 @@ pub struct Embedding {
     /// Elements of a row.
     pub hidden: usize,
     /// Learned positions `[longest sequence, hidden]`.
-    pub positions: Option<Place>,
+    pub positions: Option<FlatRange>,
     /// The norm behind the sum.
     pub norm: Option<Norm>,
     /// Factor on the look-up.
@@ -39,13 +39,13 @@ impl Embedding {
     }
 
     /// The look-up of positions where they are places in documents.
-    fn place_op(&self, positions: &Place, rows: usize, dtype: DType) -> zbench_kernels::Embedding {
+    fn place_op(&self, positions: &FlatRange, rows: usize, dtype: DType) -> zbench_kernels::Embedding {
         let vocab = positions.len / self.hidden;
         zbench_kernels::Embedding { rows, cols: self.hidden, vocab, padding: None, dtype }
     }
 
-    fn places(&self, batch: &super::Batch, dtype: DType) -> AddRows {
-        AddRows { rows: batch.tokens(), period: batch.seq, cols: self.hidden, dtype }
+    fn places(&self, batch: &super::Batch, dtype: DType) -> BiasAdd {
+        BiasAdd { rows: batch.tokens(), period: batch.seq, cols: self.hidden, dtype }
     }
 
     /// The residual stream at its start.
@@ -72,7 +72,7 @@ impl Embedding {
                 ex.accumulate(TERM, of_places.view(), out.view_mut())?;
             }
             (Some(positions), None) => {
-                let op = Op::AddRows(self.places(&ex.batch, ex.compute));
+                let op = Op::BiasAdd(self.places(&ex.batch, ex.compute));
                 ex.run(TERM, &op, &[w.get(positions)], &mut [out.view_mut()])?;
             }
             (None, _) => {}
@@ -96,7 +96,7 @@ impl Embedding {
                 let [_, statistics] = norm.forward(ex, w, n, sum.view())?;
                 Ok((sum, statistics))
             })?;
-            dx = norm.backward_alone(ex, w, g, n, &sum, &statistics, &dx)?;
+            dx = norm.backward_alone(ex, w, g, n, [&sum, &statistics, &dx])?;
         }
         if let Some((positions, dpositions)) = self.positions.as_ref().and_then(|place| Some((place, g.get(place)?))) {
             match ex.places() {
@@ -105,7 +105,7 @@ impl Embedding {
                     ex.run(TERM, &op, &[places, dx.view()], &mut [dpositions])?;
                 }
                 None => {
-                    let op = Op::AddRowsBackward(self.places(&ex.batch, ex.compute));
+                    let op = Op::BiasAddBackward(self.places(&ex.batch, ex.compute));
                     ex.run(TERM, &op, &[dx.view()], &mut [dpositions])?;
                 }
             }

@@ -6,7 +6,7 @@
 use super::exec::Exec;
 use super::linear::LinearSpec;
 use crate::error::Result;
-use crate::model::{Grads, Weights};
+use crate::layers::{Grads, Weights};
 use zbench_kernels::{Buffer, Category, Combine, DType, Grouped, GroupedGemm, Op, Route, Slots, View, ViewMut};
 
 /// Which experts a block has, and how tokens come to them.
@@ -17,7 +17,6 @@ use zbench_kernels::{Buffer, Category, Combine, DType, Grouped, GroupedGemm, Op,
 pub struct Experts {
     /// The router `[count, hidden]`.
     pub router: LinearSpec,
-    /// Experts.
     pub count: usize,
     /// Experts that a token goes to.
     pub top: usize,
@@ -100,7 +99,7 @@ impl Experts {
         ex.run(TERM, &op, if forward { &reads } else { &reads[..2] }, &mut [y])
     }
 
-    /// The gradient of the weights, and the weights onto what they stand before: see [`Op::Weigh`].
+    /// The gradient of the weights, and the weights onto what they stand before: see [`Op::RouterWeightBackward`].
     pub fn weigh(
         &self,
         ex: &Exec<'_>,
@@ -113,7 +112,7 @@ impl Experts {
         let mut dweights = ex.statistic(op.slots())?;
         let (indices, weights) = (routing.indices.view(), routing.weights.view());
         let mut writes = [x.view_mut(), dx.view_mut(), dweights.view_mut()];
-        ex.run(TERM, &Op::Weigh(op), &[indices, weights], &mut writes)?;
+        ex.run(TERM, &Op::RouterWeightBackward(op), &[indices, weights], &mut writes)?;
         Ok(dweights)
     }
 
@@ -160,8 +159,7 @@ impl Experts {
         routing: &Routing<Buffer>,
         linear: &LinearSpec,
         dy: View<'_>,
-        accumulate: bool,
-        dx: ViewMut<'_>,
+        (accumulate, dx): (bool, ViewMut<'_>),
     ) -> Result<()> {
         let op = self.product(ex.batch.tokens(), linear, Grouped::Input, [ex.compute; 3]);
         self.multiply(ex, GroupedGemm { accumulate, ..op }, routing, linear, [dy, w.get(&linear.weight)], dx)

@@ -7,7 +7,7 @@ use super::exec::{self, Exec};
 use super::norm::Norm;
 use super::prepacked;
 use crate::error::Result;
-use crate::model::{Grads, Place, Weights};
+use crate::layers::{FlatRange, Grads, Weights};
 use zbench_kernels::{Buffer, CrossEntropy, DType, Gemm, Kernels, Op, Sum, View};
 
 /// `logits = norm(x) W^T`, and the loss.
@@ -16,7 +16,7 @@ pub struct Head {
     /// The norm, in the head's unit.
     pub norm: Norm,
     /// W `[vocab, hidden]`, in the head's unit, or in the embedding's when tied.
-    pub matrix: Place,
+    pub matrix: FlatRange,
     /// W is the embedding's table.
     pub tied: bool,
     /// Rows of W.
@@ -54,8 +54,7 @@ impl Head {
         weights: HeadWeights<'_>,
         mut grads: HeadGrads<'_>,
         x: Buffer,
-        targets: View<'_>,
-        scale: f64,
+        (targets, scale): (View<'_>, f64),
         sums: &mut Vec<Sum>,
     ) -> Result<Buffer> {
         let (n, hidden) = (ex.batch.tokens(), self.hidden);
@@ -80,7 +79,7 @@ impl Head {
             Ok(())
         })?;
         drop(y);
-        self.norm.backward_alone(ex, w, grads.own, n, &x, &statistics, &dy)
+        self.norm.backward_alone(ex, w, grads.own, n, [&x, &statistics, &dy])
     }
 
     /// The sum over tokens of the cross-entropy alone, in parts, by the operations that [`Head::loss`] has for it.
@@ -145,11 +144,11 @@ impl Head {
 
     /// Tokens whose logits exist at a time: one at least.
     fn chunk(&self, kernels: &dyn Kernels, tokens: usize) -> usize {
-        (kernels.passing_elements() / self.vocab).clamp(1, tokens.max(1))
+        (kernels.logits_chunk_len() / self.vocab).clamp(1, tokens.max(1))
     }
 
     /// The product that makes the logits of `rows` tokens.
-    pub(super) fn logits(&self, rows: usize, dtype: DType) -> Gemm {
+    pub fn logits(&self, rows: usize, dtype: DType) -> Gemm {
         Gemm { c: dtype.accumulator(), ..exec::product_forward(rows, self.vocab, self.hidden, false, dtype) }
     }
 }

@@ -1,22 +1,28 @@
 //! A linear layer, with or without a bias and an adapter.
 
-use super::adapter::{AdapterSpec, Factors};
+mod factors;
+mod magnitude;
+mod matrix;
+
+pub use factors::Factors;
+pub use magnitude::Magnitude;
+
+use super::adapter::AdapterSpec;
 use super::exec::{Exec, product_forward, product_input, product_weight};
-use super::magnitude::Magnitude;
 use super::prepacked;
 use crate::error::Result;
-use crate::model::{Grads, Part, Place, Weights};
-use zbench_kernels::{AddRows, DType, Op, Packed, View, ViewMut};
+use crate::layers::{FlatKind, FlatRange, Grads, Weights};
+use zbench_kernels::{BiasAdd, DType, Op, Packed, View, ViewMut};
 
 /// `y = x W^T (+ b) (+ scale * dropout(x) A^T B^T)`, or with factors on x or y.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearSpec {
     /// W `[out, input]`.
-    pub weight: Place,
+    pub weight: FlatRange,
     /// How W is kept, where that is in few bits.
     pub packed: Option<Packed>,
     /// b `[out]`.
-    pub bias: Option<Place>,
+    pub bias: Option<FlatRange>,
     /// Elements of an output vector.
     pub out: usize,
     /// Elements of an input vector.
@@ -34,11 +40,11 @@ pub struct LinearSpec {
 impl LinearSpec {
     /// Whether backward reads the layer's input: a frozen weight without an adapter has no gradient that needs it.
     pub fn reads_input(&self) -> bool {
-        self.weight.part == Part::Trainable || self.adapter.is_some() || self.factors.is_some()
+        self.weight.part == FlatKind::Trainable || self.adapter.is_some() || self.factors.is_some()
     }
 
-    fn bias_op(&self, rows: usize, dtype: DType) -> AddRows {
-        AddRows { rows, period: 1, cols: self.out, dtype }
+    fn bias_op(&self, rows: usize, dtype: DType) -> BiasAdd {
+        BiasAdd { rows, period: 1, cols: self.out, dtype }
     }
 
     /// `y (+)= layer(x)`.
@@ -54,7 +60,7 @@ impl LinearSpec {
             return factors.forward(ex, self, weights, x, accumulate, y);
         }
         if let (Some(magnitude), Some(adapter)) = (&self.magnitude, &self.adapter) {
-            return magnitude.forward(ex, self, adapter, weights, x, accumulate, y);
+            return magnitude.forward(ex, (self, adapter), weights, x, (accumulate, y));
         }
         self.product(ex, weights, x, accumulate, y.reborrow())?;
         self.adapter.map_or(Ok(()), |adapter| adapter.forward(ex, weights, x, [y]))
@@ -66,18 +72,17 @@ impl LinearSpec {
         ex: &Exec<'_>,
         weights: &Weights<'_>,
         grads: &mut Grads<'_>,
-        x: View<'_>,
-        dy: View<'_>,
+        [x, dy]: [View<'_>; 2],
         accumulate: bool,
         mut dx: ViewMut<'_>,
     ) -> Result<()> {
         if let Some(factors) = &self.factors {
-            return factors.backward(ex, self, weights, grads, x, dy, accumulate, dx);
+            return factors.backward(ex, self, weights, grads, [x, dy], (accumulate, dx));
         }
         if let (Some(magnitude), Some(adapter)) = (&self.magnitude, &self.adapter) {
-            return magnitude.backward(ex, self, adapter, weights, grads, x, dy, accumulate, dx);
+            return magnitude.backward(ex, (self, adapter), weights, grads, [x, dy], (accumulate, dx));
         }
-        self.product_backward(ex, weights, grads, x, dy, accumulate, dx.reborrow())?;
+        self.product_backward(ex, weights, grads, [x, dy], accumulate, dx.reborrow())?;
         self.adapter.map_or(Ok(()), |adapter| adapter.backward(ex, weights, grads, x, [dy], dx))
     }
 
@@ -111,7 +116,7 @@ impl LinearSpec {
     /// `y += b`, if there is one.
     pub(super) fn add_bias(&self, ex: &Exec<'_>, weights: &Weights<'_>, y: ViewMut<'_>) -> Result<()> {
         let Some(bias) = &self.bias else { return Ok(()) };
-        let op = Op::AddRows(self.bias_op(ex.batch.tokens(), ex.compute));
+        let op = Op::BiasAdd(self.bias_op(ex.batch.tokens(), ex.compute));
         ex.run(self.name, &op, &[weights.get(bias)], &mut [y])
     }
 
@@ -121,8 +126,7 @@ impl LinearSpec {
         ex: &Exec<'_>,
         weights: &Weights<'_>,
         grads: &mut Grads<'_>,
-        x: View<'_>,
-        dy: View<'_>,
+        [x, dy]: [View<'_>; 2],
         accumulate: bool,
         dx: ViewMut<'_>,
     ) -> Result<()> {
@@ -135,7 +139,7 @@ impl LinearSpec {
             ex.gemm(self.name, product_weight(n, self.out, self.input, ex.compute, ex.gradients), dy, x, dw)?;
         }
         if let Some(db) = self.bias.as_ref().and_then(|bias| grads.get(bias)) {
-            ex.run(self.name, &Op::AddRowsBackward(self.bias_op(n, ex.compute)), &[dy], &mut [db])?;
+            ex.run(self.name, &Op::BiasAddBackward(self.bias_op(n, ex.compute)), &[dy], &mut [db])?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::exec::Exec;
 use crate::config::NormKind;
 use crate::error::Result;
-use crate::model::{Grads, Place, Weights};
+use crate::layers::{FlatRange, Grads, Weights};
 use zbench_kernels::{Buffer, DType, LayerNorm, Op, RmsNorm, View, ViewMut};
 
 /// A norm over vectors of `cols`.
@@ -12,9 +12,9 @@ pub struct Norm {
     /// By the mean square, or to mean 0 and variance 1.
     pub kind: NormKind,
     /// The weight `[cols]`.
-    pub weight: Place,
+    pub weight: FlatRange,
     /// The bias `[cols]`, behind the weight.
-    pub bias: Option<Place>,
+    pub bias: Option<FlatRange>,
     /// Elements of a vector.
     pub cols: usize,
     /// Added to the mean square or variance.
@@ -44,9 +44,7 @@ impl Norm {
         w: &Weights<'_>,
         g: &mut Grads<'_>,
         rows: usize,
-        x: &Buffer,
-        statistics: &Buffer,
-        dy: &Buffer,
+        [x, statistics, dy]: [&Buffer; 3],
         dx: ViewMut<'_>,
     ) -> Result<()> {
         let (dw, db) = g.pair(&self.weight, self.bias.as_ref());
@@ -67,13 +65,11 @@ impl Norm {
         w: &Weights<'_>,
         g: &mut Grads<'_>,
         rows: usize,
-        x: &Buffer,
-        statistics: &Buffer,
-        dy: &Buffer,
+        [x, statistics, dy]: [&Buffer; 3],
     ) -> Result<Buffer> {
         let mut dx = ex.activation(rows * self.cols)?;
         ex.fill(TERM, dx.view_mut(), 0.0)?;
-        self.backward(ex, w, g, rows, x, statistics, dy, dx.view_mut())?;
+        self.backward(ex, w, g, rows, [x, statistics, dy], dx.view_mut())?;
         Ok(dx)
     }
 

@@ -131,7 +131,7 @@ impl Kernels for Tree {
         write(&sums, dst)
     }
 
-    fn sum_later(&self, _: &Op, _: View<'_>) -> Result<Sum> {
+    fn sum_async(&self, _: &Op, _: View<'_>) -> Result<Sum> {
         refuse().map(|()| Sum::Known(0.0))
     }
 }

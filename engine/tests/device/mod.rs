@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use zbench_kernels::cuda::gpu::{Gpu, Options, Probe, Search};
 use zbench_kernels::cuda::host::{Host, Order};
-use zbench_kernels::cuda::machine::Machine;
+use zbench_kernels::device::Device;
 
 /// Compiled kernels are kept beside the test program. All test programs of the workspace share `cache/kernels`, so that C++ is compiled once.
 fn cache(name: &str) -> PathBuf {
@@ -20,7 +20,7 @@ static HOST: LazyLock<Host> = LazyLock::new(|| {
 });
 
 /// The GPU that is asked for; a test fails where it is and there is none.
-static GPU: LazyLock<Option<Arc<dyn Machine>>> = LazyLock::new(|| {
+static GPU: LazyLock<Option<Arc<dyn Device>>> = LazyLock::new(|| {
     std::env::var_os("ZBENCH_TEST_GPU").filter(|value| value == "1")?;
     let probe = Probe::new(&Search::new(|name| std::env::var_os(name)));
     let options = Options { cache: Some(cache("cubins")), ..Options::default() };
@@ -29,7 +29,7 @@ static GPU: LazyLock<Option<Arc<dyn Machine>>> = LazyLock::new(|| {
 });
 
 /// Where kernels run: the GPU, or else what is made of the processor.
-pub fn machine(host: impl FnOnce(&Host) -> Arc<dyn Machine>) -> Arc<dyn Machine> {
+pub fn machine(host: impl FnOnce(&Host) -> Arc<dyn Device>) -> Arc<dyn Device> {
     GPU.clone().unwrap_or_else(|| host(&HOST))
 }
 

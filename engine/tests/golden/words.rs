@@ -1,7 +1,7 @@
 //! The fixed vocabulary of the golden dump. Every word is written here and nowhere else, so that the dump stays as it is when
 //! an item or a name of the program changes. A value without a word fails the test.
 
-use zbench_engine::plan::Action;
+use zbench_engine::actions::Action;
 use zbench_engine::recorder::{Phase, Recorded};
 use zbench_kernels::*;
 
@@ -10,7 +10,7 @@ pub fn action(action: &Action) -> String {
         Action::Load { micro } => format!("load micro={micro}"),
         Action::Gather { unit, refresh, slot } => format!("gather unit={unit} refresh={refresh} slot={slot}"),
         Action::Forward { unit } => format!("forward unit={unit}"),
-        Action::Restore { unit, output } => format!("recompute unit={unit} output={output}"),
+        Action::Recompute { unit, output } => format!("recompute unit={unit} output={output}"),
         Action::Backward { unit } => format!("backward unit={unit}"),
         Action::Release { unit } => format!("release unit={unit}"),
         Action::Reduce { unit, first, last } => format!("reduce unit={unit} first={first} last={last}"),
@@ -135,11 +135,11 @@ fn kind_and_shape(op: &Op) -> String {
         Op::RmsNormBackward(op) => format!("rmsnorm-backward {}", rms_norm(op)),
         Op::LayerNorm(op) => format!("layernorm {}", layer_norm(op)),
         Op::LayerNormBackward(op) => format!("layernorm-backward {}", layer_norm(op)),
-        Op::AddRows(op) => format!("add-rows {}", add_rows(op)),
-        Op::AddRowsBackward(op) => format!("add-rows-backward {}", add_rows(op)),
-        Op::MulRows(op) => format!("scale-columns {}", mul_rows(op)),
-        Op::MulRowsBackward(op) => format!("scale-columns-backward {}", mul_rows(op)),
-        Op::InverseNorms(InverseNorms { rows, cols, dtype: of }) => {
+        Op::BiasAdd(op) => format!("add-rows {}", add_rows(op)),
+        Op::BiasAddBackward(op) => format!("add-rows-backward {}", add_rows(op)),
+        Op::ScaleColumns(op) => format!("scale-columns {}", mul_rows(op)),
+        Op::ScaleColumnsBackward(op) => format!("scale-columns-backward {}", mul_rows(op)),
+        Op::RowInvNorm(RowInvNorm { rows, cols, dtype: of }) => {
             format!("inverse-norms rows={rows} cols={cols} {}", dtype(of))
         }
         Op::Rope(Rope { rows, seq, heads, head_dim, inverse, dtype: of }) => {
@@ -150,10 +150,10 @@ fn kind_and_shape(op: &Op) -> String {
         Op::AttentionBackward(op) => format!("attention-backward {}", attention(op)),
         Op::NaiveAttention(op) => format!("naive-attention {}", attention(op)),
         Op::NaiveAttentionBackward(op) => format!("naive-attention-backward {}", attention(op)),
-        Op::Swiglu(op) => format!("gated {}", gated(op)),
-        Op::SwigluBackward(op) => format!("gated-backward {}", gated(op)),
-        Op::Activate(op) => format!("activation {}", activate(op)),
-        Op::ActivateBackward(op) => format!("activation-backward {}", activate(op)),
+        Op::GatedActivation(op) => format!("gated {}", gated(op)),
+        Op::GatedActivationBackward(op) => format!("gated-backward {}", gated(op)),
+        Op::PointwiseActivation(op) => format!("activation {}", activate(op)),
+        Op::PointwiseActivationBackward(op) => format!("activation-backward {}", activate(op)),
         Op::Embedding(op) => format!("embedding {}", embedding(op)),
         Op::EmbeddingBackward(op) => format!("embedding-backward {}", embedding(op)),
         Op::CrossEntropy(CrossEntropy { rows, vocab, scale: _, dtype: of, gradient }) => {
@@ -190,7 +190,7 @@ fn kind_and_shape(op: &Op) -> String {
         Op::Combine(Combine { slots: op, weighted, accumulate }) => {
             format!("combine {} weighted={weighted} accumulate={accumulate}", slots(op))
         }
-        Op::Weigh(op) => format!("router-weight-backward {}", slots(op)),
+        Op::RouterWeightBackward(op) => format!("router-weight-backward {}", slots(op)),
         Op::GroupedGemm(GroupedGemm { rows, groups, out, input, form, accumulate, a, b, c }) => {
             let form = match form {
                 Grouped::Forward => "forward",
@@ -220,13 +220,13 @@ fn layer_norm(op: LayerNorm) -> String {
     format!("rows={rows} cols={cols} eps={eps} bias={bias} {} gradient={}", dtype(of), maybe(gradient))
 }
 
-fn add_rows(op: AddRows) -> String {
-    let AddRows { rows, period, cols, dtype: of } = op;
+fn add_rows(op: BiasAdd) -> String {
+    let BiasAdd { rows, period, cols, dtype: of } = op;
     format!("rows={rows} period={period} cols={cols} {}", dtype(of))
 }
 
-fn mul_rows(op: MulRows) -> String {
-    let MulRows { rows, cols, dtype: of } = op;
+fn mul_rows(op: ScaleColumns) -> String {
+    let ScaleColumns { rows, cols, dtype: of } = op;
     format!("rows={rows} cols={cols} {}", dtype(of))
 }
 
@@ -237,21 +237,21 @@ fn attention(op: Attention) -> String {
     format!("{shape} scale={scale} window={window} alibi={alibi} {}", dtype(of))
 }
 
-fn act(act: Act) -> &'static str {
+fn act(act: Activation) -> &'static str {
     match act {
-        Act::Silu => "silu",
-        Act::Gelu => "gelu",
-        Act::GeluTanh => "gelu-tanh",
+        Activation::Silu => "silu",
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu-tanh",
     }
 }
 
-fn gated(op: Swiglu) -> String {
-    let Swiglu { len, act: function, dtype: of } = op;
+fn gated(op: GatedActivation) -> String {
+    let GatedActivation { len, act: function, dtype: of } = op;
     format!("len={len} {} {}", act(function), dtype(of))
 }
 
-fn activate(op: Activate) -> String {
-    let Activate { len, act: function, dtype: of } = op;
+fn activate(op: PointwiseActivation) -> String {
+    let PointwiseActivation { len, act: function, dtype: of } = op;
     format!("len={len} {} {}", act(function), dtype(of))
 }
 
@@ -272,8 +272,8 @@ fn adamw(op: AdamW) -> String {
     format!("adamw len={len} {rates} {types} {rounding} copy={}", maybe(copy))
 }
 
-fn elementwise(op: Move) -> String {
-    let Move { len, sources, from, to } = op;
+fn elementwise(op: Elementwise) -> String {
+    let Elementwise { len, sources, from, to } = op;
     format!("len={len} sources={sources} {} {}", dtype(from), dtype(to))
 }
 

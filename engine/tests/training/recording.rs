@@ -120,8 +120,8 @@ impl Kernels for Recording {
         self.inner.run(&op, reads, &mut writes[..written], scratch)
     }
 
-    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum> {
+    fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         self.note(*op);
-        self.inner.sum_later(op, x)
+        self.inner.sum_async(op, x)
     }
 }

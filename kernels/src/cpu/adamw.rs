@@ -7,7 +7,7 @@ use super::level::{Level, fma};
 use super::map::typed;
 use super::stream::{CHUNK, GRAIN, Shared, chunks, close, elements, load, narrow, open};
 use crate::op::{AdamW, Rounding};
-use crate::philox::{self, Stream};
+use crate::philox::{self, RandomStream};
 use crate::round::Float32;
 use crate::{View, ViewMut, stochastic};
 
@@ -109,7 +109,7 @@ fn by_chunk(level: Level, step: &Step, op: &AdamW, parts: &mut [ViewMut; 3], g: 
             if let Rounding::Stochastic { seed, first } = op.rounding {
                 let mut words = [0; CHUNK];
                 let words = &mut words[..p.len()];
-                philox::stretch(seed, Stream::Rounding, op.step, first.wrapping_add(start as u64), words);
+                philox::stretch(seed, RandomStream::Rounding, op.step, first.wrapping_add(start as u64), words);
                 for (p, word) in p.iter_mut().zip(&*words) {
                     *p = stochastic::round(op.parameters, *p, *word);
                 }

@@ -7,7 +7,7 @@ use super::level::{activation, fma};
 use super::map::typed;
 use super::stream::{CHUNK, GRAIN, Shared, chunks, elements, load, narrow, stream};
 use crate::op::*;
-use crate::philox::{self, Stream};
+use crate::philox::{self, RandomStream};
 use crate::round::Float32;
 use crate::{DType, View, ViewMut};
 
@@ -15,16 +15,16 @@ use crate::{DType, View, ViewMut};
 macro_rules! by_act {
     ($act:expr, $a:ident => $body:expr) => {
         match $act {
-            Act::Silu => {
-                const $a: Act = Act::Silu;
+            Activation::Silu => {
+                const $a: Activation = Activation::Silu;
                 $body
             }
-            Act::Gelu => {
-                const $a: Act = Act::Gelu;
+            Activation::Gelu => {
+                const $a: Activation = Activation::Gelu;
                 $body
             }
-            Act::GeluTanh => {
-                const $a: Act = Act::GeluTanh;
+            Activation::GeluTanh => {
+                const $a: Activation = Activation::GeluTanh;
                 $body
             }
         }
@@ -32,7 +32,7 @@ macro_rules! by_act {
 }
 
 impl Cpu {
-    pub(super) fn run_swiglu(&self, op: &Swiglu, gate: View, up: View, act: ViewMut) {
+    pub(super) fn run_gated_activation(&self, op: &GatedActivation, gate: View, up: View, act: ViewMut) {
         by_act!(op.act, ACT => self.map2(
             op.len,
             [gate, up],
@@ -42,9 +42,9 @@ impl Cpu {
         ))
     }
 
-    pub(super) fn run_swiglu_backward(
+    pub(super) fn run_gated_activation_backward(
         &self,
-        op: &Swiglu,
+        op: &GatedActivation,
         gate: View,
         up: View,
         dact: View,
@@ -63,7 +63,7 @@ impl Cpu {
         ))
     }
 
-    pub(super) fn run_activate(&self, op: &Activate, x: View, y: ViewMut) {
+    pub(super) fn run_pointwise_activation(&self, op: &PointwiseActivation, x: View, y: ViewMut) {
         by_act!(op.act, ACT => self.map1(
             op.len,
             x,
@@ -73,7 +73,7 @@ impl Cpu {
         ))
     }
 
-    pub(super) fn run_activate_backward(&self, op: &Activate, x: View, dy: View, dx: ViewMut) {
+    pub(super) fn run_pointwise_activation_backward(&self, op: &PointwiseActivation, x: View, dy: View, dx: ViewMut) {
         by_act!(op.act, ACT => self.map2(
             op.len,
             [x, dy],
@@ -98,7 +98,7 @@ impl Cpu {
                         #[inline(always)]
                         |_| {
                             let (threshold, scale) = (threshold, scale);
-                            philox::stretch(op.seed, Stream::Dropout, 0, first, &mut words[..y.len()]);
+                            philox::stretch(op.seed, RandomStream::Dropout, 0, first, &mut words[..y.len()]);
                             for ((y, x), word) in y.iter_mut().zip(x).zip(&words) {
                                 let kept = if u64::from(*word) < threshold { 0.0 } else { x.widen() * scale };
                                 *y = T::narrow(kept);

@@ -12,7 +12,6 @@ use crate::round::Float32;
 use crate::{DType, View, ViewMut};
 use half::{bf16, f16};
 
-/// One element as f32.
 fn element(level: super::Level, view: &View, at: usize) -> f32 {
     let mut value = [0.0];
     widen(level, view.slice(at..at + 1), &mut value);
@@ -250,7 +249,7 @@ impl Cpu {
         });
     }
 
-    pub(super) fn run_weigh(
+    pub(super) fn run_router_weight_backward(
         &self,
         op: &Slots,
         routing: Routing,

@@ -8,7 +8,7 @@ use super::map::typed;
 use super::rms_norm::add;
 use super::rows::grain;
 use super::stream::{Shared, elements};
-use crate::op::{AddRows, LayerNorm, MulRows};
+use crate::op::{BiasAdd, LayerNorm, ScaleColumns};
 use crate::round::Float32;
 use crate::{View, ViewMut};
 
@@ -125,7 +125,7 @@ impl Cpu {
         })
     }
 
-    pub(super) fn run_add_rows(&self, op: &AddRows, table: View, x: ViewMut) {
+    pub(super) fn run_bias_add(&self, op: &BiasAdd, table: View, x: ViewMut) {
         let (cols, period) = (op.cols, op.period);
         typed!(op.dtype, T => self.change_rows(
             op.rows,
@@ -139,11 +139,11 @@ impl Cpu {
         ))
     }
 
-    pub(super) fn run_add_rows_backward(&self, op: &AddRows, dy: View, dtable: ViewMut) {
+    pub(super) fn run_bias_add_backward(&self, op: &BiasAdd, dy: View, dtable: ViewMut) {
         typed!(op.dtype, T => self.sum_rows(op.rows, op.cols, op.period, dtable, plain_rows(elements::<T>(&dy))))
     }
 
-    pub(super) fn run_mul_rows(&self, op: &MulRows, w: View, x: ViewMut) {
+    pub(super) fn run_scale_columns(&self, op: &ScaleColumns, w: View, x: ViewMut) {
         typed!(op.dtype, T => self.change_rows(
             op.rows,
             op.cols,
@@ -156,7 +156,7 @@ impl Cpu {
         ))
     }
 
-    pub(super) fn run_mul_rows_backward(&self, op: &MulRows, x: View, dy: View, dw: ViewMut) {
+    pub(super) fn run_scale_columns_backward(&self, op: &ScaleColumns, x: View, dy: View, dw: ViewMut) {
         typed!(op.dtype, T => {
             let (x, dy) = (elements::<T>(&x), elements::<T>(&dy));
             self.sum_rows(op.rows, op.cols, 1, dw, #[inline(always)] |fused, _, at, sums| {

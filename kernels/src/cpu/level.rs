@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "vector instructions that the CPU was asked for")]
 
-use crate::op::Act;
+use crate::op::Activation;
 use crate::round::Float32;
 
 /// A set of vector instructions.
@@ -127,17 +127,17 @@ pub(crate) fn sigmoid(fused: bool, x: f32) -> f32 {
 
 /// What an activation lets through of `x`, and its slope: `act(x) = x * share`.
 #[inline(always)]
-pub(crate) fn activation(fused: bool, act: Act, x: f32) -> (f32, f32) {
+pub(crate) fn activation(fused: bool, act: Activation, x: f32) -> (f32, f32) {
     match act {
-        Act::Silu => {
+        Activation::Silu => {
             let s = sigmoid(fused, x);
             (s, s * fma(fused, x, 1.0 - s, 1.0))
         }
-        Act::Gelu => {
+        Activation::Gelu => {
             let (share, density) = normal(fused, x);
             (share, fma(fused, x, density, share))
         }
-        Act::GeluTanh => {
+        Activation::GeluTanh => {
             // (1 + tanh u) / 2 is the sigmoid of 2u.
             const TWICE: f32 = 1.595_769;
             const CUBIC: f32 = 0.044_715;
@@ -283,7 +283,7 @@ mod tests {
                 assert!((0.0..=1e-37).contains(&sigmoid(fused, x)), "{x}");
             }
             assert_eq!((sigmoid(fused, f32::INFINITY), sigmoid(fused, 0.0)), (1.0, 0.5));
-            for act in [Act::Silu, Act::GeluTanh] {
+            for act in [Activation::Silu, Activation::GeluTanh] {
                 for nan in [f32::NAN, f32::from_bits(0x7fc0_01ff), f32::from_bits(0xff80_0001)] {
                     let (share, slope) = activation(fused, act, nan);
                     assert!((nan * share).is_nan() && slope.is_nan(), "{act:?}");

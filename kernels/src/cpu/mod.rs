@@ -21,7 +21,7 @@ mod stream;
 
 use crate::affinity::Pinned;
 use crate::op::*;
-use crate::operands::{self, Device};
+use crate::operands::{self, DeviceTypes};
 use crate::packed as packing;
 use crate::pool::Pool;
 use crate::{DType, KernelError, Kernels, Result, Sum, View, ViewMut, check};
@@ -43,6 +43,7 @@ impl std::fmt::Debug for Cpu {
     }
 }
 
+#[warn(missing_docs)]
 impl Cpu {
     /// Kernels that share each operation among `threads` threads, the caller included; 0 counts as 1. When the system
     /// refuses more threads there are fewer: ask [`Kernels::threads`].
@@ -84,7 +85,8 @@ impl Cpu {
 }
 
 /// These kernels know f32 and what widens to it.
-const DEVICE: Device = Device { name: "cpu", computes: |dtype| matches!(dtype, DType::F32 | DType::Bf16 | DType::F16) };
+const DEVICE: DeviceTypes =
+    DeviceTypes { name: "cpu", computes: |dtype| matches!(dtype, DType::F32 | DType::Bf16 | DType::F16) };
 
 /// An error unless an operand holds so many elements, which this device alone knows.
 fn holds(op: &'static str, operand: &'static str, wanted: usize, given: usize) -> Result<()> {
@@ -106,8 +108,8 @@ impl Kernels for Cpu {
         self.pool.threads()
     }
 
-    fn settle(&self) -> Option<Pinned> {
-        self.pool.settle()
+    fn pin_thread(&self) -> Option<Pinned> {
+        self.pool.pin_thread()
     }
 
     fn workspace(&self, op: &Op) -> usize {
@@ -156,11 +158,13 @@ impl Kernels for Cpu {
                 let (dw, db) = (gradients.next(), gradients.next());
                 self.run_layer_norm_backward(op, *x, *w, statistics.as_slice()?, *dy, dx.reborrow(), dw, db);
             }
-            (Op::AddRows(op), [table], [x]) => self.run_add_rows(op, *table, x.reborrow()),
-            (Op::AddRowsBackward(op), [dy], [dtable]) => self.run_add_rows_backward(op, *dy, dtable.reborrow()),
-            (Op::MulRows(op), [w], [x]) => self.run_mul_rows(op, *w, x.reborrow()),
-            (Op::MulRowsBackward(op), [x, dy], [dw]) => self.run_mul_rows_backward(op, *x, *dy, dw.reborrow()),
-            (Op::InverseNorms(op), [x], [s]) => self.run_inverse_norms(op, *x, s.reborrow()),
+            (Op::BiasAdd(op), [table], [x]) => self.run_bias_add(op, *table, x.reborrow()),
+            (Op::BiasAddBackward(op), [dy], [dtable]) => self.run_bias_add_backward(op, *dy, dtable.reborrow()),
+            (Op::ScaleColumns(op), [w], [x]) => self.run_scale_columns(op, *w, x.reborrow()),
+            (Op::ScaleColumnsBackward(op), [x, dy], [dw]) => {
+                self.run_scale_columns_backward(op, *x, *dy, dw.reborrow())
+            }
+            (Op::RowInvNorm(op), [x], [s]) => self.run_row_inv_norm(op, *x, s.reborrow()),
             (Op::Rope(op), [cos, sin], [x]) => self.run_rope(op, x.reborrow(), cos.as_slice()?, sin.as_slice()?),
             (Op::Attention(op), [q, k, v, starts @ ..], [out, lse]) => {
                 let starts = check::documents(name, op, starts.first())?;
@@ -183,12 +187,14 @@ impl Kernels for Cpu {
                 let gradients = [dq, dk, dv].map(|gradient| gradient.reborrow());
                 self.run_naive_attention_backward(op, [*q, *k, *v], [*probs, *dout], gradients, scratch);
             }
-            (Op::Swiglu(op), [gate, up], [act]) => self.run_swiglu(op, *gate, *up, act.reborrow()),
-            (Op::SwigluBackward(op), [gate, up, dact], [dgate, dup]) => {
-                self.run_swiglu_backward(op, *gate, *up, *dact, dgate.reborrow(), dup.reborrow());
+            (Op::GatedActivation(op), [gate, up], [act]) => self.run_gated_activation(op, *gate, *up, act.reborrow()),
+            (Op::GatedActivationBackward(op), [gate, up, dact], [dgate, dup]) => {
+                self.run_gated_activation_backward(op, *gate, *up, *dact, dgate.reborrow(), dup.reborrow());
             }
-            (Op::Activate(op), [x], [y]) => self.run_activate(op, *x, y.reborrow()),
-            (Op::ActivateBackward(op), [x, dy], [dx]) => self.run_activate_backward(op, *x, *dy, dx.reborrow()),
+            (Op::PointwiseActivation(op), [x], [y]) => self.run_pointwise_activation(op, *x, y.reborrow()),
+            (Op::PointwiseActivationBackward(op), [x, dy], [dx]) => {
+                self.run_pointwise_activation_backward(op, *x, *dy, dx.reborrow())
+            }
             (Op::Embedding(op), [ids, table], [out]) => {
                 self.run_embedding(op, check::ids(name, op, ids)?, *table, out.reborrow());
             }
@@ -248,10 +254,10 @@ impl Kernels for Cpu {
                 let weights = weights.first().map(|weights| weights.as_slice()).transpose()?;
                 self.run_combine(op, routing, *x, weights, y.reborrow());
             }
-            (Op::Weigh(op), [indices, weights], [x, dx, dweights]) => {
+            (Op::RouterWeightBackward(op), [indices, weights], [x, dx, dweights]) => {
                 let routing = check::indices(name, [op.rows, op.top, op.experts], indices)?;
                 let weights = weights.as_slice()?;
-                self.run_weigh(op, routing, weights, x.reborrow(), dx.reborrow(), dweights.reborrow());
+                self.run_router_weight_backward(op, routing, weights, x.reborrow(), dx.reborrow(), dweights.reborrow());
             }
             (Op::GroupedGemm(op), [offsets, a, b], [c]) => {
                 let bounds = check::groups(op, offsets)?;
@@ -262,7 +268,7 @@ impl Kernels for Cpu {
         Ok(())
     }
 
-    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum> {
+    fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         operands::check(DEVICE, op, &[x], &[])?;
         Ok(Sum::Known(match op {
             Op::Sum(_) => self.run_sum(

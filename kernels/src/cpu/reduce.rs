@@ -278,7 +278,6 @@ impl Accumulator for f32 {
     }
 }
 
-/// One call.
 struct Task<'a> {
     level: Level,
     op: ReduceOp,

@@ -7,7 +7,7 @@ use super::level::{LANES, fma, fold, fold3, merge};
 use super::map::typed;
 use super::rows::{COLUMNS, grain};
 use super::stream::{CHUNK, Shared, chunks, close, elements, open};
-use crate::op::{InverseNorms, RmsNorm};
+use crate::op::{RmsNorm, RowInvNorm};
 use crate::round::Float32;
 use crate::{View, ViewMut};
 use std::ops::Range;
@@ -44,7 +44,7 @@ impl Cpu {
         })
     }
 
-    pub(super) fn run_inverse_norms(&self, op: &InverseNorms, x: View, s: ViewMut) {
+    pub(super) fn run_row_inv_norm(&self, op: &RowInvNorm, x: View, s: ViewMut) {
         let cols = op.cols;
         typed!(op.dtype, T => {
             let (x, s) = (elements::<T>(&x), Shared::new(s));

@@ -157,7 +157,6 @@ pub(super) fn close(level: Level, view: &mut ViewMut, buffer: &[f32]) {
     }
 }
 
-/// Cuts `range` into chunks.
 pub(super) fn chunks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     range.clone().step_by(CHUNK).map(move |start| start..(start + CHUNK).min(range.end))
 }

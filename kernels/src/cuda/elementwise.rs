@@ -27,11 +27,11 @@ macro_rules! each {
 }
 
 /// An activation's number in the kernels.
-const fn number(act: Act) -> u32 {
+const fn number(act: Activation) -> u32 {
     match act {
-        Act::Silu => 0,
-        Act::Gelu => 1,
-        Act::GeluTanh => 2,
+        Activation::Silu => 0,
+        Activation::Gelu => 1,
+        Activation::GeluTanh => 2,
     }
 }
 
@@ -67,22 +67,22 @@ impl Cuda {
         let (len, from, to) = (dst.len(), Run::of(&src), Run::of_mut(&dst));
         if src.dtype() == dst.dtype() {
             let (from, to) = (src.ptr().as_ptr().addr() as u64, dst.ptr().as_ptr().addr() as u64);
-            // SAFETY: both hold as many bytes of the machine's, and `dst` is lent for writing, so they are apart.
-            return Ok(unsafe { self.queue.copy(from, to, len * dst.dtype().size()) }?);
+            // SAFETY: both hold as many bytes of the device's, and `dst` is lent for writing, so they are apart.
+            return Ok(unsafe { self.stream.copy(from, to, len * dst.dtype().size()) }?);
         }
         // SAFETY: the kernel's parameters, and both hold `len` elements (checked).
         unsafe { each!(self, "cast", len, [from, to]) }
     }
 
-    pub(super) fn run_activate(&self, op: &Activate, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
+    pub(super) fn run_pointwise_activation(&self, op: &PointwiseActivation, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
         let (x, y) = (Run::of(&x), Run::of_mut(&y));
         // SAFETY: the kernel's parameters, and both hold the operation's elements (checked).
         unsafe { each!(self, "activate", op.len, [number(op.act), x, y]) }
     }
 
-    pub(super) fn run_activate_backward(
+    pub(super) fn run_pointwise_activation_backward(
         &self,
-        op: &Activate,
+        op: &PointwiseActivation,
         x: View<'_>,
         dy: View<'_>,
         dx: ViewMut<'_>,
@@ -92,15 +92,21 @@ impl Cuda {
         unsafe { each!(self, "activate_backward", op.len, [number(op.act), x, dy, dx]) }
     }
 
-    pub(super) fn run_swiglu(&self, op: &Swiglu, gate: View<'_>, up: View<'_>, act: ViewMut<'_>) -> Result<()> {
+    pub(super) fn run_gated_activation(
+        &self,
+        op: &GatedActivation,
+        gate: View<'_>,
+        up: View<'_>,
+        act: ViewMut<'_>,
+    ) -> Result<()> {
         let (gate, up, act) = (Run::of(&gate), Run::of(&up), Run::of_mut(&act));
         // SAFETY: the kernel's parameters, and all hold the operation's elements (checked).
         unsafe { each!(self, "swiglu", op.len, [number(op.act), gate, up, act]) }
     }
 
-    pub(super) fn run_swiglu_backward(
+    pub(super) fn run_gated_activation_backward(
         &self,
-        op: &Swiglu,
+        op: &GatedActivation,
         gate: View<'_>,
         up: View<'_>,
         dact: View<'_>,
@@ -148,7 +154,7 @@ impl Cuda {
             draw(op, start, piece);
             let to = dst.slice_mut(start..start + len).ptr().as_ptr().addr() as u64;
             // SAFETY: `dst` holds `len` elements from `start` on (checked).
-            unsafe { self.queue.upload(piece, to)? };
+            unsafe { self.stream.upload(piece, to)? };
         }
         Ok(())
     }

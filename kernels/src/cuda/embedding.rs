@@ -4,8 +4,8 @@
 
 use super::Cuda;
 use super::launch::{Run, SCRATCH_BYTES, arguments};
-use super::machine::Address;
 use super::rows::teams;
+use crate::device::Address;
 use crate::op::Embedding;
 use crate::{DType, Result, View, ViewMut};
 

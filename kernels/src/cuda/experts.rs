@@ -4,7 +4,7 @@
 
 use super::Cuda;
 use super::launch::{Argument, Run, arguments, number};
-use super::machine::Address;
+use crate::device::Address;
 use crate::op::{Combine, Route, Slots};
 use crate::{DType, KernelError, Result, View, ViewMut};
 
@@ -55,10 +55,10 @@ impl Cuda {
         let offsets = all.places + all.slots * size_of::<u32>() as u64;
         if all.slots == 0 {
             // SAFETY: the indices end with the offsets (checked).
-            return Ok(unsafe { self.queue.set(offsets, 0, (experts + 1) * size_of::<u32>()) }?);
+            return Ok(unsafe { self.stream.memset(offsets, 0, (experts + 1) * size_of::<u32>()) }?);
         }
         let shared = experts.saturating_mul(size_of::<u32>());
-        let most = self.machine.facts().shared_bytes as usize;
+        let most = self.device.props().shared_bytes as usize;
         if shared > most {
             let reason = format!("{experts} experts are too many to be counted in {most} bytes of shared memory");
             return Err(KernelError::Invalid { op: "route", reason });
@@ -132,7 +132,7 @@ impl Cuda {
         unsafe { self.launch("combine", grid, THREADS, 0, arguments![all, x, weights, accumulate, y, rows, cols]) }
     }
 
-    pub(super) fn run_weigh(
+    pub(super) fn run_router_weight_backward(
         &self,
         op: &Slots,
         indices: View<'_>,

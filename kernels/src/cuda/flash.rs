@@ -4,7 +4,7 @@
 
 use super::Cuda;
 use super::launch::{Argument, Run, arguments};
-use super::machine::Address;
+use crate::device::Address;
 use crate::op::*;
 use crate::{DType, KernelError, Result, View, ViewMut};
 
@@ -161,9 +161,9 @@ fn tensor(op: &Attention, addresses: &[Address]) -> Option<[&'static str; 3]> {
 }
 
 impl Cuda {
-    /// The kernels of [`tensor`], if this machine's blocks may have as much shared memory.
+    /// The kernels of [`tensor`], if this device's blocks may have as much shared memory.
     fn tensor(&self, op: &Attention, addresses: &[Address], shared: usize) -> Option<[&'static str; 3]> {
-        tensor(op, addresses).filter(|_| shared <= self.machine.facts().shared_bytes as usize)
+        tensor(op, addresses).filter(|_| shared <= self.device.props().shared_bytes as usize)
     }
 
     /// Says which documents cannot start where they are said to, once the host waits.

@@ -4,12 +4,12 @@
 
 use super::Cuda;
 use super::launch::{Argument, Run, arguments};
-use super::machine::Address;
 use super::rows::small;
+use crate::device::Address;
 use crate::op::Gemm;
 use crate::{DType, Result, View, ViewMut};
 
-/// Elements of f32 that a product may use, where the machine's library wants so many bytes.
+/// Elements of f32 that a product may use, where the device's library wants so many bytes.
 pub(super) fn workspace(op: &Gemm, bytes: usize) -> usize {
     if op.m == 0 || op.n == 0 || op.k == 0 { 0 } else { bytes.div_ceil(4) }
 }
@@ -85,7 +85,7 @@ impl Cuda {
             let [a, b, c] = runs.map(|run| run.address());
             let (scratch, bytes) = (workspace.ptr().as_ptr() as Address, workspace.len() * 4);
             // SAFETY: the operands were checked against `op`, and the workspace holds so many bytes.
-            if unsafe { self.queue.product(op, a, b, c, scratch, bytes)? } {
+            if unsafe { self.stream.blas_gemm(op, a, b, c, scratch, bytes)? } {
                 return Ok(());
             }
         }

@@ -5,7 +5,7 @@
 use super::Cuda;
 use super::flash::{Attend, TILE};
 use super::launch::{Argument, arguments};
-use super::machine::{Address, TensorBox, TensorMap};
+use crate::device::{Address, TensorBox, TensorMap};
 use crate::op::Attention;
 use crate::{DType, Result};
 
@@ -61,9 +61,9 @@ impl Cuda {
     /// The name of Hopper's kernel for the forward of this operation, without documents and with operands at multiples of 16 bytes.
     ///
     /// # Errors
-    /// Why there is none: the machine, or the operation.
+    /// Why there is none: the device, or the operation.
     pub fn hopper_kernel(&self, op: &Attention) -> std::result::Result<&'static str, String> {
-        let facts = self.machine.facts();
+        let facts = self.device.props();
         if facts.capability != (9, 0) {
             let (major, minor) = facts.capability;
             return Err(format!("it is for GPUs of compute capability 9.0, and {} has {major}.{minor}", facts.name));
@@ -88,9 +88,9 @@ impl Cuda {
         attend: Attend,
         [q, k, v]: [Address; 3],
     ) -> Result<()> {
-        let q = self.machine.tensor_map(&part(op, q, op.heads, QUERIES))?;
-        let k = self.machine.tensor_map(&part(op, k, op.kv_heads, KEYS))?;
-        let v = self.machine.tensor_map(&part(op, v, op.kv_heads, KEYS))?;
+        let q = self.device.tensor_map(&part(op, q, op.heads, QUERIES))?;
+        let k = self.device.tensor_map(&part(op, k, op.kv_heads, KEYS))?;
+        let v = self.device.tensor_map(&part(op, v, op.kv_heads, KEYS))?;
         let grid = [op.seq.div_ceil(TILE) * op.batch * op.heads, 1, 1];
         // SAFETY: the kernel's parameters; the maps describe operands as long as `op` wants them.
         unsafe { self.launch(kernel, grid, THREADS, shared(op), arguments![q, k, v, attend]) }

@@ -3,10 +3,10 @@
 #![allow(unsafe_code, reason = "compiled kernels are called, and memory is an address")]
 
 use super::folder;
-use super::machine::{
-    Address, Arguments, Facts, Launch, Machine, MachineError, Mark, PRODUCT_WORKSPACE, Queue, Result,
-};
 use super::sources::{HEADERS, SOURCES, Source};
+use crate::device::{
+    Address, Arguments, BLAS_WORKSPACE, Device, DeviceError, DeviceProps, Event, Launch, Result, Stream,
+};
 use crate::op::Gemm;
 use libloading::Library;
 use std::alloc::Layout;
@@ -56,7 +56,7 @@ pub struct Host {
 }
 
 struct Inner {
-    facts: Facts,
+    facts: DeviceProps,
     order: Order,
     entries: HashMap<&'static str, Entry>,
     launches: Mutex<HashMap<&'static str, u64>>,
@@ -79,8 +79,8 @@ impl Drop for Kept {
     }
 }
 
-fn error(call: &str, reason: impl Into<String>) -> MachineError {
-    MachineError { machine: "cuda on the host".into(), call: call.into(), reason: reason.into(), out_of_memory: false }
+fn error(call: &str, reason: impl Into<String>) -> DeviceError {
+    DeviceError { device: "cuda on the host".into(), call: call.into(), reason: reason.into(), out_of_memory: false }
 }
 
 impl Host {
@@ -133,7 +133,7 @@ impl Host {
             }
             libraries.push(library);
         }
-        let facts = Facts {
+        let facts = DeviceProps {
             name: "cuda on the host".into(),
             capability: (8, 0),
             multiprocessors: 4,
@@ -147,7 +147,7 @@ impl Host {
 
     /// The same with the scratch for products that a GPU has, so that plans hold.
     pub fn as_planned(&self) -> Host {
-        Host { scratch: PRODUCT_WORKSPACE, ..self.clone() }
+        Host { scratch: BLAS_WORKSPACE, ..self.clone() }
     }
 
     /// How often each kernel ran.
@@ -234,8 +234,8 @@ fn zeros(bytes: usize) -> Result<*mut u8> {
     Ok(if at == libc::MAP_FAILED { std::ptr::null_mut() } else { at.cast() })
 }
 
-impl Machine for Host {
-    fn facts(&self) -> &Facts {
+impl Device for Host {
+    fn props(&self) -> &DeviceProps {
         &self.inner.facts
     }
 
@@ -247,7 +247,7 @@ impl Machine for Host {
         let at = zeros(bytes)?;
         if at.is_null() {
             let reason = format!("no room for {bytes} bytes");
-            return Err(MachineError { out_of_memory: true, ..error("allocating", reason) });
+            return Err(DeviceError { out_of_memory: true, ..error("allocating", reason) });
         }
         Ok(at as Address)
     }
@@ -261,11 +261,11 @@ impl Machine for Host {
         }
     }
 
-    fn queue(&self) -> Result<Box<dyn Queue>> {
+    fn new_stream(&self) -> Result<Box<dyn Stream>> {
         Ok(Box::new(self.clone()))
     }
 
-    fn product_workspace(&self) -> usize {
+    fn blas_workspace(&self) -> usize {
         self.scratch
     }
 
@@ -282,7 +282,7 @@ impl Machine for Host {
 }
 
 /// Everything is done where it is asked for.
-impl Queue for Host {
+impl Stream for Host {
     unsafe fn launch(&self, launch: &Launch, arguments: Arguments<'_>) -> Result<()> {
         let Some(entry) = self.inner.entries.get(launch.kernel) else {
             return Err(error(launch.kernel, "there is no such kernel"));
@@ -326,13 +326,13 @@ impl Queue for Host {
         Ok(())
     }
 
-    unsafe fn set(&self, to: Address, value: u8, bytes: usize) -> Result<()> {
+    unsafe fn memset(&self, to: Address, value: u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { std::ptr::write_bytes(to as *mut u8, value, bytes) };
         Ok(())
     }
 
-    unsafe fn product(&self, _: &Gemm, _: Address, _: Address, _: Address, _: Address, _: usize) -> Result<bool> {
+    unsafe fn blas_gemm(&self, _: &Gemm, _: Address, _: Address, _: Address, _: Address, _: usize) -> Result<bool> {
         Ok(false)
     }
 
@@ -340,11 +340,11 @@ impl Queue for Host {
         Ok(())
     }
 
-    fn mark(&self) -> Result<Box<dyn Mark>> {
+    fn record_event(&self) -> Result<Box<dyn Event>> {
         Ok(Box::new(Moment(Instant::now())))
     }
 
-    fn follow(&self, _: &dyn Mark) -> Result<()> {
+    fn wait_event(&self, _: &dyn Event) -> Result<()> {
         Ok(())
     }
 }
@@ -352,16 +352,16 @@ impl Queue for Host {
 /// What was asked for before it has been done.
 struct Moment(Instant);
 
-impl Mark for Moment {
+impl Event for Moment {
     fn wait(&self) -> Result<()> {
         Ok(())
     }
 
-    fn is_reached(&self) -> Result<bool> {
+    fn query(&self) -> Result<bool> {
         Ok(true)
     }
 
-    fn since(&self, earlier: &dyn Mark) -> Result<Duration> {
+    fn elapsed(&self, earlier: &dyn Event) -> Result<Duration> {
         let earlier = earlier.as_any().downcast_ref::<Moment>();
         let earlier = earlier.ok_or_else(|| error("timing", "the mark is another machine's"))?;
         Ok(self.0.saturating_duration_since(earlier.0))

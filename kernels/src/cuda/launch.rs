@@ -3,8 +3,8 @@
 #![allow(unsafe_code, reason = "kernels get their parameters by address")]
 
 use super::Cuda;
-use super::machine::{Address, Arguments, Launch, Machine, MachineError, Queue};
-use super::telling::{SUM_WORDS, Telling};
+use super::readback::{SUM_WORDS, ScalarReadback};
+use crate::device::{Address, Arguments, Device, DeviceError, Launch, Stream};
 use crate::{DType, KernelError, Result, View, ViewMut};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,7 +36,7 @@ impl Run {
         Run { at: view.ptr().as_ptr() as Address, dtype: number(view.dtype()), reserved: 0 }
     }
 
-    /// Elements that lie in memory of the queue's own.
+    /// Elements that lie in memory of the stream's own.
     pub(super) fn at(at: Address, dtype: DType) -> Run {
         Run { at, dtype: number(dtype), reserved: 0 }
     }
@@ -78,7 +78,7 @@ unsafe impl Argument for f64 {}
 /// brackets ends with the statement: only where it is the launch itself may they hold more than names.
 macro_rules! arguments {
     ($($value:expr),* $(,)?) => {
-        $crate::cuda::machine::Arguments {
+        $crate::device::Arguments {
             pointers: &mut [$($crate::cuda::launch::pointer(&$value)),*],
             sizes: &[$($crate::cuda::launch::size(&$value)),*],
         }
@@ -91,7 +91,6 @@ pub(super) fn pointer<T: Argument>(value: &T) -> *mut c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// Its bytes.
 pub(super) fn size<T: Argument>(_: &T) -> usize {
     size_of::<T>()
 }
@@ -99,44 +98,44 @@ pub(super) fn size<T: Argument>(_: &T) -> usize {
 /// What a device found wrong, as the kernels write it: which check, then two numbers.
 pub(super) const FAULT_WORDS: usize = 4;
 
-/// Memory that a queue's kernels keep for themselves.
-pub(super) struct Own {
-    machine: Arc<dyn Machine>,
+/// Memory that a stream's kernels keep for themselves.
+pub(super) struct StreamScratch {
+    device: Arc<dyn Device>,
     /// Where it begins: a fault's words.
     at: Address,
     /// What the host is told.
-    telling: Mutex<Telling>,
+    readback: Mutex<ScalarReadback>,
     /// [`SCRATCH_BYTES`] for what one operation leaves for its next kernel, where the trait gives it no workspace.
-    /// Lent for as long as an operation asks for kernels that use it, so that threads which share a queue do not mix theirs.
+    /// Lent for as long as an operation asks for kernels that use it, so that threads which share a stream do not mix theirs.
     scratch: Mutex<Address>,
 }
 
-/// How much that is. The order of sums follows from it, so it is the same on every machine.
+/// How much that is. The order of sums follows from it, so it is the same on every device.
 pub(super) const SCRATCH_BYTES: usize = 16 << 20;
 
 const SET_BYTES: usize = 256 + 2 * SUM_WORDS * 8;
 const OWN_BYTES: usize = SET_BYTES + SCRATCH_BYTES;
 
-impl Own {
-    pub(super) fn new(machine: &Arc<dyn Machine>, queue: &dyn Queue) -> Result<Own, MachineError> {
-        let at = machine.allocate(OWN_BYTES)?;
+impl StreamScratch {
+    pub(super) fn new(device: &Arc<dyn Device>, stream: &dyn Stream) -> Result<StreamScratch, DeviceError> {
+        let at = device.allocate(OWN_BYTES)?;
         let (sums, slots) = (at + 256, at + 256 + SUM_WORDS as Address * 8);
-        let own = Own {
-            machine: machine.clone(),
+        let own = StreamScratch {
+            device: device.clone(),
             at,
-            telling: Mutex::new(Telling::new(at, sums, slots)),
+            readback: Mutex::new(ScalarReadback::new(at, sums, slots)),
             scratch: Mutex::new(at + SET_BYTES as Address),
         };
         // SAFETY: memory just made, of more bytes.
-        unsafe { queue.set(at, 0, SET_BYTES)? };
+        unsafe { stream.memset(at, 0, SET_BYTES)? };
         Ok(own)
     }
 }
 
-impl Drop for Own {
+impl Drop for StreamScratch {
     fn drop(&mut self) {
-        // SAFETY: made with as many bytes. The machine waits for work that still uses it.
-        unsafe { self.machine.free(self.at, OWN_BYTES) };
+        // SAFETY: made with as many bytes. The device waits for work that still uses it.
+        unsafe { self.device.free(self.at, OWN_BYTES) };
     }
 }
 
@@ -182,48 +181,48 @@ impl Cuda {
         }
         let launch = Launch { kernel, grid: grid.map(|blocks| blocks as u32), threads, shared: shared as u32 };
         // SAFETY: the caller's promise.
-        Ok(unsafe { self.queue.launch(&launch, arguments) }?)
+        Ok(unsafe { self.stream.launch(&launch, arguments) }?)
     }
 
-    /// Blocks for `work` pieces that a kernel goes through in strides: enough to fill the machine, and no more than there is
+    /// Blocks for `work` pieces that a kernel goes through in strides: enough to fill the device, and no more than there is
     /// work for.
     pub(super) fn blocks(&self, work: usize, of_a_block: usize) -> usize {
-        let most = self.machine.facts().multiprocessors as usize * 8;
+        let most = self.device.props().multiprocessors as usize * 8;
         work.div_ceil(of_a_block.max(1)).min(most)
     }
 
     /// Scratch of the operation that is being asked for.
     pub(super) fn scratch(&self) -> MutexGuard<'_, Address> {
-        self.own.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stream_scratch.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where kernels write what they find wrong.
     pub(super) fn faults(&self) -> Address {
-        self.own.at
+        self.stream_scratch.at
     }
 
     /// What the host is told of, for one thread alone.
-    pub(super) fn telling(&self) -> MutexGuard<'_, Telling> {
-        self.own.telling.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn readback(&self) -> MutexGuard<'_, ScalarReadback> {
+        self.stream_scratch.readback.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the queue, and says what kernels have found wrong since the last time.
+    /// Waits for the stream, and says what kernels have found wrong since the last time.
     pub(super) fn settled(&self) -> Result<()> {
-        let telling = self.telling();
+        let readback = self.readback();
         let mut words = [0u8; FAULT_WORDS * 4];
-        // SAFETY: the fault's words are this queue's own.
-        unsafe { self.queue.download(telling.faults, &mut words)? };
-        self.found(&telling, &words)
+        // SAFETY: the fault's words are this stream's own.
+        unsafe { self.stream.download(readback.faults, &mut words)? };
+        self.found(&readback, &words)
     }
 
     /// What the fault's words say, which are no fault's from here on.
-    pub(super) fn found(&self, telling: &Telling, words: &[u8]) -> Result<()> {
+    pub(super) fn found(&self, readback: &ScalarReadback, words: &[u8]) -> Result<()> {
         let word = |i: usize| u32::from_le_bytes([words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]]);
         if word(0) == 0 {
             return Ok(());
         }
         // SAFETY: as above.
-        unsafe { self.queue.set(telling.faults, 0, words.len())? };
+        unsafe { self.stream.memset(readback.faults, 0, words.len())? };
         let known = FAULTS.get(word(0) as usize - 1);
         let (op, reason) =
             known.map_or(("a kernel", format!("fault {}", word(0))), |(op, say)| (*op, say(word(1), word(2))));

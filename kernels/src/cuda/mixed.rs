@@ -36,7 +36,7 @@ impl Staged {
 impl Cuda {
     /// Whether something lies where only the host reaches it.
     fn is_away(&self, on_host: bool) -> bool {
-        on_host && !self.machine.reaches_host()
+        on_host && !self.device.reaches_host()
     }
 
     /// Rounded on the host where one of the two lies there.

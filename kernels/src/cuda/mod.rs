@@ -1,9 +1,9 @@
 //! Kernels written in CUDA: on a GPU, or on the processor to check them. Storage in f32, bf16 or f16, arithmetic in f32.
 //!
 //! What an operation does stands in `kernels/cuda/*.cu`; here it is checked, cut into blocks of threads, and started. The same
-//! code starts it on every [`Machine`].
+//! code starts it on every [`Device`].
 
-pub mod blueprint;
+pub mod dry_device;
 mod elementwise;
 mod embedding;
 mod experts;
@@ -15,29 +15,29 @@ mod grouped;
 mod hopper;
 pub mod host;
 mod launch;
-pub mod machine;
 mod mixed;
 mod packed;
 mod quantize;
+mod readback;
 mod reduce;
 mod rows;
 pub mod sources;
-mod telling;
 
+use crate::device::{Address, Device, DeviceError, Event, Stream};
 use crate::op::*;
-use crate::operands::{self, Device};
+use crate::operands::{self, DeviceTypes};
 use crate::{Arena, ArenaError, Cpu, DType, KernelError, Kernels, Result, Sum, View, ViewMut, copy};
-use machine::{Address, Machine, MachineError, Mark, Queue};
 use std::sync::Arc;
 
-/// Kernels of one rank on a machine that runs CUDA: a queue of its own, in whose order its operations are done.
+/// Kernels of one rank on a CUDA device: a stream of its own, in whose order its operations are done.
 ///
 /// Calls return when their work is queued. What the host can only find out later (an id outside the vocabulary, a fault of the
 /// device) comes out of the next call that waits: [`Kernels::download`], [`Kernels::synchronize`] and sums to a number.
+#[warn(missing_docs)]
 pub struct Cuda {
-    machine: Arc<dyn Machine>,
-    queue: Box<dyn Queue>,
-    own: launch::Own,
+    device: Arc<dyn Device>,
+    stream: Box<dyn Stream>,
+    stream_scratch: launch::StreamScratch,
     /// For what lies on the host.
     host: Cpu,
     /// Whether attention may take the kernels for Hopper.
@@ -46,29 +46,30 @@ pub struct Cuda {
 
 impl std::fmt::Debug for Cuda {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Cuda({})", self.machine.name())
+        write!(f, "Cuda({})", self.device.name())
     }
 }
 
-impl From<MachineError> for KernelError {
-    fn from(error: MachineError) -> KernelError {
-        KernelError::Device { device: error.machine, call: error.call, reason: error.reason }
+impl From<DeviceError> for KernelError {
+    fn from(error: DeviceError) -> KernelError {
+        KernelError::Device { device: error.device, call: error.call, reason: error.reason }
     }
 }
 
 /// These kernels know f32 and what widens to it.
-const DEVICE: Device =
-    Device { name: "cuda", computes: |dtype| matches!(dtype, DType::F32 | DType::Bf16 | DType::F16) };
+const DEVICE: DeviceTypes =
+    DeviceTypes { name: "cuda", computes: |dtype| matches!(dtype, DType::F32 | DType::Bf16 | DType::F16) };
 
+#[warn(missing_docs)]
 impl Cuda {
-    /// Kernels with a queue of their own on a machine.
+    /// Kernels with a stream of their own on a device.
     ///
     /// # Errors
-    /// The machine has no room for another queue, or cannot compile the kernels.
-    pub fn new(machine: Arc<dyn Machine>) -> Result<Cuda, MachineError> {
-        let queue = machine.queue()?;
-        let own = launch::Own::new(&machine, &*queue)?;
-        Ok(Cuda { machine, queue, own, host: Cpu::new(1), hopper_attention: false })
+    /// The device has no room for another stream, or cannot compile the kernels.
+    pub fn new(device: Arc<dyn Device>) -> Result<Cuda, DeviceError> {
+        let stream = device.new_stream()?;
+        let stream_scratch = launch::StreamScratch::new(&device, &*stream)?;
+        Ok(Cuda { device, stream, stream_scratch, host: Cpu::new(1), hopper_attention: false })
     }
 
     /// Whether attention's forward takes the kernel for Hopper's own instructions where it can: on a GPU of compute capability
@@ -80,21 +81,21 @@ impl Cuda {
         self
     }
 
-    /// The machine.
-    pub fn machine(&self) -> &Arc<dyn Machine> {
-        &self.machine
+    /// The device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
     }
 
-    /// Its queue.
-    pub fn queue(&self) -> &dyn Queue {
-        &*self.queue
+    /// Its stream.
+    pub fn stream(&self) -> &dyn Stream {
+        &*self.stream
     }
 }
 
 #[allow(unsafe_code, reason = "copies take addresses in the machine's memory")]
 impl Kernels for Cuda {
     fn name(&self) -> String {
-        self.machine.name()
+        self.device.name()
     }
 
     fn threads(&self) -> usize {
@@ -102,16 +103,16 @@ impl Kernels for Cuda {
     }
 
     fn arena(&self, capacity: Option<u64>, sharers: usize) -> Result<Arena, ArenaError> {
-        // What connections have taken since the machine was opened is not there any more. Ranks that share it divide what was free
+        // What connections have taken since the device was opened is not there any more. Ranks that share it divide what was free
         // before the first of them took its part.
         let bytes = match sharers {
-            0 | 1 => self.machine.free_bytes().map_err(|error| ArenaError::Device {
-                bytes: self.machine.facts().memory_bytes,
+            0 | 1 => self.device.free_bytes().map_err(|error| ArenaError::Device {
+                bytes: self.device.props().memory_bytes,
                 reason: error.to_string(),
             })?,
-            _ => self.machine.facts().memory_bytes / sharers as u64,
+            _ => self.device.props().memory_bytes / sharers as u64,
         };
-        Arena::on(self.machine.clone(), capacity, bytes)
+        Arena::on(self.device.clone(), capacity, bytes)
     }
 
     fn is_host(&self) -> bool {
@@ -120,52 +121,52 @@ impl Kernels for Cuda {
 
     fn upload(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         copy::alike("upload", &src, &dst)?;
-        // SAFETY: `dst` holds as many bytes of the machine's.
-        Ok(unsafe { self.queue.upload(src.as_bytes()?, dst.ptr().as_ptr() as Address) }?)
+        // SAFETY: `dst` holds as many bytes of the device's.
+        Ok(unsafe { self.stream.upload(src.as_bytes()?, dst.ptr().as_ptr() as Address) }?)
     }
 
     fn download(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         copy::alike("download", &src, &dst)?;
         let to = dst.into_bytes_mut()?;
-        // SAFETY: `src` holds as many bytes of the machine's.
-        unsafe { self.queue.download(src.ptr().as_ptr() as Address, to)? };
+        // SAFETY: `src` holds as many bytes of the device's.
+        unsafe { self.stream.download(src.ptr().as_ptr() as Address, to)? };
         self.settled()
     }
 
     fn copy(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         copy::alike("copy", &src, &dst)?;
         let (from, to) = (src.ptr().as_ptr() as Address, dst.ptr().as_ptr() as Address);
-        // SAFETY: both hold as many bytes of the machine's, and `dst` is lent for writing, so they are apart.
-        Ok(unsafe { self.queue.copy(from, to, src.len() * src.dtype().size()) }?)
+        // SAFETY: both hold as many bytes of the device's, and `dst` is lent for writing, so they are apart.
+        Ok(unsafe { self.stream.copy(from, to, src.len() * src.dtype().size()) }?)
     }
 
     fn synchronize(&self) -> Result<()> {
         self.settled()
     }
 
-    fn beside(&self) -> Result<Option<Arc<dyn Kernels>>> {
-        Ok(Some(Arc::new(Cuda::new(self.machine.clone())?)))
+    fn new_stream(&self) -> Result<Option<Arc<dyn Kernels>>> {
+        Ok(Some(Arc::new(Cuda::new(self.device.clone())?)))
     }
 
-    fn mark(&self) -> Result<Option<Arc<dyn Mark>>> {
-        Ok(Some(self.queue.mark()?.into()))
+    fn record_event(&self) -> Result<Option<Arc<dyn Event>>> {
+        Ok(Some(self.stream.record_event()?.into()))
     }
 
-    fn show(&self, name: Option<&str>) {
-        self.machine.show(name);
+    fn profiler_range(&self, name: Option<&str>) {
+        self.device.profiler_range(name);
     }
 
-    fn follow(&self, mark: &dyn Mark) -> Result<()> {
-        Ok(self.queue.follow(mark)?)
+    fn wait_event(&self, event: &dyn Event) -> Result<()> {
+        Ok(self.stream.wait_event(event)?)
     }
 
-    fn passing_elements(&self) -> usize {
+    fn logits_chunk_len(&self) -> usize {
         1 << 28
     }
 
     fn workspace(&self, op: &Op) -> usize {
         match op {
-            Op::Gemm(op) => gemm::workspace(op, self.machine.product_workspace()),
+            Op::Gemm(op) => gemm::workspace(op, self.device.blas_workspace()),
             Op::Attention(op) => flash::forward_workspace(op),
             Op::AttentionBackward(op) => flash::backward_workspace(op),
             Op::NaiveAttention(op) => flash::naive_workspace(op),
@@ -199,11 +200,13 @@ impl Kernels for Cuda {
                 let (dw, db) = (gradients.next(), gradients.next());
                 self.run_layer_norm_backward(op, *x, *w, *statistics, *dy, dx.reborrow(), dw, db)
             }
-            (Op::AddRows(op), [table], [x]) => self.run_add_rows(op, *table, x.reborrow()),
-            (Op::AddRowsBackward(op), [dy], [dtable]) => self.run_add_rows_backward(op, *dy, dtable.reborrow()),
-            (Op::MulRows(op), [w], [x]) => self.run_mul_rows(op, *w, x.reborrow()),
-            (Op::MulRowsBackward(op), [x, dy], [dw]) => self.run_mul_rows_backward(op, *x, *dy, dw.reborrow()),
-            (Op::InverseNorms(op), [x], [s]) => self.run_inverse_norms(op, *x, s.reborrow()),
+            (Op::BiasAdd(op), [table], [x]) => self.run_bias_add(op, *table, x.reborrow()),
+            (Op::BiasAddBackward(op), [dy], [dtable]) => self.run_bias_add_backward(op, *dy, dtable.reborrow()),
+            (Op::ScaleColumns(op), [w], [x]) => self.run_scale_columns(op, *w, x.reborrow()),
+            (Op::ScaleColumnsBackward(op), [x, dy], [dw]) => {
+                self.run_scale_columns_backward(op, *x, *dy, dw.reborrow())
+            }
+            (Op::RowInvNorm(op), [x], [s]) => self.run_row_inv_norm(op, *x, s.reborrow()),
             (Op::Rope(op), [cos, sin], [x]) => self.run_rope(op, x.reborrow(), *cos, *sin),
             (Op::Attention(op), [q, k, v, starts @ ..], [out, lse]) => {
                 let starts = starts.first().copied();
@@ -224,12 +227,14 @@ impl Kernels for Cuda {
                 let gradients = [dq, dk, dv].map(|gradient| gradient.reborrow());
                 self.run_naive_attention_backward(op, [*q, *k, *v], [*probs, *dout], gradients, scratch)
             }
-            (Op::Swiglu(op), [gate, up], [act]) => self.run_swiglu(op, *gate, *up, act.reborrow()),
-            (Op::SwigluBackward(op), [gate, up, dact], [dgate, dup]) => {
-                self.run_swiglu_backward(op, *gate, *up, *dact, dgate.reborrow(), dup.reborrow())
+            (Op::GatedActivation(op), [gate, up], [act]) => self.run_gated_activation(op, *gate, *up, act.reborrow()),
+            (Op::GatedActivationBackward(op), [gate, up, dact], [dgate, dup]) => {
+                self.run_gated_activation_backward(op, *gate, *up, *dact, dgate.reborrow(), dup.reborrow())
             }
-            (Op::Activate(op), [x], [y]) => self.run_activate(op, *x, y.reborrow()),
-            (Op::ActivateBackward(op), [x, dy], [dx]) => self.run_activate_backward(op, *x, *dy, dx.reborrow()),
+            (Op::PointwiseActivation(op), [x], [y]) => self.run_pointwise_activation(op, *x, y.reborrow()),
+            (Op::PointwiseActivationBackward(op), [x, dy], [dx]) => {
+                self.run_pointwise_activation_backward(op, *x, *dy, dx.reborrow())
+            }
             (Op::Embedding(op), [ids, table], [out]) => self.run_embedding(op, *ids, *table, out.reborrow()),
             (Op::EmbeddingBackward(op), [ids, dy], [dtable]) => {
                 self.run_embedding_backward(op, *ids, *dy, dtable.reborrow())
@@ -270,20 +275,25 @@ impl Kernels for Cuda {
             (Op::Combine(op), [indices, x, weights @ ..], [y]) => {
                 self.run_combine(op, *indices, *x, weights.first().copied(), y.reborrow())
             }
-            (Op::Weigh(op), [indices, weights], [x, dx, dweights]) => {
-                self.run_weigh(op, *indices, *weights, x.reborrow(), dx.reborrow(), dweights.reborrow())
-            }
+            (Op::RouterWeightBackward(op), [indices, weights], [x, dx, dweights]) => self.run_router_weight_backward(
+                op,
+                *indices,
+                *weights,
+                x.reborrow(),
+                dx.reborrow(),
+                dweights.reborrow(),
+            ),
             (Op::GroupedGemm(op), [offsets, a, b], [c]) => self.run_grouped_gemm(op, *offsets, [*a, *b], c.reborrow()),
             (op, ..) => Err(operands::not_run(DEVICE, op)),
         }
     }
 
-    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum> {
+    fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         operands::check(DEVICE, op, &[x], &[])?;
-        self.run_sum_later(x, matches!(op, Op::SumSquares(_)))
+        self.run_sum_async(x, matches!(op, Op::SumSquares(_)))
     }
 
-    fn known(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
-        self.run_known(sums, to)
+    fn read_scalars(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
+        self.run_read_scalars(sums, to)
     }
 }

@@ -4,7 +4,7 @@
 
 use super::Cuda;
 use super::launch::{Run, arguments};
-use super::machine::Address;
+use crate::device::Address;
 use crate::packed::{NF4_BLOCK, Packed, Packing, Unpack};
 use crate::{DType, Result, View, ViewMut};
 

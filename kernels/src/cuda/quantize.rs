@@ -4,7 +4,7 @@
 
 use super::Cuda;
 use super::launch::{Run, arguments};
-use super::machine::Address;
+use crate::device::Address;
 use crate::op::{QuantFormat, Quantize};
 use crate::{Result, View, ViewMut};
 
@@ -49,7 +49,7 @@ impl Cuda {
         let grid = [self.blocks(len, TILE), 1, 1];
         // SAFETY: there is room for `count` scales (checked); what the kernels read of them was written by those before.
         unsafe {
-            self.queue.set(kept, 0, count * size_of::<f32>())?;
+            self.stream.memset(kept, 0, count * size_of::<f32>())?;
             self.launch("quantize_absmax", grid, THREADS, 0, arguments![from, elements, each, kept])?;
             let few = [self.blocks(count, THREADS as usize), 1, 1];
             self.launch("quantize_scales", few, THREADS, 0, arguments![kept, count as u64, format])?;

@@ -4,8 +4,8 @@
 
 use super::Cuda;
 use super::launch::{Argument, FAULT_WORDS, Run, arguments, number};
-use super::machine::Address;
-use super::telling::{SUM_WORDS, Telling};
+use super::readback::{SUM_WORDS, ScalarReadback};
+use crate::device::Address;
 use crate::kernels::tell;
 use crate::{DType, ReduceOp, Result, Sum, View, ViewMut};
 
@@ -76,13 +76,13 @@ impl Cuda {
         let runs: Vec<Run> = sources.iter().map(Run::of).collect();
         // SAFETY: a run is plain numbers without a gap between them.
         let bytes = unsafe { std::slice::from_raw_parts(runs.as_ptr().cast::<u8>(), size_of_val(&*runs)) };
-        given.table = self.machine.allocate(bytes.len())?;
+        given.table = self.device.allocate(bytes.len())?;
         // SAFETY: the table was just made, of as many bytes.
-        let sent = unsafe { self.queue.upload(bytes, given.table) };
+        let sent = unsafe { self.stream.upload(bytes, given.table) };
         let done = sent.map_err(Into::into).and_then(|()| self.start_reduce(op, sources, given, accumulate, dst));
-        let done = done.and(self.queue.synchronize().map_err(Into::into));
-        // SAFETY: made above, and the queue has done what was asked of it.
-        unsafe { self.machine.free(given.table, bytes.len()) };
+        let done = done.and(self.stream.synchronize().map_err(Into::into));
+        // SAFETY: made above, and the stream has done what was asked of it.
+        unsafe { self.device.free(given.table, bytes.len()) };
         done
     }
 
@@ -127,17 +127,17 @@ impl Cuda {
     /// The sum of elements, or of their squares: of each block its own, which the host adds in their order. How many there
     /// are depends on the length alone.
     pub(super) fn run_sum(&self, x: View<'_>, squares: bool) -> Result<f64> {
-        let telling = self.telling();
-        let blocks = self.start_sum(&telling, x, squares)?;
+        let readback = self.readback();
+        let blocks = self.start_sum(&readback, x, squares)?;
         // What kernels have found wrong comes with them.
         let mut sums = [0.0; SUM_WORDS];
-        self.doubles(&telling, telling.sums, &mut sums[..blocks])?;
+        self.doubles(&readback, readback.sums, &mut sums[..blocks])?;
         Ok(sums[..blocks].iter().fold(0.0, |all, sum| all + sum))
     }
 
     /// The blocks' sums, and how many there are.
-    fn start_sum(&self, telling: &Telling, x: View<'_>, squares: bool) -> Result<usize> {
-        let (len, squares, sums) = (x.len() as u64, u32::from(squares), telling.sums);
+    fn start_sum(&self, readback: &ScalarReadback, x: View<'_>, squares: bool) -> Result<usize> {
+        let (len, squares, sums) = (x.len() as u64, u32::from(squares), readback.sums);
         let blocks = x.len().div_ceil(TILE).min(SUM_WORDS);
         // SAFETY: the kernel's parameters; `x` holds `len` elements, and there is room for as many sums.
         unsafe { self.launch("sum", [blocks, 1, 1], THREADS, 0, arguments![Run::of(&x), squares, sums, len])? };
@@ -145,37 +145,37 @@ impl Cuda {
     }
 
     /// As [`Cuda::run_sum`], to the bit, into a slot of the device's.
-    pub(super) fn run_sum_later(&self, x: View<'_>, squares: bool) -> Result<Sum> {
-        let mut telling = self.telling();
-        let Some((to, number)) = telling.take() else {
-            drop(telling);
+    pub(super) fn run_sum_async(&self, x: View<'_>, squares: bool) -> Result<Sum> {
+        let mut readback = self.readback();
+        let Some((to, number)) = readback.take() else {
+            drop(readback);
             return self.run_sum(x, squares).map(Sum::Known);
         };
-        let (blocks, sums) = (self.start_sum(&telling, x, squares)? as u32, telling.sums);
+        let (blocks, sums) = (self.start_sum(&readback, x, squares)? as u32, readback.sums);
         // SAFETY: the kernel's parameters; so many sums are there, and the slot is nobody else's.
         unsafe { self.launch("sum_partials", [1, 1, 1], 32, 0, arguments![sums, blocks, to])? };
         Ok(Sum::Slot(number))
     }
 
     /// What slots hold, which are free again.
-    pub(super) fn run_known(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
-        let mut telling = self.telling();
+    pub(super) fn run_read_scalars(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
+        let mut readback = self.readback();
         let mut slots = [0.0; SUM_WORDS];
-        let slots = &mut slots[..telling.len()];
-        let read = self.doubles(&telling, telling.slots, slots);
-        let told = read.and_then(|()| tell(sums, to, |number| Some(slots[telling.slot(number)?])));
-        telling.free(sums.iter().filter_map(|sum| if let Sum::Slot(number) = sum { Some(*number) } else { None }));
+        let slots = &mut slots[..readback.len()];
+        let read = self.doubles(&readback, readback.slots, slots);
+        let told = read.and_then(|()| tell(sums, to, |number| Some(slots[readback.slot(number)?])));
+        readback.free(sums.iter().filter_map(|sum| if let Sum::Slot(number) = sum { Some(*number) } else { None }));
         told
     }
 
     /// As many f64 of those behind the fault's words; what kernels have found wrong comes with them.
-    fn doubles(&self, telling: &Telling, from: Address, to: &mut [f64]) -> Result<()> {
-        let before = (from - telling.faults) as usize;
+    fn doubles(&self, readback: &ScalarReadback, from: Address, to: &mut [f64]) -> Result<()> {
+        let before = (from - readback.faults) as usize;
         let mut bytes = [0u8; 256 + 2 * SUM_WORDS * 8];
         let bytes = &mut bytes[..before + size_of_val(to)];
-        // SAFETY: both lie in the queue's own memory, one behind the other.
-        unsafe { self.queue.download(telling.faults, bytes)? };
-        self.found(telling, &bytes[..FAULT_WORDS * 4])?;
+        // SAFETY: both lie in the stream's own memory, one behind the other.
+        unsafe { self.stream.download(readback.faults, bytes)? };
+        self.found(readback, &bytes[..FAULT_WORDS * 4])?;
         for (to, bytes) in to.iter_mut().zip(bytes[before..].as_chunks::<8>().0) {
             *to = f64::from_le_bytes(*bytes);
         }

@@ -9,9 +9,9 @@ use crate::{DType, KernelError, Result, View, ViewMut};
 
 /// Threads of most kernels' blocks.
 const THREADS: u32 = 256;
-/// Blocks that fill any machine; what sums are cut into follows from it, so it is not asked of the machine.
+/// Blocks that fill any device; what sums are cut into follows from it, so it is not asked of the device.
 const MANY: usize = 1024;
-/// Shared memory that every machine gives a block.
+/// Shared memory that every device gives a block.
 const SHARED: usize = 96 << 10;
 
 /// How threads share rows of so many columns: threads of a block, of them those that have a row together, and so rows that a
@@ -202,22 +202,22 @@ impl Cuda {
         if parts == 1 { Ok(()) } else { self.sum_parts(target, into, parts, firsts * cols) }
     }
 
-    pub(super) fn run_add_rows(&self, op: &AddRows, table: View, x: ViewMut) -> Result<()> {
+    pub(super) fn run_bias_add(&self, op: &BiasAdd, table: View, x: ViewMut) -> Result<()> {
         self.change_rows(Run::of(&table), Run::of_mut(&x), op.rows, op.period, op.cols, false)
     }
 
-    pub(super) fn run_add_rows_backward(&self, op: &AddRows, dy: View, dtable: ViewMut) -> Result<()> {
+    pub(super) fn run_bias_add_backward(&self, op: &BiasAdd, dy: View, dtable: ViewMut) -> Result<()> {
         let statistics = Statistics { means: Run::none(DType::F32), rstds: Run::none(DType::F32) };
         let (dy, x) = (Run::of(&dy), Run::none(op.dtype));
         let sums = Sums { dy, x, statistics, rows: op.rows, period: op.period, cols: op.cols };
         self.column_sums(sums, Run::of_mut(&dtable))
     }
 
-    pub(super) fn run_mul_rows(&self, op: &MulRows, w: View, x: ViewMut) -> Result<()> {
+    pub(super) fn run_scale_columns(&self, op: &ScaleColumns, w: View, x: ViewMut) -> Result<()> {
         self.change_rows(Run::of(&w), Run::of_mut(&x), op.rows, 1, op.cols, true)
     }
 
-    pub(super) fn run_mul_rows_backward(&self, op: &MulRows, x: View, dy: View, dw: ViewMut) -> Result<()> {
+    pub(super) fn run_scale_columns_backward(&self, op: &ScaleColumns, x: View, dy: View, dw: ViewMut) -> Result<()> {
         let statistics = Statistics { means: Run::none(DType::F32), rstds: Run::none(DType::F32) };
         let (dy, x) = (Run::of(&dy), Run::of(&x));
         self.column_sums(Sums { dy, x, statistics, rows: op.rows, period: 1, cols: op.cols }, Run::of_mut(&dw))
@@ -233,7 +233,7 @@ impl Cuda {
         }
     }
 
-    pub(super) fn run_inverse_norms(&self, op: &InverseNorms, x: View, s: ViewMut) -> Result<()> {
+    pub(super) fn run_row_inv_norm(&self, op: &RowInvNorm, x: View, s: ViewMut) -> Result<()> {
         let teams = teams(op.cols);
         let (grid, rows, cols, team) =
             ([op.rows.div_ceil(teams.rows), 1, 1], op.rows as u64, op.cols as u64, teams.team);

@@ -1,11 +1,9 @@
 //! The kernels' sources, which the program carries with it.
 
-/// One file of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Source {
     /// Name of the file without its ending.
     pub name: &'static str,
-    /// What stands in it.
     pub text: &'static str,
     /// Whether it needs Hopper's own instructions (sm_90a), which nothing imitates on a processor.
     pub hopper: bool,
@@ -36,7 +34,6 @@ pub const HEADERS: &[(&str, &str)] = &[
     header!("hopper.h"),
 ];
 
-/// All sources.
 pub const SOURCES: &[Source] = &[
     source!("elementwise", false),
     source!("embedding", false),

@@ -14,7 +14,6 @@ pub struct Swing {
 }
 
 impl Swing {
-    /// Counts an allocation.
     pub fn add(&mut self, category: Category, bytes: u64) {
         let i = category as usize;
         self.live[i] += i128::from(bytes);

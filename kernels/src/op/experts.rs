@@ -14,9 +14,7 @@ use std::ops::Range;
 /// softmax over all experts, or over those chosen if `normalised`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Tokens.
     pub rows: usize,
-    /// Logits of a token.
     pub experts: usize,
     /// Experts that a token goes to.
     pub top: usize,
@@ -29,7 +27,6 @@ pub struct Route {
 }
 
 impl Route {
-    /// Choices, and slots.
     pub const fn slots(&self) -> usize {
         self.rows.saturating_mul(self.top)
     }
@@ -49,13 +46,9 @@ impl Route {
 /// Rows between tokens and slots: to slots, or weighted in their slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {
-    /// Tokens.
     pub rows: usize,
-    /// Slots of a token.
     pub top: usize,
-    /// Experts.
     pub experts: usize,
-    /// Elements of a row.
     pub cols: usize,
     /// Type of the rows; weights are f32 (f64 for f64).
     pub dtype: DType,
@@ -76,7 +69,6 @@ impl Slots {
 /// `y[row] = (y[row] +) sum over j of (weight *) x[slot of choice j]`, in the order of choices, rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Combine {
-    /// Shapes.
     pub slots: Slots,
     /// Whether choices have weights; else each counts as it is.
     pub weighted: bool,
@@ -98,19 +90,15 @@ pub enum Grouped {
 /// Matrix products of groups of rows, each with its own matrix; the sizes of the groups are data, their sum is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupedGemm {
-    /// Rows of all groups.
     pub rows: usize,
-    /// Groups, and matrices.
     pub groups: usize,
     /// Rows of a matrix.
     pub out: usize,
     /// Columns of a matrix.
     pub input: usize,
-    /// Which product.
     pub form: Grouped,
     /// Add to C instead of overwriting it.
     pub accumulate: bool,
-    /// Type of A.
     pub a: DType,
     /// Type of B: the matrices, of `Weight` the rows of the input.
     pub b: DType,

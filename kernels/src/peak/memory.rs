@@ -103,7 +103,7 @@ fn split(arrays: &mut [Buffer; 3], len: usize) -> Vec<Mutex<Part<'_>>> {
 /// Random numbers in [0, 1).
 fn fill(slice: &mut [f32], seed: u64) {
     for (block, four) in slice.chunks_mut(4).enumerate() {
-        let words = philox::words(seed, philox::Stream::Normal, block as u64);
+        let words = philox::words(seed, philox::RandomStream::Normal, block as u64);
         four.iter_mut().zip(words).for_each(|(x, word)| *x = (word >> 8) as f32 * 2f32.powi(-24));
     }
 }

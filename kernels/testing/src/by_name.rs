@@ -73,24 +73,24 @@ pub trait ByName: Kernels {
         self.run(&Op::LayerNormBackward(*op), &[x, w, statistics, dy], &mut writes, no_scratch())
     }
 
-    fn add_rows(&self, op: &AddRows, table: View<'_>, x: ViewMut<'_>) -> Result<()> {
-        self.run(&Op::AddRows(*op), &[table], &mut [x], no_scratch())
+    fn add_rows(&self, op: &BiasAdd, table: View<'_>, x: ViewMut<'_>) -> Result<()> {
+        self.run(&Op::BiasAdd(*op), &[table], &mut [x], no_scratch())
     }
 
-    fn add_rows_backward(&self, op: &AddRows, dy: View<'_>, dtable: ViewMut<'_>) -> Result<()> {
-        self.run(&Op::AddRowsBackward(*op), &[dy], &mut [dtable], no_scratch())
+    fn add_rows_backward(&self, op: &BiasAdd, dy: View<'_>, dtable: ViewMut<'_>) -> Result<()> {
+        self.run(&Op::BiasAddBackward(*op), &[dy], &mut [dtable], no_scratch())
     }
 
-    fn mul_rows(&self, op: &MulRows, w: View<'_>, x: ViewMut<'_>) -> Result<()> {
-        self.run(&Op::MulRows(*op), &[w], &mut [x], no_scratch())
+    fn mul_rows(&self, op: &ScaleColumns, w: View<'_>, x: ViewMut<'_>) -> Result<()> {
+        self.run(&Op::ScaleColumns(*op), &[w], &mut [x], no_scratch())
     }
 
-    fn mul_rows_backward(&self, op: &MulRows, x: View<'_>, dy: View<'_>, dw: ViewMut<'_>) -> Result<()> {
-        self.run(&Op::MulRowsBackward(*op), &[x, dy], &mut [dw], no_scratch())
+    fn mul_rows_backward(&self, op: &ScaleColumns, x: View<'_>, dy: View<'_>, dw: ViewMut<'_>) -> Result<()> {
+        self.run(&Op::ScaleColumnsBackward(*op), &[x, dy], &mut [dw], no_scratch())
     }
 
-    fn inverse_norms(&self, op: &InverseNorms, x: View<'_>, s: ViewMut<'_>) -> Result<()> {
-        self.run(&Op::InverseNorms(*op), &[x], &mut [s], no_scratch())
+    fn inverse_norms(&self, op: &RowInvNorm, x: View<'_>, s: ViewMut<'_>) -> Result<()> {
+        self.run(&Op::RowInvNorm(*op), &[x], &mut [s], no_scratch())
     }
 
     fn rope(&self, op: &Rope, x: ViewMut<'_>, cos: View<'_>, sin: View<'_>) -> Result<()> {
@@ -156,28 +156,28 @@ pub trait ByName: Kernels {
         self.run(&Op::NaiveAttentionBackward(*op), &[q, k, v, probs, dout], &mut [dq, dk, dv], workspace)
     }
 
-    fn swiglu(&self, op: &Swiglu, gate: View<'_>, up: View<'_>, act: ViewMut<'_>) -> Result<()> {
-        self.run(&Op::Swiglu(*op), &[gate, up], &mut [act], no_scratch())
+    fn swiglu(&self, op: &GatedActivation, gate: View<'_>, up: View<'_>, act: ViewMut<'_>) -> Result<()> {
+        self.run(&Op::GatedActivation(*op), &[gate, up], &mut [act], no_scratch())
     }
 
     fn swiglu_backward(
         &self,
-        op: &Swiglu,
+        op: &GatedActivation,
         gate: View<'_>,
         up: View<'_>,
         dact: View<'_>,
         dgate: ViewMut<'_>,
         dup: ViewMut<'_>,
     ) -> Result<()> {
-        self.run(&Op::SwigluBackward(*op), &[gate, up, dact], &mut [dgate, dup], no_scratch())
+        self.run(&Op::GatedActivationBackward(*op), &[gate, up, dact], &mut [dgate, dup], no_scratch())
     }
 
-    fn activate(&self, op: &Activate, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
-        self.run(&Op::Activate(*op), &[x], &mut [y], no_scratch())
+    fn activate(&self, op: &PointwiseActivation, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
+        self.run(&Op::PointwiseActivation(*op), &[x], &mut [y], no_scratch())
     }
 
-    fn activate_backward(&self, op: &Activate, x: View<'_>, dy: View<'_>, dx: ViewMut<'_>) -> Result<()> {
-        self.run(&Op::ActivateBackward(*op), &[x, dy], &mut [dx], no_scratch())
+    fn activate_backward(&self, op: &PointwiseActivation, x: View<'_>, dy: View<'_>, dx: ViewMut<'_>) -> Result<()> {
+        self.run(&Op::PointwiseActivationBackward(*op), &[x, dy], &mut [dx], no_scratch())
     }
 
     fn embedding(&self, op: &Embedding, ids: View<'_>, table: View<'_>, out: ViewMut<'_>) -> Result<()> {
@@ -311,7 +311,7 @@ pub trait ByName: Kernels {
         dx: ViewMut<'_>,
         dweights: ViewMut<'_>,
     ) -> Result<()> {
-        self.run(&Op::Weigh(*op), &[indices, weights], &mut [x, dx, dweights], no_scratch())
+        self.run(&Op::RouterWeightBackward(*op), &[indices, weights], &mut [x, dx, dweights], no_scratch())
     }
 
     fn grouped_gemm(
@@ -356,10 +356,10 @@ pub trait ByName: Kernels {
         self.summed(Op::SumSquares, x)
     }
 
-    fn summed(&self, op: fn(Move) -> Op, x: View<'_>) -> Result<f64> {
-        let shape = Move { len: x.len(), sources: 1, from: x.dtype(), to: DType::F64 };
-        let (sum, mut value) = (self.sum_later(&op(shape), x)?, [0.0]);
-        self.known(&[sum], &mut value)?;
+    fn summed(&self, op: fn(Elementwise) -> Op, x: View<'_>) -> Result<f64> {
+        let shape = Elementwise { len: x.len(), sources: 1, from: x.dtype(), to: DType::F64 };
+        let (sum, mut value) = (self.sum_async(&op(shape), x)?, [0.0]);
+        self.read_scalars(&[sum], &mut value)?;
         Ok(value[0])
     }
 }

@@ -10,15 +10,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zbench_kernels::Gemm;
 use zbench_kernels::cuda::host::Host;
-use zbench_kernels::cuda::machine::{Address, Arguments, Facts, Launch, Machine, MachineError, Mark, Queue, Result};
+use zbench_kernels::device::{Address, Arguments, Device, DeviceError, DeviceProps, Event, Launch, Result, Stream};
 
 /// The processor with queues that do nothing before somebody waits for it: what is not in order by marks goes wrong.
 #[derive(Clone)]
 pub struct Late(pub Host);
 
-impl Machine for Late {
-    fn facts(&self) -> &Facts {
-        self.0.facts()
+impl Device for Late {
+    fn props(&self) -> &DeviceProps {
+        self.0.props()
     }
 
     fn name(&self) -> String {
@@ -34,12 +34,12 @@ impl Machine for Late {
         unsafe { self.0.free(address, bytes) }
     }
 
-    fn queue(&self) -> Result<Box<dyn Queue>> {
+    fn new_stream(&self) -> Result<Box<dyn Stream>> {
         Ok(Box::new(LateQueue { host: self.0.clone(), line: Arc::default() }))
     }
 
-    fn product_workspace(&self) -> usize {
-        self.0.product_workspace()
+    fn blas_workspace(&self) -> usize {
+        self.0.blas_workspace()
     }
 
     fn load(&self, kernels: &[&'static str]) -> Result<()> {
@@ -69,7 +69,7 @@ struct State {
     done: u64,
     /// Somebody works on the piece that comes next.
     busy: bool,
-    failed: Option<MachineError>,
+    failed: Option<DeviceError>,
 }
 
 impl Line {
@@ -117,7 +117,7 @@ impl LateQueue {
     }
 }
 
-impl Queue for LateQueue {
+impl Stream for LateQueue {
     unsafe fn launch(&self, launch: &Launch, arguments: Arguments<'_>) -> Result<()> {
         let copy = |(pointer, size): (&*mut c_void, &usize)| {
             let mut words = vec![0u64; size.div_ceil(8)];
@@ -155,14 +155,14 @@ impl Queue for LateQueue {
         unsafe { self.host.download(from, to) }
     }
 
-    unsafe fn set(&self, to: Address, value: u8, bytes: usize) -> Result<()> {
+    unsafe fn memset(&self, to: Address, value: u8, bytes: usize) -> Result<()> {
         let host = self.host.clone();
         // SAFETY: the caller's promise, until the work is done.
-        self.line.push(Box::new(move || unsafe { host.set(to, value, bytes) }));
+        self.line.push(Box::new(move || unsafe { host.memset(to, value, bytes) }));
         Ok(())
     }
 
-    unsafe fn product(&self, _: &Gemm, _: Address, _: Address, _: Address, _: Address, _: usize) -> Result<bool> {
+    unsafe fn blas_gemm(&self, _: &Gemm, _: Address, _: Address, _: Address, _: Address, _: usize) -> Result<bool> {
         Ok(false)
     }
 
@@ -170,15 +170,15 @@ impl Queue for LateQueue {
         self.all()
     }
 
-    fn mark(&self) -> Result<Box<dyn Mark>> {
+    fn record_event(&self) -> Result<Box<dyn Event>> {
         Ok(Box::new(Place { line: self.line.clone(), at: self.line.asked() }))
     }
 
-    fn follow(&self, mark: &dyn Mark) -> Result<()> {
+    fn wait_event(&self, mark: &dyn Event) -> Result<()> {
         let Some(place) = mark.as_any().downcast_ref::<Place>() else {
-            let (machine, call) = ("cuda on the host".into(), "following a mark".into());
+            let (device, call) = ("cuda on the host".into(), "following a mark".into());
             let reason = "it is another machine's".into();
-            return Err(MachineError { machine, call, reason, out_of_memory: false });
+            return Err(DeviceError { device, call, reason, out_of_memory: false });
         };
         let (line, at) = (place.line.clone(), place.at);
         if !Arc::ptr_eq(&line, &self.line) {
@@ -194,16 +194,16 @@ struct Place {
     at: u64,
 }
 
-impl Mark for Place {
+impl Event for Place {
     fn wait(&self) -> Result<()> {
         self.line.reach(self.at)
     }
 
-    fn is_reached(&self) -> Result<bool> {
+    fn query(&self) -> Result<bool> {
         Ok(self.line.state().done >= self.at)
     }
 
-    fn since(&self, _: &dyn Mark) -> Result<Duration> {
+    fn elapsed(&self, _: &dyn Event) -> Result<Duration> {
         Ok(Duration::ZERO)
     }
 

@@ -99,7 +99,9 @@ fn no_kernel_takes_a_large_block_from_the_heap() {
         });
         note(&mut || cpu.embedding(&table, ids.view(), a.view(), c.view_mut()));
         note(&mut || cpu.embedding_backward(&table, ids.view(), a.view(), c.view_mut()));
-        note(&mut || cpu.swiglu(&Swiglu { len: n * n, act: Act::Silu, dtype }, a.view(), b.view(), c.view_mut()));
+        note(&mut || {
+            cpu.swiglu(&GatedActivation { len: n * n, act: Activation::Silu, dtype }, a.view(), b.view(), c.view_mut())
+        });
         note(&mut || cpu.reduce(ReduceOp::Sum, &[a.view(), b.view(), a.view()], true, c.view_mut()));
         note(&mut || cpu.sum_squares(a.view()).map(drop));
         let route = Route { rows: n, experts: n, top: 8, normalised: false, rounded: true, dtype };

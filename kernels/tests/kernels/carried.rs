@@ -91,10 +91,10 @@ impl Kernels for Carried {
         self.cuda.synchronize()
     }
 
-    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum> {
+    fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         let (x, mut value) = (self.carry(x)?, [0.0]);
-        let sum = self.cuda.sum_later(op, x.view())?;
-        self.cuda.known(&[sum], &mut value)?;
+        let sum = self.cuda.sum_async(op, x.view())?;
+        self.cuda.read_scalars(&[sum], &mut value)?;
         Ok(Sum::Known(value[0]))
     }
 }
@@ -129,7 +129,7 @@ fn carried_operands_give_what_those_at_hand_give() {
             kernels.dequantize(&op, View::of(&values), View::of(&scales), to.reborrow(), true).unwrap();
         });
         alike(&|kernels, to| {
-            let op = AddRows { rows: 3, period: 1, cols: 43, dtype: DType::F32 };
+            let op = BiasAdd { rows: 3, period: 1, cols: 43, dtype: DType::F32 };
             kernels.add_rows(&op, x.slice(0..43), to).unwrap();
         });
         assert_eq!(carried.sum(x).unwrap().to_bits(), CUDAS[0].sum(x).unwrap().to_bits());

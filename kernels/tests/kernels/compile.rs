@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use zbench_kernels::cuda::gpu::{Nvrtc, Probe, Search, Target, Usage, dotted, obtain, options};
 use zbench_kernels::cuda::host::Order;
-use zbench_kernels::cuda::machine::Machine;
 use zbench_kernels::cuda::sources::{SOURCES, Source};
+use zbench_kernels::device::Device;
 
 /// Capabilities of Ampere and Hopper: the oldest that the kernels are for, and the one that has sources of its own.
 const CAPABILITIES: [(u32, u32); 2] = [(8, 0), (9, 0)];

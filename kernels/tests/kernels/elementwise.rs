@@ -1,15 +1,17 @@
 use crate::carried::{all, on_gpu};
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::{Act, Activate, AdamW, DType, Dropout, Kernels, Normal, ReduceOp, Rounding, Swiglu};
+use zbench_kernels::{
+    Activation, AdamW, DType, Dropout, GatedActivation, Kernels, Normal, PointwiseActivation, ReduceOp, Rounding,
+};
 use zbench_kernels_testing::{ByName, Reference};
 
 fn float() -> impl Strategy<Value = DType> {
     prop::sample::select(&FLOATS[..])
 }
 
-fn act() -> impl Strategy<Value = Act> {
-    prop::sample::select(vec![Act::Silu, Act::Gelu, Act::GeluTanh])
+fn act() -> impl Strategy<Value = Activation> {
+    prop::sample::select(vec![Activation::Silu, Activation::Gelu, Activation::GeluTanh])
 }
 
 /// Around vectors, chunks, and what is worth a second and third thread.
@@ -53,29 +55,29 @@ proptest! {
 
     #[test]
     fn swiglu(len in length(), dtype in float(), function in act()) {
-        let op = Swiglu { len, act: function, dtype };
+        let op = GatedActivation { len, act: function, dtype };
         let [gate, up, dact] = [1, 2, 3].map(|seed| Tensor::normal(dtype, len, seed));
         let tensors = [gate.clone(), up.clone(), output(dtype, len)];
         compare(&format!("{op:?}"), tensors, &[2], |kernels, of, [gate, up, act]| {
-            kernels.swiglu(&Swiglu { dtype: of(dtype), ..op }, gate.view(), up.view(), act.view_mut())
+            kernels.swiglu(&GatedActivation { dtype: of(dtype), ..op }, gate.view(), up.view(), act.view_mut())
         });
         let tensors = [gate, up, dact, output(dtype, len), output(dtype, len)];
         compare(&format!("{op:?} backward"), tensors, &[3, 4], |kernels, of, [gate, up, dact, dgate, dup]| {
-            let op = Swiglu { dtype: of(dtype), ..op };
+            let op = GatedActivation { dtype: of(dtype), ..op };
             kernels.swiglu_backward(&op, gate.view(), up.view(), dact.view(), dgate.view_mut(), dup.view_mut())
         });
     }
 
     #[test]
     fn activate(len in length(), dtype in float(), act in act(), spread in 0.1f64..9.0) {
-        let op = Activate { len, act, dtype };
+        let op = PointwiseActivation { len, act, dtype };
         let wide: Vec<f64> = Tensor::normal(DType::F64, len, 1).values().iter().map(|x| x * spread).collect();
         let (x, dy) = (Tensor::of(dtype, &wide), Tensor::normal(dtype, len, 2));
         compare(&format!("{op:?}"), [x.clone(), output(dtype, len)], &[1], |kernels, of, [x, y]| {
-            kernels.activate(&Activate { dtype: of(dtype), ..op }, x.view(), y.view_mut())
+            kernels.activate(&PointwiseActivation { dtype: of(dtype), ..op }, x.view(), y.view_mut())
         });
         compare(&format!("{op:?} backward"), [x, dy, output(dtype, len)], &[2], |kernels, of, [x, dy, dx]| {
-            kernels.activate_backward(&Activate { dtype: of(dtype), ..op }, x.view(), dy.view(), dx.view_mut())
+            kernels.activate_backward(&PointwiseActivation { dtype: of(dtype), ..op }, x.view(), dy.view(), dx.view_mut())
         });
     }
 
@@ -188,18 +190,24 @@ fn an_element_has_the_same_bits_at_any_offset() {
         let at = |range: &std::ops::Range<usize>, n: usize| inputs[n].view().slice(range.clone());
         let swiglu: Call = &|k, r| {
             let mut act = fresh(&r, 0);
-            k.swiglu(&Swiglu { len: r.len(), act: Act::Silu, dtype }, at(&r, 0), at(&r, 1), act.view_mut()).unwrap();
+            k.swiglu(
+                &GatedActivation { len: r.len(), act: Activation::Silu, dtype },
+                at(&r, 0),
+                at(&r, 1),
+                act.view_mut(),
+            )
+            .unwrap();
             vec![act]
         };
         let swiglu_backward: Call = &|k, r| {
             let (mut dgate, mut dup) = (fresh(&r, 0), fresh(&r, 0));
-            let op = Swiglu { len: r.len(), act: Act::Silu, dtype };
+            let op = GatedActivation { len: r.len(), act: Activation::Silu, dtype };
             k.swiglu_backward(&op, at(&r, 0), at(&r, 1), at(&r, 2), dgate.view_mut(), dup.view_mut()).unwrap();
             vec![dgate, dup]
         };
         let activate: Call = &|k, r| {
             let (mut y, mut dx) = (fresh(&r, 0), fresh(&r, 0));
-            let op = Activate { len: r.len(), act: Act::Gelu, dtype };
+            let op = PointwiseActivation { len: r.len(), act: Activation::Gelu, dtype };
             k.activate(&op, at(&r, 0), y.view_mut()).unwrap();
             k.activate_backward(&op, at(&r, 0), at(&r, 1), dx.view_mut()).unwrap();
             vec![y, dx]

@@ -49,7 +49,7 @@ fn the_cores_refuse_f64_by_name() {
     refused(cpu.scale(1.0, y.view_mut()), "scale");
     refused(cpu.sum(x.view()).map(drop), "sum");
     refused(cpu.sum_squares(x.view()).map(drop), "sum_squares");
-    let swiglu = Swiglu { len: 4, act: Act::Silu, dtype: DType::F64 };
+    let swiglu = GatedActivation { len: 4, act: Activation::Silu, dtype: DType::F64 };
     refused(cpu.swiglu(&swiglu, x.view(), x.view(), y.view_mut()), "swiglu");
     let normal = Normal { len: 4, std: 1.0, seed: 0, first: 0, dtype: DType::F64 };
     refused(cpu.normal(&normal, y.view_mut()), "normal");
@@ -82,7 +82,7 @@ fn integers_are_no_numbers_to_train_with() {
             assert!(matches!(error, KernelError::Unsupported { op: "cast", dtype, .. } if dtype == ids.dtype));
             let error = k.add(ids.view(), ids.view(), copy.view_mut()).unwrap_err();
             assert!(matches!(error, KernelError::Unsupported { op: "add", dtype, .. } if dtype == ids.dtype));
-            let swiglu = Swiglu { len: 2, act: Act::Silu, dtype: ids.dtype };
+            let swiglu = GatedActivation { len: 2, act: Activation::Silu, dtype: ids.dtype };
             let error = k.swiglu(&swiglu, ids.view(), ids.view(), copy.view_mut()).unwrap_err();
             assert!(matches!(error, KernelError::Unsupported { op: "swiglu", dtype, .. } if dtype == ids.dtype));
         }
@@ -117,7 +117,7 @@ fn an_operand_of_another_type_or_too_short_is_named() {
             2,
             1,
         );
-        let swiglu = Swiglu { len: 6, act: Act::Silu, dtype: F };
+        let swiglu = GatedActivation { len: 6, act: Activation::Silu, dtype: F };
         is_short(k.swiglu(&swiglu, floats(6).view(), floats(5).view(), y.view_mut()), "swiglu", "up", 6, 5);
         is_short(k.cast(floats(5).view(), y.view_mut()), "cast", "src", 6, 5);
         is_short(k.cast(floats(7).view(), y.view_mut()), "cast", "src", 6, 7);

@@ -54,12 +54,12 @@ fn rms_norm() {
 
 #[test]
 fn swiglu_of_every_activation() {
-    for act in [Act::Silu, Act::Gelu, Act::GeluTanh] {
-        gated(Swiglu { len: 9, act, dtype: F });
+    for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+        gated(GatedActivation { len: 9, act, dtype: F });
     }
 }
 
-fn gated(op: Swiglu) {
+fn gated(op: GatedActivation) {
     let (gate, up, dact) = (normal(9, 1), normal(9, 2), normal(9, 3));
     let forward = |gate: &[f64], up: &[f64]| {
         let mut act = vec![0.0; 9];
@@ -105,8 +105,8 @@ fn layer_norm() {
 
 #[test]
 fn activate() {
-    for act in [Act::Silu, Act::Gelu, Act::GeluTanh] {
-        let op = Activate { len: 60, act, dtype: F };
+    for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+        let op = PointwiseActivation { len: 60, act, dtype: F };
         // Both branches of the error function.
         let x: Vec<f64> = normal(60, 1).iter().map(|x| 3.0 * x).collect();
         let dy = normal(60, 2);
@@ -123,7 +123,7 @@ fn activate() {
 
 #[test]
 fn add_rows() {
-    let op = AddRows { rows: 7, period: 3, cols: 2, dtype: F };
+    let op = BiasAdd { rows: 7, period: 3, cols: 2, dtype: F };
     let (x, table, dy) = (normal(14, 1), normal(6, 2), normal(14, 3));
     let forward = |table: &[f64]| {
         let mut y = x.clone();
@@ -138,7 +138,7 @@ fn add_rows() {
 
 #[test]
 fn mul_rows() {
-    let op = MulRows { rows: 5, cols: 3, dtype: F };
+    let op = ScaleColumns { rows: 5, cols: 3, dtype: F };
     let (x, w, dy) = (normal(15, 1), normal(3, 2), normal(15, 3));
     let forward = |x: &[f64], w: &[f64]| {
         let mut y = x.to_vec();

@@ -4,8 +4,8 @@ use crate::harness::*;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use zbench_kernels::cuda::host::{Host, Order};
-use zbench_kernels::cuda::machine::{Address, Arguments, Facts, Launch, Machine, Mark, Queue, Result};
 use zbench_kernels::cuda::sources::{SOURCES, Source};
+use zbench_kernels::device::{Address, Arguments, Device, DeviceProps, Event, Launch, Result, Stream};
 use zbench_kernels::*;
 use zbench_kernels_testing::ByName;
 
@@ -13,9 +13,9 @@ use zbench_kernels_testing::ByName;
 #[derive(Clone)]
 struct Noting(Host, Arc<Mutex<Vec<Launch>>>);
 
-impl Machine for Noting {
-    fn facts(&self) -> &Facts {
-        self.0.facts()
+impl Device for Noting {
+    fn props(&self) -> &DeviceProps {
+        self.0.props()
     }
 
     fn name(&self) -> String {
@@ -31,7 +31,7 @@ impl Machine for Noting {
         unsafe { self.0.free(address, bytes) }
     }
 
-    fn queue(&self) -> Result<Box<dyn Queue>> {
+    fn new_stream(&self) -> Result<Box<dyn Stream>> {
         Ok(Box::new(self.clone()))
     }
 
@@ -44,7 +44,7 @@ impl Machine for Noting {
     }
 }
 
-impl Queue for Noting {
+impl Stream for Noting {
     unsafe fn launch(&self, launch: &Launch, arguments: Arguments<'_>) -> Result<()> {
         self.1.lock().unwrap().push(*launch);
         // SAFETY: the caller's promise.
@@ -66,26 +66,34 @@ impl Queue for Noting {
         unsafe { self.0.download(from, to) }
     }
 
-    unsafe fn set(&self, to: Address, value: u8, bytes: usize) -> Result<()> {
+    unsafe fn memset(&self, to: Address, value: u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.0.set(to, value, bytes) }
+        unsafe { self.0.memset(to, value, bytes) }
     }
 
-    unsafe fn product(&self, op: &Gemm, a: Address, b: Address, c: Address, w: Address, bytes: usize) -> Result<bool> {
+    unsafe fn blas_gemm(
+        &self,
+        op: &Gemm,
+        a: Address,
+        b: Address,
+        c: Address,
+        w: Address,
+        bytes: usize,
+    ) -> Result<bool> {
         // SAFETY: the caller's promise.
-        unsafe { self.0.product(op, a, b, c, w, bytes) }
+        unsafe { self.0.blas_gemm(op, a, b, c, w, bytes) }
     }
 
     fn synchronize(&self) -> Result<()> {
         self.0.synchronize()
     }
 
-    fn mark(&self) -> Result<Box<dyn Mark>> {
-        Queue::mark(&self.0)
+    fn record_event(&self) -> Result<Box<dyn Event>> {
+        Stream::record_event(&self.0)
     }
 
-    fn follow(&self, mark: &dyn Mark) -> Result<()> {
-        Queue::follow(&self.0, mark)
+    fn wait_event(&self, mark: &dyn Event) -> Result<()> {
+        Stream::wait_event(&self.0, mark)
     }
 }
 
@@ -106,10 +114,10 @@ fn elementwise(cuda: &Cuda) -> zbench_kernels::Result<()> {
     cuda.add(x.view(), y.view(), a.view_mut())?;
     cuda.accumulate(2.0, x.view(), a.view_mut())?;
     cuda.scale(0.5, a.view_mut())?;
-    let op = Activate { len, act: Act::Silu, dtype };
+    let op = PointwiseActivation { len, act: Activation::Silu, dtype };
     cuda.activate(&op, x.view(), a.view_mut())?;
     cuda.activate_backward(&op, x.view(), y.view(), a.view_mut())?;
-    let op = Swiglu { len, act: Act::Silu, dtype };
+    let op = GatedActivation { len, act: Activation::Silu, dtype };
     cuda.swiglu(&op, x.view(), y.view(), a.view_mut())?;
     cuda.swiglu_backward(&op, x.view(), y.view(), x.view(), a.view_mut(), b.view_mut())?;
     cuda.dropout(&Dropout { len, p: 0.5, seed: 1, first: 0, dtype }, x.view(), a.view_mut())?;
@@ -166,8 +174,8 @@ fn rows(cuda: &Cuda) -> zbench_kernels::Result<()> {
     cuda.rms_norm(&op, x.view(), w.view(), y.view_mut(), rstd.view_mut())?;
     let (gradient, by) = (dx.view_mut(), Some(dw.view_mut()));
     cuda.rms_norm_backward(&op, x.view(), w.view(), rstd.view(), dy.view(), gradient, by)?;
-    cuda.inverse_norms(&InverseNorms { rows, cols, dtype }, x.view(), rstd.view_mut())?;
-    let op = AddRows { rows, period: 1, cols, dtype };
+    cuda.inverse_norms(&RowInvNorm { rows, cols, dtype }, x.view(), rstd.view_mut())?;
+    let op = BiasAdd { rows, period: 1, cols, dtype };
     cuda.add_rows(&op, w.view(), y.view_mut())?;
     cuda.add_rows_backward(&op, dy.view(), dw.view_mut())?;
     let op = Rope { rows: 6, seq: 3, heads: 2, head_dim: 8, inverse: false, dtype };
@@ -208,9 +216,9 @@ fn reductions(cuda: &Cuda) -> zbench_kernels::Result<()> {
     }
     let (ids, mut to) = (Tensor::ids(&[3; 100]), Tensor::ids(&[0; 100]));
     cuda.reduce(ReduceOp::Max, &[ids.view(), ids.view()], false, to.view_mut())?;
-    let later = cuda.sum_later(&Op::sum(sources[0].view().len(), sources[0].dtype), sources[0].view())?;
+    let later = cuda.sum_async(&Op::sum(sources[0].view().len(), sources[0].dtype), sources[0].view())?;
     let mut told = [0.0];
-    cuda.known(&[later], &mut told)?;
+    cuda.read_scalars(&[later], &mut told)?;
     assert_eq!(told, [cuda.sum(sources[0].view())?]);
     Ok(())
 }

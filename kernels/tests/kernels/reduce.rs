@@ -169,7 +169,7 @@ fn the_reference_is_the_tree_in_f64() {
 
 /// Elements over the whole range of the type, and its ends.
 fn random_integers(dtype: DType, len: usize, seed: u64) -> (Tensor, Vec<i64>) {
-    let word = |i: usize| philox::words(seed, philox::Stream::Dropout, i as u64 / 4)[i % 4];
+    let word = |i: usize| philox::words(seed, philox::RandomStream::Dropout, i as u64 / 4)[i % 4];
     let ends = |i: usize| [i32::MIN as u32, i32::MAX as u32, 0, u32::MAX][word(i) as usize / 16 % 4];
     let words: Vec<u32> = (0..len).map(|i| if word(i) % 16 == 0 { ends(i) } else { word(i) }).collect();
     match dtype {

@@ -1,7 +1,9 @@
 use crate::carried::all;
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::{AddRows, CrossEntropy, DType, Embedding, InverseNorms, LayerNorm, MulRows, RmsNorm, Rope, View};
+use zbench_kernels::{
+    BiasAdd, CrossEntropy, DType, Embedding, LayerNorm, RmsNorm, Rope, RowInvNorm, ScaleColumns, View,
+};
 use zbench_kernels_testing::{ByName, Reference};
 
 fn float() -> impl Strategy<Value = DType> {
@@ -76,37 +78,37 @@ proptest! {
 
     #[test]
     fn add_rows(rows in 0usize..200, period in 1usize..40, cols in width(), dtype in float(), table in float()) {
-        let shape = AddRows { rows, period, cols, dtype };
+        let shape = BiasAdd { rows, period, cols, dtype };
         let tensors = [Tensor::normal(dtype, period * cols, 1), guarded(Tensor::normal(dtype, rows * cols, 2))];
         compare(&format!("{shape:?}"), tensors, &[1], |kernels, of, [table, x]| {
-            kernels.add_rows(&AddRows { dtype: of(dtype), ..shape }, table.view(), x.view_mut())
+            kernels.add_rows(&BiasAdd { dtype: of(dtype), ..shape }, table.view(), x.view_mut())
         });
         let tensors = [Tensor::normal(dtype, rows * cols, 1), guarded(Tensor::normal(table, period * cols, 2))];
         compare(&format!("{shape:?} backward into {table}"), tensors, &[1], |kernels, of, [dy, dtable]| {
-            kernels.add_rows_backward(&AddRows { dtype: of(dtype), ..shape }, dy.view(), dtable.view_mut())
+            kernels.add_rows_backward(&BiasAdd { dtype: of(dtype), ..shape }, dy.view(), dtable.view_mut())
         });
     }
 
     #[test]
     fn mul_rows(rows in 0usize..200, cols in width(), dtype in float(), gradient in float()) {
-        let shape = MulRows { rows, cols, dtype };
+        let shape = ScaleColumns { rows, cols, dtype };
         let tensors = [Tensor::normal(dtype, cols, 1), guarded(Tensor::normal(dtype, rows * cols, 2))];
         compare(&format!("{shape:?}"), tensors, &[1], |kernels, of, [w, x]| {
-            kernels.mul_rows(&MulRows { dtype: of(dtype), ..shape }, w.view(), x.view_mut())
+            kernels.mul_rows(&ScaleColumns { dtype: of(dtype), ..shape }, w.view(), x.view_mut())
         });
         let [x, dy] = [3, 4].map(|seed| Tensor::normal(dtype, rows * cols, seed));
         let dw = guarded(Tensor::normal(gradient, cols, 5));
         compare(&format!("{shape:?} backward into {gradient}"), [x, dy, dw], &[2], |kernels, of, [x, dy, dw]| {
-            kernels.mul_rows_backward(&MulRows { dtype: of(dtype), ..shape }, x.view(), dy.view(), dw.view_mut())
+            kernels.mul_rows_backward(&ScaleColumns { dtype: of(dtype), ..shape }, x.view(), dy.view(), dw.view_mut())
         });
     }
 
     #[test]
     fn inverse_norms(rows in 0usize..200, cols in width(), dtype in float()) {
-        let shape = InverseNorms { rows, cols, dtype };
+        let shape = RowInvNorm { rows, cols, dtype };
         let tensors = [Tensor::normal(dtype, rows * cols, 1), output(DType::F32, rows)];
         compare(&format!("{shape:?}"), tensors, &[1], |kernels, of, [x, s]| {
-            kernels.inverse_norms(&InverseNorms { dtype: of(dtype), ..shape }, x.view(), s.view_mut())
+            kernels.inverse_norms(&RowInvNorm { dtype: of(dtype), ..shape }, x.view(), s.view_mut())
         });
     }
 
@@ -244,8 +246,8 @@ fn rows_do_not_depend_on_where_they_lie() {
             let of = statistics.view();
             k.layer_norm_backward(&layer, x_at, w, of, dy_at, dx_layer.view_mut(), None, None).unwrap();
             let (mut moved, mut turned) = (own(&dx), own(&dx));
-            k.add_rows(&AddRows { rows, period: 1, cols, dtype }, b, moved.view_mut()).unwrap();
-            k.mul_rows(&MulRows { rows, cols, dtype }, w, moved.view_mut()).unwrap();
+            k.add_rows(&BiasAdd { rows, period: 1, cols, dtype }, b, moved.view_mut()).unwrap();
+            k.mul_rows(&ScaleColumns { rows, cols, dtype }, w, moved.view_mut()).unwrap();
             if cols % 2 == 0 {
                 let angles: Vec<f32> = (0..cols / 2).map(|i| (i as f32 * 0.7).sin()).collect();
                 let rope = Rope { rows, seq: 1, heads: 1, head_dim: cols, inverse: true, dtype };
@@ -394,9 +396,9 @@ fn rows_that_are_not_aligned_have_the_same_bits() {
             cuda.layer_norm(&norm, v!(x), v!(w), Some(v!(b)), m!(z), m!(statistics)).unwrap();
             let (dw_at, db_at) = (Some(m!(dw)), Some(m!(db)));
             cuda.layer_norm_backward(&norm, v!(x), v!(w), v!(statistics), v!(dy), m!(dz), dw_at, db_at).unwrap();
-            cuda.add_rows(&AddRows { rows, period: 1, cols, dtype }, v!(b), m!(sum)).unwrap();
-            cuda.mul_rows(&MulRows { rows, cols, dtype }, v!(w), m!(sum)).unwrap();
-            cuda.mul_rows_backward(&MulRows { rows, cols, dtype }, v!(x), v!(dy), m!(dt)).unwrap();
+            cuda.add_rows(&BiasAdd { rows, period: 1, cols, dtype }, v!(b), m!(sum)).unwrap();
+            cuda.mul_rows(&ScaleColumns { rows, cols, dtype }, v!(w), m!(sum)).unwrap();
+            cuda.mul_rows_backward(&ScaleColumns { rows, cols, dtype }, v!(x), v!(dy), m!(dt)).unwrap();
             let rope = Rope { rows, seq: 1, heads: 1, head_dim: cols, inverse: true, dtype };
             cuda.rope(&rope, m!(turned), v!(angles), v!(angles)).unwrap();
             let op = Embedding { rows, cols, vocab: ROWS, padding: None, dtype };

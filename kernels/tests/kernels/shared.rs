@@ -3,7 +3,7 @@
 use crate::harness::*;
 use std::sync::{Arc, Barrier};
 use zbench_kernels::cuda::host::Order;
-use zbench_kernels::cuda::machine::Machine;
+use zbench_kernels::device::Device;
 use zbench_kernels::*;
 use zbench_kernels_testing::{ByName, Late};
 
@@ -11,7 +11,7 @@ const THREADS: usize = 4;
 const ROUNDS: usize = 60;
 
 /// Machines that work at once, and when somebody waits.
-fn machines() -> [Arc<dyn Machine>; 2] {
+fn machines() -> [Arc<dyn Device>; 2] {
     let host = host(Order::Forward);
     [Arc::new(host.clone()), Arc::new(Late(host))]
 }
@@ -26,11 +26,11 @@ fn random(cuda: &Cuda, arena: &Arena, thread: usize) -> Buffer {
 
 fn told(cuda: &Cuda, sums: &[Sum]) -> Result<Vec<f64>> {
     let mut values = vec![0.0; sums.len()];
-    cuda.known(sums, &mut values).map(|()| values)
+    cuda.read_scalars(sums, &mut values).map(|()| values)
 }
 
 fn later(cuda: &Cuda, x: View<'_>) -> Result<Sum> {
-    cuda.sum_later(&Op::sum(x.len(), x.dtype()), x)
+    cuda.sum_async(&Op::sum(x.len(), x.dtype()), x)
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn sums_of_threads_do_not_mix() {
                     for round in 0..ROUNDS {
                         let later = [
                             later(cuda, x.view()).unwrap(),
-                            cuda.sum_later(&Op::sum_squares(x.len(), x.dtype()), x.view()).unwrap(),
+                            cuda.sum_async(&Op::sum_squares(x.len(), x.dtype()), x.view()).unwrap(),
                             Sum::Known(round as f64),
                             // A part of it: fewer blocks, behind those of the whole.
                             later(cuda, x.view().slice(0..1)).unwrap(),

@@ -169,7 +169,7 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
     curves.add("fill f32", Point { sizes: vec![8.0], seconds: 10e-6 });
     let layout = RankLayout { ranks: 4, threads: 1, crowded: true };
     let of = Operations { layout, curves, overheads: Overheads::default(), spread: 0.0 };
-    let fill = zbench_kernels::Move { len: 8, sources: 0, from: DType::F32, to: DType::F32 };
+    let fill = zbench_kernels::Elementwise { len: 8, sources: 0, from: DType::F32, to: DType::F32 };
     let operation = Recorded { phase: zbench_engine::recorder::Phase::Forward, term: "x", op: Op::Fill(fill, 0.0) };
     let call = Collective { axis: "data", kind: "all_gather", ranks: 4, bytes: 64, in_place: false };
     let action = Action::Forward { unit: 0 };

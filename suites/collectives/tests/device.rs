@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use zbench_engine::comm::group;
 use zbench_kernels::cuda::host::{Host, Order};
-use zbench_kernels::cuda::machine::Machine;
+use zbench_kernels::device::Device;
 use zbench_kernels::{Arena, Category, Cpu, Cuda, DType, Kernels, ReduceOp, View, ViewMut};
 use zbench_kernels_testing::Late;
 
@@ -19,7 +19,7 @@ static HOST: LazyLock<Host> = LazyLock::new(|| {
     Host::new(&cache, "c++", &[], Order::Forward).unwrap_or_else(|error| panic!("{error}"))
 });
 
-fn machine(late: bool) -> Arc<dyn Machine> {
+fn machine(late: bool) -> Arc<dyn Device> {
     if late { Arc::new(Late(HOST.clone())) } else { Arc::new(HOST.clone()) }
 }
 
@@ -98,7 +98,7 @@ fn nothing_is_left_undone_when_the_time_is_taken() {
     let count = |host: &Host| host.launches().get("reduce_floats").copied().unwrap_or(0);
     for words in ["", "-I 1"] {
         let own = Host::new(&zbench_host::devices::cache(), "c++", &[], Order::Forward).unwrap();
-        let machine: Arc<dyn Machine> = Arc::new(Late(own.clone()));
+        let machine: Arc<dyn Device> = Arc::new(Late(own.clone()));
         let plan = plan(&format!("-b 1K -e 1K -n 5 -w 0 -c 0 --buffers hot {words}"));
         let seats: Vec<RankDevice> =
             (0..2).map(|_| rank_device_on(&plan, machine.clone(), 0, None, 2).unwrap()).collect();

@@ -117,7 +117,6 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    /// One part.
     pub fn new(kernels: &dyn Kernels, arena: &Arena, quantize: &Quantize, part: View<'_>) -> Result<Packed> {
         Packed::of_parts(kernels, arena, quantize, part.len(), std::iter::once(part))
     }

@@ -3,7 +3,7 @@
 use super::{Block, GateUp, POINTWISE, Qkv, Saved, take};
 use crate::error::Result;
 use crate::layers::exec::Exec;
-use crate::model::{Grads, Weights};
+use crate::layers::{Grads, Weights};
 use zbench_kernels::{Buffer, Op, View};
 
 impl Block {
@@ -32,7 +32,7 @@ impl Block {
                     waiting = Some((norm, statistics, dmlp));
                 } else {
                     let residual = take(&mut saved.residual);
-                    norm.backward(ex, w, g, n, &residual, &statistics, &dmlp, dy.view_mut())?;
+                    norm.backward(ex, w, g, n, [&residual, &statistics, &dmlp], dy.view_mut())?;
                     drop(dmlp);
                 }
             }
@@ -40,7 +40,7 @@ impl Block {
 
         let mut dout = ex.activation(n * d.heads * d.head_dim)?;
         let [out, statistics] = take(&mut saved.attention);
-        self.o.backward(ex, w, g, out.view(), dy.view(), false, dout.view_mut())?;
+        self.o.backward(ex, w, g, [out.view(), dy.view()], false, dout.view_mut())?;
         let mut dq = ex.activation(n * d.heads * d.head_dim)?;
         let mut dk = ex.activation(n * d.kv_heads * d.head_dim)?;
         let mut dv = ex.activation(n * d.kv_heads * d.head_dim)?;
@@ -51,9 +51,9 @@ impl Block {
         drop((out, statistics, dout));
         self.rotate(ex, [&mut dq, &mut dk], true)?;
         if let (Some(q_norm), Some(k_norm), Some([[q, of_q], [key, of_k]])) = (&self.q_norm, &self.k_norm, raw) {
-            dq = q_norm.backward_alone(ex, w, g, n * d.heads, &q, &of_q, &dq)?;
+            dq = q_norm.backward_alone(ex, w, g, n * d.heads, [&q, &of_q, &dq])?;
             drop((q, of_q));
-            dk = k_norm.backward_alone(ex, w, g, n * d.kv_heads, &key, &of_k, &dk)?;
+            dk = k_norm.backward_alone(ex, w, g, n * d.kv_heads, [&key, &of_k, &dk])?;
         }
         let begun = shared.is_some();
         let mut dnorm = match shared {
@@ -61,17 +61,17 @@ impl Block {
             None => ex.activation(n * d.hidden)?,
         };
         let [norm, statistics] = take(&mut saved.attention_norm);
-        self.q.backward(ex, w, g, norm.view(), dq.view(), begun, dnorm.view_mut())?;
-        self.k.backward(ex, w, g, norm.view(), dk.view(), true, dnorm.view_mut())?;
-        self.v.backward(ex, w, g, norm.view(), dv.view(), true, dnorm.view_mut())?;
+        self.q.backward(ex, w, g, [norm.view(), dq.view()], begun, dnorm.view_mut())?;
+        self.k.backward(ex, w, g, [norm.view(), dk.view()], true, dnorm.view_mut())?;
+        self.v.backward(ex, w, g, [norm.view(), dv.view()], true, dnorm.view_mut())?;
         if let Some(adapter) = &self.qkv_adapter {
             adapter.backward(ex, w, g, norm.view(), [dq.view(), dk.view(), dv.view()], dnorm.view_mut())?;
         }
         drop((dq, dk, dv, norm));
         let input = take(&mut saved.input);
-        self.attention_norm.backward(ex, w, g, n, &input, &statistics, &dnorm, dy.view_mut())?;
+        self.attention_norm.backward(ex, w, g, n, [&input, &statistics, &dnorm], dy.view_mut())?;
         if let Some((norm, statistics, dmlp)) = waiting {
-            norm.backward(ex, w, g, n, &input, &statistics, &dmlp, dy.view_mut())?;
+            norm.backward(ex, w, g, n, [&input, &statistics, &dmlp], dy.view_mut())?;
         }
         Ok(dy)
     }
@@ -92,19 +92,19 @@ impl Block {
         let mut dact = ex.activation(n * d.intermediate)?;
         let activation = saved.activation.take();
         let input = activation.as_ref().map_or(View::of::<f32>(&[]), Buffer::view);
-        self.down.backward(ex, w, g, input, dy.view(), false, dact.view_mut())?;
+        self.down.backward(ex, w, g, [input, dy.view()], false, dact.view_mut())?;
         drop(activation);
         let GateUp { gate, up, .. } = take(&mut saved.gate_up);
         let (mut dgate, mut dup) = (None, None);
         if let Some(gate) = gate {
             let dgate = dgate.insert(ex.activation(n * d.intermediate)?);
             let dup = dup.insert(ex.activation(n * d.intermediate)?);
-            let op = Op::SwigluBackward(self.swiglu(n, ex.compute));
+            let op = Op::GatedActivationBackward(self.swiglu(n, ex.compute));
             let reads = [gate.view(), up.view(), dact.view()];
             ex.run(POINTWISE, &op, &reads, &mut [dgate.view_mut(), dup.view_mut()])?;
         } else {
             let dup = dup.insert(ex.activation(n * d.intermediate)?);
-            let op = Op::ActivateBackward(self.activate(n, ex.compute));
+            let op = Op::PointwiseActivationBackward(self.activate(n, ex.compute));
             ex.run(POINTWISE, &op, &[up.view(), dact.view()], &mut [dup.view_mut()])?;
         }
         drop((dact, up));
@@ -113,9 +113,9 @@ impl Block {
         let norm = if self.mlp_norm.is_some() { &saved.mlp_norm } else { &saved.attention_norm };
         let norm = super::first(norm)[0].view();
         if let (Some(linear), Some(dgate)) = (&self.gate, &dgate) {
-            linear.backward(ex, w, g, norm, dgate.view(), false, dnorm.view_mut())?;
+            linear.backward(ex, w, g, [norm, dgate.view()], false, dnorm.view_mut())?;
         }
-        self.up.backward(ex, w, g, norm, dup.view(), self.gate.is_some(), dnorm.view_mut())?;
+        self.up.backward(ex, w, g, [norm, dup.view()], self.gate.is_some(), dnorm.view_mut())?;
         Ok(dnorm)
     }
 }

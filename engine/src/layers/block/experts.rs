@@ -4,7 +4,7 @@ use super::{Block, GateUp, POINTWISE, Saved, take};
 use crate::error::Result;
 use crate::layers::exec::Exec;
 use crate::layers::experts::{Experts, Routing};
-use crate::model::{Grads, Part, Weights};
+use crate::layers::{FlatKind, Grads, Weights};
 use zbench_kernels::{Buffer, Op};
 
 impl Block {
@@ -69,7 +69,7 @@ impl Block {
 
         let rows = experts.dispatch(ex, &routing, d.hidden, dy.view())?;
         let mut dact = ex.activation(wide)?;
-        experts.input(ex, w, &routing, &self.down, rows.view(), false, dact.view_mut())?;
+        experts.input(ex, w, &routing, &self.down, rows.view(), (false, dact.view_mut()))?;
         let dweights = experts.weigh(ex, &routing, d.intermediate, &mut activation, &mut dact)?;
         experts.weight(ex, g, &routing, &self.down, rows.view(), activation.view())?;
         drop((rows, activation));
@@ -77,26 +77,26 @@ impl Block {
         drop(dweights);
 
         let (mut dgate, mut dup) = (ex.activation(wide)?, ex.activation(wide)?);
-        let op = Op::SwigluBackward(self.swiglu(experts.slots(n), ex.compute));
+        let op = Op::GatedActivationBackward(self.swiglu(experts.slots(n), ex.compute));
         let reads = [gate.view(), up.view(), dact.view()];
         ex.run(POINTWISE, &op, &reads, &mut [dgate.view_mut(), dup.view_mut()])?;
         drop((dact, gate, up));
         let norm = if self.mlp_norm.is_some() { &saved.mlp_norm } else { &saved.attention_norm };
         let norm = super::first(norm)[0].view();
         let gate_proj = super::first(&self.gate);
-        if self.up.weight.part == Part::Trainable {
+        if self.up.weight.part == FlatKind::Trainable {
             let rows = experts.dispatch(ex, &routing, d.hidden, norm)?;
             experts.weight(ex, g, &routing, gate_proj, dgate.view(), rows.view())?;
             experts.weight(ex, g, &routing, &self.up, dup.view(), rows.view())?;
         }
         let mut through = ex.activation(experts.slots(n) * d.hidden)?;
-        experts.input(ex, w, &routing, gate_proj, dgate.view(), false, through.view_mut())?;
-        experts.input(ex, w, &routing, &self.up, dup.view(), true, through.view_mut())?;
+        experts.input(ex, w, &routing, gate_proj, dgate.view(), (false, through.view_mut()))?;
+        experts.input(ex, w, &routing, &self.up, dup.view(), (true, through.view_mut()))?;
         drop((dgate, dup));
         let mut dnorm = ex.activation(n * d.hidden)?;
         experts.combine(ex, &routing, d.hidden, false, through.view(), dnorm.view_mut())?;
         drop(through);
-        experts.router.backward(ex, w, g, norm, dlogits.view(), true, dnorm.view_mut())?;
+        experts.router.backward(ex, w, g, [norm, dlogits.view()], true, dnorm.view_mut())?;
         Ok(dnorm)
     }
 }

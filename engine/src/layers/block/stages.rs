@@ -4,10 +4,10 @@ use super::{Block, CORE, GateUp, POINTWISE, Qkv};
 use crate::config::{AttentionKind, Positions};
 use crate::error::Result;
 use crate::layers::Batch;
-use crate::layers::exec::{Exec, InDocuments};
+use crate::layers::Weights;
+use crate::layers::exec::{DocumentMask, Exec};
 use crate::layers::experts::Routing;
-use crate::model::Weights;
-use zbench_kernels::{Activate, Attention, Buffer, DType, Op, Rope, Swiglu};
+use zbench_kernels::{Attention, Buffer, DType, GatedActivation, Op, PointwiseActivation, Rope};
 
 impl Block {
     pub(super) fn flash(&self) -> bool {
@@ -22,12 +22,12 @@ impl Block {
         Rope { rows, seq, heads, head_dim: self.dims.head_dim, inverse, dtype }
     }
 
-    pub(super) fn swiglu(&self, n: usize, dtype: DType) -> Swiglu {
-        Swiglu { len: n * self.dims.intermediate, act: self.dims.act, dtype }
+    pub(super) fn swiglu(&self, n: usize, dtype: DType) -> GatedActivation {
+        GatedActivation { len: n * self.dims.intermediate, act: self.dims.act, dtype }
     }
 
-    pub(super) fn activate(&self, n: usize, dtype: DType) -> Activate {
-        Activate { len: n * self.dims.intermediate, act: self.dims.act, dtype }
+    pub(super) fn activate(&self, n: usize, dtype: DType) -> PointwiseActivation {
+        PointwiseActivation { len: n * self.dims.intermediate, act: self.dims.act, dtype }
     }
 
     pub(super) fn attention(&self, batch: &Batch, dtype: DType) -> Attention {
@@ -83,7 +83,7 @@ impl Block {
         };
         let (q, k, v, mut writes) = (q.view(), k.view(), v.view(), [out.view_mut(), statistics.view_mut()]);
         match ex.documents {
-            Some(InDocuments { starts, .. }) => ex.run(CORE, &op, &[q, k, v, starts], &mut writes)?,
+            Some(DocumentMask { starts, .. }) => ex.run(CORE, &op, &[q, k, v, starts], &mut writes)?,
             None => ex.run(CORE, &op, &[q, k, v], &mut writes)?,
         }
         Ok([out, statistics])
@@ -101,7 +101,7 @@ impl Block {
         let (q, k, v, dout) = (q.view(), k.view(), v.view(), dout.view());
         let (out, statistics, mut writes) = (out.view(), statistics.view(), gradients.map(Buffer::view_mut));
         match (self.flash(), ex.documents) {
-            (true, Some(InDocuments { starts, .. })) => {
+            (true, Some(DocumentMask { starts, .. })) => {
                 let reads = [q, k, v, out, statistics, dout, starts];
                 ex.run(CORE, &Op::AttentionBackward(op), &reads, &mut writes)
             }
@@ -159,11 +159,11 @@ impl Block {
         let mut activation = ex.activation(n * self.dims.intermediate)?;
         match gate {
             Some(gate) => {
-                let op = Op::Swiglu(self.swiglu(n, ex.compute));
+                let op = Op::GatedActivation(self.swiglu(n, ex.compute));
                 ex.run(POINTWISE, &op, &[gate.view(), up.view()], &mut [activation.view_mut()])?;
             }
             None => {
-                let op = Op::Activate(self.activate(n, ex.compute));
+                let op = Op::PointwiseActivation(self.activate(n, ex.compute));
                 ex.run(POINTWISE, &op, &[up.view()], &mut [activation.view_mut()])?;
             }
         }

@@ -5,7 +5,6 @@
 
 use crate::cpu::matmul::path::Path;
 
-/// Elements of a vector.
 pub(super) const LANES: usize = 16;
 
 /// Sixteen f32. Methods are for the inside of [`run`], which compiles them for the instructions they need.

@@ -17,7 +17,7 @@ use super::matmul::path::Path;
 use super::matmul::tiles::{self, COLS, Element, ROWS, Source, WORDS};
 use super::stream::Shared;
 use crate::op::Attention;
-use crate::operands::elements;
+use crate::op::elements;
 use crate::{DType, View, ViewMut};
 use std::ops::Range;
 
@@ -96,7 +96,6 @@ impl Cpu {
 struct Panels {
     path: Path,
     level: Level,
-    /// Elements of a head.
     dim: usize,
     /// The same in tiles of 32.
     tiles: usize,

@@ -115,7 +115,6 @@ struct Meeting<'a> {
     /// First query and first key.
     query: usize,
     key: usize,
-    /// Keys of the tile.
     width: usize,
     sight: Sight<'a>,
     batch: usize,

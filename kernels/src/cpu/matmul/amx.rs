@@ -8,8 +8,7 @@
 
 #![allow(unsafe_code, reason = "AMX instructions, by assembly")]
 
-use super::micro::Block;
-use super::tiles::{COLS, ROWS, WORDS};
+use super::tiles::{Block, COLS, ROWS, WORDS};
 use std::arch::asm;
 use std::cell::Cell;
 use std::marker::PhantomData;

@@ -4,43 +4,9 @@
 #![allow(clippy::needless_range_loop, reason = "vectors in registers are taken by number, several arrays at once")]
 
 use super::path::Path;
+pub(crate) use super::tiles::Block;
 use super::tiles::{COLS, Element, Form, ROWS, WORDS};
 
-/// A run of tiles of neighbouring panels of A and B, and where their product goes.
-#[derive(Clone, Copy)]
-pub(crate) struct Block {
-    /// The first tile of the first panel of A.
-    pub a: *const u8,
-    /// What A and B hold.
-    pub element: Element,
-    /// How the tiles of A lie.
-    pub form: Form,
-    /// Bytes from one row of a tile of A to the next, where that is not turned: packed, or where the matrix itself lies
-    /// right.
-    pub a_row: usize,
-    /// Bytes from one tile of A to the next along the sum.
-    pub a_tile: usize,
-    /// Bytes from one panel of A to the next.
-    pub a_panel: usize,
-    /// Panels of A.
-    pub rows: usize,
-    /// The first tile of the first panel of B.
-    pub b: *const u32,
-    /// Words from one panel of B to the next.
-    pub b_panel: usize,
-    /// Panels of B.
-    pub cols: usize,
-    /// Tiles along the sum.
-    pub tiles: usize,
-    /// The first sum.
-    pub c: *mut f32,
-    /// Elements from one row of sums to the next.
-    pub c_row: usize,
-    /// Add to what is there.
-    pub add: bool,
-}
-
-/// See [`Path::hold`].
 pub(crate) struct Held {
     #[cfg(target_arch = "x86_64")]
     _tiles: Option<super::amx::Tiles>,

@@ -56,7 +56,6 @@ pub(super) fn prepacked_len(op: &Gemm) -> Option<usize> {
 
 /// The right operand of a product.
 pub(super) enum Right<'a> {
-    /// The matrix.
     Plain(View<'a>),
     /// What [`Cpu::run_prepack`] made of it.
     Prepacked(View<'a>),

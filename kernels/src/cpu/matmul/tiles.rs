@@ -15,12 +15,10 @@ pub(crate) const COLS: usize = 32;
 /// Words of a tile along the sum.
 pub(crate) const WORDS: usize = 16;
 
-/// What matrices hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     /// bf16, two terms to a word.
     Pair,
-    /// f32.
     Single,
 }
 
@@ -43,18 +41,48 @@ impl Element {
         terms.div_ceil(self.tile())
     }
 
-    /// Bytes of a term.
     pub const fn size(self) -> usize {
         4 / self.terms()
     }
 }
 
+/// A run of tiles of neighbouring panels of A and B, and where their product goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Block {
+    /// The first tile of the first panel of A.
+    pub a: *const u8,
+    /// What A and B hold.
+    pub element: Element,
+    /// How the tiles of A lie.
+    pub form: Form,
+    /// Bytes from one row of a tile of A to the next, where that is not turned: packed, or where the matrix itself lies
+    /// right.
+    pub a_row: usize,
+    /// Bytes from one tile of A to the next along the sum.
+    pub a_tile: usize,
+    /// Bytes from one panel of A to the next.
+    pub a_panel: usize,
+    /// Panels of A.
+    pub rows: usize,
+    /// The first tile of the first panel of B.
+    pub b: *const u32,
+    /// Words from one panel of B to the next.
+    pub b_panel: usize,
+    /// Panels of B.
+    pub cols: usize,
+    /// Tiles along the sum.
+    pub tiles: usize,
+    pub c: *mut f32,
+    /// Elements from one row of sums to the next.
+    pub c_row: usize,
+    /// Add to what is there.
+    pub add: bool,
+}
+
 /// One operand in memory: a matrix of `outer` (rows of A, columns of B) by terms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
-    /// Its first element.
     pub ptr: *const u8,
-    /// What it holds.
     pub element: Element,
     /// Elements from one outer index to the next if `terms_adjoin`, else from one term to the next.
     pub stride: usize,

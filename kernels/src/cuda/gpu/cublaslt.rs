@@ -53,7 +53,6 @@ pub(super) const INVALID_VALUE: c_int = cublasStatus_t::CUBLAS_STATUS_INVALID_VA
 /// No memory for what it needs itself.
 pub(super) const ALLOC_FAILED: c_int = cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED as c_int;
 
-/// A loaded cuBLASLt.
 pub struct CublasLt {
     pub(super) table: Table,
     path: PathBuf,

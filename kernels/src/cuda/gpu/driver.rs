@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "functions of the CUDA driver")]
 
 use super::library::{Absent, Found, Library, Returned, Search, string, table};
-use crate::cuda::machine::MachineError;
+use crate::device::DeviceError;
 use cudarc::driver::sys::*;
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 use std::path::{Path, PathBuf};
@@ -71,15 +71,12 @@ table! {
     }
 }
 
-/// CUDA_SUCCESS.
 const SUCCESS: c_int = CUresult::CUDA_SUCCESS as c_int;
 /// What was asked for is not done yet.
 pub const NOT_READY: c_int = CUresult::CUDA_ERROR_NOT_READY as c_int;
 const OUT_OF_MEMORY: c_int = CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int;
 
-/// A loaded driver.
 pub struct Driver {
-    /// Its functions.
     pub table: Table,
     path: PathBuf,
     version: i32,
@@ -95,7 +92,6 @@ impl std::fmt::Debug for Driver {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {words}")]
 pub struct DriverError {
-    /// The function.
     pub call: &'static str,
     /// CUresult.
     pub code: i32,
@@ -105,9 +101,9 @@ pub struct DriverError {
 
 impl DriverError {
     /// The same as a machine's error.
-    pub(super) fn on(self, machine: &str) -> MachineError {
+    pub(super) fn on(self, device: &str) -> DeviceError {
         let out_of_memory = self.code == OUT_OF_MEMORY;
-        MachineError { machine: machine.into(), call: self.call.into(), reason: self.words, out_of_memory }
+        DeviceError { device: device.into(), call: self.call.into(), reason: self.words, out_of_memory }
     }
 }
 

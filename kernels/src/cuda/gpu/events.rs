@@ -4,14 +4,14 @@
 
 use super::driver::NOT_READY;
 use super::{Gpu, Inner};
-use crate::cuda::machine::{Mark, Result};
+use crate::device::{Event, Result};
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream};
 use std::any::Any;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// An event: what was asked for before it has been done once it is reached.
-pub struct Event {
+pub struct GpuEvent {
     gpu: Gpu,
     handle: CUevent,
     /// Whether times between it and others can be told; such ones are used again.
@@ -19,9 +19,9 @@ pub struct Event {
 }
 
 // SAFETY: a handle of the driver's, which any thread may use.
-unsafe impl Send for Event {}
+unsafe impl Send for GpuEvent {}
 // SAFETY: as above.
-unsafe impl Sync for Event {}
+unsafe impl Sync for GpuEvent {}
 
 impl Inner {
     fn event(&self, flags: CUevent_flags) -> Result<CUevent> {
@@ -33,20 +33,20 @@ impl Inner {
     }
 }
 
-impl Event {
+impl GpuEvent {
     /// One that tells times.
-    pub(super) fn timed(gpu: &Gpu) -> Result<Event> {
+    pub(super) fn timed(gpu: &Gpu) -> Result<GpuEvent> {
         gpu.0.enter()?;
         let kept = gpu.0.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let handle = kept.map_or_else(|| gpu.0.event(CUevent_flags::CU_EVENT_DEFAULT), Ok)?;
-        Ok(Event { gpu: gpu.clone(), handle, timed: true })
+        Ok(GpuEvent { gpu: gpu.clone(), handle, timed: true })
     }
 
     /// One that is only waited for.
-    pub(super) fn plain(gpu: &Gpu) -> Result<Event> {
+    pub(super) fn plain(gpu: &Gpu) -> Result<GpuEvent> {
         gpu.0.enter()?;
         let handle = gpu.0.event(CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
-        Ok(Event { gpu: gpu.clone(), handle, timed: false })
+        Ok(GpuEvent { gpu: gpu.clone(), handle, timed: false })
     }
 
     /// Puts it behind what the stream was asked for so far.
@@ -73,7 +73,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for GpuEvent {
     fn drop(&mut self) {
         if self.timed {
             self.gpu.0.events.lock().unwrap_or_else(PoisonError::into_inner).push(self.handle);
@@ -84,14 +84,14 @@ impl Drop for Event {
     }
 }
 
-impl Mark for Event {
+impl Event for GpuEvent {
     fn wait(&self) -> Result<()> {
         self.gpu.0.enter()?;
         // SAFETY: a live event.
         self.gpu.0.check("cuEventSynchronize", unsafe { (self.gpu.0.driver.table.event_synchronize)(self.handle) })
     }
 
-    fn is_reached(&self) -> Result<bool> {
+    fn query(&self) -> Result<bool> {
         self.gpu.0.enter()?;
         // SAFETY: a live event.
         match unsafe { (self.gpu.0.driver.table.event_query)(self.handle) } {
@@ -100,10 +100,10 @@ impl Mark for Event {
         }
     }
 
-    fn since(&self, earlier: &dyn Mark) -> Result<Duration> {
+    fn elapsed(&self, earlier: &dyn Event) -> Result<Duration> {
         const CALL: &str = "cuEventElapsedTime";
         let inner = &self.gpu.0;
-        let earlier = earlier.as_any().downcast_ref::<Event>().filter(|event| Arc::ptr_eq(&event.gpu.0, inner));
+        let earlier = earlier.as_any().downcast_ref::<GpuEvent>().filter(|event| Arc::ptr_eq(&event.gpu.0, inner));
         let earlier = earlier.ok_or_else(|| inner.error(CALL, "the mark is another machine's"))?;
         inner.enter()?;
         let mut milliseconds = 0f32;

@@ -117,14 +117,8 @@ impl fmt::Display for Attempt {
 /// Why a library cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Absent {
-    /// It is nowhere.
     #[error("{library} was not found. Tried:{}\n{}", list(tried), library.help())]
-    NotFound {
-        /// Which.
-        library: Library,
-        /// All places, in order.
-        tried: Vec<Attempt>,
-    },
+    NotFound { library: Library, tried: Vec<Attempt> },
     /// What was found is not it, or not all of it.
     #[error(
         "{} has no function {symbol}, so it is not {}{library} that zbench can use: {reason}",
@@ -134,17 +128,13 @@ pub enum Absent {
     MissingSymbol {
         /// Which library it should be.
         library: Library,
-        /// The function.
         symbol: &'static str,
-        /// What was found.
         path: PathBuf,
-        /// What the loader says.
         reason: String,
     },
     /// It is there and does not work.
     #[error("{library} does not work: {reason}")]
     Failed {
-        /// Which.
         library: Library,
         /// Its own words.
         reason: String,

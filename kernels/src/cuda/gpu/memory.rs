@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "functions of the CUDA driver")]
 
 use super::{Gpu, Inner};
-use crate::cuda::machine::{Address, Result};
+use crate::device::{Address, Result};
 use std::ptr::NonNull;
 
 /// What the driver says of a device's memory.

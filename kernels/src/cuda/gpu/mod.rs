@@ -17,15 +17,15 @@ mod nvtx;
 mod plan;
 mod probe;
 mod product;
-mod queue;
 mod staging;
+mod stream;
 mod tensors;
 mod usage;
 
 pub use cache::{Obtained, obtain};
 pub use cublaslt::CublasLt;
 pub use driver::{Driver, DriverError, NOT_READY, Table as DriverTable};
-pub use events::Event;
+pub use events::GpuEvent;
 pub use library::{Absent, Attempt, Found, Library, Search, string};
 pub use memory::{MemoryInfo, Pinned};
 pub use modules::Built;
@@ -33,12 +33,13 @@ pub use nccl::NcclTable;
 pub use nvml::{Nvml, Reading, Throttle, Watched};
 pub use nvrtc::{CompileError, Compiled, Nvrtc, Target, TooOld, options};
 pub use nvtx::Ranges;
-pub use probe::{Device, Probe};
-pub use product::{Chosen, Fallback};
-pub use queue::Stream;
+pub use plan::Chosen;
+pub use probe::{GpuInfo, Probe};
+pub use product::Fallback;
+pub use stream::GpuStream;
 pub use usage::Usage;
 
-use super::machine::{Address, Facts, Machine, MachineError, PRODUCT_WORKSPACE, Queue, Result, TensorBox, TensorMap};
+use crate::device::{Address, BLAS_WORKSPACE, Device, DeviceError, DeviceProps, Result, Stream, TensorBox, TensorMap};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent};
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -58,7 +59,7 @@ pub fn dotted(version: i32) -> String {
 pub struct Options {
     /// Folder for compiled kernels; without one they are compiled at every start.
     pub cache: Option<PathBuf>,
-    /// Bytes of memory that [`Facts::memory_bytes`] leaves out of what is free.
+    /// Bytes of memory that [`DeviceProps::memory_bytes`] leaves out of what is free.
     pub reserve_bytes: u64,
     /// Whether the first product of each shape times the algorithms that cuBLASLt proposes. What is chosen may then differ
     /// from run to run, and with it the last bits of a product; [`Gpu::products`] says what was.
@@ -77,8 +78,8 @@ pub struct Gpu(Arc<Inner>);
 
 struct Inner {
     name: String,
-    facts: Facts,
-    about: Device,
+    facts: DeviceProps,
+    about: GpuInfo,
     options: Options,
     target: Target,
     driver: Arc<Driver>,
@@ -88,7 +89,7 @@ struct Inner {
     modules: modules::Modules,
     /// Events for marks that are not in use.
     events: Mutex<Vec<CUevent>>,
-    products: Option<product::Products>,
+    products: Option<plan::Products>,
     /// Products that our own kernels did instead.
     fallbacks: Mutex<HashMap<product::FallbackKey, Fallback>>,
     ranges: Option<Arc<Ranges>>,
@@ -108,9 +109,9 @@ impl std::fmt::Debug for Gpu {
 }
 
 /// An error of a device that could not be taken.
-fn unopened(ordinal: usize, reason: impl Into<String>) -> MachineError {
+fn unopened(ordinal: usize, reason: impl Into<String>) -> DeviceError {
     let call = format!("opening GPU {ordinal}");
-    MachineError { machine: "cuda".into(), call, reason: reason.into(), out_of_memory: false }
+    DeviceError { device: "cuda".into(), call, reason: reason.into(), out_of_memory: false }
 }
 
 impl Gpu {
@@ -131,7 +132,7 @@ impl Gpu {
 
         let device = driver.device(ordinal as c_int).map_err(failed)?;
         let number = |which| Ok(driver.attribute(which, device).map_err(failed)?.unsigned_abs());
-        let mut facts = Facts {
+        let mut facts = DeviceProps {
             name: about.name.clone(),
             capability: about.capability,
             multiprocessors: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
@@ -163,13 +164,13 @@ impl Gpu {
         facts.memory_bytes = memory.free_bytes.saturating_sub(inner.options.reserve_bytes);
         inner.facts = facts;
         if let Ok(library) = &probe.cublaslt {
-            inner.products = Some(product::Products::new(library.clone(), &inner)?);
+            inner.products = Some(plan::Products::new(library.clone(), &inner)?);
         }
         Ok(Gpu(Arc::new(inner)))
     }
 
     /// Its number, id and place.
-    pub fn about(&self) -> &Device {
+    pub fn about(&self) -> &GpuInfo {
         &self.0.about
     }
 
@@ -193,7 +194,7 @@ impl Gpu {
 
     /// How products are done, of every shape that came so far: for records, since it is part of what is measured.
     pub fn products(&self) -> Vec<Chosen> {
-        self.0.products.as_ref().map_or(Vec::new(), product::Products::chosen)
+        self.0.products.as_ref().map_or(Vec::new(), plan::Products::chosen)
     }
 
     /// The products that our own kernels did and not cuBLASLt since this was asked last, with the reasons: for records, which must not
@@ -205,12 +206,12 @@ impl Gpu {
         all
     }
 
-    /// A queue, with more than [`Queue`] has.
+    /// A queue, with more than [`Stream`] has.
     ///
     /// # Errors
     /// The device has no room for it, or has failed.
-    pub fn stream(&self) -> Result<Stream> {
-        Stream::new(self)
+    pub fn stream(&self) -> Result<GpuStream> {
+        GpuStream::new(self)
     }
 }
 
@@ -227,8 +228,8 @@ impl Inner {
         self.driver.check(call, code).map_err(|error| error.on(&self.name))
     }
 
-    fn error(&self, call: impl Into<String>, reason: impl Into<String>) -> MachineError {
-        MachineError { machine: self.name.clone(), call: call.into(), reason: reason.into(), out_of_memory: false }
+    fn error(&self, call: impl Into<String>, reason: impl Into<String>) -> DeviceError {
+        DeviceError { device: self.name.clone(), call: call.into(), reason: reason.into(), out_of_memory: false }
     }
 }
 
@@ -254,8 +255,8 @@ impl Drop for Inner {
 }
 
 #[allow(unsafe_code, reason = "functions of the CUDA driver")]
-impl Machine for Gpu {
-    fn facts(&self) -> &Facts {
+impl Device for Gpu {
+    fn props(&self) -> &DeviceProps {
         &self.0.facts
     }
 
@@ -267,9 +268,9 @@ impl Machine for Gpu {
         Ok(self.memory_info()?.free_bytes.saturating_sub(self.0.options.reserve_bytes))
     }
 
-    fn show(&self, name: Option<&str>) {
+    fn profiler_range(&self, name: Option<&str>) {
         if let Some(ranges) = &self.0.ranges {
-            ranges.show(name);
+            ranges.profiler_range(name);
         }
     }
 
@@ -278,7 +279,7 @@ impl Machine for Gpu {
         let mut at = 0;
         // SAFETY: a live output. The driver's addresses are multiples of 256.
         let code = unsafe { (self.0.driver.table.memory_allocate)(&mut at, bytes.max(1)) };
-        let failed = |error: MachineError| MachineError { reason: format!("{bytes} bytes: {}", error.reason), ..error };
+        let failed = |error: DeviceError| DeviceError { reason: format!("{bytes} bytes: {}", error.reason), ..error };
         self.0.check("cuMemAlloc", code).map_err(failed)?;
         Ok(at)
     }
@@ -294,7 +295,7 @@ impl Machine for Gpu {
         }
     }
 
-    fn queue(&self) -> Result<Box<dyn Queue>> {
+    fn new_stream(&self) -> Result<Box<dyn Stream>> {
         Ok(Box::new(self.stream()?))
     }
 
@@ -302,8 +303,8 @@ impl Machine for Gpu {
         self.0.load(kernels)
     }
 
-    fn product_workspace(&self) -> usize {
-        PRODUCT_WORKSPACE
+    fn blas_workspace(&self) -> usize {
+        BLAS_WORKSPACE
     }
 
     fn tensor_map(&self, part: &TensorBox) -> Result<TensorMap> {

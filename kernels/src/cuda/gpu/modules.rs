@@ -4,8 +4,8 @@
 
 use super::cache::{Obtained, obtain};
 use super::{Inner, Usage};
-use crate::cuda::machine::{Launch, Result};
 use crate::cuda::sources::Source;
+use crate::device::{Launch, Result};
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUmodule};
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 /// A source that was made ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Built {
-    /// Its name.
     pub source: &'static str,
     /// Whether its code was on disk.
     pub cached: bool,
@@ -23,11 +22,9 @@ pub struct Built {
     pub not_kept: Option<String>,
     /// Time of compiling, or of reading.
     pub time: Duration,
-    /// What each kernel takes.
     pub usage: Vec<Usage>,
 }
 
-/// A loaded kernel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kernel {
     pub function: CUfunction,

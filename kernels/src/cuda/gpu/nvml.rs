@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "functions of NVML")]
 
-use super::Device;
+use super::GpuInfo;
 use super::library::{Absent, Library, Search, string, table};
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt;
@@ -192,7 +192,7 @@ impl Nvml {
     ///
     /// # Errors
     /// NVML does not know it: its words.
-    pub fn watch(&self, device: &Device) -> Result<Watched<'_>, String> {
+    pub fn watch(&self, device: &GpuInfo) -> Result<Watched<'_>, String> {
         let ask = |find: unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int, name: &str| {
             let text = CString::new(name).map_err(|error| error.to_string())?;
             let mut handle = std::ptr::null_mut();
@@ -215,7 +215,6 @@ impl Nvml {
 }
 
 impl Watched<'_> {
-    /// How it is now.
     pub fn read(&self) -> Reading {
         let table = &self.nvml.table;
         let memory = self.memory();

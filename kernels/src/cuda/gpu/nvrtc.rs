@@ -80,7 +80,6 @@ impl Target {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("its compute capability is {}.{}; the kernels need 8.0 (Ampere) or newer", capability.0, capability.1)]
 pub struct TooOld {
-    /// What it has.
     pub capability: (u32, u32),
 }
 
@@ -100,17 +99,13 @@ impl Compiled {
     }
 }
 
-/// The compiler refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{source_name} for {target}: {words}{}", if log.is_empty() { String::new() } else { format!("\n{log}") })]
 pub struct CompileError {
-    /// The source.
     pub source_name: String,
-    /// For which architecture.
     pub target: String,
     /// Which call failed, and why.
     pub words: String,
-    /// What the compiler says.
     pub log: String,
 }
 

@@ -52,7 +52,7 @@ impl Ranges {
     }
 
     /// This thread does something else from here on: its range ends, and another one begins where it has a name.
-    pub fn show(&self, name: Option<&str>) {
+    pub fn profiler_range(&self, name: Option<&str>) {
         if OPEN.replace(false) {
             // SAFETY: a function without arguments.
             unsafe { (self.table.pop)() };

@@ -2,16 +2,17 @@
 
 #![allow(unsafe_code, reason = "functions of cuBLASLt")]
 
-use super::cublaslt::{CublasLt, INVALID_VALUE, NOT_SUPPORTED};
-use super::product::Products;
-use super::{Chosen, Gpu};
+use super::Gpu;
+use super::cublaslt::{ALLOC_FAILED, CublasLt, INVALID_VALUE, NOT_SUPPORTED};
 use crate::DType;
-use crate::cuda::machine::{Address, Result};
+use crate::device::{Address, DeviceError, Result};
 use crate::op::Gemm;
 use cudarc::cublaslt::sys::*;
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// What a choice depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,7 +52,43 @@ impl Drop for Plan {
     }
 }
 
+/// How products of one shape are done.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chosen {
+    pub op: Gemm,
+    /// Multiples of so many bytes are the addresses of A, B and C.
+    pub alignment: [u32; 3],
+    /// The library's number of the algorithm.
+    pub algorithm: i32,
+    /// Its number of the tile's size.
+    pub tile: u32,
+    /// Its number of the pipeline's depth.
+    pub stages: u32,
+    /// Parts that the sums are split into.
+    pub split: u32,
+    /// Bytes of scratch that it uses.
+    pub workspace_bytes: usize,
+    /// Algorithms that were proposed.
+    pub candidates: usize,
+    /// Time of one product, if candidates were timed.
+    pub time: Option<Duration>,
+}
+
+pub(super) struct Products {
+    pub(super) library: Arc<CublasLt>,
+    pub(super) handle: cublasLtHandle_t,
+    /// Why there is no plan where the library has none.
+    pub(super) plans: Mutex<HashMap<Key, Planned>>,
+}
+
+type Planned = std::result::Result<Arc<Plan>, String>;
+
 impl Products {
+    pub(super) fn check(&self, gpu: &Gpu, call: &str, code: c_int) -> Result<()> {
+        let failed = |words| DeviceError { out_of_memory: code == ALLOC_FAILED, ..gpu.0.error(call, words) };
+        self.library.failure(code).map_or(Ok(()), |words| Err(failed(words)))
+    }
+
     /// The library's words for a product, whose matrices lie by columns: what we store by rows is to it the transposed matrix,
     /// so it is asked for `C^T = op(B)^T op(A)^T`.
     pub(super) fn described(&self, gpu: &Gpu, op: &Gemm, alignment: [u32; 3]) -> Result<Plan> {
@@ -165,6 +202,14 @@ impl Products {
         // SAFETY: a live algorithm, and an output of the size that is said.
         let code = unsafe { (self.library.table.algorithm_get)(&plan.algorithm, which, at, 4, &mut written) };
         if self.library.failure(code).is_none() { value } else { 0 }
+    }
+}
+
+impl Drop for Products {
+    fn drop(&mut self) {
+        self.plans.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+        // SAFETY: made by `new`, and destroyed once.
+        unsafe { (self.library.table.destroy)(self.handle) };
     }
 }
 

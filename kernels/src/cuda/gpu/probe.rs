@@ -14,28 +14,23 @@ use std::sync::Arc;
 /// What was found, and why not. Each part stands by itself: the absence of one says nothing of the others.
 #[derive(Debug, Clone)]
 pub struct Probe {
-    /// The driver.
     pub driver: Result<Arc<Driver>, Absent>,
-    /// The compiler.
     pub nvrtc: Result<Arc<Nvrtc>, Absent>,
-    /// Matrix products.
     pub cublaslt: Result<Arc<CublasLt>, Absent>,
     /// Ranges for profilers.
     pub nvtx: Result<Arc<Ranges>, Absent>,
     /// The GPUs that the driver shows, at least one.
-    pub devices: Result<Vec<Device>, Absent>,
+    pub devices: Result<Vec<GpuInfo>, Absent>,
 }
 
-/// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub struct GpuInfo {
     /// Its number among those that the driver shows.
     pub ordinal: usize,
     /// As its vendor calls it.
     pub name: String,
     /// Major and minor compute capability: (9, 0) for Hopper.
     pub capability: (u32, u32),
-    /// Bytes of memory.
     pub memory_bytes: u64,
     /// As nvidia-smi writes it: `GPU-` and five groups of hexadecimal digits.
     pub uuid: String,
@@ -86,9 +81,9 @@ impl fmt::Display for Probe {
     }
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for GpuInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Device { ordinal, name, capability: (major, minor), memory_bytes, uuid, pci } = self;
+        let GpuInfo { ordinal, name, capability: (major, minor), memory_bytes, uuid, pci } = self;
         let gib = *memory_bytes as f64 / f64::from(1 << 30);
         write!(f, "GPU {ordinal}: {name}, capability {major}.{minor}, {gib:.1} GiB, {uuid}, {pci}")
     }
@@ -99,7 +94,7 @@ impl Driver {
     ///
     /// # Errors
     /// The driver does not start, as where it finds no device at all, or cannot describe one.
-    pub fn devices(&self) -> Result<Vec<Device>, DriverError> {
+    pub fn devices(&self) -> Result<Vec<GpuInfo>, DriverError> {
         // SAFETY: may be called any number of times.
         self.check("cuInit", unsafe { (self.table.init)(0) })?;
         let mut count = 0;
@@ -108,7 +103,7 @@ impl Driver {
         (0..count).map(|ordinal| self.describe(ordinal)).collect()
     }
 
-    fn describe(&self, ordinal: c_int) -> Result<Device, DriverError> {
+    fn describe(&self, ordinal: c_int) -> Result<GpuInfo, DriverError> {
         let device = self.device(ordinal)?;
         let mut memory = 0;
         let mut uuid = CUuuid { bytes: [0; 16] };
@@ -118,7 +113,7 @@ impl Driver {
             self.check("cuDeviceGetUuid", (self.table.device_uuid)(&mut uuid, device))?;
         }
         let attribute = |which| Ok(self.attribute(which, device)?.unsigned_abs());
-        Ok(Device {
+        Ok(GpuInfo {
             ordinal: ordinal as usize,
             name: self.text("cuDeviceGetName", self.table.device_name, device)?,
             capability: (

@@ -2,14 +2,13 @@
 
 #![allow(unsafe_code, reason = "functions of cuBLASLt")]
 
-use super::cublaslt::{ALLOC_FAILED, CublasLt};
-use super::plan::{Key, Plan, alignment, data_type};
-use super::{Event, Gpu, Inner};
+use super::cublaslt::CublasLt;
+use super::plan::{Chosen, Key, Plan, Products, alignment, data_type};
+use super::{Gpu, GpuEvent, Inner};
 use crate::DType;
-use crate::cuda::machine::{Address, Machine, MachineError, Mark, Result};
+use crate::device::{Address, Device, Event, Result};
 use crate::op::Gemm;
 use cudarc::cublaslt::sys::*;
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -28,37 +27,10 @@ fn aligned(at: Address, bytes: usize) -> (Address, usize) {
     (at.next_multiple_of(SCRATCH_ALIGNMENT as Address), whole)
 }
 
-/// How products of one shape are done.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Chosen {
-    /// The product.
-    pub op: Gemm,
-    /// Multiples of so many bytes are the addresses of A, B and C.
-    pub alignment: [u32; 3],
-    /// The library's number of the algorithm.
-    pub algorithm: i32,
-    /// Its number of the tile's size.
-    pub tile: u32,
-    /// Its number of the pipeline's depth.
-    pub stages: u32,
-    /// Parts that the sums are split into.
-    pub split: u32,
-    /// Bytes of scratch that it uses.
-    pub workspace_bytes: usize,
-    /// Algorithms that were proposed.
-    pub candidates: usize,
-    /// Time of one product, if candidates were timed.
-    pub time: Option<Duration>,
-}
-
-type Planned = std::result::Result<Arc<Plan>, String>;
-
 /// A product that a kernel of our own did where the vendor's library was wanted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fallback {
-    /// The product.
     pub op: Gemm,
-    /// Why not the library.
     pub why: String,
 }
 
@@ -74,19 +46,11 @@ impl Inner {
     }
 }
 
-pub(super) struct Products {
-    pub(super) library: Arc<CublasLt>,
-    pub(super) handle: cublasLtHandle_t,
-    /// Why there is no plan where the library has none.
-    plans: Mutex<HashMap<Key, Planned>>,
-}
-
 /// Where the operands of a product and its scratch lie.
 #[derive(Clone, Copy)]
 struct Operands {
     a: Address,
     b: Address,
-    /// What is added.
     c: Address,
     /// The result; as `c`, but while candidates are timed.
     d: Address,
@@ -135,7 +99,7 @@ impl Products {
             gpu.0.fell_back(op, || format!("cuBLASLt is not asked to multiply {} by {} into {}", op.a, op.b, op.c));
             return Ok(false);
         }
-        let (workspace, workspace_bytes) = aligned(workspace, workspace_bytes.min(gpu.product_workspace()));
+        let (workspace, workspace_bytes) = aligned(workspace, workspace_bytes.min(gpu.blas_workspace()));
         let operands = Operands { a, b, c, d: c, workspace, workspace_bytes };
         let key = Key {
             sizes: [op.m, op.n, op.k],
@@ -237,7 +201,7 @@ impl Products {
             if self.library.failure(run()).is_some() {
                 return Ok(None);
             }
-            let (begin, end) = (Event::timed(gpu)?, Event::timed(gpu)?);
+            let (begin, end) = (GpuEvent::timed(gpu)?, GpuEvent::timed(gpu)?);
             // SAFETY: a live stream of this device's.
             unsafe { begin.record(stream.cast())? };
             for _ in 0..ROUNDS {
@@ -246,7 +210,7 @@ impl Products {
             // SAFETY: a live stream of this device's.
             unsafe { end.record(stream.cast())? };
             end.wait()?;
-            Ok(Some(end.since(&begin)? / ROUNDS))
+            Ok(Some(end.elapsed(&begin)? / ROUNDS))
         };
         let times: Result<Vec<Option<Duration>>> = proposed.iter().map(&mut time).collect();
         if op.accumulate {
@@ -287,18 +251,5 @@ impl Products {
                 stream,
             )
         }
-    }
-
-    pub(super) fn check(&self, gpu: &Gpu, call: &str, code: c_int) -> Result<()> {
-        let failed = |words| MachineError { out_of_memory: code == ALLOC_FAILED, ..gpu.0.error(call, words) };
-        self.library.failure(code).map_or(Ok(()), |words| Err(failed(words)))
-    }
-}
-
-impl Drop for Products {
-    fn drop(&mut self) {
-        self.plans.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
-        // SAFETY: made by `new`, and destroyed once.
-        unsafe { (self.library.table.destroy)(self.handle) };
     }
 }

@@ -2,8 +2,8 @@
 
 #![allow(unsafe_code, reason = "functions of the CUDA driver")]
 
-use super::{Event, Gpu, Pinned};
-use crate::cuda::machine::{Address, Mark, Result};
+use super::{Gpu, GpuEvent, Pinned};
+use crate::device::{Address, Event, Result};
 use cudarc::driver::sys::CUstream;
 
 /// Bytes of a slot. Two of them keep both sides of a long copy busy.
@@ -15,7 +15,7 @@ const ALIGNMENT: usize = 256;
 struct Slot {
     memory: Pinned,
     /// Behind the last copy that uses the slot.
-    done: Event,
+    done: GpuEvent,
     /// Bytes taken since the slot was last empty.
     taken: usize,
 }
@@ -28,7 +28,7 @@ pub(super) struct Staging {
 
 impl Slot {
     fn new(gpu: &Gpu) -> Result<Slot> {
-        Ok(Slot { memory: gpu.pinned(SLOT_BYTES)?, done: Event::plain(gpu)?, taken: 0 })
+        Ok(Slot { memory: gpu.pinned(SLOT_BYTES)?, done: GpuEvent::plain(gpu)?, taken: 0 })
     }
 
     /// Waits for the copies that use it.

@@ -4,7 +4,7 @@
 
 use super::Inner;
 use crate::DType;
-use crate::cuda::machine::{Result, TensorBox, TensorMap};
+use crate::device::{Result, TensorBox, TensorMap};
 use cudarc::driver::sys::*;
 
 /// The function that encodes them.

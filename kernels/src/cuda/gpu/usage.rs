@@ -3,7 +3,6 @@
 /// What a kernel takes of a multiprocessor.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// The kernel.
     pub kernel: String,
     /// Registers of a thread.
     pub registers: u32,

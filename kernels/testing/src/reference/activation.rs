@@ -1,27 +1,27 @@
 //! Activation functions `x * share(x)` in f64.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
-use zbench_kernels::Act;
+use zbench_kernels::Activation;
 
 /// sqrt(2/pi), and the cubic's coefficient, of the approximation with tanh.
 const TANH: (f64, f64) = (FRAC_2_SQRT_PI * FRAC_1_SQRT_2, 0.044715);
 
 /// What an activation lets through of `x`.
-pub(super) fn share(act: Act, x: f64) -> f64 {
+pub(super) fn share(act: Activation, x: f64) -> f64 {
     match act {
-        Act::Silu => sigmoid(x),
-        Act::Gelu => 0.5 * erfc(-x * FRAC_1_SQRT_2),
-        Act::GeluTanh => sigmoid(2.0 * TANH.0 * (x + TANH.1 * x * x * x)),
+        Activation::Silu => sigmoid(x),
+        Activation::Gelu => 0.5 * erfc(-x * FRAC_1_SQRT_2),
+        Activation::GeluTanh => sigmoid(2.0 * TANH.0 * (x + TANH.1 * x * x * x)),
     }
 }
 
 /// The derivative of `x * share(x)`.
-pub(super) fn slope(act: Act, x: f64) -> f64 {
+pub(super) fn slope(act: Activation, x: f64) -> f64 {
     let s = share(act, x);
     match act {
-        Act::Silu => s * (1.0 + x * (1.0 - s)),
-        Act::Gelu => s + x * (-0.5 * x * x).exp() / (2.0 * PI).sqrt(),
-        Act::GeluTanh => s + x * s * (1.0 - s) * 2.0 * TANH.0 * (1.0 + 3.0 * TANH.1 * x * x),
+        Activation::Silu => s * (1.0 + x * (1.0 - s)),
+        Activation::Gelu => s + x * (-0.5 * x * x).exp() / (2.0 * PI).sqrt(),
+        Activation::GeluTanh => s + x * s * (1.0 - s) * 2.0 * TANH.0 * (1.0 + 3.0 * TANH.1 * x * x),
     }
 }
 

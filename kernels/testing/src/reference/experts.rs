@@ -58,7 +58,7 @@ pub(super) fn run(op: &Op, reads: &[View<'_>], writes: &mut [ViewMut<'_>]) -> Re
             }
             write(y, &sums)
         }
-        (Op::Weigh(op), [indices, weights], [x, dx, dweights]) => {
+        (Op::RouterWeightBackward(op), [indices, weights], [x, dx, dweights]) => {
             let routing = check::indices(name, [op.rows, op.top, op.experts], indices)?;
             weigh(op, routing, &read(weights, op.slots()), [x, dx, dweights])
         }

@@ -13,8 +13,8 @@ mod values;
 use attention::Kept;
 use values::{drawn, read, write};
 use zbench_kernels::internals::check;
-use zbench_kernels::internals::operands::{self, Device};
-use zbench_kernels::philox::{self, Stream};
+use zbench_kernels::internals::operands::{self, DeviceTypes};
+use zbench_kernels::philox::{self, RandomStream};
 use zbench_kernels::*;
 
 /// Kernels in f64, one loop each.
@@ -22,7 +22,7 @@ use zbench_kernels::*;
 pub struct Reference;
 
 /// Floats only: an operation on token ids or other integers is refused by name.
-const DEVICE: Device = Device { name: "reference", computes: DType::is_float };
+const DEVICE: DeviceTypes = DeviceTypes { name: "reference", computes: DType::is_float };
 
 impl Kernels for Reference {
     fn name(&self) -> String {
@@ -59,11 +59,11 @@ impl Kernels for Reference {
                 let (dw, db) = (gradients.next(), gradients.next());
                 rows::layer_norm_backward(op, *x, *w, *statistics, *dy, dx.reborrow(), dw, db)
             }
-            (Op::AddRows(op), [table], [x]) => rows::add_rows(op, *table, x.reborrow()),
-            (Op::AddRowsBackward(op), [dy], [dtable]) => rows::add_rows_backward(op, *dy, dtable.reborrow()),
-            (Op::MulRows(op), [w], [x]) => rows::mul_rows(op, *w, x.reborrow()),
-            (Op::MulRowsBackward(op), [x, dy], [dw]) => rows::mul_rows_backward(op, *x, *dy, dw.reborrow()),
-            (Op::InverseNorms(op), [x], [s]) => rows::inverse_norms(op, *x, s.reborrow()),
+            (Op::BiasAdd(op), [table], [x]) => rows::add_rows(op, *table, x.reborrow()),
+            (Op::BiasAddBackward(op), [dy], [dtable]) => rows::add_rows_backward(op, *dy, dtable.reborrow()),
+            (Op::ScaleColumns(op), [w], [x]) => rows::mul_rows(op, *w, x.reborrow()),
+            (Op::ScaleColumnsBackward(op), [x, dy], [dw]) => rows::mul_rows_backward(op, *x, *dy, dw.reborrow()),
+            (Op::RowInvNorm(op), [x], [s]) => rows::inverse_norms(op, *x, s.reborrow()),
             (Op::Rope(op), [cos, sin], [x]) => rows::rope(op, x.reborrow(), *cos, *sin),
             (Op::Attention(op), [q, k, v, starts @ ..], [out, lse]) => {
                 let starts = check::documents(name, op, starts.first())?;
@@ -80,12 +80,12 @@ impl Kernels for Reference {
             (Op::NaiveAttentionBackward(op), [q, k, v, probs, dout], [dq, dk, dv]) => {
                 attention::backward(op, None, [*q, *k, *v], Kept::Probs(*probs), *dout, [dq, dk, dv])
             }
-            (Op::Swiglu(op), [gate, up], [act]) => {
+            (Op::GatedActivation(op), [gate, up], [act]) => {
                 let (gate, up) = (read(gate, op.len), read(up, op.len));
                 let out: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g * activation::share(op.act, *g) * u).collect();
                 write(act, &out)
             }
-            (Op::SwigluBackward(op), [gate, up, dact], [dgate, dup]) => {
+            (Op::GatedActivationBackward(op), [gate, up, dact], [dgate, dup]) => {
                 let (gate, up, dact) = (read(gate, op.len), read(up, op.len), read(dact, op.len));
                 let (mut gates, mut ups) = (vec![0.0; op.len], vec![0.0; op.len]);
                 for i in 0..op.len {
@@ -95,11 +95,11 @@ impl Kernels for Reference {
                 write(dgate, &gates)?;
                 write(dup, &ups)
             }
-            (Op::Activate(op), [x], [y]) => {
+            (Op::PointwiseActivation(op), [x], [y]) => {
                 let values: Vec<f64> = read(x, op.len).iter().map(|x| x * activation::share(op.act, *x)).collect();
                 write(y, &values)
             }
-            (Op::ActivateBackward(op), [x, dy], [dx]) => {
+            (Op::PointwiseActivationBackward(op), [x, dy], [dx]) => {
                 let (x, dy) = (read(x, op.len), read(dy, op.len));
                 let values: Vec<f64> = x.iter().zip(&dy).map(|(x, dy)| dy * activation::slope(op.act, *x)).collect();
                 write(dx, &values)
@@ -118,7 +118,7 @@ impl Kernels for Reference {
             (Op::AdamW(op), [g], [p, m, v, copy @ ..]) => adamw(op, g, [p, m, v], copy.first_mut()),
             (Op::Dropout(op), [x], [y]) => {
                 let (mut values, threshold) = (read(x, op.len), philox::threshold(op.p));
-                let words = |block| philox::words(op.seed, Stream::Dropout, block);
+                let words = |block| philox::words(op.seed, RandomStream::Dropout, block);
                 let kept = |x: f64, word| if u64::from(word) < threshold { 0.0 } else { x / (1.0 - op.p) };
                 philox::each(op.first, op.len, words, |i, word| values[i] = kept(values[i], word));
                 write(y, &values)
@@ -162,7 +162,7 @@ impl Kernels for Reference {
         }
     }
 
-    fn sum_later(&self, op: &Op, x: View<'_>) -> Result<Sum> {
+    fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         operands::check(DEVICE, op, &[x], &[])?;
         let square = matches!(op, Op::SumSquares(_));
         Ok(Sum::Known(read(&x, x.len()).iter().map(|x| if square { x * x } else { *x }).sum()))
@@ -213,7 +213,7 @@ fn adamw(op: &AdamW, g: &View, [p, m, v]: [&mut ViewMut; 3], copy: Option<&mut V
         Rounding::Nearest => write(p, &ps)?,
         Rounding::Stochastic { seed, first } => {
             let mut draws = vec![0; op.len];
-            let block = |block| philox::words_of_step(seed, Stream::Rounding, op.step, block);
+            let block = |block| philox::words_of_step(seed, RandomStream::Rounding, op.step, block);
             philox::each(first, op.len, block, |i, word| draws[i] = word);
             ps.iter_mut().zip(draws).for_each(|(p, word)| *p = drawn(op.parameters, *p, word));
             write(p, &ps)?;

@@ -102,8 +102,8 @@ pub(super) fn layer_norm_backward(
     Ok(())
 }
 
-pub(super) fn add_rows(op: &AddRows, table: View, mut x: ViewMut) -> Result<()> {
-    let AddRows { rows, period, cols, .. } = *op;
+pub(super) fn add_rows(op: &BiasAdd, table: View, mut x: ViewMut) -> Result<()> {
+    let BiasAdd { rows, period, cols, .. } = *op;
     let (table, mut values) = (read(&table, period.min(rows) * cols), read(&x.as_view(), rows * cols));
     for r in 0..rows {
         for i in 0..cols {
@@ -113,8 +113,8 @@ pub(super) fn add_rows(op: &AddRows, table: View, mut x: ViewMut) -> Result<()> 
     write(&mut x, &values)
 }
 
-pub(super) fn add_rows_backward(op: &AddRows, dy: View, mut dtable: ViewMut) -> Result<()> {
-    let AddRows { rows, period, cols, .. } = *op;
+pub(super) fn add_rows_backward(op: &BiasAdd, dy: View, mut dtable: ViewMut) -> Result<()> {
+    let BiasAdd { rows, period, cols, .. } = *op;
     let (dy, mut sums) = (read(&dy, rows * cols), read(&dtable.as_view(), period.min(rows) * cols));
     for r in 0..rows {
         for i in 0..cols {
@@ -124,8 +124,8 @@ pub(super) fn add_rows_backward(op: &AddRows, dy: View, mut dtable: ViewMut) -> 
     write(&mut dtable, &sums)
 }
 
-pub(super) fn mul_rows(op: &MulRows, w: View, mut x: ViewMut) -> Result<()> {
-    let MulRows { rows, cols, .. } = *op;
+pub(super) fn mul_rows(op: &ScaleColumns, w: View, mut x: ViewMut) -> Result<()> {
+    let ScaleColumns { rows, cols, .. } = *op;
     let (w, mut values) = (read(&w, cols), read(&x.as_view(), rows * cols));
     for r in 0..rows {
         for i in 0..cols {
@@ -135,8 +135,8 @@ pub(super) fn mul_rows(op: &MulRows, w: View, mut x: ViewMut) -> Result<()> {
     write(&mut x, &values)
 }
 
-pub(super) fn mul_rows_backward(op: &MulRows, x: View, dy: View, mut dw: ViewMut) -> Result<()> {
-    let MulRows { rows, cols, .. } = *op;
+pub(super) fn mul_rows_backward(op: &ScaleColumns, x: View, dy: View, mut dw: ViewMut) -> Result<()> {
+    let ScaleColumns { rows, cols, .. } = *op;
     let (x, dy, mut sums) = (read(&x, rows * cols), read(&dy, rows * cols), read(&dw.as_view(), cols));
     for r in 0..rows {
         for i in 0..cols {
@@ -146,8 +146,8 @@ pub(super) fn mul_rows_backward(op: &MulRows, x: View, dy: View, mut dw: ViewMut
     write(&mut dw, &sums)
 }
 
-pub(super) fn inverse_norms(op: &InverseNorms, x: View, mut s: ViewMut) -> Result<()> {
-    let InverseNorms { rows, cols, .. } = *op;
+pub(super) fn inverse_norms(op: &RowInvNorm, x: View, mut s: ViewMut) -> Result<()> {
+    let RowInvNorm { rows, cols, .. } = *op;
     let x = read(&x, rows * cols);
     let norm = |r: usize| x[r * cols..(r + 1) * cols].iter().map(|x| x * x).sum::<f64>().sqrt();
     write(&mut s, &(0..rows).map(|r| 1.0 / norm(r)).collect::<Vec<_>>())

@@ -11,26 +11,26 @@ fn ranges_of_a_thread_follow_each_other() {
     let fakes = Fakes::all();
     let cuda = Arc::new(Cuda::new(Arc::new(fakes.gpu())).unwrap());
     let said = || fakes.text(LIBRARY, "fake_said");
-    cuda.show(Some("forward"));
-    cuda.show(Some("backward"));
+    cuda.profiler_range(Some("forward"));
+    cuda.profiler_range(Some("backward"));
     assert_eq!(said(), "(forward)(backward");
     // Another thread has ranges of its own, and ends none of this one's.
     let other = cuda.clone();
     std::thread::spawn(move || {
-        other.show(None);
-        other.show(Some("x"));
-        other.show(None);
-        other.show(None);
+        other.profiler_range(None);
+        other.profiler_range(Some("x"));
+        other.profiler_range(None);
+        other.profiler_range(None);
     })
     .join()
     .unwrap();
     assert_eq!(said(), "(forward)(backward(x)");
-    cuda.show(None);
+    cuda.profiler_range(None);
     assert_eq!(said(), "(forward)(backward(x))");
     // Long names are cut off, between bytes of ASCII here.
     let long = "n".repeat(200);
-    cuda.show(Some(&long));
-    cuda.show(None);
+    cuda.profiler_range(Some(&long));
+    cuda.profiler_range(None);
     assert!(said().ends_with(&format!("({})", "n".repeat(63))));
 }
 
@@ -44,6 +44,6 @@ fn without_the_library_nothing_is_shown_and_all_else_works() {
         Ok(ranges) => println!("this machine has {}", ranges.path().display()),
     }
     let cuda = Cuda::new(Arc::new(fakes.gpu())).unwrap();
-    cuda.show(Some("forward"));
+    cuda.profiler_range(Some("forward"));
     cuda.synchronize().unwrap();
 }

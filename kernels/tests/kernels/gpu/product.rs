@@ -3,7 +3,7 @@
 use crate::gpu::fakes::Fakes;
 use std::time::Duration;
 use zbench_kernels::cuda::gpu::{Gpu, Options};
-use zbench_kernels::cuda::machine::{Machine, PRODUCT_WORKSPACE, Queue};
+use zbench_kernels::device::{BLAS_WORKSPACE, Device, Stream};
 use zbench_kernels::{DType, Gemm, Kernels, View, ViewMut};
 use zbench_kernels_testing::{ByName, Reference};
 
@@ -29,15 +29,15 @@ fn stored(dtype: DType, values: &[f64]) -> Vec<u8> {
 
 struct Case {
     gpu: Gpu,
-    queue: Box<dyn Queue>,
+    queue: Box<dyn Stream>,
     workspace: u64,
     workspace_bytes: usize,
 }
 
 impl Case {
     fn new(gpu: Gpu) -> Case {
-        let workspace_bytes = gpu.product_workspace();
-        let (queue, workspace) = (gpu.queue().unwrap(), gpu.allocate(workspace_bytes).unwrap());
+        let workspace_bytes = gpu.blas_workspace();
+        let (queue, workspace) = (gpu.new_stream().unwrap(), gpu.allocate(workspace_bytes).unwrap());
         Case { gpu, queue, workspace, workspace_bytes }
     }
 
@@ -56,7 +56,7 @@ impl Case {
         let Case { queue, workspace, workspace_bytes, .. } = self;
         // SAFETY: operands as `op` describes them.
         let done = unsafe {
-            let done = queue.product(op, to_a, to_b, to_c, *workspace, *workspace_bytes);
+            let done = queue.blas_gemm(op, to_a, to_b, to_c, *workspace, *workspace_bytes);
             let done = done.unwrap_or_else(|error| panic!("{op:?}: {error}"));
             queue.download(to_c, &mut c).unwrap();
             at.into_iter().for_each(|at| self.gpu.free(at, 0));
@@ -114,7 +114,7 @@ fn what_the_library_does_not_multiply_is_left_alone() {
         // SAFETY: nothing is touched, or operands that hold more than enough.
         let done = unsafe {
             let at = case.gpu.allocate(64).unwrap();
-            let done = case.queue.product(&op, at, at + 16, at + 32, case.workspace, case.workspace_bytes).unwrap();
+            let done = case.queue.blas_gemm(&op, at, at + 16, at + 32, case.workspace, case.workspace_bytes).unwrap();
             case.queue.synchronize().unwrap();
             case.gpu.free(at, 64);
             done
@@ -123,7 +123,7 @@ fn what_the_library_does_not_multiply_is_left_alone() {
     }
     for (m, n, k) in [(0, 2, 2), (2, 0, 2), (2, 2, 0)] {
         // SAFETY: nothing is touched.
-        assert!(!unsafe { case.queue.product(&gemm(m, n, k), 0, 0, 0, 0, 0) }.unwrap());
+        assert!(!unsafe { case.queue.blas_gemm(&gemm(m, n, k), 0, 0, 0, 0, 0) }.unwrap());
     }
     // What the library says it cannot do is asked once.
     let asked = || fakes.number(LIBRARY, "fake_asked");
@@ -143,7 +143,7 @@ fn what_falls_back_to_our_own_kernels_is_told() {
     let case = Case::new(fakes.gpu());
     case.run(&gemm(4, 4, 4), 0).unwrap();
     // SAFETY: nothing is touched.
-    assert!(!unsafe { case.queue.product(&gemm(0, 2, 2), 0, 0, 0, 0, 0) }.unwrap());
+    assert!(!unsafe { case.queue.blas_gemm(&gemm(0, 2, 2), 0, 0, 0, 0, 0) }.unwrap());
     assert_eq!(case.gpu.take_fallbacks(), []);
     for (n, status, words) in [(3, 15, "not supported"), (5, 7, "invalid value")] {
         fakes.tell(LIBRARY, "fake_unsupported", status);
@@ -159,7 +159,7 @@ fn what_falls_back_to_our_own_kernels_is_told() {
     }
     let op = Gemm { b: DType::Bf16, ..gemm(9, 9, 9) };
     // SAFETY: nothing is touched.
-    assert!(!unsafe { case.queue.product(&op, 0, 0, 0, 0, 0) }.unwrap());
+    assert!(!unsafe { case.queue.blas_gemm(&op, 0, 0, 0, 0, 0) }.unwrap());
     let told = case.gpu.take_fallbacks();
     assert!(told.len() == 1 && told[0].op == op && told[0].why.contains("f32 by bf16 into f32"), "{told:?}");
     assert_eq!(case.gpu.products().len(), 1);
@@ -212,7 +212,7 @@ fn scratch_may_begin_anywhere() {
             case.queue.upload(&behind[shift..], workspace + case.workspace_bytes as u64).unwrap();
         }
         case.queue.synchronize().unwrap();
-        let shifted = Case { workspace, queue: case.gpu.queue().unwrap(), gpu: case.gpu.clone(), ..case };
+        let shifted = Case { workspace, queue: case.gpu.new_stream().unwrap(), gpu: case.gpu.clone(), ..case };
         assert!(shifted.run(&gemm(4, 4, 4), 0) == Some(expected(&gemm(4, 4, 4))), "{shift}");
         assert_eq!(asked(), 1, "where the scratch lies makes no difference");
         let (mut left, mut right) = (vec![0u8; before.len()], vec![0u8; behind.len() - shift]);
@@ -257,7 +257,7 @@ fn a_product_without_room_to_time_is_done_all_the_same() {
     let at = case.gpu.allocate(64).unwrap();
     fakes.fail("cuMemAlloc_v2", 2);
     // SAFETY: operands as `op` describes them.
-    assert!(unsafe { case.queue.product(&op, at, at, at, case.workspace, case.workspace_bytes) }.unwrap());
+    assert!(unsafe { case.queue.blas_gemm(&op, at, at, at, case.workspace, case.workspace_bytes) }.unwrap());
     assert_eq!((case.gpu.products()[0].algorithm, case.gpu.products()[0].time), (100, None));
     fakes.fail("cuMemAlloc_v2", 0);
     case.queue.synchronize().unwrap();
@@ -268,18 +268,18 @@ fn a_product_without_room_to_time_is_done_all_the_same() {
 #[test]
 fn scratch_is_the_same_for_all_machines() {
     let fakes = Fakes::all();
-    assert_eq!(fakes.gpu().product_workspace(), PRODUCT_WORKSPACE);
+    assert_eq!(fakes.gpu().blas_workspace(), BLAS_WORKSPACE);
     fakes.set("major", 8);
-    assert_eq!(fakes.gpu().product_workspace(), PRODUCT_WORKSPACE);
+    assert_eq!(fakes.gpu().blas_workspace(), BLAS_WORKSPACE);
     let without = Fakes::without(&[LIBRARY]);
     if without.probe().cublaslt.is_ok() {
         println!("the system's cuBLASLt stands in");
         return;
     }
     let gpu = without.gpu();
-    assert_eq!((gpu.product_workspace(), gpu.products().len()), (PRODUCT_WORKSPACE, 0));
-    let queue = gpu.queue().unwrap();
+    assert_eq!((gpu.blas_workspace(), gpu.products().len()), (BLAS_WORKSPACE, 0));
+    let queue = gpu.new_stream().unwrap();
     // SAFETY: nothing is touched.
-    assert!(!unsafe { queue.product(&gemm(2, 2, 2), 0, 0, 0, 0, 0) }.unwrap());
+    assert!(!unsafe { queue.blas_gemm(&gemm(2, 2, 2), 0, 0, 0, 0, 0) }.unwrap());
     assert_eq!(gpu.take_fallbacks()[0].why, "there is no cuBLASLt");
 }

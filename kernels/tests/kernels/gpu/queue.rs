@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use zbench_kernels::cuda::gpu::{Gpu, Options};
 use zbench_kernels::cuda::host::{Host, Order};
-use zbench_kernels::cuda::machine::{Arguments, Launch, Machine, Queue};
+use zbench_kernels::device::{Arguments, Device, Launch, Stream};
 use zbench_kernels::{Category, Cuda, DType, Kernels, View, ViewMut, philox};
 
 fn random(bytes: usize, seed: u64) -> Vec<u8> {
@@ -22,7 +22,7 @@ fn random(bytes: usize, seed: u64) -> Vec<u8> {
 fn facts_are_the_drivers() {
     let fakes = Fakes::all();
     let gpu = fakes.open(Options { reserve_bytes: 3 << 30, ..Options::default() });
-    let facts = gpu.facts();
+    let facts = gpu.props();
     assert_eq!((facts.name.as_str(), facts.capability, facts.multiprocessors), ("Fake H100", (9, 0), 132));
     assert_eq!((facts.shared_bytes, facts.memory_bytes), (232_448, 76 << 30), "79 GiB are free, 3 are left");
     assert_eq!((gpu.name().as_str(), gpu.target().name()), ("cuda sm_90a", "sm_90a"));
@@ -36,7 +36,7 @@ fn facts_are_the_drivers() {
     // SAFETY: made above.
     unsafe { gpu.free(at, 1000) };
     fakes.set("used", 79 << 30);
-    assert_eq!(fakes.open(Options { reserve_bytes: 3 << 30, ..Options::default() }).facts().memory_bytes, 0);
+    assert_eq!(fakes.open(Options { reserve_bytes: 3 << 30, ..Options::default() }).props().memory_bytes, 0);
 }
 
 #[test]
@@ -44,8 +44,8 @@ fn everything_is_given_back() {
     let fakes = Fakes::all();
     let gpu = fakes.gpu();
     gpu.load(&["fill"]).unwrap();
-    let (queue, pinned) = (gpu.queue().unwrap(), gpu.pinned(100).unwrap());
-    let mark = queue.mark().unwrap();
+    let (queue, pinned) = (gpu.new_stream().unwrap(), gpu.pinned(100).unwrap());
+    let mark = queue.record_event().unwrap();
     assert!(fakes.live() > 5);
     drop((gpu, queue, pinned));
     assert!(fakes.live() > 0, "a mark holds the device");
@@ -57,7 +57,7 @@ fn everything_is_given_back() {
 fn bytes_come_back_as_they_went() {
     let fakes = Fakes::all();
     let gpu = fakes.gpu();
-    let queue = gpu.queue().unwrap();
+    let queue = gpu.new_stream().unwrap();
     const SLOT: usize = 4 << 20;
     let at = gpu.allocate(3 * SLOT).unwrap();
     for (i, bytes) in
@@ -125,12 +125,12 @@ fn copies_and_sets_run_in_order() {
     let mut back = vec![0; 2000];
     // SAFETY: inside `at`, and what is apart is apart.
     unsafe {
-        queue.set(at, 9, 2000).unwrap();
+        queue.memset(at, 9, 2000).unwrap();
         queue.upload(&data, at).unwrap();
         queue.copy(at, at + 1000, 999).unwrap();
-        queue.set(at, 0, 10).unwrap();
+        queue.memset(at, 0, 10).unwrap();
         queue.copy(at, at, 0).unwrap();
-        queue.set(at, 1, 0).unwrap();
+        queue.memset(at, 1, 0).unwrap();
         assert!(fakes.pending(queue.raw()) >= 4, "nothing waits");
         queue.download(at, &mut back).unwrap();
     }
@@ -173,7 +173,7 @@ fn kernels_run_through_the_trait() {
 fn launches_that_cannot_be_are_refused_by_name() {
     let fakes = Fakes::all();
     let gpu = fakes.gpu();
-    let queue = gpu.queue().unwrap();
+    let queue = gpu.new_stream().unwrap();
     let at = gpu.allocate(400).unwrap();
     let good = Launch { kernel: "fill", grid: [1, 1, 1], threads: 256, shared: 231_424 };
     let start = |launch: Launch| {
@@ -211,8 +211,8 @@ fn launches_that_cannot_be_are_refused_by_name() {
 fn a_fault_comes_out_and_stays() {
     let fakes = Fakes::all();
     let cuda = Cuda::new(Arc::new(fakes.gpu())).unwrap();
-    let queue = cuda.queue();
-    let mark = queue.mark().unwrap();
+    let queue = cuda.stream();
+    let mark = queue.record_event().unwrap();
     let nowhere = 0x1000u64;
     let dangling = std::ptr::NonNull::new(nowhere as *mut u8).unwrap();
     // SAFETY: nothing reads it but the fake, which notices.
@@ -220,8 +220,8 @@ fn a_fault_comes_out_and_stays() {
     cuda.fill(view, 1.0).unwrap(); // A kernel's fault shows later.
     let error = cuda.synchronize().unwrap_err().to_string();
     assert!(error.contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)") && error.contains("compute-sanitizer"), "{error}");
-    assert!(queue.synchronize().is_err() && queue.mark().is_err() && mark.wait().is_err());
-    assert!(mark.is_reached().is_err() && cuda.machine().allocate(1).is_err());
+    assert!(queue.synchronize().is_err() && queue.record_event().is_err() && mark.wait().is_err());
+    assert!(mark.query().is_err() && cuda.device().allocate(1).is_err());
     drop(mark);
     drop(cuda); // Nothing here panics.
 }
@@ -281,16 +281,16 @@ fn sources_are_compiled_at_the_same_time_and_once() {
 fn marks_order_queues_and_tell_times() {
     let fakes = Fakes::all();
     let gpu = fakes.gpu();
-    let [first, second] = [0, 1].map(|_| gpu.queue().unwrap());
+    let [first, second] = [0, 1].map(|_| gpu.new_stream().unwrap());
     let at = gpu.allocate(2000).unwrap();
     let data = random(1000, 1);
-    let begin = first.mark().unwrap();
+    let begin = first.record_event().unwrap();
     // SAFETY: inside `at`.
     unsafe { first.upload(&data, at).unwrap() };
-    let end = first.mark().unwrap();
-    assert!(end.since(&*begin).is_err(), "neither has come");
+    let end = first.record_event().unwrap();
+    assert!(end.elapsed(&*begin).is_err(), "neither has come");
     // Nothing of the first queue was done yet; the second waits for it on the device.
-    second.follow(&*end).unwrap();
+    second.wait_event(&*end).unwrap();
     let mut back = vec![0; 1000];
     // SAFETY: inside `at`.
     unsafe {
@@ -298,36 +298,36 @@ fn marks_order_queues_and_tell_times() {
         second.download(at + 1000, &mut back).unwrap();
     }
     assert!(back == data);
-    assert!(end.is_reached().unwrap() && begin.is_reached().unwrap());
-    assert_eq!(end.since(&*begin).unwrap(), Duration::from_micros(250));
-    assert_eq!(begin.since(&*end).unwrap(), Duration::ZERO, "not before the beginning");
+    assert!(end.query().unwrap() && begin.query().unwrap());
+    assert_eq!(end.elapsed(&*begin).unwrap(), Duration::from_micros(250));
+    assert_eq!(begin.elapsed(&*end).unwrap(), Duration::ZERO, "not before the beginning");
 
     // SAFETY: inside `at`.
-    unsafe { first.set(at, 1, 1000).unwrap() };
-    let last = first.mark().unwrap();
-    assert!(!last.is_reached().unwrap());
+    unsafe { first.memset(at, 1, 1000).unwrap() };
+    let last = first.record_event().unwrap();
+    assert!(!last.query().unwrap());
     last.wait().unwrap();
-    assert!(last.is_reached().unwrap());
+    assert!(last.query().unwrap());
     // An event that was used again tells its new time, and whoever waits for the old one does not notice.
     drop((begin, end));
     for _ in 0..100 {
         let [before, after] = [0, 1].map(|_| {
             // SAFETY: inside `at`.
-            unsafe { first.set(at, 1, 1000).unwrap() };
-            first.mark().unwrap()
+            unsafe { first.memset(at, 1, 1000).unwrap() };
+            first.record_event().unwrap()
         });
-        second.follow(&*after).unwrap();
+        second.wait_event(&*after).unwrap();
         after.wait().unwrap();
-        assert_eq!(after.since(&*before).unwrap(), Duration::from_micros(250));
+        assert_eq!(after.elapsed(&*before).unwrap(), Duration::from_micros(250));
     }
     // Marks of other machines are told apart.
     let other = fakes.gpu();
-    let foreign = other.queue().unwrap().mark().unwrap();
-    assert!(first.follow(&*foreign).unwrap_err().reason.contains("another machine's"));
-    assert!(last.since(&*foreign).is_err() && foreign.since(&*last).is_err());
+    let foreign = other.new_stream().unwrap().record_event().unwrap();
+    assert!(first.wait_event(&*foreign).unwrap_err().reason.contains("another machine's"));
+    assert!(last.elapsed(&*foreign).is_err() && foreign.elapsed(&*last).is_err());
     let cache = beside("cache/kernels");
-    let host = Host::new(&cache, "c++", &[], Order::Forward).unwrap().mark().unwrap();
-    assert!(first.follow(&*host).is_err() && last.since(&*host).is_err());
+    let host = Host::new(&cache, "c++", &[], Order::Forward).unwrap().record_event().unwrap();
+    assert!(first.wait_event(&*host).is_err() && last.elapsed(&*host).is_err());
     // SAFETY: made above.
     unsafe { gpu.free(at, 2000) };
 }
@@ -336,13 +336,13 @@ fn marks_order_queues_and_tell_times() {
 fn any_thread_may_use_a_device() {
     let fakes = Fakes::all();
     let gpu: Gpu = fakes.gpu();
-    let shared = gpu.queue().unwrap();
+    let shared = gpu.new_stream().unwrap();
     std::thread::scope(|scope| {
         for i in 0..4u64 {
             let (gpu, shared) = (gpu.clone(), &*shared);
             scope.spawn(move || {
                 // A context is a thread's: each call makes the device its own.
-                let own = gpu.queue().unwrap();
+                let own = gpu.new_stream().unwrap();
                 for queue in [shared, &*own] {
                     for round in 0..20 {
                         let at = gpu.allocate(5000).unwrap();
@@ -350,7 +350,7 @@ fn any_thread_may_use_a_device() {
                         // SAFETY: `at` has as many bytes.
                         unsafe {
                             queue.upload(&data, at).unwrap();
-                            queue.mark().unwrap().wait().unwrap();
+                            queue.record_event().unwrap().wait().unwrap();
                             queue.download(at, &mut back).unwrap();
                             gpu.free(at, 5000);
                         }

@@ -14,7 +14,7 @@ use zbench_host::environment::devices::driver;
 use zbench_host::environment::root::Root;
 use zbench_host::{devices, exit, machine};
 use zbench_kernels::cuda::gpu::dotted;
-use zbench_kernels::cuda::machine::Machine;
+use zbench_kernels::device::Device;
 use zbench_reports::bench::DeviceCeilings;
 use zbench_reports::record::Record;
 use zbench_reports::{Notebook, units};
@@ -46,7 +46,7 @@ pub(super) fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8
         }
     };
     let wanted = wanted(arguments, gpu, &*device)?;
-    let name = device.facts().name.clone();
+    let name = device.props().name.clone();
     let builtin = if devices::on_host() { None } else { devices::profile_of(&name) };
     let path = path(arguments, builtin.unwrap_or(&name));
     // Checked now, as it would only fail after the measurement.
@@ -100,7 +100,7 @@ pub(super) fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8
     Ok(if left.is_empty() { exit::SUCCESS } else { exit::INCONCLUSIVE })
 }
 
-fn open(gpu: usize) -> Result<Arc<dyn Machine>, String> {
+fn open(gpu: usize) -> Result<Arc<dyn Device>, String> {
     let device = devices::machine(gpu)?;
     match devices::count() {
         Ok(count) if gpu >= count => {
@@ -110,9 +110,9 @@ fn open(gpu: usize) -> Result<Arc<dyn Machine>, String> {
     }
 }
 
-fn wanted(arguments: &CalibrateArgs, gpu: usize, device: &dyn Machine) -> Result<Wanted> {
+fn wanted(arguments: &CalibrateArgs, gpu: usize, device: &dyn Device) -> Result<Wanted> {
     let which = usize::from(devices::on_host());
-    let room = device.facts().memory_bytes / FREE_SHARE;
+    let room = device.props().memory_bytes / FREE_SHARE;
     let bytes = arguments.memory.unwrap_or(MEMORY[which].min(room));
     if bytes > room {
         bail!(

@@ -1,21 +1,21 @@
-//! A machine that is only described: kernels for it say what scratch they would need, and run nothing. For planning.
+//! A device that is only described: kernels for it say what scratch they would need, and run nothing. For planning.
 
 #![allow(unsafe_code, reason = "methods of machines that take addresses")]
 
-use super::machine::{
-    Address, Arguments, Facts, Launch, Machine, MachineError, Mark, PRODUCT_WORKSPACE, Queue, Result,
+use crate::device::{
+    Address, Arguments, BLAS_WORKSPACE, Device, DeviceError, DeviceProps, Event, Launch, Result, Stream,
 };
 use crate::op::Gemm;
 use std::sync::Arc;
 
-/// A machine that is not there.
+/// A device that is not there.
 #[derive(Debug, Clone)]
-pub struct Blueprint(Arc<Facts>);
+pub struct DryDevice(Arc<DeviceProps>);
 
-impl Blueprint {
+impl DryDevice {
     /// An H100 with 80 GB, as NVIDIA's data sheet has it: what is planned for a GPU that is not known further.
-    pub fn h100() -> Blueprint {
-        Blueprint(Arc::new(Facts {
+    pub fn h100() -> DryDevice {
+        DryDevice(Arc::new(DeviceProps {
             name: "NVIDIA H100 80GB HBM3".into(),
             capability: (9, 0),
             multiprocessors: 132,
@@ -24,14 +24,14 @@ impl Blueprint {
         }))
     }
 
-    fn absent(&self, call: &str) -> MachineError {
-        let (machine, reason) = (self.0.name.clone(), "it is only planned for, nothing can run on it".into());
-        MachineError { machine, call: call.into(), reason, out_of_memory: false }
+    fn absent(&self, call: &str) -> DeviceError {
+        let (device, reason) = (self.0.name.clone(), "it is only planned for, nothing can run on it".into());
+        DeviceError { device, call: call.into(), reason, out_of_memory: false }
     }
 }
 
-impl Machine for Blueprint {
-    fn facts(&self) -> &Facts {
+impl Device for DryDevice {
+    fn props(&self) -> &DeviceProps {
         &self.0
     }
 
@@ -46,12 +46,12 @@ impl Machine for Blueprint {
 
     unsafe fn free(&self, _: Address, _: usize) {}
 
-    fn queue(&self) -> Result<Box<dyn Queue>> {
+    fn new_stream(&self) -> Result<Box<dyn Stream>> {
         Ok(Box::new(self.clone()))
     }
 
-    fn product_workspace(&self) -> usize {
-        PRODUCT_WORKSPACE
+    fn blas_workspace(&self) -> usize {
+        BLAS_WORKSPACE
     }
 
     fn load(&self, _: &[&'static str]) -> Result<()> {
@@ -59,7 +59,7 @@ impl Machine for Blueprint {
     }
 }
 
-impl Queue for Blueprint {
+impl Stream for DryDevice {
     unsafe fn launch(&self, launch: &Launch, _: Arguments<'_>) -> Result<()> {
         Err(self.absent(launch.kernel))
     }
@@ -76,11 +76,11 @@ impl Queue for Blueprint {
         Err(self.absent("a copy"))
     }
 
-    unsafe fn set(&self, _: Address, _: u8, _: usize) -> Result<()> {
+    unsafe fn memset(&self, _: Address, _: u8, _: usize) -> Result<()> {
         Ok(())
     }
 
-    unsafe fn product(&self, _: &Gemm, _: Address, _: Address, _: Address, _: Address, _: usize) -> Result<bool> {
+    unsafe fn blas_gemm(&self, _: &Gemm, _: Address, _: Address, _: Address, _: Address, _: usize) -> Result<bool> {
         Err(self.absent("a product"))
     }
 
@@ -88,11 +88,11 @@ impl Queue for Blueprint {
         Ok(())
     }
 
-    fn mark(&self) -> Result<Box<dyn Mark>> {
+    fn record_event(&self) -> Result<Box<dyn Event>> {
         Err(self.absent("a mark"))
     }
 
-    fn follow(&self, _: &dyn Mark) -> Result<()> {
+    fn wait_event(&self, _: &dyn Event) -> Result<()> {
         Err(self.absent("a mark"))
     }
 }

@@ -7,13 +7,11 @@ use crate::op::Gemm;
 use std::ffi::c_void;
 use std::time::Duration;
 
-/// Why a machine could not do what it was asked.
+/// Why a device could not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{machine}: {call}: {reason}")]
-pub struct MachineError {
-    /// Which machine.
-    pub machine: String,
-    /// What was being done.
+#[error("{device}: {call}: {reason}")]
+pub struct DeviceError {
+    pub device: String,
     pub call: String,
     /// What it said, and what helps.
     pub reason: String,
@@ -21,15 +19,14 @@ pub struct MachineError {
     pub out_of_memory: bool,
 }
 
-/// What a machine returns.
-pub type Result<T, E = MachineError> = std::result::Result<T, E>;
+pub type Result<T, E = DeviceError> = std::result::Result<T, E>;
 
-/// Where something lies in a machine's memory.
+/// Where something lies in a device's memory.
 pub type Address = u64;
 
-/// What is known of a machine.
+/// What is known of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
+pub struct DeviceProps {
     /// As its vendor calls it.
     pub name: String,
     /// Major and minor compute capability: (9, 0) for Hopper.
@@ -38,7 +35,6 @@ pub struct Facts {
     pub multiprocessors: u32,
     /// Most bytes of shared memory that a block may ask for.
     pub shared_bytes: u32,
-    /// Bytes of memory.
     pub memory_bytes: u64,
 }
 
@@ -60,13 +56,12 @@ pub struct Launch {
 pub struct Arguments<'a> {
     /// As the driver wants them.
     pub pointers: &'a mut [*mut c_void],
-    /// Of each.
     pub sizes: &'a [usize],
 }
 
 /// Bytes of scratch with which products of a vendor's library are at their best: cuBLAS's own advice for Hopper, and what it takes
 /// to begin at a multiple of 256 bytes. All GPUs have as much, so that a plan need not know which it is for.
-pub const PRODUCT_WORKSPACE: usize = (32 << 20) + 256;
+pub const BLAS_WORKSPACE: usize = (32 << 20) + 256;
 /// Part of a tensor of three dimensions that one copy of Hopper's brings into shared memory, innermost dimension first. What
 /// lies outside of the tensor arrives as zeros. Rows of a part are 128 bytes, whose chunks of 16 change places as the tensor
 /// cores want them: `CU_TENSOR_MAP_SWIZZLE_128B`, no interleaving, element strides of 1.
@@ -74,9 +69,7 @@ pub const PRODUCT_WORKSPACE: usize = (32 << 20) + 256;
 pub struct TensorBox {
     /// Where the tensor begins: a multiple of 16 bytes.
     pub address: Address,
-    /// Type of its elements.
     pub dtype: DType,
-    /// Elements along each dimension.
     pub sizes: [u64; 3],
     /// Bytes from one to the next along the second and the third: multiples of 16.
     pub strides: [u64; 2],
@@ -89,24 +82,23 @@ pub struct TensorBox {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorMap(pub [u64; 16]);
 
-/// A machine. Ranks that share one share its memory.
-pub trait Machine: Send + Sync {
-    /// What it is.
-    fn facts(&self) -> &Facts;
+/// A device. Ranks that share one share its memory.
+pub trait Device: Send + Sync {
+    fn props(&self) -> &DeviceProps;
 
     /// For records: `cuda sm_90a`.
     fn name(&self) -> String;
 
-    /// Bytes of its memory that can be asked for now. [`Facts::memory_bytes`] is of the moment when it was taken.
+    /// Bytes of its memory that can be asked for now. [`DeviceProps::memory_bytes`] is of the moment when it was taken.
     ///
     /// # Errors
-    /// The machine has failed.
+    /// The device has failed.
     fn free_bytes(&self) -> Result<u64> {
-        Ok(self.facts().memory_bytes)
+        Ok(self.props().memory_bytes)
     }
 
     /// Tells a profiler what this thread asks for from here on; no name where that ends.
-    fn show(&self, _name: Option<&str>) {}
+    fn profiler_range(&self, _name: Option<&str>) {}
 
     /// Memory, at a multiple of 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Address>;
@@ -117,11 +109,10 @@ pub trait Machine: Send + Sync {
     /// It came from `allocate` with as many bytes, and nothing uses it any more.
     unsafe fn free(&self, address: Address, bytes: usize);
 
-    /// A new queue.
-    fn queue(&self) -> Result<Box<dyn Queue>>;
+    fn new_stream(&self) -> Result<Box<dyn Stream>>;
 
-    /// Bytes of scratch with which [`Queue::product`] is at its best; none where it does nothing.
-    fn product_workspace(&self) -> usize {
+    /// Bytes of scratch with which [`Stream::blas_gemm`] is at its best; none where it does nothing.
+    fn blas_workspace(&self) -> usize {
         0
     }
 
@@ -137,50 +128,50 @@ pub trait Machine: Send + Sync {
     /// Encodes what Hopper's copies bring (`cuTensorMapEncodeTiled`).
     ///
     /// # Errors
-    /// The machine has no such copies, or refuses the tensor.
+    /// The device has no such copies, or refuses the tensor.
     fn tensor_map(&self, _: &TensorBox) -> Result<TensorMap> {
         let reason = "it has no copies of parts of tensors; take kernels that do without".into();
-        Err(MachineError { machine: self.name(), call: "tensor_map".into(), reason, out_of_memory: false })
+        Err(DeviceError { device: self.name(), call: "tensor_map".into(), reason, out_of_memory: false })
     }
 }
 
-/// Work in order: a stream. Calls return when the work is queued.
-pub trait Queue: Send + Sync {
+/// Work that is done in order. Calls return when the work is queued.
+pub trait Stream: Send + Sync {
     /// Starts a kernel.
     ///
     /// # Safety
     /// `arguments` are the kernel's parameters, in order; what those point to stays until the work is done.
     unsafe fn launch(&self, launch: &Launch, arguments: Arguments<'_>) -> Result<()>;
 
-    /// Copies within the machine's memory.
+    /// Copies within the device's memory.
     ///
     /// # Safety
-    /// Both runs are the machine's, do not overlap, and stay until the work is done.
+    /// Both runs are the device's, do not overlap, and stay until the work is done.
     unsafe fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()>;
 
     /// Copies from the host; returns when `from` may change.
     ///
     /// # Safety
-    /// `to` is the machine's, of as many bytes.
+    /// `to` is the device's, of as many bytes.
     unsafe fn upload(&self, from: &[u8], to: Address) -> Result<()>;
 
     /// Copies to the host, and waits until that is done.
     ///
     /// # Safety
-    /// `from` is the machine's, of as many bytes.
+    /// `from` is the device's, of as many bytes.
     unsafe fn download(&self, from: Address, to: &mut [u8]) -> Result<()>;
 
     /// Sets bytes.
     ///
     /// # Safety
     /// As for `copy`.
-    unsafe fn set(&self, to: Address, value: u8, bytes: usize) -> Result<()>;
+    unsafe fn memset(&self, to: Address, value: u8, bytes: usize) -> Result<()>;
 
-    /// A product by the vendor's library; `false` where it has none for these types or this machine, and nothing was done.
+    /// A product by the vendor's library; `false` where it has none for these types or this device, and nothing was done.
     ///
     /// # Safety
     /// Addresses are those of operands that `op` describes, and of `workspace_bytes` of scratch.
-    unsafe fn product(
+    unsafe fn blas_gemm(
         &self,
         op: &Gemm,
         a: Address,
@@ -193,24 +184,23 @@ pub trait Queue: Send + Sync {
     /// Waits until everything is done. Failures of earlier work come out here.
     fn synchronize(&self) -> Result<()>;
 
-    /// A mark behind what has been asked for so far.
-    fn mark(&self) -> Result<Box<dyn Mark>>;
+    /// An event behind what has been asked for so far.
+    fn record_event(&self) -> Result<Box<dyn Event>>;
 
-    /// What is asked for from now on begins after that mark, of any queue of this machine.
-    fn follow(&self, mark: &dyn Mark) -> Result<()>;
+    /// What is asked for from now on begins after that event, of any stream of this device.
+    fn wait_event(&self, event: &dyn Event) -> Result<()>;
 }
 
-/// A moment in a queue: an event.
-pub trait Mark: Send + Sync {
-    /// Waits for it.
+/// A moment in a stream.
+pub trait Event: Send + Sync {
     fn wait(&self) -> Result<()>;
 
     /// Whether it has come.
-    fn is_reached(&self) -> Result<bool>;
+    fn query(&self) -> Result<bool>;
 
-    /// Time from an earlier mark to this one; both have come.
-    fn since(&self, earlier: &dyn Mark) -> Result<Duration>;
+    /// Time from an earlier event to this one; both have come.
+    fn elapsed(&self, earlier: &dyn Event) -> Result<Duration>;
 
-    /// For the machine that made it.
+    /// For the device that made it.
     fn as_any(&self) -> &dyn std::any::Any;
 }

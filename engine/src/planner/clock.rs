@@ -5,8 +5,9 @@
 //! measured time per operation. Where threads outnumber cores they take turns: operations last as many times longer. A
 //! fit was measured among so many ranks as it is for, so it holds their turns already.
 
+use super::RecordedAction;
 use super::curves::{Class, Curves, NoCurve};
-use super::{Action, RecordedAction};
+use crate::actions::Action;
 use crate::comm::Collective;
 use crate::outcome::Span;
 use std::borrow::Borrow;
@@ -43,7 +44,7 @@ pub struct Overheads {
 pub struct Clock<'a> {
     /// Times of operations, measured as the cell's ranks run.
     pub curves: &'a Curves,
-    /// Beside them.
+    /// What was measured beside them.
     pub overheads: Overheads,
     /// Times of collectives.
     pub machine: &'a dyn Machine,
@@ -97,7 +98,7 @@ fn span(action: Action) -> Span {
         Action::Load { .. } => Span::Data,
         Action::Gather { .. } => Span::ExposedGather,
         Action::Forward { .. } => Span::Forward,
-        Action::Restore { .. } => Span::Recompute,
+        Action::Recompute { .. } => Span::Recompute,
         Action::Backward { .. } => Span::Backward,
         Action::Reduce { .. } => Span::ExposedReduce,
         Action::Update => Span::Optimizer,

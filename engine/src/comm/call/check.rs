@@ -1,7 +1,7 @@
 //! Whether buffers fit a collective, for every implementation alike.
 
-use super::call::{Kind, Shape};
-use super::{CommError, Result};
+use super::{Kind, Shape};
+use crate::comm::{CommError, Result};
 use zbench_kernels::{DType, ReduceOp};
 
 /// One rank's side of a call: its kind and its buffers.

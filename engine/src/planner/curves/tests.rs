@@ -1,12 +1,12 @@
 use super::*;
-use zbench_kernels::{Move, Swiglu};
+use zbench_kernels::{Elementwise, GatedActivation};
 
 fn point(sizes: &[f64], seconds: f64) -> Point {
     Point { sizes: sizes.to_vec(), seconds }
 }
 
 fn fill(len: usize) -> Op {
-    Op::Fill(Move { len, sources: 0, from: DType::F32, to: DType::F32 }, 0.0)
+    Op::Fill(Elementwise { len, sources: 0, from: DType::F32, to: DType::F32 }, 0.0)
 }
 
 fn gemm(m: usize, n: usize, k: usize) -> Op {
@@ -91,11 +91,11 @@ fn classes_tell_kernels_forms_and_types_apart() {
     let tn = Gemm { m: 2, n: 3, k: 4, trans_a: true, trans_b: false, alpha: 1.0, accumulate: false, a: b, b, c: f };
     assert_eq!(Class::of(&Op::Gemm(tn)), Class { name: "gemm tn bf16-bf16-f32".into(), sizes: vec![2.0, 3.0, 4.0] });
     assert_eq!(name(&Op::Prepack(tn)), "prepack tn bf16");
-    let swiglu = Swiglu { len: 5, act: Act::GeluTanh, dtype: b };
+    let swiglu = GatedActivation { len: 5, act: Activation::GeluTanh, dtype: b };
     assert_eq!(
-        (name(&Op::Swiglu(swiglu)).as_str(), Class::of(&Op::SwigluBackward(swiglu)).sizes),
+        (name(&Op::GatedActivation(swiglu)).as_str(), Class::of(&Op::GatedActivationBackward(swiglu)).sizes),
         ("swiglu gelu_tanh bf16", vec![5.0])
     );
-    let cast = Move { len: 7, sources: 1, from: f, to: b };
+    let cast = Elementwise { len: 7, sources: 1, from: f, to: b };
     assert_eq!(name(&Op::Cast(cast)), "cast f32-bf16");
 }

@@ -5,16 +5,15 @@
 // Buffers of a call under way, without lifetimes.
 #![allow(unsafe_code)]
 
-use super::Group;
-use super::flight::{Flight, Next, Tags};
-use super::native::combines;
+use super::{Flight, Next, Tags};
+use crate::comm::mpi::{Group, combines};
 use crate::comm::raw::{RawSlice, reduce_range};
 use crate::comm::{Call, Kind, ReduceOp, Result};
 use std::ops::Range;
 use zbench_kernels::View;
 
 /// Whether a call goes this way. All ranks decide alike, since kind, types and lengths agree.
-pub(super) fn wanted(group: &Group, call: &Call<'_>) -> bool {
+pub(in crate::comm::mpi) fn wanted(group: &Group, call: &Call<'_>) -> bool {
     let (Some(op), Some((dtype, len))) = (call.kind.op(), call.send_shape().or(call.recv_shape())) else {
         return false;
     };
@@ -24,7 +23,7 @@ pub(super) fn wanted(group: &Group, call: &Call<'_>) -> bool {
 }
 
 /// What follows when the summands are there.
-pub(super) struct Join {
+pub(in crate::comm::mpi) struct Join {
     op: ReduceOp,
     accumulate: bool,
     /// The summands of this rank's part, one slot per rank.
@@ -47,7 +46,7 @@ enum Onward {
     },
 }
 
-pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> Result<()> {
+pub(in crate::comm::mpi) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> Result<()> {
     let (rank, size) = (group.rank, group.size);
     let send = call.send.map(RawSlice::of);
     let recv = call.recv.as_ref().map(RawSlice::of_mut);
@@ -105,7 +104,7 @@ fn spread(
 
 impl Join {
     /// Joins the summands and begins the second phase.
-    pub(super) fn carry_out(self, group: &Group, flight: &mut Flight) -> Result<()> {
+    pub(in crate::comm::mpi) fn carry_out(self, group: &Group, flight: &mut Flight) -> Result<()> {
         let (rank, size, tag) = (group.rank, group.size, Tags::staged(flight.number, 1));
         if self.to.len > 0 {
             // SAFETY: MPI is done with the staging; nobody writes it while it is read.

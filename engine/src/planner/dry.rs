@@ -1,15 +1,17 @@
 //! The estimate: the plan's actions, performed on a device that computes nothing.
 
-use super::{Action, Looks, Plan, flops, home_dtype};
+use super::flops;
+use crate::actions::{Action, EvaluationActions};
 use crate::comm::{Collective, CollectiveLog, Metered, Null};
-use crate::config::{Cell, Evaluation};
+use crate::config::{Backend, Cell, DeviceKind, Evaluation};
 use crate::error::{Result, StepError};
 use crate::executor::Executor;
 use crate::layers::Saved;
-use crate::model::Part;
+use crate::model::FlatKind;
 use crate::outcome::{Estimate, Traffic};
+use crate::plan::Plan;
 use crate::recorder::{Flops, Recorded, Recorder};
-use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER};
+use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER, home_dtype};
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use zbench_kernels::{Arena, Buffer, Category, Dry, Footprint, Kernels, Swing};
@@ -74,9 +76,14 @@ impl<'a> DryRun<'a> {
     ) -> Result<DryRun<'a>> {
         let (recorder, log) = (Rc::new(Recorder::new(keeps_operations)), CollectiveLog::default());
         let (mesh, place) = (plan.mesh, plan.mesh.place(rank));
+        // Only ranks whose buffers lie on hosts and that are not left to a library reduce small buffers in one round.
+        let own = matches!(cell.parallel.backend, Backend::Local | Backend::Shm | Backend::Tcp);
+        let in_one_round = own && cell.hardware.device == DeviceKind::Cpu;
         let group = |axis, rank, size| {
-            let log = keeps_operations.then_some(&log);
-            Metered::new(axis, Box::new(Null::of(cell, axis, rank, size, log)))
+            let null = Null::new(rank, size);
+            let null = if in_one_round { null.in_one_round() } else { null };
+            let null = if keeps_operations { null.listed(axis, &log) } else { null };
+            Metered::new(axis, Box::new(null))
         };
         let data = group(DATA, rank, mesh.world());
         let comms = if mesh.hybrid {
@@ -147,11 +154,12 @@ impl<'a> DryRun<'a> {
         if let Some(evaluation) = cell.evaluation() {
             self.evaluate(evaluation)?;
         }
-        let trainable_parameters = layout.parameters(Part::Trainable);
+        let trainable_parameters = layout.parameters(FlatKind::Trainable);
         let parameters = trainable_parameters + layout.frozen_parameters();
-        let active_parameters = parameters - Part::ALL.iter().map(|part| layout.idle(*part)).sum::<u64>();
+        let active_parameters =
+            parameters - FlatKind::ALL.iter().map(|part| layout.inactive_params(*part)).sum::<u64>();
         let kept = |part| layout.units.iter().map(|u| u.flat(part).len).sum::<usize>() * home_dtype(cell, part).size();
-        let base_bytes = (kept(Part::Frozen) + kept(Part::Quantised)) as u64;
+        let base_bytes = (kept(FlatKind::Frozen) + kept(FlatKind::Quantised)) as u64;
         let memory = self.executor.arena.ledger();
         let estimate =
             Estimate { memory, traffic, flops, trainable_parameters, parameters, active_parameters, base_bytes };
@@ -160,7 +168,7 @@ impl<'a> DryRun<'a> {
 
     /// The memory of an evaluation; nothing else of it is in an estimate, which is of a step.
     fn evaluate(&mut self, evaluation: Evaluation) -> Result<()> {
-        let Looks { first, next, end } = &self.executor.plan.looks;
+        let EvaluationActions { first, next, end } = &self.executor.plan.evaluation;
         let next = if evaluation.batches > 1 { &next[..] } else { &[] };
         self.executor.flow.evaluates = true;
         self.executor.prepacked.iter_mut().for_each(|forms| forms.forget());
@@ -201,7 +209,7 @@ impl<'a> DryRun<'a> {
     /// Memory does not fit an address space, or operands do not fit their operation: a bug.
     pub fn act(&mut self, action: Action) -> Result<()> {
         let unit = match action {
-            Action::Forward { unit } | Action::Restore { unit, .. } | Action::Backward { unit } => unit,
+            Action::Forward { unit } | Action::Recompute { unit, .. } | Action::Backward { unit } => unit,
             _ => return self.executor.act(action, &mut (), &mut ()),
         };
         let plan = self.executor.plan;
@@ -218,12 +226,12 @@ impl<'a> DryRun<'a> {
         let plan = self.executor.plan;
         let keeps = plan.policy.keeps_input(plan.layout.blocks[unit - 1].index);
         let key = match action {
-            Action::Restore { output, .. } => Action::Restore { unit: 0, output },
+            Action::Recompute { output, .. } => Action::Recompute { unit: 0, output },
             // The two kinds of forward differ in what they keep.
             Action::Forward { .. } => Action::Forward { unit: usize::from(keeps) },
             _ => Action::Backward { unit: usize::from(unit == 1) },
         };
-        let (like, evaluates) = (plan.layout.like[unit - 1], self.executor.flow.evaluates);
+        let (like, evaluates) = (plan.layout.same_as[unit - 1], self.executor.flow.evaluates);
         // What the action waits for and opens is the unit's own; only then is the rest alike.
         self.executor.prepare(action, unit)?;
         let before = self.held(unit);
@@ -244,8 +252,8 @@ impl<'a> DryRun<'a> {
                 }
                 flow.saved[unit] = made.map(|made| made.expect("a failure has ended this"));
                 match action {
-                    Action::Restore { output: true, .. } => flow.saved[unit + 1].input = stream,
-                    Action::Restore { .. } => {}
+                    Action::Recompute { output: true, .. } => flow.saved[unit + 1].input = stream,
+                    Action::Recompute { .. } => {}
                     _ => flow.stream = stream,
                 }
                 Ok(())
@@ -257,7 +265,7 @@ impl<'a> DryRun<'a> {
         done?;
         let flops = self.recorder.since(&counted);
         let (mut after, saved) = (self.held(unit), &self.executor.flow.saved);
-        if let Action::Restore { output, .. } = action {
+        if let Action::Recompute { output, .. } = action {
             after.0 =
                 saved.get(unit + 1).and_then(|next| next.input.as_ref()).filter(|_| output).map(Buffer::footprint);
         }

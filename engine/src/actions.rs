@@ -1,6 +1,6 @@
 //! The schedule: what one rank does in one step, as a list.
 
-use crate::config::{Checkpointing, Kept};
+use crate::config::{Checkpointing, SavedTensor};
 use crate::strategy::Reshard;
 use serde::{Deserialize, Serialize};
 
@@ -9,13 +9,9 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 pub enum Action {
     /// Fetch the micro-batch's tokens.
-    Load {
-        /// Micro-batch.
-        micro: usize,
-    },
+    Load { micro: usize },
     /// Bring a unit's weights here: first make this rank's own part current, then fill a slot.
     Gather {
-        /// Unit.
         unit: usize,
         /// The home is stale outside this rank's optimizer share: gather it from the ranks that updated it.
         refresh: bool,
@@ -23,30 +19,20 @@ pub enum Action {
         slot: bool,
     },
     /// Forward of a unit; of the head, forward, loss and backward.
-    Forward {
-        /// Unit.
-        unit: usize,
-    },
+    Forward { unit: usize },
     /// Make a block's dropped tensors again, and its output if the next block lacks its input.
-    Restore {
-        /// Unit.
+    #[serde(rename = "restore")]
+    Recompute {
         unit: usize,
         /// Also make the output.
         output: bool,
     },
     /// Backward of a unit.
-    Backward {
-        /// Unit.
-        unit: usize,
-    },
+    Backward { unit: usize },
     /// Give a unit's slot back.
-    Release {
-        /// Unit.
-        unit: usize,
-    },
+    Release { unit: usize },
     /// A unit's gradients of this micro-batch are complete: bring them to where they live.
     Reduce {
-        /// Unit.
         unit: usize,
         /// First micro-batch of the step: overwrite rather than add.
         first: bool,
@@ -88,7 +74,7 @@ pub struct Policy {
     /// Inputs are kept of blocks whose number is a multiple of this.
     pub every: usize,
     /// The tensors of a block that forward keeps.
-    pub keep: Vec<Kept>,
+    pub keep: Vec<SavedTensor>,
 }
 
 impl Policy {
@@ -100,9 +86,11 @@ impl Policy {
             _ => 1,
         };
         let keep = match checkpointing {
-            Checkpointing::None => Kept::ALL.to_vec(),
+            Checkpointing::None => SavedTensor::ALL.to_vec(),
             Checkpointing::Full | Checkpointing::Every(_) | Checkpointing::Sqrt => Vec::new(),
-            Checkpointing::Selective => vec![Kept::Qkv, Kept::Attention, Kept::Residual, Kept::GateUp],
+            Checkpointing::Selective => {
+                vec![SavedTensor::Qkv, SavedTensor::Attention, SavedTensor::Residual, SavedTensor::GateUp]
+            }
             Checkpointing::Keep(list) => {
                 let mut keep = list.clone();
                 keep.sort();
@@ -120,7 +108,7 @@ impl Policy {
 
     /// Whether backward finds everything it needs.
     pub fn keeps_all(&self) -> bool {
-        self.every == 1 && self.keep.len() == Kept::ALL.len()
+        self.every == 1 && self.keep.len() == SavedTensor::ALL.len()
     }
 }
 
@@ -142,7 +130,7 @@ pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
 
 /// What a rank does in an evaluation: forward alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Looks {
+pub struct EvaluationActions {
     /// For the first micro-batch.
     pub first: Vec<Action>,
     /// For every other one.
@@ -154,7 +142,7 @@ pub struct Looks {
 /// The lists of an evaluation. Where a step gives slots back after forward, every micro-batch ends with all of them given
 /// back: the head's and the embedding's, the largest of most models, are then never there together, as they are not in
 /// a step. Otherwise all units stay to the end.
-pub fn looks(schedule: &Schedule<'_>) -> Looks {
+pub fn evaluation_actions(schedule: &Schedule<'_>) -> EvaluationActions {
     let head = schedule.blocks + 1;
     let compute = |action, reads| Compute { action, reads, last: [false; 2] };
     let mut computes = vec![compute(Action::Load { micro: 0 }, Reads::None)];
@@ -171,7 +159,7 @@ pub fn looks(schedule: &Schedule<'_>) -> Looks {
     };
     let (first, next) = (micro_batch(), micro_batch());
     residency.empty();
-    Looks { first, next, end: residency.list }
+    EvaluationActions { first, next, end: residency.list }
 }
 
 /// An action that computes, and the units whose weights it reads.
@@ -220,12 +208,12 @@ fn micro_batch(s: &Schedule<'_>, micro: usize, list: &mut Vec<Compute>) {
     for segment in segments.rev() {
         if s.policy.every > 1 {
             for block in segment.clone() {
-                push(Action::Restore { unit: block + 1, output: block + 1 < segment.end }, Reads::One([block + 1]));
+                push(Action::Recompute { unit: block + 1, output: block + 1 < segment.end }, Reads::One([block + 1]));
             }
         }
         for block in segment.rev() {
             if s.policy.every == 1 && !s.policy.keeps_all() {
-                push(Action::Restore { unit: block + 1, output: false }, Reads::One([block + 1]));
+                push(Action::Recompute { unit: block + 1, output: false }, Reads::One([block + 1]));
             }
             push(Action::Backward { unit: block + 1 }, Reads::One([block + 1]));
             if s.trainable[block + 1] {

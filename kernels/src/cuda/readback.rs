@@ -1,6 +1,6 @@
-//! What a queue's kernels tell the host: what they found wrong, and sums, in slots that threads share.
+//! What a stream's kernels tell the host: what they found wrong, and sums, in slots that threads share.
 
-use super::machine::Address;
+use crate::device::Address;
 use std::thread::ThreadId;
 
 /// Room for sums on their way to the host.
@@ -9,8 +9,8 @@ pub(super) const SUM_WORDS: usize = 1024;
 const ROUNDS: u32 = u32::MAX / SUM_WORDS as u32;
 
 /// Lent to one thread from the first kernel that writes here to the last that reads, or until the host has read it: threads
-/// which share a queue do not mix theirs.
-pub(super) struct Telling {
+/// which share a stream do not mix theirs.
+pub(super) struct ScalarReadback {
     /// A fault's words. Kernels write them at any time; who reads and clears them holds this.
     pub faults: Address,
     /// [`SUM_WORDS`] of f64: the blocks' shares of one sum.
@@ -22,9 +22,9 @@ pub(super) struct Telling {
     round: u32,
 }
 
-impl Telling {
-    pub(super) fn new(faults: Address, sums: Address, slots: Address) -> Telling {
-        Telling { faults, sums, slots, taken: vec![None; SUM_WORDS].into(), round: 0 }
+impl ScalarReadback {
+    pub(super) fn new(faults: Address, sums: Address, slots: Address) -> ScalarReadback {
+        ScalarReadback { faults, sums, slots, taken: vec![None; SUM_WORDS].into(), round: 0 }
     }
 
     /// A slot for this thread, and its sum's number, which no other will have for a long time; none where all are taken.
@@ -67,41 +67,41 @@ mod tests {
 
     #[test]
     fn a_slot_is_one_threads_until_that_has_been_told() {
-        let mut telling = Telling::new(0, 256, 8448);
-        let mine: Vec<(Address, u32)> = (0..3).map(|_| telling.take().unwrap()).collect();
+        let mut readback = ScalarReadback::new(0, 256, 8448);
+        let mine: Vec<(Address, u32)> = (0..3).map(|_| readback.take().unwrap()).collect();
         assert_eq!(mine.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [8448, 8456, 8464]);
         let others = std::thread::scope(|scope| {
             let other = scope.spawn(|| {
-                let others = [telling.take().unwrap(), telling.take().unwrap()];
+                let others = [readback.take().unwrap(), readback.take().unwrap()];
                 // Its own are told, and with them one that was handed over.
-                telling.free([others[0].1, mine[1].1].into_iter());
+                readback.free([others[0].1, mine[1].1].into_iter());
                 others
             });
             other.join().unwrap()
         });
-        assert_eq!(telling.len(), 3);
-        assert!(others.iter().chain([&mine[1]]).all(|(_, number)| telling.slot(*number).is_none()));
-        assert_eq!((telling.slot(mine[0].1), telling.slot(mine[2].1)), (Some(0), Some(2)));
+        assert_eq!(readback.len(), 3);
+        assert!(others.iter().chain([&mine[1]]).all(|(_, number)| readback.slot(*number).is_none()));
+        assert_eq!((readback.slot(mine[0].1), readback.slot(mine[2].1)), (Some(0), Some(2)));
         // The slot is used again, and the sum that was in it does not come back.
-        let (at, number) = telling.take().unwrap();
-        assert_eq!((at, telling.slot(number), telling.slot(mine[1].1)), (8456, Some(1), None));
-        telling.free(std::iter::empty());
-        assert_eq!(telling.len(), 0);
+        let (at, number) = readback.take().unwrap();
+        assert_eq!((at, readback.slot(number), readback.slot(mine[1].1)), (8456, Some(1), None));
+        readback.free(std::iter::empty());
+        assert_eq!(readback.len(), 0);
         for _ in 0..SUM_WORDS {
-            telling.take().unwrap();
+            readback.take().unwrap();
         }
-        assert!(telling.take().is_none() && telling.len() == SUM_WORDS);
+        assert!(readback.take().is_none() && readback.len() == SUM_WORDS);
     }
 
     #[test]
     fn numbers_come_again_after_four_million() {
-        let mut telling = Telling::new(0, 0, 0);
-        telling.round = ROUNDS - 2;
-        let next = |telling: &mut Telling| {
-            let number = telling.take().unwrap().1;
-            telling.free([number].into_iter());
+        let mut readback = ScalarReadback::new(0, 0, 0);
+        readback.round = ROUNDS - 2;
+        let next = |readback: &mut ScalarReadback| {
+            let number = readback.take().unwrap().1;
+            readback.free([number].into_iter());
             number
         };
-        assert_eq!((next(&mut telling), next(&mut telling)), ((ROUNDS - 1) * SUM_WORDS as u32, 0));
+        assert_eq!((next(&mut readback), next(&mut readback)), ((ROUNDS - 1) * SUM_WORDS as u32, 0));
     }
 }

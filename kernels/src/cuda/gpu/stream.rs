@@ -3,27 +3,27 @@
 #![allow(unsafe_code, reason = "functions of the CUDA driver")]
 
 use super::staging::Staging;
-use super::{Event, Gpu, Inner};
-use crate::cuda::machine::{Address, Arguments, Launch, Mark, Queue, Result};
+use super::{Gpu, GpuEvent, Inner};
+use crate::device::{Address, Arguments, Event, Launch, Result, Stream};
 use crate::op::Gemm;
 use cudarc::driver::sys::{CUstream, CUstream_flags};
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
 /// A stream that runs beside all others: it does not wait for the default one, nor that for it.
-pub struct Stream {
+pub struct GpuStream {
     gpu: Gpu,
     handle: CUstream,
     staging: Mutex<Staging>,
 }
 
 // SAFETY: a handle of the driver's, which any thread may use; staging is behind a lock.
-unsafe impl Send for Stream {}
+unsafe impl Send for GpuStream {}
 // SAFETY: as above.
-unsafe impl Sync for Stream {}
+unsafe impl Sync for GpuStream {}
 
-impl Stream {
-    pub(super) fn new(gpu: &Gpu) -> Result<Stream> {
+impl GpuStream {
+    pub(super) fn new(gpu: &Gpu) -> Result<GpuStream> {
         let staging = Mutex::new(Staging::new(gpu)?);
         gpu.0.enter()?;
         let mut handle = std::ptr::null_mut();
@@ -31,7 +31,7 @@ impl Stream {
         let code =
             unsafe { (gpu.0.driver.table.stream_create)(&mut handle, CUstream_flags::CU_STREAM_NON_BLOCKING as u32) };
         gpu.0.check("cuStreamCreate", code)?;
-        Ok(Stream { gpu: gpu.clone(), handle, staging })
+        Ok(GpuStream { gpu: gpu.clone(), handle, staging })
     }
 
     /// The driver's handle, for libraries that put work into the stream, such as NCCL. It lives as long as this does.
@@ -40,7 +40,7 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for GpuStream {
     fn drop(&mut self) {
         // What fails here fails because the device has.
         if self.gpu.0.enter().is_ok() {
@@ -53,7 +53,7 @@ impl Drop for Stream {
     }
 }
 
-impl Queue for Stream {
+impl Stream for GpuStream {
     unsafe fn launch(&self, launch: &Launch, arguments: Arguments<'_>) -> Result<()> {
         let inner = &self.gpu.0;
         let kernel = inner.kernel(launch.kernel)?;
@@ -98,7 +98,7 @@ impl Queue for Stream {
         unsafe { staging.download(&self.gpu, self.handle, from, to) }
     }
 
-    unsafe fn set(&self, to: Address, value: u8, bytes: usize) -> Result<()> {
+    unsafe fn memset(&self, to: Address, value: u8, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
@@ -108,7 +108,7 @@ impl Queue for Stream {
         self.gpu.0.check("cuMemsetD8Async", code)
     }
 
-    unsafe fn product(
+    unsafe fn blas_gemm(
         &self,
         op: &Gemm,
         a: Address,
@@ -135,15 +135,15 @@ impl Queue for Stream {
         self.gpu.0.check("cuStreamSynchronize", code)
     }
 
-    fn mark(&self) -> Result<Box<dyn Mark>> {
-        let event = Event::timed(&self.gpu)?;
+    fn record_event(&self) -> Result<Box<dyn Event>> {
+        let event = GpuEvent::timed(&self.gpu)?;
         // SAFETY: a live stream of this device's.
         unsafe { event.record(self.handle)? };
         Ok(Box::new(event))
     }
 
-    fn follow(&self, mark: &dyn Mark) -> Result<()> {
-        let event = mark.as_any().downcast_ref::<Event>();
+    fn wait_event(&self, mark: &dyn Event) -> Result<()> {
+        let event = mark.as_any().downcast_ref::<GpuEvent>();
         let event = event.ok_or_else(|| self.gpu.0.error("cuStreamWaitEvent", "the mark is another machine's"))?;
         // SAFETY: a live stream of this device's.
         unsafe { event.hold_back(&self.gpu, self.handle) }

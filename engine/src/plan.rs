@@ -1,30 +1,16 @@
 //! A plan: where every byte of the model lives and what each rank does in a step. The engine runs its actions, the
 //! estimate is what walking them says.
 
-mod actions;
-pub mod clock;
-pub mod curves;
-mod dry;
-mod flops;
-mod planner;
+#![warn(missing_docs)]
 
-pub use actions::{Action, Looks, Policy, Schedule, actions, looks};
-pub use dry::RecordedAction;
-pub use flops::ledger_terms;
-pub use planner::Planner;
-
-use dry::DryRun;
-
+use crate::actions::{Action, EvaluationActions, Policy};
 use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions};
-use crate::error::StepError;
 use crate::layers::Batch;
-use crate::mesh::{Mesh, Split};
-use crate::model::{Layout, Part, fused_in};
+use crate::mesh::Mesh;
+use crate::model::{Layout, fused_in};
 use crate::outcome::Estimate;
-use crate::recorder::Recorded;
-use crate::strategy::{self, Reshard, Sharding};
+use crate::strategy::Sharding;
 use std::sync::Arc;
-use zbench_kernels::{DType, Kernels};
 
 /// A combination that cannot be run, with the key and the way out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,133 +36,9 @@ pub struct Plan {
     /// One step.
     pub actions: Vec<Action>,
     /// An evaluation; empty where there is none.
-    pub looks: Looks,
+    pub evaluation: EvaluationActions,
     /// What a run of it will take.
     pub estimate: Estimate,
-}
-
-impl Plan {
-    /// Plans a cell for ranks that compute with `kernels` (their scratch sizes count).
-    pub fn new(cell: &Cell, kernels: &dyn Kernels) -> Result<Plan, PlanError> {
-        Plan::with(cell, kernels, |ranks| Arc::new(Layout::new(cell, ranks)))
-    }
-
-    /// As [`Plan::new`] with the cell's layout for a number of ranks from where layouts are kept.
-    fn with(cell: &Cell, kernels: &dyn Kernels, layout: impl FnOnce(usize) -> Arc<Layout>) -> Result<Plan, PlanError> {
-        check(cell)?;
-        let mesh = strategy::mesh(&cell.parallel).map_err(|reason| PlanError { key: "parallel.shard", reason })?;
-        let sharding = Sharding::of(cell.parallel.strategy);
-        let layout = layout(mesh.world());
-        if cell.memory.prepack && Part::ALL.iter().any(|&p| p != Part::Quantised && slotted(cell, &sharding, p)) {
-            let reason = "\"step\" keeps weights that are whole at home in the compute type; write \"none\", or take ddp, \
-                          zero1 or zero2 with precision.parameters equal to precision.compute";
-            return Err(PlanError { key: "memory.prepack", reason: reason.into() });
-        }
-        let policy = Policy::of(&cell.memory.checkpointing, layout.blocks.len());
-        let trainable: Vec<_> = layout.units.iter().map(|u| u.trainable.len > 0).collect();
-        let stale: Vec<_> = trainable.iter().map(|t| *t && sharding.optimizer > sharding.parameters).collect();
-        let slotted: Vec<_> = layout
-            .units
-            .iter()
-            .map(|u| Part::ALL.iter().any(|&p| u.flat(p).len > 0 && slotted(cell, &sharding, p)))
-            .collect();
-        let schedule = Schedule {
-            blocks: layout.blocks.len(),
-            accumulation: cell.train.accumulation,
-            reshard: sharding.reshard,
-            prefetch: cell.parallel.prefetch,
-            tied: layout.head.tied,
-            embedding_reads: layout.embedding.reads_weights(),
-            trainable: &trainable,
-            stale: &stale,
-            slotted: &slotted,
-            policy: &policy,
-        };
-        let actions = actions(&schedule);
-        let looks = if cell.evaluation().is_some() { looks(&schedule) } else { Looks::default() };
-        let estimate = Estimate::default();
-        let mut plan = Plan { layout, mesh, sharding, policy, actions, looks, estimate };
-        plan.estimate = plan
-            .dry_run(cell, kernels, 0, false)
-            .map_err(|error| PlanError { key: "model", reason: error.to_string() })?
-            .0;
-        Ok(plan)
-    }
-
-    /// The estimate with every action performed, where [`Plan::estimate`] counts what repeats: the same.
-    pub fn estimate_block_by_block(&self, cell: &Cell, kernels: &dyn Kernels) -> Estimate {
-        self.dry_run(cell, kernels, 0, true).expect(RAN).0
-    }
-
-    /// The operations of one step of a rank, in order. Ranks differ only in where their part of a flat crosses from one tensor to the
-    /// next.
-    pub fn operations(&self, cell: &Cell, kernels: &dyn Kernels, rank: usize) -> Vec<Recorded> {
-        self.dry_run(cell, kernels, rank, true).expect(RAN).1
-    }
-
-    /// The same by action, with each action's collectives.
-    pub fn recorded_actions<'a>(
-        &'a self,
-        cell: &'a Cell,
-        kernels: &'a dyn Kernels,
-        rank: usize,
-    ) -> impl Iterator<Item = RecordedAction> + 'a {
-        let mut run = DryRun::new(cell, kernels, self, rank, true).expect(RAN);
-        self.actions.iter().map(move |action| run.recorded(*action).expect(RAN))
-    }
-
-    fn dry_run(
-        &self,
-        cell: &Cell,
-        kernels: &dyn Kernels,
-        rank: usize,
-        keeps_operations: bool,
-    ) -> Result<(Estimate, Vec<Recorded>), StepError> {
-        let mut run = DryRun::new(cell, kernels, self, rank, keeps_operations)?;
-        run.step()?;
-        run.finish()
-    }
-}
-
-/// Why a dry run of a plan does not fail.
-const RAN: &str = "the same actions ran dry when the plan was made";
-
-/// The type of a flat's weights at home.
-pub fn home_dtype(cell: &Cell, part: Part) -> DType {
-    match part {
-        Part::Trainable => cell.precision.parameters,
-        Part::Frozen => cell.lora.base.and_then(Base::float).unwrap_or(cell.precision.parameters),
-        Part::Quantised => DType::I8,
-    }
-}
-
-/// The type of a flat's weights where layers read them.
-pub fn slot_dtype(cell: &Cell, part: Part) -> DType {
-    match part {
-        Part::Trainable | Part::Frozen => cell.precision.compute,
-        Part::Quantised => DType::I8,
-    }
-}
-
-/// Whether a flat is read from a slot: its home is a part, or of another type than the compute.
-pub fn slotted(cell: &Cell, sharding: &Sharding, part: Part) -> bool {
-    sharding.parameters != Split::Whole || home_dtype(cell, part) != slot_dtype(cell, part)
-}
-
-/// Over which axes a flat's home is split. Frozen weights are split as the parameters are.
-pub fn share(sharding: &Sharding, part: Part) -> Split {
-    match part {
-        Part::Trainable => sharding.optimizer,
-        Part::Frozen | Part::Quantised => sharding.parameters,
-    }
-}
-
-/// Slots of unsplit weights stay as long as the weights do; the others are on their way.
-pub(crate) fn slot_category(sharding: &Sharding) -> zbench_kernels::Category {
-    match sharding.reshard {
-        Reshard::Never => zbench_kernels::Category::Parameters,
-        Reshard::AfterForward | Reshard::AfterBackward => zbench_kernels::Category::Communication,
-    }
 }
 
 /// The shape of a rank's micro-batch.
@@ -200,7 +62,7 @@ const MOST_COMPUTES: usize = 1 << 20;
 const MOST_UNITS: usize = 1 << 16;
 
 /// Refuses what cannot be, before any size is computed from it.
-fn check(cell: &Cell) -> Result<(), PlanError> {
+pub(crate) fn check(cell: &Cell) -> Result<(), PlanError> {
     let fail = |key, reason: String| Err(PlanError { key, reason });
     let (train, model) = (&cell.train, &cell.model);
     if let Some((key, word)) = cell.priced.as_ref().and_then(|priced| priced.first_key()) {

@@ -1,16 +1,15 @@
 //! When the state of a run is written, and by whom: every rank its part, on a thread; rank 0 makes of the parts a
 //! checkpoint when all ranks are known to have written theirs.
 
-use super::error::{Result, StateError};
-use super::folder::{Folder, part_dir};
-use super::index::{Identity, Index, RankFiles, read_json, write_json};
-use super::load::Resumable;
-use super::shard::{Shard, file_names};
 use crate::config::{SaveLayout, Saving};
 use crate::error::StepError;
 use crate::executor::Executor;
 use crate::outcome::{Evaluated, History, Saved, Step};
 use crate::rank::Rank;
+use crate::training_state::{
+    Folder, Identity, Index, RankFiles, Result, Resumable, Shard, StateError, file_names, full, part_dir, read_json,
+    spawn, write_json,
+};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -217,7 +216,7 @@ impl Saver {
                 let shard = Shard::take(state, layout, &*context.kernels, params, optimizer, place)?;
                 (shard.copied(), spawn(move || shard.write())?)
             }
-            SaveLayout::Full => super::full::start(rank, place)?,
+            SaveLayout::Full => full::start(&mut rank.executor, place)?,
         };
         (self.last, self.begun) = (Some(rank.progress.steps), true);
         let stall = begin.elapsed();
@@ -303,13 +302,6 @@ fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
     let panicked =
         |_| StateError::Step(StepError::Input("a thread that writes checkpoints has panicked; a bug".into()));
     thread.join().unwrap_or_else(|panic| Err(panicked(panic)))
-}
-
-pub(super) fn spawn<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<JoinHandle<Result<T>>> {
-    let failed = |error| StateError::Step(StepError::Input(format!("a thread could not be started: {error}")));
-    crate::threads::start("checkpoint", work).map_err(failed)
 }
 
 /// Returns when all ranks have come; not counted as traffic of training.

@@ -1,7 +1,7 @@
 //! What operations take on a machine: points that were measured, and what lies between them.
 
 use std::collections::BTreeMap;
-use zbench_kernels::{Act, Attention, DType, Gemm, Grouped, Op, Rounding};
+use zbench_kernels::{Activation, Attention, DType, Gemm, Grouped, Op, Rounding};
 
 /// Operations whose times follow one curve: same kernel, same types; and the sizes that the curve goes over.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,11 +24,11 @@ fn form(g: &Gemm) -> String {
     format!("{}{}", letter(g.trans_a), letter(g.trans_b))
 }
 
-fn act(act: Act) -> &'static str {
+fn act(act: Activation) -> &'static str {
     match act {
-        Act::Silu => "silu",
-        Act::Gelu => "gelu",
-        Act::GeluTanh => "gelu_tanh",
+        Activation::Silu => "silu",
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu_tanh",
     }
 }
 
@@ -52,15 +52,17 @@ impl Class {
             Op::RmsNormBackward(n) => class("", types(&[n.dtype, n.gradient.unwrap_or(n.dtype)]), &[n.rows * n.cols]),
             Op::LayerNorm(n) => class("", types(&[n.dtype]), &[n.rows * n.cols]),
             Op::LayerNormBackward(n) => class("", types(&[n.dtype, n.gradient.unwrap_or(n.dtype)]), &[n.rows * n.cols]),
-            Op::AddRows(a) | Op::AddRowsBackward(a) => class("", types(&[a.dtype]), &[a.rows * a.cols]),
-            Op::MulRows(m) | Op::MulRowsBackward(m) => class("", types(&[m.dtype]), &[m.rows * m.cols]),
-            Op::InverseNorms(n) => class("", types(&[n.dtype]), &[n.rows * n.cols]),
+            Op::BiasAdd(a) | Op::BiasAddBackward(a) => class("", types(&[a.dtype]), &[a.rows * a.cols]),
+            Op::ScaleColumns(m) | Op::ScaleColumnsBackward(m) => class("", types(&[m.dtype]), &[m.rows * m.cols]),
+            Op::RowInvNorm(n) => class("", types(&[n.dtype]), &[n.rows * n.cols]),
             Op::Rope(r) => class("", types(&[r.dtype]), &[r.rows * r.heads * r.head_dim]),
             Op::Attention(a) | Op::AttentionBackward(a) | Op::NaiveAttention(a) | Op::NaiveAttentionBackward(a) => {
                 attention(a)
             }
-            Op::Swiglu(s) | Op::SwigluBackward(s) => class(act(s.act), types(&[s.dtype]), &[s.len]),
-            Op::Activate(a) | Op::ActivateBackward(a) => class(act(a.act), types(&[a.dtype]), &[a.len]),
+            Op::GatedActivation(s) | Op::GatedActivationBackward(s) => class(act(s.act), types(&[s.dtype]), &[s.len]),
+            Op::PointwiseActivation(a) | Op::PointwiseActivationBackward(a) => {
+                class(act(a.act), types(&[a.dtype]), &[a.len])
+            }
             Op::Embedding(e) | Op::EmbeddingBackward(e) => class("", types(&[e.dtype]), &[e.rows * e.cols]),
             Op::CrossEntropy(c) => class("", types(&[c.dtype, c.gradient]), &[c.rows * c.vocab]),
             Op::AdamW(a) => {
@@ -82,7 +84,7 @@ impl Class {
                 class(&format!("{:?}", u.matrix.packing).to_lowercase(), types(&[u.dtype]), &[u.matrix.len()])
             }
             Op::Route(r) | Op::RouteBackward(r) => class("", types(&[r.dtype]), &[r.rows * r.experts]),
-            Op::Dispatch(s) | Op::Weigh(s) => class("", types(&[s.dtype]), &[s.slots() * s.cols]),
+            Op::Dispatch(s) | Op::RouterWeightBackward(s) => class("", types(&[s.dtype]), &[s.slots() * s.cols]),
             Op::Combine(c) => class("", types(&[c.slots.dtype]), &[c.slots.slots() * c.slots.cols]),
             Op::GroupedGemm(g) => {
                 let form = match g.form {
@@ -101,7 +103,7 @@ impl Class {
 pub struct Point {
     /// As [`Class::sizes`].
     pub sizes: Vec<f64>,
-    /// Seconds.
+    /// How long it took.
     pub seconds: f64,
 }
 

@@ -1,18 +1,18 @@
 //! DoRA: `y = m / |W + scale B A| * (x W^T + scale x A^T B^T) + b`. The norms are of rows, and constants to the gradient as
 //! in PEFT (section 4.3 of the paper): they follow A and B without pulling at them.
 
-use super::adapter::{ADAPTER, AdapterSpec};
-use super::exec::Exec;
-use super::linear::LinearSpec;
+use super::LinearSpec;
 use crate::error::Result;
-use crate::model::{Grads, Place, Weights};
-use zbench_kernels::{Buffer, DType, Gemm, InverseNorms, MulRows, Op, View, ViewMut};
+use crate::layers::adapter::{ADAPTER, AdapterSpec};
+use crate::layers::exec::Exec;
+use crate::layers::{FlatRange, Grads, Weights};
+use zbench_kernels::{Buffer, DType, Gemm, Op, RowInvNorm, ScaleColumns, View, ViewMut};
 
 /// Learned norms of the rows of what a layer and its adapter make together. The layer's own weights are frozen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Magnitude {
     /// m `[out]`.
-    pub m: Place,
+    pub m: FlatRange,
 }
 
 impl Magnitude {
@@ -24,8 +24,8 @@ impl Magnitude {
     }
 
     /// One factor for each element of a row of `out`.
-    fn columns(&self, linear: &LinearSpec, rows: usize, dtype: DType) -> MulRows {
-        MulRows { rows, cols: linear.out, dtype }
+    fn columns(&self, linear: &LinearSpec, rows: usize, dtype: DType) -> ScaleColumns {
+        ScaleColumns { rows, cols: linear.out, dtype }
     }
 
     /// The reciprocal norms, and m times them: the factors of the output.
@@ -42,12 +42,12 @@ impl Magnitude {
         let (a, [(b, _)]) = (weights.get(&adapter.a), adapter.b);
         ex.gemm(ADAPTER, self.merge(linear, adapter, dtype), weights.get(&b), a, merged.view_mut())?;
         let mut inverse = ex.statistic(rows)?;
-        let op = Op::InverseNorms(InverseNorms { rows, cols, dtype });
+        let op = Op::RowInvNorm(RowInvNorm { rows, cols, dtype });
         ex.run(ADAPTER, &op, &[merged.view()], &mut [inverse.view_mut()])?;
         drop(merged);
         let mut wide = ex.statistic(rows)?;
         ex.cast(ADAPTER, weights.get(&self.m), wide.view_mut())?;
-        let op = Op::MulRows(self.columns(linear, 1, dtype.accumulator()));
+        let op = Op::ScaleColumns(self.columns(linear, 1, dtype.accumulator()));
         ex.run(ADAPTER, &op, &[inverse.view()], &mut [wide.view_mut()])?;
         let mut factors = ex.activation(rows)?;
         ex.cast(ADAPTER, wide.view(), factors.view_mut())?;
@@ -58,12 +58,10 @@ impl Magnitude {
     pub(super) fn forward(
         &self,
         ex: &Exec<'_>,
-        linear: &LinearSpec,
-        adapter: &AdapterSpec,
+        (linear, adapter): (&LinearSpec, &AdapterSpec),
         weights: &Weights<'_>,
         x: View<'_>,
-        accumulate: bool,
-        mut y: ViewMut<'_>,
+        (accumulate, mut y): (bool, ViewMut<'_>),
     ) -> Result<()> {
         let n = ex.batch.tokens();
         let [inverse, factors] = self.factors(ex, linear, adapter, weights)?;
@@ -72,7 +70,7 @@ impl Magnitude {
         let mut to = own.as_mut().map_or_else(|| y.reborrow(), Buffer::view_mut);
         linear.times(ex, weights, x, false, to.reborrow())?;
         adapter.forward(ex, weights, x, [to.reborrow()])?;
-        ex.run(ADAPTER, &Op::MulRows(self.columns(linear, n, ex.compute)), &[factors.view()], &mut [to])?;
+        ex.run(ADAPTER, &Op::ScaleColumns(self.columns(linear, n, ex.compute)), &[factors.view()], &mut [to])?;
         if let Some(own) = own {
             ex.accumulate(ADAPTER, own.view(), y.reborrow())?;
         }
@@ -83,14 +81,11 @@ impl Magnitude {
     pub(super) fn backward(
         &self,
         ex: &Exec<'_>,
-        linear: &LinearSpec,
-        adapter: &AdapterSpec,
+        (linear, adapter): (&LinearSpec, &AdapterSpec),
         weights: &Weights<'_>,
         grads: &mut Grads<'_>,
-        x: View<'_>,
-        dy: View<'_>,
-        accumulate: bool,
-        mut dx: ViewMut<'_>,
+        [x, dy]: [View<'_>; 2],
+        (accumulate, mut dx): (bool, ViewMut<'_>),
     ) -> Result<()> {
         let (n, wide_type) = (ex.batch.tokens(), ex.compute.accumulator());
         let columns = self.columns(linear, n, ex.compute);
@@ -104,14 +99,14 @@ impl Magnitude {
             let mut sums = ex.statistic(linear.out)?;
             ex.fill(ADAPTER, sums.view_mut(), 0.0)?;
             let mut gradient = [sums.view_mut()];
-            ex.run(ADAPTER, &Op::MulRowsBackward(columns), &[own.view(), dy], &mut gradient)?;
-            let scales = Op::MulRows(self.columns(linear, 1, wide_type));
+            ex.run(ADAPTER, &Op::ScaleColumnsBackward(columns), &[own.view(), dy], &mut gradient)?;
+            let scales = Op::ScaleColumns(self.columns(linear, 1, wide_type));
             ex.run(ADAPTER, &scales, &[inverse.view()], &mut gradient)?;
             ex.accumulate(ADAPTER, sums.view(), dm)?;
         }
         ex.cast(ADAPTER, dy, own.view_mut())?;
-        ex.run(ADAPTER, &Op::MulRows(columns), &[factors.view()], &mut [own.view_mut()])?;
-        linear.product_backward(ex, weights, grads, x, own.view(), accumulate, dx.reborrow())?;
+        ex.run(ADAPTER, &Op::ScaleColumns(columns), &[factors.view()], &mut [own.view_mut()])?;
+        linear.product_backward(ex, weights, grads, [x, own.view()], accumulate, dx.reborrow())?;
         adapter.backward(ex, weights, grads, x, [own.view()], dx)
     }
 }

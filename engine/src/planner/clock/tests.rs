@@ -1,7 +1,7 @@
 use super::super::curves::Point;
 use super::*;
 use crate::recorder::{Phase, Recorded};
-use zbench_kernels::{Move, Op};
+use zbench_kernels::{Elementwise, Op};
 
 /// 10 us for each of f32's fills and sums of squares, 3 us for casts per 100 elements.
 fn curves() -> Curves {
@@ -18,8 +18,8 @@ fn stated(action: Action, ops: &[(&'static str, Op)], collectives: &[Collective]
     RecordedAction { action, operations: ops.iter().map(operation).collect(), collectives: collectives.to_vec() }
 }
 
-fn moved(make: fn(Move) -> Op, len: usize, to: DType) -> Op {
-    make(Move { len, sources: 1, from: DType::F32, to })
+fn moved(make: fn(Elementwise) -> Op, len: usize, to: DType) -> Op {
+    make(Elementwise { len, sources: 1, from: DType::F32, to })
 }
 
 /// A microsecond for each thousand bytes, and only gathers.
@@ -60,7 +60,7 @@ fn a_step_is_what_its_operations_collectives_and_overheads_take() {
             &[],
         ),
         stated(Action::Release { unit: 0 }, &[], &[]),
-        stated(Action::Restore { unit: 0, output: false }, &[("x", moved(|m| Op::Fill(m, 0.0), 100, f))], &[]),
+        stated(Action::Recompute { unit: 0, output: false }, &[("x", moved(|m| Op::Fill(m, 0.0), 100, f))], &[]),
         stated(Action::Backward { unit: 0 }, &[("x", moved(|m| Op::Fill(m, 0.0), 200, f))], &[]),
         stated(
             Action::Reduce { unit: 0, first: true, last: true },

@@ -1,7 +1,7 @@
 //! Floating-point operations of a step, from the operations the layers state.
 
 use crate::config::Cell;
-use crate::model::{Layout, Part};
+use crate::model::{FlatKind, Layout};
 use crate::outcome::Flops;
 use crate::recorder::Phase;
 use std::collections::BTreeMap;
@@ -22,8 +22,8 @@ pub fn flops(cell: &Cell, layout: &Layout, terms: &Terms) -> Flops {
     let width = (model.num_attention_heads * model.head_dim) as f64;
     let attention = 12.0 * model.num_hidden_layers as f64 * width * cell.train.seq_len as f64;
     // Of experts only those count that a token goes to.
-    let frozen = layout.frozen_parameters() - layout.idle(Part::Frozen);
-    let trained = layout.parameters(Part::Trainable) - layout.idle(Part::Trainable);
+    let frozen = layout.frozen_parameters() - layout.inactive_params(FlatKind::Frozen);
+    let trained = layout.parameters(FlatKind::Trainable) - layout.inactive_params(FlatKind::Trainable);
     let weights = 6.0 * trained as f64 + 4.0 * frozen as f64;
     let sum = |pick: fn(&(f64, f64)) -> f64, again: bool| -> f64 {
         terms.iter().filter(|((phase, _), _)| again || *phase != Phase::Recompute).map(|(_, v)| pick(v)).sum()
