@@ -23,7 +23,7 @@ pub struct Layout {
     pub embedding: Embedding,
     /// The blocks; block `i` reads unit `i + 1`.
     pub blocks: Vec<Block>,
-    /// By block: the first one that it is like, in everything that a plan states.
+    /// By block: the first one that it is like, in everything that a plan counts.
     pub like: Vec<usize>,
     /// The last norm, the output matrix and the loss.
     pub head: Head,
