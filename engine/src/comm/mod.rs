@@ -96,7 +96,7 @@ pub enum CommError {
 
 /// An all-reduce of at most this many bytes takes one round on `local`, `shm` and `tcp`: every rank reads every other's
 /// buffer and sums all of it. Larger ones are reduced in parts, which then go to all. A plan counts on it
-/// ([`crate::shard::Tally`]). Two ranks receive the same bytes either way.
+/// ([`Null`]). Two ranks receive the same bytes either way.
 pub const ONE_ROUND_BYTES: usize = board::EAGER_BYTES;
 
 /// What a collective returns.

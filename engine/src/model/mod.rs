@@ -25,7 +25,7 @@ pub struct Layout {
     pub embedding: Embedding,
     /// The blocks; block `i` reads unit `i + 1`.
     pub blocks: Vec<Block>,
-    /// By block: the first one that it is same_as, in everything that a plan states.
+    /// By block: the first one that it is the same as, in everything that a plan counts.
     pub same_as: Vec<usize>,
     /// The last norm, the output matrix and the loss.
     pub head: Head,

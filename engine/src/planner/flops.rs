@@ -1,4 +1,4 @@
-//! Floating-point operations of a step, from the operations the layers state.
+//! Floating-point operations of a step, from the operations of a dry run.
 
 use crate::config::Cell;
 use crate::model::{FlatKind, Layout};
