@@ -9,7 +9,7 @@ use std::path::Path;
 use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Context, Document};
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_predict::planned;
 use zbench_predict::search::search;
 

@@ -11,7 +11,10 @@ type Graph = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 type Graphs = BTreeMap<Vec<String>, Graph>;
 
 /// The folders of crates, with the folders in them that are crates of their own.
-const CRATES: [(&str, &[&str]); 8] = [
+const CRATES: [(&str, &[&str]); 11] = [
+    ("engine/src", &[]),
+    ("engine/estimate/src", &[]),
+    ("kernels/src", &[]),
     ("reports/src", &[]),
     ("suites/host", &[]),
     ("suites/config", &[]),

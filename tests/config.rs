@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use zbench_engine::config::{
     AttentionKind, Base, Cell, Checkpointing, DynamicScaling, Linear, LossScaling, Method, Strategy as Sharding,
 };
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_kernels::DType;
 
 fn only_cell(text: &str) -> Cell {

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use zbench_engine::config::Cell;
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_predict::planned::{Planned, plan};
 use zbench_reports::record::{Outcome, Record, Step};
 use zbench_reports::{Notebook, bundle};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 use zbench_engine::config::{Cell, Strategy};
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_predict::planned::{Decision, Planned, plan};
 use zbench_reports::Notebook;
 use zbench_reports::record::{Source, Status, Step, Verdict};
@@ -460,6 +460,6 @@ fn the_proxy_keeps_strategies_and_ratios() {
         assert_eq!(small.parallel.shard, if cell.parallel.strategy == Strategy::Hsdp { 2 } else { 4 });
         assert_eq!((&small.precision, &small.memory.checkpointing), (&cell.precision, &cell.memory.checkpointing));
         assert_eq!((small.model.num_attention_heads, small.model.num_key_value_heads), (4, 1));
-        assert!(zbench_predict::planned::estimate(&zbench_engine::plan::Planner::default(), &small).is_ok());
+        assert!(zbench_predict::planned::estimate(&zbench_engine::planner::Planner::default(), &small).is_ok());
     }
 }

@@ -6,8 +6,9 @@ use zbench_config::files::Files;
 use zbench_config::{Context, Document, grid};
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
-use zbench_engine::model::{self, Layout, Part};
-use zbench_engine::plan::{Plan, Planner};
+use zbench_engine::model::{self, FlatKind, Layout};
+use zbench_engine::plan::Plan;
+use zbench_engine::planner::Planner;
 
 fn cells(file: &str) -> Vec<Cell> {
     let document = Document::read(&root().join("configs").join(file), &[]).unwrap();
@@ -72,7 +73,7 @@ fn parameters_are_those_of_the_layout() {
     for file in ["quickstart.toml", "qlora70b.toml"] {
         for cell in cells(file) {
             let layout = Layout::new(&cell, 1);
-            for part in Part::ALL {
+            for part in FlatKind::ALL {
                 assert_eq!(model::parameters(&cell, part), layout.parameters(part), "{file}: {part:?}");
             }
         }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use zbench_config::files::Files;
 use zbench_config::{Context, Document, grid};
 use zbench_engine::config::Cell;
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_predict::planned::Planned;
 use zbench_reports::Notebook;
 use zbench_reports::max_batch::{Of, Role, Search};

@@ -375,8 +375,8 @@ fn what_is_stopped_leaves_a_file_that_opens() {
 /// A profile of this machine in which every operation of these cells has a time, and every collective.
 fn profile(folder: &Path, text: &str) {
     use zbench_config::profile::operations::{Operations, RankLayout};
-    use zbench_engine::plan::clock::Overheads;
-    use zbench_engine::plan::curves::{Class, Curves, Point};
+    use zbench_engine::planner::clock::Overheads;
+    use zbench_engine::planner::curves::{Class, Curves, Point};
     let mut points = BTreeMap::new();
     for cell in crate::support::cells(text).unwrap() {
         let cell = cell.resolved.unwrap().cell;

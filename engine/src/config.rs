@@ -1,6 +1,8 @@
 //! One resolved configuration: what a cell of a grid is. Every value is stated here, whatever default it came from, so
 //! that a cell can be repeated from its record alone. The TOML that people write is resolved into this by `suites`.
 
+#![warn(missing_docs)]
+
 mod adapters;
 mod base;
 mod data;
@@ -387,13 +389,13 @@ pub enum Checkpointing {
     /// `Every(k)` with k the square root of the number of blocks, rounded up.
     Sqrt,
     /// The named tensors of each block (and its input).
-    Keep(Vec<Kept>),
+    Keep(Vec<SavedTensor>),
 }
 
 /// The tensors of a block that forward may keep, in the order it makes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kept {
+pub enum SavedTensor {
     /// The normalised input of attention.
     AttentionNorm,
     /// Queries, keys and values after the rotation.
@@ -410,16 +412,16 @@ pub enum Kept {
     Activation,
 }
 
-impl Kept {
+impl SavedTensor {
     /// All of them, in the order forward makes them.
-    pub const ALL: [Kept; 7] = [
-        Kept::AttentionNorm,
-        Kept::Qkv,
-        Kept::Attention,
-        Kept::Residual,
-        Kept::MlpNorm,
-        Kept::GateUp,
-        Kept::Activation,
+    pub const ALL: [SavedTensor; 7] = [
+        SavedTensor::AttentionNorm,
+        SavedTensor::Qkv,
+        SavedTensor::Attention,
+        SavedTensor::Residual,
+        SavedTensor::MlpNorm,
+        SavedTensor::GateUp,
+        SavedTensor::Activation,
     ];
 }
 

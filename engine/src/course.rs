@@ -3,12 +3,12 @@
 use crate::config::Cell;
 use crate::error::StepError;
 use crate::guard::Guard;
-use crate::outcome::{Evaluated, Happening, Moment, Saved, Step};
+use crate::outcome::{Evaluated, Happening, LoadPhase, Report, Saved, Step};
 use crate::rank::Rank;
 use crate::save::{SaveError, SaveOptions, try_folder};
+use crate::saver::Saver;
 use crate::trace::{Tracer, Tracing};
-use crate::train::Report;
-use crate::training_state::{Saver, StateError};
+use crate::training_state::StateError;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How a run is told to stop, and whom it tells of itself.
@@ -70,7 +70,7 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
     }
     let last = (train.untimed_steps + train.steps) as u64;
     let mut saver = Saver::new(rank).map_err(said)?;
-    let mut voice = Voice { speaks, tell: control.tell, peak: 0 };
+    let mut voice = Rank0Reporter { speaks, tell: control.tell, peak: 0 };
     begin(rank, &voice, last)?;
     let watch = watch.unwrap_or_default();
     let before = rank.resumed.as_ref().map_or(&[][..], |resumed| &resumed.history.steps);
@@ -91,7 +91,7 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
         rank.says.stop = control.stop.load(Ordering::Relaxed);
         let mut after = |rank: &mut Rank<'_>, step: &Step| {
             if let Some(probe) = rank.inputs.probe {
-                probe(Moment::StepEnds { timed: step.timed });
+                probe(LoadPhase::StepEnds { timed: step.timed });
             }
             voice.step(rank, step);
             control.ended(rank, step);
@@ -140,7 +140,7 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
 }
 
 /// Says what the run goes on from, if it does.
-fn begin(rank: &Rank<'_>, voice: &Voice<'_>, last: u64) -> Result<(), StepError> {
+fn begin(rank: &Rank<'_>, voice: &Rank0Reporter<'_>, last: u64) -> Result<(), StepError> {
     let Some(resumed) = &rank.resumed else { return Ok(()) };
     voice.say(&Happening::Resumed(resumed.clone()));
     if resumed.step >= last {
@@ -154,7 +154,7 @@ fn begin(rank: &Rank<'_>, voice: &Voice<'_>, last: u64) -> Result<(), StepError>
     Ok(())
 }
 
-fn evaluate(rank: &mut Rank<'_>, voice: &Voice<'_>) -> Result<Option<Evaluated>, StepError> {
+fn evaluate(rank: &mut Rank<'_>, voice: &Rank0Reporter<'_>) -> Result<Option<Evaluated>, StepError> {
     let evaluated = rank.evaluate()?;
     evaluated.iter().for_each(|evaluated| voice.say(&Happening::Evaluated(*evaluated)));
     Ok(evaluated)
@@ -168,14 +168,14 @@ fn said(error: StateError) -> StepError {
 }
 
 /// What rank 0 says; the others have none.
-struct Voice<'a> {
+struct Rank0Reporter<'a> {
     speaks: bool,
     tell: &'a (dyn Fn(&Happening) + Sync),
     /// The peak of the arena that was told last.
     peak: u64,
 }
 
-impl Voice<'_> {
+impl Rank0Reporter<'_> {
     fn say(&self, happening: &Happening) {
         if self.speaks {
             (self.tell)(happening);

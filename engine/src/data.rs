@@ -18,7 +18,7 @@ mod records;
 pub mod synthetic;
 mod text;
 
-pub use ahead::Ahead;
+pub use ahead::Prefetcher;
 pub use documents::{Found, NO_TARGET};
 pub use error::DataError;
 pub use lines::MOST_LINE_BYTES;
@@ -59,7 +59,6 @@ struct Stream {
 
 /// Where samples are written: of each row `seq_len` elements.
 pub struct Row<'a> {
-    /// Tokens.
     pub inputs: &'a mut [u32],
     /// The tokens after them, [`NO_TARGET`] where there is no loss.
     pub targets: &'a mut [u32],
@@ -147,24 +146,10 @@ impl Source {
         self.fill_rows(false, first_sample, rows, Row { inputs, targets, starts: None })
     }
 
-    /// Writes held-out sequences `first .. first + rows`, each modulo their number, as [`Source::fill`] does.
+    /// The same, or held-out sequences `first .. first + rows`, each modulo their number; with where documents start.
     ///
     /// # Errors
     /// As there; and where nothing was held out.
-    pub fn fill_held_out(
-        &self,
-        first: u64,
-        rows: usize,
-        inputs: &mut [u32],
-        targets: &mut [u32],
-    ) -> Result<(), DataError> {
-        self.fill_rows(true, first, rows, Row { inputs, targets, starts: None })
-    }
-
-    /// As [`Source::fill`], or [`Source::fill_held_out`], with where documents start.
-    ///
-    /// # Errors
-    /// As there.
     pub fn fill_rows(&self, held_out: bool, first: u64, rows: usize, to: Row<'_>) -> Result<(), DataError> {
         let Row { inputs, targets, mut starts } = to;
         let seq_len = self.seq_len;

@@ -1,6 +1,8 @@
 //! What a rank computes with. The same code runs for real and dry: a dry run has kernels that compute nothing, an arena without
 //! memory, and a recorder that notes every operation ([`Recorder`]).
 
+#![warn(missing_docs)]
+
 use crate::error::Result;
 use crate::recorder::Recorder;
 use zbench_kernels::{Arena, Buffer, Category, DType, Elementwise, Gemm, Kernels, Op, Sum, View, ViewMut, no_scratch};

@@ -22,11 +22,9 @@ pub enum StepError {
     /// Loss or norm is not finite, or gradients overflow at the smallest loss scale.
     #[error("step {step}: {what} is {value}")]
     Diverged {
-        /// The step.
         step: u64,
         /// `loss`, `grad_norm` or `loss_scale`.
         what: &'static str,
-        /// Its value.
         value: f64,
     },
     /// The loss has long been far above its smallest.

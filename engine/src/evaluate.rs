@@ -1,15 +1,16 @@
 //! Evaluations: the loss on sequences that are not trained on, by forward alone. It is no part of a step: its time, its
 //! collectives and its operations are counted nowhere, and training does not see it.
 
+use crate::actions::{Action, EvaluationActions};
 use crate::comm::Communicator;
 use crate::config::Evaluation;
 use crate::error::{Result, StepError};
-use crate::executor::{Executor, Spans};
+use crate::executor::Executor;
 use crate::layers::prepacked::Prepacked;
 use crate::meter::Meter;
 use crate::outcome::{Evaluated, Span};
-use crate::plan::{Action, Looks};
 use crate::rank::Rank;
+use crate::span::Spans;
 use crate::trace::{StepTrace, What};
 use std::time::Instant;
 use zbench_kernels::{Buffer, Category, DType, Kernels, View, ViewMut};
@@ -50,7 +51,7 @@ impl Rank<'_> {
 
     /// Of each micro-batch the sum of its tokens' losses, and how many have one.
     fn look(&mut self, evaluation: Evaluation, meter: &mut Meter) -> Result<Vec<f64>> {
-        let Looks { first, next, end } = &self.inputs.plan.looks;
+        let EvaluationActions { first, next, end } = &self.inputs.plan.evaluation;
         let mut sums = Vec::with_capacity(2 * evaluation.batches);
         let mut known = Vec::new();
         for micro in 0..evaluation.batches {

@@ -1,16 +1,18 @@
 //! The executor of a plan: what one rank holds, and what each action does to it. A run and a plan's estimate go through the same code;
 //! for an estimate the device computes nothing ([`crate::device`]).
 
+#![warn(missing_docs)]
+
 mod act;
 mod tokens;
 
-pub use act::{Spans, Updated};
+pub use act::Updated;
 pub use tokens::{TokenSource, Tokens};
 
 use crate::config::Cell;
 use crate::device::Device;
 use crate::error::Result;
-use crate::layers::prepacked::{self, Prepacked};
+use crate::layers::prepacked::Prepacked;
 use crate::layers::{Batch, Exec, Saved};
 use crate::loss_scale::LossScaler;
 use crate::plan::{self, Plan};
@@ -141,7 +143,7 @@ impl<'a> Executor<'a> {
         let gradients = Gradients::new(&state, res)?;
         let optimizer = Optimizer::new(&state, res)?;
         let units = if cell.memory.prepack { plan.layout.units.len() } else { 0 };
-        let forms = |unit| prepacked::forms(&plan.layout, unit, device.kernels, cell.precision.compute);
+        let forms = |unit| plan.layout.forms(unit, device.kernels, cell.precision.compute);
         let prepacked = (0..units).map(|unit| Prepacked::new(device, &forms(unit))).collect::<Result<_>>()?;
         let saved = plan.layout.units.iter().map(|_| Saved::default()).collect();
         let context = Context { cell, plan, number, kernels, arena, recorder, comms, tables };

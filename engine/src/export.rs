@@ -1,35 +1,36 @@
 //! Weights and gradients as whole tensors, for tests and for saving.
 
 use crate::error::StepError;
+use crate::executor::Executor;
 use crate::mesh::{Split, within};
-use crate::model::{Part, Tensor};
-use crate::plan;
-use crate::rank::Rank;
+use crate::model::{FlatKind, Tensor};
+use crate::shard;
 use std::borrow::Cow;
 use zbench_kernels::{Arena, Buffer, Category, DType, Op, Unpack, View, ViewMut, no_scratch};
 
 type Result<T> = std::result::Result<T, StepError>;
 
-impl Rank<'_> {
+impl Executor<'_> {
     /// Every weight by Hugging Face's name, whole and in f32: of matrices in few bits what they stand for. A collective call: units are gathered one by one, and each
     /// tensor is handed over before the next unit is.
     pub fn export_weights(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
         for unit in 0..self.state.holdings.len() {
-            for part in Part::ALL {
+            for part in FlatKind::ALL {
                 let Some(holding) = self.state.holdings[unit][part as usize].clone() else { continue };
-                let own = match (part, self.executor.optimizer.master_mut(unit)) {
-                    (Part::Trainable, Some(master)) => Some(master.view()),
+                let own = match (part, self.optimizer.master_mut(unit)) {
+                    (FlatKind::Trainable, Some(master)) => Some(master.view()),
                     _ => {
-                        let home = self.executor.params.home_mut(unit, part);
+                        let home = self.params.home_mut(unit, part);
                         home.map(|home| home.slice(within(&holding.owned, &holding.home)))
                     }
                 };
                 let Some(own) = own else { continue };
                 let own = match part {
-                    Part::Quantised => copied(&*self.executor.context.kernels, &self.executor.context.arena, own)?,
-                    _ => widen(&*self.executor.context.kernels, &self.executor.context.arena, own)?,
+                    FlatKind::Quantised => copied(&*self.context.kernels, &self.context.arena, own)?,
+                    _ => widen(&*self.context.kernels, &self.context.arena, own)?,
                 };
-                let whole = self.whole(self.arena(), own, plan::share(&self.state.sharding, part), holding.padded)?;
+                let whole =
+                    self.whole(&self.context.arena, own, shard::share(&self.state.sharding, part), holding.padded)?;
                 self.hand_over(unit, part, &whole, true, &mut take)?;
             }
         }
@@ -38,15 +39,14 @@ impl Rank<'_> {
 
     /// The mean gradient of every trainable weight, as `export_weights`. To be called between `gradients` and `update`.
     pub fn export_gradients(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
-        let mean =
-            1.0 / (self.state.mesh().world() * self.inputs.cell.train.accumulation) as f64 / self.flow.loss_scale;
+        let mean = 1.0 / (self.state.mesh().world() * self.cell.train.accumulation) as f64 / self.flow.loss_scale;
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.trainable(unit).cloned() else { continue };
-            let Some(own) = self.executor.gradients.view(&self.state, unit, &holding.owned) else { continue };
-            let mut own = widen(&*self.executor.context.kernels, &self.executor.context.arena, own)?;
+            let Some(own) = self.gradients.view(&self.state, unit, &holding.owned) else { continue };
+            let mut own = widen(&*self.context.kernels, &self.context.arena, own)?;
             self.kernels.scale(mean, own.view_mut())?;
-            let whole = self.whole(self.arena(), own, self.state.sharding.optimizer, holding.padded)?;
-            self.hand_over(unit, Part::Trainable, &whole, false, &mut take)?;
+            let whole = self.whole(&self.context.arena, own, self.state.sharding.optimizer, holding.padded)?;
+            self.hand_over(unit, FlatKind::Trainable, &whole, false, &mut take)?;
         }
         Ok(())
     }
@@ -55,12 +55,12 @@ impl Rank<'_> {
     pub(crate) fn hand_over(
         &self,
         unit: usize,
-        part: Part,
+        part: FlatKind,
         whole: &Buffer,
         shifted: bool,
         take: &mut impl FnMut(&str, &[usize], &[f32]),
     ) -> Result<()> {
-        let mut tensors = self.inputs.plan.layout.units[unit].tensors_of(part).collect::<Vec<_>>();
+        let mut tensors = self.plan.layout.units[unit].tensors_of(part).collect::<Vec<_>>();
         while !tensors.is_empty() {
             let (name, shape) = (tensors[0].stored_name().to_string(), tensors[0].stored_shape());
             if tensors[0].stored.is_none() {
@@ -99,7 +99,7 @@ impl Rank<'_> {
         };
         let mut values = vec![0f32; matrix.len()];
         let op = Op::Unpack(Unpack { matrix, dtype: DType::F32 });
-        self.kernels().run(&op, &[kept], &mut [ViewMut::of(&mut values)], no_scratch())?;
+        self.kernels.run(&op, &[kept], &mut [ViewMut::of(&mut values)], no_scratch())?;
         Ok(Cow::Owned(values))
     }
 

@@ -26,7 +26,6 @@ pub enum HfError {
     /// The file is not JSON, or not an object.
     #[error("{what}: not a Hugging Face config.json: {reason}; fetch the file again")]
     Json {
-        /// The file.
         what: String,
         /// What the parser met, with line and column.
         reason: String,
@@ -36,7 +35,6 @@ pub enum HfError {
     Field {
         /// The file, or `model`.
         what: String,
-        /// The key.
         field: String,
         /// What is wrong and what would be right.
         reason: String,
@@ -44,7 +42,6 @@ pub enum HfError {
     /// Mathematics that zbench does not have.
     #[error("{what}: this model needs what zbench does not have: {}", .missing.join("; "))]
     Unsupported {
-        /// The file.
         what: String,
         /// Each key with its value, and what is there instead.
         missing: Vec<String>,
@@ -81,7 +78,6 @@ pub struct PartialModel {
     pub num_hidden_layers: Option<usize>,
     /// Default 32.
     pub num_attention_heads: Option<usize>,
-    /// Default num_attention_heads.
     pub num_key_value_heads: Option<usize>,
     /// Default hidden_size / num_attention_heads.
     pub head_dim: Option<usize>,
@@ -96,7 +92,6 @@ pub struct PartialModel {
     /// Default none. `rope_parameters` is transformers 5's name of it.
     #[serde(alias = "rope_parameters")]
     pub rope_scaling: Option<PartialRope>,
-    /// Default false.
     pub tie_word_embeddings: Option<bool>,
     /// Default 0.02.
     pub initializer_range: Option<f64>,

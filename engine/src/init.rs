@@ -9,12 +9,12 @@ use crate::checkpoint::CheckpointError;
 use crate::comm::Communicator;
 use crate::error::StepError;
 use crate::executor::Executor;
+use crate::inputs::Inputs;
 use crate::mesh::within;
-use crate::model::{Init, Part, Tensor, Unit};
-use crate::outcome::{Loaded, Moment};
+use crate::model::{FlatKind, Init, Tensor, Unit};
+use crate::outcome::{LoadPhase, Loaded};
 use crate::peft::tensor_name;
-use crate::plan::home_dtype;
-use crate::rank::Inputs;
+use crate::shard::home_dtype;
 use crate::shard::{Optimizer, Params, Resources, State};
 use account::Account;
 use std::ops::Range;
@@ -34,10 +34,10 @@ pub fn fill(inputs: &Inputs<'_>, executor: &mut Executor<'_>) -> Result<Loaded> 
     let res = context.resources();
     let told = inputs.probe.filter(|_| inputs.checkpoint.is_some());
     let tell = |moment| told.into_iter().for_each(|probe| probe(moment));
-    tell(Moment::LoadingBegins);
+    tell(LoadPhase::LoadingBegins);
     let account = Account::new();
     let filled = Filler::new(inputs, res, &account).and_then(|mut filler| filler.all(state, params, optimizer));
-    tell(Moment::LoadingEnds);
+    tell(LoadPhase::LoadingEnds);
     if let Err(error) = filled {
         res.comms.data().abort(&error.to_string());
         return Err(error);
@@ -75,7 +75,7 @@ impl<'a> Filler<'a> {
     fn all(&mut self, state: &State, params: &mut Params, optimizer: &mut Optimizer) -> Result<()> {
         for (unit, spec) in self.inputs.plan.layout.units.iter().enumerate() {
             let mut wanted = self.wanted(spec);
-            for part in Part::ALL {
+            for part in FlatKind::ALL {
                 // What trains comes from the training checkpoint, if the run goes on from one.
                 if !self.fills(part) {
                     continue;
@@ -83,13 +83,13 @@ impl<'a> Filler<'a> {
                 let Some(holding) = &state.holdings[unit][part as usize] else { continue };
                 let Some(home) = params.home_mut(unit, part) else { continue };
                 let at_home = within(&holding.owned, &holding.home);
-                let master = if part == Part::Trainable { optimizer.master_mut(unit) } else { None };
+                let master = if part == FlatKind::Trainable { optimizer.master_mut(unit) } else { None };
                 let mut target = match master {
                     Some(master) => master.view_mut(),
                     None => home.slice_mut(at_home.clone()),
                 };
                 match part {
-                    Part::Quantised => clear(self.res.kernels, target.reborrow())?,
+                    FlatKind::Quantised => clear(self.res.kernels, target.reborrow())?,
                     _ => self.res.kernels.fill(target.reborrow(), 0.0)?,
                 }
                 let bytes = target.len() * target.dtype().size();
@@ -108,7 +108,7 @@ impl<'a> Filler<'a> {
                     self.give_back(brought, &wanted);
                 }
                 self.account.keeps(bytes);
-                if let (Part::Trainable, Some(master)) = (part, optimizer.master_mut(unit)) {
+                if let (FlatKind::Trainable, Some(master)) = (part, optimizer.master_mut(unit)) {
                     let home = home.slice_mut(at_home);
                     self.account.keeps(home.len() * home.dtype().size());
                     self.res.kernels.cast(master.view(), home)?;
@@ -118,8 +118,8 @@ impl<'a> Filler<'a> {
         Ok(())
     }
 
-    fn fills(&self, part: Part) -> bool {
-        part != Part::Trainable || self.inputs.resume.is_none()
+    fn fills(&self, part: FlatKind) -> bool {
+        part != FlatKind::Trainable || self.inputs.resume.is_none()
     }
 
     /// What each of a unit's tensors, in the order of filling, is read from, where that must be brought. The last comes first.
@@ -128,7 +128,7 @@ impl<'a> Filler<'a> {
         if !wire(&self.model) && !wire(&self.adapters) {
             return Vec::new();
         }
-        let parts = Part::ALL.into_iter().rev().filter(|part| self.fills(*part));
+        let parts = FlatKind::ALL.into_iter().rev().filter(|part| self.fills(*part));
         let tensors = parts.flat_map(|part| unit.tensors_of(part).collect::<Vec<_>>().into_iter().rev());
         tensors
             .map(|tensor| {
@@ -255,7 +255,6 @@ pub(crate) fn draw(
     }
 }
 
-/// Zeros.
 fn clear(kernels: &dyn Kernels, mut dst: ViewMut<'_>) -> Result<(), KernelError> {
     let zeros = vec![0i8; PIECE.min(dst.len())];
     for start in (0..dst.len()).step_by(PIECE) {

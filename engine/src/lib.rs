@@ -3,6 +3,7 @@
 //! A [`config::Cell`] becomes a [`plan::Plan`]: units, what is split, and the actions of one step. [`train::train`] starts
 //! the ranks, and each [`rank::Rank`] performs the actions over [`layers`], [`shard`] and [`comm`].
 
+pub mod actions;
 pub mod checkpoint;
 pub mod comm;
 pub mod config;
@@ -18,6 +19,7 @@ mod guard;
 pub mod hardware;
 pub mod hf;
 mod init;
+mod inputs;
 pub mod layers;
 pub mod loss_scale;
 pub mod mesh;
@@ -27,12 +29,15 @@ pub mod outcome;
 pub mod parity;
 pub mod peft;
 pub mod plan;
+pub mod planner;
 pub mod rank;
 pub mod recorder;
 pub mod rope;
 pub mod save;
+pub mod saver;
 pub mod schedule;
 pub mod shard;
+pub mod span;
 pub mod strategy;
 pub mod threads;
 pub mod trace;

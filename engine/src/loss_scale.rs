@@ -34,7 +34,6 @@ pub struct ScalerState {
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("gradients overflow at the smallest loss scale, {scale}")]
 pub struct AtMinimum {
-    /// That scale.
     pub scale: f64,
 }
 

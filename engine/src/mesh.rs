@@ -5,7 +5,6 @@ use std::ops::Range;
 /// The data-parallel ranks as a grid: `outer` replicas of shard groups of `inner` ranks. Neighbours share a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
-    /// Shard groups.
     pub outer: usize,
     /// Ranks of a shard group.
     pub inner: usize,
@@ -15,8 +14,7 @@ pub struct Mesh {
 
 /// One rank's place in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The mesh.
+pub struct MeshCoord {
     pub mesh: Mesh,
     /// Which shard group.
     pub outer: usize,
@@ -42,8 +40,8 @@ impl Mesh {
     }
 
     /// The place of a rank.
-    pub fn place(&self, rank: usize) -> Place {
-        Place { mesh: *self, outer: rank / self.inner, inner: rank % self.inner }
+    pub fn place(&self, rank: usize) -> MeshCoord {
+        MeshCoord { mesh: *self, outer: rank / self.inner, inner: rank % self.inner }
     }
 
     /// Parts a buffer is cut into.
@@ -62,7 +60,7 @@ impl Mesh {
     }
 }
 
-impl Place {
+impl MeshCoord {
     /// This rank's part of a buffer of `len` elements; `len` is a multiple of the number of parts.
     pub fn range(&self, split: Split, len: usize) -> Range<usize> {
         let part = len / self.mesh.parts(split);

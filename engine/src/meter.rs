@@ -1,8 +1,7 @@
 //! A stopwatch that books every moment of a step under one span, so that spans add up to the step.
 
-use crate::executor::Spans;
-use crate::outcome::Span;
-use crate::plan::Action;
+use crate::actions::Action;
+use crate::span::{Span, Spans};
 use crate::trace::{Entry, Recording};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -157,14 +156,14 @@ impl Spans for Meter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{StepTrace, Tracer, Tracing, What, Zero};
+    use crate::trace::{ClockOrigin, StepTrace, Tracer, Tracing, What};
     use zbench_kernels::{Arena, Cpu};
 
     #[test]
     fn what_is_written_down_adds_up_to_what_is_booked() {
         let kernels: Arc<dyn Kernels> = Arc::new(Cpu::new(1));
         let arena = Arena::host(None).unwrap();
-        let tracing = Tracing { zero: Zero::now(), steps: 1 };
+        let tracing = Tracing { zero: ClockOrigin::now(), steps: 1 };
         let mut tracer = Tracer::new(tracing, &arena, 0);
         assert!(tracer.record(2, &arena).is_none(), "a step behind the last that is wanted");
         let mut meter = Meter::recorded(kernels, tracer.record(1, &arena));

@@ -1,7 +1,10 @@
 //! What a run gives back, and what a plan predicts of it: plain data, the same names on both sides.
 
-use crate::comm::link::LinkUse;
+#![warn(missing_docs)]
+
+pub use crate::comm::Traffic;
 use crate::data::{Counts, Found};
+pub use crate::span::Span;
 use crate::trace::StepTrace;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -46,86 +49,8 @@ mod maybe_infinite {
     }
 }
 
-/// The parts of a step's time; they add up to the step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Span {
-    /// Layers forward, the head's loss included.
-    Forward,
-    /// Layers backward.
-    Backward,
-    /// Forward repeated for backward.
-    Recompute,
-    /// Waiting for weights to be gathered.
-    ExposedGather,
-    /// Waiting for gradients to be reduced.
-    ExposedReduce,
-    /// Waiting for the loss and the norm to be agreed on.
-    ExposedAgree,
-    /// The update.
-    Optimizer,
-    /// Moving state between device, host and disk.
-    Offload,
-    /// Fetching tokens.
-    Data,
-    /// The rest.
-    Other,
-}
-
-impl Span {
-    /// All of them, in the order of reports.
-    pub const ALL: [Span; 10] = [
-        Span::Forward,
-        Span::Backward,
-        Span::Recompute,
-        Span::ExposedGather,
-        Span::ExposedReduce,
-        Span::ExposedAgree,
-        Span::Optimizer,
-        Span::Offload,
-        Span::Data,
-        Span::Other,
-    ];
-
-    /// The name in records.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Span::Forward => "forward",
-            Span::Backward => "backward",
-            Span::Recompute => "recompute",
-            Span::ExposedGather => "exposed_gather",
-            Span::ExposedReduce => "exposed_reduce",
-            Span::ExposedAgree => "exposed_agree",
-            Span::Optimizer => "optimizer",
-            Span::Offload => "offload",
-            Span::Data => "data",
-            Span::Other => "other",
-        }
-    }
-}
-
-/// Collectives of one kind on one mesh axis, per step and rank.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Traffic {
-    /// `data`, `inner`, `outer`.
-    pub axis: &'static str,
-    /// `all_reduce`, `all_gather`, `reduce_scatter`, ...
-    pub kind: &'static str,
-    /// Calls.
-    pub calls: f64,
-    /// What the collective is about: the whole buffer for gather and scatter, twice the buffer for all-reduce.
-    pub payload_bytes: f64,
-    /// Bytes this rank reads or writes in another rank's memory.
-    pub wire_bytes: f64,
-    /// Time from start to end, waiting for late ranks included; 0 in a plan.
-    pub ms: f64,
-    /// The part of it in which the rank did nothing else; 0 in a plan.
-    pub exposed_ms: f64,
-    /// Ranks on the axis.
-    pub ranks: usize,
-    /// What emulated links have made of the calls, over all timed steps; nothing in a plan, and where links are real.
-    pub link: LinkUse,
-}
+/// What a rank that came to its end has to report: its numbers, and what computed.
+pub type Report = (RankReport, String);
 
 /// What a run tells of while it trains; rank 0 speaks, and of traces each rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -225,7 +150,7 @@ pub struct Loaded {
 
 /// What a rank says to whoever measures its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
+pub enum LoadPhase {
     /// Its memory is allocated, no weight is read.
     LoadingBegins,
     /// All of its weights are in place, and what it held beside them is freed.
@@ -238,7 +163,7 @@ pub enum Moment {
 }
 
 /// Who is told of it.
-pub type Probe<'a> = Option<&'a (dyn Fn(Moment) + Sync)>;
+pub type Probe<'a> = Option<&'a (dyn Fn(LoadPhase) + Sync)>;
 
 /// What one rank reports.
 #[derive(Clone, Debug)]

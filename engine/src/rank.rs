@@ -1,19 +1,18 @@
 //! One rank of a run: an executor, where its tokens come from, and what is measured of its steps.
 
+#![warn(missing_docs)]
+
 mod batch;
 
-use crate::checkpoint::Checkpoint;
-use crate::config::Cell;
-use crate::data::Source;
+use crate::actions::Action;
 use crate::error::{Result, StepError};
 use crate::executor::{Executor, Progress};
 use crate::init;
 use crate::meter::Meter;
-use crate::outcome::{Loaded, Probe, RankReport, Resumed, Step};
-use crate::plan::{Action, Plan};
+use crate::outcome::{Loaded, RankReport, Resumed, Step};
 use crate::shard::Comms;
-use crate::trace::{StepTrace, Tracer, What};
-use crate::training_state::{Position, Resumable};
+use crate::trace::{Recording, StepTrace, Tracer, What};
+use crate::training_state::Position;
 use batch::Reader;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -22,24 +21,7 @@ use tracing::info;
 use zbench_kernels::{Arena, Kernels};
 
 pub use crate::executor::Updated;
-
-/// What all ranks of a run read.
-pub struct Inputs<'a> {
-    /// The configuration.
-    pub cell: &'a Cell,
-    /// Its plan.
-    pub plan: &'a Plan,
-    /// Tokens.
-    pub source: &'a Source,
-    /// Weights to start from; without, they are drawn.
-    pub checkpoint: Option<&'a Checkpoint>,
-    /// Adapters to start from; without, they are fresh.
-    pub adapters: Option<&'a Checkpoint>,
-    /// The training checkpoint to go on from; without, the run is at its beginning.
-    pub resume: Option<&'a Resumable>,
-    /// Who measures this process while weights are loaded.
-    pub probe: Probe<'a>,
-}
+pub use crate::inputs::Inputs;
 
 /// A rank is a value: nothing of it lives in statics or in the environment.
 pub struct Rank<'a> {
@@ -233,6 +215,29 @@ impl<'a> Rank<'a> {
             documents: self.inputs.source.found(),
             stopped: false,
             loaded: self.loaded,
+        }
+    }
+}
+
+impl Rank<'_> {
+    /// Something to write a step down in, where steps are traced and this one is to be.
+    pub(crate) fn recording(&mut self, step: u64) -> Option<Recording> {
+        let recording = self.tracer.as_ref().and_then(|tracer| tracer.record(step, &self.arena));
+        if self.tracer.is_some() {
+            self.comms.watch(recording.is_some());
+        }
+        recording
+    }
+
+    /// What a trace says before anything was written down.
+    pub(crate) fn account(&self, what: What, step: u64) -> StepTrace {
+        StepTrace::empty(self.number(), what, step)
+    }
+
+    /// Keeps what was written down, until it is told.
+    pub(crate) fn traced(&mut self, recording: Option<Recording>, of: StepTrace) {
+        if let (Some(tracer), Some(recording)) = (&mut self.tracer, recording) {
+            tracer.keep(of, recording, &self.executor.context.comms.seen());
         }
     }
 }

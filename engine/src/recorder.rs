@@ -1,5 +1,7 @@
 //! What a dry run notes: floating-point operations by term, and every operation where a list is wanted.
 
+#![warn(missing_docs)]
+
 use crate::error::Result;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -19,7 +19,6 @@ pub enum Reshard {
 pub struct Sharding {
     /// Weights at home.
     pub parameters: Split,
-    /// Accumulated gradients.
     pub gradients: Split,
     /// Master weights and moments; at least as fine as the other two.
     pub optimizer: Split,

@@ -1,9 +1,9 @@
 //! What a rank did and when, for those who want to see a step as a timeline: the segments that the stopwatch books, the
 //! collectives under way beside them, and the memory in use.
 
-use crate::outcome::Span;
-use crate::plan::Action;
-use crate::rank::Rank;
+use crate::actions::Action;
+use crate::comm::Seen;
+use crate::span::Span;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -11,16 +11,15 @@ use zbench_kernels::{Arena, Category, Change, DType};
 
 /// A moment that the system's clock and the one that only goes forward are both read at; all ranks of a process share it.
 #[derive(Clone, Copy, Debug)]
-pub struct Zero {
+pub struct ClockOrigin {
     instant: Instant,
     epoch_ns: u64,
 }
 
-impl Zero {
-    /// This moment.
-    pub fn now() -> Zero {
+impl ClockOrigin {
+    pub fn now() -> ClockOrigin {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Zero { instant: Instant::now(), epoch_ns: nanoseconds(since) }
+        ClockOrigin { instant: Instant::now(), epoch_ns: nanoseconds(since) }
     }
 
     /// Nanoseconds since 1970 at a later moment.
@@ -33,7 +32,7 @@ impl Zero {
 #[derive(Clone, Copy, Debug)]
 pub struct Tracing {
     /// Where times begin.
-    pub zero: Zero,
+    pub zero: ClockOrigin,
     /// So many steps of the run, from the first that it does itself, and the evaluations among them.
     pub steps: u64,
 }
@@ -41,7 +40,6 @@ pub struct Tracing {
 /// A rank's account of a step, or of an evaluation. Times are nanoseconds, moments since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepTrace {
-    /// Whose.
     pub rank: usize,
     /// What was done.
     pub what: What,
@@ -99,11 +97,8 @@ pub enum What {
 /// A stretch of time under one span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
-    /// From when.
     pub from: u64,
-    /// How long.
     pub ns: u64,
-    /// Booked as.
     pub span: Span,
     /// In which action of the plan; none between them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -113,7 +108,6 @@ pub struct Segment {
 /// A collective. One that was only called, not started and waited for, begins and is awaited at once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flight {
-    /// Mesh axis.
     pub axis: Cow<'static, str>,
     /// `all_gather`, `reduce_scatter`, …
     pub kind: Cow<'static, str>,
@@ -121,7 +115,6 @@ pub struct Flight {
     pub ranks: usize,
     /// As `communication` in records counts it.
     pub payload_bytes: u64,
-    /// Likewise.
     pub wire_bytes: u64,
     /// When it was asked for.
     pub from: u64,
@@ -135,33 +128,20 @@ pub struct Flight {
     pub is_started: bool,
 }
 
-/// A collective as the meter saw it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
-    pub axis: &'static str,
-    pub kind: &'static str,
-    pub ranks: usize,
-    pub payload_bytes: u64,
-    pub wire_bytes: u64,
-    /// Asked for, that returned, awaited, there.
-    pub moments: (Instant, Instant, Instant, Instant),
-    pub is_started: bool,
-}
-
-impl Seen {
-    fn flight(&self, zero: &Zero) -> Flight {
-        let (from, begun, awaited, until) = self.moments;
+impl Flight {
+    fn of(seen: &Seen, zero: &ClockOrigin) -> Flight {
+        let (from, begun, awaited, until) = seen.moments;
         Flight {
-            axis: self.axis.into(),
-            kind: self.kind.into(),
-            ranks: self.ranks,
-            payload_bytes: self.payload_bytes,
-            wire_bytes: self.wire_bytes,
+            axis: seen.axis.into(),
+            kind: seen.kind.into(),
+            ranks: seen.ranks,
+            payload_bytes: seen.payload_bytes,
+            wire_bytes: seen.wire_bytes,
             from: zero.at(from),
             begun: zero.at(begun),
             awaited: zero.at(awaited),
             until: zero.at(until),
-            is_started: self.is_started,
+            is_started: seen.is_started,
         }
     }
 }
@@ -215,7 +195,7 @@ impl Tracer {
             from: zero.at(recording.began),
             segments: lasting(&recording.entries).map(segment).collect(),
             asked: lasting(&recording.asked).map(segment).collect(),
-            flights: seen.iter().map(|seen| seen.flight(&zero)).collect(),
+            flights: seen.iter().map(|seen| Flight::of(seen, &zero)).collect(),
             memory: changes.iter().map(live).collect(),
             cost_ns: nanoseconds(self.entry.saturating_mul(entries as u32)),
             ..of
@@ -228,29 +208,6 @@ impl Tracer {
         if is_end || is_long || self.ready.len() >= MOST || self.held >= MOST_ENTRIES {
             self.ready.drain(..).for_each(tell);
             self.held = 0;
-        }
-    }
-}
-
-impl Rank<'_> {
-    /// Something to write a step down in, where steps are traced and this one is to be.
-    pub(crate) fn recording(&mut self, step: u64) -> Option<Recording> {
-        let recording = self.tracer.as_ref().and_then(|tracer| tracer.record(step, &self.arena));
-        if self.tracer.is_some() {
-            self.comms.watch(recording.is_some());
-        }
-        recording
-    }
-
-    /// What a trace says before anything was written down.
-    pub(crate) fn account(&self, what: What, step: u64) -> StepTrace {
-        StepTrace::empty(self.number(), what, step)
-    }
-
-    /// Keeps what was written down, until it is told.
-    pub(crate) fn traced(&mut self, recording: Option<Recording>, of: StepTrace) {
-        if let (Some(tracer), Some(recording)) = (&mut self.tracer, recording) {
-            tracer.keep(of, recording, &self.executor.context.comms.seen());
         }
     }
 }

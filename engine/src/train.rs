@@ -1,6 +1,8 @@
 //! Runs a cell: one rank over any communicator, or all of them as threads of this process; and what comes of it when all
 //! have ended.
 
+#![warn(missing_docs)]
+
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::{CommError, Communicator, Metered, group, link};
 use crate::config::Cell;
@@ -9,7 +11,7 @@ use crate::data::Source;
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError, Machines, Seat};
 use crate::mesh::Mesh;
-use crate::outcome::{Cause, Failure, Happening, Probe, RankReport, Run, Step};
+use crate::outcome::{Cause, Failure, Happening, Probe, Report, Run, Step};
 use crate::plan::Plan;
 use crate::rank::{Inputs, Rank};
 use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER};
@@ -19,9 +21,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::info_span;
 use zbench_kernels::{Arena, Kernels, Ledger};
-
-/// What a rank that came to its end has to report: its numbers, and what computed.
-pub type Report = (RankReport, String);
 
 /// Runs a cell on all ranks, which are threads. `on_step` is called by rank 0 after each step.
 pub fn train(cell: &Cell, plan: &Plan, on_step: &(dyn Fn(&Step) + Sync)) -> Result<Run, Failure> {
@@ -63,20 +62,8 @@ pub fn train_on(cell: &Cell, plan: &Plan, machines: Machines<'_>, control: Contr
 }
 
 /// Runs one rank of a cell by itself: this one of `comm`, which all ranks of the cell share. The others are told when this
-/// rank fails.
+/// rank fails. `probe` is told when weights begin to be loaded and when they are, so that it can measure the process.
 pub fn train_rank(
-    cell: &Cell,
-    plan: &Plan,
-    comm: Box<dyn Communicator>,
-    kernels: Arc<dyn Kernels>,
-    arena: Arena,
-    control: Control<'_>,
-) -> Ended<Report> {
-    train_rank_probed(cell, plan, comm, kernels, arena, control, None)
-}
-
-/// As [`train_rank`]; `probe` is told when weights begin to be loaded and when they are, so that it can measure the process.
-pub fn train_rank_probed(
     cell: &Cell,
     plan: &Plan,
     comm: Box<dyn Communicator>,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use tokenizers::Tokenizer;
 use zbench_engine::config::{Data, TokenType};
 use zbench_engine::data::synthetic::Synthetic;
-use zbench_engine::data::{DataError, Source};
+use zbench_engine::data::{DataError, Row, Source};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
@@ -111,7 +111,9 @@ fn the_fixture_reads_as_a_token_file_and_wraps() {
 
 fn held_out(source: &Source, first: u64, rows: usize, seq_len: usize) -> (Vec<u32>, Vec<u32>) {
     let (mut inputs, mut targets) = (vec![0; rows * seq_len], vec![0; rows * seq_len]);
-    source.fill_held_out(first, rows, &mut inputs, &mut targets).expect("tokens");
+    source
+        .fill_rows(true, first, rows, Row { inputs: &mut inputs, targets: &mut targets, starts: None })
+        .expect("tokens");
     (inputs, targets)
 }
 
@@ -137,7 +139,8 @@ fn what_is_held_out_is_the_last_and_is_not_trained_on() {
     // Without: all are trained on, and asking for what is held out is an error.
     let whole = open();
     assert_eq!((whole.records(), whole.held_out()), (Some(10), Some(0)));
-    assert!(whole.fill_held_out(0, 1, &mut [0; 4], &mut [0; 4]).is_err());
+    let row = Row { inputs: &mut [0; 4], targets: &mut [0; 4], starts: None };
+    assert!(whole.fill_rows(true, 0, 1, row).is_err());
     let one = write(&dir, "one.bin", bytes_of(&[1; 9], TokenType::U16));
     let one = tokens_source(&one, TokenType::U16, 10, 4).expect("one record").hold_out(0.5);
     refused(one, &["one.bin", "1 sequence", "shorter train.seq_len", "train.eval_every"]);

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use zbench_engine::config::{Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Documents, Template};
-use zbench_engine::data::{Ahead, Counts, DataError, NO_TARGET, Row, Source};
+use zbench_engine::data::{Counts, DataError, NO_TARGET, Prefetcher, Row, Source};
 
 /// A tokenizer of one token per byte: token = byte, so that tests see the text in the tokens. 256 ends a text.
 fn bytewise(dir: &TempDir) -> PathBuf {
@@ -311,7 +311,8 @@ fn what_is_held_out_is_of_every_file_and_is_not_trained_on() {
     let dir = tempfile::tempdir().unwrap();
     let files = vec![numbered(&dir, 'a', 30), numbered(&dir, 'b', 10)];
     let source = open(&Documents { shuffle: true, ..documents(&dir, files) }, 5).unwrap();
-    assert!(source.fill_held_out(0, 1, &mut [0; 5], &mut [0; 5]).is_err());
+    let row = Row { inputs: &mut [0; 5], targets: &mut [0; 5], starts: None };
+    assert!(source.fill_rows(true, 0, 1, row).is_err());
     assert!(source.counts(true, 0, 1).is_err());
     let source = source.hold_out(0.1).expect("enough");
     assert_eq!((source.records(), source.held_out()), (Some(36), Some(4)));
@@ -330,7 +331,7 @@ fn what_is_read_ahead_is_what_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let source = open(&Documents { shuffle: true, ..documents(&dir, vec![numbered(&dir, 'a', 23)]) }, 6).unwrap();
     for depth in [1, 2, 5] {
-        let ahead = Ahead::start(&source, 2, 4, depth, true).expect("a thread");
+        let ahead = Prefetcher::start(&source, 2, 4, depth, true).expect("a thread");
         // In order; then elsewhere, back, and the same twice.
         let numbers = (0..20).map(|step| 8 + 4 * step).chain([1000, 1004, 8, 8, 12, 12, u64::MAX - 3]);
         for first in numbers {
@@ -350,7 +351,7 @@ fn an_error_comes_where_its_micro_batch_is_wanted_and_dropping_ends_the_thread()
     let path = write(&dir, "t.bin", [1u8; 80]);
     let data = Data::Tokens { path: path.clone(), dtype: zbench_engine::config::TokenType::U16, shuffle: false };
     let source = Source::open(&data, 300, 3, 0).expect("ten records");
-    let ahead = Ahead::start(&source, 1, 1, 3, false).expect("a thread");
+    let ahead = Prefetcher::start(&source, 1, 1, 3, false).expect("a thread");
     let take = |first| ahead.take(first, Row { inputs: &mut [0; 3], targets: &mut [0; 3], starts: None });
     assert!(take(2).is_ok());
     // Records from the sixth on go away while it reads.

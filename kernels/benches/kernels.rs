@@ -2,6 +2,7 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use zbench_kernels::*;
+use zbench_kernels_testing::ByName;
 
 /// All threads of the machine.
 fn cpu() -> Cpu {

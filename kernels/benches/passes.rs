@@ -6,6 +6,7 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use zbench_kernels::*;
+use zbench_kernels_testing::ByName;
 
 const TOKENS: usize = 2048;
 const SEQ: usize = 512;

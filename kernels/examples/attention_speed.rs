@@ -1,6 +1,7 @@
 //! Speed of attention: `attention_speed THREADS SEQ DTYPE HEADS KV DIM...`
 use std::time::Instant;
 use zbench_kernels::{Arena, Attention, Cpu, DType, Kernels, Op};
+use zbench_kernels_testing::ByName;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();

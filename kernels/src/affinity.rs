@@ -1,5 +1,7 @@
 //! Which cores this process may use, and threads that keep to one.
 
+#![allow(unsafe_code, reason = "system calls that read and set a thread's cores")]
+
 use std::io;
 
 /// Words of a set of cores: 16,384 cores, more than any kernel is built for.

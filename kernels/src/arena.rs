@@ -1,4 +1,5 @@
 #![warn(missing_docs)]
+#![allow(unsafe_code, reason = "buffers are addresses in a region")]
 
 use crate::GRANULE_BYTES;
 use crate::device::Device;

@@ -9,11 +9,7 @@ fn invalid<T>(op: &'static str, reason: String) -> Result<T> {
 }
 
 /// Where documents start, one place for every token: at or before it, and not before that of the token before it.
-pub(crate) fn documents<'a>(
-    name: &'static str,
-    op: &Attention,
-    starts: Option<&View<'a>>,
-) -> Result<Option<&'a [u32]>> {
+pub fn documents<'a>(name: &'static str, op: &Attention, starts: Option<&View<'a>>) -> Result<Option<&'a [u32]>> {
     let Some(starts) = starts else { return Ok(None) };
     let starts = &starts.as_slice::<u32>()?[..elements(&[op.batch, op.seq])];
     for (batch, starts) in starts.chunks(op.seq.max(1)).enumerate() {
@@ -35,7 +31,7 @@ pub(crate) fn documents<'a>(
 }
 
 /// Every one of the first `rows` ids is inside the vocabulary.
-pub(crate) fn ids<'a>(name: &'static str, op: &Embedding, ids: &View<'a>) -> Result<&'a [u32]> {
+pub fn ids<'a>(name: &'static str, op: &Embedding, ids: &View<'a>) -> Result<&'a [u32]> {
     let ids = &ids.as_slice::<u32>()?[..op.rows];
     if let Some((row, id)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= op.vocab) {
         return invalid(name, format!("token id {id} in row {row} is outside the vocabulary of {}", op.vocab));
@@ -44,7 +40,7 @@ pub(crate) fn ids<'a>(name: &'static str, op: &Embedding, ids: &View<'a>) -> Res
 }
 
 /// Every target is inside the vocabulary, or the one that is ignored.
-pub(crate) fn targets<'a>(op: &CrossEntropy, targets: &View<'a>) -> Result<&'a [u32]> {
+pub fn targets<'a>(op: &CrossEntropy, targets: &View<'a>) -> Result<&'a [u32]> {
     let targets = &targets.as_slice::<u32>()?[..op.rows];
     let outside = |t: u32| t != u32::MAX && t as usize >= op.vocab;
     if let Some((row, target)) = targets.iter().enumerate().find(|(_, t)| outside(**t)) {
@@ -56,7 +52,7 @@ pub(crate) fn targets<'a>(op: &CrossEntropy, targets: &View<'a>) -> Result<&'a [
 
 /// Indices that have been looked at.
 #[derive(Clone, Copy)]
-pub(crate) struct Routing<'a> {
+pub struct Routing<'a> {
     /// Of each choice, its expert.
     pub ids: &'a [u32],
     /// Of each slot, its choice.
@@ -66,11 +62,7 @@ pub(crate) struct Routing<'a> {
 }
 
 /// The indices of `rows x top` choices: every expert is one, and slots and choices name each other.
-pub(crate) fn indices<'a>(
-    name: &'static str,
-    [rows, top, experts]: [usize; 3],
-    view: &View<'a>,
-) -> Result<Routing<'a>> {
+pub fn indices<'a>(name: &'static str, [rows, top, experts]: [usize; 3], view: &View<'a>) -> Result<Routing<'a>> {
     let slots = rows * top;
     let all = view.as_slice::<u32>()?;
     let (ids, rest) = all.split_at(slots);
@@ -87,7 +79,7 @@ pub(crate) fn indices<'a>(
 }
 
 /// The bounds of the groups: from 0, never back, to the number of rows.
-pub(crate) fn groups<'a>(op: &GroupedGemm, offsets: &View<'a>) -> Result<&'a [u32]> {
+pub fn groups<'a>(op: &GroupedGemm, offsets: &View<'a>) -> Result<&'a [u32]> {
     let bounds = &offsets.as_slice::<u32>()?[..op.groups + 1];
     let whole = bounds[0] == 0 && bounds[op.groups] as usize == op.rows;
     if !whole || bounds.windows(2).any(|pair| pair[0] > pair[1]) {

@@ -1,5 +1,7 @@
 //! A copy that goes past the caches, for buffers that the copying core will not read again.
 
+#![allow(unsafe_code, reason = "vector stores past the cache, by address")]
+
 use crate::{KernelError, Result, View, ViewMut};
 
 /// Copies `src` to `dst`: one element type, equal lengths. On x86-64 the stores are non-temporal (AVX-512 or AVX2, whole

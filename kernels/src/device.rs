@@ -1,5 +1,7 @@
 //! What carries out kernels written in CUDA: a GPU through its driver, or the processor through the prelude's other half.
 
+#![allow(unsafe_code, reason = "methods of machines that take addresses")]
+
 use crate::DType;
 use crate::op::Gemm;
 use std::ffi::c_void;

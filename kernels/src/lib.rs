@@ -3,18 +3,10 @@
 //! This crate knows buffers and shapes, and nothing of models or ranks. [`Arena`] hands out [`Buffer`]s and counts
 //! every byte by [`Category`]; [`Kernels`] is the list of operations a device can do, each described by a plain
 //! [`Op`] value, so that a plan can state an operation that is carried out later, or never. [`Cpu`] carries them out
-//! on cores, [`Reference`] slowly in f64, as the oracle of every kernel test.
-
-// Memory and SIMD need it; every block gives its SAFETY reason.
-#![allow(unsafe_code)]
+//! on cores, [`Cuda`] on GPUs. What tests compare them with is in kernels/testing, a crate that no release compiles.
 
 pub mod affinity;
-// The harness of the tests in tests/, which some tests inside use too, names this crate from outside.
-#[cfg(test)]
-extern crate self as zbench_kernels;
-
 mod arena;
-mod by_name;
 mod check;
 pub mod copy;
 mod cost;
@@ -32,7 +24,6 @@ pub mod peak;
 pub mod philox;
 mod pool;
 mod reduce_op;
-mod reference;
 mod region;
 mod round;
 pub mod scratch;
@@ -44,7 +35,6 @@ pub mod sync;
 mod view;
 
 pub use arena::{Arena, Buffer, Change, OutOfMemory};
-pub use by_name::ByName;
 pub use cpu::Cpu;
 pub use cuda::Cuda;
 pub use dry::{Dry, Footprint};
@@ -60,8 +50,20 @@ pub use operands::{Access, Elements, Operand, Operands};
 pub use packed::{DOUBLE_BLOCK, DYNAMIC, DoubleScales, Fields, NF4, NF4_BLOCK, Pack, Packed, Packing, Unpack};
 pub use pool::MOST_THREADS;
 pub use reduce_op::{ReduceOp, UnknownReduceOp};
-pub use reference::Reference;
 pub use region::{ArenaError, Region};
 pub use setup::{INSTRUCTIONS, Setup, SetupError};
 pub use stopwatch::{Stopwatch, Timed};
 pub use view::{View, ViewMut};
+
+/// What kernels/testing needs of the inside. Nobody else should: nothing is promised of it.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::packed::{INT8_STEP, int8_inverse};
+    pub use crate::round::to_odd;
+    pub mod check {
+        pub use crate::check::*;
+    }
+    pub mod operands {
+        pub use crate::operands::*;
+    }
+}

@@ -378,7 +378,7 @@ impl Quantize {
     }
 
     /// The scale of a block whose largest magnitude is given.
-    pub(crate) fn scale(&self, largest: f32) -> f32 {
+    pub fn scale(&self, largest: f32) -> f32 {
         if !largest.is_finite() {
             return f32::NAN;
         }

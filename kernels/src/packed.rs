@@ -236,14 +236,14 @@ pub(crate) fn inverse(largest: f32) -> f32 {
 
 /// What a row's values are multiplied with before they are coded in 8 bits. 0 where there is no such number: of a row
 /// of (all but) zeros, whose codes are zeros then.
-pub(crate) fn int8_inverse(largest: f32) -> f32 {
+pub fn int8_inverse(largest: f32) -> f32 {
     // In two roundings, as PyTorch divides a number by a tensor.
     let inverse = 1.0 / largest * 127.0;
     if inverse.is_finite() { inverse } else { 0.0 }
 }
 
 /// The last factor of a value in 8 bits.
-pub(crate) const INT8_STEP: f32 = 1.0 / 127.0;
+pub const INT8_STEP: f32 = 1.0 / 127.0;
 
 /// The scales of a record, as they are stored.
 pub(crate) enum Scales<'a> {

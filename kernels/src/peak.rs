@@ -1,6 +1,8 @@
 //! The ceilings of the machine, measured: how many floating-point operations per second the cores do on registers alone,
 //! and how many bytes per second they move.
 
+#![allow(unsafe_code, reason = "loops of instructions that the CPU was asked for")]
+
 mod memory;
 
 use crate::DType;
@@ -186,7 +188,7 @@ mod machine {
     #[cfg(all(test, target_os = "linux"))]
     #[test]
     fn a_burst_of_tiles_counts_what_it_does() {
-        use crate::cpu::matmul::emulator::{Engine, install, state};
+        use zbench_kernels_testing::amx::{Engine, install, state};
         let (engine, before) = (install(), state().dots);
         // SAFETY: AMX is there, if only by the emulator.
         let operations = unsafe { amx_burst() };

@@ -58,7 +58,7 @@ pub fn threshold(p: f64) -> u64 {
 
 /// Calls `visit(i, value)` for each `i < len`, where value is word `(first + i) % 4` of what `block` gives.
 #[inline(always)]
-pub(crate) fn each<T: Copy>(first: u64, len: usize, block: impl Fn(u64) -> [T; 4], mut visit: impl FnMut(usize, T)) {
+pub fn each<T: Copy>(first: u64, len: usize, block: impl Fn(u64) -> [T; 4], mut visit: impl FnMut(usize, T)) {
     let mut i = 0;
     while i < len {
         let at = first.wrapping_add(i as u64);

@@ -1,3 +1,5 @@
+#![allow(unsafe_code, reason = "system calls that map memory")]
+
 use crate::device::Device;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;

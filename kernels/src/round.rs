@@ -67,7 +67,7 @@ impl Float32 for f16 {
 }
 
 /// `value` as f32, rounded to odd: rounding that again to a type of at most 22 fraction bits gives the nearest of it.
-pub(crate) fn to_odd(value: f64) -> f32 {
+pub fn to_odd(value: f64) -> f32 {
     let near = value as f32;
     if f64::from(near) == value || value.is_nan() || near.to_bits() & 1 == 1 {
         return near;

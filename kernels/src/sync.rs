@@ -1,6 +1,8 @@
 //! What threads and ranks wait with: a short spin, then a futex. The protocols over it, [`crate::pool`]'s and the one of ranks
-//! that share memory (engine/src/comm/protocol.rs), are lock-free, and engine/tests/loom compiles them over loom's types
-//! instead of these.
+//! that share memory (engine/src/comm/protocol.rs), are lock-free: kernels/tests/loom and engine/tests/loom compile them over
+//! loom's types instead of these.
+
+#![allow(unsafe_code, reason = "futex system calls")]
 
 pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};

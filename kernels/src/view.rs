@@ -1,4 +1,5 @@
 #![warn(missing_docs)]
+#![allow(unsafe_code, reason = "views are addresses with a length")]
 
 use crate::{DType, Element, KernelError};
 use std::marker::PhantomData;

@@ -12,9 +12,8 @@ use std::time::Instant;
 use zbench_estimate::job::Number;
 use zbench_estimate::machine;
 use zbench_host::devices::{product_flops, seconds_of};
-use zbench_kernels::ByName;
 use zbench_kernels::device::Device;
-use zbench_kernels::{Arena, Buffer, Category, Cuda, DType, KernelError, Kernels, Normal, Op, ViewMut};
+use zbench_kernels::{Arena, Buffer, Category, Cuda, DType, KernelError, Kernels, Normal, Op, ViewMut, no_scratch};
 use zbench_reports::bench::{DeviceCeilings, DeviceRate};
 
 /// Types of the products, with the names that profiles have for their rates.
@@ -145,7 +144,8 @@ impl Buffers {
         let (mut from, mut to, mut small) = (alloc(len)?, alloc(len)?, alloc(1)?);
         for (seed, buffer) in [&mut from, &mut to, &mut small].into_iter().enumerate() {
             let normal = Normal { len: buffer.len(), std: 1.0, seed: seed as u64 + 1, first: 0, dtype: DType::F32 };
-            kernels.normal(&normal, buffer.view_mut()).map_err(|error| error.to_string())?;
+            let drawn = kernels.run(&Op::Normal(normal), &[], &mut [buffer.view_mut()], no_scratch());
+            drawn.map_err(|error| error.to_string())?;
         }
         let of_link = len.min(MOST_OF_LINK / size_of::<f32>());
         let (mut host, mut back) = (vec![0.0; of_link], vec![0.0; of_link]);

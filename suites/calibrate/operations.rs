@@ -8,13 +8,15 @@ use crate::bench::Limits;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use zbench_config::profile::operations::{Operations, RankLayout};
+use zbench_engine::actions::Action;
 use zbench_engine::comm::Collective;
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
 use zbench_engine::outcome::{RankReport, Span};
-use zbench_engine::plan::clock::{Clock, Machine, Overheads};
-use zbench_engine::plan::curves::{Class, Curves, Point};
-use zbench_engine::plan::{Action, Plan, RecordedAction};
+use zbench_engine::plan::Plan;
+use zbench_engine::planner::RecordedAction;
+use zbench_engine::planner::clock::{Clock, Machine, Overheads};
+use zbench_engine::planner::curves::{Class, Curves, Point};
 use zbench_engine::recorder::Recorded;
 use zbench_engine::train::{kernels, slowest, with_ranks};
 use zbench_kernels::{DType, Kernels, Op, Stopwatch, Timed};
@@ -215,7 +217,7 @@ fn run(cell: &Cell) -> Result<Run, String> {
     let beside = |(report, timed): &(RankReport, Vec<Timed>)| {
         let stated: Vec<RecordedAction> = plan.recorded_actions(cell, &*planner, report.rank).collect();
         let layers = stated.iter().filter(|stated| {
-            matches!(stated.action, Action::Forward { .. } | Action::Backward { .. } | Action::Restore { .. })
+            matches!(stated.action, Action::Forward { .. } | Action::Backward { .. } | Action::Recompute { .. })
         });
         let operations: Vec<&Recorded> = layers.flat_map(|stated| &stated.operations).collect();
         beside(cell, &operations, report, timed)

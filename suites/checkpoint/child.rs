@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use zbench_config::shard_spec::ShardSpec;
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_reports::bench::checkpoint::{Measured, Repeat};
 
 /// Exit status of a process that could not even begin.

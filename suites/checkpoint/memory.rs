@@ -1,17 +1,17 @@
 //! Host memory of this process around a piece of work.
 
-use zbench_engine::outcome::Moment;
+use zbench_engine::outcome::LoadPhase;
 use zbench_runner::loading::{Resident, Watch};
 
 /// Begins to look.
 pub fn begin() -> Watch {
     let watch = Watch::default();
-    watch.tell(Moment::LoadingBegins);
+    watch.tell(LoadPhase::LoadingBegins);
     watch
 }
 
 /// Stops looking; nothing where the system does not say.
 pub fn end(watch: &Watch) -> Option<Resident> {
-    watch.tell(Moment::LoadingEnds);
+    watch.tell(LoadPhase::LoadingEnds);
     watch.resident()
 }

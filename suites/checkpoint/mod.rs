@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use zbench_config::grid;
 use zbench_config::shard_spec::ShardSpec;
 use zbench_engine::config::{Backend, Cell, DeviceKind};
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_predict::planned::estimate;
 
 /// What is measured: a training cell's checkpoints.

@@ -8,7 +8,7 @@ use toml::Value;
 use zbench_config::shard_spec::ShardSpec;
 use zbench_config::{Context, Refusal, Setting, Values};
 use zbench_engine::config::{Backend, Resume};
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_predict::planned::{Decision, weigh};
 use zbench_reports::bench::checkpoint::{Measured, spread};
 use zbench_reports::stats;

@@ -32,7 +32,7 @@ use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Axis, ConfigError, Context, Document, Hosts, Problem};
 use zbench_engine::config::DeviceKind;
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_host::terminal::Stream;
 use zbench_host::{exit, logging, machine};
 use zbench_predict::planned::{self, Decision, Planned};

@@ -5,7 +5,7 @@ use crate::units;
 use std::fmt;
 use std::ops::RangeInclusive;
 use toml::Value;
-use zbench_engine::config::Kept;
+use zbench_engine::config::SavedTensor;
 use zbench_engine::hf::known_targets;
 use zbench_estimate::spelling::nearest;
 
@@ -275,8 +275,8 @@ fn check_checkpointing(value: &Value) -> Result<(), String> {
             _ => Err(format!("{} is no policy; write {{ every = k }} with k from 1", shown(value))),
         },
         Value::Array(list) => {
-            let name = |kept: Kept| Some(serde_json::to_value(kept).ok()?.as_str()?.to_string());
-            let names: Vec<String> = Kept::ALL.into_iter().filter_map(name).collect();
+            let name = |kept: SavedTensor| Some(serde_json::to_value(kept).ok()?.as_str()?.to_string());
+            let names: Vec<String> = SavedTensor::ALL.into_iter().filter_map(name).collect();
             check_names(list, &names.iter().map(String::as_str).collect::<Vec<_>>())
         }
         _ => Err(wrong_type("\"none\", \"full\", \"selective\", \"sqrt\", { every = k } or a list of tensors", value)),

@@ -403,8 +403,8 @@ fn base(values: &Values) -> Option<Base> {
 fn checkpointing(value: &Value) -> Checkpointing {
     match value {
         Value::Array(list) => {
-            let listed: Vec<Kept> = list.iter().filter_map(choice).collect();
-            Checkpointing::Keep(Kept::ALL.into_iter().filter(|kept| listed.contains(kept)).collect())
+            let listed: Vec<SavedTensor> = list.iter().filter_map(choice).collect();
+            Checkpointing::Keep(SavedTensor::ALL.into_iter().filter(|kept| listed.contains(kept)).collect())
         }
         other => choice(other).unwrap_or(Checkpointing::None),
     }

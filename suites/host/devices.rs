@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use zbench_estimate::job::Number;
-use zbench_kernels::ByName;
 use zbench_kernels::cuda::folder::{self, NotPrivate};
 use zbench_kernels::cuda::gpu::{Fallback, Gpu, Nvml, Options, Probe, Reading, Search, Watched};
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::device::Device;
-use zbench_kernels::{Arena, Category, Cuda, DType, Gemm, KernelError, Kernels, Normal, Op};
+use zbench_kernels::{Arena, Category, Cuda, DType, Gemm, KernelError, Kernels, Normal, Op, no_scratch};
 
 /// Runs CUDA kernels on the processor instead of a GPU, compiled by the C++ compiler `c++`: slow, for checks.
 pub const ON_HOST: &str = "ZBENCH_CUDA_ON_HOST";
@@ -113,11 +112,12 @@ pub fn product_flops(machine: Arc<dyn Device>, dtype: DType, side: usize) -> Res
     let mut timed = || -> Result<f64, KernelError> {
         for (seed, buffer) in [&mut a, &mut b].into_iter().enumerate() {
             let normal = Normal { len, std: 1.0, seed: seed as u64 + 1, first: 0, dtype };
-            kernels.normal(&normal, buffer.view_mut())?;
+            kernels.run(&Op::Normal(normal), &[], &mut [buffer.view_mut()], no_scratch())?;
         }
         let mut best = f64::INFINITY;
         for call in 0..PEAK_CALLS.0 + PEAK_CALLS.1 {
-            let mut product = || kernels.gemm(&op, a.view(), b.view(), c.view_mut(), scratch.view_mut());
+            let mut product =
+                || kernels.run(&Op::Gemm(op), &[a.view(), b.view()], &mut [c.view_mut()], scratch.view_mut());
             let seconds = seconds_of(&kernels, &mut product)?;
             if call >= PEAK_CALLS.0 {
                 best = best.min(seconds);

@@ -6,7 +6,7 @@ use std::path::Path;
 use zbench_config::files::Files;
 use zbench_config::keys::KEYS;
 use zbench_config::{ConfigError, Context, Document, Problem, grid};
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_predict::planned::{self, Decision, Planned};
 
 /// A configuration that was read back, and whether zbench runs it.

@@ -7,7 +7,6 @@ use super::{Device, Method, ceiling, device};
 use crate::bench::{BenchError, BenchResult, BenchSpec, Limits};
 use serde::{Deserialize, Serialize};
 use zbench_host::machine;
-use zbench_kernels::ByName;
 use zbench_kernels::{Attention, Buffer, Category, DType, Kernels, Op, View, footprint};
 use zbench_predict::planned::gib;
 use zbench_reports::bench::Timing;
@@ -318,14 +317,8 @@ fn one(
     let mut scratch = own.alloc(Category::Workspace, DType::F32, kernels.workspace(&forward))?;
     let workspace = own.ledger().live(Category::Workspace);
     let mut call = || -> Result<(), BenchError> {
-        let (out, kept, scratch) = (out.view_mut(), statistics.view_mut(), scratch.view_mut());
-        match kernel {
-            Kernel::Flash | Kernel::FlashHopper => {
-                kernels.attention(&op, q.view(), k.view(), v.view(), out, kept, scratch)?
-            }
-            Kernel::Naive => kernels.naive_attention(&op, q.view(), k.view(), v.view(), out, kept, scratch)?,
-        }
-        Ok(())
+        let (reads, writes) = ([q.view(), k.view(), v.view()], &mut [out.view_mut(), statistics.view_mut()]);
+        Ok(kernels.run(&forward, &reads, writes, scratch.view_mut())?)
     };
     if shape.has("forward") {
         let samples = clock::time(&cell.bench, limits, kernels, &mut call)?;
@@ -345,15 +338,13 @@ fn one(
     let mut gradients = [gradient(q_len)?, gradient(kv_len)?, gradient(kv_len)?];
     let (out_view, kept) = (out.view(), statistics.view());
     let mut call = || -> Result<(), BenchError> {
-        let [dq, dk, dv] = gradients.each_mut().map(|buffer| buffer.view_mut());
-        let ([q, k, v, dout], scratch) = ([q.view(), k.view(), v.view(), dout.view()], scratch.view_mut());
+        let mut reads = vec![q.view(), k.view(), v.view()];
         match kernel {
-            Kernel::Flash | Kernel::FlashHopper => {
-                kernels.attention_backward(&op, q, k, v, out_view, kept, dout, dq, dk, dv, scratch)?
-            }
-            Kernel::Naive => kernels.naive_attention_backward(&op, q, k, v, kept, dout, dq, dk, dv, scratch)?,
+            Kernel::Flash | Kernel::FlashHopper => reads.extend([out_view, kept, dout.view()]),
+            Kernel::Naive => reads.extend([kept, dout.view()]),
         }
-        Ok(())
+        let writes = &mut gradients.each_mut().map(|buffer| buffer.view_mut());
+        Ok(kernels.run(&backward, &reads, writes, scratch.view_mut())?)
     };
     let samples = clock::time(&cell.bench, limits, kernels, &mut call)?;
     note(device::timing(&samples, backward.flops(), None), "backward", workspace);

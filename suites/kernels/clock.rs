@@ -79,6 +79,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use zbench_kernels::cuda::host::{Host, Order};
     use zbench_kernels::{Cpu, Cuda};
+    use zbench_kernels_testing::Late;
 
     fn limits(stop: &AtomicBool, seconds: u64) -> Limits<'_> {
         Limits { stop, deadline: Instant::now() + Duration::from_secs(seconds) }
@@ -107,7 +108,7 @@ mod tests {
     fn a_device_is_timed_by_its_own_clock() {
         let folder = tempfile::tempdir().unwrap();
         let host = Host::new(folder.path(), "c++", &[], Order::Forward).unwrap();
-        let kernels = Cuda::new(Arc::new(host.late())).unwrap();
+        let kernels = Cuda::new(Arc::new(Late(host))).unwrap();
         let (stop, method) = (AtomicBool::new(false), Method { seconds: 0.0, iterations: 5, warmup: 0.0 });
         let samples = time::<BenchError>(&method, &limits(&stop, 60), &kernels, &mut || {
             std::thread::sleep(Duration::from_millis(3));

@@ -6,8 +6,9 @@ use super::{Device, Method, ceiling, device, oracle};
 use crate::bench::{BenchError, BenchResult, BenchSpec, Limits};
 use serde::{Deserialize, Serialize};
 use zbench_host::machine;
-use zbench_kernels::ByName;
-use zbench_kernels::{Buffer, Category, Cpu, DType, Gemm, Kernels, Normal, Op, View, footprint};
+use zbench_kernels::{
+    Buffer, Category, Cpu, DType, Gemm, KernelError, Kernels, Normal, Op, View, footprint, no_scratch,
+};
 use zbench_predict::planned::gib;
 use zbench_reports::bench::Timing;
 
@@ -192,6 +193,13 @@ struct Set {
     c: Buffer,
 }
 
+impl Set {
+    fn multiply(&mut self, kernels: &dyn Kernels, op: &Gemm, scratch: &mut Buffer) -> Result<(), KernelError> {
+        let reads = [self.a.view(), self.b.view()];
+        kernels.run(&Op::Gemm(*op), &reads, &mut [self.c.view_mut()], scratch.view_mut())
+    }
+}
+
 fn measure(cell: &GemmCell, limits: &Limits<'_>) -> Result<BenchResult, BenchError> {
     let op = cell.gemm.op();
     let bytes = cell.gemm.bytes().unwrap_or(u64::MAX);
@@ -232,14 +240,14 @@ fn measure(cell: &GemmCell, limits: &Limits<'_>) -> Result<BenchResult, BenchErr
         let mut call = || -> Result<(), BenchError> {
             let set = &mut sets[next];
             next = (next + 1) % count as usize;
-            Ok(kernels.gemm(&op, set.a.view(), set.b.view(), set.c.view_mut(), scratch.view_mut())?)
+            Ok(set.multiply(kernels, &op, &mut scratch)?)
         };
         let samples = clock::time(&cell.bench, limits, kernels, &mut call)?;
         let last = sets.len() - 1;
         // An accumulated C has grown; a fresh one has room for the same check.
         let set = &mut sets[last];
         let fresh = Normal { len: set.c.len(), std: 1.0, seed: 3 * count + 2, first: 0, dtype: op.c };
-        kernels.normal(&fresh, set.c.view_mut())?;
+        kernels.run(&Op::Normal(fresh), &[], &mut [set.c.view_mut()], no_scratch())?;
         checks.push(check(kernels, &op, set, &mut scratch)?);
         Ok(samples)
     })?;
@@ -273,7 +281,7 @@ fn check(kernels: &dyn Kernels, op: &Gemm, set: &mut Set, scratch: &mut Buffer) 
     let old = seen(&set.c)?;
     let before = oracle::elements(op, old.as_ref().unwrap_or(&set.c).view(), &all);
     drop(old);
-    kernels.gemm(op, set.a.view(), set.b.view(), set.c.view_mut(), scratch.view_mut())?;
+    set.multiply(kernels, op, scratch)?;
     let copies = [seen(&set.a)?, seen(&set.b)?, seen(&set.c)?];
     let [a, b, c] = &copies;
     let [a, b, c] = [(a, &set.a), (b, &set.b), (c, &set.c)].map(|(copy, own)| copy.as_ref().unwrap_or(own).view());

@@ -2,8 +2,7 @@
 
 use crate::bench::BenchError;
 use half::{bf16, f16};
-use zbench_kernels::ByName;
-use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, Normal, View, philox};
+use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, Normal, Op, View, no_scratch, philox};
 
 /// The elements of a view as f64. A type that no kernel computes in has none.
 pub fn floats(view: View<'_>) -> Vec<f64> {
@@ -62,7 +61,8 @@ pub fn random(
     seed: u64,
 ) -> Result<Buffer, BenchError> {
     let mut buffer = arena.alloc(category, dtype, len)?;
-    kernels.normal(&Normal { len, std: 1.0, seed, first: 0, dtype }, buffer.view_mut())?;
+    let normal = Normal { len, std: 1.0, seed, first: 0, dtype };
+    kernels.run(&Op::Normal(normal), &[], &mut [buffer.view_mut()], no_scratch())?;
     Ok(buffer)
 }
 

@@ -16,7 +16,7 @@ use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Context, Document, Refusal, Search, Settings, resolve};
 use zbench_engine::config::{Cell, DeviceKind};
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_predict::planned::{self, Decision, Planned};
 use zbench_reports::OrderedMap;
 use zbench_reports::max_batch::{self, Next, Of, Role};

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use zbench_config::Resolved;
 use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::outcome::Estimate;
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_estimate::band::{self, Band};
 use zbench_estimate::job::{Degrees, Job, Place, Stack};
 use zbench_estimate::machine::Machine;

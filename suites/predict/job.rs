@@ -2,9 +2,9 @@
 
 use zbench_engine::config as cell;
 use zbench_engine::config::{
-    Cell, Checkpointing, Home, Kept, Mlp, NormKind, PipelineSchedule, Positions, Priced, Strategy,
+    Cell, Checkpointing, Home, Mlp, NormKind, PipelineSchedule, Positions, Priced, SavedTensor, Strategy,
 };
-use zbench_engine::model::{self, Part};
+use zbench_engine::model::{self, FlatKind};
 use zbench_estimate::job::*;
 use zbench_kernels::DType;
 
@@ -182,12 +182,12 @@ fn recompute(cell: &Cell, partitioned: bool) -> Recompute {
         // What costs no matrix product: the norms and the activation.
         Checkpointing::Selective => Recompute::Modules(vec!["layernorm".into(), "mlp_act".into()]),
         Checkpointing::Keep(kept) => {
-            let has = |tensor: Kept| kept.contains(&tensor);
-            if has(Kept::Attention) && has(Kept::GateUp) {
+            let has = |tensor: SavedTensor| kept.contains(&tensor);
+            if has(SavedTensor::Attention) && has(SavedTensor::GateUp) {
                 Recompute::Modules(vec!["layernorm".into(), "mlp_act".into()])
-            } else if has(Kept::Attention) && has(Kept::Qkv) {
+            } else if has(SavedTensor::Attention) && has(SavedTensor::Qkv) {
                 Recompute::Modules(vec!["mlp".into()])
-            } else if has(Kept::GateUp) {
+            } else if has(SavedTensor::GateUp) {
                 Recompute::Core
             } else {
                 full(1)
@@ -210,7 +210,7 @@ fn peft(cell: &Cell) -> Peft {
         None => number(cell.precision.parameters),
     };
     Peft::Adapters {
-        trainable: model::parameters(cell, Part::Trainable),
+        trainable: model::parameters(cell, FlatKind::Trainable),
         rank: cell.lora.rank,
         base,
         weight_bytes: cell.precision.parameters.size() as f64,

@@ -9,7 +9,7 @@ use zbench_config::grid::GridCell;
 use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Home, Loading, Strategy};
 use zbench_engine::hardware;
 use zbench_engine::outcome::Estimate;
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_host::{devices, machine};
 use zbench_kernels::{Category, DType};
 use zbench_reports::estimate_report::{EstimateRow, EstimateTraffic};

@@ -5,7 +5,7 @@ use crate::time::TimeProfile;
 use std::collections::BTreeMap;
 use zbench_config::profile::corrections::{Corrections, Residual};
 use zbench_engine::config::Cell;
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_host::machine;
 use zbench_reports::document::{Column, Document, Entry, Table};
 use zbench_reports::estimate_report::EstimateRow;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 use zbench_config::{Resolved, grid, keys};
 use zbench_engine::config::{Cell, Checkpointing, Home, PipelineSchedule, Priced, Strategy};
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_estimate::band::Band;
 use zbench_reports::OrderedMap;
 use zbench_reports::estimate_report::{Candidate, Searched};

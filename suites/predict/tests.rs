@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use zbench_config::Document;
 use zbench_engine::config::Cell;
 use zbench_engine::hf;
-use zbench_engine::model::{Layout, Part};
+use zbench_engine::model::{FlatKind, Layout};
 
 fn cell(preset: &str, more: &str) -> Cell {
     let text = format!("[model]\npreset = \"{preset}\"\n[train]\nseq_len = 128\n[hardware]\ndevice = \"cuda\"\n{more}");
@@ -22,7 +22,7 @@ fn every_presets_parameters_are_those_of_the_engine_but_for_vectors() {
     for preset in hf::preset_names() {
         let cell = cell(preset, "");
         let layout = Layout::new(&cell, 1);
-        let engine: u64 = layout.parameters(Part::Trainable) + layout.frozen_parameters();
+        let engine: u64 = layout.parameters(FlatKind::Trainable) + layout.frozen_parameters();
         let shape = job(&cell).model;
         let off = shape.parameters() as f64 / engine as f64 - 1.0;
         assert!(off.abs() < VECTORS, "{preset}: {} instead of {engine}", shape.parameters());
@@ -35,7 +35,7 @@ fn adapters_are_counted_by_the_engine() {
     let zbench_estimate::job::Peft::Adapters { trainable, base, .. } = job(&cell).peft else {
         panic!("adapters are adapters")
     };
-    assert_eq!(trainable, Layout::new(&cell, 1).parameters(Part::Trainable));
+    assert_eq!(trainable, Layout::new(&cell, 1).parameters(FlatKind::Trainable));
     assert_eq!(base, zbench_estimate::job::Number::Nf4);
 }
 

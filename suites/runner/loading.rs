@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use zbench_engine::outcome::Moment;
+use zbench_engine::outcome::LoadPhase;
 use zbench_host::machine;
 
 /// Makes VmHWM begin anew at VmRSS (proc(5)).
@@ -45,12 +45,12 @@ struct Begun {
 
 impl Watch {
     /// Notes what is resident now. Where the system does not say, nothing is measured.
-    pub fn tell(&self, moment: Moment) {
+    pub fn tell(&self, moment: LoadPhase) {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match moment {
-            Moment::LoadingBegins => seen.begun = begin(),
-            Moment::StepEnds { .. } => {}
-            Moment::LoadingEnds => seen.resident = seen.begun.take().and_then(Begun::end),
+            LoadPhase::LoadingBegins => seen.begun = begin(),
+            LoadPhase::StepEnds { .. } => {}
+            LoadPhase::LoadingEnds => seen.resident = seen.begun.take().and_then(Begun::end),
         }
     }
 
@@ -137,11 +137,11 @@ mod tests {
     fn a_watch_has_nothing_until_loading_has_ended() {
         let watch = Watch::default();
         assert_eq!(watch.resident(), None);
-        watch.tell(Moment::LoadingEnds);
+        watch.tell(LoadPhase::LoadingEnds);
         assert_eq!(watch.resident(), None);
-        watch.tell(Moment::LoadingBegins);
+        watch.tell(LoadPhase::LoadingBegins);
         assert_eq!(watch.resident(), None);
-        watch.tell(Moment::LoadingEnds);
+        watch.tell(LoadPhase::LoadingEnds);
         let resident = watch.resident().unwrap();
         assert!(resident.before > 0 && resident.peak >= resident.after.max(resident.before));
     }

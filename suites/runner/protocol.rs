@@ -10,7 +10,7 @@ use zbench_engine::config::Cell;
 use zbench_engine::data::Found;
 use zbench_engine::hardware::Seat;
 use zbench_engine::outcome::{self, Cause, Evaluated, Happening, Saved};
-use zbench_engine::trace::{StepTrace, Tracing, Zero};
+use zbench_engine::trace::{ClockOrigin, StepTrace, Tracing};
 use zbench_engine::train::Standing;
 use zbench_host::machine::BusySeconds;
 use zbench_kernels::{Category, Ledger};
@@ -35,7 +35,7 @@ pub struct Job {
 
 /// What a process traces that was told so.
 pub fn tracing(steps: u64) -> Option<Tracing> {
-    (steps > 0).then(|| Tracing { zero: Zero::now(), steps })
+    (steps > 0).then(|| Tracing { zero: ClockOrigin::now(), steps })
 }
 
 /// One line of what it says.

@@ -11,9 +11,9 @@ use zbench_engine::config::{Backend, DeviceKind};
 use zbench_engine::course::{Control, Pace};
 use zbench_engine::error::StepError;
 use zbench_engine::hardware;
-use zbench_engine::outcome::{Cause, Happening, Moment};
+use zbench_engine::outcome::{Cause, Happening, LoadPhase, Report};
 use zbench_engine::plan::Plan;
-use zbench_engine::train::{Ended, RankError, Report, Standing, groups, train_rank_probed};
+use zbench_engine::train::{Ended, RankError, Standing, groups, train_rank};
 use zbench_host::devices;
 use zbench_host::machine::{self, Busy};
 use zbench_host::sampling::TimedEnergy;
@@ -45,9 +45,9 @@ pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Ev
     let on_gpu = job.cell.hardware.device == DeviceKind::Cuda && !devices::on_host();
     let number = devices::of_rank(job.seat.index);
     let energy = Mutex::new(TimedEnergy::default());
-    let probe = |moment: Moment| {
+    let probe = |moment: LoadPhase| {
         watch.tell(moment);
-        if let (Moment::StepEnds { timed }, true) = (moment, on_gpu) {
+        if let (LoadPhase::StepEnds { timed }, true) = (moment, on_gpu) {
             lock(&energy).step(timed, devices::reading(number).and_then(|reading| reading.energy_mj.ok()));
         }
     };
@@ -88,7 +88,7 @@ fn train(
     job: &RankJob,
     comm: Option<Box<dyn Communicator>>,
     say: &(dyn Fn(&Event) + Sync),
-    (watch, probe): (&Watch, &(dyn Fn(Moment) + Sync)),
+    (watch, probe): (&Watch, &(dyn Fn(LoadPhase) + Sync)),
     said: &mut RankResult,
 ) -> Result<Ended<Report>, String> {
     let cell = &job.cell;
@@ -132,7 +132,7 @@ fn train(
     let token = job.turns.as_ref().map(|name| Token::new(name, cell.parallel.ranks));
     let pace = token.as_ref().map(|token| token as &dyn Pace);
     let control = Control { stop: super::child_process::stop_order(), tell: &tell, trace, pace };
-    let ended = train_rank_probed(cell, &plan, comm, kernels, arena, control, Some(probe));
+    let ended = train_rank(cell, &plan, comm, kernels, arena, control, Some(probe));
     said.busy = busy.filter(|_| job.turns.is_none()).and_then(Busy::seconds);
     let earlier = watch.resident().map_or(0, |seen| seen.earlier);
     said.rss_bytes = resident(shared.then(|| account.high_water()), earlier);

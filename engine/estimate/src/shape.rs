@@ -74,12 +74,6 @@ impl BlockKind {
     pub fn parameters(&self) -> u64 {
         self.matrices.iter().map(Matrix::parameters).sum::<u64>() + self.others
     }
-
-    /// Those in experts.
-    pub fn expert_parameters(&self) -> u64 {
-        let of_experts = |m: &&Matrix| matches!(m.role, Role::ExpertUp | Role::ExpertDown);
-        self.matrices.iter().filter(of_experts).map(Matrix::parameters).sum()
-    }
 }
 
 impl Shape {

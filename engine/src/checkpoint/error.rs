@@ -18,7 +18,6 @@ pub enum CheckpointError {
     /// The folder is none, or holds no weights.
     #[error("{}: no weights to load: {reason}", .dir.display())]
     NoWeights {
-        /// The folder.
         dir: PathBuf,
         /// What is there instead.
         reason: String,
@@ -26,7 +25,6 @@ pub enum CheckpointError {
     /// A file's header cannot be believed.
     #[error("{}: not a whole safetensors file: {reason}; fetch or write it again", .file.display())]
     Header {
-        /// The file.
         file: PathBuf,
         /// What is wrong.
         reason: String,
@@ -34,9 +32,7 @@ pub enum CheckpointError {
     /// A tensor's entry in a header cannot be believed.
     #[error("{}: tensor {tensor}: {reason}; fetch or write the file again", .file.display())]
     Entry {
-        /// The file.
         file: PathBuf,
-        /// The tensor.
         tensor: String,
         /// What is wrong.
         reason: String,
@@ -44,7 +40,6 @@ pub enum CheckpointError {
     /// The index is not one.
     #[error("{}: not an index of shards: {reason}; fetch or write it again", .file.display())]
     Index {
-        /// The file.
         file: PathBuf,
         /// What is wrong.
         reason: String,
@@ -52,28 +47,15 @@ pub enum CheckpointError {
     /// The index names files that are not there.
     #[error("{}: names files that are not there: {}; fetch them, or remove the index if another file holds the weights",
         .index.display(), listed(.absent))]
-    AbsentShards {
-        /// The index.
-        index: PathBuf,
-        /// The files.
-        absent: Vec<String>,
-    },
+    AbsentShards { index: PathBuf, absent: Vec<String> },
     /// The index puts a tensor into a file that does not hold it.
     #[error("{}: says that {tensor} is in {}, which does not hold it; fetch both again",
         .index.display(), .file.display())]
-    AbsentTensor {
-        /// The index.
-        index: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The file.
-        file: PathBuf,
-    },
+    AbsentTensor { index: PathBuf, tensor: String, file: PathBuf },
     /// The tensors are not those of the model.
     #[error("{}: the weights are not those of the model{}{}{}; do config and weights belong together?", .dir.display(),
         part("missing", .missing), part("wrong", .wrong), part("unexpected", .unexpected))]
     Mismatch {
-        /// The folder.
         dir: PathBuf,
         /// Names of the model that the files lack.
         missing: Vec<String>,
@@ -85,9 +67,7 @@ pub enum CheckpointError {
     /// A slice that cannot be read.
     #[error("{}: tensor {tensor}: {reason}", .dir.display())]
     Read {
-        /// The folder.
         dir: PathBuf,
-        /// The tensor.
         tensor: String,
         /// What is wrong.
         reason: String,

@@ -1,6 +1,8 @@
 //! What ranks ask of each other: one value for every collective, so that each backend and wrapper has one way in.
 
-use super::{Result, check};
+mod check;
+
+use super::Result;
 use zbench_kernels::{Buffer, DType, ReduceOp, View, ViewMut};
 
 /// The collectives, by NCCL's meanings. `n` is the number of ranks, `part` an n-th of a buffer in rank order.
@@ -21,10 +23,7 @@ pub enum Kind {
     /// `recv` = all ranks' `send` in rank order.
     AllGather,
     /// Every rank's `recv` = the root's `send`.
-    Broadcast {
-        /// Who gives.
-        root: usize,
-    },
+    Broadcast { root: usize },
     /// The root's `recv` = `op` over all ranks' `send`.
     Reduce {
         /// How summands combine.
@@ -33,27 +32,15 @@ pub enum Kind {
         root: usize,
     },
     /// The root's `recv` = all ranks' `send` in rank order.
-    Gather {
-        /// Who gets.
-        root: usize,
-    },
+    Gather { root: usize },
     /// `recv` = this rank's part of the root's `send`.
-    Scatter {
-        /// Who gives.
-        root: usize,
-    },
+    Scatter { root: usize },
     /// Part `i` of `recv` = part `rank` of rank `i`'s `send`.
     AllToAll,
     /// Gives `send` to a rank that receives; returns when it may be changed.
-    Send {
-        /// The receiver.
-        to: usize,
-    },
+    Send { to: usize },
     /// Takes what a rank sends.
-    Recv {
-        /// The sender.
-        from: usize,
-    },
+    Recv { from: usize },
     /// `Send` and `Recv` at once, so that a ring of ranks does not wait for itself.
     SendRecv {
         /// Who gets this rank's `send`.
@@ -114,7 +101,6 @@ impl Kind {
 /// | barrier | | | |
 #[derive(Debug)]
 pub struct Call<'a> {
-    /// Which collective.
     pub kind: Kind,
     /// What this rank gives.
     pub send: Option<View<'a>>,
@@ -141,7 +127,6 @@ impl<'a> Call<'a> {
         Call { kind, send: Some(send), recv: None }
     }
 
-    /// A barrier.
     pub fn barrier() -> Call<'static> {
         Call { kind: Kind::Barrier, send: None, recv: None }
     }
@@ -193,7 +178,6 @@ impl<'a> Call<'a> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct OwnedCall {
-    /// The collective.
     pub kind: Kind,
     /// What this rank gives, unless that is `recv`.
     pub send: Option<Buffer>,

@@ -48,7 +48,6 @@ pub struct LinkUse {
 pub const SLACK: f64 = 0.05;
 
 impl LinkUse {
-    /// Both together.
     #[must_use]
     pub fn plus(self, other: LinkUse) -> LinkUse {
         LinkUse {

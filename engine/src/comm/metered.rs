@@ -2,11 +2,44 @@
 
 use super::link::LinkUse;
 use super::{Call, Communicator, Kind, OwnedCall, Result, Ticket};
-use crate::outcome::Traffic;
-use crate::trace::Seen;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 use tracing::{Level, debug, enabled, trace};
+
+/// Collectives of one kind on one mesh axis, per step and rank.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Traffic {
+    /// `data`, `inner`, `outer`.
+    pub axis: &'static str,
+    /// `all_reduce`, `all_gather`, `reduce_scatter`, ...
+    pub kind: &'static str,
+    pub calls: f64,
+    /// What the collective is about: the whole buffer for gather and scatter, twice the buffer for all-reduce.
+    pub payload_bytes: f64,
+    /// Bytes this rank reads or writes in another rank's memory.
+    pub wire_bytes: f64,
+    /// Time from start to end, waiting for late ranks included; 0 in a plan.
+    pub ms: f64,
+    /// The part of it in which the rank did nothing else; 0 in a plan.
+    pub exposed_ms: f64,
+    /// Ranks on the axis.
+    pub ranks: usize,
+    /// What emulated links have made of the calls, over all timed steps; nothing in a plan, and where links are real.
+    pub link: LinkUse,
+}
+
+/// A collective as the meter saw it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub axis: &'static str,
+    pub kind: &'static str,
+    pub ranks: usize,
+    pub payload_bytes: u64,
+    pub wire_bytes: u64,
+    /// Asked for, that returned, awaited, there.
+    pub moments: (Instant, Instant, Instant, Instant),
+    pub is_started: bool,
+}
 
 /// A communicator that keeps an account of itself, for one mesh axis.
 ///

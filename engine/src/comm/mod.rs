@@ -6,7 +6,6 @@
 mod board;
 mod call;
 mod cause;
-mod check;
 pub mod compose;
 mod host_staged;
 pub mod link;
@@ -29,8 +28,8 @@ mod tcp;
 pub use call::{Call, Kind, OwnedCall, Shape};
 pub use host_staged::HostStaged;
 pub use local::group;
-pub use metered::Metered;
-pub(crate) use metered::Totals;
+pub use metered::{Metered, Traffic};
+pub(crate) use metered::{Seen, Totals};
 pub use null::{Collective, CollectiveLog, Null};
 pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 pub use shared::Shared;
@@ -58,7 +57,6 @@ pub enum CommError {
     Stalled {
         /// The group's name.
         group: String,
-        /// The collective.
         operation: &'static str,
         /// Its number in the group's program order.
         sequence: u64,
@@ -84,7 +82,6 @@ pub enum CommError {
     /// Buffers that do not fit the collective.
     #[error("{operation}: {reason}")]
     Invalid {
-        /// The collective.
         operation: &'static str,
         /// What is wrong.
         reason: String,

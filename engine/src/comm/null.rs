@@ -1,7 +1,6 @@
 //! A communicator of the right shapes that moves nothing: for dry runs, and for tests of one rank's program.
 
 use super::{Call, CommError, Communicator, Kind, ONE_ROUND_BYTES, OwnedCall, Result, Ticket};
-use crate::config::{Backend, Cell as Configuration, DeviceKind};
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -41,14 +40,14 @@ impl Null {
         Null { rank, size, next: Cell::new(0), wire_bytes: Cell::new(0), one_round_bytes: 0, log: None }
     }
 
-    /// Stands for a group of a cell's ranks on a mesh axis, and lists its collectives where a list is wanted. Only ranks whose
-    /// buffers lie on hosts and that are not left to a library reduce small buffers in one round.
-    pub fn of(cell: &Configuration, axis: &'static str, rank: usize, size: usize, log: Option<&CollectiveLog>) -> Null {
-        let own = matches!(cell.parallel.backend, Backend::Local | Backend::Shm | Backend::Tcp);
-        let on_host = cell.hardware.device == DeviceKind::Cpu;
-        let one_round_bytes = if own && on_host { ONE_ROUND_BYTES as u64 } else { 0 };
-        let log = log.map(|log| (axis, log.clone()));
-        Null { one_round_bytes, log, ..Null::new(rank, size) }
+    /// As groups that reduce small buffers in one round.
+    pub fn in_one_round(self) -> Null {
+        Null { one_round_bytes: ONE_ROUND_BYTES as u64, ..self }
+    }
+
+    /// Lists its collectives, as those of a mesh axis.
+    pub fn listed(self, axis: &'static str, log: &CollectiveLog) -> Null {
+        Null { log: Some((axis, log.clone())), ..self }
     }
 
     /// The larger buffer of a call.

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 /// Reads ahead until it is dropped; dropping waits for the micro-batch in work.
 #[derive(Debug)]
-pub struct Ahead {
+pub struct Prefetcher {
     source: Source,
     shared: Arc<Shared>,
     rows: usize,
@@ -76,13 +76,19 @@ impl Drop for Ending<'_> {
     }
 }
 
-impl Ahead {
+impl Prefetcher {
     /// Starts a thread that keeps `depth` micro-batches of `rows` sequences ready, with where documents start if `starts`.
     /// The first samples of two micro-batches that follow each other are `stride` apart.
     ///
     /// # Errors
     /// The system has no thread to give.
-    pub fn start(source: &Source, rows: usize, stride: u64, depth: usize, starts: bool) -> Result<Ahead, DataError> {
+    pub fn start(
+        source: &Source,
+        rows: usize,
+        stride: u64,
+        depth: usize,
+        starts: bool,
+    ) -> Result<Prefetcher, DataError> {
         let tokens = rows * source.seq_len();
         let buffer =
             || Filled { inputs: vec![0; tokens], targets: vec![0; tokens], starts: starts.then(|| vec![0; tokens]) };
@@ -96,7 +102,7 @@ impl Ahead {
             read(&reads, &to, rows, stride);
         });
         let thread = thread.map_err(|source| DataError::Thread { source: crate::threads::not_started(source) })?;
-        Ok(Ahead { source: source.clone(), shared, rows, stride, starts, thread: Some(thread) })
+        Ok(Prefetcher { source: source.clone(), shared, rows, stride, starts, thread: Some(thread) })
     }
 
     /// The micro-batch whose first sample is given: as [`Source::fill_rows`] writes it, errors too.
@@ -147,7 +153,7 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for Prefetcher {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
         self.shared.changed.notify_all();

@@ -7,16 +7,10 @@ use std::path::{Path, PathBuf};
 pub enum DataError {
     /// A size that cannot be 0 is.
     #[error("{field} is 0; it must be at least 1")]
-    Zero {
-        /// The key.
-        field: &'static str,
-    },
+    Zero { field: &'static str },
     /// A sequence whose record cannot be counted.
     #[error("train.seq_len = {seq_len} is too large: a record holds one token more")]
-    TooLong {
-        /// The sequence.
-        seq_len: usize,
-    },
+    TooLong { seq_len: usize },
     /// The operating system refused.
     #[error("{}: cannot {doing}: {source}; check data.{key}", .path.display())]
     Io {
@@ -32,7 +26,6 @@ pub enum DataError {
     /// A folder or a device, where a file is needed.
     #[error("{}: is not a regular file; give the path of a file in data.{key}", .path.display())]
     NotAFile {
-        /// The path.
         path: PathBuf,
         /// The key that names it.
         key: &'static str,
@@ -43,9 +36,7 @@ pub enum DataError {
          truncated?", .path.display()
     )]
     Ragged {
-        /// The file.
         path: PathBuf,
-        /// Its length.
         bytes: u64,
         /// Bytes of a token.
         width: u64,
@@ -56,7 +47,6 @@ pub enum DataError {
          seq_len", .path.display()
     )]
     TooShort {
-        /// The file.
         path: PathBuf,
         /// Tokens in it.
         tokens: u64,
@@ -66,7 +56,6 @@ pub enum DataError {
     /// A line that is no document.
     #[error("{}: line {line} {reason}", .path.display())]
     Line {
-        /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: u64,
@@ -75,17 +64,13 @@ pub enum DataError {
     },
     /// A file of documents without one.
     #[error("{}: holds no document; every line must be one JSON object", .path.display())]
-    NoDocuments {
-        /// The file.
-        path: PathBuf,
-    },
+    NoDocuments { path: PathBuf },
     /// Documents that nothing can be learnt from.
     #[error(
         "{}: none of its {documents} documents has a token with a loss: they are shorter than two tokens, or conversations \
          without an answer (role assistant, or data.loss_on = \"all\")", .path.display()
     )]
     NoLoss {
-        /// The file.
         path: PathBuf,
         /// Documents in it.
         documents: u64,
@@ -93,23 +78,16 @@ pub enum DataError {
     /// Too few files or too many.
     #[error("data.files names {count} files; 1 to {most} can be mixed")]
     Files {
-        /// Files.
         count: usize,
         /// At most so many.
         most: usize,
     },
     /// A weight that is no share.
     #[error("{}: has the weight {weight}; it must be above 0", .path.display())]
-    Weight {
-        /// The file.
-        path: PathBuf,
-        /// Its weight.
-        weight: f64,
-    },
+    Weight { path: PathBuf, weight: f64 },
     /// A token behind documents that the model does not have.
     #[error("data.document_end = {token} is outside the model's vocabulary of {vocab_size}")]
     DocumentEnd {
-        /// The token.
         token: u32,
         /// The model's vocabulary.
         vocab_size: usize,
@@ -120,7 +98,6 @@ pub enum DataError {
          more data or a shorter train.seq_len, or leave train.eval_every out", .path.display()
     )]
     TooFewToHoldOut {
-        /// The file.
         path: PathBuf,
         /// Sequences in it.
         sequences: u64,
@@ -134,9 +111,7 @@ pub enum DataError {
          use the model's tokenizer, the right data.dtype, or a larger model.vocab_size", .path.display()
     )]
     OutsideVocabulary {
-        /// The file.
         path: PathBuf,
-        /// The token.
         token: u32,
         /// The record, from 0.
         record: u64,
@@ -148,7 +123,6 @@ pub enum DataError {
     /// The text is not UTF-8.
     #[error("{}: is not UTF-8 text: byte {byte} starts no character; convert the file to UTF-8", .path.display())]
     NotUtf8 {
-        /// The file.
         path: PathBuf,
         /// Offset of the first bad byte.
         byte: u64,
@@ -156,12 +130,7 @@ pub enum DataError {
     /// The tokenizer cannot be read or used.
     #[error("{}: cannot be used as a tokenizer: {reason}; data.tokenizer takes a Hugging Face tokenizer.json",
         .path.display())]
-    Tokenizer {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
+    Tokenizer { path: PathBuf, reason: String },
     /// A tokenizer that makes tokens which the model does not have.
     #[error(
         "{}: the tokenizer needs a vocabulary of {tokenizer}, the model has model.vocab_size = {model}; raise it, or use \
@@ -172,7 +141,6 @@ pub enum DataError {
         path: PathBuf,
         /// Its largest token + 1.
         tokenizer: u64,
-        /// The model's.
         model: usize,
     },
     /// No thread to read ahead on.

@@ -1,33 +1,17 @@
 //! What each action of a plan does.
 
 use super::{Executor, Flags, TokenSource, Tokens};
+use crate::actions::Action;
 use crate::error::{Result, StepError};
 use crate::layers::{HeadGrads, HeadWeights};
 use crate::loss_scale::LossScaler;
 use crate::model::Weights;
-use crate::outcome::Span;
-use crate::plan::Action;
 use crate::recorder::Phase;
 use crate::schedule::learning_rate;
-use crate::shard::Said;
+use crate::shard::LocalStats;
+use crate::span::{Span, Spans};
 use std::time::Instant;
 use zbench_kernels::Buffer;
-
-/// Who is told what the time of a step goes to.
-pub trait Spans {
-    /// What follows is this.
-    fn enter(&mut self, span: Span);
-
-    /// What follows belongs to this action, from the next span on.
-    fn during(&mut self, action: Option<Action>);
-}
-
-/// Nobody: for dry runs.
-impl Spans for () {
-    fn enter(&mut self, _: Span) {}
-
-    fn during(&mut self, _: Option<Action>) {}
-}
 
 /// What came of a step's gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,7 +20,6 @@ pub struct Updated {
     pub loss: f64,
     /// Global L2 norm of the mean gradient.
     pub norm: f64,
-    /// Learning rate.
     pub lr: f64,
     /// The loss scale, where there is one.
     pub loss_scale: Option<f64>,
@@ -59,7 +42,7 @@ impl Executor<'_> {
             recorder.enter(match action {
                 Action::Forward { .. } => Phase::Forward,
                 Action::Backward { .. } => Phase::Backward,
-                Action::Restore { .. } => Phase::Recompute,
+                Action::Recompute { .. } => Phase::Recompute,
                 _ => Phase::Update,
             });
         }
@@ -89,10 +72,10 @@ impl Executor<'_> {
                     self.forward(unit)?;
                 }
             }
-            Action::Restore { unit, output } => {
+            Action::Recompute { unit, output } => {
                 self.wait(unit, spans)?;
                 spans.enter(Span::Recompute);
-                self.restore(unit, output)?;
+                self.recompute(unit, output)?;
             }
             Action::Backward { unit } => {
                 self.wait(unit, spans)?;
@@ -189,11 +172,11 @@ impl Executor<'_> {
         Ok(())
     }
 
-    fn restore(&mut self, unit: usize, output: bool) -> Result<()> {
+    fn recompute(&mut self, unit: usize, output: bool) -> Result<()> {
         let block = &self.context.plan.layout.blocks[unit - 1];
         let ex = self.context.exec(self.batch(), self.flow.evaluates, &self.flow.tokens);
         let weights = self.params.weights(unit, self.prepacked.get(unit));
-        let output = block.restore(&ex, &weights, &mut self.flow.saved[unit], output)?;
+        let output = block.recompute(&ex, &weights, &mut self.flow.saved[unit], output)?;
         if output.is_some() {
             self.flow.saved[unit + 1].input = output;
         }
@@ -230,8 +213,8 @@ impl Executor<'_> {
         spans.enter(Span::ExposedAgree);
         let (res, loss_scale) = (self.context.resources(), self.flow.loss_scale);
         let Flags { stop, written } = self.says;
-        let said = Said { losses: &self.flow.losses, loss_scale, stop, written };
-        let clip = self.optimizer.agree(&self.state, res, &self.gradients, &cell.train, said)?;
+        let said = LocalStats { losses: &self.flow.losses, loss_scale, stop, written };
+        let clip = self.optimizer.reduce_loss_and_norm(&self.state, res, &self.gradients, &cell.train, said)?;
         self.agreed = Flags { stop: clip.stop, written: clip.written };
         let skipped = self.scaler.is_some() && !clip.norm.is_finite();
         let diverged = |what, value| Err(StepError::Diverged { step, what, value });

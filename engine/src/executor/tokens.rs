@@ -2,7 +2,7 @@
 
 use super::Executor;
 use crate::error::Result;
-use crate::layers::{Batch, InDocuments};
+use crate::layers::{Batch, DocumentMask};
 use crate::plan;
 use zbench_kernels::{Buffer, Category, DType};
 
@@ -20,9 +20,9 @@ pub struct Tokens {
 
 impl Tokens {
     /// As layers read documents.
-    pub(super) fn documents(&self) -> Option<InDocuments<'_>> {
+    pub(super) fn documents(&self) -> Option<DocumentMask<'_>> {
         let positions = self.places.as_ref().map(Buffer::view);
-        self.starts.as_ref().map(|starts| InDocuments { starts: starts.view(), positions })
+        self.starts.as_ref().map(|starts| DocumentMask { starts: starts.view(), positions })
     }
 }
 

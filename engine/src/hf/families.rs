@@ -61,7 +61,6 @@ pub struct Family {
     pub keys: &'static [&'static [(&'static str, &'static str)]],
     /// Keys that change the mathematics unless absent, null or harmless.
     pub restricted: &'static [Restricted],
-    /// Transformers' defaults.
     pub defaults: fn() -> PartialModel,
     /// A block whose keys say nothing else.
     pub form: fn() -> Form,

@@ -1,10 +1,9 @@
-//! What adapters make of a linear layer: low-rank products beside it (LoRA), or factors on what it gives or reads (IA3).
+//! Low-rank products beside linear layers (LoRA).
 
 use super::exec::{Batch, Exec, product_forward, product_input, product_weight};
-use super::linear::LinearSpec;
 use crate::error::Result;
-use crate::model::{Grads, Place, Weights};
-use zbench_kernels::{Buffer, DType, Dropout, Gemm, Op, ScaleColumns, View, ViewMut};
+use crate::layers::{FlatRange, Grads, Weights};
+use zbench_kernels::{Buffer, DType, Dropout, Gemm, Op, View, ViewMut};
 
 /// `scale * dropout(x) A^T B^T` for `N` layers that read the same x: each has its own B. More than one where a family
 /// fuses them into one tensor: PEFT's adapter of that tensor has one A, and drops out of x once.
@@ -14,9 +13,9 @@ use zbench_kernels::{Buffer, DType, Dropout, Gemm, Op, ScaleColumns, View, ViewM
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdapterSpec<const N: usize = 1> {
     /// A `[rank, input]`.
-    pub a: Place,
+    pub a: FlatRange,
     /// B `[out, rank]` and its rows, of each layer.
-    pub b: [(Place, usize); N],
+    pub b: [(FlatRange, usize); N],
     /// Elements of an input vector.
     pub input: usize,
     /// Rows of A.
@@ -27,15 +26,6 @@ pub struct AdapterSpec<const N: usize = 1> {
     pub dropout: f64,
     /// The stream of the dropout's random numbers.
     pub stream: u64,
-}
-
-/// IA3: learned factors of what a layer gives, bias included, or of what it reads. The layer's own weights are frozen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Factors {
-    /// `[out, 1]`, or `[1, input]` in a feedforward layer.
-    pub l: Place,
-    /// They are on the input.
-    pub feedforward: bool,
 }
 
 pub(super) const ADAPTER: &str = "adapters";
@@ -130,78 +120,5 @@ impl<const N: usize> AdapterSpec<N> {
         let op = Op::Dropout(self.dropout_op(&ex.batch, ex.compute));
         ex.run(ADAPTER, &op, &[through.view()], &mut [masked.view_mut()])?;
         ex.accumulate(ADAPTER, masked.view(), dx.reborrow())
-    }
-}
-
-impl Factors {
-    fn op(&self, linear: &LinearSpec, rows: usize, dtype: DType) -> ScaleColumns {
-        ScaleColumns { rows, cols: if self.feedforward { linear.input } else { linear.out }, dtype }
-    }
-
-    /// `y (+)= layer(x)` with the factors.
-    pub(super) fn forward(
-        &self,
-        ex: &Exec<'_>,
-        linear: &LinearSpec,
-        weights: &Weights<'_>,
-        x: View<'_>,
-        accumulate: bool,
-        mut y: ViewMut<'_>,
-    ) -> Result<()> {
-        let n = ex.batch.tokens();
-        let (op, l) = (Op::ScaleColumns(self.op(linear, n, ex.compute)), weights.get(&self.l));
-        if self.feedforward {
-            let mut scaled = ex.activation(n * linear.input)?;
-            ex.cast(ADAPTER, x, scaled.view_mut())?;
-            ex.run(ADAPTER, &op, &[l], &mut [scaled.view_mut()])?;
-            return linear.product(ex, weights, scaled.view(), accumulate, y);
-        }
-        if !accumulate {
-            linear.product(ex, weights, x, false, y.reborrow())?;
-            return ex.run(ADAPTER, &op, &[l], &mut [y]);
-        }
-        let mut own = ex.activation(n * linear.out)?;
-        linear.product(ex, weights, x, false, own.view_mut())?;
-        ex.run(ADAPTER, &op, &[l], &mut [own.view_mut()])?;
-        ex.accumulate(ADAPTER, own.view(), y)
-    }
-
-    /// `dx (+)=` the gradient of the input; adds the factors'. That of factors on the output needs the output without
-    /// them, which is made again.
-    pub(super) fn backward(
-        &self,
-        ex: &Exec<'_>,
-        linear: &LinearSpec,
-        weights: &Weights<'_>,
-        grads: &mut Grads<'_>,
-        x: View<'_>,
-        dy: View<'_>,
-        accumulate: bool,
-        mut dx: ViewMut<'_>,
-    ) -> Result<()> {
-        let n = ex.batch.tokens();
-        let (op, l) = (self.op(linear, n, ex.compute), weights.get(&self.l));
-        if !self.feedforward {
-            let mut own = ex.activation(n * linear.out)?;
-            ex.again(|| linear.product(ex, weights, x, false, own.view_mut()))?;
-            if let Some(dl) = grads.get(&self.l) {
-                ex.run(ADAPTER, &Op::ScaleColumnsBackward(op), &[own.view(), dy], &mut [dl])?;
-            }
-            ex.cast(ADAPTER, dy, own.view_mut())?;
-            ex.run(ADAPTER, &Op::ScaleColumns(op), &[l], &mut [own.view_mut()])?;
-            return linear.product_backward(ex, weights, grads, x, own.view(), accumulate, dx);
-        }
-        let mut own = if accumulate { Some(ex.activation(n * linear.input)?) } else { None };
-        let mut through = own.as_mut().map_or_else(|| dx.reborrow(), Buffer::view_mut);
-        // The layer's weights are frozen, so it does not matter that its input here is without the factors.
-        linear.product_backward(ex, weights, grads, x, dy, false, through.reborrow())?;
-        if let Some(dl) = grads.get(&self.l) {
-            ex.run(ADAPTER, &Op::ScaleColumnsBackward(op), &[x, through.as_view()], &mut [dl])?;
-        }
-        ex.run(ADAPTER, &Op::ScaleColumns(op), &[l], &mut [through])?;
-        if let Some(own) = own {
-            ex.accumulate(ADAPTER, own.view(), dx)?;
-        }
-        Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! A pre-norm decoder block: attention and MLP, each behind a norm and around a residual, one after the other or side by
 //! side on the same input.
 //!
-//! Forward is seven stages, each making one of the tensors that may be kept ([`Kept`]), and the output. What a
-//! checkpointing policy does not keep, `restore` makes again by running the same stages before backward.
+//! Forward is seven stages, each making one of the tensors that may be kept ([`SavedTensor`]), and the output. What a
+//! checkpointing policy does not keep, `recompute` makes again by running the same stages before backward.
 
 mod backward;
 mod experts;
@@ -13,10 +13,10 @@ use super::exec::Exec;
 use super::experts::{Experts, Routing};
 use super::linear::LinearSpec;
 use super::norm::Norm;
-pub use crate::config::Kept;
+pub use crate::config::SavedTensor;
 use crate::config::{AttentionKind, Positions};
 use crate::error::Result;
-use crate::model::Weights;
+use crate::layers::Weights;
 use zbench_kernels::{Activation, Buffer};
 
 /// The sizes of a block, and what of its mathematics is not seen in its tensors.
@@ -26,7 +26,6 @@ pub struct Dims {
     pub hidden: usize,
     /// Width of the MLP, or of one expert.
     pub intermediate: usize,
-    /// Query heads.
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
@@ -49,15 +48,11 @@ pub struct Dims {
 pub struct Block {
     /// Number in the model, from 0.
     pub index: usize,
-    /// Sizes.
     pub dims: Dims,
     /// The norm before attention.
     pub attention_norm: Norm,
-    /// Query projection.
     pub q: LinearSpec,
-    /// Key projection.
     pub k: LinearSpec,
-    /// Value projection.
     pub v: LinearSpec,
     /// The low-rank adapter of all three, where a checkpoint has them in one tensor.
     pub qkv_adapter: Option<AdapterSpec<3>>,
@@ -73,9 +68,7 @@ pub struct Block {
     pub experts: Option<Experts>,
     /// Gate projection; absent where the MLP has none.
     pub gate: Option<LinearSpec>,
-    /// Up projection.
     pub up: LinearSpec,
-    /// Down projection.
     pub down: LinearSpec,
 }
 
@@ -123,7 +116,6 @@ pub struct Qkv<T> {
     pub q: T,
     /// Keys after norm and rotation.
     pub k: T,
-    /// Values.
     pub v: T,
     /// Where heads are normalised: queries before it and their statistics, keys before it and theirs.
     pub raw: Option<[[T; 2]; 2]>,
@@ -134,7 +126,6 @@ pub struct Qkv<T> {
 pub struct GateUp<T> {
     /// Where there is one.
     pub gate: Option<T>,
-    /// Up projection.
     pub up: T,
     /// Where tokens went, if to experts.
     pub routing: Option<Routing<T>>,
@@ -209,9 +200,9 @@ pub type BlockGrad = Buffer;
 const CORE: &str = "attention core";
 const POINTWISE: &str = "element-wise";
 
-/// Takes what is there. Only called on tensors that `restore` has made sure of.
+/// Takes what is there. Only called on tensors that `recompute` has made sure of.
 fn take<T>(slot: &mut Option<T>) -> T {
-    slot.take().expect("restore fills every tensor before backward takes it")
+    slot.take().expect("recompute fills every tensor before backward takes it")
 }
 
 /// Keeps what backward will find, frees the rest.
@@ -227,20 +218,20 @@ impl Block {
         w: &Weights<'_>,
         input: Buffer,
         keep_input: bool,
-        keep: &[Kept],
+        keep: &[SavedTensor],
     ) -> Result<(Buffer, Saved<Buffer>)> {
         let (n, parallel) = (ex.batch.tokens(), self.dims.parallel);
-        let kept = |what: Kept| keep.contains(&what);
+        let kept = |what: SavedTensor| keep.contains(&what);
         let mut saved = Saved::default();
         let mut norm = Some(self.attention_norm.forward(ex, w, n, input.view())?);
         let qkv = self.qkv(ex, w, &first(&norm)[0])?;
         if self.mlp_norm.is_some() {
-            saved.attention_norm = settle(kept(Kept::AttentionNorm), norm.take());
+            saved.attention_norm = settle(kept(SavedTensor::AttentionNorm), norm.take());
         }
         let attention = self.attend(ex, &qkv)?;
-        saved.qkv = settle(kept(Kept::Qkv), Some(qkv));
+        saved.qkv = settle(kept(SavedTensor::Qkv), Some(qkv));
         let residual = self.residual(ex, w, &input, &attention[0])?;
-        saved.attention = settle(kept(Kept::Attention), Some(attention));
+        saved.attention = settle(kept(SavedTensor::Attention), Some(attention));
         let mut input = Some(input);
         if !parallel {
             saved.input = settle(keep_input, input.take());
@@ -254,25 +245,25 @@ impl Block {
             saved.input = settle(keep_input, input);
         }
         let mut gate_up = self.gate_up(ex, w, &first(if mlp_norm.is_some() { &mlp_norm } else { &norm })[0])?;
-        saved.mlp_norm = settle(kept(Kept::MlpNorm), mlp_norm);
+        saved.mlp_norm = settle(kept(SavedTensor::MlpNorm), mlp_norm);
         if let Some(shared) = norm {
-            saved.attention_norm = settle(kept(Kept::AttentionNorm), Some(shared));
+            saved.attention_norm = settle(kept(SavedTensor::AttentionNorm), Some(shared));
         }
         let activation = self.activation(ex, &gate_up)?;
         // Who has computed a row must be known until the rows are back.
         let routing = gate_up.routing.take();
-        saved.gate_up = settle(kept(Kept::GateUp), Some(gate_up));
+        saved.gate_up = settle(kept(SavedTensor::GateUp), Some(gate_up));
         let output = self.output(ex, w, routing.as_ref(), &residual, &activation)?;
         if let Some(kept) = &mut saved.gate_up {
             kept.routing = routing;
         }
-        saved.residual = settle(kept(Kept::Residual) && !parallel, Some(residual));
-        saved.activation = settle(kept(Kept::Activation) && self.reads_activation(), Some(activation));
+        saved.residual = settle(kept(SavedTensor::Residual) && !parallel, Some(residual));
+        saved.activation = settle(kept(SavedTensor::Activation) && self.reads_activation(), Some(activation));
         Ok((output, saved))
     }
 
     /// Makes again what was not kept and backward reads. `saved.input` must be there. With `output`, the block's output too.
-    pub fn restore(
+    pub fn recompute(
         &self,
         ex: &Exec<'_>,
         w: &Weights<'_>,

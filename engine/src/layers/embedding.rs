@@ -3,7 +3,7 @@
 use super::exec::Exec;
 use super::norm::Norm;
 use crate::error::Result;
-use crate::model::{Grads, Place, Weights};
+use crate::layers::{FlatRange, Grads, Weights};
 use zbench_kernels::{BiasAdd, Buffer, DType, Op, View};
 
 /// `x[t] = norm(scale * table[ids[t]] + positions[t % seq])`; where sequences hold several documents, the position is the
@@ -11,7 +11,7 @@ use zbench_kernels::{BiasAdd, Buffer, DType, Op, View};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Embedding {
     /// The table `[vocab, hidden]`.
-    pub table: Place,
+    pub table: FlatRange,
     /// Rows of the table.
     pub vocab: usize,
     /// The token whose row has no gradient from look-ups.
@@ -19,7 +19,7 @@ pub struct Embedding {
     /// Elements of a row.
     pub hidden: usize,
     /// Learned positions `[longest sequence, hidden]`.
-    pub positions: Option<Place>,
+    pub positions: Option<FlatRange>,
     /// The norm behind the sum.
     pub norm: Option<Norm>,
     /// Factor on the look-up.
@@ -39,7 +39,7 @@ impl Embedding {
     }
 
     /// The look-up of positions where they are places in documents.
-    fn place_op(&self, positions: &Place, rows: usize, dtype: DType) -> zbench_kernels::Embedding {
+    fn place_op(&self, positions: &FlatRange, rows: usize, dtype: DType) -> zbench_kernels::Embedding {
         let vocab = positions.len / self.hidden;
         zbench_kernels::Embedding { rows, cols: self.hidden, vocab, padding: None, dtype }
     }

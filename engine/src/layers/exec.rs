@@ -8,20 +8,17 @@ use zbench_kernels::{Buffer, Category, DType, Gemm, View};
 /// The shape of a rank's micro-batch, and the numbers that make dropout the same for every rank count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Sequences.
     pub rows: usize,
     /// Tokens of a sequence.
     pub seq: usize,
     /// Number of the first sequence in the run.
     pub first_sample: u64,
-    /// Of dropout.
     pub seed: u64,
     /// Sequences hold several documents, which do not see each other.
     pub documents: bool,
 }
 
 impl Batch {
-    /// Tokens.
     pub fn tokens(&self) -> usize {
         self.rows * self.seq
     }
@@ -30,9 +27,7 @@ impl Batch {
 /// Kernels, memory and batch: what forward and backward run on.
 #[derive(Clone, Copy)]
 pub struct Exec<'a> {
-    /// What computes.
     pub device: Device<'a>,
-    /// The micro-batch.
     pub batch: Batch,
     /// Type of weights in use, activations and their gradients.
     pub compute: DType,
@@ -45,12 +40,12 @@ pub struct Exec<'a> {
     /// As `cos`.
     pub sin: View<'a>,
     /// Where sequences hold several documents: what they are to layers.
-    pub documents: Option<InDocuments<'a>>,
+    pub documents: Option<DocumentMask<'a>>,
 }
 
 /// Where the tokens of a micro-batch stand, of which each sequence holds several documents.
 #[derive(Clone, Copy)]
-pub struct InDocuments<'a> {
+pub struct DocumentMask<'a> {
     /// `[rows, seq]`: the place in the sequence at which the token's document starts.
     pub starts: View<'a>,
     /// `[rows, seq]`: the token's place in its document; only where learned positions read it.

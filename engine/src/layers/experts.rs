@@ -6,7 +6,7 @@
 use super::exec::Exec;
 use super::linear::LinearSpec;
 use crate::error::Result;
-use crate::model::{Grads, Weights};
+use crate::layers::{Grads, Weights};
 use zbench_kernels::{Buffer, Category, Combine, DType, Grouped, GroupedGemm, Op, Route, Slots, View, ViewMut};
 
 /// Which experts a block has, and how tokens come to them.
@@ -17,7 +17,6 @@ use zbench_kernels::{Buffer, Category, Combine, DType, Grouped, GroupedGemm, Op,
 pub struct Experts {
     /// The router `[count, hidden]`.
     pub router: LinearSpec,
-    /// Experts.
     pub count: usize,
     /// Experts that a token goes to.
     pub top: usize,

@@ -7,7 +7,7 @@ use super::exec::{self, Exec};
 use super::norm::Norm;
 use super::prepacked;
 use crate::error::Result;
-use crate::model::{Grads, Place, Weights};
+use crate::layers::{FlatRange, Grads, Weights};
 use zbench_kernels::{Buffer, CrossEntropy, DType, Gemm, Kernels, Op, Sum, View};
 
 /// `logits = norm(x) W^T`, and the loss.
@@ -16,7 +16,7 @@ pub struct Head {
     /// The norm, in the head's unit.
     pub norm: Norm,
     /// W `[vocab, hidden]`, in the head's unit, or in the embedding's when tied.
-    pub matrix: Place,
+    pub matrix: FlatRange,
     /// W is the embedding's table.
     pub tied: bool,
     /// Rows of W.
@@ -149,7 +149,7 @@ impl Head {
     }
 
     /// The product that makes the logits of `rows` tokens.
-    pub(super) fn logits(&self, rows: usize, dtype: DType) -> Gemm {
+    pub fn logits(&self, rows: usize, dtype: DType) -> Gemm {
         Gemm { c: dtype.accumulator(), ..exec::product_forward(rows, self.vocab, self.hidden, false, dtype) }
     }
 }

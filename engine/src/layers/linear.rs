@@ -1,22 +1,28 @@
 //! A linear layer, with or without a bias and an adapter.
 
-use super::adapter::{AdapterSpec, Factors};
+mod factors;
+mod magnitude;
+mod matrix;
+
+pub use factors::Factors;
+pub use magnitude::Magnitude;
+
+use super::adapter::AdapterSpec;
 use super::exec::{Exec, product_forward, product_input, product_weight};
-use super::magnitude::Magnitude;
 use super::prepacked;
 use crate::error::Result;
-use crate::model::{Grads, Part, Place, Weights};
+use crate::layers::{FlatKind, FlatRange, Grads, Weights};
 use zbench_kernels::{BiasAdd, DType, Op, Packed, View, ViewMut};
 
 /// `y = x W^T (+ b) (+ scale * dropout(x) A^T B^T)`, or with factors on x or y.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearSpec {
     /// W `[out, input]`.
-    pub weight: Place,
+    pub weight: FlatRange,
     /// How W is kept, where that is in few bits.
     pub packed: Option<Packed>,
     /// b `[out]`.
-    pub bias: Option<Place>,
+    pub bias: Option<FlatRange>,
     /// Elements of an output vector.
     pub out: usize,
     /// Elements of an input vector.
@@ -34,7 +40,7 @@ pub struct LinearSpec {
 impl LinearSpec {
     /// Whether backward reads the layer's input: a frozen weight without an adapter has no gradient that needs it.
     pub fn reads_input(&self) -> bool {
-        self.weight.part == Part::Trainable || self.adapter.is_some() || self.factors.is_some()
+        self.weight.part == FlatKind::Trainable || self.adapter.is_some() || self.factors.is_some()
     }
 
     fn bias_op(&self, rows: usize, dtype: DType) -> BiasAdd {

@@ -3,7 +3,7 @@
 use super::exec::Exec;
 use crate::config::NormKind;
 use crate::error::Result;
-use crate::model::{Grads, Place, Weights};
+use crate::layers::{FlatRange, Grads, Weights};
 use zbench_kernels::{Buffer, DType, LayerNorm, Op, RmsNorm, View, ViewMut};
 
 /// A norm over vectors of `cols`.
@@ -12,9 +12,9 @@ pub struct Norm {
     /// By the mean square, or to mean 0 and variance 1.
     pub kind: NormKind,
     /// The weight `[cols]`.
-    pub weight: Place,
+    pub weight: FlatRange,
     /// The bias `[cols]`, behind the weight.
-    pub bias: Option<Place>,
+    pub bias: Option<FlatRange>,
     /// Elements of a vector.
     pub cols: usize,
     /// Added to the mean square or variance.

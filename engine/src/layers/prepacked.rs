@@ -4,49 +4,15 @@
 //! the device says that bringing W into that order costs time ([`Kernels::prepacked_len`]), both forms can be kept. They are
 //! made when first read in a step, and again after the update.
 
-use super::exec::{Exec, product_forward, product_input};
-use super::linear::LinearSpec;
+use super::exec::Exec;
 use crate::device::Device;
 use crate::error::Result;
-use crate::model::{Layout, Part, Place, Weights};
+use crate::layers::{FlatRange, Weights};
 use std::cell::RefCell;
-use zbench_kernels::{Buffer, Category, DType, Gemm, Kernels, Op, View, ViewMut};
+use zbench_kernels::{Buffer, Category, DType, Gemm, Op, View, ViewMut};
 
 /// A form of a matrix: where the matrix lies, and a product that reads it so.
-pub type Form = (Place, Gemm);
-
-/// The forms that a unit's products read, in the type `compute`.
-pub fn forms(layout: &Layout, unit: usize, kernels: &dyn Kernels, compute: DType) -> Vec<Form> {
-    let of = |place: Place, out: usize, input: usize, products: [Gemm; 2]| {
-        debug_assert_eq!(place.len, out * input);
-        products.map(|op| (place, op)).into_iter().filter(|(_, op)| kernels.prepacked_len(op).is_some())
-    };
-    let linear = |spec: &LinearSpec| {
-        let LinearSpec { out, input, weight, .. } = *spec;
-        let products = [product_forward(1, out, input, false, compute), product_input(1, out, input, false, compute)];
-        // Records of few bits are unpacked for each product; DoRA multiplies by a matrix that it makes.
-        let kept = weight.part != Part::Quantised && spec.magnitude.is_none();
-        kept.then(|| of(weight, out, input, products)).into_iter().flatten()
-    };
-    let mut forms = Vec::new();
-    if let Some(block) = unit.checked_sub(1).and_then(|block| layout.blocks.get(block)) {
-        // Stacks of experts are multiplied group by group.
-        let mlp = [block.gate.as_ref(), Some(&block.up), Some(&block.down)].into_iter().flatten();
-        let mlp = mlp.filter(|_| block.experts.is_none());
-        forms.extend([&block.q, &block.k, &block.v, &block.o].into_iter().chain(mlp).flat_map(linear));
-    }
-    let head = &layout.head;
-    if unit == if head.tied { 0 } else { layout.head_unit() } {
-        let (out, input) = (head.vocab, head.hidden);
-        forms.extend(of(
-            head.matrix,
-            out,
-            input,
-            [head.logits(1, compute), product_input(1, out, input, false, compute)],
-        ));
-    }
-    forms
-}
+pub type Form = (FlatRange, Gemm);
 
 /// A unit's weights in the forms that products read.
 #[derive(Debug, Default)]
@@ -54,7 +20,7 @@ pub struct Prepacked(RefCell<Vec<Entry>>);
 
 #[derive(Debug)]
 struct Entry {
-    place: Place,
+    place: FlatRange,
     trans: bool,
     buffer: Buffer,
     /// Whether it holds the weights of this step.
@@ -83,7 +49,7 @@ pub(super) fn product(
     ex: &Exec<'_>,
     term: &'static str,
     weights: &Weights<'_>,
-    place: &Place,
+    place: &FlatRange,
     op: Gemm,
     [a, matrix]: [View<'_>; 2],
     c: ViewMut<'_>,

@@ -3,7 +3,7 @@
 mod adapters;
 
 use super::stored::{FusedRows, qkv_module};
-use super::{Basis, Init, Part, Place, Rows, Stored, Unit};
+use super::{FlatKind, FlatRange, Init, LayoutKey, Rows, Stored, Unit};
 use crate::config::{self, Base, Linear, Mlp, Model, Order, Positions};
 use crate::hf::{Family, TensorNames, family_of};
 use crate::layers::{Block, Dims, Embedding, Experts, Head, LinearSpec, Norm};
@@ -11,7 +11,7 @@ use zbench_kernels::{Activation, Packed, Packing};
 
 /// Appends tensors in the order of the model.
 pub(super) struct Builder<'a> {
-    cell: Basis<'a>,
+    cell: LayoutKey<'a>,
     family: &'static Family,
     names: &'static TensorNames,
 }
@@ -26,19 +26,19 @@ struct Projection {
 }
 
 impl<'a> Builder<'a> {
-    pub fn new(cell: Basis<'a>) -> Builder<'a> {
+    pub fn new(cell: LayoutKey<'a>) -> Builder<'a> {
         let family = family_of(cell.model);
         Builder { cell, family, names: (family.tensors)(&cell.model.form) }
     }
 
     /// The part of everything that an adapter run does not train.
-    fn base(&self) -> Part {
-        if self.cell.lora.on() { Part::Frozen } else { Part::Trainable }
+    fn base(&self) -> FlatKind {
+        if self.cell.lora.on() { FlatKind::Frozen } else { FlatKind::Trainable }
     }
 
     /// How the blocks' matrices are kept, where they do not train and that is in few bits.
     fn packing(&self) -> Option<Packing> {
-        self.cell.lora.base.filter(|_| self.base() == Part::Frozen).and_then(Base::packing)
+        self.cell.lora.base.filter(|_| self.base() == FlatKind::Frozen).and_then(Base::packing)
     }
 
     fn norm(&self, unit: &mut Unit, name: &str, cols: usize) -> Norm {
@@ -171,11 +171,11 @@ impl<'a> Builder<'a> {
         let weight = unit.push(part, format!("{prefix}.{}.weight", names.router), &[count, hidden], init);
         let router = plain(weight, count, hidden, "router");
         let mut stack = |which: &str, out, input, name| {
-            let mut weight: Option<Place> = None;
+            let mut weight: Option<FlatRange> = None;
             for number in 0..count {
                 let tensor = format!("{prefix}.{}.{number}.{which}.weight", names.experts);
                 let one = unit.push(part, tensor, &[out, input], init);
-                weight = Some(weight.map_or(one, |first| Place { len: first.len + one.len, ..first }));
+                weight = Some(weight.map_or(one, |first| FlatRange { len: first.len + one.len, ..first }));
             }
             plain(weight.expect("a block with experts has one at least"), out, input, name)
         };

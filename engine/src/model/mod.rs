@@ -1,11 +1,13 @@
 //! The model as units and as layers: which tensors there are, in which unit, and which layer reads them.
 
 mod builder;
+mod forms;
 mod stored;
 mod unit;
 
+pub use crate::layers::{FlatKind, FlatRange, Grads, Weights};
 pub use stored::{Rows, Run, Stored};
-pub use unit::{Flat, Grads, Init, Part, Place, Tensor, Unit, Weights, is_adapter, stream_of};
+pub use unit::{Flat, Init, Tensor, Unit, is_adapter, stream_of};
 
 pub(crate) use crate::hf::fused_in;
 
@@ -23,18 +25,16 @@ pub struct Layout {
     pub embedding: Embedding,
     /// The blocks; block `i` reads unit `i + 1`.
     pub blocks: Vec<Block>,
-    /// By block: the first one that it is like, in everything that a plan states.
-    pub like: Vec<usize>,
+    /// By block: the first one that it is same_as, in everything that a plan states.
+    pub same_as: Vec<usize>,
     /// The last norm, the output matrix and the loss.
     pub head: Head,
 }
 
 /// Everything of a cell that its layout depends on: cells with the same have the same layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Basis<'a> {
-    /// The model.
+pub struct LayoutKey<'a> {
     pub model: &'a Model,
-    /// The adapters.
     pub lora: &'a Lora,
     /// The attention kernel, which blocks know.
     pub attention: AttentionKind,
@@ -44,11 +44,11 @@ pub struct Basis<'a> {
     pub ranks: usize,
 }
 
-impl<'a> Basis<'a> {
+impl<'a> LayoutKey<'a> {
     /// That of a cell, for `ranks`.
-    pub fn of(cell: &'a Cell, ranks: usize) -> Basis<'a> {
+    pub fn of(cell: &'a Cell, ranks: usize) -> LayoutKey<'a> {
         let (model, lora, attention) = (&cell.model, &cell.lora, cell.memory.attention);
-        Basis { model, lora, attention, granule: granule(cell), ranks }
+        LayoutKey { model, lora, attention, granule: granule(cell), ranks }
     }
 }
 
@@ -58,11 +58,11 @@ const PARTS: usize = 6;
 impl Layout {
     /// The layout of a cell's model; flats are padded for `ranks`.
     pub fn new(cell: &Cell, ranks: usize) -> Layout {
-        Layout::on(Basis::of(cell, ranks))
+        Layout::on(LayoutKey::of(cell, ranks))
     }
 
     /// The layout on a basis.
-    pub fn on(basis: Basis<'_>) -> Layout {
+    pub fn on(basis: LayoutKey<'_>) -> Layout {
         let builder = Builder::new(basis);
         let embedding = builder.embedding();
         let blocks: Vec<_> = (0..basis.model.num_hidden_layers).map(|i| builder.block(i)).collect();
@@ -72,8 +72,8 @@ impl Layout {
         units.extend(block_units);
         units.push(head_unit);
         units.iter_mut().for_each(|unit| unit.pad(basis.ranks, basis.granule));
-        let like = like(&blocks);
-        Layout { units, embedding: embedding.1, blocks, like, head }
+        let same_as = same_as(&blocks);
+        Layout { units, embedding: embedding.1, blocks, same_as, head }
     }
 
     /// The number of the head's unit.
@@ -82,17 +82,17 @@ impl Layout {
     }
 
     /// Elements of all tensors of a kind.
-    pub fn parameters(&self, part: Part) -> u64 {
+    pub fn parameters(&self, part: FlatKind) -> u64 {
         self.units.iter().flat_map(|u| u.tensors_of(part)).map(|t| t.elements() as u64).sum()
     }
 
     /// Elements of all tensors that do not train.
     pub fn frozen_parameters(&self) -> u64 {
-        self.parameters(Part::Frozen) + self.parameters(Part::Quantised)
+        self.parameters(FlatKind::Frozen) + self.parameters(FlatKind::Quantised)
     }
 
     /// Of these, how many a token does not pass through: all experts but those it goes to.
-    pub fn idle(&self, part: Part) -> u64 {
+    pub fn inactive_params(&self, part: FlatKind) -> u64 {
         let of = |block: &Block| -> u64 {
             let Some(experts) = &block.experts else { return 0 };
             let stacks = block.gate.iter().chain([&block.up, &block.down]).filter(|stack| stack.weight.part == part);
@@ -127,7 +127,7 @@ impl Layout {
 
 /// By block the first that differs from it in nothing but its number and its streams of random numbers. A model has few
 /// kinds.
-fn like(blocks: &[Block]) -> Vec<usize> {
+fn same_as(blocks: &[Block]) -> Vec<usize> {
     let mut kinds: Vec<(Block, usize)> = Vec::new();
     let mut of = |(index, block): (usize, &Block)| {
         let kind = block.kind();
@@ -143,8 +143,8 @@ fn like(blocks: &[Block]) -> Vec<usize> {
 }
 
 /// Elements of a cell's tensors of a kind, as [`Layout::parameters`] has them, without laying every block out.
-pub fn parameters(cell: &Cell, part: Part) -> u64 {
-    let builder = Builder::new(Basis::of(cell, 1));
+pub fn parameters(cell: &Cell, part: FlatKind) -> u64 {
+    let builder = Builder::new(LayoutKey::of(cell, 1));
     let of = |unit: &Unit| unit.tensors_of(part).map(|tensor| tensor.elements() as u64).sum::<u64>();
     let (embedding, first) = builder.embedding();
     let (sparse, dense): (Vec<usize>, Vec<usize>) =

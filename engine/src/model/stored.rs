@@ -23,7 +23,6 @@ pub struct Stored {
 /// Rows at regular distances: row `r` is stored at `start + r / run * stride + r % run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// The first.
     pub start: usize,
     /// Rows that lie together.
     pub run: usize,
@@ -90,7 +89,6 @@ pub struct Run {
     pub step: usize,
     /// First element there.
     pub stored: usize,
-    /// Elements.
     pub len: usize,
 }
 
@@ -149,11 +147,11 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Init, Part, Place};
+    use crate::model::{FlatKind, FlatRange, Init};
 
     fn tensor(shape: &[usize], stored_shape: &[usize], rows: Rows, transposed: bool) -> Tensor {
         let stored = Stored { name: "fused".into(), shape: stored_shape.into(), rows, transposed, less: 0.0 };
-        let place = Place { part: Part::Trainable, start: 0, len: shape.iter().product() };
+        let place = FlatRange { part: FlatKind::Trainable, start: 0, len: shape.iter().product() };
         let (name, init) = ("t".to_string(), Init::Constant(0.0));
         Tensor { name, shape: shape.into(), place, init, in_checkpoint: true, stored: Some(stored), packed: None }
     }

@@ -2,56 +2,18 @@
 //! frozen ones, one of frozen matrices in few bits; a tensor is a place in one of them.
 
 use super::Stored;
-use crate::layers::prepacked::Prepacked;
+use crate::layers::{FlatKind, FlatRange};
 use std::ops::Range;
-use zbench_kernels::{GRANULE_BYTES, Packed, View, ViewMut};
-
-/// Which flat buffer of a unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// With gradients and optimizer state.
-    Trainable,
-    /// Without.
-    Frozen,
-    /// Frozen matrices in few bits; its elements are bytes.
-    Quantised,
-}
-
-impl Part {
-    /// How many there are.
-    pub const COUNT: usize = 3;
-
-    /// All of them, in the order in which they are gathered.
-    pub const ALL: [Part; Part::COUNT] = [Part::Trainable, Part::Frozen, Part::Quantised];
-}
-
-/// Where a tensor lies in its unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Which flat.
-    pub part: Part,
-    /// First element.
-    pub start: usize,
-    /// Elements.
-    pub len: usize,
-}
-
-impl Place {
-    /// The elements of the flat.
-    pub fn range(&self) -> Range<usize> {
-        self.start..self.start + self.len
-    }
-}
+use zbench_kernels::{GRANULE_BYTES, Packed};
 
 /// How a fresh tensor is filled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// Normal with this standard deviation.
     Normal(f64),
-    /// A constant.
     Constant(f64),
     /// The norms of the rows of the same unit's tensor that lies there.
-    NormsOf(Place),
+    NormsOf(FlatRange),
 }
 
 /// A tensor of a unit.
@@ -59,10 +21,9 @@ pub enum Init {
 pub struct Tensor {
     /// Hugging Face's name; of a part of a fused tensor, that with the part's own name behind it.
     pub name: String,
-    /// Row-major shape.
     pub shape: Vec<usize>,
     /// Where it lies.
-    pub place: Place,
+    pub place: FlatRange,
     /// How it starts without a checkpoint.
     pub init: Init,
     /// Whether a checkpoint holds it (adapters start fresh).
@@ -130,12 +91,12 @@ pub struct Unit {
 impl Unit {
     /// An empty unit.
     pub fn new(name: impl Into<String>) -> Unit {
-        let [trainable, frozen, quantised] = [(); Part::COUNT].map(|()| Flat::default());
+        let [trainable, frozen, quantised] = [(); FlatKind::COUNT].map(|()| Flat::default());
         Unit { name: name.into(), tensors: Vec::new(), trainable, frozen, quantised }
     }
 
     /// Appends a tensor to one of the flats and says where it lies.
-    pub fn push(&mut self, part: Part, name: String, shape: &[usize], init: Init) -> Place {
+    pub fn push(&mut self, part: FlatKind, name: String, shape: &[usize], init: Init) -> FlatRange {
         let place = self.take(part, shape.iter().product());
         let in_checkpoint = !is_adapter(&name);
         let (shape, stored, packed) = (shape.to_vec(), None, None);
@@ -144,16 +105,16 @@ impl Unit {
     }
 
     /// Appends a matrix in few bits and says where its record lies.
-    pub fn push_packed(&mut self, packed: Packed, name: String, init: Init) -> Place {
-        let place = self.take(Part::Quantised, packed.fields().bytes);
+    pub fn push_packed(&mut self, packed: Packed, name: String, init: Init) -> FlatRange {
+        let place = self.take(FlatKind::Quantised, packed.fields().bytes);
         let (shape, packed) = (vec![packed.rows, packed.cols], Some(packed));
         self.tensors.push(Tensor { name, shape, place, init, in_checkpoint: true, stored: None, packed });
         place
     }
 
-    fn take(&mut self, part: Part, len: usize) -> Place {
+    fn take(&mut self, part: FlatKind, len: usize) -> FlatRange {
         let flat = self.flat_mut(part);
-        let place = Place { part, start: flat.len, len };
+        let place = FlatRange { part, start: flat.len, len };
         flat.len += len;
         place
     }
@@ -167,39 +128,39 @@ impl Unit {
 
     /// Pads flats to a multiple of `ranks` times `granule` elements, that of bytes to `ranks` times 64.
     pub fn pad(&mut self, ranks: usize, granule: usize) {
-        for part in Part::ALL {
-            let multiple = ranks * if part == Part::Quantised { GRANULE_BYTES as usize } else { granule };
+        for part in FlatKind::ALL {
+            let multiple = ranks * if part == FlatKind::Quantised { GRANULE_BYTES as usize } else { granule };
             let flat = self.flat_mut(part);
             flat.padded = flat.len.next_multiple_of(multiple);
         }
     }
 
     /// One of the flats.
-    pub fn flat(&self, part: Part) -> &Flat {
+    pub fn flat(&self, part: FlatKind) -> &Flat {
         match part {
-            Part::Trainable => &self.trainable,
-            Part::Frozen => &self.frozen,
-            Part::Quantised => &self.quantised,
+            FlatKind::Trainable => &self.trainable,
+            FlatKind::Frozen => &self.frozen,
+            FlatKind::Quantised => &self.quantised,
         }
     }
 
-    fn flat_mut(&mut self, part: Part) -> &mut Flat {
+    fn flat_mut(&mut self, part: FlatKind) -> &mut Flat {
         match part {
-            Part::Trainable => &mut self.trainable,
-            Part::Frozen => &mut self.frozen,
-            Part::Quantised => &mut self.quantised,
+            FlatKind::Trainable => &mut self.trainable,
+            FlatKind::Frozen => &mut self.frozen,
+            FlatKind::Quantised => &mut self.quantised,
         }
     }
 
     /// The tensors of one flat.
-    pub fn tensors_of(&self, part: Part) -> impl Iterator<Item = &Tensor> {
+    pub fn tensors_of(&self, part: FlatKind) -> impl Iterator<Item = &Tensor> {
         self.tensors.iter().filter(move |t| t.place.part == part)
     }
 
     /// The runs of the trainable flat's `range` with one weight decay each, in order; padding does not decay.
     pub fn decay_runs(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, bool)> {
         let padding = (self.trainable.len..self.trainable.padded, false);
-        let tensors = self.tensors_of(Part::Trainable).map(|t| (t.place.range(), t.decays()));
+        let tensors = self.tensors_of(FlatKind::Trainable).map(|t| (t.place.range(), t.decays()));
         let cut =
             move |(span, decays): (Range<usize>, bool)| (span.start.max(range.start)..span.end.min(range.end), decays);
         let mut spans = tensors.chain([padding]).map(cut).filter(|(span, _)| !span.is_empty()).peekable();
@@ -213,57 +174,6 @@ impl Unit {
     }
 }
 
-/// A unit's weights, gathered.
-#[derive(Clone, Copy, Debug)]
-pub struct Weights<'a> {
-    /// The trainable flat.
-    pub trainable: View<'a>,
-    /// The frozen flat.
-    pub frozen: View<'a>,
-    /// The flat of frozen matrices in few bits.
-    pub quantised: View<'a>,
-    /// Forms of its matrices that products read, where they are kept.
-    pub prepacked: Option<&'a Prepacked>,
-}
-
-impl<'a> Weights<'a> {
-    /// One tensor; of a matrix in few bits its record.
-    pub fn get(&self, place: &Place) -> View<'a> {
-        match place.part {
-            Part::Trainable => self.trainable.slice(place.range()),
-            Part::Frozen => self.frozen.slice(place.range()),
-            Part::Quantised => self.quantised.slice(place.range()),
-        }
-    }
-}
-
-/// The gradients of a unit's trainable flat, whole.
-#[derive(Debug)]
-pub struct Grads<'a>(pub ViewMut<'a>);
-
-impl Grads<'_> {
-    /// One tensor's gradient; `None` when it is frozen.
-    pub fn get(&mut self, place: &Place) -> Option<ViewMut<'_>> {
-        (place.part == Part::Trainable).then(|| self.0.slice_mut(place.range()))
-    }
-
-    /// The gradients of a weight and of the bias that lies behind it; `None` when they are frozen or there is none.
-    pub fn pair(&mut self, weight: &Place, bias: Option<&Place>) -> (Option<ViewMut<'_>>, Option<ViewMut<'_>>) {
-        let Some(bias) = bias.filter(|bias| bias.part == Part::Trainable && bias.start == weight.start + weight.len)
-        else {
-            return (self.get(weight), None);
-        };
-        let both = self.0.reborrow().into_slice(weight.start..bias.start + bias.len);
-        let (weight, bias) = both.split_at(weight.len);
-        (Some(weight), Some(bias))
-    }
-
-    /// The same gradients, lent for a shorter time.
-    pub fn reborrow(&mut self) -> Grads<'_> {
-        Grads(self.0.reborrow())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,9 +182,9 @@ mod tests {
     fn decay_runs_cover_a_range_once() {
         let mut unit = Unit::new("u");
         for (i, shape) in [&[3usize, 4][..], &[5], &[7], &[2, 2]].iter().enumerate() {
-            unit.push(Part::Trainable, format!("t{i}"), shape, Init::Constant(0.0));
+            unit.push(FlatKind::Trainable, format!("t{i}"), shape, Init::Constant(0.0));
         }
-        unit.push(Part::Frozen, "f".into(), &[9, 9], Init::Constant(0.0));
+        unit.push(FlatKind::Frozen, "f".into(), &[9, 9], Init::Constant(0.0));
         unit.pad(1, 16);
         assert_eq!((unit.trainable.padded, unit.frozen.padded), (32, 96));
         let runs = |range| unit.decay_runs(range).collect::<Vec<_>>();

@@ -30,7 +30,6 @@ pub enum PeftError {
     /// The config cannot be read.
     #[error("{}: cannot be read: {reason}; name a folder with {CONFIG} and {WEIGHTS}", .file.display())]
     Io {
-        /// The file.
         file: PathBuf,
         /// What the system said.
         reason: String,
@@ -38,7 +37,6 @@ pub enum PeftError {
     /// It is not JSON, or not an object.
     #[error("{what}: not an {CONFIG}: {reason}; fetch the file again")]
     Json {
-        /// The file.
         what: String,
         /// What the parser met.
         reason: String,
@@ -46,9 +44,7 @@ pub enum PeftError {
     /// A value that cannot be.
     #[error("{what}: {field}: {reason}")]
     Field {
-        /// The file.
         what: String,
-        /// The key.
         field: String,
         /// What is wrong, and what would be right.
         reason: String,
@@ -56,7 +52,6 @@ pub enum PeftError {
     /// Adapters that zbench does not have.
     #[error("{what}: these adapters need what zbench does not have: {}", .missing.join("; "))]
     Unsupported {
-        /// The file.
         what: String,
         /// Each key with its value, and what is there instead.
         missing: Vec<String>,

@@ -9,7 +9,6 @@ use std::path::Path;
 /// What an `adapter_config.json` says of its adapters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterConfig {
-    /// Their kind.
     pub method: Method,
     /// Rows of A; 0 for IA3.
     pub rank: usize,
@@ -19,7 +18,6 @@ pub struct AdapterConfig {
     pub dropout: f64,
     /// By the root.
     pub use_rslora: bool,
-    /// With magnitudes.
     pub use_dora: bool,
     /// The layers that have them.
     pub targets: Vec<Linear>,

@@ -1,17 +1,16 @@
 //! Where a rank's tokens come from.
 
 use super::Inputs;
-use crate::data::{Ahead, Counts, Row, Source};
+use crate::data::{Counts, Prefetcher, Row, Source};
 use crate::error::{Result, StepError};
 use crate::executor::{Executor, TokenSource, Tokens};
 use crate::layers::Batch;
 use zbench_kernels::View;
 
-/// Reads micro-batches.
 pub(super) struct Reader<'a> {
     source: &'a Source,
     /// Reads them before they are wanted, where that is worth a thread.
-    ahead: Option<Ahead>,
+    ahead: Option<Prefetcher>,
     /// Ids, targets and where documents start, as they are read.
     read: (Vec<u32>, Vec<u32>, Vec<u32>),
     /// What the global batch holds, where it is of documents.
@@ -23,7 +22,8 @@ impl<'a> Reader<'a> {
         let Inputs { cell, source, .. } = *inputs;
         let (rows, ranks) = (cell.train.micro_batch, cell.parallel.ranks as u64);
         let worth = cell.read_ahead > 0 && source.worth_reading_ahead();
-        let start = || Ahead::start(source, rows, ranks * rows as u64, cell.read_ahead, cell.data.within_documents());
+        let start =
+            || Prefetcher::start(source, rows, ranks * rows as u64, cell.read_ahead, cell.data.within_documents());
         let ahead = worth.then(start).transpose().map_err(|error| StepError::Input(error.to_string()))?;
         Ok(Reader { source, ahead, read: Default::default(), counts: None })
     }

@@ -54,7 +54,6 @@ struct Merger<'a> {
     transposed: bool,
     /// Ends of the names of modules whose factors are on what they read.
     feedforward: Vec<&'static str>,
-    /// By module.
     held: BTreeMap<String, Parts>,
 }
 

@@ -5,7 +5,7 @@ use crate::config::{AttentionKind, Lora, Model};
 use crate::error::StepError;
 use crate::hf;
 use crate::init;
-use crate::model::{Basis, Layout};
+use crate::model::{Layout, LayoutKey};
 use std::path::Path;
 use zbench_kernels::{Kernels, ViewMut};
 
@@ -24,7 +24,7 @@ pub fn save_fresh(
     std::fs::create_dir_all(dir).map_err(|source| SaveError::Io { path: dir.into(), source })?;
     // No adapters, and no rank to pad for: a tensor's random numbers follow from its name alone, so they are those of any run.
     let lora = Lora { rank: 0, ..Lora::default() };
-    let layout = Layout::on(Basis { model, lora: &lora, attention: AttentionKind::Flash, granule: 1, ranks: 1 });
+    let layout = Layout::on(LayoutKey { model, lora: &lora, attention: AttentionKind::Flash, granule: 1, ranks: 1 });
     let mut files = Files { dir, options, held: Vec::new(), bytes: 0, parts: Vec::new(), failed: None };
     for unit in &layout.units {
         let mut left: Vec<_> = unit.tensors.iter().filter(|tensor| tensor.in_checkpoint).collect();

@@ -4,33 +4,30 @@
 mod gradients;
 mod optimizer;
 mod params;
+mod placement;
 
 pub use gradients::Gradients;
-pub use optimizer::{Clip, Losses, Moments, Optimizer, Said};
+pub use optimizer::{GlobalStats, LocalStats, Losses, Moments, Optimizer};
 pub use params::Params;
+pub use placement::{home_dtype, share, slotted};
 
-use crate::comm::{Metered, Totals};
+use crate::comm::{Metered, Seen, Totals, Traffic};
 use crate::config::{Cell, Precision};
 use crate::device::Device;
-use crate::mesh::{Mesh, Place, Split};
-use crate::model::{Layout, Part, Unit};
-use crate::outcome::Traffic;
-use crate::plan;
+use crate::mesh::{Mesh, MeshCoord, Split};
+use crate::model::{FlatKind, Layout, Unit};
 use crate::strategy::Sharding;
-use crate::trace::Seen;
 use std::ops::{Deref, Range};
 use zbench_kernels::{Category, DType};
 
 /// What one rank holds of one flat.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Holding {
-    /// Which flat.
-    pub part: Part,
+    pub part: FlatKind,
     /// Elements of the flat, padding included.
     pub padded: usize,
     /// The part of the weights at home here.
     pub home: Range<usize>,
-    /// Its type.
     pub dtype: DType,
     /// The part this rank fills at the start and updates.
     pub owned: Range<usize>,
@@ -45,18 +42,18 @@ pub struct Holding {
 }
 
 impl Holding {
-    fn new(cell: &Cell, sharding: &Sharding, place: &Place, unit: &Unit, part: Part) -> Holding {
+    fn new(cell: &Cell, sharding: &Sharding, place: &MeshCoord, unit: &Unit, part: FlatKind) -> Holding {
         let padded = unit.flat(part).padded;
         Holding {
             part,
             padded,
             home: place.range(sharding.parameters, padded),
-            dtype: plan::home_dtype(cell, part),
-            owned: place.range(plan::share(sharding, part), padded),
+            dtype: placement::home_dtype(cell, part),
+            owned: place.range(placement::share(sharding, part), padded),
             chunk: place.range(Split::World, padded),
             gradients: place.range(sharding.gradients, padded),
-            slotted: plan::slotted(cell, sharding, part),
-            slot: plan::slot_dtype(cell, part),
+            slotted: placement::slotted(cell, sharding, part),
+            slot: placement::slot_dtype(cell, part),
         }
     }
 }
@@ -64,13 +61,12 @@ impl Holding {
 /// What all parts of a rank's state share: what it holds, and of which type.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// By unit, in the order of [`Part::ALL`]; `None` where the flat is empty.
-    pub holdings: Vec<[Option<Holding>; Part::COUNT]>,
+    /// By unit, in the order of [`FlatKind::ALL`]; `None` where the flat is empty.
+    pub holdings: Vec<[Option<Holding>; FlatKind::COUNT]>,
     /// The mesh place.
-    pub place: Place,
+    pub place: MeshCoord,
     /// What is split.
     pub sharding: Sharding,
-    /// Types.
     pub precision: Precision,
     /// What slots count as.
     pub slots: Category,
@@ -80,17 +76,16 @@ pub struct State {
 
 impl State {
     /// The state of a rank.
-    pub fn new(cell: &Cell, layout: &Layout, sharding: Sharding, place: Place) -> State {
-        let holding = |unit: &Unit, part: Part| {
+    pub fn new(cell: &Cell, layout: &Layout, sharding: Sharding, place: MeshCoord) -> State {
+        let holding = |unit: &Unit, part: FlatKind| {
             (unit.flat(part).len > 0).then(|| Holding::new(cell, &sharding, &place, unit, part))
         };
-        let holdings = layout.units.iter().map(|unit| Part::ALL.map(|part| holding(unit, part))).collect();
-        let slots = plan::slot_category(&sharding);
+        let holdings = layout.units.iter().map(|unit| FlatKind::ALL.map(|part| holding(unit, part))).collect();
+        let slots = placement::slot_category(&sharding);
         let stoppable = cell.checkpoint.is_some();
         State { holdings, place, sharding, precision: cell.precision, slots, stoppable }
     }
 
-    /// The mesh.
     pub fn mesh(&self) -> Mesh {
         self.place.mesh
     }
@@ -125,7 +120,6 @@ pub struct Comms {
 pub struct Hybrid {
     /// The same place in every shard group.
     pub outer: Metered,
-    /// All ranks.
     pub data: Metered,
 }
 
@@ -179,7 +173,6 @@ impl Comms {
 /// What the parts work with.
 #[derive(Clone, Copy)]
 pub struct Resources<'a> {
-    /// What computes.
     pub device: Device<'a>,
     /// The rank's groups.
     pub comms: &'a Comms,

@@ -5,7 +5,7 @@ use crate::comm::Communicator;
 use crate::config::{Cell, Train, WeightRounding};
 use crate::error::{Result, StepError};
 use crate::mesh::within;
-use crate::model::{Layout, Part};
+use crate::model::{FlatKind, Layout};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +17,12 @@ pub struct Optimizer {
     units: Vec<Option<Moments>>,
     /// What is away, and where it comes back.
     lent: Option<Lent>,
-    tray: Tray,
+    tray: NormScratch,
 }
 
 /// Where the agreement on a step gathers its numbers, used again from step to step.
 #[derive(Default)]
-struct Tray {
+struct NormScratch {
     asked: Vec<Sum>,
     known: Vec<f64>,
     own: Vec<f64>,
@@ -46,13 +46,12 @@ struct Lent {
 }
 
 /// Moments on loan: they are taken unit by unit, and what is not taken stays.
-pub struct Loan<'a> {
+pub struct StateLease<'a> {
     optimizer: &'a mut Optimizer,
     taken: usize,
 }
 
-impl Loan<'_> {
-    /// A unit's.
+impl StateLease<'_> {
     pub fn take(&mut self, unit: usize) -> Option<Moments> {
         let moments = self.optimizer.units[unit].take();
         self.taken += usize::from(moments.is_some());
@@ -70,7 +69,7 @@ impl Loan<'_> {
 
 /// What the norm says about a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Clip {
+pub struct GlobalStats {
     /// Mean of the ranks' losses.
     pub loss: f64,
     /// Global L2 norm of the mean gradient, the loss scale taken out.
@@ -95,7 +94,6 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// Forgets all.
     pub fn clear(&mut self) {
         self.sums.clear();
         self.ends.clear();
@@ -119,7 +117,7 @@ impl Losses {
 
 /// What a rank brings to the agreement on a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Said<'a> {
+pub struct LocalStats<'a> {
     /// Of its micro-batches.
     pub losses: &'a Losses,
     /// The loss scale that the gradients carry, 1 without.
@@ -148,12 +146,12 @@ impl Optimizer {
             res.kernels.fill(second.view_mut(), 0.0)?;
             units.push(Some(Moments { master, first, second }));
         }
-        Ok(Optimizer { units, lent: None, tray: Tray::default() })
+        Ok(Optimizer { units, lent: None, tray: NormScratch::default() })
     }
 
     /// Lends moments to a thread that only reads them, until the next [`Optimizer::recall`].
-    pub fn lend(&mut self) -> Loan<'_> {
-        Loan { optimizer: self, taken: 0 }
+    pub fn lend(&mut self) -> StateLease<'_> {
+        StateLease { optimizer: self, taken: 0 }
     }
 
     /// Waits for what was lent.
@@ -183,15 +181,15 @@ impl Optimizer {
 
     /// Agrees with all ranks on the loss and the global norm. Every rank sums the squares of its world-wide chunk of every
     /// unit; the chunks are then added in the order in which they stand in the model, whatever the strategy.
-    pub fn agree(
+    pub fn reduce_loss_and_norm(
         &mut self,
         state: &State,
         res: Resources<'_>,
         gradients: &Gradients,
         train: &Train,
-        said: Said<'_>,
-    ) -> Result<Clip> {
-        let Said { losses, loss_scale, .. } = said;
+        said: LocalStats<'_>,
+    ) -> Result<GlobalStats> {
+        let LocalStats { losses, loss_scale, .. } = said;
         let mesh = state.mesh();
         let world = mesh.world();
         let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
@@ -201,7 +199,7 @@ impl Optimizer {
         let width = words + parts().count();
         let mut send = res.alloc(Category::Communication, DType::F64, width)?;
         // One wait for all that a device has to tell.
-        let Tray { asked, known, own, all } = &mut self.tray;
+        let NormScratch { asked, known, own, all } = &mut self.tray;
         asked.clone_from(&losses.sums);
         for part in parts() {
             asked.push(res.sum_squares("norm", part)?);
@@ -224,7 +222,7 @@ impl Optimizer {
         let squares: f64 = squares.map(|(i, position)| all[mesh.owner(position) * width + i]).sum();
         let norm = squares.sqrt() * mean_scale(train, world) / loss_scale;
         let factor = if train.clip_norm > 0.0 { (train.clip_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
-        Ok(Clip { loss, norm, factor: factor as f32 as f64, loss_scale, stop, written })
+        Ok(GlobalStats { loss, norm, factor: factor as f32 as f64, loss_scale, stop, written })
     }
 
     /// One AdamW step on this rank's part of every unit.
@@ -238,13 +236,13 @@ impl Optimizer {
         gradients: &Gradients,
         lr: f64,
         step: u64,
-        clip: &Clip,
+        clip: &GlobalStats,
     ) -> Result<()> {
         for (unit, moments) in self.units.iter_mut().enumerate() {
             let (Some(moments), Some(holding)) = (moments, state.trainable(unit)) else { continue };
             let owned = holding.owned.clone();
             let (Some(home), Some(grads)) =
-                (params.home_mut(unit, Part::Trainable), gradients.view(state, unit, &owned))
+                (params.home_mut(unit, FlatKind::Trainable), gradients.view(state, unit, &owned))
             else {
                 continue;
             };

@@ -5,7 +5,7 @@ use crate::comm::{Communicator, OwnedCall, Ticket};
 use crate::error::Result;
 use crate::layers::prepacked::Prepacked;
 use crate::mesh::{Split, within};
-use crate::model::{Part, Weights};
+use crate::model::{FlatKind, Weights};
 use zbench_kernels::{Buffer, Category, View};
 
 /// In the FLOP ledger.
@@ -13,7 +13,7 @@ const TERM: &str = "gather";
 
 /// The weights of a rank.
 pub struct Params {
-    flats: Vec<[Option<Flat>; Part::COUNT]>,
+    flats: Vec<[Option<Flat>; FlatKind::COUNT]>,
 }
 
 struct Flat {
@@ -34,7 +34,7 @@ impl Params {
         };
         let mut flats = Vec::with_capacity(state.holdings.len());
         for holdings in &state.holdings {
-            let mut unit = [const { None }; Part::COUNT];
+            let mut unit = [const { None }; FlatKind::COUNT];
             for (flat, holding) in unit.iter_mut().zip(holdings) {
                 *flat = holding.as_ref().map(home).transpose()?;
             }
@@ -44,14 +44,14 @@ impl Params {
     }
 
     /// This rank's part of a flat.
-    pub fn home_mut(&mut self, unit: usize, part: Part) -> Option<&mut Buffer> {
+    pub fn home_mut(&mut self, unit: usize, part: FlatKind) -> Option<&mut Buffer> {
         self.flats[unit][part as usize].as_mut()?.home.as_mut()
     }
 
     /// Makes homes current where other ranks updated them.
     pub fn refresh(&mut self, state: &State, comms: &Comms, unit: usize) -> Result<()> {
         let Some(holding) = state.trainable(unit) else { return Ok(()) };
-        let Some(home) = self.home_mut(unit, Part::Trainable) else { return Ok(()) };
+        let Some(home) = self.home_mut(unit, FlatKind::Trainable) else { return Ok(()) };
         if let (Split::World, Some(outer)) = (state.sharding.optimizer, comms.outer()) {
             let shard = within(&state.place.range(Split::Shard, holding.padded), &holding.home);
             outer.all_gather_in_place(home.slice_mut(shard))?;
@@ -93,13 +93,13 @@ impl Params {
 
     /// A unit's weights, which the plan has made sure are here.
     pub fn weights<'a>(&'a self, unit: usize, prepacked: Option<&'a Prepacked>) -> Weights<'a> {
-        let view = |part: Part| {
+        let view = |part: FlatKind| {
             let flat = self.flats[unit][part as usize].as_ref();
             let held = flat.and_then(|f| if f.slotted { f.slot.as_ref() } else { f.home.as_ref() });
             held.map_or(View::of::<f32>(&[]), Buffer::view)
         };
-        let (trainable, frozen) = (view(Part::Trainable), view(Part::Frozen));
-        Weights { trainable, frozen, quantised: view(Part::Quantised), prepacked }
+        let (trainable, frozen) = (view(FlatKind::Trainable), view(FlatKind::Frozen));
+        Weights { trainable, frozen, quantised: view(FlatKind::Quantised), prepacked }
     }
 }
 

@@ -176,7 +176,6 @@ impl BlockWriter {
         })
     }
 
-    /// Appends bytes.
     pub fn push(&mut self, bytes: &[u8]) -> Result<()> {
         self.append(bytes.len() as u64, |range, to| {
             to.copy_from_slice(&bytes[range.start as usize..range.end as usize]);

@@ -4,9 +4,9 @@
 use super::error::Result;
 use super::index::Role;
 use crate::error::StepError;
+use crate::executor::Executor;
 use crate::mesh::within;
-use crate::model::Part;
-use crate::rank::Rank;
+use crate::model::FlatKind;
 use std::ops::Range;
 use zbench_kernels::{View, ViewMut};
 
@@ -24,33 +24,33 @@ pub struct Digest {
     pub exp_avg_sq: u64,
 }
 
-impl Rank<'_> {
+impl Executor<'_> {
     /// Checksums of what trains, the same on all ranks. A collective call.
     pub fn digest(&mut self) -> Result<Digest> {
-        let [weights, exp_avg, exp_avg_sq] = Role::ALL.map(|role| self.sum(Part::Trainable, Some(role)));
+        let [weights, exp_avg, exp_avg_sq] = Role::ALL.map(|role| self.sum(FlatKind::Trainable, Some(role)));
         let own = [weights?, exp_avg?, exp_avg_sq?];
         let [weights, exp_avg, exp_avg_sq] = self.over_ranks(own)?;
         Ok(Digest { weights, exp_avg, exp_avg_sq })
     }
 
     /// The checksum of what does not train; nothing where all does. A collective call.
-    pub(super) fn frozen_digest(&mut self) -> Result<Option<u64>> {
-        let is_there = |part: Part| self.state.holdings.iter().any(|unit| unit[part as usize].is_some());
-        if !is_there(Part::Frozen) && !is_there(Part::Quantised) {
+    pub(crate) fn frozen_digest(&mut self) -> Result<Option<u64>> {
+        let is_there = |part: FlatKind| self.state.holdings.iter().any(|unit| unit[part as usize].is_some());
+        if !is_there(FlatKind::Frozen) && !is_there(FlatKind::Quantised) {
             return Ok(None);
         }
-        let own = self.sum(Part::Frozen, None)?.wrapping_add(self.sum(Part::Quantised, None)?);
+        let own = self.sum(FlatKind::Frozen, None)?.wrapping_add(self.sum(FlatKind::Quantised, None)?);
         let [sum] = self.over_ranks([own])?;
         Ok(Some(sum))
     }
 
     /// Of the part of every unit that is this rank's in the world-wide split.
-    fn sum(&mut self, part: Part, role: Option<Role>) -> Result<u64> {
+    fn sum(&mut self, part: FlatKind, role: Option<Role>) -> Result<u64> {
         let mut sum = 0u64;
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.holdings[unit][part as usize].clone() else { continue };
-            let tensors = self.inputs.plan.layout.units[unit].tensors_of(part);
-            let moments = self.executor.optimizer.moments_mut(unit);
+            let tensors = self.plan.layout.units[unit].tensors_of(part);
+            let moments = self.optimizer.moments_mut(unit);
             let (held, view) = match (role, moments) {
                 (Some(Role::ExpAvg), Some(moments)) => (&holding.owned, moments.first.view()),
                 (Some(Role::ExpAvgSq), Some(moments)) => (&holding.owned, moments.second.view()),
@@ -58,7 +58,7 @@ impl Rank<'_> {
                     Some(master) => (&holding.owned, master.view()),
                     None => continue,
                 },
-                _ => match self.executor.params.home_mut(unit, part) {
+                _ => match self.params.home_mut(unit, part) {
                     Some(home) => (&holding.home, home.view()),
                     None => continue,
                 },
@@ -71,19 +71,14 @@ impl Rank<'_> {
                 }
                 let seed = crc32fast::hash(tensor.name.as_bytes());
                 let elements = view.slice(within(&cut, held));
-                sum = sum.wrapping_add(of_elements(
-                    &*self.executor.context.kernels,
-                    seed,
-                    within(&cut, &place),
-                    elements,
-                )?);
+                sum = sum.wrapping_add(of_elements(&*self.context.kernels, seed, within(&cut, &place), elements)?);
             }
         }
         Ok(sum)
     }
 
     /// A number of every rank.
-    pub(super) fn of_all(&self, own: u32) -> Result<Vec<u32>> {
+    pub(crate) fn of_all(&self, own: u32) -> Result<Vec<u32>> {
         let mut all = vec![0u32; self.state.mesh().world()];
         let comm = self.comms.data().unmetered();
         comm.all_gather(View::of(&[own]), ViewMut::of(&mut all)).map_err(StepError::from)?;

@@ -29,19 +29,11 @@ pub enum StateError {
     /// A newer zbench wrote it.
     #[error("{}: was written in version {found} of the format, and this zbench reads {known}; use the zbench that wrote it",
         .path.display())]
-    Newer {
-        /// The index.
-        path: PathBuf,
-        /// Its version.
-        found: u64,
-        /// Ours.
-        known: u64,
-    },
+    Newer { path: PathBuf, found: u64, known: u64 },
     /// A file is not what was written.
     #[error("{}: is damaged: {reason}; go on from another checkpoint with checkpoint.resume = \"…/step-…\", or start anew \
              with checkpoint.resume = \"never\"", .path.display())]
     Damaged {
-        /// The file.
         path: PathBuf,
         /// How that shows.
         reason: String,
@@ -49,17 +41,11 @@ pub enum StateError {
     /// Files that the index names are absent.
     #[error("{}: files are missing: {}; copy the whole folder again, or go on from another checkpoint", .dir.display(),
         .absent.join(", "))]
-    Absent {
-        /// The checkpoint.
-        dir: PathBuf,
-        /// Their names.
-        absent: Vec<String>,
-    },
+    Absent { dir: PathBuf, absent: Vec<String> },
     /// It is of another model, or of other adapters.
     #[error("{}: is a checkpoint of another model: {reason}; name another checkpoint.dir, or write checkpoint.resume = \
              \"never\"", .dir.display())]
     OtherModel {
-        /// The checkpoint.
         dir: PathBuf,
         /// The first differences.
         reason: String,

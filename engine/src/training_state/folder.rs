@@ -16,7 +16,7 @@ pub fn step_dir(dir: &Path, step: u64) -> PathBuf {
 }
 
 /// Where it is written.
-pub(super) fn part_dir(dir: &Path, step: u64) -> PathBuf {
+pub(crate) fn part_dir(dir: &Path, step: u64) -> PathBuf {
     dir.join(format!(".{PREFIX}{step:08}.part"))
 }
 
@@ -64,7 +64,7 @@ pub fn newest(dir: &Path) -> Result<Option<(u64, PathBuf)>> {
 
 /// A folder that this run alone writes into; given back when dropped, by the system if the process dies.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(crate) struct Folder {
     dir: PathBuf,
     _lock: File,
 }
@@ -168,6 +168,6 @@ fn remove(path: &Path) -> Result<()> {
 }
 
 /// A name lasts once the folder that holds it is on the disk.
-pub(super) fn sync(dir: &Path) -> Result<()> {
+pub(crate) fn sync(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(|source| StateError::io("write", dir, source))
 }

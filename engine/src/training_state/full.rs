@@ -5,31 +5,28 @@
 //! Units are gathered one after the other, each on all ranks, and of every file a rank writes every so many-th part. No rank
 //! holds more than a unit, and all disks and ranks work alike.
 
-use super::blocks::{BlockFile, BlockWriter, Share, Written};
+use super::blocks::{BlockWriter, Share, Written};
 use super::error::{Result, StateError};
 use super::folder::sync;
 use super::index::{FileSums, RankFiles, Role, write_json};
-use super::load::{Resumable, Target, widen};
-use super::saver::spawn;
 use super::shard::{file_names, padded, stored_name};
-use crate::checkpoint::Checkpoint;
+use super::spawn;
 use crate::error::StepError;
+use crate::executor::Executor;
 use crate::export;
 use crate::hf;
 use crate::mesh::within;
-use crate::model::{Layout, Part, Tensor};
-use crate::plan;
-use crate::rank::Rank;
+use crate::model::{FlatKind, Layout};
+use crate::shard;
 use serde_json::{Map, Value, json};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use zbench_kernels::{Arena, DType};
 
-const OPTIMIZER: &str = "optimizer.safetensors";
-const MASTER: &str = "master.safetensors";
+pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
+pub(super) const MASTER: &str = "master.safetensors";
 /// A file of the model is ended before it grows beyond this; a tensor is never divided.
 const FILE_BYTES: u64 = 5_000_000_000;
 
@@ -65,7 +62,7 @@ fn bytes_of((_, shape): &(String, Vec<usize>), dtype: DType) -> u64 {
 }
 
 /// The tensors of a flat as `hand_over` hands them over.
-fn handed_over(layout: &Layout, unit: usize, part: Part) -> Vec<(String, Vec<usize>)> {
+fn handed_over(layout: &Layout, unit: usize, part: FlatKind) -> Vec<(String, Vec<usize>)> {
     let mut tensors: Vec<(String, Vec<usize>)> = Vec::new();
     for tensor in layout.units[unit].tensors_of(part) {
         if tensor.stored.is_none() || tensors.iter().all(|(name, _)| name != tensor.stored_name()) {
@@ -76,13 +73,13 @@ fn handed_over(layout: &Layout, unit: usize, part: Part) -> Vec<(String, Vec<usi
 }
 
 /// What the files of a run will be: those of the model, the moments', the master's where there is need of it.
-fn outlines(rank: &Rank<'_>) -> (Vec<Outline>, Outline, Option<Outline>) {
-    let layout = &rank.inputs.plan.layout;
-    let precision = &rank.state.precision;
+fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>) {
+    let layout = &executor.plan.layout;
+    let precision = &executor.state.precision;
     let units = 0..layout.units.len();
     let dtype = precision.parameters;
     let mut model = vec![Outline { name: String::new(), dtype, tensors: Vec::new() }];
-    for (unit, part) in units.clone().flat_map(|unit| Part::ALL.map(|part| (unit, part))) {
+    for (unit, part) in units.clone().flat_map(|unit| FlatKind::ALL.map(|part| (unit, part))) {
         for tensor in handed_over(layout, unit, part) {
             let last = model.last().map_or(0, Outline::data_bytes);
             if last > 0 && last + bytes_of(&tensor, dtype) > FILE_BYTES {
@@ -100,14 +97,14 @@ fn outlines(rank: &Rank<'_>) -> (Vec<Outline>, Outline, Option<Outline>) {
             _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
         };
     }
-    let trainable = || units.clone().flat_map(|unit| handed_over(layout, unit, Part::Trainable));
+    let trainable = || units.clone().flat_map(|unit| handed_over(layout, unit, FlatKind::Trainable));
     let moments = |(name, shape): (String, Vec<usize>)| {
         [Role::ExpAvg, Role::ExpAvgSq].map(|role| (format!("{}.{name}", role.name()), shape.clone()))
     };
     // By unit, the first moments of all its tensors before the second: the order in which they are gathered.
     let of_unit = |unit: usize| {
         let (first, second): (Vec<_>, Vec<_>) =
-            handed_over(layout, unit, Part::Trainable).into_iter().map(moments).map(|[a, b]| (a, b)).unzip();
+            handed_over(layout, unit, FlatKind::Trainable).into_iter().map(moments).map(|[a, b]| (a, b)).unzip();
         first.into_iter().chain(second)
     };
     let optimizer = Outline {
@@ -115,7 +112,7 @@ fn outlines(rank: &Rank<'_>) -> (Vec<Outline>, Outline, Option<Outline>) {
         dtype: precision.optimizer,
         tensors: units.clone().flat_map(of_unit).collect(),
     };
-    let shifted = layout.units.iter().flat_map(|unit| unit.tensors_of(Part::Trainable)).any(|t| t.shift() != 0.0);
+    let shifted = layout.units.iter().flat_map(|unit| unit.tensors_of(FlatKind::Trainable)).any(|t| t.shift() != 0.0);
     let exact = (precision.master.is_some() || shifted).then(|| Outline {
         name: MASTER.into(),
         dtype: precision.master.unwrap_or(precision.parameters),
@@ -189,38 +186,38 @@ fn narrow(dtype: DType, values: &[f32], to: &mut [u8]) {
 
 /// Gathers all units and gives them to the writers of this rank's share; what is left is the disk's work, on a thread. Where
 /// training goes on meanwhile the share is kept in memory. A collective call.
-pub(super) fn start(
-    rank: &mut Rank<'_>,
+pub(crate) fn start(
+    executor: &mut Executor<'_>,
     (dir, number, direct): (PathBuf, usize, bool),
 ) -> Result<(Arc<AtomicU64>, JoinHandle<Result<u64>>)> {
     std::fs::create_dir_all(&dir).map_err(|source| StateError::io("write", &dir, source))?;
-    let share = Share { first: number, every: rank.state.mesh().world() };
-    let grows = rank.inputs.cell.checkpoint.as_ref().is_some_and(|saving| saving.asynchronous);
-    let (model_outlines, optimizer, exact) = outlines(rank);
+    let share = Share { first: number, every: executor.state.mesh().world() };
+    let grows = executor.cell.checkpoint.as_ref().is_some_and(|saving| saving.asynchronous);
+    let (model_outlines, optimizer, exact) = outlines(executor);
     let create = |outlines: &[Outline]| Files::create(outlines, &dir, share, direct, grows);
     let mut model = create(&model_outlines)?;
     let mut optimizer = create(&[optimizer])?;
     let mut exact = exact.map(|exact| create(&[exact])).transpose()?;
     // On the host an arena of its own: what is written is no part of training's memory. A device has no other.
-    let arena = match rank.kernels.is_host() {
+    let arena = match executor.kernels.is_host() {
         true => Arena::host(None).map_err(|error| StepError::Input(error.to_string()))?,
-        false => rank.arena.clone(),
+        false => executor.arena.clone(),
     };
-    for unit in 0..rank.state.holdings.len() {
-        for part in Part::ALL {
-            rank.stream(&arena, unit, part, Some(Role::Weights), true, &mut |values| model.take(values))?;
+    for unit in 0..executor.state.holdings.len() {
+        for part in FlatKind::ALL {
+            executor.stream(&arena, unit, part, Some(Role::Weights), true, &mut |values| model.take(values))?;
         }
         if let Some(exact) = &mut exact {
             let role = Some(Role::Weights);
-            rank.stream(&arena, unit, Part::Trainable, role, false, &mut |values| exact.take(values))?;
+            executor.stream(&arena, unit, FlatKind::Trainable, role, false, &mut |values| exact.take(values))?;
         }
         for role in [Role::ExpAvg, Role::ExpAvgSq] {
             let role = Some(role);
-            rank.stream(&arena, unit, Part::Trainable, role, false, &mut |values| optimizer.take(values))?;
+            executor.stream(&arena, unit, FlatKind::Trainable, role, false, &mut |values| optimizer.take(values))?;
         }
     }
     let memory = model.memory() + optimizer.memory() + exact.as_ref().map_or(0, Files::memory);
-    let texts = (number == 0).then(|| texts(rank, &model_outlines));
+    let texts = (number == 0).then(|| texts(executor, &model_outlines));
     let finish = move || {
         let mut files = Vec::new();
         for of in [Some(model), Some(optimizer), exact].into_iter().flatten() {
@@ -240,11 +237,11 @@ pub(super) fn start(
 }
 
 /// config.json, and the index where the model has several files.
-fn texts(rank: &Rank<'_>, model: &[Outline]) -> Vec<(&'static str, String)> {
-    let of = &rank.inputs.cell.model;
+fn texts(executor: &Executor<'_>, model: &[Outline]) -> Vec<(&'static str, String)> {
+    let of = &executor.cell.model;
     // Without a source there is nothing to hand on.
     let source = of.weights.as_ref().and_then(|dir| crate::files::text(&dir.join("config.json")).ok());
-    let mut texts = vec![("config.json", hf::config_json(of, rank.state.precision.parameters, source.as_deref()))];
+    let mut texts = vec![("config.json", hf::config_json(of, executor.state.precision.parameters, source.as_deref()))];
     if model.len() > 1 {
         let names = model.iter().flat_map(|file| file.tensors.iter().map(|(name, _)| (name.clone(), json!(file.name))));
         let map: Map<String, Value> = names.collect();
@@ -255,34 +252,34 @@ fn texts(rank: &Rank<'_>, model: &[Outline]) -> Vec<(&'static str, String)> {
     texts
 }
 
-impl Rank<'_> {
+impl Executor<'_> {
     /// Gathers one flat and hands its tensors over as files hold them.
     fn stream(
         &mut self,
         arena: &Arena,
         unit: usize,
-        part: Part,
+        part: FlatKind,
         role: Option<Role>,
         shifted: bool,
         take: &mut dyn FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
         let Some(holding) = self.state.holdings[unit][part as usize].clone() else { return Ok(()) };
-        let moments = self.executor.optimizer.moments_mut(unit).filter(|_| part == Part::Trainable);
+        let moments = self.optimizer.moments_mut(unit).filter(|_| part == FlatKind::Trainable);
         let own = match (role, moments) {
             (Some(Role::ExpAvg), Some(moments)) => Some(moments.first.view()),
             (Some(Role::ExpAvgSq), Some(moments)) => Some(moments.second.view()),
             (_, Some(crate::shard::Moments { master: Some(master), .. })) => Some(master.view()),
             _ => {
-                let home = self.executor.params.home_mut(unit, part);
+                let home = self.params.home_mut(unit, part);
                 home.map(|home| home.slice(within(&holding.owned, &holding.home)))
             }
         };
         let Some(own) = own else { return Ok(()) };
         let own = match part {
-            Part::Quantised => export::copied(&*self.executor.context.kernels, arena, own)?,
-            _ => export::widen(&*self.executor.context.kernels, arena, own)?,
+            FlatKind::Quantised => export::copied(&*self.context.kernels, arena, own)?,
+            _ => export::widen(&*self.context.kernels, arena, own)?,
         };
-        let whole = self.whole(arena, own, plan::share(&self.state.sharding, part), holding.padded)?;
+        let whole = self.whole(arena, own, shard::share(&self.state.sharding, part), holding.padded)?;
         let mut result = Ok(());
         self.hand_over(unit, part, &whole, shifted, &mut |_, _, values| {
             if result.is_ok() {
@@ -291,111 +288,4 @@ impl Rank<'_> {
         })?;
         result
     }
-}
-
-/// A tensor of the model in a file: what is read of it, and where it goes.
-struct Wanted<'a> {
-    unit: usize,
-    role: Role,
-    tensor: &'a Tensor,
-    /// Elements of the tensor that this rank owns.
-    elements: Range<usize>,
-    dtype: DType,
-    bytes: Range<u64>,
-}
-
-/// Fills what a rank owns from the files of this layout. Returns the bytes read.
-pub(super) fn load(from: &Resumable, target: &mut Target<'_>) -> Result<u64> {
-    let Some(first) = from.ranks.first() else { return Ok(0) };
-    let names: Vec<&str> = first.files.iter().map(|file| &*file.name).collect();
-    let exact = names.contains(&MASTER);
-    let mut bytes = 0;
-    for (number, name) in names.iter().enumerate() {
-        let roles: &[Role] = match *name {
-            OPTIMIZER => &[Role::ExpAvg, Role::ExpAvgSq],
-            MASTER => &[Role::Weights],
-            _ if exact => continue,
-            _ => &[Role::Weights],
-        };
-        let path = from.dir.join(name);
-        let open =
-            || Checkpoint::single(&from.dir, name).map_err(|error| StateError::damaged(&path, error.to_string()));
-        bytes += read(&blocks_of(from, number, &path)?, from.direct, &open()?, roles, *name == OPTIMIZER, target)?;
-    }
-    Ok(bytes)
-}
-
-/// A file with the checksums of all that wrote it.
-fn blocks_of(from: &Resumable, number: usize, path: &Path) -> Result<BlockFile> {
-    let files = || from.ranks.iter().filter_map(|rank| rank.files.get(number));
-    let bytes = files().next().map_or(0, |file| file.bytes);
-    let mut sums = vec![0; bytes.div_ceil(super::blocks::BLOCK as u64) as usize];
-    for file in files() {
-        let blocks = Share { first: file.first, every: file.every }.blocks(bytes);
-        for (block, sum) in blocks.zip(&file.crc32) {
-            sums[block] = *sum;
-        }
-    }
-    BlockFile::new(path, Written { bytes, sums })
-}
-
-fn read(
-    blocks: &BlockFile,
-    direct: bool,
-    file: &Checkpoint,
-    roles: &[Role],
-    of_role: bool,
-    target: &mut Target<'_>,
-) -> Result<u64> {
-    let layout = target.layout;
-    let mut wanted = Vec::new();
-    for (unit, role) in (0..layout.units.len()).flat_map(|unit| roles.iter().map(move |role| (unit, *role))) {
-        let Some(owned) = target.owned(unit) else { continue };
-        for tensor in layout.units[unit].tensors_of(Part::Trainable) {
-            let place = tensor.place.range();
-            let cut = place.start.max(owned.start)..place.end.min(owned.end);
-            let name =
-                if of_role { format!("{}.{}", role.name(), tensor.stored_name()) } else { tensor.stored_name().into() };
-            let (false, Some(info)) = (cut.is_empty(), file.tensor(&name)) else { continue };
-            if info.shape != tensor.stored_shape() {
-                let reason = format!("{name} has the shape {:?} there", info.shape);
-                return Err(StateError::damaged(&info.file, reason));
-            }
-            let elements = within(&cut, &place);
-            let dtype = match info.dtype {
-                crate::checkpoint::StoredType::BF16 => DType::Bf16,
-                crate::checkpoint::StoredType::F16 => DType::F16,
-                _ => DType::F32,
-            };
-            // Of a tensor that lies otherwise in the file all is read: it is a part of a block's matrix at most.
-            let stored = if tensor.stored.is_some() { 0..info.elements() } else { elements.clone() };
-            let at = |element: usize| info.begin + (element * dtype.size()) as u64;
-            let bytes = at(stored.start)..at(stored.end);
-            wanted.push(Wanted { unit, role, tensor, elements, dtype, bytes });
-        }
-    }
-    wanted.sort_by_key(|wanted| wanted.bytes.start);
-    // The header is read with its checksums, too.
-    let header = 0..wanted.iter().map(|wanted| wanted.bytes.start).min().unwrap_or(0);
-    let ranges: Vec<Range<u64>> = std::iter::once(header).chain(wanted.iter().map(|w| w.bytes.clone())).collect();
-    let (mut values, mut together) = (Vec::new(), vec![Vec::new(); ranges.len()]);
-    blocks.read(&ranges, direct, |number, at, bytes| {
-        let Some(wanted) = number.checked_sub(1).map(|number| &wanted[number]) else { return Ok(()) };
-        widen(wanted.dtype, bytes, &mut values);
-        let first = wanted.tensor.place.start + wanted.elements.start;
-        if wanted.tensor.stored.is_none() {
-            return target.put(wanted.unit, wanted.role, first + at as usize / wanted.dtype.size(), &values);
-        }
-        together[number].extend_from_slice(&values);
-        if at + (bytes.len() as u64) < wanted.bytes.end - wanted.bytes.start {
-            return Ok(());
-        }
-        let stored = std::mem::take(&mut together[number]);
-        let mut ours = vec![0f32; wanted.elements.len()];
-        for run in wanted.tensor.runs(wanted.elements.clone()) {
-            let to = ours[run.ours - wanted.elements.start..].iter_mut().step_by(run.step);
-            to.zip(&stored[run.stored..run.stored + run.len]).for_each(|(to, from)| *to = *from);
-        }
-        target.put(wanted.unit, wanted.role, first, &ours)
-    })
 }

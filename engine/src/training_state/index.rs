@@ -4,7 +4,7 @@ use super::error::{Result, StateError};
 use crate::config::{Cell, SaveLayout};
 use crate::files::is_plain_name;
 use crate::loss_scale::ScalerState;
-use crate::model::{Layout, Part};
+use crate::model::{FlatKind, Layout};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use std::fs::File;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use zbench_kernels::DType;
 
 /// The file that makes a folder a checkpoint.
-pub(super) const INDEX: &str = "index.json";
+pub(crate) const INDEX: &str = "index.json";
 const FORMAT: &str = "zbench-training-checkpoint";
 const VERSION: u64 = 1;
 
@@ -61,7 +61,6 @@ impl Role {
 pub struct Identity {
     /// The configuration's `[model]`, without where its files are.
     pub model: Value,
-    /// By unit.
     pub units: Vec<UnitIdentity>,
 }
 
@@ -82,7 +81,7 @@ impl Identity {
             ["weights", "loading", "save"].iter().for_each(|key| drop(model.remove(*key)));
         }
         let tensors = |unit: &crate::model::Unit| {
-            unit.tensors_of(Part::Trainable).map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect()
+            unit.tensors_of(FlatKind::Trainable).map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect()
         };
         let units = layout.units.iter().map(|unit| UnitIdentity { name: unit.name.clone(), tensors: tensors(unit) });
         Identity { model, units: units.collect() }
@@ -169,9 +168,7 @@ pub struct RankFiles {
 /// Checksums of a file's blocks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileSums {
-    /// Its name.
     pub name: String,
-    /// Its length.
     pub bytes: u64,
     /// The first block that this rank wrote.
     pub first: usize,
@@ -184,7 +181,6 @@ pub struct FileSums {
 /// A part of a flat in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Piece {
-    /// Which unit.
     pub unit: usize,
     /// What of it.
     pub role: Role,
@@ -193,7 +189,6 @@ pub struct Piece {
     pub dtype: DType,
     /// The first element in the flat.
     pub start: usize,
-    /// Elements.
     pub len: usize,
     /// Position in the file.
     pub at: u64,
@@ -216,7 +211,7 @@ mod dtype_name {
 
 /// Writes JSON whose checksum stands in it: on the first line the checksum, on the second what it is of. The file is on the
 /// disk when this returns. Returns the checksum.
-pub(super) fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<u32> {
+pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<u32> {
     let failed = |source| StateError::io("write", path, source);
     let text = serde_json::to_string(value).map_err(|error| failed(error.into()))?;
     let sum = crc32fast::hash(text.as_bytes());
@@ -231,7 +226,7 @@ fn enclosed(sum: u32, text: &str) -> String {
 }
 
 /// Reads what `write_json` wrote, and its checksum.
-pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<(T, u32)> {
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<(T, u32)> {
     const MOST_BYTES: u64 = 4 << 30;
     let failed = |source| StateError::io("read", path, source);
     // Asked before opening: opening a pipe would wait for its writer.
@@ -259,7 +254,7 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<(T, u32)> {
 }
 
 /// The index of a checkpoint.
-pub(super) fn read_index(dir: &Path) -> Result<Index> {
+pub(crate) fn read_index(dir: &Path) -> Result<Index> {
     let path: PathBuf = dir.join(INDEX);
     if !path.exists() {
         let reason = match dir.metadata() {
@@ -292,7 +287,7 @@ pub(super) fn read_index(dir: &Path) -> Result<Index> {
 }
 
 /// Refuses names that lead out of the checkpoint's folder.
-pub(super) fn plain_names<'a>(path: &Path, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
+pub(crate) fn plain_names<'a>(path: &Path, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
     match names.find(|name| !is_plain_name(name)) {
         Some(name) => {
             Err(StateError::damaged(path, format!("it names {name:?}, which is not the plain name of a file")))

@@ -1,6 +1,8 @@
 //! Reading the state of a run: by any number of ranks, under any strategy and precision, whatever wrote it. A rank reads
 //! the pieces that overlap what it owns, and nothing else.
 
+mod full;
+
 use super::blocks::{BlockFile, Written};
 use super::error::{Result, StateError};
 use super::folder::newest;
@@ -8,7 +10,7 @@ use super::index::{Identity, Index, Piece, Position, RankFiles, Role, plain_name
 use crate::config::{Cell, Resume, SaveLayout};
 use crate::error::StepError;
 use crate::mesh::within;
-use crate::model::{Layout, Part};
+use crate::model::{FlatKind, Layout};
 use crate::outcome::History;
 use crate::shard::{Optimizer, Params, Resources, State};
 use std::collections::BTreeMap;
@@ -94,7 +96,6 @@ impl Resumable {
         &self.index.position
     }
 
-    /// Its folder.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -120,7 +121,7 @@ impl Resumable {
     }
 
     /// A number that tells this checkpoint from others.
-    pub(super) fn mark(&self) -> u32 {
+    pub(crate) fn mark(&self) -> u32 {
         let sums = self.index.ranks.iter().flat_map(|(_, sum)| sum.to_le_bytes());
         let bytes: Vec<u8> = self.index.position.steps.to_le_bytes().into_iter().chain(sums).collect();
         crc32fast::hash(&bytes).max(1)
@@ -144,7 +145,7 @@ impl Resumable {
         target.clear()?;
         let bytes = match self.index.layout {
             SaveLayout::Sharded => self.load_shards(&mut target)?,
-            SaveLayout::Full => super::full::load(self, &mut target)?,
+            SaveLayout::Full => full::load(self, &mut target)?,
         };
         target.finish(&self.dir)?;
         Ok(bytes)
@@ -212,7 +213,7 @@ pub(super) fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
 }
 
 /// Where what is read goes.
-pub(super) struct Target<'a> {
+struct Target<'a> {
     pub layout: &'a Layout,
     pub state: &'a State,
     res: Resources<'a>,
@@ -258,7 +259,7 @@ impl Target<'_> {
             Role::Weights => match &mut moments.master {
                 Some(master) => Some(master.slice_mut(of_owned)),
                 None => {
-                    let home = self.params.home_mut(unit, Part::Trainable);
+                    let home = self.params.home_mut(unit, FlatKind::Trainable);
                     home.map(|home| home.slice_mut(within(&range, &holding.home)))
                 }
             },
@@ -290,7 +291,7 @@ impl Target<'_> {
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.trainable(unit) else { continue };
             let master = self.optimizer.moments_mut(unit).and_then(|moments| moments.master.as_ref());
-            let home = self.params.home_mut(unit, Part::Trainable);
+            let home = self.params.home_mut(unit, FlatKind::Trainable);
             if let (Some(master), Some(home)) = (master, home) {
                 let at_home = within(&holding.owned, &holding.home);
                 self.res.kernels.cast(master.view(), home.slice_mut(at_home)).map_err(StepError::from)?;

@@ -11,15 +11,27 @@ mod blocks;
 mod digest;
 mod error;
 mod folder;
-mod full;
+pub(crate) mod full;
 mod index;
 mod load;
-mod saver;
 mod shard;
 
 pub use digest::Digest;
+pub(crate) use error::Result;
 pub use error::StateError;
+pub(crate) use folder::{Folder, part_dir};
 pub use folder::{checkpoints, newest, position_in, step_dir};
 pub use index::{Identity, Index, Position};
+pub(crate) use index::{RankFiles, read_json, write_json};
 pub use load::Resumable;
-pub use saver::Saver;
+pub(crate) use shard::{Shard, file_names};
+
+use crate::error::StepError;
+use std::thread::JoinHandle;
+
+pub(crate) fn spawn<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<JoinHandle<Result<T>>> {
+    let failed = |error| StateError::Step(StepError::Input(format!("a thread could not be started: {error}")));
+    crate::threads::start("checkpoint", work).map_err(failed)
+}

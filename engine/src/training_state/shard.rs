@@ -18,13 +18,13 @@ use std::sync::mpsc::Sender;
 use zbench_kernels::{DType, Kernels, View, ViewMut};
 
 /// The file names of a rank.
-pub(super) fn file_names(rank: usize) -> (String, String) {
+pub(crate) fn file_names(rank: usize) -> (String, String) {
     (format!("rank-{rank:05}.safetensors"), format!("rank-{rank:05}.json"))
 }
 
 /// Elements of a unit's flat that a rank writes: of the world-wide split, so that every element is written once and all
 /// ranks write alike, whatever the strategy; without the padding, which depends on the number of ranks.
-pub(super) fn written_range(state: &State, layout: &Layout, unit: usize) -> Option<Range<usize>> {
+pub(crate) fn written_range(state: &State, layout: &Layout, unit: usize) -> Option<Range<usize>> {
     let holding = state.trainable(unit)?;
     let end = holding.chunk.end.min(in_use(layout, unit));
     (holding.chunk.start < end).then_some(holding.chunk.start..end)
@@ -32,13 +32,13 @@ pub(super) fn written_range(state: &State, layout: &Layout, unit: usize) -> Opti
 
 /// Elements of a unit's flat that are kept: without padding, but for one element that makes them even, so that no element
 /// of four bytes behind one of two lies across the end of a block.
-pub(super) fn in_use(layout: &Layout, unit: usize) -> usize {
+pub(crate) fn in_use(layout: &Layout, unit: usize) -> usize {
     let flat = &layout.units[unit].trainable;
     flat.len.next_multiple_of(2).min(flat.padded)
 }
 
 /// What a rank's file will hold, and its header.
-pub(super) struct Contents {
+pub(crate) struct Contents {
     pub pieces: Vec<Piece>,
     header: Vec<u8>,
     pub bytes: u64,
@@ -80,12 +80,12 @@ fn header(pieces: &[Piece], layout: &Layout) -> Vec<u8> {
 }
 
 /// A header with the data behind it at a multiple of a sector.
-pub(super) fn padded(entries: Map<String, Value>) -> Vec<u8> {
+pub(crate) fn padded(entries: Map<String, Value>) -> Vec<u8> {
     header_bytes(entries, ALIGNMENT)
 }
 
 /// A type as safetensors names it.
-pub(super) fn stored_name(dtype: DType) -> &'static str {
+pub(crate) fn stored_name(dtype: DType) -> &'static str {
     match dtype {
         DType::Bf16 => "BF16",
         DType::F16 => "F16",
@@ -150,7 +150,7 @@ fn bytes_of(kernels: &dyn Kernels, view: View<'_>) -> Result<Vec<u8>> {
 }
 
 /// A rank's state on its way to the disk, which a thread may carry.
-pub(super) struct Shard {
+pub(crate) struct Shard {
     dir: PathBuf,
     rank: usize,
     direct: bool,
@@ -180,7 +180,7 @@ impl Shard {
                 continue;
             };
             let Some(moments) = loan.take(unit) else { continue };
-            let weights = match (&moments.master, params.home_mut(unit, crate::model::Part::Trainable)) {
+            let weights = match (&moments.master, params.home_mut(unit, crate::model::FlatKind::Trainable)) {
                 (None, Some(home)) => Some(bytes_of(kernels, home.slice(within(&range, &holding.home)))?),
                 _ => None,
             };

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{Communicator, HostStaged, Metered, group};
 use zbench_kernels::{Arena, Cuda, Kernels};
+use zbench_kernels_testing::Late;
 
 fn run(late: bool, size: usize, stall: Duration, rank: impl Fn(Box<dyn Communicator>) + Sync) {
-    let machine = device::machine(|host| if late { host.late() } else { host.clone() });
+    let machine = device::machine(|host| if late { Arc::new(Late(host.clone())) } else { Arc::new(host.clone()) });
     let of = |_| Arc::new(Cuda::new(machine.clone()).unwrap()) as Arc<dyn Kernels>;
     let kernels: Vec<_> = (0..size).map(of).collect();
     std::thread::scope(|scope| {

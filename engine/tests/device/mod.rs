@@ -29,8 +29,8 @@ static GPU: LazyLock<Option<Arc<dyn Device>>> = LazyLock::new(|| {
 });
 
 /// Where kernels run: the GPU, or else what is made of the processor.
-pub fn machine(host: impl FnOnce(&Host) -> Host) -> Arc<dyn Device> {
-    GPU.clone().unwrap_or_else(|| Arc::new(host(&HOST)))
+pub fn machine(host: impl FnOnce(&Host) -> Arc<dyn Device>) -> Arc<dyn Device> {
+    GPU.clone().unwrap_or_else(|| host(&HOST))
 }
 
 /// A file of this repository.

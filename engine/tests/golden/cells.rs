@@ -196,10 +196,13 @@ fn policies() -> Vec<Value> {
         ("selective", Checkpointing::Selective),
         ("sqrt", Checkpointing::Sqrt),
         ("every2", Checkpointing::Every(2)),
-        ("keep-qkv", Checkpointing::Keep(vec![Kept::Qkv])),
-        ("keep-attention-mlp-norm", Checkpointing::Keep(vec![Kept::Attention, Kept::MlpNorm])),
-        ("keep-activation-attention-norm", Checkpointing::Keep(vec![Kept::Activation, Kept::AttentionNorm])),
-        ("keep-gate-up-residual", Checkpointing::Keep(vec![Kept::GateUp, Kept::Residual])),
+        ("keep-qkv", Checkpointing::Keep(vec![SavedTensor::Qkv])),
+        ("keep-attention-mlp-norm", Checkpointing::Keep(vec![SavedTensor::Attention, SavedTensor::MlpNorm])),
+        (
+            "keep-activation-attention-norm",
+            Checkpointing::Keep(vec![SavedTensor::Activation, SavedTensor::AttentionNorm]),
+        ),
+        ("keep-gate-up-residual", Checkpointing::Keep(vec![SavedTensor::GateUp, SavedTensor::Residual])),
     ];
     all.into_iter().map(|(word, policy)| value(word, move |cell| cell.memory.checkpointing = policy.clone())).collect()
 }

@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use zbench_engine::actions::Action;
 use zbench_engine::comm::{Communicator, Rendezvous, Shared, TcpOptions, group, shm, tcp};
 use zbench_engine::config::Cell;
 use zbench_engine::course::Control;
 use zbench_engine::outcome::{Evaluated, Failure, Flops, Happening, RankReport, Step, Traffic};
-use zbench_engine::plan::{Action, Plan};
+use zbench_engine::plan::Plan;
 use zbench_engine::recorder::Recorded;
-use zbench_engine::train::{collect, train_rank_probed, with_ranks};
+use zbench_engine::train::{collect, train_rank, with_ranks};
 use zbench_kernels::{Arena, Kernels, Ledger};
 
 /// The sections of a cell, each compared by itself.
@@ -119,7 +120,7 @@ pub fn take(case: &Case) -> Taken {
     let operations = [0, cell.parallel.ranks - 1].map(|rank| plan.operations(cell, &*kernels, rank));
     Taken {
         actions: plan.actions.clone(),
-        evaluation: [plan.looks.first.clone(), plan.looks.next.clone(), plan.looks.end.clone()],
+        evaluation: [plan.evaluation.first.clone(), plan.evaluation.next.clone(), plan.evaluation.end.clone()],
         memory: estimate.memory,
         traffic: estimate.traffic,
         flops: estimate.flops,
@@ -197,7 +198,7 @@ fn in_words(
                 };
                 let (comm, arena) = connect(kernels.clone(), local);
                 let control = Control { stop, tell: &tell, trace: None, pace: None };
-                train_rank_probed(cell, plan, comm, kernels, arena, control, None)
+                train_rank(cell, plan, comm, kernels, arena, control, None)
             })
         };
         let ranks: Vec<_> = locals.into_iter().zip(kernels).map(start).collect();

@@ -1,7 +1,7 @@
 //! The fixed vocabulary of the golden dump. Every word is written here and nowhere else, so that the dump stays as it is when
 //! an item or a name of the program changes. A value without a word fails the test.
 
-use zbench_engine::plan::Action;
+use zbench_engine::actions::Action;
 use zbench_engine::recorder::{Phase, Recorded};
 use zbench_kernels::*;
 
@@ -10,7 +10,7 @@ pub fn action(action: &Action) -> String {
         Action::Load { micro } => format!("load micro={micro}"),
         Action::Gather { unit, refresh, slot } => format!("gather unit={unit} refresh={refresh} slot={slot}"),
         Action::Forward { unit } => format!("forward unit={unit}"),
-        Action::Restore { unit, output } => format!("recompute unit={unit} output={output}"),
+        Action::Recompute { unit, output } => format!("recompute unit={unit} output={output}"),
         Action::Backward { unit } => format!("backward unit={unit}"),
         Action::Release { unit } => format!("release unit={unit}"),
         Action::Reduce { unit, first, last } => format!("reduce unit={unit} first={first} last={last}"),

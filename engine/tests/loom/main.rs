@@ -4,5 +4,5 @@
 #![allow(unsafe_code)]
 
 mod comm;
-mod pool;
-mod sync;
+
+use zbench_kernels_testing::loom as sync;

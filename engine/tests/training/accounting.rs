@@ -53,7 +53,7 @@ pub fn policies() -> Vec<Checkpointing> {
         Checkpointing::Full,
         Checkpointing::Selective,
         Checkpointing::Every(2),
-        Checkpointing::Keep(vec![Kept::Attention, Kept::MlpNorm]),
+        Checkpointing::Keep(vec![SavedTensor::Attention, SavedTensor::MlpNorm]),
     ]
 }
 

@@ -84,8 +84,8 @@ fn experts_give_the_same_bits_under_every_strategy_and_policy() {
                     Checkpointing::Selective,
                     Checkpointing::Sqrt,
                     Checkpointing::Every(2),
-                    Checkpointing::Keep(vec![Kept::GateUp]),
-                    Checkpointing::Keep(vec![Kept::Activation, Kept::MlpNorm]),
+                    Checkpointing::Keep(vec![SavedTensor::GateUp]),
+                    Checkpointing::Keep(vec![SavedTensor::Activation, SavedTensor::MlpNorm]),
                 ] {
                     if ranks > 2 && !matches!(policy, Checkpointing::None | Checkpointing::Full) {
                         continue;
@@ -139,8 +139,8 @@ fn neither_checkpointing_nor_prefetch_nor_attention_layout_changes_a_bit() {
         Checkpointing::Sqrt,
         Checkpointing::Every(2),
         Checkpointing::Every(5),
-        Checkpointing::Keep(vec![Kept::Qkv]),
-        Checkpointing::Keep(vec![Kept::Activation, Kept::AttentionNorm]),
+        Checkpointing::Keep(vec![SavedTensor::Qkv]),
+        Checkpointing::Keep(vec![SavedTensor::Activation, SavedTensor::AttentionNorm]),
     ];
     for tied in [false, true] {
         let mut base = odd();

@@ -8,9 +8,10 @@ use crate::training::support::*;
 use zbench_engine::config::*;
 use zbench_engine::device::Device;
 use zbench_engine::layers::{Batch, Exec, HeadGrads, HeadWeights, Saved};
-use zbench_engine::model::{Grads, Layout, Part, Weights};
+use zbench_engine::model::{FlatKind, Grads, Layout, Weights};
 use zbench_engine::rope;
 use zbench_kernels::*;
+use zbench_kernels_testing::Reference;
 
 const STEP: f64 = 1e-5;
 const TOLERANCE: f64 = 1e-6;
@@ -78,7 +79,8 @@ impl Lab {
 
     /// Random weights of a unit: trainable, frozen.
     fn weights(&self, unit: usize) -> [Vec<f64>; 2] {
-        [Part::Trainable, Part::Frozen].map(|part| noise(77 + part as u64, self.layout.units[unit].flat(part).padded))
+        [FlatKind::Trainable, FlatKind::Frozen]
+            .map(|part| noise(77 + part as u64, self.layout.units[unit].flat(part).padded))
     }
 }
 
@@ -118,7 +120,7 @@ fn check(what: &str, at: &[f64], gradient: &[f64], used: usize, mut f: impl FnMu
 
 fn block_output(lab: &Lab, flats: &[Vec<f64>; 2], x: &[f64], r: &[f64]) -> f64 {
     let (output, _) =
-        lab.layout.blocks[0].forward(&lab.exec(), &weights(flats), lab.buffer(x), true, &Kept::ALL).unwrap();
+        lab.layout.blocks[0].forward(&lab.exec(), &weights(flats), lab.buffer(x), true, &SavedTensor::ALL).unwrap();
     dot(&values(&output), r)
 }
 
@@ -130,10 +132,10 @@ fn check_block(what: &str, change: impl FnOnce(&mut Cell)) {
     let (x, r) = (noise(1, len), noise(2, len));
     let ex = lab.exec();
     let mut reference: Option<(Vec<f64>, Vec<f64>)> = None;
-    for keep in [&Kept::ALL[..], &[], &[Kept::Residual, Kept::Qkv]] {
+    for keep in [&SavedTensor::ALL[..], &[], &[SavedTensor::Residual, SavedTensor::Qkv]] {
         let (_, mut saved): (_, Saved<Buffer>) =
             block.forward(&ex, &weights(&flats), lab.buffer(&x), true, keep).unwrap();
-        block.restore(&ex, &weights(&flats), &mut saved, false).unwrap();
+        block.recompute(&ex, &weights(&flats), &mut saved, false).unwrap();
         let mut grads = vec![0.0; unit.trainable.padded];
         let mut view = Grads(ViewMut::of(&mut grads));
         let dx = block.backward(&ex, &weights(&flats), &mut view, saved, lab.buffer(&r)).unwrap();
@@ -333,7 +335,7 @@ fn a_block_with_magnitudes() {
     let at_start = norms(&flats[0]);
     let mut grads = vec![0.0; unit.trainable.padded];
     let mut view = Grads(ViewMut::of(&mut grads));
-    let (_, saved) = block.forward(&ex, &weights(&flats), lab.buffer(&x), true, &Kept::ALL).unwrap();
+    let (_, saved) = block.forward(&ex, &weights(&flats), lab.buffer(&x), true, &SavedTensor::ALL).unwrap();
     let dx = block.backward(&ex, &weights(&flats), &mut view, saved, lab.buffer(&r)).unwrap();
     check(what, &x, &values(&dx), x.len(), |x| block_output(&lab, &flats, x, &r));
     check(what, &flats[0], &grads, unit.trainable.len, |w| {

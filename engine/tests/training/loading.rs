@@ -10,9 +10,9 @@ use zbench_engine::comm::{Communicator, group};
 use zbench_engine::config::*;
 use zbench_engine::course::Control;
 use zbench_engine::error::StepError;
-use zbench_engine::outcome::{Cause, Loaded, Moment};
+use zbench_engine::outcome::{Cause, LoadPhase, Loaded};
 use zbench_engine::save::{SaveOptions, save_fresh};
-use zbench_engine::train::{collect, train_rank_probed, with_ranks};
+use zbench_engine::train::{collect, train_rank, with_ranks};
 use zbench_kernels::{Arena, Cpu, DType};
 
 type Bits = Vec<(String, Vec<u32>)>;
@@ -185,8 +185,8 @@ fn shrinking(loading: Loading) -> Vec<String> {
     let plan = plan(&cell);
     // Both ranks have opened it by then, and neither has read.
     let both = Barrier::new(2);
-    let cut = |moment: Moment| {
-        if moment == Moment::LoadingBegins {
+    let cut = |moment: LoadPhase| {
+        if moment == LoadPhase::LoadingBegins {
             if both.wait().is_leader() {
                 let file = std::fs::OpenOptions::new().write(true).open(folder.path().join("model.safetensors"));
                 let bytes = std::fs::metadata(fixture("model.safetensors")).unwrap().len();
@@ -210,7 +210,7 @@ fn shrinking(loading: Loading) -> Vec<String> {
                 scope.spawn(move || {
                     let comm: Box<dyn Communicator> = Box::new(comm);
                     let control = Control { stop, tell: &|_| {}, trace: None, pace: None };
-                    train_rank_probed(cell, plan, comm, kernels, arena, control, Some(cut))
+                    train_rank(cell, plan, comm, kernels, arena, control, Some(cut))
                 })
             })
             .collect();

@@ -7,6 +7,7 @@ mod documents;
 mod evaluation;
 mod failures;
 pub mod families;
+mod formulas;
 mod identity;
 mod initialization;
 mod kinds;

@@ -10,8 +10,9 @@ use crate::training::identity::{assert_same, odd, strategies};
 use crate::training::support::*;
 use vectors::{as_i8, pack, same_bits};
 use zbench_engine::config::*;
-use zbench_engine::model::Part;
+use zbench_engine::model::FlatKind;
 use zbench_kernels::*;
+use zbench_kernels_testing::{ByName, Reference};
 
 const BASES: [Base; 3] = [Base::Nf4, Base::Nf4Single, Base::Int8];
 
@@ -65,7 +66,7 @@ fn base_of(cell: &Cell) -> Tensors {
     let quantised: Vec<String> = {
         let plan = plan(&cell);
         let units = plan.layout.units.iter();
-        units.flat_map(|unit| unit.tensors_of(Part::Quantised).map(|t| t.stored_name().to_string())).collect()
+        units.flat_map(|unit| unit.tensors_of(FlatKind::Quantised).map(|t| t.stored_name().to_string())).collect()
     };
     run(&cell).weights.into_iter().filter(|(name, _)| quantised.contains(name)).collect()
 }
@@ -107,7 +108,7 @@ fn what_ranks_hold_is_what_the_reference_packs() {
 /// What each stored tensor of `floats` comes back as, its parts packed one by one.
 pub fn expected(layout: &zbench_engine::model::Layout, floats: &Tensors) -> Tensors {
     let mut expected: Tensors = Vec::new();
-    for tensor in layout.units.iter().flat_map(|unit| unit.tensors_of(Part::Quantised)) {
+    for tensor in layout.units.iter().flat_map(|unit| unit.tensors_of(FlatKind::Quantised)) {
         let (name, matrix) = (tensor.stored_name(), tensor.packed.unwrap());
         let stored = &floats.iter().find(|(own, _)| own == name).unwrap().1;
         let mut ours = vec![0f32; matrix.len()];

@@ -6,7 +6,7 @@ use crate::training::support::*;
 use std::sync::atomic::Ordering;
 use zbench_engine::config::*;
 use zbench_engine::hardware;
-use zbench_engine::model::{self, Layout, Part};
+use zbench_engine::model::{self, FlatKind, Layout};
 use zbench_engine::plan::Plan;
 use zbench_kernels::Cpu;
 
@@ -80,16 +80,16 @@ fn a_batch_of_any_size_is_planned_in_the_same_number_of_statements() {
 fn blocks_are_like_where_only_their_place_in_the_model_differs() {
     for (name, cell) in cells() {
         let layout = Layout::new(&cell, 2);
-        for (index, like) in layout.like.iter().enumerate() {
+        for (index, like) in layout.same_as.iter().enumerate() {
             let (one, other) = (&layout.units[index + 1], &layout.units[like + 1]);
-            assert!(*like <= index && layout.like[*like] == *like, "{name}: {:?}", layout.like);
+            assert!(*like <= index && layout.same_as[*like] == *like, "{name}: {:?}", layout.same_as);
             let places =
                 |unit: &model::Unit| unit.tensors.iter().map(|t| (t.place, t.shape.clone())).collect::<Vec<_>>();
             assert_eq!(places(one), places(other), "{name}: {index} and {like}");
         }
-        let kinds = layout.like.iter().enumerate().filter(|(index, like)| index == *like).count();
+        let kinds = layout.same_as.iter().enumerate().filter(|(index, like)| index == *like).count();
         assert!(kinds <= 2, "{name}: {kinds} kinds of 7 blocks");
-        for part in Part::ALL {
+        for part in FlatKind::ALL {
             assert_eq!(model::parameters(&cell, part), Layout::new(&cell, 1).parameters(part), "{name}: {part:?}");
         }
     }

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use zbench_engine::config::*;
 use zbench_engine::course::{self, Control};
 use zbench_engine::outcome::{Happening, Step};
+use zbench_engine::saver::Saver;
 use zbench_engine::train::with_ranks;
-use zbench_engine::training_state::{Digest, Saver, StateError, checkpoints, newest, step_dir};
+use zbench_engine::training_state::{Digest, StateError, checkpoints, newest, step_dir};
 use zbench_kernels::DType;
 
 /// What came of a run: its steps, what it said between them, the checksum of its state at the end.

@@ -12,6 +12,7 @@ use zbench_engine::rank::{Rank, Updated};
 use zbench_engine::train::with_ranks;
 use zbench_kernels::Kernels;
 use zbench_kernels::device::Device;
+use zbench_kernels_testing::Late;
 
 pub fn fixture(file: &str) -> PathBuf {
     device::source("tests/fixtures/llama").join(file)
@@ -112,10 +113,10 @@ pub fn on(mut cell: Cell, strategy: Strategy, ranks: usize, shard: usize) -> Cel
 }
 
 /// CUDA on the processor, in queues that do their work as late as they may; or a GPU.
-static MACHINE: LazyLock<Arc<dyn Device>> = LazyLock::new(|| device::machine(|host| host.as_planned().late()));
+static MACHINE: LazyLock<Arc<dyn Device>> = LazyLock::new(|| device::machine(|host| Arc::new(Late(host.as_planned()))));
 
 /// The same with queues that have done their work when a call returns: memory that is handed out is then full of NaN.
-static PROMPT: LazyLock<Arc<dyn Device>> = LazyLock::new(|| device::machine(|host| host.as_planned()));
+static PROMPT: LazyLock<Arc<dyn Device>> = LazyLock::new(|| device::machine(|host| Arc::new(host.as_planned())));
 
 thread_local! {
     static IS_PROMPT: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };

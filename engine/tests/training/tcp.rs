@@ -47,6 +47,7 @@ fn measured(cell: &Cell, plan: &Plan) -> (Vec<RankReport>, Vec<u64>) {
                         kernels.clone(),
                         arena,
                         Control { stop, tell: &tell, trace: None, pace: None },
+                        None,
                     )
                 })
             })

@@ -5,11 +5,11 @@ use crate::training::support::*;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use zbench_engine::actions::Action;
 use zbench_engine::config::*;
 use zbench_engine::course::Control;
 use zbench_engine::outcome::{Failure, Happening, Run, Span};
-use zbench_engine::plan::Action;
-use zbench_engine::trace::{StepTrace, Tracing, What, Zero};
+use zbench_engine::trace::{ClockOrigin, StepTrace, Tracing, What};
 use zbench_engine::train::train_on;
 
 fn traced(cell: &Cell, steps: u64) -> (Result<Run, Failure>, Vec<StepTrace>) {
@@ -19,7 +19,7 @@ fn traced(cell: &Cell, steps: u64) -> (Result<Run, Failure>, Vec<StepTrace>) {
             traces.lock().unwrap().push((**traced).clone());
         }
     };
-    let trace = (steps > 0).then(|| Tracing { zero: Zero::now(), steps });
+    let trace = (steps > 0).then(|| Tracing { zero: ClockOrigin::now(), steps });
     let control = Control { stop: &AtomicBool::new(false), tell: &tell, trace, pace: None };
     let run = train_on(cell, &plan(cell), &machine, control);
     (run, traces.into_inner().unwrap())

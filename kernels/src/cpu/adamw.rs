@@ -1,5 +1,7 @@
 //! The optimizer's pass.
 
+#![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
+
 use super::Cpu;
 use super::level::{Level, fma};
 use super::map::typed;

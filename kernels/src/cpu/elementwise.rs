@@ -1,5 +1,7 @@
 //! Kernels that compute each element from the same element of their operands.
 
+#![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
+
 use super::Cpu;
 use super::level::{activation, fma};
 use super::map::typed;

@@ -1,5 +1,7 @@
 //! A mixture of experts on cores. Each thread takes whole rows, so that no sum depends on the number of threads.
 
+#![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
+
 use super::Cpu;
 use super::level::{LANES, exp, fma, fold, fold2, merge};
 use super::rows::{grain, shift};

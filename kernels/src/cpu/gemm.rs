@@ -1,6 +1,8 @@
 //! Matrix products. The `gemm-f32` crate multiplies f32; we split C over threads and convert other types block by block,
 //! except bf16 and f32, which have kernels of their own ([`super::matmul`]).
 
+#![allow(unsafe_code, reason = "the gemm crate takes addresses; threads write parts of one buffer that do not overlap")]
+
 use super::Cpu;
 use super::matmul::{self, Right};
 use super::stream::{CHUNK, Shared, chunks, load, narrow, widen};

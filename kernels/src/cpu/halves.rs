@@ -2,6 +2,8 @@
 //! bits they give for every number. Tails go through a vector of their own, so that an element's bits, those of a NaN
 //! too, do not depend on where it lies.
 
+#![allow(unsafe_code, reason = "vector instructions that the CPU was asked for")]
+
 use super::level::Level;
 use crate::round::Float32;
 use half::f16;

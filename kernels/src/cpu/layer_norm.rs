@@ -1,5 +1,7 @@
 //! Normalisation with mean, and rows added to rows.
 
+#![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
+
 use super::Cpu;
 use super::level::{LANES, fma, fold, fold3, merge};
 use super::map::typed;

@@ -1,5 +1,7 @@
 //! Which vector instructions this CPU has, and how loops are compiled for them.
 
+#![allow(unsafe_code, reason = "vector instructions that the CPU was asked for")]
+
 use crate::op::Activation;
 use crate::round::Float32;
 

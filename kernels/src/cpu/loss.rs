@@ -1,5 +1,7 @@
 //! The loss: logits to their gradient, in the buffer where they lie.
 
+#![allow(unsafe_code, reason = "gradients take the place of the logits they are computed from")]
+
 use super::Cpu;
 use super::level::{LANES, Level, exp, fold, merge};
 use super::map::typed;

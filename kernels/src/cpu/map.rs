@@ -7,6 +7,8 @@
 //! `move`: each thread has its own copy of what they hold, since a constant behind a reference might be changed by a store
 //! for all that the compiler knows, and is then loaded for every element.
 
+#![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
+
 use super::Cpu;
 use super::stream::{GRAIN, Shared, elements};
 use crate::round::Float32;

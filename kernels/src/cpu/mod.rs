@@ -30,8 +30,7 @@ use level::Level;
 use matmul::path::Path;
 
 /// Kernels on the cores of this machine. Storage in f32, bf16 or f16, arithmetic in f32; f64 is for
-/// [`Reference`](crate::Reference), except that [`Kernels::reduce`] takes every type. The best vector instructions of the CPU are chosen when it is made.
-#[warn(missing_docs)]
+/// the reference in kernels/testing, except that [`Kernels::reduce`] takes every type. The best vector instructions of the CPU are chosen when it is made.
 pub struct Cpu {
     pool: Pool,
     level: Level,
@@ -57,6 +56,18 @@ impl Cpu {
     pub fn with_instructions(threads: usize, instructions: &str) -> Option<Cpu> {
         let path = Path::available().into_iter().find(|path| path.name() == instructions)?;
         Some(Cpu { pool: Pool::new(threads.max(1)), level: path.level(), path })
+    }
+
+    /// As [`Cpu::new`] with products of bf16 by AMX, whatever this CPU has. `None` without AVX-512.
+    ///
+    /// # Safety
+    /// AMX instructions work in this process, if only because a handler of SIGILL carries them out.
+    #[doc(hidden)]
+    #[cfg(target_arch = "x86_64")]
+    #[allow(unsafe_code, reason = "whoever calls it vouches for AMX")]
+    pub unsafe fn with_amx(threads: usize) -> Option<Cpu> {
+        let level = Level::detect();
+        (level == Level::Avx512).then(|| Cpu { pool: Pool::new(threads.max(1)), level, path: Path::Amx })
     }
 
     /// The same kernels on other threads.

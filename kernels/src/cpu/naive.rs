@@ -1,5 +1,7 @@
 //! Causal attention that stores its probabilities, as textbooks write it: memory grows with the square of the sequence.
 
+#![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
+
 use super::Cpu;
 use super::attention::Inputs;
 use super::attention::plain::{Head, TILE, copies, dense, lean, slope, take, tiles};

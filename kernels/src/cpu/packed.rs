@@ -1,5 +1,7 @@
 //! Frozen matrices to 4 or 8 bits and back.
 
+#![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
+
 use super::Cpu;
 use super::quantize::{largest, quotients};
 use super::stream::{CHUNK, Shared, chunks, close, load, open};

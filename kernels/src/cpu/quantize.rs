@@ -1,5 +1,7 @@
 //! Block quantisation: floats to small integers with a scale for each block, and back.
 
+#![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
+
 use super::Cpu;
 use super::level::Level;
 use super::stream::{CHUNK, Shared, chunks, close, load, open};

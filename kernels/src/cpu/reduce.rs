@@ -3,6 +3,8 @@
 //! Four neighbours at a time are read once and joined in registers: the lower two levels of the tree. What is above is
 //! joined in the nearest cache, as soon as two subtrees of one height are there, like carries of a binary counter.
 
+#![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
+
 use super::Cpu;
 use super::level::Level;
 use super::stream::{CHUNK, Shared, chunks, narrow, widen};

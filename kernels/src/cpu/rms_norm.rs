@@ -1,5 +1,7 @@
 //! Root-mean-square normalisation, reciprocal norms, and sums over rows.
 
+#![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
+
 use super::Cpu;
 use super::level::{LANES, fma, fold, fold3, merge};
 use super::map::typed;

@@ -1,5 +1,7 @@
 //! Kernels that work on whole rows: rotation and tables.
 
+#![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
+
 use super::Cpu;
 use super::level::fma;
 use super::map::typed;

@@ -1,5 +1,7 @@
 //! Passes over buffers: in chunks that stay in the nearest cache, as f32 whatever the type, split over the threads.
 
+#![allow(unsafe_code, reason = "parts of one buffer for several threads")]
+
 use super::level::Level;
 use crate::pool::Pool;
 use crate::round::Float32;

@@ -1,5 +1,7 @@
 //! A device that is only described: kernels for it say what scratch they would need, and run nothing. For planning.
 
+#![allow(unsafe_code, reason = "methods of machines that take addresses")]
+
 use crate::device::{
     Address, Arguments, BLAS_WORKSPACE, Device, DeviceError, DeviceProps, Event, Launch, Result, Stream,
 };

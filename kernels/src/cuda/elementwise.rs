@@ -1,5 +1,7 @@
 //! Traffic, activations, dropout, the optimizer.
 
+#![allow(unsafe_code, reason = "kernels get addresses")]
+
 use super::Cuda;
 use super::launch::{Argument, Run, arguments};
 use crate::cpu::adamw::Step;

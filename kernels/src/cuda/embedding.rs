@@ -1,5 +1,7 @@
 //! The embedding and its gradient.
 
+#![allow(unsafe_code, reason = "kernels get addresses")]
+
 use super::Cuda;
 use super::launch::{Run, SCRATCH_BYTES, arguments};
 use super::rows::teams;

@@ -1,5 +1,7 @@
 //! A mixture of experts: routing, moving rows to their experts and back, and products in groups.
 
+#![allow(unsafe_code, reason = "kernels get addresses")]
+
 use super::Cuda;
 use super::launch::{Argument, Run, arguments, number};
 use crate::device::Address;

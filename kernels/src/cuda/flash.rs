@@ -1,5 +1,7 @@
 //! Starting attention's kernels: on the tensor cores where types, head sizes and addresses suit them, else in f32 arithmetic.
 
+#![allow(unsafe_code, reason = "kernels get addresses")]
+
 use super::Cuda;
 use super::launch::{Argument, Run, arguments};
 use crate::device::Address;

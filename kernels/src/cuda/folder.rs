@@ -1,5 +1,7 @@
 //! Folders from which compiled code may be loaded: those that no other user can write to.
 
+#![allow(unsafe_code, reason = "a system call that names the user")]
+
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read};

@@ -1,5 +1,7 @@
 //! Matrix products: the vendor's library, and kernels of our own where it has none.
 
+#![allow(unsafe_code, reason = "kernels get addresses")]
+
 use super::Cuda;
 use super::launch::{Argument, Run, arguments};
 use super::rows::small;

@@ -1,6 +1,8 @@
 //! Matrix products of groups of rows, each with its own matrix. How many rows a group has stands on the device, and the host does
 //! not wait for it: there are blocks for the most tiles that groups can have, and those that find no tile end.
 
+#![allow(unsafe_code, reason = "kernels get addresses")]
+
 use super::Cuda;
 use super::gemm::{Groups, Product, Way};
 use super::launch::{Run, arguments};

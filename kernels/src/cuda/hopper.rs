@@ -1,5 +1,7 @@
 //! Starting attention's kernel for Hopper, which is taken only where somebody asked for it.
 
+#![allow(unsafe_code, reason = "kernels get addresses")]
+
 use super::Cuda;
 use super::flash::{Attend, TILE};
 use super::launch::{Argument, arguments};

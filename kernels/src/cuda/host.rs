@@ -1,7 +1,8 @@
 //! The kernels on the processor: their sources compiled as C++ with CUDA's names from host.h. Slow, and strict: for checks.
 
+#![allow(unsafe_code, reason = "compiled kernels are called, and memory is an address")]
+
 use super::folder;
-use super::late::Late;
 use super::sources::{HEADERS, SOURCES, Source};
 use crate::device::{
     Address, Arguments, BLAS_WORKSPACE, Device, DeviceError, DeviceProps, Event, Launch, Result, Stream,
@@ -51,7 +52,6 @@ pub enum Order {
 #[derive(Clone)]
 pub struct Host {
     inner: Arc<Inner>,
-    late: bool,
     scratch: usize,
 }
 
@@ -142,12 +142,7 @@ impl Host {
         };
         let launches = Mutex::new(HashMap::new());
         let inner = Arc::new(Inner { facts, order, entries, launches, _libraries: libraries });
-        Ok(Host { inner, late: false, scratch: 0 })
-    }
-
-    /// The same with queues that do nothing before somebody waits for it: what is not in order by marks goes wrong.
-    pub fn late(&self) -> Host {
-        Host { late: true, ..self.clone() }
+        Ok(Host { inner, scratch: 0 })
     }
 
     /// The same with the scratch for products that a GPU has, so that plans hold.
@@ -267,7 +262,7 @@ impl Device for Host {
     }
 
     fn new_stream(&self) -> Result<Box<dyn Stream>> {
-        if self.late { Ok(Box::new(Late::new(self.clone()))) } else { Ok(Box::new(self.clone())) }
+        Ok(Box::new(self.clone()))
     }
 
     fn blas_workspace(&self) -> usize {
@@ -275,7 +270,7 @@ impl Device for Host {
     }
 
     fn reaches_host(&self) -> bool {
-        !self.late
+        true
     }
 
     fn load(&self, kernels: &[&'static str]) -> Result<()> {

@@ -1,5 +1,7 @@
 //! Starting kernels: arguments, grids, and what the device found wrong.
 
+#![allow(unsafe_code, reason = "kernels get their parameters by address")]
+
 use super::Cuda;
 use super::readback::{SUM_WORDS, ScalarReadback};
 use crate::device::{Address, Arguments, Device, DeviceError, Launch, Stream};

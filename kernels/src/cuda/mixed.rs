@@ -1,5 +1,7 @@
 //! Operations of which an operand may lie on the host: what fills weights, reads them out and moves checkpoints. No step has any.
 
+#![allow(unsafe_code, reason = "scratch of words is seen as elements of a type")]
+
 use super::Cuda;
 use crate::op::{Op, Unpack};
 use crate::{DType, KernelError, Kernels, Result, View, ViewMut, no_scratch};

@@ -14,7 +14,6 @@ pub mod gpu;
 mod grouped;
 mod hopper;
 pub mod host;
-mod late;
 mod launch;
 mod mixed;
 mod packed;
@@ -93,6 +92,7 @@ impl Cuda {
     }
 }
 
+#[allow(unsafe_code, reason = "copies take addresses in the machine's memory")]
 impl Kernels for Cuda {
     fn name(&self) -> String {
         self.device.name()

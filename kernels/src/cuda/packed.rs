@@ -1,5 +1,7 @@
 //! Matrices in few bits.
 
+#![allow(unsafe_code, reason = "kernels get addresses")]
+
 use super::Cuda;
 use super::launch::{Run, arguments};
 use crate::device::Address;

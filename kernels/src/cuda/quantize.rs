@@ -1,5 +1,7 @@
 //! Block quantisation.
 
+#![allow(unsafe_code, reason = "kernels get addresses")]
+
 use super::Cuda;
 use super::launch::{Run, arguments};
 use crate::device::Address;

@@ -1,5 +1,7 @@
 //! Reductions: of several buffers to one, and of a buffer to a number.
 
+#![allow(unsafe_code, reason = "kernels get addresses")]
+
 use super::Cuda;
 use super::launch::{Argument, FAULT_WORDS, Run, arguments, number};
 use super::readback::{SUM_WORDS, ScalarReadback};

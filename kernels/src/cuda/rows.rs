@@ -1,5 +1,7 @@
 //! What goes row by row: norms, biases, rotary embedding, the loss. The embedding is in embedding.rs.
 
+#![allow(unsafe_code, reason = "kernels get addresses")]
+
 use super::Cuda;
 use super::launch::{Run, SCRATCH_BYTES, arguments};
 use crate::op::*;

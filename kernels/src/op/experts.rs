@@ -132,7 +132,7 @@ impl GroupedGemm {
     }
 
     /// The product of one group, and where its operands lie.
-    pub(crate) fn one(&self, group: usize, rows: Range<usize>) -> (Gemm, [Range<usize>; 3]) {
+    pub fn one(&self, group: usize, rows: Range<usize>) -> (Gemm, [Range<usize>; 3]) {
         let (out, input) = (self.out, self.input);
         let of = |cols: usize| rows.start * cols..rows.end * cols;
         let matrix = group * out * input..(group + 1) * out * input;

@@ -1,5 +1,7 @@
 //! The ceiling of the memory, measured: bytes per second that cores read, copy and combine in streams.
 
+#![allow(unsafe_code, reason = "vector loads and stores past the cache")]
+
 use crate::cpu::level::{LANES, Level, fold};
 use crate::philox;
 use crate::pool::Pool;

@@ -4,6 +4,7 @@ use crate::harness::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use zbench_kernels::*;
+use zbench_kernels_testing::ByName;
 
 /// The largest block that a kernel may take outside the arena.
 const MOST: usize = 64 << 10;

@@ -1,9 +1,9 @@
 use crate::harness::*;
 use proptest::prelude::*;
 use std::sync::Arc;
-use zbench_kernels::ByName;
 use zbench_kernels::cuda::host::Order;
 use zbench_kernels::{Attention, Cuda, DType, Kernels, Op, View};
+use zbench_kernels_testing::ByName;
 
 /// For each element of dq, dk and dv the sum of its terms without their signs: a term is a probability, or the gradient of
 /// its score, times an element of k, q or dout, and the first factor may be rounded to the operation's type. A row's

@@ -5,6 +5,7 @@ use crate::harness::*;
 use std::sync::{Arc, LazyLock};
 use zbench_kernels::cuda::host::Order;
 use zbench_kernels::*;
+use zbench_kernels_testing::{ByName, Late};
 
 /// Everything that computes in f32: the cores in all ways, and the CUDA kernels, on the host and on a GPU where one is asked for.
 pub fn all() -> impl Iterator<Item = &'static dyn Kernels> {
@@ -102,7 +103,7 @@ impl Kernels for Carried {
 #[test]
 fn carried_operands_give_what_those_at_hand_give() {
     let machine = host(Order::Forward);
-    let carried = Carried::new(Cuda::new(Arc::new(machine.late())).unwrap());
+    let carried = Carried::new(Cuda::new(Arc::new(Late(machine.clone()))).unwrap());
     let before = machine.launches();
     let ran = |kernel: &str| machine.launches().get(kernel) > before.get(kernel);
     let len = 3 * 43;

@@ -5,7 +5,8 @@ use crate::harness::*;
 use proptest::prelude::*;
 use std::sync::Arc;
 use zbench_kernels::cuda::host::Order;
-use zbench_kernels::{Attention, ByName, Cuda, DType, KernelError, Kernels, Op, Reference, Result, View};
+use zbench_kernels::{Attention, Cuda, DType, KernelError, Kernels, Op, Result, View};
+use zbench_kernels_testing::{ByName, Reference};
 
 /// A device that knows documents.
 trait Device: Kernels + ByName {}

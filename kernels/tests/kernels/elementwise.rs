@@ -1,11 +1,10 @@
 use crate::carried::{all, on_gpu};
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::ByName;
 use zbench_kernels::{
-    Activation, AdamW, DType, Dropout, GatedActivation, Kernels, Normal, PointwiseActivation, ReduceOp, Reference,
-    Rounding,
+    Activation, AdamW, DType, Dropout, GatedActivation, Kernels, Normal, PointwiseActivation, ReduceOp, Rounding,
 };
+use zbench_kernels_testing::{ByName, Reference};
 
 fn float() -> impl Strategy<Value = DType> {
     prop::sample::select(&FLOATS[..])

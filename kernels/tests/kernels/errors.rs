@@ -1,5 +1,6 @@
 use crate::harness::*;
 use zbench_kernels::*;
+use zbench_kernels_testing::{ByName, Reference};
 
 const F: DType = DType::F32;
 
@@ -61,8 +62,12 @@ fn the_cores_refuse_f64_by_name() {
     let (mut logits, mut losses) = (Tensor::filled(DType::F32, 4, 0.0), Tensor::filled(DType::F32, 1, 0.0));
     let error = cpu.cross_entropy(&wide, logits.view_mut(), Tensor::ids(&[0]).view(), losses.view_mut()).unwrap_err();
     assert!(matches!(error, KernelError::Unsupported { dtype: DType::F64, .. }));
-    let result =
-        zbench_kernels::Reference.cross_entropy(&wide, logits.view_mut(), Tensor::ids(&[0]).view(), losses.view_mut());
+    let result = zbench_kernels_testing::Reference.cross_entropy(
+        &wide,
+        logits.view_mut(),
+        Tensor::ids(&[0]).view(),
+        losses.view_mut(),
+    );
     is_invalid(result, "cross_entropy", &["gradient of f64", "f32"]);
 }
 

@@ -2,9 +2,8 @@
 
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::{
-    ByName, Combine, Cpu, DType, Grouped, GroupedGemm, Kernels, Op, Reference, Route, Slots, View, ViewMut,
-};
+use zbench_kernels::{Combine, Cpu, DType, Grouped, GroupedGemm, Kernels, Op, Route, Slots, View, ViewMut};
+use zbench_kernels_testing::{ByName, Reference};
 
 fn float() -> impl Strategy<Value = DType> {
     prop::sample::select(&FLOATS[..])

@@ -4,7 +4,8 @@
 use crate::harness::*;
 use std::sync::Arc;
 use zbench_kernels::cuda::host::Order;
-use zbench_kernels::{ByName, Combine, Cuda, DType, Kernels, Reference, Route, Slots, View, ViewMut};
+use zbench_kernels::{Combine, Cuda, DType, Kernels, Route, Slots, View, ViewMut};
+use zbench_kernels_testing::{ByName, Reference};
 
 fn logits(dtype: DType, rows: usize, experts: usize) -> Tensor {
     let mut values = Tensor::normal(DType::F64, rows * experts, 1).values();

@@ -2,6 +2,7 @@
 
 use crate::harness::Tensor;
 use zbench_kernels::*;
+use zbench_kernels_testing::{ByName, Reference};
 
 const F: DType = DType::F64;
 

@@ -1,7 +1,7 @@
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::ByName;
 use zbench_kernels::{DType, Gemm, Kernels, Op};
+use zbench_kernels_testing::ByName;
 
 fn check(m: usize, n: usize, k: usize, trans: (bool, bool), accumulate: bool, alpha: f32, types: [DType; 3]) {
     let [a, b, c] = types;
@@ -113,13 +113,13 @@ fn tensor_cores_multiply_what_is_aligned() {
         cuda.gemm(&op, a.view().slice(at..a.len), b.view(), c.view_mut(), none.view_mut()).unwrap();
         let exact = [a.view(), b.view()].map(|view| {
             let mut values = Tensor::filled(DType::F64, view.len(), 0.0);
-            zbench_kernels::Reference.cast(view, values.view_mut()).unwrap();
+            zbench_kernels_testing::Reference.cast(view, values.view_mut()).unwrap();
             values
         });
         let mut want = Tensor::filled(DType::F64, m * n, 0.0);
         let f64s = Gemm { a: DType::F64, b: DType::F64, c: DType::F64, ..op };
         let [a, b] = [exact[0].view().slice(at..exact[0].len), exact[1].view()];
-        zbench_kernels::Reference.gemm(&f64s, a, b, want.view_mut(), none.view_mut()).unwrap();
+        zbench_kernels_testing::Reference.gemm(&f64s, a, b, want.view_mut(), none.view_mut()).unwrap();
         let got = Tensor::of(dtype, &c.values()[..m * n]);
         assert_close(&format!("{dtype} {other} {at}"), &got, &want.values());
     };

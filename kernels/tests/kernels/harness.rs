@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use zbench_kernels::cuda::gpu::{Gpu, Options, Pinned, Probe, Search};
 use zbench_kernels::cuda::host::{Host, Order};
-use zbench_kernels::{Cpu, Cuda, DType, Element, Kernels, Op, Reference, Result, View, ViewMut, peak, philox};
+use zbench_kernels::{Cpu, Cuda, DType, Element, Kernels, Op, Result, View, ViewMut, peak, philox};
+use zbench_kernels_testing::Reference;
 
 /// Types that the cores compute in.
 pub const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];

@@ -7,6 +7,7 @@ use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::cuda::sources::{SOURCES, Source};
 use zbench_kernels::device::{Address, Arguments, Device, DeviceProps, Event, Launch, Result, Stream};
 use zbench_kernels::*;
+use zbench_kernels_testing::ByName;
 
 /// The host, with a list of what was started on it.
 #[derive(Clone)]

@@ -5,6 +5,8 @@
 
 mod address;
 mod allocations;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod amx;
 mod attention;
 mod carried;
 mod compile;

@@ -5,6 +5,7 @@ use crate::carried::all;
 use crate::harness::*;
 use proptest::prelude::*;
 use zbench_kernels::*;
+use zbench_kernels_testing::{ByName, Reference};
 
 const PACKINGS: [Packing; 3] = [Packing::Nf4, Packing::Nf4Double, Packing::Int8];
 

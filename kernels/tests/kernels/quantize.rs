@@ -2,8 +2,8 @@
 
 use crate::carried::all;
 use crate::harness::*;
-use zbench_kernels::ByName;
-use zbench_kernels::{DType, KernelError, Kernels, QuantFormat, Quantize, Reference, View, ViewMut};
+use zbench_kernels::{DType, KernelError, Kernels, QuantFormat, Quantize, View, ViewMut};
+use zbench_kernels_testing::{ByName, Reference};
 
 const LENGTHS: [usize; 9] = [0, 1, 2, 7, 255, 513, 2049, 8193, 20_001];
 const BLOCKS: [usize; 8] = [1, 3, 16, 33, 256, 777, 2048, usize::MAX];

@@ -3,7 +3,8 @@
 use crate::carried::all;
 use crate::harness::*;
 use half::{bf16, f16};
-use zbench_kernels::{DType, KernelError, Kernels, ReduceOp, Reference, View, philox};
+use zbench_kernels::{DType, KernelError, Kernels, ReduceOp, View, philox};
+use zbench_kernels_testing::Reference;
 
 /// Around vectors, chunks, and what is worth another thread.
 const LENGTHS: [usize; 9] = [0, 1, 7, 64, 513, 1000, 1537, 8193, 16_500];

@@ -1,10 +1,10 @@
 use crate::carried::all;
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::ByName;
 use zbench_kernels::{
     BiasAdd, CrossEntropy, DType, Embedding, LayerNorm, RmsNorm, Rope, RowInvNorm, ScaleColumns, View,
 };
+use zbench_kernels_testing::{ByName, Reference};
 
 fn float() -> impl Strategy<Value = DType> {
     prop::sample::select(&FLOATS[..])
@@ -176,7 +176,7 @@ proptest! {
         gradient in prop::sample::select(vec![DType::Bf16, DType::F16]),
         spread in 0.1f64..30.0,
     ) {
-        use zbench_kernels::{Kernels, Reference};
+        use zbench_kernels::{Kernels};
         let wide = CrossEntropy { rows, vocab, scale: 0.25, dtype: DType::F32, gradient: DType::F32 };
         let narrow = CrossEntropy { gradient, ..wide };
         let logits: Vec<f64> = Tensor::normal(DType::F64, rows * vocab, 1).values().iter().map(|x| x * spread).collect();

@@ -2,16 +2,18 @@
 
 use crate::harness::*;
 use std::sync::{Arc, Barrier};
-use zbench_kernels::cuda::host::{Host, Order};
+use zbench_kernels::cuda::host::Order;
+use zbench_kernels::device::Device;
 use zbench_kernels::*;
+use zbench_kernels_testing::{ByName, Late};
 
 const THREADS: usize = 4;
 const ROUNDS: usize = 60;
 
 /// Machines that work at once, and when somebody waits.
-fn machines() -> [Host; 2] {
+fn machines() -> [Arc<dyn Device>; 2] {
     let host = host(Order::Forward);
-    [host.clone(), host.late()]
+    [Arc::new(host.clone()), Arc::new(Late(host))]
 }
 
 /// Random elements on the device; another length for each thread, and with it another number of blocks.
@@ -34,7 +36,7 @@ fn later(cuda: &Cuda, x: View<'_>) -> Result<Sum> {
 #[test]
 fn sums_of_threads_do_not_mix() {
     for machine in machines() {
-        let cuda = Cuda::new(Arc::new(machine)).unwrap();
+        let cuda = Cuda::new(machine).unwrap();
         let arena = cuda.arena(Some(1 << 20), 1).unwrap();
         let buffers: Vec<Buffer> = (0..THREADS).map(|thread| random(&cuda, &arena, thread)).collect();
         let alone: Vec<[f64; 2]> =
@@ -70,7 +72,7 @@ fn sums_of_threads_do_not_mix() {
 #[test]
 fn sums_are_told_once_and_more_of_them_than_there_are_slots() {
     for machine in machines() {
-        let cuda = Cuda::new(Arc::new(machine)).unwrap();
+        let cuda = Cuda::new(machine).unwrap();
         let arena = cuda.arena(Some(1 << 20), 1).unwrap();
         let x = random(&cuda, &arena, 0);
         let parts: Vec<f64> = (0..1030).map(|i| cuda.sum(x.view().slice(i..i + 3)).unwrap()).collect();
@@ -94,7 +96,7 @@ fn sums_are_told_once_and_more_of_them_than_there_are_slots() {
 fn a_fault_is_told_while_others_wait_for_sums() {
     let op = Embedding { rows: 1, cols: 8, vocab: 4, padding: None, dtype: DType::F32 };
     for machine in machines() {
-        let cuda = Cuda::new(Arc::new(machine)).unwrap();
+        let cuda = Cuda::new(machine).unwrap();
         let arena = cuda.arena(Some(1 << 20), 1).unwrap();
         let x = random(&cuda, &arena, 1);
         let sum = cuda.sum(x.view()).unwrap();

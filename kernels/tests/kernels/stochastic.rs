@@ -2,8 +2,8 @@
 //! that every device rounds the same value and must come to the same bits.
 
 use crate::harness::*;
-use zbench_kernels::ByName;
-use zbench_kernels::{AdamW, DType, Kernels, Reference, Rounding};
+use zbench_kernels::{AdamW, DType, Kernels, Rounding};
+use zbench_kernels_testing::{ByName, Reference};
 
 const RATE: f64 = 3.0 / 16384.0;
 /// More than a block of the CUDA kernels takes at a time, and a rest.

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use std::path::Path;
 use toml::Value;
 use zbench_config::{Resolved, grid};
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_estimate::deepspeed::Formula;
 use zbench_host::exit;
 use zbench_predict::planned::Planned;

@@ -15,7 +15,7 @@ use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Resolved, Settings};
 use zbench_engine::config::Cell;
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_host::exit;
 use zbench_predict::planned::{self, Decision};
 use zbench_reports::Notebook;

@@ -12,6 +12,7 @@ use zbench_engine::comm::group;
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::device::Device;
 use zbench_kernels::{Arena, Category, Cpu, Cuda, DType, Kernels, ReduceOp, View, ViewMut};
+use zbench_kernels_testing::Late;
 
 static HOST: LazyLock<Host> = LazyLock::new(|| {
     let cache = zbench_host::devices::cache();
@@ -19,7 +20,7 @@ static HOST: LazyLock<Host> = LazyLock::new(|| {
 });
 
 fn machine(late: bool) -> Arc<dyn Device> {
-    Arc::new(if late { HOST.late() } else { HOST.clone() })
+    if late { Arc::new(Late(HOST.clone())) } else { Arc::new(HOST.clone()) }
 }
 
 const STALL: Duration = Duration::from_secs(60);
@@ -97,7 +98,7 @@ fn nothing_is_left_undone_when_the_time_is_taken() {
     let count = |host: &Host| host.launches().get("reduce_floats").copied().unwrap_or(0);
     for words in ["", "-I 1"] {
         let own = Host::new(&zbench_host::devices::cache(), "c++", &[], Order::Forward).unwrap();
-        let machine: Arc<dyn Device> = Arc::new(own.late());
+        let machine: Arc<dyn Device> = Arc::new(Late(own.clone()));
         let plan = plan(&format!("-b 1K -e 1K -n 5 -w 0 -c 0 --buffers hot {words}"));
         let seats: Vec<RankDevice> =
             (0..2).map(|_| rank_device_on(&plan, machine.clone(), 0, None, 2).unwrap()).collect();

@@ -6,8 +6,8 @@ use crate::kind::number;
 use std::fmt::{self, Write};
 use std::path::Path;
 use toml::{Table, Value};
-use zbench_engine::plan::clock::Overheads;
-use zbench_engine::plan::curves::{Curves, Point};
+use zbench_engine::planner::clock::Overheads;
+use zbench_engine::planner::curves::{Curves, Point};
 
 /// How many ranks compute at once, and with how many threads each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

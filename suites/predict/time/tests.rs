@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Context, Document};
-use zbench_engine::plan::clock::Overheads;
-use zbench_engine::plan::curves::{Class, Curves, Point};
-use zbench_engine::plan::{Plan, Planner};
+use zbench_engine::plan::Plan;
+use zbench_engine::planner::Planner;
+use zbench_engine::planner::clock::Overheads;
+use zbench_engine::planner::curves::{Class, Curves, Point};
 use zbench_kernels::Cpu;
 use zbench_reports::record::Record;
 

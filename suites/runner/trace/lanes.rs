@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
-use zbench_engine::plan::Action;
+use zbench_engine::actions::Action;
 use zbench_predict::planned::Planned;
 
 /// The lane of what a rank does.
@@ -63,7 +63,7 @@ impl Names {
             Action::Gather { unit, refresh: true, slot: false } => format!("refresh {}", self.unit(unit)),
             Action::Gather { unit, .. } => format!("gather {}", self.unit(unit)),
             Action::Forward { unit } => format!("forward {}", self.unit(unit)),
-            Action::Restore { unit, .. } => format!("recompute {}", self.unit(unit)),
+            Action::Recompute { unit, .. } => format!("recompute {}", self.unit(unit)),
             Action::Backward { unit } => format!("backward {}", self.unit(unit)),
             Action::Release { unit } => format!("release {}", self.unit(unit)),
             Action::Reduce { unit, .. } => format!("reduce {}", self.unit(unit)),

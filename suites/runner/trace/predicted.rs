@@ -2,8 +2,9 @@
 
 use super::lanes::{self, COMPUTE, Names};
 use serde_json::{Value, json};
-use zbench_engine::plan::clock::Stretch;
-use zbench_engine::plan::{Action, Planner};
+use zbench_engine::actions::Action;
+use zbench_engine::planner::Planner;
+use zbench_engine::planner::clock::Stretch;
 use zbench_kernels::Category;
 use zbench_predict::planned::Planned;
 use zbench_predict::time;

@@ -93,12 +93,6 @@ pub fn distributed_optimizer(parameters: f64, ranks: f64) -> Check {
     state(check, parameters, Bytes::EIGHTEEN, Over::zero(1, ranks))
 }
 
-/// Parameters whose state fits into a memory: that, over the bytes per parameter (the ZeRO paper's table 2).
-pub fn largest_model(memory: f64, over: Over) -> f64 {
-    let bytes = Bytes::SIXTEEN;
-    memory / (bytes.weights / over.weights + bytes.gradients / over.gradients + bytes.optimizer / over.optimizer)
-}
-
 /// Those that say something about a job.
 pub(super) fn all(job: &Job) -> Vec<Check> {
     let parameters = job.model.parameters() as f64;

@@ -142,7 +142,7 @@ fn state_is_what_the_papers_say() {
     assert_eq!(state::distributed_optimizer(1e9, 8.0).sum(), 6e9 + 1.5e9);
     // Table 2: 32 GB, 64 ranks.
     for (stage, billions) in [(0, 2.0), (1, 7.6), (2, 14.4), (3, 128.0)] {
-        let largest = state::largest_model(32e9, state::Over::zero(stage, 64.0)) / 1e9;
+        let largest = 32.0 / state::zero(stage, 1.0, 64.0).sum();
         assert!((largest - billions).abs() < 0.06, "{stage}: {largest}");
     }
 }

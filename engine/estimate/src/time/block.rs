@@ -279,3 +279,19 @@ impl Context<'_> {
         unit
     }
 }
+
+impl Context<'_> {
+    /// Seconds of a phase's kernels: those of the device with the gaps between them, or of the host that starts them.
+    pub(super) fn busy(&self, phase: &Phase, backward: bool) -> f64 {
+        let t = self.tuning;
+        let host = if self.drive.fusion == Fusion::Eager { t.host_eager } else { t.host_fused };
+        // Backward is started from C++.
+        let host = if backward { 0.7 * host } else { host };
+        self.device(phase).max(phase.kernels * host)
+    }
+
+    /// The same of a host that is never late.
+    pub(super) fn device(&self, phase: &Phase) -> f64 {
+        phase.busy + phase.kernels * self.roof.device.launch * 0.5
+    }
+}

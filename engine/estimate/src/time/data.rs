@@ -1,6 +1,6 @@
 //! What ranks with the same weights move beside compute: gathers of shards, reductions of gradients.
 
-use super::plan::{Plan, busy};
+use super::plan::Plan;
 use super::queue::{self, Waited};
 use super::{Axis, SpanKind};
 use crate::collective::{Collective, Group, seconds};
@@ -171,11 +171,11 @@ impl Plan<'_> {
             list.push(Move {
                 queue: queue::Unit {
                     count: number,
-                    forward: scale * (busy(c, &forward, false) + forward.waits()),
+                    forward: scale * (c.busy(&forward, false) + forward.waits()),
                     backward: scale
-                        * (busy(c, &backward, true)
+                        * (c.busy(&backward, true)
                             + backward.waits()
-                            + busy(c, &unit.recompute, false)
+                            + c.busy(&unit.recompute, false)
                             + unit.recompute.waits()),
                     gather_forward: if gathers { gather } else { 0.0 },
                     gather_backward: again,

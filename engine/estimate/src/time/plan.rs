@@ -9,7 +9,7 @@ use crate::collective::{Collective, seconds};
 use crate::job::{Job, Kind, Peft};
 use crate::machine::Machine;
 use crate::roofline::Roofline;
-use crate::tuning::{Drive, Fusion, Tuning};
+use crate::tuning::{Drive, Tuning};
 
 /// The step of a job.
 pub(super) fn step(job: &Job, machine: &Machine, tuning: &Tuning) -> Time {
@@ -209,26 +209,12 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Seconds of a phase's kernels: those of the device with the gaps between them, or of the host that starts them.
-pub(super) fn busy(context: &Context<'_>, phase: &Phase, backward: bool) -> f64 {
-    let t = context.tuning;
-    let host = if context.drive.fusion == Fusion::Eager { t.host_eager } else { t.host_fused };
-    // Backward is started from C++.
-    let host = if backward { 0.7 * host } else { host };
-    device(context, phase).max(phase.kernels * host)
-}
-
-/// The same of a host that is never late.
-pub(super) fn device(context: &Context<'_>, phase: &Phase) -> f64 {
-    phase.busy + phase.kernels * context.roof.device.launch * 0.5
-}
-
 fn micro(context: &Context<'_>, stage: &Stage) -> Micro {
     let mut sum = Micro::default();
     for (count, unit) in stage {
-        sum.forward += count * busy(context, &unit.forward, false);
-        sum.backward += count * busy(context, &unit.backward, true);
-        sum.recompute += count * busy(context, &unit.recompute, false);
+        sum.forward += count * context.busy(&unit.forward, false);
+        sum.backward += count * context.busy(&unit.backward, true);
+        sum.recompute += count * context.busy(&unit.recompute, false);
         for phase in [&unit.forward, &unit.backward, &unit.recompute] {
             sum.waits.add(*phase, *count);
         }

@@ -2,8 +2,9 @@
 
 use super::super::{CommError, Communicator, ReduceOp, Result};
 use super::Levels;
-use zbench_kernels::ByName;
-use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, Quantize, View, ViewMut};
+use zbench_kernels::{
+    Arena, Buffer, Category, DType, Kernels, Op, Quantize, QuantizeBlocks, View, ViewMut, no_scratch,
+};
 
 /// Elements that share a scale where nothing else is said: 4 bytes of scale to 256 of int8 add 1.6 %.
 pub const BLOCK: usize = 256;
@@ -116,7 +117,6 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    /// One part.
     pub fn new(kernels: &dyn Kernels, arena: &Arena, quantize: &Quantize, part: View<'_>) -> Result<Packed> {
         Packed::of_parts(kernels, arena, quantize, part.len(), std::iter::once(part))
     }
@@ -134,7 +134,8 @@ impl Packed {
         for (number, part) in parts.enumerate() {
             let of_part = packed.values.slice_mut(number * values..(number + 1) * values);
             let its_scales = packed.scales.slice_mut(number * scales..(number + 1) * scales);
-            kernels.quantize(quantize, part, of_part, its_scales)?;
+            let op = QuantizeBlocks { by: *quantize, len: part.len(), dtype: part.dtype(), accumulate: false };
+            kernels.run(&Op::Quantize(op), &[part], &mut [of_part, its_scales], no_scratch())?;
         }
         Ok(packed)
     }
@@ -155,7 +156,8 @@ impl Packed {
         let (values, scales) = (self.quantize.values_len(self.part), self.quantize.scales_len(self.part));
         let values = self.values.slice(number * values..(number + 1) * values);
         let scales = self.scales.slice(number * scales..(number + 1) * scales);
-        Ok(kernels.dequantize(&self.quantize, values, scales, sum, accumulate)?)
+        let op = QuantizeBlocks { by: self.quantize, len: sum.len(), dtype: sum.dtype(), accumulate };
+        Ok(kernels.run(&Op::Dequantize(op), &[values, scales], &mut [sum], no_scratch())?)
     }
 
     /// All ranks' parts, unpacked into `recv`.

@@ -208,12 +208,6 @@ impl Board {
         }
         Ok(Book { board: self })
     }
-
-    /// Transfers under way.
-    #[cfg(test)]
-    pub fn open_transfers(&self) -> u64 {
-        get(self.word(3))
-    }
 }
 
 fn words(links: usize) -> usize {
@@ -292,6 +286,10 @@ impl Book<'_> {
 mod tests {
     use super::*;
 
+    fn open_transfers(board: &Board) -> u64 {
+        get(board.word(3))
+    }
+
     fn key(sequence: u64) -> Key {
         Key { group: 1, line: 0, sequence }
     }
@@ -307,7 +305,7 @@ mod tests {
         assert_eq!(board.leave(key(0), 2).unwrap(), Some(Times { start: 1000, end: 1170 }));
         assert_eq!(board.leave(key(1), 1).unwrap(), Some(Times { start: 1010, end: 1108 }));
         assert_eq!(board.leave(key(0), 2).unwrap(), Some(Times { start: 1000, end: 1170 }));
-        assert_eq!(board.open_transfers(), 0);
+        assert_eq!(open_transfers(&board), 0);
         assert!(matches!(board.leave(key(0), 2), Err(BoardError::Unknown(_))));
     }
 
@@ -381,6 +379,6 @@ mod tests {
         let all = threads * turns + turns;
         board.arrive(key(0), 1, 1, &[Claim { link: 0, ns: 3 }], 0).unwrap();
         assert_eq!(board.leave(key(0), 1).unwrap(), Some(Times { start: 1, end: 1 + 3 * (all + 1) }));
-        assert_eq!(board.open_transfers(), 0);
+        assert_eq!(open_transfers(&board), 0);
     }
 }

@@ -3,11 +3,13 @@
 // Calls of MPI's, over buffers that stay until the flight is done.
 #![allow(unsafe_code)]
 
+pub(super) mod staged;
+
 use super::Group;
-use super::staged::Join;
 use crate::comm::raw::RawSlice;
 use crate::comm::{Call, CommError, Kind, Result};
 use mpi::ffi;
+use staged::Join;
 use std::os::raw::{c_int, c_void};
 use std::ptr::NonNull;
 use zbench_kernels::{DType, ViewMut};

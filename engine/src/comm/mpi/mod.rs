@@ -20,16 +20,15 @@
 mod flight;
 mod inquiry;
 mod native;
-mod staged;
 mod world;
 
-use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, Result, Ticket};
+use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, ReduceOp, Result, Ticket};
 use flight::{Flight, Tags};
 use inquiry::Answer;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use world::World;
-use zbench_kernels::{Kernels, View, ViewMut};
+use zbench_kernels::{DType, Kernels, View, ViewMut};
 
 /// How the backend works; [`mpi`] takes the usual ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,8 +173,8 @@ impl Group {
         *(if collective { &mut state.collectives } else { &mut state.exchanges }) += 1;
         let posted = {
             let _mpi = self.world.lock();
-            if staged::wanted(self, call) {
-                staged::post(self, &mut flight, call)
+            if flight::staged::wanted(self, call) {
+                flight::staged::post(self, &mut flight, call)
             } else {
                 native::post(self, &mut flight, call)
             }
@@ -369,5 +368,16 @@ impl Communicator for Mpi {
 
     fn algorithm(&self, kind: Kind, _bytes: u64) -> &'static str {
         if kind.op().is_some() { "library, or staged" } else { "library" }
+    }
+}
+
+/// Whether MPI can combine elements of a type, and gives what we promise: integers that wrap. Open MPI's vector code for 8 bits
+/// saturates instead (4.1.4 did, for sums).
+fn combines(op: ReduceOp, dtype: DType) -> bool {
+    match dtype {
+        DType::F64 | DType::F32 => true,
+        DType::I32 | DType::U32 => op != ReduceOp::Avg,
+        DType::I8 => matches!(op, ReduceOp::Min | ReduceOp::Max),
+        DType::Bf16 | DType::F16 => false,
     }
 }

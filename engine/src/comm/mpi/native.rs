@@ -11,17 +11,6 @@ use mpi::ffi;
 use std::os::raw::{c_int, c_void};
 use zbench_kernels::DType;
 
-/// Whether MPI can combine elements of a type, and gives what we promise: integers that wrap. Open MPI's vector code for 8 bits
-/// saturates instead (4.1.4 did, for sums).
-pub(super) fn combines(op: ReduceOp, dtype: DType) -> bool {
-    match dtype {
-        DType::F64 | DType::F32 => true,
-        DType::I32 | DType::U32 => op != ReduceOp::Avg,
-        DType::I8 => matches!(op, ReduceOp::Min | ReduceOp::Max),
-        DType::Bf16 | DType::F16 => false,
-    }
-}
-
 /// MPI's names of a type and an operation that it combines; an average begins as a sum.
 fn names(op: ReduceOp, dtype: DType) -> (ffi::MPI_Datatype, ffi::MPI_Op) {
     // SAFETY: constants of the library.

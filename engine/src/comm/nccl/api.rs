@@ -25,15 +25,12 @@ pub enum NcclError {
     TooOld {
         /// Its version code.
         found: i32,
-        /// The library.
         path: PathBuf,
     },
     /// A call failed.
     #[error("{call}: {text} (code {code}){}", if last.is_empty() { String::new() } else { format!(": {last}") })]
     Call {
-        /// The function.
         call: &'static str,
-        /// ncclResult_t.
         code: i32,
         /// What ncclGetErrorString says.
         text: String,
@@ -42,12 +39,7 @@ pub enum NcclError {
     },
     /// A number that NCCL has no room for.
     #[error("{what} {number} is more than NCCL's 31 bits")]
-    TooLarge {
-        /// Which number.
-        what: &'static str,
-        /// The number.
-        number: usize,
-    },
+    TooLarge { what: &'static str, number: usize },
 }
 
 /// NCCL's version code as people write it; the code has had two forms.
@@ -56,7 +48,6 @@ pub fn dotted(code: i32) -> String {
     format!("{major}.{}.{}", rest / 100, rest % 100)
 }
 
-/// ncclSuccess.
 pub(super) const SUCCESS: c_int = 0;
 /// ncclInProgress: a nonblocking call goes on.
 pub(super) const IN_PROGRESS: c_int = 7;

@@ -96,7 +96,6 @@ pub(crate) enum Purpose {
     Data,
 }
 
-/// Who calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub purpose: Purpose,

@@ -31,7 +31,6 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Where and how the ranks of a run meet. All but `rank` must be the same on all of them.
 #[derive(Clone, Debug)]
 pub struct Meeting {
-    /// This process.
     pub rank: usize,
     /// How many there are.
     pub size: usize,
@@ -51,7 +50,6 @@ pub enum RendezvousError {
     /// What the launcher says cannot be.
     #[error("cannot meet as rank {rank} of {size}: {reason}")]
     Invalid {
-        /// This rank.
         rank: usize,
         /// The world's size.
         size: usize,
@@ -63,7 +61,6 @@ pub enum RendezvousError {
     Listen {
         /// Where it tried.
         address: String,
-        /// Why not.
         reason: String,
     },
     /// Ranks that never came.
@@ -83,11 +80,9 @@ pub enum RendezvousError {
     /// Rank 0 was not found.
     #[error("rank {rank} did not find rank 0 at {address} within {seconds} s; last: {last}")]
     Unreachable {
-        /// This rank.
         rank: usize,
         /// Where it looked.
         address: String,
-        /// How long.
         seconds: u64,
         /// What happened last.
         last: String,
@@ -108,17 +103,14 @@ pub enum RendezvousError {
     /// Rank 0 does not let this rank in.
     #[error("rank 0 at {address} refused rank {rank}: {reason}")]
     Refused {
-        /// This rank.
         rank: usize,
         /// Where rank 0 listens.
         address: String,
-        /// Why.
         reason: String,
     },
     /// A rank left, or was not heard of any more, before all was said.
     #[error("rank {rank} on {host} left the rendezvous: {reason}")]
     Lost {
-        /// Who.
         rank: usize,
         /// Its host, as far as known.
         host: String,
@@ -127,16 +119,10 @@ pub enum RendezvousError {
     },
     /// Rank 0 says that the run has ended.
     #[error("rank 0 ended the rendezvous: {reason}")]
-    Ended {
-        /// Why.
-        reason: String,
-    },
+    Ended { reason: String },
     /// A rank's message is larger than a rendezvous takes.
     #[error("a message of {bytes} bytes is too long for a rendezvous, which takes {MAX_BLOB_BYTES}")]
-    TooLong {
-        /// Its length.
-        bytes: usize,
-    },
+    TooLong { bytes: usize },
 }
 
 /// The ranks of a run, who know each other.
@@ -201,7 +187,6 @@ impl Rendezvous {
         Ok(met)
     }
 
-    /// This process.
     pub fn rank(&self) -> usize {
         self.rank
     }

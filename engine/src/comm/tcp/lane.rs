@@ -28,7 +28,6 @@ pub(super) struct Piece {
 // SAFETY: an address with a promise (see above); it is used by the thread whose call made the piece.
 unsafe impl Send for Piece {}
 
-/// One connection.
 pub(super) struct Lane {
     pub stream: TcpStream,
     pub out: VecDeque<Piece>,

@@ -40,7 +40,6 @@ pub(super) struct Mesh {
 #[repr(align(64))]
 struct Line(#[allow(dead_code)] [u8; 64]);
 
-/// Another rank.
 pub(super) struct Peer {
     pub rank: usize,
     pub host: String,

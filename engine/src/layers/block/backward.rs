@@ -3,7 +3,7 @@
 use super::{Block, GateUp, POINTWISE, Qkv, Saved, take};
 use crate::error::Result;
 use crate::layers::exec::Exec;
-use crate::model::{Grads, Weights};
+use crate::layers::{Grads, Weights};
 use zbench_kernels::{Buffer, Op, View};
 
 impl Block {

@@ -4,7 +4,7 @@ use super::{Block, GateUp, POINTWISE, Saved, take};
 use crate::error::Result;
 use crate::layers::exec::Exec;
 use crate::layers::experts::{Experts, Routing};
-use crate::model::{Grads, Part, Weights};
+use crate::layers::{FlatKind, Grads, Weights};
 use zbench_kernels::{Buffer, Op};
 
 impl Block {
@@ -84,7 +84,7 @@ impl Block {
         let norm = if self.mlp_norm.is_some() { &saved.mlp_norm } else { &saved.attention_norm };
         let norm = super::first(norm)[0].view();
         let gate_proj = super::first(&self.gate);
-        if self.up.weight.part == Part::Trainable {
+        if self.up.weight.part == FlatKind::Trainable {
             let rows = experts.dispatch(ex, &routing, d.hidden, norm)?;
             experts.weight(ex, g, &routing, gate_proj, dgate.view(), rows.view())?;
             experts.weight(ex, g, &routing, &self.up, dup.view(), rows.view())?;

@@ -4,9 +4,9 @@ use super::{Block, CORE, GateUp, POINTWISE, Qkv};
 use crate::config::{AttentionKind, Positions};
 use crate::error::Result;
 use crate::layers::Batch;
-use crate::layers::exec::{Exec, InDocuments};
+use crate::layers::Weights;
+use crate::layers::exec::{DocumentMask, Exec};
 use crate::layers::experts::Routing;
-use crate::model::Weights;
 use zbench_kernels::{Attention, Buffer, DType, GatedActivation, Op, PointwiseActivation, Rope};
 
 impl Block {
@@ -83,7 +83,7 @@ impl Block {
         };
         let (q, k, v, mut writes) = (q.view(), k.view(), v.view(), [out.view_mut(), statistics.view_mut()]);
         match ex.documents {
-            Some(InDocuments { starts, .. }) => ex.run(CORE, &op, &[q, k, v, starts], &mut writes)?,
+            Some(DocumentMask { starts, .. }) => ex.run(CORE, &op, &[q, k, v, starts], &mut writes)?,
             None => ex.run(CORE, &op, &[q, k, v], &mut writes)?,
         }
         Ok([out, statistics])
@@ -101,7 +101,7 @@ impl Block {
         let (q, k, v, dout) = (q.view(), k.view(), v.view(), dout.view());
         let (out, statistics, mut writes) = (out.view(), statistics.view(), gradients.map(Buffer::view_mut));
         match (self.flash(), ex.documents) {
-            (true, Some(InDocuments { starts, .. })) => {
+            (true, Some(DocumentMask { starts, .. })) => {
                 let reads = [q, k, v, out, statistics, dout, starts];
                 ex.run(CORE, &Op::AttentionBackward(op), &reads, &mut writes)
             }

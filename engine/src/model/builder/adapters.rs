@@ -4,7 +4,7 @@ use super::Builder;
 use crate::config::{Linear, Method};
 use crate::layers::{AdapterSpec, Factors, Magnitude};
 use crate::model::stored::FusedRows;
-use crate::model::{Init, Part, Place, Stored, Unit, stream_of};
+use crate::model::{FlatKind, FlatRange, Init, Stored, Unit, stream_of};
 
 /// PEFT starts B at zero, so that a fresh adapter changes nothing.
 const ZERO: Init = Init::Constant(0.0);
@@ -22,18 +22,18 @@ impl Builder<'_> {
         module: &str,
         which: Linear,
         fused: Option<FusedRows>,
-        weight: Place,
+        weight: FlatRange,
         [out, input]: [usize; 2],
     ) -> (Option<AdapterSpec>, Option<Magnitude>) {
         if fused.is_some() || !self.adapted(which, Method::Lora) {
             return (None, None);
         }
         let a = self.reducing(unit, module, input);
-        let b = unit.push(Part::Trainable, format!("{module}.lora_B.weight"), &[out, self.cell.lora.rank], ZERO);
+        let b = unit.push(FlatKind::Trainable, format!("{module}.lora_B.weight"), &[out, self.cell.lora.rank], ZERO);
         let adapter = self.low_rank(module, a, [(b, out)], input);
         let magnitude = self.cell.lora.use_dora.then(|| {
             let name = format!("{module}.lora_magnitude_vector");
-            Magnitude { m: unit.push(Part::Trainable, name, &[out], Init::NormsOf(weight)) }
+            Magnitude { m: unit.push(FlatKind::Trainable, name, &[out], Init::NormsOf(weight)) }
         });
         (Some(adapter), magnitude)
     }
@@ -55,7 +55,7 @@ impl Builder<'_> {
         let a = self.reducing(unit, &module, input);
         let mut expanding = |part: Linear, fused: FusedRows, out: usize| {
             let name = format!("{module}.{}.lora_B.weight", part.name());
-            let b = unit.push(Part::Trainable, name, &[out, rank], ZERO);
+            let b = unit.push(FlatKind::Trainable, name, &[out, rank], ZERO);
             unit.store_last(Some(Stored::part(format!("{module}.lora_B.weight"), fused, &[rank])));
             (b, out)
         };
@@ -64,13 +64,19 @@ impl Builder<'_> {
     }
 
     /// A. PEFT draws it with Kaiming's uniform bound for sqrt(5), whose deviation is sqrt(1/(3 input)).
-    fn reducing(&self, unit: &mut Unit, module: &str, input: usize) -> Place {
+    fn reducing(&self, unit: &mut Unit, module: &str, input: usize) -> FlatRange {
         let spread = Init::Normal((1.0 / (3.0 * input as f64)).sqrt());
         let name = format!("{module}.lora_A.weight");
-        unit.push(Part::Trainable, name, &[self.cell.lora.rank, input], spread)
+        unit.push(FlatKind::Trainable, name, &[self.cell.lora.rank, input], spread)
     }
 
-    fn low_rank<const N: usize>(&self, module: &str, a: Place, b: [(Place, usize); N], input: usize) -> AdapterSpec<N> {
+    fn low_rank<const N: usize>(
+        &self,
+        module: &str,
+        a: FlatRange,
+        b: [(FlatRange, usize); N],
+        input: usize,
+    ) -> AdapterSpec<N> {
         let lora = self.cell.lora;
         let (scale, dropout) = (lora.scale() as f32, lora.dropout);
         // The name of PEFT's module, which has no tensor.
@@ -100,7 +106,7 @@ impl Builder<'_> {
             _ if feedforward => (name.clone(), [1, input]),
             _ => (name.clone(), [out, 1]),
         };
-        let l = unit.push(Part::Trainable, own, &shape, Init::Constant(1.0));
+        let l = unit.push(FlatKind::Trainable, own, &shape, Init::Constant(1.0));
         if let (Some(fused), false) = (fused, feedforward) {
             unit.store_last(Some(Stored::part(name, fused, &[1])));
         }

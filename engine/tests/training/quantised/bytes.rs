@@ -4,7 +4,7 @@ use super::{BASES, adapters};
 use crate::training::accounting::{assert_as_planned, assert_stated, measure, policies, small};
 use crate::training::support::*;
 use zbench_engine::config::*;
-use zbench_engine::model::Part;
+use zbench_engine::model::FlatKind;
 use zbench_kernels::*;
 
 #[test]
@@ -99,7 +99,7 @@ fn the_base_takes_the_bytes_that_the_formula_says() {
                 let measured = report.ledger.peak(Category::Parameters);
                 assert_eq!(measured, ((floats + padded) / split) as u64, "{base:?}: {} on {ranks}", strategy.name());
             }
-            let counted = plan.layout.parameters(Part::Quantised) as usize;
+            let counted = plan.layout.parameters(FlatKind::Quantised) as usize;
             assert_eq!(counted, matrices.iter().map(|(r, c)| r * c).sum::<usize>() * model.num_hidden_layers);
         }
     }
@@ -118,10 +118,10 @@ fn bits_per_parameter_are_those_of_the_paper() {
         (cell.model, cell.lora) = (model.clone(), adapters(base));
         let layout = zbench_engine::model::Layout::new(&cell, 8);
         let bytes: usize = layout.units.iter().map(|unit| unit.quantised.len).sum();
-        let got = 8.0 * bytes as f64 / layout.parameters(Part::Quantised) as f64;
+        let got = 8.0 * bytes as f64 / layout.parameters(FlatKind::Quantised) as f64;
         // int8: a scale of 32 bits for each row of 8192 at least.
         assert!(got >= bits && got <= bits + 32.0 / 8192.0 + 1e-4, "{base:?}: {got} bits for {bits}");
-        assert_eq!(layout.parameters(Part::Quantised), 80 * (2 * 8192 * 8192 + 2 * 1024 * 8192 + 3 * 8192 * 28672));
+        assert_eq!(layout.parameters(FlatKind::Quantised), 80 * (2 * 8192 * 8192 + 2 * 1024 * 8192 + 3 * 8192 * 28672));
     }
 }
 

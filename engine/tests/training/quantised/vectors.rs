@@ -3,6 +3,7 @@
 use crate::training::families::single;
 use crate::training::support::*;
 use zbench_kernels::*;
+use zbench_kernels_testing::{ByName, Reference};
 
 struct Vectors(Tensors);
 

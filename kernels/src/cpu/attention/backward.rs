@@ -9,6 +9,7 @@
 //! by tile of queries. Jobs are taken in that order, so whoever is waited for is at work, and the sums are the same
 //! whatever the number of threads.
 
+#![allow(unsafe_code, reason = "packed panels are read and written by address")]
 #![allow(clippy::needless_range_loop, reason = "vectors in registers are taken by number, several arrays at once")]
 
 use super::lanes::{LANES, Lanes, Pass, exp2, run};

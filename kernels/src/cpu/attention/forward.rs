@@ -3,6 +3,8 @@
 //!
 //! What is computed of a query depends on the cuts of the keys alone, so blocks may be of any size and on any thread.
 
+#![allow(unsafe_code, reason = "packed panels are read and written by address")]
+
 use super::lanes::{LANES, Lanes, Pass, exp2, run};
 use super::plain::slope;
 use super::*;

@@ -1,5 +1,6 @@
 //! Vectors of sixteen f32, for the passes between the products of attention: what they leave goes straight into tiles.
 
+#![allow(unsafe_code, reason = "vector instructions that the CPU was asked for, by address")]
 #![allow(clippy::needless_range_loop, reason = "vectors in registers are taken by number, several arrays at once")]
 
 use crate::cpu::matmul::path::Path;

@@ -4,6 +4,8 @@
 //!
 //! bf16 runs on packed tiles ([`forward`], [`backward`]); other types are widened to f32 ([`plain`]).
 
+#![allow(unsafe_code, reason = "packed panels are read and written by address")]
+
 mod backward;
 mod forward;
 mod lanes;

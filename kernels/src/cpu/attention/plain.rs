@@ -1,5 +1,7 @@
 //! Attention of types that are widened to f32, tile by tile.
 
+#![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
+
 use super::{Inputs, Kept};
 use crate::cpu::Cpu;
 use crate::cpu::gemm::{Matrix, multiply};

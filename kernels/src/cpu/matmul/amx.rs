@@ -4,12 +4,17 @@
 //! two tiles of A, 6 and 7 two of B. A streams past B's panel, which stays in the nearest cache: its loads say so
 //! (`tileloaddt1`).
 //!
-//! Where the CPU has none, tests carry these very instructions out (`emulator`).
+//! Where the CPU has none, tests carry these very instructions out (kernels/testing/src/amx).
+
+#![allow(unsafe_code, reason = "AMX instructions, by assembly")]
 
 use super::tiles::{Block, COLS, ROWS, WORDS};
 use std::arch::asm;
 use std::cell::Cell;
 use std::marker::PhantomData;
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests;
 
 /// What `ldtilecfg` reads: palette 1, and eight tiles of 16 rows of 64 bytes.
 #[repr(C, align(64))]

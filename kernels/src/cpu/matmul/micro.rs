@@ -1,5 +1,6 @@
 //! Products of packed panels, the innermost loops: `C (+)= A B` of 16 rows and 32 columns at a time.
 
+#![allow(unsafe_code, reason = "vector instructions that the CPU was asked for, on packed panels by address")]
 #![allow(clippy::needless_range_loop, reason = "vectors in registers are taken by number, several arrays at once")]
 
 use super::path::Path;

@@ -4,6 +4,8 @@
 //! An element of C is the sum of its products in an order that depends on the length of the sum and on the instructions
 //! alone: neither the other sizes nor the number of threads nor where the element lies change its bits.
 
+#![allow(unsafe_code, reason = "packed panels are read and written by address")]
+
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub(crate) mod micro;
@@ -410,6 +412,3 @@ impl Left {
 fn steps(len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len.div_ceil(step.max(1)).max(1)).map(move |i| i * step..((i + 1) * step).min(len))
 }
-
-#[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
-pub(crate) mod emulator;

@@ -1,5 +1,7 @@
 //! Which instructions multiply bf16.
 
+#![allow(unsafe_code, reason = "a system call that asks for AMX's tiles")]
+
 use crate::cpu::level::Level;
 
 /// A way to multiply tiles of bf16 into f32.

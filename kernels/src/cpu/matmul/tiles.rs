@@ -4,6 +4,8 @@
 //! A panel of A is 16 rows: tile after tile along the sum, in one of three [`Form`]s. A panel of B is 32 columns:
 //! `[words][32 columns]`. What a shape does not fill is zero.
 
+#![allow(unsafe_code, reason = "matrices are packed by address")]
+
 use crate::cpu::level::Level;
 
 /// Rows of a panel of A.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cuda::host::{Host, Order};
-use crate::{ByName, Kernels, Reference, philox};
+use crate::{Cpu, Kernels, ReduceOp, no_scratch, philox};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ impl Data {
     fn of(dtype: DType, values: &[f64]) -> Data {
         let words = vec![0; (values.len() * dtype.size()).div_ceil(16).max(1)];
         let mut data = Data { words, dtype, len: values.len() };
-        Reference.cast(View::of(values), data.view_mut()).unwrap();
+        convert(View::of(values), data.view_mut());
         data
     }
 
@@ -43,9 +43,14 @@ impl Data {
 
     fn values(&self) -> Vec<f64> {
         let mut values = vec![0.0; self.len];
-        Reference.cast(self.view(), ViewMut::of(&mut values)).unwrap();
+        convert(self.view(), ViewMut::of(&mut values));
         values
     }
+}
+
+/// A sum of one term: the cores reduce every type, f64 too, and round once.
+fn convert(from: View<'_>, to: ViewMut<'_>) {
+    Cpu::new(1).reduce(ReduceOp::Sum, &[from], false, to).unwrap();
 }
 
 /// Kernels, rows of their tiles, and threads of a block: forward, gradients of keys, gradients of queries.
@@ -137,13 +142,13 @@ fn check(kinds: Kinds, dtype: DType, within: f64) {
     let (mut out, mut lse) = (Data::empty(dtype, len), Data::empty(DType::F32, seq * heads));
     let (documents, [q, k, v, dout]) = (View::of(&starts), given.each_ref().map(Data::view));
     let mut work = Data::empty(DType::F32, backward_workspace(&op));
-    let none = work.view_mut();
-    cuda.attention_in_documents(&op, documents, q, k, v, out.view_mut(), lse.view_mut(), none).unwrap();
+    let forward = &mut [out.view_mut(), lse.view_mut()];
+    cuda.run(&Op::Attention(op), &[q, k, v, documents], forward, no_scratch()).unwrap();
     let mut grads = [len, kv_len, kv_len].map(|len| Data::empty(dtype, len));
     let [dq, dk, dv] = &mut grads;
     let (dq, dk, dv, work) = (dq.view_mut(), dk.view_mut(), dv.view_mut(), work.view_mut());
-    let (documents, kept) = (View::of(&starts), [out.view(), lse.view()]);
-    cuda.attention_in_documents_backward(&op, documents, q, k, v, kept[0], kept[1], dout, dq, dk, dv, work).unwrap();
+    let reads = [q, k, v, out.view(), lse.view(), dout, documents];
+    cuda.run(&Op::AttentionBackward(op), &reads, &mut [dq, dk, dv], work).unwrap();
 
     let whole = Whole { cuda, kinds, op, starts, given, out, lse };
     let (all_out, all_lse) = (whole.out.values(), whole.lse.values());

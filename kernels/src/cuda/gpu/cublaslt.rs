@@ -1,5 +1,7 @@
 //! cuBLASLt's functions.
 
+#![allow(unsafe_code, reason = "functions of cuBLASLt")]
+
 use super::library::{Absent, Found, Library, Returned, Search, string, table};
 use cudarc::cublaslt::sys::*;
 use std::ffi::{c_char, c_int, c_void};

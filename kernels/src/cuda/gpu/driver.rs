@@ -1,5 +1,7 @@
 //! The driver's functions, and its words.
 
+#![allow(unsafe_code, reason = "functions of the CUDA driver")]
+
 use super::library::{Absent, Found, Library, Returned, Search, string, table};
 use crate::device::DeviceError;
 use cudarc::driver::sys::*;

@@ -1,5 +1,7 @@
 //! Moments in a queue.
 
+#![allow(unsafe_code, reason = "functions of the CUDA driver")]
+
 use super::driver::NOT_READY;
 use super::{Gpu, Inner};
 use crate::device::{Event, Result};

@@ -4,6 +4,8 @@
 //! or a function is missing, and takes what the system finds first even where the user named another folder. Here a table of
 //! function pointers is filled once from the library that was found, and the compiler holds every entry against cudarc's.
 
+#![allow(unsafe_code, reason = "functions looked up by name are called")]
+
 use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, OsString, c_char};
 use std::fmt;

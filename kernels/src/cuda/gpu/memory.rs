@@ -1,5 +1,7 @@
 //! Memory of the host that devices reach, and what the driver says of the device's.
 
+#![allow(unsafe_code, reason = "functions of the CUDA driver")]
+
 use super::{Gpu, Inner};
 use crate::device::{Address, Result};
 use std::ptr::NonNull;

@@ -96,8 +96,10 @@ struct Inner {
 }
 
 // SAFETY: handles of the driver's, which any thread may use; what changes is behind locks.
+#[allow(unsafe_code, reason = "handles of the driver's are addresses")]
 unsafe impl Send for Inner {}
 // SAFETY: as above.
+#[allow(unsafe_code, reason = "handles of the driver's are addresses")]
 unsafe impl Sync for Inner {}
 
 impl std::fmt::Debug for Gpu {
@@ -117,6 +119,7 @@ impl Gpu {
     ///
     /// # Errors
     /// The driver or NVRTC is missing, there is no such device, it is too old, or it cannot be taken.
+    #[allow(unsafe_code, reason = "functions of the CUDA driver")]
     pub fn open(probe: &Probe, ordinal: usize, options: Options) -> Result<Gpu> {
         let absent = |absent: &Absent| unopened(ordinal, absent.to_string());
         let failed = |error: DriverError| error.on(&format!("cuda, GPU {ordinal}"));
@@ -214,6 +217,7 @@ impl Gpu {
 
 impl Inner {
     /// Makes the device this thread's, as calls that name no object of it need it.
+    #[allow(unsafe_code, reason = "functions of the CUDA driver")]
     fn enter(&self) -> Result<()> {
         // SAFETY: the context is held until this goes.
         self.check("cuCtxSetCurrent", unsafe { (self.driver.table.context_set)(self.context) })
@@ -229,6 +233,7 @@ impl Inner {
     }
 }
 
+#[allow(unsafe_code, reason = "functions of the CUDA driver")]
 impl Drop for Inner {
     fn drop(&mut self) {
         // What fails here fails because the device has, and nothing can be done about it.
@@ -249,6 +254,7 @@ impl Drop for Inner {
     }
 }
 
+#[allow(unsafe_code, reason = "functions of the CUDA driver")]
 impl Device for Gpu {
     fn props(&self) -> &DeviceProps {
         &self.0.facts

@@ -1,5 +1,7 @@
 //! Kernels on their way to the device: compiled, loaded, and found by name.
 
+#![allow(unsafe_code, reason = "functions of the CUDA driver")]
+
 use super::cache::{Obtained, obtain};
 use super::{Inner, Usage};
 use crate::cuda::sources::Source;

@@ -1,5 +1,7 @@
 //! NCCL's functions, beside the driver's. What they are used for is the engine's matter (engine/src/comm/nccl).
 
+#![allow(unsafe_code, reason = "functions of NCCL")]
+
 use super::library::{Returned, table};
 use cudarc::nccl::sys::*;
 use std::ffi::{c_char, c_int, c_void};

@@ -1,5 +1,7 @@
 //! How a device is: clocks, temperature, power, memory.
 
+#![allow(unsafe_code, reason = "functions of NVML")]
+
 use super::GpuInfo;
 use super::library::{Absent, Library, Search, string, table};
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};

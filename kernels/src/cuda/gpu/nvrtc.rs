@@ -1,5 +1,7 @@
 //! Compiling kernels at run time, to code for one architecture.
 
+#![allow(unsafe_code, reason = "functions of NVRTC")]
+
 use super::library::{Absent, Found, Library, Returned, Search, string, table};
 use super::usage::Usage;
 use crate::cuda::sources::{HEADERS, Source};

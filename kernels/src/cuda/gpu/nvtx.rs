@@ -1,5 +1,7 @@
 //! Ranges that a profiler shows beside a device's work, such as Nsight Systems: NVTX's, which belong to a thread and nest.
 
+#![allow(unsafe_code, reason = "functions of NVTX")]
+
 use super::library::{Absent, Library, Search, table};
 use std::cell::Cell;
 use std::ffi::{c_char, c_int};

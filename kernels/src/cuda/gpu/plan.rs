@@ -1,5 +1,7 @@
 //! A product in cuBLASLt's words, and the ways that it proposes.
 
+#![allow(unsafe_code, reason = "functions of cuBLASLt")]
+
 use super::Gpu;
 use super::cublaslt::{ALLOC_FAILED, CublasLt, INVALID_VALUE, NOT_SUPPORTED};
 use crate::DType;

@@ -1,5 +1,7 @@
 //! What this machine has: the libraries, and the devices.
 
+#![allow(unsafe_code, reason = "functions of the CUDA driver")]
+
 use super::driver::{Driver, DriverError};
 use super::library::{Absent, Library, Search};
 use super::nvrtc::Nvrtc;

@@ -1,5 +1,7 @@
 //! Matrix products by cuBLASLt: how each shape is done is decided once, and kept.
 
+#![allow(unsafe_code, reason = "functions of cuBLASLt")]
+
 use super::cublaslt::CublasLt;
 use super::plan::{Chosen, Key, Plan, Products, alignment, data_type};
 use super::{Gpu, GpuEvent, Inner};

@@ -1,5 +1,7 @@
 //! The way between a slice of the host and the device: through pinned memory, so that copies run while the host goes on.
 
+#![allow(unsafe_code, reason = "functions of the CUDA driver")]
+
 use super::{Gpu, GpuEvent, Pinned};
 use crate::device::{Address, Event, Result};
 use cudarc::driver::sys::CUstream;

@@ -1,12 +1,13 @@
 //! Work in order: a stream of the device's.
 
+#![allow(unsafe_code, reason = "functions of the CUDA driver")]
+
 use super::staging::Staging;
-use super::{Gpu, GpuEvent, Inner, Pinned};
+use super::{Gpu, GpuEvent, Inner};
 use crate::device::{Address, Arguments, Event, Launch, Result, Stream};
 use crate::op::Gemm;
 use cudarc::driver::sys::{CUstream, CUstream_flags};
 use std::ffi::c_void;
-use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 /// A stream that runs beside all others: it does not wait for the default one, nor that for it.
@@ -36,32 +37,6 @@ impl GpuStream {
     /// The driver's handle, for libraries that put work into the stream, such as NCCL. It lives as long as this does.
     pub fn raw(&self) -> *mut c_void {
         self.handle.cast()
-    }
-
-    /// Copies from pinned memory; returns when the work is queued.
-    ///
-    /// # Safety
-    /// `to` is the device's, of as many bytes; `from` stays, unchanged, until the work is done.
-    pub unsafe fn upload_pinned(&self, from: &Pinned, range: Range<usize>, to: Address) -> Result<()> {
-        let from = &from.bytes()[range];
-        self.gpu.0.enter()?;
-        // SAFETY: the caller's promise.
-        let code =
-            unsafe { (self.gpu.0.driver.table.copy_to_device)(to, from.as_ptr().cast(), from.len(), self.handle) };
-        self.gpu.0.check("cuMemcpyHtoDAsync", code)
-    }
-
-    /// Copies to pinned memory; returns when the work is queued.
-    ///
-    /// # Safety
-    /// `from` is the device's, of as many bytes; nobody touches `to` until the work is done.
-    pub unsafe fn download_pinned(&self, from: Address, to: &mut Pinned, range: Range<usize>) -> Result<()> {
-        let to = &mut to.bytes_mut()[range];
-        self.gpu.0.enter()?;
-        // SAFETY: the caller's promise.
-        let code =
-            unsafe { (self.gpu.0.driver.table.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), self.handle) };
-        self.gpu.0.check("cuMemcpyDtoHAsync", code)
     }
 }
 

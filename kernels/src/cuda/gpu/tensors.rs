@@ -1,5 +1,7 @@
 //! Parts of tensors as Hopper's copies want them described.
 
+#![allow(unsafe_code, reason = "functions of the CUDA driver")]
+
 use super::Inner;
 use crate::DType;
 use crate::device::{Result, TensorBox, TensorMap};

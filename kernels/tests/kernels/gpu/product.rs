@@ -2,10 +2,10 @@
 
 use crate::gpu::fakes::Fakes;
 use std::time::Duration;
-use zbench_kernels::ByName;
 use zbench_kernels::cuda::gpu::{Gpu, Options};
 use zbench_kernels::device::{BLAS_WORKSPACE, Device, Stream};
-use zbench_kernels::{DType, Gemm, Kernels, Reference, View, ViewMut};
+use zbench_kernels::{DType, Gemm, Kernels, View, ViewMut};
+use zbench_kernels_testing::{ByName, Reference};
 
 const LIBRARY: &str = "libcublasLt.so.13";
 

@@ -2,9 +2,9 @@
 
 use crate::gpu::fakes::Fakes;
 use std::sync::Arc;
-use zbench_kernels::ByName;
 use zbench_kernels::device::{Device, TensorBox};
 use zbench_kernels::{Attention, Category, Cuda, DType, Kernels, Op};
+use zbench_kernels_testing::ByName;
 
 /// As the driver's header numbers them: no interleaving, a swizzle of 128 bytes, 128 or 256 bytes at once into L2, zeros
 /// outside.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use zbench_config::files::Files;
 use zbench_config::kind::Kind;
 use zbench_config::{Context, Document, grid, keys};
-use zbench_engine::plan::Planner;
+use zbench_engine::planner::Planner;
 use zbench_host::machine;
 use zbench_predict::planned::{self, Decision};
 

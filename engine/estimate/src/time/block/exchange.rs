@@ -5,7 +5,6 @@ use crate::collective::{Collective, Group, seconds};
 use crate::job::{Place, Recompute};
 use crate::shape::BlockKind;
 use crate::time::layout::expert_tensor;
-use crate::time::plan::{busy, device};
 
 impl Context<'_> {
     /// What a block's ranks exchange.
@@ -59,7 +58,7 @@ impl Context<'_> {
             let once = steps * seconds(Collective::Send, kv, ring, self.machine);
             // What attention of the same time does not hide, nor the host, where the device waits for it.
             let core = self.core(kind, tokens);
-            let idle = |phase: &Phase, backward| busy(self, phase, backward) - device(self, phase);
+            let idle = |phase: &Phase, backward| self.busy(phase, backward) - self.device(phase);
             let forward = core[0].busy + idle(&unit.forward, false);
             let backward = core[1].busy + idle(&unit.backward, true);
             unit.forward.context += (once - forward).max(0.0) + 0.1 * once.min(forward);
@@ -80,7 +79,7 @@ impl Context<'_> {
         let bytes = kept * tokens * self.model.hidden as f64 * self.bytes() / self.between();
         let once = bytes / (self.machine.host.bandwidth * self.machine.host.reached).max(1.0);
         // Compute lasts as long as its kernels take to start, and what it waits for hides copies, too.
-        let beside = |phase: &Phase, backward| busy(self, phase, backward) + phase.waits();
+        let beside = |phase: &Phase, backward| self.busy(phase, backward) + phase.waits();
         unit.forward.host += (once - beside(&unit.forward, false)).max(0.0);
         unit.backward.host += (once - beside(&unit.backward, true)).max(0.0);
     }

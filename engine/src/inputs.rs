@@ -1,0 +1,23 @@
+//! What all ranks of a run read.
+
+use crate::checkpoint::Checkpoint;
+use crate::config::Cell;
+use crate::data::Source;
+use crate::outcome::Probe;
+use crate::plan::Plan;
+use crate::training_state::Resumable;
+
+/// What all ranks of a run read.
+pub struct Inputs<'a> {
+    pub cell: &'a Cell,
+    pub plan: &'a Plan,
+    pub source: &'a Source,
+    /// Weights to start from; without, they are drawn.
+    pub checkpoint: Option<&'a Checkpoint>,
+    /// Adapters to start from; without, they are fresh.
+    pub adapters: Option<&'a Checkpoint>,
+    /// The training checkpoint to go on from; without, the run is at its beginning.
+    pub resume: Option<&'a Resumable>,
+    /// Who measures this process while weights are loaded.
+    pub probe: Probe<'a>,
+}

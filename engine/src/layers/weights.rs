@@ -1,0 +1,90 @@
+//! Weights and gradients as layers read them: flat buffers, and where each tensor lies in which.
+
+use super::prepacked::Prepacked;
+use std::ops::Range;
+use zbench_kernels::{View, ViewMut};
+
+/// Which flat buffer of a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlatKind {
+    /// With gradients and optimizer state.
+    Trainable,
+    Frozen,
+    /// Frozen matrices in few bits; its elements are bytes.
+    Quantised,
+}
+
+impl FlatKind {
+    /// How many there are.
+    pub const COUNT: usize = 3;
+
+    /// All of them, in the order in which they are gathered.
+    pub const ALL: [FlatKind; FlatKind::COUNT] = [FlatKind::Trainable, FlatKind::Frozen, FlatKind::Quantised];
+}
+
+/// Where a tensor lies in its unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlatRange {
+    pub part: FlatKind,
+    pub start: usize,
+    pub len: usize,
+}
+
+impl FlatRange {
+    /// The elements of the flat.
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+}
+
+/// A unit's weights, gathered.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights<'a> {
+    /// The trainable flat.
+    pub trainable: View<'a>,
+    /// The frozen flat.
+    pub frozen: View<'a>,
+    /// The flat of frozen matrices in few bits.
+    pub quantised: View<'a>,
+    /// Forms of its matrices that products read, where they are kept.
+    pub prepacked: Option<&'a Prepacked>,
+}
+
+impl<'a> Weights<'a> {
+    /// One tensor; of a matrix in few bits its record.
+    pub fn get(&self, place: &FlatRange) -> View<'a> {
+        match place.part {
+            FlatKind::Trainable => self.trainable.slice(place.range()),
+            FlatKind::Frozen => self.frozen.slice(place.range()),
+            FlatKind::Quantised => self.quantised.slice(place.range()),
+        }
+    }
+}
+
+/// The gradients of a unit's trainable flat, whole.
+#[derive(Debug)]
+pub struct Grads<'a>(pub ViewMut<'a>);
+
+impl Grads<'_> {
+    /// One tensor's gradient; `None` when it is frozen.
+    pub fn get(&mut self, place: &FlatRange) -> Option<ViewMut<'_>> {
+        (place.part == FlatKind::Trainable).then(|| self.0.slice_mut(place.range()))
+    }
+
+    /// The gradients of a weight and of the bias that lies behind it; `None` when they are frozen or there is none.
+    pub fn pair(&mut self, weight: &FlatRange, bias: Option<&FlatRange>) -> (Option<ViewMut<'_>>, Option<ViewMut<'_>>) {
+        let Some(bias) =
+            bias.filter(|bias| bias.part == FlatKind::Trainable && bias.start == weight.start + weight.len)
+        else {
+            return (self.get(weight), None);
+        };
+        let both = self.0.reborrow().into_slice(weight.start..bias.start + bias.len);
+        let (weight, bias) = both.split_at(weight.len);
+        (Some(weight), Some(bias))
+    }
+
+    /// The same gradients, lent for a shorter time.
+    pub fn reborrow(&mut self) -> Grads<'_> {
+        Grads(self.0.reborrow())
+    }
+}

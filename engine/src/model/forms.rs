@@ -1,0 +1,42 @@
+//! Which forms of weights can be kept for products.
+
+use super::Layout;
+use crate::layers::prepacked::Form;
+use crate::layers::{FlatKind, FlatRange, LinearSpec, product_forward, product_input};
+use zbench_kernels::{DType, Gemm, Kernels};
+
+impl Layout {
+    /// The forms of weights that a unit's products read, in the type `compute`.
+    pub fn forms(&self, unit: usize, kernels: &dyn Kernels, compute: DType) -> Vec<Form> {
+        let of = |place: FlatRange, out: usize, input: usize, products: [Gemm; 2]| {
+            debug_assert_eq!(place.len, out * input);
+            products.map(|op| (place, op)).into_iter().filter(|(_, op)| kernels.prepacked_len(op).is_some())
+        };
+        let linear = |spec: &LinearSpec| {
+            let LinearSpec { out, input, weight, .. } = *spec;
+            let products =
+                [product_forward(1, out, input, false, compute), product_input(1, out, input, false, compute)];
+            // Records of few bits are unpacked for each product; DoRA multiplies by a matrix that it makes.
+            let kept = weight.part != FlatKind::Quantised && spec.magnitude.is_none();
+            kept.then(|| of(weight, out, input, products)).into_iter().flatten()
+        };
+        let mut forms = Vec::new();
+        if let Some(block) = unit.checked_sub(1).and_then(|block| self.blocks.get(block)) {
+            // Stacks of experts are multiplied group by group.
+            let mlp = [block.gate.as_ref(), Some(&block.up), Some(&block.down)].into_iter().flatten();
+            let mlp = mlp.filter(|_| block.experts.is_none());
+            forms.extend([&block.q, &block.k, &block.v, &block.o].into_iter().chain(mlp).flat_map(linear));
+        }
+        let head = &self.head;
+        if unit == if head.tied { 0 } else { self.head_unit() } {
+            let (out, input) = (head.vocab, head.hidden);
+            forms.extend(of(
+                head.matrix,
+                out,
+                input,
+                [head.logits(1, compute), product_input(1, out, input, false, compute)],
+            ));
+        }
+        forms
+    }
+}

@@ -1,0 +1,184 @@
+//! The time of a step: the plan's actions walked with a clock in place of a device.
+//!
+//! On the CPU a collective progresses only while a rank is in it, so nothing overlaps and a step is the sum of what a rank
+//! does: operations by measured curves, collectives by fits, and what is in neither (memory that is asked for, calls) by a
+//! measured time per operation. Where threads outnumber cores they take turns: operations last as many times longer. A
+//! fit was measured among so many ranks as it is for, so it holds their turns already.
+
+use super::RecordedAction;
+use super::curves::{Class, Curves, NoCurve};
+use crate::actions::Action;
+use crate::comm::Collective;
+use crate::outcome::Span;
+use std::borrow::Borrow;
+use std::collections::HashMap;
+use zbench_kernels::DType;
+
+/// What the clock asks of a machine.
+pub trait Machine {
+    /// Seconds of a collective between ranks that are there already; reductions are of `dtype`.
+    ///
+    /// # Errors
+    /// What was not measured, in words.
+    fn collective(&self, call: &Collective, dtype: DType) -> Result<f64, String>;
+}
+
+/// What was measured beside the operations themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Overheads {
+    /// Seconds of an operation that are not in its kernel.
+    pub operation: f64,
+    /// Seconds to fetch a micro-batch's tokens.
+    pub load: f64,
+    /// Seconds of a step that are in no action.
+    pub step: f64,
+    /// Seconds by which a collective in a step lasts longer than one of many in a row: ranks come at different times, and
+    /// who has slept must wake.
+    pub call: f64,
+    /// The same of an all-reduce, in which ranks meet once more between sum and copy.
+    pub all_reduce: f64,
+}
+
+/// What a clock needs beside the actions.
+#[derive(Clone, Copy)]
+pub struct Clock<'a> {
+    /// Times of operations, measured as the cell's ranks run.
+    pub curves: &'a Curves,
+    pub overheads: Overheads,
+    /// Times of collectives.
+    pub machine: &'a dyn Machine,
+    /// Threads of all ranks on the machine for each core they may use, 1 at least.
+    pub crowd: f64,
+    /// Type in which gradients travel.
+    pub reduce: DType,
+    /// Factors on spans, from what was measured of runs; 1 unless corrected.
+    pub corrections: [f64; 10],
+}
+
+/// Why there is no time.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoTime {
+    /// An operation was not measured.
+    #[error(transparent)]
+    Operation(#[from] NoCurve),
+    /// A collective was not measured.
+    #[error("{0}")]
+    Collective(String),
+}
+
+/// The time of a step by span.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepTime {
+    /// Milliseconds, in the order of [`Span::ALL`].
+    pub spans_ms: [f64; 10],
+}
+
+/// A stretch of a predicted step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stretch {
+    /// In which action; none for what is in none.
+    pub action: Option<Action>,
+    pub span: Span,
+    pub ms: f64,
+}
+
+impl StepTime {
+    /// The step: the sum of its spans.
+    pub fn step_ms(&self) -> f64 {
+        self.spans_ms.iter().sum()
+    }
+}
+
+/// Under which span an action's operations are booked, as the rank's meter does.
+fn span(action: Action) -> Span {
+    match action {
+        Action::Load { .. } => Span::Data,
+        Action::Gather { .. } => Span::ExposedGather,
+        Action::Forward { .. } => Span::Forward,
+        Action::Recompute { .. } => Span::Recompute,
+        Action::Backward { .. } => Span::Backward,
+        Action::Reduce { .. } => Span::ExposedReduce,
+        Action::Update => Span::Optimizer,
+        Action::Release { .. } => Span::Other,
+    }
+}
+
+/// The term under which the norm's operations are stated; the meter books them as agreeing.
+const NORM: &str = "norm";
+
+impl Clock<'_> {
+    /// The time of a step.
+    ///
+    /// # Errors
+    /// The first operation or collective that was not measured.
+    pub fn time(&self, actions: impl IntoIterator<Item = impl Borrow<RecordedAction>>) -> Result<StepTime, NoTime> {
+        let mut seconds = [0.0; 10];
+        self.walk(actions, &mut |_, span, time| seconds[span as usize] += time)?;
+        let mut time = StepTime { spans_ms: seconds.map(|seconds| seconds * 1e3) };
+        time.spans_ms.iter_mut().zip(self.corrections).for_each(|(ms, factor)| *ms *= factor);
+        Ok(time)
+    }
+
+    /// The same one after the other: what a rank does when, as far as the clock knows. Stretches of an action under one span
+    /// are one.
+    ///
+    /// # Errors
+    /// As [`Clock::time`].
+    pub fn timeline(
+        &self,
+        actions: impl IntoIterator<Item = impl Borrow<RecordedAction>>,
+    ) -> Result<Vec<Stretch>, NoTime> {
+        let mut line: Vec<Stretch> = Vec::new();
+        self.walk(actions, &mut |action, span, seconds| {
+            let ms = seconds * 1e3 * self.corrections[span as usize];
+            match line.last_mut() {
+                Some(last) if last.action == action && last.span == span => last.ms += ms,
+                _ => line.push(Stretch { action, span, ms }),
+            }
+        })?;
+        Ok(line)
+    }
+
+    /// Tells the seconds of everything that a step consists of, in its order, before corrections.
+    fn walk(
+        &self,
+        actions: impl IntoIterator<Item = impl Borrow<RecordedAction>>,
+        tell: &mut dyn FnMut(Option<Action>, Span, f64),
+    ) -> Result<(), NoTime> {
+        // Blocks and micro-batches repeat each other: most operations were seen before.
+        let mut known: HashMap<(String, Vec<u64>), f64> = HashMap::new();
+        tell(None, Span::Other, self.crowd * self.overheads.step);
+        for stated in actions {
+            let stated = stated.borrow();
+            let (action, place) = (Some(stated.action), span(stated.action));
+            if place == Span::Data {
+                tell(action, place, self.crowd * self.overheads.load);
+            }
+            for operation in &stated.operations {
+                let agrees = stated.action == Action::Update && operation.term == NORM;
+                let place = if agrees { Span::ExposedAgree } else { place };
+                let class = Class::of(&operation.op);
+                let key = (class.name, class.sizes.iter().map(|size| size.to_bits()).collect());
+                let time = match known.get(&key) {
+                    Some(time) => *time,
+                    None => *known.entry(key).or_insert(self.curves.seconds(&operation.op)?),
+                };
+                tell(action, place, self.crowd * (time + self.overheads.operation));
+            }
+            for call in &stated.collectives {
+                let place = if stated.action == Action::Update { Span::ExposedAgree } else { place };
+                let time = self.machine.collective(call, self.reduce).map_err(NoTime::Collective)?;
+                let waits = match call.kind {
+                    _ if call.ranks == 1 => 0.0,
+                    "all_reduce" => self.overheads.all_reduce,
+                    _ => self.overheads.call,
+                };
+                tell(action, place, time + waits);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,45 @@
+//! Which type a flat has where, and over which axes it is split.
+
+use crate::config::{Base, Cell};
+use crate::mesh::Split;
+use crate::model::FlatKind;
+use crate::strategy::{Reshard, Sharding};
+use zbench_kernels::{Category, DType};
+
+/// The type of a flat's weights at home.
+pub fn home_dtype(cell: &Cell, part: FlatKind) -> DType {
+    match part {
+        FlatKind::Trainable => cell.precision.parameters,
+        FlatKind::Frozen => cell.lora.base.and_then(Base::float).unwrap_or(cell.precision.parameters),
+        FlatKind::Quantised => DType::I8,
+    }
+}
+
+/// The type of a flat's weights where layers read them.
+pub fn slot_dtype(cell: &Cell, part: FlatKind) -> DType {
+    match part {
+        FlatKind::Trainable | FlatKind::Frozen => cell.precision.compute,
+        FlatKind::Quantised => DType::I8,
+    }
+}
+
+/// Whether a flat is read from a slot: its home is a part, or of another type than the compute.
+pub fn slotted(cell: &Cell, sharding: &Sharding, part: FlatKind) -> bool {
+    sharding.parameters != Split::Whole || home_dtype(cell, part) != slot_dtype(cell, part)
+}
+
+/// Over which axes a flat's home is split. Frozen weights are split as the parameters are.
+pub fn share(sharding: &Sharding, part: FlatKind) -> Split {
+    match part {
+        FlatKind::Trainable => sharding.optimizer,
+        FlatKind::Frozen | FlatKind::Quantised => sharding.parameters,
+    }
+}
+
+/// Slots of unsplit weights stay as long as the weights do; the others are on their way.
+pub(crate) fn slot_category(sharding: &Sharding) -> Category {
+    match sharding.reshard {
+        Reshard::Never => Category::Parameters,
+        Reshard::AfterForward | Reshard::AfterBackward => Category::Communication,
+    }
+}
