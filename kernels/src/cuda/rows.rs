@@ -94,10 +94,8 @@ impl Cuda {
     pub(super) fn run_rms_norm_backward(
         &self,
         op: &RmsNorm,
-        x: View,
-        w: View,
+        [x, w, dy]: [View; 3],
         rstd: View,
-        dy: View,
         dx: ViewMut,
         dw: Option<ViewMut>,
     ) -> Result<()> {
@@ -108,16 +106,13 @@ impl Cuda {
     pub(super) fn run_layer_norm_backward(
         &self,
         op: &LayerNorm,
-        x: View,
-        w: View,
+        [x, w, dy]: [View; 3],
         statistics: View,
-        dy: View,
         dx: ViewMut,
-        dw: Option<ViewMut>,
-        db: Option<ViewMut>,
+        gradients: [Option<ViewMut>; 2],
     ) -> Result<()> {
         let runs = [Run::of(&x), Run::of(&w), Run::of(&dy), Run::of_mut(&dx)];
-        self.norm_backward(runs, Run::of(&statistics), true, op.rows, op.cols, [dw, db])
+        self.norm_backward(runs, Run::of(&statistics), true, op.rows, op.cols, gradients)
     }
 
     /// The gradients of weights come out of the same pass over x and dy, as sums of some rows each, where a block can keep them;
