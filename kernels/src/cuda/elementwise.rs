@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels get addresses")]
 
 use super::Cuda;
-use super::launch::{Argument, Run, arguments};
+use super::launch::{Argument, Run, arguments, runs};
 use crate::cpu::adamw::Step;
 use crate::op::*;
 use crate::philox;
@@ -38,11 +38,7 @@ const fn number(act: Activation) -> u32 {
 impl Cuda {
     /// The operations that go through elements once; `None` if `op` is not one of them.
     pub(super) fn run_elementwise(&self, op: &Op, reads: &[View<'_>], writes: &[ViewMut<'_>]) -> Option<Result<()>> {
-        // An operand that is left out has no elements.
-        let (mut from, mut to) = ([Run::none(DType::F32); 3], [Run::none(DType::F32); 4]);
-        from.iter_mut().zip(reads).for_each(|(run, view)| *run = Run::of(view));
-        to.iter_mut().zip(writes).for_each(|(run, view)| *run = Run::of_mut(view));
-        let ([a, b, c], [x, y, z, copy]) = (from, to);
+        let ([a, b, c], [x, y, z, copy]) = runs(reads, writes);
         // SAFETY: the kernels' parameters; the operands were checked against the operation's table.
         let done = unsafe {
             match op {
