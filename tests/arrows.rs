@@ -1,4 +1,4 @@
-//! No circular imports among sibling modules, at any depth, of a crate under suites/ and of reports/. The test reads `crate::`, `super::`
+//! No circular imports among sibling modules, at any depth, of a crate in CRATES. The test reads `crate::`, `super::`
 //! and `self::` paths out of the sources and names the files that close a circle. Between crates the compiler keeps the arrows.
 
 use crate::support::root;
