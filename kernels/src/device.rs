@@ -7,7 +7,7 @@ use crate::op::Gemm;
 use std::ffi::c_void;
 use std::time::Duration;
 
-/// Why a device could not do what it was asked.
+/// An error of a device or its driver.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{device}: {call}: {reason}")]
 pub struct DeviceError {
@@ -15,30 +15,30 @@ pub struct DeviceError {
     pub call: String,
     /// What it said, and what helps.
     pub reason: String,
-    /// Whether there was no memory for it.
+    /// Whether the cause was a lack of memory.
     pub out_of_memory: bool,
 }
 
 pub type Result<T, E = DeviceError> = std::result::Result<T, E>;
 
-/// Where something lies in a device's memory.
+/// An address in a device's memory.
 pub type Address = u64;
 
-/// What is known of a device.
+/// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceProps {
-    /// As its vendor calls it.
+    /// The vendor's name.
     pub name: String,
     /// Major and minor compute capability: (9, 0) for Hopper.
     pub capability: (u32, u32),
     /// Multiprocessors.
     pub multiprocessors: u32,
-    /// Most bytes of shared memory that a block may ask for.
+    /// Bytes of shared memory that a block may use.
     pub shared_bytes: u32,
     pub memory_bytes: u64,
 }
 
-/// How a kernel is started.
+/// The launch configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
     /// As [`EXPORT`](super::sources::SOURCES) names it.
@@ -51,10 +51,9 @@ pub struct Launch {
     pub shared: u32,
 }
 
-/// Parameters of a kernel: where their values lie, and their sizes in bytes.
+/// Kernel parameters: pointers to their values, and their sizes in bytes.
 #[derive(Debug)]
 pub struct Arguments<'a> {
-    /// As the driver wants them.
     pub pointers: &'a mut [*mut c_void],
     pub sizes: &'a [usize],
 }
@@ -82,14 +81,14 @@ pub struct TensorBox {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorMap(pub [u64; 16]);
 
-/// A device. Ranks that share one share its memory.
+/// A device that runs CUDA kernels. Ranks may share one, and with it its memory.
 pub trait Device: Send + Sync {
     fn props(&self) -> &DeviceProps;
 
     /// For records: `cuda sm_90a`.
     fn name(&self) -> String;
 
-    /// Bytes of its memory that can be asked for now. [`DeviceProps::memory_bytes`] is of the moment when it was taken.
+    /// Bytes of memory that are free now; [`DeviceProps::memory_bytes`] was read when the device was opened.
     ///
     /// # Errors
     /// The device has failed.
@@ -97,13 +96,13 @@ pub trait Device: Send + Sync {
         Ok(self.props().memory_bytes)
     }
 
-    /// Tells a profiler what this thread asks for from here on; no name where that ends.
+    /// Starts a profiler range for this thread; `None` ends it.
     fn profiler_range(&self, _name: Option<&str>) {}
 
-    /// Memory, at a multiple of 256 bytes.
+    /// Allocates memory, aligned to 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Address>;
 
-    /// Gives memory back.
+    /// Frees memory.
     ///
     /// # Safety
     /// It came from `allocate` with as many bytes, and nothing uses it any more.
@@ -111,33 +110,32 @@ pub trait Device: Send + Sync {
 
     fn new_stream(&self) -> Result<Box<dyn Stream>>;
 
-    /// Bytes of scratch with which [`Stream::blas_gemm`] is at its best; none where it does nothing.
+    /// Bytes of workspace for [`Stream::blas_gemm`]; 0 where there is no library.
     fn blas_workspace(&self) -> usize {
         0
     }
 
-    /// Whether its kernels reach the host's memory, and have done their work when a call returns: views of the host are then
-    /// operands like any other.
+    /// Whether its kernels can access host memory and calls return when the work is done: host views are then valid operands.
     fn reaches_host(&self) -> bool {
         false
     }
 
-    /// Makes sure that these kernels are compiled and loaded, so that no launch waits for that.
+    /// Compiles and loads these kernels, so that no launch waits for it.
     fn load(&self, kernels: &[&'static str]) -> Result<()>;
 
-    /// Encodes what Hopper's copies bring (`cuTensorMapEncodeTiled`).
+    /// Encodes a tensor map for Hopper's TMA (`cuTensorMapEncodeTiled`).
     ///
     /// # Errors
-    /// The device has no such copies, or refuses the tensor.
+    /// The device has no TMA, or refuses the tensor.
     fn tensor_map(&self, _: &TensorBox) -> Result<TensorMap> {
         let reason = "it has no copies of parts of tensors; take kernels that do without".into();
         Err(DeviceError { device: self.name(), call: "tensor_map".into(), reason, out_of_memory: false })
     }
 }
 
-/// Work that is done in order. Calls return when the work is queued.
+/// A CUDA stream: its work is done in order, and calls return when the work is queued.
 pub trait Stream: Send + Sync {
-    /// Starts a kernel.
+    /// Launches a kernel.
     ///
     /// # Safety
     /// `arguments` are the kernel's parameters, in order; what those point to stays until the work is done.
@@ -149,7 +147,7 @@ pub trait Stream: Send + Sync {
     /// Both runs are the device's, do not overlap, and stay until the work is done.
     unsafe fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()>;
 
-    /// Copies from the host; returns when `from` may change.
+    /// Copies from the host; returns when `from` may be changed.
     ///
     /// # Safety
     /// `to` is the device's, of as many bytes.
@@ -167,7 +165,7 @@ pub trait Stream: Send + Sync {
     /// As for `copy`.
     unsafe fn memset(&self, to: Address, value: u8, bytes: usize) -> Result<()>;
 
-    /// A product by the vendor's library; `false` where it has none for these types or this device, and nothing was done.
+    /// A matrix product by the vendor's library. `false` if it has none for these types or this device; nothing was done then.
     ///
     /// # Safety
     /// Addresses are those of operands that `op` describes, and of `workspace_bytes` of scratch.
@@ -181,24 +179,24 @@ pub trait Stream: Send + Sync {
         workspace_bytes: usize,
     ) -> Result<bool>;
 
-    /// Waits until everything is done. Failures of earlier work come out here.
+    /// Waits for all work. Returns errors of earlier work.
     fn synchronize(&self) -> Result<()>;
 
-    /// An event behind what has been asked for so far.
+    /// Records an event behind the work so far.
     fn record_event(&self) -> Result<Box<dyn Event>>;
 
-    /// What is asked for from now on begins after that event, of any stream of this device.
+    /// Later work waits for that event, which may be of another stream of this device.
     fn wait_event(&self, event: &dyn Event) -> Result<()>;
 }
 
-/// A moment in a stream.
+/// A recorded point in a stream.
 pub trait Event: Send + Sync {
     fn wait(&self) -> Result<()>;
 
     /// Whether it has come.
     fn query(&self) -> Result<bool>;
 
-    /// Time from an earlier event to this one; both have come.
+    /// Time from an earlier event to this one; both must have been reached.
     fn elapsed(&self, earlier: &dyn Event) -> Result<Duration>;
 
     /// For the device that made it.

@@ -6,7 +6,7 @@ use crate::op::*;
 use crate::{Arena, ArenaError, DType, ReduceOp, View, ViewMut, copy};
 use std::sync::Arc;
 
-/// Why a kernel refused.
+/// Why an operation was not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // of fields: the messages say what they hold
 pub enum KernelError {
@@ -16,14 +16,14 @@ pub enum KernelError {
     /// An operand is too short, or the shape cannot be.
     #[error("{op}: {operand} has {given} elements, {wanted} needed")]
     Shape { op: &'static str, operand: &'static str, wanted: usize, given: usize },
-    /// The operands do not go together, or hold a value that cannot be.
+    /// Operands do not fit each other, or hold an invalid value.
     #[error("{op}: {reason}")]
     Invalid {
         op: &'static str,
         /// What is wrong and what would be right.
         reason: String,
     },
-    /// The host was to read or write what lies in the memory of a device.
+    /// The host cannot read or write device memory.
     #[error("the elements lie in a device's memory, which the host cannot reach; copy them (upload, download)")]
     NotOnHost,
     /// The device failed at `call`, and says why.
@@ -34,17 +34,17 @@ pub enum KernelError {
     Unsupported { device: &'static str, op: &'static str, dtype: DType },
 }
 
-/// A sum to a number that the host may not know yet.
+/// The result of a sum, which the host may not have yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sum {
     /// Its value is on the host already.
     Known(f64),
-    /// It lies in a slot of the device's, under this number.
+    /// Its value is in this slot on the device.
     Slot(u32),
 }
 
-/// Writes the values of sums to as many places; `slot` knows what the device's slots hold.
-pub(crate) fn tell(sums: &[Sum], to: &mut [f64], slot: impl Fn(u32) -> Option<f64>) -> Result<()> {
+/// Writes the value of each sum to `to`; `slot` reads the device's slots.
+pub(crate) fn write_sums(sums: &[Sum], to: &mut [f64], slot: impl Fn(u32) -> Option<f64>) -> Result<()> {
     let invalid = |reason| Err(KernelError::Invalid { op: "known", reason });
     if sums.len() != to.len() {
         return invalid(format!("{} sums do not go to {} places", sums.len(), to.len()));
@@ -75,14 +75,13 @@ pub trait Kernels: Send + Sync {
     /// Threads that share one operation.
     fn threads(&self) -> usize;
 
-    /// Puts the calling thread, which is to call these kernels, on the core that is meant for it, until the guard is
-    /// dropped. `None` where threads go where the system puts them.
+    /// Pins the calling thread to its core until the guard is dropped. `None` where threads are not pinned.
     fn pin_thread(&self) -> Option<Pinned> {
         None
     }
 
-    /// Memory for what these kernels work on, of a device that so many ranks share. With a capacity, a request that would put
-    /// more than that many bytes in use fails; without one, this rank's share of a device's memory is the limit.
+    /// An arena in the memory of this device, which `sharers` ranks share. `capacity` limits the bytes in use; without it, the
+    /// limit is this rank's share of the device's memory.
     ///
     /// # Errors
     /// There is no such memory.
@@ -90,43 +89,42 @@ pub trait Kernels: Send + Sync {
         Arena::host(capacity)
     }
 
-    /// Whether the host can reach what these kernels work on, and every call has done its work when it returns.
+    /// Whether operands are in host memory and every call returns when its work is done.
     fn is_host(&self) -> bool {
         true
     }
 
-    /// Copies elements of the host to where these kernels work, behind what has been asked for so far. One type, lengths
-    /// must agree. `src` may be changed when this returns.
+    /// Copies from the host to the device, in stream order. Types and lengths must agree. `src` may be changed when this returns.
     fn upload(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         copy::plain("upload", src, dst)
     }
 
-    /// Copies elements to the host when all that has been asked for so far is done. One type, lengths must agree. What the
-    /// device found wrong since the last time comes out here.
+    /// Copies from the device to the host and waits for it. Types and lengths must agree. Returns errors of earlier asynchronous
+    /// work.
     fn download(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         copy::plain("download", src, dst)
     }
 
-    /// `dst = src`, both where these kernels work, in its turn. One type, lengths must agree.
+    /// `dst = src` within the device, in stream order. Types and lengths must agree.
     fn copy(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         copy::plain("copy", src, dst)
     }
 
-    /// Waits until all that has been asked for is done. What the device found wrong since the last time comes out here.
+    /// Waits until all work is done. Returns errors of earlier asynchronous work.
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
 
-    /// The same operations in an order of their own, beside these: for what moves while these compute. `None` where there is
-    /// one order only.
+    /// The same device with a stream of its own, for transfers that overlap with computation. `None` where the device has one
+    /// stream only.
     ///
     /// # Errors
-    /// The device has no room for another queue.
+    /// The device has no memory for another stream.
     fn new_stream(&self) -> Result<Option<Arc<dyn Kernels>>> {
         Ok(None)
     }
 
-    /// A mark behind what has been asked for so far; `None` where every call has done its work when it returns.
+    /// Records an event behind the work so far; `None` where every call returns when its work is done.
     ///
     /// # Errors
     /// The device failed.
@@ -134,19 +132,18 @@ pub trait Kernels: Send + Sync {
         Ok(None)
     }
 
-    /// Tells a profiler what this thread asks for from here on; no name where that ends.
+    /// Starts a profiler range for this thread; `None` ends it.
     fn profiler_range(&self, _name: Option<&str>) {}
 
-    /// What is asked for from now on begins after that mark of the same device.
+    /// Later work waits for that event of the same device.
     ///
     /// # Errors
     /// The device failed.
-    fn wait_event(&self, _mark: &dyn Event) -> Result<()> {
+    fn wait_event(&self, _event: &dyn Event) -> Result<()> {
         Ok(())
     }
 
-    /// Elements of a passing matrix, as of logits, that are worth making at a time: large enough for a product to be fast, small
-    /// enough for the memory that they take.
+    /// Elements of logits to compute at a time: enough for a fast product, few enough for the memory they take.
     fn logits_chunk_len(&self) -> usize {
         1 << 23
     }
@@ -173,7 +170,7 @@ pub trait Kernels: Send + Sync {
     /// The values of sums that were asked for, by anyone, to as many places. What this thread has asked for before and does not
     /// ask to be told here is forgotten.
     fn read_scalars(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {
-        tell(sums, to, |_| None)
+        write_sums(sums, to, |_| None)
     }
 
     /// `dst[i] = value`.

@@ -137,11 +137,9 @@ impl Cpu {
         &self,
         [m, n, k]: [usize; 3],
         alpha: f32,
-        a: Matrix,
-        b: Matrix,
+        [a, b]: [Matrix; 2],
         accumulate: bool,
-        c: *mut f32,
-        c_row: usize,
+        (c, c_row): (*mut f32, usize),
     ) {
         /// Rows of C per call of the library, which packs as many columns of its transpose at a time.
         const MOST_ROWS: usize = 4096;
@@ -255,7 +253,7 @@ impl Cpu {
                     let onto = depth.start > 0 || accumulate && !blocks.copy_c;
                     let shape = [rows.len(), cols.len(), depth.len()];
                     // SAFETY: lengths were checked against the shapes, copies hold a block each, and c is lent to us.
-                    unsafe { self.multiply_shared(shape, alpha, a, b, onto, target, width) };
+                    unsafe { self.multiply_shared(shape, alpha, [a, b], onto, (target, width)) };
                 }
                 if blocks.copy_c {
                     self.round_block(&copy_c, &c, n, rows, cols.clone(), accumulate);

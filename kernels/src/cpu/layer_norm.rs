@@ -65,13 +65,10 @@ impl Cpu {
     pub(super) fn run_layer_norm_backward(
         &self,
         op: &LayerNorm,
-        x: View,
-        w: View,
+        [x, w, dy]: [View; 3],
         statistics: &[f32],
-        dy: View,
         dx: ViewMut,
-        dw: Option<ViewMut>,
-        db: Option<ViewMut>,
+        [dw, db]: [Option<ViewMut>; 2],
     ) {
         let cols = op.cols;
         let (means, rstds) = statistics.split_at(op.rows);

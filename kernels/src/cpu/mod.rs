@@ -148,15 +148,15 @@ impl Kernels for Cpu {
             (Op::RmsNorm(op), [x, w], [y, rstd]) => self.run_rms_norm(op, *x, *w, y.reborrow(), rstd.reborrow()),
             (Op::RmsNormBackward(op), [x, w, rstd, dy], [dx, dw @ ..]) => {
                 let dw = dw.first_mut().map(ViewMut::reborrow);
-                self.run_rms_norm_backward(op, *x, *w, rstd.as_slice()?, *dy, dx.reborrow(), dw);
+                self.run_rms_norm_backward(op, [*x, *w, *dy], rstd.as_slice()?, dx.reborrow(), dw);
             }
             (Op::LayerNorm(op), [x, w, b @ ..], [y, statistics]) => {
                 self.run_layer_norm(op, *x, *w, b.first().copied(), y.reborrow(), statistics.reborrow());
             }
             (Op::LayerNormBackward(op), [x, w, statistics, dy], [dx, gradients @ ..]) => {
                 let mut gradients = gradients.iter_mut().map(ViewMut::reborrow);
-                let (dw, db) = (gradients.next(), gradients.next());
-                self.run_layer_norm_backward(op, *x, *w, statistics.as_slice()?, *dy, dx.reborrow(), dw, db);
+                let gradients = [gradients.next(), gradients.next()];
+                self.run_layer_norm_backward(op, [*x, *w, *dy], statistics.as_slice()?, dx.reborrow(), gradients);
             }
             (Op::BiasAdd(op), [table], [x]) => self.run_bias_add(op, *table, x.reborrow()),
             (Op::BiasAddBackward(op), [dy], [dtable]) => self.run_bias_add_backward(op, *dy, dtable.reborrow()),

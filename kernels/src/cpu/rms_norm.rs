@@ -67,10 +67,8 @@ impl Cpu {
     pub(super) fn run_rms_norm_backward(
         &self,
         op: &RmsNorm,
-        x: View,
-        w: View,
+        [x, w, dy]: [View; 3],
         rstd: &[f32],
-        dy: View,
         dx: ViewMut,
         dw: Option<ViewMut>,
     ) {

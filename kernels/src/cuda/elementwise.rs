@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels get addresses")]
 
 use super::Cuda;
-use super::launch::{Argument, Run, arguments};
+use super::launch::{Argument, Run, arguments, runs};
 use crate::cpu::adamw::Step;
 use crate::op::*;
 use crate::philox;
@@ -36,30 +36,42 @@ const fn number(act: Activation) -> u32 {
 }
 
 impl Cuda {
-    pub(super) fn run_fill(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
-        let (len, value) = (dst.len(), value as f32);
-        let grid = [self.blocks(len, TILE), 1, 1];
-        // SAFETY: the kernel's parameters, and `dst` holds `len` elements.
-        unsafe { self.launch("fill", grid, THREADS, 0, arguments![Run::of_mut(&dst), len as u64, value]) }
-    }
-
-    pub(super) fn run_accumulate(&self, alpha: f64, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        let (len, alpha) = (dst.len(), alpha as f32);
-        // SAFETY: the kernel's parameters, and both hold `len` elements (checked).
-        unsafe { each!(self, "accumulate", len, [alpha, Run::of(&src), Run::of_mut(&dst)]) }
-    }
-
-    pub(super) fn run_add(&self, a: View<'_>, b: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        let len = dst.len();
-        let (a, b, to) = (Run::of(&a), Run::of(&b), Run::of_mut(&dst));
-        // SAFETY: the kernel's parameters, and all hold `len` elements (checked).
-        unsafe { each!(self, "add", len, [a, b, to]) }
-    }
-
-    pub(super) fn run_scale(&self, alpha: f64, dst: ViewMut<'_>) -> Result<()> {
-        let (len, alpha) = (dst.len(), alpha as f32);
-        // SAFETY: the kernel's parameters, and `dst` holds `len` elements.
-        unsafe { each!(self, "scale", len, [alpha, Run::of_mut(&dst)]) }
+    /// The operations that go through elements once; `None` if `op` is not one of them.
+    pub(super) fn run_elementwise(&self, op: &Op, reads: &[View<'_>], writes: &[ViewMut<'_>]) -> Option<Result<()>> {
+        let ([a, b, c], [x, y, z, copy]) = runs(reads, writes);
+        // SAFETY: the kernels' parameters; the operands were checked against the operation's table.
+        let done = unsafe {
+            match op {
+                Op::Fill(op, value) => {
+                    let grid = [self.blocks(op.len, TILE), 1, 1];
+                    self.launch("fill", grid, THREADS, 0, arguments![x, op.len as u64, *value as f32])
+                }
+                Op::Accumulate(op, alpha) => each!(self, "accumulate", op.len, [*alpha as f32, a, x]),
+                Op::Add(op) => each!(self, "add", op.len, [a, b, x]),
+                Op::Scale(op, alpha) => each!(self, "scale", op.len, [*alpha as f32, x]),
+                Op::PointwiseActivation(op) => each!(self, "activate", op.len, [number(op.act), a, x]),
+                Op::PointwiseActivationBackward(op) => {
+                    each!(self, "activate_backward", op.len, [number(op.act), a, b, x])
+                }
+                Op::GatedActivation(op) => each!(self, "swiglu", op.len, [number(op.act), a, b, x]),
+                Op::GatedActivationBackward(op) => {
+                    each!(self, "swiglu_backward", op.len, [number(op.act), a, b, c, x, y])
+                }
+                Op::Dropout(op) => {
+                    let (threshold, scale) = (philox::threshold(op.p), (1.0 / (1.0 - op.p)) as f32);
+                    each!(self, "dropout", op.len, [op.seed, op.first, threshold, scale, a, x])
+                }
+                Op::AdamW(op) => {
+                    let (chance, seed, first) = match op.rounding {
+                        Rounding::Nearest => (0u32, 0, 0),
+                        Rounding::Stochastic { seed, first } => (1, seed, first),
+                    };
+                    each!(self, "adamw", op.len, [Step::of(op), chance, seed, first, op.step, x, y, z, a, copy])
+                }
+                _ => return None,
+            }
+        };
+        Some(done)
     }
 
     /// One type is copied; else an element is read as f32 and rounded into its place.
@@ -72,76 +84,6 @@ impl Cuda {
         }
         // SAFETY: the kernel's parameters, and both hold `len` elements (checked).
         unsafe { each!(self, "cast", len, [from, to]) }
-    }
-
-    pub(super) fn run_pointwise_activation(&self, op: &PointwiseActivation, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
-        let (x, y) = (Run::of(&x), Run::of_mut(&y));
-        // SAFETY: the kernel's parameters, and both hold the operation's elements (checked).
-        unsafe { each!(self, "activate", op.len, [number(op.act), x, y]) }
-    }
-
-    pub(super) fn run_pointwise_activation_backward(
-        &self,
-        op: &PointwiseActivation,
-        x: View<'_>,
-        dy: View<'_>,
-        dx: ViewMut<'_>,
-    ) -> Result<()> {
-        let (x, dy, dx) = (Run::of(&x), Run::of(&dy), Run::of_mut(&dx));
-        // SAFETY: the kernel's parameters, and all hold the operation's elements (checked).
-        unsafe { each!(self, "activate_backward", op.len, [number(op.act), x, dy, dx]) }
-    }
-
-    pub(super) fn run_gated_activation(
-        &self,
-        op: &GatedActivation,
-        gate: View<'_>,
-        up: View<'_>,
-        act: ViewMut<'_>,
-    ) -> Result<()> {
-        let (gate, up, act) = (Run::of(&gate), Run::of(&up), Run::of_mut(&act));
-        // SAFETY: the kernel's parameters, and all hold the operation's elements (checked).
-        unsafe { each!(self, "swiglu", op.len, [number(op.act), gate, up, act]) }
-    }
-
-    pub(super) fn run_gated_activation_backward(
-        &self,
-        op: &GatedActivation,
-        gate: View<'_>,
-        up: View<'_>,
-        dact: View<'_>,
-        dgate: ViewMut<'_>,
-        dup: ViewMut<'_>,
-    ) -> Result<()> {
-        let (gate, up, dact) = (Run::of(&gate), Run::of(&up), Run::of(&dact));
-        let (dgate, dup) = (Run::of_mut(&dgate), Run::of_mut(&dup));
-        // SAFETY: the kernel's parameters, and all hold the operation's elements (checked).
-        unsafe { each!(self, "swiglu_backward", op.len, [number(op.act), gate, up, dact, dgate, dup]) }
-    }
-
-    pub(super) fn run_dropout(&self, op: &Dropout, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
-        let (threshold, scale) = (philox::threshold(op.p), (1.0 / (1.0 - op.p)) as f32);
-        // SAFETY: the kernel's parameters, and both hold the operation's elements (checked).
-        unsafe { each!(self, "dropout", op.len, [op.seed, op.first, threshold, scale, Run::of(&x), Run::of_mut(&y)]) }
-    }
-
-    pub(super) fn run_adamw(
-        &self,
-        op: &AdamW,
-        p: ViewMut<'_>,
-        m: ViewMut<'_>,
-        v: ViewMut<'_>,
-        g: View<'_>,
-        copy: Option<ViewMut<'_>>,
-    ) -> Result<()> {
-        let (chance, seed, first) = match op.rounding {
-            Rounding::Nearest => (0u32, 0, 0),
-            Rounding::Stochastic { seed, first } => (1, seed, first),
-        };
-        let [p, m, v] = [p, m, v].map(|view| Run::of_mut(&view));
-        let (g, copy) = (Run::of(&g), copy.map_or(Run::none(DType::F32), |view| Run::of_mut(&view)));
-        // SAFETY: the kernel's parameters, and all hold the operation's elements (checked), except a copy that there is none of.
-        unsafe { each!(self, "adamw", op.len, [Step::of(op), chance, seed, first, op.step, p, m, v, g, copy]) }
     }
 
     /// Drawn on the host, so that the bits are those of every other device, and sent in pieces: no part of a step.

@@ -56,6 +56,14 @@ impl Run {
     }
 }
 
+/// Operands of an operation. One that is left out has no elements.
+pub(super) fn runs<const R: usize, const W: usize>(reads: &[View], writes: &[ViewMut]) -> ([Run; R], [Run; W]) {
+    let (mut read, mut written) = ([Run::none(DType::F32); R], [Run::none(DType::F32); W]);
+    read.iter_mut().zip(reads).for_each(|(run, view)| *run = Run::of(view));
+    written.iter_mut().zip(writes).for_each(|(run, view)| *run = Run::of_mut(view));
+    (read, written)
+}
+
 /// What may be a kernel's parameter: plain values laid out as C has them.
 ///
 /// # Safety

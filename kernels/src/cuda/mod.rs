@@ -185,29 +185,11 @@ impl Kernels for Cuda {
         if self.is_for_host(op, reads, writes)? {
             return self.host.run(op, reads, writes, scratch);
         }
+        if let Some(done) = self.run_elementwise(op, reads, writes).or_else(|| self.run_rows(op, reads, writes)) {
+            return done;
+        }
         match (op, reads, writes) {
             (Op::Gemm(op), [a, b], [c]) => self.run_gemm(op, *a, *b, c.reborrow(), scratch),
-            (Op::RmsNorm(op), [x, w], [y, rstd]) => self.run_rms_norm(op, *x, *w, y.reborrow(), rstd.reborrow()),
-            (Op::RmsNormBackward(op), [x, w, rstd, dy], [dx, dw @ ..]) => {
-                let dw = dw.first_mut().map(ViewMut::reborrow);
-                self.run_rms_norm_backward(op, *x, *w, *rstd, *dy, dx.reborrow(), dw)
-            }
-            (Op::LayerNorm(op), [x, w, b @ ..], [y, statistics]) => {
-                self.run_layer_norm(op, *x, *w, b.first().copied(), y.reborrow(), statistics.reborrow())
-            }
-            (Op::LayerNormBackward(op), [x, w, statistics, dy], [dx, gradients @ ..]) => {
-                let mut gradients = gradients.iter_mut().map(ViewMut::reborrow);
-                let (dw, db) = (gradients.next(), gradients.next());
-                self.run_layer_norm_backward(op, *x, *w, *statistics, *dy, dx.reborrow(), dw, db)
-            }
-            (Op::BiasAdd(op), [table], [x]) => self.run_bias_add(op, *table, x.reborrow()),
-            (Op::BiasAddBackward(op), [dy], [dtable]) => self.run_bias_add_backward(op, *dy, dtable.reborrow()),
-            (Op::ScaleColumns(op), [w], [x]) => self.run_scale_columns(op, *w, x.reborrow()),
-            (Op::ScaleColumnsBackward(op), [x, dy], [dw]) => {
-                self.run_scale_columns_backward(op, *x, *dy, dw.reborrow())
-            }
-            (Op::RowInvNorm(op), [x], [s]) => self.run_row_inv_norm(op, *x, s.reborrow()),
-            (Op::Rope(op), [cos, sin], [x]) => self.run_rope(op, x.reborrow(), *cos, *sin),
             (Op::Attention(op), [q, k, v, starts @ ..], [out, lse]) => {
                 let starts = starts.first().copied();
                 let (out, lse) = (out.reborrow(), lse.reborrow());
@@ -227,33 +209,12 @@ impl Kernels for Cuda {
                 let gradients = [dq, dk, dv].map(|gradient| gradient.reborrow());
                 self.run_naive_attention_backward(op, [*q, *k, *v], [*probs, *dout], gradients, scratch)
             }
-            (Op::GatedActivation(op), [gate, up], [act]) => self.run_gated_activation(op, *gate, *up, act.reborrow()),
-            (Op::GatedActivationBackward(op), [gate, up, dact], [dgate, dup]) => {
-                self.run_gated_activation_backward(op, *gate, *up, *dact, dgate.reborrow(), dup.reborrow())
-            }
-            (Op::PointwiseActivation(op), [x], [y]) => self.run_pointwise_activation(op, *x, y.reborrow()),
-            (Op::PointwiseActivationBackward(op), [x, dy], [dx]) => {
-                self.run_pointwise_activation_backward(op, *x, *dy, dx.reborrow())
-            }
             (Op::Embedding(op), [ids, table], [out]) => self.run_embedding(op, *ids, *table, out.reborrow()),
             (Op::EmbeddingBackward(op), [ids, dy], [dtable]) => {
                 self.run_embedding_backward(op, *ids, *dy, dtable.reborrow())
             }
-            // A loss in half precision says nothing; the operation is defined for f32 and f64 alone.
-            (Op::CrossEntropy(op), [targets], [logits, losses]) if op.dtype == DType::F32 => {
-                self.run_cross_entropy(op, logits.reborrow(), *targets, losses.reborrow())
-            }
-            (Op::AdamW(op), [g], [p, m, v, copy @ ..]) => {
-                let copy = copy.first_mut().map(ViewMut::reborrow);
-                self.run_adamw(op, p.reborrow(), m.reborrow(), v.reborrow(), *g, copy)
-            }
-            (Op::Dropout(op), [x], [y]) => self.run_dropout(op, *x, y.reborrow()),
             (Op::Normal(op), [], [dst]) => self.run_normal(op, dst.reborrow()),
-            (Op::Fill(_, value), [], [dst]) => self.run_fill(dst.reborrow(), *value),
             (Op::Cast(_), [src], [dst]) => self.cast_anywhere(*src, dst.reborrow()),
-            (Op::Add(_), [a, b], [dst]) => self.run_add(*a, *b, dst.reborrow()),
-            (Op::Accumulate(_, alpha), [src], [dst]) => self.run_accumulate(*alpha, *src, dst.reborrow()),
-            (Op::Scale(_, alpha), [], [dst]) => self.run_scale(*alpha, dst.reborrow()),
             (Op::Reduce(op), sources, [dst]) => self.run_reduce(op.op, sources, op.accumulate, dst.reborrow()),
             (Op::Quantize(op), [src], [values, scales]) => {
                 self.run_quantize(&op.by, *src, values.reborrow(), scales.reborrow())

@@ -6,7 +6,7 @@ use super::Cuda;
 use super::launch::{Argument, FAULT_WORDS, Run, arguments, number};
 use super::readback::{SUM_WORDS, ScalarReadback};
 use crate::device::Address;
-use crate::kernels::tell;
+use crate::kernels::write_sums;
 use crate::{DType, ReduceOp, Result, Sum, View, ViewMut};
 
 const THREADS: u32 = 256;
@@ -163,7 +163,7 @@ impl Cuda {
         let mut slots = [0.0; SUM_WORDS];
         let slots = &mut slots[..readback.len()];
         let read = self.doubles(&readback, readback.slots, slots);
-        let told = read.and_then(|()| tell(sums, to, |number| Some(slots[readback.slot(number)?])));
+        let told = read.and_then(|()| write_sums(sums, to, |number| Some(slots[readback.slot(number)?])));
         readback.free(sums.iter().filter_map(|sum| if let Sum::Slot(number) = sum { Some(*number) } else { None }));
         told
     }

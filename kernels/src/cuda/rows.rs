@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels get addresses")]
 
 use super::Cuda;
-use super::launch::{Run, SCRATCH_BYTES, arguments};
+use super::launch::{Run, SCRATCH_BYTES, arguments, runs};
 use crate::op::*;
 use crate::{DType, KernelError, Result, View, ViewMut};
 
@@ -62,24 +62,43 @@ struct Sums {
 }
 
 impl Cuda {
-    pub(super) fn run_rms_norm(&self, op: &RmsNorm, x: View, w: View, y: ViewMut, rstd: ViewMut) -> Result<()> {
-        let statistics = Statistics::of(Run::of_mut(&rstd), op.rows, false);
-        let runs = [Run::of(&x), Run::of(&w), Run::none(op.dtype), Run::of_mut(&y)];
-        self.norm(runs, statistics, op.rows, op.cols, op.eps)
-    }
-
-    pub(super) fn run_layer_norm(
-        &self,
-        op: &LayerNorm,
-        x: View,
-        w: View,
-        b: Option<View>,
-        y: ViewMut,
-        statistics: ViewMut,
-    ) -> Result<()> {
-        let statistics = Statistics::of(Run::of_mut(&statistics), op.rows, true);
-        let b = b.map_or(Run::none(op.dtype), |b| Run::of(&b));
-        self.norm([Run::of(&x), Run::of(&w), b, Run::of_mut(&y)], statistics, op.rows, op.cols, op.eps)
+    /// The operations on whole rows; `None` if `op` is not one of them.
+    pub(super) fn run_rows(&self, op: &Op, reads: &[View<'_>], writes: &[ViewMut<'_>]) -> Option<Result<()>> {
+        let ([a, b, c, d], [x, y, _]) = runs(reads, writes);
+        let gradient = |number: usize| writes.get(number).map(Run::of_mut);
+        let nothing = || Statistics { means: Run::none(DType::F32), rstds: Run::none(DType::F32) };
+        Some(match op {
+            Op::RmsNorm(op) => {
+                let statistics = Statistics::of(y, op.rows, false);
+                self.norm([a, b, Run::none(op.dtype), x], statistics, op.rows, op.cols, op.eps)
+            }
+            Op::LayerNorm(op) => {
+                let bias = if op.bias { c } else { Run::none(op.dtype) };
+                self.norm([a, b, bias, x], Statistics::of(y, op.rows, true), op.rows, op.cols, op.eps)
+            }
+            Op::RmsNormBackward(op) => {
+                self.norm_backward([a, b, d, x], c, false, op.rows, op.cols, [gradient(1), None])
+            }
+            Op::LayerNormBackward(op) => {
+                self.norm_backward([a, b, d, x], c, true, op.rows, op.cols, [gradient(1), gradient(2)])
+            }
+            Op::BiasAdd(op) => self.change_rows(a, x, op.rows, op.period, op.cols, false),
+            Op::BiasAddBackward(op) => {
+                let none = Run::none(op.dtype);
+                let BiasAdd { rows, period, cols, .. } = *op;
+                self.column_sums(Sums { dy: a, x: none, statistics: nothing(), rows, period, cols }, x)
+            }
+            Op::ScaleColumns(op) => self.change_rows(a, x, op.rows, 1, op.cols, true),
+            Op::ScaleColumnsBackward(op) => {
+                let ScaleColumns { rows, cols, .. } = *op;
+                self.column_sums(Sums { dy: b, x: a, statistics: nothing(), rows, period: 1, cols }, x)
+            }
+            Op::RowInvNorm(op) => self.row_inv_norm(op, a, x),
+            Op::Rope(op) => self.rope(op, x, a, b),
+            // A loss in half precision says nothing; the operation is defined for f32 and f64 alone.
+            Op::CrossEntropy(op) if op.dtype == DType::F32 => self.cross_entropy(op, x, a, y),
+            _ => return None,
+        })
     }
 
     fn norm(&self, [x, w, b, y]: [Run; 4], kept: Statistics, rows: usize, cols: usize, eps: f64) -> Result<()> {
@@ -91,35 +110,6 @@ impl Cuda {
         unsafe { self.launch("norm_forward", grid, teams.threads, 0, arguments) }
     }
 
-    pub(super) fn run_rms_norm_backward(
-        &self,
-        op: &RmsNorm,
-        x: View,
-        w: View,
-        rstd: View,
-        dy: View,
-        dx: ViewMut,
-        dw: Option<ViewMut>,
-    ) -> Result<()> {
-        let runs = [Run::of(&x), Run::of(&w), Run::of(&dy), Run::of_mut(&dx)];
-        self.norm_backward(runs, Run::of(&rstd), false, op.rows, op.cols, [dw, None])
-    }
-
-    pub(super) fn run_layer_norm_backward(
-        &self,
-        op: &LayerNorm,
-        x: View,
-        w: View,
-        statistics: View,
-        dy: View,
-        dx: ViewMut,
-        dw: Option<ViewMut>,
-        db: Option<ViewMut>,
-    ) -> Result<()> {
-        let runs = [Run::of(&x), Run::of(&w), Run::of(&dy), Run::of_mut(&dx)];
-        self.norm_backward(runs, Run::of(&statistics), true, op.rows, op.cols, [dw, db])
-    }
-
     /// The gradients of weights come out of the same pass over x and dy, as sums of some rows each, where a block can keep them;
     /// else they are summed in a pass of their own.
     fn norm_backward(
@@ -129,11 +119,10 @@ impl Cuda {
         centred: bool,
         rows: usize,
         cols: usize,
-        gradients: [Option<ViewMut>; 2],
+        targets: [Option<Run>; 2],
     ) -> Result<()> {
         let Teams { threads, team, rows: at_once } = teams(cols);
         let kept = Statistics::of(statistics, rows, centred);
-        let targets = gradients.each_ref().map(|gradient| gradient.as_ref().map(Run::of_mut));
         let sums = targets.iter().flatten().count();
         let slots = cols.next_multiple_of(8 * team as usize);
         let shared = at_once * sums * slots * 4;
@@ -202,27 +191,6 @@ impl Cuda {
         if parts == 1 { Ok(()) } else { self.sum_parts(target, into, parts, firsts * cols) }
     }
 
-    pub(super) fn run_bias_add(&self, op: &BiasAdd, table: View, x: ViewMut) -> Result<()> {
-        self.change_rows(Run::of(&table), Run::of_mut(&x), op.rows, op.period, op.cols, false)
-    }
-
-    pub(super) fn run_bias_add_backward(&self, op: &BiasAdd, dy: View, dtable: ViewMut) -> Result<()> {
-        let statistics = Statistics { means: Run::none(DType::F32), rstds: Run::none(DType::F32) };
-        let (dy, x) = (Run::of(&dy), Run::none(op.dtype));
-        let sums = Sums { dy, x, statistics, rows: op.rows, period: op.period, cols: op.cols };
-        self.column_sums(sums, Run::of_mut(&dtable))
-    }
-
-    pub(super) fn run_scale_columns(&self, op: &ScaleColumns, w: View, x: ViewMut) -> Result<()> {
-        self.change_rows(Run::of(&w), Run::of_mut(&x), op.rows, 1, op.cols, true)
-    }
-
-    pub(super) fn run_scale_columns_backward(&self, op: &ScaleColumns, x: View, dy: View, dw: ViewMut) -> Result<()> {
-        let statistics = Statistics { means: Run::none(DType::F32), rstds: Run::none(DType::F32) };
-        let (dy, x) = (Run::of(&dy), Run::of(&x));
-        self.column_sums(Sums { dy, x, statistics, rows: op.rows, period: 1, cols: op.cols }, Run::of_mut(&dw))
-    }
-
     fn change_rows(&self, table: Run, x: Run, rows: usize, period: usize, cols: usize, times: bool) -> Result<()> {
         let teams = teams(cols);
         let grid = [if cols == 0 { 0 } else { rows.div_ceil(teams.rows) }, 1, 1];
@@ -233,17 +201,16 @@ impl Cuda {
         }
     }
 
-    pub(super) fn run_row_inv_norm(&self, op: &RowInvNorm, x: View, s: ViewMut) -> Result<()> {
+    fn row_inv_norm(&self, op: &RowInvNorm, x: Run, s: Run) -> Result<()> {
         let teams = teams(op.cols);
         let (grid, rows, cols, team) =
             ([op.rows.div_ceil(teams.rows), 1, 1], op.rows as u64, op.cols as u64, teams.team);
-        let (x, s) = (Run::of(&x), Run::of_mut(&s));
         let arguments = arguments![x, s, rows, cols, team];
         // SAFETY: the kernel's parameters; the operands were checked against rows and columns.
         unsafe { self.launch("inverse_norms", grid, teams.threads, 0, arguments) }
     }
 
-    pub(super) fn run_rope(&self, op: &Rope, x: ViewMut, cos: View, sin: View) -> Result<()> {
+    fn rope(&self, op: &Rope, x: Run, cos: Run, sin: Run) -> Result<()> {
         let half = op.head_dim / 2;
         if op.rows == 0 || op.heads == 0 || half == 0 {
             return Ok(());
@@ -254,7 +221,6 @@ impl Cuda {
         let grid = [op.rows.div_ceil(teams.rows), 1, 1];
         let (rows, seq, heads, half, team) = (op.rows as u64, op.seq as u64, op.heads as u32, half as u32, teams.team);
         let sign = if op.inverse { -1f32 } else { 1.0 };
-        let (x, cos, sin) = (Run::of_mut(&x), Run::of(&cos), Run::of(&sin));
         // SAFETY: the kernel's parameters; the operands were checked against the shape.
         unsafe {
             self.launch("rope", grid, teams.threads, 0, arguments![x, cos, sin, rows, seq, heads, half, team, sign])
@@ -264,17 +230,9 @@ impl Cuda {
     /// Where the gradient is narrower than the logits, row `r` of it lies where row `r / 2` of the logits lay. So rows go in
     /// waves, one launch behind the other: of the rows below `2 n` those from `n` on, whose gradients take the place of rows
     /// that are done with. Row 0 is a wave of its own, and the kernel takes care of it.
-    pub(super) fn run_cross_entropy(
-        &self,
-        op: &CrossEntropy,
-        logits: ViewMut,
-        targets: View,
-        losses: ViewMut,
-    ) -> Result<()> {
-        let x = Run::of_mut(&logits);
+    fn cross_entropy(&self, op: &CrossEntropy, x: Run, targets: Run, losses: Run) -> Result<()> {
         let gradient = Run::at(x.address(), op.gradient);
-        let (targets, losses, faults) = (Run::of(&targets), Run::of_mut(&losses), self.faults());
-        let (vocab, scale) = (op.vocab as u64, op.scale as f32);
+        let (vocab, scale, faults) = (op.vocab as u64, op.scale as f32, self.faults());
         let threads = match op.vocab {
             0..=2048 => 128,
             2049..=8192 => 256,

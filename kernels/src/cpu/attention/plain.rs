@@ -215,7 +215,7 @@ impl Cpu {
                         multiply(shape, op.scale as f32, q, k.transposed(), false, scores.as_mut_ptr(), width);
                     }
                     let meeting = Meeting::of(op, sight, [batch, head], &rows, &cols);
-                    softmax_tile(level, &mut scores[..count * width], meeting, tops, totals, sums, dim, first);
+                    softmax_tile(level, &mut scores[..count * width], meeting, [tops, totals, sums], dim, first);
                     // SAFETY: as above.
                     unsafe {
                         let shape = [count, dim, width];
@@ -323,9 +323,7 @@ fn softmax_tile(
     level: Level,
     scores: &mut [f32],
     meeting: Meeting,
-    tops: &mut [f32],
-    totals: &mut [f32],
-    sums: &mut [f32],
+    [tops, totals, sums]: [&mut [f32]; 3],
     dim: usize,
     first: bool,
 ) {

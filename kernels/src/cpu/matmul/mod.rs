@@ -199,7 +199,7 @@ impl Cpu {
                         },
                     );
                     let ends = (terms.start > 0, terms.end == k);
-                    self.blocks(layout, &rows, &cols, terms.len(), ends, operands, [&sums, &kept], &target);
+                    self.blocks(layout, [&rows, &cols], (terms.len(), ends), operands, [&sums, &kept], &target);
                 }
             }
         }
@@ -267,10 +267,8 @@ impl Cpu {
     fn blocks(
         &self,
         layout: Layout,
-        rows: &Range<usize>,
-        cols: &Range<usize>,
-        terms: usize,
-        (later, last): (bool, bool),
+        [rows, cols]: [&Range<usize>; 2],
+        (terms, (later, last)): (usize, (bool, bool)),
         (left, right): (Left, Panels),
         [sums, kept]: [&Shared; 2],
         target: &Target,
