@@ -57,7 +57,7 @@ impl Kernels for Reference {
             (Op::LayerNormBackward(op), [x, w, statistics, dy], [dx, gradients @ ..]) => {
                 let mut gradients = gradients.iter_mut().map(ViewMut::reborrow);
                 let (dw, db) = (gradients.next(), gradients.next());
-                rows::layer_norm_backward(op, *x, *w, *statistics, *dy, dx.reborrow(), dw, db)
+                rows::layer_norm_backward(op, [*x, *w, *statistics, *dy], dx.reborrow(), [dw, db])
             }
             (Op::BiasAdd(op), [table], [x]) => rows::add_rows(op, *table, x.reborrow()),
             (Op::BiasAddBackward(op), [dy], [dtable]) => rows::add_rows_backward(op, *dy, dtable.reborrow()),

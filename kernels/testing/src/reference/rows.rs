@@ -69,13 +69,9 @@ pub(super) fn layer_norm(
 
 pub(super) fn layer_norm_backward(
     op: &LayerNorm,
-    x: View,
-    w: View,
-    statistics: View,
-    dy: View,
+    [x, w, statistics, dy]: [View; 4],
     mut dx: ViewMut,
-    dw: Option<ViewMut>,
-    db: Option<ViewMut>,
+    [dw, db]: [Option<ViewMut>; 2],
 ) -> Result<()> {
     let LayerNorm { rows, cols, .. } = *op;
     let (x, w, saved) = (read(&x, rows * cols), read(&w, cols), read(&statistics, 2 * rows));
