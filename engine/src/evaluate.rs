@@ -78,7 +78,7 @@ impl Rank<'_> {
     /// matter how they are shared out.
     fn agree(&self, sums: &[f64]) -> Result<(f64, u64)> {
         let width = sums.len();
-        let all = self.share_sums(sums)?;
+        let all = self.share_sums(sums.len(), sums)?;
         let (mut loss, mut tokens) = (0.0, 0.0);
         for micro in (0..width).step_by(2) {
             for rank in all.chunks_exact(width) {
@@ -90,15 +90,20 @@ impl Rank<'_> {
 }
 
 impl Executor<'_> {
-    /// The sums of all ranks, one rank's behind another's.
-    pub(crate) fn share_sums(&self, sums: &[f64]) -> Result<Vec<f64>> {
+    /// The sums of all ranks, `width` of each, one rank's behind another's. A dry run has none, and gets none.
+    pub(crate) fn share_sums(&self, width: usize, sums: &[f64]) -> Result<Vec<f64>> {
         let (device, world) = (self.device(), self.cell.parallel.ranks);
-        let mut send = device.alloc(Category::Communication, DType::F64, sums.len())?;
-        device.kernels.upload(View::of(sums), send.view_mut())?;
-        let mut recv = device.alloc(Category::Communication, DType::F64, sums.len() * world)?;
+        let mut send = device.alloc(Category::Communication, DType::F64, width)?;
+        if device.recorder.is_none() {
+            device.kernels.upload(View::of(sums), send.view_mut())?;
+        }
+        let mut recv = device.alloc(Category::Communication, DType::F64, width * world)?;
         self.comms.data().all_gather(send.view(), recv.view_mut())?;
-        let mut all = vec![0f64; recv.len()];
-        device.kernels.download(recv.view(), ViewMut::of(&mut all))?;
+        let mut all = Vec::new();
+        if device.recorder.is_none() {
+            all.resize(recv.len(), 0f64);
+            device.kernels.download(recv.view(), ViewMut::of(&mut all))?;
+        }
         Ok(all)
     }
 }

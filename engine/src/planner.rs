@@ -70,7 +70,7 @@ impl Plan {
         let mut plan = Plan { layout, mesh, sharding, policy, actions, evaluation, estimate };
         plan.estimate = plan
             .dry_run(cell, kernels, 0, false)
-            .map_err(|error| PlanError { key: "model", reason: error.to_string() })?
+            .map_err(|error| PlanError { key: "train.micro_batch", reason: error.to_string() })?
             .0;
         Ok(plan)
     }

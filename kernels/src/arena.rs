@@ -61,6 +61,8 @@ struct State {
     swing: Option<Swing>,
     /// Changes are not counted: what is repeated has been.
     is_quiet: bool,
+    /// Buffers have no place of their own, as there is no memory.
+    is_placeless: bool,
 }
 
 /// From this moment on an arena had so many bytes of a category in use.
@@ -100,6 +102,12 @@ impl Arena {
         Ok(Arena::of(region, capacity.unwrap_or(bytes), capacity.is_some()))
     }
 
+    /// The same for an arena that has no memory.
+    pub(crate) fn without_places(self) -> Arena {
+        self.state().is_placeless = true;
+        self
+    }
+
     fn over(capacity: Option<u64>, reserve: fn(u64) -> Result<Region, ArenaError>) -> Result<Arena, ArenaError> {
         // Address space is free; room to spare keeps fragmentation from failing a request that the capacity allows.
         let machine = physical_memory();
@@ -118,6 +126,7 @@ impl Arena {
             changes: None,
             swing: None,
             is_quiet: false,
+            is_placeless: false,
         });
         Arena(Arc::new(Inner { region: Arc::new(region), capacity, bounded, state }))
     }
@@ -206,7 +215,7 @@ impl Arena {
 impl State {
     /// Takes `bytes` from the smallest free run that holds them.
     fn place(&mut self, bytes: u64) -> Option<u64> {
-        if bytes == 0 {
+        if bytes == 0 || self.is_placeless {
             return Some(0);
         }
         let fitting = self.free.iter().enumerate().filter(|(_, (_, run))| *run >= bytes);
@@ -249,7 +258,7 @@ impl State {
     }
 
     fn give_back(&mut self, offset: u64, bytes: u64) {
-        if bytes == 0 {
+        if bytes == 0 || self.is_placeless {
             return;
         }
         let place = self.free.partition_point(|(start, _)| *start < offset);

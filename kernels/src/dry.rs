@@ -4,7 +4,8 @@
 use crate::cuda::dry_device::DryDevice;
 use crate::operands::{self, DeviceTypes};
 use crate::{
-    Arena, ArenaError, Buffer, Category, DType, Gemm, Kernels, Op, OutOfMemory, Result, Sum, View, ViewMut, copy,
+    Arena, ArenaError, Buffer, Category, DType, Gemm, KernelError, Kernels, Op, OutOfMemory, Result, Sum, View,
+    ViewMut, copy,
 };
 use std::sync::Arc;
 
@@ -53,6 +54,18 @@ impl Kernels for Dry<'_> {
 
     fn run(&self, op: &Op, reads: &[View<'_>], writes: &mut [ViewMut<'_>], scratch: ViewMut<'_>) -> Result<()> {
         operands::check(DEVICE, op, reads, writes)?;
+        // How long a packed matrix is, its device says.
+        let packed = match op {
+            Op::Prepack(gemm) => Some(("to", gemm, writes[0].len())),
+            Op::GemmPrepacked(gemm) => Some(("b", gemm, reads[1].len())),
+            _ => None,
+        };
+        if let Some((operand, gemm, given)) = packed
+            && let wanted = self.prepacked_len(gemm).unwrap_or(usize::MAX)
+            && given < wanted
+        {
+            return Err(KernelError::Shape { op: op.name(), operand, wanted, given });
+        }
         operands::check_scratch(op, &scratch, self.workspace(op))
     }
 
@@ -70,7 +83,7 @@ impl Arena {
     /// None in practice: nothing is asked of the system.
     pub fn dry() -> Result<Arena, ArenaError> {
         const ALL: u64 = 1 << 62;
-        Arena::on(Arc::new(DryDevice::h100()), Some(ALL), ALL)
+        Ok(Arena::on(Arc::new(DryDevice::h100()), Some(ALL), ALL)?.without_places())
     }
 }
 

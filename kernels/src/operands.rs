@@ -101,6 +101,12 @@ impl Operands {
         if adds { self.update(name, dtype, len) } else { self.write(name, dtype, len) }
     }
 
+    /// The operand that was added last is as long as the operation says.
+    fn last_exact(mut self) -> Operands {
+        self.all[self.count - 1].is_exact = true;
+        self
+    }
+
     /// Buffers are as long as the operation says.
     fn exact(mut self) -> Operands {
         self.all[..self.count].iter_mut().for_each(|operand| operand.is_exact = true);
@@ -242,16 +248,20 @@ impl Op {
                 list.with(access, "dst", Elements::Exactly(r.to), r.len).exact()
             }
             Op::Quantize(q) => {
-                let list = list.read("src", q.dtype, q.len).write_exactly("values", DType::I8, q.by.values_len(q.len));
+                let list = list.read("src", q.dtype, q.len).last_exact().write_exactly(
+                    "values",
+                    DType::I8,
+                    q.by.values_len(q.len),
+                );
                 list.write_exactly("scales", DType::F32, q.by.scales_len(q.len))
             }
             Op::Dequantize(q) => {
                 let list = list.read_exactly("values", DType::I8, q.by.values_len(q.len));
                 let list = list.read_exactly("scales", DType::F32, q.by.scales_len(q.len));
-                list.result(q.accumulate, "dst", q.dtype, q.len)
+                list.result(q.accumulate, "dst", q.dtype, q.len).last_exact()
             }
             Op::Pack(p) => {
-                let list = list.read("src", p.dtype, p.len);
+                let list = list.read("src", p.dtype, p.len).last_exact();
                 let list = list.write_exactly("codes", DType::I8, p.matrix.codes_len(p.len));
                 list.write_exactly("scales", DType::F32, p.len.div_ceil(p.matrix.block().max(1)))
             }
@@ -418,6 +428,10 @@ fn check_reduce(op: &Reduce, sources: &[View<'_>], dst: &[ViewMut<'_>]) -> Resul
         return invalid("there is nothing to reduce: no sources".into());
     }
     let wanted = dst.dtype();
+    if (op.len, op.sources, op.from, op.to) != (dst.len(), sources.len(), sources[0].dtype(), wanted) {
+        let (given, len) = (sources.len(), dst.len());
+        return invalid(format!("{op:?} does not go with {given} sources and a result of {len} elements of {wanted}"));
+    }
     for source in sources {
         let given = source.dtype();
         if given != wanted && !(given.is_float() && wanted.is_float()) {

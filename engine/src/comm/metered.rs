@@ -47,6 +47,8 @@ pub(crate) struct Seen {
 /// as its own axis.
 pub struct Metered {
     inner: Box<dyn Communicator>,
+    /// Where time stands still: in a dry run nobody reads the clock.
+    still: Option<Instant>,
     axis: &'static str,
     account: RefCell<Account>,
 }
@@ -78,7 +80,16 @@ impl Metered {
     pub fn new(axis: &'static str, inner: Box<dyn Communicator>) -> Metered {
         let (rank, size, backend) = (inner.rank(), inner.size(), inner.backend());
         debug!(target: "zbench::comm", axis, rank, size, backend, "group is formed");
-        Metered { inner, axis, account: RefCell::default() }
+        Metered { inner, still: None, axis, account: RefCell::default() }
+    }
+
+    /// Meters a communicator of a dry run: calls and bytes alone.
+    pub fn without_time(axis: &'static str, inner: Box<dyn Communicator>) -> Metered {
+        Metered { inner, still: Some(Instant::now()), axis, account: RefCell::default() }
+    }
+
+    fn now(&self) -> Instant {
+        self.still.unwrap_or_else(Instant::now)
     }
 
     /// The communicator itself, for calls that are no part of training.
@@ -197,9 +208,9 @@ impl Communicator for Metered {
     fn call(&self, call: Call<'_>) -> Result<()> {
         self.log(|| (call.kind, call.payload_bytes(self.size())));
         let (kind, payload_bytes) = (call.kind.name(), call.payload_bytes(self.size()));
-        let (begin, wire, link) = (Instant::now(), self.inner.wire_bytes(), self.link());
+        let (begin, wire, link) = (self.now(), self.inner.wire_bytes(), self.link());
         self.inner.call(call)?;
-        let time = begin.elapsed();
+        let time = self.now().duration_since(begin);
         let (wire_bytes, link) = (self.inner.wire_bytes() - wire, self.link().less(link));
         self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed: time, link });
         let (axis, ranks, until) = (self.axis, self.inner.size(), begin + time);
@@ -213,14 +224,14 @@ impl Communicator for Metered {
             let call = request.as_call();
             (call.kind, call.payload_bytes(self.size()))
         });
-        let begin = Instant::now();
+        let begin = self.now();
         let ticket = self.inner.start(request)?;
-        self.account.borrow_mut().open.push((ticket.sequence, begin, begin.elapsed()));
+        self.account.borrow_mut().open.push((ticket.sequence, begin, self.now().duration_since(begin)));
         Ok(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
-        let (begin, wire, link) = (Instant::now(), self.inner.wire_bytes(), self.link());
+        let (begin, wire, link) = (self.now(), self.inner.wire_bytes(), self.link());
         let sequence = ticket.sequence;
         let mut request = self.inner.wait(ticket)?;
         let mut account = self.account.borrow_mut();
@@ -230,7 +241,7 @@ impl Communicator for Metered {
         let (wire_bytes, link) = (self.inner.wire_bytes() - wire, self.link().less(link));
         let call = request.as_call();
         let (kind, payload_bytes) = (call.kind.name(), call.payload_bytes(self.size()));
-        let (time, exposed) = (since.elapsed(), start + begin.elapsed());
+        let (time, exposed) = (self.now().duration_since(since), start + self.now().duration_since(begin));
         self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed, link });
         let (axis, ranks) = (self.axis, self.inner.size());
         let moments = (since, since + start, begin, since + time);

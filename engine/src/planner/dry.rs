@@ -33,6 +33,10 @@ pub struct DryRun<'a> {
     recorder: Rc<Recorder>,
     log: CollectiveLog,
     blocks: Vec<Turn>,
+    /// The stream, where it is counted and no buffer is there: a repeated turn has made it.
+    absent_stream: Option<Footprint>,
+    /// By unit, likewise what is kept for backward.
+    absent_saved: Vec<Option<Saved<Footprint>>>,
     /// Of micro-batches that were counted without being performed.
     repeated: Vec<Traffic>,
 }
@@ -83,7 +87,7 @@ impl<'a> DryRun<'a> {
             let null = Null::new(rank, size);
             let null = if in_one_round { null.in_one_round() } else { null };
             let null = if keeps_operations { null.listed(axis, &log) } else { null };
-            Metered::new(axis, Box::new(null))
+            Metered::without_time(axis, Box::new(null))
         };
         let data = group(DATA, rank, mesh.world());
         let comms = if mesh.hybrid {
@@ -96,7 +100,9 @@ impl<'a> DryRun<'a> {
         let kernels = Arc::new(Dry(kernels));
         let mut executor = Executor::new((cell, plan), rank, kernels, arena, comms, Some(recorder.clone()))?;
         executor.begin_step();
-        Ok(DryRun { executor, recorder, log, blocks: Vec::new(), repeated: Vec::new() })
+        let absent_saved = vec![None; plan.layout.units.len()];
+        let (blocks, repeated, absent_stream) = (Vec::new(), Vec::new(), None);
+        Ok(DryRun { executor, recorder, log, blocks, absent_stream, absent_saved, repeated })
     }
 
     /// Performs an action, and says all that it did.
@@ -117,6 +123,8 @@ impl<'a> DryRun<'a> {
         let actions = &self.executor.plan.actions;
         let starts = actions.iter().enumerate().filter(|(_, action)| matches!(action, Action::Load { .. }));
         let starts: Vec<usize> = starts.map(|(at, _)| at).collect();
+        // Nothing stands before the first micro-batch today.
+        actions[..starts.first().copied().unwrap_or(actions.len())].iter().try_for_each(|action| self.act(*action))?;
         let mut last: Option<Performed> = None;
         for (number, start) in starts.iter().enumerate() {
             let micro_batch = match starts.get(number + 1) {
@@ -174,7 +182,7 @@ impl<'a> DryRun<'a> {
         self.executor.prepacked.iter_mut().for_each(|forms| forms.forget());
         first.iter().chain(next).chain(end).try_for_each(|action| self.act(*action))?;
         self.executor.unload();
-        self.executor.share_sums(&vec![0.0; 2 * evaluation.batches]).map(drop)
+        self.executor.share_sums(2 * evaluation.batches, &[]).map(drop)
     }
 
     fn live(&self) -> [u64; 6] {
@@ -197,8 +205,6 @@ impl<'a> DryRun<'a> {
                 row.wire_bytes += more.wire_bytes;
             }
         }
-        // How long nothing takes is of no use.
-        rows.iter_mut().for_each(|row| (row.ms, row.exposed_ms) = (0.0, 0.0));
         rows.sort_by_key(|row| (row.axis, row.kind));
         rows
     }
@@ -216,6 +222,7 @@ impl<'a> DryRun<'a> {
         let is_block = unit > 0 && unit != plan.layout.head_unit();
         // A form of weights is made when it is first read, which a repeated turn would not know of.
         if !is_block || self.recorder.keeps_operations() || !self.executor.prepacked.is_empty() {
+            self.fetch(unit)?;
             return self.executor.act(action, &mut (), &mut ());
         }
         self.block(action, unit)
@@ -238,44 +245,81 @@ impl<'a> DryRun<'a> {
         let is_known = |turn: &&Turn| {
             turn.action == key && turn.like == like && turn.evaluates == evaluates && turn.before == before
         };
-        if let Some(turn) = self.blocks.iter().find(is_known) {
-            self.recorder.add(&turn.flops, 1);
-            let (arena, flow) = (self.executor.context.arena.clone(), &mut self.executor.flow);
-            let (stream, saved) = (turn.after.0, turn.after.1.clone());
-            return arena.repeat(&turn.memory, || -> Result<()> {
-                let alloc = |footprint: Footprint| footprint.alloc(&arena);
-                let stream = stream.map(alloc).transpose()?;
-                let mut failed = None;
-                let made = saved.map(|footprint| alloc(footprint).map_err(|error| failed = Some(error)));
-                if let Some(error) = failed {
-                    return Err(error.into());
-                }
-                flow.saved[unit] = made.map(|made| made.expect("a failure has ended this"));
-                match action {
-                    Action::Recompute { output: true, .. } => flow.saved[unit + 1].input = stream,
-                    Action::Recompute { .. } => {}
-                    _ => flow.stream = stream,
-                }
-                Ok(())
-            });
+        let Some(turn) = self.blocks.iter().find(is_known) else {
+            return self.first_turn(action, unit, (key, like, before));
+        };
+        self.recorder.add(&turn.flops, 1);
+        let (made, saved) = turn.after.clone();
+        let (arena, flow) = (&self.executor.context.arena, &mut self.executor.flow);
+        let recomputes = matches!(action, Action::Recompute { .. });
+        arena.repeat(&turn.memory, || {
+            flow.saved[unit] = Saved::default();
+            if !recomputes {
+                flow.stream = None;
+            }
+        });
+        self.absent_saved[unit] = Some(saved);
+        match action {
+            Action::Recompute { output: true, .. } => {
+                self.fetch(unit + 1)?;
+                let saved = self.executor.flow.saved[unit + 1].as_ref().map(Buffer::footprint);
+                self.absent_saved[unit + 1] = Some(Saved { input: made, ..saved });
+                let (arena, flow) = (&self.executor.context.arena, &mut self.executor.flow);
+                arena.repeat(&Swing::default(), || flow.saved[unit + 1] = Saved::default());
+            }
+            Action::Recompute { .. } => {}
+            _ => self.absent_stream = made,
+        }
+        Ok(())
+    }
+
+    /// A block's turn from a state that no other has begun from.
+    fn first_turn(&mut self, action: Action, unit: usize, (key, like, before): (Action, usize, Held)) -> Result<()> {
+        self.fetch(unit)?;
+        if let Action::Recompute { output: true, .. } = action {
+            self.fetch(unit + 1)?;
         }
         let counted = self.recorder.flops();
         let arena = self.executor.context.arena.clone();
         let (done, memory) = arena.swing(|| self.executor.act(action, &mut (), &mut ()));
         done?;
         let flops = self.recorder.since(&counted);
-        let (mut after, saved) = (self.held(unit), &self.executor.flow.saved);
+        let mut after = self.held(unit);
         if let Action::Recompute { output, .. } = action {
-            after.0 =
-                saved.get(unit + 1).and_then(|next| next.input.as_ref()).filter(|_| output).map(Buffer::footprint);
+            let next = self.executor.flow.saved.get(unit + 1).filter(|_| output);
+            after.0 = next.and_then(|next| next.input.as_ref()).map(Buffer::footprint);
         }
+        let evaluates = self.executor.flow.evaluates;
         self.blocks.push(Turn { action: key, like, evaluates, before, after, memory, flops });
         Ok(())
     }
 
+    /// What a block finds, be it there or only counted.
     fn held(&self, unit: usize) -> Held {
         let flow = &self.executor.flow;
-        (flow.stream.as_ref().map(Buffer::footprint), flow.saved[unit].as_ref().map(Buffer::footprint))
+        let stream = self.absent_stream.or(flow.stream.as_ref().map(Buffer::footprint));
+        let there = || flow.saved[unit].as_ref().map(Buffer::footprint);
+        (stream, self.absent_saved[unit].clone().unwrap_or_else(there))
+    }
+
+    /// Buffers for what has been counted of the stream and of a unit's saved tensors without being there.
+    fn fetch(&mut self, unit: usize) -> Result<()> {
+        let (stream, saved) = (self.absent_stream.take(), self.absent_saved[unit].take());
+        let (arena, flow) = (&self.executor.context.arena, &mut self.executor.flow);
+        arena.repeat(&Swing::default(), || -> Result<()> {
+            if let Some(stream) = stream {
+                flow.stream = Some(stream.alloc(arena)?);
+            }
+            if let Some(saved) = saved {
+                let mut failed = None;
+                let made = saved.map(|footprint| footprint.alloc(arena).map_err(|error| failed = Some(error)));
+                if let Some(error) = failed {
+                    return Err(error.into());
+                }
+                flow.saved[unit] = made.map(|made| made.expect("a failure has ended this"));
+            }
+            Ok(())
+        })
     }
 }
 

@@ -131,6 +131,14 @@ fn the_loss_is_that_of_the_held_out_sequences() {
     assert_ne!(plain.steps[1].loss.to_bits(), kept_back.steps[1].loss.to_bits(), "one goes on, the other begins anew");
 }
 
+/// A plan counts what an evaluation of any size shares among any number of ranks, and needs no memory of that size itself.
+#[test]
+fn an_evaluation_of_any_size_is_planned() {
+    let cell = watched(on(small(), Strategy::Ddp, 1 << 20, 1 << 20), 1, 1 << 26);
+    let peak = plan(&cell).estimate.memory.peak(Category::Communication);
+    assert_eq!(peak, (2 << 26) * 8 * ((1 << 20) + 1));
+}
+
 /// Bytes are those of the plan, traffic is that of the steps, and an evaluation asks for no more than a step does.
 #[test]
 fn plans_hold_with_evaluations() {

@@ -363,7 +363,7 @@ impl Event for Moment {
 
     fn elapsed(&self, earlier: &dyn Event) -> Result<Duration> {
         let earlier = earlier.as_any().downcast_ref::<Moment>();
-        let earlier = earlier.ok_or_else(|| error("timing", "the mark is another machine's"))?;
+        let earlier = earlier.ok_or_else(|| error("timing", "the event is another device's"))?;
         Ok(self.0.saturating_duration_since(earlier.0))
     }
 

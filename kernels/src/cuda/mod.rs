@@ -251,7 +251,11 @@ impl Kernels for Cuda {
 
     fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         operands::check(DEVICE, op, &[x], &[])?;
-        self.run_sum_async(x, matches!(op, Op::SumSquares(_)))
+        match op {
+            Op::Sum(_) => self.run_sum_async(x, false),
+            Op::SumSquares(_) => self.run_sum_async(x, true),
+            _ => Err(operands::not_run(DEVICE, op)),
+        }
     }
 
     fn read_scalars(&self, sums: &[Sum], to: &mut [f64]) -> Result<()> {

@@ -353,3 +353,28 @@ fn values_that_cannot_be_come_out_when_a_device_is_waited_for() {
         }
     }
 }
+
+/// What is recorded and priced is what is done: numbers of the operation and lengths of its operands agree.
+#[test]
+fn operations_that_say_other_lengths_than_their_operands_have_are_refused() {
+    both(|k| {
+        let by = Quantize { format: QuantFormat::Int8, block: 32 };
+        let (mut values, mut scales) = (vec![0i8; 200], vec![0f32; 7]);
+        let op = Op::Quantize(QuantizeBlocks { by, len: 100, dtype: F, accumulate: false });
+        let writes = &mut [ViewMut::of(&mut values), ViewMut::of(&mut scales)];
+        is_short(k.run(&op, &[floats(200).view()], writes, no_scratch()), "quantize", "src", 100, 200);
+        let mut dst = floats(200);
+        let op = Op::Dequantize(QuantizeBlocks { by, len: 100, dtype: F, accumulate: false });
+        let reads = [View::of(&values), View::of(&scales)];
+        is_short(k.run(&op, &reads, &mut [dst.view_mut()], no_scratch()), "dequantize", "dst", 100, 200);
+        let (source, mut dst) = (floats(8), floats(8));
+        let reduce = Reduce { len: 8, sources: 2, op: ReduceOp::Sum, accumulate: false, from: F, to: F };
+        for wrong in
+            [Reduce { len: 3, ..reduce }, Reduce { sources: 7, ..reduce }, Reduce { from: DType::F64, ..reduce }]
+        {
+            let reads = [source.view(), source.view()];
+            let result = k.run(&Op::Reduce(wrong), &reads, &mut [dst.view_mut()], no_scratch());
+            is_invalid(result, "reduce", &["does not go with"]);
+        }
+    });
+}

@@ -65,7 +65,7 @@ impl GpuEvent {
     /// The stream lives, and is of `gpu`.
     pub(super) unsafe fn hold_back(&self, gpu: &Gpu, stream: CUstream) -> Result<()> {
         if !Arc::ptr_eq(&gpu.0, &self.gpu.0) {
-            return Err(gpu.0.error("cuStreamWaitEvent", "the mark is another machine's"));
+            return Err(gpu.0.error("cuStreamWaitEvent", "the event is another device's"));
         }
         gpu.0.enter()?;
         // SAFETY: the caller's promise. The driver keeps what the event stands for: it may be used again afterwards.
@@ -104,7 +104,7 @@ impl Event for GpuEvent {
         const CALL: &str = "cuEventElapsedTime";
         let inner = &self.gpu.0;
         let earlier = earlier.as_any().downcast_ref::<GpuEvent>().filter(|event| Arc::ptr_eq(&event.gpu.0, inner));
-        let earlier = earlier.ok_or_else(|| inner.error(CALL, "the mark is another machine's"))?;
+        let earlier = earlier.ok_or_else(|| inner.error(CALL, "the event is another device's"))?;
         inner.enter()?;
         let mut milliseconds = 0f32;
         // SAFETY: a live output and live events.

@@ -144,7 +144,7 @@ impl Stream for GpuStream {
 
     fn wait_event(&self, mark: &dyn Event) -> Result<()> {
         let event = mark.as_any().downcast_ref::<GpuEvent>();
-        let event = event.ok_or_else(|| self.gpu.0.error("cuStreamWaitEvent", "the mark is another machine's"))?;
+        let event = event.ok_or_else(|| self.gpu.0.error("cuStreamWaitEvent", "the event is another device's"))?;
         // SAFETY: a live stream of this device's.
         unsafe { event.hold_back(&self.gpu, self.handle) }
     }

@@ -323,7 +323,7 @@ fn marks_order_queues_and_tell_times() {
     // Marks of other machines are told apart.
     let other = fakes.gpu();
     let foreign = other.new_stream().unwrap().record_event().unwrap();
-    assert!(first.wait_event(&*foreign).unwrap_err().reason.contains("another machine's"));
+    assert!(first.wait_event(&*foreign).unwrap_err().reason.contains("another device's"));
     assert!(last.elapsed(&*foreign).is_err() && foreign.elapsed(&*last).is_err());
     let cache = beside("cache/kernels");
     let host = Host::new(&cache, "c++", &[], Order::Forward).unwrap().record_event().unwrap();
