@@ -4,6 +4,7 @@
 
 use std::time::Instant;
 use zbench_kernels::*;
+use zbench_kernels_testing::ByName;
 
 const TOKENS: usize = 2048;
 const HIDDEN: usize = 512;
