@@ -23,18 +23,18 @@ pub enum Phase {
 /// An operation of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recorded {
-    /// When.
+    /// The part of the step.
     pub phase: Phase,
-    /// For what: a term of the FLOP ledger.
+    /// The layer or part of the step that asked for it: a term of the FLOP ledger.
     pub term: &'static str,
-    /// What.
+    /// The operation without its operands.
     pub op: Op,
 }
 
 /// Floating-point operations by phase and term: (the model's, executed), exact.
 pub type Flops = Vec<((Phase, &'static str), (u128, u128))>;
 
-/// The notes.
+/// What a dry run has noted so far.
 pub struct Recorder {
     phase: Cell<Phase>,
     flops: RefCell<Flops>,
@@ -43,7 +43,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Empty notes.
+    /// Nothing noted yet.
     pub fn new(keeps_operations: bool) -> Recorder {
         let operations = keeps_operations.then(RefCell::default);
         Recorder { phase: Cell::new(Phase::Update), flops: RefCell::default(), operations }

@@ -60,7 +60,7 @@ struct State {
     /// Where changes are summed up: those since then.
     swing: Option<Swing>,
     /// Changes are not counted: what is repeated has been.
-    is_quiet: bool,
+    is_replaying: bool,
     /// Buffers have no place of their own, as there is no memory.
     is_placeless: bool,
 }
@@ -125,7 +125,7 @@ impl Arena {
             ledger: Ledger::default(),
             changes: None,
             swing: None,
-            is_quiet: false,
+            is_replaying: false,
             is_placeless: false,
         });
         Arena(Arc::new(Inner { region: Arc::new(region), capacity, bounded, state }))
@@ -174,20 +174,20 @@ impl Arena {
     }
 
     /// What `work` does to the ledger, whatever was in use before.
-    pub fn swing<T>(&self, work: impl FnOnce() -> T) -> (T, Swing) {
+    pub fn record_change<T>(&self, work: impl FnOnce() -> T) -> (T, Swing) {
         self.state().swing = Some(Swing::default());
         let result = work();
         (result, self.state().swing.take().unwrap_or_default())
     }
 
     /// Counts a swing again. What `replace` asks for and gives back is in it, and not counted a second time.
-    pub fn repeat<T>(&self, swing: &Swing, replace: impl FnOnce() -> T) -> T {
+    pub fn replay_change<T>(&self, swing: &Swing, replace: impl FnOnce() -> T) -> T {
         let mut state = self.state();
         state.ledger.swing(swing);
-        state.is_quiet = true;
+        state.is_replaying = true;
         drop(state);
         let result = replace();
-        self.state().is_quiet = false;
+        self.state().is_replaying = false;
         result
     }
 
@@ -230,7 +230,7 @@ impl State {
     }
 
     fn count(&mut self, category: Category, bytes: u64) {
-        if self.is_quiet {
+        if self.is_replaying {
             return;
         }
         self.ledger.add(category, bytes);
@@ -241,7 +241,7 @@ impl State {
     }
 
     fn uncount(&mut self, category: Category, bytes: u64) {
-        if self.is_quiet {
+        if self.is_replaying {
             return;
         }
         self.ledger.sub(category, bytes);

@@ -32,8 +32,8 @@ pub struct DryRun<'a> {
     executor: Executor<'a>,
     recorder: Rc<Recorder>,
     log: CollectiveLog,
-    blocks: Vec<Turn>,
-    /// The stream, where it is counted and no buffer is there: a repeated turn has made it.
+    blocks: Vec<RecordedBlock>,
+    /// The stream, where it is counted and no buffer is there: a repeated action has made it.
     absent_stream: Option<Footprint>,
     /// By unit, likewise what is kept for backward.
     absent_saved: Vec<Option<Saved<Footprint>>>,
@@ -50,20 +50,20 @@ struct Performed<'a> {
     traffic: Vec<Traffic>,
 }
 
-/// What a block's action has done, from a state that is alike for many blocks.
-struct Turn {
+/// What a block's action has done. Other blocks that are the same and begin in the same state do as much.
+struct RecordedBlock {
     action: Action,
     /// The first block that it is like.
-    like: usize,
+    same_as: usize,
     evaluates: bool,
-    before: Held,
-    after: Held,
+    before: BlockState,
+    after: BlockState,
     memory: Swing,
     flops: Flops,
 }
 
 /// What a block reads and leaves: the stream between blocks, and what is kept of it for backward.
-type Held = (Option<Footprint>, Saved<Footprint>);
+type BlockState = (Option<Footprint>, Saved<Footprint>);
 
 impl<'a> DryRun<'a> {
     /// A rank that has allocated its part of the model's state. Where operations are listed every one of them is performed; else
@@ -132,6 +132,7 @@ impl<'a> DryRun<'a> {
                 // What follows the last one belongs to the step.
                 None => &actions[*start..],
             };
+            // Equal actions leave equal memory in use today. It is compared so that an action that does not is seen.
             let live = self.live();
             if let Some(last) = &last
                 && last.live == live
@@ -220,7 +221,7 @@ impl<'a> DryRun<'a> {
         };
         let plan = self.executor.plan;
         let is_block = unit > 0 && unit != plan.layout.head_unit();
-        // A form of weights is made when it is first read, which a repeated turn would not know of.
+        // A form of weights is made when it is first read, which a repeated action would not know of.
         if !is_block || self.recorder.keeps_operations() || !self.executor.prepacked.is_empty() {
             self.fetch(unit)?;
             return self.executor.act(action, &mut (), &mut ());
@@ -228,7 +229,7 @@ impl<'a> DryRun<'a> {
         self.block(action, unit)
     }
 
-    /// A block's turn. Most blocks of a model are alike, and so is what they ask for: what the first has done is counted again.
+    /// A block's block. Most blocks of a model are alike, and so is what they ask for: what the first has done is counted again.
     fn block(&mut self, action: Action, unit: usize) -> Result<()> {
         let plan = self.executor.plan;
         let keeps = plan.policy.keeps_input(plan.layout.blocks[unit - 1].index);
@@ -238,21 +239,21 @@ impl<'a> DryRun<'a> {
             Action::Forward { .. } => Action::Forward { unit: usize::from(keeps) },
             _ => Action::Backward { unit: usize::from(unit == 1) },
         };
-        let (like, evaluates) = (plan.layout.same_as[unit - 1], self.executor.flow.evaluates);
+        let (same_as, evaluates) = (plan.layout.same_as[unit - 1], self.executor.flow.evaluates);
         // What the action waits for and opens is the unit's own; only then is the rest alike.
         self.executor.prepare(action, unit)?;
         let before = self.held(unit);
-        let is_known = |turn: &&Turn| {
-            turn.action == key && turn.like == like && turn.evaluates == evaluates && turn.before == before
+        let is_known = |block: &&RecordedBlock| {
+            block.action == key && block.same_as == same_as && block.evaluates == evaluates && block.before == before
         };
-        let Some(turn) = self.blocks.iter().find(is_known) else {
-            return self.first_turn(action, unit, (key, like, before));
+        let Some(block) = self.blocks.iter().find(is_known) else {
+            return self.first_block(action, unit, (key, same_as, before));
         };
-        self.recorder.add(&turn.flops, 1);
-        let (made, saved) = turn.after.clone();
+        self.recorder.add(&block.flops, 1);
+        let (made, saved) = block.after.clone();
         let (arena, flow) = (&self.executor.context.arena, &mut self.executor.flow);
         let recomputes = matches!(action, Action::Recompute { .. });
-        arena.repeat(&turn.memory, || {
+        arena.replay_change(&block.memory, || {
             flow.saved[unit] = Saved::default();
             if !recomputes {
                 flow.stream = None;
@@ -265,7 +266,7 @@ impl<'a> DryRun<'a> {
                 let saved = self.executor.flow.saved[unit + 1].as_ref().map(Buffer::footprint);
                 self.absent_saved[unit + 1] = Some(Saved { input: made, ..saved });
                 let (arena, flow) = (&self.executor.context.arena, &mut self.executor.flow);
-                arena.repeat(&Swing::default(), || flow.saved[unit + 1] = Saved::default());
+                arena.replay_change(&Swing::default(), || flow.saved[unit + 1] = Saved::default());
             }
             Action::Recompute { .. } => {}
             _ => self.absent_stream = made,
@@ -273,15 +274,20 @@ impl<'a> DryRun<'a> {
         Ok(())
     }
 
-    /// A block's turn from a state that no other has begun from.
-    fn first_turn(&mut self, action: Action, unit: usize, (key, like, before): (Action, usize, Held)) -> Result<()> {
+    /// An action on a block that begins in a state in which none has begun.
+    fn first_block(
+        &mut self,
+        action: Action,
+        unit: usize,
+        (key, same_as, before): (Action, usize, BlockState),
+    ) -> Result<()> {
         self.fetch(unit)?;
         if let Action::Recompute { output: true, .. } = action {
             self.fetch(unit + 1)?;
         }
         let counted = self.recorder.flops();
         let arena = self.executor.context.arena.clone();
-        let (done, memory) = arena.swing(|| self.executor.act(action, &mut (), &mut ()));
+        let (done, memory) = arena.record_change(|| self.executor.act(action, &mut (), &mut ()));
         done?;
         let flops = self.recorder.since(&counted);
         let mut after = self.held(unit);
@@ -290,12 +296,12 @@ impl<'a> DryRun<'a> {
             after.0 = next.and_then(|next| next.input.as_ref()).map(Buffer::footprint);
         }
         let evaluates = self.executor.flow.evaluates;
-        self.blocks.push(Turn { action: key, like, evaluates, before, after, memory, flops });
+        self.blocks.push(RecordedBlock { action: key, same_as, evaluates, before, after, memory, flops });
         Ok(())
     }
 
     /// What a block finds, be it there or only counted.
-    fn held(&self, unit: usize) -> Held {
+    fn held(&self, unit: usize) -> BlockState {
         let flow = &self.executor.flow;
         let stream = self.absent_stream.or(flow.stream.as_ref().map(Buffer::footprint));
         let there = || flow.saved[unit].as_ref().map(Buffer::footprint);
@@ -306,7 +312,7 @@ impl<'a> DryRun<'a> {
     fn fetch(&mut self, unit: usize) -> Result<()> {
         let (stream, saved) = (self.absent_stream.take(), self.absent_saved[unit].take());
         let (arena, flow) = (&self.executor.context.arena, &mut self.executor.flow);
-        arena.repeat(&Swing::default(), || -> Result<()> {
+        arena.replay_change(&Swing::default(), || -> Result<()> {
             if let Some(stream) = stream {
                 flow.stream = Some(stream.alloc(arena)?);
             }
