@@ -214,22 +214,22 @@ impl Executor<'_> {
         spans.enter(Span::ExposedAgree);
         let (res, loss_scale) = (self.context.resources(), self.flow.loss_scale);
         let Flags { stop, written } = self.says;
-        let said = LocalStats { losses: &self.flow.losses, loss_scale, stop, written };
-        let clip = self.optimizer.reduce_loss_and_norm(&self.state, res, &self.gradients, &cell.train, said)?;
-        self.agreed = Flags { stop: clip.stop, written: clip.written };
-        let skipped = self.scaler.is_some() && !clip.norm.is_finite();
+        let local = LocalStats { losses: &self.flow.losses, loss_scale, stop, written };
+        let stats = self.optimizer.reduce_loss_and_norm(&self.state, res, &self.gradients, &cell.train, local)?;
+        self.agreed = Flags { stop: stats.stop, written: stats.written };
+        let skipped = self.scaler.is_some() && !stats.norm.is_finite();
         let diverged = |what, value| Err(StepError::Diverged { step, what, value });
         // A smaller loss scale would not mend the loss: it is not scaled.
-        if !clip.loss.is_finite() {
-            return diverged("loss", clip.loss);
+        if !stats.loss.is_finite() {
+            return diverged("loss", stats.loss);
         }
-        if !clip.norm.is_finite() && !skipped {
-            return diverged("grad_norm", clip.norm);
+        if !stats.norm.is_finite() && !skipped {
+            return diverged("grad_norm", stats.norm);
         }
         spans.enter(Span::Optimizer);
         let lr = learning_rate(&cell.train, self.progress.updates + 1);
         if !skipped {
-            let update = Update { lr, step: self.progress.updates + 1, stats: &clip };
+            let update = Update { lr, step: self.progress.updates + 1, stats: &stats };
             let (params, gradients) = (&mut self.params, &self.gradients);
             self.optimizer.update((cell, &plan.layout), &self.state, res, params, gradients, update)?;
             self.progress.updates += 1;
@@ -242,7 +242,7 @@ impl Executor<'_> {
             return diverged("loss_scale", error.scale);
         }
         let loss_scale = self.scaler.is_some().then_some(loss_scale);
-        Ok(Updated { loss: clip.loss, norm: clip.norm, lr, loss_scale, skipped })
+        Ok(Updated { loss: stats.loss, norm: stats.norm, lr, loss_scale, skipped })
     }
 }
 

@@ -106,7 +106,7 @@ fn span(action: Action) -> Span {
     }
 }
 
-/// The term under which the norm's operations are stated; the meter books them as agreeing.
+/// The term under which the norm's operations are recorded; the meter books them as agreeing.
 const NORM: &str = "norm";
 
 impl Clock<'_> {
@@ -151,14 +151,14 @@ impl Clock<'_> {
         // Blocks and micro-batches repeat each other: most operations were seen before.
         let mut known: HashMap<(String, Vec<u64>), f64> = HashMap::new();
         tell(None, Span::Other, self.crowd * self.overheads.step);
-        for stated in actions {
-            let stated = stated.borrow();
-            let (action, place) = (Some(stated.action), span(stated.action));
+        for recorded in actions {
+            let recorded = recorded.borrow();
+            let (action, place) = (Some(recorded.action), span(recorded.action));
             if place == Span::Data {
                 tell(action, place, self.crowd * self.overheads.load);
             }
-            for operation in &stated.operations {
-                let agrees = stated.action == Action::Update && operation.term == NORM;
+            for operation in &recorded.operations {
+                let agrees = recorded.action == Action::Update && operation.term == NORM;
                 let place = if agrees { Span::ExposedAgree } else { place };
                 let class = Class::of(&operation.op);
                 let key = (class.name, class.sizes.iter().map(|size| size.to_bits()).collect());
@@ -168,8 +168,8 @@ impl Clock<'_> {
                 };
                 tell(action, place, self.crowd * (time + self.overheads.operation));
             }
-            for call in &stated.collectives {
-                let place = if stated.action == Action::Update { Span::ExposedAgree } else { place };
+            for call in &recorded.collectives {
+                let place = if recorded.action == Action::Update { Span::ExposedAgree } else { place };
                 let time = self.machine.collective(call, self.reduce).map_err(NoTime::Collective)?;
                 let waits = match call.kind {
                     _ if call.ranks == 1 => 0.0,

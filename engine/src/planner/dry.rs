@@ -229,7 +229,7 @@ impl<'a> DryRun<'a> {
         self.block(action, unit)
     }
 
-    /// A block's block. Most blocks of a model are alike, and so is what they ask for: what the first has done is counted again.
+    /// An action on one block. Most blocks of a model are alike and ask for the same operations, so what the first one did is counted again.
     fn block(&mut self, action: Action, unit: usize) -> Result<()> {
         let plan = self.executor.plan;
         let keeps = plan.policy.keeps_input(plan.layout.blocks[unit - 1].index);

@@ -13,7 +13,7 @@ fn curves() -> Curves {
     curves
 }
 
-fn stated(action: Action, ops: &[(&'static str, Op)], collectives: &[Collective]) -> RecordedAction {
+fn recorded(action: Action, ops: &[(&'static str, Op)], collectives: &[Collective]) -> RecordedAction {
     let operation = |(term, op): &(&'static str, Op)| Recorded { phase: Phase::Update, term, op: *op };
     RecordedAction { action, operations: ops.iter().map(operation).collect(), collectives: collectives.to_vec() }
 }
@@ -48,26 +48,26 @@ fn gather(bytes: u64) -> Collective {
 fn a_step_is_what_its_operations_collectives_and_overheads_take() {
     let (f, b) = (DType::F32, DType::Bf16);
     let actions = [
-        stated(Action::Load { micro: 0 }, &[], &[]),
-        stated(
+        recorded(Action::Load { micro: 0 }, &[], &[]),
+        recorded(
             Action::Gather { unit: 0, refresh: false, slot: true },
             &[("gather", moved(Op::Cast, 200, b))],
             &[gather(20_000)],
         ),
-        stated(
+        recorded(
             Action::Forward { unit: 0 },
             &[("x", moved(|m| Op::Fill(m, 0.0), 100, f)), ("x", moved(|m| Op::Fill(m, 0.0), 300, f))],
             &[],
         ),
-        stated(Action::Release { unit: 0 }, &[], &[]),
-        stated(Action::Recompute { unit: 0, output: false }, &[("x", moved(|m| Op::Fill(m, 0.0), 100, f))], &[]),
-        stated(Action::Backward { unit: 0 }, &[("x", moved(|m| Op::Fill(m, 0.0), 200, f))], &[]),
-        stated(
+        recorded(Action::Release { unit: 0 }, &[], &[]),
+        recorded(Action::Recompute { unit: 0, output: false }, &[("x", moved(|m| Op::Fill(m, 0.0), 100, f))], &[]),
+        recorded(Action::Backward { unit: 0 }, &[("x", moved(|m| Op::Fill(m, 0.0), 200, f))], &[]),
+        recorded(
             Action::Reduce { unit: 0, first: true, last: true },
             &[],
             &[Collective { kind: "all_reduce", ..gather(3_000) }],
         ),
-        stated(
+        recorded(
             Action::Update,
             &[("norm", moved(Op::SumSquares, 100, DType::F64)), ("adamw", moved(|m| Op::Fill(m, 0.0), 100, f))],
             &[gather(1_000)],
@@ -93,10 +93,10 @@ fn a_step_is_what_its_operations_collectives_and_overheads_take() {
 #[test]
 fn what_was_not_measured_is_said() {
     let curves = curves();
-    let unknown = [stated(Action::Forward { unit: 0 }, &[("x", moved(|m| Op::Scale(m, 1.0), 8, DType::F32))], &[])];
+    let unknown = [recorded(Action::Forward { unit: 0 }, &[("x", moved(|m| Op::Scale(m, 1.0), 8, DType::F32))], &[])];
     let reason = clock(&curves, 1.0).time(&unknown).unwrap_err().to_string();
     assert!(reason.contains("scale f32"), "{reason}");
     let sum = Collective { kind: "reduce_scatter", ..gather(8) };
-    let reason = clock(&curves, 1.0).time(&[stated(Action::Update, &[], &[sum])]).unwrap_err().to_string();
+    let reason = clock(&curves, 1.0).time(&[recorded(Action::Update, &[], &[sum])]).unwrap_err().to_string();
     assert_eq!(reason, "no fit of reduce_scatter");
 }
