@@ -88,7 +88,7 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
             stopped = true;
             break;
         }
-        rank.says.stop = control.stop.load(Ordering::Relaxed);
+        rank.local_flags.stop = control.stop.load(Ordering::Relaxed);
         let mut after = |rank: &mut Rank<'_>, step: &Step| {
             if let Some(probe) = rank.inputs.probe {
                 probe(LoadPhase::StepEnds { timed: step.timed });
@@ -118,7 +118,7 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
                 Vec::new()
             }
         };
-        stopped = rank.agreed.stop && rank.progress.steps < last;
+        stopped = rank.global_flags.stop && rank.progress.steps < last;
         voice.saved(saved);
     }
     if let Some(saver) = &mut saver {

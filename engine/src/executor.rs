@@ -6,7 +6,6 @@
 mod act;
 mod tokens;
 
-pub use act::Updated;
 pub use tokens::{TokenSource, Tokens};
 
 use crate::config::Cell;
@@ -18,7 +17,7 @@ use crate::loss_scale::LossScaler;
 use crate::plan::{self, Plan};
 use crate::recorder::Recorder;
 use crate::rope;
-use crate::shard::{Comms, Gradients, Losses, Optimizer, Params, Resources, State};
+use crate::shard::{Comms, Flags, Gradients, Losses, Optimizer, Params, Resources, State, Update};
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -66,9 +65,9 @@ pub struct Executor<'a> {
     /// How far the run is.
     pub progress: Progress,
     /// What this rank tells the others in the next update.
-    pub says: Flags,
-    /// What all ranks have said in the last one.
-    pub agreed: Flags,
+    pub local_flags: Flags,
+    /// What all ranks have told in the last one.
+    pub global_flags: Flags,
     /// Time that updates have waited for memory that was lent to a checkpoint.
     pub stall: Duration,
 }
@@ -92,15 +91,6 @@ pub struct Progress {
     pub samples: u64,
 }
 
-/// What ranks tell each other with the loss.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flags {
-    /// A rank wants the run to stop.
-    pub stop: bool,
-    /// All ranks have written their parts of a checkpoint.
-    pub written: bool,
-}
-
 /// What lives from one action to the next.
 #[derive(Default)]
 pub struct Flow {
@@ -121,8 +111,8 @@ pub struct Flow {
     pub losses: Losses,
     /// The loss scale that the step's gradients carry, 1 without.
     pub loss_scale: f64,
-    /// What came of the last update.
-    pub updated: Option<Updated>,
+    /// The last update.
+    pub update: Option<Update>,
 }
 
 impl<'a> Executor<'a> {
@@ -157,8 +147,8 @@ impl<'a> Executor<'a> {
             flow: Flow { saved, ..Flow::default() },
             scaler: cell.precision.scaling.map(LossScaler::new),
             progress: Progress::default(),
-            says: Flags::default(),
-            agreed: Flags::default(),
+            local_flags: Flags::default(),
+            global_flags: Flags::default(),
             stall: Duration::ZERO,
         };
         executor.flow.mean = 1.0 / executor.batch().tokens() as f64;

@@ -1,15 +1,15 @@
 //! A stopwatch that books every moment of a step under one span, so that spans add up to the step.
 
 use crate::actions::Action;
-use crate::span::{Span, Spans};
+use crate::span::{BySpan, Span, Spans};
 use crate::trace::{Entry, Recording};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zbench_kernels::device::Event;
 use zbench_kernels::{KernelError, Kernels};
 
-/// Nanoseconds of a step, and by span in the order of [`Span::ALL`]; they add up to it.
-pub type Booked = (u64, [u64; 10]);
+/// Nanoseconds of a step, and by span; they add up to it.
+pub type Booked = (u64, BySpan<u64>);
 
 /// The stopwatch of a rank.
 ///
@@ -20,7 +20,7 @@ pub struct Meter {
     started: Instant,
     since: Instant,
     span: Span,
-    ns: [u64; 10],
+    ns: BySpan<u64>,
     /// On a device: which span begins, and where.
     marks: Vec<(Span, Arc<dyn Event>)>,
     /// Where the step is traced.
@@ -48,7 +48,7 @@ impl Meter {
             started: now,
             since: now,
             span: Span::Other,
-            ns: [0; 10],
+            ns: BySpan::default(),
             marks,
             recording,
             action: None,
@@ -99,13 +99,13 @@ impl Meter {
         for pair in self.marks.windows(2) {
             let [(span, begin), (_, end)] = pair else { continue };
             let time = end.elapsed(&**begin)?;
-            self.ns[*span as usize] += time.as_nanos() as u64;
+            self.ns[*span] += time.as_nanos() as u64;
             times.push(time);
         }
         // Until the first work came to the device, and from the last one's end to the host's noticing.
-        let booked: u64 = self.ns.iter().sum();
+        let booked = self.ns.sum();
         let rest = all.saturating_sub(booked);
-        self.ns[Span::Other as usize] += rest;
+        self.ns[Span::Other] += rest;
         self.by_the_device(&times, Duration::from_nanos(rest));
         Ok((all.max(booked), self.ns))
     }
@@ -142,7 +142,7 @@ impl Spans for Meter {
             }
             Ok(None) => {
                 let now = Instant::now();
-                self.ns[self.span as usize] += now.duration_since(self.since).as_nanos() as u64;
+                self.ns[self.span] += now.duration_since(self.since).as_nanos() as u64;
                 if self.recording.is_some() {
                     self.close(now, span);
                 }
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(told.segments.iter().map(|segment| segment.ns).sum::<u64>(), ns);
         for span in Span::ALL {
             let of_span = told.segments.iter().filter(|segment| segment.span == span).map(|segment| segment.ns);
-            assert_eq!(of_span.sum::<u64>(), by_span[span as usize], "{}", span.name());
+            assert_eq!(of_span.sum::<u64>(), by_span[span], "{}", span.name());
         }
         let mut from = told.from;
         for segment in &told.segments {

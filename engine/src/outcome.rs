@@ -4,7 +4,7 @@
 
 pub use crate::comm::Traffic;
 use crate::data::{Counts, Found};
-pub use crate::span::Span;
+pub use crate::span::{BySpan, Span};
 use crate::trace::StepTrace;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -176,8 +176,8 @@ pub struct RankReport {
     pub reserved_bytes: u64,
     /// Wall time of each timed step.
     pub step_ms: Vec<f64>,
-    /// Mean time per timed step, in the order of [`Span::ALL`].
-    pub spans_ms: [f64; 10],
+    /// Mean time per timed step.
+    pub spans_ms: BySpan<f64>,
     /// Collectives per step (mean over the timed steps).
     pub traffic: Vec<Traffic>,
     /// What its source found in documents, where it has some.

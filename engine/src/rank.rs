@@ -10,7 +10,8 @@ use crate::executor::{Executor, Progress};
 use crate::init;
 use crate::meter::Meter;
 use crate::outcome::{Loaded, RankReport, Resumed, Step};
-use crate::shard::Comms;
+use crate::shard::{Comms, Update};
+use crate::span::BySpan;
 use crate::trace::{Recording, StepTrace, Tracer, What};
 use crate::training_state::Position;
 use batch::Reader;
@@ -20,7 +21,6 @@ use std::time::Instant;
 use tracing::info;
 use zbench_kernels::{Arena, Kernels};
 
-pub use crate::executor::Updated;
 pub use crate::inputs::Inputs;
 
 /// A rank is a value: nothing of it lives in statics or in the environment.
@@ -35,7 +35,7 @@ pub struct Rank<'a> {
     /// Steps before this one are not timed.
     timed_from: u64,
     step_ms: Vec<f64>,
-    spans_ns: [u64; 10],
+    spans_ns: BySpan<u64>,
     loaded: Option<Loaded>,
     /// Where steps are traced.
     pub(crate) tracer: Option<Tracer>,
@@ -97,7 +97,7 @@ impl<'a> Rank<'a> {
             executor,
             // Room for all of a measurement, so that no step makes room.
             step_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
-            spans_ns: [0; 10],
+            spans_ns: BySpan::default(),
             loaded: inputs.checkpoint.map(|_| loaded),
             tracer: None,
         })
@@ -133,20 +133,20 @@ impl<'a> Rank<'a> {
         let ms = ns as f64 / 1e6;
         if timed {
             self.step_ms.push(ms);
-            self.spans_ns.iter_mut().zip(spans).for_each(|(sum, ns)| *sum += ns);
+            spans.iter().for_each(|(span, ns)| self.spans_ns[span] += ns);
         }
         let counts = self.reader.counts;
         let tokens = counts.map_or(self.inputs.plan.estimate.flops.tokens, |counts| counts.real);
         Ok(Step {
             step: self.progress.steps,
             timed,
-            loss: update.loss,
-            grad_norm: update.norm,
+            loss: update.stats.loss,
+            grad_norm: update.stats.norm,
             lr: update.lr,
             ms,
             tokens,
             counts,
-            loss_scale: update.loss_scale,
+            loss_scale: self.scaler.is_some().then_some(update.stats.loss_scale),
             skipped: update.skipped,
         })
     }
@@ -164,9 +164,9 @@ impl<'a> Rank<'a> {
     }
 
     /// Agrees on loss and norm, and updates the weights: see [`Action::Update`].
-    pub fn update(&mut self, meter: &mut Meter) -> Result<Updated> {
+    pub fn update(&mut self, meter: &mut Meter) -> Result<Update> {
         self.act(Action::Update, meter)?;
-        self.flow.updated.ok_or_else(|| StepError::Input("an update has no result; this is a bug".into()))
+        self.flow.update.ok_or_else(|| StepError::Input("an update has no result; this is a bug".into()))
     }
 
     pub(crate) fn act(&mut self, action: Action, meter: &mut Meter) -> Result<()> {

@@ -102,9 +102,9 @@ impl Saver {
     /// # Errors
     /// The step or what is behind it failed, or a checkpoint was not written.
     pub fn step_then(&mut self, rank: &mut Rank<'_>, after: &mut After<'_>) -> Result<Vec<Saved>> {
-        rank.says.written = self.has_written()?;
+        rank.local_flags.written = self.has_written()?;
         let step = rank.step()?;
-        let all_written = rank.agreed.written;
+        let all_written = rank.global_flags.written;
         let evaluated = after(rank, &step)?;
         if self.folder.is_some() {
             self.history.steps.push(step);

@@ -2,6 +2,7 @@
 
 use crate::actions::Action;
 use serde::{Deserialize, Serialize};
+use std::ops::{Index, IndexMut};
 
 /// The parts of a step's time; they add up to the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -26,8 +27,10 @@ pub enum Span {
 }
 
 impl Span {
+    pub const COUNT: usize = 10;
+
     /// All of them, in the order of reports.
-    pub const ALL: [Span; 10] = [
+    pub const ALL: [Span; Span::COUNT] = [
         Span::Forward,
         Span::Backward,
         Span::Recompute,
@@ -54,6 +57,50 @@ impl Span {
             Span::Data => "data",
             Span::Other => "other",
         }
+    }
+}
+
+/// One value for each span.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BySpan<T>([T; Span::COUNT]);
+
+impl<T: Copy> BySpan<T> {
+    pub fn all(value: T) -> BySpan<T> {
+        BySpan([value; Span::COUNT])
+    }
+
+    pub fn of(value: impl FnMut(Span) -> T) -> BySpan<T> {
+        BySpan(Span::ALL.map(value))
+    }
+
+    pub fn map<U>(&self, f: impl FnMut(T) -> U) -> BySpan<U> {
+        BySpan(self.0.map(f))
+    }
+
+    /// In the order of [`Span::ALL`].
+    pub fn iter(&self) -> impl Iterator<Item = (Span, T)> + '_ {
+        Span::ALL.into_iter().map(|span| (span, self[span]))
+    }
+
+    pub fn sum(&self) -> T
+    where
+        T: std::iter::Sum,
+    {
+        self.0.into_iter().sum()
+    }
+}
+
+impl<T> Index<Span> for BySpan<T> {
+    type Output = T;
+
+    fn index(&self, span: Span) -> &T {
+        &self.0[span as usize]
+    }
+}
+
+impl<T> IndexMut<Span> for BySpan<T> {
+    fn index_mut(&mut self, span: Span) -> &mut T {
+        &mut self.0[span as usize]
     }
 }
 

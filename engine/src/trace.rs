@@ -57,8 +57,8 @@ pub struct StepTrace {
     pub asked: Vec<Segment>,
     /// Collectives, by the host's clock.
     pub flights: Vec<Flight>,
-    /// Bytes in use by category, where they change: moment, place in [`Category::ALL`], bytes. On a device as the host asks.
-    pub memory: Vec<(u64, usize, u64)>,
+    /// Bytes in use by category, where they change: moment, category, bytes. On a device as the host asks.
+    pub memory: Vec<(u64, Category, u64)>,
     /// About what it took to write this down, within `ns`.
     pub cost_ns: u64,
     /// It failed before its end.
@@ -183,7 +183,7 @@ impl Tracer {
         let zero = self.tracing.zero;
         let changes = recording.arena.watched();
         let entries = recording.entries.len() + recording.asked.len() + changes.len() + seen.len();
-        let live = |change: &Change| (zero.at(change.at), change.category as usize, change.live);
+        let live = |change: &Change| (zero.at(change.at), change.category, change.live);
         let segment = |entry: &Entry| Segment {
             from: zero.at(entry.from),
             ns: nanoseconds(entry.time),

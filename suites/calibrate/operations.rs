@@ -12,7 +12,7 @@ use zbench_engine::actions::Action;
 use zbench_engine::comm::Collective;
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
-use zbench_engine::outcome::{RankReport, Span};
+use zbench_engine::outcome::{BySpan, RankReport, Span};
 use zbench_engine::plan::Plan;
 use zbench_engine::planner::RecordedAction;
 use zbench_engine::planner::clock::{Clock, Machine, Overheads};
@@ -130,7 +130,7 @@ fn waiting(of: &Operations, split: &[SplitStep], cores: usize, all_reduces: bool
     let one = |split: &SplitStep| {
         let (curves, overheads, reduce) = (&of.curves, of.overheads, split.reduce);
         let bare = Overheads { call: 0.0, all_reduce: 0.0, ..overheads };
-        let clock = Clock { curves, overheads: bare, machine: &Free, crowd, reduce, corrections: [1.0; 10] };
+        let clock = Clock { curves, overheads: bare, machine: &Free, crowd, reduce, corrections: BySpan::all(1.0) };
         let computes = clock.time(&split.stated).ok()?.step_ms() * 1e-3;
         let calls = || split.stated.iter().flat_map(|stated| &stated.collectives);
         let sums = calls().filter(|call| call.kind == "all_reduce").count();
@@ -239,7 +239,7 @@ fn split_step(cell: &Cell, stated: Vec<RecordedAction>, ran: &[(RankReport, Vec<
 
 /// What remains of the spans of layers when the times of their operations are taken away, for each of them.
 fn beside(cell: &Cell, operations: &[&Recorded], report: &RankReport, timed: &[Timed]) -> Overheads {
-    let ms = |span: Span| report.spans_ms[span as usize];
+    let ms = |span: Span| report.spans_ms[span];
     let spans = 1e-3 * (ms(Span::Forward) + ms(Span::Backward) + ms(Span::Recompute));
     // A run's operations are the stated ones: by class and sizes, whatever their order.
     let mut of_class: BTreeMap<Key, (f64, f64)> = BTreeMap::new();

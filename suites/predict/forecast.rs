@@ -11,7 +11,7 @@ use zbench_engine::planner::Planner;
 use zbench_estimate::band::{self, Band};
 use zbench_estimate::job::{Degrees, Job, Place, Stack};
 use zbench_estimate::machine::Machine;
-use zbench_estimate::memory::{self, CATEGORIES};
+use zbench_estimate::memory;
 use zbench_estimate::time::{self, Time};
 use zbench_kernels::Category;
 use zbench_reports::OrderedMap;
@@ -64,12 +64,12 @@ impl Footprint {
         let stage = memory.worst();
         // What the allocator keeps in pieces and the software's context are nobody's tensors: workspace.
         let held = (memory.needs() - stage.peak()).max(0.0);
-        let bytes = |category: &memory::Category| {
-            let more = if *category == memory::Category::Workspace { held } else { 0.0 };
-            (stage.by(*category) + more).max(0.0).round() as u64
+        let bytes = |category: memory::Category| {
+            let more = if category == memory::Category::Workspace { held } else { 0.0 };
+            (stage.by(category) + more).max(0.0).round() as u64
         };
         let at_peak: OrderedMap<u64> =
-            CATEGORIES.iter().zip(Category::ALL).map(|(ours, name)| (name.name(), bytes(ours))).collect();
+            Category::ALL.into_iter().map(|category| (category.name(), bytes(priced_as(category)))).collect();
         let total = at_peak.iter().map(|(_, bytes)| *bytes).sum();
         Footprint {
             peaks: at_peak.clone(),
@@ -82,6 +82,17 @@ impl Footprint {
             band: Some(band::MEMORY),
             ..Footprint::default()
         }
+    }
+}
+
+fn priced_as(category: Category) -> memory::Category {
+    match category {
+        Category::Parameters => memory::Category::Parameters,
+        Category::Gradients => memory::Category::Gradients,
+        Category::Optimizer => memory::Category::Optimizer,
+        Category::Activations => memory::Category::Activations,
+        Category::Communication => memory::Category::Communication,
+        Category::Workspace => memory::Category::Workspace,
     }
 }
 

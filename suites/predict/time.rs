@@ -11,7 +11,7 @@ use zbench_config::profile::operations::{self, Operations, RankLayout};
 use zbench_config::profile::{default_path, fit_of_value};
 use zbench_engine::comm::Collective;
 use zbench_engine::config::{Cell, DeviceKind};
-use zbench_engine::outcome::{Flops, Span};
+use zbench_engine::outcome::{BySpan, Flops};
 use zbench_engine::planner::clock::{Clock, Machine, NoTime, Stretch};
 use zbench_engine::planner::{Planner, RecordedAction};
 use zbench_host::machine;
@@ -121,7 +121,7 @@ impl TimeProfile {
         }
         Ok(Timing {
             step_ms,
-            spans: Span::ALL.iter().map(|span| span.name()).zip(time.spans_ms).collect(),
+            spans: time.spans_ms.iter().map(|(span, ms)| (span.name(), ms)).collect(),
             tokens_per_second: if step_ms > 0.0 { flops.tokens as f64 / step_ms * 1e3 } else { 0.0 },
             model_flops_per_rank: flops.model / ranks,
             hardware_flops_per_rank: flops.hardware / ranks,
@@ -155,7 +155,7 @@ impl TimeProfile {
         let (operations, note) = self.operations(cell)?;
         let threads = cell.parallel.ranks.saturating_mul(cell.hardware.threads_per_rank);
         let fits = Fits { profile: self, cell };
-        let corrections = self.corrections.as_ref().map_or([1.0; 10], Corrections::factors);
+        let corrections = self.corrections.as_ref().map_or(BySpan::all(1.0), Corrections::factors);
         let clock = Clock {
             curves: &operations.curves,
             overheads: operations.overheads,

@@ -4,12 +4,13 @@
 use crate::gpu_info::GpuInfo;
 use crate::loading::Resident;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::Cell;
 use zbench_engine::data::Found;
 use zbench_engine::hardware::Seat;
-use zbench_engine::outcome::{self, Cause, Evaluated, Happening, Saved};
+use zbench_engine::outcome::{self, Cause, Evaluated, Happening, Saved, Span};
 use zbench_engine::trace::{ClockOrigin, StepTrace, Tracing};
 use zbench_engine::train::Standing;
 use zbench_host::machine::BusySeconds;
@@ -288,18 +289,18 @@ pub struct RankEnd {
     /// Its process, where each rank has one.
     #[serde(default)]
     pub pid: Option<u32>,
-    /// Peak by category, in the order of [`Category::ALL`].
-    pub peak: [u64; 6],
+    /// Peak by category.
+    pub peak: BTreeMap<Category, u64>,
     /// Share of each category when the total peaked.
-    pub at_peak: [u64; 6],
+    pub at_peak: BTreeMap<Category, u64>,
     /// Peak of all categories together.
     pub total_peak: u64,
     /// Bytes of the arena ever touched.
     pub reserved_bytes: u64,
     /// Wall time of each timed step.
     pub step_ms: Vec<f64>,
-    /// Mean time per timed step, in the order of [`outcome::Span::ALL`].
-    pub spans_ms: Vec<f64>,
+    /// Mean time per timed step; empty where no step was timed to its end.
+    pub spans_ms: BTreeMap<Span, f64>,
     /// Collectives per step.
     pub traffic: Vec<TrafficEnd>,
     /// What the source found in documents; the same on all ranks.
@@ -401,8 +402,8 @@ impl RankEnd {
     pub fn of_ledger(rank: usize, ledger: &Ledger) -> RankEnd {
         RankEnd {
             rank,
-            peak: Category::ALL.map(|category| ledger.peak(category)),
-            at_peak: Category::ALL.map(|category| ledger.at_peak(category)),
+            peak: Category::ALL.map(|category| (category, ledger.peak(category))).into(),
+            at_peak: Category::ALL.map(|category| (category, ledger.at_peak(category))).into(),
             total_peak: ledger.total_peak(),
             ..RankEnd::default()
         }
@@ -414,7 +415,7 @@ impl From<&outcome::RankReport> for RankEnd {
         RankEnd {
             reserved_bytes: report.reserved_bytes,
             step_ms: report.step_ms.clone(),
-            spans_ms: report.spans_ms.to_vec(),
+            spans_ms: report.spans_ms.iter().collect(),
             traffic: report.traffic.iter().map(TrafficEnd::from).collect(),
             documents: report.documents,
             stopped: report.stopped,

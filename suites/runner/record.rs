@@ -5,7 +5,7 @@ use crate::protocol::{End, LoadingEnd, RankEnd, TrafficEnd};
 use hdrhistogram::Histogram;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::{Backend, Cell, Data, DeviceKind};
-use zbench_engine::outcome::{Estimate, Span};
+use zbench_engine::outcome::Estimate;
 use zbench_host::devices;
 use zbench_host::sampling::sampled::BUSY_SHARE;
 use zbench_kernels::Category;
@@ -62,7 +62,18 @@ pub fn predicted(record: &mut Record, planned: &Planned) {
 }
 
 fn categories() -> impl Iterator<Item = (Category, record::Category)> {
-    Category::ALL.into_iter().zip(record::Category::ALL)
+    Category::ALL.into_iter().map(|category| (category, in_record(category)))
+}
+
+fn in_record(category: Category) -> record::Category {
+    match category {
+        Category::Parameters => record::Category::Parameters,
+        Category::Gradients => record::Category::Gradients,
+        Category::Optimizer => record::Category::Optimizer,
+        Category::Activations => record::Category::Activations,
+        Category::Communication => record::Category::Communication,
+        Category::Workspace => record::Category::Workspace,
+    }
 }
 
 /// What was measured. Metrics follow from the timed steps alone.
@@ -88,12 +99,12 @@ pub fn measured(record: &mut Record, steps: Vec<Step>, end: &End, cell: &Cell, e
 
 fn memory(record: &mut Record, end: &End) {
     let Some(largest) = end.ranks.iter().max_by_key(|rank| rank.total_peak) else { return };
-    for (i, (_, category)) in categories().enumerate() {
+    for (of, category) in categories() {
         let predicted_bytes = record.memory.get(category).and_then(|bytes| bytes.predicted_bytes);
         // peak_bytes is what predicted_bytes predicts: the largest of any rank.
-        let peak_bytes = end.ranks.iter().map(|rank| rank.peak[i]).max();
-        let bytes =
-            Bytes { predicted_bytes, peak_bytes, at_peak_bytes: Some(largest.at_peak[i]), extra: Default::default() };
+        let peak_bytes = end.ranks.iter().filter_map(|rank| rank.peak.get(&of).copied()).max();
+        let at_peak_bytes = largest.at_peak.get(&of).copied();
+        let bytes = Bytes { predicted_bytes, peak_bytes, at_peak_bytes, extra: Default::default() };
         record.memory.set(category, bytes);
     }
     let total = record.memory.total.get_or_insert_default();
@@ -189,9 +200,9 @@ fn bandwidth(traffic: &TrafficEnd) -> Option<(f64, f64)> {
 
 /// Spans of the slowest rank; they add up to its step.
 fn time(record: &mut Record, end: &End) {
-    let total = |rank: &&RankEnd| rank.spans_ms.iter().sum::<f64>();
+    let total = |rank: &&RankEnd| rank.spans_ms.values().sum::<f64>();
     let Some(slowest) = end.ranks.iter().max_by(|a, b| total(a).total_cmp(&total(b))) else { return };
-    for (span, ms) in Span::ALL.iter().zip(&slowest.spans_ms) {
+    for (span, ms) in &slowest.spans_ms {
         record.time.set(span.name(), *ms);
     }
 }

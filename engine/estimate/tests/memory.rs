@@ -4,7 +4,16 @@ use zbench_estimate::job::{
     Attention, Batch, Degrees, Job, Kind, Loss, Offload, Order, Peft, Place, Precision, Recompute, Shape, Sharding,
     Stack,
 };
-use zbench_estimate::memory::{CATEGORIES, Category, formula_bytes, memory};
+use zbench_estimate::memory::{Category, formula_bytes, memory};
+
+const CATEGORIES: [Category; 6] = [
+    Category::Parameters,
+    Category::Gradients,
+    Category::Optimizer,
+    Category::Activations,
+    Category::Communication,
+    Category::Workspace,
+];
 
 fn gpt(layers: usize, hidden: usize, heads: usize) -> Shape {
     Shape {

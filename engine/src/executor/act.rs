@@ -1,6 +1,6 @@
 //! What each action of a plan does.
 
-use super::{Executor, Flags, TokenSource, Tokens};
+use super::{Executor, TokenSource, Tokens};
 use crate::actions::Action;
 use crate::error::{Result, StepError};
 use crate::layers::{HeadGrads, HeadWeights};
@@ -8,25 +8,10 @@ use crate::loss_scale::LossScaler;
 use crate::model::Weights;
 use crate::recorder::Phase;
 use crate::schedule::learning_rate;
-use crate::shard::{LocalStats, Update};
+use crate::shard::Update;
 use crate::span::{Span, Spans};
 use std::time::Instant;
 use zbench_kernels::Buffer;
-
-/// What came of a step's gradients.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Updated {
-    /// Mean of the ranks' losses.
-    pub loss: f64,
-    /// Global L2 norm of the mean gradient.
-    pub norm: f64,
-    /// Learning rate.
-    pub lr: f64,
-    /// The loss scale, where there is one.
-    pub loss_scale: Option<f64>,
-    /// Nothing was updated, because gradients overflowed.
-    pub skipped: bool,
-}
 
 impl Executor<'_> {
     /// Before the first action of a step: nothing of the last one counts any more.
@@ -88,7 +73,7 @@ impl Executor<'_> {
                 spans.enter(Span::ExposedReduce);
                 self.gradients.reduce(&self.state, res, unit, first, last)?;
             }
-            Action::Update => self.flow.updated = Some(self.update(spans)?),
+            Action::Update => self.flow.update = Some(self.update(spans)?),
         }
         spans.during(None);
         spans.enter(Span::Other);
@@ -204,7 +189,7 @@ impl Executor<'_> {
 
     /// Agrees on loss and norm, and updates the weights. Where the loss is scaled and a gradient is not finite, weights,
     /// moments, the optimizer's step count and the learning rate's schedule stay as they are, on all ranks.
-    fn update(&mut self, spans: &mut dyn Spans) -> Result<Updated> {
+    fn update(&mut self, spans: &mut dyn Spans) -> Result<Update> {
         self.unload();
         let (cell, plan, step) = (self.cell, self.plan, self.progress.steps + 1);
         spans.enter(Span::Offload);
@@ -212,11 +197,10 @@ impl Executor<'_> {
         self.optimizer.recall()?;
         self.stall += begin.elapsed();
         spans.enter(Span::ExposedAgree);
-        let (res, loss_scale) = (self.context.resources(), self.flow.loss_scale);
-        let Flags { stop, written } = self.says;
-        let local = LocalStats { losses: &self.flow.losses, loss_scale, stop, written };
-        let stats = self.optimizer.reduce_loss_and_norm(&self.state, res, &self.gradients, &cell.train, local)?;
-        self.agreed = Flags { stop: stats.stop, written: stats.written };
+        let (res, losses) = (self.context.resources(), (&self.flow.losses, self.flow.loss_scale));
+        let (state, flags) = (&self.state, self.local_flags);
+        let stats = self.optimizer.reduce_loss_and_norm(state, res, &self.gradients, &cell.train, losses, flags)?;
+        self.global_flags = stats.flags;
         let skipped = self.scaler.is_some() && !stats.norm.is_finite();
         let diverged = |what, value| Err(StepError::Diverged { step, what, value });
         // A smaller loss scale would not mend the loss: it is not scaled.
@@ -227,12 +211,12 @@ impl Executor<'_> {
             return diverged("grad_norm", stats.norm);
         }
         spans.enter(Span::Optimizer);
-        let lr = learning_rate(&cell.train, self.progress.updates + 1);
+        let number = self.progress.updates + 1;
+        let update = Update { stats, lr: learning_rate(&cell.train, number), number, skipped };
         if !skipped {
-            let update = Update { lr, step: self.progress.updates + 1, stats: &stats };
             let (params, gradients) = (&mut self.params, &self.gradients);
             self.optimizer.update((cell, &plan.layout), &self.state, res, params, gradients, update)?;
-            self.progress.updates += 1;
+            self.progress.updates = number;
         }
         self.progress.steps = step;
         self.progress.samples += (cell.parallel.ranks * cell.train.accumulation * cell.train.micro_batch) as u64;
@@ -241,8 +225,7 @@ impl Executor<'_> {
         {
             return diverged("loss_scale", error.scale);
         }
-        let loss_scale = self.scaler.is_some().then_some(loss_scale);
-        Ok(Updated { loss: stats.loss, norm: stats.norm, lr, loss_scale, skipped })
+        Ok(update)
     }
 }
 

@@ -9,7 +9,7 @@ use super::RecordedAction;
 use super::curves::{Class, Curves, NoCurve};
 use crate::actions::Action;
 use crate::comm::Collective;
-use crate::outcome::Span;
+use crate::span::{BySpan, Span};
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use zbench_kernels::DType;
@@ -53,7 +53,7 @@ pub struct Clock<'a> {
     /// Type in which gradients travel.
     pub reduce: DType,
     /// Factors on spans, from what was measured of runs; 1 unless corrected.
-    pub corrections: [f64; 10],
+    pub corrections: BySpan<f64>,
 }
 
 /// Why there is no time.
@@ -70,8 +70,8 @@ pub enum NoTime {
 /// The time of a step by span.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTime {
-    /// Milliseconds, in the order of [`Span::ALL`].
-    pub spans_ms: [f64; 10],
+    /// Milliseconds.
+    pub spans_ms: BySpan<f64>,
 }
 
 /// A stretch of a predicted step.
@@ -88,7 +88,7 @@ pub struct Stretch {
 impl StepTime {
     /// The step: the sum of its spans.
     pub fn step_ms(&self) -> f64 {
-        self.spans_ms.iter().sum()
+        self.spans_ms.sum()
     }
 }
 
@@ -115,11 +115,9 @@ impl Clock<'_> {
     /// # Errors
     /// The first operation or collective that was not measured.
     pub fn time(&self, actions: impl IntoIterator<Item = impl Borrow<RecordedAction>>) -> Result<StepTime, NoTime> {
-        let mut seconds = [0.0; 10];
-        self.walk(actions, &mut |_, span, time| seconds[span as usize] += time)?;
-        let mut time = StepTime { spans_ms: seconds.map(|seconds| seconds * 1e3) };
-        time.spans_ms.iter_mut().zip(self.corrections).for_each(|(ms, factor)| *ms *= factor);
-        Ok(time)
+        let mut seconds = BySpan::all(0.0);
+        self.walk(actions, &mut |_, span, time| seconds[span] += time)?;
+        Ok(StepTime { spans_ms: BySpan::of(|span| seconds[span] * 1e3 * self.corrections[span]) })
     }
 
     /// The same one after the other: what a rank does when, as far as the clock knows. Stretches of an action under one span
@@ -133,7 +131,7 @@ impl Clock<'_> {
     ) -> Result<Vec<Stretch>, NoTime> {
         let mut line: Vec<Stretch> = Vec::new();
         self.walk(actions, &mut |action, span, seconds| {
-            let ms = seconds * 1e3 * self.corrections[span as usize];
+            let ms = seconds * 1e3 * self.corrections[span];
             match line.last_mut() {
                 Some(last) if last.action == action && last.span == span => last.ms += ms,
                 _ => line.push(Stretch { action, span, ms }),

@@ -7,7 +7,7 @@ mod params;
 mod placement;
 
 pub use gradients::Gradients;
-pub use optimizer::{GlobalStats, LocalStats, Losses, Moments, Optimizer, Update};
+pub use optimizer::{Flags, GlobalStats, Losses, Moments, Optimizer, Update};
 pub use params::Params;
 pub use placement::{home_dtype, share, slotted};
 

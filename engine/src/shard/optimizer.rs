@@ -78,9 +78,16 @@ pub struct GlobalStats {
     pub factor: f64,
     /// The loss scale that the gradients carry, 1 without.
     pub loss_scale: f64,
-    /// A rank wants the run to stop.
+    /// What all ranks have said.
+    pub flags: Flags,
+}
+
+/// What ranks tell each other with the loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// This rank, or any rank, wants the run to stop.
     pub stop: bool,
-    /// All ranks have written their parts of a checkpoint.
+    /// This rank has written its part of a checkpoint, or all ranks have.
     pub written: bool,
 }
 
@@ -115,28 +122,16 @@ impl Losses {
     }
 }
 
-/// What an update of the weights follows.
+/// An update of the weights, and what it follows from.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Update<'a> {
+pub struct Update {
+    pub stats: GlobalStats,
     /// Learning rate.
     pub lr: f64,
     /// The update's number, 1 for the first: AdamW corrects its bias by it.
-    pub step: u64,
-    /// Clipping and loss scale.
-    pub stats: &'a GlobalStats,
-}
-
-/// What a rank brings to the agreement on a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LocalStats<'a> {
-    /// Of its micro-batches.
-    pub losses: &'a Losses,
-    /// The loss scale that the gradients carry, 1 without.
-    pub loss_scale: f64,
-    /// Whether it wants the run to stop.
-    pub stop: bool,
-    /// Whether its part of a checkpoint is on the disk.
-    pub written: bool,
+    pub number: u64,
+    /// Gradients overflowed, so nothing was updated.
+    pub skipped: bool,
 }
 
 impl Optimizer {
@@ -193,7 +188,8 @@ impl Optimizer {
         self.units[unit].as_mut()?.master.as_mut()
     }
 
-    /// Agrees with all ranks on the loss and the global norm. Every rank sums the squares of its world-wide chunk of every
+    /// Agrees with all ranks on the loss, the global norm and the flags. `losses` and `flags` are this rank's, `loss_scale` is the
+    /// scale that the gradients carry. Every rank sums the squares of its world-wide chunk of every
     /// unit; the chunks are then added in the order in which they stand in the model, whatever the strategy.
     pub fn reduce_loss_and_norm(
         &mut self,
@@ -201,9 +197,9 @@ impl Optimizer {
         res: Resources<'_>,
         gradients: &Gradients,
         train: &Train,
-        said: LocalStats<'_>,
+        (losses, loss_scale): (&Losses, f64),
+        flags: Flags,
     ) -> Result<GlobalStats> {
-        let LocalStats { losses, loss_scale, .. } = said;
         let mesh = state.mesh();
         let world = mesh.world();
         let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
@@ -222,25 +218,28 @@ impl Optimizer {
         res.kernels.read_scalars(asked, known)?;
         own.clear();
         own.push(losses.value(known) / train.accumulation as f64);
-        own.resize(words, f64::from(u8::from(said.stop) + 2 * u8::from(said.written)));
+        own.resize(words, f64::from(u8::from(flags.stop) + 2 * u8::from(flags.written)));
         own.extend_from_slice(&known[losses.sums.len()..]);
         res.kernels.upload(View::of(own), send.view_mut())?;
         let mut recv = res.alloc(Category::Communication, DType::F64, width * world)?;
         res.comms.data().all_gather(send.view(), recv.view_mut())?;
         if res.recorder.is_some() {
             // Of a dry run all numbers are 0, and there may be a million ranks.
-            return Ok(GlobalStats { loss: 0.0, norm: 0.0, factor: 1.0, loss_scale, stop: false, written: false });
+            return Ok(GlobalStats { loss: 0.0, norm: 0.0, factor: 1.0, loss_scale, flags: Flags::default() });
         }
         all.resize(width * world, 0.0);
         res.kernels.download(recv.view(), ViewMut::of(all))?;
         let loss = (0..world).map(|rank| all[rank * width]).sum::<f64>() / world as f64;
         let word = |rank: usize| if words > 1 { all[rank * width + 1] as u8 } else { 0 };
-        let (stop, written) = ((0..world).any(|rank| word(rank) & 1 != 0), (0..world).all(|rank| word(rank) & 2 != 0));
+        let flags = Flags {
+            stop: (0..world).any(|rank| word(rank) & 1 != 0),
+            written: (0..world).all(|rank| word(rank) & 2 != 0),
+        };
         let squares = (words..width).flat_map(|i| (0..world).map(move |position| (i, position)));
         let squares: f64 = squares.map(|(i, position)| all[mesh.owner(position) * width + i]).sum();
         let norm = squares.sqrt() * mean_scale(train, world) / loss_scale;
         let factor = if train.clip_norm > 0.0 { (train.clip_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
-        Ok(GlobalStats { loss, norm, factor: factor as f32 as f64, loss_scale, stop, written })
+        Ok(GlobalStats { loss, norm, factor: factor as f32 as f64, loss_scale, flags })
     }
 
     /// One AdamW step on this rank's part of every unit.
@@ -251,7 +250,7 @@ impl Optimizer {
         res: Resources<'_>,
         params: &mut Params,
         gradients: &Gradients,
-        Update { lr, step, stats }: Update<'_>,
+        Update { lr, number, stats, .. }: Update,
     ) -> Result<()> {
         for (unit, moments) in self.units.iter_mut().enumerate() {
             let (Some(moments), Some(holding)) = (moments, state.trainable(unit)) else { continue };
@@ -265,7 +264,7 @@ impl Optimizer {
             for (run, decays) in layout.units[unit].decay_runs(owned.clone()) {
                 let op = AdamW {
                     lr,
-                    step,
+                    step: number,
                     clip: stats.factor,
                     grad_scale: mean_scale(&cell.train, state.mesh().world()) / stats.loss_scale,
                     ..adamw(cell, state, unit, &run, decays)

@@ -110,7 +110,7 @@ fn steps_are_told_as_they_end_and_the_same_cell_twice_is_the_same_run() {
             r.traffic.iter().map(|t| (t.axis, t.kind, t.calls, t.wire_bytes)).collect()
         };
         assert_eq!(bytes(a), bytes(b));
-        let spans: f64 = a.spans_ms.iter().sum();
+        let spans = a.spans_ms.sum();
         let steps: f64 = a.step_ms.iter().sum::<f64>() / a.step_ms.len() as f64;
         assert!((spans - steps).abs() <= 1e-6 * steps, "spans {spans} add up to the step {steps}");
     }

@@ -8,7 +8,8 @@ use zbench_engine::error::StepError;
 use zbench_engine::hf;
 use zbench_engine::outcome::{Failure, Step};
 use zbench_engine::plan::Plan;
-use zbench_engine::rank::{Rank, Updated};
+use zbench_engine::rank::Rank;
+use zbench_engine::shard::Update;
 use zbench_engine::train::with_ranks;
 use zbench_kernels::Kernels;
 use zbench_kernels::device::Device;
@@ -188,9 +189,10 @@ fn step_seeing(rank: &mut Rank<'_>, done: usize, gradients: &mut Tensors) -> Res
     let mut meter = zbench_engine::meter::Meter::start(rank.kernels().clone());
     rank.gradients(&mut meter)?;
     rank.export_gradients(|name, _, values| gradients.push((name.to_string(), values.to_vec())))?;
-    let Updated { loss, norm, lr, loss_scale, skipped } = rank.update(&mut meter)?;
-    let step = done as u64 + 1;
-    Ok(Step { step, timed: true, loss, grad_norm: norm, lr, ms: 0.0, tokens: 0, counts: None, loss_scale, skipped })
+    let Update { stats, lr, skipped, .. } = rank.update(&mut meter)?;
+    let (step, loss_scale) = (done as u64 + 1, rank.scaler.is_some().then_some(stats.loss_scale));
+    let (loss, grad_norm) = (stats.loss, stats.norm);
+    Ok(Step { step, timed: true, loss, grad_norm, lr, ms: 0.0, tokens: 0, counts: None, loss_scale, skipped })
 }
 
 /// Forms of blocks, so that each part is in one at least, in combinations that no family has too; with a window or none.

@@ -84,7 +84,7 @@ fn a_trace_says_what_the_report_says() {
             for span in Span::ALL {
                 let segments = timed.iter().flat_map(|trace| &trace.segments).filter(|segment| segment.span == span);
                 let sum: u64 = segments.map(|segment| segment.ns).sum();
-                close(sum as f64 / 1e6 / 3.0, rank.spans_ms[span as usize], &format!("{name}: {}", span.name()));
+                close(sum as f64 / 1e6 / 3.0, rank.spans_ms[span], &format!("{name}: {}", span.name()));
             }
             let mut flights: BTreeMap<(String, String), (u64, u64, u64)> = BTreeMap::new();
             for flight in timed.iter().flat_map(|trace| &trace.flights) {
@@ -109,7 +109,7 @@ fn peak(traces: &[&StepTrace]) -> u64 {
     let (mut live, mut most) = ([0u64; 6], 0);
     for trace in traces {
         for (place, (_, category, bytes)) in trace.memory.iter().enumerate() {
-            live[*category] = *bytes;
+            live[*category as usize] = *bytes;
             // A step begins with all of what is in use, category by category.
             if place >= 5 {
                 most = most.max(live.iter().sum());

@@ -6,7 +6,7 @@ use std::fmt;
 use std::fmt::Write;
 use std::path::Path;
 use toml::Value;
-use zbench_engine::outcome::Span;
+use zbench_engine::outcome::{BySpan, Span};
 
 /// Measured time over predicted time of one span.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,9 +33,9 @@ pub struct Corrections {
 }
 
 impl Corrections {
-    /// In the order of [`Span::ALL`], 1 where nothing is corrected.
-    pub fn factors(&self) -> [f64; 10] {
-        Span::ALL.map(|span| self.spans.iter().find(|of| of.name == span.name()).map_or(1.0, |of| of.factor))
+    /// 1 where nothing is corrected.
+    pub fn factors(&self) -> BySpan<f64> {
+        BySpan::of(|span| self.spans.iter().find(|of| of.name == span.name()).map_or(1.0, |of| of.factor))
     }
 }
 

@@ -9,7 +9,6 @@ use std::collections::btree_map::Entry;
 use zbench_engine::actions::Action;
 use zbench_engine::outcome::Saved;
 use zbench_engine::trace::{Flight, Segment, StepTrace, What};
-use zbench_kernels::Category;
 use zbench_predict::planned::Planned;
 use zbench_reports::record::Record;
 
@@ -95,8 +94,6 @@ impl Trial {
             self.flight(&mut events, traced.rank, host, flight, arrows);
         }
         for (at, category, bytes) in &traced.memory {
-            // What comes of another version may know more categories.
-            let Some(category) = Category::ALL.get(*category) else { continue };
             let counter = format!("memory {}", category.name());
             events.push(json!({ "ph": "C", "name": counter, "pid": pid, "at": at, "args": { "bytes": bytes } }));
         }

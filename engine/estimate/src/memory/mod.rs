@@ -30,16 +30,6 @@ pub enum Category {
     Workspace,
 }
 
-/// All categories, in the order in which they are printed.
-pub const CATEGORIES: [Category; 6] = [
-    Category::Parameters,
-    Category::Gradients,
-    Category::Optimizer,
-    Category::Activations,
-    Category::Communication,
-    Category::Workspace,
-];
-
 /// A part of a sum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Term {
