@@ -14,11 +14,12 @@ use crate::error::Result;
 use crate::layers::prepacked::Prepacked;
 use crate::layers::{Batch, Exec, Saved};
 use crate::loss_scale::LossScaler;
+use crate::model::Layout;
 use crate::plan::{self, Plan};
 use crate::recorder::Recorder;
 use crate::rope;
 use crate::shard::{Comms, Flags, Gradients, Losses, Optimizer, Params, Resources, State, Update};
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -106,7 +107,7 @@ pub struct Flow {
     /// The residual stream, or its gradient.
     pub stream: Option<Buffer>,
     /// By unit.
-    pub saved: Vec<Saved<Buffer>>,
+    pub saved: Vec<Saved>,
     /// The micro-batches' mean losses; in an evaluation, the tokens' losses.
     pub losses: Losses,
     /// The loss scale that the step's gradients carry, 1 without.
@@ -129,12 +130,8 @@ impl<'a> Executor<'a> {
         let device = Device { kernels: &*kernels, arena: &arena, recorder: recorder.as_deref() };
         let res = Resources { device, comms: &comms };
         let tables = rope_tables(cell, device)?;
-        let params = Params::new(&state, res)?;
-        let gradients = Gradients::new(&state, res)?;
-        let optimizer = Optimizer::new(&state, res)?;
-        let units = if cell.memory.prepack { plan.layout.units.len() } else { 0 };
-        let forms = |unit| plan.layout.forms(unit, device.kernels, cell.precision.compute);
-        let prepacked = (0..units).map(|unit| Prepacked::new(device, &forms(unit))).collect::<Result<_>>()?;
+        let (params, gradients, optimizer) = allocate(&state, res)?;
+        let prepacked = prepacked(cell, &plan.layout, device, 0..plan.layout.units.len())?;
         let saved = plan.layout.units.iter().map(|_| Saved::default()).collect();
         let context = Context { cell, plan, number, kernels, arena, recorder, comms, tables };
         let mut executor = Executor {
@@ -194,6 +191,18 @@ impl Context<'_> {
             documents: tokens.as_ref().and_then(Tokens::documents),
         }
     }
+}
+
+/// This rank's part of the weights, the gradients and the optimizer's state, with unspecified contents.
+pub fn allocate(state: &State, res: Resources<'_>) -> Result<(Params, Gradients, Optimizer)> {
+    Ok((Params::new(state, res)?, Gradients::new(state, res)?, Optimizer::new(state, res)?))
+}
+
+/// Forms of the weights of these units, if the cell keeps them.
+pub fn prepacked(cell: &Cell, layout: &Layout, device: Device<'_>, units: Range<usize>) -> Result<Vec<Prepacked>> {
+    let units = if cell.memory.prepack { units } else { 0..0 };
+    let forms = |unit| layout.forms(unit, device.kernels, cell.precision.compute);
+    units.map(|unit| Prepacked::new(device, &forms(unit))).collect()
 }
 
 /// Cosines and sines `[seq, head_dim/2]` in the accumulator type.

@@ -6,6 +6,7 @@ pub mod clock;
 pub mod curves;
 mod dry;
 mod flops;
+mod short;
 
 pub use dry::RecordedAction;
 pub use flops::ledger_terms;
@@ -14,6 +15,7 @@ use crate::actions::{EvaluationActions, Policy, Schedule, actions, evaluation_ac
 use crate::config::{AttentionKind, Cell, DeviceKind, Lora, Model};
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError};
+use crate::mesh::Mesh;
 use crate::model::{FlatKind, Layout, LayoutKey};
 use crate::outcome::Estimate;
 use crate::plan::{Plan, PlanError, check};
@@ -21,6 +23,7 @@ use crate::recorder::Recorded;
 use crate::shard::slotted;
 use crate::strategy::{self, Sharding};
 use dry::DryRun;
+use short::ShortPlan;
 use std::cell::RefCell;
 use std::sync::Arc;
 use zbench_kernels::{Cpu, Kernels};
@@ -44,6 +47,19 @@ impl Plan {
             return Err(PlanError { key: "memory.prepack", reason: reason.into() });
         }
         let policy = Policy::of(&cell.memory.checkpointing, layout.blocks.len());
+        let mut plan = Plan::assemble(cell, layout, mesh, sharding, policy);
+        let short = ShortPlan::of(&plan, cell.parallel.prefetch, |layout| {
+            Plan::assemble(cell, layout, mesh, sharding, plan.policy.clone())
+        });
+        plan.estimate = plan
+            .dry_run(cell, kernels, short.as_ref(), 0, false)
+            .map_err(|error| PlanError { key: "train.micro_batch", reason: error.to_string() })?
+            .0;
+        Ok(plan)
+    }
+
+    /// A plan without its estimate.
+    fn assemble(cell: &Cell, layout: Arc<Layout>, mesh: Mesh, sharding: Sharding, policy: Policy) -> Plan {
         let trainable: Vec<_> = layout.units.iter().map(|u| u.trainable.len > 0).collect();
         let stale: Vec<_> = trainable.iter().map(|t| *t && sharding.optimizer > sharding.parameters).collect();
         let slotted: Vec<_> = layout
@@ -66,24 +82,18 @@ impl Plan {
         let actions = actions(&schedule);
         let evaluation =
             if cell.evaluation().is_some() { evaluation_actions(&schedule) } else { EvaluationActions::default() };
-        let estimate = Estimate::default();
-        let mut plan = Plan { layout, mesh, sharding, policy, actions, evaluation, estimate };
-        plan.estimate = plan
-            .dry_run(cell, kernels, 0, false)
-            .map_err(|error| PlanError { key: "train.micro_batch", reason: error.to_string() })?
-            .0;
-        Ok(plan)
+        Plan { layout, mesh, sharding, policy, actions, evaluation, estimate: Estimate::default() }
     }
 
     /// The estimate with every action performed, where [`Plan::estimate`] counts what repeats: the same.
     pub fn estimate_block_by_block(&self, cell: &Cell, kernels: &dyn Kernels) -> Estimate {
-        self.dry_run(cell, kernels, 0, true).expect(RAN).0
+        self.dry_run(cell, kernels, None, 0, true).expect(RAN).0
     }
 
     /// The operations of one step of a rank, in order. Ranks differ only in where their part of a flat crosses from one tensor to the
     /// next.
     pub fn operations(&self, cell: &Cell, kernels: &dyn Kernels, rank: usize) -> Vec<Recorded> {
-        self.dry_run(cell, kernels, rank, true).expect(RAN).1
+        self.dry_run(cell, kernels, None, rank, true).expect(RAN).1
     }
 
     /// The same by action, with each action's collectives.
@@ -93,7 +103,7 @@ impl Plan {
         kernels: &'a dyn Kernels,
         rank: usize,
     ) -> impl Iterator<Item = RecordedAction> + 'a {
-        let mut run = DryRun::new(cell, kernels, self, rank, true).expect(RAN);
+        let mut run = DryRun::new(cell, kernels, (self, None), rank, true).expect(RAN);
         self.actions.iter().map(move |action| run.recorded(*action).expect(RAN))
     }
 
@@ -101,10 +111,11 @@ impl Plan {
         &self,
         cell: &Cell,
         kernels: &dyn Kernels,
+        short: Option<&ShortPlan>,
         rank: usize,
         keeps_operations: bool,
     ) -> Result<(Estimate, Vec<Recorded>), StepError> {
-        let mut run = DryRun::new(cell, kernels, self, rank, keeps_operations)?;
+        let mut run = DryRun::new(cell, kernels, (self, short), rank, keeps_operations)?;
         run.step()?;
         run.finish()
     }

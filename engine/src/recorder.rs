@@ -83,8 +83,7 @@ impl Recorder {
     pub fn times<T>(&self, count: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let before = self.flops.borrow().clone();
         let result = work()?;
-        let effect = self.since(&before);
-        self.add(&effect, count as u128 - 1);
+        self.add_difference(&before, &self.flops(), count as u128 - 1);
         Ok(result)
     }
 
@@ -93,22 +92,13 @@ impl Recorder {
         self.flops.borrow().clone()
     }
 
-    /// What has been counted since.
-    pub fn since(&self, before: &Flops) -> Flops {
-        let was = |place: usize| before.get(place).map_or((0, 0), |(_, sum)| *sum);
-        let now = self.flops.borrow();
-        let more = now.iter().enumerate().map(|(place, (term, sum))| {
-            let was = was(place);
-            (*term, (sum.0 - was.0, sum.1 - was.1))
-        });
-        more.filter(|(_, sum)| sum.1 > 0).collect()
-    }
-
-    /// Counts so many times what was counted once.
-    pub fn add(&self, effect: &Flops, times: u128) {
+    /// Counts what was counted between two moments so many times again.
+    pub fn add_difference(&self, before: &Flops, after: &Flops, times: u128) {
         let mut flops = self.flops.borrow_mut();
-        for (term, (model, executed)) in effect {
-            add(&mut flops, *term, (model * times, executed * times));
+        // Terms keep their places, since none is taken away.
+        for (place, (term, now)) in after.iter().enumerate() {
+            let was = before.get(place).map_or((0, 0), |(_, sum)| *sum);
+            add(&mut flops, *term, ((now.0 - was.0) * times, (now.1 - was.1) * times));
         }
     }
 

@@ -59,8 +59,6 @@ struct State {
     changes: Option<Vec<Change>>,
     /// Where changes are summed up: those since then.
     swing: Option<Swing>,
-    /// Changes are not counted: what is repeated has been.
-    is_replaying: bool,
     /// Buffers have no place of their own, as there is no memory.
     is_placeless: bool,
 }
@@ -125,7 +123,6 @@ impl Arena {
             ledger: Ledger::default(),
             changes: None,
             swing: None,
-            is_replaying: false,
             is_placeless: false,
         });
         Arena(Arc::new(Inner { region: Arc::new(region), capacity, bounded, state }))
@@ -180,15 +177,9 @@ impl Arena {
         (result, self.state().swing.take().unwrap_or_default())
     }
 
-    /// Counts a swing again. What `replace` asks for and gives back is in it, and not counted a second time.
-    pub fn replay_change<T>(&self, swing: &Swing, replace: impl FnOnce() -> T) -> T {
-        let mut state = self.state();
-        state.ledger.swing(swing);
-        state.is_replaying = true;
-        drop(state);
-        let result = replace();
-        self.state().is_replaying = false;
-        result
+    /// Counts a change again that was recorded, without allocating anything.
+    pub fn replay_change(&self, swing: &Swing) {
+        self.state().ledger.swing(swing);
     }
 
     /// Bytes of address space ever used: live bytes at their peak, and what fragmentation added.
@@ -230,9 +221,6 @@ impl State {
     }
 
     fn count(&mut self, category: Category, bytes: u64) {
-        if self.is_replaying {
-            return;
-        }
         self.ledger.add(category, bytes);
         if let Some(swing) = &mut self.swing {
             swing.add(category, bytes);
@@ -241,9 +229,6 @@ impl State {
     }
 
     fn uncount(&mut self, category: Category, bytes: u64) {
-        if self.is_replaying {
-            return;
-        }
         self.ledger.sub(category, bytes);
         if let Some(swing) = &mut self.swing {
             swing.sub(category, bytes);

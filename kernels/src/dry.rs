@@ -3,10 +3,7 @@
 
 use crate::cuda::dry_device::DryDevice;
 use crate::operands::{self, DeviceTypes};
-use crate::{
-    Arena, ArenaError, Buffer, Category, DType, Gemm, KernelError, Kernels, Op, OutOfMemory, Result, Sum, View,
-    ViewMut, copy,
-};
+use crate::{Arena, ArenaError, DType, Gemm, KernelError, Kernels, Op, Result, Sum, View, ViewMut, copy};
 use std::sync::Arc;
 
 const DEVICE: DeviceTypes = DeviceTypes { name: "dry", computes: DType::is_float };
@@ -84,30 +81,5 @@ impl Arena {
     pub fn dry() -> Result<Arena, ArenaError> {
         const ALL: u64 = 1 << 62;
         Ok(Arena::on(Arc::new(DryDevice::h100()), Some(ALL), ALL)?.without_places())
-    }
-}
-
-/// What an arena knows of a buffer: all that matters to an account of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Footprint {
-    category: Category,
-    dtype: DType,
-    len: usize,
-}
-
-impl Buffer {
-    /// What its arena knows of it.
-    pub fn footprint(&self) -> Footprint {
-        Footprint { category: self.category(), dtype: self.dtype(), len: self.len() }
-    }
-}
-
-impl Footprint {
-    /// A buffer like it.
-    ///
-    /// # Errors
-    /// As of [`Arena::alloc`].
-    pub fn alloc(&self, arena: &Arena) -> Result<Buffer, OutOfMemory> {
-        arena.alloc(self.category, self.dtype, self.len)
     }
 }

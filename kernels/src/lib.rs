@@ -37,7 +37,7 @@ mod view;
 pub use arena::{Arena, Buffer, Change, OutOfMemory};
 pub use cpu::Cpu;
 pub use cuda::Cuda;
-pub use dry::{Dry, Footprint};
+pub use dry::Dry;
 pub use dtype::{DType, Element};
 pub use kernels::{KernelError, Kernels, Result, Sum, no_scratch};
 pub use ledger::{Category, GRANULE_BYTES, Ledger, Swing, footprint};

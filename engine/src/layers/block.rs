@@ -88,110 +88,47 @@ impl Block {
     }
 }
 
-/// What forward keeps for backward. `T` is a buffer; a dry run also has what it knows of one.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Saved<T> {
+/// What forward keeps for backward.
+#[derive(Debug, Default)]
+pub struct Saved {
     /// The residual stream at the block's entrance.
-    pub input: Option<T>,
+    pub input: Option<Buffer>,
     /// Normalised input of attention and its statistics.
-    pub attention_norm: Option<[T; 2]>,
+    pub attention_norm: Option<[Buffer; 2]>,
     /// Queries, keys, values.
-    pub qkv: Option<Qkv<T>>,
+    pub qkv: Option<Qkv>,
     /// Attention's output; log-sum-exp (flash) or probabilities (naive).
-    pub attention: Option<[T; 2]>,
+    pub attention: Option<[Buffer; 2]>,
     /// The residual stream between attention and MLP; only where they follow each other.
-    pub residual: Option<T>,
+    pub residual: Option<Buffer>,
     /// Normalised input of the MLP and its statistics; not there where the MLP reads attention's.
-    pub mlp_norm: Option<[T; 2]>,
+    pub mlp_norm: Option<[Buffer; 2]>,
     /// Gate and up projections.
-    pub gate_up: Option<GateUp<T>>,
+    pub gate_up: Option<GateUp>,
     /// What `down` reads; not there where `down` is frozen and has no adapter, but always there for experts.
-    pub activation: Option<T>,
+    pub activation: Option<Buffer>,
 }
 
 /// Queries, keys and values.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Qkv<T> {
+#[derive(Debug)]
+pub struct Qkv {
     /// Queries after norm and rotation.
-    pub q: T,
+    pub q: Buffer,
     /// Keys after norm and rotation.
-    pub k: T,
-    pub v: T,
+    pub k: Buffer,
+    pub v: Buffer,
     /// Where heads are normalised: queries before it and their statistics, keys before it and theirs.
-    pub raw: Option<[[T; 2]; 2]>,
+    pub raw: Option<[[Buffer; 2]; 2]>,
 }
 
 /// Gate and up projections of the MLP; with experts, of every slot.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GateUp<T> {
+#[derive(Debug)]
+pub struct GateUp {
     /// Where there is one.
-    pub gate: Option<T>,
-    pub up: T,
+    pub gate: Option<Buffer>,
+    pub up: Buffer,
     /// Where tokens went, if to experts.
-    pub routing: Option<Routing<T>>,
-}
-
-impl<T> Saved<T> {
-    /// The same with `f` of every tensor.
-    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Saved<U> {
-        let f = &mut f;
-        Saved {
-            input: self.input.map(&mut *f),
-            attention_norm: self.attention_norm.map(|both| both.map(&mut *f)),
-            qkv: self.qkv.map(|Qkv { q, k, v, raw }| {
-                let [q, k, v] = [q, k, v].map(&mut *f);
-                Qkv { q, k, v, raw: raw.map(|raw| raw.map(|both| both.map(&mut *f))) }
-            }),
-            attention: self.attention.map(|both| both.map(&mut *f)),
-            residual: self.residual.map(&mut *f),
-            mlp_norm: self.mlp_norm.map(|both| both.map(&mut *f)),
-            gate_up: self.gate_up.map(|GateUp { gate, up, routing }| {
-                let (gate, up) = (gate.map(&mut *f), f(up));
-                let routing = routing.map(|Routing { logits, weights, indices }| {
-                    let [logits, weights, indices] = [logits, weights, indices].map(&mut *f);
-                    Routing { logits, weights, indices }
-                });
-                GateUp { gate, up, routing }
-            }),
-            activation: self.activation.map(&mut *f),
-        }
-    }
-
-    /// The tensors, borrowed.
-    pub fn as_ref(&self) -> Saved<&T> {
-        Saved {
-            input: self.input.as_ref(),
-            attention_norm: self.attention_norm.as_ref().map(|both| both.each_ref()),
-            qkv: self.qkv.as_ref().map(|Qkv { q, k, v, raw }| {
-                let raw = raw.as_ref().map(|raw| raw.each_ref().map(|both| both.each_ref()));
-                Qkv { q, k, v, raw }
-            }),
-            attention: self.attention.as_ref().map(|both| both.each_ref()),
-            residual: self.residual.as_ref(),
-            mlp_norm: self.mlp_norm.as_ref().map(|both| both.each_ref()),
-            gate_up: self.gate_up.as_ref().map(|GateUp { gate, up, routing }| {
-                let routing = routing.as_ref();
-                let routing = routing.map(|Routing { logits, weights, indices }| Routing { logits, weights, indices });
-                GateUp { gate: gate.as_ref(), up, routing }
-            }),
-            activation: self.activation.as_ref(),
-        }
-    }
-}
-
-impl<T> Default for Saved<T> {
-    fn default() -> Self {
-        Saved {
-            input: None,
-            attention_norm: None,
-            qkv: None,
-            attention: None,
-            residual: None,
-            mlp_norm: None,
-            gate_up: None,
-            activation: None,
-        }
-    }
+    pub routing: Option<Routing>,
 }
 
 /// The gradient of the residual stream, between blocks.
@@ -219,7 +156,7 @@ impl Block {
         input: Buffer,
         keep_input: bool,
         keep: &[SavedTensor],
-    ) -> Result<(Buffer, Saved<Buffer>)> {
+    ) -> Result<(Buffer, Saved)> {
         let (n, parallel) = (ex.batch.tokens(), self.dims.parallel);
         let kept = |what: SavedTensor| keep.contains(&what);
         let mut saved = Saved::default();
@@ -263,13 +200,7 @@ impl Block {
     }
 
     /// Makes again what was not kept and backward reads. `saved.input` must be there. With `output`, the block's output too.
-    pub fn recompute(
-        &self,
-        ex: &Exec<'_>,
-        w: &Weights<'_>,
-        saved: &mut Saved<Buffer>,
-        output: bool,
-    ) -> Result<Option<Buffer>> {
+    pub fn recompute(&self, ex: &Exec<'_>, w: &Weights<'_>, saved: &mut Saved, output: bool) -> Result<Option<Buffer>> {
         let (n, parallel) = (ex.batch.tokens(), self.dims.parallel);
         let input = saved.input.as_ref().expect("a plan restores a block only after its input");
         if saved.attention_norm.is_none() {

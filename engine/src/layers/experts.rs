@@ -26,15 +26,15 @@ pub struct Experts {
     pub rounded: bool,
 }
 
-/// Where tokens went. `T` is a buffer; a dry run also has what it knows of one.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Routing<T> {
+/// Where tokens went.
+#[derive(Debug)]
+pub struct Routing {
     /// The router's logits `[tokens, count]`.
-    pub logits: T,
+    pub logits: Buffer,
     /// Weights of each token's experts.
-    pub weights: T,
+    pub weights: Buffer,
     /// See [`Route::indices_len`].
-    pub indices: T,
+    pub indices: Buffer,
 }
 
 const TERM: &str = "routing";
@@ -55,7 +55,7 @@ impl Experts {
     }
 
     /// The router's word on every token.
-    pub fn route(&self, ex: &Exec<'_>, w: &Weights<'_>, x: View<'_>) -> Result<Routing<Buffer>> {
+    pub fn route(&self, ex: &Exec<'_>, w: &Weights<'_>, x: View<'_>) -> Result<Routing> {
         let op = self.route_op(ex.batch.tokens(), ex.compute);
         let mut logits = ex.activation(op.rows * op.experts)?;
         self.router.forward(ex, w, x, false, logits.view_mut())?;
@@ -66,7 +66,7 @@ impl Experts {
     }
 
     /// The gradient of the logits from that of the weights.
-    pub fn route_backward(&self, ex: &Exec<'_>, routing: &Routing<Buffer>, dweights: &Buffer) -> Result<Buffer> {
+    pub fn route_backward(&self, ex: &Exec<'_>, routing: &Routing, dweights: &Buffer) -> Result<Buffer> {
         let op = self.route_op(ex.batch.tokens(), ex.compute);
         let mut dlogits = ex.activation(op.rows * op.experts)?;
         let (logits, indices) = (routing.logits.view(), routing.indices.view());
@@ -76,7 +76,7 @@ impl Experts {
     }
 
     /// Each slot's row: tokens `x [tokens, cols]` to `[slots, cols]`.
-    pub fn dispatch(&self, ex: &Exec<'_>, routing: &Routing<Buffer>, cols: usize, x: View<'_>) -> Result<Buffer> {
+    pub fn dispatch(&self, ex: &Exec<'_>, routing: &Routing, cols: usize, x: View<'_>) -> Result<Buffer> {
         let op = self.slots_op(ex.batch.tokens(), cols, ex.compute);
         let mut rows = ex.activation(op.slots() * cols)?;
         ex.run(TERM, &Op::Dispatch(op), &[routing.indices.view(), x], &mut [rows.view_mut()])?;
@@ -87,7 +87,7 @@ impl Experts {
     pub fn combine(
         &self,
         ex: &Exec<'_>,
-        routing: &Routing<Buffer>,
+        routing: &Routing,
         cols: usize,
         forward: bool,
         rows: View<'_>,
@@ -103,7 +103,7 @@ impl Experts {
     pub fn weigh(
         &self,
         ex: &Exec<'_>,
-        routing: &Routing<Buffer>,
+        routing: &Routing,
         cols: usize,
         x: &mut Buffer,
         dx: &mut Buffer,
@@ -127,7 +127,7 @@ impl Experts {
         &self,
         ex: &Exec<'_>,
         op: GroupedGemm,
-        routing: &Routing<Buffer>,
+        routing: &Routing,
         linear: &LinearSpec,
         [a, b]: [View<'_>; 2],
         c: ViewMut<'_>,
@@ -141,7 +141,7 @@ impl Experts {
         &self,
         ex: &Exec<'_>,
         w: &Weights<'_>,
-        routing: &Routing<Buffer>,
+        routing: &Routing,
         linear: &LinearSpec,
         x: View<'_>,
     ) -> Result<Buffer> {
@@ -156,7 +156,7 @@ impl Experts {
         &self,
         ex: &Exec<'_>,
         w: &Weights<'_>,
-        routing: &Routing<Buffer>,
+        routing: &Routing,
         linear: &LinearSpec,
         dy: View<'_>,
         (accumulate, dx): (bool, ViewMut<'_>),
@@ -170,7 +170,7 @@ impl Experts {
         &self,
         ex: &Exec<'_>,
         grads: &mut Grads<'_>,
-        routing: &Routing<Buffer>,
+        routing: &Routing,
         linear: &LinearSpec,
         dy: View<'_>,
         x: View<'_>,

@@ -14,13 +14,15 @@ pub(crate) use crate::hf::fused_in;
 use crate::config::{AttentionKind, Base, Cell, Lora, Model};
 use crate::layers::{Block, Embedding, Head};
 use builder::Builder;
+use std::ops::Range;
+use std::sync::Arc;
 use zbench_kernels::{DType, GRANULE_BYTES};
 
 /// Units and layers of a model. Unit 0 is the embedding, then the blocks, the last one the head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     /// What is gathered, reduced and updated as a whole.
-    pub units: Vec<Unit>,
+    pub units: Vec<Arc<Unit>>,
     /// The first layer.
     pub embedding: Embedding,
     /// The blocks; block `i` reads unit `i + 1`.
@@ -72,8 +74,23 @@ impl Layout {
         units.extend(block_units);
         units.push(head_unit);
         units.iter_mut().for_each(|unit| unit.pad(basis.ranks, basis.granule));
+        let units = units.into_iter().map(Arc::new).collect();
         let same_as = same_as(&blocks);
         Layout { units, embedding: embedding.1, blocks, same_as, head }
+    }
+
+    /// The layout of the model without these blocks.
+    pub fn without(&self, blocks: Range<usize>) -> Layout {
+        fn left<T: Clone>(all: &[T], out: Range<usize>) -> Vec<T> {
+            [&all[..out.start], &all[out.end..]].concat()
+        }
+        Layout {
+            units: left(&self.units, blocks.start + 1..blocks.end + 1),
+            embedding: self.embedding.clone(),
+            same_as: left(&self.same_as, blocks.clone()),
+            blocks: left(&self.blocks, blocks),
+            head: self.head.clone(),
+        }
     }
 
     /// The number of the head's unit.

@@ -72,6 +72,8 @@ pub struct State {
     pub slots: Category,
     /// Whether ranks tell each other in every step that they want to stop.
     pub stoppable: bool,
+    /// Trainable units that a dry run leaves out because they are like others; 0 in a run.
+    pub omitted: usize,
 }
 
 impl State {
@@ -83,7 +85,12 @@ impl State {
         let holdings = layout.units.iter().map(|unit| FlatKind::ALL.map(|part| holding(unit, part))).collect();
         let slots = placement::slot_category(&sharding);
         let stoppable = cell.checkpoint.is_some();
-        State { holdings, place, sharding, precision: cell.precision, slots, stoppable }
+        State { holdings, place, sharding, precision: cell.precision, slots, stoppable, omitted: 0 }
+    }
+
+    /// The state of these units alone.
+    pub fn of_units(&self, units: Range<usize>) -> State {
+        State { holdings: self.holdings[units].to_vec(), ..*self }
     }
 
     pub fn mesh(&self) -> Mesh {

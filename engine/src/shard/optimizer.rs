@@ -206,7 +206,7 @@ impl Optimizer {
         let units = self.units.len();
         let parts = || (0..units).filter_map(own_part);
         let words = words(state);
-        let width = words + parts().count();
+        let width = words + parts().count() + state.omitted;
         let mut send = res.alloc(Category::Communication, DType::F64, width)?;
         // One wait for all that a device has to tell.
         let NormScratch { asked, known, own, all } = &mut self.scratch;
@@ -220,6 +220,7 @@ impl Optimizer {
         own.push(losses.value(known) / train.accumulation as f64);
         own.resize(words, f64::from(u8::from(flags.stop) + 2 * u8::from(flags.written)));
         own.extend_from_slice(&known[losses.sums.len()..]);
+        own.resize(width, 0.0);
         res.kernels.upload(View::of(own), send.view_mut())?;
         let mut recv = res.alloc(Category::Communication, DType::F64, width * world)?;
         res.comms.data().all_gather(send.view(), recv.view_mut())?;

@@ -133,8 +133,7 @@ fn check_block(what: &str, change: impl FnOnce(&mut Cell)) {
     let ex = lab.exec();
     let mut reference: Option<(Vec<f64>, Vec<f64>)> = None;
     for keep in [&SavedTensor::ALL[..], &[], &[SavedTensor::Residual, SavedTensor::Qkv]] {
-        let (_, mut saved): (_, Saved<Buffer>) =
-            block.forward(&ex, &weights(&flats), lab.buffer(&x), true, keep).unwrap();
+        let (_, mut saved): (_, Saved) = block.forward(&ex, &weights(&flats), lab.buffer(&x), true, keep).unwrap();
         block.recompute(&ex, &weights(&flats), &mut saved, false).unwrap();
         let mut grads = vec![0.0; unit.trainable.padded];
         let mut view = Grads(ViewMut::of(&mut grads));

@@ -1,4 +1,4 @@
-//! A plan states one block of each kind and repeats what it did for the others: the same as stating them all.
+//! A plan performs some of the blocks that are alike and counts the others: the same as performing all.
 
 use crate::training::accounting::{policies, small};
 use crate::training::recording::Recording;
@@ -8,12 +8,12 @@ use zbench_engine::config::*;
 use zbench_engine::hardware;
 use zbench_engine::model::{self, FlatKind, Layout};
 use zbench_engine::plan::Plan;
-use zbench_kernels::Cpu;
+use zbench_kernels::{Cpu, DType};
 
 /// Cells of every form, with adapters of every kind, with experts in all blocks and in some.
 fn cells() -> Vec<(String, Cell)> {
     let mut base = small();
-    base.model.num_hidden_layers = 7;
+    base.model.num_hidden_layers = 24;
     let mut cells: Vec<(String, Cell)> = expert_cells(base.clone()).into_iter().map(|(n, c)| (n.into(), c)).collect();
     cells.extend(forms().into_iter().map(|form| (form.0.to_string(), formed(base.clone(), form))));
     for (name, change) in adapters().into_iter().chain([dora()]) {
@@ -23,7 +23,7 @@ fn cells() -> Vec<(String, Cell)> {
     }
     // Blocks of two kinds, by what they see.
     let mut windows = base.clone();
-    (windows.model.sliding_window, windows.model.max_window_layers) = (Some(4), 3);
+    (windows.model.sliding_window, windows.model.max_window_layers) = (Some(4), 9);
     windows.memory.attention = AttentionKind::Naive;
     cells.push(("windows".into(), windows));
     let mut kept = base.clone();
@@ -34,22 +34,49 @@ fn cells() -> Vec<(String, Cell)> {
 }
 
 #[test]
-fn blocks_repeated_are_blocks_stated() {
+fn blocks_that_are_counted_are_blocks_that_are_performed() {
     for (name, cell) in cells() {
         for policy in policies().into_iter().chain([Checkpointing::Sqrt]) {
             for (strategy, ranks, shard) in [(Strategy::Ddp, 1, 1), (Strategy::Zero3, 4, 4), (Strategy::Hsdp, 4, 2)] {
                 let mut cell = on(cell.clone(), strategy, ranks, shard);
                 cell.train.accumulation = 3;
                 cell.memory.checkpointing = policy.clone();
-                let kernels = hardware::planner(&cell).unwrap();
-                // What is prepacked is whole at home.
-                let plan = match Plan::new(&cell, &*kernels) {
-                    Err(error) if error.key == "memory.prepack" && strategy != Strategy::Ddp => continue,
-                    plan => plan.unwrap(),
-                };
-                let what = format!("{name}: {} {policy:?}", strategy.name());
-                assert_eq!(plan.estimate, plan.estimate_block_by_block(&cell, &*kernels), "{what}");
+                same_block_by_block(&cell, &format!("{name}: {} {policy:?}", strategy.name()));
             }
+        }
+    }
+}
+
+/// With any number of blocks, and of units that are gathered ahead: also where too few are alike for any to be left out.
+#[test]
+fn whatever_the_number_of_blocks_those_that_are_counted_are_performed() {
+    for strategy in Strategy::ALL {
+        for prefetch in [0, 1, 2, 5] {
+            for blocks in (1..16).chain([33]) {
+                let mut cell = on(small(), strategy, 4, if strategy.is_hybrid() { 2 } else { 1 });
+                cell.model.num_hidden_layers = blocks;
+                cell.parallel.prefetch = prefetch;
+                cell.precision = Precision::mixed(DType::Bf16);
+                let evaluation = Some(Evaluation { every: 1, batches: 2, share: 0.1 });
+                cell.watch = Some(Watch { evaluation, ..Watch::default() });
+                for policy in [Checkpointing::Full, Checkpointing::None, Checkpointing::Every(3)] {
+                    cell.memory.checkpointing = policy.clone();
+                    let what = format!("{} of {blocks} blocks, prefetch {prefetch}, {policy:?}", strategy.name());
+                    same_block_by_block(&cell, &what);
+                }
+            }
+        }
+    }
+}
+
+fn same_block_by_block(cell: &Cell, what: &str) {
+    let kernels = hardware::planner(cell).unwrap();
+    match Plan::new(cell, &*kernels) {
+        // What is prepacked is whole at home.
+        Err(error) if error.key == "memory.prepack" && cell.parallel.strategy != Strategy::Ddp => {}
+        plan => {
+            let plan = plan.unwrap();
+            assert_eq!(plan.estimate, plan.estimate_block_by_block(cell, &*kernels), "{what}");
         }
     }
 }
@@ -75,6 +102,26 @@ fn a_batch_of_any_size_is_planned_in_the_same_number_of_statements() {
     }
 }
 
+/// Of alike blocks a plan performs so many, however deep the model is.
+#[test]
+fn a_model_of_any_depth_is_planned_in_the_same_number_of_operations() {
+    for strategy in Strategy::ALL {
+        for policy in [Checkpointing::Full, Checkpointing::None, Checkpointing::Every(2)] {
+            let planned = |blocks: usize| {
+                let mut cell = on(small(), strategy, 4, if strategy.is_hybrid() { 2 } else { 1 });
+                cell.model.num_hidden_layers = blocks;
+                cell.memory.checkpointing = policy.clone();
+                let kernels = Recording::new(Cpu::new(1));
+                Plan::new(&cell, &kernels).unwrap();
+                kernels.asked.load(Ordering::Relaxed)
+            };
+            let few = planned(20);
+            assert!(few > planned(4), "{} {policy:?}", strategy.name());
+            assert_eq!([planned(32), planned(500)], [few; 2], "{} {policy:?}", strategy.name());
+        }
+    }
+}
+
 /// Every block is like the first of its kind, in the tensors that plans and products know.
 #[test]
 fn blocks_are_like_where_only_their_place_in_the_model_differs() {
@@ -88,7 +135,7 @@ fn blocks_are_like_where_only_their_place_in_the_model_differs() {
             assert_eq!(places(one), places(other), "{name}: {index} and {like}");
         }
         let kinds = layout.same_as.iter().enumerate().filter(|(index, like)| index == *like).count();
-        assert!(kinds <= 2, "{name}: {kinds} kinds of 7 blocks");
+        assert!(kinds <= 2, "{name}: {kinds} kinds of blocks");
         for part in FlatKind::ALL {
             assert_eq!(model::parameters(&cell, part), Layout::new(&cell, 1).parameters(part), "{name}: {part:?}");
         }

@@ -32,6 +32,26 @@ impl Swing {
     }
 }
 
+impl Swing {
+    /// The same run so many times, one after the other.
+    pub fn repeated(&self, times: usize) -> Swing {
+        if times == 0 {
+            return Swing::default();
+        }
+        let (times, before_last) = (times as i128, times as i128 - 1);
+        // A run begins where the one before it ended. So the last one goes highest where runs leave more in use, else the first.
+        let peak_of = |peak: i128, live: i128| peak + before_last * live.max(0);
+        let to_the_last = if self.total > 0 { before_last } else { 0 };
+        Swing {
+            live: self.live.map(|live| times * live),
+            total: times * self.total,
+            peak: std::array::from_fn(|i| peak_of(self.peak[i], self.live[i])),
+            total_peak: peak_of(self.total_peak, self.total),
+            at_peak: std::array::from_fn(|i| self.at_peak[i] + to_the_last * self.live[i]),
+        }
+    }
+}
+
 impl Ledger {
     /// Counts a whole run: the same as each of its allocations and releases in turn.
     pub fn swing(&mut self, swing: &Swing) {
@@ -80,6 +100,24 @@ mod tests {
                 in_swings.swing(&swing);
                 prop_assert_eq!(&in_swings, &one_by_one);
             }
+        }
+
+        /// The same run many times, one by one and at once, over as much as all of them can give back.
+        #[test]
+        fn a_repeated_swing_is_as_many_swings(
+            run in prop::collection::vec((0usize..6, 0u64..1000, any::<bool>()), 0..30),
+            times in 0usize..5,
+        ) {
+            let (mut one_by_one, mut swing) = (Ledger::default(), Swing::default());
+            Category::ALL.map(|category| one_by_one.add(category, 200_000));
+            for (category, bytes, gives) in run {
+                let category = Category::ALL[category];
+                if gives { swing.sub(category, bytes) } else { swing.add(category, bytes) }
+            }
+            let mut at_once = one_by_one.clone();
+            (0..times).for_each(|_| one_by_one.swing(&swing));
+            at_once.swing(&swing.repeated(times));
+            prop_assert_eq!(at_once, one_by_one);
         }
     }
 }

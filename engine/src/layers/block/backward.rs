@@ -17,7 +17,7 @@ impl Block {
         ex: &Exec<'_>,
         w: &Weights<'_>,
         g: &mut Grads<'_>,
-        mut saved: Saved<Buffer>,
+        mut saved: Saved,
         mut dy: Buffer,
     ) -> Result<Buffer> {
         let (n, d) = (ex.batch.tokens(), &self.dims);
@@ -82,7 +82,7 @@ impl Block {
         ex: &Exec<'_>,
         w: &Weights<'_>,
         g: &mut Grads<'_>,
-        saved: &mut Saved<Buffer>,
+        saved: &mut Saved,
         dy: &Buffer,
     ) -> Result<Buffer> {
         if let Some(experts) = &self.experts {

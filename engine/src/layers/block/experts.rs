@@ -24,7 +24,7 @@ impl Block {
         ex: &Exec<'_>,
         w: &Weights<'_>,
         norm: &Buffer,
-    ) -> Result<GateUp<Buffer>> {
+    ) -> Result<GateUp> {
         let routing = experts.route(ex, w, norm.view())?;
         let rows = experts.dispatch(ex, &routing, self.dims.hidden, norm.view())?;
         let gate = self.gate.as_ref().map(|gate| experts.forward(ex, w, &routing, gate, rows.view())).transpose()?;
@@ -37,7 +37,7 @@ impl Block {
         experts: &Experts,
         ex: &Exec<'_>,
         w: &Weights<'_>,
-        routing: &Routing<Buffer>,
+        routing: &Routing,
         residual: &Buffer,
         activation: &Buffer,
     ) -> Result<Buffer> {
@@ -58,7 +58,7 @@ impl Block {
         ex: &Exec<'_>,
         w: &Weights<'_>,
         g: &mut Grads<'_>,
-        saved: &mut Saved<Buffer>,
+        saved: &mut Saved,
         dy: &Buffer,
     ) -> Result<Buffer> {
         let (n, d) = (ex.batch.tokens(), &self.dims);

@@ -51,7 +51,7 @@ impl Block {
         if self.flash() { rows } else { rows * batch.seq }
     }
 
-    pub(super) fn qkv(&self, ex: &Exec<'_>, w: &Weights<'_>, norm: &Buffer) -> Result<Qkv<Buffer>> {
+    pub(super) fn qkv(&self, ex: &Exec<'_>, w: &Weights<'_>, norm: &Buffer) -> Result<Qkv> {
         let (n, d) = (ex.batch.tokens(), &self.dims);
         let mut q = ex.activation(n * d.heads * d.head_dim)?;
         self.q.forward(ex, w, norm.view(), false, q.view_mut())?;
@@ -73,7 +73,7 @@ impl Block {
         Ok(Qkv { q, k, v, raw })
     }
 
-    pub(super) fn attend(&self, ex: &Exec<'_>, Qkv { q, k, v, .. }: &Qkv<Buffer>) -> Result<[Buffer; 2]> {
+    pub(super) fn attend(&self, ex: &Exec<'_>, Qkv { q, k, v, .. }: &Qkv) -> Result<[Buffer; 2]> {
         let op = self.attention(&ex.batch, ex.compute);
         let mut out = ex.activation(ex.batch.tokens() * self.dims.heads * self.dims.head_dim)?;
         let len = self.attention_statistics(&ex.batch);
@@ -92,7 +92,7 @@ impl Block {
     pub(super) fn attend_backward(
         &self,
         ex: &Exec<'_>,
-        Qkv { q, k, v, .. }: &Qkv<Buffer>,
+        Qkv { q, k, v, .. }: &Qkv,
         [out, statistics]: [&Buffer; 2],
         dout: &Buffer,
         gradients: [&mut Buffer; 3],
@@ -136,7 +136,7 @@ impl Block {
         Ok(residual)
     }
 
-    pub(super) fn gate_up(&self, ex: &Exec<'_>, w: &Weights<'_>, norm: &Buffer) -> Result<GateUp<Buffer>> {
+    pub(super) fn gate_up(&self, ex: &Exec<'_>, w: &Weights<'_>, norm: &Buffer) -> Result<GateUp> {
         if let Some(experts) = &self.experts {
             return self.experts_gate_up(experts, ex, w, norm);
         }
@@ -154,7 +154,7 @@ impl Block {
         Ok(GateUp { gate, up, routing: None })
     }
 
-    pub(super) fn activation(&self, ex: &Exec<'_>, GateUp { gate, up, .. }: &GateUp<Buffer>) -> Result<Buffer> {
+    pub(super) fn activation(&self, ex: &Exec<'_>, GateUp { gate, up, .. }: &GateUp) -> Result<Buffer> {
         let n = self.mlp_rows(ex.batch.tokens());
         let mut activation = ex.activation(n * self.dims.intermediate)?;
         match gate {
@@ -174,7 +174,7 @@ impl Block {
         &self,
         ex: &Exec<'_>,
         w: &Weights<'_>,
-        routing: Option<&Routing<Buffer>>,
+        routing: Option<&Routing>,
         residual: &Buffer,
         activation: &Buffer,
     ) -> Result<Buffer> {

@@ -1,0 +1,79 @@
+//! Plans with fewer blocks. Most blocks of a model are alike, so a dry run performs some of them, and what one of them did is counted
+//! for all that are left out.
+
+use crate::actions::{Action, Policy};
+use crate::model::{FlatKind, Layout};
+use crate::plan::Plan;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The longest pattern of blocks that is looked for; where few inputs are kept, in blocks from one kept input to the next.
+const LONGEST_PATTERN: usize = 8;
+
+/// A plan without some blocks of the model, and what is counted for them.
+pub struct ShortPlan {
+    pub plan: Plan,
+    /// The units that are counted again, because the blocks left out repeat them.
+    pub units: Range<usize>,
+    /// How many times more they are counted.
+    pub times: usize,
+}
+
+impl ShortPlan {
+    /// A plan without blocks that repeat those before them, and as many in front of and behind them as the schedule looks ahead.
+    /// `None` where no block can be left out. `assemble` makes the plan of a layout.
+    pub fn of(whole: &Plan, prefetch: usize, assemble: impl FnOnce(Arc<Layout>) -> Plan) -> Option<ShortPlan> {
+        let (left_out, period) = left_out(&whole.layout, &whole.policy, prefetch)?;
+        let units = left_out.start + 1 - period..left_out.start + 1;
+        let times = left_out.len() / period;
+        let short = ShortPlan { plan: assemble(Arc::new(whole.layout.without(left_out))), units, times };
+        let counts = |actions: &[Action]| {
+            let again = micro_batches(actions).flat_map(|actions| short.repeated(actions));
+            actions.len() + times * again.map(|range| range.len()).sum::<usize>()
+        };
+        let is_whole = lists(&short.plan).into_iter().zip(lists(whole)).all(|(few, all)| counts(few) == all.len());
+        is_whole.then_some(short)
+    }
+
+    /// The parts of a micro-batch's actions that are counted again, in order.
+    pub fn repeated(&self, actions: &[Action]) -> Vec<Range<usize>> {
+        let Range { start, end } = self.units;
+        let behind = |action: Action| actions.iter().position(|other| *other == action).map(|at| at + 1);
+        let between = |from, to| Some(behind(from)?..behind(to)?);
+        let forward = between(Action::Forward { unit: start - 1 }, Action::Forward { unit: end - 1 });
+        let backward = between(Action::Backward { unit: end }, Action::Backward { unit: start });
+        // Where all slots stay until the end, they are given back there.
+        let ends = |action: &Action| matches!(action, Action::Release { .. } | Action::Update);
+        let last = actions.iter().rposition(|action| !ends(action)).map_or(0, |last| last + 1);
+        let is_counted = |at: &usize| matches!(actions[*at], Action::Release { unit } if self.units.contains(&unit));
+        let released = (last..actions.len()).filter(is_counted).map(|at| at..at + 1);
+        forward.into_iter().chain(backward).chain(released).collect()
+    }
+}
+
+/// A list of actions by micro-batch. What follows the last micro-batch belongs to it.
+pub fn micro_batches(actions: &[Action]) -> impl Iterator<Item = &[Action]> {
+    actions.chunk_by(|_, next| !matches!(next, Action::Load { .. }))
+}
+
+fn lists(plan: &Plan) -> [&[Action]; 4] {
+    [&plan.actions, &plan.evaluation.first, &plan.evaluation.next, &plan.evaluation.end]
+}
+
+/// The blocks that can be left out, and after how many blocks they repeat themselves.
+fn left_out(layout: &Layout, policy: &Policy, prefetch: usize) -> Option<(Range<usize>, usize)> {
+    let kind = |block: usize| (layout.same_as[block], FlatKind::ALL.map(|part| layout.units[block + 1].flat(part).len));
+    let kinds: Vec<_> = (0..layout.blocks.len()).map(kind).collect();
+    (1..=LONGEST_PATTERN).map(|pattern| pattern * policy.every).find_map(|period| {
+        let repeats: Vec<usize> = (0..kinds.len().checked_sub(period)?).collect();
+        let runs = repeats.chunk_by(|a, b| kinds[*a] == kinds[a + period] && kinds[*b] == kinds[b + period]);
+        let longest = runs.filter(|run| kinds[run[0]] == kinds[run[0] + period]).max_by_key(|run| run.len())?;
+        let first = longest[0].next_multiple_of(policy.every);
+        let periods = (longest[0] + longest.len() + period).checked_sub(first)? / period;
+        // The schedule is the same for every period once it gathers ahead, and until it has nothing to gather any more.
+        let margin = (prefetch + 2).div_ceil(period);
+        let times = periods.checked_sub(2 * margin + 1).filter(|times| *times > 0)?;
+        let start = first + (margin + 1) * period;
+        Some((start..start + times * period, period))
+    })
+}
