@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// Fetch the micro-batch's tokens.
-    Load { micro: usize },
+    Load {
+        micro: usize,
+    },
     /// Bring a unit's weights here: first make this rank's own part current, then fill a slot.
     Gather {
         unit: usize,
@@ -19,18 +20,23 @@ pub enum Action {
         slot: bool,
     },
     /// Forward of a unit; of the head, forward, loss and backward.
-    Forward { unit: usize },
+    Forward {
+        unit: usize,
+    },
     /// Make a block's dropped tensors again, and its output if the next block lacks its input.
     #[serde(rename = "restore")]
     Recompute {
         unit: usize,
-        /// Also make the output.
         output: bool,
     },
     /// Backward of a unit.
-    Backward { unit: usize },
+    Backward {
+        unit: usize,
+    },
     /// Give a unit's slot back.
-    Release { unit: usize },
+    Release {
+        unit: usize,
+    },
     /// A unit's gradients of this micro-batch are complete: bring them to where they live.
     Reduce {
         unit: usize,
@@ -46,9 +52,7 @@ pub enum Action {
 /// What the schedule depends on.
 #[derive(Clone, Debug)]
 pub struct Schedule<'a> {
-    /// Blocks of the model.
     pub blocks: usize,
-    /// Micro-batches of a step.
     pub accumulation: usize,
     /// When slots are given back.
     pub reshard: Reshard,
@@ -64,7 +68,6 @@ pub struct Schedule<'a> {
     pub stale: &'a [bool],
     /// By unit: whether its weights are read from a slot.
     pub slotted: &'a [bool],
-    /// What forward keeps.
     pub policy: &'a Policy,
 }
 
@@ -279,7 +282,6 @@ impl<'a> Residency<'a> {
         }
     }
 
-    /// Gives all slots back.
     fn empty(&mut self) {
         while let Some(&unit) = self.filled.first() {
             self.release(unit);

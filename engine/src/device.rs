@@ -1,18 +1,13 @@
 //! What a rank computes with. The same code runs for real and dry: a dry run has kernels that compute nothing, an arena without
 //! memory, and a recorder that notes every operation ([`Recorder`]).
 
-#![warn(missing_docs)]
-
 use crate::error::Result;
 use crate::recorder::Recorder;
 use zbench_kernels::{Arena, Buffer, Category, DType, Elementwise, Gemm, Kernels, Op, Sum, View, ViewMut, no_scratch};
 
-/// Kernels and memory.
 #[derive(Clone, Copy)]
 pub struct Device<'a> {
-    /// The device's operations.
     pub kernels: &'a dyn Kernels,
-    /// The rank's memory.
     pub arena: &'a Arena,
     /// Who notes operations; only in a dry run.
     pub recorder: Option<&'a Recorder>,

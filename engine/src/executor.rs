@@ -1,8 +1,6 @@
 //! The executor of a plan: what one rank holds, and what each action does to it. A run and a plan's estimate go through the same code;
 //! for an estimate the device computes nothing ([`crate::device`]).
 
-#![warn(missing_docs)]
-
 mod act;
 mod tokens;
 
@@ -27,15 +25,10 @@ use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, View};
 
 /// What of a rank does not change while it runs.
 pub struct Context<'a> {
-    /// The configuration.
     pub cell: &'a Cell,
-    /// Its plan.
     pub plan: &'a Plan,
-    /// This rank's number.
     pub number: usize,
-    /// What computes.
     pub kernels: Arc<dyn Kernels + 'a>,
-    /// The rank's memory.
     pub arena: Arena,
     /// Who notes operations; only in a dry run.
     pub recorder: Option<Rc<Recorder>>,
@@ -47,15 +40,11 @@ pub struct Context<'a> {
 
 /// One rank's part of a training run.
 pub struct Executor<'a> {
-    /// What does not change.
     pub context: Context<'a>,
     /// Which range of every flat it holds.
     pub state: State,
-    /// Weights.
     pub params: Params,
-    /// Gradients.
     pub gradients: Gradients,
-    /// Master weights and moments.
     pub optimizer: Optimizer,
     /// Forms of weights by unit; empty where none are kept.
     pub prepacked: Vec<Prepacked>,
@@ -99,20 +88,17 @@ pub struct Flow {
     pub micro: usize,
     /// It is one of held-out data, in an evaluation.
     pub evaluates: bool,
-    /// Its tokens.
     pub tokens: Option<Tokens>,
     /// What a token's loss is multiplied by, so that the mean over ranks and micro-batches is that over the global batch's
     /// tokens that have a target.
     pub mean: f64,
     /// The residual stream, or its gradient.
     pub stream: Option<Buffer>,
-    /// By unit.
     pub saved: Vec<Saved>,
     /// The micro-batches' mean losses; in an evaluation, the tokens' losses.
     pub losses: Losses,
     /// The loss scale that the step's gradients carry, 1 without.
     pub loss_scale: f64,
-    /// The last update.
     pub update: Option<Update>,
 }
 
@@ -167,7 +153,6 @@ impl<'a> Executor<'a> {
 }
 
 impl Context<'_> {
-    /// What computes.
     pub fn device(&self) -> Device<'_> {
         Device { kernels: &*self.kernels, arena: &self.arena, recorder: self.recorder.as_deref() }
     }
@@ -177,7 +162,6 @@ impl Context<'_> {
         Resources { device: self.device(), comms: &self.comms }
     }
 
-    /// What layers work with.
     fn exec<'e>(&'e self, batch: Batch, evaluates: bool, tokens: &'e Option<Tokens>) -> Exec<'e> {
         let ([cos, sin], precision) = (&self.tables, &self.cell.precision);
         Exec {

@@ -34,7 +34,6 @@ pub enum Split {
 }
 
 impl Mesh {
-    /// Ranks in all.
     pub fn world(&self) -> usize {
         self.outer * self.inner
     }

@@ -1,8 +1,6 @@
 //! A plan: where every byte of the model lives and what each rank does in a step. The engine runs its actions, the
 //! estimate is what walking them says.
 
-#![warn(missing_docs)]
-
 use crate::actions::{Action, EvaluationActions, Policy};
 use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions};
 use crate::layers::Batch;
@@ -29,9 +27,7 @@ pub struct Plan {
     pub layout: Arc<Layout>,
     /// The data-parallel ranks.
     pub mesh: Mesh,
-    /// What is split.
     pub sharding: Sharding,
-    /// What forward keeps.
     pub policy: Policy,
     /// One step.
     pub actions: Vec<Action>,

@@ -1,7 +1,5 @@
 //! Makes plans: the layout of a model, the actions of a step, and what they take, from a dry run of them.
 
-#![warn(missing_docs)]
-
 pub mod clock;
 pub mod curves;
 mod dry;

@@ -1,7 +1,5 @@
 //! One rank of a run: an executor, where its tokens come from, and what is measured of its steps.
 
-#![warn(missing_docs)]
-
 mod batch;
 
 use crate::actions::Action;
@@ -37,7 +35,6 @@ pub struct Rank<'a> {
     step_ms: Vec<f64>,
     spans_ns: BySpan<u64>,
     loaded: Option<Loaded>,
-    /// Where steps are traced.
     pub(crate) tracer: Option<Tracer>,
 }
 
@@ -103,7 +100,6 @@ impl<'a> Rank<'a> {
         })
     }
 
-    /// What computes.
     pub fn kernels(&self) -> &Arc<dyn Kernels> {
         &self.kernels
     }
@@ -185,7 +181,6 @@ impl<'a> Rank<'a> {
         Position { steps, updates, samples, scaler }
     }
 
-    /// This rank's number.
     pub fn number(&self) -> usize {
         self.executor.number
     }

@@ -1,7 +1,5 @@
 //! What a dry run notes: floating-point operations by term, and every operation where a list is wanted.
 
-#![warn(missing_docs)]
-
 use crate::error::Result;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -12,11 +10,9 @@ use zbench_kernels::Op;
 pub enum Phase {
     /// Forward of the layers and of the loss.
     Forward,
-    /// Backward.
     Backward,
     /// Forward again: counted for HFU, not for MFU.
     Recompute,
-    /// Everything else.
     Update,
 }
 
@@ -43,7 +39,6 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Nothing noted yet.
     pub fn new(keeps_operations: bool) -> Recorder {
         let operations = keeps_operations.then(RefCell::default);
         Recorder { phase: Cell::new(Phase::Update), flops: RefCell::default(), operations }
@@ -59,7 +54,6 @@ impl Recorder {
         self.phase.set(phase);
     }
 
-    /// Notes an operation.
     pub fn record(&self, term: &'static str, op: &Op) {
         let phase = self.phase.get();
         let (model, executed) = (u128::from(op.model_flops()), u128::from(op.flops()));

@@ -43,7 +43,6 @@ impl Span {
         Span::Other,
     ];
 
-    /// The name in records.
     pub const fn name(self) -> &'static str {
         match self {
             Span::Forward => "forward",

@@ -41,15 +41,12 @@ pub struct Tracing {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepTrace {
     pub rank: usize,
-    /// What was done.
     pub what: What,
     /// The number of the step; of an evaluation, of the step before it.
     pub step: u64,
     /// Whether it counts for timings.
     pub timed: bool,
-    /// When it began.
     pub from: u64,
-    /// How long it took.
     pub ns: u64,
     /// What was done, one after the other. Of a step they add up to it, exactly; on a device by the device's own clock.
     pub segments: Vec<Segment>,
@@ -88,7 +85,6 @@ impl StepTrace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
-    /// A step of training.
     Step,
     /// The loss on held-out sequences.
     Evaluation,
@@ -111,7 +107,6 @@ pub struct Flight {
     pub axis: Cow<'static, str>,
     /// `all_gather`, `reduce_scatter`, …
     pub kind: Cow<'static, str>,
-    /// Ranks that take part.
     pub ranks: usize,
     /// As `communication` in records counts it.
     pub payload_bytes: u64,

@@ -1,8 +1,6 @@
 //! Runs a cell: one rank over any communicator, or all of them as threads of this process; and what comes of it when all
 //! have ended.
 
-#![warn(missing_docs)]
-
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::{CommError, Communicator, Metered, group, link};
 use crate::config::Cell;
@@ -177,7 +175,6 @@ fn open(cell: &Cell, plan: &Plan) -> Result<Opened, String> {
     Ok(Opened { source, checkpoint, adapters, resume })
 }
 
-/// How a rank ended.
 #[derive(Debug)]
 pub struct Ended<T> {
     /// What it returned, or why it did not.
@@ -189,10 +186,8 @@ pub struct Ended<T> {
 /// Why a rank ended early.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RankError {
-    /// A step failed.
     #[error(transparent)]
     Step(StepError),
-    /// Anything else.
     #[error("{0}")]
     Other(String),
 }

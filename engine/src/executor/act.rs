@@ -21,7 +21,6 @@ impl Executor<'_> {
         self.flow.loss_scale = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
     }
 
-    /// Performs an action.
     pub fn act(&mut self, action: Action, source: &mut dyn TokenSource, spans: &mut dyn Spans) -> Result<()> {
         spans.during(Some(action));
         if let Some(recorder) = &self.context.recorder {

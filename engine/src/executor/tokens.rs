@@ -26,7 +26,6 @@ impl Tokens {
     }
 }
 
-/// Where tokens come from.
 pub trait TokenSource {
     /// Fills the buffers of a micro-batch.
     ///
@@ -43,7 +42,6 @@ impl TokenSource for () {
 }
 
 impl Executor<'_> {
-    /// Fetches the micro-batch.
     pub(super) fn load(&mut self, source: &mut dyn TokenSource) -> Result<()> {
         self.unload();
         let batch = self.batch();

@@ -27,17 +27,13 @@ pub struct Dims {
     /// Width of the MLP, or of one expert.
     pub intermediate: usize,
     pub heads: usize,
-    /// Key and value heads.
     pub kv_heads: usize,
-    /// Elements of a head.
     pub head_dim: usize,
-    /// The attention kernel.
     pub attention: AttentionKind,
     /// Tokens that one sees, itself the last; `None` = all before it.
     pub window: Option<usize>,
     /// How queries and keys know their places.
     pub positions: Positions,
-    /// The MLP's activation.
     pub act: Activation,
     /// The MLP reads the block's input, not what attention made of it.
     pub parallel: bool,
@@ -49,7 +45,6 @@ pub struct Block {
     /// Number in the model, from 0.
     pub index: usize,
     pub dims: Dims,
-    /// The norm before attention.
     pub attention_norm: Norm,
     pub q: LinearSpec,
     pub k: LinearSpec,
@@ -95,7 +90,6 @@ pub struct Saved {
     pub input: Option<Buffer>,
     /// Normalised input of attention and its statistics.
     pub attention_norm: Option<[Buffer; 2]>,
-    /// Queries, keys, values.
     pub qkv: Option<Qkv>,
     /// Attention's output; log-sum-exp (flash) or probabilities (naive).
     pub attention: Option<[Buffer; 2]>,
@@ -103,13 +97,11 @@ pub struct Saved {
     pub residual: Option<Buffer>,
     /// Normalised input of the MLP and its statistics; not there where the MLP reads attention's.
     pub mlp_norm: Option<[Buffer; 2]>,
-    /// Gate and up projections.
     pub gate_up: Option<GateUp>,
     /// What `down` reads; not there where `down` is frozen and has no adapter, but always there for experts.
     pub activation: Option<Buffer>,
 }
 
-/// Queries, keys and values.
 #[derive(Debug)]
 pub struct Qkv {
     /// Queries after norm and rotation.
@@ -124,7 +116,6 @@ pub struct Qkv {
 /// Gate and up projections of the MLP; with experts, of every slot.
 #[derive(Debug)]
 pub struct GateUp {
-    /// Where there is one.
     pub gate: Option<Buffer>,
     pub up: Buffer,
     /// Where tokens went, if to experts.

@@ -12,11 +12,9 @@ use zbench_kernels::{BiasAdd, Buffer, DType, Op, View};
 pub struct Embedding {
     /// The table `[vocab, hidden]`.
     pub table: FlatRange,
-    /// Rows of the table.
     pub vocab: usize,
     /// The token whose row has no gradient from look-ups.
     pub padding: Option<u32>,
-    /// Elements of a row.
     pub hidden: usize,
     /// Learned positions `[longest sequence, hidden]`.
     pub positions: Option<FlatRange>,

@@ -31,7 +31,6 @@ pub struct Exec<'a> {
     pub batch: Batch,
     /// Type of weights in use, activations and their gradients.
     pub compute: DType,
-    /// Type of accumulated gradients.
     pub gradients: DType,
     /// Nothing is dropped at random: the model is looked at, not trained.
     pub evaluates: bool,

@@ -40,7 +40,6 @@ pub struct Routing {
 const TERM: &str = "routing";
 
 impl Experts {
-    /// Slots of `tokens`.
     pub fn slots(&self, tokens: usize) -> usize {
         tokens * self.top
     }

@@ -19,9 +19,7 @@ pub struct Head {
     pub matrix: FlatRange,
     /// W is the embedding's table.
     pub tied: bool,
-    /// Rows of W.
     pub vocab: usize,
-    /// Elements of a row.
     pub hidden: usize,
 }
 

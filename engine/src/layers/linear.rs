@@ -120,7 +120,6 @@ impl LinearSpec {
         ex.run(self.name, &op, &[weights.get(bias)], &mut [y])
     }
 
-    /// The backward of `product`.
     pub(super) fn product_backward(
         &self,
         ex: &Exec<'_>,

@@ -15,7 +15,6 @@ pub enum FlatKind {
 }
 
 impl FlatKind {
-    /// How many there are.
     pub const COUNT: usize = 3;
 
     /// All of them, in the order in which they are gathered.
@@ -40,9 +39,7 @@ impl FlatRange {
 /// A unit's weights, gathered.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights<'a> {
-    /// The trainable flat.
     pub trainable: View<'a>,
-    /// The frozen flat.
     pub frozen: View<'a>,
     /// The flat of frozen matrices in few bits.
     pub quantised: View<'a>,

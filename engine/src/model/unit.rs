@@ -64,7 +64,6 @@ impl Tensor {
     }
 }
 
-/// One flat buffer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Flat {
     /// Elements in use.
@@ -80,16 +79,13 @@ pub struct Unit {
     pub name: String,
     /// Its tensors, in the order of the flats.
     pub tensors: Vec<Tensor>,
-    /// The trainable flat.
     pub trainable: Flat,
-    /// The frozen flat.
     pub frozen: Flat,
     /// The flat of frozen matrices in few bits.
     pub quantised: Flat,
 }
 
 impl Unit {
-    /// An empty unit.
     pub fn new(name: impl Into<String>) -> Unit {
         let [trainable, frozen, quantised] = [(); FlatKind::COUNT].map(|()| Flat::default());
         Unit { name: name.into(), tensors: Vec::new(), trainable, frozen, quantised }
@@ -135,7 +131,6 @@ impl Unit {
         }
     }
 
-    /// One of the flats.
     pub fn flat(&self, part: FlatKind) -> &Flat {
         match part {
             FlatKind::Trainable => &self.trainable,

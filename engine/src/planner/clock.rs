@@ -70,7 +70,6 @@ pub enum NoTime {
 /// The time of a step by span.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTime {
-    /// Milliseconds.
     pub spans_ms: BySpan<f64>,
 }
 
@@ -81,7 +80,6 @@ pub struct Stretch {
     pub action: Option<Action>,
     /// Booked as.
     pub span: Span,
-    /// Milliseconds.
     pub ms: f64,
 }
 

@@ -103,7 +103,6 @@ impl Class {
 pub struct Point {
     /// As [`Class::sizes`].
     pub sizes: Vec<f64>,
-    /// How long it took.
     pub seconds: f64,
 }
 

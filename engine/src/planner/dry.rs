@@ -19,11 +19,8 @@ use zbench_kernels::{Arena, Category, Dry, Kernels};
 /// What an action of a plan will do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedAction {
-    /// Which.
     pub action: Action,
-    /// Its operations, in order.
     pub operations: Vec<Recorded>,
-    /// Its collectives, in order.
     pub collectives: Vec<Collective>,
 }
 

@@ -17,7 +17,6 @@ pub struct Gradients {
 }
 
 struct Unit {
-    /// This rank's accumulated gradients.
     home: Buffer,
     /// A micro-batch's gradients of the whole unit, where the home is only a part.
     scratch: Option<Buffer>,

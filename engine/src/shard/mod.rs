@@ -37,7 +37,6 @@ pub struct Holding {
     pub gradients: Range<usize>,
     /// Weights are read from a slot.
     pub slotted: bool,
-    /// The slot's type.
     pub slot: DType,
 }
 
@@ -63,9 +62,7 @@ impl Holding {
 pub struct State {
     /// By unit, in the order of [`FlatKind::ALL`]; `None` where the flat is empty.
     pub holdings: Vec<[Option<Holding>; FlatKind::COUNT]>,
-    /// The mesh place.
     pub place: MeshCoord,
-    /// What is split.
     pub sharding: Sharding,
     pub precision: Precision,
     /// What slots count as.
@@ -131,7 +128,6 @@ pub struct Hybrid {
 }
 
 impl Comms {
-    /// All data-parallel ranks.
     pub fn data(&self) -> &Metered {
         self.hybrid.as_ref().map_or(&self.inner, |h| &h.data)
     }
@@ -156,7 +152,6 @@ impl Comms {
         self.all().for_each(|comm| comm.watch(wanted));
     }
 
-    /// What was written down.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.all().flat_map(Metered::seen).collect()
     }
@@ -166,7 +161,6 @@ impl Comms {
         self.all().flat_map(Metered::snapshot).collect()
     }
 
-    /// Everything is counted anew.
     pub(crate) fn reset(&self) {
         self.all().for_each(Metered::reset);
     }
@@ -181,7 +175,6 @@ impl Comms {
 #[derive(Clone, Copy)]
 pub struct Resources<'a> {
     pub device: Device<'a>,
-    /// The rank's groups.
     pub comms: &'a Comms,
 }
 

@@ -33,9 +33,7 @@ struct NormScratch {
 pub struct Moments {
     /// The optimizer's own copy of the weights, where it has one.
     pub master: Option<Buffer>,
-    /// The first moment.
     pub first: Buffer,
-    /// The second moment.
     pub second: Buffer,
 }
 
@@ -126,7 +124,6 @@ impl Losses {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
     pub stats: GlobalStats,
-    /// Learning rate.
     pub lr: f64,
     /// The update's number, 1 for the first: AdamW corrects its bias by it.
     pub number: u64,
