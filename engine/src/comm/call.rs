@@ -3,6 +3,7 @@
 mod check;
 
 use super::Result;
+use serde::{Deserialize, Serialize};
 use zbench_kernels::{Buffer, DType, ReduceOp, View, ViewMut};
 
 /// The collectives, by NCCL's meanings. `n` is the number of ranks, `part` an n-th of a buffer in rank order.
@@ -52,23 +53,67 @@ pub enum Kind {
     Barrier,
 }
 
-impl Kind {
+/// A [`Kind`] without its operands. The declaration order, alphabetical by name, is the order of rows in reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveKind {
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Gather,
+    Recv,
+    Reduce,
+    ReduceScatter,
+    Scatter,
+    Send,
+    #[serde(rename = "sendrecv")]
+    SendRecv,
+}
+
+impl CollectiveKind {
     /// The name in records, tables and errors.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::AllReduce { .. } => "all_reduce",
-            Kind::ReduceScatter { .. } => "reduce_scatter",
-            Kind::AllGather => "all_gather",
-            Kind::Broadcast { .. } => "broadcast",
-            Kind::Reduce { .. } => "reduce",
-            Kind::Gather { .. } => "gather",
-            Kind::Scatter { .. } => "scatter",
-            Kind::AllToAll => "all_to_all",
-            Kind::Send { .. } => "send",
-            Kind::Recv { .. } => "recv",
-            Kind::SendRecv { .. } => "sendrecv",
-            Kind::Barrier => "barrier",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::AllReduce => "all_reduce",
+            CollectiveKind::AllToAll => "all_to_all",
+            CollectiveKind::Barrier => "barrier",
+            CollectiveKind::Broadcast => "broadcast",
+            CollectiveKind::Gather => "gather",
+            CollectiveKind::Recv => "recv",
+            CollectiveKind::Reduce => "reduce",
+            CollectiveKind::ReduceScatter => "reduce_scatter",
+            CollectiveKind::Scatter => "scatter",
+            CollectiveKind::Send => "send",
+            CollectiveKind::SendRecv => "sendrecv",
         }
+    }
+}
+
+impl Kind {
+    /// The collective without its operands.
+    pub const fn collective(self) -> CollectiveKind {
+        match self {
+            Kind::AllReduce { .. } => CollectiveKind::AllReduce,
+            Kind::ReduceScatter { .. } => CollectiveKind::ReduceScatter,
+            Kind::AllGather => CollectiveKind::AllGather,
+            Kind::Broadcast { .. } => CollectiveKind::Broadcast,
+            Kind::Reduce { .. } => CollectiveKind::Reduce,
+            Kind::Gather { .. } => CollectiveKind::Gather,
+            Kind::Scatter { .. } => CollectiveKind::Scatter,
+            Kind::AllToAll => CollectiveKind::AllToAll,
+            Kind::Send { .. } => CollectiveKind::Send,
+            Kind::Recv { .. } => CollectiveKind::Recv,
+            Kind::SendRecv { .. } => CollectiveKind::SendRecv,
+            Kind::Barrier => CollectiveKind::Barrier,
+        }
+    }
+
+    /// The name in records, tables and errors.
+    pub const fn name(self) -> &'static str {
+        self.collective().name()
     }
 
     /// Whether all ranks of the group take part; else it is a matter of two.

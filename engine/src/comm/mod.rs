@@ -25,7 +25,7 @@ mod shm;
 mod space;
 mod tcp;
 
-pub use call::{Call, Kind, OwnedCall, Shape};
+pub use call::{Call, CollectiveKind, Kind, OwnedCall, Shape};
 pub use host_staged::HostStaged;
 pub use local::group;
 pub use metered::{Metered, Traffic};

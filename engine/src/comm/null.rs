@@ -1,16 +1,15 @@
 //! A communicator of the right shapes that moves nothing: for dry runs, and for tests of one rank's program.
 
-use super::{Call, CommError, Communicator, Kind, ONE_ROUND_BYTES, OwnedCall, Result, Ticket};
+use super::{Call, CollectiveKind, CommError, Communicator, Kind, ONE_ROUND_BYTES, OwnedCall, Result, Ticket};
+use crate::mesh::Axis;
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// One collective of a dry run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collective {
-    /// The mesh axis.
-    pub axis: &'static str,
-    /// `all_reduce`, `all_gather`, `reduce_scatter`.
-    pub kind: &'static str,
+    pub axis: Axis,
+    pub kind: CollectiveKind,
     /// Ranks on the axis.
     pub ranks: usize,
     /// The larger buffer: nccl-tests' size.
@@ -31,7 +30,7 @@ pub struct Null {
     wire_bytes: Cell<u64>,
     /// All-reduces up to this size take one round.
     one_round_bytes: u64,
-    log: Option<(&'static str, CollectiveLog)>,
+    log: Option<(Axis, CollectiveLog)>,
 }
 
 impl Null {
@@ -46,7 +45,7 @@ impl Null {
     }
 
     /// Lists its collectives, as those of a mesh axis.
-    pub fn listed(self, axis: &'static str, log: &CollectiveLog) -> Null {
+    pub fn listed(self, axis: Axis, log: &CollectiveLog) -> Null {
         Null { log: Some((axis, log.clone())), ..self }
     }
 
@@ -58,8 +57,14 @@ impl Null {
 
     fn list(&self, call: &Call<'_>) {
         let Some((axis, log)) = &self.log else { return };
-        let (kind, ranks, bytes, in_place) = (call.kind.name(), self.size, self.bytes(call), call.send.is_none());
-        log.lock().unwrap_or_else(PoisonError::into_inner).push(Collective { axis, kind, ranks, bytes, in_place });
+        let (kind, ranks, bytes, in_place) = (call.kind.collective(), self.size, self.bytes(call), call.send.is_none());
+        log.lock().unwrap_or_else(PoisonError::into_inner).push(Collective {
+            axis: *axis,
+            kind,
+            ranks,
+            bytes,
+            in_place,
+        });
     }
 
     fn count(&self, call: &Call<'_>) {

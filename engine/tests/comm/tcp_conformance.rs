@@ -5,6 +5,7 @@ use crate::conformance::{self, EXACT, NEAR, Options};
 use crate::scope;
 use std::time::Duration;
 use zbench_engine::comm::{Algorithm, Communicator, Metered, Tcp, TcpOptions};
+use zbench_engine::mesh::Axis;
 
 /// Rings and halving have orders of their own, and partial sums travel in the type of the buffers.
 const OTHER: Options = Options { narrow_sums: true, ..NEAR };
@@ -25,7 +26,7 @@ fn two_ranks_conform() {
 
 #[test]
 fn three_ranks_conform_metered() {
-    let metered = |comm: Tcp| conformance::all(&Metered::new("data", Box::new(comm)), &EXACT);
+    let metered = |comm: Tcp| conformance::all(&Metered::new(Axis::Data, Box::new(comm)), &EXACT);
     attempt(3, &patient(), cpu, metered).into_iter().for_each(|rank| rank.unwrap());
 }
 

@@ -30,6 +30,7 @@ pub use loader::Search;
 pub use ordered::Ordered;
 
 use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, Result, Ticket};
+use crate::mesh::Axis;
 use driver::Event;
 use handle::Handle;
 use issue::Issue;
@@ -169,10 +170,10 @@ impl Nccl {
     ///
     /// # Errors
     /// What NCCL or the driver says, as where there is no room.
-    pub fn prepare(&self, groups: &[(usize, usize, &str)]) -> Result<()> {
+    pub fn prepare(&self, groups: &[(usize, usize, Axis)]) -> Result<()> {
         self.connect()?;
-        for (color, key, name) in groups {
-            let child = self.split_off(*color, *key, name)?;
+        for (color, key, axis) in groups {
+            let child = self.split_off(*color, *key, axis.name())?;
             child.connect()?;
             self.prepared.lock().unwrap_or_else(PoisonError::into_inner).push((*color, *key, child));
         }
