@@ -34,7 +34,7 @@ pub use null::{Collective, CollectiveLog, Null};
 pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 pub use shared::Shared;
 pub use shm::{Exchange, shm};
-pub use tcp::{Algorithm, Tcp, TcpOptions, tcp};
+pub use tcp::{Tcp, TcpOptions, tcp};
 
 pub use zbench_kernels::ReduceOp;
 use zbench_kernels::{KernelError, View, ViewMut, sync};

@@ -3,7 +3,7 @@
 use crate::comm::rendezvous::{join, meeting};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::{Algorithm, CommError, Communicator, Metered, OwnedCall, Tcp, TcpOptions, tcp};
+use zbench_engine::comm::{CommError, Communicator, Metered, OwnedCall, Tcp, TcpOptions, tcp};
 use zbench_engine::mesh::Axis;
 use zbench_kernels::{Arena, Buffer, Category, Cpu, DType, Kernels, View, ViewMut};
 
@@ -138,10 +138,10 @@ fn options_that_differ_or_cannot_be_are_refused_on_all_ranks() {
         let met = join(&meeting, rank);
         std::thread::spawn(move || tcp(met.join().unwrap().unwrap(), cpu(0), options).err().unwrap())
     };
-    let ranks = [connect(0, patient()), connect(1, TcpOptions { algorithm: Some(Algorithm::Ring), ..patient() })];
+    let ranks = [connect(0, patient()), connect(1, TcpOptions { checksum: true, ..patient() })];
     for rank in ranks {
         let error = rank.join().unwrap();
-        assert!(matches!(&error, CommError::Invalid { .. }) && error.to_string().contains("Ring"), "{error}");
+        assert!(matches!(&error, CommError::Invalid { .. }) && error.to_string().contains("checksum true"), "{error}");
     }
     for sockets_per_peer in [0, 17] {
         let alone = join(&self::meeting(1, PATIENCE), 0).join().unwrap().unwrap();

@@ -77,8 +77,7 @@ impl Mesh {
         if local.is_unspecified() {
             address.set_ip(meeting.local_address());
         }
-        let terms =
-            format!("{sockets} sockets per peer, checksum {}, algorithm {:?}", options.checksum, options.algorithm);
+        let terms = format!("{sockets} sockets per peer, checksum {}", options.checksum);
         let cards = meeting.exchange(format!("{address}\n{terms}").as_bytes())?;
         let mut addresses = Vec::with_capacity(size);
         for (other, card) in cards.iter().enumerate() {

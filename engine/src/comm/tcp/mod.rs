@@ -8,7 +8,7 @@
 //! | reduce_scatter, all_gather, all_to_all, gather, scatter | straight from buffer to buffer |
 //! | broadcast | up to 64 KiB a binomial tree, beyond a chain of chunks |
 //!
-//! Sums are then the balanced tree in rank order, bit for bit those of `local`. [`TcpOptions::algorithm`] can ask for others.
+//! Sums are then the balanced tree in rank order, bit for bit those of `local`.
 //!
 //! The connections are shared by all groups split from one, and frames between two ranks come in the order in which they
 //! were sent. So two ranks that share several groups have to use these in the same order, which is stricter than `local`;
@@ -23,14 +23,13 @@ mod lane;
 mod mesh;
 mod options;
 mod reduce;
-mod ring;
 #[cfg(test)]
 mod tests;
 
-pub use options::{Algorithm, TcpOptions};
+pub use options::TcpOptions;
 
 use super::raw::RawSlice;
-use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, ReduceOp, Rendezvous, Result, Ticket};
+use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, Rendezvous, Result, Ticket};
 use exchange::Exchange;
 use frame::{Code, Role, Signature};
 use mesh::Mesh;
@@ -139,8 +138,7 @@ impl Tcp {
         call.check(self.rank, self.size())?;
         let (sequence, give, take) = self.signatures(call);
         let buffers = Buffers { send: call.send.map(RawSlice::of), recv: call.recv.as_ref().map(RawSlice::of_mut) };
-        let received =
-            self.within(give, take, |exchange, algorithm| self.carry(exchange, call.kind, algorithm, &buffers))?;
+        let received = self.within(give, take, |exchange| self.carry(exchange, call.kind, &buffers))?;
         Ok((sequence, received))
     }
 
@@ -149,7 +147,7 @@ impl Tcp {
         &self,
         give: Signature,
         take: Signature,
-        work: impl FnOnce(&mut Exchange<'_>, Algorithm) -> Result<()>,
+        work: impl FnOnce(&mut Exchange<'_>) -> Result<()>,
     ) -> Result<u64> {
         let mut mesh = self.owner.lock();
         if let Some(cause) = &mesh.ended {
@@ -158,9 +156,8 @@ impl Tcp {
         if mesh.last.elapsed() > AWAY {
             mesh.news(&|| exchange::during(&take))?;
         }
-        let algorithm = mesh.options.algorithm.unwrap_or(Algorithm::Direct);
         let mut exchange = Exchange::new(&mut mesh, &self.members, self.rank, &self.name, give, take);
-        let result = work(&mut exchange, algorithm);
+        let result = work(&mut exchange);
         let received = exchange.received;
         drop(exchange);
         mesh.last = Instant::now();
@@ -197,47 +194,27 @@ impl Tcp {
     }
 
     /// Which work a call is. Its buffers fit ([`Call::check`]), so what is not there is not needed.
-    fn carry(&self, exchange: &mut Exchange<'_>, kind: Kind, algorithm: Algorithm, buffers: &Buffers) -> Result<()> {
+    fn carry(&self, exchange: &mut Exchange<'_>, kind: Kind, buffers: &Buffers) -> Result<()> {
         let (rank, size) = (self.rank, self.size());
         let nothing = RawSlice::empty();
         let Buffers { send, recv } = *buffers;
         let whole = recv.or(send).unwrap_or(nothing);
-        let chosen = self.chosen(kind, algorithm);
         let job =
             |op, accumulate, deliver, send, recv| Job { kernels: &*self.kernels, op, accumulate, deliver, send, recv };
         match kind {
             Kind::AllReduce { op } => {
-                let job = job(op, false, Deliver::All, send.unwrap_or(whole), Some(whole));
-                match chosen {
-                    Algorithm::Direct => reduce::direct(exchange, &job),
-                    Algorithm::Ring => ring::all_reduce(exchange, &job, whole),
-                    Algorithm::Recursive => ring::recursive(exchange, &job, whole),
-                }
+                reduce::direct(exchange, &job(op, false, Deliver::All, send.unwrap_or(whole), Some(whole)))
             }
             Kind::ReduceScatter { op, accumulate } => {
                 let (send, recv) = send.map_or_else(|| (whole, whole.part(rank, size)), |send| (send, whole));
-                let job = job(op, accumulate, Deliver::Own, send, Some(recv));
-                match chosen {
-                    Algorithm::Ring => ring::reduce_scatter(exchange, &job, recv),
-                    _ => reduce::direct(exchange, &job),
-                }
+                reduce::direct(exchange, &job(op, accumulate, Deliver::Own, send, Some(recv)))
             }
             Kind::Reduce { op, root } => {
                 let recv = recv.filter(|_| rank == root);
                 let own = send.or(recv).unwrap_or(nothing);
                 reduce::direct(exchange, &job(op, false, Deliver::Root(root), own, recv))
             }
-            Kind::AllGather => {
-                let own = send.unwrap_or_else(|| whole.part(rank, size));
-                if chosen == Algorithm::Direct {
-                    return copies::all_gather(exchange, own, whole);
-                }
-                copies::keep(own, whole.part(rank, size));
-                match chosen {
-                    Algorithm::Ring => ring::all_gather(exchange, &|owner| whole.part(owner, size)),
-                    _ => ring::doubling(exchange, whole),
-                }
-            }
+            Kind::AllGather => copies::all_gather(exchange, send.unwrap_or_else(|| whole.part(rank, size)), whole),
             Kind::Broadcast { root } => copies::broadcast(exchange, root, send.unwrap_or(whole), whole),
             Kind::Gather { root } => {
                 let recv = recv.filter(|_| rank == root);
@@ -256,18 +233,6 @@ impl Tcp {
             }
             Kind::Barrier => copies::barrier(exchange, nothing),
         }
-    }
-
-    /// The algorithm asked for, where it applies.
-    fn chosen(&self, kind: Kind, asked: Algorithm) -> Algorithm {
-        let applies = match (kind, asked) {
-            (_, Algorithm::Direct) => true,
-            (_, _) if self.size() == 1 || kind.op() == Some(ReduceOp::Avg) => false,
-            (Kind::AllReduce { .. }, _) | (Kind::ReduceScatter { .. } | Kind::AllGather, Algorithm::Ring) => true,
-            (Kind::AllGather, Algorithm::Recursive) => self.size().is_power_of_two(),
-            _ => false,
-        };
-        if applies { asked } else { Algorithm::Direct }
     }
 
     fn count(&self, bytes: u64) {
@@ -289,11 +254,10 @@ impl Communicator for Tcp {
     }
 
     fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
-        let asked = self.owner.lock().options.algorithm.unwrap_or(Algorithm::Direct);
         match kind {
             Kind::Broadcast { .. } if self.size() > 2 && bytes <= copies::TREE_BYTES as u64 => "tree",
             Kind::Broadcast { .. } if self.size() > 2 => "chain",
-            kind => self.chosen(kind, asked).name(),
+            _ => "direct",
         }
     }
 
@@ -334,7 +298,7 @@ impl Communicator for Tcp {
         let own = [halves(color), halves(key), [next, 0]].concat();
         let mut all = vec![0u32; own.len() * size];
         let (send, recv) = (RawSlice::of(View::of(&own)), RawSlice::of_mut(&ViewMut::of(&mut all)));
-        self.within(signature, signature, |exchange, _| copies::all_gather(exchange, send, recv))?;
+        self.within(signature, signature, |exchange| copies::all_gather(exchange, send, recv))?;
         let word = |rank: usize, at: usize| u64::from(all[6 * rank + at]) | u64::from(all[6 * rank + at + 1]) << 32;
         let mut places: Vec<usize> = (0..size).filter(|rank| word(*rank, 0) == color as u64).collect();
         places.sort_by_key(|rank| (word(*rank, 2), *rank));
