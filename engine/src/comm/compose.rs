@@ -9,7 +9,7 @@ mod quantised;
 pub use quantised::BLOCK;
 
 use super::link::LinkUse;
-use super::{Call, CommError, Communicator, Kind, OwnedCall, ReduceOp, Result, Ticket};
+use super::{Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket};
 use quantised::Packed;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -207,16 +207,8 @@ impl Composed {
 }
 
 impl Communicator for Composed {
-    fn rank(&self) -> usize {
-        self.world.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.world.size()
-    }
-
-    fn backend(&self) -> &'static str {
-        self.world.backend()
+    fn member(&self) -> Member {
+        self.world.member()
     }
 
     fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
@@ -238,12 +230,11 @@ impl Communicator for Composed {
     fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         self.call(request.as_call())?;
         let sequence = self.next.replace(self.next.get() + 1);
-        Ok(Ticket { sequence, request: Some(request), owner: None })
+        Ok(Ticket::complete(sequence, request))
     }
 
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
-        let reason = "the collective was waited for before".to_owned();
-        ticket.request.take().ok_or(CommError::Invalid { operation: "wait", reason })
+        ticket.take()
     }
 
     /// A bare group of the one that this is made of.

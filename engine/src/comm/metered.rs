@@ -1,7 +1,7 @@
 //! Counts what a communicator does: calls, bytes and time by kind.
 
 use super::link::LinkUse;
-use super::{Call, CollectiveKind, Communicator, Kind, OwnedCall, Result, Ticket};
+use super::{Call, CollectiveKind, Communicator, Kind, Member, OwnedCall, Result, Started, Ticket};
 use crate::mesh::Axis;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
@@ -52,13 +52,13 @@ pub struct Metered {
     still: Option<Instant>,
     axis: Axis,
     account: RefCell<Account>,
+    /// When each started collective was asked for, and the time spent in `start`.
+    started: Started<(Instant, Duration)>,
 }
 
 #[derive(Default)]
 struct Account {
     totals: Vec<(CollectiveKind, Total)>,
-    /// Started collectives: number, since when, and the time spent in `start`.
-    open: Vec<(u64, Instant, Duration)>,
     /// Where collectives are traced: those that have ended.
     seen: Option<Vec<Seen>>,
 }
@@ -81,12 +81,16 @@ impl Metered {
     pub fn new(axis: Axis, inner: Box<dyn Communicator>) -> Metered {
         let (rank, size, backend) = (inner.rank(), inner.size(), inner.backend());
         debug!(target: "zbench::comm", axis = axis.name(), rank, size, backend, "group is formed");
-        Metered { inner, still: None, axis, account: RefCell::default() }
+        Metered::over(axis, inner, None)
     }
 
     /// Meters a communicator of a dry run: calls and bytes alone.
     pub fn without_time(axis: Axis, inner: Box<dyn Communicator>) -> Metered {
-        Metered { inner, still: Some(Instant::now()), axis, account: RefCell::default() }
+        Metered::over(axis, inner, Some(Instant::now()))
+    }
+
+    fn over(axis: Axis, inner: Box<dyn Communicator>, still: Option<Instant>) -> Metered {
+        Metered { inner, still, axis, account: RefCell::default(), started: Started::default() }
     }
 
     fn now(&self) -> Instant {
@@ -184,16 +188,8 @@ impl Metered {
 }
 
 impl Communicator for Metered {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-
-    fn backend(&self) -> &'static str {
-        self.inner.backend()
+    fn member(&self) -> Member {
+        self.inner.member()
     }
 
     fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
@@ -222,7 +218,7 @@ impl Communicator for Metered {
         });
         let begin = self.now();
         let ticket = self.inner.start(request)?;
-        self.account.borrow_mut().open.push((ticket.sequence, begin, self.now().duration_since(begin)));
+        self.started.put(ticket.sequence, (begin, self.now().duration_since(begin)));
         Ok(ticket)
     }
 
@@ -230,10 +226,7 @@ impl Communicator for Metered {
         let (begin, wire, link) = (self.now(), self.inner.wire_bytes(), self.link());
         let sequence = ticket.sequence;
         let mut request = self.inner.wait(ticket)?;
-        let mut account = self.account.borrow_mut();
-        let started = account.open.iter().position(|(number, ..)| *number == sequence);
-        let (_, since, start) = started.map_or((0, begin, Duration::ZERO), |index| account.open.swap_remove(index));
-        drop(account);
+        let (since, start) = self.started.take(sequence).unwrap_or((begin, Duration::ZERO));
         let (wire_bytes, link) = (self.inner.wire_bytes() - wire, self.link().less(link));
         let call = request.as_call();
         let (kind, payload_bytes) = (call.kind.collective(), call.payload_bytes(self.size()));

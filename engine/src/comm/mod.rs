@@ -24,6 +24,7 @@ mod shared;
 mod shm;
 mod space;
 mod tcp;
+mod ticket;
 
 pub use call::{Call, CollectiveKind, Kind, OwnedCall, Shape};
 pub use host_staged::HostStaged;
@@ -35,6 +36,8 @@ pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 pub use shared::Shared;
 pub use shm::{Exchange, shm};
 pub use tcp::{Tcp, TcpOptions, tcp};
+pub use ticket::Ticket;
+pub(crate) use ticket::{Abandon, Started};
 
 pub use zbench_kernels::ReduceOp;
 use zbench_kernels::{KernelError, View, ViewMut, sync};
@@ -102,52 +105,22 @@ pub const ONE_ROUND_BYTES: usize = board::EAGER_BYTES;
 /// What a collective returns.
 pub type Result<T, E = CommError> = std::result::Result<T, E>;
 
-/// A collective under way. Not waiting for it ends the group: dropping it aborts, and returns when no peer reads its
-/// buffers any more.
-#[must_use = "a started collective must be waited for"]
-pub struct Ticket {
-    pub(crate) sequence: u64,
-    /// Taken by `wait`.
-    pub(crate) request: Option<OwnedCall>,
-    /// Who must be told when the ticket is dropped instead.
-    pub(crate) owner: Option<std::sync::Arc<dyn Abandon>>,
-}
-
-/// Told of tickets that nobody waited for.
-pub(crate) trait Abandon: Send + Sync {
-    /// Returns when nobody uses the ticket's buffers any more.
-    fn abandoned(&self, sequence: u64);
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if let (Some(_), Some(owner)) = (&self.request, &self.owner) {
-            owner.abandoned(self.sequence);
-        }
-    }
-}
-
-impl std::fmt::Debug for Ticket {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ticket")
-            .field("sequence", &self.sequence)
-            .field("request", &self.request)
-            .finish_non_exhaustive()
-    }
+/// A rank of a group.
+#[derive(Clone, Copy, Debug)]
+pub struct Member {
+    pub rank: usize,
+    /// Ranks in the group.
+    pub size: usize,
+    /// What moves the bytes: `local`, `device`, `shm`, `tcp`, `mpi`, `nccl`, `null`.
+    pub backend: &'static str,
 }
 
 /// The ranks of a group, as one of them sees it. All ranks call the same collectives in the same order.
 ///
 /// Sums are in f32 (f64 for f64 buffers, i64 for integers) whatever type travels. Zero-length buffers are fine.
 pub trait Communicator: Send {
-    /// This rank's number in the group.
-    fn rank(&self) -> usize;
-
-    /// Ranks in the group.
-    fn size(&self) -> usize;
-
-    /// What moves the bytes: `local`, `shm`, `tcp`, `mpi`, `nccl`, `null`.
-    fn backend(&self) -> &'static str;
+    /// Which rank of which group this is.
+    fn member(&self) -> Member;
 
     /// The algorithm that carries a call whose largest buffer has `bytes`, for reports.
     fn algorithm(&self, _kind: Kind, _bytes: u64) -> &'static str {
@@ -179,6 +152,21 @@ pub trait Communicator: Send {
     /// What emulated links have made of this rank's calls in this group; nothing where links are real.
     fn link_use(&self) -> Option<link::LinkUse> {
         None
+    }
+
+    /// This rank's number in the group.
+    fn rank(&self) -> usize {
+        self.member().rank
+    }
+
+    /// Ranks in the group.
+    fn size(&self) -> usize {
+        self.member().size
+    }
+
+    /// What moves the bytes.
+    fn backend(&self) -> &'static str {
+        self.member().backend
     }
 
     /// `buffer` = the sum over ranks.

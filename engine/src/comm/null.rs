@@ -1,6 +1,6 @@
 //! A communicator of the right shapes that moves nothing: for dry runs, and for tests of one rank's program.
 
-use super::{Call, CollectiveKind, CommError, Communicator, Kind, ONE_ROUND_BYTES, OwnedCall, Result, Ticket};
+use super::{Call, CollectiveKind, CommError, Communicator, Kind, Member, ONE_ROUND_BYTES, OwnedCall, Result, Ticket};
 use crate::mesh::Axis;
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -82,16 +82,8 @@ impl Null {
 }
 
 impl Communicator for Null {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn size(&self) -> usize {
-        self.size
-    }
-
-    fn backend(&self) -> &'static str {
-        "null"
+    fn member(&self) -> Member {
+        Member { rank: self.rank, size: self.size, backend: "null" }
     }
 
     fn call(&self, call: Call<'_>) -> Result<()> {
@@ -106,12 +98,11 @@ impl Communicator for Null {
         call.check(self.rank, self.size)?;
         self.list(&call);
         let sequence = self.next.replace(self.next.get() + 1);
-        Ok(Ticket { sequence, request: Some(request), owner: None })
+        Ok(Ticket::complete(sequence, request))
     }
 
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
-        let reason = "the collective was waited for before".to_owned();
-        let mut request = ticket.request.take().ok_or(CommError::Invalid { operation: "wait", reason })?;
+        let mut request = ticket.take()?;
         self.count(&request.as_call());
         Ok(request)
     }

@@ -12,7 +12,7 @@ use super::protocol::{LEFT, POSTED};
 use super::raw::RawSlice;
 use super::space::{Place, Space};
 use super::sync::SpinPolicy;
-use super::{Abandon, CommError, Communicator, OwnedCall, Result, Ticket, cause};
+use super::{Abandon, CommError, Communicator, Member, OwnedCall, Result, Ticket, cause};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -497,16 +497,8 @@ impl Drop for Shared {
 }
 
 impl Communicator for Shared {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn size(&self) -> usize {
-        self.board().size()
-    }
-
-    fn backend(&self) -> &'static str {
-        self.handle.space.backend()
+    fn member(&self) -> Member {
+        Member { rank: self.rank, size: self.board().size(), backend: self.handle.space.backend() }
     }
 
     fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
@@ -547,17 +539,13 @@ impl Communicator for Shared {
         call.check(rank, size)?;
         let (kind, (send, recv)) = (call.kind, buffers(&call, rank, size));
         let sequence = self.post(CallGroup::All, What::Call(kind), send, recv, (0, 0))?;
-        Ok(Ticket { sequence, request: Some(request), owner: Some(self.handle.clone()) })
+        Ok(Ticket::of(self.handle.clone(), sequence, request))
     }
 
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
-        let invalid = |reason: &str| CommError::Invalid { operation: "wait", reason: reason.into() };
-        let own: Arc<dyn Abandon> = self.handle.clone();
-        if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {
-            return Err(invalid("the collective was started by another communicator"));
-        }
+        ticket.check_owner(&self.handle)?;
         self.finish(CallGroup::All, ticket.sequence)?;
-        ticket.request.take().ok_or_else(|| invalid("the collective was waited for before"))
+        ticket.take()
     }
 
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {

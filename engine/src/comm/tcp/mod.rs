@@ -29,7 +29,7 @@ mod tests;
 pub use options::TcpOptions;
 
 use super::raw::RawSlice;
-use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, Rendezvous, Result, Ticket};
+use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Started, Ticket};
 use exchange::Exchange;
 use frame::{Code, Role, Signature};
 use mesh::Mesh;
@@ -56,8 +56,8 @@ pub struct Tcp {
     /// What has been sent to and received from each member, in calls.
     pairs: RefCell<Vec<(u64, u64)>>,
     wire: Cell<u64>,
-    /// Started collectives that nobody has waited for: number and bytes.
-    started: RefCell<Vec<(u64, u64)>>,
+    /// Bytes of started collectives that nobody has waited for.
+    started: Started<u64>,
 }
 
 /// Connects the ranks of a meeting with each other.
@@ -120,7 +120,7 @@ impl Tcp {
     ) -> Tcp {
         let pairs = RefCell::new(vec![(0, 0); members.len()]);
         let (owner, name) = (Arc::new(Owner { mesh }), name.to_owned());
-        let (next, wire, started) = (Cell::new(0), Cell::new(0), RefCell::default());
+        let (next, wire, started) = (Cell::new(0), Cell::new(0), Started::default());
         Tcp { owner, name, group, members, rank, kernels, next, pairs, wire, started }
     }
 
@@ -241,16 +241,8 @@ impl Tcp {
 }
 
 impl Communicator for Tcp {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn size(&self) -> usize {
-        self.members.len()
-    }
-
-    fn backend(&self) -> &'static str {
-        "tcp"
+    fn member(&self) -> Member {
+        Member { rank: self.rank, size: self.members.len(), backend: "tcp" }
     }
 
     fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
@@ -270,22 +262,17 @@ impl Communicator for Tcp {
     /// Performs the collective before it returns: bytes move only while the rank is in a call.
     fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let (sequence, received) = self.perform(&mut request.as_call())?;
-        self.started.borrow_mut().push((sequence, received));
-        Ok(Ticket { sequence, request: Some(request), owner: Some(self.owner.clone()) })
+        self.started.put(sequence, received);
+        Ok(Ticket::of(self.owner.clone(), sequence, request))
     }
 
     /// The bytes of a started collective count from here on.
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
-        let invalid = |reason: &str| CommError::Invalid { operation: "wait", reason: reason.into() };
-        let own: Arc<dyn Abandon> = self.owner.clone();
-        if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {
-            return Err(invalid("the collective was started by another communicator"));
+        ticket.check_owner(&self.owner)?;
+        if let Some(received) = self.started.take(ticket.sequence) {
+            self.count(received);
         }
-        let mut started = self.started.borrow_mut();
-        if let Some(index) = started.iter().position(|(sequence, _)| *sequence == ticket.sequence) {
-            self.count(started.swap_remove(index).1);
-        }
-        ticket.request.take().ok_or_else(|| invalid("the collective was waited for before"))
+        ticket.take()
     }
 
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {

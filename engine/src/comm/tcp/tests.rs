@@ -2,7 +2,7 @@
 
 use super::frame::{HEADER_BYTES, Header};
 use super::*;
-use crate::comm::Meeting;
+use crate::comm::{CommError, Meeting};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread::{JoinHandle, spawn};
