@@ -3,6 +3,8 @@
 mod check;
 
 use super::Result;
+use serde::de::IntoDeserializer;
+use serde::de::value::StrDeserializer;
 use serde::{Deserialize, Serialize};
 use zbench_kernels::{Buffer, DType, ReduceOp, View, ViewMut};
 
@@ -90,6 +92,36 @@ impl CollectiveKind {
             CollectiveKind::SendRecv => "sendrecv",
         }
     }
+
+    /// Whether all ranks of the group take part; else it is a matter of two.
+    pub(crate) const fn is_collective(self) -> bool {
+        !matches!(self, CollectiveKind::Send | CollectiveKind::Recv | CollectiveKind::SendRecv)
+    }
+
+    /// The kind of that name.
+    pub(crate) fn find(name: &str) -> Option<CollectiveKind> {
+        let name: StrDeserializer<'_, serde::de::value::Error> = name.into_deserializer();
+        CollectiveKind::deserialize(name).ok()
+    }
+
+    /// A call in words, for the error when ranks do not agree. `operands` are those of [`Kind::operands`].
+    pub(crate) fn describe(self, operands: (ReduceOp, bool, usize), send: Shape, recv: Shape) -> String {
+        let shape = |(dtype, len): Shape| format!("{len} {dtype}");
+        let ((op, accumulate, root), name, send, recv) = (operands, self.name(), shape(send), shape(recv));
+        let op = if op == ReduceOp::Sum { String::new() } else { format!(" ({op})") };
+        match self {
+            CollectiveKind::AllReduce => format!("{name}{op} of {recv}"),
+            CollectiveKind::ReduceScatter if accumulate => format!("{name}{op} of {send} onto {recv}"),
+            CollectiveKind::ReduceScatter | CollectiveKind::AllGather | CollectiveKind::AllToAll => {
+                format!("{name}{op} of {send} to {recv}")
+            }
+            CollectiveKind::Broadcast | CollectiveKind::Scatter => format!("{name} of {recv} from rank {root}"),
+            CollectiveKind::Reduce | CollectiveKind::Gather => format!("{name}{op} of {send} to rank {root}"),
+            CollectiveKind::Send | CollectiveKind::SendRecv => format!("{name} of {send}"),
+            CollectiveKind::Recv => format!("{name} of {recv}"),
+            CollectiveKind::Barrier => name.to_owned(),
+        }
+    }
 }
 
 impl Kind {
@@ -118,7 +150,18 @@ impl Kind {
 
     /// Whether all ranks of the group take part; else it is a matter of two.
     pub const fn is_collective(self) -> bool {
-        !matches!(self, Kind::Send { .. } | Kind::Recv { .. } | Kind::SendRecv { .. })
+        self.collective().is_collective()
+    }
+
+    /// How it combines (a sum where it does not), whether onto what is there, and the root (0 where there is none).
+    pub(crate) const fn operands(self) -> (ReduceOp, bool, usize) {
+        match self {
+            Kind::AllReduce { op } => (op, false, 0),
+            Kind::ReduceScatter { op, accumulate } => (op, accumulate, 0),
+            Kind::Reduce { op, root } => (op, false, root),
+            Kind::Broadcast { root } | Kind::Gather { root } | Kind::Scatter { root } => (ReduceOp::Sum, false, root),
+            _ => (ReduceOp::Sum, false, 0),
+        }
     }
 
     /// How it combines what ranks give, if it does.

@@ -2,7 +2,6 @@
 
 use super::board::{Board, CallGroup, EAGER_BYTES};
 use super::call::{Call, Kind};
-use super::cause;
 use super::moves::{BufferRef, SCRATCH_WORDS, Seen, What};
 use super::raw::RawSlice;
 use super::space::Bounce;
@@ -77,15 +76,8 @@ impl PendingCalls {
             group: open.group,
             sequence: open.sequence,
             stage: open.stage,
-            operation: operation(open.what),
+            operation: open.what.name(),
         })
-    }
-}
-
-pub(super) fn operation(what: What) -> &'static str {
-    match what {
-        What::Call(kind) => cause::operation(Some(kind)),
-        What::Split => cause::operation(None),
     }
 }
 

@@ -71,7 +71,7 @@ impl RankHandle {
     }
 
     fn end(&self, error: &CommError) {
-        self.control().end(&cause::encode(error, &self.root_group(), self.root));
+        self.control().end(&cause::encode(error, self.root, None));
     }
 
     fn abort(&self, rank: usize, reason: &str) {
@@ -79,7 +79,7 @@ impl RankHandle {
     }
 
     fn cause(&self) -> Option<CommError> {
-        self.control().cause().map(|text| cause::decode(&text))
+        self.control().cause().map(|text| cause::decode(text.as_bytes(), self.root, None).unwrap_or_else(unsaid))
     }
 
     /// Ends the world, and returns when nobody touches this rank's memory any more.
@@ -103,6 +103,11 @@ impl RankHandle {
         let roots = (0..members).map(|place| self.board.root(group.member(place))).filter(|root| *root != own);
         self.control().world().tell(roots, complete);
     }
+}
+
+/// The end of a world whose writer died in the middle of the cause.
+fn unsaid() -> CommError {
+    CommError::Aborted { group: cause::WORLD.into(), rank: 0, reason: "ended without saying why".into() }
 }
 
 impl Abandon for RankHandle {
@@ -396,7 +401,7 @@ impl Shared {
     fn work_inside(&self, pending: &mut PendingCalls, index: usize, kind: Kind) -> Result<()> {
         let (handle, world) = (&*self.handle, self.handle.control().world());
         let Some(inside) = world.enter(handle.root) else {
-            return Err(handle.cause().unwrap_or_else(|| cause::decode("")));
+            return Err(handle.cause().unwrap_or_else(unsaid));
         };
         let (group, sequence) = (pending.open[index].group, pending.open[index].sequence);
         let line = self.board().line(group)?;

@@ -28,10 +28,11 @@ mod tests;
 
 pub use options::TcpOptions;
 
+use super::cause::WORLD;
 use super::raw::RawSlice;
 use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Started, Ticket};
 use exchange::Exchange;
-use frame::{Code, Role, Signature};
+use frame::Signature;
 use mesh::Mesh;
 use reduce::{Deliver, Job};
 use std::cell::{Cell, RefCell};
@@ -67,7 +68,7 @@ pub struct Tcp {
 pub fn tcp(meeting: Rendezvous, kernels: Arc<dyn Kernels>, options: TcpOptions) -> Result<Tcp> {
     let (rank, members) = (meeting.rank(), (0..meeting.size()).collect());
     let mesh = Mesh::connect(meeting, options)?;
-    Ok(Tcp::new(Arc::new(Mutex::new(mesh)), control::WORLD, 0, members, rank, kernels))
+    Ok(Tcp::new(Arc::new(Mutex::new(mesh)), WORLD, 0, members, rank, kernels))
 }
 
 /// What tickets and groups have of their rank's connections.
@@ -170,21 +171,21 @@ impl Tcp {
     /// The number of this call, and what the frames of both directions say.
     fn signatures(&self, call: &Call<'_>) -> (u64, Signature, Signature) {
         let (send, recv) = (call.send_shape(), call.recv_shape());
-        let nothing = (DType::I8, 0);
+        let (side, nothing) = (call.kind.collective(), (DType::I8, 0));
         let mut pairs = self.pairs.borrow_mut();
-        let mut pair = |role, to: Option<usize>, from: Option<usize>| {
+        let mut pair = |to: Option<usize>, from: Option<usize>| {
             let count = |number: &mut u64| std::mem::replace(number, *number + 1);
-            let give = to.map(|to| Signature::pair(self.group, count(&mut pairs[to].0), role, send.unwrap_or(nothing)));
+            let give = to.map(|to| Signature::pair(self.group, count(&mut pairs[to].0), side, send.unwrap_or(nothing)));
             let take =
-                from.map(|from| Signature::pair(self.group, count(&mut pairs[from].1), role, recv.unwrap_or(nothing)));
-            let none = Signature::pair(self.group, 0, role, nothing);
+                from.map(|from| Signature::pair(self.group, count(&mut pairs[from].1), side, recv.unwrap_or(nothing)));
+            let none = Signature::pair(self.group, 0, side, nothing);
             let (give, take) = (give.or(take).unwrap_or(none), take.or(give).unwrap_or(none));
             (take.sequence, give, take)
         };
         match call.kind {
-            Kind::Send { to } => pair(Role::Send, Some(to), None),
-            Kind::Recv { from } => pair(Role::Recv, None, Some(from)),
-            Kind::SendRecv { to, from } => pair(Role::SendRecv, Some(to), Some(from)),
+            Kind::Send { to } => pair(Some(to), None),
+            Kind::Recv { from } => pair(None, Some(from)),
+            Kind::SendRecv { to, from } => pair(Some(to), Some(from)),
             kind => {
                 let sequence = self.next.replace(self.next.get() + 1);
                 let all = Signature::of(kind, self.size(), self.group, sequence, send, recv);
@@ -278,7 +279,7 @@ impl Communicator for Tcp {
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
         let (rank, size) = (self.rank, self.size());
         let sequence = self.next.replace(self.next.get() + 1);
-        let signature = Signature::bare(self.group, sequence, Code::Split);
+        let signature = Signature::bare(self.group, sequence, None);
         // Color, key, and the least number that this rank's next group may have, in halves of 32 bits.
         let next = self.owner.lock().next_group;
         let halves = |word: usize| [word as u32, (word as u64 >> 32) as u32];
