@@ -12,28 +12,15 @@ use zbench_kernels::{Buffer, DType, ReduceOp, View, ViewMut};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// `recv` = `op` over all ranks' `send`.
-    AllReduce {
-        /// How summands combine.
-        op: ReduceOp,
-    },
-    /// `recv` = (`recv` +) this rank's part of `op` over all ranks' `send`.
-    ReduceScatter {
-        /// How summands combine.
-        op: ReduceOp,
-        /// Add to `recv` instead of overwriting it.
-        accumulate: bool,
-    },
+    AllReduce { op: ReduceOp },
+    /// `recv` = this rank's part of `op` over all ranks' `send`, added to what is in `recv` where `accumulate` says so.
+    ReduceScatter { op: ReduceOp, accumulate: bool },
     /// `recv` = all ranks' `send` in rank order.
     AllGather,
     /// Every rank's `recv` = the root's `send`.
     Broadcast { root: usize },
     /// The root's `recv` = `op` over all ranks' `send`.
-    Reduce {
-        /// How summands combine.
-        op: ReduceOp,
-        /// Who gets the result.
-        root: usize,
-    },
+    Reduce { op: ReduceOp, root: usize },
     /// The root's `recv` = all ranks' `send` in rank order.
     Gather { root: usize },
     /// `recv` = this rank's part of the root's `send`.
@@ -45,12 +32,7 @@ pub enum Kind {
     /// Takes what a rank sends.
     Recv { from: usize },
     /// `Send` and `Recv` at once, so that a ring of ranks does not wait for itself.
-    SendRecv {
-        /// Who gets this rank's `send`.
-        to: usize,
-        /// Whose `send` this rank's `recv` is.
-        from: usize,
-    },
+    SendRecv { to: usize, from: usize },
     /// Returns when all ranks have called it.
     Barrier,
 }
@@ -98,7 +80,6 @@ impl CollectiveKind {
         !matches!(self, CollectiveKind::Send | CollectiveKind::Recv | CollectiveKind::SendRecv)
     }
 
-    /// The kind of that name.
     pub(crate) fn find(name: &str) -> Option<CollectiveKind> {
         let name: StrDeserializer<'_, serde::de::value::Error> = name.into_deserializer();
         CollectiveKind::deserialize(name).ok()
@@ -125,7 +106,6 @@ impl CollectiveKind {
 }
 
 impl Kind {
-    /// The collective without its operands.
     pub const fn collective(self) -> CollectiveKind {
         match self {
             Kind::AllReduce { .. } => CollectiveKind::AllReduce,
@@ -200,12 +180,10 @@ pub struct Call<'a> {
 pub type Shape = (DType, usize);
 
 impl<'a> Call<'a> {
-    /// A call with both buffers.
     pub fn new(kind: Kind, send: View<'a>, recv: ViewMut<'a>) -> Call<'a> {
         Call { kind, send: Some(send), recv: Some(recv) }
     }
 
-    /// A call in place.
     pub fn in_place(kind: Kind, recv: ViewMut<'a>) -> Call<'a> {
         Call { kind, send: None, recv: Some(recv) }
     }

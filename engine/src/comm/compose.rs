@@ -27,7 +27,6 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All of them.
     pub const ALL: [Algorithm; 3] = [Algorithm::Hierarchical, Algorithm::Q8, Algorithm::Q4];
 
     /// The name in tables and on the command line.
@@ -39,7 +38,6 @@ impl Algorithm {
         }
     }
 
-    /// The algorithm of that name.
     pub fn find(name: &str) -> Option<Algorithm> {
         Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name)
     }

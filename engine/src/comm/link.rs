@@ -182,7 +182,6 @@ impl EmulatedLink {
         (claims, ns(price.hops as f64 * link.latency))
     }
 
-    /// A call of all ranks.
     fn collective(&self, call: Call<'_>) -> Result<()> {
         let (kind, bytes) = (call.kind, whole(&call, self.size()));
         let Some(due) = self.announce(kind, bytes)? else { return self.inner.call(call) };

@@ -22,7 +22,6 @@ pub struct Traffic {
     pub ms: f64,
     /// The part of it in which the rank did nothing else; 0 in a plan.
     pub exposed_ms: f64,
-    /// Ranks on the axis.
     pub ranks: usize,
     /// What emulated links have made of the calls, over all timed steps; nothing in a plan, and where links are real.
     #[serde(default)]

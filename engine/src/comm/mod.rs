@@ -47,52 +47,18 @@ use zbench_kernels::{KernelError, View, ViewMut, sync};
 pub enum CommError {
     /// Another rank ended before the collective was complete.
     #[error("rank {rank} of {group} ended the run: {reason}")]
-    Aborted {
-        /// The group's name.
-        group: String,
-        /// The rank that gave up.
-        rank: usize,
-        /// Why it did.
-        reason: String,
-    },
+    Aborted { group: String, rank: usize, reason: String },
     /// Ranks that did not arrive in time.
     #[error("{operation} number {sequence} of {group}: waited {seconds} s for rank(s) {missing:?}")]
-    Stalled {
-        /// The group's name.
-        group: String,
-        operation: &'static str,
-        /// Its number in the group's program order.
-        sequence: u64,
-        /// Ranks that had not arrived.
-        missing: Vec<usize>,
-        /// How long the others waited.
-        seconds: u64,
-    },
+    Stalled { group: String, operation: &'static str, sequence: u64, missing: Vec<usize>, seconds: u64 },
     /// Ranks called different collectives, or the same with different sizes or types.
     #[error("collective number {sequence} of {group} does not match: rank {rank} called {theirs}, this rank {ours}")]
-    Mismatch {
-        /// The group's name.
-        group: String,
-        /// Number in the group's program order.
-        sequence: u64,
-        /// The rank that differs.
-        rank: usize,
-        /// What it called.
-        theirs: String,
-        /// What this rank called.
-        ours: String,
-    },
-    /// Buffers that do not fit the collective.
+    Mismatch { group: String, sequence: u64, rank: usize, theirs: String, ours: String },
+    /// Buffers or operands that do not fit the collective. The group goes on.
     #[error("{operation}: {reason}")]
-    Invalid {
-        operation: &'static str,
-        /// What is wrong.
-        reason: String,
-    },
-    /// The sum could not be computed.
+    Invalid { operation: &'static str, reason: String },
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The ranks did not find each other.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
 }
@@ -102,7 +68,6 @@ pub enum CommError {
 /// ([`Null`]). Two ranks receive the same bytes either way.
 pub const ONE_ROUND_BYTES: usize = board::EAGER_BYTES;
 
-/// What a collective returns.
 pub type Result<T, E = CommError> = std::result::Result<T, E>;
 
 /// A rank of a group.

@@ -29,7 +29,6 @@ pub(crate) struct BufferRef {
     pub on_host: bool,
 }
 
-/// The call of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     Call(Kind),

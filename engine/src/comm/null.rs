@@ -34,7 +34,6 @@ pub struct Null {
 }
 
 impl Null {
-    /// Rank `rank` of `size`.
     pub fn new(rank: usize, size: usize) -> Null {
         Null { rank, size, next: Cell::new(0), wire_bytes: Cell::new(0), one_round_bytes: 0, log: None }
     }

@@ -23,7 +23,6 @@ pub(super) struct PendingCalls {
     pub(super) formed: Option<(Board, usize)>,
 }
 
-/// A call under way.
 pub(super) struct Open {
     pub(super) group: CallGroup,
     pub(super) sequence: u64,

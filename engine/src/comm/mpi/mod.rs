@@ -42,7 +42,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The usual settings.
     pub fn new(stall: Duration) -> Settings {
         Settings { stall, largest_count: i32::MAX as usize, in_place: true }
     }

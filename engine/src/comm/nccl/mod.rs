@@ -75,7 +75,6 @@ struct State {
     failed: Option<CommError>,
 }
 
-/// A started collective and the mark after it.
 struct Started {
     sequence: u64,
     operation: &'static str,

@@ -153,7 +153,6 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Returns when everything is through.
     pub(super) fn finish(&mut self) -> Result<()> {
         while self.open > 0 || !self.awaited.is_empty() {
             self.turn()?;

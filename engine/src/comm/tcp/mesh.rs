@@ -20,7 +20,6 @@ pub(super) struct Mesh {
     /// By world rank; `None` for this one.
     pub peers: Vec<Option<Peer>>,
     pub options: TcpOptions,
-    /// Why the world ended.
     pub ended: Option<CommError>,
     /// When this rank was last in a call.
     pub last: Instant,
@@ -59,7 +58,6 @@ pub(super) struct Peer {
 }
 
 impl Mesh {
-    /// Connects to everybody.
     pub(super) fn connect(mut meeting: Rendezvous, options: TcpOptions) -> Result<Mesh> {
         let invalid = |reason: String| CommError::Invalid { operation: "tcp", reason };
         let sockets = options.sockets_per_peer;

@@ -70,7 +70,6 @@ impl Job<'_> {
     }
 }
 
-/// Combines and delivers.
 pub(super) fn direct(exchange: &mut Exchange<'_>, job: &Job<'_>) -> Result<()> {
     let (size, bytes) = (exchange.size(), job.send.bytes());
     let all = bytes * (size - 1);
