@@ -1,5 +1,6 @@
 //! Where a rank stands, and which part of a flat buffer is its own.
 
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// The data-parallel ranks as a grid: `outer` replicas of shard groups of `inner` ranks. Neighbours share a group.
@@ -10,6 +11,29 @@ pub struct Mesh {
     pub inner: usize,
     /// Whether the outer axis exists; strategies without replicas have one axis only.
     pub hybrid: bool,
+}
+
+/// The ranks that a collective runs among. The declaration order is the order of rows in reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Axis {
+    /// All data-parallel ranks.
+    Data,
+    /// The ranks of one shard group of a hybrid mesh.
+    Inner,
+    /// The ranks with the same place in every shard group of a hybrid mesh.
+    Outer,
+}
+
+impl Axis {
+    /// The name in records, reports and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Axis::Data => "data",
+            Axis::Inner => "inner",
+            Axis::Outer => "outer",
+        }
+    }
 }
 
 /// One rank's place in the mesh.

@@ -2,10 +2,10 @@
 //! collectives under way beside them, and the memory in use.
 
 use crate::actions::Action;
-use crate::comm::Seen;
+use crate::comm::{CollectiveKind, Seen};
+use crate::mesh::Axis;
 use crate::span::Span;
 use serde::{Deserialize, Serialize};
-use std::borrow::Cow;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use zbench_kernels::{Arena, Category, Change, DType};
 
@@ -104,9 +104,8 @@ pub struct Segment {
 /// A collective. One that was only called, not started and waited for, begins and is awaited at once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flight {
-    pub axis: Cow<'static, str>,
-    /// `all_gather`, `reduce_scatter`, …
-    pub kind: Cow<'static, str>,
+    pub axis: Axis,
+    pub kind: CollectiveKind,
     pub ranks: usize,
     /// As `communication` in records counts it.
     pub payload_bytes: u64,
@@ -127,8 +126,8 @@ impl Flight {
     fn of(seen: &Seen, zero: &ClockOrigin) -> Flight {
         let (from, begun, awaited, until) = seen.moments;
         Flight {
-            axis: seen.axis.into(),
-            kind: seen.kind.into(),
+            axis: seen.axis,
+            kind: seen.kind,
             ranks: seen.ranks,
             payload_bytes: seen.payload_bytes,
             wire_bytes: seen.wire_bytes,

@@ -8,11 +8,11 @@ use crate::course::{self, Control};
 use crate::data::Source;
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError, Machines, Seat};
-use crate::mesh::Mesh;
+use crate::mesh::{Axis, Mesh};
 use crate::outcome::{Cause, Failure, Happening, Probe, Report, Run, Step};
 use crate::plan::Plan;
 use crate::rank::{Inputs, Rank};
-use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER};
+use crate::shard::{Comms, Hybrid};
 use crate::training_state::Resumable;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::AtomicBool;
@@ -103,7 +103,8 @@ pub fn with_ranks<T: Send>(
     }
     // Held until every rank has ended: a rank that fails takes no memory away under those that still read it.
     let regions: Vec<_> = arenas.iter().map(Arena::region).collect();
-    let locals = group(DATA, kernels.clone(), cell.parallel.stall).map_err(|error| input(error.to_string()))?;
+    let locals =
+        group(Axis::Data.name(), kernels.clone(), cell.parallel.stall).map_err(|error| input(error.to_string()))?;
     let (inputs, work, mesh) = (&inputs, &work, plan.mesh);
     let ended: Vec<Ended<T>> = std::thread::scope(|scope| {
         let start = |((kernels, arena), comm): ((Arc<dyn Kernels>, Arena), Box<dyn Communicator>)| {
@@ -273,21 +274,21 @@ fn one_rank<T>(
     Ended { result, ledger: account.ledger() }
 }
 
-/// How a rank splits the world into its groups, in this order: color, key and name of each.
-pub fn groups(mesh: Mesh, rank: usize) -> Vec<(usize, usize, &'static str)> {
+/// How a rank splits the world into its groups, in this order: color, key and axis of each.
+pub fn groups(mesh: Mesh, rank: usize) -> Vec<(usize, usize, Axis)> {
     let place = mesh.place(rank);
-    let both = [(place.outer, place.inner, INNER), (place.inner, place.outer, OUTER)];
+    let both = [(place.outer, place.inner, Axis::Inner), (place.inner, place.outer, Axis::Outer)];
     both.into_iter().filter(|_| mesh.hybrid).collect()
 }
 
 /// The groups of a rank. A collective call in a hybrid mesh.
 fn comms(world: Box<dyn Communicator>, mesh: Mesh) -> Result<Comms, CommError> {
     let groups = groups(mesh, world.rank());
-    let [inner, outer] = &groups[..] else { return Ok(Comms { inner: Metered::new(DATA, world), hybrid: None }) };
-    let [inner, outer] = [inner, outer].map(|(color, key, name)| world.split(*color, *key, name));
+    let [inner, outer] = &groups[..] else { return Ok(Comms { inner: Metered::new(Axis::Data, world), hybrid: None }) };
+    let [inner, outer] = [inner, outer].map(|(color, key, axis)| world.split(*color, *key, axis.name()));
     let (inner, outer) = (inner?, outer?);
-    let hybrid = Hybrid { outer: Metered::new(OUTER, outer), data: Metered::new(DATA, world) };
-    Ok(Comms { inner: Metered::new(INNER, inner), hybrid: Some(hybrid) })
+    let hybrid = Hybrid { outer: Metered::new(Axis::Outer, outer), data: Metered::new(Axis::Data, world) };
+    Ok(Comms { inner: Metered::new(Axis::Inner, inner), hybrid: Some(hybrid) })
 }
 
 /// All results, or the cause.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use zbench_config::profile::operations::{Operations, RankLayout};
 use zbench_engine::actions::Action;
-use zbench_engine::comm::Collective;
+use zbench_engine::comm::{Collective, CollectiveKind};
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
 use zbench_engine::outcome::{BySpan, RankReport, Span};
@@ -133,7 +133,7 @@ fn waiting(of: &Operations, split: &[SplitStep], cores: usize, all_reduces: bool
         let clock = Clock { curves, overheads: bare, machine: &Free, crowd, reduce, corrections: BySpan::all(1.0) };
         let computes = clock.time(&split.stated).ok()?.step_ms() * 1e-3;
         let calls = || split.stated.iter().flat_map(|stated| &stated.collectives);
-        let sums = calls().filter(|call| call.kind == "all_reduce").count();
+        let sums = calls().filter(|call| call.kind == CollectiveKind::AllReduce).count();
         let others = calls().count() - sums;
         let left = split.step - computes - split.alone;
         match (all_reduces, sums, others) {

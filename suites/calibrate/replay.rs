@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 use std::time::Instant;
-use zbench_engine::comm::Collective;
-use zbench_engine::comm::{CommError, Communicator, group};
+use zbench_engine::comm::{Collective, CollectiveKind, CommError, Communicator, group};
 use zbench_engine::config::Cell;
 use zbench_engine::threads;
 use zbench_engine::train::kernels;
@@ -62,10 +61,10 @@ fn rank(comm: &dyn Communicator, kernels: &dyn Kernels, calls: &[Collective]) ->
 fn perform(comm: &dyn Communicator, call: &Collective, large: &mut [f32], part: &mut [f32]) -> Result<(), CommError> {
     let part = &mut part[..large.len() / comm.size()];
     match (call.kind, call.in_place) {
-        ("all_gather", true) => comm.all_gather_in_place(ViewMut::of(large)),
-        ("all_gather", false) => comm.all_gather(View::of(part), ViewMut::of(large)),
-        ("reduce_scatter", true) => comm.reduce_scatter_in_place(ViewMut::of(large)),
-        ("reduce_scatter", false) => comm.reduce_scatter(View::of(large), ViewMut::of(part), false),
+        (CollectiveKind::AllGather, true) => comm.all_gather_in_place(ViewMut::of(large)),
+        (CollectiveKind::AllGather, false) => comm.all_gather(View::of(part), ViewMut::of(large)),
+        (CollectiveKind::ReduceScatter, true) => comm.reduce_scatter_in_place(ViewMut::of(large)),
+        (CollectiveKind::ReduceScatter, false) => comm.reduce_scatter(View::of(large), ViewMut::of(part), false),
         _ => comm.all_reduce(ViewMut::of(large)),
     }
 }

@@ -54,14 +54,8 @@ struct Meddled {
 }
 
 impl Communicator for Meddled {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-    fn backend(&self) -> &'static str {
-        self.inner.backend()
+    fn member(&self) -> zbench_engine::comm::Member {
+        self.inner.member()
     }
     fn call(&self, call: Call<'_>) -> Result<()> {
         let Call { kind, send, mut recv } = call;

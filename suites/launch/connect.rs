@@ -6,6 +6,7 @@ use std::time::Duration;
 use tracing::{debug, info};
 use zbench_config::Hosts;
 use zbench_engine::comm::{self, Communicator, Meeting, Rendezvous, TcpOptions};
+use zbench_engine::mesh::Axis;
 use zbench_host::devices;
 use zbench_kernels::{Arena, Kernels};
 
@@ -68,14 +69,14 @@ pub fn connect(
 }
 
 /// As [`connect`] over NCCL, for buffers of the GPU alone and before its memory is taken: this group and those that will be split
-/// off it (colors, keys and names) are connected when it returns, and have what they need.
+/// off it (colors, keys and axes) are connected when it returns, and have what they need.
 ///
 /// # Errors
 /// As [`connect`].
 pub fn connect_gpus(
     world: &World,
     kernels: Arc<dyn Kernels>,
-    groups: &[(usize, usize, &str)],
+    groups: &[(usize, usize, Axis)],
     options: &Options,
 ) -> Result<Box<dyn Communicator>, LaunchError> {
     let met = meet(world, options)?;
@@ -154,7 +155,7 @@ fn nccl(
     world: &World,
     mut met: Rendezvous,
     kernels: Arc<dyn Kernels>,
-    groups: &[(usize, usize, &str)],
+    groups: &[(usize, usize, Axis)],
     options: &Options,
 ) -> Result<Box<dyn Communicator>, LaunchError> {
     use zbench_engine::comm::nccl::{Api, Device, Ordered, Search, load_driver, nccl_over};

@@ -136,8 +136,8 @@ impl Planned {
 
 fn traffic(estimate: &Estimate) -> Vec<EstimateTraffic> {
     let entry = |t: &zbench_engine::outcome::Traffic| EstimateTraffic {
-        axis: t.axis.into(),
-        kind: t.kind.into(),
+        axis: t.axis.name().into(),
+        kind: t.kind.name().into(),
         calls: t.calls,
         payload_bytes: t.payload_bytes,
         wire_bytes: t.wire_bytes,

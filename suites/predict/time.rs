@@ -9,7 +9,7 @@ use zbench_config::Resolved;
 use zbench_config::profile::corrections::{self, Corrections};
 use zbench_config::profile::operations::{self, Operations, RankLayout};
 use zbench_config::profile::{default_path, fit_of_value};
-use zbench_engine::comm::Collective;
+use zbench_engine::comm::{Collective, CollectiveKind};
 use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::outcome::{BySpan, Flops};
 use zbench_engine::planner::clock::{Clock, Machine, NoTime, Stretch};
@@ -218,11 +218,11 @@ impl Machine for Fits<'_> {
         if call.ranks <= 1 {
             return Ok(0.0);
         }
-        let (backend, ranks) = (self.cell.parallel.backend.name(), call.ranks);
-        let reduces = call.kind != "all_gather";
+        let (backend, ranks, kind) = (self.cell.parallel.backend.name(), call.ranks, call.kind.name());
+        let reduces = call.kind != CollectiveKind::AllGather;
         let wanted = type_name(dtype);
         let of = |table: &Table| -> Option<Vec<Fit>> {
-            let fits = table.get(backend)?.get(format!("ranks-{ranks}"))?.get(call.kind)?.get("fits")?.as_array()?;
+            let fits = table.get(backend)?.get(format!("ranks-{ranks}"))?.get(kind)?.get("fits")?.as_array()?;
             let mut fits: Vec<Fit> = fits.iter().filter_map(fit_of_value).collect();
             // What only copies takes bytes of any type; what adds is as fast as its type.
             fits.retain(|fit| !reduces || (fit.dtype == wanted && fit.redop == "sum"));
@@ -233,9 +233,9 @@ impl Machine for Fits<'_> {
         let Some(us) = fit.and_then(|fit| time_us(&fit.segments, call.bytes as f64)) else {
             let of_type = if reduces { format!(" -d {wanted}") } else { String::new() };
             return Err(format!(
-                "{} has no fit of {} among {ranks} ranks of {backend}; run `zbench allreduce --backend {backend} --ranks \
-                 {ranks} --collective {}{of_type} --save`",
-                self.profile.name, call.kind, call.kind
+                "{} has no fit of {kind} among {ranks} ranks of {backend}; run `zbench allreduce --backend {backend} --ranks \
+                 {ranks} --collective {kind}{of_type} --save`",
+                self.profile.name
             ));
         };
         // Groups that talk at the same time share the cores, which a group alone had to itself.

@@ -6,7 +6,6 @@ use crate::loading::Resident;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::Cell;
 use zbench_engine::data::Found;
 use zbench_engine::hardware::Seat;
@@ -302,7 +301,7 @@ pub struct RankEnd {
     /// Mean time per timed step; empty where no step was timed to its end.
     pub spans_ms: BTreeMap<Span, f64>,
     /// Collectives per step.
-    pub traffic: Vec<TrafficEnd>,
+    pub traffic: Vec<outcome::Traffic>,
     /// What the source found in documents; the same on all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub documents: Option<Found>,
@@ -365,38 +364,6 @@ impl LoadingEnd {
     }
 }
 
-/// Collectives of one kind on one axis, per step.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)] // the fields of outcome::Traffic, which documents them
-pub struct TrafficEnd {
-    pub axis: String,
-    pub kind: String,
-    pub calls: f64,
-    pub payload_bytes: f64,
-    pub wire_bytes: f64,
-    pub ms: f64,
-    pub exposed_ms: f64,
-    pub ranks: usize,
-    #[serde(default)]
-    pub link: LinkUse,
-}
-
-impl From<&outcome::Traffic> for TrafficEnd {
-    fn from(traffic: &outcome::Traffic) -> TrafficEnd {
-        TrafficEnd {
-            axis: traffic.axis.to_string(),
-            kind: traffic.kind.to_string(),
-            calls: traffic.calls,
-            payload_bytes: traffic.payload_bytes,
-            wire_bytes: traffic.wire_bytes,
-            ms: traffic.ms,
-            exposed_ms: traffic.exposed_ms,
-            ranks: traffic.ranks,
-            link: traffic.link,
-        }
-    }
-}
-
 impl RankEnd {
     /// What an arena says, when that is all there is.
     pub fn of_ledger(rank: usize, ledger: &Ledger) -> RankEnd {
@@ -416,7 +383,7 @@ impl From<&outcome::RankReport> for RankEnd {
             reserved_bytes: report.reserved_bytes,
             step_ms: report.step_ms.clone(),
             spans_ms: report.spans_ms.iter().collect(),
-            traffic: report.traffic.iter().map(TrafficEnd::from).collect(),
+            traffic: report.traffic.clone(),
             documents: report.documents,
             stopped: report.stopped,
             loading: report.loaded.as_ref().map(LoadingEnd::by_account),

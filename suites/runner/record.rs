@@ -1,11 +1,12 @@
 //! From what was measured to a record: metrics, memory beside its prediction, communication, time, operations.
 
 use crate::gpu_info::GpuInfo;
-use crate::protocol::{End, LoadingEnd, RankEnd, TrafficEnd};
+use crate::protocol::{End, LoadingEnd, RankEnd};
 use hdrhistogram::Histogram;
+use zbench_engine::comm::CollectiveKind;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::{Backend, Cell, Data, DeviceKind};
-use zbench_engine::outcome::Estimate;
+use zbench_engine::outcome::{Estimate, Traffic};
 use zbench_host::devices;
 use zbench_host::sampling::sampled::BUSY_SHARE;
 use zbench_kernels::Category;
@@ -130,14 +131,10 @@ fn rank_of(rank: &RankEnd, host: &str) -> Rank {
 
 /// Bytes of the largest rank, times of the slowest, by axis and kind.
 /// What a library moves it does not tell: only the plan's bytes are stated.
-fn communication(
-    ranks: &[RankEnd],
-    predicted: &[zbench_engine::outcome::Traffic],
-    backend: Backend,
-) -> Vec<Communication> {
+fn communication(ranks: &[RankEnd], predicted: &[Traffic], backend: Backend) -> Vec<Communication> {
     let planned = record::wire_is_planned(backend.name());
     let steps = ranks.iter().map(|rank| rank.step_ms.len()).max().unwrap_or(0);
-    let mut all: Vec<TrafficEnd> = Vec::new();
+    let mut all: Vec<Traffic> = Vec::new();
     for traffic in ranks.iter().flat_map(|rank| &rank.traffic) {
         match all.iter_mut().find(|known| known.axis == traffic.axis && known.kind == traffic.kind) {
             None => all.push(traffic.clone()),
@@ -167,8 +164,8 @@ fn communication(
                     .insert("over_budget".into(), (traffic.link.over_budget as f64 / traffic.link.calls as f64).into());
             }
             Communication {
-                axis: traffic.axis.clone(),
-                kind: traffic.kind.clone(),
+                axis: traffic.axis.name().into(),
+                kind: traffic.kind.name().into(),
                 calls: traffic.calls,
                 payload_bytes: traffic.payload_bytes,
                 wire_bytes: if planned { f64::NAN } else { traffic.wire_bytes },
@@ -184,11 +181,15 @@ fn communication(
 }
 
 /// nccl-tests' algbw and busbw in GB/s. Its size of an all-reduce is the buffer, of which our payload is twice.
-fn bandwidth(traffic: &TrafficEnd) -> Option<(f64, f64)> {
+fn bandwidth(traffic: &Traffic) -> Option<(f64, f64)> {
     let n = traffic.ranks as f64;
-    let (size, factor) = match traffic.kind.as_str() {
-        "all_reduce" => (traffic.payload_bytes / 2.0, 2.0 * (n - 1.0) / n),
-        "all_gather" | "reduce_scatter" | "all_to_all" | "gather" | "scatter" => (traffic.payload_bytes, (n - 1.0) / n),
+    let (size, factor) = match traffic.kind {
+        CollectiveKind::AllReduce => (traffic.payload_bytes / 2.0, 2.0 * (n - 1.0) / n),
+        CollectiveKind::AllGather
+        | CollectiveKind::ReduceScatter
+        | CollectiveKind::AllToAll
+        | CollectiveKind::Gather
+        | CollectiveKind::Scatter => (traffic.payload_bytes, (n - 1.0) / n),
         _ => (traffic.payload_bytes, 1.0),
     };
     let seconds = traffic.ms / 1e3;
@@ -473,7 +474,7 @@ pub fn emulated_device(record: &mut Record) {
 /// The bus bandwidth of the all-reduce that moves most.
 fn all_reduce(record: &mut Record, cell: &Cell) {
     let metric = "all_reduce_busbw_gb_s";
-    let of_kind = record.communication.iter().filter(|c| c.kind == "all_reduce");
+    let of_kind = record.communication.iter().filter(|c| c.kind == CollectiveKind::AllReduce.name());
     let largest = of_kind.max_by(|a, b| a.payload_bytes.total_cmp(&b.payload_bytes)).and_then(|c| c.busbw_gb_s);
     match largest {
         Some(bandwidth) => record.state(metric, bandwidth),
@@ -535,15 +536,23 @@ fn flags(record: &mut Record, end: &End) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zbench_engine::mesh::Axis;
 
     #[test]
     fn bytes_of_a_library_are_planned_and_those_of_others_measured() {
-        let (kind, wire_bytes, ranks) = ("all_reduce", 100.0, 2);
-        let traffic =
-            vec![TrafficEnd { axis: "data".into(), kind: kind.into(), wire_bytes, ranks, ..Default::default() }];
-        let end = RankEnd { traffic, ..RankEnd::default() };
-        let plan =
-            zbench_engine::outcome::Traffic { axis: "data", kind, wire_bytes: 120.0, ranks, ..Default::default() };
+        let planned = Traffic {
+            axis: Axis::Data,
+            kind: CollectiveKind::AllReduce,
+            calls: 0.0,
+            payload_bytes: 0.0,
+            wire_bytes: 120.0,
+            ms: 0.0,
+            exposed_ms: 0.0,
+            ranks: 2,
+            link: LinkUse::default(),
+        };
+        let measured_traffic = Traffic { wire_bytes: 100.0, ..planned.clone() };
+        let end = RankEnd { traffic: vec![measured_traffic], ..RankEnd::default() };
         for (backend, measured) in [
             (Backend::Mpi, None),
             (Backend::Nccl, None),
@@ -552,7 +561,7 @@ mod tests {
             (Backend::Tcp, Some(100.0)),
             (Backend::Device, Some(100.0)),
         ] {
-            let rows = communication(std::slice::from_ref(&end), std::slice::from_ref(&plan), backend);
+            let rows = communication(std::slice::from_ref(&end), std::slice::from_ref(&planned), backend);
             let row = serde_json::to_value(&rows[0]).unwrap();
             assert_eq!(row["wire_bytes"].as_f64(), measured, "{row}");
             assert_eq!(row["predicted_wire_bytes"].as_f64(), Some(120.0), "{row}");

@@ -30,7 +30,6 @@ struct Header {
     cause_bytes: AtomicU32,
 }
 
-/// The memory of a world.
 pub(crate) struct Control {
     region: Arc<Region>,
     ranks: usize,
@@ -44,7 +43,6 @@ struct Head {
     name: [u8; NAME_BYTES],
 }
 
-/// One group's board.
 #[derive(Clone)]
 pub(crate) struct Board {
     control: Arc<Control>,
@@ -55,9 +53,7 @@ pub(crate) struct Board {
 /// Who takes part in a call; each group numbers its calls from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum CallGroup {
-    /// All ranks of the group.
     All,
-    /// A sender and its receiver.
     Pair { from: usize, to: usize },
 }
 
@@ -70,7 +66,6 @@ impl CallGroup {
         }
     }
 
-    /// The rank at a place.
     pub(crate) fn member(self, place: usize) -> usize {
         match self {
             CallGroup::All => place,
@@ -233,7 +228,6 @@ impl Board {
         Ok(board)
     }
 
-    /// Bytes of all of it.
     fn bytes(&self) -> u64 {
         self.eager_at(DEPTH * self.size) + 128
     }

@@ -3,34 +3,24 @@
 mod check;
 
 use super::Result;
+use serde::de::IntoDeserializer;
+use serde::de::value::StrDeserializer;
+use serde::{Deserialize, Serialize};
 use zbench_kernels::{Buffer, DType, ReduceOp, View, ViewMut};
 
 /// The collectives, by NCCL's meanings. `n` is the number of ranks, `part` an n-th of a buffer in rank order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// `recv` = `op` over all ranks' `send`.
-    AllReduce {
-        /// How summands combine.
-        op: ReduceOp,
-    },
-    /// `recv` = (`recv` +) this rank's part of `op` over all ranks' `send`.
-    ReduceScatter {
-        /// How summands combine.
-        op: ReduceOp,
-        /// Add to `recv` instead of overwriting it.
-        accumulate: bool,
-    },
+    AllReduce { op: ReduceOp },
+    /// `recv` = this rank's part of `op` over all ranks' `send`, added to what is in `recv` where `accumulate` says so.
+    ReduceScatter { op: ReduceOp, accumulate: bool },
     /// `recv` = all ranks' `send` in rank order.
     AllGather,
     /// Every rank's `recv` = the root's `send`.
     Broadcast { root: usize },
     /// The root's `recv` = `op` over all ranks' `send`.
-    Reduce {
-        /// How summands combine.
-        op: ReduceOp,
-        /// Who gets the result.
-        root: usize,
-    },
+    Reduce { op: ReduceOp, root: usize },
     /// The root's `recv` = all ranks' `send` in rank order.
     Gather { root: usize },
     /// `recv` = this rank's part of the root's `send`.
@@ -42,38 +32,116 @@ pub enum Kind {
     /// Takes what a rank sends.
     Recv { from: usize },
     /// `Send` and `Recv` at once, so that a ring of ranks does not wait for itself.
-    SendRecv {
-        /// Who gets this rank's `send`.
-        to: usize,
-        /// Whose `send` this rank's `recv` is.
-        from: usize,
-    },
+    SendRecv { to: usize, from: usize },
     /// Returns when all ranks have called it.
     Barrier,
 }
 
-impl Kind {
+/// A [`Kind`] without its operands. The declaration order, alphabetical by name, is the order of rows in reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveKind {
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Gather,
+    Recv,
+    Reduce,
+    ReduceScatter,
+    Scatter,
+    Send,
+    #[serde(rename = "sendrecv")]
+    SendRecv,
+}
+
+impl CollectiveKind {
     /// The name in records, tables and errors.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::AllReduce { .. } => "all_reduce",
-            Kind::ReduceScatter { .. } => "reduce_scatter",
-            Kind::AllGather => "all_gather",
-            Kind::Broadcast { .. } => "broadcast",
-            Kind::Reduce { .. } => "reduce",
-            Kind::Gather { .. } => "gather",
-            Kind::Scatter { .. } => "scatter",
-            Kind::AllToAll => "all_to_all",
-            Kind::Send { .. } => "send",
-            Kind::Recv { .. } => "recv",
-            Kind::SendRecv { .. } => "sendrecv",
-            Kind::Barrier => "barrier",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::AllReduce => "all_reduce",
+            CollectiveKind::AllToAll => "all_to_all",
+            CollectiveKind::Barrier => "barrier",
+            CollectiveKind::Broadcast => "broadcast",
+            CollectiveKind::Gather => "gather",
+            CollectiveKind::Recv => "recv",
+            CollectiveKind::Reduce => "reduce",
+            CollectiveKind::ReduceScatter => "reduce_scatter",
+            CollectiveKind::Scatter => "scatter",
+            CollectiveKind::Send => "send",
+            CollectiveKind::SendRecv => "sendrecv",
         }
     }
 
     /// Whether all ranks of the group take part; else it is a matter of two.
+    pub(crate) const fn is_collective(self) -> bool {
+        !matches!(self, CollectiveKind::Send | CollectiveKind::Recv | CollectiveKind::SendRecv)
+    }
+
+    pub(crate) fn find(name: &str) -> Option<CollectiveKind> {
+        let name: StrDeserializer<'_, serde::de::value::Error> = name.into_deserializer();
+        CollectiveKind::deserialize(name).ok()
+    }
+
+    /// A call in words, for the error when ranks do not agree. `operands` are those of [`Kind::operands`].
+    pub(crate) fn describe(self, operands: (ReduceOp, bool, usize), send: Shape, recv: Shape) -> String {
+        let shape = |(dtype, len): Shape| format!("{len} {dtype}");
+        let ((op, accumulate, root), name, send, recv) = (operands, self.name(), shape(send), shape(recv));
+        let op = if op == ReduceOp::Sum { String::new() } else { format!(" ({op})") };
+        match self {
+            CollectiveKind::AllReduce => format!("{name}{op} of {recv}"),
+            CollectiveKind::ReduceScatter if accumulate => format!("{name}{op} of {send} onto {recv}"),
+            CollectiveKind::ReduceScatter | CollectiveKind::AllGather | CollectiveKind::AllToAll => {
+                format!("{name}{op} of {send} to {recv}")
+            }
+            CollectiveKind::Broadcast | CollectiveKind::Scatter => format!("{name} of {recv} from rank {root}"),
+            CollectiveKind::Reduce | CollectiveKind::Gather => format!("{name}{op} of {send} to rank {root}"),
+            CollectiveKind::Send | CollectiveKind::SendRecv => format!("{name} of {send}"),
+            CollectiveKind::Recv => format!("{name} of {recv}"),
+            CollectiveKind::Barrier => name.to_owned(),
+        }
+    }
+}
+
+impl Kind {
+    pub const fn collective(self) -> CollectiveKind {
+        match self {
+            Kind::AllReduce { .. } => CollectiveKind::AllReduce,
+            Kind::ReduceScatter { .. } => CollectiveKind::ReduceScatter,
+            Kind::AllGather => CollectiveKind::AllGather,
+            Kind::Broadcast { .. } => CollectiveKind::Broadcast,
+            Kind::Reduce { .. } => CollectiveKind::Reduce,
+            Kind::Gather { .. } => CollectiveKind::Gather,
+            Kind::Scatter { .. } => CollectiveKind::Scatter,
+            Kind::AllToAll => CollectiveKind::AllToAll,
+            Kind::Send { .. } => CollectiveKind::Send,
+            Kind::Recv { .. } => CollectiveKind::Recv,
+            Kind::SendRecv { .. } => CollectiveKind::SendRecv,
+            Kind::Barrier => CollectiveKind::Barrier,
+        }
+    }
+
+    /// The name in records, tables and errors.
+    pub const fn name(self) -> &'static str {
+        self.collective().name()
+    }
+
+    /// Whether all ranks of the group take part; else it is a matter of two.
     pub const fn is_collective(self) -> bool {
-        !matches!(self, Kind::Send { .. } | Kind::Recv { .. } | Kind::SendRecv { .. })
+        self.collective().is_collective()
+    }
+
+    /// How it combines (a sum where it does not), whether onto what is there, and the root (0 where there is none).
+    pub(crate) const fn operands(self) -> (ReduceOp, bool, usize) {
+        match self {
+            Kind::AllReduce { op } => (op, false, 0),
+            Kind::ReduceScatter { op, accumulate } => (op, accumulate, 0),
+            Kind::Reduce { op, root } => (op, false, root),
+            Kind::Broadcast { root } | Kind::Gather { root } | Kind::Scatter { root } => (ReduceOp::Sum, false, root),
+            _ => (ReduceOp::Sum, false, 0),
+        }
     }
 
     /// How it combines what ranks give, if it does.
@@ -112,12 +180,10 @@ pub struct Call<'a> {
 pub type Shape = (DType, usize);
 
 impl<'a> Call<'a> {
-    /// A call with both buffers.
     pub fn new(kind: Kind, send: View<'a>, recv: ViewMut<'a>) -> Call<'a> {
         Call { kind, send: Some(send), recv: Some(recv) }
     }
 
-    /// A call in place.
     pub fn in_place(kind: Kind, recv: ViewMut<'a>) -> Call<'a> {
         Call { kind, send: None, recv: Some(recv) }
     }

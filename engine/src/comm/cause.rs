@@ -1,67 +1,84 @@
-//! Why a world ended, as text in the memory that its ranks share.
+//! Why a world ended, as text for the other ranks: in memory that they share, or over a connection.
 
-use super::CommError;
-use super::call::Kind;
+use super::{CollectiveKind, CommError};
 
-/// Between fields; no name or reason has it.
-const MARK: char = '\u{1f}';
+/// The name of the group of all ranks.
+pub(crate) const WORLD: &str = "world";
+/// The name of a split in errors.
+pub(crate) const SPLIT: &str = "split";
+/// Longest text of a cause that travels, and most of the ranks that it names.
+const MAX_TEXT: usize = 2000;
+const MAX_MISSING: usize = 200;
 
-/// Operations by the names they have in errors.
-const OPERATIONS: [&str; 14] = [
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "all_to_all",
-    "send",
-    "recv",
-    "sendrecv",
-    "barrier",
-    "split",
-    "a collective",
-];
+/// How a rank that ends the world by a mismatch is seen from the others: the world rank it names, and its own place in the
+/// group.
+pub(crate) type Sides = (usize, usize);
 
-/// The error in words for other processes. What only one rank can feel is told as its abort.
-pub(crate) fn encode(error: &CommError, group: &str, rank: usize) -> String {
-    let fields = match error {
-        CommError::Aborted { group, rank, reason } => {
-            ["A".into(), group.clone(), rank.to_string(), reason.clone()].to_vec()
-        }
+/// The error in words for other processes: fields with a zero between them. `own` is this rank's number in the world. What only
+/// one rank can feel is told as its abort.
+pub(crate) fn encode(cause: &CommError, own: usize, sides: Option<Sides>) -> String {
+    let cut = |text: &str| text.chars().filter(|c| *c != '\0').take(MAX_TEXT).collect::<String>();
+    let fields = match cause {
+        CommError::Aborted { group, rank, reason } => vec!["aborted".into(), cut(group), rank.to_string(), cut(reason)],
         CommError::Stalled { group, operation, sequence, missing, seconds } => {
-            let missing = missing.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-            vec!["S".into(), group.clone(), (*operation).into(), sequence.to_string(), missing, seconds.to_string()]
+            let missing: Vec<String> = missing.iter().take(MAX_MISSING).map(usize::to_string).collect();
+            let (sequence, seconds) = (sequence.to_string(), seconds.to_string());
+            vec!["stalled".into(), cut(group), (*operation).into(), sequence, missing.join(","), seconds]
         }
-        other => vec!["A".into(), group.into(), rank.to_string(), other.to_string()],
+        CommError::Mismatch { group, sequence, rank, theirs, ours } => {
+            let (named, place) = sides.unwrap_or((usize::MAX, *rank));
+            let numbers = [*rank, named, own, place].map(|number| number.to_string());
+            let mut fields = vec!["mismatch".into(), cut(group), sequence.to_string()];
+            fields.extend(numbers);
+            fields.extend([cut(theirs), cut(ours)]);
+            fields
+        }
+        other => vec!["aborted".into(), WORLD.into(), own.to_string(), cut(&other.to_string())],
     };
-    fields.join(&MARK.to_string())
+    fields.join("\0")
 }
 
-/// The error that another rank has written.
-pub(crate) fn decode(text: &str) -> CommError {
-    let fields: Vec<&str> = text.split(MARK).collect();
-    let number = |text: &str| text.parse().unwrap_or_default();
-    match fields[..] {
-        ["A", group, rank, reason] => {
-            CommError::Aborted { group: group.into(), rank: number(rank) as usize, reason: reason.into() }
+/// What a rank says, as this one sees it, which is `own` in the world and in the given call.
+pub(crate) fn decode(words: &[u8], own: usize, call: Option<&str>) -> Option<CommError> {
+    let text = String::from_utf8_lossy(words);
+    let mut fields = text.split('\0');
+    let mut next = || fields.next().map(str::to_owned);
+    match next()?.as_str() {
+        "aborted" => Some(CommError::Aborted { group: next()?, rank: next()?.parse().ok()?, reason: next()? }),
+        "stalled" => Some(CommError::Stalled {
+            group: next()?,
+            operation: operation(&next()?),
+            sequence: next()?.parse().ok()?,
+            missing: next()?.split(',').filter_map(|rank| rank.parse().ok()).collect(),
+            seconds: next()?.parse().ok()?,
+        }),
+        "mismatch" => {
+            let (group, sequence) = (next()?, next()?.parse().ok()?);
+            let mut number = || next()?.parse::<usize>().ok();
+            let (rank, named, teller, place) = (number()?, number()?, number()?, number()?);
+            let (theirs, ours) = (next()?, next()?);
+            // The rank that is named sees it from the other side, and so does who called what that rank called.
+            Some(if named == own || call == Some(&theirs) {
+                CommError::Mismatch { group, sequence, rank: place, theirs: ours, ours: theirs }
+            } else if call == Some(&ours) {
+                CommError::Mismatch { group, sequence, rank, theirs, ours }
+            } else {
+                let calls = format!("rank {rank} called {theirs}, rank {place} {ours}");
+                let reason = format!("collective number {sequence} of {group} does not match: {calls}");
+                CommError::Aborted { group: WORLD.into(), rank: teller, reason }
+            })
         }
-        ["S", group, operation, sequence, missing, seconds] => CommError::Stalled {
-            group: group.into(),
-            operation: OPERATIONS.iter().find(|known| **known == operation).copied().unwrap_or("a collective"),
-            sequence: number(sequence),
-            missing: missing.split(',').filter_map(|rank| rank.parse().ok()).collect(),
-            seconds: number(seconds),
-        },
-        // Its writer died in the middle of it.
-        _ => CommError::Aborted { group: "world".into(), rank: 0, reason: "ended without saying why".into() },
+        _ => None,
     }
 }
 
-/// The name of a kind, as [`decode`] knows it.
-pub(crate) fn operation(kind: Option<Kind>) -> &'static str {
-    kind.map_or("split", Kind::name)
+/// The name of an operation that another rank speaks of, as this program writes it.
+fn operation(name: &str) -> &'static str {
+    match CollectiveKind::find(name) {
+        Some(kind) => kind.name(),
+        None if name == SPLIT => SPLIT,
+        None => "a collective",
+    }
 }
 
 #[cfg(test)]
@@ -69,25 +86,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ended_a_world_is_understood_by_all() {
-        let aborted = CommError::Aborted { group: "world".into(), rank: 3, reason: "the disk is full, é".into() };
-        let stalled = CommError::Stalled {
-            group: "inner".into(),
-            operation: "all_gather",
-            sequence: 17,
-            missing: vec![1, 5],
-            seconds: 300,
-        };
-        for error in [aborted, stalled] {
-            assert_eq!(decode(&encode(&error, "world", 9)), error);
+    fn causes_arrive_as_they_were_and_mismatches_from_the_other_side() {
+        let group = || "row".to_owned();
+        let aborted = CommError::Aborted { group: group(), rank: 3, reason: "the disk is full".into() };
+        let (sequence, seconds) = (12, 5);
+        let stalled =
+            CommError::Stalled { group: group(), operation: "all_gather", sequence, missing: vec![1, 7], seconds };
+        for cause in [aborted, stalled] {
+            assert_eq!(decode(encode(&cause, 5, None).as_bytes(), 0, None), Some(cause));
         }
+        let mismatch = |rank, theirs: &str, ours: &str| CommError::Mismatch {
+            group: group(),
+            sequence,
+            rank,
+            theirs: theirs.into(),
+            ours: ours.into(),
+        };
+        // World rank 6, place 1 in its group, names world rank 9, place 2.
+        let words = encode(&mismatch(2, "barrier", "all_reduce"), 6, Some((9, 1)));
+        let seen = |own, call| decode(words.as_bytes(), own, call).unwrap();
+        assert_eq!(seen(9, Some("barrier")), mismatch(1, "all_reduce", "barrier"));
+        assert_eq!(seen(4, Some("barrier")), mismatch(1, "all_reduce", "barrier"));
+        assert_eq!(seen(4, Some("all_reduce")), mismatch(2, "barrier", "all_reduce"));
+        let CommError::Aborted { rank: 6, reason, .. } = seen(4, None) else { panic!("{}", seen(4, None)) };
+        assert!(reason.ends_with("does not match: rank 2 called barrier, rank 1 all_reduce"), "{reason}");
+        let long = CommError::Aborted { group: group(), rank: 3, reason: "\0x".repeat(100_000) };
+        assert!(encode(&long, 0, None).len() < usize::from(u16::MAX));
         let odd = CommError::Invalid { operation: "send", reason: "no".into() };
         let told = CommError::Aborted { group: "world".into(), rank: 9, reason: odd.to_string() };
-        assert_eq!(decode(&encode(&odd, "world", 9)), told);
-        for torn in ["", "A", "S\u{1f}x"] {
-            assert!(matches!(decode(torn), CommError::Aborted { .. }));
+        assert_eq!(decode(encode(&odd, 9, None).as_bytes(), 0, None), Some(told));
+        for name in ["all_gather", "sendrecv", "barrier", "split", "a collective"] {
+            assert_eq!(operation(name), name);
         }
-        let kinds = [Kind::AllGather, Kind::AllToAll, Kind::Barrier, Kind::Send { to: 0 }];
-        assert!(kinds.iter().all(|kind| OPERATIONS.contains(&operation(Some(*kind)))));
+        for garbage in [&b""[..], b"aborted", b"stalled\0a", b"mismatch\0a\0b", &[0xff; 40]] {
+            assert_eq!(decode(garbage, 0, None), None);
+        }
     }
 }

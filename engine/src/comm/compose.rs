@@ -6,10 +6,11 @@
 
 mod quantised;
 
-pub use quantised::{BLOCK, quantised_all_gather, quantised_reduce_scatter};
+pub use quantised::BLOCK;
 
 use super::link::LinkUse;
-use super::{Call, CommError, Communicator, Kind, OwnedCall, ReduceOp, Result, Ticket};
+use super::{Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket};
+use quantised::Packed;
 use std::cell::Cell;
 use std::sync::Arc;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, QuantFormat, Quantize, View, ViewMut};
@@ -26,7 +27,6 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All of them.
     pub const ALL: [Algorithm; 3] = [Algorithm::Hierarchical, Algorithm::Q8, Algorithm::Q4];
 
     /// The name in tables and on the command line.
@@ -38,7 +38,6 @@ impl Algorithm {
         }
     }
 
-    /// The algorithm of that name.
     pub fn find(name: &str) -> Option<Algorithm> {
         Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name)
     }
@@ -53,45 +52,54 @@ impl Algorithm {
     }
 }
 
-/// What compositions work with: the two levels, and scratch.
-#[derive(Clone, Copy)]
-pub struct Levels<'a> {
+/// The average of averages is the average, but not where each is cut off to an integer.
+fn combines(operation: &'static str, op: ReduceOp, dtype: DType) -> Result<()> {
+    let integer = !matches!(dtype, DType::F64 | DType::F32 | DType::Bf16 | DType::F16);
+    if op == ReduceOp::Avg && integer {
+        let reason = format!("the average of {dtype} in two levels would be cut off twice; use floats or a sum");
+        return Err(CommError::Invalid { operation, reason });
+    }
+    Ok(())
+}
+
+/// A communicator whose all-reduce, all-gather and reduce-scatter are composed; everything else goes to the group that
+/// it is made of.
+pub struct Composed {
+    world: Box<dyn Communicator>,
     /// The ranks of this rank's node.
-    pub inner: &'a dyn Communicator,
+    inner: Box<dyn Communicator>,
     /// The ranks with this rank's place in every node.
-    pub outer: &'a dyn Communicator,
-    /// What copies, sums and quantises.
-    pub kernels: &'a dyn Kernels,
-    /// Where scratch comes from.
-    pub arena: &'a Arena,
+    outer: Box<dyn Communicator>,
+    algorithm: Algorithm,
+    kernels: Arc<dyn Kernels>,
+    arena: Arena,
+    next: Cell<u64>,
 }
 
-/// The two levels of a group: `inner` and `outer` of this rank. A collective call.
-///
-/// # Errors
-/// [`CommError::Invalid`] when the ranks are no whole nodes.
-pub fn levels(
-    world: &dyn Communicator,
-    ranks_per_node: usize,
-) -> Result<(Box<dyn Communicator>, Box<dyn Communicator>)> {
-    let (rank, size) = (world.rank(), world.size());
-    if ranks_per_node == 0 || !size.is_multiple_of(ranks_per_node) {
-        let reason = format!("{size} ranks are no whole nodes of {ranks_per_node}; write a divisor of the ranks");
-        return Err(CommError::Invalid { operation: "split", reason });
+impl Composed {
+    /// Composes over `world`, with nodes of `ranks_per_node`; scratch is from `arena`. A collective call.
+    ///
+    /// # Errors
+    /// [`CommError::Invalid`] when the ranks are no whole nodes.
+    pub fn new(
+        world: Box<dyn Communicator>,
+        algorithm: Algorithm,
+        ranks_per_node: usize,
+        kernels: Arc<dyn Kernels>,
+        arena: Arena,
+    ) -> Result<Composed> {
+        let (rank, size) = (world.rank(), world.size());
+        if ranks_per_node == 0 || !size.is_multiple_of(ranks_per_node) {
+            let reason = format!("{size} ranks are no whole nodes of {ranks_per_node}; write a divisor of the ranks");
+            return Err(CommError::Invalid { operation: "split", reason });
+        }
+        let (node, place) = (rank / ranks_per_node, rank % ranks_per_node);
+        let (inner, outer) = (world.split(node, place, "inner")?, world.split(place, node, "outer")?);
+        Ok(Composed { world, inner, outer, algorithm, kernels, arena, next: Cell::new(0) })
     }
-    let (node, place) = (rank / ranks_per_node, rank % ranks_per_node);
-    Ok((world.split(node, place, "inner")?, world.split(place, node, "outer")?))
-}
 
-impl<'a> Levels<'a> {
-    /// Ranks in all.
-    pub fn size(&self) -> usize {
-        self.inner.size() * self.outer.size()
-    }
-
-    /// This rank among all.
-    pub fn rank(&self) -> usize {
-        self.outer.rank() * self.inner.size() + self.inner.rank()
+    fn composes(kind: Kind) -> bool {
+        matches!(kind, Kind::AllReduce { .. } | Kind::AllGather | Kind::ReduceScatter { .. })
     }
 
     fn scratch(&self, operation: &'static str, dtype: DType, len: usize) -> Result<Buffer> {
@@ -99,15 +107,25 @@ impl<'a> Levels<'a> {
         self.arena.alloc(Category::Communication, dtype, len).map_err(full)
     }
 
-    /// `buffer` = `op` over all ranks: a reduce-scatter inside the node, an all-reduce of the parts across nodes, an
-    /// all-gather inside the node. Across nodes travels one part of `inner` parts a rank.
+    fn all_reduce(&self, op: ReduceOp, send: Option<View<'_>>, mut recv: ViewMut<'_>) -> Result<()> {
+        if let Some(send) = send {
+            self.kernels.reduce(ReduceOp::Sum, &[send], false, recv.reborrow())?;
+        }
+        let Some(quantize) = self.algorithm.quantize() else { return self.all_reduce_exact(op, recv) };
+        // The tail that no rank gets a part of is fewer elements than ranks, and travels as it is.
+        let whole = recv.len() / self.size() * self.size();
+        let (body, tail) = recv.split_at(whole);
+        let sum = quantised::reduced(self, &quantize, op, body.as_view())?;
+        Packed::new(self, &quantize, sum.view())?.all_gather(body)?;
+        if tail.is_empty() { Ok(()) } else { self.world.call(Call::in_place(Kind::AllReduce { op }, tail)) }
+    }
+
+    /// A reduce-scatter inside the node, an all-reduce of the parts across nodes, an all-gather inside the node. Across nodes
+    /// travels one part of `inner` parts a rank.
     ///
     /// A sum has the order inner, then outer: the flat one where both are powers of two. Short types are rounded between
     /// the levels.
-    ///
-    /// # Errors
-    /// As the collectives it is made of; [`CommError::Invalid`] for the average of integers.
-    pub fn all_reduce(&self, op: ReduceOp, buffer: ViewMut<'_>) -> Result<()> {
+    fn all_reduce_exact(&self, op: ReduceOp, buffer: ViewMut<'_>) -> Result<()> {
         combines("all_reduce", op, buffer.dtype())?;
         let parts = self.inner.size();
         // What does not divide is fewer elements than ranks, and is reduced whole.
@@ -129,24 +147,16 @@ impl<'a> Levels<'a> {
         Ok(())
     }
 
-    /// `recv` = all ranks' `send` in rank order: first the parts of this place across nodes, then every node's inside.
-    ///
-    /// # Errors
-    /// As the collectives it is made of.
-    pub fn all_gather(&self, send: View<'_>, recv: ViewMut<'_>) -> Result<()> {
-        let column = self.gathered_column(send)?;
-        self.spread(&column, recv)
-    }
-
-    /// The parts of this rank's place in every node.
-    fn gathered_column(&self, send: View<'_>) -> Result<Buffer> {
-        let mut column = self.scratch("all_gather", send.dtype(), send.len() * self.outer.size())?;
+    /// First the parts of this rank's place across nodes, then every node's inside.
+    fn all_gather(&self, send: Option<View<'_>>, mut recv: ViewMut<'_>) -> Result<()> {
+        let part = recv.len() / self.size();
+        let own = self.rank() * part..(self.rank() + 1) * part;
+        let send = send.unwrap_or(recv.as_view().slice(own));
+        if let Some(quantize) = self.algorithm.quantize() {
+            return Packed::new(self, &quantize, send)?.all_gather(recv);
+        }
+        let mut column = self.scratch("all_gather", send.dtype(), part * self.outer.size())?;
         self.outer.all_gather(send, column.view_mut())?;
-        Ok(column)
-    }
-
-    fn spread(&self, column: &Buffer, mut recv: ViewMut<'_>) -> Result<()> {
-        let part = column.len() / self.outer.size();
         let row = part * self.inner.size();
         for node in 0..self.outer.size() {
             let send = column.slice(node * part..(node + 1) * part);
@@ -155,13 +165,28 @@ impl<'a> Levels<'a> {
         Ok(())
     }
 
-    /// `recv` = (`recv` +) this rank's part of `op` over all ranks' `send`: first inside the nodes, then across.
-    ///
-    /// # Errors
-    /// As [`Levels::all_reduce`].
-    pub fn reduce_scatter(&self, op: ReduceOp, send: View<'_>, recv: ViewMut<'_>, accumulate: bool) -> Result<()> {
-        let column = self.reduced_column(op, send)?;
-        self.outer.call(Call::new(Kind::ReduceScatter { op, accumulate }, column.view(), recv))
+    /// First inside the nodes, then across.
+    fn reduce_scatter(
+        &self,
+        op: ReduceOp,
+        accumulate: bool,
+        send: Option<View<'_>>,
+        mut recv: ViewMut<'_>,
+    ) -> Result<()> {
+        let source = send.unwrap_or(recv.as_view());
+        let part = source.len() / self.size();
+        let own = if send.is_none() { self.rank() * part..(self.rank() + 1) * part } else { 0..part };
+        match self.algorithm.quantize() {
+            None => {
+                let column = self.reduced_column(op, source)?;
+                let kind = Kind::ReduceScatter { op, accumulate };
+                self.outer.call(Call::new(kind, column.view(), recv.slice_mut(own)))
+            }
+            Some(quantize) => {
+                let sum = quantised::reduced(self, &quantize, op, source)?;
+                Ok(self.kernels.reduce(ReduceOp::Sum, &[sum.view()], accumulate, recv.slice_mut(own))?)
+            }
+        }
     }
 
     /// For every node, the part of this rank's place there, reduced inside this node.
@@ -179,123 +204,9 @@ impl<'a> Levels<'a> {
     }
 }
 
-/// The average of averages is the average, but not where each is cut off to an integer.
-fn combines(operation: &'static str, op: ReduceOp, dtype: DType) -> Result<()> {
-    let integer = !matches!(dtype, DType::F64 | DType::F32 | DType::Bf16 | DType::F16);
-    if op == ReduceOp::Avg && integer {
-        let reason = format!("the average of {dtype} in two levels would be cut off twice; use floats or a sum");
-        return Err(CommError::Invalid { operation, reason });
-    }
-    Ok(())
-}
-
-/// A communicator whose all-reduce, all-gather and reduce-scatter are composed; everything else goes to the group that
-/// it is made of.
-pub struct Composed {
-    world: Box<dyn Communicator>,
-    inner: Box<dyn Communicator>,
-    outer: Box<dyn Communicator>,
-    algorithm: Algorithm,
-    kernels: Arc<dyn Kernels>,
-    arena: Arena,
-    next: Cell<u64>,
-}
-
-impl Composed {
-    /// Composes over `world`, with nodes of `ranks_per_node`; scratch is from `arena`. A collective call.
-    ///
-    /// # Errors
-    /// As [`levels`].
-    pub fn new(
-        world: Box<dyn Communicator>,
-        algorithm: Algorithm,
-        ranks_per_node: usize,
-        kernels: Arc<dyn Kernels>,
-        arena: Arena,
-    ) -> Result<Composed> {
-        let (inner, outer) = levels(&*world, ranks_per_node)?;
-        Ok(Composed { world, inner, outer, algorithm, kernels, arena, next: Cell::new(0) })
-    }
-
-    fn levels(&self) -> Levels<'_> {
-        Levels { inner: &*self.inner, outer: &*self.outer, kernels: &*self.kernels, arena: &self.arena }
-    }
-
-    fn composes(kind: Kind) -> bool {
-        matches!(kind, Kind::AllReduce { .. } | Kind::AllGather | Kind::ReduceScatter { .. })
-    }
-
-    fn all_reduce(&self, op: ReduceOp, send: Option<View<'_>>, mut recv: ViewMut<'_>) -> Result<()> {
-        if let Some(send) = send {
-            self.kernels.reduce(ReduceOp::Sum, &[send], false, recv.reborrow())?;
-        }
-        match self.algorithm.quantize() {
-            None => self.levels().all_reduce(op, recv),
-            Some(quantize) => {
-                // The tail that no rank gets a part of is fewer elements than ranks, and travels as it is.
-                let whole = recv.len() / self.size() * self.size();
-                let (body, tail) = recv.split_at(whole);
-                quantised::all_reduce(&self.levels(), &*self.world, &quantize, op, body)?;
-                if tail.is_empty() { Ok(()) } else { self.world.call(Call::in_place(Kind::AllReduce { op }, tail)) }
-            }
-        }
-    }
-
-    fn all_gather(&self, send: Option<View<'_>>, mut recv: ViewMut<'_>) -> Result<()> {
-        let part = recv.len() / self.size();
-        let own = self.rank() * part..(self.rank() + 1) * part;
-        match self.algorithm.quantize() {
-            None => {
-                let column = self.levels().gathered_column(send.unwrap_or(recv.as_view().slice(own)))?;
-                self.levels().spread(&column, recv)
-            }
-            Some(quantize) => {
-                let (kernels, arena) = (&*self.kernels, &self.arena);
-                let packed =
-                    quantised::Packed::new(kernels, arena, &quantize, send.unwrap_or(recv.as_view().slice(own)))?;
-                packed.all_gather(&*self.world, kernels, arena, recv.reborrow())
-            }
-        }
-    }
-
-    fn reduce_scatter(
-        &self,
-        op: ReduceOp,
-        accumulate: bool,
-        send: Option<View<'_>>,
-        mut recv: ViewMut<'_>,
-    ) -> Result<()> {
-        let levels = self.levels();
-        let in_place = send.is_none();
-        let part = recv.len() / if in_place { self.size() } else { 1 };
-        let source = send.unwrap_or(recv.as_view());
-        match self.algorithm.quantize() {
-            None => {
-                let column = levels.reduced_column(op, source)?;
-                let own = if in_place { self.rank() * part..(self.rank() + 1) * part } else { 0..part };
-                let kind = Kind::ReduceScatter { op, accumulate };
-                self.outer.call(Call::new(kind, column.view(), recv.slice_mut(own)))
-            }
-            Some(quantize) => {
-                let sum = quantised::reduced(&levels, &quantize, op, source)?;
-                let own = if in_place { self.rank() * part..(self.rank() + 1) * part } else { 0..part };
-                Ok(self.kernels.reduce(ReduceOp::Sum, &[sum.view()], accumulate, recv.slice_mut(own))?)
-            }
-        }
-    }
-}
-
 impl Communicator for Composed {
-    fn rank(&self) -> usize {
-        self.world.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.world.size()
-    }
-
-    fn backend(&self) -> &'static str {
-        self.world.backend()
+    fn member(&self) -> Member {
+        self.world.member()
     }
 
     fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
@@ -317,12 +228,11 @@ impl Communicator for Composed {
     fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         self.call(request.as_call())?;
         let sequence = self.next.replace(self.next.get() + 1);
-        Ok(Ticket { sequence, request: Some(request), owner: None })
+        Ok(Ticket::complete(sequence, request))
     }
 
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
-        let reason = "the collective was waited for before".to_owned();
-        ticket.request.take().ok_or(CommError::Invalid { operation: "wait", reason })
+        ticket.take()
     }
 
     /// A bare group of the one that this is made of.

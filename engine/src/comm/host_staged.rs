@@ -2,8 +2,7 @@
 //! for the few words that ranks exchange outside of steps.
 
 use super::link::LinkUse;
-use super::{Call, CommError, Communicator, Kind, OwnedCall, Result, Ticket};
-use std::cell::RefCell;
+use super::{Call, CommError, Communicator, Kind, Member, OwnedCall, Result, Started, Ticket};
 use std::sync::Arc;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, View};
 
@@ -12,14 +11,14 @@ pub struct HostStaged {
     inner: Box<dyn Communicator>,
     kernels: Arc<dyn Kernels>,
     arena: Arena,
-    /// What was started with host buffers, by its number.
-    started: RefCell<Vec<(u64, OwnedCall)>>,
+    /// What was started with host buffers.
+    started: Started<OwnedCall>,
 }
 
 impl HostStaged {
     /// `inner`, whose buffers are memory of the kernels' device, for host buffers; the device's copies lie in `arena`.
     pub fn new(inner: Box<dyn Communicator>, kernels: Arc<dyn Kernels>, arena: Arena) -> HostStaged {
-        HostStaged { inner, kernels, arena, started: RefCell::default() }
+        HostStaged { inner, kernels, arena, started: Started::default() }
     }
 
     fn room(&self, dtype: DType, len: usize) -> Result<Buffer> {
@@ -39,16 +38,8 @@ impl HostStaged {
 }
 
 impl Communicator for HostStaged {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-
-    fn backend(&self) -> &'static str {
-        self.inner.backend()
+    fn member(&self) -> Member {
+        self.inner.member()
     }
 
     fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
@@ -79,16 +70,14 @@ impl Communicator for HostStaged {
         let send = request.send.as_ref().map(|send| self.staged(send.view())).transpose()?;
         let twin = OwnedCall { kind: request.kind, send, recv: self.staged(request.recv.view())? };
         let ticket = self.inner.start(twin)?;
-        self.started.borrow_mut().push((ticket.sequence, request));
+        self.started.put(ticket.sequence, request);
         Ok(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
         let sequence = ticket.sequence;
         let twin = self.inner.wait(ticket)?;
-        let mut started = self.started.borrow_mut();
-        let Some(at) = started.iter().position(|(number, _)| *number == sequence) else { return Ok(twin) };
-        let (_, mut request) = started.swap_remove(at);
+        let Some(mut request) = self.started.take(sequence) else { return Ok(twin) };
         self.kernels.download(twin.recv.view(), request.recv.view_mut())?;
         Ok(request)
     }

@@ -9,7 +9,7 @@
 mod board;
 mod price;
 
-use super::{Call, CommError, Communicator, Kind, OwnedCall, Result, Ticket};
+use super::{Call, CommError, Communicator, Kind, Member, OwnedCall, Result, Started, Ticket};
 use board::{Board, BoardError, Claim, Key, Times};
 use price::{Layout, Price};
 use serde::{Deserialize, Serialize};
@@ -90,6 +90,8 @@ pub struct EmulatedLink {
     layout: Layout,
     group: u64,
     state: RefCell<State>,
+    /// What waiting for started collectives pays.
+    started: Started<Due>,
 }
 
 /// What all groups of a rank share.
@@ -103,8 +105,6 @@ struct State {
     /// The next collective of the group, and the next transfer of each pair.
     next: u64,
     pairs: BTreeMap<u64, u64>,
-    /// Started collectives: the inner communicator's number, and what waiting for it pays.
-    open: Vec<(u64, Due)>,
     /// Wire bytes of the wrapper's own barriers, which are none of the caller's.
     own_wire: u64,
     usage: LinkUse,
@@ -154,7 +154,7 @@ impl EmulatedLink {
 
     fn of(inner: Box<dyn Communicator>, shared: Arc<Shared>, ranks: Vec<usize>, group: u64) -> EmulatedLink {
         let layout = Layout::new(&ranks, shared.link.ranks_per_node);
-        EmulatedLink { inner, shared, ranks, layout, group, state: RefCell::default() }
+        EmulatedLink { inner, shared, ranks, layout, group, state: RefCell::default(), started: Started::default() }
     }
 
     /// Says that this rank has come to a collective, if that costs anything.
@@ -182,7 +182,6 @@ impl EmulatedLink {
         (claims, ns(price.hops as f64 * link.latency))
     }
 
-    /// A call of all ranks.
     fn collective(&self, call: Call<'_>) -> Result<()> {
         let (kind, bytes) = (call.kind, whole(&call, self.size()));
         let Some(due) = self.announce(kind, bytes)? else { return self.inner.call(call) };
@@ -275,16 +274,8 @@ impl EmulatedLink {
 }
 
 impl Communicator for EmulatedLink {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-
-    fn backend(&self) -> &'static str {
-        self.inner.backend()
+    fn member(&self) -> Member {
+        self.inner.member()
     }
 
     fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
@@ -303,7 +294,7 @@ impl Communicator for EmulatedLink {
         let due = self.announce(kind, bytes)?;
         let ticket = self.inner.start(request)?;
         if let Some(due) = due {
-            self.state.borrow_mut().open.push((ticket.sequence, due));
+            self.started.put(ticket.sequence, due);
         }
         Ok(ticket)
     }
@@ -312,11 +303,7 @@ impl Communicator for EmulatedLink {
         let (sequence, asked) = (ticket.sequence, now());
         let mut request = self.inner.wait(ticket)?;
         let operation = request.as_call().kind.name();
-        let due = {
-            let open = &mut self.state.borrow_mut().open;
-            open.iter().position(|(number, _)| *number == sequence).map(|index| open.swap_remove(index).1)
-        };
-        if let Some(due) = due {
+        if let Some(due) = self.started.take(sequence) {
             let times = self.leave(operation, due, self.ranks.len() as u64)?;
             self.pay(times, asked, due.share);
         }

@@ -1,18 +1,18 @@
 //! Counts what a communicator does: calls, bytes and time by kind.
 
 use super::link::LinkUse;
-use super::{Call, Communicator, Kind, OwnedCall, Result, Ticket};
+use super::{Call, CollectiveKind, Communicator, Kind, Member, OwnedCall, Result, Started, Ticket};
+use crate::mesh::Axis;
+use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 use tracing::{Level, debug, enabled, trace};
 
 /// Collectives of one kind on one mesh axis, per step and rank.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// `data`, `inner`, `outer`.
-    pub axis: &'static str,
-    /// `all_reduce`, `all_gather`, `reduce_scatter`, ...
-    pub kind: &'static str,
+    pub axis: Axis,
+    pub kind: CollectiveKind,
     pub calls: f64,
     /// What the collective is about: the whole buffer for gather and scatter, twice the buffer for all-reduce.
     pub payload_bytes: f64,
@@ -22,17 +22,17 @@ pub struct Traffic {
     pub ms: f64,
     /// The part of it in which the rank did nothing else; 0 in a plan.
     pub exposed_ms: f64,
-    /// Ranks on the axis.
     pub ranks: usize,
     /// What emulated links have made of the calls, over all timed steps; nothing in a plan, and where links are real.
+    #[serde(default)]
     pub link: LinkUse,
 }
 
 /// A collective as the meter saw it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
-    pub axis: &'static str,
-    pub kind: &'static str,
+    pub axis: Axis,
+    pub kind: CollectiveKind,
     pub ranks: usize,
     pub payload_bytes: u64,
     pub wire_bytes: u64,
@@ -49,21 +49,21 @@ pub struct Metered {
     inner: Box<dyn Communicator>,
     /// Where time stands still: in a dry run nobody reads the clock.
     still: Option<Instant>,
-    axis: &'static str,
+    axis: Axis,
     account: RefCell<Account>,
+    /// When each started collective was asked for, and the time spent in `start`.
+    started: Started<(Instant, Duration)>,
 }
 
 #[derive(Default)]
 struct Account {
-    totals: Vec<(&'static str, Total)>,
-    /// Started collectives: number, since when, and the time spent in `start`.
-    open: Vec<(u64, Instant, Duration)>,
+    totals: Vec<(CollectiveKind, Total)>,
     /// Where collectives are traced: those that have ended.
     seen: Option<Vec<Seen>>,
 }
 
 /// An account, as it was.
-pub(crate) struct Totals(Vec<(&'static str, Total)>);
+pub(crate) struct Totals(Vec<(CollectiveKind, Total)>);
 
 #[derive(Clone, Copy, Default)]
 struct Total {
@@ -77,15 +77,19 @@ struct Total {
 
 impl Metered {
     /// Meters `inner` under the name of its axis.
-    pub fn new(axis: &'static str, inner: Box<dyn Communicator>) -> Metered {
+    pub fn new(axis: Axis, inner: Box<dyn Communicator>) -> Metered {
         let (rank, size, backend) = (inner.rank(), inner.size(), inner.backend());
-        debug!(target: "zbench::comm", axis, rank, size, backend, "group is formed");
-        Metered { inner, still: None, axis, account: RefCell::default() }
+        debug!(target: "zbench::comm", axis = axis.name(), rank, size, backend, "group is formed");
+        Metered::over(axis, inner, None)
     }
 
     /// Meters a communicator of a dry run: calls and bytes alone.
-    pub fn without_time(axis: &'static str, inner: Box<dyn Communicator>) -> Metered {
-        Metered { inner, still: Some(Instant::now()), axis, account: RefCell::default() }
+    pub fn without_time(axis: Axis, inner: Box<dyn Communicator>) -> Metered {
+        Metered::over(axis, inner, Some(Instant::now()))
+    }
+
+    fn over(axis: Axis, inner: Box<dyn Communicator>, still: Option<Instant>) -> Metered {
+        Metered { inner, still, axis, account: RefCell::default(), started: Started::default() }
     }
 
     fn now(&self) -> Instant {
@@ -97,18 +101,13 @@ impl Metered {
         &*self.inner
     }
 
-    /// The axis it counts for.
-    pub fn axis(&self) -> &'static str {
-        self.axis
-    }
-
     /// Totals since the start or the last reset, one row per kind in order of first use; divide by the steps for a step's.
     /// Started collectives count when they are waited for.
     pub fn snapshot(&self) -> Vec<Traffic> {
         let ms = |time: Duration| time.as_nanos() as f64 / 1e6;
-        let row = |(kind, total): &(&'static str, Total)| Traffic {
+        let row = |(kind, total): &(CollectiveKind, Total)| Traffic {
             axis: self.axis,
-            kind,
+            kind: *kind,
             calls: total.calls as f64,
             payload_bytes: total.payload_bytes as f64,
             wire_bytes: total.wire_bytes as f64,
@@ -156,7 +155,7 @@ impl Metered {
     fn log(&self, about: impl FnOnce() -> (Kind, u64)) {
         if enabled!(target: "zbench::comm", Level::TRACE) {
             let (kind, bytes) = about();
-            trace!(target: "zbench::comm", kind = kind.name(), axis = self.axis, bytes, "collective starts");
+            trace!(target: "zbench::comm", kind = kind.name(), axis = self.axis.name(), bytes, "collective starts");
         }
     }
 
@@ -170,9 +169,9 @@ impl Metered {
         self.inner.link_use().unwrap_or_default()
     }
 
-    fn count(&self, kind: &'static str, total: Total) {
+    fn count(&self, kind: CollectiveKind, total: Total) {
         let mut account = self.account.borrow_mut();
-        let known = account.totals.iter().position(|(name, _)| *name == kind);
+        let known = account.totals.iter().position(|(known, _)| *known == kind);
         let index = known.unwrap_or_else(|| {
             account.totals.push((kind, Total::default()));
             account.totals.len() - 1
@@ -188,16 +187,8 @@ impl Metered {
 }
 
 impl Communicator for Metered {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-
-    fn backend(&self) -> &'static str {
-        self.inner.backend()
+    fn member(&self) -> Member {
+        self.inner.member()
     }
 
     fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
@@ -207,7 +198,7 @@ impl Communicator for Metered {
     /// All of its time is exposed.
     fn call(&self, call: Call<'_>) -> Result<()> {
         self.log(|| (call.kind, call.payload_bytes(self.size())));
-        let (kind, payload_bytes) = (call.kind.name(), call.payload_bytes(self.size()));
+        let (kind, payload_bytes) = (call.kind.collective(), call.payload_bytes(self.size()));
         let (begin, wire, link) = (self.now(), self.inner.wire_bytes(), self.link());
         self.inner.call(call)?;
         let time = self.now().duration_since(begin);
@@ -226,7 +217,7 @@ impl Communicator for Metered {
         });
         let begin = self.now();
         let ticket = self.inner.start(request)?;
-        self.account.borrow_mut().open.push((ticket.sequence, begin, self.now().duration_since(begin)));
+        self.started.put(ticket.sequence, (begin, self.now().duration_since(begin)));
         Ok(ticket)
     }
 
@@ -234,13 +225,10 @@ impl Communicator for Metered {
         let (begin, wire, link) = (self.now(), self.inner.wire_bytes(), self.link());
         let sequence = ticket.sequence;
         let mut request = self.inner.wait(ticket)?;
-        let mut account = self.account.borrow_mut();
-        let started = account.open.iter().position(|(number, ..)| *number == sequence);
-        let (_, since, start) = started.map_or((0, begin, Duration::ZERO), |index| account.open.swap_remove(index));
-        drop(account);
+        let (since, start) = self.started.take(sequence).unwrap_or((begin, Duration::ZERO));
         let (wire_bytes, link) = (self.inner.wire_bytes() - wire, self.link().less(link));
         let call = request.as_call();
-        let (kind, payload_bytes) = (call.kind.name(), call.payload_bytes(self.size()));
+        let (kind, payload_bytes) = (call.kind.collective(), call.payload_bytes(self.size()));
         let (time, exposed) = (self.now().duration_since(since), start + self.now().duration_since(begin));
         self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed, link });
         let (axis, ranks) = (self.axis, self.inner.size());

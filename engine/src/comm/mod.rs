@@ -24,8 +24,9 @@ mod shared;
 mod shm;
 mod space;
 mod tcp;
+mod ticket;
 
-pub use call::{Call, Kind, OwnedCall, Shape};
+pub use call::{Call, CollectiveKind, Kind, OwnedCall, Shape};
 pub use host_staged::HostStaged;
 pub use local::group;
 pub use metered::{Metered, Traffic};
@@ -34,7 +35,9 @@ pub use null::{Collective, CollectiveLog, Null};
 pub use rendezvous::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 pub use shared::Shared;
 pub use shm::{Exchange, shm};
-pub use tcp::{Algorithm, Tcp, TcpOptions, tcp};
+pub use tcp::{Tcp, TcpOptions, tcp};
+pub use ticket::Ticket;
+pub(crate) use ticket::{Abandon, Started};
 
 pub use zbench_kernels::ReduceOp;
 use zbench_kernels::{KernelError, View, ViewMut, sync};
@@ -44,52 +47,18 @@ use zbench_kernels::{KernelError, View, ViewMut, sync};
 pub enum CommError {
     /// Another rank ended before the collective was complete.
     #[error("rank {rank} of {group} ended the run: {reason}")]
-    Aborted {
-        /// The group's name.
-        group: String,
-        /// The rank that gave up.
-        rank: usize,
-        /// Why it did.
-        reason: String,
-    },
+    Aborted { group: String, rank: usize, reason: String },
     /// Ranks that did not arrive in time.
     #[error("{operation} number {sequence} of {group}: waited {seconds} s for rank(s) {missing:?}")]
-    Stalled {
-        /// The group's name.
-        group: String,
-        operation: &'static str,
-        /// Its number in the group's program order.
-        sequence: u64,
-        /// Ranks that had not arrived.
-        missing: Vec<usize>,
-        /// How long the others waited.
-        seconds: u64,
-    },
+    Stalled { group: String, operation: &'static str, sequence: u64, missing: Vec<usize>, seconds: u64 },
     /// Ranks called different collectives, or the same with different sizes or types.
     #[error("collective number {sequence} of {group} does not match: rank {rank} called {theirs}, this rank {ours}")]
-    Mismatch {
-        /// The group's name.
-        group: String,
-        /// Number in the group's program order.
-        sequence: u64,
-        /// The rank that differs.
-        rank: usize,
-        /// What it called.
-        theirs: String,
-        /// What this rank called.
-        ours: String,
-    },
-    /// Buffers that do not fit the collective.
+    Mismatch { group: String, sequence: u64, rank: usize, theirs: String, ours: String },
+    /// Buffers or operands that do not fit the collective. The group goes on.
     #[error("{operation}: {reason}")]
-    Invalid {
-        operation: &'static str,
-        /// What is wrong.
-        reason: String,
-    },
-    /// The sum could not be computed.
+    Invalid { operation: &'static str, reason: String },
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The ranks did not find each other.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
 }
@@ -99,55 +68,24 @@ pub enum CommError {
 /// ([`Null`]). Two ranks receive the same bytes either way.
 pub const ONE_ROUND_BYTES: usize = board::EAGER_BYTES;
 
-/// What a collective returns.
 pub type Result<T, E = CommError> = std::result::Result<T, E>;
 
-/// A collective under way. Not waiting for it ends the group: dropping it aborts, and returns when no peer reads its
-/// buffers any more.
-#[must_use = "a started collective must be waited for"]
-pub struct Ticket {
-    pub(crate) sequence: u64,
-    /// Taken by `wait`.
-    pub(crate) request: Option<OwnedCall>,
-    /// Who must be told when the ticket is dropped instead.
-    pub(crate) owner: Option<std::sync::Arc<dyn Abandon>>,
-}
-
-/// Told of tickets that nobody waited for.
-pub(crate) trait Abandon: Send + Sync {
-    /// Returns when nobody uses the ticket's buffers any more.
-    fn abandoned(&self, sequence: u64);
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if let (Some(_), Some(owner)) = (&self.request, &self.owner) {
-            owner.abandoned(self.sequence);
-        }
-    }
-}
-
-impl std::fmt::Debug for Ticket {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ticket")
-            .field("sequence", &self.sequence)
-            .field("request", &self.request)
-            .finish_non_exhaustive()
-    }
+/// A rank of a group.
+#[derive(Clone, Copy, Debug)]
+pub struct Member {
+    pub rank: usize,
+    /// Ranks in the group.
+    pub size: usize,
+    /// What moves the bytes: `local`, `device`, `shm`, `tcp`, `mpi`, `nccl`, `null`.
+    pub backend: &'static str,
 }
 
 /// The ranks of a group, as one of them sees it. All ranks call the same collectives in the same order.
 ///
 /// Sums are in f32 (f64 for f64 buffers, i64 for integers) whatever type travels. Zero-length buffers are fine.
 pub trait Communicator: Send {
-    /// This rank's number in the group.
-    fn rank(&self) -> usize;
-
-    /// Ranks in the group.
-    fn size(&self) -> usize;
-
-    /// What moves the bytes: `local`, `shm`, `tcp`, `mpi`, `nccl`, `null`.
-    fn backend(&self) -> &'static str;
+    /// Which rank of which group this is.
+    fn member(&self) -> Member;
 
     /// The algorithm that carries a call whose largest buffer has `bytes`, for reports.
     fn algorithm(&self, _kind: Kind, _bytes: u64) -> &'static str {
@@ -179,6 +117,21 @@ pub trait Communicator: Send {
     /// What emulated links have made of this rank's calls in this group; nothing where links are real.
     fn link_use(&self) -> Option<link::LinkUse> {
         None
+    }
+
+    /// This rank's number in the group.
+    fn rank(&self) -> usize {
+        self.member().rank
+    }
+
+    /// Ranks in the group.
+    fn size(&self) -> usize {
+        self.member().size
+    }
+
+    /// What moves the bytes.
+    fn backend(&self) -> &'static str {
+        self.member().backend
     }
 
     /// `buffer` = the sum over ranks.

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::call::Kind;
+use super::cause::SPLIT;
 use super::raw::{RawSlice, reduce_range};
 use super::{CommError, Result};
 use std::ops::Range;
@@ -28,7 +29,6 @@ pub(crate) struct BufferRef {
     pub on_host: bool,
 }
 
-/// The call of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     Call(Kind),
@@ -45,15 +45,16 @@ pub(crate) struct Posted {
     pub key: u64,
 }
 
-impl Posted {
-    /// The collective's name.
-    pub(crate) fn operation(&self) -> &'static str {
-        match self.what {
+impl What {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
             What::Call(kind) => kind.name(),
-            What::Split => "split",
+            What::Split => SPLIT,
         }
     }
+}
 
+impl Posted {
     /// What all ranks must have alike: type and length of the buffer that all have.
     fn common(&self, size: usize) -> (DType, usize) {
         let shape = |buffer_ref: BufferRef, parts: usize| (buffer_ref.dtype, buffer_ref.len / parts);
@@ -80,23 +81,10 @@ impl Posted {
 
     /// The call in words, for the error when two do not agree.
     pub(crate) fn describe(&self) -> String {
-        let buffer_ref = |buffer_ref: BufferRef| format!("{} {}", buffer_ref.len, buffer_ref.dtype);
-        let (name, send, recv) = (self.operation(), buffer_ref(self.send), buffer_ref(self.recv));
-        let What::Call(kind) = self.what else { return name.to_owned() };
-        let op = match kind.op() {
-            Some(ReduceOp::Sum) | None => String::new(),
-            Some(op) => format!(" ({op})"),
-        };
-        match kind {
-            Kind::AllReduce { .. } => format!("{name}{op} of {recv}"),
-            Kind::Send { .. } | Kind::SendRecv { .. } | Kind::Gather { .. } => format!("{name} of {send}"),
-            Kind::Recv { .. } => format!("{name} of {recv}"),
-            Kind::ReduceScatter { accumulate: true, .. } => format!("{name}{op} of {send} onto {recv}"),
-            Kind::ReduceScatter { .. } => format!("{name}{op} of {send} to {recv}"),
-            Kind::AllGather | Kind::AllToAll => format!("{name} of {send} to {recv}"),
-            Kind::Broadcast { root } | Kind::Scatter { root } => format!("{name} of {recv} from rank {root}"),
-            Kind::Reduce { root, .. } => format!("{name}{op} of {send} to rank {root}"),
-            Kind::Barrier => name.to_owned(),
+        let shape = |buffer: BufferRef| (buffer.dtype, buffer.len);
+        match self.what {
+            What::Call(kind) => kind.collective().describe(kind.operands(), shape(self.send), shape(self.recv)),
+            What::Split => SPLIT.to_owned(),
         }
     }
 }

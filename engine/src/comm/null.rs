@@ -1,16 +1,15 @@
 //! A communicator of the right shapes that moves nothing: for dry runs, and for tests of one rank's program.
 
-use super::{Call, CommError, Communicator, Kind, ONE_ROUND_BYTES, OwnedCall, Result, Ticket};
+use super::{Call, CollectiveKind, CommError, Communicator, Kind, Member, ONE_ROUND_BYTES, OwnedCall, Result, Ticket};
+use crate::mesh::Axis;
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// One collective of a dry run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collective {
-    /// The mesh axis.
-    pub axis: &'static str,
-    /// `all_reduce`, `all_gather`, `reduce_scatter`.
-    pub kind: &'static str,
+    pub axis: Axis,
+    pub kind: CollectiveKind,
     /// Ranks on the axis.
     pub ranks: usize,
     /// The larger buffer: nccl-tests' size.
@@ -31,11 +30,10 @@ pub struct Null {
     wire_bytes: Cell<u64>,
     /// All-reduces up to this size take one round.
     one_round_bytes: u64,
-    log: Option<(&'static str, CollectiveLog)>,
+    log: Option<(Axis, CollectiveLog)>,
 }
 
 impl Null {
-    /// Rank `rank` of `size`.
     pub fn new(rank: usize, size: usize) -> Null {
         Null { rank, size, next: Cell::new(0), wire_bytes: Cell::new(0), one_round_bytes: 0, log: None }
     }
@@ -46,7 +44,7 @@ impl Null {
     }
 
     /// Lists its collectives, as those of a mesh axis.
-    pub fn listed(self, axis: &'static str, log: &CollectiveLog) -> Null {
+    pub fn listed(self, axis: Axis, log: &CollectiveLog) -> Null {
         Null { log: Some((axis, log.clone())), ..self }
     }
 
@@ -58,8 +56,14 @@ impl Null {
 
     fn list(&self, call: &Call<'_>) {
         let Some((axis, log)) = &self.log else { return };
-        let (kind, ranks, bytes, in_place) = (call.kind.name(), self.size, self.bytes(call), call.send.is_none());
-        log.lock().unwrap_or_else(PoisonError::into_inner).push(Collective { axis, kind, ranks, bytes, in_place });
+        let (kind, ranks, bytes, in_place) = (call.kind.collective(), self.size, self.bytes(call), call.send.is_none());
+        log.lock().unwrap_or_else(PoisonError::into_inner).push(Collective {
+            axis: *axis,
+            kind,
+            ranks,
+            bytes,
+            in_place,
+        });
     }
 
     fn count(&self, call: &Call<'_>) {
@@ -77,16 +81,8 @@ impl Null {
 }
 
 impl Communicator for Null {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn size(&self) -> usize {
-        self.size
-    }
-
-    fn backend(&self) -> &'static str {
-        "null"
+    fn member(&self) -> Member {
+        Member { rank: self.rank, size: self.size, backend: "null" }
     }
 
     fn call(&self, call: Call<'_>) -> Result<()> {
@@ -101,12 +97,11 @@ impl Communicator for Null {
         call.check(self.rank, self.size)?;
         self.list(&call);
         let sequence = self.next.replace(self.next.get() + 1);
-        Ok(Ticket { sequence, request: Some(request), owner: None })
+        Ok(Ticket::complete(sequence, request))
     }
 
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
-        let reason = "the collective was waited for before".to_owned();
-        let mut request = ticket.request.take().ok_or(CommError::Invalid { operation: "wait", reason })?;
+        let mut request = ticket.take()?;
         self.count(&request.as_call());
         Ok(request)
     }

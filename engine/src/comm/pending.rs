@@ -2,7 +2,6 @@
 
 use super::board::{Board, CallGroup, EAGER_BYTES};
 use super::call::{Call, Kind};
-use super::cause;
 use super::moves::{BufferRef, SCRATCH_WORDS, Seen, What};
 use super::raw::RawSlice;
 use super::space::Bounce;
@@ -24,7 +23,6 @@ pub(super) struct PendingCalls {
     pub(super) formed: Option<(Board, usize)>,
 }
 
-/// A call under way.
 pub(super) struct Open {
     pub(super) group: CallGroup,
     pub(super) sequence: u64,
@@ -77,15 +75,8 @@ impl PendingCalls {
             group: open.group,
             sequence: open.sequence,
             stage: open.stage,
-            operation: operation(open.what),
+            operation: open.what.name(),
         })
-    }
-}
-
-pub(super) fn operation(what: What) -> &'static str {
-    match what {
-        What::Call(kind) => cause::operation(Some(kind)),
-        What::Split => cause::operation(None),
     }
 }
 

@@ -121,7 +121,6 @@ impl<'a, P: Copy> Line<'a, P> {
         self.slot(sequence, place).post.with(|cell| unsafe { (*cell).assume_init() })
     }
 
-    /// Raises a member's own stage.
     pub(crate) fn advance(&self, sequence: u64, place: usize, stage: u8) {
         self.slot(sequence, place).word.store(word(sequence, stage), Ordering::Release);
     }

@@ -63,7 +63,6 @@ impl RawSlice {
         (0..self.len.div_ceil(len).max(1)).map(move |index| self.slice(index * len..(index + 1) * len))
     }
 
-    /// The same memory as bytes.
     pub(crate) fn as_bytes(self) -> RawSlice {
         RawSlice { len: self.bytes(), dtype: DType::I8, ..self }
     }

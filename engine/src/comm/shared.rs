@@ -12,7 +12,7 @@ use super::protocol::{LEFT, POSTED};
 use super::raw::RawSlice;
 use super::space::{Place, Space};
 use super::sync::SpinPolicy;
-use super::{Abandon, CommError, Communicator, OwnedCall, Result, Ticket, cause};
+use super::{Abandon, CommError, Communicator, Member, OwnedCall, Result, Ticket, cause};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ impl RankHandle {
     }
 
     fn end(&self, error: &CommError) {
-        self.control().end(&cause::encode(error, &self.root_group(), self.root));
+        self.control().end(&cause::encode(error, self.root, None));
     }
 
     fn abort(&self, rank: usize, reason: &str) {
@@ -79,7 +79,7 @@ impl RankHandle {
     }
 
     fn cause(&self) -> Option<CommError> {
-        self.control().cause().map(|text| cause::decode(&text))
+        self.control().cause().map(|text| cause::decode(text.as_bytes(), self.root, None).unwrap_or_else(unsaid))
     }
 
     /// Ends the world, and returns when nobody touches this rank's memory any more.
@@ -103,6 +103,11 @@ impl RankHandle {
         let roots = (0..members).map(|place| self.board.root(group.member(place))).filter(|root| *root != own);
         self.control().world().tell(roots, complete);
     }
+}
+
+/// The end of a world whose writer died in the middle of the cause.
+fn unsaid() -> CommError {
+    CommError::Aborted { group: cause::WORLD.into(), rank: 0, reason: "ended without saying why".into() }
 }
 
 impl Abandon for RankHandle {
@@ -396,7 +401,7 @@ impl Shared {
     fn work_inside(&self, pending: &mut PendingCalls, index: usize, kind: Kind) -> Result<()> {
         let (handle, world) = (&*self.handle, self.handle.control().world());
         let Some(inside) = world.enter(handle.root) else {
-            return Err(handle.cause().unwrap_or_else(|| cause::decode("")));
+            return Err(handle.cause().unwrap_or_else(unsaid));
         };
         let (group, sequence) = (pending.open[index].group, pending.open[index].sequence);
         let line = self.board().line(group)?;
@@ -497,16 +502,8 @@ impl Drop for Shared {
 }
 
 impl Communicator for Shared {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn size(&self) -> usize {
-        self.board().size()
-    }
-
-    fn backend(&self) -> &'static str {
-        self.handle.space.backend()
+    fn member(&self) -> Member {
+        Member { rank: self.rank, size: self.board().size(), backend: self.handle.space.backend() }
     }
 
     fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
@@ -547,17 +544,13 @@ impl Communicator for Shared {
         call.check(rank, size)?;
         let (kind, (send, recv)) = (call.kind, buffers(&call, rank, size));
         let sequence = self.post(CallGroup::All, What::Call(kind), send, recv, (0, 0))?;
-        Ok(Ticket { sequence, request: Some(request), owner: Some(self.handle.clone()) })
+        Ok(Ticket::of(self.handle.clone(), sequence, request))
     }
 
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
-        let invalid = |reason: &str| CommError::Invalid { operation: "wait", reason: reason.into() };
-        let own: Arc<dyn Abandon> = self.handle.clone();
-        if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {
-            return Err(invalid("the collective was started by another communicator"));
-        }
+        ticket.check_owner(&self.handle)?;
         self.finish(CallGroup::All, ticket.sequence)?;
-        ticket.request.take().ok_or_else(|| invalid("the collective was waited for before"))
+        ticket.take()
     }
 
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {

@@ -100,7 +100,6 @@ impl Space {
         }
     }
 
-    /// The backend's name.
     pub(crate) fn backend(&self) -> &'static str {
         match self {
             Space::Threads(marks) if marks.on_device => "device",

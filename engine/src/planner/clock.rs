@@ -8,7 +8,7 @@
 use super::RecordedAction;
 use super::curves::{Class, Curves, NoCurve};
 use crate::actions::Action;
-use crate::comm::Collective;
+use crate::comm::{Collective, CollectiveKind};
 use crate::span::{BySpan, Span};
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -169,7 +169,7 @@ impl Clock<'_> {
                 let time = self.machine.collective(call, self.reduce).map_err(NoTime::Collective)?;
                 let waits = match call.kind {
                     _ if call.ranks == 1 => 0.0,
-                    "all_reduce" => self.overheads.all_reduce,
+                    CollectiveKind::AllReduce => self.overheads.all_reduce,
                     _ => self.overheads.call,
                 };
                 tell(action, place, time + waits);

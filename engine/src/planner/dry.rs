@@ -7,11 +7,12 @@ use crate::comm::{Collective, CollectiveLog, Metered, Null};
 use crate::config::{Backend, Cell, DeviceKind, Evaluation};
 use crate::error::{Result, StepError};
 use crate::executor::{Executor, allocate, prepacked};
+use crate::mesh::Axis;
 use crate::model::FlatKind;
 use crate::outcome::{Estimate, Traffic};
 use crate::plan::Plan;
 use crate::recorder::{Flops, Recorded, Recorder};
-use crate::shard::{Comms, DATA, Hybrid, INNER, OUTER, home_dtype};
+use crate::shard::{Comms, Hybrid, home_dtype};
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use zbench_kernels::{Arena, Category, Dry, Kernels};
@@ -76,10 +77,10 @@ impl<'a> DryRun<'a> {
             let null = if keeps_operations { null.listed(axis, &log) } else { null };
             Metered::without_time(axis, Box::new(null))
         };
-        let data = group(DATA, rank, mesh.world());
+        let data = group(Axis::Data, rank, mesh.world());
         let comms = if mesh.hybrid {
-            let hybrid = Hybrid { outer: group(OUTER, place.outer, mesh.outer), data };
-            Comms { inner: group(INNER, place.inner, mesh.inner), hybrid: Some(hybrid) }
+            let hybrid = Hybrid { outer: group(Axis::Outer, place.outer, mesh.outer), data };
+            Comms { inner: group(Axis::Inner, place.inner, mesh.inner), hybrid: Some(hybrid) }
         } else {
             Comms { inner: data, hybrid: None }
         };

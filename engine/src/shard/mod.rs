@@ -98,19 +98,7 @@ impl State {
     pub fn trainable(&self, unit: usize) -> Option<&Holding> {
         self.holdings[unit][0].as_ref()
     }
-
-    /// The axis of the shard group: all data-parallel ranks when there are no replicas.
-    pub fn inner_axis(&self) -> &'static str {
-        if self.mesh().hybrid { INNER } else { DATA }
-    }
 }
-
-/// The axis of all data-parallel ranks.
-pub const DATA: &str = "data";
-/// The axis inside a shard group of a hybrid mesh.
-pub const INNER: &str = "inner";
-/// The axis over the shard groups of a hybrid mesh.
-pub const OUTER: &str = "outer";
 
 /// The groups a rank talks in.
 pub struct Comms {

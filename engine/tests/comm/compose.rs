@@ -5,11 +5,9 @@ use crate::comm::harness::{Backend, SIZES, run, values};
 use crate::comm::tree::Sample;
 use half::bf16;
 use std::sync::Arc;
-use zbench_engine::comm::compose::{
-    Algorithm, BLOCK, Composed, Levels, levels, quantised_all_gather, quantised_reduce_scatter,
-};
+use zbench_engine::comm::compose::{Algorithm, BLOCK, Composed};
 use zbench_engine::comm::{Call, Communicator, Kind, OwnedCall, ReduceOp};
-use zbench_kernels::{Arena, Cpu, QuantFormat, Quantize, View, ViewMut};
+use zbench_kernels::{Arena, Cpu, Quantize, View, ViewMut};
 
 const SUM: Kind = Kind::AllReduce { op: ReduceOp::Sum };
 
@@ -22,16 +20,21 @@ fn nodes(size: usize) -> impl Iterator<Item = usize> {
     (1..=size).filter(move |per_node| size.is_multiple_of(*per_node))
 }
 
-fn with_levels<T>(comm: &dyn Communicator, ranks_per_node: usize, work: impl FnOnce(&Levels<'_>) -> T) -> T {
-    let (inner, outer) = levels(comm, ranks_per_node).unwrap();
-    let (kernels, arena) = (Cpu::new(1), arena());
-    let done = work(&Levels { inner: &*inner, outer: &*outer, kernels: &kernels, arena: &arena });
+fn with_composed<T>(
+    comm: &dyn Communicator,
+    algorithm: Algorithm,
+    per_node: usize,
+    work: impl FnOnce(&Composed) -> T,
+) -> T {
+    let (same_ranks, arena) = (comm.split(0, comm.rank(), "composed").unwrap(), arena());
+    let composed = Composed::new(same_ranks, algorithm, per_node, Arc::new(Cpu::new(1)), arena.clone()).unwrap();
+    let done = work(&composed);
     assert_eq!(arena.ledger().live_total(), 0, "scratch is given back");
     done
 }
 
 /// All-reduce, all-gather and reduce-scatter in two levels and flat; `parts` of every length.
-fn beside_flat<T: Sample>(comm: &dyn Communicator, ranks_per_node: usize) {
+fn beside_flat<T: Sample>(comm: &dyn Communicator, composed: &Composed, ranks_per_node: usize) {
     let (rank, size) = (comm.rank(), comm.size());
     let two_powers = size.is_power_of_two() && ranks_per_node.is_power_of_two();
     for part in [0, 1, 7, 300] {
@@ -40,26 +43,21 @@ fn beside_flat<T: Sample>(comm: &dyn Communicator, ranks_per_node: usize) {
         let mine: Vec<T> = values(rank, part * size + 3);
         let (mut flat, mut ours) = (mine.clone(), mine.clone());
         comm.all_reduce(ViewMut::of(&mut flat)).unwrap();
-        with_levels(comm, ranks_per_node, |levels| levels.all_reduce(ReduceOp::Sum, ViewMut::of(&mut ours)).unwrap());
+        composed.all_reduce(ViewMut::of(&mut ours)).unwrap();
         same(&flat, &ours, two_powers, &format!("all_reduce of {what}"));
 
         let mine: Vec<T> = values(rank, part);
         let (mut flat, mut ours) = (vec![T::of(0.0); part * size], vec![T::of(1.0); part * size]);
         comm.all_gather(View::of(&mine), ViewMut::of(&mut flat)).unwrap();
-        with_levels(comm, ranks_per_node, |levels| {
-            assert_eq!((levels.rank(), levels.size()), (rank, size));
-            levels.all_gather(View::of(&mine), ViewMut::of(&mut ours)).unwrap();
-        });
+        assert_eq!((composed.rank(), composed.size()), (rank, size));
+        composed.all_gather(View::of(&mine), ViewMut::of(&mut ours)).unwrap();
         assert_eq!(flat, ours, "all_gather of {what}");
 
         let mine: Vec<T> = values(rank, part * size);
         for accumulate in [false, true] {
             let (mut flat, mut ours): (Vec<T>, Vec<T>) = (values(99 + rank, part), values(99 + rank, part));
             comm.reduce_scatter(View::of(&mine), ViewMut::of(&mut flat), accumulate).unwrap();
-            with_levels(comm, ranks_per_node, |levels| {
-                let recv = ViewMut::of(&mut ours);
-                levels.reduce_scatter(ReduceOp::Sum, View::of(&mine), recv, accumulate).unwrap();
-            });
+            composed.reduce_scatter(View::of(&mine), ViewMut::of(&mut ours), accumulate).unwrap();
             same(&flat, &ours, two_powers, &format!("reduce_scatter of {what}"));
         }
     }
@@ -81,8 +79,10 @@ fn in_two_levels_sums_have_the_flat_bits_for_powers_of_two() {
     for size in SIZES {
         for ranks_per_node in nodes(size) {
             run(Backend::Local, size, |comm| {
-                beside_flat::<f32>(comm, ranks_per_node);
-                beside_flat::<f64>(comm, ranks_per_node);
+                with_composed(comm, Algorithm::Hierarchical, ranks_per_node, |composed| {
+                    beside_flat::<f32>(comm, composed, ranks_per_node);
+                    beside_flat::<f64>(comm, composed, ranks_per_node);
+                });
             });
         }
     }
@@ -92,23 +92,28 @@ fn in_two_levels_sums_have_the_flat_bits_for_powers_of_two() {
 fn in_two_levels_one_part_of_a_node_crosses() {
     let (size, per_node, len) = (8, 4, 4096);
     run(Backend::Local, size, |comm| {
-        let (inner, outer) = levels(comm, per_node).unwrap();
-        let (kernels, arena) = (Cpu::new(1), arena());
-        let levels = Levels { inner: &*inner, outer: &*outer, kernels: &kernels, arena: &arena };
-        let (mut buffer, wire) = (values::<f32>(comm.rank(), len), outer.wire_bytes());
-        levels.all_reduce(ReduceOp::Sum, ViewMut::of(&mut buffer)).unwrap();
-        // Two ranks all-reduce a quarter of the buffer: each reads and writes half of that quarter.
-        assert_eq!(outer.wire_bytes() - wire, (4 * len / per_node) as u64);
-        let (mut part, wire) = (vec![0f32; len / size], outer.wire_bytes());
-        levels.reduce_scatter(ReduceOp::Sum, View::of(&buffer), ViewMut::of(&mut part), false).unwrap();
-        assert_eq!(outer.wire_bytes() - wire, (4 * len / size) as u64);
-        let wire = outer.wire_bytes();
-        levels.all_gather(View::of(&part), ViewMut::of(&mut buffer)).unwrap();
-        assert_eq!(outer.wire_bytes() - wire, (4 * len / size) as u64);
+        with_composed(comm, Algorithm::Hierarchical, per_node, |composed| {
+            let mut before = composed.wire_bytes();
+            let mut crossed = || {
+                let now = composed.wire_bytes();
+                (now - std::mem::replace(&mut before, now)) as usize
+            };
+            let mut buffer = values::<f32>(comm.rank(), len);
+            composed.all_reduce(ViewMut::of(&mut buffer)).unwrap();
+            // In the node a reduce-scatter and an all-gather; across nodes two ranks all-reduce a quarter of the buffer: each
+            // reads and writes half of that quarter.
+            assert_eq!(crossed(), 2 * 4 * len * (per_node - 1) / per_node + 4 * len / per_node);
+            let (mut part, nodes) = (vec![0f32; len / size], size / per_node);
+            let inside = nodes * (per_node - 1) * 4 * (len / size);
+            composed.reduce_scatter(View::of(&buffer), ViewMut::of(&mut part), false).unwrap();
+            assert_eq!(crossed(), inside + 4 * len / size);
+            composed.all_gather(View::of(&part), ViewMut::of(&mut buffer)).unwrap();
+            assert_eq!(crossed(), inside + 4 * len / size);
+        });
     });
 }
 
-const FORMATS: [QuantFormat; 2] = [QuantFormat::Int8, QuantFormat::Int4];
+const QUANTISED: [Algorithm; 2] = [Algorithm::Q8, Algorithm::Q4];
 
 /// Half a block's scale, which is its largest magnitude divided by the format's limit, for each element; a thousandth more for
 /// the roundings of f32 on the way (below 127 * 4 units in the last place, 6e-5 of a scale).
@@ -126,23 +131,25 @@ fn wide(values: &[f32]) -> Vec<f64> {
 
 #[test]
 fn a_quantised_gather_is_off_by_half_a_scale_at_most() {
-    for (format, size) in FORMATS.into_iter().flat_map(|format| SIZES.map(|size| (format, size))) {
-        let quantize = Quantize { format, block: 64 };
+    for (algorithm, size) in QUANTISED.into_iter().flat_map(|algorithm| SIZES.map(|size| (algorithm, size))) {
+        let quantize = algorithm.quantize().unwrap();
         let gathered = run(Backend::Local, size, |comm| {
-            let all = [1, 63, 64, 1000].map(|part| {
-                let (mut recv, arena) = (vec![0f32; part * size], arena());
+            let all = [1, BLOCK - 1, BLOCK, 1000].map(|part| {
+                let mut recv = vec![0f32; part * size];
                 let mine = values::<f32>(comm.rank(), part);
-                let wire = comm.wire_bytes();
-                let (send, recv_view) = (View::of(&mine), ViewMut::of(&mut recv));
-                quantised_all_gather(comm, &Cpu::new(1), &arena, &quantize, send, recv_view).unwrap();
-                let sent = quantize.values_len(part) + 4 * quantize.scales_len(part);
-                assert_eq!(comm.wire_bytes() - wire, ((size - 1) * sent) as u64, "integers and scales travel");
+                with_composed(comm, algorithm, 1, |composed| {
+                    let wire = composed.wire_bytes();
+                    composed.all_gather(View::of(&mine), ViewMut::of(&mut recv)).unwrap();
+                    let sent = quantize.values_len(part) + 4 * quantize.scales_len(part);
+                    let crossed = composed.wire_bytes() - wire;
+                    assert_eq!(crossed, ((size - 1) * sent) as u64, "integers and scales travel");
+                });
                 for rank in 0..size {
                     let exact = wide(&values::<f32>(rank, part));
                     let bounds = half_scale(&quantize, &exact);
                     for (i, (exact, bound)) in exact.iter().zip(bounds).enumerate() {
                         let got = f64::from(recv[rank * part + i]);
-                        assert!((got - exact).abs() <= bound, "{format:?}: {got} for {exact}, bound {bound}");
+                        assert!((got - exact).abs() <= bound, "{algorithm:?}: {got} for {exact}, bound {bound}");
                     }
                 }
                 recv
@@ -179,15 +186,14 @@ fn sum_bound(quantize: &Quantize, ranks: &[Vec<f64>], per_node: usize) -> Vec<f6
 #[test]
 fn a_quantised_sum_is_within_the_bound_of_its_blocks() {
     for size in SIZES {
-        for (format, per_node) in FORMATS.into_iter().flat_map(|format| nodes(size).map(move |nodes| (format, nodes))) {
-            let quantize = Quantize { format, block: 64 };
-            for part in [1, 64, 333] {
+        for (algorithm, per_node) in QUANTISED.into_iter().flat_map(|by| nodes(size).map(move |nodes| (by, nodes))) {
+            let quantize = algorithm.quantize().unwrap();
+            for part in [1, BLOCK, 333] {
                 run(Backend::Local, size, |comm| {
                     let mine = values::<f32>(comm.rank(), part * size);
                     let mut got = vec![0f32; part];
-                    with_levels(comm, per_node, |levels| {
-                        let (send, recv) = (View::of(&mine), ViewMut::of(&mut got));
-                        quantised_reduce_scatter(levels, &quantize, ReduceOp::Sum, send, recv, false).unwrap();
+                    with_composed(comm, algorithm, per_node, |composed| {
+                        composed.reduce_scatter(View::of(&mine), ViewMut::of(&mut got), false).unwrap();
                     });
                     let own = comm.rank() * part..(comm.rank() + 1) * part;
                     let ranks: Vec<Vec<f64>> =
@@ -198,7 +204,10 @@ fn a_quantised_sum_is_within_the_bound_of_its_blocks() {
                         // Beside the blocks' error, the rounding of a sum of at most 8 numbers in f32.
                         let bound = bound + 8.0 * 6144.0 * 8.0 * f64::from(f32::EPSILON);
                         let off = (f64::from(*got) - exact).abs();
-                        assert!(off <= bound, "{format:?} over {size} by {per_node}: {got} for {exact}, bound {bound}");
+                        assert!(
+                            off <= bound,
+                            "{algorithm:?} over {size} by {per_node}: {got} for {exact}, bound {bound}"
+                        );
                     }
                 });
             }
@@ -310,15 +319,15 @@ fn through_the_wrapper_as_through_the_functions() {
 #[test]
 fn short_types_averages_and_what_cannot_be_quantised() {
     run(Backend::Local, 4, |comm| {
-        let mine: Vec<bf16> = values(comm.rank(), 4 * 100);
-        let mut sum = vec![bf16::ZERO; 100];
-        let quantize = Quantize { format: QuantFormat::Int8, block: 32 };
-        with_levels(comm, 2, |levels| {
-            let (send, recv) = (View::of(&mine), ViewMut::of(&mut sum));
-            quantised_reduce_scatter(levels, &quantize, ReduceOp::Avg, send, recv, false).unwrap();
-            let own = comm.rank() * 100..(comm.rank() + 1) * 100;
+        let mine: Vec<bf16> = values(comm.rank(), 4 * 1000);
+        let mut sum = vec![bf16::ZERO; 1000];
+        let scatter = |op| Kind::ReduceScatter { op, accumulate: false };
+        with_composed(comm, Algorithm::Q8, 2, |composed| {
+            let quantize = Algorithm::Q8.quantize().unwrap();
+            composed.call(Call::new(scatter(ReduceOp::Avg), View::of(&mine), ViewMut::of(&mut sum))).unwrap();
+            let own = comm.rank() * 1000..(comm.rank() + 1) * 1000;
             let ranks: Vec<Vec<f64>> =
-                (0..4).map(|r| values::<bf16>(r, 400)[own.clone()].iter().map(|x| x.to_f64()).collect()).collect();
+                (0..4).map(|r| values::<bf16>(r, 4000)[own.clone()].iter().map(|x| x.to_f64()).collect()).collect();
             let bounds = sum_bound(&quantize, &ranks, 2);
             for (i, got) in sum.iter().enumerate() {
                 let exact = ranks.iter().map(|rank| rank[i]).sum::<f64>() / 4.0;
@@ -326,20 +335,19 @@ fn short_types_averages_and_what_cannot_be_quantised() {
                 let bound = bounds[i] / 4.0 + (exact.abs() + bounds[i]) / 256.0;
                 assert!((got.to_f64() - exact).abs() <= bound, "{got} for {exact}, bound {bound}");
             }
-            let (mut whole, mut part) = (vec![1i32; 4], vec![1i32]);
-            let refused = quantised_reduce_scatter(
-                levels,
-                &quantize,
-                ReduceOp::Sum,
-                View::of(&whole),
-                ViewMut::of(&mut part),
-                false,
-            );
+            let (whole, mut part) = (vec![1i32; 4], vec![1i32]);
+            let refused = composed.call(Call::new(scatter(ReduceOp::Sum), View::of(&whole), ViewMut::of(&mut part)));
             assert!(refused.unwrap_err().to_string().contains("sum of i32 does not travel quantised"));
-            let refused = levels.all_reduce(ReduceOp::Avg, ViewMut::of(&mut whole)).unwrap_err().to_string();
+        });
+        with_composed(comm, Algorithm::Hierarchical, 2, |composed| {
+            let mut whole = vec![1i32; 4];
+            let average = Kind::AllReduce { op: ReduceOp::Avg };
+            let refused = composed.call(Call::in_place(average, ViewMut::of(&mut whole))).unwrap_err().to_string();
             assert!(refused.contains("average of i32"), "{refused}");
         });
-        assert!(levels(comm, 3).err().unwrap().to_string().contains("4 ranks are no whole nodes of 3"));
+        let same_ranks = comm.split(0, comm.rank(), "composed").unwrap();
+        let refused = Composed::new(same_ranks, Algorithm::Q8, 3, Arc::new(Cpu::new(1)), arena()).err().unwrap();
+        assert!(refused.to_string().contains("4 ranks are no whole nodes of 3"));
     });
 }
 

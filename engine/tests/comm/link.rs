@@ -10,7 +10,7 @@ use crate::conformance::{self, EXACT};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use zbench_engine::comm::link::{EmulatedLink, LinkSpec, wrap};
-use zbench_engine::comm::{Call, CommError, Communicator, Kind, OwnedCall, ReduceOp, Result, Ticket, group};
+use zbench_engine::comm::{Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket, group};
 use zbench_kernels::{Arena, Cpu, Kernels, View, ViewMut};
 
 /// How much slower than stated the best of all tries may be.
@@ -375,14 +375,8 @@ struct Tampered {
 }
 
 impl Communicator for Tampered {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-    fn backend(&self) -> &'static str {
-        self.inner.backend()
+    fn member(&self) -> Member {
+        self.inner.member()
     }
     fn call(&self, mut call: Call<'_>) -> Result<()> {
         let (rank, word) = self.word;

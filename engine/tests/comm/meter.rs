@@ -4,7 +4,9 @@ use crate::comm::harness::PATIENCE;
 use crate::comm::tree::Tree;
 use std::sync::Arc;
 use std::time::Duration;
+use zbench_engine::comm::CollectiveKind;
 use zbench_engine::comm::{Communicator, Metered, OwnedCall, group};
+use zbench_engine::mesh::Axis;
 use zbench_engine::outcome::Traffic;
 use zbench_kernels::{Arena, Category, DType, Kernels, View, ViewMut};
 
@@ -13,13 +15,13 @@ fn metered(size: usize, rank: impl Fn(Metered) + Sync) {
     std::thread::scope(|scope| {
         let rank = &rank;
         for comm in group("world", kernels, PATIENCE).unwrap() {
-            scope.spawn(move || rank(Metered::new("inner", Box::new(comm))));
+            scope.spawn(move || rank(Metered::new(Axis::Inner, Box::new(comm))));
         }
     });
 }
 
 fn row<'a>(rows: &'a [Traffic], kind: &str) -> &'a Traffic {
-    rows.iter().find(|row| row.kind == kind).unwrap_or_else(|| panic!("no {kind} in {rows:?}"))
+    rows.iter().find(|row| row.kind.name() == kind).unwrap_or_else(|| panic!("no {kind} in {rows:?}"))
 }
 
 fn bytes(rows: &[Traffic], kind: &str) -> (f64, f64, f64) {
@@ -51,7 +53,7 @@ fn calls_payload_and_wire_by_kind() {
 
         let wire = comm.wire_bytes() as f64;
         let rows = comm.take();
-        assert!(rows.iter().all(|row| row.axis == "inner" && row.ranks == 4 && row.ms >= row.exposed_ms));
+        assert!(rows.iter().all(|row| row.axis == Axis::Inner && row.ranks == 4 && row.ms >= row.exposed_ms));
         assert_eq!(bytes(&rows, "all_gather"), (3.0, 3.0 * 256.0, 3.0 * 192.0));
         assert_eq!(bytes(&rows, "reduce_scatter"), (2.0, 512.0, 384.0));
         assert_eq!(bytes(&rows, "all_reduce"), (1.0, 512.0, 768.0), "in one round");
@@ -61,7 +63,7 @@ fn calls_payload_and_wire_by_kind() {
         match comm.rank() {
             0 => assert_eq!(bytes(&rows, "send"), (1.0, 64.0, 0.0)),
             3 => assert_eq!(bytes(&rows, "recv"), (1.0, 64.0, 64.0)),
-            _ => assert!(!rows.iter().any(|row| row.kind == "send" || row.kind == "recv")),
+            _ => assert!(!rows.iter().any(|row| matches!(row.kind, CollectiveKind::Send | CollectiveKind::Recv))),
         }
         assert_eq!(rows.iter().map(|row| row.wire_bytes).sum::<f64>(), wire, "every byte has its row");
         assert!(comm.snapshot().is_empty(), "taken");

@@ -3,7 +3,8 @@
 use crate::comm::rendezvous::{join, meeting};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::{Algorithm, CommError, Communicator, Metered, OwnedCall, Tcp, TcpOptions, tcp};
+use zbench_engine::comm::{CommError, Communicator, Metered, OwnedCall, Tcp, TcpOptions, tcp};
+use zbench_engine::mesh::Axis;
 use zbench_kernels::{Arena, Buffer, Category, Cpu, DType, Kernels, View, ViewMut};
 
 /// Longer than anything here takes on a loaded machine; only tests of stalls wait for their own.
@@ -113,7 +114,7 @@ fn filled(arena: &Arena, values: &[f32]) -> Buffer {
 #[test]
 fn started_collectives_may_be_waited_for_in_any_order_and_count_then() {
     let results = attempt(3, &patient(), cpu, |comm| {
-        let metered = Metered::new("data", Box::new(comm));
+        let metered = Metered::new(Axis::Data, Box::new(comm));
         let arena = Arena::host(Some(16 << 20)).unwrap();
         let rank = metered.rank() as f32;
         let first = metered.start(OwnedCall::all_reduce(filled(&arena, &[rank, 1.0, 2.0]))).unwrap();
@@ -123,7 +124,7 @@ fn started_collectives_may_be_waited_for_in_any_order_and_count_then() {
         assert_eq!(recv.view().as_slice::<f32>().unwrap(), [0.0, 1.0, 2.0]);
         let buffer = metered.wait(first).unwrap().recv;
         assert_eq!(buffer.view().as_slice::<f32>().unwrap(), [3.0, 3.0, 6.0]);
-        metered.take().into_iter().map(|row| (row.kind, row.calls, row.wire_bytes)).collect::<Vec<_>>()
+        metered.take().into_iter().map(|row| (row.kind.name(), row.calls, row.wire_bytes)).collect::<Vec<_>>()
     });
     for result in results {
         assert_eq!(result.unwrap(), [("all_gather", 1.0, 8.0), ("all_reduce", 1.0, 24.0)]);
@@ -137,10 +138,10 @@ fn options_that_differ_or_cannot_be_are_refused_on_all_ranks() {
         let met = join(&meeting, rank);
         std::thread::spawn(move || tcp(met.join().unwrap().unwrap(), cpu(0), options).err().unwrap())
     };
-    let ranks = [connect(0, patient()), connect(1, TcpOptions { algorithm: Some(Algorithm::Ring), ..patient() })];
+    let ranks = [connect(0, patient()), connect(1, TcpOptions { checksum: true, ..patient() })];
     for rank in ranks {
         let error = rank.join().unwrap();
-        assert!(matches!(&error, CommError::Invalid { .. }) && error.to_string().contains("Ring"), "{error}");
+        assert!(matches!(&error, CommError::Invalid { .. }) && error.to_string().contains("checksum true"), "{error}");
     }
     for sockets_per_peer in [0, 17] {
         let alone = join(&self::meeting(1, PATIENCE), 0).join().unwrap().unwrap();

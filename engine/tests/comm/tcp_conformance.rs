@@ -1,13 +1,11 @@
-//! The suite of all backends over TCP, by each algorithm.
+//! The suite of all backends over TCP.
 
 use crate::comm::tcp::{attempt, cpu, patient, run};
-use crate::conformance::{self, EXACT, NEAR, Options};
+use crate::conformance::{self, EXACT};
 use crate::scope;
 use std::time::Duration;
-use zbench_engine::comm::{Algorithm, Communicator, Metered, Tcp, TcpOptions};
-
-/// Rings and halving have orders of their own, and partial sums travel in the type of the buffers.
-const OTHER: Options = Options { narrow_sums: true, ..NEAR };
+use zbench_engine::comm::{Communicator, Metered, Tcp, TcpOptions};
+use zbench_engine::mesh::Axis;
 
 fn conforms(size: usize) {
     run(size, &patient(), |comm| conformance::all(comm, &EXACT));
@@ -25,7 +23,7 @@ fn two_ranks_conform() {
 
 #[test]
 fn three_ranks_conform_metered() {
-    let metered = |comm: Tcp| conformance::all(&Metered::new("data", Box::new(comm)), &EXACT);
+    let metered = |comm: Tcp| conformance::all(&Metered::new(Axis::Data, Box::new(comm)), &EXACT);
     attempt(3, &patient(), cpu, metered).into_iter().for_each(|rank| rank.unwrap());
 }
 
@@ -46,25 +44,6 @@ fn eight_ranks_conform() {
 fn groups_of_six_and_eight_ranks_conform() {
     for size in [6, 8] {
         run(size, &patient(), |comm| conformance::of_groups(comm, &EXACT));
-    }
-}
-
-#[test]
-fn rings_conform() {
-    let sizes = scope::cases("comm::tcp_conformance::rings_conform (sizes)", 2, 3) as usize;
-    for &size in &[2, 3, 4][..sizes] {
-        let options = TcpOptions { algorithm: Some(Algorithm::Ring), ..patient() };
-        run(size, &options, |comm| conformance::all(comm, &OTHER));
-    }
-}
-
-#[test]
-fn halving_and_doubling_conform() {
-    // Seven ranks have a remainder beside four.
-    let sizes = scope::cases("comm::tcp_conformance::halving_and_doubling_conform (sizes)", 2, 3) as usize;
-    for &size in &[7, 4, 3][..sizes] {
-        let options = TcpOptions { algorithm: Some(Algorithm::Recursive), ..patient() };
-        run(size, &options, |comm| conformance::all(comm, &OTHER));
     }
 }
 

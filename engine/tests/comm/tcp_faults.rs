@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zbench_engine::comm::{
-    Algorithm, Call, CommError, Communicator, Kind, Meeting, OwnedCall, ReduceOp, Rendezvous, Tcp, TcpOptions, tcp,
+    Call, CommError, Communicator, Kind, Meeting, OwnedCall, ReduceOp, Rendezvous, Tcp, TcpOptions, tcp,
 };
 use zbench_kernels::{Arena, Category, DType, Kernels, View, ViewMut};
 
@@ -80,20 +80,16 @@ fn a_panic_and_a_kernel_that_refuses_are_heard_by_all() {
 
 #[test]
 fn a_rank_that_leaves_is_named_and_one_that_is_done_may_go() {
-    for algorithm in [Algorithm::Direct, Algorithm::Ring] {
-        for results in ends(&TcpOptions { algorithm: Some(algorithm), ..patient() }, |comm| {
-            reduce(&comm).unwrap();
-            if comm.rank() == 1 {
-                return CommError::Invalid { operation: "none", reason: "left".into() };
-            }
-            reduce(&comm).unwrap_err()
-        }) {
-            for (rank, result) in results.iter().enumerate().filter(|(rank, _)| *rank != 1) {
-                let Some(CommError::Aborted { rank: 1, reason, .. }) = result else {
-                    panic!("rank {rank}: {result:?}")
-                };
-                assert!(reason.contains("left") && reason.contains("all_reduce number 1"), "{reason}");
-            }
+    for results in ends(&patient(), |comm| {
+        reduce(&comm).unwrap();
+        if comm.rank() == 1 {
+            return CommError::Invalid { operation: "none", reason: "left".into() };
+        }
+        reduce(&comm).unwrap_err()
+    }) {
+        for (rank, result) in results.iter().enumerate().filter(|(rank, _)| *rank != 1) {
+            let Some(CommError::Aborted { rank: 1, reason, .. }) = result else { panic!("rank {rank}: {result:?}") };
+            assert!(reason.contains("left") && reason.contains("all_reduce number 1"), "{reason}");
         }
     }
     for _ in 0..20 {
@@ -127,25 +123,23 @@ fn a_ticket_that_is_dropped_ends_the_world() {
 
 #[test]
 fn a_stall_names_who_is_missing_on_all_ranks() {
-    for algorithm in [Algorithm::Direct, Algorithm::Ring] {
-        let options = TcpOptions { stall: SHORT, algorithm: Some(algorithm), ..TcpOptions::default() };
-        for results in ends(&options, |comm| {
-            reduce(&comm).unwrap();
-            if comm.rank() == 1 {
-                std::thread::sleep(4 * SHORT); // comes when the others have given up
-            }
-            let mut all = vec![0u32; comm.size()];
-            comm.all_gather(View::of(&[1u32]), ViewMut::of(&mut all)).unwrap_err()
-        }) {
-            for result in results {
-                let Some(CommError::Stalled { group, operation, sequence, missing, seconds }) = &result else {
-                    panic!("{result:?}")
-                };
-                assert_eq!(
-                    (group.as_str(), *operation, *sequence, missing.as_slice(), *seconds),
-                    ("world", "all_gather", 1, &[1][..], 1)
-                );
-            }
+    let options = TcpOptions { stall: SHORT, ..TcpOptions::default() };
+    for results in ends(&options, |comm| {
+        reduce(&comm).unwrap();
+        if comm.rank() == 1 {
+            std::thread::sleep(4 * SHORT); // comes when the others have given up
+        }
+        let mut all = vec![0u32; comm.size()];
+        comm.all_gather(View::of(&[1u32]), ViewMut::of(&mut all)).unwrap_err()
+    }) {
+        for result in results {
+            let Some(CommError::Stalled { group, operation, sequence, missing, seconds }) = &result else {
+                panic!("{result:?}")
+            };
+            assert_eq!(
+                (group.as_str(), *operation, *sequence, missing.as_slice(), *seconds),
+                ("world", "all_gather", 1, &[1][..], 1)
+            );
         }
     }
 }

@@ -1,10 +1,9 @@
-//! What the suite of all backends leaves out: buffers of more than a mebibyte by each algorithm, sums and products that have to
-//! be exact in every order, and how the algorithms differ.
+//! What the suite of all backends leaves out: buffers of more than a mebibyte, and sums in the order of `local`.
 
 use crate::comm::tcp::{patient, run};
 use crate::conformance::{self, EXACT};
 use half::bf16;
-use zbench_engine::comm::{Algorithm, Call, Communicator, Kind, ReduceOp, Tcp, TcpOptions};
+use zbench_engine::comm::{Call, Communicator, Kind, ReduceOp, Tcp, TcpOptions};
 use zbench_kernels::{Cpu, Element, Kernels, View, ViewMut};
 
 /// More than a mebibyte, and no multiple of anything.
@@ -28,13 +27,6 @@ fn wild<T: Value>(seed: usize, len: usize) -> Vec<T> {
     crate::comm::harness::values::<f64>(seed, len).into_iter().map(T::of).collect()
 }
 
-/// Numbers whose sums and products are exact in every type, whatever their order.
-fn exact<T: Value>(op: ReduceOp, seed: usize, len: usize) -> Vec<T> {
-    let few = |i: usize| ((i * 7 + seed * 13 + i * i % 11) % 17) as f64 - 8.0;
-    let factor = |i: usize| [1.0, -1.0, 2.0][(i + seed * 5 + i / 3) % 3];
-    (0..len).map(|i| T::of(if op == ReduceOp::Prod { factor(i) } else { few(i) })).collect()
-}
-
 /// What the kernels make of all ranks' summands in rank order.
 fn oracle<T: Value, U: Value>(op: ReduceOp, terms: &[Vec<T>], onto: Option<&[U]>) -> Vec<U> {
     let mut out = onto.map_or_else(|| vec![U::of(0.0); terms[0].len()], <[U]>::to_vec);
@@ -48,9 +40,9 @@ fn call(comm: &Tcp, kind: Kind, send: Option<View<'_>>, recv: Option<ViewMut<'_>
 }
 
 /// Reductions of one type and operation, where a part has `len` elements.
-fn reductions<T: Value>(comm: &Tcp, direct: bool, op: ReduceOp, len: usize) {
+fn reductions<T: Value>(comm: &Tcp, op: ReduceOp, len: usize) {
     let (rank, size) = (comm.rank(), comm.size());
-    let give = |seed: usize, len: usize| if direct { wild::<T>(seed, len) } else { exact(op, seed, len) };
+    let give = wild::<T>;
     let what = format!("{op} of {} {} over {size} ranks", len, T::DTYPE);
 
     // All-reduce and reduce take any length.
@@ -115,21 +107,18 @@ fn copies(comm: &Tcp, len: usize) {
     comm.barrier().unwrap();
 }
 
-fn everything(algorithm: Option<Algorithm>, sizes: &[usize], checksum: bool) {
-    let direct = algorithm.is_none_or(|algorithm| algorithm == Algorithm::Direct);
+fn everything(sizes: &[usize], checksum: bool) {
     for size in sizes {
-        run(*size, &TcpOptions { algorithm, checksum, ..patient() }, |comm| {
+        run(*size, &TcpOptions { checksum, ..patient() }, |comm| {
             for len in [3, 1009] {
                 for op in ReduceOp::ALL {
-                    // Averages are direct whatever is asked for.
-                    let direct = direct || op == ReduceOp::Avg;
-                    reductions::<f32>(comm, direct, op, len);
-                    reductions::<bf16>(comm, direct, op, len);
-                    reductions::<i8>(comm, direct, op, len);
+                    reductions::<f32>(comm, op, len);
+                    reductions::<bf16>(comm, op, len);
+                    reductions::<i8>(comm, op, len);
                 }
             }
-            reductions::<f32>(comm, direct, ReduceOp::Sum, LONG);
-            reductions::<bf16>(comm, direct, ReduceOp::Max, LONG);
+            reductions::<f32>(comm, ReduceOp::Sum, LONG);
+            reductions::<bf16>(comm, ReduceOp::Max, LONG);
             copies(comm, LONG);
         });
     }
@@ -137,47 +126,34 @@ fn everything(algorithm: Option<Algorithm>, sizes: &[usize], checksum: bool) {
 
 #[test]
 fn large_and_exact_by_direct_exchange() {
-    everything(None, &[1, 2, 4], false);
-}
-
-#[test]
-fn large_and_exact_by_rings() {
-    everything(Some(Algorithm::Ring), &[1, 2, 3, 8], false);
-}
-
-#[test]
-fn large_and_exact_by_halving_and_doubling() {
-    everything(Some(Algorithm::Recursive), &[2, 4, 5], false);
+    everything(&[1, 2, 4], false);
 }
 
 #[test]
 fn large_and_exact_with_checksums() {
-    everything(None, &[3], true);
+    everything(&[3], true);
 }
 
-/// Otherwise "bit for bit" would say nothing about the order of sums, nor the other algorithms be any different.
+/// Otherwise "bit for bit" would say nothing about the order of sums.
 #[test]
 fn the_orders_of_sums_differ() {
-    let sum = |algorithm| {
-        let all = run(4, &TcpOptions { algorithm: Some(algorithm), ..patient() }, |comm| {
-            let mut buffer: Vec<f32> = wild(comm.rank(), 5000);
-            comm.all_reduce(ViewMut::of(&mut buffer)).unwrap();
-            buffer
-        });
-        assert!(all.iter().all(|result| *result == all[0]), "all ranks have the same bits");
-        all[0].clone()
-    };
     let terms: Vec<Vec<f32>> = (0..4).map(|rank| wild(rank, 5000)).collect();
-    assert!(sum(Algorithm::Direct) == oracle::<f32, f32>(ReduceOp::Sum, &terms, None));
-    assert!(sum(Algorithm::Direct) != sum(Algorithm::Ring));
+    let reversed: Vec<Vec<f32>> = terms[1..].iter().chain(&terms[..1]).cloned().collect();
+    assert!(oracle::<f32, f32>(ReduceOp::Sum, &reversed, None) != oracle::<f32, f32>(ReduceOp::Sum, &terms, None));
+    let all = run(4, &patient(), |comm| {
+        let mut buffer: Vec<f32> = wild(comm.rank(), 5000);
+        comm.all_reduce(ViewMut::of(&mut buffer)).unwrap();
+        buffer
+    });
+    assert!(all.iter().all(|result| *result == all[0]), "all ranks have the same bits");
+    assert!(all[0] == oracle::<f32, f32>(ReduceOp::Sum, &terms, None));
 }
 
 #[test]
 fn reports_name_what_is_done() {
-    run(3, &TcpOptions { algorithm: Some(Algorithm::Recursive), ..patient() }, |comm| {
+    run(3, &patient(), |comm| {
         let reduce = |op| comm.algorithm(Kind::AllReduce { op }, 1 << 20);
-        assert_eq!((reduce(ReduceOp::Sum), reduce(ReduceOp::Avg)), ("recursive", "direct"));
-        assert_eq!(comm.algorithm(Kind::AllGather, 1 << 20), "direct", "three ranks cannot double");
+        assert_eq!((reduce(ReduceOp::Sum), reduce(ReduceOp::Avg)), ("direct", "direct"));
         let broadcast = |bytes| comm.algorithm(Kind::Broadcast { root: 0 }, bytes);
         assert_eq!((broadcast(100), broadcast(1 << 20)), ("tree", "chain"));
     });

@@ -253,7 +253,7 @@ impl Taken {
         let mut rows = |who: &str, rows: &[Traffic]| {
             let sentence = |row: &Traffic| {
                 let Traffic { axis, kind, calls, payload_bytes, wire_bytes, ranks, .. } = row;
-                let place = format!("{who}: {} {} ranks={ranks}", words::axis(axis), words::kind(kind));
+                let place = format!("{who}: {} {} ranks={ranks}", words::axis(*axis), words::kind(*kind));
                 format!("{place} calls={calls} payload-bytes={payload_bytes} wire-bytes={wire_bytes}")
             };
             let mut sentences: Vec<String> = rows.iter().map(sentence).collect();

@@ -2,6 +2,8 @@
 //! an item or a name of the program changes. A value without a word fails the test.
 
 use zbench_engine::actions::Action;
+use zbench_engine::comm::CollectiveKind;
+use zbench_engine::mesh::Axis;
 use zbench_engine::recorder::{Phase, Recorded};
 use zbench_kernels::*;
 
@@ -27,22 +29,21 @@ pub const CATEGORIES: [(Category, &str); 6] = [
     (Category::Workspace, "workspace"),
 ];
 
-pub fn axis(axis: &str) -> &'static str {
+pub fn axis(axis: Axis) -> &'static str {
     match axis {
-        "data" => "data",
-        "inner" => "shard",
-        "outer" => "replicate",
-        other => panic!("the mesh axis {other:?} has no word in the golden dump; add it to {}", file!()),
+        Axis::Data => "data",
+        Axis::Inner => "shard",
+        Axis::Outer => "replicate",
     }
 }
 
-pub fn kind(kind: &str) -> &'static str {
+pub fn kind(kind: CollectiveKind) -> &'static str {
     match kind {
-        "all_reduce" => "all-reduce",
-        "all_gather" => "all-gather",
-        "reduce_scatter" => "reduce-scatter",
-        "broadcast" => "broadcast",
-        "barrier" => "barrier",
+        CollectiveKind::AllReduce => "all-reduce",
+        CollectiveKind::AllGather => "all-gather",
+        CollectiveKind::ReduceScatter => "reduce-scatter",
+        CollectiveKind::Broadcast => "broadcast",
+        CollectiveKind::Barrier => "barrier",
         other => panic!("the collective {other:?} has no word in the golden dump; add it to {}", file!()),
     }
 }

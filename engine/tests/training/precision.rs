@@ -17,6 +17,7 @@ use crate::training::recording::Recording;
 use crate::training::support::*;
 use std::path::Path;
 use std::sync::Arc;
+use zbench_engine::comm::CollectiveKind;
 use zbench_engine::config::*;
 use zbench_engine::loss_scale::LossScaler;
 use zbench_engine::outcome::{Cause, Step};
@@ -300,8 +301,10 @@ fn gradients_travel_in_the_type_of_reduce_under_every_strategy() {
                 let mut cell = on(base.clone(), strategy, 4, shard);
                 cell.precision = Precision { reduce, ..Precision::mixed(DType::Bf16) };
                 let run = train(&cell, &plan(&cell), &|_| {}).unwrap();
-                let reductions =
-                    run.ranks[1].traffic.iter().filter(|t| matches!(t.kind, "all_reduce" | "reduce_scatter"));
+                let reductions = run.ranks[1]
+                    .traffic
+                    .iter()
+                    .filter(|t| matches!(t.kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter));
                 let rows: Vec<_> = reductions.map(|t| (t.axis, t.kind, t.calls, t.payload_bytes)).collect();
                 (rows, losses(&run.steps))
             };

@@ -473,7 +473,7 @@ fn bytes_and_calls_of_a_step_are_those_of_the_plan_with_checkpoints_too() {
             assert_eq!(report.ledger.total_peak(), plan.estimate.memory.total_peak(), "{}", strategy.name());
             for row in &report.traffic {
                 let planned = plan.estimate.traffic.iter().find(|p| (p.axis, p.kind) == (row.axis, row.kind)).unwrap();
-                assert_eq!((row.calls, row.wire_bytes), (planned.calls, planned.wire_bytes), "{}", row.kind);
+                assert_eq!((row.calls, row.wire_bytes), (planned.calls, planned.wire_bytes), "{}", row.kind.name());
             }
         }
     }

@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use zbench_engine::actions::Action;
+use zbench_engine::comm::CollectiveKind;
 use zbench_engine::config::*;
 use zbench_engine::course::Control;
+use zbench_engine::mesh::Axis;
 use zbench_engine::outcome::{Failure, Happening, Run, Span};
 use zbench_engine::trace::{ClockOrigin, StepTrace, Tracing, What};
 use zbench_engine::train::train_on;
@@ -86,15 +88,15 @@ fn a_trace_says_what_the_report_says() {
                 let sum: u64 = segments.map(|segment| segment.ns).sum();
                 close(sum as f64 / 1e6 / 3.0, rank.spans_ms[span], &format!("{name}: {}", span.name()));
             }
-            let mut flights: BTreeMap<(String, String), (u64, u64, u64)> = BTreeMap::new();
+            let mut flights: BTreeMap<(Axis, CollectiveKind), (u64, u64, u64)> = BTreeMap::new();
             for flight in timed.iter().flat_map(|trace| &trace.flights) {
-                let sums = flights.entry((flight.axis.to_string(), flight.kind.to_string())).or_default();
+                let sums = flights.entry((flight.axis, flight.kind)).or_default();
                 *sums = (sums.0 + 1, sums.1 + flight.wire_bytes, sums.2 + flight.until - flight.from);
             }
             assert_eq!(flights.len(), rank.traffic.len(), "{name}");
             for row in &rank.traffic {
-                let (calls, wire, ns) = flights[&(row.axis.to_string(), row.kind.to_string())];
-                let what = format!("{name}: {} {}", row.axis, row.kind);
+                let (calls, wire, ns) = flights[&(row.axis, row.kind)];
+                let what = format!("{name}: {:?} {:?}", row.axis, row.kind);
                 close(calls as f64 / 3.0, row.calls, &what);
                 close(wire as f64 / 3.0, row.wire_bytes, &what);
                 close(ns as f64 / 1e6 / 3.0, row.ms, &what);

@@ -109,7 +109,7 @@ mod tests {
             times in 0usize..5,
         ) {
             let (mut one_by_one, mut swing) = (Ledger::default(), Swing::default());
-            Category::ALL.map(|category| one_by_one.add(category, 200_000));
+            Category::ALL.iter().for_each(|category| one_by_one.add(*category, 200_000));
             for (category, bytes, gives) in run {
                 let category = Category::ALL[category];
                 if gives { swing.sub(category, bytes) } else { swing.add(category, bytes) }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use zbench_config::files::Files;
 use zbench_config::{Context, Document, grid};
 use zbench_engine::config::DeviceKind;
+use zbench_engine::mesh::Axis;
 use zbench_kernels::Cpu;
 
 const TWO: RankLayout = RankLayout { ranks: 2, threads: 1, crowded: false };
@@ -171,7 +172,7 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
     let of = Operations { layout, curves, overheads: Overheads::default(), spread: 0.0 };
     let fill = zbench_kernels::Elementwise { len: 8, sources: 0, from: DType::F32, to: DType::F32 };
     let operation = Recorded { phase: zbench_engine::recorder::Phase::Forward, term: "x", op: Op::Fill(fill, 0.0) };
-    let call = Collective { axis: "data", kind: "all_gather", ranks: 4, bytes: 64, in_place: false };
+    let call = Collective { axis: Axis::Data, kind: CollectiveKind::AllGather, ranks: 4, bytes: 64, in_place: false };
     let action = Action::Forward { unit: 0 };
     let stated = vec![RecordedAction { action, operations: vec![operation; 2], collectives: vec![call; 2] }];
     let split = SplitStep { stated, reduce: DType::F32, step: 100e-6, alone: 15e-6 };
@@ -179,7 +180,7 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
     assert_eq!(waiting(&of, &[], 2, false), 0.0);
     // With the gather at 22.5 us, the all-reduce beside it has the other 62.5 of the 85 that are left in a step of 140 us.
     let known = Operations { overheads: Overheads { call: 22.5e-6, ..Overheads::default() }, ..of.clone() };
-    let sum = Collective { kind: "all_reduce", ..call };
+    let sum = Collective { kind: CollectiveKind::AllReduce, ..call };
     let stated = vec![RecordedAction { action, operations: vec![operation; 2], collectives: vec![call, sum] }];
     let split = SplitStep { stated, reduce: DType::F32, step: 140e-6, alone: 15e-6 };
     assert!((waiting(&known, &[split], 2, true) - 62.5e-6).abs() < 1e-12);
@@ -196,7 +197,7 @@ fn waiting_is_measured_in_a_probe_whose_weights_are_split() {
         let split = run(&probe.cell).unwrap().split.unwrap();
         let calls: Vec<Collective> = split.stated.iter().flat_map(|stated| stated.collectives.clone()).collect();
         assert!(calls.len() > 4 && split.alone > 0.0 && split.step > 0.0, "{} {}", split.alone, split.step);
-        sums.push(calls.iter().filter(|call| call.kind == "all_reduce").count());
+        sums.push(calls.iter().filter(|call| call.kind == CollectiveKind::AllReduce).count());
     }
     assert!(sums.contains(&0) && sums.iter().any(|count| *count > 4), "{sums:?}");
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use zbench_engine::actions::Action;
+use zbench_engine::mesh::Axis;
 use zbench_engine::outcome::Saved;
 use zbench_engine::trace::{Flight, Segment, StepTrace, What};
 use zbench_predict::planned::Planned;
@@ -32,7 +33,7 @@ pub struct Trial {
     /// The prediction stands behind this moment.
     predicted_until: Option<u64>,
     /// Ranks that have spoken, with the lanes of their collectives by axis.
-    ranks: BTreeMap<usize, BTreeMap<String, Lanes>>,
+    ranks: BTreeMap<usize, BTreeMap<Axis, Lanes>>,
     /// Steps that rank 0 has told of.
     steps: u64,
     is_device: bool,
@@ -129,8 +130,7 @@ impl Trial {
         let pid = self.pid(rank);
         let axes = self.ranks.entry(rank).or_default();
         let next = axes.len() as u64;
-        let Lanes { axis, until } =
-            axes.entry(flight.axis.to_string()).or_insert(Lanes { axis: next, until: Vec::new() });
+        let Lanes { axis, until } = axes.entry(flight.axis).or_insert(Lanes { axis: next, until: Vec::new() });
         let free = until.iter().position(|until| *until <= flight.from);
         let lane = free.unwrap_or(until.len());
         if free.is_none() {
@@ -140,7 +140,7 @@ impl Trial {
         let tid = COLLECTIVES + PER_AXIS * *axis + lane as u64;
         if free.is_none() {
             let more = if lane == 0 { String::new() } else { format!(" {}", lane + 1) };
-            events.push(lanes::thread(pid, tid, &format!("collectives {}{more}", flight.axis)));
+            events.push(lanes::thread(pid, tid, &format!("collectives {}{more}", flight.axis.name())));
         }
         let args = json!({
             "axis": flight.axis, "ranks": flight.ranks, "payload_bytes": flight.payload_bytes,
@@ -148,7 +148,7 @@ impl Trial {
             "wait_us": (flight.until - flight.awaited) as f64 / 1e3, "is_started": flight.is_started,
         });
         let lasts = flight.until - flight.from;
-        events.push(lanes::slice(pid, tid, "collective", &flight.kind, flight.from, lasts, args));
+        events.push(lanes::slice(pid, tid, "collective", flight.kind.name(), flight.from, lasts, args));
         if flight.is_started {
             *arrows += 1;
             let arrow = |ph: &str, at: u64| json!({ "ph": ph, "cat": "collective", "name": flight.kind, "id": *arrows, "pid": pid, "tid": host, "at": at });

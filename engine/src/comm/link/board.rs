@@ -223,7 +223,6 @@ fn set(word: &AtomicU64, value: u64) {
     word.store(value, Ordering::Relaxed);
 }
 
-/// The locked board.
 struct Book<'b> {
     board: &'b Board,
 }

@@ -51,7 +51,6 @@ pub(super) enum Next {
     Join(Join),
 }
 
-/// A call under way.
 pub(super) struct Flight {
     /// What its ticket says.
     pub id: u64,
@@ -98,12 +97,10 @@ impl Flight {
         format!("{:?} of {} x {dtype}", self.kind, self.payload / twice / dtype.size() as u64)
     }
 
-    /// Whether all ranks take part.
     pub(super) fn is_collective(&self) -> bool {
         self.kind.is_collective()
     }
 
-    /// The collective's name.
     pub(super) fn name(&self) -> &'static str {
         self.kind.name()
     }

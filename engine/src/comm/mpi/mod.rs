@@ -22,7 +22,7 @@ mod inquiry;
 mod native;
 mod world;
 
-use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, ReduceOp, Result, Ticket};
+use super::{Abandon, Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket};
 use flight::{Flight, Tags};
 use inquiry::Answer;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,7 +42,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The usual settings.
     pub fn new(stall: Duration) -> Settings {
         Settings { stall, largest_count: i32::MAX as usize, in_place: true }
     }
@@ -292,16 +291,8 @@ impl Drop for Group {
 }
 
 impl Communicator for Mpi {
-    fn rank(&self) -> usize {
-        self.group.rank
-    }
-
-    fn size(&self) -> usize {
-        self.group.size
-    }
-
-    fn backend(&self) -> &'static str {
-        "mpi"
+    fn member(&self) -> Member {
+        Member { rank: self.group.rank, size: self.group.size, backend: "mpi" }
     }
 
     fn call(&self, mut call: Call<'_>) -> Result<()> {
@@ -319,16 +310,12 @@ impl Communicator for Mpi {
                 return Err(error);
             }
         };
-        Ok(Ticket { sequence, request: Some(request), owner: Some(self.group.clone()) })
+        Ok(Ticket::of(self.group.clone(), sequence, request))
     }
 
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
-        let invalid = |reason: &str| CommError::Invalid { operation: "wait", reason: reason.into() };
-        let own: Arc<dyn Abandon> = self.group.clone();
-        if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {
-            return Err(invalid("the collective was started by another communicator"));
-        }
-        let request = ticket.request.take().ok_or_else(|| invalid("the collective was waited for before"))?;
+        ticket.check_owner(&self.group)?;
+        let request = ticket.take()?;
         match self.group.finish(ticket.sequence) {
             Ok(()) => Ok(request),
             Err(error) => {

@@ -27,7 +27,6 @@ pub(super) struct World {
     failed: AtomicBool,
 }
 
-/// A communicator's handle.
 pub(super) struct Comm(pub ffi::MPI_Comm);
 
 // SAFETY: a handle is a number or an address that only MPI looks at, and only under the world's lock.
@@ -81,7 +80,6 @@ impl World {
         Ok(count as usize)
     }
 
-    /// The communicator of all ranks.
     pub(super) fn all(&self) -> Comm {
         // SAFETY: a constant of the library.
         Comm(unsafe { ffi::RSMPI_COMM_WORLD })
@@ -106,7 +104,6 @@ impl World {
         self.in_place.filter(|_| wanted).map(|address| address as *const c_void)
     }
 
-    /// Rank and size.
     pub(super) fn place(&self, comm: &Comm) -> Result<(usize, usize)> {
         let _mpi = self.lock();
         let (mut rank, mut size) = (0, 0);

@@ -22,12 +22,7 @@ pub enum NcclError {
     Absent(#[from] Absent),
     /// An NCCL from before groups could be split.
     #[error("{} is NCCL {}; {} or newer is needed", path.display(), dotted(*found), dotted(OLDEST))]
-    TooOld {
-        /// Its version code.
-        found: i32,
-        path: PathBuf,
-    },
-    /// A call failed.
+    TooOld { found: i32, path: PathBuf },
     #[error("{call}: {text} (code {code}){}", if last.is_empty() { String::new() } else { format!(": {last}") })]
     Call {
         call: &'static str,

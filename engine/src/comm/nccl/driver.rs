@@ -12,10 +12,8 @@ use zbench_kernels::cuda::gpu::{self, Absent, Driver, NOT_READY};
 /// Why the GPU cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
-    /// There is no driver.
     #[error(transparent)]
     Absent(#[from] Absent),
-    /// A call failed.
     #[error(transparent)]
     Call(#[from] gpu::DriverError),
 }
@@ -84,8 +82,6 @@ pub struct Stream {
 unsafe impl Send for Stream {}
 
 impl Stream {
-    /// A stream of its own.
-    ///
     /// # Errors
     /// What the driver says.
     pub fn new(device: &Arc<Device>) -> Result<Stream> {
@@ -98,7 +94,6 @@ impl Stream {
         Ok(Stream { device: device.clone(), handle })
     }
 
-    /// The device it works on.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -147,7 +142,6 @@ impl Drop for Stream {
     }
 }
 
-/// A mark in a stream.
 pub(super) struct Event {
     device: Arc<Device>,
     handle: CUevent,
@@ -175,7 +169,6 @@ impl Drop for Event {
     }
 }
 
-/// Memory on a device.
 pub struct Memory {
     device: Arc<Device>,
     address: CUdeviceptr,

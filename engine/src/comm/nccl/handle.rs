@@ -85,22 +85,18 @@ impl Handle {
         Ok(number.max(0) as usize)
     }
 
-    /// This rank's number.
     pub(super) fn rank(&self) -> Result<usize, NcclError> {
         self.number("ncclCommUserRank", self.api.table.comm_user_rank)
     }
 
-    /// How many ranks there are.
     pub(super) fn size(&self) -> Result<usize, NcclError> {
         self.number("ncclCommCount", self.api.table.comm_count)
     }
 
-    /// The device's number.
     pub(super) fn device(&self) -> Result<usize, NcclError> {
         self.number("ncclCommCuDevice", self.api.table.comm_cu_device)
     }
 
-    /// Several calls as one.
     pub(super) fn grouped(&self, calls: impl FnOnce() -> Result<(), NcclError>) -> Result<(), NcclError> {
         // SAFETY: no arguments.
         self.api.check("ncclGroupStart", unsafe { (self.api.table.group_start)() }, self.raw())?;
@@ -125,7 +121,6 @@ impl Handle {
         self.begun("ncclCommFinalize", unsafe { (self.api.table.comm_finalize)(self.raw()) })
     }
 
-    /// Frees what is finalized.
     pub(super) fn destroy(&self) {
         let raw = self.raw.swap(null_mut(), Ordering::AcqRel);
         if !raw.is_null() {

@@ -29,7 +29,8 @@ pub use driver::{Device, DriverError, Memory, Stream, load_driver};
 pub use loader::Search;
 pub use ordered::Ordered;
 
-use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, Result, Ticket};
+use super::{Abandon, Call, CommError, Communicator, Kind, Member, OwnedCall, Result, Ticket};
+use crate::mesh::Axis;
 use driver::Event;
 use handle::Handle;
 use issue::Issue;
@@ -74,7 +75,6 @@ struct State {
     failed: Option<CommError>,
 }
 
-/// A started collective and the mark after it.
 struct Started {
     sequence: u64,
     operation: &'static str,
@@ -169,10 +169,10 @@ impl Nccl {
     ///
     /// # Errors
     /// What NCCL or the driver says, as where there is no room.
-    pub fn prepare(&self, groups: &[(usize, usize, &str)]) -> Result<()> {
+    pub fn prepare(&self, groups: &[(usize, usize, Axis)]) -> Result<()> {
         self.connect()?;
-        for (color, key, name) in groups {
-            let child = self.split_off(*color, *key, name)?;
+        for (color, key, axis) in groups {
+            let child = self.split_off(*color, *key, axis.name())?;
             child.connect()?;
             self.prepared.lock().unwrap_or_else(PoisonError::into_inner).push((*color, *key, child));
         }
@@ -397,16 +397,8 @@ impl Drop for Group {
 }
 
 impl Communicator for Nccl {
-    fn rank(&self) -> usize {
-        self.group.rank
-    }
-
-    fn size(&self) -> usize {
-        self.group.size
-    }
-
-    fn backend(&self) -> &'static str {
-        "nccl"
+    fn member(&self) -> Member {
+        Member { rank: self.group.rank, size: self.group.size, backend: "nccl" }
     }
 
     fn algorithm(&self, _kind: Kind, _bytes: u64) -> &'static str {
@@ -426,15 +418,12 @@ impl Communicator for Nccl {
         let (started, _none) = self.group.begin(&mut state, &mut request.as_call())?;
         let sequence = started.sequence;
         state.open.push(started);
-        Ok(Ticket { sequence, request: Some(request), owner: Some(self.group.clone()) })
+        Ok(Ticket::of(self.group.clone(), sequence, request))
     }
 
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
-        let own: Arc<dyn Abandon> = self.group.clone();
-        if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {
-            return Err(invalid("wait", "the collective was started by another communicator"));
-        }
-        let request = ticket.request.take().ok_or_else(|| invalid("wait", "the collective was waited for before"))?;
+        ticket.check_owner(&self.group)?;
+        let request = ticket.take()?;
         let mut state = self.group.state();
         if let Some(error) = &state.failed {
             return Err(error.clone());

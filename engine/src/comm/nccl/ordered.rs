@@ -2,7 +2,7 @@
 //! finds it done. A started collective is carried out where it is started: nothing overlaps with it yet.
 
 use super::Nccl;
-use crate::comm::{Call, CommError, Communicator, Kind, Null, OwnedCall, Result, Ticket};
+use crate::comm::{Call, CommError, Communicator, Kind, Member, Null, OwnedCall, Result, Ticket};
 use std::sync::Arc;
 use zbench_kernels::{Kernels, ReduceOp};
 
@@ -39,16 +39,8 @@ impl Ordered {
 }
 
 impl Communicator for Ordered {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-
-    fn backend(&self) -> &'static str {
-        self.inner.backend()
+    fn member(&self) -> Member {
+        self.inner.member()
     }
 
     fn call(&self, call: Call<'_>) -> Result<()> {

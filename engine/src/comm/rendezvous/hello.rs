@@ -89,7 +89,6 @@ impl Proof {
     }
 }
 
-/// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Meeting,
@@ -186,7 +185,6 @@ pub(crate) enum Answer {
     Welcome,
     /// It is one of us and cannot come in.
     Refused(String),
-    /// The world has another size.
     Size(u32),
 }
 

@@ -32,7 +32,6 @@ const GRACE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub struct Meeting {
     pub rank: usize,
-    /// How many there are.
     pub size: usize,
     /// Name or address of rank 0's host.
     pub host: String,
@@ -47,76 +46,27 @@ pub struct Meeting {
 /// Why the ranks did not meet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RendezvousError {
-    /// What the launcher says cannot be.
     #[error("cannot meet as rank {rank} of {size}: {reason}")]
-    Invalid {
-        rank: usize,
-        /// The world's size.
-        size: usize,
-        /// What is wrong.
-        reason: String,
-    },
-    /// Rank 0 cannot listen.
+    Invalid { rank: usize, size: usize, reason: String },
     #[error("rank 0 cannot listen at {address}: {reason}; give another address or port to the launcher")]
-    Listen {
-        /// Where it tried.
-        address: String,
-        reason: String,
-    },
+    Listen { address: String, reason: String },
     /// Ranks that never came.
     #[error("rank(s) {missing:?} of {size} did not come to {address} within {seconds} s{note}")]
-    Missing {
-        /// Where rank 0 listened.
-        address: String,
-        /// Who did not come.
-        missing: Vec<usize>,
-        /// How many ranks there should be.
-        size: usize,
-        /// How long it waited.
-        seconds: u64,
-        /// What else happened at the port, if anything.
-        note: String,
-    },
-    /// Rank 0 was not found.
+    Missing { address: String, missing: Vec<usize>, size: usize, seconds: u64, note: String },
     #[error("rank {rank} did not find rank 0 at {address} within {seconds} s; last: {last}")]
-    Unreachable {
-        rank: usize,
-        /// Where it looked.
-        address: String,
-        seconds: u64,
-        /// What happened last.
-        last: String,
-    },
+    Unreachable { rank: usize, address: String, seconds: u64, last: String },
     /// Ranks of runs of different size met.
     #[error(
         "a formed world of another size than the launcher's: rank {rank} comes from a launch of {theirs} ranks, this is \
          one of {ours}; two launchers' variables may be mixed"
     )]
-    WorldSize {
-        /// The rank that has another size.
-        rank: usize,
-        /// This side's size.
-        ours: usize,
-        /// The other side's.
-        theirs: usize,
-    },
+    WorldSize { rank: usize, ours: usize, theirs: usize },
     /// Rank 0 does not let this rank in.
     #[error("rank 0 at {address} refused rank {rank}: {reason}")]
-    Refused {
-        rank: usize,
-        /// Where rank 0 listens.
-        address: String,
-        reason: String,
-    },
+    Refused { rank: usize, address: String, reason: String },
     /// A rank left, or was not heard of any more, before all was said.
     #[error("rank {rank} on {host} left the rendezvous: {reason}")]
-    Lost {
-        rank: usize,
-        /// Its host, as far as known.
-        host: String,
-        /// How it was noticed.
-        reason: String,
-    },
+    Lost { rank: usize, host: String, reason: String },
     /// Rank 0 says that the run has ended.
     #[error("rank 0 ended the rendezvous: {reason}")]
     Ended { reason: String },
@@ -141,7 +91,6 @@ pub struct Rendezvous {
     refused: Vec<String>,
 }
 
-/// Who the ranks are.
 #[derive(Debug, Default)]
 struct Peers {
     hosts: Vec<String>,
@@ -191,7 +140,6 @@ impl Rendezvous {
         self.rank
     }
 
-    /// How many there are.
     pub fn size(&self) -> usize {
         self.size
     }

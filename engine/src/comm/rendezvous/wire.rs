@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 /// Kind and length of a message, before it; its code is behind it.
 const HEAD_BYTES: usize = 5;
 
-/// One end of the connection.
 pub(super) struct Wire {
     stream: TcpStream,
     /// The keys of the two directions, and how many messages have gone each way.
@@ -18,14 +17,12 @@ pub(super) struct Wire {
     hears: (Token, u64),
 }
 
-/// Which end it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Caller,
     Acceptor,
 }
 
-/// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// What a rank gives, or what all have given.

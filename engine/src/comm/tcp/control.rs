@@ -1,28 +1,21 @@
 //! What ranks tell each other beside the data: that they are ready, that they leave, and why the world ends.
 
-use super::frame::{Signature, known_name};
+use super::frame::Signature;
 use super::mesh::{Mesh, Peer};
+use crate::comm::cause::{Sides, WORLD, decode, encode};
 use crate::comm::{CommError, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
 
-/// The name of the group of all ranks.
-pub(super) const WORLD: &str = "world";
 /// How long to wait for a peer's reason when its connection has ended before it.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// Longest text of a cause that travels.
-const MAX_TEXT: usize = 2000;
 
 const WANT: u8 = 1;
 const BYE: u8 = 2;
 const END: u8 = 3;
 const ASK: u8 = 4;
 const HERE: u8 = 5;
-
-/// How a rank that ends the world by a mismatch is seen from the others: the world rank it names, and its own place in the
-/// group.
-pub(super) type Sides = (usize, usize);
 
 impl Mesh {
     /// Ends the world, unless it has ended; says so to all. The first cause stays and is returned.
@@ -199,100 +192,6 @@ fn say(peer: &mut Peer, kind: u8, words: &[u8]) {
                 }
             }
             Err(_) => return,
-        }
-    }
-}
-
-/// A cause as text: fields that end with a zero.
-fn encode(cause: &CommError, own: usize, sides: Option<Sides>) -> String {
-    let cut = |text: &str| text.chars().filter(|c| *c != '\0').take(MAX_TEXT).collect::<String>();
-    let fields = match cause {
-        CommError::Aborted { group, rank, reason } => vec!["aborted".into(), cut(group), rank.to_string(), cut(reason)],
-        CommError::Stalled { group, operation, sequence, missing, seconds } => {
-            let missing: Vec<String> = missing.iter().take(200).map(usize::to_string).collect();
-            let (sequence, seconds) = (sequence.to_string(), seconds.to_string());
-            vec!["stalled".into(), cut(group), (*operation).into(), sequence, missing.join(","), seconds]
-        }
-        CommError::Mismatch { group, sequence, rank, theirs, ours } => {
-            let (named, place) = sides.unwrap_or((usize::MAX, *rank));
-            let numbers = [*rank, named, own, place].map(|number| number.to_string());
-            let mut fields = vec!["mismatch".into(), cut(group), sequence.to_string()];
-            fields.extend(numbers);
-            fields.extend([cut(theirs), cut(ours)]);
-            fields
-        }
-        other => vec!["aborted".into(), WORLD.into(), own.to_string(), cut(&other.to_string())],
-    };
-    fields.join("\0")
-}
-
-/// What a rank says, as this one sees it, which is `own` in the world and in the given call.
-fn decode(words: &[u8], own: usize, call: Option<&str>) -> Option<CommError> {
-    let text = String::from_utf8_lossy(words);
-    let mut fields = text.split('\0');
-    let mut next = || fields.next().map(str::to_owned);
-    match next()?.as_str() {
-        "aborted" => Some(CommError::Aborted { group: next()?, rank: next()?.parse().ok()?, reason: next()? }),
-        "stalled" => Some(CommError::Stalled {
-            group: next()?,
-            operation: known_name(&next()?),
-            sequence: next()?.parse().ok()?,
-            missing: next()?.split(',').filter_map(|rank| rank.parse().ok()).collect(),
-            seconds: next()?.parse().ok()?,
-        }),
-        "mismatch" => {
-            let (group, sequence) = (next()?, next()?.parse().ok()?);
-            let mut number = || next()?.parse::<usize>().ok();
-            let (rank, named, teller, place) = (number()?, number()?, number()?, number()?);
-            let (theirs, ours) = (next()?, next()?);
-            // The rank that is named sees it from the other side, and so does who called what that rank called.
-            Some(if named == own || call == Some(&theirs) {
-                CommError::Mismatch { group, sequence, rank: place, theirs: ours, ours: theirs }
-            } else if call == Some(&ours) {
-                CommError::Mismatch { group, sequence, rank, theirs, ours }
-            } else {
-                let calls = format!("rank {rank} called {theirs}, rank {place} {ours}");
-                let reason = format!("collective number {sequence} of {group} does not match: {calls}");
-                CommError::Aborted { group: WORLD.into(), rank: teller, reason }
-            })
-        }
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn causes_arrive_as_they_were_and_mismatches_from_the_other_side() {
-        let group = || "row".to_owned();
-        let aborted = CommError::Aborted { group: group(), rank: 3, reason: "the disk is full".into() };
-        let (sequence, seconds) = (12, 5);
-        let stalled =
-            CommError::Stalled { group: group(), operation: "all_gather", sequence, missing: vec![1, 7], seconds };
-        for cause in [aborted, stalled] {
-            assert_eq!(decode(encode(&cause, 5, None).as_bytes(), 0, None), Some(cause));
-        }
-        let mismatch = |rank, theirs: &str, ours: &str| CommError::Mismatch {
-            group: group(),
-            sequence,
-            rank,
-            theirs: theirs.into(),
-            ours: ours.into(),
-        };
-        // World rank 6, place 1 in its group, names world rank 9, place 2.
-        let words = encode(&mismatch(2, "barrier", "all_reduce"), 6, Some((9, 1)));
-        let seen = |own, call| decode(words.as_bytes(), own, call).unwrap();
-        assert_eq!(seen(9, Some("barrier")), mismatch(1, "all_reduce", "barrier"));
-        assert_eq!(seen(4, Some("barrier")), mismatch(1, "all_reduce", "barrier"));
-        assert_eq!(seen(4, Some("all_reduce")), mismatch(2, "barrier", "all_reduce"));
-        let CommError::Aborted { rank: 6, reason, .. } = seen(4, None) else { panic!("{}", seen(4, None)) };
-        assert!(reason.ends_with("does not match: rank 2 called barrier, rank 1 all_reduce"), "{reason}");
-        let long = CommError::Aborted { group: group(), rank: 3, reason: "\0x".repeat(100_000) };
-        assert!(encode(&long, 0, None).len() < usize::from(u16::MAX));
-        for garbage in [&b""[..], b"aborted", b"stalled\0a", b"mismatch\0a\0b", &[0xff; 40]] {
-            assert_eq!(decode(garbage, 0, None), None);
         }
     }
 }

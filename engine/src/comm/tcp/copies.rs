@@ -14,7 +14,7 @@ pub(super) const TREE_BYTES: usize = 64 << 10;
 const WINDOW: usize = 4;
 
 /// Copies a rank's own part, which may be there already.
-pub(super) fn keep(own: RawSlice, to: RawSlice) {
+fn keep(own: RawSlice, to: RawSlice) {
     // SAFETY: both are this call's; equal parts of a buffer are the same run or apart.
     unsafe { own.copy_to(to) };
 }

@@ -1,9 +1,10 @@
 //! One call at work: frames queued to and from the members, moved as the sockets allow, and what is done when they do not.
 
 use super::control::timespec;
-use super::frame::{Code, Signature};
+use super::frame::Signature;
 use super::lane::{Broken, Piece, Turn};
 use super::mesh::Mesh;
+use crate::comm::cause::WORLD;
 use crate::comm::raw::RawSlice;
 use crate::comm::{CommError, Result};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -152,7 +153,6 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Returns when everything is through.
     pub(super) fn finish(&mut self) -> Result<()> {
         while self.open > 0 || !self.awaited.is_empty() {
             self.turn()?;
@@ -278,7 +278,7 @@ impl<'a> Exchange<'a> {
             let said = if self.awaited.contains(&member) { peer.lanes[0].peek() } else { peer.wants.first().copied() };
             let Some(theirs) = said else { continue };
             let same = (theirs.group, theirs.sequence) == (self.give.group, self.give.sequence);
-            let pair = theirs.code == Code::Pair || self.give.code == Code::Pair;
+            let pair = theirs.is_of_pair() || self.give.is_of_pair();
             if same && !pair && theirs != self.give {
                 return Err(self.mismatch(member, &theirs, self.give));
             }
@@ -334,7 +334,7 @@ impl<'a> Exchange<'a> {
         let bad = |mesh: &mut Mesh, what: String| {
             let who = mesh.peers[world].as_ref().map(|peer| format!("host {}, pid {}", peer.host, peer.pid));
             let reason = format!("{}, sent {what} in {}", who.unwrap_or_default(), call());
-            mesh.end(CommError::Aborted { group: super::control::WORLD.into(), rank: world, reason }, None)
+            mesh.end(CommError::Aborted { group: WORLD.into(), rank: world, reason }, None)
         };
         match broken {
             Broken::Closed(how) if how.is_empty() => self.mesh.lost(world, "closed its connection", &call),

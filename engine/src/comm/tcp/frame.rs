@@ -3,53 +3,30 @@
 //! The header says which call the payload belongs to and what the sender believes that call to be ([`Signature`]); nothing in
 //! it makes the receiver allocate.
 
-use crate::comm::{Kind, ReduceOp, call::Shape};
+use crate::comm::cause::SPLIT;
+use crate::comm::{CollectiveKind, Kind, ReduceOp, call::Shape};
 use zbench_kernels::DType;
 
 pub(super) const HEADER_BYTES: usize = 64;
 const MAGIC: u32 = 0x7a62_4652;
 
-/// The collective of a call, and what is no call of the trait's: `split`. The numbers travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Code {
-    AllReduce,
-    ReduceScatter,
-    AllGather,
-    Broadcast,
-    Reduce,
-    Gather,
-    Scatter,
-    AllToAll,
-    /// All of send, recv and sendrecv: what goes from one rank to another.
-    Pair,
-    Barrier,
-    Split,
-}
-
-/// Which side of a pair wrote the header, for errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    All,
-    Send,
-    Recv,
-    SendRecv,
-}
-
-const CODES: [(Code, &str); 11] = [
-    (Code::AllReduce, "all_reduce"),
-    (Code::ReduceScatter, "reduce_scatter"),
-    (Code::AllGather, "all_gather"),
-    (Code::Broadcast, "broadcast"),
-    (Code::Reduce, "reduce"),
-    (Code::Gather, "gather"),
-    (Code::Scatter, "scatter"),
-    (Code::AllToAll, "all_to_all"),
-    (Code::Pair, "pair"),
-    (Code::Barrier, "barrier"),
-    (Code::Split, "split"),
+/// The numbers that travel for a call (`None`: for a split): its code, and which side of a pair wrote the header. All of send,
+/// recv and sendrecv have one code.
+const CODES: [(Option<CollectiveKind>, [u8; 2]); 13] = [
+    (Some(CollectiveKind::AllReduce), [0, 0]),
+    (Some(CollectiveKind::ReduceScatter), [1, 0]),
+    (Some(CollectiveKind::AllGather), [2, 0]),
+    (Some(CollectiveKind::Broadcast), [3, 0]),
+    (Some(CollectiveKind::Reduce), [4, 0]),
+    (Some(CollectiveKind::Gather), [5, 0]),
+    (Some(CollectiveKind::Scatter), [6, 0]),
+    (Some(CollectiveKind::AllToAll), [7, 0]),
+    (Some(CollectiveKind::Send), [8, 1]),
+    (Some(CollectiveKind::Recv), [8, 2]),
+    (Some(CollectiveKind::SendRecv), [8, 3]),
+    (Some(CollectiveKind::Barrier), [9, 0]),
+    (None, [10, 0]),
 ];
-const ROLES: [(Role, &str); 4] =
-    [(Role::All, ""), (Role::Send, "send"), (Role::Recv, "recv"), (Role::SendRecv, "sendrecv")];
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
 const DTYPES: [DType; 7] = [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::U32, DType::I32, DType::I8];
 
@@ -58,8 +35,8 @@ const DTYPES: [DType; 7] = [DType::F64, DType::F32, DType::Bf16, DType::F16, DTy
 pub(super) struct Signature {
     pub group: u32,
     pub sequence: u64,
-    pub code: Code,
-    pub role: Role,
+    /// `None` for a split.
+    pub kind: Option<CollectiveKind>,
     pub op: ReduceOp,
     pub accumulate: bool,
     pub root: u32,
@@ -68,19 +45,18 @@ pub(super) struct Signature {
 }
 
 impl PartialEq for Signature {
-    /// The role is the one thing in which the two sides of a pair differ.
+    /// The two sides of a pair have different kinds of one code.
     fn eq(&self, other: &Signature) -> bool {
-        let all = |s: &Signature| (s.group, s.sequence, s.code, s.op, s.accumulate, s.root, s.send, s.recv);
+        let all = |s: &Signature| (s.group, s.sequence, s.codes()[0], s.op, s.accumulate, s.root, s.send, s.recv);
         all(self) == all(other)
     }
 }
 
 impl Signature {
     /// A call without buffers.
-    pub(super) fn bare(group: u32, sequence: u64, code: Code) -> Signature {
+    pub(super) fn bare(group: u32, sequence: u64, kind: Option<CollectiveKind>) -> Signature {
         let none = (DType::I8, 0);
-        let (role, op) = (Role::All, ReduceOp::Sum);
-        Signature { group, sequence, code, role, op, accumulate: false, root: 0, send: none, recv: none }
+        Signature { group, sequence, kind, op: ReduceOp::Sum, accumulate: false, root: 0, send: none, recv: none }
     }
 
     /// A collective among `size` ranks, seen by one whose buffers have these shapes: the same on all ranks, in place or not.
@@ -95,59 +71,43 @@ impl Signature {
         let none = (DType::I8, 0);
         let part = |shape: Shape| (shape.0, shape.1 / size);
         let one = recv.or(send).unwrap_or(none);
-        let (code, root, send, recv) = match kind {
-            Kind::AllReduce { .. } => (Code::AllReduce, 0, one, one),
-            Kind::ReduceScatter { .. } => {
-                let (send, recv) = if send.is_some() { (send.unwrap_or(none), one) } else { (one, part(one)) };
-                (Code::ReduceScatter, 0, send, recv)
-            }
-            Kind::AllGather => (Code::AllGather, 0, part(one), one),
-            Kind::Broadcast { root } => (Code::Broadcast, root, one, one),
-            Kind::Reduce { root, .. } => (Code::Reduce, root, send.unwrap_or(one), send.unwrap_or(one)),
-            Kind::Gather { root } => {
-                let part = send.unwrap_or_else(|| part(one));
-                (Code::Gather, root, part, part)
-            }
-            Kind::Scatter { root } => {
-                let part = recv.unwrap_or_else(|| part(send.unwrap_or(none)));
-                (Code::Scatter, root, part, part)
-            }
-            Kind::AllToAll => (Code::AllToAll, 0, one, one),
-            Kind::Barrier => (Code::Barrier, 0, none, none),
-            Kind::Send { .. } | Kind::Recv { .. } | Kind::SendRecv { .. } => (Code::Pair, 0, one, one),
+        let both = |shape| (shape, shape);
+        let (send, recv) = match kind {
+            Kind::ReduceScatter { .. } => send.map_or((one, part(one)), |send| (send, one)),
+            Kind::AllGather => (part(one), one),
+            Kind::Reduce { .. } => both(send.unwrap_or(one)),
+            Kind::Gather { .. } => both(send.unwrap_or_else(|| part(one))),
+            Kind::Scatter { .. } => both(recv.unwrap_or_else(|| part(send.unwrap_or(none)))),
+            Kind::Barrier => both(none),
+            _ => both(one),
         };
-        let op = kind.op().unwrap_or(ReduceOp::Sum);
-        let accumulate = matches!(kind, Kind::ReduceScatter { accumulate: true, .. });
-        Signature { group, sequence, code, role: Role::All, op, accumulate, root: root as u32, send, recv }
+        let (op, accumulate, root) = kind.operands();
+        let (kind, root) = (Some(kind.collective()), root as u32);
+        Signature { group, sequence, kind, op, accumulate, root, send, recv }
     }
 
-    /// What `role` does with a buffer of one shape; `sequence` counts what goes from one rank to the other.
-    pub(super) fn pair(group: u32, sequence: u64, role: Role, shape: Shape) -> Signature {
-        Signature { role, send: shape, recv: shape, ..Signature::bare(group, sequence, Code::Pair) }
+    /// One side of a pair, with a buffer of one shape; `sequence` counts what goes from one rank to the other.
+    pub(super) fn pair(group: u32, sequence: u64, kind: CollectiveKind, shape: Shape) -> Signature {
+        Signature { send: shape, recv: shape, ..Signature::bare(group, sequence, Some(kind)) }
+    }
+
+    pub(super) fn is_of_pair(&self) -> bool {
+        self.kind.is_some_and(|kind| !kind.is_collective())
+    }
+
+    fn codes(&self) -> [u8; 2] {
+        let same = |(kind, _): &&(Option<CollectiveKind>, [u8; 2])| *kind == self.kind;
+        CODES.iter().find(same).map_or([u8::MAX; 2], |(_, codes)| *codes)
     }
 
     pub(super) fn name(&self) -> &'static str {
-        match self.code {
-            Code::Pair => ROLES[self.role as usize].1,
-            code => CODES[code as usize].1,
-        }
+        self.kind.map_or(SPLIT, CollectiveKind::name)
     }
 
     /// The call as errors name it, without its number.
     pub(super) fn describe(&self) -> String {
-        let name = self.name();
-        let shape = |shape: Shape| format!("{} {}", shape.1, shape.0);
-        let (send, recv, root) = (shape(self.send), shape(self.recv), self.root);
-        let op = if self.op == ReduceOp::Sum { String::new() } else { format!(" ({})", self.op) };
-        match self.code {
-            Code::AllReduce => format!("{name}{op} of {send}"),
-            Code::ReduceScatter if self.accumulate => format!("{name}{op} of {send} onto {recv}"),
-            Code::ReduceScatter | Code::AllGather | Code::AllToAll => format!("{name}{op} of {send} to {recv}"),
-            Code::Broadcast | Code::Scatter => format!("{name} of {send} from rank {root}"),
-            Code::Reduce | Code::Gather => format!("{name}{op} of {send} to rank {root}"),
-            Code::Pair => format!("{name} of {send}"),
-            Code::Barrier | Code::Split => name.to_owned(),
-        }
+        let operands = (self.op, self.accumulate, self.root as usize);
+        self.kind.map_or(SPLIT.to_owned(), |kind| kind.describe(operands, self.send, self.recv))
     }
 
     /// As `describe`, with what makes it another call than `ours` if the description does not show it.
@@ -170,8 +130,8 @@ impl Signature {
         to[24..32].copy_from_slice(&(self.recv.1 as u64).to_le_bytes());
         let dtype = |wanted| DTYPES.iter().position(|dtype| *dtype == wanted).unwrap_or(DTYPES.len()) as u8;
         let op = OPS.iter().position(|op| *op == self.op).unwrap_or(OPS.len()) as u8;
-        let small =
-            [self.code as u8, op, u8::from(self.accumulate), dtype(self.send.0), dtype(self.recv.0), self.role as u8];
+        let [code, role] = self.codes();
+        let small = [code, op, u8::from(self.accumulate), dtype(self.send.0), dtype(self.recv.0), role];
         to[32..38].copy_from_slice(&small);
         to[38..40].fill(0);
     }
@@ -184,20 +144,13 @@ impl Signature {
             group: u32_at(from, 0),
             root: u32_at(from, 4),
             sequence: word(8),
-            code: CODES.get(usize::from(from[32]))?.0,
+            kind: CODES.iter().find(|(_, codes)| *codes == [from[32], from[37]])?.0,
             op: *OPS.get(usize::from(from[33]))?,
             accumulate: from[34] != 0,
             send: (dtype(35)?, usize::try_from(word(16)).ok()?),
             recv: (dtype(36)?, usize::try_from(word(24)).ok()?),
-            role: ROLES.get(usize::from(from[37]))?.0,
         })
     }
-}
-
-/// The name of a collective that another rank speaks of, as this program writes it.
-pub(super) fn known_name(name: &str) -> &'static str {
-    let names = CODES.iter().map(|(_, name)| *name).chain(ROLES.iter().map(|(_, name)| *name));
-    names.into_iter().find(|known| *known == name).unwrap_or("a collective")
 }
 
 /// What stands before a payload.
@@ -265,30 +218,28 @@ mod tests {
 
     #[test]
     fn headers_are_read_as_they_are_written() {
-        for (index, (code, name)) in CODES.iter().enumerate() {
-            assert_eq!(*code as usize, index, "{name}");
-            for (at, (role, _)) in ROLES.iter().enumerate() {
-                assert_eq!(*role as usize, at);
-                let signature = Signature {
-                    group: 7,
-                    sequence: u64::MAX - 3,
-                    code: *code,
-                    role: *role,
-                    op: OPS[(index + at) % OPS.len()],
-                    accumulate: index % 2 == 0,
-                    root: 11,
-                    send: (DTYPES[index % DTYPES.len()], 1 << 40),
-                    recv: (DTYPES[at], 3),
-                };
-                let header = Header { signature, index: 9, bytes: 1 << 33, checksum: 0x0123_4567_89ab_cdef };
-                let again = Header::decode(&header.encode()).unwrap();
-                assert_eq!((again.signature, again.signature.role), (signature, *role));
-                assert_eq!((again.index, again.bytes, again.checksum), (header.index, header.bytes, header.checksum));
-            }
+        for (index, (kind, codes)) in CODES.iter().enumerate() {
+            let signature = Signature {
+                group: 7,
+                sequence: u64::MAX - 3,
+                kind: *kind,
+                op: OPS[index % OPS.len()],
+                accumulate: index % 2 == 0,
+                root: 11,
+                send: (DTYPES[index % DTYPES.len()], 1 << 40),
+                recv: (DTYPES[index * 2 % DTYPES.len()], 3),
+            };
+            let header = Header { signature, index: 9, bytes: 1 << 33, checksum: 0x0123_4567_89ab_cdef };
+            let bytes = header.encode();
+            assert_eq!([bytes[40], bytes[45]], *codes, "{kind:?}");
+            let again = Header::decode(&bytes).unwrap();
+            assert_eq!((again.signature, again.signature.kind), (signature, *kind));
+            assert_eq!((again.index, again.bytes, again.checksum), (header.index, header.bytes, header.checksum));
         }
         assert!(Header::decode(&[0xff; HEADER_BYTES]).is_none());
         let mut bytes =
-            Header { signature: Signature::bare(0, 0, Code::Barrier), index: 0, bytes: 0, checksum: 0 }.encode();
+            Header { signature: Signature::bare(0, 0, Some(CollectiveKind::Barrier)), index: 0, bytes: 0, checksum: 0 }
+                .encode();
         bytes[40] = 200;
         assert!(Header::decode(&bytes).is_none(), "an unknown collective");
     }

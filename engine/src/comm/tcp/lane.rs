@@ -40,12 +40,10 @@ pub(super) struct Lane {
     expected_sum: u64,
 }
 
-/// What one turn did.
 #[derive(Debug)]
 pub(super) enum Turn {
     /// The socket has no room, or no bytes.
     Blocked,
-    /// Some bytes moved.
     Moved,
     /// The front piece is done; it has been taken off.
     Done(Piece),

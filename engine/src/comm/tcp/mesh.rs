@@ -20,7 +20,6 @@ pub(super) struct Mesh {
     /// By world rank; `None` for this one.
     pub peers: Vec<Option<Peer>>,
     pub options: TcpOptions,
-    /// Why the world ended.
     pub ended: Option<CommError>,
     /// When this rank was last in a call.
     pub last: Instant,
@@ -59,7 +58,6 @@ pub(super) struct Peer {
 }
 
 impl Mesh {
-    /// Connects to everybody.
     pub(super) fn connect(mut meeting: Rendezvous, options: TcpOptions) -> Result<Mesh> {
         let invalid = |reason: String| CommError::Invalid { operation: "tcp", reason };
         let sockets = options.sockets_per_peer;
@@ -77,8 +75,7 @@ impl Mesh {
         if local.is_unspecified() {
             address.set_ip(meeting.local_address());
         }
-        let terms =
-            format!("{sockets} sockets per peer, checksum {}, algorithm {:?}", options.checksum, options.algorithm);
+        let terms = format!("{sockets} sockets per peer, checksum {}", options.checksum);
         let cards = meeting.exchange(format!("{address}\n{terms}").as_bytes())?;
         let mut addresses = Vec::with_capacity(size);
         for (other, card) in cards.iter().enumerate() {

@@ -8,7 +8,7 @@
 //! | reduce_scatter, all_gather, all_to_all, gather, scatter | straight from buffer to buffer |
 //! | broadcast | up to 64 KiB a binomial tree, beyond a chain of chunks |
 //!
-//! Sums are then the balanced tree in rank order, bit for bit those of `local`. [`TcpOptions::algorithm`] can ask for others.
+//! Sums are then the balanced tree in rank order, bit for bit those of `local`.
 //!
 //! The connections are shared by all groups split from one, and frames between two ranks come in the order in which they
 //! were sent. So two ranks that share several groups have to use these in the same order, which is stricter than `local`;
@@ -23,16 +23,16 @@ mod lane;
 mod mesh;
 mod options;
 mod reduce;
-mod ring;
 #[cfg(test)]
 mod tests;
 
-pub use options::{Algorithm, TcpOptions};
+pub use options::TcpOptions;
 
+use super::cause::WORLD;
 use super::raw::RawSlice;
-use super::{Abandon, Call, CommError, Communicator, Kind, OwnedCall, ReduceOp, Rendezvous, Result, Ticket};
+use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Started, Ticket};
 use exchange::Exchange;
-use frame::{Code, Role, Signature};
+use frame::Signature;
 use mesh::Mesh;
 use reduce::{Deliver, Job};
 use std::cell::{Cell, RefCell};
@@ -57,8 +57,8 @@ pub struct Tcp {
     /// What has been sent to and received from each member, in calls.
     pairs: RefCell<Vec<(u64, u64)>>,
     wire: Cell<u64>,
-    /// Started collectives that nobody has waited for: number and bytes.
-    started: RefCell<Vec<(u64, u64)>>,
+    /// Bytes of started collectives that nobody has waited for.
+    started: Started<u64>,
 }
 
 /// Connects the ranks of a meeting with each other.
@@ -68,7 +68,7 @@ pub struct Tcp {
 pub fn tcp(meeting: Rendezvous, kernels: Arc<dyn Kernels>, options: TcpOptions) -> Result<Tcp> {
     let (rank, members) = (meeting.rank(), (0..meeting.size()).collect());
     let mesh = Mesh::connect(meeting, options)?;
-    Ok(Tcp::new(Arc::new(Mutex::new(mesh)), control::WORLD, 0, members, rank, kernels))
+    Ok(Tcp::new(Arc::new(Mutex::new(mesh)), WORLD, 0, members, rank, kernels))
 }
 
 /// What tickets and groups have of their rank's connections.
@@ -121,7 +121,7 @@ impl Tcp {
     ) -> Tcp {
         let pairs = RefCell::new(vec![(0, 0); members.len()]);
         let (owner, name) = (Arc::new(Owner { mesh }), name.to_owned());
-        let (next, wire, started) = (Cell::new(0), Cell::new(0), RefCell::default());
+        let (next, wire, started) = (Cell::new(0), Cell::new(0), Started::default());
         Tcp { owner, name, group, members, rank, kernels, next, pairs, wire, started }
     }
 
@@ -139,8 +139,7 @@ impl Tcp {
         call.check(self.rank, self.size())?;
         let (sequence, give, take) = self.signatures(call);
         let buffers = Buffers { send: call.send.map(RawSlice::of), recv: call.recv.as_ref().map(RawSlice::of_mut) };
-        let received =
-            self.within(give, take, |exchange, algorithm| self.carry(exchange, call.kind, algorithm, &buffers))?;
+        let received = self.within(give, take, |exchange| self.carry(exchange, call.kind, &buffers))?;
         Ok((sequence, received))
     }
 
@@ -149,7 +148,7 @@ impl Tcp {
         &self,
         give: Signature,
         take: Signature,
-        work: impl FnOnce(&mut Exchange<'_>, Algorithm) -> Result<()>,
+        work: impl FnOnce(&mut Exchange<'_>) -> Result<()>,
     ) -> Result<u64> {
         let mut mesh = self.owner.lock();
         if let Some(cause) = &mesh.ended {
@@ -158,9 +157,8 @@ impl Tcp {
         if mesh.last.elapsed() > AWAY {
             mesh.news(&|| exchange::during(&take))?;
         }
-        let algorithm = mesh.options.algorithm.unwrap_or(Algorithm::Direct);
         let mut exchange = Exchange::new(&mut mesh, &self.members, self.rank, &self.name, give, take);
-        let result = work(&mut exchange, algorithm);
+        let result = work(&mut exchange);
         let received = exchange.received;
         drop(exchange);
         mesh.last = Instant::now();
@@ -173,21 +171,21 @@ impl Tcp {
     /// The number of this call, and what the frames of both directions say.
     fn signatures(&self, call: &Call<'_>) -> (u64, Signature, Signature) {
         let (send, recv) = (call.send_shape(), call.recv_shape());
-        let nothing = (DType::I8, 0);
+        let (side, nothing) = (call.kind.collective(), (DType::I8, 0));
         let mut pairs = self.pairs.borrow_mut();
-        let mut pair = |role, to: Option<usize>, from: Option<usize>| {
+        let mut pair = |to: Option<usize>, from: Option<usize>| {
             let count = |number: &mut u64| std::mem::replace(number, *number + 1);
-            let give = to.map(|to| Signature::pair(self.group, count(&mut pairs[to].0), role, send.unwrap_or(nothing)));
+            let give = to.map(|to| Signature::pair(self.group, count(&mut pairs[to].0), side, send.unwrap_or(nothing)));
             let take =
-                from.map(|from| Signature::pair(self.group, count(&mut pairs[from].1), role, recv.unwrap_or(nothing)));
-            let none = Signature::pair(self.group, 0, role, nothing);
+                from.map(|from| Signature::pair(self.group, count(&mut pairs[from].1), side, recv.unwrap_or(nothing)));
+            let none = Signature::pair(self.group, 0, side, nothing);
             let (give, take) = (give.or(take).unwrap_or(none), take.or(give).unwrap_or(none));
             (take.sequence, give, take)
         };
         match call.kind {
-            Kind::Send { to } => pair(Role::Send, Some(to), None),
-            Kind::Recv { from } => pair(Role::Recv, None, Some(from)),
-            Kind::SendRecv { to, from } => pair(Role::SendRecv, Some(to), Some(from)),
+            Kind::Send { to } => pair(Some(to), None),
+            Kind::Recv { from } => pair(None, Some(from)),
+            Kind::SendRecv { to, from } => pair(Some(to), Some(from)),
             kind => {
                 let sequence = self.next.replace(self.next.get() + 1);
                 let all = Signature::of(kind, self.size(), self.group, sequence, send, recv);
@@ -197,47 +195,27 @@ impl Tcp {
     }
 
     /// Which work a call is. Its buffers fit ([`Call::check`]), so what is not there is not needed.
-    fn carry(&self, exchange: &mut Exchange<'_>, kind: Kind, algorithm: Algorithm, buffers: &Buffers) -> Result<()> {
+    fn carry(&self, exchange: &mut Exchange<'_>, kind: Kind, buffers: &Buffers) -> Result<()> {
         let (rank, size) = (self.rank, self.size());
         let nothing = RawSlice::empty();
         let Buffers { send, recv } = *buffers;
         let whole = recv.or(send).unwrap_or(nothing);
-        let chosen = self.chosen(kind, algorithm);
         let job =
             |op, accumulate, deliver, send, recv| Job { kernels: &*self.kernels, op, accumulate, deliver, send, recv };
         match kind {
             Kind::AllReduce { op } => {
-                let job = job(op, false, Deliver::All, send.unwrap_or(whole), Some(whole));
-                match chosen {
-                    Algorithm::Direct => reduce::direct(exchange, &job),
-                    Algorithm::Ring => ring::all_reduce(exchange, &job, whole),
-                    Algorithm::Recursive => ring::recursive(exchange, &job, whole),
-                }
+                reduce::direct(exchange, &job(op, false, Deliver::All, send.unwrap_or(whole), Some(whole)))
             }
             Kind::ReduceScatter { op, accumulate } => {
                 let (send, recv) = send.map_or_else(|| (whole, whole.part(rank, size)), |send| (send, whole));
-                let job = job(op, accumulate, Deliver::Own, send, Some(recv));
-                match chosen {
-                    Algorithm::Ring => ring::reduce_scatter(exchange, &job, recv),
-                    _ => reduce::direct(exchange, &job),
-                }
+                reduce::direct(exchange, &job(op, accumulate, Deliver::Own, send, Some(recv)))
             }
             Kind::Reduce { op, root } => {
                 let recv = recv.filter(|_| rank == root);
                 let own = send.or(recv).unwrap_or(nothing);
                 reduce::direct(exchange, &job(op, false, Deliver::Root(root), own, recv))
             }
-            Kind::AllGather => {
-                let own = send.unwrap_or_else(|| whole.part(rank, size));
-                if chosen == Algorithm::Direct {
-                    return copies::all_gather(exchange, own, whole);
-                }
-                copies::keep(own, whole.part(rank, size));
-                match chosen {
-                    Algorithm::Ring => ring::all_gather(exchange, &|owner| whole.part(owner, size)),
-                    _ => ring::doubling(exchange, whole),
-                }
-            }
+            Kind::AllGather => copies::all_gather(exchange, send.unwrap_or_else(|| whole.part(rank, size)), whole),
             Kind::Broadcast { root } => copies::broadcast(exchange, root, send.unwrap_or(whole), whole),
             Kind::Gather { root } => {
                 let recv = recv.filter(|_| rank == root);
@@ -258,42 +236,21 @@ impl Tcp {
         }
     }
 
-    /// The algorithm asked for, where it applies.
-    fn chosen(&self, kind: Kind, asked: Algorithm) -> Algorithm {
-        let applies = match (kind, asked) {
-            (_, Algorithm::Direct) => true,
-            (_, _) if self.size() == 1 || kind.op() == Some(ReduceOp::Avg) => false,
-            (Kind::AllReduce { .. }, _) | (Kind::ReduceScatter { .. } | Kind::AllGather, Algorithm::Ring) => true,
-            (Kind::AllGather, Algorithm::Recursive) => self.size().is_power_of_two(),
-            _ => false,
-        };
-        if applies { asked } else { Algorithm::Direct }
-    }
-
     fn count(&self, bytes: u64) {
         self.wire.set(self.wire.get() + bytes);
     }
 }
 
 impl Communicator for Tcp {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn size(&self) -> usize {
-        self.members.len()
-    }
-
-    fn backend(&self) -> &'static str {
-        "tcp"
+    fn member(&self) -> Member {
+        Member { rank: self.rank, size: self.members.len(), backend: "tcp" }
     }
 
     fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
-        let asked = self.owner.lock().options.algorithm.unwrap_or(Algorithm::Direct);
         match kind {
             Kind::Broadcast { .. } if self.size() > 2 && bytes <= copies::TREE_BYTES as u64 => "tree",
             Kind::Broadcast { .. } if self.size() > 2 => "chain",
-            kind => self.chosen(kind, asked).name(),
+            _ => "direct",
         }
     }
 
@@ -306,35 +263,30 @@ impl Communicator for Tcp {
     /// Performs the collective before it returns: bytes move only while the rank is in a call.
     fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let (sequence, received) = self.perform(&mut request.as_call())?;
-        self.started.borrow_mut().push((sequence, received));
-        Ok(Ticket { sequence, request: Some(request), owner: Some(self.owner.clone()) })
+        self.started.put(sequence, received);
+        Ok(Ticket::of(self.owner.clone(), sequence, request))
     }
 
     /// The bytes of a started collective count from here on.
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
-        let invalid = |reason: &str| CommError::Invalid { operation: "wait", reason: reason.into() };
-        let own: Arc<dyn Abandon> = self.owner.clone();
-        if !ticket.owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &own)) {
-            return Err(invalid("the collective was started by another communicator"));
+        ticket.check_owner(&self.owner)?;
+        if let Some(received) = self.started.take(ticket.sequence) {
+            self.count(received);
         }
-        let mut started = self.started.borrow_mut();
-        if let Some(index) = started.iter().position(|(sequence, _)| *sequence == ticket.sequence) {
-            self.count(started.swap_remove(index).1);
-        }
-        ticket.request.take().ok_or_else(|| invalid("the collective was waited for before"))
+        ticket.take()
     }
 
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
         let (rank, size) = (self.rank, self.size());
         let sequence = self.next.replace(self.next.get() + 1);
-        let signature = Signature::bare(self.group, sequence, Code::Split);
+        let signature = Signature::bare(self.group, sequence, None);
         // Color, key, and the least number that this rank's next group may have, in halves of 32 bits.
         let next = self.owner.lock().next_group;
         let halves = |word: usize| [word as u32, (word as u64 >> 32) as u32];
         let own = [halves(color), halves(key), [next, 0]].concat();
         let mut all = vec![0u32; own.len() * size];
         let (send, recv) = (RawSlice::of(View::of(&own)), RawSlice::of_mut(&ViewMut::of(&mut all)));
-        self.within(signature, signature, |exchange, _| copies::all_gather(exchange, send, recv))?;
+        self.within(signature, signature, |exchange| copies::all_gather(exchange, send, recv))?;
         let word = |rank: usize, at: usize| u64::from(all[6 * rank + at]) | u64::from(all[6 * rank + at + 1]) << 32;
         let mut places: Vec<usize> = (0..size).filter(|rank| word(*rank, 0) == color as u64).collect();
         places.sort_by_key(|rank| (word(*rank, 2), *rank));

@@ -42,7 +42,7 @@ pub(super) struct Job<'a> {
 
 impl Job<'_> {
     /// The elements whose result `rank` computes.
-    pub(super) fn part(&self, rank: usize, size: usize) -> Range<usize> {
+    fn part(&self, rank: usize, size: usize) -> Range<usize> {
         let len = self.send.len;
         if self.deliver == Deliver::Own {
             return len / size * rank..len / size * (rank + 1);
@@ -51,26 +51,25 @@ impl Job<'_> {
     }
 
     /// Elements of a chunk: several to a part where it is large, so that combining and sending overlap.
-    pub(super) fn chunk(&self, size: usize) -> usize {
+    fn chunk(&self, size: usize) -> usize {
         let longest = self.part(0, size).len();
         let most = CHUNK_BYTES / self.send.dtype.size();
         (longest.div_ceil(2 * WINDOW)).clamp(most / 8, most).next_multiple_of(PART_ELEMENTS)
     }
 
     /// `dst` = (`dst` +) the sources, of which none may lie on `dst`.
-    pub(super) fn combine(&self, sources: &[View<'_>], accumulate: bool, dst: RawSlice) -> Result<()> {
+    fn combine(&self, sources: &[View<'_>], accumulate: bool, dst: RawSlice) -> Result<()> {
         // SAFETY: `dst` is memory of this call which nothing else uses now; the algorithms see to it.
         let dst = unsafe { dst.view_mut() };
         Ok(self.kernels.reduce(self.op, sources, accumulate, dst)?)
     }
 
     /// Whether `dst = dst op x` can be asked of the kernels with `x` as the only source.
-    pub(super) fn adds(&self, dst: RawSlice) -> bool {
+    fn adds(&self, dst: RawSlice) -> bool {
         self.op == ReduceOp::Sum && dst.dtype.is_float()
     }
 }
 
-/// Combines and delivers.
 pub(super) fn direct(exchange: &mut Exchange<'_>, job: &Job<'_>) -> Result<()> {
     let (size, bytes) = (exchange.size(), job.send.bytes());
     let all = bytes * (size - 1);
@@ -121,7 +120,7 @@ fn combine_all(exchange: &Exchange<'_>, job: &Job<'_>, slots: &Slots, own: RawSl
 }
 
 /// A rank's own summand where no result is about to be written: a copy if it lies there.
-pub(super) fn aside(own: RawSlice, dst: RawSlice, spare: RawSlice) -> RawSlice {
+fn aside(own: RawSlice, dst: RawSlice, spare: RawSlice) -> RawSlice {
     if own.ptr != dst.ptr {
         return own;
     }

@@ -2,7 +2,7 @@
 
 use super::frame::{HEADER_BYTES, Header};
 use super::*;
-use crate::comm::Meeting;
+use crate::comm::{CollectiveKind, CommError, Meeting};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread::{JoinHandle, spawn};
@@ -37,7 +37,7 @@ fn after(options: &TcpOptions, bytes: impl FnOnce(&Tcp) -> Vec<u8>) -> (CommErro
 
 /// A frame as rank 1 should send it, changed.
 fn frame(comm: &Tcp, change: impl FnOnce(&mut Header)) -> Vec<u8> {
-    let signature = Signature::pair(comm.group, 0, Role::Send, (DType::F32, 1000));
+    let signature = Signature::pair(comm.group, 0, CollectiveKind::Send, (DType::F32, 1000));
     let mut header = Header { signature, index: 0, bytes: 4000, checksum: frame::checksum(&[7; 4000]) };
     change(&mut header);
     [&header.encode()[..], &[7; 4000]].concat()
@@ -76,7 +76,7 @@ fn a_payload_that_was_changed_on_the_way_is_found_at_its_place() {
     let [first, other] = two(&options);
     // Two frames of a larger message: the second is changed.
     let len = exchange::CHUNK_BYTES / 4 + 100;
-    let signature = Signature::pair(0, 0, Role::Send, (DType::F32, len));
+    let signature = Signature::pair(0, 0, CollectiveKind::Send, (DType::F32, len));
     let (large, small) = (vec![3u8; exchange::CHUNK_BYTES], vec![4u8; 400]);
     let header = |index, payload: &[u8]| {
         Header { signature, index, bytes: payload.len() as u64, checksum: frame::checksum(payload) }.encode()

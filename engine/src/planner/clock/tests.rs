@@ -1,5 +1,6 @@
 use super::super::curves::Point;
 use super::*;
+use crate::mesh::Axis;
 use crate::recorder::{Phase, Recorded};
 use zbench_kernels::{Elementwise, Op};
 
@@ -29,8 +30,8 @@ impl Machine for Links {
     fn collective(&self, call: &Collective, dtype: DType) -> Result<f64, String> {
         assert_eq!(dtype, DType::Bf16);
         match call.kind {
-            "all_gather" | "all_reduce" => Ok(call.bytes as f64 * 1e-9),
-            other => Err(format!("no fit of {other}")),
+            CollectiveKind::AllGather | CollectiveKind::AllReduce => Ok(call.bytes as f64 * 1e-9),
+            other => Err(format!("no fit of {}", other.name())),
         }
     }
 }
@@ -41,7 +42,7 @@ fn clock(curves: &Curves, crowd: f64) -> Clock<'_> {
 }
 
 fn gather(bytes: u64) -> Collective {
-    Collective { axis: "data", kind: "all_gather", ranks: 4, bytes, in_place: false }
+    Collective { axis: Axis::Data, kind: CollectiveKind::AllGather, ranks: 4, bytes, in_place: false }
 }
 
 #[test]
@@ -65,7 +66,7 @@ fn a_step_is_what_its_operations_collectives_and_overheads_take() {
         recorded(
             Action::Reduce { unit: 0, first: true, last: true },
             &[],
-            &[Collective { kind: "all_reduce", ..gather(3_000) }],
+            &[Collective { kind: CollectiveKind::AllReduce, ..gather(3_000) }],
         ),
         recorded(
             Action::Update,
@@ -99,7 +100,7 @@ fn what_was_not_measured_is_said() {
     let unknown = [recorded(Action::Forward { unit: 0 }, &[("x", moved(|m| Op::Scale(m, 1.0), 8, DType::F32))], &[])];
     let reason = clock(&curves, 1.0).time(&unknown).unwrap_err().to_string();
     assert!(reason.contains("scale f32"), "{reason}");
-    let sum = Collective { kind: "reduce_scatter", ..gather(8) };
+    let sum = Collective { kind: CollectiveKind::ReduceScatter, ..gather(8) };
     let reason = clock(&curves, 1.0).time(&[recorded(Action::Update, &[], &[sum])]).unwrap_err().to_string();
     assert_eq!(reason, "no fit of reduce_scatter");
 }

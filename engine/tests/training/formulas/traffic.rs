@@ -134,7 +134,7 @@ fn rows(cell: &Cell) -> Vec<Row> {
 fn assert_traffic(cell: &Cell, what: &str) {
     let expected = rows(cell);
     for (who, _, traffic) in accounts(cell) {
-        let plain = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes, t.ranks);
+        let plain = |t: &Traffic| (t.axis.name(), t.kind.name(), t.calls, t.payload_bytes, t.wire_bytes, t.ranks);
         assert_eq!(traffic.iter().map(plain).collect::<Vec<Row>>(), expected, "{what}: {who}");
     }
 }
