@@ -71,7 +71,8 @@ fn left_out(layout: &Layout, policy: &Policy, prefetch: usize) -> Option<(Range<
         let first = longest[0].next_multiple_of(policy.every);
         let periods = (longest[0] + longest.len() + period).checked_sub(first)? / period;
         // The schedule is the same for every period once it gathers ahead, and until it has nothing to gather any more.
-        let margin = prefetch.max(1).div_ceil(period);
+        // In front of it and behind it, what the schedule gathers ahead differs; a shorter margin fails the comparison of the lists.
+        let margin = (prefetch + 1).div_ceil(period);
         let times = periods.checked_sub(2 * margin + 1).filter(|times| *times > 0)?;
         let start = first + (margin + 1) * period;
         Some((start..start + times * period, period))

@@ -106,18 +106,21 @@ fn a_batch_of_any_size_is_planned_in_the_same_number_of_statements() {
 #[test]
 fn a_model_of_any_depth_is_planned_in_the_same_number_of_operations() {
     for strategy in Strategy::ALL {
-        for policy in [Checkpointing::Full, Checkpointing::None, Checkpointing::Every(2)] {
+        let policies = [Checkpointing::Full, Checkpointing::None, Checkpointing::Every(2)];
+        for (prefetch, policy) in [0, 1, 2, 3].into_iter().flat_map(|ahead| policies.clone().map(|p| (ahead, p))) {
             let planned = |blocks: usize| {
                 let mut cell = on(small(), strategy, 4, if strategy.is_hybrid() { 2 } else { 1 });
                 cell.model.num_hidden_layers = blocks;
+                cell.parallel.prefetch = prefetch;
                 cell.memory.checkpointing = policy.clone();
                 let kernels = Recording::new(Cpu::new(1));
                 Plan::new(&cell, &kernels).unwrap();
                 kernels.asked.load(Ordering::Relaxed)
             };
-            let few = planned(20);
-            assert!(few > planned(2), "{} {policy:?}", strategy.name());
-            assert_eq!([planned(32), planned(500)], [few; 2], "{} {policy:?}", strategy.name());
+            let what = format!("{}, prefetch {prefetch}, {policy:?}", strategy.name());
+            let few = planned(30);
+            assert!(few > planned(2), "{what}");
+            assert_eq!([planned(40), planned(500)], [few; 2], "{what}");
         }
     }
 }
