@@ -49,6 +49,21 @@ pub enum Action {
     Update,
 }
 
+impl Action {
+    /// The unit that it is about.
+    pub fn unit_mut(&mut self) -> Option<&mut usize> {
+        match self {
+            Action::Load { .. } | Action::Update => None,
+            Action::Gather { unit, .. }
+            | Action::Forward { unit }
+            | Action::Recompute { unit, .. }
+            | Action::Backward { unit }
+            | Action::Release { unit }
+            | Action::Reduce { unit, .. } => Some(unit),
+        }
+    }
+}
+
 /// What the schedule depends on.
 #[derive(Clone, Debug)]
 pub struct Schedule<'a> {

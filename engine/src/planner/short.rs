@@ -4,6 +4,7 @@
 use crate::actions::{Action, Policy};
 use crate::model::{FlatKind, Layout};
 use crate::plan::Plan;
+use crate::strategy::Reshard;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -23,16 +24,34 @@ impl ShortPlan {
     /// A plan without blocks that repeat those before them, and as many in front of and behind them as the schedule looks ahead.
     /// `None` where no block can be left out. `assemble` makes the plan of a layout.
     pub fn of(whole: &Plan, prefetch: usize, assemble: impl FnOnce(Arc<Layout>) -> Plan) -> Option<ShortPlan> {
-        let (left_out, period) = left_out(&whole.layout, &whole.policy, prefetch)?;
+        // Where slots are given back during a step, what is in them differs at both ends of the model, as far as the schedule looks ahead.
+        let margin = if whole.sharding.reshard == Reshard::Never { 1 } else { prefetch + 1 };
+        let (left_out, period) = left_out(&whole.layout, &whole.policy, margin)?;
         let units = left_out.start + 1 - period..left_out.start + 1;
         let times = left_out.len() / period;
         let short = ShortPlan { plan: assemble(Arc::new(whole.layout.without(left_out))), units, times };
-        let counts = |actions: &[Action]| {
-            let again = micro_batches(actions).flat_map(|actions| short.repeated(actions));
-            actions.len() + times * again.map(|range| range.len()).sum::<usize>()
+        let (last, all) = (short.plan.layout.head_unit(), whole.layout.head_unit());
+        let stands_for = |few: &[Action], many: &[Action]| {
+            let counted = short.counted(few).map(|action| of_alike_blocks(action, last));
+            counted.eq(many.iter().map(|action| of_alike_blocks(*action, all)))
         };
-        let is_whole = lists(&short.plan).into_iter().zip(lists(whole)).all(|(few, all)| counts(few) == all.len());
+        let is_whole = lists(&short.plan).into_iter().zip(lists(whole)).all(|(few, many)| stands_for(few, many));
         is_whole.then_some(short)
+    }
+
+    /// The actions of a list, those that are counted again as often as they are.
+    fn counted<'a>(&self, actions: &'a [Action]) -> impl Iterator<Item = Action> + use<'a> {
+        let mut all = Vec::with_capacity(actions.len());
+        for actions in micro_batches(actions) {
+            let mut done = 0;
+            for range in self.repeated(actions) {
+                all.push((&actions[done..range.start], 1));
+                all.push((&actions[range.clone()], 1 + self.times));
+                done = range.end;
+            }
+            all.push((&actions[done..], 1));
+        }
+        all.into_iter().flat_map(|(actions, times)| std::iter::repeat_n(actions, times)).flatten().copied()
     }
 
     /// The parts of a micro-batch's actions that are counted again, in order.
@@ -51,6 +70,14 @@ impl ShortPlan {
     }
 }
 
+/// An action without the number of its block: all blocks are unit 1.
+fn of_alike_blocks(mut action: Action, head: usize) -> Action {
+    if let Some(unit) = action.unit_mut() {
+        *unit = if *unit == head { 2 } else { (*unit).min(1) };
+    }
+    action
+}
+
 /// A list of actions by micro-batch. What follows the last micro-batch belongs to it.
 pub fn micro_batches(actions: &[Action]) -> impl Iterator<Item = &[Action]> {
     actions.chunk_by(|_, next| !matches!(next, Action::Load { .. }))
@@ -60,8 +87,9 @@ fn lists(plan: &Plan) -> [&[Action]; 4] {
     [&plan.actions, &plan.evaluation.first, &plan.evaluation.next, &plan.evaluation.end]
 }
 
-/// The blocks that can be left out, and after how many blocks they repeat themselves.
-fn left_out(layout: &Layout, policy: &Policy, prefetch: usize) -> Option<(Range<usize>, usize)> {
+/// The blocks that can be left out, and after how many blocks they repeat themselves. At least `margin` of the alike blocks stay on either
+/// side of those that are counted.
+fn left_out(layout: &Layout, policy: &Policy, margin: usize) -> Option<(Range<usize>, usize)> {
     let kind = |block: usize| (layout.same_as[block], FlatKind::ALL.map(|part| layout.units[block + 1].flat(part).len));
     let kinds: Vec<_> = (0..layout.blocks.len()).map(kind).collect();
     (1..=LONGEST_PATTERN).map(|pattern| pattern * policy.every).find_map(|period| {
@@ -71,8 +99,7 @@ fn left_out(layout: &Layout, policy: &Policy, prefetch: usize) -> Option<(Range<
         let first = longest[0].next_multiple_of(policy.every);
         let periods = (longest[0] + longest.len() + period).checked_sub(first)? / period;
         // The schedule is the same for every period once it gathers ahead, and until it has nothing to gather any more.
-        // In front of it and behind it, what the schedule gathers ahead differs; a shorter margin fails the comparison of the lists.
-        let margin = (prefetch + 1).div_ceil(period);
+        let margin = margin.div_ceil(period);
         let times = periods.checked_sub(2 * margin + 1).filter(|times| *times > 0)?;
         let start = first + (margin + 1) * period;
         Some((start..start + times * period, period))
