@@ -31,6 +31,8 @@ pub struct Layout {
     pub same_as: Vec<usize>,
     /// The last norm, the output matrix and the loss.
     pub head: Head,
+    /// Elements of all tensors, by [`FlatKind`]. Every plan of a layout states them.
+    elements: [u64; FlatKind::COUNT],
 }
 
 /// Everything of a cell that its layout depends on: cells with the same have the same layout.
@@ -76,7 +78,7 @@ impl Layout {
         units.iter_mut().for_each(|unit| unit.pad(basis.ranks, basis.granule));
         let units = units.into_iter().map(Arc::new).collect();
         let same_as = same_as(&blocks);
-        Layout { units, embedding: embedding.1, blocks, same_as, head }
+        Layout::of(units, (embedding.1, head), blocks, same_as)
     }
 
     /// The layout of the model without these blocks.
@@ -84,13 +86,20 @@ impl Layout {
         fn left<T: Clone>(all: &[T], out: Range<usize>) -> Vec<T> {
             [&all[..out.start], &all[out.end..]].concat()
         }
-        Layout {
-            units: left(&self.units, blocks.start + 1..blocks.end + 1),
-            embedding: self.embedding.clone(),
-            same_as: left(&self.same_as, blocks.clone()),
-            blocks: left(&self.blocks, blocks),
-            head: self.head.clone(),
-        }
+        let units = left(&self.units, blocks.start + 1..blocks.end + 1);
+        let ends = (self.embedding, self.head);
+        Layout::of(units, ends, left(&self.blocks, blocks.clone()), left(&self.same_as, blocks))
+    }
+
+    fn of(
+        units: Vec<Arc<Unit>>,
+        (embedding, head): (Embedding, Head),
+        blocks: Vec<Block>,
+        same_as: Vec<usize>,
+    ) -> Layout {
+        let of_kind = |part| units.iter().flat_map(|u| u.tensors_of(part)).map(|t| t.elements() as u64).sum();
+        let elements = FlatKind::ALL.map(of_kind);
+        Layout { units, embedding, blocks, same_as, head, elements }
     }
 
     /// The number of the head's unit.
@@ -100,7 +109,7 @@ impl Layout {
 
     /// Elements of all tensors of a kind.
     pub fn parameters(&self, part: FlatKind) -> u64 {
-        self.units.iter().flat_map(|u| u.tensors_of(part)).map(|t| t.elements() as u64).sum()
+        self.elements[part as usize]
     }
 
     /// Elements of all tensors that do not train.
