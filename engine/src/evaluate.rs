@@ -4,6 +4,7 @@
 use crate::actions::{Action, EvaluationActions};
 use crate::comm::Communicator;
 use crate::config::Evaluation;
+use crate::data::NO_TARGET;
 use crate::error::{Result, StepError};
 use crate::executor::Executor;
 use crate::layers::prepacked::Prepacked;
@@ -14,9 +15,6 @@ use crate::span::Spans;
 use crate::trace::{StepTrace, What};
 use std::time::Instant;
 use zbench_kernels::{Buffer, Category, DType, Kernels, View, ViewMut};
-
-/// What stands for a target where a token has no loss.
-const NO_TARGET: u32 = u32::MAX;
 
 impl Rank<'_> {
     /// The loss of held-out sequences, the same ones every time; nothing where the cell has no evaluations. Collective: all

@@ -23,35 +23,27 @@ use serde::{Deserialize, Serialize};
 /// Why a model's description cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HfError {
-    /// The file is not JSON, or not an object.
     #[error("{what}: not a Hugging Face config.json: {reason}; fetch the file again")]
     Json {
         what: String,
         /// What the parser met, with line and column.
         reason: String,
     },
-    /// A value that cannot be.
     #[error("{what}: {field}: {reason}")]
     Field {
         /// The file, or `model`.
         what: String,
         field: String,
-        /// What is wrong and what would be right.
         reason: String,
     },
-    /// Mathematics that zbench does not have.
     #[error("{what}: this model needs what zbench does not have: {}", .missing.join("; "))]
     Unsupported {
         what: String,
         /// Each key with its value, and what is there instead.
         missing: Vec<String>,
     },
-    /// No preset of that name.
     #[error("model.preset: there is no preset {name:?}; there are {}", preset_names().collect::<Vec<_>>().join(", "))]
-    UnknownPreset {
-        /// What was asked for.
-        name: String,
-    },
+    UnknownPreset { name: String },
 }
 
 /// A refused field, and why.
@@ -325,15 +317,6 @@ pub fn default_model(family: &str) -> Result<Model, HfError> {
 /// three projections with their biases or a router and its experts, a last norm, a head. Saturates where [`validate`] would
 /// have refused.
 pub fn parameter_count(model: &Model) -> u64 {
-    parameters(model, false)
-}
-
-/// Of these, those that a token passes through: of experts only the ones it goes to.
-pub fn active_parameter_count(model: &Model) -> u64 {
-    parameters(model, true)
-}
-
-fn parameters(model: &Model, active: bool) -> u64 {
     let [hidden, ffn, heads, kv, dim, vocab, layers, positions] = [
         model.hidden_size,
         model.intermediate_size,
@@ -365,8 +348,11 @@ fn parameters(model: &Model, active: bool) -> u64 {
         when(form.mlp_bias, product(&[1 + gates, ffn]).saturating_add(hidden)),
     ]);
     let sparse = model.sparse_blocks() as u128;
-    let [count, top, router, each] = experts::sizes(model).unwrap_or_default();
-    let experts = product(&[if active { top } else { count }, each]).saturating_add(router);
+    // A router's row and three matrices for each expert.
+    let experts = model.experts.as_ref().map_or(0, |experts| {
+        let each = product(&[3, hidden, experts.moe_intermediate_size as u128]).saturating_add(hidden);
+        product(&[experts.num_experts as u128, each])
+    });
     let vocabularies = if model.tie_word_embeddings { 1 } else { 2 };
     let all = sum(&[
         product(&[layers, block]),

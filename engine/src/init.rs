@@ -50,7 +50,6 @@ pub fn fill(inputs: &Inputs<'_>, executor: &mut Executor<'_>) -> Result<Loaded> 
     Ok(loaded)
 }
 
-/// What a rank fills with.
 struct Filler<'a> {
     inputs: &'a Inputs<'a>,
     res: Resources<'a>,
@@ -71,7 +70,6 @@ impl<'a> Filler<'a> {
         Ok(Filler { inputs, res, account, model, adapters })
     }
 
-    /// Fills every flat.
     fn all(&mut self, state: &State, params: &mut Params, optimizer: &mut Optimizer) -> Result<()> {
         for (unit, spec) in self.inputs.plan.layout.units.iter().enumerate() {
             let mut wanted = self.wanted(spec);
@@ -175,7 +173,6 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Fills elements `range` of a tensor.
     fn tensor(&self, unit: &Unit, tensor: &Tensor, range: Range<usize>, mut dst: ViewMut<'_>) -> Result<()> {
         // Adapters are no part of what is loaded.
         let load = self.inputs.cell.precision.load.filter(|_| tensor.in_checkpoint);

@@ -38,7 +38,6 @@ pub struct AtMinimum {
 }
 
 impl LossScaler {
-    /// Before the first step.
     pub fn new(rules: LossScaling) -> LossScaler {
         let hysteresis_left = match rules {
             LossScaling::Static(_) => 1,
@@ -47,7 +46,6 @@ impl LossScaler {
         LossScaler { rules, scale: rules.initial(), steps: 0, last_overflow: -1, hysteresis_left }
     }
 
-    /// What it knows.
     pub fn state(&self) -> ScalerState {
         let LossScaler { scale, steps, last_overflow, hysteresis_left, .. } = *self;
         ScalerState { scale_bits: scale.to_bits(), steps, last_overflow, hysteresis_left }

@@ -6,30 +6,23 @@ mod fresh;
 pub use fresh::save_fresh;
 
 use crate::checkpoint::{CheckpointError, write_safetensors};
+use crate::config::Model;
 use crate::error::StepError;
+use crate::export::Take;
 use crate::hf;
 use crate::rank::Rank;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use zbench_kernels::DType;
 
-/// Why a model was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
-    /// The weights could not be gathered.
     #[error(transparent)]
     Step(#[from] StepError),
-    /// A file of weights could not be written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Another file could not be written.
     #[error("{}: cannot be written: {source}; make room or name another folder", .path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Io { path: PathBuf, source: std::io::Error },
 }
 
 /// Makes a folder and tries whether files can be made in it: what is trained for hours should not end before a wall that
@@ -73,7 +66,7 @@ impl Rank<'_> {
         &mut self,
         dir: &Path,
         options: SaveOptions,
-        mut change: impl FnMut(&str, &[usize], &[f32], adapters::Give<'_>),
+        mut change: impl FnMut(&str, &[usize], &[f32], Take<'_>),
     ) -> Result<(), SaveError> {
         let writes = self.number() == 0;
         let mut files = Files { dir, options, held: Vec::new(), bytes: 0, parts: Vec::new(), failed: None };
@@ -90,11 +83,7 @@ impl Rank<'_> {
             return Ok(());
         }
         files.finish()?;
-        let model = &self.inputs.cell.model;
-        // Without a source there is nothing to hand on.
-        let source = model.weights.as_ref().and_then(|dir| crate::files::text(&dir.join("config.json")).ok());
-        let text = hf::config_json(model, options.dtype, source.as_deref());
-        put(&dir.join("config.json"), text.as_bytes())
+        put(&dir.join("config.json"), config_text(&self.inputs.cell.model, options.dtype).as_bytes())
     }
 }
 
@@ -153,26 +142,39 @@ impl Files<'_> {
         if stale.exists() {
             std::fs::remove_file(stale).map_err(|source| SaveError::Io { path: stale.clone(), source })?;
         }
-        let mut map = Map::new();
+        let (mut map, mut total) = (Map::new(), 0);
         for (part, names) in self.parts.iter().enumerate() {
-            let file = match count {
-                1 => "model.safetensors".to_string(),
-                _ => format!("model-{:05}-of-{count:05}.safetensors", part + 1),
-            };
+            let file = weights_file(part, count);
             let path = self.dir.join(&file);
-            std::fs::rename(self.passing(part), &path).map_err(|source| SaveError::Io { path, source })?;
+            std::fs::rename(self.passing(part), &path)
+                .map_err(|source| SaveError::Io { path: path.clone(), source })?;
+            total += std::fs::metadata(&path).map_or(0, |data| data.len());
             map.extend(names.iter().map(|name| (name.clone(), json!(file))));
         }
         if count == 1 {
             return Ok(());
         }
-        let total: u64 = (0..count)
-            .map(|part| self.dir.join(format!("model-{:05}-of-{count:05}.safetensors", part + 1)))
-            .map(|path| std::fs::metadata(&path).map_or(0, |data| data.len()))
-            .sum();
-        let text = json!({"metadata": {"total_size": total}, "weight_map": Value::Object(map)});
-        put(&index, format!("{text:#}\n").as_bytes())
+        put(&index, weights_index(total, map).as_bytes())
     }
+}
+
+/// The name of file `part` (from 0) of a model's `count` files of weights.
+pub(crate) fn weights_file(part: usize, count: usize) -> String {
+    match count {
+        1 => "model.safetensors".into(),
+        _ => format!("model-{:05}-of-{count:05}.safetensors", part + 1),
+    }
+}
+
+/// The text of `model.safetensors.index.json`: which file holds which tensor.
+pub(crate) fn weights_index(total_bytes: u64, map: Map<String, Value>) -> String {
+    format!("{:#}\n", json!({"metadata": {"total_size": total_bytes}, "weight_map": map}))
+}
+
+/// The text of a model's `config.json`, with what is handed on from that of the weights it started from.
+pub(crate) fn config_text(model: &Model, dtype: DType) -> String {
+    let source = model.weights.as_ref().and_then(|dir| crate::files::text(&dir.join("config.json")).ok());
+    hf::config_json(model, dtype, source.as_deref())
 }
 
 fn put(path: &Path, bytes: &[u8]) -> Result<(), SaveError> {

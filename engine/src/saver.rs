@@ -17,7 +17,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tracing::{debug, info};
 
-/// The file of the steps so far.
 const HISTORY: &str = "steps.json";
 
 /// Writes the checkpoints of one rank's run.
@@ -39,7 +38,6 @@ pub struct Saver {
 /// What is done between a step and its checkpoint: an evaluation, it may be.
 pub type After<'a> = dyn FnMut(&mut Rank<'_>, &Step) -> Result<Option<Evaluated>, StepError> + 'a;
 
-/// A checkpoint that is being written.
 struct UnderWay {
     index: Index,
     begin: Instant,
@@ -87,13 +85,8 @@ impl Saver {
     ///
     /// # Errors
     /// The step failed, or a checkpoint was not written.
-    pub fn step(&mut self, rank: &mut Rank<'_>) -> Result<(Option<Step>, Vec<Saved>)> {
-        let mut made = None;
-        let saved = self.step_then(rank, &mut |_, step| {
-            made = Some(step.clone());
-            Ok(None)
-        })?;
-        Ok((made, saved))
+    pub fn step(&mut self, rank: &mut Rank<'_>) -> Result<Vec<Saved>> {
+        self.step_then(rank, &mut |_, _| Ok(None))
     }
 
     /// A step of training, then what `after` does, an evaluation it may be, and a checkpoint where one is due, which has both.

@@ -1,8 +1,7 @@
 //! Reading elements: slices from their file, or whole tensors as they are stored.
 
-use super::{Checkpoint, CheckpointError, Result, StoredType, TensorInfo, unreadable};
-use half::f16;
-use half::slice::HalfFloatSliceExt;
+use super::elements::{Decode, decoder};
+use super::{Checkpoint, CheckpointError, Result, TensorInfo, unreadable};
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -114,64 +113,7 @@ impl TensorInfo {
         self.dtype.bitsize() / 8
     }
 
-    /// Bytes in all.
     pub fn bytes(&self) -> usize {
         self.elements() * self.dtype.bitsize() / 8
-    }
-}
-
-/// Converts little-endian bytes to as many f32.
-type Decode = fn(&[u8], &mut [f32]);
-
-/// For the types that weights may have.
-pub(super) fn decoder(dtype: StoredType) -> Option<Decode> {
-    fn each<const N: usize>(bytes: &[u8], dst: &mut [f32], convert: impl Fn([u8; N]) -> f32) {
-        let (values, _) = bytes.as_chunks::<N>();
-        for (to, value) in dst.iter_mut().zip(values) {
-            *to = convert(*value);
-        }
-    }
-    /// In pieces that lie in registers and the nearest cache: the processor's own conversion takes a slice.
-    fn halves(bytes: &[u8], dst: &mut [f32]) {
-        const PIECE: usize = 64;
-        let mut piece = [f16::ZERO; PIECE];
-        for (dst, bytes) in dst.chunks_mut(PIECE).zip(bytes.chunks(2 * PIECE)) {
-            let (values, _) = bytes.as_chunks::<2>();
-            piece.iter_mut().zip(values).for_each(|(half, bytes)| *half = f16::from_le_bytes(*bytes));
-            piece[..dst.len()].convert_to_f32_slice(dst);
-        }
-    }
-    match dtype {
-        StoredType::F32 => Some(|bytes, dst| each(bytes, dst, f32::from_le_bytes)),
-        // The upper half of a single, bit by bit.
-        StoredType::BF16 => {
-            Some(|bytes, dst| each(bytes, dst, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)))
-        }
-        StoredType::F16 => Some(halves),
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// All 65536 values of both halves, against the conversion of one value.
-    #[test]
-    fn every_half_converts_exactly() {
-        let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-        let convert = |dtype| {
-            let mut values = vec![0f32; 1 << 16];
-            decoder(dtype).unwrap()(&bytes, &mut values);
-            values
-        };
-        for (bits, value) in (0..=u16::MAX).zip(convert(StoredType::F16)) {
-            let wanted = f16::from_bits(bits).to_f32();
-            assert!(value.to_bits() == wanted.to_bits() || (value.is_nan() && wanted.is_nan()), "f16 {bits:#x}");
-        }
-        for (bits, value) in (0..=u16::MAX).zip(convert(StoredType::BF16)) {
-            let wanted = half::bf16::from_bits(bits).to_f32();
-            assert!(value.to_bits() == wanted.to_bits() || (value.is_nan() && wanted.is_nan()), "bf16 {bits:#x}");
-        }
     }
 }

@@ -26,9 +26,3 @@ pub enum Method {
     /// Factors on what a layer gives or reads.
     Ia3,
 }
-
-impl Method {
-    pub(super) fn is_lora(&self) -> bool {
-        *self == Method::Lora
-    }
-}

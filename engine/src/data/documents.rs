@@ -16,7 +16,6 @@ use serde::{Deserialize, Serialize};
 /// A target that has no loss.
 pub const NO_TARGET: u32 = u32::MAX;
 
-/// Documents, tokenized and put into sequences.
 #[derive(Clone, Debug)]
 pub(super) struct Corpus {
     files: Vec<Sequences>,
@@ -45,7 +44,6 @@ pub struct Found {
     pub real_tokens: u64,
 }
 
-/// The sequences of one file.
 #[derive(Clone, Debug)]
 struct Sequences {
     tokens: Tokens,
@@ -182,7 +180,6 @@ impl Corpus {
         Ok(())
     }
 
-    /// What a sequence holds.
     pub fn counts(&self, held_out: bool, number: u64) -> Result<Counts, DataError> {
         let (file, sequence) = self.sequence(held_out, number)?;
         let pieces = file.pieces(sequence);

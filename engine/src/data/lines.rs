@@ -7,7 +7,6 @@ use crate::config::{DocumentFile, DocumentForm, Template};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
 
 /// The longest line.
 pub const MOST_LINE_BYTES: usize = 64 << 20;
@@ -20,11 +19,9 @@ pub(super) struct Segment {
     pub answer: bool,
 }
 
-/// A file's documents, line by line.
 pub(super) struct Lines<'a> {
     file: &'a DocumentFile,
     template: Template,
-    /// The key that names the file.
     key: &'static str,
     reader: BufReader<File>,
     line: u64,
@@ -44,12 +41,12 @@ impl<'a> Lines<'a> {
             self.line += 1;
             let mut limited = (&mut self.reader).take(MOST_LINE_BYTES as u64 + 1);
             let read = limited.read_until(b'\n', &mut self.buffer);
-            let path = || -> PathBuf { self.file.path.clone() };
-            read.map_err(|source| DataError::Io { doing: "read", path: path(), key: self.key, source })?;
+            let path = &self.file.path;
+            read.map_err(|source| DataError::io("read", path, self.key, source))?;
             if self.buffer.is_empty() {
                 return Ok(None);
             }
-            let wrong = |reason: String| DataError::Line { path: path(), line: self.line, reason };
+            let wrong = |reason: String| DataError::Line { path: path.clone(), line: self.line, reason };
             if self.buffer.len() > MOST_LINE_BYTES {
                 let most = MOST_LINE_BYTES >> 20;
                 return Err(wrong(format!(

@@ -149,5 +149,5 @@ const fn width(dtype: TokenType) -> usize {
 }
 
 fn unreadable(path: &Path, source: std::io::Error) -> DataError {
-    DataError::Io { doing: "read", path: path.into(), key: "path", source }
+    DataError::io("read", path, "path", source)
 }

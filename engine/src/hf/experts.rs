@@ -91,11 +91,3 @@ pub(super) fn check(model: &Model) -> Result<(), Refused> {
     }
     (family.check_experts)(model)
 }
-
-/// Experts, how many of them a token goes to, parameters of a block's router, and of one expert.
-pub(super) fn sizes(model: &Model) -> Option<[u128; 4]> {
-    let experts = model.experts.as_ref()?;
-    let (hidden, count) = (model.hidden_size as u128, experts.num_experts as u128);
-    let each = 3u128.saturating_mul(hidden).saturating_mul(experts.moe_intermediate_size as u128);
-    Some([count, experts.num_experts_per_tok as u128, count.saturating_mul(hidden), each])
-}

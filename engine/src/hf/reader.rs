@@ -59,7 +59,6 @@ pub const WHOLE_HEADS: Restricted = only("partial_rotary_factor", is_one, "rotat
 pub const NO_ROUTER_LOSS: Restricted =
     only("output_router_logits", is_false, "training without the router's auxiliary loss");
 
-/// `config.json`, read key by key.
 pub struct Reader<'a> {
     pub config: &'a Map<String, Value>,
     pub file: &'a str,

@@ -4,7 +4,6 @@ use crate::outcome::Loaded;
 use std::cell::Cell;
 use std::time::Instant;
 
-/// One rank's account.
 pub(super) struct Account {
     since: Instant,
     /// Written into homes and master weights.
@@ -35,13 +34,11 @@ impl Account {
         Held { account: self, bytes }
     }
 
-    /// Takes bytes on.
     pub(super) fn takes(&self, bytes: u64) {
         self.held.set(self.held.get() + bytes);
         self.see();
     }
 
-    /// Gives bytes back.
     pub(super) fn gives(&self, bytes: u64) {
         self.held.set(self.held.get() - bytes);
     }
@@ -52,12 +49,10 @@ impl Account {
         self.see();
     }
 
-    /// Has read bytes from a file.
     pub(super) fn reads(&self, bytes: usize) {
         self.read.set(self.read.get() + bytes as u64);
     }
 
-    /// Has received bytes.
     pub(super) fn receives(&self, bytes: usize) {
         self.received.set(self.received.get() + bytes as u64);
     }
@@ -66,7 +61,6 @@ impl Account {
         self.peak.set(self.peak.get().max(self.kept.get() + self.held.get()));
     }
 
-    /// All of it.
     pub(super) fn close(&self) -> Loaded {
         Loaded {
             kept_bytes: self.kept.get(),

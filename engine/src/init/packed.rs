@@ -79,7 +79,6 @@ fn fill(
     Ok(())
 }
 
-/// The owned part of a record.
 struct Owned<'a> {
     range: Range<usize>,
     bytes: &'a mut [i8],

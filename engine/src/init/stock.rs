@@ -170,7 +170,6 @@ fn all_on_root(
     Ok(tensors)
 }
 
-/// A checkpoint's error as a step's.
 pub(super) fn refused(error: CheckpointError) -> StepError {
     StepError::Input(error.to_string())
 }

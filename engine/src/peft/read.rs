@@ -14,12 +14,10 @@ pub struct AdapterConfig {
     pub rank: usize,
     /// Their output's factor is alpha over the rank, or over its root; 0 for IA3.
     pub alpha: f64,
-    /// Dropout on their input.
     pub dropout: f64,
     /// By the root.
     pub use_rslora: bool,
     pub use_dora: bool,
-    /// The layers that have them.
     pub targets: Vec<Linear>,
     /// IA3: those of them whose factors are on what they read.
     pub feedforward: Vec<Linear>,

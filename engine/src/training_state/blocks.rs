@@ -19,7 +19,6 @@ const BUFFERS: usize = 3;
 /// What direct transfers are multiples of, in memory, in the file and in length.
 pub(super) const ALIGNMENT: usize = 4096;
 
-/// Memory that direct transfers can use.
 struct Aligned {
     memory: Vec<u8>,
     start: usize,
@@ -102,7 +101,6 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// All of it.
     pub const WHOLE: Share = Share { first: 0, every: 1 };
 
     fn has(&self, transfer: u64) -> bool {
@@ -214,10 +212,9 @@ impl BlockWriter {
             self.made += 1;
             return Ok(Aligned::new());
         }
-        self.empty.recv().map_err(|_| self.join())
+        self.empty.recv().map_err(|_| self.stopped())
     }
 
-    /// Memory that it has taken.
     pub fn memory(&self) -> u64 {
         (self.made * (TRANSFER + ALIGNMENT)) as u64
     }
@@ -229,18 +226,27 @@ impl BlockWriter {
         self.sums.extend(sums(&buffer.bytes()[..len]));
         match self.full.as_ref().map(|full| full.send((start, buffer, len))) {
             Some(Ok(())) => Ok(()),
-            _ => Err(self.join()),
+            _ => Err(self.stopped()),
         }
     }
 
-    /// Why the disk's thread has ended.
-    fn join(&mut self) -> StateError {
+    /// Waits for the disk's thread, which ends when it has written all that it was given.
+    fn join(&mut self) -> Result<()> {
         self.full = None;
         let source = match self.disk.take().map(JoinHandle::join) {
+            Some(Ok(Ok(()))) => return Ok(()),
             Some(Ok(Err(source))) => source,
-            _ => std::io::Error::other("the thread that writes has ended"),
+            _ => std::io::Error::other("the thread that writes has panicked"),
         };
-        StateError::io("write", &self.path, source)
+        Err(StateError::io("write", &self.path, source))
+    }
+
+    /// Why the disk's thread takes or returns no more buffers.
+    fn stopped(&mut self) -> StateError {
+        let Err(error) = self.join() else {
+            return StateError::io("write", &self.path, std::io::Error::other("the thread that writes has ended"));
+        };
+        error
     }
 
     /// Nothing more comes: the disk's thread ends when it has written what it has.
@@ -259,23 +265,25 @@ impl BlockWriter {
             let reason = format!("{} of {} bytes came; a bug", self.position, self.total);
             return Err(StateError::io("write", &self.path, std::io::Error::other(reason)));
         }
-        self.full = None;
-        match self.disk.take().map(JoinHandle::join) {
-            Some(Ok(Ok(()))) => Ok(Written { bytes: self.total, sums: std::mem::take(&mut self.sums) }),
-            Some(Ok(Err(source))) => Err(StateError::io("write", &self.path, source)),
-            _ => Err(StateError::io("write", &self.path, std::io::Error::other("the thread that writes has panicked"))),
-        }
+        self.join()?;
+        Ok(Written { bytes: self.total, sums: std::mem::take(&mut self.sums) })
     }
 }
 
 impl Drop for BlockWriter {
     fn drop(&mut self) {
-        self.full = None;
-        if let Some(disk) = self.disk.take() {
-            // What it says is of a file that nobody wants any more.
-            let _ = disk.join();
-        }
+        // An error concerns a file that nobody wants any more.
+        let _ = self.join();
     }
+}
+
+/// Refuses a file that is not as long as it was written.
+pub(super) fn check_length(path: &Path, bytes: u64) -> Result<()> {
+    let found = std::fs::metadata(path).map_err(|source| StateError::io("read", path, source))?.len();
+    if found == bytes {
+        return Ok(());
+    }
+    Err(StateError::damaged(path, format!("it has {found} bytes and was written with {bytes}")))
 }
 
 /// A file to be read, with the checksums it must have.
@@ -289,16 +297,13 @@ pub(super) struct BlockFile {
 impl BlockFile {
     /// Checks the file's length against what was written.
     pub fn new(path: &Path, written: Written) -> Result<BlockFile> {
-        let bytes = std::fs::metadata(path).map_err(|source| StateError::io("read", path, source))?.len();
-        if bytes != written.bytes {
-            let reason = format!("it has {bytes} bytes and was written with {}", written.bytes);
+        let Written { bytes, sums } = written;
+        check_length(path, bytes)?;
+        if sums.len() as u64 != bytes.div_ceil(BLOCK as u64) {
+            let reason = format!("{bytes} bytes have {} checksums", sums.len());
             return Err(StateError::damaged(path, reason));
         }
-        if written.sums.len() as u64 != bytes.div_ceil(BLOCK as u64) {
-            let reason = format!("{bytes} bytes have {} checksums", written.sums.len());
-            return Err(StateError::damaged(path, reason));
-        }
-        Ok(BlockFile { path: path.into(), bytes, sums: written.sums })
+        Ok(BlockFile { path: path.into(), bytes, sums })
     }
 
     /// Hands the bytes of each range to `take`, in order and piece by piece: the number of the range, the position in it,

@@ -15,7 +15,6 @@ pub fn step_dir(dir: &Path, step: u64) -> PathBuf {
     dir.join(format!("{PREFIX}{step:08}"))
 }
 
-/// Where it is written.
 pub(crate) fn part_dir(dir: &Path, step: u64) -> PathBuf {
     dir.join(format!(".{PREFIX}{step:08}.part"))
 }

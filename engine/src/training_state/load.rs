@@ -3,10 +3,11 @@
 
 mod full;
 
-use super::blocks::{BlockFile, Written};
+use super::blocks::{BlockFile, Written, check_length};
 use super::error::{Result, StateError};
 use super::folder::newest;
 use super::index::{Identity, Index, Piece, Position, RankFiles, Role, plain_names, read_index, read_json};
+use crate::checkpoint::{decoder, stored_type};
 use crate::config::{Cell, Resume, SaveLayout};
 use crate::error::StepError;
 use crate::mesh::within;
@@ -74,24 +75,14 @@ impl Resumable {
             Some((name, sum)) => checked(dir, name, *sum)?,
             None => History::default(),
         };
-        let resumable = Resumable { dir: dir.into(), index, ranks, history, direct };
-        for rank in 0..resumable.ranks.len() {
-            // Lengths are looked at before any rank allocates.
-            resumable.ranks[rank].files.iter().try_for_each(|file| resumable.length(file.bytes, &file.name))?;
-        }
-        Ok(resumable)
+        // Lengths are checked before any rank allocates.
+        ranks
+            .iter()
+            .flat_map(|rank| &rank.files)
+            .try_for_each(|file| check_length(&dir.join(&file.name), file.bytes))?;
+        Ok(Resumable { dir: dir.into(), index, ranks, history, direct })
     }
 
-    fn length(&self, bytes: u64, name: &str) -> Result<()> {
-        let path = self.dir.join(name);
-        let found = std::fs::metadata(&path).map_err(|source| StateError::io("read", &path, source))?.len();
-        if found == bytes {
-            return Ok(());
-        }
-        Err(StateError::damaged(&path, format!("it has {found} bytes and was written with {bytes}")))
-    }
-
-    /// Where the run stood.
     pub fn position(&self) -> &Position {
         &self.index.position
     }
@@ -203,16 +194,13 @@ fn checked<T: serde::de::DeserializeOwned>(dir: &Path, name: &str, sum: u32) -> 
 }
 
 /// Elements as f32, which holds every value of the types that are stored.
-pub(super) fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
-    values.clear();
-    match dtype {
-        DType::Bf16 => values.extend(bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32())),
-        DType::F16 => values.extend(bytes.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32())),
-        _ => values.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
+fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
+    values.resize(bytes.len() / dtype.size(), 0.0);
+    if let Some(decode) = decoder(stored_type(dtype)) {
+        decode(bytes, values);
     }
 }
 
-/// Where what is read goes.
 struct Target<'a> {
     pub layout: &'a Layout,
     pub state: &'a State,

@@ -9,7 +9,6 @@ use crate::error::StepError;
 use crate::mesh::within;
 use crate::model::Layout;
 use crate::shard::{Moments, Optimizer, Params, State};
-use serde_json::{Map, Value, json};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +16,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use zbench_kernels::{DType, Kernels, View, ViewMut};
 
-/// The file names of a rank.
 pub(crate) fn file_names(rank: usize) -> (String, String) {
     (format!("rank-{rank:05}.safetensors"), format!("rank-{rank:05}.json"))
 }
@@ -60,36 +58,13 @@ impl Contents {
                 at += (range.len() * dtype.size()) as u64;
             }
         }
-        let header = header(&pieces, layout);
+        let tensors = pieces.iter().map(|Piece { unit, role, dtype, start, len, .. }| {
+            let name = format!("{}.{}.{start}", layout.units[*unit].name, role.name());
+            (name, std::slice::from_ref(len), *dtype)
+        });
+        let header = header_bytes("zbench-training-checkpoint", tensors, ALIGNMENT);
         pieces.iter_mut().for_each(|piece| piece.at += header.len() as u64);
         Contents { pieces, bytes: header.len() as u64 + at, header }
-    }
-}
-
-/// The header of a safetensors file, with the data behind it at a multiple of a sector.
-fn header(pieces: &[Piece], layout: &Layout) -> Vec<u8> {
-    let mut entries = Map::new();
-    entries.insert("__metadata__".into(), json!({"format": "zbench-training-checkpoint"}));
-    for Piece { unit, role, dtype, start, len, at } in pieces {
-        let name = format!("{}.{}.{start}", layout.units[*unit].name, role.name());
-        let stored = stored_name(*dtype);
-        let end = at + (len * dtype.size()) as u64;
-        entries.insert(name, json!({"dtype": stored, "shape": [len], "data_offsets": [at, end]}));
-    }
-    padded(entries)
-}
-
-/// A header with the data behind it at a multiple of a sector.
-pub(crate) fn padded(entries: Map<String, Value>) -> Vec<u8> {
-    header_bytes(entries, ALIGNMENT)
-}
-
-/// A type as safetensors names it.
-pub(crate) fn stored_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::Bf16 => "BF16",
-        DType::F16 => "F16",
-        _ => "F32",
     }
 }
 
@@ -108,12 +83,7 @@ struct UnitState {
 
 impl UnitState {
     fn lent(&self, role: Role) -> Option<View<'_>> {
-        let moments = self.moments.as_ref()?;
-        let buffer = match role {
-            Role::Weights => moments.master.as_ref()?,
-            Role::ExpAvg => &moments.first,
-            Role::ExpAvgSq => &moments.second,
-        };
+        let buffer = role.of(self.moments.as_ref()?)?;
         Some(buffer.slice(self.range.clone()))
     }
 

@@ -1,7 +1,7 @@
 //! Loading of the full layout.
 
 use super::{Resumable, Target, widen};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, stored_type};
 use crate::mesh::within;
 use crate::model::{FlatKind, Tensor};
 use crate::training_state::blocks::{BLOCK, BlockFile, Share, Written};
@@ -81,10 +81,10 @@ fn read(
                 return Err(StateError::damaged(&info.file, reason));
             }
             let elements = within(&cut, &place);
-            let dtype = match info.dtype {
-                crate::checkpoint::StoredType::BF16 => DType::Bf16,
-                crate::checkpoint::StoredType::F16 => DType::F16,
-                _ => DType::F32,
+            let known =
+                [DType::F32, DType::Bf16, DType::F16].into_iter().find(|dtype| stored_type(*dtype) == info.dtype);
+            let Some(dtype) = known else {
+                return Err(StateError::damaged(&info.file, format!("{name} is stored as {:?}", info.dtype)));
             };
             // Of a tensor that lies otherwise in the file all is read: it is a part of a block's matrix at most.
             let stored = if tensor.stored.is_some() { 0..info.elements() } else { elements.clone() };
