@@ -4,7 +4,6 @@
 #![warn(missing_docs)]
 
 mod adapters;
-mod base;
 mod data;
 mod model;
 mod priced;
@@ -12,8 +11,7 @@ mod saving;
 mod scaling;
 mod watch;
 
-pub use adapters::Method;
-pub use base::Base;
+pub use adapters::{Base, Method};
 pub use data::{Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Documents, Template, TokenType};
 pub use model::{Experts, Form, Loading, Mlp, Model, NormKind, Order, Positions, RopeScaling};
 pub use priced::{Home, PipelineSchedule, Priced, PricedLoss, PricedModel, Wire};

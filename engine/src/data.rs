@@ -55,7 +55,7 @@ struct Stream {
     held: u64,
 }
 
-/// Where samples are written: of each row `seq_len` elements.
+/// The buffers that samples are written to: `seq_len` elements for each row.
 pub struct Row<'a> {
     pub inputs: &'a mut [u32],
     /// The tokens after them, [`NO_TARGET`] where there is no loss.
@@ -69,7 +69,7 @@ pub struct Row<'a> {
 pub struct Counts {
     /// Tokens that are of documents, or of whatever the source has.
     pub real: u64,
-    /// Places behind them.
+    /// Places without a token of the source.
     pub padding: u64,
     /// Targets that have a loss.
     pub targets: u64,
@@ -114,20 +114,13 @@ impl Source {
     ///
     /// # Errors
     /// Fewer than two sequences are there.
-    pub fn hold_out(self, share: f64) -> Result<Source, DataError> {
-        let kind = match self.kind {
-            Kind::Synthetic(generator) => Kind::Synthetic(generator),
-            Kind::Records(stream) => {
-                let held = held(stream.records.path(), stream.records.count(), share)?;
-                Kind::Records(Stream { held, ..stream })
-            }
-            Kind::Documents(corpus) => {
-                let mut corpus = Arc::unwrap_or_clone(corpus);
-                corpus.hold_out(share)?;
-                Kind::Documents(Arc::new(corpus))
-            }
-        };
-        Ok(Source { kind, ..self })
+    pub fn hold_out(mut self, share: f64) -> Result<Source, DataError> {
+        match &mut self.kind {
+            Kind::Synthetic(_) => {}
+            Kind::Records(stream) => stream.held = held(stream.records.path(), stream.records.count(), share)?,
+            Kind::Documents(corpus) => Arc::make_mut(corpus).hold_out(share)?,
+        }
+        Ok(self)
     }
 
     /// Writes samples `first .. first + rows` of training, or held-out sequences (each modulo their number), row by row: all
@@ -236,7 +229,7 @@ impl Source {
 }
 
 impl Stream {
-    /// The record that a sample is.
+    /// The number of the record that a sample is read from.
     fn record(&self, held_out: bool, sample: u64) -> Result<u64, DataError> {
         let trained = self.records.count() - self.held;
         if held_out {

@@ -47,7 +47,7 @@ impl Rank<'_> {
         Ok(Some(Evaluated { step: self.progress.steps, loss, tokens, ms: begin.elapsed().as_nanos() as f64 / 1e6 }))
     }
 
-    /// Of each micro-batch the sum of its tokens' losses, and how many have one.
+    /// For each micro-batch, the sum of its tokens' losses and the number of tokens that have one.
     fn look(&mut self, evaluation: Evaluation, meter: &mut Meter) -> Result<Vec<f64>> {
         let EvaluationActions { first, next, end } = &self.inputs.plan.evaluation;
         let mut sums = Vec::with_capacity(2 * evaluation.batches);

@@ -67,7 +67,7 @@ impl Executor<'_> {
         as_stored(self.plan.layout.units[unit].tensors_of(part), shifted, |tensor| self.values(tensor, whole), take)
     }
 
-    /// A tensor's values out of its whole flat.
+    /// A tensor's values from its gathered flat.
     fn values<'w>(&self, tensor: &Tensor, whole: &'w Buffer) -> Result<Cow<'w, [f32]>> {
         let kept = whole.slice(tensor.place.range());
         let Some(matrix) = tensor.packed else {
@@ -84,7 +84,7 @@ impl Executor<'_> {
         Ok(Cow::Owned(values))
     }
 
-    /// Gathers parts that are split as `split` says.
+    /// Gathers a flat whose parts are split as `split` says.
     pub(crate) fn whole(&self, arena: &Arena, own: Buffer, split: Split, padded: usize) -> Result<Buffer> {
         let dtype = own.dtype();
         let alloc = |len| arena.alloc(Category::Workspace, dtype, len);

@@ -34,7 +34,7 @@ impl Seat {
     pub const ALONE: Seat = Seat { index: 0, ranks: 1, process: true };
 }
 
-/// Why a cell's kernels are not to be had here.
+/// Why this machine has no kernels for a cell.
 #[derive(Debug, thiserror::Error)]
 pub enum HardwareError {
     #[error("hardware.device = \"cuda\": {0}")]
@@ -61,7 +61,7 @@ pub enum HardwareError {
 /// Kernels for planning: what they say of scratch sizes is what a rank's kernels say. They keep to no core.
 ///
 /// # Errors
-/// No rank could have them here.
+/// This machine has none for any rank.
 pub fn planner(cell: &Cell) -> Result<Arc<dyn Kernels>, HardwareError> {
     if cell.hardware.device == DeviceKind::Cuda {
         return on(Arc::new(DryDevice::h100()));
@@ -76,7 +76,7 @@ fn on(machine: Arc<dyn Device>) -> Result<Arc<dyn Kernels>, HardwareError> {
 /// The kernels of the rank at a seat.
 ///
 /// # Errors
-/// They are not to be had here.
+/// This machine has none for it.
 pub fn kernels(cell: &Cell, seat: Seat, machines: Machines<'_>) -> Result<Arc<dyn Kernels>, HardwareError> {
     if cell.hardware.device == DeviceKind::Cuda {
         // Threads of a process share one GPU, whose memory they all reach; processes have one each.

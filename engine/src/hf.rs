@@ -14,6 +14,7 @@ mod write;
 pub use families::{ConfigKeys, block_class, config_keys, family_names, known_targets, preset, preset_names};
 pub(crate) use families::{Family, Qkv, TensorNames, fused_in, modules, of as family_of};
 pub use foreign::{model_from_hf, model_from_hf_without_dropout};
+pub(crate) use reader::{Restricted, only};
 pub use validate::{MAX_LAYERS, validate};
 pub use write::config_json;
 
@@ -109,7 +110,7 @@ pub struct PartialModel {
     pub form: Option<Form>,
 }
 
-/// `rope_scaling` of transformers 4, `rope_parameters` of transformers 5.
+/// `rope_scaling` of transformers 4, `rope_parameters` of transformers 5: the keys of [`RopeScaling`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartialRope {
@@ -118,13 +119,9 @@ pub struct PartialRope {
     pub rope_type: Option<String>,
     /// Transformers 5 has it here.
     pub rope_theta: Option<f64>,
-    /// See [`RopeScaling`].
     pub factor: Option<f64>,
-    /// See [`RopeScaling::Llama3`].
     pub low_freq_factor: Option<f64>,
-    /// See [`RopeScaling::Llama3`].
     pub high_freq_factor: Option<f64>,
-    /// See [`RopeScaling::Llama3`].
     pub original_max_position_embeddings: Option<usize>,
 }
 
@@ -234,7 +231,7 @@ impl PartialRope {
         };
         match self.rope_type.as_deref() {
             Some("default") => Ok(None),
-            None if self.states_scaling() => {
+            None if PartialRope { rope_theta: None, ..self.clone() } != PartialRope::default() => {
                 let reason = "is missing beside the scaling's factors; state \"linear\" or \"llama3\"";
                 Err(HfError::field(what, "rope_scaling.rope_type", reason))
             }
@@ -254,13 +251,6 @@ impl PartialRope {
                 Err(HfError::Unsupported { what: what.into(), missing })
             }
         }
-    }
-
-    fn states_scaling(&self) -> bool {
-        self.factor.is_some()
-            || self.low_freq_factor.is_some()
-            || self.high_freq_factor.is_some()
-            || self.original_max_position_embeddings.is_some()
     }
 }
 

@@ -141,7 +141,7 @@ impl<'a> Filler<'a> {
             .collect()
     }
 
-    /// Brings what the next tensor is read from.
+    /// Receives the stored tensor that the next tensor is read from.
     fn bring(&mut self, wanted: &mut Vec<Option<Wanted>>) -> Result<Option<Wanted>> {
         let Some(next) = wanted.pop().flatten() else { return Ok(None) };
         let comm = self.res.comms.data();
@@ -151,7 +151,7 @@ impl<'a> Filler<'a> {
         Ok(Some(next))
     }
 
-    /// Gives back what the last tensor was read from, unless another is.
+    /// Frees the stored tensor that the last tensor was read from, unless another is read from it.
     fn give_back(&mut self, last: Option<Wanted>, wanted: &[Option<Wanted>]) {
         let last = last.filter(|last| !wanted.iter().flatten().any(|next| next == last));
         if let Some(last) = last
@@ -165,7 +165,7 @@ impl<'a> Filler<'a> {
         if of.in_checkpoint { self.model.as_mut() } else { self.adapters.as_mut() }
     }
 
-    /// Where a tensor's elements are stored; nowhere if they are drawn.
+    /// Where a tensor's elements are stored; `None` if they are drawn.
     fn source(&self, tensor: &Tensor) -> Option<(&Stock<'a>, String)> {
         match tensor.in_checkpoint {
             true => Some((self.model.as_ref()?, tensor.stored_name().to_string())),
@@ -227,7 +227,7 @@ impl<'a> Filler<'a> {
 /// A tensor of a checkpoint that comes from rank 0.
 #[derive(PartialEq)]
 struct Wanted {
-    /// Of the model, or of the adapters.
+    /// Whether it is the model's, not the adapters'.
     in_checkpoint: bool,
     name: String,
 }

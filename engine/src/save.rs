@@ -52,8 +52,6 @@ impl Default for SaveOptions {
     }
 }
 
-type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
-
 impl Rank<'_> {
     /// Writes the weights into `dir`, which is made if it is not there. A collective call: every rank takes part, rank 0
     /// writes. Adapters have their own names in the files; [`Rank::save_merged`] writes a model without any.
@@ -68,20 +66,14 @@ impl Rank<'_> {
         options: SaveOptions,
         mut change: impl FnMut(&str, &[usize], &[f32], Take<'_>),
     ) -> Result<(), SaveError> {
-        let writes = self.number() == 0;
-        let mut files = Files { dir, options, held: Vec::new(), bytes: 0, parts: Vec::new(), failed: None };
-        if writes {
-            std::fs::create_dir_all(dir).map_err(|source| SaveError::Io { path: dir.into(), source })?;
-        }
+        let mut files = (self.number() == 0).then(|| Files::create(dir, options)).transpose()?;
         // Every rank goes through all units, whatever the disk of rank 0 says.
         self.export_weights(|name, shape, values| {
-            if writes {
+            if let Some(files) = &mut files {
                 change(name, shape, values, &mut |name, shape, values| files.take(name, shape, values));
             }
         })?;
-        if !writes {
-            return Ok(());
-        }
+        let Some(files) = files else { return Ok(()) };
         files.finish()?;
         put(&dir.join("config.json"), config_text(&self.inputs.cell.model, options.dtype).as_bytes())
     }
@@ -91,7 +83,7 @@ impl Rank<'_> {
 struct Files<'a> {
     dir: &'a Path,
     options: SaveOptions,
-    held: Tensors,
+    held: Vec<(String, Vec<usize>, Vec<f32>)>,
     bytes: u64,
     /// Names of the tensors in each file that is complete.
     parts: Vec<Vec<String>>,
@@ -99,6 +91,12 @@ struct Files<'a> {
 }
 
 impl Files<'_> {
+    /// The files of a model in `dir`, which is made if it is not there.
+    fn create(dir: &Path, options: SaveOptions) -> Result<Files<'_>, SaveError> {
+        std::fs::create_dir_all(dir).map_err(|source| SaveError::Io { path: dir.into(), source })?;
+        Ok(Files { dir, options, held: Vec::new(), bytes: 0, parts: Vec::new(), failed: None })
+    }
+
     fn take(&mut self, name: &str, shape: &[usize], values: &[f32]) {
         let bytes = (values.len() * self.options.dtype.size()) as u64;
         if self.bytes + bytes > self.options.shard_bytes && !self.held.is_empty() {

@@ -29,7 +29,7 @@ pub(crate) fn encode(dtype: DType, values: &[f32], to: &mut [u8]) {
 /// Converts little-endian bytes to as many f32.
 pub(crate) type Decode = fn(&[u8], &mut [f32]);
 
-/// For the types that weights may have.
+/// The conversion of a stored type; `None` for types that weights do not have.
 pub(crate) fn decoder(dtype: StoredType) -> Option<Decode> {
     fn each<const N: usize>(bytes: &[u8], dst: &mut [f32], convert: impl Fn([u8; N]) -> f32) {
         let (values, _) = bytes.as_chunks::<N>();

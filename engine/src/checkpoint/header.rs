@@ -12,7 +12,7 @@ use tracing::debug;
 
 /// The format's own limit.
 pub(super) const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// Of the length in front.
+/// Bytes of the length in front of the header.
 pub(super) const LENGTH_BYTES: u64 = 8;
 /// The one key that is not a tensor.
 pub(super) const METADATA: &str = "__metadata__";

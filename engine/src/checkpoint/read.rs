@@ -57,7 +57,7 @@ impl Checkpoint {
         Ok(bytes)
     }
 
-    /// Room for a tensor's bytes, or for all tensors'.
+    /// Reserves host memory for a tensor's bytes.
     pub(crate) fn room(&self, name: &str, len: usize) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let none = |_| {
@@ -77,7 +77,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The tensor of a slice and what converts it.
+    /// The tensor of a slice, and the conversion of its elements.
     fn slice(&self, name: &str, elements: &Range<usize>, wanted: usize) -> Result<(&TensorInfo, Decode)> {
         let refuse = |reason: String| self.refuse(name, reason);
         let info = self.tensors.get(name).ok_or_else(|| refuse("there is no such tensor".into()))?;

@@ -115,7 +115,7 @@ fn fill(mut file: File, header: &[u8], tensors: &[(String, Vec<usize>, &[f32])],
     file.sync_all()
 }
 
-/// A rename lasts once the folder is on the disk.
+/// Flushes the folder of a file: a rename is durable only then.
 fn flush_folder(path: &Path) -> std::io::Result<()> {
     let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(folder)?.sync_all()

@@ -22,12 +22,12 @@ pub(super) struct Corpus {
     mix: Mix,
     seed: u64,
     shuffle: bool,
-    /// What stands where nothing does.
+    /// The token at places of padding.
     pad: u32,
     seq_len: u32,
 }
 
-/// What is said of documents beside their sequences.
+/// Counts of what documents hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
     /// Lines with a document.
@@ -113,7 +113,7 @@ impl Tokens {
         self.loss.as_ref().is_none_or(|bits| bits[at as usize / 64] >> (at % 64) & 1 == 1)
     }
 
-    /// Targets with a loss of a piece.
+    /// How many targets of a piece have a loss.
     fn targets(&self, piece: &Piece) -> u32 {
         let count = piece.len - u32::from(!piece.more);
         if self.loss.is_none() {

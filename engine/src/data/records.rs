@@ -44,7 +44,7 @@ impl Records {
         Ok(records)
     }
 
-    /// Of tokens that were made from `path`.
+    /// Records of tokens in memory that were made from `path`.
     pub fn from_tokens(
         path: &Path,
         tokens: Vec<u32>,

@@ -60,7 +60,7 @@ pub struct Family {
     /// Keys that change the mathematics unless absent, null or harmless.
     pub restricted: &'static [Restricted],
     pub defaults: fn() -> PartialModel,
-    /// A block whose keys say nothing else.
+    /// The form of a block where the keys say nothing else.
     pub form: fn() -> Form,
     /// Reads the keys that say more than one size or number.
     pub read: fn(&Reader<'_>, &mut PartialModel, &mut Form) -> Result<(), HfError>,

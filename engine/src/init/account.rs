@@ -1,4 +1,4 @@
-//! What a loader holds of host memory, by its own account: exact, and the same in every run.
+//! The host memory that a loader uses, as it counts it itself: exact, and the same in every run.
 
 use crate::outcome::Loaded;
 use std::cell::Cell;
@@ -6,9 +6,9 @@ use std::time::Instant;
 
 pub(super) struct Account {
     since: Instant,
-    /// Written into homes and master weights.
+    /// Bytes written into homes and master weights.
     kept: Cell<u64>,
-    /// Held beside it at the moment.
+    /// Bytes held beside them at the moment.
     held: Cell<u64>,
     peak: Cell<u64>,
     read: Cell<u64>,
@@ -27,7 +27,7 @@ impl Account {
         Account { since: Instant::now(), kept, held, peak, read, received }
     }
 
-    /// Takes on as many elements of `T`.
+    /// Counts as many elements of `T` as held.
     pub(super) fn holds<T>(&self, elements: usize) -> Held<'_> {
         let bytes = (elements * size_of::<T>()) as u64;
         self.takes(bytes);
@@ -43,7 +43,7 @@ impl Account {
         self.held.set(self.held.get() - bytes);
     }
 
-    /// Has filled bytes that stay.
+    /// Counts bytes that stay filled.
     pub(super) fn keeps(&self, bytes: usize) {
         self.kept.set(self.kept.get() + bytes as u64);
         self.see();

@@ -8,7 +8,7 @@ mod read;
 mod targets;
 mod write;
 
-pub use read::{AdapterConfig, parse_config, read_config};
+pub use read::{parse_config, read_config};
 pub use targets::{all_linear, default_feedforward, default_targets, find_targets, target_names};
 pub use write::config_json;
 

@@ -22,11 +22,10 @@ pub fn save_fresh(
     dir: &Path,
     options: SaveOptions,
 ) -> Result<(), SaveError> {
-    std::fs::create_dir_all(dir).map_err(|source| SaveError::Io { path: dir.into(), source })?;
     // No adapters, and no rank to pad for: a tensor's random numbers follow from its name alone, so they are those of any run.
     let lora = Lora { rank: 0, ..Lora::default() };
     let layout = Layout::on(LayoutKey { model, lora: &lora, attention: AttentionKind::Flash, granule: 1, ranks: 1 });
-    let mut files = Files { dir, options, held: Vec::new(), bytes: 0, parts: Vec::new(), failed: None };
+    let mut files = Files::create(dir, options)?;
     for unit in &layout.units {
         let drawn = |tensor: &Tensor| {
             let mut values = vec![0f32; tensor.elements()];

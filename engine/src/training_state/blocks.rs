@@ -43,34 +43,18 @@ fn sums(bytes: &[u8]) -> impl Iterator<Item = u32> {
     bytes.chunks(BLOCK).map(crc32fast::hash)
 }
 
-fn open_options(write: bool) -> OpenOptions {
-    let mut options = OpenOptions::new();
-    if write {
-        options.write(true).create(true).truncate(false)
-    } else {
-        options.read(true)
-    };
-    options
-}
-
 /// Opens a file for direct transfers where it can be; the flag says whether.
 fn open(path: &Path, write: bool, direct: bool) -> std::io::Result<(File, bool)> {
+    let mut options = OpenOptions::new();
+    options.read(!write).write(write).create(write).truncate(false);
     if direct {
-        let mut options = open_options(write);
-        options.custom_flags(OFlags::DIRECT.bits() as i32);
-        match options.open(path) {
+        match options.clone().custom_flags(OFlags::DIRECT.bits() as i32).open(path) {
             Ok(file) => return Ok((file, true)),
             Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {}
             Err(error) => return Err(error),
         }
     }
-    Ok((open_options(write).open(path)?, false))
-}
-
-/// The file goes through the page cache from here on.
-fn leave_direct(file: &File) -> std::io::Result<()> {
-    let flags = fcntl_getfl(file)?;
-    Ok(fcntl_setfl(file, flags.difference(OFlags::DIRECT))?)
+    Ok((options.open(path)?, false))
 }
 
 /// A transfer that the file system refuses as direct is made through the page cache, and so are those behind it.
@@ -78,7 +62,7 @@ fn or_plain<T>(file: &File, direct: &mut bool, mut transfer: impl FnMut() -> std
     match transfer() {
         Err(error) if *direct && error.kind() == std::io::ErrorKind::InvalidInput => {
             *direct = false;
-            leave_direct(file)?;
+            fcntl_setfl(file, fcntl_getfl(file)?.difference(OFlags::DIRECT))?;
             transfer()
         }
         other => other,
@@ -299,10 +283,6 @@ impl BlockFile {
     pub fn new(path: &Path, written: Written) -> Result<BlockFile> {
         let Written { bytes, sums } = written;
         check_length(path, bytes)?;
-        if sums.len() as u64 != bytes.div_ceil(BLOCK as u64) {
-            let reason = format!("{bytes} bytes have {} checksums", sums.len());
-            return Err(StateError::damaged(path, reason));
-        }
         Ok(BlockFile { path: path.into(), bytes, sums })
     }
 

@@ -43,7 +43,7 @@ impl Executor<'_> {
         Ok(Some(sum))
     }
 
-    /// Of the part of every unit that is this rank's in the world-wide split.
+    /// The checksum of this rank's part of every unit in the world-wide split.
     fn sum(&mut self, part: FlatKind, role: Role) -> Result<u64> {
         let mut sum = 0u64;
         for unit in 0..self.state.holdings.len() {
@@ -64,26 +64,24 @@ impl Executor<'_> {
         Ok(sum)
     }
 
-    /// A number of every rank.
-    pub(crate) fn of_all(&self, own: u32) -> Result<Vec<u32>> {
-        let mut all = vec![0u32; self.state.mesh().world()];
-        let comm = self.comms.data().unmetered();
-        comm.all_gather(View::of(&[own]), ViewMut::of(&mut all)).map_err(StepError::from)?;
-        Ok(all)
-    }
-
+    /// The sums of all ranks.
     fn over_ranks<const N: usize>(&self, own: [u64; N]) -> Result<[u64; N]> {
         let halves: Vec<u32> = own.iter().flat_map(|sum| [*sum as u32, (*sum >> 32) as u32]).collect();
-        let mut all = vec![0u32; halves.len() * self.state.mesh().world()];
-        let comm = self.comms.data().unmetered();
-        comm.all_gather(View::of(&halves), ViewMut::of(&mut all)).map_err(StepError::from)?;
         let mut sums = [0u64; N];
-        for rank in all.chunks_exact(2 * N) {
+        for rank in self.of_all(&halves)?.chunks_exact(2 * N) {
             for (sum, half) in sums.iter_mut().zip(rank.as_chunks::<2>().0) {
                 *sum = sum.wrapping_add(u64::from(half[0]) | u64::from(half[1]) << 32);
             }
         }
         Ok(sums)
+    }
+
+    /// The numbers of all ranks, one rank's behind another's; not counted as traffic of training.
+    pub(crate) fn of_all(&self, own: &[u32]) -> Result<Vec<u32>> {
+        let mut all = vec![0u32; own.len() * self.state.mesh().world()];
+        let comm = self.comms.data().unmetered();
+        comm.all_gather(View::of(own), ViewMut::of(&mut all)).map_err(StepError::from)?;
+        Ok(all)
     }
 }
 

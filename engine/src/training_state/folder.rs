@@ -166,7 +166,7 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// A name lasts once the folder that holds it is on the disk.
+/// Flushes a folder: a name in it is durable only then.
 pub(crate) fn sync(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(|source| StateError::io("write", dir, source))
 }

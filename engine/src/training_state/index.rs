@@ -7,7 +7,8 @@ use crate::loss_scale::ScalerState;
 use crate::mesh::within;
 use crate::model::{FlatKind, Layout};
 use crate::shard::{Moments, Optimizer, Params, State};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::fs::File;
 use std::io::Write;
@@ -188,11 +189,11 @@ pub struct RankFiles {
 pub struct FileSums {
     pub name: String,
     pub bytes: u64,
-    /// The first block that this rank wrote.
+    /// The first transfer of several blocks that this rank wrote.
     pub first: usize,
-    /// It wrote every so many-th from there.
+    /// The distance in transfers to the next that it wrote.
     pub every: usize,
-    /// CRC-32 of each.
+    /// CRC-32 of each of its blocks.
     pub crc32: Vec<u32>,
 }
 
@@ -201,7 +202,7 @@ pub struct FileSums {
 pub struct Piece {
     pub unit: usize,
     pub role: Role,
-    #[serde(with = "dtype_name")]
+    #[serde(deserialize_with = "stored_dtype")]
     pub dtype: DType,
     /// The first element in the flat.
     pub start: usize,
@@ -210,18 +211,10 @@ pub struct Piece {
     pub at: u64,
 }
 
-mod dtype_name {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-    use zbench_kernels::DType;
-
-    pub fn serialize<S: Serializer>(dtype: &DType, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(dtype.name())
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
-        let name = String::deserialize(from)?;
-        let known = [DType::F32, DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == name);
-        known.ok_or_else(|| D::Error::custom(format!("{name} is none of f32, bf16, f16")))
+fn stored_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
+    match DType::deserialize(from)? {
+        dtype @ (DType::F32 | DType::Bf16 | DType::F16) => Ok(dtype),
+        other => Err(D::Error::custom(format!("{other} is none of f32, bf16, f16"))),
     }
 }
 

@@ -75,9 +75,9 @@ struct UnitState {
     range: Range<usize>,
     /// The home's weights, where the optimizer has none of its own.
     weights: Option<Vec<u8>>,
-    /// Until it goes back to the optimizer.
+    /// What the optimizer has lent, until it is given back.
     moments: Option<Moments>,
-    /// In its place, where the optimizer wanted it back before it was written.
+    /// Copies of the moments that the optimizer wanted back before they were written, by role.
     copies: [Vec<u8>; 3],
 }
 
@@ -100,11 +100,20 @@ impl UnitState {
     fn settle(&mut self, back: &Sender<(usize, Moments)>) -> u64 {
         let on_host = |role| self.lent(role).and_then(|view| view.as_bytes().ok());
         let copies = Role::ALL.map(|role| on_host(role).map_or(Vec::new(), <[u8]>::to_vec));
-        let Some(moments) = self.moments.take() else { return 0 };
+        if self.moments.is_none() {
+            return 0;
+        }
         self.copies = copies;
-        // The rank may have failed meanwhile.
-        let _ = back.send((self.unit, moments));
+        self.give_back(back);
         self.copies.iter().map(|copy| copy.len() as u64).sum()
+    }
+
+    /// Returns what the optimizer has lent and does not have back.
+    fn give_back(&mut self, back: &Sender<(usize, Moments)>) {
+        if let Some(moments) = self.moments.take() {
+            // The rank may have failed meanwhile.
+            let _ = back.send((self.unit, moments));
+        }
     }
 }
 
@@ -167,10 +176,7 @@ impl Shard {
                     copied += held.as_ref().map_or(0, |held| held.len() as u64);
                     unit.copies[role as usize] = held.unwrap_or_default();
                 }
-                if let Some(moments) = unit.moments.take() {
-                    // The rank has the other end.
-                    let _ = back.send((unit.unit, moments));
-                }
+                unit.give_back(&back);
             }
         }
         Ok(Shard { dir, rank, direct, contents, units, back, wanted, copied: Arc::new(AtomicU64::new(copied)) })
@@ -184,12 +190,7 @@ impl Shard {
     /// Writes the rank's files; on the disk when this returns. The optimizer gets all of its memory back, whatever happens.
     pub fn write(mut self) -> Result<u64> {
         let result = self.write_files();
-        for unit in &mut self.units {
-            if let Some(moments) = unit.moments.take() {
-                // The rank may have failed meanwhile.
-                let _ = self.back.send((unit.unit, moments));
-            }
-        }
+        self.units.iter_mut().for_each(|unit| unit.give_back(&self.back));
         result
     }
 
@@ -232,10 +233,7 @@ impl Shard {
                 }
             }
             let unit = &mut self.units[at];
-            if let Some(moments) = unit.moments.take() {
-                // The rank may have failed meanwhile.
-                let _ = self.back.send((unit.unit, moments));
-            }
+            unit.give_back(&self.back);
             (unit.weights, unit.copies) = Default::default();
         }
         writer.close();
