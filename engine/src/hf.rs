@@ -11,7 +11,7 @@ mod reader;
 mod validate;
 mod write;
 
-pub use families::{ConfigKeys, block_class, config_keys, family_names, known_targets, preset, preset_names};
+pub use families::{ConfigKeys, block_class, config_keys, known_targets, preset, preset_names};
 pub(crate) use families::{Family, Qkv, TensorNames, fused_in, modules, of as family_of};
 pub use foreign::{model_from_hf, model_from_hf_without_dropout};
 pub(crate) use reader::{Restricted, only};
@@ -20,6 +20,7 @@ pub use write::config_json;
 
 use crate::config::{Form, Loading, Mlp, Model, Order, Positions, RopeScaling};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 /// Why a model's description cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -255,28 +256,17 @@ impl PartialRope {
 }
 
 impl From<&Model> for PartialModel {
-    /// All keys stated, so that a file's model can be the base of overrides. `weights` is not a key.
+    /// All keys stated, so that a file's model can be the base of overrides. Where its files are is no key.
     fn from(model: &Model) -> PartialModel {
         let (experts, defaults) = (model.experts.as_ref(), (family_of(model).defaults)());
+        let plain = Model { experts: None, weights: None, loading: Loading::default(), save: None, ..model.clone() };
+        let keys = serde_json::from_value(json!(plain)).expect("every other key of a model is one of a partial one");
         PartialModel {
-            family: Some(model.family.clone()),
-            hidden_size: Some(model.hidden_size),
-            intermediate_size: Some(model.intermediate_size),
-            num_hidden_layers: Some(model.num_hidden_layers),
-            num_attention_heads: Some(model.num_attention_heads),
-            num_key_value_heads: Some(model.num_key_value_heads),
-            head_dim: Some(model.head_dim),
-            vocab_size: Some(model.vocab_size),
-            max_position_embeddings: Some(model.max_position_embeddings),
-            rms_norm_eps: Some(model.rms_norm_eps),
-            rope_theta: Some(model.rope_theta),
-            rope_scaling: model.rope_scaling.as_ref().map(PartialRope::from),
-            tie_word_embeddings: Some(model.tie_word_embeddings),
-            initializer_range: Some(model.initializer_range),
+            // A model leaves these out where they are the default; a family's default would take their place.
             sliding_window: Some(model.sliding_window.unwrap_or(0)),
             max_window_layers: Some(model.max_window_layers),
             pad_token_id: Some(model.pad_token_id.map_or(-1, |token| token as i64)),
-            // 0 keeps the family's default out.
+            form: Some(model.form),
             num_experts: experts.map(|experts| experts.num_experts).or(defaults.num_experts.map(|_| 0)),
             num_experts_per_tok: experts.map(|experts| experts.num_experts_per_tok),
             // Where there is no default they are as wide as the MLP, whatever that becomes.
@@ -286,15 +276,8 @@ impl From<&Model> for PartialModel {
             norm_topk_prob: experts.map(|experts| experts.norm_topk_prob),
             decoder_sparse_step: experts.map(|experts| experts.decoder_sparse_step),
             mlp_only_layers: experts.map(|experts| experts.mlp_only_layers.clone()),
-            form: Some(model.form),
+            ..keys
         }
-    }
-}
-
-impl From<&RopeScaling> for PartialRope {
-    fn from(scaling: &RopeScaling) -> PartialRope {
-        // Both have the keys of config.json.
-        serde_json::from_value(serde_json::json!(scaling)).expect("every key of a scaling is one of a partial one")
     }
 }
 

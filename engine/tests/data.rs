@@ -96,7 +96,7 @@ fn the_generator_gives_the_values_of_its_formula() {
 fn the_generator_with_64_tokens_made_the_fixture() {
     let file = std::fs::read(Path::new(ROOT).join("tests/fixtures/llama/tokens.bin")).expect("the fixture");
     let tokens: Vec<u32> = file.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-    let generator = Synthetic::with_tokens(64, 1234);
+    let generator = Synthetic::new(64, 1234);
     assert_eq!(tokens.len(), 20 * 4 * 33);
     for (sample, record) in tokens.chunks_exact(33).enumerate() {
         let (mut inputs, mut targets) = ([0; 32], [0; 32]);
@@ -111,7 +111,7 @@ fn the_fixture_reads_as_a_token_file_and_wraps() {
     let path = Path::new(ROOT).join("tests/fixtures/llama/tokens.bin");
     let source = tokens_source(&path, TokenType::U32, 256, 32).expect("the fixture");
     assert_eq!((source.records(), source.tokens()), (Some(80), Some(2640)));
-    let generator = Synthetic::with_tokens(64, 1234);
+    let generator = Synthetic::new(64, 1234);
     for sample in [0u64, 1, 79, 80, 161, u64::MAX] {
         let (mut inputs, mut targets) = ([0; 32], [0; 32]);
         generator.fill(sample % 80, &mut inputs, &mut targets);

@@ -211,7 +211,7 @@ proptest! {
         if let Ok(read) = Checkpoint::open_adapters(dir.path()) {
             for name in read.names().map(String::from).collect::<Vec<_>>() {
                 let mut values = vec![0f32; read.tensor(&name).unwrap().elements()];
-                let _ = read.read(&name, 0..values.len(), &mut values);
+                let _ = read.read(&name, 0..values.len(), &mut values, &mut Vec::new());
             }
         }
     }

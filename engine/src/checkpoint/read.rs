@@ -11,23 +11,12 @@ const READ_BYTES: usize = 1 << 20;
 
 impl Checkpoint {
     /// Reads elements (of the row-major tensor, seen flat) into `dst`, converted to f32. f32, bf16 and f16 on disk
-    /// convert exactly.
+    /// convert exactly. Bytes go through `buffer`, which grows to what is read at a time.
     ///
     /// # Errors
     /// No such tensor, elements beyond its end, `dst` of another length, a stored type that is none of the three, or a
     /// file that cannot be read.
-    pub fn read(&self, name: &str, elements: Range<usize>, dst: &mut [f32]) -> Result<()> {
-        self.read_through(name, elements, dst, &mut Vec::new())
-    }
-
-    /// As `read`, by way of `buffer`, which takes on what is read at a time.
-    pub(crate) fn read_through(
-        &self,
-        name: &str,
-        elements: Range<usize>,
-        dst: &mut [f32],
-        buffer: &mut Vec<u8>,
-    ) -> Result<()> {
+    pub fn read(&self, name: &str, elements: Range<usize>, dst: &mut [f32], buffer: &mut Vec<u8>) -> Result<()> {
         let (info, decode) = self.slice(name, &elements, dst.len())?;
         let width = info.width();
         let mut position = info.begin + (elements.start * width) as u64;

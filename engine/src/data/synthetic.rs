@@ -26,15 +26,9 @@ pub struct Synthetic {
 }
 
 impl Synthetic {
-    /// The generator for a vocabulary, which must not be empty.
+    /// The generator for a vocabulary; one of 0 tokens counts as one of 1.
     pub fn new(vocab_size: usize, seed: u64) -> Synthetic {
-        Synthetic::with_tokens(vocab_size.min(MOST_TOKENS), seed)
-    }
-
-    /// The generator with a stated number of tokens in use; 0 counts as 1.
-    pub fn with_tokens(tokens: usize, seed: u64) -> Synthetic {
-        // Tokens are u32, whatever a caller asks for.
-        Synthetic { seed, tokens: (tokens as u64).clamp(1, 1 << 32) }
+        Synthetic { seed, tokens: vocab_size.clamp(1, MOST_TOKENS) as u64 }
     }
 
     /// Writes sample `g`: `targets[t]` is the token after `inputs[t]`; both have the same length.

@@ -110,10 +110,6 @@ pub fn of(model: &Model) -> &'static Family {
     family(&model.family).unwrap_or(&FAMILIES[0])
 }
 
-pub fn family_names() -> impl Iterator<Item = &'static str> {
-    FAMILIES.iter().map(|family| family.model_type)
-}
-
 /// The class of a family's blocks in transformers.
 pub fn block_class(model_type: &str) -> Option<&'static str> {
     family(model_type).map(|family| family.block_class)

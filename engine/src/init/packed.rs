@@ -17,25 +17,17 @@ pub(super) fn put(
     dst: ViewMut<'_>,
 ) -> Result<()> {
     if dst.is_on_host() {
-        return fill(filler, unit, tensor, matrix, owned, dst.into_slice_mut()?);
+        return fill(filler, unit, tensor, Owned { matrix, range: owned, bytes: dst.into_slice_mut()? });
     }
     let mut bytes = vec![0i8; dst.len()];
     let _held = filler.account.holds::<i8>(bytes.len());
-    fill(filler, unit, tensor, matrix, owned, &mut bytes)?;
+    fill(filler, unit, tensor, Owned { matrix, range: owned, bytes: &mut bytes })?;
     Ok(filler.res.kernels.upload(View::of(&bytes), dst)?)
 }
 
-/// Writes bytes `owned` of a tensor's record.
-fn fill(
-    filler: &Filler<'_>,
-    unit: &Unit,
-    tensor: &Tensor,
-    matrix: Packed,
-    owned: Range<usize>,
-    dst: &mut [i8],
-) -> Result<()> {
+fn fill(filler: &Filler<'_>, unit: &Unit, tensor: &Tensor, mut record: Owned<'_>) -> Result<()> {
+    let matrix = record.matrix;
     let fields = matrix.fields();
-    let mut record = Owned { range: owned, bytes: dst };
     let codes = record.cut(&fields.codes);
     let scaled = !record.cut(&(fields.scales.start..fields.second.end)).is_empty();
     let block = matrix.block().max(1);
@@ -80,6 +72,7 @@ fn fill(
 }
 
 struct Owned<'a> {
+    matrix: Packed,
     range: Range<usize>,
     bytes: &'a mut [i8],
 }

@@ -125,7 +125,7 @@ impl<'a> Stock<'a> {
             Way::Files => {
                 let mut buffer = self.buffer.borrow_mut();
                 let before = buffer.len();
-                self.checkpoint.read_through(name, elements, dst, &mut buffer)?;
+                self.checkpoint.read(name, elements, dst, &mut buffer)?;
                 self.account.takes((buffer.len() - before) as u64);
                 let width = self.checkpoint.tensor(name).map_or(0, |info| info.dtype.bitsize() / 8);
                 self.account.reads(dst.len() * width);

@@ -22,7 +22,7 @@ pub(crate) fn file_names(rank: usize) -> (String, String) {
 
 /// Elements of a unit's flat that a rank writes: of the world-wide split, so that every element is written once and all
 /// ranks write alike, whatever the strategy; without the padding, which depends on the number of ranks.
-pub(crate) fn written_range(state: &State, layout: &Layout, unit: usize) -> Option<Range<usize>> {
+fn written_range(state: &State, layout: &Layout, unit: usize) -> Option<Range<usize>> {
     let holding = state.trainable(unit)?;
     let end = holding.chunk.end.min(in_use(layout, unit));
     (holding.chunk.start < end).then_some(holding.chunk.start..end)
@@ -30,20 +30,20 @@ pub(crate) fn written_range(state: &State, layout: &Layout, unit: usize) -> Opti
 
 /// Elements of a unit's flat that are kept: without padding, but for one element that makes them even, so that no element
 /// of four bytes behind one of two lies across the end of a block.
-pub(crate) fn in_use(layout: &Layout, unit: usize) -> usize {
+pub(super) fn in_use(layout: &Layout, unit: usize) -> usize {
     let flat = &layout.units[unit].trainable;
     flat.len.next_multiple_of(2).min(flat.padded)
 }
 
 /// What a rank's file will hold, and its header.
-pub(crate) struct Contents {
-    pub pieces: Vec<Piece>,
+struct Contents {
+    pieces: Vec<Piece>,
     header: Vec<u8>,
-    pub bytes: u64,
+    bytes: u64,
 }
 
 impl Contents {
-    pub fn new(state: &State, layout: &Layout) -> Contents {
+    fn new(state: &State, layout: &Layout) -> Contents {
         let precision = &state.precision;
         let mut pieces = Vec::new();
         let mut at = 0u64;
