@@ -47,6 +47,15 @@ impl TensorInfo {
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
+
+    /// Bytes of one element; opening has refused types whose elements are no whole bytes where a model wants the tensor.
+    fn width(&self) -> usize {
+        self.dtype.bitsize() / 8
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.dtype.bitsize() / 8
+    }
 }
 
 /// An opened and validated checkpoint; may be shared between ranks.

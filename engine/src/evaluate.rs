@@ -14,7 +14,7 @@ use crate::rank::Rank;
 use crate::span::Spans;
 use crate::trace::{StepTrace, What};
 use std::time::Instant;
-use zbench_kernels::{Buffer, Category, DType, Kernels, View, ViewMut};
+use zbench_kernels::{Category, DType, View, ViewMut};
 
 impl Rank<'_> {
     /// The loss of held-out sequences, the same ones every time; nothing where the cell has no evaluations. Collective: all
@@ -60,16 +60,19 @@ impl Rank<'_> {
             }
             known.resize(self.flow.losses.sums.len(), 0.0);
             self.kernels().read_scalars(&self.flow.losses.sums, &mut known)?;
-            let loss = self.flow.losses.value(&known);
-            sums.extend([
-                loss,
-                with_loss(&**self.kernels(), self.flow.tokens.as_ref().map(|tokens| &tokens.targets))? as f64,
-            ]);
+            sums.extend([self.flow.losses.value(&known), self.tokens_with_loss()? as f64]);
         }
         for action in end {
             self.act(*action, meter)?;
         }
         Ok(sums)
+    }
+
+    fn tokens_with_loss(&self) -> Result<usize> {
+        let Some(tokens) = &self.flow.tokens else { return Ok(0) };
+        let mut targets = vec![0u32; tokens.targets.len()];
+        self.kernels().download(tokens.targets.view(), ViewMut::of(&mut targets))?;
+        Ok(targets.iter().filter(|target| **target != NO_TARGET).count())
     }
 
     /// The mean over all tokens of all ranks. Micro-batches are added in the order of their sequences, so that it does not
@@ -104,11 +107,4 @@ impl Executor<'_> {
         }
         Ok(all)
     }
-}
-
-fn with_loss(kernels: &dyn Kernels, targets: Option<&Buffer>) -> Result<usize> {
-    let Some(targets) = targets else { return Ok(0) };
-    let mut all = vec![0u32; targets.len()];
-    kernels.download(targets.view(), ViewMut::of(&mut all))?;
-    Ok(all.iter().filter(|target| **target != NO_TARGET).count())
 }

@@ -7,7 +7,7 @@ use crate::model::{FlatKind, Tensor};
 use crate::shard;
 use crate::training_state::Role;
 use std::borrow::Cow;
-use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, Op, Unpack, View, ViewMut, no_scratch};
+use zbench_kernels::{Arena, Buffer, Category, DType, Op, Unpack, ViewMut, no_scratch};
 
 /// Takes a tensor: its name, its shape, its elements.
 pub(crate) type Take<'a> = &'a mut dyn FnMut(&str, &[usize], &[f32]);
@@ -34,11 +34,13 @@ impl Executor<'_> {
         let Some(holding) = &state.holdings[unit][part as usize] else { return Ok(None) };
         let (padded, kernels) = (holding.padded, &*context.kernels);
         let Some((_, own)) = role.held(state, params, optimizer, unit, part) else { return Ok(None) };
-        let own = match part {
-            FlatKind::Quantised => copied(kernels, arena, own)?,
-            _ => widen(kernels, arena, own)?,
-        };
-        self.whole(arena, own, shard::share(&self.state.sharding, part), padded).map(Some)
+        let dtype = if part == FlatKind::Quantised { own.dtype() } else { DType::F32 };
+        let mut copy = arena.alloc(Category::Workspace, dtype, own.len())?;
+        match part {
+            FlatKind::Quantised => kernels.copy(own, copy.view_mut())?,
+            _ => kernels.cast(own, copy.view_mut())?,
+        }
+        self.whole(arena, copy, shard::share(&self.state.sharding, part), padded).map(Some)
     }
 
     /// The mean gradient of every trainable weight, as `export_weights`. To be called between `gradients` and `update`.
@@ -47,9 +49,10 @@ impl Executor<'_> {
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.trainable(unit).cloned() else { continue };
             let Some(own) = self.gradients.view(&self.state, unit, &holding.owned) else { continue };
-            let mut own = widen(&*self.context.kernels, &self.context.arena, own)?;
-            self.kernels.scale(mean, own.view_mut())?;
-            let whole = self.whole(&self.context.arena, own, self.state.sharding.optimizer, holding.padded)?;
+            let mut wide = self.arena.alloc(Category::Workspace, DType::F32, own.len())?;
+            self.kernels.cast(own, wide.view_mut())?;
+            self.kernels.scale(mean, wide.view_mut())?;
+            let whole = self.whole(&self.arena, wide, self.state.sharding.optimizer, holding.padded)?;
             self.hand_over(unit, FlatKind::Trainable, &whole, false, &mut take)?;
         }
         Ok(())
@@ -131,16 +134,4 @@ pub(crate) fn as_stored<'t, 'v>(
         left = others;
     }
     Ok(())
-}
-
-fn widen(kernels: &dyn Kernels, arena: &Arena, view: View<'_>) -> Result<Buffer> {
-    let mut wide = arena.alloc(Category::Workspace, DType::F32, view.len())?;
-    kernels.cast(view, wide.view_mut())?;
-    Ok(wide)
-}
-
-fn copied(kernels: &dyn Kernels, arena: &Arena, view: View<'_>) -> Result<Buffer> {
-    let mut copy = arena.alloc(Category::Workspace, view.dtype(), view.len())?;
-    kernels.copy(view, copy.view_mut())?;
-    Ok(copy)
 }

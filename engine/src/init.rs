@@ -7,7 +7,7 @@ mod stock;
 
 use crate::checkpoint::CheckpointError;
 use crate::comm::Communicator;
-use crate::error::StepError;
+use crate::error::{Result, StepError};
 use crate::executor::Executor;
 use crate::inputs::Inputs;
 use crate::mesh::within;
@@ -21,8 +21,6 @@ use std::ops::Range;
 use stock::{Stock, refused};
 use tracing::info;
 use zbench_kernels::{DType, KernelError, Kernels, Normal, Op, View, ViewMut, no_scratch};
-
-type Result<T, E = StepError> = std::result::Result<T, E>;
 
 /// Elements filled at a time.
 const PIECE: usize = 1 << 18;
@@ -239,7 +237,7 @@ pub(crate) fn draw(
     tensor: &Tensor,
     range: Range<usize>,
     dst: ViewMut<'_>,
-) -> std::result::Result<(), KernelError> {
+) -> Result<(), KernelError> {
     match tensor.init {
         Init::Constant(value) => kernels.fill(dst, value),
         Init::Normal(std) => {

@@ -37,7 +37,6 @@ pub fn try_folder(dir: &Path) -> Result<(), SaveError> {
     std::fs::write(&trial, b"zbench").and_then(|()| std::fs::remove_file(&trial)).map_err(failed)
 }
 
-/// What a model is written as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SaveOptions {
     /// f32, bf16 or f16.

@@ -95,14 +95,3 @@ impl Checkpoint {
         CheckpointError::Read { dir: self.dir.clone(), tensor: name.into(), reason }
     }
 }
-
-impl TensorInfo {
-    /// Bytes of one element; opening has refused types whose elements are no whole bytes where a model wants the tensor.
-    fn width(&self) -> usize {
-        self.dtype.bitsize() / 8
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.elements() * self.dtype.bitsize() / 8
-    }
-}

@@ -32,7 +32,6 @@ struct Queue {
     ready: Receiver<(Filled, Result<(), DataError>)>,
 }
 
-/// The buffers of a micro-batch.
 #[derive(Debug)]
 struct Filled {
     inputs: Vec<u32>,

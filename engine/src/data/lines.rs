@@ -8,7 +8,6 @@ use serde_json::Value;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 
-/// The longest line.
 pub const MOST_LINE_BYTES: usize = 64 << 20;
 
 /// A part of a document that is tokenized by itself.

@@ -1,4 +1,4 @@
-//! Experts in a model's description: what its keys mean, sizes that cannot be, and parameters.
+//! Experts in a model's description: what its keys mean, and sizes that cannot be.
 
 use super::families::{Family, quoted};
 use super::{HfError, PartialModel, Refused, family_of};

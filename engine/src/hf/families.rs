@@ -92,7 +92,6 @@ impl Family {
     }
 }
 
-/// A model that comes with zbench.
 pub struct Preset {
     pub name: &'static str,
     /// Its size, by which lists are ordered.

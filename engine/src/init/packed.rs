@@ -1,13 +1,14 @@
 //! The first weights of matrices that are kept in few bits. A rank fills the bytes it owns, wherever they begin and end
 //! in a record: it reads the elements behind them in pieces of whole blocks, and all elements where it owns scales.
 
-use super::{Filler, PIECE, Result};
+use super::{Filler, PIECE};
+use crate::error::Result;
 use crate::mesh::within;
 use crate::model::{Tensor, Unit};
 use std::ops::Range;
 use zbench_kernels::{DType, DoubleScales, Op, Pack, Packed, Packing, View, ViewMut, no_scratch};
 
-/// Writes bytes `owned` of a tensor's record, wherever they lie.
+/// Writes bytes `owned` of a tensor's record.
 pub(super) fn put(
     filler: &Filler<'_>,
     unit: &Unit,

@@ -1,12 +1,11 @@
 //! Where elements of stored tensors come from: their files, host memory, or rank 0. Whoever fills asks for slices of them and
 //! does not see the difference.
 
-use super::Result;
 use super::account::Account;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::Communicator;
 use crate::config::Loading;
-use crate::error::StepError;
+use crate::error::{Result, StepError};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -73,15 +73,14 @@ impl Merger<'_> {
             .find_map(|part| Some((name.strip_suffix(part)?.strip_suffix('.')?, *part)))
         {
             let parts = self.held.entry(module.into()).or_default();
-            match part {
-                "lora_A.weight" => parts.a = values.to_vec(),
-                "lora_B.weight" => parts.b = values.to_vec(),
-                "lora_magnitude_vector" => parts.m = values.to_vec(),
-                _ => {
-                    parts.l = values.to_vec();
-                    parts.feedforward = self.feedforward.iter().any(|end| module.ends_with(end));
-                }
-            }
+            let held = match part {
+                "lora_A.weight" => &mut parts.a,
+                "lora_B.weight" => &mut parts.b,
+                "lora_magnitude_vector" => &mut parts.m,
+                _ => &mut parts.l,
+            };
+            *held = values.to_vec();
+            parts.feedforward = self.feedforward.iter().any(|end| module.ends_with(end));
             return;
         }
         let split = |end: &str| self.held.get(name.strip_suffix(end)?);

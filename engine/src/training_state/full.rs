@@ -39,12 +39,6 @@ impl Outline {
     fn data_bytes(&self) -> u64 {
         self.tensors.iter().map(|tensor| bytes_of(tensor, self.dtype)).sum()
     }
-
-    fn header(&self) -> Vec<u8> {
-        let tensors = self.tensors.iter().map(|(name, shape)| (name.clone(), &shape[..], self.dtype));
-        // transformers refuses files that do not say which framework's layout they follow.
-        header_bytes("pt", tensors, ALIGNMENT)
-    }
 }
 
 fn bytes_of((_, shape): &(String, Vec<usize>), dtype: DType) -> u64 {
@@ -114,7 +108,9 @@ impl Files {
     fn create(outlines: &[Outline], dir: &Path, share: Share, direct: bool, grows: bool) -> Result<Files> {
         let mut writers = Vec::new();
         for outline in outlines {
-            let header = outline.header();
+            let tensors = outline.tensors.iter().map(|(name, shape)| (name.clone(), &shape[..], outline.dtype));
+            // transformers refuses files that do not say which framework's layout they follow.
+            let header = header_bytes("pt", tensors, ALIGNMENT);
             let bytes = header.len() as u64 + outline.data_bytes();
             let mut writer = BlockWriter::create(&dir.join(&outline.name), bytes, share, direct, grows)?;
             writer.push(&header)?;

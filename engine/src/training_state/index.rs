@@ -284,10 +284,8 @@ pub(crate) fn read_index(dir: &Path) -> Result<Index> {
     let index: Index = serde_json::from_value(value).map_err(|error| StateError::damaged(&path, error.to_string()))?;
     let Position { steps, updates, samples, .. } = index.position;
     if updates > steps || steps.max(samples) >= 1 << 53 {
-        return Err(StateError::damaged(
-            &path,
-            format!("{steps} steps, {updates} updates and {samples} sequences cannot be"),
-        ));
+        let reason = format!("{steps} steps, {updates} updates and {samples} sequences cannot be");
+        return Err(StateError::damaged(&path, reason));
     }
     let names = index.ranks.iter().chain(&index.history).map(|(name, _)| name.as_str());
     plain_names(&path, names)?;

@@ -206,10 +206,8 @@ fn checked<T: serde::de::DeserializeOwned>(dir: &Path, name: &str, sum: u32) -> 
     let path = dir.join(name);
     let (value, found) = read_json(&path)?;
     if found != sum {
-        return Err(StateError::damaged(
-            &path,
-            "it is not the one that the index names; files of two checkpoints are mixed",
-        ));
+        let reason = "it is not the one that the index names; files of two checkpoints are mixed";
+        return Err(StateError::damaged(&path, reason));
     }
     Ok(value)
 }
