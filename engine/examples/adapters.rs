@@ -25,10 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let lora = if adapters.starts_with('{') {
         serde_json::from_str(adapters)?
     } else {
-        let peft::AdapterConfig { method, rank, alpha, dropout, use_rslora, use_dora, targets, feedforward } =
-            peft::read_config(adapters.as_ref(), &described)?;
-        let path = Some(adapters.into());
-        Lora { method, rank, alpha, dropout, use_rslora, use_dora, targets, feedforward, path, ..Lora::default() }
+        peft::read_config(adapters.as_ref(), &described)?
     };
     let steps: usize = steps.parse()?;
     let model = Model { weights: Some(model.into()), ..described };

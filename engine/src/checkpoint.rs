@@ -5,12 +5,14 @@
 //! hundredth of its files. Positioned reads do this without `unsafe`, and a file that shrinks or a disk that fails
 //! while training starts is an error; under a memory map it would be a signal that ends the process.
 
+mod elements;
 mod error;
 mod experts;
 mod header;
 mod read;
 mod write;
 
+pub(crate) use elements::{decoder, encode, stored_type};
 pub use error::CheckpointError;
 pub use safetensors::Dtype as StoredType;
 pub(crate) use write::header_bytes;
@@ -18,12 +20,10 @@ pub use write::write_safetensors;
 
 use crate::files;
 use crate::peft::WEIGHTS;
-use header::{Entry, Opened};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// A result of this module.
 pub type Result<T> = std::result::Result<T, CheckpointError>;
 
 const SINGLE: &str = "model.safetensors";
@@ -32,11 +32,9 @@ const INDEX: &str = "model.safetensors.index.json";
 /// One tensor on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Type of its elements.
     pub dtype: StoredType,
     /// Elements by dim, row-major.
     pub shape: Vec<usize>,
-    /// The file that holds it.
     pub file: PathBuf,
     /// Which of the checkpoint's files.
     index: usize,
@@ -48,6 +46,15 @@ impl TensorInfo {
     /// Elements in all; opening has checked that the product fits.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Bytes of one element; opening has refused types whose elements are no whole bytes where a model wants the tensor.
+    fn width(&self) -> usize {
+        self.dtype.bitsize() / 8
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.dtype.bitsize() / 8
     }
 }
 
@@ -107,8 +114,7 @@ impl Checkpoint {
 
     pub(crate) fn single(dir: &Path, name: &str) -> Result<Checkpoint> {
         let path = dir.join(name);
-        let Opened { file, entries } = header::open(&path)?;
-        let tensors = entries.into_iter().map(|(name, entry)| (name, TensorInfo::new(entry, &path, 0))).collect();
+        let (file, tensors) = header::open(&path, 0)?;
         Ok(Checkpoint { dir: dir.into(), files: vec![file], tensors })
     }
 
@@ -123,13 +129,12 @@ impl Checkpoint {
         let mut checkpoint = Checkpoint { dir: dir.into(), files: Vec::new(), tensors: BTreeMap::new() };
         for shard in names {
             let path = dir.join(shard);
-            let Opened { file, mut entries } = header::open(&path)?;
+            let (file, mut tensors) = header::open(&path, checkpoint.files.len())?;
             for (name, _) in weight_map.iter().filter(|(_, file)| *file == shard) {
-                let Some(entry) = entries.remove(name) else {
+                let Some(info) = tensors.remove(name) else {
                     let tensor = name.clone();
                     return Err(CheckpointError::AbsentTensor { index: index_path, tensor, file: path });
                 };
-                let info = TensorInfo::new(entry, &path, checkpoint.files.len());
                 checkpoint.tensors.insert(name.clone(), info);
             }
             checkpoint.files.push(file);
@@ -150,7 +155,6 @@ impl Checkpoint {
         self.tensors = tensors.map(|(name, info)| (renamed(name), info)).collect();
     }
 
-    /// What is known of a tensor.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.tensors.get(name)
     }
@@ -174,7 +178,7 @@ impl Checkpoint {
                 Some(info) if info.shape != *shape => {
                     wrong.push(format!("{name} is {:?} and should be {shape:?}", info.shape));
                 }
-                Some(info) if read::decoder(info.dtype).is_none() => {
+                Some(info) if decoder(info.dtype).is_none() => {
                     wrong.push(format!("{name}: {}", unreadable(info.dtype)))
                 }
                 Some(_) => {}
@@ -189,12 +193,6 @@ impl Checkpoint {
             return Ok(());
         }
         Err(CheckpointError::Mismatch { dir: self.dir.clone(), missing, wrong, unexpected })
-    }
-}
-
-impl TensorInfo {
-    fn new(entry: Entry, file: &Path, index: usize) -> TensorInfo {
-        TensorInfo { dtype: entry.dtype, shape: entry.shape, file: file.into(), index, begin: entry.begin }
     }
 }
 

@@ -4,7 +4,6 @@
 #![warn(missing_docs)]
 
 mod adapters;
-mod base;
 mod data;
 mod model;
 mod priced;
@@ -12,8 +11,7 @@ mod saving;
 mod scaling;
 mod watch;
 
-pub use adapters::Method;
-pub use base::Base;
+pub use adapters::{Base, Method};
 pub use data::{Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Documents, Template, TokenType};
 pub use model::{Experts, Form, Loading, Mlp, Model, NormKind, Order, Positions, RopeScaling};
 pub use priced::{Home, PipelineSchedule, Priced, PricedLoss, PricedModel, Wire};
@@ -74,6 +72,11 @@ fn read_ahead() -> usize {
 // Left out of a cell's text, so that the keys of cells stay those they had before there was reading ahead.
 fn is_read_ahead(count: &usize) -> bool {
     *count == READ_AHEAD
+}
+
+// Left out of a cell's text, so that the keys of cells stay those they had before there was a choice.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl Cell {
@@ -319,7 +322,7 @@ pub struct Precision {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<DType>,
     /// How updated weights are rounded.
-    #[serde(default, skip_serializing_if = "WeightRounding::is_nearest")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub rounding: WeightRounding,
     /// The factor on the loss; absent = none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -440,7 +443,7 @@ pub enum AttentionKind {
 #[serde(deny_unknown_fields)]
 pub struct Lora {
     /// What kind of adapters.
-    #[serde(default, skip_serializing_if = "Method::is_lora")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub method: Method,
     /// Rank of the adapters; 0 = none, everything trains. IA3 has no rank.
     pub rank: usize,
@@ -533,7 +536,7 @@ pub struct Hardware {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions: Option<String>,
     /// Whether threads keep to cores.
-    #[serde(default, skip_serializing_if = "Pin::is_none")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub pin: Pin,
     /// The software whose times are predicted, by its name in `zbench-estimate`; absent = what suits the cell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -566,12 +569,6 @@ pub enum Pin {
     None,
     /// Each on a core of its own.
     Cores,
-}
-
-impl Pin {
-    fn is_none(&self) -> bool {
-        *self == Pin::None
-    }
 }
 
 /// What computes.

@@ -36,7 +36,6 @@ use synthetic::Synthetic;
 #[derive(Clone, Debug)]
 pub struct Source {
     kind: Kind,
-    vocab_size: usize,
     seq_len: usize,
 }
 
@@ -47,7 +46,6 @@ enum Kind {
     Documents(Arc<Corpus>),
 }
 
-/// Records and their order.
 #[derive(Clone, Debug)]
 struct Stream {
     records: Arc<Records>,
@@ -57,7 +55,7 @@ struct Stream {
     held: u64,
 }
 
-/// Where samples are written: of each row `seq_len` elements.
+/// The buffers that samples are written to: `seq_len` elements for each row.
 pub struct Row<'a> {
     pub inputs: &'a mut [u32],
     /// The tokens after them, [`NO_TARGET`] where there is no loss.
@@ -71,7 +69,7 @@ pub struct Row<'a> {
 pub struct Counts {
     /// Tokens that are of documents, or of whatever the source has.
     pub real: u64,
-    /// Places behind them.
+    /// Places without a token of the source.
     pub padding: u64,
     /// Targets that have a loss.
     pub targets: u64,
@@ -107,49 +105,30 @@ impl Source {
                 Kind::Documents(Arc::new(Corpus::open(documents, vocab_size, seq_len, seed)?))
             }
         };
-        Ok(Source { kind, vocab_size, seq_len })
+        Ok(Source { kind, seq_len })
     }
 
     /// Keeps the last sequences from training, for evaluations: `share` of them (of every file's, where documents are of
-    /// several), rounded up, one at least, and never all. [`Source::fill`] then draws from the others alone. A generator keeps
+    /// several), rounded up, one at least, and never all. [`Source::fill_rows`] then draws from the others alone. A generator keeps
     /// none back: what is held out are the samples from 2^43 on, which no training run reaches.
     ///
     /// # Errors
     /// Fewer than two sequences are there.
-    pub fn hold_out(self, share: f64) -> Result<Source, DataError> {
-        let kind = match self.kind {
-            Kind::Synthetic(generator) => Kind::Synthetic(generator),
-            Kind::Records(stream) => {
-                let held = held(stream.records.path(), stream.records.count(), share)?;
-                Kind::Records(Stream { held, ..stream })
-            }
-            Kind::Documents(corpus) => {
-                let mut corpus = Arc::unwrap_or_clone(corpus);
-                corpus.hold_out(share)?;
-                Kind::Documents(Arc::new(corpus))
-            }
-        };
-        Ok(Source { kind, ..self })
+    pub fn hold_out(mut self, share: f64) -> Result<Source, DataError> {
+        match &mut self.kind {
+            Kind::Synthetic(_) => {}
+            Kind::Records(stream) => stream.held = held(stream.records.path(), stream.records.count(), share)?,
+            Kind::Documents(corpus) => Arc::make_mut(corpus).hold_out(share)?,
+        }
+        Ok(self)
     }
 
-    /// Writes samples `first_sample .. first_sample + rows`, row by row: `inputs` and `targets` are `[rows, seq_len]`.
+    /// Writes samples `first .. first + rows` of training, or held-out sequences (each modulo their number), row by row: all
+    /// buffers are `[rows, seq_len]`.
     ///
     /// # Errors
-    /// Buffers of another size, a file that cannot be read any more, or a token that the vocabulary does not have.
-    pub fn fill(
-        &self,
-        first_sample: u64,
-        rows: usize,
-        inputs: &mut [u32],
-        targets: &mut [u32],
-    ) -> Result<(), DataError> {
-        self.fill_rows(false, first_sample, rows, Row { inputs, targets, starts: None })
-    }
-
-    /// The same, or held-out sequences `first .. first + rows`, each modulo their number; with where documents start.
-    ///
-    /// # Errors
-    /// As there; and where nothing was held out.
+    /// Buffers of another size, a file that cannot be read any more, a token that the vocabulary does not have, or held-out
+    /// sequences where nothing was held out.
     pub fn fill_rows(&self, held_out: bool, first: u64, rows: usize, to: Row<'_>) -> Result<(), DataError> {
         let Row { inputs, targets, mut starts } = to;
         let seq_len = self.seq_len;
@@ -219,19 +198,19 @@ impl Source {
     /// Whole records, or sequences of documents, before training wraps, those that are held out not counted; absent for a
     /// generator.
     pub fn records(&self) -> Option<u64> {
-        match &self.kind {
-            Kind::Synthetic(_) => None,
-            Kind::Records(stream) => Some(stream.records.count() - stream.held),
-            Kind::Documents(corpus) => Some(corpus.sequences().0),
-        }
+        self.sequences().map(|(trained, _)| trained)
     }
 
     /// Sequences that are held out; absent for a generator, which has as many as are asked for.
     pub fn held_out(&self) -> Option<u64> {
+        self.sequences().map(|(_, held)| held)
+    }
+
+    fn sequences(&self) -> Option<(u64, u64)> {
         match &self.kind {
             Kind::Synthetic(_) => None,
-            Kind::Records(stream) => Some(stream.held),
-            Kind::Documents(corpus) => Some(corpus.sequences().1),
+            Kind::Records(stream) => Some((stream.records.count() - stream.held, stream.held)),
+            Kind::Documents(corpus) => Some(corpus.sequences()),
         }
     }
 
@@ -244,19 +223,13 @@ impl Source {
         }
     }
 
-    /// The vocabulary that all its tokens are in.
-    pub fn vocab_size(&self) -> usize {
-        self.vocab_size
-    }
-
-    /// Tokens of a sample.
     pub fn seq_len(&self) -> usize {
         self.seq_len
     }
 }
 
 impl Stream {
-    /// The record that a sample is.
+    /// The number of the record that a sample is read from.
     fn record(&self, held_out: bool, sample: u64) -> Result<u64, DataError> {
         let trained = self.records.count() - self.held;
         if held_out {

@@ -4,6 +4,7 @@
 use crate::actions::{Action, EvaluationActions};
 use crate::comm::Communicator;
 use crate::config::Evaluation;
+use crate::data::NO_TARGET;
 use crate::error::{Result, StepError};
 use crate::executor::Executor;
 use crate::layers::prepacked::Prepacked;
@@ -13,10 +14,7 @@ use crate::rank::Rank;
 use crate::span::Spans;
 use crate::trace::{StepTrace, What};
 use std::time::Instant;
-use zbench_kernels::{Buffer, Category, DType, Kernels, View, ViewMut};
-
-/// What stands for a target where a token has no loss.
-const NO_TARGET: u32 = u32::MAX;
+use zbench_kernels::{Category, DType, View, ViewMut};
 
 impl Rank<'_> {
     /// The loss of held-out sequences, the same ones every time; nothing where the cell has no evaluations. Collective: all
@@ -49,7 +47,7 @@ impl Rank<'_> {
         Ok(Some(Evaluated { step: self.progress.steps, loss, tokens, ms: begin.elapsed().as_nanos() as f64 / 1e6 }))
     }
 
-    /// Of each micro-batch the sum of its tokens' losses, and how many have one.
+    /// For each micro-batch, the sum of its tokens' losses and the number of tokens that have one.
     fn look(&mut self, evaluation: Evaluation, meter: &mut Meter) -> Result<Vec<f64>> {
         let EvaluationActions { first, next, end } = &self.inputs.plan.evaluation;
         let mut sums = Vec::with_capacity(2 * evaluation.batches);
@@ -62,16 +60,19 @@ impl Rank<'_> {
             }
             known.resize(self.flow.losses.sums.len(), 0.0);
             self.kernels().read_scalars(&self.flow.losses.sums, &mut known)?;
-            let loss = self.flow.losses.value(&known);
-            sums.extend([
-                loss,
-                with_loss(&**self.kernels(), self.flow.tokens.as_ref().map(|tokens| &tokens.targets))? as f64,
-            ]);
+            sums.extend([self.flow.losses.value(&known), self.tokens_with_loss()? as f64]);
         }
         for action in end {
             self.act(*action, meter)?;
         }
         Ok(sums)
+    }
+
+    fn tokens_with_loss(&self) -> Result<usize> {
+        let Some(tokens) = &self.flow.tokens else { return Ok(0) };
+        let mut targets = vec![0u32; tokens.targets.len()];
+        self.kernels().download(tokens.targets.view(), ViewMut::of(&mut targets))?;
+        Ok(targets.iter().filter(|target| **target != NO_TARGET).count())
     }
 
     /// The mean over all tokens of all ranks. Micro-batches are added in the order of their sequences, so that it does not
@@ -106,11 +107,4 @@ impl Executor<'_> {
         }
         Ok(all)
     }
-}
-
-fn with_loss(kernels: &dyn Kernels, targets: Option<&Buffer>) -> Result<usize> {
-    let Some(targets) = targets else { return Ok(0) };
-    let mut all = vec![0u32; targets.len()];
-    kernels.download(targets.view(), ViewMut::of(&mut all))?;
-    Ok(all.iter().filter(|target| **target != NO_TARGET).count())
 }

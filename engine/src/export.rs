@@ -1,40 +1,46 @@
 //! Weights and gradients as whole tensors, for tests and for saving.
 
-use crate::error::StepError;
+use crate::error::Result;
 use crate::executor::Executor;
-use crate::mesh::{Split, within};
+use crate::mesh::Split;
 use crate::model::{FlatKind, Tensor};
 use crate::shard;
+use crate::training_state::Role;
 use std::borrow::Cow;
-use zbench_kernels::{Arena, Buffer, Category, DType, Op, Unpack, View, ViewMut, no_scratch};
+use zbench_kernels::{Arena, Buffer, Category, DType, Op, Unpack, ViewMut, no_scratch};
 
-type Result<T> = std::result::Result<T, StepError>;
+/// Takes a tensor: its name, its shape, its elements.
+pub(crate) type Take<'a> = &'a mut dyn FnMut(&str, &[usize], &[f32]);
 
 impl Executor<'_> {
-    /// Every weight by Hugging Face's name, whole and in f32: of matrices in few bits what they stand for. A collective call: units are gathered one by one, and each
-    /// tensor is handed over before the next unit is.
+    /// Every weight under Hugging Face's name, whole and in f32; a quantised matrix is dequantised. A collective call: units
+    /// are gathered one by one, and each tensor is handed over before the next unit is gathered.
     pub fn export_weights(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
+        let arena = self.arena.clone();
         for unit in 0..self.state.holdings.len() {
             for part in FlatKind::ALL {
-                let Some(holding) = self.state.holdings[unit][part as usize].clone() else { continue };
-                let own = match (part, self.optimizer.master_mut(unit)) {
-                    (FlatKind::Trainable, Some(master)) => Some(master.view()),
-                    _ => {
-                        let home = self.params.home_mut(unit, part);
-                        home.map(|home| home.slice(within(&holding.owned, &holding.home)))
-                    }
-                };
-                let Some(own) = own else { continue };
-                let own = match part {
-                    FlatKind::Quantised => copied(&*self.context.kernels, &self.context.arena, own)?,
-                    _ => widen(&*self.context.kernels, &self.context.arena, own)?,
-                };
-                let whole =
-                    self.whole(&self.context.arena, own, shard::share(&self.state.sharding, part), holding.padded)?;
-                self.hand_over(unit, part, &whole, true, &mut take)?;
+                if let Some(whole) = self.gather(&arena, unit, part, Role::Weights)? {
+                    self.hand_over(unit, part, &whole, true, &mut take)?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// Gathers the weights or a moment of one flat, in f32 or, of a quantised flat, as it is kept; `None` where there is
+    /// none. A collective call.
+    pub(crate) fn gather(&mut self, arena: &Arena, unit: usize, part: FlatKind, role: Role) -> Result<Option<Buffer>> {
+        let Executor { context, state, params, optimizer, .. } = self;
+        let Some(holding) = &state.holdings[unit][part as usize] else { return Ok(None) };
+        let (padded, kernels) = (holding.padded, &*context.kernels);
+        let Some((_, own)) = role.held(state, params, optimizer, unit, part) else { return Ok(None) };
+        let dtype = if part == FlatKind::Quantised { own.dtype() } else { DType::F32 };
+        let mut copy = arena.alloc(Category::Workspace, dtype, own.len())?;
+        match part {
+            FlatKind::Quantised => kernels.copy(own, copy.view_mut())?,
+            _ => kernels.cast(own, copy.view_mut())?,
+        }
+        self.whole(arena, copy, shard::share(&self.state.sharding, part), padded).map(Some)
     }
 
     /// The mean gradient of every trainable weight, as `export_weights`. To be called between `gradients` and `update`.
@@ -43,9 +49,10 @@ impl Executor<'_> {
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.trainable(unit).cloned() else { continue };
             let Some(own) = self.gradients.view(&self.state, unit, &holding.owned) else { continue };
-            let mut own = widen(&*self.context.kernels, &self.context.arena, own)?;
-            self.kernels.scale(mean, own.view_mut())?;
-            let whole = self.whole(&self.context.arena, own, self.state.sharding.optimizer, holding.padded)?;
+            let mut wide = self.arena.alloc(Category::Workspace, DType::F32, own.len())?;
+            self.kernels.cast(own, wide.view_mut())?;
+            self.kernels.scale(mean, wide.view_mut())?;
+            let whole = self.whole(&self.arena, wide, self.state.sharding.optimizer, holding.padded)?;
             self.hand_over(unit, FlatKind::Trainable, &whole, false, &mut take)?;
         }
         Ok(())
@@ -58,35 +65,12 @@ impl Executor<'_> {
         part: FlatKind,
         whole: &Buffer,
         shifted: bool,
-        take: &mut impl FnMut(&str, &[usize], &[f32]),
+        take: Take<'_>,
     ) -> Result<()> {
-        let mut tensors = self.plan.layout.units[unit].tensors_of(part).collect::<Vec<_>>();
-        while !tensors.is_empty() {
-            let (name, shape) = (tensors[0].stored_name().to_string(), tensors[0].stored_shape());
-            if tensors[0].stored.is_none() {
-                let tensor = tensors.remove(0);
-                take(&name, shape, &self.values(tensor, whole)?);
-                continue;
-            }
-            // The parts of a fused tensor are handed over as the one that a checkpoint holds.
-            let mut fused = vec![0f32; shape.iter().product()];
-            for tensor in tensors.iter().filter(|tensor| tensor.stored_name() == name) {
-                let values = self.values(tensor, whole)?;
-                for run in tensor.runs(0..values.len()) {
-                    let ours = values[run.ours..].iter().step_by(run.step);
-                    fused[run.stored..run.stored + run.len].iter_mut().zip(ours).for_each(|(to, from)| *to = *from);
-                }
-                if shifted && tensor.shift() != 0.0 {
-                    fused.iter_mut().for_each(|value| *value -= tensor.shift());
-                }
-            }
-            take(&name, shape, &fused);
-            tensors.retain(|tensor| tensor.stored_name() != name);
-        }
-        Ok(())
+        as_stored(self.plan.layout.units[unit].tensors_of(part), shifted, |tensor| self.values(tensor, whole), take)
     }
 
-    /// A tensor's values out of its whole flat.
+    /// A tensor's values from its gathered flat.
     fn values<'w>(&self, tensor: &Tensor, whole: &'w Buffer) -> Result<Cow<'w, [f32]>> {
         let kept = whole.slice(tensor.place.range());
         let Some(matrix) = tensor.packed else {
@@ -103,7 +87,7 @@ impl Executor<'_> {
         Ok(Cow::Owned(values))
     }
 
-    /// Gathers parts that are split as `split` says.
+    /// Gathers a flat whose parts are split as `split` says.
     pub(crate) fn whole(&self, arena: &Arena, own: Buffer, split: Split, padded: usize) -> Result<Buffer> {
         let dtype = own.dtype();
         let alloc = |len| arena.alloc(Category::Workspace, dtype, len);
@@ -122,14 +106,32 @@ impl Executor<'_> {
     }
 }
 
-pub(crate) fn widen(kernels: &dyn zbench_kernels::Kernels, arena: &Arena, view: View<'_>) -> Result<Buffer> {
-    let mut wide = arena.alloc(Category::Workspace, DType::F32, view.len())?;
-    kernels.cast(view, wide.view_mut())?;
-    Ok(wide)
-}
-
-pub(crate) fn copied(kernels: &dyn zbench_kernels::Kernels, arena: &Arena, view: View<'_>) -> Result<Buffer> {
-    let mut copy = arena.alloc(Category::Workspace, view.dtype(), view.len())?;
-    kernels.copy(view, copy.view_mut())?;
-    Ok(copy)
+/// Hands tensors over as a checkpoint holds them: the parts of a fused tensor together, as that one.
+pub(crate) fn as_stored<'t, 'v>(
+    tensors: impl Iterator<Item = &'t Tensor>,
+    shifted: bool,
+    values: impl Fn(&Tensor) -> Result<Cow<'v, [f32]>>,
+    take: Take<'_>,
+) -> Result<()> {
+    let mut left: Vec<&Tensor> = tensors.collect();
+    while let Some(first) = left.first().copied() {
+        let (name, shape) = (first.stored_name(), first.stored_shape());
+        if first.stored.is_none() {
+            take(name, shape, &values(first)?);
+            left.remove(0);
+            continue;
+        }
+        let mut fused = vec![0f32; shape.iter().product()];
+        let (parts, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|tensor| tensor.stored_name() == name);
+        for tensor in parts {
+            let (values, less) = (values(tensor)?, if shifted { tensor.shift() } else { 0.0 });
+            for run in tensor.runs(0..values.len()) {
+                let ours = values[run.ours..].iter().step_by(run.step);
+                fused[run.stored..run.stored + run.len].iter_mut().zip(ours).for_each(|(to, from)| *to = *from - less);
+            }
+        }
+        take(name, shape, &fused);
+        left = others;
+    }
+    Ok(())
 }

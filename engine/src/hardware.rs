@@ -24,7 +24,6 @@ pub fn no_machines(_: usize) -> Result<Arc<dyn Device>, String> {
 pub struct Seat {
     /// How many of them come before it.
     pub index: usize,
-    /// How many there are.
     pub ranks: usize,
     /// Whether the rank is a process of its own, which its launcher may have put on cores.
     pub process: bool,
@@ -35,10 +34,9 @@ impl Seat {
     pub const ALONE: Seat = Seat { index: 0, ranks: 1, process: true };
 }
 
-/// Why a cell's kernels are not to be had here.
+/// Why this machine has no kernels for a cell.
 #[derive(Debug, thiserror::Error)]
 pub enum HardwareError {
-    /// There is no such device.
     #[error("hardware.device = \"cuda\": {0}")]
     Device(String),
     /// The device has no room for a rank's queue, or cannot compile kernels.
@@ -47,37 +45,23 @@ pub enum HardwareError {
     /// Instructions that this CPU lacks, or a core that the system does not give.
     #[error("hardware: {0}")]
     Setup(#[from] SetupError),
-    /// More threads than are started.
     #[error(
         "hardware.threads_per_rank = {threads}: {ranks} ranks of so many threads on this machine; from 1 to {MOST_THREADS} \
          threads of all ranks together are started, so lower hardware.threads_per_rank or parallel.ranks"
     )]
-    Threads {
-        /// Ranks on this machine.
-        ranks: usize,
-        /// Threads of each.
-        threads: usize,
-    },
-    /// Fewer cores than threads that want one each.
+    Threads { ranks: usize, threads: usize },
     #[error(
         "hardware.pin = \"cores\": {ranks} ranks of {threads} threads on this machine need {needed} cores, and zbench may use {cores}; \
          lower hardware.threads_per_rank or parallel.ranks, or set hardware.pin = \"none\"",
         needed = .ranks.saturating_mul(*.threads)
     )]
-    Cores {
-        /// Ranks on this machine.
-        ranks: usize,
-        /// Threads of each.
-        threads: usize,
-        /// Cores that this process may use.
-        cores: usize,
-    },
+    Cores { ranks: usize, threads: usize, cores: usize },
 }
 
 /// Kernels for planning: what they say of scratch sizes is what a rank's kernels say. They keep to no core.
 ///
 /// # Errors
-/// No rank could have them here.
+/// This machine has none for any rank.
 pub fn planner(cell: &Cell) -> Result<Arc<dyn Kernels>, HardwareError> {
     if cell.hardware.device == DeviceKind::Cuda {
         return on(Arc::new(DryDevice::h100()));
@@ -85,7 +69,6 @@ pub fn planner(cell: &Cell) -> Result<Arc<dyn Kernels>, HardwareError> {
     Ok(Arc::new(Cpu::with(&setup(&cell.hardware, Seat::ALONE, None)?)?))
 }
 
-/// Kernels on a machine that runs CUDA.
 fn on(machine: Arc<dyn Device>) -> Result<Arc<dyn Kernels>, HardwareError> {
     Ok(Arc::new(Cuda::new(machine).map_err(KernelError::from)?))
 }
@@ -93,7 +76,7 @@ fn on(machine: Arc<dyn Device>) -> Result<Arc<dyn Kernels>, HardwareError> {
 /// The kernels of the rank at a seat.
 ///
 /// # Errors
-/// They are not to be had here.
+/// This machine has none for it.
 pub fn kernels(cell: &Cell, seat: Seat, machines: Machines<'_>) -> Result<Arc<dyn Kernels>, HardwareError> {
     if cell.hardware.device == DeviceKind::Cuda {
         // Threads of a process share one GPU, whose memory they all reach; processes have one each.

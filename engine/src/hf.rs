@@ -11,47 +11,41 @@ mod reader;
 mod validate;
 mod write;
 
-pub use families::{ConfigKeys, block_class, config_keys, family_names, known_targets, preset, preset_names};
+pub use families::{ConfigKeys, block_class, config_keys, known_targets, preset, preset_names};
 pub(crate) use families::{Family, Qkv, TensorNames, fused_in, modules, of as family_of};
 pub use foreign::{model_from_hf, model_from_hf_without_dropout};
+pub(crate) use reader::{Restricted, only};
 pub use validate::{MAX_LAYERS, validate};
 pub use write::config_json;
 
 use crate::config::{Form, Loading, Mlp, Model, Order, Positions, RopeScaling};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 /// Why a model's description cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HfError {
-    /// The file is not JSON, or not an object.
     #[error("{what}: not a Hugging Face config.json: {reason}; fetch the file again")]
     Json {
         what: String,
         /// What the parser met, with line and column.
         reason: String,
     },
-    /// A value that cannot be.
     #[error("{what}: {field}: {reason}")]
     Field {
         /// The file, or `model`.
         what: String,
         field: String,
-        /// What is wrong and what would be right.
         reason: String,
     },
-    /// Mathematics that zbench does not have.
     #[error("{what}: this model needs what zbench does not have: {}", .missing.join("; "))]
     Unsupported {
         what: String,
         /// Each key with its value, and what is there instead.
         missing: Vec<String>,
     },
-    /// No preset of that name.
     #[error("model.preset: there is no preset {name:?}; there are {}", preset_names().collect::<Vec<_>>().join(", "))]
-    UnknownPreset {
-        /// What was asked for.
-        name: String,
-    },
+    UnknownPreset { name: String },
 }
 
 /// A refused field, and why.
@@ -117,7 +111,7 @@ pub struct PartialModel {
     pub form: Option<Form>,
 }
 
-/// `rope_scaling` of transformers 4, `rope_parameters` of transformers 5.
+/// `rope_scaling` of transformers 4, `rope_parameters` of transformers 5: the keys of [`RopeScaling`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartialRope {
@@ -126,13 +120,9 @@ pub struct PartialRope {
     pub rope_type: Option<String>,
     /// Transformers 5 has it here.
     pub rope_theta: Option<f64>,
-    /// See [`RopeScaling`].
     pub factor: Option<f64>,
-    /// See [`RopeScaling::Llama3`].
     pub low_freq_factor: Option<f64>,
-    /// See [`RopeScaling::Llama3`].
     pub high_freq_factor: Option<f64>,
-    /// See [`RopeScaling::Llama3`].
     pub original_max_position_embeddings: Option<usize>,
 }
 
@@ -242,7 +232,7 @@ impl PartialRope {
         };
         match self.rope_type.as_deref() {
             Some("default") => Ok(None),
-            None if self.states_scaling() => {
+            None if PartialRope { rope_theta: None, ..self.clone() } != PartialRope::default() => {
                 let reason = "is missing beside the scaling's factors; state \"linear\" or \"llama3\"";
                 Err(HfError::field(what, "rope_scaling.rope_type", reason))
             }
@@ -263,38 +253,20 @@ impl PartialRope {
             }
         }
     }
-
-    fn states_scaling(&self) -> bool {
-        self.factor.is_some()
-            || self.low_freq_factor.is_some()
-            || self.high_freq_factor.is_some()
-            || self.original_max_position_embeddings.is_some()
-    }
 }
 
 impl From<&Model> for PartialModel {
-    /// All keys stated, so that a file's model can be the base of overrides. `weights` is not a key.
+    /// All keys stated, so that a file's model can be the base of overrides. Where its files are is no key.
     fn from(model: &Model) -> PartialModel {
         let (experts, defaults) = (model.experts.as_ref(), (family_of(model).defaults)());
+        let plain = Model { experts: None, weights: None, loading: Loading::default(), save: None, ..model.clone() };
+        let keys = serde_json::from_value(json!(plain)).expect("every other key of a model is one of a partial one");
         PartialModel {
-            family: Some(model.family.clone()),
-            hidden_size: Some(model.hidden_size),
-            intermediate_size: Some(model.intermediate_size),
-            num_hidden_layers: Some(model.num_hidden_layers),
-            num_attention_heads: Some(model.num_attention_heads),
-            num_key_value_heads: Some(model.num_key_value_heads),
-            head_dim: Some(model.head_dim),
-            vocab_size: Some(model.vocab_size),
-            max_position_embeddings: Some(model.max_position_embeddings),
-            rms_norm_eps: Some(model.rms_norm_eps),
-            rope_theta: Some(model.rope_theta),
-            rope_scaling: model.rope_scaling.as_ref().map(PartialRope::from),
-            tie_word_embeddings: Some(model.tie_word_embeddings),
-            initializer_range: Some(model.initializer_range),
+            // A model leaves these out where they are the default; a family's default would take their place.
             sliding_window: Some(model.sliding_window.unwrap_or(0)),
             max_window_layers: Some(model.max_window_layers),
             pad_token_id: Some(model.pad_token_id.map_or(-1, |token| token as i64)),
-            // 0 keeps the family's default out.
+            form: Some(model.form),
             num_experts: experts.map(|experts| experts.num_experts).or(defaults.num_experts.map(|_| 0)),
             num_experts_per_tok: experts.map(|experts| experts.num_experts_per_tok),
             // Where there is no default they are as wide as the MLP, whatever that becomes.
@@ -304,15 +276,8 @@ impl From<&Model> for PartialModel {
             norm_topk_prob: experts.map(|experts| experts.norm_topk_prob),
             decoder_sparse_step: experts.map(|experts| experts.decoder_sparse_step),
             mlp_only_layers: experts.map(|experts| experts.mlp_only_layers.clone()),
-            form: Some(model.form),
+            ..keys
         }
-    }
-}
-
-impl From<&RopeScaling> for PartialRope {
-    fn from(scaling: &RopeScaling) -> PartialRope {
-        // Both have the keys of config.json.
-        serde_json::from_value(serde_json::json!(scaling)).expect("every key of a scaling is one of a partial one")
     }
 }
 
@@ -325,15 +290,6 @@ pub fn default_model(family: &str) -> Result<Model, HfError> {
 /// three projections with their biases or a router and its experts, a last norm, a head. Saturates where [`validate`] would
 /// have refused.
 pub fn parameter_count(model: &Model) -> u64 {
-    parameters(model, false)
-}
-
-/// Of these, those that a token passes through: of experts only the ones it goes to.
-pub fn active_parameter_count(model: &Model) -> u64 {
-    parameters(model, true)
-}
-
-fn parameters(model: &Model, active: bool) -> u64 {
     let [hidden, ffn, heads, kv, dim, vocab, layers, positions] = [
         model.hidden_size,
         model.intermediate_size,
@@ -365,8 +321,11 @@ fn parameters(model: &Model, active: bool) -> u64 {
         when(form.mlp_bias, product(&[1 + gates, ffn]).saturating_add(hidden)),
     ]);
     let sparse = model.sparse_blocks() as u128;
-    let [count, top, router, each] = experts::sizes(model).unwrap_or_default();
-    let experts = product(&[if active { top } else { count }, each]).saturating_add(router);
+    // A router's row and three matrices for each expert.
+    let experts = model.experts.as_ref().map_or(0, |experts| {
+        let each = product(&[3, hidden, experts.moe_intermediate_size as u128]).saturating_add(hidden);
+        product(&[experts.num_experts as u128, each])
+    });
     let vocabularies = if model.tie_word_embeddings { 1 } else { 2 };
     let all = sum(&[
         product(&[layers, block]),

@@ -7,7 +7,7 @@ mod stock;
 
 use crate::checkpoint::CheckpointError;
 use crate::comm::Communicator;
-use crate::error::StepError;
+use crate::error::{Result, StepError};
 use crate::executor::Executor;
 use crate::inputs::Inputs;
 use crate::mesh::within;
@@ -21,8 +21,6 @@ use std::ops::Range;
 use stock::{Stock, refused};
 use tracing::info;
 use zbench_kernels::{DType, KernelError, Kernels, Normal, Op, View, ViewMut, no_scratch};
-
-type Result<T, E = StepError> = std::result::Result<T, E>;
 
 /// Elements filled at a time.
 const PIECE: usize = 1 << 18;
@@ -50,7 +48,6 @@ pub fn fill(inputs: &Inputs<'_>, executor: &mut Executor<'_>) -> Result<Loaded> 
     Ok(loaded)
 }
 
-/// What a rank fills with.
 struct Filler<'a> {
     inputs: &'a Inputs<'a>,
     res: Resources<'a>,
@@ -71,7 +68,6 @@ impl<'a> Filler<'a> {
         Ok(Filler { inputs, res, account, model, adapters })
     }
 
-    /// Fills every flat.
     fn all(&mut self, state: &State, params: &mut Params, optimizer: &mut Optimizer) -> Result<()> {
         for (unit, spec) in self.inputs.plan.layout.units.iter().enumerate() {
             let mut wanted = self.wanted(spec);
@@ -143,7 +139,7 @@ impl<'a> Filler<'a> {
             .collect()
     }
 
-    /// Brings what the next tensor is read from.
+    /// Receives the stored tensor that the next tensor is read from.
     fn bring(&mut self, wanted: &mut Vec<Option<Wanted>>) -> Result<Option<Wanted>> {
         let Some(next) = wanted.pop().flatten() else { return Ok(None) };
         let comm = self.res.comms.data();
@@ -153,7 +149,7 @@ impl<'a> Filler<'a> {
         Ok(Some(next))
     }
 
-    /// Gives back what the last tensor was read from, unless another is.
+    /// Frees the stored tensor that the last tensor was read from, unless another is read from it.
     fn give_back(&mut self, last: Option<Wanted>, wanted: &[Option<Wanted>]) {
         let last = last.filter(|last| !wanted.iter().flatten().any(|next| next == last));
         if let Some(last) = last
@@ -167,7 +163,7 @@ impl<'a> Filler<'a> {
         if of.in_checkpoint { self.model.as_mut() } else { self.adapters.as_mut() }
     }
 
-    /// Where a tensor's elements are stored; nowhere if they are drawn.
+    /// Where a tensor's elements are stored; `None` if they are drawn.
     fn source(&self, tensor: &Tensor) -> Option<(&Stock<'a>, String)> {
         match tensor.in_checkpoint {
             true => Some((self.model.as_ref()?, tensor.stored_name().to_string())),
@@ -175,7 +171,6 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Fills elements `range` of a tensor.
     fn tensor(&self, unit: &Unit, tensor: &Tensor, range: Range<usize>, mut dst: ViewMut<'_>) -> Result<()> {
         // Adapters are no part of what is loaded.
         let load = self.inputs.cell.precision.load.filter(|_| tensor.in_checkpoint);
@@ -230,7 +225,7 @@ impl<'a> Filler<'a> {
 /// A tensor of a checkpoint that comes from rank 0.
 #[derive(PartialEq)]
 struct Wanted {
-    /// Of the model, or of the adapters.
+    /// Whether it is the model's, not the adapters'.
     in_checkpoint: bool,
     name: String,
 }
@@ -242,7 +237,7 @@ pub(crate) fn draw(
     tensor: &Tensor,
     range: Range<usize>,
     dst: ViewMut<'_>,
-) -> std::result::Result<(), KernelError> {
+) -> Result<(), KernelError> {
     match tensor.init {
         Init::Constant(value) => kernels.fill(dst, value),
         Init::Normal(std) => {

@@ -8,16 +8,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossScaler {
     rules: LossScaling,
-    scale: f64,
-    /// Steps seen, skipped ones included.
-    steps: i64,
-    /// The step of the last overflow, counted from 0; -1 before the first.
-    last_overflow: i64,
-    /// Overflows left before the scale is halved; the last of them halves it.
-    hysteresis_left: u32,
+    state: ScalerState,
 }
 
-/// What a scaler knows, to go on from.
+/// The state of a scaler, from which another can continue.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScalerState {
     /// The scale, as the bits of its f64: text would round.
@@ -38,34 +32,31 @@ pub struct AtMinimum {
 }
 
 impl LossScaler {
-    /// Before the first step.
     pub fn new(rules: LossScaling) -> LossScaler {
         let hysteresis_left = match rules {
             LossScaling::Static(_) => 1,
             LossScaling::Dynamic(dynamic) => dynamic.hysteresis,
         };
-        LossScaler { rules, scale: rules.initial(), steps: 0, last_overflow: -1, hysteresis_left }
+        let scale_bits = rules.initial().to_bits();
+        LossScaler { rules, state: ScalerState { scale_bits, steps: 0, last_overflow: -1, hysteresis_left } }
     }
 
-    /// What it knows.
     pub fn state(&self) -> ScalerState {
-        let LossScaler { scale, steps, last_overflow, hysteresis_left, .. } = *self;
-        ScalerState { scale_bits: scale.to_bits(), steps, last_overflow, hysteresis_left }
+        self.state
     }
 
-    /// Goes on from what another knew. A static scale stays what the rules say; a scale that is none is passed over.
+    /// Continues from the state of another scaler. A static scale stays what the rules say, and so does any scale where the
+    /// other's is not a positive number.
     pub fn go_on(&mut self, from: &ScalerState) {
         let scale = f64::from_bits(from.scale_bits);
         if let (LossScaling::Dynamic(_), true) = (self.rules, scale.is_finite() && scale > 0.0) {
-            self.scale = scale;
-            (self.steps, self.last_overflow, self.hysteresis_left) =
-                (from.steps, from.last_overflow, from.hysteresis_left.max(1));
+            self.state = ScalerState { hysteresis_left: from.hysteresis_left.max(1), ..*from };
         }
     }
 
     /// The factor on the loss of the next step.
     pub fn scale(&self) -> f64 {
-        self.scale
+        f64::from_bits(self.state.scale_bits)
     }
 
     /// A step has ended, with an overflow of its gradients or without. A static scale stays whatever happens.
@@ -74,25 +65,27 @@ impl LossScaler {
     /// An overflow that would halve the scale below its minimum.
     pub fn update(&mut self, overflow: bool) -> Result<(), AtMinimum> {
         let LossScaling::Dynamic(rules) = self.rules else { return Ok(()) };
+        let scale = self.scale();
+        let state = &mut self.state;
         if overflow {
-            if self.hysteresis_left > 1 {
-                self.hysteresis_left -= 1;
-            } else if self.scale <= rules.min_loss_scale {
-                return Err(AtMinimum { scale: self.scale });
+            if state.hysteresis_left > 1 {
+                state.hysteresis_left -= 1;
+            } else if scale <= rules.min_loss_scale {
+                return Err(AtMinimum { scale });
             } else {
-                self.scale = (self.scale / 2.0).max(rules.min_loss_scale);
+                state.scale_bits = (scale / 2.0).max(rules.min_loss_scale).to_bits();
             }
-            self.last_overflow = self.steps;
+            state.last_overflow = state.steps;
         } else {
-            let doubles = (self.steps - self.last_overflow) % rules.loss_scale_window as i64 == 0;
+            let doubles = (state.steps - state.last_overflow) % rules.loss_scale_window as i64 == 0;
             if rules.consecutive_hysteresis || doubles {
-                self.hysteresis_left = rules.hysteresis;
+                state.hysteresis_left = rules.hysteresis;
             }
             if doubles {
-                self.scale *= 2.0;
+                state.scale_bits = (scale * 2.0).to_bits();
             }
         }
-        self.steps += 1;
+        state.steps += 1;
         Ok(())
     }
 }
@@ -164,6 +157,6 @@ mod tests {
     #[test]
     fn the_defaults_are_those_of_deepspeed() {
         let scaler = LossScaler::new(LossScaling::Dynamic(DynamicScaling::DEFAULT));
-        assert_eq!((scaler.scale(), scaler.hysteresis_left), (65536.0, 2));
+        assert_eq!((scaler.scale(), scaler.state.hysteresis_left), (65536.0, 2));
     }
 }

@@ -46,12 +46,9 @@ pub struct Point {
     pub skipped: bool,
 }
 
-/// What a comparison found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compared {
-    /// Largest relative difference of a loss.
     pub loss: f64,
-    /// Largest relative difference of a gradient norm.
     pub norm: f64,
     /// What the loss and the norm of the last step that was compared may differ by.
     pub allowed: [f64; 2],

@@ -6,30 +6,23 @@ mod fresh;
 pub use fresh::save_fresh;
 
 use crate::checkpoint::{CheckpointError, write_safetensors};
+use crate::config::Model;
 use crate::error::StepError;
+use crate::export::Take;
 use crate::hf;
 use crate::rank::Rank;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use zbench_kernels::DType;
 
-/// Why a model was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
-    /// The weights could not be gathered.
     #[error(transparent)]
     Step(#[from] StepError),
-    /// A file of weights could not be written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Another file could not be written.
     #[error("{}: cannot be written: {source}; make room or name another folder", .path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Io { path: PathBuf, source: std::io::Error },
 }
 
 /// Makes a folder and tries whether files can be made in it: what is trained for hours should not end before a wall that
@@ -44,7 +37,6 @@ pub fn try_folder(dir: &Path) -> Result<(), SaveError> {
     std::fs::write(&trial, b"zbench").and_then(|()| std::fs::remove_file(&trial)).map_err(failed)
 }
 
-/// What a model is written as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SaveOptions {
     /// f32, bf16 or f16.
@@ -59,8 +51,6 @@ impl Default for SaveOptions {
     }
 }
 
-type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
-
 impl Rank<'_> {
     /// Writes the weights into `dir`, which is made if it is not there. A collective call: every rank takes part, rank 0
     /// writes. Adapters have their own names in the files; [`Rank::save_merged`] writes a model without any.
@@ -73,28 +63,18 @@ impl Rank<'_> {
         &mut self,
         dir: &Path,
         options: SaveOptions,
-        mut change: impl FnMut(&str, &[usize], &[f32], adapters::Give<'_>),
+        mut change: impl FnMut(&str, &[usize], &[f32], Take<'_>),
     ) -> Result<(), SaveError> {
-        let writes = self.number() == 0;
-        let mut files = Files { dir, options, held: Vec::new(), bytes: 0, parts: Vec::new(), failed: None };
-        if writes {
-            std::fs::create_dir_all(dir).map_err(|source| SaveError::Io { path: dir.into(), source })?;
-        }
+        let mut files = (self.number() == 0).then(|| Files::create(dir, options)).transpose()?;
         // Every rank goes through all units, whatever the disk of rank 0 says.
         self.export_weights(|name, shape, values| {
-            if writes {
+            if let Some(files) = &mut files {
                 change(name, shape, values, &mut |name, shape, values| files.take(name, shape, values));
             }
         })?;
-        if !writes {
-            return Ok(());
-        }
+        let Some(files) = files else { return Ok(()) };
         files.finish()?;
-        let model = &self.inputs.cell.model;
-        // Without a source there is nothing to hand on.
-        let source = model.weights.as_ref().and_then(|dir| crate::files::text(&dir.join("config.json")).ok());
-        let text = hf::config_json(model, options.dtype, source.as_deref());
-        put(&dir.join("config.json"), text.as_bytes())
+        put(&dir.join("config.json"), config_text(&self.inputs.cell.model, options.dtype).as_bytes())
     }
 }
 
@@ -102,7 +82,7 @@ impl Rank<'_> {
 struct Files<'a> {
     dir: &'a Path,
     options: SaveOptions,
-    held: Tensors,
+    held: Vec<(String, Vec<usize>, Vec<f32>)>,
     bytes: u64,
     /// Names of the tensors in each file that is complete.
     parts: Vec<Vec<String>>,
@@ -110,6 +90,12 @@ struct Files<'a> {
 }
 
 impl Files<'_> {
+    /// The files of a model in `dir`, which is made if it is not there.
+    fn create(dir: &Path, options: SaveOptions) -> Result<Files<'_>, SaveError> {
+        std::fs::create_dir_all(dir).map_err(|source| SaveError::Io { path: dir.into(), source })?;
+        Ok(Files { dir, options, held: Vec::new(), bytes: 0, parts: Vec::new(), failed: None })
+    }
+
     fn take(&mut self, name: &str, shape: &[usize], values: &[f32]) {
         let bytes = (values.len() * self.options.dtype.size()) as u64;
         if self.bytes + bytes > self.options.shard_bytes && !self.held.is_empty() {
@@ -153,26 +139,39 @@ impl Files<'_> {
         if stale.exists() {
             std::fs::remove_file(stale).map_err(|source| SaveError::Io { path: stale.clone(), source })?;
         }
-        let mut map = Map::new();
+        let (mut map, mut total) = (Map::new(), 0);
         for (part, names) in self.parts.iter().enumerate() {
-            let file = match count {
-                1 => "model.safetensors".to_string(),
-                _ => format!("model-{:05}-of-{count:05}.safetensors", part + 1),
-            };
+            let file = weights_file(part, count);
             let path = self.dir.join(&file);
-            std::fs::rename(self.passing(part), &path).map_err(|source| SaveError::Io { path, source })?;
+            std::fs::rename(self.passing(part), &path)
+                .map_err(|source| SaveError::Io { path: path.clone(), source })?;
+            total += std::fs::metadata(&path).map_or(0, |data| data.len());
             map.extend(names.iter().map(|name| (name.clone(), json!(file))));
         }
         if count == 1 {
             return Ok(());
         }
-        let total: u64 = (0..count)
-            .map(|part| self.dir.join(format!("model-{:05}-of-{count:05}.safetensors", part + 1)))
-            .map(|path| std::fs::metadata(&path).map_or(0, |data| data.len()))
-            .sum();
-        let text = json!({"metadata": {"total_size": total}, "weight_map": Value::Object(map)});
-        put(&index, format!("{text:#}\n").as_bytes())
+        put(&index, weights_index(total, map).as_bytes())
     }
+}
+
+/// The name of file `part` (from 0) of a model's `count` files of weights.
+pub(crate) fn weights_file(part: usize, count: usize) -> String {
+    match count {
+        1 => "model.safetensors".into(),
+        _ => format!("model-{:05}-of-{count:05}.safetensors", part + 1),
+    }
+}
+
+/// The text of `model.safetensors.index.json`: which file holds which tensor.
+pub(crate) fn weights_index(total_bytes: u64, map: Map<String, Value>) -> String {
+    format!("{:#}\n", json!({"metadata": {"total_size": total_bytes}, "weight_map": map}))
+}
+
+/// The text of a model's `config.json`, with what is handed on from that of the weights it started from.
+pub(crate) fn config_text(model: &Model, dtype: DType) -> String {
+    let source = model.weights.as_ref().and_then(|dir| crate::files::text(&dir.join("config.json")).ok());
+    hf::config_json(model, dtype, source.as_deref())
 }
 
 fn put(path: &Path, bytes: &[u8]) -> Result<(), SaveError> {

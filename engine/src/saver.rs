@@ -17,18 +17,17 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tracing::{debug, info};
 
-/// The file of the steps so far.
 const HISTORY: &str = "steps.json";
 
 /// Writes the checkpoints of one rank's run.
 pub struct Saver {
     saving: Saving,
-    /// Rank 0's.
+    /// Rank 0 alone has it.
     folder: Option<Arc<Folder>>,
     identity: Identity,
     frozen: Option<u64>,
     under_way: Option<UnderWay>,
-    /// One was begun, and the ranks have not yet met over its end.
+    /// A checkpoint was begun, and the ranks have not synchronized at its end yet.
     begun: bool,
     /// Rank 0's: what the run has done so far, before it was resumed too.
     history: History,
@@ -36,19 +35,18 @@ pub struct Saver {
     last: Option<u64>,
 }
 
-/// What is done between a step and its checkpoint: an evaluation, it may be.
+/// What is done between a step and its checkpoint, such as an evaluation.
 pub type After<'a> = dyn FnMut(&mut Rank<'_>, &Step) -> Result<Option<Evaluated>, StepError> + 'a;
 
-/// A checkpoint that is being written.
 struct UnderWay {
     index: Index,
     begin: Instant,
-    /// In which this rank could not train.
+    /// Time in which this rank could not train.
     stall: Duration,
     copied: Arc<AtomicU64>,
-    /// Taken when the rank's part is on the disk.
+    /// The thread that writes this rank's part; `None` once the part is on the disk.
     part: Option<JoinHandle<Result<u64>>>,
-    /// Rank 0's, once all parts are.
+    /// Rank 0's thread that completes the checkpoint, once all parts are on the disk.
     commit: Option<JoinHandle<Result<(PathBuf, u64)>>>,
 }
 
@@ -65,7 +63,7 @@ impl Saver {
         let past = rank.inputs.resume.filter(own).map(|from| from.position().steps);
         let folder = if rank.number() == 0 { Some(Arc::new(Folder::take(&saving.dir, past)?)) } else { None };
         // Nobody writes before rank 0 has cleared the folder, and nobody trains on from another checkpoint than the others.
-        let marks = rank.of_all(rank.inputs.resume.map_or(0, Resumable::mark))?;
+        let marks = rank.of_all(&[rank.inputs.resume.map_or(0, Resumable::mark)])?;
         if marks.iter().any(|mark| *mark != marks[0]) {
             let reason = "ranks found different ones: another run was still writing there; start again";
             return Err(StateError::NotOne { path: saving.dir, reason: reason.into() });
@@ -87,16 +85,11 @@ impl Saver {
     ///
     /// # Errors
     /// The step failed, or a checkpoint was not written.
-    pub fn step(&mut self, rank: &mut Rank<'_>) -> Result<(Option<Step>, Vec<Saved>)> {
-        let mut made = None;
-        let saved = self.step_then(rank, &mut |_, step| {
-            made = Some(step.clone());
-            Ok(None)
-        })?;
-        Ok((made, saved))
+    pub fn step(&mut self, rank: &mut Rank<'_>) -> Result<Vec<Saved>> {
+        self.step_then(rank, &mut |_, _| Ok(None))
     }
 
-    /// A step of training, then what `after` does, an evaluation it may be, and a checkpoint where one is due, which has both.
+    /// A step of training, then `after` (an evaluation, say), and a checkpoint of both where one is due.
     /// All ranks call it.
     ///
     /// # Errors
@@ -123,11 +116,8 @@ impl Saver {
     /// Whether this rank's part of the checkpoint under way is on the disk; told to the others in every step.
     fn has_written(&mut self) -> Result<bool> {
         let Some(under_way) = &mut self.under_way else { return Ok(false) };
-        if under_way.commit.is_some() {
-            // Rank 0 is past that, and the others have nothing under way.
-            return Ok(false);
-        }
-        if under_way.part.as_ref().is_some_and(|part| !part.is_finished()) {
+        // A rank 0 that commits is past that, and the others have nothing under way then.
+        if under_way.commit.is_some() || under_way.part.as_ref().is_some_and(|part| !part.is_finished()) {
             return Ok(false);
         }
         under_way.join_part()?;
@@ -232,7 +222,7 @@ impl Saver {
             return Ok(());
         };
         let (mut index, dir, keep) = (under_way.index.clone(), self.saving.dir.clone(), self.saving.keep);
-        // What was done while it was written is none of it.
+        // Steps that were done while it was written are no part of it.
         let mut history = self.history.clone();
         history.end_at(index.position.steps);
         under_way.commit = Some(spawn(move || {
@@ -258,7 +248,7 @@ impl Saver {
         Ok(())
     }
 
-    /// What rank 0 tells of the checkpoint that is complete.
+    /// What rank 0 reports of the complete checkpoint.
     fn end_commit(&mut self, rank: &mut Rank<'_>) -> Result<Option<Saved>> {
         let Some(mut under_way) = self.under_way.take() else { return Ok(None) };
         let Some((dir, bytes)) = under_way.join_commit()? else { return Ok(None) };
@@ -304,7 +294,7 @@ fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|panic| Err(panicked(panic)))
 }
 
-/// Returns when all ranks have come; not counted as traffic of training.
+/// Waits for all ranks; not counted as traffic of training.
 fn meet(rank: &Rank<'_>) -> Result<()> {
     Ok(rank.comms.data().unmetered().barrier().map_err(StepError::from)?)
 }

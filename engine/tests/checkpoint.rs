@@ -43,7 +43,7 @@ fn refused(dir: &Path, parts: &[&str]) {
 fn read_all(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
     let elements = checkpoint.tensor(name).expect("a tensor").elements();
     let mut values = vec![0.0; elements];
-    checkpoint.read(name, 0..elements, &mut values).expect("readable");
+    checkpoint.read(name, 0..elements, &mut values, &mut Vec::new()).expect("readable");
     values
 }
 
@@ -62,7 +62,7 @@ fn the_fixture_reads_as_the_safetensors_crate_reads_it() {
         assert_eq!(read_all(&checkpoint, &name), expected, "{name}");
         let slice = expected.len() / 3..expected.len() / 2;
         let mut part = vec![0.0; slice.len()];
-        checkpoint.read(&name, slice.clone(), &mut part).expect("a slice");
+        checkpoint.read(&name, slice.clone(), &mut part, &mut Vec::new()).expect("a slice");
         assert_eq!(part, expected[slice], "{name}");
         elements += expected.len();
     }
@@ -98,7 +98,7 @@ proptest! {
             let (a, b) = (ends.0.index(data.len() + 1), ends.1.index(data.len() + 1));
             let slice = a.min(b)..a.max(b);
             let mut values = vec![0.0f32; slice.len()];
-            checkpoint.read(name, slice.clone(), &mut values).expect("a slice");
+            checkpoint.read(name, slice.clone(), &mut values, &mut Vec::new()).expect("a slice");
             for (got, put) in values.iter().zip(&data[slice]) {
                 let want = match dtype {
                     DType::Bf16 => half::bf16::from_f32(*put).to_f32(),
@@ -118,10 +118,10 @@ fn slices_longer_than_the_buffer_and_slices_that_cannot_be() {
     write_safetensors(&single(&dir), &[("w".into(), vec![600, 1000], &data)], DType::F32).expect("written");
     let checkpoint = Checkpoint::open(dir.path()).expect("a file");
     let mut part = vec![0.0; 500_001];
-    checkpoint.read("w", 7..500_008, &mut part).expect("a long slice");
+    checkpoint.read("w", 7..500_008, &mut part, &mut Vec::new()).expect("a long slice");
     assert_eq!(part, data[7..500_008]);
     let read = |name: &str, range: std::ops::Range<usize>, room: usize| {
-        checkpoint.read(name, range, &mut vec![0.0; room]).expect_err("cannot be")
+        checkpoint.read(name, range, &mut vec![0.0; room], &mut Vec::new()).expect_err("cannot be")
     };
     says(&read("v", 0..1, 1), &["tensor v", "no such tensor"]);
     says(&read("w", 0..600_001, 600_001), &["tensor w", "600001", "600000"]);
@@ -249,7 +249,7 @@ proptest! {
                     let info = checkpoint.tensor(name).expect("a name of its own");
                     let mut values = vec![0.0; info.elements()];
                     let readable = matches!(info.dtype, StoredType::F32 | StoredType::BF16 | StoredType::F16);
-                    prop_assert_eq!(checkpoint.read(name, 0..values.len(), &mut values).is_ok(), readable);
+                    prop_assert_eq!(checkpoint.read(name, 0..values.len(), &mut values, &mut Vec::new()).is_ok(), readable);
                 }
             }
             Err(error) => prop_assert!(reference.is_err(), "{} but the safetensors crate takes it", error),
@@ -351,7 +351,7 @@ fn check_lists_everything_at_once() {
     raw(&single(&dir), r#"{"a":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}"#, 8);
     let checkpoint = Checkpoint::open(dir.path()).expect("a file");
     says(&checkpoint.check(&names(&[("a", &[1])])).expect_err("integers"), &["a: it is stored as I64", "BF16"]);
-    says(&checkpoint.read("a", 0..1, &mut [0.0]).expect_err("integers"), &["tensor a", "I64"]);
+    says(&checkpoint.read("a", 0..1, &mut [0.0], &mut Vec::new()).expect_err("integers"), &["tensor a", "I64"]);
 }
 
 // ------------------------------------------------------------------------------------------------ writing

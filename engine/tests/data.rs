@@ -39,10 +39,20 @@ fn text_source(path: &Path, tokenizer: &Path, vocab_size: usize, seq_len: usize)
     Source::open(&Data::Text { path: path.into(), tokenizer: tokenizer.into(), shuffle: false }, vocab_size, seq_len, 0)
 }
 
+fn fill_into(
+    source: &Source,
+    first: u64,
+    rows: usize,
+    inputs: &mut [u32],
+    targets: &mut [u32],
+) -> Result<(), DataError> {
+    source.fill_rows(false, first, rows, Row { inputs, targets, starts: None })
+}
+
 /// Inputs and targets of `rows` samples.
 fn fill(source: &Source, first: u64, rows: usize, seq_len: usize) -> (Vec<u32>, Vec<u32>) {
     let (mut inputs, mut targets) = (vec![0; rows * seq_len], vec![0; rows * seq_len]);
-    source.fill(first, rows, &mut inputs, &mut targets).expect("tokens");
+    fill_into(source, first, rows, &mut inputs, &mut targets).expect("tokens");
     (inputs, targets)
 }
 
@@ -86,7 +96,7 @@ fn the_generator_gives_the_values_of_its_formula() {
 fn the_generator_with_64_tokens_made_the_fixture() {
     let file = std::fs::read(Path::new(ROOT).join("tests/fixtures/llama/tokens.bin")).expect("the fixture");
     let tokens: Vec<u32> = file.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-    let generator = Synthetic::with_tokens(64, 1234);
+    let generator = Synthetic::new(64, 1234);
     assert_eq!(tokens.len(), 20 * 4 * 33);
     for (sample, record) in tokens.chunks_exact(33).enumerate() {
         let (mut inputs, mut targets) = ([0; 32], [0; 32]);
@@ -101,7 +111,7 @@ fn the_fixture_reads_as_a_token_file_and_wraps() {
     let path = Path::new(ROOT).join("tests/fixtures/llama/tokens.bin");
     let source = tokens_source(&path, TokenType::U32, 256, 32).expect("the fixture");
     assert_eq!((source.records(), source.tokens()), (Some(80), Some(2640)));
-    let generator = Synthetic::with_tokens(64, 1234);
+    let generator = Synthetic::new(64, 1234);
     for sample in [0u64, 1, 79, 80, 161, u64::MAX] {
         let (mut inputs, mut targets) = ([0; 32], [0; 32]);
         generator.fill(sample % 80, &mut inputs, &mut targets);
@@ -169,11 +179,11 @@ fn sizes_of_nothing_and_wrong_buffers_are_errors() {
     refused(Source::open(&Data::Synthetic {}, 4, usize::MAX, 0), &["train.seq_len"]);
     let source = Source::open(&Data::Synthetic {}, 4, 4, 0).expect("a generator");
     let mut eight = [0; 8];
-    assert!(source.fill(0, 2, &mut eight, &mut [0; 4]).is_err());
-    assert!(source.fill(0, 3, &mut eight, &mut [0; 8]).is_err());
-    assert!(source.fill(0, usize::MAX, &mut eight, &mut [0; 8]).is_err());
-    assert!(source.fill(u64::MAX, 2, &mut eight, &mut [0; 8]).is_ok());
-    assert!(source.fill(0, 0, &mut [], &mut []).is_ok());
+    assert!(fill_into(&source, 0, 2, &mut eight, &mut [0; 4]).is_err());
+    assert!(fill_into(&source, 0, 3, &mut eight, &mut [0; 8]).is_err());
+    assert!(fill_into(&source, 0, usize::MAX, &mut eight, &mut [0; 8]).is_err());
+    assert!(fill_into(&source, u64::MAX, 2, &mut eight, &mut [0; 8]).is_ok());
+    assert!(fill_into(&source, 0, 0, &mut [], &mut []).is_ok());
 }
 
 proptest! {
@@ -265,9 +275,9 @@ fn a_file_that_changes_after_it_was_opened_is_an_error_not_a_signal() {
     let (mut inputs, mut targets) = ([0; 3], [0; 3]);
     // The scan at opening has passed; every read checks again.
     std::fs::write(&path, bytes_of(&[1, 1, 1, 1, 1, 11, 1, 1], TokenType::U16)).expect("overwritten in place");
-    let error = source.fill(1, 1, &mut inputs, &mut targets).expect_err("a strange token").to_string();
+    let error = fill_into(&source, 1, 1, &mut inputs, &mut targets).expect_err("a strange token").to_string();
     assert!(error.contains("record 1") && error.contains("token 11"), "{error}");
-    let error = source.fill(9, 1, &mut inputs, &mut targets).expect_err("truncated").to_string();
+    let error = fill_into(&source, 9, 1, &mut inputs, &mut targets).expect_err("truncated").to_string();
     assert!(error.contains("tokens.bin") && error.contains("cannot read"), "{error}");
 }
 

@@ -4,9 +4,9 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use zbench_engine::checkpoint::Checkpoint;
-use zbench_engine::config::{Linear, Method, Model};
+use zbench_engine::config::{Linear, Lora, Method, Model};
 use zbench_engine::hf::default_model;
-use zbench_engine::peft::{AdapterConfig, CONFIG, PeftError, WEIGHTS, parse_config, read_config};
+use zbench_engine::peft::{CONFIG, PeftError, WEIGHTS, parse_config, read_config};
 
 const FIXTURES: [(&str, &str); 5] = [
     ("rslora-gpt2", "gpt2"),
@@ -24,7 +24,7 @@ fn text(name: &str) -> String {
     std::fs::read_to_string(folder(name).join(CONFIG)).unwrap()
 }
 
-fn parse(text: &str, family: &str) -> Result<AdapterConfig, PeftError> {
+fn parse(text: &str, family: &str) -> Result<Lora, PeftError> {
     parse_config(text, "adapter_config.json", &default_model(family).unwrap())
 }
 
@@ -211,7 +211,7 @@ proptest! {
         if let Ok(read) = Checkpoint::open_adapters(dir.path()) {
             for name in read.names().map(String::from).collect::<Vec<_>>() {
                 let mut values = vec![0f32; read.tensor(&name).unwrap().elements()];
-                let _ = read.read(&name, 0..values.len(), &mut values);
+                let _ = read.read(&name, 0..values.len(), &mut values, &mut Vec::new());
             }
         }
     }

@@ -140,7 +140,7 @@ pub fn save_async(cell: &Cell, dir: &Path) -> Result<Written<AsyncSave>> {
             if !gate.goes_on(steps) {
                 break;
             }
-            let (_, done) = saver.step(rank).map_err(step_error)?;
+            let done = saver.step(rank).map_err(step_error)?;
             (saved, steps) = (done.into_iter().next_back(), steps + 1);
         }
         let elapsed = begin.elapsed().as_secs_f64() * 1e3;

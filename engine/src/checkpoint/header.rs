@@ -1,37 +1,24 @@
 //! A safetensors header: eight bytes of length, JSON, then data. Read and checked without touching the data.
 
-use super::{CheckpointError, Result, StoredType};
+use super::{CheckpointError, Result, TensorInfo};
 use safetensors::tensor::TensorInfo as Stored;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use tracing::debug;
 
 /// The format's own limit.
 pub(super) const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// Of the length in front.
+/// Bytes of the length in front of the header.
 pub(super) const LENGTH_BYTES: u64 = 8;
 /// The one key that is not a tensor.
 pub(super) const METADATA: &str = "__metadata__";
 
-/// A tensor's place in its file.
-pub(super) struct Entry {
-    pub dtype: StoredType,
-    pub shape: Vec<usize>,
-    /// Position of the first byte in the file.
-    pub begin: u64,
-}
-
-/// An opened file and what its header says.
-pub(super) struct Opened {
-    pub file: File,
-    pub entries: BTreeMap<String, Entry>,
-}
-
-/// Opens a file and checks its header against its length.
-pub(super) fn open(path: &Path) -> Result<Opened> {
+/// Opens a file, which is number `index` of its checkpoint, and checks its header against its length.
+pub(super) fn open(path: &Path, index: usize) -> Result<(File, BTreeMap<String, TensorInfo>)> {
     let io = |source| CheckpointError::io("open", path, source);
     // Asked before opening: opening a pipe would wait for its writer.
     let found = std::fs::metadata(path).map_err(io)?;
@@ -43,9 +30,9 @@ pub(super) fn open(path: &Path) -> Result<Opened> {
     let header = read_header(&file, path, file_bytes)?;
     let data_begin = LENGTH_BYTES + header.len() as u64;
     let tensors = parse(&header, path)?;
-    let entries = place(tensors, path, data_begin, file_bytes)?;
-    debug!(target: "zbench::loading", file = %path.display(), bytes = file_bytes, tensors = entries.len(), "file is opened");
-    Ok(Opened { file, entries })
+    let tensors = place(tensors, path, index, data_begin..file_bytes)?;
+    debug!(target: "zbench::loading", file = %path.display(), bytes = file_bytes, tensors = tensors.len(), "file is opened");
+    Ok((file, tensors))
 }
 
 fn bad(path: &Path, reason: impl Into<String>) -> CheckpointError {
@@ -102,11 +89,11 @@ fn parse(header: &[u8], path: &Path) -> Result<Vec<(String, Stored)>> {
 fn place(
     mut tensors: Vec<(String, Stored)>,
     path: &Path,
-    data_begin: u64,
-    file_bytes: u64,
-) -> Result<BTreeMap<String, Entry>> {
-    let data_bytes = file_bytes - data_begin;
-    let mut entries = BTreeMap::new();
+    index: usize,
+    data: Range<u64>,
+) -> Result<BTreeMap<String, TensorInfo>> {
+    let data_bytes = data.end - data.start;
+    let mut placed = BTreeMap::new();
     let mut covered = 0u64;
     tensors.sort_by_key(|(_, stored)| stored.data_offsets);
     for (name, stored) in tensors {
@@ -134,13 +121,14 @@ fn place(
             return Err(refuse(format!("bytes {covered} to {begin} in front of its data belong to no tensor")));
         }
         covered = end;
-        entries.insert(name, Entry { dtype: stored.dtype, shape: stored.shape, begin: data_begin + begin });
+        let Stored { dtype, shape, .. } = stored;
+        placed.insert(name, TensorInfo { dtype, shape, file: path.into(), index, begin: data.start + begin });
     }
     if covered != data_bytes {
         let extra = data_bytes - covered;
         return Err(bad(path, format!("{extra} bytes after its last tensor belong to no tensor")));
     }
-    Ok(entries)
+    Ok(placed)
 }
 
 fn bytes_of(stored: &Stored) -> Option<u64> {

@@ -1,8 +1,7 @@
 //! Reading elements: slices from their file, or whole tensors as they are stored.
 
-use super::{Checkpoint, CheckpointError, Result, StoredType, TensorInfo, unreadable};
-use half::f16;
-use half::slice::HalfFloatSliceExt;
+use super::elements::{Decode, decoder};
+use super::{Checkpoint, CheckpointError, Result, TensorInfo, unreadable};
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -12,23 +11,12 @@ const READ_BYTES: usize = 1 << 20;
 
 impl Checkpoint {
     /// Reads elements (of the row-major tensor, seen flat) into `dst`, converted to f32. f32, bf16 and f16 on disk
-    /// convert exactly.
+    /// convert exactly. Bytes go through `buffer`, which grows to what is read at a time.
     ///
     /// # Errors
     /// No such tensor, elements beyond its end, `dst` of another length, a stored type that is none of the three, or a
     /// file that cannot be read.
-    pub fn read(&self, name: &str, elements: Range<usize>, dst: &mut [f32]) -> Result<()> {
-        self.read_through(name, elements, dst, &mut Vec::new())
-    }
-
-    /// As `read`, by way of `buffer`, which takes on what is read at a time.
-    pub(crate) fn read_through(
-        &self,
-        name: &str,
-        elements: Range<usize>,
-        dst: &mut [f32],
-        buffer: &mut Vec<u8>,
-    ) -> Result<()> {
+    pub fn read(&self, name: &str, elements: Range<usize>, dst: &mut [f32], buffer: &mut Vec<u8>) -> Result<()> {
         let (info, decode) = self.slice(name, &elements, dst.len())?;
         let width = info.width();
         let mut position = info.begin + (elements.start * width) as u64;
@@ -58,7 +46,7 @@ impl Checkpoint {
         Ok(bytes)
     }
 
-    /// Room for a tensor's bytes, or for all tensors'.
+    /// Reserves host memory for a tensor's bytes.
     pub(crate) fn room(&self, name: &str, len: usize) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let none = |_| {
@@ -78,7 +66,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The tensor of a slice and what converts it.
+    /// The tensor of a slice, and the conversion of its elements.
     fn slice(&self, name: &str, elements: &Range<usize>, wanted: usize) -> Result<(&TensorInfo, Decode)> {
         let refuse = |reason: String| self.refuse(name, reason);
         let info = self.tensors.get(name).ok_or_else(|| refuse("there is no such tensor".into()))?;
@@ -105,73 +93,5 @@ impl Checkpoint {
 
     fn refuse(&self, name: &str, reason: String) -> CheckpointError {
         CheckpointError::Read { dir: self.dir.clone(), tensor: name.into(), reason }
-    }
-}
-
-impl TensorInfo {
-    /// Bytes of one element; opening has refused types whose elements are no whole bytes where a model wants the tensor.
-    fn width(&self) -> usize {
-        self.dtype.bitsize() / 8
-    }
-
-    /// Bytes in all.
-    pub fn bytes(&self) -> usize {
-        self.elements() * self.dtype.bitsize() / 8
-    }
-}
-
-/// Converts little-endian bytes to as many f32.
-type Decode = fn(&[u8], &mut [f32]);
-
-/// For the types that weights may have.
-pub(super) fn decoder(dtype: StoredType) -> Option<Decode> {
-    fn each<const N: usize>(bytes: &[u8], dst: &mut [f32], convert: impl Fn([u8; N]) -> f32) {
-        let (values, _) = bytes.as_chunks::<N>();
-        for (to, value) in dst.iter_mut().zip(values) {
-            *to = convert(*value);
-        }
-    }
-    /// In pieces that lie in registers and the nearest cache: the processor's own conversion takes a slice.
-    fn halves(bytes: &[u8], dst: &mut [f32]) {
-        const PIECE: usize = 64;
-        let mut piece = [f16::ZERO; PIECE];
-        for (dst, bytes) in dst.chunks_mut(PIECE).zip(bytes.chunks(2 * PIECE)) {
-            let (values, _) = bytes.as_chunks::<2>();
-            piece.iter_mut().zip(values).for_each(|(half, bytes)| *half = f16::from_le_bytes(*bytes));
-            piece[..dst.len()].convert_to_f32_slice(dst);
-        }
-    }
-    match dtype {
-        StoredType::F32 => Some(|bytes, dst| each(bytes, dst, f32::from_le_bytes)),
-        // The upper half of a single, bit by bit.
-        StoredType::BF16 => {
-            Some(|bytes, dst| each(bytes, dst, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)))
-        }
-        StoredType::F16 => Some(halves),
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// All 65536 values of both halves, against the conversion of one value.
-    #[test]
-    fn every_half_converts_exactly() {
-        let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-        let convert = |dtype| {
-            let mut values = vec![0f32; 1 << 16];
-            decoder(dtype).unwrap()(&bytes, &mut values);
-            values
-        };
-        for (bits, value) in (0..=u16::MAX).zip(convert(StoredType::F16)) {
-            let wanted = f16::from_bits(bits).to_f32();
-            assert!(value.to_bits() == wanted.to_bits() || (value.is_nan() && wanted.is_nan()), "f16 {bits:#x}");
-        }
-        for (bits, value) in (0..=u16::MAX).zip(convert(StoredType::BF16)) {
-            let wanted = half::bf16::from_bits(bits).to_f32();
-            assert!(value.to_bits() == wanted.to_bits() || (value.is_nan() && wanted.is_nan()), "bf16 {bits:#x}");
-        }
     }
 }

@@ -1,14 +1,15 @@
 //! Writing one safetensors file, whole or not at all.
 
+use super::elements::{encode, stored_type};
 use super::header::{LENGTH_BYTES, MAX_HEADER_BYTES, METADATA};
-use super::{CheckpointError, Result, StoredType};
+use super::{CheckpointError, Result};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use zbench_kernels::DType;
 
-/// Written at a time.
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// Writes tensors (name, shape, row-major elements) as `dtype`, rounded to nearest even, into one file.
@@ -20,13 +21,20 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// A name used twice or reserved, elements that do not fill their shape, or a disk that refuses (full, read-only); what
 /// was written beside is removed then.
 pub fn write_safetensors(path: &Path, tensors: &[(String, Vec<usize>, &[f32])], dtype: DType) -> Result<()> {
-    let encoding = Encoding::of(dtype).ok_or_else(|| {
-        let reason = format!("{dtype} was asked for; f32, bf16 and f16 are there");
-        CheckpointError::Write { path: path.into(), reason }
-    })?;
-    let header = header(path, tensors, &encoding)?;
+    let refuse = |reason| CheckpointError::Write { path: path.into(), reason };
+    if !matches!(dtype, DType::F32 | DType::Bf16 | DType::F16) {
+        return Err(refuse(format!("{dtype} was asked for; f32, bf16 and f16 are there")));
+    }
+    check(tensors).map_err(refuse)?;
+    let shapes = tensors.iter().map(|(name, shape, _)| (name.clone(), &shape[..], dtype));
+    // transformers refuses files that do not say which framework's layout they follow.
+    let header = header_bytes("pt", shapes, LENGTH_BYTES as usize);
+    if header.len() as u64 - LENGTH_BYTES > MAX_HEADER_BYTES {
+        let reason = format!("the header would take {} bytes; the format allows {MAX_HEADER_BYTES}", header.len());
+        return Err(refuse(reason));
+    }
     let (file, beside) = create_beside(path).map_err(|source| CheckpointError::io("write beside", path, source))?;
-    let written = fill(file, &header, tensors, &encoding)
+    let written = fill(file, &header, tensors, dtype)
         .and_then(|()| std::fs::rename(&beside, path))
         .and_then(|()| flush_folder(path));
     written.map_err(|source| {
@@ -36,62 +44,37 @@ pub fn write_safetensors(path: &Path, tensors: &[(String, Vec<usize>, &[f32])], 
     })
 }
 
-/// Appends elements' bytes.
-type Append = fn(&[f32], &mut Vec<u8>);
-
-/// How an element is stored.
-struct Encoding {
-    stored: StoredType,
-    width: usize,
-    append: Append,
-}
-
-impl Encoding {
-    fn of(dtype: DType) -> Option<Encoding> {
-        let (stored, append): (_, Append) = match dtype {
-            DType::F32 => (StoredType::F32, |values, to| to.extend(values.iter().flat_map(|v| v.to_le_bytes()))),
-            DType::Bf16 => (StoredType::BF16, |values, to| {
-                to.extend(values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()));
-            }),
-            DType::F16 => (StoredType::F16, |values, to| {
-                to.extend(values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes()));
-            }),
-            DType::F64 | DType::U32 | DType::I32 | DType::I8 => return None,
-        };
-        Some(Encoding { stored, width: dtype.size(), append })
-    }
-}
-
-/// Length and JSON, padded so that data begin at a multiple of eight.
-fn header(path: &Path, tensors: &[(String, Vec<usize>, &[f32])], encoding: &Encoding) -> Result<Vec<u8>> {
-    let mut entries = Map::new();
-    // transformers refuses files that do not say which framework's layout they follow.
-    entries.insert(METADATA.into(), json!({"format": "pt"}));
-    let mut begin = 0usize;
+/// Refuses names that are used twice or reserved, and elements that do not fill their shape.
+fn check(tensors: &[(String, Vec<usize>, &[f32])]) -> std::result::Result<(), String> {
+    let mut taken = BTreeSet::from([METADATA]);
     for (name, shape, data) in tensors {
-        let refuse = |reason: String| CheckpointError::Write { path: path.into(), reason: format!("{name}: {reason}") };
         let elements = shape.iter().try_fold(1usize, |all, size| all.checked_mul(*size));
         if elements != Some(data.len()) {
-            return Err(refuse(format!("{} elements were given for the shape {shape:?}", data.len())));
+            return Err(format!("{name}: {} elements were given for the shape {shape:?}", data.len()));
         }
-        // A slice's bytes fit in isize, and no dtype is wider than f32.
-        let end = begin.checked_add(data.len() * encoding.width).ok_or_else(|| refuse("sizes overflow".into()))?;
-        let entry = json!({"dtype": encoding.stored, "shape": shape, "data_offsets": [begin, end]});
-        if entries.insert(name.clone(), entry).is_some() {
-            return Err(refuse("its name is taken".into()));
+        if !taken.insert(name) {
+            return Err(format!("{name}: its name is taken"));
         }
-        begin = end;
     }
-    let header = header_bytes(entries, LENGTH_BYTES as usize);
-    if header.len() as u64 - LENGTH_BYTES > MAX_HEADER_BYTES {
-        let reason = format!("the header would take {} bytes; the format allows {MAX_HEADER_BYTES}", header.len());
-        return Err(CheckpointError::Write { path: path.into(), reason });
-    }
-    Ok(header)
+    Ok(())
 }
 
-/// Length and JSON of a safetensors header, filled up with spaces so that the data begin at a multiple of so many bytes.
-pub(crate) fn header_bytes(entries: Map<String, Value>, multiple: usize) -> Vec<u8> {
+/// The header of a safetensors file with these tensors (name, shape, type), one behind the other: its length and JSON,
+/// padded with spaces so that the data begin at a multiple of so many bytes. `format` goes into the metadata.
+pub(crate) fn header_bytes<'a>(
+    format: &str,
+    tensors: impl Iterator<Item = (String, &'a [usize], DType)>,
+    multiple: usize,
+) -> Vec<u8> {
+    let mut entries = Map::new();
+    entries.insert(METADATA.into(), json!({"format": format}));
+    let mut begin = 0;
+    for (name, shape, dtype) in tensors {
+        let end = begin + (shape.iter().product::<usize>() * dtype.size()) as u64;
+        let entry = json!({"dtype": stored_type(dtype), "shape": shape, "data_offsets": [begin, end]});
+        entries.insert(name, entry);
+        begin = end;
+    }
     let length = LENGTH_BYTES as usize;
     let mut json = Value::Object(entries).to_string().into_bytes();
     json.resize((json.len() + length).next_multiple_of(multiple) - length, b' ');
@@ -119,25 +102,20 @@ fn create_beside(path: &Path) -> std::io::Result<(File, PathBuf)> {
     }
 }
 
-fn fill(
-    mut file: File,
-    header: &[u8],
-    tensors: &[(String, Vec<usize>, &[f32])],
-    encoding: &Encoding,
-) -> std::io::Result<()> {
+fn fill(mut file: File, header: &[u8], tensors: &[(String, Vec<usize>, &[f32])], dtype: DType) -> std::io::Result<()> {
     file.write_all(header)?;
-    let mut bytes = Vec::with_capacity(BUFFER_BYTES);
+    let mut buffer = vec![0; BUFFER_BYTES];
     for (_, _, data) in tensors {
-        for part in data.chunks(BUFFER_BYTES / encoding.width) {
-            bytes.clear();
-            (encoding.append)(part, &mut bytes);
-            file.write_all(&bytes)?;
+        for part in data.chunks(BUFFER_BYTES / dtype.size()) {
+            let bytes = &mut buffer[..part.len() * dtype.size()];
+            encode(dtype, part, bytes);
+            file.write_all(bytes)?;
         }
     }
     file.sync_all()
 }
 
-/// A rename lasts once the folder is on the disk.
+/// Flushes the folder of a file: a rename is durable only then.
 fn flush_folder(path: &Path) -> std::io::Result<()> {
     let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(folder)?.sync_all()

@@ -1,5 +1,6 @@
 //! The model: its sizes, and what its blocks are made of.
 
+use super::is_default;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -40,13 +41,13 @@ pub struct Model {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sliding_window: Option<usize>,
     /// Blocks below this number see the whole sequence in spite of `sliding_window`.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub max_window_layers: usize,
     /// Token whose embedding has no gradient from look-ups; absent = none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad_token_id: Option<usize>,
     /// What a block is made of; absent = Llama's.
-    #[serde(default, skip_serializing_if = "Form::is_llama")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub form: Form,
     /// Experts in place of the MLP; absent = every block has one MLP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,7 +56,7 @@ pub struct Model {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<PathBuf>,
     /// Who reads the folder.
-    #[serde(default, skip_serializing_if = "Loading::is_sliced")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub loading: Loading,
     /// Folder into which the model is written after the last step, as transformers opens it; absent = nowhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -105,10 +106,6 @@ impl Experts {
     }
 }
 
-fn is_zero(number: &usize) -> bool {
-    *number == 0
-}
-
 /// What a block is made of, beside its sizes. The default is Llama's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -137,12 +134,6 @@ pub struct Form {
     pub embedding_norm: bool,
     /// The embeddings are multiplied by the root of the hidden size (Gemma).
     pub embedding_scale: bool,
-}
-
-impl Form {
-    fn is_llama(&self) -> bool {
-        *self == Form::default()
-    }
 }
 
 /// The kind of a norm.
@@ -243,9 +234,5 @@ impl Loading {
             Loading::Broadcast => "broadcast",
             Loading::Everywhere => "everywhere",
         }
-    }
-
-    fn is_sliced(&self) -> bool {
-        *self == Loading::Sliced
     }
 }

@@ -80,31 +80,34 @@ impl Default for Priced {
 impl Priced {
     /// The first key that the engine would have to know, and what it says; `None` where there is nothing to know.
     pub fn first_key(&self) -> Option<(&'static str, String)> {
-        let degrees = [
-            ("parallel.tensor", self.tensor),
-            ("parallel.sequence", self.sequence),
-            ("parallel.pipeline", self.pipeline),
-            ("parallel.context", self.context),
-            ("parallel.expert", self.expert),
-            ("parallel.expert_tensor", self.expert_tensor),
+        fn unless<T: PartialEq + Serialize>(usual: T, value: T) -> Option<String> {
+            (value != usual).then(|| serde_json::json!(value).to_string())
+        }
+        let degree = |ranks: usize| unless(1, ranks.max(1));
+        let quoted = |word: &str| Some(format!("{word:?}"));
+        let loss = match self.loss {
+            PricedLoss::Fused => None,
+            PricedLoss::Logits => quoted("logits"),
+            PricedLoss::Chunked(_) => quoted("chunked"),
+        };
+        let keys = [
+            ("parallel.tensor", degree(self.tensor)),
+            ("parallel.sequence", degree(self.sequence)),
+            ("parallel.pipeline", degree(self.pipeline)),
+            ("parallel.context", degree(self.context)),
+            ("parallel.expert", degree(self.expert)),
+            ("parallel.expert_tensor", degree(self.expert_tensor)),
+            ("parallel.gather_wire", unless(None, self.gather_wire)),
+            ("parallel.reduce_wire", unless(None, self.reduce_wire)),
+            ("memory.offload_optimizer", unless(Home::Device, self.offload_optimizer)),
+            ("memory.offload_parameters", unless(Home::Device, self.offload_parameters)),
+            ("memory.offload_activations", unless(Home::Device, self.offload_activations)),
+            ("memory.loss", loss),
+            ("model.family", self.model.as_ref().and_then(|model| quoted(model.name()))),
+            ("memory.partition_activations", unless(false, self.partition_activations)),
+            ("parallel.strategy", if self.parked > 1 { quoted("zero++") } else { None }),
         ];
-        let degree = degrees.into_iter().find(|(_, degree)| *degree > 1).map(|(key, degree)| (key, degree.to_string()));
-        let words = [
-            ("parallel.gather_wire", self.gather_wire.map(Wire::name)),
-            ("parallel.reduce_wire", self.reduce_wire.map(Wire::name)),
-            ("memory.offload_optimizer", self.offload_optimizer.off_device()),
-            ("memory.offload_parameters", self.offload_parameters.off_device()),
-            ("memory.offload_activations", self.offload_activations.off_device()),
-            ("memory.loss", self.loss.not_ours()),
-            ("model.family", self.model.as_ref().map(PricedModel::name)),
-        ];
-        let word = words.into_iter().find_map(|(key, word)| Some((key, format!("{:?}", word?))));
-        let flags = [
-            (self.partition_activations, "memory.partition_activations", "true"),
-            (self.parked > 1, "parallel.strategy", "\"zero++\""),
-        ];
-        let flag = || flags.into_iter().find(|(set, ..)| *set).map(|(_, key, word)| (key, word.to_string()));
-        degree.or(word).or_else(flag)
+        keys.into_iter().find_map(|(key, word)| Some((key, word?)))
     }
 
     /// Ranks that hold one replica of the model's work: all but the data axes.
@@ -136,17 +139,6 @@ pub enum Wire {
     Int4,
 }
 
-impl Wire {
-    /// The name in configurations.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Wire::Bf16 => "bf16",
-            Wire::Int8 => "int8",
-            Wire::Int4 => "int4",
-        }
-    }
-}
-
 /// Where bytes live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -160,16 +152,6 @@ pub enum Home {
     Disk,
 }
 
-impl Home {
-    fn off_device(self) -> Option<&'static str> {
-        match self {
-            Home::Device => None,
-            Home::Host => Some("host"),
-            Home::Disk => Some("disk"),
-        }
-    }
-}
-
 /// How the loss over the vocabulary is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -181,16 +163,6 @@ pub enum PricedLoss {
     Logits,
     /// So many tokens at a time.
     Chunked(usize),
-}
-
-impl PricedLoss {
-    fn not_ours(self) -> Option<&'static str> {
-        match self {
-            PricedLoss::Fused => None,
-            PricedLoss::Logits => Some("logits"),
-            PricedLoss::Chunked(_) => Some("chunked"),
-        }
-    }
 }
 
 /// A model that the engine has not.

@@ -59,10 +59,3 @@ pub enum WeightRounding {
     /// To one of the two neighbours, by chance, so that the mean is right.
     Stochastic,
 }
-
-impl WeightRounding {
-    /// Left out of a cell's text, so that the keys of older cells stay.
-    pub fn is_nearest(&self) -> bool {
-        *self == WeightRounding::Nearest
-    }
-}

@@ -1,78 +1,54 @@
 //! A thread that reads a rank's micro-batches before they are wanted.
 //!
-//! A rank's micro-batches have numbers one stride apart, so after the first has been asked for the thread knows the next.
-//! Whoever asks for another number (a run that goes on elsewhere) has what was read thrown away. Buffers are made once.
+//! The first samples of a rank's micro-batches are one stride apart, so the numbers of the next ones are known. Each buffer
+//! travels to the thread with the number of a micro-batch, and comes back filled, in order. Whoever asks for another number
+//! (a run that continues elsewhere) has what was read thrown away. Buffers are made once.
 
 use super::{DataError, Row, Source};
-use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::cell::RefCell;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// Reads ahead until it is dropped; dropping waits for the micro-batch in work.
+/// Reads ahead until it is dropped; dropping waits for the micro-batch that is being read.
 #[derive(Debug)]
 pub struct Prefetcher {
     source: Source,
-    shared: Arc<Shared>,
     rows: usize,
     stride: u64,
     starts: bool,
-    thread: Option<JoinHandle<()>>,
+    depth: usize,
+    queue: RefCell<Queue>,
+    // Dropped after the queue, whose channels end the thread.
+    _thread: Reading,
 }
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// What is read next; nothing before the first was asked for.
+struct Queue {
+    /// The first sample that comes next out of here; `None` before the first was asked for, and after an error.
     next: Option<u64>,
-    /// What comes next out of here.
-    wanted: Option<u64>,
-    ready: VecDeque<Filled>,
+    /// Buffers that are not with the thread.
     free: Vec<Filled>,
-    /// Counts how often the thread was sent elsewhere.
-    turns: u64,
-    failed: Option<DataError>,
-    /// The rank has ended.
-    stop: bool,
-    /// The thread has.
-    ended: bool,
+    orders: SyncSender<(u64, Filled)>,
+    ready: Receiver<(Filled, Result<(), DataError>)>,
 }
 
-/// The buffers of a micro-batch.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Filled {
     inputs: Vec<u32>,
     targets: Vec<u32>,
     starts: Option<Vec<u32>>,
 }
 
-impl Filled {
-    fn row(&mut self) -> Row<'_> {
-        Row { inputs: &mut self.inputs, targets: &mut self.targets, starts: self.starts.as_deref_mut() }
-    }
-}
+/// The thread, which is waited for.
+#[derive(Debug)]
+struct Reading(Option<JoinHandle<()>>);
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Says that the thread has ended, however it does.
-struct Ending<'a>(&'a Shared);
-
-impl Drop for Ending<'_> {
+impl Drop for Reading {
     fn drop(&mut self) {
-        self.0.lock().ended = true;
-        self.0.changed.notify_all();
+        if let Some(thread) = self.0.take() {
+            // A thread that panicked has said so, and its micro-batches were read without it.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -81,7 +57,7 @@ impl Prefetcher {
     /// The first samples of two micro-batches that follow each other are `stride` apart.
     ///
     /// # Errors
-    /// The system has no thread to give.
+    /// The system starts no more threads.
     pub fn start(
         source: &Source,
         rows: usize,
@@ -89,20 +65,26 @@ impl Prefetcher {
         depth: usize,
         starts: bool,
     ) -> Result<Prefetcher, DataError> {
-        let tokens = rows * source.seq_len();
+        let (depth, tokens) = (depth.max(1), rows * source.seq_len());
         let buffer =
             || Filled { inputs: vec![0; tokens], targets: vec![0; tokens], starts: starts.then(|| vec![0; tokens]) };
-        let free = (0..depth.max(1)).map(|_| buffer()).collect();
-        let state = State { ready: VecDeque::with_capacity(depth.max(1)), free, ..State::default() };
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
-        let (reads, to) = (source.clone(), shared.clone());
+        let free = (0..depth).map(|_| buffer()).collect();
+        let (orders, ordered) = sync_channel::<(u64, Filled)>(depth);
+        let (done, ready) = sync_channel(depth);
+        let reads = source.clone();
         let builder = std::thread::Builder::new().name("read ahead".into()).stack_size(256 << 10);
         let thread = builder.spawn(move || {
-            let _ending = Ending(&to);
-            read(&reads, &to, rows, stride);
+            for (first, mut filled) in ordered {
+                let Filled { inputs, targets, starts } = &mut filled;
+                let read = reads.fill_rows(false, first, rows, Row { inputs, targets, starts: starts.as_deref_mut() });
+                if done.send((filled, read)).is_err() {
+                    return;
+                }
+            }
         });
         let thread = thread.map_err(|source| DataError::Thread { source: crate::threads::not_started(source) })?;
-        Ok(Prefetcher { source: source.clone(), shared, rows, stride, starts, thread: Some(thread) })
+        let queue = RefCell::new(Queue { next: None, free, orders, ready });
+        Ok(Prefetcher { source: source.clone(), rows, stride, starts, depth, queue, _thread: Reading(Some(thread)) })
     }
 
     /// The micro-batch whose first sample is given: as [`Source::fill_rows`] writes it, errors too.
@@ -116,78 +98,44 @@ impl Prefetcher {
             let (rows, seq_len) = (self.rows, self.source.seq_len());
             return Err(DataError::Buffers { rows, seq_len, inputs: to.inputs.len(), targets: to.targets.len() });
         }
-        let mut state = self.shared.lock();
-        if state.wanted != Some(first) {
-            let State { ready, free, .. } = &mut *state;
-            free.extend(ready.drain(..));
-            (state.next, state.failed) = (Some(first), None);
-            state.turns += 1;
-            self.shared.changed.notify_all();
+        let mut queue = self.queue.borrow_mut();
+        if queue.next != Some(first) {
+            self.restart(&mut queue, first);
         }
-        state.wanted = Some(first.wrapping_add(self.stride));
-        while state.ready.is_empty() && state.failed.is_none() && !state.ended {
-            state = self.shared.wait(state);
-        }
-        if let Some(filled) = state.ready.pop_front() {
-            drop(state);
+        let Ok((filled, read)) = queue.ready.recv() else {
+            // The thread has panicked.
+            return self.source.fill_rows(false, first, self.rows, to);
+        };
+        if read.is_ok() {
             to.inputs.copy_from_slice(&filled.inputs);
             to.targets.copy_from_slice(&filled.targets);
             if let (Some(from), Some(to)) = (&filled.starts, to.starts) {
                 to.copy_from_slice(from);
             }
-            self.shared.lock().free.push(filled);
-            self.shared.changed.notify_all();
-            return Ok(());
         }
-        match state.failed.take() {
-            Some(error) => {
-                // Whoever asks again is read for again.
-                (state.next, state.wanted) = (None, None);
-                Err(error)
-            }
-            None => {
-                drop(state);
-                self.source.fill_rows(false, first, self.rows, to)
-            }
+        // Whoever asks again after an error is read for again.
+        queue.next = read.is_ok().then(|| first.wrapping_add(self.stride));
+        queue.order(first.wrapping_add(self.stride.wrapping_mul(self.depth as u64)), filled);
+        read
+    }
+
+    /// Takes all buffers back, and has them filled from `first` on.
+    fn restart(&self, queue: &mut Queue, first: u64) {
+        while queue.free.len() < self.depth
+            && let Ok((filled, _)) = queue.ready.recv()
+        {
+            queue.free.push(filled);
+        }
+        for place in 0..queue.free.len() as u64 {
+            let Some(filled) = queue.free.pop() else { break };
+            queue.order(first.wrapping_add(self.stride.wrapping_mul(place)), filled);
         }
     }
 }
 
-impl Drop for Prefetcher {
-    fn drop(&mut self) {
-        self.shared.lock().stop = true;
-        self.shared.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so; whoever waited for it has read by itself.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// The thread: reads until it is told to stop.
-fn read(source: &Source, shared: &Shared, rows: usize, stride: u64) {
-    let mut state = shared.lock();
-    loop {
-        while !state.stop && (state.next.is_none() || state.failed.is_some() || state.free.is_empty()) {
-            state = shared.wait(state);
-        }
-        if state.stop {
-            return;
-        }
-        let (Some(first), Some(mut filled)) = (state.next, state.free.pop()) else { continue };
-        state.next = Some(first.wrapping_add(stride));
-        let turns = state.turns;
-        drop(state);
-        let read = source.fill_rows(false, first, rows, filled.row());
-        state = shared.lock();
-        match read {
-            Ok(()) if turns == state.turns => state.ready.push_back(filled),
-            Err(error) if turns == state.turns => {
-                state.failed = Some(error);
-                state.free.push(filled);
-            }
-            _ => state.free.push(filled),
-        }
-        shared.changed.notify_all();
+impl Queue {
+    fn order(&self, first: u64, filled: Filled) {
+        // Where the thread has panicked nobody receives it.
+        let _ = self.orders.send((first, filled));
     }
 }

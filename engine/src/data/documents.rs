@@ -16,19 +16,18 @@ use serde::{Deserialize, Serialize};
 /// A target that has no loss.
 pub const NO_TARGET: u32 = u32::MAX;
 
-/// Documents, tokenized and put into sequences.
 #[derive(Clone, Debug)]
 pub(super) struct Corpus {
     files: Vec<Sequences>,
     mix: Mix,
     seed: u64,
     shuffle: bool,
-    /// What stands where nothing does.
+    /// The token at places of padding.
     pad: u32,
     seq_len: u32,
 }
 
-/// What is said of documents beside their sequences.
+/// Counts of what documents hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
     /// Lines with a document.
@@ -45,7 +44,6 @@ pub struct Found {
     pub real_tokens: u64,
 }
 
-/// The sequences of one file.
 #[derive(Clone, Debug)]
 struct Sequences {
     tokens: Tokens,
@@ -115,7 +113,7 @@ impl Tokens {
         self.loss.as_ref().is_none_or(|bits| bits[at as usize / 64] >> (at % 64) & 1 == 1)
     }
 
-    /// Targets with a loss of a piece.
+    /// How many targets of a piece have a loss.
     fn targets(&self, piece: &Piece) -> u32 {
         let count = piece.len - u32::from(!piece.more);
         if self.loss.is_none() {
@@ -182,7 +180,6 @@ impl Corpus {
         Ok(())
     }
 
-    /// What a sequence holds.
     pub fn counts(&self, held_out: bool, number: u64) -> Result<Counts, DataError> {
         let (file, sequence) = self.sequence(held_out, number)?;
         let pieces = file.pieces(sequence);

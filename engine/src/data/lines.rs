@@ -7,9 +7,7 @@ use crate::config::{DocumentFile, DocumentForm, Template};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
 
-/// The longest line.
 pub const MOST_LINE_BYTES: usize = 64 << 20;
 
 /// A part of a document that is tokenized by itself.
@@ -20,11 +18,9 @@ pub(super) struct Segment {
     pub answer: bool,
 }
 
-/// A file's documents, line by line.
 pub(super) struct Lines<'a> {
     file: &'a DocumentFile,
     template: Template,
-    /// The key that names the file.
     key: &'static str,
     reader: BufReader<File>,
     line: u64,
@@ -44,12 +40,12 @@ impl<'a> Lines<'a> {
             self.line += 1;
             let mut limited = (&mut self.reader).take(MOST_LINE_BYTES as u64 + 1);
             let read = limited.read_until(b'\n', &mut self.buffer);
-            let path = || -> PathBuf { self.file.path.clone() };
-            read.map_err(|source| DataError::Io { doing: "read", path: path(), key: self.key, source })?;
+            let path = &self.file.path;
+            read.map_err(|source| DataError::io("read", path, self.key, source))?;
             if self.buffer.is_empty() {
                 return Ok(None);
             }
-            let wrong = |reason: String| DataError::Line { path: path(), line: self.line, reason };
+            let wrong = |reason: String| DataError::Line { path: path.clone(), line: self.line, reason };
             if self.buffer.len() > MOST_LINE_BYTES {
                 let most = MOST_LINE_BYTES >> 20;
                 return Err(wrong(format!(
@@ -80,14 +76,14 @@ fn document(value: &Value, file: &DocumentFile, template: Template) -> Result<(V
     let Value::Object(object) = value else {
         return Err(format!("is {}; every line must be a JSON object", kind(value)));
     };
-    let text = |key: &str| match object.get(key) {
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(other) => Err(format!("has {} for {key:?}; it must be a text", kind(other))),
-        None => Err(String::new()),
-    };
     let there = || {
         let keys: Vec<String> = object.keys().take(8).map(|key| format!("{key:?}")).collect();
         if keys.is_empty() { "the object is empty".into() } else { format!("it has {}", keys.join(", ")) }
+    };
+    let text = |key: &str, missing: &dyn Fn() -> String| match object.get(key) {
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(other) => Err(format!("has {} for {key:?}; it must be a text", kind(other))),
+        None => Err(missing()),
     };
     match file.form {
         DocumentForm::Jsonl => {
@@ -98,33 +94,22 @@ fn document(value: &Value, file: &DocumentFile, template: Template) -> Result<(V
                     there()
                 )
             };
-            let text = text(&file.field).map_err(|error| if error.is_empty() { missing() } else { error })?;
-            Ok((vec![Segment { text, answer: true }], true))
+            Ok((vec![Segment { text: text(&file.field, &missing)?, answer: true }], true))
         }
         DocumentForm::Chat => match object.get("messages") {
             Some(Value::Array(messages)) if messages.is_empty() => Err("has an empty list of messages".into()),
             Some(Value::Array(messages)) => conversation(messages, template).map(|segments| (segments, false)),
             Some(other) => Err(format!("has {} for \"messages\"; it must be a list", kind(other))),
             None => {
-                let missing = |key| {
+                let missing = |key: &str| {
                     format!(
-                        "has no {key}: {}; a conversation is {{\"messages\": [{{\"role\", \"content\"}}, …]}} or {{\"prompt\", \"completion\"}}",
+                        "has no {key:?}: {}; a conversation is {{\"messages\": [{{\"role\", \"content\"}}, …]}} or {{\"prompt\", \"completion\"}}",
                         there()
                     )
                 };
-                let part = |key: &str| {
-                    text(key).map_err(|error| {
-                        if error.is_empty() {
-                            missing(if key == "prompt" { "\"messages\"" } else { "\"completion\"" })
-                        } else {
-                            error
-                        }
-                    })
-                };
-                let (prompt, completion) = (part("prompt")?, part("completion")?);
-                let segments =
-                    vec![Segment { text: prompt, answer: false }, Segment { text: completion, answer: true }];
-                Ok((segments, true))
+                let prompt = text("prompt", &|| missing("messages"))?;
+                let completion = text("completion", &|| missing("completion"))?;
+                Ok((vec![Segment { text: prompt, answer: false }, Segment { text: completion, answer: true }], true))
             }
         },
     }

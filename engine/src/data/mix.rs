@@ -7,7 +7,6 @@
 /// Sequences of a period: shares are whole ten-thousandths.
 pub(super) const PERIOD: usize = 10_000;
 
-/// The turns of several files.
 #[derive(Clone, Debug)]
 pub(super) struct Mix {
     /// By place in the period: the file, and how many of it come before in the period.

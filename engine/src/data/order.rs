@@ -14,7 +14,6 @@ pub struct Order {
 }
 
 impl Order {
-    /// The order of `count` elements.
     pub fn new(seed: u64, stream: u64, epoch: u64, count: u64) -> Order {
         Order { key: mix(mix(mix(seed) ^ stream) ^ epoch), count }
     }

@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 pub(super) struct Piece {
     /// The first, in the file's tokens.
     pub begin: u64,
-    /// So many are inputs.
+    /// Tokens that are inputs.
     pub len: u32,
-    /// So many have a target with a loss.
+    /// Inputs whose target has a loss.
     pub targets: u32,
     /// The token behind the last input is the same document's: the last input's target.
     pub more: bool,
@@ -31,7 +31,7 @@ pub(super) fn cut(begin: u64, len: u64, seq_len: u32, mut each: impl FnMut(Piece
     }
 }
 
-/// Pieces that are packed together: so many that follow each other in the file.
+/// How many consecutive pieces of the file are packed together.
 pub(super) const WINDOW: usize = 1 << 14;
 
 /// Puts pieces into sequences of `seq_len`: best-fit decreasing within windows of [`WINDOW`] pieces. The longest piece

@@ -32,7 +32,7 @@ enum Store {
 impl Records {
     pub fn open(path: &Path, dtype: TokenType, vocab_size: usize, record_len: usize) -> Result<Records, DataError> {
         let file = open_file(path, "path")?;
-        let bytes = file.metadata().map_err(|source| unreadable(path, source))?.len();
+        let bytes = file.metadata().map_err(|source| DataError::io("read", path, "path", source))?.len();
         let width = width(dtype) as u64;
         if !bytes.is_multiple_of(width) {
             return Err(DataError::Ragged { path: path.into(), bytes, width });
@@ -44,7 +44,7 @@ impl Records {
         Ok(records)
     }
 
-    /// Of tokens that were made from `path`.
+    /// Records of tokens in memory that were made from `path`.
     pub fn from_tokens(
         path: &Path,
         tokens: Vec<u32>,
@@ -112,7 +112,8 @@ impl Records {
                 let (mut position, mut left) = (begin * width as u64, count * width as u64);
                 while left > 0 {
                     let bytes = &mut buffer[..left.min(BUFFER_BYTES as u64) as usize];
-                    file.read_exact_at(bytes, position).map_err(|source| unreadable(&self.path, source))?;
+                    file.read_exact_at(bytes, position)
+                        .map_err(|source| DataError::io("read", &self.path, "path", source))?;
                     match dtype {
                         TokenType::U16 => {
                             let tokens = bytes.as_chunks().0.iter();
@@ -146,8 +147,4 @@ const fn width(dtype: TokenType) -> usize {
         TokenType::U16 => 2,
         TokenType::U32 => 4,
     }
-}
-
-fn unreadable(path: &Path, source: std::io::Error) -> DataError {
-    DataError::Io { doing: "read", path: path.into(), key: "path", source }
 }

@@ -14,10 +14,11 @@
 //! Every token but the first follows from the one before it and one of four equally likely steps, so a model can learn
 //! the rule, and no model's expected loss is below ln 4 = 1.386 (where A is at least 4).
 
+use super::order::mix;
+
 /// At most so many tokens are in use, so that small models learn something within a short run.
 pub const MOST_TOKENS: usize = 256;
 
-/// The generator of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Synthetic {
     seed: u64,
@@ -25,32 +26,19 @@ pub struct Synthetic {
 }
 
 impl Synthetic {
-    /// The generator for a vocabulary, which must not be empty.
+    /// The generator for a vocabulary; one of 0 tokens counts as one of 1.
     pub fn new(vocab_size: usize, seed: u64) -> Synthetic {
-        Synthetic::with_tokens(vocab_size.min(MOST_TOKENS), seed)
-    }
-
-    /// The generator with a stated number of tokens in use; 0 counts as 1.
-    pub fn with_tokens(tokens: usize, seed: u64) -> Synthetic {
-        // Tokens are u32, whatever a caller asks for.
-        Synthetic { seed, tokens: (tokens as u64).clamp(1, 1 << 32) }
+        Synthetic { seed, tokens: vocab_size.clamp(1, MOST_TOKENS) as u64 }
     }
 
     /// Writes sample `g`: `targets[t]` is the token after `inputs[t]`; both have the same length.
     pub fn fill(&self, g: u64, inputs: &mut [u32], targets: &mut [u32]) {
         let key = (self.seed << 48) ^ (g << 20);
-        let mut token = splitmix64(key) % self.tokens;
+        let mut token = mix(key) % self.tokens;
         for (t, (input, target)) in (1u64..).zip(inputs.iter_mut().zip(targets)) {
             *input = token as u32;
-            token = (5 * token + 17 + splitmix64(key ^ t) % 4) % self.tokens;
+            token = (5 * token + 17 + mix(key ^ t) % 4) % self.tokens;
             *target = token as u32;
         }
     }
-}
-
-fn splitmix64(x: u64) -> u64 {
-    let z = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }

@@ -22,7 +22,7 @@ const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eo
 pub(super) fn tokenize(path: &Path, tokenizer: &Path, vocab_size: usize) -> Result<Vec<u32>, DataError> {
     let model = Checked::open(tokenizer, vocab_size)?;
     let mut file = open_file(path, "path")?;
-    let unreadable = |source| DataError::Io { doing: "read", path: path.into(), key: "path", source };
+    let unreadable = |source| DataError::io("read", path, "path", source);
     let mut tokens = Vec::new();
     let mut pending: Vec<u8> = Vec::new();
     let mut offset = 0u64;
@@ -77,12 +77,8 @@ impl<'a> Checked<'a> {
     pub fn open(path: &'a Path, vocab_size: usize) -> Result<Checked<'a>, DataError> {
         let bad = |reason: String| DataError::Tokenizer { path: path.into(), reason };
         let mut bytes = Vec::new();
-        open_file(path, "tokenizer")?.read_to_end(&mut bytes).map_err(|source| DataError::Io {
-            doing: "read",
-            path: path.into(),
-            key: "tokenizer",
-            source,
-        })?;
+        let read = open_file(path, "tokenizer")?.read_to_end(&mut bytes);
+        read.map_err(|source| DataError::io("read", path, "tokenizer", source))?;
         // Looked at as JSON first: on text that is none, the library may panic instead of saying where.
         serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).map_err(|error| bad(error.to_string()))?;
         let parse = || Tokenizer::from_bytes(&bytes).map_err(|error| error.to_string());

@@ -1,4 +1,4 @@
-//! Experts in a model's description: what its keys mean, sizes that cannot be, and parameters.
+//! Experts in a model's description: what its keys mean, and sizes that cannot be.
 
 use super::families::{Family, quoted};
 use super::{HfError, PartialModel, Refused, family_of};
@@ -90,12 +90,4 @@ pub(super) fn check(model: &Model) -> Result<(), Refused> {
         return Err(("max_window_layers", reason));
     }
     (family.check_experts)(model)
-}
-
-/// Experts, how many of them a token goes to, parameters of a block's router, and of one expert.
-pub(super) fn sizes(model: &Model) -> Option<[u128; 4]> {
-    let experts = model.experts.as_ref()?;
-    let (hidden, count) = (model.hidden_size as u128, experts.num_experts as u128);
-    let each = 3u128.saturating_mul(hidden).saturating_mul(experts.moe_intermediate_size as u128);
-    Some([count, experts.num_experts_per_tok as u128, count.saturating_mul(hidden), each])
 }

@@ -49,20 +49,18 @@ static FAMILIES: [Family; 11] = [
 
 /// One `model_type`. What a family does not state is as in the one that its file names last, in the end Llama.
 pub struct Family {
-    /// `model_type` of config.json.
     pub model_type: &'static str,
     /// The class that transformers opens a model with.
     pub architecture: &'static str,
     /// The class of its blocks in transformers.
     pub block_class: &'static str,
-    /// The models that come with zbench.
     pub presets: &'static [Preset],
     /// Keys of config.json and ours; of several that stand for one of ours the first that is there counts.
     pub keys: &'static [&'static [(&'static str, &'static str)]],
     /// Keys that change the mathematics unless absent, null or harmless.
     pub restricted: &'static [Restricted],
     pub defaults: fn() -> PartialModel,
-    /// A block whose keys say nothing else.
+    /// The form of a block where the keys say nothing else.
     pub form: fn() -> Form,
     /// Reads the keys that say more than one size or number.
     pub read: fn(&Reader<'_>, &mut PartialModel, &mut Form) -> Result<(), HfError>,
@@ -89,15 +87,12 @@ pub struct Family {
 }
 
 impl Family {
-    /// Whether its models have experts.
     pub fn has_experts(&self) -> bool {
         (self.defaults)().num_experts.is_some()
     }
 }
 
-/// A model that comes with zbench.
 pub struct Preset {
-    /// As users call it.
     pub name: &'static str,
     /// Its size, by which lists are ordered.
     pub parameters: u64,
@@ -105,7 +100,6 @@ pub struct Preset {
     pub text: &'static str,
 }
 
-/// The family of this `model_type`.
 pub fn family(model_type: &str) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.model_type == model_type)
 }
@@ -113,11 +107,6 @@ pub fn family(model_type: &str) -> Option<&'static Family> {
 /// A model's family; what is none of them counts as Llama.
 pub fn of(model: &Model) -> &'static Family {
     family(&model.family).unwrap_or(&FAMILIES[0])
-}
-
-/// The `model_type` of every family.
-pub fn family_names() -> impl Iterator<Item = &'static str> {
-    FAMILIES.iter().map(|family| family.model_type)
 }
 
 /// The class of a family's blocks in transformers.
@@ -158,7 +147,6 @@ pub fn preset(name: &str) -> Result<&'static str, HfError> {
     found.map(|preset| preset.text).ok_or_else(|| HfError::UnknownPreset { name: name.into() })
 }
 
-/// The presets, smallest first.
 pub fn preset_names() -> impl Iterator<Item = &'static str> {
     let mut all: Vec<&Preset> = FAMILIES.iter().flat_map(|family| family.presets).collect();
     all.sort_by_key(|preset| preset.parameters);

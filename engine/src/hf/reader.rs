@@ -16,16 +16,12 @@ pub const fn only(key: &'static str, harmless: fn(&Value) -> bool, have: &'stati
     Restricted { key, harmless, have }
 }
 
-pub fn is_gelu(value: &Value) -> bool {
-    value == "gelu"
-}
-
 pub fn is_gelu_tanh(value: &Value) -> bool {
     matches!(value.as_str(), Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" | "gelu_accurate"))
 }
 
 pub fn is_gelu_of_either_form(value: &Value) -> bool {
-    is_gelu(value) || is_gelu_tanh(value)
+    value == "gelu" || is_gelu_tanh(value)
 }
 
 pub fn is_false(value: &Value) -> bool {
@@ -44,10 +40,6 @@ pub fn is_zero(value: &Value) -> bool {
     is_number(value, 0.0)
 }
 
-pub fn is_one(value: &Value) -> bool {
-    is_number(value, 1.0)
-}
-
 pub const NO_DROPOUT: &str = "no dropout outside adapters; model.dropout = 0.0 trains without it";
 pub const CAUSAL: Restricted = only("is_causal", is_true, "causal attention");
 pub const PLAIN_WEIGHTS: Restricted = only("quantization_config", Value::is_null, "plain f32, bf16 and f16 weights");
@@ -55,11 +47,11 @@ pub const DROPOUT: Restricted = only("attention_dropout", is_zero, NO_DROPOUT);
 pub const HIDDEN_DROPOUT: Restricted = only("hidden_dropout", is_zero, NO_DROPOUT);
 /// Transformers knows one function under both names.
 pub const SILU: Restricted = only("hidden_act", |value| matches!(value.as_str(), Some("silu" | "swish")), "\"silu\"");
-pub const WHOLE_HEADS: Restricted = only("partial_rotary_factor", is_one, "rotation of the whole head");
+pub const WHOLE_HEADS: Restricted =
+    only("partial_rotary_factor", |value| is_number(value, 1.0), "rotation of the whole head");
 pub const NO_ROUTER_LOSS: Restricted =
     only("output_router_logits", is_false, "training without the router's auxiliary loss");
 
-/// `config.json`, read key by key.
 pub struct Reader<'a> {
     pub config: &'a Map<String, Value>,
     pub file: &'a str,

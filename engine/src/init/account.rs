@@ -1,15 +1,14 @@
-//! What a loader holds of host memory, by its own account: exact, and the same in every run.
+//! The host memory that a loader uses, as it counts it itself: exact, and the same in every run.
 
 use crate::outcome::Loaded;
 use std::cell::Cell;
 use std::time::Instant;
 
-/// One rank's account.
 pub(super) struct Account {
     since: Instant,
-    /// Written into homes and master weights.
+    /// Bytes written into homes and master weights.
     kept: Cell<u64>,
-    /// Held beside it at the moment.
+    /// Bytes held beside them at the moment.
     held: Cell<u64>,
     peak: Cell<u64>,
     read: Cell<u64>,
@@ -28,36 +27,32 @@ impl Account {
         Account { since: Instant::now(), kept, held, peak, read, received }
     }
 
-    /// Takes on as many elements of `T`.
+    /// Counts as many elements of `T` as held.
     pub(super) fn holds<T>(&self, elements: usize) -> Held<'_> {
         let bytes = (elements * size_of::<T>()) as u64;
         self.takes(bytes);
         Held { account: self, bytes }
     }
 
-    /// Takes bytes on.
     pub(super) fn takes(&self, bytes: u64) {
         self.held.set(self.held.get() + bytes);
         self.see();
     }
 
-    /// Gives bytes back.
     pub(super) fn gives(&self, bytes: u64) {
         self.held.set(self.held.get() - bytes);
     }
 
-    /// Has filled bytes that stay.
+    /// Counts bytes that stay filled.
     pub(super) fn keeps(&self, bytes: usize) {
         self.kept.set(self.kept.get() + bytes as u64);
         self.see();
     }
 
-    /// Has read bytes from a file.
     pub(super) fn reads(&self, bytes: usize) {
         self.read.set(self.read.get() + bytes as u64);
     }
 
-    /// Has received bytes.
     pub(super) fn receives(&self, bytes: usize) {
         self.received.set(self.received.get() + bytes as u64);
     }
@@ -66,7 +61,6 @@ impl Account {
         self.peak.set(self.peak.get().max(self.kept.get() + self.held.get()));
     }
 
-    /// All of it.
     pub(super) fn close(&self) -> Loaded {
         Loaded {
             kept_bytes: self.kept.get(),

@@ -1,13 +1,14 @@
 //! The first weights of matrices that are kept in few bits. A rank fills the bytes it owns, wherever they begin and end
 //! in a record: it reads the elements behind them in pieces of whole blocks, and all elements where it owns scales.
 
-use super::{Filler, PIECE, Result};
+use super::{Filler, PIECE};
+use crate::error::Result;
 use crate::mesh::within;
 use crate::model::{Tensor, Unit};
 use std::ops::Range;
 use zbench_kernels::{DType, DoubleScales, Op, Pack, Packed, Packing, View, ViewMut, no_scratch};
 
-/// Writes bytes `owned` of a tensor's record, wherever they lie.
+/// Writes bytes `owned` of a tensor's record.
 pub(super) fn put(
     filler: &Filler<'_>,
     unit: &Unit,
@@ -17,25 +18,17 @@ pub(super) fn put(
     dst: ViewMut<'_>,
 ) -> Result<()> {
     if dst.is_on_host() {
-        return fill(filler, unit, tensor, matrix, owned, dst.into_slice_mut()?);
+        return fill(filler, unit, tensor, Owned { matrix, range: owned, bytes: dst.into_slice_mut()? });
     }
     let mut bytes = vec![0i8; dst.len()];
     let _held = filler.account.holds::<i8>(bytes.len());
-    fill(filler, unit, tensor, matrix, owned, &mut bytes)?;
+    fill(filler, unit, tensor, Owned { matrix, range: owned, bytes: &mut bytes })?;
     Ok(filler.res.kernels.upload(View::of(&bytes), dst)?)
 }
 
-/// Writes bytes `owned` of a tensor's record.
-fn fill(
-    filler: &Filler<'_>,
-    unit: &Unit,
-    tensor: &Tensor,
-    matrix: Packed,
-    owned: Range<usize>,
-    dst: &mut [i8],
-) -> Result<()> {
+fn fill(filler: &Filler<'_>, unit: &Unit, tensor: &Tensor, mut record: Owned<'_>) -> Result<()> {
+    let matrix = record.matrix;
     let fields = matrix.fields();
-    let mut record = Owned { range: owned, bytes: dst };
     let codes = record.cut(&fields.codes);
     let scaled = !record.cut(&(fields.scales.start..fields.second.end)).is_empty();
     let block = matrix.block().max(1);
@@ -79,8 +72,8 @@ fn fill(
     Ok(())
 }
 
-/// The owned part of a record.
 struct Owned<'a> {
+    matrix: Packed,
     range: Range<usize>,
     bytes: &'a mut [i8],
 }

@@ -1,12 +1,11 @@
 //! Where elements of stored tensors come from: their files, host memory, or rank 0. Whoever fills asks for slices of them and
 //! does not see the difference.
 
-use super::Result;
 use super::account::Account;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::Communicator;
 use crate::config::Loading;
-use crate::error::StepError;
+use crate::error::{Result, StepError};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -15,21 +14,21 @@ use zbench_kernels::ViewMut;
 /// The rank that reads where one reads for all.
 const ROOT: usize = 0;
 
-/// Bytes that travel at a time.
+/// Bytes that are broadcast at a time.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// Ranks meet after the root has read so many bytes.
+/// How many bytes the root reads between two barriers.
 const MEETING_BYTES: usize = 256 << 20;
 
-/// A checkpoint as one rank gets at it.
+/// One rank's access to a checkpoint.
 pub(super) struct Stock<'a> {
     checkpoint: &'a Checkpoint,
     account: &'a Account,
     way: Way,
     root: bool,
-    /// Tensors that are here since they were brought.
+    /// Tensors that were received and not freed yet.
     brought: BTreeSet<String>,
-    /// What is read at a time, or travels.
+    /// What is read at a time.
     buffer: RefCell<Vec<u8>>,
 }
 
@@ -45,7 +44,7 @@ enum Way {
 type Tensors = BTreeMap<String, Vec<u8>>;
 
 impl<'a> Stock<'a> {
-    /// Gets hold of a checkpoint; what is held is added to the account.
+    /// Opens a checkpoint in the way that `loading` says; the account counts what is held.
     pub(super) fn open(
         checkpoint: &'a Checkpoint,
         loading: Loading,
@@ -70,12 +69,12 @@ impl<'a> Stock<'a> {
         Ok(Stock { checkpoint, account, way, root, brought: BTreeSet::new(), buffer: RefCell::new(Vec::new()) })
     }
 
-    /// Whether tensors must be brought before they are read.
+    /// Whether [`Stock::bring`] must be called before a tensor is read.
     pub(super) fn is_wire(&self) -> bool {
         matches!(self.way, Way::Wire(_))
     }
 
-    /// Has a tensor at hand. A collective call where tensors come from the root.
+    /// Makes a tensor available. A collective call where tensors come from the root.
     pub(super) fn bring(&mut self, name: &str, comm: &dyn Communicator) -> Result<()> {
         let Way::Wire(tensors) = &mut self.way else { return Ok(()) };
         let (root, account) = (self.root, self.account);
@@ -125,7 +124,7 @@ impl<'a> Stock<'a> {
             Way::Files => {
                 let mut buffer = self.buffer.borrow_mut();
                 let before = buffer.len();
-                self.checkpoint.read_through(name, elements, dst, &mut buffer)?;
+                self.checkpoint.read(name, elements, dst, &mut buffer)?;
                 self.account.takes((buffer.len() - before) as u64);
                 let width = self.checkpoint.tensor(name).map_or(0, |info| info.dtype.bitsize() / 8);
                 self.account.reads(dst.len() * width);
@@ -170,7 +169,6 @@ fn all_on_root(
     Ok(tensors)
 }
 
-/// A checkpoint's error as a step's.
 pub(super) fn refused(error: CheckpointError) -> StepError {
     StepError::Input(error.to_string())
 }

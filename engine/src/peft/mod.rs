@@ -8,13 +8,12 @@ mod read;
 mod targets;
 mod write;
 
-pub use read::{AdapterConfig, parse_config, read_config};
+pub use read::{parse_config, read_config};
 pub use targets::{all_linear, default_feedforward, default_targets, find_targets, target_names};
 pub use write::config_json;
 
 use std::path::PathBuf;
 
-/// The file of tensors.
 pub const WEIGHTS: &str = "adapter_model.safetensors";
 /// The file that says what they are.
 pub const CONFIG: &str = "adapter_config.json";
@@ -27,29 +26,12 @@ pub fn tensor_name(name: &str) -> String {
 /// Why a folder of adapters cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeftError {
-    /// The config cannot be read.
     #[error("{}: cannot be read: {reason}; name a folder with {CONFIG} and {WEIGHTS}", .file.display())]
-    Io {
-        file: PathBuf,
-        /// What the system said.
-        reason: String,
-    },
-    /// It is not JSON, or not an object.
+    Io { file: PathBuf, reason: String },
     #[error("{what}: not an {CONFIG}: {reason}; fetch the file again")]
-    Json {
-        what: String,
-        /// What the parser met.
-        reason: String,
-    },
-    /// A value that cannot be.
+    Json { what: String, reason: String },
     #[error("{what}: {field}: {reason}")]
-    Field {
-        what: String,
-        field: String,
-        /// What is wrong, and what would be right.
-        reason: String,
-    },
-    /// Adapters that zbench does not have.
+    Field { what: String, field: String, reason: String },
     #[error("{what}: these adapters need what zbench does not have: {}", .missing.join("; "))]
     Unsupported {
         what: String,

@@ -2,39 +2,21 @@
 
 use super::targets::{all_linear, default_feedforward, default_targets, find_targets};
 use super::{CONFIG, PeftError};
-use crate::config::{Linear, Method, Model};
+use crate::config::{Linear, Lora, Method, Model};
+use crate::hf::{Restricted, only};
 use serde_json::{Map, Value};
 use std::path::Path;
-
-/// What an `adapter_config.json` says of its adapters.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AdapterConfig {
-    pub method: Method,
-    /// Rows of A; 0 for IA3.
-    pub rank: usize,
-    /// Their output's factor is alpha over the rank, or over its root; 0 for IA3.
-    pub alpha: f64,
-    /// Dropout on their input.
-    pub dropout: f64,
-    /// By the root.
-    pub use_rslora: bool,
-    pub use_dora: bool,
-    /// The layers that have them.
-    pub targets: Vec<Linear>,
-    /// IA3: those of them whose factors are on what they read.
-    pub feedforward: Vec<Linear>,
-}
 
 /// Largest rank; more is a mistake, and sizes must not wrap.
 const MOST_RANK: u64 = 1 << 16;
 /// A config that is longer is none.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Reads the config of a folder of adapters for `model`.
+/// Reads the config of a folder of adapters for `model`: the adapters that start from this folder.
 ///
 /// # Errors
 /// No such file, no JSON object, a key of the wrong type, and whatever zbench does not have (all of it listed).
-pub fn read_config(dir: &Path, model: &Model) -> Result<AdapterConfig, PeftError> {
+pub fn read_config(dir: &Path, model: &Model) -> Result<Lora, PeftError> {
     let file = dir.join(CONFIG);
     let io = |reason: String| PeftError::Io { file: file.clone(), reason };
     // Asked before opening: opening a pipe would wait for its writer.
@@ -43,14 +25,14 @@ pub fn read_config(dir: &Path, model: &Model) -> Result<AdapterConfig, PeftError
         return Err(io("it is not a regular file of a few kilobytes".into()));
     }
     let text = std::fs::read_to_string(&file).map_err(|error| io(error.to_string()))?;
-    parse_config(&text, &file.display().to_string(), model)
+    Ok(Lora { path: Some(dir.into()), ..parse_config(&text, &file.display().to_string(), model)? })
 }
 
-/// Reads the text of an `adapter_config.json`; `what` names it in errors.
+/// Reads the text of an `adapter_config.json`; `what` names it in errors. The adapters have no folders.
 ///
 /// # Errors
 /// As [`read_config`].
-pub fn parse_config(text: &str, what: &str, model: &Model) -> Result<AdapterConfig, PeftError> {
+pub fn parse_config(text: &str, what: &str, model: &Model) -> Result<Lora, PeftError> {
     let bad = |reason: String| PeftError::Json { what: what.into(), reason };
     let value: Value = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
     let Value::Object(config) = value else { return Err(bad("it is not an object of keys".into())) };
@@ -59,33 +41,22 @@ pub fn parse_config(text: &str, what: &str, model: &Model) -> Result<AdapterConf
     file.refuse_unsupported(method)?;
     let targets = file.targets(method)?;
     Ok(match method {
-        Method::Lora => AdapterConfig {
-            method,
+        Method::Lora => Lora {
             rank: file.rank()?,
             alpha: file.number("lora_alpha", 8.0, f64::MIN_POSITIVE, 1e30)?,
             dropout: file.number("lora_dropout", 0.0, 0.0, 0.999)?,
             use_rslora: file.flag("use_rslora")?,
             use_dora: file.flag("use_dora")?,
             targets,
-            feedforward: Vec::new(),
+            ..Lora::default()
         },
-        Method::Ia3 => AdapterConfig {
-            method,
-            rank: 0,
-            alpha: 0.0,
-            dropout: 0.0,
-            use_rslora: false,
-            use_dora: false,
-            feedforward: file.feedforward(&targets)?,
-            targets,
-        },
+        Method::Ia3 => Lora { method, feedforward: file.feedforward(&targets)?, targets, ..Lora::default() },
     })
 }
 
 /// Keys that do not change the function, or that are read below.
 const READ: &[&str] = &[
     "peft_type",
-    "task_type",
     "auto_mapping",
     "peft_version",
     "base_model_name_or_path",
@@ -102,8 +73,6 @@ const READ_BY_LORA: &[&str] = &[
     "lora_dropout",
     "use_rslora",
     "use_dora",
-    "bias",
-    "init_lora_weights",
     // Of no effect without others that are refused.
     "layers_pattern",
     "megatron_core",
@@ -113,19 +82,27 @@ const READ_BY_LORA: &[&str] = &[
 ];
 const READ_BY_IA3: &[&str] = &["feedforward_modules", "init_ia3_weights"];
 
-/// What zbench has instead of what a key asks for.
-const HAVE: &[(&str, &str)] = &[
-    ("rank_pattern", "one rank for all layers"),
-    ("alpha_pattern", "one alpha for all layers"),
-    ("modules_to_save", "adapters alone, and no module that trains as a whole"),
-    ("layers_to_transform", "adapters on all blocks"),
-    ("layer_replication", "every block once"),
-    ("exclude_modules", "targets by name"),
-    ("target_parameters", "adapters on linear layers"),
-    ("trainable_token_indices", "frozen embeddings"),
-    ("lora_bias", "adapters without biases"),
-    ("loftq_config", "a base that is as its files have it"),
-    ("corda_config", "a base that is as its files have it"),
+/// Keys that ask for what zbench does not have unless their value is harmless.
+const RESTRICTED: &[Restricted] = &[
+    only("task_type", |value| value == "CAUSAL_LM", "\"CAUSAL_LM\""),
+    only("bias", |value| value == "none", "\"none\""),
+    // PiSSA, OLoRA and others change the base too.
+    only(
+        "init_lora_weights",
+        |value| value.is_boolean() || matches!(value.as_str(), Some("gaussian" | "eva" | "orthogonal")),
+        "adapters that leave the base as it is",
+    ),
+    only("rank_pattern", says_nothing, "one rank for all layers"),
+    only("alpha_pattern", says_nothing, "one alpha for all layers"),
+    only("modules_to_save", says_nothing, "adapters alone, and no module that trains as a whole"),
+    only("layers_to_transform", says_nothing, "adapters on all blocks"),
+    only("layer_replication", says_nothing, "every block once"),
+    only("exclude_modules", says_nothing, "targets by name"),
+    only("target_parameters", says_nothing, "adapters on linear layers"),
+    only("trainable_token_indices", says_nothing, "frozen embeddings"),
+    only("lora_bias", says_nothing, "adapters without biases"),
+    only("loftq_config", says_nothing, "a base that is as its files have it"),
+    only("corda_config", says_nothing, "a base that is as its files have it"),
 ];
 
 struct File<'a> {
@@ -160,27 +137,14 @@ impl File<'_> {
     fn refuse_unsupported(&self, method: Method) -> Result<(), PeftError> {
         let own = if method == Method::Lora { READ_BY_LORA } else { READ_BY_IA3 };
         let mut missing = Vec::new();
-        for (key, value) in self.config {
-            let have = HAVE.iter().find(|(name, _)| name == key).map_or("no such key", |(_, have)| have);
-            let harmless = match key.as_str() {
-                "task_type" => value.is_null() || value == "CAUSAL_LM",
-                "bias" => value.is_null() || value == "none",
-                // PiSSA, OLoRA and others change the base too.
-                "init_lora_weights" => {
-                    matches!(value, Value::Null | Value::Bool(_))
-                        || value == "gaussian"
-                        || value == "eva"
-                        || value == "orthogonal"
-                }
-                name => READ.contains(&name) || own.contains(&name) || says_nothing(value),
+        for (key, value) in self.config.iter().filter(|(_, value)| !value.is_null()) {
+            let rule = RESTRICTED.iter().find(|rule| rule.key == key);
+            let harmless = match rule {
+                Some(rule) => (rule.harmless)(value),
+                None => READ.contains(&&**key) || own.contains(&&**key) || says_nothing(value),
             };
             if !harmless {
-                let have = match key.as_str() {
-                    "task_type" => "\"CAUSAL_LM\"",
-                    "bias" => "\"none\"",
-                    "init_lora_weights" => "adapters that leave the base as it is",
-                    _ => have,
-                };
+                let have = rule.map_or("no such key", |rule| rule.have);
                 missing.push(format!("{key} {} (zbench has {have})", shortened(value)));
             }
         }
@@ -203,29 +167,22 @@ impl File<'_> {
 
     fn rank(&self) -> Result<usize, PeftError> {
         let Some(value) = self.given("r") else { return Ok(8) };
-        match value.as_u64() {
-            Some(rank @ 1..=MOST_RANK) => Ok(rank as usize),
-            _ => {
-                Err(self
-                    .refuse("r", format!("is {}; it must be a whole number from 1 to {MOST_RANK}", shortened(value))))
-            }
-        }
+        let rank = value.as_u64().filter(|rank| (1..=MOST_RANK).contains(rank));
+        rank.map(|rank| rank as usize).ok_or_else(|| {
+            self.refuse("r", format!("is {}; it must be a whole number from 1 to {MOST_RANK}", shortened(value)))
+        })
     }
 
     /// The texts of a list; PEFT takes a single text for a regular expression.
     fn names(&self, key: &str) -> Result<Option<Vec<&str>>, PeftError> {
-        match self.given(key) {
-            None => Ok(None),
-            Some(Value::Array(list)) => {
-                let names: Option<Vec<&str>> = list.iter().map(Value::as_str).collect();
-                let reason = || format!("is {}; it must be a list of names", shortened(&Value::Array(list.clone())));
-                names.map(Some).ok_or_else(|| self.refuse(key, reason()))
-            }
-            Some(Value::String(text)) => {
-                Err(self.unsupported(vec![format!("{key} {text:?}, a regular expression (zbench has lists of names)")]))
-            }
-            Some(other) => Err(self.refuse(key, format!("is {}; it must be a list of names", shortened(other)))),
+        let Some(value) = self.given(key) else { return Ok(None) };
+        if let Value::String(text) = value {
+            let missing = format!("{key} {text:?}, a regular expression (zbench has lists of names)");
+            return Err(self.unsupported(vec![missing]));
         }
+        let names = value.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
+        let reason = || format!("is {}; it must be a list of names", shortened(value));
+        names.map(Some).ok_or_else(|| self.refuse(key, reason()))
     }
 
     fn targets(&self, method: Method) -> Result<Vec<Linear>, PeftError> {

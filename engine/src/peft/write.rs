@@ -5,7 +5,6 @@ use crate::config::{Cell, Linear, Method};
 use crate::hf::family_of;
 use serde_json::{Value, json};
 
-/// The config of a cell's adapters.
 pub fn config_json(cell: &Cell) -> String {
     let (lora, model) = (&cell.lora, &cell.model);
     // PEFT wants the names of the one list among those of the other, letter by letter.

@@ -3,6 +3,7 @@
 use super::{SaveError, SaveOptions, put};
 use crate::checkpoint::write_safetensors;
 use crate::config::{Cell, Linear, Lora, Method};
+use crate::export::Take;
 use crate::hf::{family_of, modules};
 use crate::model::is_adapter;
 use crate::peft;
@@ -44,9 +45,6 @@ impl Rank<'_> {
     }
 }
 
-/// What becomes of one tensor: it is handed to the next.
-pub(super) type Give<'a> = &'a mut dyn FnMut(&str, &[usize], &[f32]);
-
 /// Holds adapters until the weights come that they belong to: a unit's adapters are exported before its frozen weights.
 struct Merger<'a> {
     lora: &'a Lora,
@@ -69,21 +67,20 @@ struct Parts {
 }
 
 impl Merger<'_> {
-    fn take(&mut self, name: &str, shape: &[usize], values: &[f32], give: Give<'_>) {
+    fn take(&mut self, name: &str, shape: &[usize], values: &[f32], give: Take<'_>) {
         if let Some((module, part)) = ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector", "ia3_l"]
             .iter()
             .find_map(|part| Some((name.strip_suffix(part)?.strip_suffix('.')?, *part)))
         {
             let parts = self.held.entry(module.into()).or_default();
-            match part {
-                "lora_A.weight" => parts.a = values.to_vec(),
-                "lora_B.weight" => parts.b = values.to_vec(),
-                "lora_magnitude_vector" => parts.m = values.to_vec(),
-                _ => {
-                    parts.l = values.to_vec();
-                    parts.feedforward = self.feedforward.iter().any(|end| module.ends_with(end));
-                }
-            }
+            let held = match part {
+                "lora_A.weight" => &mut parts.a,
+                "lora_B.weight" => &mut parts.b,
+                "lora_magnitude_vector" => &mut parts.m,
+                _ => &mut parts.l,
+            };
+            *held = values.to_vec();
+            parts.feedforward = self.feedforward.iter().any(|end| module.ends_with(end));
             return;
         }
         let split = |end: &str| self.held.get(name.strip_suffix(end)?);

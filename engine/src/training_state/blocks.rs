@@ -19,7 +19,6 @@ const BUFFERS: usize = 3;
 /// What direct transfers are multiples of, in memory, in the file and in length.
 pub(super) const ALIGNMENT: usize = 4096;
 
-/// Memory that direct transfers can use.
 struct Aligned {
     memory: Vec<u8>,
     start: usize,
@@ -44,34 +43,18 @@ fn sums(bytes: &[u8]) -> impl Iterator<Item = u32> {
     bytes.chunks(BLOCK).map(crc32fast::hash)
 }
 
-fn open_options(write: bool) -> OpenOptions {
-    let mut options = OpenOptions::new();
-    if write {
-        options.write(true).create(true).truncate(false)
-    } else {
-        options.read(true)
-    };
-    options
-}
-
 /// Opens a file for direct transfers where it can be; the flag says whether.
 fn open(path: &Path, write: bool, direct: bool) -> std::io::Result<(File, bool)> {
+    let mut options = OpenOptions::new();
+    options.read(!write).write(write).create(write).truncate(false);
     if direct {
-        let mut options = open_options(write);
-        options.custom_flags(OFlags::DIRECT.bits() as i32);
-        match options.open(path) {
+        match options.clone().custom_flags(OFlags::DIRECT.bits() as i32).open(path) {
             Ok(file) => return Ok((file, true)),
             Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {}
             Err(error) => return Err(error),
         }
     }
-    Ok((open_options(write).open(path)?, false))
-}
-
-/// The file goes through the page cache from here on.
-fn leave_direct(file: &File) -> std::io::Result<()> {
-    let flags = fcntl_getfl(file)?;
-    Ok(fcntl_setfl(file, flags.difference(OFlags::DIRECT))?)
+    Ok((options.open(path)?, false))
 }
 
 /// A transfer that the file system refuses as direct is made through the page cache, and so are those behind it.
@@ -79,7 +62,7 @@ fn or_plain<T>(file: &File, direct: &mut bool, mut transfer: impl FnMut() -> std
     match transfer() {
         Err(error) if *direct && error.kind() == std::io::ErrorKind::InvalidInput => {
             *direct = false;
-            leave_direct(file)?;
+            fcntl_setfl(file, fcntl_getfl(file)?.difference(OFlags::DIRECT))?;
             transfer()
         }
         other => other,
@@ -102,7 +85,6 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// All of it.
     pub const WHOLE: Share = Share { first: 0, every: 1 };
 
     fn has(&self, transfer: u64) -> bool {
@@ -214,10 +196,9 @@ impl BlockWriter {
             self.made += 1;
             return Ok(Aligned::new());
         }
-        self.empty.recv().map_err(|_| self.join())
+        self.empty.recv().map_err(|_| self.stopped())
     }
 
-    /// Memory that it has taken.
     pub fn memory(&self) -> u64 {
         (self.made * (TRANSFER + ALIGNMENT)) as u64
     }
@@ -229,18 +210,27 @@ impl BlockWriter {
         self.sums.extend(sums(&buffer.bytes()[..len]));
         match self.full.as_ref().map(|full| full.send((start, buffer, len))) {
             Some(Ok(())) => Ok(()),
-            _ => Err(self.join()),
+            _ => Err(self.stopped()),
         }
     }
 
-    /// Why the disk's thread has ended.
-    fn join(&mut self) -> StateError {
+    /// Waits for the disk's thread, which ends when it has written all that it was given.
+    fn join(&mut self) -> Result<()> {
         self.full = None;
         let source = match self.disk.take().map(JoinHandle::join) {
+            Some(Ok(Ok(()))) => return Ok(()),
             Some(Ok(Err(source))) => source,
-            _ => std::io::Error::other("the thread that writes has ended"),
+            _ => std::io::Error::other("the thread that writes has panicked"),
         };
-        StateError::io("write", &self.path, source)
+        Err(StateError::io("write", &self.path, source))
+    }
+
+    /// Why the disk's thread takes or returns no more buffers.
+    fn stopped(&mut self) -> StateError {
+        let Err(error) = self.join() else {
+            return StateError::io("write", &self.path, std::io::Error::other("the thread that writes has ended"));
+        };
+        error
     }
 
     /// Nothing more comes: the disk's thread ends when it has written what it has.
@@ -259,23 +249,25 @@ impl BlockWriter {
             let reason = format!("{} of {} bytes came; a bug", self.position, self.total);
             return Err(StateError::io("write", &self.path, std::io::Error::other(reason)));
         }
-        self.full = None;
-        match self.disk.take().map(JoinHandle::join) {
-            Some(Ok(Ok(()))) => Ok(Written { bytes: self.total, sums: std::mem::take(&mut self.sums) }),
-            Some(Ok(Err(source))) => Err(StateError::io("write", &self.path, source)),
-            _ => Err(StateError::io("write", &self.path, std::io::Error::other("the thread that writes has panicked"))),
-        }
+        self.join()?;
+        Ok(Written { bytes: self.total, sums: std::mem::take(&mut self.sums) })
     }
 }
 
 impl Drop for BlockWriter {
     fn drop(&mut self) {
-        self.full = None;
-        if let Some(disk) = self.disk.take() {
-            // What it says is of a file that nobody wants any more.
-            let _ = disk.join();
-        }
+        // An error concerns a file that nobody wants any more.
+        let _ = self.join();
     }
+}
+
+/// Refuses a file that is not as long as it was written.
+pub(super) fn check_length(path: &Path, bytes: u64) -> Result<()> {
+    let found = std::fs::metadata(path).map_err(|source| StateError::io("read", path, source))?.len();
+    if found == bytes {
+        return Ok(());
+    }
+    Err(StateError::damaged(path, format!("it has {found} bytes and was written with {bytes}")))
 }
 
 /// A file to be read, with the checksums it must have.
@@ -289,16 +281,9 @@ pub(super) struct BlockFile {
 impl BlockFile {
     /// Checks the file's length against what was written.
     pub fn new(path: &Path, written: Written) -> Result<BlockFile> {
-        let bytes = std::fs::metadata(path).map_err(|source| StateError::io("read", path, source))?.len();
-        if bytes != written.bytes {
-            let reason = format!("it has {bytes} bytes and was written with {}", written.bytes);
-            return Err(StateError::damaged(path, reason));
-        }
-        if written.sums.len() as u64 != bytes.div_ceil(BLOCK as u64) {
-            let reason = format!("{bytes} bytes have {} checksums", written.sums.len());
-            return Err(StateError::damaged(path, reason));
-        }
-        Ok(BlockFile { path: path.into(), bytes, sums: written.sums })
+        let Written { bytes, sums } = written;
+        check_length(path, bytes)?;
+        Ok(BlockFile { path: path.into(), bytes, sums })
     }
 
     /// Hands the bytes of each range to `take`, in order and piece by piece: the number of the range, the position in it,

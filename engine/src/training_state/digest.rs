@@ -18,16 +18,14 @@ const AT_ONCE: usize = 1 << 16;
 pub struct Digest {
     /// Of the weights, in the widest type there is of them.
     pub weights: u64,
-    /// Of the first moments.
     pub exp_avg: u64,
-    /// Of the second moments.
     pub exp_avg_sq: u64,
 }
 
 impl Executor<'_> {
     /// Checksums of what trains, the same on all ranks. A collective call.
     pub fn digest(&mut self) -> Result<Digest> {
-        let [weights, exp_avg, exp_avg_sq] = Role::ALL.map(|role| self.sum(FlatKind::Trainable, Some(role)));
+        let [weights, exp_avg, exp_avg_sq] = Role::ALL.map(|role| self.sum(FlatKind::Trainable, role));
         let own = [weights?, exp_avg?, exp_avg_sq?];
         let [weights, exp_avg, exp_avg_sq] = self.over_ranks(own)?;
         Ok(Digest { weights, exp_avg, exp_avg_sq })
@@ -39,65 +37,51 @@ impl Executor<'_> {
         if !is_there(FlatKind::Frozen) && !is_there(FlatKind::Quantised) {
             return Ok(None);
         }
-        let own = self.sum(FlatKind::Frozen, None)?.wrapping_add(self.sum(FlatKind::Quantised, None)?);
+        let [frozen, quantised] = [FlatKind::Frozen, FlatKind::Quantised].map(|part| self.sum(part, Role::Weights));
+        let own = frozen?.wrapping_add(quantised?);
         let [sum] = self.over_ranks([own])?;
         Ok(Some(sum))
     }
 
-    /// Of the part of every unit that is this rank's in the world-wide split.
-    fn sum(&mut self, part: FlatKind, role: Option<Role>) -> Result<u64> {
+    /// The checksum of this rank's part of every unit in the world-wide split.
+    fn sum(&mut self, part: FlatKind, role: Role) -> Result<u64> {
         let mut sum = 0u64;
         for unit in 0..self.state.holdings.len() {
-            let Some(holding) = self.state.holdings[unit][part as usize].clone() else { continue };
-            let tensors = self.plan.layout.units[unit].tensors_of(part);
-            let moments = self.optimizer.moments_mut(unit);
-            let (held, view) = match (role, moments) {
-                (Some(Role::ExpAvg), Some(moments)) => (&holding.owned, moments.first.view()),
-                (Some(Role::ExpAvgSq), Some(moments)) => (&holding.owned, moments.second.view()),
-                (Some(Role::Weights), Some(moments)) if moments.master.is_some() => match &moments.master {
-                    Some(master) => (&holding.owned, master.view()),
-                    None => continue,
-                },
-                _ => match self.params.home_mut(unit, part) {
-                    Some(home) => (&holding.home, home.view()),
-                    None => continue,
-                },
-            };
-            for tensor in tensors {
+            let Executor { context, state, params, optimizer, .. } = self;
+            let Some(holding) = &state.holdings[unit][part as usize] else { continue };
+            let Some((held, view)) = role.held(state, params, optimizer, unit, part) else { continue };
+            for tensor in context.plan.layout.units[unit].tensors_of(part) {
                 let place = tensor.place.range();
                 let cut = place.start.max(holding.chunk.start)..place.end.min(holding.chunk.end);
                 if cut.is_empty() {
                     continue;
                 }
                 let seed = crc32fast::hash(tensor.name.as_bytes());
-                let elements = view.slice(within(&cut, held));
-                sum = sum.wrapping_add(of_elements(&*self.context.kernels, seed, within(&cut, &place), elements)?);
+                let elements = view.slice(within(&cut, &held));
+                sum = sum.wrapping_add(of_elements(&*context.kernels, seed, within(&cut, &place), elements)?);
             }
         }
         Ok(sum)
     }
 
-    /// A number of every rank.
-    pub(crate) fn of_all(&self, own: u32) -> Result<Vec<u32>> {
-        let mut all = vec![0u32; self.state.mesh().world()];
-        let comm = self.comms.data().unmetered();
-        comm.all_gather(View::of(&[own]), ViewMut::of(&mut all)).map_err(StepError::from)?;
-        Ok(all)
-    }
-
     /// The sums of all ranks.
     fn over_ranks<const N: usize>(&self, own: [u64; N]) -> Result<[u64; N]> {
         let halves: Vec<u32> = own.iter().flat_map(|sum| [*sum as u32, (*sum >> 32) as u32]).collect();
-        let mut all = vec![0u32; halves.len() * self.state.mesh().world()];
-        let comm = self.comms.data().unmetered();
-        comm.all_gather(View::of(&halves), ViewMut::of(&mut all)).map_err(StepError::from)?;
         let mut sums = [0u64; N];
-        for rank in all.chunks_exact(2 * N) {
+        for rank in self.of_all(&halves)?.chunks_exact(2 * N) {
             for (sum, half) in sums.iter_mut().zip(rank.as_chunks::<2>().0) {
                 *sum = sum.wrapping_add(u64::from(half[0]) | u64::from(half[1]) << 32);
             }
         }
         Ok(sums)
+    }
+
+    /// The numbers of all ranks, one rank's behind another's; not counted as traffic of training.
+    pub(crate) fn of_all(&self, own: &[u32]) -> Result<Vec<u32>> {
+        let mut all = vec![0u32; own.len() * self.state.mesh().world()];
+        let comm = self.comms.data().unmetered();
+        comm.all_gather(View::of(own), ViewMut::of(&mut all)).map_err(StepError::from)?;
+        Ok(all)
     }
 }
 

@@ -2,61 +2,29 @@
 
 use std::path::{Path, PathBuf};
 
-/// A result of this module.
 pub type Result<T, E = StateError> = std::result::Result<T, E>;
 
 /// Why the state of a run was not written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// A file or folder.
     #[error("{}: cannot {doing} this training checkpoint: {source}{}", .path.display(), advice(.source, .doing))]
-    Io {
-        /// `write`, `read`, …
-        doing: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// It is no training checkpoint.
+    Io { doing: &'static str, path: PathBuf, source: std::io::Error },
     #[error("{}: is no training checkpoint: {reason}; name a folder step-… that holds index.json", .path.display())]
-    NotOne {
-        /// The folder or file.
-        path: PathBuf,
-        /// What is missing or in the way.
-        reason: String,
-    },
-    /// A newer zbench wrote it.
+    NotOne { path: PathBuf, reason: String },
     #[error("{}: was written in version {found} of the format, and this zbench reads {known}; use the zbench that wrote it",
         .path.display())]
     Newer { path: PathBuf, found: u64, known: u64 },
-    /// A file is not what was written.
     #[error("{}: is damaged: {reason}; go on from another checkpoint with checkpoint.resume = \"…/step-…\", or start anew \
              with checkpoint.resume = \"never\"", .path.display())]
-    Damaged {
-        path: PathBuf,
-        /// How that shows.
-        reason: String,
-    },
-    /// Files that the index names are absent.
+    Damaged { path: PathBuf, reason: String },
     #[error("{}: files are missing: {}; copy the whole folder again, or go on from another checkpoint", .dir.display(),
         .absent.join(", "))]
     Absent { dir: PathBuf, absent: Vec<String> },
-    /// It is of another model, or of other adapters.
     #[error("{}: is a checkpoint of another model: {reason}; name another checkpoint.dir, or write checkpoint.resume = \
              \"never\"", .dir.display())]
-    OtherModel {
-        dir: PathBuf,
-        /// The first differences.
-        reason: String,
-    },
-    /// Another run writes there.
+    OtherModel { dir: PathBuf, reason: String },
     #[error("{}: another run writes its checkpoints there; wait for it, or name another checkpoint.dir", .dir.display())]
-    Busy {
-        /// The folder of checkpoints.
-        dir: PathBuf,
-    },
-    /// Something else of the engine.
+    Busy { dir: PathBuf },
     #[error(transparent)]
     Step(#[from] crate::error::StepError),
 }

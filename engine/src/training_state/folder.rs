@@ -15,7 +15,6 @@ pub fn step_dir(dir: &Path, step: u64) -> PathBuf {
     dir.join(format!("{PREFIX}{step:08}"))
 }
 
-/// Where it is written.
 pub(crate) fn part_dir(dir: &Path, step: u64) -> PathBuf {
     dir.join(format!(".{PREFIX}{step:08}.part"))
 }
@@ -167,7 +166,7 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// A name lasts once the folder that holds it is on the disk.
+/// Flushes a folder: a name in it is durable only then.
 pub(crate) fn sync(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(|source| StateError::io("write", dir, source))
 }

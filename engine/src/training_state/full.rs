@@ -5,20 +5,18 @@
 //! Units are gathered one after the other, each on all ranks, and of every file a rank writes every so many-th part. No rank
 //! holds more than a unit, and all disks and ranks work alike.
 
-use super::blocks::{BlockWriter, Share, Written};
+use super::blocks::{ALIGNMENT, BlockWriter, Share, Written};
 use super::error::{Result, StateError};
 use super::folder::sync;
 use super::index::{FileSums, RankFiles, Role, write_json};
-use super::shard::{file_names, padded, stored_name};
+use super::shard::file_names;
 use super::spawn;
+use crate::checkpoint::{encode, header_bytes};
 use crate::error::StepError;
 use crate::executor::Executor;
-use crate::export;
-use crate::hf;
-use crate::mesh::within;
 use crate::model::{FlatKind, Layout};
-use crate::shard;
-use serde_json::{Map, Value, json};
+use crate::save::{config_text, weights_file, weights_index};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -41,20 +39,6 @@ impl Outline {
     fn data_bytes(&self) -> u64 {
         self.tensors.iter().map(|tensor| bytes_of(tensor, self.dtype)).sum()
     }
-
-    fn header(&self) -> Vec<u8> {
-        let mut entries = Map::new();
-        // transformers refuses files that do not say which framework's layout they follow.
-        entries.insert("__metadata__".into(), json!({"format": "pt"}));
-        let mut at = 0;
-        for tensor in &self.tensors {
-            let end = at + bytes_of(tensor, self.dtype);
-            let entry = json!({"dtype": stored_name(self.dtype), "shape": tensor.1, "data_offsets": [at, end]});
-            entries.insert(tensor.0.clone(), entry);
-            at = end;
-        }
-        padded(entries)
-    }
 }
 
 fn bytes_of((_, shape): &(String, Vec<usize>), dtype: DType) -> u64 {
@@ -72,19 +56,22 @@ fn handed_over(layout: &Layout, unit: usize, part: FlatKind) -> Vec<(String, Vec
     tensors
 }
 
-/// What the files of a run will be: those of the model, the moments', the master's where there is need of it.
+/// What the files of a run will be: those of the model, the moments', and the master's where there is one.
 fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>) {
     let layout = &executor.plan.layout;
     let precision = &executor.state.precision;
     let units = 0..layout.units.len();
+    let file = |name: &str, dtype| Outline { name: name.into(), dtype, tensors: Vec::new() };
     let dtype = precision.parameters;
-    let mut model = vec![Outline { name: String::new(), dtype, tensors: Vec::new() }];
+    let (mut model, mut bytes) = (vec![file("", dtype)], 0);
     for (unit, part) in units.clone().flat_map(|unit| FlatKind::ALL.map(|part| (unit, part))) {
         for tensor in handed_over(layout, unit, part) {
-            let last = model.last().map_or(0, Outline::data_bytes);
-            if last > 0 && last + bytes_of(&tensor, dtype) > FILE_BYTES {
-                model.push(Outline { name: String::new(), dtype, tensors: Vec::new() });
+            let more = bytes_of(&tensor, dtype);
+            if bytes > 0 && bytes + more > FILE_BYTES {
+                model.push(file("", dtype));
+                bytes = 0;
             }
+            bytes += more;
             if let Some(last) = model.last_mut() {
                 last.tensors.push(tensor);
             }
@@ -92,33 +79,21 @@ fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>)
     }
     let count = model.len();
     for (number, file) in model.iter_mut().enumerate() {
-        file.name = match count {
-            1 => "model.safetensors".into(),
-            _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
-        };
+        file.name = weights_file(number, count);
     }
-    let trainable = || units.clone().flat_map(|unit| handed_over(layout, unit, FlatKind::Trainable));
-    let moments = |(name, shape): (String, Vec<usize>)| {
-        [Role::ExpAvg, Role::ExpAvgSq].map(|role| (format!("{}.{name}", role.name()), shape.clone()))
-    };
-    // By unit, the first moments of all its tensors before the second: the order in which they are gathered.
-    let of_unit = |unit: usize| {
-        let (first, second): (Vec<_>, Vec<_>) =
-            handed_over(layout, unit, FlatKind::Trainable).into_iter().map(moments).map(|[a, b]| (a, b)).unzip();
-        first.into_iter().chain(second)
-    };
-    let optimizer = Outline {
-        name: OPTIMIZER.into(),
-        dtype: precision.optimizer,
-        tensors: units.clone().flat_map(of_unit).collect(),
-    };
+    let mut optimizer = file(OPTIMIZER, precision.optimizer);
+    let mut exact = file(MASTER, precision.master.unwrap_or(precision.parameters));
+    for unit in units {
+        let tensors = handed_over(layout, unit, FlatKind::Trainable);
+        // By unit, the first moments of all its tensors before the second: the order in which they are gathered.
+        for role in [Role::ExpAvg, Role::ExpAvgSq] {
+            let named = |(name, shape): &(String, Vec<usize>)| (format!("{}.{name}", role.name()), shape.clone());
+            optimizer.tensors.extend(tensors.iter().map(named));
+        }
+        exact.tensors.extend(tensors);
+    }
     let shifted = layout.units.iter().flat_map(|unit| unit.tensors_of(FlatKind::Trainable)).any(|t| t.shift() != 0.0);
-    let exact = (precision.master.is_some() || shifted).then(|| Outline {
-        name: MASTER.into(),
-        dtype: precision.master.unwrap_or(precision.parameters),
-        tensors: trainable().collect(),
-    });
-    (model, optimizer, exact)
+    (model, optimizer, (precision.master.is_some() || shifted).then_some(exact))
 }
 
 /// Files under way: each is filled tensor by tensor, the next beginning where the last ends.
@@ -133,7 +108,9 @@ impl Files {
     fn create(outlines: &[Outline], dir: &Path, share: Share, direct: bool, grows: bool) -> Result<Files> {
         let mut writers = Vec::new();
         for outline in outlines {
-            let header = outline.header();
+            let tensors = outline.tensors.iter().map(|(name, shape)| (name.clone(), &shape[..], outline.dtype));
+            // transformers refuses files that do not say which framework's layout they follow.
+            let header = header_bytes("pt", tensors, ALIGNMENT);
             let bytes = header.len() as u64 + outline.data_bytes();
             let mut writer = BlockWriter::create(&dir.join(&outline.name), bytes, share, direct, grows)?;
             writer.push(&header)?;
@@ -143,7 +120,6 @@ impl Files {
         Ok(Files { dtype, writers, at: 0 })
     }
 
-    /// The next tensor.
     fn take(&mut self, values: &[f32]) -> Result<()> {
         while self.writers.get(self.at).is_some_and(|(.., left)| *left == 0) {
             self.at += 1;
@@ -152,7 +128,7 @@ impl Files {
         *left -= 1;
         let (dtype, width) = (self.dtype, self.dtype.size() as u64);
         writer.append(values.len() as u64 * width, |range, to| {
-            narrow(dtype, &values[(range.start / width) as usize..(range.end / width) as usize], to);
+            encode(dtype, &values[(range.start / width) as usize..(range.end / width) as usize], to);
         })
     }
 
@@ -166,21 +142,6 @@ impl Files {
             into.push(FileSums { name, bytes, first: share.first, every: share.every, crc32: sums });
         }
         Ok(())
-    }
-}
-
-/// Elements in the type of a file, rounded to nearest even.
-fn narrow(dtype: DType, values: &[f32], to: &mut [u8]) {
-    match dtype {
-        DType::Bf16 => {
-            let to = to.as_chunks_mut().0.iter_mut().zip(values);
-            to.for_each(|(to, value)| *to = half::bf16::from_f32(*value).to_le_bytes());
-        }
-        DType::F16 => {
-            let to = to.as_chunks_mut().0.iter_mut().zip(values);
-            to.for_each(|(to, value)| *to = half::f16::from_f32(*value).to_le_bytes());
-        }
-        _ => to.as_chunks_mut().0.iter_mut().zip(values).for_each(|(to, value)| *to = value.to_le_bytes()),
     }
 }
 
@@ -205,15 +166,14 @@ pub(crate) fn start(
     };
     for unit in 0..executor.state.holdings.len() {
         for part in FlatKind::ALL {
-            executor.stream(&arena, unit, part, Some(Role::Weights), true, &mut |values| model.take(values))?;
+            executor.stream(&arena, (unit, part, Role::Weights), true, |values| model.take(values))?;
         }
+        let trainable = |role| (unit, FlatKind::Trainable, role);
         if let Some(exact) = &mut exact {
-            let role = Some(Role::Weights);
-            executor.stream(&arena, unit, FlatKind::Trainable, role, false, &mut |values| exact.take(values))?;
+            executor.stream(&arena, trainable(Role::Weights), false, |values| exact.take(values))?;
         }
         for role in [Role::ExpAvg, Role::ExpAvgSq] {
-            let role = Some(role);
-            executor.stream(&arena, unit, FlatKind::Trainable, role, false, &mut |values| optimizer.take(values))?;
+            executor.stream(&arena, trainable(role), false, |values| optimizer.take(values))?;
         }
     }
     let memory = model.memory() + optimizer.memory() + exact.as_ref().map_or(0, Files::memory);
@@ -238,48 +198,25 @@ pub(crate) fn start(
 
 /// config.json, and the index where the model has several files.
 fn texts(executor: &Executor<'_>, model: &[Outline]) -> Vec<(&'static str, String)> {
-    let of = &executor.cell.model;
-    // Without a source there is nothing to hand on.
-    let source = of.weights.as_ref().and_then(|dir| crate::files::text(&dir.join("config.json")).ok());
-    let mut texts = vec![("config.json", hf::config_json(of, executor.state.precision.parameters, source.as_deref()))];
+    let mut texts = vec![("config.json", config_text(&executor.cell.model, executor.state.precision.parameters))];
     if model.len() > 1 {
         let names = model.iter().flat_map(|file| file.tensors.iter().map(|(name, _)| (name.clone(), json!(file.name))));
-        let map: Map<String, Value> = names.collect();
-        let total: u64 = model.iter().map(Outline::data_bytes).sum();
-        let index = json!({"metadata": {"total_size": total}, "weight_map": map});
-        texts.push(("model.safetensors.index.json", format!("{index:#}\n")));
+        let total = model.iter().map(Outline::data_bytes).sum();
+        texts.push(("model.safetensors.index.json", weights_index(total, names.collect())));
     }
     texts
 }
 
 impl Executor<'_> {
-    /// Gathers one flat and hands its tensors over as files hold them.
+    /// Gathers one flat and passes its tensors on as files hold them.
     fn stream(
         &mut self,
         arena: &Arena,
-        unit: usize,
-        part: FlatKind,
-        role: Option<Role>,
+        (unit, part, role): (usize, FlatKind, Role),
         shifted: bool,
-        take: &mut dyn FnMut(&[f32]) -> Result<()>,
+        mut take: impl FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
-        let Some(holding) = self.state.holdings[unit][part as usize].clone() else { return Ok(()) };
-        let moments = self.optimizer.moments_mut(unit).filter(|_| part == FlatKind::Trainable);
-        let own = match (role, moments) {
-            (Some(Role::ExpAvg), Some(moments)) => Some(moments.first.view()),
-            (Some(Role::ExpAvgSq), Some(moments)) => Some(moments.second.view()),
-            (_, Some(crate::shard::Moments { master: Some(master), .. })) => Some(master.view()),
-            _ => {
-                let home = self.params.home_mut(unit, part);
-                home.map(|home| home.slice(within(&holding.owned, &holding.home)))
-            }
-        };
-        let Some(own) = own else { return Ok(()) };
-        let own = match part {
-            FlatKind::Quantised => export::copied(&*self.context.kernels, arena, own)?,
-            _ => export::widen(&*self.context.kernels, arena, own)?,
-        };
-        let whole = self.whole(arena, own, shard::share(&self.state.sharding, part), holding.padded)?;
+        let Some(whole) = self.gather(arena, unit, part, role)? else { return Ok(()) };
         let mut result = Ok(());
         self.hand_over(unit, part, &whole, shifted, &mut |_, _, values| {
             if result.is_ok() {

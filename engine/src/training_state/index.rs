@@ -4,20 +4,23 @@ use super::error::{Result, StateError};
 use crate::config::{Cell, SaveLayout};
 use crate::files::is_plain_name;
 use crate::loss_scale::ScalerState;
+use crate::mesh::within;
 use crate::model::{FlatKind, Layout};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use crate::shard::{Moments, Optimizer, Params, State};
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::fs::File;
 use std::io::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use zbench_kernels::DType;
+use zbench_kernels::{Buffer, DType, View};
 
 /// The file that makes a folder a checkpoint.
 pub(crate) const INDEX: &str = "index.json";
 const FORMAT: &str = "zbench-training-checkpoint";
 const VERSION: u64 = 1;
 
-/// Where a run stands.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Position {
     /// Steps done, skipped ones included.
@@ -36,9 +39,7 @@ pub struct Position {
 pub enum Role {
     /// The weights, in the widest type there is of them: the master's, else the home's.
     Weights,
-    /// The first moment.
     ExpAvg,
-    /// The second moment.
     ExpAvgSq,
 }
 
@@ -46,13 +47,40 @@ impl Role {
     /// All of them, in the order of files.
     pub const ALL: [Role; 3] = [Role::Weights, Role::ExpAvg, Role::ExpAvgSq];
 
-    /// The name in files.
     pub const fn name(self) -> &'static str {
         match self {
             Role::Weights => "weights",
             Role::ExpAvg => "exp_avg",
             Role::ExpAvgSq => "exp_avg_sq",
         }
+    }
+
+    /// The optimizer's buffer for this role; `None` for weights of which it has no master copy.
+    pub(super) fn of(self, moments: &Moments) -> Option<&Buffer> {
+        match self {
+            Role::Weights => moments.master.as_ref(),
+            Role::ExpAvg => Some(&moments.first),
+            Role::ExpAvgSq => Some(&moments.second),
+        }
+    }
+
+    /// What a rank owns of a unit's flat in this role, and which elements of the flat these are. Weights are the master copy
+    /// where there is one, else the home's.
+    pub(crate) fn held<'a>(
+        self,
+        state: &State,
+        params: &'a mut Params,
+        optimizer: &'a mut Optimizer,
+        unit: usize,
+        part: FlatKind,
+    ) -> Option<(Range<usize>, View<'a>)> {
+        let holding = state.holdings[unit][part as usize].as_ref()?;
+        let moments = optimizer.moments_mut(unit).filter(|_| part == FlatKind::Trainable);
+        let view = match moments.and_then(|moments| self.of(moments)) {
+            Some(buffer) => buffer.view(),
+            None => params.home_mut(unit, part)?.slice(within(&holding.owned, &holding.home)),
+        };
+        Some((holding.owned.clone(), view))
     }
 }
 
@@ -64,7 +92,6 @@ pub struct Identity {
     pub units: Vec<UnitIdentity>,
 }
 
-/// The trainable tensors of a unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UnitIdentity {
     /// `embed_tokens`, `layers.0`, `head`.
@@ -74,7 +101,6 @@ pub struct UnitIdentity {
 }
 
 impl Identity {
-    /// Of a cell and its layout.
     pub fn new(cell: &Cell, layout: &Layout) -> Identity {
         let mut model = serde_json::to_value(&cell.model).unwrap_or_default();
         if let Value::Object(model) = &mut model {
@@ -118,16 +144,12 @@ impl Identity {
     }
 }
 
-/// What a checkpoint is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Index {
     format: String,
     version: u64,
-    /// Where the run stood.
     pub position: Position,
-    /// What the files hold.
     pub layout: SaveLayout,
-    /// Of which model.
     pub identity: Identity,
     /// A checksum of what does not train, over all elements; absent where all trains.
     pub frozen: Option<u64>,
@@ -135,12 +157,10 @@ pub struct Index {
     pub ranks: Vec<(String, u32)>,
     /// The file of the steps so far, with its checksum.
     pub history: Option<(String, u32)>,
-    /// The cell that was run.
     pub cell: Value,
 }
 
 impl Index {
-    /// Of a run.
     pub fn new(cell: &Cell, position: Position, identity: Identity, frozen: Option<u64>) -> Index {
         Index {
             format: FORMAT.into(),
@@ -165,16 +185,15 @@ pub struct RankFiles {
     pub pieces: Vec<Piece>,
 }
 
-/// Checksums of a file's blocks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileSums {
     pub name: String,
     pub bytes: u64,
-    /// The first block that this rank wrote.
+    /// The first transfer of several blocks that this rank wrote.
     pub first: usize,
-    /// It wrote every so many-th from there.
+    /// The distance in transfers to the next that it wrote.
     pub every: usize,
-    /// CRC-32 of each.
+    /// CRC-32 of each of its blocks.
     pub crc32: Vec<u32>,
 }
 
@@ -182,10 +201,8 @@ pub struct FileSums {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Piece {
     pub unit: usize,
-    /// What of it.
     pub role: Role,
-    /// Type of the elements.
-    #[serde(with = "dtype_name")]
+    #[serde(deserialize_with = "stored_dtype")]
     pub dtype: DType,
     /// The first element in the flat.
     pub start: usize,
@@ -194,18 +211,10 @@ pub struct Piece {
     pub at: u64,
 }
 
-mod dtype_name {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-    use zbench_kernels::DType;
-
-    pub fn serialize<S: Serializer>(dtype: &DType, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(dtype.name())
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
-        let name = String::deserialize(from)?;
-        let known = [DType::F32, DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == name);
-        known.ok_or_else(|| D::Error::custom(format!("{name} is none of f32, bf16, f16")))
+fn stored_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
+    match DType::deserialize(from)? {
+        dtype @ (DType::F32 | DType::Bf16 | DType::F16) => Ok(dtype),
+        other => Err(D::Error::custom(format!("{other} is none of f32, bf16, f16"))),
     }
 }
 
@@ -253,7 +262,6 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<(T, u32)> {
     Ok((value, stated))
 }
 
-/// The index of a checkpoint.
 pub(crate) fn read_index(dir: &Path) -> Result<Index> {
     let path: PathBuf = dir.join(INDEX);
     if !path.exists() {
@@ -276,10 +284,8 @@ pub(crate) fn read_index(dir: &Path) -> Result<Index> {
     let index: Index = serde_json::from_value(value).map_err(|error| StateError::damaged(&path, error.to_string()))?;
     let Position { steps, updates, samples, .. } = index.position;
     if updates > steps || steps.max(samples) >= 1 << 53 {
-        return Err(StateError::damaged(
-            &path,
-            format!("{steps} steps, {updates} updates and {samples} sequences cannot be"),
-        ));
+        let reason = format!("{steps} steps, {updates} updates and {samples} sequences cannot be");
+        return Err(StateError::damaged(&path, reason));
     }
     let names = index.ranks.iter().chain(&index.history).map(|(name, _)| name.as_str());
     plain_names(&path, names)?;

@@ -3,14 +3,15 @@
 
 mod full;
 
-use super::blocks::{BlockFile, Written};
+use super::blocks::{BLOCK, BlockFile, Share, Written, check_length};
 use super::error::{Result, StateError};
 use super::folder::newest;
-use super::index::{Identity, Index, Piece, Position, RankFiles, Role, plain_names, read_index, read_json};
+use super::index::{FileSums, Identity, Index, Piece, Position, RankFiles, Role, plain_names, read_index, read_json};
+use crate::checkpoint::{decoder, stored_type};
 use crate::config::{Cell, Resume, SaveLayout};
 use crate::error::StepError;
 use crate::mesh::within;
-use crate::model::{FlatKind, Layout};
+use crate::model::{FlatKind, Layout, Tensor};
 use crate::outcome::History;
 use crate::shard::{Optimizer, Params, Resources, State};
 use std::collections::BTreeMap;
@@ -23,7 +24,7 @@ use zbench_kernels::{DType, View};
 pub struct Resumable {
     pub(super) dir: PathBuf,
     pub(super) index: Index,
-    /// By rank that wrote.
+    /// By number of the rank that wrote.
     pub(super) ranks: Vec<RankFiles>,
     /// The steps of the run so far.
     pub history: History,
@@ -74,24 +75,14 @@ impl Resumable {
             Some((name, sum)) => checked(dir, name, *sum)?,
             None => History::default(),
         };
-        let resumable = Resumable { dir: dir.into(), index, ranks, history, direct };
-        for rank in 0..resumable.ranks.len() {
-            // Lengths are looked at before any rank allocates.
-            resumable.ranks[rank].files.iter().try_for_each(|file| resumable.length(file.bytes, &file.name))?;
-        }
-        Ok(resumable)
+        // Lengths are checked before any rank allocates.
+        ranks
+            .iter()
+            .flat_map(|rank| &rank.files)
+            .try_for_each(|file| check_length(&dir.join(&file.name), file.bytes))?;
+        Ok(Resumable { dir: dir.into(), index, ranks, history, direct })
     }
 
-    fn length(&self, bytes: u64, name: &str) -> Result<()> {
-        let path = self.dir.join(name);
-        let found = std::fs::metadata(&path).map_err(|source| StateError::io("read", &path, source))?.len();
-        if found == bytes {
-            return Ok(());
-        }
-        Err(StateError::damaged(&path, format!("it has {found} bytes and was written with {bytes}")))
-    }
-
-    /// Where the run stood.
     pub fn position(&self) -> &Position {
         &self.index.position
     }
@@ -151,75 +142,91 @@ impl Resumable {
         Ok(bytes)
     }
 
+    /// A file with the checksums of all ranks that wrote it.
+    fn blocks<'a>(&self, name: &str, parts: impl Iterator<Item = &'a FileSums> + Clone) -> Result<BlockFile> {
+        let path = self.dir.join(name);
+        let bytes = parts.clone().next().map_or(0, |part| part.bytes);
+        let mut sums = vec![0; bytes.div_ceil(BLOCK as u64) as usize];
+        let found: usize = parts.clone().map(|part| part.crc32.len()).sum();
+        if found != sums.len() {
+            return Err(StateError::damaged(&path, format!("{bytes} bytes have {found} checksums")));
+        }
+        for part in parts {
+            let blocks = Share { first: part.first, every: part.every }.blocks(bytes);
+            for (block, sum) in blocks.zip(&part.crc32) {
+                sums[block] = *sum;
+            }
+        }
+        BlockFile::new(&path, Written { bytes, sums })
+    }
+
     fn load_shards(&self, target: &mut Target<'_>) -> Result<u64> {
         let mut bytes = 0;
         for rank in &self.ranks {
             let Some(file) = rank.files.first() else { continue };
-            // The pieces of the file that overlap what this rank owns, in the order of the file.
-            let mut wanted: Vec<(&Piece, Range<usize>)> = Vec::new();
+            let mut wanted = Vec::new();
             for piece in &rank.pieces {
                 let Some(owned) = target.owned(piece.unit) else { continue };
                 let cut = owned.start.max(piece.start)..owned.end.min(piece.start.saturating_add(piece.len));
-                if !cut.is_empty() {
-                    wanted.push((piece, cut));
+                if cut.is_empty() {
+                    continue;
                 }
-            }
-            wanted.sort_by_key(|(piece, _)| piece.at);
-            if wanted.is_empty() {
-                continue;
-            }
-            let written = Written { bytes: file.bytes, sums: file.crc32.clone() };
-            let blocks = BlockFile::new(&self.dir.join(&file.name), written)?;
-            let place = |(piece, cut): &(&Piece, Range<usize>)| {
                 let at = |element: usize| {
                     let bytes = (element - piece.start).saturating_mul(piece.dtype.size()) as u64;
                     piece.at.saturating_add(bytes)
                 };
-                at(cut.start)..at(cut.end)
-            };
-            let ranges: Vec<Range<u64>> = wanted.iter().map(place).collect();
-            let mut values = Vec::new();
-            bytes += blocks.read(&ranges, self.direct, |number, at, piece_bytes| {
-                let (piece, cut) = &wanted[number];
-                widen(piece.dtype, piece_bytes, &mut values);
-                let first = cut.start + at as usize / piece.dtype.size();
-                target.put(piece.unit, piece.role, first, &values)
-            })?;
+                let Piece { unit, role, dtype, .. } = *piece;
+                let bytes = at(cut.start)..at(cut.end);
+                wanted.push(Wanted { unit, role, first: cut.start, dtype, bytes, stored: None });
+            }
+            if wanted.is_empty() {
+                continue;
+            }
+            let blocks = self.blocks(&file.name, [file].into_iter())?;
+            bytes += target.read(&blocks, self.direct, None, wanted)?;
         }
         Ok(bytes)
     }
+}
+
+/// Elements of a file that this rank needs.
+struct Wanted<'a> {
+    unit: usize,
+    role: Role,
+    /// The first of them in the unit's flat.
+    first: usize,
+    dtype: DType,
+    /// Where they lie in the file.
+    bytes: Range<u64>,
+    /// The tensor and its elements that are needed, where the file holds them in another order: then all of it is read.
+    stored: Option<(&'a Tensor, Range<usize>)>,
 }
 
 fn checked<T: serde::de::DeserializeOwned>(dir: &Path, name: &str, sum: u32) -> Result<T> {
     let path = dir.join(name);
     let (value, found) = read_json(&path)?;
     if found != sum {
-        return Err(StateError::damaged(
-            &path,
-            "it is not the one that the index names; files of two checkpoints are mixed",
-        ));
+        let reason = "it is not the one that the index names; files of two checkpoints are mixed";
+        return Err(StateError::damaged(&path, reason));
     }
     Ok(value)
 }
 
 /// Elements as f32, which holds every value of the types that are stored.
-pub(super) fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
-    values.clear();
-    match dtype {
-        DType::Bf16 => values.extend(bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32())),
-        DType::F16 => values.extend(bytes.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32())),
-        _ => values.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
+fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
+    values.resize(bytes.len() / dtype.size(), 0.0);
+    if let Some(decode) = decoder(stored_type(dtype)) {
+        decode(bytes, values);
     }
 }
 
-/// Where what is read goes.
 struct Target<'a> {
     pub layout: &'a Layout,
     pub state: &'a State,
     res: Resources<'a>,
     params: &'a mut Params,
     optimizer: &'a mut Optimizer,
-    /// Elements that have come, by unit and role.
+    /// How many elements were read, by unit and role.
     found: BTreeMap<(usize, Role), usize>,
 }
 
@@ -255,23 +262,56 @@ impl Target<'_> {
         let Some(holding) = self.state.trainable(unit) else { return Ok(()) };
         let of_owned = within(&range, &holding.owned);
         let Some(moments) = self.optimizer.moments_mut(unit) else { return Ok(()) };
-        let view = match role {
-            Role::Weights => match &mut moments.master {
-                Some(master) => Some(master.slice_mut(of_owned)),
-                None => {
-                    let home = self.params.home_mut(unit, FlatKind::Trainable);
-                    home.map(|home| home.slice_mut(within(&range, &holding.home)))
-                }
-            },
-            Role::ExpAvg => Some(moments.first.slice_mut(of_owned)),
-            Role::ExpAvgSq => Some(moments.second.slice_mut(of_owned)),
+        let own = match role {
+            Role::Weights => moments.master.as_mut(),
+            Role::ExpAvg => Some(&mut moments.first),
+            Role::ExpAvgSq => Some(&mut moments.second),
         };
-        let Some(view) = view else { return Ok(()) };
+        let view = match (own, self.params.home_mut(unit, FlatKind::Trainable)) {
+            (Some(own), _) => own.slice_mut(of_owned),
+            (None, Some(home)) => home.slice_mut(within(&range, &holding.home)),
+            (None, None) => return Ok(()),
+        };
         let done = match values {
             Some(values) => self.res.kernels.cast(View::of(values), view),
             None => self.res.kernels.fill(view, 0.0),
         };
         Ok(done.map_err(StepError::from)?)
+    }
+
+    /// Reads what is wanted of a file into its place, after the file's header where that is to be checked, too. Returns the
+    /// bytes read.
+    fn read(
+        &mut self,
+        blocks: &BlockFile,
+        direct: bool,
+        header: Option<Range<u64>>,
+        mut wanted: Vec<Wanted<'_>>,
+    ) -> Result<u64> {
+        wanted.sort_by_key(|wanted| wanted.bytes.start);
+        let before = header.iter().count();
+        let ranges: Vec<Range<u64>> = header.into_iter().chain(wanted.iter().map(|w| w.bytes.clone())).collect();
+        let (mut values, mut together) = (Vec::new(), vec![Vec::new(); wanted.len()]);
+        blocks.read(&ranges, direct, |number, at, bytes| {
+            let Some(number) = number.checked_sub(before) else { return Ok(()) };
+            let Wanted { unit, role, first, dtype, .. } = wanted[number];
+            widen(dtype, bytes, &mut values);
+            let Some((tensor, elements)) = &wanted[number].stored else {
+                return self.put(unit, role, first + at as usize / dtype.size(), &values);
+            };
+            together[number].extend_from_slice(&values);
+            let all = &wanted[number].bytes;
+            if at + (bytes.len() as u64) < all.end - all.start {
+                return Ok(());
+            }
+            let stored = std::mem::take(&mut together[number]);
+            let mut ours = vec![0f32; elements.len()];
+            for run in tensor.runs(elements.clone()) {
+                let to = ours[run.ours - elements.start..].iter_mut().step_by(run.step);
+                to.zip(&stored[run.stored..run.stored + run.len]).for_each(|(to, from)| *to = *from);
+            }
+            self.put(unit, role, first, &ours)
+        })
     }
 
     /// Checks that nothing is missing, and makes the weights that layers read from the optimizer's own.

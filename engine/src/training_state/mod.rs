@@ -22,7 +22,7 @@ pub use error::StateError;
 pub(crate) use folder::{Folder, part_dir};
 pub use folder::{checkpoints, newest, position_in, step_dir};
 pub use index::{Identity, Index, Position};
-pub(crate) use index::{RankFiles, read_json, write_json};
+pub(crate) use index::{RankFiles, Role, read_json, write_json};
 pub use load::Resumable;
 pub(crate) use shard::{Shard, file_names};
 

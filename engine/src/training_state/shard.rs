@@ -9,7 +9,6 @@ use crate::error::StepError;
 use crate::mesh::within;
 use crate::model::Layout;
 use crate::shard::{Moments, Optimizer, Params, State};
-use serde_json::{Map, Value, json};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,14 +16,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use zbench_kernels::{DType, Kernels, View, ViewMut};
 
-/// The file names of a rank.
 pub(crate) fn file_names(rank: usize) -> (String, String) {
     (format!("rank-{rank:05}.safetensors"), format!("rank-{rank:05}.json"))
 }
 
 /// Elements of a unit's flat that a rank writes: of the world-wide split, so that every element is written once and all
 /// ranks write alike, whatever the strategy; without the padding, which depends on the number of ranks.
-pub(crate) fn written_range(state: &State, layout: &Layout, unit: usize) -> Option<Range<usize>> {
+fn written_range(state: &State, layout: &Layout, unit: usize) -> Option<Range<usize>> {
     let holding = state.trainable(unit)?;
     let end = holding.chunk.end.min(in_use(layout, unit));
     (holding.chunk.start < end).then_some(holding.chunk.start..end)
@@ -32,20 +30,20 @@ pub(crate) fn written_range(state: &State, layout: &Layout, unit: usize) -> Opti
 
 /// Elements of a unit's flat that are kept: without padding, but for one element that makes them even, so that no element
 /// of four bytes behind one of two lies across the end of a block.
-pub(crate) fn in_use(layout: &Layout, unit: usize) -> usize {
+pub(super) fn in_use(layout: &Layout, unit: usize) -> usize {
     let flat = &layout.units[unit].trainable;
     flat.len.next_multiple_of(2).min(flat.padded)
 }
 
 /// What a rank's file will hold, and its header.
-pub(crate) struct Contents {
-    pub pieces: Vec<Piece>,
+struct Contents {
+    pieces: Vec<Piece>,
     header: Vec<u8>,
-    pub bytes: u64,
+    bytes: u64,
 }
 
 impl Contents {
-    pub fn new(state: &State, layout: &Layout) -> Contents {
+    fn new(state: &State, layout: &Layout) -> Contents {
         let precision = &state.precision;
         let mut pieces = Vec::new();
         let mut at = 0u64;
@@ -60,36 +58,13 @@ impl Contents {
                 at += (range.len() * dtype.size()) as u64;
             }
         }
-        let header = header(&pieces, layout);
+        let tensors = pieces.iter().map(|Piece { unit, role, dtype, start, len, .. }| {
+            let name = format!("{}.{}.{start}", layout.units[*unit].name, role.name());
+            (name, std::slice::from_ref(len), *dtype)
+        });
+        let header = header_bytes("zbench-training-checkpoint", tensors, ALIGNMENT);
         pieces.iter_mut().for_each(|piece| piece.at += header.len() as u64);
         Contents { pieces, bytes: header.len() as u64 + at, header }
-    }
-}
-
-/// The header of a safetensors file, with the data behind it at a multiple of a sector.
-fn header(pieces: &[Piece], layout: &Layout) -> Vec<u8> {
-    let mut entries = Map::new();
-    entries.insert("__metadata__".into(), json!({"format": "zbench-training-checkpoint"}));
-    for Piece { unit, role, dtype, start, len, at } in pieces {
-        let name = format!("{}.{}.{start}", layout.units[*unit].name, role.name());
-        let stored = stored_name(*dtype);
-        let end = at + (len * dtype.size()) as u64;
-        entries.insert(name, json!({"dtype": stored, "shape": [len], "data_offsets": [at, end]}));
-    }
-    padded(entries)
-}
-
-/// A header with the data behind it at a multiple of a sector.
-pub(crate) fn padded(entries: Map<String, Value>) -> Vec<u8> {
-    header_bytes(entries, ALIGNMENT)
-}
-
-/// A type as safetensors names it.
-pub(crate) fn stored_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::Bf16 => "BF16",
-        DType::F16 => "F16",
-        _ => "F32",
     }
 }
 
@@ -100,20 +75,15 @@ struct UnitState {
     range: Range<usize>,
     /// The home's weights, where the optimizer has none of its own.
     weights: Option<Vec<u8>>,
-    /// Until it goes back to the optimizer.
+    /// What the optimizer has lent, until it is given back.
     moments: Option<Moments>,
-    /// In its place, where the optimizer wanted it back before it was written.
+    /// Copies of the moments that the optimizer wanted back before they were written, by role.
     copies: [Vec<u8>; 3],
 }
 
 impl UnitState {
     fn lent(&self, role: Role) -> Option<View<'_>> {
-        let moments = self.moments.as_ref()?;
-        let buffer = match role {
-            Role::Weights => moments.master.as_ref()?,
-            Role::ExpAvg => &moments.first,
-            Role::ExpAvgSq => &moments.second,
-        };
+        let buffer = role.of(self.moments.as_ref()?)?;
         Some(buffer.slice(self.range.clone()))
     }
 
@@ -130,11 +100,20 @@ impl UnitState {
     fn settle(&mut self, back: &Sender<(usize, Moments)>) -> u64 {
         let on_host = |role| self.lent(role).and_then(|view| view.as_bytes().ok());
         let copies = Role::ALL.map(|role| on_host(role).map_or(Vec::new(), <[u8]>::to_vec));
-        let Some(moments) = self.moments.take() else { return 0 };
+        if self.moments.is_none() {
+            return 0;
+        }
         self.copies = copies;
-        // The rank may have failed meanwhile.
-        let _ = back.send((self.unit, moments));
+        self.give_back(back);
         self.copies.iter().map(|copy| copy.len() as u64).sum()
+    }
+
+    /// Returns what the optimizer has lent and does not have back.
+    fn give_back(&mut self, back: &Sender<(usize, Moments)>) {
+        if let Some(moments) = self.moments.take() {
+            // The rank may have failed meanwhile.
+            let _ = back.send((self.unit, moments));
+        }
     }
 }
 
@@ -197,10 +176,7 @@ impl Shard {
                     copied += held.as_ref().map_or(0, |held| held.len() as u64);
                     unit.copies[role as usize] = held.unwrap_or_default();
                 }
-                if let Some(moments) = unit.moments.take() {
-                    // The rank has the other end.
-                    let _ = back.send((unit.unit, moments));
-                }
+                unit.give_back(&back);
             }
         }
         Ok(Shard { dir, rank, direct, contents, units, back, wanted, copied: Arc::new(AtomicU64::new(copied)) })
@@ -214,12 +190,7 @@ impl Shard {
     /// Writes the rank's files; on the disk when this returns. The optimizer gets all of its memory back, whatever happens.
     pub fn write(mut self) -> Result<u64> {
         let result = self.write_files();
-        for unit in &mut self.units {
-            if let Some(moments) = unit.moments.take() {
-                // The rank may have failed meanwhile.
-                let _ = self.back.send((unit.unit, moments));
-            }
-        }
+        self.units.iter_mut().for_each(|unit| unit.give_back(&self.back));
         result
     }
 
@@ -262,10 +233,7 @@ impl Shard {
                 }
             }
             let unit = &mut self.units[at];
-            if let Some(moments) = unit.moments.take() {
-                // The rank may have failed meanwhile.
-                let _ = self.back.send((unit.unit, moments));
-            }
+            unit.give_back(&self.back);
             (unit.weights, unit.copies) = Default::default();
         }
         writer.close();

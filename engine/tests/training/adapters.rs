@@ -26,10 +26,7 @@ fn cell_of(name: &str) -> (Oracle, Cell) {
 
 /// Adapters as a folder has them.
 fn from_folder(dir: &Path, model: &Model) -> Lora {
-    let peft::AdapterConfig { method, rank, alpha, dropout, use_rslora, use_dora, targets, feedforward } =
-        peft::read_config(dir, model).unwrap();
-    let path = Some(dir.into());
-    Lora { method, rank, alpha, dropout, use_rslora, use_dora, targets, feedforward, path, ..Lora::default() }
+    peft::read_config(dir, model).unwrap()
 }
 
 fn adapters_of(weights: Tensors) -> Tensors {

@@ -7,7 +7,7 @@ use crate::training::support::*;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use zbench_engine::config::*;
-use zbench_engine::data::{Counts, NO_TARGET, Source};
+use zbench_engine::data::{Counts, NO_TARGET, Row, Source};
 use zbench_kernels::DType;
 
 /// Letters and a space are tokens 0 to 26; 27 ends a text. Other characters have no token.
@@ -198,7 +198,8 @@ fn the_mean_is_over_the_targets_of_the_global_batch_however_it_is_shared_out() {
         let rows: Vec<u64> = (0..4).map(|row| source.counts(false, row, 1).unwrap().targets).collect();
         assert!(rows.iter().any(|count| *count != rows[0]), "{rows:?}");
         let mut targets = vec![0; 4 * 13];
-        source.fill(0, 4, &mut vec![0; 4 * 13], &mut targets).unwrap();
+        let row = Row { inputs: &mut vec![0; 4 * 13], targets: &mut targets, starts: None };
+        source.fill_rows(false, 0, 4, row).unwrap();
         let counts = one.steps[0].counts;
         assert!(counts.is_none(), "these steps are put together by the test");
         assert_eq!(rows.iter().sum::<u64>(), targets.iter().filter(|target| **target != NO_TARGET).count() as u64);

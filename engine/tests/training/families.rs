@@ -115,7 +115,7 @@ pub fn single(file: &Path) -> Tensors {
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let read = |name: &str| {
         let mut values = vec![0f32; checkpoint.tensor(name).unwrap().elements()];
-        checkpoint.read(name, 0..values.len(), &mut values).unwrap();
+        checkpoint.read(name, 0..values.len(), &mut values, &mut Vec::new()).unwrap();
         (name.to_string(), values)
     };
     checkpoint.names().map(read).collect()

@@ -252,7 +252,7 @@ fn stacked_experts_are_read() {
         let read = |name: &str| {
             let info = checkpoint.tensor(name).unwrap();
             let mut values = vec![0f32; info.elements()];
-            checkpoint.read(name, 0..values.len(), &mut values).unwrap();
+            checkpoint.read(name, 0..values.len(), &mut values, &mut Vec::new()).unwrap();
             (info.shape.clone(), values)
         };
         let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();

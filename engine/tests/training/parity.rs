@@ -26,7 +26,7 @@ fn compare(file: &str, ours: &Tensors, tolerance: f64, what: &str) {
         let info = theirs.tensor(name).unwrap_or_else(|| panic!("{what}: {name} is not in the reference"));
         assert_eq!(values.len(), info.elements());
         let mut wanted = vec![0f32; values.len()];
-        theirs.read(name, 0..values.len(), &mut wanted).unwrap();
+        theirs.read(name, 0..values.len(), &mut wanted, &mut Vec::new()).unwrap();
         let distance = distance(values, &wanted);
         assert!(distance < tolerance, "{what}: {name} differs by {distance:e} of its norm");
     }

@@ -6,7 +6,7 @@ use crate::kind::number;
 use serde::Serialize;
 use toml::Value;
 use zbench_engine::config::{Linear, Lora, Method, Model};
-use zbench_engine::peft::{self, AdapterConfig};
+use zbench_engine::peft;
 
 /// A cell's adapters, but for the type of the base. Without any the other keys of [lora] mean nothing, and the cell says so
 /// by holding none of them.
@@ -77,7 +77,7 @@ fn targets(values: &Values, key: &str, model: &Model) -> Result<Option<Vec<Linea
 /// The keys of the file, and the configuration of a folder of adapters.
 struct Merged<'a> {
     values: &'a Values<'a>,
-    stored: Option<&'a AdapterConfig>,
+    stored: Option<&'a Lora>,
 }
 
 impl Merged<'_> {
@@ -86,7 +86,7 @@ impl Merged<'_> {
         &self,
         key: &str,
         given: Option<T>,
-        of: impl Fn(&AdapterConfig) -> T,
+        of: impl Fn(&Lora) -> T,
         default: T,
     ) -> Result<T, Refusal> {
         match (given, self.stored.map(of)) {

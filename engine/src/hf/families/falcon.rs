@@ -3,7 +3,7 @@
 
 use super::{Family, TensorNames, bloom, gpt2, sizes};
 use crate::config::{Form, Mlp, NormKind, Order};
-use crate::hf::reader::{CAUSAL, DROPOUT, HIDDEN_DROPOUT, PLAIN_WEIGHTS, Reader, is_false, is_gelu, only};
+use crate::hf::reader::{CAUSAL, DROPOUT, HIDDEN_DROPOUT, PLAIN_WEIGHTS, Reader, is_false, only};
 use crate::hf::{HfError, PartialModel};
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ pub(super) const FAMILY: Family = Family {
         gpt2::COMMON_KEYS,
     ],
     restricted: &[
-        only("activation", is_gelu, "\"gelu\""),
+        only("activation", |value| value == "gelu", "\"gelu\""),
         only("alibi", is_false, "Falcon with rotary positions; its ALiBi is rounded to bf16"),
         DROPOUT,
         HIDDEN_DROPOUT,

@@ -62,7 +62,6 @@ pub(super) const FAMILY: Family = Family {
     ..bloom::FAMILY
 };
 
-/// The keys of `attn_config`.
 const ATTENTION: &[Restricted] = &[
     only("alibi", is_true, "MPT with ALiBi"),
     only("alibi_bias_max", |value| is_number(value, 8.0), "slopes down to 2^-8"),

@@ -18,7 +18,6 @@ pub struct TensorNames {
     pub gate: &'static str,
     pub up: &'static str,
     pub down: &'static str,
-    /// The router of a block with experts.
     pub router: &'static str,
     /// Its experts; their number and one of the next three follow.
     pub experts: &'static str,

@@ -1,27 +1,14 @@
 //! Loading of the full layout.
 
-use super::{Resumable, Target, widen};
-use crate::checkpoint::Checkpoint;
+use super::{Resumable, Target, Wanted};
+use crate::checkpoint::{Checkpoint, stored_type};
 use crate::mesh::within;
-use crate::model::{FlatKind, Tensor};
-use crate::training_state::blocks::{BLOCK, BlockFile, Share, Written};
+use crate::model::FlatKind;
+use crate::training_state::blocks::BlockFile;
 use crate::training_state::error::{Result, StateError};
 use crate::training_state::full::{MASTER, OPTIMIZER};
 use crate::training_state::index::Role;
-use std::ops::Range;
-use std::path::Path;
 use zbench_kernels::DType;
-
-/// A tensor of the model in a file: what is read of it, and where it goes.
-struct Wanted<'a> {
-    unit: usize,
-    role: Role,
-    tensor: &'a Tensor,
-    /// Elements of the tensor that this rank owns.
-    elements: Range<usize>,
-    dtype: DType,
-    bytes: Range<u64>,
-}
 
 /// Fills what a rank owns from the files of this layout. Returns the bytes read.
 pub(super) fn load(from: &Resumable, target: &mut Target<'_>) -> Result<u64> {
@@ -39,23 +26,10 @@ pub(super) fn load(from: &Resumable, target: &mut Target<'_>) -> Result<u64> {
         let path = from.dir.join(name);
         let open =
             || Checkpoint::single(&from.dir, name).map_err(|error| StateError::damaged(&path, error.to_string()));
-        bytes += read(&blocks_of(from, number, &path)?, from.direct, &open()?, roles, *name == OPTIMIZER, target)?;
+        let blocks = from.blocks(name, from.ranks.iter().filter_map(|rank| rank.files.get(number)))?;
+        bytes += read(&blocks, from.direct, &open()?, roles, *name == OPTIMIZER, target)?;
     }
     Ok(bytes)
-}
-
-/// A file with the checksums of all that wrote it.
-fn blocks_of(from: &Resumable, number: usize, path: &Path) -> Result<BlockFile> {
-    let files = || from.ranks.iter().filter_map(|rank| rank.files.get(number));
-    let bytes = files().next().map_or(0, |file| file.bytes);
-    let mut sums = vec![0; bytes.div_ceil(BLOCK as u64) as usize];
-    for file in files() {
-        let blocks = Share { first: file.first, every: file.every }.blocks(bytes);
-        for (block, sum) in blocks.zip(&file.crc32) {
-            sums[block] = *sum;
-        }
-    }
-    BlockFile::new(path, Written { bytes, sums })
 }
 
 fn read(
@@ -81,40 +55,20 @@ fn read(
                 return Err(StateError::damaged(&info.file, reason));
             }
             let elements = within(&cut, &place);
-            let dtype = match info.dtype {
-                crate::checkpoint::StoredType::BF16 => DType::Bf16,
-                crate::checkpoint::StoredType::F16 => DType::F16,
-                _ => DType::F32,
+            let known =
+                [DType::F32, DType::Bf16, DType::F16].into_iter().find(|dtype| stored_type(*dtype) == info.dtype);
+            let Some(dtype) = known else {
+                return Err(StateError::damaged(&info.file, format!("{name} is stored as {:?}", info.dtype)));
             };
             // Of a tensor that lies otherwise in the file all is read: it is a part of a block's matrix at most.
-            let stored = if tensor.stored.is_some() { 0..info.elements() } else { elements.clone() };
+            let read = if tensor.stored.is_some() { 0..info.elements() } else { elements.clone() };
             let at = |element: usize| info.begin + (element * dtype.size()) as u64;
-            let bytes = at(stored.start)..at(stored.end);
-            wanted.push(Wanted { unit, role, tensor, elements, dtype, bytes });
+            let bytes = at(read.start)..at(read.end);
+            let stored = tensor.stored.is_some().then_some((tensor, elements));
+            wanted.push(Wanted { unit, role, first: cut.start, dtype, bytes, stored });
         }
     }
-    wanted.sort_by_key(|wanted| wanted.bytes.start);
-    // The header is read with its checksums, too.
+    // The header is checked against its checksums, too.
     let header = 0..wanted.iter().map(|wanted| wanted.bytes.start).min().unwrap_or(0);
-    let ranges: Vec<Range<u64>> = std::iter::once(header).chain(wanted.iter().map(|w| w.bytes.clone())).collect();
-    let (mut values, mut together) = (Vec::new(), vec![Vec::new(); ranges.len()]);
-    blocks.read(&ranges, direct, |number, at, bytes| {
-        let Some(wanted) = number.checked_sub(1).map(|number| &wanted[number]) else { return Ok(()) };
-        widen(wanted.dtype, bytes, &mut values);
-        let first = wanted.tensor.place.start + wanted.elements.start;
-        if wanted.tensor.stored.is_none() {
-            return target.put(wanted.unit, wanted.role, first + at as usize / wanted.dtype.size(), &values);
-        }
-        together[number].extend_from_slice(&values);
-        if at + (bytes.len() as u64) < wanted.bytes.end - wanted.bytes.start {
-            return Ok(());
-        }
-        let stored = std::mem::take(&mut together[number]);
-        let mut ours = vec![0f32; wanted.elements.len()];
-        for run in wanted.tensor.runs(wanted.elements.clone()) {
-            let to = ours[run.ours - wanted.elements.start..].iter_mut().step_by(run.step);
-            to.zip(&stored[run.stored..run.stored + run.len]).for_each(|(to, from)| *to = *from);
-        }
-        target.put(wanted.unit, wanted.role, first, &ours)
-    })
+    target.read(blocks, direct, Some(header), wanted)
 }
