@@ -50,33 +50,27 @@ pub const SLACK: f64 = 0.05;
 impl LinkUse {
     #[must_use]
     pub fn plus(self, other: LinkUse) -> LinkUse {
-        LinkUse {
-            calls: self.calls + other.calls,
-            crossing_bytes: self.crossing_bytes + other.crossing_bytes,
-            over_budget: self.over_budget + other.over_budget,
-            late_ns: self.late_ns + other.late_ns,
-        }
+        self.each(other, |one, other| one + other)
     }
 
     /// The larger of each number.
     #[must_use]
     pub fn most(self, other: LinkUse) -> LinkUse {
-        LinkUse {
-            calls: self.calls.max(other.calls),
-            crossing_bytes: self.crossing_bytes.max(other.crossing_bytes),
-            over_budget: self.over_budget.max(other.over_budget),
-            late_ns: self.late_ns.max(other.late_ns),
-        }
+        self.each(other, u64::max)
     }
 
     /// What has come since `before`.
     #[must_use]
     pub fn less(self, before: LinkUse) -> LinkUse {
+        self.each(before, |now, before| now - before)
+    }
+
+    fn each(self, other: LinkUse, combine: impl Fn(u64, u64) -> u64) -> LinkUse {
         LinkUse {
-            calls: self.calls - before.calls,
-            crossing_bytes: self.crossing_bytes - before.crossing_bytes,
-            over_budget: self.over_budget - before.over_budget,
-            late_ns: self.late_ns - before.late_ns,
+            calls: combine(self.calls, other.calls),
+            crossing_bytes: combine(self.crossing_bytes, other.crossing_bytes),
+            over_budget: combine(self.over_budget, other.over_budget),
+            late_ns: combine(self.late_ns, other.late_ns),
         }
     }
 }

@@ -268,27 +268,10 @@ fn ring_bytes(call: &Call<'_>, rank: usize, size: usize) -> u64 {
     let others = part * (size as u64 - 1);
     match call.kind {
         Kind::Reduce { root, .. } => others * if rank == root { 2 } else { 1 },
-        Kind::Gather { root } => {
-            if rank == root {
-                others
-            } else {
-                0
-            }
-        }
-        Kind::Scatter { root } => {
-            if rank == root {
-                0
-            } else {
-                part
-            }
-        }
-        Kind::Broadcast { root } => {
-            if rank == root {
-                0
-            } else {
-                call.payload_bytes(size)
-            }
-        }
+        Kind::Gather { root } if rank != root => 0,
+        Kind::Scatter { root } | Kind::Broadcast { root } if rank == root => 0,
+        Kind::Scatter { .. } => part,
+        Kind::Broadcast { .. } => call.payload_bytes(size),
         Kind::Send { .. } => 0,
         Kind::Recv { .. } | Kind::SendRecv { .. } => {
             call.recv_shape().map_or(0, |(dtype, len)| (dtype.size() * len) as u64)
