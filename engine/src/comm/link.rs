@@ -385,9 +385,9 @@ fn meet(comm: &dyn Communicator, links: usize) -> Result<Board> {
     let halves = |wide: u64| [wide as u32, (wide >> 32) as u32];
     let own = &mut words[rank * GREETING..][..GREETING];
     own[2..4].copy_from_slice(&halves(machine.unwrap_or(0)));
-    if let Some(Ok((board, file))) = &made {
+    if let Some(Ok(board)) = &made {
         own[0] = std::process::id();
-        own[1] = std::os::fd::AsRawFd::as_raw_fd(file) as u32;
+        own[1] = board.fd() as u32;
         own[4..].copy_from_slice(&halves(board.token()));
     }
     comm.all_gather_in_place(ViewMut::of(&mut words))?;
@@ -402,11 +402,11 @@ fn meet(comm: &dyn Communicator, links: usize) -> Result<Board> {
         )),
         (None, Some(Ok(_))) => Ok(None),
         (None, Some(Err(error))) => Err(error.to_string()),
-        (None, None) => Board::open(first[0], first[1], links, wide(first[4], first[5]))
+        (None, None) => Board::open(first[0], first[1] as i32, links, wide(first[4], first[5]))
             .map(Some)
             .map_err(|error| error.to_string()),
     };
-    // Only now may rank 0 close its file; and where one rank has no board, none goes on.
+    // Where one rank has no board, none goes on.
     let mut well = vec![0u32; size];
     well[rank] = u32::from(board.is_ok());
     comm.all_gather_in_place(ViewMut::of(&mut well))?;
@@ -414,8 +414,9 @@ fn meet(comm: &dyn Communicator, links: usize) -> Result<Board> {
     if let Some(rank) = well.iter().position(|well| *well == 0) {
         return Err(invalid(format!("rank {rank} could not reach the shared state of the emulated link")));
     }
-    let made = made.and_then(|made| made.ok()).map(|(board, _file)| board);
-    opened.or(made).ok_or_else(|| invalid("the shared state of the emulated link is absent".into()))
+    opened
+        .or(made.and_then(Result::ok))
+        .ok_or_else(|| invalid("the shared state of the emulated link is absent".into()))
 }
 
 /// A number for this boot of this machine.
