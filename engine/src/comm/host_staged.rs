@@ -2,7 +2,7 @@
 //! for the few words that ranks exchange outside of steps.
 
 use super::link::LinkUse;
-use super::{Call, CommError, Communicator, Kind, Member, OwnedCall, Result, Started, Ticket};
+use super::{Call, Communicator, Kind, Member, OwnedCall, Result, Started, Ticket, invalid};
 use std::sync::Arc;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, View};
 
@@ -22,11 +22,8 @@ impl HostStaged {
     }
 
     fn room(&self, dtype: DType, len: usize) -> Result<Buffer> {
-        let none = |error: zbench_kernels::OutOfMemory| CommError::Invalid {
-            operation: "host staging",
-            reason: error.to_string(),
-        };
-        self.arena.alloc(Category::Communication, dtype, len).map_err(none)
+        let buffer = self.arena.alloc(Category::Communication, dtype, len);
+        buffer.map_err(|error| invalid("host staging", error))
     }
 
     /// A copy of host elements on the device.

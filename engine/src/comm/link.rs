@@ -196,11 +196,8 @@ impl EmulatedLink {
 
     fn leave(&self, operation: &'static str, due: Due, members: u64) -> Result<Times> {
         let times = self.shared.board.leave(due.key, members).map_err(refused(operation))?;
-        let early = || {
-            let backend = self.inner.backend();
-            CommError::Invalid { operation, reason: format!("{backend} completed it before all ranks had come to it") }
-        };
-        times.ok_or_else(early)
+        let early = || format!("{} completed it before all ranks had come to it", self.inner.backend());
+        times.ok_or_else(|| super::invalid(operation, early()))
     }
 
     /// Sends and receives: what is given takes the link at once, what is taken has been paid for by its sender.
@@ -336,12 +333,12 @@ fn whole(call: &Call<'_>, size: usize) -> u64 {
     call.payload_bytes(size) / if twice { 2 } else { 1 }
 }
 
-fn invalid(reason: String) -> CommError {
-    CommError::Invalid { operation: "link", reason }
+fn invalid(reason: impl std::fmt::Display) -> CommError {
+    super::invalid("link", reason)
 }
 
 fn refused(operation: &'static str) -> impl FnOnce(BoardError) -> CommError {
-    move |error| CommError::Invalid { operation, reason: error.to_string() }
+    move |error| super::invalid(operation, error)
 }
 
 fn wide(low: u32, high: u32) -> u64 {
@@ -414,9 +411,7 @@ fn meet(comm: &dyn Communicator, links: usize) -> Result<Board> {
     if let Some(rank) = well.iter().position(|well| *well == 0) {
         return Err(invalid(format!("rank {rank} could not reach the shared state of the emulated link")));
     }
-    opened
-        .or(made.and_then(Result::ok))
-        .ok_or_else(|| invalid("the shared state of the emulated link is absent".into()))
+    opened.or(made.and_then(Result::ok)).ok_or_else(|| invalid("the shared state of the emulated link is absent"))
 }
 
 /// A number for this boot of this machine.

@@ -63,6 +63,10 @@ pub enum CommError {
     Rendezvous(#[from] RendezvousError),
 }
 
+pub(crate) fn invalid(operation: &'static str, reason: impl std::fmt::Display) -> CommError {
+    CommError::Invalid { operation, reason: reason.to_string() }
+}
+
 /// An all-reduce of at most this many bytes takes one round on `local`, `shm` and `tcp`: every rank reads every other's
 /// buffer and sums all of it. Larger ones are reduced in parts, which then go to all. A plan counts on it
 /// ([`Null`]). Two ranks receive the same bytes either way.

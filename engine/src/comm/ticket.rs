@@ -1,6 +1,6 @@
 //! Collectives that were started and not waited for yet.
 
-use super::{CommError, OwnedCall, Result};
+use super::{OwnedCall, Result, invalid};
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -38,14 +38,12 @@ impl Ticket {
         if self.owner.as_ref().is_some_and(is_own) {
             return Ok(());
         }
-        let reason = "the collective was started by another communicator".to_owned();
-        Err(CommError::Invalid { operation: "wait", reason })
+        Err(invalid("wait", "the collective was started by another communicator"))
     }
 
     /// The call. From here on the ticket may be dropped.
     pub(crate) fn take(&mut self) -> Result<OwnedCall> {
-        let reason = "the collective was waited for before".to_owned();
-        self.request.take().ok_or(CommError::Invalid { operation: "wait", reason })
+        self.request.take().ok_or_else(|| invalid("wait", "the collective was waited for before"))
     }
 }
 

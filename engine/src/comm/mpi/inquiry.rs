@@ -137,7 +137,8 @@ impl Group {
             return CommError::Aborted { group, rank, reason: answer.text.clone() };
         }
         let ours = flight.describe();
-        let differs = |answer: &Answer| flight.is_collective() && answer.number == flight.number && answer.text != ours;
+        let differs =
+            |answer: &Answer| flight.kind.is_collective() && answer.number == flight.number && answer.text != ours;
         if let Some((rank, answer)) = told().find(|(_, answer)| differs(answer)) {
             let theirs = answer.text.clone();
             return CommError::Mismatch { group, sequence: flight.number, rank, theirs, ours };
@@ -154,7 +155,7 @@ impl Group {
             let reason = format!("it waited {seconds} s in {ours} number {}, and {}", flight.number, told.join(", "));
             return CommError::Aborted { group, rank: self.rank, reason };
         }
-        CommError::Stalled { group, operation: flight.name(), sequence: flight.number, missing, seconds }
+        CommError::Stalled { group, operation: flight.kind.name(), sequence: flight.number, missing, seconds }
     }
 }
 

@@ -22,7 +22,7 @@ mod inquiry;
 mod native;
 mod world;
 
-use super::{Abandon, Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket};
+use super::{Abandon, Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket, invalid};
 use flight::{Flight, Tags};
 use inquiry::Answer;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -193,8 +193,7 @@ impl Group {
                 return Err(error.clone());
             }
             let Some(asked) = state.open.iter().position(|flight| flight.id == id) else {
-                let reason = format!("call {id} is not under way");
-                return Err(CommError::Invalid { operation: "wait", reason });
+                return Err(invalid("wait", format!("call {id} is not under way")));
             };
             self.advance(&mut state)?;
             if state.open[asked].done {

@@ -29,7 +29,7 @@ pub use driver::{Device, DriverError, Memory, Stream, load_driver};
 pub use loader::Search;
 pub use ordered::Ordered;
 
-use super::{Abandon, Call, CommError, Communicator, Kind, Member, OwnedCall, Result, Ticket};
+use super::{Abandon, Call, CommError, Communicator, Kind, Member, OwnedCall, Result, Ticket, invalid};
 use crate::mesh::Axis;
 use driver::Event;
 use handle::Handle;
@@ -79,10 +79,6 @@ struct Started {
     sequence: u64,
     operation: &'static str,
     mark: Event,
-}
-
-fn invalid(operation: &'static str, reason: impl std::fmt::Display) -> CommError {
-    CommError::Invalid { operation, reason: reason.to_string() }
 }
 
 /// Joins a group of `size` ranks as `rank`, on `device`. All ranks come with the `id` that one of them has made
@@ -226,15 +222,6 @@ impl Nccl {
     /// The stream that carries this group's calls.
     pub fn stream(&self) -> &Stream {
         &self.group.stream
-    }
-
-    /// The number of the GPU, as NCCL knows it.
-    ///
-    /// # Errors
-    /// What NCCL says.
-    pub fn device(&self) -> Result<usize, NcclError> {
-        let _desk = self.group.state();
-        self.group.handle.device()
     }
 }
 

@@ -59,22 +59,16 @@ pub(super) struct Peer {
 
 impl Mesh {
     pub(super) fn connect(mut meeting: Rendezvous, options: TcpOptions) -> Result<Mesh> {
-        let invalid = |reason: String| CommError::Invalid { operation: "tcp", reason };
+        let invalid = |reason: String| crate::comm::invalid("tcp", reason);
         let sockets = options.sockets_per_peer;
         if !(1..=MAX_SOCKETS).contains(&sockets) {
             return Err(invalid(format!("{sockets} sockets per peer; 1 to {MAX_SOCKETS} are possible")));
         }
         let (rank, size) = (meeting.rank(), meeting.size());
-        let local = options.bind.unwrap_or(meeting.local_address());
-        let failed = |error: std::io::Error| {
-            let (address, reason) = (local.to_string(), error.to_string());
-            CommError::Invalid { operation: "tcp", reason: format!("cannot listen at {address}: {reason}") }
-        };
+        let local = meeting.local_address();
+        let failed = |error: std::io::Error| invalid(format!("cannot listen at {local}: {error}"));
         let listener = TcpListener::bind((local, 0)).map_err(failed)?;
-        let mut address = listener.local_addr().map_err(failed)?;
-        if local.is_unspecified() {
-            address.set_ip(meeting.local_address());
-        }
+        let address = listener.local_addr().map_err(failed)?;
         let terms = format!("{sockets} sockets per peer, checksum {}", options.checksum);
         let cards = meeting.exchange(format!("{address}\n{terms}").as_bytes())?;
         let mut addresses = Vec::with_capacity(size);
