@@ -1,5 +1,5 @@
-//! A communicator of a device's buffers for buffers of the host: every call copies them to the device and back. For checks, and
-//! for the few words that ranks exchange outside of steps.
+//! Host buffers over a communicator of device buffers: every call copies them to the device and back. For checks, and for the
+//! few words that ranks exchange outside of steps.
 
 use super::link::LinkUse;
 use super::{Call, Communicator, Kind, Member, OwnedCall, Result, Started, Ticket, invalid};
@@ -16,7 +16,7 @@ pub struct HostStaged {
 }
 
 impl HostStaged {
-    /// `inner`, whose buffers are memory of the kernels' device, for host buffers; the device's copies lie in `arena`.
+    /// `inner` takes buffers of the kernels' device; the copies of host buffers lie in `arena`.
     pub fn new(inner: Box<dyn Communicator>, kernels: Arc<dyn Kernels>, arena: Arena) -> HostStaged {
         HostStaged { inner, kernels, arena, started: Started::default() }
     }

@@ -30,15 +30,15 @@ pub struct LinkSpec {
     pub ranks_per_node: usize,
 }
 
-/// What the emulated link has made of one rank's calls.
+/// How one rank's calls fared on the emulated link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkUse {
     /// Calls that crossed nodes.
     pub calls: u64,
     /// This rank's share of what its node's link carried, in the fuller direction.
     pub crossing_bytes: u64,
-    /// Calls whose real transfer was later than the link by more than [`SLACK`] of the link's time: the machine, and not the
-    /// link, is what they show.
+    /// Calls whose real transfer was later than the link by more than [`SLACK`] of the link's time. They show the speed of the
+    /// machine and not of the link.
     pub over_budget: u64,
     /// By how much all of them were late, in ns.
     pub late_ns: u64,

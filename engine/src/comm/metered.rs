@@ -23,7 +23,7 @@ pub struct Traffic {
     /// The part of it in which the rank did nothing else; 0 in a plan.
     pub exposed_ms: f64,
     pub ranks: usize,
-    /// What emulated links have made of the calls, over all timed steps; nothing in a plan, and where links are real.
+    /// How the calls fared on emulated links, over all timed steps; zeros in a plan and where links are real.
     #[serde(default)]
     pub link: LinkUse,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Seen {
     pub is_started: bool,
 }
 
-/// A communicator that keeps an account of itself, for one mesh axis.
+/// A communicator that counts its calls, for one mesh axis.
 ///
 /// Payload is [`Call::payload_bytes`]. Calls that fail are not counted. `split` gives a bare communicator, to be metered
 /// as its own axis.

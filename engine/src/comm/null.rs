@@ -21,7 +21,7 @@ pub struct Collective {
 /// The collectives of a dry run in order, for all groups of a rank.
 pub type CollectiveLog = Arc<Mutex<Vec<Collective>>>;
 
-/// Checks what it is given as any communicator would, and leaves every buffer as it was. It counts the bytes that would cross.
+/// Checks calls as any communicator does, leaves every buffer as it is, and counts the bytes that would cross.
 #[derive(Debug)]
 pub struct Null {
     rank: usize,

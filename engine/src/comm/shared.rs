@@ -12,7 +12,7 @@ use super::protocol::{LEFT, POSTED};
 use super::raw::RawSlice;
 use super::space::{Place, Space};
 use super::sync::SpinPolicy;
-use super::{Abandon, CommError, Communicator, Member, OwnedCall, Result, Ticket, cause, invalid};
+use super::{Abandon, CommError, Communicator, Member, OwnedCall, Result, Ticket, cause, invalid, why_abandoned};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -112,7 +112,7 @@ fn unsaid() -> CommError {
 
 impl Abandon for RankHandle {
     fn abandoned(&self, _sequence: u64) {
-        self.give_up("it did not wait for a collective it had started");
+        self.give_up(why_abandoned());
     }
 }
 

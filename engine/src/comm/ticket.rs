@@ -21,6 +21,11 @@ pub(crate) trait Abandon: Send + Sync {
     fn abandoned(&self, sequence: u64);
 }
 
+/// The reason that the others are given for an abandoned ticket.
+pub(crate) fn why_abandoned() -> &'static str {
+    if std::thread::panicking() { "panicked" } else { "it did not wait for a collective it had started" }
+}
+
 impl Ticket {
     /// A collective that goes on until `owner` is asked to finish it.
     pub(crate) fn of(owner: Arc<dyn Abandon>, sequence: u64, request: OwnedCall) -> Ticket {

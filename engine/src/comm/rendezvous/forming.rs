@@ -187,9 +187,8 @@ pub(super) fn arrive(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
                     return Err(RendezvousError::WorldSize { rank: 0, ours: size, theirs: theirs as usize });
                 }
                 // That nobody listens at the ports above says nothing.
-                Err(Missed::Refused(reason)) if port == meeting.port => last = format!("{address}: {reason}"),
-                Err(Missed::Refused(_)) => {}
-                Err(Missed::Stranger(reason)) => last = format!("{address}: {reason}"),
+                Err(Missed::Refused(_)) if port != meeting.port => {}
+                Err(Missed::Refused(reason) | Missed::Stranger(reason)) => last = format!("{address}: {reason}"),
                 Err(Missed::Impostor(reason)) => {
                     last = format!("{address}: {reason}");
                     if impostors.iter().all(|(known, _)| *known != port) {

@@ -30,8 +30,6 @@ pub(super) struct Mesh {
     /// How long to look for bytes before sleeping; none where ranks have to share cores.
     pub spin: Duration,
     staging: Vec<Line>,
-    /// Who was refused while the connections were made.
-    pub refused: Vec<String>,
 }
 
 /// Memory for chunks on their way, aligned for any kernel.
@@ -81,7 +79,7 @@ impl Mesh {
             let unreadable = |_| invalid(format!("rank {other} gives `{address}`, which is no address"));
             addresses.push(address.parse::<SocketAddr>().map_err(unreadable)?);
         }
-        let (streams, refused) = connections(&meeting, listener, &addresses, sockets + 1)?;
+        let (streams, _) = connections(&meeting, listener, &addresses, sockets + 1)?;
         meeting.exchange(&[])?; // all have come so far, or nobody goes on
         let mut peers = Vec::with_capacity(size);
         for (other, lanes) in streams.into_iter().enumerate() {
@@ -107,7 +105,7 @@ impl Mesh {
         let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
         let spin = if here <= cores { super::SPIN } else { Duration::ZERO };
         let (staging, last, ended, current) = (Vec::new(), Instant::now(), None, None);
-        Ok(Mesh { rank, peers, options, ended, last, current, next_group: 1, spin, staging, refused })
+        Ok(Mesh { rank, peers, options, ended, last, current, next_group: 1, spin, staging })
     }
 
     /// Room for chunks on their way, kept from call to call.

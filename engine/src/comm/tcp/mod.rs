@@ -31,7 +31,7 @@ pub use options::TcpOptions;
 use super::cause::WORLD;
 use super::pending::buffers;
 use super::raw::RawSlice;
-use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Started, Ticket};
+use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Started, Ticket, why_abandoned};
 use exchange::Exchange;
 use frame::Signature;
 use mesh::Mesh;
@@ -86,8 +86,7 @@ impl Owner {
 
 impl Abandon for Owner {
     fn abandoned(&self, _sequence: u64) {
-        let left = "it did not wait for a collective it had started";
-        self.lock().abort(if std::thread::panicking() { "panicked" } else { left });
+        self.lock().abort(why_abandoned());
     }
 }
 
@@ -118,15 +117,6 @@ impl Tcp {
         let (owner, name) = (Arc::new(Owner { mesh }), name.to_owned());
         let (next, wire, started) = (Cell::new(0), Cell::new(0), Started::default());
         Tcp { owner, name, group, members, rank, kernels, next, pairs, wire, started }
-    }
-
-    /// Who was refused while the ranks connected, and why.
-    pub fn refused(&self) -> Vec<String> {
-        self.owner.lock().refused.clone()
-    }
-
-    fn size(&self) -> usize {
-        self.members.len()
     }
 
     /// A whole call: its number, and the bytes that came.
