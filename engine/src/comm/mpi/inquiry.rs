@@ -75,16 +75,8 @@ impl Group {
             // they would have without it.
             unsafe {
                 let mut request = ffi::RSMPI_REQUEST_NULL;
-                let (kind, count) = (ffi::RSMPI_UINT8_T, BYTES as c_int);
-                ffi::MPI_Isend(
-                    message.as_ptr().cast(),
-                    count,
-                    kind,
-                    to as c_int,
-                    Tags::ANSWER,
-                    self.comm.0,
-                    &mut request,
-                );
+                let (buffer, count, kind) = (message.as_ptr().cast(), BYTES as c_int, ffi::RSMPI_UINT8_T);
+                ffi::MPI_Isend(buffer, count, kind, to as c_int, Tags::ANSWER, self.comm.0, &mut request);
             }
         }
     }

@@ -117,15 +117,8 @@ impl Mpi {
         settings: Settings,
     ) -> Result<Mpi> {
         let (rank, size) = world.place(&comm)?;
-        let state = State {
-            calls: 0,
-            collectives: 0,
-            exchanges: 0,
-            open: Vec::new(),
-            wire: 0,
-            failed: None,
-            last: Instant::now(),
-        };
+        let last = Instant::now();
+        let state = State { calls: 0, collectives: 0, exchanges: 0, open: Vec::new(), wire: 0, failed: None, last };
         let group = Group { world, comm, name, rank, size, kernels, settings, state: Mutex::new(state) };
         Ok(Mpi { group: Arc::new(group) })
     }
