@@ -75,7 +75,7 @@ impl Region {
     }
 
     /// Memory that other processes can map by its [`fd`](Region::fd).
-    pub(crate) fn shared(bytes: u64) -> Result<Region, ArenaError> {
+    pub fn shared(bytes: u64) -> Result<Region, ArenaError> {
         let file = memory_file(bytes).map_err(|source| ArenaError::Share { bytes, source })?;
         Region::map(bytes, Some(file)).map_err(|source| ArenaError::Reserve { bytes, source, cause: cause(bytes) })
     }

@@ -6,7 +6,7 @@
 
 use super::protocol::{Line, POSTED, RankFlags, Slot, WorldState};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
-use super::{CommError, Result};
+use super::{CommError, Result, invalid};
 use crate::comm::moves::Posted;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -219,9 +219,9 @@ impl Board {
         // SAFETY: a head was written there before its offset was told, and any bytes are one.
         let size = unsafe { control.slice::<Head>(at, 1)?[0].size };
         let size = usize::try_from(size).ok().filter(|size| (1..=control.ranks).contains(size)).ok_or_else(|| {
-            let reason =
-                format!("the group at {at:#x} has {size} of {} ranks; another rank has damaged it", control.ranks);
-            CommError::Invalid { operation: "shared memory", reason }
+            let ranks = control.ranks;
+            let reason = format!("the group at {at:#x} has {size} of {ranks} ranks; another rank has damaged it");
+            invalid("shared memory", reason)
         })?;
         let board = Board { control: control.clone(), at, size };
         control.check(at, board.bytes(), align_of::<Head>() as u64)?;

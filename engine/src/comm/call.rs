@@ -223,17 +223,11 @@ impl<'a> Call<'a> {
         match self.kind {
             Kind::AllReduce { .. } => 2 * recv,
             Kind::AllGather | Kind::Broadcast { .. } | Kind::AllToAll | Kind::Recv { .. } => recv,
-            Kind::ReduceScatter { .. } => {
-                if self.send.is_some() {
-                    send
-                } else {
-                    recv
-                }
-            }
+            Kind::ReduceScatter { .. } if self.send.is_none() => recv,
             Kind::Reduce { .. } => send.max(recv),
             Kind::Gather { .. } => recv.max(size as u64 * send),
             Kind::Scatter { .. } => send.max(size as u64 * recv),
-            Kind::Send { .. } | Kind::SendRecv { .. } => send,
+            Kind::ReduceScatter { .. } | Kind::Send { .. } | Kind::SendRecv { .. } => send,
             Kind::Barrier => 0,
         }
     }

@@ -9,7 +9,7 @@ mod quantised;
 pub use quantised::BLOCK;
 
 use super::link::LinkUse;
-use super::{Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket};
+use super::{Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket, invalid};
 use quantised::Packed;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -103,8 +103,8 @@ impl Composed {
     }
 
     fn scratch(&self, operation: &'static str, dtype: DType, len: usize) -> Result<Buffer> {
-        let full = |error: zbench_kernels::OutOfMemory| CommError::Invalid { operation, reason: error.to_string() };
-        self.arena.alloc(Category::Communication, dtype, len).map_err(full)
+        let buffer = self.arena.alloc(Category::Communication, dtype, len);
+        buffer.map_err(|error| invalid(operation, error))
     }
 
     fn all_reduce(&self, op: ReduceOp, send: Option<View<'_>>, mut recv: ViewMut<'_>) -> Result<()> {

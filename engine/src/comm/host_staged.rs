@@ -1,8 +1,8 @@
-//! A communicator of a device's buffers for buffers of the host: every call copies them to the device and back. For checks, and
-//! for the few words that ranks exchange outside of steps.
+//! Host buffers over a communicator of device buffers: every call copies them to the device and back. For checks, and for the
+//! few words that ranks exchange outside of steps.
 
 use super::link::LinkUse;
-use super::{Call, CommError, Communicator, Kind, Member, OwnedCall, Result, Started, Ticket};
+use super::{Call, Communicator, Kind, Member, OwnedCall, Result, Started, Ticket, invalid};
 use std::sync::Arc;
 use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, View};
 
@@ -16,17 +16,14 @@ pub struct HostStaged {
 }
 
 impl HostStaged {
-    /// `inner`, whose buffers are memory of the kernels' device, for host buffers; the device's copies lie in `arena`.
+    /// `inner` takes buffers of the kernels' device; the copies of host buffers lie in `arena`.
     pub fn new(inner: Box<dyn Communicator>, kernels: Arc<dyn Kernels>, arena: Arena) -> HostStaged {
         HostStaged { inner, kernels, arena, started: Started::default() }
     }
 
     fn room(&self, dtype: DType, len: usize) -> Result<Buffer> {
-        let none = |error: zbench_kernels::OutOfMemory| CommError::Invalid {
-            operation: "host staging",
-            reason: error.to_string(),
-        };
-        self.arena.alloc(Category::Communication, dtype, len).map_err(none)
+        let buffer = self.arena.alloc(Category::Communication, dtype, len);
+        buffer.map_err(|error| invalid("host staging", error))
     }
 
     /// A copy of host elements on the device.

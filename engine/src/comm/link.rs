@@ -30,15 +30,15 @@ pub struct LinkSpec {
     pub ranks_per_node: usize,
 }
 
-/// What the emulated link has made of one rank's calls.
+/// How one rank's calls fared on the emulated link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkUse {
     /// Calls that crossed nodes.
     pub calls: u64,
     /// This rank's share of what its node's link carried, in the fuller direction.
     pub crossing_bytes: u64,
-    /// Calls whose real transfer was later than the link by more than [`SLACK`] of the link's time: the machine, and not the
-    /// link, is what they show.
+    /// Calls whose real transfer was later than the link by more than [`SLACK`] of the link's time. They show the speed of the
+    /// machine and not of the link.
     pub over_budget: u64,
     /// By how much all of them were late, in ns.
     pub late_ns: u64,
@@ -50,33 +50,27 @@ pub const SLACK: f64 = 0.05;
 impl LinkUse {
     #[must_use]
     pub fn plus(self, other: LinkUse) -> LinkUse {
-        LinkUse {
-            calls: self.calls + other.calls,
-            crossing_bytes: self.crossing_bytes + other.crossing_bytes,
-            over_budget: self.over_budget + other.over_budget,
-            late_ns: self.late_ns + other.late_ns,
-        }
+        self.each(other, |one, other| one + other)
     }
 
     /// The larger of each number.
     #[must_use]
     pub fn most(self, other: LinkUse) -> LinkUse {
-        LinkUse {
-            calls: self.calls.max(other.calls),
-            crossing_bytes: self.crossing_bytes.max(other.crossing_bytes),
-            over_budget: self.over_budget.max(other.over_budget),
-            late_ns: self.late_ns.max(other.late_ns),
-        }
+        self.each(other, u64::max)
     }
 
     /// What has come since `before`.
     #[must_use]
     pub fn less(self, before: LinkUse) -> LinkUse {
+        self.each(before, |now, before| now - before)
+    }
+
+    fn each(self, other: LinkUse, combine: impl Fn(u64, u64) -> u64) -> LinkUse {
         LinkUse {
-            calls: self.calls - before.calls,
-            crossing_bytes: self.crossing_bytes - before.crossing_bytes,
-            over_budget: self.over_budget - before.over_budget,
-            late_ns: self.late_ns - before.late_ns,
+            calls: combine(self.calls, other.calls),
+            crossing_bytes: combine(self.crossing_bytes, other.crossing_bytes),
+            over_budget: combine(self.over_budget, other.over_budget),
+            late_ns: combine(self.late_ns, other.late_ns),
         }
     }
 }
@@ -202,11 +196,8 @@ impl EmulatedLink {
 
     fn leave(&self, operation: &'static str, due: Due, members: u64) -> Result<Times> {
         let times = self.shared.board.leave(due.key, members).map_err(refused(operation))?;
-        let early = || {
-            let backend = self.inner.backend();
-            CommError::Invalid { operation, reason: format!("{backend} completed it before all ranks had come to it") }
-        };
-        times.ok_or_else(early)
+        let early = || format!("{} completed it before all ranks had come to it", self.inner.backend());
+        times.ok_or_else(|| super::invalid(operation, early()))
     }
 
     /// Sends and receives: what is given takes the link at once, what is taken has been paid for by its sender.
@@ -342,12 +333,12 @@ fn whole(call: &Call<'_>, size: usize) -> u64 {
     call.payload_bytes(size) / if twice { 2 } else { 1 }
 }
 
-fn invalid(reason: String) -> CommError {
-    CommError::Invalid { operation: "link", reason }
+fn invalid(reason: impl std::fmt::Display) -> CommError {
+    super::invalid("link", reason)
 }
 
 fn refused(operation: &'static str) -> impl FnOnce(BoardError) -> CommError {
-    move |error| CommError::Invalid { operation, reason: error.to_string() }
+    move |error| super::invalid(operation, error)
 }
 
 fn wide(low: u32, high: u32) -> u64 {
@@ -391,9 +382,9 @@ fn meet(comm: &dyn Communicator, links: usize) -> Result<Board> {
     let halves = |wide: u64| [wide as u32, (wide >> 32) as u32];
     let own = &mut words[rank * GREETING..][..GREETING];
     own[2..4].copy_from_slice(&halves(machine.unwrap_or(0)));
-    if let Some(Ok((board, file))) = &made {
+    if let Some(Ok(board)) = &made {
         own[0] = std::process::id();
-        own[1] = std::os::fd::AsRawFd::as_raw_fd(file) as u32;
+        own[1] = board.fd() as u32;
         own[4..].copy_from_slice(&halves(board.token()));
     }
     comm.all_gather_in_place(ViewMut::of(&mut words))?;
@@ -408,11 +399,11 @@ fn meet(comm: &dyn Communicator, links: usize) -> Result<Board> {
         )),
         (None, Some(Ok(_))) => Ok(None),
         (None, Some(Err(error))) => Err(error.to_string()),
-        (None, None) => Board::open(first[0], first[1], links, wide(first[4], first[5]))
+        (None, None) => Board::open(first[0], first[1] as i32, links, wide(first[4], first[5]))
             .map(Some)
             .map_err(|error| error.to_string()),
     };
-    // Only now may rank 0 close its file; and where one rank has no board, none goes on.
+    // Where one rank has no board, none goes on.
     let mut well = vec![0u32; size];
     well[rank] = u32::from(board.is_ok());
     comm.all_gather_in_place(ViewMut::of(&mut well))?;
@@ -420,8 +411,7 @@ fn meet(comm: &dyn Communicator, links: usize) -> Result<Board> {
     if let Some(rank) = well.iter().position(|well| *well == 0) {
         return Err(invalid(format!("rank {rank} could not reach the shared state of the emulated link")));
     }
-    let made = made.and_then(|made| made.ok()).map(|(board, _file)| board);
-    opened.or(made).ok_or_else(|| invalid("the shared state of the emulated link is absent".into()))
+    opened.or(made.and_then(Result::ok)).ok_or_else(|| invalid("the shared state of the emulated link is absent"))
 }
 
 /// A number for this boot of this machine.

@@ -4,7 +4,7 @@ use super::board::{Board, CONTROL_BYTES, Control};
 use super::shared::Shared;
 use super::space::{Marks, Space};
 use super::sync::SpinPolicy;
-use super::{CommError, Result};
+use super::{Result, invalid};
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_kernels::{Arena, Kernels};
@@ -25,13 +25,12 @@ pub(crate) fn spin_policy(ranks: usize) -> SpinPolicy {
 /// There is no address space for the memory in which they meet, or their device has no room for their queues.
 pub fn group(name: &str, kernels: Vec<Arc<dyn Kernels>>, stall: Duration) -> Result<Vec<Shared>> {
     let size = kernels.len();
-    let none = |reason: String| CommError::Invalid { operation: "local", reason };
-    let control =
-        Control::new(Arena::host(Some(CONTROL_BYTES)).map_err(|error| none(error.to_string()))?.region(), size)?;
+    let arena = Arena::host(Some(CONTROL_BYTES)).map_err(|error| invalid("local", error))?;
+    let control = Control::new(arena.region(), size)?;
     let ranks: Vec<usize> = (0..size).collect();
     // The first board of a new world always has room: a world of more ranks than fit has no threads to run them.
     let board = Board::make(&control, name, &ranks)
-        .map_err(|_| none(format!("{size} ranks do not fit one process; use fewer")))?;
+        .map_err(|_| invalid("local", format!("{size} ranks do not fit one process; use fewer")))?;
     let on_device = kernels.iter().any(|kernels| !kernels.is_host());
     let space = Arc::new(Space::Threads(Marks::new(on_device)));
     let member = |(rank, kernels)| Shared::new(board.clone(), rank, space.clone(), kernels, spin_policy(size), stall);

@@ -23,7 +23,7 @@ pub struct Traffic {
     /// The part of it in which the rank did nothing else; 0 in a plan.
     pub exposed_ms: f64,
     pub ranks: usize,
-    /// What emulated links have made of the calls, over all timed steps; nothing in a plan, and where links are real.
+    /// How the calls fared on emulated links, over all timed steps; zeros in a plan and where links are real.
     #[serde(default)]
     pub link: LinkUse,
 }
@@ -41,13 +41,13 @@ pub(crate) struct Seen {
     pub is_started: bool,
 }
 
-/// A communicator that keeps an account of itself, for one mesh axis.
+/// A communicator that counts its calls, for one mesh axis.
 ///
 /// Payload is [`Call::payload_bytes`]. Calls that fail are not counted. `split` gives a bare communicator, to be metered
 /// as its own axis.
 pub struct Metered {
     inner: Box<dyn Communicator>,
-    /// Where time stands still: in a dry run nobody reads the clock.
+    /// The only time there is in a dry run, which reads no clock.
     still: Option<Instant>,
     axis: Axis,
     account: RefCell<Account>,
@@ -58,7 +58,7 @@ pub struct Metered {
 #[derive(Default)]
 struct Account {
     totals: Vec<(CollectiveKind, Total)>,
-    /// Where collectives are traced: those that have ended.
+    /// The recorded collectives that have ended; `None` where none are recorded.
     seen: Option<Vec<Seen>>,
 }
 
@@ -129,24 +129,17 @@ impl Metered {
         Totals(self.account.borrow().totals.clone())
     }
 
-    /// The account is what it was: what has been counted since is forgotten.
+    /// Resets the account to what it was.
     pub(crate) fn restore(&self, totals: Totals) {
         self.account.borrow_mut().totals = totals.0;
     }
 
-    /// The account, which starts anew.
-    pub fn take(&self) -> Vec<Traffic> {
-        let rows = self.snapshot();
-        self.reset();
-        rows
-    }
-
-    /// From now on every collective is written down, or none.
+    /// Whether collectives are recorded from now on.
     pub(crate) fn watch(&self, wanted: bool) {
         self.account.borrow_mut().seen = wanted.then(|| Vec::with_capacity(64));
     }
 
-    /// What was written down since.
+    /// Drains the recorded collectives.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.account.borrow_mut().seen.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -167,6 +160,28 @@ impl Metered {
 
     fn link(&self) -> LinkUse {
         self.inner.link_use().unwrap_or_default()
+    }
+
+    /// What is measured when a rank begins to call or to wait.
+    fn before(&self) -> (Instant, u64, LinkUse) {
+        (self.now(), self.inner.wire_bytes(), self.link())
+    }
+
+    /// Books a collective of this kind and payload that is complete. It was asked for at `since`, and asking took `start`.
+    fn book(
+        &self,
+        (kind, payload_bytes): (CollectiveKind, u64),
+        (begin, wire, link): (Instant, u64, LinkUse),
+        since: Instant,
+        start: Duration,
+        is_started: bool,
+    ) {
+        let until = self.now();
+        let (wire_bytes, link) = (self.inner.wire_bytes() - wire, self.link().less(link));
+        let (time, exposed) = (until.duration_since(since), start + until.duration_since(begin));
+        self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed, link });
+        let (axis, ranks, moments) = (self.axis, self.inner.size(), (since, since + start, begin, until));
+        self.note(|| Seen { axis, kind, ranks, payload_bytes, wire_bytes, moments, is_started });
     }
 
     fn count(&self, kind: CollectiveKind, total: Total) {
@@ -198,15 +213,10 @@ impl Communicator for Metered {
     /// All of its time is exposed.
     fn call(&self, call: Call<'_>) -> Result<()> {
         self.log(|| (call.kind, call.payload_bytes(self.size())));
-        let (kind, payload_bytes) = (call.kind.collective(), call.payload_bytes(self.size()));
-        let (begin, wire, link) = (self.now(), self.inner.wire_bytes(), self.link());
+        let of = (call.kind.collective(), call.payload_bytes(self.size()));
+        let before = self.before();
         self.inner.call(call)?;
-        let time = self.now().duration_since(begin);
-        let (wire_bytes, link) = (self.inner.wire_bytes() - wire, self.link().less(link));
-        self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed: time, link });
-        let (axis, ranks, until) = (self.axis, self.inner.size(), begin + time);
-        let moments = (begin, begin, begin, until);
-        self.note(|| Seen { axis, kind, ranks, payload_bytes, wire_bytes, moments, is_started: false });
+        self.book(of, before, before.0, Duration::ZERO, false);
         Ok(())
     }
 
@@ -222,18 +232,11 @@ impl Communicator for Metered {
     }
 
     fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
-        let (begin, wire, link) = (self.now(), self.inner.wire_bytes(), self.link());
-        let sequence = ticket.sequence;
+        let (before, sequence) = (self.before(), ticket.sequence);
         let mut request = self.inner.wait(ticket)?;
-        let (since, start) = self.started.take(sequence).unwrap_or((begin, Duration::ZERO));
-        let (wire_bytes, link) = (self.inner.wire_bytes() - wire, self.link().less(link));
+        let (since, start) = self.started.take(sequence).unwrap_or((before.0, Duration::ZERO));
         let call = request.as_call();
-        let (kind, payload_bytes) = (call.kind.collective(), call.payload_bytes(self.size()));
-        let (time, exposed) = (self.now().duration_since(since), start + self.now().duration_since(begin));
-        self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed, link });
-        let (axis, ranks) = (self.axis, self.inner.size());
-        let moments = (since, since + start, begin, since + time);
-        self.note(|| Seen { axis, kind, ranks, payload_bytes, wire_bytes, moments, is_started: true });
+        self.book((call.kind.collective(), call.payload_bytes(self.size())), before, since, start, true);
         Ok(request)
     }
 

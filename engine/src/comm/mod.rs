@@ -37,7 +37,7 @@ pub use shared::Shared;
 pub use shm::{Exchange, shm};
 pub use tcp::{Tcp, TcpOptions, tcp};
 pub use ticket::Ticket;
-pub(crate) use ticket::{Abandon, Started};
+pub(crate) use ticket::{Abandon, Started, why_abandoned};
 
 pub use zbench_kernels::ReduceOp;
 use zbench_kernels::{KernelError, View, ViewMut, sync};
@@ -61,6 +61,10 @@ pub enum CommError {
     Kernel(#[from] KernelError),
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
+}
+
+pub(crate) fn invalid(operation: &'static str, reason: impl std::fmt::Display) -> CommError {
+    CommError::Invalid { operation, reason: reason.to_string() }
 }
 
 /// An all-reduce of at most this many bytes takes one round on `local`, `shm` and `tcp`: every rank reads every other's
@@ -110,11 +114,11 @@ pub trait Communicator: Send {
     /// Ends the group: every rank that waits or comes gets [`CommError::Aborted`]. The first reason stays.
     fn abort(&self, reason: &str);
 
-    /// Bytes this rank has read from and written to other ranks' memory, or sent and received, so far: what crosses, each
-    /// byte once on the side that asks for it.
+    /// Bytes that this rank has read from and written to other ranks' memory, or received, so far. Each byte that crosses counts
+    /// once, on the side that asks for it.
     fn wire_bytes(&self) -> u64;
 
-    /// What emulated links have made of this rank's calls in this group; nothing where links are real.
+    /// How this rank's calls in this group fared on emulated links; `None` where links are real.
     fn link_use(&self) -> Option<link::LinkUse> {
         None
     }

@@ -29,10 +29,17 @@ pub(crate) struct BufferRef {
     pub on_host: bool,
 }
 
+impl BufferRef {
+    pub(crate) fn by_address(raw: RawSlice) -> BufferRef {
+        BufferRef { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype, on_host: raw.on_host }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     Call(Kind),
-    Split,
+    /// By color and key.
+    Split(u64, u64),
 }
 
 /// What one rank posts: buffers as the collective uses them, in place or not.
@@ -41,15 +48,13 @@ pub(crate) struct Posted {
     pub what: What,
     pub send: BufferRef,
     pub recv: BufferRef,
-    pub color: u64,
-    pub key: u64,
 }
 
 impl What {
     pub(crate) fn name(self) -> &'static str {
         match self {
             What::Call(kind) => kind.name(),
-            What::Split => SPLIT,
+            What::Split(..) => SPLIT,
         }
     }
 }
@@ -73,7 +78,7 @@ impl Posted {
         match (self.what, other.what) {
             (What::Call(Kind::Send { .. }), What::Call(Kind::Recv { .. })) => shape(self.send) == shape(other.recv),
             (What::Call(Kind::Recv { .. }), What::Call(Kind::Send { .. })) => other.agrees(self, size),
-            (What::Split, What::Split) => true,
+            (What::Split(..), What::Split(..)) => true,
             (What::Call(Kind::ReduceScatter { .. }), _) if self.recv.dtype != other.recv.dtype => false,
             (ours, theirs) => ours == theirs && self.common(size) == other.common(size),
         }
@@ -84,7 +89,7 @@ impl Posted {
         let shape = |buffer: BufferRef| (buffer.dtype, buffer.len);
         match self.what {
             What::Call(kind) => kind.collective().describe(kind.operands(), shape(self.send), shape(self.recv)),
-            What::Split => SPLIT.to_owned(),
+            What::Split(..) => SPLIT.to_owned(),
         }
     }
 }

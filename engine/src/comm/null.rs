@@ -1,6 +1,6 @@
 //! A communicator of the right shapes that moves nothing: for dry runs, and for tests of one rank's program.
 
-use super::{Call, CollectiveKind, CommError, Communicator, Kind, Member, ONE_ROUND_BYTES, OwnedCall, Result, Ticket};
+use super::{Call, CollectiveKind, Communicator, Kind, Member, ONE_ROUND_BYTES, OwnedCall, Result, Ticket, invalid};
 use crate::mesh::Axis;
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +21,7 @@ pub struct Collective {
 /// The collectives of a dry run in order, for all groups of a rank.
 pub type CollectiveLog = Arc<Mutex<Vec<Collective>>>;
 
-/// Checks what it is given as any communicator would, and leaves every buffer as it was. It counts the bytes that would cross.
+/// Checks calls as any communicator does, leaves every buffer as it is, and counts the bytes that would cross.
 #[derive(Debug)]
 pub struct Null {
     rank: usize,
@@ -110,7 +110,7 @@ impl Communicator for Null {
     fn split(&self, _color: usize, _key: usize, name: &str) -> Result<Box<dyn Communicator>> {
         let reason =
             format!("a null group cannot know who else is in {name}; make it directly, with its rank and size");
-        Err(CommError::Invalid { operation: "split", reason })
+        Err(invalid("split", reason))
     }
 
     /// Nobody else is there to be told.

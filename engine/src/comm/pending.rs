@@ -2,7 +2,7 @@
 
 use super::board::{Board, CallGroup, EAGER_BYTES};
 use super::call::{Call, Kind};
-use super::moves::{BufferRef, SCRATCH_WORDS, Seen, What};
+use super::moves::{SCRATCH_WORDS, Seen, What};
 use super::raw::RawSlice;
 use super::space::Bounce;
 use std::sync::Arc;
@@ -80,24 +80,16 @@ impl PendingCalls {
     }
 }
 
-pub(super) fn by_address(raw: RawSlice) -> BufferRef {
-    BufferRef { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype, on_host: raw.on_host }
-}
-
 /// Bytes that this rank writes beside its post, when the call is small enough for that on all ranks.
 pub(super) fn eager_bytes(kind: Kind, rank: usize, size: usize, send: RawSlice, recv: RawSlice) -> Option<usize> {
     if !(send.on_host && recv.on_host) {
         return None;
     }
     let (given, most) = match kind {
-        Kind::AllReduce { .. } | Kind::AllToAll | Kind::ReduceScatter { .. } | Kind::AllGather => {
-            (send.bytes(), send.bytes())
-        }
-        Kind::Reduce { .. } | Kind::Gather { .. } => (send.bytes(), send.bytes()),
         Kind::Broadcast { root } => (if rank == root { send.bytes() } else { 0 }, recv.bytes()),
-        Kind::Scatter { root } if rank == root => (send.bytes(), send.bytes()),
-        Kind::Scatter { .. } => (0, recv.bytes().saturating_mul(size)),
+        Kind::Scatter { root } if rank != root => (0, recv.bytes().saturating_mul(size)),
         Kind::Send { .. } | Kind::Recv { .. } | Kind::SendRecv { .. } | Kind::Barrier => return None,
+        _ => (send.bytes(), send.bytes()),
     };
     (most <= EAGER_BYTES).then_some(given)
 }

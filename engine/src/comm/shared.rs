@@ -6,13 +6,13 @@
 
 use super::board::{Board, CallGroup, Control, EAGER_BYTES};
 use super::call::{Call, Kind};
-use super::moves::{Mover, Posted, Seen, What};
-use super::pending::{Finished, Open, PendingCalls, Wait, buffers, by_address, eager_bytes};
+use super::moves::{BufferRef, Mover, Posted, Seen, What};
+use super::pending::{Finished, Open, PendingCalls, Wait, buffers, eager_bytes};
 use super::protocol::{LEFT, POSTED};
 use super::raw::RawSlice;
 use super::space::{Place, Space};
 use super::sync::SpinPolicy;
-use super::{Abandon, CommError, Communicator, Member, OwnedCall, Result, Ticket, cause};
+use super::{Abandon, CommError, Communicator, Member, OwnedCall, Result, Ticket, cause, invalid, why_abandoned};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -112,7 +112,7 @@ fn unsaid() -> CommError {
 
 impl Abandon for RankHandle {
     fn abandoned(&self, _sequence: u64) {
-        self.give_up("it did not wait for a collective it had started");
+        self.give_up(why_abandoned());
     }
 }
 
@@ -158,7 +158,7 @@ impl Shared {
     }
 
     /// Opens a call: the memory in `send` and `recv` must stay until it is finished or given up.
-    fn post(&self, group: CallGroup, what: What, send: RawSlice, recv: RawSlice, split: (u64, u64)) -> Result<u64> {
+    fn post(&self, group: CallGroup, what: What, send: RawSlice, recv: RawSlice) -> Result<u64> {
         if let Some(cause) = self.handle.cause() {
             return Err(cause);
         }
@@ -174,7 +174,7 @@ impl Shared {
         let size = self.board().size();
         let eager = match what {
             What::Call(kind) => eager_bytes(kind, self.rank, size, send, recv),
-            What::Split => None,
+            What::Split(..) => None,
         };
         let mut bounce = None;
         let (send_spot, recv_spot) = match eager {
@@ -182,7 +182,7 @@ impl Shared {
                 let to = self.board().eager(sequence, self.rank, given)?;
                 // SAFETY: the slot is vacant, so nobody reads its eager bytes, and `given` is at most their number (checked).
                 unsafe { std::ptr::copy_nonoverlapping(send.ptr.as_ptr(), to.as_ptr(), given) };
-                (by_address(send), by_address(recv))
+                (BufferRef::by_address(send), BufferRef::by_address(recv))
             }
             None => {
                 if let (Some(marks), Some(mark)) = (self.handle.space.marks(), self.kernels.record_event()?) {
@@ -194,13 +194,12 @@ impl Shared {
             }
         };
         let works = match what {
-            What::Split => 2,
+            What::Split(..) => 2,
             What::Call(Kind::Barrier) => 0,
             What::Call(_) => 1,
         };
         let eager = eager.is_some();
-        let (color, key) = split;
-        let post = Posted { what, send: send_spot, recv: recv_spot, color, key };
+        let post = Posted { what, send: send_spot, recv: recv_spot };
         // SAFETY: `vacant` was seen, and numbers are given once.
         unsafe { line.post(sequence, group.place(self.rank), post) };
         pending.numbers[at].1 += 1;
@@ -210,8 +209,8 @@ impl Shared {
     }
 
     /// A whole call over borrowed memory.
-    fn whole(&self, group: CallGroup, what: What, send: RawSlice, recv: RawSlice, split: (u64, u64)) -> Result<()> {
-        let sequence = self.post(group, what, send, recv, split)?;
+    fn whole(&self, group: CallGroup, what: What, send: RawSlice, recv: RawSlice) -> Result<()> {
+        let sequence = self.post(group, what, send, recv)?;
         let mut lent = Lent { handle: &self.handle, returned: false };
         self.finish(group, sequence)?;
         lent.returned = true;
@@ -226,8 +225,7 @@ impl Shared {
             pending.finished.iter().position(|done| (done.group, done.sequence) == (group, sequence))
         };
         if !open && over(&pending).is_none() {
-            let reason = format!("number {sequence} is not under way");
-            return Err(CommError::Invalid { operation: "wait", reason });
+            return Err(invalid("wait", format!("number {sequence} is not under way")));
         }
         let mut since = None;
         loop {
@@ -467,11 +465,14 @@ impl Shared {
         let (sequence, stage) = (pending.open[index].sequence, pending.open[index].stage);
         let line = self.board().line(CallGroup::All)?;
         // SAFETY: all have posted (`progress`), and this rank has not left.
-        let posted = |rank: usize| unsafe { line.posted(sequence, rank) };
-        let color = posted(self.rank).color;
-        let mut ranks: Vec<usize> = (0..self.board().size()).filter(|rank| posted(*rank).color == color).collect();
+        let asked = |rank: usize| match unsafe { line.posted(sequence, rank) }.what {
+            What::Split(color, key) => (color, key),
+            What::Call(_) => (0, 0), // `check_agreement` has refused it
+        };
+        let (color, _) = asked(self.rank);
+        let mut ranks: Vec<usize> = (0..self.board().size()).filter(|rank| asked(*rank).0 == color).collect();
         let leader = ranks[0];
-        ranks.sort_by_key(|rank| (posted(*rank).key, *rank));
+        ranks.sort_by_key(|rank| (asked(*rank).1, *rank));
         let note = &line.slot(sequence, leader).note;
         if stage == POSTED {
             if leader == self.rank {
@@ -516,25 +517,24 @@ impl Communicator for Shared {
         let (rank, size) = (self.rank, self.size());
         call.check(rank, size)?;
         let (send, recv) = buffers(&call, rank, size);
-        let no_split = (0, 0);
         match call.kind {
             Kind::Send { to } => {
-                self.whole(CallGroup::Pair { from: rank, to }, What::Call(call.kind), send, RawSlice::empty(), no_split)
+                self.whole(CallGroup::Pair { from: rank, to }, What::Call(call.kind), send, RawSlice::empty())
             }
             Kind::Recv { from } => {
-                self.whole(CallGroup::Pair { from, to: rank }, What::Call(call.kind), RawSlice::empty(), recv, no_split)
+                self.whole(CallGroup::Pair { from, to: rank }, What::Call(call.kind), RawSlice::empty(), recv)
             }
             Kind::SendRecv { to, from } => {
                 let (giving, taking) = (CallGroup::Pair { from: rank, to }, CallGroup::Pair { from, to: rank });
-                let given = self.post(giving, What::Call(Kind::Send { to }), send, RawSlice::empty(), no_split)?;
+                let given = self.post(giving, What::Call(Kind::Send { to }), send, RawSlice::empty())?;
                 let mut lent = Lent { handle: &self.handle, returned: false };
-                let taken = self.post(taking, What::Call(Kind::Recv { from }), RawSlice::empty(), recv, no_split)?;
+                let taken = self.post(taking, What::Call(Kind::Recv { from }), RawSlice::empty(), recv)?;
                 self.finish(taking, taken)?;
                 self.finish(giving, given)?;
                 lent.returned = true;
                 Ok(())
             }
-            _ => self.whole(CallGroup::All, What::Call(call.kind), send, recv, no_split),
+            _ => self.whole(CallGroup::All, What::Call(call.kind), send, recv),
         }
     }
 
@@ -543,7 +543,7 @@ impl Communicator for Shared {
         let call = request.as_call();
         call.check(rank, size)?;
         let (kind, (send, recv)) = (call.kind, buffers(&call, rank, size));
-        let sequence = self.post(CallGroup::All, What::Call(kind), send, recv, (0, 0))?;
+        let sequence = self.post(CallGroup::All, What::Call(kind), send, recv)?;
         Ok(Ticket::of(self.handle.clone(), sequence, request))
     }
 
@@ -555,10 +555,10 @@ impl Communicator for Shared {
 
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
         name.clone_into(&mut self.pending.borrow_mut().split_name);
-        self.whole(CallGroup::All, What::Split, RawSlice::empty(), RawSlice::empty(), (color as u64, key as u64))?;
+        let what = What::Split(color as u64, key as u64);
+        self.whole(CallGroup::All, what, RawSlice::empty(), RawSlice::empty())?;
         let formed = self.pending.borrow_mut().formed.take();
-        let ended = || CommError::Invalid { operation: "split", reason: "the group has ended".into() };
-        let (board, rank) = formed.ok_or_else(ended)?;
+        let (board, rank) = formed.ok_or_else(|| invalid("split", "the group has ended"))?;
         let RankHandle { space, spin, stall, .. } = &*self.handle;
         Ok(Box::new(Shared::new(board, rank, space.clone(), self.kernels.clone(), *spin, *stall)?))
     }

@@ -39,8 +39,8 @@ impl Card {
     }
 }
 
-fn invalid(reason: String) -> CommError {
-    CommError::Invalid { operation: "shm", reason }
+fn invalid(reason: impl std::fmt::Display) -> CommError {
+    super::invalid("shm", reason)
 }
 
 /// This process's rank of a world of processes on one host. A collective call of all of them; `exchange` carries their
@@ -65,7 +65,7 @@ pub fn shm(
         Board::make(&Control::new(control.clone(), size)?, "world", &(0..size).collect::<Vec<_>>())?;
         own.push(control);
     }
-    let unshared = || invalid("the rank's arena is not shared memory; make it with Arena::shared".into());
+    let unshared = || invalid("the rank's arena is not shared memory; make it with Arena::shared");
     let map = |region: &Arc<Region>| Some((region.fd()?.as_raw_fd(), region.bytes()));
     let maps = own.iter().map(map).collect::<Option<Vec<_>>>().ok_or_else(unshared)?;
     let card = Card { pid: std::process::id(), maps }.write();
@@ -104,7 +104,7 @@ fn join(rank: usize, cards: &[Vec<u8>], own: &[Arc<Region>]) -> Result<Joined> {
         regions.push(mapped?);
     }
     let control = regions.first().and_then(|of_rank_0| of_rank_0.get(2)).cloned();
-    let control = control.ok_or_else(|| invalid("rank 0 did not tell of the memory in which to meet".into()))?;
+    let control = control.ok_or_else(|| invalid("rank 0 did not tell of the memory in which to meet"))?;
     Ok((regions, lives, control))
 }
 

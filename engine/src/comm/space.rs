@@ -6,7 +6,7 @@
 use super::board::CallGroup;
 use super::moves::{BufferRef, Posted, Seen};
 use super::raw::RawSlice;
-use super::{CommError, Result};
+use super::{Result, invalid};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -130,14 +130,8 @@ impl Space {
 
     /// Where others find these buffers. What they cannot reach gets a stand-in, which holds a copy already.
     pub(crate) fn reachable(&self, send: RawSlice, recv: RawSlice) -> Result<(BufferRef, BufferRef, Option<Bounce>)> {
-        let by_address = |raw: RawSlice| BufferRef {
-            at: raw.ptr.as_ptr() as u64,
-            len: raw.len,
-            dtype: raw.dtype,
-            on_host: raw.on_host,
-        };
         let Space::Processes(processes) = self else {
-            return Ok((by_address(send), by_address(recv), None));
+            return Ok((BufferRef::by_address(send), BufferRef::by_address(recv), None));
         };
         if let (Some(send), Some(recv)) = (processes.token(send), processes.token(recv)) {
             return Ok((send, recv, None));
@@ -154,8 +148,10 @@ impl Space {
         let mut runs = Vec::new();
         let stand_in = processes.stand_in(whole, true, &mut runs)?;
         let base = addresses(whole).start;
-        let within =
-            |raw: RawSlice| BufferRef { at: stand_in.at + (addresses(raw).start - base) as u64, ..by_address(raw) };
+        let within = |raw: RawSlice| BufferRef {
+            at: stand_in.at + (addresses(raw).start - base) as u64,
+            ..BufferRef::by_address(raw)
+        };
         Ok((within(send), within(recv), Some(Bounce { runs })))
     }
 
@@ -187,13 +183,13 @@ impl Processes {
         if let Some(buffer_ref) = self.token(raw) {
             return Ok(buffer_ref);
         }
-        let none = |reason: String| CommError::Invalid { operation: "a stand-in in shared memory", reason };
+        let none = |reason: &dyn std::fmt::Display| invalid("a stand-in in shared memory", reason);
         let buffer = self.stand_ins.alloc(Category::Communication, DType::I8, raw.bytes());
-        let buffer = buffer.map_err(|error| none(error.to_string()))?;
+        let buffer = buffer.map_err(|error| none(&error))?;
         // SAFETY: the caller's buffer is live and the stand-in is new and as long.
         unsafe { std::ptr::copy_nonoverlapping(raw.ptr.as_ptr(), buffer.view().ptr().as_ptr(), raw.bytes()) };
         let there = RawSlice { ptr: buffer.view().ptr(), ..raw };
-        let buffer_ref = self.token(there).ok_or_else(|| none("its arena is not among the regions".into()))?;
+        let buffer_ref = self.token(there).ok_or_else(|| none(&"its arena is not among the regions"))?;
         runs.push((buffer, raw, written));
         Ok(buffer_ref)
     }
@@ -208,12 +204,10 @@ impl Processes {
         let aligned = offset.is_multiple_of(buffer_ref.dtype.size() as u64);
         let inside = |region: &&Arc<Region>| aligned && bytes.is_some_and(|end| end <= region.bytes());
         let region = self.regions[rank].get(index).filter(inside);
-        let outside = || CommError::Invalid {
-            operation: "a post",
-            reason: format!(
-                "rank {rank} says that its buffer lies at {:#x}, which is in none of its regions",
-                buffer_ref.at
-            ),
+        let outside = || {
+            let at = buffer_ref.at;
+            let reason = format!("rank {rank} says that its buffer lies at {at:#x}, which is in none of its regions");
+            invalid("a post", reason)
         };
         let region = region.ok_or_else(outside)?;
         // SAFETY: the offset lies in the region (checked above).

@@ -1,6 +1,6 @@
 //! Collectives that were started and not waited for yet.
 
-use super::{CommError, OwnedCall, Result};
+use super::{OwnedCall, Result, invalid};
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -21,6 +21,11 @@ pub(crate) trait Abandon: Send + Sync {
     fn abandoned(&self, sequence: u64);
 }
 
+/// The reason that the others are given for an abandoned ticket.
+pub(crate) fn why_abandoned() -> &'static str {
+    if std::thread::panicking() { "panicked" } else { "it did not wait for a collective it had started" }
+}
+
 impl Ticket {
     /// A collective that goes on until `owner` is asked to finish it.
     pub(crate) fn of(owner: Arc<dyn Abandon>, sequence: u64, request: OwnedCall) -> Ticket {
@@ -38,14 +43,12 @@ impl Ticket {
         if self.owner.as_ref().is_some_and(is_own) {
             return Ok(());
         }
-        let reason = "the collective was started by another communicator".to_owned();
-        Err(CommError::Invalid { operation: "wait", reason })
+        Err(invalid("wait", "the collective was started by another communicator"))
     }
 
     /// The call. From here on the ticket may be dropped.
     pub(crate) fn take(&mut self) -> Result<OwnedCall> {
-        let reason = "the collective was waited for before".to_owned();
-        self.request.take().ok_or(CommError::Invalid { operation: "wait", reason })
+        self.request.take().ok_or_else(|| invalid("wait", "the collective was waited for before"))
     }
 }
 

@@ -52,7 +52,8 @@ fn calls_payload_and_wire_by_kind() {
         comm.wait(ticket).unwrap();
 
         let wire = comm.wire_bytes() as f64;
-        let rows = comm.take();
+        let rows = comm.snapshot();
+        comm.reset();
         assert!(rows.iter().all(|row| row.axis == Axis::Inner && row.ranks == 4 && row.ms >= row.exposed_ms));
         assert_eq!(bytes(&rows, "all_gather"), (3.0, 3.0 * 256.0, 3.0 * 192.0));
         assert_eq!(bytes(&rows, "reduce_scatter"), (2.0, 512.0, 384.0));
@@ -66,7 +67,7 @@ fn calls_payload_and_wire_by_kind() {
             _ => assert!(!rows.iter().any(|row| matches!(row.kind, CollectiveKind::Send | CollectiveKind::Recv))),
         }
         assert_eq!(rows.iter().map(|row| row.wire_bytes).sum::<f64>(), wire, "every byte has its row");
-        assert!(comm.snapshot().is_empty(), "taken");
+        assert!(comm.snapshot().is_empty(), "reset");
     });
 }
 
@@ -93,7 +94,7 @@ fn one_rank_takes_the_same_path_and_moves_nothing() {
         let mut buffer = [1f32; 10];
         comm.all_reduce(ViewMut::of(&mut buffer)).unwrap();
         comm.all_gather_in_place(ViewMut::of(&mut buffer)).unwrap();
-        let rows = comm.take();
+        let rows = comm.snapshot();
         assert_eq!(bytes(&rows, "all_reduce"), (1.0, 80.0, 0.0));
         assert_eq!(bytes(&rows, "all_gather"), (1.0, 40.0, 0.0));
         assert_eq!(buffer, [1f32; 10]);

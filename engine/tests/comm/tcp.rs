@@ -124,7 +124,7 @@ fn started_collectives_may_be_waited_for_in_any_order_and_count_then() {
         assert_eq!(recv.view().as_slice::<f32>().unwrap(), [0.0, 1.0, 2.0]);
         let buffer = metered.wait(first).unwrap().recv;
         assert_eq!(buffer.view().as_slice::<f32>().unwrap(), [3.0, 3.0, 6.0]);
-        metered.take().into_iter().map(|row| (row.kind.name(), row.calls, row.wire_bytes)).collect::<Vec<_>>()
+        metered.snapshot().into_iter().map(|row| (row.kind.name(), row.calls, row.wire_bytes)).collect::<Vec<_>>()
     });
     for result in results {
         assert_eq!(result.unwrap(), [("all_gather", 1.0, 8.0), ("all_reduce", 1.0, 24.0)]);

@@ -7,14 +7,11 @@
 // Counters in memory that several processes map.
 #![allow(unsafe_code)]
 
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::{
-    MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create, open,
-};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use std::ptr::NonNull;
+use std::fs::OpenOptions;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use zbench_kernels::{ArenaError, Region};
 
 /// Transfers that may be under way at once, over all groups.
 const MOST_OPEN: usize = 4096;
@@ -53,8 +50,8 @@ pub(super) struct Claim {
 /// Why the board cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BoardError {
-    #[error("{what}: {source}")]
-    System { what: String, source: rustix::io::Errno },
+    #[error("{what}: {reason}")]
+    System { what: String, reason: String },
     #[error("what process {pid} shares is not the link of this run; ranks in containers need one process namespace")]
     Stranger { pid: u32 },
     #[error("a rank was stopped while it held the lock of the emulated link")]
@@ -65,57 +62,46 @@ pub(super) enum BoardError {
     Unknown(Key),
 }
 
-fn system(what: impl Into<String>) -> impl FnOnce(rustix::io::Errno) -> BoardError {
-    |source| BoardError::System { what: what.into(), source }
+fn system(what: &str, reason: impl std::fmt::Display) -> BoardError {
+    BoardError::System { what: what.into(), reason: reason.to_string() }
 }
 
 /// One process's mapping of the shared memory.
 pub(super) struct Board {
-    words: NonNull<AtomicU64>,
-    len: usize,
+    region: Region,
     links: usize,
 }
 
-// SAFETY: the board is shared memory of atomics, made to be used by several threads at once.
-unsafe impl Send for Board {}
-// SAFETY: as above.
-unsafe impl Sync for Board {}
-
-impl Drop for Board {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own and of this length, and no reference into it outlives the value.
-        let _ = unsafe { munmap(self.words.as_ptr().cast(), self.len * 8) };
-    }
-}
-
 impl Board {
-    /// A new board with `links` links. The file must stay open until the other ranks have opened it.
-    pub fn create(links: usize, token: u64) -> Result<(Board, OwnedFd), BoardError> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = memfd_create("zbench link", flags).map_err(system("memfd_create"))?;
-        ftruncate(&file, 8 * words(links) as u64).map_err(system("the size of the link's memory"))?;
-        // Whoever touches a mapping behind the end of its file is killed.
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        fcntl_add_seals(&file, seals).map_err(system("sealing the link's memory"))?;
-        let board = Board::map(file.as_fd(), links)?;
+    /// A new board with `links` links.
+    pub fn create(links: usize, token: u64) -> Result<Board, BoardError> {
+        let region = Region::shared(bytes(links)).map_err(|error| system("the link's memory", error))?;
+        let board = Board { region, links };
         board.word(0).store(token, Ordering::Release);
-        Ok((board, file))
+        Ok(board)
     }
 
     /// The board that process `pid` has as its file `fd`.
-    pub fn open(pid: u32, fd: u32, links: usize, token: u64) -> Result<Board, BoardError> {
+    pub fn open(pid: u32, fd: i32, links: usize, token: u64) -> Result<Board, BoardError> {
         let path = format!("/proc/{pid}/fd/{fd}");
-        let file = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(system(&path))?;
-        // A mapping beyond the file's end could not be touched, now or later.
-        if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
+        let file = OpenOptions::new().read(true).write(true).open(&path);
+        let file = file.map_err(|error| system(&path, error))?;
+        if file.metadata().map_err(|error| system(&path, error))?.len() != bytes(links) {
             return Err(BoardError::Stranger { pid });
         }
-        let size = rustix::fs::fstat(&file).map_err(system(&path))?.st_size;
-        if size != 8 * words(links) as i64 {
-            return Err(BoardError::Stranger { pid });
-        }
-        let board = Board::map(file.as_fd(), links)?;
+        let region = match Region::open(file.into(), bytes(links)) {
+            Ok(region) => region,
+            // A mapping beyond the file's end could not be touched, now or later.
+            Err(ArenaError::Unsealed { .. } | ArenaError::Short { .. }) => return Err(BoardError::Stranger { pid }),
+            Err(error) => return Err(system(&path, error)),
+        };
+        let board = Board { region, links };
         if board.token() == token { Ok(board) } else { Err(BoardError::Stranger { pid }) }
+    }
+
+    /// The number of this process's file by which others open the board.
+    pub fn fd(&self) -> i32 {
+        self.region.fd().map_or(-1, |fd| fd.as_raw_fd())
     }
 
     /// What tells this run's board from another's.
@@ -123,25 +109,12 @@ impl Board {
         self.word(0).load(Ordering::Acquire)
     }
 
-    fn map(file: rustix::fd::BorrowedFd<'_>, links: usize) -> Result<Board, BoardError> {
-        let len = words(links);
-        // SAFETY: a new shared mapping of a file that has `len` words; the kernel chooses where.
-        let memory = unsafe {
-            mmap(std::ptr::null_mut(), 8 * len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
-        };
-        let memory = memory.map_err(system(format!("mapping the link's memory, file {}", file.as_raw_fd())))?;
-        let words = NonNull::new(memory.cast()).ok_or_else(|| BoardError::System {
-            what: "mapping the link's memory".into(),
-            source: rustix::io::Errno::FAULT,
-        })?;
-        Ok(Board { words, len, links })
-    }
-
     fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < self.len, "word {index} of a board of {}", self.len);
+        let words = words(self.links);
+        assert!(index < words, "word {index} of a board of {words}");
         // SAFETY: inside the mapping (checked above), aligned (a page begins it), zeroed by the kernel, and only used as
         // atomics by every process that maps it.
-        unsafe { self.words.add(index).as_ref() }
+        unsafe { self.region.base().cast::<AtomicU64>().add(index).as_ref() }
     }
 
     /// A number from 1 that no other group split from the world has.
@@ -214,6 +187,10 @@ fn words(links: usize) -> usize {
     HEAD + links + MOST_OPEN * ENTRY
 }
 
+fn bytes(links: usize) -> u64 {
+    8 * words(links) as u64
+}
+
 /// The lock gives the order; the words themselves need none.
 fn get(word: &AtomicU64) -> u64 {
     word.load(Ordering::Relaxed)
@@ -284,6 +261,7 @@ impl Book<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
     fn open_transfers(board: &Board) -> u64 {
         get(board.word(3))
@@ -295,7 +273,7 @@ mod tests {
 
     #[test]
     fn the_last_to_come_starts_the_transfer_and_links_are_first_come_first_served() {
-        let (board, _file) = Board::create(4, 7).unwrap();
+        let board = Board::create(4, 7).unwrap();
         let claims = [Claim { link: 0, ns: 100 }, Claim { link: 3, ns: 150 }];
         board.arrive(key(0), 2, 1000, &claims, 20).unwrap();
         board.arrive(key(0), 2, 900, &claims, 20).unwrap();
@@ -310,14 +288,14 @@ mod tests {
 
     #[test]
     fn a_transfer_that_nobody_completed_has_no_times() {
-        let (board, _file) = Board::create(1, 7).unwrap();
+        let board = Board::create(1, 7).unwrap();
         board.arrive(key(0), 2, 5, &[], 0).unwrap();
         assert_eq!(board.leave(key(0), 2).unwrap(), None);
     }
 
     #[test]
     fn too_many_transfers_are_an_error() {
-        let (board, _file) = Board::create(1, 7).unwrap();
+        let board = Board::create(1, 7).unwrap();
         for i in 0..MOST_OPEN as u64 {
             board.arrive(key(i), 2, 5, &[], 0).unwrap();
         }
@@ -326,35 +304,35 @@ mod tests {
 
     #[test]
     fn others_open_it_and_strangers_are_found_out() {
-        let (board, file) = Board::create(2, 7).unwrap();
-        let (pid, fd) = (std::process::id(), file.as_raw_fd() as u32);
+        let board = Board::create(2, 7).unwrap();
+        let (pid, fd) = (std::process::id(), board.fd());
         let same = Board::open(pid, fd, 2, 7).unwrap();
         board.arrive(key(0), 1, 10, &[Claim { link: 1, ns: 5 }], 0).unwrap();
         assert_eq!(same.leave(key(0), 1).unwrap(), Some(Times { start: 10, end: 15 }));
         assert!(matches!(Board::open(pid, fd, 2, 8), Err(BoardError::Stranger { .. })), "another run's token");
         assert!(matches!(Board::open(pid, fd, 3, 7), Err(BoardError::Stranger { .. })), "another size");
-        assert!(matches!(Board::open(pid, u32::MAX, 2, 7), Err(BoardError::System { .. })));
+        assert!(matches!(Board::open(pid, -1, 2, 7), Err(BoardError::System { .. })));
     }
 
     #[test]
     fn nobody_can_cut_the_memory_off_under_a_mapping() {
-        let (board, file) = Board::create(2, 7).unwrap();
-        let (pid, fd) = (std::process::id(), file.as_raw_fd() as u32);
+        let board = Board::create(2, 7).unwrap();
+        let (pid, fd) = (std::process::id(), board.fd());
         for bytes in [0, 4096, 8 * words(2) as u64 + 1] {
-            assert_eq!(ftruncate(&file, bytes), Err(rustix::io::Errno::PERM), "{bytes} bytes");
+            assert_eq!(ftruncate(board.region.fd().unwrap(), bytes), Err(rustix::io::Errno::PERM), "{bytes} bytes");
         }
         board.arrive(key(0), 1, 10, &[Claim { link: 1, ns: 5 }], 0).unwrap();
         assert!(Board::open(pid, fd, 2, 7).is_ok());
         // A file of the right length that may be cut off later is not mapped.
         let unsealed = memfd_create("unsealed", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&unsealed, 8 * words(2) as u64).unwrap();
-        let fd = unsealed.as_raw_fd() as u32;
+        let fd = unsealed.as_raw_fd();
         assert!(matches!(Board::open(pid, fd, 2, 0), Err(BoardError::Stranger { .. })));
     }
 
     #[test]
     fn under_contention_no_time_is_lost_or_given_twice() {
-        let (board, _file) = Board::create(1, 7).unwrap();
+        let board = Board::create(1, 7).unwrap();
         let (threads, turns) = (4u64, 5000u64);
         let met = std::sync::Barrier::new(threads as usize);
         std::thread::scope(|scope| {

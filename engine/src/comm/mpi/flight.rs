@@ -56,7 +56,7 @@ pub(super) struct Flight {
     pub id: u64,
     /// Its number among the group's collectives, the same on all ranks; among this rank's exchanges for those of two.
     pub number: u64,
-    kind: Kind,
+    pub kind: Kind,
     dtype: Option<DType>,
     payload: u64,
     requests: Vec<ffi::MPI_Request>,
@@ -95,14 +95,6 @@ impl Flight {
         let twice = if matches!(self.kind, Kind::AllReduce { .. }) { 2 } else { 1 };
         let Some(dtype) = self.dtype else { return self.kind.name().to_owned() };
         format!("{:?} of {} x {dtype}", self.kind, self.payload / twice / dtype.size() as u64)
-    }
-
-    pub(super) fn is_collective(&self) -> bool {
-        self.kind.is_collective()
-    }
-
-    pub(super) fn name(&self) -> &'static str {
-        self.kind.name()
     }
 
     /// Memory that lives as long as the flight; asked for once.

@@ -75,16 +75,8 @@ impl Group {
             // they would have without it.
             unsafe {
                 let mut request = ffi::RSMPI_REQUEST_NULL;
-                let (kind, count) = (ffi::RSMPI_UINT8_T, BYTES as c_int);
-                ffi::MPI_Isend(
-                    message.as_ptr().cast(),
-                    count,
-                    kind,
-                    to as c_int,
-                    Tags::ANSWER,
-                    self.comm.0,
-                    &mut request,
-                );
+                let (buffer, count, kind) = (message.as_ptr().cast(), BYTES as c_int, ffi::RSMPI_UINT8_T);
+                ffi::MPI_Isend(buffer, count, kind, to as c_int, Tags::ANSWER, self.comm.0, &mut request);
             }
         }
     }
@@ -137,7 +129,8 @@ impl Group {
             return CommError::Aborted { group, rank, reason: answer.text.clone() };
         }
         let ours = flight.describe();
-        let differs = |answer: &Answer| flight.is_collective() && answer.number == flight.number && answer.text != ours;
+        let differs =
+            |answer: &Answer| flight.kind.is_collective() && answer.number == flight.number && answer.text != ours;
         if let Some((rank, answer)) = told().find(|(_, answer)| differs(answer)) {
             let theirs = answer.text.clone();
             return CommError::Mismatch { group, sequence: flight.number, rank, theirs, ours };
@@ -154,7 +147,7 @@ impl Group {
             let reason = format!("it waited {seconds} s in {ours} number {}, and {}", flight.number, told.join(", "));
             return CommError::Aborted { group, rank: self.rank, reason };
         }
-        CommError::Stalled { group, operation: flight.name(), sequence: flight.number, missing, seconds }
+        CommError::Stalled { group, operation: flight.kind.name(), sequence: flight.number, missing, seconds }
     }
 }
 

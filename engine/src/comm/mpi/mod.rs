@@ -22,7 +22,9 @@ mod inquiry;
 mod native;
 mod world;
 
-use super::{Abandon, Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket};
+use super::{
+    Abandon, Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket, invalid, why_abandoned,
+};
 use flight::{Flight, Tags};
 use inquiry::Answer;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -115,15 +117,8 @@ impl Mpi {
         settings: Settings,
     ) -> Result<Mpi> {
         let (rank, size) = world.place(&comm)?;
-        let state = State {
-            calls: 0,
-            collectives: 0,
-            exchanges: 0,
-            open: Vec::new(),
-            wire: 0,
-            failed: None,
-            last: Instant::now(),
-        };
+        let last = Instant::now();
+        let state = State { calls: 0, collectives: 0, exchanges: 0, open: Vec::new(), wire: 0, failed: None, last };
         let group = Group { world, comm, name, rank, size, kernels, settings, state: Mutex::new(state) };
         Ok(Mpi { group: Arc::new(group) })
     }
@@ -137,11 +132,6 @@ impl Mpi {
     pub fn host(&self) -> &str {
         &self.group.world.host
     }
-
-    fn begin(&self, call: &mut Call<'_>) -> Result<u64> {
-        call.check(self.group.rank, self.group.size)?;
-        self.group.begin(call)
-    }
 }
 
 impl Group {
@@ -150,8 +140,9 @@ impl Group {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Posts a call that fits.
+    /// Checks a call and posts it.
     fn begin(&self, call: &mut Call<'_>) -> Result<u64> {
+        call.check(self.rank, self.size)?;
         self.world.check_thread(call.kind.name())?;
         let mut state = self.state();
         if let Some(error) = &state.failed {
@@ -193,8 +184,7 @@ impl Group {
                 return Err(error.clone());
             }
             let Some(asked) = state.open.iter().position(|flight| flight.id == id) else {
-                let reason = format!("call {id} is not under way");
-                return Err(CommError::Invalid { operation: "wait", reason });
+                return Err(invalid("wait", format!("call {id} is not under way")));
             };
             self.advance(&mut state)?;
             if state.open[asked].done {
@@ -264,12 +254,7 @@ impl Abandon for Group {
     fn abandoned(&self, _id: u64) {
         let failed = self.state().failed.is_some();
         if !failed {
-            let panicked = std::thread::panicking();
-            self.abort(&if panicked {
-                "panicked".to_owned()
-            } else {
-                "it did not wait for a collective it had started".to_owned()
-            });
+            self.abort(why_abandoned());
         }
     }
 }
@@ -296,12 +281,12 @@ impl Communicator for Mpi {
     }
 
     fn call(&self, mut call: Call<'_>) -> Result<()> {
-        let sequence = self.begin(&mut call)?;
+        let sequence = self.group.begin(&mut call)?;
         self.group.finish(sequence)
     }
 
     fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
-        let sequence = match self.begin(&mut request.as_call()) {
+        let sequence = match self.group.begin(&mut request.as_call()) {
             Ok(sequence) => sequence,
             Err(error) => {
                 if !matches!(error, CommError::Invalid { .. }) {

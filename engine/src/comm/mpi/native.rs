@@ -42,11 +42,8 @@ pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> R
             // SAFETY: a live communicator.
             unsafe { ffi::MPI_Ibarrier(group.comm.0, request) }
         }),
-        (Kind::AllReduce { op }, send, Some(recv)) => {
-            flight.wire += 2 * share(group, recv);
-            all_reduce(group, flight, op, send, recv)
-        }
-        (Kind::Reduce { op, root }, send, recv) => reduce(group, flight, op, root, send, recv),
+        (Kind::AllReduce { op }, send, recv) => reduce(group, flight, op, None, send, recv),
+        (Kind::Reduce { op, root }, send, recv) => reduce(group, flight, op, Some(root), send, recv),
         (Kind::ReduceScatter { op, .. }, send, Some(recv)) => reduce_scatter(group, flight, op, send, recv),
         (Kind::AllGather, send, Some(recv)) => {
             if recv.len > group.settings.largest_count {
@@ -128,50 +125,40 @@ fn source(group: &Group, flight: &mut Flight, send: Option<RawSlice>, own: RawSl
     }
 }
 
-fn all_reduce(group: &Group, flight: &mut Flight, op: ReduceOp, send: Option<RawSlice>, recv: RawSlice) -> Result<()> {
-    let (from, run) = source(group, flight, send, recv);
-    let most = group.settings.largest_count;
-    let (dtype, name) = names(op, recv.dtype);
-    for (piece, to) in run.pieces(most).zip(recv.pieces(most)) {
-        // "In place" is the same word for every piece.
-        let from = if run.ptr == recv.ptr { from } else { address(piece).cast_const() };
-        flight.post(group, "MPI_Iallreduce", None, |request| {
-            let count = to.len as c_int;
-            // SAFETY: both buffers stay until the flight is done.
-            unsafe { ffi::MPI_Iallreduce(from, address(to), count, dtype, name, group.comm.0, request) }
-        })?;
-    }
-    divide(flight, op, recv);
-    Ok(())
-}
-
 fn divide(flight: &mut Flight, op: ReduceOp, run: RawSlice) {
     if op == ReduceOp::Avg {
         flight.next = Next::Divide(run);
     }
 }
 
+/// To the root, or to all where there is none.
 fn reduce(
     group: &Group,
     flight: &mut Flight,
     op: ReduceOp,
-    root: usize,
+    root: Option<usize>,
     send: Option<RawSlice>,
     recv: Option<RawSlice>,
 ) -> Result<()> {
     let most = group.settings.largest_count;
-    let recv = recv.filter(|_| group.rank == root);
-    let Some(own) = recv.or(send) else { unreachable!("reduce without its buffers") };
+    let recv = recv.filter(|_| root.is_none_or(|root| group.rank == root));
+    let Some(own) = recv.or(send) else { unreachable!("a reduction without its buffers") };
     flight.wire += share(group, own) * if recv.is_some() { 2 } else { 1 };
     let (from, run) = source(group, flight, send, own);
     let (dtype, name) = names(op, own.dtype);
+    let call = if root.is_some() { "MPI_Ireduce" } else { "MPI_Iallreduce" };
     for (piece, to) in run.pieces(most).zip(own.pieces(most)) {
+        // "In place" is the same word for every piece.
         let from = if recv.is_some() && run.ptr == own.ptr { from } else { address(piece).cast_const() };
-        let to = if recv.is_some() { address(to) } else { std::ptr::null_mut() };
-        flight.post(group, "MPI_Ireduce", None, |request| {
-            let (count, root) = (piece.len as c_int, root as c_int);
-            // SAFETY: the buffers stay until the flight is done; only the root's `to` is looked at.
-            unsafe { ffi::MPI_Ireduce(from, to, count, dtype, name, root, group.comm.0, request) }
+        let (to, count) = (recv.map_or(std::ptr::null_mut(), |_| address(to)), piece.len as c_int);
+        flight.post(group, call, None, |request| {
+            // SAFETY: the buffers stay until the flight is done; where there is a root, only its `to` is looked at.
+            unsafe {
+                match root {
+                    None => ffi::MPI_Iallreduce(from, to, count, dtype, name, group.comm.0, request),
+                    Some(root) => ffi::MPI_Ireduce(from, to, count, dtype, name, root as c_int, group.comm.0, request),
+                }
+            }
         })?;
     }
     if let Some(recv) = recv {

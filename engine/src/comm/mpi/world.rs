@@ -34,8 +34,8 @@ unsafe impl Send for Comm {}
 // SAFETY: as above.
 unsafe impl Sync for Comm {}
 
-fn invalid(reason: String) -> CommError {
-    CommError::Invalid { operation: "mpi", reason }
+fn invalid(reason: impl std::fmt::Display) -> CommError {
+    super::super::invalid("mpi", reason)
 }
 
 impl World {
@@ -95,8 +95,7 @@ impl World {
         if self.home.is_none_or(|home| home == std::thread::current().id()) {
             return Ok(());
         }
-        let reason = "this MPI library may only be called by the thread that started it".to_owned();
-        Err(CommError::Invalid { operation, reason })
+        Err(super::super::invalid(operation, "this MPI library may only be called by the thread that started it"))
     }
 
     /// The address that means "in place", if the library's is known and wanted.

@@ -93,10 +93,6 @@ impl Handle {
         self.number("ncclCommCount", self.api.table.comm_count)
     }
 
-    pub(super) fn device(&self) -> Result<usize, NcclError> {
-        self.number("ncclCommCuDevice", self.api.table.comm_cu_device)
-    }
-
     pub(super) fn grouped(&self, calls: impl FnOnce() -> Result<(), NcclError>) -> Result<(), NcclError> {
         // SAFETY: no arguments.
         self.api.check("ncclGroupStart", unsafe { (self.api.table.group_start)() }, self.raw())?;

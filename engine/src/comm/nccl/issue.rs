@@ -66,66 +66,37 @@ impl Issue<'_> {
                 })
             }
             (Kind::AllReduce { op }, send, Some(recv)) => {
-                let from = address(send.unwrap_or(recv));
+                let (from, to, op) = (address(send.unwrap_or(recv)), address(recv), reduction(op));
+                let (len, dtype) = (recv.len, data_type(recv.dtype));
                 // SAFETY: as above.
-                begun("ncclAllReduce", unsafe {
-                    (table.all_reduce)(
-                        from,
-                        address(recv),
-                        recv.len,
-                        data_type(recv.dtype),
-                        reduction(op),
-                        comm,
-                        stream,
-                    )
-                })
+                begun("ncclAllReduce", unsafe { (table.all_reduce)(from, to, len, dtype, op, comm, stream) })
             }
             (Kind::Reduce { op, root }, send, recv) => {
                 let recv = recv.filter(|_| rank == root);
                 let Some(own) = send.or(recv) else { unreachable!("reduce without its buffers") };
-                let to = address(recv.unwrap_or(own));
+                let (from, to, op) = (address(own), address(recv.unwrap_or(own)), reduction(op));
+                let (len, dtype, root) = (own.len, data_type(own.dtype), root as c_int);
                 // SAFETY: as above; `to` is written on the root only.
-                begun("ncclReduce", unsafe {
-                    (table.reduce)(
-                        address(own),
-                        to,
-                        own.len,
-                        data_type(own.dtype),
-                        reduction(op),
-                        root as c_int,
-                        comm,
-                        stream,
-                    )
-                })
+                begun("ncclReduce", unsafe { (table.reduce)(from, to, len, dtype, op, root, comm, stream) })
             }
             (Kind::ReduceScatter { op, .. }, send, Some(recv)) => {
-                let (from, to) = send.map_or((recv, recv.part(rank, size)), |send| (send, recv));
+                let (whole, part) = send.map_or((recv, recv.part(rank, size)), |send| (send, recv));
+                let (from, to, op) = (address(whole), address(part), reduction(op));
+                let (len, dtype) = (part.len, data_type(part.dtype));
                 // SAFETY: as above.
-                begun("ncclReduceScatter", unsafe {
-                    (table.reduce_scatter)(
-                        address(from),
-                        address(to),
-                        to.len,
-                        data_type(to.dtype),
-                        reduction(op),
-                        comm,
-                        stream,
-                    )
-                })
+                begun("ncclReduceScatter", unsafe { (table.reduce_scatter)(from, to, len, dtype, op, comm, stream) })
             }
             (Kind::AllGather, send, Some(recv)) => {
-                let from = send.unwrap_or(recv.part(rank, size));
+                let part = send.unwrap_or(recv.part(rank, size));
+                let (from, to, len, dtype) = (address(part), address(recv), part.len, data_type(part.dtype));
                 // SAFETY: as above.
-                begun("ncclAllGather", unsafe {
-                    (table.all_gather)(address(from), address(recv), from.len, data_type(from.dtype), comm, stream)
-                })
+                begun("ncclAllGather", unsafe { (table.all_gather)(from, to, len, dtype, comm, stream) })
             }
             (Kind::Broadcast { root }, send, Some(recv)) => {
                 let from = address(send.filter(|_| rank == root).unwrap_or(recv));
+                let (to, len, dtype, root) = (address(recv), recv.len, data_type(recv.dtype), root as c_int);
                 // SAFETY: as above; `from` is read on the root only.
-                begun("ncclBroadcast", unsafe {
-                    (table.broadcast)(from, address(recv), recv.len, data_type(recv.dtype), root as c_int, comm, stream)
-                })
+                begun("ncclBroadcast", unsafe { (table.broadcast)(from, to, len, dtype, root, comm, stream) })
             }
             (Kind::Gather { root }, send, recv) => self.handle.grouped(|| {
                 if let Some(send) = send {

@@ -29,7 +29,7 @@ pub use driver::{Device, DriverError, Memory, Stream, load_driver};
 pub use loader::Search;
 pub use ordered::Ordered;
 
-use super::{Abandon, Call, CommError, Communicator, Kind, Member, OwnedCall, Result, Ticket};
+use super::{Abandon, Call, CommError, Communicator, Kind, Member, OwnedCall, Result, Ticket, invalid, why_abandoned};
 use crate::mesh::Axis;
 use driver::Event;
 use handle::Handle;
@@ -79,10 +79,6 @@ struct Started {
     sequence: u64,
     operation: &'static str,
     mark: Event,
-}
-
-fn invalid(operation: &'static str, reason: impl std::fmt::Display) -> CommError {
-    CommError::Invalid { operation, reason: reason.to_string() }
 }
 
 /// Joins a group of `size` ranks as `rank`, on `device`. All ranks come with the `id` that one of them has made
@@ -139,20 +135,19 @@ impl Nccl {
         let made =
             || -> Result<bool, NcclError> { Ok(parent.map_or(Ok(true), Handle::is_settled)? && handle.is_settled()?) };
         loop {
-            match made() {
+            let reason = match made() {
                 Ok(true) => break,
-                Ok(false) if begin.elapsed() <= stall => pause(begin.elapsed()),
+                Ok(false) if begin.elapsed() <= stall => {
+                    pause(begin.elapsed());
+                    continue;
+                }
                 Ok(false) => {
-                    handle.abort();
-                    let reason =
-                        format!("{name} was not there after {} s; NCCL does not say who did not come", stall.as_secs());
-                    return Err(invalid(operation, reason));
+                    format!("{name} was not there after {} s; NCCL does not say who did not come", stall.as_secs())
                 }
-                Err(error) => {
-                    handle.abort();
-                    return Err(invalid(operation, error));
-                }
-            }
+                Err(error) => error.to_string(),
+            };
+            handle.abort();
+            return Err(invalid(operation, reason));
         }
         let numbers = || -> Result<(usize, usize), NcclError> { Ok((handle.rank()?, handle.size()?)) };
         let (rank, size) = numbers().map_err(|error| invalid(operation, error))?;
@@ -193,10 +188,8 @@ impl Nccl {
             Err(error @ NcclError::TooLarge { .. }) => return Err(invalid("split", error)),
             Err(error) => return Err(self.group.fail(&mut state, "split", sequence, &error)),
         };
-        match Nccl::settle(name, child, Some(&self.group.handle), device, self.group.stall) {
-            Ok(child) => Ok(child),
-            Err(error) => Err(self.group.fail(&mut state, "split", sequence, &error)),
-        }
+        Nccl::settle(name, child, Some(&self.group.handle), device, self.group.stall)
+            .map_err(|error| self.group.fail(&mut state, "split", sequence, &error))
     }
 
     /// One collective of each kind that training has, small and large, on memory that is given back.
@@ -226,15 +219,6 @@ impl Nccl {
     /// The stream that carries this group's calls.
     pub fn stream(&self) -> &Stream {
         &self.group.stream
-    }
-
-    /// The number of the GPU, as NCCL knows it.
-    ///
-    /// # Errors
-    /// What NCCL says.
-    pub fn device(&self) -> Result<usize, NcclError> {
-        let _desk = self.group.state();
-        self.group.handle.device()
     }
 }
 
@@ -268,27 +252,10 @@ fn ring_bytes(call: &Call<'_>, rank: usize, size: usize) -> u64 {
     let others = part * (size as u64 - 1);
     match call.kind {
         Kind::Reduce { root, .. } => others * if rank == root { 2 } else { 1 },
-        Kind::Gather { root } => {
-            if rank == root {
-                others
-            } else {
-                0
-            }
-        }
-        Kind::Scatter { root } => {
-            if rank == root {
-                0
-            } else {
-                part
-            }
-        }
-        Kind::Broadcast { root } => {
-            if rank == root {
-                0
-            } else {
-                call.payload_bytes(size)
-            }
-        }
+        Kind::Gather { root } if rank != root => 0,
+        Kind::Scatter { root } | Kind::Broadcast { root } if rank == root => 0,
+        Kind::Scatter { .. } => part,
+        Kind::Broadcast { .. } => call.payload_bytes(size),
         Kind::Send { .. } => 0,
         Kind::Recv { .. } | Kind::SendRecv { .. } => {
             call.recv_shape().map_or(0, |(dtype, len)| (dtype.size() * len) as u64)
@@ -371,11 +338,9 @@ impl Group {
 
 impl Abandon for Group {
     fn abandoned(&self, sequence: u64) {
-        let reason =
-            if std::thread::panicking() { "panicked" } else { "it did not wait for a collective it had started" };
         let mut state = self.state();
         if state.failed.is_none() {
-            self.fail(&mut state, "call", sequence, &reason);
+            self.fail(&mut state, "call", sequence, &why_abandoned());
         }
     }
 }

@@ -1,5 +1,5 @@
-//! NCCL among the work of a rank's kernels: a call begins when what was asked of them is done, and what they are asked next
-//! finds it done. A started collective is carried out where it is started: nothing overlaps with it yet.
+//! NCCL calls in the order of a rank's kernels: a call begins when the kernels that were launched before it are done, and is
+//! complete when it returns. A started collective is carried out in `start`: nothing overlaps with it yet.
 
 use super::Nccl;
 use crate::comm::{Call, CommError, Communicator, Kind, Member, Null, OwnedCall, Result, Ticket};

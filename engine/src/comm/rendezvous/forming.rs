@@ -77,22 +77,17 @@ fn admit(
         acceptor.refuse(conn, Answer::Size(size as u32));
         return Err(RendezvousError::WorldSize { rank, ours: size, theirs });
     }
-    if purpose != Purpose::Meeting {
-        acceptor.refuse(conn, Answer::Refused("this is where ranks meet, not where they send data".into()));
-        return Ok(());
-    }
-    if rank >= size {
-        acceptor.refuse(conn, Answer::Refused(format!("there is no rank {rank} of {size}")));
-        return Ok(());
-    }
-    let taken = match rank.checked_sub(1).and_then(|index| lines[index].as_ref()) {
-        None => rank == 0,
-        // Somebody who has left may come back, as a launcher's restarted process does.
-        Some(line) => !closed(line),
+    // Somebody who has left may come back, as a launcher's restarted process does.
+    let is_here = |rank: usize| rank == 0 || lines[rank - 1].as_ref().is_some_and(|line| !closed(line));
+    let refusal = if purpose != Purpose::Meeting {
+        Some("this is where ranks meet, not where they send data".into())
+    } else if rank >= size {
+        Some(format!("there is no rank {rank} of {size}"))
+    } else {
+        is_here(rank).then(|| format!("rank {rank} is here already; two processes have the same rank"))
     };
-    if taken {
-        let already = format!("rank {rank} is here already; two processes have the same rank");
-        acceptor.refuse(conn, Answer::Refused(already));
+    if let Some(reason) = refusal {
+        acceptor.refuse(conn, Answer::Refused(reason));
         return Ok(());
     }
     // Who goes while it is let in counts as not arrived.
@@ -192,9 +187,8 @@ pub(super) fn arrive(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
                     return Err(RendezvousError::WorldSize { rank: 0, ours: size, theirs: theirs as usize });
                 }
                 // That nobody listens at the ports above says nothing.
-                Err(Missed::Refused(reason)) if port == meeting.port => last = format!("{address}: {reason}"),
-                Err(Missed::Refused(_)) => {}
-                Err(Missed::Stranger(reason)) => last = format!("{address}: {reason}"),
+                Err(Missed::Refused(_)) if port != meeting.port => {}
+                Err(Missed::Refused(reason) | Missed::Stranger(reason)) => last = format!("{address}: {reason}"),
                 Err(Missed::Impostor(reason)) => {
                     last = format!("{address}: {reason}");
                     if impostors.iter().all(|(known, _)| *known != port) {
@@ -233,11 +227,8 @@ fn call_host(
     let mut missed = Missed::Refused("the name has no address".into());
     for address in resolve(host, port).map_err(Missed::Refused)? {
         match call(address, hello, token, &known_as(port), deadline) {
-            Err(Missed::Refused(reason)) => missed = Missed::Refused(reason),
-            Err(Missed::Silent(reason)) => missed = Missed::Silent(reason),
-            Err(Missed::Stranger(reason)) => missed = Missed::Stranger(reason),
-            Err(Missed::Impostor(reason)) => missed = Missed::Impostor(reason),
-            decided => return decided,
+            decided @ (Ok(_) | Err(Missed::Denied(_) | Missed::Size(_))) => return decided,
+            Err(undecided) => missed = undecided,
         }
     }
     Err(missed)

@@ -262,7 +262,7 @@ pub(crate) fn place(host: &str, address: SocketAddr) -> String {
     if host == address.ip().to_string() { address.to_string() } else { format!("{host} ({address})") }
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 

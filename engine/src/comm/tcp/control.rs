@@ -3,7 +3,7 @@
 use super::frame::Signature;
 use super::mesh::{Mesh, Peer};
 use crate::comm::cause::{Sides, WORLD, decode, encode};
-use crate::comm::{CommError, Result};
+use crate::comm::{CommError, Result, invalid};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
@@ -103,7 +103,7 @@ impl Mesh {
                 let _ = poll(&mut [PollFd::new(&peer.control, PollFlags::IN)], Some(&timespec(LAST_WORDS / 10)));
             }
         }
-        let Some(peer) = &self.peers[rank] else { return CommError::Invalid { operation: "tcp", reason: how.into() } };
+        let Some(peer) = &self.peers[rank] else { return invalid("tcp", how) };
         let (host, pid) = (&peer.host, peer.pid);
         let how = if peer.departed { "left the group" } else { how };
         let reason = format!("host {host}, pid {pid}, {how} in {}", during());

@@ -33,48 +33,38 @@ pub(super) fn all_gather(exchange: &mut Exchange<'_>, own: RawSlice, recv: RawSl
 }
 
 /// Every rank's part to the root. `recv` is the root's.
-pub(super) fn gather(exchange: &mut Exchange<'_>, root: usize, own: RawSlice, recv: Option<RawSlice>) -> Result<()> {
+pub(super) fn gather(exchange: &mut Exchange<'_>, root: usize, own: RawSlice, recv: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();
-    match recv {
-        Some(recv) if rank == root => {
-            for other in exchange.others() {
-                exchange.want(other);
-                exchange.recv_all(other, recv.part(other, size), tag);
-            }
-            keep(own, recv.part(rank, size));
+    if rank == root {
+        for other in exchange.others() {
+            exchange.want(other);
+            exchange.recv_all(other, recv.part(other, size), tag);
         }
-        _ => {
-            exchange.send_all(root, own, tag);
-            exchange.await_want(root);
-        }
+        keep(own, recv.part(rank, size));
+    } else {
+        exchange.send_all(root, own, tag);
+        exchange.await_want(root);
     }
     exchange.finish()
 }
 
-/// The root's parts, one to each rank. `send` is the root's.
-pub(super) fn scatter(
-    exchange: &mut Exchange<'_>,
-    root: usize,
-    send: Option<RawSlice>,
-    own: Option<RawSlice>,
-) -> Result<()> {
+/// The root's parts, one to each rank. `send` is the root's; in place its own part is empty and stays where it is.
+pub(super) fn scatter(exchange: &mut Exchange<'_>, root: usize, send: RawSlice, own: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();
-    match (send, own) {
-        (Some(send), own) if rank == root => {
-            for other in exchange.others() {
-                exchange.send_all(other, send.part(other, size), tag);
-                exchange.await_want(other);
-            }
-            exchange.progress()?;
-            own.into_iter().for_each(|own| keep(send.part(rank, size), own));
+    if rank == root {
+        for other in exchange.others() {
+            exchange.send_all(other, send.part(other, size), tag);
+            exchange.await_want(other);
         }
-        (_, Some(own)) => {
-            exchange.want(root);
-            exchange.recv_all(root, own, tag);
+        exchange.progress()?;
+        if own.len > 0 {
+            keep(send.part(rank, size), own);
         }
-        _ => {} // `Call::check` has refused it
+    } else {
+        exchange.want(root);
+        exchange.recv_all(root, own, tag);
     }
     exchange.finish()
 }

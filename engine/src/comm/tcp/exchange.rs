@@ -2,7 +2,7 @@
 
 use super::control::timespec;
 use super::frame::Signature;
-use super::lane::{Broken, Piece, Turn};
+use super::lane::{Broken, Lane, Piece, Turn};
 use super::mesh::Mesh;
 use crate::comm::cause::WORLD;
 use crate::comm::raw::RawSlice;
@@ -59,7 +59,7 @@ impl Drop for Exchange<'_> {
     fn drop(&mut self) {
         self.mesh.current = None;
         for peer in self.mesh.peers_mut() {
-            peer.lanes.iter_mut().for_each(super::lane::Lane::clear);
+            peer.lanes.iter_mut().for_each(Lane::clear);
         }
     }
 }
@@ -99,20 +99,12 @@ impl<'a> Exchange<'a> {
 
     /// Queues one frame to a member.
     pub(super) fn send(&mut self, to: usize, what: RawSlice, tag: u32) {
-        let piece = self.piece(what, tag, true, to);
-        if let Some(peer) = &mut self.mesh.peers[self.members[to]] {
-            let lane = piece.index as usize % peer.lanes.len();
-            peer.lanes[lane].out.push_back(piece);
-        }
+        self.queue(to, what, tag, true);
     }
 
     /// Queues the place of one frame from a member.
     pub(super) fn recv(&mut self, from: usize, what: RawSlice, tag: u32) {
-        let piece = self.piece(what, tag, false, from);
-        if let Some(peer) = &mut self.mesh.peers[self.members[from]] {
-            let lane = piece.index as usize % peer.lanes.len();
-            peer.lanes[lane].incoming.push_back(piece);
-        }
+        self.queue(from, what, tag, false);
     }
 
     /// As `send`, in as many frames as needed.
@@ -125,14 +117,19 @@ impl<'a> Exchange<'a> {
         frames(what).for_each(|chunk| self.recv(from, chunk, tag));
     }
 
-    fn piece(&mut self, what: RawSlice, tag: u32, out: bool, other: usize) -> Piece {
+    fn queue(&mut self, other: usize, what: RawSlice, tag: u32, out: bool) {
         let counter = if out { &mut self.given[other] } else { &mut self.taken[other] };
         let (index, offset) = (counter.frames, counter.bytes);
         counter.frames += 1;
         counter.bytes += what.bytes() as u64;
         self.tags[tag as usize] += 1;
         self.open += 1;
-        Piece { at: what.ptr.as_ptr(), len: what.bytes(), index, tag, offset }
+        if let Some(peer) = &mut self.mesh.peers[self.members[other]] {
+            let lane = index as usize % peer.lanes.len();
+            let Lane { out: to_send, incoming, .. } = &mut peer.lanes[lane];
+            let piece = Piece { at: what.ptr.as_ptr(), len: what.bytes(), index, tag, offset };
+            (if out { to_send } else { incoming }).push_back(piece);
+        }
     }
 
     /// Tells a member that gives and would hear nothing of this rank else that this rank is in the call.

@@ -4,6 +4,7 @@
 //! it makes the receiver allocate.
 
 use crate::comm::cause::SPLIT;
+use crate::comm::rendezvous::hello::u32_at;
 use crate::comm::{CollectiveKind, Kind, ReduceOp, call::Shape};
 use zbench_kernels::DType;
 
@@ -202,10 +203,6 @@ pub(super) fn checksum(bytes: &[u8]) -> u64 {
         sums[at % 4] = step(sums[at % 4], u64::from(*byte) + 1);
     }
     sums.into_iter().fold(K, step)
-}
-
-pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
 pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {

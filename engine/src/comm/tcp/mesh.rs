@@ -30,8 +30,6 @@ pub(super) struct Mesh {
     /// How long to look for bytes before sleeping; none where ranks have to share cores.
     pub spin: Duration,
     staging: Vec<Line>,
-    /// Who was refused while the connections were made.
-    pub refused: Vec<String>,
 }
 
 /// Memory for chunks on their way, aligned for any kernel.
@@ -59,22 +57,16 @@ pub(super) struct Peer {
 
 impl Mesh {
     pub(super) fn connect(mut meeting: Rendezvous, options: TcpOptions) -> Result<Mesh> {
-        let invalid = |reason: String| CommError::Invalid { operation: "tcp", reason };
+        let invalid = |reason: String| crate::comm::invalid("tcp", reason);
         let sockets = options.sockets_per_peer;
         if !(1..=MAX_SOCKETS).contains(&sockets) {
             return Err(invalid(format!("{sockets} sockets per peer; 1 to {MAX_SOCKETS} are possible")));
         }
         let (rank, size) = (meeting.rank(), meeting.size());
-        let local = options.bind.unwrap_or(meeting.local_address());
-        let failed = |error: std::io::Error| {
-            let (address, reason) = (local.to_string(), error.to_string());
-            CommError::Invalid { operation: "tcp", reason: format!("cannot listen at {address}: {reason}") }
-        };
+        let local = meeting.local_address();
+        let failed = |error: std::io::Error| invalid(format!("cannot listen at {local}: {error}"));
         let listener = TcpListener::bind((local, 0)).map_err(failed)?;
-        let mut address = listener.local_addr().map_err(failed)?;
-        if local.is_unspecified() {
-            address.set_ip(meeting.local_address());
-        }
+        let address = listener.local_addr().map_err(failed)?;
         let terms = format!("{sockets} sockets per peer, checksum {}", options.checksum);
         let cards = meeting.exchange(format!("{address}\n{terms}").as_bytes())?;
         let mut addresses = Vec::with_capacity(size);
@@ -87,7 +79,7 @@ impl Mesh {
             let unreadable = |_| invalid(format!("rank {other} gives `{address}`, which is no address"));
             addresses.push(address.parse::<SocketAddr>().map_err(unreadable)?);
         }
-        let (streams, refused) = connections(&meeting, listener, &addresses, sockets + 1)?;
+        let (streams, _) = connections(&meeting, listener, &addresses, sockets + 1)?;
         meeting.exchange(&[])?; // all have come so far, or nobody goes on
         let mut peers = Vec::with_capacity(size);
         for (other, lanes) in streams.into_iter().enumerate() {
@@ -113,7 +105,7 @@ impl Mesh {
         let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
         let spin = if here <= cores { super::SPIN } else { Duration::ZERO };
         let (staging, last, ended, current) = (Vec::new(), Instant::now(), None, None);
-        Ok(Mesh { rank, peers, options, ended, last, current, next_group: 1, spin, staging, refused })
+        Ok(Mesh { rank, peers, options, ended, last, current, next_group: 1, spin, staging })
     }
 
     /// Room for chunks on their way, kept from call to call.

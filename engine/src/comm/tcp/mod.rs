@@ -29,8 +29,9 @@ mod tests;
 pub use options::TcpOptions;
 
 use super::cause::WORLD;
+use super::pending::buffers;
 use super::raw::RawSlice;
-use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Started, Ticket};
+use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Started, Ticket, why_abandoned};
 use exchange::Exchange;
 use frame::Signature;
 use mesh::Mesh;
@@ -85,8 +86,7 @@ impl Owner {
 
 impl Abandon for Owner {
     fn abandoned(&self, _sequence: u64) {
-        let left = "it did not wait for a collective it had started";
-        self.lock().abort(if std::thread::panicking() { "panicked" } else { left });
+        self.lock().abort(why_abandoned());
     }
 }
 
@@ -104,12 +104,6 @@ impl Drop for Tcp {
     }
 }
 
-/// What a call's buffers are on this rank, once it is known which is which.
-struct Buffers {
-    send: Option<RawSlice>,
-    recv: Option<RawSlice>,
-}
-
 impl Tcp {
     fn new(
         mesh: Arc<Mutex<Mesh>>,
@@ -125,21 +119,11 @@ impl Tcp {
         Tcp { owner, name, group, members, rank, kernels, next, pairs, wire, started }
     }
 
-    /// Who was refused while the ranks connected, and why.
-    pub fn refused(&self) -> Vec<String> {
-        self.owner.lock().refused.clone()
-    }
-
-    fn size(&self) -> usize {
-        self.members.len()
-    }
-
     /// A whole call: its number, and the bytes that came.
     fn perform(&self, call: &mut Call<'_>) -> Result<(u64, u64)> {
         call.check(self.rank, self.size())?;
         let (sequence, give, take) = self.signatures(call);
-        let buffers = Buffers { send: call.send.map(RawSlice::of), recv: call.recv.as_ref().map(RawSlice::of_mut) };
-        let received = self.within(give, take, |exchange| self.carry(exchange, call.kind, &buffers))?;
+        let received = self.within(give, take, |exchange| self.carry(exchange, call))?;
         Ok((sequence, received))
     }
 
@@ -194,45 +178,30 @@ impl Tcp {
         }
     }
 
-    /// Which work a call is. Its buffers fit ([`Call::check`]), so what is not there is not needed.
-    fn carry(&self, exchange: &mut Exchange<'_>, kind: Kind, buffers: &Buffers) -> Result<()> {
-        let (rank, size) = (self.rank, self.size());
-        let nothing = RawSlice::empty();
-        let Buffers { send, recv } = *buffers;
-        let whole = recv.or(send).unwrap_or(nothing);
-        let job =
-            |op, accumulate, deliver, send, recv| Job { kernels: &*self.kernels, op, accumulate, deliver, send, recv };
-        match kind {
-            Kind::AllReduce { op } => {
-                reduce::direct(exchange, &job(op, false, Deliver::All, send.unwrap_or(whole), Some(whole)))
-            }
+    /// Which work a call is.
+    fn carry(&self, exchange: &mut Exchange<'_>, call: &Call<'_>) -> Result<()> {
+        let kernels = &*self.kernels;
+        let (send, recv) = buffers(call, self.rank, self.size());
+        let job = |op, accumulate, deliver, recv| Job { kernels, op, accumulate, deliver, send, recv };
+        match call.kind {
+            Kind::AllReduce { op } => reduce::direct(exchange, &job(op, false, Deliver::All, Some(recv))),
             Kind::ReduceScatter { op, accumulate } => {
-                let (send, recv) = send.map_or_else(|| (whole, whole.part(rank, size)), |send| (send, whole));
-                reduce::direct(exchange, &job(op, accumulate, Deliver::Own, send, Some(recv)))
+                reduce::direct(exchange, &job(op, accumulate, Deliver::Own, Some(recv)))
             }
             Kind::Reduce { op, root } => {
-                let recv = recv.filter(|_| rank == root);
-                let own = send.or(recv).unwrap_or(nothing);
-                reduce::direct(exchange, &job(op, false, Deliver::Root(root), own, recv))
+                let recv = (self.rank == root).then_some(recv);
+                reduce::direct(exchange, &job(op, false, Deliver::Root(root), recv))
             }
-            Kind::AllGather => copies::all_gather(exchange, send.unwrap_or_else(|| whole.part(rank, size)), whole),
-            Kind::Broadcast { root } => copies::broadcast(exchange, root, send.unwrap_or(whole), whole),
-            Kind::Gather { root } => {
-                let recv = recv.filter(|_| rank == root);
-                let own = send.or(recv.map(|recv| recv.part(rank, size))).unwrap_or(nothing);
-                copies::gather(exchange, root, own, recv)
-            }
+            Kind::AllGather => copies::all_gather(exchange, send, recv),
+            Kind::Broadcast { root } => copies::broadcast(exchange, root, send, recv),
+            Kind::Gather { root } => copies::gather(exchange, root, send, recv),
             Kind::Scatter { root } => copies::scatter(exchange, root, send, recv),
-            Kind::AllToAll => match send {
-                Some(send) => copies::all_to_all(exchange, send, whole),
-                None => copies::all_to_all_in_place(exchange, whole),
-            },
-            Kind::Send { to } => copies::pair(exchange, send.map(|send| (to, send)), None),
-            Kind::Recv { from } => copies::pair(exchange, None, recv.map(|recv| (from, recv))),
-            Kind::SendRecv { to, from } => {
-                copies::pair(exchange, send.map(|send| (to, send)), recv.map(|recv| (from, recv)))
-            }
-            Kind::Barrier => copies::barrier(exchange, nothing),
+            Kind::AllToAll if send.ptr == recv.ptr => copies::all_to_all_in_place(exchange, recv),
+            Kind::AllToAll => copies::all_to_all(exchange, send, recv),
+            Kind::Send { to } => copies::pair(exchange, Some((to, send)), None),
+            Kind::Recv { from } => copies::pair(exchange, None, Some((from, recv))),
+            Kind::SendRecv { to, from } => copies::pair(exchange, Some((to, send)), Some((from, recv))),
+            Kind::Barrier => copies::barrier(exchange, RawSlice::empty()),
         }
     }
 

@@ -72,7 +72,7 @@ fn frames_that_cannot_be_are_errors_and_no_allocations() {
 
 #[test]
 fn a_payload_that_was_changed_on_the_way_is_found_at_its_place() {
-    let options = TcpOptions { stall: PATIENCE, checksum: true, sockets_per_peer: 1, ..TcpOptions::default() };
+    let options = TcpOptions { stall: PATIENCE, checksum: true, sockets_per_peer: 1 };
     let [first, other] = two(&options);
     // Two frames of a larger message: the second is changed.
     let len = exchange::CHUNK_BYTES / 4 + 100;

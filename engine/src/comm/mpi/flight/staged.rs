@@ -38,7 +38,7 @@ enum Onward {
     Nobody,
     /// All ranks, into this run.
     All(RawSlice),
-    /// The root; its run, elsewhere the length.
+    /// The root, into `whole`, which only the root has.
     Root {
         root: usize,
         whole: Option<RawSlice>,
