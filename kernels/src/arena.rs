@@ -5,9 +5,9 @@ use crate::GRANULE_BYTES;
 use crate::device::Device;
 use crate::ledger::{Category, Ledger, Swing, footprint};
 use crate::region::{ArenaError, Region};
+use crate::view::Span;
 use crate::{DType, View, ViewMut};
-use std::ops::Range;
-use std::ptr::NonNull;
+use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -142,7 +142,7 @@ impl Arena {
             let capacity = self.0.capacity;
             return Err(OutOfMemory { category, requested: bytes, live, capacity, by_category });
         };
-        state.count(category, bytes);
+        state.count(category, bytes, false);
         drop(state);
         // SAFETY: `place` returned an offset with room for `bytes` inside the region.
         let ptr = unsafe { self.0.region.base().add(offset as usize) };
@@ -151,7 +151,8 @@ impl Arena {
             // SAFETY: the bytes are ours alone: `place` took them off the free list.
             unsafe { ptr.as_ptr().write_bytes(0xff, bytes as usize) };
         }
-        Ok(Buffer { arena: self.clone(), ptr, offset, bytes, len, dtype, category })
+        let span = Span::new(ptr, dtype, len, self.0.region.is_on_host());
+        Ok(Buffer { arena: self.clone(), span, offset, bytes, category })
     }
 
     /// What is and was in use.
@@ -229,29 +230,20 @@ impl State {
         Some(offset)
     }
 
-    fn count(&mut self, category: Category, bytes: u64) {
+    /// Counts a request of `bytes`, or a release.
+    fn count(&mut self, category: Category, bytes: u64, gives_back: bool) {
         if self.is_replaying {
             return;
         }
-        self.ledger.add(category, bytes);
-        if let Some(swing) = &mut self.swing {
-            swing.add(category, bytes);
+        match gives_back {
+            true => self.ledger.sub(category, bytes),
+            false => self.ledger.add(category, bytes),
         }
-        self.note(category);
-    }
-
-    fn uncount(&mut self, category: Category, bytes: u64) {
-        if self.is_replaying {
-            return;
+        match (&mut self.swing, gives_back) {
+            (Some(swing), true) => swing.sub(category, bytes),
+            (Some(swing), false) => swing.add(category, bytes),
+            (None, _) => {}
         }
-        self.ledger.sub(category, bytes);
-        if let Some(swing) = &mut self.swing {
-            swing.sub(category, bytes);
-        }
-        self.note(category);
-    }
-
-    fn note(&mut self, category: Category) {
         if let Some(changes) = &mut self.changes {
             changes.push(Change { at: Instant::now(), category, live: self.ledger.live(category) });
         }
@@ -280,35 +272,21 @@ impl State {
 #[derive(Debug)]
 pub struct Buffer {
     arena: Arena,
-    ptr: NonNull<u8>,
+    span: Span,
     offset: u64,
     bytes: u64,
-    len: usize,
-    dtype: DType,
     category: Category,
 }
 
-// SAFETY: a Buffer owns its bytes as Vec<u8> does; the pointer stays valid while its arena lives, which it holds.
-unsafe impl Send for Buffer {}
-// SAFETY: shared access only reads.
-unsafe impl Sync for Buffer {}
+impl Deref for Buffer {
+    type Target = Span;
+
+    fn deref(&self) -> &Span {
+        &self.span
+    }
+}
 
 impl Buffer {
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Type of the elements.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
     /// What the buffer is counted as.
     pub fn category(&self) -> Category {
         self.category
@@ -316,16 +294,16 @@ impl Buffer {
 
     /// All elements.
     pub fn view(&self) -> View<'_> {
-        let of = if self.arena.0.region.is_on_host() { View::from_raw } else { View::on_device };
+        let of = if self.is_on_host() { View::from_raw } else { View::on_device };
         // SAFETY: the buffer owns `len` elements, aligned to 64 bytes; memory from the system is initialised.
-        unsafe { of(self.ptr, self.dtype, self.len) }
+        unsafe { of(self.ptr(), self.dtype(), self.len()) }
     }
 
     /// All elements, for writing.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        let of = if self.arena.0.region.is_on_host() { ViewMut::from_raw } else { ViewMut::on_device };
+        let of = if self.is_on_host() { ViewMut::from_raw } else { ViewMut::on_device };
         // SAFETY: as `view`, and &mut self is the only access.
-        unsafe { of(self.ptr, self.dtype, self.len) }
+        unsafe { of(self.ptr(), self.dtype(), self.len()) }
     }
 
     /// The elements of `range`. Panics when it is out of bounds, as a slice would.
@@ -343,7 +321,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let mut state = self.arena.state();
         state.give_back(self.offset, self.bytes);
-        state.uncount(self.category, self.bytes);
+        state.count(self.category, self.bytes, true);
     }
 }
 

@@ -5,11 +5,11 @@
 use super::level::Level;
 use crate::pool::Pool;
 use crate::round::Float32;
+use crate::view::Span;
 use crate::{DType, Element, View, ViewMut};
 use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::ptr::NonNull;
 
 /// Elements of a chunk: 2 KiB of f32 for each operand.
 pub(super) const CHUNK: usize = 512;
@@ -19,23 +19,18 @@ pub(super) const GRAIN: usize = 16 * CHUNK;
 
 /// A buffer that several threads write, each in ranges of its own.
 pub(super) struct Shared<'a> {
-    ptr: NonNull<u8>,
-    len: usize,
-    dtype: DType,
+    span: Span,
     life: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: it is only written through `part`, whose caller keeps the ranges of threads apart.
-unsafe impl Sync for Shared<'_> {}
-
 impl<'a> Shared<'a> {
     pub fn new(view: ViewMut<'a>) -> Shared<'a> {
-        Shared { ptr: view.ptr(), len: view.len(), dtype: view.dtype(), life: PhantomData }
+        Shared { span: *view, life: PhantomData }
     }
 
     /// Where the first element lies, for buffers that hold f32.
     pub fn address(&self) -> *mut f32 {
-        self.ptr.as_ptr().cast()
+        self.span.ptr().as_ptr().cast()
     }
 
     /// The elements of `range`.
@@ -43,9 +38,9 @@ impl<'a> Shared<'a> {
     /// # Safety
     /// No other part that is in use may overlap it.
     pub unsafe fn part(&self, range: Range<usize>) -> ViewMut<'_> {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        let part = self.span.part(range);
         // SAFETY: inside the view this was made of, and the caller says that nobody else uses it.
-        unsafe { ViewMut::from_raw(self.ptr.add(range.start * self.dtype.size()), self.dtype, range.len()) }
+        unsafe { ViewMut::from_raw(part.ptr(), part.dtype(), part.len()) }
     }
 
     /// As [`Shared::part`], of a buffer that is known to hold f32.
@@ -70,9 +65,10 @@ impl<'a> Shared<'a> {
         reason = "threads share the view and take parts that do not overlap, as the caller promises"
     )]
     pub unsafe fn elements<T: Element>(&self, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len && self.dtype == T::DTYPE);
+        assert!(self.span.dtype() == T::DTYPE);
+        let part = self.span.part(range);
         // SAFETY: inside the view, of its type, and the caller says that nobody else uses it.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast::<T>().add(range.start), range.len()) }
+        unsafe { std::slice::from_raw_parts_mut(part.ptr().as_ptr().cast(), part.len()) }
     }
 }
 

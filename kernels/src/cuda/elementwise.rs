@@ -5,10 +5,11 @@
 use super::Cuda;
 use super::launch::{Argument, Run, arguments, runs};
 use crate::cpu::adamw::Step;
+use crate::device::Address;
 use crate::op::*;
 use crate::philox;
 use crate::round::Float32;
-use crate::{DType, Result, View, ViewMut};
+use crate::{DType, Kernels, Result, View, ViewMut};
 use half::{bf16, f16};
 use std::sync::{Mutex, PoisonError};
 
@@ -22,7 +23,7 @@ unsafe impl Argument for Step {}
 /// Starts a kernel that goes through elements, whose last parameter is their number.
 macro_rules! each {
     ($self:ident, $kernel:literal, $len:expr, [$($value:expr),*]) => {
-        $self.launch($kernel, [$self.blocks($len, TILE), 1, 1], THREADS, 0, arguments![$($value,)* $len as u64])
+        $self.launch($kernel, [$self.blocks($len, TILE), 1, 1], THREADS, 0, arguments![$($value,)* $len])
     };
 }
 
@@ -44,7 +45,7 @@ impl Cuda {
             match op {
                 Op::Fill(op, value) => {
                     let grid = [self.blocks(op.len, TILE), 1, 1];
-                    self.launch("fill", grid, THREADS, 0, arguments![x, op.len as u64, *value as f32])
+                    self.launch("fill", grid, THREADS, 0, arguments![x, op.len, *value as f32])
                 }
                 Op::Accumulate(op, alpha) => each!(self, "accumulate", op.len, [*alpha as f32, a, x]),
                 Op::Add(op) => each!(self, "add", op.len, [a, b, x]),
@@ -76,27 +77,24 @@ impl Cuda {
 
     /// One type is copied; else an element is read as f32 and rounded into its place.
     pub(super) fn run_cast(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        let (len, from, to) = (dst.len(), Run::of(&src), Run::of_mut(&dst));
         if src.dtype() == dst.dtype() {
-            let (from, to) = (src.ptr().as_ptr().addr() as u64, dst.ptr().as_ptr().addr() as u64);
-            // SAFETY: both hold as many bytes of the device's, and `dst` is lent for writing, so they are apart.
-            return Ok(unsafe { self.stream.copy(from, to, len * dst.dtype().size()) }?);
+            return self.copy(src, dst);
         }
+        let (len, from, to) = (dst.len(), Run::of(&src), Run::of(&dst));
         // SAFETY: the kernel's parameters, and both hold `len` elements (checked).
         unsafe { each!(self, "cast", len, [from, to]) }
     }
 
     /// Drawn on the host, so that the bits are those of every other device, and sent in pieces: no part of a step.
-    pub(super) fn run_normal(&self, op: &Normal, mut dst: ViewMut<'_>) -> Result<()> {
+    pub(super) fn run_normal(&self, op: &Normal, dst: Run) -> Result<()> {
         const PIECE: usize = 1 << 22;
         let mut bytes = vec![0u8; op.len.min(PIECE) * op.dtype.size()];
         for start in (0..op.len).step_by(PIECE) {
             let len = PIECE.min(op.len - start);
             let piece = &mut bytes[..len * op.dtype.size()];
             draw(op, start, piece);
-            let to = dst.slice_mut(start..start + len).ptr().as_ptr().addr() as u64;
             // SAFETY: `dst` holds `len` elements from `start` on (checked).
-            unsafe { self.stream.upload(piece, to)? };
+            unsafe { self.stream.upload(piece, dst.address() + (start * op.dtype.size()) as Address)? };
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "scratch of words is seen as elements of a type")]
 
 use super::Cuda;
+use super::launch::Run;
 use crate::op::{Op, Unpack};
 use crate::{DType, KernelError, Kernels, Result, View, ViewMut, no_scratch};
 
@@ -65,14 +66,14 @@ impl Cuda {
         if !matches!(op, Op::Fill(..) | Op::Normal(_) | Op::Reduce(_) | Op::Pack(_)) {
             return Ok(false);
         }
-        let on_host = reads.iter().map(View::is_on_host).chain(writes.iter().map(ViewMut::is_on_host));
+        let on_host = reads.iter().map(|view| view.is_on_host()).chain(writes.iter().map(|view| view.is_on_host()));
         let (away, all) = (on_host.filter(|on_host| self.is_away(*on_host)).count(), reads.len() + writes.len());
         if away > 0 && away < all { Err(KernelError::NotOnHost) } else { Ok(away > 0) }
     }
 
     pub(super) fn unpack_anywhere(&self, op: &Unpack, record: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         if !self.is_away(dst.is_on_host()) {
-            return self.run_unpack(op, record, dst);
+            return self.run_unpack(op, record, Run::of(&dst));
         }
         let mut staged = Staged::new(DType::I8, record.len());
         self.download(record, staged.view_mut(record.len()))?;
