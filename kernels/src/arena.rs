@@ -47,7 +47,7 @@ struct Inner {
     state: Mutex<State>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     /// Free runs of the region: offset and bytes, by offset; adjacent ones are merged. They are few, and a list that has
     /// its room takes no block from the heap when a step asks for memory.
@@ -119,15 +119,7 @@ impl Arena {
     fn of(region: Region, capacity: u64, bounded: bool) -> Arena {
         let mut free = Vec::with_capacity(RUNS);
         free.push((0, region.bytes()));
-        let state = Mutex::new(State {
-            free,
-            high_water: 0,
-            ledger: Ledger::default(),
-            changes: None,
-            swing: None,
-            is_replaying: false,
-            is_placeless: false,
-        });
+        let state = Mutex::new(State { free, ..State::default() });
         Arena(Arc::new(Inner { region: Arc::new(region), capacity, bounded, state }))
     }
 

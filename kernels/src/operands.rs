@@ -37,7 +37,6 @@ impl Elements {
 /// One operand. Elements are row-major and contiguous; of a longer buffer the front is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {
-    /// Its name in errors.
     pub name: &'static str,
     /// Reads stand before writes in a list of operands.
     pub access: Access,
@@ -259,11 +258,8 @@ impl Op {
                 list.with(access, "dst", Elements::Exactly(r.to), r.len).exact()
             }
             Op::Quantize(q) => {
-                let list = list.read("src", q.dtype, q.len).last_exact().write_exactly(
-                    "values",
-                    DType::I8,
-                    q.by.values_len(q.len),
-                );
+                let list = list.read("src", q.dtype, q.len).last_exact();
+                let list = list.write_exactly("values", DType::I8, q.by.values_len(q.len));
                 list.write_exactly("scales", DType::F32, q.by.scales_len(q.len))
             }
             Op::Dequantize(q) => {
@@ -278,11 +274,8 @@ impl Op {
             }
             Op::Unpack(u) => {
                 let bytes = if is_addressable(&u) { u.matrix.fields().bytes } else { usize::MAX };
-                list.read_exactly("record", DType::I8, bytes).write(
-                    "dst",
-                    u.dtype,
-                    elements(&[u.matrix.rows, u.matrix.cols]),
-                )
+                let list = list.read_exactly("record", DType::I8, bytes);
+                list.write("dst", u.dtype, elements(&[u.matrix.rows, u.matrix.cols]))
             }
             Op::Route(r) => {
                 let list = list.read("logits", r.dtype, elements(&[r.rows, r.experts]));
@@ -346,7 +339,6 @@ fn is_addressable(op: &Unpack) -> bool {
 /// A device, as the checks of its calls see it.
 #[derive(Clone, Copy)]
 pub struct DeviceTypes {
-    /// In errors.
     pub name: &'static str,
     /// Whether it computes in a type.
     pub computes: fn(DType) -> bool,

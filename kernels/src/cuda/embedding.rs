@@ -21,13 +21,7 @@ impl Cuda {
     pub(super) fn run_embedding(&self, op: &Embedding, [ids, from, to]: [Run; 3]) -> Result<()> {
         let bytes = op.cols * op.dtype.size();
         let fits = |word: usize| [bytes as Address, from.address(), to.address()].iter().all(|n| n % word as u64 == 0);
-        let word = if fits(16) {
-            16
-        } else if fits(4) {
-            4
-        } else {
-            2
-        };
+        let word = [16, 4].into_iter().find(|word| fits(*word)).unwrap_or(2);
         let words = bytes / word;
         let teams = teams(words * 8);
         let grid = [op.rows.div_ceil(teams.rows), 1, 1];

@@ -46,7 +46,6 @@ unsafe impl Argument for Product {}
 // SAFETY: laid out alike in C.
 unsafe impl Argument for Groups {}
 
-/// A kernel that multiplies matrices.
 #[derive(Clone, Copy)]
 pub(super) struct Way {
     pub kernel: &'static str,

@@ -33,7 +33,6 @@ pub(super) const fn number(dtype: DType) -> u32 {
 }
 
 impl Run {
-    /// The elements of a view.
     pub(super) fn of(span: &Span) -> Run {
         Run::at(span.ptr().as_ptr() as Address, span.dtype())
     }
@@ -43,7 +42,6 @@ impl Run {
         Run { at, dtype: number(dtype), reserved: 0 }
     }
 
-    /// Where the first element lies.
     pub(super) fn address(&self) -> Address {
         self.at
     }

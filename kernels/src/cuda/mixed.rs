@@ -11,23 +11,23 @@ use crate::{DType, KernelError, Kernels, Result, View, ViewMut, no_scratch};
 const PIECE: usize = 1 << 20;
 
 /// Elements on the host in words that fit every type.
-struct Staged {
+pub(super) struct Staged {
     words: Vec<u64>,
     dtype: DType,
 }
 
 impl Staged {
-    fn new(dtype: DType, len: usize) -> Staged {
+    pub(super) fn new(dtype: DType, len: usize) -> Staged {
         Staged { words: vec![0; (len * dtype.size()).div_ceil(8)], dtype }
     }
 
-    fn view(&self, len: usize) -> View<'_> {
+    pub(super) fn view(&self, len: usize) -> View<'_> {
         assert!(len * self.dtype.size() <= self.words.len() * 8, "{len} elements of {} words", self.words.len());
         // SAFETY: the words hold `len` elements or more (checked), aligned for every type.
         unsafe { View::from_raw(std::ptr::NonNull::from(&self.words[..]).cast(), self.dtype, len) }
     }
 
-    fn view_mut(&mut self, len: usize) -> ViewMut<'_> {
+    pub(super) fn view_mut(&mut self, len: usize) -> ViewMut<'_> {
         assert!(len * self.dtype.size() <= self.words.len() * 8, "{len} elements of {} words", self.words.len());
         // SAFETY: as above, lent for writing.
         unsafe { ViewMut::from_raw(std::ptr::NonNull::from(&mut self.words[..]).cast(), self.dtype, len) }

@@ -190,6 +190,7 @@ impl Kernels for Cuda {
         let ([a, b, c, d, e, f, g], [x, y, z]) = runs(reads, writes);
         match (op, reads, writes) {
             (Op::Cast(_), [src], [dst]) => self.cast_anywhere(*src, dst.reborrow()),
+            (Op::Normal(op), _, [dst]) => self.run_normal(op, dst.reborrow()),
             (Op::Reduce(op), sources, [dst]) => self.run_reduce(op.op, sources, op.accumulate, dst.reborrow()),
             (Op::Unpack(op), [record], [dst]) => self.unpack_anywhere(op, *record, dst.reborrow()),
             (Op::Gemm(op), ..) => self.run_gemm(op, [a, b, x], &scratch),
@@ -203,7 +204,6 @@ impl Kernels for Cuda {
             }
             (Op::Embedding(op), ..) => self.run_embedding(op, [a, b, x]),
             (Op::EmbeddingBackward(op), ..) => self.run_embedding_backward(op, [a, b, x]),
-            (Op::Normal(op), ..) => self.run_normal(op, x),
             (Op::Quantize(op), ..) => self.run_quantize(op, [a, x, y]),
             (Op::Dequantize(op), ..) => self.run_dequantize(op, [a, b, x]),
             (Op::Pack(op), ..) => self.run_pack(op, [a, x, y]),
