@@ -5,9 +5,9 @@ use crate::GRANULE_BYTES;
 use crate::device::Device;
 use crate::ledger::{Category, Ledger, Swing, footprint};
 use crate::region::{ArenaError, Region};
+use crate::view::Span;
 use crate::{DType, View, ViewMut};
-use std::ops::Range;
-use std::ptr::NonNull;
+use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -47,7 +47,7 @@ struct Inner {
     state: Mutex<State>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     /// Free runs of the region: offset and bytes, by offset; adjacent ones are merged. They are few, and a list that has
     /// its room takes no block from the heap when a step asks for memory.
@@ -117,14 +117,7 @@ impl Arena {
     fn of(region: Region, capacity: u64, bounded: bool) -> Arena {
         let mut free = Vec::with_capacity(RUNS);
         free.push((0, region.bytes()));
-        let state = Mutex::new(State {
-            free,
-            high_water: 0,
-            ledger: Ledger::default(),
-            changes: None,
-            swing: None,
-            is_placeless: false,
-        });
+        let state = Mutex::new(State { free, ..State::default() });
         Arena(Arc::new(Inner { region: Arc::new(region), capacity, bounded, state }))
     }
 
@@ -139,7 +132,7 @@ impl Arena {
             let capacity = self.0.capacity;
             return Err(OutOfMemory { category, requested: bytes, live, capacity, by_category });
         };
-        state.count(category, bytes);
+        state.count(category, bytes, false);
         drop(state);
         // SAFETY: `place` returned an offset with room for `bytes` inside the region.
         let ptr = unsafe { self.0.region.base().add(offset as usize) };
@@ -148,7 +141,8 @@ impl Arena {
             // SAFETY: the bytes are ours alone: `place` took them off the free list.
             unsafe { ptr.as_ptr().write_bytes(0xff, bytes as usize) };
         }
-        Ok(Buffer { arena: self.clone(), ptr, offset, bytes, len, dtype, category })
+        let span = Span::new(ptr, dtype, len, self.0.region.is_on_host());
+        Ok(Buffer { arena: self.clone(), span, offset, bytes, category })
     }
 
     /// What is and was in use.
@@ -220,23 +214,17 @@ impl State {
         Some(offset)
     }
 
-    fn count(&mut self, category: Category, bytes: u64) {
-        self.ledger.add(category, bytes);
-        if let Some(swing) = &mut self.swing {
-            swing.add(category, bytes);
+    /// Counts a request of `bytes`, or a release.
+    fn count(&mut self, category: Category, bytes: u64, gives_back: bool) {
+        match gives_back {
+            true => self.ledger.sub(category, bytes),
+            false => self.ledger.add(category, bytes),
         }
-        self.note(category);
-    }
-
-    fn uncount(&mut self, category: Category, bytes: u64) {
-        self.ledger.sub(category, bytes);
-        if let Some(swing) = &mut self.swing {
-            swing.sub(category, bytes);
+        match (&mut self.swing, gives_back) {
+            (Some(swing), true) => swing.sub(category, bytes),
+            (Some(swing), false) => swing.add(category, bytes),
+            (None, _) => {}
         }
-        self.note(category);
-    }
-
-    fn note(&mut self, category: Category) {
         if let Some(changes) = &mut self.changes {
             changes.push(Change { at: Instant::now(), category, live: self.ledger.live(category) });
         }
@@ -265,35 +253,21 @@ impl State {
 #[derive(Debug)]
 pub struct Buffer {
     arena: Arena,
-    ptr: NonNull<u8>,
+    span: Span,
     offset: u64,
     bytes: u64,
-    len: usize,
-    dtype: DType,
     category: Category,
 }
 
-// SAFETY: a Buffer owns its bytes as Vec<u8> does; the pointer stays valid while its arena lives, which it holds.
-unsafe impl Send for Buffer {}
-// SAFETY: shared access only reads.
-unsafe impl Sync for Buffer {}
+impl Deref for Buffer {
+    type Target = Span;
+
+    fn deref(&self) -> &Span {
+        &self.span
+    }
+}
 
 impl Buffer {
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Type of the elements.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
     /// What the buffer is counted as.
     pub fn category(&self) -> Category {
         self.category
@@ -301,16 +275,16 @@ impl Buffer {
 
     /// All elements.
     pub fn view(&self) -> View<'_> {
-        let of = if self.arena.0.region.is_on_host() { View::from_raw } else { View::on_device };
+        let of = if self.is_on_host() { View::from_raw } else { View::on_device };
         // SAFETY: the buffer owns `len` elements, aligned to 64 bytes; memory from the system is initialised.
-        unsafe { of(self.ptr, self.dtype, self.len) }
+        unsafe { of(self.ptr(), self.dtype(), self.len()) }
     }
 
     /// All elements, for writing.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        let of = if self.arena.0.region.is_on_host() { ViewMut::from_raw } else { ViewMut::on_device };
+        let of = if self.is_on_host() { ViewMut::from_raw } else { ViewMut::on_device };
         // SAFETY: as `view`, and &mut self is the only access.
-        unsafe { of(self.ptr, self.dtype, self.len) }
+        unsafe { of(self.ptr(), self.dtype(), self.len()) }
     }
 
     /// The elements of `range`. Panics when it is out of bounds, as a slice would.
@@ -328,7 +302,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let mut state = self.arena.state();
         state.give_back(self.offset, self.bytes);
-        state.uncount(self.category, self.bytes);
+        state.count(self.category, self.bytes, true);
     }
 }
 

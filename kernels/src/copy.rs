@@ -36,26 +36,17 @@ pub(crate) fn alike(op: &'static str, src: &View<'_>, dst: &ViewMut<'_>) -> Resu
 
 /// # Safety
 /// `src` may be read and `dst` written for `bytes`, and they do not overlap.
-#[cfg(target_arch = "x86_64")]
 unsafe fn bypass(src: *const u8, dst: *mut u8, bytes: usize) {
-    if is_x86_feature_detected!("avx512f") {
-        // SAFETY: the feature is there; the rest is as the caller says.
-        unsafe { machine::avx512(src, dst, bytes) }
-    } else if is_x86_feature_detected!("avx2") {
-        // SAFETY: as above.
-        unsafe { machine::avx2(src, dst, bytes) }
-    } else {
-        // SAFETY: as the caller says.
-        unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) }
+    // SAFETY: the feature that a copy needs is there; the rest is as the caller says.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512f") {
+            return machine::avx512(src, dst, bytes);
+        } else if is_x86_feature_detected!("avx2") {
+            return machine::avx2(src, dst, bytes);
+        }
+        std::ptr::copy_nonoverlapping(src, dst, bytes)
     }
-}
-
-/// # Safety
-/// As above.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn bypass(src: *const u8, dst: *mut u8, bytes: usize) {
-    // SAFETY: as the caller says.
-    unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) }
 }
 
 #[cfg(target_arch = "x86_64")]

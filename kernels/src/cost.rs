@@ -2,6 +2,7 @@
 
 use crate::DType;
 use crate::op::*;
+use crate::operands::{Access, Operands};
 
 impl Op {
     /// The kernel's name, as in errors and records.
@@ -79,111 +80,25 @@ impl Op {
     /// Bytes that must move between memory and the device at least once: every operand read, every result written.
     pub fn bytes(&self) -> u64 {
         let sizes: &[(DType, u64)] = match self {
+            // What B is packed into takes as much as B.
             Op::Prepack(g) => &[(g.b, product(&[2, g.n as u64, g.k as u64]))],
-            Op::Gemm(g) | Op::GemmPrepacked(g) => {
-                let (m, n, k) = (g.m as u64, g.n as u64, g.k as u64);
-                let c = product(&[m, n, 1 + u64::from(g.accumulate)]);
-                &[(g.a, product(&[m, k])), (g.b, product(&[k, n])), (g.c, c)]
-            }
-            Op::RmsNorm(n) => {
-                let (rows, cols) = (n.rows as u64, n.cols as u64);
-                &[(n.dtype, product(&[2, rows, cols])), (n.dtype, cols), (n.dtype.accumulator(), rows)]
-            }
-            Op::RmsNormBackward(n) => {
-                let (rows, cols) = (n.rows as u64, n.cols as u64);
-                let gradient = n.gradient.map_or((n.dtype, 0), |dtype| (dtype, product(&[2, cols])));
-                // x and dy are read, dx is read and written.
-                let all = (n.dtype, product(&[4, rows, cols]));
-                &[all, (n.dtype, cols), (n.dtype.accumulator(), rows), gradient]
-            }
-            Op::LayerNorm(n) => {
-                let (rows, cols) = (n.rows as u64, n.cols as u64);
-                let vectors = product(&[1 + u64::from(n.bias), cols]);
-                let statistics = (n.dtype.accumulator(), product(&[2, rows]));
-                &[(n.dtype, product(&[2, rows, cols])), (n.dtype, vectors), statistics]
-            }
-            Op::LayerNormBackward(n) => {
-                let (rows, cols) = (n.rows as u64, n.cols as u64);
-                let vectors = 1 + u64::from(n.bias);
-                let gradient = n.gradient.map_or((n.dtype, 0), |dtype| (dtype, product(&[2 * vectors, cols])));
-                let statistics = (n.dtype.accumulator(), product(&[2, rows]));
-                &[(n.dtype, product(&[4, rows, cols])), (n.dtype, cols), statistics, gradient]
-            }
-            Op::BiasAdd(a) => {
-                let table = product(&[a.period.min(a.rows) as u64, a.cols as u64]);
-                &[(a.dtype, product(&[2, a.rows as u64, a.cols as u64])), (a.dtype, table)]
-            }
-            // The table's gradient is read and written; its type is the gradient's.
-            Op::BiasAddBackward(a) => {
-                let table = product(&[2, a.period.min(a.rows) as u64, a.cols as u64]);
-                &[(a.dtype, product(&[a.rows as u64, a.cols as u64])), (a.dtype, table)]
-            }
-            Op::ScaleColumns(m) => &[(m.dtype, product(&[2, m.rows as u64, m.cols as u64])), (m.dtype, m.cols as u64)],
-            // x and dy are read; the factors' gradient is read and written.
-            Op::ScaleColumnsBackward(m) => {
-                &[(m.dtype, product(&[2, m.rows as u64, m.cols as u64])), (m.dtype, product(&[2, m.cols as u64]))]
-            }
-            Op::RowInvNorm(n) => {
-                &[(n.dtype, product(&[n.rows as u64, n.cols as u64])), (n.dtype.accumulator(), n.rows as u64)]
-            }
-            Op::Rope(r) => {
-                let tables = product(&[r.seq.min(r.rows) as u64, r.head_dim as u64]);
-                let heads = product(&[2, r.rows as u64, r.heads as u64, r.head_dim as u64]);
-                &[(r.dtype, heads), (r.dtype.accumulator(), tables)]
-            }
-            Op::Attention(a) => &[(a.dtype, heads(a, 2, 2)), (a.dtype.accumulator(), lines(a))],
-            // q, out, dout read and dq written; k, v read and dk, dv written.
-            Op::AttentionBackward(a) => &[(a.dtype, heads(a, 4, 4)), (a.dtype.accumulator(), lines(a))],
-            Op::NaiveAttention(a) => &[(a.dtype, heads(a, 2, 2)), (a.dtype, product(&[lines(a), a.seq as u64]))],
-            Op::NaiveAttentionBackward(a) => {
-                &[(a.dtype, heads(a, 3, 4)), (a.dtype, product(&[lines(a), a.seq as u64]))]
-            }
-            Op::GatedActivation(s) => &[(s.dtype, product(&[3, s.len as u64]))],
-            Op::GatedActivationBackward(s) => &[(s.dtype, product(&[5, s.len as u64]))],
-            Op::PointwiseActivation(a) => &[(a.dtype, product(&[2, a.len as u64]))],
-            Op::PointwiseActivationBackward(a) => &[(a.dtype, product(&[3, a.len as u64]))],
+            Op::GemmPrepacked(g) => return Op::Gemm(*g).bytes(),
+            // Of a table the rows where a token stands.
             Op::Embedding(e) => &[(e.dtype, product(&[2, e.rows as u64, e.cols as u64])), (DType::U32, e.rows as u64)],
-            // The table's gradient is read and written where a token stands; its type is the gradient's.
             Op::EmbeddingBackward(e) => {
                 &[(e.dtype, product(&[3, e.rows as u64, e.cols as u64])), (DType::U32, e.rows as u64)]
             }
+            // The gradient takes the place of the logits in its own type.
             Op::CrossEntropy(c) => {
-                let logits = product(&[c.rows as u64, c.vocab as u64]);
-                let rows = c.rows as u64;
+                let (logits, rows) = (product(&[c.rows as u64, c.vocab as u64]), c.rows as u64);
                 &[(c.dtype, logits), (c.gradient, logits), (c.dtype, rows), (DType::U32, rows)]
-            }
-            Op::AdamW(a) => {
-                let len = a.len as u64;
-                let copied = a.copy.map_or(0, |_| len);
-                let all = [(a.parameters, product(&[2, len])), (a.moments, product(&[4, len])), (a.gradients, len)];
-                &[all[0], all[1], all[2], (a.copy.unwrap_or(a.parameters), copied)]
-            }
-            Op::Dropout(d) => &[(d.dtype, product(&[2, d.len as u64]))],
-            Op::Normal(n) => &[(n.dtype, n.len as u64)],
-            Op::Sum(m) | Op::SumSquares(m) => &[(m.from, m.len as u64)],
-            Op::Fill(m, _) => &[(m.to, m.len as u64)],
-            Op::Scale(m, _) => &[(m.to, product(&[2, m.len as u64]))],
-            Op::Accumulate(m, _) => {
-                &[(m.from, product(&[m.sources as u64, m.len as u64])), (m.to, product(&[2, m.len as u64]))]
             }
             Op::Reduce(r) => {
                 let passes = 1 + u64::from(r.accumulate);
                 &[(r.from, product(&[r.sources as u64, r.len as u64])), (r.to, product(&[passes, r.len as u64]))]
             }
-            Op::Quantize(q) | Op::Dequantize(q) => {
-                let (values, scales) = (q.by.values_len(q.len) as u64, q.by.scales_len(q.len) as u64);
-                &[(q.dtype, q.len as u64), (DType::I8, values), (DType::F32, scales)]
-            }
-            Op::Pack(p) => {
-                let scales = p.len.div_ceil(p.matrix.block().max(1)) as u64;
-                &[(p.dtype, p.len as u64), (DType::I8, p.matrix.codes_len(p.len) as u64), (DType::F32, scales)]
-            }
-            Op::Unpack(u) => &[(DType::I8, u.matrix.fields().bytes as u64), (u.dtype, u.matrix.len() as u64)],
-            Op::Cast(m) | Op::Add(m) => &[(m.from, product(&[m.sources as u64, m.len as u64])), (m.to, m.len as u64)],
-            Op::Route(r) => {
-                let logits = (r.dtype, product(&[r.rows as u64, r.experts as u64]));
-                &[logits, (r.dtype.accumulator(), r.slots() as u64), (DType::U32, r.indices_len() as u64)]
-            }
+            Op::Dequantize(q) => return Op::Quantize(*q).bytes(),
+            // Of the indices each expert operation reads one number for a slot.
             Op::RouteBackward(r) => {
                 let logits = (r.dtype, product(&[2, r.rows as u64, r.experts as u64]));
                 &[logits, (r.dtype.accumulator(), r.slots() as u64), (DType::U32, r.slots() as u64)]
@@ -203,14 +118,25 @@ impl Op {
                 let rows = (s.dtype, product(&[4, s.slots() as u64, s.cols as u64]));
                 &[rows, (s.dtype.accumulator(), product(&[2, s.slots() as u64])), (DType::U32, s.slots() as u64)]
             }
-            // Every expert's matrix, also of one without rows: which has none is data.
-            Op::GroupedGemm(g) => {
-                let [a, b, c] = g.sizes().map(|len| len as u64);
-                let c = product(&[c, 1 + u64::from(g.accumulate)]);
-                &[(g.a, a), (g.b, b), (g.c, c), (DType::U32, g.groups as u64 + 1)]
-            }
+            _ => return self.operands().bytes(),
         };
         sizes.iter().fold(0, |sum, (dtype, len)| sum.saturating_add(product(&[dtype.size() as u64, *len])))
+    }
+}
+
+impl Operands {
+    /// Bytes of all operands that the caller must give; those that are updated count twice, read and written. A gradient
+    /// whose type the operation does not say counts as one of the first operand's.
+    fn bytes(&self) -> u64 {
+        let all = self.reads().iter().chain(self.writes()).filter(|operand| !operand.is_optional);
+        let mut first = None;
+        let bytes = all.map(|operand| {
+            let dtype = operand.elements.dtype().or(first).unwrap_or(DType::F32);
+            first = first.or(Some(dtype));
+            let passes = if operand.access == Access::Update { 2 } else { 1 };
+            product(&[passes, dtype.size() as u64, operand.len as u64])
+        });
+        bytes.fold(0, u64::saturating_add)
     }
 }
 
@@ -225,18 +151,6 @@ fn attention(a: &Attention) -> u64 {
     let (seq, window) = (a.seq as u64, a.window.unwrap_or(a.seq).min(a.seq) as u64);
     let twice = seq.saturating_add(seq - window);
     product(&[a.batch as u64, a.heads as u64, a.head_dim as u64, window, twice])
-}
-
-/// Elements of `queries` tensors like q and `keys` like k.
-fn heads(a: &Attention, queries: u64, keys: u64) -> u64 {
-    let per_head = product(&[a.batch as u64, a.seq as u64, a.head_dim as u64]);
-    let heads = product(&[queries, a.heads as u64]).saturating_add(product(&[keys, a.kv_heads as u64]));
-    product(&[per_head, heads])
-}
-
-/// Rows of all score matrices.
-fn lines(a: &Attention) -> u64 {
-    product(&[a.batch as u64, a.heads as u64, a.seq as u64])
 }
 
 #[cfg(test)]

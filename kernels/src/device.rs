@@ -24,14 +24,11 @@ pub type Result<T, E = DeviceError> = std::result::Result<T, E>;
 /// An address in a device's memory.
 pub type Address = u64;
 
-/// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceProps {
-    /// The vendor's name.
     pub name: String,
     /// Major and minor compute capability: (9, 0) for Hopper.
     pub capability: (u32, u32),
-    /// Multiprocessors.
     pub multiprocessors: u32,
     /// Bytes of shared memory that a block may use.
     pub shared_bytes: u32,

@@ -205,7 +205,7 @@ pub trait Kernels: Send + Sync {
 
     /// See [`Reduce`]. Lengths must agree.
     fn reduce(&self, op: ReduceOp, sources: &[View<'_>], accumulate: bool, dst: ViewMut<'_>) -> Result<()> {
-        let from = sources.first().map_or(dst.dtype(), View::dtype);
+        let from = sources.first().map_or(dst.dtype(), |source| source.dtype());
         let op = Reduce { len: dst.len(), sources: sources.len(), op, accumulate, from, to: dst.dtype() };
         self.run(&Op::Reduce(op), sources, &mut [dst], no_scratch())
     }

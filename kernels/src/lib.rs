@@ -1,9 +1,10 @@
 //! Memory and mathematics on one device.
 //!
 //! This crate knows buffers and shapes, and nothing of models or ranks. [`Arena`] hands out [`Buffer`]s and counts
-//! every byte by [`Category`]; [`Kernels`] is the list of operations a device can do, each described by a plain
-//! [`Op`] value, so that a plan can state an operation that is carried out later, or never. [`Cpu`] carries them out
-//! on cores, [`Cuda`] on GPUs. What tests compare them with is in kernels/testing, a crate that no release compiles.
+//! every byte by [`Category`]; [`Kernels`] runs the operations of a device, each described by a plain [`Op`] value.
+//! [`Cpu`] runs them on cores, [`Cuda`] on GPUs; [`Dry`] checks their operands and computes nothing, so that a plan runs
+//! the same operations as a training step. What tests compare them with is in kernels/testing, a crate that no release
+//! compiles.
 
 pub mod affinity;
 mod arena;
@@ -53,7 +54,7 @@ pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use region::{ArenaError, Region};
 pub use setup::{INSTRUCTIONS, Setup, SetupError};
 pub use stopwatch::{Stopwatch, Timed};
-pub use view::{View, ViewMut};
+pub use view::{Span, View, ViewMut};
 
 /// What kernels/testing needs of the inside. Nobody else should: nothing is promised of it.
 #[doc(hidden)]

@@ -19,7 +19,6 @@ pub struct Gemm {
     pub trans_a: bool,
     /// B is stored `[n,k]`.
     pub trans_b: bool,
-    /// Factor on the product.
     pub alpha: f32,
     /// Add to C instead of overwriting it.
     pub accumulate: bool,
@@ -34,7 +33,6 @@ pub struct Gemm {
 pub struct RmsNorm {
     pub rows: usize,
     pub cols: usize,
-    /// Added to the mean square.
     pub eps: f64,
     /// Type of x, w and y; the saved `rstd` is f32 (f64 for f64).
     pub dtype: DType,
@@ -47,9 +45,7 @@ pub struct RmsNorm {
 pub struct LayerNorm {
     pub rows: usize,
     pub cols: usize,
-    /// Added to the variance.
     pub eps: f64,
-    /// Whether there is a bias.
     pub bias: bool,
     /// Type of x, w, b and y; the saved statistics are f32 (f64 for f64).
     pub dtype: DType,
@@ -201,7 +197,6 @@ pub struct Embedding {
 pub struct CrossEntropy {
     pub rows: usize,
     pub vocab: usize,
-    /// Factor on the gradient.
     pub scale: f64,
     /// Type of the logits and of the losses: f32 or f64.
     pub dtype: DType,
@@ -222,7 +217,6 @@ pub struct AdamW {
     pub beta2: f64,
     /// Added to the denominator.
     pub eps: f64,
-    /// Decoupled weight decay.
     pub weight_decay: f64,
     /// Steps done, this one included: 1 for the first.
     pub step: u64,
@@ -263,9 +257,7 @@ pub struct Elementwise {
     /// Elements of the result (of the source for sums to a number).
     pub len: usize,
     pub sources: usize,
-    /// Type of what is read.
     pub from: DType,
-    /// Type of what is written.
     pub to: DType,
 }
 
@@ -297,7 +289,6 @@ pub struct Dropout {
     pub seed: u64,
     /// Index of the first element in the whole batch's tensor, so that ranks agree with one rank.
     pub first: u64,
-    /// Type of x and y.
     pub dtype: DType,
 }
 
@@ -417,18 +408,14 @@ pub enum Op {
     GemmPrepacked(Gemm),
     RmsNorm(RmsNorm),
     RmsNormBackward(RmsNorm),
-    /// Normalisation with mean.
     LayerNorm(LayerNorm),
     LayerNormBackward(LayerNorm),
-    /// Bias or learned positions.
     BiasAdd(BiasAdd),
     BiasAddBackward(BiasAdd),
     ScaleColumns(ScaleColumns),
     /// The factors' gradient; that of x is the same product.
     ScaleColumnsBackward(ScaleColumns),
-    /// Reciprocal norms of vectors.
     RowInvNorm(RowInvNorm),
-    /// Rotary embedding or its backward.
     Rope(Rope),
     /// Tiled attention with online softmax.
     Attention(Attention),
@@ -444,7 +431,6 @@ pub enum Op {
     Embedding(Embedding),
     /// Scatter-add into the table's gradient.
     EmbeddingBackward(Embedding),
-    /// Loss and logit gradients.
     CrossEntropy(CrossEntropy),
     AdamW(AdamW),
     /// Dropout or its backward (the same mask).
@@ -462,9 +448,7 @@ pub enum Op {
     Sum(Elementwise),
     /// Sum of squares to a number.
     SumSquares(Elementwise),
-    /// Balanced tree over several sources.
     Reduce(Reduce),
-    /// Floats as integers and scales.
     Quantize(QuantizeBlocks),
     /// The way back.
     Dequantize(QuantizeBlocks),
@@ -472,7 +456,6 @@ pub enum Op {
     Pack(Pack),
     /// A matrix kept in few bits as floats.
     Unpack(Unpack),
-    /// Tokens to experts.
     Route(Route),
     /// The gradient of the router's logits.
     RouteBackward(Route),
@@ -480,9 +463,7 @@ pub enum Op {
     Dispatch(Slots),
     /// Rows of experts back to their tokens.
     Combine(Combine),
-    /// The gradient of the weights.
     RouterWeightBackward(Slots),
-    /// A matrix product per expert.
     GroupedGemm(GroupedGemm),
 }
 
@@ -491,7 +472,6 @@ impl Op {
         Op::Sum(Elementwise { len, sources: 1, from, to: DType::F64 })
     }
 
-    /// The sum of their squares.
     pub const fn sum_squares(len: usize, from: DType) -> Op {
         Op::SumSquares(Elementwise { len, sources: 1, from, to: DType::F64 })
     }

@@ -2,6 +2,7 @@
 //! devices check a call against it ([`check`]) before they compute.
 
 use crate::op::*;
+use crate::view::Span;
 use crate::{DType, KernelError, ReduceOp, Result, View, ViewMut};
 
 /// What an operation does with an operand.
@@ -23,10 +24,19 @@ pub enum Elements {
     Exactly(DType),
 }
 
+impl Elements {
+    /// The type, where it is one.
+    pub(crate) fn dtype(self) -> Option<DType> {
+        match self {
+            Elements::Floats(dtype) | Elements::Exactly(dtype) => Some(dtype),
+            Elements::AnyFloats => None,
+        }
+    }
+}
+
 /// One operand. Elements are row-major and contiguous; of a longer buffer the front is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {
-    /// Its name in errors.
     pub name: &'static str,
     /// Reads stand before writes in a list of operands.
     pub access: Access,
@@ -248,11 +258,8 @@ impl Op {
                 list.with(access, "dst", Elements::Exactly(r.to), r.len).exact()
             }
             Op::Quantize(q) => {
-                let list = list.read("src", q.dtype, q.len).last_exact().write_exactly(
-                    "values",
-                    DType::I8,
-                    q.by.values_len(q.len),
-                );
+                let list = list.read("src", q.dtype, q.len).last_exact();
+                let list = list.write_exactly("values", DType::I8, q.by.values_len(q.len));
                 list.write_exactly("scales", DType::F32, q.by.scales_len(q.len))
             }
             Op::Dequantize(q) => {
@@ -267,11 +274,8 @@ impl Op {
             }
             Op::Unpack(u) => {
                 let bytes = if is_addressable(&u) { u.matrix.fields().bytes } else { usize::MAX };
-                list.read_exactly("record", DType::I8, bytes).write(
-                    "dst",
-                    u.dtype,
-                    elements(&[u.matrix.rows, u.matrix.cols]),
-                )
+                let list = list.read_exactly("record", DType::I8, bytes);
+                list.write("dst", u.dtype, elements(&[u.matrix.rows, u.matrix.cols]))
             }
             Op::Route(r) => {
                 let list = list.read("logits", r.dtype, elements(&[r.rows, r.experts]));
@@ -335,7 +339,6 @@ fn is_addressable(op: &Unpack) -> bool {
 /// A device, as the checks of its calls see it.
 #[derive(Clone, Copy)]
 pub struct DeviceTypes {
-    /// In errors.
     pub name: &'static str,
     /// Whether it computes in a type.
     pub computes: fn(DType) -> bool,
@@ -349,14 +352,16 @@ pub fn check(device: DeviceTypes, op: &Op, reads: &[View<'_>], writes: &[ViewMut
     }
     let (name, unsupported) =
         (op.name(), |dtype| KernelError::Unsupported { device: device.name, op: op.name(), dtype });
-    let given = |operand: &Operand, given| match operand.elements {
+    let given = || {
+        let reading = list.reads().iter().zip(reads.iter().map(|view| **view));
+        reading.chain(list.writes().iter().zip(writes.iter().map(|view| **view)))
+    };
+    let computed = |(operand, view): (&Operand, Span)| match operand.elements {
         Elements::Floats(dtype) => Some(dtype),
-        Elements::AnyFloats => Some(given),
+        Elements::AnyFloats => Some(view.dtype()),
         Elements::Exactly(_) => None,
     };
-    let reading = list.reads().iter().zip(reads).filter_map(|(operand, view)| given(operand, view.dtype()));
-    let writing = list.writes().iter().zip(writes).filter_map(|(operand, view)| given(operand, view.dtype()));
-    if let Some(dtype) = reading.chain(writing).find(|dtype| !(device.computes)(*dtype)) {
+    if let Some(dtype) = given().filter_map(computed).find(|dtype| !(device.computes)(*dtype)) {
         return Err(unsupported(dtype));
     }
     if let Some(dtype) = op.quantised().filter(|dtype| !matches!(dtype, DType::F32 | DType::Bf16 | DType::F16)) {
@@ -378,13 +383,7 @@ pub fn check(device: DeviceTypes, op: &Op, reads: &[View<'_>], writes: &[ViewMut
             format!("it reads ({inputs}) and writes ({outputs}), but {ins} inputs and {outs} outputs are given");
         return Err(KernelError::Invalid { op: name, reason });
     }
-    for (operand, view) in list.reads().iter().zip(reads) {
-        check_operand(name, operand, view.dtype(), view.len())?;
-    }
-    for (operand, view) in list.writes().iter().zip(writes) {
-        check_operand(name, operand, view.dtype(), view.len())?;
-    }
-    Ok(())
+    given().try_for_each(|(operand, view)| check_operand(name, operand, view))
 }
 
 /// An error unless the scratch holds what the device needs for the operation.
@@ -401,22 +400,16 @@ pub fn check_scratch(op: &Op, scratch: &ViewMut<'_>, wanted: usize) -> Result<()
 
 /// The error of a device that has no kernel for an operation.
 pub fn not_run(device: DeviceTypes, op: &Op) -> KernelError {
-    let operands = op.operands();
-    let first = operands.reads().iter().chain(operands.writes()).map(|operand| operand.elements).next();
-    let dtype = match first {
-        Some(Elements::Floats(dtype) | Elements::Exactly(dtype)) => dtype,
-        Some(Elements::AnyFloats) | None => DType::F32,
-    };
+    let first = op.operands().all[0].elements;
+    let dtype = first.dtype().unwrap_or(DType::F32);
     KernelError::Unsupported { device: device.name, op: op.name(), dtype }
 }
 
-fn check_operand(op: &'static str, operand: &Operand, dtype: DType, given: usize) -> Result<()> {
-    if let Elements::Floats(wanted) | Elements::Exactly(wanted) = operand.elements
-        && wanted != dtype
-    {
-        return Err(KernelError::DType { wanted, given: dtype });
+fn check_operand(op: &'static str, operand: &Operand, view: Span) -> Result<()> {
+    if let Some(wanted) = operand.elements.dtype().filter(|wanted| *wanted != view.dtype()) {
+        return Err(KernelError::DType { wanted, given: view.dtype() });
     }
-    let wanted = operand.len;
+    let (wanted, given) = (operand.len, view.len());
     let fits = if operand.is_exact { given == wanted } else { given >= wanted };
     if fits { Ok(()) } else { Err(KernelError::Shape { op, operand: operand.name, wanted, given }) }
 }

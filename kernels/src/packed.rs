@@ -111,7 +111,6 @@ impl Packed {
         self.rows * self.cols
     }
 
-    /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -179,7 +178,6 @@ pub struct Unpack {
 /// scale comes back as `entry * second + offset`, rounded after each step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DoubleScales {
-    /// A code for each scale.
     pub codes: Vec<u8>,
     /// The largest magnitude of each 256.
     pub second: Vec<f32>,
@@ -252,7 +250,6 @@ pub(crate) enum Scales<'a> {
 }
 
 impl Scales<'_> {
-    /// The scale of a block.
     #[inline]
     pub fn get(&self, block: usize) -> f32 {
         match self {

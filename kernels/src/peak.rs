@@ -69,13 +69,14 @@ mod machine {
 mod machine {
     use crate::DType;
     use crate::cpu::level::Level;
+    use crate::cpu::matmul::amx::CONFIG;
     use crate::cpu::matmul::path::Path;
     use std::arch::asm;
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
     /// Rounds of a burst, some 10 microseconds.
-    const ROUNDS: u64 = 2048;
+    pub(super) const ROUNDS: u64 = 2048;
 
     /// A stretch of multiply-adds in `dtype`, which says how many operations it did.
     pub(super) fn burst(dtype: DType) -> Option<fn() -> u64> {
@@ -141,25 +142,11 @@ mod machine {
         ROUNDS * 12 * 8 * 2
     }
 
-    /// What `ldtilecfg` reads: palette 1, and eight tiles of 16 rows of 64 bytes.
-    #[repr(C, align(64))]
-    struct TileConfig {
-        palette: u8,
-        start_row: u8,
-        reserved: [u8; 14],
-        bytes_per_row: [u16; 16],
-        rows: [u8; 16],
-    }
-
     /// Four accumulator tiles hide the latency of 52 cycles at one product of tiles in 16 cycles.
     ///
     /// # Safety
     /// The CPU has AMX bf16 and the process may use it ([`has_amx`]).
-    unsafe fn amx_burst() -> u64 {
-        let (mut bytes_per_row, mut rows) = ([0; 16], [0; 16]);
-        bytes_per_row[..8].fill(64);
-        rows[..8].fill(16);
-        let config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], bytes_per_row, rows };
+    pub(super) unsafe fn amx_burst() -> u64 {
         // SAFETY: AMX may be used; tiles are configured before and released after, and zero times zero stays zero.
         unsafe {
             asm!(
@@ -174,7 +161,7 @@ mod machine {
                 "dec {rounds}",
                 "jnz 2b",
                 "tilerelease",
-                config = in(reg) &raw const config,
+                config = in(reg) &raw const CONFIG,
                 rounds = inout(reg) ROUNDS => _,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
@@ -183,21 +170,6 @@ mod machine {
         }
         // A product of tiles is 16 x 16 sums of 32 products.
         ROUNDS * 4 * 16 * 16 * 32 * 2
-    }
-
-    #[cfg(all(test, target_os = "linux"))]
-    #[test]
-    fn a_burst_of_tiles_counts_what_it_does() {
-        use zbench_kernels_testing::amx::{Engine, install, state};
-        let (engine, before) = (install(), state().dots);
-        // SAFETY: AMX is there, if only by the emulator.
-        let operations = unsafe { amx_burst() };
-        assert_eq!(operations, ROUNDS * 4 * 16 * 16 * 32 * 2);
-        if engine == Engine::Emulator {
-            // It refuses products of tiles that are not configured in full, and counts the others.
-            assert_eq!((state().dots - before) * 16 * 16 * 32 * 2, operations);
-            assert!(!state().configured, "tiles are given back");
-        }
     }
 }
 
@@ -217,6 +189,22 @@ mod tests {
             let rate = measure(1, dtype, 0.002);
             assert_eq!(rate.is_some(), has_loop, "{dtype}");
             assert!(rate.is_none_or(|rate| rate > 1e8 && rate < 1e15), "{dtype}: {rate:?}");
+        }
+    }
+
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[test]
+    fn a_burst_of_tiles_counts_what_it_does() {
+        use super::machine::{ROUNDS, amx_burst};
+        use zbench_kernels_testing::amx::{Engine, install, state};
+        let (engine, before) = (install(), state().dots);
+        // SAFETY: AMX is there, if only by the emulator.
+        let operations = unsafe { amx_burst() };
+        assert_eq!(operations, ROUNDS * 4 * 16 * 16 * 32 * 2);
+        if engine == Engine::Emulator {
+            // It refuses products of tiles that are not configured in full, and counts the others.
+            assert_eq!((state().dots - before) * 16 * 16 * 32 * 2, operations);
+            assert!(!state().configured, "tiles are given back");
         }
     }
 }

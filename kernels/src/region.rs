@@ -33,17 +33,10 @@ pub enum ArenaError {
     Open { bytes: u64, source: std::io::Error },
     /// A peer's memory is smaller than announced: touching what lies behind its end would kill the process.
     #[error("a peer's memory has {given} bytes, {wanted} were announced; both sides must run the same version")]
-    Short {
-        /// Bytes announced.
-        wanted: u64,
-        given: u64,
-    },
+    Short { wanted: u64, given: u64 },
     /// A peer's memory could become smaller at any time: touching what then lies behind its end would kill the process.
     #[error("a peer's memory of {bytes} bytes is not sealed against shrinking; both sides must run the same version")]
-    Unsealed {
-        /// Bytes announced.
-        bytes: u64,
-    },
+    Unsealed { bytes: u64 },
 }
 
 /// Reserved address space, or a device's memory. It is returned to the system when the last arena, buffer or guard that uses it is gone.
@@ -86,14 +79,14 @@ impl Region {
         if !is_sealed(&file) {
             return Err(ArenaError::Unsealed { bytes });
         }
-        let given = length(&file).map_err(|source| ArenaError::Open { bytes, source })?;
+        let file = std::fs::File::from(file);
+        let given = file.metadata().map_err(|source| ArenaError::Open { bytes, source })?.len();
         if given < bytes {
             return Err(ArenaError::Short { wanted: bytes, given });
         }
-        Region::map(bytes, Some(file)).map_err(|source| ArenaError::Open { bytes, source })
+        Region::map(bytes, Some(file.into())).map_err(|source| ArenaError::Open { bytes, source })
     }
 
-    /// Memory of a CUDA device.
     pub(crate) fn on(device: Arc<dyn Device>, bytes: u64) -> Result<Region, ArenaError> {
         let failed = |reason: String| ArenaError::Device { bytes, reason };
         let length = usize::try_from(bytes).map_err(|e| failed(e.to_string()))?;
@@ -141,7 +134,6 @@ impl Region {
         self.base
     }
 
-    /// Bytes of address space.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -259,17 +251,6 @@ fn is_sealed(file: &OwnedFd) -> bool {
     // SAFETY: a call on an open descriptor.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
     seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
-}
-
-/// Bytes of an open file.
-fn length(file: &OwnedFd) -> std::io::Result<u64> {
-    let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the descriptor is open, and there is room for the answer.
-    if unsafe { libc::fstat(file.as_raw_fd(), status.as_mut_ptr()) } != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: the call succeeded, so it filled in everything.
-    Ok(unsafe { status.assume_init() }.st_size as u64)
 }
 
 #[cfg(test)]

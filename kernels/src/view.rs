@@ -3,59 +3,27 @@
 
 use crate::{DType, Element, KernelError};
 use std::marker::PhantomData;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 
-/// A borrowed run of elements in device memory. Shapes live in the operation, not here.
+/// Where elements lie, how many there are and of which type: what a [`View`], a [`ViewMut`] and a
+/// [`Buffer`](crate::Buffer) have in common.
 #[derive(Clone, Copy, Debug)]
-pub struct View<'a> {
+pub struct Span {
     ptr: NonNull<u8>,
     len: usize,
     dtype: DType,
     on_host: bool,
-    life: PhantomData<&'a [u8]>,
 }
 
-/// A borrowed run of elements in device memory that may be written.
-#[derive(Debug)]
-pub struct ViewMut<'a> {
-    ptr: NonNull<u8>,
-    len: usize,
-    dtype: DType,
-    on_host: bool,
-    life: PhantomData<&'a mut [u8]>,
-}
-
-// SAFETY: a View is a shared borrow of plain bytes, as &[u8] is.
-unsafe impl Send for View<'_> {}
+// SAFETY: an address and a length; what lies there is guarded by the views and buffers that have it.
+unsafe impl Send for Span {}
 // SAFETY: as above.
-unsafe impl Sync for View<'_> {}
-// SAFETY: a ViewMut is an exclusive borrow of plain bytes, as &mut [u8] is.
-unsafe impl Send for ViewMut<'_> {}
-// SAFETY: as above; nothing can be written through &ViewMut.
-unsafe impl Sync for ViewMut<'_> {}
+unsafe impl Sync for Span {}
 
-impl<'a> View<'a> {
-    /// A view of memory that the caller knows to be readable.
-    ///
-    /// # Safety
-    /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody writes during `'a`.
-    pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
-        View { ptr, len, dtype, on_host: true, life: PhantomData }
-    }
-
-    /// As [`View::from_raw`] in the memory of a device, which the host cannot read.
-    ///
-    /// # Safety
-    /// As there, for the device that the view is given to.
-    pub unsafe fn on_device(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
-        View { ptr, len, dtype, on_host: false, life: PhantomData }
-    }
-
-    /// The elements of a slice in host memory.
-    pub fn of<T: Element>(slice: &'a [T]) -> View<'a> {
-        let ptr = NonNull::from(slice).cast();
-        View { ptr, len: slice.len(), dtype: T::DTYPE, on_host: true, life: PhantomData }
+impl Span {
+    pub(crate) fn new(ptr: NonNull<u8>, dtype: DType, len: usize, on_host: bool) -> Span {
+        Span { ptr, len, dtype, on_host }
     }
 
     /// Number of elements.
@@ -84,18 +52,94 @@ impl<'a> View<'a> {
     }
 
     /// The elements of `range`. Panics when it is out of bounds, as a slice would.
-    pub fn slice(&self, range: Range<usize>) -> View<'a> {
-        check(&range, self.len);
-        // SAFETY: the range lies inside this view (checked above).
+    pub(crate) fn part(self, range: Range<usize>) -> Span {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of a view of {} elements", self.len);
+        // SAFETY: the range lies inside these elements (checked above).
         let ptr = unsafe { self.ptr.add(range.start * self.dtype.size()) };
-        View { ptr, len: range.len(), ..*self }
+        Span { ptr, len: range.len(), ..self }
+    }
+
+    fn reinterpret(self, dtype: DType) -> Result<Span, KernelError> {
+        let (op, bytes, size, at) = ("reinterpret", self.len * self.dtype.size(), dtype.size(), self.ptr.addr());
+        if !bytes.is_multiple_of(size) || !at.get().is_multiple_of(size) {
+            let reason = format!(
+                "{bytes} bytes at address {at} are no elements of {dtype}; begin and end at multiples of {size}"
+            );
+            return Err(KernelError::Invalid { op, reason });
+        }
+        // Elements are plain bytes: every pattern of bits is one, and the address is aligned for them.
+        Ok(Span { len: bytes / size, dtype, ..self })
+    }
+
+    /// An error where the host cannot reach the elements, or they are not of type T.
+    fn expect<T: Element>(&self) -> Result<(), KernelError> {
+        if !self.on_host {
+            return Err(KernelError::NotOnHost);
+        }
+        if T::DTYPE == self.dtype { Ok(()) } else { Err(KernelError::DType { wanted: T::DTYPE, given: self.dtype }) }
+    }
+}
+
+/// A borrowed run of elements in device memory. Shapes live in the operation, not here.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    span: Span,
+    life: PhantomData<&'a [u8]>,
+}
+
+/// A borrowed run of elements in device memory that may be written.
+#[derive(Debug)]
+pub struct ViewMut<'a> {
+    span: Span,
+    life: PhantomData<&'a mut [u8]>,
+}
+
+impl Deref for View<'_> {
+    type Target = Span;
+
+    fn deref(&self) -> &Span {
+        &self.span
+    }
+}
+
+impl Deref for ViewMut<'_> {
+    type Target = Span;
+
+    fn deref(&self) -> &Span {
+        &self.span
+    }
+}
+
+impl<'a> View<'a> {
+    /// A view of memory that the caller knows to be readable.
+    ///
+    /// # Safety
+    /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody writes during `'a`.
+    pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
+        View { span: Span::new(ptr, dtype, len, true), life: PhantomData }
+    }
+
+    /// As [`View::from_raw`] in the memory of a device, which the host cannot read.
+    ///
+    /// # Safety
+    /// As there, for the device that the view is given to.
+    pub unsafe fn on_device(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
+        View { span: Span::new(ptr, dtype, len, false), life: PhantomData }
+    }
+
+    /// The elements of a slice in host memory.
+    pub fn of<T: Element>(slice: &'a [T]) -> View<'a> {
+        View { span: Span::new(NonNull::from(slice).cast(), T::DTYPE, slice.len(), true), life: PhantomData }
+    }
+
+    /// The elements of `range`. Panics when it is out of bounds, as a slice would.
+    pub fn slice(&self, range: Range<usize>) -> View<'a> {
+        View { span: self.span.part(range), ..*self }
     }
 
     /// The same bytes as elements of another type: for records that hold several. An error where they do not fit it.
     pub fn reinterpret(&self, dtype: DType) -> Result<View<'a>, KernelError> {
-        let len = reinterpreted(self.ptr, self.len, self.dtype, dtype)?;
-        // Elements are plain bytes: every pattern of bits is one, and the address is aligned for them.
-        Ok(View { len, dtype, ..*self })
+        Ok(View { span: self.span.reinterpret(dtype)?, ..*self })
     }
 
     /// The elements' bytes, as the host keeps them; an error where it cannot read them.
@@ -109,7 +153,7 @@ impl<'a> View<'a> {
 
     /// The elements as a Rust slice; an error when the type is another.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T], KernelError> {
-        expect::<T>(self.dtype, self.on_host)?;
+        self.expect::<T>()?;
         // SAFETY: a view points to `len` initialised elements of `dtype`, which is T's, and Pod types have no bad bits.
         Ok(unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().cast(), self.len) })
     }
@@ -121,7 +165,7 @@ impl<'a> ViewMut<'a> {
     /// # Safety
     /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody else uses during `'a`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> ViewMut<'a> {
-        ViewMut { ptr, len, dtype, on_host: true, life: PhantomData }
+        ViewMut { span: Span::new(ptr, dtype, len, true), life: PhantomData }
     }
 
     /// As [`ViewMut::from_raw`] in the memory of a device, which the host cannot write.
@@ -129,48 +173,23 @@ impl<'a> ViewMut<'a> {
     /// # Safety
     /// As there, for the device that the view is given to.
     pub unsafe fn on_device(ptr: NonNull<u8>, dtype: DType, len: usize) -> ViewMut<'a> {
-        ViewMut { ptr, len, dtype, on_host: false, life: PhantomData }
+        ViewMut { span: Span::new(ptr, dtype, len, false), life: PhantomData }
     }
 
     /// The elements of a slice in host memory.
     pub fn of<T: Element>(slice: &'a mut [T]) -> ViewMut<'a> {
         let len = slice.len();
-        ViewMut { ptr: NonNull::from(slice).cast(), len, dtype: T::DTYPE, on_host: true, life: PhantomData }
-    }
-
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Type of the elements.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// Whether the host can reach the elements.
-    pub fn is_on_host(&self) -> bool {
-        self.on_host
-    }
-
-    /// Where the first element lies.
-    pub fn ptr(&self) -> NonNull<u8> {
-        self.ptr
+        ViewMut { span: Span::new(NonNull::from(slice).cast(), T::DTYPE, len, true), life: PhantomData }
     }
 
     /// Reads what this may write.
     pub fn as_view(&self) -> View<'_> {
-        View { ptr: self.ptr, len: self.len, dtype: self.dtype, on_host: self.on_host, life: PhantomData }
+        View { span: self.span, life: PhantomData }
     }
 
     /// The same elements, lent for a shorter time.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
-        ViewMut { ptr: self.ptr, len: self.len, dtype: self.dtype, on_host: self.on_host, life: PhantomData }
+        ViewMut { span: self.span, life: PhantomData }
     }
 
     /// The elements of `range`, lent for a shorter time. Panics when it is out of bounds, as a slice would.
@@ -180,25 +199,19 @@ impl<'a> ViewMut<'a> {
 
     /// The elements of `range`. Panics when it is out of bounds, as a slice would.
     pub fn into_slice(self, range: Range<usize>) -> ViewMut<'a> {
-        check(&range, self.len);
-        // SAFETY: the range lies inside this view (checked above).
-        let ptr = unsafe { self.ptr.add(range.start * self.dtype.size()) };
-        ViewMut { ptr, len: range.len(), ..self }
+        ViewMut { span: self.span.part(range), ..self }
     }
 
     /// The elements before `middle` and those from it on. Panics when it is out of bounds.
     pub fn split_at(self, middle: usize) -> (ViewMut<'a>, ViewMut<'a>) {
-        check(&(0..middle), self.len);
-        // SAFETY: the two halves do not overlap and lie inside this view.
-        let ptr = unsafe { self.ptr.add(middle * self.dtype.size()) };
-        let tail = ViewMut { ptr, len: self.len - middle, on_host: self.on_host, dtype: self.dtype, life: PhantomData };
-        (ViewMut { len: middle, ..self }, tail)
+        let (head, tail) = (self.span.part(0..middle), self.span.part(middle..self.len));
+        // The two halves do not overlap.
+        (ViewMut { span: head, life: PhantomData }, ViewMut { span: tail, life: PhantomData })
     }
 
     /// As [`View::reinterpret`].
     pub fn into_reinterpreted(self, dtype: DType) -> Result<ViewMut<'a>, KernelError> {
-        let len = reinterpreted(self.ptr, self.len, self.dtype, dtype)?;
-        Ok(ViewMut { len, dtype, ..self })
+        Ok(ViewMut { span: self.span.reinterpret(dtype)?, ..self })
     }
 
     /// The elements' bytes, for as long as they are lent; an error where the host cannot write them.
@@ -212,37 +225,13 @@ impl<'a> ViewMut<'a> {
 
     /// The elements as a Rust slice for as long as they are lent; an error when the type is another.
     pub fn into_slice_mut<T: Element>(self) -> Result<&'a mut [T], KernelError> {
-        expect::<T>(self.dtype, self.on_host)?;
+        self.expect::<T>()?;
         // SAFETY: as View::as_slice, and this view, which ends here, was the only user of the memory.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len) })
     }
 
     /// The elements as a Rust slice; an error when the type is another.
     pub fn as_slice_mut<T: Element>(&mut self) -> Result<&mut [T], KernelError> {
-        expect::<T>(self.dtype, self.on_host)?;
-        // SAFETY: as View::as_slice, and this view is the only user of the memory.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len) })
+        self.reborrow().into_slice_mut()
     }
-}
-
-/// Elements of type `to` that lie in `len` of type `from`.
-fn reinterpreted(ptr: NonNull<u8>, len: usize, from: DType, to: DType) -> Result<usize, KernelError> {
-    let (op, bytes, size, at) = ("reinterpret", len * from.size(), to.size(), ptr.addr());
-    if !bytes.is_multiple_of(size) || !at.get().is_multiple_of(size) {
-        let reason =
-            format!("{bytes} bytes at address {at} are no elements of {to}; begin and end at multiples of {size}");
-        return Err(KernelError::Invalid { op, reason });
-    }
-    Ok(bytes / size)
-}
-
-fn check(range: &Range<usize>, len: usize) {
-    assert!(range.start <= range.end && range.end <= len, "{range:?} of a view of {len} elements");
-}
-
-fn expect<T: Element>(dtype: DType, on_host: bool) -> Result<(), KernelError> {
-    if !on_host {
-        return Err(KernelError::NotOnHost);
-    }
-    if T::DTYPE == dtype { Ok(()) } else { Err(KernelError::DType { wanted: T::DTYPE, given: dtype }) }
 }

@@ -5,7 +5,7 @@
 use super::Cpu;
 use super::level::{activation, fma};
 use super::map::typed;
-use super::stream::{CHUNK, GRAIN, Shared, chunks, elements, load, narrow, stream};
+use super::stream::{CHUNK, GRAIN, Shared, chunks, close, elements, load, narrow, open};
 use crate::op::*;
 use crate::philox::{self, RandomStream};
 use crate::round::Float32;
@@ -33,54 +33,28 @@ macro_rules! by_act {
 
 impl Cpu {
     pub(super) fn run_gated_activation(&self, op: &GatedActivation, gate: View, up: View, act: ViewMut) {
-        by_act!(op.act, ACT => self.map2(
-            op.len,
-            [gate, up],
-            act,
-            #[inline(always)]
-            |fused, gate, up| gate * activation(fused, ACT, gate).0 * up,
-        ))
+        by_act!(op.act, ACT => self.map(op.len, [gate, up], [act], #[inline(always)] |fused, [gate, up]| {
+            [gate * activation(fused, ACT, gate).0 * up]
+        }))
     }
 
-    pub(super) fn run_gated_activation_backward(
-        &self,
-        op: &GatedActivation,
-        gate: View,
-        up: View,
-        dact: View,
-        dgate: ViewMut,
-        dup: ViewMut,
-    ) {
-        by_act!(op.act, ACT => self.map3(
-            op.len,
-            [gate, up, dact],
-            [dgate, dup],
-            #[inline(always)]
-            |fused, [gate, up, dact]| {
-                let (share, slope) = activation(fused, ACT, gate);
-                [dact * up * slope, dact * gate * share]
-            },
-        ))
+    pub(super) fn run_gated_activation_backward(&self, op: &GatedActivation, reads: [View; 3], writes: [ViewMut; 2]) {
+        by_act!(op.act, ACT => self.map(op.len, reads, writes, #[inline(always)] |fused, [gate, up, dact]| {
+            let (share, slope) = activation(fused, ACT, gate);
+            [dact * up * slope, dact * gate * share]
+        }))
     }
 
     pub(super) fn run_pointwise_activation(&self, op: &PointwiseActivation, x: View, y: ViewMut) {
-        by_act!(op.act, ACT => self.map1(
-            op.len,
-            x,
-            y,
-            #[inline(always)]
-            |fused, x| x * activation(fused, ACT, x).0,
-        ))
+        by_act!(op.act, ACT => self.map(op.len, [x], [y], #[inline(always)] |fused, [x]| {
+            [x * activation(fused, ACT, x).0]
+        }))
     }
 
     pub(super) fn run_pointwise_activation_backward(&self, op: &PointwiseActivation, x: View, dy: View, dx: ViewMut) {
-        by_act!(op.act, ACT => self.map2(
-            op.len,
-            [x, dy],
-            dx,
-            #[inline(always)]
-            |fused, x, dy| dy * activation(fused, ACT, x).1,
-        ))
+        by_act!(op.act, ACT => self.map(op.len, [x, dy], [dx], #[inline(always)] |fused, [x, dy]| {
+            [dy * activation(fused, ACT, x).1]
+        }))
     }
 
     pub(super) fn run_dropout(&self, op: &Dropout, x: View, y: ViewMut) {
@@ -111,10 +85,17 @@ impl Cpu {
     }
 
     pub(super) fn run_normal(&self, op: &Normal, dst: ViewMut) {
-        let std = op.std as f32;
-        stream(&self.pool, self.level, op.len, [dst], false, [], |_, start, [dst], []| {
-            let first = op.first.wrapping_add(start as u64);
-            philox::each(first, dst.len(), |block| philox::normals(op.seed, block), |i, x| dst[i] = std * x);
+        let (std, dst) = (op.std as f32, Shared::new(dst));
+        self.pool.split(op.len, GRAIN, |_, range| {
+            let mut buffer = [0.0; CHUNK];
+            for chunk in chunks(range) {
+                let first = op.first.wrapping_add(chunk.start as u64);
+                // SAFETY: chunks of all threads are disjoint.
+                let mut part = unsafe { dst.part(chunk) };
+                let values = open(self.level, &mut part, &mut buffer, false);
+                philox::each(first, values.len(), |block| philox::normals(op.seed, block), |i, x| values[i] = std * x);
+                close(self.level, &mut part, &buffer);
+            }
         });
     }
 
@@ -165,12 +146,12 @@ impl Cpu {
 
     pub(super) fn run_add(&self, a: View, b: View, dst: ViewMut) {
         let len = dst.len();
-        self.map2(
+        self.map(
             len,
             [a, b],
-            dst,
+            [dst],
             #[inline(always)]
-            move |_, a, b| a + b,
+            move |_, [a, b]| [a + b],
         );
     }
 

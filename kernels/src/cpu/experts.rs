@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
 
 use super::Cpu;
-use super::level::{LANES, exp, fma, fold, fold2, merge};
+use super::level::{LANES, exp, fma, fold, fold_rows, merge};
 use super::rows::{grain, shift};
 use super::stream::{CHUNK, Shared, chunks, close, load, open, widen};
 use crate::check::Routing;
@@ -52,20 +52,8 @@ impl Cpu {
         sort(ids, order, places, offsets);
     }
 
-    /// Rows to their slots.
     pub(super) fn run_dispatch(&self, op: &Slots, routing: Routing, x: View, y: ViewMut) {
-        let (cols, bytes) = (op.cols, op.cols * op.dtype.size());
-        let y = Shared::new(y);
-        self.pool.split(op.slots(), grain(cols), |_, slots| {
-            for slot in slots {
-                let row = routing.order[slot] as usize / op.top;
-                let from = x.slice(row * cols..(row + 1) * cols);
-                // SAFETY: each slot belongs to one thread.
-                let to = unsafe { y.part(slot * cols..(slot + 1) * cols) };
-                // SAFETY: both hold `cols` elements of one type; the output is lent for writing, so they are apart.
-                unsafe { to.ptr().copy_from_nonoverlapping(from.ptr(), bytes) };
-            }
-        });
+        self.copy_rows(op.slots(), op.cols, x, y, |slot| routing.order[slot] as usize / op.top);
     }
 
     /// One product after the other; `bounds` says which rows are whose.
@@ -102,7 +90,7 @@ impl Cpu {
             let mut buffer = [0.0; CHUNK];
             for row in rows {
                 // SAFETY: each row belongs to one thread.
-                let best = unsafe { weights.floats(row * top..(row + 1) * top) };
+                let best = unsafe { weights.elements::<f32>(row * top..(row + 1) * top) };
                 // SAFETY: as above.
                 let mut part = unsafe { ids.part(row * top..(row + 1) * top) };
                 let Ok(chosen) = part.as_slice_mut::<u32>() else { unreachable!("ids are u32") };
@@ -275,7 +263,7 @@ impl Cpu {
                     level.run(
                         #[inline(always)]
                         |fused| {
-                            fold2(&mut lanes, x_values, dx_values, |sum, x, dx| fma(fused, x, dx, sum));
+                            fold_rows(&mut lanes, [&*x_values, dx_values], |sum, [x, dx]| fma(fused, x, dx, sum));
                             x_values.iter_mut().for_each(|x| *x *= weight);
                             dx_values.iter_mut().for_each(|dx| *dx *= weight);
                         },
@@ -284,7 +272,7 @@ impl Cpu {
                     close(level, &mut dx, &dxs);
                 }
                 // SAFETY: each choice has one slot, and the slot belongs to one thread.
-                let dot = unsafe { dweights.floats(choice..choice + 1) };
+                let dot = unsafe { dweights.elements::<f32>(choice..choice + 1) };
                 dot[0] = merge(lanes, |a, b| a + b);
             }
         });

@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "the gemm crate takes addresses; threads write parts of one buffer that do not overlap")]
 
 use super::Cpu;
-use super::matmul::{self, Right};
+use super::matmul::{self, Right, steps};
 use super::stream::{CHUNK, Shared, chunks, load, narrow, widen};
 use crate::op::Gemm;
 use crate::scratch::library;
@@ -18,7 +18,7 @@ const DEPTH: usize = 2048;
 
 /// Elements of the copies that `op` needs.
 fn workspace(op: &Gemm) -> usize {
-    Blocks::of(op).workspace()
+    Blocks::of(op).sizes().iter().sum()
 }
 
 /// What of a product is copied, and how large a block is.
@@ -51,10 +51,6 @@ impl Blocks {
         let b = if self.copy_b { self.depth * self.cols } else { 0 };
         [a, b, if self.copy_c { self.rows * self.cols } else { 0 }]
     }
-
-    fn workspace(&self) -> usize {
-        self.sizes().iter().sum()
-    }
 }
 
 /// A matrix in f32 with its strides.
@@ -65,10 +61,8 @@ pub(super) struct Matrix {
     pub col: usize,
 }
 
-// SAFETY: an address and strides; whoever reads through it vouches for the memory.
+// SAFETY: an address and strides; whoever reads or writes through it vouches for the memory.
 unsafe impl Sync for Matrix {}
-// SAFETY: as above.
-unsafe impl Send for Matrix {}
 
 impl Matrix {
     /// The matrix that starts at row `i`, column `j`.
@@ -145,12 +139,12 @@ impl Cpu {
         const MOST_ROWS: usize = 4096;
         // A smaller part could take the library's paths for small matrices and vectors, which sum in another order.
         let least = if m.min(n) < 4 { 1024 } else { 96 };
-        let target = Target(c);
+        let target = Matrix { ptr: c, row: c_row, col: 1 };
         let part = |rows: Range<usize>, cols: Range<usize>| {
             let calls = rows.len().div_ceil(MOST_ROWS);
             for call in 0..calls {
                 let rows = share(rows.clone(), call, calls);
-                let corner = target.at(rows.start * c_row + cols.start);
+                let corner = target.at(rows.start, cols.start).ptr.cast_mut();
                 let (a, b) = (a.at(rows.start, 0), b.at(0, cols.start));
                 // SAFETY: a block inside the matrices the caller vouches for; blocks of C are disjoint.
                 unsafe { multiply([rows.len(), cols.len(), k], alpha, a, b, accumulate, corner, c_row) };
@@ -171,7 +165,7 @@ impl Cpu {
             for row in rows {
                 let start = (slow.start + row) * stride;
                 // SAFETY: each row belongs to one thread.
-                let to = unsafe { into.floats(row * width..(row + 1) * width) };
+                let to = unsafe { into.elements::<f32>(row * width..(row + 1) * width) };
                 widen(self.level, view.slice(start + fast.start..start + fast.end), to);
             }
         });
@@ -280,7 +274,7 @@ impl Cpu {
                     let start = (rows.start + row) * stride + cols.start;
                     // SAFETY: each row belongs to one thread.
                     let (sums, mut to) = unsafe {
-                        let sums = sums.floats(row * width + chunk.start..row * width + chunk.end);
+                        let sums = sums.elements::<f32>(row * width + chunk.start..row * width + chunk.end);
                         (sums, c.part(start + chunk.start..start + chunk.end))
                     };
                     if accumulate {
@@ -294,25 +288,8 @@ impl Cpu {
     }
 }
 
-/// Where a product goes; threads write disjoint blocks of it.
-struct Target(*mut f32);
-
-// SAFETY: an address; `multiply_shared` hands each thread a block of its own.
-unsafe impl Sync for Target {}
-
-impl Target {
-    fn at(&self, offset: usize) -> *mut f32 {
-        self.0.wrapping_add(offset)
-    }
-}
-
 /// Part `number` of `parts` nearly equal ones, cut at multiples of 16.
 fn share(range: Range<usize>, number: usize, parts: usize) -> Range<usize> {
     let cut = |i: usize| if i == parts { range.len() } else { range.len() * i / parts / 16 * 16 };
     range.start + cut(number)..range.start + cut(number + 1)
-}
-
-/// Ranges of `step` that cover `0..len`: one at least, which is empty when there is nothing.
-fn steps(len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..len.div_ceil(step.max(1)).max(1)).map(move |i| i * step..((i + 1) * step).min(len))
 }

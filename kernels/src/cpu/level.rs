@@ -1,11 +1,11 @@
 //! Which vector instructions this CPU has, and how loops are compiled for them.
 
 #![allow(unsafe_code, reason = "vector instructions that the CPU was asked for")]
+#![allow(clippy::needless_range_loop, reason = "lanes of several rows are taken by number")]
 
 use crate::op::Activation;
 use crate::round::Float32;
 
-/// A set of vector instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
     /// AVX-512 F, BW, VL and DQ.
@@ -36,18 +36,6 @@ impl Level {
         }
         #[cfg(not(target_arch = "x86_64"))]
         vec![Level::Portable]
-    }
-
-    /// For tests: elsewhere the name of the path, which has this level, is what counts.
-    #[cfg(test)]
-    pub fn name(self) -> &'static str {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => "avx512",
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => "avx2",
-            Level::Portable => "portable",
-        }
     }
 
     /// Runs `body` compiled for these instructions. It is told whether [`fma`] may fuse. What it calls must be
@@ -202,36 +190,35 @@ pub(crate) fn fold<T: Float32>(lanes: &mut [f32; LANES], x: &[T], step: impl Fn(
     }
 }
 
-/// As [`fold`] over two rows of one length.
+/// As [`fold`] over several rows of one length.
 #[inline(always)]
-pub(crate) fn fold2(lanes: &mut [f32; LANES], x: &[f32], y: &[f32], step: impl Fn(f32, f32, f32) -> f32) {
+pub(crate) fn fold_rows<T: Float32, const N: usize>(
+    lanes: &mut [f32; LANES],
+    rows: [&[T]; N],
+    step: impl Fn(f32, [f32; N]) -> f32,
+) {
+    let len = rows[0].len();
     let mut own = *lanes;
-    let y = &y[..x.len()];
-    let (mut xs, mut ys) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
-    for (x, y) in (&mut xs).zip(&mut ys) {
+    let parts = rows.map(|row| row[..len].as_chunks::<LANES>());
+    for number in 0..len / LANES {
+        let mut blocks = [&parts[0].0[number]; N];
+        for n in 1..N {
+            blocks[n] = &parts[n].0[number];
+        }
         for i in 0..LANES {
-            own[i] = step(own[i], x[i], y[i]);
+            let mut values = [0.0; N];
+            for n in 0..N {
+                values[n] = blocks[n][i].widen();
+            }
+            own[i] = step(own[i], values);
         }
     }
-    for ((lane, x), y) in own.iter_mut().zip(xs.remainder()).zip(ys.remainder()) {
-        *lane = step(*lane, *x, *y);
-    }
-    *lanes = own;
-}
-
-/// As [`fold`] over three rows of one length.
-#[inline(always)]
-pub(crate) fn fold3<T: Float32>(lanes: &mut [f32; LANES], rows: [&[T]; 3], step: impl Fn(f32, [f32; 3]) -> f32) {
-    let mut own = *lanes;
-    let [x, y, z] = rows.map(|row| &row[..rows[0].len()]);
-    let (mut xs, mut ys, mut zs) = (x.chunks_exact(LANES), y.chunks_exact(LANES), z.chunks_exact(LANES));
-    for ((x, y), z) in (&mut xs).zip(&mut ys).zip(&mut zs) {
-        for i in 0..LANES {
-            own[i] = step(own[i], [x[i].widen(), y[i].widen(), z[i].widen()]);
+    for i in 0..len % LANES {
+        let mut values = [0.0; N];
+        for n in 0..N {
+            values[n] = parts[n].1[i].widen();
         }
-    }
-    for (((lane, x), y), z) in own.iter_mut().zip(xs.remainder()).zip(ys.remainder()).zip(zs.remainder()) {
-        *lane = step(*lane, [x.widen(), y.widen(), z.widen()]);
+        own[i] = step(own[i], values);
     }
     *lanes = own;
 }

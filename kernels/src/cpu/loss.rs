@@ -30,8 +30,9 @@ impl Cpu {
                 for (row, target) in rows.clone().zip(&targets[rows]) {
                     // SAFETY: each row belongs to one thread, and its logits are apart from all gradients of this wave but
                     // those of the first row, which is a wave of its own.
-                    let (x, loss) =
-                        unsafe { (logits.floats(row * vocab..(row + 1) * vocab), losses.floats(row..row + 1)) };
+                    let (x, loss) = unsafe {
+                        (logits.elements::<f32>(row * vocab..(row + 1) * vocab), losses.elements::<f32>(row..row + 1))
+                    };
                     let target = Some(*target as usize).filter(|_| *target != u32::MAX);
                     let sum = target.map(|target| exponentials(self.level, x, target));
                     loss[0] = sum.map_or(0.0, |(_, loss)| loss);

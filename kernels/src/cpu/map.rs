@@ -8,6 +8,7 @@
 //! for all that the compiler knows, and is then loaded for every element.
 
 #![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
+#![allow(clippy::needless_range_loop, reason = "an element of several buffers is taken by number")]
 
 use super::Cpu;
 use super::stream::{GRAIN, Shared, elements};
@@ -37,77 +38,36 @@ macro_rules! typed {
 pub(super) use typed;
 
 impl Cpu {
-    /// `out = f(a)` over the first `len` elements of buffers of one type.
+    /// `outs = f(ins)` over the first `len` elements of buffers of one type.
     #[inline]
-    pub(super) fn map1(&self, len: usize, a: View, out: ViewMut, f: impl Fn(bool, f32) -> f32 + Sync + Copy) {
-        typed!(out.dtype(), T => {
-            let (a, out) = (elements::<T>(&a), Shared::new(out));
-            self.pool.split(len, GRAIN, |_, range| {
-                // SAFETY: ranges of all threads are disjoint.
-                let (a, out) = (&a[range.clone()], unsafe { out.elements::<T>(range) });
-                self.level.run(
-                    #[inline(always)]
-                    |fused| {
-                        let own = f;
-                        for (out, a) in out.iter_mut().zip(a) {
-                            *out = T::narrow(own(fused, a.widen()));
-                        }
-                    },
-                );
-            });
-        })
-    }
-
-    /// `out = f(a, b)`.
-    #[inline]
-    pub(super) fn map2(
+    pub(super) fn map<const I: usize, const O: usize>(
         &self,
         len: usize,
-        [a, b]: [View; 2],
-        out: ViewMut,
-        f: impl Fn(bool, f32, f32) -> f32 + Sync + Copy,
+        ins: [View; I],
+        outs: [ViewMut; O],
+        f: impl Fn(bool, [f32; I]) -> [f32; O] + Sync + Copy,
     ) {
-        typed!(out.dtype(), T => {
-            let (a, b, out) = (elements::<T>(&a), elements::<T>(&b), Shared::new(out));
+        typed!(outs[0].dtype(), T => {
+            let (ins, outs) = (ins.each_ref().map(elements::<T>), outs.map(Shared::new));
             self.pool.split(len, GRAIN, |_, range| {
+                let ins = ins.map(|all| &all[range.clone()]);
                 // SAFETY: ranges of all threads are disjoint.
-                let (a, b, out) = (&a[range.clone()], &b[range.clone()], unsafe { out.elements::<T>(range) });
+                let outs = outs.each_ref().map(|all| unsafe { all.elements::<T>(range.clone()) });
                 self.level.run(
                     #[inline(always)]
                     |fused| {
                         let own = f;
-                        for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
-                            *out = T::narrow(own(fused, a.widen(), b.widen()));
-                        }
-                    },
-                );
-            });
-        })
-    }
-
-    /// `(first, second) = f(a, b, c)`.
-    #[inline]
-    pub(super) fn map3(
-        &self,
-        len: usize,
-        [a, b, c]: [View; 3],
-        [first, second]: [ViewMut; 2],
-        f: impl Fn(bool, [f32; 3]) -> [f32; 2] + Sync + Copy,
-    ) {
-        typed!(first.dtype(), T => {
-            let (a, b, c) = (elements::<T>(&a), elements::<T>(&b), elements::<T>(&c));
-            let (first, second) = (Shared::new(first), Shared::new(second));
-            self.pool.split(len, GRAIN, |_, range| {
-                let (a, b, c) = (&a[range.clone()], &b[range.clone()], &c[range.clone()]);
-                // SAFETY: ranges of all threads are disjoint.
-                let (first, second) = unsafe { (first.elements::<T>(range.clone()), second.elements::<T>(range)) };
-                self.level.run(
-                    #[inline(always)]
-                    |fused| {
-                        let own = f;
-                        for ((((first, second), a), b), c) in first.iter_mut().zip(second).zip(a).zip(b).zip(c) {
-                            let made = own(fused, [a.widen(), b.widen(), c.widen()]);
-                            (*first, *second) = (T::narrow(made[0]), T::narrow(made[1]));
+                        // Cut to one length where the loop is compiled, which needs no checks then.
+                        let (ins, outs) = (ins.map(|all| &all[..range.len()]), outs.map(|all| &mut all[..range.len()]));
+                        for at in 0..range.len() {
+                            let mut values = [0.0; I];
+                            for i in 0..I {
+                                values[i] = ins[i][at].widen();
+                            }
+                            let made = own(fused, values);
+                            for i in 0..O {
+                                outs[i][at] = T::narrow(made[i]);
+                            }
                         }
                     },
                 );

@@ -167,20 +167,17 @@ impl Kernels for Cpu {
             (Op::RowInvNorm(op), [x], [s]) => self.run_row_inv_norm(op, *x, s.reborrow()),
             (Op::Rope(op), [cos, sin], [x]) => self.run_rope(op, x.reborrow(), cos.as_slice()?, sin.as_slice()?),
             (Op::Attention(op), [q, k, v, starts @ ..], [out, lse]) => {
-                let starts = check::documents(name, op, starts.first())?;
-                let inputs = Inputs { q: *q, k: *k, v: *v, starts };
+                let inputs = Inputs { q: *q, k: *k, v: *v, starts: check::documents(name, op, starts.first())? };
                 self.run_attention(op, inputs, out.reborrow(), lse.reborrow(), scratch);
             }
             (Op::AttentionBackward(op), [q, k, v, out, lse, dout, starts @ ..], [dq, dk, dv]) => {
-                let starts = check::documents(name, op, starts.first())?;
-                let inputs = Inputs { q: *q, k: *k, v: *v, starts };
+                let inputs = Inputs { q: *q, k: *k, v: *v, starts: check::documents(name, op, starts.first())? };
                 let kept = Kept { out: *out, lse: lse.as_slice()?, dout: *dout };
                 let gradients = [dq, dk, dv].map(|gradient| gradient.reborrow());
                 self.run_attention_backward(op, inputs, kept, gradients, scratch);
             }
             (Op::NaiveAttention(op), [q, k, v, starts @ ..], [out, probs]) => {
-                let starts = check::documents(name, op, starts.first())?;
-                let inputs = Inputs { q: *q, k: *k, v: *v, starts };
+                let inputs = Inputs { q: *q, k: *k, v: *v, starts: check::documents(name, op, starts.first())? };
                 self.run_naive_attention(op, inputs, out.reborrow(), probs.reborrow(), scratch);
             }
             (Op::NaiveAttentionBackward(op), [q, k, v, probs, dout], [dq, dk, dv]) => {
@@ -189,7 +186,7 @@ impl Kernels for Cpu {
             }
             (Op::GatedActivation(op), [gate, up], [act]) => self.run_gated_activation(op, *gate, *up, act.reborrow()),
             (Op::GatedActivationBackward(op), [gate, up, dact], [dgate, dup]) => {
-                self.run_gated_activation_backward(op, *gate, *up, *dact, dgate.reborrow(), dup.reborrow());
+                self.run_gated_activation_backward(op, [*gate, *up, *dact], [dgate.reborrow(), dup.reborrow()]);
             }
             (Op::PointwiseActivation(op), [x], [y]) => self.run_pointwise_activation(op, *x, y.reborrow()),
             (Op::PointwiseActivationBackward(op), [x, dy], [dx]) => {
@@ -271,11 +268,7 @@ impl Kernels for Cpu {
     fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         operands::check(DEVICE, op, &[x], &[])?;
         Ok(Sum::Known(match op {
-            Op::Sum(_) => self.run_sum(
-                x,
-                #[inline(always)]
-                |x| x,
-            ),
+            Op::Sum(_) => self.run_sum(x, std::convert::identity),
             Op::SumSquares(_) => self.run_sum(
                 x,
                 #[inline(always)]

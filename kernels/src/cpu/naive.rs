@@ -3,10 +3,10 @@
 #![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
 
 use super::Cpu;
-use super::attention::Inputs;
-use super::attention::plain::{Head, TILE, copies, dense, lean, slope, take, tiles};
+use super::attention::plain::{Head, TILE, copies, dense, lean, slope, take};
+use super::attention::{Inputs, steps};
 use super::gemm::multiply;
-use super::level::{LANES, Level, exp, fma, fold, fold2, merge};
+use super::level::{LANES, Level, exp, fma, fold, fold_rows, merge};
 use super::stream::{Shared, narrow, widen};
 use crate::op::Attention;
 use crate::sight::Sight;
@@ -49,12 +49,12 @@ impl Cpu {
             let (batch, head) = (number / op.heads, number % op.heads);
             let (query, key) = (Head::of(op, op.heads, batch, head), Head::of(op, op.kv_heads, batch, head / group));
             // SAFETY: each thread has its own scratch.
-            let scratch = unsafe { &mut workspace.floats(thread * size..(thread + 1) * size) };
+            let scratch = unsafe { &mut workspace.elements::<f32>(thread * size..(thread + 1) * size) };
             let (scores, sums) = (take(scratch, tile * seq), take(scratch, tile * dim));
             let qs = take(scratch, copies * tile * dim);
             let k = key.load(level, k, 0..seq, take(scratch, copies * seq * dim));
             let v = key.load(level, v, 0..seq, take(scratch, copies * seq * dim));
-            for rows in tiles(seq) {
+            for rows in steps(0..seq, TILE) {
                 let count = rows.len();
                 let q = query.load(level, q, rows.clone(), qs);
                 // SAFETY: parts of tensors whose lengths were checked; scores are this thread's.
@@ -101,7 +101,7 @@ impl Cpu {
             let (batch, kv_head) = (number / op.kv_heads, number % op.kv_heads);
             let key = Head::of(op, op.kv_heads, batch, kv_head);
             // SAFETY: each thread has its own scratch.
-            let scratch = unsafe { &mut workspace.floats(thread * size..(thread + 1) * size) };
+            let scratch = unsafe { &mut workspace.elements::<f32>(thread * size..(thread + 1) * size) };
             let [ps, grads] = [(); 2].map(|()| take(scratch, tile * seq));
             let [qs, douts] = [(); 2].map(|()| take(scratch, copies * tile * dim));
             let [ks, vs] = [(); 2].map(|()| take(scratch, copies * seq * dim));
@@ -112,7 +112,7 @@ impl Cpu {
             for member in 0..group {
                 let head = kv_head * group + member;
                 let query = Head::of(op, op.heads, batch, head);
-                for rows in tiles(seq) {
+                for rows in steps(0..seq, TILE) {
                     // Later keys have no part in these rows.
                     let (count, seen) = (rows.len(), rows.end);
                     let q = query.load(level, q, rows.clone(), qs);
@@ -178,7 +178,7 @@ fn softmax_gradient(level: Level, p: &[f32], dp: &mut [f32], scale: f32) {
         #[inline(always)]
         |fused| {
             let mut lanes = [0.0; LANES];
-            fold2(&mut lanes, p, dp, |sum, p, dp| fma(fused, p, dp, sum));
+            fold_rows(&mut lanes, [p, dp], |sum, [p, dp]| fma(fused, p, dp, sum));
             let delta = merge(lanes, |a, b| a + b);
             dp.iter_mut().zip(p).for_each(|(dp, p)| *dp = p * (*dp - delta) * scale);
         },

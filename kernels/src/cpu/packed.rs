@@ -37,7 +37,7 @@ impl Cpu {
                 let row = number * cols..((number + 1) * cols).min(src.len());
                 let scale = packed::scale_of(largest(self.level, src.slice(row.clone()), &mut buffer).to_bits());
                 // SAFETY: each row, so each scale, is one thread's.
-                let slot = unsafe { scales.floats(number..number + 1) };
+                let slot = unsafe { scales.elements::<f32>(number..number + 1) };
                 slot[0] = scale;
                 // A product with a NaN is none with a code: such a row has zeros.
                 let inverse = packed::int8_inverse(scale);
@@ -66,7 +66,7 @@ impl Cpu {
                 let mut bytes = unsafe { codes.part(chunk.start / 2..chunk.end.div_ceil(2)) };
                 let bytes = bytes.as_slice_mut::<i8>().unwrap_or_default();
                 // SAFETY: as above.
-                let kept = unsafe { scales.floats(chunk.start / NF4_BLOCK..chunk.end.div_ceil(NF4_BLOCK)) };
+                let kept = unsafe { scales.elements::<f32>(chunk.start / NF4_BLOCK..chunk.end.div_ceil(NF4_BLOCK)) };
                 for ((block, bytes), scale) in x.chunks(NF4_BLOCK).zip(bytes.chunks_mut(NF4_BLOCK / 2)).zip(kept) {
                     *scale = self.code_block(block, bytes);
                 }

@@ -21,7 +21,7 @@ impl Cpu {
                 let scale = op.scale(largest(self.level, src.slice(block.clone()), &mut buffer));
                 let number = block.start / op.block;
                 // SAFETY: each block, so each scale, is one thread's.
-                let slot = unsafe { scales.floats(number..number + 1) };
+                let slot = unsafe { scales.elements::<f32>(number..number + 1) };
                 slot[0] = scale;
                 for chunk in chunks(block) {
                     let kept = &mut kept[..chunk.len()];

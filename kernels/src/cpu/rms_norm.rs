@@ -3,13 +3,13 @@
 #![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
 
 use super::Cpu;
-use super::level::{LANES, fma, fold, fold3, merge};
+use super::level::{LANES, fma, fold, fold_rows, merge};
 use super::map::typed;
 use super::rows::{COLUMNS, grain};
 use super::stream::{CHUNK, Shared, chunks, close, elements, open};
 use crate::op::{RmsNorm, RowInvNorm};
 use crate::round::Float32;
-use crate::{View, ViewMut};
+use crate::{View, ViewMut, no_scratch};
 use std::ops::Range;
 
 /// Rows summed in f32 before they are added to the total, which keeps the error of long sums small.
@@ -17,29 +17,17 @@ const BLOCK: usize = 64;
 
 impl Cpu {
     pub(super) fn run_rms_norm(&self, op: &RmsNorm, x: View, w: View, y: ViewMut, rstd: ViewMut) {
-        let cols = op.cols;
+        let (cols, eps) = (op.cols, op.eps);
         typed!(op.dtype, T => {
             let (x, w) = (elements::<T>(&x), &elements::<T>(&w)[..cols]);
-            let (y, rstd) = (Shared::new(y), Shared::new(rstd));
-            self.pool.split(op.rows, grain(cols), |_, rows| {
-                let all = rows.start * cols..rows.end * cols;
-                // SAFETY: each row belongs to one thread.
-                let (y, rstd) = unsafe { (y.elements::<T>(all.clone()), rstd.floats(rows)) };
-                let x = &x[all];
-                self.level.run(
-                    #[inline(always)]
-                    |fused| {
-                        for (row, rstd) in rstd.iter_mut().enumerate() {
-                            let (x, y) = (&x[row * cols..][..cols], &mut y[row * cols..][..cols]);
-                            let mean = f64::from(squares(fused, x)) / cols as f64;
-                            let scale = (1.0 / (mean + op.eps).sqrt()) as f32;
-                            for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
-                                *y = T::narrow(x.widen() * scale * w.widen());
-                            }
-                            *rstd = scale;
-                        }
-                    },
-                );
+            self.each_row(op.rows, cols, y, rstd, #[inline(always)] move |fused, row, y: &mut [T], [rstd]| {
+                let x = &x[row * cols..][..cols];
+                let mean = f64::from(squares(fused, x)) / cols as f64;
+                let scale = (1.0 / (mean + eps).sqrt()) as f32;
+                for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
+                    *y = T::narrow(x.widen() * scale * w.widen());
+                }
+                *rstd = scale;
             });
         })
     }
@@ -50,7 +38,7 @@ impl Cpu {
             let (x, s) = (elements::<T>(&x), Shared::new(s));
             self.pool.split(op.rows, grain(cols), |_, rows| {
                 // SAFETY: each row belongs to one thread.
-                let slots = unsafe { s.floats(rows.clone()) };
+                let slots = unsafe { s.elements::<f32>(rows.clone()) };
                 self.level.run(
                     #[inline(always)]
                     |fused| {
@@ -75,34 +63,17 @@ impl Cpu {
         let cols = op.cols;
         typed!(op.dtype, T => {
             let (x, w, dy) = (elements::<T>(&x), &elements::<T>(&w)[..cols], elements::<T>(&dy));
-            let dx = Shared::new(dx);
-            self.pool.split(op.rows, grain(cols), |_, rows| {
-                // SAFETY: each row belongs to one thread.
-                let dx = unsafe { dx.elements::<T>(rows.start * cols..rows.end * cols) };
-                self.level.run(
-                    #[inline(always)]
-                    |fused| {
-                        for (number, row) in rows.enumerate() {
-                            let at = row * cols..(row + 1) * cols;
-                            let (x, dy) = (&x[at.clone()], &dy[at]);
-                            let mut lanes = [0.0; LANES];
-                            fold3(
-                                &mut lanes,
-                                [x, w, dy],
-                                #[inline(always)]
-                                |sum, [x, w, dy]| fma(fused, dy, x * w, sum),
-                            );
-                            let scale = rstd[row];
-                            let mean = f64::from(merge(lanes, add)) / cols as f64;
-                            let pull = (-mean * f64::from(scale) * f64::from(scale) * f64::from(scale)) as f32;
-                            let dx = &mut dx[number * cols..][..cols];
-                            for (((dx, x), dy), w) in dx.iter_mut().zip(x).zip(dy).zip(w) {
-                                let through = fma(fused, x.widen(), pull, dy.widen() * w.widen() * scale);
-                                *dx = T::narrow(dx.widen() + through);
-                            }
-                        }
-                    },
-                );
+            self.each_row(op.rows, cols, dx, no_scratch(), #[inline(always)] move |fused, row, dx: &mut [T], []| {
+                let at = row * cols..(row + 1) * cols;
+                let (x, dy, scale) = (&x[at.clone()], &dy[at], rstd[row]);
+                let mut lanes = [0.0; LANES];
+                fold_rows(&mut lanes, [x, w, dy], #[inline(always)] |sum, [x, w, dy]| fma(fused, dy, x * w, sum));
+                let mean = f64::from(merge(lanes, add)) / cols as f64;
+                let pull = (-mean * f64::from(scale) * f64::from(scale) * f64::from(scale)) as f32;
+                for (((dx, x), dy), w) in dx.iter_mut().zip(x).zip(dy).zip(w) {
+                    let through = fma(fused, x.widen(), pull, dy.widen() * w.widen() * scale);
+                    *dx = T::narrow(dx.widen() + through);
+                }
             });
             if let Some(dw) = dw {
                 self.sum_rows(op.rows, cols, 1, dw, #[inline(always)] |fused, row, at, sums| {

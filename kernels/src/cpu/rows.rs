@@ -8,7 +8,7 @@ use super::map::typed;
 use super::stream::{CHUNK, Shared, elements};
 use crate::op::*;
 use crate::round::Float32;
-use crate::{View, ViewMut};
+use crate::{Element, View, ViewMut, no_scratch};
 use std::ops::Range;
 
 /// Rows per part so that a part is worth a thread.
@@ -28,41 +28,71 @@ impl Cpu {
         }
         let width = heads * op.head_dim;
         typed!(op.dtype, T => {
-            let x = Shared::new(x);
-            self.pool.split(op.rows, grain(width), |_, rows| {
-                // SAFETY: each row belongs to one thread.
-                let x = unsafe { x.elements::<T>(rows.start * width..rows.end * width) };
-                self.level.run(
-                    #[inline(always)]
-                    |fused| {
-                        for (row, x) in rows.zip(x.chunks_exact_mut(width)) {
-                            let table = row % op.seq * half..(row % op.seq + 1) * half;
-                            let (cos, sin) = (&cos[table.clone()], &sin[table]);
-                            for head in x.chunks_exact_mut(op.head_dim) {
-                                let (low, high) = head.split_at_mut(half);
-                                rotate(fused, low, high, cos, sin, sign);
-                            }
-                        }
-                    },
-                );
-            });
+            self.each_row(op.rows, width, x, no_scratch(), #[inline(always)] move |fused, row, x: &mut [T], []| {
+                let table = row % op.seq * half..(row % op.seq + 1) * half;
+                let (cos, sin) = (&cos[table.clone()], &sin[table]);
+                for head in x.chunks_exact_mut(op.head_dim) {
+                    let (low, high) = head.split_at_mut(half);
+                    rotate(fused, low, high, cos, sin, sign);
+                }
+            })
         })
     }
 
-    /// Rows are copied as bytes: table and output have one type.
-    pub(super) fn run_embedding(&self, op: &Embedding, ids: &[u32], table: View, out: ViewMut) {
-        let (cols, bytes) = (op.cols, op.cols * op.dtype.size());
-        let out = Shared::new(out);
-        self.pool.split(op.rows, grain(cols), |_, rows| {
+    /// Calls `each(fused, row, x, kept)` with every row of `x`, `cols` elements each, and its numbers in the `N` parts of
+    /// `kept`, which hold one for each row.
+    pub(super) fn each_row<T: Element, const N: usize>(
+        &self,
+        rows: usize,
+        cols: usize,
+        x: ViewMut,
+        kept: ViewMut,
+        each: impl Fn(bool, usize, &mut [T], [&mut f32; N]) + Sync + Copy,
+    ) {
+        let (x, kept) = (Shared::new(x), Shared::new(kept));
+        self.pool.split(rows, grain(cols), |_, part| {
+            // SAFETY: each row belongs to one thread, in all parts of what is kept.
+            let (x, mut kept) = unsafe {
+                let kept = |i: usize| kept.elements::<f32>(i * rows + part.start..i * rows + part.end);
+                (x.elements::<T>(part.start * cols..part.end * cols), std::array::from_fn::<_, N, _>(kept))
+            };
+            self.level.run(
+                #[inline(always)]
+                |fused| {
+                    let own = each;
+                    for (number, row) in part.enumerate() {
+                        let kept = kept.each_mut().map(|kept| &mut kept[number]);
+                        own(fused, row, &mut x[number * cols..][..cols], kept);
+                    }
+                },
+            );
+        });
+    }
+
+    /// `to[row] = from[source(row)]`, rows of `cols` elements of one type, which are copied as bytes.
+    pub(super) fn copy_rows(
+        &self,
+        rows: usize,
+        cols: usize,
+        from: View,
+        to: ViewMut,
+        source: impl Fn(usize) -> usize + Sync,
+    ) {
+        let (bytes, to) = (cols * from.dtype().size(), Shared::new(to));
+        self.pool.split(rows, grain(cols), |_, rows| {
             for row in rows {
-                let start = ids[row] as usize * cols;
-                let from = table.slice(start..start + cols);
+                let start = source(row) * cols;
+                let from = from.slice(start..start + cols);
                 // SAFETY: each row belongs to one thread.
-                let to = unsafe { out.part(row * cols..(row + 1) * cols) };
+                let to = unsafe { to.part(row * cols..(row + 1) * cols) };
                 // SAFETY: both hold `cols` elements of one type; the output is lent for writing, so they are apart.
                 unsafe { to.ptr().copy_from_nonoverlapping(from.ptr(), bytes) };
             }
         });
+    }
+
+    pub(super) fn run_embedding(&self, op: &Embedding, ids: &[u32], table: View, out: ViewMut) {
+        self.copy_rows(op.rows, op.cols, table, out, |row| ids[row] as usize);
     }
 
     /// Threads take columns, so the rows of one token are added in order.

@@ -3,13 +3,12 @@
 #![allow(unsafe_code, reason = "parts of one buffer for several threads")]
 
 use super::level::Level;
-use crate::pool::Pool;
 use crate::round::Float32;
+use crate::view::Span;
 use crate::{DType, Element, View, ViewMut};
 use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::ptr::NonNull;
 
 /// Elements of a chunk: 2 KiB of f32 for each operand.
 pub(super) const CHUNK: usize = 512;
@@ -19,23 +18,18 @@ pub(super) const GRAIN: usize = 16 * CHUNK;
 
 /// A buffer that several threads write, each in ranges of its own.
 pub(super) struct Shared<'a> {
-    ptr: NonNull<u8>,
-    len: usize,
-    dtype: DType,
+    span: Span,
     life: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: it is only written through `part`, whose caller keeps the ranges of threads apart.
-unsafe impl Sync for Shared<'_> {}
-
 impl<'a> Shared<'a> {
     pub fn new(view: ViewMut<'a>) -> Shared<'a> {
-        Shared { ptr: view.ptr(), len: view.len(), dtype: view.dtype(), life: PhantomData }
+        Shared { span: *view, life: PhantomData }
     }
 
     /// Where the first element lies, for buffers that hold f32.
     pub fn address(&self) -> *mut f32 {
-        self.ptr.as_ptr().cast()
+        self.span.ptr().as_ptr().cast()
     }
 
     /// The elements of `range`.
@@ -43,22 +37,9 @@ impl<'a> Shared<'a> {
     /// # Safety
     /// No other part that is in use may overlap it.
     pub unsafe fn part(&self, range: Range<usize>) -> ViewMut<'_> {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        let part = self.span.part(range);
         // SAFETY: inside the view this was made of, and the caller says that nobody else uses it.
-        unsafe { ViewMut::from_raw(self.ptr.add(range.start * self.dtype.size()), self.dtype, range.len()) }
-    }
-
-    /// As [`Shared::part`], of a buffer that is known to hold f32.
-    ///
-    /// # Safety
-    /// As `part`.
-    #[allow(
-        clippy::mut_from_ref,
-        reason = "threads share the view and take parts that do not overlap, as the caller promises"
-    )]
-    pub unsafe fn floats(&self, range: Range<usize>) -> &mut [f32] {
-        // SAFETY: as the caller says.
-        unsafe { self.elements::<f32>(range) }
+        unsafe { ViewMut::from_raw(part.ptr(), part.dtype(), part.len()) }
     }
 
     /// As [`Shared::part`], of a buffer that is known to hold T.
@@ -70,9 +51,10 @@ impl<'a> Shared<'a> {
         reason = "threads share the view and take parts that do not overlap, as the caller promises"
     )]
     pub unsafe fn elements<T: Element>(&self, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len && self.dtype == T::DTYPE);
+        assert!(self.span.dtype() == T::DTYPE);
+        let part = self.span.part(range);
         // SAFETY: inside the view, of its type, and the caller says that nobody else uses it.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast::<T>().add(range.start), range.len()) }
+        unsafe { std::slice::from_raw_parts_mut(part.ptr().as_ptr().cast(), part.len()) }
     }
 }
 
@@ -159,46 +141,4 @@ pub(super) fn close(level: Level, view: &mut ViewMut, buffer: &[f32]) {
 
 pub(super) fn chunks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     range.clone().step_by(CHUNK).map(move |start| start..(start + CHUNK).min(range.end))
-}
-
-/// Passes over the first `len` elements of all operands: `body(fused, start, outs, ins)` computes a chunk of the
-/// outputs, which hold their old values when `read` is set. Every chunk starts at a multiple of [`CHUNK`], whatever
-/// the number of threads.
-pub(super) fn stream<const O: usize, const I: usize>(
-    pool: &Pool,
-    level: Level,
-    len: usize,
-    outs: [ViewMut<'_>; O],
-    read: bool,
-    ins: [View<'_>; I],
-    body: impl Fn(bool, usize, [&mut [f32]; O], [&[f32]; I]) + Sync,
-) {
-    let outs = outs.map(Shared::new);
-    pool.split(len, GRAIN, |_, range| {
-        let mut out_buffers = [[0.0; CHUNK]; O];
-        let mut in_buffers = [[0.0; CHUNK]; I];
-        for chunk in chunks(range) {
-            // SAFETY: chunks of all threads are disjoint.
-            let mut parts = outs.each_ref().map(|out| unsafe { out.part(chunk.clone()) });
-            {
-                let mut parts = parts.iter_mut().zip(&mut out_buffers);
-                let targets = [(); O].map(|()| {
-                    let (part, buffer) = parts.next().expect("as many parts as outputs");
-                    open(level, part, buffer, read)
-                });
-                let mut buffers = in_buffers.iter_mut();
-                let sources = ins.map(|view| {
-                    let buffer = buffers.next().expect("as many buffers as inputs");
-                    load(level, view.slice(chunk.clone()), buffer)
-                });
-                level.run(
-                    #[inline(always)]
-                    |fused| body(fused, chunk.start, targets, sources),
-                );
-            }
-            for (part, buffer) in parts.iter_mut().zip(&out_buffers) {
-                close(level, part, buffer);
-            }
-        }
-    });
 }

@@ -4,13 +4,11 @@
 
 use super::Cuda;
 use super::launch::{Argument, Run, arguments, runs};
+use super::mixed::Staged;
 use crate::cpu::adamw::Step;
 use crate::op::*;
 use crate::philox;
-use crate::round::Float32;
-use crate::{DType, Result, View, ViewMut};
-use half::{bf16, f16};
-use std::sync::{Mutex, PoisonError};
+use crate::{Cpu, Kernels, Result, View, ViewMut, no_scratch};
 
 const THREADS: u32 = 256;
 /// Elements that a block takes at a time: eight for each thread.
@@ -22,7 +20,7 @@ unsafe impl Argument for Step {}
 /// Starts a kernel that goes through elements, whose last parameter is their number.
 macro_rules! each {
     ($self:ident, $kernel:literal, $len:expr, [$($value:expr),*]) => {
-        $self.launch($kernel, [$self.blocks($len, TILE), 1, 1], THREADS, 0, arguments![$($value,)* $len as u64])
+        $self.launch($kernel, [$self.blocks($len, TILE), 1, 1], THREADS, 0, arguments![$($value,)* $len])
     };
 }
 
@@ -44,7 +42,7 @@ impl Cuda {
             match op {
                 Op::Fill(op, value) => {
                     let grid = [self.blocks(op.len, TILE), 1, 1];
-                    self.launch("fill", grid, THREADS, 0, arguments![x, op.len as u64, *value as f32])
+                    self.launch("fill", grid, THREADS, 0, arguments![x, op.len, *value as f32])
                 }
                 Op::Accumulate(op, alpha) => each!(self, "accumulate", op.len, [*alpha as f32, a, x]),
                 Op::Add(op) => each!(self, "add", op.len, [a, b, x]),
@@ -76,70 +74,28 @@ impl Cuda {
 
     /// One type is copied; else an element is read as f32 and rounded into its place.
     pub(super) fn run_cast(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        let (len, from, to) = (dst.len(), Run::of(&src), Run::of_mut(&dst));
         if src.dtype() == dst.dtype() {
-            let (from, to) = (src.ptr().as_ptr().addr() as u64, dst.ptr().as_ptr().addr() as u64);
-            // SAFETY: both hold as many bytes of the device's, and `dst` is lent for writing, so they are apart.
-            return Ok(unsafe { self.stream.copy(from, to, len * dst.dtype().size()) }?);
+            return self.copy(src, dst);
         }
+        let (len, from, to) = (dst.len(), Run::of(&src), Run::of(&dst));
         // SAFETY: the kernel's parameters, and both hold `len` elements (checked).
         unsafe { each!(self, "cast", len, [from, to]) }
     }
 
-    /// Drawn on the host, so that the bits are those of every other device, and sent in pieces: no part of a step.
+    /// Drawn on the host, so that the bits are those of every other device, by as many threads as there is work and there are
+    /// cores for, and sent in pieces: no part of a step.
     pub(super) fn run_normal(&self, op: &Normal, mut dst: ViewMut<'_>) -> Result<()> {
         const PIECE: usize = 1 << 22;
-        let mut bytes = vec![0u8; op.len.min(PIECE) * op.dtype.size()];
+        const LEAST: usize = 1 << 16;
+        let mut staged = Staged::new(op.dtype, op.len.min(PIECE));
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let cpu = Cpu::new(cores.min(op.len.min(PIECE).div_ceil(LEAST)));
         for start in (0..op.len).step_by(PIECE) {
             let len = PIECE.min(op.len - start);
-            let piece = &mut bytes[..len * op.dtype.size()];
-            draw(op, start, piece);
-            let to = dst.slice_mut(start..start + len).ptr().as_ptr().addr() as u64;
-            // SAFETY: `dst` holds `len` elements from `start` on (checked).
-            unsafe { self.stream.upload(piece, to)? };
+            let piece = Normal { len, first: op.first.wrapping_add(start as u64), ..*op };
+            cpu.run(&Op::Normal(piece), &[], &mut [staged.view_mut(len)], no_scratch())?;
+            self.upload(staged.view(len), dst.slice_mut(start..start + len))?;
         }
         Ok(())
     }
-}
-
-/// The elements from `start` on, as bytes, by as many threads as there is work and there are cores for.
-fn draw(op: &Normal, start: usize, bytes: &mut [u8]) {
-    const LEAST: usize = 1 << 16;
-    let size = op.dtype.size();
-    let len = bytes.len() / size;
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let part = len.div_ceil(cores).max(LEAST);
-    let run = |number: usize, bytes: &mut [u8]| {
-        let first = op.first.wrapping_add((start + number * part) as u64);
-        match op.dtype {
-            DType::Bf16 => draw_as::<bf16>(op, first, bytes),
-            DType::F16 => draw_as::<f16>(op, first, bytes),
-            _ => draw_as::<f32>(op, first, bytes),
-        }
-    };
-    let others = (len.div_ceil(part).max(1) - 1).min(cores);
-    let parts = Mutex::new(bytes.chunks_mut(part * size).enumerate());
-    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = || std::iter::from_fn(next).for_each(|(number, bytes)| run(number, bytes));
-    std::thread::scope(|scope| {
-        // Where the system starts no more threads, those that are there do the work.
-        (0..others).for_each(|_| drop(std::thread::Builder::new().spawn_scoped(scope, work)));
-        work();
-    });
-}
-
-fn draw_as<T: Float32>(op: &Normal, first: u64, bytes: &mut [u8]) {
-    let std = op.std as f32;
-    let mut slots = bytes.chunks_exact_mut(size_of::<T>());
-    let len = slots.len();
-    philox::each(
-        first,
-        len,
-        |block| philox::normals(op.seed, block),
-        |_, x| {
-            if let Some(slot) = slots.next() {
-                slot.copy_from_slice(bytemuck::bytes_of(&T::narrow(std * x)));
-            }
-        },
-    );
 }

@@ -7,7 +7,7 @@ use super::launch::{Run, SCRATCH_BYTES, arguments};
 use super::rows::teams;
 use crate::device::Address;
 use crate::op::Embedding;
-use crate::{DType, Result, View, ViewMut};
+use crate::{DType, Result};
 
 /// Rows of the sorted order that a block sums, as embedding.cu has it.
 const WINDOW: usize = 32;
@@ -18,22 +18,15 @@ const SORTED: usize = 1 << 16;
 const KEY_BYTES: usize = 2 * 8 * SORTED;
 
 impl Cuda {
-    pub(super) fn run_embedding(&self, op: &Embedding, ids: View, table: View, out: ViewMut) -> Result<()> {
-        let (from, to, bytes) = (Run::of(&table), Run::of_mut(&out), op.cols * op.dtype.size());
+    pub(super) fn run_embedding(&self, op: &Embedding, [ids, from, to]: [Run; 3]) -> Result<()> {
+        let bytes = op.cols * op.dtype.size();
         let fits = |word: usize| [bytes as Address, from.address(), to.address()].iter().all(|n| n % word as u64 == 0);
-        let word = if fits(16) {
-            16
-        } else if fits(4) {
-            4
-        } else {
-            2
-        };
+        let word = [16, 4].into_iter().find(|word| fits(*word)).unwrap_or(2);
         let words = bytes / word;
         let teams = teams(words * 8);
         let grid = [op.rows.div_ceil(teams.rows), 1, 1];
-        let (rows, words, word, vocab) = (op.rows as u64, words as u64, word as u32, op.vocab as u64);
-        let (ids, team, faults) = (Run::of(&ids), teams.team, self.faults());
-        let arguments = arguments![ids, from, to, rows, words, word, vocab, team, faults];
+        let (word, team, faults) = (word as u32, teams.team, self.faults());
+        let arguments = arguments![ids, from, to, op.rows, words, word, op.vocab, team, faults];
         // SAFETY: the kernel's parameters; the operands were checked against the shape, and words are aligned.
         unsafe { self.launch("embedding", grid, teams.threads, 0, arguments) }
     }
@@ -41,7 +34,7 @@ impl Cuda {
     /// Rows are sorted by id, a run of up to 65536 of them at a time, and each id's are summed in order: see embedding.cu. So
     /// every row of dy is read once, every row of the table that has tokens is changed once (or twice) by one block, and the
     /// order of the sums depends on the ids alone.
-    pub(super) fn run_embedding_backward(&self, op: &Embedding, ids: View, dy: View, dtable: ViewMut) -> Result<()> {
+    pub(super) fn run_embedding_backward(&self, op: &Embedding, operands: [Run; 3]) -> Result<()> {
         if op.cols == 0 {
             return Ok(());
         }
@@ -49,26 +42,25 @@ impl Cuda {
         let windows = (SCRATCH_BYTES - KEY_BYTES) / op.cols.saturating_mul(4);
         let most = windows.saturating_mul(WINDOW).clamp(WINDOW, SORTED);
         for first in (0..op.rows).step_by(most) {
-            self.add_tokens(op, Run::of(&ids), Run::of(&dy), Run::of_mut(&dtable), first, most.min(op.rows - first))?;
+            self.add_tokens(op, operands, first, most.min(op.rows - first))?;
         }
         Ok(())
     }
 
-    fn add_tokens(&self, op: &Embedding, ids: Run, dy: Run, table: Run, first: usize, rows: usize) -> Result<()> {
+    fn add_tokens(&self, op: &Embedding, [ids, dy, table]: [Run; 3], first: usize, rows: usize) -> Result<()> {
         let tile = rows.next_power_of_two().clamp(2 * WINDOW, TILE);
         let keys = rows.next_multiple_of(tile);
         let scratch = self.scratch();
         let (mut from, mut to) = (*scratch, *scratch + (KEY_BYTES / 2) as Address);
         let carried = Run::at(*scratch + KEY_BYTES as Address, DType::F32);
-        let (start, count, vocab, faults) = (first as u64, rows as u32, op.vocab as u64, self.faults());
+        let (count, of_tile, faults) = (rows as u32, tile as u32, self.faults());
         let (has_padding, padding) = (u32::from(op.padding.is_some()), op.padding.unwrap_or(0));
-        let of_tile = tile as u32;
-        let threads = (tile as u32 / 2).clamp(32, 512);
-        let arguments = arguments![ids, from, start, count, of_tile, vocab, has_padding, padding, faults];
+        let threads = (of_tile / 2).clamp(32, 512);
+        let arguments = arguments![ids, from, first, count, of_tile, op.vocab, has_padding, padding, faults];
         // SAFETY: the kernel's parameters; there are `rows` ids from `first` on, and the scratch holds all keys.
         unsafe { self.launch("embedding_sort", [keys / tile, 1, 1], threads, tile * 8, arguments)? };
         let all = keys as u32;
-        let mut width = tile as u32;
+        let mut width = of_tile;
         while width < all {
             // SAFETY: the kernel's parameters; both places hold all keys.
             unsafe {
@@ -78,13 +70,12 @@ impl Cuda {
             (from, to) = (to, from);
             width *= 2;
         }
-        let windows = rows.div_ceil(WINDOW);
-        let (cols, tiles, number) = (op.cols as u64, op.cols.div_ceil(1024), windows as u64);
-        let arguments = arguments![from, dy, table, carried, start, cols];
+        let (windows, tiles) = (rows.div_ceil(WINDOW), op.cols.div_ceil(1024));
+        let arguments = arguments![from, dy, table, carried, first, op.cols];
         // SAFETY: the kernel's parameters; keys name rows of dy and of the table that were checked to be there, and the
         // scratch holds what every window but the first carries.
         unsafe { self.launch("embedding_sum", [windows, tiles, 1], 128, 0, arguments)? };
-        let arguments = arguments![from, table, carried, number, cols];
+        let arguments = arguments![from, table, carried, windows, op.cols];
         // SAFETY: as above.
         unsafe { self.launch("embedding_carry", [windows - 1, tiles, 1], 128, 0, arguments) }
     }

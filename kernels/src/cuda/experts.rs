@@ -6,7 +6,7 @@ use super::Cuda;
 use super::launch::{Argument, Run, arguments, number};
 use crate::device::Address;
 use crate::op::{Combine, Route, Slots};
-use crate::{DType, KernelError, Result, View, ViewMut};
+use crate::{DType, KernelError, Result};
 
 const THREADS: u32 = 256;
 const WARP: usize = 32;
@@ -31,9 +31,9 @@ unsafe impl Argument for Indices {}
 
 impl Cuda {
     /// The parts of the indices of `rows x top` choices.
-    fn parts(&self, indices: Address, [rows, top, experts]: [usize; 3]) -> Indices {
+    fn parts(&self, indices: Run, [rows, top, experts]: [usize; 3]) -> Indices {
         let slots = (rows * top) as u64;
-        let part = |number: u64| indices + number * slots * size_of::<u32>() as u64;
+        let part = |number: u64| indices.address() + number * slots * size_of::<u32>() as u64;
         let (ids, order, places) = (part(0), part(1), part(2));
         Indices { ids, order, places, slots, experts: experts as u32, top: top as u32, faults: self.faults() }
     }
@@ -43,17 +43,12 @@ impl Cuda {
         [self.blocks(pieces, THREADS as usize / WARP), 1, 1]
     }
 
-    pub(super) fn run_route(
-        &self,
-        op: &Route,
-        logits: View<'_>,
-        weights: ViewMut<'_>,
-        indices: ViewMut<'_>,
-    ) -> Result<()> {
+    pub(super) fn run_route(&self, op: &Route, logits: Run, weights: Run, indices: Run) -> Result<()> {
         let Route { rows, experts, top, .. } = *op;
-        let all = self.parts(indices.ptr().as_ptr() as Address, [rows, top, experts]);
-        let offsets = all.places + all.slots * size_of::<u32>() as u64;
-        if all.slots == 0 {
+        let all = self.parts(indices, [rows, top, experts]);
+        let Indices { ids, order, places, slots, .. } = all;
+        let offsets = places + slots * size_of::<u32>() as u64;
+        if slots == 0 {
             // SAFETY: the indices end with the offsets (checked).
             return Ok(unsafe { self.stream.memset(offsets, 0, (experts + 1) * size_of::<u32>()) }?);
         }
@@ -64,20 +59,18 @@ impl Cuda {
             return Err(KernelError::Invalid { op: "route", reason });
         }
         let round_to = if op.rounded { number(op.dtype) } else { number(DType::F32) };
-        let (weights, logits) = (weights.ptr().as_ptr() as Address, Run::of(&logits));
-        let (many, each, normalised) = (rows as u64, top as u32, u32::from(op.normalised));
+        let (each, normalised, weights) = (all.top, u32::from(op.normalised), weights.address());
         // SAFETY: the kernel's parameters; shapes were checked.
         unsafe {
-            let arguments = arguments![logits, many, all.experts, each, normalised, round_to, weights, all.ids];
+            let arguments = arguments![logits, rows, all.experts, each, normalised, round_to, weights, ids];
             self.launch("route_topk", self.warps(rows), THREADS, 0, arguments)?;
         }
         let chunk = CHUNK.max((2 * experts).next_multiple_of(WARP));
         let chunks = op.slots().div_ceil(chunk);
         // Counts of many chunks lie where places will: no more than half of the choices and one expert's count each, while
         // a chunk is twice the experts long. Those of a single chunk become the offsets where they lie.
-        let counts = if chunks > 1 { all.places } else { offsets };
-        let (grid, size, number_of) = ([chunks, 1, 1], chunk as u32, chunks as u32);
-        let Indices { ids, order, places, slots, experts, .. } = all;
+        let counts = if chunks > 1 { places } else { offsets };
+        let (grid, size, number_of, experts) = ([chunks, 1, 1], chunk as u32, chunks as u32, all.experts);
         // SAFETY: the kernels' parameters, in memory that the indices have (checked); ids are those just chosen.
         unsafe {
             self.launch("route_histogram", grid, WARP as u32, shared, arguments![ids, slots, size, experts, counts])?;
@@ -89,45 +82,25 @@ impl Cuda {
         }
     }
 
-    pub(super) fn run_route_backward(
-        &self,
-        op: &Route,
-        logits: View<'_>,
-        indices: View<'_>,
-        dweights: View<'_>,
-        dlogits: ViewMut<'_>,
-    ) -> Result<()> {
-        let all = self.parts(indices.ptr().as_ptr() as Address, [op.rows, op.top, op.experts]);
-        let (logits, dlogits) = (Run::of(&logits), Run::of_mut(&dlogits));
-        let (dweights, rows) = (dweights.ptr().as_ptr() as Address, op.rows as u64);
-        let normalised = u32::from(op.normalised);
-        let (name, grid) = ("route_backward", self.warps(op.rows));
+    pub(super) fn run_route_backward(&self, op: &Route, [logits, indices, dweights, dlogits]: [Run; 4]) -> Result<()> {
+        let all = self.parts(indices, [op.rows, op.top, op.experts]);
+        let (dweights, normalised) = (dweights.address(), u32::from(op.normalised));
+        let arguments = arguments![all, logits, dweights, dlogits, op.rows, normalised];
         // SAFETY: the kernel's parameters; shapes were checked, and the kernel checks the experts.
-        unsafe { self.launch(name, grid, THREADS, 0, arguments![all, logits, dweights, dlogits, rows, normalised]) }
+        unsafe { self.launch("route_backward", self.warps(op.rows), THREADS, 0, arguments) }
     }
 
-    pub(super) fn run_dispatch(&self, op: &Slots, indices: View<'_>, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
-        let all = self.parts(indices.ptr().as_ptr() as Address, [op.rows, op.top, op.experts]);
-        let (x, y, cols) = (Run::of(&x), Run::of_mut(&y), op.cols as u64);
-        let grid = self.warps(op.slots());
+    pub(super) fn run_dispatch(&self, op: &Slots, [indices, x, y]: [Run; 3]) -> Result<()> {
+        let all = self.parts(indices, [op.rows, op.top, op.experts]);
         // SAFETY: the kernel's parameters; shapes were checked, and the kernel checks the indices.
-        unsafe { self.launch("dispatch", grid, THREADS, 0, arguments![all, x, y, cols]) }
+        unsafe { self.launch("dispatch", self.warps(op.slots()), THREADS, 0, arguments![all, x, y, op.cols]) }
     }
 
-    pub(super) fn run_combine(
-        &self,
-        op: &Combine,
-        indices: View<'_>,
-        x: View<'_>,
-        weights: Option<View<'_>>,
-        y: ViewMut<'_>,
-    ) -> Result<()> {
+    pub(super) fn run_combine(&self, op: &Combine, [indices, x, weights, y]: [Run; 4]) -> Result<()> {
         let Slots { rows, top, experts, cols, .. } = op.slots;
-        let all = self.parts(indices.ptr().as_ptr() as Address, [rows, top, experts]);
-        let weights = weights.map_or(0, |weights| weights.ptr().as_ptr() as Address);
-        let (x, y, accumulate) = (Run::of(&x), Run::of_mut(&y), u32::from(op.accumulate));
+        let all = self.parts(indices, [rows, top, experts]);
+        let (weights, accumulate) = (weights.address(), u32::from(op.accumulate));
         let grid = self.warps(rows * cols.div_ceil(256));
-        let (rows, cols) = (rows as u64, cols as u64);
         // SAFETY: the kernel's parameters; shapes were checked, and the kernel checks the indices.
         unsafe { self.launch("combine", grid, THREADS, 0, arguments![all, x, weights, accumulate, y, rows, cols]) }
     }
@@ -135,17 +108,12 @@ impl Cuda {
     pub(super) fn run_router_weight_backward(
         &self,
         op: &Slots,
-        indices: View<'_>,
-        weights: View<'_>,
-        x: ViewMut<'_>,
-        dx: ViewMut<'_>,
-        dweights: ViewMut<'_>,
+        [indices, weights, x, dx, dweights]: [Run; 5],
     ) -> Result<()> {
-        let all = self.parts(indices.ptr().as_ptr() as Address, [op.rows, op.top, op.experts]);
-        let (weights, dweights) = (weights.ptr().as_ptr() as Address, dweights.ptr().as_ptr() as Address);
-        let (x, dx, cols) = (Run::of_mut(&x), Run::of_mut(&dx), op.cols as u64);
-        let grid = self.warps(op.slots());
+        let all = self.parts(indices, [op.rows, op.top, op.experts]);
+        let (weights, dweights) = (weights.address(), dweights.address());
+        let arguments = arguments![all, weights, x, dx, dweights, op.cols];
         // SAFETY: the kernel's parameters; shapes were checked, and the kernel checks the indices.
-        unsafe { self.launch("weigh", grid, THREADS, 0, arguments![all, weights, x, dx, dweights, cols]) }
+        unsafe { self.launch("weigh", self.warps(op.slots()), THREADS, 0, arguments) }
     }
 }

@@ -6,7 +6,7 @@ use super::Cuda;
 use super::launch::{Argument, Run, arguments};
 use crate::device::Address;
 use crate::op::*;
-use crate::{DType, KernelError, Result, View, ViewMut};
+use crate::{DType, KernelError, Result};
 
 /// Operands and shape as `attention.h` lays them out.
 #[repr(C)]
@@ -61,36 +61,10 @@ pub(super) const TILE: usize = 128;
 const PLAIN_TILE: usize = 64;
 const PLAIN_COLUMNS: usize = 128;
 
-/// Elements of f32 that a forward uses.
-pub(super) fn forward_workspace(_: &Attention) -> usize {
-    0
-}
-
-/// Elements of f32 that a backward uses: for each query of each head the sum of `dout * out`.
-pub(super) fn backward_workspace(op: &Attention) -> usize {
-    lines(op)
-}
-
-/// Elements of f32 that a forward which stores its probabilities uses: each row's log-sum-exp.
-pub(super) fn naive_workspace(op: &Attention) -> usize {
-    lines(op)
-}
-
-/// Elements of f32 that its backward uses: as [`backward_workspace`].
-pub(super) fn naive_backward_workspace(op: &Attention) -> usize {
-    lines(op)
-}
-
-fn lines(op: &Attention) -> usize {
+/// Elements of f32 that an operation uses for each query of each head: a backward for the sum of `dout * out`, a forward
+/// which stores its probabilities for each row's log-sum-exp.
+pub(super) fn lines(op: &Attention) -> usize {
     op.batch.saturating_mul(op.heads).saturating_mul(op.seq)
-}
-
-fn address(view: &View) -> Address {
-    view.ptr().as_ptr() as Address
-}
-
-fn address_mut(view: &ViewMut) -> Address {
-    view.ptr().as_ptr() as Address
 }
 
 /// Whether there is nothing to do. Else the shape is one that kernels can count in.
@@ -107,12 +81,12 @@ fn is_empty(name: &'static str, op: &Attention) -> Result<bool> {
 }
 
 impl Attend {
-    fn new(op: &Attention, [q, k, v]: [&View; 3]) -> Attend {
+    fn new(op: &Attention, [q, k, v]: [Run; 3]) -> Attend {
         let none = Run::none(op.dtype);
         Attend {
-            q: Run::of(q),
-            k: Run::of(k),
-            v: Run::of(v),
+            q,
+            k,
+            v,
             out: none,
             dout: none,
             dq: none,
@@ -167,12 +141,13 @@ impl Cuda {
     }
 
     /// Says which documents cannot start where they are said to, once the host waits.
-    fn check_starts(&self, op: &Attention, starts: Option<&View>) -> Result<Address> {
-        let Some(starts) = starts else { return Ok(0) };
-        let (at, count, rows, faults) = (address(starts), (op.batch * op.seq) as u64, op.seq as u32, self.faults());
-        let grid = [self.blocks(op.batch * op.seq, 256), 1, 1];
-        // SAFETY: the kernel's parameters; there is a start for every token.
-        unsafe { self.launch("check_document_starts", grid, 256, 0, arguments![at, count, rows, faults])? };
+    fn check_starts(&self, op: &Attention, starts: Run) -> Result<Address> {
+        let (at, count, rows, faults) = (starts.address(), op.batch * op.seq, op.seq as u32, self.faults());
+        if at != 0 {
+            let grid = [self.blocks(count, 256), 1, 1];
+            // SAFETY: the kernel's parameters; there is a start for every token.
+            unsafe { self.launch("check_document_starts", grid, 256, 0, arguments![at, count, rows, faults])? };
+        }
         Ok(at)
     }
 
@@ -184,22 +159,20 @@ impl Cuda {
     pub(super) fn run_attention(
         &self,
         op: &Attention,
-        starts: Option<View<'_>>,
-        [q, k, v]: [View<'_>; 3],
-        out: ViewMut<'_>,
-        lse: ViewMut<'_>,
-        _: ViewMut<'_>,
+        inputs: [Run; 3],
+        starts: Run,
+        [out, lse]: [Run; 2],
     ) -> Result<()> {
         if is_empty("attention", op)? {
             return Ok(());
         }
-        let starts = self.check_starts(op, starts.as_ref())?;
-        let attend = Attend { out: Run::of_mut(&out), lse: address_mut(&lse), starts, ..Attend::new(op, [&q, &k, &v]) };
-        let attend = attend.by_queries(op);
+        let starts = self.check_starts(op, starts)?;
+        let attend = Attend { out, lse: lse.address(), starts, ..Attend::new(op, inputs) }.by_queries(op);
         let shared = (TILE + 4 * 64) * op.head_dim * 2;
-        let addresses = [address(&q), address(&k), address(&v), address_mut(&out)];
+        let [q, k, v] = inputs;
+        let addresses = [q, k, v, out].map(|run| run.address());
         if let Some(kernel) = self.hopper(op, starts, &addresses) {
-            return self.run_hopper(kernel, op, attend, [address(&q), address(&k), address(&v)]);
+            return self.run_hopper(kernel, op, attend, inputs);
         }
         if let Some([forward, ..]) = self.tensor(op, &addresses, shared) {
             let grid = [op.seq.div_ceil(TILE) * op.batch * op.heads, 1, 1];
@@ -214,27 +187,17 @@ impl Cuda {
     pub(super) fn run_attention_backward(
         &self,
         op: &Attention,
-        starts: Option<View<'_>>,
-        [q, k, v]: [View<'_>; 3],
-        [out, lse, dout]: [View<'_>; 3],
-        [dq, dk, dv]: [ViewMut<'_>; 3],
-        workspace: ViewMut<'_>,
+        inputs: [Run; 3],
+        [out, lse, dout, starts]: [Run; 4],
+        gradients: [Run; 3],
+        workspace: Run,
     ) -> Result<()> {
         if is_empty("attention_backward", op)? {
             return Ok(());
         }
-        let starts = self.check_starts(op, starts.as_ref())?;
-        let attend = Attend {
-            out: Run::of(&out),
-            dout: Run::of(&dout),
-            dq: Run::of_mut(&dq),
-            dk: Run::of_mut(&dk),
-            dv: Run::of_mut(&dv),
-            lse: address(&lse),
-            delta: address_mut(&workspace),
-            starts,
-            ..Attend::new(op, [&q, &k, &v])
-        };
+        let (lse, delta, starts) = (lse.address(), workspace.address(), self.check_starts(op, starts)?);
+        let ([q, k, v], [dq, dk, dv]) = (inputs, gradients);
+        let attend = Attend { out, dout, dq, dk, dv, lse, delta, starts, ..Attend::new(op, inputs) };
         let grid = [self.blocks(lines(op), 8), 1, 1];
         // SAFETY: the kernel's parameter, whose runs are as long as `op` wants them.
         unsafe { self.launch("attention_delta", grid, 256, 0, arguments![attend])? };
@@ -242,9 +205,8 @@ impl Cuda {
         // Both kernels hold as much; the one that owns keys has three numbers for each of two tiles' queries besides.
         let shared = (2 * TILE + 4 * 64) * op.head_dim * 2;
         let of_keys = shared + 2 * 3 * 64 * 4;
-        let inputs = [&q, &k, &v, &dout].map(address);
-        let outputs = [&dq, &dk, &dv].map(address_mut);
-        let Some([_, keys, queries]) = self.tensor(op, &[&inputs[..], &outputs].concat(), of_keys) else {
+        let addresses = [q, k, v, dout, dq, dk, dv].map(|run| run.address());
+        let Some([_, keys, queries]) = self.tensor(op, &addresses, of_keys) else {
             let grids = [op.kv_heads, op.heads].map(|heads| Cuda::plain_grid(op, heads));
             // SAFETY: as above.
             unsafe {
@@ -265,23 +227,16 @@ impl Cuda {
     pub(super) fn run_naive_attention(
         &self,
         op: &Attention,
-        starts: Option<View<'_>>,
-        [q, k, v]: [View<'_>; 3],
-        out: ViewMut<'_>,
-        probs: ViewMut<'_>,
-        workspace: ViewMut<'_>,
+        inputs: [Run; 3],
+        starts: Run,
+        [out, probs]: [Run; 2],
+        workspace: Run,
     ) -> Result<()> {
         if is_empty("naive_attention", op)? {
             return Ok(());
         }
-        let starts = self.check_starts(op, starts.as_ref())?;
-        let attend = Attend {
-            out: Run::of_mut(&out),
-            probs: Run::of_mut(&probs),
-            lse: address_mut(&workspace),
-            starts,
-            ..Attend::new(op, [&q, &k, &v])
-        };
+        let (lse, starts) = (workspace.address(), self.check_starts(op, starts)?);
+        let attend = Attend { out, probs, lse, starts, ..Attend::new(op, inputs) };
         let (attend, grid, outputs) = (attend.by_queries(op), Cuda::plain_grid(op, op.heads), 0u32);
         // SAFETY: the kernels' parameters, whose runs are as long as `op` wants them.
         unsafe {
@@ -293,23 +248,15 @@ impl Cuda {
     pub(super) fn run_naive_attention_backward(
         &self,
         op: &Attention,
-        [q, k, v]: [View<'_>; 3],
-        [probs, dout]: [View<'_>; 2],
-        [dq, dk, dv]: [ViewMut<'_>; 3],
-        workspace: ViewMut<'_>,
+        inputs: [Run; 3],
+        [probs, dout]: [Run; 2],
+        [dq, dk, dv]: [Run; 3],
+        workspace: Run,
     ) -> Result<()> {
         if is_empty("naive_attention_backward", op)? {
             return Ok(());
         }
-        let attend = Attend {
-            probs: Run::of(&probs),
-            dout: Run::of(&dout),
-            dq: Run::of_mut(&dq),
-            dk: Run::of_mut(&dk),
-            dv: Run::of_mut(&dv),
-            delta: address_mut(&workspace),
-            ..Attend::new(op, [&q, &k, &v])
-        };
+        let attend = Attend { probs, dout, dq, dk, dv, delta: workspace.address(), ..Attend::new(op, inputs) };
         let (by_keys, by_queries) = (attend.by_keys(op), attend.by_queries(op));
         let (keys, queries) = (Cuda::plain_grid(op, op.kv_heads), Cuda::plain_grid(op, op.heads));
         // SAFETY: the kernels' parameter, whose runs are as long as `op` wants them.

@@ -7,7 +7,7 @@ use super::launch::{Argument, Run, arguments};
 use super::rows::small;
 use crate::device::Address;
 use crate::op::Gemm;
-use crate::{DType, Result, View, ViewMut};
+use crate::{DType, Result, ViewMut};
 
 /// Elements of f32 that a product may use, where the device's library wants so many bytes.
 pub(super) fn workspace(op: &Gemm, bytes: usize) -> usize {
@@ -46,7 +46,6 @@ unsafe impl Argument for Product {}
 // SAFETY: laid out alike in C.
 unsafe impl Argument for Groups {}
 
-/// A kernel that multiplies matrices.
 #[derive(Clone, Copy)]
 pub(super) struct Way {
     pub kernel: &'static str,
@@ -76,20 +75,19 @@ impl Product {
 }
 
 impl Cuda {
-    pub(super) fn run_gemm(&self, op: &Gemm, a: View, b: View, c: ViewMut, workspace: ViewMut) -> Result<()> {
+    pub(super) fn run_gemm(&self, op: &Gemm, operands: [Run; 3], workspace: &ViewMut) -> Result<()> {
         if op.m == 0 || op.n == 0 {
             return Ok(());
         }
-        let runs = [Run::of(&a), Run::of(&b), Run::of_mut(&c)];
         if op.k > 0 {
-            let [a, b, c] = runs.map(|run| run.address());
-            let (scratch, bytes) = (workspace.ptr().as_ptr() as Address, workspace.len() * 4);
+            let [a, b, c] = operands.map(|run| run.address());
+            let (scratch, bytes) = (Run::of(workspace).address(), workspace.len() * 4);
             // SAFETY: the operands were checked against `op`, and the workspace holds so many bytes.
             if unsafe { self.stream.blas_gemm(op, a, b, c, scratch, bytes)? } {
                 return Ok(());
             }
         }
-        let product = Product::new("gemm", op, runs)?;
+        let product = Product::new("gemm", op, operands)?;
         let Way { kernel, shared, tile } = product.way(op);
         let grid = [op.m.div_ceil(tile[0]) * op.n.div_ceil(tile[1]), 1, 1];
         let one = Groups { offsets: 0, faults: self.faults(), rows: 0, groups: 0, inner: 0, reserved: 0 };

@@ -7,23 +7,16 @@ use super::Cuda;
 use super::gemm::{Groups, Product, Way};
 use super::launch::{Run, arguments};
 use super::rows::small;
+use crate::Result;
 use crate::op::{Grouped, GroupedGemm};
-use crate::{Result, View, ViewMut};
 
 impl Cuda {
-    pub(super) fn run_grouped_gemm(
-        &self,
-        op: &GroupedGemm,
-        offsets: View,
-        [a, b]: [View; 2],
-        c: ViewMut,
-    ) -> Result<()> {
+    pub(super) fn run_grouped_gemm(&self, op: &GroupedGemm, offsets: Run, operands: [Run; 3]) -> Result<()> {
         // The product of all rows in one group has the shape of every group's, but for the number of rows.
         let name = "grouped_gemm";
         let whole = op.product(op.rows);
-        let product = Product::new(name, &whole, [Run::of(&a), Run::of(&b), Run::of_mut(&c)])?;
+        let product = Product::new(name, &whole, operands)?;
         let Way { kernel, shared, tile: [high, wide] } = product.way(&whole);
-        let inner = op.form == Grouped::Weight;
         let tiles = match op.form {
             Grouped::Weight => op.groups.saturating_mul(op.out.div_ceil(high)).saturating_mul(op.input.div_ceil(wide)),
             // A group's last tile may be short.
@@ -31,11 +24,11 @@ impl Cuda {
             _ => 0,
         };
         let groups = Groups {
-            offsets: Run::of(&offsets).address(),
+            offsets: offsets.address(),
             faults: self.faults(),
             rows: small(name, "the number of rows", op.rows)?,
             groups: small(name, "the number of groups", op.groups)?,
-            inner: u32::from(inner),
+            inner: u32::from(op.form == Grouped::Weight),
             reserved: 0,
         };
         // SAFETY: the kernel's parameters; the operands were checked against the shape, and the kernel cuts what offsets say to

@@ -4,7 +4,7 @@
 
 use super::Cuda;
 use super::flash::{Attend, TILE};
-use super::launch::{Argument, arguments};
+use super::launch::{Argument, Run, arguments};
 use crate::device::{Address, TensorBox, TensorMap};
 use crate::op::Attention;
 use crate::{DType, Result};
@@ -86,11 +86,11 @@ impl Cuda {
         kernel: &'static str,
         op: &Attention,
         attend: Attend,
-        [q, k, v]: [Address; 3],
+        [q, k, v]: [Run; 3],
     ) -> Result<()> {
-        let q = self.device.tensor_map(&part(op, q, op.heads, QUERIES))?;
-        let k = self.device.tensor_map(&part(op, k, op.kv_heads, KEYS))?;
-        let v = self.device.tensor_map(&part(op, v, op.kv_heads, KEYS))?;
+        let q = self.device.tensor_map(&part(op, q.address(), op.heads, QUERIES))?;
+        let k = self.device.tensor_map(&part(op, k.address(), op.kv_heads, KEYS))?;
+        let v = self.device.tensor_map(&part(op, v.address(), op.kv_heads, KEYS))?;
         let grid = [op.seq.div_ceil(TILE) * op.batch * op.heads, 1, 1];
         // SAFETY: the kernel's parameters; the maps describe operands as long as `op` wants them.
         unsafe { self.launch(kernel, grid, THREADS, shared(op), arguments![q, k, v, attend]) }

@@ -215,7 +215,6 @@ fn make(source: &Source, dir: &Path, compiler: &str, flags: &[OsString]) -> Resu
 /// From so many bytes on memory comes from the system itself: pages that nobody touches are never made.
 const LARGE: usize = 1 << 20;
 
-/// Memory of the machine.
 fn layout(bytes: usize) -> Result<Layout> {
     Layout::from_size_align(bytes.max(1), 256).map_err(|_| error("allocating", format!("{bytes} bytes are too many")))
 }

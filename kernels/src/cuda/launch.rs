@@ -5,6 +5,7 @@
 use super::Cuda;
 use super::readback::{SUM_WORDS, ScalarReadback};
 use crate::device::{Address, Arguments, Device, DeviceError, Launch, Stream};
+use crate::view::Span;
 use crate::{DType, KernelError, Result, View, ViewMut};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,8 +33,8 @@ pub(super) const fn number(dtype: DType) -> u32 {
 }
 
 impl Run {
-    pub(super) fn of(view: &View) -> Run {
-        Run { at: view.ptr().as_ptr() as Address, dtype: number(view.dtype()), reserved: 0 }
+    pub(super) fn of(span: &Span) -> Run {
+        Run::at(span.ptr().as_ptr() as Address, span.dtype())
     }
 
     /// Elements that lie in memory of the stream's own.
@@ -41,18 +42,13 @@ impl Run {
         Run { at, dtype: number(dtype), reserved: 0 }
     }
 
-    /// Where the first element lies.
     pub(super) fn address(&self) -> Address {
         self.at
     }
 
-    pub(super) fn of_mut(view: &ViewMut) -> Run {
-        Run { at: view.ptr().as_ptr() as Address, dtype: number(view.dtype()), reserved: 0 }
-    }
-
     /// No elements: where an operation has none of an operand, with the type that the kernel wants to see.
     pub(super) fn none(dtype: DType) -> Run {
-        Run { at: 0, dtype: number(dtype), reserved: 0 }
+        Run::at(0, dtype)
     }
 }
 
@@ -60,7 +56,7 @@ impl Run {
 pub(super) fn runs<const R: usize, const W: usize>(reads: &[View], writes: &[ViewMut]) -> ([Run; R], [Run; W]) {
     let (mut read, mut written) = ([Run::none(DType::F32); R], [Run::none(DType::F32); W]);
     read.iter_mut().zip(reads).for_each(|(run, view)| *run = Run::of(view));
-    written.iter_mut().zip(writes).for_each(|(run, view)| *run = Run::of_mut(view));
+    written.iter_mut().zip(writes).for_each(|(run, view)| *run = Run::of(view));
     (read, written)
 }
 
@@ -77,6 +73,9 @@ unsafe impl Argument for u32 {}
 unsafe impl Argument for i32 {}
 // SAFETY: laid out alike in C.
 unsafe impl Argument for u64 {}
+// SAFETY: the kernel's parameter is of 64 bits, and so are addresses where CUDA runs.
+#[cfg(target_pointer_width = "64")]
+unsafe impl Argument for usize {}
 // SAFETY: laid out alike in C.
 unsafe impl Argument for f32 {}
 // SAFETY: laid out alike in C.

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "scratch of words is seen as elements of a type")]
 
 use super::Cuda;
+use super::launch::Run;
 use crate::op::{Op, Unpack};
 use crate::{DType, KernelError, Kernels, Result, View, ViewMut, no_scratch};
 
@@ -10,23 +11,23 @@ use crate::{DType, KernelError, Kernels, Result, View, ViewMut, no_scratch};
 const PIECE: usize = 1 << 20;
 
 /// Elements on the host in words that fit every type.
-struct Staged {
+pub(super) struct Staged {
     words: Vec<u64>,
     dtype: DType,
 }
 
 impl Staged {
-    fn new(dtype: DType, len: usize) -> Staged {
+    pub(super) fn new(dtype: DType, len: usize) -> Staged {
         Staged { words: vec![0; (len * dtype.size()).div_ceil(8)], dtype }
     }
 
-    fn view(&self, len: usize) -> View<'_> {
+    pub(super) fn view(&self, len: usize) -> View<'_> {
         assert!(len * self.dtype.size() <= self.words.len() * 8, "{len} elements of {} words", self.words.len());
         // SAFETY: the words hold `len` elements or more (checked), aligned for every type.
         unsafe { View::from_raw(std::ptr::NonNull::from(&self.words[..]).cast(), self.dtype, len) }
     }
 
-    fn view_mut(&mut self, len: usize) -> ViewMut<'_> {
+    pub(super) fn view_mut(&mut self, len: usize) -> ViewMut<'_> {
         assert!(len * self.dtype.size() <= self.words.len() * 8, "{len} elements of {} words", self.words.len());
         // SAFETY: as above, lent for writing.
         unsafe { ViewMut::from_raw(std::ptr::NonNull::from(&mut self.words[..]).cast(), self.dtype, len) }
@@ -65,14 +66,14 @@ impl Cuda {
         if !matches!(op, Op::Fill(..) | Op::Normal(_) | Op::Reduce(_) | Op::Pack(_)) {
             return Ok(false);
         }
-        let on_host = reads.iter().map(View::is_on_host).chain(writes.iter().map(ViewMut::is_on_host));
+        let on_host = reads.iter().map(|view| view.is_on_host()).chain(writes.iter().map(|view| view.is_on_host()));
         let (away, all) = (on_host.filter(|on_host| self.is_away(*on_host)).count(), reads.len() + writes.len());
         if away > 0 && away < all { Err(KernelError::NotOnHost) } else { Ok(away > 0) }
     }
 
     pub(super) fn unpack_anywhere(&self, op: &Unpack, record: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         if !self.is_away(dst.is_on_host()) {
-            return self.run_unpack(op, record, dst);
+            return self.run_unpack(op, record, Run::of(&dst));
         }
         let mut staged = Staged::new(DType::I8, record.len());
         self.download(record, staged.view_mut(record.len()))?;

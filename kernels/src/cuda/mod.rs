@@ -23,10 +23,11 @@ mod reduce;
 mod rows;
 pub mod sources;
 
-use crate::device::{Address, Device, DeviceError, Event, Stream};
+use crate::device::{Device, DeviceError, Event, Stream};
 use crate::op::*;
 use crate::operands::{self, DeviceTypes};
 use crate::{Arena, ArenaError, Cpu, DType, KernelError, Kernels, Result, Sum, View, ViewMut, copy};
+use launch::{Run, runs};
 use std::sync::Arc;
 
 /// Kernels of one rank on a CUDA device: a stream of its own, in whose order its operations are done.
@@ -122,20 +123,20 @@ impl Kernels for Cuda {
     fn upload(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         copy::alike("upload", &src, &dst)?;
         // SAFETY: `dst` holds as many bytes of the device's.
-        Ok(unsafe { self.stream.upload(src.as_bytes()?, dst.ptr().as_ptr() as Address) }?)
+        Ok(unsafe { self.stream.upload(src.as_bytes()?, Run::of(&dst).address()) }?)
     }
 
     fn download(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         copy::alike("download", &src, &dst)?;
         let to = dst.into_bytes_mut()?;
         // SAFETY: `src` holds as many bytes of the device's.
-        unsafe { self.stream.download(src.ptr().as_ptr() as Address, to)? };
+        unsafe { self.stream.download(Run::of(&src).address(), to)? };
         self.settled()
     }
 
     fn copy(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         copy::alike("copy", &src, &dst)?;
-        let (from, to) = (src.ptr().as_ptr() as Address, dst.ptr().as_ptr() as Address);
+        let (from, to) = (Run::of(&src).address(), Run::of(&dst).address());
         // SAFETY: both hold as many bytes of the device's, and `dst` is lent for writing, so they are apart.
         Ok(unsafe { self.stream.copy(from, to, src.len() * src.dtype().size()) }?)
     }
@@ -167,10 +168,7 @@ impl Kernels for Cuda {
     fn workspace(&self, op: &Op) -> usize {
         match op {
             Op::Gemm(op) => gemm::workspace(op, self.device.blas_workspace()),
-            Op::Attention(op) => flash::forward_workspace(op),
-            Op::AttentionBackward(op) => flash::backward_workspace(op),
-            Op::NaiveAttention(op) => flash::naive_workspace(op),
-            Op::NaiveAttentionBackward(op) => flash::naive_backward_workspace(op),
+            Op::AttentionBackward(op) | Op::NaiveAttention(op) | Op::NaiveAttentionBackward(op) => flash::lines(op),
             _ => 0,
         }
     }
@@ -188,63 +186,33 @@ impl Kernels for Cuda {
         if let Some(done) = self.run_elementwise(op, reads, writes).or_else(|| self.run_rows(op, reads, writes)) {
             return done;
         }
+        let workspace = Run::of(&scratch);
+        let ([a, b, c, d, e, f, g], [x, y, z]) = runs(reads, writes);
         match (op, reads, writes) {
-            (Op::Gemm(op), [a, b], [c]) => self.run_gemm(op, *a, *b, c.reborrow(), scratch),
-            (Op::Attention(op), [q, k, v, starts @ ..], [out, lse]) => {
-                let starts = starts.first().copied();
-                let (out, lse) = (out.reborrow(), lse.reborrow());
-                self.run_attention(op, starts, [*q, *k, *v], out, lse, scratch)
-            }
-            (Op::AttentionBackward(op), [q, k, v, out, lse, dout, starts @ ..], [dq, dk, dv]) => {
-                let gradients = [dq, dk, dv].map(|gradient| gradient.reborrow());
-                let (inputs, kept, starts) = ([*q, *k, *v], [*out, *lse, *dout], starts.first().copied());
-                self.run_attention_backward(op, starts, inputs, kept, gradients, scratch)
-            }
-            (Op::NaiveAttention(op), [q, k, v, starts @ ..], [out, probs]) => {
-                let starts = starts.first().copied();
-                let (out, probs) = (out.reborrow(), probs.reborrow());
-                self.run_naive_attention(op, starts, [*q, *k, *v], out, probs, scratch)
-            }
-            (Op::NaiveAttentionBackward(op), [q, k, v, probs, dout], [dq, dk, dv]) => {
-                let gradients = [dq, dk, dv].map(|gradient| gradient.reborrow());
-                self.run_naive_attention_backward(op, [*q, *k, *v], [*probs, *dout], gradients, scratch)
-            }
-            (Op::Embedding(op), [ids, table], [out]) => self.run_embedding(op, *ids, *table, out.reborrow()),
-            (Op::EmbeddingBackward(op), [ids, dy], [dtable]) => {
-                self.run_embedding_backward(op, *ids, *dy, dtable.reborrow())
-            }
-            (Op::Normal(op), [], [dst]) => self.run_normal(op, dst.reborrow()),
             (Op::Cast(_), [src], [dst]) => self.cast_anywhere(*src, dst.reborrow()),
+            (Op::Normal(op), _, [dst]) => self.run_normal(op, dst.reborrow()),
             (Op::Reduce(op), sources, [dst]) => self.run_reduce(op.op, sources, op.accumulate, dst.reborrow()),
-            (Op::Quantize(op), [src], [values, scales]) => {
-                self.run_quantize(&op.by, *src, values.reborrow(), scales.reborrow())
-            }
-            (Op::Dequantize(op), [values, scales], [dst]) => {
-                self.run_dequantize(&op.by, *values, *scales, dst.reborrow(), op.accumulate)
-            }
-            (Op::Pack(op), [src], [codes, scales]) => {
-                self.run_pack(&op.matrix, *src, codes.reborrow(), scales.reborrow())
-            }
             (Op::Unpack(op), [record], [dst]) => self.unpack_anywhere(op, *record, dst.reborrow()),
-            (Op::Route(op), [logits], [weights, indices]) => {
-                self.run_route(op, *logits, weights.reborrow(), indices.reborrow())
+            (Op::Gemm(op), ..) => self.run_gemm(op, [a, b, x], &scratch),
+            (Op::Attention(op), ..) => self.run_attention(op, [a, b, c], d, [x, y]),
+            (Op::AttentionBackward(op), ..) => {
+                self.run_attention_backward(op, [a, b, c], [d, e, f, g], [x, y, z], workspace)
             }
-            (Op::RouteBackward(op), [logits, indices, dweights], [dlogits]) => {
-                self.run_route_backward(op, *logits, *indices, *dweights, dlogits.reborrow())
+            (Op::NaiveAttention(op), ..) => self.run_naive_attention(op, [a, b, c], d, [x, y], workspace),
+            (Op::NaiveAttentionBackward(op), ..) => {
+                self.run_naive_attention_backward(op, [a, b, c], [d, e], [x, y, z], workspace)
             }
-            (Op::Dispatch(op), [indices, x], [y]) => self.run_dispatch(op, *indices, *x, y.reborrow()),
-            (Op::Combine(op), [indices, x, weights @ ..], [y]) => {
-                self.run_combine(op, *indices, *x, weights.first().copied(), y.reborrow())
-            }
-            (Op::RouterWeightBackward(op), [indices, weights], [x, dx, dweights]) => self.run_router_weight_backward(
-                op,
-                *indices,
-                *weights,
-                x.reborrow(),
-                dx.reborrow(),
-                dweights.reborrow(),
-            ),
-            (Op::GroupedGemm(op), [offsets, a, b], [c]) => self.run_grouped_gemm(op, *offsets, [*a, *b], c.reborrow()),
+            (Op::Embedding(op), ..) => self.run_embedding(op, [a, b, x]),
+            (Op::EmbeddingBackward(op), ..) => self.run_embedding_backward(op, [a, b, x]),
+            (Op::Quantize(op), ..) => self.run_quantize(op, [a, x, y]),
+            (Op::Dequantize(op), ..) => self.run_dequantize(op, [a, b, x]),
+            (Op::Pack(op), ..) => self.run_pack(op, [a, x, y]),
+            (Op::Route(op), ..) => self.run_route(op, a, x, y),
+            (Op::RouteBackward(op), ..) => self.run_route_backward(op, [a, b, c, x]),
+            (Op::Dispatch(op), ..) => self.run_dispatch(op, [a, b, x]),
+            (Op::Combine(op), ..) => self.run_combine(op, [a, b, c, x]),
+            (Op::RouterWeightBackward(op), ..) => self.run_router_weight_backward(op, [a, b, x, y, z]),
+            (Op::GroupedGemm(op), ..) => self.run_grouped_gemm(op, a, [b, c, x]),
             (op, ..) => Err(operands::not_run(DEVICE, op)),
         }
     }

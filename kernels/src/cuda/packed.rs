@@ -5,69 +5,56 @@
 use super::Cuda;
 use super::launch::{Run, arguments};
 use crate::device::Address;
-use crate::packed::{NF4_BLOCK, Packed, Packing, Unpack};
-use crate::{DType, Result, View, ViewMut};
+use crate::packed::{NF4_BLOCK, Pack, Packing, Unpack};
+use crate::{DType, Result, View};
 
 const THREADS: u32 = 256;
 /// Elements that a block of threads takes at a time: eight for each thread.
 const TILE: usize = THREADS as usize * 8;
 
 impl Cuda {
-    pub(super) fn run_pack(
-        &self,
-        matrix: &Packed,
-        src: View<'_>,
-        codes: ViewMut<'_>,
-        scales: ViewMut<'_>,
-    ) -> Result<()> {
-        let (from, len) = (Run::of(&src), src.len() as u64);
-        let (to, kept) = (codes.ptr().as_ptr() as Address, scales.ptr().as_ptr() as Address);
-        match matrix.packing {
+    pub(super) fn run_pack(&self, op: &Pack, [src, codes, scales]: [Run; 3]) -> Result<()> {
+        let (len, codes, scales) = (op.len, codes.address(), scales.address());
+        match op.matrix.packing {
             Packing::Nf4 | Packing::Nf4Double => {
-                let grid = [self.blocks(src.len().div_ceil(NF4_BLOCK), TILE / NF4_BLOCK), 1, 1];
+                let grid = [self.blocks(len.div_ceil(NF4_BLOCK), TILE / NF4_BLOCK), 1, 1];
                 // SAFETY: the kernel's parameters; there is room for codes and scales of `len` elements (checked).
-                unsafe { self.launch("pack_nf4", grid, THREADS, 0, arguments![from, len, to, kept]) }
+                unsafe { self.launch("pack_nf4", grid, THREADS, 0, arguments![src, len, codes, scales]) }
             }
             Packing::Int8 => {
-                let cols = matrix.cols.max(1);
-                let grid = [self.blocks(src.len().div_ceil(cols), 1), 1, 1];
+                let cols = op.matrix.cols.max(1);
+                let grid = [self.blocks(len.div_ceil(cols), 1), 1, 1];
                 // SAFETY: as above.
-                unsafe { self.launch("pack_int8", grid, THREADS, 0, arguments![from, len, cols as u64, to, kept]) }
+                unsafe { self.launch("pack_int8", grid, THREADS, 0, arguments![src, len, cols, codes, scales]) }
             }
         }
     }
 
-    pub(super) fn run_unpack(&self, op: &Unpack, record: View<'_>, dst: ViewMut<'_>) -> Result<()> {
+    pub(super) fn run_unpack(&self, op: &Unpack, record: View<'_>, dst: Run) -> Result<()> {
         let (fields, len) = (op.matrix.fields(), op.matrix.len());
-        let codes = record.slice(fields.codes).ptr().as_ptr() as Address;
+        let codes = Run::of(&record.slice(fields.codes)).address();
         let scales = record.slice(fields.scales);
-        let grid = [self.blocks(len, TILE), 1, 1];
-        let (to, elements, none) = (Run::of_mut(&dst), len as u64, 0u64);
-        match op.matrix.packing {
-            Packing::Nf4Double => {
-                let coded = scales.ptr().as_ptr() as Address;
-                let second = record.slice(fields.second).reinterpret(DType::F32)?;
-                let offset = second.slice(second.len() - 1..second.len()).ptr().as_ptr() as Address;
-                let second = second.ptr().as_ptr() as Address;
-                // SAFETY: the kernel's parameters; the record has the matrix's fields, and `dst` its elements (checked).
-                unsafe {
-                    let arguments = arguments![codes, none, coded, second, offset, to, elements];
+        let floats = |bytes: View<'_>| bytes.reinterpret(DType::F32).map(|floats| Run::of(&floats).address());
+        let (grid, none) = ([self.blocks(len, TILE), 1, 1], 0u64);
+        // SAFETY: the kernels' parameters; the record has the matrix's fields, and `dst` its elements (checked).
+        unsafe {
+            match op.matrix.packing {
+                Packing::Nf4Double => {
+                    let (coded, second) = (Run::of(&scales).address(), floats(record.slice(fields.second.clone()))?);
+                    // The last of them is the offset.
+                    let offset = second + (fields.second.len() - size_of::<f32>()) as Address;
+                    let arguments = arguments![codes, none, coded, second, offset, dst, len];
                     self.launch("unpack_nf4", grid, THREADS, 0, arguments)
                 }
-            }
-            Packing::Nf4 => {
-                let scales = scales.reinterpret(DType::F32)?.ptr().as_ptr() as Address;
-                // SAFETY: as above.
-                unsafe {
-                    let arguments = arguments![codes, scales, none, none, none, to, elements];
+                Packing::Nf4 => {
+                    let scales = floats(scales)?;
+                    let arguments = arguments![codes, scales, none, none, none, dst, len];
                     self.launch("unpack_nf4", grid, THREADS, 0, arguments)
                 }
-            }
-            Packing::Int8 => {
-                let scales = scales.reinterpret(DType::F32)?.ptr().as_ptr() as Address;
-                let cols = op.matrix.cols.max(1) as u64;
-                // SAFETY: as above.
-                unsafe { self.launch("unpack_int8", grid, THREADS, 0, arguments![codes, scales, cols, to, elements]) }
+                Packing::Int8 => {
+                    let (scales, cols) = (floats(scales)?, op.matrix.cols.max(1));
+                    self.launch("unpack_int8", grid, THREADS, 0, arguments![codes, scales, cols, dst, len])
+                }
             }
         }
     }

@@ -73,7 +73,7 @@ impl Cuda {
             return self.start_reduce(op, sources, given, accumulate, dst);
         }
         // More than any machine has ranks: slow, but right.
-        let runs: Vec<Run> = sources.iter().map(Run::of).collect();
+        let runs: Vec<Run> = sources.iter().map(|source| Run::of(source)).collect();
         // SAFETY: a run is plain numbers without a gap between them.
         let bytes = unsafe { std::slice::from_raw_parts(runs.as_ptr().cast::<u8>(), size_of_val(&*runs)) };
         given.table = self.device.allocate(bytes.len())?;
@@ -100,27 +100,24 @@ impl Cuda {
             ReduceOp::Min => 2,
             ReduceOp::Max => 3,
         };
-        let (count, len, to) = (sources.len(), dst.len() as u64, Run::of_mut(&dst));
+        let (count, len, to) = (sources.len(), dst.len(), Run::of(&dst));
         let (average, accumulate) = (u32::from(op == ReduceOp::Avg), u32::from(accumulate));
         let doubles = dst.dtype() == DType::F64 || sources.iter().any(|source| source.dtype() == DType::F64);
-        let integers = !dst.dtype().is_float();
-        let grid = [self.blocks(dst.len(), if doubles || integers { TILE / 2 } else { TILE }), 1, 1];
-        let sources = count as u32;
-        if integers {
-            let finish = Finish { share: 0i64, count: sources, average, accumulate };
-            let name = "reduce_integers";
+        if !dst.dtype().is_float() {
+            let finish = Finish { share: 0i64, count: count as u32, average, accumulate };
+            let grid = [self.blocks(len, TILE / 2), 1, 1];
             // SAFETY: the kernel's parameters, and all hold `len` elements of one type (checked).
-            unsafe { self.launch(name, grid, THREADS, 0, arguments![given, joining, finish, to, len]) }
+            unsafe { self.launch("reduce_integers", grid, THREADS, 0, arguments![given, joining, finish, to, len]) }
         } else if doubles {
-            let finish = Finish { share: 1.0 / count as f64, count: sources, average, accumulate };
-            let name = "reduce_doubles";
+            let finish = Finish { share: 1.0 / count as f64, count: count as u32, average, accumulate };
+            let grid = [self.blocks(len, TILE / 2), 1, 1];
             // SAFETY: the kernel's parameters, and all hold `len` floats (checked).
-            unsafe { self.launch(name, grid, THREADS, 0, arguments![given, joining, finish, to, len]) }
+            unsafe { self.launch("reduce_doubles", grid, THREADS, 0, arguments![given, joining, finish, to, len]) }
         } else {
-            let finish = Finish { share: 1.0 / count as f32, count: sources, average, accumulate };
-            let name = "reduce_floats";
+            let finish = Finish { share: 1.0 / count as f32, count: count as u32, average, accumulate };
+            let grid = [self.blocks(len, TILE), 1, 1];
             // SAFETY: as above, and none of f64.
-            unsafe { self.launch(name, grid, THREADS, 0, arguments![given, joining, finish, to, len]) }
+            unsafe { self.launch("reduce_floats", grid, THREADS, 0, arguments![given, joining, finish, to, len]) }
         }
     }
 
@@ -137,8 +134,8 @@ impl Cuda {
 
     /// The blocks' sums, and how many there are.
     fn start_sum(&self, readback: &ScalarReadback, x: View<'_>, squares: bool) -> Result<usize> {
-        let (len, squares, sums) = (x.len() as u64, u32::from(squares), readback.sums);
-        let blocks = x.len().div_ceil(TILE).min(SUM_WORDS);
+        let (len, squares, sums) = (x.len(), u32::from(squares), readback.sums);
+        let blocks = len.div_ceil(TILE).min(SUM_WORDS);
         // SAFETY: the kernel's parameters; `x` holds `len` elements, and there is room for as many sums.
         unsafe { self.launch("sum", [blocks, 1, 1], THREADS, 0, arguments![Run::of(&x), squares, sums, len])? };
         Ok(blocks)

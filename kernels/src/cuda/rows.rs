@@ -65,7 +65,7 @@ impl Cuda {
     /// The operations on whole rows; `None` if `op` is not one of them.
     pub(super) fn run_rows(&self, op: &Op, reads: &[View<'_>], writes: &[ViewMut<'_>]) -> Option<Result<()>> {
         let ([a, b, c, d], [x, y, _]) = runs(reads, writes);
-        let gradient = |number: usize| writes.get(number).map(Run::of_mut);
+        let gradient = |number: usize| writes.get(number).map(|view| Run::of(view));
         let nothing = || Statistics { means: Run::none(DType::F32), rstds: Run::none(DType::F32) };
         Some(match op {
             Op::RmsNorm(op) => {
@@ -103,8 +103,7 @@ impl Cuda {
 
     fn norm(&self, [x, w, b, y]: [Run; 4], kept: Statistics, rows: usize, cols: usize, eps: f64) -> Result<()> {
         let teams = teams(cols);
-        let (grid, eps) = ([rows.div_ceil(teams.rows), 1, 1], eps as f32);
-        let (rows, cols, team) = (rows as u64, cols as u64, teams.team);
+        let (grid, team, eps) = ([rows.div_ceil(teams.rows), 1, 1], teams.team, eps as f32);
         let arguments = arguments![x, w, b, y, kept.means, kept.rstds, rows, cols, team, eps];
         // SAFETY: the kernel's parameters; the operands were checked against rows and columns.
         unsafe { self.launch("norm_forward", grid, teams.threads, 0, arguments) }
@@ -137,8 +136,8 @@ impl Cuda {
         let scratch = self.scratch();
         let partials = if together { Run::at(*scratch, DType::F32) } else { Run::none(DType::F32) };
         let shared = if together { shared } else { 0 };
-        let (long, wide, part, count) = (rows as u64, cols as u64, of_block as u64, sums as u32);
-        let arguments = arguments![x, w, kept.means, kept.rstds, dy, dx, partials, long, wide, part, team, count];
+        let count = sums as u32;
+        let arguments = arguments![x, w, kept.means, kept.rstds, dy, dx, partials, rows, cols, of_block, team, count];
         // SAFETY: the kernel's parameters; the operands were checked against rows and columns, and the partial sums of all
         // blocks fit the scratch.
         unsafe { self.launch("norm_backward", [blocks, 1, 1], threads, shared, arguments)? };
@@ -160,10 +159,9 @@ impl Cuda {
     }
 
     fn sum_parts(&self, partials: Run, into: Run, parts: usize, len: usize) -> Result<()> {
-        let (count, wide) = (parts as u64, len as u64);
         let grid = [if parts == 0 { 0 } else { len.div_ceil(32) }, 1, 1];
         // SAFETY: the kernel's parameters; `parts` times `len` sums were written before, and `into` holds `len` elements.
-        unsafe { self.launch("sum_parts", grid, 512, 0, arguments![partials, into, count, wide]) }
+        unsafe { self.launch("sum_parts", grid, 512, 0, arguments![partials, into, parts, len]) }
     }
 
     /// `into[r % period] += row r`, in an order that follows from the shape.
@@ -182,9 +180,7 @@ impl Cuda {
         let scratch = self.scratch();
         let target = if parts == 1 { into } else { Run::at(*scratch, DType::F32) };
         let grid = [tiles * firsts * parts, 1, 1];
-        let (long, step, wide, count, of_part) =
-            (rows as u64, period as u64, cols as u64, parts as u64, of_part as u64);
-        let arguments = arguments![dy, x, means, rstds, target, long, step, wide, count, of_part];
+        let arguments = arguments![dy, x, means, rstds, target, rows, period, cols, parts, of_part];
         // SAFETY: the kernel's parameters; the operands were checked against rows and columns, and the sums of all parts
         // fit the scratch.
         unsafe { self.launch("column_sums", grid, THREADS, 0, arguments)? };
@@ -194,18 +190,16 @@ impl Cuda {
     fn change_rows(&self, table: Run, x: Run, rows: usize, period: usize, cols: usize, times: bool) -> Result<()> {
         let teams = teams(cols);
         let grid = [if cols == 0 { 0 } else { rows.div_ceil(teams.rows) }, 1, 1];
-        let (rows, period, cols, team, times) = (rows as u64, period as u64, cols as u64, teams.team, u32::from(times));
+        let times = u32::from(times);
+        let arguments = arguments![table, x, rows, period, cols, teams.team, times];
         // SAFETY: the kernel's parameters; the operands were checked against rows and columns.
-        unsafe {
-            self.launch("broadcast_rows", grid, teams.threads, 0, arguments![table, x, rows, period, cols, team, times])
-        }
+        unsafe { self.launch("broadcast_rows", grid, teams.threads, 0, arguments) }
     }
 
     fn row_inv_norm(&self, op: &RowInvNorm, x: Run, s: Run) -> Result<()> {
         let teams = teams(op.cols);
-        let (grid, rows, cols, team) =
-            ([op.rows.div_ceil(teams.rows), 1, 1], op.rows as u64, op.cols as u64, teams.team);
-        let arguments = arguments![x, s, rows, cols, team];
+        let grid = [op.rows.div_ceil(teams.rows), 1, 1];
+        let arguments = arguments![x, s, op.rows, op.cols, teams.team];
         // SAFETY: the kernel's parameters; the operands were checked against rows and columns.
         unsafe { self.launch("inverse_norms", grid, teams.threads, 0, arguments) }
     }
@@ -219,12 +213,10 @@ impl Cuda {
         small("rope", "half the width of a token", width)?;
         let teams = teams(width);
         let grid = [op.rows.div_ceil(teams.rows), 1, 1];
-        let (rows, seq, heads, half, team) = (op.rows as u64, op.seq as u64, op.heads as u32, half as u32, teams.team);
-        let sign = if op.inverse { -1f32 } else { 1.0 };
+        let (heads, half, sign) = (op.heads as u32, half as u32, if op.inverse { -1f32 } else { 1.0 });
+        let arguments = arguments![x, cos, sin, op.rows, op.seq, heads, half, teams.team, sign];
         // SAFETY: the kernel's parameters; the operands were checked against the shape.
-        unsafe {
-            self.launch("rope", grid, teams.threads, 0, arguments![x, cos, sin, rows, seq, heads, half, team, sign])
-        }
+        unsafe { self.launch("rope", grid, teams.threads, 0, arguments) }
     }
 
     /// Where the gradient is narrower than the logits, row `r` of it lies where row `r / 2` of the logits lay. So rows go in
@@ -232,7 +224,7 @@ impl Cuda {
     /// that are done with. Row 0 is a wave of its own, and the kernel takes care of it.
     fn cross_entropy(&self, op: &CrossEntropy, x: Run, targets: Run, losses: Run) -> Result<()> {
         let gradient = Run::at(x.address(), op.gradient);
-        let (vocab, scale, faults) = (op.vocab as u64, op.scale as f32, self.faults());
+        let (scale, faults) = (op.scale as f32, self.faults());
         let threads = match op.vocab {
             0..=2048 => 128,
             2049..=8192 => 256,
@@ -245,8 +237,7 @@ impl Cuda {
                 DType::F32 => op.rows,
                 _ => (2 * done).clamp(1, op.rows),
             };
-            let first = done as u64;
-            let arguments = arguments![x, gradient, targets, losses, first, vocab, scale, faults];
+            let arguments = arguments![x, gradient, targets, losses, done, op.vocab, scale, faults];
             // SAFETY: the kernel's parameters; the operands were checked against rows and vocabulary, and no block of a wave
             // writes what another one reads.
             unsafe { self.launch("cross_entropy", [end - done, 1, 1], threads, 0, arguments)? };

@@ -4,7 +4,7 @@
 //! is a choice's place when all choices are sorted by expert, those of one expert in the order of tokens. How many slots an
 //! expert has is known only when the router has spoken; how many there are in all is not.
 
-use super::Gemm;
+use super::{Gemm, elements};
 use crate::{DType, View};
 use std::ops::Range;
 
@@ -109,17 +109,15 @@ pub struct GroupedGemm {
 impl GroupedGemm {
     /// Elements of A, B and C.
     pub(crate) fn sizes(&self) -> [usize; 3] {
-        let size = |shape: &[usize]| {
-            if shape.contains(&0) { 0 } else { shape.iter().fold(1, |n, d| usize::saturating_mul(n, *d)) }
-        };
-        let (out, input) = (size(&[self.rows, self.out]), size(&[self.rows, self.input]));
-        let matrices = size(&[self.groups, self.out, self.input]);
+        let (out, input) = (elements(&[self.rows, self.out]), elements(&[self.rows, self.input]));
+        let matrices = elements(&[self.groups, self.out, self.input]);
         match self.form {
             Grouped::Forward => [input, matrices, out],
             Grouped::Input => [out, matrices, input],
             Grouped::Weight => [out, input, matrices],
         }
     }
+
     /// The product of a group of `rows`.
     pub(crate) fn product(&self, rows: usize) -> Gemm {
         let GroupedGemm { out, input, accumulate, a, b, c, .. } = *self;

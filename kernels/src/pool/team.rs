@@ -52,7 +52,6 @@ pub(crate) struct Team<T> {
     end: EventCount,
     /// Notified when all have come to the end of a phase.
     gate: EventCount,
-    /// Followers that are not done.
     busy: AtomicU32,
     /// Threads at the end of the present phase.
     arrived: AtomicU32,

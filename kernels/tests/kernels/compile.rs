@@ -22,7 +22,7 @@ fn set(variable: &str) -> bool {
 
 /// The compiler; none where there is none and none is asked for.
 fn nvrtc() -> Option<Nvrtc> {
-    match Nvrtc::load(&Search::new(|name| std::env::var_os(name))) {
+    match Nvrtc::load(&Search::new(|name| std::env::var_os(name)), None) {
         Ok(nvrtc) => Some(nvrtc),
         Err(absent) if set("ZBENCH_REQUIRE_NVRTC") => panic!("ZBENCH_REQUIRE_NVRTC is set: {absent}"),
         Err(absent) => {

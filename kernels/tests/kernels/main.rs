@@ -28,3 +28,4 @@ mod rows;
 mod scope;
 mod shared;
 mod stochastic;
+mod written;

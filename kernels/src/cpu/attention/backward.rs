@@ -52,26 +52,11 @@ pub(super) struct Layout {
 }
 
 impl Layout {
+    /// Of an operation that has something to do.
     pub fn of(op: &Attention, path: Path, threads: usize) -> Layout {
         let panels = Panels::of(op, path);
         let all = op.batch.saturating_mul(op.kv_heads);
         let group = op.heads / op.kv_heads.max(1);
-        if elements(&[all, op.seq, op.head_dim, group]) == 0 {
-            let (head, own) = ([0; 7], [0; 10]);
-            return Layout {
-                panels,
-                seq: 0,
-                side: 0,
-                span: 0,
-                group,
-                heads: 0,
-                packed: 0,
-                head,
-                bounds: [0; 2],
-                marks: 0,
-                own,
-            };
-        }
         let seq = op.seq.div_ceil(COLS).saturating_mul(COLS);
         let (side, span) = (KEYS.min(seq), QUERIES.min(seq));
         let (wide, packed) = (panels.wide(), panels.b(seq, panels.tiles));

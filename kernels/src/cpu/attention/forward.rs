@@ -33,12 +33,10 @@ pub(super) struct Layout {
 }
 
 impl Layout {
+    /// Of an operation that has something to do.
     pub fn of(op: &Attention, path: Path, threads: usize) -> Layout {
         let panels = Panels::of(op, path);
         let all = op.batch.saturating_mul(op.kv_heads);
-        if elements(&[all, op.seq, op.head_dim]) == 0 {
-            return Layout { panels, seq: 0, heads: 0, packed: 0, own: [0; 5] };
-        }
         let seq = op.seq.div_ceil(COLS).saturating_mul(COLS);
         let head = panels.b(seq, panels.tiles).saturating_mul(2);
         let packed = head.saturating_mul(all).min(head.max(ROUND.saturating_mul(threads)));
@@ -235,7 +233,7 @@ impl Job<'_> {
         unsafe {
             let query = plain::Head::of(op, op.heads, batch, self.head);
             let at = (batch * op.heads + self.head) * op.seq;
-            let lse = lse.floats(at + rows.start..at + rows.end);
+            let lse = lse.elements::<f32>(at + rows.start..at + rows.end);
             for (i, row) in rows.clone().enumerate() {
                 let (top, total) = (*tops.add(i), *totals.add(i));
                 lse[i] = (f64::from(top) * std::f64::consts::LN_2 + f64::from(total).ln()) as f32;

@@ -3,6 +3,8 @@
 #![allow(unsafe_code, reason = "vector instructions that the CPU was asked for, by address")]
 #![allow(clippy::needless_range_loop, reason = "vectors in registers are taken by number, several arrays at once")]
 
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::level::Level;
 use crate::cpu::matmul::path::Path;
 
 pub(super) const LANES: usize = 16;
@@ -80,19 +82,19 @@ pub(super) unsafe fn run(path: Path, pass: impl Pass) {
         match path {
             Path::Portable => pass.run::<Plain<{ cfg!(any(target_feature = "fma", target_arch = "aarch64")) }>, true>(),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2 => machine::avx2(
+            Path::Avx2 => Level::Avx2.run(
                 #[inline(always)]
-                || pass.run::<Plain<true>, true>(),
+                |_| pass.run::<Plain<true>, true>(),
             ),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 => machine::avx512(
+            Path::Avx512 => Level::Avx512.run(
                 #[inline(always)]
-                || pass.run::<machine::Wide<false>, true>(),
+                |_| pass.run::<machine::Wide<false>, true>(),
             ),
             #[cfg(target_arch = "x86_64")]
-            Path::Amx if !std::arch::is_x86_feature_detected!("avx512bf16") => machine::avx512(
+            Path::Amx if !std::arch::is_x86_feature_detected!("avx512bf16") => Level::Avx512.run(
                 #[inline(always)]
-                || pass.run::<machine::Wide<false>, false>(),
+                |_| pass.run::<machine::Wide<false>, false>(),
             ),
             #[cfg(target_arch = "x86_64")]
             Path::Avx512Bf16 | Path::Amx => machine::avx512_bf16(
@@ -238,16 +240,6 @@ impl<const FUSED: bool> Lanes for Plain<FUSED> {
 mod machine {
     use super::Lanes;
     use std::arch::x86_64::*;
-
-    #[target_feature(enable = "avx2,fma,bmi2")]
-    pub(super) fn avx2<R>(body: impl FnOnce() -> R) -> R {
-        body()
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi2")]
-    pub(super) fn avx512<R>(body: impl FnOnce() -> R) -> R {
-        body()
-    }
 
     #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi2")]
     pub(super) fn avx512_bf16<R>(body: impl FnOnce() -> R) -> R {

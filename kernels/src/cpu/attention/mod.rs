@@ -31,6 +31,7 @@ const ROUND: usize = 1 << 20;
 /// f32 elements of scratch that forward needs.
 pub(super) fn forward_workspace(op: &Attention, path: Path, threads: usize) -> usize {
     match op.dtype {
+        DType::Bf16 if elements(&[op.batch, op.kv_heads, op.seq, op.head_dim]) == 0 => 0,
         DType::Bf16 => forward::Layout::of(op, path, threads).workspace(threads),
         _ => threads.saturating_mul(plain::forward_scratch(op)),
     }
@@ -39,6 +40,7 @@ pub(super) fn forward_workspace(op: &Attention, path: Path, threads: usize) -> u
 /// f32 elements of scratch that backward needs.
 pub(super) fn backward_workspace(op: &Attention, path: Path, threads: usize) -> usize {
     match op.dtype {
+        DType::Bf16 if op.kv_heads > op.heads || elements(&[op.batch, op.kv_heads, op.seq, op.head_dim]) == 0 => 0,
         DType::Bf16 => backward::Layout::of(op, path, threads).workspace(threads),
         _ => threads.saturating_mul(plain::backward_scratch(op)),
     }
@@ -189,7 +191,7 @@ impl Strand {
 }
 
 /// Ranges of `step` that cover `range`.
-fn steps(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn steps(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
     range.clone().step_by(step).map(move |start| start..(start + step).min(range.end))
 }
 

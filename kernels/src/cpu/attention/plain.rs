@@ -2,10 +2,10 @@
 
 #![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
 
-use super::{Inputs, Kept};
+use super::{Inputs, Kept, steps};
 use crate::cpu::Cpu;
 use crate::cpu::gemm::{Matrix, multiply};
-use crate::cpu::level::{LANES, Level, exp, fma, fold, fold2, merge};
+use crate::cpu::level::{LANES, Level, exp, fma, fold, fold_rows, merge};
 use crate::cpu::stream::{CHUNK, Shared, chunks, load, narrow, widen};
 use crate::op::{Attention, alibi_slope};
 use crate::sight::Sight;
@@ -99,14 +99,8 @@ impl Head {
     }
 }
 
-/// A dense matrix in scratch.
 pub(in crate::cpu) fn dense(slice: &[f32], cols: usize) -> Matrix {
     Matrix { ptr: slice.as_ptr(), row: cols, col: 1 }
-}
-
-/// Tiles of a sequence.
-pub(in crate::cpu) fn tiles(seq: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
-    (0..seq.div_ceil(TILE)).map(move |i| i * TILE..((i + 1) * TILE).min(seq))
 }
 
 /// Where a tile of queries and one of keys meet: what is seen of it, and ALiBi's slope.
@@ -193,19 +187,19 @@ impl Cpu {
             let (query, key) = (Head::of(op, op.heads, batch, head), Head::of(op, op.kv_heads, batch, head / group));
             // SAFETY: each thread has its own scratch, and each head of a sequence is one thread's.
             let (scratch, lse) = unsafe {
-                let lse = lse.floats(number * op.seq..(number + 1) * op.seq);
-                (&mut workspace.floats(thread * size..(thread + 1) * size), lse)
+                let lse = lse.elements::<f32>(number * op.seq..(number + 1) * op.seq);
+                (&mut workspace.elements::<f32>(thread * size..(thread + 1) * size), lse)
             };
             let [qs, ks, vs] = [(); 3].map(|()| take(scratch, copy));
             let (scores, sums) = (take(scratch, tile * tile), take(scratch, tile * dim));
             let (tops, totals) = (take(scratch, tile), take(scratch, tile));
-            for rows in tiles(op.seq) {
+            for rows in steps(0..op.seq, TILE) {
                 let q = query.load(level, q, rows.clone(), qs);
                 let count = rows.len();
                 tops.fill(f32::NEG_INFINITY);
                 totals.fill(0.0);
                 let mut first = true;
-                for cols in tiles(rows.end).filter(|cols| meets(sight, batch, &rows, cols)) {
+                for cols in steps(0..rows.end, TILE).filter(|cols| meets(sight, batch, &rows, cols)) {
                     let k = key.load(level, k, cols.clone(), ks);
                     let v = key.load(level, v, cols.clone(), vs);
                     let width = cols.len();
@@ -257,7 +251,7 @@ impl Cpu {
             let (batch, kv_head) = (number / op.kv_heads, number % op.kv_heads);
             let key = Head::of(op, op.kv_heads, batch, kv_head);
             // SAFETY: each thread has its own scratch.
-            let scratch = unsafe { &mut workspace.floats(thread * size..(thread + 1) * size) };
+            let scratch = unsafe { &mut workspace.elements::<f32>(thread * size..(thread + 1) * size) };
             let [qs, ks, vs, douts] = [(); 4].map(|()| take(scratch, copy));
             let [probs, grads] = [(); 2].map(|()| take(scratch, tile * tile));
             let [dks, dvs] = [(); 2].map(|()| take(scratch, tile * dim));
@@ -267,7 +261,7 @@ impl Cpu {
                 deltas_of(level, query, out, dout, 0, &mut deltas[member * seq..(member + 1) * seq]);
             }
             dqs.fill(0.0);
-            for cols in tiles(seq) {
+            for cols in steps(0..seq, TILE) {
                 let width = cols.len();
                 let k = key.load(level, k, cols.clone(), ks);
                 let v = key.load(level, v, cols.clone(), vs);
@@ -276,7 +270,9 @@ impl Cpu {
                     let head = kv_head * group + member;
                     let query = Head::of(op, op.heads, batch, head);
                     let lse = &lse[(batch * op.heads + head) * seq..][..seq];
-                    for rows in tiles(seq).filter(|rows| rows.start >= cols.start && meets(sight, batch, rows, &cols)) {
+                    for rows in
+                        steps(0..seq, TILE).filter(|rows| rows.start >= cols.start && meets(sight, batch, rows, &cols))
+                    {
                         let count = rows.len();
                         let q = query.load(level, q, rows.clone(), qs);
                         let dout = query.load(level, dout, rows.clone(), douts);
@@ -401,7 +397,7 @@ pub(super) fn deltas_of(level: Level, head: Head, out: View, dout: View, start: 
                 (load(level, out.slice(chunk.clone()), &mut outs), load(level, dout.slice(chunk), &mut douts));
             level.run(
                 #[inline(always)]
-                |fused| fold2(&mut lanes, out, dout, |sum, a, b| fma(fused, a, b, sum)),
+                |fused| fold_rows(&mut lanes, [out, dout], |sum, [a, b]| fma(fused, a, b, sum)),
             );
         }
         *delta = merge(lanes, |a, b| a + b);

@@ -18,7 +18,7 @@ mod tests;
 
 /// What `ldtilecfg` reads: palette 1, and eight tiles of 16 rows of 64 bytes.
 #[repr(C, align(64))]
-struct TileConfig {
+pub(crate) struct TileConfig {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -26,7 +26,7 @@ struct TileConfig {
     rows: [u8; 16],
 }
 
-static CONFIG: TileConfig = TileConfig {
+pub(crate) static CONFIG: TileConfig = TileConfig {
     palette: 1,
     start_row: 0,
     reserved: [0; 14],

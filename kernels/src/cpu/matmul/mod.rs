@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "packed panels are read and written by address")]
 
 #[cfg(target_arch = "x86_64")]
-mod amx;
+pub(crate) mod amx;
 pub(crate) mod micro;
 pub(crate) mod path;
 pub(crate) mod tiles;
@@ -74,7 +74,6 @@ pub(super) fn workspace_of_parts(op: &Gemm, path: Path, threads: usize) -> usize
     a.max(most_a) + b.max(most_b) + sums + kept
 }
 
-/// How a product is cut.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     path: Path,
@@ -239,7 +238,7 @@ impl Cpu {
             let sides = [COLS.min(cols - col), width.min(terms - term)];
             // SAFETY: inside the matrix and the buffer; each tile belongs to one thread.
             unsafe {
-                let to = to_b.floats(start..start + b_tile).as_mut_ptr().cast();
+                let to = to_b.elements::<f32>(start..start + b_tile).as_mut_ptr().cast();
                 tiles::pack_cols(level, b.at(col, term), sides[0], sides[1], to);
             }
         };
@@ -248,7 +247,7 @@ impl Cpu {
             let sides = [ROWS.min(rows - row), width.min(terms - term)];
             // SAFETY: as above.
             unsafe {
-                let to = to_a.floats(start..start + a_tile).as_mut_ptr().cast();
+                let to = to_a.elements::<f32>(start..start + a_tile).as_mut_ptr().cast();
                 tiles::pack_rows(level, form, a.at(row, term), sides[0], sides[1], to);
             }
         };
@@ -282,7 +281,7 @@ impl Cpu {
             let (row, col) = (number % down * layout.task_rows, number / down * layout.task_cols);
             let (height, width) = (layout.task_rows.min(rows.len() - row), layout.task_cols.min(cols.len() - col));
             // SAFETY: each thread has its own sums.
-            let sums = unsafe { sums.floats(thread * size..(thread + 1) * size) };
+            let sums = unsafe { sums.elements::<f32>(thread * size..(thread + 1) * size) };
             for first in (0..tiles).step_by(depth) {
                 let block = Block {
                     a: left.at.at(row / ROWS * left.panel + first * left.tile),
@@ -311,7 +310,7 @@ impl Cpu {
                 if layout.deep {
                     let start = (row + line) * layout.cols + col;
                     // SAFETY: each block of C belongs to one thread.
-                    let kept = unsafe { kept.floats(start..start + width) };
+                    let kept = unsafe { kept.elements::<f32>(start..start + width) };
                     if later {
                         sums.iter_mut().zip(&*kept).for_each(|(sum, kept)| *sum += kept);
                     }
@@ -407,6 +406,6 @@ impl Left {
 }
 
 /// Ranges of `step` that cover `0..len`: one at least, which is empty when there is nothing.
-fn steps(len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn steps(len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len.div_ceil(step.max(1)).max(1)).map(move |i| i * step..((i + 1) * step).min(len))
 }

@@ -51,7 +51,6 @@ impl Element {
 pub(crate) struct Block {
     /// The first tile of the first panel of A.
     pub a: *const u8,
-    /// What A and B hold.
     pub element: Element,
     /// How the tiles of A lie.
     pub form: Form,
@@ -92,8 +91,6 @@ pub(crate) struct Source {
 
 // SAFETY: an address and strides; whoever reads through it vouches for the memory.
 unsafe impl Sync for Source {}
-// SAFETY: as above.
-unsafe impl Send for Source {}
 
 impl Source {
     /// The matrix from `outer` and `term` on.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cuda::host::{Host, Order};
-use crate::{Cpu, Kernels, ReduceOp, no_scratch, philox};
+use crate::{Cpu, Kernels, ReduceOp, View, ViewMut, no_scratch, philox};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -89,23 +89,23 @@ impl Whole {
         let mut grads = [count, k.len(), k.len()].map(|len| Data::empty(dtype, len));
         let [dq, dk, dv] = &mut grads;
         let forward = Attend {
-            out: Run::of_mut(&out.view_mut()),
-            lse: address_mut(&lse.view_mut()),
+            out: Run::of(&out.view_mut()),
+            lse: Run::of(&lse.view_mut()).address(),
             starts: self.starts[rows.start..].as_ptr() as Address,
             rows: rows.len() as u32,
             keys: keys.len() as u32,
             q_offset: rows.start as i32,
             k_offset: keys.start as i32,
-            ..Attend::new(&self.op, [&q, &k, &v])
+            ..Attend::new(&self.op, [q, k, v].map(|view| Run::of(&view)))
         };
         let backward = Attend {
             out: Run::of(&whole_out),
             dout: Run::of(&dout),
-            dq: Run::of_mut(&dq.view_mut()),
-            dk: Run::of_mut(&dk.view_mut()),
-            dv: Run::of_mut(&dv.view_mut()),
-            lse: address(&whole_lse.view()),
-            delta: address_mut(&delta.view_mut()),
+            dq: Run::of(&dq.view_mut()),
+            dk: Run::of(&dk.view_mut()),
+            dv: Run::of(&dv.view_mut()),
+            lse: Run::of(&whole_lse.view()).address(),
+            delta: Run::of(&delta.view_mut()).address(),
             ..forward
         };
         let [by_rows, by_keys, by_rows_again] = self.kinds;
@@ -141,7 +141,7 @@ fn check(kinds: Kinds, dtype: DType, within: f64) {
     let starts: Vec<u32> = (0..seq as u32).map(|row| if row < 60 { 0 } else { 60 }).collect();
     let (mut out, mut lse) = (Data::empty(dtype, len), Data::empty(DType::F32, seq * heads));
     let (documents, [q, k, v, dout]) = (View::of(&starts), given.each_ref().map(Data::view));
-    let mut work = Data::empty(DType::F32, backward_workspace(&op));
+    let mut work = Data::empty(DType::F32, lines(&op));
     let forward = &mut [out.view_mut(), lse.view_mut()];
     cuda.run(&Op::Attention(op), &[q, k, v, documents], forward, no_scratch()).unwrap();
     let mut grads = [len, kv_len, kv_len].map(|len| Data::empty(dtype, len));

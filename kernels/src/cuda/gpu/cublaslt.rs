@@ -66,19 +66,12 @@ impl std::fmt::Debug for CublasLt {
 }
 
 impl CublasLt {
-    /// Finds the library and all of its functions. It needs no GPU for that.
+    /// Finds the library and all of its functions: one that works with a driver of this version of CUDA, where one is
+    /// given. It needs no GPU for that.
     ///
     /// # Errors
-    /// [`Absent`] says what was tried, or what is missing.
-    pub fn load(search: &Search) -> Result<CublasLt, Absent> {
-        CublasLt::load_for(search, None)
-    }
-
-    /// As [`CublasLt::load`], one that works with a driver of this version of CUDA.
-    ///
-    /// # Errors
-    /// As [`CublasLt::load`]; or all there is is too new for the driver.
-    pub fn load_for(search: &Search, driver: Option<i32>) -> Result<CublasLt, Absent> {
+    /// [`Absent`] says what was tried, or what is missing, or that all there is is too new for the driver.
+    pub fn load(search: &Search, driver: Option<i32>) -> Result<CublasLt, Absent> {
         let major = |found: &Found| CublasLt::of(found).ok().map(|library| (library.version / 10_000) as i32);
         CublasLt::of(&search.open_for(Library::CublasLt, driver, major)?)
     }

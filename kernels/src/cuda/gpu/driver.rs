@@ -93,13 +93,17 @@ impl std::fmt::Debug for Driver {
 #[error("{call}: {words}")]
 pub struct DriverError {
     pub call: &'static str,
-    /// CUresult.
     pub code: i32,
     /// The driver's name for it, its number, and its words.
     pub words: String,
 }
 
 impl DriverError {
+    /// The same where it says that the driver cannot be used.
+    pub(super) fn absent(&self) -> Absent {
+        Absent::Failed { library: Library::Driver, reason: self.to_string() }
+    }
+
     /// The same as a machine's error.
     pub(super) fn on(self, device: &str) -> DeviceError {
         let out_of_memory = self.code == OUT_OF_MEMORY;
@@ -133,12 +137,21 @@ impl Driver {
     pub fn load(search: &Search) -> Result<Driver, Absent> {
         let found: Found = search.open(Library::Driver)?;
         let table = Table::resolve(&found)?;
-        let mut driver = Driver { table, path: found.path, version: 0 };
+        let driver = Driver { table, path: found.path, version: 0 };
         // SAFETY: a live output; the function needs no initialisation.
-        let code = unsafe { (driver.table.driver_version)(&mut driver.version) };
-        let failed = |error: DriverError| Absent::Failed { library: Library::Driver, reason: error.to_string() };
-        driver.check("cuDriverGetVersion", code).map_err(failed)?;
-        Ok(driver)
+        let version = driver.output("cuDriverGetVersion", 0, |to| unsafe { (driver.table.driver_version)(to) });
+        Ok(Driver { version: version.map_err(|error| error.absent())?, ..driver })
+    }
+
+    /// What a call writes to the output that it is given, which holds `value` before.
+    pub(super) fn output<T>(
+        &self,
+        call: &'static str,
+        mut value: T,
+        ask: impl FnOnce(&mut T) -> c_int,
+    ) -> Result<T, DriverError> {
+        let code = ask(&mut value);
+        self.check(call, code).map(|()| value)
     }
 
     /// The newest CUDA that it knows: 13000 is 13.0.

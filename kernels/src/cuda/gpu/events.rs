@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "functions of the CUDA driver")]
 
 use super::driver::NOT_READY;
-use super::{Gpu, Inner};
+use super::{DriverTable, Gpu, Inner};
 use crate::device::{Event, Result};
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream};
 use std::any::Any;
@@ -25,11 +25,9 @@ unsafe impl Sync for GpuEvent {}
 
 impl Inner {
     fn event(&self, flags: CUevent_flags) -> Result<CUevent> {
-        let mut handle = std::ptr::null_mut();
         // SAFETY: a live output.
-        let code = unsafe { (self.driver.table.event_create)(&mut handle, flags as u32) };
-        self.check("cuEventCreate", code)?;
-        Ok(handle)
+        let create = |table: &DriverTable, event: &mut CUevent| unsafe { (table.event_create)(event, flags as u32) };
+        self.output("cuEventCreate", std::ptr::null_mut(), create)
     }
 }
 
@@ -54,9 +52,8 @@ impl GpuEvent {
     /// # Safety
     /// The stream is the same device's, and lives.
     pub(super) unsafe fn record(&self, stream: CUstream) -> Result<()> {
-        self.gpu.0.enter()?;
         // SAFETY: the caller's promise.
-        self.gpu.0.check("cuEventRecord", unsafe { (self.gpu.0.driver.table.event_record)(self.handle, stream) })
+        self.gpu.0.call("cuEventRecord", |table| unsafe { (table.event_record)(self.handle, stream) })
     }
 
     /// What the stream is asked for from now on begins after it.
@@ -67,9 +64,8 @@ impl GpuEvent {
         if !Arc::ptr_eq(&gpu.0, &self.gpu.0) {
             return Err(gpu.0.error("cuStreamWaitEvent", "the event is another device's"));
         }
-        gpu.0.enter()?;
         // SAFETY: the caller's promise. The driver keeps what the event stands for: it may be used again afterwards.
-        gpu.0.check("cuStreamWaitEvent", unsafe { (gpu.0.driver.table.stream_wait)(stream, self.handle, 0) })
+        gpu.0.call("cuStreamWaitEvent", |table| unsafe { (table.stream_wait)(stream, self.handle, 0) })
     }
 }
 
@@ -86,9 +82,8 @@ impl Drop for GpuEvent {
 
 impl Event for GpuEvent {
     fn wait(&self) -> Result<()> {
-        self.gpu.0.enter()?;
         // SAFETY: a live event.
-        self.gpu.0.check("cuEventSynchronize", unsafe { (self.gpu.0.driver.table.event_synchronize)(self.handle) })
+        self.gpu.0.call("cuEventSynchronize", |table| unsafe { (table.event_synchronize)(self.handle) })
     }
 
     fn query(&self) -> Result<bool> {
@@ -106,10 +101,9 @@ impl Event for GpuEvent {
         let earlier = earlier.as_any().downcast_ref::<GpuEvent>().filter(|event| Arc::ptr_eq(&event.gpu.0, inner));
         let earlier = earlier.ok_or_else(|| inner.error(CALL, "the event is another device's"))?;
         inner.enter()?;
-        let mut milliseconds = 0f32;
         // SAFETY: a live output and live events.
-        let code = unsafe { (inner.driver.table.event_elapsed)(&mut milliseconds, earlier.handle, self.handle) };
-        inner.check(CALL, code)?;
+        let ask = |table: &DriverTable, to: &mut f32| unsafe { (table.event_elapsed)(to, earlier.handle, self.handle) };
+        let milliseconds = inner.output(CALL, 0.0, ask)?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
     }
 

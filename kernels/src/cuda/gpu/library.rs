@@ -125,20 +125,10 @@ pub enum Absent {
         path.display(),
         if *library == Library::Nccl { "an " } else { "" }
     )]
-    MissingSymbol {
-        /// Which library it should be.
-        library: Library,
-        symbol: &'static str,
-        path: PathBuf,
-        reason: String,
-    },
+    MissingSymbol { library: Library, symbol: &'static str, path: PathBuf, reason: String },
     /// It is there and does not work.
     #[error("{library} does not work: {reason}")]
-    Failed {
-        library: Library,
-        /// Its own words.
-        reason: String,
-    },
+    Failed { library: Library, reason: String },
 }
 
 fn list(tried: &[Attempt]) -> String {
@@ -347,7 +337,6 @@ fn words(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// A library that was opened.
 pub struct Found {
     library: Library,
     handle: ManuallyDrop<Handle>,
@@ -383,7 +372,6 @@ impl Found {
 
 /// Codes come as numbers: what a newer library returns need not be among those that cudarc knows.
 pub trait Returned {
-    /// What the table's functions return.
     type As;
 }
 

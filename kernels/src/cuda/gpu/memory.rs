@@ -24,10 +24,9 @@ impl MemoryInfo {
 
 impl Inner {
     pub(super) fn memory_info(&self) -> Result<MemoryInfo> {
-        self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: live outputs.
-        self.check("cuMemGetInfo", unsafe { (self.driver.table.memory_info)(&mut free, &mut total) })?;
+        self.call("cuMemGetInfo", |table| unsafe { (table.memory_info)(&mut free, &mut total) })?;
         Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
     }
 }
@@ -57,11 +56,9 @@ impl Gpu {
     /// # Errors
     /// The host has no such memory left, or a limit forbids it (`ulimit -l`).
     pub fn pinned(&self, bytes: usize) -> Result<Pinned> {
-        self.0.enter()?;
         let mut at = std::ptr::null_mut();
         // SAFETY: a live output. Without flags the memory is mapped for all devices, as 64-bit systems have one address space.
-        let code = unsafe { (self.0.driver.table.host_allocate)(&mut at, bytes.max(1), 0) };
-        self.0.check("cuMemHostAlloc", code)?;
+        self.0.call("cuMemHostAlloc", |table| unsafe { (table.host_allocate)(&mut at, bytes.max(1), 0) })?;
         let at = NonNull::new(at.cast::<u8>()).ok_or_else(|| self.0.error("cuMemHostAlloc", "it lies at address 0"))?;
         // SAFETY: memory just made, of as many bytes.
         unsafe { at.write_bytes(0, bytes) };

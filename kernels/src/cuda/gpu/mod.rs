@@ -54,7 +54,6 @@ pub fn dotted(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// How a device is used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Folder for compiled kernels; without one they are compiled at every start.
@@ -132,21 +131,20 @@ impl Gpu {
 
         let device = driver.device(ordinal as c_int).map_err(failed)?;
         let number = |which| Ok(driver.attribute(which, device).map_err(failed)?.unsigned_abs());
-        let mut facts = DeviceProps {
+        let facts = DeviceProps {
             name: about.name.clone(),
             capability: about.capability,
             multiprocessors: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             shared_bytes: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             memory_bytes: 0,
         };
-        let mut context = std::ptr::null_mut();
         // SAFETY: a live output, and a device of the driver's.
-        let code = unsafe { (driver.table.context_retain)(&mut context, device) };
-        driver.check("cuDevicePrimaryCtxRetain", code).map_err(failed)?;
+        let retain = |context: &mut CUcontext| unsafe { (driver.table.context_retain)(context, device) };
+        let context = driver.output("cuDevicePrimaryCtxRetain", std::ptr::null_mut(), retain).map_err(failed)?;
         // From here on the context is given back when this goes.
         let mut inner = Inner {
             name: format!("cuda {}", target.name()),
-            facts: facts.clone(),
+            facts,
             about,
             options,
             target,
@@ -160,9 +158,7 @@ impl Gpu {
             fallbacks: Mutex::default(),
             ranges: probe.nvtx.as_ref().ok().cloned(),
         };
-        let memory = inner.memory_info()?;
-        facts.memory_bytes = memory.free_bytes.saturating_sub(inner.options.reserve_bytes);
-        inner.facts = facts;
+        inner.facts.memory_bytes = inner.memory_info()?.free_bytes.saturating_sub(inner.options.reserve_bytes);
         if let Ok(library) = &probe.cublaslt {
             inner.products = Some(plan::Products::new(library.clone(), &inner)?);
         }
@@ -223,9 +219,20 @@ impl Inner {
         self.check("cuCtxSetCurrent", unsafe { (self.driver.table.context_set)(self.context) })
     }
 
-    /// A code in words.
     fn check(&self, call: &'static str, code: c_int) -> Result<()> {
         self.driver.check(call, code).map_err(|error| error.on(&self.name))
+    }
+
+    /// A call that needs the device to be this thread's.
+    fn call(&self, call: &'static str, ask: impl FnOnce(&DriverTable) -> c_int) -> Result<()> {
+        self.enter()?;
+        self.check(call, ask(&self.driver.table))
+    }
+
+    /// What a call writes to the output that it is given, which holds `value` before.
+    fn output<T>(&self, call: &'static str, value: T, ask: impl FnOnce(&DriverTable, &mut T) -> c_int) -> Result<T> {
+        let ask = |value: &mut T| ask(&self.driver.table, value);
+        self.driver.output(call, value, ask).map_err(|error| error.on(&self.name))
     }
 
     fn error(&self, call: impl Into<String>, reason: impl Into<String>) -> DeviceError {
@@ -276,12 +283,9 @@ impl Device for Gpu {
 
     fn allocate(&self, bytes: usize) -> Result<Address> {
         self.0.enter()?;
-        let mut at = 0;
         // SAFETY: a live output. The driver's addresses are multiples of 256.
-        let code = unsafe { (self.0.driver.table.memory_allocate)(&mut at, bytes.max(1)) };
-        let failed = |error: DeviceError| DeviceError { reason: format!("{bytes} bytes: {}", error.reason), ..error };
-        self.0.check("cuMemAlloc", code).map_err(failed)?;
-        Ok(at)
+        let at = self.0.output("cuMemAlloc", 0, |table, at| unsafe { (table.memory_allocate)(at, bytes.max(1)) });
+        at.map_err(|error| DeviceError { reason: format!("{bytes} bytes: {}", error.reason), ..error })
     }
 
     unsafe fn free(&self, address: Address, _: usize) {

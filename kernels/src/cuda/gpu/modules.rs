@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "functions of the CUDA driver")]
 
 use super::cache::{Obtained, obtain};
-use super::{Inner, Usage};
+use super::{DriverTable, Inner, Usage};
 use crate::cuda::sources::Source;
 use crate::device::{Launch, Result};
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUmodule};
@@ -143,15 +143,13 @@ impl Inner {
         use CUfunction_attribute::*;
         let table = &self.driver.table;
         let text = CString::new(name).map_err(|error| self.error(name, error.to_string()))?;
-        let mut function = std::ptr::null_mut();
         // SAFETY: a live output and module, and a string that ends in a zero.
-        let code = unsafe { (table.module_function)(&mut function, module, text.as_ptr()) };
-        self.check("cuModuleGetFunction", code)?;
+        let find = |_: &DriverTable, to: &mut CUfunction| unsafe { (table.module_function)(to, module, text.as_ptr()) };
+        let function = self.output("cuModuleGetFunction", std::ptr::null_mut(), find)?;
         let number = |which| {
-            let mut value = 0;
             // SAFETY: a live output and function.
-            self.check("cuFuncGetAttribute", unsafe { (table.function_attribute)(&mut value, which, function) })?;
-            Ok(value.unsigned_abs())
+            let ask = |_: &DriverTable, to: &mut i32| unsafe { (table.function_attribute)(to, which, function) };
+            Ok(self.output("cuFuncGetAttribute", 0, ask)?.unsigned_abs())
         };
         let shared = number(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
         let most_threads = number(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;

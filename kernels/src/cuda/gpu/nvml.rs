@@ -55,7 +55,6 @@ pub enum Throttle {
     Idle,
     /// Somebody asked for these clocks.
     ApplicationClocks,
-    /// Power has reached the limit.
     PowerCap,
     /// The hardware halves the clocks: too hot, or too much power.
     HardwareSlowdown,
@@ -67,58 +66,47 @@ pub enum Throttle {
     HardwareThermal,
     /// The machine's power supply asks for less.
     PowerBrake,
-    /// A display's clocks.
     Display,
     /// A bit that this program does not know.
     Other(u8),
 }
 
+/// Reasons by their bits, and their words.
+const REASONS: [(Throttle, &str); 9] = [
+    (Throttle::Idle, "idle"),
+    (Throttle::ApplicationClocks, "clocks were set"),
+    (Throttle::PowerCap, "power at its limit"),
+    (Throttle::HardwareSlowdown, "hardware slowdown"),
+    (Throttle::SyncBoost, "sync boost"),
+    (Throttle::SoftwareThermal, "near the highest temperature"),
+    (Throttle::HardwareThermal, "too hot"),
+    (Throttle::PowerBrake, "the power supply asks for less"),
+    (Throttle::Display, "a display's clocks"),
+];
+
 impl Throttle {
     fn of(bits: u64) -> Vec<Throttle> {
-        use Throttle::*;
-        let known = [
-            Idle,
-            ApplicationClocks,
-            PowerCap,
-            HardwareSlowdown,
-            SyncBoost,
-            SoftwareThermal,
-            HardwareThermal,
-            PowerBrake,
-            Display,
-        ];
         let set = (0..64u8).filter(|bit| bits >> bit & 1 == 1);
-        set.map(|bit| known.get(usize::from(bit)).copied().unwrap_or(Other(bit))).collect()
+        let known = |bit: u8| REASONS.get(usize::from(bit)).map_or(Throttle::Other(bit), |(reason, _)| *reason);
+        set.map(known).collect()
     }
 }
 
 impl fmt::Display for Throttle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Throttle::Idle => "idle",
-            Throttle::ApplicationClocks => "clocks were set",
-            Throttle::PowerCap => "power at its limit",
-            Throttle::HardwareSlowdown => "hardware slowdown",
-            Throttle::SyncBoost => "sync boost",
-            Throttle::SoftwareThermal => "near the highest temperature",
-            Throttle::HardwareThermal => "too hot",
-            Throttle::PowerBrake => "the power supply asks for less",
-            Throttle::Display => "a display's clocks",
-            Throttle::Other(bit) => return write!(f, "reason {bit}"),
-        })
+        match (self, REASONS.iter().find(|(reason, _)| reason == self)) {
+            (Throttle::Other(bit), _) => write!(f, "reason {bit}"),
+            (_, known) => f.write_str(known.map_or("", |(_, words)| words)),
+        }
     }
 }
 
 /// How a device is at a moment. What it does not tell is an error in NVML's words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reading {
-    /// Clock of the multiprocessors, MHz.
     pub sm_mhz: Result<u32, String>,
-    /// Clock of the memory, MHz.
     pub memory_mhz: Result<u32, String>,
-    /// Temperature, degrees Celsius.
     pub celsius: Result<u32, String>,
-    /// Power drawn, milliwatts.
     pub power_mw: Result<u32, String>,
     /// Power that it may draw, milliwatts.
     pub power_limit_mw: Result<u32, String>,
@@ -126,7 +114,6 @@ pub struct Reading {
     pub energy_mj: Result<u64, String>,
     /// Why clocks are lower than they might be; empty when they are not.
     pub throttle: Result<Vec<Throttle>, String>,
-    /// Bytes that processes use.
     pub used_bytes: Result<u64, String>,
     /// Bytes that the driver keeps for itself.
     pub reserved_bytes: Result<u64, String>,
@@ -217,43 +204,28 @@ impl Nvml {
 impl Watched<'_> {
     pub fn read(&self) -> Reading {
         let table = &self.nvml.table;
-        let memory = self.memory();
-        Reading {
-            sm_mhz: self.of_kind(table.clock, CLOCK_SM),
-            memory_mhz: self.of_kind(table.clock, CLOCK_MEMORY),
-            celsius: self.of_kind(table.temperature, TEMPERATURE_GPU),
-            power_mw: self.number(table.power),
-            power_limit_mw: self.number(table.power_limit),
-            energy_mj: self.number(table.energy),
-            throttle: self.number(table.throttle).map(Throttle::of),
-            used_bytes: memory.as_ref().map(|memory| memory.used).map_err(String::clone),
-            reserved_bytes: memory.map(|memory| memory.reserved),
+        let memory = Memory { version: Memory::VERSION, total: 0, reserved: 0, free: 0, used: 0 };
+        // SAFETY: of all calls: a live output; that of the memory says its own size.
+        unsafe {
+            let memory = self.ask(memory, |of, to| (table.memory)(of, to));
+            Reading {
+                sm_mhz: self.ask(0, |of, to| (table.clock)(of, CLOCK_SM, to)),
+                memory_mhz: self.ask(0, |of, to| (table.clock)(of, CLOCK_MEMORY, to)),
+                celsius: self.ask(0, |of, to| (table.temperature)(of, TEMPERATURE_GPU, to)),
+                power_mw: self.ask(0, |of, to| (table.power)(of, to)),
+                power_limit_mw: self.ask(0, |of, to| (table.power_limit)(of, to)),
+                energy_mj: self.ask(0, |of, to| (table.energy)(of, to)),
+                throttle: self.ask(0, |of, to| (table.throttle)(of, to)).map(Throttle::of),
+                used_bytes: memory.as_ref().map(|memory| memory.used).map_err(String::clone),
+                reserved_bytes: memory.map(|memory| memory.reserved),
+            }
         }
     }
 
-    fn number<T: Default>(&self, ask: unsafe extern "C" fn(Handle, *mut T) -> c_int) -> Result<T, String> {
-        let mut value = T::default();
-        // SAFETY: a live output.
-        self.nvml.check(unsafe { ask(self.handle, &mut value) })?;
-        Ok(value)
-    }
-
-    fn of_kind(
-        &self,
-        ask: unsafe extern "C" fn(Handle, c_uint, *mut c_uint) -> c_int,
-        kind: c_uint,
-    ) -> Result<u32, String> {
-        let mut value = 0;
-        // SAFETY: a live output.
-        self.nvml.check(unsafe { ask(self.handle, kind, &mut value) })?;
-        Ok(value)
-    }
-
-    fn memory(&self) -> Result<Memory, String> {
-        let mut memory = Memory { version: Memory::VERSION, total: 0, reserved: 0, free: 0, used: 0 };
-        // SAFETY: a live output, which says its own size.
-        self.nvml.check(unsafe { (self.nvml.table.memory)(self.handle, &mut memory) })?;
-        Ok(memory)
+    /// What a function writes to the output that it is given, which holds `value` before.
+    fn ask<T>(&self, mut value: T, ask: impl FnOnce(Handle, &mut T) -> c_int) -> Result<T, String> {
+        let code = ask(self.handle, &mut value);
+        self.nvml.check(code).map(|()| value)
     }
 }
 

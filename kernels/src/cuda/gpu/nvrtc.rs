@@ -83,10 +83,8 @@ pub struct TooOld {
     pub capability: (u32, u32),
 }
 
-/// What comes of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compiled {
-    /// Code that the driver loads.
     pub cubin: Vec<u8>,
     /// The compiler's words, among them what each kernel takes.
     pub log: String,
@@ -138,19 +136,12 @@ impl Drop for Program<'_> {
 }
 
 impl Nvrtc {
-    /// Finds the library and all of its functions.
+    /// Finds the library and all of its functions: one whose code is loaded by a driver of this version of CUDA, where one is
+    /// given.
     ///
     /// # Errors
-    /// [`Absent`] says what was tried, or what is missing.
-    pub fn load(search: &Search) -> Result<Nvrtc, Absent> {
-        Nvrtc::load_for(search, None)
-    }
-
-    /// As [`Nvrtc::load`], one whose code a driver of this version of CUDA loads.
-    ///
-    /// # Errors
-    /// As [`Nvrtc::load`]; or all there is is too new for the driver.
-    pub fn load_for(search: &Search, driver: Option<i32>) -> Result<Nvrtc, Absent> {
+    /// [`Absent`] says what was tried, or what is missing, or that all there is is too new for the driver.
+    pub fn load(search: &Search, driver: Option<i32>) -> Result<Nvrtc, Absent> {
         let major = |found: &Found| Nvrtc::of(found).ok().map(|nvrtc| nvrtc.version / 1000);
         Nvrtc::of(&search.open_for(Library::Nvrtc, driver, major)?)
     }

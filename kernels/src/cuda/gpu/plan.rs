@@ -14,7 +14,6 @@ use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What a choice depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub sizes: [usize; 3],
@@ -35,7 +34,8 @@ pub(super) struct Plan {
     /// Of what the library calls A, B and C: ours are B, A and C.
     pub layouts: [cublasLtMatrixLayout_t; 3],
     pub algorithm: cublasLtMatmulAlgo_t,
-    pub chosen: Chosen,
+    /// None until an algorithm is chosen.
+    pub chosen: Option<Chosen>,
 }
 
 impl Drop for Plan {
@@ -68,7 +68,6 @@ pub struct Chosen {
     pub split: u32,
     /// Bytes of scratch that it uses.
     pub workspace_bytes: usize,
-    /// Algorithms that were proposed.
     pub candidates: usize,
     /// Time of one product, if candidates were timed.
     pub time: Option<Duration>,
@@ -91,25 +90,14 @@ impl Products {
 
     /// The library's words for a product, whose matrices lie by columns: what we store by rows is to it the transposed matrix,
     /// so it is asked for `C^T = op(B)^T op(A)^T`.
-    pub(super) fn described(&self, gpu: &Gpu, op: &Gemm, alignment: [u32; 3]) -> Result<Plan> {
+    pub(super) fn described(&self, gpu: &Gpu, op: &Gemm) -> Result<Plan> {
         let table = &self.library.table;
-        let chosen = Chosen {
-            op: *op,
-            alignment,
-            algorithm: 0,
-            tile: 0,
-            stages: 0,
-            split: 0,
-            workspace_bytes: 0,
-            candidates: 0,
-            time: None,
-        };
         let mut plan = Plan {
             library: self.library.clone(),
             product: std::ptr::null_mut(),
             layouts: [std::ptr::null_mut(); 3],
             algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
-            chosen,
+            chosen: None,
         };
         // Sums in f32; those of f32 not by TF32, which would keep ten bits of each factor.
         let (compute, scale) = (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType_t::CUDA_R_32F);

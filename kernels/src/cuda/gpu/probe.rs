@@ -17,7 +17,6 @@ pub struct Probe {
     pub driver: Result<Arc<Driver>, Absent>,
     pub nvrtc: Result<Arc<Nvrtc>, Absent>,
     pub cublaslt: Result<Arc<CublasLt>, Absent>,
-    /// Ranges for profilers.
     pub nvtx: Result<Arc<Ranges>, Absent>,
     /// The GPUs that the driver shows, at least one.
     pub devices: Result<Vec<GpuInfo>, Absent>,
@@ -27,7 +26,6 @@ pub struct Probe {
 pub struct GpuInfo {
     /// Its number among those that the driver shows.
     pub ordinal: usize,
-    /// As its vendor calls it.
     pub name: String,
     /// Major and minor compute capability: (9, 0) for Hopper.
     pub capability: (u32, u32),
@@ -43,8 +41,7 @@ impl Probe {
     pub fn new(search: &Search) -> Probe {
         let driver = Driver::load(search).map(Arc::new);
         let devices = driver.clone().and_then(|driver| {
-            let failed = |error: DriverError| Absent::Failed { library: Library::Driver, reason: error.to_string() };
-            let devices = driver.devices().map_err(failed)?;
+            let devices = driver.devices().map_err(|error| error.absent())?;
             if devices.is_empty() {
                 let reason = "it shows no device: see nvidia-smi, and the variable CUDA_VISIBLE_DEVICES".into();
                 return Err(Absent::Failed { library: Library::Driver, reason });
@@ -54,8 +51,8 @@ impl Probe {
         let version = driver.as_ref().ok().map(|driver| driver.version());
         Probe {
             driver,
-            nvrtc: Nvrtc::load_for(search, version).map(Arc::new),
-            cublaslt: CublasLt::load_for(search, version).map(Arc::new),
+            nvrtc: Nvrtc::load(search, version).map(Arc::new),
+            cublaslt: CublasLt::load(search, version).map(Arc::new),
             nvtx: Ranges::load(search).map(Arc::new),
             devices,
         }
@@ -97,21 +94,18 @@ impl Driver {
     pub fn devices(&self) -> Result<Vec<GpuInfo>, DriverError> {
         // SAFETY: may be called any number of times.
         self.check("cuInit", unsafe { (self.table.init)(0) })?;
-        let mut count = 0;
         // SAFETY: a live output.
-        self.check("cuDeviceGetCount", unsafe { (self.table.device_count)(&mut count) })?;
+        let count = self.output("cuDeviceGetCount", 0, |count| unsafe { (self.table.device_count)(count) })?;
         (0..count).map(|ordinal| self.describe(ordinal)).collect()
     }
 
     fn describe(&self, ordinal: c_int) -> Result<GpuInfo, DriverError> {
         let device = self.device(ordinal)?;
-        let mut memory = 0;
-        let mut uuid = CUuuid { bytes: [0; 16] };
-        // SAFETY: live outputs.
-        unsafe {
-            self.check("cuDeviceTotalMem", (self.table.device_memory)(&mut memory, device))?;
-            self.check("cuDeviceGetUuid", (self.table.device_uuid)(&mut uuid, device))?;
-        }
+        // SAFETY: a live output.
+        let memory = self.output("cuDeviceTotalMem", 0, |to| unsafe { (self.table.device_memory)(to, device) })?;
+        let uuid = CUuuid { bytes: [0; 16] };
+        // SAFETY: as above.
+        let uuid = self.output("cuDeviceGetUuid", uuid, |to| unsafe { (self.table.device_uuid)(to, device) })?;
         let attribute = |which| Ok(self.attribute(which, device)?.unsigned_abs());
         Ok(GpuInfo {
             ordinal: ordinal as usize,
@@ -131,18 +125,14 @@ impl Driver {
     /// # Errors
     /// There is none of this number.
     pub fn device(&self, ordinal: c_int) -> Result<CUdevice, DriverError> {
-        let mut device = 0;
         // SAFETY: a live output.
-        self.check("cuDeviceGet", unsafe { (self.table.device_get)(&mut device, ordinal) })?;
-        Ok(device)
+        self.output("cuDeviceGet", 0, |device| unsafe { (self.table.device_get)(device, ordinal) })
     }
 
     /// A number that the driver knows of a device.
     pub(super) fn attribute(&self, which: CUdevice_attribute, device: CUdevice) -> Result<i32, DriverError> {
-        let mut value = 0;
         // SAFETY: a live output.
-        self.check("cuDeviceGetAttribute", unsafe { (self.table.device_attribute)(&mut value, which, device) })?;
-        Ok(value)
+        self.output("cuDeviceGetAttribute", 0, |value| unsafe { (self.table.device_attribute)(value, which, device) })
     }
 
     fn text(

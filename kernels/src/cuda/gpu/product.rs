@@ -73,7 +73,8 @@ impl Products {
 
     pub(super) fn chosen(&self) -> Vec<Chosen> {
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all: Vec<Chosen> = plans.values().flatten().map(|plan: &Arc<Plan>| plan.chosen.clone()).collect();
+        let mut all: Vec<Chosen> =
+            plans.values().flatten().filter_map(|plan: &Arc<Plan>| plan.chosen.clone()).collect();
         all.sort_by_key(|chosen| (chosen.op.m, chosen.op.n, chosen.op.k, chosen.op.trans_a, chosen.op.trans_b));
         all
     }
@@ -147,7 +148,7 @@ impl Products {
         key: &Key,
         operands: Operands,
     ) -> Result<std::result::Result<Plan, String>> {
-        let mut plan = self.described(gpu, op, key.alignment)?;
+        let mut plan = self.described(gpu, op)?;
         let proposed = self.proposed(gpu, &plan, key, if gpu.0.options.tune { CANDIDATES } else { 1 })?;
         let proposed = match proposed {
             Ok(proposed) => proposed,
@@ -160,7 +161,9 @@ impl Products {
         }
         let (proposal, time) = best;
         plan.algorithm = proposal.algo;
-        plan.chosen = Chosen {
+        plan.chosen = Some(Chosen {
+            op: *op,
+            alignment: key.alignment,
             algorithm: self.number(&plan, cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_ID) as i32,
             tile: self.number(&plan, cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_TILE_ID),
             stages: self.number(&plan, cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_STAGES_ID),
@@ -168,8 +171,7 @@ impl Products {
             workspace_bytes: proposal.workspaceSize,
             candidates: proposed.len(),
             time,
-            ..plan.chosen.clone()
-        };
+        });
         Ok(Ok(plan))
     }
 

@@ -4,7 +4,7 @@
 
 use super::staging::Staging;
 use super::{Gpu, GpuEvent, Inner};
-use crate::device::{Address, Arguments, Event, Launch, Result, Stream};
+use crate::device::{Address, Arguments, DeviceError, Event, Launch, Result, Stream};
 use crate::op::Gemm;
 use cudarc::driver::sys::{CUstream, CUstream_flags};
 use std::ffi::c_void;
@@ -25,12 +25,9 @@ unsafe impl Sync for GpuStream {}
 impl GpuStream {
     pub(super) fn new(gpu: &Gpu) -> Result<GpuStream> {
         let staging = Mutex::new(Staging::new(gpu)?);
-        gpu.0.enter()?;
-        let mut handle = std::ptr::null_mut();
+        let (mut handle, flags) = (std::ptr::null_mut(), CUstream_flags::CU_STREAM_NON_BLOCKING as u32);
         // SAFETY: a live output.
-        let code =
-            unsafe { (gpu.0.driver.table.stream_create)(&mut handle, CUstream_flags::CU_STREAM_NON_BLOCKING as u32) };
-        gpu.0.check("cuStreamCreate", code)?;
+        gpu.0.call("cuStreamCreate", |table| unsafe { (table.stream_create)(&mut handle, flags) })?;
         Ok(GpuStream { gpu: gpu.clone(), handle, staging })
     }
 
@@ -60,28 +57,23 @@ impl Stream for GpuStream {
         if let Some(reason) = Inner::refusal(launch, &kernel, inner.facts.shared_bytes) {
             return Err(inner.error(launch.kernel, reason));
         }
-        inner.enter()?;
         let Launch { grid: [x, y, z], threads, shared, .. } = *launch;
+        let (function, parameters, extra) = (kernel.function, arguments.pointers.as_mut_ptr(), std::ptr::null_mut());
+        inner.enter()?;
         // SAFETY: the caller's promise for the arguments, which the driver copies before it returns.
         let code = unsafe {
-            let (function, parameters) = (kernel.function, arguments.pointers.as_mut_ptr());
-            let extra = std::ptr::null_mut();
             (inner.driver.table.launch)(function, x, y, z, threads, 1, 1, shared, self.handle, parameters, extra)
         };
-        inner.check("cuLaunchKernel", code).map_err(|mut error| {
-            error.call = format!("cuLaunchKernel {}", launch.kernel);
-            error
-        })
+        let call = || format!("cuLaunchKernel {}", launch.kernel);
+        inner.check("cuLaunchKernel", code).map_err(|error| DeviceError { call: call(), ..error })
     }
 
     unsafe fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
-        self.gpu.0.enter()?;
         // SAFETY: the caller's promise.
-        let code = unsafe { (self.gpu.0.driver.table.copy_on_device)(to, from, bytes, self.handle) };
-        self.gpu.0.check("cuMemcpyDtoDAsync", code)
+        self.gpu.0.call("cuMemcpyDtoDAsync", |table| unsafe { (table.copy_on_device)(to, from, bytes, self.handle) })
     }
 
     unsafe fn upload(&self, from: &[u8], to: Address) -> Result<()> {
@@ -102,10 +94,8 @@ impl Stream for GpuStream {
         if bytes == 0 {
             return Ok(());
         }
-        self.gpu.0.enter()?;
         // SAFETY: the caller's promise.
-        let code = unsafe { (self.gpu.0.driver.table.set)(to, value, bytes, self.handle) };
-        self.gpu.0.check("cuMemsetD8Async", code)
+        self.gpu.0.call("cuMemsetD8Async", |table| unsafe { (table.set)(to, value, bytes, self.handle) })
     }
 
     unsafe fn blas_gemm(
@@ -129,10 +119,8 @@ impl Stream for GpuStream {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.gpu.0.enter()?;
         // SAFETY: a live stream.
-        let code = unsafe { (self.gpu.0.driver.table.stream_synchronize)(self.handle) };
-        self.gpu.0.check("cuStreamSynchronize", code)
+        self.gpu.0.call("cuStreamSynchronize", |table| unsafe { (table.stream_synchronize)(self.handle) })
     }
 
     fn record_event(&self) -> Result<Box<dyn Event>> {

@@ -7,7 +7,6 @@ use crate::DType;
 use crate::device::{Result, TensorBox, TensorMap};
 use cudarc::driver::sys::*;
 
-/// The function that encodes them.
 const CALL: &str = "cuTensorMapEncodeTiled";
 /// Bytes of a row of a part: as many as the swizzle goes through.
 const ROW_BYTES: u64 = 128;

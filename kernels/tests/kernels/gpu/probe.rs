@@ -94,7 +94,7 @@ fn what_is_no_such_library_is_told() {
     assert!(fakes.probe().devices.is_err());
     // A file that is none at all; what the system has is still looked for.
     std::fs::write(fakes.folder.join("libnvrtc.so.12"), "text").unwrap();
-    match Nvrtc::load(&fakes.search()) {
+    match Nvrtc::load(&fakes.search(), None) {
         Ok(nvrtc) => println!("the system's NVRTC stands in: {nvrtc:?}"),
         Err(error) => {
             assert!(error.to_string().contains("libnvrtc.so.12: ") && error.to_string().contains("file too short"))
@@ -106,10 +106,10 @@ fn what_is_no_such_library_is_told() {
 fn a_newer_name_comes_first_and_builtins_before_the_compiler() {
     let fakes = Fakes::all();
     std::fs::write(fakes.folder.join("libnvrtc.so.12"), "not looked at").unwrap();
-    assert!(Nvrtc::load(&fakes.search()).unwrap().path().ends_with("libnvrtc.so.13"));
+    assert!(Nvrtc::load(&fakes.search(), None).unwrap().path().ends_with("libnvrtc.so.13"));
     // The builtins beside it are opened first: where they cannot be, the compiler would fail later.
     std::fs::write(fakes.folder.join("libnvrtc-builtins.so.13.0"), "broken").unwrap();
-    match Nvrtc::load(&fakes.search()) {
+    match Nvrtc::load(&fakes.search(), None) {
         Ok(nvrtc) => assert!(!nvrtc.path().starts_with(&fakes.folder)),
         Err(error) => assert!(error.to_string().contains("libnvrtc-builtins.so.13.0: file too short"), "{error}"),
     }
