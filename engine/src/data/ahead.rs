@@ -6,7 +6,8 @@
 
 use super::{DataError, Row, Source};
 use std::cell::RefCell;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// Reads ahead until it is dropped; dropping waits for the micro-batch that is being read.
@@ -17,19 +18,63 @@ pub struct Prefetcher {
     stride: u64,
     starts: bool,
     depth: usize,
-    queue: RefCell<Queue>,
-    // Dropped after the queue, whose channels end the thread.
-    _thread: Reading,
+    state: RefCell<State>,
+    orders: Arc<Queue<(u64, Filled)>>,
+    ready: Arc<Queue<(Filled, Result<(), DataError>)>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Queue {
+struct State {
     /// The first sample that comes next out of here; `None` before the first was asked for, and after an error.
     next: Option<u64>,
     /// Buffers that are not with the thread.
     free: Vec<Filled>,
-    orders: SyncSender<(u64, Filled)>,
-    ready: Receiver<(Filled, Result<(), DataError>)>,
+}
+
+/// A queue that takes no memory once it is made. The channels of the standard library allocate when a thread first waits, which may be in a
+/// timed step.
+#[derive(Debug)]
+struct Queue<T> {
+    /// The items, and whether more will come.
+    state: Mutex<(VecDeque<T>, bool)>,
+    changed: Condvar,
+}
+
+impl<T> Queue<T> {
+    fn new(depth: usize) -> Arc<Queue<T>> {
+        Arc::new(Queue { state: Mutex::new((VecDeque::with_capacity(depth), true)), changed: Condvar::new() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, (VecDeque<T>, bool)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, item: T) {
+        self.state().0.push_back(item);
+        self.changed.notify_one();
+    }
+
+    /// Waits for an item; `None` when the queue is closed and empty.
+    fn pop(&self) -> Option<T> {
+        let waits = |state: &mut (VecDeque<T>, bool)| state.0.is_empty() && state.1;
+        let mut state = self.changed.wait_while(self.state(), waits).unwrap_or_else(PoisonError::into_inner);
+        state.0.pop_front()
+    }
+
+    fn close(&self) {
+        self.state().1 = false;
+        self.changed.notify_all();
+    }
+}
+
+/// Closes a queue when its last writer ends, be it by a panic.
+struct Writes<T>(Arc<Queue<T>>);
+
+impl<T> Drop for Writes<T> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 #[derive(Debug)]
@@ -39,16 +84,13 @@ struct Filled {
     starts: Option<Vec<u32>>,
 }
 
-/// The thread, which is waited for.
-#[derive(Debug)]
-struct Reading(Option<JoinHandle<()>>);
-
-impl Drop for Reading {
+impl Drop for Prefetcher {
     fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
-            // A thread that panicked has said so, and its micro-batches were read without it.
-            let _ = thread.join();
-        }
+        self.orders.close();
+        // What was ordered and is not being read is not wanted any more.
+        self.orders.state().0.clear();
+        // A thread that panicked has said so, and its micro-batches were read without it.
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
@@ -69,22 +111,29 @@ impl Prefetcher {
         let buffer =
             || Filled { inputs: vec![0; tokens], targets: vec![0; tokens], starts: starts.then(|| vec![0; tokens]) };
         let free = (0..depth).map(|_| buffer()).collect();
-        let (orders, ordered) = sync_channel::<(u64, Filled)>(depth);
-        let (done, ready) = sync_channel(depth);
-        let reads = source.clone();
+        let (orders, ready) = (Queue::<(u64, Filled)>::new(depth), Queue::new(depth));
+        let (ordered, done, reads) = (orders.clone(), Writes(ready.clone()), source.clone());
         let builder = std::thread::Builder::new().name("read ahead".into()).stack_size(256 << 10);
         let thread = builder.spawn(move || {
-            for (first, mut filled) in ordered {
+            while let Some((first, mut filled)) = ordered.pop() {
                 let Filled { inputs, targets, starts } = &mut filled;
                 let read = reads.fill_rows(false, first, rows, Row { inputs, targets, starts: starts.as_deref_mut() });
-                if done.send((filled, read)).is_err() {
-                    return;
-                }
+                done.0.push((filled, read));
             }
         });
         let thread = thread.map_err(|source| DataError::Thread { source: crate::threads::not_started(source) })?;
-        let queue = RefCell::new(Queue { next: None, free, orders, ready });
-        Ok(Prefetcher { source: source.clone(), rows, stride, starts, depth, queue, _thread: Reading(Some(thread)) })
+        let state = RefCell::new(State { next: None, free });
+        Ok(Prefetcher {
+            source: source.clone(),
+            rows,
+            stride,
+            starts,
+            depth,
+            state,
+            orders,
+            ready,
+            thread: Some(thread),
+        })
     }
 
     /// The micro-batch whose first sample is given: as [`Source::fill_rows`] writes it, errors too.
@@ -98,11 +147,11 @@ impl Prefetcher {
             let (rows, seq_len) = (self.rows, self.source.seq_len());
             return Err(DataError::Buffers { rows, seq_len, inputs: to.inputs.len(), targets: to.targets.len() });
         }
-        let mut queue = self.queue.borrow_mut();
-        if queue.next != Some(first) {
-            self.restart(&mut queue, first);
+        let mut state = self.state.borrow_mut();
+        if state.next != Some(first) {
+            self.restart(&mut state, first);
         }
-        let Ok((filled, read)) = queue.ready.recv() else {
+        let Some((filled, read)) = self.ready.pop() else {
             // The thread has panicked.
             return self.source.fill_rows(false, first, self.rows, to);
         };
@@ -114,28 +163,20 @@ impl Prefetcher {
             }
         }
         // Whoever asks again after an error is read for again.
-        queue.next = read.is_ok().then(|| first.wrapping_add(self.stride));
-        queue.order(first.wrapping_add(self.stride.wrapping_mul(self.depth as u64)), filled);
+        state.next = read.is_ok().then(|| first.wrapping_add(self.stride));
+        self.orders.push((first.wrapping_add(self.stride.wrapping_mul(self.depth as u64)), filled));
         read
     }
 
     /// Takes all buffers back, and has them filled from `first` on.
-    fn restart(&self, queue: &mut Queue, first: u64) {
-        while queue.free.len() < self.depth
-            && let Ok((filled, _)) = queue.ready.recv()
+    fn restart(&self, state: &mut State, first: u64) {
+        while state.free.len() < self.depth
+            && let Some((filled, _)) = self.ready.pop()
         {
-            queue.free.push(filled);
+            state.free.push(filled);
         }
-        for place in 0..queue.free.len() as u64 {
-            let Some(filled) = queue.free.pop() else { break };
-            queue.order(first.wrapping_add(self.stride.wrapping_mul(place)), filled);
+        for (place, filled) in (0..).zip(state.free.drain(..)) {
+            self.orders.push((first.wrapping_add(self.stride.wrapping_mul(place)), filled));
         }
-    }
-}
-
-impl Queue {
-    fn order(&self, first: u64, filled: Filled) {
-        // Where the thread has panicked nobody receives it.
-        let _ = self.orders.send((first, filled));
     }
 }
