@@ -66,59 +66,59 @@ impl Operands {
         Operands { all: [none; MOST], reads: 0, count: 0 }
     }
 
-    fn with(mut self, access: Access, name: &'static str, elements: Elements, len: usize) -> Operands {
+    fn with(&mut self, access: Access, name: &'static str, elements: Elements, len: usize) -> &mut Operands {
         self.all[self.count] = Operand { name, access, elements, len, is_exact: false, is_optional: false };
         self.count += 1;
         self.reads += usize::from(access == Access::Read);
         self
     }
 
-    fn read(self, name: &'static str, dtype: DType, len: usize) -> Operands {
+    fn read(&mut self, name: &'static str, dtype: DType, len: usize) -> &mut Operands {
         self.with(Access::Read, name, Elements::Floats(dtype), len)
     }
 
-    fn read_exactly(self, name: &'static str, dtype: DType, len: usize) -> Operands {
+    fn read_exactly(&mut self, name: &'static str, dtype: DType, len: usize) -> &mut Operands {
         self.with(Access::Read, name, Elements::Exactly(dtype), len)
     }
 
-    fn read_if(self, there: bool, name: &'static str, dtype: DType, len: usize) -> Operands {
+    fn read_if(&mut self, there: bool, name: &'static str, dtype: DType, len: usize) -> &mut Operands {
         if there { self.read(name, dtype, len) } else { self }
     }
 
-    fn optional(mut self) -> Operands {
+    fn optional(&mut self) -> &mut Operands {
         self.all[self.count - 1].is_optional = true;
         self
     }
 
-    fn write(self, name: &'static str, dtype: DType, len: usize) -> Operands {
+    fn write(&mut self, name: &'static str, dtype: DType, len: usize) -> &mut Operands {
         self.with(Access::Write, name, Elements::Floats(dtype), len)
     }
 
-    fn write_exactly(self, name: &'static str, dtype: DType, len: usize) -> Operands {
+    fn write_exactly(&mut self, name: &'static str, dtype: DType, len: usize) -> &mut Operands {
         self.with(Access::Write, name, Elements::Exactly(dtype), len)
     }
 
-    fn update(self, name: &'static str, dtype: DType, len: usize) -> Operands {
+    fn update(&mut self, name: &'static str, dtype: DType, len: usize) -> &mut Operands {
         self.with(Access::Update, name, Elements::Floats(dtype), len)
     }
 
-    fn update_any(self, name: &'static str, len: usize) -> Operands {
+    fn update_any(&mut self, name: &'static str, len: usize) -> &mut Operands {
         self.with(Access::Update, name, Elements::AnyFloats, len)
     }
 
     /// A result that is added to what is there, or overwrites it.
-    fn result(self, adds: bool, name: &'static str, dtype: DType, len: usize) -> Operands {
+    fn result(&mut self, adds: bool, name: &'static str, dtype: DType, len: usize) -> &mut Operands {
         if adds { self.update(name, dtype, len) } else { self.write(name, dtype, len) }
     }
 
     /// The operand that was added last is as long as the operation says.
-    fn last_exact(mut self) -> Operands {
+    fn last_exact(&mut self) -> &mut Operands {
         self.all[self.count - 1].is_exact = true;
         self
     }
 
     /// Buffers are as long as the operation says.
-    fn exact(mut self) -> Operands {
+    fn exact(&mut self) -> &mut Operands {
         self.all[..self.count].iter_mut().for_each(|operand| operand.is_exact = true);
         self
     }
@@ -135,7 +135,8 @@ impl Operands {
 impl Op {
     /// The table. Of a reduction `source` stands for all of its sources.
     pub fn operands(&self) -> Operands {
-        let list = Operands::new();
+        let mut all = Operands::new();
+        let list = &mut all;
         match *self {
             Op::Gemm(g) => {
                 let list = list.read("a", g.a, elements(&[g.m, g.k])).read("b", g.b, elements(&[g.k, g.n]));
@@ -157,7 +158,10 @@ impl Op {
                 let list = list.read("x", n.dtype, all).read("w", n.dtype, n.cols);
                 let list = list.read("rstd", n.dtype.accumulator(), n.rows).read("dy", n.dtype, all);
                 let list = list.update("dx", n.dtype, all);
-                n.gradient.map_or(list, |dtype| list.update("dw", dtype, n.cols))
+                match n.gradient {
+                    Some(dtype) => list.update("dw", dtype, n.cols),
+                    None => list,
+                }
             }
             Op::LayerNorm(n) => {
                 let all = elements(&[n.rows, n.cols]);
@@ -170,9 +174,11 @@ impl Op {
                 let list = list.read("x", n.dtype, all).read("w", n.dtype, n.cols);
                 let list = list.read("statistics", n.dtype.accumulator(), elements(&[2, n.rows]));
                 let list = list.read("dy", n.dtype, all).update("dx", n.dtype, all);
-                let Some(gradient) = n.gradient else { return list };
-                let list = list.update("dw", gradient, n.cols);
-                if n.bias { list.update("db", gradient, n.cols) } else { list }
+                match n.gradient {
+                    Some(dtype) if n.bias => list.update("dw", dtype, n.cols).update("db", dtype, n.cols),
+                    Some(dtype) => list.update("dw", dtype, n.cols),
+                    None => list,
+                }
             }
             Op::BiasAdd(a) => {
                 let list = list.read("table", a.dtype, elements(&[a.period.min(a.rows), a.cols]));
@@ -242,7 +248,10 @@ impl Op {
             Op::AdamW(a) => {
                 let list = list.read("g", a.gradients, a.len).update("p", a.parameters, a.len);
                 let list = list.update("m", a.moments, a.len).update("v", a.moments, a.len);
-                a.copy.map_or(list, |dtype| list.write("copy", dtype, a.len))
+                match a.copy {
+                    Some(dtype) => list.write("copy", dtype, a.len),
+                    None => list,
+                }
             }
             Op::Dropout(d) => list.read("x", d.dtype, d.len).write("y", d.dtype, d.len),
             Op::Normal(n) => list.write("dst", n.dtype, n.len),
@@ -309,23 +318,24 @@ impl Op {
                 let list = list.read_exactly("offsets", DType::U32, g.groups.saturating_add(1));
                 list.read("a", g.a, a).read("b", g.b, b).result(g.accumulate, "c", g.c, c)
             }
-        }
+        };
+        all
     }
 }
 
 impl Operands {
-    fn queries_keys_values(self, a: &Attention) -> Operands {
+    fn queries_keys_values(&mut self, a: &Attention) -> &mut Operands {
         self.read("q", a.dtype, a.queries()).read("k", a.dtype, a.keys()).read("v", a.dtype, a.keys())
     }
 
     /// `starts [batch, seq]`, where sequences hold several documents, packed one after the other, that must not see each other:
     /// for every token the place in its sequence at which its document starts, 0 for the first document and never less than for
     /// the token before.
-    fn documents(self, a: &Attention) -> Operands {
+    fn documents(&mut self, a: &Attention) -> &mut Operands {
         self.read_exactly("starts", DType::U32, elements(&[a.batch, a.seq])).optional()
     }
 
-    fn gradients(self, a: &Attention) -> Operands {
+    fn gradients(&mut self, a: &Attention) -> &mut Operands {
         let list = self.write("dq", a.dtype, a.queries());
         list.write("dk", a.dtype, a.keys()).write("dv", a.dtype, a.keys())
     }

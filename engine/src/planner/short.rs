@@ -25,8 +25,8 @@ impl ShortPlan {
     /// `None` where no block can be left out. `assemble` makes the plan of a layout.
     pub fn of(whole: &Plan, prefetch: usize, assemble: impl FnOnce(Arc<Layout>) -> Plan) -> Option<ShortPlan> {
         // Where slots are given back during a step, what is in them differs at both ends of the model, as far as the schedule looks ahead.
-        let margin = if whole.sharding.reshard == Reshard::Never { 1 } else { prefetch + 1 };
-        let (left_out, period) = left_out(&whole.layout, &whole.policy, margin)?;
+        let margins = if whole.sharding.reshard == Reshard::Never { [0, 1] } else { [prefetch + 1; 2] };
+        let (left_out, period) = left_out(&whole.layout, &whole.policy, margins)?;
         let units = left_out.start + 1 - period..left_out.start + 1;
         let times = left_out.len() / period;
         let short = ShortPlan { plan: assemble(Arc::new(whole.layout.without(left_out))), units, times };
@@ -87,9 +87,9 @@ fn lists(plan: &Plan) -> [&[Action]; 4] {
     [&plan.actions, &plan.evaluation.first, &plan.evaluation.next, &plan.evaluation.end]
 }
 
-/// The blocks that can be left out, and after how many blocks they repeat themselves. At least `margin` of the alike blocks stay on either
-/// side of those that are counted.
-fn left_out(layout: &Layout, policy: &Policy, margin: usize) -> Option<(Range<usize>, usize)> {
+/// The blocks that can be left out, and after how many blocks they repeat themselves. So many of the alike blocks stay in
+/// front of and behind the one that is counted.
+fn left_out(layout: &Layout, policy: &Policy, margins: [usize; 2]) -> Option<(Range<usize>, usize)> {
     let kind = |block: usize| (layout.same_as[block], FlatKind::ALL.map(|part| layout.units[block + 1].flat(part).len));
     let kinds: Vec<_> = (0..layout.blocks.len()).map(kind).collect();
     (1..=LONGEST_PATTERN).map(|pattern| pattern * policy.every).find_map(|period| {
@@ -99,9 +99,9 @@ fn left_out(layout: &Layout, policy: &Policy, margin: usize) -> Option<(Range<us
         let first = longest[0].next_multiple_of(policy.every);
         let periods = (longest[0] + longest.len() + period).checked_sub(first)? / period;
         // The schedule is the same for every period once it gathers ahead, and until it has nothing to gather any more.
-        let margin = margin.div_ceil(period);
-        let times = periods.checked_sub(2 * margin + 1).filter(|times| *times > 0)?;
-        let start = first + (margin + 1) * period;
+        let [before, behind] = margins.map(|blocks| blocks.div_ceil(period));
+        let times = periods.checked_sub(before + 1 + behind).filter(|times| *times > 0)?;
+        let start = first + (before + 1) * period;
         Some((start..start + times * period, period))
     })
 }
