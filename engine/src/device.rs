@@ -3,7 +3,7 @@
 
 use crate::error::Result;
 use crate::recorder::Recorder;
-use zbench_kernels::{Arena, Buffer, Category, DType, Elementwise, Gemm, Kernels, Op, Sum, View, ViewMut, no_scratch};
+use zbench_kernels::{Arena, Buffer, Category, DType, Gemm, Kernels, Op, Sum, View, ViewMut, no_scratch};
 
 #[derive(Clone, Copy)]
 pub struct Device<'a> {
@@ -32,33 +32,25 @@ impl Device<'_> {
         Ok(self.kernels.run(op, reads, writes, scratch.view_mut())?)
     }
 
-    /// A matrix product.
     pub fn gemm(&self, term: &'static str, op: Gemm, a: View<'_>, b: View<'_>, c: ViewMut<'_>) -> Result<()> {
         self.run(term, &Op::Gemm(op), &[a, b], &mut [c])
     }
 
-    /// `dst[i] = value`.
     pub fn fill(&self, term: &'static str, dst: ViewMut<'_>, value: f64) -> Result<()> {
-        let shape = Elementwise { len: dst.len(), sources: 0, from: dst.dtype(), to: dst.dtype() };
-        self.run(term, &Op::Fill(shape, value), &[], &mut [dst])
+        self.run(term, &Op::fill(&dst, value), &[], &mut [dst])
     }
 
-    /// `dst = src`, in the type of `dst`.
     pub fn cast(&self, term: &'static str, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        let shape = Elementwise { len: dst.len(), sources: 1, from: src.dtype(), to: dst.dtype() };
-        self.run(term, &Op::Cast(shape), &[src], &mut [dst])
+        self.run(term, &Op::cast(&src, &dst), &[src], &mut [dst])
     }
 
     /// `dst += src`.
     pub fn accumulate(&self, term: &'static str, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        let shape = Elementwise { len: dst.len(), sources: 1, from: src.dtype(), to: dst.dtype() };
-        self.run(term, &Op::Accumulate(shape, 1.0), &[src], &mut [dst])
+        self.run(term, &Op::accumulate(1.0, &src, &dst), &[src], &mut [dst])
     }
 
-    /// `dst *= alpha`.
     pub fn scale(&self, term: &'static str, alpha: f64, dst: ViewMut<'_>) -> Result<()> {
-        let shape = Elementwise { len: dst.len(), sources: 1, from: dst.dtype(), to: dst.dtype() };
-        self.run(term, &Op::Scale(shape, alpha), &[], &mut [dst])
+        self.run(term, &Op::scale(alpha, &dst), &[], &mut [dst])
     }
 
     /// The sum of elements, which the device may tell later.

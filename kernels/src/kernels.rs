@@ -175,32 +175,28 @@ pub trait Kernels: Send + Sync {
 
     /// `dst[i] = value`.
     fn fill(&self, dst: ViewMut<'_>, value: f64) -> Result<()> {
-        let shape = elementwise(0, dst.dtype(), &dst);
-        self.run(&Op::Fill(shape, value), &[], &mut [dst], no_scratch())
+        self.run(&Op::fill(&dst, value), &[], &mut [dst], no_scratch())
     }
 
     /// `dst = src`, rounded to nearest even where the type narrows. Lengths must agree.
     fn cast(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        let shape = elementwise(1, src.dtype(), &dst);
-        self.run(&Op::Cast(shape), &[src], &mut [dst], no_scratch())
+        self.run(&Op::cast(&src, &dst), &[src], &mut [dst], no_scratch())
     }
 
     /// `dst = a + b`; one type, lengths must agree.
     fn add(&self, a: View<'_>, b: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        let shape = elementwise(2, a.dtype(), &dst);
+        let shape = Elementwise::new(2, a.dtype(), &dst);
         self.run(&Op::Add(shape), &[a, b], &mut [dst], no_scratch())
     }
 
     /// `dst += alpha * src`; types may differ, lengths must agree.
     fn accumulate(&self, alpha: f64, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        let shape = elementwise(1, src.dtype(), &dst);
-        self.run(&Op::Accumulate(shape, alpha), &[src], &mut [dst], no_scratch())
+        self.run(&Op::accumulate(alpha, &src, &dst), &[src], &mut [dst], no_scratch())
     }
 
     /// `dst *= alpha`.
     fn scale(&self, alpha: f64, dst: ViewMut<'_>) -> Result<()> {
-        let shape = elementwise(1, dst.dtype(), &dst);
-        self.run(&Op::Scale(shape, alpha), &[], &mut [dst], no_scratch())
+        self.run(&Op::scale(alpha, &dst), &[], &mut [dst], no_scratch())
     }
 
     /// See [`Reduce`]. Lengths must agree.
@@ -214,9 +210,4 @@ pub trait Kernels: Send + Sync {
 /// For operations that need none.
 pub fn no_scratch() -> ViewMut<'static> {
     ViewMut::of::<f32>(&mut [])
-}
-
-/// The shape of an element-wise operation whose result is `dst`.
-fn elementwise(sources: usize, from: DType, dst: &ViewMut<'_>) -> Elementwise {
-    Elementwise { len: dst.len(), sources, from, to: dst.dtype() }
 }

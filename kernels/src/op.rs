@@ -6,7 +6,7 @@ mod experts;
 pub use experts::{Combine, Grouped, GroupedGemm, Route, Slots};
 
 pub use crate::packed::{Pack, Unpack};
-use crate::{DType, ReduceOp};
+use crate::{DType, ReduceOp, View, ViewMut};
 use serde::{Deserialize, Serialize};
 
 /// `C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] (+ C)`, row-major, sums in f32 (f64 for f64).
@@ -467,7 +467,34 @@ pub enum Op {
     GroupedGemm(GroupedGemm),
 }
 
+impl Elementwise {
+    /// The shape of an operation whose result is `dst`.
+    pub(crate) fn new(sources: usize, from: DType, dst: &ViewMut<'_>) -> Elementwise {
+        Elementwise { len: dst.len(), sources, from, to: dst.dtype() }
+    }
+}
+
 impl Op {
+    /// `dst[i] = value`.
+    pub fn fill(dst: &ViewMut<'_>, value: f64) -> Op {
+        Op::Fill(Elementwise::new(0, dst.dtype(), dst), value)
+    }
+
+    /// `dst = src`, in the type of `dst`.
+    pub fn cast(src: &View<'_>, dst: &ViewMut<'_>) -> Op {
+        Op::Cast(Elementwise::new(1, src.dtype(), dst))
+    }
+
+    /// `dst += alpha * src`.
+    pub fn accumulate(alpha: f64, src: &View<'_>, dst: &ViewMut<'_>) -> Op {
+        Op::Accumulate(Elementwise::new(1, src.dtype(), dst), alpha)
+    }
+
+    /// `dst *= alpha`.
+    pub fn scale(alpha: f64, dst: &ViewMut<'_>) -> Op {
+        Op::Scale(Elementwise::new(1, dst.dtype(), dst), alpha)
+    }
+
     pub const fn sum(len: usize, from: DType) -> Op {
         Op::Sum(Elementwise { len, sources: 1, from, to: DType::F64 })
     }

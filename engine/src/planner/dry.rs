@@ -132,17 +132,19 @@ impl<'a> DryRun<'a> {
     /// Performs the actions of a micro-batch, and counts those again that stand for others.
     fn perform(&mut self, actions: &[Action]) -> Result<()> {
         let Some(short) = self.short else { return self.act_all(actions) };
-        let (arena, mut done) = (self.executor.context.arena.clone(), 0);
-        for range in short.repeated(actions) {
-            self.act_all(&actions[done..range.start])?;
+        let arena = self.executor.context.arena.clone();
+        for (part, times) in short.parts(actions) {
+            if times == 1 {
+                self.act_all(part)?;
+                continue;
+            }
             let before = self.counts();
-            done = range.end;
-            let (performed, change) = arena.record_change(|| self.act_all(&actions[range]));
+            let (performed, change) = arena.record_change(|| self.act_all(part));
             performed?;
-            arena.replay_change(&change.repeated(short.times));
-            self.count_again(&before, &self.counts(), short.times);
+            arena.replay_change(&change.repeated(times - 1));
+            self.count_again(&before, &self.counts(), times - 1);
         }
-        self.act_all(&actions[done..])
+        Ok(())
     }
 
     fn act_all(&mut self, actions: &[Action]) -> Result<()> {

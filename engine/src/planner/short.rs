@@ -32,30 +32,17 @@ impl ShortPlan {
         let short = ShortPlan { plan: assemble(Arc::new(whole.layout.without(left_out))), units, times };
         let (last, all) = (short.plan.layout.head_unit(), whole.layout.head_unit());
         let stands_for = |few: &[Action], many: &[Action]| {
-            let counted = short.counted(few).map(|action| of_alike_blocks(action, last));
-            counted.eq(many.iter().map(|action| of_alike_blocks(*action, all)))
+            let parts = micro_batches(few).flat_map(|actions| short.parts(actions));
+            let counted = parts.flat_map(|(part, times)| std::iter::repeat_n(part, times)).flatten();
+            let of_short = counted.map(|action| of_alike_blocks(*action, last));
+            of_short.eq(many.iter().map(|action| of_alike_blocks(*action, all)))
         };
         let is_whole = lists(&short.plan).into_iter().zip(lists(whole)).all(|(few, many)| stands_for(few, many));
         is_whole.then_some(short)
     }
 
-    /// The actions of a list, those that are counted again as often as they are.
-    fn counted<'a>(&self, actions: &'a [Action]) -> impl Iterator<Item = Action> + use<'a> {
-        let mut all = Vec::with_capacity(actions.len());
-        for actions in micro_batches(actions) {
-            let mut done = 0;
-            for range in self.repeated(actions) {
-                all.push((&actions[done..range.start], 1));
-                all.push((&actions[range.clone()], 1 + self.times));
-                done = range.end;
-            }
-            all.push((&actions[done..], 1));
-        }
-        all.into_iter().flat_map(|(actions, times)| std::iter::repeat_n(actions, times)).flatten().copied()
-    }
-
-    /// The parts of a micro-batch's actions that are counted again, in order.
-    pub fn repeated(&self, actions: &[Action]) -> Vec<Range<usize>> {
+    /// The parts of a micro-batch's actions, in order, and how often each one counts.
+    pub fn parts<'a>(&self, actions: &'a [Action]) -> Vec<(&'a [Action], usize)> {
         let Range { start, end } = self.units;
         let behind = |action: Action| actions.iter().position(|other| *other == action).map(|at| at + 1);
         let between = |from, to| Some(behind(from)?..behind(to)?);
@@ -66,7 +53,14 @@ impl ShortPlan {
         let last = actions.iter().rposition(|action| !ends(action)).map_or(0, |last| last + 1);
         let is_counted = |at: &usize| matches!(actions[*at], Action::Release { unit } if self.units.contains(&unit));
         let released = (last..actions.len()).filter(is_counted).map(|at| at..at + 1);
-        forward.into_iter().chain(backward).chain(released).collect()
+        let (mut parts, mut done) = (Vec::new(), 0);
+        for range in forward.into_iter().chain(backward).chain(released) {
+            parts.push((&actions[done..range.start], 1));
+            done = range.end;
+            parts.push((&actions[range], 1 + self.times));
+        }
+        parts.push((&actions[done..], 1));
+        parts
     }
 }
 
