@@ -17,6 +17,7 @@ pub use foreign::{model_from_hf, model_from_hf_without_dropout};
 pub(crate) use reader::{Restricted, only};
 pub use validate::{MAX_LAYERS, validate};
 pub use write::config_json;
+pub(crate) use write::{config_text, weights_file, weights_index};
 
 use crate::config::{Form, Loading, Mlp, Model, Order, Positions, RopeScaling};
 use serde::{Deserialize, Serialize};

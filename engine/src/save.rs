@@ -6,12 +6,11 @@ mod fresh;
 pub use fresh::save_fresh;
 
 use crate::checkpoint::{CheckpointError, write_safetensors};
-use crate::config::Model;
 use crate::error::StepError;
 use crate::export::Take;
-use crate::hf;
+use crate::hf::{config_text, weights_file, weights_index};
 use crate::rank::Rank;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 use std::path::{Path, PathBuf};
 use zbench_kernels::DType;
 
@@ -153,25 +152,6 @@ impl Files<'_> {
         }
         put(&index, weights_index(total, map).as_bytes())
     }
-}
-
-/// The name of file `part` (from 0) of a model's `count` files of weights.
-pub(crate) fn weights_file(part: usize, count: usize) -> String {
-    match count {
-        1 => "model.safetensors".into(),
-        _ => format!("model-{:05}-of-{count:05}.safetensors", part + 1),
-    }
-}
-
-/// The text of `model.safetensors.index.json`: which file holds which tensor.
-pub(crate) fn weights_index(total_bytes: u64, map: Map<String, Value>) -> String {
-    format!("{:#}\n", json!({"metadata": {"total_size": total_bytes}, "weight_map": map}))
-}
-
-/// The text of a model's `config.json`, with what is handed on from that of the weights it started from.
-pub(crate) fn config_text(model: &Model, dtype: DType) -> String {
-    let source = model.weights.as_ref().and_then(|dir| crate::files::text(&dir.join("config.json")).ok());
-    hf::config_json(model, dtype, source.as_deref())
 }
 
 fn put(path: &Path, bytes: &[u8]) -> Result<(), SaveError> {

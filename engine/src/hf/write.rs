@@ -1,4 +1,5 @@
-//! `config.json` of a model, in the keys that transformers 4 and 5 both read.
+//! The files of a Hugging Face model folder: their names, the index of the weights, and `config.json` in the keys that transformers 4
+//! and 5 both read.
 
 use super::family_of;
 use crate::config::Model;
@@ -8,6 +9,25 @@ use zbench_kernels::DType;
 /// Keys of the `config.json` that a model was read from which are handed on: they are no part of the model, but of its
 /// tokenizer, and transformers' defaults for them may lie outside the vocabulary.
 const HANDED_ON: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
+
+/// The name of file `part` (from 0) of a model's `count` files of weights.
+pub(crate) fn weights_file(part: usize, count: usize) -> String {
+    match count {
+        1 => "model.safetensors".into(),
+        _ => format!("model-{:05}-of-{count:05}.safetensors", part + 1),
+    }
+}
+
+/// The text of `model.safetensors.index.json`: which file holds which tensor.
+pub(crate) fn weights_index(total_bytes: u64, map: Map<String, Value>) -> String {
+    format!("{:#}\n", json!({"metadata": {"total_size": total_bytes}, "weight_map": map}))
+}
+
+/// The text of a model's `config.json`, with what is handed on from that of the weights it started from.
+pub(crate) fn config_text(model: &Model, dtype: DType) -> String {
+    let source = model.weights.as_ref().and_then(|dir| crate::files::text(&dir.join("config.json")).ok());
+    config_json(model, dtype, source.as_deref())
+}
 
 /// The text of `config.json` for a model whose weights are stored as `dtype`. `source` is the text of the one that it was
 /// read from, if there was one.
