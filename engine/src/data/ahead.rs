@@ -170,6 +170,8 @@ impl Prefetcher {
 
     /// Takes all buffers back, and has them filled from `first` on.
     fn restart(&self, state: &mut State, first: u64) {
+        // What was ordered and is not being read is not wanted any more.
+        state.free.extend(self.orders.state().0.drain(..).map(|(_, filled)| filled));
         while state.free.len() < self.depth
             && let Some((filled, _)) = self.ready.pop()
         {

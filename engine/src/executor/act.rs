@@ -79,15 +79,6 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// What an action on a unit does before layers compute: its weights are there, and its gradients can be written.
-    pub fn prepare(&mut self, action: Action, unit: usize) -> Result<()> {
-        self.params.wait(&self.context.comms, unit)?;
-        match action {
-            Action::Backward { .. } => self.gradients.open(&self.state, self.context.resources(), unit),
-            _ => Ok(()),
-        }
-    }
-
     fn wait(&mut self, unit: usize, spans: &mut dyn Spans) -> Result<()> {
         spans.enter(Span::ExposedGather);
         self.params.wait(&self.context.comms, unit)

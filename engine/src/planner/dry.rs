@@ -1,7 +1,7 @@
 //! The estimate: the plan's actions, performed on a device that computes nothing.
 
 use super::flops;
-use super::short::{ShortPlan, micro_batches};
+use super::short::{Repeat, ShortPlan, micro_batches};
 use crate::actions::{Action, EvaluationActions};
 use crate::comm::{Collective, CollectiveLog, Metered, Null};
 use crate::config::{Backend, Cell, DeviceKind, Evaluation};
@@ -201,12 +201,16 @@ impl<'a> DryRun<'a> {
         for row in &after.traffic {
             let was = before.traffic.iter().find(|was| (was.axis, was.kind) == (row.axis, row.kind));
             let more = |of: fn(&Traffic) -> f64| times as f64 * (of(row) - was.map_or(0.0, of));
-            self.repeated.push(Traffic {
+            let more = Traffic {
                 calls: more(|row| row.calls),
                 payload_bytes: more(|row| row.payload_bytes),
                 wire_bytes: more(|row| row.wire_bytes),
                 ..row.clone()
-            });
+            };
+            match self.repeated.iter_mut().find(|sum| (sum.axis, sum.kind) == (row.axis, row.kind)) {
+                Some(sum) => add(sum, &more),
+                None => self.repeated.push(more),
+            }
         }
     }
 
@@ -215,26 +219,31 @@ impl<'a> DryRun<'a> {
         let mut rows = self.executor.comms.traffic();
         for more in &self.repeated {
             if let Some(row) = rows.iter_mut().find(|row| (row.axis, row.kind) == (more.axis, more.kind)) {
-                row.calls += more.calls;
-                row.payload_bytes += more.payload_bytes;
-                row.wire_bytes += more.wire_bytes;
+                add(row, more);
             }
         }
         rows
     }
 }
 
+fn add(sum: &mut Traffic, more: &Traffic) {
+    sum.calls += more.calls;
+    sum.payload_bytes += more.payload_bytes;
+    sum.wire_bytes += more.wire_bytes;
+}
+
 /// Counts the state of the units that a short plan leaves out.
 fn allocate_omitted(executor: &mut Executor<'_>, short: &ShortPlan) -> Result<()> {
-    let state = executor.state.of_units(short.units.clone());
-    let trainable = (0..short.units.len()).filter(|unit| state.trainable(*unit).is_some()).count();
-    executor.state.omitted = short.times * trainable;
     let (res, layout) = (executor.context.resources(), &short.plan.layout);
-    let (made, change) = res.arena.record_change(|| -> Result<_> {
-        let forms = prepacked(executor.context.cell, layout, res.device, short.units.clone())?;
-        Ok((allocate(&state, res)?, forms))
-    });
-    drop(made?);
-    res.arena.replay_change(&change.repeated(short.times));
+    for Repeat { units, times } in &short.repeats {
+        let state = executor.state.of_units(units.clone());
+        let (made, change) = res.arena.record_change(|| -> Result<_> {
+            let forms = prepacked(executor.context.cell, layout, res.device, units.clone())?;
+            Ok((allocate(&state, res)?, forms))
+        });
+        drop(made?);
+        res.arena.replay_change(&change.repeated(*times));
+        executor.state.omitted += times * (0..units.len()).filter(|unit| state.trainable(*unit).is_some()).count();
+    }
     Ok(())
 }

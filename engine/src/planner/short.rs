@@ -5,37 +5,49 @@ use crate::actions::{Action, Policy};
 use crate::model::{FlatKind, Layout};
 use crate::plan::Plan;
 use crate::strategy::Reshard;
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The longest pattern of blocks that is looked for; where few inputs are kept, in blocks from one kept input to the next.
+/// The longest repeating pattern of blocks that is looked for, in multiples of [`Policy::every`] blocks.
 const LONGEST_PATTERN: usize = 8;
 
 /// A plan without some blocks of the model, and what is counted for them.
 pub struct ShortPlan {
     pub plan: Plan,
-    /// The units that are counted again, because the blocks left out repeat them.
+    pub repeats: Vec<Repeat>,
+}
+
+/// Units of a short plan that are counted again, because blocks that it leaves out repeat them.
+pub struct Repeat {
     pub units: Range<usize>,
     /// How many times more they are counted.
     pub times: usize,
 }
 
 impl ShortPlan {
-    /// A plan without blocks that repeat those before them, and as many in front of and behind them as the schedule looks ahead.
-    /// `None` where no block can be left out. `assemble` makes the plan of a layout.
+    /// Leaves out repeated blocks, but keeps as many on either side as the schedule looks ahead. `None` where no block can be left out.
+    /// `assemble` makes the plan of a layout.
     pub fn of(whole: &Plan, prefetch: usize, assemble: impl FnOnce(Arc<Layout>) -> Plan) -> Option<ShortPlan> {
         // Where slots are given back during a step, what is in them differs at both ends of the model, as far as the schedule looks ahead.
-        let margins = if whole.sharding.reshard == Reshard::Never { [0, 1] } else { [prefetch + 1; 2] };
+        let never = whole.sharding.reshard == Reshard::Never;
+        let margins = if never { [0, prefetch.max(1)] } else { [prefetch.saturating_add(1); 2] };
         let (left_out, period) = left_out(&whole.layout, &whole.policy, margins)?;
-        let units = left_out.start + 1 - period..left_out.start + 1;
-        let times = left_out.len() / period;
-        let short = ShortPlan { plan: assemble(Arc::new(whole.layout.without(left_out))), units, times };
-        let (last, all) = (short.plan.layout.head_unit(), whole.layout.head_unit());
+        let mut before = 0;
+        let repeats = left_out.iter().map(|blocks| {
+            let end = blocks.start - before + 1;
+            before += blocks.len();
+            Repeat { units: end - period..end, times: blocks.len() / period }
+        });
+        let repeats = repeats.collect();
+        let layout =
+            left_out.iter().rev().fold((*whole.layout).clone(), |layout, blocks| layout.without(blocks.clone()));
+        let short = ShortPlan { plan: assemble(Arc::new(layout)), repeats };
         let stands_for = |few: &[Action], many: &[Action]| {
             let parts = micro_batches(few).flat_map(|actions| short.parts(actions));
             let counted = parts.flat_map(|(part, times)| std::iter::repeat_n(part, times)).flatten();
-            let of_short = counted.map(|action| of_alike_blocks(*action, last));
-            of_short.eq(many.iter().map(|action| of_alike_blocks(*action, all)))
+            let counted = counted.map(|action| of_kind(*action, &short.plan.layout));
+            counted.eq(many.iter().map(|action| of_kind(*action, &whole.layout)))
         };
         let is_whole = lists(&short.plan).into_iter().zip(lists(whole)).all(|(few, many)| stands_for(few, many));
         is_whole.then_some(short)
@@ -43,31 +55,40 @@ impl ShortPlan {
 
     /// The parts of a micro-batch's actions, in order, and how often each one counts.
     pub fn parts<'a>(&self, actions: &'a [Action]) -> Vec<(&'a [Action], usize)> {
-        let Range { start, end } = self.units;
         let behind = |action: Action| actions.iter().position(|other| *other == action).map(|at| at + 1);
         let between = |from, to| Some(behind(from)?..behind(to)?);
-        let forward = between(Action::Forward { unit: start - 1 }, Action::Forward { unit: end - 1 });
-        let backward = between(Action::Backward { unit: end }, Action::Backward { unit: start });
         // Where all slots stay until the end, they are given back there.
         let ends = |action: &Action| matches!(action, Action::Release { .. } | Action::Update);
         let last = actions.iter().rposition(|action| !ends(action)).map_or(0, |last| last + 1);
-        let is_counted = |at: &usize| matches!(actions[*at], Action::Release { unit } if self.units.contains(&unit));
-        let released = (last..actions.len()).filter(is_counted).map(|at| at..at + 1);
+        let mut counted = Vec::new();
+        for Repeat { units, times } in &self.repeats {
+            let Range { start, end } = *units;
+            let forward = between(Action::Forward { unit: start - 1 }, Action::Forward { unit: end - 1 });
+            let backward = between(Action::Backward { unit: end }, Action::Backward { unit: start });
+            let is_released = |at: &usize| matches!(actions[*at], Action::Release { unit } if units.contains(&unit));
+            let released = (last..actions.len()).filter(is_released).map(|at| at..at + 1);
+            counted.extend(forward.into_iter().chain(backward).chain(released).map(|range| (range, 1 + times)));
+        }
+        counted.sort_by_key(|(range, _)| range.start);
         let (mut parts, mut done) = (Vec::new(), 0);
-        for range in forward.into_iter().chain(backward).chain(released) {
+        for (range, times) in counted {
             parts.push((&actions[done..range.start], 1));
             done = range.end;
-            parts.push((&actions[range], 1 + self.times));
+            parts.push((&actions[range], times));
         }
         parts.push((&actions[done..], 1));
         parts
     }
 }
 
-/// An action without the number of its block: all blocks are unit 1.
-fn of_alike_blocks(mut action: Action, head: usize) -> Action {
+/// An action with the kind of its block in place of the block's number.
+fn of_kind(mut action: Action, layout: &Layout) -> Action {
     if let Some(unit) = action.unit_mut() {
-        *unit = if *unit == head { 2 } else { (*unit).min(1) };
+        *unit = match *unit {
+            0 => 0,
+            head if head == layout.head_unit() => usize::MAX,
+            block => 1 + layout.same_as[block - 1],
+        };
     }
     action
 }
@@ -81,21 +102,31 @@ fn lists(plan: &Plan) -> [&[Action]; 4] {
     [&plan.actions, &plan.evaluation.first, &plan.evaluation.next, &plan.evaluation.end]
 }
 
-/// The blocks that can be left out, and after how many blocks they repeat themselves. So many of the alike blocks stay in
-/// front of and behind the one that is counted.
-fn left_out(layout: &Layout, policy: &Policy, margins: [usize; 2]) -> Option<(Range<usize>, usize)> {
+/// The blocks that can be left out, in order, and after how many blocks they repeat themselves. `margins` is how many alike blocks stay
+/// before and after those that are counted.
+fn left_out(layout: &Layout, policy: &Policy, margins: [usize; 2]) -> Option<(Vec<Range<usize>>, usize)> {
     let kind = |block: usize| (layout.same_as[block], FlatKind::ALL.map(|part| layout.units[block + 1].flat(part).len));
     let kinds: Vec<_> = (0..layout.blocks.len()).map(kind).collect();
-    (1..=LONGEST_PATTERN).map(|pattern| pattern * policy.every).find_map(|period| {
-        let repeats: Vec<usize> = (0..kinds.len().checked_sub(period)?).collect();
-        let runs = repeats.chunk_by(|a, b| kinds[*a] == kinds[a + period] && kinds[*b] == kinds[b + period]);
-        let longest = runs.filter(|run| kinds[run[0]] == kinds[run[0] + period]).max_by_key(|run| run.len())?;
-        let first = longest[0].next_multiple_of(policy.every);
-        let periods = (longest[0] + longest.len() + period).checked_sub(first)? / period;
-        // The schedule is the same for every period once it gathers ahead, and until it has nothing to gather any more.
-        let [before, behind] = margins.map(|blocks| blocks.div_ceil(period));
-        let times = periods.checked_sub(before + 1 + behind).filter(|times| *times > 0)?;
-        let start = first + (before + 1) * period;
-        Some((start..start + times * period, period))
-    })
+    let of_period = |period: usize| {
+        let mut left_out = Vec::new();
+        let (mut start, [before, behind]) = (0, margins.map(|blocks| blocks.div_ceil(period)));
+        while start < kinds.len() {
+            // A run of periods that are alike, from a block on whose input is kept.
+            let first = start.next_multiple_of(policy.every);
+            let alike =
+                (first..kinds.len().saturating_sub(period)).take_while(|block| kinds[*block] == kinds[block + period]);
+            let alike = alike.count();
+            let times = ((alike + period) / period).saturating_sub(before + 1 + behind);
+            if times > 0 {
+                let from = first + (before + 1) * period;
+                left_out.push(from..from + times * period);
+            }
+            start = if times > 0 { first + alike + period } else { first + alike + 1 };
+        }
+        (left_out, period)
+    };
+    let periods = (1..=LONGEST_PATTERN).map(|pattern| policy.every.saturating_mul(pattern));
+    let best = periods.filter(|period| *period < kinds.len()).map(of_period);
+    best.filter(|(left_out, _)| !left_out.is_empty())
+        .min_by_key(|(left_out, _)| Reverse(left_out.iter().map(Range::len).sum::<usize>()))
 }

@@ -102,6 +102,75 @@ fn a_batch_of_any_size_is_planned_in_the_same_number_of_statements() {
     }
 }
 
+/// Cells drawn at random: kinds of blocks in any order, with everything else that a schedule depends on.
+#[test]
+fn whatever_the_cell_blocks_that_are_counted_are_performed() {
+    for seed in 0..1500u64 {
+        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) + 1;
+        let mut below = |n: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % n
+        };
+        let strategy = Strategy::ALL[below(Strategy::ALL.len())];
+        let mut base = small();
+        let layers = 1 + below(44);
+        base.model.num_hidden_layers = layers;
+        match below(5) {
+            0 => {
+                let mut all = expert_cells(base);
+                base = all.swap_remove(below(all.len())).1;
+                let is_mixtral = base.model.family == "mixtral";
+                let experts = base.model.experts.as_mut().unwrap();
+                if !is_mixtral {
+                    experts.decoder_sparse_step = 1 + below(7);
+                    experts.mlp_only_layers = (0..below(4)).map(|_| below(layers)).collect();
+                    experts.mlp_only_layers.sort_unstable();
+                    experts.mlp_only_layers.dedup();
+                }
+            }
+            1 => {
+                (base.model.sliding_window, base.model.max_window_layers) = (Some(4), below(layers + 1));
+                base.memory.attention = AttentionKind::Naive;
+            }
+            2 => base = formed(base, forms().swap_remove(below(forms().len()))),
+            3 => {
+                let mut all: Vec<_> = adapters().into_iter().chain([dora()]).collect();
+                all.swap_remove(below(all.len())).1(&mut base);
+            }
+            _ => {}
+        }
+        let mut cell = on(base, strategy, 4, if strategy.is_hybrid() { 2 } else { 1 });
+        cell.parallel.prefetch = below(5);
+        cell.train.accumulation = 1 + below(4);
+        cell.model.tie_word_embeddings = below(2) == 0;
+        cell.memory.checkpointing = match below(6) {
+            0 => Checkpointing::None,
+            1 => Checkpointing::Full,
+            2 => Checkpointing::Selective,
+            3 => Checkpointing::Sqrt,
+            4 => Checkpointing::Every(1 + below(6)),
+            _ => Checkpointing::Keep(vec![SavedTensor::Attention, SavedTensor::MlpNorm]),
+        };
+        if below(2) == 0 {
+            cell.precision = Precision::mixed(DType::Bf16);
+        }
+        if below(3) == 0 {
+            cell.precision.compute = DType::Bf16;
+        }
+        if below(2) == 0 {
+            let evaluation = Some(Evaluation { every: 1, batches: 1 + below(3), share: 0.1 });
+            cell.watch = Some(Watch { evaluation, ..Watch::default() });
+        }
+        cell.memory.prepack = below(4) == 0;
+        let what = format!("seed {seed}: {} of {layers} blocks, {:?}", strategy.name(), cell.memory.checkpointing);
+        let kernels = hardware::planner(&cell).unwrap();
+        match Plan::new(&cell, &*kernels) {
+            Err(error) => assert_eq!(error.key, "memory.prepack", "{what}: {error}"),
+            Ok(plan) => assert_eq!(plan.estimate, plan.estimate_block_by_block(&cell, &*kernels), "{what}"),
+        }
+    }
+}
+
 /// Of alike blocks a plan performs so many, however deep the model is.
 #[test]
 fn a_model_of_any_depth_is_planned_in_the_same_number_of_operations() {
@@ -122,6 +191,36 @@ fn a_model_of_any_depth_is_planned_in_the_same_number_of_operations() {
             assert!(few > planned(1), "{what}");
             assert_eq!([planned(40), planned(500)], [few; 2], "{what}");
         }
+    }
+}
+
+/// The same where blocks are of two kinds, by turns or one after the other.
+#[test]
+fn patterns_of_blocks_are_left_out_too() {
+    let planned = |change: &dyn Fn(&mut Cell)| {
+        [24, 48, 96].map(|blocks| {
+            let mut cell = on(small(), Strategy::Ddp, 4, 1);
+            cell.model.num_hidden_layers = blocks;
+            change(&mut cell);
+            let kernels = Recording::new(Cpu::new(1));
+            Plan::new(&cell, &kernels).unwrap();
+            kernels.asked.load(Ordering::Relaxed)
+        })
+    };
+    let halves = planned(&|cell| {
+        (cell.model.sliding_window, cell.model.max_window_layers) = (Some(4), cell.model.num_hidden_layers / 2);
+        cell.memory.attention = AttentionKind::Naive;
+    });
+    assert_eq!(halves, [halves[0]; 3], "windows in half of the blocks");
+    for step in [2, 3, 4] {
+        let experts = planned(&|cell| {
+            let blocks = cell.model.num_hidden_layers;
+            *cell = expert_cells(cell.clone()).swap_remove(1).1;
+            cell.model.num_hidden_layers = blocks;
+            let experts = cell.model.experts.as_mut().unwrap();
+            (experts.mlp_only_layers, experts.decoder_sparse_step) = (vec![], step);
+        });
+        assert_eq!(experts, [experts[0]; 3], "experts in one of {step} blocks");
     }
 }
 
