@@ -3,11 +3,12 @@
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use zbench_engine::config::{Mlp, Model, Order, Positions, RopeScaling};
+use zbench_engine::config::{AttentionKind, Lora, Mlp, Model, Order, Positions, RopeScaling};
 use zbench_engine::hf::{
     HfError, MAX_LAYERS, PartialModel, default_model, model_from_hf, model_from_hf_without_dropout, parameter_count,
     preset, preset_names, validate,
 };
+use zbench_engine::model::{FlatKind, Layout, LayoutKey};
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/llama/config.json");
 
@@ -18,10 +19,9 @@ fn preset_model(name: &str) -> Model {
 
 /// A model's parameters less the experts that a token does not go to.
 fn active_parameters(model: &Model) -> u64 {
-    let experts = model.experts.as_ref().expect("experts");
-    let unused = experts.num_experts - experts.num_experts_per_tok;
-    parameter_count(model)
-        - (model.sparse_blocks() * unused * 3 * model.hidden_size * experts.moe_intermediate_size) as u64
+    let (lora, attention) = (Lora::default(), AttentionKind::Flash);
+    let layout = Layout::on(LayoutKey { model, lora: &lora, attention, granule: 16, ranks: 1 });
+    layout.parameters(FlatKind::Trainable) - layout.inactive_params(FlatKind::Trainable)
 }
 
 /// Llama 3.1 8B as transformers 4 writes it.

@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn causes_arrive_as_they_were_and_mismatches_from_the_other_side() {
         let group = || "row".to_owned();
-        let aborted = CommError::Aborted { group: group(), rank: 3, reason: "the disk is full".into() };
+        let aborted = CommError::Aborted { group: group(), rank: 3, reason: "the disk is full, é".into() };
         let (sequence, seconds) = (12, 5);
         let stalled =
             CommError::Stalled { group: group(), operation: "all_gather", sequence, missing: vec![1, 7], seconds };

@@ -6,6 +6,7 @@ use crate::comm::tree::Sample;
 use half::bf16;
 use std::sync::Arc;
 use zbench_engine::comm::compose::{Algorithm, BLOCK, Composed};
+use zbench_engine::comm::link::{self, LinkSpec};
 use zbench_engine::comm::{Call, Communicator, Kind, OwnedCall, ReduceOp};
 use zbench_kernels::{Arena, Cpu, Quantize, View, ViewMut};
 
@@ -110,6 +111,23 @@ fn in_two_levels_one_part_of_a_node_crosses() {
             composed.all_gather(View::of(&part), ViewMut::of(&mut buffer)).unwrap();
             assert_eq!(crossed(), inside + 4 * len / size);
         });
+    });
+}
+
+/// The links between nodes alone carry a quarter of the buffer for each rank: which level works on all of it shows here.
+#[test]
+fn in_two_levels_links_carry_one_part_of_a_node() {
+    let (size, per_node, len) = (8, 4, 4096);
+    run(Backend::Local, size, |comm| {
+        let (same_ranks, arena) = (comm.split(0, comm.rank(), "composed").unwrap(), arena());
+        let link = LinkSpec { bandwidth: 1e12, latency: 0.0, ranks_per_node: per_node };
+        let linked = link::wrap(same_ranks, Some(&link)).unwrap();
+        let kernels = Arc::new(Cpu::new(1));
+        let composed = Composed::new(linked, Algorithm::Hierarchical, per_node, kernels, arena).unwrap();
+        let before = composed.link_use().unwrap().crossing_bytes;
+        composed.all_reduce(ViewMut::of(&mut values::<f32>(comm.rank(), len))).unwrap();
+        let crossed = composed.link_use().unwrap().crossing_bytes - before;
+        assert_eq!(crossed as usize, 4 * len / per_node);
     });
 }
 

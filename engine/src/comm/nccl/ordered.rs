@@ -10,12 +10,19 @@ use zbench_kernels::{Kernels, ReduceOp};
 pub struct Ordered {
     inner: Box<dyn Communicator>,
     kernels: Arc<dyn Kernels>,
+    /// Numbers tickets that only carry the buffers.
+    tickets: Null,
 }
 
 impl Ordered {
     /// `inner` for the buffers of `kernels`, on the same device.
     pub fn new(inner: Nccl, kernels: Arc<dyn Kernels>) -> Ordered {
-        Ordered { inner: Box::new(inner), kernels }
+        Ordered::of(Box::new(inner), kernels)
+    }
+
+    fn of(inner: Box<dyn Communicator>, kernels: Arc<dyn Kernels>) -> Ordered {
+        let tickets = Null::new(inner.rank(), inner.size());
+        Ordered { inner, kernels, tickets }
     }
 
     /// A sum onto what is there, or of another type than what travels: NCCL sums in place of this rank's summand, a kernel does
@@ -43,6 +50,10 @@ impl Communicator for Ordered {
         self.inner.member()
     }
 
+    fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
+        self.inner.algorithm(kind, bytes)
+    }
+
     fn call(&self, call: Call<'_>) -> Result<()> {
         self.kernels.synchronize()?;
         self.inner.call(call)
@@ -53,17 +64,16 @@ impl Communicator for Ordered {
         if !self.reduce_scatter(&mut request)? {
             self.call(request.as_call())?;
         }
-        // A ticket that only carries the buffers.
-        Null::new(self.rank(), self.size()).start(request)
+        self.tickets.start(request)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
-        Null::new(self.rank(), self.size()).wait(ticket)
+        self.tickets.wait(ticket)
     }
 
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>, CommError> {
         let inner = self.inner.split(color, key, name)?;
-        Ok(Box::new(Ordered { inner, kernels: self.kernels.clone() }))
+        Ok(Box::new(Ordered::of(inner, self.kernels.clone())))
     }
 
     fn abort(&self, reason: &str) {
