@@ -200,6 +200,26 @@ mod tests {
             c: f,
         });
         assert_eq!((grouped.flops(), grouped.bytes()), (2 * 6 * 5 * 7, 4 * (6 * 7 + 3 * 5 * 7 + 6 * 5) + 4 * 4));
+        // x, w and dy are read in bf16, dx is read and written; the statistics and dw, which is added to, are f32.
+        let norm = RmsNorm { rows: 3, cols: 4, eps: 1e-5, dtype: DType::Bf16, gradient: Some(f) };
+        assert_eq!(Op::RmsNormBackward(norm).bytes(), 2 * (12 + 4 + 12 + 2 * 12) + 4 * 3 + 4 * 2 * 4);
+        let adamw = AdamW {
+            len: 10,
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            step: 1,
+            grad_scale: 1.0,
+            clip: 1.0,
+            parameters: f,
+            gradients: DType::Bf16,
+            moments: f,
+            rounding: Rounding::Nearest,
+            copy: Some(DType::Bf16),
+        };
+        assert_eq!(Op::AdamW(adamw).bytes(), 2 * 10 + 3 * 2 * 4 * 10 + 2 * 10);
         let op = crate::ReduceOp::Sum;
         let reduce = Reduce { len: 10, sources: 3, op, accumulate: false, from: DType::Bf16, to: f };
         assert_eq!(Op::Reduce(reduce).bytes(), 3 * 20 + 40);
