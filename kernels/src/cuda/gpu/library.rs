@@ -158,8 +158,8 @@ impl Search {
 
     /// The folders below `root` that may hold libraries, in their order.
     pub fn inside(root: &Path) -> Vec<PathBuf> {
-        let packages = |root: PathBuf| below(&root.join("nvidia"), "").into_iter().map(|package| package.join("lib"));
-        let pythons = below(&root.join("lib"), "python3").into_iter();
+        let packages = |root: PathBuf| entries(&root.join("nvidia"), "").into_iter().map(|package| package.join("lib"));
+        let pythons = entries(&root.join("lib"), "python3").into_iter();
         let mut folders: Vec<PathBuf> = packages(root.to_owned()).collect();
         folders.extend([root.to_owned(), root.join("lib64"), root.join("lib")]);
         folders.extend(pythons.flat_map(|python| packages(python.join("site-packages"))));
@@ -226,24 +226,20 @@ impl Search {
     }
 }
 
-/// Folders in `parent` whose names begin so, by name.
-fn below(parent: &Path, prefix: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> = entries
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
-        .map(|entry| entry.path())
-        .filter(|path| path.is_dir())
-        .collect();
+/// What `parent` holds whose name begins so, by name.
+fn entries(parent: &Path, prefix: &str) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let named = all.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+    let mut found: Vec<PathBuf> = named.map(|entry| entry.path()).collect();
     found.sort();
     found
 }
 
 fn open_below(library: Library, names: &[&str], root: &Path, tried: &mut Vec<Attempt>) -> Option<Found> {
-    let mut files = 0;
+    let before = tried.len();
     let folders = Search::inside(root);
     for folder in &folders {
         for path in names.iter().map(|name| folder.join(name)).filter(|path| path.exists()) {
-            files += 1;
             // The loader takes a path for a name where it has no slash.
             let path = std::path::absolute(&path).unwrap_or(path);
             let opened = match companions(library, folder) {
@@ -256,15 +252,12 @@ fn open_below(library: Library, names: &[&str], root: &Path, tried: &mut Vec<Att
             }
         }
     }
-    if files == 0 {
+    if tried.len() == before {
         let reason = match std::fs::read_dir(root) {
             Err(error) => error.to_string(),
             Ok(_) => {
-                format!(
-                    "none of {} in it, nor in its {} folders of libraries",
-                    names.join(", "),
-                    folders.len().saturating_sub(1)
-                )
+                let (names, below) = (names.join(", "), folders.len().saturating_sub(1));
+                format!("none of {names} in it, nor in its {below} folders of libraries")
             }
         };
         tried.push(Attempt { place: root.to_owned(), reason });
@@ -277,11 +270,7 @@ fn companions(library: Library, folder: &Path) -> Result<(), String> {
     if library != Library::Nvrtc {
         return Ok(());
     }
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so.")) {
-        open(&entry.path())?;
-    }
-    Ok(())
+    entries(folder, "libnvrtc-builtins.so.").iter().try_for_each(|path| open(path).map(drop))
 }
 
 /// Opens a library for good: NVIDIA's have threads of their own, and are never closed.
@@ -302,12 +291,11 @@ fn whole(path: &Path) -> Result<(), String> {
         return Ok(());
     }
     let Ok(file) = File::open(path) else { return Ok(()) };
-    let Ok(about) = file.metadata() else { return Ok(()) };
-    match stated_end(&file, about.len()).filter(|end| about.is_file() && *end > about.len()) {
+    let Ok(length) = file.metadata().map(|about| about.len()) else { return Ok(()) };
+    match stated_end(&file, length).filter(|end| *end > length) {
         None => Ok(()),
         Some(end) => Err(format!(
-            "the file has {} bytes of the {end} that its header states: it was cut off; copy or install it again",
-            about.len()
+            "the file has {length} bytes of the {end} that its header states: it was cut off; copy or install it again"
         )),
     }
 }
@@ -356,8 +344,6 @@ impl Found {
         }
     }
 
-    /// A function.
-    ///
     /// # Safety
     /// `T` has to be the function's type.
     pub(super) unsafe fn symbol<T: Copy>(&self, symbol: &'static str) -> Result<T, Absent> {
@@ -410,9 +396,13 @@ macro_rules! table {
         $(const _: unsafe fn($($argument),*) -> $result = $twin;)*
         $($(const _: unsafe fn($($late_argument),*) -> $late_result = $late_twin;)*)?
 
+        impl std::fmt::Debug for $table {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(stringify!($table))
+            }
+        }
+
         impl $table {
-            /// Finds all functions.
-            ///
             /// # Errors
             /// One is missing.
             pub fn resolve(found: &$crate::cuda::gpu::library::Found) -> Result<$table, $crate::cuda::gpu::library::Absent> {

@@ -51,7 +51,6 @@ const TEMPERATURE_GPU: c_uint = 0;
 /// Why clocks are lower than they might be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Throttle {
-    /// Nothing to do.
     Idle,
     /// Somebody asked for these clocks.
     ApplicationClocks,
@@ -120,15 +119,10 @@ pub struct Reading {
 }
 
 /// A loaded NVML. Readings take some tens of microseconds each.
+#[derive(Debug)]
 pub struct Nvml {
     table: Table,
     path: PathBuf,
-}
-
-impl fmt::Debug for Nvml {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NVML of {}", self.path.display())
-    }
 }
 
 /// A device as NVML knows it.
