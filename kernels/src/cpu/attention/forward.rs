@@ -190,7 +190,8 @@ impl Job<'_> {
                         ..Block::of_pairs(path)
                     });
                     if !simple {
-                        bias(scores, width, &strip, keys.start, factor, slope);
+                        let far = |row, col| (strip.start + row) as f32 - (keys.start + col) as f32;
+                        bias(scores, [height, width], factor, slope, far);
                     }
                     if !sight.all(batch, &strip, &keys) {
                         for row in strip.clone() {
@@ -241,22 +242,6 @@ impl Job<'_> {
                 scale_all(panels.level, line, 1.0 / total);
                 query.store(panels.level, row..row + 1, line, out);
             }
-        }
-    }
-}
-
-/// Scales scores and adds ALiBi, both in powers of two.
-///
-/// # Safety
-/// There are as many rows of `width` as in `strip`.
-#[cold]
-unsafe fn bias(scores: *mut f32, width: usize, strip: &Range<usize>, key: usize, factor: f32, slope: f32) {
-    for (i, row) in strip.clone().enumerate() {
-        // SAFETY: the caller's promise.
-        let scores = unsafe { std::slice::from_raw_parts_mut(scores.add(i * width), width) };
-        for (score, key) in scores.iter_mut().zip(key..) {
-            // Distances are whole numbers that f32 holds; what lies ahead is hidden later.
-            *score = *score * factor - slope * (row as f32 - key as f32);
         }
     }
 }

@@ -50,14 +50,6 @@ impl Library {
         path.file_name()?.to_str()?.rsplit_once(".so.")?.1.split('.').next()?.parse().ok()
     }
 
-    /// What to install for a driver of an older version of CUDA.
-    fn package(self) -> &'static str {
-        match self {
-            Library::Nvrtc => "nvidia-cuda-nvrtc",
-            _ => "nvidia-cublas",
-        }
-    }
-
     /// What to do where it is missing.
     fn help(self) -> &'static str {
         match self {
@@ -119,14 +111,12 @@ impl fmt::Display for Attempt {
 pub enum Absent {
     #[error("{library} was not found. Tried:{}\n{}", list(tried), library.help())]
     NotFound { library: Library, tried: Vec<Attempt> },
-    /// What was found is not it, or not all of it.
     #[error(
         "{} has no function {symbol}, so it is not {}{library} that zbench can use: {reason}",
         path.display(),
         if *library == Library::Nccl { "an " } else { "" }
     )]
     MissingSymbol { library: Library, symbol: &'static str, path: PathBuf, reason: String },
-    /// It is there and does not work.
     #[error("{library} does not work: {reason}")]
     Failed { library: Library, reason: String },
 }
@@ -193,7 +183,7 @@ impl Search {
              install {}-cu{major}`), or a newer driver",
             path.display(),
             super::dotted(driver),
-            library.package()
+            if library == Library::Nvrtc { "nvidia-cuda-nvrtc" } else { "nvidia-cublas" }
         );
         Err(Absent::Failed { library, reason })
     }
@@ -205,24 +195,12 @@ impl Search {
 
     fn open_named(&self, library: Library, names: &[&str]) -> Result<Found, Absent> {
         let mut tried = Vec::new();
-        let usual = USUAL.iter().map(PathBuf::from).filter(|folder| folder.is_dir());
-        for root in &self.folders {
-            if let Some(found) = open_below(library, names, root, &mut tried) {
-                return Ok(found);
-            }
-        }
-        for name in names {
-            match Found::open(library, PathBuf::from(name)) {
-                Ok(found) => return Ok(found),
-                Err((place, reason)) => tried.push(Attempt { place, reason }),
-            }
-        }
-        for root in usual {
-            if let Some(found) = open_below(library, names, &root, &mut tried) {
-                return Ok(found);
-            }
-        }
-        Err(Absent::NotFound { library, tried })
+        let usual = USUAL.iter().map(Path::new).filter(|folder| folder.is_dir());
+        let given = self.folders.iter().find_map(|root| open_below(library, names, root, &mut tried));
+        let found = given
+            .or_else(|| names.iter().find_map(|name| open_or_note(library, PathBuf::from(name), &mut tried)))
+            .or_else(|| usual.into_iter().find_map(|root| open_below(library, names, root, &mut tried)));
+        found.ok_or(Absent::NotFound { library, tried })
     }
 }
 
@@ -235,6 +213,11 @@ fn entries(parent: &Path, prefix: &str) -> Vec<PathBuf> {
     found
 }
 
+/// Opens a library, or notes why it cannot be opened.
+fn open_or_note(library: Library, path: PathBuf, tried: &mut Vec<Attempt>) -> Option<Found> {
+    Found::open(library, path).map_err(|(place, reason)| tried.push(Attempt { place, reason })).ok()
+}
+
 fn open_below(library: Library, names: &[&str], root: &Path, tried: &mut Vec<Attempt>) -> Option<Found> {
     let before = tried.len();
     let folders = Search::inside(root);
@@ -242,13 +225,13 @@ fn open_below(library: Library, names: &[&str], root: &Path, tried: &mut Vec<Att
         for path in names.iter().map(|name| folder.join(name)).filter(|path| path.exists()) {
             // The loader takes a path for a name where it has no slash.
             let path = std::path::absolute(&path).unwrap_or(path);
-            let opened = match companions(library, folder) {
-                Ok(()) => Found::open(library, path),
-                Err(reason) => Err((path, reason)),
-            };
-            match opened {
-                Ok(found) => return Some(found),
-                Err((place, reason)) => tried.push(Attempt { place, reason }),
+            match companions(library, folder) {
+                Ok(()) => {
+                    if let found @ Some(_) = open_or_note(library, path, tried) {
+                        return found;
+                    }
+                }
+                Err(reason) => tried.push(Attempt { place: path, reason }),
             }
         }
     }
