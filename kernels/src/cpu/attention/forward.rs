@@ -57,19 +57,12 @@ impl Layout {
 }
 
 impl Cpu {
-    pub(super) fn run_packed_attention(
-        &self,
-        op: &Attention,
-        inputs: Inputs,
-        out: ViewMut,
-        lse: ViewMut,
-        workspace: ViewMut,
-    ) {
+    pub(super) fn run_packed_attention(&self, op: &Attention, inputs: Inputs, outs: [ViewMut; 2], workspace: ViewMut) {
         let layout = Layout::of(op, self.path, self.pool.threads());
         let Layout { panels, seq, .. } = layout;
         let half = panels.b(seq, panels.tiles);
         let (packed, own_parts) = workspace.split_at(layout.packed);
-        let [out, lse, packed, own_parts] = [out, lse, packed, own_parts].map(Shared::new);
+        let ([out, lse], [packed, own_parts]) = (outs.map(Shared::new), [packed, own_parts].map(Shared::new));
         let group = op.heads / op.kv_heads;
         let (chunks, blocks) = (op.seq.div_ceil(TILE), op.seq.div_ceil(QUERIES));
         for round in steps(0..op.batch * op.kv_heads, layout.heads) {

@@ -65,13 +65,13 @@ pub(super) struct Kept<'a> {
 }
 
 impl Cpu {
-    pub(super) fn run_attention(&self, op: &Attention, inputs: Inputs, out: ViewMut, lse: ViewMut, workspace: ViewMut) {
+    pub(super) fn run_attention(&self, op: &Attention, inputs: Inputs, outs: [ViewMut; 2], workspace: ViewMut) {
         if elements(&[op.batch, op.seq, op.heads, op.head_dim]) == 0 {
             return;
         }
         match op.dtype {
-            DType::Bf16 => self.run_packed_attention(op, inputs, out, lse, workspace),
-            _ => self.run_plain_attention(op, inputs, out, lse, workspace),
+            DType::Bf16 => self.run_packed_attention(op, inputs, outs, workspace),
+            _ => self.run_plain_attention(op, inputs, outs, workspace),
         }
     }
 
