@@ -16,13 +16,11 @@ pub fn documents<'a>(name: &'static str, op: &Attention, starts: Option<&View<'a
         let mut least = 0;
         for (row, &start) in starts.iter().enumerate() {
             if start < least || start as usize > row {
-                return invalid(
-                    name,
-                    format!(
-                        "token {row} of sequence {batch} is said to be in a document that starts at {start}, which must be from \
-                         {least} (where the one before it starts) to {row}"
-                    ),
+                let reason = format!(
+                    "token {row} of sequence {batch} is said to be in a document that starts at {start}, which must be from \
+                     {least} (where the one before it starts) to {row}"
                 );
+                return invalid(name, reason);
             }
             least = start;
         }

@@ -99,8 +99,6 @@ pub trait Device: Send + Sync {
     /// Allocates memory, aligned to 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Address>;
 
-    /// Frees memory.
-    ///
     /// # Safety
     /// It came from `allocate` with as many bytes, and nothing uses it any more.
     unsafe fn free(&self, address: Address, bytes: usize);
@@ -132,8 +130,6 @@ pub trait Device: Send + Sync {
 
 /// A CUDA stream: its work is done in order, and calls return when the work is queued.
 pub trait Stream: Send + Sync {
-    /// Launches a kernel.
-    ///
     /// # Safety
     /// `arguments` are the kernel's parameters, in order; what those point to stays until the work is done.
     unsafe fn launch(&self, launch: &Launch, arguments: Arguments<'_>) -> Result<()>;
@@ -156,8 +152,6 @@ pub trait Stream: Send + Sync {
     /// `from` is the device's, of as many bytes.
     unsafe fn download(&self, from: Address, to: &mut [u8]) -> Result<()>;
 
-    /// Sets bytes.
-    ///
     /// # Safety
     /// As for `copy`.
     unsafe fn memset(&self, to: Address, value: u8, bytes: usize) -> Result<()>;

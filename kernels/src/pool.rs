@@ -42,7 +42,6 @@ struct Task {
 // SAFETY: the closure is Sync, and `phases` keeps it alive until every worker is done with it.
 unsafe impl Send for Task {}
 
-/// What a panic carries.
 type Panic = Box<dyn Any + Send>;
 
 struct Shared {
@@ -187,16 +186,9 @@ impl Pool {
         // SAFETY: the closure is alive.
         let own = unsafe { shared.act(task, 0) };
         shared.team.finish(started, shared.spin);
-        let panic = shared
-            .team
-            .is_broken()
-            .then(|| {
-                let workers = self.take_panic();
-                own.err().or(workers)
-            })
-            .flatten();
+        let workers = if shared.team.is_broken() { self.take_panic() } else { None };
         drop(turn);
-        if let Some(panic) = panic {
+        if let Some(panic) = own.err().or(workers) {
             resume_unwind(panic);
         }
     }
@@ -229,16 +221,7 @@ impl Pool {
         if count <= 1 {
             return (0..count).for_each(|number| job(0, number));
         }
-        let next = AtomicUsize::new(0);
-        self.run(|thread| {
-            loop {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                if number >= count {
-                    break;
-                }
-                job(thread, number);
-            }
-        });
+        self.each_of([count], |_, thread, number| job(thread, number));
     }
 
     /// As [`Pool::each`] for several lots of jobs, one after the other in one start: `job(lot, thread, number)` for every

@@ -8,7 +8,6 @@ use std::sync::Arc;
 /// Why an arena could not be made, or a peer's not be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
-    /// The operating system gave no address space.
     #[error("could not reserve {bytes} bytes of address space for a rank's arena: {source}; {cause}")]
     Reserve {
         bytes: u64,
@@ -16,17 +15,14 @@ pub enum ArenaError {
         /// What this process has reserved, what it may, and what to do.
         cause: String,
     },
-    /// The operating system made no file in memory that processes could share.
     #[error(
         "could not make {bytes} bytes of shared memory for a rank's arena (memfd_create): {source}; a limit on open files (ulimit -n) or file sizes (ulimit -f) may be set"
     )]
     Share { bytes: u64, source: std::io::Error },
-    /// A device has no such memory left.
     #[error(
         "could not reserve {bytes} bytes of a device's memory for a rank's arena: {reason}; ask for less (memory.capacity), or see who else uses the device"
     )]
     Device { bytes: u64, reason: String },
-    /// A peer's memory could not be mapped.
     #[error(
         "could not map {bytes} bytes of a peer's memory: {source}; its file descriptor must be open for reading and writing"
     )]

@@ -33,10 +33,8 @@ pub enum SetupError {
         has = .has.join(", ")
     )]
     Lacks { wanted: String, has: Vec<&'static str> },
-    /// Not one core for each thread.
     #[error("{threads} threads are to keep to {cores} cores; each needs one of its own")]
     Cores { threads: usize, cores: usize },
-    /// The system does not let a thread keep to its core.
     #[error("a thread cannot be kept on core {core}: {source}; set hardware.pin = \"none\"")]
     Pin { core: usize, source: std::io::Error },
 }

@@ -26,30 +26,21 @@ struct Blocks {
     rows: usize,
     cols: usize,
     depth: usize,
-    copy_a: bool,
-    copy_b: bool,
-    copy_c: bool,
+    /// Whether A, B and C are copied.
+    copied: [bool; 3],
 }
 
 impl Blocks {
     /// f32 operands are used where they are; without copies nothing needs blocks.
     fn of(op: &Gemm) -> Blocks {
-        let [copy_a, copy_b, copy_c] = [op.a, op.b, op.c].map(|dtype| dtype != DType::F32);
+        let copied @ [a, b, c] = [op.a, op.b, op.c].map(|dtype| dtype != DType::F32);
         let cut = |size: usize, most: usize, needed: bool| if needed { size.min(most) } else { size };
-        Blocks {
-            rows: cut(op.m, ROWS, copy_a || copy_c),
-            cols: cut(op.n, COLS, copy_b || copy_c),
-            depth: cut(op.k, DEPTH, copy_a || copy_b),
-            copy_a,
-            copy_b,
-            copy_c,
-        }
+        Blocks { rows: cut(op.m, ROWS, a || c), cols: cut(op.n, COLS, b || c), depth: cut(op.k, DEPTH, a || b), copied }
     }
 
     fn sizes(&self) -> [usize; 3] {
-        let a = if self.copy_a { self.rows * self.depth } else { 0 };
-        let b = if self.copy_b { self.depth * self.cols } else { 0 };
-        [a, b, if self.copy_c { self.rows * self.cols } else { 0 }]
+        let Blocks { rows, cols, depth, copied: [a, b, c] } = *self;
+        [(a, rows * depth), (b, depth * cols), (c, rows * cols)].map(|(copied, size)| if copied { size } else { 0 })
     }
 }
 
@@ -228,12 +219,13 @@ impl Cpu {
         let (copy_b, rest) = rest.split_at(b_size);
         let (copy_c, _) = rest.split_at(c_size);
         let [c, copy_a, copy_b, copy_c] = [c, copy_a, copy_b, copy_c].map(Shared::new);
-        let (copy_a, copy_b) = (blocks.copy_a.then_some(&copy_a), blocks.copy_b.then_some(&copy_b));
+        let [copies_a, copies_b, copies_c] = blocks.copied;
+        let (copy_a, copy_b) = (copies_a.then_some(&copy_a), copies_b.then_some(&copy_b));
         for cols in steps(n, blocks.cols) {
             // With one block of depth, b is converted once for all rows.
             let mut converted: Option<(usize, Matrix)> = None;
             for rows in steps(m, blocks.rows) {
-                let (target, width) = match blocks.copy_c {
+                let (target, width) = match copies_c {
                     true => (copy_c.address(), cols.len()),
                     false => (c.address().wrapping_add(rows.start * n + cols.start), n),
                 };
@@ -244,12 +236,12 @@ impl Cpu {
                         _ => self.block(b, [k, n], op.trans_b, depth.clone(), cols.clone(), copy_b),
                     };
                     converted = Some((depth.start, b));
-                    let onto = depth.start > 0 || accumulate && !blocks.copy_c;
+                    let onto = depth.start > 0 || accumulate && !copies_c;
                     let shape = [rows.len(), cols.len(), depth.len()];
                     // SAFETY: lengths were checked against the shapes, copies hold a block each, and c is lent to us.
                     unsafe { self.multiply_shared(shape, alpha, [a, b], onto, (target, width)) };
                 }
-                if blocks.copy_c {
+                if copies_c {
                     self.round_block(&copy_c, &c, n, rows, cols.clone(), accumulate);
                 }
             }

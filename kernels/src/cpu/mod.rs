@@ -168,7 +168,7 @@ impl Kernels for Cpu {
             (Op::Rope(op), [cos, sin], [x]) => self.run_rope(op, x.reborrow(), cos.as_slice()?, sin.as_slice()?),
             (Op::Attention(op), [q, k, v, starts @ ..], [out, lse]) => {
                 let inputs = Inputs { q: *q, k: *k, v: *v, starts: check::documents(name, op, starts.first())? };
-                self.run_attention(op, inputs, out.reborrow(), lse.reborrow(), scratch);
+                self.run_attention(op, inputs, [out.reborrow(), lse.reborrow()], scratch);
             }
             (Op::AttentionBackward(op), [q, k, v, out, lse, dout, starts @ ..], [dq, dk, dv]) => {
                 let inputs = Inputs { q: *q, k: *k, v: *v, starts: check::documents(name, op, starts.first())? };
@@ -178,7 +178,7 @@ impl Kernels for Cpu {
             }
             (Op::NaiveAttention(op), [q, k, v, starts @ ..], [out, probs]) => {
                 let inputs = Inputs { q: *q, k: *k, v: *v, starts: check::documents(name, op, starts.first())? };
-                self.run_naive_attention(op, inputs, out.reborrow(), probs.reborrow(), scratch);
+                self.run_naive_attention(op, inputs, [out.reborrow(), probs.reborrow()], scratch);
             }
             (Op::NaiveAttentionBackward(op), [q, k, v, probs, dout], [dq, dk, dv]) => {
                 let gradients = [dq, dk, dv].map(|gradient| gradient.reborrow());

@@ -29,19 +29,13 @@ pub(super) fn backward_scratch(op: &Attention) -> usize {
 }
 
 impl Cpu {
-    pub(super) fn run_naive_attention(
-        &self,
-        op: &Attention,
-        Inputs { q, k, v, starts }: Inputs,
-        out: ViewMut,
-        probs: ViewMut,
-        workspace: ViewMut,
-    ) {
+    pub(super) fn run_naive_attention(&self, op: &Attention, inputs: Inputs, outs: [ViewMut; 2], workspace: ViewMut) {
+        let Inputs { q, k, v, starts } = inputs;
         let (level, dim, seq) = (self.level, op.head_dim, op.seq);
         let group = op.heads / op.kv_heads.max(1);
         let sight = Sight::of(op, starts);
         let (size, tile, copies) = (forward_scratch(op), TILE.min(seq), copies(op, 1));
-        let [out, probs, workspace] = [out, probs, workspace].map(Shared::new);
+        let ([out, probs], workspace) = (outs.map(Shared::new), Shared::new(workspace));
         if dim == 0 || seq == 0 {
             return;
         }

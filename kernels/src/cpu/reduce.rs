@@ -122,7 +122,6 @@ fn double<T: Float32>(x: T) -> f64 {
     f64::from(x.widen())
 }
 
-/// Rounds once.
 #[inline(always)]
 fn rounded<T: Float32>(x: f64) -> T {
     T::narrow(to_odd(x))

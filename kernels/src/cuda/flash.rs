@@ -12,14 +12,12 @@ use crate::{DType, KernelError, Result};
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attend {
-    q: Run,
-    k: Run,
-    v: Run,
+    /// q, k and v.
+    inputs: [Run; 3],
     out: Run,
     dout: Run,
-    dq: Run,
-    dk: Run,
-    dv: Run,
+    /// dq, dk and dv.
+    gradients: [Run; 3],
     probs: Run,
     lse: Address,
     delta: Address,
@@ -81,17 +79,13 @@ fn is_empty(name: &'static str, op: &Attention) -> Result<bool> {
 }
 
 impl Attend {
-    fn new(op: &Attention, [q, k, v]: [Run; 3]) -> Attend {
+    fn new(op: &Attention, inputs: [Run; 3]) -> Attend {
         let none = Run::none(op.dtype);
         Attend {
-            q,
-            k,
-            v,
+            inputs,
             out: none,
             dout: none,
-            dq: none,
-            dk: none,
-            dv: none,
+            gradients: [none; 3],
             probs: none,
             lse: 0,
             delta: 0,
@@ -197,7 +191,7 @@ impl Cuda {
         }
         let (lse, delta, starts) = (lse.address(), workspace.address(), self.check_starts(op, starts)?);
         let ([q, k, v], [dq, dk, dv]) = (inputs, gradients);
-        let attend = Attend { out, dout, dq, dk, dv, lse, delta, starts, ..Attend::new(op, inputs) };
+        let attend = Attend { out, dout, gradients, lse, delta, starts, ..Attend::new(op, inputs) };
         let grid = [self.blocks(lines(op), 8), 1, 1];
         // SAFETY: the kernel's parameter, whose runs are as long as `op` wants them.
         unsafe { self.launch("attention_delta", grid, 256, 0, arguments![attend])? };
@@ -250,13 +244,13 @@ impl Cuda {
         op: &Attention,
         inputs: [Run; 3],
         [probs, dout]: [Run; 2],
-        [dq, dk, dv]: [Run; 3],
+        gradients: [Run; 3],
         workspace: Run,
     ) -> Result<()> {
         if is_empty("naive_attention_backward", op)? {
             return Ok(());
         }
-        let attend = Attend { probs, dout, dq, dk, dv, delta: workspace.address(), ..Attend::new(op, inputs) };
+        let attend = Attend { probs, dout, gradients, delta: workspace.address(), ..Attend::new(op, inputs) };
         let (by_keys, by_queries) = (attend.by_keys(op), attend.by_queries(op));
         let (keys, queries) = (Cuda::plain_grid(op, op.kv_heads), Cuda::plain_grid(op, op.heads));
         // SAFETY: the kernels' parameter, whose runs are as long as `op` wants them.

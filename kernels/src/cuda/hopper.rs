@@ -68,12 +68,9 @@ impl Cuda {
             let (major, minor) = facts.capability;
             return Err(format!("it is for GPUs of compute capability 9.0, and {} has {major}.{minor}", facts.name));
         }
-        if shared(op) + 128 > facts.shared_bytes as usize {
-            return Err(format!(
-                "it takes {} bytes of shared memory, and a block has {}",
-                shared(op),
-                facts.shared_bytes
-            ));
+        let (wanted, most) = (shared(op), facts.shared_bytes);
+        if wanted + 128 > most as usize {
+            return Err(format!("it takes {wanted} bytes of shared memory, and a block has {most}"));
         }
         kernel(op).ok_or_else(|| {
             "it does bf16 with heads of 64 or 128 elements, a positive scale, no ALiBi and no window shorter than the sequence".into()

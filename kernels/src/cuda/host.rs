@@ -315,14 +315,12 @@ impl Stream for Host {
 
     unsafe fn upload(&self, from: &[u8], to: Address) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
-        Ok(())
+        unsafe { self.copy(from.as_ptr() as Address, to, from.len()) }
     }
 
     unsafe fn download(&self, from: Address, to: &mut [u8]) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
-        Ok(())
+        unsafe { self.copy(from, to.as_mut_ptr() as Address, to.len()) }
     }
 
     unsafe fn memset(&self, to: Address, value: u8, bytes: usize) -> Result<()> {

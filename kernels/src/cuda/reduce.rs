@@ -100,24 +100,26 @@ impl Cuda {
             ReduceOp::Min => 2,
             ReduceOp::Max => 3,
         };
-        let (count, len, to) = (sources.len(), dst.len(), Run::of(&dst));
+        let (count, len, to) = (sources.len() as u32, dst.len(), Run::of(&dst));
+        let grid = |tile: usize| [self.blocks(len, tile), 1, 1];
         let (average, accumulate) = (u32::from(op == ReduceOp::Avg), u32::from(accumulate));
         let doubles = dst.dtype() == DType::F64 || sources.iter().any(|source| source.dtype() == DType::F64);
         if !dst.dtype().is_float() {
-            let finish = Finish { share: 0i64, count: count as u32, average, accumulate };
-            let grid = [self.blocks(len, TILE / 2), 1, 1];
+            let finish = Finish { share: 0i64, count, average, accumulate };
             // SAFETY: the kernel's parameters, and all hold `len` elements of one type (checked).
-            unsafe { self.launch("reduce_integers", grid, THREADS, 0, arguments![given, joining, finish, to, len]) }
+            unsafe {
+                self.launch("reduce_integers", grid(TILE / 2), THREADS, 0, arguments![given, joining, finish, to, len])
+            }
         } else if doubles {
-            let finish = Finish { share: 1.0 / count as f64, count: count as u32, average, accumulate };
-            let grid = [self.blocks(len, TILE / 2), 1, 1];
+            let finish = Finish { share: 1.0 / sources.len() as f64, count, average, accumulate };
             // SAFETY: the kernel's parameters, and all hold `len` floats (checked).
-            unsafe { self.launch("reduce_doubles", grid, THREADS, 0, arguments![given, joining, finish, to, len]) }
+            unsafe {
+                self.launch("reduce_doubles", grid(TILE / 2), THREADS, 0, arguments![given, joining, finish, to, len])
+            }
         } else {
-            let finish = Finish { share: 1.0 / count as f32, count: count as u32, average, accumulate };
-            let grid = [self.blocks(len, TILE), 1, 1];
+            let finish = Finish { share: 1.0 / sources.len() as f32, count, average, accumulate };
             // SAFETY: as above, and none of f64.
-            unsafe { self.launch("reduce_floats", grid, THREADS, 0, arguments![given, joining, finish, to, len]) }
+            unsafe { self.launch("reduce_floats", grid(TILE), THREADS, 0, arguments![given, joining, finish, to, len]) }
         }
     }
 

@@ -136,7 +136,6 @@ impl<T: Copy> Team<T> {
         self.gate.notify();
     }
 
-    /// Whether a thread has left the task before its end.
     pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire) != 0
     }

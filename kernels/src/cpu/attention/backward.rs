@@ -355,7 +355,9 @@ impl Job<'_> {
                 path.multiply(block(keys, member.q_cols, scores));
                 path.multiply(block(values, member.dout_cols, slopes));
                 if slope != 0.0 {
-                    bias(scores.add(from * STRIP), height, strip.start, tokens_from, factor, slope);
+                    // A row for each key.
+                    let far = |row, col| (strip.start + col) as f32 - (tokens_from + row) as f32;
+                    bias(scores.add(from * STRIP), [height, STRIP], factor, slope, far);
                 }
                 run(
                     path,
@@ -474,21 +476,6 @@ fn wait(mark: &AtomicU32, turn: u32) {
     while mark.load(Ordering::Acquire) <= turn {
         rounds = rounds.wrapping_add(1);
         if rounds.is_multiple_of(256) { std::thread::yield_now() } else { std::hint::spin_loop() }
-    }
-}
-
-/// Scales scores and adds ALiBi, both in powers of two: a row for each key.
-///
-/// # Safety
-/// There are `height` rows of a strip.
-#[cold]
-unsafe fn bias(scores: *mut f32, height: usize, row: usize, key: usize, factor: f32, slope: f32) {
-    for i in 0..height {
-        // SAFETY: the caller's promise.
-        let scores = unsafe { std::slice::from_raw_parts_mut(scores.add(i * STRIP), STRIP) };
-        for (score, row) in scores.iter_mut().zip(row..) {
-            *score = *score * factor - slope * (row as f32 - (key + i) as f32);
-        }
     }
 }
 

@@ -57,19 +57,12 @@ impl Layout {
 }
 
 impl Cpu {
-    pub(super) fn run_packed_attention(
-        &self,
-        op: &Attention,
-        inputs: Inputs,
-        out: ViewMut,
-        lse: ViewMut,
-        workspace: ViewMut,
-    ) {
+    pub(super) fn run_packed_attention(&self, op: &Attention, inputs: Inputs, outs: [ViewMut; 2], workspace: ViewMut) {
         let layout = Layout::of(op, self.path, self.pool.threads());
         let Layout { panels, seq, .. } = layout;
         let half = panels.b(seq, panels.tiles);
         let (packed, own_parts) = workspace.split_at(layout.packed);
-        let [out, lse, packed, own_parts] = [out, lse, packed, own_parts].map(Shared::new);
+        let ([out, lse], [packed, own_parts]) = (outs.map(Shared::new), [packed, own_parts].map(Shared::new));
         let group = op.heads / op.kv_heads;
         let (chunks, blocks) = (op.seq.div_ceil(TILE), op.seq.div_ceil(QUERIES));
         for round in steps(0..op.batch * op.kv_heads, layout.heads) {
@@ -190,7 +183,8 @@ impl Job<'_> {
                         ..Block::of_pairs(path)
                     });
                     if !simple {
-                        bias(scores, width, &strip, keys.start, factor, slope);
+                        let far = |row, col| (strip.start + row) as f32 - (keys.start + col) as f32;
+                        bias(scores, [height, width], factor, slope, far);
                     }
                     if !sight.all(batch, &strip, &keys) {
                         for row in strip.clone() {
@@ -241,22 +235,6 @@ impl Job<'_> {
                 scale_all(panels.level, line, 1.0 / total);
                 query.store(panels.level, row..row + 1, line, out);
             }
-        }
-    }
-}
-
-/// Scales scores and adds ALiBi, both in powers of two.
-///
-/// # Safety
-/// There are as many rows of `width` as in `strip`.
-#[cold]
-unsafe fn bias(scores: *mut f32, width: usize, strip: &Range<usize>, key: usize, factor: f32, slope: f32) {
-    for (i, row) in strip.clone().enumerate() {
-        // SAFETY: the caller's promise.
-        let scores = unsafe { std::slice::from_raw_parts_mut(scores.add(i * width), width) };
-        for (score, key) in scores.iter_mut().zip(key..) {
-            // Distances are whole numbers that f32 holds; what lies ahead is hidden later.
-            *score = *score * factor - slope * (row as f32 - key as f32);
         }
     }
 }

@@ -65,13 +65,13 @@ pub(super) struct Kept<'a> {
 }
 
 impl Cpu {
-    pub(super) fn run_attention(&self, op: &Attention, inputs: Inputs, out: ViewMut, lse: ViewMut, workspace: ViewMut) {
+    pub(super) fn run_attention(&self, op: &Attention, inputs: Inputs, outs: [ViewMut; 2], workspace: ViewMut) {
         if elements(&[op.batch, op.seq, op.heads, op.head_dim]) == 0 {
             return;
         }
         match op.dtype {
-            DType::Bf16 => self.run_packed_attention(op, inputs, out, lse, workspace),
-            _ => self.run_plain_attention(op, inputs, out, lse, workspace),
+            DType::Bf16 => self.run_packed_attention(op, inputs, outs, workspace),
+            _ => self.run_plain_attention(op, inputs, outs, workspace),
         }
     }
 
@@ -229,4 +229,20 @@ fn scale_all(level: Level, all: &mut [f32], factor: f32) {
         #[inline(always)]
         |_| all.iter_mut().for_each(|x| *x *= factor),
     );
+}
+
+/// Scales rows of scores and adds ALiBi, both in powers of two. `far` is how far the query of a row and column lies behind the key.
+///
+/// # Safety
+/// There are as many scores, used here alone.
+#[cold]
+unsafe fn bias(scores: *mut f32, [rows, cols]: [usize; 2], factor: f32, slope: f32, far: impl Fn(usize, usize) -> f32) {
+    for row in 0..rows {
+        // SAFETY: the caller's promise.
+        let scores = unsafe { std::slice::from_raw_parts_mut(scores.add(row * cols), cols) };
+        for (col, score) in scores.iter_mut().enumerate() {
+            // Distances are whole numbers that f32 holds; what lies ahead is hidden later.
+            *score = *score * factor - slope * far(row, col);
+        }
+    }
 }

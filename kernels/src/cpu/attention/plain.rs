@@ -116,18 +116,7 @@ struct Meeting<'a> {
     slope: f32,
 }
 
-impl<'a> Meeting<'a> {
-    fn of(
-        op: &Attention,
-        sight: Sight<'a>,
-        [batch, head]: [usize; 2],
-        rows: &Range<usize>,
-        cols: &Range<usize>,
-    ) -> Meeting<'a> {
-        let slope = slope(op, head);
-        Meeting { query: rows.start, key: cols.start, width: cols.len(), sight, batch, slope }
-    }
-
+impl Meeting<'_> {
     /// The keys of the tile that its query `row` sees, as columns of the tile.
     #[inline(always)]
     fn seen(&self, row: usize) -> Range<usize> {
@@ -165,20 +154,14 @@ fn meets(sight: Sight, batch: usize, rows: &Range<usize>, cols: &Range<usize>) -
 }
 
 impl Cpu {
-    pub(super) fn run_plain_attention(
-        &self,
-        op: &Attention,
-        Inputs { q, k, v, starts }: Inputs,
-        out: ViewMut,
-        lse: ViewMut,
-        workspace: ViewMut,
-    ) {
+    pub(super) fn run_plain_attention(&self, op: &Attention, inputs: Inputs, outs: [ViewMut; 2], workspace: ViewMut) {
+        let Inputs { q, k, v, starts } = inputs;
         let (level, dim, group) = (self.level, op.head_dim, op.heads / op.kv_heads.max(1));
         let sight = Sight::of(op, starts);
         let size = forward_scratch(op);
         let tile = TILE.min(op.seq);
         let copy = copies(op, 1) * tile * dim;
-        let [out, lse, workspace] = [out, lse, workspace].map(Shared::new);
+        let ([out, lse], workspace) = (outs.map(Shared::new), Shared::new(workspace));
         if dim == 0 || op.seq == 0 {
             return;
         }
@@ -208,7 +191,8 @@ impl Cpu {
                         let shape = [count, width, dim];
                         multiply(shape, op.scale as f32, q, k.transposed(), false, scores.as_mut_ptr(), width);
                     }
-                    let meeting = Meeting::of(op, sight, [batch, head], &rows, &cols);
+                    let slope = slope(op, head);
+                    let meeting = Meeting { query: rows.start, key: cols.start, width, sight, batch, slope };
                     softmax_tile(level, &mut scores[..count * width], meeting, [tops, totals, sums], dim, first);
                     // SAFETY: as above.
                     unsafe {
@@ -283,7 +267,8 @@ impl Cpu {
                             multiply([count, width, dim], scale, q, k.transposed(), false, probs.as_mut_ptr(), width);
                             multiply([count, width, dim], 1.0, dout, v.transposed(), false, grads.as_mut_ptr(), width);
                         }
-                        let meeting = Meeting::of(op, sight, [batch, head], &rows, &cols);
+                        let slope = slope(op, head);
+                        let meeting = Meeting { query: rows.start, key: cols.start, width, sight, batch, slope };
                         let (lse, deltas) = (&lse[rows.clone()], &deltas[line..line + count]);
                         score_gradients(level, &mut probs[..count * width], grads, meeting, lse, deltas, scale);
                         let (p, ds) = (dense(probs, width), dense(grads, width));

@@ -67,8 +67,6 @@ impl Path {
         }
     }
 
-    /// Multiplies.
-    ///
     /// # Safety
     /// The panels must hold so many tiles of this path's form, C `16 rows` x `32 cols` elements in rows of `c_row`, apart
     /// from both and used here alone.

@@ -87,7 +87,6 @@ impl Whole {
         let (whole_lse, mut delta) = (Data::of(DType::F32, &own), Data::empty(DType::F32, lines));
         let (mut out, mut lse) = (Data::empty(dtype, count), Data::empty(DType::F32, lines));
         let mut grads = [count, k.len(), k.len()].map(|len| Data::empty(dtype, len));
-        let [dq, dk, dv] = &mut grads;
         let forward = Attend {
             out: Run::of(&out.view_mut()),
             lse: Run::of(&lse.view_mut()).address(),
@@ -101,9 +100,7 @@ impl Whole {
         let backward = Attend {
             out: Run::of(&whole_out),
             dout: Run::of(&dout),
-            dq: Run::of(&dq.view_mut()),
-            dk: Run::of(&dk.view_mut()),
-            dv: Run::of(&dv.view_mut()),
+            gradients: grads.each_mut().map(|gradient| Run::of(&gradient.view_mut())),
             lse: Run::of(&whole_lse.view()).address(),
             delta: Run::of(&delta.view_mut()).address(),
             ..forward

@@ -53,16 +53,11 @@ pub(super) const INVALID_VALUE: c_int = cublasStatus_t::CUBLAS_STATUS_INVALID_VA
 /// No memory for what it needs itself.
 pub(super) const ALLOC_FAILED: c_int = cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED as c_int;
 
+#[derive(Debug)]
 pub struct CublasLt {
     pub(super) table: Table,
     path: PathBuf,
     version: usize,
-}
-
-impl std::fmt::Debug for CublasLt {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "cuBLASLt {} of {}", self.dotted(), self.path.display())
-    }
 }
 
 impl CublasLt {
@@ -83,12 +78,7 @@ impl CublasLt {
         Ok(CublasLt { table, path: found.path.clone(), version })
     }
 
-    /// 130100 is 13.1.0.
-    pub fn version(&self) -> usize {
-        self.version
-    }
-
-    /// Its version as people write it.
+    /// Its version as people write it: 130100 is 13.1.0.
     pub fn dotted(&self) -> String {
         format!("{}.{}.{}", self.version / 10_000, self.version / 100 % 100, self.version % 100)
     }

@@ -76,16 +76,11 @@ const SUCCESS: c_int = CUresult::CUDA_SUCCESS as c_int;
 pub const NOT_READY: c_int = CUresult::CUDA_ERROR_NOT_READY as c_int;
 const OUT_OF_MEMORY: c_int = CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int;
 
+#[derive(Debug)]
 pub struct Driver {
     pub table: Table,
     path: PathBuf,
     version: i32,
-}
-
-impl std::fmt::Debug for Driver {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "CUDA driver {} of {}", super::dotted(self.version), self.path.display())
-    }
 }
 
 /// A call of the driver's that failed.

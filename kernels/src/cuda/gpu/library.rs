@@ -50,14 +50,6 @@ impl Library {
         path.file_name()?.to_str()?.rsplit_once(".so.")?.1.split('.').next()?.parse().ok()
     }
 
-    /// What to install for a driver of an older version of CUDA.
-    fn package(self) -> &'static str {
-        match self {
-            Library::Nvrtc => "nvidia-cuda-nvrtc",
-            _ => "nvidia-cublas",
-        }
-    }
-
     /// What to do where it is missing.
     fn help(self) -> &'static str {
         match self {
@@ -119,14 +111,12 @@ impl fmt::Display for Attempt {
 pub enum Absent {
     #[error("{library} was not found. Tried:{}\n{}", list(tried), library.help())]
     NotFound { library: Library, tried: Vec<Attempt> },
-    /// What was found is not it, or not all of it.
     #[error(
         "{} has no function {symbol}, so it is not {}{library} that zbench can use: {reason}",
         path.display(),
         if *library == Library::Nccl { "an " } else { "" }
     )]
     MissingSymbol { library: Library, symbol: &'static str, path: PathBuf, reason: String },
-    /// It is there and does not work.
     #[error("{library} does not work: {reason}")]
     Failed { library: Library, reason: String },
 }
@@ -158,8 +148,8 @@ impl Search {
 
     /// The folders below `root` that may hold libraries, in their order.
     pub fn inside(root: &Path) -> Vec<PathBuf> {
-        let packages = |root: PathBuf| below(&root.join("nvidia"), "").into_iter().map(|package| package.join("lib"));
-        let pythons = below(&root.join("lib"), "python3").into_iter();
+        let packages = |root: PathBuf| entries(&root.join("nvidia"), "").into_iter().map(|package| package.join("lib"));
+        let pythons = entries(&root.join("lib"), "python3").into_iter();
         let mut folders: Vec<PathBuf> = packages(root.to_owned()).collect();
         folders.extend([root.to_owned(), root.join("lib64"), root.join("lib")]);
         folders.extend(pythons.flat_map(|python| packages(python.join("site-packages"))));
@@ -193,7 +183,7 @@ impl Search {
              install {}-cu{major}`), or a newer driver",
             path.display(),
             super::dotted(driver),
-            library.package()
+            if library == Library::Nvrtc { "nvidia-cuda-nvrtc" } else { "nvidia-cublas" }
         );
         Err(Absent::Failed { library, reason })
     }
@@ -205,66 +195,52 @@ impl Search {
 
     fn open_named(&self, library: Library, names: &[&str]) -> Result<Found, Absent> {
         let mut tried = Vec::new();
-        let usual = USUAL.iter().map(PathBuf::from).filter(|folder| folder.is_dir());
-        for root in &self.folders {
-            if let Some(found) = open_below(library, names, root, &mut tried) {
-                return Ok(found);
-            }
-        }
-        for name in names {
-            match Found::open(library, PathBuf::from(name)) {
-                Ok(found) => return Ok(found),
-                Err((place, reason)) => tried.push(Attempt { place, reason }),
-            }
-        }
-        for root in usual {
-            if let Some(found) = open_below(library, names, &root, &mut tried) {
-                return Ok(found);
-            }
-        }
-        Err(Absent::NotFound { library, tried })
+        let usual = USUAL.iter().map(Path::new).filter(|folder| folder.is_dir());
+        let given = self.folders.iter().find_map(|root| open_below(library, names, root, &mut tried));
+        let found = given
+            .or_else(|| names.iter().find_map(|name| open_or_note(library, PathBuf::from(name), &mut tried)))
+            .or_else(|| usual.into_iter().find_map(|root| open_below(library, names, root, &mut tried)));
+        found.ok_or(Absent::NotFound { library, tried })
     }
 }
 
-/// Folders in `parent` whose names begin so, by name.
-fn below(parent: &Path, prefix: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> = entries
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
-        .map(|entry| entry.path())
-        .filter(|path| path.is_dir())
-        .collect();
+/// What `parent` holds whose name begins so, by name.
+fn entries(parent: &Path, prefix: &str) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let named = all.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+    let mut found: Vec<PathBuf> = named.map(|entry| entry.path()).collect();
     found.sort();
     found
 }
 
+/// Opens a library, or notes why it cannot be opened.
+fn open_or_note(library: Library, path: PathBuf, tried: &mut Vec<Attempt>) -> Option<Found> {
+    Found::open(library, path).map_err(|(place, reason)| tried.push(Attempt { place, reason })).ok()
+}
+
 fn open_below(library: Library, names: &[&str], root: &Path, tried: &mut Vec<Attempt>) -> Option<Found> {
-    let mut files = 0;
+    let before = tried.len();
     let folders = Search::inside(root);
     for folder in &folders {
         for path in names.iter().map(|name| folder.join(name)).filter(|path| path.exists()) {
-            files += 1;
             // The loader takes a path for a name where it has no slash.
             let path = std::path::absolute(&path).unwrap_or(path);
-            let opened = match companions(library, folder) {
-                Ok(()) => Found::open(library, path),
-                Err(reason) => Err((path, reason)),
-            };
-            match opened {
-                Ok(found) => return Some(found),
-                Err((place, reason)) => tried.push(Attempt { place, reason }),
+            match companions(library, folder) {
+                Ok(()) => {
+                    if let found @ Some(_) = open_or_note(library, path, tried) {
+                        return found;
+                    }
+                }
+                Err(reason) => tried.push(Attempt { place: path, reason }),
             }
         }
     }
-    if files == 0 {
+    if tried.len() == before {
         let reason = match std::fs::read_dir(root) {
             Err(error) => error.to_string(),
             Ok(_) => {
-                format!(
-                    "none of {} in it, nor in its {} folders of libraries",
-                    names.join(", "),
-                    folders.len().saturating_sub(1)
-                )
+                let (names, below) = (names.join(", "), folders.len().saturating_sub(1));
+                format!("none of {names} in it, nor in its {below} folders of libraries")
             }
         };
         tried.push(Attempt { place: root.to_owned(), reason });
@@ -277,11 +253,7 @@ fn companions(library: Library, folder: &Path) -> Result<(), String> {
     if library != Library::Nvrtc {
         return Ok(());
     }
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so.")) {
-        open(&entry.path())?;
-    }
-    Ok(())
+    entries(folder, "libnvrtc-builtins.so.").iter().try_for_each(|path| open(path).map(drop))
 }
 
 /// Opens a library for good: NVIDIA's have threads of their own, and are never closed.
@@ -302,12 +274,11 @@ fn whole(path: &Path) -> Result<(), String> {
         return Ok(());
     }
     let Ok(file) = File::open(path) else { return Ok(()) };
-    let Ok(about) = file.metadata() else { return Ok(()) };
-    match stated_end(&file, about.len()).filter(|end| about.is_file() && *end > about.len()) {
+    let Ok(length) = file.metadata().map(|about| about.len()) else { return Ok(()) };
+    match stated_end(&file, length).filter(|end| *end > length) {
         None => Ok(()),
         Some(end) => Err(format!(
-            "the file has {} bytes of the {end} that its header states: it was cut off; copy or install it again",
-            about.len()
+            "the file has {length} bytes of the {end} that its header states: it was cut off; copy or install it again"
         )),
     }
 }
@@ -356,8 +327,6 @@ impl Found {
         }
     }
 
-    /// A function.
-    ///
     /// # Safety
     /// `T` has to be the function's type.
     pub(super) unsafe fn symbol<T: Copy>(&self, symbol: &'static str) -> Result<T, Absent> {
@@ -410,9 +379,13 @@ macro_rules! table {
         $(const _: unsafe fn($($argument),*) -> $result = $twin;)*
         $($(const _: unsafe fn($($late_argument),*) -> $late_result = $late_twin;)*)?
 
+        impl std::fmt::Debug for $table {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(stringify!($table))
+            }
+        }
+
         impl $table {
-            /// Finds all functions.
-            ///
             /// # Errors
             /// One is missing.
             pub fn resolve(found: &$crate::cuda::gpu::library::Found) -> Result<$table, $crate::cuda::gpu::library::Absent> {

@@ -33,6 +33,7 @@ impl Inner {
 
 /// Memory of the host that stays where it is: a device copies from and to it at full speed, and its kernels reach it under the
 /// same address, slowly. Freed when it goes; what a device still does with it has to be done by then.
+#[derive(Debug)]
 pub struct Pinned {
     gpu: Gpu,
     at: NonNull<u8>,
@@ -43,12 +44,6 @@ pub struct Pinned {
 unsafe impl Send for Pinned {}
 // SAFETY: as above; shared references only read.
 unsafe impl Sync for Pinned {}
-
-impl std::fmt::Debug for Pinned {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Pinned({} bytes)", self.bytes)
-    }
-}
 
 impl Gpu {
     /// Pinned memory of zeros, at a multiple of the size of a page.

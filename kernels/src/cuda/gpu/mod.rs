@@ -90,7 +90,7 @@ struct Inner {
     events: Mutex<Vec<CUevent>>,
     products: Option<plan::Products>,
     /// Products that our own kernels did instead.
-    fallbacks: Mutex<HashMap<product::FallbackKey, Fallback>>,
+    fallbacks: Mutex<HashMap<plan::Shape, Fallback>>,
     ranges: Option<Arc<Ranges>>,
 }
 

@@ -48,23 +48,18 @@ const CLOCK_SM: c_uint = 1;
 const CLOCK_MEMORY: c_uint = 2;
 const TEMPERATURE_GPU: c_uint = 0;
 
-/// Why clocks are lower than they might be.
+/// Why clocks are lower than they might be. `REASONS` has each in words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Throttle {
-    /// Nothing to do.
     Idle,
-    /// Somebody asked for these clocks.
     ApplicationClocks,
     PowerCap,
     /// The hardware halves the clocks: too hot, or too much power.
     HardwareSlowdown,
     /// A group of devices runs as the slowest of them.
     SyncBoost,
-    /// The driver lowers clocks: near the highest temperature.
     SoftwareThermal,
-    /// The hardware lowers clocks: too hot.
     HardwareThermal,
-    /// The machine's power supply asks for less.
     PowerBrake,
     Display,
     /// A bit that this program does not know.
@@ -120,15 +115,10 @@ pub struct Reading {
 }
 
 /// A loaded NVML. Readings take some tens of microseconds each.
+#[derive(Debug)]
 pub struct Nvml {
     table: Table,
     path: PathBuf,
-}
-
-impl fmt::Debug for Nvml {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NVML of {}", self.path.display())
-    }
 }
 
 /// A device as NVML knows it.

@@ -33,16 +33,11 @@ table! {
 }
 
 /// A loaded compiler. Threads may compile at the same time.
+#[derive(Debug)]
 pub struct Nvrtc {
     table: Table,
     path: PathBuf,
     version: i32,
-}
-
-impl std::fmt::Debug for Nvrtc {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "NVRTC {} of {}", super::dotted(self.version), self.path.display())
-    }
 }
 
 /// An architecture to compile for, as the compiler names it.

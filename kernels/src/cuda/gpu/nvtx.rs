@@ -25,20 +25,13 @@ thread_local! {
 }
 
 /// The functions of NVTX's library. Where no profiler listens they return at once.
+#[derive(Debug)]
 pub struct Ranges {
     table: Table,
     path: PathBuf,
 }
 
-impl std::fmt::Debug for Ranges {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Ranges({})", self.path.display())
-    }
-}
-
 impl Ranges {
-    /// Looks for the library.
-    ///
     /// # Errors
     /// It is not there, or is another one.
     pub fn load(search: &Search) -> Result<Ranges, Absent> {

@@ -14,12 +14,16 @@ use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+/// All of a product but its factor, which no algorithm depends on.
+pub(super) type Shape = ([usize; 3], [bool; 3], [DType; 3]);
+
+pub(super) fn shape(op: &Gemm) -> Shape {
+    ([op.m, op.n, op.k], [op.trans_a, op.trans_b, op.accumulate], [op.a, op.b, op.c])
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Key {
-    pub sizes: [usize; 3],
-    pub transposed: [bool; 2],
-    pub accumulate: bool,
-    pub types: [DType; 2],
+    pub shape: Shape,
     pub alignment: [u32; 3],
     pub workspace_bytes: usize,
 }

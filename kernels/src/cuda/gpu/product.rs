@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "functions of cuBLASLt")]
 
 use super::cublaslt::CublasLt;
-use super::plan::{Chosen, Key, Plan, Products, alignment, data_type};
+use super::plan::{Chosen, Key, Plan, Products, alignment, data_type, shape};
 use super::{Gpu, GpuEvent, Inner};
 use crate::DType;
 use crate::device::{Address, Device, Event, Result};
@@ -34,15 +34,11 @@ pub struct Fallback {
     pub why: String,
 }
 
-/// What tells one fallback from another.
-pub(super) type FallbackKey = ([usize; 3], [bool; 3], [DType; 3]);
-
 impl Inner {
     /// Notes that a kernel of our own does this product. Called for each of them, so that a reason is only asked for once.
     pub(super) fn fell_back(&self, op: &Gemm, why: impl FnOnce() -> String) {
-        let key = ([op.m, op.n, op.k], [op.trans_a, op.trans_b, op.accumulate], [op.a, op.b, op.c]);
         let mut all = self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner);
-        all.entry(key).or_insert_with(|| Fallback { op: *op, why: why() });
+        all.entry(shape(op)).or_insert_with(|| Fallback { op: *op, why: why() });
     }
 }
 
@@ -102,14 +98,7 @@ impl Products {
         }
         let (workspace, workspace_bytes) = aligned(workspace, workspace_bytes.min(gpu.blas_workspace()));
         let operands = Operands { a, b, c, d: c, workspace, workspace_bytes };
-        let key = Key {
-            sizes: [op.m, op.n, op.k],
-            transposed: [op.trans_a, op.trans_b],
-            accumulate: op.accumulate,
-            types: [op.a, op.c],
-            alignment: [a, b, c].map(alignment),
-            workspace_bytes: operands.workspace_bytes,
-        };
+        let key = Key { shape: shape(op), alignment: [a, b, c].map(alignment), workspace_bytes };
         let plan = {
             // Held while a plan is made: ranks that share a device take the same one, and do not time side by side.
             let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,9 +137,10 @@ impl Products {
         key: &Key,
         operands: Operands,
     ) -> Result<std::result::Result<Plan, String>> {
+        use cublasLtMatmulAlgoConfigAttributes_t::*;
         let mut plan = self.described(gpu, op)?;
-        let proposed = self.proposed(gpu, &plan, key, if gpu.0.options.tune { CANDIDATES } else { 1 })?;
-        let proposed = match proposed {
+        let most = if gpu.0.options.tune { CANDIDATES } else { 1 };
+        let proposed = match self.proposed(gpu, &plan, key, most)? {
             Ok(proposed) => proposed,
             Err(why) => return Ok(Err(why)),
         };
@@ -164,10 +154,10 @@ impl Products {
         plan.chosen = Some(Chosen {
             op: *op,
             alignment: key.alignment,
-            algorithm: self.number(&plan, cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_ID) as i32,
-            tile: self.number(&plan, cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_TILE_ID),
-            stages: self.number(&plan, cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_STAGES_ID),
-            split: self.number(&plan, cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+            algorithm: self.number(&plan, CUBLASLT_ALGO_CONFIG_ID) as i32,
+            tile: self.number(&plan, CUBLASLT_ALGO_CONFIG_TILE_ID),
+            stages: self.number(&plan, CUBLASLT_ALGO_CONFIG_STAGES_ID),
+            split: self.number(&plan, CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
             workspace_bytes: proposal.workspaceSize,
             candidates: proposed.len(),
             time,

@@ -56,16 +56,16 @@ impl Inner {
     pub(super) fn tensor_map(&self, of: &TensorBox) -> Result<TensorMap> {
         if self.facts.capability < (9, 0) {
             let (major, minor) = self.facts.capability;
-            return Err(
-                self.error(CALL, format!("compute capability {major}.{minor} has no such copies; 9.0 has them"))
-            );
+            let reason = format!("compute capability {major}.{minor} has no such copies; 9.0 has them");
+            return Err(self.error(CALL, reason));
         }
         if let Some(objection) = objection(of) {
             return Err(self.error(CALL, objection));
         }
         let Some(encode) = self.driver.table.tensor_map else {
-            let reason =
-                format!("{:?} has no such function, which came with CUDA 12.0: update the driver", self.driver);
+            let (version, path) = (super::dotted(self.driver.version()), self.driver.path().display());
+            let driver = format!("CUDA driver {version} of {path}");
+            let reason = format!("{driver} has no such function, which came with CUDA 12.0: update the driver");
             return Err(self.error(CALL, reason));
         };
         // Copies of parts that lie beside each other follow soon: where rows have more than one part, L2 reads two at once.
