@@ -5,7 +5,7 @@ use crate::GRANULE_BYTES;
 use crate::device::Device;
 use crate::ledger::{Category, Ledger, Swing, footprint};
 use crate::region::{ArenaError, Region};
-use crate::view::Span;
+use crate::view::Extent;
 use crate::{DType, View, ViewMut};
 use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -141,7 +141,7 @@ impl Arena {
             // SAFETY: the bytes are ours alone: `place` took them off the free list.
             unsafe { ptr.as_ptr().write_bytes(0xff, bytes as usize) };
         }
-        let span = Span::new(ptr, dtype, len, self.0.region.is_on_host());
+        let span = Extent::new(ptr, dtype, len, self.0.region.is_on_host());
         Ok(Buffer { arena: self.clone(), span, offset, bytes, category })
     }
 
@@ -253,16 +253,16 @@ impl State {
 #[derive(Debug)]
 pub struct Buffer {
     arena: Arena,
-    span: Span,
+    span: Extent,
     offset: u64,
     bytes: u64,
     category: Category,
 }
 
 impl Deref for Buffer {
-    type Target = Span;
+    type Target = Extent;
 
-    fn deref(&self) -> &Span {
+    fn deref(&self) -> &Extent {
         &self.span
     }
 }

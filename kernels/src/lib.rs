@@ -54,7 +54,7 @@ pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use region::{ArenaError, Region};
 pub use setup::{INSTRUCTIONS, Setup, SetupError};
 pub use stopwatch::{Stopwatch, Timed};
-pub use view::{Span, View, ViewMut};
+pub use view::{Extent, View, ViewMut};
 
 /// What kernels/testing needs of the inside. Nobody else should: nothing is promised of it.
 #[doc(hidden)]

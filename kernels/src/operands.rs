@@ -2,7 +2,7 @@
 //! devices check a call against it ([`check`]) before they compute.
 
 use crate::op::*;
-use crate::view::Span;
+use crate::view::Extent;
 use crate::{DType, KernelError, ReduceOp, Result, View, ViewMut};
 
 /// What an operation does with an operand.
@@ -366,7 +366,7 @@ pub fn check(device: DeviceTypes, op: &Op, reads: &[View<'_>], writes: &[ViewMut
         let reading = list.reads().iter().zip(reads.iter().map(|view| **view));
         reading.chain(list.writes().iter().zip(writes.iter().map(|view| **view)))
     };
-    let computed = |(operand, view): (&Operand, Span)| match operand.elements {
+    let computed = |(operand, view): (&Operand, Extent)| match operand.elements {
         Elements::Floats(dtype) => Some(dtype),
         Elements::AnyFloats => Some(view.dtype()),
         Elements::Exactly(_) => None,
@@ -415,7 +415,7 @@ pub fn not_run(device: DeviceTypes, op: &Op) -> KernelError {
     KernelError::Unsupported { device: device.name, op: op.name(), dtype }
 }
 
-fn check_operand(op: &'static str, operand: &Operand, view: Span) -> Result<()> {
+fn check_operand(op: &'static str, operand: &Operand, view: Extent) -> Result<()> {
     if let Some(wanted) = operand.elements.dtype().filter(|wanted| *wanted != view.dtype()) {
         return Err(KernelError::DType { wanted, given: view.dtype() });
     }

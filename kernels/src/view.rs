@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 /// Where elements lie, how many there are and of which type: what a [`View`], a [`ViewMut`] and a
 /// [`Buffer`](crate::Buffer) have in common.
 #[derive(Clone, Copy, Debug)]
-pub struct Span {
+pub struct Extent {
     ptr: NonNull<u8>,
     len: usize,
     dtype: DType,
@@ -17,13 +17,13 @@ pub struct Span {
 }
 
 // SAFETY: an address and a length; what lies there is guarded by the views and buffers that have it.
-unsafe impl Send for Span {}
+unsafe impl Send for Extent {}
 // SAFETY: as above.
-unsafe impl Sync for Span {}
+unsafe impl Sync for Extent {}
 
-impl Span {
-    pub(crate) fn new(ptr: NonNull<u8>, dtype: DType, len: usize, on_host: bool) -> Span {
-        Span { ptr, len, dtype, on_host }
+impl Extent {
+    pub(crate) fn new(ptr: NonNull<u8>, dtype: DType, len: usize, on_host: bool) -> Extent {
+        Extent { ptr, len, dtype, on_host }
     }
 
     /// Number of elements.
@@ -52,14 +52,14 @@ impl Span {
     }
 
     /// The elements of `range`. Panics when it is out of bounds, as a slice would.
-    pub(crate) fn part(self, range: Range<usize>) -> Span {
+    pub(crate) fn part(self, range: Range<usize>) -> Extent {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of a view of {} elements", self.len);
         // SAFETY: the range lies inside these elements (checked above).
         let ptr = unsafe { self.ptr.add(range.start * self.dtype.size()) };
-        Span { ptr, len: range.len(), ..self }
+        Extent { ptr, len: range.len(), ..self }
     }
 
-    fn reinterpret(self, dtype: DType) -> Result<Span, KernelError> {
+    fn reinterpret(self, dtype: DType) -> Result<Extent, KernelError> {
         let (op, bytes, size, at) = ("reinterpret", self.len * self.dtype.size(), dtype.size(), self.ptr.addr());
         if !bytes.is_multiple_of(size) || !at.get().is_multiple_of(size) {
             let reason = format!(
@@ -68,7 +68,7 @@ impl Span {
             return Err(KernelError::Invalid { op, reason });
         }
         // Elements are plain bytes: every pattern of bits is one, and the address is aligned for them.
-        Ok(Span { len: bytes / size, dtype, ..self })
+        Ok(Extent { len: bytes / size, dtype, ..self })
     }
 
     /// An error where the host cannot reach the elements, or they are not of type T.
@@ -83,29 +83,29 @@ impl Span {
 /// A borrowed run of elements in device memory. Shapes live in the operation, not here.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
-    span: Span,
+    span: Extent,
     life: PhantomData<&'a [u8]>,
 }
 
 /// A borrowed run of elements in device memory that may be written.
 #[derive(Debug)]
 pub struct ViewMut<'a> {
-    span: Span,
+    span: Extent,
     life: PhantomData<&'a mut [u8]>,
 }
 
 impl Deref for View<'_> {
-    type Target = Span;
+    type Target = Extent;
 
-    fn deref(&self) -> &Span {
+    fn deref(&self) -> &Extent {
         &self.span
     }
 }
 
 impl Deref for ViewMut<'_> {
-    type Target = Span;
+    type Target = Extent;
 
-    fn deref(&self) -> &Span {
+    fn deref(&self) -> &Extent {
         &self.span
     }
 }
@@ -116,7 +116,7 @@ impl<'a> View<'a> {
     /// # Safety
     /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody writes during `'a`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
-        View { span: Span::new(ptr, dtype, len, true), life: PhantomData }
+        View { span: Extent::new(ptr, dtype, len, true), life: PhantomData }
     }
 
     /// As [`View::from_raw`] in the memory of a device, which the host cannot read.
@@ -124,12 +124,12 @@ impl<'a> View<'a> {
     /// # Safety
     /// As there, for the device that the view is given to.
     pub unsafe fn on_device(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
-        View { span: Span::new(ptr, dtype, len, false), life: PhantomData }
+        View { span: Extent::new(ptr, dtype, len, false), life: PhantomData }
     }
 
     /// The elements of a slice in host memory.
     pub fn of<T: Element>(slice: &'a [T]) -> View<'a> {
-        View { span: Span::new(NonNull::from(slice).cast(), T::DTYPE, slice.len(), true), life: PhantomData }
+        View { span: Extent::new(NonNull::from(slice).cast(), T::DTYPE, slice.len(), true), life: PhantomData }
     }
 
     /// The elements of `range`. Panics when it is out of bounds, as a slice would.
@@ -165,7 +165,7 @@ impl<'a> ViewMut<'a> {
     /// # Safety
     /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody else uses during `'a`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> ViewMut<'a> {
-        ViewMut { span: Span::new(ptr, dtype, len, true), life: PhantomData }
+        ViewMut { span: Extent::new(ptr, dtype, len, true), life: PhantomData }
     }
 
     /// As [`ViewMut::from_raw`] in the memory of a device, which the host cannot write.
@@ -173,13 +173,13 @@ impl<'a> ViewMut<'a> {
     /// # Safety
     /// As there, for the device that the view is given to.
     pub unsafe fn on_device(ptr: NonNull<u8>, dtype: DType, len: usize) -> ViewMut<'a> {
-        ViewMut { span: Span::new(ptr, dtype, len, false), life: PhantomData }
+        ViewMut { span: Extent::new(ptr, dtype, len, false), life: PhantomData }
     }
 
     /// The elements of a slice in host memory.
     pub fn of<T: Element>(slice: &'a mut [T]) -> ViewMut<'a> {
         let len = slice.len();
-        ViewMut { span: Span::new(NonNull::from(slice).cast(), T::DTYPE, len, true), life: PhantomData }
+        ViewMut { span: Extent::new(NonNull::from(slice).cast(), T::DTYPE, len, true), life: PhantomData }
     }
 
     /// Reads what this may write.

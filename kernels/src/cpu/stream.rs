@@ -4,7 +4,7 @@
 
 use super::level::Level;
 use crate::round::Float32;
-use crate::view::Span;
+use crate::view::Extent;
 use crate::{DType, Element, View, ViewMut};
 use half::bf16;
 use std::marker::PhantomData;
@@ -18,7 +18,7 @@ pub(super) const GRAIN: usize = 16 * CHUNK;
 
 /// A buffer that several threads write, each in ranges of its own.
 pub(super) struct Shared<'a> {
-    span: Span,
+    span: Extent,
     life: PhantomData<&'a mut [u8]>,
 }
 

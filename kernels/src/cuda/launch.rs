@@ -5,7 +5,7 @@
 use super::Cuda;
 use super::readback::{SUM_WORDS, ScalarReadback};
 use crate::device::{Address, Arguments, Device, DeviceError, Launch, Stream};
-use crate::view::Span;
+use crate::view::Extent;
 use crate::{DType, KernelError, Result, View, ViewMut};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,7 +33,7 @@ pub(super) const fn number(dtype: DType) -> u32 {
 }
 
 impl Run {
-    pub(super) fn of(span: &Span) -> Run {
+    pub(super) fn of(span: &Extent) -> Run {
         Run::at(span.ptr().as_ptr() as Address, span.dtype())
     }
 
