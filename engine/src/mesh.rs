@@ -36,7 +36,6 @@ impl Axis {
     }
 }
 
-/// One rank's place in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MeshCoord {
     pub mesh: Mesh,
@@ -62,7 +61,6 @@ impl Mesh {
         self.outer * self.inner
     }
 
-    /// The place of a rank.
     pub fn place(&self, rank: usize) -> MeshCoord {
         MeshCoord { mesh: *self, outer: rank / self.inner, inner: rank % self.inner }
     }

@@ -167,7 +167,6 @@ impl Control {
         world.announce();
     }
 
-    /// What ended the world, if it has.
     pub(crate) fn cause(&self) -> Option<String> {
         let ended = self.world().ended;
         let begin = std::time::Instant::now();
@@ -254,7 +253,6 @@ impl Board {
         numbers.expect("`make` and `at` have checked that all of the board fits")
     }
 
-    /// A member's number in the world.
     pub(crate) fn root(&self, rank: usize) -> usize {
         self.numbers()[rank].load(Ordering::Relaxed) as usize
     }

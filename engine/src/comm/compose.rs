@@ -66,7 +66,6 @@ fn combines(operation: &'static str, op: ReduceOp, dtype: DType) -> Result<()> {
 /// it is made of.
 pub struct Composed {
     world: Box<dyn Communicator>,
-    /// The ranks of this rank's node.
     inner: Box<dyn Communicator>,
     /// The ranks with this rank's place in every node.
     outer: Box<dyn Communicator>,

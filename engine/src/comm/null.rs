@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Collective {
     pub axis: Axis,
     pub kind: CollectiveKind,
-    /// Ranks on the axis.
     pub ranks: usize,
     /// The larger buffer: nccl-tests' size.
     pub bytes: u64,
@@ -48,7 +47,6 @@ impl Null {
         Null { log: Some((axis, log.clone())), ..self }
     }
 
-    /// The larger buffer of a call.
     fn bytes(&self, call: &Call<'_>) -> u64 {
         let payload = call.payload_bytes(self.size);
         if matches!(call.kind, Kind::AllReduce { .. }) { payload / 2 } else { payload }

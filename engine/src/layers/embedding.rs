@@ -38,8 +38,7 @@ impl Embedding {
 
     /// The look-up of positions where they are places in documents.
     fn place_op(&self, positions: &FlatRange, rows: usize, dtype: DType) -> zbench_kernels::Embedding {
-        let vocab = positions.len / self.hidden;
-        zbench_kernels::Embedding { rows, cols: self.hidden, vocab, padding: None, dtype }
+        zbench_kernels::Embedding { vocab: positions.len / self.hidden, padding: None, ..self.op(rows, dtype) }
     }
 
     fn places(&self, batch: &super::Batch, dtype: DType) -> BiasAdd {

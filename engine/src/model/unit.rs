@@ -16,13 +16,11 @@ pub enum Init {
     NormsOf(FlatRange),
 }
 
-/// A tensor of a unit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// Hugging Face's name; of a part of a fused tensor, that with the part's own name behind it.
     pub name: String,
     pub shape: Vec<usize>,
-    /// Where it lies.
     pub place: FlatRange,
     /// How it starts without a checkpoint.
     pub init: Init,
@@ -48,7 +46,6 @@ pub fn stream_of(name: &str) -> u64 {
 }
 
 impl Tensor {
-    /// Its stream of random numbers.
     pub fn stream(&self) -> u64 {
         stream_of(&self.name)
     }
@@ -147,7 +144,6 @@ impl Unit {
         }
     }
 
-    /// The tensors of one flat.
     pub fn tensors_of(&self, part: FlatKind) -> impl Iterator<Item = &Tensor> {
         self.tensors.iter().filter(move |t| t.place.part == part)
     }

@@ -26,7 +26,6 @@ pub struct Resumable {
     pub(super) index: Index,
     /// By number of the rank that wrote.
     pub(super) ranks: Vec<RankFiles>,
-    /// The steps of the run so far.
     pub history: History,
     pub(super) direct: bool,
 }
@@ -196,7 +195,6 @@ struct Wanted<'a> {
     /// The first of them in the unit's flat.
     first: usize,
     dtype: DType,
-    /// Where they lie in the file.
     bytes: Range<u64>,
     /// The tensor and its elements that are needed, where the file holds them in another order: then all of it is read.
     stored: Option<(&'a Tensor, Range<usize>)>,

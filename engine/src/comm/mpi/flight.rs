@@ -52,7 +52,6 @@ pub(super) enum Next {
 }
 
 pub(super) struct Flight {
-    /// What its ticket says.
     pub id: u64,
     /// Its number among the group's collectives, the same on all ranks; among this rank's exchanges for those of two.
     pub number: u64,
@@ -175,7 +174,6 @@ impl Flight {
         Ok(())
     }
 
-    /// Whether all requests are complete.
     fn arrived(&mut self, group: &Group) -> Result<bool> {
         if self.requests.is_empty() {
             return Ok(true);

@@ -9,7 +9,6 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use zbench_kernels::cuda::gpu::{self, Absent, Driver, NOT_READY};
 
-/// Why the GPU cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
     #[error(transparent)]
@@ -126,7 +125,6 @@ impl Stream {
         Ok(self.device.driver.check("cuMemcpyDtoDAsync", code)?)
     }
 
-    /// Fills memory with zeros, in order.
     pub(super) fn zero(&self, memory: &mut Memory) -> Result<()> {
         self.device.enter()?;
         // SAFETY: memory of so many bytes, which nobody else uses.

@@ -23,7 +23,6 @@ pub(super) struct Mesh {
     pub ended: Option<CommError>,
     /// When this rank was last in a call.
     pub last: Instant,
-    /// The call that this rank is in.
     pub current: Option<Signature>,
     /// The number that this rank's next group must at least have.
     pub next_group: u32,

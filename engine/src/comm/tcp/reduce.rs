@@ -34,7 +34,6 @@ pub(super) struct Job<'a> {
     pub op: ReduceOp,
     pub accumulate: bool,
     pub deliver: Deliver,
-    /// This rank's summand, whole.
     pub send: RawSlice,
     /// `None` on ranks that get nothing.
     pub recv: Option<RawSlice>,
