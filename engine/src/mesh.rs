@@ -45,10 +45,8 @@ pub struct MeshCoord {
     pub inner: usize,
 }
 
-/// Over which axes a buffer is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Split {
-    /// Every rank has all of it.
     Whole,
     /// Split inside the shard group, the same in every group.
     Shard,

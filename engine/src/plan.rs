@@ -30,7 +30,6 @@ pub struct Plan {
     pub actions: Vec<Action>,
     /// An evaluation; empty where there is none.
     pub evaluation: EvaluationActions,
-    /// What a run of it will take.
     pub estimate: Estimate,
 }
 

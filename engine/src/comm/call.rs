@@ -169,7 +169,6 @@ impl Kind {
 pub struct Call<'a> {
     pub kind: Kind,
     pub send: Option<View<'a>>,
-    /// What this rank gets.
     pub recv: Option<ViewMut<'a>>,
 }
 
@@ -235,7 +234,6 @@ pub struct OwnedCall {
     pub kind: Kind,
     /// What this rank gives, unless that is `recv`.
     pub send: Option<Buffer>,
-    /// What this rank gets.
     pub recv: Buffer,
 }
 

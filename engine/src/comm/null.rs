@@ -54,14 +54,9 @@ impl Null {
 
     fn list(&self, call: &Call<'_>) {
         let Some((axis, log)) = &self.log else { return };
-        let (kind, ranks, bytes, in_place) = (call.kind.collective(), self.size, self.bytes(call), call.send.is_none());
-        log.lock().unwrap_or_else(PoisonError::into_inner).push(Collective {
-            axis: *axis,
-            kind,
-            ranks,
-            bytes,
-            in_place,
-        });
+        let (kind, bytes, in_place) = (call.kind.collective(), self.bytes(call), call.send.is_none());
+        let collective = Collective { axis: *axis, kind, ranks: self.size, bytes, in_place };
+        log.lock().unwrap_or_else(PoisonError::into_inner).push(collective);
     }
 
     fn count(&self, call: &Call<'_>) {

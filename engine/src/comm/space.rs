@@ -57,7 +57,6 @@ pub(crate) struct Processes {
     /// By process: its arena, then what it uses for buffers that are elsewhere. Its own are mapped a second time only by
     /// the others.
     pub regions: Vec<Vec<Arc<Region>>>,
-    /// Where stand-ins come from.
     pub stand_ins: Arena,
     /// By process: what tells of its death, and its name in words.
     pub lives: Vec<(OwnedFd, String)>,

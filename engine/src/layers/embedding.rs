@@ -27,7 +27,6 @@ pub struct Embedding {
 const TERM: &str = "embedding";
 
 impl Embedding {
-    /// Whether backward reads the unit's weights.
     pub fn reads_weights(&self) -> bool {
         self.norm.is_some()
     }

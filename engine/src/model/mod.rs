@@ -39,7 +39,6 @@ pub struct Layout {
 pub struct LayoutKey<'a> {
     pub model: &'a Model,
     pub lora: &'a Lora,
-    /// The attention kernel, which blocks know.
     pub attention: AttentionKind,
     /// Elements to which shard boundaries are aligned.
     pub granule: usize,

@@ -251,7 +251,7 @@ impl Target<'_> {
     /// Elements of a unit's flat from `first` on.
     pub fn put(&mut self, unit: usize, role: Role, first: usize, values: &[f32]) -> Result<()> {
         // What lies behind the last tensor is no element of the model.
-        let real = self.layout.units[unit].trainable.len.saturating_sub(first).min(values.len());
+        let real = self.layout.units[unit].trainable().len.saturating_sub(first).min(values.len());
         *self.found.entry((unit, role)).or_default() += real;
         self.write(unit, role, first..first + values.len(), Some(values))
     }
@@ -316,7 +316,7 @@ impl Target<'_> {
     fn finish(&mut self, dir: &Path) -> Result<()> {
         for unit in 0..self.state.holdings.len() {
             let Some(owned) = self.owned(unit) else { continue };
-            let owned = owned.start..owned.end.min(self.layout.units[unit].trainable.len);
+            let owned = owned.start..owned.end.min(self.layout.units[unit].trainable().len);
             for role in Role::ALL {
                 let found = self.found.get(&(unit, role)).copied().unwrap_or(0);
                 if found != owned.len() {

@@ -41,7 +41,6 @@ impl Tags {
 
 /// What follows when the requests are complete.
 pub(super) enum Next {
-    /// Nothing: the call is complete.
     Done,
     /// The sum becomes an average.
     Divide(RawSlice),

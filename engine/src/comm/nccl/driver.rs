@@ -71,7 +71,6 @@ impl Drop for Device {
     }
 }
 
-/// Work in order.
 pub struct Stream {
     device: Arc<Device>,
     handle: CUstream,
@@ -187,7 +186,6 @@ impl Memory {
         Ok(Memory { device: device.clone(), address, bytes })
     }
 
-    /// Where it lies, in the device's memory.
     pub fn address(&self) -> u64 {
         self.address
     }

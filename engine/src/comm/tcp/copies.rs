@@ -19,7 +19,6 @@ fn keep(own: RawSlice, to: RawSlice) {
     unsafe { own.copy_to(to) };
 }
 
-/// Every rank's part to every rank.
 pub(super) fn all_gather(exchange: &mut Exchange<'_>, own: RawSlice, recv: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();
@@ -69,7 +68,6 @@ pub(super) fn scatter(exchange: &mut Exchange<'_>, root: usize, send: RawSlice, 
     exchange.finish()
 }
 
-/// The root's buffer to all.
 pub(super) fn broadcast(exchange: &mut Exchange<'_>, root: usize, send: RawSlice, recv: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 /// More would only cost descriptors.
 const MAX_SOCKETS: usize = 16;
 
-/// One rank's view of the world.
 pub(super) struct Mesh {
     pub rank: usize,
     /// By world rank; `None` for this one.
