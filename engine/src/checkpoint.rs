@@ -29,7 +29,6 @@ pub type Result<T> = std::result::Result<T, CheckpointError>;
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// One tensor on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     pub dtype: StoredType,

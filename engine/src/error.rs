@@ -4,16 +4,12 @@ use crate::comm::CommError;
 use crate::outcome::Worse;
 use zbench_kernels::{KernelError, OutOfMemory};
 
-/// Why a step ended early.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StepError {
-    /// The arena is full.
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
-    /// A kernel refused.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
     /// Tokens or weights could not be read.
@@ -32,5 +28,4 @@ pub enum StepError {
     Worse(Worse),
 }
 
-/// What a step and its parts return.
 pub type Result<T, E = StepError> = std::result::Result<T, E>;

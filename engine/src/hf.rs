@@ -23,7 +23,6 @@ use crate::config::{Form, Loading, Mlp, Model, Order, Positions, RopeScaling};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// Why a model's description cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HfError {
     #[error("{what}: not a Hugging Face config.json: {reason}; fetch the file again")]
@@ -282,7 +281,6 @@ impl From<&Model> for PartialModel {
     }
 }
 
-/// Transformers' default model of a family.
 pub fn default_model(family: &str) -> Result<Model, HfError> {
     PartialModel { family: Some(family.into()), ..Default::default() }.resolve("model")
 }

@@ -62,7 +62,7 @@ impl<'a> Filler<'a> {
         let stock = |checkpoint| Stock::open(checkpoint, loading, comm, account);
         // A run that goes on has what trains from its training checkpoint: adapters, and the model where nothing is frozen.
         let fresh = inputs.resume.is_none();
-        let frozen = inputs.plan.layout.units.iter().any(|unit| unit.frozen.len + unit.quantised.len > 0);
+        let frozen = inputs.plan.layout.frozen_parameters() > 0;
         let model = inputs.checkpoint.filter(|_| fresh || frozen).map(stock).transpose()?;
         let adapters = inputs.adapters.filter(|_| fresh).map(stock).transpose()?;
         Ok(Filler { inputs, res, account, model, adapters })

@@ -7,7 +7,6 @@ use crate::outcome::Probe;
 use crate::plan::Plan;
 use crate::training_state::Resumable;
 
-/// What all ranks of a run read.
 pub struct Inputs<'a> {
     pub cell: &'a Cell,
     pub plan: &'a Plan,

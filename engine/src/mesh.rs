@@ -36,7 +36,6 @@ impl Axis {
     }
 }
 
-/// One rank's place in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MeshCoord {
     pub mesh: Mesh,
@@ -46,10 +45,8 @@ pub struct MeshCoord {
     pub inner: usize,
 }
 
-/// Over which axes a buffer is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Split {
-    /// Every rank has all of it.
     Whole,
     /// Split inside the shard group, the same in every group.
     Shard,
@@ -62,7 +59,6 @@ impl Mesh {
         self.outer * self.inner
     }
 
-    /// The place of a rank.
     pub fn place(&self, rank: usize) -> MeshCoord {
         MeshCoord { mesh: *self, outer: rank / self.inner, inner: rank % self.inner }
     }

@@ -40,7 +40,6 @@ pub struct Point {
     pub loss: f64,
     /// The gradient norm before clipping.
     pub norm: f64,
-    /// The learning rate of the update.
     pub lr: f64,
     /// Nothing was updated: gradients overflowed.
     pub skipped: bool,

@@ -14,7 +14,6 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {reason}")]
 pub struct PlanError {
-    /// The configuration key.
     pub key: &'static str,
     /// What is wrong, and what would do.
     pub reason: String,
@@ -25,15 +24,12 @@ pub struct PlanError {
 pub struct Plan {
     /// Units and layers; plans of like cells share them.
     pub layout: Arc<Layout>,
-    /// The data-parallel ranks.
     pub mesh: Mesh,
     pub sharding: Sharding,
     pub policy: Policy,
-    /// One step.
     pub actions: Vec<Action>,
     /// An evaluation; empty where there is none.
     pub evaluation: EvaluationActions,
-    /// What a run of it will take.
     pub estimate: Estimate,
 }
 

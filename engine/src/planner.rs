@@ -58,7 +58,7 @@ impl Plan {
 
     /// A plan without its estimate.
     fn assemble(cell: &Cell, layout: Arc<Layout>, mesh: Mesh, sharding: Sharding, policy: Policy) -> Plan {
-        let trainable: Vec<_> = layout.units.iter().map(|u| u.trainable.len > 0).collect();
+        let trainable: Vec<_> = layout.units.iter().map(|u| u.trainable().len > 0).collect();
         let stale: Vec<_> = trainable.iter().map(|t| *t && sharding.optimizer > sharding.parameters).collect();
         let slotted: Vec<_> = layout
             .units

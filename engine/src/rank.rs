@@ -28,9 +28,7 @@ pub struct Rank<'a> {
     pub(crate) executor: Executor<'a>,
     reader: Reader<'a>,
     kernels: Arc<dyn Kernels>,
-    /// What the run went on from.
     pub(crate) resumed: Option<Resumed>,
-    /// Steps before this one are not timed.
     timed_from: u64,
     step_ms: Vec<f64>,
     spans_ns: BySpan<u64>,
@@ -174,7 +172,6 @@ impl<'a> Rank<'a> {
         self.resumed.as_ref()
     }
 
-    /// Where the run stands.
     pub fn position(&self) -> Position {
         let scaler = self.scaler.as_ref().map(|scaler| scaler.state());
         let Progress { steps, updates, samples } = self.progress;

@@ -19,7 +19,6 @@ use tracing::{debug, info};
 
 const HISTORY: &str = "steps.json";
 
-/// Writes the checkpoints of one rank's run.
 pub struct Saver {
     saving: Saving,
     /// Rank 0 alone has it.

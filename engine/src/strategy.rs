@@ -22,12 +22,10 @@ pub struct Sharding {
     pub gradients: Split,
     /// Master weights and moments; at least as fine as the other two.
     pub optimizer: Split,
-    /// When gathered weights are given back.
     pub reshard: Reshard,
 }
 
 impl Sharding {
-    /// The row of a strategy.
     pub fn of(strategy: Strategy) -> Sharding {
         use Reshard::{AfterBackward, AfterForward, Never};
         use Split::{Shard, Whole, World};

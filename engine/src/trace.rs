@@ -28,23 +28,20 @@ impl ClockOrigin {
     }
 }
 
-/// What is to be traced.
 #[derive(Clone, Copy, Debug)]
 pub struct Tracing {
-    /// Where times begin.
     pub zero: ClockOrigin,
     /// So many steps of the run, from the first that it does itself, and the evaluations among them.
     pub steps: u64,
 }
 
 /// A rank's account of a step, or of an evaluation. Times are nanoseconds, moments since 1970.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepTrace {
     pub rank: usize,
     pub what: What,
     /// The number of the step; of an evaluation, of the step before it.
     pub step: u64,
-    /// Whether it counts for timings.
     pub timed: bool,
     pub from: u64,
     pub ns: u64,
@@ -58,39 +55,24 @@ pub struct StepTrace {
     pub memory: Vec<(u64, Category, u64)>,
     /// About what it took to write this down, within `ns`.
     pub cost_ns: u64,
-    /// It failed before its end.
     pub broken: bool,
 }
 
 impl StepTrace {
     pub(crate) fn empty(rank: usize, what: What, step: u64) -> StepTrace {
-        StepTrace {
-            rank,
-            what,
-            step,
-            timed: false,
-            from: 0,
-            ns: 0,
-            segments: Vec::new(),
-            asked: Vec::new(),
-            flights: Vec::new(),
-            memory: Vec::new(),
-            cost_ns: 0,
-            broken: false,
-        }
+        StepTrace { rank, what, step, ..StepTrace::default() }
     }
 }
 
 /// What a trace is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
+    #[default]
     Step,
-    /// The loss on held-out sequences.
     Evaluation,
 }
 
-/// A stretch of time under one span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
     pub from: u64,
@@ -124,19 +106,9 @@ pub struct Flight {
 
 impl Flight {
     fn of(seen: &Seen, zero: &ClockOrigin) -> Flight {
-        let (from, begun, awaited, until) = seen.moments;
-        Flight {
-            axis: seen.axis,
-            kind: seen.kind,
-            ranks: seen.ranks,
-            payload_bytes: seen.payload_bytes,
-            wire_bytes: seen.wire_bytes,
-            from: zero.at(from),
-            begun: zero.at(begun),
-            awaited: zero.at(awaited),
-            until: zero.at(until),
-            is_started: seen.is_started,
-        }
+        let Seen { axis, kind, ranks, payload_bytes, wire_bytes, moments, is_started } = *seen;
+        let [from, begun, awaited, until] = moments.map(|moment| zero.at(moment));
+        Flight { axis, kind, ranks, payload_bytes, wire_bytes, from, begun, awaited, until, is_started }
     }
 }
 
@@ -223,7 +195,6 @@ fn lasting(entries: &[Entry]) -> impl Iterator<Item = &Entry> {
 #[derive(Debug)]
 pub(crate) struct Recording {
     arena: Arena,
-    /// Begin of the step.
     pub began: Instant,
     /// What the rank is at; [`crate::meter::Meter`] keeps it.
     pub action: Option<Action>,

@@ -27,15 +27,11 @@ pub fn train(cell: &Cell, plan: &Plan, on_step: &(dyn Fn(&Step) + Sync)) -> Resu
             on_step(step);
         }
     };
-    train_with(cell, plan, Control { stop: &AtomicBool::new(false), tell: &tell, trace: None, pace: None })
-}
-
-/// Runs a cell on all ranks, which are threads, as `control` says.
-pub fn train_with(cell: &Cell, plan: &Plan, control: Control<'_>) -> Result<Run, Failure> {
+    let control = Control { stop: &AtomicBool::new(false), tell: &tell, trace: None, pace: None };
     train_on(cell, plan, &hardware::no_machines, control)
 }
 
-/// As [`train_with`], on these machines where the cell asks for CUDA.
+/// Runs a cell on all ranks, which are threads, as `control` says; on these machines where the cell asks for CUDA.
 pub fn train_on(cell: &Cell, plan: &Plan, machines: Machines<'_>, control: Control<'_>) -> Result<Run, Failure> {
     let kernels =
         kernels(cell, machines).map_err(|error| failure(Cause::Failed { rank: 0, reason: error.to_string() }))?;
@@ -178,13 +174,10 @@ fn open(cell: &Cell, plan: &Plan) -> Result<Opened, String> {
 
 #[derive(Debug)]
 pub struct Ended<T> {
-    /// What it returned, or why it did not.
     pub result: Result<T, RankError>,
-    /// What its arena was asked for.
     pub ledger: Ledger,
 }
 
-/// Why a rank ended early.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RankError {
     #[error(transparent)]
@@ -198,16 +191,12 @@ pub enum RankError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
-    /// The rank found it.
     Found,
-    /// Others did not come.
     Stalled,
-    /// Another rank said so.
     Heard,
 }
 
 impl RankError {
-    /// How near it is to the cause.
     pub fn standing(&self) -> Standing {
         match self {
             RankError::Step(StepError::Comm(CommError::Aborted { .. })) => Standing::Heard,
@@ -216,7 +205,6 @@ impl RankError {
         }
     }
 
-    /// As the cause of a run's end.
     pub fn cause(self, rank: usize) -> Cause {
         match self {
             RankError::Step(StepError::OutOfMemory(error)) => Cause::OutOfMemory { rank, error },

@@ -6,7 +6,7 @@
 
 use super::protocol::{Line, POSTED, RankFlags, Slot, WorldState};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
-use super::{CommError, Result, invalid};
+use super::{Result, invalid};
 use crate::comm::moves::Posted;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl Control {
                 "{} bytes are too few for {ranks} ranks to meet in; all ranks must run the same version, and use fewer ranks",
                 region.bytes()
             );
-            return Err(CommError::Invalid { operation: "split", reason });
+            return Err(invalid("split", reason));
         }
         Ok(Arc::new(Control { region, ranks }))
     }
@@ -114,7 +114,7 @@ impl Control {
         let reason = format!(
             "{bytes} bytes at {at:#x} do not lie in the {CONTROL_BYTES} bytes in which the ranks meet; another rank has damaged them"
         );
-        Err(CommError::Invalid { operation: "shared memory", reason })
+        Err(invalid("shared memory", reason))
     }
 
     fn header(&self) -> &Header {
@@ -148,7 +148,7 @@ impl Control {
             "the {CONTROL_BYTES} bytes in which the groups of {} ranks meet are used up; make fewer groups",
             self.ranks
         );
-        Err(CommError::Invalid { operation: "split", reason })
+        Err(invalid("split", reason))
     }
 
     /// Ends the world with a cause in words that only this process understands; the first one stays.
@@ -167,7 +167,6 @@ impl Control {
         world.announce();
     }
 
-    /// What ended the world, if it has.
     pub(crate) fn cause(&self) -> Option<String> {
         let ended = self.world().ended;
         let begin = std::time::Instant::now();
@@ -254,7 +253,6 @@ impl Board {
         numbers.expect("`make` and `at` have checked that all of the board fits")
     }
 
-    /// A member's number in the world.
     pub(crate) fn root(&self, rank: usize) -> usize {
         self.numbers()[rank].load(Ordering::Relaxed) as usize
     }
@@ -306,7 +304,7 @@ impl Board {
     pub(crate) fn eager(&self, sequence: u64, rank: usize, bytes: usize) -> Result<NonNull<u8>> {
         if rank >= self.size || bytes > EAGER_BYTES {
             let reason = format!("rank {rank} of {} has no {bytes} bytes beside its post", self.size);
-            return Err(CommError::Invalid { operation: "shared memory", reason });
+            return Err(invalid("shared memory", reason));
         }
         let slot = (sequence % DEPTH as u64) as usize * self.size + rank;
         // SAFETY: all of the board lies in the mapping (`make`, `at`), and the slot is one of its own.
@@ -342,7 +340,7 @@ mod tests {
 
     fn assert_refused<T>(result: Result<T>, what: &str) {
         let error = result.err().unwrap_or_else(|| panic!("{what} was taken"));
-        assert!(matches!(error, CommError::Invalid { .. }), "{what}: {error}");
+        assert!(matches!(error, crate::comm::CommError::Invalid { .. }), "{what}: {error}");
     }
 
     #[test]

@@ -57,7 +57,6 @@ pub enum CollectiveKind {
 }
 
 impl CollectiveKind {
-    /// The name in records, tables and errors.
     pub const fn name(self) -> &'static str {
         match self {
             CollectiveKind::AllGather => "all_gather",
@@ -123,7 +122,6 @@ impl Kind {
         }
     }
 
-    /// The name in records, tables and errors.
     pub const fn name(self) -> &'static str {
         self.collective().name()
     }
@@ -170,9 +168,7 @@ impl Kind {
 #[derive(Debug)]
 pub struct Call<'a> {
     pub kind: Kind,
-    /// What this rank gives.
     pub send: Option<View<'a>>,
-    /// What this rank gets.
     pub recv: Option<ViewMut<'a>>,
 }
 
@@ -188,7 +184,6 @@ impl<'a> Call<'a> {
         Call { kind, send: None, recv: Some(recv) }
     }
 
-    /// A call that only gives.
     pub fn giving(kind: Kind, send: View<'a>) -> Call<'a> {
         Call { kind, send: Some(send), recv: None }
     }
@@ -197,12 +192,10 @@ impl<'a> Call<'a> {
         Call { kind: Kind::Barrier, send: None, recv: None }
     }
 
-    /// Type and length of `send`.
     pub fn send_shape(&self) -> Option<Shape> {
         self.send.map(|view| (view.dtype(), view.len()))
     }
 
-    /// Type and length of `recv`.
     pub fn recv_shape(&self) -> Option<Shape> {
         self.recv.as_ref().map(|view| (view.dtype(), view.len()))
     }
@@ -241,7 +234,6 @@ pub struct OwnedCall {
     pub kind: Kind,
     /// What this rank gives, unless that is `recv`.
     pub send: Option<Buffer>,
-    /// What this rank gets.
     pub recv: Buffer,
 }
 
@@ -262,7 +254,6 @@ impl OwnedCall {
         OwnedCall { kind: Kind::AllReduce { op: ReduceOp::Sum }, send: None, recv: buffer }
     }
 
-    /// The same call, borrowing the buffers.
     pub fn as_call(&mut self) -> Call<'_> {
         Call { kind: self.kind, send: self.send.as_ref().map(Buffer::view), recv: Some(self.recv.view_mut()) }
     }

@@ -9,7 +9,7 @@ mod quantised;
 pub use quantised::BLOCK;
 
 use super::link::LinkUse;
-use super::{Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket, invalid};
+use super::{Call, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket, invalid};
 use quantised::Packed;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ fn combines(operation: &'static str, op: ReduceOp, dtype: DType) -> Result<()> {
     let integer = !matches!(dtype, DType::F64 | DType::F32 | DType::Bf16 | DType::F16);
     if op == ReduceOp::Avg && integer {
         let reason = format!("the average of {dtype} in two levels would be cut off twice; use floats or a sum");
-        return Err(CommError::Invalid { operation, reason });
+        return Err(invalid(operation, reason));
     }
     Ok(())
 }
@@ -66,7 +66,6 @@ fn combines(operation: &'static str, op: ReduceOp, dtype: DType) -> Result<()> {
 /// it is made of.
 pub struct Composed {
     world: Box<dyn Communicator>,
-    /// The ranks of this rank's node.
     inner: Box<dyn Communicator>,
     /// The ranks with this rank's place in every node.
     outer: Box<dyn Communicator>,
@@ -80,7 +79,7 @@ impl Composed {
     /// Composes over `world`, with nodes of `ranks_per_node`; scratch is from `arena`. A collective call.
     ///
     /// # Errors
-    /// [`CommError::Invalid`] when the ranks are no whole nodes.
+    /// [`super::CommError::Invalid`] when the ranks are no whole nodes.
     pub fn new(
         world: Box<dyn Communicator>,
         algorithm: Algorithm,
@@ -91,7 +90,7 @@ impl Composed {
         let (rank, size) = (world.rank(), world.size());
         if ranks_per_node == 0 || !size.is_multiple_of(ranks_per_node) {
             let reason = format!("{size} ranks are no whole nodes of {ranks_per_node}; write a divisor of the ranks");
-            return Err(CommError::Invalid { operation: "split", reason });
+            return Err(invalid("split", reason));
         }
         let (node, place) = (rank / ranks_per_node, rank % ranks_per_node);
         let (inner, outer) = (world.split(node, place, "inner")?, world.split(place, node, "outer")?);

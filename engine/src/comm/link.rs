@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use zbench_kernels::ViewMut;
 
-/// The link of every emulated node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkSpec {
     /// Bytes per second, each way.
@@ -33,7 +32,6 @@ pub struct LinkSpec {
 /// How one rank's calls fared on the emulated link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkUse {
-    /// Calls that crossed nodes.
     pub calls: u64,
     /// This rank's share of what its node's link carried, in the fuller direction.
     pub crossing_bytes: u64,
@@ -53,7 +51,6 @@ impl LinkUse {
         self.each(other, |one, other| one + other)
     }
 
-    /// The larger of each number.
     #[must_use]
     pub fn most(self, other: LinkUse) -> LinkUse {
         self.each(other, u64::max)
@@ -88,7 +85,6 @@ pub struct EmulatedLink {
     started: Started<Due>,
 }
 
-/// What all groups of a rank share.
 struct Shared {
     board: Board,
     link: LinkSpec,
@@ -163,7 +159,6 @@ impl EmulatedLink {
         Ok(Some(Due { key, share: self.layout.share(&price, self.inner.rank()) }))
     }
 
-    /// A price in time on the links.
     fn claims(&self, price: &Price) -> (Vec<Claim>, u64) {
         let link = &self.shared.link;
         let claim = |direction: usize, bytes: &[u64]| -> Vec<Claim> {

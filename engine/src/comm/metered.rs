@@ -28,7 +28,6 @@ pub struct Traffic {
     pub link: LinkUse,
 }
 
-/// A collective as the meter saw it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub axis: Axis,
@@ -37,7 +36,7 @@ pub(crate) struct Seen {
     pub payload_bytes: u64,
     pub wire_bytes: u64,
     /// Asked for, that returned, awaited, there.
-    pub moments: (Instant, Instant, Instant, Instant),
+    pub moments: [Instant; 4],
     pub is_started: bool,
 }
 
@@ -62,7 +61,6 @@ struct Account {
     seen: Option<Vec<Seen>>,
 }
 
-/// An account, as it was.
 pub(crate) struct Totals(Vec<(CollectiveKind, Total)>);
 
 #[derive(Clone, Copy, Default)]
@@ -129,7 +127,6 @@ impl Metered {
         Totals(self.account.borrow().totals.clone())
     }
 
-    /// Resets the account to what it was.
     pub(crate) fn restore(&self, totals: Totals) {
         self.account.borrow_mut().totals = totals.0;
     }
@@ -180,7 +177,7 @@ impl Metered {
         let (wire_bytes, link) = (self.inner.wire_bytes() - wire, self.link().less(link));
         let (time, exposed) = (until.duration_since(since), start + until.duration_since(begin));
         self.count(kind, Total { calls: 1, payload_bytes, wire_bytes, time, exposed, link });
-        let (axis, ranks, moments) = (self.axis, self.inner.size(), (since, since + start, begin, until));
+        let (axis, ranks, moments) = (self.axis, self.inner.size(), [since, since + start, begin, until]);
         self.note(|| Seen { axis, kind, ranks, payload_bytes, wire_bytes, moments, is_started });
     }
 

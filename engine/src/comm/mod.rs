@@ -74,11 +74,9 @@ pub const ONE_ROUND_BYTES: usize = board::EAGER_BYTES;
 
 pub type Result<T, E = CommError> = std::result::Result<T, E>;
 
-/// A rank of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct Member {
     pub rank: usize,
-    /// Ranks in the group.
     pub size: usize,
     /// What moves the bytes: `local`, `device`, `shm`, `tcp`, `mpi`, `nccl`, `null`.
     pub backend: &'static str,
@@ -88,7 +86,6 @@ pub struct Member {
 ///
 /// Sums are in f32 (f64 for f64 buffers, i64 for integers) whatever type travels. Zero-length buffers are fine.
 pub trait Communicator: Send {
-    /// Which rank of which group this is.
     fn member(&self) -> Member;
 
     /// The algorithm that carries a call whose largest buffer has `bytes`, for reports.
@@ -123,17 +120,14 @@ pub trait Communicator: Send {
         None
     }
 
-    /// This rank's number in the group.
     fn rank(&self) -> usize {
         self.member().rank
     }
 
-    /// Ranks in the group.
     fn size(&self) -> usize {
         self.member().size
     }
 
-    /// What moves the bytes.
     fn backend(&self) -> &'static str {
         self.member().backend
     }

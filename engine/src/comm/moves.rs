@@ -72,7 +72,6 @@ impl Posted {
         }
     }
 
-    /// Whether two ranks called the same.
     pub(crate) fn agrees(&self, other: &Posted, size: usize) -> bool {
         let shape = |buffer_ref: BufferRef| (buffer_ref.dtype, buffer_ref.len);
         match (self.what, other.what) {
@@ -104,7 +103,6 @@ pub(crate) struct Seen {
 /// Ranks whose summands need no list on the heap.
 const FEW: usize = 16;
 
-/// One rank at work on one call.
 pub(crate) struct Mover<'a> {
     /// This rank's place among the members.
     pub rank: usize,

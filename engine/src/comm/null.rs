@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Collective {
     pub axis: Axis,
     pub kind: CollectiveKind,
-    /// Ranks on the axis.
     pub ranks: usize,
     /// The larger buffer: nccl-tests' size.
     pub bytes: u64,
@@ -48,7 +47,6 @@ impl Null {
         Null { log: Some((axis, log.clone())), ..self }
     }
 
-    /// The larger buffer of a call.
     fn bytes(&self, call: &Call<'_>) -> u64 {
         let payload = call.payload_bytes(self.size);
         if matches!(call.kind, Kind::AllReduce { .. }) { payload / 2 } else { payload }
@@ -56,14 +54,9 @@ impl Null {
 
     fn list(&self, call: &Call<'_>) {
         let Some((axis, log)) = &self.log else { return };
-        let (kind, ranks, bytes, in_place) = (call.kind.collective(), self.size, self.bytes(call), call.send.is_none());
-        log.lock().unwrap_or_else(PoisonError::into_inner).push(Collective {
-            axis: *axis,
-            kind,
-            ranks,
-            bytes,
-            in_place,
-        });
+        let (kind, bytes, in_place) = (call.kind.collective(), self.bytes(call), call.send.is_none());
+        let collective = Collective { axis: *axis, kind, ranks: self.size, bytes, in_place };
+        log.lock().unwrap_or_else(PoisonError::into_inner).push(collective);
     }
 
     fn count(&self, call: &Call<'_>) {

@@ -26,7 +26,6 @@ pub(super) struct PendingCalls {
 pub(super) struct Open {
     pub(super) group: CallGroup,
     pub(super) sequence: u64,
-    /// The stage this rank has reached.
     pub(super) stage: u8,
     /// The stage after its last piece of work.
     pub(super) last: u8,
@@ -38,11 +37,9 @@ pub(super) struct Open {
     pub(super) bounce: Option<Bounce>,
 }
 
-/// A call that came to its end.
 pub(super) struct Finished {
     pub(super) group: CallGroup,
     pub(super) sequence: u64,
-    /// Bytes that it moved.
     pub(super) moved: u64,
     /// Marks of a device behind which all members have done their part.
     pub(super) marks: Vec<Arc<dyn Event>>,

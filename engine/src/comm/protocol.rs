@@ -33,7 +33,6 @@ pub(crate) struct RankFlags {
     pub(crate) inside: AtomicU32,
 }
 
-/// What one member says of one call.
 #[repr(C, align(128))]
 pub(crate) struct Slot<P> {
     /// The call's number and the stage reached; grows for ever.

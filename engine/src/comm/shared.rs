@@ -40,7 +40,6 @@ pub struct Shared {
 pub(crate) struct RankHandle {
     board: Board,
     space: Arc<Space>,
-    /// Its number in the world.
     root: usize,
     spin: SpinPolicy,
     stall: Duration,
@@ -145,7 +144,6 @@ impl Shared {
         Ok((self.board().offset(), group, sequence % depth, place, done))
     }
 
-    /// The marks of all members of a call.
     fn marks(&self, group: CallGroup, sequence: u64, done: bool) -> Result<Vec<Arc<dyn Event>>> {
         let Some(marks) = self.handle.space.marks() else { return Ok(Vec::new()) };
         let members = 0..self.board().line(group)?.members();
@@ -208,7 +206,6 @@ impl Shared {
         Ok(sequence)
     }
 
-    /// A whole call over borrowed memory.
     fn whole(&self, group: CallGroup, what: What, send: RawSlice, recv: RawSlice) -> Result<()> {
         let sequence = self.post(group, what, send, recv)?;
         let mut lent = Lent { handle: &self.handle, returned: false };
@@ -364,7 +361,6 @@ impl Shared {
         }
     }
 
-    /// The next work of an open call.
     fn work(&self, pending: &mut PendingCalls, index: usize) -> Result<()> {
         let What::Call(kind) = pending.open[index].what else {
             return self.form(pending, index);
@@ -395,7 +391,6 @@ impl Shared {
         self.move_all(pending, index, self.rank, kind, true, &|| None)
     }
 
-    /// Work on the members' own memory.
     fn work_inside(&self, pending: &mut PendingCalls, index: usize, kind: Kind) -> Result<()> {
         let (handle, world) = (&*self.handle, self.handle.control().world());
         let Some(inside) = world.enter(handle.root) else {

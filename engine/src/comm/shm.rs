@@ -85,7 +85,6 @@ pub fn shm(
 
 type Joined = (Vec<Vec<Arc<Region>>>, Vec<(OwnedFd, String)>, Arc<Region>);
 
-/// Maps what all ranks have told of.
 fn join(rank: usize, cards: &[Vec<u8>], own: &[Arc<Region>]) -> Result<Joined> {
     let (mut regions, mut lives) = (Vec::new(), Vec::new());
     for (other, text) in cards.iter().enumerate() {

@@ -19,7 +19,6 @@ use zbench_kernels::{Arena, Buffer, Category, DType, Region};
 /// Bits of a token that say where in its region a run lies; those above say which region.
 const OFFSET_BITS: u32 = 56;
 
-/// What the ranks of a world share.
 pub(crate) enum Space {
     /// All of it: they are threads. On a device they also share the marks of their queues.
     Threads(Marks),
@@ -54,12 +53,10 @@ impl Marks {
 
 /// The memory of processes, as one of them has mapped it.
 pub(crate) struct Processes {
-    /// This process's number in the world.
     pub own: usize,
     /// By process: its arena, then what it uses for buffers that are elsewhere. Its own are mapped a second time only by
     /// the others.
     pub regions: Vec<Vec<Arc<Region>>>,
-    /// Where stand-ins come from.
     pub stand_ins: Arena,
     /// By process: what tells of its death, and its name in words.
     pub lives: Vec<(OwnedFd, String)>,
@@ -71,7 +68,6 @@ pub(crate) struct Bounce {
 }
 
 impl Bounce {
-    /// Brings the results back.
     pub(crate) fn give_back(self) {
         for (buffer, home, written) in self.runs {
             if written {

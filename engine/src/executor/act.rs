@@ -172,7 +172,7 @@ impl Executor<'_> {
         }
         let saved = std::mem::take(&mut self.flow.saved[unit]);
         let gradient = layout.blocks[unit - 1].backward(&ex, &weights, &mut grads, saved, gradient)?;
-        let wanted = unit > 1 || layout.units[0].trainable.len > 0;
+        let wanted = unit > 1 || layout.units[0].trainable().len > 0;
         self.flow.stream = wanted.then_some(gradient);
         Ok(())
     }

@@ -43,7 +43,6 @@ impl Account {
         self.held.set(self.held.get() - bytes);
     }
 
-    /// Counts bytes that stay filled.
     pub(super) fn keeps(&self, bytes: usize) {
         self.kept.set(self.kept.get() + bytes as u64);
         self.see();

@@ -28,7 +28,6 @@ pub(super) struct Stock<'a> {
     root: bool,
     /// Tensors that were received and not freed yet.
     brought: BTreeSet<String>,
-    /// What is read at a time.
     buffer: RefCell<Vec<u8>>,
 }
 

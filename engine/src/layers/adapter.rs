@@ -16,9 +16,7 @@ pub struct AdapterSpec<const N: usize = 1> {
     pub a: FlatRange,
     /// B `[out, rank]` and its rows, of each layer.
     pub b: [(FlatRange, usize); N],
-    /// Elements of an input vector.
     pub input: usize,
-    /// Rows of A.
     pub rank: usize,
     /// alpha / rank, or alpha over the root of rank.
     pub scale: f32,

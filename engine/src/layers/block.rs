@@ -32,14 +32,12 @@ pub struct Dims {
     pub attention: AttentionKind,
     /// Tokens that one sees, itself the last; `None` = all before it.
     pub window: Option<usize>,
-    /// How queries and keys know their places.
     pub positions: Positions,
     pub act: Activation,
     /// The MLP reads the block's input, not what attention made of it.
     pub parallel: bool,
 }
 
-/// A block: its sizes and its tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
     /// Number in the model, from 0.
@@ -53,9 +51,7 @@ pub struct Block {
     pub qkv_adapter: Option<AdapterSpec<3>>,
     /// Norm of each query head, if there is one; then there is one of the keys too.
     pub q_norm: Option<Norm>,
-    /// Norm of each key head.
     pub k_norm: Option<Norm>,
-    /// Attention output projection.
     pub o: LinearSpec,
     /// The norm before the MLP; absent where the MLP reads attention's.
     pub mlp_norm: Option<Norm>,
@@ -104,9 +100,7 @@ pub struct Saved {
 
 #[derive(Debug)]
 pub struct Qkv {
-    /// Queries after norm and rotation.
     pub q: Buffer,
-    /// Keys after norm and rotation.
     pub k: Buffer,
     pub v: Buffer,
     /// Where heads are normalised: queries before it and their statistics, keys before it and theirs.

@@ -27,7 +27,6 @@ pub struct Embedding {
 const TERM: &str = "embedding";
 
 impl Embedding {
-    /// Whether backward reads the unit's weights.
     pub fn reads_weights(&self) -> bool {
         self.norm.is_some()
     }
@@ -38,8 +37,7 @@ impl Embedding {
 
     /// The look-up of positions where they are places in documents.
     fn place_op(&self, positions: &FlatRange, rows: usize, dtype: DType) -> zbench_kernels::Embedding {
-        let vocab = positions.len / self.hidden;
-        zbench_kernels::Embedding { rows, cols: self.hidden, vocab, padding: None, dtype }
+        zbench_kernels::Embedding { vocab: positions.len / self.hidden, padding: None, ..self.op(rows, dtype) }
     }
 
     fn places(&self, batch: &super::Batch, dtype: DType) -> BiasAdd {

@@ -9,7 +9,6 @@ use zbench_kernels::{Buffer, Category, DType, Gemm, View};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
     pub rows: usize,
-    /// Tokens of a sequence.
     pub seq: usize,
     /// Number of the first sequence in the run.
     pub first_sample: u64,
@@ -36,7 +35,6 @@ pub struct Exec<'a> {
     pub evaluates: bool,
     /// Rotary tables `[seq, head_dim/2]`.
     pub cos: View<'a>,
-    /// As `cos`.
     pub sin: View<'a>,
     /// Where sequences hold several documents: what they are to layers.
     pub documents: Option<DocumentMask<'a>>,

@@ -26,7 +26,6 @@ pub struct Experts {
     pub rounded: bool,
 }
 
-/// Where tokens went.
 #[derive(Debug)]
 pub struct Routing {
     /// The router's logits `[tokens, count]`.

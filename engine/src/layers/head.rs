@@ -23,7 +23,6 @@ pub struct Head {
     pub hidden: usize,
 }
 
-/// The weights that the head reads.
 #[derive(Clone, Copy)]
 pub struct HeadWeights<'a> {
     /// Of the head's unit.
@@ -32,7 +31,6 @@ pub struct HeadWeights<'a> {
     pub of_matrix: &'a Weights<'a>,
 }
 
-/// The gradients that the head adds to.
 pub struct HeadGrads<'g> {
     /// Of the head's unit.
     pub own: &'g mut Grads<'g>,

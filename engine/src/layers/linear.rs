@@ -23,9 +23,7 @@ pub struct LinearSpec {
     pub packed: Option<Packed>,
     /// b `[out]`.
     pub bias: Option<FlatRange>,
-    /// Elements of an output vector.
     pub out: usize,
-    /// Elements of an input vector.
     pub input: usize,
     /// The low-rank adapter, if the layer has one of its own.
     pub adapter: Option<AdapterSpec>,

@@ -15,7 +15,6 @@ pub struct Norm {
     pub weight: FlatRange,
     /// The bias `[cols]`, behind the weight.
     pub bias: Option<FlatRange>,
-    /// Elements of a vector.
     pub cols: usize,
     /// Added to the mean square or variance.
     pub eps: f64,

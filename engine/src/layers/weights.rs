@@ -30,7 +30,6 @@ pub struct FlatRange {
 }
 
 impl FlatRange {
-    /// The elements of the flat.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len
     }

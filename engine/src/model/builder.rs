@@ -16,7 +16,6 @@ pub(super) struct Builder<'a> {
     names: &'static TensorNames,
 }
 
-/// One linear layer of a block.
 struct Projection {
     which: Linear,
     out: usize,
@@ -85,24 +84,21 @@ impl<'a> Builder<'a> {
             false => std,
         };
         let attention_norm = self.norm(&mut unit, &format!("{prefix}.{}", names.attention_norm), hidden);
-        let mut linear = |b: &Self, which, out, input, bias, std| {
-            b.linear(&mut unit, &prefix, Projection { which, out, input, bias, std })
+        let linear = |unit: &mut Unit, which, out, input, bias, std| {
+            self.linear(unit, &prefix, Projection { which, out, input, bias, std })
         };
-        let q = linear(self, Linear::QProj, queries, hidden, form.qkv_bias, std);
-        let k = linear(self, Linear::KProj, keys, hidden, form.qkv_bias, std);
-        let v = linear(self, Linear::VProj, keys, hidden, form.qkv_bias, std);
+        let q = linear(&mut unit, Linear::QProj, queries, hidden, form.qkv_bias, std);
+        let k = linear(&mut unit, Linear::KProj, keys, hidden, form.qkv_bias, std);
+        let v = linear(&mut unit, Linear::VProj, keys, hidden, form.qkv_bias, std);
         let qkv_adapter = self.qkv_adapter(&mut unit, &prefix, [queries, keys, keys], hidden);
-        let mut linear = |b: &Self, which, out, input, bias, std| {
-            b.linear(&mut unit, &prefix, Projection { which, out, input, bias, std })
-        };
-        let o = linear(self, Linear::OProj, hidden, queries, form.output_bias, narrow);
+        let o = linear(&mut unit, Linear::OProj, hidden, queries, form.output_bias, narrow);
         let gated = matches!(form.mlp, Mlp::Swiglu | Mlp::GegluTanh);
         let (gate, up, down, experts) = match sparse {
             Some(experts) => self.experts(&mut unit, &prefix, experts),
             None => {
-                let gate = gated.then(|| linear(self, Linear::GateProj, wide, hidden, form.mlp_bias, std));
-                let up = linear(self, Linear::UpProj, wide, hidden, form.mlp_bias, std);
-                (gate, up, linear(self, Linear::DownProj, hidden, wide, form.mlp_bias, narrow), None)
+                let gate = gated.then(|| linear(&mut unit, Linear::GateProj, wide, hidden, form.mlp_bias, std));
+                let up = linear(&mut unit, Linear::UpProj, wide, hidden, form.mlp_bias, std);
+                (gate, up, linear(&mut unit, Linear::DownProj, hidden, wide, form.mlp_bias, narrow), None)
             }
         };
         let mlp_norm = (form.order != Order::Parallel)

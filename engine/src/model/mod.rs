@@ -23,7 +23,6 @@ use zbench_kernels::{DType, GRANULE_BYTES};
 pub struct Layout {
     /// What is gathered, reduced and updated as a whole.
     pub units: Vec<Arc<Unit>>,
-    /// The first layer.
     pub embedding: Embedding,
     /// The blocks; block `i` reads unit `i + 1`.
     pub blocks: Vec<Block>,
@@ -40,7 +39,6 @@ pub struct Layout {
 pub struct LayoutKey<'a> {
     pub model: &'a Model,
     pub lora: &'a Lora,
-    /// The attention kernel, which blocks know.
     pub attention: AttentionKind,
     /// Elements to which shard boundaries are aligned.
     pub granule: usize,
@@ -49,7 +47,6 @@ pub struct LayoutKey<'a> {
 }
 
 impl<'a> LayoutKey<'a> {
-    /// That of a cell, for `ranks`.
     pub fn of(cell: &'a Cell, ranks: usize) -> LayoutKey<'a> {
         let (model, lora, attention) = (&cell.model, &cell.lora, cell.memory.attention);
         LayoutKey { model, lora, attention, granule: granule(cell), ranks }
@@ -65,7 +62,6 @@ impl Layout {
         Layout::on(LayoutKey::of(cell, ranks))
     }
 
-    /// The layout on a basis.
     pub fn on(basis: LayoutKey<'_>) -> Layout {
         let builder = Builder::new(basis);
         let embedding = builder.embedding();
@@ -102,12 +98,10 @@ impl Layout {
         Layout { units, embedding, blocks, same_as, head, elements }
     }
 
-    /// The number of the head's unit.
     pub fn head_unit(&self) -> usize {
         self.units.len() - 1
     }
 
-    /// Elements of all tensors of a kind.
     pub fn parameters(&self, part: FlatKind) -> u64 {
         self.elements[part as usize]
     }
@@ -139,16 +133,21 @@ impl Layout {
     }
 
     fn stored(&self, in_checkpoint: bool) -> Vec<(String, Vec<usize>)> {
-        let tensors = self.units.iter().flat_map(|u| &u.tensors).filter(|t| t.in_checkpoint == in_checkpoint);
-        let mut list: Vec<(String, Vec<usize>)> = Vec::new();
-        for (name, shape) in tensors.map(|t| (t.stored_name(), t.stored_shape())) {
-            // The parts of a fused tensor follow each other, but for their biases in between.
-            if !list.iter().rev().take(PARTS).any(|(known, _)| known == name) {
-                list.push((name.into(), shape.into()));
-            }
-        }
-        list
+        let tensors = self.units.iter().flat_map(|unit| &unit.tensors);
+        stored_tensors(tensors.filter(|tensor| tensor.in_checkpoint == in_checkpoint))
     }
+}
+
+/// Names and shapes of what a checkpoint has of these tensors: the parts of a fused tensor are that one.
+pub(crate) fn stored_tensors<'t>(tensors: impl Iterator<Item = &'t Tensor>) -> Vec<(String, Vec<usize>)> {
+    let mut list: Vec<(String, Vec<usize>)> = Vec::new();
+    for (name, shape) in tensors.map(|tensor| (tensor.stored_name(), tensor.stored_shape())) {
+        // The parts of a fused tensor follow each other, but for their biases in between.
+        if !list.iter().rev().take(PARTS).any(|(known, _)| known == name) {
+            list.push((name.into(), shape.into()));
+        }
+    }
+    list
 }
 
 /// By block the first that differs from it in nothing but its number and its streams of random numbers. A model has few

@@ -24,9 +24,7 @@ pub struct Stored {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     pub start: usize,
-    /// Rows that lie together.
     pub run: usize,
-    /// From one run to the next.
     pub stride: usize,
 }
 
@@ -35,7 +33,6 @@ pub struct Rows {
 pub(super) struct FusedRows {
     /// Rows of the fused tensor.
     pub total: usize,
-    /// Which are this projection's.
     pub rows: Rows,
 }
 
@@ -83,11 +80,8 @@ impl Stored {
 /// Elements that lie together in a checkpoint: element `i` is `ours + i * step` here and `stored + i` there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// First element here.
     pub ours: usize,
-    /// Distance of elements here.
     pub step: usize,
-    /// First element there.
     pub stored: usize,
     pub len: usize,
 }

@@ -16,15 +16,12 @@ pub enum Init {
     NormsOf(FlatRange),
 }
 
-/// A tensor of a unit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// Hugging Face's name; of a part of a fused tensor, that with the part's own name behind it.
     pub name: String,
     pub shape: Vec<usize>,
-    /// Where it lies.
     pub place: FlatRange,
-    /// How it starts without a checkpoint.
     pub init: Init,
     /// Whether a checkpoint holds it (adapters start fresh).
     pub in_checkpoint: bool,
@@ -48,7 +45,6 @@ pub fn stream_of(name: &str) -> u64 {
 }
 
 impl Tensor {
-    /// Its stream of random numbers.
     pub fn stream(&self) -> u64 {
         stream_of(&self.name)
     }
@@ -79,16 +75,13 @@ pub struct Unit {
     pub name: String,
     /// Its tensors, in the order of the flats.
     pub tensors: Vec<Tensor>,
-    pub trainable: Flat,
-    pub frozen: Flat,
-    /// The flat of frozen matrices in few bits.
-    pub quantised: Flat,
+    /// By [`FlatKind`].
+    flats: [Flat; FlatKind::COUNT],
 }
 
 impl Unit {
     pub fn new(name: impl Into<String>) -> Unit {
-        let [trainable, frozen, quantised] = [(); FlatKind::COUNT].map(|()| Flat::default());
-        Unit { name: name.into(), tensors: Vec::new(), trainable, frozen, quantised }
+        Unit { name: name.into(), tensors: Vec::new(), flats: Default::default() }
     }
 
     /// Appends a tensor to one of the flats and says where it lies.
@@ -109,7 +102,7 @@ impl Unit {
     }
 
     fn take(&mut self, part: FlatKind, len: usize) -> FlatRange {
-        let flat = self.flat_mut(part);
+        let flat = &mut self.flats[part as usize];
         let place = FlatRange { part, start: flat.len, len };
         flat.len += len;
         place
@@ -126,35 +119,26 @@ impl Unit {
     pub fn pad(&mut self, ranks: usize, granule: usize) {
         for part in FlatKind::ALL {
             let multiple = ranks * if part == FlatKind::Quantised { GRANULE_BYTES as usize } else { granule };
-            let flat = self.flat_mut(part);
+            let flat = &mut self.flats[part as usize];
             flat.padded = flat.len.next_multiple_of(multiple);
         }
     }
 
     pub fn flat(&self, part: FlatKind) -> &Flat {
-        match part {
-            FlatKind::Trainable => &self.trainable,
-            FlatKind::Frozen => &self.frozen,
-            FlatKind::Quantised => &self.quantised,
-        }
+        &self.flats[part as usize]
     }
 
-    fn flat_mut(&mut self, part: FlatKind) -> &mut Flat {
-        match part {
-            FlatKind::Trainable => &mut self.trainable,
-            FlatKind::Frozen => &mut self.frozen,
-            FlatKind::Quantised => &mut self.quantised,
-        }
+    pub fn trainable(&self) -> &Flat {
+        self.flat(FlatKind::Trainable)
     }
 
-    /// The tensors of one flat.
     pub fn tensors_of(&self, part: FlatKind) -> impl Iterator<Item = &Tensor> {
         self.tensors.iter().filter(move |t| t.place.part == part)
     }
 
     /// The runs of the trainable flat's `range` with one weight decay each, in order; padding does not decay.
     pub fn decay_runs(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, bool)> {
-        let padding = (self.trainable.len..self.trainable.padded, false);
+        let padding = (self.trainable().len..self.trainable().padded, false);
         let tensors = self.tensors_of(FlatKind::Trainable).map(|t| (t.place.range(), t.decays()));
         let cut =
             move |(span, decays): (Range<usize>, bool)| (span.start.max(range.start)..span.end.min(range.end), decays);
@@ -181,7 +165,7 @@ mod tests {
         }
         unit.push(FlatKind::Frozen, "f".into(), &[9, 9], Init::Constant(0.0));
         unit.pad(1, 16);
-        assert_eq!((unit.trainable.padded, unit.frozen.padded), (32, 96));
+        assert_eq!((unit.trainable().padded, unit.flat(FlatKind::Frozen).padded), (32, 96));
         let runs = |range| unit.decay_runs(range).collect::<Vec<_>>();
         assert_eq!(runs(0..32), [(0..12, true), (12..24, false), (24..28, true), (28..32, false)]);
         assert_eq!(runs(10..13), [(10..12, true), (12..13, false)]);

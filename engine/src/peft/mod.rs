@@ -15,7 +15,6 @@ pub use write::config_json;
 use std::path::PathBuf;
 
 pub const WEIGHTS: &str = "adapter_model.safetensors";
-/// The file that says what they are.
 pub const CONFIG: &str = "adapter_config.json";
 
 /// What PEFT calls a tensor of ours.

@@ -73,7 +73,6 @@ fn or_plain<T>(file: &File, direct: &mut bool, mut transfer: impl FnMut() -> std
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Written {
     pub bytes: u64,
-    /// Of every block.
     pub sums: Vec<u32>,
 }
 

@@ -64,7 +64,6 @@ impl Executor<'_> {
         Ok(sum)
     }
 
-    /// The sums of all ranks.
     fn over_ranks<const N: usize>(&self, own: [u64; N]) -> Result<[u64; N]> {
         let halves: Vec<u32> = own.iter().flat_map(|sum| [*sum as u32, (*sum >> 32) as u32]).collect();
         let mut sums = [0u64; N];

@@ -15,7 +15,7 @@ use crate::checkpoint::{encode, header_bytes};
 use crate::error::StepError;
 use crate::executor::Executor;
 use crate::hf::{config_text, weights_file, weights_index};
-use crate::model::{FlatKind, Layout};
+use crate::model::{FlatKind, stored_tensors};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,17 +45,6 @@ fn bytes_of((_, shape): &(String, Vec<usize>), dtype: DType) -> u64 {
     (shape.iter().product::<usize>() * dtype.size()) as u64
 }
 
-/// The tensors of a flat as `hand_over` hands them over.
-fn handed_over(layout: &Layout, unit: usize, part: FlatKind) -> Vec<(String, Vec<usize>)> {
-    let mut tensors: Vec<(String, Vec<usize>)> = Vec::new();
-    for tensor in layout.units[unit].tensors_of(part) {
-        if tensor.stored.is_none() || tensors.iter().all(|(name, _)| name != tensor.stored_name()) {
-            tensors.push((tensor.stored_name().to_string(), tensor.stored_shape().to_vec()));
-        }
-    }
-    tensors
-}
-
 /// What the files of a run will be: those of the model, the moments', and the master's where there is one.
 fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>) {
     let layout = &executor.plan.layout;
@@ -65,7 +54,7 @@ fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>)
     let dtype = precision.parameters;
     let (mut model, mut bytes) = (vec![file("", dtype)], 0);
     for (unit, part) in units.clone().flat_map(|unit| FlatKind::ALL.map(|part| (unit, part))) {
-        for tensor in handed_over(layout, unit, part) {
+        for tensor in stored_tensors(layout.units[unit].tensors_of(part)) {
             let more = bytes_of(&tensor, dtype);
             if bytes > 0 && bytes + more > FILE_BYTES {
                 model.push(file("", dtype));
@@ -84,7 +73,7 @@ fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>)
     let mut optimizer = file(OPTIMIZER, precision.optimizer);
     let mut exact = file(MASTER, precision.master.unwrap_or(precision.parameters));
     for unit in units {
-        let tensors = handed_over(layout, unit, FlatKind::Trainable);
+        let tensors = stored_tensors(layout.units[unit].tensors_of(FlatKind::Trainable));
         // By unit, the first moments of all its tensors before the second: the order in which they are gathered.
         for role in [Role::ExpAvg, Role::ExpAvgSq] {
             let named = |(name, shape): &(String, Vec<usize>)| (format!("{}.{name}", role.name()), shape.clone());

@@ -29,7 +29,6 @@ pub struct Position {
     pub updates: u64,
     /// Sequences that have been trained on: the position in the data, and in the streams of random numbers.
     pub samples: u64,
-    /// The loss scale, where there is one.
     pub scaler: Option<ScalerState>,
 }
 
@@ -179,7 +178,6 @@ impl Index {
 /// What a rank says of the files it wrote.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankFiles {
-    /// Files it had a part in.
     pub files: Vec<FileSums>,
     /// Pieces of flats in the first of them; none in the full layout.
     pub pieces: Vec<Piece>,
@@ -204,10 +202,8 @@ pub struct Piece {
     pub role: Role,
     #[serde(deserialize_with = "stored_dtype")]
     pub dtype: DType,
-    /// The first element in the flat.
     pub start: usize,
     pub len: usize,
-    /// Position in the file.
     pub at: u64,
 }
 

@@ -26,7 +26,6 @@ pub struct Resumable {
     pub(super) index: Index,
     /// By number of the rank that wrote.
     pub(super) ranks: Vec<RankFiles>,
-    /// The steps of the run so far.
     pub history: History,
     pub(super) direct: bool,
 }
@@ -196,7 +195,6 @@ struct Wanted<'a> {
     /// The first of them in the unit's flat.
     first: usize,
     dtype: DType,
-    /// Where they lie in the file.
     bytes: Range<u64>,
     /// The tensor and its elements that are needed, where the file holds them in another order: then all of it is read.
     stored: Option<(&'a Tensor, Range<usize>)>,
@@ -253,7 +251,7 @@ impl Target<'_> {
     /// Elements of a unit's flat from `first` on.
     pub fn put(&mut self, unit: usize, role: Role, first: usize, values: &[f32]) -> Result<()> {
         // What lies behind the last tensor is no element of the model.
-        let real = self.layout.units[unit].trainable.len.saturating_sub(first).min(values.len());
+        let real = self.layout.units[unit].trainable().len.saturating_sub(first).min(values.len());
         *self.found.entry((unit, role)).or_default() += real;
         self.write(unit, role, first..first + values.len(), Some(values))
     }
@@ -318,7 +316,7 @@ impl Target<'_> {
     fn finish(&mut self, dir: &Path) -> Result<()> {
         for unit in 0..self.state.holdings.len() {
             let Some(owned) = self.owned(unit) else { continue };
-            let owned = owned.start..owned.end.min(self.layout.units[unit].trainable.len);
+            let owned = owned.start..owned.end.min(self.layout.units[unit].trainable().len);
             for role in Role::ALL {
                 let found = self.found.get(&(unit, role)).copied().unwrap_or(0);
                 if found != owned.len() {

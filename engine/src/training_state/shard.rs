@@ -31,7 +31,7 @@ fn written_range(state: &State, layout: &Layout, unit: usize) -> Option<Range<us
 /// Elements of a unit's flat that are kept: without padding, but for one element that makes them even, so that no element
 /// of four bytes behind one of two lies across the end of a block.
 pub(super) fn in_use(layout: &Layout, unit: usize) -> usize {
-    let flat = &layout.units[unit].trainable;
+    let flat = layout.units[unit].trainable();
     flat.len.next_multiple_of(2).min(flat.padded)
 }
 

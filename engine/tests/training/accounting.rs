@@ -343,7 +343,7 @@ fn payloads_follow_the_published_volumes() {
             let mut cell = on(small(), strategy, ranks, shard);
             (cell.train.accumulation, cell.parallel.prefetch) = (accumulation, 0);
             let plan = plan(&cell);
-            let padded: usize = plan.layout.units.iter().map(|u| u.trainable.padded).sum();
+            let padded: usize = plan.layout.units.iter().map(|u| u.trainable().padded).sum();
             let sum = |outer: bool| -> f64 {
                 let rows = plan.estimate.traffic.iter().filter(|t| (t.axis == Axis::Outer) == outer);
                 let rows = rows.filter(|t| !(t.axis == Axis::Data && shard > 1));
@@ -416,7 +416,7 @@ fn model_states_follow_the_published_table() {
                 let mut cell = on(small(), strategy, ranks, ranks);
                 cell.precision = precision;
                 let plan = plan(&cell);
-                let psi: usize = plan.layout.units.iter().map(|u| u.trainable.padded).sum();
+                let psi: usize = plan.layout.units.iter().map(|u| u.trainable().padded).sum();
                 let unpadded = plan.estimate.parameters as usize;
                 assert!(psi - unpadded < plan.layout.units.len() * ranks * 32, "padding is bounded");
                 let split = |on: bool| if on { ranks } else { 1 };

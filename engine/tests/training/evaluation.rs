@@ -9,8 +9,9 @@ use std::sync::atomic::AtomicBool;
 use zbench_engine::config::*;
 use zbench_engine::course::Control;
 use zbench_engine::data::Source;
+use zbench_engine::hardware::no_machines;
 use zbench_engine::outcome::{Cause, Evaluated, Failure, Happening, Run, Traffic};
-use zbench_engine::train::train_with;
+use zbench_engine::train::train_on;
 use zbench_kernels::{Category, DType};
 
 fn watched(mut cell: Cell, every: u64, batches: usize) -> Cell {
@@ -27,8 +28,8 @@ fn try_course(cell: &Cell) -> (Result<Run, Failure>, Vec<Evaluated>) {
             evaluations.lock().unwrap().push(*evaluated);
         }
     };
-    let run =
-        train_with(cell, &plan(cell), Control { stop: &AtomicBool::new(false), tell: &tell, trace: None, pace: None });
+    let control = Control { stop: &AtomicBool::new(false), tell: &tell, trace: None, pace: None };
+    let run = train_on(cell, &plan(cell), &no_machines, control);
     (run, evaluations.into_inner().unwrap())
 }
 

@@ -135,7 +135,7 @@ fn check_block(what: &str, change: impl FnOnce(&mut Cell)) {
     for keep in [&SavedTensor::ALL[..], &[], &[SavedTensor::Residual, SavedTensor::Qkv]] {
         let (_, mut saved): (_, Saved) = block.forward(&ex, &weights(&flats), lab.buffer(&x), true, keep).unwrap();
         block.recompute(&ex, &weights(&flats), &mut saved, false).unwrap();
-        let mut grads = vec![0.0; unit.trainable.padded];
+        let mut grads = vec![0.0; unit.trainable().padded];
         let mut view = Grads(ViewMut::of(&mut grads));
         let dx = block.backward(&ex, &weights(&flats), &mut view, saved, lab.buffer(&r)).unwrap();
         let dx = values(&dx);
@@ -146,7 +146,7 @@ fn check_block(what: &str, change: impl FnOnce(&mut Cell)) {
     }
     let (dx, grads) = reference.unwrap();
     check(&format!("{what}: input"), &x, &dx, x.len(), |x| block_output(&lab, &flats, x, &r));
-    check(&format!("{what}: weights"), &flats[0], &grads, unit.trainable.len, |w| {
+    check(&format!("{what}: weights"), &flats[0], &grads, unit.trainable().len, |w| {
         block_output(&lab, &[w.to_vec(), flats[1].clone()], &x, &r)
     });
 }
@@ -246,7 +246,7 @@ fn head_and_its_loss() {
         let ex = lab.exec();
         let scale = 0.25;
         let run = |x: &[f64], own: &[Vec<f64>; 2], table: &[Vec<f64>; 2]| {
-            let (mut g, mut t) = (vec![0.0; units[2].trainable.padded], vec![0.0; units[0].trainable.padded]);
+            let (mut g, mut t) = (vec![0.0; units[2].trainable().padded], vec![0.0; units[0].trainable().padded]);
             let (mut gv, mut tv) = (Grads(ViewMut::of(&mut g)), Grads(ViewMut::of(&mut t)));
             let matrix = if tied { weights(table) } else { weights(own) };
             let (own_weights, matrix) = (weights(own), matrix);
@@ -262,11 +262,11 @@ fn head_and_its_loss() {
         };
         let (_, dx, g, t) = run(&x, &own, &table);
         check("head: input", &x, &dx, x.len(), |x| run(x, &own, &table).0);
-        check("head: own weights", &own[0], &g, units[2].trainable.len, |w| {
+        check("head: own weights", &own[0], &g, units[2].trainable().len, |w| {
             run(&x, &[w.to_vec(), own[1].clone()], &table).0
         });
         if tied {
-            check("head: tied table", &table[0], &t, units[0].trainable.len, |w| {
+            check("head: tied table", &table[0], &t, units[0].trainable().len, |w| {
                 run(&x, &own, &[w.to_vec(), table[1].clone()]).0
             });
         }
@@ -286,10 +286,10 @@ fn embeddings_of_every_form() {
         let ids: Vec<u32> = (0..lab.tokens() as u32).map(|t| (t * t) % 11).collect();
         let r = noise(4, lab.tokens() * lab.cell.model.hidden_size);
         let ex = lab.exec();
-        let mut grads = vec![0.0; lab.layout.units[0].trainable.padded];
+        let mut grads = vec![0.0; lab.layout.units[0].trainable().padded];
         let mut view = Grads(ViewMut::of(&mut grads));
         layer.backward(&ex, &weights(&flats), &mut view, View::of(&ids), lab.buffer(&r)).unwrap();
-        check(form.0, &flats[0], &grads, lab.layout.units[0].trainable.len, |w| {
+        check(form.0, &flats[0], &grads, lab.layout.units[0].trainable().len, |w| {
             let flats = [w.to_vec(), Vec::new()];
             dot(&values(&layer.forward(&ex, &weights(&flats), View::of(&ids)).unwrap()), &r)
         });
@@ -332,12 +332,12 @@ fn a_block_with_magnitudes() {
         layers.iter().map(of).collect()
     };
     let at_start = norms(&flats[0]);
-    let mut grads = vec![0.0; unit.trainable.padded];
+    let mut grads = vec![0.0; unit.trainable().padded];
     let mut view = Grads(ViewMut::of(&mut grads));
     let (_, saved) = block.forward(&ex, &weights(&flats), lab.buffer(&x), true, &SavedTensor::ALL).unwrap();
     let dx = block.backward(&ex, &weights(&flats), &mut view, saved, lab.buffer(&r)).unwrap();
     check(what, &x, &values(&dx), x.len(), |x| block_output(&lab, &flats, x, &r));
-    check(what, &flats[0], &grads, unit.trainable.len, |w| {
+    check(what, &flats[0], &grads, unit.trainable().len, |w| {
         let mut held = w.to_vec();
         for ((layer, before), now) in layers.iter().zip(&at_start).zip(norms(w)) {
             let m = &mut held[layer.magnitude.unwrap().m.range()];

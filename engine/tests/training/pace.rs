@@ -6,8 +6,9 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use zbench_engine::config::*;
 use zbench_engine::course::{Control, Pace};
+use zbench_engine::hardware::no_machines;
 use zbench_engine::outcome::{Run, Step};
-use zbench_engine::train::train_with;
+use zbench_engine::train::train_on;
 
 /// Lets every rank run so many steps.
 struct Count {
@@ -38,7 +39,7 @@ impl Pace for Count {
 fn paced(cell: &Cell, steps: usize) -> (Run, Vec<(usize, u64)>) {
     let pace = Count::new(cell.parallel.ranks, steps);
     let control = Control { stop: &AtomicBool::new(false), tell: &|_| {}, trace: None, pace: Some(&pace) };
-    let run = train_with(cell, &plan(cell), control).unwrap_or_else(|failure| panic!("{}", failure.cause));
+    let run = train_on(cell, &plan(cell), &no_machines, control).unwrap_or_else(|failure| panic!("{}", failure.cause));
     (run, pace.ended.into_inner().unwrap())
 }
 
@@ -48,7 +49,8 @@ fn a_run_that_takes_turns_reports_its_own_steps_and_trains_on() {
         let cell = on(small(), strategy, ranks, 1);
         let last = cell.train.untimed_steps + cell.train.steps;
         let control = Control { stop: &AtomicBool::new(false), tell: &|_| {}, trace: None, pace: None };
-        let plain = train_with(&cell, &plan(&cell), control).unwrap_or_else(|failure| panic!("{}", failure.cause));
+        let plain =
+            train_on(&cell, &plan(&cell), &no_machines, control).unwrap_or_else(|failure| panic!("{}", failure.cause));
         let (longer, ended) = paced(&cell, last + 5);
         // To the bit, and no byte, call or step more.
         let figures = |run: &Run| {

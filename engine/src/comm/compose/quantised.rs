@@ -60,7 +60,6 @@ pub(super) fn reduced(composed: &Composed, quantize: &Quantize, op: ReduceOp, se
 pub(super) struct Packed<'c> {
     composed: &'c Composed,
     quantize: Quantize,
-    /// Elements of a part.
     part: usize,
     values: Buffer,
     scales: Buffer,

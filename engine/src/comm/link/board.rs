@@ -47,7 +47,6 @@ pub(super) struct Claim {
     pub ns: u64,
 }
 
-/// Why the board cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BoardError {
     #[error("{what}: {reason}")]
@@ -66,14 +65,12 @@ fn system(what: &str, reason: impl std::fmt::Display) -> BoardError {
     BoardError::System { what: what.into(), reason: reason.to_string() }
 }
 
-/// One process's mapping of the shared memory.
 pub(super) struct Board {
     region: Region,
     links: usize,
 }
 
 impl Board {
-    /// A new board with `links` links.
     pub fn create(links: usize, token: u64) -> Result<Board, BoardError> {
         let region = Region::shared(bytes(links)).map_err(|error| system("the link's memory", error))?;
         let board = Board { region, links };

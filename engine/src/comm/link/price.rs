@@ -7,7 +7,6 @@ use super::super::Kind;
 pub(super) struct Layout {
     /// The nodes that have members, by their number in the world, ascending.
     pub nodes: Vec<usize>,
-    /// How many members each has.
     pub members: Vec<u64>,
     /// Which of `nodes` each member is on.
     pub of: Vec<usize>,
@@ -18,9 +17,7 @@ pub(super) struct Layout {
 pub(super) struct Price {
     /// Latencies on the critical path.
     pub hops: u64,
-    /// Bytes that leave each node.
     pub egress: Vec<u64>,
-    /// Bytes that enter each node.
     pub ingress: Vec<u64>,
 }
 

@@ -41,7 +41,6 @@ impl Tags {
 
 /// What follows when the requests are complete.
 pub(super) enum Next {
-    /// Nothing: the call is complete.
     Done,
     /// The sum becomes an average.
     Divide(RawSlice),
@@ -52,7 +51,6 @@ pub(super) enum Next {
 }
 
 pub(super) struct Flight {
-    /// What its ticket says.
     pub id: u64,
     /// Its number among the group's collectives, the same on all ranks; among this rank's exchanges for those of two.
     pub number: u64,
@@ -175,7 +173,6 @@ impl Flight {
         Ok(())
     }
 
-    /// Whether all requests are complete.
     fn arrived(&mut self, group: &Group) -> Result<bool> {
         if self.requests.is_empty() {
             return Ok(true);

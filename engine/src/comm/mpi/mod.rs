@@ -128,7 +128,6 @@ impl Mpi {
         &self.group.world.library
     }
 
-    /// The machine this rank runs on.
     pub fn host(&self) -> &str {
         &self.group.world.host
     }
@@ -140,7 +139,6 @@ impl Group {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks a call and posts it.
     fn begin(&self, call: &mut Call<'_>) -> Result<u64> {
         call.check(self.rank, self.size)?;
         self.world.check_thread(call.kind.name())?;

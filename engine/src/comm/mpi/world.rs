@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-/// The library and its lock.
 pub(super) struct World {
     /// Finalizes MPI when it is dropped.
     universe: Option<mpi::environment::Universe>,
@@ -154,7 +153,6 @@ impl World {
         std::process::abort()
     }
 
-    /// An MPI call's result, in words.
     pub(super) fn check(&self, call: &str, result: c_int) -> Result<()> {
         if result == ffi::MPI_SUCCESS as c_int {
             return Ok(());

@@ -81,7 +81,6 @@ pub(super) fn nonblocking() -> ncclConfig_t {
     }
 }
 
-/// The type as NCCL names it.
 pub(super) const fn data_type(dtype: DType) -> ncclDataType_t {
     match dtype {
         DType::I8 => ncclDataType_t::ncclInt8,
@@ -94,7 +93,6 @@ pub(super) const fn data_type(dtype: DType) -> ncclDataType_t {
     }
 }
 
-/// The operation as NCCL names it.
 pub(super) const fn reduction(op: ReduceOp) -> ncclRedOp_t {
     match op {
         ReduceOp::Sum => ncclRedOp_t::ncclSum,

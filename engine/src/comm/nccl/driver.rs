@@ -9,7 +9,6 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use zbench_kernels::cuda::gpu::{self, Absent, Driver, NOT_READY};
 
-/// Why the GPU cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
     #[error(transparent)]
@@ -72,7 +71,6 @@ impl Drop for Device {
     }
 }
 
-/// Work in order.
 pub struct Stream {
     device: Arc<Device>,
     handle: CUstream,
@@ -126,7 +124,6 @@ impl Stream {
         Ok(self.device.driver.check("cuMemcpyDtoDAsync", code)?)
     }
 
-    /// Fills memory with zeros, in order.
     pub(super) fn zero(&self, memory: &mut Memory) -> Result<()> {
         self.device.enter()?;
         // SAFETY: memory of so many bytes, which nobody else uses.
@@ -189,7 +186,6 @@ impl Memory {
         Ok(Memory { device: device.clone(), address, bytes })
     }
 
-    /// Where it lies, in the device's memory.
     pub fn address(&self) -> u64 {
         self.address
     }

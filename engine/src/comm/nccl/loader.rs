@@ -21,7 +21,6 @@ impl Search {
         Search { explicit: given("ZBENCH_NCCL_LIB").map(PathBuf::from), folders }
     }
 
-    /// The places in their order.
     fn places(&self, names: &[&str]) -> Vec<PathBuf> {
         if let Some(file) = &self.explicit {
             return vec![file.clone()];

@@ -44,7 +44,6 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bytes of the collectives that connect a group: NCCL chooses its ways by size, and connects each at its first use.
 const WARMING: [usize; 2] = [1 << 10, 16 << 20];
 
-/// One rank of a group of GPUs.
 pub struct Nccl {
     group: Arc<Group>,
     /// Groups that were split off ahead of time, by color and key.
@@ -216,7 +215,6 @@ impl Nccl {
         Ok(())
     }
 
-    /// The stream that carries this group's calls.
     pub fn stream(&self) -> &Stream {
         &self.group.stream
     }

@@ -46,7 +46,6 @@ pub(crate) struct PendingConn {
     pub proof: Proof,
 }
 
-/// Who was refused and why.
 #[derive(Default)]
 pub(crate) struct Refusals {
     notes: Vec<String>,

@@ -35,7 +35,6 @@ const VERSION: u32 = 2 | if cfg!(target_endian = "big") { 0x8000_0000 } else { 0
 /// A number that is used once.
 pub(crate) type Nonce = [u8; NONCE_BYTES];
 
-/// One from the system.
 pub(crate) fn nonce() -> std::io::Result<Nonce> {
     let mut bytes = [0; NONCE_BYTES];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;

@@ -43,7 +43,6 @@ pub struct Meeting {
     pub timeout: Duration,
 }
 
-/// Why the ranks did not meet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RendezvousError {
     #[error("cannot meet as rank {rank} of {size}: {reason}")]
@@ -144,7 +143,6 @@ impl Rendezvous {
         self.size
     }
 
-    /// The host name of each rank.
     pub fn hosts(&self) -> &[String] {
         &self.peers.hosts
     }
@@ -199,7 +197,6 @@ impl Rendezvous {
         }
     }
 
-    /// Rank 0's side of an exchange.
     fn collect(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, RendezvousError> {
         let deadline = Instant::now() + self.timeout;
         let mut blobs = vec![own.to_vec()];
@@ -226,7 +223,6 @@ impl Rendezvous {
         Ok(blobs)
     }
 
-    /// The others' side of an exchange.
     fn hand_in(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, RendezvousError> {
         let (size, deadline) = (self.size, Instant::now() + self.timeout + GRACE);
         let line = &mut self.lines[0];

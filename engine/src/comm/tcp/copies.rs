@@ -19,17 +19,21 @@ fn keep(own: RawSlice, to: RawSlice) {
     unsafe { own.copy_to(to) };
 }
 
-/// Every rank's part to every rank.
-pub(super) fn all_gather(exchange: &mut Exchange<'_>, own: RawSlice, recv: RawSlice) -> Result<()> {
+/// What this rank gives to each, and what each gives to this rank, at its part of `recv`.
+fn each_to_each(exchange: &mut Exchange<'_>, given: impl Fn(usize) -> RawSlice, recv: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();
     for other in exchange.others() {
-        exchange.send_all(other, own, tag);
+        exchange.send_all(other, given(other), tag);
         exchange.recv_all(other, recv.part(other, size), tag);
     }
     exchange.progress()?;
-    keep(own, recv.part(rank, size));
+    keep(given(rank), recv.part(rank, size));
     exchange.finish()
+}
+
+pub(super) fn all_gather(exchange: &mut Exchange<'_>, own: RawSlice, recv: RawSlice) -> Result<()> {
+    each_to_each(exchange, |_| own, recv)
 }
 
 /// Every rank's part to the root. `recv` is the root's.
@@ -69,7 +73,6 @@ pub(super) fn scatter(exchange: &mut Exchange<'_>, root: usize, send: RawSlice, 
     exchange.finish()
 }
 
-/// The root's buffer to all.
 pub(super) fn broadcast(exchange: &mut Exchange<'_>, root: usize, send: RawSlice, recv: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();
@@ -116,15 +119,8 @@ fn children(place: usize, size: usize) -> Vec<usize> {
 
 /// Part `i` of every rank to rank `i`, from one buffer into another.
 pub(super) fn all_to_all(exchange: &mut Exchange<'_>, send: RawSlice, recv: RawSlice) -> Result<()> {
-    let (rank, size) = (exchange.rank, exchange.size());
-    let tag = exchange.tag();
-    for other in exchange.others() {
-        exchange.send_all(other, send.part(other, size), tag);
-        exchange.recv_all(other, recv.part(other, size), tag);
-    }
-    exchange.progress()?;
-    keep(send.part(rank, size), recv.part(rank, size));
-    exchange.finish()
+    let size = exchange.size();
+    each_to_each(exchange, |rank| send.part(rank, size), recv)
 }
 
 /// As `all_to_all` in one buffer: a chunk that comes waits in staging until the chunk in its place has left. All ranks take

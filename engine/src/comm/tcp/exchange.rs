@@ -91,7 +91,6 @@ impl<'a> Exchange<'a> {
         (1..size).map(move |step| (rank + step) % size)
     }
 
-    /// A new counter of pieces to wait for.
     pub(super) fn tag(&mut self) -> u32 {
         self.tags.push(0);
         self.tags.len() as u32 - 1
@@ -319,7 +318,6 @@ impl<'a> Exchange<'a> {
         lanes.any(|lane| !lane.incoming.is_empty() || !lane.out.is_empty()) || self.awaited.contains(&member)
     }
 
-    /// What a broken lane means.
     fn broken(&mut self, member: usize, broken: Broken) -> CommError {
         let world = self.members[member];
         let take = self.take;

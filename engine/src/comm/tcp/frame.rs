@@ -54,7 +54,6 @@ impl PartialEq for Signature {
 }
 
 impl Signature {
-    /// A call without buffers.
     pub(super) fn bare(group: u32, sequence: u64, kind: Option<CollectiveKind>) -> Signature {
         let none = (DType::I8, 0);
         Signature { group, sequence, kind, op: ReduceOp::Sum, accumulate: false, root: 0, send: none, recv: none }
@@ -154,7 +153,6 @@ impl Signature {
     }
 }
 
-/// What stands before a payload.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     pub signature: Signature,

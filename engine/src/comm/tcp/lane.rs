@@ -52,11 +52,8 @@ pub(super) enum Turn {
 /// Why a lane is of no more use.
 #[derive(Debug)]
 pub(super) enum Broken {
-    /// The connection has ended.
     Closed(String),
-    /// It belongs to another call.
     Mismatch(Signature),
-    /// What came is none of our frames.
     Garbage(String),
     /// A payload differs from what its sender summed up.
     Corrupt(Piece),

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 /// More would only cost descriptors.
 const MAX_SOCKETS: usize = 16;
 
-/// One rank's view of the world.
 pub(super) struct Mesh {
     pub rank: usize,
     /// By world rank; `None` for this one.
@@ -23,7 +22,6 @@ pub(super) struct Mesh {
     pub ended: Option<CommError>,
     /// When this rank was last in a call.
     pub last: Instant,
-    /// The call that this rank is in.
     pub current: Option<Signature>,
     /// The number that this rank's next group must at least have.
     pub next_group: u32,

@@ -178,7 +178,6 @@ impl Tcp {
         }
     }
 
-    /// Which work a call is.
     fn carry(&self, exchange: &mut Exchange<'_>, call: &Call<'_>) -> Result<()> {
         let kernels = &*self.kernels;
         let (send, recv) = buffers(call, self.rank, self.size());

@@ -34,7 +34,6 @@ pub(super) struct Job<'a> {
     pub op: ReduceOp,
     pub accumulate: bool,
     pub deliver: Deliver,
-    /// This rank's summand, whole.
     pub send: RawSlice,
     /// `None` on ranks that get nothing.
     pub recv: Option<RawSlice>,
@@ -89,7 +88,7 @@ fn whole(exchange: &mut Exchange<'_>, job: &Job<'_>) -> Result<()> {
         exchange.recv(other, slots.get(other, job.send.len), tag);
     }
     exchange.wait(tag)?;
-    combine_all(exchange, job, &slots, job.send)
+    job.recv.map_or(Ok(()), |recv| combine_slots(exchange, job, &slots, 0, job.send, recv))
 }
 
 /// Everybody sends all it has to the root, which combines all.
@@ -106,17 +105,23 @@ fn to_root(exchange: &mut Exchange<'_>, job: &Job<'_>, root: usize) -> Result<()
         exchange.recv(other, slots.get(other, job.send.len), tag);
     }
     exchange.wait(tag)?;
-    combine_all(exchange, job, &slots, job.send)
+    job.recv.map_or(Ok(()), |recv| combine_slots(exchange, job, &slots, 0, job.send, recv))
 }
 
-/// `recv` = the tree over the slots of all ranks, with `own` in place of this rank's.
-fn combine_all(exchange: &Exchange<'_>, job: &Job<'_>, slots: &Slots, own: RawSlice) -> Result<()> {
-    let Some(recv) = job.recv else { return Ok(()) };
-    let own = aside(own, recv, slots.get(exchange.rank, own.len));
-    let slot = |rank| if rank == exchange.rank { own } else { slots.get(rank, own.len) };
+/// `dst` = the tree over the slots of all ranks, which begin at `base`, with `own` in place of this rank's.
+fn combine_slots(
+    exchange: &Exchange<'_>,
+    job: &Job<'_>,
+    slots: &Slots,
+    base: usize,
+    own: RawSlice,
+    dst: RawSlice,
+) -> Result<()> {
+    let own = aside(own, dst, slots.get(base + exchange.rank, own.len));
+    let slot = |rank| if rank == exchange.rank { own } else { slots.get(base + rank, own.len) };
     // SAFETY: what has been received, or is this rank's own; all of it stays while the kernel reads.
     let sources: Vec<View<'_>> = (0..exchange.size()).map(|rank| unsafe { slot(rank).view() }).collect();
-    job.combine(&sources, job.accumulate, recv)
+    job.combine(&sources, job.accumulate, dst)
 }
 
 /// A rank's own summand where no result is about to be written: a copy if it lies there.
@@ -216,11 +221,7 @@ fn combine_chunk(
         job.combine(&[unsafe { other.view() }], true, dst)?;
         return Ok(dst);
     }
-    let own = aside(own, dst, spare);
-    let slot = |other| if other == rank { own } else { slots.get(base + other, own.len) };
-    // SAFETY: what has been received, or is this rank's own; all of it stays while the kernel reads.
-    let sources: Vec<View<'_>> = (0..size).map(|other| unsafe { slot(other).view() }).collect();
-    job.combine(&sources, job.accumulate, dst)?;
+    combine_slots(exchange, job, slots, base, own, dst)?;
     Ok(dst)
 }
 
@@ -241,7 +242,6 @@ impl Slots {
         Slots::with(exchange, like, like.len, count)
     }
 
-    /// `count` slots of `each` elements.
     pub(super) fn with(exchange: &mut Exchange<'_>, like: RawSlice, each: usize, count: usize) -> Slots {
         let each = each.next_multiple_of(64);
         let len = each * count;

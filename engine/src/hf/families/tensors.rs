@@ -30,7 +30,6 @@ pub struct TensorNames {
 
 /// How queries, keys and values are stored.
 pub enum Qkv {
-    /// Each in a tensor of its own.
     Separate([&'static str; 3]),
     /// One tensor: all queries, all keys, all values.
     Concatenated(&'static str),

@@ -39,14 +39,11 @@ impl Factors {
             ex.run(ADAPTER, &op, &[l], &mut [scaled.view_mut()])?;
             return linear.product(ex, weights, scaled.view(), accumulate, y);
         }
-        if !accumulate {
-            linear.product(ex, weights, x, false, y.reborrow())?;
-            return ex.run(ADAPTER, &op, &[l], &mut [y]);
-        }
-        let mut own = ex.activation(n * linear.out)?;
-        linear.product(ex, weights, x, false, own.view_mut())?;
-        ex.run(ADAPTER, &op, &[l], &mut [own.view_mut()])?;
-        ex.accumulate(ADAPTER, own.view(), y)
+        let mut own = if accumulate { Some(ex.activation(n * linear.out)?) } else { None };
+        let mut to = own.as_mut().map_or_else(|| y.reborrow(), Buffer::view_mut);
+        linear.product(ex, weights, x, false, to.reborrow())?;
+        ex.run(ADAPTER, &op, &[l], &mut [to])?;
+        own.map_or(Ok(()), |own| ex.accumulate(ADAPTER, own.view(), y))
     }
 
     /// `dx (+)=` the gradient of the input; adds the factors'. That of factors on the output needs the output without
@@ -80,9 +77,6 @@ impl Factors {
             ex.run(ADAPTER, &Op::ScaleColumnsBackward(op), &[x, through.as_view()], &mut [dl])?;
         }
         ex.run(ADAPTER, &Op::ScaleColumns(op), &[l], &mut [through])?;
-        if let Some(own) = own {
-            ex.accumulate(ADAPTER, own.view(), dx)?;
-        }
-        Ok(())
+        own.map_or(Ok(()), |own| ex.accumulate(ADAPTER, own.view(), dx))
     }
 }

@@ -86,7 +86,8 @@ fn the_base_takes_the_bytes_that_the_formula_says() {
             let block: usize = matrices.iter().map(|(rows, cols)| bytes_of(base, *rows, *cols)).sum();
             let padded = block.div_ceil(64 * ranks) * 64 * ranks * model.num_hidden_layers;
             let plan = plan(&cell);
-            let floats: usize = plan.layout.units.iter().map(|u| 4 * (u.trainable.padded + u.frozen.padded)).sum();
+            let floats: usize =
+                plan.layout.units.iter().map(|u| 4 * (u.trainable().padded + u.flat(FlatKind::Frozen).padded)).sum();
             let whole = matches!(strategy, Strategy::Ddp | Strategy::Zero1 | Strategy::Zero2);
             let split = if whole {
                 1
@@ -117,7 +118,7 @@ fn bits_per_parameter_are_those_of_the_paper() {
         let mut cell = synthetic();
         (cell.model, cell.lora) = (model.clone(), adapters(base));
         let layout = zbench_engine::model::Layout::new(&cell, 8);
-        let bytes: usize = layout.units.iter().map(|unit| unit.quantised.len).sum();
+        let bytes: usize = layout.units.iter().map(|unit| unit.flat(FlatKind::Quantised).len).sum();
         let got = 8.0 * bytes as f64 / layout.parameters(FlatKind::Quantised) as f64;
         // int8: a scale of 32 bits for each row of 8192 at least.
         assert!(got >= bits && got <= bits + 32.0 / 8192.0 + 1e-4, "{base:?}: {got} bits for {bits}");
