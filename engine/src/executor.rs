@@ -56,7 +56,7 @@ pub struct Executor<'a> {
     pub progress: Progress,
     /// What this rank tells the others in the next update.
     pub local_flags: Flags,
-    /// What all ranks have told in the last one.
+    /// The flags of all ranks in the last update.
     pub global_flags: Flags,
     /// Time that updates have waited for memory that was lent to a checkpoint.
     pub stall: Duration,

@@ -1,8 +1,8 @@
 //! A thread that reads a rank's micro-batches before they are wanted.
 //!
 //! The first samples of a rank's micro-batches are one stride apart, so the numbers of the next ones are known. Each buffer
-//! travels to the thread with the number of a micro-batch, and comes back filled, in order. Whoever asks for another number
-//! (a run that continues elsewhere) has what was read thrown away. Buffers are made once.
+//! travels to the thread with the number of a micro-batch, and comes back filled, in order. If another number is
+//! asked for (because a run continues elsewhere), what was read ahead is thrown away. Buffers are made once.
 
 use super::{DataError, Row, Source};
 use std::cell::RefCell;
@@ -32,8 +32,8 @@ struct State {
     free: Vec<Filled>,
 }
 
-/// A queue that takes no memory once it is made. The channels of the standard library allocate when a thread first waits, which may be in a
-/// timed step.
+/// A queue that allocates nothing after it is made. The channels of the standard library allocate when a thread first waits, which may
+/// happen in a timed step.
 #[derive(Debug)]
 struct Queue<T> {
     /// The items, and whether more will come.
@@ -68,7 +68,7 @@ impl<T> Queue<T> {
     }
 }
 
-/// Closes a queue when its last writer ends, be it by a panic.
+/// Closes a queue when its writer ends, also by a panic.
 struct Writes<T>(Arc<Queue<T>>);
 
 impl<T> Drop for Writes<T> {
@@ -87,7 +87,7 @@ struct Filled {
 impl Drop for Prefetcher {
     fn drop(&mut self) {
         self.orders.close();
-        // What was ordered and is not being read is not wanted any more.
+        // Orders that the thread has not begun are not needed any more.
         self.orders.state().0.clear();
         // A thread that panicked has said so, and its micro-batches were read without it.
         let _ = self.thread.take().map(JoinHandle::join);
@@ -139,7 +139,7 @@ impl Prefetcher {
     /// The micro-batch whose first sample is given: as [`Source::fill_rows`] writes it, errors too.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Source::fill_rows`].
     pub fn take(&self, first: u64, to: Row<'_>) -> Result<(), DataError> {
         let tokens = self.rows * self.source.seq_len();
         let starts_fit = to.starts.as_ref().is_none_or(|starts| self.starts && starts.len() == tokens);
@@ -162,7 +162,7 @@ impl Prefetcher {
                 to.copy_from_slice(from);
             }
         }
-        // Whoever asks again after an error is read for again.
+        // After an error the next call reads again.
         state.next = read.is_ok().then(|| first.wrapping_add(self.stride));
         self.orders.push((first.wrapping_add(self.stride.wrapping_mul(self.depth as u64)), filled));
         read
@@ -170,7 +170,7 @@ impl Prefetcher {
 
     /// Takes all buffers back, and has them filled from `first` on.
     fn restart(&self, state: &mut State, first: u64) {
-        // What was ordered and is not being read is not wanted any more.
+        // Orders that the thread has not begun are not needed any more.
         state.free.extend(self.orders.state().0.drain(..).map(|(_, filled)| filled));
         while state.free.len() < self.depth
             && let Some((filled, _)) = self.ready.pop()

@@ -76,16 +76,16 @@ pub struct GlobalStats {
     pub factor: f64,
     /// The loss scale that the gradients carry, 1 without.
     pub loss_scale: f64,
-    /// What all ranks have said.
+    /// The flags of all ranks together.
     pub flags: Flags,
 }
 
 /// What ranks tell each other with the loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// This rank, or any rank, wants the run to stop.
+    /// The run is to stop: wanted by this rank, or after the update by any rank.
     pub stop: bool,
-    /// This rank has written its part of a checkpoint, or all ranks have.
+    /// The checkpoint is written: this rank's part, or after the update those of all ranks.
     pub written: bool,
 }
 

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-/// What one checksum covers; the last block of a file may be shorter.
+/// Bytes that one checksum covers; the last block of a file may be shorter.
 pub(super) const BLOCK: usize = 1 << 20;
-/// What goes to the disk at once.
+/// Bytes of one transfer to the disk.
 const TRANSFER: usize = 4 * BLOCK;
-/// Buffers under way between the two threads.
+/// Buffers that travel between the two threads.
 const BUFFERS: usize = 3;
-/// What direct transfers are multiples of, in memory, in the file and in length.
+/// Direct transfers are multiples of this: their address in memory, their position in the file and their length.
 pub(super) const ALIGNMENT: usize = 4096;
 
 struct Aligned {
@@ -122,7 +122,7 @@ impl BlockWriter {
         let failed = |source| StateError::io("write", path, source);
         let (file, mut direct) = open(path, true, direct).map_err(failed)?;
         match fallocate(&file, FallocateFlags::empty(), 0, bytes.max(1)) {
-            // Where room cannot be taken ahead, the writes will tell.
+            // If room cannot be reserved, a later write reports the error.
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::INVAL) => {}
             Err(error) => return Err(failed(error.into())),
         }
@@ -135,7 +135,7 @@ impl BlockWriter {
                 buffer.bytes()[len..padded].fill(0);
                 let bytes = &buffer.bytes()[..padded];
                 or_plain(&file, &mut direct, || file.write_all_at(bytes, position))?;
-                // Whoever filled may have gone.
+                // The filling thread may have ended.
                 let _ = give_back.send(buffer);
             }
             file.set_len(bytes)?;
@@ -183,7 +183,7 @@ impl BlockWriter {
         Ok(())
     }
 
-    /// The one that is being filled, or one that nobody uses.
+    /// The buffer that is being filled, or a free one.
     fn buffer(&mut self) -> Result<Aligned> {
         if let Some(buffer) = self.filled.take() {
             return Ok(buffer);
@@ -232,7 +232,7 @@ impl BlockWriter {
         error
     }
 
-    /// Nothing more comes: the disk's thread ends when it has written what it has.
+    /// Ends the input: the disk's thread stops after it has written what it holds.
     pub fn close(&mut self) {
         self.full = None;
     }
@@ -242,7 +242,7 @@ impl BlockWriter {
         &self.sums
     }
 
-    /// Returns when all of it is on the disk.
+    /// Returns when the whole file is on the disk.
     pub fn finish(mut self) -> Result<Written> {
         if self.position != self.total {
             let reason = format!("{} of {} bytes came; a bug", self.position, self.total);
@@ -255,7 +255,7 @@ impl BlockWriter {
 
 impl Drop for BlockWriter {
     fn drop(&mut self) {
-        // An error concerns a file that nobody wants any more.
+        // The file is being abandoned, so its error does not matter.
         let _ = self.join();
     }
 }
@@ -327,7 +327,7 @@ impl BlockFile {
                     let (begin, end) = (range.start.max(at), range.end.min(at + len as u64));
                     take(number, begin - range.start, &buffer.bytes()[(begin - at) as usize..(end - at) as usize])?;
                 }
-                // The thread that fetches may be at its end.
+                // The reading thread may have ended.
                 let _ = give_back.send(buffer);
             }
             Ok(read)

@@ -10,10 +10,10 @@ use crate::model::FlatKind;
 use std::ops::Range;
 use zbench_kernels::{View, ViewMut};
 
-/// Elements that are widened at a time.
+/// Elements that are converted to f32 at a time.
 const AT_ONCE: usize = 1 << 16;
 
-/// Checksums of what trains.
+/// Checksums of the trainable tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
     /// Of the weights, in the widest type there is of them.
@@ -23,7 +23,7 @@ pub struct Digest {
 }
 
 impl Executor<'_> {
-    /// Checksums of what trains, the same on all ranks. A collective call.
+    /// Checksums of the trainable tensors, the same on all ranks. A collective call.
     pub fn digest(&mut self) -> Result<Digest> {
         let [weights, exp_avg, exp_avg_sq] = Role::ALL.map(|role| self.sum(FlatKind::Trainable, role));
         let own = [weights?, exp_avg?, exp_avg_sq?];
@@ -31,7 +31,7 @@ impl Executor<'_> {
         Ok(Digest { weights, exp_avg, exp_avg_sq })
     }
 
-    /// The checksum of what does not train; nothing where all does. A collective call.
+    /// The checksum of the frozen tensors; `None` if every tensor trains. A collective call.
     pub(crate) fn frozen_digest(&mut self) -> Result<Option<u64>> {
         let is_there = |part: FlatKind| self.state.holdings.iter().any(|unit| unit[part as usize].is_some());
         if !is_there(FlatKind::Frozen) && !is_there(FlatKind::Quantised) {
@@ -75,7 +75,7 @@ impl Executor<'_> {
         Ok(sums)
     }
 
-    /// The numbers of all ranks, one rank's behind another's; not counted as traffic of training.
+    /// Gathers the numbers of all ranks in rank order. This is not counted as traffic of training.
     pub(crate) fn of_all(&self, own: &[u32]) -> Result<Vec<u32>> {
         let mut all = vec![0u32; own.len() * self.state.mesh().world()];
         let comm = self.comms.data().unmetered();

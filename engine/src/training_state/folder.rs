@@ -82,7 +82,7 @@ impl Folder {
         match lock.try_lock() {
             Ok(()) => {}
             Err(std::fs::TryLockError::WouldBlock) => return Err(StateError::Busy { dir: dir.into() }),
-            // File systems without locks: nobody can be told.
+            // The file system has no locks, so other runs cannot be warned.
             Err(std::fs::TryLockError::Error(_)) => {}
         }
         for entry in std::fs::read_dir(dir).map_err(failed)? {
@@ -92,7 +92,7 @@ impl Folder {
                 std::fs::remove_dir_all(&path).map_err(|source| StateError::io("remove", &path, source))?;
             }
         }
-        // What is to be written in an hour is tried now.
+        // A folder that cannot be written is reported now and not after an hour of training.
         let trial = dir.join(".trial.part");
         std::fs::create_dir(&trial).and_then(|()| std::fs::remove_dir(&trial)).map_err(failed)?;
         let folder = Folder { dir: dir.into(), _lock: lock };
@@ -126,7 +126,7 @@ impl Folder {
         write_json(&part.join(INDEX), index)?;
         sync(&part)?;
         let renamed = match std::fs::rename(&part, &path) {
-            // A run that went back comes by here again: the new one takes the place of the old one at once.
+            // A run that went back to an earlier step writes this step again: the new checkpoint replaces the old one at once.
             Err(error)
                 if [std::io::ErrorKind::DirectoryNotEmpty, std::io::ErrorKind::AlreadyExists]
                     .contains(&error.kind()) =>
@@ -146,11 +146,11 @@ impl Folder {
         let all = checkpoints(&self.dir)?;
         let old = if keep == 0 { 0 } else { all.len().saturating_sub(keep) };
         for (step, path) in all.into_iter().take(old) {
-            // A folder that is no checkpoint of ours is somebody else's.
+            // A folder that is not a checkpoint of this program is left alone.
             if !path.join(INDEX).is_file() {
                 continue;
             }
-            // Under a name that nobody reads first, so that a half of it is never taken for a checkpoint.
+            // It is renamed before it is removed, so that a partly removed folder is never read as a checkpoint.
             let part = part_dir(&self.dir, step);
             std::fs::rename(&path, &part).map_err(|source| StateError::io("remove", &path, source))?;
             remove(&part)?;
@@ -166,7 +166,7 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Flushes a folder: a name in it is durable only then.
+/// Flushes a folder. A new name in it is durable only after that.
 pub(crate) fn sync(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(|source| StateError::io("write", dir, source))
 }

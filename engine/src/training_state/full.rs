@@ -28,7 +28,7 @@ pub(super) const MASTER: &str = "master.safetensors";
 /// A file of the model is ended before it grows beyond this; a tensor is never divided.
 const FILE_BYTES: u64 = 5_000_000_000;
 
-/// A file as it will be: its tensors in order, all of one type.
+/// A planned file: its tensors in order, all of one type.
 struct Outline {
     name: String,
     dtype: DType,
@@ -45,7 +45,7 @@ fn bytes_of((_, shape): &(String, Vec<usize>), dtype: DType) -> u64 {
     (shape.iter().product::<usize>() * dtype.size()) as u64
 }
 
-/// What the files of a run will be: those of the model, the moments', and the master's where there is one.
+/// The planned files of a run: those of the model, of the moments, and of the master weights if there are any.
 fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>) {
     let layout = &executor.plan.layout;
     let precision = &executor.state.precision;
@@ -85,7 +85,7 @@ fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>)
     (model, optimizer, (precision.master.is_some() || shifted).then_some(exact))
 }
 
-/// Files under way: each is filled tensor by tensor, the next beginning where the last ends.
+/// Files that are being written. Each is filled tensor by tensor; the next one begins where the last one ends.
 struct Files {
     dtype: DType,
     /// The writer, and how many tensors are still to come into it.

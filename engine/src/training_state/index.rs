@@ -1,4 +1,4 @@
-//! What a checkpoint says of itself: `index.json`, and a `rank-00000.json` of every rank that wrote.
+//! The metadata of a checkpoint: `index.json`, and a `rank-00000.json` of every rank that wrote.
 
 use super::error::{Result, StateError};
 use crate::config::{Cell, SaveLayout};
@@ -32,7 +32,7 @@ pub struct Position {
     pub scaler: Option<ScalerState>,
 }
 
-/// What of a unit's trainable flat is kept.
+/// Which values of a unit's trainable flat are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -112,7 +112,7 @@ impl Identity {
         Identity { model, units: units.collect() }
     }
 
-    /// How a checkpoint of `other` differs from this; nothing if it does not.
+    /// How a checkpoint of `other` differs from this one; `None` if it does not.
     pub fn difference(&self, other: &Identity) -> Option<String> {
         let (ours, theirs) = (self.model.as_object(), other.model.as_object());
         let keys = ours.into_iter().chain(theirs).flat_map(|model| model.keys());
@@ -150,7 +150,7 @@ pub struct Index {
     pub position: Position,
     pub layout: SaveLayout,
     pub identity: Identity,
-    /// A checksum of what does not train, over all elements; absent where all trains.
+    /// A checksum over all elements of the frozen tensors; absent if every tensor trains.
     pub frozen: Option<u64>,
     /// The file of each rank that wrote, with its checksum.
     pub ranks: Vec<(String, u32)>,
@@ -175,7 +175,7 @@ impl Index {
     }
 }
 
-/// What a rank says of the files it wrote.
+/// The metadata of the files that one rank wrote.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankFiles {
     pub files: Vec<FileSums>,
@@ -234,7 +234,7 @@ fn enclosed(sum: u32, text: &str) -> String {
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<(T, u32)> {
     const MOST_BYTES: u64 = 4 << 30;
     let failed = |source| StateError::io("read", path, source);
-    // Asked before opening: opening a pipe would wait for its writer.
+    // This is checked before opening, because opening a pipe would wait for its writer.
     let found = std::fs::metadata(path).map_err(failed)?;
     if !found.is_file() {
         return Err(StateError::damaged(path, "it is not a regular file"));

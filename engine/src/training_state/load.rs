@@ -31,7 +31,7 @@ pub struct Resumable {
 }
 
 impl Resumable {
-    /// What a cell goes on from, as its `checkpoint.resume` says.
+    /// The checkpoint that a cell resumes from, by its `checkpoint.resume`.
     ///
     /// # Errors
     /// A checkpoint that was asked for, or is the newest, and is damaged, incomplete or of another model.
@@ -117,7 +117,7 @@ impl Resumable {
         crc32fast::hash(&bytes).max(1)
     }
 
-    /// The checksum of what did not train, where there was something.
+    /// The checksum of the frozen tensors, if there were any.
     pub fn frozen(&self) -> Option<u64> {
         self.index.frozen
     }
@@ -236,7 +236,7 @@ impl Target<'_> {
         (holding.owned.start < end).then_some(holding.owned.start..end)
     }
 
-    /// Padding is zero, and so is everything until it is read.
+    /// Padding is zero, and every element is zero until it is read.
     fn clear(&mut self) -> Result<()> {
         for unit in 0..self.state.holdings.len() {
             for role in Role::ALL {
@@ -250,7 +250,7 @@ impl Target<'_> {
 
     /// Elements of a unit's flat from `first` on.
     pub fn put(&mut self, unit: usize, role: Role, first: usize, values: &[f32]) -> Result<()> {
-        // What lies behind the last tensor is no element of the model.
+        // Elements behind the last tensor are padding.
         let real = self.layout.units[unit].trainable().len.saturating_sub(first).min(values.len());
         *self.found.entry((unit, role)).or_default() += real;
         self.write(unit, role, first..first + values.len(), Some(values))
@@ -312,7 +312,7 @@ impl Target<'_> {
         })
     }
 
-    /// Checks that nothing is missing, and makes the weights that layers read from the optimizer's own.
+    /// Checks that nothing is missing, and makes the weights that layers read from the master weights.
     fn finish(&mut self, dir: &Path) -> Result<()> {
         for unit in 0..self.state.holdings.len() {
             let Some(owned) = self.owned(unit) else { continue };

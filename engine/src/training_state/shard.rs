@@ -75,7 +75,7 @@ struct UnitState {
     range: Range<usize>,
     /// The home's weights, where the optimizer has none of its own.
     weights: Option<Vec<u8>>,
-    /// What the optimizer has lent, until it is given back.
+    /// The moments that the optimizer has lent, until they are given back.
     moments: Option<Moments>,
     /// Copies of the moments that the optimizer wanted back before they were written, by role.
     copies: [Vec<u8>; 3],
@@ -90,7 +90,7 @@ impl UnitState {
     fn bytes(&self, role: Role) -> &[u8] {
         match (role, &self.weights, self.lent(role)) {
             (Role::Weights, Some(weights), _) => weights,
-            // What lies on a device has been copied when it was taken.
+            // State on a device was copied when it was taken.
             (_, _, Some(view)) => view.as_bytes().unwrap_or_default(),
             _ => &self.copies[role as usize],
         }
@@ -111,7 +111,7 @@ impl UnitState {
     /// Returns what the optimizer has lent and does not have back.
     fn give_back(&mut self, back: &Sender<(usize, Moments)>) {
         if let Some(moments) = self.moments.take() {
-            // The rank may have failed meanwhile.
+            // The rank may have failed in the meantime.
             let _ = back.send((self.unit, moments));
         }
     }
@@ -169,7 +169,7 @@ impl Shard {
         }
         let (back, wanted) = loan.finish();
         if !kernels.is_host() {
-            // A disk reads no device's memory: all of it is copied now, and the optimizer has its own back at once.
+            // A disk cannot read a device's memory, so all of it is copied now and the optimizer gets its memory back at once.
             for unit in &mut units {
                 for role in Role::ALL {
                     let held = unit.lent(role).map(|view| bytes_of(kernels, view)).transpose()?;
@@ -209,7 +209,7 @@ impl Shard {
             writer.finish()
         };
         write().inspect_err(|_| {
-            // Room for others; what the disk says to this is of no use.
+            // This frees page cache for others; an error here has no consequence.
             let _ = std::fs::remove_file(&path);
         })?;
         sync(&self.dir)?;
