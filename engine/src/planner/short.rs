@@ -5,7 +5,6 @@ use crate::actions::{Action, Policy};
 use crate::model::{FlatKind, Layout};
 use crate::plan::Plan;
 use crate::strategy::Reshard;
-use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -40,9 +39,9 @@ impl ShortPlan {
             Repeat { units: end - period..end, times: blocks.len() / period }
         });
         let repeats = repeats.collect();
-        let layout =
-            left_out.iter().rev().fold((*whole.layout).clone(), |layout, blocks| layout.without(blocks.clone()));
-        let short = ShortPlan { plan: assemble(Arc::new(layout)), repeats };
+        let mut layout = whole.layout.clone();
+        left_out.iter().rev().for_each(|blocks| layout = Arc::new(layout.without(blocks.clone())));
+        let short = ShortPlan { plan: assemble(layout), repeats };
         let stands_for = |few: &[Action], many: &[Action]| {
             let parts = micro_batches(few).flat_map(|actions| short.parts(actions));
             let counted = parts.flat_map(|(part, times)| std::iter::repeat_n(part, times)).flatten();
@@ -125,8 +124,16 @@ fn left_out(layout: &Layout, policy: &Policy, margins: [usize; 2]) -> Option<(Ve
         }
         (left_out, period)
     };
-    let periods = (1..=LONGEST_PATTERN).map(|pattern| policy.every.saturating_mul(pattern));
-    let best = periods.filter(|period| *period < kinds.len()).map(of_period);
-    best.filter(|(left_out, _)| !left_out.is_empty())
-        .min_by_key(|(left_out, _)| Reverse(left_out.iter().map(Range::len).sum::<usize>()))
+    let count = |(left_out, _): &(Vec<Range<usize>>, usize)| left_out.iter().map(Range::len).sum::<usize>();
+    let mut best = (Vec::new(), 1);
+    for period in (1..=LONGEST_PATTERN).map(|pattern| policy.every.saturating_mul(pattern)) {
+        // No period leaves out more than all but the margins and one block.
+        let is_best = count(&best).saturating_add(margins[0]).saturating_add(margins[1]) + 1 >= kinds.len();
+        if is_best || period >= kinds.len() {
+            break;
+        }
+        let found = of_period(period);
+        best = if count(&found) > count(&best) { found } else { best };
+    }
+    (!best.0.is_empty()).then_some(best)
 }
