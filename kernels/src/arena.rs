@@ -141,8 +141,8 @@ impl Arena {
             // SAFETY: the bytes are ours alone: `place` took them off the free list.
             unsafe { ptr.as_ptr().write_bytes(0xff, bytes as usize) };
         }
-        let span = Extent::new(ptr, dtype, len, self.0.region.is_on_host());
-        Ok(Buffer { arena: self.clone(), span, offset, bytes, category })
+        let extent = Extent::new(ptr, dtype, len, self.0.region.is_on_host());
+        Ok(Buffer { arena: self.clone(), extent, offset, bytes, category })
     }
 
     /// What is and was in use.
@@ -253,7 +253,7 @@ impl State {
 #[derive(Debug)]
 pub struct Buffer {
     arena: Arena,
-    span: Extent,
+    extent: Extent,
     offset: u64,
     bytes: u64,
     category: Category,
@@ -263,7 +263,7 @@ impl Deref for Buffer {
     type Target = Extent;
 
     fn deref(&self) -> &Extent {
-        &self.span
+        &self.extent
     }
 }
 

@@ -83,14 +83,14 @@ impl Extent {
 /// A borrowed run of elements in device memory. Shapes live in the operation, not here.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
-    span: Extent,
+    extent: Extent,
     life: PhantomData<&'a [u8]>,
 }
 
 /// A borrowed run of elements in device memory that may be written.
 #[derive(Debug)]
 pub struct ViewMut<'a> {
-    span: Extent,
+    extent: Extent,
     life: PhantomData<&'a mut [u8]>,
 }
 
@@ -98,7 +98,7 @@ impl Deref for View<'_> {
     type Target = Extent;
 
     fn deref(&self) -> &Extent {
-        &self.span
+        &self.extent
     }
 }
 
@@ -106,7 +106,7 @@ impl Deref for ViewMut<'_> {
     type Target = Extent;
 
     fn deref(&self) -> &Extent {
-        &self.span
+        &self.extent
     }
 }
 
@@ -116,7 +116,7 @@ impl<'a> View<'a> {
     /// # Safety
     /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody writes during `'a`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
-        View { span: Extent::new(ptr, dtype, len, true), life: PhantomData }
+        View { extent: Extent::new(ptr, dtype, len, true), life: PhantomData }
     }
 
     /// As [`View::from_raw`] in the memory of a device, which the host cannot read.
@@ -124,22 +124,22 @@ impl<'a> View<'a> {
     /// # Safety
     /// As there, for the device that the view is given to.
     pub unsafe fn on_device(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
-        View { span: Extent::new(ptr, dtype, len, false), life: PhantomData }
+        View { extent: Extent::new(ptr, dtype, len, false), life: PhantomData }
     }
 
     /// The elements of a slice in host memory.
     pub fn of<T: Element>(slice: &'a [T]) -> View<'a> {
-        View { span: Extent::new(NonNull::from(slice).cast(), T::DTYPE, slice.len(), true), life: PhantomData }
+        View { extent: Extent::new(NonNull::from(slice).cast(), T::DTYPE, slice.len(), true), life: PhantomData }
     }
 
     /// The elements of `range`. Panics when it is out of bounds, as a slice would.
     pub fn slice(&self, range: Range<usize>) -> View<'a> {
-        View { span: self.span.part(range), ..*self }
+        View { extent: self.extent.part(range), ..*self }
     }
 
     /// The same bytes as elements of another type: for records that hold several. An error where they do not fit it.
     pub fn reinterpret(&self, dtype: DType) -> Result<View<'a>, KernelError> {
-        Ok(View { span: self.span.reinterpret(dtype)?, ..*self })
+        Ok(View { extent: self.extent.reinterpret(dtype)?, ..*self })
     }
 
     /// The elements' bytes, as the host keeps them; an error where it cannot read them.
@@ -165,7 +165,7 @@ impl<'a> ViewMut<'a> {
     /// # Safety
     /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody else uses during `'a`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> ViewMut<'a> {
-        ViewMut { span: Extent::new(ptr, dtype, len, true), life: PhantomData }
+        ViewMut { extent: Extent::new(ptr, dtype, len, true), life: PhantomData }
     }
 
     /// As [`ViewMut::from_raw`] in the memory of a device, which the host cannot write.
@@ -173,23 +173,23 @@ impl<'a> ViewMut<'a> {
     /// # Safety
     /// As there, for the device that the view is given to.
     pub unsafe fn on_device(ptr: NonNull<u8>, dtype: DType, len: usize) -> ViewMut<'a> {
-        ViewMut { span: Extent::new(ptr, dtype, len, false), life: PhantomData }
+        ViewMut { extent: Extent::new(ptr, dtype, len, false), life: PhantomData }
     }
 
     /// The elements of a slice in host memory.
     pub fn of<T: Element>(slice: &'a mut [T]) -> ViewMut<'a> {
         let len = slice.len();
-        ViewMut { span: Extent::new(NonNull::from(slice).cast(), T::DTYPE, len, true), life: PhantomData }
+        ViewMut { extent: Extent::new(NonNull::from(slice).cast(), T::DTYPE, len, true), life: PhantomData }
     }
 
     /// Reads what this may write.
     pub fn as_view(&self) -> View<'_> {
-        View { span: self.span, life: PhantomData }
+        View { extent: self.extent, life: PhantomData }
     }
 
     /// The same elements, lent for a shorter time.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
-        ViewMut { span: self.span, life: PhantomData }
+        ViewMut { extent: self.extent, life: PhantomData }
     }
 
     /// The elements of `range`, lent for a shorter time. Panics when it is out of bounds, as a slice would.
@@ -199,19 +199,19 @@ impl<'a> ViewMut<'a> {
 
     /// The elements of `range`. Panics when it is out of bounds, as a slice would.
     pub fn into_slice(self, range: Range<usize>) -> ViewMut<'a> {
-        ViewMut { span: self.span.part(range), ..self }
+        ViewMut { extent: self.extent.part(range), ..self }
     }
 
     /// The elements before `middle` and those from it on. Panics when it is out of bounds.
     pub fn split_at(self, middle: usize) -> (ViewMut<'a>, ViewMut<'a>) {
-        let (head, tail) = (self.span.part(0..middle), self.span.part(middle..self.len));
+        let (head, tail) = (self.extent.part(0..middle), self.extent.part(middle..self.len));
         // The two halves do not overlap.
-        (ViewMut { span: head, life: PhantomData }, ViewMut { span: tail, life: PhantomData })
+        (ViewMut { extent: head, life: PhantomData }, ViewMut { extent: tail, life: PhantomData })
     }
 
     /// As [`View::reinterpret`].
     pub fn into_reinterpreted(self, dtype: DType) -> Result<ViewMut<'a>, KernelError> {
-        Ok(ViewMut { span: self.span.reinterpret(dtype)?, ..self })
+        Ok(ViewMut { extent: self.extent.reinterpret(dtype)?, ..self })
     }
 
     /// The elements' bytes, for as long as they are lent; an error where the host cannot write them.

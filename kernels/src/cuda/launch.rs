@@ -33,8 +33,8 @@ pub(super) const fn number(dtype: DType) -> u32 {
 }
 
 impl Run {
-    pub(super) fn of(span: &Extent) -> Run {
-        Run::at(span.ptr().as_ptr() as Address, span.dtype())
+    pub(super) fn of(extent: &Extent) -> Run {
+        Run::at(extent.ptr().as_ptr() as Address, extent.dtype())
     }
 
     /// Elements that lie in memory of the stream's own.
