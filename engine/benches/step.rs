@@ -41,6 +41,7 @@ fn cell(preset: &str, precision: Precision) -> Cell {
             ranks_per_node: None,
             strategy: Strategy::Ddp,
             shard: 1,
+            degrees: zbench_engine::config::Degrees::default(),
             prefetch: 1,
             backend: Backend::Local,
             stall: Duration::from_secs(60),

@@ -72,6 +72,7 @@ fn cell(model: Model, data: Data, seq_len: usize, steps: usize) -> Cell {
             ranks_per_node: None,
             strategy: Strategy::Zero3,
             shard: 2,
+            degrees: zbench_engine::config::Degrees::default(),
             prefetch: 1,
             backend: Backend::Local,
             stall: STALL,

@@ -5,6 +5,7 @@
 
 mod adapters;
 mod data;
+mod degrees;
 mod model;
 mod priced;
 mod saving;
@@ -13,8 +14,9 @@ mod watch;
 
 pub use adapters::{Base, Method};
 pub use data::{Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Documents, Template, TokenType};
+pub use degrees::{Degrees, PipelineSchedule};
 pub use model::{Experts, Form, Loading, Mlp, Model, NormKind, Order, Positions, RopeScaling};
-pub use priced::{Home, PipelineSchedule, Priced, PricedLoss, PricedModel, Wire};
+pub use priced::{Home, Priced, PricedLoss, PricedModel, Wire};
 pub use saving::{Layout as SaveLayout, Resume, Saving};
 pub use scaling::{DynamicScaling, LossScaling, WeightRounding};
 pub use watch::{Divergence, Evaluation, Watch};
@@ -179,6 +181,9 @@ pub struct Parallel {
     pub strategy: Strategy,
     /// Ranks per shard group of the hybrid strategies; `ranks` for the others.
     pub shard: usize,
+    /// How many ranks share what of the model.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub degrees: Degrees,
     /// Units gathered ahead of their use.
     pub prefetch: usize,
     /// How collectives travel.

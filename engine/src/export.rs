@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::executor::Executor;
-use crate::mesh::Split;
+use crate::mesh::Axes;
 use crate::model::{FlatKind, Tensor};
 use crate::shard;
 use crate::training_state::Role;
@@ -88,20 +88,20 @@ impl Executor<'_> {
     }
 
     /// Gathers a flat whose parts are split as `split` says.
-    pub(crate) fn whole(&self, arena: &Arena, own: Buffer, split: Split, padded: usize) -> Result<Buffer> {
+    pub(crate) fn whole(&self, arena: &Arena, own: Buffer, split: Axes, padded: usize) -> Result<Buffer> {
         let dtype = own.dtype();
         let alloc = |len| arena.alloc(Category::Workspace, dtype, len);
-        let shard = match (split, self.comms.outer()) {
-            (Split::Whole, _) => return Ok(own),
-            (Split::World, Some(outer)) => {
-                let mut shard = alloc(padded / self.state.mesh().inner)?;
-                outer.unmetered().all_gather(own.view(), shard.view_mut())?;
+        let shard = match (split, self.comms.over(Axes::REPLICA)) {
+            (Axes::NONE, _) => return Ok(own),
+            (Axes::DATA, Some(replicas)) => {
+                let mut shard = alloc(padded / self.state.mesh().size(Axes::SHARD))?;
+                replicas.unmetered().all_gather(own.view(), shard.view_mut())?;
                 shard
             }
             _ => own,
         };
         let mut whole = alloc(padded)?;
-        self.comms.inner.unmetered().all_gather(shard.view(), whole.view_mut())?;
+        self.comms.shard().unmetered().all_gather(shard.view(), whole.view_mut())?;
         Ok(whole)
     }
 }

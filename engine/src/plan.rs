@@ -7,7 +7,7 @@ use crate::layers::Batch;
 use crate::mesh::Mesh;
 use crate::model::{Layout, fused_in};
 use crate::outcome::Estimate;
-use crate::strategy::Sharding;
+use crate::strategy::{MeshError, Sharding};
 use std::sync::Arc;
 
 /// A combination that cannot be run, with the key and the way out.
@@ -17,6 +17,12 @@ pub struct PlanError {
     pub key: &'static str,
     /// What is wrong, and what would do.
     pub reason: String,
+}
+
+impl From<MeshError> for PlanError {
+    fn from(MeshError { key, reason, .. }: MeshError) -> PlanError {
+        PlanError { key, reason }
+    }
 }
 
 /// What is known of a cell before it runs.
@@ -57,7 +63,7 @@ const MOST_UNITS: usize = 1 << 16;
 pub(crate) fn check(cell: &Cell) -> Result<(), PlanError> {
     let fail = |key, reason: String| Err(PlanError { key, reason });
     let (train, model) = (&cell.train, &cell.model);
-    if let Some((key, word)) = cell.priced.as_ref().and_then(|priced| priced.first_key()) {
+    if let Some((key, word)) = cell.first_priced_key() {
         return fail(key, format!("{word} is priced by `zbench plan` and not run by this version of zbench"));
     }
     for (key, value) in [

@@ -35,7 +35,7 @@ impl Plan {
     /// As [`Plan::new`] with the cell's layout for a number of ranks from where layouts are kept.
     fn with(cell: &Cell, kernels: &dyn Kernels, layout: impl FnOnce(usize) -> Arc<Layout>) -> Result<Plan, PlanError> {
         check(cell)?;
-        let mesh = strategy::mesh(&cell.parallel).map_err(|reason| PlanError { key: "parallel.shard", reason })?;
+        let mesh = strategy::mesh(&cell.parallel)?;
         let sharding = Sharding::of(cell.parallel.strategy);
         let layout = layout(mesh.world());
         if cell.memory.prepack && FlatKind::ALL.iter().any(|&p| p != FlatKind::Quantised && slotted(cell, &sharding, p))
@@ -59,7 +59,7 @@ impl Plan {
     /// A plan without its estimate.
     fn assemble(cell: &Cell, layout: Arc<Layout>, mesh: Mesh, sharding: Sharding, policy: Policy) -> Plan {
         let trainable: Vec<_> = layout.units.iter().map(|u| u.trainable().len > 0).collect();
-        let stale: Vec<_> = trainable.iter().map(|t| *t && sharding.optimizer > sharding.parameters).collect();
+        let stale: Vec<_> = trainable.iter().map(|t| *t && !sharding.parameters.includes(sharding.optimizer)).collect();
         let slotted: Vec<_> = layout
             .units
             .iter()

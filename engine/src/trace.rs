@@ -3,7 +3,7 @@
 
 use crate::actions::Action;
 use crate::comm::{CollectiveKind, Seen};
-use crate::mesh::Axis;
+use crate::mesh::GroupName;
 use crate::span::Span;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -86,7 +86,7 @@ pub struct Segment {
 /// A collective. One that was only called, not started and waited for, begins and is awaited at once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flight {
-    pub axis: Axis,
+    pub axis: GroupName,
     pub kind: CollectiveKind,
     pub ranks: usize,
     /// As `communication` in records counts it.

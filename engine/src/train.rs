@@ -8,11 +8,11 @@ use crate::course::{self, Control};
 use crate::data::Source;
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError, Machines, Seat};
-use crate::mesh::{Axis, Mesh};
+use crate::mesh::{GroupName, Mesh};
 use crate::outcome::{Cause, Failure, Happening, Probe, Report, Run, Step};
 use crate::plan::Plan;
 use crate::rank::{Inputs, Rank};
-use crate::shard::{Comms, Hybrid};
+use crate::shard::Comms;
 use crate::training_state::Resumable;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::AtomicBool;
@@ -99,8 +99,8 @@ pub fn with_ranks<T: Send>(
     }
     // Held until every rank has ended: a rank that fails takes no memory away under those that still read it.
     let regions: Vec<_> = arenas.iter().map(Arena::region).collect();
-    let locals =
-        group(Axis::Data.name(), kernels.clone(), cell.parallel.stall).map_err(|error| input(error.to_string()))?;
+    let locals = group(GroupName::Data.name(), kernels.clone(), cell.parallel.stall)
+        .map_err(|error| input(error.to_string()))?;
     let (inputs, work, mesh) = (&inputs, &work, plan.mesh);
     let ended: Vec<Ended<T>> = std::thread::scope(|scope| {
         let start = |((kernels, arena), comm): ((Arc<dyn Kernels>, Arena), Box<dyn Communicator>)| {
@@ -262,21 +262,22 @@ fn one_rank<T>(
     Ended { result, ledger: account.ledger() }
 }
 
-/// How a rank splits the world into its groups, in this order: color, key and axis of each.
-pub fn groups(mesh: Mesh, rank: usize) -> Vec<(usize, usize, Axis)> {
+/// How a rank splits the world into its groups, in this order: color, key and name of each.
+pub fn groups(mesh: Mesh, rank: usize) -> Vec<(usize, usize, GroupName)> {
     let place = mesh.place(rank);
-    let both = [(place.outer, place.inner, Axis::Inner), (place.inner, place.outer, Axis::Outer)];
-    both.into_iter().filter(|_| mesh.hybrid).collect()
+    let mut groups = mesh.groups();
+    // The last one is the world itself.
+    groups.pop();
+    groups.into_iter().map(|(axes, name)| (place.color(axes), place.index(axes), name)).collect()
 }
 
-/// The groups of a rank. A collective call in a hybrid mesh.
+/// The groups of a rank. A collective call where there is more than one.
 fn comms(world: Box<dyn Communicator>, mesh: Mesh) -> Result<Comms, CommError> {
-    let groups = groups(mesh, world.rank());
-    let [inner, outer] = &groups[..] else { return Ok(Comms { inner: Metered::new(Axis::Data, world), hybrid: None }) };
-    let [inner, outer] = [inner, outer].map(|(color, key, axis)| world.split(*color, *key, axis.name()));
-    let (inner, outer) = (inner?, outer?);
-    let hybrid = Hybrid { outer: Metered::new(Axis::Outer, outer), data: Metered::new(Axis::Data, world) };
-    Ok(Comms { inner: Metered::new(Axis::Inner, inner), hybrid: Some(hybrid) })
+    let place = mesh.place(world.rank());
+    let group = |world: &Metered, axes, name: GroupName| {
+        Ok(Metered::new(name, world.split(place.color(axes), place.index(axes), name.name())?))
+    };
+    Comms::new(mesh, |name| Metered::new(name, world), group)
 }
 
 /// All results, or the cause.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zbench_engine::comm::mpi::{Settings, mpi, mpi_with};
 use zbench_engine::comm::{CommError, Communicator, Metered};
-use zbench_engine::mesh::Axis;
+use zbench_engine::mesh::GroupName;
 use zbench_kernels::{Cpu, DType, Kernels, ViewMut};
 
 /// Long enough for eight ranks on two cores that others use too.
@@ -55,7 +55,7 @@ fn rank(run: &str) -> ExitCode {
     let (own, size) = (comm.rank(), comm.size());
     match run {
         "conforms" | "pieces" => conformance::all(&comm, &OPTIONS),
-        "metered" => conformance::all(&Metered::new(Axis::Data, Box::new(comm)), &OPTIONS),
+        "metered" => conformance::all(&Metered::new(GroupName::Data, Box::new(comm)), &OPTIONS),
         "stalls" => {
             conformance::stalls(&comm, size - 1, STALL);
             std::mem::forget(comm);

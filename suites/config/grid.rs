@@ -391,6 +391,10 @@ fn json(value: &toml::Value) -> Value {
 /// A cell as plain data, for records.
 pub fn plain(cell: &Cell) -> Value {
     let mut value = serde_json::to_value(cell).unwrap_or(Value::Null);
+    let parallel = value.get_mut("parallel").and_then(Value::as_object_mut);
+    if let Some((Value::Object(degrees), parallel)) = parallel.and_then(|of| Some((of.remove("degrees")?, of))) {
+        parallel.extend(degrees);
+    }
     let Some(Value::Object(priced)) = value.as_object_mut().and_then(|cell| cell.remove("priced")) else {
         return value;
     };

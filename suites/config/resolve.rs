@@ -104,8 +104,8 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
     let profile = profile(&values, context)?;
     let model = known_model(&values, context)?;
     let mut parallel = parallel(&values)?;
-    let priced = priced::priced(&values, parallel.ranks, parallel.strategy, &model)?;
-    let replicas = parallel.ranks / priced.as_ref().map_or(1, Priced::ranks_per_replica);
+    let priced = priced::priced(&values, &parallel, &model)?;
+    let replicas = parallel.ranks / parallel.degrees.ranks_per_replica();
     let train = train(&values, replicas)?;
     let precision = precision(&values)?;
     let lora = lora(&values, context, &model)?;
@@ -334,21 +334,20 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
         return Err(values.refuse("parallel.ranks_per_node", &["parallel.ranks"], message));
     }
     let others = ["parallel.strategy", "parallel.ranks", "parallel.ranks_per_node"];
+    let degrees = priced::degrees(values)?;
+    let data = (ranks / degrees.ranks_per_replica().max(1)).max(1);
     let shard = if !strategy.is_hybrid() {
         ranks
     } else if let Some(shard) = values.given_count("parallel.shard") {
-        if !ranks.is_multiple_of(shard) {
-            let message = format!("{shard} does not divide parallel.ranks = {ranks}; write a divisor of it");
-            return Err(values.refuse("parallel.shard", &others, message));
-        }
         shard
     } else if let Some(per_node) = ranks_per_node {
-        per_node
-    } else if ranks.is_multiple_of(2) {
-        ranks / 2
+        // As many of a node's ranks as make whole groups.
+        (1..=per_node / degrees.context.max(1)).rev().find(|shard| data.is_multiple_of(*shard)).unwrap_or(1)
+    } else if data.is_multiple_of(2) {
+        data / 2
     } else {
         let message =
-            format!("has no default for {name} on {ranks} ranks, which do not halve; state a divisor of {ranks}");
+            format!("has no default for {name} on {data} ranks, which do not halve; state a divisor of {data}");
         return Err(values.refuse("parallel.shard", &others, message));
     };
     Ok(Parallel {
@@ -356,6 +355,7 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
         ranks_per_node,
         strategy,
         shard,
+        degrees,
         prefetch: values.count("parallel.prefetch"),
         backend: values.choice("parallel.backend").unwrap_or(Backend::Local),
         // The key's kind has refused invalid times.

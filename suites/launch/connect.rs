@@ -6,7 +6,7 @@ use std::time::Duration;
 use tracing::{debug, info};
 use zbench_config::Hosts;
 use zbench_engine::comm::{self, Communicator, Meeting, Rendezvous, TcpOptions};
-use zbench_engine::mesh::Axis;
+use zbench_engine::mesh::GroupName;
 use zbench_host::devices;
 use zbench_kernels::{Arena, Kernels};
 
@@ -76,7 +76,7 @@ pub fn connect(
 pub fn connect_gpus(
     world: &World,
     kernels: Arc<dyn Kernels>,
-    groups: &[(usize, usize, Axis)],
+    groups: &[(usize, usize, GroupName)],
     options: &Options,
 ) -> Result<Box<dyn Communicator>, LaunchError> {
     let met = meet(world, options)?;
@@ -155,7 +155,7 @@ fn nccl(
     world: &World,
     mut met: Rendezvous,
     kernels: Arc<dyn Kernels>,
-    groups: &[(usize, usize, Axis)],
+    groups: &[(usize, usize, GroupName)],
     options: &Options,
 ) -> Result<Box<dyn Communicator>, LaunchError> {
     use zbench_engine::comm::nccl::{Api, Device, Ordered, Search, load_driver, nccl_over};

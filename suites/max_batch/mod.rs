@@ -279,7 +279,7 @@ fn planned(planner: &Planner, search: &mut LimitSearch, cell: GridCell) -> Plann
 
 /// Sequences of a step over all ranks.
 fn global_batch(cell: &Cell) -> u64 {
-    let per_replica = cell.priced.as_ref().map_or(1, |priced| priced.ranks_per_replica()).max(1);
+    let per_replica = cell.parallel.degrees.ranks_per_replica().max(1);
     let factors = [cell.parallel.ranks / per_replica, cell.train.micro_batch, cell.train.accumulation];
     factors.into_iter().fold(1u64, |product, factor| product.saturating_mul(factor as u64))
 }

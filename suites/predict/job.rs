@@ -11,7 +11,7 @@ use zbench_kernels::DType;
 /// The job of a cell. Cells that the engine runs and cells that are priced alone go the same way.
 pub fn job(cell: &Cell) -> Job {
     let priced = cell.priced.as_deref().cloned().unwrap_or_default();
-    let degrees = degrees(cell, &priced);
+    let degrees = degrees(cell);
     Job {
         model: shape(cell, &priced),
         batch: Batch { seq: cell.train.seq_len, micro: cell.train.micro_batch, accumulation: cell.train.accumulation },
@@ -103,20 +103,21 @@ fn model_has_experts(cell: &Cell) -> bool {
     cell.model.sparse_blocks() > 0
 }
 
-fn degrees(cell: &Cell, priced: &Priced) -> Degrees {
+fn degrees(cell: &Cell) -> Degrees {
+    let cut = &cell.parallel.degrees;
     Degrees {
-        data: (cell.parallel.ranks / priced.ranks_per_replica().max(1)).max(1),
-        tensor: priced.tensor,
-        sequence: priced.sequence > 1,
-        pipeline: priced.pipeline,
-        chunks: priced.virtual_stages,
-        schedule: match priced.pipeline_schedule {
+        data: (cell.parallel.ranks / cut.ranks_per_replica().max(1)).max(1),
+        tensor: cut.tensor,
+        sequence: cut.sequence > 1,
+        pipeline: cut.pipeline,
+        chunks: cut.virtual_stages,
+        schedule: match cut.pipeline_schedule {
             PipelineSchedule::OneFOneB => Order::OneFOneB,
             PipelineSchedule::GPipe => Order::GPipe,
         },
-        context: priced.context,
-        expert: priced.expert,
-        expert_tensor: if model_has_experts(cell) { priced.expert_tensor } else { priced.tensor },
+        context: cut.context,
+        expert: cut.expert,
+        expert_tensor: if model_has_experts(cell) { cut.expert_tensor } else { cut.tensor },
         first_stage: 0,
         last_stage: 0,
     }
@@ -124,7 +125,8 @@ fn degrees(cell: &Cell, priced: &Priced) -> Degrees {
 
 /// Groups of the data and context axes, over which state is split as one.
 fn sharding(cell: &Cell, priced: &Priced, data: usize) -> Sharding {
-    let shard = if cell.parallel.strategy.is_hybrid() { cell.parallel.shard.min(data) } else { data };
+    let groups = cell.parallel.shard.saturating_mul(cell.parallel.degrees.context);
+    let shard = if cell.parallel.strategy.is_hybrid() { groups.min(data) } else { data };
     let prefetch = cell.parallel.prefetch;
     let base = match cell.parallel.strategy {
         Strategy::Ddp => Sharding::whole(),

@@ -212,7 +212,7 @@ pub fn weigh(planner: &Planner, resolved: &Resolved) -> Weight {
             Weight { estimate: Some(estimate), footprint: Some(footprint), decision }
         }
         Err(reason) => {
-            let footprint = resolved.cell.priced.is_some().then(|| forecast::footprint(resolved, None));
+            let footprint = resolved.cell.is_priced().then(|| forecast::footprint(resolved, None));
             Weight { estimate: None, footprint, decision: skipped(reason, Source::Plan) }
         }
     }
@@ -501,9 +501,9 @@ pub fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: u64) ->
             return None;
         }
         let changed = Resolved { cell, profile: resolved.profile.clone() };
-        let estimate = match &changed.cell.priced {
-            Some(_) => None,
-            None => Some(estimate(planner, &changed.cell).ok()?),
+        let estimate = match changed.cell.is_priced() {
+            true => None,
+            false => Some(estimate(planner, &changed.cell).ok()?),
         };
         let footprint = forecast::footprint(&changed, estimate.as_ref());
         footprint.fits(capacity).then_some(footprint.total)

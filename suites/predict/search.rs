@@ -6,7 +6,7 @@ use crate::planned;
 use std::collections::BTreeMap;
 use std::time::Instant;
 use zbench_config::{Resolved, grid, keys};
-use zbench_engine::config::{Cell, Checkpointing, Home, PipelineSchedule, Priced, Strategy};
+use zbench_engine::config::{Cell, Checkpointing, Degrees, Home, PipelineSchedule, Priced, Strategy};
 use zbench_engine::planner::Planner;
 use zbench_estimate::band::Band;
 use zbench_reports::OrderedMap;
@@ -50,24 +50,14 @@ struct Outcome {
 pub fn question(resolved: &Resolved) -> Cell {
     let mut cell = resolved.cell.clone();
     let base = cell.priced.as_deref().cloned().unwrap_or_default();
-    let replicas = cell.parallel.ranks / base.ranks_per_replica().max(1);
+    let replicas = cell.parallel.ranks / cell.parallel.degrees.ranks_per_replica().max(1);
+    cell.parallel.degrees = Degrees::default();
     cell.train.accumulation *= cell.train.micro_batch * replicas;
     cell.train.micro_batch = 1;
     cell.parallel.strategy = Strategy::Ddp;
     cell.parallel.shard = cell.parallel.ranks;
     cell.memory.checkpointing = Checkpointing::None;
-    let rest = Priced {
-        tensor: 1,
-        sequence: 1,
-        pipeline: 1,
-        virtual_stages: 1,
-        pipeline_schedule: PipelineSchedule::OneFOneB,
-        context: 1,
-        expert: 1,
-        offload_optimizer: Home::Device,
-        offload_parameters: Home::Device,
-        ..base
-    };
+    let rest = Priced { offload_optimizer: Home::Device, offload_parameters: Home::Device, ..base };
     cell.priced = rest.first_key().is_some().then(|| Box::new(rest));
     cell
 }
@@ -104,7 +94,7 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, headroom: f64
         found.priced += 1;
         let one = Resolved { cell: way.cell.clone(), profile: resolved.profile.clone() };
         // Where the engine's own habits are asked for, cells that it runs have its own bytes, as `plan` prints them.
-        let ours = one.cell.hardware.software.as_deref() == Some("zbench") && one.cell.priced.is_none();
+        let ours = one.cell.hardware.software.as_deref() == Some("zbench") && !one.cell.is_priced();
         let estimate = if ours { planned::estimate(planner, &one.cell).ok() } else { None };
         let footprint = forecast::footprint(&one, estimate.as_ref());
         let bytes = footprint.total;
@@ -156,10 +146,9 @@ fn divisors(of: usize, most: usize) -> Vec<usize> {
 
 fn ways(resolved: &Resolved, impossible: &mut BTreeMap<&'static str, u64>) -> Vec<ParallelLayout> {
     let cell = &resolved.cell;
-    let base = cell.priced.as_deref().cloned().unwrap_or_default();
     let (ranks, model) = (cell.parallel.ranks, &cell.model);
     let per_node = forecast::ranks_per_node(resolved).min(ranks);
-    let replicas = ranks / base.ranks_per_replica().max(1);
+    let replicas = ranks / cell.parallel.degrees.ranks_per_replica().max(1);
     let global = cell.train.micro_batch.saturating_mul(cell.train.accumulation).saturating_mul(replicas);
     let experts = if model.sparse_blocks() > 0 { model.experts.as_ref().map_or(1, |e| e.num_experts) } else { 1 };
     let mut list = Vec::new();
@@ -189,7 +178,7 @@ fn ways(resolved: &Resolved, impossible: &mut BTreeMap<&'static str, u64>) -> Ve
                         refuse("expert does not divide the ranks of a stage");
                         continue;
                     }
-                    let degrees = Priced {
+                    let degrees = Degrees {
                         tensor,
                         sequence: tensor,
                         pipeline,
@@ -197,7 +186,7 @@ fn ways(resolved: &Resolved, impossible: &mut BTreeMap<&'static str, u64>) -> Ve
                         expert,
                         virtual_stages: 1,
                         pipeline_schedule: PipelineSchedule::OneFOneB,
-                        ..base.clone()
+                        ..cell.parallel.degrees
                     };
                     splits(cell, &degrees, data, global / data, per_node, &mut list);
                 }
@@ -210,7 +199,7 @@ fn ways(resolved: &Resolved, impossible: &mut BTreeMap<&'static str, u64>) -> Ve
 /// Strategies, micro-batches, chunks, checkpointing and offload of one set of degrees.
 fn splits(
     cell: &Cell,
-    degrees: &Priced,
+    degrees: &Degrees,
     data: usize,
     per_replica: usize,
     per_node: usize,
@@ -240,13 +229,11 @@ fn splits(
             for chunks in divisors(layers, if interleaves { 8 } else { 1 }) {
                 for checkpointing in [Checkpointing::None, Checkpointing::Selective, Checkpointing::Full] {
                     for (optimizer, parameters) in offloads(strategy, adapters) {
-                        let priced = Priced {
-                            virtual_stages: chunks,
-                            offload_optimizer: optimizer,
-                            offload_parameters: parameters,
-                            ..degrees.clone()
-                        };
-                        list.push(way(cell, priced, strategy, micro, accumulation, checkpointing.clone(), per_node));
+                        let degrees = Degrees { virtual_stages: chunks, ..*degrees };
+                        let batch = (micro, accumulation);
+                        let mut way = way(cell, degrees, strategy, batch, checkpointing.clone(), per_node);
+                        way.offload(optimizer, parameters);
+                        list.push(way);
                     }
                 }
             }
@@ -268,27 +255,26 @@ fn offloads(strategy: Strategy, adapters: bool) -> Vec<(Home, Home)> {
 
 fn way(
     base: &Cell,
-    priced: Priced,
+    degrees: Degrees,
     strategy: Strategy,
-    micro: usize,
-    accumulation: usize,
+    (micro, accumulation): (usize, usize),
     checkpointing: Checkpointing,
     per_node: usize,
 ) -> ParallelLayout {
     let mut cell = base.clone();
-    cell.parallel.strategy = strategy;
+    (cell.parallel.strategy, cell.parallel.degrees) = (strategy, degrees);
     cell.parallel.shard = if strategy.is_hybrid() { per_node } else { cell.parallel.ranks };
     (cell.train.micro_batch, cell.train.accumulation) = (micro, accumulation);
     let mut settings = OrderedMap::new();
     settings.insert("hardware.software", cell.hardware.software.clone().unwrap_or_default());
     settings.insert("parallel.strategy", strategy.name().to_string());
     for (key, degree) in [
-        ("parallel.tensor", priced.tensor),
-        ("parallel.sequence", priced.sequence),
-        ("parallel.pipeline", priced.pipeline),
-        ("parallel.virtual_stages", priced.virtual_stages),
-        ("parallel.context", priced.context),
-        ("parallel.expert", priced.expert),
+        ("parallel.tensor", degrees.tensor),
+        ("parallel.sequence", degrees.sequence),
+        ("parallel.pipeline", degrees.pipeline),
+        ("parallel.virtual_stages", degrees.virtual_stages),
+        ("parallel.context", degrees.context),
+        ("parallel.expert", degrees.expert),
         ("train.micro_batch", micro),
         ("train.accumulation", accumulation),
     ] {
@@ -300,12 +286,19 @@ fn way(
         _ => "full",
     };
     settings.insert("memory.checkpointing", word.to_string());
-    let place = |home: Home| if home == Home::Host { "host" } else { "none" }.to_string();
-    settings.insert("memory.offload_optimizer", place(priced.offload_optimizer));
-    settings.insert("memory.offload_parameters", place(priced.offload_parameters));
     cell.memory.checkpointing = checkpointing;
-    cell.priced = priced.first_key().is_some().then(|| Box::new(priced));
     ParallelLayout { cell, settings }
+}
+
+impl ParallelLayout {
+    fn offload(&mut self, optimizer: Home, parameters: Home) {
+        let place = |home: Home| if home == Home::Host { "host" } else { "none" }.to_string();
+        self.settings.insert("memory.offload_optimizer", place(optimizer));
+        self.settings.insert("memory.offload_parameters", place(parameters));
+        let base = self.cell.priced.take().map(|priced| *priced).unwrap_or_default();
+        let priced = Priced { offload_optimizer: optimizer, offload_parameters: parameters, ..base };
+        self.cell.priced = priced.first_key().is_some().then(|| Box::new(priced));
+    }
 }
 
 /// Those that no other beats in speed and memory both; they come sorted by speed.

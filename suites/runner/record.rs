@@ -536,12 +536,12 @@ fn flags(record: &mut Record, end: &End) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zbench_engine::mesh::Axis;
+    use zbench_engine::mesh::GroupName;
 
     #[test]
     fn bytes_of_a_library_are_planned_and_those_of_others_measured() {
         let planned = Traffic {
-            axis: Axis::Data,
+            axis: GroupName::Data,
             kind: CollectiveKind::AllReduce,
             calls: 0.0,
             payload_bytes: 0.0,

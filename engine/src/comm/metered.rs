@@ -2,7 +2,7 @@
 
 use super::link::LinkUse;
 use super::{Call, CollectiveKind, Communicator, Kind, Member, OwnedCall, Result, Started, Ticket};
-use crate::mesh::Axis;
+use crate::mesh::GroupName;
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use tracing::{Level, debug, enabled, trace};
 /// Collectives of one kind on one mesh axis, per step and rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Traffic {
-    pub axis: Axis,
+    pub axis: GroupName,
     pub kind: CollectiveKind,
     pub calls: f64,
     /// What the collective is about: the whole buffer for gather and scatter, twice the buffer for all-reduce.
@@ -30,7 +30,7 @@ pub struct Traffic {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
-    pub axis: Axis,
+    pub axis: GroupName,
     pub kind: CollectiveKind,
     pub ranks: usize,
     pub payload_bytes: u64,
@@ -48,7 +48,7 @@ pub struct Metered {
     inner: Box<dyn Communicator>,
     /// The only time there is in a dry run, which reads no clock.
     still: Option<Instant>,
-    axis: Axis,
+    axis: GroupName,
     account: RefCell<Account>,
     /// When each started collective was asked for, and the time spent in `start`.
     started: Started<(Instant, Duration)>,
@@ -75,18 +75,18 @@ struct Total {
 
 impl Metered {
     /// Meters `inner` under the name of its axis.
-    pub fn new(axis: Axis, inner: Box<dyn Communicator>) -> Metered {
+    pub fn new(axis: GroupName, inner: Box<dyn Communicator>) -> Metered {
         let (rank, size, backend) = (inner.rank(), inner.size(), inner.backend());
         debug!(target: "zbench::comm", axis = axis.name(), rank, size, backend, "group is formed");
         Metered::over(axis, inner, None)
     }
 
     /// Meters a communicator of a dry run: calls and bytes alone.
-    pub fn without_time(axis: Axis, inner: Box<dyn Communicator>) -> Metered {
+    pub fn without_time(axis: GroupName, inner: Box<dyn Communicator>) -> Metered {
         Metered::over(axis, inner, Some(Instant::now()))
     }
 
-    fn over(axis: Axis, inner: Box<dyn Communicator>, still: Option<Instant>) -> Metered {
+    fn over(axis: GroupName, inner: Box<dyn Communicator>, still: Option<Instant>) -> Metered {
         Metered { inner, still, axis, account: RefCell::default(), started: Started::default() }
     }
 

@@ -1,14 +1,14 @@
 //! A communicator of the right shapes that moves nothing: for dry runs, and for tests of one rank's program.
 
 use super::{Call, CollectiveKind, Communicator, Kind, Member, ONE_ROUND_BYTES, OwnedCall, Result, Ticket, invalid};
-use crate::mesh::Axis;
+use crate::mesh::GroupName;
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// One collective of a dry run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collective {
-    pub axis: Axis,
+    pub axis: GroupName,
     pub kind: CollectiveKind,
     pub ranks: usize,
     /// The larger buffer: nccl-tests' size.
@@ -29,7 +29,7 @@ pub struct Null {
     wire_bytes: Cell<u64>,
     /// All-reduces up to this size take one round.
     one_round_bytes: u64,
-    log: Option<(Axis, CollectiveLog)>,
+    log: Option<(GroupName, CollectiveLog)>,
 }
 
 impl Null {
@@ -43,7 +43,7 @@ impl Null {
     }
 
     /// Lists its collectives, as those of a mesh axis.
-    pub fn listed(self, axis: Axis, log: &CollectiveLog) -> Null {
+    pub fn listed(self, axis: GroupName, log: &CollectiveLog) -> Null {
         Null { log: Some((axis, log.clone())), ..self }
     }
 

@@ -1,26 +1,13 @@
 //! What a cell may ask for that this version of the engine prices and does not run. A cell with any of it is planned by
-//! `zbench-estimate` and skipped by a grid; what the engine learns moves out of here.
+//! `zbench-estimate` and skipped by a grid. What the engine learns moves out of here, together with its tests.
 
+use super::{Cell, Degrees};
 use serde::{Deserialize, Serialize};
 
 /// Everything that is priced and not run. The default is none of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Priced {
-    /// Ranks that share each matrix.
-    pub tensor: usize,
-    /// Ranks that share what lies between the matrices: 1 or `tensor`.
-    pub sequence: usize,
-    /// Stages of the pipeline.
-    pub pipeline: usize,
-    /// Chunks of the model on each stage.
-    pub virtual_stages: usize,
-    /// Order of micro-batches in the pipeline.
-    pub pipeline_schedule: PipelineSchedule,
-    /// Ranks that share each sequence.
-    pub context: usize,
-    /// Ranks that share the experts.
-    pub expert: usize,
     /// Tokens of the busiest expert rank over the mean.
     pub expert_imbalance: f64,
     /// What gathered weights travel as; absent = as they are.
@@ -42,8 +29,6 @@ pub struct Priced {
     pub offload_path: Option<String>,
     /// Whether the inputs that checkpointing keeps are split over `tensor` (ZeRO-R).
     pub partition_activations: bool,
-    /// Ranks that share each expert's matrices.
-    pub expert_tensor: usize,
     /// How the loss is made.
     pub loss: PricedLoss,
     /// A model that the engine has not.
@@ -54,13 +39,6 @@ pub struct Priced {
 impl Default for Priced {
     fn default() -> Priced {
         Priced {
-            tensor: 1,
-            sequence: 1,
-            pipeline: 1,
-            virtual_stages: 1,
-            pipeline_schedule: PipelineSchedule::OneFOneB,
-            context: 1,
-            expert: 1,
             expert_imbalance: 1.0,
             gather_wire: None,
             reduce_wire: None,
@@ -70,20 +48,43 @@ impl Default for Priced {
             offload_activations: Home::Device,
             offload_path: None,
             partition_activations: false,
-            expert_tensor: 1,
             loss: PricedLoss::Fused,
             model: None,
         }
     }
 }
 
+/// A key's value, where it is not the usual one.
+fn unless<T: PartialEq + Serialize>(usual: T, value: T) -> Option<String> {
+    (value != usual).then(|| serde_json::json!(value).to_string())
+}
+
+impl Cell {
+    /// The first key that the engine would have to know, and what it says; `None` of a cell that the engine runs. Nothing else
+    /// decides which cells are priced and not run: what the engine learns leaves this list.
+    pub fn first_priced_key(&self) -> Option<(&'static str, String)> {
+        let Degrees { tensor, sequence, pipeline, context, expert, expert_tensor, .. } = self.parallel.degrees;
+        let degrees = [
+            ("parallel.tensor", tensor),
+            ("parallel.sequence", sequence),
+            ("parallel.pipeline", pipeline),
+            ("parallel.context", context),
+            ("parallel.expert", expert),
+            ("parallel.expert_tensor", expert_tensor),
+        ];
+        let degree = degrees.into_iter().find_map(|(key, ranks)| Some((key, unless(1, ranks)?)));
+        degree.or_else(|| self.priced.as_ref()?.first_key())
+    }
+
+    /// Whether it is priced alone; see [`Cell::first_priced_key`].
+    pub fn is_priced(&self) -> bool {
+        self.first_priced_key().is_some()
+    }
+}
+
 impl Priced {
-    /// The first key that the engine would have to know, and what it says; `None` where there is nothing to know.
+    /// The first of its keys that is not as usual, and what it says.
     pub fn first_key(&self) -> Option<(&'static str, String)> {
-        fn unless<T: PartialEq + Serialize>(usual: T, value: T) -> Option<String> {
-            (value != usual).then(|| serde_json::json!(value).to_string())
-        }
-        let degree = |ranks: usize| unless(1, ranks.max(1));
         let quoted = |word: &str| Some(format!("{word:?}"));
         let loss = match self.loss {
             PricedLoss::Fused => None,
@@ -91,12 +92,6 @@ impl Priced {
             PricedLoss::Chunked(_) => quoted("chunked"),
         };
         let keys = [
-            ("parallel.tensor", degree(self.tensor)),
-            ("parallel.sequence", degree(self.sequence)),
-            ("parallel.pipeline", degree(self.pipeline)),
-            ("parallel.context", degree(self.context)),
-            ("parallel.expert", degree(self.expert)),
-            ("parallel.expert_tensor", degree(self.expert_tensor)),
             ("parallel.gather_wire", unless(None, self.gather_wire)),
             ("parallel.reduce_wire", unless(None, self.reduce_wire)),
             ("memory.offload_optimizer", unless(Home::Device, self.offload_optimizer)),
@@ -109,22 +104,6 @@ impl Priced {
         ];
         keys.into_iter().find_map(|(key, word)| Some((key, word?)))
     }
-
-    /// Ranks that hold one replica of the model's work: all but the data axes.
-    pub fn ranks_per_replica(&self) -> usize {
-        [self.tensor, self.pipeline, self.context].into_iter().fold(1, usize::saturating_mul)
-    }
-}
-
-/// Order of micro-batches in a pipeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum PipelineSchedule {
-    /// One forward, one backward; interleaved where there are virtual stages.
-    #[serde(rename = "1f1b")]
-    OneFOneB,
-    /// All forward, then all backward.
-    #[serde(rename = "gpipe")]
-    GPipe,
 }
 
 /// What travels.

@@ -7,12 +7,11 @@ use crate::comm::{Collective, CollectiveLog, Metered, Null};
 use crate::config::{Backend, Cell, DeviceKind, Evaluation};
 use crate::error::{Result, StepError};
 use crate::executor::{Executor, allocate, prepacked};
-use crate::mesh::Axis;
 use crate::model::FlatKind;
 use crate::outcome::{Estimate, Traffic};
 use crate::plan::Plan;
 use crate::recorder::{Flops, Recorded, Recorder};
-use crate::shard::{Comms, Hybrid, home_dtype};
+use crate::shard::{Comms, home_dtype};
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use zbench_kernels::{Arena, Category, Dry, Kernels};
@@ -77,13 +76,9 @@ impl<'a> DryRun<'a> {
             let null = if keeps_operations { null.listed(axis, &log) } else { null };
             Metered::without_time(axis, Box::new(null))
         };
-        let data = group(Axis::Data, rank, mesh.world());
-        let comms = if mesh.hybrid {
-            let hybrid = Hybrid { outer: group(Axis::Outer, place.outer, mesh.outer), data };
-            Comms { inner: group(Axis::Inner, place.inner, mesh.inner), hybrid: Some(hybrid) }
-        } else {
-            Comms { inner: data, hybrid: None }
-        };
+        let smaller = |_: &Metered, axes, name| Ok(group(name, place.index(axes), mesh.size(axes)));
+        let comms = Comms::new(mesh, |name| group(name, rank, mesh.world()), smaller);
+        let comms = comms.map_err(|error: StepError| error)?;
         let arena = Arena::dry().map_err(|error| StepError::Input(error.to_string()))?;
         let kernels = Arc::new(Dry(kernels));
         let performed = short.map_or(plan, |short| &short.plan);

@@ -3,7 +3,7 @@
 use super::{Holding, Resources, State};
 use crate::comm::{Communicator, Metered};
 use crate::error::Result;
-use crate::mesh::{Split, within};
+use crate::mesh::{Axes, within};
 use crate::model::Grads;
 use std::ops::Range;
 use zbench_kernels::{Buffer, Category, DType, View, ViewMut};
@@ -52,7 +52,7 @@ impl Gradients {
     /// A unit's gradients will be written: zeroes what they are added to.
     pub fn open(&mut self, state: &State, res: Resources<'_>, unit: usize) -> Result<()> {
         let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
-        if state.sharding.gradients == Split::Whole {
+        if state.sharding.gradients == Axes::NONE {
             if !grads.opened {
                 res.fill("gradients", grads.home.view_mut(), 0.0)?;
                 grads.opened = true;
@@ -79,32 +79,32 @@ impl Gradients {
     /// A micro-batch's gradients of a unit are complete: bring them home, summed over the axes that are due.
     pub fn reduce(&mut self, state: &State, res: Resources<'_>, unit: usize, first: bool, last: bool) -> Result<()> {
         let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
-        let inner = &res.comms.inner;
+        let shard_group = res.comms.shard();
         let wire = state.precision.reduce;
         if let Some(scratch) = grads.scratch.take() {
             let home = grads.home.view_mut();
             if scratch.dtype() == wire {
-                inner.reduce_scatter(scratch.view(), home, !first)?;
+                shard_group.reduce_scatter(scratch.view(), home, !first)?;
             } else {
                 let copy = wire_copy(res, wire, scratch.view())?;
-                inner.reduce_scatter(copy.view(), home, !first)?;
+                shard_group.reduce_scatter(copy.view(), home, !first)?;
             }
         } else if last {
             grads.opened = false;
-            let owned = state.place.range(Split::Shard, holding.padded);
+            let owned = state.place.range(Axes::SHARD, holding.padded);
             match state.sharding.optimizer {
-                Split::Whole => all_reduce(res, inner, wire, grads.home.view_mut())?,
-                _ => reduce_to_part(res, inner, wire, grads.home.view_mut(), &owned)?,
+                Axes::NONE => all_reduce(res, shard_group, wire, grads.home.view_mut())?,
+                _ => reduce_to_part(res, shard_group, wire, grads.home.view_mut(), &owned)?,
             }
         }
-        let (true, Some(outer)) = (last, res.comms.outer()) else { return Ok(()) };
-        let shard = within(&state.place.range(Split::Shard, holding.padded), &holding.gradients);
+        let (true, Some(replicas)) = (last, res.comms.over(Axes::REPLICA)) else { return Ok(()) };
+        let shard = within(&state.place.range(Axes::SHARD, holding.padded), &holding.gradients);
         match state.sharding.optimizer {
-            Split::Whole => all_reduce(res, outer, wire, grads.home.view_mut()),
-            Split::Shard => all_reduce(res, outer, wire, grads.home.slice_mut(shard)),
-            Split::World => {
+            Axes::NONE => all_reduce(res, replicas, wire, grads.home.view_mut()),
+            Axes::SHARD => all_reduce(res, replicas, wire, grads.home.slice_mut(shard)),
+            _ => {
                 let part = within(&within(&holding.chunk, &holding.gradients), &shard);
-                reduce_to_part(res, outer, wire, grads.home.slice_mut(shard), &part)
+                reduce_to_part(res, replicas, wire, grads.home.slice_mut(shard), &part)
             }
         }
     }

@@ -14,7 +14,7 @@ pub use placement::{home_dtype, share, slotted};
 use crate::comm::{Metered, Seen, Totals, Traffic};
 use crate::config::{Cell, Precision};
 use crate::device::Device;
-use crate::mesh::{Mesh, MeshCoord, Split};
+use crate::mesh::{Axes, Coords, GroupName, Mesh};
 use crate::model::{FlatKind, Layout, Unit};
 use crate::strategy::Sharding;
 use std::ops::{Deref, Range};
@@ -41,7 +41,7 @@ pub struct Holding {
 }
 
 impl Holding {
-    fn new(cell: &Cell, sharding: &Sharding, place: &MeshCoord, unit: &Unit, part: FlatKind) -> Holding {
+    fn new(cell: &Cell, sharding: &Sharding, place: &Coords, unit: &Unit, part: FlatKind) -> Holding {
         let padded = unit.flat(part).padded;
         Holding {
             part,
@@ -49,7 +49,7 @@ impl Holding {
             home: place.range(sharding.parameters, padded),
             dtype: placement::home_dtype(cell, part),
             owned: place.range(placement::share(sharding, part), padded),
-            chunk: place.range(Split::World, padded),
+            chunk: place.range(Axes::DATA, padded),
             gradients: place.range(sharding.gradients, padded),
             slotted: placement::slotted(cell, sharding, part),
             slot: placement::slot_dtype(cell, part),
@@ -62,7 +62,7 @@ impl Holding {
 pub struct State {
     /// By unit, in the order of [`FlatKind::ALL`]; `None` where the flat is empty.
     pub holdings: Vec<[Option<Holding>; FlatKind::COUNT]>,
-    pub place: MeshCoord,
+    pub place: Coords,
     pub sharding: Sharding,
     pub precision: Precision,
     /// What slots count as.
@@ -75,7 +75,7 @@ pub struct State {
 
 impl State {
     /// The state of a rank.
-    pub fn new(cell: &Cell, layout: &Layout, sharding: Sharding, place: MeshCoord) -> State {
+    pub fn new(cell: &Cell, layout: &Layout, sharding: Sharding, place: Coords) -> State {
         let holding = |unit: &Unit, part: FlatKind| {
             (unit.flat(part).len > 0).then(|| Holding::new(cell, &sharding, &place, unit, part))
         };
@@ -100,29 +100,55 @@ impl State {
     }
 }
 
-/// The groups a rank talks in.
+/// The groups that a rank talks in.
 pub struct Comms {
-    /// The shard group; all ranks when there are no replicas.
-    pub inner: Metered,
-    /// The same place in every shard group, and all ranks; only in a hybrid mesh.
-    pub hybrid: Option<Hybrid>,
-}
-
-/// The further groups of a hybrid mesh.
-pub struct Hybrid {
-    /// The same place in every shard group.
-    pub outer: Metered,
-    pub data: Metered,
+    mesh: Mesh,
+    /// By set of axes, in the order of [`Mesh::groups`]; all but the world.
+    groups: Vec<(Axes, Metered)>,
+    world: Metered,
 }
 
 impl Comms {
+    /// The groups of [`Mesh::groups`]. All but the last, which is `world`, are made by `group`.
+    ///
+    /// # Errors
+    /// As of `group`.
+    pub fn new<E>(
+        mesh: Mesh,
+        world: impl FnOnce(GroupName) -> Metered,
+        mut group: impl FnMut(&Metered, Axes, GroupName) -> Result<Metered, E>,
+    ) -> Result<Comms, E> {
+        let mut all = mesh.groups();
+        let world = world(all.pop().map_or(GroupName::World, |(_, name)| name));
+        let groups: Result<Vec<_>, E> =
+            all.into_iter().map(|(axes, name)| Ok((axes, group(&world, axes, name)?))).collect();
+        Ok(Comms { mesh, groups: groups?, world })
+    }
+
+    /// The group of the ranks that differ from this one on these axes alone; `None` where the mesh has none of them.
+    pub fn over(&self, axes: Axes) -> Option<&Metered> {
+        let axes = self.mesh.existing(axes);
+        let found = self.groups.iter().find(|(known, _)| *known == axes).map(|(_, group)| group);
+        found.or((axes != Axes::NONE).then_some(&self.world))
+    }
+
+    /// The shard group; all data-parallel ranks where there are no replicas.
+    pub fn shard(&self) -> &Metered {
+        self.over(Axes::SHARD).unwrap_or(&self.world)
+    }
+
+    /// All ranks that have the same weights.
     pub fn data(&self) -> &Metered {
-        self.hybrid.as_ref().map_or(&self.inner, |h| &h.data)
+        self.over(Axes::DATA).unwrap_or(&self.world)
+    }
+
+    /// All ranks.
+    pub fn world(&self) -> &Metered {
+        &self.world
     }
 
     fn all(&self) -> impl Iterator<Item = &Metered> {
-        let hybrid = self.hybrid.iter().flat_map(|hybrid| [&hybrid.outer, &hybrid.data]);
-        std::iter::once(&self.inner).chain(hybrid)
+        self.groups.iter().map(|(_, group)| group).chain([&self.world])
     }
 
     /// What has been counted, to be restored when what follows is no part of a step.
@@ -151,11 +177,6 @@ impl Comms {
 
     pub(crate) fn reset(&self) {
         self.all().for_each(Metered::reset);
-    }
-
-    /// The replicas of this rank's part.
-    pub fn outer(&self) -> Option<&Metered> {
-        self.hybrid.as_ref().map(|h| &h.outer)
     }
 }
 

@@ -197,8 +197,7 @@ impl Optimizer {
         (losses, loss_scale): (&Losses, f64),
         flags: Flags,
     ) -> Result<GlobalStats> {
-        let mesh = state.mesh();
-        let world = mesh.world();
+        let world = state.mesh().world();
         let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
         let units = self.units.len();
         let parts = || (0..units).filter_map(own_part);
@@ -234,7 +233,7 @@ impl Optimizer {
             written: (0..world).all(|rank| word(rank) & 2 != 0),
         };
         let squares = (words..width).flat_map(|i| (0..world).map(move |position| (i, position)));
-        let squares: f64 = squares.map(|(i, position)| all[mesh.owner(position) * width + i]).sum();
+        let squares: f64 = squares.map(|(i, position)| all[state.place.owner(position) * width + i]).sum();
         let norm = squares.sqrt() * mean_scale(train, world) / loss_scale;
         let factor = if train.clip_norm > 0.0 { (train.clip_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
         Ok(GlobalStats { loss, norm, factor: factor as f32 as f64, loss_scale, flags })

@@ -4,7 +4,7 @@ use super::{Comms, Holding, Resources, State};
 use crate::comm::{Communicator, OwnedCall, Ticket};
 use crate::error::Result;
 use crate::layers::prepacked::Prepacked;
-use crate::mesh::{Split, within};
+use crate::mesh::{Axes, within};
 use crate::model::{FlatKind, Weights};
 use zbench_kernels::{Buffer, Category, View};
 
@@ -52,12 +52,12 @@ impl Params {
     pub fn refresh(&mut self, state: &State, comms: &Comms, unit: usize) -> Result<()> {
         let Some(holding) = state.trainable(unit) else { return Ok(()) };
         let Some(home) = self.home_mut(unit, FlatKind::Trainable) else { return Ok(()) };
-        if let (Split::World, Some(outer)) = (state.sharding.optimizer, comms.outer()) {
-            let shard = within(&state.place.range(Split::Shard, holding.padded), &holding.home);
-            outer.all_gather_in_place(home.slice_mut(shard))?;
+        if let (Axes::DATA, Some(replicas)) = (state.sharding.optimizer, comms.over(Axes::REPLICA)) {
+            let shard = within(&state.place.range(Axes::SHARD, holding.padded), &holding.home);
+            replicas.all_gather_in_place(home.slice_mut(shard))?;
         }
-        if state.sharding.parameters == Split::Whole {
-            comms.inner.all_gather_in_place(home.view_mut())?;
+        if state.sharding.parameters == Axes::NONE {
+            comms.shard().all_gather_in_place(home.view_mut())?;
         }
         Ok(())
     }
@@ -78,7 +78,7 @@ impl Params {
     pub fn wait(&mut self, comms: &Comms, unit: usize) -> Result<()> {
         for flat in self.flats[unit].iter_mut().flatten() {
             let Some(ticket) = flat.pending.take() else { continue };
-            let gathered = comms.inner.wait(ticket)?;
+            let gathered = comms.shard().wait(ticket)?;
             // A send that is not the home was a wire copy, and is done with.
             flat.home = flat.home.take().or(gathered.send);
             flat.slot = Some(gathered.recv);
@@ -107,7 +107,7 @@ impl Flat {
     fn gather(&mut self, state: &State, res: Resources<'_>, holding: &Holding) -> Result<()> {
         let mut slot = res.alloc(state.slots, holding.slot, holding.padded)?;
         let Some(home) = self.home.as_ref() else { return Ok(()) };
-        if state.sharding.parameters == Split::Whole {
+        if state.sharding.parameters == Axes::NONE {
             res.cast(TERM, home.view(), slot.view_mut())?;
             self.slot = Some(slot);
             return Ok(());
@@ -120,7 +120,7 @@ impl Flat {
             Some(wire)
         };
         let Some(send) = send else { return Ok(()) };
-        self.pending = Some(res.comms.inner.start(OwnedCall::all_gather(send, slot))?);
+        self.pending = Some(res.comms.shard().start(OwnedCall::all_gather(send, slot))?);
         Ok(())
     }
 }

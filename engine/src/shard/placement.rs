@@ -1,7 +1,7 @@
 //! Which type a flat has where, and over which axes it is split.
 
 use crate::config::{Base, Cell};
-use crate::mesh::Split;
+use crate::mesh::Axes;
 use crate::model::FlatKind;
 use crate::strategy::{Reshard, Sharding};
 use zbench_kernels::{Category, DType};
@@ -25,11 +25,11 @@ pub fn slot_dtype(cell: &Cell, part: FlatKind) -> DType {
 
 /// Whether a flat is read from a slot: its home is a part, or of another type than the compute.
 pub fn slotted(cell: &Cell, sharding: &Sharding, part: FlatKind) -> bool {
-    sharding.parameters != Split::Whole || home_dtype(cell, part) != slot_dtype(cell, part)
+    sharding.parameters != Axes::NONE || home_dtype(cell, part) != slot_dtype(cell, part)
 }
 
 /// Over which axes a flat's home is split. Frozen weights are split as the parameters are.
-pub fn share(sharding: &Sharding, part: FlatKind) -> Split {
+pub fn share(sharding: &Sharding, part: FlatKind) -> Axes {
     match part {
         FlatKind::Trainable => sharding.optimizer,
         FlatKind::Frozen | FlatKind::Quantised => sharding.parameters,

@@ -7,7 +7,7 @@ use crate::{device, scope};
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{Communicator, HostStaged, Metered, group};
-use zbench_engine::mesh::Axis;
+use zbench_engine::mesh::GroupName;
 use zbench_kernels::{Arena, Cuda, Kernels};
 use zbench_kernels_testing::Late;
 
@@ -23,7 +23,7 @@ fn run(late: bool, size: usize, stall: Duration, rank: impl Fn(Box<dyn Communica
             scope.spawn(move || {
                 let carried: Box<dyn Communicator> = Box::new(HostStaged::new(Box::new(local), kernels, arena));
                 assert_eq!(carried.backend(), "device");
-                rank(Box::new(Metered::new(Axis::Data, carried)));
+                rank(Box::new(Metered::new(GroupName::Data, carried)));
             })
         };
         let threads: Vec<_> = ranks.map(start).collect();

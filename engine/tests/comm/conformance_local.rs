@@ -6,7 +6,7 @@ use crate::scope;
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{Communicator, Metered, Null, group};
-use zbench_engine::mesh::Axis;
+use zbench_engine::mesh::GroupName;
 use zbench_kernels::{Cpu, Kernels};
 
 /// Runs `rank` on one thread per rank, with the kernels that training uses.
@@ -72,7 +72,7 @@ fn null_has_the_shapes_of_any_other() {
     for (rank, size) in [(0, 1), (0, 3), (2, 3), (5, 8)] {
         conformance::calls(&Null::new(rank, size), &SHAPES);
     }
-    conformance::calls(&Metered::new(Axis::Data, Box::new(Null::new(1, 4))), &SHAPES);
+    conformance::calls(&Metered::new(GroupName::Data, Box::new(Null::new(1, 4))), &SHAPES);
 }
 
 #[test]

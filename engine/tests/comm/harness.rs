@@ -4,7 +4,7 @@ use crate::comm::tree::{Mood, Sample, Tree};
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{Communicator, Metered, Shared, group, shm};
-use zbench_engine::mesh::Axis;
+use zbench_engine::mesh::GroupName;
 use zbench_kernels::{Arena, Kernels, View, ViewMut};
 
 /// The group sizes of the suite.
@@ -27,7 +27,7 @@ pub const BACKENDS: [Backend; 3] = [Backend::Local, Backend::MeteredLocal, Backe
 pub fn rank_of(backend: Backend, local: Shared, kernels: Arc<dyn Kernels>, stall: Duration) -> Box<dyn Communicator> {
     match backend {
         Backend::Local => Box::new(local),
-        Backend::MeteredLocal => Box::new(Metered::new(Axis::Data, Box::new(local))),
+        Backend::MeteredLocal => Box::new(Metered::new(GroupName::Data, Box::new(local))),
         Backend::Shm => {
             let arena = Arena::shared(None).unwrap();
             let mut exchange = |own: &[u8]| Ok(exchanged(&local, own));

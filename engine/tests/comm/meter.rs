@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::CollectiveKind;
 use zbench_engine::comm::{Communicator, Metered, OwnedCall, group};
-use zbench_engine::mesh::Axis;
+use zbench_engine::mesh::GroupName;
 use zbench_engine::outcome::Traffic;
 use zbench_kernels::{Arena, Category, DType, Kernels, View, ViewMut};
 
@@ -15,7 +15,7 @@ fn metered(size: usize, rank: impl Fn(Metered) + Sync) {
     std::thread::scope(|scope| {
         let rank = &rank;
         for comm in group("world", kernels, PATIENCE).unwrap() {
-            scope.spawn(move || rank(Metered::new(Axis::Inner, Box::new(comm))));
+            scope.spawn(move || rank(Metered::new(GroupName::Inner, Box::new(comm))));
         }
     });
 }
@@ -54,7 +54,7 @@ fn calls_payload_and_wire_by_kind() {
         let wire = comm.wire_bytes() as f64;
         let rows = comm.snapshot();
         comm.reset();
-        assert!(rows.iter().all(|row| row.axis == Axis::Inner && row.ranks == 4 && row.ms >= row.exposed_ms));
+        assert!(rows.iter().all(|row| row.axis == GroupName::Inner && row.ranks == 4 && row.ms >= row.exposed_ms));
         assert_eq!(bytes(&rows, "all_gather"), (3.0, 3.0 * 256.0, 3.0 * 192.0));
         assert_eq!(bytes(&rows, "reduce_scatter"), (2.0, 512.0, 384.0));
         assert_eq!(bytes(&rows, "all_reduce"), (1.0, 512.0, 768.0), "in one round");

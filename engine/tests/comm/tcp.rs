@@ -4,7 +4,7 @@ use crate::comm::rendezvous::{join, meeting};
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{CommError, Communicator, Metered, OwnedCall, Tcp, TcpOptions, tcp};
-use zbench_engine::mesh::Axis;
+use zbench_engine::mesh::GroupName;
 use zbench_kernels::{Arena, Buffer, Category, Cpu, DType, Kernels, View, ViewMut};
 
 /// Longer than anything here takes on a loaded machine; only tests of stalls wait for their own.
@@ -114,7 +114,7 @@ fn filled(arena: &Arena, values: &[f32]) -> Buffer {
 #[test]
 fn started_collectives_may_be_waited_for_in_any_order_and_count_then() {
     let results = attempt(3, &patient(), cpu, |comm| {
-        let metered = Metered::new(Axis::Data, Box::new(comm));
+        let metered = Metered::new(GroupName::Data, Box::new(comm));
         let arena = Arena::host(Some(16 << 20)).unwrap();
         let rank = metered.rank() as f32;
         let first = metered.start(OwnedCall::all_reduce(filled(&arena, &[rank, 1.0, 2.0]))).unwrap();

@@ -5,7 +5,7 @@ use crate::conformance::{self, EXACT};
 use crate::scope;
 use std::time::Duration;
 use zbench_engine::comm::{Communicator, Metered, Tcp, TcpOptions};
-use zbench_engine::mesh::Axis;
+use zbench_engine::mesh::GroupName;
 
 fn conforms(size: usize) {
     run(size, &patient(), |comm| conformance::all(comm, &EXACT));
@@ -23,7 +23,7 @@ fn two_ranks_conform() {
 
 #[test]
 fn three_ranks_conform_metered() {
-    let metered = |comm: Tcp| conformance::all(&Metered::new(Axis::Data, Box::new(comm)), &EXACT);
+    let metered = |comm: Tcp| conformance::all(&Metered::new(GroupName::Data, Box::new(comm)), &EXACT);
     attempt(3, &patient(), cpu, metered).into_iter().for_each(|rank| rank.unwrap());
 }
 

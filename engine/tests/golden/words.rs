@@ -3,7 +3,7 @@
 
 use zbench_engine::actions::Action;
 use zbench_engine::comm::CollectiveKind;
-use zbench_engine::mesh::Axis;
+use zbench_engine::mesh::GroupName;
 use zbench_engine::recorder::{Phase, Recorded};
 use zbench_kernels::*;
 
@@ -29,11 +29,12 @@ pub const CATEGORIES: [(Category, &str); 6] = [
     (Category::Workspace, "workspace"),
 ];
 
-pub fn axis(axis: Axis) -> &'static str {
+pub fn axis(axis: GroupName) -> &'static str {
     match axis {
-        Axis::Data => "data",
-        Axis::Inner => "shard",
-        Axis::Outer => "replicate",
+        GroupName::Data => "data",
+        GroupName::Inner => "shard",
+        GroupName::Outer => "replicate",
+        other => panic!("the group {other:?} has no word in the golden dump; add it to {}", file!()),
     }
 }
 

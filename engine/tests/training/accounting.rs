@@ -4,7 +4,7 @@ use crate::training::recording::Recording;
 use crate::training::support::*;
 use std::sync::Arc;
 use zbench_engine::config::*;
-use zbench_engine::mesh::Axis;
+use zbench_engine::mesh::GroupName;
 use zbench_engine::outcome::{RankReport, Traffic};
 use zbench_engine::plan::Plan;
 use zbench_engine::train::with_ranks;
@@ -345,8 +345,8 @@ fn payloads_follow_the_published_volumes() {
             let plan = plan(&cell);
             let padded: usize = plan.layout.units.iter().map(|u| u.trainable().padded).sum();
             let sum = |outer: bool| -> f64 {
-                let rows = plan.estimate.traffic.iter().filter(|t| (t.axis == Axis::Outer) == outer);
-                let rows = rows.filter(|t| !(t.axis == Axis::Data && shard > 1));
+                let rows = plan.estimate.traffic.iter().filter(|t| (t.axis == GroupName::Outer) == outer);
+                let rows = rows.filter(|t| !(t.axis == GroupName::Data && shard > 1));
                 let agree = 8.0 * ranks as f64 * (1.0 + plan.layout.units.len() as f64);
                 let bytes: f64 = rows.map(|t| t.payload_bytes).sum();
                 (bytes - if outer || shard > 1 { 0.0 } else { agree }) / (4.0 * padded as f64)

@@ -49,6 +49,7 @@ pub fn llama_fixture() -> Cell {
             ranks_per_node: None,
             strategy: Strategy::Ddp,
             shard: 1,
+            degrees: zbench_engine::config::Degrees::default(),
             prefetch: 1,
             backend: Backend::Local,
             stall: STALL,

@@ -9,7 +9,7 @@ use zbench_engine::actions::Action;
 use zbench_engine::comm::CollectiveKind;
 use zbench_engine::config::*;
 use zbench_engine::course::Control;
-use zbench_engine::mesh::Axis;
+use zbench_engine::mesh::GroupName;
 use zbench_engine::outcome::{Failure, Happening, Run, Span};
 use zbench_engine::trace::{ClockOrigin, StepTrace, Tracing, What};
 use zbench_engine::train::train_on;
@@ -88,7 +88,7 @@ fn a_trace_says_what_the_report_says() {
                 let sum: u64 = segments.map(|segment| segment.ns).sum();
                 close(sum as f64 / 1e6 / 3.0, rank.spans_ms[span], &format!("{name}: {}", span.name()));
             }
-            let mut flights: BTreeMap<(Axis, CollectiveKind), (u64, u64, u64)> = BTreeMap::new();
+            let mut flights: BTreeMap<(GroupName, CollectiveKind), (u64, u64, u64)> = BTreeMap::new();
             for flight in timed.iter().flat_map(|trace| &trace.flights) {
                 let sums = flights.entry((flight.axis, flight.kind)).or_default();
                 *sums = (sums.0 + 1, sums.1 + flight.wire_bytes, sums.2 + flight.until - flight.from);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use zbench_config::files::Files;
 use zbench_config::{Context, Document, grid};
 use zbench_engine::config::DeviceKind;
-use zbench_engine::mesh::Axis;
+use zbench_engine::mesh::GroupName;
 use zbench_kernels::Cpu;
 
 const TWO: RankLayout = RankLayout { ranks: 2, threads: 1, crowded: false };
@@ -172,7 +172,8 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
     let of = Operations { layout, curves, overheads: Overheads::default(), spread: 0.0 };
     let fill = zbench_kernels::Elementwise { len: 8, sources: 0, from: DType::F32, to: DType::F32 };
     let operation = Recorded { phase: zbench_engine::recorder::Phase::Forward, term: "x", op: Op::Fill(fill, 0.0) };
-    let call = Collective { axis: Axis::Data, kind: CollectiveKind::AllGather, ranks: 4, bytes: 64, in_place: false };
+    let call =
+        Collective { axis: GroupName::Data, kind: CollectiveKind::AllGather, ranks: 4, bytes: 64, in_place: false };
     let action = Action::Forward { unit: 0 };
     let stated = vec![RecordedAction { action, operations: vec![operation; 2], collectives: vec![call; 2] }];
     let split = SplitStep { stated, reduce: DType::F32, step: 100e-6, alone: 15e-6 };

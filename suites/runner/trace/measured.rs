@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use zbench_engine::actions::Action;
-use zbench_engine::mesh::Axis;
+use zbench_engine::mesh::GroupName;
 use zbench_engine::outcome::Saved;
 use zbench_engine::trace::{Flight, Segment, StepTrace, What};
 use zbench_predict::planned::Planned;
@@ -33,7 +33,7 @@ pub struct Trial {
     /// The prediction stands behind this moment.
     predicted_until: Option<u64>,
     /// Ranks that have spoken, with the lanes of their collectives by axis.
-    ranks: BTreeMap<usize, BTreeMap<Axis, Lanes>>,
+    ranks: BTreeMap<usize, BTreeMap<GroupName, Lanes>>,
     /// Steps that rank 0 has told of.
     steps: u64,
     is_device: bool,

@@ -30,7 +30,7 @@ pub use loader::Search;
 pub use ordered::Ordered;
 
 use super::{Abandon, Call, CommError, Communicator, Kind, Member, OwnedCall, Result, Ticket, invalid, why_abandoned};
-use crate::mesh::Axis;
+use crate::mesh::GroupName;
 use driver::Event;
 use handle::Handle;
 use issue::Issue;
@@ -163,7 +163,7 @@ impl Nccl {
     ///
     /// # Errors
     /// What NCCL or the driver says, as where there is no room.
-    pub fn prepare(&self, groups: &[(usize, usize, Axis)]) -> Result<()> {
+    pub fn prepare(&self, groups: &[(usize, usize, GroupName)]) -> Result<()> {
         self.connect()?;
         for (color, key, axis) in groups {
             let child = self.split_off(*color, *key, axis.name())?;

@@ -1,6 +1,6 @@
 use super::super::curves::Point;
 use super::*;
-use crate::mesh::Axis;
+use crate::mesh::GroupName;
 use crate::recorder::{Phase, Recorded};
 use zbench_kernels::{Elementwise, Op};
 
@@ -42,7 +42,7 @@ fn clock(curves: &Curves, crowd: f64) -> Clock<'_> {
 }
 
 fn gather(bytes: u64) -> Collective {
-    Collective { axis: Axis::Data, kind: CollectiveKind::AllGather, ranks: 4, bytes, in_place: false }
+    Collective { axis: GroupName::Data, kind: CollectiveKind::AllGather, ranks: 4, bytes, in_place: false }
 }
 
 #[test]

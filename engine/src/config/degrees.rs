@@ -1,0 +1,58 @@
+//! Degrees of model parallelism: how many ranks share a matrix, a sequence, the layers, the experts.
+
+use serde::{Deserialize, Serialize};
+
+/// How many ranks share what; the default is that every rank has all of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Degrees {
+    /// Ranks that share each matrix.
+    pub tensor: usize,
+    /// Ranks that share what lies between the matrices: 1 or `tensor`.
+    pub sequence: usize,
+    /// Stages of the pipeline.
+    pub pipeline: usize,
+    /// Parts of the model on each stage.
+    pub virtual_stages: usize,
+    /// Order of micro-batches in the pipeline.
+    pub pipeline_schedule: PipelineSchedule,
+    /// Ranks that share each sequence.
+    pub context: usize,
+    /// Ranks that share the experts.
+    pub expert: usize,
+    /// Ranks that share each expert's matrices.
+    pub expert_tensor: usize,
+}
+
+impl Default for Degrees {
+    fn default() -> Degrees {
+        Degrees {
+            tensor: 1,
+            sequence: 1,
+            pipeline: 1,
+            virtual_stages: 1,
+            pipeline_schedule: PipelineSchedule::OneFOneB,
+            context: 1,
+            expert: 1,
+            expert_tensor: 1,
+        }
+    }
+}
+
+impl Degrees {
+    /// Ranks that hold one replica of the model's work: all but the data axes.
+    pub fn ranks_per_replica(&self) -> usize {
+        [self.tensor, self.pipeline, self.context].into_iter().fold(1, usize::saturating_mul)
+    }
+}
+
+/// Order of micro-batches in a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PipelineSchedule {
+    /// One forward, one backward; interleaved where there are virtual stages.
+    #[serde(rename = "1f1b")]
+    OneFOneB,
+    /// All forward, then all backward.
+    #[serde(rename = "gpipe")]
+    GPipe,
+}
