@@ -335,21 +335,6 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_is_found_again_from_its_group() {
-        let mesh = Mesh::hybrid(3, 2).with([2, 2, 2], [4, 1]);
-        assert_eq!(mesh.world(), 48);
-        for rank in 0..mesh.world() {
-            let place = mesh.place(rank);
-            for (axes, _) in mesh.groups() {
-                let group = place.group(axes);
-                assert_eq!(group.len(), mesh.size(axes));
-                assert_eq!(group[place.index(axes)], rank, "{axes:?}");
-                assert!(group.iter().all(|other| mesh.place(*other).group(axes) == group), "{axes:?}");
-            }
-        }
-    }
-
-    #[test]
     fn groups_of_data_parallel_meshes_have_the_names_of_records() {
         let names = |mesh: Mesh| mesh.groups().into_iter().map(|(_, name)| name).collect::<Vec<_>>();
         assert_eq!(names(Mesh::data(4)), [GroupName::Data]);

@@ -137,17 +137,19 @@ pub fn divides(degrees: &Degrees, model: &Model, blocks: usize, seq: usize) -> R
         );
         return misfit("parallel.tensor", "model.num_attention_heads", reason);
     }
-    let chunks = pipeline.saturating_mul(virtual_stages);
-    if chunks > blocks.max(1) {
-        let reason = match virtual_stages {
-            0 | 1 => format!("{pipeline} is above model.num_hidden_layers = {blocks}; write {blocks} or fewer"),
-            _ => format!(
-                "{pipeline} stages of parallel.virtual_stages = {virtual_stages} parts are {chunks}, above \
-                 model.num_hidden_layers = {blocks}; write {} or fewer",
-                (blocks / virtual_stages).max(1)
-            ),
-        };
-        return misfit("parallel.pipeline", "parallel.virtual_stages", reason);
+    if pipeline > blocks.max(1) {
+        let most = blocks.max(1);
+        let reason = format!("{pipeline} is above model.num_hidden_layers = {blocks}; write {most} or fewer");
+        return misfit("parallel.pipeline", "model.num_hidden_layers", reason);
+    }
+    // The embedding and the head may be parts of their own.
+    if pipeline.saturating_mul(virtual_stages) > blocks + 2 {
+        let reason = format!(
+            "{virtual_stages} on each of parallel.pipeline = {pipeline} stages are more parts than the model's {blocks} \
+             blocks, embedding and head; write {} or fewer",
+            (blocks + 2) / pipeline
+        );
+        return misfit("parallel.virtual_stages", "parallel.pipeline", reason);
     }
     if !seq.is_multiple_of(context) {
         let nearest = nearest(context, seq, |context| seq.is_multiple_of(context));

@@ -10,6 +10,7 @@ mod device;
 mod documents;
 mod golden;
 mod hf;
+mod mesh;
 mod peft;
 #[path = "../../tests/scope.rs"]
 mod scope;

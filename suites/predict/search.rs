@@ -58,7 +58,7 @@ pub fn question(resolved: &Resolved) -> Cell {
     cell.parallel.shard = cell.parallel.ranks;
     cell.memory.checkpointing = Checkpointing::None;
     let rest = Priced { offload_optimizer: Home::Device, offload_parameters: Home::Device, ..base };
-    cell.priced = rest.first_key().is_some().then(|| Box::new(rest));
+    cell.priced = Some(Box::new(rest)).filter(|rest| **rest != Priced::default());
     cell
 }
 
@@ -297,7 +297,7 @@ impl ParallelLayout {
         self.settings.insert("memory.offload_parameters", place(parameters));
         let base = self.cell.priced.take().map(|priced| *priced).unwrap_or_default();
         let priced = Priced { offload_optimizer: optimizer, offload_parameters: parameters, ..base };
-        self.cell.priced = priced.first_key().is_some().then(|| Box::new(priced));
+        self.cell.priced = Some(Box::new(priced)).filter(|priced| **priced != Priced::default());
     }
 }
 
