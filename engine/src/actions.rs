@@ -1,10 +1,13 @@
-//! The schedule: what one rank does in one step, as a list.
+//! What one rank does in one step, as a list.
 
 use crate::config::{Checkpointing, SavedTensor};
+use crate::model::{Layer, LayerKind, Stream};
+use crate::pipeline::Pass;
 use crate::strategy::Reshard;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
-/// One thing a rank does. Units are numbers in [`crate::model::Layout::units`]; `micro` counts micro-batches from 0.
+/// One thing a rank does. Layers and units are numbers in the rank's [`crate::model::Layout`]; `micro` counts micro-batches from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
@@ -19,19 +22,34 @@ pub enum Action {
         /// Fill a slot in the compute type.
         slot: bool,
     },
-    /// Forward of a unit; of the head, forward, loss and backward.
+    /// Take a stream's values from the stage before, or their gradient from the stage behind.
+    Receive {
+        micro: usize,
+        stream: Stream,
+        gradient: bool,
+    },
+    /// Forward of a layer; of the head, forward, loss and backward.
     Forward {
-        unit: usize,
+        micro: usize,
+        layer: usize,
     },
     /// Make a block's dropped tensors again, and its output if the next block lacks its input.
     #[serde(rename = "restore")]
     Recompute {
-        unit: usize,
+        micro: usize,
+        layer: usize,
         output: bool,
     },
-    /// Backward of a unit.
+    /// Backward of a layer.
     Backward {
-        unit: usize,
+        micro: usize,
+        layer: usize,
+    },
+    /// Give a stream's values to the stage behind, or their gradient to the stage before.
+    Send {
+        micro: usize,
+        stream: Stream,
+        gradient: bool,
     },
     /// Give a unit's slot back.
     Release {
@@ -50,33 +68,64 @@ pub enum Action {
 }
 
 impl Action {
-    /// The unit that it is about.
-    pub fn unit_mut(&mut self) -> Option<&mut usize> {
+    /// The layer or the unit that it is about.
+    pub fn place_mut(&mut self) -> Option<&mut usize> {
         match self {
-            Action::Load { .. } | Action::Update => None,
-            Action::Gather { unit, .. }
-            | Action::Forward { unit }
-            | Action::Recompute { unit, .. }
-            | Action::Backward { unit }
-            | Action::Release { unit }
-            | Action::Reduce { unit, .. } => Some(unit),
+            Action::Load { .. } | Action::Receive { .. } | Action::Send { .. } | Action::Update => None,
+            Action::Forward { layer, .. } | Action::Recompute { layer, .. } | Action::Backward { layer, .. } => {
+                Some(layer)
+            }
+            Action::Gather { unit, .. } | Action::Release { unit } | Action::Reduce { unit, .. } => Some(unit),
         }
+    }
+
+    fn micro_mut(&mut self) -> Option<&mut usize> {
+        match self {
+            Action::Load { micro }
+            | Action::Receive { micro, .. }
+            | Action::Forward { micro, .. }
+            | Action::Recompute { micro, .. }
+            | Action::Backward { micro, .. }
+            | Action::Send { micro, .. } => Some(micro),
+            Action::Gather { .. } | Action::Release { .. } | Action::Reduce { .. } | Action::Update => None,
+        }
+    }
+
+    /// The micro-batch that it is about.
+    pub fn micro(mut self) -> Option<usize> {
+        self.micro_mut().copied()
+    }
+
+    /// The same of another micro-batch.
+    #[must_use]
+    pub fn at(mut self, number: usize) -> Action {
+        if let Some(micro) = self.micro_mut() {
+            *micro = number;
+        }
+        self
+    }
+
+    /// The same of a micro-batch so many before; numbers wrap.
+    #[must_use]
+    pub fn earlier(mut self, micros: usize) -> Action {
+        if let Some(micro) = self.micro_mut() {
+            *micro = micro.wrapping_sub(micros);
+        }
+        self
     }
 }
 
 /// What the schedule depends on.
 #[derive(Clone, Debug)]
 pub struct Schedule<'a> {
-    pub blocks: usize,
-    pub accumulation: usize,
+    pub layers: &'a [Layer],
+    pub units: usize,
+    /// The order of micro-batches.
+    pub passes: &'a [Pass],
     /// When slots are given back.
     pub reshard: Reshard,
     /// Units gathered ahead.
     pub prefetch: usize,
-    /// Whether the head reads the embedding's table.
-    pub tied: bool,
-    /// Whether the embedding's backward reads its weights.
-    pub embedding_reads: bool,
     /// By unit: whether it has trainable weights.
     pub trainable: &'a [bool],
     /// By unit: whether its home is stale after an update.
@@ -132,12 +181,26 @@ impl Policy {
 
 /// The list of a step.
 pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
-    let mut computes = Vec::new();
-    for micro in 0..schedule.accumulation {
-        let begin = computes.len();
-        micro_batch(schedule, micro, &mut computes);
-        mark_last(schedule.slotted.len(), &mut computes[begin..]);
+    let last = schedule.passes.iter().filter(|pass| matches!(pass, Pass::Forward(_))).count().saturating_sub(1);
+    let (mut computes, mut begin) = (Vec::new(), 0);
+    let mut goes_forward = true;
+    for pass in schedule.passes {
+        match *pass {
+            Pass::Forward(micro) => {
+                if !goes_forward {
+                    mark_last(schedule.units, &mut computes[begin..]);
+                    begin = computes.len();
+                }
+                goes_forward = true;
+                forward(schedule, micro, last, &mut computes);
+            }
+            Pass::Backward(micro) => {
+                goes_forward = false;
+                backward(schedule, micro, last, &mut computes);
+            }
+        }
     }
+    mark_last(schedule.units, &mut computes[begin..]);
     let mut residency = Residency::new(schedule);
     residency.run(&computes);
     // The update makes every slot stale.
@@ -161,12 +224,9 @@ pub struct EvaluationActions {
 /// back: the head's and the embedding's, the largest of most models, are then never there together, as they are not in
 /// a step. Otherwise all units stay to the end.
 pub fn evaluation_actions(schedule: &Schedule<'_>) -> EvaluationActions {
-    let head = schedule.blocks + 1;
-    let compute = |action, reads| Compute { action, reads, last: [false; 2] };
-    let mut computes = vec![compute(Action::Load { micro: 0 }, Reads::None)];
-    computes.extend((0..head).map(|unit| compute(Action::Forward { unit }, Reads::One([unit]))));
-    let reads = if schedule.tied { Reads::Two([head, 0]) } else { Reads::One([head]) };
-    computes.push(compute(Action::Forward { unit: head }, reads));
+    let mut computes = Vec::new();
+    forward(schedule, 0, 0, &mut computes);
+    computes.retain(|compute| !matches!(compute.action, Action::Reduce { .. }));
     let mut residency = Residency::new(schedule);
     let mut micro_batch = || {
         residency.run(&computes);
@@ -208,40 +268,85 @@ impl std::ops::Deref for Reads {
     }
 }
 
-/// What a micro-batch computes, with the reductions that follow.
-fn micro_batch(s: &Schedule<'_>, micro: usize, list: &mut Vec<Compute>) {
-    let head = s.blocks + 1;
-    let mut push = |action, reads| list.push(Compute { action, reads, last: [false; 2] });
-    let reduce = |unit| Action::Reduce { unit, first: micro == 0, last: micro + 1 == s.accumulation };
-    push(Action::Load { micro }, Reads::None);
-    for unit in 0..head {
-        push(Action::Forward { unit }, Reads::One([unit]));
+fn compute(action: Action, reads: Reads) -> Compute {
+    Compute { action, reads, last: [false; 2] }
+}
+
+/// The units whose weights a layer reads.
+fn reads(layer: &Layer) -> Reads {
+    layer.shares.map_or(Reads::One([layer.unit]), |shared| Reads::Two([layer.unit, shared]))
+}
+
+fn reduce(s: &Schedule<'_>, unit: usize, micro: usize, last: usize) -> Option<Compute> {
+    let action = Action::Reduce { unit, first: micro == 0, last: micro == last };
+    s.trainable[unit].then(|| compute(action, Reads::None))
+}
+
+/// What a stage computes forward. The head goes backward, too, and its gradients are complete.
+fn forward(s: &Schedule<'_>, micro: usize, last: usize, list: &mut Vec<Compute>) {
+    list.push(compute(Action::Load { micro }, Reads::None));
+    let (first_layer, last_layer) = (s.layers.first(), s.layers.last());
+    if let Some(Layer { reads: stream, .. }) = first_layer.filter(|layer| layer.is_inner()) {
+        list.push(compute(Action::Receive { micro, stream: *stream, gradient: false }, Reads::None));
     }
-    let reads = if s.tied { Reads::Two([head, 0]) } else { Reads::One([head]) };
-    push(Action::Forward { unit: head }, reads);
-    if s.trainable[head] {
-        push(reduce(head), Reads::None);
+    for (number, layer) in s.layers.iter().enumerate() {
+        list.push(compute(Action::Forward { micro, layer: number }, reads(layer)));
+        if let LayerKind::Head(_) = layer.kind {
+            list.extend(reduce(s, layer.unit, micro, last));
+        }
     }
-    let segments = (0..s.blocks).step_by(s.policy.every).map(|start| start..(start + s.policy.every).min(s.blocks));
+    if let Some(Layer { writes: stream, .. }) = last_layer.filter(|layer| layer.is_inner()) {
+        list.push(compute(Action::Send { micro, stream: *stream, gradient: false }, Reads::None));
+    }
+}
+
+/// What a stage computes backward, with the reductions that follow.
+fn backward(s: &Schedule<'_>, micro: usize, last: usize, list: &mut Vec<Compute>) {
+    let (first_layer, last_layer) = (s.layers.first(), s.layers.last());
+    if let Some(Layer { writes: stream, .. }) = last_layer.filter(|layer| layer.is_inner()) {
+        list.push(compute(Action::Receive { micro, stream: *stream, gradient: true }, Reads::None));
+    }
+    let mut end = s.layers.len();
+    while let Some(at) = end.checked_sub(1) {
+        let layer = &s.layers[at];
+        match &layer.kind {
+            LayerKind::Head(_) => end = at,
+            LayerKind::Block(_) => {
+                let start = s.layers[..end].iter().rposition(|layer| layer.block().is_none()).map_or(0, |at| at + 1);
+                blocks_backward(s, start..end, micro, last, list);
+                end = start;
+            }
+            LayerKind::Embedding(embedding) => {
+                if s.trainable[layer.unit] {
+                    let reads = if embedding.reads_weights() { reads(layer) } else { Reads::None };
+                    list.push(compute(Action::Backward { micro, layer: at }, reads));
+                    list.extend(reduce(s, layer.unit, micro, last));
+                }
+                end = at;
+            }
+        }
+    }
+    if let Some(Layer { reads: stream, .. }) = first_layer.filter(|layer| layer.is_inner()) {
+        list.push(compute(Action::Send { micro, stream: *stream, gradient: true }, Reads::None));
+    }
+}
+
+/// Backward of blocks that follow each other, in segments of those whose input is made again from one that was kept.
+fn blocks_backward(s: &Schedule<'_>, blocks: Range<usize>, micro: usize, last: usize, list: &mut Vec<Compute>) {
+    let every = s.policy.every;
+    let segments = blocks.clone().step_by(every).map(|start| start..(start + every).min(blocks.end));
+    let recompute = |layer, output| compute(Action::Recompute { micro, layer, output }, reads(&s.layers[layer]));
     for segment in segments.rev() {
-        if s.policy.every > 1 {
-            for block in segment.clone() {
-                push(Action::Recompute { unit: block + 1, output: block + 1 < segment.end }, Reads::One([block + 1]));
-            }
+        if every > 1 {
+            list.extend(segment.clone().map(|layer| recompute(layer, layer + 1 < segment.end)));
         }
-        for block in segment.rev() {
-            if s.policy.every == 1 && !s.policy.keeps_all() {
-                push(Action::Recompute { unit: block + 1, output: false }, Reads::One([block + 1]));
+        for layer in segment.rev() {
+            if every == 1 && !s.policy.keeps_all() {
+                list.push(recompute(layer, false));
             }
-            push(Action::Backward { unit: block + 1 }, Reads::One([block + 1]));
-            if s.trainable[block + 1] {
-                push(reduce(block + 1), Reads::None);
-            }
+            list.push(compute(Action::Backward { micro, layer }, reads(&s.layers[layer])));
+            list.extend(reduce(s, s.layers[layer].unit, micro, last));
         }
-    }
-    if s.trainable[0] {
-        push(Action::Backward { unit: 0 }, if s.embedding_reads { Reads::One([0]) } else { Reads::None });
-        push(reduce(0), Reads::None);
     }
 }
 
@@ -270,7 +375,7 @@ struct Residency<'a> {
 
 impl<'a> Residency<'a> {
     fn new(s: &'a Schedule<'a>) -> Residency<'a> {
-        let most_read = if s.tied { 2 } else { 1 };
+        let most_read = if s.layers.iter().any(|layer| layer.shares.is_some()) { 2 } else { 1 };
         let capacity = match s.reshard {
             Reshard::AfterForward => (1 + s.prefetch).max(most_read),
             Reshard::AfterBackward | Reshard::Never => usize::MAX,

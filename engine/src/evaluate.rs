@@ -1,7 +1,7 @@
 //! Evaluations: the loss on sequences that are not trained on, by forward alone. It is no part of a step: its time, its
 //! collectives and its operations are counted nowhere, and training does not see it.
 
-use crate::actions::{Action, EvaluationActions};
+use crate::actions::EvaluationActions;
 use crate::comm::Communicator;
 use crate::config::Evaluation;
 use crate::data::NO_TARGET;
@@ -49,18 +49,17 @@ impl Rank<'_> {
 
     /// For each micro-batch, the sum of its tokens' losses and the number of tokens that have one.
     fn look(&mut self, evaluation: Evaluation, meter: &mut Meter) -> Result<Vec<f64>> {
-        let EvaluationActions { first, next, end } = &self.inputs.plan.evaluation;
+        let EvaluationActions { first, next, end } = &self.executor.role.evaluation;
         let mut sums = Vec::with_capacity(2 * evaluation.batches);
         let mut known = Vec::new();
         for micro in 0..evaluation.batches {
             self.flow.losses.clear();
             for action in if micro == 0 { first } else { next } {
-                let load = matches!(action, Action::Load { .. });
-                self.act(if load { Action::Load { micro } } else { *action }, meter)?;
+                self.act(action.at(micro), meter)?;
             }
             known.resize(self.flow.losses.sums.len(), 0.0);
             self.kernels().read_scalars(&self.flow.losses.sums, &mut known)?;
-            sums.extend([self.flow.losses.value(&known), self.tokens_with_loss()? as f64]);
+            sums.extend([self.flow.losses.value(&known), self.tokens_with_loss(micro)? as f64]);
         }
         for action in end {
             self.act(*action, meter)?;
@@ -68,8 +67,8 @@ impl Rank<'_> {
         Ok(sums)
     }
 
-    fn tokens_with_loss(&self) -> Result<usize> {
-        let Some(tokens) = &self.flow.tokens else { return Ok(0) };
+    fn tokens_with_loss(&self, micro: usize) -> Result<usize> {
+        let Some(tokens) = &self.flow.of(micro).tokens else { return Ok(0) };
         let mut targets = vec![0u32; tokens.targets.len()];
         self.kernels().download(tokens.targets.view(), ViewMut::of(&mut targets))?;
         Ok(targets.iter().filter(|target| **target != NO_TARGET).count())

@@ -12,8 +12,8 @@ use crate::error::Result;
 use crate::layers::prepacked::Prepacked;
 use crate::layers::{Batch, Exec, Saved};
 use crate::loss_scale::LossScaler;
-use crate::model::Layout;
-use crate::plan::{self, Plan};
+use crate::model::{ByStream, Layout, Stream};
+use crate::plan::{self, Plan, Role};
 use crate::recorder::Recorder;
 use crate::rope;
 use crate::shard::{Comms, Flags, Gradients, Losses, Optimizer, Params, Resources, State, Update};
@@ -27,6 +27,8 @@ use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, View};
 pub struct Context<'a> {
     pub cell: &'a Cell,
     pub plan: &'a Plan,
+    /// What this rank does of it.
+    pub role: &'a Role,
     pub number: usize,
     pub kernels: Arc<dyn Kernels + 'a>,
     pub arena: Arena,
@@ -84,17 +86,13 @@ pub struct Progress {
 /// What lives from one action to the next.
 #[derive(Default)]
 pub struct Flow {
-    /// The micro-batch in flight.
-    pub micro: usize,
-    /// It is one of held-out data, in an evaluation.
+    /// By number of the micro-batch, modulo how many are in flight at most.
+    pub micros: Vec<InFlight>,
+    /// Micro-batches are of held-out data, in an evaluation.
     pub evaluates: bool,
-    pub tokens: Option<Tokens>,
     /// What a token's loss is multiplied by, so that the mean over ranks and micro-batches is that over the global batch's
     /// tokens that have a target.
     pub mean: f64,
-    /// The residual stream, or its gradient.
-    pub stream: Option<Buffer>,
-    pub saved: Vec<Saved>,
     /// The micro-batches' mean losses; in an evaluation, the tokens' losses.
     pub losses: Losses,
     /// The loss scale that the step's gradients carry, 1 without.
@@ -102,24 +100,60 @@ pub struct Flow {
     pub update: Option<Update>,
 }
 
+/// What lives of a micro-batch.
+#[derive(Default)]
+pub struct InFlight {
+    pub tokens: Option<Tokens>,
+    /// The residual streams.
+    pub values: ByStream<Option<Buffer>>,
+    /// Their gradients.
+    pub gradients: ByStream<Option<Buffer>>,
+    /// By layer.
+    pub saved: Vec<Saved>,
+}
+
+impl InFlight {
+    /// A stream's values or their gradient.
+    pub fn stream(&mut self, stream: Stream, gradient: bool) -> &mut Option<Buffer> {
+        if gradient { &mut self.gradients[stream] } else { &mut self.values[stream] }
+    }
+}
+
+impl Flow {
+    /// Room for so many micro-batches of so many layers.
+    fn new(micros: usize, layers: usize) -> Flow {
+        let room = || InFlight { saved: (0..layers).map(|_| Saved::default()).collect(), ..InFlight::default() };
+        Flow { micros: (0..micros).map(|_| room()).collect(), ..Flow::default() }
+    }
+
+    /// Where a micro-batch is.
+    pub fn of(&self, micro: usize) -> &InFlight {
+        &self.micros[micro % self.micros.len()]
+    }
+
+    pub fn of_mut(&mut self, micro: usize) -> &mut InFlight {
+        let count = self.micros.len();
+        &mut self.micros[micro % count]
+    }
+}
+
 impl<'a> Executor<'a> {
     /// Allocates this rank's part of the model's state, with unspecified contents.
     pub fn new(
-        (cell, plan): (&'a Cell, &'a Plan),
+        (cell, plan, role): (&'a Cell, &'a Plan, &'a Role),
         number: usize,
         kernels: Arc<dyn Kernels + 'a>,
         arena: Arena,
         comms: Comms,
         recorder: Option<Rc<Recorder>>,
     ) -> Result<Executor<'a>> {
-        let state = State::new(cell, &plan.layout, plan.sharding, plan.mesh.place(number));
+        let state = State::new(cell, &role.layout, plan.sharding, plan.mesh.place(number));
         let device = Device { kernels: &*kernels, arena: &arena, recorder: recorder.as_deref() };
         let res = Resources { device, comms: &comms };
         let tables = rope_tables(cell, device)?;
         let (params, gradients, optimizer) = allocate(&state, res)?;
-        let prepacked = prepacked(cell, &plan.layout, device, 0..plan.layout.units.len())?;
-        let saved = plan.layout.units.iter().map(|_| Saved::default()).collect();
-        let context = Context { cell, plan, number, kernels, arena, recorder, comms, tables };
+        let prepacked = prepacked(cell, &role.layout, device, 0..role.layout.units.len())?;
+        let context = Context { cell, plan, role, number, kernels, arena, recorder, comms, tables };
         let mut executor = Executor {
             context,
             state,
@@ -127,28 +161,28 @@ impl<'a> Executor<'a> {
             gradients,
             optimizer,
             prepacked,
-            flow: Flow { saved, ..Flow::default() },
+            flow: Flow::new(role.in_flight, role.layout.layers.len()),
             scaler: cell.precision.scaling.map(LossScaler::new),
             progress: Progress::default(),
             local_flags: Flags::default(),
             global_flags: Flags::default(),
             stall: Duration::ZERO,
         };
-        executor.flow.mean = 1.0 / executor.batch().tokens() as f64;
+        executor.flow.mean = 1.0 / executor.batch(0).tokens() as f64;
         Ok(executor)
     }
 
-    /// The micro-batch in flight. Its first sequence has the same number in the whole run whatever the strategy. Held-out
+    /// A micro-batch of the step. Its first sequence has the same number in the whole run whatever the strategy. Held-out
     /// sequences have numbers of their own, the same in every evaluation.
-    pub fn batch(&self) -> Batch {
-        let (ranks, rows) = (self.cell.parallel.ranks as u64, self.cell.train.micro_batch as u64);
+    pub fn batch(&self, micro: usize) -> Batch {
+        let (ranks, rows) = (self.state.replicas() as u64, self.cell.train.micro_batch as u64);
         let before = if self.flow.evaluates { 0 } else { self.progress.samples };
-        plan::batch(self.cell, before + (self.flow.micro as u64 * ranks + self.number as u64) * rows)
+        plan::batch(self.cell, before + (micro as u64 * ranks + self.state.replica() as u64) * rows)
     }
 
-    /// Gives the micro-batch's buffers back.
+    /// Gives the tokens' buffers back.
     pub fn unload(&mut self) {
-        self.flow.tokens = None;
+        self.flow.micros.iter_mut().for_each(|micro| micro.tokens = None);
     }
 }
 

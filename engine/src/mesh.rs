@@ -64,6 +64,8 @@ impl Axes {
     pub const REPLICA: Axes = Axes::of(&[Axis::Replica]);
     /// All ranks that have the same weights.
     pub const DATA: Axes = Axes(Axes::SHARD.0 | Axes::REPLICA.0);
+    /// The ranks that train on different samples.
+    pub const SAMPLES: Axes = Axes::of(&[Axis::Shard, Axis::Replica]);
     pub const TENSOR: Axes = Axes::of(&[Axis::Tensor]);
     pub const EXPERT: Axes = Axes::of(&[Axis::Expert]);
     pub const PIPELINE: Axes = Axes::of(&[Axis::Pipeline]);
@@ -170,7 +172,7 @@ impl Mesh {
     /// take all ranks of a stage, which `expert * expert_tensor` divides.
     #[must_use]
     pub fn with(self, [tensor, context, pipeline]: [usize; 3], [expert, expert_tensor]: [usize; 2]) -> Mesh {
-        let stage = tensor * context * self.size(Axes::of(&[Axis::Shard, Axis::Replica]));
+        let stage = tensor * context * self.size(Axes::SAMPLES);
         let mut mesh = self;
         for (axis, size) in [
             (Axis::Tensor, tensor),

@@ -169,7 +169,7 @@ mod tests {
         let mut meter = Meter::recorded(kernels, tracer.record(1, &arena));
         let spans = [Span::Data, Span::Forward, Span::Backward, Span::Forward, Span::Optimizer];
         for (unit, span) in spans.into_iter().enumerate() {
-            meter.during(Some(Action::Forward { unit }));
+            meter.during(Some(Action::Forward { micro: 0, layer: unit }));
             meter.enter(span);
             // Work of a length that is not nothing.
             std::hint::black_box((0..10_000u64).fold(1u64, |sum, i| sum.wrapping_mul(31).wrapping_add(i)));
@@ -193,6 +193,6 @@ mod tests {
             from += segment.ns;
         }
         let actions: Vec<_> = told.segments.iter().filter_map(|segment| segment.action).collect();
-        assert_eq!(actions, (0..5).map(|unit| Action::Forward { unit }).collect::<Vec<_>>());
+        assert_eq!(actions, (0..5).map(|unit| Action::Forward { micro: 0, layer: unit }).collect::<Vec<_>>());
     }
 }

@@ -4,10 +4,10 @@
 use crate::actions::{Action, EvaluationActions, Policy};
 use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions};
 use crate::layers::Batch;
-use crate::mesh::Mesh;
+use crate::mesh::{Axis, Mesh};
 use crate::model::{Layout, fused_in};
 use crate::outcome::Estimate;
-use crate::strategy::{MeshError, Sharding};
+use crate::strategy::{self, MeshError, Sharding};
 use std::sync::Arc;
 
 /// A combination that cannot be run, with the key and the way out.
@@ -28,11 +28,34 @@ impl From<MeshError> for PlanError {
 /// What is known of a cell before it runs.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Units and layers; plans of like cells share them.
+    /// Units and layers of the whole model; plans of like cells share them.
     pub layout: Arc<Layout>,
     pub mesh: Mesh,
     pub sharding: Sharding,
     pub policy: Policy,
+    /// By stage of the pipeline: what its ranks do. Ranks of a stage do the same on other data and on other parts of the state, so
+    /// there are as many roles as stages, however many ranks there are.
+    pub roles: Vec<Role>,
+}
+
+impl Plan {
+    /// What a rank does.
+    pub fn role_of(&self, rank: usize) -> &Role {
+        &self.roles[self.mesh.place(rank).at(Axis::Pipeline)]
+    }
+}
+
+/// What the ranks of a stage do, and what it takes.
+#[derive(Clone, Debug)]
+pub struct Role {
+    /// Units and layers of the stage.
+    pub layout: Arc<Layout>,
+    /// Micro-batches that have gone forward and not yet backward, at most.
+    pub in_flight: usize,
+    /// By layer: whether forward keeps its input.
+    pub keeps_input: Vec<bool>,
+    /// By layer: whether something reads the gradient of its input.
+    pub wants_gradient: Vec<bool>,
     pub actions: Vec<Action>,
     /// An evaluation; empty where there is none.
     pub evaluation: EvaluationActions,
@@ -59,13 +82,16 @@ const MOST_COMPUTES: usize = 1 << 20;
 /// Units of the largest model that is planned.
 const MOST_UNITS: usize = 1 << 16;
 
+/// Refuses what is priced and not run.
+pub(crate) fn runs(cell: &Cell) -> Result<(), PlanError> {
+    let Some((key, word)) = cell.first_priced_key() else { return Ok(()) };
+    Err(PlanError { key, reason: format!("{word} is priced by `zbench plan` and not run by this version of zbench") })
+}
+
 /// Refuses what cannot be, before any size is computed from it.
 pub(crate) fn check(cell: &Cell) -> Result<(), PlanError> {
     let fail = |key, reason: String| Err(PlanError { key, reason });
     let (train, model) = (&cell.train, &cell.model);
-    if let Some((key, word)) = cell.first_priced_key() {
-        return fail(key, format!("{word} is priced by `zbench plan` and not run by this version of zbench"));
-    }
     for (key, value) in [
         ("train.micro_batch", train.micro_batch),
         ("train.seq_len", train.seq_len),
@@ -94,6 +120,7 @@ pub(crate) fn check(cell: &Cell) -> Result<(), PlanError> {
             return fail("model.num_experts_per_tok", format!("{top} of {count} experts cannot be; 1 to {count} can"));
         }
     }
+    strategy::divides(&cell.parallel.degrees, model, model.num_hidden_layers, train.seq_len)?;
     let lora = &cell.lora;
     if lora.on() && (lora.targets.is_empty() || model.num_hidden_layers == 0) {
         return fail("lora.targets", "name no layer of the model, so nothing would train".into());

@@ -13,16 +13,18 @@ use crate::actions::{EvaluationActions, Policy, Schedule, actions, evaluation_ac
 use crate::config::{AttentionKind, Cell, DeviceKind, Lora, Model};
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError};
-use crate::mesh::Mesh;
-use crate::model::{FlatKind, Layout, LayoutKey};
+use crate::mesh::Axes;
+use crate::model::{FlatKind, Layer, LayerKind, Layout, LayoutKey};
 use crate::outcome::Estimate;
-use crate::plan::{Plan, PlanError, check};
+use crate::pipeline;
+use crate::plan::{Plan, PlanError, Role, check, runs};
 use crate::recorder::Recorded;
 use crate::shard::slotted;
 use crate::strategy::{self, Sharding};
 use dry::DryRun;
 use short::ShortPlan;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 use zbench_kernels::{Cpu, Kernels};
 
@@ -32,66 +34,93 @@ impl Plan {
         Plan::with(cell, kernels, |ranks| Arc::new(Layout::new(cell, ranks)))
     }
 
+    /// Plans a cell that the engine does not run yet, as far as its layers know how: see [`Cell::first_priced_key`].
+    ///
+    /// # Errors
+    /// The cell cannot be planned.
+    pub fn on_paper(cell: &Cell, kernels: &dyn Kernels) -> Result<Plan, PlanError> {
+        Plan::of(cell, kernels, |ranks| Arc::new(Layout::new(cell, ranks)))
+    }
+
     /// As [`Plan::new`] with the cell's layout for a number of ranks from where layouts are kept.
     fn with(cell: &Cell, kernels: &dyn Kernels, layout: impl FnOnce(usize) -> Arc<Layout>) -> Result<Plan, PlanError> {
+        runs(cell)?;
+        Plan::of(cell, kernels, layout)
+    }
+
+    fn of(cell: &Cell, kernels: &dyn Kernels, layout: impl FnOnce(usize) -> Arc<Layout>) -> Result<Plan, PlanError> {
         check(cell)?;
         let mesh = strategy::mesh(&cell.parallel)?;
         let sharding = Sharding::of(cell.parallel.strategy);
-        let layout = layout(mesh.world());
+        let layout = layout(mesh.size(Axes::DATA));
         if cell.memory.prepack && FlatKind::ALL.iter().any(|&p| p != FlatKind::Quantised && slotted(cell, &sharding, p))
         {
             let reason = "\"step\" keeps weights that are whole at home in the compute type; write \"none\", or take ddp, \
                           zero1 or zero2 with precision.parameters equal to precision.compute";
             return Err(PlanError { key: "memory.prepack", reason: reason.into() });
         }
-        let policy = Policy::of(&cell.memory.checkpointing, layout.blocks.len());
-        let mut plan = Plan::assemble(cell, layout, mesh, sharding, policy);
-        let short = ShortPlan::of(&plan, cell.parallel.prefetch, |layout| {
-            Plan::assemble(cell, layout, mesh, sharding, plan.policy.clone())
-        });
-        plan.estimate = plan
-            .dry_run(cell, kernels, short.as_ref(), 0, false)
-            .map_err(|error| PlanError { key: "train.micro_batch", reason: error.to_string() })?
-            .0;
+        let policy = Policy::of(&cell.memory.checkpointing, layout.blocks().count());
+        let stages = stages(cell, &layout)?;
+        let mut plan = Plan { layout, mesh, sharding, policy, roles: Vec::new() };
+        for (stage, layers) in stages.iter().enumerate() {
+            let place = [stage, stages.len()];
+            let of_stage = match stages.len() {
+                1 => plan.layout.clone(),
+                _ => Arc::new(plan.layout.stage(layers.clone())),
+            };
+            let mut role = plan.role(cell, of_stage, place);
+            let short = ShortPlan::of(&plan, &role, cell.parallel.prefetch, |layout| plan.role(cell, layout, place));
+            // The stages are the outermost axis.
+            let first_rank = stage * (mesh.world() / stages.len());
+            let estimate = plan.dry_run(cell, kernels, (&role, short.as_ref()), first_rank, false);
+            role.estimate =
+                estimate.map_err(|error| PlanError { key: "train.micro_batch", reason: error.to_string() })?.0;
+            plan.roles.push(role);
+        }
         Ok(plan)
     }
 
-    /// A plan without its estimate.
-    fn assemble(cell: &Cell, layout: Arc<Layout>, mesh: Mesh, sharding: Sharding, policy: Policy) -> Plan {
+    /// What the ranks of a stage do, without its estimate.
+    fn role(&self, cell: &Cell, layout: Arc<Layout>, place: [usize; 2]) -> Role {
+        let sharding = &self.sharding;
         let trainable: Vec<_> = layout.units.iter().map(|u| u.trainable().len > 0).collect();
-        let stale: Vec<_> = trainable.iter().map(|t| *t && !sharding.parameters.includes(sharding.optimizer)).collect();
+        let is_stale = !sharding.parameters.includes(sharding.optimizer);
+        let stale: Vec<_> = trainable.iter().map(|t| *t && is_stale).collect();
         let slotted: Vec<_> = layout
             .units
             .iter()
-            .map(|u| FlatKind::ALL.iter().any(|&p| u.flat(p).len > 0 && slotted(cell, &sharding, p)))
+            .map(|u| FlatKind::ALL.iter().any(|&p| u.flat(p).len > 0 && slotted(cell, sharding, p)))
             .collect();
+        let passes = pipeline::passes(cell.parallel.degrees.pipeline_schedule, place, cell.train.accumulation);
         let schedule = Schedule {
-            blocks: layout.blocks.len(),
-            accumulation: cell.train.accumulation,
+            layers: &layout.layers,
+            units: layout.units.len(),
+            passes: &passes,
             reshard: sharding.reshard,
             prefetch: cell.parallel.prefetch,
-            tied: layout.head.tied,
-            embedding_reads: layout.embedding.reads_weights(),
             trainable: &trainable,
             stale: &stale,
             slotted: &slotted,
-            policy: &policy,
+            policy: &self.policy,
         };
         let actions = actions(&schedule);
         let evaluation =
             if cell.evaluation().is_some() { evaluation_actions(&schedule) } else { EvaluationActions::default() };
-        Plan { layout, mesh, sharding, policy, actions, evaluation, estimate: Estimate::default() }
+        let keeps_input = kept_inputs(&layout.layers, &self.policy);
+        let wants_gradient = wanted_gradients(&layout.layers, &trainable);
+        let in_flight = pipeline::in_flight(&passes).max(1);
+        Role { layout, in_flight, keeps_input, wants_gradient, actions, evaluation, estimate: Estimate::default() }
     }
 
-    /// The estimate with every action performed, where [`Plan::estimate`] counts what repeats: the same.
-    pub fn estimate_block_by_block(&self, cell: &Cell, kernels: &dyn Kernels) -> Estimate {
-        self.dry_run(cell, kernels, None, 0, true).expect(RAN).0
+    /// The estimate of a rank with every action performed, where [`Role::estimate`] counts what repeats: the same.
+    pub fn estimate_block_by_block(&self, cell: &Cell, kernels: &dyn Kernels, rank: usize) -> Estimate {
+        self.dry_run(cell, kernels, (self.role_of(rank), None), rank, true).expect(RAN).0
     }
 
     /// The operations of one step of a rank, in order. Ranks differ only in where their part of a flat crosses from one tensor to the
     /// next.
     pub fn operations(&self, cell: &Cell, kernels: &dyn Kernels, rank: usize) -> Vec<Recorded> {
-        self.dry_run(cell, kernels, None, rank, true).expect(RAN).1
+        self.dry_run(cell, kernels, (self.role_of(rank), None), rank, true).expect(RAN).1
     }
 
     /// The same by action, with each action's collectives.
@@ -101,22 +130,69 @@ impl Plan {
         kernels: &'a dyn Kernels,
         rank: usize,
     ) -> impl Iterator<Item = RecordedAction> + 'a {
-        let mut run = DryRun::new(cell, kernels, (self, None), rank, true).expect(RAN);
-        self.actions.iter().map(move |action| run.recorded(*action).expect(RAN))
+        let role = self.role_of(rank);
+        let mut run = DryRun::new(cell, kernels, (self, role, None), rank, true).expect(RAN);
+        role.actions.iter().map(move |action| run.recorded(*action).expect(RAN))
     }
 
     fn dry_run(
         &self,
         cell: &Cell,
         kernels: &dyn Kernels,
-        short: Option<&ShortPlan>,
+        (role, short): (&Role, Option<&ShortPlan>),
         rank: usize,
         keeps_operations: bool,
     ) -> Result<(Estimate, Vec<Recorded>), StepError> {
-        let mut run = DryRun::new(cell, kernels, (self, short), rank, keeps_operations)?;
+        let mut run = DryRun::new(cell, kernels, (self, role, short), rank, keeps_operations)?;
         run.step()?;
         run.finish()
     }
+}
+
+/// By stage: its layers. The first stages have one block more where stages do not divide the blocks.
+fn stages(cell: &Cell, layout: &Layout) -> Result<Vec<Range<usize>>, PlanError> {
+    let stages = cell.parallel.degrees.pipeline;
+    let layers = layout.layers.len();
+    if stages == 1 {
+        return Ok(vec![0..layers]);
+    }
+    if layout.layers.iter().any(|layer| layer.shares.is_some()) {
+        let reason = "is true, and the two ends of a pipeline cannot share a matrix in this version; write false";
+        return Err(PlanError { key: "model.tie_word_embeddings", reason: reason.into() });
+    }
+    if cell.parallel.degrees.virtual_stages > 1 {
+        let reason = "is above 1, and the engine plans one part of the model for each stage; leave it out";
+        return Err(PlanError { key: "parallel.virtual_stages", reason: reason.into() });
+    }
+    let blocks = layout.blocks().count();
+    // The embedding lies before the first block, the head behind the last one.
+    let cut = |stage: usize| match stage {
+        0 => 0,
+        stage if stage == stages => layers,
+        stage => 1 + stage * (blocks / stages) + stage.min(blocks % stages),
+    };
+    Ok((0..stages).map(|stage| cut(stage)..cut(stage + 1)).collect())
+}
+
+/// By layer: whether forward keeps its input: of every run of blocks the first, and each [`Policy::every`]-th behind it.
+fn kept_inputs(layers: &[Layer], policy: &Policy) -> Vec<bool> {
+    let mut run = 0;
+    let is_kept = |layer: &Layer| {
+        let place = run;
+        run = if layer.block().is_some() { run + 1 } else { 0 };
+        layer.block().is_some() && policy.keeps_input(place)
+    };
+    layers.iter().map(is_kept).collect()
+}
+
+/// By layer: whether something reads the gradient of its input: a block before it, an embedding that trains, another stage.
+fn wanted_gradients(layers: &[Layer], trainable: &[bool]) -> Vec<bool> {
+    let before = std::iter::once(None).chain(layers.iter().map(Some));
+    let wants = |before: Option<&Layer>| match before {
+        Some(Layer { kind: LayerKind::Embedding(_), unit, .. }) => trainable[*unit],
+        _ => true,
+    };
+    before.take(layers.len()).map(wants).collect()
 }
 
 /// Why a dry run of a plan does not fail.

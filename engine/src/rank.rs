@@ -79,7 +79,8 @@ impl<'a> Rank<'a> {
         comms: Comms,
     ) -> Result<Rank<'a>> {
         let Inputs { cell, plan, .. } = *inputs;
-        let mut executor = Executor::new((cell, plan), number, kernels.clone(), arena, comms, None)?;
+        let mut executor =
+            Executor::new((cell, plan, plan.role_of(number)), number, kernels.clone(), arena, comms, None)?;
         let loaded = init::fill(inputs, &mut executor)?;
         let resumed = resume(inputs, &mut executor)?;
         let reader = Reader::new(inputs)?;
@@ -130,7 +131,7 @@ impl<'a> Rank<'a> {
             spans.iter().for_each(|(span, ns)| self.spans_ns[span] += ns);
         }
         let counts = self.reader.counts;
-        let tokens = counts.map_or(self.inputs.plan.estimate.flops.tokens, |counts| counts.real);
+        let tokens = counts.map_or(self.role.estimate.flops.tokens, |counts| counts.real);
         Ok(Step {
             step: self.progress.steps,
             timed,
@@ -147,10 +148,10 @@ impl<'a> Rank<'a> {
 
     /// Forward, backward and reductions of all micro-batches of the next step.
     pub fn gradients(&mut self, meter: &mut Meter) -> Result<()> {
-        let plan = self.inputs.plan;
+        let role = self.executor.role;
         self.executor.flow.mean = self.reader.count(&self.executor)?;
         self.executor.begin_step();
-        for action in plan.actions.iter().filter(|action| **action != Action::Update) {
+        for action in role.actions.iter().filter(|action| **action != Action::Update) {
             self.act(*action, meter)?;
         }
         self.unload();

@@ -224,7 +224,9 @@ fn skipped(reason: String, source: Source) -> Decision {
 
 /// The estimate of a cell, from the plan that a run would carry out.
 pub fn estimate(planner: &Planner, cell: &Cell) -> Result<Estimate, String> {
-    Ok(planner.plan(cell).map_err(|error| error.to_string())?.estimate)
+    let mut plan = planner.plan(cell).map_err(|error| error.to_string())?;
+    // What runs has one stage.
+    Ok(plan.roles.swap_remove(0).estimate)
 }
 
 /// What this machine has; asked once, as a grid has thousands of cells.

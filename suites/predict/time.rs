@@ -170,7 +170,7 @@ impl TimeProfile {
             }
             NoTime::Collective(unknown) => unknown,
         })?;
-        Ok((made, plan.estimate.flops, note))
+        Ok((made, plan.role_of(0).estimate.flops.clone(), note))
     }
 
     /// The times that were measured most like the cell's ranks run, and in what they differ.

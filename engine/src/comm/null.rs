@@ -66,7 +66,8 @@ impl Null {
             // Every rank reads every other's buffer, rather than passing parts twice.
             Kind::AllReduce { .. } if bytes <= self.one_round_bytes => others * bytes,
             Kind::AllReduce { .. } => 2 * part * others,
-            Kind::AllGather | Kind::ReduceScatter { .. } => part * others,
+            Kind::AllGather | Kind::ReduceScatter { .. } | Kind::AllToAll => part * others,
+            Kind::Recv { .. } => bytes,
             _ => 0,
         };
         self.wire_bytes.set(self.wire_bytes.get() + wire);

@@ -2,18 +2,21 @@
 
 use super::{Executor, TokenSource, Tokens};
 use crate::actions::Action;
+use crate::comm::{Communicator, Metered};
 use crate::error::{Result, StepError};
-use crate::layers::{HeadGrads, HeadWeights};
+use crate::executor::Flow;
+use crate::layers::{Head, HeadGrads, HeadWeights};
+use crate::learning_rate::learning_rate;
 use crate::loss_scale::LossScaler;
-use crate::model::Weights;
+use crate::mesh::{Axes, Axis};
+use crate::model::{Layer, LayerKind, Stream};
 use crate::recorder::Phase;
-use crate::schedule::learning_rate;
 use crate::shard::Update;
 use crate::span::{Span, Spans};
 use std::time::Instant;
-use zbench_kernels::Buffer;
+use zbench_kernels::{Buffer, Category};
 
-impl Executor<'_> {
+impl<'a> Executor<'a> {
     /// Before the first action of a step: nothing of the last one counts any more.
     pub fn begin_step(&mut self) {
         self.flow.losses.clear();
@@ -35,9 +38,10 @@ impl Executor<'_> {
         match action {
             Action::Load { micro } => {
                 spans.enter(Span::Data);
-                self.flow.micro = micro;
-                self.load(source)?;
+                self.load(micro, source)?;
             }
+            Action::Receive { micro, stream, gradient } => self.receive(micro, stream, gradient)?,
+            Action::Send { micro, stream, gradient } => self.send(micro, stream, gradient)?,
             Action::Gather { unit, refresh, slot } => {
                 spans.enter(Span::ExposedGather);
                 if refresh {
@@ -48,25 +52,21 @@ impl Executor<'_> {
                 }
             }
             Action::Release { unit } => self.params.release(unit),
-            Action::Forward { unit } => {
-                self.wait(unit, spans)?;
+            Action::Forward { micro, layer } => {
+                let found = self.layer(layer, spans)?;
                 spans.enter(Span::Forward);
-                if unit == self.plan.layout.head_unit() {
-                    self.loss(spans)?;
-                } else {
-                    self.forward(unit)?;
-                }
+                self.forward(micro, layer, found)?;
             }
-            Action::Recompute { unit, output } => {
-                self.wait(unit, spans)?;
+            Action::Recompute { micro, layer, output } => {
+                let found = self.layer(layer, spans)?;
                 spans.enter(Span::Recompute);
-                self.recompute(unit, output)?;
+                self.recompute(micro, layer, found, output)?;
             }
-            Action::Backward { unit } => {
-                self.wait(unit, spans)?;
+            Action::Backward { micro, layer } => {
+                let found = self.layer(layer, spans)?;
                 spans.enter(Span::Backward);
-                self.gradients.open(&self.state, self.context.resources(), unit)?;
-                self.backward(unit)?;
+                self.gradients.open(&self.state, self.context.resources(), found.unit)?;
+                self.backward(micro, layer, found)?;
             }
             Action::Reduce { unit, first, last } => {
                 spans.enter(Span::ExposedReduce);
@@ -79,109 +79,140 @@ impl Executor<'_> {
         Ok(())
     }
 
-    fn wait(&mut self, unit: usize, spans: &mut dyn Spans) -> Result<()> {
+    /// Takes a stream from the neighbouring stage that makes it.
+    fn receive(&mut self, micro: usize, stream: Stream, gradient: bool) -> Result<()> {
+        let (group, stage) = self.pipeline()?;
+        let len = self.batch(micro).tokens() * self.cell.model.hidden_size;
+        let mut buffer = self.device().alloc(Category::Activations, self.cell.precision.compute, len)?;
+        group.recv(buffer.view_mut(), if gradient { stage + 1 } else { stage - 1 })?;
+        *self.flow.of_mut(micro).stream(stream, gradient) = Some(buffer);
+        Ok(())
+    }
+
+    /// Gives a stream to the neighbouring stage that reads it.
+    fn send(&mut self, micro: usize, stream: Stream, gradient: bool) -> Result<()> {
+        let buffer = taken(self.flow.of_mut(micro).stream(stream, gradient).take(), "a stream that is sent")?;
+        let (group, stage) = self.pipeline()?;
+        Ok(group.send(buffer.view(), if gradient { stage - 1 } else { stage + 1 })?)
+    }
+
+    /// The stages with this rank's place in them, and which of them is this rank's.
+    fn pipeline(&self) -> Result<(&Metered, usize)> {
+        let none = || StepError::Input("a stream crosses stages where there is one; this is a bug".into());
+        Ok((self.comms.over(Axes::PIPELINE).ok_or_else(none)?, self.state.place.at(Axis::Pipeline)))
+    }
+
+    /// A layer whose weights are here.
+    fn layer(&mut self, number: usize, spans: &mut dyn Spans) -> Result<&'a Layer> {
+        let layer = &self.context.role.layout.layers[number];
         spans.enter(Span::ExposedGather);
-        self.params.wait(&self.context.comms, unit)
-    }
-
-    fn weights(&self, unit: usize) -> Weights<'_> {
-        self.params.weights(unit, self.prepacked.get(unit))
-    }
-
-    fn forward(&mut self, unit: usize) -> Result<()> {
-        let (layout, policy) = (&self.context.plan.layout, &self.context.plan.policy);
-        let stream = self.flow.stream.take();
-        let ex = self.context.exec(self.batch(), self.flow.evaluates, &self.flow.tokens);
-        let weights = self.weights(unit);
-        if unit == 0 {
-            let made = layout.embedding.forward(&ex, &weights, present(&self.flow.tokens)?.ids.view())?;
-            self.flow.stream = Some(made);
-            return Ok(());
+        for unit in [Some(layer.unit), layer.shares].into_iter().flatten() {
+            self.params.wait(&self.context.comms, unit)?;
         }
-        let block = &layout.blocks[unit - 1];
+        Ok(layer)
+    }
+
+    fn forward(&mut self, micro: usize, number: usize, layer: &Layer) -> Result<()> {
+        let (batch, evaluates) = (self.batch(micro), self.flow.evaluates);
+        let state = self.flow.of_mut(micro);
+        let ex = self.context.exec(batch, evaluates, &state.tokens);
+        let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
+        let block = match &layer.kind {
+            LayerKind::Head(head) => return self.loss(micro, layer, head),
+            LayerKind::Embedding(embedding) => {
+                let made = embedding.forward(&ex, &weights, present(&state.tokens)?.ids.view())?;
+                state.values[layer.writes] = Some(made);
+                return Ok(());
+            }
+            LayerKind::Block(block) => block,
+        };
         // What is only looked at has no backward.
         let (keeps, keep) = match ex.evaluates {
             true => (false, &[][..]),
-            false => (policy.keeps_input(block.index), &policy.keep[..]),
+            false => (self.context.role.keeps_input[number], &self.context.plan.policy.keep[..]),
         };
-        let (output, saved) = block.forward(&ex, &weights, taken(stream, "the residual stream")?, keeps, keep)?;
-        (self.flow.stream, self.flow.saved[unit]) = (Some(output), saved);
+        let input = taken(state.values[layer.reads].take(), "the residual stream")?;
+        let (output, saved) = block.forward(&ex, &weights, input, keeps, keep)?;
+        (state.values[layer.writes], state.saved[number]) = (Some(output), saved);
         Ok(())
     }
 
-    fn loss(&mut self, spans: &mut dyn Spans) -> Result<()> {
-        let layout = &self.context.plan.layout;
-        let head = layout.head_unit();
-        let of_matrix = if layout.head.tied { 0 } else { head };
-        if layout.head.tied {
-            self.wait(0, spans)?;
-            spans.enter(Span::Forward);
-        }
-        let x = taken(self.flow.stream.take(), "the residual stream")?;
-        let (batch, evaluates) = (self.batch(), self.flow.evaluates);
+    fn loss(&mut self, micro: usize, layer: &Layer, head: &Head) -> Result<()> {
+        let (own_unit, unit_of_matrix) = (layer.unit, layer.shares.unwrap_or(layer.unit));
+        let (batch, evaluates) = (self.batch(micro), self.flow.evaluates);
+        let x = taken(self.flow.of_mut(micro).values[layer.reads].take(), "the residual stream")?;
         if !evaluates {
-            self.gradients.open(&self.state, self.context.resources(), head)?;
-            self.gradients.open(&self.state, self.context.resources(), of_matrix)?;
+            self.gradients.open(&self.state, self.context.resources(), own_unit)?;
+            self.gradients.open(&self.state, self.context.resources(), unit_of_matrix)?;
         }
-        let ex = self.context.exec(batch, evaluates, &self.flow.tokens);
-        let own = self.params.weights(head, self.prepacked.get(head));
-        let matrix = self.params.weights(of_matrix, self.prepacked.get(of_matrix));
+        let Flow { micros, losses, mean, loss_scale, .. } = &mut self.flow;
+        let in_flight = micros.len();
+        let state = &mut micros[micro % in_flight];
+        let ex = self.context.exec(batch, evaluates, &state.tokens);
+        let own = self.params.weights(own_unit, self.prepacked.get(own_unit));
+        let matrix = self.params.weights(unit_of_matrix, self.prepacked.get(unit_of_matrix));
         let weights = HeadWeights { own: &own, of_matrix: &matrix };
-        let targets = present(&self.flow.tokens)?.targets.view();
-        let losses = &mut self.flow.losses;
+        let targets = present(&state.tokens)?.targets.view();
         if evaluates {
-            layout.head.score(&ex, weights, x, targets, &mut losses.sums)?;
+            head.score(&ex, weights, x, targets, &mut losses.sums)?;
             losses.close(1.0);
             return Ok(());
         }
-        let (mean, scale) = (self.flow.mean, self.flow.mean * self.flow.loss_scale);
-        let gradient = if layout.head.tied {
-            let (mut table, mut own) = self.gradients.grads_of_two(0, head);
+        let scale = *mean * *loss_scale;
+        let gradient = if let Some(shared) = layer.shares {
+            let (mut table, mut own) = self.gradients.grads_of_two(shared, own_unit);
             let grads = HeadGrads { own: &mut own, tied: Some(&mut table) };
-            layout.head.loss(&ex, weights, grads, x, (targets, scale), &mut losses.sums)?
+            head.loss(&ex, weights, grads, x, (targets, scale), &mut losses.sums)?
         } else {
-            let grads = HeadGrads { own: &mut self.gradients.grads(head), tied: None };
-            layout.head.loss(&ex, weights, grads, x, (targets, scale), &mut losses.sums)?
+            let grads = HeadGrads { own: &mut self.gradients.grads(own_unit), tied: None };
+            head.loss(&ex, weights, grads, x, (targets, scale), &mut losses.sums)?
         };
-        losses.close(mean);
-        self.flow.stream = Some(gradient);
+        losses.close(*mean);
+        state.gradients[layer.reads] = Some(gradient);
         Ok(())
     }
 
-    fn recompute(&mut self, unit: usize, output: bool) -> Result<()> {
-        let block = &self.context.plan.layout.blocks[unit - 1];
-        let ex = self.context.exec(self.batch(), self.flow.evaluates, &self.flow.tokens);
-        let weights = self.params.weights(unit, self.prepacked.get(unit));
-        let output = block.recompute(&ex, &weights, &mut self.flow.saved[unit], output)?;
+    fn recompute(&mut self, micro: usize, number: usize, layer: &Layer, output: bool) -> Result<()> {
+        let Some(block) = layer.block() else { return Ok(()) };
+        let batch = self.batch(micro);
+        let state = self.flow.of_mut(micro);
+        let ex = self.context.exec(batch, false, &state.tokens);
+        let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
+        let output = block.recompute(&ex, &weights, &mut state.saved[number], output)?;
         if output.is_some() {
-            self.flow.saved[unit + 1].input = output;
+            state.saved[number + 1].input = output;
         }
         Ok(())
     }
 
-    fn backward(&mut self, unit: usize) -> Result<()> {
-        let layout = &self.context.plan.layout;
-        let gradient = taken(self.flow.stream.take(), "the gradient")?;
-        let ex = self.context.exec(self.batch(), self.flow.evaluates, &self.flow.tokens);
-        let mut grads = self.gradients.grads(unit);
+    fn backward(&mut self, micro: usize, number: usize, layer: &Layer) -> Result<()> {
+        let batch = self.batch(micro);
+        let role = self.context.role;
+        let state = self.flow.of_mut(micro);
+        let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
+        let ex = self.context.exec(batch, false, &state.tokens);
+        let mut grads = self.gradients.grads(layer.unit);
         // The embedding's weights are there only where its backward reads them.
-        let weights = self.params.weights(unit, self.prepacked.get(unit));
-        if unit == 0 {
-            let ids = present(&self.flow.tokens)?.ids.view();
-            return layout.embedding.backward(&ex, &weights, &mut grads, ids, gradient);
+        let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
+        match &layer.kind {
+            LayerKind::Embedding(embedding) => {
+                embedding.backward(&ex, &weights, &mut grads, present(&state.tokens)?.ids.view(), gradient)
+            }
+            LayerKind::Block(block) => {
+                let saved = std::mem::take(&mut state.saved[number]);
+                let gradient = block.backward(&ex, &weights, &mut grads, saved, gradient)?;
+                state.gradients[layer.reads] = role.wants_gradient[number].then_some(gradient);
+                Ok(())
+            }
+            LayerKind::Head(_) => Ok(()),
         }
-        let saved = std::mem::take(&mut self.flow.saved[unit]);
-        let gradient = layout.blocks[unit - 1].backward(&ex, &weights, &mut grads, saved, gradient)?;
-        let wanted = unit > 1 || layout.units[0].trainable().len > 0;
-        self.flow.stream = wanted.then_some(gradient);
-        Ok(())
     }
 
     /// Agrees on loss and norm, and updates the weights. Where the loss is scaled and a gradient is not finite, weights,
     /// moments, the optimizer's step count and the learning rate's schedule stay as they are, on all ranks.
     fn update(&mut self, spans: &mut dyn Spans) -> Result<Update> {
         self.unload();
-        let (cell, plan, step) = (self.cell, self.plan, self.progress.steps + 1);
+        let (cell, role, step) = (self.cell, self.role, self.progress.steps + 1);
         spans.enter(Span::Offload);
         let begin = Instant::now();
         self.optimizer.recall()?;
@@ -205,11 +236,11 @@ impl Executor<'_> {
         let update = Update { stats, lr: learning_rate(&cell.train, number), number, skipped };
         if !skipped {
             let (params, gradients) = (&mut self.params, &self.gradients);
-            self.optimizer.update((cell, &plan.layout), &self.state, res, params, gradients, update)?;
+            self.optimizer.update((cell, &role.layout), &self.state, res, params, gradients, update)?;
             self.progress.updates = number;
         }
         self.progress.steps = step;
-        self.progress.samples += (cell.parallel.ranks * cell.train.accumulation * cell.train.micro_batch) as u64;
+        self.progress.samples += (self.state.replicas() * cell.train.accumulation * cell.train.micro_batch) as u64;
         if let Some(scaler) = &mut self.scaler
             && let Err(error) = scaler.update(skipped)
         {

@@ -1,4 +1,4 @@
-//! The tokens of the micro-batch in flight.
+//! The tokens of a micro-batch.
 
 use super::Executor;
 use crate::error::Result;
@@ -42,9 +42,9 @@ impl TokenSource for () {
 }
 
 impl Executor<'_> {
-    pub(super) fn load(&mut self, source: &mut dyn TokenSource) -> Result<()> {
-        self.unload();
-        let batch = self.batch();
+    pub(super) fn load(&mut self, micro: usize, source: &mut dyn TokenSource) -> Result<()> {
+        self.flow.of_mut(micro).tokens = None;
+        let batch = self.batch(micro);
         let alloc = || self.device().alloc(Category::Workspace, DType::U32, batch.tokens());
         let count = plan::token_buffers(self.cell);
         let (ids, targets) = (alloc()?, alloc()?);
@@ -52,7 +52,7 @@ impl Executor<'_> {
         let places = (count > 3).then(alloc).transpose()?;
         let mut tokens = Tokens { ids, targets, starts, places };
         source.fill(self, batch, &mut tokens)?;
-        self.flow.tokens = Some(tokens);
+        self.flow.of_mut(micro).tokens = Some(tokens);
         Ok(())
     }
 }

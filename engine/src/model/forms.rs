@@ -1,6 +1,6 @@
 //! Which forms of weights can be kept for products.
 
-use super::Layout;
+use super::{Layer, Layout};
 use crate::layers::prepacked::Form;
 use crate::layers::{FlatKind, FlatRange, LinearSpec, product_forward, product_input};
 use zbench_kernels::{DType, Gemm, Kernels};
@@ -21,14 +21,15 @@ impl Layout {
             kept.then(|| of(weight, out, input, products)).into_iter().flatten()
         };
         let mut forms = Vec::new();
-        if let Some(block) = unit.checked_sub(1).and_then(|block| self.blocks.get(block)) {
+        let own = self.layers.iter().find(|layer| layer.unit == unit);
+        if let Some(block) = own.and_then(Layer::block) {
             // Stacks of experts are multiplied group by group.
             let mlp = [block.gate.as_ref(), Some(&block.up), Some(&block.down)].into_iter().flatten();
             let mlp = mlp.filter(|_| block.experts.is_none());
             forms.extend([&block.q, &block.k, &block.v, &block.o].into_iter().chain(mlp).flat_map(linear));
         }
-        let head = &self.head;
-        if unit == if head.tied { 0 } else { self.head_unit() } {
+        let head = self.layers.last().zip(self.head());
+        if let Some((_, head)) = head.filter(|(layer, _)| layer.shares.unwrap_or(layer.unit) == unit) {
             let (out, input) = (head.vocab, head.hidden);
             forms.extend(of(
                 head.matrix,

@@ -2,10 +2,12 @@
 
 mod builder;
 mod forms;
+mod graph;
 mod stored;
 mod unit;
 
 pub use crate::layers::{FlatKind, FlatRange, Grads, Weights};
+pub use graph::{ByStream, Layer, LayerKind, Stream};
 pub use stored::{Rows, Run, Stored};
 pub use unit::{Flat, Init, Tensor, Unit, is_adapter, stream_of};
 
@@ -18,18 +20,18 @@ use std::ops::Range;
 use std::sync::Arc;
 use zbench_kernels::{DType, GRANULE_BYTES};
 
-/// Units and layers of a model. Unit 0 is the embedding, then the blocks, the last one the head.
+/// Units and layers of a model, or of a stage of it. Of a whole model unit 0 is the embedding, then come the blocks, the last one
+/// is the head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     /// What is gathered, reduced and updated as a whole.
     pub units: Vec<Arc<Unit>>,
-    pub embedding: Embedding,
-    /// The blocks; block `i` reads unit `i + 1`.
-    pub blocks: Vec<Block>,
-    /// By block: the first one that it is the same as, in everything that a plan counts.
+    /// The number of the first unit in the whole model.
+    pub first_unit: usize,
+    /// In the order of forward.
+    pub layers: Vec<Layer>,
+    /// By layer: the first one that it is the same as, in everything that a plan counts.
     pub same_as: Vec<usize>,
-    /// The last norm, the output matrix and the loss.
-    pub head: Head,
     /// Elements of all tensors, by [`FlatKind`]. Every plan of a layout states them.
     elements: [u64; FlatKind::COUNT],
 }
@@ -65,7 +67,7 @@ impl Layout {
     pub fn on(basis: LayoutKey<'_>) -> Layout {
         let builder = Builder::new(basis);
         let embedding = builder.embedding();
-        let blocks: Vec<_> = (0..basis.model.num_hidden_layers).map(|i| builder.block(i)).collect();
+        let blocks = (0..basis.model.num_hidden_layers).map(|i| builder.block(i));
         let (head_unit, head) = builder.head(&embedding.1);
         let mut units = vec![embedding.0];
         let (block_units, blocks): (Vec<_>, Vec<_>) = blocks.into_iter().unzip();
@@ -73,33 +75,62 @@ impl Layout {
         units.push(head_unit);
         units.iter_mut().for_each(|unit| unit.pad(basis.ranks, basis.granule));
         let units = units.into_iter().map(Arc::new).collect();
-        let same_as = same_as(&blocks);
-        Layout::of(units, (embedding.1, head), blocks, same_as)
+        let last = blocks.len() + 1;
+        let own = |unit, kind| Layer { kind, unit, shares: None, reads: Stream::Decoder, writes: Stream::Decoder };
+        let mut layers = vec![own(0, LayerKind::Embedding(embedding.1))];
+        layers.extend((1..).zip(blocks).map(|(unit, block)| own(unit, LayerKind::Block(Arc::new(block)))));
+        layers.push(Layer { shares: head.tied.then_some(0), ..own(last, LayerKind::Head(head)) });
+        let same_as = same_as(&layers);
+        Layout::of(units, 0, layers, same_as)
     }
 
-    /// The layout of the model without these blocks.
-    pub fn without(&self, blocks: Range<usize>) -> Layout {
-        fn left<T: Clone>(all: &[T], out: Range<usize>) -> Vec<T> {
+    /// The layout without these layers, each of which has a unit of its own.
+    pub fn without(&self, layers: Range<usize>) -> Layout {
+        fn left<T: Clone>(all: &[T], out: &Range<usize>) -> Vec<T> {
             [&all[..out.start], &all[out.end..]].concat()
         }
-        let units = left(&self.units, blocks.start + 1..blocks.end + 1);
-        let ends = (self.embedding, self.head);
-        Layout::of(units, ends, left(&self.blocks, blocks.clone()), left(&self.same_as, blocks))
+        let units = left(&self.units, &layers);
+        let mut kept = left(&self.layers, &layers);
+        kept[layers.start..].iter_mut().for_each(|layer| layer.unit -= layers.len());
+        Layout::of(units, self.first_unit, kept, left(&self.same_as, &layers))
     }
 
-    fn of(
-        units: Vec<Arc<Unit>>,
-        (embedding, head): (Embedding, Head),
-        blocks: Vec<Block>,
-        same_as: Vec<usize>,
-    ) -> Layout {
+    /// The stage of the model that has these layers, each of which has a unit of its own.
+    pub fn stage(&self, layers: Range<usize>) -> Layout {
+        let units = self.units[layers.clone()].to_vec();
+        let mut own = self.layers[layers.clone()].to_vec();
+        own.iter_mut().for_each(|layer| layer.unit -= layers.start);
+        let same_as = same_as(&own);
+        Layout::of(units, self.first_unit + layers.start, own, same_as)
+    }
+
+    fn of(units: Vec<Arc<Unit>>, first_unit: usize, layers: Vec<Layer>, same_as: Vec<usize>) -> Layout {
         let of_kind = |part| units.iter().flat_map(|u| u.tensors_of(part)).map(|t| t.elements() as u64).sum();
         let elements = FlatKind::ALL.map(of_kind);
-        Layout { units, embedding, blocks, same_as, head, elements }
+        Layout { units, first_unit, layers, same_as, elements }
     }
 
-    pub fn head_unit(&self) -> usize {
-        self.units.len() - 1
+    pub fn blocks(&self) -> impl Iterator<Item = &Arc<Block>> {
+        self.layers.iter().filter_map(|layer| match &layer.kind {
+            LayerKind::Block(block) => Some(block),
+            _ => None,
+        })
+    }
+
+    /// The head, where the layers end with it.
+    pub fn head(&self) -> Option<&Head> {
+        match &self.layers.last()?.kind {
+            LayerKind::Head(head) => Some(head),
+            _ => None,
+        }
+    }
+
+    /// The embedding, where the layers begin with it.
+    pub fn embedding(&self) -> Option<&Embedding> {
+        match &self.layers.first()?.kind {
+            LayerKind::Embedding(embedding) => Some(embedding),
+            _ => None,
+        }
     }
 
     pub fn parameters(&self, part: FlatKind) -> u64 {
@@ -113,13 +144,13 @@ impl Layout {
 
     /// Of these, how many a token does not pass through: all experts but those it goes to.
     pub fn inactive_params(&self, part: FlatKind) -> u64 {
-        let of = |block: &Block| -> u64 {
+        let of = |block: &Arc<Block>| -> u64 {
             let Some(experts) = &block.experts else { return 0 };
             let stacks = block.gate.iter().chain([&block.up, &block.down]).filter(|stack| stack.weight.part == part);
             let each: usize = stacks.map(|stack| stack.out * stack.input).sum();
             ((experts.count - experts.top) * each) as u64
         };
-        self.blocks.iter().map(of).sum()
+        self.blocks().map(of).sum()
     }
 
     /// The tensors a checkpoint must hold, by name and shape.
@@ -150,11 +181,12 @@ pub(crate) fn stored_tensors<'t>(tensors: impl Iterator<Item = &'t Tensor>) -> V
     list
 }
 
-/// By block the first that differs from it in nothing but its number and its streams of random numbers. A model has few
-/// kinds.
-fn same_as(blocks: &[Block]) -> Vec<usize> {
+/// By layer the first that differs from it in nothing but its number and its streams of random numbers. A model has few
+/// kinds of blocks; its other layers are like none.
+fn same_as(layers: &[Layer]) -> Vec<usize> {
     let mut kinds: Vec<(Block, usize)> = Vec::new();
-    let mut of = |(index, block): (usize, &Block)| {
+    let mut of = |(index, layer): (usize, &Layer)| {
+        let LayerKind::Block(block) = &layer.kind else { return index };
         let kind = block.kind();
         match kinds.iter().find(|(known, _)| *known == kind) {
             Some((_, first)) => *first,
@@ -164,7 +196,7 @@ fn same_as(blocks: &[Block]) -> Vec<usize> {
             }
         }
     };
-    blocks.iter().enumerate().map(&mut of).collect()
+    layers.iter().enumerate().map(&mut of).collect()
 }
 
 /// Elements of a cell's tensors of a kind, as [`Layout::parameters`] has them, without laying every block out.

@@ -1,7 +1,7 @@
 //! The estimate: the plan's actions, performed on a device that computes nothing.
 
 use super::flops;
-use super::short::{Repeat, ShortPlan, micro_batches};
+use super::short::{Repeat, ShortPlan, cycles};
 use crate::actions::{Action, EvaluationActions};
 use crate::comm::{Collective, CollectiveLog, Metered, Null};
 use crate::config::{Backend, Cell, DeviceKind, Evaluation};
@@ -9,7 +9,7 @@ use crate::error::{Result, StepError};
 use crate::executor::{Executor, allocate, prepacked};
 use crate::model::FlatKind;
 use crate::outcome::{Estimate, Traffic};
-use crate::plan::Plan;
+use crate::plan::{Plan, Role};
 use crate::recorder::{Flops, Recorded, Recorder};
 use crate::shard::{Comms, home_dtype};
 use std::rc::Rc;
@@ -27,8 +27,8 @@ pub struct RecordedAction {
 /// One rank's step on a dry device.
 pub struct DryRun<'a> {
     cell: &'a Cell,
-    plan: &'a Plan,
-    /// What is performed of the plan, where that is not all of it.
+    role: &'a Role,
+    /// What is performed of the role, where that is not all of it.
     short: Option<&'a ShortPlan>,
     executor: Executor<'a>,
     recorder: Rc<Recorder>,
@@ -37,7 +37,7 @@ pub struct DryRun<'a> {
     repeated: Vec<Traffic>,
 }
 
-/// A micro-batch that was performed.
+/// A cycle that was performed.
 struct Performed<'a> {
     actions: &'a [Action],
     /// Bytes in use by category when it began.
@@ -61,7 +61,7 @@ impl<'a> DryRun<'a> {
     pub fn new(
         cell: &'a Cell,
         kernels: &'a dyn Kernels,
-        (plan, short): (&'a Plan, Option<&'a ShortPlan>),
+        (plan, role, short): (&'a Plan, &'a Role, Option<&'a ShortPlan>),
         rank: usize,
         keeps_operations: bool,
     ) -> Result<DryRun<'a>> {
@@ -81,13 +81,13 @@ impl<'a> DryRun<'a> {
         let comms = comms.map_err(|error: StepError| error)?;
         let arena = Arena::dry().map_err(|error| StepError::Input(error.to_string()))?;
         let kernels = Arc::new(Dry(kernels));
-        let performed = short.map_or(plan, |short| &short.plan);
-        let mut executor = Executor::new((cell, performed), rank, kernels, arena, comms, Some(recorder.clone()))?;
+        let performed = short.map_or(role, |short| &short.role);
+        let mut executor = Executor::new((cell, plan, performed), rank, kernels, arena, comms, Some(recorder.clone()))?;
         if let Some(short) = short {
             allocate_omitted(&mut executor, short)?;
         }
         executor.begin_step();
-        Ok(DryRun { cell, plan, short, executor, recorder, log, repeated: Vec::new() })
+        Ok(DryRun { cell, role, short, executor, recorder, log, repeated: Vec::new() })
     }
 
     /// Performs an action, and says all that it did.
@@ -95,46 +95,49 @@ impl<'a> DryRun<'a> {
     /// # Errors
     /// As of [`DryRun::step`].
     pub fn recorded(&mut self, action: Action) -> Result<RecordedAction> {
-        self.act_all(&[action])?;
+        self.act_all(&[action], 0)?;
         let collectives = std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner));
         Ok(RecordedAction { action, operations: self.recorder.take_operations(), collectives })
     }
 
-    /// The actions of the plan's step. Micro-batches in the middle of a step that are alike are performed once and counted.
+    /// The actions of a step. Cycles in the middle of a step that are alike are performed once and counted.
     ///
     /// # Errors
     /// Memory does not fit an address space, or operands do not fit their operation: a bug.
     pub fn step(&mut self) -> Result<()> {
         let mut last: Option<Performed> = None;
-        for actions in micro_batches(&self.executor.plan.actions) {
-            // Equal actions leave equal memory in use today. It is compared so that an action that does not is seen.
+        let mut skipped = 0;
+        for actions in cycles(&self.executor.context.role.actions) {
+            // A cycle that gives back as much as it takes leaves the next one the same memory; others are seen by that.
             let live = self.live();
             if let Some(last) = &last
                 && last.live == live
-                && last.actions[1..] == actions[1..]
+                && alike(last.actions, actions)
                 && !self.recorder.keeps_operations()
             {
                 self.count_again(&last.before, &last.after, 1);
+                skipped += 1;
                 continue;
             }
             let before = self.counts();
-            self.perform(actions)?;
+            // The micro-batches in flight are those of the last cycle that was performed.
+            self.perform(actions, skipped)?;
             last = Some(Performed { actions, live, before, after: self.counts() });
         }
         Ok(())
     }
 
-    /// Performs the actions of a micro-batch, and counts those again that stand for others.
-    fn perform(&mut self, actions: &[Action]) -> Result<()> {
-        let Some(short) = self.short else { return self.act_all(actions) };
+    /// Performs the actions of a cycle, of micro-batches so many earlier, and counts those again that stand for others.
+    fn perform(&mut self, actions: &[Action], earlier: usize) -> Result<()> {
+        let Some(short) = self.short else { return self.act_all(actions, earlier) };
         let arena = self.executor.context.arena.clone();
         for (part, times) in short.parts(actions) {
             if times == 1 {
-                self.act_all(part)?;
+                self.act_all(part, earlier)?;
                 continue;
             }
             let before = self.counts();
-            let (performed, change) = arena.record_change(|| self.act_all(part));
+            let (performed, change) = arena.record_change(|| self.act_all(part, earlier));
             performed?;
             arena.replay_change(&change.repeated(times - 1));
             self.count_again(&before, &self.counts(), times - 1);
@@ -142,8 +145,8 @@ impl<'a> DryRun<'a> {
         Ok(())
     }
 
-    fn act_all(&mut self, actions: &[Action]) -> Result<()> {
-        actions.iter().try_for_each(|action| self.executor.act(*action, &mut (), &mut ()))
+    fn act_all(&mut self, actions: &[Action], earlier: usize) -> Result<()> {
+        actions.iter().try_for_each(|action| self.executor.act(action.earlier(earlier), &mut (), &mut ()))
     }
 
     /// What a step takes, and the operations where they are listed.
@@ -151,7 +154,7 @@ impl<'a> DryRun<'a> {
     /// # Errors
     /// As of [`DryRun::step`].
     pub fn finish(mut self) -> Result<(Estimate, Vec<Recorded>)> {
-        let (cell, layout) = (self.cell, &self.plan.layout);
+        let (cell, layout) = (self.cell, &self.role.layout);
         let flops = flops::flops(cell, layout, &self.recorder.by_term());
         let (mut traffic, operations) = (self.traffic(), self.recorder.take_operations());
         traffic.sort_by_key(|row| (row.axis, row.kind));
@@ -172,11 +175,11 @@ impl<'a> DryRun<'a> {
 
     /// The memory of an evaluation; nothing else of it is in an estimate, which is of a step.
     fn evaluate(&mut self, evaluation: Evaluation) -> Result<()> {
-        let EvaluationActions { first, next, end } = &self.executor.plan.evaluation;
+        let EvaluationActions { first, next, end } = &self.executor.context.role.evaluation;
         let next = if evaluation.batches > 1 { &next[..] } else { &[] };
         self.executor.flow.evaluates = true;
         self.executor.prepacked.iter_mut().for_each(|forms| forms.forget());
-        [first, next, end].into_iter().try_for_each(|actions| self.perform(actions))?;
+        [first, next, end].into_iter().try_for_each(|actions| self.perform(actions, 0))?;
         self.executor.unload();
         self.executor.share_sums(2 * evaluation.batches, &[]).map(drop)
     }
@@ -221,6 +224,13 @@ impl<'a> DryRun<'a> {
     }
 }
 
+/// Whether two cycles do the same, each on its own micro-batches.
+fn alike(a: &[Action], b: &[Action]) -> bool {
+    let base = |actions: &[Action]| actions.iter().find_map(|action| action.micro()).unwrap_or(0);
+    let (of_a, of_b) = (base(a), base(b));
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.earlier(of_a) == b.earlier(of_b))
+}
+
 fn add(sum: &mut Traffic, more: &Traffic) {
     sum.calls += more.calls;
     sum.payload_bytes += more.payload_bytes;
@@ -229,8 +239,8 @@ fn add(sum: &mut Traffic, more: &Traffic) {
 
 /// Counts the state of the units that a short plan leaves out.
 fn allocate_omitted(executor: &mut Executor<'_>, short: &ShortPlan) -> Result<()> {
-    let (res, layout) = (executor.context.resources(), &short.plan.layout);
-    for Repeat { units, times } in &short.repeats {
+    let (res, layout) = (executor.context.resources(), &short.role.layout);
+    for Repeat { layers: units, times } in &short.repeats {
         let state = executor.state.of_units(units.clone());
         let (made, change) = res.arena.record_change(|| -> Result<_> {
             let forms = prepacked(executor.context.cell, layout, res.device, units.clone())?;

@@ -3,7 +3,7 @@
 
 use crate::actions::{Action, Policy};
 use crate::model::{FlatKind, Layout};
-use crate::plan::Plan;
+use crate::plan::{Plan, Role};
 use crate::strategy::Reshard;
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,62 +11,77 @@ use std::sync::Arc;
 /// The longest repeating pattern of blocks that is looked for, in multiples of [`Policy::every`] blocks.
 const LONGEST_PATTERN: usize = 8;
 
-/// A plan without some blocks of the model, and what is counted for them.
+/// A role without some blocks of its layers, and what is counted for them.
 pub struct ShortPlan {
-    pub plan: Plan,
+    pub role: Role,
     pub repeats: Vec<Repeat>,
 }
 
-/// Units of a short plan that are counted again, because blocks that it leaves out repeat them.
+/// Layers of a short plan that are counted again, because blocks that it leaves out repeat them. Each has a unit of its own, with
+/// the same number.
 pub struct Repeat {
-    pub units: Range<usize>,
+    pub layers: Range<usize>,
     /// How many times more they are counted.
     pub times: usize,
 }
 
 impl ShortPlan {
     /// Leaves out repeated blocks, but keeps as many on either side as the schedule looks ahead. `None` where no block can be left out.
-    /// `assemble` makes the plan of a layout.
-    pub fn of(whole: &Plan, prefetch: usize, assemble: impl FnOnce(Arc<Layout>) -> Plan) -> Option<ShortPlan> {
+    /// `assemble` makes the role of a layout.
+    pub fn of(
+        plan: &Plan,
+        whole: &Role,
+        prefetch: usize,
+        assemble: impl FnOnce(Arc<Layout>) -> Role,
+    ) -> Option<ShortPlan> {
         // Where slots are given back during a step, what is in them differs at both ends of the model, as far as the schedule looks ahead.
-        let never = whole.sharding.reshard == Reshard::Never;
-        let margins = if never { [0, prefetch.max(1)] } else { [prefetch.saturating_add(1); 2] };
-        let (left_out, period) = left_out(&whole.layout, &whole.policy, margins)?;
+        let never = plan.sharding.reshard == Reshard::Never;
+        let mut margins = if never { [0, prefetch.max(1)] } else { [prefetch.saturating_add(1); 2] };
+        // What is counted again begins behind another layer's actions.
+        margins[0] = margins[0].max(usize::from(whole.layout.embedding().is_none()));
+        let (left_out, period) = left_out(&whole.layout, &plan.policy, margins)?;
         let mut before = 0;
-        let repeats = left_out.iter().map(|blocks| {
-            let end = blocks.start - before + 1;
-            before += blocks.len();
-            Repeat { units: end - period..end, times: blocks.len() / period }
+        let repeats = left_out.iter().map(|layers| {
+            let end = layers.start - before;
+            before += layers.len();
+            Repeat { layers: end - period..end, times: layers.len() / period }
         });
         let repeats = repeats.collect();
         let mut layout = whole.layout.clone();
-        left_out.iter().rev().for_each(|blocks| layout = Arc::new(layout.without(blocks.clone())));
-        let short = ShortPlan { plan: assemble(layout), repeats };
+        left_out.iter().rev().for_each(|layers| layout = Arc::new(layout.without(layers.clone())));
+        let short = ShortPlan { role: assemble(layout), repeats };
         let stands_for = |few: &[Action], many: &[Action]| {
-            let parts = micro_batches(few).flat_map(|actions| short.parts(actions));
+            let parts = cycles(few).flat_map(|actions| short.parts(actions));
             let counted = parts.flat_map(|(part, times)| std::iter::repeat_n(part, times)).flatten();
-            let counted = counted.map(|action| of_kind(*action, &short.plan.layout));
+            let counted = counted.map(|action| of_kind(*action, &short.role.layout));
             counted.eq(many.iter().map(|action| of_kind(*action, &whole.layout)))
         };
-        let is_whole = lists(&short.plan).into_iter().zip(lists(whole)).all(|(few, many)| stands_for(few, many));
+        let is_whole = lists(&short.role).into_iter().zip(lists(whole)).all(|(few, many)| stands_for(few, many));
         is_whole.then_some(short)
     }
 
-    /// The parts of a micro-batch's actions, in order, and how often each one counts.
+    /// The parts of a cycle's actions, in order, and how often each one counts.
     pub fn parts<'a>(&self, actions: &'a [Action]) -> Vec<(&'a [Action], usize)> {
-        let behind = |action: Action| actions.iter().position(|other| *other == action).map(|at| at + 1);
-        let between = |from, to| Some(behind(from)?..behind(to)?);
         // Where all slots stay until the end, they are given back there.
         let ends = |action: &Action| matches!(action, Action::Release { .. } | Action::Update);
         let last = actions.iter().rposition(|action| !ends(action)).map_or(0, |last| last + 1);
         let mut counted = Vec::new();
-        for Repeat { units, times } in &self.repeats {
-            let Range { start, end } = *units;
-            let forward = between(Action::Forward { unit: start - 1 }, Action::Forward { unit: end - 1 });
-            let backward = between(Action::Backward { unit: end }, Action::Backward { unit: start });
-            let is_released = |at: &usize| matches!(actions[*at], Action::Release { unit } if units.contains(&unit));
-            let released = (last..actions.len()).filter(is_released).map(|at| at..at + 1);
-            counted.extend(forward.into_iter().chain(backward).chain(released).map(|range| (range, 1 + times)));
+        for Repeat { layers, times } in &self.repeats {
+            let Range { start, end } = *layers;
+            let (mut forward, mut backward) = (0, 0);
+            for (at, action) in actions.iter().enumerate() {
+                let behind = at + 1;
+                match *action {
+                    Action::Forward { layer, .. } if layer + 1 == start => forward = behind,
+                    Action::Forward { layer, .. } if layer + 1 == end => counted.push((forward..behind, 1 + times)),
+                    Action::Backward { layer, .. } if layer == end => backward = behind,
+                    Action::Backward { layer, .. } if layer == start => counted.push((backward..behind, 1 + times)),
+                    Action::Release { unit } if at >= last && layers.contains(&unit) => {
+                        counted.push((at..behind, 1 + times));
+                    }
+                    _ => {}
+                }
+            }
         }
         counted.sort_by_key(|(range, _)| range.start);
         let (mut parts, mut done) = (Vec::new(), 0);
@@ -80,32 +95,32 @@ impl ShortPlan {
     }
 }
 
-/// An action with the kind of its block in place of the block's number.
+/// An action with the first of the layers that are like its own in place of its layer's or its unit's number.
 fn of_kind(mut action: Action, layout: &Layout) -> Action {
-    if let Some(unit) = action.unit_mut() {
-        *unit = match *unit {
-            0 => 0,
-            head if head == layout.head_unit() => usize::MAX,
-            block => 1 + layout.same_as[block - 1],
-        };
+    if let Some(place) = action.place_mut() {
+        let is_block = layout.layers[*place].block().is_some();
+        // What stands behind the blocks has another number in the short plan.
+        *place = if is_block { layout.same_as[*place] } else { usize::MAX - usize::from(*place == 0) };
     }
     action
 }
 
-/// A list of actions by micro-batch. What follows the last micro-batch belongs to it.
-pub fn micro_batches(actions: &[Action]) -> impl Iterator<Item = &[Action]> {
+/// A list of actions by cycles: each begins with the forward of a micro-batch. What follows the last one belongs to it.
+pub fn cycles(actions: &[Action]) -> impl Iterator<Item = &[Action]> {
     actions.chunk_by(|_, next| !matches!(next, Action::Load { .. }))
 }
 
-fn lists(plan: &Plan) -> [&[Action]; 4] {
-    [&plan.actions, &plan.evaluation.first, &plan.evaluation.next, &plan.evaluation.end]
+fn lists(role: &Role) -> [&[Action]; 4] {
+    [&role.actions, &role.evaluation.first, &role.evaluation.next, &role.evaluation.end]
 }
 
-/// The blocks that can be left out, in order, and after how many blocks they repeat themselves. `margins` is how many alike blocks stay
+/// The layers that can be left out, all of them blocks, in order, and after how many they repeat themselves. `margins` is how many alike blocks stay
 /// before and after those that are counted.
 fn left_out(layout: &Layout, policy: &Policy, margins: [usize; 2]) -> Option<(Vec<Range<usize>>, usize)> {
-    let kind = |block: usize| (layout.same_as[block], FlatKind::ALL.map(|part| layout.units[block + 1].flat(part).len));
-    let kinds: Vec<_> = (0..layout.blocks.len()).map(kind).collect();
+    let embedding = usize::from(layout.embedding().is_some());
+    let kind = |layer: usize| (layout.same_as[layer], FlatKind::ALL.map(|part| layout.units[layer].flat(part).len));
+    let blocks = layout.blocks().count();
+    let kinds: Vec<_> = (embedding..embedding + blocks).map(kind).collect();
     let of_period = |period: usize| {
         let mut left_out = Vec::new();
         let (mut start, [before, behind]) = (0, margins.map(|blocks| blocks.div_ceil(period)));
@@ -117,7 +132,7 @@ fn left_out(layout: &Layout, policy: &Policy, margins: [usize; 2]) -> Option<(Ve
             let alike = alike.count();
             let times = ((alike + period) / period).saturating_sub(before + 1 + behind);
             if times > 0 {
-                let from = first + (before + 1) * period;
+                let from = embedding + first + (before + 1) * period;
                 left_out.push(from..from + times * period);
             }
             start = if times > 0 { first + alike + period } else { first + alike + 1 };

@@ -5,6 +5,7 @@ use crate::data::{Counts, Prefetcher, Row, Source};
 use crate::error::{Result, StepError};
 use crate::executor::{Executor, TokenSource, Tokens};
 use crate::layers::Batch;
+use crate::mesh::Axes;
 use zbench_kernels::View;
 
 pub(super) struct Reader<'a> {
@@ -20,7 +21,7 @@ pub(super) struct Reader<'a> {
 impl<'a> Reader<'a> {
     pub fn new(inputs: &Inputs<'a>) -> Result<Reader<'a>> {
         let Inputs { cell, source, .. } = *inputs;
-        let (rows, ranks) = (cell.train.micro_batch, cell.parallel.ranks as u64);
+        let (rows, ranks) = (cell.train.micro_batch, inputs.plan.mesh.size(Axes::SAMPLES) as u64);
         let worth = cell.read_ahead > 0 && source.worth_reading_ahead();
         let start =
             || Prefetcher::start(source, rows, ranks * rows as u64, cell.read_ahead, cell.data.within_documents());
@@ -32,13 +33,13 @@ impl<'a> Reader<'a> {
     /// all ranks work out the same.
     pub fn count(&mut self, executor: &Executor<'_>) -> Result<f64> {
         let (cell, samples) = (executor.cell, executor.progress.samples);
-        let parts = cell.parallel.ranks * cell.train.accumulation;
+        let parts = executor.state.replicas() * cell.train.accumulation;
         let counts =
             self.source.has_documents().then(|| self.source.counts(false, samples, parts * cell.train.micro_batch));
         self.counts = counts.transpose().map_err(|error| StepError::Input(error.to_string()))?;
         // Without a single target there is no loss and no gradient, whatever they are multiplied by.
         let mean = |counts: Counts| parts as f64 / counts.targets.max(1) as f64;
-        Ok(self.counts.map_or(1.0 / executor.batch().tokens() as f64, mean))
+        Ok(self.counts.map_or(1.0 / executor.batch(0).tokens() as f64, mean))
     }
 }
 

@@ -60,6 +60,8 @@ impl Holding {
 /// What all parts of a rank's state share: what it holds, and of which type.
 #[derive(Clone, Debug)]
 pub struct State {
+    /// The number of its first unit in the whole model.
+    pub first_unit: usize,
     /// By unit, in the order of [`FlatKind::ALL`]; `None` where the flat is empty.
     pub holdings: Vec<[Option<Holding>; FlatKind::COUNT]>,
     pub place: Coords,
@@ -82,16 +84,35 @@ impl State {
         let holdings = layout.units.iter().map(|unit| FlatKind::ALL.map(|part| holding(unit, part))).collect();
         let slots = placement::slot_category(&sharding);
         let stoppable = cell.checkpoint.is_some();
-        State { holdings, place, sharding, precision: cell.precision, slots, stoppable, omitted: 0 }
+        State {
+            first_unit: layout.first_unit,
+            holdings,
+            place,
+            sharding,
+            precision: cell.precision,
+            slots,
+            stoppable,
+            omitted: 0,
+        }
     }
 
     /// The state of these units alone.
     pub fn of_units(&self, units: Range<usize>) -> State {
-        State { holdings: self.holdings[units].to_vec(), ..*self }
+        State { first_unit: self.first_unit + units.start, holdings: self.holdings[units].to_vec(), ..*self }
     }
 
     pub fn mesh(&self) -> Mesh {
         self.place.mesh
+    }
+
+    /// How many ranks train on samples of their own.
+    pub fn replicas(&self) -> usize {
+        self.place.mesh.size(Axes::SAMPLES)
+    }
+
+    /// Which of them this rank is.
+    pub fn replica(&self) -> usize {
+        self.place.index(Axes::SAMPLES)
     }
 
     /// The trainable flat of a unit.

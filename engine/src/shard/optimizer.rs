@@ -1,10 +1,10 @@
 //! The update: each rank's part of master weights and moments, the global norm, AdamW.
 
 use super::{Gradients, Params, Resources, State};
-use crate::comm::Communicator;
+use crate::comm::{Communicator, Metered};
 use crate::config::{Cell, Train, WeightRounding};
 use crate::error::{Result, StepError};
-use crate::mesh::within;
+use crate::mesh::{Axes, within};
 use crate::model::{FlatKind, Layout};
 use std::ops::Range;
 use std::sync::Arc;
@@ -197,7 +197,7 @@ impl Optimizer {
         (losses, loss_scale): (&Losses, f64),
         flags: Flags,
     ) -> Result<GlobalStats> {
-        let world = state.mesh().world();
+        let world = res.comms.data().size();
         let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
         let units = self.units.len();
         let parts = || (0..units).filter_map(own_part);
@@ -221,6 +221,9 @@ impl Optimizer {
         let mut recv = res.alloc(Category::Communication, DType::F64, width * world)?;
         res.comms.data().all_gather(send.view(), recv.view_mut())?;
         if res.recorder.is_some() {
+            if let Some(stages) = res.comms.over(Axes::PIPELINE) {
+                Stage::default().of_all(stages, res)?;
+            }
             // Of a dry run all numbers are 0, and there may be a million ranks.
             return Ok(GlobalStats { loss: 0.0, norm: 0.0, factor: 1.0, loss_scale, flags: Flags::default() });
         }
@@ -234,7 +237,12 @@ impl Optimizer {
         };
         let squares = (words..width).flat_map(|i| (0..world).map(move |position| (i, position)));
         let squares: f64 = squares.map(|(i, position)| all[state.place.owner(position) * width + i]).sum();
-        let norm = squares.sqrt() * mean_scale(train, world) / loss_scale;
+        let stage = Stage { loss, squares, flags };
+        let Stage { loss, squares, flags } = match res.comms.over(Axes::PIPELINE) {
+            Some(stages) => stage.of_all(stages, res)?,
+            None => stage,
+        };
+        let norm = squares.sqrt() * mean_scale(train, state.replicas()) / loss_scale;
         let factor = if train.clip_norm > 0.0 { (train.clip_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
         Ok(GlobalStats { loss, norm, factor: factor as f32 as f64, loss_scale, flags })
     }
@@ -263,7 +271,7 @@ impl Optimizer {
                     lr,
                     step: number,
                     clip: stats.factor,
-                    grad_scale: mean_scale(&cell.train, state.mesh().world()) / stats.loss_scale,
+                    grad_scale: mean_scale(&cell.train, state.replicas()) / stats.loss_scale,
                     ..adamw(cell, state, unit, &run, decays)
                 };
                 let run = within(&run, &owned);
@@ -285,6 +293,40 @@ impl Optimizer {
     }
 }
 
+/// What the ranks of a stage know of a step.
+#[derive(Clone, Copy, Default)]
+struct Stage {
+    /// Of the last stage; the others have none.
+    loss: f64,
+    /// Sum of the squares of the stage's gradients.
+    squares: f64,
+    flags: Flags,
+}
+
+impl Stage {
+    /// The same of the whole pipeline, in the order of its stages.
+    fn of_all(self, stages: &Metered, res: Resources<'_>) -> Result<Stage> {
+        const WIDTH: usize = 4;
+        let alloc = |len| res.alloc(Category::Communication, DType::F64, len);
+        let (mut send, mut recv) = (alloc(WIDTH)?, alloc(WIDTH * stages.size())?);
+        let Flags { stop, written } = self.flags;
+        let own = [self.loss, self.squares, f64::from(u8::from(stop)), f64::from(u8::from(written))];
+        let is_dry = res.recorder.is_some();
+        if !is_dry {
+            res.kernels.upload(View::of(&own), send.view_mut())?;
+        }
+        stages.all_gather(send.view(), recv.view_mut())?;
+        if is_dry {
+            return Ok(self);
+        }
+        let mut all = vec![0.0; recv.len()];
+        res.kernels.download(recv.view(), ViewMut::of(&mut all))?;
+        let of = |place: usize| all.iter().skip(place).step_by(WIDTH);
+        let flags = Flags { stop: of(2).any(|word| *word != 0.0), written: of(3).all(|word| *word != 0.0) };
+        Ok(Stage { loss: of(0).sum(), squares: of(1).sum(), flags })
+    }
+}
+
 /// Numbers in front of the sums of squares: the loss, and the wish to stop where runs can be.
 fn words(state: &State) -> usize {
     1 + usize::from(state.stoppable)
@@ -301,7 +343,7 @@ fn adamw(cell: &Cell, state: &State, unit: usize, run: &Range<usize>, decays: bo
         eps: train.eps,
         weight_decay: if decays { train.weight_decay } else { 0.0 },
         step: 0,
-        grad_scale: mean_scale(train, state.mesh().world()) / p.scaling.map_or(1.0, |s| s.initial()),
+        grad_scale: mean_scale(train, state.replicas()) / p.scaling.map_or(1.0, |s| s.initial()),
         clip: 0.0,
         parameters: p.master.unwrap_or(p.parameters),
         gradients: p.gradients,
@@ -309,17 +351,18 @@ fn adamw(cell: &Cell, state: &State, unit: usize, run: &Range<usize>, decays: bo
         rounding: match p.rounding {
             WeightRounding::Nearest => Rounding::Nearest,
             // By the place in the model, so that the draw is the same whichever rank updates the element.
-            WeightRounding::Stochastic => {
-                Rounding::Stochastic { seed: train.seed ^ (unit as u64).rotate_left(40), first: run.start as u64 }
-            }
+            WeightRounding::Stochastic => Rounding::Stochastic {
+                seed: train.seed ^ ((state.first_unit + unit) as u64).rotate_left(40),
+                first: run.start as u64,
+            },
         },
         copy: p.master.and_then(|_| Some(state.trainable(unit)?.dtype)),
     }
 }
 
-/// Turns the sum over ranks and micro-batches into the mean.
-fn mean_scale(train: &Train, world: usize) -> f64 {
-    1.0 / (world * train.accumulation) as f64
+/// Turns the sum over replicas and micro-batches into the mean.
+fn mean_scale(train: &Train, replicas: usize) -> f64 {
+    1.0 / (replicas * train.accumulation) as f64
 }
 
 fn shift(range: &Range<usize>, by: usize) -> Range<usize> {

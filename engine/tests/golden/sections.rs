@@ -116,11 +116,15 @@ pub fn take(case: &Case) -> Taken {
         }
     };
     let ran = ran.unwrap_or_else(|failure| panic!("{}: {}", case.name, failure.cause));
-    let estimate = plan.estimate.clone();
+    let estimate = plan.role_of(0).estimate.clone();
     let operations = [0, cell.parallel.ranks - 1].map(|rank| plan.operations(cell, &*kernels, rank));
     Taken {
-        actions: plan.actions.clone(),
-        evaluation: [plan.evaluation.first.clone(), plan.evaluation.next.clone(), plan.evaluation.end.clone()],
+        actions: plan.role_of(0).actions.clone(),
+        evaluation: [
+            plan.role_of(0).evaluation.first.clone(),
+            plan.role_of(0).evaluation.next.clone(),
+            plan.role_of(0).evaluation.end.clone(),
+        ],
         memory: estimate.memory,
         traffic: estimate.traffic,
         flops: estimate.flops,

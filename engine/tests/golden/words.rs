@@ -11,12 +11,13 @@ pub fn action(action: &Action) -> String {
     match *action {
         Action::Load { micro } => format!("load micro={micro}"),
         Action::Gather { unit, refresh, slot } => format!("gather unit={unit} refresh={refresh} slot={slot}"),
-        Action::Forward { unit } => format!("forward unit={unit}"),
-        Action::Recompute { unit, output } => format!("recompute unit={unit} output={output}"),
-        Action::Backward { unit } => format!("backward unit={unit}"),
+        Action::Forward { layer, .. } => format!("forward unit={layer}"),
+        Action::Recompute { layer, output, .. } => format!("recompute unit={layer} output={output}"),
+        Action::Backward { layer, .. } => format!("backward unit={layer}"),
         Action::Release { unit } => format!("release unit={unit}"),
         Action::Reduce { unit, first, last } => format!("reduce unit={unit} first={first} last={last}"),
         Action::Update => "update".into(),
+        other => panic!("the action {other:?} has no word in the golden dump; add it to {}", file!()),
     }
 }
 

@@ -35,14 +35,14 @@ pub fn measure(cell: &Cell, plan: &Plan) -> Vec<RankReport> {
 pub fn assert_as_planned(cell: &Cell, what: &str) {
     let plan = plan(cell);
     for report in measure(cell, &plan) {
-        let (planned, measured) = (&plan.estimate.memory, &report.ledger);
+        let (planned, measured) = (&plan.role_of(0).estimate.memory, &report.ledger);
         for c in Category::ALL {
             assert_eq!(planned.peak(c), measured.peak(c), "{what}: rank {}: peak of {c}", report.rank);
             assert_eq!(planned.at_peak(c), measured.at_peak(c), "{what}: rank {}: {c} at the peak", report.rank);
         }
         assert_eq!(planned.total_peak(), measured.total_peak(), "{what}: peak");
         let plain = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes, t.ranks);
-        let stated: Vec<_> = plan.estimate.traffic.iter().map(plain).collect();
+        let stated: Vec<_> = plan.role_of(0).estimate.traffic.iter().map(plain).collect();
         let moved: Vec<_> = report.traffic.iter().map(plain).collect();
         assert_eq!(stated, moved, "{what}: rank {}", report.rank);
     }
@@ -240,7 +240,7 @@ fn stated_operations_of_experts_are_the_ones_issued() {
 #[test]
 fn experts_count_as_far_as_tokens_pass_through_them() {
     let mut cell = expert_cells(small()).swap_remove(0).1;
-    let all = plan(&cell).estimate;
+    let all = estimate(&cell);
     let (hidden, wide) = (cell.model.hidden_size as u64, 14);
     assert_eq!(all.parameters - all.active_parameters, 3 * 3 * 3 * hidden * wide);
     let tokens = all.flops.tokens;
@@ -250,7 +250,7 @@ fn experts_count_as_far_as_tokens_pass_through_them() {
     assert_eq!(term("forward router"), (3 * 2 * tokens * hidden * 5) as f64);
     // More experts to choose from are more parameters, and no more work but the router's.
     cell.model.experts.as_mut().unwrap().num_experts = 10;
-    let more = plan(&cell).estimate;
+    let more = estimate(&cell);
     let router = 3 * 5 * hidden;
     assert_eq!(more.active_parameters - all.active_parameters, router);
     assert_eq!(more.flops.model - all.flops.model, (6 * tokens * router) as f64);
@@ -345,7 +345,7 @@ fn payloads_follow_the_published_volumes() {
             let plan = plan(&cell);
             let padded: usize = plan.layout.units.iter().map(|u| u.trainable().padded).sum();
             let sum = |outer: bool| -> f64 {
-                let rows = plan.estimate.traffic.iter().filter(|t| (t.axis == GroupName::Outer) == outer);
+                let rows = plan.role_of(0).estimate.traffic.iter().filter(|t| (t.axis == GroupName::Outer) == outer);
                 let rows = rows.filter(|t| !(t.axis == GroupName::Data && shard > 1));
                 let agree = 8.0 * ranks as f64 * (1.0 + plan.layout.units.len() as f64);
                 let bytes: f64 = rows.map(|t| t.payload_bytes).sum();
@@ -388,7 +388,7 @@ fn flash_attention_takes_memory_linear_in_the_sequence() {
 #[test]
 fn a_capacity_exists_at_which_zero3_trains_and_ddp_does_not() {
     let cell = |strategy| on(small(), strategy, 4, 4);
-    let need = |strategy| plan(&cell(strategy)).estimate.memory.total_peak();
+    let need = |strategy| estimate(&cell(strategy)).memory.total_peak();
     assert!(need(Strategy::Zero3) < need(Strategy::Ddp));
     let capacity = need(Strategy::Zero3);
     let limited = |strategy, capacity| {
@@ -417,7 +417,7 @@ fn model_states_follow_the_published_table() {
                 cell.precision = precision;
                 let plan = plan(&cell);
                 let psi: usize = plan.layout.units.iter().map(|u| u.trainable().padded).sum();
-                let unpadded = plan.estimate.parameters as usize;
+                let unpadded = plan.role_of(0).estimate.parameters as usize;
                 assert!(psi - unpadded < plan.layout.units.len() * ranks * 32, "padding is bounded");
                 let split = |on: bool| if on { ranks } else { 1 };
                 let parameters = 2 * psi / split(strategy == Strategy::Zero3);
@@ -454,7 +454,7 @@ fn flops_are_the_published_ones_for_llama_3_8b() {
         (cell.train.seq_len, cell.train.micro_batch) = (seq, 1);
         cell.memory.checkpointing = checkpointing;
         cell.lora = Lora { rank: adapters, alpha: 1.0, dropout: 0.0, targets: vec![Linear::KProj], ..Lora::default() };
-        let flops = plan(&cell).estimate.flops;
+        let flops = estimate(&cell).flops;
         [flops.model, flops.palm, flops.hardware].map(|f| f / flops.tokens as f64 / 1e9)
     };
     for (seq, megatron, palm) in [(2048, 46.64, 51.40), (8192, 51.47, 61.07), (32768, 70.80, 99.72)] {
@@ -498,7 +498,7 @@ fn adapters_cost_what_they_say() {
     let estimate = |adapt: fn(&mut Cell)| {
         let mut cell = small();
         adapt(&mut cell);
-        plan(&cell).estimate
+        estimate(&cell)
     };
     let executed = |estimate: &zbench_engine::outcome::Estimate, term: &str| {
         estimate.flops.ledger.iter().find(|(name, _)| name == term).map_or(0.0, |(_, flops)| *flops)

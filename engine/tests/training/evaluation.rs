@@ -136,7 +136,7 @@ fn the_loss_is_that_of_the_held_out_sequences() {
 #[test]
 fn an_evaluation_of_any_size_is_planned() {
     let cell = watched(on(small(), Strategy::Ddp, 1 << 20, 1 << 20), 1, 1 << 26);
-    let peak = plan(&cell).estimate.memory.peak(Category::Communication);
+    let peak = estimate(&cell).memory.peak(Category::Communication);
     assert_eq!(peak, (2 << 26) * 8 * ((1 << 20) + 1));
 }
 
@@ -164,9 +164,9 @@ fn plans_hold_with_evaluations() {
             for policy in policies() {
                 let mut cell = change(on(small(), strategy, 4, 2));
                 cell.memory.checkpointing = policy.clone();
-                let without = plan(&cell).estimate;
+                let without = estimate(&cell);
                 let cell = watched(cell, 1, 2);
-                let planned = plan(&cell).estimate;
+                let planned = estimate(&cell);
                 let what = format!("{name}: {} {policy:?}", strategy.name());
                 assert_eq!(
                     planned.memory.total_peak(),
@@ -198,7 +198,7 @@ fn prepacked_weights_are_those_of_the_moment() {
     let mut cell = watched(odd(), 1, 2);
     let (plain, evaluations) = course(&cell);
     cell.memory.prepack = true;
-    let planned = plan(&cell).estimate;
+    let planned = estimate(&cell);
     let (run, own) = course(&cell);
     assert_eq!((losses(&plain), held(&evaluations)), (losses(&run), held(&own)));
     assert_eq!(planned.memory.total_peak(), run.ranks[0].ledger.total_peak());

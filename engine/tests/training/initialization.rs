@@ -177,7 +177,7 @@ fn no_two_tensors_of_a_model_share_a_stream() {
             assert_eq!(other, None, "{name}: {tensor} has the stream of another tensor");
         };
         layout.units.iter().flat_map(|unit| &unit.tensors).for_each(|t| own(t.stream(), t.name.clone()));
-        for block in &layout.blocks {
+        for block in layout.blocks() {
             let linears = [&block.q, &block.k, &block.v, &block.o, &block.up, &block.down];
             let single = linears.into_iter().chain(&block.gate).filter_map(|linear| linear.adapter.as_ref());
             let streams = single.map(|adapter| adapter.stream).chain(block.qkv_adapter.iter().map(|a| a.stream));

@@ -48,6 +48,11 @@ impl Lab {
         Lab { cell, layout, arena: Arena::host(None).unwrap(), cos, sin }
     }
 
+    /// The first block.
+    fn block(&self) -> &zbench_engine::layers::Block {
+        self.layout.blocks().next().unwrap()
+    }
+
     fn exec(&self) -> Exec<'_> {
         Exec {
             device: Device { kernels: &Reference, arena: &self.arena, recorder: None },
@@ -120,13 +125,13 @@ fn check(what: &str, at: &[f64], gradient: &[f64], used: usize, mut f: impl FnMu
 
 fn block_output(lab: &Lab, flats: &[Vec<f64>; 2], x: &[f64], r: &[f64]) -> f64 {
     let (output, _) =
-        lab.layout.blocks[0].forward(&lab.exec(), &weights(flats), lab.buffer(x), true, &SavedTensor::ALL).unwrap();
+        lab.block().forward(&lab.exec(), &weights(flats), lab.buffer(x), true, &SavedTensor::ALL).unwrap();
     dot(&values(&output), r)
 }
 
 fn check_block(what: &str, change: impl FnOnce(&mut Cell)) {
     let lab = Lab::new(change);
-    let (block, unit) = (&lab.layout.blocks[0], &lab.layout.units[1]);
+    let (block, unit) = (lab.block(), &lab.layout.units[1]);
     let flats = lab.weights(1);
     let len = lab.tokens() * lab.cell.model.hidden_size;
     let (x, r) = (noise(1, len), noise(2, len));
@@ -237,7 +242,7 @@ fn head_and_its_loss() {
             cell.model.tie_word_embeddings = tied;
             cell.model.form = Form { norm, norm_bias: norm == NormKind::Layer, ..Form::default() };
         });
-        let (head, units) = (&lab.layout.head, &lab.layout.units);
+        let (head, units) = (lab.layout.head().unwrap(), &lab.layout.units);
         let own = lab.weights(2);
         let table = lab.weights(0);
         let x = noise(3, lab.tokens() * lab.cell.model.hidden_size);
@@ -281,7 +286,7 @@ fn embeddings_of_every_form() {
             // Positions beyond the sequence stay as they are.
             cell.model.max_position_embeddings = 7;
         });
-        let layer = &lab.layout.embedding;
+        let layer = lab.layout.embedding().unwrap();
         let flats = lab.weights(0);
         let ids: Vec<u32> = (0..lab.tokens() as u32).map(|t| (t * t) % 11).collect();
         let r = noise(4, lab.tokens() * lab.cell.model.hidden_size);
@@ -309,7 +314,7 @@ fn blocks_with_adapters_of_every_kind() {
 fn a_block_with_magnitudes() {
     let (what, adapt) = dora();
     let lab = Lab::new(adapt);
-    let (block, unit, ex) = (&lab.layout.blocks[0], &lab.layout.units[1], lab.exec());
+    let (block, unit, ex) = (lab.block(), &lab.layout.units[1], lab.exec());
     let flats = lab.weights(1);
     let len = lab.tokens() * lab.cell.model.hidden_size;
     let (x, r) = (noise(1, len), noise(2, len));

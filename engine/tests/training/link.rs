@@ -44,7 +44,7 @@ fn a_link_changes_no_bit() {
 fn plans_hold_over_links_and_the_right_bytes_cross() {
     for strategy in STRATEGIES {
         let cell = cell(strategy, true);
-        let planned: Vec<_> = plan(&cell).estimate.traffic.iter().map(plain).collect();
+        let planned: Vec<_> = estimate(&cell).traffic.iter().map(plain).collect();
         for report in reports(&cell) {
             assert_eq!(report.traffic.iter().map(plain).collect::<Vec<_>>(), planned, "{}", strategy.name());
             for row in &report.traffic {
@@ -88,7 +88,7 @@ fn a_link_costs_what_it_says_in_a_step() {
     // 1 MB/s: the bytes of a step take far longer than everything else.
     let mut slow = cell(Strategy::Ddp, true);
     (slow.train.steps, slow.train.accumulation) = (1, 1);
-    let all: f64 = plan(&slow).estimate.traffic.iter().map(|row| 0.75 * row.payload_bytes).sum();
+    let all: f64 = estimate(&slow).traffic.iter().map(|row| 0.75 * row.payload_bytes).sum();
     slow.link = Some(Link { node: NodeLink { bandwidth: all / 0.5, latency: 0.0 } });
     for report in reports(&slow) {
         assert!(report.step_ms[0] >= 500.0, "half a second of link in {} ms", report.step_ms[0]);

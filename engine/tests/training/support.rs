@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use zbench_engine::config::*;
 use zbench_engine::error::StepError;
 use zbench_engine::hf;
-use zbench_engine::outcome::{Failure, Step};
+use zbench_engine::outcome::{Estimate, Failure, Step};
 use zbench_engine::plan::Plan;
 use zbench_engine::rank::Rank;
 use zbench_engine::shard::Update;
@@ -139,6 +139,11 @@ pub fn machine(_: usize) -> Result<Arc<dyn Device>, String> {
 
 pub fn cpus(cell: &Cell) -> Vec<Arc<dyn Kernels>> {
     zbench_engine::train::kernels(cell, &machine).unwrap()
+}
+
+/// What a rank of a cell takes, of one stage.
+pub fn estimate(cell: &Cell) -> Estimate {
+    plan(cell).role_of(0).estimate.clone()
 }
 
 pub fn plan(cell: &Cell) -> Plan {

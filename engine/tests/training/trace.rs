@@ -129,7 +129,7 @@ fn every_action_of_the_plan_that_takes_time_is_there_in_its_order() {
     run.unwrap();
     assert_eq!(traces.len(), 8, "two steps of four ranks");
     let wanted: Vec<Action> =
-        plan.actions.iter().copied().filter(|action| !matches!(action, Action::Release { .. })).collect();
+        plan.role_of(0).actions.iter().copied().filter(|action| !matches!(action, Action::Release { .. })).collect();
     for trace in &traces {
         let mut found: Vec<Action> = trace.segments.iter().filter_map(|segment| segment.action).collect();
         found.dedup();

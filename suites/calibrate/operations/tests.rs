@@ -174,7 +174,7 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
     let operation = Recorded { phase: zbench_engine::recorder::Phase::Forward, term: "x", op: Op::Fill(fill, 0.0) };
     let call =
         Collective { axis: GroupName::Data, kind: CollectiveKind::AllGather, ranks: 4, bytes: 64, in_place: false };
-    let action = Action::Forward { unit: 0 };
+    let action = Action::Forward { micro: 0, layer: 0 };
     let stated = vec![RecordedAction { action, operations: vec![operation; 2], collectives: vec![call; 2] }];
     let split = SplitStep { stated, reduce: DType::F32, step: 100e-6, alone: 15e-6 };
     assert!((waiting(&of, &[split], 2, false) - 22.5e-6).abs() < 1e-12);

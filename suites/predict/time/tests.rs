@@ -72,7 +72,7 @@ fn every_cell_of_the_quickstart_has_a_time_that_adds_up() {
         let time = profile.time(&Planner::default(), cell).unwrap();
         let spans: f64 = time.spans.iter().map(|(_, ms)| ms).sum();
         assert!((spans - time.step_ms).abs() < 1e-9 && time.step_ms > 0.0);
-        let rate = plan.estimate.flops.tokens as f64 / time.step_ms * 1e3;
+        let rate = plan.role_of(0).estimate.flops.tokens as f64 / time.step_ms * 1e3;
         assert!((time.tokens_per_second / rate - 1.0).abs() < 1e-12);
         // By hand: four ranks on two cores take twice as long; each collective 50 us and 4 of waiting, or twice that where two groups of two
         // ranks talk on the same two cores; nothing else is in a step.
@@ -83,6 +83,7 @@ fn every_cell_of_the_quickstart_has_a_time_that_adds_up() {
             .sum();
         let loads = cell.train.accumulation as f64 * 2e-6;
         let calls: f64 = plan
+            .role_of(0)
             .estimate
             .traffic
             .iter()
@@ -107,7 +108,7 @@ fn a_timeline_is_the_same_time_action_by_action() {
         let mut actions: Vec<_> = line.iter().filter_map(|stretch| stretch.action).collect();
         actions.dedup();
         let plan = Plan::new(cell, &Cpu::new(1)).unwrap();
-        let mut planned = plan.actions.iter();
+        let mut planned = plan.role_of(0).actions.iter();
         assert!(actions.iter().all(|action| planned.any(|other| other == action)), "in the plan's order");
     }
 }

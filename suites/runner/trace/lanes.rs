@@ -58,13 +58,16 @@ impl Names {
 
     /// What is done, and with what.
     pub fn action(&self, action: Action) -> String {
+        let what = |gradient| if gradient { "gradients" } else { "activations" };
         match action {
             Action::Load { micro } => format!("load micro-batch {micro}"),
             Action::Gather { unit, refresh: true, slot: false } => format!("refresh {}", self.unit(unit)),
             Action::Gather { unit, .. } => format!("gather {}", self.unit(unit)),
-            Action::Forward { unit } => format!("forward {}", self.unit(unit)),
-            Action::Recompute { unit, .. } => format!("recompute {}", self.unit(unit)),
-            Action::Backward { unit } => format!("backward {}", self.unit(unit)),
+            Action::Forward { layer, .. } => format!("forward {}", self.unit(layer)),
+            Action::Recompute { layer, .. } => format!("recompute {}", self.unit(layer)),
+            Action::Backward { layer, .. } => format!("backward {}", self.unit(layer)),
+            Action::Receive { gradient, .. } => format!("receive {}", what(gradient)),
+            Action::Send { gradient, .. } => format!("send {}", what(gradient)),
             Action::Release { unit } => format!("release {}", self.unit(unit)),
             Action::Reduce { unit, .. } => format!("reduce {}", self.unit(unit)),
             Action::Update => "update".into(),

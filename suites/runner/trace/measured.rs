@@ -6,7 +6,6 @@ use super::predicted::{self, Predicted};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use zbench_engine::actions::Action;
 use zbench_engine::mesh::GroupName;
 use zbench_engine::outcome::Saved;
 use zbench_engine::trace::{Flight, Segment, StepTrace, What};
@@ -111,9 +110,7 @@ impl Trial {
         for of_action in segments.chunk_by(|a, b| a.action == b.action) {
             let [first, ..] = of_action else { continue };
             if let Some(action) = first.action {
-                if let Action::Load { micro: loaded } = action {
-                    micro = loaded;
-                }
+                micro = action.micro().unwrap_or(micro);
                 let lasts = of_action.iter().map(|segment| segment.ns).sum();
                 let args = json!({ "micro_batch": micro });
                 let name = self.names.action(action);

@@ -56,13 +56,17 @@ fn a_step_is_what_its_operations_collectives_and_overheads_take() {
             &[gather(20_000)],
         ),
         recorded(
-            Action::Forward { unit: 0 },
+            Action::Forward { micro: 0, layer: 0 },
             &[("x", moved(|m| Op::Fill(m, 0.0), 100, f)), ("x", moved(|m| Op::Fill(m, 0.0), 300, f))],
             &[],
         ),
         recorded(Action::Release { unit: 0 }, &[], &[]),
-        recorded(Action::Recompute { unit: 0, output: false }, &[("x", moved(|m| Op::Fill(m, 0.0), 100, f))], &[]),
-        recorded(Action::Backward { unit: 0 }, &[("x", moved(|m| Op::Fill(m, 0.0), 200, f))], &[]),
+        recorded(
+            Action::Recompute { micro: 0, layer: 0, output: false },
+            &[("x", moved(|m| Op::Fill(m, 0.0), 100, f))],
+            &[],
+        ),
+        recorded(Action::Backward { micro: 0, layer: 0 }, &[("x", moved(|m| Op::Fill(m, 0.0), 200, f))], &[]),
         recorded(
             Action::Reduce { unit: 0, first: true, last: true },
             &[],
@@ -97,7 +101,8 @@ fn a_step_is_what_its_operations_collectives_and_overheads_take() {
 #[test]
 fn what_was_not_measured_is_said() {
     let curves = curves();
-    let unknown = [recorded(Action::Forward { unit: 0 }, &[("x", moved(|m| Op::Scale(m, 1.0), 8, DType::F32))], &[])];
+    let unknown =
+        [recorded(Action::Forward { micro: 0, layer: 0 }, &[("x", moved(|m| Op::Scale(m, 1.0), 8, DType::F32))], &[])];
     let reason = clock(&curves, 1.0).time(&unknown).unwrap_err().to_string();
     assert!(reason.contains("scale f32"), "{reason}");
     let sum = Collective { kind: CollectiveKind::ReduceScatter, ..gather(8) };

@@ -75,7 +75,7 @@ fn every_term_is_its_product() {
             let scores = (q * s * tokens * layers) as f64;
             expected.insert("attention scores again in backward (hardware only)".into(), scores);
         }
-        let flops = plan(&cell).estimate.flops;
+        let flops = estimate(&cell).flops;
         let found: BTreeMap<String, f64> = flops.ledger.iter().cloned().collect();
         assert_eq!(found, expected, "{what}");
         let of = |hardware: bool| expected.iter().filter(move |(name, _)| name.contains("(hardware only)") == hardware);
@@ -141,7 +141,7 @@ fn experts_and_frozen_matrices_have_their_share() {
         let experts = cell.model.experts.as_ref().unwrap();
         let (count, top, width) = (experts.num_experts, experts.num_experts_per_tok, experts.moe_intermediate_size);
         let matrices = layers * (h * (2 * q + 2 * kv) + h * count + top * 3 * h * width) + h * v;
-        let flops = plan(&cell).estimate.flops;
+        let flops = estimate(&cell).flops;
         assert_eq!(flops.model, (sizes.n() * (6 * matrices + 6 * layers * q * s)) as f64, "{name}");
     }
     let mut cell = small();
@@ -150,6 +150,6 @@ fn experts_and_frozen_matrices_have_their_share() {
     let Sizes { h, f, q, kv, v, layers, s, .. } = sizes;
     let frozen = layers * (h * (2 * q + 2 * kv) + 3 * h * f) + h * v;
     let trained = layers * 2 * (h + q + f + h);
-    let flops = plan(&cell).estimate.flops;
+    let flops = estimate(&cell).flops;
     assert_eq!(flops.model, (sizes.n() * (4 * frozen + 6 * trained + 6 * layers * q * s)) as f64);
 }

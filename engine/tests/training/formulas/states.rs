@@ -60,7 +60,7 @@ fn model_states_of_every_form_are_sums_of_tensors() {
     let experts = expert_cells(small()).into_iter().filter(|(name, _)| !name.contains("a dense block"));
     for (name, cell) in formed.chain(experts).flat_map(|(name, cell)| [(name, cell.clone()), (name, tied(cell))]) {
         let psi: usize = units(&cell).iter().map(|unit| unit.trains).sum();
-        assert_eq!(plan(&cell).estimate.parameters, psi as u64, "{name}");
+        assert_eq!(estimate(&cell).parameters, psi as u64, "{name}");
         for strategy in [Strategy::Ddp, Strategy::HsdpFullOptimizer] {
             assert_states(&on(cell.clone(), strategy, 4, 2), &format!("{name}: {}", strategy.name()));
         }

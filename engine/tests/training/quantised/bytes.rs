@@ -131,9 +131,9 @@ fn unpacking_is_no_flop_of_the_model() {
     for base in BASES {
         let mut cell = small();
         cell.lora = Lora { base: None, ..adapters(base) };
-        let plain = plan(&cell).estimate.flops;
+        let plain = estimate(&cell).flops;
         cell.lora = adapters(base);
-        let flops = plan(&cell).estimate.flops;
+        let flops = estimate(&cell).flops;
         assert_eq!((plain.model, plain.palm, plain.hardware), (flops.model, flops.palm, flops.hardware));
         assert_eq!(plain.ledger, flops.ledger);
     }

@@ -1,0 +1,69 @@
+//! The graph of layers: which unit's weights a layer has, which streams it reads and writes.
+
+use crate::layers::{Block, Embedding, Head};
+use std::ops::{Index, IndexMut};
+use std::sync::Arc;
+
+/// What flows between layers: the residual stream of a stack of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stream {
+    /// Of the decoder, the only one of most models.
+    Decoder,
+    /// Of the encoder; its output is what cross-attention reads.
+    Encoder,
+}
+
+/// One value for each stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ByStream<T>([T; 2]);
+
+impl<T> Index<Stream> for ByStream<T> {
+    type Output = T;
+
+    fn index(&self, stream: Stream) -> &T {
+        &self.0[stream as usize]
+    }
+}
+
+impl<T> IndexMut<Stream> for ByStream<T> {
+    fn index_mut(&mut self, stream: Stream) -> &mut T {
+        &mut self.0[stream as usize]
+    }
+}
+
+/// A layer of the graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layer {
+    pub kind: LayerKind,
+    /// The unit of its weights.
+    pub unit: usize,
+    /// Another layer's unit, of which it reads a matrix: the embedding's, of a head that is tied.
+    pub shares: Option<usize>,
+    /// What it takes; an embedding takes tokens.
+    pub reads: Stream,
+    /// What it makes; a head makes the loss.
+    pub writes: Stream,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum LayerKind {
+    Embedding(Embedding),
+    Block(Arc<Block>),
+    Head(Head),
+}
+
+impl Layer {
+    /// Whether it reads and writes a stream; an embedding reads tokens, a head makes a loss.
+    pub fn is_inner(&self) -> bool {
+        !matches!(self.kind, LayerKind::Embedding(_) | LayerKind::Head(_))
+    }
+
+    /// The block, where it is one.
+    pub fn block(&self) -> Option<&Arc<Block>> {
+        match &self.kind {
+            LayerKind::Block(block) => Some(block),
+            _ => None,
+        }
+    }
+}
