@@ -51,7 +51,19 @@ fn attention(c: &mut Criterion) {
     for (batch, seq, heads, kv_heads, head_dim) in [(4, 512, 8, 4, 64), (1, 4096, 8, 8, 64), (1, 4096, 8, 8, 128)] {
         for dtype in [DType::F32, DType::Bf16] {
             let scale = 1.0 / (head_dim as f64).sqrt();
-            let op = Attention { batch, seq, heads, kv_heads, head_dim, scale, window: None, alibi: false, dtype };
+            let op = Attention {
+                batch,
+                seq,
+                kv_seq: seq,
+                causal: true,
+                heads,
+                kv_heads,
+                head_dim,
+                scale,
+                window: None,
+                alibi: false,
+                dtype,
+            };
             let (q, kv) = (batch * seq * heads * head_dim, batch * seq * kv_heads * head_dim);
             let [qs, mut out, dout, mut dq] = [(); 4].map(|()| buffer(&arena, &cpu, dtype, q));
             let [ks, vs, mut dk, mut dv] = [(); 4].map(|()| buffer(&arena, &cpu, dtype, kv));

@@ -18,6 +18,8 @@ fn main() {
         let op = Attention {
             batch,
             seq,
+            kv_seq: seq,
+            causal: true,
             heads,
             kv_heads,
             head_dim: dim,

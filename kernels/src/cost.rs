@@ -58,7 +58,8 @@ impl Op {
 
     /// Floating-point operations of the matrix products: two for each multiply-add, `2 m n k` for a product. Causal
     /// attention counts half of the scores' square, `2 B H D S^2` for the two products of forward (Megatron-LM's
-    /// convention), and 2.5 times that for a backward which computes the scores again. Element-wise work counts 0.
+    /// convention), other attention every pair of a query and a key; a backward which computes the scores again counts 2.5
+    /// times as much as forward. Element-wise work counts 0.
     pub fn flops(&self) -> u64 {
         match self {
             Op::AttentionBackward(a) => product(&[5, attention(a)]),
@@ -145,9 +146,12 @@ fn product(factors: &[u64]) -> u64 {
     if factors.contains(&0) { 0 } else { factors.iter().fold(1, |p, f| u64::saturating_mul(p, *f)) }
 }
 
-/// Multiply-adds of one causal product of queries and keys, times two for the operations and half for the mask. A window
-/// of W keys leaves a band: `W S - W^2/2` in place of `S^2/2`.
+/// Operations of one product of queries and keys, two for each multiply-add. A causal mask leaves half of them, and a window
+/// of W keys a band: `W S - W^2/2` in place of `S^2/2`.
 fn attention(a: &Attention) -> u64 {
+    if !a.causal {
+        return product(&[2, a.batch as u64, a.heads as u64, a.head_dim as u64, a.seq as u64, a.kv_seq as u64]);
+    }
     let (seq, window) = (a.seq as u64, a.window.unwrap_or(a.seq).min(a.seq) as u64);
     let twice = seq.saturating_add(seq - window);
     product(&[a.batch as u64, a.heads as u64, a.head_dim as u64, window, twice])
@@ -170,6 +174,8 @@ mod tests {
         let a = Attention {
             batch: 2,
             seq: 8,
+            kv_seq: 8,
+            causal: true,
             heads: 4,
             kv_heads: 2,
             head_dim: 16,
@@ -186,6 +192,13 @@ mod tests {
         let windowed = |w| Op::Attention(Attention { window: Some(w), ..a }).flops();
         assert_eq!((windowed(8), windowed(100)), (Op::Attention(a).flops(), Op::Attention(a).flops()));
         assert_eq!(windowed(3), 2 * 2 * 4 * 16 * (3 * (16 - 3)));
+        // Without the mask every pair of 8 queries and 5 keys counts. Keys and values have the length of their own, and the
+        // probabilities are those of all pairs.
+        let cross = Attention { kv_seq: 5, causal: false, ..a };
+        assert_eq!(Op::Attention(cross).flops(), 2 * (2 * 8 * 5 * 16) * 8);
+        assert_eq!(Op::AttentionBackward(cross).flops() * 2, Op::Attention(cross).flops() * 5);
+        assert_eq!(Op::Attention(cross).bytes(), 2 * (2 * 16 * 64 + 2 * 10 * 32) + 4 * 64);
+        assert_eq!(Op::NaiveAttention(cross).bytes(), 2 * (2 * 16 * 64 + 2 * 10 * 32 + 8 * 8 * 5));
         // One product for every row, whoever has it; all matrices are read.
         let form = Grouped::Forward;
         let grouped = Op::GroupedGemm(GroupedGemm {

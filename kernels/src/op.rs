@@ -99,12 +99,21 @@ pub struct Rope {
     pub dtype: DType,
 }
 
-/// Causal scaled dot-product attention, optionally of a sliding window and with ALiBi. `q`, `out` are `[batch*seq, heads*head_dim]`, `k`, `v` are
-/// `[batch*seq, kv_heads*head_dim]`; query head `h` reads key head `h / (heads/kv_heads)`.
+/// Scaled dot-product attention. `q`, `out` are `[batch*seq, heads*head_dim]`, `k`, `v` are `[batch*kv_seq, kv_heads*head_dim]`;
+/// query head `h` reads key head `h / (heads/kv_heads)`.
+///
+/// Decoders use it causally: a query sees the keys up to its own, optionally of a sliding window, of its document and with ALiBi.
+/// Encoders and cross-attention use it without: a query sees every key of its sequence, and there may be more or fewer keys
+/// than queries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     pub batch: usize,
+    /// Queries of a sequence.
     pub seq: usize,
+    /// Keys and values of a sequence; as many as queries where it is causal.
+    pub kv_seq: usize,
+    /// A query sees no key after its own; else it sees all. A window, ALiBi and documents need it.
+    pub causal: bool,
     /// Query heads.
     pub heads: usize,
     /// Key and value heads; divides `heads`.
@@ -128,7 +137,7 @@ impl Attention {
 
     /// Elements of k and of v.
     pub fn keys(&self) -> usize {
-        elements(&[self.batch, self.seq, self.kv_heads, self.head_dim])
+        elements(&[self.batch, self.kv_seq, self.kv_heads, self.head_dim])
     }
 
     /// Rows of all matrices of scores, and elements of the log-sum-exp.
@@ -138,6 +147,9 @@ impl Attention {
 
     /// The keys that the query at `row` sees.
     pub fn seen(&self, row: usize) -> std::ops::Range<usize> {
+        if !self.causal {
+            return 0..self.kv_seq;
+        }
         (row + 1).saturating_sub(self.window.unwrap_or(usize::MAX))..row + 1
     }
 }

@@ -213,11 +213,11 @@ impl Op {
             }
             Op::NaiveAttention(a) => {
                 let list = list.queries_keys_values(&a).documents(&a).write("out", a.dtype, a.queries());
-                list.write("probs", a.dtype, elements(&[a.rows(), a.seq]))
+                list.write("probs", a.dtype, elements(&[a.rows(), a.kv_seq]))
             }
             // What a token does not see has the probability 0, so no documents are needed.
             Op::NaiveAttentionBackward(a) => {
-                let list = list.queries_keys_values(&a).read("probs", a.dtype, elements(&[a.rows(), a.seq]));
+                let list = list.queries_keys_values(&a).read("probs", a.dtype, elements(&[a.rows(), a.kv_seq]));
                 list.read("dout", a.dtype, a.queries()).gradients(&a)
             }
             Op::GatedActivation(s) => {
@@ -330,8 +330,11 @@ impl Operands {
 
     /// `starts [batch, seq]`, where sequences hold several documents, packed one after the other, that must not see each other:
     /// for every token the place in its sequence at which its document starts, 0 for the first document and never less than for
-    /// the token before.
+    /// the token before. Only causal attention reads them.
     fn documents(&mut self, a: &Attention) -> &mut Operands {
+        if !a.causal {
+            return self;
+        }
         self.read_exactly("starts", DType::U32, elements(&[a.batch, a.seq])).optional()
     }
 
@@ -463,12 +466,22 @@ fn check_shape(op: &Op) -> Result<()> {
         }
         Op::Rope(r) if r.seq == 0 && r.rows > 0 => invalid(format!("{} tokens in sequences of length 0", r.rows)),
         Op::Attention(a) | Op::AttentionBackward(a) | Op::NaiveAttention(a) | Op::NaiveAttentionBackward(a) => {
-            let Attention { heads, kv_heads, .. } = *a;
+            let Attention { seq, kv_seq, heads, kv_heads, .. } = *a;
             if heads > 0 && (kv_heads == 0 || !heads.is_multiple_of(kv_heads)) {
                 return invalid(format!("{heads} query heads cannot share {kv_heads} key heads evenly"));
             }
             if a.window == Some(0) {
                 return invalid("a window of 0 keys leaves a query nothing to see; 1 is its own".into());
+            }
+            if a.causal && seq != kv_seq {
+                return invalid(format!("causal attention has as many keys as queries, not {kv_seq} and {seq}"));
+            }
+            if (seq == 0) != (kv_seq == 0) {
+                return invalid(format!("a sequence of {seq} queries cannot attend to {kv_seq} keys"));
+            }
+            if !a.causal && (a.window.is_some() || a.alibi) {
+                let name = if a.alibi { "ALiBi" } else { "a window" };
+                return invalid(format!("{name} needs causal attention"));
             }
             Ok(())
         }

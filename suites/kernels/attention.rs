@@ -48,6 +48,8 @@ impl Shape {
         Attention {
             batch: self.batch,
             seq: self.seq_len,
+            kv_seq: self.seq_len,
+            causal: true,
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,

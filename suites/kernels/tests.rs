@@ -48,6 +48,8 @@ fn attention_is_right_and_one_wrong_row_is_found() {
     let op = Attention {
         batch: 2,
         seq,
+        kv_seq: seq,
+        causal: true,
         heads: 4,
         kv_heads: 2,
         head_dim: dim,

@@ -234,7 +234,9 @@ fn mul_rows(op: ScaleColumns) -> String {
 }
 
 fn attention(op: Attention) -> String {
-    let Attention { batch, seq, heads, kv_heads, head_dim, scale, window, alibi, dtype: of } = op;
+    let Attention { batch, seq, kv_seq, causal, heads, kv_heads, head_dim, scale, window, alibi, dtype: of } = op;
+    // Every operation of these plans is causal, so no word says it.
+    assert!(causal && kv_seq == seq, "{op:?}");
     let window = window.map_or("none".into(), |window| window.to_string());
     let shape = format!("batch={batch} seq={seq} heads={heads} kv-heads={kv_heads} head-dim={head_dim}");
     format!("{shape} scale={scale} window={window} alibi={alibi} {}", dtype(of))

@@ -1,4 +1,4 @@
-//! Causal attention that stores its probabilities, as textbooks write it: memory grows with the square of the sequence.
+//! Attention that stores its probabilities, as textbooks write it: memory grows with the product of queries and keys.
 
 #![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
 
@@ -16,22 +16,22 @@ use std::ops::Range;
 /// f32 elements of scratch per thread in forward: rows of scores, outputs, and copies of q, k and v.
 pub(super) fn forward_scratch(op: &Attention) -> usize {
     let (tile, copies) = (TILE.min(op.seq), copies(op, 1));
-    let rows = tile.saturating_mul(op.seq.saturating_add(op.head_dim.saturating_mul(1 + copies)));
-    rows.saturating_add(op.seq.saturating_mul(op.head_dim.saturating_mul(2 * copies)))
+    let rows = tile.saturating_mul(op.kv_seq.saturating_add(op.head_dim.saturating_mul(1 + copies)));
+    rows.saturating_add(op.kv_seq.saturating_mul(op.head_dim.saturating_mul(2 * copies)))
 }
 
 /// f32 elements of scratch per thread in backward: rows of probabilities and gradients, dq, and copies of q and dout;
 /// dk and dv of a whole head, and copies of k and v.
 pub(super) fn backward_scratch(op: &Attention) -> usize {
     let (tile, copies) = (TILE.min(op.seq), copies(op, 1));
-    let rows = tile.saturating_mul(op.seq.saturating_mul(2).saturating_add(op.head_dim.saturating_mul(1 + 2 * copies)));
-    rows.saturating_add(op.seq.saturating_mul(op.head_dim.saturating_mul(2 + 2 * copies)))
+    let wide = op.kv_seq.saturating_mul(2).saturating_add(op.head_dim.saturating_mul(1 + 2 * copies));
+    tile.saturating_mul(wide).saturating_add(op.kv_seq.saturating_mul(op.head_dim.saturating_mul(2 + 2 * copies)))
 }
 
 impl Cpu {
     pub(super) fn run_naive_attention(&self, op: &Attention, inputs: Inputs, outs: [ViewMut; 2], workspace: ViewMut) {
         let Inputs { q, k, v, starts } = inputs;
-        let (level, dim, seq) = (self.level, op.head_dim, op.seq);
+        let (level, dim, seq, kv_seq) = (self.level, op.head_dim, op.seq, op.kv_seq);
         let group = op.heads / op.kv_heads.max(1);
         let sight = Sight::of(op, starts);
         let (size, tile, copies) = (forward_scratch(op), TILE.min(seq), copies(op, 1));
@@ -41,35 +41,35 @@ impl Cpu {
         }
         self.pool.each(op.batch * op.heads, |thread, number| {
             let (batch, head) = (number / op.heads, number % op.heads);
-            let (query, key) = (Head::of(op, op.heads, batch, head), Head::of(op, op.kv_heads, batch, head / group));
+            let (query, key) = (Head::query(op, batch, head), Head::key(op, batch, head / group));
             // SAFETY: each thread has its own scratch.
             let scratch = unsafe { &mut workspace.elements::<f32>(thread * size..(thread + 1) * size) };
-            let (scores, sums) = (take(scratch, tile * seq), take(scratch, tile * dim));
+            let (scores, sums) = (take(scratch, tile * kv_seq), take(scratch, tile * dim));
             let qs = take(scratch, copies * tile * dim);
-            let k = key.load(level, k, 0..seq, take(scratch, copies * seq * dim));
-            let v = key.load(level, v, 0..seq, take(scratch, copies * seq * dim));
+            let k = key.load(level, k, 0..kv_seq, take(scratch, copies * kv_seq * dim));
+            let v = key.load(level, v, 0..kv_seq, take(scratch, copies * kv_seq * dim));
             for rows in steps(0..seq, TILE) {
-                let count = rows.len();
+                // Later keys have no part in these rows; the softmax zeroes their scores.
+                let (count, seen) = (rows.len(), sight.any(batch, &rows).end);
                 let q = query.load(level, q, rows.clone(), qs);
                 // SAFETY: parts of tensors whose lengths were checked; scores are this thread's.
                 unsafe {
-                    // Later keys have no part in these rows; the softmax zeroes their scores.
-                    let shape = [count, rows.end, dim];
-                    multiply(shape, op.scale as f32, q, k.transposed(), false, scores.as_mut_ptr(), seq);
+                    let shape = [count, seen, dim];
+                    multiply(shape, op.scale as f32, q, k.transposed(), false, scores.as_mut_ptr(), kv_seq);
                 }
-                for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(seq)) {
+                for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(kv_seq)) {
                     softmax_row(level, scores, sight.seen(batch, row), slope(op, head));
-                    let line = (number * seq + row) * seq;
+                    let line = (number * seq + row) * kv_seq;
                     // SAFETY: this head's probabilities are this thread's.
-                    let mut stored = unsafe { probs.part(line..line + seq) };
+                    let mut stored = unsafe { probs.part(line..line + kv_seq) };
                     narrow(level, scores, &mut stored);
                     // The output uses what was stored, as backward will.
                     widen(level, stored.as_view(), scores);
                 }
                 // SAFETY: as above.
                 unsafe {
-                    let shape = [count, dim, rows.end];
-                    multiply(shape, 1.0, dense(scores, seq), v, false, sums.as_mut_ptr(), dim);
+                    let shape = [count, dim, seen];
+                    multiply(shape, 1.0, dense(scores, kv_seq), v, false, sums.as_mut_ptr(), dim);
                     query.store(level, rows, &sums[..count * dim], &out);
                 }
             }
@@ -84,8 +84,8 @@ impl Cpu {
         [dq, dk, dv]: [ViewMut; 3],
         workspace: ViewMut,
     ) {
-        let (level, dim, seq) = (self.level, op.head_dim, op.seq);
-        let group = op.heads / op.kv_heads.max(1);
+        let (level, dim, seq, kv_seq) = (self.level, op.head_dim, op.seq, op.kv_seq);
+        let (group, sight) = (op.heads / op.kv_heads.max(1), Sight::of(op, None));
         let (size, tile, copies) = (backward_scratch(op), TILE.min(seq), copies(op, 1));
         let [dq, dk, dv, workspace] = [dq, dk, dv, workspace].map(Shared::new);
         if dim == 0 || seq == 0 {
@@ -93,26 +93,26 @@ impl Cpu {
         }
         self.pool.each(op.batch * op.kv_heads, |thread, number| {
             let (batch, kv_head) = (number / op.kv_heads, number % op.kv_heads);
-            let key = Head::of(op, op.kv_heads, batch, kv_head);
+            let key = Head::key(op, batch, kv_head);
             // SAFETY: each thread has its own scratch.
             let scratch = unsafe { &mut workspace.elements::<f32>(thread * size..(thread + 1) * size) };
-            let [ps, grads] = [(); 2].map(|()| take(scratch, tile * seq));
+            let [ps, grads] = [(); 2].map(|()| take(scratch, tile * kv_seq));
             let [qs, douts] = [(); 2].map(|()| take(scratch, copies * tile * dim));
-            let [ks, vs] = [(); 2].map(|()| take(scratch, copies * seq * dim));
-            let (dqs, dks, dvs) = (take(scratch, tile * dim), take(scratch, seq * dim), take(scratch, seq * dim));
-            let (k, v) = (key.load(level, k, 0..seq, ks), key.load(level, v, 0..seq, vs));
+            let [ks, vs] = [(); 2].map(|()| take(scratch, copies * kv_seq * dim));
+            let (dqs, dks, dvs) = (take(scratch, tile * dim), take(scratch, kv_seq * dim), take(scratch, kv_seq * dim));
+            let (k, v) = (key.load(level, k, 0..kv_seq, ks), key.load(level, v, 0..kv_seq, vs));
             dks.fill(0.0);
             dvs.fill(0.0);
             for member in 0..group {
                 let head = kv_head * group + member;
-                let query = Head::of(op, op.heads, batch, head);
+                let query = Head::query(op, batch, head);
                 for rows in steps(0..seq, TILE) {
                     // Later keys have no part in these rows.
-                    let (count, seen) = (rows.len(), rows.end);
+                    let (count, seen) = (rows.len(), sight.any(batch, &rows).end);
                     let q = query.load(level, q, rows.clone(), qs);
                     let dout = query.load(level, dout, rows.clone(), douts);
                     for (row, p) in rows.clone().zip(ps.chunks_exact_mut(seen)) {
-                        let line = ((batch * op.heads + head) * seq + row) * seq;
+                        let line = ((batch * op.heads + head) * seq + row) * kv_seq;
                         widen(level, probs.slice(line..line + seen), p);
                     }
                     // SAFETY: parts of tensors whose lengths were checked, or of this thread's scratch.
@@ -135,8 +135,8 @@ impl Cpu {
             }
             // SAFETY: this key head is this thread's.
             unsafe {
-                key.store(level, 0..seq, dks, &dk);
-                key.store(level, 0..seq, dvs, &dv);
+                key.store(level, 0..kv_seq, dks, &dk);
+                key.store(level, 0..kv_seq, dvs, &dv);
             }
         });
     }

@@ -70,7 +70,9 @@ fn is_empty(name: &'static str, op: &Attention) -> Result<bool> {
     if lines(op) == 0 || op.head_dim == 0 {
         return Ok(true);
     }
-    if [op.seq, op.batch, op.heads, op.head_dim].iter().any(|x| *x >= MOST) {
+    // Causal attention has one position for a query and its key; otherwise all queries come after all keys.
+    let positions = if op.causal { op.seq } else { op.seq.saturating_add(op.kv_seq) };
+    if [positions, op.batch, op.heads, op.head_dim].iter().any(|x| *x >= MOST) {
         let reason =
             format!("sizes from {MOST} on are more than the kernels can count; split the batch or the sequence");
         return Err(KernelError::Invalid { op: name, reason });
@@ -95,10 +97,11 @@ impl Attend {
             kv_heads: op.kv_heads as u32,
             head_dim: op.head_dim as u32,
             rows: op.seq as u32,
-            keys: op.seq as u32,
+            keys: op.kv_seq as u32,
             window: op.window.unwrap_or(MOST).min(MOST) as i32,
             alibi: u32::from(op.alibi),
-            q_offset: 0,
+            // Without the causal mask even the first query comes after the last key, and the window is wider than all of them.
+            q_offset: if op.causal { 0 } else { op.kv_seq as i32 - 1 },
             k_offset: 0,
             scale: op.scale as f32,
             scale2: (op.scale * std::f64::consts::LOG2_E) as f32,
@@ -109,7 +112,7 @@ impl Attend {
     /// With as many query heads side by side as share the cache with what they read of keys.
     fn by_queries(self, op: &Attention) -> Attend {
         let group = op.heads / op.kv_heads;
-        let bytes = 2 * op.seq * op.head_dim * op.dtype.size();
+        let bytes = 2 * op.kv_seq * op.head_dim * op.dtype.size();
         let section = group * (CACHED / bytes).max(1);
         Attend { section: section.min(op.batch * op.heads) as u32, ..self }
     }
@@ -146,8 +149,8 @@ impl Cuda {
     }
 
     /// Blocks for tiles of `rows` of every head, and for its columns.
-    fn plain_grid(op: &Attention, heads: usize) -> [usize; 3] {
-        [op.seq.div_ceil(PLAIN_TILE) * op.batch * heads, op.head_dim.div_ceil(PLAIN_COLUMNS), 1]
+    fn plain_grid(op: &Attention, seq: usize, heads: usize) -> [usize; 3] {
+        [seq.div_ceil(PLAIN_TILE) * op.batch * heads, op.head_dim.div_ceil(PLAIN_COLUMNS), 1]
     }
 
     pub(super) fn run_attention(
@@ -173,7 +176,7 @@ impl Cuda {
             // SAFETY: the kernel's parameter, whose runs are as long as `op` wants them.
             return unsafe { self.launch(forward, grid, 128, shared, arguments![attend]) };
         }
-        let (grid, outputs) = (Cuda::plain_grid(op, op.heads), 1u32);
+        let (grid, outputs) = (Cuda::plain_grid(op, op.seq, op.heads), 1u32);
         // SAFETY: as above.
         unsafe { self.launch("plain_attention", grid, 256, 0, arguments![attend, outputs]) }
     }
@@ -201,7 +204,8 @@ impl Cuda {
         let of_keys = shared + 2 * 3 * 64 * 4;
         let addresses = [q, k, v, dout, dq, dk, dv].map(|run| run.address());
         let Some([_, keys, queries]) = self.tensor(op, &addresses, of_keys) else {
-            let grids = [op.kv_heads, op.heads].map(|heads| Cuda::plain_grid(op, heads));
+            let grids =
+                [(op.kv_seq, op.kv_heads), (op.seq, op.heads)].map(|(seq, heads)| Cuda::plain_grid(op, seq, heads));
             // SAFETY: as above.
             unsafe {
                 self.launch("plain_dkv", grids[0], 256, 0, arguments![by_keys])?;
@@ -210,11 +214,11 @@ impl Cuda {
         };
         // A warp has 32 rows of a small head and 16 of a larger one.
         let threads = if op.head_dim == 64 { 128 } else { 256 };
-        let grid = |heads| [op.seq.div_ceil(TILE) * op.batch * heads, 1, 1];
+        let grid = |seq: usize, heads| [seq.div_ceil(TILE) * op.batch * heads, 1, 1];
         // SAFETY: as above.
         unsafe {
-            self.launch(keys, grid(op.kv_heads), threads, of_keys, arguments![by_keys])?;
-            self.launch(queries, grid(op.heads), threads, shared, arguments![by_queries])
+            self.launch(keys, grid(op.kv_seq, op.kv_heads), threads, of_keys, arguments![by_keys])?;
+            self.launch(queries, grid(op.seq, op.heads), threads, shared, arguments![by_queries])
         }
     }
 
@@ -231,7 +235,7 @@ impl Cuda {
         }
         let (lse, starts) = (workspace.address(), self.check_starts(op, starts)?);
         let attend = Attend { out, probs, lse, starts, ..Attend::new(op, inputs) };
-        let (attend, grid, outputs) = (attend.by_queries(op), Cuda::plain_grid(op, op.heads), 0u32);
+        let (attend, grid, outputs) = (attend.by_queries(op), Cuda::plain_grid(op, op.seq, op.heads), 0u32);
         // SAFETY: the kernels' parameters, whose runs are as long as `op` wants them.
         unsafe {
             self.launch("plain_attention", [grid[0], 1, 1], 256, 0, arguments![attend, outputs])?;
@@ -252,7 +256,8 @@ impl Cuda {
         }
         let attend = Attend { probs, dout, gradients, delta: workspace.address(), ..Attend::new(op, inputs) };
         let (by_keys, by_queries) = (attend.by_keys(op), attend.by_queries(op));
-        let (keys, queries) = (Cuda::plain_grid(op, op.kv_heads), Cuda::plain_grid(op, op.heads));
+        let keys = Cuda::plain_grid(op, op.kv_seq, op.kv_heads);
+        let queries = Cuda::plain_grid(op, op.seq, op.heads);
         // SAFETY: the kernels' parameter, whose runs are as long as `op` wants them.
         unsafe {
             self.launch("naive_delta", [queries[0], 1, 1], 256, 0, arguments![by_queries])?;

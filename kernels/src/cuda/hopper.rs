@@ -27,7 +27,7 @@ const THREADS: u32 = 384;
 /// The kernel for an operation without documents, where there is one.
 fn kernel(op: &Attention) -> Option<&'static str> {
     let sees_all = op.window.is_none_or(|window| window >= op.seq);
-    if op.dtype != DType::Bf16 || op.scale <= 0.0 || op.alibi || !sees_all {
+    if op.dtype != DType::Bf16 || op.scale <= 0.0 || op.alibi || !sees_all || !op.causal {
         return None;
     }
     KERNELS.iter().find(|(dim, _)| *dim == op.head_dim).map(|(_, name)| *name)
@@ -73,7 +73,7 @@ impl Cuda {
             return Err(format!("it takes {wanted} bytes of shared memory, and a block has {most}"));
         }
         kernel(op).ok_or_else(|| {
-            "it does bf16 with heads of 64 or 128 elements, a positive scale, no ALiBi and no window shorter than the sequence".into()
+            "it does bf16 with heads of 64 or 128 elements, a causal mask, a positive scale, no ALiBi and no window shorter than the sequence".into()
         })
     }
 
@@ -100,7 +100,19 @@ mod tests {
 
     fn op(head_dim: usize) -> Attention {
         let (heads, kv_heads, dtype) = (4, 2, DType::Bf16);
-        Attention { batch: 3, seq: 200, heads, kv_heads, head_dim, scale: 0.1, window: None, alibi: false, dtype }
+        Attention {
+            batch: 3,
+            seq: 200,
+            kv_seq: 200,
+            causal: true,
+            heads,
+            kv_heads,
+            head_dim,
+            scale: 0.1,
+            window: None,
+            alibi: false,
+            dtype,
+        }
     }
 
     #[test]
@@ -113,6 +125,7 @@ mod tests {
             Attention { window: Some(199), ..op(64) },
             Attention { alibi: true, ..op(64) },
             Attention { scale: -0.1, ..op(64) },
+            Attention { causal: false, ..op(64) },
         ];
         assert!(others.iter().all(|op| kernel(op).is_none()));
         assert!(shared(&op(128)) + 128 <= 227 << 10);

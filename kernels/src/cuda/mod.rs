@@ -74,9 +74,9 @@ impl Cuda {
     }
 
     /// Whether attention's forward takes the kernel for Hopper's own instructions where it can: on a GPU of compute capability
-    /// 9.0, bf16, heads of 64 or 128, a positive scale, no documents, no ALiBi, no window shorter than the sequence. Elsewhere
-    /// the other kernels do it. Off unless asked for: this kernel has been compiled but never run, so compare its results with
-    /// the other's before you trust it.
+    /// 9.0, bf16, heads of 64 or 128, a causal mask, a positive scale, no documents, no ALiBi, no window shorter than the
+    /// sequence. Elsewhere the other kernels do it. Off unless asked for: this kernel has been compiled but never run, so
+    /// compare its results with the other's before you trust it.
     pub fn prefer_hopper_attention(mut self, prefer: bool) -> Cuda {
         self.hopper_attention = prefer;
         self

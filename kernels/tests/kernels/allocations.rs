@@ -65,6 +65,8 @@ fn no_kernel_takes_a_large_block_from_the_heap() {
         let attention = Attention {
             batch: 1,
             seq: n,
+            kv_seq: n,
+            causal: true,
             heads: 8,
             kv_heads: 8,
             head_dim: 64,

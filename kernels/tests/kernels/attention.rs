@@ -16,11 +16,12 @@ pub fn sizes_of_sums(op: &Attention, starts: Option<&[u32]>, [q, k, v, dout]: [&
         (0..op.batch).flat_map(|b| (0..op.heads).flat_map(move |h| (0..op.seq).map(move |row| (b, h, row))))
     {
         let query = ((b * op.seq + row) * op.heads + h) * dim;
-        let key = |col: usize| ((b * op.seq + col) * op.kv_heads + h / (op.heads / op.kv_heads)) * dim;
+        let key = |col: usize| ((b * op.kv_seq + col) * op.kv_heads + h / (op.heads / op.kv_heads)) * dim;
         let start = starts.map_or(0, |starts| starts[b * op.seq + row] as usize);
-        let seen = op.seen(row).start.max(start)..row + 1;
+        let seen = op.seen(row);
+        let seen = seen.start.max(start)..seen.end;
         let slope = if op.alibi { zbench_kernels::alibi_slope(h, op.heads) } else { 0.0 };
-        let score = |col: usize| op.scale * dot(&q[query..], &k[key(col)..]) - slope * (row - col) as f64;
+        let score = |col: usize| op.scale * dot(&q[query..], &k[key(col)..]) - slope * (row as f64 - col as f64);
         let mut p: Vec<f64> = seen.clone().map(score).collect();
         let top = p.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         p.iter_mut().for_each(|p| *p = (*p - top).exp());
@@ -42,9 +43,8 @@ pub fn sizes_of_sums(op: &Attention, starts: Option<&[u32]>, [q, k, v, dout]: [&
 
 /// Forward, then backward from what forward saved, of both kinds.
 fn check(shape: Attention) {
-    let Attention { batch, seq, heads, kv_heads, head_dim, dtype, .. } = shape;
-    let (q, kv) = (batch * seq * heads * head_dim, batch * seq * kv_heads * head_dim);
-    let (lines, squares) = (batch * heads * seq, batch * heads * seq * seq);
+    let (dtype, q, kv) = (shape.dtype, shape.queries(), shape.keys());
+    let (lines, pairs) = (shape.rows(), shape.rows() * shape.kv_seq);
     let case = format!("{shape:?}");
     let inputs = || (Tensor::normal(dtype, q, 1), Tensor::normal(dtype, kv, 2), Tensor::normal(dtype, kv, 3));
     let (qs, ks, vs) = inputs();
@@ -80,7 +80,7 @@ fn check(shape: Attention) {
     );
 
     (q_, k_, v_) = inputs();
-    let tensors = [q_, k_, v_, output(dtype, q), output(dtype, squares)];
+    let tensors = [q_, k_, v_, output(dtype, q), output(dtype, pairs)];
     compare(&format!("{case} naive"), tensors.clone(), &[3, 4], |kernels, of, [q, k, v, out, probs]| {
         let op = Attention { dtype: of(dtype), ..shape };
         let mut workspace = Tensor::workspace(kernels, &Op::NaiveAttention(op));
@@ -111,7 +111,19 @@ fn check(shape: Attention) {
 
 fn shape(batch: usize, seq: usize, kv_heads: usize, group: usize, head_dim: usize, dtype: DType) -> Attention {
     let scale = 1.0 / (head_dim as f64).sqrt();
-    Attention { batch, seq, heads: kv_heads * group, kv_heads, head_dim, scale, window: None, alibi: false, dtype }
+    Attention {
+        batch,
+        seq,
+        kv_seq: seq,
+        causal: true,
+        heads: kv_heads * group,
+        kv_heads,
+        head_dim,
+        scale,
+        window: None,
+        alibi: false,
+        dtype,
+    }
 }
 
 proptest! {
@@ -159,6 +171,66 @@ fn windows_that_end_within_a_strip() {
     }
 }
 
+/// Without the causal mask: the same of encoders, fewer keys than queries and more as in cross-attention.
+fn cross(shape: Attention, kv_seq: usize) -> Attention {
+    Attention { kv_seq, causal: false, ..shape }
+}
+
+proptest! {
+    #![proptest_config(cases(32))]
+
+    /// Lengths below a strip, at the edges of tiles, and of several tiles, on either side.
+    #[test]
+    fn all_keys_are_seen(
+        batch in 1usize..3,
+        seq in prop::sample::select(vec![1, 3, 31, 64, 127, 129, 200, 300]),
+        kv_seq in prop::sample::select(vec![1, 2, 17, 32, 33, 128, 150, 257, 300]),
+        kv_heads in 1usize..3,
+        group in 1usize..4,
+        head_dim in prop::sample::select(vec![1, 7, 16, 40, 64]),
+        dtype in prop::sample::select(&FLOATS[..]),
+    ) {
+        check(cross(shape(batch, seq, kv_heads, group, head_dim, dtype), kv_seq));
+    }
+}
+
+/// Several blocks of queries and of keys of a head, whose gradients of queries are sums over blocks of keys.
+#[test]
+fn all_keys_are_seen_across_blocks() {
+    for (seq, kv_seq) in [(290, 290), (520, 130), (40, 700), (700, 40), (1, 300), (300, 1)] {
+        for dtype in [DType::Bf16, DType::F32] {
+            check(cross(shape(1, seq, 1, 2, 20, dtype), kv_seq));
+        }
+    }
+    let bf16 = DType::Bf16;
+    check(Attention { scale: -0.3, ..cross(shape(1, 150, 1, 1, 16, bf16), 70) });
+    check(Attention { scale: 0.0, ..cross(shape(1, 70, 1, 1, 16, bf16), 150) });
+    // Head sizes of the tensor cores.
+    check(cross(shape(2, 130, 1, 2, 64, bf16), 70));
+    check(cross(shape(1, 77, 1, 2, 96, DType::F16), 200));
+    check(cross(shape(1, 150, 1, 1, 128, bf16), 150));
+    check(Attention { scale: -0.3, ..cross(shape(1, 70, 1, 1, 64, bf16), 90) });
+}
+
+/// The last query of a causal sequence sees all keys, so it is a query without the causal mask: their outputs are the same.
+#[test]
+fn the_last_query_of_a_sequence_sees_all() {
+    let (seq, dtype) = (150, DType::F32);
+    let causal = shape(1, seq, 2, 2, 16, dtype);
+    let width = causal.heads * causal.head_dim;
+    let [q, k, v] = [(causal.queries(), 1), (causal.keys(), 2), (causal.keys(), 3)]
+        .map(|(len, seed)| Tensor::normal(dtype, len, seed));
+    let run = |op: &Attention, q: View| {
+        let (mut out, mut lse) = (output(dtype, op.queries()), output(DType::F32, op.rows()));
+        let mut work = Tensor::workspace(&CPUS[1], &Op::Attention(*op));
+        CPUS[1].attention(op, q, k.view(), v.view(), out.view_mut(), lse.view_mut(), work.view_mut()).unwrap();
+        out.values()[..op.queries()].to_vec()
+    };
+    let all = run(&causal, q.view());
+    let last = run(&Attention { seq: 1, causal: false, ..causal }, q.view().slice((seq - 1) * width..seq * width));
+    assert_close("the last query", &Tensor::of(dtype, &last), &all[(seq - 1) * width..]);
+}
+
 /// Head sizes that the tensor cores take: sequences that are no multiple of a tile, windows, groups, slopes.
 #[test]
 fn heads_of_tensor_cores() {
@@ -181,7 +253,7 @@ fn launched(op: &Attention, skip: usize) -> Vec<&'static str> {
     let machine = host(Order::Forward);
     // What is only for Hopper is not taken elsewhere, even where it is preferred.
     let cuda = Cuda::new(Arc::new(machine.clone())).unwrap().prefer_hopper_attention(true);
-    let (q, kv) = (op.seq * op.heads * op.head_dim, op.seq * op.kv_heads * op.head_dim);
+    let (q, kv) = (op.queries(), op.keys());
     let new = |len: usize, seed: u64| Tensor::normal(op.dtype, len + skip, seed);
     let ([qs, dout], [ks, vs]) = ([new(q, 1), new(q, 4)], [new(kv, 2), new(kv, 3)]);
     let (mut out, mut lse) = (new(q, 0), Tensor::filled(DType::F32, op.heads * op.seq, 0.0));
@@ -217,6 +289,8 @@ fn tensor_cores_are_taken_where_they_can_be() {
     }
     let plain = ["attention_delta", "plain_attention", "plain_dkv", "plain_dq"];
     assert_eq!(launched(&shape(1, 20, 1, 1, 64, DType::F32), 0), plain);
+    let flash = ["attention_delta", "flash_bf16_64", "flash_dkv_bf16_64", "flash_dq_bf16_64"];
+    assert_eq!(launched(&cross(shape(1, 20, 1, 1, 64, DType::Bf16), 30), 0), flash);
     assert_eq!(launched(&shape(1, 20, 1, 1, 80, DType::Bf16), 0), plain);
 }
 
@@ -291,6 +365,8 @@ fn scratch_is_linear_in_the_sequence() {
     for dtype in FLOATS {
         for op in [Op::Attention as fn(Attention) -> Op, Op::AttentionBackward] {
             let size = |seq| CPUS[1].workspace(&op(shape(2, seq, 2, 2, 64, dtype)));
+            assert!(size(8192) <= 2 * size(4096), "{dtype}");
+            let size = |kv_seq| CPUS[1].workspace(&op(cross(shape(2, 1024, 2, 2, 64, dtype), kv_seq)));
             assert!(size(8192) <= 2 * size(4096), "{dtype}");
         }
     }

@@ -107,7 +107,19 @@ fn check(op: Attention, starts: &[u32]) {
 
 fn shape(batch: usize, seq: usize, heads: usize, kv_heads: usize, head_dim: usize, dtype: DType) -> Attention {
     let scale = 1.0 / (head_dim as f64).sqrt();
-    Attention { batch, seq, heads, kv_heads, head_dim, scale, window: None, alibi: false, dtype }
+    Attention {
+        batch,
+        seq,
+        kv_seq: seq,
+        causal: true,
+        heads,
+        kv_heads,
+        head_dim,
+        scale,
+        window: None,
+        alibi: false,
+        dtype,
+    }
 }
 
 /// Where the documents of a sequence start that has one wherever `cuts` says.
@@ -170,7 +182,7 @@ fn a_document_is_as_good_as_a_sequence() {
     let packed = run(&whole, Some(&all), &q, &k, &v);
     for (len, start) in lens.into_iter().zip(cuts) {
         let part = |x: &[f64], heads: usize| x[start * heads * dim..(start + len) * heads * dim].to_vec();
-        let op = Attention { seq: len, ..whole };
+        let op = Attention { seq: len, kv_seq: len, ..whole };
         let alone = run(&op, None, &part(&q, heads), &part(&k, kv_heads), &part(&v, kv_heads));
         assert_eq!(alone, part(&packed, heads), "document at {start}");
     }

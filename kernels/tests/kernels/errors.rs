@@ -198,6 +198,8 @@ fn values_that_cannot_be_are_named() {
             let op = Attention {
                 batch: 1,
                 seq: 1,
+                kv_seq: 1,
+                causal: true,
                 heads: 3,
                 kv_heads,
                 head_dim: 2,
@@ -246,12 +248,64 @@ fn values_that_cannot_be_are_named() {
     });
 }
 
+/// Which lengths and masks go together.
+#[test]
+fn masks_that_cannot_be_are_named() {
+    both(|k| {
+        let (heads, kv_heads, head_dim, scale) = (1, 1, 2, 1.0);
+        let (window, alibi, dtype) = (None, false, F);
+        let causal = Attention {
+            batch: 1,
+            seq: 3,
+            kv_seq: 3,
+            causal: true,
+            heads,
+            kv_heads,
+            head_dim,
+            scale,
+            window,
+            alibi,
+            dtype,
+        };
+        let all = Attention { causal: false, ..causal };
+        let cases: [(Attention, &[&str]); 6] = [
+            (Attention { kv_seq: 2, ..causal }, &["causal", "2 and 3"]),
+            (Attention { kv_seq: 4, ..causal }, &["causal", "4 and 3"]),
+            (Attention { window: Some(2), ..all }, &["a window", "causal"]),
+            (Attention { alibi: true, ..all }, &["ALiBi", "causal"]),
+            (Attention { kv_seq: 0, ..all }, &["3 queries", "0 keys"]),
+            (Attention { seq: 0, ..all }, &["0 queries", "3 keys"]),
+        ];
+        let (read, scratch) = (floats(8), || floats(1 << 14));
+        for (op, words) in cases {
+            let (x, [mut a, mut b, mut c]) = (read.view(), [8, 12, 8].map(floats));
+            let result = k.attention(&op, x, x, x, a.view_mut(), b.view_mut(), scratch().view_mut());
+            is_invalid(result, "attention", words);
+            let result = k.naive_attention(&op, x, x, x, a.view_mut(), b.view_mut(), scratch().view_mut());
+            is_invalid(result, "naive_attention", words);
+            let (dq, dk, dv, mut work) = (a.view_mut(), b.view_mut(), c.view_mut(), scratch());
+            let result = k.attention_backward(&op, x, x, x, x, x, x, dq, dk, dv, work.view_mut());
+            is_invalid(result, "attention_backward", words);
+            let (dq, dk, dv, mut work) = (a.view_mut(), b.view_mut(), c.view_mut(), scratch());
+            let result = k.naive_attention_backward(&op, x, x, x, x, x, dq, dk, dv, work.view_mut());
+            is_invalid(result, "naive_attention_backward", words);
+        }
+        // Documents are no operand of attention that sees all keys.
+        let (x, starts, [mut out, mut lse]) = (read.view(), Tensor::ids(&[0, 0, 0]), [6, 3].map(floats));
+        let (out, lse, mut work) = (out.view_mut(), lse.view_mut(), scratch());
+        let result = k.attention_in_documents(&all, starts.view(), x, x, x, out, lse, work.view_mut());
+        is_invalid(result, "attention", &["(q, k, v)", "4 inputs"]);
+    });
+}
+
 #[test]
 fn absurd_shapes_ask_for_absurd_workspaces_without_overflow() {
     let most = usize::MAX;
     let op = Attention {
         batch: 1,
         seq: most,
+        kv_seq: most,
+        causal: true,
         heads: 2,
         kv_heads: 1,
         head_dim: most / 64,
@@ -263,6 +317,15 @@ fn absurd_shapes_ask_for_absurd_workspaces_without_overflow() {
     for op in [Op::Attention(op), Op::AttentionBackward(op), Op::NaiveAttention(op), Op::NaiveAttentionBackward(op)] {
         CPUS[1].workspace(&op);
         assert_eq!(op.flops(), u64::MAX);
+    }
+    for (seq, kv_seq) in [(most, 3), (3, most), (most, most), (3, 0), (0, 3)] {
+        let op = Attention { seq, kv_seq, causal: false, ..op };
+        for dtype in [F, DType::Bf16] {
+            let op = Attention { dtype, ..op };
+            for kind in [Op::Attention, Op::AttentionBackward, Op::NaiveAttention, Op::NaiveAttentionBackward] {
+                CPUS[1].workspace(&kind(op));
+            }
+        }
     }
 }
 
@@ -301,6 +364,8 @@ fn sizes_of_nothing_are_fine_however_large_the_other_side() {
         let op = Attention {
             batch: most,
             seq: most,
+            kv_seq: most,
+            causal: true,
             heads: 0,
             kv_heads: 0,
             head_dim: 8,

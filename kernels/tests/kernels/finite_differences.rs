@@ -193,6 +193,8 @@ fn attention_of_both_kinds() {
     let sizes = Attention {
         batch: 2,
         seq: 5,
+        kv_seq: 5,
+        causal: true,
         heads: 4,
         kv_heads: 2,
         head_dim: 3,
@@ -204,10 +206,13 @@ fn attention_of_both_kinds() {
     attention(sizes);
     attention(Attention { window: Some(2), ..sizes });
     attention(Attention { window: Some(3), alibi: true, ..sizes });
+    for kv_seq in [3, 5, 8] {
+        attention(Attention { kv_seq, causal: false, ..sizes });
+    }
 }
 
 fn attention(op: Attention) {
-    let (nq, nkv) = (2 * 5 * 12, 2 * 5 * 6);
+    let (nq, nkv) = (2 * 5 * 12, 2 * op.kv_seq * 6);
     let (q, k, v, dout) = (normal(nq, 1), normal(nkv, 2), normal(nkv, 3), normal(nq, 4));
     let none = || ViewMut::of::<f32>(&mut []);
     let flash = |q: &[f64], k: &[f64], v: &[f64]| {
@@ -217,7 +222,7 @@ fn attention(op: Attention) {
         (out, lse)
     };
     let naive = |q: &[f64], k: &[f64], v: &[f64]| {
-        let (mut out, mut probs) = (vec![0f64; nq], vec![0.0; 2 * 4 * 25]);
+        let (mut out, mut probs) = (vec![0f64; nq], vec![0.0; 2 * 4 * 5 * op.kv_seq]);
         let (o, p) = (ViewMut::of(&mut out), ViewMut::of(&mut probs));
         Reference.naive_attention(&op, View::of(q), View::of(k), View::of(v), o, p, none()).unwrap();
         (out, probs)

@@ -187,7 +187,19 @@ fn attention(cuda: &Cuda) -> zbench_kernels::Result<()> {
     let dims = [64, 96, 128].map(|dim| (DType::Bf16, dim));
     for (dtype, head_dim) in dims.into_iter().chain(dims.map(|(_, dim)| (DType::F16, dim))).chain([(DType::F32, 16)]) {
         let (batch, seq, heads, kv_heads) = (1, 20, 2, 1);
-        let op = Attention { batch, seq, heads, kv_heads, head_dim, scale: 0.1, window: None, alibi: false, dtype };
+        let op = Attention {
+            batch,
+            seq,
+            kv_seq: seq,
+            causal: true,
+            heads,
+            kv_heads,
+            head_dim,
+            scale: 0.1,
+            window: None,
+            alibi: false,
+            dtype,
+        };
         let (len, kv_len) = (seq * heads * head_dim, seq * kv_heads * head_dim);
         let [q, dout] = [0; 2].map(|_| normal(dtype, len));
         let [k, v] = [0; 2].map(|_| normal(dtype, kv_len));

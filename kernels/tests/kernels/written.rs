@@ -94,7 +94,20 @@ fn operations(sizes: Sizes) -> Vec<Op> {
     let columns = ScaleColumns { rows, cols, dtype };
     let (heads, kv_heads, head_dim) = (2 * top, top, 2 * (1 + inner));
     let (window, alibi) = (trans_a.then_some(1 + seq / 2), trans_b);
-    let attention = Attention { batch: 2, seq, heads, kv_heads, head_dim, scale: 0.2, window, alibi, dtype };
+    let attention = Attention {
+        batch: 2,
+        seq,
+        kv_seq: seq,
+        causal: true,
+        heads,
+        kv_heads,
+        head_dim,
+        scale: 0.2,
+        window,
+        alibi,
+        dtype,
+    };
+    let cross = Attention { kv_seq: 1 + (3 * seq + rows) % 20, causal: false, window: None, alibi: false, ..attention };
     let act = [Activation::Silu, Activation::Gelu, Activation::GeluTanh][rows % 3];
     let (gated, pointwise) = (GatedActivation { len, act, dtype }, PointwiseActivation { len, act, dtype });
     let embedding = Embedding { rows, cols, vocab: inner, padding: trans_a.then_some(0), dtype };
@@ -148,6 +161,10 @@ fn operations(sizes: Sizes) -> Vec<Op> {
         Op::AttentionBackward(attention),
         Op::NaiveAttention(attention),
         Op::NaiveAttentionBackward(attention),
+        Op::Attention(cross),
+        Op::AttentionBackward(cross),
+        Op::NaiveAttention(cross),
+        Op::NaiveAttentionBackward(cross),
         Op::GatedActivation(gated),
         Op::GatedActivationBackward(gated),
         Op::PointwiseActivation(pointwise),

@@ -35,6 +35,8 @@ impl Block {
         Attention {
             batch: batch.rows,
             seq: batch.seq,
+            kv_seq: batch.seq,
+            causal: true,
             heads: d.heads,
             kv_heads: d.kv_heads,
             head_dim: d.head_dim,

@@ -29,8 +29,9 @@ const QUERIES: usize = 256;
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
     panels: Panels,
-    /// Tokens of a sequence, padded; keys of a block, and queries of a tile.
+    /// Queries of a sequence, padded; those that are packed at a time; keys of a block, and queries of a tile.
     seq: usize,
+    chunk: usize,
     side: usize,
     span: usize,
     /// Query heads that share a head of keys.
@@ -57,11 +58,11 @@ impl Layout {
         let panels = Panels::of(op, path);
         let all = op.batch.saturating_mul(op.kv_heads);
         let group = op.heads / op.kv_heads.max(1);
-        let seq = op.seq.div_ceil(COLS).saturating_mul(COLS);
-        let (side, span) = (KEYS.min(seq), QUERIES.min(seq));
+        let [seq, kv_seq] = [op.seq, op.kv_seq].map(|len| len.div_ceil(COLS).saturating_mul(COLS));
+        let (chunk, side, span) = (TILE.min(seq), KEYS.min(kv_seq), QUERIES.min(seq));
         let (wide, packed) = (panels.wide(), panels.b(seq, panels.tiles));
         let head = [packed, packed, packed, packed, seq.saturating_mul(wide), seq, seq];
-        let (bounds, marks) = ([seq; 2], seq.div_ceil(side));
+        let (bounds, marks) = ([seq; 2], kv_seq.div_ceil(side));
         let one = taken(&head).saturating_mul(group).saturating_add(taken(&bounds)).saturating_add(taken(&[marks]));
         let packed = one.saturating_mul(all).min(one.max(ROUND.saturating_mul(threads)));
         let rows = panels.a(side, panels.tiles);
@@ -77,7 +78,7 @@ impl Layout {
             side.saturating_mul(wide),
             side.saturating_mul(wide),
         ];
-        Layout { panels, seq, side, span, group, heads: (packed / one).max(1), packed, head, bounds, marks, own }
+        Layout { panels, seq, chunk, side, span, group, heads: (packed / one).max(1), packed, head, bounds, marks, own }
     }
 
     pub fn workspace(&self, threads: usize) -> usize {
@@ -141,10 +142,10 @@ impl Cpu {
         let (shared, own_parts) = workspace.split_at(layout.packed);
         let [shared, own_parts] = [shared, own_parts].map(Shared::new);
         let gradients = gradients.map(Shared::new);
-        let blocks = op.seq.div_ceil(layout.side);
+        let (chunks, blocks) = (op.seq.div_ceil(layout.chunk), op.kv_seq.div_ceil(layout.side));
         for round in steps(0..op.batch * op.kv_heads, layout.heads) {
             let heads = round.len();
-            let job = |slot: usize, block: usize| Job {
+            let job = |slot: usize, block: usize, len: usize, all: usize| Job {
                 op,
                 layout,
                 inputs: &inputs,
@@ -152,27 +153,27 @@ impl Cpu {
                 gradients: &gradients,
                 batch: (round.start + slot) / op.kv_heads,
                 kv_head: (round.start + slot) % op.kv_heads,
-                tokens: block * layout.side..((block + 1) * layout.side).min(op.seq),
+                tokens: block * len..((block + 1) * len).min(all),
                 block,
                 slot: layout.shared(own(&shared, slot * layout.slot())),
             };
             // The first keys are seen by most: they come first. Of one head they come in order.
-            self.pool.each_of([heads * blocks * layout.group, heads * blocks], |lot, thread, number| {
+            self.pool.each_of([heads * chunks * layout.group, heads * blocks], |lot, thread, number| {
                 if lot == 0 {
                     let (place, member) = (number / layout.group, number % layout.group);
-                    // SAFETY: these tokens of this head are this thread's to pack.
-                    unsafe { job(place / blocks, place % blocks).prepare(member) };
+                    // SAFETY: these queries of this head are this thread's to pack.
+                    unsafe { job(place / chunks, place % chunks, layout.chunk, op.seq).prepare(member) };
                 } else {
                     let scratch = own(&own_parts, thread * taken(&layout.own));
                     // SAFETY: these keys are this thread's, and so is the scratch.
-                    unsafe { job(number % heads, number / heads).run(scratch) };
+                    unsafe { job(number % heads, number / heads, layout.side, op.kv_seq).run(scratch) };
                 }
             });
         }
     }
 }
 
-/// A block of tokens of a head of keys.
+/// A block of queries to pack, or one of keys to work on, of a head of keys.
 struct Job<'a> {
     op: &'a Attention,
     layout: Layout,
@@ -214,10 +215,10 @@ impl Job<'_> {
         self.kv_head * self.layout.group + member
     }
 
-    /// Packs the tokens of one query head, and makes its sums ready.
+    /// Packs the queries of one query head, and makes its sums ready.
     ///
     /// # Safety
-    /// These tokens of this head are this thread's.
+    /// These queries of this head are this thread's.
     unsafe fn prepare(&self, member: usize) {
         let Job { op, layout: Layout { panels, seq, .. }, ref tokens, .. } = *self;
         let (start, len, head) = (tokens.start, tokens.len(), self.head(member));
@@ -225,8 +226,9 @@ impl Job<'_> {
         let to = self.layout.member(&self.slot, member);
         let panel = panels.b(COLS, panels.tiles);
         let (q, dout) = (&self.inputs.q, &self.kept.dout);
-        let [q, dout] = [q, dout].map(|x| Strand::of(x, op, op.heads, self.batch, head));
-        // SAFETY: the head has these tokens, and the layout room for them, padded.
+        let query = plain::Head::query(op, self.batch, head);
+        let [q, dout] = [q, dout].map(|x| Strand::of(x, query));
+        // SAFETY: the head has these queries, and the layout room for them, padded.
         unsafe {
             for (from, cols, terms) in [(q, to.q_cols, to.q_terms), (dout, to.dout_cols, to.dout_terms)] {
                 panels.pack_b(from.tokens(start), len, panels.dim, cols.add(start / COLS * panel), panel);
@@ -240,7 +242,6 @@ impl Job<'_> {
             for i in 0..len {
                 lse[i] = -std::f32::consts::LOG2_E * self.kept.lse[line + start + i];
             }
-            let query = plain::Head::of(op, op.heads, self.batch, head);
             plain::deltas_of(panels.level, query, self.kept.out, self.kept.dout, start, &mut delta[..len]);
             delta[..len].iter_mut().for_each(|delta| *delta = -*delta);
             // Padding sees nothing: its probabilities are zero.
@@ -252,25 +253,30 @@ impl Job<'_> {
             let sight = Sight::of(op, self.inputs.starts);
             for i in 0..padded {
                 let row = start + i;
-                let (first, last) = if i < len { (sight.first(self.batch, row) as i32, row as i32) } else { (0, -1) };
+                let seen = if i < len { sight.seen(self.batch, row) } else { 0..0 };
+                let (first, last) = (seen.start as i32, seen.end as i32 - 1);
                 self.slot.first.add(row).write(first);
                 self.slot.last.add(row).write(last);
             }
-            self.slot.marks.add(self.block).write(0);
+            // There is always a first block of queries.
+            if self.block == 0 {
+                (0..self.layout.marks).for_each(|block| self.slot.marks.add(block).write(0));
+            }
         }
     }
 
     /// Everything that these keys have a part in.
     ///
     /// # Safety
-    /// These keys are this thread's, and so is `scratch`; all tokens are prepared.
+    /// These keys are this thread's, and so is `scratch`; all queries are prepared.
     unsafe fn run(self, mut scratch: *mut f32) {
         let Job { op, layout: Layout { panels, span, .. }, ref tokens, .. } = self;
         let own = self.layout.own.map(|len| take(&mut scratch, len));
         let [keys, values, turned, .., dk, dv] = own;
         let done = Done(self.mark(self.block));
         let (k, v) = (&self.inputs.k, &self.inputs.v);
-        let [k, v] = [k, v].map(|x| Strand::of(x, op, op.kv_heads, self.batch, self.kv_head));
+        let key = plain::Head::key(op, self.batch, self.kv_head);
+        let [k, v] = [k, v].map(|x| Strand::of(x, key));
         let padded = tokens.len().next_multiple_of(COLS);
         // SAFETY: the head has these tokens; scratch is as large as the layout says.
         unsafe {
@@ -289,7 +295,9 @@ impl Job<'_> {
         for member in 0..self.layout.group {
             let shared = self.layout.member(&self.slot, member);
             let count = op.seq.div_ceil(span);
-            for number in tokens.start / span..count {
+            // Causally no query before the first key sees any of them.
+            let first = if op.causal { tokens.start / span } else { 0 };
+            for number in first..count {
                 let rows = number * span..((number + 1) * span).min(op.seq);
                 if sight.first(self.batch, rows.start) >= tokens.end {
                     break;
@@ -299,7 +307,6 @@ impl Job<'_> {
                 unsafe { self.meet(&sight, meeting, (member * count + number) as u32, done.0) };
             }
         }
-        let key = plain::Head::of(op, op.kv_heads, self.batch, self.kv_head);
         for (i, row) in tokens.clone().enumerate() {
             for (sums, scale, to) in [(dk, op.scale as f32, &self.gradients[1]), (dv, 1.0, &self.gradients[2])] {
                 // SAFETY: as above.
@@ -434,7 +441,7 @@ impl Job<'_> {
                 });
             }
         }
-        if tokens.end >= rows.end {
+        if tokens.end >= sight.any(self.batch, rows).end {
             // SAFETY: no later keys are seen by these queries.
             unsafe { self.store(head, rows, dq, width) };
         }
@@ -447,7 +454,7 @@ impl Job<'_> {
     /// These queries are this thread's now.
     unsafe fn store(&self, head: usize, rows: &Range<usize>, dq: *const f32, width: usize) {
         let (op, panels) = (self.op, self.layout.panels);
-        let query = plain::Head::of(op, op.heads, self.batch, head);
+        let query = plain::Head::query(op, self.batch, head);
         let scale = op.scale as f32;
         for strip in steps(rows.clone(), ROWS) {
             for first in (0..panels.dim).step_by(ROWS) {

@@ -22,8 +22,9 @@ const SLACK: f32 = 8.0;
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
     panels: Panels,
-    /// Tokens of a sequence, padded.
-    seq: usize,
+    /// Queries of a block, and keys of a sequence, padded.
+    block: usize,
+    keys: usize,
     /// Heads of keys that are packed at a time.
     heads: usize,
     /// f32 elements that they take.
@@ -37,18 +38,18 @@ impl Layout {
     pub fn of(op: &Attention, path: Path, threads: usize) -> Layout {
         let panels = Panels::of(op, path);
         let all = op.batch.saturating_mul(op.kv_heads);
-        let seq = op.seq.div_ceil(COLS).saturating_mul(COLS);
-        let head = panels.b(seq, panels.tiles).saturating_mul(2);
+        let [seq, kv_seq] = [op.seq, op.kv_seq].map(|len| len.div_ceil(COLS).saturating_mul(COLS));
+        let head = panels.b(kv_seq, panels.tiles).saturating_mul(2);
         let packed = head.saturating_mul(all).min(head.max(ROUND.saturating_mul(threads)));
-        let (rows, keys) = (QUERIES.min(seq), KEYS.min(seq));
+        let (block, keys) = (QUERIES.min(seq), KEYS.min(kv_seq));
         let own = [
-            panels.a(rows, panels.tiles),
+            panels.a(block, panels.tiles),
             STRIP * keys,
             panels.a(STRIP, keys / COLS),
-            rows.saturating_mul(panels.wide()),
-            2 * rows,
+            block.saturating_mul(panels.wide()),
+            2 * block,
         ];
-        Layout { panels, seq, heads: (packed / head).max(1), packed, own }
+        Layout { panels, block, keys: kv_seq, heads: (packed / head).max(1), packed, own }
     }
 
     pub fn workspace(&self, threads: usize) -> usize {
@@ -59,23 +60,24 @@ impl Layout {
 impl Cpu {
     pub(super) fn run_packed_attention(&self, op: &Attention, inputs: Inputs, outs: [ViewMut; 2], workspace: ViewMut) {
         let layout = Layout::of(op, self.path, self.pool.threads());
-        let Layout { panels, seq, .. } = layout;
-        let half = panels.b(seq, panels.tiles);
+        let Layout { panels, keys, .. } = layout;
+        let half = panels.b(keys, panels.tiles);
         let (packed, own_parts) = workspace.split_at(layout.packed);
         let ([out, lse], [packed, own_parts]) = (outs.map(Shared::new), [packed, own_parts].map(Shared::new));
         let group = op.heads / op.kv_heads;
-        let (chunks, blocks) = (op.seq.div_ceil(TILE), op.seq.div_ceil(QUERIES));
+        let (chunks, blocks) = (op.kv_seq.div_ceil(TILE), op.seq.div_ceil(QUERIES));
         for round in steps(0..op.batch * op.kv_heads, layout.heads) {
             let heads = round.len();
             self.pool.each_of([heads * chunks, heads * group * blocks], |lot, thread, number| {
                 if lot == 0 {
                     let (slot, chunk) = (number / chunks, number % chunks);
-                    let tokens = chunk * TILE..((chunk + 1) * TILE).min(op.seq);
+                    let tokens = chunk * TILE..((chunk + 1) * TILE).min(op.kv_seq);
                     let (batch, head) = ((round.start + slot) / op.kv_heads, (round.start + slot) % op.kv_heads);
-                    let [k, v] = [&inputs.k, &inputs.v].map(|x| Strand::of(x, op, op.kv_heads, batch, head));
-                    let keys = own(&packed, 2 * slot * half);
+                    let key = plain::Head::key(op, batch, head);
+                    let [k, v] = [&inputs.k, &inputs.v].map(|x| Strand::of(x, key));
+                    let to = own(&packed, 2 * slot * half);
                     // SAFETY: tokens of a head, whose lengths were checked; each chunk is packed by one thread.
-                    unsafe { pack(panels, seq, [k, v], tokens, [keys, keys.wrapping_add(half)]) };
+                    unsafe { pack(panels, keys, [k, v], tokens, [to, to.wrapping_add(half)]) };
                     return;
                 }
                 // The last queries see most: they come first.
@@ -101,17 +103,17 @@ impl Cpu {
     }
 }
 
-/// Packs `tokens`, which begin at a multiple of 32, of a head's keys and values.
+/// Packs `tokens`, which begin at a multiple of 32, of a head's keys and values, padded to `all` tokens.
 ///
 /// # Safety
 /// The head has these tokens; nobody else uses their part of `to`.
-unsafe fn pack(panels: Panels, seq: usize, [k, v]: [Strand; 2], tokens: Range<usize>, [keys, values]: [*mut f32; 2]) {
+unsafe fn pack(panels: Panels, all: usize, [k, v]: [Strand; 2], tokens: Range<usize>, [keys, values]: [*mut f32; 2]) {
     let panel = panels.b(COLS, panels.tiles);
     // SAFETY: the caller's promise.
     unsafe {
         panels.pack_b(k.tokens(tokens.start), tokens.len(), panels.dim, keys.add(tokens.start / COLS * panel), panel);
         let to = values.add(panels.b(COLS, tokens.start / COLS));
-        panels.pack_b(v.elements(tokens.start), panels.dim, tokens.len(), to, panels.b(COLS, seq / COLS));
+        panels.pack_b(v.elements(tokens.start), panels.dim, tokens.len(), to, panels.b(COLS, all / COLS));
     }
 }
 
@@ -132,31 +134,27 @@ impl Job<'_> {
     /// # Safety
     /// The queries of this head are this thread's, and so is `scratch`.
     unsafe fn run(self, q: &View, out: &Shared, lse: &Shared, mut scratch: *mut f32) {
-        let Job { op, layout: Layout { panels, seq, own, .. }, batch, ref rows, .. } = self;
+        let Job { op, layout: Layout { panels, block, keys: all, own, .. }, batch, ref rows, .. } = self;
         let Panels { path, tiles, .. } = panels;
         let [queries, scores, numerators, sums, lines] = own.map(|len| take(&mut scratch, len));
-        let (tops, totals) = (lines, lines.wrapping_add(QUERIES.min(seq)));
+        let (tops, totals) = (lines, lines.wrapping_add(block));
         let _held = path.hold();
         let sight = self.sight;
         let sees = sight.any(batch, rows);
+        let query = plain::Head::query(op, batch, self.head);
         let factor = op.scale as f32 * std::f32::consts::LOG2_E;
         let slope = slope(op, self.head) * std::f32::consts::LOG2_E;
         // With neither of these a maximum of scores is one of scaled scores.
         let simple = slope == 0.0 && factor > 0.0;
         // SAFETY: the head has these tokens; scratch is as large as the layout says.
         unsafe {
-            panels.pack_a(
-                Strand::of(q, op, op.heads, batch, self.head).tokens(rows.start),
-                rows.len(),
-                panels.dim,
-                queries,
-            );
+            panels.pack_a(Strand::of(q, query).tokens(rows.start), rows.len(), panels.dim, queries);
             for i in 0..rows.len() {
                 tops.add(i).write(f32::NEG_INFINITY);
                 totals.add(i).write(0.0);
             }
         }
-        for tile in steps(sees.start / KEYS * KEYS..rows.end, KEYS) {
+        for tile in steps(sees.start / KEYS * KEYS..sees.end, KEYS) {
             for strip in steps(rows.clone(), STRIP) {
                 let sees = sight.any(batch, &strip);
                 // Padded to whole panels: the packed keys go as far.
@@ -188,7 +186,7 @@ impl Job<'_> {
                     }
                     if !sight.all(batch, &strip, &keys) {
                         for row in strip.clone() {
-                            hide(scores.add((row - strip.start) * width), &keys, sight.first(batch, row)..row + 1);
+                            hide(scores.add((row - strip.start) * width), &keys, sight.seen(batch, row));
                         }
                     }
                     run(
@@ -212,7 +210,7 @@ impl Job<'_> {
                         a_panel: panels.a(ROWS, width / COLS) * 4,
                         rows: height.div_ceil(ROWS),
                         b: self.values.add(panels.b(COLS, keys.start / COLS)).cast(),
-                        b_panel: panels.b(COLS, seq / COLS),
+                        b_panel: panels.b(COLS, all / COLS),
                         cols: tiles,
                         tiles: width / COLS,
                         c: sums.add(line * panels.wide()),
@@ -225,7 +223,6 @@ impl Job<'_> {
         }
         // SAFETY: these queries are this thread's.
         unsafe {
-            let query = plain::Head::of(op, op.heads, batch, self.head);
             let at = (batch * op.heads + self.head) * op.seq;
             let lse = lse.elements::<f32>(at + rows.start..at + rows.end);
             for (i, row) in rows.clone().enumerate() {

@@ -1,4 +1,4 @@
-//! Causal attention in tiles: the online softmax of Milakov and Gimelshein (2018), tiled as in FlashAttention (Dao et
+//! Attention in tiles: the online softmax of Milakov and Gimelshein (2018), tiled as in FlashAttention (Dao et
 //! al., 2022), so that no score matrix is ever stored. Backward computes the probabilities again from the saved
 //! log-sum-exp.
 //!
@@ -31,7 +31,7 @@ const ROUND: usize = 1 << 20;
 /// f32 elements of scratch that forward needs.
 pub(super) fn forward_workspace(op: &Attention, path: Path, threads: usize) -> usize {
     match op.dtype {
-        DType::Bf16 if elements(&[op.batch, op.kv_heads, op.seq, op.head_dim]) == 0 => 0,
+        DType::Bf16 if is_empty(op) => 0,
         DType::Bf16 => forward::Layout::of(op, path, threads).workspace(threads),
         _ => threads.saturating_mul(plain::forward_scratch(op)),
     }
@@ -40,10 +40,14 @@ pub(super) fn forward_workspace(op: &Attention, path: Path, threads: usize) -> u
 /// f32 elements of scratch that backward needs.
 pub(super) fn backward_workspace(op: &Attention, path: Path, threads: usize) -> usize {
     match op.dtype {
-        DType::Bf16 if op.kv_heads > op.heads || elements(&[op.batch, op.kv_heads, op.seq, op.head_dim]) == 0 => 0,
+        DType::Bf16 if op.kv_heads > op.heads || is_empty(op) => 0,
         DType::Bf16 => backward::Layout::of(op, path, threads).workspace(threads),
         _ => threads.saturating_mul(plain::backward_scratch(op)),
     }
+}
+
+fn is_empty(op: &Attention) -> bool {
+    elements(&[op.batch, op.kv_heads, op.seq, op.kv_seq, op.head_dim]) == 0
 }
 
 /// What is there of forward.
@@ -160,7 +164,7 @@ impl Panels {
     }
 }
 
-/// One head of a tensor `[batch*seq, heads*dim]` of bf16.
+/// One head of queries or keys, of bf16.
 #[derive(Clone, Copy)]
 struct Strand {
     ptr: *const u16,
@@ -172,10 +176,8 @@ struct Strand {
 unsafe impl Sync for Strand {}
 
 impl Strand {
-    fn of(view: &View, op: &Attention, heads: usize, batch: usize, head: usize) -> Strand {
-        let stride = heads * op.head_dim;
-        let start = batch * op.seq * stride + head * op.head_dim;
-        Strand { ptr: view.ptr().as_ptr().cast::<u16>().cast_const().wrapping_add(start), stride }
+    fn of(view: &View, head: plain::Head) -> Strand {
+        Strand { ptr: view.ptr().as_ptr().cast::<u16>().cast_const().wrapping_add(head.start), stride: head.stride }
     }
 
     /// From `token` on, tokens as rows or columns and the head's elements as terms.

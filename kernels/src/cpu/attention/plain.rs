@@ -15,21 +15,26 @@ use std::ops::Range;
 /// Queries, and keys, of a tile.
 pub(in crate::cpu) const TILE: usize = 128;
 
+/// The same where sequences may be shorter.
+fn tile(op: &Attention) -> [usize; 2] {
+    [op.seq, op.kv_seq].map(|len| TILE.min(len))
+}
+
 /// f32 elements of scratch per thread in forward: two tiles of scores and outputs, and copies of q, k and v.
 pub(in crate::cpu) fn forward_scratch(op: &Attention) -> usize {
-    let tile = TILE.min(op.seq);
-    let heads = copies(op, 3) + 1;
-    tile.saturating_mul(op.head_dim.saturating_mul(heads).saturating_add(tile + 2))
+    let [rows, cols] = tile(op);
+    let heads = rows * (copies(op, 1) + 1) + cols * copies(op, 2);
+    op.head_dim.saturating_mul(heads).saturating_add(rows * (cols + 2))
 }
 
 /// f32 elements of scratch per thread in backward: tiles of probabilities and their gradients, of dk and dv, copies of
 /// q, k, v and dout; and, linear in the sequence, sums of dq and the row sums of `dout * out`.
 pub(in crate::cpu) fn backward_scratch(op: &Attention) -> usize {
-    let tile = TILE.min(op.seq);
+    let [rows, cols] = tile(op);
     let group = op.heads / op.kv_heads.max(1);
-    let heads = copies(op, 4) + 2;
+    let heads = rows * copies(op, 2) + cols * (copies(op, 2) + 2);
     let lines = op.seq.saturating_mul(group).saturating_mul(op.head_dim.saturating_add(1));
-    tile.saturating_mul(op.head_dim.saturating_mul(heads).saturating_add(2 * tile)).saturating_add(lines)
+    op.head_dim.saturating_mul(heads).saturating_add(2 * rows * cols).saturating_add(lines)
 }
 
 /// Tiles that must be copied because they do not hold f32.
@@ -44,20 +49,30 @@ pub(in crate::cpu) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a m
     taken
 }
 
-/// One head of a tensor `[batch*seq, heads*dim]`.
+/// One head of queries or keys.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Head {
     /// Index of the head's first element at token 0 of the sequence.
-    start: usize,
+    pub start: usize,
     /// Elements from one token to the next.
-    stride: usize,
+    pub stride: usize,
     dim: usize,
 }
 
 impl Head {
-    pub fn of(op: &Attention, heads: usize, batch: usize, head: usize) -> Head {
-        let stride = heads * op.head_dim;
-        Head { start: batch * op.seq * stride + head * op.head_dim, stride, dim: op.head_dim }
+    /// Of a tensor `[batch*seq, heads*dim]`.
+    pub fn query(op: &Attention, batch: usize, head: usize) -> Head {
+        Head::of(op.head_dim, op.seq, op.heads, batch, head)
+    }
+
+    /// Of a tensor `[batch*kv_seq, kv_heads*dim]`.
+    pub fn key(op: &Attention, batch: usize, head: usize) -> Head {
+        Head::of(op.head_dim, op.kv_seq, op.kv_heads, batch, head)
+    }
+
+    fn of(dim: usize, seq: usize, heads: usize, batch: usize, head: usize) -> Head {
+        let stride = heads * dim;
+        Head { start: batch * seq * stride + head * dim, stride, dim }
     }
 
     fn token(&self, row: usize) -> Range<usize> {
@@ -120,7 +135,7 @@ impl Meeting<'_> {
     /// The keys of the tile that its query `row` sees, as columns of the tile.
     #[inline(always)]
     fn seen(&self, row: usize) -> Range<usize> {
-        let end = (self.query + row + 1).saturating_sub(self.key);
+        let end = self.sight.end(self.query + row).saturating_sub(self.key);
         let start = self.sight.first(self.batch, self.query + row).saturating_sub(self.key);
         start.min(self.width)..end.min(self.width)
     }
@@ -148,9 +163,10 @@ pub(in crate::cpu) fn lean(fused: bool, slope: f32, far: f32, scores: &mut [f32]
     }
 }
 
-/// Whether any query of `rows` sees any key of `cols`, a tile that is not after them.
+/// Whether any query of `rows` sees any key of `cols`.
 fn meets(sight: Sight, batch: usize, rows: &Range<usize>, cols: &Range<usize>) -> bool {
-    sight.first(batch, rows.start) < cols.end
+    let seen = sight.any(batch, rows);
+    seen.start < cols.end && cols.start < seen.end
 }
 
 impl Cpu {
@@ -159,30 +175,30 @@ impl Cpu {
         let (level, dim, group) = (self.level, op.head_dim, op.heads / op.kv_heads.max(1));
         let sight = Sight::of(op, starts);
         let size = forward_scratch(op);
-        let tile = TILE.min(op.seq);
-        let copy = copies(op, 1) * tile * dim;
+        let [tall, wide] = tile(op);
+        let copy = copies(op, 1) * dim;
         let ([out, lse], workspace) = (outs.map(Shared::new), Shared::new(workspace));
         if dim == 0 || op.seq == 0 {
             return;
         }
         self.pool.each(op.batch * op.heads, |thread, number| {
             let (batch, head) = (number / op.heads, number % op.heads);
-            let (query, key) = (Head::of(op, op.heads, batch, head), Head::of(op, op.kv_heads, batch, head / group));
+            let (query, key) = (Head::query(op, batch, head), Head::key(op, batch, head / group));
             // SAFETY: each thread has its own scratch, and each head of a sequence is one thread's.
             let (scratch, lse) = unsafe {
                 let lse = lse.elements::<f32>(number * op.seq..(number + 1) * op.seq);
                 (&mut workspace.elements::<f32>(thread * size..(thread + 1) * size), lse)
             };
-            let [qs, ks, vs] = [(); 3].map(|()| take(scratch, copy));
-            let (scores, sums) = (take(scratch, tile * tile), take(scratch, tile * dim));
-            let (tops, totals) = (take(scratch, tile), take(scratch, tile));
+            let [qs, ks, vs] = [tall, wide, wide].map(|tokens| take(scratch, tokens * copy));
+            let (scores, sums) = (take(scratch, tall * wide), take(scratch, tall * dim));
+            let (tops, totals) = (take(scratch, tall), take(scratch, tall));
             for rows in steps(0..op.seq, TILE) {
                 let q = query.load(level, q, rows.clone(), qs);
                 let count = rows.len();
                 tops.fill(f32::NEG_INFINITY);
                 totals.fill(0.0);
                 let mut first = true;
-                for cols in steps(0..rows.end, TILE).filter(|cols| meets(sight, batch, &rows, cols)) {
+                for cols in steps(0..op.kv_seq, TILE).filter(|cols| meets(sight, batch, &rows, cols)) {
                     let k = key.load(level, k, cols.clone(), ks);
                     let v = key.load(level, v, cols.clone(), vs);
                     let width = cols.len();
@@ -224,8 +240,8 @@ impl Cpu {
         let sight = Sight::of(op, starts);
         let group = op.heads / op.kv_heads.max(1);
         let size = backward_scratch(op);
-        let tile = TILE.min(seq);
-        let copy = copies(op, 1) * tile * dim;
+        let [tall, wide] = tile(op);
+        let copy = copies(op, 1) * dim;
         let [dq, dk, dv, workspace] = [dq, dk, dv, workspace].map(Shared::new);
         if dim == 0 || seq == 0 {
             return;
@@ -233,30 +249,28 @@ impl Cpu {
         // One thread has all that reads a key head, so dk and dv have one writer and one order.
         self.pool.each(op.batch * op.kv_heads, |thread, number| {
             let (batch, kv_head) = (number / op.kv_heads, number % op.kv_heads);
-            let key = Head::of(op, op.kv_heads, batch, kv_head);
+            let key = Head::key(op, batch, kv_head);
             // SAFETY: each thread has its own scratch.
             let scratch = unsafe { &mut workspace.elements::<f32>(thread * size..(thread + 1) * size) };
-            let [qs, ks, vs, douts] = [(); 4].map(|()| take(scratch, copy));
-            let [probs, grads] = [(); 2].map(|()| take(scratch, tile * tile));
-            let [dks, dvs] = [(); 2].map(|()| take(scratch, tile * dim));
+            let [qs, ks, vs, douts] = [tall, wide, wide, tall].map(|tokens| take(scratch, tokens * copy));
+            let [probs, grads] = [(); 2].map(|()| take(scratch, tall * wide));
+            let [dks, dvs] = [(); 2].map(|()| take(scratch, wide * dim));
             let (dqs, deltas) = (take(scratch, group * seq * dim), take(scratch, group * seq));
             for member in 0..group {
-                let query = Head::of(op, op.heads, batch, kv_head * group + member);
+                let query = Head::query(op, batch, kv_head * group + member);
                 deltas_of(level, query, out, dout, 0, &mut deltas[member * seq..(member + 1) * seq]);
             }
             dqs.fill(0.0);
-            for cols in steps(0..seq, TILE) {
+            for cols in steps(0..op.kv_seq, TILE) {
                 let width = cols.len();
                 let k = key.load(level, k, cols.clone(), ks);
                 let v = key.load(level, v, cols.clone(), vs);
                 let mut first = true;
                 for member in 0..group {
                     let head = kv_head * group + member;
-                    let query = Head::of(op, op.heads, batch, head);
+                    let query = Head::query(op, batch, head);
                     let lse = &lse[(batch * op.heads + head) * seq..][..seq];
-                    for rows in
-                        steps(0..seq, TILE).filter(|rows| rows.start >= cols.start && meets(sight, batch, rows, &cols))
-                    {
+                    for rows in steps(0..seq, TILE).filter(|rows| meets(sight, batch, rows, &cols)) {
                         let count = rows.len();
                         let q = query.load(level, q, rows.clone(), qs);
                         let dout = query.load(level, dout, rows.clone(), douts);
@@ -289,7 +303,7 @@ impl Cpu {
                 }
             }
             for (member, dqs) in dqs.chunks_exact(seq * dim).enumerate() {
-                let query = Head::of(op, op.heads, batch, kv_head * group + member);
+                let query = Head::query(op, batch, kv_head * group + member);
                 // SAFETY: the query heads of this key head are this thread's.
                 unsafe { query.store(level, 0..seq, dqs, &dq) };
             }

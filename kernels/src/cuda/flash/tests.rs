@@ -132,7 +132,19 @@ fn check(kinds: Kinds, dtype: DType, within: f64) {
     let cache = std::env::current_exe().unwrap().with_file_name("cache/kernels");
     let cuda = Cuda::new(Arc::new(Host::new(&cache, "c++", &[], Order::Forward).unwrap())).unwrap();
     let (seq, heads, kv_heads, head_dim) = (150, 2, 1, 64);
-    let op = Attention { batch: 1, seq, heads, kv_heads, head_dim, scale: 0.125, window: Some(90), alibi: true, dtype };
+    let op = Attention {
+        batch: 1,
+        seq,
+        kv_seq: seq,
+        causal: true,
+        heads,
+        kv_heads,
+        head_dim,
+        scale: 0.125,
+        window: Some(90),
+        alibi: true,
+        dtype,
+    };
     let (len, kv_len) = (seq * heads * head_dim, seq * kv_heads * head_dim);
     let given = [(len, 1), (kv_len, 2), (kv_len, 3), (len, 4)].map(|(len, seed)| Data::normal(dtype, len, seed));
     let starts: Vec<u32> = (0..seq as u32).map(|row| if row < 60 { 0 } else { 60 }).collect();

@@ -1,18 +1,21 @@
 use super::values::{read, write};
-use std::ops::RangeInclusive;
+use std::ops::Range;
 use zbench_kernels::{Attention, Result, View, ViewMut, alibi_slope};
 
 /// For every token the place in its sequence at which its document starts, where there are several documents.
 type Starts<'a> = Option<&'a [u32]>;
 
 /// The keys that the query at `row` of a sequence sees.
-fn seen(op: &Attention, starts: Starts, b: usize, row: usize) -> RangeInclusive<usize> {
+fn seen(op: &Attention, starts: Starts, b: usize, row: usize) -> Range<usize> {
+    if !op.causal {
+        return 0..op.kv_seq;
+    }
     let document = starts.map_or(0, |starts| starts[b * op.seq + row] as usize);
     let window = op.window.map_or(0, |window| (row + 1).saturating_sub(window));
-    document.max(window)..=row
+    document.max(window)..row + 1
 }
 
-/// One query's scaled scores against keys `0..=row`; minus infinity outside its window.
+/// One query's scaled scores against the keys up to the last that it sees; minus infinity for those that it does not see.
 fn scores(op: &Attention, starts: Starts, q: &[f64], k: &[f64], b: usize, h: usize, row: usize) -> Vec<f64> {
     let dot = |col: usize| {
         let (left, right) = (&q[at(op, b, h, row)..], &k[at_kv(op, b, h, col)..]);
@@ -20,8 +23,8 @@ fn scores(op: &Attention, starts: Starts, q: &[f64], k: &[f64], b: usize, h: usi
     };
     let slope = if op.alibi { alibi_slope(h, op.heads) } else { 0.0 };
     let seen = seen(op, starts, b, row);
-    let score = |col: usize| dot(col) - slope * (row - col) as f64;
-    (0..=row).map(|col| if seen.contains(&col) { score(col) } else { f64::NEG_INFINITY }).collect()
+    let score = |col: usize| dot(col) - slope * (row as f64 - col as f64);
+    (0..seen.end).map(|col| if seen.contains(&col) { score(col) } else { f64::NEG_INFINITY }).collect()
 }
 
 /// The softmax of scores, and their log-sum-exp.
@@ -39,7 +42,7 @@ fn at(op: &Attention, b: usize, h: usize, row: usize) -> usize {
 
 /// Where the key head that query head `h` reads starts at token `row`.
 fn at_kv(op: &Attention, b: usize, h: usize, row: usize) -> usize {
-    ((b * op.seq + row) * op.kv_heads + h / (op.heads / op.kv_heads)) * op.head_dim
+    ((b * op.kv_seq + row) * op.kv_heads + h / (op.heads / op.kv_heads)) * op.head_dim
 }
 
 /// Both kinds: `lse` is written when asked for; stored probabilities are rounded, and the output uses what was stored.
@@ -64,10 +67,10 @@ pub(super) fn forward(
                 let (mut p, total) = softmax(scores(op, starts, &q, &k, b, h, row));
                 sums[line] = total;
                 if let Some(probs) = &mut probs {
-                    p.resize(op.seq, 0.0);
-                    let mut stored = probs.slice_mut(line * op.seq..(line + 1) * op.seq);
+                    p.resize(op.kv_seq, 0.0);
+                    let mut stored = probs.slice_mut(line * op.kv_seq..(line + 1) * op.kv_seq);
                     write(&mut stored, &p)?;
-                    p = read(&stored.as_view(), op.seq);
+                    p = read(&stored.as_view(), op.kv_seq);
                 }
                 for (col, p) in p.iter().enumerate() {
                     for i in 0..op.head_dim {
@@ -110,14 +113,14 @@ pub(super) fn backward(
             for row in 0..op.seq {
                 let line = (b * op.heads + h) * op.seq + row;
                 let query = at(op, b, h, row);
-                let dp: Vec<f64> = (0..=row)
-                    .map(|col| (0..dim).map(|i| dout[query + i] * v[at_kv(op, b, h, col) + i]).sum())
-                    .collect();
+                let end = seen(op, starts, b, row).end;
+                let dp: Vec<f64> =
+                    (0..end).map(|col| (0..dim).map(|i| dout[query + i] * v[at_kv(op, b, h, col) + i]).sum()).collect();
                 // The sum of p * dp is that of dout * out; each kind takes what it has.
                 let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
                 let (p, delta) = match &kept {
                     Kept::Probs(probs) => {
-                        let p = read(&probs.slice(line * op.seq..line * op.seq + row + 1), row + 1);
+                        let p = read(&probs.slice(line * op.kv_seq..line * op.kv_seq + end), end);
                         let delta = dot(&p, &dp);
                         (p, delta)
                     }
@@ -127,7 +130,7 @@ pub(super) fn backward(
                         (p, dot(&read(&out.slice(query..query + dim), dim), &dout[query..query + dim]))
                     }
                 };
-                for col in 0..=row {
+                for col in 0..end {
                     let ds = op.scale * p[col] * (dp[col] - delta);
                     let key = at_kv(op, b, h, col);
                     for i in 0..dim {

@@ -8,9 +8,8 @@ use zbench_kernels_testing::ByName;
 /// Forward, then backward from what forward saved, of both kinds.
 fn check(shape: Attention) {
     let Some(devices) = devices() else { return };
-    let Attention { batch, seq, heads, kv_heads, head_dim, dtype, .. } = shape;
-    let (q, kv) = (batch * seq * heads * head_dim, batch * seq * kv_heads * head_dim);
-    let (lines, squares) = (batch * heads * seq, batch * heads * seq * seq);
+    let (dtype, q, kv) = (shape.dtype, shape.queries(), shape.keys());
+    let (lines, pairs) = (shape.rows(), shape.rows() * shape.kv_seq);
     let case = format!("{shape:?}");
     let inputs = [Tensor::normal(dtype, q, 1), Tensor::normal(dtype, kv, 2), Tensor::normal(dtype, kv, 3)];
     let dout = Tensor::normal(dtype, q, 4);
@@ -43,7 +42,7 @@ fn check(shape: Attention) {
         kernels.naive_attention(&op, q.view(), k.view(), v.view(), out, probs, workspace.view_mut())
     };
     let [qs, ks, vs] = inputs;
-    let mut tensors = [qs, ks, vs, output(dtype, q), output(dtype, squares)];
+    let mut tensors = [qs, ks, vs, output(dtype, q), output(dtype, pairs)];
     hold(&format!("{case} naive"), tensors.clone(), &[3, 4], forward);
     forward(&devices[1], &|dtype| dtype, &mut tensors).unwrap();
     let ([qs, ks, vs, _, probs], [dq, dk, dv]) = (tensors, gradients);
@@ -60,7 +59,19 @@ fn check(shape: Attention) {
 fn shape(batch: usize, seq: usize, kv_heads: usize, group: usize, head_dim: usize) -> Attention {
     let scale = 1.0 / (head_dim as f64).sqrt();
     let heads = kv_heads * group;
-    Attention { batch, seq, heads, kv_heads, head_dim, scale, window: None, alibi: false, dtype: DType::Bf16 }
+    Attention {
+        batch,
+        seq,
+        kv_seq: seq,
+        causal: true,
+        heads,
+        kv_heads,
+        head_dim,
+        scale,
+        window: None,
+        alibi: false,
+        dtype: DType::Bf16,
+    }
 }
 
 #[test]
@@ -77,6 +88,13 @@ fn windows_and_slopes() {
         [(140, Some(1), false), (200, Some(100), true), (129, Some(400), false), (140, None, true)]
     {
         check(Attention { window, alibi, ..shape(1, seq, 1, 3, 16) });
+    }
+}
+
+#[test]
+fn all_keys_are_seen() {
+    for (seq, kv_seq) in [(1, 70), (140, 33), (70, 150), (150, 150)] {
+        check(Attention { kv_seq, causal: false, ..shape(1, seq, 1, 2, 20) });
     }
 }
 

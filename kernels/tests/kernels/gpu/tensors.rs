@@ -107,7 +107,19 @@ fn attention_for_hopper_starts_with_maps_of_its_operands() {
     let fakes = Fakes::all();
     let cuda = Cuda::new(Arc::new(fakes.gpu())).unwrap().prefer_hopper_attention(true);
     let (batch, seq, heads, kv_heads, head_dim, dtype) = (2, 200, 4, 2, 64, DType::Bf16);
-    let op = Attention { batch, seq, heads, kv_heads, head_dim, scale: 0.125, window: None, alibi: false, dtype };
+    let op = Attention {
+        batch,
+        seq,
+        kv_seq: seq,
+        causal: true,
+        heads,
+        kv_heads,
+        head_dim,
+        scale: 0.125,
+        window: None,
+        alibi: false,
+        dtype,
+    };
     let arena = cuda.arena(Some(16 << 20), 1).unwrap();
     let of = |dtype, len| arena.alloc(Category::Workspace, dtype, len).unwrap();
     let [q, mut out] = [0; 2].map(|_| of(dtype, batch * seq * heads * head_dim));
