@@ -4,6 +4,7 @@
 #![warn(missing_docs)]
 
 mod adapters;
+mod batch;
 mod data;
 mod model;
 mod priced;
@@ -12,6 +13,7 @@ mod scaling;
 mod watch;
 
 pub use adapters::{Base, Method};
+pub use batch::BatchDivision;
 pub use data::{Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Documents, Template, TokenType};
 pub use model::{Experts, Form, Loading, Mlp, Model, NormKind, Order, Positions, RopeScaling};
 pub use priced::{Home, PipelineSchedule, Priced, PricedLoss, PricedModel, Wire};

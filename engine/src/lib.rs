@@ -25,6 +25,7 @@ pub mod loss_scale;
 pub mod mesh;
 pub mod meter;
 pub mod model;
+pub mod numerics;
 pub mod outcome;
 pub mod parity;
 pub mod peft;
