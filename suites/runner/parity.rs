@@ -295,34 +295,34 @@ threads_per_rank = 1
         cell.watch = Some(Watch { evaluation: Some(Evaluation { every: 1, batches, share }), divergence: None });
     }
 
+    fn with_parallelism(division: [usize; 3], priced: Priced) -> Cell {
+        changed(|cell| {
+            divided(cell, division);
+            cell.priced = Some(Box::new(priced));
+        })
+    }
+
     #[test]
     fn cells_that_train_the_same_are_one_class() {
-        let same: [(&str, fn(&mut Cell)); 11] = [
-            ("2 ranks", |cell| divided(cell, [2, 4, 1])),
-            ("4 ranks, accumulation", |cell| divided(cell, [4, 1, 2])),
-            ("accumulation", |cell| divided(cell, [1, 1, 8])),
-            ("zero3", |cell| cell.parallel.strategy = Strategy::Zero3),
-            ("recomputation", |cell| cell.memory.checkpointing = Checkpointing::Full),
-            ("attention", |cell| cell.memory.attention = AttentionKind::Naive),
-            ("threads", |cell| cell.hardware.threads_per_rank = 2),
-            ("reading ahead", |cell| cell.read_ahead = 0),
-            ("tensor parallel", |cell| {
-                divided(cell, [4, 4, 1]);
-                cell.priced = Some(Box::new(Priced { tensor: 2, sequence: 2, ..Priced::default() }));
-            }),
-            ("pipeline and context parallel", |cell| {
-                divided(cell, [12, 2, 2]);
-                cell.priced = Some(Box::new(Priced { pipeline: 3, context: 2, ..Priced::default() }));
-            }),
-            ("expert parallel, offload", |cell| {
-                divided(cell, [4, 2, 1]);
-                let offload_optimizer = Home::Host;
-                cell.priced = Some(Box::new(Priced { expert: 4, offload_optimizer, ..Priced::default() }));
-            }),
+        let none = Priced::default;
+        let same = [
+            ("2 ranks", changed(|cell| divided(cell, [2, 4, 1]))),
+            ("4 ranks, accumulation", changed(|cell| divided(cell, [4, 1, 2]))),
+            ("accumulation", changed(|cell| divided(cell, [1, 1, 8]))),
+            ("zero3", changed(|cell| cell.parallel.strategy = Strategy::Zero3)),
+            ("recomputation", changed(|cell| cell.memory.checkpointing = Checkpointing::Full)),
+            ("attention", changed(|cell| cell.memory.attention = AttentionKind::Naive)),
+            ("threads", changed(|cell| cell.hardware.threads_per_rank = 2)),
+            ("reading ahead", changed(|cell| cell.read_ahead = 0)),
+            ("tensor", with_parallelism([4, 4, 1], Priced { tensor: 2, sequence: 2, ..none() })),
+            ("pipeline, context", with_parallelism([12, 2, 2], Priced { pipeline: 3, context: 2, ..none() })),
+            (
+                "experts, offload",
+                with_parallelism([4, 2, 1], Priced { expert: 4, offload_optimizer: Home::Host, ..none() }),
+            ),
         ];
         let base = changed(|_| {});
-        for (what, change) in same {
-            let other = changed(change);
+        for (what, other) in same {
             assert_eq!(class(&other), class(&base), "{what}");
             assert_eq!(Numerics::of(&other), Numerics::of(&base), "{what}");
         }
@@ -330,8 +330,9 @@ threads_per_rank = 1
 
     #[test]
     fn what_changes_the_training_is_another_class() {
-        let priced = |priced: Priced| Some(Box::new(priced));
-        let changes: Vec<(&str, Cell)> = vec![
+        let quantised = Some(Wire::Int8);
+        let tokens = Data::Tokens { path: "other.bin".into(), dtype: TokenType::U16, shuffle: false };
+        let cells = [
             ("nothing", changed(|_| {})),
             ("global batch", changed(|cell| cell.train.micro_batch = 4)),
             ("ranks at one micro-batch", changed(|cell| cell.parallel.ranks = 2)),
@@ -340,39 +341,22 @@ threads_per_rank = 1
             ("learning rate", changed(|cell| cell.train.lr *= 2.0)),
             ("sequence", changed(|cell| cell.train.seq_len = 8)),
             ("model", changed(|cell| cell.model.num_hidden_layers = 3)),
-            (
-                "data",
-                changed(|cell| {
-                    let path = "other.bin".into();
-                    let dtype = TokenType::U16;
-                    cell.data = Data::Tokens { path, dtype, shuffle: false };
-                }),
-            ),
+            ("data", changed(|cell| cell.data = tokens)),
             ("precision", changed(|cell| cell.precision = Precision::mixed(DType::Bf16))),
-            ("wire of gradients", changed(|cell| cell.precision.reduce = DType::Bf16)),
+            ("type of reductions", changed(|cell| cell.precision.reduce = DType::Bf16)),
             ("frozen weights", changed(|cell| cell.lora.base = Some(Base::Nf4))),
-            (
-                "quantised gathers",
-                changed(|cell| {
-                    cell.priced = priced(Priced { gather_wire: Some(Wire::Int8), ..Priced::default() });
-                }),
-            ),
-            (
-                "quantised reductions",
-                changed(|cell| {
-                    cell.priced = priced(Priced { reduce_wire: Some(Wire::Int8), ..Priced::default() });
-                }),
-            ),
+            ("gathers", with_parallelism([1, 8, 1], Priced { gather_wire: quantised, ..Priced::default() })),
+            ("reductions", with_parallelism([1, 8, 1], Priced { reduce_wire: quantised, ..Priced::default() })),
             ("evaluation", changed(|cell| evaluated(cell, 1, 0.1))),
             ("evaluation of other sequences", changed(|cell| evaluated(cell, 2, 0.1))),
             ("other data held out", changed(|cell| evaluated(cell, 1, 0.2))),
         ];
-        for (index, (what, cell)) in changes.iter().enumerate() {
-            for (before, other) in &changes[..index] {
+        for (index, (what, cell)) in cells.iter().enumerate() {
+            for (before, other) in &cells[..index] {
                 assert_ne!(class(cell), class(other), "{what} and {before}");
             }
         }
-        // Twice the micro-batches of a quarter of the sequences, on two ranks: the same sequences are looked at.
+        // Two ranks look at the same 8 sequences in two micro-batches of 2.
         let shared = changed(|cell| {
             divided(cell, [2, 2, 2]);
             evaluated(cell, 2, 0.1);
