@@ -344,6 +344,24 @@ fn a_reference_that_this_command_lacks_is_looked_up_in_the_notebook() {
     assert!(!both.records[1].parity.extra.contains_key("reference_from"));
 }
 
+#[test]
+fn of_the_notebooks_references_the_newest_that_divides_the_batch_alike_is_preferred() {
+    let folder = tempfile::tempdir().unwrap();
+    let once = |strategy: &str, ranks: usize, global_batch: usize| {
+        let text = TINY.replace("[\"ddp\", \"zero3\"]", &format!("[\"{strategy}\"]"));
+        let text = text.replace("[\"none\", \"full\"]", "[\"none\"]").replace("ranks = 2", &format!("ranks = {ranks}"));
+        let batch = format!("steps = 2\nmicro_batch = 2\nglobal_batch = {global_batch}\n");
+        let text = text.replacen("steps = 2\n", &batch, 1);
+        run(folder.path(), &mut Fake::default(), &text, Trials::OneMore).records.remove(0)
+    };
+    once("ddp", 2, 8);
+    let alike = once("ddp", 2, 8);
+    let newest = once("ddp", 1, 8);
+    assert_eq!(once("zero3", 2, 8).parity.reference, Some(alike.id));
+    assert_eq!(once("zero3", 4, 8).parity.reference, Some(newest.id));
+    assert_eq!(once("zero3", 4, 16).parity.reference, None, "another global batch");
+}
+
 /// A cell that hangs after it has said everything is ended, and what it said counts.
 #[test]
 fn a_result_counts_although_its_process_hangs() {

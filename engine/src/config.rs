@@ -4,6 +4,7 @@
 #![warn(missing_docs)]
 
 mod adapters;
+mod batch;
 mod data;
 mod degrees;
 mod model;
@@ -13,6 +14,7 @@ mod scaling;
 mod watch;
 
 pub use adapters::{Base, Method};
+pub use batch::BatchDivision;
 pub use data::{Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Documents, Template, TokenType};
 pub use degrees::{Degrees, PipelineSchedule};
 pub use model::{Experts, Form, Loading, Mlp, Model, NormKind, Order, Positions, RopeScaling};

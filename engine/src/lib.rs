@@ -26,6 +26,7 @@ pub mod loss_scale;
 pub mod mesh;
 pub mod meter;
 pub mod model;
+pub mod numerics;
 pub mod outcome;
 pub mod parity;
 pub mod peft;
@@ -37,7 +38,6 @@ pub mod recorder;
 pub mod rope;
 pub mod save;
 pub mod saver;
-
 pub mod shard;
 pub mod span;
 pub mod strategy;

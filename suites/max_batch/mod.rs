@@ -15,7 +15,7 @@ use toml::Value;
 use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Context, Document, Refusal, Search, Settings, resolve};
-use zbench_engine::config::{Cell, DeviceKind};
+use zbench_engine::config::DeviceKind;
 use zbench_engine::planner::Planner;
 use zbench_predict::planned::{self, Decision, Planned};
 use zbench_reports::OrderedMap;
@@ -229,7 +229,7 @@ impl MaxBatchSearch {
             if planned.decision != Decision::Run || limits.iter().any(|other| other.grid.key == planned.grid.key) {
                 continue;
             }
-            let global_batch = planned.cell().map(global_batch);
+            let global_batch = planned.cell().map(|cell| cell.batch_division().sequences());
             let recorded =
                 max_batch::Search { value: Some(value), bytes, role: Role::Next, next: None, global_batch, ..recorded };
             planned.search = Some(Box::new(recorded));
@@ -265,7 +265,7 @@ fn planned(planner: &Planner, search: &mut LimitSearch, cell: GridCell) -> Plann
     search.key.clone_from(&cell.key);
     let mut planned = planned::plan(planner, cell, None);
     search.recorded.capacity = planned.capacity();
-    search.recorded.global_batch = planned.cell().map(global_batch);
+    search.recorded.global_batch = planned.cell().map(|cell| cell.batch_division().sequences());
     // The reason that the search found is more specific than that the cell does not run here.
     if let Decision::Record { reason, .. } = &planned.decision
         && search.recorded.value.is_none()
@@ -275,13 +275,6 @@ fn planned(planner: &Planner, search: &mut LimitSearch, cell: GridCell) -> Plann
     }
     planned.search = Some(Box::new(search.recorded.clone()));
     planned
-}
-
-/// Sequences of a step over all ranks.
-fn global_batch(cell: &Cell) -> u64 {
-    let per_replica = cell.parallel.degrees.ranks_per_replica().max(1);
-    let factors = [cell.parallel.ranks / per_replica, cell.train.micro_batch, cell.train.accumulation];
-    factors.into_iter().fold(1u64, |product, factor| product.saturating_mul(factor as u64))
 }
 
 /// What tells a combination from the others, as text.

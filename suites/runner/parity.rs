@@ -1,66 +1,167 @@
-//! Loss parity: a cell's losses beside those of the grid's ddp cell that differs in nothing else but how state is split
-//! and what is kept.
+//! Loss parity: a cell's losses beside those of a ddp cell that trains the same model on the same sequences under the same
+//! numeric policy.
 
-use serde_json::Value;
+use serde::Serialize;
 use std::collections::HashMap;
-use zbench_config::grid::{canonical, plain};
-use zbench_engine::config::{Cell, Precision, Strategy};
+use zbench_config::grid::canonical;
+use zbench_engine::config::{
+    BatchDivision, Cell, Data, Evaluation, Hardware, Link, Lora, Model, Precision, PricedModel, Saving, Strategy,
+    Train, Watch,
+};
+use zbench_engine::numerics::Numerics;
 use zbench_engine::parity::{Point, compare as compare_points};
 use zbench_predict::planned::Planned;
 use zbench_reports::record::{Parity, Record, Step, Verdict};
 
-/// What cells must share to be comparable: everything but strategy, shard, prefetch, backend, checkpointing, attention
-/// kernel, capacity, emulated nodes and threads.
-pub fn class(cell: &Cell) -> String {
-    let mut value = plain(cell);
-    let unlike = [
-        ("parallel", &["strategy", "shard", "prefetch", "ranks_per_node", "backend", "stall"][..]),
-        ("memory", &["checkpointing", "attention", "capacity", "prepack"]),
-        ("hardware", &["threads_per_rank"]),
-    ];
-    for (section, keys) in unlike {
-        if let Some(Value::Object(section)) = value.get_mut(section) {
-            section.retain(|key, _| !keys.contains(&key.as_str()));
+/// What cells must share for their losses to be comparable. Samples are numbered over the global batch, so the division of
+/// the batch among ranks and micro-batches is no part of it, and neither is the division of state and work. They change the
+/// order of sums only.
+#[derive(Serialize)]
+struct Class<'a> {
+    model: &'a Model,
+    priced_model: Option<&'a PricedModel>,
+    data: &'a Data,
+    /// Without the division of the batch.
+    train: Train,
+    /// The global batch.
+    sequences: u64,
+    numerics: Numerics,
+    lora: &'a Lora,
+    /// Without the number of threads.
+    hardware: Hardware,
+    link: Option<Link>,
+    checkpoint: Option<&'a Saving>,
+    watch: Option<Watch>,
+}
+
+impl Class<'_> {
+    fn of(cell: &Cell) -> Class<'_> {
+        // Every field is named: a new one does not compile until someone decides whether it belongs here.
+        let Cell {
+            model,
+            data,
+            read_ahead: _,
+            train,
+            parallel: _,
+            precision: _, // part of the numeric policy
+            memory: _,
+            lora,
+            hardware,
+            link,
+            checkpoint,
+            watch,
+            priced,
+        } = cell;
+        let division = cell.batch_division();
+        Class {
+            model,
+            priced_model: priced.as_ref().and_then(|priced| priced.model.as_ref()),
+            data,
+            train: Train { micro_batch: 1, accumulation: 1, ..train.clone() },
+            sequences: division.sequences(),
+            numerics: Numerics::of(cell),
+            lora,
+            hardware: Hardware { threads_per_rank: 1, ..hardware.clone() },
+            link: *link,
+            checkpoint: checkpoint.as_deref(),
+            watch: watch.map(|watch| over_all_ranks(watch, division)),
         }
     }
-    if let Value::Object(cell) = &mut value {
-        cell.remove("read_ahead");
-    }
-    canonical(&value)
 }
 
-/// The reference among cells of one class: the first ddp cell.
+/// The class of a cell, as text.
+pub fn class(cell: &Cell) -> String {
+    canonical(&serde_json::to_value(Class::of(cell)).unwrap_or_default())
+}
+
+/// The same with evaluations of the number of sequences that all ranks look at, as one rank with micro-batches of one.
+fn over_all_ranks(watch: Watch, division: BatchDivision) -> Watch {
+    let sequences = |batches: usize| batches.saturating_mul(division.data_ranks).saturating_mul(division.micro_batch);
+    let evaluation = watch.evaluation.map(|of| Evaluation { batches: sequences(of.batches), ..of });
+    Watch { evaluation, ..watch }
+}
+
+/// Whether losses are compared with this cell's: every rank of it has the whole model and data of its own.
 pub fn is_reference(cell: &Cell) -> bool {
-    cell.parallel.strategy == Strategy::Ddp
+    let degrees = &cell.parallel.degrees;
+    let is_whole = [degrees.ranks_per_replica(), degrees.expert, degrees.expert_tensor] == [1; 3];
+    cell.parallel.strategy == Strategy::Ddp && is_whole
 }
 
-/// The cell of a command with whose losses this one's are compared: the first reference of its class.
+/// Of references of one class, the first that divides the batch as a cell does: with it the cell may agree to the bit. Else
+/// the first.
+fn preferred<T>(division: BatchDivision, references: impl Iterator<Item = (BatchDivision, T)>) -> Option<T> {
+    let mut first = None;
+    for (of, reference) in references {
+        if of == division {
+            return Some(reference);
+        }
+        first.get_or_insert(reference);
+    }
+    first
+}
+
+/// The cell of a command with whose losses this one's are compared.
 pub fn reference_of(cell: &Cell, cells: &[Planned]) -> Option<usize> {
     let own = class(cell);
-    let is_it = |planned: &Planned| planned.cell().is_some_and(|other| is_reference(other) && class(other) == own);
-    cells.iter().position(is_it)
+    let known = cells.iter().enumerate().filter_map(|(index, planned)| Some((index, planned.cell()?)));
+    let of_class = known.filter(|(_, other)| is_reference(other) && class(other) == own);
+    preferred(cell.batch_division(), of_class.map(|(index, other)| (other.batch_division(), index)))
 }
 
 /// The same for each cell at once.
 pub fn references_of(cells: &[Planned]) -> Vec<Option<usize>> {
     let classes: Vec<Option<String>> = cells.iter().map(|planned| planned.cell().map(class)).collect();
-    let mut first: HashMap<&str, usize> = HashMap::new();
-    for (index, planned) in cells.iter().enumerate() {
-        if let (Some(class), true) = (&classes[index], planned.cell().is_some_and(is_reference)) {
-            first.entry(class).or_insert(index);
+    let known = || {
+        let all = cells.iter().zip(&classes).enumerate();
+        all.filter_map(|(index, (planned, class))| Some((index, planned.cell()?, class.as_deref()?)))
+    };
+    // The first of each division, by class.
+    let mut references: HashMap<&str, Vec<(BatchDivision, usize)>> = HashMap::new();
+    for (index, cell, class) in known().filter(|(_, cell, _)| is_reference(cell)) {
+        let (division, of_class) = (cell.batch_division(), references.entry(class).or_default());
+        if of_class.iter().all(|(of, _)| *of != division) {
+            of_class.push((division, index));
         }
     }
-    classes.iter().map(|class| first.get(class.as_deref()?).copied()).collect()
+    let mut found = vec![None; cells.len()];
+    for (index, cell, class) in known() {
+        let of_class = references.get(class).into_iter().flatten().copied();
+        found[index] = preferred(cell.batch_division(), of_class);
+    }
+    found
 }
 
-/// The measured reference records of a notebook with their classes, in its order: the newest stands last. A record
-/// whose cell this version cannot read is none.
-pub fn references(records: &[Record]) -> Vec<(String, Record)> {
+/// A measured record of a notebook whose losses others may be compared with.
+pub struct Reference {
+    class: String,
+    division: BatchDivision,
+    record: Record,
+}
+
+/// The measured reference records of a notebook, in its order: the newest stands last. A record whose cell this version
+/// cannot read is none.
+pub fn references(records: &[Record]) -> Vec<Reference> {
     let of = |record: &Record| {
         let cell: Cell = serde_json::from_value(record.cell.clone()).ok()?;
-        (record.is_measured() && is_reference(&cell)).then(|| (class(&cell), record.clone()))
+        (record.is_measured() && is_reference(&cell)).then(|| Reference {
+            class: class(&cell),
+            division: cell.batch_division(),
+            record: record.clone(),
+        })
     };
     records.iter().filter_map(of).collect()
+}
+
+/// The record of the notebook with whose losses this cell's are compared: the newest that fits.
+pub fn reference_in_notebook<'a>(
+    cell: &Cell,
+    references: &'a [Reference],
+    fits: impl Fn(&Record) -> bool,
+) -> Option<&'a Record> {
+    let own = class(cell);
+    let of_class = references.iter().rev().filter(|other| other.class == own && fits(&other.record));
+    preferred(cell.batch_division(), of_class.map(|other| (other.division, &other.record)))
 }
 
 /// Compares a record with its reference's, when there is one.
@@ -123,4 +224,166 @@ pub fn difference(a: &[Step], b: &[Step], value: impl Fn(&Step) -> f64) -> Optio
         let relative = if x == y { 0.0 } else { (x - y).abs() / y.abs().max(f64::MIN_POSITIVE) };
         (a.step == b.step && x.is_finite() && y.is_finite()).then(|| most.max(relative))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::{Path, PathBuf};
+    use zbench_config::document::Document;
+    use zbench_config::files::Files;
+    use zbench_config::grid::expand;
+    use zbench_config::resolve::Context;
+    use zbench_engine::config::{AttentionKind, Base, Checkpointing, Degrees, Home, Priced, TokenType, Wire};
+    use zbench_engine::planner::Planner;
+    use zbench_kernels::DType;
+    use zbench_predict::planned::plan;
+
+    /// One global batch of 8 sequences, divided in three ways; ddp divides it in two of them.
+    const GRID: &str = r#"
+name = "twins"
+[model]
+family = "llama"
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 2
+num_attention_heads = 2
+vocab_size = 64
+max_position_embeddings = 64
+[train]
+seq_len = 16
+micro_batch = 2
+global_batch = 8
+steps = 2
+untimed_steps = 1
+[hardware]
+threads_per_rank = 1
+[grid]
+"parallel.ranks" = [1, 2, 4]
+"parallel.strategy" = ["ddp", "zero3"]
+[[grid.exclude]]
+"parallel.ranks" = 4
+"parallel.strategy" = "ddp"
+[[grid.include]]
+"parallel.ranks" = 4
+"parallel.tensor" = 2
+"#;
+
+    fn planned() -> Vec<Planned> {
+        let document = Document::parse(Path::new("test.toml"), GRID, &[]).unwrap();
+        let context = Context::new(PathBuf::new(), 2);
+        let cells = expand(&document, &[], 100, &context, &mut Files::default()).unwrap();
+        cells.into_iter().map(|cell| plan(&Planner::default(), cell, None)).collect()
+    }
+
+    /// A ddp cell of one rank with 8 sequences in one micro-batch, changed.
+    fn changed(change: impl FnOnce(&mut Cell)) -> Cell {
+        let mut cell = planned()[0].cell().unwrap().clone();
+        (cell.train.micro_batch, cell.train.accumulation) = (8, 1);
+        change(&mut cell);
+        cell
+    }
+
+    fn divided(cell: &mut Cell, [ranks, micro_batch, accumulation]: [usize; 3]) {
+        cell.parallel.ranks = ranks;
+        (cell.train.micro_batch, cell.train.accumulation) = (micro_batch, accumulation);
+    }
+
+    fn evaluated(cell: &mut Cell, batches: usize, share: f64) {
+        cell.watch = Some(Watch { evaluation: Some(Evaluation { every: 1, batches, share }), divergence: None });
+    }
+
+    fn with_parallelism(division: [usize; 3], degrees: Degrees) -> Cell {
+        changed(|cell| {
+            divided(cell, division);
+            cell.parallel.degrees = degrees;
+        })
+    }
+
+    fn priced(priced: Priced) -> Cell {
+        changed(|cell| cell.priced = Some(Box::new(priced)))
+    }
+
+    #[test]
+    fn cells_that_train_the_same_are_one_class() {
+        let none = Degrees::default;
+        let same = [
+            ("2 ranks", changed(|cell| divided(cell, [2, 4, 1]))),
+            ("4 ranks, accumulation", changed(|cell| divided(cell, [4, 1, 2]))),
+            ("accumulation", changed(|cell| divided(cell, [1, 1, 8]))),
+            ("zero3", changed(|cell| cell.parallel.strategy = Strategy::Zero3)),
+            ("recomputation", changed(|cell| cell.memory.checkpointing = Checkpointing::Full)),
+            ("attention", changed(|cell| cell.memory.attention = AttentionKind::Naive)),
+            ("threads", changed(|cell| cell.hardware.threads_per_rank = 2)),
+            ("reading ahead", changed(|cell| cell.read_ahead = 0)),
+            ("tensor", with_parallelism([4, 4, 1], Degrees { tensor: 2, sequence: 2, ..none() })),
+            ("pipeline, context", with_parallelism([12, 2, 2], Degrees { pipeline: 3, context: 2, ..none() })),
+            ("experts", with_parallelism([4, 2, 1], Degrees { expert: 4, ..none() })),
+            ("offload", priced(Priced { offload_optimizer: Home::Host, ..Priced::default() })),
+        ];
+        let base = changed(|_| {});
+        for (what, other) in same {
+            assert_eq!(class(&other), class(&base), "{what}");
+            assert_eq!(Numerics::of(&other), Numerics::of(&base), "{what}");
+        }
+    }
+
+    #[test]
+    fn what_changes_the_training_is_another_class() {
+        let quantised = Some(Wire::Int8);
+        let tokens = Data::Tokens { path: "other.bin".into(), dtype: TokenType::U16, shuffle: false };
+        let cells = [
+            ("nothing", changed(|_| {})),
+            ("global batch", changed(|cell| cell.train.micro_batch = 4)),
+            ("ranks at one micro-batch", changed(|cell| cell.parallel.ranks = 2)),
+            ("seed", changed(|cell| cell.train.seed += 1)),
+            ("steps", changed(|cell| cell.train.steps += 1)),
+            ("learning rate", changed(|cell| cell.train.lr *= 2.0)),
+            ("sequence", changed(|cell| cell.train.seq_len = 8)),
+            ("model", changed(|cell| cell.model.num_hidden_layers = 3)),
+            ("data", changed(|cell| cell.data = tokens)),
+            ("precision", changed(|cell| cell.precision = Precision::mixed(DType::Bf16))),
+            ("type of reductions", changed(|cell| cell.precision.reduce = DType::Bf16)),
+            ("frozen weights", changed(|cell| cell.lora.base = Some(Base::Nf4))),
+            ("gathers", priced(Priced { gather_wire: quantised, ..Priced::default() })),
+            ("reductions", priced(Priced { reduce_wire: quantised, ..Priced::default() })),
+            ("evaluation", changed(|cell| evaluated(cell, 1, 0.1))),
+            ("evaluation of other sequences", changed(|cell| evaluated(cell, 2, 0.1))),
+            ("other data held out", changed(|cell| evaluated(cell, 1, 0.2))),
+        ];
+        for (index, (what, cell)) in cells.iter().enumerate() {
+            for (before, other) in &cells[..index] {
+                assert_ne!(class(cell), class(other), "{what} and {before}");
+            }
+        }
+        // Two ranks look at the same 8 sequences in two micro-batches of 2.
+        let shared = changed(|cell| {
+            divided(cell, [2, 2, 2]);
+            evaluated(cell, 2, 0.1);
+        });
+        assert_eq!(class(&shared), class(&changed(|cell| evaluated(cell, 1, 0.1))));
+    }
+
+    #[test]
+    fn the_reference_divides_the_batch_as_the_cell_does_if_there_is_one() {
+        let cells = planned();
+        let described = |planned: &Planned| {
+            let cell = planned.cell().unwrap();
+            (cell.parallel.ranks, cell.parallel.strategy, cell.batch_division().data_ranks)
+        };
+        let (ddp, zero3) = (Strategy::Ddp, Strategy::Zero3);
+        let wanted = [
+            ((1, ddp, 1), Some(0)),
+            ((1, zero3, 1), Some(0)),
+            ((2, ddp, 2), Some(2)),
+            ((2, zero3, 2), Some(2)),
+            ((4, zero3, 4), Some(0)),
+            ((4, ddp, 2), Some(2)),
+        ];
+        let references = references_of(&cells);
+        let found: Vec<_> = cells.iter().map(described).zip(references.iter().copied()).collect();
+        assert_eq!(found, wanted);
+        let one_by_one: Vec<_> = cells.iter().map(|planned| reference_of(planned.cell().unwrap(), &cells)).collect();
+        assert_eq!(one_by_one, references);
+    }
 }

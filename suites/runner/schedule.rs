@@ -3,6 +3,7 @@
 
 use crate::execution::Stopped;
 use crate::header::Header;
+use crate::parity::Reference;
 use crate::suite::{Observe, Suite, SuiteCell, Trial};
 use crate::trial_queue::{Next, TrialQueue, Trials};
 use crate::{logged, rescue};
@@ -142,7 +143,7 @@ impl<S: Suite> Runner<'_, S> {
         number: u32,
         cells: &[S::Cell],
         known: &[Record],
-        references: &[(String, Record)],
+        references: &[Reference],
     ) -> Result<(Record, bool), Option<Stopped>> {
         let mut record = self.blank(cell, number, jiff::Timestamp::now());
         let last = match cell.decision() {

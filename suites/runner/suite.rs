@@ -2,6 +2,7 @@
 
 use crate::execution::Stopped;
 use crate::header::Header;
+use crate::parity::Reference;
 use crate::protocol::LifecycleEvent;
 use zbench_engine::trace::StepTrace;
 use zbench_predict::planned::{Decision, Planned};
@@ -37,8 +38,8 @@ pub struct Trial<'a, C> {
     pub cells: &'a [C],
     /// Records that count, oldest first.
     pub known: &'a [Record],
-    /// Measured records whose losses others are compared with, by class.
-    pub references: &'a [(String, Record)],
+    /// Measured records whose losses others are compared with.
+    pub references: &'a [Reference],
     /// What all records of the run have in common.
     pub header: &'a Header,
 }
@@ -73,8 +74,8 @@ pub trait Suite {
         vec![None; cells.len()]
     }
 
-    /// Those of the notebook's records whose losses others may be compared with, by class.
-    fn references(&self, _records: &[Record]) -> Vec<(String, Record)> {
+    /// Those of the notebook's records whose losses others may be compared with.
+    fn references(&self, _records: &[Record]) -> Vec<Reference> {
         Vec::new()
     }
 }

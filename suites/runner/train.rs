@@ -104,7 +104,7 @@ impl Suite for Train<'_> {
         parity::references_of(cells)
     }
 
-    fn references(&self, records: &[Record]) -> Vec<(String, Record)> {
+    fn references(&self, records: &[Record]) -> Vec<parity::Reference> {
         parity::references(records)
     }
 }
@@ -170,9 +170,8 @@ pub(crate) fn compare(
     cell: &Cell,
     cells: &[Planned],
     known: &[Record],
-    references: &[(String, Record)],
+    references: &[parity::Reference],
 ) {
-    let class = parity::class(cell);
     let reference_key = parity::reference_of(cell, cells).map(|index| cells[index].grid.key.clone());
     if record.is_measured() {
         let own = (reference_key.as_ref() == Some(&record.key)).then_some(&*record);
@@ -183,8 +182,8 @@ pub(crate) fn compare(
         let of_notebook = || {
             // Another build may draw other weights or sum in another order: its losses are no reference.
             let commit = |of: &Record| of.environment.get("commit").cloned();
-            let fits = |other: &&Record| other.steps.len() == record.steps.len() && commit(other) == commit(record);
-            references.iter().rev().filter(|(of, _)| *of == class).map(|(_, other)| other).find(fits)
+            let fits = |other: &Record| other.steps.len() == record.steps.len() && commit(other) == commit(record);
+            parity::reference_in_notebook(cell, references, fits)
         };
         let of_command = own.or_else(of_command);
         let reference = of_command.or_else(of_notebook);

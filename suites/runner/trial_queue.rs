@@ -4,6 +4,7 @@
 //! share the work, and no trial is measured twice. What another process has claimed is waited for, as that process may
 //! end without a record.
 
+use crate::parity::Reference;
 use crate::suite::{Suite, SuiteCell};
 use crate::validity;
 use serde_json::{Map, Value};
@@ -67,7 +68,7 @@ pub(super) struct TrialQueue<'a, C> {
     /// Why records that are there do not count, and how many.
     pub(super) set_aside: BTreeMap<String, usize>,
     /// Measured ddp cells, whoever made them.
-    pub(super) references: Vec<(String, Record)>,
+    pub(super) references: Vec<Reference>,
     /// The cell with whose losses each one's are compared.
     reference_of: Vec<Option<usize>>,
 }

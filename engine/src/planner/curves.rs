@@ -40,9 +40,10 @@ impl Class {
             let form = if form.is_empty() { String::new() } else { format!(" {form}") };
             Class { name: format!("{kernel}{form} {types}"), sizes: sizes.iter().map(|size| *size as f64).collect() }
         };
-        // Scores per head: what a causal mask, or a band of it, leaves of the square.
+        // Scores per head: what a causal mask, or a band of it, leaves of the square; twice as many where nothing is masked.
         let attention = |a: &Attention| {
-            let scores = a.seq * a.window.unwrap_or(a.seq).min(a.seq);
+            let keys = if a.causal { a.window.unwrap_or(a.seq).min(a.seq) } else { 2 * a.kv_seq };
+            let scores = a.seq * keys;
             class("", types(&[a.dtype]), &[a.batch * a.heads, scores, a.head_dim])
         };
         match op {

@@ -123,6 +123,49 @@ fn correct_cells_stay_inside() {
     assert!(differ > 100, "only {differ} cells differ from their reference at all");
 }
 
+/// The 8 sequences of a step as ranks, rows of a micro-batch and micro-batches.
+const DIVISIONS: [[usize; 3]; 6] = [[1, 8, 1], [2, 4, 1], [4, 2, 1], [4, 1, 2], [2, 1, 4], [1, 1, 8]];
+
+fn divided(cell: &Cell, strategy: Strategy, [ranks, rows, micros]: [usize; 3]) -> Cell {
+    let mut cell = on(cell.clone(), strategy, ranks, 1);
+    (cell.train.micro_batch, cell.train.accumulation) = (rows, micros);
+    cell
+}
+
+/// Cells of one global batch train on the same sequences, with the same dropout and the same mean over targets, however the
+/// batch is divided. So their losses may be compared; those of another batch or seed may not.
+#[test]
+fn cells_of_one_global_batch_stay_inside() {
+    let dir = tempfile::tempdir().unwrap();
+    let dropout = Lora { rank: 4, alpha: 8.0, dropout: 0.1, targets: Linear::ALL.to_vec(), ..Lora::default() };
+    let mut packed = Cell { data: documents(dir.path(), 40), ..odd() };
+    packed.train.seq_len = 20;
+    let experts = expert_cells(odd()).swap_remove(0).1;
+    let f32 = |(name, cell)| (name, cell, Precision::F32);
+    let dropout = Cell { lora: dropout, ..odd() };
+    let cells = [("24 x 3", odd()), ("experts", experts), ("dropout", dropout), ("packed", packed)];
+    let low = precisions().into_iter().filter(|(_, precision)| *precision != Precision::F32);
+    let low = low.map(|(name, precision)| (name, odd(), precision));
+    let mut differ = 0;
+    for (number, (name, base, precision)) in cells.map(f32).into_iter().chain(low).enumerate() {
+        let cell = set(base, precision, SETTINGS[number % 4], 7200 + number as u64, 6);
+        let reference = steps_of(&divided(&cell, Strategy::Ddp, DIVISIONS[0]), None);
+        let zero3 = DIVISIONS.map(|division| (Strategy::Zero3, division));
+        let ddp = [1, 3].map(|index| (Strategy::Ddp, DIVISIONS[index]));
+        for (strategy, division) in zero3.into_iter().chain(ddp) {
+            let found = compared(&divided(&cell, strategy, division), None, &reference);
+            assert_eq!(found.outside, None, "{name}: {} by {division:?}", strategy.name());
+            differ += usize::from(found.loss > 0.0);
+        }
+        let batch = divided(&cell, Strategy::Ddp, [2, 2, 1]);
+        assert!(compared(&batch, None, &reference).outside.is_some(), "{name}: another batch");
+        let mut seed = divided(&cell, Strategy::Ddp, DIVISIONS[1]);
+        seed.train.seed += 1;
+        assert!(compared(&seed, None, &reference).outside.is_some(), "{name}: another seed");
+    }
+    assert!(differ > 50, "only {differ} cells differ from their reference at all");
+}
+
 /// Mistakes that an implementation of a strategy may have: all are outside, and the bound of the loss that there was before
 /// let each of the first group pass in some cell.
 #[test]

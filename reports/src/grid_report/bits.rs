@@ -8,17 +8,18 @@ use serde_json::Value;
 
 /// Whether a record must agree with its reference to the bit; `None` where the records do not say enough.
 ///
-/// The reference is a ddp cell that differs only in how state is sharded and what is kept. With one micro-batch every strategy
-/// adds in the order of ddp; the hybrid ones do if their two levels are powers of two. With several micro-batches only zero1 adds over
-/// ranks last, as ddp does.
+/// The reference is a ddp cell of the same global batch. If it divides the batch in another way, it adds in another order. With
+/// one micro-batch every strategy adds in the order of ddp; the hybrid ones do if their two levels are powers of two. With
+/// several micro-batches only zero1 adds over ranks last, as ddp does.
 fn has_to_agree(record: &Record, reference: &Record) -> Option<bool> {
     let text = |path: &str| record.setting(path).and_then(Value::as_str);
     let number = |path: &str| record.setting(path).and_then(Value::as_u64);
     let kinds = ["parameters", "compute", "gradients", "reduce", "master", "optimizer"];
     let rounds = kinds.iter().any(|kind| text(&format!("precision.{kind}")).is_some_and(|dtype| dtype != "f32"));
     text("precision.compute")?;
-    let alike = ["memory.attention", "hardware.threads_per_rank", "hardware.device"];
-    let same_kernels = alike.iter().all(|path| record.setting(path) == reference.setting(path));
+    let alike = |paths: [&str; 3]| paths.iter().all(|path| record.setting(path) == reference.setting(path));
+    let same_kernels = alike(["memory.attention", "hardware.threads_per_rank", "hardware.device"]);
+    let same_division = alike(["parallel.ranks", "train.micro_batch", "train.accumulation"]);
     // These libraries add in an order of their own.
     let is_library =
         |of: &Record| matches!(of.setting("parallel.backend").and_then(Value::as_str), Some("mpi" | "nccl"));
@@ -28,7 +29,7 @@ fn has_to_agree(record: &Record, reference: &Record) -> Option<bool> {
         1 => !strategy.starts_with("hsdp") || ranks.is_power_of_two(),
         _ => matches!(strategy, "ddp" | "zero1"),
     };
-    Some(!rounds && same_kernels && !by_library && same_order)
+    Some(!rounds && same_kernels && same_division && !by_library && same_order)
 }
 
 /// Which of the compared cells must agree to the bit, and whether they do; `None` where no record says enough.

@@ -53,18 +53,20 @@ fn a_cell_that_has_to_agree_and_does_not_is_an_error() {
 }
 
 #[test]
-fn accumulation_rounding_kernels_and_libraries_free_a_cell() {
+fn accumulation_rounding_kernels_libraries_and_another_division_free_a_cell() {
     let with = |change: fn(&mut Record)| {
         let mut other = cell("zero3", 4, 1, Verdict::Identical);
         change(&mut other);
         said(&[cell("ddp", 4, 1, Verdict::Reference), other])
     };
     assert!(with(|_| {}).contains("The cell that has to agree to the bit does."));
-    let changes: [fn(&mut Record); 4] = [
+    let changes: [fn(&mut Record); 6] = [
         |record| record.cell["precision"]["reduce"] = "bf16".into(),
         |record| record.cell["memory"]["attention"] = "naive".into(),
         |record| record.cell["hardware"] = json!({"threads_per_rank": 2}),
         |record| record.cell["parallel"]["backend"] = "mpi".into(),
+        |record| record.cell["parallel"]["ranks"] = 8.into(),
+        |record| record.cell["train"]["micro_batch"] = 16.into(),
     ];
     for change in changes {
         let said = with(change);
