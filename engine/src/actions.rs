@@ -274,7 +274,7 @@ fn compute(action: Action, reads: Reads) -> Compute {
 
 /// The units whose weights a layer reads.
 fn reads(layer: &Layer) -> Reads {
-    layer.shares.map_or(Reads::One([layer.unit]), |shared| Reads::Two([layer.unit, shared]))
+    layer.shares.or(layer.experts).map_or(Reads::One([layer.unit]), |other| Reads::Two([layer.unit, other]))
 }
 
 fn reduce(s: &Schedule<'_>, unit: usize, micro: usize, last: usize) -> Option<Compute> {
@@ -353,7 +353,8 @@ fn blocks_backward(s: &Schedule<'_>, blocks: Range<usize>, micro: usize, last: u
                 list.push(recompute(layer, false));
             }
             list.push(compute(Action::Backward { micro, layer }, reads(&s.layers[layer])));
-            list.extend(reduce(s, s.layers[layer].unit, micro, last));
+            let Layer { unit, experts, .. } = s.layers[layer];
+            list.extend([Some(unit), experts].into_iter().flatten().filter_map(|unit| reduce(s, unit, micro, last)));
         }
     }
 }
@@ -383,7 +384,7 @@ struct Residency<'a> {
 
 impl<'a> Residency<'a> {
     fn new(s: &'a Schedule<'a>) -> Residency<'a> {
-        let most_read = if s.layers.iter().any(|layer| layer.shares.is_some()) { 2 } else { 1 };
+        let most_read = if s.layers.iter().any(|layer| layer.shares.or(layer.experts).is_some()) { 2 } else { 1 };
         let capacity = match s.reshard {
             Reshard::AfterForward => (1 + s.prefetch).max(most_read),
             Reshard::AfterBackward | Reshard::Never => usize::MAX,

@@ -68,6 +68,8 @@ impl Axes {
     pub const SAMPLES: Axes = Axes::of(&[Axis::Shard, Axis::Replica]);
     pub const TENSOR: Axes = Axes::of(&[Axis::Tensor]);
     pub const EXPERT: Axes = Axes::of(&[Axis::Expert]);
+    /// All ranks that have the same experts.
+    pub const EXPERT_DATA: Axes = Axes::of(&[Axis::ExpertData]);
     pub const PIPELINE: Axes = Axes::of(&[Axis::Pipeline]);
     /// All ranks.
     pub const WORLD: Axes = Axes(Axes::DATA.0 | Axes::TENSOR.0 | Axes::PIPELINE.0);
@@ -127,6 +129,8 @@ pub enum GroupName {
     Tensor,
     Context,
     Expert,
+    /// The ranks that have the same experts, where ranks share them.
+    ExpertData,
     Pipeline,
     World,
 }
@@ -141,6 +145,7 @@ impl GroupName {
             GroupName::Tensor => "tensor",
             GroupName::Context => "context",
             GroupName::Expert => "expert",
+            GroupName::ExpertData => "expert_data",
             GroupName::Pipeline => "pipeline",
             GroupName::World => "world",
         }
@@ -229,6 +234,7 @@ impl Mesh {
             (Axes::TENSOR, GroupName::Tensor),
             (Axes::of(&[Axis::Context]), GroupName::Context),
             (Axes::EXPERT, GroupName::Expert),
+            (self.shared_experts(), GroupName::ExpertData),
             (Axes::PIPELINE, GroupName::Pipeline),
             (Axes::DATA, GroupName::Data),
             (Axes::WORLD, GroupName::World),
@@ -244,6 +250,11 @@ impl Mesh {
             }
         }
         groups
+    }
+
+    /// The replicas of experts, where those are not all ranks of a stage.
+    fn shared_experts(&self) -> Axes {
+        if self.sizes[Axis::Expert as usize] > 1 { Axes::EXPERT_DATA } else { Axes::NONE }
     }
 
     /// The axes of a set that this mesh has: sets with the same ones have the same groups.

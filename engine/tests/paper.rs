@@ -181,6 +181,55 @@ fn a_stage_begins_with_a_block_or_with_the_embedding() {
     assert_eq!(first, [0, 3, 5, 6]);
 }
 
+/// Blocks with 4 experts of width 48, of which a token goes to 2; two ranks share them.
+fn sparse(blocks: usize, ranks: usize) -> Cell {
+    let mut cell = dense(blocks, Degrees { expert: 2, ..Degrees::default() }, ranks);
+    cell.model.experts = Some(Experts {
+        num_experts: 4,
+        num_experts_per_tok: 2,
+        moe_intermediate_size: 48,
+        norm_topk_prob: true,
+        decoder_sparse_step: 1,
+        mlp_only_layers: Vec::new(),
+    });
+    cell
+}
+
+#[test]
+fn a_block_of_shared_experts() {
+    let plans = [2, 3].map(|blocks| on_paper(&sparse(blocks, 2)));
+    let [few, more] = plans.each_ref().map(|plan| &plan.role_of(0).estimate);
+    // Of a rank: attention, two norms and the router are whole; of four experts it has two.
+    let dense = 2 * 64 * 32 + 2 * 32 * 32 + 2 * 32 + 4 * 32;
+    let experts = 2 * 3 * 48 * 32;
+    assert_eq!((dense, experts, more.parameters - few.parameters), (12_480 - 6_144, 9_216, dense + experts));
+    let grows = |category| more.memory.peak(category) - few.memory.peak(category);
+    assert_eq!([grows(Category::Parameters), grows(Category::Gradients)], [4 * (dense + experts); 2]);
+    // A row for each choice: 128 rows. Kept as of a dense block, with gate, up and activation of 128 x 48; the router's logits and
+    // weights, where tokens went, and the same of the rows that came here: three numbers a row and where each expert begins.
+    let attention = 64 * 4 * (4 * 32 + 2 * 64 + 2 * 32 + 2 + 4);
+    let mlp = 128 * 4 * 3 * 48;
+    let rounded = |numbers: u64| (4 * numbers).next_multiple_of(64);
+    let routing = 4 * (64 * 4 + 128) + rounded(3 * 128 + 4 + 1) + rounded(3 * 128 + 2 + 1) + 4 * 128;
+    assert_eq!((attention + mlp + routing, grows(Category::Activations)), (162_432, 162_432));
+    for (plan, blocks) in plans.iter().zip([2.0, 3.0]) {
+        let rows = &plan.role_of(0).estimate.traffic;
+        // Rows of width 32 there and back forward; backward those of the output's gradient there, the input's once more, and the
+        // gradients back. Beside them how many rows go to which expert, their weights, and the gradients of these.
+        let bytes = 5.0 * 128.0 * 32.0 * 4.0 + 4.0 * 4.0 + 2.0 * 128.0 * 4.0;
+        let exchanged = traffic(rows, GroupName::Expert, CollectiveKind::AllToAll);
+        assert_eq!(exchanged, [8.0 * blocks, blocks * bytes, blocks * bytes / 2.0]);
+        // The experts have no replica; the rest is summed over both ranks.
+        assert_eq!(traffic(rows, GroupName::Data, CollectiveKind::AllReduce)[0], blocks + 2.0);
+        assert_eq!(traffic(rows, GroupName::ExpertData, CollectiveKind::AllReduce)[0], 0.0);
+    }
+    let four = on_paper(&sparse(2, 4));
+    let rows = &four.role_of(0).estimate.traffic;
+    let sums = traffic(rows, GroupName::ExpertData, CollectiveKind::AllReduce);
+    assert_eq!(sums[..2], [2.0, 2.0 * 2.0 * 4.0 * experts as f64]);
+    assert!(rows.iter().any(|row| row.axis == GroupName::ExpertData && row.ranks == 2));
+}
+
 /// An encoder of `blocks` on 32 tokens, a decoder of as many on 16, 2 sequences each.
 fn encoder_decoder([encoder, decoder]: [usize; 2]) -> Cell {
     let mut cell = dense(encoder, Degrees::default(), 1);

@@ -31,8 +31,10 @@ impl Comms {
     /// The group of the ranks that differ from this one on these axes alone; `None` where the mesh has none of them.
     pub fn over(&self, axes: Axes) -> Option<&Metered> {
         let axes = self.mesh.existing(axes);
-        let found = self.groups.iter().find(|(known, _)| *known == axes).map(|(_, group)| group);
-        found.or((axes != Axes::NONE).then_some(&self.world))
+        if axes == self.mesh.existing(Axes::WORLD) {
+            return Some(&self.world);
+        }
+        self.groups.iter().find(|(known, _)| *known == axes).map(|(_, group)| group)
     }
 
     /// The shard group; all data-parallel ranks where there are no replicas.

@@ -9,7 +9,7 @@ use crate::layers::{Batch, Exec, Head, HeadGrads, HeadWeights, Memory};
 use crate::learning_rate::learning_rate;
 use crate::loss_scale::LossScaler;
 use crate::mesh::{Axes, Axis};
-use crate::model::{ByStream, Layer, LayerKind, Stream};
+use crate::model::{ByStream, Layer, LayerKind, Stream, Weights};
 use crate::recorder::Phase;
 use crate::shard::Update;
 use crate::span::{Span, Spans};
@@ -65,7 +65,9 @@ impl<'a> Executor<'a> {
             Action::Backward { micro, layer } => {
                 let found = self.layer(layer, spans)?;
                 spans.enter(Span::Backward);
-                self.gradients.open(&self.state, self.context.resources(), found.unit)?;
+                for unit in [Some(found.unit), found.experts].into_iter().flatten() {
+                    self.gradients.open(&self.state, self.context.resources(), unit)?;
+                }
                 self.backward(micro, layer, found)?;
             }
             Action::Reduce { unit, first, last } => {
@@ -106,7 +108,7 @@ impl<'a> Executor<'a> {
     fn layer(&mut self, number: usize, spans: &mut dyn Spans) -> Result<&'a Layer> {
         let layer = &self.context.role.layout.layers[number];
         spans.enter(Span::ExposedGather);
-        for unit in [Some(layer.unit), layer.shares].into_iter().flatten() {
+        for unit in [Some(layer.unit), layer.shares, layer.experts].into_iter().flatten() {
             self.params.wait(&self.context.comms, unit)?;
         }
         Ok(layer)
@@ -117,7 +119,9 @@ impl<'a> Executor<'a> {
         let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
         let state = self.flow.of_mut(micro);
         let ex = self.context.exec(batch, evaluates, &state.tokens);
+        let of_experts = layer.experts.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
+        let weights = Weights { experts: of_experts.as_ref(), ..weights };
         let block = match &layer.kind {
             LayerKind::Head(head) => return self.loss(micro, layer, head),
             LayerKind::Embedding(embedding) => {
@@ -187,7 +191,9 @@ impl<'a> Executor<'a> {
         let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
         let state = self.flow.of_mut(micro);
         let ex = self.context.exec(batch, false, &state.tokens);
+        let of_experts = layer.experts.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
+        let weights = Weights { experts: of_experts.as_ref(), ..weights };
         let ex = Exec { memory: memory_of(&state.values, memory), ..ex };
         let output = block.recompute(&ex, &weights, &mut state.saved[number], output)?;
         if output.is_some() {
@@ -203,9 +209,17 @@ impl<'a> Executor<'a> {
         let state = self.flow.of_mut(micro);
         let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
         let ex = self.context.exec(batch, false, &state.tokens);
-        let mut grads = self.gradients.grads(layer.unit);
+        let mut grads = match layer.experts {
+            None => self.gradients.grads(layer.unit),
+            Some(experts) => {
+                let (own, experts) = self.gradients.grads_of_two(layer.unit, experts);
+                own.beside(experts)
+            }
+        };
         // The embedding's weights are there only where its backward reads them.
+        let of_experts = layer.experts.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
+        let weights = Weights { experts: of_experts.as_ref(), ..weights };
         match &layer.kind {
             LayerKind::Embedding(embedding) => {
                 let ids = present(&state.tokens)?.ids_of(layer.writes);

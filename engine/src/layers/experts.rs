@@ -18,6 +18,8 @@ pub struct Experts {
     /// The router `[count, hidden]`.
     pub router: LinearSpec,
     pub count: usize,
+    /// Ranks that share them; each has as many, in the order of the ranks.
+    pub ranks: usize,
     /// Experts that a token goes to.
     pub top: usize,
     /// A token's weights add up to one.
@@ -34,9 +36,20 @@ pub struct Routing {
     pub weights: Buffer,
     /// See [`Route::indices_len`].
     pub indices: Buffer,
+    /// Where ranks share the experts: the rows that have come to those of this rank.
+    pub arrived: Option<Arrived>,
 }
 
-const TERM: &str = "routing";
+/// Rows of all ranks' tokens at the experts of this one.
+#[derive(Debug)]
+pub struct Arrived {
+    /// As [`Routing::indices`] has them, of tokens that each go to one of the rank's experts.
+    pub indices: Buffer,
+    /// Each row's weight.
+    pub weights: Buffer,
+}
+
+pub(super) const TERM: &str = "routing";
 
 impl Experts {
     pub fn slots(&self, tokens: usize) -> usize {
@@ -46,6 +59,21 @@ impl Experts {
     fn route_op(&self, rows: usize, dtype: DType) -> Route {
         let Experts { count: experts, top, normalised, rounded, .. } = *self;
         Route { rows, experts, top, normalised, rounded, dtype }
+    }
+
+    /// Experts that this rank has.
+    fn own(&self) -> usize {
+        self.count / self.ranks
+    }
+
+    /// The rows that have come to this rank as tokens that each go to one of its experts.
+    pub(super) fn arrived_op(&self, tokens: usize, dtype: DType) -> Route {
+        let (rows, experts) = (self.slots(tokens), self.own());
+        Route { rows, experts, top: 1, normalised: false, rounded: false, dtype }
+    }
+
+    pub(super) fn arrived_slots(&self, tokens: usize, cols: usize, dtype: DType) -> Slots {
+        Slots { rows: self.slots(tokens), top: 1, experts: self.own(), cols, dtype }
     }
 
     fn slots_op(&self, rows: usize, cols: usize, dtype: DType) -> Slots {
@@ -60,7 +88,8 @@ impl Experts {
         let mut weights = ex.statistic(op.slots())?;
         let mut indices = ex.alloc(Category::Activations, DType::U32, op.indices_len())?;
         ex.run(TERM, &Op::Route(op), &[logits.view()], &mut [weights.view_mut(), indices.view_mut()])?;
-        Ok(Routing { logits, weights, indices })
+        let arrived = self.exchange_choices(ex, &op, &weights)?;
+        Ok(Routing { logits, weights, indices, arrived })
     }
 
     /// The gradient of the logits from that of the weights.
@@ -106,19 +135,23 @@ impl Experts {
         x: &mut Buffer,
         dx: &mut Buffer,
     ) -> Result<Buffer> {
-        let op = self.slots_op(ex.batch.tokens(), cols, ex.compute);
+        let tokens = ex.batch.tokens();
+        let (op, indices, weights) = match &routing.arrived {
+            None => (self.slots_op(tokens, cols, ex.compute), &routing.indices, &routing.weights),
+            Some(Arrived { indices, weights }) => (self.arrived_slots(tokens, cols, ex.compute), indices, weights),
+        };
         let mut dweights = ex.statistic(op.slots())?;
-        let (indices, weights) = (routing.indices.view(), routing.weights.view());
+        let reads = [indices.view(), weights.view()];
         let mut writes = [x.view_mut(), dx.view_mut(), dweights.view_mut()];
-        ex.run(TERM, &Op::RouterWeightBackward(op), &[indices, weights], &mut writes)?;
-        Ok(dweights)
+        ex.run(TERM, &Op::RouterWeightBackward(op), &reads, &mut writes)?;
+        self.exchange(ex, dweights)
     }
 
     fn product(&self, tokens: usize, linear: &LinearSpec, form: Grouped, types: [DType; 3]) -> GroupedGemm {
         let (rows, [a, b, c]) = (self.slots(tokens), types);
         let LinearSpec { out, input, .. } = *linear;
         // Gradients of weights are added to those of earlier micro-batches.
-        GroupedGemm { rows, groups: self.count, out, input, form, accumulate: form == Grouped::Weight, a, b, c }
+        GroupedGemm { rows, groups: self.own(), out, input, form, accumulate: form == Grouped::Weight, a, b, c }
     }
 
     fn multiply(
@@ -130,7 +163,12 @@ impl Experts {
         [a, b]: [View<'_>; 2],
         c: ViewMut<'_>,
     ) -> Result<()> {
-        let offsets = self.route_op(ex.batch.tokens(), ex.compute).offsets(&routing.indices.view());
+        let tokens = ex.batch.tokens();
+        let (op_of_rows, indices) = match &routing.arrived {
+            None => (self.route_op(tokens, ex.compute), routing.indices.view()),
+            Some(arrived) => (self.arrived_op(tokens, ex.compute), arrived.indices.view()),
+        };
+        let offsets = op_of_rows.offsets(&indices);
         ex.run(linear.name, &Op::GroupedGemm(op), &[offsets, a, b], &mut [c])
     }
 

@@ -5,6 +5,7 @@ mod adapter;
 mod block;
 mod cut;
 mod embedding;
+mod exchange;
 pub(crate) mod exec;
 mod experts;
 mod head;
@@ -18,7 +19,7 @@ pub use block::{Block, BlockGrad, Cross, CrossSaved, Dims, GateUp, Qkv, Saved, S
 pub use cut::{Cut, Gradient};
 pub use embedding::Embedding;
 pub use exec::{Batch, DocumentMask, Exec, Memory, product_forward, product_input};
-pub use experts::{Experts, Routing};
+pub use experts::{Arrived, Experts, Routing};
 pub use head::{Head, HeadGrads, HeadWeights};
 pub use linear::{Factors, LinearSpec, Magnitude};
 pub use norm::Norm;

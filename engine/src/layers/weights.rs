@@ -44,9 +44,16 @@ pub struct Weights<'a> {
     pub quantised: View<'a>,
     /// Forms of its matrices that products read, where they are kept.
     pub prepacked: Option<&'a Prepacked>,
+    /// Those of the block's experts, where they are a unit of their own.
+    pub experts: Option<&'a Weights<'a>>,
 }
 
 impl<'a> Weights<'a> {
+    /// Of the unit in which the block's experts are.
+    pub fn of_experts(&self) -> &Weights<'a> {
+        self.experts.unwrap_or(self)
+    }
+
     /// One tensor; of a matrix in few bits its record.
     pub fn get(&self, place: &FlatRange) -> View<'a> {
         match place.part {
@@ -59,12 +66,33 @@ impl<'a> Weights<'a> {
 
 /// The gradients of a unit's trainable flat, whole.
 #[derive(Debug)]
-pub struct Grads<'a>(pub ViewMut<'a>);
+pub struct Grads<'a> {
+    own: ViewMut<'a>,
+    /// Those of the block's experts, where they are a unit of their own.
+    experts: Option<ViewMut<'a>>,
+}
+
+impl<'a> Grads<'a> {
+    pub fn of(own: ViewMut<'a>) -> Grads<'a> {
+        Grads { own, experts: None }
+    }
+
+    /// The same with those of the unit of experts beside them.
+    #[must_use]
+    pub fn beside(self, experts: Grads<'a>) -> Grads<'a> {
+        Grads { experts: Some(experts.own), ..self }
+    }
+}
 
 impl Grads<'_> {
+    /// Of the unit in which the block's experts are.
+    pub fn of_experts(&mut self) -> Grads<'_> {
+        Grads::of(self.experts.as_mut().unwrap_or(&mut self.own).reborrow())
+    }
+
     /// One tensor's gradient; `None` when it is frozen.
     pub fn get(&mut self, place: &FlatRange) -> Option<ViewMut<'_>> {
-        (place.part == FlatKind::Trainable).then(|| self.0.slice_mut(place.range()))
+        (place.part == FlatKind::Trainable).then(|| self.own.slice_mut(place.range()))
     }
 
     /// The gradients of a weight and of the bias that lies behind it; `None` when they are frozen or there is none.
@@ -74,13 +102,13 @@ impl Grads<'_> {
         else {
             return (self.get(weight), None);
         };
-        let both = self.0.reborrow().into_slice(weight.start..bias.start + bias.len);
+        let both = self.own.reborrow().into_slice(weight.start..bias.start + bias.len);
         let (weight, bias) = both.split_at(weight.len);
         (Some(weight), Some(bias))
     }
 
     /// The same gradients, lent for a shorter time.
     pub fn reborrow(&mut self) -> Grads<'_> {
-        Grads(self.0.reborrow())
+        Grads { own: self.own.reborrow(), experts: self.experts.as_mut().map(ViewMut::reborrow) }
     }
 }

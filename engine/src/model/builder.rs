@@ -103,10 +103,19 @@ impl<'a> Builder<'a> {
         (unit, norm)
     }
 
+    /// A block, with its experts in its own unit.
     pub fn block(&self, index: usize) -> (Unit, Block) {
+        let (unit, _, block) = self.block_and_experts(index);
+        (unit, block)
+    }
+
+    /// A block; its experts are a unit of their own where ranks share them.
+    pub fn block_and_experts(&self, index: usize) -> (Unit, Option<Unit>, Block) {
         let (model, names): (&Model, _) = (self.cell.model, self.names);
         let form = model.form;
         let mut unit = Unit::new(format!("layers.{index}"));
+        let is_shared = self.cell.cut.expert > 1 && model.experts_of(index).is_some();
+        let mut of_experts = is_shared.then(|| Unit::of_experts(format!("layers.{index}.experts")));
         let (hidden, std) = (model.hidden_size, model.initializer_range);
         let sparse = model.experts_of(index);
         let wide =
@@ -130,7 +139,7 @@ impl<'a> Builder<'a> {
         let o = linear(&mut unit, Linear::OProj, hidden, queries, form.output_bias, narrow);
         let gated = matches!(form.mlp, Mlp::Swiglu | Mlp::GegluTanh);
         let (gate, up, down, experts) = match sparse {
-            Some(experts) => self.experts(&mut unit, &prefix, experts),
+            Some(experts) => self.experts((&mut unit, of_experts.as_mut()), &prefix, experts),
             None => {
                 let gate = gated.then(|| linear(&mut unit, Linear::GateProj, wide, hidden, form.mlp_bias, std));
                 let up = linear(&mut unit, Linear::UpProj, wide, hidden, form.mlp_bias, std);
@@ -183,14 +192,14 @@ impl<'a> Builder<'a> {
             up,
             down,
         };
-        (unit, block)
+        (unit, of_experts, block)
     }
 
     /// A router, and the stacks of gate, up and down projections. Experts follow each other, so that a run of them is one
-    /// view: what expert parallelism would split.
+    /// view. Ranks share them in this order.
     fn experts(
         &self,
-        unit: &mut Unit,
+        (unit, of_experts): (&mut Unit, Option<&mut Unit>),
         prefix: &str,
         spec: &config::Experts,
     ) -> (Option<LinearSpec>, LinearSpec, LinearSpec, Option<Experts>) {
@@ -211,9 +220,12 @@ impl<'a> Builder<'a> {
         };
         let weight = unit.push(part, format!("{prefix}.{}.weight", names.router), &[count, hidden], init);
         let router = plain(weight, count, hidden, "router");
+        let ranks = self.cell.cut.expert;
+        let unit = of_experts.unwrap_or(unit);
         let mut stack = |which: &str, out, input, name| {
             let mut weight: Option<FlatRange> = None;
-            for number in 0..count {
+            // Of the rank that has the first ones.
+            for number in 0..count / ranks {
                 let tensor = format!("{prefix}.{}.{number}.{which}.weight", names.experts);
                 let one = unit.push(part, tensor, &[out, input], init);
                 weight = Some(weight.map_or(one, |first| FlatRange { len: first.len + one.len, ..first }));
@@ -224,7 +236,12 @@ impl<'a> Builder<'a> {
         let up = stack(names.expert_up, wide, hidden, "expert up_proj");
         let down = stack(names.expert_down, hidden, wide, "expert down_proj");
         let (top, normalised) = (spec.num_experts_per_tok, spec.norm_topk_prob);
-        (Some(gate), up, down, Some(Experts { router, count, top, normalised, rounded: self.family.rounded_weights }))
+        (
+            Some(gate),
+            up,
+            down,
+            Some(Experts { router, count, ranks, top, normalised, rounded: self.family.rounded_weights }),
+        )
     }
 
     fn linear(&self, unit: &mut Unit, prefix: &str, projection: Projection) -> LinearSpec {

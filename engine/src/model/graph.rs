@@ -44,6 +44,8 @@ pub struct Layer {
     pub unit: usize,
     /// Another layer's unit, of which it reads a matrix: the embedding's, of a head that is tied.
     pub shares: Option<usize>,
+    /// The unit of its experts, where they are one of their own.
+    pub experts: Option<usize>,
     /// What it takes; an embedding takes tokens.
     pub reads: Stream,
     /// What it looks at beside that: cross-attention.
@@ -64,7 +66,7 @@ pub enum LayerKind {
 impl Layer {
     /// A layer that reads and writes one stream, with a unit of its own.
     pub fn on(stream: Stream, unit: usize, kind: LayerKind) -> Layer {
-        Layer { kind, unit, shares: None, reads: stream, memory: None, writes: stream }
+        Layer { kind, unit, shares: None, experts: None, reads: stream, memory: None, writes: stream }
     }
 
     /// Whether it reads and writes a stream; an embedding reads tokens, a head makes a loss.

@@ -78,19 +78,21 @@ impl Layout {
         }
         let builder = Builder::new(basis);
         let embedding = builder.embedding();
-        let blocks = (0..basis.model.num_hidden_layers).map(|i| builder.block(i));
         let (head_unit, head) = builder.head(&embedding.1);
         let mut units = vec![embedding.0];
-        let (block_units, blocks): (Vec<_>, Vec<_>) = blocks.into_iter().unzip();
-        units.extend(block_units);
+        let mut layers = vec![Layer::on(Stream::Decoder, 0, LayerKind::Embedding(embedding.1))];
+        for index in 0..basis.model.num_hidden_layers {
+            let (unit, of_experts, block) = builder.block_and_experts(index);
+            let layer = Layer::on(Stream::Decoder, units.len(), LayerKind::Block(Arc::new(block)));
+            layers.push(Layer { experts: of_experts.as_ref().map(|_| units.len() + 1), ..layer });
+            units.push(unit);
+            units.extend(of_experts);
+        }
+        let layer = Layer::on(Stream::Decoder, units.len(), LayerKind::Head(head));
+        layers.push(Layer { shares: head.tied.then_some(0), ..layer });
         units.push(head_unit);
         units.iter_mut().for_each(|unit| unit.pad(basis.ranks, basis.granule));
         let units = units.into_iter().map(Arc::new).collect();
-        let last = blocks.len() + 1;
-        let own = |unit, kind| Layer::on(Stream::Decoder, unit, kind);
-        let mut layers = vec![own(0, LayerKind::Embedding(embedding.1))];
-        layers.extend((1..).zip(blocks).map(|(unit, block)| own(unit, LayerKind::Block(Arc::new(block)))));
-        layers.push(Layer { shares: head.tied.then_some(0), ..own(last, LayerKind::Head(head)) });
         let same_as = same_as(&layers);
         Layout::of(units, 0, layers, same_as)
     }
@@ -190,7 +192,7 @@ impl Layout {
             let Some(experts) = &block.experts else { return 0 };
             let stacks = block.gate.iter().chain([&block.up, &block.down]).filter(|stack| stack.weight.part == part);
             let each: usize = stacks.map(|stack| stack.out * stack.input).sum();
-            ((experts.count - experts.top) * each) as u64
+            ((experts.count - experts.top) * each / experts.ranks) as u64
         };
         self.blocks().map(of).sum()
     }

@@ -3,6 +3,7 @@
 
 use super::Stored;
 use crate::layers::{Cut, FlatKind, FlatRange, Gradient};
+use crate::mesh::Axes;
 use std::ops::Range;
 use zbench_kernels::{GRANULE_BYTES, Packed};
 
@@ -79,13 +80,20 @@ pub struct Unit {
     pub name: String,
     /// Its tensors, in the order of the flats.
     pub tensors: Vec<Tensor>,
+    /// The ranks that have the same: those of its gradients' sums.
+    pub replicas: Axes,
     /// By [`FlatKind`].
     flats: [Flat; FlatKind::COUNT],
 }
 
 impl Unit {
     pub fn new(name: impl Into<String>) -> Unit {
-        Unit { name: name.into(), tensors: Vec::new(), flats: Default::default() }
+        Unit { name: name.into(), tensors: Vec::new(), replicas: Axes::DATA, flats: Default::default() }
+    }
+
+    /// A unit of experts that ranks share.
+    pub fn of_experts(name: impl Into<String>) -> Unit {
+        Unit { replicas: Axes::EXPERT_DATA, ..Unit::new(name) }
     }
 
     /// Appends a tensor to one of the flats and says where it lies.

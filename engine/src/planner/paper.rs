@@ -1,12 +1,12 @@
 //! What of the cells that the engine does not run yet can be planned.
 
-use crate::config::{Cell, Degrees, PricedModel};
+use crate::config::{Cell, Degrees, PricedModel, Strategy};
 use crate::plan::{self, PlanError};
 
 /// Refuses what the layers do not know how to do.
 pub fn check(cell: &Cell) -> Result<(), PlanError> {
     let fail = |key, reason: String| Err(PlanError { key, reason });
-    let Degrees { tensor, sequence, context, expert_tensor, .. } = cell.parallel.degrees;
+    let Degrees { tensor, sequence, context, expert, expert_tensor, pipeline, .. } = cell.parallel.degrees;
     for (key, degree) in
         [("parallel.sequence", sequence), ("parallel.context", context), ("parallel.expert_tensor", expert_tensor)]
     {
@@ -20,6 +20,10 @@ pub fn check(cell: &Cell) -> Result<(), PlanError> {
     }
     if let Some(PricedModel::Count { .. }) = cell.priced.as_ref().and_then(|priced| priced.model.as_ref()) {
         return fail("model.family", "states a count of parameters alone, and a plan has layers".into());
+    }
+    if expert > 1 && (tensor > 1 || pipeline > 1 || cell.parallel.strategy != Strategy::Ddp || cell.lora.on()) {
+        let reason = "is planned under ddp, without adapters and beside no other model parallelism";
+        return fail("parallel.expert", reason.into());
     }
     if tensor == 1 {
         return Ok(());

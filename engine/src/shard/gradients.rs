@@ -67,13 +67,13 @@ impl Gradients {
 
     /// Where the layers add a unit's gradients.
     pub fn grads(&mut self, unit: usize) -> Grads<'_> {
-        Grads(Unit::target(&mut self.units[unit]))
+        Grads::of(Unit::target(&mut self.units[unit]))
     }
 
     /// The same of two different units at once.
     pub fn grads_of_two(&mut self, low: usize, high: usize) -> (Grads<'_>, Grads<'_>) {
         let (before, from) = self.units.split_at_mut(high);
-        (Grads(Unit::target(&mut before[low])), Grads(Unit::target(&mut from[0])))
+        (Grads::of(Unit::target(&mut before[low])), Grads::of(Unit::target(&mut from[0])))
     }
 
     /// A micro-batch's gradients of a unit are complete: bring them home, summed over the axes that are due.

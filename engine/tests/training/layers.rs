@@ -97,6 +97,7 @@ fn weights(flats: &[Vec<f64>; 2]) -> Weights<'_> {
         frozen: View::of(&flats[1]),
         quantised: View::of::<i8>(&[]),
         prepacked: None,
+        experts: None,
     }
 }
 
@@ -160,7 +161,7 @@ fn cross_attention() {
         let (_, mut saved): (_, Saved) = block.forward(&ex, &weights(&flats), lab.buffer(&x), true, keep).unwrap();
         block.recompute(&ex, &weights(&flats), &mut saved, false).unwrap();
         let mut grads = vec![0.0; unit.trainable().padded];
-        let mut view = Grads(ViewMut::of(&mut grads));
+        let mut view = Grads::of(ViewMut::of(&mut grads));
         let mut dmemory = Some(lab.buffer(&vec![0.5; memory.len()]));
         let dx = block.backward(&ex, &weights(&flats), &mut view, saved, lab.buffer(&r), &mut dmemory).unwrap();
         let dmemory = values(&dmemory.unwrap()).into_iter().map(|value| value - 0.5).collect();
@@ -188,7 +189,7 @@ fn check_block(what: &str, change: impl FnOnce(&mut Cell)) {
         let (_, mut saved): (_, Saved) = block.forward(&ex, &weights(&flats), lab.buffer(&x), true, keep).unwrap();
         block.recompute(&ex, &weights(&flats), &mut saved, false).unwrap();
         let mut grads = vec![0.0; unit.trainable().padded];
-        let mut view = Grads(ViewMut::of(&mut grads));
+        let mut view = Grads::of(ViewMut::of(&mut grads));
         let dx = block.backward(&ex, &weights(&flats), &mut view, saved, lab.buffer(&r), &mut None).unwrap();
         let dx = values(&dx);
         match &reference {
@@ -299,7 +300,7 @@ fn head_and_its_loss() {
         let scale = 0.25;
         let run = |x: &[f64], own: &[Vec<f64>; 2], table: &[Vec<f64>; 2]| {
             let (mut g, mut t) = (vec![0.0; units[2].trainable().padded], vec![0.0; units[0].trainable().padded]);
-            let (mut gv, mut tv) = (Grads(ViewMut::of(&mut g)), Grads(ViewMut::of(&mut t)));
+            let (mut gv, mut tv) = (Grads::of(ViewMut::of(&mut g)), Grads::of(ViewMut::of(&mut t)));
             let matrix = if tied { weights(table) } else { weights(own) };
             let (own_weights, matrix) = (weights(own), matrix);
             let head_weights = HeadWeights { own: &own_weights, of_matrix: &matrix };
@@ -339,7 +340,7 @@ fn embeddings_of_every_form() {
         let r = noise(4, lab.tokens() * lab.cell.model.hidden_size);
         let ex = lab.exec();
         let mut grads = vec![0.0; lab.layout.units[0].trainable().padded];
-        let mut view = Grads(ViewMut::of(&mut grads));
+        let mut view = Grads::of(ViewMut::of(&mut grads));
         layer.backward(&ex, &weights(&flats), &mut view, View::of(&ids), lab.buffer(&r)).unwrap();
         check(form.0, &flats[0], &grads, lab.layout.units[0].trainable().len, |w| {
             let flats = [w.to_vec(), Vec::new()];
@@ -385,7 +386,7 @@ fn a_block_with_magnitudes() {
     };
     let at_start = norms(&flats[0]);
     let mut grads = vec![0.0; unit.trainable().padded];
-    let mut view = Grads(ViewMut::of(&mut grads));
+    let mut view = Grads::of(ViewMut::of(&mut grads));
     let (_, saved) = block.forward(&ex, &weights(&flats), lab.buffer(&x), true, &SavedTensor::ALL).unwrap();
     let dx = block.backward(&ex, &weights(&flats), &mut view, saved, lab.buffer(&r), &mut None).unwrap();
     check(what, &x, &values(&dx), x.len(), |x| block_output(&lab, &flats, x, &r));

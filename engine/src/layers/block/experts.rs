@@ -27,6 +27,8 @@ impl Block {
     ) -> Result<GateUp> {
         let routing = experts.route(ex, w, norm.view())?;
         let rows = experts.dispatch(ex, &routing, self.dims.hidden, norm.view())?;
+        let rows = experts.send_rows(ex, &routing, self.dims.hidden, rows)?;
+        let w = w.of_experts();
         let gate = self.gate.as_ref().map(|gate| experts.forward(ex, w, &routing, gate, rows.view())).transpose()?;
         let up = experts.forward(ex, w, &routing, &self.up, rows.view())?;
         Ok(GateUp { gate, up, routing: Some(routing) })
@@ -41,7 +43,8 @@ impl Block {
         residual: &Buffer,
         activation: &Buffer,
     ) -> Result<Buffer> {
-        let rows = experts.forward(ex, w, routing, &self.down, activation.view())?;
+        let rows = experts.forward(ex, w.of_experts(), routing, &self.down, activation.view())?;
+        let rows = experts.return_rows(ex, routing, self.dims.hidden, rows)?;
         let mut output = ex.activation(ex.batch.tokens() * self.dims.hidden)?;
         ex.cast(POINTWISE, residual.view(), output.view_mut())?;
         experts.combine(ex, routing, self.dims.hidden, true, rows.view(), output.view_mut())?;
@@ -68,10 +71,12 @@ impl Block {
         let mut activation = take(&mut saved.activation);
 
         let rows = experts.dispatch(ex, &routing, d.hidden, dy.view())?;
+        let rows = experts.send_rows(ex, &routing, d.hidden, rows)?;
+        let (of_experts, mut grads) = (w.of_experts(), g.of_experts());
         let mut dact = ex.activation(wide)?;
-        experts.input(ex, w, &routing, &self.down, rows.view(), (false, dact.view_mut()))?;
+        experts.input(ex, of_experts, &routing, &self.down, rows.view(), (false, dact.view_mut()))?;
         let dweights = experts.weigh(ex, &routing, d.intermediate, &mut activation, &mut dact)?;
-        experts.weight(ex, g, &routing, &self.down, rows.view(), activation.view())?;
+        experts.weight(ex, &mut grads, &routing, &self.down, rows.view(), activation.view())?;
         drop((rows, activation));
         let dlogits = experts.route_backward(ex, &routing, &dweights)?;
         drop(dweights);
@@ -86,13 +91,15 @@ impl Block {
         let gate_proj = super::first(&self.gate);
         if self.up.weight.part == FlatKind::Trainable {
             let rows = experts.dispatch(ex, &routing, d.hidden, norm)?;
-            experts.weight(ex, g, &routing, gate_proj, dgate.view(), rows.view())?;
-            experts.weight(ex, g, &routing, &self.up, dup.view(), rows.view())?;
+            let rows = experts.send_rows(ex, &routing, d.hidden, rows)?;
+            experts.weight(ex, &mut grads, &routing, gate_proj, dgate.view(), rows.view())?;
+            experts.weight(ex, &mut grads, &routing, &self.up, dup.view(), rows.view())?;
         }
         let mut through = ex.activation(experts.slots(n) * d.hidden)?;
-        experts.input(ex, w, &routing, gate_proj, dgate.view(), (false, through.view_mut()))?;
-        experts.input(ex, w, &routing, &self.up, dup.view(), (true, through.view_mut()))?;
+        experts.input(ex, of_experts, &routing, gate_proj, dgate.view(), (false, through.view_mut()))?;
+        experts.input(ex, of_experts, &routing, &self.up, dup.view(), (true, through.view_mut()))?;
         drop((dgate, dup));
+        let through = experts.return_rows(ex, &routing, d.hidden, through)?;
         let mut dnorm = ex.activation(n * d.hidden)?;
         experts.combine(ex, &routing, d.hidden, false, through.view(), dnorm.view_mut())?;
         drop(through);
