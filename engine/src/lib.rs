@@ -18,6 +18,7 @@ pub mod files;
 mod guard;
 pub mod hardware;
 pub mod hf;
+pub mod homes;
 mod init;
 mod inputs;
 pub mod layers;

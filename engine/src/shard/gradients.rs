@@ -41,7 +41,8 @@ impl Gradients {
         let mut units = Vec::with_capacity(state.holdings.len());
         for unit in 0..state.holdings.len() {
             let home = |h: &Holding| -> Result<Unit> {
-                let home = res.alloc(Category::Gradients, state.precision.gradients, h.gradients.len())?;
+                let (at, dtype) = (state.homes.gradients, state.precision.gradients);
+                let home = res.alloc_at(at, Category::Gradients, dtype, h.gradients.len())?;
                 Ok(Unit { home, scratch: None, opened: false })
             };
             units.push(state.trainable(unit).map(home).transpose()?);

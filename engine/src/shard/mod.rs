@@ -9,16 +9,18 @@ mod placement;
 pub use gradients::Gradients;
 pub use optimizer::{Flags, GlobalStats, Losses, Moments, Optimizer, Update};
 pub use params::Params;
-pub use placement::{home_dtype, share, slotted};
+pub use placement::{StateHomes, home_dtype, share, slotted};
 
 use crate::comm::{Metered, Seen, Totals, Traffic};
-use crate::config::{Cell, Precision};
+use crate::config::{Cell, Home, Precision};
 use crate::device::Device;
+use crate::error::{Result, StepError};
+use crate::homes::Homes;
 use crate::mesh::{Axes, Coords, GroupName, Mesh};
 use crate::model::{FlatKind, Layout, Unit};
 use crate::strategy::Sharding;
 use std::ops::{Deref, Range};
-use zbench_kernels::{Category, DType};
+use zbench_kernels::{Buffer, Category, DType};
 
 /// What one rank holds of one flat.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,6 +68,7 @@ pub struct State {
     pub holdings: Vec<[Option<Holding>; FlatKind::COUNT]>,
     pub place: Coords,
     pub sharding: Sharding,
+    pub homes: StateHomes,
     pub precision: Precision,
     /// What slots count as.
     pub slots: Category,
@@ -89,6 +92,7 @@ impl State {
             holdings,
             place,
             sharding,
+            homes: StateHomes::of(cell),
             precision: cell.precision,
             slots,
             stoppable,
@@ -205,7 +209,16 @@ impl Comms {
 #[derive(Clone, Copy)]
 pub struct Resources<'a> {
     pub device: Device<'a>,
+    pub homes: &'a Homes,
     pub comms: &'a Comms,
+}
+
+impl Resources<'_> {
+    /// A buffer of a home, with unspecified contents.
+    pub fn alloc_at(&self, home: Home, category: Category, dtype: DType, len: usize) -> Result<Buffer> {
+        let none = || StepError::Input(format!("this rank has no memory of home {home:?}; a bug"));
+        Ok(self.homes.arena(home).ok_or_else(none)?.alloc(category, dtype, len)?)
+    }
 }
 
 impl<'a> Deref for Resources<'a> {
