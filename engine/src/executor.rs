@@ -211,6 +211,7 @@ impl Context<'_> {
             compute: precision.compute,
             gradients: precision.gradients,
             evaluates,
+            comms: Some(&self.comms),
             cos: cos.view(),
             sin: sin.view(),
             documents: tokens.as_ref().and_then(Tokens::documents),

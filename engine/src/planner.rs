@@ -4,13 +4,14 @@ pub mod clock;
 pub mod curves;
 mod dry;
 mod flops;
+mod paper;
 mod short;
 
 pub use dry::RecordedAction;
 pub use flops::ledger_terms;
 
 use crate::actions::{EvaluationActions, Policy, Schedule, actions, evaluation_actions};
-use crate::config::{AttentionKind, Cell, DeviceKind, Lora, Model};
+use crate::config::{AttentionKind, Cell, Degrees, DeviceKind, Lora, Model};
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError};
 use crate::mesh::Axes;
@@ -50,6 +51,7 @@ impl Plan {
 
     fn of(cell: &Cell, kernels: &dyn Kernels, layout: impl FnOnce(usize) -> Arc<Layout>) -> Result<Plan, PlanError> {
         check(cell)?;
+        paper::check(cell)?;
         let mesh = strategy::mesh(&cell.parallel)?;
         let sharding = Sharding::of(cell.parallel.strategy);
         let layout = layout(mesh.size(Axes::DATA));
@@ -222,13 +224,14 @@ struct CachedLayout {
     attention: AttentionKind,
     granule: usize,
     ranks: usize,
+    cut: Degrees,
     layout: Arc<Layout>,
 }
 
 impl CachedLayout {
     fn basis(&self) -> LayoutKey<'_> {
-        let CachedLayout { model, lora, attention, granule, ranks, .. } = self;
-        LayoutKey { model, lora, attention: *attention, granule: *granule, ranks: *ranks }
+        let CachedLayout { model, lora, attention, granule, ranks, cut, .. } = self;
+        LayoutKey { model, lora, attention: *attention, granule: *granule, ranks: *ranks, cut: *cut }
     }
 }
 
@@ -287,9 +290,9 @@ impl Planner {
             return kept.layout.clone();
         }
         let layout = Arc::new(Layout::on(basis));
-        let LayoutKey { attention, granule, .. } = basis;
+        let LayoutKey { attention, granule, cut, .. } = basis;
         let (model, lora) = (cell.model.clone(), cell.lora.clone());
-        layouts.push(CachedLayout { model, lora, attention, granule, ranks, layout: layout.clone() });
+        layouts.push(CachedLayout { model, lora, attention, granule, ranks, cut, layout: layout.clone() });
         let tensors = |kept: &CachedLayout| kept.layout.units.iter().map(|unit| unit.tensors.len()).sum::<usize>();
         let mut all: usize = layouts.iter().map(tensors).sum();
         while all > MOST_TENSORS {

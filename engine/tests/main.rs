@@ -11,6 +11,7 @@ mod documents;
 mod golden;
 mod hf;
 mod mesh;
+mod paper;
 mod peft;
 #[path = "../../tests/scope.rs"]
 mod scope;

@@ -9,7 +9,7 @@ mod experts;
 mod stages;
 
 use super::adapter::AdapterSpec;
-use super::exec::Exec;
+use super::exec::{Exec, POINTWISE};
 use super::experts::{Experts, Routing};
 use super::linear::LinearSpec;
 use super::norm::Norm;
@@ -120,7 +120,6 @@ pub struct GateUp {
 pub type BlockGrad = Buffer;
 
 const CORE: &str = "attention core";
-const POINTWISE: &str = "element-wise";
 
 /// Takes what is there. Only called on tensors that `recompute` has made sure of.
 fn take<T>(slot: &mut Option<T>) -> T {

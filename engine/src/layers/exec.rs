@@ -1,7 +1,9 @@
 //! What a layer works with while it runs: a device and the shape of the batch.
 
+use crate::comm::{Comms, Communicator, Metered};
 use crate::device::Device;
 use crate::error::Result;
+use crate::mesh::{Axes, Axis};
 use std::ops::Deref;
 use zbench_kernels::{Buffer, Category, DType, Gemm, View};
 
@@ -33,6 +35,8 @@ pub struct Exec<'a> {
     pub gradients: DType,
     /// Nothing is dropped at random: the model is looked at, not trained.
     pub evaluates: bool,
+    /// The groups of the rank, in which layers that are cut talk.
+    pub comms: Option<&'a Comms>,
     /// Rotary tables `[seq, head_dim/2]`.
     pub cos: View<'a>,
     pub sin: View<'a>,
@@ -63,6 +67,16 @@ impl<'a> Exec<'a> {
         self.documents.and_then(|documents| documents.positions)
     }
 
+    /// The group of an axis; `None` where this rank is alone on it.
+    pub fn group(&self, axis: Axis) -> Option<&'a Metered> {
+        self.comms.and_then(|comms| comms.over(Axes::of(&[axis])))
+    }
+
+    /// Sums a buffer over the ranks of an axis.
+    pub fn sum_over(&self, axis: Axis, buffer: &mut Buffer) -> Result<()> {
+        Ok(self.group(axis).map_or(Ok(()), |group| group.all_reduce(buffer.view_mut()))?)
+    }
+
     /// A buffer of the flow between layers, in the compute type.
     pub fn activation(&self, len: usize) -> Result<Buffer> {
         self.alloc(Category::Activations, self.compute, len)
@@ -73,6 +87,9 @@ impl<'a> Exec<'a> {
         self.alloc(Category::Activations, self.compute.accumulator(), len)
     }
 }
+
+/// Term of operations on elements in the FLOP ledger.
+pub(super) const POINTWISE: &str = "element-wise";
 
 /// `y[tokens,out] = x[tokens,input] W^T`, both of type `dtype`.
 pub fn product_forward(tokens: usize, out: usize, input: usize, accumulate: bool, dtype: DType) -> Gemm {

@@ -8,11 +8,12 @@ pub use factors::Factors;
 pub use magnitude::Magnitude;
 
 use super::adapter::AdapterSpec;
-use super::exec::{Exec, product_forward, product_input, product_weight};
+use super::cut::Cut;
+use super::exec::{Exec, POINTWISE, product_forward, product_input, product_weight};
 use super::prepacked;
 use crate::error::Result;
 use crate::layers::{FlatKind, FlatRange, Grads, Weights};
-use zbench_kernels::{BiasAdd, DType, Op, Packed, View, ViewMut};
+use zbench_kernels::{BiasAdd, Buffer, DType, Op, Packed, View, ViewMut};
 
 /// `y = x W^T (+ b) (+ scale * dropout(x) A^T B^T)`, or with factors on x or y.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,6 +26,8 @@ pub struct LinearSpec {
     pub bias: Option<FlatRange>,
     pub out: usize,
     pub input: usize,
+    /// What this rank has of W; `out` and `input` are its own.
+    pub cut: Cut,
     /// The low-rank adapter, if the layer has one of its own.
     pub adapter: Option<AdapterSpec>,
     /// The factors of IA3, if the layer has them.
@@ -62,6 +65,30 @@ impl LinearSpec {
         }
         self.product(ex, weights, x, accumulate, y.reborrow())?;
         self.adapter.map_or(Ok(()), |adapter| adapter.forward(ex, weights, x, [y]))
+    }
+
+    /// `base + layer(x)` in a new buffer.
+    pub fn forward_onto(&self, ex: &Exec<'_>, weights: &Weights<'_>, x: View<'_>, base: &Buffer) -> Result<Buffer> {
+        let mut y = ex.activation(base.len())?;
+        let Cut::Columns(axis) = self.cut else {
+            ex.cast(POINTWISE, base.view(), y.view_mut())?;
+            self.forward(ex, weights, x, true, y.view_mut())?;
+            return Ok(y);
+        };
+        // What lies beside the product is added once, to the sum over ranks.
+        self.times(ex, weights, x, false, y.view_mut())?;
+        ex.sum_over(axis, &mut y)?;
+        self.add_bias(ex, weights, y.view_mut())?;
+        ex.accumulate(POINTWISE, base.view(), y.view_mut())?;
+        Ok(y)
+    }
+
+    /// Makes the gradient of the input whole, to which all layers that read it have added theirs.
+    pub fn complete(&self, ex: &Exec<'_>, dx: &mut Buffer) -> Result<()> {
+        match self.cut {
+            Cut::Rows(axis) => ex.sum_over(axis, dx),
+            Cut::Same | Cut::Columns(_) => Ok(()),
+        }
     }
 
     /// `dx (+)= ` the gradient of the input; adds the gradients of the weights that train.

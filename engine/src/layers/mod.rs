@@ -3,6 +3,7 @@
 
 mod adapter;
 mod block;
+mod cut;
 mod embedding;
 pub(crate) mod exec;
 mod experts;
@@ -14,6 +15,7 @@ mod weights;
 
 pub use adapter::AdapterSpec;
 pub use block::{Block, BlockGrad, Dims, GateUp, Qkv, Saved, SavedTensor};
+pub use cut::{Cut, Gradient};
 pub use embedding::Embedding;
 pub use exec::{Batch, DocumentMask, Exec, product_forward, product_input};
 pub use experts::{Experts, Routing};

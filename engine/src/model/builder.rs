@@ -6,7 +6,8 @@ use super::stored::{FusedRows, qkv_module};
 use super::{FlatKind, FlatRange, Init, LayoutKey, Rows, Stored, Unit};
 use crate::config::{self, Base, Linear, Mlp, Model, Order, Positions};
 use crate::hf::{Family, TensorNames, family_of};
-use crate::layers::{Block, Dims, Embedding, Experts, Head, LinearSpec, Norm};
+use crate::layers::{Block, Cut, Dims, Embedding, Experts, Gradient, Head, LinearSpec, Norm};
+use crate::mesh::Axis;
 use zbench_kernels::{Activation, Packed, Packing};
 
 /// Appends tensors in the order of the model.
@@ -75,9 +76,11 @@ impl<'a> Builder<'a> {
         let mut unit = Unit::new(format!("layers.{index}"));
         let (hidden, std) = (model.hidden_size, model.initializer_range);
         let sparse = model.experts_of(index);
-        let wide = sparse.map_or(model.intermediate_size, |experts| experts.moe_intermediate_size);
-        let queries = model.num_attention_heads * model.head_dim;
-        let keys = model.num_key_value_heads * model.head_dim;
+        let wide =
+            sparse.map_or(model.intermediate_size / self.cell.cut.tensor, |experts| experts.moe_intermediate_size);
+        let tensor = self.cell.cut.tensor;
+        let (heads, kv_heads) = (model.num_attention_heads / tensor, model.num_key_value_heads / tensor);
+        let (queries, keys) = (heads * model.head_dim, kv_heads * model.head_dim);
         let prefix = format!("{}.{index}", names.blocks);
         let narrow = match self.family.narrow_outputs {
             true => std / (2.0 * model.num_hidden_layers as f64).sqrt(),
@@ -103,14 +106,20 @@ impl<'a> Builder<'a> {
         };
         let mlp_norm = (form.order != Order::Parallel)
             .then(|| self.norm(&mut unit, &format!("{prefix}.{}", names.mlp_norm), hidden));
-        let mut head_norm =
-            |name: &str| form.qk_norm.then(|| self.norm(&mut unit, &format!("{prefix}.{name}"), model.head_dim));
+        let mut head_norm = |name: &str| {
+            let norm = form.qk_norm.then(|| self.norm(&mut unit, &format!("{prefix}.{name}"), model.head_dim));
+            if norm.is_some() && tensor > 1 {
+                // Each rank has heads of its own.
+                unit.cut_last(Cut::Same, Gradient::Partial(Axis::Tensor));
+            }
+            norm
+        };
         let (q_norm, k_norm) = (head_norm(names.q_norm), head_norm(names.k_norm));
         let dims = Dims {
             hidden,
             intermediate: wide,
-            heads: model.num_attention_heads,
-            kv_heads: model.num_key_value_heads,
+            heads,
+            kv_heads,
             head_dim: model.head_dim,
             attention: self.cell.attention,
             window: model.window(index),
@@ -159,6 +168,7 @@ impl<'a> Builder<'a> {
             bias: None,
             out,
             input,
+            cut: Cut::Same,
             adapter: None,
             factors: None,
             magnitude: None,
@@ -197,14 +207,31 @@ impl<'a> Builder<'a> {
         };
         let matrix = Stored::matrix(format!("{stored}.weight"), [out, input], fused, self.family.transposed);
         unit.store_last(matrix);
+        let cut = self.cut(which);
+        unit.cut_last(cut, Gradient::Complete);
         let bias = bias.then(|| {
             let place = unit.push(part, format!("{name}.bias"), &[out], Init::Constant(0.0));
             unit.store_last(fused.map(|rows| Stored::part(format!("{stored}.bias"), rows, &[])));
+            if let Cut::Rows(_) = cut {
+                unit.cut_last(cut, Gradient::Complete);
+            }
             place
         });
         let (adapter, magnitude) = self.adapter(unit, &stored, which, fused, weight, [out, input]);
         let factors = self.factors(unit, &stored, which, fused, [out, input]);
-        LinearSpec { weight, packed, bias, out, input, adapter, factors, magnitude, name: which.name() }
+        LinearSpec { weight, packed, bias, out, input, cut, adapter, factors, magnitude, name: which.name() }
+    }
+
+    /// What a rank has of a projection's matrix: what makes heads or the MLP's width is cut by rows, what reads them by columns, so
+    /// that nothing is exchanged in between (Shoeybi et al. (2019), "Megatron-LM", section 3).
+    fn cut(&self, which: Linear) -> Cut {
+        match which {
+            _ if self.cell.cut.tensor == 1 => Cut::Same,
+            Linear::QProj | Linear::KProj | Linear::VProj | Linear::GateProj | Linear::UpProj => {
+                Cut::Rows(Axis::Tensor)
+            }
+            Linear::OProj | Linear::DownProj => Cut::Columns(Axis::Tensor),
+        }
     }
 
     /// The module of a projection, and its rows there if the family fuses it with others.

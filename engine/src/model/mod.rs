@@ -13,7 +13,7 @@ pub use unit::{Flat, Init, Tensor, Unit, is_adapter, stream_of};
 
 pub(crate) use crate::hf::fused_in;
 
-use crate::config::{AttentionKind, Base, Cell, Lora, Model};
+use crate::config::{AttentionKind, Base, Cell, Degrees, Lora, Model};
 use crate::layers::{Block, Embedding, Head};
 use builder::Builder;
 use std::ops::Range;
@@ -46,12 +46,14 @@ pub struct LayoutKey<'a> {
     pub granule: usize,
     /// Ranks that flats are padded for.
     pub ranks: usize,
+    /// How many ranks share what of the layers.
+    pub cut: Degrees,
 }
 
 impl<'a> LayoutKey<'a> {
     pub fn of(cell: &'a Cell, ranks: usize) -> LayoutKey<'a> {
         let (model, lora, attention) = (&cell.model, &cell.lora, cell.memory.attention);
-        LayoutKey { model, lora, attention, granule: granule(cell), ranks }
+        LayoutKey { model, lora, attention, granule: granule(cell), ranks, cut: cell.parallel.degrees }
     }
 }
 
@@ -201,7 +203,7 @@ fn same_as(layers: &[Layer]) -> Vec<usize> {
 
 /// Elements of a cell's tensors of a kind, as [`Layout::parameters`] has them, without laying every block out.
 pub fn parameters(cell: &Cell, part: FlatKind) -> u64 {
-    let builder = Builder::new(LayoutKey::of(cell, 1));
+    let builder = Builder::new(LayoutKey { cut: Degrees::default(), ..LayoutKey::of(cell, 1) });
     let of = |unit: &Unit| unit.tensors_of(part).map(|tensor| tensor.elements() as u64).sum::<u64>();
     let (embedding, first) = builder.embedding();
     let (sparse, dense): (Vec<usize>, Vec<usize>) =

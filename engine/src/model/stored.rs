@@ -141,13 +141,24 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layers::{Cut, Gradient};
     use crate::model::{FlatKind, FlatRange, Init};
 
     fn tensor(shape: &[usize], stored_shape: &[usize], rows: Rows, transposed: bool) -> Tensor {
         let stored = Stored { name: "fused".into(), shape: stored_shape.into(), rows, transposed, less: 0.0 };
         let place = FlatRange { part: FlatKind::Trainable, start: 0, len: shape.iter().product() };
         let (name, init) = ("t".to_string(), Init::Constant(0.0));
-        Tensor { name, shape: shape.into(), place, init, in_checkpoint: true, stored: Some(stored), packed: None }
+        Tensor {
+            name,
+            shape: shape.into(),
+            place,
+            init,
+            in_checkpoint: true,
+            stored: Some(stored),
+            packed: None,
+            cut: Cut::Same,
+            gradient: Gradient::Complete,
+        }
     }
 
     /// Every range's runs are the elements one by one.

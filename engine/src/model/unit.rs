@@ -2,7 +2,7 @@
 //! frozen ones, one of frozen matrices in few bits; a tensor is a place in one of them.
 
 use super::Stored;
-use crate::layers::{FlatKind, FlatRange};
+use crate::layers::{Cut, FlatKind, FlatRange, Gradient};
 use std::ops::Range;
 use zbench_kernels::{GRANULE_BYTES, Packed};
 
@@ -29,6 +29,10 @@ pub struct Tensor {
     pub stored: Option<Stored>,
     /// How its place holds it, where that is in few bits.
     pub packed: Option<Packed>,
+    /// What this rank has of it; the shape is of that.
+    pub cut: Cut,
+    /// What backward finds of its gradient.
+    pub gradient: Gradient,
 }
 
 /// Whether a tensor of that name is an adapter's.
@@ -89,7 +93,8 @@ impl Unit {
         let place = self.take(part, shape.iter().product());
         let in_checkpoint = !is_adapter(&name);
         let (shape, stored, packed) = (shape.to_vec(), None, None);
-        self.tensors.push(Tensor { name, shape, place, init, in_checkpoint, stored, packed });
+        let (cut, gradient) = (Cut::Same, Gradient::Complete);
+        self.tensors.push(Tensor { name, shape, place, init, in_checkpoint, stored, packed, cut, gradient });
         place
     }
 
@@ -97,7 +102,8 @@ impl Unit {
     pub fn push_packed(&mut self, packed: Packed, name: String, init: Init) -> FlatRange {
         let place = self.take(FlatKind::Quantised, packed.fields().bytes);
         let (shape, packed) = (vec![packed.rows, packed.cols], Some(packed));
-        self.tensors.push(Tensor { name, shape, place, init, in_checkpoint: true, stored: None, packed });
+        let (cut, gradient, stored) = (Cut::Same, Gradient::Complete, None);
+        self.tensors.push(Tensor { name, shape, place, init, in_checkpoint: true, stored, packed, cut, gradient });
         place
     }
 
@@ -112,6 +118,13 @@ impl Unit {
     pub fn store_last(&mut self, stored: Option<Stored>) {
         if let Some(last) = self.tensors.last_mut() {
             last.stored = stored;
+        }
+    }
+
+    /// Says what this rank has of the tensor that was appended last, and what backward finds of its gradient.
+    pub fn cut_last(&mut self, cut: Cut, gradient: Gradient) {
+        if let Some(last) = self.tensors.last_mut() {
+            (last.cut, last.gradient) = (cut, gradient);
         }
     }
 

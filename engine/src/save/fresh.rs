@@ -1,7 +1,7 @@
 //! A model with fresh weights, written without training: one tensor at a time, so that it may be larger than memory.
 
 use super::{Files, SaveError, SaveOptions, put};
-use crate::config::{AttentionKind, Lora, Model};
+use crate::config::{AttentionKind, Degrees, Lora, Model};
 use crate::export::as_stored;
 use crate::hf;
 use crate::init;
@@ -24,7 +24,14 @@ pub fn save_fresh(
 ) -> Result<(), SaveError> {
     // No adapters, and no rank to pad for: a tensor's random numbers follow from its name alone, so they are those of any run.
     let lora = Lora { rank: 0, ..Lora::default() };
-    let layout = Layout::on(LayoutKey { model, lora: &lora, attention: AttentionKind::Flash, granule: 1, ranks: 1 });
+    let layout = Layout::on(LayoutKey {
+        model,
+        lora: &lora,
+        attention: AttentionKind::Flash,
+        granule: 1,
+        ranks: 1,
+        cut: Degrees::default(),
+    });
     let mut files = Files::create(dir, options)?;
     for unit in &layout.units {
         let drawn = |tensor: &Tensor| {

@@ -55,6 +55,7 @@ impl Lab {
 
     fn exec(&self) -> Exec<'_> {
         Exec {
+            comms: None,
             device: Device { kernels: &Reference, arena: &self.arena, recorder: None },
             batch: Batch {
                 rows: self.cell.train.micro_batch,

@@ -68,6 +68,7 @@ impl Block {
             adapter.backward(ex, w, g, norm.view(), [dq.view(), dk.view(), dv.view()], dnorm.view_mut())?;
         }
         drop((dq, dk, dv, norm));
+        self.q.complete(ex, &mut dnorm)?;
         let input = take(&mut saved.input);
         self.attention_norm.backward(ex, w, g, n, [&input, &statistics, &dnorm], dy.view_mut())?;
         if let Some((norm, statistics, dmlp)) = waiting {
@@ -116,6 +117,10 @@ impl Block {
             linear.backward(ex, w, g, [norm, dgate.view()], false, dnorm.view_mut())?;
         }
         self.up.backward(ex, w, g, [norm, dup.view()], self.gate.is_some(), dnorm.view_mut())?;
+        if self.mlp_norm.is_some() {
+            // Else attention adds its own first.
+            self.up.complete(ex, &mut dnorm)?;
+        }
         Ok(dnorm)
     }
 }

@@ -132,10 +132,7 @@ impl Block {
         input: &Buffer,
         attention: &Buffer,
     ) -> Result<Buffer> {
-        let mut residual = ex.activation(ex.batch.tokens() * self.dims.hidden)?;
-        ex.cast(POINTWISE, input.view(), residual.view_mut())?;
-        self.o.forward(ex, w, attention.view(), true, residual.view_mut())?;
-        Ok(residual)
+        self.o.forward_onto(ex, w, attention.view(), input)
     }
 
     pub(super) fn gate_up(&self, ex: &Exec<'_>, w: &Weights<'_>, norm: &Buffer) -> Result<GateUp> {
@@ -183,9 +180,6 @@ impl Block {
         if let (Some(experts), Some(routing)) = (&self.experts, routing) {
             return self.experts_output(experts, ex, w, routing, residual, activation);
         }
-        let mut output = ex.activation(ex.batch.tokens() * self.dims.hidden)?;
-        ex.cast(POINTWISE, residual.view(), output.view_mut())?;
-        self.down.forward(ex, w, activation.view(), true, output.view_mut())?;
-        Ok(output)
+        self.down.forward_onto(ex, w, activation.view(), residual)
     }
 }

@@ -1,0 +1,23 @@
+//! How ranks of an axis share a tensor, and what each of them has of its gradient.
+
+use crate::mesh::Axis;
+
+/// What of a matrix `[out, input]`, or of a vector `[out]`, the ranks of an axis have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// All of it, the same on every rank.
+    Same,
+    /// Rows: each rank makes its own part of the output. The gradients of the input that they find add up to the whole one.
+    Rows(Axis),
+    /// Columns: each rank reads its own part of the input. The outputs that they make add up to the whole one.
+    Columns(Axis),
+}
+
+/// What a rank's backward finds of the gradient of a tensor that is [`Cut::Same`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gradient {
+    /// All of it: every rank of the axis finds the same.
+    Complete,
+    /// Its own part of the sum over this axis.
+    Partial(Axis),
+}

@@ -1,0 +1,203 @@
+//! Cells that the engine does not run yet, planned by the dry executor: docs/mesh.md shows them. Every number is counted by hand.
+
+use crate::training::support::*;
+use zbench_engine::comm::{CollectiveKind, Traffic};
+use zbench_engine::config::*;
+use zbench_engine::layers::{Cut, Gradient};
+use zbench_engine::mesh::{Axis, GroupName};
+use zbench_engine::model::LayerKind;
+use zbench_engine::plan::{Plan, PlanError};
+use zbench_kernels::{Category, Cpu};
+
+/// 64 tokens of width 32 in f32: 4 heads of 16 with 2 of keys and values, an MLP of width 96.
+fn dense(blocks: usize, degrees: Degrees, ranks: usize) -> Cell {
+    let mut cell = synthetic();
+    let model = &mut cell.model;
+    (model.hidden_size, model.intermediate_size, model.num_hidden_layers, model.vocab_size) = (32, 96, blocks, 80);
+    (model.num_attention_heads, model.num_key_value_heads, model.head_dim) = (4, 2, 16);
+    (cell.train.seq_len, cell.train.micro_batch) = (32, 2);
+    (cell.parallel.ranks, cell.parallel.degrees) = (ranks, degrees);
+    cell
+}
+
+fn on_paper(cell: &Cell) -> Plan {
+    let plan = try_on_paper(cell).unwrap_or_else(|error| panic!("{error}"));
+    for stage in 0..plan.roles.len() {
+        let rank = stage * (cell.parallel.ranks / plan.roles.len());
+        let whole = plan.estimate_block_by_block(cell, &Cpu::new(1), rank);
+        assert_eq!(plan.role_of(rank).estimate, whole, "stage {stage}: counted and performed");
+    }
+    plan
+}
+
+fn try_on_paper(cell: &Cell) -> Result<Plan, PlanError> {
+    let error = Plan::new(cell, &Cpu::new(1)).unwrap_err();
+    assert!(error.reason.contains("is priced by `zbench plan` and not run"), "{error}");
+    Plan::on_paper(cell, &Cpu::new(1))
+}
+
+/// Calls, payload and wire of a kind of collective in a group; zeros where there is none.
+fn traffic(rows: &[Traffic], group: GroupName, kind: CollectiveKind) -> [f64; 3] {
+    let row = rows.iter().find(|row| (row.axis, row.kind) == (group, kind));
+    row.map_or([0.0; 3], |row| [row.calls, row.payload_bytes, row.wire_bytes])
+}
+
+const TENSOR: Degrees = Degrees {
+    tensor: 2,
+    sequence: 1,
+    pipeline: 1,
+    virtual_stages: 1,
+    pipeline_schedule: PipelineSchedule::OneFOneB,
+    context: 1,
+    expert: 1,
+    expert_tensor: 1,
+};
+
+#[test]
+fn a_dense_block_under_tensor_parallelism() {
+    let plans = [2, 3].map(|blocks| on_paper(&dense(blocks, TENSOR, 4)));
+    let [few, more] = plans.each_ref().map(|plan| &plan.role_of(0).estimate);
+    // Of a rank: q 32 x 32, k and v 16 x 32 each, o 32 x 32, gate, up and down 48 x 32 each, two norms of 32.
+    let block = 32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 48 * 32 + 2 * 32;
+    assert_eq!((block, more.parameters - few.parameters), (7744, 7744));
+    let grows = |category| more.memory().peak(category) - few.memory().peak(category);
+    assert_eq!([grows(Category::Parameters), grows(Category::Gradients)], [4 * 7744; 2]);
+    assert_eq!(grows(Category::Optimizer), 2 * 4 * 7744);
+    // A block keeps of a token: its input, two norms and the residual, 32 wide; q and attention's output, 32; k and v, 16; gate, up
+    // and activation, 48. And two statistics of norms and two log-sum-exps. A whole rank would keep 64, 32 and 96.
+    let kept = 64 * 4 * (4 * 32 + 2 * 32 + 2 * 16 + 3 * 48 + 2 + 2);
+    assert_eq!((kept, grows(Category::Activations)), (95_232, 95_232));
+    // Two sums of 64 x 32 forward and two backward; each counts twice: 8 n h c, as Korthikanti et al. (2022), section 4.2.
+    for (plan, blocks) in plans.iter().zip([2.0, 3.0]) {
+        let rows = &plan.role_of(0).estimate.traffic;
+        let sums = traffic(rows, GroupName::Tensor, CollectiveKind::AllReduce);
+        assert_eq!(sums, [4.0 * blocks, blocks * 65_536.0, blocks * 32_768.0]);
+    }
+    let rows = &few.traffic;
+    assert!(rows.iter().all(|row| matches!(row.axis, GroupName::Tensor | GroupName::Data)), "{rows:?}");
+    assert!(rows.iter().all(|row| row.ranks == 2), "{rows:?}");
+}
+
+#[test]
+fn a_dense_blocks_tensors_have_their_cuts() {
+    let plan = on_paper(&dense(1, TENSOR, 2));
+    let [rows, columns] = [Cut::Rows(Axis::Tensor), Cut::Columns(Axis::Tensor)];
+    let cuts: Vec<_> = plan.layout.units[1].tensors.iter().map(|tensor| (tensor.cut, &tensor.shape[..])).collect();
+    let (square, narrow, wide): (&[usize], &[usize], &[usize]) = (&[32, 32], &[16, 32], &[48, 32]);
+    let expected = [
+        (Cut::Same, &[32][..]),
+        (rows, square),
+        (rows, narrow),
+        (rows, narrow),
+        (columns, square),
+        (rows, wide),
+        (rows, wide),
+        (columns, &[32, 48]),
+        (Cut::Same, &[32]),
+    ];
+    assert_eq!(cuts, expected);
+    assert!(plan.layout.units.iter().flat_map(|unit| &unit.tensors).all(|t| t.gradient == Gradient::Complete));
+}
+
+#[test]
+fn stages_take_turns() {
+    let (stages, micros) = (4usize, 8usize);
+    let degrees = Degrees { pipeline: stages, ..Degrees::default() };
+    let mut cell = dense(24, degrees, 8);
+    cell.memory.checkpointing = Checkpointing::Full;
+    cell.train.accumulation = micros;
+    let plan = on_paper(&cell);
+    let estimates: Vec<_> = plan.roles.iter().map(|role| &role.estimate).collect();
+    // Every block lies on one stage; the embedding on the first, norm and head on the last.
+    let block = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 96 * 32 + 2 * 32;
+    let expected = [6 * block + 80 * 32, 6 * block, 6 * block, 6 * block + 80 * 32 + 32];
+    assert_eq!(estimates.iter().map(|estimate| estimate.parameters).collect::<Vec<_>>(), expected);
+    let whole: u64 = expected.iter().sum();
+    let data_parallel = Plan::new(&dense(24, Degrees::default(), 2), &Cpu::new(1)).unwrap();
+    assert_eq!(data_parallel.role_of(0).estimate.parameters, whole);
+    // A stream of 64 x 32 f32 crosses each boundary once in each direction for every micro-batch.
+    let stream = 64.0 * 32.0 * 4.0;
+    for (stage, estimate) in estimates.iter().enumerate() {
+        let neighbours = if stage == 0 || stage + 1 == stages { 1.0 } else { 2.0 };
+        let calls = neighbours * micros as f64;
+        let sends = traffic(&estimate.traffic, GroupName::Pipeline, CollectiveKind::Send);
+        let receives = traffic(&estimate.traffic, GroupName::Pipeline, CollectiveKind::Recv);
+        assert_eq!((sends, receives), ([calls, calls * stream, 0.0], [calls, calls * stream, calls * stream]));
+    }
+    // 1F1B: stage i has p - i micro-batches in flight, each with the inputs of its 6 blocks. Stages in the middle differ in that alone.
+    assert_eq!(plan.roles.iter().map(|role| role.in_flight).collect::<Vec<_>>(), [4, 3, 2, 1]);
+    let peak = |stage: usize| estimates[stage].memory().peak(Category::Activations);
+    assert_eq!(peak(1) - peak(2), 6 * 64 * 32 * 4);
+    // Gradients are reduced among the two ranks of a stage once a step.
+    for estimate in &estimates {
+        let [calls, ..] = traffic(&estimate.traffic, GroupName::Data, CollectiveKind::AllReduce);
+        assert_eq!(calls, estimate_units(estimate.parameters, block));
+    }
+    cell.parallel.degrees.pipeline_schedule = PipelineSchedule::GPipe;
+    let all_forward = on_paper(&cell);
+    assert_eq!(all_forward.roles.iter().map(|role| role.in_flight).collect::<Vec<_>>(), [micros; 4]);
+}
+
+/// Units of a stage of six blocks.
+fn estimate_units(parameters: u64, block: u64) -> f64 {
+    if parameters == 6 * block { 6.0 } else { 7.0 }
+}
+
+#[test]
+fn sharded_stages_gather_within_a_stage() {
+    for strategy in [Strategy::Zero1, Strategy::Zero2, Strategy::Fsdp, Strategy::FsdpGradOp, Strategy::Hsdp] {
+        for degrees in [Degrees { pipeline: 2, ..Degrees::default() }, Degrees { pipeline: 2, ..TENSOR }] {
+            let ranks = 4 * degrees.ranks_per_replica();
+            let mut cell = dense(10, degrees, ranks);
+            (cell.parallel.strategy, cell.parallel.shard, cell.train.accumulation) = (strategy, 2, 6);
+            let plan = on_paper(&cell);
+            for role in &plan.roles {
+                let rows = &role.estimate.traffic;
+                let names: Vec<_> = rows.iter().map(|row| row.axis).collect();
+                let shard = if strategy == Strategy::Hsdp { GroupName::Inner } else { GroupName::Data };
+                assert!(names.contains(&shard) && names.contains(&GroupName::Pipeline), "{strategy:?}: {names:?}");
+                let ranks = rows.iter().find(|row| row.axis == shard).unwrap().ranks;
+                assert_eq!(ranks, if strategy == Strategy::Hsdp { 2 } else { 4 });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stage_begins_with_a_block_or_with_the_embedding() {
+    let plan = on_paper(&dense(6, Degrees { pipeline: 4, ..Degrees::default() }, 4));
+    let kinds = |stage: usize| {
+        let layers = plan.roles[stage].layout.layers.iter();
+        layers.map(|layer| match layer.kind {
+            LayerKind::Embedding(_) => 'e',
+            LayerKind::Block(_) => 'b',
+            LayerKind::Head(_) => 'h',
+        })
+    };
+    // The first stages have one block more.
+    assert_eq!((0..4).map(|stage| kinds(stage).collect::<String>()).collect::<Vec<_>>(), ["ebb", "bb", "b", "bh"]);
+    let first: Vec<_> = plan.roles.iter().map(|role| role.layout.first_unit).collect();
+    assert_eq!(first, [0, 3, 5, 6]);
+}
+
+#[test]
+fn what_cannot_be_planned_says_why() {
+    let refused = |cell: &Cell, key: &str, words: &[&str]| {
+        let error = Plan::on_paper(cell, &Cpu::new(1)).unwrap_err();
+        assert_eq!(error.key, key, "{error}");
+        words.iter().for_each(|word| assert!(error.reason.contains(word), "{error}"));
+    };
+    let tensor = |tensor: usize| Degrees { tensor, ..Degrees::default() };
+    refused(&dense(2, tensor(2), 3), "parallel.ranks", &["3 is not a multiple", "= 2", "2 or 4"]);
+    refused(&dense(2, tensor(3), 3), "parallel.tensor", &["num_key_value_heads = 2", "2 or 4"]);
+    refused(&dense(2, tensor(4), 4), "parallel.tensor", &["num_key_value_heads = 2"]);
+    refused(
+        &dense(3, Degrees { pipeline: 4, ..tensor(1) }, 4),
+        "parallel.pipeline",
+        &["num_hidden_layers = 3", "3 or fewer"],
+    );
+    refused(&dense(2, Degrees { sequence: 2, ..tensor(2) }, 2), "parallel.sequence", &["is 2"]);
+    let mut tied = dense(4, Degrees { pipeline: 2, ..tensor(1) }, 2);
+    tied.model.tie_word_embeddings = true;
+    refused(&tied, "model.tie_word_embeddings", &["pipeline"]);
+}
