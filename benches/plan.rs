@@ -1,7 +1,8 @@
 //! Planning: `cargo bench --bench plan`.
 //!
 //! `cells` is the plan of data-parallel cells of a model of 32 blocks, `commands` the whole way of `zbench plan` from a
-//! configuration's text to rows, both in cells per second; `search` is a whole `plan --search` of a 70B model on 512 GPUs.
+//! configuration's text to rows, both in cells per second; `search` is a whole `plan --search` of a 70B model on 512 GPUs. `stages` is
+//! the dry executor's plan of a 70B model on 16,384 GPUs in 4 stages.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -9,6 +10,7 @@ use std::path::Path;
 use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Context, Document};
+use zbench_engine::plan::Plan;
 use zbench_engine::planner::Planner;
 use zbench_predict::planned;
 use zbench_predict::search::search;
@@ -46,6 +48,26 @@ preset = "bf16-mixed"
 profile = "h100-sxm"
 "#;
 
+const STAGES: &str = r#"
+[model]
+preset = "llama3-70b"
+[train]
+seq_len = 8192
+accumulation = 32
+[parallel]
+ranks = 16384
+ranks_per_node = 8
+strategy = "zero1"
+tensor = 8
+pipeline = 4
+[precision]
+preset = "bf16-mixed"
+[memory]
+checkpointing = "selective"
+[hardware]
+profile = "h100-sxm"
+"#;
+
 fn expanded(text: &str) -> Vec<GridCell> {
     let document = Document::parse(Path::new("bench.toml"), text, &[]).expect("a configuration");
     let context = Context::new(document.folder().to_path_buf(), 1);
@@ -79,6 +101,12 @@ fn planning(c: &mut Criterion) {
     group.sample_size(10);
     group.bench_function("search", |b| {
         b.iter(|| black_box(search(&Planner::default(), resolved, "", 0.05).expect("a machine and a capacity")));
+    });
+    let cells = expanded(STAGES);
+    let cell = &cells[0].resolved.as_ref().expect("a cell").cell;
+    let kernels = Planner::default().kernels_here(cell);
+    group.bench_function("stages", |b| {
+        b.iter(|| black_box(Plan::on_paper(cell, &*kernels).expect("a plan")));
     });
     group.finish();
 }

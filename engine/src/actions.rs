@@ -320,8 +320,16 @@ fn backward(s: &Schedule<'_>, micro: usize, last: usize, list: &mut Vec<Compute>
                 if s.trainable[layer.unit] {
                     let reads = if embedding.reads_weights() { reads(layer) } else { Reads::None };
                     list.push(compute(Action::Backward { micro, layer: at }, reads));
-                    list.extend(reduce(s, layer.unit, micro, last));
+                    // The table may be another embedding's, too.
+                    if s.layers[..at].iter().all(|other| other.unit != layer.unit) {
+                        list.extend(reduce(s, layer.unit, micro, last));
+                    }
                 }
+                end = at;
+            }
+            LayerKind::Norm(_) => {
+                list.push(compute(Action::Backward { micro, layer: at }, reads(layer)));
+                list.extend(reduce(s, layer.unit, micro, last));
                 end = at;
             }
         }

@@ -170,16 +170,16 @@ impl<'a> Executor<'a> {
             global_flags: Flags::default(),
             stall: Duration::ZERO,
         };
-        executor.flow.mean = 1.0 / executor.batch(0).tokens() as f64;
+        executor.flow.mean = 1.0 / executor.batch(0, Stream::Decoder).tokens() as f64;
         Ok(executor)
     }
 
-    /// A micro-batch of the step. Its first sequence has the same number in the whole run whatever the strategy. Held-out
+    /// A micro-batch of the step, as a stream has it. Its first sequence has the same number in the whole run whatever the strategy. Held-out
     /// sequences have numbers of their own, the same in every evaluation.
-    pub fn batch(&self, micro: usize) -> Batch {
+    pub fn batch(&self, micro: usize, stream: Stream) -> Batch {
         let (ranks, rows) = (self.state.replicas() as u64, self.cell.train.micro_batch as u64);
         let before = if self.flow.evaluates { 0 } else { self.progress.samples };
-        plan::batch(self.cell, before + (micro as u64 * ranks + self.state.replica() as u64) * rows)
+        plan::batch(self.cell, stream, before + (micro as u64 * ranks + self.state.replica() as u64) * rows)
     }
 
     /// Gives the tokens' buffers back.
@@ -205,6 +205,8 @@ impl Context<'_> {
 
     fn exec<'e>(&'e self, batch: Batch, evaluates: bool, tokens: &'e Option<Tokens>) -> Exec<'e> {
         let ([cos, sin], precision) = (&self.tables, &self.cell.precision);
+        // The tables are as long as the longest stream's sequences.
+        let table = |table: &'e Buffer| table.slice(0..rope::table_len(&self.cell.model, batch.seq));
         Exec {
             device: self.device(),
             batch,
@@ -212,8 +214,9 @@ impl Context<'_> {
             gradients: precision.gradients,
             evaluates,
             comms: Some(&self.comms),
-            cos: cos.view(),
-            sin: sin.view(),
+            memory: None,
+            cos: table(cos),
+            sin: table(sin),
             documents: tokens.as_ref().and_then(Tokens::documents),
         }
     }
@@ -233,7 +236,8 @@ pub fn prepacked(cell: &Cell, layout: &Layout, device: Device<'_>, units: Range<
 
 /// Cosines and sines `[seq, head_dim/2]` in the accumulator type.
 fn rope_tables(cell: &Cell, device: Device<'_>) -> Result<[Buffer; 2]> {
-    let (seq, dtype) = (cell.train.seq_len, cell.precision.compute.accumulator());
+    let seq = Stream::ALL.map(|stream| plan::seq(cell, stream)).into_iter().max().unwrap_or(0);
+    let dtype = cell.precision.compute.accumulator();
     let table = |of: fn(f64) -> f64| -> Result<Buffer> {
         let mut table = device.alloc(Category::Workspace, dtype, rope::table_len(&cell.model, seq))?;
         if device.recorder.is_some() {

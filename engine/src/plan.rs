@@ -2,10 +2,10 @@
 //! estimate is what walking them says.
 
 use crate::actions::{Action, EvaluationActions, Policy};
-use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions};
+use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions, PricedModel};
 use crate::layers::Batch;
 use crate::mesh::{Axis, Mesh};
-use crate::model::{Layout, fused_in};
+use crate::model::{Layout, Stream, fused_in};
 use crate::outcome::Estimate;
 use crate::strategy::{self, MeshError, Sharding};
 use std::sync::Arc;
@@ -62,10 +62,23 @@ pub struct Role {
     pub estimate: Estimate,
 }
 
-/// The shape of a rank's micro-batch.
-pub fn batch(cell: &Cell, first_sample: u64) -> Batch {
+/// The shape of a stream in a rank's micro-batch.
+pub fn batch(cell: &Cell, stream: Stream, first_sample: u64) -> Batch {
     let documents = cell.data.within_documents();
-    Batch { rows: cell.train.micro_batch, seq: cell.train.seq_len, first_sample, seed: cell.train.seed, documents }
+    Batch { rows: cell.train.micro_batch, seq: seq(cell, stream), first_sample, seed: cell.train.seed, documents }
+}
+
+/// Tokens of a stream's sequence.
+pub(crate) fn seq(cell: &Cell, stream: Stream) -> usize {
+    match (stream, cell.priced.as_ref().and_then(|priced| priced.model.as_ref())) {
+        (Stream::Decoder, Some(PricedModel::EncoderDecoder { decoder_seq_len, .. })) => *decoder_seq_len,
+        _ => cell.train.seq_len,
+    }
+}
+
+/// Whether the cell's model has an encoder beside its decoder.
+pub(crate) fn has_encoder(cell: &Cell) -> bool {
+    matches!(cell.priced.as_ref().and_then(|priced| priced.model.as_ref()), Some(PricedModel::EncoderDecoder { .. }))
 }
 
 /// Buffers of u32 that hold a micro-batch: ids and targets; where documents start, if sequences hold several; and the places

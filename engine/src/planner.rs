@@ -225,13 +225,22 @@ struct CachedLayout {
     granule: usize,
     ranks: usize,
     cut: Degrees,
+    decoder_layers: Option<usize>,
     layout: Arc<Layout>,
 }
 
 impl CachedLayout {
     fn basis(&self) -> LayoutKey<'_> {
-        let CachedLayout { model, lora, attention, granule, ranks, cut, .. } = self;
-        LayoutKey { model, lora, attention: *attention, granule: *granule, ranks: *ranks, cut: *cut }
+        let CachedLayout { model, lora, attention, granule, ranks, cut, decoder_layers, .. } = self;
+        LayoutKey {
+            model,
+            lora,
+            attention: *attention,
+            granule: *granule,
+            ranks: *ranks,
+            cut: *cut,
+            decoder_layers: *decoder_layers,
+        }
     }
 }
 
@@ -290,9 +299,18 @@ impl Planner {
             return kept.layout.clone();
         }
         let layout = Arc::new(Layout::on(basis));
-        let LayoutKey { attention, granule, cut, .. } = basis;
+        let LayoutKey { attention, granule, cut, decoder_layers, .. } = basis;
         let (model, lora) = (cell.model.clone(), cell.lora.clone());
-        layouts.push(CachedLayout { model, lora, attention, granule, ranks, cut, layout: layout.clone() });
+        layouts.push(CachedLayout {
+            model,
+            lora,
+            attention,
+            granule,
+            ranks,
+            cut,
+            decoder_layers,
+            layout: layout.clone(),
+        });
         let tensors = |kept: &CachedLayout| kept.layout.units.iter().map(|unit| unit.tensors.len()).sum::<usize>();
         let mut all: usize = layouts.iter().map(tensors).sum();
         while all > MOST_TENSORS {

@@ -20,8 +20,15 @@ fn preset_model(name: &str) -> Model {
 /// A model's parameters less the experts that a token does not go to.
 fn active_parameters(model: &Model) -> u64 {
     let (lora, attention) = (Lora::default(), AttentionKind::Flash);
-    let layout =
-        Layout::on(LayoutKey { model, lora: &lora, attention, granule: 16, ranks: 1, cut: Default::default() });
+    let layout = Layout::on(LayoutKey {
+        model,
+        lora: &lora,
+        attention,
+        granule: 16,
+        ranks: 1,
+        cut: Default::default(),
+        decoder_layers: None,
+    });
     layout.parameters(FlatKind::Trainable) - layout.inactive_params(FlatKind::Trainable)
 }
 

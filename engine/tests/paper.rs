@@ -5,7 +5,7 @@ use zbench_engine::comm::{CollectiveKind, Traffic};
 use zbench_engine::config::*;
 use zbench_engine::layers::{Cut, Gradient};
 use zbench_engine::mesh::{Axis, GroupName};
-use zbench_engine::model::LayerKind;
+use zbench_engine::model::{LayerKind, Stream};
 use zbench_engine::plan::{Plan, PlanError};
 use zbench_kernels::{Category, Cpu};
 
@@ -171,6 +171,7 @@ fn a_stage_begins_with_a_block_or_with_the_embedding() {
         layers.map(|layer| match layer.kind {
             LayerKind::Embedding(_) => 'e',
             LayerKind::Block(_) => 'b',
+            LayerKind::Norm(_) => 'n',
             LayerKind::Head(_) => 'h',
         })
     };
@@ -178,6 +179,70 @@ fn a_stage_begins_with_a_block_or_with_the_embedding() {
     assert_eq!((0..4).map(|stage| kinds(stage).collect::<String>()).collect::<Vec<_>>(), ["ebb", "bb", "b", "bh"]);
     let first: Vec<_> = plan.roles.iter().map(|role| role.layout.first_unit).collect();
     assert_eq!(first, [0, 3, 5, 6]);
+}
+
+/// An encoder of `blocks` on 32 tokens, a decoder of as many on 16, 2 sequences each.
+fn encoder_decoder([encoder, decoder]: [usize; 2]) -> Cell {
+    let mut cell = dense(encoder, Degrees::default(), 1);
+    let model = PricedModel::EncoderDecoder { num_decoder_layers: decoder, decoder_seq_len: 16, gated: true };
+    cell.priced = Some(Box::new(Priced { model: Some(model), ..Priced::default() }));
+    cell
+}
+
+#[test]
+fn an_encoder_and_a_decoder() {
+    let plan = on_paper(&encoder_decoder([2, 2]));
+    let layout = &plan.role_of(0).layout;
+    // Both embeddings look up one table.
+    let units: Vec<_> = layout.layers.iter().map(|layer| layer.unit).collect();
+    assert_eq!(units, [0, 1, 2, 3, 0, 4, 5, 6]);
+    let streams: Vec<_> = layout.layers.iter().map(|layer| (layer.reads, layer.memory, layer.writes)).collect();
+    let [encoder, decoder] = [Stream::Encoder, Stream::Decoder];
+    let over = (decoder, Some(encoder), decoder);
+    let alone = |stream| (stream, None, stream);
+    let of_encoder = [alone(encoder); 4];
+    assert_eq!(streams, [&of_encoder[..], &[alone(decoder), over, over, alone(decoder)]].concat());
+
+    let peak = |blocks, category| on_paper(&encoder_decoder(blocks)).role_of(0).estimate.memory.peak(category);
+    let grows = |category| {
+        let few = peak([2, 2], category);
+        [peak([3, 2], category) - few, peak([2, 3], category) - few]
+    };
+    // Of an encoder's block: q 64 x 32, k and v 32 x 32, o 32 x 64, gate, up and down 96 x 32, two norms of 32. A decoder's has
+    // cross-attention beside them: q, k, v, o and a norm.
+    let attention = 2 * 64 * 32 + 2 * 32 * 32;
+    let of_encoder = attention + 3 * 96 * 32 + 2 * 32;
+    let of_decoder = of_encoder + attention + 32;
+    assert_eq!((of_encoder, of_decoder), (15_424, 21_600));
+    assert_eq!(grows(Category::Parameters), [4 * of_encoder, 4 * of_decoder]);
+    assert_eq!(grows(Category::Optimizer), [8 * of_encoder, 8 * of_decoder]);
+    // Kept of each of the encoder's 64 tokens, as of a dense block: input, two norms and residual, 32 wide; q and attention's output,
+    // 64; k and v, 32; gate, up and activation, 96; statistics of two norms and four heads.
+    let self_attention = |n: u64| n * 4 * (4 * 32 + 2 * 64 + 2 * 32 + 3 * 96 + 2 + 4);
+    // Of each of the decoder's 32 the same, and of cross-attention input and norm, q, output, a statistic and four log-sum-exps; k
+    // and v of the encoder's 64.
+    let cross = 32 * 4 * (2 * 32 + 2 * 64 + 1 + 4) + 64 * 4 * 2 * 32;
+    let kept = [self_attention(64), self_attention(32) + cross];
+    assert_eq!(kept, [157_184, 120_192]);
+    assert_eq!(grows(Category::Activations), kept);
+    // Source tokens beside ids and targets, u32.
+    let workspace = |cell: &Cell| on_paper(cell).role_of(0).estimate.memory.clone();
+    assert!(workspace(&encoder_decoder([2, 2])).peak(Category::Workspace) >= 4 * (64 + 2 * 32));
+
+    let mut shared = encoder_decoder([2, 2]);
+    shared.parallel.ranks = 2;
+    for strategy in [Strategy::Ddp, Strategy::Zero2, Strategy::Fsdp] {
+        shared.parallel.strategy = strategy;
+        for checkpointing in [Checkpointing::None, Checkpointing::Full, Checkpointing::Selective] {
+            shared.memory.checkpointing = checkpointing;
+            let plan = on_paper(&shared);
+            let rows = &plan.role_of(0).estimate.traffic;
+            let kind =
+                if strategy == Strategy::Ddp { CollectiveKind::AllReduce } else { CollectiveKind::ReduceScatter };
+            // Seven units, the table once.
+            assert_eq!(traffic(rows, GroupName::Data, kind)[0], 7.0, "{strategy:?}");
+        }
+    }
 }
 
 #[test]

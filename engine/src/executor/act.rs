@@ -5,11 +5,11 @@ use crate::actions::Action;
 use crate::comm::{Communicator, Metered};
 use crate::error::{Result, StepError};
 use crate::executor::Flow;
-use crate::layers::{Head, HeadGrads, HeadWeights};
+use crate::layers::{Batch, Exec, Head, HeadGrads, HeadWeights, Memory};
 use crate::learning_rate::learning_rate;
 use crate::loss_scale::LossScaler;
 use crate::mesh::{Axes, Axis};
-use crate::model::{Layer, LayerKind, Stream};
+use crate::model::{ByStream, Layer, LayerKind, Stream};
 use crate::recorder::Phase;
 use crate::shard::Update;
 use crate::span::{Span, Spans};
@@ -82,7 +82,7 @@ impl<'a> Executor<'a> {
     /// Takes a stream from the neighbouring stage that makes it.
     fn receive(&mut self, micro: usize, stream: Stream, gradient: bool) -> Result<()> {
         let (group, stage) = self.pipeline()?;
-        let len = self.batch(micro).tokens() * self.cell.model.hidden_size;
+        let len = self.batch(micro, stream).tokens() * self.cell.model.hidden_size;
         let mut buffer = self.device().alloc(Category::Activations, self.cell.precision.compute, len)?;
         group.recv(buffer.view_mut(), if gradient { stage + 1 } else { stage - 1 })?;
         *self.flow.of_mut(micro).stream(stream, gradient) = Some(buffer);
@@ -113,15 +113,23 @@ impl<'a> Executor<'a> {
     }
 
     fn forward(&mut self, micro: usize, number: usize, layer: &Layer) -> Result<()> {
-        let (batch, evaluates) = (self.batch(micro), self.flow.evaluates);
+        let (batch, evaluates) = (self.batch(micro, layer.writes), self.flow.evaluates);
+        let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
         let state = self.flow.of_mut(micro);
         let ex = self.context.exec(batch, evaluates, &state.tokens);
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
         let block = match &layer.kind {
             LayerKind::Head(head) => return self.loss(micro, layer, head),
             LayerKind::Embedding(embedding) => {
-                let made = embedding.forward(&ex, &weights, present(&state.tokens)?.ids.view())?;
+                let made = embedding.forward(&ex, &weights, present(&state.tokens)?.ids_of(layer.writes))?;
                 state.values[layer.writes] = Some(made);
+                return Ok(());
+            }
+            LayerKind::Norm(norm) => {
+                let input = taken(state.values[layer.reads].take(), "the residual stream")?;
+                let [output, _] = norm.forward(&ex, &weights, batch.tokens(), input.view())?;
+                state.values[layer.writes] = Some(output);
+                state.saved[number].input = Some(input).filter(|_| !evaluates);
                 return Ok(());
             }
             LayerKind::Block(block) => block,
@@ -132,6 +140,7 @@ impl<'a> Executor<'a> {
             false => (self.context.role.keeps_input[number], &self.context.plan.policy.keep[..]),
         };
         let input = taken(state.values[layer.reads].take(), "the residual stream")?;
+        let ex = Exec { memory: memory_of(&state.values, memory), ..ex };
         let (output, saved) = block.forward(&ex, &weights, input, keeps, keep)?;
         (state.values[layer.writes], state.saved[number]) = (Some(output), saved);
         Ok(())
@@ -139,7 +148,7 @@ impl<'a> Executor<'a> {
 
     fn loss(&mut self, micro: usize, layer: &Layer, head: &Head) -> Result<()> {
         let (own_unit, unit_of_matrix) = (layer.unit, layer.shares.unwrap_or(layer.unit));
-        let (batch, evaluates) = (self.batch(micro), self.flow.evaluates);
+        let (batch, evaluates) = (self.batch(micro, layer.reads), self.flow.evaluates);
         let x = taken(self.flow.of_mut(micro).values[layer.reads].take(), "the residual stream")?;
         if !evaluates {
             self.gradients.open(&self.state, self.context.resources(), own_unit)?;
@@ -174,10 +183,12 @@ impl<'a> Executor<'a> {
 
     fn recompute(&mut self, micro: usize, number: usize, layer: &Layer, output: bool) -> Result<()> {
         let Some(block) = layer.block() else { return Ok(()) };
-        let batch = self.batch(micro);
+        let batch = self.batch(micro, layer.writes);
+        let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
         let state = self.flow.of_mut(micro);
         let ex = self.context.exec(batch, false, &state.tokens);
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
+        let ex = Exec { memory: memory_of(&state.values, memory), ..ex };
         let output = block.recompute(&ex, &weights, &mut state.saved[number], output)?;
         if output.is_some() {
             state.saved[number + 1].input = output;
@@ -186,7 +197,8 @@ impl<'a> Executor<'a> {
     }
 
     fn backward(&mut self, micro: usize, number: usize, layer: &Layer) -> Result<()> {
-        let batch = self.batch(micro);
+        let batch = self.batch(micro, layer.writes);
+        let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
         let role = self.context.role;
         let state = self.flow.of_mut(micro);
         let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
@@ -196,12 +208,29 @@ impl<'a> Executor<'a> {
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
         match &layer.kind {
             LayerKind::Embedding(embedding) => {
-                embedding.backward(&ex, &weights, &mut grads, present(&state.tokens)?.ids.view(), gradient)
+                let ids = present(&state.tokens)?.ids_of(layer.writes);
+                embedding.backward(&ex, &weights, &mut grads, ids, gradient)
             }
             LayerKind::Block(block) => {
                 let saved = std::mem::take(&mut state.saved[number]);
-                let gradient = block.backward(&ex, &weights, &mut grads, saved, gradient)?;
+                let mut of_memory = layer.memory.and_then(|stream| state.gradients[stream].take());
+                let ex = Exec { memory: memory_of(&state.values, memory), ..ex };
+                let gradient = block.backward(&ex, &weights, &mut grads, saved, gradient, &mut of_memory)?;
+                if let Some(stream) = layer.memory {
+                    state.gradients[stream] = of_memory;
+                }
                 state.gradients[layer.reads] = role.wants_gradient[number].then_some(gradient);
+                Ok(())
+            }
+            LayerKind::Norm(norm) => {
+                // Nothing looks at its output any more.
+                state.values[layer.writes] = None;
+                let input = taken(state.saved[number].input.take(), "a norm's input")?;
+                let rows = batch.tokens();
+                let [_, statistics] = ex.again(|| norm.forward(&ex, &weights, rows, input.view()))?;
+                let gradient =
+                    norm.backward_alone(&ex, &weights, &mut grads, rows, [&input, &statistics, &gradient])?;
+                state.gradients[layer.reads] = Some(gradient);
                 Ok(())
             }
             LayerKind::Head(_) => Ok(()),
@@ -248,6 +277,12 @@ impl<'a> Executor<'a> {
         }
         Ok(update)
     }
+}
+
+/// What cross-attention looks at.
+fn memory_of(values: &ByStream<Option<Buffer>>, memory: Option<(Stream, Batch)>) -> Option<Memory<'_>> {
+    let (stream, batch) = memory?;
+    Some(Memory { values: values[stream].as_ref()?.view(), batch })
 }
 
 /// What an earlier action of a well-formed plan has left.

@@ -3,8 +3,9 @@
 use super::Executor;
 use crate::error::Result;
 use crate::layers::{Batch, DocumentMask};
+use crate::model::Stream;
 use crate::plan;
-use zbench_kernels::{Buffer, Category, DType};
+use zbench_kernels::{Buffer, Category, DType, View};
 
 /// Tokens where layers read them, each buffer `[rows, seq]` of u32.
 pub struct Tokens {
@@ -12,6 +13,8 @@ pub struct Tokens {
     pub ids: Buffer,
     /// What is to come out.
     pub targets: Buffer,
+    /// What goes into an encoder.
+    pub source: Option<Buffer>,
     /// Where sequences hold several documents: the place in its sequence at which a token's document starts.
     pub starts: Option<Buffer>,
     /// The token's place in its document, where learned positions are looked up by it.
@@ -19,6 +22,12 @@ pub struct Tokens {
 }
 
 impl Tokens {
+    /// What an embedding looks up to begin a stream.
+    pub(super) fn ids_of(&self, stream: Stream) -> View<'_> {
+        let source = self.source.as_ref().filter(|_| stream == Stream::Encoder);
+        source.unwrap_or(&self.ids).view()
+    }
+
     /// As layers read documents.
     pub(super) fn documents(&self) -> Option<DocumentMask<'_>> {
         let positions = self.places.as_ref().map(Buffer::view);
@@ -44,13 +53,15 @@ impl TokenSource for () {
 impl Executor<'_> {
     pub(super) fn load(&mut self, micro: usize, source: &mut dyn TokenSource) -> Result<()> {
         self.flow.of_mut(micro).tokens = None;
-        let batch = self.batch(micro);
-        let alloc = || self.device().alloc(Category::Workspace, DType::U32, batch.tokens());
+        let batch = self.batch(micro, Stream::Decoder);
+        let of = |batch: Batch| self.device().alloc(Category::Workspace, DType::U32, batch.tokens());
+        let alloc = || of(batch);
         let count = plan::token_buffers(self.cell);
         let (ids, targets) = (alloc()?, alloc()?);
         let starts = (count > 2).then(alloc).transpose()?;
         let places = (count > 3).then(alloc).transpose()?;
-        let mut tokens = Tokens { ids, targets, starts, places };
+        let of_encoder = plan::has_encoder(self.cell).then(|| of(self.batch(micro, Stream::Encoder))).transpose()?;
+        let mut tokens = Tokens { ids, targets, source: of_encoder, starts, places };
         source.fill(self, batch, &mut tokens)?;
         self.flow.of_mut(micro).tokens = Some(tokens);
         Ok(())

@@ -5,6 +5,7 @@
 //! checkpointing policy does not keep, `recompute` makes again by running the same stages before backward.
 
 mod backward;
+mod cross;
 mod experts;
 mod stages;
 
@@ -17,6 +18,7 @@ pub use crate::config::SavedTensor;
 use crate::config::{AttentionKind, Positions};
 use crate::error::Result;
 use crate::layers::Weights;
+pub use cross::{Cross, CrossSaved};
 use zbench_kernels::{Activation, Buffer};
 
 /// The sizes of a block, and what of its mathematics is not seen in its tensors.
@@ -36,6 +38,8 @@ pub struct Dims {
     pub act: Activation,
     /// The MLP reads the block's input, not what attention made of it.
     pub parallel: bool,
+    /// Tokens see those before them alone; an encoder's see all.
+    pub causal: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +57,8 @@ pub struct Block {
     pub q_norm: Option<Norm>,
     pub k_norm: Option<Norm>,
     pub o: LinearSpec,
+    /// Between attention and the MLP, of blocks in which these follow each other: attention over an encoder's output.
+    pub cross: Option<Box<Cross>>,
     /// The norm before the MLP; absent where the MLP reads attention's.
     pub mlp_norm: Option<Norm>,
     /// Where the MLP is a mixture of experts: how tokens come to them. `gate`, `up` and `down` are then stacks of all experts.
@@ -89,7 +95,9 @@ pub struct Saved {
     pub qkv: Option<Qkv>,
     /// Attention's output; log-sum-exp (flash) or probabilities (naive).
     pub attention: Option<[Buffer; 2]>,
-    /// The residual stream between attention and MLP; only where they follow each other.
+    /// The residual stream before cross-attention, and what that keeps; kept with attention's own.
+    pub cross: Option<(Buffer, CrossSaved)>,
+    /// The residual stream before the MLP; only where it follows attention.
     pub residual: Option<Buffer>,
     /// Normalised input of the MLP and its statistics; not there where the MLP reads attention's.
     pub mlp_norm: Option<[Buffer; 2]>,
@@ -153,6 +161,14 @@ impl Block {
         saved.qkv = settle(kept(SavedTensor::Qkv), Some(qkv));
         let residual = self.residual(ex, w, &input, &attention[0])?;
         saved.attention = settle(kept(SavedTensor::Attention), Some(attention));
+        let residual = match (&self.cross, &ex.memory) {
+            (Some(cross), Some(memory)) => {
+                let (output, made) = self.cross(cross, ex, w, memory, &residual)?;
+                saved.cross = settle(kept(SavedTensor::Attention), Some((residual, made)));
+                output
+            }
+            _ => residual,
+        };
         let mut input = Some(input);
         if !parallel {
             saved.input = settle(keep_input, input.take());
@@ -195,6 +211,16 @@ impl Block {
         }
         if let (None, Some(qkv)) = (&saved.attention, &saved.qkv) {
             saved.attention = Some(self.attend(ex, qkv)?);
+        }
+        if let (Some(cross), Some(memory)) = (&self.cross, &ex.memory) {
+            if let (None, Some(attention)) = (&saved.cross, &saved.attention) {
+                let residual = self.residual(ex, w, input, &attention[0])?;
+                let made = self.cross_saved(cross, ex, w, memory, &residual)?;
+                saved.cross = Some((residual, made));
+            }
+            if let (None, Some((residual, made))) = (&saved.residual, &saved.cross) {
+                saved.residual = Some(cross.o.forward_onto(ex, w, made.output(), residual)?);
+            }
         }
         if let (None, Some(attention), true) = (&saved.residual, &saved.attention, output || !parallel) {
             saved.residual = Some(self.residual(ex, w, input, &attention[0])?);

@@ -37,6 +37,8 @@ pub struct Exec<'a> {
     pub evaluates: bool,
     /// The groups of the rank, in which layers that are cut talk.
     pub comms: Option<&'a Comms>,
+    /// What cross-attention reads, where there is an encoder.
+    pub memory: Option<Memory<'a>>,
     /// Rotary tables `[seq, head_dim/2]`.
     pub cos: View<'a>,
     pub sin: View<'a>,
@@ -53,6 +55,15 @@ pub struct DocumentMask<'a> {
     pub positions: Option<View<'a>>,
 }
 
+/// An encoder's output.
+#[derive(Clone, Copy)]
+pub struct Memory<'a> {
+    /// `[tokens, hidden]`.
+    pub values: View<'a>,
+    /// Of the encoder's tokens.
+    pub batch: Batch,
+}
+
 impl<'a> Deref for Exec<'a> {
     type Target = Device<'a>;
 
@@ -65,6 +76,12 @@ impl<'a> Exec<'a> {
     /// The tokens' places in their documents, where learned positions are looked up by them.
     pub fn places(&self) -> Option<View<'a>> {
         self.documents.and_then(|documents| documents.positions)
+    }
+
+    /// The same on other tokens.
+    #[must_use]
+    pub fn on(self, batch: Batch) -> Exec<'a> {
+        Exec { batch, ..self }
     }
 
     /// The group of an axis; `None` where this rank is alone on it.

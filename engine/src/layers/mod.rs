@@ -14,10 +14,10 @@ pub mod prepacked;
 mod weights;
 
 pub use adapter::AdapterSpec;
-pub use block::{Block, BlockGrad, Dims, GateUp, Qkv, Saved, SavedTensor};
+pub use block::{Block, BlockGrad, Cross, CrossSaved, Dims, GateUp, Qkv, Saved, SavedTensor};
 pub use cut::{Cut, Gradient};
 pub use embedding::Embedding;
-pub use exec::{Batch, DocumentMask, Exec, product_forward, product_input};
+pub use exec::{Batch, DocumentMask, Exec, Memory, product_forward, product_input};
 pub use experts::{Experts, Routing};
 pub use head::{Head, HeadGrads, HeadWeights};
 pub use linear::{Factors, LinearSpec, Magnitude};

@@ -6,7 +6,7 @@ use super::stored::{FusedRows, qkv_module};
 use super::{FlatKind, FlatRange, Init, LayoutKey, Rows, Stored, Unit};
 use crate::config::{self, Base, Linear, Mlp, Model, Order, Positions};
 use crate::hf::{Family, TensorNames, family_of};
-use crate::layers::{Block, Cut, Dims, Embedding, Experts, Gradient, Head, LinearSpec, Norm};
+use crate::layers::{Block, Cross, Cut, Dims, Embedding, Experts, Gradient, Head, LinearSpec, Norm};
 use crate::mesh::Axis;
 use zbench_kernels::{Activation, Packed, Packing};
 
@@ -70,6 +70,39 @@ impl<'a> Builder<'a> {
         (unit, Embedding { table, vocab, padding, hidden, positions, norm, scale })
     }
 
+    /// A block of the decoder of a model that has an encoder.
+    pub fn block_over_encoder(&self, index: usize) -> (Unit, Block) {
+        let (mut unit, mut block) = self.block(index);
+        let (model, names) = (self.cell.model, self.names);
+        let prefix = format!("{}.{index}.cross", names.blocks);
+        let Dims { hidden, heads, kv_heads, head_dim, .. } = block.dims;
+        let norm = self.norm(&mut unit, &format!("{prefix}.{}", names.attention_norm), hidden);
+        let (queries, keys, std) = (heads * head_dim, kv_heads * head_dim, model.initializer_range);
+        let mut linear = |which, out, input| {
+            self.linear(&mut unit, &prefix, Projection { which, out, input, bias: model.form.qkv_bias, std })
+        };
+        let q = linear(Linear::QProj, queries, hidden);
+        let k = linear(Linear::KProj, keys, hidden);
+        let v = linear(Linear::VProj, keys, hidden);
+        let o = linear(Linear::OProj, hidden, queries);
+        block.cross = Some(Box::new(Cross { norm, q, k, v, o }));
+        (unit, block)
+    }
+
+    /// A block of an encoder.
+    pub fn block_of_encoder(&self, index: usize) -> (Unit, Block) {
+        let (unit, mut block) = self.block(index);
+        block.dims.causal = false;
+        (unit, block)
+    }
+
+    /// The norm at the end of an encoder.
+    pub fn encoder_norm(&self) -> (Unit, Norm) {
+        let mut unit = Unit::new("encoder_norm");
+        let norm = self.norm(&mut unit, "encoder.norm", self.cell.model.hidden_size);
+        (unit, norm)
+    }
+
     pub fn block(&self, index: usize) -> (Unit, Block) {
         let (model, names): (&Model, _) = (self.cell.model, self.names);
         let form = model.form;
@@ -130,6 +163,7 @@ impl<'a> Builder<'a> {
                 Mlp::GegluTanh | Mlp::GeluTanh => Activation::GeluTanh,
             },
             parallel: form.order != Order::Sequential,
+            causal: true,
         };
         let block = Block {
             index,
@@ -142,6 +176,7 @@ impl<'a> Builder<'a> {
             q_norm,
             k_norm,
             o,
+            cross: None,
             mlp_norm,
             experts,
             gate,

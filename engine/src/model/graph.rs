@@ -1,6 +1,6 @@
 //! The graph of layers: which unit's weights a layer has, which streams it reads and writes.
 
-use crate::layers::{Block, Embedding, Head};
+use crate::layers::{Block, Embedding, Head, Norm};
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
@@ -12,6 +12,10 @@ pub enum Stream {
     Decoder,
     /// Of the encoder; its output is what cross-attention reads.
     Encoder,
+}
+
+impl Stream {
+    pub const ALL: [Stream; 2] = [Stream::Decoder, Stream::Encoder];
 }
 
 /// One value for each stream.
@@ -42,6 +46,8 @@ pub struct Layer {
     pub shares: Option<usize>,
     /// What it takes; an embedding takes tokens.
     pub reads: Stream,
+    /// What it looks at beside that: cross-attention.
+    pub memory: Option<Stream>,
     /// What it makes; a head makes the loss.
     pub writes: Stream,
 }
@@ -50,10 +56,17 @@ pub struct Layer {
 pub enum LayerKind {
     Embedding(Embedding),
     Block(Arc<Block>),
+    /// The norm at the end of an encoder.
+    Norm(Norm),
     Head(Head),
 }
 
 impl Layer {
+    /// A layer that reads and writes one stream, with a unit of its own.
+    pub fn on(stream: Stream, unit: usize, kind: LayerKind) -> Layer {
+        Layer { kind, unit, shares: None, reads: stream, memory: None, writes: stream }
+    }
+
     /// Whether it reads and writes a stream; an embedding reads tokens, a head makes a loss.
     pub fn is_inner(&self) -> bool {
         !matches!(self.kind, LayerKind::Embedding(_) | LayerKind::Head(_))

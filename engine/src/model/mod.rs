@@ -13,7 +13,7 @@ pub use unit::{Flat, Init, Tensor, Unit, is_adapter, stream_of};
 
 pub(crate) use crate::hf::fused_in;
 
-use crate::config::{AttentionKind, Base, Cell, Degrees, Lora, Model};
+use crate::config::{AttentionKind, Base, Cell, Degrees, Lora, Model, PricedModel};
 use crate::layers::{Block, Embedding, Head};
 use builder::Builder;
 use std::ops::Range;
@@ -48,12 +48,18 @@ pub struct LayoutKey<'a> {
     pub ranks: usize,
     /// How many ranks share what of the layers.
     pub cut: Degrees,
+    /// Blocks of the decoder, where the model's own are an encoder's.
+    pub decoder_layers: Option<usize>,
 }
 
 impl<'a> LayoutKey<'a> {
     pub fn of(cell: &'a Cell, ranks: usize) -> LayoutKey<'a> {
         let (model, lora, attention) = (&cell.model, &cell.lora, cell.memory.attention);
-        LayoutKey { model, lora, attention, granule: granule(cell), ranks, cut: cell.parallel.degrees }
+        let decoder_layers = cell.priced.as_ref().and_then(|priced| match &priced.model {
+            Some(PricedModel::EncoderDecoder { num_decoder_layers, .. }) => Some(*num_decoder_layers),
+            _ => None,
+        });
+        LayoutKey { model, lora, attention, granule: granule(cell), ranks, cut: cell.parallel.degrees, decoder_layers }
     }
 }
 
@@ -67,6 +73,9 @@ impl Layout {
     }
 
     pub fn on(basis: LayoutKey<'_>) -> Layout {
+        if let Some(decoder) = basis.decoder_layers {
+            return Layout::over_encoder(basis, decoder);
+        }
         let builder = Builder::new(basis);
         let embedding = builder.embedding();
         let blocks = (0..basis.model.num_hidden_layers).map(|i| builder.block(i));
@@ -78,12 +87,43 @@ impl Layout {
         units.iter_mut().for_each(|unit| unit.pad(basis.ranks, basis.granule));
         let units = units.into_iter().map(Arc::new).collect();
         let last = blocks.len() + 1;
-        let own = |unit, kind| Layer { kind, unit, shares: None, reads: Stream::Decoder, writes: Stream::Decoder };
+        let own = |unit, kind| Layer::on(Stream::Decoder, unit, kind);
         let mut layers = vec![own(0, LayerKind::Embedding(embedding.1))];
         layers.extend((1..).zip(blocks).map(|(unit, block)| own(unit, LayerKind::Block(Arc::new(block)))));
         layers.push(Layer { shares: head.tied.then_some(0), ..own(last, LayerKind::Head(head)) });
         let same_as = same_as(&layers);
         Layout::of(units, 0, layers, same_as)
+    }
+
+    /// Of an encoder and a decoder that share the table of the embedding. The model's blocks are the encoder's.
+    fn over_encoder(basis: LayoutKey<'_>, decoder: usize) -> Layout {
+        let (builder, encoder) = (Builder::new(basis), basis.model.num_hidden_layers);
+        let (mut units, mut layers) = (Vec::new(), Vec::new());
+        let (table, embedding) = builder.embedding();
+        units.push(table);
+        layers.push(Layer::on(Stream::Encoder, 0, LayerKind::Embedding(embedding)));
+        for index in 0..encoder {
+            let (unit, block) = builder.block_of_encoder(index);
+            layers.push(Layer::on(Stream::Encoder, units.len(), LayerKind::Block(Arc::new(block))));
+            units.push(unit);
+        }
+        let (unit, norm) = builder.encoder_norm();
+        layers.push(Layer::on(Stream::Encoder, units.len(), LayerKind::Norm(norm)));
+        units.push(unit);
+        layers.push(Layer::on(Stream::Decoder, 0, LayerKind::Embedding(embedding)));
+        for index in encoder..encoder + decoder {
+            let (unit, block) = builder.block_over_encoder(index);
+            let layer = Layer::on(Stream::Decoder, units.len(), LayerKind::Block(Arc::new(block)));
+            layers.push(Layer { memory: Some(Stream::Encoder), ..layer });
+            units.push(unit);
+        }
+        let (unit, head) = builder.head(&embedding);
+        let layer = Layer::on(Stream::Decoder, units.len(), LayerKind::Head(head));
+        layers.push(Layer { shares: head.tied.then_some(0), ..layer });
+        units.push(unit);
+        units.iter_mut().for_each(|unit| unit.pad(basis.ranks, basis.granule));
+        let same_as = same_as(&layers);
+        Layout::of(units.into_iter().map(Arc::new).collect(), 0, layers, same_as)
     }
 
     /// The layout without these layers, each of which has a unit of its own.

@@ -1,7 +1,7 @@
 //! What of the cells that the engine does not run yet can be planned.
 
-use crate::config::{Cell, Degrees};
-use crate::plan::PlanError;
+use crate::config::{Cell, Degrees, PricedModel};
+use crate::plan::{self, PlanError};
 
 /// Refuses what the layers do not know how to do.
 pub fn check(cell: &Cell) -> Result<(), PlanError> {
@@ -13,6 +13,13 @@ pub fn check(cell: &Cell) -> Result<(), PlanError> {
         if degree > 1 {
             return fail(key, format!("is {degree}, and the engine plans 1; `zbench plan` prices it"));
         }
+    }
+    if plan::has_encoder(cell) && (cell.parallel.degrees.pipeline > 1 || cell.data.within_documents()) {
+        let reason = "is a family with an encoder, which is planned on one stage and without packed documents";
+        return fail("model.family", reason.into());
+    }
+    if let Some(PricedModel::Count { .. }) = cell.priced.as_ref().and_then(|priced| priced.model.as_ref()) {
+        return fail("model.family", "states a count of parameters alone, and a plan has layers".into());
     }
     if tensor == 1 {
         return Ok(());

@@ -34,6 +34,10 @@ impl ShortPlan {
         prefetch: usize,
         assemble: impl FnOnce(Arc<Layout>) -> Role,
     ) -> Option<ShortPlan> {
+        // Layers of one stack have units in their order.
+        if whole.layout.layers.iter().enumerate().any(|(number, layer)| layer.unit != number) {
+            return None;
+        }
         // Where slots are given back during a step, what is in them differs at both ends of the model, as far as the schedule looks ahead.
         let never = plan.sharding.reshard == Reshard::Never;
         let mut margins = if never { [0, prefetch.max(1)] } else { [prefetch.saturating_add(1); 2] };

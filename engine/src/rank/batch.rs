@@ -6,6 +6,7 @@ use crate::error::{Result, StepError};
 use crate::executor::{Executor, TokenSource, Tokens};
 use crate::layers::Batch;
 use crate::mesh::Axes;
+use crate::model::Stream;
 use zbench_kernels::View;
 
 pub(super) struct Reader<'a> {
@@ -39,7 +40,7 @@ impl<'a> Reader<'a> {
         self.counts = counts.transpose().map_err(|error| StepError::Input(error.to_string()))?;
         // Without a single target there is no loss and no gradient, whatever they are multiplied by.
         let mean = |counts: Counts| parts as f64 / counts.targets.max(1) as f64;
-        Ok(self.counts.map_or(1.0 / executor.batch(0).tokens() as f64, mean))
+        Ok(self.counts.map_or(1.0 / executor.batch(0, Stream::Decoder).tokens() as f64, mean))
     }
 }
 

@@ -31,6 +31,7 @@ pub fn save_fresh(
         granule: 1,
         ranks: 1,
         cut: Degrees::default(),
+        decoder_layers: None,
     });
     let mut files = Files::create(dir, options)?;
     for unit in &layout.units {

@@ -7,7 +7,7 @@
 use crate::training::support::*;
 use zbench_engine::config::*;
 use zbench_engine::device::Device;
-use zbench_engine::layers::{Batch, Exec, HeadGrads, HeadWeights, Saved};
+use zbench_engine::layers::{self, Batch, Exec, HeadGrads, HeadWeights, Saved};
 use zbench_engine::model::{FlatKind, Grads, Layout, Weights};
 use zbench_engine::rope;
 use zbench_kernels::*;
@@ -56,6 +56,7 @@ impl Lab {
     fn exec(&self) -> Exec<'_> {
         Exec {
             comms: None,
+            memory: None,
             device: Device { kernels: &Reference, arena: &self.arena, recorder: None },
             batch: Batch {
                 rows: self.cell.train.micro_batch,
@@ -130,6 +131,51 @@ fn block_output(lab: &Lab, flats: &[Vec<f64>; 2], x: &[f64], r: &[f64]) -> f64 {
     dot(&values(&output), r)
 }
 
+/// A decoder's block that looks at an encoder's output of another length.
+#[test]
+fn cross_attention() {
+    let lab = Lab::new(|cell| {
+        let model = PricedModel::EncoderDecoder { num_decoder_layers: 1, decoder_seq_len: 3, gated: true };
+        cell.priced = Some(Box::new(Priced { model: Some(model), ..Priced::default() }));
+    });
+    let layer = lab.layout.layers.iter().find(|layer| layer.memory.is_some()).unwrap();
+    let (block, unit) = (layer.block().unwrap(), &lab.layout.units[layer.unit]);
+    let (flats, hidden, of_encoder) = (lab.weights(layer.unit), lab.cell.model.hidden_size, lab.exec().batch);
+    let batch = Batch { seq: 3, ..of_encoder };
+    let [x, r] = [1, 2].map(|seed| noise(seed, batch.tokens() * hidden));
+    let memory = noise(3, of_encoder.tokens() * hidden);
+    let half = lab.cell.model.head_dim / 2;
+    fn over<'a>(ex: Exec<'a>, batch: Batch, half: usize, values: &'a [f64]) -> Exec<'a> {
+        let memory = Some(layers::Memory { values: View::of(values), batch: ex.batch });
+        Exec { batch, cos: ex.cos.slice(0..3 * half), sin: ex.sin.slice(0..3 * half), memory, ..ex }
+    }
+    let output = |flats: &[Vec<f64>; 2], x: &[f64], memory: &[f64]| {
+        let ex = over(lab.exec(), batch, half, memory);
+        let (output, _) = block.forward(&ex, &weights(flats), lab.buffer(x), true, &[]).unwrap();
+        dot(&values(&output), &r)
+    };
+    let mut reference: Option<[Vec<f64>; 3]> = None;
+    for keep in [&SavedTensor::ALL[..], &[], &[SavedTensor::Attention], &[SavedTensor::Residual, SavedTensor::Qkv]] {
+        let ex = over(lab.exec(), batch, half, &memory);
+        let (_, mut saved): (_, Saved) = block.forward(&ex, &weights(&flats), lab.buffer(&x), true, keep).unwrap();
+        block.recompute(&ex, &weights(&flats), &mut saved, false).unwrap();
+        let mut grads = vec![0.0; unit.trainable().padded];
+        let mut view = Grads(ViewMut::of(&mut grads));
+        let mut dmemory = Some(lab.buffer(&vec![0.5; memory.len()]));
+        let dx = block.backward(&ex, &weights(&flats), &mut view, saved, lab.buffer(&r), &mut dmemory).unwrap();
+        let dmemory = values(&dmemory.unwrap()).into_iter().map(|value| value - 0.5).collect();
+        let found = [values(&dx), grads, dmemory];
+        assert!(reference.as_ref().is_none_or(|first| *first == found), "what is kept changes the gradient");
+        reference = Some(found);
+    }
+    let [dx, grads, dmemory] = reference.unwrap();
+    check("cross: input", &x, &dx, x.len(), |x| output(&flats, x, &memory));
+    check("cross: memory", &memory, &dmemory, memory.len(), |memory| output(&flats, &x, memory));
+    check("cross: weights", &flats[0], &grads, unit.trainable().len, |w| {
+        output(&[w.to_vec(), flats[1].clone()], &x, &memory)
+    });
+}
+
 fn check_block(what: &str, change: impl FnOnce(&mut Cell)) {
     let lab = Lab::new(change);
     let (block, unit) = (lab.block(), &lab.layout.units[1]);
@@ -143,7 +189,7 @@ fn check_block(what: &str, change: impl FnOnce(&mut Cell)) {
         block.recompute(&ex, &weights(&flats), &mut saved, false).unwrap();
         let mut grads = vec![0.0; unit.trainable().padded];
         let mut view = Grads(ViewMut::of(&mut grads));
-        let dx = block.backward(&ex, &weights(&flats), &mut view, saved, lab.buffer(&r)).unwrap();
+        let dx = block.backward(&ex, &weights(&flats), &mut view, saved, lab.buffer(&r), &mut None).unwrap();
         let dx = values(&dx);
         match &reference {
             Some(first) => assert_eq!(first, &(dx, grads), "{what}: what is kept changes the gradient"),
@@ -341,7 +387,7 @@ fn a_block_with_magnitudes() {
     let mut grads = vec![0.0; unit.trainable().padded];
     let mut view = Grads(ViewMut::of(&mut grads));
     let (_, saved) = block.forward(&ex, &weights(&flats), lab.buffer(&x), true, &SavedTensor::ALL).unwrap();
-    let dx = block.backward(&ex, &weights(&flats), &mut view, saved, lab.buffer(&r)).unwrap();
+    let dx = block.backward(&ex, &weights(&flats), &mut view, saved, lab.buffer(&r), &mut None).unwrap();
     check(what, &x, &values(&dx), x.len(), |x| block_output(&lab, &flats, x, &r));
     check(what, &flats[0], &grads, unit.trainable().len, |w| {
         let mut held = w.to_vec();

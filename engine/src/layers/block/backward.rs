@@ -10,6 +10,8 @@ impl Block {
     /// The gradient of the input from that of the output; adds the gradients of the weights. Every saved tensor is
     /// freed at its last use.
     ///
+    /// `dmemory` is the gradient of what cross-attention reads, to which it adds.
+    ///
     /// Where attention and MLP stand side by side, both read the gradient of the output: what the MLP's norm has to add
     /// to it waits until attention is done.
     pub fn backward(
@@ -19,6 +21,7 @@ impl Block {
         g: &mut Grads<'_>,
         mut saved: Saved,
         mut dy: Buffer,
+        dmemory: &mut Option<Buffer>,
     ) -> Result<Buffer> {
         let (n, d) = (ex.batch.tokens(), &self.dims);
         let dmlp = self.mlp_backward(ex, w, g, &mut saved, &dy)?;
@@ -38,6 +41,10 @@ impl Block {
             }
         }
 
+        if let (Some(cross), Some(memory)) = (&self.cross, &ex.memory) {
+            let (input, made) = take(&mut saved.cross);
+            self.cross_backward(cross, ex, w, g, memory, (&input, made), &mut dy, dmemory)?;
+        }
         let mut dout = ex.activation(n * d.heads * d.head_dim)?;
         let [out, statistics] = take(&mut saved.attention);
         self.o.backward(ex, w, g, [out.view(), dy.view()], false, dout.view_mut())?;

@@ -36,7 +36,7 @@ impl Block {
             batch: batch.rows,
             seq: batch.seq,
             kv_seq: batch.seq,
-            causal: true,
+            causal: d.causal,
             heads: d.heads,
             kv_heads: d.kv_heads,
             head_dim: d.head_dim,
