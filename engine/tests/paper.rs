@@ -203,7 +203,7 @@ fn an_encoder_and_a_decoder() {
     let of_encoder = [alone(encoder); 4];
     assert_eq!(streams, [&of_encoder[..], &[alone(decoder), over, over, alone(decoder)]].concat());
 
-    let peak = |blocks, category| on_paper(&encoder_decoder(blocks)).role_of(0).estimate.memory.peak(category);
+    let peak = |blocks, category| on_paper(&encoder_decoder(blocks)).role_of(0).estimate.memory().peak(category);
     let grows = |category| {
         let few = peak([2, 2], category);
         [peak([3, 2], category) - few, peak([2, 3], category) - few]
@@ -226,7 +226,7 @@ fn an_encoder_and_a_decoder() {
     assert_eq!(kept, [157_184, 120_192]);
     assert_eq!(grows(Category::Activations), kept);
     // Source tokens beside ids and targets, u32.
-    let workspace = |cell: &Cell| on_paper(cell).role_of(0).estimate.memory.clone();
+    let workspace = |cell: &Cell| on_paper(cell).role_of(0).estimate.memory().clone();
     assert!(workspace(&encoder_decoder([2, 2])).peak(Category::Workspace) >= 4 * (64 + 2 * 32));
 
     let mut shared = encoder_decoder([2, 2]);
