@@ -450,7 +450,7 @@ fn a_base_in_nf4_fits_one_card_of_80_gb() {
         let (found, formula) =
             (estimate.peak(Category::Parameters) as f64, (matrices * each + 2.0 * (rest + trainable)) / split);
         assert!((found / formula - 1.0).abs() < 1e-3, "{base:?} {strategy:?} on {ranks}: {found} for {formula}");
-        if estimate.memory.total_peak() <= cell.memory.capacity.unwrap() {
+        if estimate.memory().total_peak() <= cell.memory.capacity.unwrap() {
             fits.push((base, strategy, ranks));
         }
     }

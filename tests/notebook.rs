@@ -437,7 +437,7 @@ fn capacity_is_proved_by_the_plan_or_left_to_the_arena() {
         planned(&text).remove(0)
     };
     let free = planned(TINY).remove(0);
-    let total = free.estimate.as_ref().unwrap().memory.total_peak();
+    let total = free.estimate.as_ref().unwrap().memory().total_peak();
     assert!(matches!(
         decision(1000).decision,
         Decision::Record { status: Status::OutOfMemory, source: Source::Plan, .. }

@@ -46,7 +46,7 @@ impl Control<'_> {
 
 /// All steps of a run, and what is written behind them.
 pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
-    rank.tracer = control.trace.map(|tracing| Tracer::new(tracing, &rank.arena, rank.progress.steps));
+    rank.tracer = control.trace.map(|tracing| Tracer::new(tracing, rank.arena(), rank.progress.steps));
     let result = all(rank, control);
     // Of a step that has failed, too, what it did until then.
     trace(rank, control, true);

@@ -9,6 +9,7 @@ pub use tokens::{TokenSource, Tokens};
 use crate::config::Cell;
 use crate::device::Device;
 use crate::error::Result;
+use crate::homes::Homes;
 use crate::layers::prepacked::Prepacked;
 use crate::layers::{Batch, Exec, Saved};
 use crate::loss_scale::LossScaler;
@@ -31,7 +32,8 @@ pub struct Context<'a> {
     pub role: &'a Role,
     pub number: usize,
     pub kernels: Arc<dyn Kernels + 'a>,
-    pub arena: Arena,
+    /// Its memory.
+    pub homes: Homes,
     /// Who notes operations; only in a dry run.
     pub recorder: Option<Rc<Recorder>>,
     /// The groups it talks in.
@@ -138,22 +140,22 @@ impl Flow {
 }
 
 impl<'a> Executor<'a> {
-    /// Allocates this rank's part of the model's state, with unspecified contents.
+    /// Allocates what this state says that a rank holds, with unspecified contents.
     pub fn new(
         (cell, plan, role): (&'a Cell, &'a Plan, &'a Role),
-        number: usize,
+        state: State,
         kernels: Arc<dyn Kernels + 'a>,
-        arena: Arena,
+        homes: Homes,
         comms: Comms,
         recorder: Option<Rc<Recorder>>,
     ) -> Result<Executor<'a>> {
-        let state = State::new(cell, &role.layout, plan.sharding, plan.mesh.place(number));
-        let device = Device { kernels: &*kernels, arena: &arena, recorder: recorder.as_deref() };
-        let res = Resources { device, comms: &comms };
+        let number = state.place.rank;
+        let device = Device { kernels: &*kernels, arena: homes.device(), recorder: recorder.as_deref() };
+        let res = Resources { device, homes: &homes, comms: &comms };
         let tables = rope_tables(cell, device)?;
         let (params, gradients, optimizer) = allocate(&state, res)?;
         let prepacked = prepacked(cell, &role.layout, device, 0..role.layout.units.len())?;
-        let context = Context { cell, plan, role, number, kernels, arena, recorder, comms, tables };
+        let context = Context { cell, plan, role, number, kernels, homes, recorder, comms, tables };
         let mut executor = Executor {
             context,
             state,
@@ -187,13 +189,18 @@ impl<'a> Executor<'a> {
 }
 
 impl Context<'_> {
+    /// The device's memory.
+    pub fn arena(&self) -> &Arena {
+        self.homes.device()
+    }
+
     pub fn device(&self) -> Device<'_> {
-        Device { kernels: &*self.kernels, arena: &self.arena, recorder: self.recorder.as_deref() }
+        Device { kernels: &*self.kernels, arena: self.arena(), recorder: self.recorder.as_deref() }
     }
 
     /// What the parts of the rank's state work with.
     pub fn resources(&self) -> Resources<'_> {
-        Resources { device: self.device(), comms: &self.comms }
+        Resources { device: self.device(), homes: &self.homes, comms: &self.comms }
     }
 
     fn exec<'e>(&'e self, batch: Batch, evaluates: bool, tokens: &'e Option<Tokens>) -> Exec<'e> {

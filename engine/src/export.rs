@@ -16,7 +16,7 @@ impl Executor<'_> {
     /// Every weight under Hugging Face's name, whole and in f32; a quantised matrix is dequantised. A collective call: units
     /// are gathered one by one, and each tensor is handed over before the next unit is gathered.
     pub fn export_weights(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
-        let arena = self.arena.clone();
+        let arena = self.arena().clone();
         for unit in 0..self.state.holdings.len() {
             for part in FlatKind::ALL {
                 if let Some(whole) = self.gather(&arena, unit, part, Role::Weights)? {
@@ -49,10 +49,10 @@ impl Executor<'_> {
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.trainable(unit).cloned() else { continue };
             let Some(own) = self.gradients.view(&self.state, unit, &holding.owned) else { continue };
-            let mut wide = self.arena.alloc(Category::Workspace, DType::F32, own.len())?;
+            let mut wide = self.arena().alloc(Category::Workspace, DType::F32, own.len())?;
             self.kernels.cast(own, wide.view_mut())?;
             self.kernels.scale(mean, wide.view_mut())?;
-            let whole = self.whole(&self.arena, wide, self.state.sharding.optimizer, holding.padded)?;
+            let whole = self.whole(self.arena(), wide, self.state.sharding.optimizer, holding.padded)?;
             self.hand_over(unit, FlatKind::Trainable, &whole, false, &mut take)?;
         }
         Ok(())

@@ -249,6 +249,8 @@ impl Mesh {
                 None => groups.push((axes, name)),
             }
         }
+        let world = self.existing(Axes::WORLD);
+        groups.sort_by_key(|(axes, _)| *axes == world);
         groups
     }
 

@@ -3,7 +3,9 @@
 #![warn(missing_docs)]
 
 pub use crate::comm::Traffic;
+use crate::config::Home;
 use crate::data::{Counts, Found};
+use crate::homes::ByHome;
 pub use crate::span::{BySpan, Span};
 use crate::trace::StepTrace;
 use serde::{Deserialize, Serialize};
@@ -170,9 +172,9 @@ pub type Probe<'a> = Option<&'a (dyn Fn(LoadPhase) + Sync)>;
 pub struct RankReport {
     /// Which rank.
     pub rank: usize,
-    /// What its arena was asked for.
-    pub ledger: Ledger,
-    /// Bytes of the arena ever touched: the peak, and fragmentation.
+    /// What its arenas were asked for.
+    pub ledgers: ByHome<Ledger>,
+    /// Bytes of the device's arena ever touched: the peak, and fragmentation.
     pub reserved_bytes: u64,
     /// Wall time of each timed step.
     pub step_ms: Vec<f64>,
@@ -186,6 +188,13 @@ pub struct RankReport {
     pub stopped: bool,
     /// What loading took, where weights were loaded.
     pub loaded: Option<Loaded>,
+}
+
+impl RankReport {
+    /// What the device's arena was asked for.
+    pub fn memory(&self) -> &Ledger {
+        &self.ledgers[Home::Device]
+    }
 }
 
 /// A finished run.
@@ -207,7 +216,7 @@ pub struct Failure {
     /// The steps that were finished.
     pub steps: Vec<Step>,
     /// The arenas, where ranks still could report.
-    pub ledgers: Vec<Ledger>,
+    pub ledgers: Vec<ByHome<Ledger>>,
 }
 
 /// What ended a run.
@@ -278,8 +287,8 @@ fn diverged(what: &str, value: f64) -> String {
 /// What a plan says a run of it will take.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// Live and peak bytes of the largest rank, by category.
-    pub memory: Ledger,
+    /// Live and peak bytes of the largest rank, by home and category.
+    pub ledgers: ByHome<Ledger>,
     /// Collectives per step of the largest rank.
     pub traffic: Vec<Traffic>,
     /// Floating-point operations of one step over all ranks.
@@ -295,9 +304,14 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// Predicted peak by category.
+    /// Live and peak bytes on the device.
+    pub fn memory(&self) -> &Ledger {
+        &self.ledgers[Home::Device]
+    }
+
+    /// Predicted peak on the device by category.
     pub fn peak(&self, category: Category) -> u64 {
-        self.memory.peak(category)
+        self.memory().peak(category)
     }
 }
 

@@ -1,12 +1,13 @@
 //! A plan: where every byte of the model lives and what each rank does in a step. The engine runs its actions, the
 //! estimate is what walking them says.
 
-use crate::actions::{Action, EvaluationActions, Policy};
+use crate::actions::{Action, EvaluationActions};
 use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions, PricedModel};
 use crate::layers::Batch;
 use crate::mesh::{Axis, Mesh};
 use crate::model::{Layout, Stream, fused_in};
 use crate::outcome::Estimate;
+use crate::schedule::Policy;
 use crate::strategy::{self, MeshError, Sharding};
 use std::sync::Arc;
 

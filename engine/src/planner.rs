@@ -10,7 +10,7 @@ mod short;
 pub use dry::RecordedAction;
 pub use flops::ledger_terms;
 
-use crate::actions::{EvaluationActions, Policy, Schedule, actions, evaluation_actions};
+use crate::actions::EvaluationActions;
 use crate::config::{AttentionKind, Cell, Degrees, DeviceKind, Lora, Model};
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError};
@@ -20,6 +20,7 @@ use crate::outcome::Estimate;
 use crate::pipeline;
 use crate::plan::{Plan, PlanError, Role, check, runs};
 use crate::recorder::Recorded;
+use crate::schedule::{Policy, Schedule, actions, evaluation_actions};
 use crate::shard::slotted;
 use crate::strategy::{self, Sharding};
 use dry::DryRun;
@@ -156,7 +157,7 @@ fn stages(cell: &Cell, layout: &Layout) -> Result<Vec<Range<usize>>, PlanError> 
     let stages = cell.parallel.degrees.pipeline;
     let layers = layout.layers.len();
     if stages == 1 {
-        return Ok(vec![0..layers]);
+        return Ok(Vec::from([0..layers]));
     }
     if layout.layers.iter().any(|layer| layer.shares.is_some()) {
         let reason = "is true, and the two ends of a pipeline cannot share a matrix in this version; write false";

@@ -5,10 +5,11 @@ mod batch;
 use crate::actions::Action;
 use crate::error::{Result, StepError};
 use crate::executor::{Executor, Progress};
+use crate::homes::Homes;
 use crate::init;
 use crate::meter::Meter;
 use crate::outcome::{Loaded, RankReport, Resumed, Step};
-use crate::shard::{Comms, Update};
+use crate::shard::{Comms, State, Update};
 use crate::span::BySpan;
 use crate::trace::{Recording, StepTrace, Tracer, What};
 use crate::training_state::Position;
@@ -17,7 +18,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::info;
-use zbench_kernels::{Arena, Kernels};
+use zbench_kernels::Kernels;
 
 pub use crate::inputs::Inputs;
 
@@ -75,12 +76,13 @@ impl<'a> Rank<'a> {
         inputs: &'a Inputs<'a>,
         number: usize,
         kernels: Arc<dyn Kernels>,
-        arena: Arena,
+        homes: Homes,
         comms: Comms,
     ) -> Result<Rank<'a>> {
         let Inputs { cell, plan, .. } = *inputs;
-        let mut executor =
-            Executor::new((cell, plan, plan.role_of(number)), number, kernels.clone(), arena, comms, None)?;
+        let role = plan.role_of(number);
+        let state = State::new(cell, &role.layout, plan.sharding, plan.mesh.place(number));
+        let mut executor = Executor::new((cell, plan, role), state, kernels.clone(), homes, comms, None)?;
         let loaded = init::fill(inputs, &mut executor)?;
         let resumed = resume(inputs, &mut executor)?;
         let reader = Reader::new(inputs)?;
@@ -183,11 +185,6 @@ impl<'a> Rank<'a> {
         self.executor.number
     }
 
-    /// What its arena was asked for so far.
-    pub fn arena(&self) -> &Arena {
-        &self.executor.context.arena
-    }
-
     /// What is measured of the timed steps so far.
     pub fn report(&self) -> RankReport {
         let steps = self.step_ms.len().max(1) as f64;
@@ -200,8 +197,8 @@ impl<'a> Rank<'a> {
         traffic.sort_by_key(|row| (row.axis, row.kind));
         RankReport {
             rank: self.executor.number,
-            ledger: self.arena.ledger(),
-            reserved_bytes: self.arena.high_water(),
+            ledgers: self.homes.ledgers(),
+            reserved_bytes: self.arena().high_water(),
             step_ms: self.step_ms.clone(),
             spans_ms: self.spans_ns.map(|ns| ns as f64 / 1e6 / steps),
             traffic,
@@ -215,7 +212,7 @@ impl<'a> Rank<'a> {
 impl Rank<'_> {
     /// Something to write a step down in, where steps are traced and this one is to be.
     pub(crate) fn recording(&mut self, step: u64) -> Option<Recording> {
-        let recording = self.tracer.as_ref().and_then(|tracer| tracer.record(step, &self.arena));
+        let recording = self.tracer.as_ref().and_then(|tracer| tracer.record(step, self.arena()));
         if self.tracer.is_some() {
             self.comms.watch(recording.is_some());
         }

@@ -8,6 +8,7 @@ use crate::course::{self, Control};
 use crate::data::Source;
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError, Machines, Seat};
+use crate::homes::{ByHome, Homes};
 use crate::mesh::{GroupName, Mesh};
 use crate::outcome::{Cause, Failure, Happening, Probe, Report, Run, Step};
 use crate::plan::Plan;
@@ -175,7 +176,7 @@ fn open(cell: &Cell, plan: &Plan) -> Result<Opened, String> {
 #[derive(Debug)]
 pub struct Ended<T> {
     pub result: Result<T, RankError>,
-    pub ledger: Ledger,
+    pub ledgers: ByHome<Ledger>,
 }
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -224,7 +225,7 @@ pub fn cause_of(standings: impl IntoIterator<Item = Option<Standing>>) -> Option
 
 impl<T> Ended<T> {
     fn broken(reason: &str) -> Ended<T> {
-        Ended { result: Err(RankError::Other(reason.into())), ledger: Ledger::default() }
+        Ended { result: Err(RankError::Other(reason.into())), ledgers: ByHome::default() }
     }
 }
 
@@ -236,7 +237,8 @@ fn one_rank<T>(
     mesh: Mesh,
     work: impl FnOnce(&mut Rank<'_>) -> Result<T, StepError>,
 ) -> Ended<T> {
-    let account = arena.clone();
+    let homes = Homes::from(arena);
+    let account = homes.clone();
     let number = comm.rank();
     let settled = kernels.clone();
     // This thread is the first of its kernels' threads until the rank has ended.
@@ -244,7 +246,7 @@ fn one_rank<T>(
     let run = || -> Result<T, RankError> {
         let world = link::wrap(comm, inputs.cell.link_spec().as_ref());
         let comms = world.and_then(|world| comms(world, mesh)).map_err(|error| RankError::Step(error.into()))?;
-        let rank = Rank::new(inputs, number, kernels, arena, comms);
+        let rank = Rank::new(inputs, number, kernels, homes, comms);
         let result = rank.and_then(|mut rank| {
             let result = work(&mut rank);
             if let Err(error) = &result {
@@ -259,7 +261,7 @@ fn one_rank<T>(
         let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
         Err(RankError::Other(format!("panicked: {said}")))
     });
-    Ended { result, ledger: account.ledger() }
+    Ended { result, ledgers: account.ledgers() }
 }
 
 /// How a rank splits the world into its groups, in this order: color, key and name of each.
@@ -282,7 +284,7 @@ fn comms(world: Box<dyn Communicator>, mesh: Mesh) -> Result<Comms, CommError> {
 
 /// All results, or the cause.
 pub fn collect<T>(ended: Vec<Ended<T>>) -> Result<Vec<T>, Failure> {
-    let ledgers = ended.iter().map(|e| e.ledger.clone()).collect();
+    let ledgers = ended.iter().map(|e| e.ledgers.clone()).collect();
     let cause = cause_of(ended.iter().map(|e| e.result.as_ref().err().map(RankError::standing)));
     let (mut results, mut failed) = (Vec::new(), None);
     for (rank, ended) in ended.into_iter().enumerate() {

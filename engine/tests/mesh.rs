@@ -98,6 +98,24 @@ fn groups_of_experts_are_megatrons() {
 }
 
 #[test]
+fn the_last_group_is_the_world() {
+    let degrees = [1, 2, 3];
+    for [tensor, context, pipeline] in degrees.map(|a| degrees.map(|b| degrees.map(|c| [a, b, c]))).concat().concat() {
+        for expert in [1, 2] {
+            for mesh in [Mesh::data(2), Mesh::hybrid(2, 1), Mesh::hybrid(1, 2)] {
+                let mesh = mesh.with([tensor, context, pipeline], [expert, 1]);
+                let groups = mesh.groups();
+                assert_eq!(groups.last().unwrap().0, mesh.existing(Axes::WORLD), "{groups:?}");
+                assert_eq!(mesh.size(groups.last().unwrap().0), mesh.world(), "{groups:?}");
+                let names: BTreeSet<_> = groups.iter().map(|(_, name)| name).collect();
+                let sets: BTreeSet<_> = groups.iter().map(|(axes, _)| axes).collect();
+                assert_eq!((names.len(), sets.len()), (groups.len(), groups.len()), "{groups:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn ranks_of_a_group_agree_on_it_and_on_its_color() {
     let mesh = Mesh::hybrid(3, 2).with([2, 2, 2], [4, 3]);
     let axes = [Axes::SHARD, Axes::DATA, Axes::TENSOR, Axes::EXPERT, Axes::PIPELINE, Axes::WORLD];

@@ -60,7 +60,7 @@ fn a_dense_block_under_tensor_parallelism() {
     // Of a rank: q 32 x 32, k and v 16 x 32 each, o 32 x 32, gate, up and down 48 x 32 each, two norms of 32.
     let block = 32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 48 * 32 + 2 * 32;
     assert_eq!((block, more.parameters - few.parameters), (7744, 7744));
-    let grows = |category| more.memory.peak(category) - few.memory.peak(category);
+    let grows = |category| more.memory().peak(category) - few.memory().peak(category);
     assert_eq!([grows(Category::Parameters), grows(Category::Gradients)], [4 * 7744; 2]);
     assert_eq!(grows(Category::Optimizer), 2 * 4 * 7744);
     // A block keeps of a token: its input, two norms and the residual, 32 wide; q and attention's output, 32; k and v, 16; gate, up
@@ -126,7 +126,7 @@ fn stages_take_turns() {
     }
     // 1F1B: stage i has p - i micro-batches in flight, each with the inputs of its 6 blocks. Stages in the middle differ in that alone.
     assert_eq!(plan.roles.iter().map(|role| role.in_flight).collect::<Vec<_>>(), [4, 3, 2, 1]);
-    let peak = |stage: usize| estimates[stage].memory.peak(Category::Activations);
+    let peak = |stage: usize| estimates[stage].memory().peak(Category::Activations);
     assert_eq!(peak(1) - peak(2), 6 * 64 * 32 * 4);
     // Gradients are reduced among the two ranks of a stage once a step.
     for estimate in &estimates {
@@ -203,7 +203,7 @@ fn a_block_of_shared_experts() {
     let dense = 2 * 64 * 32 + 2 * 32 * 32 + 2 * 32 + 4 * 32;
     let experts = 2 * 3 * 48 * 32;
     assert_eq!((dense, experts, more.parameters - few.parameters), (12_480 - 6_144, 9_216, dense + experts));
-    let grows = |category| more.memory.peak(category) - few.memory.peak(category);
+    let grows = |category| more.memory().peak(category) - few.memory().peak(category);
     assert_eq!([grows(Category::Parameters), grows(Category::Gradients)], [4 * (dense + experts); 2]);
     // A row for each choice: 128 rows. Kept as of a dense block, with gate, up and activation of 128 x 48; the router's logits and
     // weights, where tokens went, and the same of the rows that came here: three numbers a row and where each expert begins.
@@ -252,7 +252,7 @@ fn an_encoder_and_a_decoder() {
     let of_encoder = [alone(encoder); 4];
     assert_eq!(streams, [&of_encoder[..], &[alone(decoder), over, over, alone(decoder)]].concat());
 
-    let peak = |blocks, category| on_paper(&encoder_decoder(blocks)).role_of(0).estimate.memory.peak(category);
+    let peak = |blocks, category| on_paper(&encoder_decoder(blocks)).role_of(0).estimate.memory().peak(category);
     let grows = |category| {
         let few = peak([2, 2], category);
         [peak([3, 2], category) - few, peak([2, 3], category) - few]
@@ -275,7 +275,7 @@ fn an_encoder_and_a_decoder() {
     assert_eq!(kept, [157_184, 120_192]);
     assert_eq!(grows(Category::Activations), kept);
     // Source tokens beside ids and targets, u32.
-    let workspace = |cell: &Cell| on_paper(cell).role_of(0).estimate.memory.clone();
+    let workspace = |cell: &Cell| on_paper(cell).role_of(0).estimate.memory().clone();
     assert!(workspace(&encoder_decoder([2, 2])).peak(Category::Workspace) >= 4 * (64 + 2 * 32));
 
     let mut shared = encoder_decoder([2, 2]);

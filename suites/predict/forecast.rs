@@ -51,8 +51,8 @@ impl Footprint {
         let named = |bytes: &dyn Fn(Category) -> u64| Category::ALL.iter().map(|c| (c.name(), bytes(*c))).collect();
         Footprint {
             peaks: named(&|category| estimate.peak(category)),
-            at_peak: named(&|category| estimate.memory.at_peak(category)),
-            total: estimate.memory.total_peak(),
+            at_peak: named(&|category| estimate.memory().at_peak(category)),
+            total: estimate.memory().total_peak(),
             source: "plan",
             ..Footprint::default()
         }

@@ -237,7 +237,7 @@ fn host_memory() -> Option<u64> {
 
 fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) -> Decision {
     let cell = &resolved.cell;
-    let total = estimate.memory.total_peak();
+    let total = estimate.memory().total_peak();
     let record = |status, reason, source| Decision::Record { status, reason, source };
     if cell.hardware.device == DeviceKind::Cuda {
         return on_device(resolved, estimate, footprint);
@@ -277,7 +277,7 @@ fn state_above_capacity(cell: &Cell, estimate: &Estimate) -> Option<String> {
 
 /// Whether a cell for CUDA runs here: on how many GPUs, and whether their memory holds it.
 fn on_device(resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) -> Decision {
-    let total = estimate.memory.total_peak();
+    let total = estimate.memory().total_peak();
     let Resolved { cell, profile, .. } = resolved;
     let (ranks, backend) = (cell.parallel.ranks, cell.parallel.backend);
     let skip = |why: String| {

@@ -365,7 +365,7 @@ impl LoadingEnd {
 }
 
 impl RankEnd {
-    /// What an arena says, when that is all there is.
+    /// What the device's arena says, when that is all there is.
     pub fn of_ledger(rank: usize, ledger: &Ledger) -> RankEnd {
         RankEnd {
             rank,
@@ -387,7 +387,7 @@ impl From<&outcome::RankReport> for RankEnd {
             documents: report.documents,
             stopped: report.stopped,
             loading: report.loaded.as_ref().map(LoadingEnd::by_account),
-            ..RankEnd::of_ledger(report.rank, &report.ledger)
+            ..RankEnd::of_ledger(report.rank, report.memory())
         }
     }
 }

@@ -131,6 +131,11 @@ pub enum Home {
     Disk,
 }
 
+impl Home {
+    /// All of them.
+    pub const ALL: [Home; 3] = [Home::Device, Home::Host, Home::Disk];
+}
+
 /// How the loss over the vocabulary is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -1,40 +1,8 @@
 //! The graph of layers: which unit's weights a layer has, which streams it reads and writes.
 
 use crate::layers::{Block, Embedding, Head, Norm};
-use std::ops::{Index, IndexMut};
+use crate::stream::Stream;
 use std::sync::Arc;
-
-/// What flows between layers: the residual stream of a stack of blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Stream {
-    /// Of the decoder, the only one of most models.
-    Decoder,
-    /// Of the encoder; its output is what cross-attention reads.
-    Encoder,
-}
-
-impl Stream {
-    pub const ALL: [Stream; 2] = [Stream::Decoder, Stream::Encoder];
-}
-
-/// One value for each stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ByStream<T>([T; 2]);
-
-impl<T> Index<Stream> for ByStream<T> {
-    type Output = T;
-
-    fn index(&self, stream: Stream) -> &T {
-        &self.0[stream as usize]
-    }
-}
-
-impl<T> IndexMut<Stream> for ByStream<T> {
-    fn index_mut(&mut self, stream: Stream) -> &mut T {
-        &mut self.0[stream as usize]
-    }
-}
 
 /// A layer of the graph.
 #[derive(Clone, Debug, PartialEq)]

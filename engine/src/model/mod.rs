@@ -7,7 +7,8 @@ mod stored;
 mod unit;
 
 pub use crate::layers::{FlatKind, FlatRange, Grads, Weights};
-pub use graph::{ByStream, Layer, LayerKind, Stream};
+pub use crate::stream::{ByStream, Stream};
+pub use graph::{Layer, LayerKind};
 pub use stored::{Rows, Run, Stored};
 pub use unit::{Flat, Init, Tensor, Unit, is_adapter, stream_of};
 

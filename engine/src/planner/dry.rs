@@ -7,14 +7,15 @@ use crate::comm::{Collective, CollectiveLog, Metered, Null};
 use crate::config::{Backend, Cell, DeviceKind, Evaluation};
 use crate::error::{Result, StepError};
 use crate::executor::{Executor, allocate, prepacked};
+use crate::homes::{ByHome, Homes};
 use crate::model::FlatKind;
 use crate::outcome::{Estimate, Traffic};
 use crate::plan::{Plan, Role};
 use crate::recorder::{Flops, Recorded, Recorder};
-use crate::shard::{Comms, home_dtype};
+use crate::shard::{Comms, State, home_dtype};
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
-use zbench_kernels::{Arena, Category, Dry, Kernels};
+use zbench_kernels::{Category, Dry, Kernels};
 
 /// What an action of a plan will do.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,8 +41,8 @@ pub struct DryRun<'a> {
 /// A cycle that was performed.
 struct Performed<'a> {
     actions: &'a [Action],
-    /// Bytes in use by category when it began.
-    live: [u64; 6],
+    /// Bytes in use by home and category when it began.
+    live: ByHome<[u64; 6]>,
     before: Counts,
     after: Counts,
 }
@@ -65,8 +66,21 @@ impl<'a> DryRun<'a> {
         rank: usize,
         keeps_operations: bool,
     ) -> Result<DryRun<'a>> {
+        let layout = &short.map_or(role, |short| &short.role).layout;
+        let state = State::new(cell, layout, plan.sharding, plan.mesh.place(rank));
+        DryRun::of_state(cell, kernels, (plan, role, short), state, keeps_operations)
+    }
+
+    /// As [`DryRun::new`] of the rank whose state this is.
+    fn of_state(
+        cell: &'a Cell,
+        kernels: &'a dyn Kernels,
+        (plan, role, short): (&'a Plan, &'a Role, Option<&'a ShortPlan>),
+        state: State,
+        keeps_operations: bool,
+    ) -> Result<DryRun<'a>> {
         let (recorder, log) = (Rc::new(Recorder::new(keeps_operations)), CollectiveLog::default());
-        let (mesh, place) = (plan.mesh, plan.mesh.place(rank));
+        let (mesh, place) = (plan.mesh, state.place);
         // Only ranks whose buffers lie on hosts and that are not left to a library reduce small buffers in one round.
         let own = matches!(cell.parallel.backend, Backend::Local | Backend::Shm | Backend::Tcp);
         let in_one_round = own && cell.hardware.device == DeviceKind::Cpu;
@@ -77,12 +91,13 @@ impl<'a> DryRun<'a> {
             Metered::without_time(axis, Box::new(null))
         };
         let smaller = |_: &Metered, axes, name| Ok(group(name, place.index(axes), mesh.size(axes)));
-        let comms = Comms::new(mesh, |name| group(name, rank, mesh.world()), smaller);
+        let comms = Comms::new(mesh, |name| group(name, place.rank, mesh.world()), smaller);
         let comms = comms.map_err(|error: StepError| error)?;
-        let arena = Arena::dry().map_err(|error| StepError::Input(error.to_string()))?;
+        let homes = Homes::dry(&state.homes.all()).map_err(|error| StepError::Input(error.to_string()))?;
         let kernels = Arc::new(Dry(kernels));
         let performed = short.map_or(role, |short| &short.role);
-        let mut executor = Executor::new((cell, plan, performed), rank, kernels, arena, comms, Some(recorder.clone()))?;
+        let mut executor =
+            Executor::new((cell, plan, performed), state, kernels, homes, comms, Some(recorder.clone()))?;
         if let Some(short) = short {
             allocate_omitted(&mut executor, short)?;
         }
@@ -130,16 +145,16 @@ impl<'a> DryRun<'a> {
     /// Performs the actions of a cycle, of micro-batches so many earlier, and counts those again that stand for others.
     fn perform(&mut self, actions: &[Action], earlier: usize) -> Result<()> {
         let Some(short) = self.short else { return self.act_all(actions, earlier) };
-        let arena = self.executor.context.arena.clone();
+        let homes = self.executor.context.homes.clone();
         for (part, times) in short.parts(actions) {
             if times == 1 {
                 self.act_all(part, earlier)?;
                 continue;
             }
             let before = self.counts();
-            let (performed, change) = arena.record_change(|| self.act_all(part, earlier));
+            let (performed, change) = homes.record_change(|| self.act_all(part, earlier));
             performed?;
-            arena.replay_change(&change.repeated(times - 1));
+            homes.replay_change(&change, times - 1);
             self.count_again(&before, &self.counts(), times - 1);
         }
         Ok(())
@@ -167,9 +182,9 @@ impl<'a> DryRun<'a> {
             parameters - FlatKind::ALL.iter().map(|part| layout.inactive_params(*part)).sum::<u64>();
         let kept = |part| layout.units.iter().map(|u| u.flat(part).len).sum::<usize>() * home_dtype(cell, part).size();
         let base_bytes = (kept(FlatKind::Frozen) + kept(FlatKind::Quantised)) as u64;
-        let memory = self.executor.arena.ledger();
+        let ledgers = self.executor.homes.ledgers();
         let estimate =
-            Estimate { memory, traffic, flops, trainable_parameters, parameters, active_parameters, base_bytes };
+            Estimate { ledgers, traffic, flops, trainable_parameters, parameters, active_parameters, base_bytes };
         Ok((estimate, operations))
     }
 
@@ -184,9 +199,9 @@ impl<'a> DryRun<'a> {
         self.executor.share_sums(2 * evaluation.batches, &[]).map(drop)
     }
 
-    fn live(&self) -> [u64; 6] {
-        let ledger = self.executor.arena.ledger();
-        Category::ALL.map(|category| ledger.live(category))
+    fn live(&self) -> ByHome<[u64; 6]> {
+        let ledgers = self.executor.homes.ledgers();
+        ByHome::of(|home| Category::ALL.map(|category| ledgers[home].live(category)))
     }
 
     fn counts(&self) -> Counts {
@@ -242,13 +257,124 @@ fn allocate_omitted(executor: &mut Executor<'_>, short: &ShortPlan) -> Result<()
     let (res, layout) = (executor.context.resources(), &short.role.layout);
     for Repeat { layers: units, times } in &short.repeats {
         let state = executor.state.of_units(units.clone());
-        let (made, change) = res.arena.record_change(|| -> Result<_> {
+        let (made, change) = res.homes.record_change(|| -> Result<_> {
             let forms = prepacked(executor.context.cell, layout, res.device, units.clone())?;
             Ok((allocate(&state, res)?, forms))
         });
         drop(made?);
-        res.arena.replay_change(&change.repeated(*times));
+        res.homes.replay_change(&change, *times);
         executor.state.omitted += times * (0..units.len()).filter(|unit| state.trainable(*unit).is_some()).count();
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{
+        AttentionKind, Checkpointing, Data, Degrees, Hardware, Home, Lora, Memory, Optimizer, Parallel, Precision,
+        READ_AHEAD, STALL, Schedule, Strategy, Train,
+    };
+    use crate::hf::model_from_hf;
+    use zbench_kernels::{Cpu, Ledger, footprint};
+
+    /// Ten blocks, of which the short plan leaves some out.
+    fn cell(strategy: Strategy) -> Cell {
+        let config = include_str!("../../../tests/fixtures/llama/config.json");
+        let mut model = model_from_hf(config, "config.json").unwrap();
+        model.num_hidden_layers = 10;
+        Cell {
+            model,
+            data: Data::Synthetic {},
+            train: Train {
+                seq_len: 32,
+                micro_batch: 1,
+                accumulation: 3,
+                steps: 1,
+                untimed_steps: 0,
+                seed: 1,
+                optimizer: Optimizer::AdamW,
+                lr: 1e-3,
+                betas: [0.9, 0.95],
+                eps: 1e-8,
+                weight_decay: 0.1,
+                clip_norm: 0.0,
+                lr_schedule: Schedule::Constant,
+                lr_warmup_steps: 0,
+                lr_min: 0.0,
+            },
+            parallel: Parallel {
+                ranks: 4,
+                ranks_per_node: None,
+                strategy,
+                shard: 4,
+                degrees: Degrees::default(),
+                prefetch: 1,
+                backend: Backend::Local,
+                stall: STALL,
+            },
+            precision: Precision::F32,
+            memory: Memory {
+                checkpointing: Checkpointing::None,
+                attention: AttentionKind::Flash,
+                capacity: None,
+                prepack: false,
+            },
+            lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, ..Lora::default() },
+            hardware: Hardware::cpu(1),
+            link: None,
+            read_ahead: READ_AHEAD,
+            checkpoint: None,
+            watch: None,
+            priced: None,
+        }
+    }
+
+    #[test]
+    fn what_lives_elsewhere_counts_in_the_ledger_of_its_home_alone() {
+        let kernels = Cpu::new(1);
+        for strategy in [Strategy::Ddp, Strategy::Zero3] {
+            let cell = cell(strategy);
+            let plan = Plan::new(&cell, &kernels).unwrap();
+            let role = plan.role_of(0);
+            let short = ShortPlan::of(&plan, role, cell.parallel.prefetch, |layout| plan.role(&cell, layout, [0, 1]));
+            let ledgers = |short: Option<&ShortPlan>, home: Home| {
+                let layout = &short.map_or(role, |short| &short.role).layout;
+                let mut state = State::new(&cell, layout, plan.sharding, plan.mesh.place(0));
+                state.homes.optimizer = home;
+                let mut run = DryRun::of_state(&cell, &kernels, (&plan, role, short), state, false).unwrap();
+                run.step().unwrap();
+                run.finish().unwrap().0.ledgers
+            };
+            let here = ledgers(None, Home::Device);
+            let split = if strategy == Strategy::Zero3 { 4 } else { 1 };
+            let moments = role.layout.units.iter().map(|unit| {
+                let own = unit.flat(FlatKind::Trainable).padded / split;
+                2 * footprint(cell.precision.optimizer, own).unwrap()
+            });
+            let optimizer: u64 = moments.sum();
+            for short in [None, Some(short.as_ref().expect("blocks are left out"))] {
+                let what = format!("{strategy:?}, short: {}", short.is_some());
+                assert_eq!(ledgers(short, Home::Device), here, "{what}");
+                for (home, other) in [(Home::Host, Home::Disk), (Home::Disk, Home::Host)] {
+                    let apart = ledgers(short, home);
+                    let of = |ledger: &Ledger, category| {
+                        [ledger.live(category), ledger.peak(category), ledger.at_peak(category)]
+                    };
+                    for category in Category::ALL {
+                        let both = of(&here[Home::Device], category);
+                        let (device, moved) = match category {
+                            Category::Optimizer => ([0; 3], [optimizer; 3]),
+                            _ => (both, [0; 3]),
+                        };
+                        assert_eq!(of(&apart[Home::Device], category), device, "{what}: {category}");
+                        assert_eq!(of(&apart[home], category), moved, "{what}: {category}");
+                    }
+                    assert_eq!(apart[Home::Device].total_peak(), here[Home::Device].total_peak() - optimizer, "{what}");
+                    assert_eq!(apart[home].total_peak(), optimizer, "{what}");
+                    assert_eq!(apart[other], Ledger::default(), "{what}");
+                }
+            }
+        }
+    }
 }

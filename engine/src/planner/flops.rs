@@ -9,15 +9,15 @@ use std::collections::BTreeMap;
 /// Operations of one rank by phase and term: (the model's, executed).
 pub type Terms = BTreeMap<(Phase, &'static str), (f64, f64)>;
 
-/// Operations of all ranks, in every convention.
+/// Operations of all ranks of a stage, in every convention.
 ///
 /// `model` is Megatron-LM's: the exact matrix products of forward and backward, attention with its causal half, nothing
 /// that is computed again. `hardware` adds what the checkpointing policy, the adapters' backward and flash attention's
 /// backward repeat. `palm` is 6N + 12 L H Q T per token (PaLM, appendix B); a frozen weight has no weight gradient, so with
 /// adapters it counts 4 instead of 6. Of a mixture of experts N are the parameters that a token passes through.
 pub fn flops(cell: &Cell, layout: &Layout, terms: &Terms) -> Flops {
-    let ranks = cell.parallel.ranks as f64;
-    let tokens = (cell.train.micro_batch * cell.train.seq_len * cell.train.accumulation * cell.parallel.ranks) as u64;
+    let ranks = (cell.parallel.ranks / cell.parallel.degrees.pipeline) as f64;
+    let tokens = cell.batch_division().sequences() * cell.train.seq_len as u64;
     let model = &cell.model;
     let width = (model.num_attention_heads * model.head_dim) as f64;
     let attention = 12.0 * model.num_hidden_layers as f64 * width * cell.train.seq_len as f64;

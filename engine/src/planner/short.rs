@@ -1,9 +1,10 @@
 //! Plans with fewer blocks. Most blocks of a model are alike, so a dry run performs some of them, and what one of them did is counted
 //! for all that are left out.
 
-use crate::actions::{Action, Policy};
+use crate::actions::Action;
 use crate::model::{FlatKind, Layout};
 use crate::plan::{Plan, Role};
+use crate::schedule::Policy;
 use crate::strategy::Reshard;
 use std::ops::Range;
 use std::sync::Arc;

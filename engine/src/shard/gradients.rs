@@ -41,7 +41,8 @@ impl Gradients {
         let mut units = Vec::with_capacity(state.holdings.len());
         for unit in 0..state.holdings.len() {
             let home = |h: &Holding| -> Result<Unit> {
-                let home = res.alloc(Category::Gradients, state.precision.gradients, h.gradients.len())?;
+                let (at, dtype) = (state.homes.gradients, state.precision.gradients);
+                let home = res.alloc_at(at, Category::Gradients, dtype, h.gradients.len())?;
                 Ok(Unit { home, scratch: None, opened: false })
             };
             units.push(state.trainable(unit).map(home).transpose()?);
@@ -93,6 +94,10 @@ impl Gradients {
             grads.opened = false;
             let owned = state.place.range(Axes::SHARD, holding.padded);
             match state.sharding.optimizer {
+                Axes::NONE if holding.replicas != Axes::DATA => {
+                    let group = res.comms.over(holding.replicas);
+                    return group.map_or(Ok(()), |group| all_reduce(res, group, wire, grads.home.view_mut()));
+                }
                 Axes::NONE => all_reduce(res, shard_group, wire, grads.home.view_mut())?,
                 _ => reduce_to_part(res, shard_group, wire, grads.home.view_mut(), &owned)?,
             }

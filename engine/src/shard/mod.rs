@@ -10,15 +10,17 @@ pub use crate::comm::Comms;
 pub use gradients::Gradients;
 pub use optimizer::{Flags, GlobalStats, Losses, Moments, Optimizer, Update};
 pub use params::Params;
-pub use placement::{home_dtype, share, slotted};
+pub use placement::{StateHomes, home_dtype, share, slotted};
 
-use crate::config::{Cell, Precision};
+use crate::config::{Cell, Home, Precision};
 use crate::device::Device;
+use crate::error::{Result, StepError};
+use crate::homes::Homes;
 use crate::mesh::{Axes, Coords, Mesh};
 use crate::model::{FlatKind, Layout, Unit};
 use crate::strategy::Sharding;
 use std::ops::{Deref, Range};
-use zbench_kernels::{Category, DType};
+use zbench_kernels::{Buffer, Category, DType};
 
 /// What one rank holds of one flat.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,8 +33,10 @@ pub struct Holding {
     pub dtype: DType,
     /// The part this rank fills at the start and updates.
     pub owned: Range<usize>,
-    /// The part whose norm this rank computes: the world-wide split.
+    /// The part whose norm this rank computes: its share among all ranks that have the same.
     pub chunk: Range<usize>,
+    /// These ranks.
+    pub replicas: Axes,
     /// Where accumulated gradients live here.
     pub gradients: Range<usize>,
     /// Weights are read from a slot.
@@ -49,7 +53,14 @@ impl Holding {
             home: place.range(sharding.parameters, padded),
             dtype: placement::home_dtype(cell, part),
             owned: place.range(placement::share(sharding, part), padded),
-            chunk: place.range(Axes::DATA, padded),
+            chunk: match unit.replicas {
+                Axes::DATA => place.range(Axes::DATA, padded),
+                others => {
+                    let (index, part) = (place.index(others), padded / place.mesh.size(others));
+                    index * part..(index + 1) * part
+                }
+            },
+            replicas: unit.replicas,
             gradients: place.range(sharding.gradients, padded),
             slotted: placement::slotted(cell, sharding, part),
             slot: placement::slot_dtype(cell, part),
@@ -66,6 +77,7 @@ pub struct State {
     pub holdings: Vec<[Option<Holding>; FlatKind::COUNT]>,
     pub place: Coords,
     pub sharding: Sharding,
+    pub homes: StateHomes,
     pub precision: Precision,
     /// What slots count as.
     pub slots: Category,
@@ -89,6 +101,7 @@ impl State {
             holdings,
             place,
             sharding,
+            homes: StateHomes::of(cell),
             precision: cell.precision,
             slots,
             stoppable,
@@ -125,7 +138,16 @@ impl State {
 #[derive(Clone, Copy)]
 pub struct Resources<'a> {
     pub device: Device<'a>,
+    pub homes: &'a Homes,
     pub comms: &'a Comms,
+}
+
+impl Resources<'_> {
+    /// A buffer of a home, with unspecified contents.
+    pub fn alloc_at(&self, home: Home, category: Category, dtype: DType, len: usize) -> Result<Buffer> {
+        let none = || StepError::Input(format!("this rank has no memory of home {home:?}; a bug"));
+        Ok(self.homes.arena(home).ok_or_else(none)?.alloc(category, dtype, len)?)
+    }
 }
 
 impl<'a> Deref for Resources<'a> {

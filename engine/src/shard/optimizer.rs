@@ -135,7 +135,7 @@ impl Optimizer {
     /// Moments are zero, master weights unspecified.
     pub fn new(state: &State, res: Resources<'_>) -> Result<Optimizer> {
         let p = state.precision;
-        let alloc = |dtype, len| res.alloc(Category::Optimizer, dtype, len);
+        let alloc = |dtype, len| res.alloc_at(state.homes.optimizer, Category::Optimizer, dtype, len);
         let mut units = Vec::with_capacity(state.holdings.len());
         for unit in 0..state.holdings.len() {
             let Some(holding) = state.trainable(unit) else {

@@ -29,7 +29,8 @@ impl Params {
     /// Homes with unspecified contents.
     pub fn new(state: &State, res: Resources<'_>) -> Result<Params> {
         let home = |holding: &Holding| -> Result<Flat> {
-            let home = res.alloc(Category::Parameters, holding.dtype, holding.home.len())?;
+            let (at, len) = (state.homes.parameters, holding.home.len());
+            let home = res.alloc_at(at, Category::Parameters, holding.dtype, len)?;
             Ok(Flat { home: Some(home), slot: None, pending: None, slotted: holding.slotted })
         };
         let mut flats = Vec::with_capacity(state.holdings.len());

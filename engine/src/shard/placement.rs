@@ -1,10 +1,31 @@
 //! Which type a flat has where, and over which axes it is split.
 
-use crate::config::{Base, Cell};
+use crate::config::{Base, Cell, Home};
 use crate::mesh::Axes;
 use crate::model::FlatKind;
 use crate::strategy::{Reshard, Sharding};
 use zbench_kernels::{Category, DType};
+
+/// Where the parts of a rank's state live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateHomes {
+    pub parameters: Home,
+    pub gradients: Home,
+    pub optimizer: Home,
+}
+
+impl StateHomes {
+    /// As the cell says. Gradients live where the optimizer reads them.
+    pub fn of(cell: &Cell) -> StateHomes {
+        let (parameters, optimizer) =
+            cell.priced.as_ref().map_or_else(Default::default, |p| (p.offload_parameters, p.offload_optimizer));
+        StateHomes { parameters, gradients: optimizer, optimizer }
+    }
+
+    pub fn all(&self) -> [Home; 3] {
+        [self.parameters, self.gradients, self.optimizer]
+    }
+}
 
 /// The type of a flat's weights at home.
 pub fn home_dtype(cell: &Cell, part: FlatKind) -> DType {

@@ -151,7 +151,7 @@ pub(crate) fn start(
     // On the host an arena of its own: what is written is no part of training's memory. A device has no other.
     let arena = match executor.kernels.is_host() {
         true => Arena::host(None).map_err(|error| StepError::Input(error.to_string()))?,
-        false => executor.arena.clone(),
+        false => executor.arena().clone(),
     };
     for unit in 0..executor.state.holdings.len() {
         for part in FlatKind::ALL {

@@ -125,7 +125,7 @@ pub fn take(case: &Case) -> Taken {
             plan.role_of(0).evaluation.next.clone(),
             plan.role_of(0).evaluation.end.clone(),
         ],
-        memory: estimate.memory,
+        memory: estimate.memory().clone(),
         traffic: estimate.traffic,
         flops: estimate.flops,
         parameters: [
@@ -135,7 +135,7 @@ pub fn take(case: &Case) -> Taken {
             estimate.base_bytes,
         ],
         operations,
-        measured: ran.reports.into_iter().map(|report| (report.ledger, report.traffic)).collect(),
+        measured: ran.reports.into_iter().map(|report| (report.memory().clone(), report.traffic)).collect(),
         steps: ran.steps,
         evaluations: ran.evaluations,
         weights: ran.weights,

@@ -35,7 +35,7 @@ pub fn measure(cell: &Cell, plan: &Plan) -> Vec<RankReport> {
 pub fn assert_as_planned(cell: &Cell, what: &str) {
     let plan = plan(cell);
     for report in measure(cell, &plan) {
-        let (planned, measured) = (&plan.role_of(0).estimate.memory, &report.ledger);
+        let (planned, measured) = (plan.role_of(0).estimate.memory(), report.memory());
         for c in Category::ALL {
             assert_eq!(planned.peak(c), measured.peak(c), "{what}: rank {}: peak of {c}", report.rank);
             assert_eq!(planned.at_peak(c), measured.at_peak(c), "{what}: rank {}: {c} at the peak", report.rank);
@@ -377,7 +377,7 @@ fn flash_attention_takes_memory_linear_in_the_sequence() {
         cell.memory.attention = kind;
         let plan = plan(&cell);
         let report = &measure(&cell, &plan)[0];
-        report.ledger.peak(Category::Activations) + report.ledger.peak(Category::Workspace)
+        report.memory().peak(Category::Activations) + report.memory().peak(Category::Workspace)
     };
     let ratio = |kind| peak(2048, kind) as f64 / peak(512, kind) as f64;
     let (flash, naive) = (ratio(AttentionKind::Flash), ratio(AttentionKind::Naive));
@@ -388,7 +388,7 @@ fn flash_attention_takes_memory_linear_in_the_sequence() {
 #[test]
 fn a_capacity_exists_at_which_zero3_trains_and_ddp_does_not() {
     let cell = |strategy| on(small(), strategy, 4, 4);
-    let need = |strategy| estimate(&cell(strategy)).memory.total_peak();
+    let need = |strategy| estimate(&cell(strategy)).memory().total_peak();
     assert!(need(Strategy::Zero3) < need(Strategy::Ddp));
     let capacity = need(Strategy::Zero3);
     let limited = |strategy, capacity| {
@@ -424,7 +424,8 @@ fn model_states_follow_the_published_table() {
                 let gradients =
                     precision.gradients.size() * psi / split(matches!(strategy, Strategy::Zero2 | Strategy::Zero3));
                 let optimizer = 12 * psi / split(strategy != Strategy::Ddp);
-                let measured = &measure(&cell, &plan)[0].ledger;
+                let reports = measure(&cell, &plan);
+                let measured = reports[0].memory();
                 assert_eq!(measured.peak(Category::Parameters), parameters as u64);
                 assert_eq!(measured.peak(Category::Gradients), gradients as u64);
                 assert_eq!(measured.peak(Category::Optimizer), optimizer as u64);

@@ -136,7 +136,7 @@ fn the_loss_is_that_of_the_held_out_sequences() {
 #[test]
 fn an_evaluation_of_any_size_is_planned() {
     let cell = watched(on(small(), Strategy::Ddp, 1 << 20, 1 << 20), 1, 1 << 26);
-    let peak = estimate(&cell).memory.peak(Category::Communication);
+    let peak = estimate(&cell).memory().peak(Category::Communication);
     assert_eq!(peak, (2 << 26) * 8 * ((1 << 20) + 1));
 }
 
@@ -169,8 +169,8 @@ fn plans_hold_with_evaluations() {
                 let planned = estimate(&cell);
                 let what = format!("{name}: {} {policy:?}", strategy.name());
                 assert_eq!(
-                    planned.memory.total_peak(),
-                    without.memory.total_peak(),
+                    planned.memory().total_peak(),
+                    without.memory().total_peak(),
                     "{what}: an evaluation takes more"
                 );
                 assert_eq!((&planned.traffic, &planned.flops), (&without.traffic, &without.flops), "{what}");
@@ -178,10 +178,10 @@ fn plans_hold_with_evaluations() {
                 assert_eq!(evaluations.len(), 4, "{what}");
                 for report in &run.ranks {
                     for c in Category::ALL {
-                        let (ours, theirs) = (planned.memory.peak(c), report.ledger.peak(c));
+                        let (ours, theirs) = (planned.memory().peak(c), report.memory().peak(c));
                         assert_eq!(ours, theirs, "{what}: rank {}: peak of {c}", report.rank);
                     }
-                    assert_eq!(planned.memory.total_peak(), report.ledger.total_peak(), "{what}: peak");
+                    assert_eq!(planned.memory().total_peak(), report.memory().total_peak(), "{what}: peak");
                     let plain = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes, t.ranks);
                     let stated: Vec<_> = planned.traffic.iter().map(plain).collect();
                     let moved: Vec<_> = report.traffic.iter().map(plain).collect();
@@ -201,7 +201,7 @@ fn prepacked_weights_are_those_of_the_moment() {
     let planned = estimate(&cell);
     let (run, own) = course(&cell);
     assert_eq!((losses(&plain), held(&evaluations)), (losses(&run), held(&own)));
-    assert_eq!(planned.memory.total_peak(), run.ranks[0].ledger.total_peak());
+    assert_eq!(planned.memory().total_peak(), run.ranks[0].memory().total_peak());
 }
 
 /// Adapters that were trained with dropout are looked at without: as they are where they are loaded for a run that has none.

@@ -46,7 +46,7 @@ fn a_rank_that_panics_is_named_and_the_others_end() {
 fn a_rank_that_fails_while_allocating_is_named() {
     let mut cell = cell(Strategy::Zero3);
     let plan = plan(&cell);
-    let capacity = plan.role_of(0).estimate.memory.total_peak();
+    let capacity = plan.role_of(0).estimate.memory().total_peak();
     cell.memory.capacity = Some(capacity);
     let result = with_ranks(&cell, &plan, cpus(&cell), |rank| -> Result<(), StepError> {
         rank.step()?;
@@ -105,7 +105,7 @@ fn steps_are_told_as_they_end_and_the_same_cell_twice_is_the_same_run() {
     };
     assert_eq!(bits(&first.steps), bits(&second.steps));
     for (a, b) in first.ranks.iter().zip(&second.ranks) {
-        assert_eq!(a.ledger, b.ledger);
+        assert_eq!(a.ledgers, b.ledgers);
         let bytes = |r: &zbench_engine::outcome::RankReport| -> Vec<_> {
             r.traffic.iter().map(|t| (t.axis, t.kind, t.calls, t.wire_bytes)).collect()
         };

@@ -62,7 +62,7 @@ fn a_run_that_takes_turns_reports_its_own_steps_and_trains_on() {
                 .map(|rank| {
                     let traffic: Vec<_> =
                         rank.traffic.iter().map(|t| (t.axis, t.kind, t.calls, t.wire_bytes)).collect();
-                    (rank.step_ms.len(), rank.ledger.total_peak(), traffic, rank.stopped)
+                    (rank.step_ms.len(), rank.memory().total_peak(), traffic, rank.stopped)
                 })
                 .collect();
             (steps, ranks)

@@ -470,7 +470,12 @@ fn bytes_and_calls_of_a_step_are_those_of_the_plan_with_checkpoints_too() {
             course::run(rank, Control { stop: &flag, tell: &|_| {}, trace: None, pace: None })
         });
         for (report, _) in reports.unwrap() {
-            assert_eq!(report.ledger.total_peak(), plan.role_of(0).estimate.memory.total_peak(), "{}", strategy.name());
+            assert_eq!(
+                report.memory().total_peak(),
+                plan.role_of(0).estimate.memory().total_peak(),
+                "{}",
+                strategy.name()
+            );
             for row in &report.traffic {
                 let planned =
                     plan.role_of(0).estimate.traffic.iter().find(|p| (p.axis, p.kind) == (row.axis, row.kind)).unwrap();

@@ -101,7 +101,7 @@ fn a_trace_says_what_the_report_says() {
                 close(wire as f64 / 3.0, row.wire_bytes, &what);
                 close(ns as f64 / 1e6 / 3.0, row.ms, &what);
             }
-            assert_eq!(peak(&of_rank), rank.ledger.total_peak(), "{name}");
+            assert_eq!(peak(&of_rank), rank.memory().total_peak(), "{name}");
         }
     }
 }
@@ -152,7 +152,7 @@ fn who_traces_trains_as_who_does_not() {
         let (plain, seen) = (plain.unwrap(), seen.unwrap());
         assert_eq!(bits(&plain), bits(&seen), "{name}");
         for (a, b) in plain.ranks.iter().zip(&seen.ranks) {
-            assert_eq!(a.ledger, b.ledger, "{name}");
+            assert_eq!(a.ledgers, b.ledgers, "{name}");
         }
     }
 }

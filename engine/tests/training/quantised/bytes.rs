@@ -97,7 +97,7 @@ fn the_base_takes_the_bytes_that_the_formula_says() {
                 ranks
             };
             for report in measure(&cell, &plan) {
-                let measured = report.ledger.peak(Category::Parameters);
+                let measured = report.memory().peak(Category::Parameters);
                 assert_eq!(measured, ((floats + padded) / split) as u64, "{base:?}: {} on {ranks}", strategy.name());
             }
             let counted = plan.layout.parameters(FlatKind::Quantised) as usize;

@@ -1,0 +1,92 @@
+//! The memory of a rank by home. The device's arena is always there; the host and the disk have one only where something
+//! lives there. Each arena has a ledger of its own.
+
+use crate::config::Home;
+use std::ops::Index;
+use zbench_kernels::{Arena, ArenaError, Ledger, Swing};
+
+/// One value for each home.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ByHome<T>([T; Home::ALL.len()]);
+
+impl<T> ByHome<T> {
+    pub fn of(value: impl FnMut(Home) -> T) -> ByHome<T> {
+        ByHome(Home::ALL.map(value))
+    }
+}
+
+impl<T> Index<Home> for ByHome<T> {
+    type Output = T;
+
+    fn index(&self, home: Home) -> &T {
+        &self.0[home as usize]
+    }
+}
+
+/// The arenas of a rank. Clones share them.
+#[derive(Clone)]
+pub struct Homes {
+    device: Arena,
+    host: Option<Arena>,
+    disk: Option<Arena>,
+}
+
+impl From<Arena> for Homes {
+    /// Everything lives on the device.
+    fn from(device: Arena) -> Homes {
+        Homes { device, host: None, disk: None }
+    }
+}
+
+impl Homes {
+    /// Arenas without memory for the device and for each of these homes.
+    ///
+    /// # Errors
+    /// As of [`Arena::dry`].
+    pub fn dry(used: &[Home]) -> Result<Homes, ArenaError> {
+        let arena = |home| used.contains(&home).then(Arena::dry).transpose();
+        Ok(Homes { device: Arena::dry()?, host: arena(Home::Host)?, disk: arena(Home::Disk)? })
+    }
+
+    pub fn device(&self) -> &Arena {
+        &self.device
+    }
+
+    /// The arena of a home; `None` where nothing lives there.
+    pub fn arena(&self, home: Home) -> Option<&Arena> {
+        match home {
+            Home::Device => Some(&self.device),
+            Home::Host => self.host.as_ref(),
+            Home::Disk => self.disk.as_ref(),
+        }
+    }
+
+    /// What is and was in use. The ledger of a home without an arena is empty.
+    pub fn ledgers(&self) -> ByHome<Ledger> {
+        ByHome::of(|home| self.arena(home).map(Arena::ledger).unwrap_or_default())
+    }
+
+    /// What `work` does to the ledger of each home, whatever was in use before.
+    pub fn record_change<R>(&self, work: impl FnOnce() -> R) -> (R, ByHome<Swing>) {
+        let (((result, disk), host), device) =
+            self.device.record_change(|| recorded(self.host.as_ref(), || recorded(self.disk.as_ref(), work)));
+        (result, ByHome([device, host, disk]))
+    }
+
+    /// Counts a change so many times again that was recorded, without allocating anything.
+    pub fn replay_change(&self, change: &ByHome<Swing>, times: usize) {
+        for home in Home::ALL {
+            if let Some(arena) = self.arena(home) {
+                arena.replay_change(&change[home].repeated(times));
+            }
+        }
+    }
+}
+
+/// As [`Arena::record_change`]; nothing changes where there is no arena.
+fn recorded<R>(arena: Option<&Arena>, work: impl FnOnce() -> R) -> (R, Swing) {
+    match arena {
+        Some(arena) => arena.record_change(work),
+        None => (work(), Swing::default()),
+    }
+}

@@ -1,0 +1,353 @@
+//! The schedule: from a stage's layers and passes to the list of what its ranks do.
+
+use crate::actions::{Action, EvaluationActions};
+use crate::config::{Checkpointing, SavedTensor};
+use crate::model::{Layer, LayerKind};
+use crate::pipeline::Pass;
+use crate::strategy::Reshard;
+use std::ops::Range;
+
+/// What the schedule depends on.
+#[derive(Clone, Debug)]
+pub struct Schedule<'a> {
+    pub layers: &'a [Layer],
+    pub units: usize,
+    /// The order of micro-batches.
+    pub passes: &'a [Pass],
+    /// When slots are given back.
+    pub reshard: Reshard,
+    /// Units gathered ahead.
+    pub prefetch: usize,
+    /// By unit: whether it has trainable weights.
+    pub trainable: &'a [bool],
+    /// By unit: whether its home is stale after an update.
+    pub stale: &'a [bool],
+    /// By unit: whether its weights are read from a slot.
+    pub slotted: &'a [bool],
+    pub policy: &'a Policy,
+}
+
+/// A checkpointing key, resolved for a number of blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Inputs are kept of blocks whose number is a multiple of this.
+    pub every: usize,
+    /// The tensors of a block that forward keeps.
+    pub keep: Vec<SavedTensor>,
+}
+
+impl Policy {
+    /// Resolves the key.
+    pub fn of(checkpointing: &Checkpointing, blocks: usize) -> Policy {
+        let every = match checkpointing {
+            Checkpointing::Every(k) => (*k).max(1),
+            Checkpointing::Sqrt => (1..).find(|k| k * k >= blocks).unwrap_or(1),
+            _ => 1,
+        };
+        let keep = match checkpointing {
+            Checkpointing::None => SavedTensor::ALL.to_vec(),
+            Checkpointing::Full | Checkpointing::Every(_) | Checkpointing::Sqrt => Vec::new(),
+            Checkpointing::Selective => {
+                vec![SavedTensor::Qkv, SavedTensor::Attention, SavedTensor::Residual, SavedTensor::GateUp]
+            }
+            Checkpointing::Keep(list) => {
+                let mut keep = list.clone();
+                keep.sort();
+                keep.dedup();
+                keep
+            }
+        };
+        Policy { every, keep }
+    }
+
+    /// Whether forward keeps the input of block `index`.
+    pub fn keeps_input(&self, index: usize) -> bool {
+        index.is_multiple_of(self.every)
+    }
+
+    /// Whether backward finds everything it needs.
+    pub fn keeps_all(&self) -> bool {
+        self.every == 1 && self.keep.len() == SavedTensor::ALL.len()
+    }
+}
+
+/// The list of a step.
+pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
+    let last = schedule.passes.iter().filter(|pass| matches!(pass, Pass::Forward(_))).count().saturating_sub(1);
+    let (mut computes, mut begin) = (Vec::new(), 0);
+    let mut goes_forward = true;
+    for pass in schedule.passes {
+        match *pass {
+            Pass::Forward(micro) => {
+                if !goes_forward {
+                    mark_last(schedule.units, &mut computes[begin..]);
+                    begin = computes.len();
+                }
+                goes_forward = true;
+                forward(schedule, micro, last, &mut computes);
+            }
+            Pass::Backward(micro) => {
+                goes_forward = false;
+                backward(schedule, micro, last, &mut computes);
+            }
+        }
+    }
+    mark_last(schedule.units, &mut computes[begin..]);
+    let mut residency = Residency::new(schedule);
+    residency.run(&computes);
+    // The update makes every slot stale.
+    residency.empty();
+    residency.list.push(Action::Update);
+    residency.list
+}
+
+/// The lists of an evaluation. Where a step gives slots back after forward, every micro-batch ends with all of them given
+/// back: the head's and the embedding's, the largest of most models, are then never there together, as they are not in
+/// a step. Otherwise all units stay to the end.
+pub fn evaluation_actions(schedule: &Schedule<'_>) -> EvaluationActions {
+    let mut computes = Vec::new();
+    forward(schedule, 0, 0, &mut computes);
+    computes.retain(|compute| !matches!(compute.action, Action::Reduce { .. }));
+    let mut residency = Residency::new(schedule);
+    let mut micro_batch = || {
+        residency.run(&computes);
+        if schedule.reshard == Reshard::AfterForward {
+            residency.empty();
+        }
+        std::mem::take(&mut residency.list)
+    };
+    let (first, next) = (micro_batch(), micro_batch());
+    residency.empty();
+    EvaluationActions { first, next, end: residency.list }
+}
+
+/// An action that computes, and the units whose weights it reads.
+struct Compute {
+    action: Action,
+    reads: Reads,
+    /// Of the units, those that nothing later in the micro-batch reads.
+    last: [bool; 2],
+}
+
+/// Units whose weights an action reads: the head's are two where it reads the embedding's table.
+#[derive(Clone, Copy)]
+enum Reads {
+    None,
+    One([usize; 1]),
+    Two([usize; 2]),
+}
+
+impl std::ops::Deref for Reads {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        match self {
+            Reads::None => &[],
+            Reads::One(unit) => unit,
+            Reads::Two(units) => units,
+        }
+    }
+}
+
+fn compute(action: Action, reads: Reads) -> Compute {
+    Compute { action, reads, last: [false; 2] }
+}
+
+/// The units whose weights a layer reads.
+fn reads(layer: &Layer) -> Reads {
+    layer.shares.or(layer.experts).map_or(Reads::One([layer.unit]), |other| Reads::Two([layer.unit, other]))
+}
+
+fn reduce(s: &Schedule<'_>, unit: usize, micro: usize, last: usize) -> Option<Compute> {
+    let action = Action::Reduce { unit, first: micro == 0, last: micro == last };
+    s.trainable[unit].then(|| compute(action, Reads::None))
+}
+
+/// What a stage computes forward. The head goes backward, too, and its gradients are complete.
+fn forward(s: &Schedule<'_>, micro: usize, last: usize, list: &mut Vec<Compute>) {
+    list.push(compute(Action::Load { micro }, Reads::None));
+    let (first_layer, last_layer) = (s.layers.first(), s.layers.last());
+    if let Some(Layer { reads: stream, .. }) = first_layer.filter(|layer| layer.is_inner()) {
+        list.push(compute(Action::Receive { micro, stream: *stream, gradient: false }, Reads::None));
+    }
+    for (number, layer) in s.layers.iter().enumerate() {
+        list.push(compute(Action::Forward { micro, layer: number }, reads(layer)));
+        if let LayerKind::Head(_) = layer.kind {
+            list.extend(reduce(s, layer.unit, micro, last));
+        }
+    }
+    if let Some(Layer { writes: stream, .. }) = last_layer.filter(|layer| layer.is_inner()) {
+        list.push(compute(Action::Send { micro, stream: *stream, gradient: false }, Reads::None));
+    }
+}
+
+/// What a stage computes backward, with the reductions that follow.
+fn backward(s: &Schedule<'_>, micro: usize, last: usize, list: &mut Vec<Compute>) {
+    let (first_layer, last_layer) = (s.layers.first(), s.layers.last());
+    if let Some(Layer { writes: stream, .. }) = last_layer.filter(|layer| layer.is_inner()) {
+        list.push(compute(Action::Receive { micro, stream: *stream, gradient: true }, Reads::None));
+    }
+    let mut end = s.layers.len();
+    while let Some(at) = end.checked_sub(1) {
+        let layer = &s.layers[at];
+        match &layer.kind {
+            LayerKind::Head(_) => end = at,
+            LayerKind::Block(_) => {
+                let start = s.layers[..end].iter().rposition(|layer| layer.block().is_none()).map_or(0, |at| at + 1);
+                blocks_backward(s, start..end, micro, last, list);
+                end = start;
+            }
+            LayerKind::Embedding(embedding) => {
+                if s.trainable[layer.unit] {
+                    let reads = if embedding.reads_weights() { reads(layer) } else { Reads::None };
+                    list.push(compute(Action::Backward { micro, layer: at }, reads));
+                    // The table may be another embedding's, too.
+                    if s.layers[..at].iter().all(|other| other.unit != layer.unit) {
+                        list.extend(reduce(s, layer.unit, micro, last));
+                    }
+                }
+                end = at;
+            }
+            LayerKind::Norm(_) => {
+                list.push(compute(Action::Backward { micro, layer: at }, reads(layer)));
+                list.extend(reduce(s, layer.unit, micro, last));
+                end = at;
+            }
+        }
+    }
+    if let Some(Layer { reads: stream, .. }) = first_layer.filter(|layer| layer.is_inner()) {
+        list.push(compute(Action::Send { micro, stream: *stream, gradient: true }, Reads::None));
+    }
+}
+
+/// Backward of blocks that follow each other, in segments of those whose input is made again from one that was kept.
+fn blocks_backward(s: &Schedule<'_>, blocks: Range<usize>, micro: usize, last: usize, list: &mut Vec<Compute>) {
+    let every = s.policy.every;
+    let segments = blocks.clone().step_by(every).map(|start| start..(start + every).min(blocks.end));
+    let recompute = |layer, output| compute(Action::Recompute { micro, layer, output }, reads(&s.layers[layer]));
+    for segment in segments.rev() {
+        if every > 1 {
+            list.extend(segment.clone().map(|layer| recompute(layer, layer + 1 < segment.end)));
+        }
+        for layer in segment.rev() {
+            if every == 1 && !s.policy.keeps_all() {
+                list.push(recompute(layer, false));
+            }
+            list.push(compute(Action::Backward { micro, layer }, reads(&s.layers[layer])));
+            let Layer { unit, experts, .. } = s.layers[layer];
+            list.extend([Some(unit), experts].into_iter().flatten().filter_map(|unit| reduce(s, unit, micro, last)));
+        }
+    }
+}
+
+/// Marks what nothing later in a micro-batch reads.
+fn mark_last(units: usize, micro_batch: &mut [Compute]) {
+    let mut read = vec![false; units];
+    for compute in micro_batch.iter_mut().rev() {
+        for (last, unit) in compute.last.iter_mut().zip(&*compute.reads) {
+            *last = !std::mem::replace(&mut read[*unit], true);
+        }
+    }
+}
+
+/// Which units' slots are filled while the list runs: a cache whose size and rule are the strategy's.
+struct Residency<'a> {
+    s: &'a Schedule<'a>,
+    /// Filled slots, the one used longest ago first.
+    filled: Vec<usize>,
+    stale: Vec<bool>,
+    capacity: usize,
+    list: Vec<Action>,
+    /// Units that [`Residency::ahead`] looks for, and with those in use what it keeps: room that is used again.
+    wanted: Vec<usize>,
+    keep: Vec<usize>,
+}
+
+impl<'a> Residency<'a> {
+    fn new(s: &'a Schedule<'a>) -> Residency<'a> {
+        let most_read = if s.layers.iter().any(|layer| layer.shares.or(layer.experts).is_some()) { 2 } else { 1 };
+        let capacity = match s.reshard {
+            Reshard::AfterForward => (1 + s.prefetch).max(most_read),
+            Reshard::AfterBackward | Reshard::Never => usize::MAX,
+        };
+        let (filled, list, wanted, keep) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Residency { s, filled, stale: s.stale.to_vec(), capacity, list, wanted, keep }
+    }
+
+    fn run(&mut self, computes: &[Compute]) {
+        let slots = self.s.slotted.contains(&true);
+        self.list.reserve(computes.len());
+        for (i, compute) in computes.iter().enumerate() {
+            for &unit in &*compute.reads {
+                self.ensure(unit, &compute.reads);
+            }
+            if !compute.reads.is_empty() && slots {
+                self.ahead(&compute.reads, &computes[i + 1..]);
+            }
+            self.list.push(compute.action);
+            if self.s.reshard == Reshard::AfterBackward {
+                let done = compute.reads.iter().zip(compute.last).filter(|(_, last)| *last);
+                done.for_each(|(&unit, _)| self.release(unit));
+            }
+        }
+    }
+
+    fn empty(&mut self) {
+        while let Some(&unit) = self.filled.first() {
+            self.release(unit);
+        }
+    }
+
+    /// The unit's weights are current and, where they need one, in a slot.
+    fn ensure(&mut self, unit: usize, in_use: &[usize]) {
+        if let Some(at) = self.filled.iter().position(|&u| u == unit) {
+            self.filled.remove(at);
+            self.filled.push(unit);
+            return;
+        }
+        let (refresh, slot) = (std::mem::take(&mut self.stale[unit]), self.s.slotted[unit]);
+        if slot {
+            while self.filled.len() >= self.capacity {
+                let Some(&victim) = self.filled.iter().find(|u| !in_use.contains(u)) else { break };
+                self.release(victim);
+            }
+            self.filled.push(unit);
+        }
+        if refresh || slot {
+            self.list.push(Action::Gather { unit, refresh, slot });
+        }
+    }
+
+    /// Starts the gathers of the next units, as far as slots go.
+    fn ahead(&mut self, in_use: &[usize], rest: &[Compute]) {
+        // Every unit is read within a micro-batch; looking further than that would find nothing new.
+        let reach = 4 * self.s.slotted.len();
+        let (mut wanted, mut keep) = (std::mem::take(&mut self.wanted), std::mem::take(&mut self.keep));
+        wanted.clear();
+        for &unit in rest.iter().take(reach).flat_map(|c| &*c.reads) {
+            if wanted.len() == self.s.prefetch {
+                break;
+            }
+            if self.s.slotted[unit] && !in_use.contains(&unit) && !wanted.contains(&unit) {
+                wanted.push(unit);
+            }
+        }
+        keep.clear();
+        keep.extend(in_use.iter().chain(&wanted));
+        for &unit in &wanted {
+            let room = self.filled.len() < self.capacity || self.filled.iter().any(|u| !keep.contains(u));
+            if self.filled.contains(&unit) || !room {
+                continue;
+            }
+            self.ensure(unit, &keep);
+        }
+        (self.wanted, self.keep) = (wanted, keep);
+    }
+
+    fn release(&mut self, unit: usize) {
+        if let Some(at) = self.filled.iter().position(|&u| u == unit) {
+            self.filled.remove(at);
+            self.list.push(Action::Release { unit });
+        }
+    }
+}
