@@ -65,53 +65,71 @@ pub fn mesh(parallel: &Parallel) -> Result<Mesh, MeshError> {
     let Parallel { ranks, shard, strategy, degrees, .. } = *parallel;
     let Degrees { tensor, sequence, pipeline, context, expert, expert_tensor, .. } = degrees;
     let misfit = |key, other, reason: String| Err(MeshError { key, other, reason });
-    if ranks == 0 {
-        return misfit("parallel.ranks", "parallel.ranks", "is 0; at least 1 rank is needed".into());
-    }
-    for (key, degree) in [
+    for (key, count) in [
+        ("parallel.ranks", ranks),
         ("parallel.tensor", tensor),
         ("parallel.pipeline", pipeline),
         ("parallel.context", context),
         ("parallel.expert", expert),
         ("parallel.expert_tensor", expert_tensor),
     ] {
-        if degree == 0 {
-            return misfit(key, key, "is 0; at least 1 is needed".into());
+        if count == 0 {
+            return misfit(key, key, "is 0; write 1 or more".into());
         }
     }
-    let replica = degrees.ranks_per_replica();
-    if !ranks.is_multiple_of(replica) {
-        let nearest = nearest(ranks, ranks.saturating_add(replica), |ranks| ranks.is_multiple_of(replica));
-        let reason = format!("{ranks} is not a multiple of tensor × pipeline × context = {replica}; write {nearest}");
+    let product = "parallel.tensor × parallel.pipeline × parallel.context";
+    let replica = tensor.checked_mul(pipeline).and_then(|ranks| ranks.checked_mul(context));
+    let Some(replica) = replica.filter(|replica| ranks.is_multiple_of(*replica)) else {
+        let of = format!("{product} = {tensor} × {pipeline} × {context}");
+        let reason = match replica {
+            Some(replica) => {
+                let given = ranks / replica;
+                let ways = multiples(given, replica);
+                let smaller = if given == 0 { ", or smaller degrees" } else { "" };
+                format!("{ranks} is not a multiple of {of} = {replica}; write {ways}{smaller}")
+            }
+            None => format!("{ranks} is not a multiple of {of}; write smaller degrees"),
+        };
         return misfit("parallel.ranks", "parallel.tensor", reason);
-    }
+    };
     if sequence != 1 && sequence != tensor {
+        let ways = if tensor == 1 { "1".into() } else { format!("1 or {tensor}") };
         let reason = format!(
             "{sequence} is neither 1 nor parallel.tensor = {tensor}: sequence parallelism splits over the same ranks; \
-             write 1 or {tensor}"
+             write {ways}"
         );
         return misfit("parallel.sequence", "parallel.tensor", reason);
     }
     let data = ranks / replica;
     if strategy.is_hybrid() && (shard == 0 || !data.is_multiple_of(shard)) {
-        let nearest = nearest(shard, data, |shard| data.is_multiple_of(shard));
+        let ways = divisors_near(shard, data, |_| true);
         let reason = match replica {
-            1 => format!("{shard} does not divide parallel.ranks = {ranks}; write {nearest}"),
-            _ => format!("{shard} does not divide the {data} data-parallel ranks; write {nearest}"),
+            1 => format!("{shard} does not divide parallel.ranks = {ranks}; write {ways}"),
+            _ => format!(
+                "{shard} does not divide the {data} data-parallel ranks, which are parallel.ranks / ({product}) = \
+                 {ranks} / {replica}; write {ways}"
+            ),
         };
         return misfit("parallel.shard", "parallel.ranks", reason);
     }
     let stage = ranks / pipeline;
     if !stage.is_multiple_of(expert) {
-        let nearest = nearest(expert, stage, |expert| stage.is_multiple_of(expert));
-        let reason = format!("{expert} does not divide the {stage} ranks of a stage; write {nearest}");
+        let ways = divisors_near(expert, stage, |_| true);
+        let reason = match pipeline {
+            1 => format!("{expert} does not divide parallel.ranks = {ranks}; write {ways}"),
+            _ => format!(
+                "{expert} does not divide the {stage} ranks of a stage, which are parallel.ranks / parallel.pipeline = \
+                 {ranks} / {pipeline}; write {ways}"
+            ),
+        };
         return misfit("parallel.expert", "parallel.ranks", reason);
     }
-    if !(stage / expert).is_multiple_of(expert_tensor) {
-        let each = stage / expert;
-        let nearest = nearest(expert_tensor, each, |degree| each.is_multiple_of(degree));
+    let same = stage / expert;
+    if !same.is_multiple_of(expert_tensor) {
+        let ways = divisors_near(expert_tensor, same, |_| true);
         let reason = format!(
-            "{expert_tensor} does not divide the {each} ranks of a stage that have the same experts; write {nearest}"
+            "{expert_tensor} does not divide the {same} ranks of a stage that have the same experts, which are \
+             parallel.ranks / parallel.pipeline / parallel.expert = {ranks} / {pipeline} / {expert}; write {ways}"
         );
         return misfit("parallel.expert_tensor", "parallel.expert", reason);
     }
@@ -131,38 +149,54 @@ pub fn divides(degrees: &Degrees, model: &Model, blocks: usize, seq: usize) -> R
     let cuts_heads =
         |tensor: usize| heads.is_multiple_of(tensor) && (kv.is_multiple_of(tensor) || tensor.is_multiple_of(kv.max(1)));
     if !cuts_heads(tensor) {
-        let reason = format!(
-            "{tensor} does not divide model.num_attention_heads = {heads} and model.num_key_value_heads = {kv}; write {}",
-            nearest(tensor, heads, cuts_heads)
-        );
-        return misfit("parallel.tensor", "model.num_attention_heads", reason);
+        let ways = divisors_near(tensor, heads, cuts_heads);
+        return match heads.is_multiple_of(tensor) {
+            false => misfit(
+                "parallel.tensor",
+                "model.num_attention_heads",
+                format!("{tensor} does not divide model.num_attention_heads = {heads}; write {ways}"),
+            ),
+            true => misfit(
+                "parallel.tensor",
+                "model.num_key_value_heads",
+                format!(
+                    "{tensor} neither divides model.num_key_value_heads = {kv} nor is a multiple of it; write {ways}"
+                ),
+            ),
+        };
     }
+    let of_model = format!("the model's {blocks} blocks (model.num_hidden_layers)");
     if pipeline > blocks.max(1) {
         let most = blocks.max(1);
-        let reason = format!("{pipeline} is above model.num_hidden_layers = {blocks}; write {most} or fewer");
-        return misfit("parallel.pipeline", "model.num_hidden_layers", reason);
+        return misfit(
+            "parallel.pipeline",
+            "model.num_hidden_layers",
+            format!("{pipeline} stages are more than {of_model}; write {most} or fewer"),
+        );
     }
     // The embedding and the head may be parts of their own.
-    if pipeline.saturating_mul(virtual_stages) > blocks + 2 {
+    let most = blocks.saturating_add(2);
+    let parts = pipeline.saturating_mul(virtual_stages);
+    if parts > most {
         let reason = format!(
-            "{virtual_stages} on each of parallel.pipeline = {pipeline} stages are more parts than the model's {blocks} \
-             blocks, embedding and head; write {} or fewer",
-            (blocks + 2) / pipeline
+            "{virtual_stages} on each of parallel.pipeline = {pipeline} stages are {parts} parts, more than {of_model}, \
+             embedding and head; write {} or fewer",
+            most / pipeline
         );
         return misfit("parallel.virtual_stages", "parallel.pipeline", reason);
     }
     if !seq.is_multiple_of(context) {
-        let nearest = nearest(context, seq, |context| seq.is_multiple_of(context));
-        let reason = format!("{context} does not divide train.seq_len = {seq}; write {nearest}");
+        let ways = divisors_near(context, seq, |_| true);
+        let reason = format!("{context} does not divide train.seq_len = {seq}; write {ways}");
         return misfit("parallel.context", "train.seq_len", reason);
     }
     let experts = model.experts.as_ref().filter(|_| model.sparse_blocks() > 0).map_or(1, |experts| experts.num_experts);
     if !experts.is_multiple_of(expert) {
         let reason = match experts {
-            1 => format!("is {expert} and the model has no experts; leave it out"),
+            1 => format!("is {expert} and the model has no experts; write 1, or leave it out"),
             _ => {
-                let nearest = nearest(expert, experts, |expert| experts.is_multiple_of(expert));
-                format!("{expert} does not divide model.num_experts = {experts}; write {nearest}")
+                let ways = divisors_near(expert, experts, |_| true);
+                format!("{expert} does not divide model.num_experts = {experts}; write {ways}")
             }
         };
         return misfit("parallel.expert", "model.num_experts", reason);
@@ -170,10 +204,31 @@ pub fn divides(degrees: &Degrees, model: &Model, blocks: usize, seq: usize) -> R
     Ok(())
 }
 
-/// The values on both sides of `given`, from 1 to `most`, that fit, in words.
-fn nearest(given: usize, most: usize, fits: impl Fn(usize) -> bool) -> String {
-    let below = (1..given.min(most.saturating_add(1))).rev().find(|value| fits(*value));
-    let above = (given.saturating_add(1)..=most).find(|value| fits(*value));
+/// The multiples of `of` on both sides, in words: `count` of them and one more.
+fn multiples(count: usize, of: usize) -> String {
+    let below = Some(count * of).filter(|below| *below > 0);
+    let above = count.checked_add(1).and_then(|count| count.checked_mul(of));
+    sides(below, above)
+}
+
+/// Divisors up to this one, and what they leave, are looked at: all of a number of 32 bits.
+const MOST_DIVISOR: usize = 1 << 16;
+
+/// The divisors of `of` on both sides of `given` that fit, in words.
+fn divisors_near(given: usize, of: usize, fits: impl Fn(usize) -> bool) -> String {
+    let (mut below, mut above) = (None, None);
+    let small = (1..=MOST_DIVISOR).take_while(|small| small * small <= of).filter(|small| of.is_multiple_of(*small));
+    for divisor in small.flat_map(|small| [small, of / small]).filter(|divisor| fits(*divisor)) {
+        if divisor < given {
+            below = below.max(Some(divisor));
+        } else {
+            above = Some(above.map_or(divisor, |above: usize| above.min(divisor)));
+        }
+    }
+    sides(below, above)
+}
+
+fn sides(below: Option<usize>, above: Option<usize>) -> String {
     match (below, above) {
         (Some(below), Some(above)) => format!("{below} or {above}"),
         (Some(one), None) | (None, Some(one)) => one.to_string(),

@@ -1,8 +1,11 @@
 //! The groups of meshes, beside those of Megatron-core's `RankGenerator`. `tests/interop/mesh.py` makes the list.
 
+use proptest::prelude::*;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
+use zbench_engine::config::{Backend, Degrees, Parallel, STALL, Strategy as Sharding};
 use zbench_engine::mesh::{Axes, Axis, Mesh};
+use zbench_engine::strategy::{self, MeshError};
 
 #[derive(Deserialize)]
 struct Expected {
@@ -132,4 +135,111 @@ fn ranks_of_a_group_agree_on_it_and_on_its_color() {
             });
         }
     }
+}
+
+fn parallel(ranks: usize, strategy: Sharding, shard: usize, degrees: Degrees) -> Parallel {
+    Parallel {
+        ranks,
+        ranks_per_node: None,
+        strategy,
+        shard,
+        degrees,
+        prefetch: 1,
+        backend: Backend::Local,
+        stall: STALL,
+    }
+}
+
+/// The numbers after the last "write".
+fn suggested(reason: &str) -> Vec<usize> {
+    let (_, ways) = reason.rsplit_once("write ").expect("a way out");
+    ways.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
+}
+
+/// `given` with another value of a key.
+fn with(given: &Parallel, key: &str, value: usize) -> Parallel {
+    let mut given = given.clone();
+    *match key {
+        "parallel.ranks" => &mut given.ranks,
+        "parallel.shard" => &mut given.shard,
+        "parallel.tensor" => &mut given.degrees.tensor,
+        "parallel.sequence" => &mut given.degrees.sequence,
+        "parallel.pipeline" => &mut given.degrees.pipeline,
+        "parallel.context" => &mut given.degrees.context,
+        "parallel.expert" => &mut given.degrees.expert,
+        "parallel.expert_tensor" => &mut given.degrees.expert_tensor,
+        other => panic!("{other} is no key of a mesh"),
+    } = value;
+    given
+}
+
+/// Where a key stands among those that are checked.
+fn order(key: &str) -> usize {
+    let keys = ["parallel.ranks", "parallel.sequence", "parallel.shard", "parallel.expert", "parallel.expert_tensor"];
+    keys.iter().position(|known| *known == key).unwrap_or(0)
+}
+
+/// Small numbers, which often fit, beside zero and such as no product may exceed.
+fn any_degree() -> impl Strategy<Value = usize> {
+    let huge = prop::sample::select(vec![1 << 31, 1 << 40, (1 << 40) - 1, 1 << 62, usize::MAX - 1, usize::MAX]);
+    prop_oneof![8 => 1..=4usize, 4 => 0..=64usize, 1 => huge, 1 => any::<usize>()]
+}
+
+proptest! {
+    #[test]
+    fn any_degrees_make_a_mesh_of_all_ranks_or_an_error_with_a_way_out(
+        ranks in prop_oneof![4 => any_degree(), 4 => (0..10u32, 0..3u32).prop_map(|(two, three)| 2usize.pow(two) * 3usize.pow(three))],
+        hybrid in any::<bool>(),
+        shard in any_degree(),
+        degrees in [any_degree(), any_degree(), any_degree(), any_degree(), any_degree(), any_degree()],
+    ) {
+        let [tensor, sequence, pipeline, context, expert, expert_tensor] = degrees;
+        let degrees = Degrees { tensor, sequence, pipeline, context, expert, expert_tensor, ..Degrees::default() };
+        let given = parallel(ranks, if hybrid { Sharding::Hsdp } else { Sharding::Fsdp }, shard, degrees);
+        match strategy::mesh(&given) {
+            Ok(mesh) => {
+                prop_assert_eq!(mesh.world(), ranks);
+                prop_assert_eq!(mesh.size(Axes::EXPERT | Axes::of(&[Axis::ExpertTensor, Axis::ExpertData])), ranks / pipeline);
+                let last = mesh.place(ranks - 1);
+                prop_assert_eq!(last.index(Axes::WORLD), ranks - 1);
+            }
+            Err(MeshError { key, other, reason }) => {
+                prop_assert!(key.starts_with("parallel.") && other.starts_with("parallel."));
+                for value in suggested(&reason) {
+                    // What is checked later may still be wrong.
+                    match strategy::mesh(&with(&given, key, value)) {
+                        Err(next) if next.key == key => prop_assert!(next.reason != reason && value > 0, "{}: {}", reason, next),
+                        Err(_) if reason.starts_with("is 0") => {}
+                        Err(next) => prop_assert!(order(next.key) >= order(key), "{}: {}", reason, next),
+                        Ok(_) => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn errors_name_the_nearest_values_on_both_sides() {
+    let one = Degrees::default();
+    let said = |ranks, shard, degrees| {
+        let strategy = if shard > 0 { Sharding::Hsdp } else { Sharding::Fsdp };
+        let MeshError { key, reason, .. } = strategy::mesh(&parallel(ranks, strategy, shard, degrees)).unwrap_err();
+        (key, suggested(&reason))
+    };
+    let replica = Degrees { tensor: 2, pipeline: 3, ..one };
+    assert_eq!(said(20, 0, replica), ("parallel.ranks", vec![18, 24]));
+    assert_eq!(said(5, 0, replica), ("parallel.ranks", vec![6]));
+    assert_eq!(said(8, 0, Degrees { sequence: 2, ..one }), ("parallel.sequence", vec![1]));
+    assert_eq!(said(60, 7, one), ("parallel.shard", vec![6, 10]));
+    assert_eq!(said(60, 61, one), ("parallel.shard", vec![60]));
+    assert_eq!(said(60, 7, Degrees { tensor: 2, ..one }), ("parallel.shard", vec![6, 10]));
+    assert_eq!(said(48, 0, Degrees { pipeline: 2, expert: 7, ..one }), ("parallel.expert", vec![6, 8]));
+    assert_eq!(said(48, 0, Degrees { expert: 4, expert_tensor: 5, ..one }), ("parallel.expert_tensor", vec![4, 6]));
+    // A prime, and the square of one.
+    assert_eq!(said(65_537, 2, one), ("parallel.shard", vec![1, 65_537]));
+    assert_eq!(said(65_521 * 65_521, 2, one), ("parallel.shard", vec![1, 65_521]));
+    // Products that no number holds.
+    assert_eq!(said(8, 0, Degrees { tensor: 1 << 40, context: 1 << 40, ..one }), ("parallel.ranks", vec![]));
+    assert_eq!(said(8, 0, Degrees { tensor: 1 << 62, ..one }), ("parallel.ranks", vec![1 << 62]));
 }

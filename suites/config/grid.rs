@@ -5,7 +5,7 @@ use crate::files::Files;
 use crate::keys::{self, Key};
 use crate::kind::{Kind, shown};
 use crate::{Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Search, Setting, Settings, resolve};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use zbench_engine::config::{Cell, Data};
 use zbench_reports::label::{self, Term};
@@ -391,13 +391,17 @@ fn json(value: &toml::Value) -> Value {
 /// A cell as plain data, for records.
 pub fn plain(cell: &Cell) -> Value {
     let mut value = serde_json::to_value(cell).unwrap_or(Value::Null);
-    let parallel = value.get_mut("parallel").and_then(Value::as_object_mut);
-    if let Some((Value::Object(degrees), parallel)) = parallel.and_then(|of| Some((of.remove("degrees")?, of))) {
-        parallel.extend(degrees);
+    for (section, name) in [("/parallel", "degrees"), ("", "priced")] {
+        value.pointer_mut(section).and_then(Value::as_object_mut).map(|section| section.remove(name));
     }
-    let Some(Value::Object(priced)) = value.as_object_mut().and_then(|cell| cell.remove("priced")) else {
+    // What a cell that runs states of these changes nothing, so its key does not depend on it.
+    if !cell.is_priced() {
         return value;
-    };
+    }
+    let priced = cell.priced.as_deref().cloned().unwrap_or_default();
+    let options = [serde_json::to_value(cell.parallel.degrees), serde_json::to_value(priced)];
+    let priced: Map<String, Value> =
+        options.into_iter().filter_map(|part| part.ok()?.as_object().cloned()).flatten().collect();
     // Priced options are placed in the sections of their keys, as if the engine had them.
     let parked = priced.get("parked").and_then(Value::as_u64).unwrap_or(1);
     for (name, of) in priced {

@@ -192,8 +192,9 @@ const REST: &[Key] = &[
     key(
         "parallel.shard",
         DEGREE,
-        From("parallel.ranks_per_node, else half of an even parallel.ranks, else an error"),
-        "Ranks of a shard group of the hybrid strategies (other strategies do not read it); must divide parallel.ranks.",
+        From("those of parallel.ranks_per_node, else half of an even number of data-parallel ranks, else an error"),
+        "Data-parallel ranks of a shard group of the hybrid strategies (other strategies do not read it); must divide the \
+         data-parallel ranks, which are parallel.ranks / (tensor × pipeline × context).",
     ),
     key("parallel.tensor", DEGREE, Is("1"), "Ranks that share each matrix. Above 1 it is priced and not run."),
     key(

@@ -341,8 +341,7 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
     } else if let Some(shard) = values.given_count("parallel.shard") {
         shard
     } else if let Some(per_node) = ranks_per_node {
-        // As many of a node's ranks as make whole groups.
-        (1..=per_node / degrees.context.max(1)).rev().find(|shard| data.is_multiple_of(*shard)).unwrap_or(1)
+        degrees.shard_in_node(per_node, data)
     } else if data.is_multiple_of(2) {
         data / 2
     } else {

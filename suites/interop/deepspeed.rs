@@ -105,8 +105,17 @@ fn zero(draft: &mut Draft) -> u64 {
     match u64::try_from(mics) {
         Ok(size) if size > 0 && is_third => {
             groups = size;
-            let reason = "MiCS's shard group is the shard group of hybrid sharding.";
-            draft.used(&at("mics_shard_size"), &[("parallel.shard", whole(size))], reason);
+            let sequence = draft.count(SEQUENCE).unwrap_or(1).max(1);
+            if size.is_multiple_of(sequence) {
+                let reason = match sequence {
+                    1 => "MiCS's shard group is the shard group of hybrid sharding.",
+                    _ => "Of the ranks of a shard group as many share each sequence as sequence_parallel_size says.",
+                };
+                draft.used(&at("mics_shard_size"), &[("parallel.shard", whole(size / sequence))], reason);
+            } else {
+                let message = format!("is {size}, and {SEQUENCE} = {sequence} does not divide it; write a multiple");
+                draft.refuse(&at("mics_shard_size"), message);
+            }
         }
         Ok(size) if size > 0 => draft.ignored(&at("mics_shard_size"), third_alone),
         _ => draft.default(&at("mics_shard_size"), "-1 is no MiCS."),
@@ -211,8 +220,10 @@ pub fn offload(draft: &mut Draft, stage: u64, sections: [Section; 2]) {
 }
 
 /// Ranks that share each sequence.
+const SEQUENCE: &str = "sequence_parallel_size";
+
 fn sequence(draft: &mut Draft) -> u64 {
-    let path = "sequence_parallel_size";
+    let path = SEQUENCE;
     let size = draft.count(path).unwrap_or(1).max(1);
     if size > 1 {
         let reason =

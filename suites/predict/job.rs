@@ -61,7 +61,7 @@ fn shape(cell: &Cell, priced: &Priced) -> Shape {
         ffn: experts.moe_intermediate_size,
         shared_ffn: 0,
         dense_layers: model.num_hidden_layers - model.sparse_blocks(),
-        imbalance: priced.expert_imbalance,
+        imbalance: if cell.is_priced() { priced.expert_imbalance } else { 1.0 },
     });
     let mut shape = Shape {
         kind: Kind::Decoder,

@@ -518,12 +518,13 @@ pub fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: u64) ->
         }
         let mut words: Vec<String> = changes.iter().map(|change| change.text.to_string()).collect();
         if times > 1 {
-            let whole_group = changed.parallel.shard == changed.parallel.ranks;
-            changed.parallel.ranks = changed.parallel.ranks.checked_mul(times)?;
+            let parallel = &mut changed.parallel;
+            let whole_group = parallel.shard >= parallel.ranks / parallel.degrees.ranks_per_replica().max(1);
+            parallel.ranks = parallel.ranks.checked_mul(times)?;
             if whole_group {
-                changed.parallel.shard = changed.parallel.ranks;
+                parallel.shard = parallel.shard.checked_mul(times)?;
             }
-            words.push(format!("parallel.ranks = {}", changed.parallel.ranks));
+            words.push(format!("parallel.ranks = {}", parallel.ranks));
         }
         let bytes = fitting(changed)?;
         Some(say(&words.join(" and "), bytes))

@@ -212,7 +212,9 @@ fn splits(
         // A pipeline would gather weights and scatter gradients for every micro-batch.
         if degrees.pipeline == 1 {
             strategies.extend([Strategy::Zero2, Strategy::Fsdp, Strategy::FsdpGradOp]);
-            if shared > per_node && shared.is_multiple_of(per_node) && per_node > 1 {
+            // The ranks of a sequence are in one group, so groups keep to a node where sequences do.
+            let is_in_node = per_node.is_multiple_of(degrees.context);
+            if shared > per_node && shared.is_multiple_of(per_node) && per_node > 1 && is_in_node {
                 strategies.push(Strategy::Hsdp);
             }
         }
@@ -263,7 +265,9 @@ fn way(
 ) -> ParallelLayout {
     let mut cell = base.clone();
     (cell.parallel.strategy, cell.parallel.degrees) = (strategy, degrees);
-    cell.parallel.shard = if strategy.is_hybrid() { per_node } else { cell.parallel.ranks };
+    let ranks = cell.parallel.ranks;
+    let data = ranks / degrees.ranks_per_replica().max(1);
+    cell.parallel.shard = if strategy.is_hybrid() { degrees.shard_in_node(per_node, data) } else { ranks };
     (cell.train.micro_batch, cell.train.accumulation) = (micro, accumulation);
     let mut settings = OrderedMap::new();
     settings.insert("hardware.software", cell.hardware.software.clone().unwrap_or_default());

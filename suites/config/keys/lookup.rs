@@ -64,6 +64,9 @@ pub fn document() -> String {
     for key in KEYS.iter() {
         let (here, name) = key.name.split_once('.').unwrap_or(("", key.name));
         if section != Some(here) {
+            if section == Some("parallel") {
+                text.push_str(include_str!("axes.md"));
+            }
             section = Some(here);
             let title = if here.is_empty() { "At the top".to_string() } else { format!("[{here}]") };
             text.push_str(&format!("\n## {title}\n\n| key | holds | default | meaning |\n| --- | --- | --- | --- |\n"));

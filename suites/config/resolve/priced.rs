@@ -24,7 +24,7 @@ pub(super) fn priced(values: &Values, parallel: &Parallel, of: &Model) -> Result
     // "none" is the device.
     let home = |key: &str| values.choice(key).unwrap_or(Home::Device);
     let priced = Priced {
-        expert_imbalance: if parallel.degrees.expert > 1 { values.real("parallel.expert_imbalance") } else { 1.0 },
+        expert_imbalance: values.real("parallel.expert_imbalance"),
         gather_wire: wire("parallel.gather_wire", Wire::Int8),
         reduce_wire: wire("parallel.reduce_wire", Wire::Int4),
         parked: if zeropp { parked(values, parallel.ranks)? } else { 1 },

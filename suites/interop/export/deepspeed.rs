@@ -47,6 +47,8 @@ fn strategy(view: &mut View) {
     const STAGE: &str = "zero_optimization.stage";
     let strategy = view.text("parallel.strategy").to_string();
     let shard = view.degree("parallel.shard");
+    // A group also has the ranks that share each of its sequences.
+    let group = shard.saturating_mul(view.degree("parallel.context"));
     let key = "parallel.strategy";
     match strategy.as_str() {
         "ddp" => view.used(key, &[(STAGE, json!(0))], "Stage 0 splits nothing."),
@@ -61,12 +63,12 @@ fn strategy(view: &mut View) {
         "hsdp" => {
             view.used(key, &[(STAGE, json!(3))], "Stage 3 with MiCS is hybrid sharding.");
             let reason = "MiCS's shard group (DeepSpeed before 0.19.8).";
-            view.used("parallel.shard", &[("zero_optimization.mics_shard_size", json!(shard))], reason);
+            view.used("parallel.shard", &[("zero_optimization.mics_shard_size", json!(group))], reason);
         }
         "hsdp-full-optimizer" => {
             view.without(key, &[(STAGE, json!(3))], "MiCS is the nearest: it splits the optimizer's state over the shard group alone, so it takes more memory.");
             let reason = "MiCS's shard group (DeepSpeed before 0.19.8).";
-            view.used("parallel.shard", &[("zero_optimization.mics_shard_size", json!(shard))], reason);
+            view.used("parallel.shard", &[("zero_optimization.mics_shard_size", json!(group))], reason);
         }
         _ => view.without(
             key,
