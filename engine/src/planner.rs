@@ -157,7 +157,7 @@ fn stages(cell: &Cell, layout: &Layout) -> Result<Vec<Range<usize>>, PlanError> 
     let stages = cell.parallel.degrees.pipeline;
     let layers = layout.layers.len();
     if stages == 1 {
-        return Ok(Vec::from([0..layers]));
+        return Ok(std::iter::once(0..layers).collect());
     }
     if layout.layers.iter().any(|layer| layer.shares.is_some()) {
         let reason = "is true, and the two ends of a pipeline cannot share a matrix in this version; write false";
