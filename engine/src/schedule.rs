@@ -80,7 +80,7 @@ pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
         match *pass {
             Pass::Forward(micro) => {
                 if !goes_forward {
-                    mark_last(schedule.units, &mut computes[begin..]);
+                    schedule.mark_last(&mut computes[begin..]);
                     begin = computes.len();
                 }
                 goes_forward = true;
@@ -92,7 +92,7 @@ pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
             }
         }
     }
-    mark_last(schedule.units, &mut computes[begin..]);
+    schedule.mark_last(&mut computes[begin..]);
     let mut residency = Residency::new(schedule);
     residency.run(&computes);
     // The update makes every slot stale.
@@ -240,12 +240,17 @@ fn blocks_backward(s: &Schedule<'_>, blocks: Range<usize>, micro: usize, last: u
     }
 }
 
-/// Marks what nothing later in a micro-batch reads.
-fn mark_last(units: usize, micro_batch: &mut [Compute]) {
-    let mut read = vec![false; units];
-    for compute in micro_batch.iter_mut().rev() {
-        for (last, unit) in compute.last.iter_mut().zip(&*compute.reads) {
-            *last = !std::mem::replace(&mut read[*unit], true);
+impl Schedule<'_> {
+    /// Marks what nothing later in a cycle reads, where slots are given back by that.
+    fn mark_last(&self, cycle: &mut [Compute]) {
+        if self.reshard != Reshard::AfterBackward {
+            return;
+        }
+        let mut read = vec![false; self.units];
+        for compute in cycle.iter_mut().rev() {
+            for (last, unit) in compute.last.iter_mut().zip(&*compute.reads) {
+                *last = !std::mem::replace(&mut read[*unit], true);
+            }
         }
     }
 }

@@ -46,12 +46,12 @@ pub fn ledger_terms(terms: &Terms) -> Vec<(String, f64)> {
             Phase::Forward => "forward",
             Phase::Backward => "backward",
             Phase::Recompute => {
-                list.push((format!("recompute {term} (hardware only)"), *executed));
+                list.push((["recompute ", term, " (hardware only)"].concat(), *executed));
                 continue;
             }
             Phase::Update => "update",
         };
-        list.push((format!("{name} {term}"), *model));
+        list.push(([name, " ", term].concat(), *model));
         beyond += executed - model;
     }
     if beyond > 0.0 {
