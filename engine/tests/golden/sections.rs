@@ -231,6 +231,12 @@ impl Taken {
 
     fn actions(&self) -> String {
         let mut text = String::new();
+        // The dump's words do not name the micro-batch, which is that of the last load.
+        self.actions.iter().filter_map(|action| Some((action, action.micro()?))).fold(0, |loaded, (action, micro)| {
+            let loaded = if matches!(action, Action::Load { .. }) { micro } else { loaded };
+            assert_eq!(micro, loaded, "{action:?}");
+            loaded
+        });
         self.actions.iter().for_each(|action| line(&mut text, format_args!("{}", words::action(action))));
         for (part, actions) in ["first", "next", "end"].into_iter().zip(&self.evaluation) {
             actions.iter().for_each(|a| line(&mut text, format_args!("evaluation {part}: {}", words::action(a))));
