@@ -92,7 +92,7 @@ impl Rank<'_> {
 impl Executor<'_> {
     /// The sums of all ranks, `width` of each, one rank's behind another's. A dry run has none, and gets none.
     pub(crate) fn share_sums(&self, width: usize, sums: &[f64]) -> Result<Vec<f64>> {
-        let (device, world) = (self.device(), self.cell.parallel.ranks);
+        let (device, world) = (self.device(), self.comms.data().size());
         let mut send = device.alloc(Category::Communication, DType::F64, width)?;
         if device.recorder.is_none() {
             device.kernels.upload(View::of(sums), send.view_mut())?;

@@ -45,7 +45,7 @@ impl Executor<'_> {
 
     /// The mean gradient of every trainable weight, as `export_weights`. To be called between `gradients` and `update`.
     pub fn export_gradients(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
-        let mean = 1.0 / (self.state.mesh().world() * self.cell.train.accumulation) as f64 / self.flow.loss_scale;
+        let mean = 1.0 / (self.state.replicas() * self.cell.train.accumulation) as f64 / self.flow.loss_scale;
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.trainable(unit).cloned() else { continue };
             let Some(own) = self.gradients.view(&self.state, unit, &holding.owned) else { continue };

@@ -225,8 +225,8 @@ impl Mesh {
         axes.iter().rev().fold(0, |index, axis| index * self.sizes[axis as usize] + self.at(rank, axis))
     }
 
-    /// The sets of axes whose groups a rank talks in, with their names. Sets that have the same ranks stand once, under the
-    /// name of the widest. The last one is the world.
+    /// The sets of axes whose groups a rank talks in, with their names. Sets of which this mesh has the same axes stand once.
+    /// The last one is the world.
     pub fn groups(&self) -> Vec<(Axes, GroupName)> {
         let all = [
             (Axes::SHARD, GroupName::Inner),

@@ -15,4 +15,5 @@ mod paper;
 mod peft;
 #[path = "../../tests/scope.rs"]
 mod scope;
+mod stages;
 mod training;

@@ -51,7 +51,7 @@ pub fn question(resolved: &Resolved) -> Cell {
     let mut cell = resolved.cell.clone();
     let base = cell.priced.as_deref().cloned().unwrap_or_default();
     let replicas = cell.parallel.ranks / cell.parallel.degrees.ranks_per_replica().max(1);
-    cell.parallel.degrees = Degrees::default();
+    cell.parallel.degrees = Degrees { expert_tensor: cell.parallel.degrees.expert_tensor, ..Degrees::default() };
     cell.train.accumulation *= cell.train.micro_batch * replicas;
     cell.train.micro_batch = 1;
     cell.parallel.strategy = Strategy::Ddp;

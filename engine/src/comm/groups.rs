@@ -28,13 +28,16 @@ impl Comms {
         Ok(Comms { mesh, groups: groups?, world })
     }
 
-    /// The group of the ranks that differ from this one on these axes alone; `None` where the mesh has none of them.
+    /// The group of the ranks that differ from this one on these axes alone; `None` where the mesh has none of them. The axes are
+    /// one of the sets of [`Mesh::groups`].
     pub fn over(&self, axes: Axes) -> Option<&Metered> {
         let axes = self.mesh.existing(axes);
         if axes == self.mesh.existing(Axes::WORLD) {
             return Some(&self.world);
         }
-        self.groups.iter().find(|(known, _)| *known == axes).map(|(_, group)| group)
+        let found = self.groups.iter().find(|(known, _)| *known == axes).map(|(_, group)| group);
+        debug_assert!(found.is_some() || axes == Axes::NONE, "no group of {axes:?} was formed");
+        found
     }
 
     /// The shard group; all data-parallel ranks where there are no replicas.

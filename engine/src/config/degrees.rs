@@ -45,8 +45,8 @@ impl Degrees {
         [self.tensor, self.pipeline, self.context].into_iter().fold(1, usize::saturating_mul)
     }
 
-    /// Data-parallel ranks of a shard group that keeps to a node of `per_node` ranks: the most that make whole groups of the
-    /// `data` there are. A group also has the ranks that share each of its sequences.
+    /// Data-parallel ranks of a shard group of at most `per_node` ranks, those that share its sequences included: the most that
+    /// make whole groups of the `data` there are. Without tensor parallelism such a group keeps to a node.
     pub fn shard_in_node(&self, per_node: usize, data: usize) -> usize {
         (1..=per_node / self.context.max(1)).rev().find(|shard| data.is_multiple_of(*shard)).unwrap_or(1)
     }

@@ -161,13 +161,13 @@ impl Block {
         saved.qkv = settle(kept(SavedTensor::Qkv), Some(qkv));
         let residual = self.residual(ex, w, &input, &attention[0])?;
         saved.attention = settle(kept(SavedTensor::Attention), Some(attention));
-        let residual = match (&self.cross, &ex.memory) {
-            (Some(cross), Some(memory)) => {
+        let residual = match self.over_memory(ex)? {
+            Some((cross, memory)) => {
                 let (output, made) = self.cross(cross, ex, w, memory, &residual)?;
                 saved.cross = settle(kept(SavedTensor::Attention), Some((residual, made)));
                 output
             }
-            _ => residual,
+            None => residual,
         };
         let mut input = Some(input);
         if !parallel {
@@ -212,7 +212,7 @@ impl Block {
         if let (None, Some(qkv)) = (&saved.attention, &saved.qkv) {
             saved.attention = Some(self.attend(ex, qkv)?);
         }
-        if let (Some(cross), Some(memory)) = (&self.cross, &ex.memory) {
+        if let Some((cross, memory)) = self.over_memory(ex)? {
             if let (None, Some(attention)) = (&saved.cross, &saved.attention) {
                 let residual = self.residual(ex, w, input, &attention[0])?;
                 let made = self.cross_saved(cross, ex, w, memory, &residual)?;

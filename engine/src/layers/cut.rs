@@ -7,9 +7,9 @@ use crate::mesh::Axis;
 pub enum Cut {
     /// All of it, the same on every rank.
     Same,
-    /// Rows: each rank makes its own part of the output. The gradients of the input that they find add up to the whole one.
+    /// Rows, which Megatron calls column-parallel: each rank makes its own part of the output. The gradients of the input that they find add up to the whole one.
     Rows(Axis),
-    /// Columns: each rank reads its own part of the input. The outputs that they make add up to the whole one.
+    /// Columns, which Megatron calls row-parallel: each rank reads its own part of the input. The outputs that they make add up to the whole one.
     Columns(Axis),
 }
 

@@ -14,13 +14,14 @@ pub type Terms = BTreeMap<(Phase, &'static str), (f64, f64)>;
 /// `model` is Megatron-LM's: the exact matrix products of forward and backward, attention with its causal half, nothing
 /// that is computed again. `hardware` adds what the checkpointing policy, the adapters' backward and flash attention's
 /// backward repeat. `palm` is 6N + 12 L H Q T per token (PaLM, appendix B); a frozen weight has no weight gradient, so with
-/// adapters it counts 4 instead of 6. Of a mixture of experts N are the parameters that a token passes through.
+/// adapters it counts 4 instead of 6. Of a mixture of experts N are the parameters that a token passes through. N and L are those
+/// that a rank has: of its stage, and of its part of what ranks share.
 pub fn flops(cell: &Cell, layout: &Layout, terms: &Terms) -> Flops {
     let ranks = (cell.parallel.ranks / cell.parallel.degrees.pipeline) as f64;
     let tokens = cell.batch_division().sequences() * cell.train.seq_len as u64;
     let model = &cell.model;
     let width = (model.num_attention_heads * model.head_dim) as f64;
-    let attention = 12.0 * model.num_hidden_layers as f64 * width * cell.train.seq_len as f64;
+    let attention = 12.0 * layout.blocks().count() as f64 * width * cell.train.seq_len as f64;
     // Of experts only those count that a token goes to.
     let frozen = layout.frozen_parameters() - layout.inactive_params(FlatKind::Frozen);
     let trained = layout.parameters(FlatKind::Trainable) - layout.inactive_params(FlatKind::Trainable);

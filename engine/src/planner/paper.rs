@@ -1,6 +1,6 @@
 //! What of the cells that the engine does not run yet can be planned.
 
-use crate::config::{Cell, Degrees, PricedModel, Strategy};
+use crate::config::{Cell, Degrees, Home, Positions, Priced, PricedModel, Strategy};
 use crate::plan::{self, PlanError};
 
 /// Refuses what the layers do not know how to do.
@@ -14,12 +14,39 @@ pub fn check(cell: &Cell) -> Result<(), PlanError> {
             return fail(key, format!("is {degree}, and the engine plans 1; `zbench plan` prices it"));
         }
     }
-    if plan::has_encoder(cell) && (cell.parallel.degrees.pipeline > 1 || cell.data.within_documents()) {
-        let reason = "is a family with an encoder, which is planned on one stage and without packed documents";
-        return fail("model.family", reason.into());
+    if let Some(priced) = &cell.priced {
+        // What the plan knows of them: an encoder, and where state lives.
+        let known = Priced {
+            model: None,
+            offload_optimizer: Home::Device,
+            offload_parameters: Home::Device,
+            expert_imbalance: 1.0,
+            ..(**priced).clone()
+        };
+        if let Some((key, word)) = known.first_key() {
+            return fail(key, format!("is {word}, which no plan knows; `zbench plan` prices it"));
+        }
+        if let Some(PricedModel::Count { .. }) = priced.model {
+            return fail("model.family", "states a count of parameters alone, and a plan has layers".into());
+        }
     }
-    if let Some(PricedModel::Count { .. }) = cell.priced.as_ref().and_then(|priced| priced.model.as_ref()) {
-        return fail("model.family", "states a count of parameters alone, and a plan has layers".into());
+    let model = &cell.model;
+    if plan::has_encoder(cell) {
+        let has_window = model.sliding_window.is_some() || model.form.positions == Positions::Alibi;
+        let is_alone = [tensor, pipeline, expert] == [1; 3];
+        if !is_alone || has_window || cell.data.within_documents() || model.sparse_blocks() > 0 {
+            let reason = "has an encoder, which is planned beside no model parallelism, without experts, windows, ALiBi \
+                          and packed documents";
+            return fail("model.family", reason.into());
+        }
+    }
+    let rows =
+        cell.train.micro_batch * cell.train.seq_len * model.experts.as_ref().map_or(1, |of| of.num_experts_per_tok);
+    if expert > 1 && !rows.is_multiple_of(expert) {
+        let reason = format!(
+            "{expert} does not divide the {rows} rows that a micro-batch's tokens have at their experts; write a divisor of them"
+        );
+        return fail("parallel.expert", reason);
     }
     if expert > 1 && (tensor > 1 || pipeline > 1 || cell.parallel.strategy != Strategy::Ddp || cell.lora.on()) {
         let reason = "is planned under ddp, without adapters and beside no other model parallelism";
@@ -28,7 +55,6 @@ pub fn check(cell: &Cell) -> Result<(), PlanError> {
     if tensor == 1 {
         return Ok(());
     }
-    let model = &cell.model;
     let (kv, wide) = (model.num_key_value_heads, model.intermediate_size);
     if !kv.is_multiple_of(tensor) {
         let reason = format!("{tensor} does not divide model.num_key_value_heads = {kv}, whose copies are not planned");

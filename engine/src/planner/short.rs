@@ -42,8 +42,10 @@ impl ShortPlan {
         // Where slots are given back during a step, what is in them differs at both ends of the model, as far as the schedule looks ahead.
         let never = plan.sharding.reshard == Reshard::Never;
         let mut margins = if never { [0, prefetch.max(1)] } else { [prefetch.saturating_add(1); 2] };
-        // What is counted again begins behind another layer's actions.
-        margins[0] = margins[0].max(usize::from(whole.layout.embedding().is_none()));
+        // What is counted again begins behind another layer's actions, and leaves the gradient of its input.
+        let first = usize::from(whole.layout.embedding().is_some());
+        let is_first_like_others = first == 1 && whole.wants_gradient.get(first).is_some_and(|wanted| *wanted);
+        margins[0] = margins[0].max(usize::from(!is_first_like_others));
         let (left_out, period) = left_out(&whole.layout, &plan.policy, margins)?;
         let mut before = 0;
         let repeats = left_out.iter().map(|layers| {

@@ -41,7 +41,7 @@ impl Block {
             }
         }
 
-        if let (Some(cross), Some(memory)) = (&self.cross, &ex.memory) {
+        if let Some((cross, memory)) = self.over_memory(ex)? {
             let (input, made) = take(&mut saved.cross);
             self.cross_backward(cross, ex, w, g, memory, (&input, made), &mut dy, dmemory)?;
         }

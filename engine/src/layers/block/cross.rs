@@ -1,7 +1,7 @@
 //! Cross-attention: a decoder's tokens look at what an encoder has made of its own.
 
 use super::{Block, CORE};
-use crate::error::Result;
+use crate::error::{Result, StepError};
 use crate::layers::exec::{Exec, Memory};
 use crate::layers::{Grads, LinearSpec, Norm, Weights};
 use zbench_kernels::{Attention, Buffer, Op, View};
@@ -36,6 +36,13 @@ impl CrossSaved {
 }
 
 impl Block {
+    /// Cross-attention and what it reads, of blocks that have it.
+    pub(super) fn over_memory<'e>(&'e self, ex: &'e Exec<'_>) -> Result<Option<(&'e Cross, &'e Memory<'e>)>> {
+        let Some(cross) = &self.cross else { return Ok(None) };
+        let none = || StepError::Input("cross-attention has no encoder's output to read; this is a bug".into());
+        Ok(Some((cross, ex.memory.as_ref().ok_or_else(none)?)))
+    }
+
     fn cross_op(&self, ex: &Exec<'_>, memory: &Memory<'_>) -> Attention {
         let of_self = self.attention(&ex.batch, ex.compute);
         Attention { kv_seq: memory.batch.seq, causal: false, window: None, alibi: false, ..of_self }
