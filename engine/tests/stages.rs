@@ -247,7 +247,8 @@ fn operations_of_all_stages_are_those_of_the_model() {
 
 #[test]
 fn options_that_a_plan_on_paper_does_not_know_are_refused() {
-    let changes: [(&str, fn(&mut Priced)); 6] = [
+    type Change = fn(&mut Priced);
+    let changes: [(&str, Change); 6] = [
         ("gather_wire", |priced| priced.gather_wire = Some(Wire::Int8)),
         ("reduce_wire", |priced| priced.reduce_wire = Some(Wire::Int4)),
         ("offload_activations", |priced| priced.offload_activations = Home::Host),
