@@ -56,6 +56,9 @@ impl Plan {
         let mesh = strategy::mesh(&cell.parallel)?;
         let sharding = Sharding::of(cell.parallel.strategy);
         let layout = layout(mesh.size(Axes::DATA));
+        if cell.parallel.degrees.tensor > 1 {
+            paper::gradients(&layout)?;
+        }
         if cell.memory.prepack && FlatKind::ALL.iter().any(|&p| p != FlatKind::Quantised && slotted(cell, &sharding, p))
         {
             let reason = "\"step\" keeps weights that are whole at home in the compute type; write \"none\", or take ddp, \

@@ -307,6 +307,9 @@ fn what_cannot_be_planned_says_why() {
         &["3 blocks (model.num_hidden_layers)", "3 or fewer"],
     );
     refused(&dense(2, Degrees { sequence: 2, ..tensor(2) }, 2), "parallel.sequence", &["is 2"]);
+    let mut normed = dense(2, tensor(2), 2);
+    normed.model.form.qk_norm = true;
+    refused(&normed, "parallel.tensor", &["layers.0.self_attn.q_norm.weight", "not summed"]);
     let mut tied = dense(4, Degrees { pipeline: 2, ..tensor(1) }, 2);
     tied.model.tie_word_embeddings = true;
     refused(&tied, "model.tie_word_embeddings", &["pipeline"]);

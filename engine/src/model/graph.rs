@@ -16,7 +16,7 @@ pub struct Layer {
     pub experts: Option<usize>,
     /// What it takes; an embedding takes tokens.
     pub reads: Stream,
-    /// What it looks at beside that: cross-attention.
+    /// What its cross-attention reads beside that.
     pub memory: Option<Stream>,
     /// What it makes; a head makes the loss.
     pub writes: Stream,

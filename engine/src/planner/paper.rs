@@ -1,6 +1,8 @@
 //! What of the cells that the engine does not run yet can be planned.
 
 use crate::config::{Cell, Degrees, Home, Positions, Priced, PricedModel, Strategy};
+use crate::layers::Gradient;
+use crate::model::{Layout, Tensor};
 use crate::plan::{self, PlanError};
 
 /// Refuses what the layers do not know how to do.
@@ -67,9 +69,14 @@ pub fn check(cell: &Cell) -> Result<(), PlanError> {
     if cell.lora.on() {
         return fail("lora.method", "stands beside parallel.tensor, and adapters are not cut in this version".into());
     }
-    if model.form.qk_norm {
-        let reason = "cuts heads whose norms have partial gradients, which are not summed in this version";
-        return fail("parallel.tensor", reason.into());
-    }
     Ok(())
+}
+
+/// Refuses tensors that ranks share whole and of whose gradient each finds a part: no action sums them in this version.
+pub fn gradients(layout: &Layout) -> Result<(), PlanError> {
+    let partial = |tensor: &&Tensor| tensor.gradient != Gradient::Complete;
+    let Some(tensor) = layout.units.iter().flat_map(|unit| &unit.tensors).find(partial) else { return Ok(()) };
+    let reason =
+        format!("gives each rank a part of the gradient of {}, which is not summed in this version", tensor.name);
+    Err(PlanError { key: "parallel.tensor", reason })
 }

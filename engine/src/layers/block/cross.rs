@@ -1,4 +1,4 @@
-//! Cross-attention: a decoder's tokens look at what an encoder has made of its own.
+//! Cross-attention: a decoder's tokens attend to an encoder's output.
 
 use super::{Block, CORE};
 use crate::error::{Result, StepError};
