@@ -74,8 +74,9 @@ impl Policy {
 /// The list of a step.
 pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
     let last = schedule.passes.iter().filter(|pass| matches!(pass, Pass::Forward(_))).count().saturating_sub(1);
-    let (mut computes, mut begin) = (Vec::new(), 0);
-    let mut goes_forward = true;
+    // A layer takes at most recomputing, backward and a reduction in one pass; what moves is a few more.
+    let mut computes = Vec::with_capacity(schedule.passes.len() * (2 * schedule.layers.len() + 3));
+    let (mut begin, mut goes_forward) = (0, true);
     for pass in schedule.passes {
         match *pass {
             Pass::Forward(micro) => {
@@ -281,7 +282,7 @@ impl<'a> Residency<'a> {
 
     fn run(&mut self, computes: &[Compute]) {
         let slots = self.s.slotted.contains(&true);
-        self.list.reserve(computes.len());
+        self.list.reserve(2 * computes.len());
         for (i, compute) in computes.iter().enumerate() {
             for &unit in &*compute.reads {
                 self.ensure(unit, &compute.reads);

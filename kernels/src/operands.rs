@@ -49,7 +49,7 @@ pub struct Operand {
 }
 
 /// Most operands that an operation has, but for the sources of a reduction.
-const MOST: usize = 12;
+const MOST: usize = 10;
 
 /// The operands of an operation: those that are read, then those that are written.
 #[derive(Clone, Copy, Debug)]
@@ -60,11 +60,11 @@ pub struct Operands {
 }
 
 impl Operands {
-    fn new() -> Operands {
+    const EMPTY: Operands = {
         let (elements, access) = (Elements::AnyFloats, Access::Read);
         let none = Operand { name: "", access, elements, len: 0, is_exact: false, is_optional: false };
         Operands { all: [none; MOST], reads: 0, count: 0 }
-    }
+    };
 
     fn with(&mut self, access: Access, name: &'static str, elements: Elements, len: usize) -> &mut Operands {
         self.all[self.count] = Operand { name, access, elements, len, is_exact: false, is_optional: false };
@@ -130,12 +130,29 @@ impl Operands {
     pub fn writes(&self) -> &[Operand] {
         &self.all[self.reads..self.count]
     }
+
+    /// Looks at each operand with what is given for it, until an error. Every call of a dry run comes here, so it is two plain loops,
+    /// not a chain of iterators.
+    fn try_each(
+        &self,
+        reads: &[View<'_>],
+        writes: &[ViewMut<'_>],
+        look: impl Fn(&Operand, &Extent) -> Result<()>,
+    ) -> Result<()> {
+        for (operand, view) in self.reads().iter().zip(reads) {
+            look(operand, view)?;
+        }
+        for (operand, view) in self.writes().iter().zip(writes) {
+            look(operand, view)?;
+        }
+        Ok(())
+    }
 }
 
 impl Op {
     /// The table. Of a reduction `source` stands for all of its sources.
     pub fn operands(&self) -> Operands {
-        let mut all = Operands::new();
+        let mut all = Operands::EMPTY;
         let list = &mut all;
         match *self {
             Op::Gemm(g) => {
@@ -365,18 +382,15 @@ pub fn check(device: DeviceTypes, op: &Op, reads: &[View<'_>], writes: &[ViewMut
     }
     let (name, unsupported) =
         (op.name(), |dtype| KernelError::Unsupported { device: device.name, op: op.name(), dtype });
-    let given = || {
-        let reading = list.reads().iter().zip(reads.iter().map(|view| **view));
-        reading.chain(list.writes().iter().zip(writes.iter().map(|view| **view)))
-    };
-    let computed = |(operand, view): (&Operand, Extent)| match operand.elements {
+    let computed = |operand: &Operand, view: &Extent| match operand.elements {
         Elements::Floats(dtype) => Some(dtype),
         Elements::AnyFloats => Some(view.dtype()),
         Elements::Exactly(_) => None,
     };
-    if let Some(dtype) = given().filter_map(computed).find(|dtype| !(device.computes)(*dtype)) {
-        return Err(unsupported(dtype));
-    }
+    list.try_each(reads, writes, |operand, view| match computed(operand, view) {
+        Some(dtype) if !(device.computes)(dtype) => Err(unsupported(dtype)),
+        _ => Ok(()),
+    })?;
     if let Some(dtype) = op.quantised().filter(|dtype| !matches!(dtype, DType::F32 | DType::Bf16 | DType::F16)) {
         return Err(unsupported(dtype));
     }
@@ -396,7 +410,7 @@ pub fn check(device: DeviceTypes, op: &Op, reads: &[View<'_>], writes: &[ViewMut
             format!("it reads ({inputs}) and writes ({outputs}), but {ins} inputs and {outs} outputs are given");
         return Err(KernelError::Invalid { op: name, reason });
     }
-    given().try_for_each(|(operand, view)| check_operand(name, operand, view))
+    list.try_each(reads, writes, |operand, view| check_operand(name, operand, view))
 }
 
 /// An error unless the scratch holds what the device needs for the operation.
@@ -418,7 +432,7 @@ pub fn not_run(device: DeviceTypes, op: &Op) -> KernelError {
     KernelError::Unsupported { device: device.name, op: op.name(), dtype }
 }
 
-fn check_operand(op: &'static str, operand: &Operand, view: Extent) -> Result<()> {
+fn check_operand(op: &'static str, operand: &Operand, view: &Extent) -> Result<()> {
     if let Some(wanted) = operand.elements.dtype().filter(|wanted| *wanted != view.dtype()) {
         return Err(KernelError::DType { wanted, given: view.dtype() });
     }
