@@ -226,35 +226,58 @@ impl<'a> Call<'a> {
     }
 }
 
-/// A call that owns its buffers while it runs, and gives them back when it is done. Made by its constructors alone: of the
-/// collectives that training overlaps with computing.
+/// A call that owns its buffers while it runs, and gives them back when it is done. Made by its constructors alone: of what
+/// training overlaps with computing.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct OwnedCall {
     pub kind: Kind,
     /// What this rank gives, unless that is `recv`.
     pub send: Option<Buffer>,
-    pub recv: Buffer,
+    /// What it takes; `None` where it only gives.
+    pub recv: Option<Buffer>,
 }
 
 impl OwnedCall {
     /// `recv` = all ranks' `send`, in rank order; `recv.len() == size * send.len()`.
     pub fn all_gather(send: Buffer, recv: Buffer) -> OwnedCall {
-        OwnedCall { kind: Kind::AllGather, send: Some(send), recv }
+        OwnedCall { kind: Kind::AllGather, send: Some(send), recv: Some(recv) }
     }
 
     /// `recv` = (recv +) this rank's part of the sum of all `send`; `send.len() == size * recv.len()`. `recv` may be of another
     /// float type.
     pub fn reduce_scatter(send: Buffer, recv: Buffer, accumulate: bool) -> OwnedCall {
-        OwnedCall { kind: Kind::ReduceScatter { op: ReduceOp::Sum, accumulate }, send: Some(send), recv }
+        OwnedCall { kind: Kind::ReduceScatter { op: ReduceOp::Sum, accumulate }, send: Some(send), recv: Some(recv) }
+    }
+
+    /// As [`OwnedCall::reduce_scatter`] with the result in this rank's part of `buffer`; the other parts are left as they were.
+    pub fn reduce_scatter_in_place(buffer: Buffer) -> OwnedCall {
+        let kind = Kind::ReduceScatter { op: ReduceOp::Sum, accumulate: false };
+        OwnedCall { kind, send: None, recv: Some(buffer) }
     }
 
     /// `buffer` = the sum of all ranks' `buffer`.
     pub fn all_reduce(buffer: Buffer) -> OwnedCall {
-        OwnedCall { kind: Kind::AllReduce { op: ReduceOp::Sum }, send: None, recv: buffer }
+        OwnedCall { kind: Kind::AllReduce { op: ReduceOp::Sum }, send: None, recv: Some(buffer) }
+    }
+
+    /// Gives `buffer` to rank `to`. It is complete when the buffer may be changed again, which the receiver brings about alone.
+    pub fn send(buffer: Buffer, to: usize) -> OwnedCall {
+        OwnedCall { kind: Kind::Send { to }, send: Some(buffer), recv: None }
+    }
+
+    /// `buffer` = what rank `from` sends; lengths and types must agree.
+    pub fn recv(buffer: Buffer, from: usize) -> OwnedCall {
+        OwnedCall { kind: Kind::Recv { from }, send: None, recv: Some(buffer) }
     }
 
     pub fn as_call(&mut self) -> Call<'_> {
-        Call { kind: self.kind, send: self.send.as_ref().map(Buffer::view), recv: Some(self.recv.view_mut()) }
+        let (send, recv) = (self.send.as_ref().map(Buffer::view), self.recv.as_mut().map(Buffer::view_mut));
+        Call { kind: self.kind, send, recv }
+    }
+
+    /// Whether all buffers lie where the host can reach them.
+    pub(crate) fn is_on_host(&self) -> bool {
+        [&self.send, &self.recv].into_iter().flatten().all(|buffer| buffer.view().is_on_host())
     }
 }

@@ -61,11 +61,11 @@ impl Communicator for HostStaged {
     }
 
     fn start(&self, request: OwnedCall) -> Result<Ticket> {
-        if !request.recv.view().is_on_host() {
+        if !request.is_on_host() {
             return self.inner.start(request);
         }
-        let send = request.send.as_ref().map(|send| self.staged(send.view())).transpose()?;
-        let twin = OwnedCall { kind: request.kind, send, recv: self.staged(request.recv.view())? };
+        let staged = |buffer: &Option<Buffer>| buffer.as_ref().map(|buffer| self.staged(buffer.view())).transpose();
+        let twin = OwnedCall { kind: request.kind, send: staged(&request.send)?, recv: staged(&request.recv)? };
         let ticket = self.inner.start(twin)?;
         self.started.put(ticket.sequence, request);
         Ok(ticket)
@@ -75,7 +75,9 @@ impl Communicator for HostStaged {
         let sequence = ticket.sequence;
         let twin = self.inner.wait(ticket)?;
         let Some(mut request) = self.started.take(sequence) else { return Ok(twin) };
-        self.kernels.download(twin.recv.view(), request.recv.view_mut())?;
+        if let (Some(there), Some(here)) = (&twin.recv, &mut request.recv) {
+            self.kernels.download(there.view(), here.view_mut())?;
+        }
         Ok(request)
     }
 

@@ -18,6 +18,7 @@ pub mod mpi;
 pub mod nccl;
 mod null;
 mod pending;
+mod progress;
 mod protocol;
 mod raw;
 mod rendezvous;

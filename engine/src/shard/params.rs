@@ -82,7 +82,7 @@ impl Params {
             let gathered = comms.shard().wait(ticket)?;
             // A send that is not the home was a wire copy, and is done with.
             flat.home = flat.home.take().or(gathered.send);
-            flat.slot = Some(gathered.recv);
+            flat.slot = gathered.recv;
         }
         Ok(())
     }

@@ -275,7 +275,7 @@ fn composed(comm: Box<dyn Communicator>, algorithm: Algorithm, per_node: usize) 
     send.view_mut().as_slice_mut::<f32>().unwrap().copy_from_slice(&whole[own.clone()]);
     let recv = arena.alloc(zbench_kernels::Category::Communication, zbench_kernels::DType::F32, part * size).unwrap();
     let ticket = comm.start(OwnedCall::all_gather(send, recv)).unwrap();
-    let recv = comm.wait(ticket).unwrap().recv;
+    let recv = comm.wait(ticket).unwrap().recv.unwrap();
     assert_eq!(recv.view().as_slice::<f32>().unwrap(), results[1]);
     let mut given = vec![rank as u32; size];
     let all: Vec<u32> = (0..size as u32).collect();

@@ -244,7 +244,7 @@ fn time_under_way_is_time_for_other_work() {
                     lap(|| {
                         let ticket = comm.start(request).unwrap();
                         std::thread::sleep(Duration::from_secs_f64(busy * price));
-                        let recv = comm.wait(ticket).unwrap().recv;
+                        let recv = comm.wait(ticket).unwrap().recv.unwrap();
                         assert_eq!(recv.view().as_slice::<f32>().unwrap()[..part], values::<f32>(0, part));
                     })
                 };

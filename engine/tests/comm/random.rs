@@ -66,7 +66,7 @@ fn finish(comm: &dyn Communicator, started: Started) {
         Kind::ReduceScatter { .. } => (rank * len..(rank + 1) * len).map(|i| sum(started.at, &all, i)).collect(),
         _ => (0..len).map(|i| sum(started.at, &all, i)).collect(),
     };
-    assert_eq!(done.recv.view().as_slice::<f32>().unwrap(), wanted);
+    assert_eq!(done.recv.as_ref().unwrap().view().as_slice::<f32>().unwrap(), wanted);
 }
 
 fn execute(comm: &dyn Communicator, arena: &Arena, program: &[Line]) {

@@ -120,9 +120,9 @@ fn started_collectives_may_be_waited_for_in_any_order_and_count_then() {
         let first = metered.start(OwnedCall::all_reduce(filled(&arena, &[rank, 1.0, 2.0]))).unwrap();
         let (send, recv) = (filled(&arena, &[rank]), filled(&arena, &[9.0; 3]));
         let second = metered.start(OwnedCall::all_gather(send, recv)).unwrap();
-        let recv = metered.wait(second).unwrap().recv;
+        let recv = metered.wait(second).unwrap().recv.unwrap();
         assert_eq!(recv.view().as_slice::<f32>().unwrap(), [0.0, 1.0, 2.0]);
-        let buffer = metered.wait(first).unwrap().recv;
+        let buffer = metered.wait(first).unwrap().recv.unwrap();
         assert_eq!(buffer.view().as_slice::<f32>().unwrap(), [3.0, 3.0, 6.0]);
         metered.snapshot().into_iter().map(|row| (row.kind.name(), row.calls, row.wire_bytes)).collect::<Vec<_>>()
     });

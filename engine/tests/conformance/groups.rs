@@ -105,14 +105,14 @@ fn finish<T: Sample>(comm: &dyn Communicator, options: &Options, index: usize, t
     let range = match done.kind {
         Kind::AllGather => {
             let wanted: Vec<T> = (0..size).flat_map(|peer| values::<T>(seed, peer, len, None)).collect();
-            let recv = done.recv.view().as_slice::<T>().unwrap();
+            let recv = done.recv.as_ref().unwrap().view().as_slice::<T>().unwrap();
             let wrong = (0..wanted.len()).find(|i| recv[*i].bits() != wanted[*i].bits());
             return assert_eq!(wrong, None, "{}: first index that differs", name("all_gather"));
         }
         Kind::ReduceScatter { .. } => rank * len..(rank + 1) * len,
         _ => 0..len,
     };
-    let (wanted, got) = (summed(range), done.recv.view().as_slice::<T>().unwrap());
+    let (wanted, got) = (summed(range), done.recv.as_ref().unwrap().view().as_slice::<T>().unwrap());
     let wrong = (0..wanted.len()).find(|i| !wanted[*i].accepts(got[*i]));
     assert_eq!(wrong, None, "{}: first index that differs", name("sum"));
 }

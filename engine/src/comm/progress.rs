@@ -1,0 +1,160 @@
+//! A thread that carries on the calls a rank has started, while the rank computes.
+//!
+//! Whoever holds the lock of a rank's state drives all of the rank's calls, whatever their group. A rank that is inside a call does
+//! so itself, which costs no change of threads. The thread is made with the first started call, and drives only while the rank
+//! is elsewhere and something that it has started is under way.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// What drives calls.
+pub(crate) trait Engine: Send + Sync + 'static {
+    /// The calls under way, and all that driving them changes.
+    type State: Send;
+
+    /// Whether calls are under way that nobody waits for.
+    fn is_busy(&self, state: &Self::State) -> bool;
+
+    /// Does what can be done now; false when every call waits for other ranks. An error ends the world and is kept for who waits
+    /// for the call.
+    fn advance(&self, state: &mut Self::State) -> bool;
+
+    /// Sleeps until there may be something to do, or for a short while. Nobody holds the state meanwhile: the guard is dropped first.
+    fn idle(&self, state: MutexGuard<'_, Self::State>);
+
+    /// Ends [`Engine::idle`] early.
+    fn wake(&self);
+
+    /// The thread is unwinding from a panic: nothing that is under way will be complete.
+    fn panicked(&self);
+}
+
+/// A rank's engine with its state, and the thread.
+pub(crate) struct Driver<E: Engine> {
+    core: Arc<Core<E>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Core<E: Engine> {
+    engine: E,
+    state: Mutex<E::State>,
+    /// Calls of the rank that are inside, or about to be.
+    callers: AtomicU32,
+    /// Told when the last caller leaves something under way.
+    news: Condvar,
+    stop: AtomicBool,
+}
+
+/// The state, held by a rank that is inside a call.
+pub(crate) struct Inside<'a, E: Engine> {
+    core: &'a Core<E>,
+    /// Gone only while it is dropped.
+    state: Option<MutexGuard<'a, E::State>>,
+}
+
+impl<E: Engine> Driver<E> {
+    pub(crate) fn new(engine: E, state: E::State) -> Driver<E> {
+        let core = Core {
+            engine,
+            state: Mutex::new(state),
+            callers: AtomicU32::new(0),
+            news: Condvar::new(),
+            stop: AtomicBool::new(false),
+        };
+        Driver { core: Arc::new(core), thread: Mutex::default() }
+    }
+
+    pub(crate) fn engine(&self) -> &E {
+        &self.core.engine
+    }
+
+    /// Takes the state from the thread, which stops driving until the guard is dropped.
+    pub(crate) fn enter(&self) -> Inside<'_, E> {
+        self.core.callers.fetch_add(1, Ordering::Relaxed);
+        Inside { core: &self.core, state: Some(self.core.lock()) }
+    }
+
+    /// Makes sure that the thread is there: a call has been started. Without a thread (the system may refuse one) calls go on
+    /// whenever their rank is inside another.
+    pub(crate) fn carry_on(&self) {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            let core = self.core.clone();
+            *thread = std::thread::Builder::new().name("comm".into()).spawn(move || core.run()).ok();
+        }
+    }
+}
+
+impl<E: Engine> Drop for Driver<E> {
+    fn drop(&mut self) {
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(thread) = thread else { return };
+        {
+            let _state = self.core.lock();
+            self.core.stop.store(true, Ordering::Relaxed);
+            self.core.news.notify_all();
+        }
+        self.core.engine.wake();
+        // A panic of it has ended the world, which is how others learn of it.
+        let _ = thread.join();
+    }
+}
+
+impl<E: Engine> Core<E> {
+    fn lock(&self) -> MutexGuard<'_, E::State> {
+        // A panic in the middle of a call ends the world, so nobody uses what the call left.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let _told = TellOfPanic(&self.engine);
+        let mut state = self.lock();
+        while !self.stop.load(Ordering::Relaxed) {
+            if self.callers.load(Ordering::Relaxed) > 0 || !self.engine.is_busy(&state) {
+                state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+            } else if !self.engine.advance(&mut state) {
+                self.engine.idle(state);
+                state = self.lock();
+            }
+        }
+    }
+}
+
+struct TellOfPanic<'a, E: Engine>(&'a E);
+
+impl<E: Engine> Drop for TellOfPanic<'_, E> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.panicked();
+        }
+    }
+}
+
+impl<E: Engine> Deref for Inside<'_, E> {
+    type Target = E::State;
+
+    fn deref(&self) -> &E::State {
+        self.state.as_ref().expect("only dropping takes it")
+    }
+}
+
+impl<E: Engine> DerefMut for Inside<'_, E> {
+    fn deref_mut(&mut self) -> &mut E::State {
+        self.state.as_mut().expect("only dropping takes it")
+    }
+}
+
+impl<E: Engine> Drop for Inside<'_, E> {
+    fn drop(&mut self) {
+        let Some(state) = self.state.take() else { return };
+        // Before the lock is free, so that the thread, which looks under the lock, is not told too early.
+        let last = self.core.callers.fetch_sub(1, Ordering::Relaxed) == 1;
+        let busy = last && self.core.engine.is_busy(&state);
+        drop(state);
+        if busy {
+            self.core.news.notify_one();
+        }
+    }
+}
