@@ -300,6 +300,14 @@ impl Board {
         Ok(Line::new(unsafe { self.control.slice(at, 2 * PAIR_DEPTH) }?, 2))
     }
 
+    /// Calls of a call group that can be under way.
+    pub(crate) fn depth(group: CallGroup) -> u64 {
+        match group {
+            CallGroup::All => DEPTH as u64,
+            CallGroup::Pair { .. } => PAIR_DEPTH as u64,
+        }
+    }
+
     /// Where a member's eager bytes for a call of the whole group lie, `bytes` of them.
     pub(crate) fn eager(&self, sequence: u64, rank: usize, bytes: usize) -> Result<NonNull<u8>> {
         if rank >= self.size || bytes > EAGER_BYTES {

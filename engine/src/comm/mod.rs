@@ -7,6 +7,7 @@ mod board;
 mod call;
 mod cause;
 pub mod compose;
+mod drive;
 mod groups;
 mod host_staged;
 pub mod link;
@@ -27,6 +28,7 @@ mod shm;
 mod space;
 mod tcp;
 mod ticket;
+mod uneven;
 
 pub use call::{Call, CollectiveKind, Kind, OwnedCall, Shape};
 pub use groups::Comms;
@@ -41,6 +43,7 @@ pub use shm::{Exchange, shm};
 pub use tcp::{Tcp, TcpOptions, tcp};
 pub use ticket::Ticket;
 pub(crate) use ticket::{Abandon, Started, why_abandoned};
+pub use uneven::all_to_all_v;
 
 pub use zbench_kernels::ReduceOp;
 use zbench_kernels::{KernelError, View, ViewMut, sync};

@@ -1,20 +1,31 @@
-//! What a rank of a world that shares memory keeps of its calls under way.
+//! What a rank of a world that shares memory keeps of its calls under way, in all of its groups.
 
 use super::board::{Board, CallGroup, EAGER_BYTES};
 use super::call::{Call, Kind};
 use super::moves::{SCRATCH_WORDS, Seen, What};
+use super::protocol::{LEFT, POSTED};
 use super::raw::RawSlice;
 use super::space::Bounce;
+use super::{CommError, Result, invalid};
 use std::sync::Arc;
 use zbench_kernels::device::Event;
 
+/// A group, as one of its ranks knows it.
+pub(super) struct Group {
+    pub(super) board: Board,
+    pub(super) rank: usize,
+}
+
 /// What a rank works with; everything is used again from call to call.
-pub(super) struct PendingCalls {
+pub(crate) struct PendingCalls {
     pub(super) open: Vec<Open>,
-    /// The next number of each group's calls.
-    pub(super) numbers: Vec<(CallGroup, u64)>,
+    /// The next number of the calls of each group, and of each pair in it.
+    numbers: Vec<(u64, CallGroup, u64)>,
+    next_id: u64,
     /// Calls that came to their end and are not asked for yet.
-    pub(super) finished: Vec<Finished>,
+    finished: Vec<Finished>,
+    /// Why this rank's calls go no further, where it was not told by another.
+    pub(super) failed: Option<CommError>,
     /// Where the members' buffers of the call being worked on lie.
     pub(super) seen: Vec<Seen>,
     pub(super) scratch: Box<[u64]>,
@@ -24,22 +35,33 @@ pub(super) struct PendingCalls {
 }
 
 pub(super) struct Open {
-    pub(super) group: CallGroup,
+    pub(super) id: u64,
+    pub(super) group: Arc<Group>,
+    pub(super) line: CallGroup,
     pub(super) sequence: u64,
+    /// 0 until the slots for it are free and it is posted.
     pub(super) stage: u8,
     /// The stage after its last piece of work.
     pub(super) last: u8,
     /// What ranks give lies beside their posts; else all must have come to the last stage before this rank may go.
-    pub(super) eager: bool,
+    pub(super) eager: Option<usize>,
     pub(super) what: What,
+    /// The caller's buffers.
+    pub(super) send: RawSlice,
+    pub(super) recv: RawSlice,
+    /// On a device, what the caller had asked for before this call.
+    pub(super) before: Option<Arc<dyn Event>>,
+    /// The members were seen to agree.
+    pub(super) agreed: bool,
     pub(super) moved: u64,
     /// Stand-ins for buffers that peers cannot reach.
     pub(super) bounce: Option<Bounce>,
+    /// The rank may be elsewhere meanwhile.
+    pub(super) started: bool,
 }
 
 pub(super) struct Finished {
-    pub(super) group: CallGroup,
-    pub(super) sequence: u64,
+    id: u64,
     pub(super) moved: u64,
     /// Marks of a device behind which all members have done their part.
     pub(super) marks: Vec<Arc<dyn Event>>,
@@ -47,19 +69,42 @@ pub(super) struct Finished {
 
 /// What a rank waits for: all members at this stage of a call.
 #[derive(Clone, Copy)]
-pub(super) struct Wait {
-    pub(super) group: CallGroup,
+pub(super) struct Wait<'a> {
+    pub(super) id: u64,
+    pub(super) group: &'a Group,
+    pub(super) line: CallGroup,
     pub(super) sequence: u64,
     pub(super) stage: u8,
     pub(super) operation: &'static str,
+}
+
+impl Open {
+    /// `None` where nothing is in the way.
+    pub(super) fn wait(&self) -> Option<Wait<'_>> {
+        let Open { id, line, sequence, stage, .. } = *self;
+        let (group, operation) = (&*self.group, self.what.name());
+        if stage > 0 {
+            return Some(Wait { id, group, line, sequence, stage, operation });
+        }
+        let sequence = sequence.checked_sub(Board::depth(line))?;
+        Some(Wait { id, group, line, sequence, stage: LEFT, operation: "a collective" })
+    }
+
+    /// Whether there is something to do: it can be posted, or all members have come as far as this rank.
+    pub(super) fn can_go_on(&self) -> bool {
+        let Ok(slots) = self.group.board.line(self.line) else { return false };
+        if self.stage == 0 { slots.vacant(self.sequence) } else { slots.reached(self.sequence, self.stage) }
+    }
 }
 
 impl PendingCalls {
     pub(super) fn new() -> PendingCalls {
         PendingCalls {
             open: Vec::new(),
-            numbers: vec![(CallGroup::All, 0)],
+            numbers: Vec::new(),
+            next_id: 0,
             finished: Vec::new(),
+            failed: None,
             seen: Vec::new(),
             scratch: vec![0; SCRATCH_WORDS].into(),
             split_name: String::new(),
@@ -67,14 +112,81 @@ impl PendingCalls {
         }
     }
 
-    pub(super) fn waits(&self) -> impl Iterator<Item = Wait> {
-        self.open.iter().map(|open| Wait {
-            group: open.group,
-            sequence: open.sequence,
-            stage: open.stage,
-            operation: open.what.name(),
-        })
+    /// Opens a call, which is not posted yet. What finds it again.
+    pub(super) fn open(&mut self, group: &Arc<Group>, line: CallGroup, what: What, of: Buffers, started: bool) -> u64 {
+        let Buffers { send, recv, before } = of;
+        let known = |(at, known, _): &(u64, CallGroup, u64)| (*at, *known) == (group.board.offset(), line);
+        let at = self.numbers.iter().position(known).unwrap_or_else(|| {
+            self.numbers.push((group.board.offset(), line, 0));
+            self.numbers.len() - 1
+        });
+        let (sequence, id) = (self.numbers[at].2, self.next_id);
+        self.numbers[at].2 += 1;
+        self.next_id += 1;
+        let eager = match what {
+            What::Call(kind) => eager_bytes(kind, group.rank, group.board.size(), send, recv),
+            What::Split(..) => None,
+        };
+        let works = match what {
+            What::Split(..) => 2,
+            What::Call(Kind::Barrier) => 0,
+            What::Call(_) => 1,
+        };
+        self.open.push(Open {
+            id,
+            group: group.clone(),
+            line,
+            sequence,
+            stage: 0,
+            last: POSTED + works,
+            eager,
+            what,
+            send,
+            recv,
+            before,
+            agreed: false,
+            moved: 0,
+            bounce: None,
+            started,
+        });
+        id
     }
+
+    pub(super) fn waits(&self) -> impl Iterator<Item = Wait<'_>> {
+        self.open.iter().filter_map(Open::wait)
+    }
+
+    /// Ends the call at `index`: behind `marks` all members have done their part.
+    pub(super) fn close(&mut self, index: usize, marks: Vec<Arc<dyn Event>>) {
+        let Open { id, moved, bounce, .. } = self.open.swap_remove(index);
+        if let Some(bounce) = bounce {
+            bounce.give_back();
+        }
+        self.finished.push(Finished { id, moved, marks });
+    }
+
+    /// What came of a call, if it has come to its end; an error where nobody knows of it.
+    pub(super) fn finished(&mut self, id: u64) -> Result<Option<Finished>> {
+        if let Some(at) = self.finished.iter().position(|done| done.id == id) {
+            return Ok(Some(self.finished.swap_remove(at)));
+        }
+        match self.open.iter().any(|open| open.id == id) {
+            true => Ok(None),
+            false => Err(invalid("wait", format!("call {id} is not under way"))),
+        }
+    }
+
+    /// The rank has given a call up; its buffers are not touched any more.
+    pub(super) fn forget(&mut self, id: u64) {
+        self.open.retain(|open| open.id != id);
+    }
+}
+
+/// A call's buffers, and what was asked of a device before it.
+pub(super) struct Buffers {
+    pub(super) send: RawSlice,
+    pub(super) recv: RawSlice,
+    pub(super) before: Option<Arc<dyn Event>>,
 }
 
 /// Bytes that this rank writes beside its post, when the call is small enough for that on all ranks.

@@ -3,7 +3,8 @@
 //! Each member of a line (all ranks of a group, or a sender and its receiver) has one slot per call under way, and only it
 //! writes there: first what it posts, then how far it has come. A call goes through stages. Stage 1: posted. Each piece of
 //! work raises a rank's stage by one and may begin when all members have reached the stage before it. What members have
-//! posted may be read from then until the rank says that it has left; a slot is used again when all have left its call.
+//! posted may be read from then until the rank says that it has left; a slot is used again when all have left its call. A rank
+//! without work of its own, as a sender, whose receiver copies, posts at the stage after it.
 //!
 //! Memory of other ranks is only touched between [`WorldState::enter`] and the end of its guard. A rank that gives up ends the
 //! world first, so that nobody enters any more, and then waits until nobody is inside: only then may its memory be used
@@ -27,7 +28,7 @@ pub(crate) const LEFT: u8 = u8::MAX;
 pub(crate) struct RankFlags {
     /// Counts wake-ups; the futex that the rank sleeps on.
     pub(crate) wakeups: AtomicU32,
-    /// Whether the rank sleeps, or is about to.
+    /// How many of the rank's threads sleep, or are about to.
     pub(crate) asleep: AtomicU32,
     /// Pieces of work in which the rank may touch others' memory.
     pub(crate) inside: AtomicU32,
@@ -90,15 +91,15 @@ impl<'a, P: Copy> Line<'a, P> {
         sequence < self.depth() || self.reached(sequence - self.depth(), LEFT)
     }
 
-    /// Puts a post into the member's own slot.
+    /// Puts a post into the member's own slot, at a stage: [`POSTED`], or one later for each piece of work that is not its own.
     ///
     /// # Safety
     /// `vacant` has said yes to this member, which is at `place` and posts this number for the first time.
-    pub(crate) unsafe fn post(&self, sequence: u64, place: usize, post: P) {
+    pub(crate) unsafe fn post(&self, sequence: u64, place: usize, post: P, stage: u8) {
         let slot = self.slot(sequence, place);
         // SAFETY: all members have left the call that used the slot before, so nobody reads it.
         slot.post.with_mut(|cell| unsafe { (*cell).write(post) });
-        slot.word.store(word(sequence, POSTED), Ordering::Release);
+        slot.word.store(word(sequence, stage), Ordering::Release);
     }
 
     /// Whether a member has come to this stage of this call.
@@ -157,7 +158,8 @@ impl<'a> WorldState<'a> {
         }
     }
 
-    fn wake_rank(&self, rank: usize) {
+    /// Wakes all threads of a rank that sleep.
+    pub(crate) fn wake_rank(&self, rank: usize) {
         let flags = &self.flags[rank];
         flags.wakeups.fetch_add(1, Ordering::Release);
         wake(&flags.wakeups, Shared);
@@ -173,15 +175,20 @@ impl<'a> WorldState<'a> {
         ready: impl Fn() -> bool,
     ) -> Result<(), Instant> {
         let Err(since) = spin_until(policy, &ready) else { return Ok(()) };
+        self.nap(own, limit, &ready);
+        if ready() { Ok(()) } else { Err(since) }
+    }
+
+    /// Sleeps until there is news for this rank, at most `limit`; not at all where `ready` says so.
+    pub(crate) fn nap(&self, own: usize, limit: Duration, ready: impl FnOnce() -> bool) {
         let flags = &self.flags[own];
         let seen = flags.wakeups.load(Ordering::Acquire);
-        flags.asleep.store(1, Ordering::Relaxed);
+        flags.asleep.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !ready() {
             sleep(&flags.wakeups, seen, Some(limit), Shared);
         }
-        flags.asleep.store(0, Ordering::Relaxed);
-        if ready() { Ok(()) } else { Err(since) }
+        flags.asleep.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Permission to touch others' memory; none when the world has ended.

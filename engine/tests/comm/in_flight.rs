@@ -48,7 +48,10 @@ fn check(comm: &dyn Communicator, index: usize, ticket: Ticket) {
     let done = comm.wait(ticket).unwrap();
     match done.kind {
         Kind::AllGather => {
-            assert_eq!(slice(done.recv.as_ref().unwrap()), (0..size).flat_map(|r| values::<f32>(seed + r, len)).collect::<Vec<_>>());
+            assert_eq!(
+                slice(done.recv.as_ref().unwrap()),
+                (0..size).flat_map(|r| values::<f32>(seed + r, len)).collect::<Vec<_>>()
+            );
         }
         Kind::ReduceScatter { .. } => {
             assert_eq!(slice(done.recv.as_ref().unwrap()), sum(size, seed, len * size)[rank * len..(rank + 1) * len]);

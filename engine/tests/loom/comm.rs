@@ -82,12 +82,17 @@ impl World {
 
     /// Posts where the slots are free; false when the world has ended instead.
     fn post(&self, own: usize, sequence: u64, post: u64) -> bool {
+        self.post_at(own, sequence, post, POSTED)
+    }
+
+    /// As `post`, by a rank whose pieces of work before `stage` are none.
+    fn post_at(&self, own: usize, sequence: u64, post: u64, stage: u8) -> bool {
         let line = self.line();
         if !self.until(own, || line.vacant(sequence)) {
             return false;
         }
         // SAFETY: `vacant` was seen, and every number is posted once.
-        unsafe { line.post(sequence, own, post) };
+        unsafe { line.post(sequence, own, post, stage) };
         self.world().tell(self.others(own), || line.reached(sequence, POSTED));
         true
     }
@@ -242,6 +247,49 @@ fn calls_under_way_do_not_disturb_each_other() {
             assert!(world.until(own, || line.reached(sequence, POSTED)));
             assert_eq!(world.posted(sequence), [7 + sequence; 2]);
             world.advance(own, sequence, LEFT);
+        }
+    });
+}
+
+/// A sender posts at the stage behind the receiver's work. The receiver copies and leaves without the sender; the sender changes
+/// its memory when it sees that the receiver has copied. The next call in the same slots waits for both.
+#[test]
+fn a_receiver_copies_while_its_sender_is_away() {
+    model(2, 1, 2, |world, own| {
+        let line = world.line();
+        for sequence in 0..2 {
+            if own == 0 {
+                world.write(0, 5 + sequence);
+                assert!(world.post_at(0, sequence, 0, POSTED + 1));
+                assert!(world.until(0, || line.reached(sequence, POSTED + 1)));
+                world.advance(0, sequence, LEFT);
+                world.write(0, 0);
+            } else {
+                assert!(world.post(1, sequence, 0));
+                assert!(world.until(1, || line.reached(sequence, POSTED)));
+                let inside = world.world().enter(1).expect("nobody ends the world");
+                assert_eq!(world.read(0), 5 + sequence);
+                drop(inside);
+                world.advance(1, sequence, POSTED + 1);
+                assert!(line.reached(sequence, POSTED + 1), "the sender has no work that it could owe");
+                world.advance(1, sequence, LEFT);
+            }
+        }
+    });
+}
+
+/// The thread that carries on a rank's calls and a caller of the same rank may sleep at once; one change wakes both.
+#[test]
+fn all_threads_of_a_rank_are_woken() {
+    model(3, 1, 3, |world, thread| {
+        let line = world.line();
+        if thread == 0 {
+            // SAFETY: the first call, posted once.
+            unsafe { line.post(0, 0, 0, POSTED) };
+            world.world().tell([1].into_iter(), || line.has(0, 0, POSTED));
+        } else {
+            // Both are threads of rank 1.
+            assert!(world.until(1, || line.has(0, 0, POSTED)));
         }
     });
 }

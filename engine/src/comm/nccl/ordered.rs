@@ -28,7 +28,8 @@ impl Ordered {
     /// A sum onto what is there, or of another type than what travels: NCCL sums in place of this rank's summand, a kernel does
     /// the rest.
     fn reduce_scatter(&self, request: &mut OwnedCall) -> Result<bool> {
-        let OwnedCall { kind: Kind::ReduceScatter { accumulate, .. }, send: Some(send), recv: Some(recv) } = request else {
+        let OwnedCall { kind: Kind::ReduceScatter { accumulate, .. }, send: Some(send), recv: Some(recv) } = request
+        else {
             return Ok(false);
         };
         if !*accumulate && send.dtype() == recv.dtype() {
