@@ -6,6 +6,7 @@ mod tokens;
 
 pub use tokens::{TokenSource, Tokens};
 
+use crate::comm::Ticket;
 use crate::config::Cell;
 use crate::device::Device;
 use crate::error::Result;
@@ -97,6 +98,8 @@ pub struct Flow {
     pub mean: f64,
     /// The micro-batches' mean losses; in an evaluation, the tokens' losses.
     pub losses: Losses,
+    /// The last message to the next stage and to the one before, while it is on its way: values, gradients.
+    pub sent: [Option<Ticket>; 2],
     /// The loss scale that the step's gradients carry, 1 without.
     pub loss_scale: f64,
     pub update: Option<Update>,

@@ -4,6 +4,7 @@ pub mod clock;
 pub mod curves;
 mod dry;
 mod flops;
+mod meet;
 mod paper;
 mod short;
 
@@ -83,6 +84,7 @@ impl Plan {
                 estimate.map_err(|error| PlanError { key: "train.micro_batch", reason: error.to_string() })?.0;
             plan.roles.push(role);
         }
+        plan.check_messages()?;
         Ok(plan)
     }
 

@@ -156,6 +156,7 @@ impl<'a> Rank<'a> {
         for action in role.actions.iter().filter(|action| **action != Action::Update) {
             self.act(*action, meter)?;
         }
+        self.executor.settle()?;
         self.unload();
         Ok(())
     }

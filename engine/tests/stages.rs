@@ -4,7 +4,7 @@ use crate::training::accounting::small;
 use crate::training::support::*;
 use zbench_engine::actions::Action;
 use zbench_engine::config::*;
-use zbench_engine::plan::{Plan, Role};
+use zbench_engine::plan::{Plan, PlanError, Role};
 use zbench_kernels::{Cpu, DType};
 
 /// Numbers below a bound, drawn from a seed.
@@ -180,37 +180,62 @@ fn neighbours_send_and_receive_the_same_in_one_order() {
     }
 }
 
-/// Sends return when the buffer has been read (`Communicator::send`): stages that perform their actions in order come to an end.
-/// 1F1B does not, as neighbours send to each other at once: it waits for sends that are started.
+fn pipeline(schedule: PipelineSchedule, stages: usize, micros: usize) -> Result<Plan, PlanError> {
+    let mut cell = small();
+    cell.model.num_hidden_layers = stages;
+    cell.train.accumulation = micros;
+    cell = on(cell, Strategy::Ddp, stages, 1);
+    cell.parallel.degrees = Degrees { pipeline: stages, pipeline_schedule: schedule, ..Degrees::default() };
+    Plan::on_paper(&cell, &Cpu::new(1))
+}
+
+/// Neighbours send to each other at once, which is why sends are started.
 #[test]
-fn stages_do_not_wait_for_each_other_forever() {
-    {
-        let schedule = PipelineSchedule::GPipe;
-        for (stages, micros) in [(2, 1), (2, 2), (2, 4), (4, 8)] {
-            let mut cell = small();
-            cell.model.num_hidden_layers = stages;
-            cell.train.accumulation = micros;
-            cell = on(cell, Strategy::Ddp, stages, 1);
-            cell.parallel.degrees = Degrees { pipeline: stages, pipeline_schedule: schedule, ..Degrees::default() };
-            let plan = Plan::on_paper(&cell, &Cpu::new(1)).unwrap();
-            let lists: Vec<_> = plan.roles.iter().enumerate().map(|(stage, role)| messages(role, stage)).collect();
-            let mut at = vec![0; stages];
-            loop {
-                let meets = |stage: usize| {
-                    let (other, sends, micro, gradient) = *lists[stage].get(at[stage])?;
-                    let theirs = *lists[other].get(at[other])?;
-                    (sends && theirs == (stage, false, micro, gradient)).then_some(other)
-                };
-                let Some((stage, other)) = (0..stages).find_map(|stage| Some((stage, meets(stage)?))) else { break };
-                (at[stage], at[other]) = (at[stage] + 1, at[other] + 1);
-            }
-            let left: Vec<_> = lists.iter().zip(&at).map(|(list, at)| list.get(*at)).collect();
-            assert!(
-                left.iter().all(Option::is_none),
-                "{schedule:?}, {stages} stages, {micros} micro-batches: {left:?}"
-            );
+fn the_messages_of_every_schedule_meet() {
+    for schedule in [PipelineSchedule::GPipe, PipelineSchedule::OneFOneB] {
+        for (stages, micros) in [(2, 1), (2, 2), (2, 4), (4, 8), (4, 2), (8, 5), (3, 32)] {
+            let plan = pipeline(schedule, stages, micros);
+            assert!(plan.is_ok(), "{schedule:?}, {stages} stages, {micros} micro-batches: {:?}", plan.err());
         }
     }
+}
+
+#[test]
+fn stages_that_would_wait_for_ever_are_refused_with_two_ranks_and_their_calls() {
+    let is_receive = |action: &Action| matches!(action, Action::Receive { .. });
+    let broken = |break_it: &dyn Fn(&mut Vec<Role>)| {
+        let mut plan = pipeline(PipelineSchedule::OneFOneB, 3, 4).unwrap();
+        break_it(&mut plan.roles);
+        let error = plan.check_messages().unwrap_err();
+        assert_eq!(error.key, "parallel.pipeline_schedule");
+        error.reason
+    };
+    // A stage takes the second micro-batch before the first.
+    let reason = broken(&|roles| {
+        let at: Vec<usize> = (0..roles[1].actions.len()).filter(|at| is_receive(&roles[1].actions[*at])).collect();
+        roles[1].actions.swap(at[0], at[1]);
+    });
+    assert!(
+        reason.contains("rank 0 waits to send the values of micro-batch 1 to rank 1")
+            && reason.contains("rank 1 waits to receive the values of micro-batch 1 from rank 0"),
+        "{reason}"
+    );
+    // A stage ends too early: what is sent to it is never taken.
+    let reason = broken(&|roles| {
+        let last = roles[2].actions.iter().rposition(is_receive).unwrap();
+        roles[2].actions.remove(last);
+    });
+    assert!(
+        reason.contains("rank 1 waits to send the values of micro-batch 3 to rank 2")
+            && reason.contains("rank 2 has come to the end of its step"),
+        "{reason}"
+    );
+    // A message to nobody.
+    let reason = broken(&|roles| {
+        let send = *roles[0].actions.iter().find(|action| matches!(action, Action::Send { .. })).unwrap();
+        roles[2].actions.push(send);
+    });
+    assert!(reason.contains("there is no such stage"), "{reason}");
 }
 
 /// Operations are those of the whole model, however it is cut.

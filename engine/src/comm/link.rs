@@ -82,7 +82,7 @@ pub struct EmulatedLink {
     group: u64,
     state: RefCell<State>,
     /// What waiting for started collectives pays.
-    started: Started<Due>,
+    started: Started<DueCall>,
 }
 
 struct Shared {
@@ -105,6 +105,19 @@ struct State {
 struct Due {
     key: Key,
     share: u64,
+}
+
+/// The same of a send, a receive, or both.
+struct DuePair {
+    given: Option<Times>,
+    taken: Option<Key>,
+    share: u64,
+}
+
+/// What waiting for a started call pays.
+enum DueCall {
+    Collective(Due),
+    Pair(DuePair),
 }
 
 /// `comm` with emulated links, or as it is where `link` is absent. A collective call of the world, before any split.
@@ -197,7 +210,16 @@ impl EmulatedLink {
 
     /// Sends and receives: what is given takes the link at once, what is taken has been paid for by its sender.
     fn exchange(&self, call: Call<'_>) -> Result<()> {
-        let (kind, bytes, rank) = (call.kind, whole(&call, self.size()), self.inner.rank());
+        let (kind, due) = (call.kind, self.announce_pair(&call)?);
+        self.inner.call(call)?;
+        if let Some(times) = self.leave_pair(kind, &due)? {
+            self.pay(times, 0, due.share);
+        }
+        Ok(())
+    }
+
+    fn announce_pair(&self, call: &Call<'_>) -> Result<DuePair> {
+        let (kind, bytes, rank) = (call.kind, whole(call, self.size()), self.inner.rank());
         let (to, from) = match kind {
             Kind::Send { to } => (Some(to), None),
             Kind::Recv { from } => (None, Some(from)),
@@ -219,18 +241,16 @@ impl EmulatedLink {
             }
             None => None,
         };
-        let incoming = from.filter(crosses).filter(|_| taken).map(|from| self.pair(from, rank));
-        self.inner.call(call)?;
-        let taken = match incoming {
-            Some(key) => Some(self.leave(kind.name(), Due { key, share: 0 }, 1)?),
-            None => None,
-        };
-        let both = |a: Times, b: Times| Times { start: a.start.min(b.start), end: a.end.max(b.end) };
         let share = if given.is_some() { bytes } else { 0 };
-        if let Some(times) = given.into_iter().chain(taken).reduce(both) {
-            self.pay(times, 0, share);
-        }
-        Ok(())
+        Ok(DuePair { given, taken: from.filter(crosses).filter(|_| taken).map(|from| self.pair(from, rank)), share })
+    }
+
+    /// When the links are through with what was given and taken; `None` where nothing crosses nodes.
+    fn leave_pair(&self, kind: Kind, due: &DuePair) -> Result<Option<Times>> {
+        let leave = |key| self.leave(kind.name(), Due { key, share: 0 }, 1);
+        let taken = due.taken.map(leave).transpose()?;
+        let both = |a: Times, b: Times| Times { start: a.start.min(b.start), end: a.end.max(b.end) };
+        Ok(due.given.into_iter().chain(taken).reduce(both))
     }
 
     /// The next transfer from one member to another.
@@ -276,8 +296,10 @@ impl Communicator for EmulatedLink {
     fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let call = request.as_call();
         call.check(self.rank(), self.size())?;
-        let (kind, bytes) = (call.kind, whole(&call, self.size()));
-        let due = self.announce(kind, bytes)?;
+        let due = match call.kind.is_collective() {
+            true => self.announce(call.kind, whole(&call, self.size()))?.map(DueCall::Collective),
+            false => Some(DueCall::Pair(self.announce_pair(&call)?)),
+        };
         let ticket = self.inner.start(request)?;
         if let Some(due) = due {
             self.started.put(ticket.sequence, due);
@@ -288,10 +310,14 @@ impl Communicator for EmulatedLink {
     fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
         let (sequence, asked) = (ticket.sequence, now());
         let mut request = self.inner.wait(ticket)?;
-        let operation = request.as_call().kind.name();
-        if let Some(due) = self.started.take(sequence) {
-            let times = self.leave(operation, due, self.ranks.len() as u64)?;
-            self.pay(times, asked, due.share);
+        let kind = request.as_call().kind;
+        let (times, share) = match self.started.take(sequence) {
+            None => return Ok(request),
+            Some(DueCall::Pair(due)) => (self.leave_pair(kind, &due)?, due.share),
+            Some(DueCall::Collective(due)) => (Some(self.leave(kind.name(), due, self.ranks.len() as u64)?), due.share),
+        };
+        if let Some(times) = times {
+            self.pay(times, asked, share);
         }
         Ok(request)
     }

@@ -2,7 +2,7 @@
 
 use super::{Executor, TokenSource, Tokens};
 use crate::actions::Action;
-use crate::comm::{Communicator, Metered};
+use crate::comm::{Communicator, Metered, OwnedCall};
 use crate::error::{Result, StepError};
 use crate::executor::Flow;
 use crate::layers::{Batch, Exec, Head, HeadGrads, HeadWeights, Memory};
@@ -91,11 +91,18 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
-    /// Gives a stream to the neighbouring stage that reads it.
+    /// Gives a stream to the neighbouring stage that reads it. The message is on its way while this stage goes on; one that went
+    /// there before is waited for first.
     fn send(&mut self, micro: usize, stream: Stream, gradient: bool) -> Result<()> {
         let buffer = taken(self.flow.of_mut(micro).stream(stream, gradient).take(), "a stream that is sent")?;
+        let before = self.flow.sent[usize::from(gradient)].take();
         let (group, stage) = self.pipeline()?;
-        Ok(group.send(buffer.view(), if gradient { stage - 1 } else { stage + 1 })?)
+        if let Some(ticket) = before {
+            group.wait(ticket)?;
+        }
+        let ticket = group.start(OwnedCall::send(buffer, if gradient { stage - 1 } else { stage + 1 }))?;
+        self.flow.sent[usize::from(gradient)] = Some(ticket);
+        Ok(())
     }
 
     /// The stages with this rank's place in them, and which of them is this rank's.
@@ -251,11 +258,21 @@ impl<'a> Executor<'a> {
         }
     }
 
+    /// Waits for what is under way: then all gradients are at home, and all messages have arrived.
+    pub fn settle(&mut self) -> Result<()> {
+        for ticket in std::mem::take(&mut self.flow.sent).into_iter().flatten() {
+            self.pipeline()?.0.wait(ticket)?;
+        }
+        self.gradients.settle(&self.state, self.context.resources())
+    }
+
     /// Agrees on loss and norm, and updates the weights. Where the loss is scaled and a gradient is not finite, weights,
     /// moments, the optimizer's step count and the learning rate's schedule stay as they are, on all ranks.
     fn update(&mut self, spans: &mut dyn Spans) -> Result<Update> {
         self.unload();
         let (cell, role, step) = (self.cell, self.role, self.progress.steps + 1);
+        spans.enter(Span::ExposedReduce);
+        self.settle()?;
         spans.enter(Span::Offload);
         let begin = Instant::now();
         self.optimizer.recall()?;

@@ -195,6 +195,7 @@ impl<'a> DryRun<'a> {
         self.executor.flow.evaluates = true;
         self.executor.prepacked.iter_mut().for_each(|forms| forms.forget());
         [first, next, end].into_iter().try_for_each(|actions| self.perform(actions, 0))?;
+        self.executor.settle()?;
         self.executor.unload();
         self.executor.share_sums(2 * evaluation.batches, &[]).map(drop)
     }

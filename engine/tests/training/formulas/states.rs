@@ -94,37 +94,43 @@ fn a_parameter_takes_the_sixteen_bytes_of_the_paper() {
 }
 
 /// What is on its way, without prefetching and in one micro-batch: the widest of these moments (docs/sharding.md, memory per rank).
+/// A unit's gradients are reduced while the next one's are made.
 fn on_the_way(cell: &Cell) -> u64 {
     let (p, n, psi) = (cell.precision, cell.parallel.ranks, padded_units(cell));
     let of = |dtype: DType, unit: Unit| bytes(dtype, unit.trains);
     let copy = |unit: Unit| if p.reduce == p.gradients { 0 } else { of(p.reduce, unit) };
-    let scratch = |unit: Unit| of(p.gradients, unit) + copy(unit);
     // A loss and a sum of squares of each unit from every rank, in f64.
     let words = 1 + psi.len();
     let agreement = bytes(DType::F64, words) + bytes(DType::F64, words * n);
     let most = |bytes: &mut dyn Iterator<Item = u64>| bytes.max().unwrap();
+    // Gradients in scratch, beside what `held` says of a unit while they are made and when they are reduced: first beside what
+    // still travels of the unit before, then, once that is there, beside a copy if they travel in another type.
+    let scratch = |held: &mut dyn FnMut(usize) -> [u64; 2]| {
+        let mut moments = Vec::new();
+        for (at, unit) in psi.iter().enumerate().rev() {
+            let travelling = psi.get(at + 1).map_or(0, |before| of(p.reduce, *before));
+            let [made, reduced] = held(at);
+            moments.push(made + of(p.gradients, *unit) + travelling);
+            moments.push(reduced + of(p.gradients, *unit) + copy(*unit));
+        }
+        moments
+    };
     let moments = match cell.parallel.strategy {
         // A unit's gradients are reduced where they are, through a copy if they travel in another type.
         Strategy::Ddp | Strategy::Zero1 => most(&mut psi.iter().map(|unit| copy(*unit))),
-        // They are made in scratch.
-        Strategy::Zero2 => most(&mut psi.iter().map(|unit| scratch(*unit))),
+        Strategy::Zero2 => most(&mut scratch(&mut |_| [0; 2]).into_iter()),
         // All but the embedding are gathered when the head's gradients are made. A unit is given back before they are reduced.
         Strategy::FsdpGradOp => {
             let mut slots: u64 = psi[1..].iter().map(|unit| of(p.compute, *unit)).sum();
-            let mut moments = vec![of(p.compute, psi[0])];
-            for unit in psi.iter().rev() {
-                moments.push(slots + of(p.gradients, *unit));
-                slots = slots.saturating_sub(of(p.compute, *unit));
-                moments.push(slots + scratch(*unit));
-            }
-            most(&mut moments.into_iter())
+            let moments = scratch(&mut |at| {
+                let made = slots;
+                slots = slots.saturating_sub(of(p.compute, psi[at]));
+                [made, slots]
+            });
+            most(&mut moments.into_iter().chain([of(p.compute, psi[0])]))
         }
         // One unit is gathered at a time: a unit's weights beside its gradients, or the first block's beside the embedding's.
-        _ => {
-            let each = psi[1..].iter().map(|unit| of(p.compute, *unit) + scratch(*unit));
-            let last = of(p.compute, psi[1]) + scratch(psi[0]);
-            most(&mut each.chain([last]))
-        }
+        _ => most(&mut scratch(&mut |at| [of(p.compute, psi[at.max(1)]); 2]).into_iter()),
     };
     moments.max(agreement)
 }
