@@ -1,6 +1,6 @@
 //! The time of a step: the plan's actions walked with a clock in place of a device.
 //!
-//! On the CPU a collective progresses only while a rank is in it, so nothing overlaps and a step is the sum of what a rank
+//! On the CPU the cores that compute also move the bytes of collectives, so nothing overlaps and a step is the sum of what a rank
 //! does: operations by measured curves, collectives by fits, and what is in neither (memory that is asked for, calls) by a
 //! measured time per operation. Where threads outnumber cores they take turns: operations last as many times longer. A
 //! fit was measured among so many ranks as it is for, so it holds their turns already.
