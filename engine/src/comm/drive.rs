@@ -7,7 +7,7 @@
 use super::board::{Board, CallGroup, Control};
 use super::call::Kind;
 use super::moves::{BufferRef, Mover, Posted, Seen, What};
-use super::pending::{Group, Open, PendingCalls, Wait};
+use super::pending::{Group, Open, PendingCalls, Tools, Wait};
 use super::progress::Engine;
 use super::protocol::{LEFT, POSTED, WorldState};
 use super::raw::RawSlice;
@@ -134,46 +134,43 @@ impl RankHandle {
 
     /// The next thing of one call, if all members have come so far.
     pub(super) fn step(&self, pending: &mut PendingCalls, index: usize) -> Result<bool> {
-        let open = &mut pending.open[index];
-        if open.stage == 0 {
-            return if open.can_go_on() { self.post(open).map(|()| true) } else { Ok(false) };
+        let PendingCalls { open, tools, .. } = pending;
+        let call = &mut open[index];
+        let slots = call.group.board.line(call.line)?;
+        let (line, sequence, place) = (call.line, call.sequence, call.line.place(call.group.rank));
+        if call.stage == 0 {
+            let vacant = slots.vacant(sequence);
+            return if vacant { self.post(call).map(|()| true) } else { Ok(false) };
         }
-        let (group, line, sequence) = (open.group.clone(), open.line, open.sequence);
-        let (slots, place) = (group.board.line(line)?, line.place(group.rank));
-        if !open.agreed && slots.reached(sequence, POSTED) {
-            self.check_agreement(open)?;
-            open.agreed = true;
+        if !call.agreed && slots.reached(sequence, POSTED) {
+            self.check_agreement(call)?;
+            call.agreed = true;
         }
-        let stage = open.stage;
-        if !slots.reached(sequence, stage) {
+        if !slots.reached(sequence, call.stage) {
             return Ok(false);
         }
-        if stage < open.last {
-            self.work(pending, index)?;
-            let open = &mut pending.open[index];
-            open.stage += 1;
-            if open.stage < open.last || open.eager.is_none() {
-                let stage = open.stage;
-                slots.advance(sequence, place, stage);
-                self.tell(&group, line, slots.members(), || slots.reached(sequence, stage));
+        if call.stage < call.last {
+            call.moved += self.work(call, tools)?;
+            call.stage += 1;
+            if call.stage < call.last || call.eager.is_none() {
+                slots.advance(sequence, place, call.stage);
+                self.tell(&call.group, line, slots.members(), || slots.reached(sequence, call.stage));
                 return Ok(true);
             }
         }
-        let open = &pending.open[index];
-        let inside = matches!(open.what, What::Call(kind) if kind != Kind::Barrier) && open.eager.is_none();
-        let marks = if inside { self.marks(&group, line, sequence, true)? } else { Vec::new() };
+        let inside = matches!(call.what, What::Call(kind) if kind != Kind::Barrier) && call.eager.is_none();
+        let marks = if inside { self.marks(&call.group, line, sequence, true)? } else { Vec::new() };
         slots.advance(sequence, place, LEFT);
-        self.tell(&group, line, slots.members(), || slots.reached(sequence, LEFT));
+        self.tell(&call.group, line, slots.members(), || slots.reached(sequence, LEFT));
         pending.close(index, marks);
         Ok(true)
     }
 
     /// Posts a call whose slots are free: the memory of its buffers must stay until it is finished or given up.
-    fn post(&self, open: &mut Open) -> Result<()> {
-        let Open { line, sequence, what, send, recv, .. } = *open;
-        let group = open.group.clone();
+    fn post(&self, call: &mut Open) -> Result<()> {
+        let Open { ref group, line, sequence, what, send, recv, .. } = *call;
         let (slots, place) = (group.board.line(line)?, line.place(group.rank));
-        let (send, recv) = match open.eager {
+        let (send, recv) = match call.eager {
             Some(given) => {
                 let to = group.board.eager(sequence, group.rank, given)?;
                 // SAFETY: the slot is vacant, so nobody reads its eager bytes, and `given` is at most their number (checked).
@@ -181,19 +178,19 @@ impl RankHandle {
                 (BufferRef::by_address(send), BufferRef::by_address(recv))
             }
             None => {
-                if let (Some(marks), Some(mark)) = (self.space.marks(), open.before.take()) {
-                    marks.put(self.place(&group, line, sequence, place, false), mark);
+                if let (Some(marks), Some(mark)) = (self.space.marks(), call.before.take()) {
+                    marks.put(self.place(group, line, sequence, place, false), mark);
                 }
                 let (send, recv, stand_in) = self.space.reachable(send, recv)?;
-                open.bounce = stand_in;
+                call.bounce = stand_in;
                 (send, recv)
             }
         };
         // The receiver copies, so a sender's own work is none.
-        open.stage = if let What::Call(Kind::Send { .. }) = what { open.last } else { POSTED };
+        call.stage = if let What::Call(Kind::Send { .. }) = what { call.last } else { POSTED };
         // SAFETY: the slots were seen to be vacant, and numbers are given once.
-        unsafe { slots.post(sequence, place, Posted { what, send, recv }, open.stage) };
-        self.tell(&group, line, slots.members(), || slots.reached(sequence, POSTED));
+        unsafe { slots.post(sequence, place, Posted { what, send, recv }, call.stage) };
+        self.tell(group, line, slots.members(), || slots.reached(sequence, POSTED));
         Ok(())
     }
 
@@ -257,21 +254,21 @@ impl RankHandle {
         Ok(members.filter_map(|member| marks.get(&self.place(group, line, sequence, member, done))).collect())
     }
 
-    fn work(&self, pending: &mut PendingCalls, index: usize) -> Result<()> {
-        let open = &pending.open[index];
-        match open.what {
-            What::Split(..) => self.form(pending, index),
-            What::Call(kind) if open.eager.is_some() => self.work_beside(pending, index, kind),
-            What::Call(kind) => self.work_inside(pending, index, kind),
+    /// A rank's piece of a call's work. Bytes read from others' memory and written to it.
+    fn work(&self, call: &Open, tools: &mut Tools) -> Result<u64> {
+        match call.what {
+            What::Split(..) => self.form(call, tools).map(|()| 0),
+            What::Call(kind) if call.eager.is_some() => self.work_beside(call, tools, kind),
+            What::Call(kind) => self.work_inside(call, tools, kind),
         }
     }
 
     /// Work on what others have written beside their posts. It stays until all have left, so a world that ends does not
     /// keep a rank from finishing.
-    fn work_beside(&self, pending: &mut PendingCalls, index: usize, kind: Kind) -> Result<()> {
-        let (sequence, group) = (pending.open[index].sequence, pending.open[index].group.clone());
+    fn work_beside(&self, call: &Open, tools: &mut Tools, kind: Kind) -> Result<u64> {
+        let (sequence, group) = (call.sequence, &*call.group);
         let slots = group.board.line(CallGroup::All)?;
-        pending.seen.clear();
+        tools.seen.clear();
         for rank in 0..slots.members() {
             // SAFETY: all have posted (`step`), and this rank has not left.
             let post = unsafe { slots.posted(sequence, rank) };
@@ -280,27 +277,26 @@ impl RankHandle {
             let send = RawSlice { ptr, len: post.send.len, dtype: post.send.dtype, on_host: true };
             // Its own result goes to an address of this process; others' are none of its business.
             let recv = if rank == group.rank { Space::own(post.recv) } else { RawSlice::empty() };
-            pending.seen.push(Seen { send, recv });
+            tools.seen.push(Seen { send, recv });
         }
-        self.move_all(pending, index, group.rank, kind, &|| None)
+        self.move_all(call, tools, group.rank, kind, &|| None)
     }
 
-    fn work_inside(&self, pending: &mut PendingCalls, index: usize, kind: Kind) -> Result<()> {
+    fn work_inside(&self, call: &Open, tools: &mut Tools, kind: Kind) -> Result<u64> {
         let world = self.world();
         let Some(inside) = world.enter(self.root) else {
             return Err(self.cause().unwrap_or_else(unsaid));
         };
-        let Open { line, sequence, .. } = pending.open[index];
-        let group = pending.open[index].group.clone();
+        let (group, line, sequence) = (&*call.group, call.line, call.sequence);
         let slots = group.board.line(line)?;
-        pending.seen.clear();
+        tools.seen.clear();
         for place in 0..slots.members() {
             // SAFETY: all have posted (`step`), and this rank has not left.
             let post = unsafe { slots.posted(sequence, place) };
-            pending.seen.push(self.space.seen(group.board.root(line.member(place)), &post)?);
+            tools.seen.push(self.space.seen(group.board.root(line.member(place)), &post)?);
         }
         let ended = || if world.has_ended() { self.cause() } else { None };
-        let result = self.move_in_turn(pending, index, kind, &ended);
+        let result = self.move_in_turn(call, tools, kind, &ended);
         drop(inside);
         result
     }
@@ -308,53 +304,50 @@ impl RankHandle {
     /// Moves, on a device behind all that members have asked for before they came, and says when it will be done.
     fn move_in_turn(
         &self,
-        pending: &mut PendingCalls,
-        index: usize,
+        call: &Open,
+        tools: &mut Tools,
         kind: Kind,
         ended: &dyn Fn() -> Option<CommError>,
-    ) -> Result<()> {
-        let Open { line, sequence, .. } = pending.open[index];
-        let group = pending.open[index].group.clone();
+    ) -> Result<u64> {
+        let (group, line, sequence) = (&*call.group, call.line, call.sequence);
         let place = line.place(group.rank);
         let (Some(marks), Some(side)) = (self.space.marks(), &self.side) else {
-            return self.move_all(pending, index, place, kind, ended);
+            return self.move_all(call, tools, place, kind, ended);
         };
-        for mark in self.marks(&group, line, sequence, false)? {
+        for mark in self.marks(group, line, sequence, false)? {
             side.wait_event(&*mark)?;
         }
-        self.move_all(pending, index, place, kind, ended)?;
+        let moved = self.move_all(call, tools, place, kind, ended)?;
         if let Some(mark) = side.record_event()? {
-            marks.put(self.place(&group, line, sequence, place, true), mark);
+            marks.put(self.place(group, line, sequence, place, true), mark);
         }
-        Ok(())
+        Ok(moved)
     }
 
     fn move_all(
         &self,
-        pending: &mut PendingCalls,
-        index: usize,
+        call: &Open,
+        tools: &mut Tools,
         rank: usize,
         kind: Kind,
         ended: &dyn Fn() -> Option<CommError>,
-    ) -> Result<()> {
-        let (kernels, eager) = (self.side.as_deref().unwrap_or(&*self.kernels), pending.open[index].eager.is_some());
-        let mut mover = Mover { rank, kernels, scratch: &mut pending.scratch, ended, wire: 0 };
+    ) -> Result<u64> {
+        let (kernels, eager) = (self.side.as_deref().unwrap_or(&*self.kernels), call.eager.is_some());
+        let mut mover = Mover { rank, kernels, scratch: &mut tools.scratch, ended, wire: 0 };
         // SAFETY: all members have posted and agree, each keeps its memory in place until it has seen all at the last stage
         // (or, eager, its slot until all have left) or, giving up, until nobody is inside (`Lent`, `Ticket`).
-        let result = unsafe { mover.work(kind, eager, &pending.seen) };
-        pending.open[index].moved += mover.wire;
+        let result = unsafe { mover.work(kind, eager, &tools.seen) };
+        let moved = mover.wire;
         // What another rank's end has caused is no news.
         if let Err(error @ (CommError::Kernel(_) | CommError::Invalid { .. })) = &result {
             self.abort(self.root, &error.to_string());
         }
-        result
+        result.map(|()| moved)
     }
 
     /// Splits: first the lowest rank of each color makes its group's board, then all look it up.
-    fn form(&self, pending: &mut PendingCalls, index: usize) -> Result<()> {
-        let (sequence, stage) = (pending.open[index].sequence, pending.open[index].stage);
-        let group = pending.open[index].group.clone();
-        let (board, own) = (&group.board, group.rank);
+    fn form(&self, call: &Open, tools: &mut Tools) -> Result<()> {
+        let (sequence, board, own) = (call.sequence, &call.group.board, call.group.rank);
         let slots = board.line(CallGroup::All)?;
         // SAFETY: all have posted (`step`), and this rank has not left.
         let asked = |rank: usize| match unsafe { slots.posted(sequence, rank) }.what {
@@ -366,10 +359,10 @@ impl RankHandle {
         let leader = ranks[0];
         ranks.sort_by_key(|rank| (asked(*rank).1, *rank));
         let note = &slots.slot(sequence, leader).note;
-        if stage == POSTED {
+        if call.stage == POSTED {
             if leader == own {
                 let roots: Vec<usize> = ranks.iter().map(|rank| board.root(*rank)).collect();
-                let made = Board::make(board.control(), &pending.split_name, &roots);
+                let made = Board::make(board.control(), &tools.split_name, &roots);
                 let made = made.inspect_err(|error| self.abort(self.root, &error.to_string()))?;
                 note.store(made.offset(), Ordering::Release);
             }
@@ -377,7 +370,7 @@ impl RankHandle {
         }
         let at = note.load(Ordering::Acquire);
         let place = ranks.iter().position(|rank| *rank == own).unwrap_or_default();
-        pending.formed = Some((Board::at(board.control(), at)?, place));
+        tools.formed = Some((Board::at(board.control(), at)?, place));
         Ok(())
     }
 }

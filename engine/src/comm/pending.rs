@@ -16,9 +16,10 @@ pub(super) struct Group {
     pub(super) rank: usize,
 }
 
-/// What a rank works with; everything is used again from call to call.
+/// The calls under way; everything is used again from call to call.
 pub(crate) struct PendingCalls {
     pub(super) open: Vec<Open>,
+    pub(super) tools: Tools,
     /// The next number of the calls of each group, and of each pair in it.
     numbers: Vec<(u64, CallGroup, u64)>,
     next_id: u64,
@@ -26,6 +27,10 @@ pub(crate) struct PendingCalls {
     finished: Vec<Finished>,
     /// Why this rank's calls go no further, where it was not told by another.
     pub(super) failed: Option<CommError>,
+}
+
+/// What a piece of work needs.
+pub(super) struct Tools {
     /// Where the members' buffers of the call being worked on lie.
     pub(super) seen: Vec<Seen>,
     pub(super) scratch: Box<[u64]>,
@@ -99,17 +104,10 @@ impl Open {
 
 impl PendingCalls {
     pub(super) fn new() -> PendingCalls {
-        PendingCalls {
-            open: Vec::new(),
-            numbers: Vec::new(),
-            next_id: 0,
-            finished: Vec::new(),
-            failed: None,
-            seen: Vec::new(),
-            scratch: vec![0; SCRATCH_WORDS].into(),
-            split_name: String::new(),
-            formed: None,
-        }
+        let (seen, scratch, split_name) = (Vec::new(), vec![0; SCRATCH_WORDS].into(), String::new());
+        let tools = Tools { seen, scratch, split_name, formed: None };
+        let (open, numbers, finished) = (Vec::new(), Vec::new(), Vec::new());
+        PendingCalls { open, tools, numbers, next_id: 0, finished, failed: None }
     }
 
     /// Opens a call, which is not posted yet. What finds it again.

@@ -213,10 +213,10 @@ impl Communicator for Shared {
     }
 
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
-        name.clone_into(&mut self.handle.driver.enter().split_name);
+        name.clone_into(&mut self.handle.driver.enter().tools.split_name);
         let what = What::Split(color as u64, key as u64);
         self.whole([(CallGroup::All, what, RawSlice::empty(), RawSlice::empty())])?;
-        let formed = self.handle.driver.enter().formed.take();
+        let formed = self.handle.driver.enter().tools.formed.take();
         let (board, rank) = formed.ok_or_else(|| invalid("split", "the group has ended"))?;
         Ok(Box::new(Shared::of(board, rank, self.handle.driver.clone())))
     }
