@@ -64,6 +64,7 @@ impl Rank<'_> {
         for action in end {
             self.act(*action, meter)?;
         }
+        self.executor.settle()?;
         Ok(sums)
     }
 

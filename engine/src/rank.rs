@@ -10,7 +10,7 @@ use crate::init;
 use crate::meter::Meter;
 use crate::outcome::{Loaded, RankReport, Resumed, Step};
 use crate::shard::{Comms, State, Update};
-use crate::span::BySpan;
+use crate::span::{BySpan, Span, Spans};
 use crate::trace::{Recording, StepTrace, Tracer, What};
 use crate::training_state::Position;
 use batch::Reader;
@@ -156,7 +156,9 @@ impl<'a> Rank<'a> {
         for action in role.actions.iter().filter(|action| **action != Action::Update) {
             self.act(*action, meter)?;
         }
+        meter.enter(Span::ExposedReduce);
         self.executor.settle()?;
+        meter.enter(Span::Other);
         self.unload();
         Ok(())
     }

@@ -9,11 +9,15 @@ const WORDS: usize = 256;
 
 /// A set of cores, as the system writes it.
 #[derive(Clone, Debug)]
-struct Cores([u64; WORDS]);
+pub struct Cores([u64; WORDS]);
 
 impl Cores {
+    /// Those that the calling thread may use.
+    ///
+    /// # Errors
+    /// The system does not say.
     #[cfg(target_os = "linux")]
-    fn of_this_thread() -> io::Result<Cores> {
+    pub fn of_this_thread() -> io::Result<Cores> {
         let mut cores = Cores([0; WORDS]);
         // SAFETY: the set has as many bytes as stated; 0 is the calling thread.
         match unsafe { libc::sched_getaffinity(0, WORDS * 8, cores.0.as_mut_ptr().cast()) } {
@@ -22,8 +26,12 @@ impl Cores {
         }
     }
 
+    /// Keeps the calling thread on these cores.
+    ///
+    /// # Errors
+    /// The system refuses.
     #[cfg(target_os = "linux")]
-    fn keep(&self) -> io::Result<()> {
+    pub fn keep(&self) -> io::Result<()> {
         // SAFETY: as above; the set is only read.
         match unsafe { libc::sched_setaffinity(0, WORDS * 8, self.0.as_ptr().cast()) } {
             0 => Ok(()),
@@ -32,12 +40,14 @@ impl Cores {
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn of_this_thread() -> io::Result<Cores> {
+    #[allow(missing_docs)]
+    pub fn of_this_thread() -> io::Result<Cores> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn keep(&self) -> io::Result<()> {
+    #[allow(missing_docs)]
+    pub fn keep(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }

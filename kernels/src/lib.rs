@@ -49,7 +49,7 @@ pub use op::{
 };
 pub use operands::{Access, Elements, Operand, Operands};
 pub use packed::{DOUBLE_BLOCK, DYNAMIC, DoubleScales, Fields, NF4, NF4_BLOCK, Pack, Packed, Packing, Unpack};
-pub use pool::MOST_THREADS;
+pub use pool::{MOST_THREADS, work_alone};
 pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use region::{ArenaError, Region};
 pub use setup::{INSTRUCTIONS, Setup, SetupError};

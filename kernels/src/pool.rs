@@ -11,6 +11,7 @@ mod tests;
 use crate::affinity::{Pinned, keep_to};
 use crate::sync::SpinPolicy;
 use std::any::Any;
+use std::cell::Cell;
 use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -68,6 +69,16 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+thread_local! {
+    static ALONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// From now on the calling thread does all parts of its tasks itself, for good. Its tasks are then never in the way of those that
+/// have the team.
+pub fn work_alone() {
+    ALONE.set(true);
 }
 
 /// A fixed team of threads. The caller of [`Pool::run`] is one of them.
@@ -168,7 +179,7 @@ impl Pool {
     pub fn phases(&self, count: usize, task: impl Fn(usize, usize) + Sync) {
         let threads = self.threads();
         let alone = || (0..count).for_each(|phase| (0..threads).for_each(|index| task(phase, index)));
-        if threads == 1 {
+        if threads == 1 || ALONE.get() {
             return alone();
         }
         let turn = match self.turn.try_lock() {

@@ -46,6 +46,7 @@ impl Engine for RankHandle {
 
     fn advance(&self, pending: &mut PendingCalls) -> bool {
         self.progress(pending).unwrap_or_else(|error| {
+            self.end(&error);
             pending.failed.get_or_insert(error);
             false
         })
@@ -87,7 +88,7 @@ impl RankHandle {
         self.control().world()
     }
 
-    fn end(&self, error: &CommError) {
+    pub(super) fn end(&self, error: &CommError) {
         self.control().end(&cause::encode(error, self.root, None));
     }
 
@@ -99,8 +100,8 @@ impl RankHandle {
         self.control().cause().map(|text| cause::decode(text.as_bytes(), self.root, None).unwrap_or_else(unsaid))
     }
 
-    /// Ends the world, and returns when no other rank touches this rank's memory any more. Its own thread does not either while
-    /// the caller holds the state.
+    /// Ends the world, and returns when no other rank touches this rank's memory any more. The rank's own thread touches nothing
+    /// while the caller holds the state.
     pub(super) fn give_up(&self, reason: &str) {
         self.abort(self.root, if std::thread::panicking() { "panicked" } else { reason });
         let world = self.world();
@@ -235,7 +236,9 @@ impl RankHandle {
         let Wait { group: Group { board, .. }, line, sequence, stage, operation, .. } = wait;
         for rank in board.missing(line, sequence, stage) {
             let root = board.root(rank);
-            let how = if board.has_left(rank) { Some("it left".to_owned()) } else { self.space.death(root) };
+            // It may have come and left since it was looked for.
+            let left = board.has_left(rank) && board.missing(line, sequence, stage).any(|missing| missing == rank);
+            let how = if left { Some("it left".to_owned()) } else { self.space.death(root) };
             let Some(how) = how else { continue };
             let reason =
                 format!("{how} while others waited for it in {operation} number {sequence} of {}", board.name());

@@ -177,6 +177,12 @@ impl PendingCalls {
     /// The rank has given a call up; its buffers are not touched any more.
     pub(super) fn forget(&mut self, id: u64) {
         self.open.retain(|open| open.id != id);
+        self.finished.retain(|done| done.id != id);
+    }
+
+    /// Whether a call has come to its end and nobody has asked for it.
+    pub(super) fn is_finished(&self, id: u64) -> bool {
+        self.finished.iter().any(|done| done.id == id)
     }
 }
 

@@ -8,6 +8,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use zbench_kernels::affinity::Cores;
+use zbench_kernels::work_alone;
 
 /// What drives calls.
 pub(crate) trait Engine: Send + Sync + 'static {
@@ -17,7 +19,7 @@ pub(crate) trait Engine: Send + Sync + 'static {
     /// Whether calls are under way that nobody waits for.
     fn is_busy(&self, state: &Self::State) -> bool;
 
-    /// Does what can be done now; false when every call waits for other ranks. An error ends the world and is kept for who waits
+    /// Does what can be done now; false when every call waits for other ranks. An error ends the world and is kept for whoever waits
     /// for the call.
     fn advance(&self, state: &mut Self::State) -> bool;
 
@@ -34,7 +36,8 @@ pub(crate) trait Engine: Send + Sync + 'static {
 /// A rank's engine with its state, and the thread.
 pub(crate) struct Driver<E: Engine> {
     core: Arc<Core<E>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Made once; none where the system refused it.
+    thread: Mutex<Option<Option<JoinHandle<()>>>>,
 }
 
 struct Core<E: Engine> {
@@ -45,6 +48,10 @@ struct Core<E: Engine> {
     /// Told when the last caller leaves something under way.
     news: Condvar,
     stop: AtomicBool,
+    /// The thread is in [`Engine::idle`], or about to be. Changes under the lock.
+    napping: AtomicBool,
+    /// The cores of the thread: those of whoever made the driver, before it kept to one.
+    cores: Option<Cores>,
 }
 
 /// The state, held by a rank that is inside a call.
@@ -62,6 +69,8 @@ impl<E: Engine> Driver<E> {
             callers: AtomicU32::new(0),
             news: Condvar::new(),
             stop: AtomicBool::new(false),
+            napping: AtomicBool::new(false),
+            cores: Cores::of_this_thread().ok(),
         };
         Driver { core: Arc::new(core), thread: Mutex::default() }
     }
@@ -80,16 +89,16 @@ impl<E: Engine> Driver<E> {
     /// whenever their rank is inside another.
     pub(crate) fn carry_on(&self) {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if thread.is_none() {
+        thread.get_or_insert_with(|| {
             let core = self.core.clone();
-            *thread = std::thread::Builder::new().name("comm".into()).spawn(move || core.run()).ok();
-        }
+            std::thread::Builder::new().name("comm".into()).spawn(move || core.run()).ok()
+        });
     }
 }
 
 impl<E: Engine> Drop for Driver<E> {
     fn drop(&mut self) {
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take().flatten();
         let Some(thread) = thread else { return };
         {
             let _state = self.core.lock();
@@ -109,22 +118,30 @@ impl<E: Engine> Core<E> {
     }
 
     fn run(&self) {
-        let _told = TellOfPanic(&self.engine);
+        let _guard = PanicGuard(&self.engine);
+        // The rank's own operations have the team of its kernels, and its first core.
+        work_alone();
+        if let Some(cores) = &self.cores {
+            // Where the system refuses, the thread stays where its rank is.
+            let _ = cores.keep();
+        }
         let mut state = self.lock();
         while !self.stop.load(Ordering::Relaxed) {
             if self.callers.load(Ordering::Relaxed) > 0 || !self.engine.is_busy(&state) {
                 state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
             } else if !self.engine.advance(&mut state) {
+                self.napping.store(true, Ordering::Relaxed);
                 self.engine.idle(state);
                 state = self.lock();
+                self.napping.store(false, Ordering::Relaxed);
             }
         }
     }
 }
 
-struct TellOfPanic<'a, E: Engine>(&'a E);
+struct PanicGuard<'a, E: Engine>(&'a E);
 
-impl<E: Engine> Drop for TellOfPanic<'_, E> {
+impl<E: Engine> Drop for PanicGuard<'_, E> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.panicked();
@@ -152,9 +169,13 @@ impl<E: Engine> Drop for Inside<'_, E> {
         // Before the lock is free, so that the thread, which looks under the lock, is not told too early.
         let last = self.core.callers.fetch_sub(1, Ordering::Relaxed) == 1;
         let busy = last && self.core.engine.is_busy(&state);
+        let napping = self.core.napping.load(Ordering::Relaxed);
         drop(state);
-        if busy {
-            self.core.news.notify_one();
+        match (busy, napping) {
+            (false, _) => {}
+            (true, false) => self.core.news.notify_one(),
+            // What it waits for is not all that there is any more.
+            (true, true) => self.core.engine.wake(),
         }
     }
 }

@@ -51,10 +51,11 @@ impl Drop for Lent<'_> {
 
 impl Abandon for GroupHandle {
     fn abandoned(&self, id: u64) {
-        // Whoever drives this rank's calls lets the state go between two blocks of memory once the world has ended.
-        self.driver.engine().abort(self.driver.engine().root, why_abandoned());
+        let engine = self.driver.engine();
         let mut state = self.driver.enter();
-        self.driver.engine().give_up(why_abandoned());
+        if !state.is_finished(id) {
+            engine.give_up(why_abandoned());
+        }
         state.forget(id);
     }
 }
@@ -77,10 +78,6 @@ impl Shared {
     fn of(board: Board, rank: usize, driver: Arc<Driver<RankHandle>>) -> Shared {
         let handle = GroupHandle { group: Arc::new(Group { board, rank }), driver };
         Shared { handle: Arc::new(handle), wire: Cell::new(0) }
-    }
-
-    fn board(&self) -> &Board {
-        &self.handle.group.board
     }
 
     fn engine(&self) -> &RankHandle {
@@ -152,11 +149,17 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let engine = self.engine();
         if std::thread::panicking() {
-            engine.abort(engine.root, "panicked");
+            self.engine().abort(self.engine().root, "panicked");
         }
-        self.board().leave(self.handle.group.rank);
+    }
+}
+
+impl Drop for GroupHandle {
+    /// The group and all of its tickets are gone.
+    fn drop(&mut self) {
+        let (engine, group) = (self.driver.engine(), &*self.group);
+        group.board.leave(group.rank);
         let world = engine.world();
         world.tell((0..world.flags.len()).filter(|rank| *rank != engine.root), || true);
     }
@@ -194,12 +197,15 @@ impl Communicator for Shared {
         let driver = &self.handle.driver;
         let mut state = driver.enter();
         let id = self.open(&mut state, self.line(kind), What::Call(kind), lent, true)?;
-        let ticket = Ticket::of(self.handle.clone(), id, request);
         // It is posted at once where there is room; all else can wait.
         let last = state.open.len() - 1;
         let posted = self.engine().step(&mut state, last);
+        if posted.is_err() {
+            state.forget(id);
+        }
         drop(state);
-        posted?;
+        posted.inspect_err(|error| self.engine().end(error))?;
+        let ticket = Ticket::of(self.handle.clone(), id, request);
         if self.engine().goes_on_alone() && size > 1 {
             driver.carry_on();
         }

@@ -91,8 +91,8 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
-    /// Gives a stream to the neighbouring stage that reads it. The message is on its way while this stage goes on; one that went
-    /// there before is waited for first.
+    /// Gives a stream to the neighbouring stage that reads it. The message is on its way while this stage goes on. The
+    /// previous message in the same direction is waited for first.
     fn send(&mut self, micro: usize, stream: Stream, gradient: bool) -> Result<()> {
         let buffer = taken(self.flow.of_mut(micro).stream(stream, gradient).take(), "a stream that is sent")?;
         let before = self.flow.sent[usize::from(gradient)].take();

@@ -1,10 +1,10 @@
 //! Whether the messages between the stages of a pipeline meet. Stages perform their lists message by message, without computing, and
 //! all have to come to the end. Within a stage all ranks do the same in the same order, so their collectives meet.
 
-use crate::actions::Action;
+use crate::actions::{Action, EvaluationActions};
 use crate::mesh::Axes;
 use crate::model::Stream;
-use crate::plan::{Plan, PlanError};
+use crate::plan::{Plan, PlanError, Role};
 
 /// A send or a receive of a stage.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,6 +33,7 @@ impl Message {
 }
 
 /// A stage on its way through its messages.
+#[derive(Default)]
 struct Stage {
     messages: Vec<Message>,
     at: usize,
@@ -42,18 +43,27 @@ struct Stage {
 }
 
 impl Plan {
-    /// Whether all messages between stages meet.
+    /// Whether all messages between stages meet, in a step and in an evaluation.
     ///
     /// # Errors
     /// Two ranks that would wait for ever, with the calls in which they wait.
     pub fn check_messages(&self) -> Result<(), PlanError> {
+        self.check_lists(|role| [&role.actions[..], &[], &[]])?;
+        self.check_lists(|role| {
+            let EvaluationActions { first, next, end } = &role.evaluation;
+            [first, next, end]
+        })
+    }
+
+    fn check_lists<'a>(&'a self, lists: impl Fn(&'a Role) -> [&'a [Action]; 3]) -> Result<(), PlanError> {
         let mut stages: Vec<Stage> = Vec::with_capacity(self.roles.len());
         for (stage, role) in self.roles.iter().enumerate() {
-            let messages: Vec<Message> = role.actions.iter().filter_map(|action| Message::of(action, stage)).collect();
+            let actions = lists(role).into_iter().flatten();
+            let messages: Vec<Message> = actions.filter_map(|action| Message::of(action, stage)).collect();
             if let Some(lost) = messages.iter().find(|message| message.from.max(message.to) >= self.roles.len()) {
                 return Err(self.misfit(format!("{} and there is no such stage", self.waits(stage, lost))));
             }
-            stages.push(Stage { messages, at: 0, sent: [None; 2] });
+            stages.push(Stage { messages, ..Stage::default() });
         }
         while (0..stages.len()).any(|stage| advance(&mut stages, stage)) {}
         // A stage waits in its next message or, at the end, for the last one that it has sent.

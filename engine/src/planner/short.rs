@@ -42,7 +42,7 @@ impl ShortPlan {
         // Where slots are given back during a step, what is in them differs at both ends of the model, as far as the schedule looks ahead.
         let never = plan.sharding.reshard == Reshard::Never;
         let mut margins = if never { [0, prefetch.max(1)] } else { [prefetch.saturating_add(1); 2] };
-        // What is counted in backward begins with the reduction of the block behind it, and settles that of the block behind that.
+        // What is counted of block n in backward begins with the reduction of block n + 1. That waits for the reduction of block n + 2.
         margins[1] = margins[1].max(2);
         // What is counted again begins behind another layer's actions, and leaves the gradient of its input.
         let first = usize::from(whole.layout.embedding().is_some());

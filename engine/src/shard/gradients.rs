@@ -97,8 +97,11 @@ impl Gradients {
 
     /// A micro-batch's gradients of a unit are complete: bring them home, summed over the axes that are due. The sum over the shard
     /// group goes on while the next unit's gradients are computed, in a second scratch where they need one; it is complete when the
-    /// next one begins, or after [`Gradients::settle`].
+    /// next reduction begins, or after [`Gradients::settle`].
     pub fn reduce(&mut self, state: &State, res: Resources<'_>, unit: usize, first: bool, last: bool) -> Result<()> {
+        if self.units[unit].is_none() {
+            return Ok(());
+        }
         // What went before may be on its way to this unit's home, and holds the second scratch.
         self.settle(state, res)?;
         let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
