@@ -52,7 +52,12 @@ pub(super) struct Shared {
 
 pub(super) enum Order {
     /// One frame to a member, or the place of one frame from it.
-    Piece { other: usize, what: RawSlice, tag: u32, out: bool },
+    Piece {
+        other: usize,
+        what: RawSlice,
+        tag: u32,
+        out: bool,
+    },
     Want(usize),
     AwaitWant(usize),
 }

@@ -226,8 +226,7 @@ impl Mesh {
         counter.bytes += what.bytes() as u64;
         let Some(peer) = &mut self.peers[world] else { return };
         let lane = index as usize % peer.lanes.len();
-        let piece =
-            Piece { at: what.ptr.as_ptr(), len: what.bytes(), call: id, member: other, index, tag, offset };
+        let piece = Piece { at: what.ptr.as_ptr(), len: what.bytes(), call: id, member: other, index, tag, offset };
         if out && index > 0 && !side.wanted {
             // More than one frame only to who is in the call, so that nobody keeps more for a call he has not begun.
             side.held.push_back(piece);

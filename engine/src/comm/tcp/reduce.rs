@@ -200,13 +200,7 @@ fn lies_in_slot(deliver: Deliver, rank: usize) -> bool {
 }
 
 /// Combines chunk `j` of this rank's part, which has come from all. Where the result lies.
-fn combine_chunk(
-    exchange: &Exchange,
-    job: &Job<'_>,
-    slots: &Slots,
-    j: usize,
-    at: Range<usize>,
-) -> Result<RawSlice> {
+fn combine_chunk(exchange: &Exchange, job: &Job<'_>, slots: &Slots, j: usize, at: Range<usize>) -> Result<RawSlice> {
     let (rank, size) = (exchange.rank, exchange.size());
     let base = j % WINDOW * size;
     let own = job.send.slice(at.clone());
