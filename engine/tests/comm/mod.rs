@@ -17,4 +17,5 @@ mod tcp;
 mod tcp_conformance;
 mod tcp_faults;
 mod tcp_kinds;
+mod tcp_started;
 mod tree;

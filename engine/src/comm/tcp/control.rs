@@ -71,27 +71,23 @@ impl Mesh {
     }
 
     /// Takes what a rank has said so far; does not wait. That it has ended the world is no error yet: a call whose data are on
-    /// their way comes to its end. `during` names the call in the error.
-    pub(super) fn hear(&mut self, rank: usize, during: &dyn Fn() -> String) -> Result<()> {
+    /// their way comes to its end.
+    pub(super) fn hear(&mut self, rank: usize) {
         self.listen(rank);
-        match &self.peers[rank] {
-            Some(peer) if peer.closed && !peer.departed && self.ended.is_none() => {
-                Err(self.lost(rank, "closed its connection", during))
-            }
-            _ => Ok(()),
+        if self.ended.is_none() && self.peers[rank].as_ref().is_some_and(|peer| peer.closed && !peer.departed) {
+            let cause = self.lost(rank, "closed its connection", None);
+            self.fail_with(rank, &cause);
         }
     }
 
     /// Takes what all ranks have said so far. An error if the world has ended.
-    pub(super) fn news(&mut self, during: &dyn Fn() -> String) -> Result<()> {
-        for rank in 0..self.peers.len() {
-            self.hear(rank, during)?;
-        }
+    pub(super) fn news(&mut self) -> Result<()> {
+        (0..self.peers.len()).for_each(|rank| self.hear(rank));
         self.ended.clone().map_or(Ok(()), Err)
     }
 
     /// The end of the world because a rank's connection is of no more use. Its own reason, if it gave one, comes first.
-    pub(super) fn lost(&mut self, rank: usize, how: &str, during: &dyn Fn() -> String) -> CommError {
+    pub(super) fn lost(&mut self, rank: usize, how: &str, call: Option<u64>) -> CommError {
         let begin = Instant::now();
         loop {
             self.listen(rank);
@@ -106,7 +102,7 @@ impl Mesh {
         let Some(peer) = &self.peers[rank] else { return invalid("tcp", how) };
         let (host, pid) = (&peer.host, peer.pid);
         let how = if peer.departed { "left the group" } else { how };
-        let reason = format!("host {host}, pid {pid}, {how} in {}", during());
+        let reason = format!("host {host}, pid {pid}, {how} in {}", self.during(call));
         self.end(CommError::Aborted { group: WORLD.into(), rank, reason }, None)
     }
 
@@ -135,20 +131,20 @@ impl Mesh {
     }
 
     fn understand(&mut self, rank: usize, kind: u8, words: &[u8]) {
-        let (current, own) = (self.current, self.rank);
+        let current = self.current;
         let Some(peer) = &mut self.peers[rank] else { return };
         match (kind, words.len()) {
             (WANT, 40) => {
-                let signature = words.first_chunk().and_then(Signature::decode);
-                peer.wants.extend(signature);
+                if let Some(want) = words.first_chunk().and_then(Signature::decode) {
+                    self.wanted(rank, want);
+                }
             }
             (BYE, 0) => peer.departed = true,
             (ASK, 0) if current.is_some() => say(peer, HERE, &[]),
             (ASK, 0) => {}
             (HERE, 0) => peer.waits = true,
             (END, _) => {
-                let call = current.map(|call| call.describe());
-                let told = decode(words, own, call.as_deref()).unwrap_or_else(|| CommError::Aborted {
+                let told = self.told(words).unwrap_or_else(|| CommError::Aborted {
                     group: WORLD.into(),
                     rank,
                     reason: "it gave a reason that cannot be read".into(),
@@ -162,6 +158,14 @@ impl Mesh {
                 self.end(CommError::Aborted { group: WORLD.into(), rank, reason }, None);
             }
         }
+    }
+
+    /// Why another rank ends the world, as this one sees it in the call that it is about.
+    fn told(&self, words: &[u8]) -> Option<CommError> {
+        let told = |call: Option<&Signature>| decode(words, self.rank, call.map(Signature::describe).as_deref());
+        let open = self.calls.iter().map(|call| &call.terms.take);
+        let mut seen = self.current.iter().chain(open).filter_map(|call| told(Some(call)));
+        seen.find(|cause| matches!(cause, CommError::Mismatch { .. })).or_else(|| told(None))
     }
 }
 

@@ -20,24 +20,25 @@ fn keep(own: RawSlice, to: RawSlice) {
 }
 
 /// What this rank gives to each, and what each gives to this rank, at its part of `recv`.
-fn each_to_each(exchange: &mut Exchange<'_>, given: impl Fn(usize) -> RawSlice, recv: RawSlice) -> Result<()> {
+async fn each_to_each(exchange: &Exchange, given: impl Fn(usize) -> RawSlice, recv: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();
     for other in exchange.others() {
         exchange.send_all(other, given(other), tag);
         exchange.recv_all(other, recv.part(other, size), tag);
     }
-    exchange.progress()?;
+    exchange.progress().await;
     keep(given(rank), recv.part(rank, size));
-    exchange.finish()
+    exchange.finish().await;
+    Ok(())
 }
 
-pub(super) fn all_gather(exchange: &mut Exchange<'_>, own: RawSlice, recv: RawSlice) -> Result<()> {
-    each_to_each(exchange, |_| own, recv)
+pub(super) async fn all_gather(exchange: &Exchange, own: RawSlice, recv: RawSlice) -> Result<()> {
+    each_to_each(exchange, move |_| own, recv).await
 }
 
 /// Every rank's part to the root. `recv` is the root's.
-pub(super) fn gather(exchange: &mut Exchange<'_>, root: usize, own: RawSlice, recv: RawSlice) -> Result<()> {
+pub(super) async fn gather(exchange: &Exchange, root: usize, own: RawSlice, recv: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();
     if rank == root {
@@ -50,11 +51,12 @@ pub(super) fn gather(exchange: &mut Exchange<'_>, root: usize, own: RawSlice, re
         exchange.send_all(root, own, tag);
         exchange.await_want(root);
     }
-    exchange.finish()
+    exchange.finish().await;
+    Ok(())
 }
 
 /// The root's parts, one to each rank. `send` is the root's; in place its own part is empty and stays where it is.
-pub(super) fn scatter(exchange: &mut Exchange<'_>, root: usize, send: RawSlice, own: RawSlice) -> Result<()> {
+pub(super) async fn scatter(exchange: &Exchange, root: usize, send: RawSlice, own: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();
     if rank == root {
@@ -62,7 +64,7 @@ pub(super) fn scatter(exchange: &mut Exchange<'_>, root: usize, send: RawSlice, 
             exchange.send_all(other, send.part(other, size), tag);
             exchange.await_want(other);
         }
-        exchange.progress()?;
+        exchange.progress().await;
         if own.len > 0 {
             keep(send.part(rank, size), own);
         }
@@ -70,10 +72,11 @@ pub(super) fn scatter(exchange: &mut Exchange<'_>, root: usize, send: RawSlice, 
         exchange.want(root);
         exchange.recv_all(root, own, tag);
     }
-    exchange.finish()
+    exchange.finish().await;
+    Ok(())
 }
 
-pub(super) fn broadcast(exchange: &mut Exchange<'_>, root: usize, send: RawSlice, recv: RawSlice) -> Result<()> {
+pub(super) async fn broadcast(exchange: &Exchange, root: usize, send: RawSlice, recv: RawSlice) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let tag = exchange.tag();
     // Places are counted from the root.
@@ -88,9 +91,10 @@ pub(super) fn broadcast(exchange: &mut Exchange<'_>, root: usize, send: RawSlice
         for below in &below {
             exchange.send_all(member(*below), from, tag);
         }
-        exchange.progress()?;
+        exchange.progress().await;
         keep(send, recv);
-        return exchange.finish();
+        exchange.finish().await;
+        return Ok(());
     }
     exchange.want(member(above));
     let chunks: Vec<(u32, RawSlice)> = frames(recv).map(|chunk| (exchange.tag(), chunk)).collect();
@@ -98,12 +102,13 @@ pub(super) fn broadcast(exchange: &mut Exchange<'_>, root: usize, send: RawSlice
         exchange.recv(member(above), *chunk, *came);
     }
     for (came, chunk) in chunks {
-        exchange.wait(came)?;
+        exchange.wait(came).await;
         for below in &below {
             exchange.send(member(*below), chunk, tag);
         }
     }
-    exchange.finish()
+    exchange.finish().await;
+    Ok(())
 }
 
 fn lowest_bit(place: usize) -> usize {
@@ -118,25 +123,25 @@ fn children(place: usize, size: usize) -> Vec<usize> {
 }
 
 /// Part `i` of every rank to rank `i`, from one buffer into another.
-pub(super) fn all_to_all(exchange: &mut Exchange<'_>, send: RawSlice, recv: RawSlice) -> Result<()> {
+pub(super) async fn all_to_all(exchange: &Exchange, send: RawSlice, recv: RawSlice) -> Result<()> {
     let size = exchange.size();
-    each_to_each(exchange, |rank| send.part(rank, size), recv)
+    each_to_each(exchange, move |rank| send.part(rank, size), recv).await
 }
 
 /// As `all_to_all` in one buffer: a chunk that comes waits in staging until the chunk in its place has left. All ranks take
 /// part in the same order, so that what one waits for the others have already sent for.
-pub(super) fn all_to_all_in_place(exchange: &mut Exchange<'_>, buffer: RawSlice) -> Result<()> {
+pub(super) async fn all_to_all_in_place(exchange: &Exchange, buffer: RawSlice) -> Result<()> {
     let size = exchange.size();
     let part = buffer.len / size;
     let step = (CHUNK_BYTES / buffer.dtype.size()).min(part.max(1));
     let slots = Slots::with(exchange, buffer, step, size * WINDOW);
     let tags: Vec<u32> = (0..WINDOW).map(|_| exchange.tag()).collect();
     let count = part.div_ceil(step).max(1);
-    let chunk = |other: usize, k: usize| buffer.part(other, size).slice(k * step..(k + 1) * step);
+    let chunk = move |other: usize, k: usize| buffer.part(other, size).slice(k * step..(k + 1) * step);
     for k in 0..count + WINDOW {
         let turn = k % WINDOW;
         if let Some(j) = k.checked_sub(WINDOW) {
-            exchange.wait(tags[turn])?;
+            exchange.wait(tags[turn]).await;
             for other in exchange.others() {
                 let to = chunk(other, j);
                 // SAFETY: staging that has been received into, and a chunk of this call's buffer that has left.
@@ -151,24 +156,28 @@ pub(super) fn all_to_all_in_place(exchange: &mut Exchange<'_>, buffer: RawSlice)
             }
         }
     }
-    exchange.finish()
+    exchange.finish().await;
+    Ok(())
 }
 
 /// A frame without payload to and from every rank.
-pub(super) fn barrier(exchange: &mut Exchange<'_>, nothing: RawSlice) -> Result<()> {
+pub(super) async fn barrier(exchange: &Exchange, nothing: RawSlice) -> Result<()> {
     let tag = exchange.tag();
     for other in exchange.others() {
         exchange.send(other, nothing, tag);
         exchange.recv(other, nothing, tag);
     }
-    exchange.finish()
+    exchange.finish().await;
+    Ok(())
 }
 
-/// One buffer to a member, and one from a member, either of which may be absent.
-pub(super) fn pair(
-    exchange: &mut Exchange<'_>,
+/// One buffer to a member, and one from a member, either of which may be absent. `heard`: the call ends only when the receiver
+/// is in it too.
+pub(super) async fn pair(
+    exchange: &Exchange,
     to: Option<(usize, RawSlice)>,
     from: Option<(usize, RawSlice)>,
+    heard: bool,
 ) -> Result<()> {
     let tag = exchange.tag();
     if let Some((from, recv)) = from {
@@ -177,9 +186,12 @@ pub(super) fn pair(
     }
     if let Some((to, send)) = to {
         exchange.send_all(to, send, tag);
-        exchange.await_want(to);
+        if heard {
+            exchange.await_want(to);
+        }
     }
-    exchange.finish()
+    exchange.finish().await;
+    Ok(())
 }
 
 #[cfg(test)]

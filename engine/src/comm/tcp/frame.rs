@@ -43,6 +43,8 @@ pub(super) struct Signature {
     pub root: u32,
     pub send: Shape,
     pub recv: Shape,
+    /// The rank does nothing else until the call is complete. Not part of what ranks have to agree about.
+    pub blocking: bool,
 }
 
 impl PartialEq for Signature {
@@ -56,7 +58,8 @@ impl PartialEq for Signature {
 impl Signature {
     pub(super) fn bare(group: u32, sequence: u64, kind: Option<CollectiveKind>) -> Signature {
         let none = (DType::I8, 0);
-        Signature { group, sequence, kind, op: ReduceOp::Sum, accumulate: false, root: 0, send: none, recv: none }
+        let (op, accumulate, root, blocking) = (ReduceOp::Sum, false, 0, true);
+        Signature { group, sequence, kind, op, accumulate, root, send: none, recv: none, blocking }
     }
 
     /// A collective among `size` ranks, seen by one whose buffers have these shapes: the same on all ranks, in place or not.
@@ -83,12 +86,17 @@ impl Signature {
         };
         let (op, accumulate, root) = kind.operands();
         let (kind, root) = (Some(kind.collective()), root as u32);
-        Signature { group, sequence, kind, op, accumulate, root, send, recv }
+        Signature { group, sequence, kind, op, accumulate, root, send, recv, blocking: true }
     }
 
     /// One side of a pair, with a buffer of one shape; `sequence` counts what goes from one rank to the other.
     pub(super) fn pair(group: u32, sequence: u64, kind: CollectiveKind, shape: Shape) -> Signature {
         Signature { send: shape, recv: shape, ..Signature::bare(group, sequence, Some(kind)) }
+    }
+
+    /// What tells the calls under way between two ranks apart, in one direction.
+    pub(super) fn key(&self) -> (u32, u64, bool) {
+        (self.group, self.sequence, self.is_of_pair())
     }
 
     pub(super) fn is_of_pair(&self) -> bool {
@@ -131,9 +139,9 @@ impl Signature {
         let dtype = |wanted| DTYPES.iter().position(|dtype| *dtype == wanted).unwrap_or(DTYPES.len()) as u8;
         let op = OPS.iter().position(|op| *op == self.op).unwrap_or(OPS.len()) as u8;
         let [code, role] = self.codes();
-        let small = [code, op, u8::from(self.accumulate), dtype(self.send.0), dtype(self.recv.0), role];
-        to[32..38].copy_from_slice(&small);
-        to[38..40].fill(0);
+        let (accumulate, blocking) = (u8::from(self.accumulate), u8::from(self.blocking));
+        let small = [code, op, accumulate, dtype(self.send.0), dtype(self.recv.0), role, blocking, 0];
+        to[32..40].copy_from_slice(&small);
     }
 
     /// `None` where the bytes are no signature.
@@ -149,6 +157,7 @@ impl Signature {
             accumulate: from[34] != 0,
             send: (dtype(35)?, usize::try_from(word(16)).ok()?),
             recv: (dtype(36)?, usize::try_from(word(24)).ok()?),
+            blocking: from[38] != 0,
         })
     }
 }
@@ -223,12 +232,14 @@ mod tests {
                 root: 11,
                 send: (DTYPES[index % DTYPES.len()], 1 << 40),
                 recv: (DTYPES[index * 2 % DTYPES.len()], 3),
+                blocking: index % 3 == 0,
             };
             let header = Header { signature, index: 9, bytes: 1 << 33, checksum: 0x0123_4567_89ab_cdef };
             let bytes = header.encode();
             assert_eq!([bytes[40], bytes[45]], *codes, "{kind:?}");
             let again = Header::decode(&bytes).unwrap();
             assert_eq!((again.signature, again.signature.kind), (signature, *kind));
+            assert_eq!(again.signature.blocking, signature.blocking);
             assert_eq!((again.index, again.bytes, again.checksum), (header.index, header.bytes, header.checksum));
         }
         assert!(Header::decode(&[0xff; HEADER_BYTES]).is_none());

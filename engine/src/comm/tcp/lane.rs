@@ -1,22 +1,67 @@
 //! One data connection: frames go out and come in by turns, as far as the sockets take and give.
 
-// Frames are read from and written to buffers of the call under way.
+// Frames are read from and written to buffers of the calls under way.
 #![allow(unsafe_code)]
 
+use super::exchange::CHUNK_BYTES;
 use super::frame::{HEADER_BYTES, Header, Signature, checksum};
 use std::collections::VecDeque;
-use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 /// Most that one system call moves, so that no lane keeps the others waiting.
 const TURN_BYTES: usize = 512 << 10;
+/// What is read where the next frame is not known yet: a header, and all of a small payload.
+const AHEAD_BYTES: usize = HEADER_BYTES + (8 << 10);
 
-/// A frame to send or to receive. The memory is the caller's of the collective, or staging, and stays until the piece is
-/// done or [`Lane::clear`] has forgotten it.
+/// A connection that can be watched without the lock of the mesh.
+#[derive(Clone)]
+pub(super) struct Socket(Arc<TcpStream>);
+
+impl Socket {
+    pub(super) fn new(stream: TcpStream) -> Socket {
+        Socket(Arc::new(stream))
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+        (&*self.0).read(to)
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, from: &[u8]) -> std::io::Result<usize> {
+        (&*self.0).write(from)
+    }
+
+    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> std::io::Result<usize> {
+        (&*self.0).write_vectored(from)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A frame to send or to receive. The memory is that of the call's buffers, or staging, and stays until the piece is
+/// done or [`Lane::forget`] has forgotten it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub at: *mut u8,
     pub len: usize,
+    /// The call by its number on this rank.
+    pub call: u64,
+    /// The other rank's place in the call's group.
+    pub member: usize,
     /// Number of the frame from this rank to that one in this call.
     pub index: u32,
     /// Which counter goes down when it is done.
@@ -25,19 +70,67 @@ pub(super) struct Piece {
     pub offset: u64,
 }
 
-// SAFETY: an address with a promise (see above); it is used by the thread whose call made the piece.
+// SAFETY: an address with a promise (see above); it is used by who holds the lock of the mesh.
 unsafe impl Send for Piece {}
 
+impl Piece {
+    /// Puts in what has come before its place was known. False where that is not as long.
+    pub(super) fn put(&self, payload: &[u8]) -> bool {
+        if payload.len() != self.len {
+            return false;
+        }
+        // SAFETY: the piece's memory is alive, and nobody else uses it before the piece is done (`Piece`, `Exchange`).
+        unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }.copy_from_slice(payload);
+        true
+    }
+}
+
+/// A frame that came before its place was known.
+pub(super) struct Early {
+    pub header: Header,
+    pub payload: Vec<u8>,
+}
+
+/// Where the frame goes whose header has come.
+pub(super) enum Route {
+    Place(Piece),
+    /// Into memory of its own, until its call takes it.
+    Keep,
+    /// Nowhere yet: it stays in the socket.
+    Hold,
+}
+
+enum Destination {
+    Unknown,
+    Place(Piece),
+    Kept(Vec<u8>),
+}
+
 pub(super) struct Lane {
-    pub stream: TcpStream,
-    pub out: VecDeque<Piece>,
-    pub incoming: VecDeque<Piece>,
-    /// Bytes of the front piece, header included, that are through.
+    pub stream: Socket,
+    /// First frames of calls. They never wait for the receiver, and go before the others, so that small calls overtake
+    /// large ones; among themselves they keep their order, on which the search for calls in different order relies.
+    first: VecDeque<Piece>,
+    rest: VecDeque<Piece>,
+    sending: Option<Piece>,
+    /// Bytes of `sending`, header included, that are through.
     sent: usize,
-    got: usize,
     out_header: [u8; HEADER_BYTES],
-    in_header: [u8; HEADER_BYTES],
-    expected_sum: u64,
+    pub incoming: VecDeque<Piece>,
+    /// What has been read and not been looked at: `ahead[start..end]`.
+    ahead: Box<[u8]>,
+    start: usize,
+    end: usize,
+    head: Option<Header>,
+    destination: Destination,
+    /// Bytes of the payload that have come.
+    got: usize,
+    /// There may be something to read though nobody waits for it.
+    pub readable: bool,
+    /// The frame at its head has no place yet.
+    pub held: bool,
+    /// Of no more use: the connection has ended, or what came cannot be told apart any more.
+    pub dead: bool,
 }
 
 #[derive(Debug)]
@@ -45,15 +138,17 @@ pub(super) enum Turn {
     /// The socket has no room, or no bytes.
     Blocked,
     Moved,
-    /// The front piece is done; it has been taken off.
     Done(Piece),
+    /// A frame without a place is complete.
+    Kept(Header, Vec<u8>),
 }
 
 /// Why a lane is of no more use.
 #[derive(Debug)]
 pub(super) enum Broken {
     Closed(String),
-    Mismatch(Signature),
+    /// The call here, and what the frame takes it to be.
+    Mismatch(u64, Signature),
     Garbage(String),
     /// A payload differs from what its sender summed up.
     Corrupt(Piece),
@@ -61,44 +156,78 @@ pub(super) enum Broken {
 
 impl Lane {
     pub(super) fn new(stream: TcpStream) -> Lane {
-        let header = [0; HEADER_BYTES];
         Lane {
-            stream,
-            out: VecDeque::new(),
-            incoming: VecDeque::new(),
+            stream: Socket::new(stream),
+            first: VecDeque::new(),
+            rest: VecDeque::new(),
+            sending: None,
             sent: 0,
+            out_header: [0; HEADER_BYTES],
+            incoming: VecDeque::new(),
+            ahead: vec![0; AHEAD_BYTES].into(),
+            start: 0,
+            end: 0,
+            head: None,
+            destination: Destination::Unknown,
             got: 0,
-            out_header: header,
-            in_header: header,
-            expected_sum: 0,
+            readable: false,
+            held: false,
+            dead: false,
         }
     }
 
-    /// Forgets all pieces: their memory may go.
-    pub(super) fn clear(&mut self) {
-        self.out.clear();
-        self.incoming.clear();
-        (self.sent, self.got) = (0, 0);
+    /// Queues a frame that may go at once.
+    pub(super) fn push(&mut self, piece: Piece) {
+        if piece.index == 0 { self.first.push_back(piece) } else { self.rest.push_back(piece) }
     }
 
-    /// Which call the next frame belongs to, if one has come that nobody has begun to take.
-    pub(super) fn peek(&self) -> Option<Signature> {
-        let mut bytes = [0; HEADER_BYTES];
-        match self.stream.peek(&mut bytes) {
-            Ok(HEADER_BYTES) if self.incoming.is_empty() && self.got == 0 => Some(Header::decode(&bytes)?.signature),
+    /// Forgets all pieces of a call: their memory may go. A lane that is in the middle of one is dead, for what follows on it
+    /// would not be understood.
+    pub(super) fn forget(&mut self, call: u64) {
+        let others = |piece: &Piece| piece.call != call;
+        self.first.retain(others);
+        self.rest.retain(others);
+        self.incoming.retain(others);
+        if self.sending.is_some_and(|piece| piece.call == call) {
+            (self.sending, self.dead) = (None, true);
+        }
+        if matches!(self.destination, Destination::Place(piece) if piece.call == call) {
+            (self.destination, self.dead) = (Destination::Unknown, true);
+        }
+    }
+
+    pub(super) fn has_out(&self) -> bool {
+        !self.dead && (self.sending.is_some() || !self.first.is_empty() || !self.rest.is_empty())
+    }
+
+    /// Whether it is worth while to look for bytes without having been told of any.
+    pub(super) fn expects(&self) -> bool {
+        let midway = self.head.is_some() || self.end > self.start;
+        !self.dead && (midway || self.readable || !self.incoming.is_empty())
+    }
+
+    /// The pieces that are to move here.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = &Piece> {
+        let place = match &self.destination {
+            Destination::Place(piece) => Some(piece),
             _ => None,
-        }
+        };
+        self.sending.iter().chain(place).chain(&self.first).chain(&self.rest).chain(&self.incoming)
     }
 
-    /// Sends what the socket takes at once of the front piece.
-    pub(super) fn flush(&mut self, signature: &Signature, sums: bool) -> Result<Turn, Broken> {
-        let Some(piece) = self.out.front().copied() else { return Ok(Turn::Blocked) };
+    /// Sends what the socket takes at once of one piece.
+    pub(super) fn flush(&mut self, signature: impl Fn(u64) -> Option<Signature>, sums: bool) -> Result<Turn, Broken> {
+        let next = self.sending.or_else(|| self.first.pop_front()).or_else(|| self.rest.pop_front());
+        let Some(piece) = next else { return Ok(Turn::Blocked) };
         // SAFETY: the piece's memory is alive, and nobody writes it before the piece is done (`Piece`, `Exchange`).
         let payload = unsafe { std::slice::from_raw_parts(piece.at.cast_const(), piece.len) };
-        if self.sent == 0 {
+        if self.sending.is_none() {
+            // A call that is closed has no pieces (`forget`).
+            let Some(signature) = signature(piece.call) else { return Ok(Turn::Moved) };
             let checksum = if sums { checksum(payload) } else { 0 };
-            let header = Header { signature: *signature, index: piece.index, bytes: piece.len as u64, checksum };
+            let header = Header { signature, index: piece.index, bytes: piece.len as u64, checksum };
             self.out_header = header.encode();
+            (self.sending, self.sent) = (Some(piece), 0);
         }
         let written = match self.sent.checked_sub(HEADER_BYTES) {
             None => {
@@ -114,61 +243,95 @@ impl Lane {
         if self.sent < HEADER_BYTES + piece.len {
             return Ok(Turn::Moved);
         }
-        self.sent = 0;
-        self.out.pop_front();
+        self.sending = None;
         Ok(Turn::Done(piece))
     }
 
-    /// Receives what has come for the front piece.
-    pub(super) fn fill(&mut self, signature: &Signature, sums: bool) -> Result<Turn, Broken> {
-        let Some(piece) = self.incoming.front().copied() else { return Ok(Turn::Blocked) };
-        // SAFETY: the piece's memory is alive, and nobody else uses it before the piece is done (`Piece`, `Exchange`).
-        let payload = unsafe { std::slice::from_raw_parts_mut(piece.at, piece.len) };
-        let before = self.got;
-        let read = match self.got.checked_sub(HEADER_BYTES) {
-            None => {
-                let first = &mut payload[..piece.len.min(TURN_BYTES)];
-                let header = &mut self.in_header[self.got..];
-                self.stream.read_vectored(&mut [IoSliceMut::new(header), IoSliceMut::new(first)])
-            }
-            Some(done) => self.stream.read(&mut payload[done..piece.len.min(done + TURN_BYTES)]),
+    /// Receives what has come of one frame; `route` says where it goes.
+    pub(super) fn fill(
+        &mut self,
+        route: impl FnOnce(&Header, &mut VecDeque<Piece>) -> Result<Route, Broken>,
+        sums: bool,
+    ) -> Result<Turn, Broken> {
+        self.held = false;
+        let header = match self.head {
+            Some(header) => header,
+            None => match self.header()? {
+                Ok(header) => header,
+                Err(turn) => return Ok(turn),
+            },
         };
-        match read {
-            Ok(0) => return Err(Broken::Closed("the connection ended".into())),
-            Ok(count) => self.got += count,
-            Err(error) => return blocked(error),
+        if let Destination::Unknown = self.destination {
+            self.destination = match route(&header, &mut self.incoming)? {
+                Route::Place(piece) => Destination::Place(piece),
+                Route::Keep => Destination::Kept(vec![0; (header.bytes as usize).min(CHUNK_BYTES)]),
+                Route::Hold => {
+                    self.held = true;
+                    return Ok(Turn::Blocked);
+                }
+            };
+            self.got = 0;
         }
-        if before < HEADER_BYTES && self.got >= HEADER_BYTES {
-            self.check(&piece, signature)?;
+        let payload: &mut [u8] = match &mut self.destination {
+            Destination::Unknown => &mut [],
+            // SAFETY: the piece's memory is alive, and nobody else uses it before the piece is done (`Piece`, `Exchange`).
+            Destination::Place(piece) => unsafe { std::slice::from_raw_parts_mut(piece.at, piece.len) },
+            Destination::Kept(payload) => payload,
+        };
+        let here = (self.end - self.start).min(payload.len() - self.got);
+        payload[self.got..self.got + here].copy_from_slice(&self.ahead[self.start..self.start + here]);
+        self.start += here;
+        self.got += here;
+        if self.got < payload.len() {
+            let until = payload.len().min(self.got + TURN_BYTES);
+            match self.stream.read(&mut payload[self.got..until]) {
+                Ok(0) => return Err(Broken::Closed("the connection ended".into())),
+                Ok(count) => self.got += count,
+                Err(error) => {
+                    self.readable = false;
+                    let turn = blocked(error)?;
+                    return Ok(if here > 0 { Turn::Moved } else { turn });
+                }
+            }
         }
-        if self.got < HEADER_BYTES + piece.len {
+        if self.got < payload.len() {
             return Ok(Turn::Moved);
         }
-        if sums && checksum(payload) != self.expected_sum {
-            return Err(Broken::Corrupt(piece));
+        let wrong = sums && checksum(payload) != header.checksum;
+        self.head = None;
+        match std::mem::replace(&mut self.destination, Destination::Unknown) {
+            Destination::Place(piece) if wrong => Err(Broken::Corrupt(piece)),
+            Destination::Place(piece) => Ok(Turn::Done(piece)),
+            // Its sum is checked when it is put into its place, of which the error speaks.
+            Destination::Kept(payload) => Ok(Turn::Kept(header, payload)),
+            Destination::Unknown => Ok(Turn::Moved),
         }
-        self.got = 0;
-        self.incoming.pop_front();
-        Ok(Turn::Done(piece))
     }
 
-    /// Whether the header that has come is the one that this call expects.
-    fn check(&mut self, piece: &Piece, signature: &Signature) -> Result<(), Broken> {
-        let no_frame = || {
-            let begin: Vec<String> = self.in_header[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-            Broken::Garbage(format!("bytes that are no frame ({})", begin.join(" ")))
+    /// The header of the next frame, when all of it has come.
+    fn header(&mut self) -> Result<Result<Header, Turn>, Broken> {
+        if self.end - self.start < HEADER_BYTES {
+            self.ahead.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            match self.stream.read(&mut self.ahead[self.end..]) {
+                Ok(0) => return Err(Broken::Closed("the connection ended".into())),
+                Ok(count) => self.end += count,
+                Err(error) => {
+                    self.readable = false;
+                    return blocked(error).map(Err);
+                }
+            }
+        }
+        let Some(bytes) = self.ahead[self.start..self.end].first_chunk::<HEADER_BYTES>() else {
+            return Ok(Err(Turn::Moved));
         };
-        let header = Header::decode(&self.in_header).ok_or_else(no_frame)?;
-        if header.signature != *signature {
-            return Err(Broken::Mismatch(header.signature));
-        }
-        if (header.index, header.bytes) != (piece.index, piece.len as u64) {
-            let (index, bytes, wanted, len) = (header.index, header.bytes, piece.index, piece.len);
-            let text = format!("frame {index} of {bytes} bytes where frame {wanted} of {len} bytes was expected");
-            return Err(Broken::Garbage(text));
-        }
-        self.expected_sum = header.checksum;
-        Ok(())
+        let Some(header) = Header::decode(bytes) else {
+            let begin: Vec<String> = bytes[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+            return Err(Broken::Garbage(format!("bytes that are no frame ({})", begin.join(" "))));
+        };
+        self.start += HEADER_BYTES;
+        self.head = Some(header);
+        Ok(Ok(header))
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::TcpOptions;
 use super::frame::Signature;
-use super::lane::Lane;
+use super::lane::{Early, Lane, Socket};
+use super::open::Open;
 use crate::comm::rendezvous::acceptor::Acceptor;
 use crate::comm::rendezvous::caller::{Missed, call};
 use crate::comm::rendezvous::hello::{Answer, Hello, Purpose};
@@ -13,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// More would only cost descriptors.
 const MAX_SOCKETS: usize = 16;
+/// As many calls as a step has under way at a time; the staging of more is freed.
+const MAX_SPARE: usize = 4;
 
 pub(super) struct Mesh {
     pub rank: usize,
@@ -22,13 +25,25 @@ pub(super) struct Mesh {
     pub ended: Option<CommError>,
     /// When this rank was last in a call.
     pub last: Instant,
+    /// The call that the rank is inside, and waits for.
     pub current: Option<Signature>,
+    /// All calls under way, of all groups.
+    pub calls: Vec<Open>,
+    /// What the next call is called on this rank.
+    pub next_call: u64,
+    /// The thread sleeps, watching what was of interest when it fell asleep.
+    pub asleep: bool,
     /// The number that this rank's next group must at least have.
     pub next_group: u32,
     /// How long to look for bytes before sleeping; none where ranks have to share cores.
     pub spin: Duration,
-    staging: Vec<Line>,
+    /// Staging of calls that are done, for calls to come.
+    spare: Vec<Staging>,
 }
+
+/// Room for the chunks of one call on their way.
+#[derive(Default)]
+pub(super) struct Staging(Vec<Line>);
 
 /// Memory for chunks on their way, aligned for any kernel.
 #[derive(Clone, Copy)]
@@ -40,15 +55,19 @@ pub(super) struct Peer {
     pub host: String,
     pub pid: u32,
     pub lanes: Vec<Lane>,
-    pub control: TcpStream,
+    pub control: Socket,
     /// What has come on `control` and is no whole message yet.
     pub heard: Vec<u8>,
     /// It has said that it wants nothing more.
     pub departed: bool,
     /// `control` is at its end.
     pub closed: bool,
-    /// What it has said it is ready to take.
+    /// What it has said it is ready to take, in calls that this rank has not begun.
     pub wants: Vec<Signature>,
+    /// What it will still say so about though it has been sent.
+    pub owed: Vec<Signature>,
+    /// Frames whose place is not known yet.
+    pub early: Vec<Early>,
     /// It has answered that it waits in a call, since it was asked last.
     pub waits: bool,
 }
@@ -91,32 +110,47 @@ impl Mesh {
                 host: meeting.hosts()[other].clone(),
                 pid: meeting.pids()[other],
                 lanes: lanes.map(Lane::new).collect(),
-                control,
+                control: Socket::new(control),
                 heard: Vec::new(),
                 departed: false,
                 closed: false,
                 wants: Vec::new(),
+                owed: Vec::new(),
+                early: Vec::new(),
                 waits: false,
             }));
         }
         let here = meeting.hosts().iter().filter(|host| **host == meeting.hosts()[rank]).count();
         let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
         let spin = if here <= cores { super::SPIN } else { Duration::ZERO };
-        let (staging, last, ended, current) = (Vec::new(), Instant::now(), None, None);
-        Ok(Mesh { rank, peers, options, ended, last, current, next_group: 1, spin, staging })
+        let (last, ended, current, next_group) = (Instant::now(), None, None, 1);
+        let (calls, next_call, asleep, spare) = (Vec::new(), 0, false, Vec::new());
+        Ok(Mesh { rank, peers, options, ended, last, current, calls, next_call, asleep, next_group, spin, spare })
     }
 
-    /// Room for chunks on their way, kept from call to call.
-    pub(super) fn staging(&mut self, bytes: usize) -> NonNull<u8> {
-        let lines = bytes.div_ceil(64);
-        if self.staging.len() < lines {
-            self.staging = vec![Line([0; 64]); lines];
+    /// Memory for a call, kept from call to call.
+    pub(super) fn staging(&mut self) -> Staging {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    pub(super) fn keep(&mut self, staging: Staging) {
+        if !staging.0.is_empty() && self.spare.len() < MAX_SPARE {
+            self.spare.push(staging);
         }
-        NonNull::from(self.staging.as_mut_slice()).cast()
     }
 
     pub(super) fn peers_mut(&mut self) -> impl Iterator<Item = &mut Peer> {
         self.peers.iter_mut().flatten()
+    }
+}
+
+impl Staging {
+    pub(super) fn room(&mut self, bytes: usize) -> NonNull<u8> {
+        let lines = bytes.div_ceil(64);
+        if self.0.len() < lines {
+            self.0 = vec![Line([0; 64]); lines];
+        }
+        NonNull::from(self.0.as_mut_slice()).cast()
     }
 }
 

@@ -10,35 +10,49 @@
 //!
 //! Sums are then the balanced tree in rank order, bit for bit those of `local`.
 //!
-//! The connections are shared by all groups split from one, and frames between two ranks come in the order in which they
-//! were sent. So two ranks that share several groups have to use these in the same order, which is stricter than `local`;
-//! `start` performs the collective at once. Calls that disagree are noticed by the ranks that exchange frames, and end the
-//! world on all.
+//! The connections are shared by all groups split from one. A frame says which call it belongs to by group, sequence and
+//! number, so calls of several groups and pairs may be under way at once, begun in another order on each rank; whoever drives
+//! one call drives all of its rank. A rank inside a call drives by itself; while it computes, a thread drives what it has
+//! started (`../progress.rs`), which sleeps unless a socket has news or room.
+//!
+//! A rank sends another at most one frame of a call before that one has said that it is in the call (`WANT`). So a rank keeps
+//! at most one frame per rank of each call that it has not begun, and, where several calls are under way, the few frames by
+//! which a rank is ahead of it in a call of many chunks. Ranks that call what does not match are noticed by those that exchange
+//! frames, and end the world on all; so do two ranks that block in calls of which each waits for the other's.
 
 mod control;
 mod copies;
+mod drive;
 mod exchange;
+mod faults;
 mod frame;
 mod lane;
 mod mesh;
+mod open;
 mod options;
 mod reduce;
 #[cfg(test)]
 mod tests;
+mod wire;
 
 pub use options::TcpOptions;
 
 use super::cause::WORLD;
 use super::pending::buffers;
+use super::progress::{Driver, Inside};
 use super::raw::RawSlice;
-use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Started, Ticket, why_abandoned};
-use exchange::Exchange;
+use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Ticket, why_abandoned};
+use exchange::{Exchange, Group};
 use frame::Signature;
 use mesh::Mesh;
+use open::{Closing, Terms};
 use reduce::{Deliver, Job};
 use std::cell::{Cell, RefCell};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use wire::Wire;
 use zbench_kernels::{DType, Kernels, View, ViewMut};
 
 /// How long a rank looks for bytes before it sleeps, where it has a core for itself.
@@ -49,17 +63,15 @@ const AWAY: Duration = Duration::from_millis(1);
 /// One rank of a group of processes. All groups split from one end together.
 pub struct Tcp {
     owner: Arc<Owner>,
-    name: String,
+    members: Arc<Group>,
+    /// The group's number, the same on all its ranks.
     group: u32,
-    members: Vec<usize>,
-    rank: usize,
     kernels: Arc<dyn Kernels>,
     next: Cell<u64>,
     /// What has been sent to and received from each member, in calls.
     pairs: RefCell<Vec<(u64, u64)>>,
+    /// Bytes of calls that are done, and waited for.
     wire: Cell<u64>,
-    /// Bytes of started collectives that nobody has waited for.
-    started: Started<u64>,
 }
 
 /// Connects the ranks of a meeting with each other.
@@ -69,24 +81,38 @@ pub struct Tcp {
 pub fn tcp(meeting: Rendezvous, kernels: Arc<dyn Kernels>, options: TcpOptions) -> Result<Tcp> {
     let (rank, members) = (meeting.rank(), (0..meeting.size()).collect());
     let mesh = Mesh::connect(meeting, options)?;
-    Ok(Tcp::new(Arc::new(Mutex::new(mesh)), WORLD, 0, members, rank, kernels))
+    let driver = Arc::new(Driver::new(Wire::new(), mesh));
+    Ok(Tcp::new(driver, Group { name: WORLD.to_owned(), members, rank }, 0, kernels))
 }
 
 /// What tickets and groups have of their rank's connections.
 struct Owner {
-    mesh: Arc<Mutex<Mesh>>,
+    driver: Arc<Driver<Wire>>,
 }
 
 impl Owner {
-    fn lock(&self) -> MutexGuard<'_, Mesh> {
-        // After a panic in the middle of a call the world is ended, so nobody uses what the call left.
-        self.mesh.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Inside<'_, Wire> {
+        let mut mesh = self.driver.enter();
+        if self.driver.engine().broken.load(Ordering::Relaxed) {
+            mesh.abort("panicked");
+        }
+        mesh
+    }
+
+    /// Wakes the thread if it watches what was of interest before this call.
+    fn ring(&self, mesh: &Mesh) {
+        use super::progress::Engine;
+        if mesh.asleep && mesh.is_busy() {
+            self.driver.engine().wake();
+        }
     }
 }
 
 impl Abandon for Owner {
-    fn abandoned(&self, _sequence: u64) {
-        self.lock().abort(why_abandoned());
+    fn abandoned(&self, call: u64) {
+        let mut mesh = self.lock();
+        mesh.abort(why_abandoned());
+        mesh.close(call);
     }
 }
 
@@ -105,55 +131,29 @@ impl Drop for Tcp {
 }
 
 impl Tcp {
-    fn new(
-        mesh: Arc<Mutex<Mesh>>,
-        name: &str,
-        group: u32,
-        members: Vec<usize>,
-        rank: usize,
-        kernels: Arc<dyn Kernels>,
-    ) -> Tcp {
-        let pairs = RefCell::new(vec![(0, 0); members.len()]);
-        let (owner, name) = (Arc::new(Owner { mesh }), name.to_owned());
-        let (next, wire, started) = (Cell::new(0), Cell::new(0), Started::default());
-        Tcp { owner, name, group, members, rank, kernels, next, pairs, wire, started }
+    fn new(driver: Arc<Driver<Wire>>, members: Group, group: u32, kernels: Arc<dyn Kernels>) -> Tcp {
+        let pairs = RefCell::new(vec![(0, 0); members.members.len()]);
+        let (owner, members) = (Arc::new(Owner { driver }), Arc::new(members));
+        Tcp { owner, members, group, kernels, next: Cell::new(0), pairs, wire: Cell::new(0) }
     }
 
-    /// A whole call: its number, and the bytes that came.
-    fn perform(&self, call: &mut Call<'_>) -> Result<(u64, u64)> {
-        call.check(self.rank, self.size())?;
-        let (sequence, give, take) = self.signatures(call);
-        let received = self.within(give, take, |exchange| self.carry(exchange, call))?;
-        Ok((sequence, received))
-    }
-
-    /// Runs the work of one call over the connections; an error of its own ends the world.
-    fn within(
+    /// A whole call that the rank is inside. The bytes that came.
+    fn within<F: Future<Output = Result<()>>>(
         &self,
-        give: Signature,
-        take: Signature,
-        work: impl FnOnce(&mut Exchange<'_>) -> Result<()>,
+        mesh: &mut Mesh,
+        terms: Terms,
+        work: impl FnOnce(Exchange) -> F,
     ) -> Result<u64> {
-        let mut mesh = self.owner.lock();
-        if let Some(cause) = &mesh.ended {
-            return Err(cause.clone());
-        }
-        if mesh.last.elapsed() > AWAY {
-            mesh.news(&|| exchange::during(&take))?;
-        }
-        let mut exchange = Exchange::new(&mut mesh, &self.members, self.rank, &self.name, give, take);
-        let result = work(&mut exchange);
-        let received = exchange.received;
-        drop(exchange);
-        mesh.last = Instant::now();
-        if let (Err(error), None) = (&result, &mesh.ended) {
-            mesh.abort(&error.to_string());
-        }
-        result.map(|()| received)
+        mesh.ready(&terms)?;
+        let (id, exchange) = mesh.begin(&self.members, terms, true);
+        let closing = Closing { mesh, id };
+        let work = pin!(work(exchange));
+        closing.mesh.drive(id, Some(work))?;
+        closing.finish()
     }
 
-    /// The number of this call, and what the frames of both directions say.
-    fn signatures(&self, call: &Call<'_>) -> (u64, Signature, Signature) {
+    /// What the frames of both directions of this call say.
+    fn terms(&self, call: &Call<'_>) -> Terms {
         let (send, recv) = (call.send_shape(), call.recv_shape());
         let (side, nothing) = (call.kind.collective(), (DType::I8, 0));
         let mut pairs = self.pairs.borrow_mut();
@@ -163,8 +163,9 @@ impl Tcp {
             let take =
                 from.map(|from| Signature::pair(self.group, count(&mut pairs[from].1), side, recv.unwrap_or(nothing)));
             let none = Signature::pair(self.group, 0, side, nothing);
-            let (give, take) = (give.or(take).unwrap_or(none), take.or(give).unwrap_or(none));
-            (take.sequence, give, take)
+            let world = |place: usize| self.members.members[place];
+            let (to, from) = (to.map(world), from.map(world));
+            Terms { give: give.or(take).unwrap_or(none), take: take.or(give).unwrap_or(none), to, from }
         };
         match call.kind {
             Kind::Send { to } => pair(Some(to), None),
@@ -173,35 +174,15 @@ impl Tcp {
             kind => {
                 let sequence = self.next.replace(self.next.get() + 1);
                 let all = Signature::of(kind, self.size(), self.group, sequence, send, recv);
-                (sequence, all, all)
+                Terms { give: all, take: all, to: None, from: None }
             }
         }
     }
 
-    fn carry(&self, exchange: &mut Exchange<'_>, call: &Call<'_>) -> Result<()> {
-        let kernels = &*self.kernels;
-        let (send, recv) = buffers(call, self.rank, self.size());
-        let job = |op, accumulate, deliver, recv| Job { kernels, op, accumulate, deliver, send, recv };
-        match call.kind {
-            Kind::AllReduce { op } => reduce::direct(exchange, &job(op, false, Deliver::All, Some(recv))),
-            Kind::ReduceScatter { op, accumulate } => {
-                reduce::direct(exchange, &job(op, accumulate, Deliver::Own, Some(recv)))
-            }
-            Kind::Reduce { op, root } => {
-                let recv = (self.rank == root).then_some(recv);
-                reduce::direct(exchange, &job(op, false, Deliver::Root(root), recv))
-            }
-            Kind::AllGather => copies::all_gather(exchange, send, recv),
-            Kind::Broadcast { root } => copies::broadcast(exchange, root, send, recv),
-            Kind::Gather { root } => copies::gather(exchange, root, send, recv),
-            Kind::Scatter { root } => copies::scatter(exchange, root, send, recv),
-            Kind::AllToAll if send.ptr == recv.ptr => copies::all_to_all_in_place(exchange, recv),
-            Kind::AllToAll => copies::all_to_all(exchange, send, recv),
-            Kind::Send { to } => copies::pair(exchange, Some((to, send)), None),
-            Kind::Recv { from } => copies::pair(exchange, None, Some((from, recv))),
-            Kind::SendRecv { to, from } => copies::pair(exchange, Some((to, send)), Some((from, recv))),
-            Kind::Barrier => copies::barrier(exchange, RawSlice::empty()),
-        }
+    /// What there is to do for a call. Its buffers must stay until the call is closed.
+    fn task(&self, call: &Call<'_>, blocking: bool) -> Task {
+        let (send, recv) = buffers(call, self.rank(), self.size());
+        Task { kernels: self.kernels.clone(), kind: call.kind, send, recv, blocking }
     }
 
     fn count(&self, bytes: u64) {
@@ -209,9 +190,46 @@ impl Tcp {
     }
 }
 
+struct Task {
+    kernels: Arc<dyn Kernels>,
+    kind: Kind,
+    send: RawSlice,
+    recv: RawSlice,
+    blocking: bool,
+}
+
+impl Task {
+    async fn carry(self, exchange: Exchange) -> Result<()> {
+        let (exchange, kernels, send, recv) = (&exchange, &*self.kernels, self.send, self.recv);
+        let job = move |op, accumulate, deliver, recv| Job { kernels, op, accumulate, deliver, send, recv };
+        match self.kind {
+            Kind::AllReduce { op } => reduce::direct(exchange, job(op, false, Deliver::All, Some(recv))).await,
+            Kind::ReduceScatter { op, accumulate } => {
+                reduce::direct(exchange, job(op, accumulate, Deliver::Own, Some(recv))).await
+            }
+            Kind::Reduce { op, root } => {
+                let recv = (exchange.rank == root).then_some(recv);
+                reduce::direct(exchange, job(op, false, Deliver::Root(root), recv)).await
+            }
+            Kind::AllGather => copies::all_gather(exchange, send, recv).await,
+            Kind::Broadcast { root } => copies::broadcast(exchange, root, send, recv).await,
+            Kind::Gather { root } => copies::gather(exchange, root, send, recv).await,
+            Kind::Scatter { root } => copies::scatter(exchange, root, send, recv).await,
+            Kind::AllToAll if send.ptr == recv.ptr => copies::all_to_all_in_place(exchange, recv).await,
+            Kind::AllToAll => copies::all_to_all(exchange, send, recv).await,
+            Kind::Send { to } => copies::pair(exchange, Some((to, send)), None, self.blocking).await,
+            Kind::Recv { from } => copies::pair(exchange, None, Some((from, recv)), self.blocking).await,
+            Kind::SendRecv { to, from } => {
+                copies::pair(exchange, Some((to, send)), Some((from, recv)), self.blocking).await
+            }
+            Kind::Barrier => copies::barrier(exchange, RawSlice::empty()).await,
+        }
+    }
+}
+
 impl Communicator for Tcp {
     fn member(&self) -> Member {
-        Member { rank: self.rank, size: self.members.len(), backend: "tcp" }
+        Member { rank: self.members.rank, size: self.members.members.len(), backend: "tcp" }
     }
 
     fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
@@ -222,49 +240,73 @@ impl Communicator for Tcp {
         }
     }
 
-    fn call(&self, mut call: Call<'_>) -> Result<()> {
-        let (_, received) = self.perform(&mut call)?;
-        self.count(received);
+    fn call(&self, call: Call<'_>) -> Result<()> {
+        call.check(self.rank(), self.size())?;
+        let (terms, task) = (self.terms(&call), self.task(&call, true));
+        let mut mesh = self.owner.lock();
+        let received = self.within(&mut mesh, terms, |exchange| task.carry(exchange));
+        self.owner.ring(&mesh);
+        self.count(received?);
         Ok(())
     }
 
-    /// Performs the collective before it returns: bytes move only while the rank is in a call.
     fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
-        let (sequence, received) = self.perform(&mut request.as_call())?;
-        self.started.put(sequence, received);
-        Ok(Ticket::of(self.owner.clone(), sequence, request))
+        let call = request.as_call();
+        call.check(self.rank(), self.size())?;
+        let (terms, task) = (self.terms(&call), self.task(&call, false));
+        let mut mesh = self.owner.lock();
+        mesh.ready(&terms)?;
+        let (id, exchange) = mesh.begin(&self.members, terms, false);
+        if let Some(open) = mesh.call_mut(id) {
+            open.work = Some(Box::pin(task.carry(exchange)));
+        }
+        mesh.turn();
+        self.owner.ring(&mesh);
+        drop(mesh);
+        self.owner.driver.carry_on();
+        Ok(Ticket::of(self.owner.clone(), id, request))
     }
 
-    /// The bytes of a started collective count from here on.
+    /// The bytes of a started call count from here on.
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
         ticket.check_owner(&self.owner)?;
-        if let Some(received) = self.started.take(ticket.sequence) {
-            self.count(received);
-        }
+        let mut mesh = self.owner.lock();
+        let closing = Closing { mesh: &mut mesh, id: ticket.sequence };
+        closing.mesh.drive(ticket.sequence, None)?;
+        let received = closing.finish();
+        self.owner.ring(&mesh);
+        drop(mesh);
+        self.count(received?);
         ticket.take()
     }
 
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
-        let (rank, size) = (self.rank, self.size());
+        let (rank, size) = (self.rank(), self.size());
         let sequence = self.next.replace(self.next.get() + 1);
         let signature = Signature::bare(self.group, sequence, None);
+        let terms = Terms { give: signature, take: signature, to: None, from: None };
+        let mut mesh = self.owner.lock();
         // Color, key, and the least number that this rank's next group may have, in halves of 32 bits.
-        let next = self.owner.lock().next_group;
+        let next = mesh.next_group;
         let halves = |word: usize| [word as u32, (word as u64 >> 32) as u32];
         let own = [halves(color), halves(key), [next, 0]].concat();
         let mut all = vec![0u32; own.len() * size];
         let (send, recv) = (RawSlice::of(View::of(&own)), RawSlice::of_mut(&ViewMut::of(&mut all)));
-        self.within(signature, signature, |exchange| copies::all_gather(exchange, send, recv))?;
+        let gather = async move |exchange: Exchange| copies::all_gather(&exchange, send, recv).await;
+        let gathered = self.within(&mut mesh, terms, gather);
+        self.owner.ring(&mesh);
+        gathered?;
         let word = |rank: usize, at: usize| u64::from(all[6 * rank + at]) | u64::from(all[6 * rank + at + 1]) << 32;
         let mut places: Vec<usize> = (0..size).filter(|rank| word(*rank, 0) == color as u64).collect();
         places.sort_by_key(|rank| (word(*rank, 2), *rank));
         // Greater than the number of any group that two of these ranks share.
         let group = (0..size).map(|rank| all[6 * rank + 4]).max().unwrap_or(next);
-        self.owner.lock().next_group = group + 1;
+        mesh.next_group = group + 1;
+        drop(mesh);
         let own_place = places.iter().position(|place| *place == rank).unwrap_or(0);
-        let members = places.into_iter().map(|place| self.members[place]).collect();
-        let mesh = self.owner.mesh.clone();
-        Ok(Box::new(Tcp::new(mesh, name, group, members, own_place, self.kernels.clone())))
+        let members = places.into_iter().map(|place| self.members.members[place]).collect();
+        let members = Group { name: name.to_owned(), members, rank: own_place };
+        Ok(Box::new(Tcp::new(self.owner.driver.clone(), members, group, self.kernels.clone())))
     }
 
     fn abort(&self, reason: &str) {

@@ -69,48 +69,49 @@ impl Job<'_> {
     }
 }
 
-pub(super) fn direct(exchange: &mut Exchange<'_>, job: &Job<'_>) -> Result<()> {
+pub(super) async fn direct(exchange: &Exchange, job: Job<'_>) -> Result<()> {
     let (size, bytes) = (exchange.size(), job.send.bytes());
     let all = bytes * (size - 1);
     match job.deliver {
-        Deliver::All if bytes <= ONE_ROUND_BYTES || size == 2 && all <= WHOLE_BYTES => whole(exchange, job),
-        Deliver::Root(root) if all <= WHOLE_BYTES => to_root(exchange, job, root),
-        _ => pipeline(exchange, job),
+        Deliver::All if bytes <= ONE_ROUND_BYTES || size == 2 && all <= WHOLE_BYTES => whole(exchange, job).await,
+        Deliver::Root(root) if all <= WHOLE_BYTES => to_root(exchange, job, root).await,
+        _ => pipeline(exchange, job).await,
     }
 }
 
 /// Everybody sends all it has to everybody, and combines all.
-fn whole(exchange: &mut Exchange<'_>, job: &Job<'_>) -> Result<()> {
+async fn whole(exchange: &Exchange, job: Job<'_>) -> Result<()> {
     let tag = exchange.tag();
     let slots = Slots::new(exchange, job.send, exchange.size());
     for other in exchange.others() {
         exchange.send(other, job.send, tag);
         exchange.recv(other, slots.get(other, job.send.len), tag);
     }
-    exchange.wait(tag)?;
-    job.recv.map_or(Ok(()), |recv| combine_slots(exchange, job, &slots, 0, job.send, recv))
+    exchange.wait(tag).await;
+    job.recv.map_or(Ok(()), |recv| combine_slots(exchange, &job, &slots, 0, job.send, recv))
 }
 
 /// Everybody sends all it has to the root, which combines all.
-fn to_root(exchange: &mut Exchange<'_>, job: &Job<'_>, root: usize) -> Result<()> {
+async fn to_root(exchange: &Exchange, job: Job<'_>, root: usize) -> Result<()> {
     let tag = exchange.tag();
     if exchange.rank != root {
         exchange.send(root, job.send, tag);
         exchange.await_want(root);
-        return exchange.finish();
+        exchange.finish().await;
+        return Ok(());
     }
     let slots = Slots::new(exchange, job.send, exchange.size());
     for other in exchange.others() {
         exchange.want(other);
         exchange.recv(other, slots.get(other, job.send.len), tag);
     }
-    exchange.wait(tag)?;
-    job.recv.map_or(Ok(()), |recv| combine_slots(exchange, job, &slots, 0, job.send, recv))
+    exchange.wait(tag).await;
+    job.recv.map_or(Ok(()), |recv| combine_slots(exchange, &job, &slots, 0, job.send, recv))
 }
 
 /// `dst` = the tree over the slots of all ranks, which begin at `base`, with `own` in place of this rank's.
 fn combine_slots(
-    exchange: &Exchange<'_>,
+    exchange: &Exchange,
     job: &Job<'_>,
     slots: &Slots,
     base: usize,
@@ -137,16 +138,16 @@ fn aside(own: RawSlice, dst: RawSlice, spare: RawSlice) -> RawSlice {
 /// Chunk by chunk: receive from all, combine, pass on. In step `k` chunk `k` of every part goes to the part's rank, and the
 /// results of chunk `k - WINDOW` go out; all ranks send and expect frames in this order. A buffer in place is safe: the
 /// result of a chunk comes only after its rank has got this rank's summand.
-fn pipeline(exchange: &mut Exchange<'_>, job: &Job<'_>) -> Result<()> {
+async fn pipeline(exchange: &Exchange, job: Job<'_>) -> Result<()> {
     let (rank, size) = (exchange.rank, exchange.size());
     let step = job.chunk(size);
-    let chunk = |owner: usize, k: usize| {
+    let chunk = move |owner: usize, k: usize| {
         let part = job.part(owner, size);
         let start = part.start + k * step;
         start.min(part.end)..(start + step).min(part.end)
     };
     // One chunk at least, though it be empty: so that every two ranks hear of each other's call.
-    let count = |owner: usize| job.part(owner, size).len().div_ceil(step).max(1);
+    let count = move |owner: usize| job.part(owner, size).len().div_ceil(step).max(1);
     let most = (0..size).map(count).max().unwrap_or(1);
     let slots = Slots::with(exchange, job.send, step, size * WINDOW);
     let arrived: Vec<u32> = (0..WINDOW).map(|_| exchange.tag()).collect();
@@ -155,11 +156,11 @@ fn pipeline(exchange: &mut Exchange<'_>, job: &Job<'_>) -> Result<()> {
     for k in 0..most + WINDOW {
         if let Some(j) = k.checked_sub(WINDOW) {
             if j < count(rank) {
-                exchange.wait(arrived[j % WINDOW])?;
+                exchange.wait(arrived[j % WINDOW]).await;
                 if lies_in_slot(job.deliver, rank) {
-                    exchange.wait(passed[j % WINDOW])?; // the result that was there has left
+                    exchange.wait(passed[j % WINDOW]).await; // the result that was there has left
                 }
-                let result = combine_chunk(exchange, job, &slots, j, chunk(rank, j))?;
+                let result = combine_chunk(exchange, &job, &slots, j, chunk(rank, j))?;
                 for to in exchange.others().filter(|to| gets(job.deliver, *to)) {
                     exchange.send(to, result, passed[j % WINDOW]);
                 }
@@ -179,9 +180,10 @@ fn pipeline(exchange: &mut Exchange<'_>, job: &Job<'_>) -> Result<()> {
                 exchange.recv(other, slot, arrived[k % WINDOW]);
             }
         }
-        exchange.progress()?;
+        exchange.progress().await;
     }
-    exchange.finish()
+    exchange.finish().await;
+    Ok(())
 }
 
 fn gets(deliver: Deliver, rank: usize) -> bool {
@@ -198,13 +200,7 @@ fn lies_in_slot(deliver: Deliver, rank: usize) -> bool {
 }
 
 /// Combines chunk `j` of this rank's part, which has come from all. Where the result lies.
-fn combine_chunk(
-    exchange: &Exchange<'_>,
-    job: &Job<'_>,
-    slots: &Slots,
-    j: usize,
-    at: Range<usize>,
-) -> Result<RawSlice> {
+fn combine_chunk(exchange: &Exchange, job: &Job<'_>, slots: &Slots, j: usize, at: Range<usize>) -> Result<RawSlice> {
     let (rank, size) = (exchange.rank, exchange.size());
     let base = j % WINDOW * size;
     let own = job.send.slice(at.clone());
@@ -238,14 +234,14 @@ pub(super) struct Slots {
 
 impl Slots {
     /// `count` slots for what is as long as `like`.
-    pub(super) fn new(exchange: &mut Exchange<'_>, like: RawSlice, count: usize) -> Slots {
+    pub(super) fn new(exchange: &Exchange, like: RawSlice, count: usize) -> Slots {
         Slots::with(exchange, like, like.len, count)
     }
 
-    pub(super) fn with(exchange: &mut Exchange<'_>, like: RawSlice, each: usize, count: usize) -> Slots {
+    pub(super) fn with(exchange: &Exchange, like: RawSlice, each: usize, count: usize) -> Slots {
         let each = each.next_multiple_of(64);
         let len = each * count;
-        let ptr = exchange.mesh.staging(len * like.dtype.size());
+        let ptr = exchange.staging(len * like.dtype.size());
         Slots { base: RawSlice { ptr, len, ..like }, each }
     }
 
