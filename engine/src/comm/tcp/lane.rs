@@ -6,7 +6,7 @@
 use super::exchange::CHUNK_BYTES;
 use super::frame::{HEADER_BYTES, Header, Signature, checksum};
 use std::collections::VecDeque;
-use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -35,6 +35,10 @@ impl AsFd for Socket {
 impl Read for Socket {
     fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
         (&*self.0).read(to)
+    }
+
+    fn read_vectored(&mut self, to: &mut [IoSliceMut<'_>]) -> std::io::Result<usize> {
+        (&*self.0).read_vectored(to)
     }
 }
 
@@ -118,9 +122,11 @@ pub(super) struct Lane {
     out_header: [u8; HEADER_BYTES],
     pub incoming: VecDeque<Piece>,
     /// What has been read and not been looked at: `ahead[start..end]`.
-    ahead: Box<[u8]>,
+    ahead: Vec<u8>,
     start: usize,
     end: usize,
+    /// The piece that the last read took for the next frame, and how much of a payload went there.
+    guess: Option<(Piece, usize)>,
     head: Option<Header>,
     destination: Destination,
     /// Bytes of the payload that have come.
@@ -164,9 +170,10 @@ impl Lane {
             sent: 0,
             out_header: [0; HEADER_BYTES],
             incoming: VecDeque::new(),
-            ahead: vec![0; AHEAD_BYTES].into(),
+            ahead: vec![0; AHEAD_BYTES],
             start: 0,
             end: 0,
+            guess: None,
             head: None,
             destination: Destination::Unknown,
             got: 0,
@@ -262,7 +269,9 @@ impl Lane {
             },
         };
         if let Destination::Unknown = self.destination {
-            self.destination = match route(&header, &mut self.incoming)? {
+            let routed = route(&header, &mut self.incoming);
+            self.got = self.guessed(if let Ok(Route::Place(piece)) = &routed { Some(*piece) } else { None });
+            self.destination = match routed? {
                 Route::Place(piece) => Destination::Place(piece),
                 Route::Keep => Destination::Kept(vec![0; (header.bytes as usize).min(CHUNK_BYTES)]),
                 Route::Hold => {
@@ -270,7 +279,6 @@ impl Lane {
                     return Ok(Turn::Blocked);
                 }
             };
-            self.got = 0;
         }
         let payload: &mut [u8] = match &mut self.destination {
             Destination::Unknown => &mut [],
@@ -308,13 +316,45 @@ impl Lane {
         }
     }
 
+    /// How much of a frame's payload is in its place already. What was read into another place is taken from there.
+    fn guessed(&mut self, place: Option<Piece>) -> usize {
+        let Some((piece, bytes)) = self.guess.take() else { return 0 };
+        if place.is_some_and(|place| (place.call, place.at, place.len) == (piece.call, piece.at, piece.len)) {
+            return bytes;
+        }
+        if self.ahead.len() < self.end + bytes {
+            self.ahead.resize(self.end + bytes, 0);
+        }
+        // SAFETY: as where it was read; the bytes were written there then, and `ahead` is memory of its own.
+        let read = unsafe { std::slice::from_raw_parts(piece.at.cast_const(), bytes) };
+        self.ahead[self.end..self.end + bytes].copy_from_slice(read);
+        self.end += bytes;
+        0
+    }
+
     /// The header of the next frame, when all of it has come.
     fn header(&mut self) -> Result<Result<Header, Turn>, Broken> {
         if self.end - self.start < HEADER_BYTES {
             self.ahead.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
-            match self.stream.read(&mut self.ahead[self.end..]) {
+            // A large payload most likely belongs to the first piece that is waited for, and is read there at once.
+            let next = self.incoming.front().copied().filter(|piece| piece.len > AHEAD_BYTES && self.end == 0);
+            let read = match next {
+                None => self.stream.read(&mut self.ahead[self.end..]),
+                Some(piece) => {
+                    let most = piece.len.min(TURN_BYTES);
+                    // SAFETY: the piece's memory is alive, and nobody else uses it before the piece is done (`Piece`, `Exchange`).
+                    let payload = unsafe { std::slice::from_raw_parts_mut(piece.at, most) };
+                    let header = &mut self.ahead[..HEADER_BYTES];
+                    self.stream.read_vectored(&mut [IoSliceMut::new(header), IoSliceMut::new(payload)])
+                }
+            };
+            match read {
                 Ok(0) => return Err(Broken::Closed("the connection ended".into())),
+                Ok(count) if next.is_some() => {
+                    self.end = count.min(HEADER_BYTES);
+                    self.guess = next.map(|piece| (piece, count - self.end)).filter(|(_, bytes)| *bytes > 0);
+                }
                 Ok(count) => self.end += count,
                 Err(error) => {
                     self.readable = false;
