@@ -272,7 +272,7 @@ fn real(bench: &Bench, more: &str) -> PathBuf {
     let cell = write(bench.folder.path(), crate::support::TINY);
     let name = cell.file_name().unwrap().to_str().unwrap().to_string();
     bench.rules(&format!(
-        "config = \"{name}\"\nonly = \"parallel.strategy=zero3,memory.checkpointing=none\"\n{more}\
+        "config = \"{name}\"\nonly = \"parallel.strategy=ddp,memory.checkpointing=none\"\n{more}\
          [metrics.peak_memory_bytes]\n[metrics.wire_bytes]\n[metrics.loss]\n"
     ))
 }

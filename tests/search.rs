@@ -389,7 +389,7 @@ impl Observe for Silent {}
 
 #[test]
 fn a_limit_that_does_not_run_is_stepped_down_and_said() {
-    let text = text("600KiB", "search = \"micro_batch\"\n\"parallel.strategy\" = [\"zero3\"]");
+    let text = text("700KiB", "search = \"micro_batch\"\n\"parallel.strategy\" = [\"zero3\"]");
     let planned = said(&found(&text).0[0]).value.unwrap() as usize;
     assert!(planned > 3, "{planned}");
     for holds in [planned, planned - 1, planned / 2, 1, 0] {

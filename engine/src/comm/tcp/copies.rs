@@ -3,7 +3,8 @@
 // As reduce.rs.
 #![allow(unsafe_code)]
 
-use super::exchange::{CHUNK_BYTES, Exchange, frames};
+use super::exchange::{Exchange, frames};
+use super::frame::CHUNK_BYTES;
 use super::reduce::Slots;
 use crate::comm::Result;
 use crate::comm::raw::RawSlice;

@@ -1,11 +1,11 @@
 //! Moving what calls have ordered: all calls of a rank together, by whoever holds the lock of its mesh.
 
+use super::calls::unexpected;
 use super::control::timespec;
-use super::exchange::CHUNK_BYTES;
-use super::frame::Header;
+use super::frame::{CHUNK_BYTES, Header};
 use super::lane::{Broken, Early, Piece, Route, Socket, Turn};
 use super::mesh::Mesh;
-use super::open::{Open, Outcome, unexpected};
+use super::open::{Open, Outcome};
 use crate::comm::Result;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;

@@ -1,14 +1,11 @@
 //! A call as its algorithm sees it: frames are queued to and from the members, and awaited. Who moves them is `drive`.
 
-use super::mesh::Staging;
+use super::frame::CHUNK_BYTES;
 use crate::comm::raw::RawSlice;
 use std::future::poll_fn;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
-
-/// Bytes of one frame at most. Small enough that a chunk is still in the cache when it is summed and sent on.
-pub(super) const CHUNK_BYTES: usize = 256 << 10;
 
 /// What goes in one frame each.
 pub(super) fn frames(what: RawSlice) -> impl Iterator<Item = RawSlice> {
@@ -156,5 +153,28 @@ impl Exchange {
             Poll::Pending
         })
         .await;
+    }
+}
+
+/// Room for the chunks of one call on their way.
+#[derive(Default)]
+pub(super) struct Staging(Vec<Line>);
+
+/// Memory for chunks on their way, aligned for any kernel.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[allow(dead_code)] [u8; 64]);
+
+impl Staging {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn room(&mut self, bytes: usize) -> NonNull<u8> {
+        let lines = bytes.div_ceil(64);
+        if self.0.len() < lines {
+            self.0 = vec![Line([0; 64]); lines];
+        }
+        NonNull::from(self.0.as_mut_slice()).cast()
     }
 }

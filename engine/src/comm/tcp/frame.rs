@@ -9,6 +9,8 @@ use crate::comm::{CollectiveKind, Kind, ReduceOp, call::Shape};
 use zbench_kernels::DType;
 
 pub(super) const HEADER_BYTES: usize = 64;
+/// Bytes of one frame at most. Small enough that a chunk is still in the cache when it is summed and sent on.
+pub(super) const CHUNK_BYTES: usize = 256 << 10;
 const MAGIC: u32 = 0x7a62_4652;
 
 /// The numbers that travel for a call (`None`: for a split): its code, and which side of a pair wrote the header. All of send,

@@ -3,8 +3,7 @@
 // Frames are read from and written to buffers of the calls under way.
 #![allow(unsafe_code)]
 
-use super::exchange::CHUNK_BYTES;
-use super::frame::{HEADER_BYTES, Header, Signature, checksum};
+use super::frame::{CHUNK_BYTES, HEADER_BYTES, Header, Signature, checksum};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;

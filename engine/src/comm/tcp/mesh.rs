@@ -1,6 +1,7 @@
 //! The connections of one rank to all others: lanes for data, and a line on which ranks say what happens to them.
 
 use super::TcpOptions;
+use super::exchange::Staging;
 use super::frame::Signature;
 use super::lane::{Early, Lane, Socket};
 use super::open::Open;
@@ -9,7 +10,6 @@ use crate::comm::rendezvous::caller::{Missed, call};
 use crate::comm::rendezvous::hello::{Answer, Hello, Purpose};
 use crate::comm::{CommError, Rendezvous, RendezvousError, Result};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 /// More would only cost descriptors.
@@ -40,15 +40,6 @@ pub(super) struct Mesh {
     /// Staging of calls that are done, for calls to come.
     spare: Vec<Staging>,
 }
-
-/// Room for the chunks of one call on their way.
-#[derive(Default)]
-pub(super) struct Staging(Vec<Line>);
-
-/// Memory for chunks on their way, aligned for any kernel.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line(#[allow(dead_code)] [u8; 64]);
 
 pub(super) struct Peer {
     pub rank: usize,
@@ -134,23 +125,13 @@ impl Mesh {
     }
 
     pub(super) fn keep(&mut self, staging: Staging) {
-        if !staging.0.is_empty() && self.spare.len() < MAX_SPARE {
+        if !staging.is_empty() && self.spare.len() < MAX_SPARE {
             self.spare.push(staging);
         }
     }
 
     pub(super) fn peers_mut(&mut self) -> impl Iterator<Item = &mut Peer> {
         self.peers.iter_mut().flatten()
-    }
-}
-
-impl Staging {
-    pub(super) fn room(&mut self, bytes: usize) -> NonNull<u8> {
-        let lines = bytes.div_ceil(64);
-        if self.0.len() < lines {
-            self.0 = vec![Line([0; 64]); lines];
-        }
-        NonNull::from(self.0.as_mut_slice()).cast()
     }
 }
 

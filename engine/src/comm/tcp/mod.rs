@@ -20,6 +20,7 @@
 //! which a rank is ahead of it in a call of many chunks. Ranks that call what does not match are noticed by those that exchange
 //! frames, and end the world on all; so do two ranks that block in calls of which each waits for the other's.
 
+mod calls;
 mod control;
 mod copies;
 mod drive;
@@ -42,10 +43,11 @@ use super::pending::buffers;
 use super::progress::{Driver, Inside};
 use super::raw::RawSlice;
 use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Ticket, why_abandoned};
+use calls::Closing;
 use exchange::{Exchange, Group};
 use frame::Signature;
 use mesh::Mesh;
-use open::{Closing, Terms};
+use open::Terms;
 use reduce::{Deliver, Job};
 use std::cell::{Cell, RefCell};
 use std::pin::pin;

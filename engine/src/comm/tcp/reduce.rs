@@ -4,7 +4,8 @@
 // Buffers of a call without lifetimes: one part is summed while another is sent.
 #![allow(unsafe_code)]
 
-use super::exchange::{CHUNK_BYTES, Exchange};
+use super::exchange::Exchange;
+use super::frame::CHUNK_BYTES;
 use crate::comm::raw::{PART_ELEMENTS, RawSlice, reduce_range};
 use crate::comm::{ONE_ROUND_BYTES, ReduceOp, Result};
 use std::ops::Range;

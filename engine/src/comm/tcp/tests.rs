@@ -75,9 +75,9 @@ fn a_payload_that_was_changed_on_the_way_is_found_at_its_place() {
     let options = TcpOptions { stall: PATIENCE, checksum: true, sockets_per_peer: 1 };
     let [first, other] = two(&options);
     // Two frames of a larger message: the second is changed.
-    let len = exchange::CHUNK_BYTES / 4 + 100;
+    let len = frame::CHUNK_BYTES / 4 + 100;
     let signature = Signature::pair(0, 0, CollectiveKind::Send, (DType::F32, len));
-    let (large, small) = (vec![3u8; exchange::CHUNK_BYTES], vec![4u8; 400]);
+    let (large, small) = (vec![3u8; frame::CHUNK_BYTES], vec![4u8; 400]);
     let header = |index, payload: &[u8]| {
         Header { signature, index, bytes: payload.len() as u64, checksum: frame::checksum(payload) }.encode()
     };
@@ -93,7 +93,7 @@ fn a_payload_that_was_changed_on_the_way_is_found_at_its_place() {
         }
     }
     let error = receiver.join().unwrap();
-    let wanted = format!("bytes {} to {} of its data", exchange::CHUNK_BYTES, exchange::CHUNK_BYTES + 400);
+    let wanted = format!("bytes {} to {} of its data", frame::CHUNK_BYTES, frame::CHUNK_BYTES + 400);
     assert!(matches!(&error, CommError::Aborted { rank: 1, reason, .. } if reason.contains(&wanted)), "{error}");
 }
 
