@@ -14,6 +14,7 @@ mod kinds;
 mod layers;
 mod link;
 mod loading;
+mod old_checkpoints;
 mod pace;
 mod parity;
 mod parity_bounds;

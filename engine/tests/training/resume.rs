@@ -14,15 +14,15 @@ use zbench_engine::training_state::{Digest, StateError, checkpoints, newest, ste
 use zbench_kernels::DType;
 
 /// What came of a run: its steps, what it said between them, the checksum of its state at the end.
-struct Course {
-    steps: Vec<Step>,
-    said: Vec<Happening>,
-    digest: Digest,
-    stopped: bool,
+pub struct Course {
+    pub steps: Vec<Step>,
+    pub said: Vec<Happening>,
+    pub digest: Digest,
+    pub stopped: bool,
 }
 
 /// Runs a cell; it is told to stop after `stop` steps, if at all.
-fn try_course(cell: &Cell, stop: Option<u64>) -> Result<Course, String> {
+pub fn try_course(cell: &Cell, stop: Option<u64>) -> Result<Course, String> {
     let said = Mutex::new(Vec::new());
     let flag = AtomicBool::new(stop == Some(0));
     let tell = |happening: &Happening| {
@@ -45,11 +45,11 @@ fn try_course(cell: &Cell, stop: Option<u64>) -> Result<Course, String> {
     Ok(Course { steps: steps.collect(), digest: ran[0].1, stopped: ran[0].0, said })
 }
 
-fn course(cell: &Cell) -> Course {
+pub fn course(cell: &Cell) -> Course {
     try_course(cell, None).unwrap_or_else(|reason| panic!("{reason}"))
 }
 
-fn saving(dir: &Path) -> Saving {
+pub fn saving(dir: &Path) -> Saving {
     Saving {
         dir: dir.into(),
         every: 2,
@@ -61,19 +61,19 @@ fn saving(dir: &Path) -> Saving {
     }
 }
 
-fn saved(mut cell: Cell, saving: Saving) -> Cell {
+pub fn saved(mut cell: Cell, saving: Saving) -> Cell {
     cell.checkpoint = Some(Box::new(saving));
     cell
 }
 
 /// Six steps, so that three checkpoints are in it.
-fn six_steps() -> Cell {
+pub fn six_steps() -> Cell {
     let mut cell = odd();
     (cell.train.steps, cell.train.lr_schedule, cell.train.lr_warmup_steps) = (6, Schedule::Cosine, 2);
     cell
 }
 
-fn bits(steps: &[Step]) -> Vec<(u64, u64, u64, u64)> {
+pub fn bits(steps: &[Step]) -> Vec<(u64, u64, u64, u64)> {
     steps.iter().map(|s| (s.step, s.loss.to_bits(), s.grad_norm.to_bits(), s.lr.to_bits())).collect()
 }
 
@@ -151,6 +151,21 @@ fn every_precision_and_adapter_goes_on_to_the_bit() {
     }
 }
 
+/// Loads a cell's checkpoint and writes it again before any step. Returns the checksum of what was loaded.
+pub fn rewritten(cell: &Cell) -> Digest {
+    let said = |error: StateError| zbench_engine::error::StepError::Input(error.to_string());
+    let digests = with_ranks(cell, &plan(cell), cpus(cell), |rank| {
+        let mut saver = Saver::new(rank).map_err(said)?.unwrap();
+        saver.forget();
+        saver.save(rank).map_err(said)?;
+        saver.finish(rank).map_err(said)?;
+        rank.digest().map_err(said)
+    });
+    let digests = digests.unwrap_or_else(|failure| panic!("{}", failure.cause));
+    assert!(digests.iter().all(|digest| *digest == digests[0]), "ranks disagree");
+    digests[0]
+}
+
 #[test]
 fn other_ranks_and_strategies_load_equal_tensors_and_back() {
     for (layout, asynchronous) in layouts() {
@@ -168,21 +183,10 @@ fn other_ranks_and_strategies_load_equal_tensors_and_back() {
             ("back", Strategy::Zero3, 4, 1),
         ];
         for (name, strategy, ranks, shard) in chain {
-            // Loaded and written again before any step: at once is the only chance to see the same tensors.
             let saving = Saving { resume: Resume::From(last), every: 0, ..place(name) };
             let mut here = saved(on(cell.clone(), strategy, ranks, shard), saving);
             here.train.steps = 6;
-            let plan = plan(&here);
-            let digests = with_ranks(&here, &plan, cpus(&here), |rank| {
-                let said = |error: StateError| zbench_engine::error::StepError::Input(error.to_string());
-                let mut saver = Saver::new(rank).map_err(said)?.unwrap();
-                saver.forget();
-                saver.save(rank).map_err(said)?;
-                saver.finish(rank).map_err(said)?;
-                rank.digest().map_err(said)
-            });
-            let digests = digests.unwrap_or_else(|failure| panic!("{name}: {}", failure.cause));
-            assert!(digests.iter().all(|digest| *digest == whole.digest), "{layout:?} {name}");
+            assert!(rewritten(&here) == whole.digest, "{layout:?} {name}");
             last = step_dir(&dir.path().join(name), 2);
         }
     }
