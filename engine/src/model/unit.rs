@@ -153,7 +153,7 @@ impl Unit {
         self.flat(FlatKind::Trainable)
     }
 
-    pub fn tensors_of(&self, part: FlatKind) -> impl Iterator<Item = &Tensor> {
+    pub fn tensors_of(&self, part: FlatKind) -> impl Iterator<Item = &Tensor> + Clone {
         self.tensors.iter().filter(move |t| t.place.part == part)
     }
 

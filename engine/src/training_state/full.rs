@@ -178,7 +178,8 @@ pub(crate) fn start(
             put.map_err(|source| StateError::io("write", &path, source))?;
         }
         let bytes = files.iter().map(|file| file.bytes).sum();
-        write_json(&dir.join(file_names(number).1), &RankFiles { files, pieces: Vec::new() })?;
+        let files: RankFiles = RankFiles { files, pieces: Vec::new() };
+        write_json(&dir.join(file_names(number).1), &files)?;
         sync(&dir)?;
         Ok(bytes)
     };

@@ -1,11 +1,13 @@
 //! The metadata of a checkpoint: `index.json`, and a `rank-00000.json` of every rank that wrote.
 
 use super::error::{Result, StateError};
+use super::slice::Slice;
+use super::v1;
 use crate::config::{Cell, SaveLayout};
 use crate::files::is_plain_name;
 use crate::loss_scale::ScalerState;
 use crate::mesh::within;
-use crate::model::{FlatKind, Layout};
+use crate::model::{FlatKind, Layout, Tensor};
 use crate::shard::{Moments, Optimizer, Params, State};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -19,7 +21,7 @@ use zbench_kernels::{Buffer, DType, View};
 /// The file that makes a folder a checkpoint.
 pub(crate) const INDEX: &str = "index.json";
 const FORMAT: &str = "zbench-training-checkpoint";
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Position {
@@ -83,20 +85,22 @@ impl Role {
     }
 }
 
-/// The trainable tensors of a model in the order of its flats: what makes a checkpoint one of this model.
+/// Name and shape of a tensor.
+pub type Named = (String, Vec<usize>);
+
+/// The trainable tensors of a model: what makes a checkpoint one of this model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Identity {
     /// The configuration's `[model]`, without where its files are.
     pub model: Value,
-    pub units: Vec<UnitIdentity>,
+    /// In the order of [`trainable`]. A [`Piece`] names a tensor by its number in this list.
+    pub tensors: Vec<Named>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct UnitIdentity {
-    /// `embed_tokens`, `layers.0`, `head`.
-    pub name: String,
-    /// Name and shape, one behind the other in the flat.
-    pub tensors: Vec<(String, Vec<usize>)>,
+/// The trainable tensors of a model, each with the number of its unit, in the order of units and of their flats.
+pub(super) fn trainable(layout: &Layout) -> impl Iterator<Item = (usize, &Tensor)> {
+    let units = layout.units.iter().enumerate();
+    units.flat_map(|(number, unit)| unit.tensors_of(FlatKind::Trainable).map(move |tensor| (number, tensor)))
 }
 
 impl Identity {
@@ -105,11 +109,8 @@ impl Identity {
         if let Value::Object(model) = &mut model {
             ["weights", "loading", "save"].iter().for_each(|key| drop(model.remove(*key)));
         }
-        let tensors = |unit: &crate::model::Unit| {
-            unit.tensors_of(FlatKind::Trainable).map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect()
-        };
-        let units = layout.units.iter().map(|unit| UnitIdentity { name: unit.name.clone(), tensors: tensors(unit) });
-        Identity { model, units: units.collect() }
+        let tensors = trainable(layout).map(|(_, tensor)| (tensor.name.clone(), tensor.shape.clone()));
+        Identity { model, tensors: tensors.collect() }
     }
 
     /// How a checkpoint of `other` differs from this one; `None` if it does not.
@@ -123,23 +124,15 @@ impl Identity {
             };
             return Some(format!("model.{key} is {} there and {} here", shown(theirs), shown(ours)));
         }
-        let tensors = |of: &Identity| -> Vec<(String, Vec<usize>)> {
-            of.units.iter().flat_map(|unit| unit.tensors.clone()).collect()
-        };
-        let (ours, theirs) = (tensors(self), tensors(other));
-        let at = (0..ours.len().max(theirs.len())).find(|i| ours.get(*i) != theirs.get(*i));
-        let shown = |tensor: Option<&(String, Vec<usize>)>| {
-            tensor.map_or("nothing more".into(), |(name, shape)| format!("{name} {shape:?}"))
-        };
-        match at {
-            Some(at) => Some(format!(
-                "it trains {} where this run trains {}; do [model] and [lora] agree?",
-                shown(theirs.get(at)),
-                shown(ours.get(at))
-            )),
-            None if self.units != other.units => Some("its units are divided otherwise".into()),
-            None => None,
-        }
+        let (ours, theirs) = (&self.tensors, &other.tensors);
+        let at = (0..ours.len().max(theirs.len())).find(|i| ours.get(*i) != theirs.get(*i))?;
+        let shown =
+            |tensor: Option<&Named>| tensor.map_or("nothing more".into(), |(name, shape)| format!("{name} {shape:?}"));
+        Some(format!(
+            "it trains {} where this run trains {}; do [model] and [lora] agree?",
+            shown(theirs.get(at)),
+            shown(ours.get(at))
+        ))
     }
 }
 
@@ -177,10 +170,29 @@ impl Index {
 
 /// The metadata of the files that one rank wrote.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RankFiles {
+pub struct RankFiles<P = Piece> {
     pub files: Vec<FileSums>,
-    /// Pieces of flats in the first of them; none in the full layout.
-    pub pieces: Vec<Piece>,
+    /// What the first of them holds; none in the full layout.
+    pub pieces: Vec<P>,
+}
+
+impl RankFiles {
+    /// Why the pieces are none of these tensors in the rank's file; `None` if they are.
+    pub(super) fn refused(&self, tensors: &[Named]) -> Option<String> {
+        let bytes = self.files.first().map_or(0, |file| file.bytes);
+        self.pieces.iter().find_map(|piece| {
+            let Some((name, shape)) = tensors.get(piece.tensor) else {
+                return Some(format!("it names the tensor {} of {}", piece.tensor, tensors.len()));
+            };
+            if let Some(reason) = piece.slice.refused(shape) {
+                return Some(format!("{name}: {reason}"));
+            }
+            let width = piece.dtype.size() as u64;
+            let end = (piece.slice.len() as u64).checked_mul(width).and_then(|len| len.checked_add(piece.at));
+            let inside = end.is_some_and(|end| end <= bytes) && piece.at.is_multiple_of(width);
+            (!inside).then(|| format!("{name}: {} elements at byte {} of {bytes}", piece.slice.len(), piece.at))
+        })
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -195,19 +207,21 @@ pub struct FileSums {
     pub crc32: Vec<u32>,
 }
 
-/// A part of a flat in a file.
+/// A slice of a tensor in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Piece {
-    pub unit: usize,
+    /// The tensor's number in the [`Identity`].
+    pub tensor: usize,
     pub role: Role,
     #[serde(deserialize_with = "stored_dtype")]
     pub dtype: DType,
-    pub start: usize,
-    pub len: usize,
+    #[serde(flatten)]
+    pub slice: Slice,
+    /// The position of its first byte in the file.
     pub at: u64,
 }
 
-fn stored_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
+pub(super) fn stored_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
     match DType::deserialize(from)? {
         dtype @ (DType::F32 | DType::Bf16 | DType::F16) => Ok(dtype),
         other => Err(D::Error::custom(format!("{other} is none of f32, bf16, f16"))),
@@ -258,7 +272,8 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<(T, u32)> {
     Ok((value, stated))
 }
 
-pub(crate) fn read_index(dir: &Path) -> Result<Index> {
+/// Reads an index of any version. Of version 1 it also returns the units that ranks' files refer to.
+pub(crate) fn read_index(dir: &Path) -> Result<(Index, Option<v1::Units>)> {
     let path: PathBuf = dir.join(INDEX);
     if !path.exists() {
         let reason = match dir.metadata() {
@@ -268,16 +283,18 @@ pub(crate) fn read_index(dir: &Path) -> Result<Index> {
         };
         return Err(StateError::NotOne { path: dir.into(), reason });
     }
-    let (value, _): (Value, u32) = read_json(&path)?;
+    let (mut value, _): (Value, u32) = read_json(&path)?;
     if value.get("format").and_then(Value::as_str) != Some(FORMAT) {
         return Err(StateError::NotOne { path, reason: format!("it is no index of {FORMAT}") });
     }
-    match value.get("version").and_then(Value::as_u64) {
-        Some(VERSION) => {}
+    let damaged = |error: serde_json::Error| StateError::damaged(&path, error.to_string());
+    let units = match value.get("version").and_then(Value::as_u64) {
+        Some(VERSION) => None,
+        Some(1) => Some(v1::Units::take(&mut value).map_err(damaged)?),
         Some(found) if found > VERSION => return Err(StateError::Newer { path, found, known: VERSION }),
         _ => return Err(StateError::damaged(&path, "it states no version")),
-    }
-    let index: Index = serde_json::from_value(value).map_err(|error| StateError::damaged(&path, error.to_string()))?;
+    };
+    let index: Index = serde_json::from_value(value).map_err(damaged)?;
     let Position { steps, updates, samples, .. } = index.position;
     if updates > steps || steps.max(samples) >= 1 << 53 {
         let reason = format!("{steps} steps, {updates} updates and {samples} sequences cannot be");
@@ -285,7 +302,7 @@ pub(crate) fn read_index(dir: &Path) -> Result<Index> {
     }
     let names = index.ranks.iter().chain(&index.history).map(|(name, _)| name.as_str());
     plain_names(&path, names)?;
-    Ok(index)
+    Ok((index, units))
 }
 
 /// Refuses names that lead out of the checkpoint's folder.

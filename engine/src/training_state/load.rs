@@ -6,7 +6,9 @@ mod full;
 use super::blocks::{BLOCK, BlockFile, Share, Written, check_length};
 use super::error::{Result, StateError};
 use super::folder::newest;
-use super::index::{FileSums, Identity, Index, Piece, Position, RankFiles, Role, plain_names, read_index, read_json};
+use super::index::{
+    FileSums, Identity, Index, Position, RankFiles, Role, plain_names, read_index, read_json, trainable,
+};
 use crate::checkpoint::{decoder, stored_type};
 use crate::config::{Cell, Resume, SaveLayout};
 use crate::error::StepError;
@@ -50,12 +52,18 @@ impl Resumable {
     /// # Errors
     /// It is none, damaged, incomplete or of another model.
     pub fn open(dir: &Path, cell: &Cell, layout: &Layout, direct: bool) -> Result<Resumable> {
-        let index = read_index(dir)?;
+        let (index, units) = read_index(dir)?;
         let names = index.ranks.iter().map(|(name, _)| name).chain(index.history.as_ref().map(|(name, _)| name));
         let mut absent: Vec<String> = names.filter(|name| !dir.join(name).is_file()).cloned().collect();
         let mut ranks = Vec::new();
         for (name, sum) in index.ranks.iter().filter(|(name, _)| !absent.contains(name)) {
-            let rank = checked::<RankFiles>(dir, name, *sum)?;
+            let rank = match &units {
+                None => checked::<RankFiles>(dir, name, *sum)?,
+                Some(units) => {
+                    let cannot_be = || StateError::damaged(&dir.join(name), "it names a piece that cannot be");
+                    units.convert(checked(dir, name, *sum)?).ok_or_else(cannot_be)?
+                }
+            };
             plain_names(&dir.join(name), rank.files.iter().map(|file| file.name.as_str()))?;
             ranks.push(rank);
         }
@@ -69,6 +77,11 @@ impl Resumable {
         let ours = Identity::new(cell, layout);
         if let Some(reason) = ours.difference(&index.identity) {
             return Err(StateError::OtherModel { dir: dir.into(), reason });
+        }
+        for ((name, _), rank) in index.ranks.iter().zip(&ranks) {
+            if let Some(reason) = rank.refused(&index.identity.tensors) {
+                return Err(StateError::damaged(&dir.join(name), reason));
+            }
         }
         let history = match &index.history {
             Some((name, sum)) => checked(dir, name, *sum)?,
@@ -131,13 +144,18 @@ impl Resumable {
         params: &mut Params,
         optimizer: &mut Optimizer,
     ) -> Result<u64> {
-        let mut target = Target { layout, state, res, params, optimizer, found: BTreeMap::new() };
-        target.clear()?;
-        let bytes = match self.index.layout {
-            SaveLayout::Sharded => self.load_shards(&mut target)?,
-            SaveLayout::Full => full::load(self, &mut target)?,
+        let mut target = Target { layout, state, res, params, optimizer };
+        let readings = match self.index.layout {
+            SaveLayout::Sharded => self.shards(&target)?,
+            SaveLayout::Full => full::readings(self, &target)?,
         };
-        target.finish(&self.dir)?;
+        target.check_complete(&self.dir, readings.iter().flat_map(|reading| &reading.wanted))?;
+        target.clear()?;
+        let mut bytes = 0;
+        for reading in readings {
+            bytes += target.read(reading, self.direct)?;
+        }
+        target.update_homes()?;
         Ok(bytes)
     }
 
@@ -159,45 +177,71 @@ impl Resumable {
         BlockFile::new(&path, Written { bytes, sums })
     }
 
-    fn load_shards(&self, target: &mut Target<'_>) -> Result<u64> {
-        let mut bytes = 0;
+    /// What this rank needs of the files of the sharded layout.
+    fn shards(&self, target: &Target<'_>) -> Result<Vec<Reading<'_>>> {
+        let tensors: Vec<(usize, &Tensor)> = trainable(target.layout).collect();
+        let mut readings = Vec::new();
         for rank in &self.ranks {
             let Some(file) = rank.files.first() else { continue };
             let mut wanted = Vec::new();
             for piece in &rank.pieces {
-                let Some(owned) = target.owned(piece.unit) else { continue };
-                let cut = owned.start.max(piece.start)..owned.end.min(piece.start.saturating_add(piece.len));
-                if cut.is_empty() {
-                    continue;
+                let (unit, tensor) = tensors[piece.tensor];
+                let Some(owned) = target.owned(unit) else { continue };
+                let (place, width) = (tensor.place.range(), piece.dtype.size());
+                for run in piece.slice.runs(&tensor.shape) {
+                    let (start, end) = (place.start + run.elements.start, place.start + run.elements.end);
+                    let elements = start.max(owned.start)..end.min(owned.end);
+                    if elements.is_empty() {
+                        continue;
+                    }
+                    let begin = piece.at + ((run.at + elements.start - start) * width) as u64;
+                    let bytes = begin..begin + (elements.len() * width) as u64;
+                    append(
+                        &mut wanted,
+                        Wanted { unit, role: piece.role, elements, dtype: piece.dtype, bytes, stored: None },
+                    );
                 }
-                let at = |element: usize| {
-                    let bytes = (element - piece.start).saturating_mul(piece.dtype.size()) as u64;
-                    piece.at.saturating_add(bytes)
-                };
-                let Piece { unit, role, dtype, .. } = *piece;
-                let bytes = at(cut.start)..at(cut.end);
-                wanted.push(Wanted { unit, role, first: cut.start, dtype, bytes, stored: None });
             }
-            if wanted.is_empty() {
-                continue;
+            if !wanted.is_empty() {
+                let blocks = self.blocks(&file.name, [file].into_iter())?;
+                readings.push(Reading { blocks, header: None, wanted });
             }
-            let blocks = self.blocks(&file.name, [file].into_iter())?;
-            bytes += target.read(&blocks, self.direct, None, wanted)?;
         }
-        Ok(bytes)
+        Ok(readings)
     }
 }
 
-/// Elements of a file that this rank needs.
+/// What a rank needs of a file.
+struct Reading<'a> {
+    blocks: BlockFile,
+    /// The file's header, where its checksums are to be checked, too.
+    header: Option<Range<u64>>,
+    wanted: Vec<Wanted<'a>>,
+}
+
+/// Elements of a file that a rank needs.
 struct Wanted<'a> {
     unit: usize,
     role: Role,
-    /// The first of them in the unit's flat.
-    first: usize,
+    /// Of the unit's flat.
+    elements: Range<usize>,
     dtype: DType,
     bytes: Range<u64>,
     /// The tensor and its elements that are needed, where the file holds them in another order: then all of it is read.
     stored: Option<(&'a Tensor, Range<usize>)>,
+}
+
+/// Appends what is wanted to a list, as a part of the last one where it continues that one in file and flat.
+fn append<'a>(list: &mut Vec<Wanted<'a>>, more: Wanted<'a>) {
+    match list.last_mut() {
+        Some(last)
+            if (last.unit, last.role, last.dtype) == (more.unit, more.role, more.dtype)
+                && (last.elements.end, last.bytes.end) == (more.elements.start, more.bytes.start) =>
+        {
+            (last.elements.end, last.bytes.end) = (more.elements.end, more.bytes.end);
+        }
+        _ => list.push(more),
+    }
 }
 
 fn checked<T: serde::de::DeserializeOwned>(dir: &Path, name: &str, sum: u32) -> Result<T> {
@@ -224,19 +268,49 @@ struct Target<'a> {
     res: Resources<'a>,
     params: &'a mut Params,
     optimizer: &'a mut Optimizer,
-    /// How many elements were read, by unit and role.
-    found: BTreeMap<(usize, Role), usize>,
 }
 
 impl Target<'_> {
-    /// What this rank needs of a unit: what it owns, without padding but for what makes pairs of elements whole.
+    /// What this rank needs of a unit: what it owns, without padding.
     pub fn owned(&self, unit: usize) -> Option<Range<usize>> {
         let holding = self.state.holdings.get(unit)?.first()?.as_ref()?;
-        let end = holding.owned.end.min(super::shard::in_use(self.layout, unit));
+        let end = holding.owned.end.min(self.layout.units[unit].trainable().len);
         (holding.owned.start < end).then_some(holding.owned.start..end)
     }
 
-    /// Padding is zero, and every element is zero until it is read.
+    /// Checks that every element that this rank needs is in the files, and once.
+    fn check_complete<'a>(&self, dir: &Path, wanted: impl Iterator<Item = &'a Wanted<'a>>) -> Result<()> {
+        let mut found: BTreeMap<(usize, Role), Vec<Range<usize>>> = BTreeMap::new();
+        for Wanted { unit, role, elements, .. } in wanted {
+            found.entry((*unit, *role)).or_default().push(elements.clone());
+        }
+        for unit in 0..self.state.holdings.len() {
+            let Some(owned) = self.owned(unit) else { continue };
+            for role in Role::ALL {
+                let mut ranges = found.remove(&(unit, role)).unwrap_or_default();
+                ranges.sort_by_key(|range| range.start);
+                let mut next = owned.start;
+                for range in ranges.into_iter().chain([owned.end..owned.end]) {
+                    if range.start != next {
+                        let how = if range.start > next { "is in none of its files" } else { "is in its files twice" };
+                        let which = self.element(unit, next.min(range.start));
+                        return Err(StateError::damaged(dir, format!("the {} of {which} {how}", role.name())));
+                    }
+                    next = range.end;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// In words: an element of a unit's flat.
+    fn element(&self, unit: usize, element: usize) -> String {
+        let mut tensors = self.layout.units[unit].tensors_of(FlatKind::Trainable);
+        let found = tensors.find(|tensor| tensor.place.range().contains(&element));
+        found.map_or_else(String::new, |tensor| format!("{}, element {}", tensor.name, element - tensor.place.start))
+    }
+
+    /// Padding is zero.
     fn clear(&mut self) -> Result<()> {
         for unit in 0..self.state.holdings.len() {
             for role in Role::ALL {
@@ -246,14 +320,6 @@ impl Target<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Elements of a unit's flat from `first` on.
-    pub fn put(&mut self, unit: usize, role: Role, first: usize, values: &[f32]) -> Result<()> {
-        // Elements behind the last tensor are padding.
-        let real = self.layout.units[unit].trainable().len.saturating_sub(first).min(values.len());
-        *self.found.entry((unit, role)).or_default() += real;
-        self.write(unit, role, first..first + values.len(), Some(values))
     }
 
     fn write(&mut self, unit: usize, role: Role, range: Range<usize>, values: Option<&[f32]>) -> Result<()> {
@@ -277,55 +343,36 @@ impl Target<'_> {
         Ok(done.map_err(StepError::from)?)
     }
 
-    /// Reads what is wanted of a file into its place, after the file's header where that is to be checked, too. Returns the
-    /// bytes read.
-    fn read(
-        &mut self,
-        blocks: &BlockFile,
-        direct: bool,
-        header: Option<Range<u64>>,
-        mut wanted: Vec<Wanted<'_>>,
-    ) -> Result<u64> {
+    /// Reads what is wanted of a file into its place. Returns the bytes read.
+    fn read(&mut self, Reading { blocks, header, mut wanted }: Reading<'_>, direct: bool) -> Result<u64> {
         wanted.sort_by_key(|wanted| wanted.bytes.start);
         let before = header.iter().count();
         let ranges: Vec<Range<u64>> = header.into_iter().chain(wanted.iter().map(|w| w.bytes.clone())).collect();
-        let (mut values, mut together) = (Vec::new(), vec![Vec::new(); wanted.len()]);
+        let (mut values, mut together) = (Vec::new(), Vec::new());
         blocks.read(&ranges, direct, |number, at, bytes| {
             let Some(number) = number.checked_sub(before) else { return Ok(()) };
-            let Wanted { unit, role, first, dtype, .. } = wanted[number];
-            widen(dtype, bytes, &mut values);
-            let Some((tensor, elements)) = &wanted[number].stored else {
-                return self.put(unit, role, first + at as usize / dtype.size(), &values);
+            let Wanted { unit, role, elements, dtype, bytes: all, stored } = &wanted[number];
+            widen(*dtype, bytes, &mut values);
+            let Some((tensor, part)) = stored else {
+                let first = elements.start + at as usize / dtype.size();
+                return self.write(*unit, *role, first..first + values.len(), Some(&values));
             };
-            together[number].extend_from_slice(&values);
-            let all = &wanted[number].bytes;
+            together.extend_from_slice(&values);
             if at + (bytes.len() as u64) < all.end - all.start {
                 return Ok(());
             }
-            let stored = std::mem::take(&mut together[number]);
-            let mut ours = vec![0f32; elements.len()];
-            for run in tensor.runs(elements.clone()) {
-                let to = ours[run.ours - elements.start..].iter_mut().step_by(run.step);
-                to.zip(&stored[run.stored..run.stored + run.len]).for_each(|(to, from)| *to = *from);
+            let mut ours = vec![0f32; part.len()];
+            for run in tensor.runs(part.clone()) {
+                let to = ours[run.ours - part.start..].iter_mut().step_by(run.step);
+                to.zip(&together[run.stored..run.stored + run.len]).for_each(|(to, from)| *to = *from);
             }
-            self.put(unit, role, first, &ours)
+            together.clear();
+            self.write(*unit, *role, elements.clone(), Some(&ours))
         })
     }
 
-    /// Checks that nothing is missing, and makes the weights that layers read from the master weights.
-    fn finish(&mut self, dir: &Path) -> Result<()> {
-        for unit in 0..self.state.holdings.len() {
-            let Some(owned) = self.owned(unit) else { continue };
-            let owned = owned.start..owned.end.min(self.layout.units[unit].trainable().len);
-            for role in Role::ALL {
-                let found = self.found.get(&(unit, role)).copied().unwrap_or(0);
-                if found != owned.len() {
-                    let name = &self.layout.units[unit].name;
-                    let reason = format!("{found} of {} elements of {name}'s {} were found", owned.len(), role.name());
-                    return Err(StateError::damaged(dir, reason));
-                }
-            }
-        }
+    /// Makes the weights that layers read from the master weights.
+    fn update_homes(&mut self) -> Result<()> {
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.trainable(unit) else { continue };
             let master = self.optimizer.moments_mut(unit).and_then(|moments| moments.master.as_ref());

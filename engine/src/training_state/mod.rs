@@ -15,6 +15,8 @@ pub(crate) mod full;
 mod index;
 mod load;
 mod shard;
+mod slice;
+mod v1;
 
 pub use digest::Digest;
 pub(crate) use error::Result;

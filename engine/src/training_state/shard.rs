@@ -4,10 +4,11 @@ use super::blocks::{ALIGNMENT, BlockWriter, Share};
 use super::error::{Result, StateError};
 use super::folder::sync;
 use super::index::{FileSums, Piece, RankFiles, Role, write_json};
+use super::slice::Slice;
 use crate::checkpoint::header_bytes;
 use crate::error::StepError;
 use crate::mesh::within;
-use crate::model::Layout;
+use crate::model::{FlatKind, Layout, Tensor};
 use crate::shard::{Moments, Optimizer, Params, State};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -28,9 +29,9 @@ fn written_range(state: &State, layout: &Layout, unit: usize) -> Option<Range<us
     (holding.chunk.start < end).then_some(holding.chunk.start..end)
 }
 
-/// Elements of a unit's flat that are kept: without padding, but for one element that makes them even, so that no element
+/// Elements of a unit's flat that a file holds: without padding, but for one element that makes them even, so that no element
 /// of four bytes behind one of two lies across the end of a block.
-pub(super) fn in_use(layout: &Layout, unit: usize) -> usize {
+fn in_use(layout: &Layout, unit: usize) -> usize {
     let flat = layout.units[unit].trainable();
     flat.len.next_multiple_of(2).min(flat.padded)
 }
@@ -45,24 +46,33 @@ struct Contents {
 impl Contents {
     fn new(state: &State, layout: &Layout) -> Contents {
         let precision = &state.precision;
-        let mut pieces = Vec::new();
-        let mut at = 0u64;
-        for unit in 0..state.holdings.len() {
-            let Some(range) = written_range(state, layout, unit) else { continue };
+        let (mut pieces, mut parts) = (Vec::new(), Vec::new());
+        // The number of the unit's first tensor, and the position behind the header.
+        let (mut first, mut at) = (0, 0u64);
+        for (number, unit) in layout.units.iter().enumerate() {
+            let tensors = unit.tensors_of(FlatKind::Trainable);
+            let numbered = (first..).zip(tensors.clone());
+            first += tensors.count();
+            let Some(range) = written_range(state, layout, number) else { continue };
             for role in Role::ALL {
                 let dtype = match role {
                     Role::Weights => precision.master.unwrap_or(precision.parameters),
                     Role::ExpAvg | Role::ExpAvgSq => precision.optimizer,
                 };
-                pieces.push(Piece { unit, role, dtype, start: range.start, len: range.len(), at });
+                for (tensor, Tensor { place, .. }) in numbered.clone() {
+                    let cut = place.start.max(range.start)..place.range().end.min(range.end);
+                    if !cut.is_empty() {
+                        let at = at + ((cut.start - range.start) * dtype.size()) as u64;
+                        let slice = Slice::whole(within(&cut, &place.range()));
+                        pieces.push(Piece { tensor, role, dtype, slice, at });
+                    }
+                }
+                parts.push((format!("{}.{}.{}", unit.name, role.name(), range.start), [range.len()], dtype));
                 at += (range.len() * dtype.size()) as u64;
             }
         }
-        let tensors = pieces.iter().map(|Piece { unit, role, dtype, start, len, .. }| {
-            let name = format!("{}.{}.{start}", layout.units[*unit].name, role.name());
-            (name, std::slice::from_ref(len), *dtype)
-        });
-        let header = header_bytes("zbench-training-checkpoint", tensors, ALIGNMENT);
+        let parts = parts.iter().map(|(name, shape, dtype)| (name.clone(), &shape[..], *dtype));
+        let header = header_bytes("zbench-training-checkpoint", parts, ALIGNMENT);
         pieces.iter_mut().for_each(|piece| piece.at += header.len() as u64);
         Contents { pieces, bytes: header.len() as u64 + at, header }
     }
@@ -159,7 +169,7 @@ impl Shard {
                 continue;
             };
             let Some(moments) = loan.take(unit) else { continue };
-            let weights = match (&moments.master, params.home_mut(unit, crate::model::FlatKind::Trainable)) {
+            let weights = match (&moments.master, params.home_mut(unit, FlatKind::Trainable)) {
                 (None, Some(home)) => Some(bytes_of(kernels, home.slice(within(&range, &holding.home)))?),
                 _ => None,
             };

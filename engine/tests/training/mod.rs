@@ -24,6 +24,7 @@ mod quantised;
 mod recording;
 mod repeats;
 mod resume;
+mod slices;
 pub mod support;
 mod tcp;
 mod trace;

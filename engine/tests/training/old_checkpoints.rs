@@ -1,7 +1,7 @@
 //! Checkpoints that earlier versions of the format hold. They were written with portable instructions, so that every machine
 //! continues from them with the same bits.
 
-use crate::training::resume::{bits, course, rewritten, saved, saving, six_steps, try_course};
+use crate::training::resume::{bits, course, rewritten, saved, saving, six_steps};
 use crate::training::support::*;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use zbench_engine::config::*;
 use zbench_engine::training_state::{Digest, step_dir};
 use zbench_kernels::DType;
 
-fn fixture(name: &str) -> PathBuf {
+pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/checkpoints").join(name)
 }
 
@@ -32,24 +32,19 @@ fn cells() -> Vec<(&'static str, Cell)> {
     ]
 }
 
-fn words(digest: Digest) -> Value {
-    json!([digest.weights, digest.exp_avg, digest.exp_avg_sq])
+/// The cell that wrote `v1-f32`, and the checksum of its state in the checkpoint.
+pub fn version_1() -> (Cell, Digest) {
+    let (name, cell) = cells().swap_remove(0);
+    let [weights, exp_avg, exp_avg_sq] = serde_json::from_value(expected(name)["loaded"].clone()).unwrap();
+    (cell, Digest { weights, exp_avg, exp_avg_sq })
 }
 
-/// Writes the fixtures below the folder that `ZBENCH_FIXTURE` names, a relative one, as it stands in the index.
-#[test]
-#[ignore = "writes fixtures; run by name, at a commit that writes version 1"]
-fn write_the_fixtures_of_version_1() {
-    let dir = PathBuf::from(std::env::var_os("ZBENCH_FIXTURE").expect("ZBENCH_FIXTURE names a folder"));
-    for (name, cell) in cells() {
-        let dir = dir.join(name);
-        let begin = try_course(&saved(cell.clone(), Saving { every: 0, ..saving(&dir) }), Some(2)).unwrap();
-        let whole = course(&cell);
-        let expected = json!({
-            "loaded": words(begin.digest), "steps": bits(&whole.steps[2..]), "last": words(whole.digest)
-        });
-        std::fs::write(dir.join("expected.json"), format!("{expected:#}\n")).unwrap();
-    }
+fn expected(name: &str) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(fixture(name).join("expected.json")).unwrap()).unwrap()
+}
+
+fn words(digest: Digest) -> Value {
+    json!([digest.weights, digest.exp_avg, digest.exp_avg_sq])
 }
 
 /// Also by other ranks and strategies: what they load are the same tensors, of which they write the checkpoint anew.
@@ -57,8 +52,7 @@ fn write_the_fixtures_of_version_1() {
 fn runs_continue_from_version_1_with_the_same_bits() {
     for (name, cell) in cells() {
         let from = fixture(name).join("step-00000002");
-        let expected: Value =
-            serde_json::from_str(&std::fs::read_to_string(fixture(name).join("expected.json")).unwrap()).unwrap();
+        let expected = expected(name);
         let own = tempfile::tempdir().unwrap();
         let resumed = |cell: Cell, name: &str, from: &Path| {
             saved(cell, Saving { every: 0, resume: Resume::From(from.into()), ..saving(&own.path().join(name)) })

@@ -7,7 +7,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use zbench_engine::config::*;
 use zbench_engine::course::{self, Control};
+use zbench_engine::error::StepError;
 use zbench_engine::outcome::{Happening, Step};
+use zbench_engine::rank::Rank;
 use zbench_engine::saver::Saver;
 use zbench_engine::train::with_ranks;
 use zbench_engine::training_state::{Digest, StateError, checkpoints, newest, step_dir};
@@ -35,8 +37,7 @@ pub fn try_course(cell: &Cell, stop: Option<u64>) -> Result<Course, String> {
     let plan = plan(cell);
     let ran = with_ranks(cell, &plan, cpus(cell), |rank| {
         let (report, _) = course::run(rank, Control { stop: &flag, tell: &tell, trace: None, pace: None })?;
-        let digest = rank.digest().map_err(|error| zbench_engine::error::StepError::Input(error.to_string()))?;
-        Ok((report.stopped, digest))
+        Ok((report.stopped, rank.digest().map_err(step_error)?))
     });
     let ran = ran.map_err(|failure| failure.cause.to_string())?;
     assert!(ran.iter().all(|of| *of == ran[0]), "ranks disagree");
@@ -153,17 +154,37 @@ fn every_precision_and_adapter_goes_on_to_the_bit() {
 
 /// Loads a cell's checkpoint and writes it again before any step. Returns the checksum of what was loaded.
 pub fn rewritten(cell: &Cell) -> Digest {
-    let said = |error: StateError| zbench_engine::error::StepError::Input(error.to_string());
-    let digests = with_ranks(cell, &plan(cell), cpus(cell), |rank| {
-        let mut saver = Saver::new(rank).map_err(said)?.unwrap();
+    let digests = of_ranks(cell, |rank| {
+        let digest = rank.digest().map_err(step_error)?;
+        let mut saver = Saver::new(rank).map_err(step_error)?.unwrap();
         saver.forget();
-        saver.save(rank).map_err(said)?;
-        saver.finish(rank).map_err(said)?;
-        rank.digest().map_err(said)
+        saver.save(rank).map_err(step_error)?;
+        saver.finish(rank).map_err(step_error)?;
+        Ok(digest)
     });
-    let digests = digests.unwrap_or_else(|failure| panic!("{}", failure.cause));
+    digests.unwrap_or_else(|reason| panic!("{reason}"))
+}
+
+/// The checksum of what a cell's ranks load.
+pub fn try_loaded(cell: &Cell) -> Result<Digest, String> {
+    of_ranks(cell, |rank| {
+        // Rank 0 reads the steps so far, too.
+        Saver::new(rank).map_err(step_error)?;
+        rank.digest().map_err(step_error)
+    })
+}
+
+fn step_error(error: StateError) -> StepError {
+    StepError::Input(error.to_string())
+}
+
+fn of_ranks(
+    cell: &Cell,
+    of: impl Fn(&mut Rank<'_>) -> Result<Digest, StepError> + Send + Sync,
+) -> Result<Digest, String> {
+    let digests = with_ranks(cell, &plan(cell), cpus(cell), of).map_err(|failure| failure.cause.to_string())?;
     assert!(digests.iter().all(|digest| *digest == digests[0]), "ranks disagree");
-    digests[0]
+    Ok(digests[0])
 }
 
 #[test]
@@ -258,7 +279,7 @@ fn only_the_newest_are_kept_and_old_runs_are_set_aside() {
 }
 
 /// Files of a checkpoint, without those of other checkpoints.
-fn files(dir: &Path) -> Vec<PathBuf> {
+pub fn files(dir: &Path) -> Vec<PathBuf> {
     let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     files
@@ -357,7 +378,7 @@ fn no_damage_is_accepted_and_none_panics() {
 }
 
 /// Changes what a file of a checkpoint says, with a checksum that is right. Returns it.
-fn forged(path: &Path, change: impl FnOnce(&mut serde_json::Value)) -> u32 {
+pub fn forged(path: &Path, change: impl FnOnce(&mut serde_json::Value)) -> u32 {
     let text = std::fs::read_to_string(path).unwrap();
     let mut value = serde_json::from_str(text.lines().nth(1).unwrap()).unwrap();
     change(&mut value);

@@ -1,6 +1,6 @@
 //! Loading of the full layout.
 
-use super::{Resumable, Target, Wanted};
+use super::{Reading, Resumable, Target, Wanted};
 use crate::checkpoint::{Checkpoint, stored_type};
 use crate::mesh::within;
 use crate::model::FlatKind;
@@ -10,12 +10,12 @@ use crate::training_state::full::{MASTER, OPTIMIZER};
 use crate::training_state::index::Role;
 use zbench_kernels::DType;
 
-/// Fills what a rank owns from the files of this layout. Returns the bytes read.
-pub(super) fn load(from: &Resumable, target: &mut Target<'_>) -> Result<u64> {
-    let Some(first) = from.ranks.first() else { return Ok(0) };
+/// What a rank needs of the files of this layout.
+pub(super) fn readings<'a>(from: &Resumable, target: &Target<'a>) -> Result<Vec<Reading<'a>>> {
+    let Some(first) = from.ranks.first() else { return Ok(Vec::new()) };
     let names: Vec<&str> = first.files.iter().map(|file| &*file.name).collect();
     let exact = names.contains(&MASTER);
-    let mut bytes = 0;
+    let mut readings = Vec::new();
     for (number, name) in names.iter().enumerate() {
         let roles: &[Role] = match *name {
             OPTIMIZER => &[Role::ExpAvg, Role::ExpAvgSq],
@@ -27,19 +27,18 @@ pub(super) fn load(from: &Resumable, target: &mut Target<'_>) -> Result<u64> {
         let open =
             || Checkpoint::single(&from.dir, name).map_err(|error| StateError::damaged(&path, error.to_string()));
         let blocks = from.blocks(name, from.ranks.iter().filter_map(|rank| rank.files.get(number)))?;
-        bytes += read(&blocks, from.direct, &open()?, roles, *name == OPTIMIZER, target)?;
+        readings.push(reading(blocks, &open()?, roles, *name == OPTIMIZER, target)?);
     }
-    Ok(bytes)
+    Ok(readings)
 }
 
-fn read(
-    blocks: &BlockFile,
-    direct: bool,
+fn reading<'a>(
+    blocks: BlockFile,
     file: &Checkpoint,
     roles: &[Role],
     of_role: bool,
-    target: &mut Target<'_>,
-) -> Result<u64> {
+    target: &Target<'a>,
+) -> Result<Reading<'a>> {
     let layout = target.layout;
     let mut wanted = Vec::new();
     for (unit, role) in (0..layout.units.len()).flat_map(|unit| roles.iter().map(move |role| (unit, *role))) {
@@ -65,10 +64,10 @@ fn read(
             let at = |element: usize| info.begin + (element * dtype.size()) as u64;
             let bytes = at(read.start)..at(read.end);
             let stored = tensor.stored.is_some().then_some((tensor, elements));
-            wanted.push(Wanted { unit, role, first: cut.start, dtype, bytes, stored });
+            wanted.push(Wanted { unit, role, elements: cut, dtype, bytes, stored });
         }
     }
     // The header is checked against its checksums, too.
     let header = 0..wanted.iter().map(|wanted| wanted.bytes.start).min().unwrap_or(0);
-    target.read(blocks, direct, Some(header), wanted)
+    Ok(Reading { blocks, header: Some(header), wanted })
 }
