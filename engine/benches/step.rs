@@ -43,6 +43,7 @@ fn cell(preset: &str, precision: Precision) -> Cell {
             shard: 1,
             degrees: zbench_engine::config::Degrees::default(),
             prefetch: 1,
+            bucket_mb: BUCKET_MB,
             backend: Backend::Local,
             stall: Duration::from_secs(60),
         },

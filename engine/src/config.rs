@@ -188,6 +188,9 @@ pub struct Parallel {
     pub degrees: Degrees,
     /// Units gathered ahead of their use.
     pub prefetch: usize,
+    /// MiB of gradients that ddp reduces in one call; 0 = each unit in a call of its own. Other strategies reduce each unit by itself.
+    #[serde(default = "default_bucket", skip_serializing_if = "is_default_bucket")]
+    pub bucket_mb: f64,
     /// How collectives travel.
     pub backend: Backend,
     /// How long a rank waits for the others before it gives the run up.
@@ -205,6 +208,17 @@ fn default_stall() -> Duration {
 // Left out of a cell's text, so that the keys of cells do not depend on how long ranks would have waited.
 fn is_default_stall(stall: &Duration) -> bool {
     *stall == STALL
+}
+
+/// PyTorch's `bucket_cap_mb`.
+pub const BUCKET_MB: f64 = 25.0;
+
+fn default_bucket() -> f64 {
+    BUCKET_MB
+}
+
+fn is_default_bucket(mib: &f64) -> bool {
+    *mib == BUCKET_MB
 }
 
 /// A duration as a number of seconds.

@@ -76,7 +76,7 @@ impl Plan {
                 _ => Arc::new(plan.layout.stage(layers.clone())),
             };
             let mut role = plan.role(cell, of_stage, place);
-            let short = ShortPlan::of(&plan, &role, cell.parallel.prefetch, |layout| plan.role(cell, layout, place));
+            let short = ShortPlan::of(cell, &plan, &role, |layout| plan.role(cell, layout, place));
             // The stages are the outermost axis.
             let first_rank = stage * (mesh.world() / stages.len());
             let estimate = plan.dry_run(cell, kernels, (&role, short.as_ref()), first_rank, false);

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use zbench_engine::config::{Backend, Degrees, Parallel, STALL, Strategy as Sharding};
+use zbench_engine::config::{BUCKET_MB, Backend, Degrees, Parallel, STALL, Strategy as Sharding};
 use zbench_engine::mesh::{Axes, Axis, Mesh};
 use zbench_engine::strategy::{self, MeshError};
 
@@ -145,6 +145,7 @@ fn parallel(ranks: usize, strategy: Sharding, shard: usize, degrees: Degrees) ->
         shard,
         degrees,
         prefetch: 1,
+        bucket_mb: BUCKET_MB,
         backend: Backend::Local,
         stall: STALL,
     }

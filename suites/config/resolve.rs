@@ -356,6 +356,7 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
         shard,
         degrees,
         prefetch: values.count("parallel.prefetch"),
+        bucket_mb: if strategy == Strategy::Ddp { values.real("parallel.bucket_mb") } else { BUCKET_MB },
         backend: values.choice("parallel.backend").unwrap_or(Backend::Local),
         // The key's kind has refused invalid times.
         stall: quantity(&values.value("parallel.stall"), units::seconds)

@@ -311,6 +311,7 @@ mod tests {
                 shard: 4,
                 degrees: Degrees::default(),
                 prefetch: 1,
+                bucket_mb: 0.0,
                 backend: Backend::Local,
                 stall: STALL,
             },
@@ -338,7 +339,7 @@ mod tests {
             let cell = cell(strategy);
             let plan = Plan::new(&cell, &kernels).unwrap();
             let role = plan.role_of(0);
-            let short = ShortPlan::of(&plan, role, cell.parallel.prefetch, |layout| plan.role(&cell, layout, [0, 1]));
+            let short = ShortPlan::of(&cell, &plan, role, |layout| plan.role(&cell, layout, [0, 1]));
             let ledgers = |short: Option<&ShortPlan>, home: Home| {
                 let layout = &short.map_or(role, |short| &short.role).layout;
                 let mut state = State::new(&cell, layout, plan.sharding, plan.mesh.place(0));

@@ -2,9 +2,11 @@
 //! for all that are left out.
 
 use crate::actions::Action;
+use crate::config::Cell;
 use crate::model::{FlatKind, Layout};
 use crate::plan::{Plan, Role};
 use crate::schedule::Policy;
+use crate::shard::buckets;
 use crate::strategy::Reshard;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,18 +29,18 @@ pub struct Repeat {
 }
 
 impl ShortPlan {
-    /// Leaves out repeated blocks, but keeps as many on either side as the schedule looks ahead. `None` where no block can be left out.
-    /// `assemble` makes the role of a layout.
-    pub fn of(
-        plan: &Plan,
-        whole: &Role,
-        prefetch: usize,
-        assemble: impl FnOnce(Arc<Layout>) -> Role,
-    ) -> Option<ShortPlan> {
+    /// Leaves out repeated blocks, but keeps as many on either side as the schedule looks ahead. `None` where no block can be left out:
+    /// also where gradients of several units are reduced together, since blocks then differ in what they reduce. `assemble` makes
+    /// the role of a layout.
+    pub fn of(cell: &Cell, plan: &Plan, whole: &Role, assemble: impl FnOnce(Arc<Layout>) -> Role) -> Option<ShortPlan> {
         // Layers of one stack have units in their order.
         if whole.layout.layers.iter().enumerate().any(|(number, layer)| layer.unit != number) {
             return None;
         }
+        if buckets(cell, &plan.sharding, &whole.layout).iter().any(|units| units.len() > 1) {
+            return None;
+        }
+        let prefetch = cell.parallel.prefetch;
         // Where slots are given back during a step, what is in them differs at both ends of the model, as far as the schedule looks ahead.
         let never = plan.sharding.reshard == Reshard::Never;
         let mut margins = if never { [0, prefetch.max(1)] } else { [prefetch.saturating_add(1); 2] };

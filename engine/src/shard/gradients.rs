@@ -1,51 +1,60 @@
 //! Gradients: where a unit's are written, how they are summed over ranks, where they accumulate.
 
-use super::{Holding, Resources, State};
+use super::{Resources, State};
 use crate::comm::{Communicator, Metered, OwnedCall, Ticket};
 use crate::error::{Result, StepError};
 use crate::mesh::{Axes, within};
 use crate::model::Grads;
+use std::collections::VecDeque;
 use std::ops::Range;
 use zbench_kernels::{Buffer, Category, DType, View, ViewMut};
 
 /// In the FLOP ledger.
 const TERM: &str = "reduce";
 
-/// The gradients of a rank, by unit; `None` where nothing trains.
+/// The gradients of a rank.
 pub struct Gradients {
+    /// By unit; `None` where nothing trains.
     units: Vec<Option<Unit>>,
-    reducing: Option<Reducing>,
+    buckets: Vec<Bucket>,
+    /// Reductions over the shard group that have been started, in order.
+    reducing: VecDeque<Reducing>,
 }
 
-/// A unit's reduction over the shard group, which goes on while the next unit's gradients are computed.
+/// Accumulated gradients of one or several units, which are reduced in one call.
+struct Bucket {
+    units: Range<usize>,
+    /// Away while a reduction writes it.
+    home: Option<Buffer>,
+    /// Units of it whose gradients of this step are not complete yet.
+    missing: usize,
+}
+
+/// A bucket's reduction over the shard group, which goes on while the gradients of other units are computed.
 struct Reducing {
-    unit: usize,
+    bucket: usize,
     ticket: Ticket,
     /// It is the step's last one, so that other axes may follow.
     last: bool,
 }
 
 struct Unit {
-    /// Away while a reduction writes it.
-    home: Option<Buffer>,
+    bucket: usize,
+    /// Its part of the bucket's home.
+    place: Range<usize>,
     /// A micro-batch's gradients of the whole unit, where the home is only a part.
     scratch: Option<Buffer>,
     /// Whole homes: zeroed in this step.
     opened: bool,
 }
 
-impl Unit {
-    /// What a micro-batch's gradients are added to; empty where nothing trains.
-    fn target(unit: &mut Option<Unit>) -> ViewMut<'_> {
-        match unit {
-            Some(Unit { scratch: Some(scratch), .. }) => scratch.view_mut(),
-            Some(Unit { home: Some(home), .. }) => home.view_mut(),
-            _ => ViewMut::of::<f32>(&mut []),
-        }
-    }
-
+impl Bucket {
     fn home(&mut self) -> Result<&mut Buffer> {
         self.home.as_mut().ok_or_else(away)
+    }
+
+    fn take(&mut self) -> Result<Buffer> {
+        self.home.take().ok_or_else(away)
     }
 }
 
@@ -56,16 +65,23 @@ fn away() -> StepError {
 impl Gradients {
     /// Homes with unspecified contents.
     pub fn new(state: &State, res: Resources<'_>) -> Result<Gradients> {
-        let mut units = Vec::with_capacity(state.holdings.len());
-        for unit in 0..state.holdings.len() {
-            let home = |h: &Holding| -> Result<Unit> {
+        let mut units: Vec<_> = state.holdings.iter().map(|_| None).collect();
+        let mut buckets = Vec::new();
+        for range in &state.buckets {
+            let (mut len, mut missing) = (0, 0);
+            for unit in range.clone() {
+                let Some(holding) = state.trainable(unit) else { continue };
+                let place = len..len + holding.gradients.len();
+                (len, missing) = (place.end, missing + 1);
+                units[unit] = Some(Unit { bucket: buckets.len(), place, scratch: None, opened: false });
+            }
+            if missing > 0 {
                 let (at, dtype) = (state.homes.gradients, state.precision.gradients);
-                let home = res.alloc_at(at, Category::Gradients, dtype, h.gradients.len())?;
-                Ok(Unit { home: Some(home), scratch: None, opened: false })
-            };
-            units.push(state.trainable(unit).map(home).transpose()?);
+                let home = Some(res.alloc_at(at, Category::Gradients, dtype, len)?);
+                buckets.push(Bucket { units: range.clone(), home, missing });
+            }
         }
-        Ok(Gradients { units, reducing: None })
+        Ok(Gradients { units, buckets, reducing: VecDeque::new() })
     }
 
     /// A unit's gradients will be written: zeroes what they are added to.
@@ -73,7 +89,8 @@ impl Gradients {
         let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
         if state.sharding.gradients == Axes::NONE {
             if !grads.opened {
-                res.fill("gradients", grads.home()?.view_mut(), 0.0)?;
+                let home = self.buckets[grads.bucket].home()?;
+                res.fill("gradients", home.slice_mut(grads.place.clone()), 0.0)?;
                 grads.opened = true;
             }
         } else if grads.scratch.is_none() {
@@ -86,75 +103,109 @@ impl Gradients {
 
     /// Where the layers add a unit's gradients.
     pub fn grads(&mut self, unit: usize) -> Grads<'_> {
-        Grads::of(Unit::target(&mut self.units[unit]))
+        let unit = self.units[unit].as_mut();
+        let bucket = unit.as_ref().map(|unit| &mut self.buckets[unit.bucket]);
+        Grads::of(target(unit, bucket))
     }
 
-    /// The same of two different units at once.
+    /// The same of two different units at once, the first of which has the lower number.
     pub fn grads_of_two(&mut self, low: usize, high: usize) -> (Grads<'_>, Grads<'_>) {
         let (before, from) = self.units.split_at_mut(high);
-        (Grads::of(Unit::target(&mut before[low])), Grads::of(Unit::target(&mut from[0])))
+        let (low, high) = (before[low].as_mut(), from[0].as_mut());
+        let [of_low, of_high] = [&low, &high].map(|unit| unit.as_ref().map(|unit| unit.bucket));
+        if let (Some(low), Some(high)) = (&low, &high)
+            && low.bucket == high.bucket
+        {
+            let Some(home) = &mut self.buckets[low.bucket].home else {
+                return (Grads::of(nothing()), Grads::of(nothing()));
+            };
+            let (before, from) = home.view_mut().split_at(high.place.start);
+            return (Grads::of(before.into_slice(low.place.clone())), Grads::of(from.into_slice(0..high.place.len())));
+        }
+        let (mut bucket_of_low, mut bucket_of_high) = (None, None);
+        for (number, bucket) in self.buckets.iter_mut().enumerate() {
+            if Some(number) == of_low {
+                bucket_of_low = Some(bucket);
+            } else if Some(number) == of_high {
+                bucket_of_high = Some(bucket);
+            }
+        }
+        (Grads::of(target(low, bucket_of_low)), Grads::of(target(high, bucket_of_high)))
     }
 
     /// A micro-batch's gradients of a unit are complete: bring them home, summed over the axes that are due. The sum over the shard
-    /// group goes on while the next unit's gradients are computed, in a second scratch where they need one; it is complete when the
-    /// next reduction begins, or after [`Gradients::settle`].
+    /// group goes on while the gradients of other units are computed. One that takes memory of its own (a second scratch, or a
+    /// copy of the type that travels) is waited for when the next one begins; the others go on until [`Gradients::settle`].
     pub fn reduce(&mut self, state: &State, res: Resources<'_>, unit: usize, first: bool, last: bool) -> Result<()> {
-        if self.units[unit].is_none() {
-            return Ok(());
-        }
-        // What went before may be on its way to this unit's home, and holds the second scratch.
-        self.settle(state, res)?;
         let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
         let (wire, whole) = (state.precision.reduce, state.sharding.optimizer == Axes::NONE);
-        let mut home = || grads.home.take().ok_or_else(away);
-        let call = if let Some(scratch) = grads.scratch.take() {
-            let send = if scratch.dtype() == wire { scratch } else { wire_copy(res, wire, scratch.view())? };
-            OwnedCall::reduce_scatter(send, home()?, !first)
-        } else if !last {
-            return Ok(());
-        } else if whole && holding.replicas != Axes::DATA {
+        let (number, scratch) = (grads.bucket, grads.scratch.take());
+        if last {
             grads.opened = false;
-            let (group, home) = (res.comms.over(holding.replicas), grads.home()?.view_mut());
+            let bucket = &mut self.buckets[number];
+            bucket.missing -= 1;
+            if bucket.missing > 0 {
+                return Ok(());
+            }
+            bucket.missing = bucket.units.clone().filter(|unit| state.trainable(*unit).is_some()).count();
+        } else if scratch.is_none() {
+            return Ok(());
+        }
+        if scratch.is_some() || state.precision.gradients != wire {
+            // What went before may be on its way to this home, and holds the second scratch.
+            self.settle(state, res)?;
+        }
+        let bucket = &mut self.buckets[number];
+        let call = if let Some(scratch) = scratch {
+            let send = if scratch.dtype() == wire { scratch } else { wire_copy(res, wire, scratch.view())? };
+            OwnedCall::reduce_scatter(send, bucket.take()?, !first)
+        } else if whole && holding.replicas != Axes::DATA {
+            let (group, home) = (res.comms.over(holding.replicas), bucket.home()?.view_mut());
             return group.map_or(Ok(()), |group| all_reduce(res, group, wire, home));
         } else if state.precision.gradients != wire {
-            grads.opened = false;
-            let home = grads.home()?;
+            let home = bucket.home()?;
             if !whole {
                 // The sum goes to a part of the home, which no started call can own.
                 let owned = state.place.range(Axes::SHARD, holding.padded);
                 reduce_to_part(res, res.comms.shard(), wire, home.view_mut(), &owned)?;
-                return self.reduce_over_replicas(state, res, unit);
+                return self.reduce_over_replicas(state, res, number);
             }
             OwnedCall::all_reduce(wire_copy(res, wire, home.view())?)
+        } else if whole {
+            OwnedCall::all_reduce(bucket.take()?)
         } else {
-            grads.opened = false;
-            if whole { OwnedCall::all_reduce(home()?) } else { OwnedCall::reduce_scatter_in_place(home()?) }
+            OwnedCall::reduce_scatter_in_place(bucket.take()?)
         };
         let group = res.comms.shard();
-        self.reducing = Some(Reducing { unit, ticket: group.start(call)?, last });
+        self.reducing.push_back(Reducing { bucket: number, ticket: group.start(call)?, last });
         // One rank has nobody to wait for, and needs no second scratch.
         if group.size() == 1 { self.settle(state, res) } else { Ok(()) }
     }
 
-    /// Waits for the reduction that is under way.
+    /// Waits for the reductions that are under way.
     pub fn settle(&mut self, state: &State, res: Resources<'_>) -> Result<()> {
-        let Some(Reducing { unit, ticket, last }) = self.reducing.take() else { return Ok(()) };
-        let done = res.comms.shard().wait(ticket)?;
-        let Some(grads) = &mut self.units[unit] else { return Ok(()) };
-        match (&mut grads.home, done.recv) {
-            // It was a copy that travelled.
-            (Some(home), Some(sum)) => res.cast(TERM, sum.view(), home.view_mut())?,
-            (home, sum) => *home = sum,
+        while let Some(Reducing { bucket, ticket, last }) = self.reducing.pop_front() {
+            let done = res.comms.shard().wait(ticket)?;
+            match (&mut self.buckets[bucket].home, done.recv) {
+                // It was a copy that travelled.
+                (Some(home), Some(sum)) => res.cast(TERM, sum.view(), home.view_mut())?,
+                (home, sum) => *home = sum,
+            }
+            drop(done.send);
+            if last {
+                self.reduce_over_replicas(state, res, bucket)?;
+            }
         }
-        drop(done.send);
-        if last { self.reduce_over_replicas(state, res, unit) } else { Ok(()) }
+        Ok(())
     }
 
     /// After the last reduction over the shard group: the sum over replicas, where there are some.
-    fn reduce_over_replicas(&mut self, state: &State, res: Resources<'_>, unit: usize) -> Result<()> {
-        let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
+    fn reduce_over_replicas(&mut self, state: &State, res: Resources<'_>, bucket: usize) -> Result<()> {
         let Some(replicas) = res.comms.over(Axes::REPLICA) else { return Ok(()) };
-        let (wire, home) = (state.precision.reduce, grads.home()?);
+        let Bucket { units, .. } = &self.buckets[bucket];
+        // Where there are replicas, gradients are split, and a bucket is one unit.
+        let Some(holding) = state.trainable(units.start) else { return Ok(()) };
+        let (wire, home) = (state.precision.reduce, self.buckets[bucket].home()?);
         let shard = within(&state.place.range(Axes::SHARD, holding.padded), &holding.gradients);
         match state.sharding.optimizer {
             Axes::NONE => all_reduce(res, replicas, wire, home.view_mut()),
@@ -169,8 +220,22 @@ impl Gradients {
     /// Accumulated and reduced gradients of `range` of a unit's flat; the range is one this rank has. All reductions are settled.
     pub fn view(&self, state: &State, unit: usize, range: &Range<usize>) -> Option<View<'_>> {
         let (grads, holding) = (self.units[unit].as_ref()?, state.trainable(unit)?);
-        Some(grads.home.as_ref()?.slice(within(range, &holding.gradients)))
+        let home = self.buckets[grads.bucket].home.as_ref()?;
+        Some(home.slice(grads.place.clone()).slice(within(range, &holding.gradients)))
     }
+}
+
+/// What a micro-batch's gradients of a unit are added to; empty where nothing trains.
+fn target<'a>(unit: Option<&'a mut Unit>, bucket: Option<&'a mut Bucket>) -> ViewMut<'a> {
+    match (unit, bucket) {
+        (Some(Unit { scratch: Some(scratch), .. }), _) => scratch.view_mut(),
+        (Some(unit), Some(Bucket { home: Some(home), .. })) => home.slice_mut(unit.place.clone()),
+        _ => nothing(),
+    }
+}
+
+fn nothing<'a>() -> ViewMut<'a> {
+    ViewMut::of::<f32>(&mut [])
 }
 
 /// All-reduce of `view`, through a copy of type `wire` where that differs: then the sum is rounded to that type, since it

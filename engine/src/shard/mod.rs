@@ -1,12 +1,14 @@
 //! Sharded state: weights at home and in slots, gradients, optimizer. One mechanism for every strategy; what differs is
 //! which range of a flat a rank holds.
 
+mod buckets;
 mod gradients;
 mod optimizer;
 mod params;
 mod placement;
 
 pub use crate::comm::Comms;
+pub use buckets::buckets;
 pub use gradients::Gradients;
 pub use optimizer::{Flags, GlobalStats, Losses, Moments, Optimizer, Update};
 pub use params::Params;
@@ -75,6 +77,8 @@ pub struct State {
     pub first_unit: usize,
     /// By unit, in the order of [`FlatKind::ALL`]; `None` where the flat is empty.
     pub holdings: Vec<[Option<Holding>; FlatKind::COUNT]>,
+    /// Units whose gradients are reduced in one call; every unit is in one of them.
+    pub buckets: Vec<Range<usize>>,
     pub place: Coords,
     pub sharding: Sharding,
     pub homes: StateHomes,
@@ -99,6 +103,7 @@ impl State {
         State {
             first_unit: layout.first_unit,
             holdings,
+            buckets: buckets(cell, &sharding, layout),
             place,
             sharding,
             homes: StateHomes::of(cell),
@@ -109,9 +114,11 @@ impl State {
         }
     }
 
-    /// The state of these units alone.
+    /// The state of these units alone, each of which is a bucket.
     pub fn of_units(&self, units: Range<usize>) -> State {
-        State { first_unit: self.first_unit + units.start, holdings: self.holdings[units].to_vec(), ..*self }
+        let (first_unit, buckets) =
+            (self.first_unit + units.start, (0..units.len()).map(|unit| unit..unit + 1).collect());
+        State { first_unit, buckets, holdings: self.holdings[units].to_vec(), ..*self }
     }
 
     pub fn mesh(&self) -> Mesh {

@@ -3,6 +3,7 @@
 use crate::training::recording::Recording;
 use crate::training::support::*;
 use std::sync::Arc;
+use zbench_engine::comm::CollectiveKind;
 use zbench_engine::config::*;
 use zbench_engine::mesh::GroupName;
 use zbench_engine::outcome::{RankReport, Traffic};
@@ -84,6 +85,34 @@ fn plans_hold_for_every_rank_count_and_shape() {
                 cell.memory.attention = if naive { AttentionKind::Naive } else { AttentionKind::Flash };
                 assert_as_planned(&cell, &format!("{} on {ranks} by {shard} tied {tied}", strategy.name()));
             }
+        }
+    }
+}
+
+/// As many calls as buckets: backward completes the head first, and a unit joins the bucket before it while that has room.
+#[test]
+fn plans_hold_for_buckets() {
+    let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
+    let calls = |cell: &Cell| {
+        let rows = estimate(cell).traffic;
+        rows.iter().filter(|row| row.kind == CollectiveKind::AllReduce).map(|row| row.calls).sum::<f64>()
+    };
+    for (reduce, accumulation) in [(DType::F32, 1), (DType::F32, 2), (DType::Bf16, 1), (DType::Bf16, 2)] {
+        let mut cell = on(small(), Strategy::Ddp, 3, 1);
+        (cell.precision.reduce, cell.train.accumulation, cell.parallel.bucket_mb) = (reduce, accumulation, BUCKET_MB);
+        let bytes: Vec<usize> = plan(&cell).layout.units.iter().map(|unit| 4 * unit.trainable().padded).collect();
+        let of_one_bucket = calls(&cell);
+        for (bucket_mb, buckets) in [
+            (0.0, bytes.len()),
+            (mib(bytes.iter().copied().min().unwrap()), bytes.len()),
+            (mib(bytes[1..].iter().sum()), 2),
+            (mib(bytes.iter().sum()), 1),
+            (BUCKET_MB, 1),
+        ] {
+            cell.parallel.bucket_mb = bucket_mb;
+            let what = format!("buckets of {bucket_mb} MiB, {reduce} travels, accumulation {accumulation}");
+            assert_as_planned(&cell, &what);
+            assert_eq!(calls(&cell) - of_one_bucket, (buckets - 1) as f64, "{what}");
         }
     }
 }

@@ -161,6 +161,28 @@ fn neither_checkpointing_nor_prefetch_nor_attention_layout_changes_a_bit() {
     }
 }
 
+/// Gradients of all units in one call, of some together, of each by itself; of 2 and of 3 ranks, in copies that travel and in place.
+#[test]
+fn buckets_change_no_bit() {
+    let mut tied = odd();
+    tied.model.tie_word_embeddings = true;
+    let lora = Lora { rank: 2, alpha: 3.0, targets: Linear::ALL.to_vec(), ..Lora::default() };
+    let mixed = Precision { reduce: zbench_kernels::DType::Bf16, ..Precision::mixed(zbench_kernels::DType::Bf16) };
+    let bases = [odd(), tied, Cell { lora, ..odd() }, Cell { precision: mixed, ..odd() }];
+    for mut base in bases.into_iter().chain(expert_cells(odd()).into_iter().map(|(_, cell)| cell)) {
+        (base.train.clip_norm, base.train.accumulation) = (0.01, 2);
+        for ranks in [2, 3] {
+            let mut each = on(base.clone(), Strategy::Ddp, ranks, 1);
+            each.parallel.bucket_mb = 0.0;
+            let reference = run(&each);
+            for bucket_mb in [0.005, 0.03, BUCKET_MB] {
+                each.parallel.bucket_mb = bucket_mb;
+                assert_same(&reference, &each, &format!("{bucket_mb} MiB on {ranks} ranks"));
+            }
+        }
+    }
+}
+
 #[test]
 fn accumulation_gives_the_same_bits_inside_a_group_and_close_ones_across() {
     let accumulated = |strategy, shard| {

@@ -51,6 +51,8 @@ pub fn llama_fixture() -> Cell {
             shard: 1,
             degrees: zbench_engine::config::Degrees::default(),
             prefetch: 1,
+            // Small models have several reductions, too.
+            bucket_mb: 0.0,
             backend: Backend::Local,
             stall: STALL,
         },

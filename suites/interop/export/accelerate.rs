@@ -77,6 +77,11 @@ pub fn write(view: &mut View, name: &str, like: Like) -> Result<String, ExportEr
         _ => {
             view.used("parallel.strategy", &[("distributed_type", json!(kind))], "Every rank has everything.");
             view.default("parallel.prefetch", "Nothing is gathered ahead where weights are whole.");
+            let in_script = "The training script says it: DistributedDataParallelKwargs(bucket_cap_mb=...).";
+            match view.number("parallel.bucket_mb") {
+                Some(25.0) => view.default("parallel.bucket_mb", "PyTorch's DDP has buckets of 25 MiB."),
+                _ => view.without("parallel.bucket_mb", &[], in_script),
+            }
         }
     }
     // A mesh has said some of these already.

@@ -265,6 +265,9 @@ fn parallelism(view: &mut View) {
         Some(1) => view.default("parallel.prefetch", "FSDP 2 gathers one unit ahead."),
         _ => view.without("parallel.prefetch", &[], "FSDP 2 gathers one unit ahead."),
     }
+    if view.text("parallel.strategy") == "ddp" {
+        view.without("parallel.bucket_mb", &[], "torchtitan's DDP has buckets of 100 MiB.");
+    }
     for key in ["parallel.gather_wire", "parallel.reduce_wire"] {
         view.without(key, &[], "torchtitan compresses no collectives.");
     }
