@@ -2,7 +2,8 @@
 //! written, or taken away, is `.step-00000010.part`, which nobody reads. One run writes there at a time.
 
 use super::error::{Result, StateError};
-use super::index::{INDEX, Index, Position, read_index, write_json};
+use super::index::{Index, Position};
+use super::json::{INDEX, read_index, write_json};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::File;
 use std::path::{Path, PathBuf};

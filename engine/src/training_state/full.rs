@@ -8,7 +8,8 @@
 use super::blocks::{ALIGNMENT, BlockWriter, Share, Written};
 use super::error::{Result, StateError};
 use super::folder::sync;
-use super::index::{FileSums, RankFiles, Role, write_json};
+use super::index::{FileSums, RankFiles, Role};
+use super::json::write_json;
 use super::shard::file_names;
 use super::spawn;
 use crate::checkpoint::{encode, header_bytes};

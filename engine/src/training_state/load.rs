@@ -6,9 +6,8 @@ mod full;
 use super::blocks::{BLOCK, BlockFile, Share, Written, check_length};
 use super::error::{Result, StateError};
 use super::folder::newest;
-use super::index::{
-    FileSums, Identity, Index, Position, RankFiles, Role, plain_names, read_index, read_json, trainable,
-};
+use super::index::{FileSums, Identity, Index, Position, RankFiles, Role, trainable};
+use super::json::{plain_names, read_index, read_json};
 use crate::checkpoint::{decoder, stored_type};
 use crate::config::{Cell, Resume, SaveLayout};
 use crate::error::StepError;

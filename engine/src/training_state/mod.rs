@@ -13,6 +13,7 @@ mod error;
 mod folder;
 pub(crate) mod full;
 mod index;
+mod json;
 mod load;
 mod shard;
 mod slice;
@@ -24,7 +25,8 @@ pub use error::StateError;
 pub(crate) use folder::{Folder, part_dir};
 pub use folder::{checkpoints, newest, position_in, step_dir};
 pub use index::{Identity, Index, Position};
-pub(crate) use index::{RankFiles, Role, read_json, write_json};
+pub(crate) use index::{RankFiles, Role};
+pub(crate) use json::{read_json, write_json};
 pub use load::Resumable;
 pub(crate) use shard::{Shard, file_names};
 

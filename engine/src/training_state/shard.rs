@@ -3,7 +3,8 @@
 use super::blocks::{ALIGNMENT, BlockWriter, Share};
 use super::error::{Result, StateError};
 use super::folder::sync;
-use super::index::{FileSums, Piece, RankFiles, Role, write_json};
+use super::index::{FileSums, Piece, RankFiles, Role};
+use super::json::write_json;
 use super::slice::Slice;
 use crate::checkpoint::header_bytes;
 use crate::error::StepError;
