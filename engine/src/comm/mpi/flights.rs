@@ -3,17 +3,27 @@
 use super::flight::Flight;
 use super::group::Group;
 use super::inquiry::Answer;
-use super::world::{NAP, World};
+use super::world::World;
 use crate::comm::CommError;
 use crate::comm::progress::Engine;
 use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// The thread's sleep between two looks. MPI has nothing to sleep on until a message comes, and every look costs the rank that
+/// computes about 8 us.
+const NAP: Duration = Duration::from_micros(100);
+/// The same when nothing has been complete for [`STILL_AFTER`]: calls that wait for a rank that computes wait for long.
+const LONG_NAP: Duration = Duration::from_millis(1);
+/// Longer than a message of 16 MiB takes inside a host.
+const STILL_AFTER: Duration = Duration::from_millis(30);
 
 /// Whoever calls MPI holds the lock of this list.
-#[derive(Default)]
 pub(super) struct Flights {
     open: Vec<Open>,
     /// Calls so far.
     calls: u64,
+    /// When a call was last begun, or went on.
+    changed: Instant,
 }
 
 struct Open {
@@ -23,6 +33,10 @@ struct Open {
 }
 
 impl Flights {
+    pub(super) fn new() -> Flights {
+        Flights { open: Vec::new(), calls: 0, changed: Instant::now() }
+    }
+
     pub(super) fn of(&self, group: &Group) -> usize {
         self.open.iter().filter(|open| std::ptr::eq(&*open.group, group)).count()
     }
@@ -31,6 +45,7 @@ impl Flights {
     pub(super) fn add(&mut self, group: &Arc<Group>, flight: Flight) -> u64 {
         let id = self.calls;
         self.calls += 1;
+        self.changed = Instant::now();
         self.open.push(Open { id, group: group.clone(), flight });
         id
     }
@@ -50,6 +65,9 @@ impl Flights {
         for Open { group, flight, .. } in &mut self.open {
             any |= flight.advance(group).map_err(|error| (group.clone(), error))?;
         }
+        if any {
+            self.changed = Instant::now();
+        }
         Ok(any)
     }
 }
@@ -57,8 +75,8 @@ impl Flights {
 impl Engine for World {
     type State = Flights;
 
-    /// After a failure the thread stands still: MPI may still write to buffers of the failed group, and does so in whatever call.
-    /// Other groups then go on in the calls of their rank.
+    /// After a failure the thread does nothing. Blocking calls have given the failed group's buffers back, and whoever calls MPI lets
+    /// it write there, for whatever group. A rank decides for itself whether it calls other groups then.
     fn is_busy(&self, flights: &Flights) -> bool {
         !self.has_failed() && flights.open.iter().any(|open| !open.flight.done)
     }
@@ -73,10 +91,10 @@ impl Engine for World {
         }
     }
 
-    /// MPI has nothing to sleep on until a message comes, so the thread looks again after a short while.
     fn idle(&self, flights: MutexGuard<'_, Flights>) {
+        let nap = if flights.changed.elapsed() < STILL_AFTER { NAP } else { LONG_NAP };
         drop(flights);
-        std::thread::sleep(NAP);
+        std::thread::sleep(nap);
     }
 
     /// A nap is short enough.

@@ -5,17 +5,28 @@
 //! as the balanced tree in rank order, and passes the result on. So staged results are the same bits as on any other
 //! backend, and native floats are in whatever order the library adds.
 //!
-//! Every call is a nonblocking one that is tested until it is complete, because a blocking MPI call cannot time out. When a rank
-//! has waited for the stall limit it tells all others what it waits in, and learns from their answers who did not come
-//! (`inquiry.rs`). MPI does not check that ranks call the same: lengths that differ may end as a truncation error, as a stall or
+//! Every call is a nonblocking one that is tested until it is complete, because a blocking MPI call cannot time out. The calls under
+//! way of all groups of a process are one list (`flights.rs`), and the lock of this list is held by whoever calls MPI. A rank that is
+//! inside a call works on the whole list. From the first [`Communicator::start`] on a thread does so while the rank computes
+//! (`../progress.rs`), if MPI gave `MPI_THREAD_SERIALIZED` or better. If it gave less there is no thread: a started call then goes on
+//! while its rank is inside a call of any group. MPI wakes nobody when a message comes, so the thread sleeps for 100 us between two
+//! looks, and for 1 ms when nothing has been complete for 30 ms. It ends before MPI is finalized.
+//!
+//! A started send needs nothing from its receiver but a receive that matches: sends and receives are matched by peer, group and order.
+//! At most 4096 calls of a group are under way at a time.
+//!
+//! When a rank has waited for the stall limit it tells all others what it waits in, and learns from their answers who did not come
+//! (`inquiry.rs`); calls of other groups go on meanwhile. MPI does not check that ranks call the same: lengths that differ may end as a truncation error, as a stall or
 //! not be noticed; `Mismatch` is what the answers to a stall show.
 //!
 //! MPI counts with `int`: longer buffers go in pieces. What MPI sends it does not tell: [`Communicator::wire_bytes`] counts what
 //! a ring would receive on this rank, `(n-1)/n` of the buffer per pass (two passes for all-reduce, and for reduce on the root).
 //!
-//! A group ends for itself: groups split from it, or that it was split from, hear of it when they wait for a rank that has gone.
-//! After an error other than `Invalid` the group makes no progress any more, and neither do the peers that heard of it; but MPI
-//! cannot take its hands off buffers of a collective that is under way. End the process soon.
+//! A group ends for itself: its calls under way fail, and groups split from it, or that it was split from, hear of it when they wait
+//! for a rank that has gone. After an error other than `Invalid` the group makes no progress any more, and neither do the peers that
+//! heard of it; but MPI cannot take its hands off buffers of a collective that is under way. Buffers of started calls are never freed
+//! then. A blocking call gives its buffers back with the error, so the thread stops: other groups of the process go on inside their
+//! calls only. End the process soon.
 
 mod flight;
 mod flights;
@@ -88,7 +99,7 @@ pub fn mpi_with(kernels: Arc<dyn Kernels>, settings: Settings) -> Result<Mpi> {
     }
     let world = World::new()?;
     let group = Group::new(&world, world.all(), "world".to_owned(), kernels, settings)?;
-    let process = Arc::new(Driver::new(world, Flights::default()));
+    let process = Arc::new(Driver::new(world, Flights::new()));
     Ok(Mpi::new(process, group))
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 const SPIN: Duration = Duration::from_millis(1);
 /// From here on a waiting rank sleeps between two looks.
 const NAP_AFTER: Duration = Duration::from_millis(20);
-pub(super) const NAP: Duration = Duration::from_micros(100);
+const NAP: Duration = Duration::from_micros(100);
 
 pub(super) struct World {
     /// Finalizes MPI when it is dropped.
