@@ -51,6 +51,7 @@ fn rank(run: &str, folder: &Path) -> ExitCode {
     let comm = match run {
         "conforms" | "metered" | "panics" | "aborts" | "started" | "programs" | "abandons" => mpi(kernels(), PATIENCE),
         "pieces" => mpi_with(kernels(), Settings { largest_count: 777, in_place: false, ..Settings::new(PATIENCE) }),
+        "threadless" => mpi_with(kernels(), Settings { thread: false, ..Settings::new(PATIENCE) }),
         "stalls" | "leaves" | "refuses" | "absent" => mpi(kernels(), STALL),
         _ => panic!("there is no run named {run}"),
     };
@@ -74,6 +75,7 @@ fn rank(run: &str, folder: &Path) -> ExitCode {
         "refuses" => wrong_length(&comm),
         "started" => started::all(&comm, &Signals::new(folder, PATIENCE)),
         "programs" => started::programs(&comm),
+        "threadless" => started::threadless(&comm),
         "absent" => {
             started::absent(&comm, size - 1, 4 * STALL);
             std::mem::forget(comm);
@@ -138,7 +140,7 @@ fn launch() -> ExitCode {
     alone.extend([2, 3].map(|size| ("pieces", size, Wanted::Success)));
     alone.push(("metered", 2, Wanted::Success));
     alone.extend([2, 3].map(|size| ("started", size, Wanted::Success)));
-    alone.push(("programs", program::MOST_RANKS, Wanted::Success));
+    alone.extend(["programs", "threadless"].map(|name| (name, program::MOST_RANKS, Wanted::Success)));
     alone.push(("abandons", 2, Wanted::Failure("it did not wait for a collective it had started")));
     alone.push(("aborts", 3, Wanted::Failure("rank 1 of 3 of world")));
     alone.push(("aborts", 3, Wanted::Failure("the disk is full")));

@@ -47,8 +47,16 @@ fn slice(buffer: &Option<Buffer>) -> &[f32] {
     buffer.as_ref().unwrap().view().as_slice::<f32>().unwrap()
 }
 
+/// Whether this process has the thread, where the system tells.
+fn has_thread() -> Option<bool> {
+    let mut threads = std::fs::read_dir("/proc/self/task").ok()?.flatten();
+    Some(threads.any(|thread| std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name == "comm\n")))
+}
+
 /// All that a run of this many ranks can show.
 pub fn all(comm: &dyn Communicator, signals: &Signals) {
+    comm.barrier().unwrap();
+    assert_ne!(has_thread(), Some(true), "without a started call");
     for len in LENGTHS {
         sends_while_its_rank_computes(comm, signals, len);
         receives_while_its_rank_computes(comm, signals, len);
@@ -57,6 +65,7 @@ pub fn all(comm: &dyn Communicator, signals: &Signals) {
     }
     pairs_are_matched_by_peer_group_and_order(comm);
     limits_belong_to_groups(comm);
+    assert_ne!(has_thread(), Some(false), "after started calls");
 }
 
 /// The receiver posts after the start has returned, and is done while the sender computes.
@@ -212,6 +221,13 @@ pub fn programs(comm: &dyn Communicator) {
             execute(&*part, &Arena::host(Some(64 << 20)).unwrap(), &program);
         }
     }
+}
+
+/// Without a thread what was started goes on inside calls, whatever their groups.
+pub fn threadless(comm: &dyn Communicator) {
+    LENGTHS.into_iter().for_each(|len| groups_in_opposite_orders(comm, len));
+    programs(comm);
+    assert_ne!(has_thread(), Some(true));
 }
 
 /// Calls that wait for a rank that does not come end with its name; a group without it goes on.

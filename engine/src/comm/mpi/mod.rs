@@ -57,11 +57,13 @@ pub struct Settings {
     pub largest_count: usize,
     /// Use MPI_IN_PLACE where the library's is known; else a call in place makes a copy first.
     pub in_place: bool,
+    /// Carry on what was started while the rank computes, if MPI allows it; else started calls go on inside other calls.
+    pub thread: bool,
 }
 
 impl Settings {
     pub fn new(stall: Duration) -> Settings {
-        Settings { stall, largest_count: i32::MAX as usize, in_place: true }
+        Settings { stall, largest_count: i32::MAX as usize, in_place: true, thread: true }
     }
 }
 
@@ -265,7 +267,7 @@ impl Communicator for Mpi {
         drop(flights);
         match begun {
             Ok(id) => {
-                if self.owner.world().allows_threads() {
+                if self.owner.group.settings.thread && self.owner.world().allows_threads() {
                     self.owner.process.carry_on();
                 }
                 Ok(Ticket::of(self.owner.clone(), id, request))
