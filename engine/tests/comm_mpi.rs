@@ -3,9 +3,15 @@
 
 #[path = "conformance/mod.rs"]
 mod conformance;
+#[path = "comm/program.rs"]
+mod program;
+#[path = "mpi/started.rs"]
+mod started;
 
 use conformance::{NEAR, Options};
+use started::Signals;
 use std::io::Read;
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +28,7 @@ const STALL: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(400);
 /// The same for runs that end badly on purpose.
 const LIMIT_OF_FAILURES: Duration = Duration::from_secs(60);
-/// What the launcher's child gets as its first argument.
+/// What the launcher's child gets as its first argument; the run's name and a folder for its signals follow.
 const RANK: &str = "--rank";
 
 /// MPI adds f32 and f64 in an order of its own; what is staged has ours.
@@ -31,7 +37,7 @@ const OPTIONS: Options = Options { exact_order: |dtype| matches!(dtype, DType::F
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.iter().position(|argument| argument == RANK) {
-        Some(at) => rank(&arguments[at + 1]),
+        Some(at) => rank(&arguments[at + 1], Path::new(&arguments[at + 2])),
         None => launch(),
     }
 }
@@ -41,11 +47,12 @@ fn kernels() -> Arc<dyn Kernels> {
 }
 
 /// One rank of a run of this name. A panic ends the whole run, with an exit code that is not 0.
-fn rank(run: &str) -> ExitCode {
+fn rank(run: &str, folder: &Path) -> ExitCode {
     let comm = match run {
-        "conforms" | "metered" | "panics" | "aborts" => mpi(kernels(), PATIENCE),
+        "conforms" | "metered" | "panics" | "aborts" | "started" | "programs" | "abandons" => mpi(kernels(), PATIENCE),
         "pieces" => mpi_with(kernels(), Settings { largest_count: 777, in_place: false, ..Settings::new(PATIENCE) }),
-        "stalls" | "leaves" | "refuses" => mpi(kernels(), STALL),
+        "threadless" => mpi_with(kernels(), Settings { thread: false, ..Settings::new(PATIENCE) }),
+        "stalls" | "leaves" | "refuses" | "absent" => mpi(kernels(), STALL),
         _ => panic!("there is no run named {run}"),
     };
     let comm = comm.unwrap();
@@ -66,6 +73,15 @@ fn rank(run: &str) -> ExitCode {
             return heard(own);
         }
         "refuses" => wrong_length(&comm),
+        "started" => started::all(&comm, &Signals::new(folder, PATIENCE)),
+        "programs" => started::programs(&comm),
+        "threadless" => started::threadless(&comm),
+        "absent" => {
+            started::absent(&comm, size - 1, 4 * STALL);
+            std::mem::forget(comm);
+            return heard(own);
+        }
+        "abandons" => started::abandons(&comm),
         "aborts" if own == 1 => comm.abort("the disk is full"),
         "aborts" => panic!("{:?} after an abort", comm.barrier()),
         "panics" if own == 1 => panic!("on purpose"),
@@ -123,14 +139,18 @@ fn launch() -> ExitCode {
     alone.extend([1, 2, 3, 4, 8].map(|size| ("conforms", size, Wanted::Success)));
     alone.extend([2, 3].map(|size| ("pieces", size, Wanted::Success)));
     alone.push(("metered", 2, Wanted::Success));
+    alone.extend([2, 3].map(|size| ("started", size, Wanted::Success)));
+    alone.extend(["programs", "threadless"].map(|name| (name, program::MOST_RANKS, Wanted::Success)));
+    alone.push(("abandons", 2, Wanted::Failure("it did not wait for a collective it had started")));
     alone.push(("aborts", 3, Wanted::Failure("rank 1 of 3 of world")));
     alone.push(("aborts", 3, Wanted::Failure("the disk is full")));
     alone.push(("panics", 3, Wanted::Failure("ends the run: panicked")));
     // Their ranks sleep most of the time, so they run side by side.
-    let together: [Run; 3] = [
+    let together: [Run; 4] = [
         ("stalls", 3, Wanted::Heard(|_| true)),
         ("leaves", 3, Wanted::Heard(|rank| rank != 1)),
         ("refuses", 3, Wanted::Heard(|_| true)),
+        ("absent", 3, Wanted::Heard(|_| true)),
     ];
     let good = |run: &Run| {
         let (name, size, wanted) = run;
@@ -138,9 +158,15 @@ fn launch() -> ExitCode {
         let mut command = Command::new(&launcher);
         if open_mpi {
             command.args(["--allow-run-as-root", "--oversubscribe"]);
+            if *name == "started" {
+                // Both sides have to work for a large message: a receiver that may read its sender's memory needs no thread there.
+                command.env("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
+            }
         }
         let own = std::env::current_exe().expect("a program knows its file");
-        let result = outcome(command.args(["-n", &size.to_string()]).arg(own).args([RANK, name]), *size, wanted);
+        let folder = tempfile::tempdir().expect("a folder for a run's signals");
+        command.args(["-n", &size.to_string()]).arg(own).args([RANK, name]).arg(folder.path());
+        let result = outcome(&mut command, *size, wanted);
         match &result {
             Ok(()) => println!("{name} with {size} ranks: ok, {:.1} s", begin.elapsed().as_secs_f64()),
             Err(reason) => println!("{name} with {size} ranks: FAILED: {reason}"),

@@ -57,7 +57,7 @@ struct Core<E: Engine> {
 /// The state, held by a rank that is inside a call.
 pub(crate) struct Inside<'a, E: Engine> {
     core: &'a Core<E>,
-    /// Gone only while it is dropped.
+    /// Gone only while it is dropped, or others have it.
     state: Option<MutexGuard<'a, E::State>>,
 }
 
@@ -153,13 +153,23 @@ impl<E: Engine> Deref for Inside<'_, E> {
     type Target = E::State;
 
     fn deref(&self) -> &E::State {
-        self.state.as_ref().expect("only dropping takes it")
+        self.state.as_ref().expect("nobody looks while others have it")
     }
 }
 
 impl<E: Engine> DerefMut for Inside<'_, E> {
     fn deref_mut(&mut self) -> &mut E::State {
-        self.state.as_mut().expect("only dropping takes it")
+        self.state.as_mut().expect("nobody looks while others have it")
+    }
+}
+
+impl<E: Engine> Inside<'_, E> {
+    /// Lets other callers have the state meanwhile. The thread still does not drive.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn unlocked(&mut self, meanwhile: impl FnOnce()) {
+        drop(self.state.take());
+        meanwhile();
+        self.state = Some(self.core.lock());
     }
 }
 

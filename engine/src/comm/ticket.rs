@@ -17,8 +17,13 @@ pub struct Ticket {
 
 /// Told of tickets that nobody waited for.
 pub(crate) trait Abandon: Send + Sync {
-    /// Returns when nobody uses the ticket's buffers any more.
+    /// Returns when nobody uses the ticket's buffers any more, or when they are in use for ever.
     fn abandoned(&self, sequence: u64);
+
+    /// Whether the buffers of abandoned tickets may still be in use, so that they must not be freed.
+    fn keeps_buffers(&self) -> bool {
+        false
+    }
 }
 
 /// The reason that the others are given for an abandoned ticket.
@@ -56,6 +61,9 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         if let (Some(_), Some(owner)) = (&self.request, &self.owner) {
             owner.abandoned(self.sequence);
+            if owner.keeps_buffers() {
+                std::mem::forget(self.request.take());
+            }
         }
     }
 }

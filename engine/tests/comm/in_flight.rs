@@ -1,16 +1,10 @@
 //! Several collectives under way: what the suite of all backends leaves out.
 
 use crate::comm::harness::{Backend, PATIENCE, attempt, run, values};
+use crate::comm::program::filled;
 use crate::comm::tree::{Mood, tree_sum};
 use zbench_engine::comm::{CommError, Communicator, Kind, OwnedCall, Ticket};
-use zbench_kernels::{Arena, Buffer, Category, Element, ViewMut};
-
-/// A buffer that holds `values`.
-pub fn filled<T: Element>(arena: &Arena, values: &[T]) -> Buffer {
-    let mut buffer = arena.alloc(Category::Communication, T::DTYPE, values.len()).unwrap();
-    buffer.view_mut().as_slice_mut::<T>().unwrap().copy_from_slice(values);
-    buffer
-}
+use zbench_kernels::{Arena, Buffer, ViewMut};
 
 fn zeros(arena: &Arena, len: usize) -> Buffer {
     filled(arena, &vec![0f32; len])

@@ -4,7 +4,7 @@
 //! tries, at sizes whose real transfer is far below the price.
 
 use crate::comm::harness::{Backend, PATIENCE, attempt, values};
-use crate::comm::in_flight::filled;
+use crate::comm::program::filled;
 use crate::comm::tree::Mood;
 use crate::conformance::{self, EXACT};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -9,6 +9,7 @@ pub mod harness;
 mod in_flight;
 mod link;
 mod meter;
+mod program;
 mod programs;
 mod random;
 mod rendezvous;

@@ -115,7 +115,7 @@ fn execute(comm: &dyn Communicator, arena: &Arena, program: &[Line]) {
             }
             Line::Barrier => comm.barrier().unwrap(),
             Line::Start(len, kind) => {
-                let filled = |len| crate::comm::in_flight::filled(arena, &give(at, rank, len));
+                let filled = |len| crate::comm::program::filled(arena, &give(at, rank, len));
                 let request = match kind {
                     0 => OwnedCall::all_reduce(filled(len)),
                     1 => OwnedCall::reduce_scatter(filled(len * size), filled(len), false),

@@ -2,7 +2,7 @@
 //! waits for a word that comes only after the other rank's call is complete.
 
 use crate::comm::harness::{Backend, PATIENCE, attempt, run};
-use crate::comm::in_flight::filled;
+use crate::comm::program::filled;
 use crate::comm::tree::Mood;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -1,6 +1,6 @@
 //! Started calls over TCP: they move while their rank is elsewhere, in any order of several groups, and end with the world.
 
-use crate::comm::in_flight::filled;
+use crate::comm::program::filled;
 use crate::comm::tcp::{PATIENCE, attempt, cpu, patient, run};
 use crate::scope;
 use proptest::prelude::*;

@@ -5,7 +5,8 @@
 
 pub(super) mod staged;
 
-use super::Group;
+use super::group::Group;
+use super::world::check;
 use crate::comm::raw::RawSlice;
 use crate::comm::{Call, CommError, Kind, Result};
 use mpi::ffi;
@@ -51,7 +52,6 @@ pub(super) enum Next {
 }
 
 pub(super) struct Flight {
-    pub id: u64,
     /// Its number among the group's collectives, the same on all ranks; among this rank's exchanges for those of two.
     pub number: u64,
     pub kind: Kind,
@@ -67,14 +67,13 @@ pub(super) struct Flight {
     pub done: bool,
 }
 
-// SAFETY: request handles are used under the world's lock only, and slices as RawSlice says.
+// SAFETY: request handles are used under the lock of `Flights` only, and slices as RawSlice says.
 unsafe impl Send for Flight {}
 
 impl Flight {
-    pub(super) fn new(id: u64, number: u64, call: &Call<'_>, size: usize) -> Flight {
+    pub(super) fn new(number: u64, call: &Call<'_>, size: usize) -> Flight {
         let shape = call.send_shape().or(call.recv_shape());
         Flight {
-            id,
             number,
             kind: call.kind,
             dtype: shape.map(|shape| shape.0),
@@ -118,7 +117,7 @@ impl Flight {
         // SAFETY: a constant of the library.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
         let result = post(&mut request);
-        group.explain(self, group.world.check(call, result))?;
+        group.explain(self, check(call, result))?;
         self.requests.push(request);
         self.expected.push(expected);
         Ok(())
@@ -153,9 +152,11 @@ impl Flight {
         Ok(())
     }
 
-    /// Goes on as far as it can without waiting.
-    pub(super) fn advance(&mut self, group: &Group) -> Result<()> {
+    /// Goes on as far as it can without waiting. Whether anything was complete.
+    pub(super) fn advance(&mut self, group: &Group) -> Result<bool> {
+        let mut any = false;
         while !self.done && self.arrived(group)? {
+            any = true;
             match std::mem::replace(&mut self.next, Next::Done) {
                 Next::Done => self.done = true,
                 // SAFETY: MPI is done with the run, which is this call's own.
@@ -170,7 +171,7 @@ impl Flight {
                 Next::Join(join) => join.carry_out(group, self)?,
             }
         }
-        Ok(())
+        Ok(any)
     }
 
     fn arrived(&mut self, group: &Group) -> Result<bool> {
@@ -189,9 +190,9 @@ impl Flight {
             // SAFETY: in this case all statuses are filled in.
             unsafe { statuses.set_len(self.requests.len()) };
             let worst = statuses.iter().map(|status: &ffi::MPI_Status| status.MPI_ERROR).find(|code| *code != 0);
-            group.explain(self, group.world.check("MPI_Testall", worst.unwrap_or(result)))?;
+            group.explain(self, check("MPI_Testall", worst.unwrap_or(result)))?;
         }
-        group.explain(self, group.world.check("MPI_Testall", result))?;
+        group.explain(self, check("MPI_Testall", result))?;
         if complete == 0 {
             return Ok(false);
         }

@@ -1,17 +1,19 @@
 //! Who did not come? MPI does not say. So a rank that gives up tells all others of its group what it waits in, and collects
 //! their answers for a short while: who does not answer is missing, or busy elsewhere. A rank that waits, or that comes late, and
 //! finds such a message gives up too, so that a group ends within one stall limit.
+//!
+//! Whoever calls a function of this module that calls MPI holds the lock of the process's calls (`flights.rs`).
 
 // Calls of MPI's.
 #![allow(unsafe_code)]
 
 use super::flight::{Flight, Tags};
-use super::{Group, State};
+use super::group::Group;
 use crate::comm::CommError;
 use mpi::ffi;
 use std::mem::MaybeUninit;
 use std::os::raw::c_int;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What a rank says about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +58,6 @@ impl Answer {
 impl Group {
     /// Whether another rank has said something: ranks are silent until one gives up.
     pub(super) fn heard(&self) -> bool {
-        let _mpi = self.world.lock();
         let mut there = 0;
         // SAFETY: a live communicator and a live output; the status is not asked for.
         let result = unsafe {
@@ -69,7 +70,6 @@ impl Group {
     /// Tells every other rank. The message stays in memory, since nobody waits until it is read.
     pub(super) fn tell(&self, answer: &Answer) {
         let message: &'static [u8; BYTES] = Box::leak(Box::new(answer.encode()));
-        let _mpi = self.world.lock();
         for to in (0..self.size).filter(|rank| *rank != self.rank) {
             // SAFETY: the message lives for ever; the request is never looked at again. Should it fail, the others stall, as
             // they would have without it.
@@ -86,7 +86,6 @@ impl Group {
         if !self.heard() {
             return None;
         }
-        let _mpi = self.world.lock();
         let mut bytes = [0; BYTES];
         let mut status = MaybeUninit::<ffi::MPI_Status>::uninit();
         // SAFETY: a message is there, so this does not wait; it has BYTES bytes, as all with this tag; MPI fills the status in.
@@ -98,32 +97,51 @@ impl Group {
         };
         (result == ffi::MPI_SUCCESS as c_int).then(|| (status.MPI_SOURCE as usize, Answer::decode(&bytes)))
     }
+}
 
-    /// Gives up in `flight`: tells the others, hears them, and ends the group with what is known. `late` is a rank that comes
-    /// when the others have given up.
-    pub(super) fn inquire(&self, state: &mut State, flight: &Flight, late: bool) -> CommError {
+/// What a rank that gives up in a call hears from the others of its group.
+pub(super) struct Inquiry<'a> {
+    group: &'a Group,
+    flight: &'a Flight,
+    /// The rank comes when the others have given up.
+    late: bool,
+    answers: Vec<Option<Answer>>,
+}
+
+impl<'a> Inquiry<'a> {
+    /// Tells the others what this rank waits in, unless it comes late.
+    pub(super) fn begin(group: &'a Group, flight: &'a Flight, late: bool) -> Inquiry<'a> {
         let own = Answer::waiting(flight);
         if !late {
-            self.tell(&own);
+            group.tell(&own);
         }
-        let mut answers: Vec<Option<Answer>> = vec![None; self.size];
-        answers[self.rank] = Some(own);
-        let patience = (self.settings.stall / 4).clamp(Duration::from_millis(200), Duration::from_secs(2));
-        let begin = Instant::now();
-        while answers.iter().any(Option::is_none) && begin.elapsed() < patience {
-            match self.listen() {
-                // The first word counts: a rank that failed may give up a second time.
-                Some((from, answer)) => drop(answers[from].get_or_insert(answer)),
-                None => std::thread::sleep(Duration::from_millis(1)),
-            }
-        }
-        let error = self.conclude(flight, &answers, late);
-        self.close(state, error)
+        let mut answers: Vec<Option<Answer>> = vec![None; group.size];
+        answers[group.rank] = Some(own);
+        Inquiry { group, flight, late, answers }
     }
 
-    fn conclude(&self, flight: &Flight, answers: &[Option<Answer>], late: bool) -> CommError {
-        let group = self.name.clone();
-        let others = || answers.iter().enumerate().filter(|(rank, _)| *rank != self.rank);
+    /// How long it is worth while to listen.
+    pub(super) fn patience(&self) -> Duration {
+        (self.group.settings.stall / 4).clamp(Duration::from_millis(200), Duration::from_secs(2))
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.answers.iter().all(Option::is_some)
+    }
+
+    /// Hears one rank. Whether there was anything to hear.
+    pub(super) fn listen(&mut self) -> bool {
+        let Some((from, answer)) = self.group.listen() else { return false };
+        // The first word counts: a rank that failed may give up a second time.
+        self.answers[from].get_or_insert(answer);
+        true
+    }
+
+    /// Why the group ends, as far as it is known.
+    pub(super) fn conclude(&self) -> CommError {
+        let Inquiry { group, flight, late, ref answers } = *self;
+        let (own, seconds, group) = (group.rank, group.settings.stall.as_secs(), group.name.clone());
+        let others = || answers.iter().enumerate().filter(|(rank, _)| *rank != own);
         let told = || others().filter_map(|(rank, answer)| answer.as_ref().map(|answer| (rank, answer)));
         if let Some((rank, answer)) = told().find(|(_, answer)| answer.failed) {
             return CommError::Aborted { group, rank, reason: answer.text.clone() };
@@ -139,13 +157,12 @@ impl Group {
             let reason = format!("it gave up waiting in {} number {}", answer.text, answer.number);
             return CommError::Aborted { group, rank, reason };
         }
-        let seconds = self.settings.stall.as_secs();
         let missing: Vec<usize> = others().filter(|(_, answer)| answer.is_none()).map(|(rank, _)| rank).collect();
         if missing.is_empty() {
             let told: Vec<String> =
                 told().map(|(rank, at)| format!("rank {rank} {} number {}", at.text, at.number)).collect();
             let reason = format!("it waited {seconds} s in {ours} number {}, and {}", flight.number, told.join(", "));
-            return CommError::Aborted { group, rank: self.rank, reason };
+            return CommError::Aborted { group, rank: own, reason };
         }
         CommError::Stalled { group, operation: flight.kind.name(), sequence: flight.number, missing, seconds }
     }

@@ -5,29 +5,45 @@
 //! as the balanced tree in rank order, and passes the result on. So staged results are the same bits as on any other
 //! backend, and native floats are in whatever order the library adds.
 //!
-//! Every call is a nonblocking one that is tested until it is complete, because a blocking MPI call cannot time out. When a rank
-//! has waited for the stall limit it tells all others what it waits in, and learns from their answers who did not come
-//! (`inquiry.rs`). MPI does not check that ranks call the same: lengths that differ may end as a truncation error, as a stall or
+//! Every call is a nonblocking one that is tested until it is complete, because a blocking MPI call cannot time out. The calls under
+//! way of all groups of a process are one list (`flights.rs`), and the lock of this list is held by whoever calls MPI. A rank that is
+//! inside a call works on the whole list. From the first [`Communicator::start`] on a thread does so while the rank computes
+//! (`../progress.rs`), if MPI gave `MPI_THREAD_SERIALIZED` or better. If it gave less there is no thread: a started call then goes on
+//! while its rank is inside a call of any group. MPI wakes nobody when a message comes, so the thread sleeps for 100 us between two
+//! looks, and for 1 ms when nothing has been complete for 30 ms. It ends before MPI is finalized.
+//!
+//! A started send needs nothing from its receiver but a receive that matches: sends and receives are matched by peer, group and order.
+//! At most 4096 calls of a group are under way at a time.
+//!
+//! When a rank has waited for the stall limit it tells all others what it waits in, and learns from their answers who did not come
+//! (`inquiry.rs`); calls of other groups go on meanwhile. MPI does not check that ranks call the same: lengths that differ may end as a truncation error, as a stall or
 //! not be noticed; `Mismatch` is what the answers to a stall show.
 //!
 //! MPI counts with `int`: longer buffers go in pieces. What MPI sends it does not tell: [`Communicator::wire_bytes`] counts what
 //! a ring would receive on this rank, `(n-1)/n` of the buffer per pass (two passes for all-reduce, and for reduce on the root).
 //!
-//! A group ends for itself: groups split from it, or that it was split from, hear of it when they wait for a rank that has gone.
-//! After an error other than `Invalid` the group makes no progress any more, and neither do the peers that heard of it; but MPI
-//! cannot take its hands off buffers of a collective that is under way. End the process soon.
+//! A group ends for itself: its calls under way fail, and groups split from it, or that it was split from, hear of it when they wait
+//! for a rank that has gone. After an error other than `Invalid` the group makes no progress any more, and neither do the peers that
+//! heard of it; but MPI cannot take its hands off buffers of a collective that is under way. Buffers of started calls are never freed
+//! then. A blocking call gives its buffers back with the error, so the thread stops: other groups of the process go on inside their
+//! calls only. End the process soon.
 
 mod flight;
+mod flights;
+mod group;
 mod inquiry;
 mod native;
 mod world;
 
+use super::progress::{Driver, Engine, Inside};
 use super::{
     Abandon, Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket, invalid, why_abandoned,
 };
 use flight::{Flight, Tags};
-use inquiry::Answer;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use flights::Flights;
+use group::Group;
+use inquiry::Inquiry;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use world::World;
 use zbench_kernels::{DType, Kernels, View, ViewMut};
@@ -41,48 +57,28 @@ pub struct Settings {
     pub largest_count: usize,
     /// Use MPI_IN_PLACE where the library's is known; else a call in place makes a copy first.
     pub in_place: bool,
+    /// Carry on what was started while the rank computes, if MPI allows it; else started calls go on inside other calls.
+    pub thread: bool,
 }
 
 impl Settings {
     pub fn new(stall: Duration) -> Settings {
-        Settings { stall, largest_count: i32::MAX as usize, in_place: true }
+        Settings { stall, largest_count: i32::MAX as usize, in_place: true, thread: true }
     }
 }
 
 /// One rank of an MPI group. The last one of a process to be dropped finalizes MPI, unless its group has failed.
 pub struct Mpi {
-    group: Arc<Group>,
+    owner: Arc<Owner>,
 }
 
 /// What a rank shares with its tickets.
-struct Group {
-    world: Arc<World>,
-    comm: world::Comm,
-    name: String,
-    rank: usize,
-    size: usize,
-    kernels: Arc<dyn Kernels>,
-    settings: Settings,
-    state: Mutex<State>,
+struct Owner {
+    /// The last owner ends its thread, and then MPI.
+    process: Arc<Driver<World>>,
+    group: Arc<Group>,
 }
 
-struct State {
-    /// Calls so far, and among them collectives and exchanges of two.
-    calls: u64,
-    collectives: u64,
-    exchanges: u64,
-    open: Vec<Flight>,
-    wire: u64,
-    failed: Option<CommError>,
-    /// When this rank last came to the end of a call.
-    last: Instant,
-}
-
-/// Waits this short a time without giving the core away, if there is one for every rank.
-const SPIN: Duration = Duration::from_millis(1);
-/// From here on a waiting rank sleeps between two looks.
-const NAP_AFTER: Duration = Duration::from_millis(20);
-const NAP: Duration = Duration::from_micros(100);
 /// How often a waiting rank looks whether another one has given up.
 const LISTEN: Duration = Duration::from_millis(10);
 
@@ -103,203 +99,193 @@ pub fn mpi_with(kernels: Arc<dyn Kernels>, settings: Settings) -> Result<Mpi> {
         let reason = format!("largest_count is {}; it has to be 1 to {}", settings.largest_count, i32::MAX);
         return Err(CommError::Invalid { operation: "mpi", reason });
     }
-    let world = Arc::new(World::new()?);
-    let comm = world.all();
-    Mpi::new(world, comm, "world".to_owned(), kernels, settings)
+    let world = World::new()?;
+    let group = Group::new(&world, world.all(), "world".to_owned(), kernels, settings)?;
+    let process = Arc::new(Driver::new(world, Flights::new()));
+    Ok(Mpi::new(process, group))
 }
 
 impl Mpi {
-    fn new(
-        world: Arc<World>,
-        comm: world::Comm,
-        name: String,
-        kernels: Arc<dyn Kernels>,
-        settings: Settings,
-    ) -> Result<Mpi> {
-        let (rank, size) = world.place(&comm)?;
-        let last = Instant::now();
-        let state = State { calls: 0, collectives: 0, exchanges: 0, open: Vec::new(), wire: 0, failed: None, last };
-        let group = Group { world, comm, name, rank, size, kernels, settings, state: Mutex::new(state) };
-        Ok(Mpi { group: Arc::new(group) })
+    fn new(process: Arc<Driver<World>>, group: Group) -> Mpi {
+        Mpi { owner: Arc::new(Owner { process, group: Arc::new(group) }) }
     }
 
     /// The library's own words about its name and version.
     pub fn library(&self) -> &str {
-        &self.group.world.library
+        &self.owner.world().library
     }
 
     pub fn host(&self) -> &str {
-        &self.group.world.host
+        &self.owner.world().host
     }
 }
 
-impl Group {
-    fn state(&self) -> MutexGuard<'_, State> {
-        // What is behind the lock stays whole: a panic inside ends the process's group anyway.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl Owner {
+    fn world(&self) -> &World {
+        self.process.engine()
     }
 
-    fn begin(&self, call: &mut Call<'_>) -> Result<u64> {
-        call.check(self.rank, self.size)?;
-        self.world.check_thread(call.kind.name())?;
-        let mut state = self.state();
-        if let Some(error) = &state.failed {
-            return Err(error.clone());
+    /// The calls of the process, for a rank that comes to a call which this rank and thread may make.
+    fn enter(&self, call: &Call<'_>) -> Result<Inside<'_, World>> {
+        call.check(self.group.rank, self.group.size)?;
+        self.world().check_thread(call.kind.name())?;
+        Ok(self.process.enter())
+    }
+
+    fn begin(&self, flights: &mut Inside<'_, World>, call: &mut Call<'_>) -> Result<u64> {
+        let group = &self.group;
+        if let Some(error) = group.failure() {
+            return Err(error);
         }
-        if state.open.len() >= Tags::IN_FLIGHT {
-            let reason = format!("{} collectives are under way; wait for some of them first", Tags::IN_FLIGHT);
+        if flights.of(group) >= Tags::IN_FLIGHT {
+            let reason =
+                format!("{} calls of {} are under way; wait for some of them first", Tags::IN_FLIGHT, group.name);
             return Err(CommError::Invalid { operation: call.kind.name(), reason });
         }
-        let (id, collective) = (state.calls, call.kind.is_collective());
-        let number = if collective { state.collectives } else { state.exchanges };
-        let mut flight = Flight::new(id, number, call, self.size);
+        let number = group.state().number(call.kind);
+        let mut flight = Flight::new(number, call, group.size);
         // A rank that has been away for long may come to a group that has given it up: its peers' buffers are not there any more.
-        if state.last.elapsed() > self.settings.stall / 2 && self.heard() {
-            return Err(self.inquire(&mut state, &flight, true));
+        if group.was_away() && group.heard() {
+            return Err(self.give_up(flights, flight, true));
         }
-        state.calls += 1;
-        *(if collective { &mut state.collectives } else { &mut state.exchanges }) += 1;
-        let posted = {
-            let _mpi = self.world.lock();
-            if flight::staged::wanted(self, call) {
-                flight::staged::post(self, &mut flight, call)
-            } else {
-                native::post(self, &mut flight, call)
-            }
+        let posted = if flight::staged::wanted(group, call) {
+            flight::staged::post(group, &mut flight, call)
+        } else {
+            native::post(group, &mut flight, call)
         };
-        state.open.push(flight);
-        posted.map_err(|error| self.fail(&mut state, error))?;
+        let id = flights.add(group, flight);
+        posted.map_err(|error| self.world().fail(flights, group, error))?;
         Ok(id)
     }
 
-    /// Works on all open calls until this one is complete.
-    fn finish(&self, id: u64) -> Result<()> {
+    /// Works on all calls of the process until this one is complete.
+    fn finish(&self, flights: &mut Inside<'_, World>, id: u64) -> Result<()> {
+        let group = &self.group;
         let begin = Instant::now();
         let mut listened = begin;
         loop {
-            let mut state = self.state();
-            if let Some(error) = &state.failed {
-                return Err(error.clone());
-            }
-            let Some(asked) = state.open.iter().position(|flight| flight.id == id) else {
-                return Err(invalid("wait", format!("call {id} is not under way")));
+            self.world().advance(flights);
+            let Some(flight) = flights.get(id) else {
+                let unknown = || invalid("wait", format!("call {id} is not under way"));
+                return Err(group.failure().unwrap_or_else(unknown));
             };
-            self.advance(&mut state)?;
-            if state.open[asked].done {
-                let flight = state.open.swap_remove(asked);
+            if flight.done {
+                let mut state = group.state();
                 state.wire += flight.wire;
                 state.last = Instant::now();
+                flights.remove(id);
                 return Ok(());
             }
             let now = Instant::now();
             let waited = now - begin;
             let listen = now - listened >= LISTEN;
-            if waited > self.settings.stall || listen && self.heard() {
-                let flight = state.open.swap_remove(asked);
-                let error = self.inquire(&mut state, &flight, false);
-                std::mem::forget(flight); // MPI may still use its staging.
-                return Err(error);
+            if (waited > group.settings.stall || listen && group.heard())
+                && let Some(flight) = flights.remove(id)
+            {
+                return Err(self.give_up(flights, flight, false));
             }
             if listen {
                 listened = now;
             }
-            drop(state);
-            self.pause(waited);
+            flights.unlocked(|| self.world().pause(waited));
         }
     }
 
-    /// Moves every open call forward as far as it goes by itself.
-    fn advance(&self, state: &mut State) -> Result<()> {
-        let moved = {
-            let _mpi = self.world.lock();
-            state.open.iter_mut().try_for_each(|flight| flight.advance(self))
-        };
-        moved.map_err(|error| self.fail(state, error))
-    }
-
-    fn pause(&self, waited: Duration) {
-        if waited < SPIN && !self.world.crowded {
-            std::hint::spin_loop();
-        } else if waited < NAP_AFTER {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep(NAP);
+    /// Gives up in a call: tells the others of the group, hears them, and ends the group with what is known. `late` is a rank that
+    /// comes when the others have given up. Calls of other groups go on meanwhile.
+    fn give_up(&self, flights: &mut Inside<'_, World>, flight: Flight, late: bool) -> CommError {
+        let (group, world) = (&*self.group, self.world());
+        let mut inquiry = Inquiry::begin(group, &flight, late);
+        // Nobody else uses the group while its lock is free.
+        world.close(flights, group, inquiry.conclude());
+        let begin = Instant::now();
+        while !inquiry.is_complete() && begin.elapsed() < inquiry.patience() {
+            if !inquiry.listen() {
+                world.advance(flights);
+                flights.unlocked(|| std::thread::sleep(Duration::from_millis(1)));
+            }
         }
-    }
-
-    /// Ends the group on this rank with the cause, and tells the others.
-    fn fail(&self, state: &mut State, error: CommError) -> CommError {
-        self.tell(&Answer::failed(state.collectives, &error.to_string()));
-        self.close(state, error)
-    }
-
-    /// Every later call gets this error. What MPI still uses is never freed.
-    fn close(&self, state: &mut State, error: CommError) -> CommError {
-        std::mem::forget(std::mem::take(&mut state.open));
-        state.failed = Some(error.clone());
-        self.world.has_failed();
-        error
+        let error = inquiry.conclude();
+        std::mem::forget(flight); // MPI may still use its staging.
+        world.close(flights, group, error)
     }
 
     fn abort(&self, reason: &str) -> ! {
-        let (rank, size, name, host) = (self.rank, self.size, &self.name, &self.world.host);
-        self.world.abort(&format!("zbench: rank {rank} of {size} of {name} on {host} ends the run: {reason}"))
+        // The thread is not in MPI then.
+        let _flights = self.process.enter();
+        let (Group { rank, size, name, .. }, host) = (&*self.group, &self.world().host);
+        self.world().abort(&format!("zbench: rank {rank} of {size} of {name} on {host} ends the run: {reason}"))
     }
 }
 
-impl Abandon for Group {
+impl Abandon for Owner {
     /// MPI cannot take a collective back, so the run ends here.
     fn abandoned(&self, _id: u64) {
-        let failed = self.state().failed.is_some();
-        if !failed {
+        if self.group.failure().is_none() {
             self.abort(why_abandoned());
         }
+    }
+
+    /// The group has failed, and MPI may still write there.
+    fn keeps_buffers(&self) -> bool {
+        true
     }
 }
 
 impl Drop for Mpi {
     fn drop(&mut self) {
-        if std::thread::panicking() && self.group.size > 1 {
-            self.group.abort("panicked");
+        if std::thread::panicking() && self.owner.group.size > 1 {
+            self.owner.abort("panicked");
         }
     }
 }
 
-impl Drop for Group {
+impl Drop for Owner {
     fn drop(&mut self) {
-        if self.state().failed.is_none() {
-            self.world.free(&self.comm);
+        if self.group.failure().is_none() {
+            let _flights = self.process.enter();
+            self.world().free(&self.group.comm);
         }
     }
 }
 
 impl Communicator for Mpi {
     fn member(&self) -> Member {
-        Member { rank: self.group.rank, size: self.group.size, backend: "mpi" }
+        Member { rank: self.owner.group.rank, size: self.owner.group.size, backend: "mpi" }
     }
 
     fn call(&self, mut call: Call<'_>) -> Result<()> {
-        let sequence = self.group.begin(&mut call)?;
-        self.group.finish(sequence)
+        let mut flights = self.owner.enter(&call)?;
+        let id = self.owner.begin(&mut flights, &mut call)?;
+        self.owner.finish(&mut flights, id)
     }
 
     fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
-        let sequence = match self.group.begin(&mut request.as_call()) {
-            Ok(sequence) => sequence,
+        let mut call = request.as_call();
+        let mut flights = self.owner.enter(&call)?;
+        let begun = self.owner.begin(&mut flights, &mut call);
+        drop(flights);
+        match begun {
+            Ok(id) => {
+                if self.owner.group.settings.thread && self.owner.world().allows_threads() {
+                    self.owner.process.carry_on();
+                }
+                Ok(Ticket::of(self.owner.clone(), id, request))
+            }
             Err(error) => {
                 if !matches!(error, CommError::Invalid { .. }) {
                     std::mem::forget(request); // MPI may still write there.
                 }
-                return Err(error);
+                Err(error)
             }
-        };
-        Ok(Ticket::of(self.group.clone(), sequence, request))
+        }
     }
 
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
-        ticket.check_owner(&self.group)?;
+        ticket.check_owner(&self.owner)?;
         let request = ticket.take()?;
-        match self.group.finish(ticket.sequence) {
+        let mut flights = self.owner.process.enter();
+        match self.owner.finish(&mut flights, ticket.sequence) {
             Ok(()) => Ok(request),
             Err(error) => {
                 std::mem::forget(request); // MPI may still write there.
@@ -310,7 +296,8 @@ impl Communicator for Mpi {
 
     /// Colors and keys travel first, as a collective that can time out; MPI's own split is called when all ranks are there.
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
-        let Group { world, rank, size, kernels, settings, .. } = &*self.group;
+        let (Owner { process, group }, world) = (&*self.owner, self.owner.world());
+        let Group { rank, size, kernels, settings, .. } = &**group;
         // As pairs of u32, since no integers of 64 bits travel.
         let halves = |number: usize| [(number as u64 >> 32) as u32, number as u32];
         let own = [halves(color), halves(key)].concat();
@@ -322,18 +309,20 @@ impl Communicator for Mpi {
         order.sort_by_key(|other| (asked[*other].1, *other));
         let dense_key = order.iter().position(|other| other == rank).unwrap_or(0);
         let dense_color = asked.iter().position(|(other, _)| *other == color as u64).unwrap_or(0);
-        let comm = world.split(&self.group.comm, dense_color, dense_key);
-        let comm = comm.map_err(|error| self.group.fail(&mut self.group.state(), error))?;
-        Ok(Box::new(Mpi::new(world.clone(), comm, name.to_owned(), kernels.clone(), *settings)?))
+        let mut flights = process.enter();
+        let comm = world.split(&group.comm, dense_color, dense_key);
+        let comm = comm.map_err(|error| world.fail(&mut flights, group, error))?;
+        let new = Group::new(world, comm, name.to_owned(), kernels.clone(), *settings)?;
+        Ok(Box::new(Mpi::new(process.clone(), new)))
     }
 
     /// Prints the reason and ends all processes of the run: MPI has no way to tell them.
     fn abort(&self, reason: &str) {
-        self.group.abort(reason);
+        self.owner.abort(reason);
     }
 
     fn wire_bytes(&self) -> u64 {
-        self.group.state().wire
+        self.owner.group.state().wire
     }
 
     fn algorithm(&self, kind: Kind, _bytes: u64) -> &'static str {

@@ -3,8 +3,8 @@
 // Calls of MPI's.
 #![allow(unsafe_code)]
 
-use super::Group;
 use super::flight::{Flight, Next, Tags, address, counted};
+use super::group::Group;
 use crate::comm::raw::RawSlice;
 use crate::comm::{Call, Kind, ReduceOp, Result};
 use mpi::ffi;
@@ -115,7 +115,7 @@ fn copied(flight: &mut Flight, run: RawSlice) -> RawSlice {
 /// Where MPI reads this rank's contribution, and which run it is: `send`, or `own` in place, or a copy of it where the library's
 /// way to say "in place" is not known.
 fn source(group: &Group, flight: &mut Flight, send: Option<RawSlice>, own: RawSlice) -> (*const c_void, RawSlice) {
-    match (send, group.world.in_place(group.settings.in_place)) {
+    match (send, group.in_place()) {
         (Some(send), _) => (address(send).cast_const(), send),
         (None, Some(in_place)) => (in_place, own),
         (None, None) => {
@@ -233,7 +233,7 @@ fn scatter(
         return exchange(group, flight, give, |from| recv.filter(|_| from == root));
     }
     flight.wire += if rank == root { 0 } else { own.bytes() as u64 };
-    let to = match (recv, group.world.in_place(group.settings.in_place)) {
+    let to = match (recv, group.in_place()) {
         (Some(recv), _) => address(recv),
         (None, Some(in_place)) => in_place.cast_mut(),
         (None, None) => address(flight.stage(own.dtype, own.len)),

@@ -1,4 +1,5 @@
-//! The MPI library of this process: started once, used by one thread at a time, finalized when nobody needs it any more.
+//! The MPI library of this process: started once, used by one thread at a time (whoever holds the lock of `Flights`), finalized when
+//! nobody needs it any more.
 
 // Calls of MPI's.
 #![allow(unsafe_code)]
@@ -6,10 +7,16 @@
 use super::super::{CommError, Result};
 use mpi::environment::{initialize_with_threading, library_version, processor_name};
 use mpi::{Threading, ffi};
-use std::os::raw::{c_int, c_void};
+use std::os::raw::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
+use std::time::Duration;
+
+/// Waits this short a time without giving the core away, if there is one for every rank.
+const SPIN: Duration = Duration::from_millis(1);
+/// From here on a waiting rank sleeps between two looks.
+const NAP_AFTER: Duration = Duration::from_millis(20);
+const NAP: Duration = Duration::from_micros(100);
 
 pub(super) struct World {
     /// Finalizes MPI when it is dropped.
@@ -17,18 +24,17 @@ pub(super) struct World {
     pub library: String,
     pub host: String,
     /// What the library takes for "in place", where it is known.
-    in_place: Option<usize>,
+    pub in_place: Option<usize>,
     /// Whether this machine has fewer cores than ranks of the run.
-    pub crowded: bool,
+    crowded: bool,
     /// The only thread that may call MPI, if the library wants it so.
     home: Option<ThreadId>,
-    lock: Mutex<()>,
     failed: AtomicBool,
 }
 
 pub(super) struct Comm(pub ffi::MPI_Comm);
 
-// SAFETY: a handle is a number or an address that only MPI looks at, and only under the world's lock.
+// SAFETY: a handle is a number or an address that only MPI looks at, and only under the lock of `Flights`.
 unsafe impl Send for Comm {}
 // SAFETY: as above.
 unsafe impl Sync for Comm {}
@@ -52,12 +58,11 @@ impl World {
             host,
             crowded: false,
             home,
-            lock: Mutex::new(()),
             failed: AtomicBool::new(false),
         };
         // SAFETY: MPI is up, and the world communicator lives as long as it.
         let result = unsafe { ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN) };
-        world.check("MPI_Comm_set_errhandler", result)?;
+        check("MPI_Comm_set_errhandler", result)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         world.crowded = world.ranks_here()? > cores;
         Ok(world)
@@ -71,22 +76,17 @@ impl World {
             let kind = ffi::RSMPI_COMM_TYPE_SHARED;
             ffi::MPI_Comm_split_type(ffi::RSMPI_COMM_WORLD, kind, 0, ffi::RSMPI_INFO_NULL, &mut here.0)
         };
-        self.check("MPI_Comm_split_type", result)?;
+        check("MPI_Comm_split_type", result)?;
         // SAFETY: the communicator was just made.
         let result = unsafe { ffi::MPI_Comm_size(here.0, &mut count) };
         self.free(&here);
-        self.check("MPI_Comm_size", result)?;
+        check("MPI_Comm_size", result)?;
         Ok(count as usize)
     }
 
     pub(super) fn all(&self) -> Comm {
         // SAFETY: a constant of the library.
         Comm(unsafe { ffi::RSMPI_COMM_WORLD })
-    }
-
-    /// One thread at a time.
-    pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An error where this thread may not call MPI.
@@ -97,36 +97,33 @@ impl World {
         Err(super::super::invalid(operation, "this MPI library may only be called by the thread that started it"))
     }
 
-    /// The address that means "in place", if the library's is known and wanted.
-    pub(super) fn in_place(&self, wanted: bool) -> Option<*const c_void> {
-        self.in_place.filter(|_| wanted).map(|address| address as *const c_void)
+    /// Whether a thread of our own may call MPI.
+    pub(super) fn allows_threads(&self) -> bool {
+        self.home.is_none()
     }
 
     pub(super) fn place(&self, comm: &Comm) -> Result<(usize, usize)> {
-        let _mpi = self.lock();
         let (mut rank, mut size) = (0, 0);
         // SAFETY: a live communicator, and live outputs.
         let results = unsafe { [ffi::MPI_Comm_rank(comm.0, &mut rank), ffi::MPI_Comm_size(comm.0, &mut size)] };
-        results.into_iter().try_for_each(|result| self.check("MPI_Comm_rank", result))?;
+        results.into_iter().try_for_each(|result| check("MPI_Comm_rank", result))?;
         Ok((rank as usize, size as usize))
     }
 
     /// MPI's own split; blocks until all ranks of `comm` have called it.
     pub(super) fn split(&self, comm: &Comm, color: usize, key: usize) -> Result<Comm> {
-        let _mpi = self.lock();
         let mut new = self.all();
         // SAFETY: all ranks have arrived (the caller saw to it), colors and keys are ranks, and the output is live.
         let result = unsafe { ffi::MPI_Comm_split(comm.0, color as c_int, key as c_int, &mut new.0) };
-        self.check("MPI_Comm_split", result)?;
+        check("MPI_Comm_split", result)?;
         Ok(new)
     }
 
     /// Gives a communicator back, unless it is the world's own. The standard calls this collective and expects it to be local.
     pub(super) fn free(&self, comm: &Comm) {
-        let _mpi = self.lock();
         // SAFETY: nobody uses the handle after this, and MPI is up as long as the universe is.
         unsafe {
-            if comm.0 != ffi::RSMPI_COMM_WORLD && !self.failed.load(Ordering::Relaxed) {
+            if comm.0 != ffi::RSMPI_COMM_WORLD && !self.has_failed() {
                 let mut gone = comm.0;
                 ffi::MPI_Comm_free(&mut gone);
             }
@@ -134,8 +131,24 @@ impl World {
     }
 
     /// From now on nothing is freed or finalized, since that would wait for others.
-    pub(super) fn has_failed(&self) {
+    pub(super) fn set_failed(&self) {
         self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a group of this process has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Between two looks of a rank that has waited for so long.
+    pub(super) fn pause(&self, waited: Duration) {
+        if waited < SPIN && !self.crowded {
+            std::hint::spin_loop();
+        } else if waited < NAP_AFTER {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(NAP);
+        }
     }
 
     /// Ends all processes of the run.
@@ -147,29 +160,30 @@ impl World {
         };
         eprintln!("{}", words.chars().map(shown).collect::<String>());
         // A launcher that hears of the abort first (MPICH's does) throws away what it has not forwarded yet.
-        std::thread::sleep(std::time::Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(200));
         // SAFETY: MPI is up. It may be called from a thread that MPI does not expect, in a process that ends here.
         unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, 1) };
         std::process::abort()
     }
+}
 
-    pub(super) fn check(&self, call: &str, result: c_int) -> Result<()> {
-        if result == ffi::MPI_SUCCESS as c_int {
-            return Ok(());
-        }
-        let mut text = [0u8; 4096]; // no library's messages are longer
-        let mut len: c_int = 0;
-        // SAFETY: the text has room for more than MPI_MAX_ERROR_STRING (256 to 1024) bytes.
-        unsafe { ffi::MPI_Error_string(result, text.as_mut_ptr().cast(), &mut len) };
-        let text = String::from_utf8_lossy(&text[..(len.max(0) as usize).min(4096)]).into_owned();
-        Err(invalid(format!("{call}: {text}")))
+/// MPI's word for what a call of this name returned.
+pub(super) fn check(call: &str, result: c_int) -> Result<()> {
+    if result == ffi::MPI_SUCCESS as c_int {
+        return Ok(());
     }
+    let mut text = [0u8; 4096]; // no library's messages are longer
+    let mut len: c_int = 0;
+    // SAFETY: the text has room for more than MPI_MAX_ERROR_STRING (256 to 1024) bytes.
+    unsafe { ffi::MPI_Error_string(result, text.as_mut_ptr().cast(), &mut len) };
+    let text = String::from_utf8_lossy(&text[..(len.max(0) as usize).min(4096)]).into_owned();
+    Err(invalid(format!("{call}: {text}")))
 }
 
 impl Drop for World {
     fn drop(&mut self) {
         // Finalizing waits for all ranks; after a failure some of them will not come.
-        if self.failed.load(Ordering::Relaxed) || std::thread::panicking() {
+        if self.has_failed() || std::thread::panicking() {
             std::mem::forget(self.universe.take());
         }
     }

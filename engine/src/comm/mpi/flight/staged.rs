@@ -6,7 +6,8 @@
 #![allow(unsafe_code)]
 
 use super::{Flight, Next, Tags};
-use crate::comm::mpi::{Group, combines};
+use crate::comm::mpi::combines;
+use crate::comm::mpi::group::Group;
 use crate::comm::raw::{RawSlice, reduce_range};
 use crate::comm::{Call, Kind, ReduceOp, Result};
 use std::ops::Range;
