@@ -19,8 +19,8 @@ pub(crate) trait Engine: Send + Sync + 'static {
     /// Whether calls are under way that nobody waits for.
     fn is_busy(&self, state: &Self::State) -> bool;
 
-    /// Does what can be done now; false when every call waits for other ranks. An error ends the world and is kept for whoever waits
-    /// for the call.
+    /// Does what can be done now; false when every call waits for other ranks. An error ends the world (over MPI the group) and is kept
+    /// for whoever waits for the call.
     fn advance(&self, state: &mut Self::State) -> bool;
 
     /// Sleeps until there may be something to do, or for a short while. Nobody holds the state meanwhile: the guard is dropped first.

@@ -289,7 +289,7 @@ impl Target<'_> {
                 let mut ranges = found.remove(&(unit, role)).unwrap_or_default();
                 ranges.sort_by_key(|range| range.start);
                 let mut next = owned.start;
-                for range in ranges.into_iter().chain([owned.end..owned.end]) {
+                for range in ranges.into_iter().chain(std::iter::once(owned.end..owned.end)) {
                     if range.start != next {
                         let how = if range.start > next { "is in none of its files" } else { "is in its files twice" };
                         let which = self.element(unit, next.min(range.start));

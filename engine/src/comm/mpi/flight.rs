@@ -31,7 +31,7 @@ impl Tags {
     pub(super) const PAIR: c_int = 1;
     /// What ranks tell each other when one gives up.
     pub(super) const ANSWER: c_int = 2;
-    /// Most calls under way at a time, so that no two of them have one tag. Every library allows tags up to 32767.
+    /// Most calls of a group under way at a time, so that no two of them have one tag. Every library allows tags up to 32767.
     pub(super) const IN_FLIGHT: usize = 4096;
 
     /// The messages of one phase (0 or 1) of a staged call.

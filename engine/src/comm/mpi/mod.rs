@@ -16,8 +16,8 @@
 //! At most 4096 calls of a group are under way at a time.
 //!
 //! When a rank has waited for the stall limit it tells all others what it waits in, and learns from their answers who did not come
-//! (`inquiry.rs`); calls of other groups go on meanwhile. MPI does not check that ranks call the same: lengths that differ may end as a truncation error, as a stall or
-//! not be noticed; `Mismatch` is what the answers to a stall show.
+//! (`inquiry.rs`); calls of other groups go on meanwhile. MPI does not check that ranks call the same: lengths that differ may end
+//! as a truncation error, as a stall or not be noticed; `Mismatch` is what the answers to a stall show.
 //!
 //! MPI counts with `int`: longer buffers go in pieces. What MPI sends it does not tell: [`Communicator::wire_bytes`] counts what
 //! a ring would receive on this rank, `(n-1)/n` of the buffer per pass (two passes for all-reduce, and for reduce on the root).
@@ -196,7 +196,7 @@ impl Owner {
     fn give_up(&self, flights: &mut Inside<'_, World>, flight: Flight, late: bool) -> CommError {
         let (group, world) = (&*self.group, self.world());
         let mut inquiry = Inquiry::begin(group, &flight, late);
-        // Nobody else uses the group while its lock is free.
+        // Before others have the lock: the group is at its end, whatever its ranks answer.
         world.close(flights, group, inquiry.conclude());
         let begin = Instant::now();
         while !inquiry.is_complete() && begin.elapsed() < inquiry.patience() {
