@@ -11,6 +11,7 @@ mod model;
 mod priced;
 mod saving;
 mod scaling;
+mod seconds;
 mod watch;
 
 pub use adapters::{Base, Method};
@@ -219,20 +220,6 @@ fn default_bucket() -> f64 {
 
 fn is_default_bucket(mib: &f64) -> bool {
     *mib == BUCKET_MB
-}
-
-/// A duration as a number of seconds.
-mod seconds {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-    use std::time::Duration;
-
-    pub fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_f64(duration.as_secs_f64())
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-        Duration::try_from_secs_f64(f64::deserialize(from)?).map_err(D::Error::custom)
-    }
 }
 
 /// The sharding strategies; `engine::strategy` holds the table of what they split.

@@ -226,13 +226,7 @@ const REST: &[Key] = &[
         "Order of micro-batches in a pipeline.",
     ),
     key("parallel.prefetch", Count { min: 0, max: 1024 }, Is("1"), "Units gathered ahead of their use."),
-    key(
-        "parallel.bucket_mb",
-        Real { min: 0.0, max: 1e6, positive: false },
-        Is("25.0"),
-        "MiB of gradients that ddp reduces in one call while backward goes on, as PyTorch's bucket_cap_mb; 0 = each unit in a call \
-         of its own (other strategies do not read it).",
-    ),
+    key("parallel.bucket_mb", REAL, Is("25.0"), "MiB of gradients in one call of ddp; 0 = each unit by itself."),
     key(
         "parallel.gather_wire",
         Choice(&["native", "bf16", "int8", "int4"]),

@@ -97,6 +97,7 @@ mod tests {
 
     /// Every slice of every region of small tensors, against the elements one by one.
     #[test]
+    #[allow(clippy::single_range_in_vec_init, reason = "a list of one run")]
     fn runs_are_the_elements_of_the_slice_in_order() {
         let within = |size: usize| (0..size).flat_map(move |offset| (1..=size - offset).map(move |len| (offset, len)));
         for shape in [vec![3, 2, 4], vec![1, 4, 3], vec![4, 1, 1]] {
