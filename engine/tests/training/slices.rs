@@ -2,7 +2,9 @@
 //! is checked before it is used.
 
 use crate::training::old_checkpoints::{fixture, version_1};
-use crate::training::resume::{course, files, forged, rewritten, saved, saving, six_steps, try_course, try_loaded};
+use crate::training::resume::{
+    below, course, files, forged, rewritten, saved, saving, six_steps, try_course, try_loaded,
+};
 use crate::training::support::*;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -152,13 +154,7 @@ fn pieces_that_cannot_be_are_refused_before_anything_is_read() {
 /// Any number, text or list of any JSON file is replaced, left out or doubled, with checksums that are right.
 #[test]
 fn whatever_files_say_no_run_panics_or_loads_other_elements() {
-    let mut random = 0x2545_F491_4F6C_DD1Du64;
-    let mut next = move |below: usize| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        (random % below as u64) as usize
-    };
+    let mut next = below(0x2545_F491_4F6C_DD1D);
     for layout in [SaveLayout::Sharded, SaveLayout::Full] {
         let dir = tempfile::tempdir().unwrap();
         let cell = on(six_steps(), Strategy::Zero3, 2, 1);

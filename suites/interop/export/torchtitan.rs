@@ -266,7 +266,11 @@ fn parallelism(view: &mut View) {
         _ => view.without("parallel.prefetch", &[], "FSDP 2 gathers one unit ahead."),
     }
     if view.text("parallel.strategy") == "ddp" {
-        view.without("parallel.bucket_mb", &[], "torchtitan's DDP has buckets of 100 MiB.");
+        let theirs = "torchtitan's DDP has buckets of 100 MiB.";
+        match view.number("parallel.bucket_mb") {
+            Some(100.0) => view.default("parallel.bucket_mb", theirs),
+            _ => view.without("parallel.bucket_mb", &[], theirs),
+        }
     }
     for key in ["parallel.gather_wire", "parallel.reduce_wire"] {
         view.without(key, &[], "torchtitan compresses no collectives.");
