@@ -100,7 +100,7 @@ impl Metered {
     }
 
     /// Totals since the start or the last reset, one row per kind in order of first use; divide by the steps for a step's.
-    /// Started collectives count when they are waited for; in a dry run, when they are started.
+    /// Started collectives count when they are waited for.
     pub fn snapshot(&self) -> Vec<Traffic> {
         let ms = |time: Duration| time.as_nanos() as f64 / 1e6;
         let row = |(kind, total): &(CollectiveKind, Total)| Traffic {
@@ -222,14 +222,6 @@ impl Communicator for Metered {
             let call = request.as_call();
             (call.kind, call.payload_bytes(self.size()))
         });
-        if self.still.is_some() {
-            // What a dry run does is counted where it is planned, so that it does not depend on what is waited for when.
-            let call = request.as_call();
-            let (of, before) = ((call.kind.collective(), call.payload_bytes(self.size())), self.before());
-            let ticket = self.inner.start(request)?;
-            self.book(of, before, before.0, Duration::ZERO, true);
-            return Ok(ticket);
-        }
         let begin = self.now();
         let ticket = self.inner.start(request)?;
         self.started.put(ticket.sequence, (begin, self.now().duration_since(begin)));
@@ -237,9 +229,6 @@ impl Communicator for Metered {
     }
 
     fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
-        if self.still.is_some() {
-            return self.inner.wait(ticket);
-        }
         let (before, sequence) = (self.before(), ticket.sequence);
         let mut request = self.inner.wait(ticket)?;
         let (since, start) = self.started.take(sequence).unwrap_or((before.0, Duration::ZERO));

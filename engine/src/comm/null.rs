@@ -90,13 +90,14 @@ impl Communicator for Null {
         let call = request.as_call();
         call.check(self.rank, self.size)?;
         self.list(&call);
-        self.count(&call);
         let sequence = self.next.replace(self.next.get() + 1);
         Ok(Ticket::complete(sequence, request))
     }
 
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
-        ticket.take()
+        let mut request = ticket.take()?;
+        self.count(&request.as_call());
+        Ok(request)
     }
 
     /// An error: what colors the other ranks give is not known here. Make the smaller group with [`Null::new`].

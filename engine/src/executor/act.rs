@@ -263,7 +263,8 @@ impl<'a> Executor<'a> {
         for ticket in std::mem::take(&mut self.flow.sent).into_iter().flatten() {
             self.pipeline()?.0.wait(ticket)?;
         }
-        self.gradients.settle(&self.state, self.context.resources())
+        self.gradients.settle(&self.state, self.context.resources())?;
+        self.gradients.check_reduced()
     }
 
     /// Agrees on loss and norm, and updates the weights. Where the loss is scaled and a gradient is not finite, weights,

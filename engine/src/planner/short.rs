@@ -37,7 +37,9 @@ impl ShortPlan {
         if whole.layout.layers.iter().enumerate().any(|(number, layer)| layer.unit != number) {
             return None;
         }
-        if buckets(cell, &plan.sharding, &whole.layout).iter().any(|units| units.len() > 1) {
+        let trains = |unit: &usize| whole.layout.units[*unit].trainable().len > 0;
+        let reduced_together = |units: &Range<usize>| units.clone().filter(trains).count() > 1;
+        if buckets(cell, &plan.sharding, &plan.mesh, &whole.layout).iter().any(reduced_together) {
             return None;
         }
         let prefetch = cell.parallel.prefetch;

@@ -1,17 +1,17 @@
 //! Buckets: units whose gradients are reduced in one call, as in PyTorch's DistributedDataParallel.
 
 use crate::config::Cell;
-use crate::mesh::Axes;
+use crate::mesh::{Axes, Mesh};
 use crate::model::{Layout, Unit};
 use crate::strategy::Sharding;
 use std::ops::Range;
 
 /// The units of each bucket, in the order of units. Backward completes units from the last one on, so buckets fill from there:
 /// a unit joins the bucket of the one behind it while the bucket stays within `parallel.bucket_mb`. A larger unit is a bucket of its
-/// own. Where ranks do not hold all gradients and the whole optimizer, every unit is.
-pub fn buckets(cell: &Cell, sharding: &Sharding, layout: &Layout) -> Vec<Range<usize>> {
+/// own. Where ranks do not hold all gradients and the whole optimizer, and on a single rank, every unit is.
+pub fn buckets(cell: &Cell, sharding: &Sharding, mesh: &Mesh, layout: &Layout) -> Vec<Range<usize>> {
     let is_whole = [sharding.gradients, sharding.optimizer] == [Axes::NONE; 2];
-    let limit = if is_whole { cell.parallel.bucket_mb * f64::from(1 << 20) } else { 0.0 };
+    let limit = if is_whole && mesh.size(Axes::DATA) > 1 { cell.parallel.bucket_mb * f64::from(1 << 20) } else { 0.0 };
     let bytes = |unit: &Unit| (unit.trainable().padded * cell.precision.gradients.size()) as f64;
     let (mut buckets, mut filled) = (Vec::<Range<usize>>::new(), 0.0);
     for (number, unit) in layout.units.iter().enumerate().rev() {

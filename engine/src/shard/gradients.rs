@@ -5,7 +5,6 @@ use crate::comm::{Communicator, Metered, OwnedCall, Ticket};
 use crate::error::{Result, StepError};
 use crate::mesh::{Axes, within};
 use crate::model::Grads;
-use std::collections::VecDeque;
 use std::ops::Range;
 use zbench_kernels::{Buffer, Category, DType, View, ViewMut};
 
@@ -17,8 +16,7 @@ pub struct Gradients {
     /// By unit; `None` where nothing trains.
     units: Vec<Option<Unit>>,
     buckets: Vec<Bucket>,
-    /// Reductions over the shard group that have been started, in order.
-    reducing: VecDeque<Reducing>,
+    reducing: Option<Reducing>,
 }
 
 /// Accumulated gradients of one or several units, which are reduced in one call.
@@ -26,7 +24,9 @@ struct Bucket {
     units: Range<usize>,
     /// Away while a reduction writes it.
     home: Option<Buffer>,
-    /// Units of it whose gradients of this step are not complete yet.
+    /// Units of it that train.
+    count: usize,
+    /// How many of them have no complete gradients of this step yet.
     missing: usize,
 }
 
@@ -68,20 +68,20 @@ impl Gradients {
         let mut units: Vec<_> = state.holdings.iter().map(|_| None).collect();
         let mut buckets = Vec::new();
         for range in &state.buckets {
-            let (mut len, mut missing) = (0, 0);
+            let (mut len, mut count) = (0, 0);
             for unit in range.clone() {
                 let Some(holding) = state.trainable(unit) else { continue };
                 let place = len..len + holding.gradients.len();
-                (len, missing) = (place.end, missing + 1);
+                (len, count) = (place.end, count + 1);
                 units[unit] = Some(Unit { bucket: buckets.len(), place, scratch: None, opened: false });
             }
-            if missing > 0 {
+            if count > 0 {
                 let (at, dtype) = (state.homes.gradients, state.precision.gradients);
                 let home = Some(res.alloc_at(at, Category::Gradients, dtype, len)?);
-                buckets.push(Bucket { units: range.clone(), home, missing });
+                buckets.push(Bucket { units: range.clone(), home, count, missing: count });
             }
         }
-        Ok(Gradients { units, buckets, reducing: VecDeque::new() })
+        Ok(Gradients { units, buckets, reducing: None })
     }
 
     /// A unit's gradients will be written: zeroes what they are added to.
@@ -134,8 +134,8 @@ impl Gradients {
     }
 
     /// A micro-batch's gradients of a unit are complete: bring them home, summed over the axes that are due. The sum over the shard
-    /// group goes on while the gradients of other units are computed. One that takes memory of its own (a second scratch, or a
-    /// copy of the type that travels) is waited for when the next one begins; the others go on until [`Gradients::settle`].
+    /// group begins when all units of the bucket are complete, and goes on while the gradients of other units are computed, in a second
+    /// scratch where they need one. It is complete when the next one begins, or after [`Gradients::settle`].
     pub fn reduce(&mut self, state: &State, res: Resources<'_>, unit: usize, first: bool, last: bool) -> Result<()> {
         let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
         let (wire, whole) = (state.precision.reduce, state.sharding.optimizer == Axes::NONE);
@@ -147,14 +147,12 @@ impl Gradients {
             if bucket.missing > 0 {
                 return Ok(());
             }
-            bucket.missing = bucket.units.clone().filter(|unit| state.trainable(*unit).is_some()).count();
+            bucket.missing = bucket.count;
         } else if scratch.is_none() {
             return Ok(());
         }
-        if scratch.is_some() || state.precision.gradients != wire {
-            // What went before may be on its way to this home, and holds the second scratch.
-            self.settle(state, res)?;
-        }
+        // What went before may be on its way to this home, and holds the second scratch.
+        self.settle(state, res)?;
         let bucket = &mut self.buckets[number];
         let call = if let Some(scratch) = scratch {
             let send = if scratch.dtype() == wire { scratch } else { wire_copy(res, wire, scratch.view())? };
@@ -177,26 +175,36 @@ impl Gradients {
             OwnedCall::reduce_scatter_in_place(bucket.take()?)
         };
         let group = res.comms.shard();
-        self.reducing.push_back(Reducing { bucket: number, ticket: group.start(call)?, last });
+        self.reducing = Some(Reducing { bucket: number, ticket: group.start(call)?, last });
         // One rank has nobody to wait for, and needs no second scratch.
         if group.size() == 1 { self.settle(state, res) } else { Ok(()) }
     }
 
-    /// Waits for the reductions that are under way.
+    /// Waits for the reduction that is under way.
     pub fn settle(&mut self, state: &State, res: Resources<'_>) -> Result<()> {
-        while let Some(Reducing { bucket, ticket, last }) = self.reducing.pop_front() {
-            let done = res.comms.shard().wait(ticket)?;
-            match (&mut self.buckets[bucket].home, done.recv) {
-                // It was a copy that travelled.
-                (Some(home), Some(sum)) => res.cast(TERM, sum.view(), home.view_mut())?,
-                (home, sum) => *home = sum,
-            }
-            drop(done.send);
-            if last {
-                self.reduce_over_replicas(state, res, bucket)?;
+        let Some(Reducing { bucket, ticket, last }) = self.reducing.take() else { return Ok(()) };
+        let done = res.comms.shard().wait(ticket)?;
+        match (&mut self.buckets[bucket].home, done.recv) {
+            // It was a copy that travelled.
+            (Some(home), Some(sum)) => res.cast(TERM, sum.view(), home.view_mut())?,
+            (home, sum) => *home = sum,
+        }
+        drop(done.send);
+        if last { self.reduce_over_replicas(state, res, bucket) } else { Ok(()) }
+    }
+
+    /// At the end of a step: an error where some units of a bucket are complete and others are not, since it was not reduced then.
+    pub fn check_reduced(&self) -> Result<()> {
+        match self.buckets.iter().find(|bucket| bucket.missing != bucket.count) {
+            None => Ok(()),
+            Some(bucket) => {
+                let reason = format!(
+                    "of units {:?}, {} have no complete gradients; this is a bug",
+                    bucket.units, bucket.missing
+                );
+                Err(StepError::Input(reason))
             }
         }
-        Ok(())
     }
 
     /// After the last reduction over the shard group: the sum over replicas, where there are some.

@@ -103,7 +103,7 @@ impl State {
         State {
             first_unit: layout.first_unit,
             holdings,
-            buckets: buckets(cell, &sharding, layout),
+            buckets: buckets(cell, &sharding, &place.mesh, layout),
             place,
             sharding,
             homes: StateHomes::of(cell),

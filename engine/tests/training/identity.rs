@@ -2,6 +2,7 @@
 
 use crate::training::support::*;
 use zbench_engine::config::*;
+use zbench_engine::shard::buckets;
 
 /// Three blocks of sizes that divide nothing; clipping is active.
 pub fn odd() -> Cell {
@@ -168,14 +169,24 @@ fn buckets_change_no_bit() {
     tied.model.tie_word_embeddings = true;
     let lora = Lora { rank: 2, alpha: 3.0, targets: Linear::ALL.to_vec(), ..Lora::default() };
     let mixed = Precision { reduce: zbench_kernels::DType::Bf16, ..Precision::mixed(zbench_kernels::DType::Bf16) };
-    let bases = [odd(), tied, Cell { lora, ..odd() }, Cell { precision: mixed, ..odd() }];
+    let narrow = Precision { gradients: zbench_kernels::DType::Bf16, ..Precision::F32 };
+    let bases =
+        [odd(), tied, Cell { lora, ..odd() }, Cell { precision: mixed, ..odd() }, Cell { precision: narrow, ..odd() }];
+    // Of the dense model: several buckets, one of which has several units.
+    let sizes = |bucket_mb| {
+        let mut cell = on(odd(), Strategy::Ddp, 2, 1);
+        cell.parallel.bucket_mb = bucket_mb;
+        let plan = plan(&cell);
+        buckets(&cell, &plan.sharding, &plan.mesh, &plan.layout).iter().map(|units| units.len()).collect::<Vec<_>>()
+    };
+    assert_eq!([sizes(0.0), sizes(0.03), sizes(BUCKET_MB)], [vec![1; 5], vec![2, 1, 2], vec![5]]);
     for mut base in bases.into_iter().chain(expert_cells(odd()).into_iter().map(|(_, cell)| cell)) {
         (base.train.clip_norm, base.train.accumulation) = (0.01, 2);
         for ranks in [2, 3] {
             let mut each = on(base.clone(), Strategy::Ddp, ranks, 1);
             each.parallel.bucket_mb = 0.0;
             let reference = run(&each);
-            for bucket_mb in [0.005, 0.03, BUCKET_MB] {
+            for bucket_mb in [0.03, BUCKET_MB] {
                 each.parallel.bucket_mb = bucket_mb;
                 assert_same(&reference, &each, &format!("{bucket_mb} MiB on {ranks} ranks"));
             }

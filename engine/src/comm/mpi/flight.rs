@@ -127,7 +127,7 @@ impl Flight {
     pub(super) fn give(&mut self, group: &Group, run: RawSlice, to: usize, tag: c_int) -> Result<()> {
         for piece in run.pieces(group.settings.largest_count) {
             self.post(group, "MPI_Isend", None, |request| {
-                // SAFETY: the buffers stays until the flight is done.
+                // SAFETY: the buffers stay until the flight is done.
                 unsafe {
                     let (count, kind) = counted(piece);
                     ffi::MPI_Isend(address(piece), count, kind, to as c_int, tag, group.comm.0, request)
@@ -142,7 +142,7 @@ impl Flight {
         self.wire += if from == group.rank { 0 } else { run.bytes() as u64 };
         for piece in run.pieces(group.settings.largest_count) {
             self.post(group, "MPI_Irecv", Some(piece.bytes()), |request| {
-                // SAFETY: the buffers stays until the flight is done, and nobody else uses it.
+                // SAFETY: the buffers stay until the flight is done, and nobody else uses them.
                 unsafe {
                     let (count, kind) = counted(piece);
                     ffi::MPI_Irecv(address(piece), count, kind, from as c_int, tag, group.comm.0, request)
@@ -158,7 +158,7 @@ impl Flight {
         while !self.done && self.arrived(group)? {
             any = true;
             match std::mem::replace(&mut self.next, Next::Done) {
-                Next::Done => self.done = true,
+                Next::Done => (self.done, self.staging) = (true, Vec::new()),
                 // SAFETY: MPI is done with the run, which is this call's own.
                 Next::Divide(run) => divide(unsafe { run.view_mut() }, group.size)?,
                 Next::CopyTo(run, divide) => {

@@ -25,8 +25,8 @@
 //! A group ends for itself: its calls under way fail, and groups split from it, or that it was split from, hear of it when they wait
 //! for a rank that has gone. After an error other than `Invalid` the group makes no progress any more, and neither do the peers that
 //! heard of it; but MPI cannot take its hands off buffers of a collective that is under way. Buffers of started calls are never freed
-//! then. A blocking call gives its buffers back with the error, so the thread stops: other groups of the process go on inside their
-//! calls only. End the process soon.
+//! then. A blocking call gives its buffers back with the error. So after it no group of the process may call MPI any more, and after any
+//! failure the thread stops: other groups go on inside their calls only. End the process soon.
 
 mod flight;
 mod flights;
@@ -132,11 +132,23 @@ impl Owner {
         Ok(self.process.enter())
     }
 
+    /// The group's error, or why no group of the process may call MPI any more.
+    fn check_usable(&self) -> Result<()> {
+        let Group { name, rank, .. } = &*self.group;
+        match self.group.failure() {
+            Some(error) => Err(error),
+            None if self.world().forbids_calls() => {
+                let reason =
+                    "a blocking call of another group failed, and MPI may still write to its buffers; end the process";
+                Err(CommError::Aborted { group: name.clone(), rank: *rank, reason: reason.into() })
+            }
+            None => Ok(()),
+        }
+    }
+
     fn begin(&self, flights: &mut Inside<'_, World>, call: &mut Call<'_>) -> Result<u64> {
         let group = &self.group;
-        if let Some(error) = group.failure() {
-            return Err(error);
-        }
+        self.check_usable()?;
         if flights.of(group) >= Tags::IN_FLIGHT {
             let reason =
                 format!("{} calls of {} are under way; wait for some of them first", Tags::IN_FLIGHT, group.name);
@@ -164,6 +176,7 @@ impl Owner {
         let begin = Instant::now();
         let mut listened = begin;
         loop {
+            self.check_usable()?;
             self.world().advance(flights);
             let Some(flight) = flights.get(id) else {
                 let unknown = || invalid("wait", format!("call {id} is not under way"));
@@ -256,8 +269,16 @@ impl Communicator for Mpi {
 
     fn call(&self, mut call: Call<'_>) -> Result<()> {
         let mut flights = self.owner.enter(&call)?;
-        let id = self.owner.begin(&mut flights, &mut call)?;
-        self.owner.finish(&mut flights, id)
+        // What is refused here has not been given to MPI.
+        self.owner.check_usable()?;
+        let begun = self.owner.begin(&mut flights, &mut call);
+        let done = begun.and_then(|id| self.owner.finish(&mut flights, id));
+        let has_buffers = call.send.is_some() || call.recv.is_some();
+        done.inspect_err(|error| {
+            if has_buffers && !matches!(error, CommError::Invalid { .. }) {
+                self.owner.world().forbid_calls();
+            }
+        })
     }
 
     fn start(&self, mut request: OwnedCall) -> Result<Ticket> {

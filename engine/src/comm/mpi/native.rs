@@ -83,7 +83,7 @@ pub(super) fn post(group: &Group, flight: &mut Flight, call: &mut Call<'_>) -> R
             recv.pieces(group.settings.largest_count).try_for_each(|piece| {
                 flight.post(group, "MPI_Ibcast", None, |request| {
                     let (count, kind) = counted(piece);
-                    // SAFETY: the buffers stays until the flight is done.
+                    // SAFETY: the buffers stay until the flight is done.
                     unsafe { ffi::MPI_Ibcast(address(piece), count, kind, root as c_int, group.comm.0, request) }
                 })
             })

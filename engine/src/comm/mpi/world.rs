@@ -30,6 +30,8 @@ pub(super) struct World {
     /// The only thread that may call MPI, if the library wants it so.
     home: Option<ThreadId>,
     failed: AtomicBool,
+    /// A blocking call has failed and given its buffers back, and MPI may still write there.
+    unsafe_to_call: AtomicBool,
 }
 
 pub(super) struct Comm(pub ffi::MPI_Comm);
@@ -59,6 +61,7 @@ impl World {
             crowded: false,
             home,
             failed: AtomicBool::new(false),
+            unsafe_to_call: AtomicBool::new(false),
         };
         // SAFETY: MPI is up, and the world communicator lives as long as it.
         let result = unsafe { ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN) };
@@ -133,6 +136,15 @@ impl World {
     /// From now on nothing is freed or finalized, since that would wait for others.
     pub(super) fn set_failed(&self) {
         self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on no group may call MPI, since MPI would write to buffers that a blocking call has given back.
+    pub(super) fn forbid_calls(&self) {
+        self.unsafe_to_call.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn forbids_calls(&self) -> bool {
+        self.unsafe_to_call.load(Ordering::Relaxed)
     }
 
     /// Whether a group of this process has failed.
