@@ -284,26 +284,29 @@ fn a_sender_without_a_receiver_stalls_and_one_whose_receiver_left_ends() {
 
 /// A rank that fails in the middle of a large collective takes its memory away at once; its peers must be out of it by
 /// then. Under a race detector or with guard pages this shows; here the bytes are overwritten as soon as the call returns.
+/// A started collective may be complete before its ticket is dropped: then only the next call fails.
 #[test]
 fn memory_is_not_read_after_a_failed_call_has_returned() {
+    let mut failed = 0;
     for turn in 0..20 {
-        attempt(Backend::Local, &[Mood::Well; 4], PATIENCE, |comm| {
+        let results = attempt(Backend::Local, &[Mood::Well; 4], PATIENCE, |comm| {
             let arena = Arena::host(Some(64 << 20)).unwrap();
             let send = vec![1f32; 200_000];
             let mut recv = vec![0f32; 800_000];
             if comm.rank() == turn % 4 {
-                let buffer = arena.alloc(Category::Gradients, DType::F32, 100_000).unwrap();
+                let buffer = arena.alloc(Category::Gradients, DType::F32, 2_000_000).unwrap();
                 let ticket = comm.start(OwnedCall::all_reduce(buffer));
                 drop(ticket);
-                return;
+                return false;
             }
-            let mut gradient = vec![1f32; 100_000];
+            let mut gradient = vec![1f32; 2_000_000];
             let first = comm.all_reduce(ViewMut::of(&mut gradient));
             gradient.fill(f32::NAN);
             drop(gradient);
-            assert!(first.is_err() && comm.all_gather(View::of(&send), ViewMut::of(&mut recv)).is_err());
-        })
-        .into_iter()
-        .for_each(|result| result.unwrap());
+            comm.all_gather(View::of(&send), ViewMut::of(&mut recv)).unwrap_err();
+            first.is_err()
+        });
+        failed += results.into_iter().filter(|result| *result.as_ref().unwrap()).count();
     }
+    assert!(failed > 0, "no collective was ended in its middle");
 }
