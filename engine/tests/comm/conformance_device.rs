@@ -6,22 +6,36 @@ use crate::conformance::{self, EXACT};
 use crate::{device, scope};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::{Communicator, HostStaged, Metered, group};
+use zbench_engine::comm::nccl::{InOrder, Ordered};
+use zbench_engine::comm::{Call, Communicator, HostStaged, Kind, Member, Metered, OwnedCall, Result, Ticket, group};
 use zbench_engine::mesh::GroupName;
+use zbench_kernels::device::Event;
 use zbench_kernels::{Arena, Cuda, Kernels};
 use zbench_kernels_testing::Late;
 
 fn run(late: bool, size: usize, stall: Duration, rank: impl Fn(Box<dyn Communicator>) + Sync) {
+    run_over(late, size, stall, |local, _| local, rank);
+}
+
+/// `rank` over what is made of each rank's group and kernels.
+fn run_over(
+    late: bool,
+    size: usize,
+    stall: Duration,
+    over: impl Fn(Box<dyn Communicator>, Arc<dyn Kernels>) -> Box<dyn Communicator> + Sync,
+    rank: impl Fn(Box<dyn Communicator>) + Sync,
+) {
     let machine = device::machine(|host| if late { Arc::new(Late(host.clone())) } else { Arc::new(host.clone()) });
     let of = |_| Arc::new(Cuda::new(machine.clone()).unwrap()) as Arc<dyn Kernels>;
     let kernels: Vec<_> = (0..size).map(of).collect();
     std::thread::scope(|scope| {
         let ranks = group("world", kernels.clone(), stall).unwrap().into_iter().zip(kernels);
-        let (rank, machine) = (&rank, &machine);
-        let start = |(local, kernels)| {
+        let (rank, over, machine) = (&rank, &over, &machine);
+        let start = |(local, kernels): (_, Arc<dyn Kernels>)| {
             let arena = Arena::on(machine.clone(), None, 64 << 20).unwrap();
             scope.spawn(move || {
-                let carried: Box<dyn Communicator> = Box::new(HostStaged::new(Box::new(local), kernels, arena));
+                let local = over(Box::new(local), kernels.clone());
+                let carried: Box<dyn Communicator> = Box::new(HostStaged::new(local, kernels, arena));
                 assert_eq!(carried.backend(), "device");
                 rank(Box::new(Metered::new(GroupName::Data, carried)));
             })
@@ -55,5 +69,65 @@ fn groups_on_a_device_end_as_the_suite_says() {
         run(true, size, PATIENCE, |comm| conformance::aborts(&*comm, 1));
         run(true, size, PATIENCE, |comm| conformance::mismatches(&*comm));
         run(true, size, stall, |comm| conformance::stalls(&*comm, size - 1, stall));
+    }
+}
+
+/// A group in NCCL's place: its calls do not look at what the kernels were asked for, but at the event that they follow, and it
+/// neither adds sums to what is there nor converts them.
+struct Following(Box<dyn Communicator>);
+
+impl InOrder for Following {
+    fn follow(&self, event: &dyn Event) -> Result<()> {
+        event.wait().map_err(|error| panic!("{error}"))
+    }
+
+    fn split_off(&self, color: usize, key: usize, name: &str) -> Result<Following> {
+        Ok(Following(self.0.split(color, key, name)?))
+    }
+}
+
+impl Communicator for Following {
+    fn member(&self) -> Member {
+        self.0.member()
+    }
+
+    fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
+        self.0.algorithm(kind, bytes)
+    }
+
+    fn call(&self, call: Call<'_>) -> Result<()> {
+        self.0.call(call)
+    }
+
+    fn start(&self, request: OwnedCall) -> Result<Ticket> {
+        assert!(!matches!(request.kind, Kind::ReduceScatter { accumulate: true, .. }));
+        if let (Some(send), Some(recv)) = (&request.send, &request.recv) {
+            assert_eq!(send.dtype(), recv.dtype());
+        }
+        self.0.start(request)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
+        self.0.wait(ticket)
+    }
+
+    fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
+        self.0.split(color, key, name)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.0.abort(reason);
+    }
+
+    fn wire_bytes(&self) -> u64 {
+        self.0.wire_bytes()
+    }
+}
+
+#[test]
+fn calls_in_the_order_of_kernels_conform() {
+    let ordered = |local, kernels| Box::new(Ordered::new(Following(local), kernels)) as Box<dyn Communicator>;
+    for late in [false, true] {
+        run_over(late, 3, PATIENCE, ordered, |comm| conformance::all(&*comm, &EXACT));
     }
 }

@@ -7,7 +7,8 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUevent_fla
 use cudarc::nccl::sys::cudaStream_t;
 use std::ffi::c_int;
 use std::sync::Arc;
-use zbench_kernels::cuda::gpu::{self, Absent, Driver, NOT_READY};
+use zbench_kernels::cuda::gpu::{self, Absent, Driver, GpuEvent, NOT_READY};
+use zbench_kernels::device::{DeviceError, Event};
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
@@ -15,6 +16,8 @@ pub enum DriverError {
     Absent(#[from] Absent),
     #[error(transparent)]
     Call(#[from] gpu::DriverError),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 type Result<T, E = DriverError> = std::result::Result<T, E>;
@@ -80,16 +83,31 @@ pub struct Stream {
 unsafe impl Send for Stream {}
 
 impl Stream {
+    /// A stream of the highest priority: the few blocks of a collective go before those of large kernels, which then need not
+    /// be at their end first.
+    ///
     /// # Errors
     /// What the driver says.
     pub fn new(device: &Arc<Device>) -> Result<Stream> {
         device.enter()?;
-        let mut handle = std::ptr::null_mut();
+        let (table, mut handle) = (&device.driver.table, std::ptr::null_mut());
+        let (mut lowest, mut highest) = (0, 0);
+        // SAFETY: live outputs.
+        let code = unsafe { (table.stream_priorities)(&mut lowest, &mut highest) };
+        device.driver.check("cuCtxGetStreamPriorityRange", code)?;
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32; // does not wait for the legacy stream
         // SAFETY: a live output.
-        let code = unsafe { (device.driver.table.stream_create)(&mut handle, flags) };
-        device.driver.check("cuStreamCreate", code)?;
+        let code = unsafe { (table.stream_create_with_priority)(&mut handle, flags, highest) };
+        device.driver.check("cuStreamCreateWithPriority", code)?;
         Ok(Stream { device: device.clone(), handle })
+    }
+
+    /// What is asked for from now on begins after an event of the kernels on the same GPU. Gives false if it is none of a GPU's.
+    pub(super) fn follow(&self, event: &dyn Event) -> Result<bool> {
+        let Some(event) = event.as_any().downcast_ref::<GpuEvent>() else { return Ok(false) };
+        // SAFETY: the stream lives, and is of the GPU that the group's kernels run on.
+        unsafe { event.block(self.handle) }?;
+        Ok(true)
     }
 
     pub fn device(&self) -> &Arc<Device> {
@@ -101,16 +119,16 @@ impl Stream {
     }
 
     /// A mark after what has been asked for so far.
-    pub(super) fn mark(&self) -> Result<Event> {
+    pub(super) fn mark(&self) -> Result<Mark> {
         self.device.enter()?;
         let (table, mut handle) = (&self.device.driver.table, std::ptr::null_mut());
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: a live output.
         self.device.driver.check("cuEventCreate", unsafe { (table.event_create)(&mut handle, flags) })?;
-        let event = Event { device: self.device.clone(), handle };
+        let mark = Mark { device: self.device.clone(), handle };
         // SAFETY: a live event and a live stream of one context.
-        self.device.driver.check("cuEventRecord", unsafe { (table.event_record)(event.handle, self.handle) })?;
-        Ok(event)
+        self.device.driver.check("cuEventRecord", unsafe { (table.event_record)(mark.handle, self.handle) })?;
+        Ok(mark)
     }
 
     /// Copies `bytes` from one device address to another, in order.
@@ -139,15 +157,15 @@ impl Drop for Stream {
     }
 }
 
-pub(super) struct Event {
+pub(super) struct Mark {
     device: Arc<Device>,
     handle: CUevent,
 }
 
 // SAFETY: as for `Device`.
-unsafe impl Send for Event {}
+unsafe impl Send for Mark {}
 
-impl Event {
+impl Mark {
     /// Whether the stream has come so far.
     pub(super) fn is_done(&self) -> Result<bool> {
         self.device.enter()?;
@@ -159,7 +177,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for Mark {
     fn drop(&mut self) {
         // SAFETY: the last use of the handle.
         unsafe { (self.device.driver.table.event_destroy)(self.handle) };

@@ -27,15 +27,16 @@ mod ordered;
 pub use api::{Api, NcclError, OLDEST, UniqueId, dotted};
 pub use driver::{Device, DriverError, Memory, Stream, load_driver};
 pub use loader::Search;
-pub use ordered::Ordered;
+pub use ordered::{InOrder, Ordered};
 
 use super::{Abandon, Call, CommError, Communicator, Kind, Member, OwnedCall, Result, Ticket, invalid, why_abandoned};
 use crate::mesh::GroupName;
-use driver::Event;
+use driver::Mark;
 use handle::Handle;
 use issue::Issue;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use zbench_kernels::device::Event;
 use zbench_kernels::{DType, ReduceOp, ViewMut};
 
 /// How long the end of a group may take before it is aborted.
@@ -77,7 +78,7 @@ struct State {
 struct Started {
     sequence: u64,
     operation: &'static str,
-    mark: Event,
+    mark: Mark,
 }
 
 /// Joins a group of `size` ranks as `rank`, on `device`. All ranks come with the `id` that one of them has made
@@ -166,7 +167,7 @@ impl Nccl {
     pub fn prepare(&self, groups: &[(usize, usize, GroupName)]) -> Result<()> {
         self.connect()?;
         for (color, key, axis) in groups {
-            let child = self.split_off(*color, *key, axis.name())?;
+            let child = self.make_child(*color, *key, axis.name())?;
             child.connect()?;
             self.prepared.lock().unwrap_or_else(PoisonError::into_inner).push((*color, *key, child));
         }
@@ -174,7 +175,7 @@ impl Nccl {
     }
 
     /// A group of those ranks that state the same color, in the order of their keys. All ranks call it.
-    fn split_off(&self, color: usize, key: usize, name: &str) -> Result<Nccl> {
+    fn make_child(&self, color: usize, key: usize, name: &str) -> Result<Nccl> {
         let mut state = self.group.state();
         if let Some(error) = &state.failed {
             return Err(error.clone());
@@ -399,11 +400,6 @@ impl Communicator for Nccl {
     }
 
     fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
-        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = prepared.iter().position(|(of, at, _)| (*of, *at) == (color, key)) {
-            return Ok(Box::new(prepared.remove(at).2));
-        }
-        drop(prepared);
         Ok(Box::new(self.split_off(color, key, name)?))
     }
 
@@ -415,6 +411,27 @@ impl Communicator for Nccl {
 
     fn wire_bytes(&self) -> u64 {
         self.group.state().wire
+    }
+}
+
+impl InOrder for Nccl {
+    fn follow(&self, event: &dyn Event) -> Result<()> {
+        // The stream's user is whoever holds the state.
+        let _state = self.group.state();
+        match self.group.stream.follow(event) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(invalid("nccl", "the event that a call begins after is none of a GPU's")),
+            Err(error) => Err(invalid("nccl", error)),
+        }
+    }
+
+    fn split_off(&self, color: usize, key: usize, name: &str) -> Result<Nccl> {
+        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = prepared.iter().position(|(of, at, _)| (*of, *at) == (color, key)) {
+            return Ok(prepared.remove(at).2);
+        }
+        drop(prepared);
+        self.make_child(color, key, name)
     }
 }
 

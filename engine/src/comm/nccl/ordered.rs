@@ -1,52 +1,57 @@
-//! NCCL calls in the order of a rank's kernels: a call begins when the kernels that were launched before it are done, and is
-//! complete when it returns. A started collective is carried out in `start`: nothing overlaps with it yet.
+//! Calls in the order of a rank's kernels. A call begins, on the group's own stream, when the kernels that were launched before it are
+//! done; the host does not wait for them. Kernels that are launched between `start` and `wait` run beside the call. `wait` polls,
+//! so that a call that does not end is noticed, and what is launched after it finds the result.
 
 use super::Nccl;
-use crate::comm::{Call, CommError, Communicator, Kind, Member, Null, OwnedCall, Result, Ticket};
+use crate::comm::{Call, Communicator, Kind, Member, OwnedCall, Result, Started, Ticket};
 use std::sync::Arc;
-use zbench_kernels::{Kernels, ReduceOp};
+use zbench_kernels::device::Event;
+use zbench_kernels::{Buffer, Kernels};
 
-/// A rank of a group of GPUs whose buffers its kernels work on.
-pub struct Ordered {
-    inner: Box<dyn Communicator>,
+/// A group with a stream of its own.
+pub trait InOrder: Communicator + Sized + 'static {
+    /// The calls from here on begin after an event of the kernels' stream.
+    ///
+    /// # Errors
+    /// The event is another device's, or what the driver says.
+    fn follow(&self, event: &dyn Event) -> Result<()>;
+
+    /// As [`Communicator::split`].
+    ///
+    /// # Errors
+    /// As [`Communicator::split`].
+    fn split_off(&self, color: usize, key: usize, name: &str) -> Result<Self>;
+}
+
+/// A rank of a group whose buffers its kernels work on.
+pub struct Ordered<C = Nccl> {
+    inner: C,
     kernels: Arc<dyn Kernels>,
-    /// Numbers tickets that only carry the buffers.
-    tickets: Null,
+    /// What `wait` does with the sums of calls that NCCL does not do as they are asked for.
+    unfinished: Started<Unfinished>,
 }
 
-impl Ordered {
+/// Where a sum goes, and whether it is added to what is there.
+struct Unfinished {
+    kind: Kind,
+    recv: Buffer,
+}
+
+impl<C: InOrder> Ordered<C> {
     /// `inner` for the buffers of `kernels`, on the same device.
-    pub fn new(inner: Nccl, kernels: Arc<dyn Kernels>) -> Ordered {
-        Ordered::of(Box::new(inner), kernels)
+    pub fn new(inner: C, kernels: Arc<dyn Kernels>) -> Ordered<C> {
+        Ordered { inner, kernels, unfinished: Started::default() }
     }
 
-    fn of(inner: Box<dyn Communicator>, kernels: Arc<dyn Kernels>) -> Ordered {
-        let tickets = Null::new(inner.rank(), inner.size());
-        Ordered { inner, kernels, tickets }
-    }
-
-    /// A sum onto what is there, or of another type than what travels: NCCL sums in place of this rank's summand, a kernel does
-    /// the rest.
-    fn reduce_scatter(&self, request: &mut OwnedCall) -> Result<bool> {
-        let OwnedCall { kind: Kind::ReduceScatter { accumulate, .. }, send: Some(send), recv: Some(recv) } = request
-        else {
-            return Ok(false);
-        };
-        if !*accumulate && send.dtype() == recv.dtype() {
-            return Ok(false);
+    fn follow(&self) -> Result<()> {
+        match self.kernels.record_event()? {
+            Some(event) => self.inner.follow(&*event),
+            None => Ok(self.kernels.synchronize()?),
         }
-        let kind = Kind::ReduceScatter { op: ReduceOp::Sum, accumulate: false };
-        self.call(Call::in_place(kind, send.view_mut()))?;
-        let part = recv.len() * self.rank()..recv.len() * (self.rank() + 1);
-        match *accumulate {
-            true => self.kernels.accumulate(1.0, send.slice(part), recv.view_mut())?,
-            false => self.kernels.cast(send.slice(part), recv.view_mut())?,
-        }
-        Ok(true)
     }
 }
 
-impl Communicator for Ordered {
+impl<C: InOrder> Communicator for Ordered<C> {
     fn member(&self) -> Member {
         self.inner.member()
     }
@@ -56,25 +61,45 @@ impl Communicator for Ordered {
     }
 
     fn call(&self, call: Call<'_>) -> Result<()> {
-        self.kernels.synchronize()?;
+        self.follow()?;
         self.inner.call(call)
     }
 
     fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         request.as_call().check(self.rank(), self.size())?;
-        if !self.reduce_scatter(&mut request)? {
-            self.call(request.as_call())?;
+        self.follow()?;
+        match request {
+            // A sum onto what is there, or of another type than what travels: NCCL sums in place of this rank's summand, and a
+            // kernel does the rest.
+            OwnedCall { kind: kind @ Kind::ReduceScatter { op, accumulate }, send: Some(send), recv: Some(recv) }
+                if accumulate || send.dtype() != recv.dtype() =>
+            {
+                let in_place = Kind::ReduceScatter { op, accumulate: false };
+                let ticket = self.inner.start(OwnedCall { kind: in_place, send: None, recv: Some(send) })?;
+                self.unfinished.put(ticket.sequence, Unfinished { kind, recv });
+                Ok(ticket)
+            }
+            request => self.inner.start(request),
         }
-        self.tickets.start(request)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
-        self.tickets.wait(ticket)
+        let sequence = ticket.sequence;
+        let mut done = self.inner.wait(ticket)?;
+        let Some(Unfinished { kind, mut recv }) = self.unfinished.take(sequence) else { return Ok(done) };
+        if let Some(sums) = &done.recv {
+            let part = sums.slice(recv.len() * self.rank()..recv.len() * (self.rank() + 1));
+            match kind {
+                Kind::ReduceScatter { accumulate: true, .. } => self.kernels.accumulate(1.0, part, recv.view_mut())?,
+                _ => self.kernels.cast(part, recv.view_mut())?,
+            }
+        }
+        Ok(OwnedCall { kind, send: done.recv.take(), recv: Some(recv) })
     }
 
-    fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>, CommError> {
-        let inner = self.inner.split(color, key, name)?;
-        Ok(Box::new(Ordered::of(inner, self.kernels.clone())))
+    fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
+        let inner = self.inner.split_off(color, key, name)?;
+        Ok(Box::new(Ordered::new(inner, self.kernels.clone())))
     }
 
     fn abort(&self, reason: &str) {

@@ -29,6 +29,8 @@ table! {
         context_set = cuCtxSetCurrent(CUcontext) -> CUresult;
         context_synchronize = cuCtxSynchronize() -> CUresult;
         stream_create = cuStreamCreate(*mut CUstream, c_uint) -> CUresult;
+        stream_create_with_priority = cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int) -> CUresult;
+        stream_priorities = cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int) -> CUresult;
         stream_destroy = cuStreamDestroy_v2(CUstream) -> CUresult;
         stream_synchronize = cuStreamSynchronize(CUstream) -> CUresult;
         stream_wait = cuStreamWaitEvent(CUstream, CUevent, c_uint) -> CUresult;

@@ -56,6 +56,18 @@ impl GpuEvent {
         self.gpu.0.call("cuEventRecord", |table| unsafe { (table.event_record)(self.handle, stream) })
     }
 
+    /// A stream that its owner has made in the device's primary context begins what it is asked for from now on after this event.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// The stream lives, and is of the event's device.
+    pub unsafe fn block(&self, stream: CUstream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.hold_back(&self.gpu, stream) }
+    }
+
     /// What the stream is asked for from now on begins after it.
     ///
     /// # Safety

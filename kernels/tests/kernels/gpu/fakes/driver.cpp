@@ -195,6 +195,8 @@ int cuStreamCreate(void **stream, unsigned flags) {
     streams.insert(*stream = new Stream);
     return OK;
 }
+int cuStreamCreateWithPriority(void **stream, unsigned flags, int) { return cuStreamCreate(stream, flags); }
+int cuCtxGetStreamPriorityRange(int *least, int *greatest) { ENTER(); *least = 0; *greatest = -5; return OK; }
 int cuStreamDestroy_v2(void *stream) {
     ENTER();
     finish(static_cast<Stream *>(stream));
