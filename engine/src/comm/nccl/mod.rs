@@ -79,6 +79,8 @@ struct Started {
     sequence: u64,
     operation: &'static str,
     mark: Mark,
+    /// What the call needs beside its buffers until it is done.
+    _scratch: Option<Memory>,
 }
 
 /// Joins a group of `size` ranks as `rank`, on `device`. All ranks come with the `id` that one of them has made
@@ -268,8 +270,8 @@ impl Group {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a call on the stream, and gives the mark after it with what has to live until then.
-    fn begin(&self, state: &mut State, call: &mut Call<'_>) -> Result<(Started, Option<Memory>)> {
+    /// Puts a call on the stream, with a mark after it.
+    fn begin(&self, state: &mut State, call: &mut Call<'_>) -> Result<Started> {
         call.check(self.rank, self.size)?;
         refuse(call)?;
         if let Some(error) = &state.failed {
@@ -281,12 +283,12 @@ impl Group {
         let Group { handle, stream, rank, size, token, .. } = self;
         let issue = Issue { handle, stream, rank: *rank, size: *size, token };
         let begun = stream.device().enter().map_err(Into::into).and_then(|()| issue.issue(call));
-        let memory = begun.map_err(|error| self.fail(state, operation, sequence, &error))?;
+        let scratch = begun.map_err(|error| self.fail(state, operation, sequence, &error))?;
         // In progress means not on the stream yet: a mark would come before it.
         self.until(state, operation, sequence, || Ok(true))?;
         let mark = stream.mark().map_err(|error| self.fail(state, operation, sequence, &error))?;
         state.wire += wire;
-        Ok((Started { sequence, operation, mark }, memory))
+        Ok(Started { sequence, operation, mark, _scratch: scratch })
     }
 
     /// Polls NCCL and `done` until both are; else ends the group.
@@ -313,6 +315,7 @@ impl Group {
         }
     }
 
+    /// Afterwards the stream has come past the call, or the kernels have been aborted: its scratch may go.
     fn finish(&self, state: &mut State, started: &Started) -> Result<()> {
         self.until(state, started.operation, started.sequence, || started.mark.is_done())
     }
@@ -371,15 +374,13 @@ impl Communicator for Nccl {
 
     fn call(&self, mut call: Call<'_>) -> Result<()> {
         let mut state = self.group.state();
-        let (started, memory) = self.group.begin(&mut state, &mut call)?;
-        let result = self.group.finish(&mut state, &started);
-        drop(memory); // not before the stream has come past its use, or the kernels have been aborted
-        result
+        let started = self.group.begin(&mut state, &mut call)?;
+        self.group.finish(&mut state, &started)
     }
 
     fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let mut state = self.group.state();
-        let (started, _none) = self.group.begin(&mut state, &mut request.as_call())?;
+        let started = self.group.begin(&mut state, &mut request.as_call())?;
         let sequence = started.sequence;
         state.open.push(started);
         Ok(Ticket::of(self.group.clone(), sequence, request))

@@ -77,6 +77,15 @@ int connect(Comm *comm) {
     return OK;
 }
 
+// A call begins when its stream has come to it. What was asked of the stream before is done here, so that a call that follows the
+// wrong event still finds what the kernels have not written yet.
+int reach(void *stream) {
+    static auto driver = dlopen("libcuda.so.1", RTLD_LAZY);
+    static auto finish = driver ? reinterpret_cast<int (*)(void *)>(dlsym(driver, "cuStreamSynchronize")) : nullptr;
+    if (!finish || finish(stream)) return failed(CUDA_FAILED, "what the call follows failed");
+    return OK;
+}
+
 size_t size_of(int type) { return type == 0 || type == 1 ? 1 : type == 6 || type == 9 ? 2 : type == 8 ? 8 : 4; }
 template <typename T> void add(T *to, const T *from, size_t count, int op) {
     for (size_t i = 0; i < count; i++) {
@@ -107,8 +116,9 @@ int reduce(char *to, const char *from, size_t count, int type, int op) {
 }
 
 // Everybody shows a piece of `send`; `take` is told of each piece, where all ranks' are seen.
-template <typename Take> int pieces(Comm *comm, const char *send, size_t count, size_t width, Take take) {
+template <typename Take> int pieces(Comm *comm, void *stream, const char *send, size_t count, size_t width, Take take) {
     if (int code = connect(comm)) return code;
+    if (int code = reach(stream)) return comm->state = code;
     const size_t most = SLOT / width;
     for (size_t from = 0; from == 0 || from < count; from += most) {
         size_t part = count - from < most ? count - from : most;
@@ -164,9 +174,9 @@ int ncclCommUserRank(Comm *comm, int *rank) { *rank = comm->rank; return OK; }
 int ncclCommCuDevice(Comm *, int *) { return failed(INVALID_USAGE, "the imitation does not know its device"); }
 int ncclGroupStart() { return OK; }
 int ncclGroupEnd() { return OK; }
-int ncclAllReduce(const char *send, char *recv, size_t count, int type, int op, Comm *comm, void *) {
+int ncclAllReduce(const char *send, char *recv, size_t count, int type, int op, Comm *comm, void *stream) {
     size_t width = size_of(type);
-    return pieces(comm, send, count, width, [&](size_t from, size_t part) {
+    return pieces(comm, stream, send, count, width, [&](size_t from, size_t part) {
         std::vector<char> sum(slot(comm, 0), slot(comm, 0) + part * width);
         for (int rank = 1; rank < comm->size; rank++)
             if (int code = reduce(sum.data(), slot(comm, rank), part, type, op)) return code;
@@ -174,11 +184,11 @@ int ncclAllReduce(const char *send, char *recv, size_t count, int type, int op, 
         return int(OK);
     });
 }
-int ncclReduceScatter(const char *send, char *recv, size_t count, int type, int op, Comm *comm, void *) {
+int ncclReduceScatter(const char *send, char *recv, size_t count, int type, int op, Comm *comm, void *stream) {
     size_t width = size_of(type);
     // `recv` may be part of `send`: it is written when all has been shown.
     std::vector<char> own(count * width);
-    int result = pieces(comm, send, count * comm->size, width, [&](size_t from, size_t part) {
+    int result = pieces(comm, stream, send, count * comm->size, width, [&](size_t from, size_t part) {
         size_t begin = comm->rank * count, end = begin + count;
         size_t low = from > begin ? from : begin, high = from + part < end ? from + part : end;
         if (low >= high) return int(OK);
@@ -191,17 +201,17 @@ int ncclReduceScatter(const char *send, char *recv, size_t count, int type, int 
     if (result == OK) memcpy(recv, own.data(), own.size());
     return result;
 }
-int ncclAllGather(const char *send, char *recv, size_t count, int type, Comm *comm, void *) {
+int ncclAllGather(const char *send, char *recv, size_t count, int type, Comm *comm, void *stream) {
     size_t width = size_of(type);
-    return pieces(comm, send, count, width, [&](size_t from, size_t part) {
+    return pieces(comm, stream, send, count, width, [&](size_t from, size_t part) {
         for (int rank = 0; rank < comm->size; rank++)
             memcpy(recv + (rank * count + from) * width, slot(comm, rank), part * width);
         return int(OK);
     });
 }
-int ncclBroadcast(const char *send, char *recv, size_t count, int type, int root, Comm *comm, void *) {
+int ncclBroadcast(const char *send, char *recv, size_t count, int type, int root, Comm *comm, void *stream) {
     size_t width = size_of(type);
-    return pieces(comm, comm->rank == root ? send : nullptr, count, width, [&](size_t from, size_t part) {
+    return pieces(comm, stream, comm->rank == root ? send : nullptr, count, width, [&](size_t from, size_t part) {
         memcpy(recv + from * width, slot(comm, root), part * width);
         return int(OK);
     });
