@@ -52,6 +52,9 @@ pub enum BenchError {
     /// The child process that measured ended without a result.
     #[error("{}", .0.reason)]
     Ended(Ended),
+    /// Steps of training did not run.
+    #[error("{0}")]
+    Step(String),
     /// Not enough memory is free at this moment.
     #[error("takes {needed}, and {available} of memory are free now; end other programs, or ask for less")]
     Busy {

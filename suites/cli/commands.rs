@@ -2,6 +2,7 @@
 
 mod allreduce;
 mod bench;
+mod bound;
 mod bundle;
 mod calibrate;
 mod compare;

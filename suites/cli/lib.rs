@@ -137,6 +137,7 @@ data or a collective that failed, 130 stopped by Ctrl-C. What was measured befor
   zbench gemm --shape 2048x1376x512,1x4096x4096 --layout nn,nt,tn --dtype bf16 --threads 1,2
   zbench gemm --model llama-32m --seq-len 512 --micro-batch 4
                                                       every distinct product of a training step, and what they take together
+  zbench gemm --model llama-32m --bound               every kernel of the step against the peak and the memory's rate
   zbench gemm --model ./my-model --dtype bf16         … of a folder with config.json
   zbench gemm grid.toml                               a file with suite = \"gemm\"; what the notebook holds is not repeated
   zbench gemm --shape 512x512x512 --format csv

@@ -21,6 +21,9 @@ pub struct GemmArgs {
     /// Sequences of a micro-batch of that step [default: 1]
     #[arg(long, value_name = "N", requires = "model")]
     pub micro_batch: Option<String>,
+    /// Run that step and show every kernel of it, attention and passes too, against what the peak and memory allow
+    #[arg(long, requires = "model")]
+    pub bound: bool,
     /// Type of A and B: f32, bf16, f16; several with commas [default: f32,bf16]
     #[arg(long, value_name = "TYPE", value_delimiter = ',', conflicts_with = "file")]
     pub dtype: Vec<String>,

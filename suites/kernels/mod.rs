@@ -3,6 +3,7 @@
 
 pub mod args;
 pub(crate) mod attention;
+pub mod bound;
 mod ceiling;
 mod clock;
 mod device;

@@ -6,6 +6,7 @@ use super::{Device, Method, model};
 use crate::bench::{BenchSpec, Specs};
 use toml::Value;
 use zbench_config::{Context, Refusal, Setting, Values};
+use zbench_engine::config::Cell;
 use zbench_kernels::{DType, Gemm};
 
 /// The products of one combination.
@@ -89,8 +90,11 @@ fn one(values: &Values, shape: &str, context: &Context) -> Result<Specs, Refusal
     Ok((vec![Box::new(cell)], None))
 }
 
-/// Every product of a model's training step.
-fn of_model(values: &Values, context: &Context) -> Result<Specs, Refusal> {
+/// The cell whose training step has the products.
+///
+/// # Errors
+/// A key without effect, or what keeps the model from training.
+pub(crate) fn model_cell(values: &Values, context: &Context) -> Result<Cell, Refusal> {
     for key in ["gemm.layout", "gemm.output", "gemm.accumulate"] {
         if values.given(key).is_some() {
             let message = "follows from the model's layers; leave it out, or state gemm.shape";
@@ -98,8 +102,7 @@ fn of_model(values: &Values, context: &Context) -> Result<Specs, Refusal> {
         }
     }
     let mut settings = values.settings.clone();
-    let own = ["suite", "hardware.threads_per_rank"];
-    settings.retain(|key, _| !key.starts_with("gemm.") && !key.starts_with("bench.") && !own.contains(key));
+    settings.retain(|key, _| !key.starts_with("gemm.") && !key.starts_with("bench.") && *key != "suite");
     if let Some(given) = values.settings.get("gemm.dtype") {
         if let Some(key) = settings.keys().find(|key| key.starts_with("precision.")) {
             let message = format!("stands beside {key}, which says the types of a model's products; keep one of them");
@@ -112,8 +115,16 @@ fn of_model(values: &Values, context: &Context) -> Result<Specs, Refusal> {
         };
         settings.insert("precision.preset", Setting { value: Value::from(preset), ..given.clone() });
     }
-    let cell = zbench_config::resolve(&settings, context)?.cell;
-    let train = settings.get("train.seq_len").map_or("train.micro_batch", |_| "train.seq_len");
+    Ok(zbench_config::resolve(&settings, context)?.cell)
+}
+
+/// Every product of a model's training step.
+fn of_model(values: &Values, context: &Context) -> Result<Specs, Refusal> {
+    // Products are timed with any number of threads, more than a cell that trains may have.
+    let mut settings = values.settings.clone();
+    settings.remove("hardware.threads_per_rank");
+    let cell = model_cell(&Values { settings: &settings }, context)?;
+    let train = values.settings.get("train.seq_len").map_or("train.micro_batch", |_| "train.seq_len");
     let products = model::products(&cell).map_err(|(key, message)| {
         let refusal = values.refuse(train, &["train.micro_batch", "model.preset", "model.path"], message);
         Refusal { key, ..refusal }
@@ -146,7 +157,7 @@ fn of_model(values: &Values, context: &Context) -> Result<Specs, Refusal> {
 }
 
 /// What the model is called: its preset, its folder or its family.
-fn model_name(values: &Values) -> String {
+pub(crate) fn model_name(values: &Values) -> String {
     let folder = |path: String| {
         let name = std::path::Path::new(&path).file_name().map(|name| name.to_string_lossy().into_owned());
         name.unwrap_or(path)

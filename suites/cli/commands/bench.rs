@@ -62,6 +62,9 @@ impl Wanted {
 /// `zbench gemm`.
 pub fn gemm(global: &Global, arguments: &GemmArgs) -> Result<u8> {
     let of_flags = || kernels::flags::gemm(arguments);
+    if arguments.bound {
+        return super::bound::bound(global, &of_flags()?, &arguments.common.run);
+    }
     command(global, "gemm", arguments.file.as_deref(), &arguments.common.run, train::TRIALS, of_flags)
 }
 
