@@ -1,8 +1,8 @@
-//! Backward of bf16 on packed tiles.
+//! Backward of bf16 and f32 on packed tiles.
 //!
 //! Queries and gradients of the output are packed once per head, in the two forms that the products take. A job has a
 //! block of keys and goes over the queries that see it, with everything transposed, keys as rows: so probabilities and
-//! gradients of scores come out as rows of A for `dv = p^T dout` and `dk = ds^T q`, and, two rows woven, as columns of B
+//! gradients of scores come out as rows of A for `dv = p^T dout` and `dk = ds^T q`, and, of bf16 two rows woven, as columns of B
 //! for `dq^T = k^T ds^T`.
 //!
 //! All blocks of keys add to the same dq. They do so in the order of the keys: a block waits for the one before it, tile
@@ -12,7 +12,7 @@
 #![allow(unsafe_code, reason = "packed panels are read and written by address")]
 #![allow(clippy::needless_range_loop, reason = "vectors in registers are taken by number, several arrays at once")]
 
-use super::lanes::{LANES, Lanes, Pass, exp2, run};
+use super::lanes::{LANES, Lanes, Pass, Terms, exp2, run};
 use super::plain::slope;
 use super::*;
 use crate::cpu::matmul::micro::Block;
@@ -326,7 +326,7 @@ impl Job<'_> {
     unsafe fn meet(&self, sight: &Sight, meeting: Meeting, turn: u32, mark: &AtomicU32) {
         let Job { op, layout: Layout { panels, seq, span, .. }, ref tokens, .. } = *self;
         let Meeting { head, ref rows, member, own } = meeting;
-        let Panels { path, tiles, .. } = panels;
+        let Panels { path, element, tiles, .. } = panels;
         let wide = panels.wide();
         let [keys, values, turned, scores, slopes, probs, grads, woven, dk, dv] = own;
         let side = tokens.len().next_multiple_of(COLS);
@@ -351,11 +351,11 @@ impl Job<'_> {
                 b: b.wrapping_add(panels.b(strip.start / COLS * COLS, tiles)).cast_const().cast(),
                 b_panel: 0,
                 cols: 1,
-                tiles,
+                tiles: panels.deep(tiles),
                 c: c.wrapping_add(from * STRIP),
                 c_row: STRIP,
                 add: false,
-                ..Block::of_pairs(path)
+                ..Block::empty(path, element)
             };
             // SAFETY: all packed, whole panels.
             unsafe {
@@ -368,6 +368,7 @@ impl Job<'_> {
                 }
                 run(
                     path,
+                    element,
                     Gradients {
                         scores: scores.add(from * STRIP),
                         slopes: slopes.add(from * STRIP),
@@ -383,7 +384,7 @@ impl Job<'_> {
                         probs: probs.add(panels.a(from, across) + s * panels.a(ROWS, 1)),
                         grads: grads.add(panels.a(from, across) + s * panels.a(ROWS, 1)),
                         panel: panels.a(ROWS, across),
-                        woven: woven.add(s * panels.b(COLS, deep) + from / 2 * COLS),
+                        woven: woven.add(s * panels.b(COLS, deep) + from / element.terms() * COLS),
                     },
                 );
             }
@@ -407,11 +408,11 @@ impl Job<'_> {
                         b: b.add(panels.b(COLS, rows.start / COLS + from)).cast(),
                         b_panel: panels.b(COLS, seq / COLS),
                         cols: tiles,
-                        tiles: strips,
+                        tiles: panels.deep(strips),
                         c: c.add(keys.start * wide),
                         c_row: wide,
                         add: true,
-                        ..Block::of_pairs(path)
+                        ..Block::empty(path, element)
                     });
                 }
             }
@@ -430,14 +431,14 @@ impl Job<'_> {
                     a: turned.add(keys.start / COLS * panels.a(ROWS, 1)).cast(),
                     a_panel: panels.a(ROWS, side / COLS) * 4,
                     rows: panels.dim.div_ceil(ROWS),
-                    b: woven.add(s * panels.b(COLS, deep) + keys.start / 2 * COLS).cast(),
+                    b: woven.add(s * panels.b(COLS, deep) + keys.start / element.terms() * COLS).cast(),
                     b_panel: panels.b(COLS, deep),
                     cols: step,
-                    tiles: keys.len() / COLS,
+                    tiles: panels.deep(keys.len() / COLS),
                     c: dq.add(s * STRIP),
                     c_row: width,
                     add: true,
-                    ..Block::of_pairs(path)
+                    ..Block::empty(path, element)
                 });
             }
         }
@@ -513,16 +514,15 @@ impl Pass for Gradients {
     /// # Safety
     /// Everything is as large as it says and used here alone.
     #[inline(always)]
-    unsafe fn run<L: Lanes, const WIDE: bool>(self) {
+    unsafe fn run<L: Lanes, T: Terms>(self) {
         // SAFETY: the caller's promise.
-        unsafe { if self.hide { self.rows::<L, WIDE, true>() } else { self.rows::<L, WIDE, false>() } }
+        unsafe { if self.hide { self.rows::<L, T, true>() } else { self.rows::<L, T, false>() } }
     }
 }
 
 impl Gradients {
     #[inline(always)]
-    unsafe fn rows<L: Lanes, const WIDE: bool, const HIDE: bool>(&self) {
-        let line = if WIDE { 2 * WORDS } else { WORDS };
+    unsafe fn rows<L: Lanes, T: Terms, const HIDE: bool>(&self) {
         let factor = L::splat(self.factor);
         // SAFETY: the caller's promise.
         unsafe {
@@ -541,20 +541,12 @@ impl Gradients {
                         }
                         ds[i][h] = L::load(self.slopes.add(at)).add(delta[h]).mul(p[h]);
                     }
-                    let to = (row + i) / ROWS * self.panel + (row + i) % ROWS * line;
-                    let (probs, grads) = (self.probs.add(to), self.grads.add(to));
-                    if WIDE {
-                        for h in 0..2 {
-                            p[h].store(probs.add(h * LANES));
-                            ds[i][h].store(grads.add(h * LANES));
-                        }
-                    } else {
-                        L::pairs(p[0], p[1], probs.cast());
-                        L::pairs(ds[i][0], ds[i][1], grads.cast());
-                    }
+                    let to = (row + i) / ROWS * self.panel + (row + i) % ROWS * T::LINE;
+                    T::row(p[0], p[1], self.probs.add(to));
+                    T::row(ds[i][0], ds[i][1], self.grads.add(to));
                 }
                 for h in 0..2 {
-                    L::weave(ds[0][h], ds[1][h], self.woven.add(row / 2 * COLS + h * LANES).cast());
+                    T::columns(ds[0][h], ds[1][h], row, self.woven.add(h * LANES));
                 }
             }
         }

@@ -1,11 +1,11 @@
-//! Forward of bf16 on packed tiles. Keys and values of a head are packed once for all queries; then every block of
+//! Forward of bf16 and f32 on packed tiles. Keys and values of a head are packed once for all queries; then every block of
 //! queries goes over the keys it sees, a tile at a time: scores, softmax, sums.
 //!
 //! What is computed of a query depends on the cuts of the keys alone, so blocks may be of any size and on any thread.
 
 #![allow(unsafe_code, reason = "packed panels are read and written by address")]
 
-use super::lanes::{LANES, Lanes, Pass, exp2, run};
+use super::lanes::{LANES, Lanes, Pass, Terms, exp2, run};
 use super::plain::slope;
 use super::*;
 use crate::cpu::matmul::micro::Block;
@@ -135,7 +135,7 @@ impl Job<'_> {
     /// The queries of this head are this thread's, and so is `scratch`.
     unsafe fn run(self, q: &View, out: &Shared, lse: &Shared, mut scratch: *mut f32) {
         let Job { op, layout: Layout { panels, block, keys: all, own, .. }, batch, ref rows, .. } = self;
-        let Panels { path, tiles, .. } = panels;
+        let Panels { path, element, tiles, .. } = panels;
         let [queries, scores, numerators, sums, lines] = own.map(|len| take(&mut scratch, len));
         let (tops, totals) = (lines, lines.wrapping_add(block));
         let _held = path.hold();
@@ -174,11 +174,11 @@ impl Job<'_> {
                         b: self.keys.add(panels.b(keys.start, tiles)).cast(),
                         b_panel: panels.b(COLS, tiles),
                         cols: width / COLS,
-                        tiles,
+                        tiles: panels.deep(tiles),
                         c: scores,
                         c_row: width,
                         add: false,
-                        ..Block::of_pairs(path)
+                        ..Block::empty(path, element)
                     });
                     if !simple {
                         let far = |row, col| (strip.start + row) as f32 - (keys.start + col) as f32;
@@ -191,6 +191,7 @@ impl Job<'_> {
                     }
                     run(
                         path,
+                        element,
                         Softmax {
                             scores,
                             width,
@@ -212,11 +213,11 @@ impl Job<'_> {
                         b: self.values.add(panels.b(COLS, keys.start / COLS)).cast(),
                         b_panel: panels.b(COLS, all / COLS),
                         cols: tiles,
-                        tiles: width / COLS,
+                        tiles: panels.deep(width / COLS),
                         c: sums.add(line * panels.wide()),
                         c_row: panels.wide(),
                         add: !first,
-                        ..Block::of_pairs(path)
+                        ..Block::empty(path, element)
                     });
                 }
             }
@@ -272,17 +273,16 @@ impl Pass for Softmax {
     /// # Safety
     /// Everything is as large as it says and used here alone.
     #[inline(always)]
-    unsafe fn run<L: Lanes, const WIDE: bool>(self) {
-        let line = if WIDE { 2 * WORDS } else { WORDS };
+    unsafe fn run<L: Lanes, T: Terms>(self) {
         let factor = L::splat(self.factor);
         for row in 0..self.height.next_multiple_of(ROWS) {
             // SAFETY: the caller's promise.
             unsafe {
-                let to = self.numerators.add(row / ROWS * self.panel + row % ROWS * line);
+                let to = self.numerators.add(row / ROWS * self.panel + row % ROWS * T::LINE);
                 if row >= self.height {
                     // Rows that only fill the panel.
-                    for tile in 0..self.width / COLS {
-                        (0..line).for_each(|i| to.add(tile * ROWS * line + i).write(0.0));
+                    for group in 0..self.width / COLS {
+                        T::row(L::splat(0.0), L::splat(0.0), to.add(group * T::GROUP));
                     }
                     continue;
                 }
@@ -300,18 +300,12 @@ impl Pass for Softmax {
                 let top = *self.tops.add(row);
                 let base = L::splat(if top == f32::NEG_INFINITY { 0.0 } else { -top });
                 let mut totals = [L::splat(0.0); 2];
-                for tile in 0..self.width / COLS {
-                    let scores = scores.add(tile * COLS);
+                for group in 0..self.width / COLS {
+                    let scores = scores.add(group * COLS);
                     let low = exp2(L::load(scores).fma(factor, base));
                     let high = exp2(L::load(scores.add(LANES)).fma(factor, base));
                     totals = [totals[0].add(low), totals[1].add(high)];
-                    let to = to.add(tile * ROWS * line);
-                    if WIDE {
-                        low.store(to);
-                        high.store(to.add(LANES));
-                    } else {
-                        L::pairs(low, high, to.cast());
-                    }
+                    T::row(low, high, to.add(group * T::GROUP));
                 }
                 *self.totals.add(row) += totals[0].add(totals[1]).total();
             }

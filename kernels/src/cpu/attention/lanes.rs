@@ -6,6 +6,7 @@
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::level::Level;
 use crate::cpu::matmul::path::Path;
+use crate::cpu::matmul::tiles::{COLS, Element, ROWS, WORDS};
 
 pub(super) const LANES: usize = 16;
 
@@ -65,41 +66,143 @@ pub(super) fn exp2<L: Lanes>(x: L) -> L {
     p.mul(shifted.exponent())
 }
 
-/// A pass that is written for any vectors. `WIDE` says whether A's tiles hold f32.
+/// How what a pass leaves lies in tiles: 32 terms of a row of A, and two rows of B.
+pub(super) trait Terms {
+    /// f32 elements from one row of a tile of A to the next.
+    const LINE: usize;
+    /// f32 elements from 32 terms of a panel of A to the next 32.
+    const GROUP: usize;
+
+    /// Writes 32 terms of a row.
+    ///
+    /// # Safety
+    /// `to` is where the row begins in these terms' tiles.
+    unsafe fn row<L: Lanes>(low: L, high: L, to: *mut f32);
+
+    /// Writes 16 columns of the rows `term` and `term + 1` of B; `term` is even.
+    ///
+    /// # Safety
+    /// `to` is where these columns begin in the panel of B.
+    unsafe fn columns<L: Lanes>(even: L, odd: L, term: usize, to: *mut f32);
+}
+
+/// Pairs of bf16 on both sides.
+pub(super) struct Pairs;
+
+impl Terms for Pairs {
+    const LINE: usize = WORDS;
+    const GROUP: usize = ROWS * WORDS;
+
+    #[inline(always)]
+    unsafe fn row<L: Lanes>(low: L, high: L, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { L::pairs(low, high, to.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn columns<L: Lanes>(even: L, odd: L, term: usize, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { L::weave(even, odd, to.add(term / 2 * COLS).cast()) }
+    }
+}
+
+/// A of bf16 made f32, B of pairs.
+pub(super) struct Wide;
+
+impl Terms for Wide {
+    const LINE: usize = 2 * WORDS;
+    const GROUP: usize = ROWS * 2 * WORDS;
+
+    #[inline(always)]
+    unsafe fn row<L: Lanes>(low: L, high: L, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            low.store(to);
+            high.store(to.add(LANES));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn columns<L: Lanes>(even: L, odd: L, term: usize, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { Pairs::columns(even, odd, term, to) }
+    }
+}
+
+/// f32 on both sides: 32 terms are two tiles.
+pub(super) struct Singles;
+
+impl Terms for Singles {
+    const LINE: usize = WORDS;
+    const GROUP: usize = 2 * ROWS * WORDS;
+
+    #[inline(always)]
+    unsafe fn row<L: Lanes>(low: L, high: L, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            low.store(to);
+            high.store(to.add(ROWS * WORDS));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn columns<L: Lanes>(even: L, odd: L, term: usize, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            even.store(to.add(term * COLS));
+            odd.store(to.add((term + 1) * COLS));
+        }
+    }
+}
+
+/// A pass that is written for any vectors and any form of its results.
 pub(super) trait Pass {
     /// # Safety
     /// As the pass says.
-    unsafe fn run<L: Lanes, const WIDE: bool>(self);
+    unsafe fn run<L: Lanes, T: Terms>(self);
 }
 
 /// Runs a pass with a path's instructions.
 ///
 /// # Safety
 /// As the pass says.
-pub(super) unsafe fn run(path: Path, pass: impl Pass) {
+pub(super) unsafe fn run(path: Path, element: Element, pass: impl Pass) {
+    /// With the form that bf16 has on this path, or that of f32.
+    #[inline(always)]
+    unsafe fn with<L: Lanes, T: Terms>(element: Element, pass: impl Pass) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match element {
+                Element::Pair => pass.run::<L, T>(),
+                Element::Single => pass.run::<L, Singles>(),
+            }
+        }
+    }
     // SAFETY: the caller's promise; a path is only there where the CPU has its instructions.
     unsafe {
         match path {
-            Path::Portable => pass.run::<Plain<{ cfg!(any(target_feature = "fma", target_arch = "aarch64")) }>, true>(),
+            Path::Portable => {
+                with::<Plain<{ cfg!(any(target_feature = "fma", target_arch = "aarch64")) }>, Wide>(element, pass);
+            }
             #[cfg(target_arch = "x86_64")]
             Path::Avx2 => Level::Avx2.run(
                 #[inline(always)]
-                |_| pass.run::<Plain<true>, true>(),
+                |_| with::<Plain<true>, Wide>(element, pass),
             ),
             #[cfg(target_arch = "x86_64")]
             Path::Avx512 => Level::Avx512.run(
                 #[inline(always)]
-                |_| pass.run::<machine::Wide<false>, true>(),
+                |_| with::<machine::Register<false>, Wide>(element, pass),
             ),
             #[cfg(target_arch = "x86_64")]
             Path::Amx if !std::arch::is_x86_feature_detected!("avx512bf16") => Level::Avx512.run(
                 #[inline(always)]
-                |_| pass.run::<machine::Wide<false>, false>(),
+                |_| with::<machine::Register<false>, Pairs>(element, pass),
             ),
             #[cfg(target_arch = "x86_64")]
             Path::Avx512Bf16 | Path::Amx => machine::avx512_bf16(
                 #[inline(always)]
-                || pass.run::<machine::Wide<true>, false>(),
+                || with::<machine::Register<true>, Pairs>(element, pass),
             ),
         }
     }
@@ -248,7 +351,7 @@ mod machine {
 
     /// A register. `BF16`: the CPU rounds to bf16 by itself. Only [`super::run`] names this type, where the features are.
     #[derive(Clone, Copy)]
-    pub(in crate::cpu::attention) struct Wide<const BF16: bool>(__m512);
+    pub(in crate::cpu::attention) struct Register<const BF16: bool>(__m512);
 
     /// As [`super::rounded`].
     #[inline(always)]
@@ -266,15 +369,15 @@ mod machine {
     // SAFETY of every block below: the type is only used by code that `super::run` compiled for these features; addresses
     // are the caller's promise.
     #[allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-    impl<const BF16: bool> Lanes for Wide<BF16> {
+    impl<const BF16: bool> Lanes for Register<BF16> {
         #[inline(always)]
         fn splat(x: f32) -> Self {
-            Wide(unsafe { _mm512_set1_ps(x) })
+            Register(unsafe { _mm512_set1_ps(x) })
         }
 
         #[inline(always)]
         unsafe fn load(from: *const f32) -> Self {
-            Wide(unsafe { _mm512_loadu_ps(from) })
+            Register(unsafe { _mm512_loadu_ps(from) })
         }
 
         #[inline(always)]
@@ -284,32 +387,32 @@ mod machine {
 
         #[inline(always)]
         fn add(self, other: Self) -> Self {
-            Wide(unsafe { _mm512_add_ps(self.0, other.0) })
+            Register(unsafe { _mm512_add_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         fn sub(self, other: Self) -> Self {
-            Wide(unsafe { _mm512_sub_ps(self.0, other.0) })
+            Register(unsafe { _mm512_sub_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         fn mul(self, other: Self) -> Self {
-            Wide(unsafe { _mm512_mul_ps(self.0, other.0) })
+            Register(unsafe { _mm512_mul_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         fn fma(self, b: Self, c: Self) -> Self {
-            Wide(unsafe { _mm512_fmadd_ps(self.0, b.0, c.0) })
+            Register(unsafe { _mm512_fmadd_ps(self.0, b.0, c.0) })
         }
 
         #[inline(always)]
         fn max(self, other: Self) -> Self {
-            Wide(unsafe { _mm512_max_ps(self.0, other.0) })
+            Register(unsafe { _mm512_max_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         fn exponent(self) -> Self {
-            Wide(unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(self.0))) })
+            Register(unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(self.0))) })
         }
 
         #[inline(always)]
@@ -318,7 +421,7 @@ mod machine {
                 let key = _mm512_set1_epi32(key);
                 let after = _mm512_cmple_epi32_mask(_mm512_loadu_si512(first.cast()), key);
                 let seen = _mm512_mask_cmple_epi32_mask(after, key, _mm512_loadu_si512(last.cast()));
-                Wide(_mm512_maskz_mov_ps(seen, self.0))
+                Register(_mm512_maskz_mov_ps(seen, self.0))
             }
         }
 
@@ -387,7 +490,7 @@ mod tests {
     }
 
     impl Pass for All<'_> {
-        unsafe fn run<L: Lanes, const WIDE: bool>(self) {
+        unsafe fn run<L: Lanes, T: Terms>(self) {
             for (i, x) in self.inputs.chunks_exact(2 * LANES).enumerate() {
                 let at = 2 * LANES * i;
                 // SAFETY: all slices are as long as the inputs.
@@ -418,7 +521,7 @@ mod tests {
         let (mut powers, mut pairs, mut woven) = (vec![0.0; n], vec![0; n / 2], vec![0; n / 2]);
         let all = All { inputs, powers: &mut powers, pairs: &mut pairs, woven: &mut woven };
         // SAFETY: the pass keeps to its slices.
-        unsafe { run(path, all) };
+        unsafe { run(path, Element::Pair, all) };
         (powers, pairs, woven)
     }
 

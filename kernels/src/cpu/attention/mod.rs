@@ -2,7 +2,7 @@
 //! al., 2022), so that no score matrix is ever stored. Backward computes the probabilities again from the saved
 //! log-sum-exp.
 //!
-//! bf16 runs on packed tiles ([`forward`], [`backward`]); other types are widened to f32 ([`plain`]).
+//! bf16 and f32 run on packed tiles ([`forward`], [`backward`]); f16 is widened to f32 ([`plain`]).
 
 #![allow(unsafe_code, reason = "packed panels are read and written by address")]
 
@@ -31,8 +31,8 @@ const ROUND: usize = 1 << 20;
 /// f32 elements of scratch that forward needs.
 pub(super) fn forward_workspace(op: &Attention, path: Path, threads: usize) -> usize {
     match op.dtype {
-        DType::Bf16 if is_empty(op) => 0,
-        DType::Bf16 => forward::Layout::of(op, path, threads).workspace(threads),
+        DType::Bf16 | DType::F32 if is_empty(op) => 0,
+        DType::Bf16 | DType::F32 => forward::Layout::of(op, path, threads).workspace(threads),
         _ => threads.saturating_mul(plain::forward_scratch(op)),
     }
 }
@@ -40,8 +40,8 @@ pub(super) fn forward_workspace(op: &Attention, path: Path, threads: usize) -> u
 /// f32 elements of scratch that backward needs.
 pub(super) fn backward_workspace(op: &Attention, path: Path, threads: usize) -> usize {
     match op.dtype {
-        DType::Bf16 if op.kv_heads > op.heads || is_empty(op) => 0,
-        DType::Bf16 => backward::Layout::of(op, path, threads).workspace(threads),
+        DType::Bf16 | DType::F32 if op.kv_heads > op.heads || is_empty(op) => 0,
+        DType::Bf16 | DType::F32 => backward::Layout::of(op, path, threads).workspace(threads),
         _ => threads.saturating_mul(plain::backward_scratch(op)),
     }
 }
@@ -74,7 +74,7 @@ impl Cpu {
             return;
         }
         match op.dtype {
-            DType::Bf16 => self.run_packed_attention(op, inputs, outs, workspace),
+            DType::Bf16 | DType::F32 => self.run_packed_attention(op, inputs, outs, workspace),
             _ => self.run_plain_attention(op, inputs, outs, workspace),
         }
     }
@@ -91,25 +91,28 @@ impl Cpu {
             return;
         }
         match op.dtype {
-            DType::Bf16 => self.run_packed_attention_backward(op, inputs, kept, gradients, workspace),
+            DType::Bf16 | DType::F32 => self.run_packed_attention_backward(op, inputs, kept, gradients, workspace),
             _ => self.run_plain_attention_backward(op, inputs, kept, gradients, workspace),
         }
     }
 }
 
-/// Sizes of packed operands of one shape on one path. Sides are padded to whole panels.
+/// Sizes of packed operands of one shape on one path. Sides are padded to whole panels, and terms to groups of 32: one tile of
+/// bf16, two of f32.
 #[derive(Clone, Copy)]
 struct Panels {
     path: Path,
     level: Level,
+    element: Element,
     dim: usize,
-    /// The same in tiles of 32.
+    /// The same in groups.
     tiles: usize,
 }
 
 impl Panels {
     fn of(op: &Attention, path: Path) -> Panels {
-        Panels { path, level: path.level(), dim: op.head_dim, tiles: Element::Pair.tiles(op.head_dim) }
+        let element = if op.dtype == DType::Bf16 { Element::Pair } else { Element::Single };
+        Panels { path, level: path.level(), element, dim: op.head_dim, tiles: op.head_dim.div_ceil(COLS) }
     }
 
     /// Elements of a head, padded.
@@ -117,14 +120,19 @@ impl Panels {
         self.tiles.saturating_mul(COLS)
     }
 
-    /// f32 elements of `rows` rows (a multiple of 16) of A with `terms` tiles.
-    fn a(&self, rows: usize, terms: usize) -> usize {
-        elements(&[rows / ROWS, terms, self.path.tile_bytes(Element::Pair) / 4])
+    /// Tiles of so many groups.
+    fn deep(&self, groups: usize) -> usize {
+        groups.saturating_mul(COLS / self.element.tile())
     }
 
-    /// f32 elements of `cols` columns (a multiple of 32) of B with `terms` tiles.
-    fn b(&self, cols: usize, terms: usize) -> usize {
-        elements(&[cols / COLS, terms, WORDS * COLS])
+    /// f32 elements of `rows` rows (a multiple of 16) of A with `groups` of terms.
+    fn a(&self, rows: usize, groups: usize) -> usize {
+        elements(&[rows / ROWS, self.deep(groups), self.path.tile_bytes(self.element) / 4])
+    }
+
+    /// f32 elements of `cols` columns (a multiple of 32) of B with `groups` of terms.
+    fn b(&self, cols: usize, groups: usize) -> usize {
+        elements(&[cols / COLS, self.deep(groups), WORDS * COLS])
     }
 
     /// Packs `rows` rows of A by `terms`, panel after panel.
@@ -132,31 +140,32 @@ impl Panels {
     /// # Safety
     /// The source holds so much, and `to` has room for [`Panels::a`] of whole panels.
     unsafe fn pack_a(&self, from: Source, rows: usize, terms: usize, to: *mut f32) {
-        let (form, width) = (self.path.form(Element::Pair, true), Element::Pair.tile());
-        let (panel, tile) = (self.a(ROWS, Element::Pair.tiles(terms)), self.a(ROWS, 1));
+        let (form, width) = (self.path.form(self.element, true), self.element.tile());
+        let (panel, tile) = (self.a(ROWS, terms.div_ceil(COLS)), self.path.tile_bytes(self.element) / 4);
         for (i, first) in (0..rows).step_by(ROWS).enumerate() {
-            for (j, term) in (0..terms).step_by(width).enumerate() {
+            for (j, term) in (0..terms.next_multiple_of(COLS)).step_by(width).enumerate() {
                 let (from, to) = (from.at(first, term), to.wrapping_add(i * panel + j * tile));
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller's promise; a tile beyond all terms reads nothing.
                 unsafe {
-                    let sides = [ROWS.min(rows - first), width.min(terms - term)];
+                    let sides = [ROWS.min(rows - first), width.min(terms.saturating_sub(term))];
                     tiles::pack_rows(self.level, form, from, sides[0], sides[1], to.cast());
                 }
             }
         }
     }
 
-    /// Packs `cols` columns of B by `terms`; from one panel to the next it is `panel` pairs.
+    /// Packs `cols` columns of B by `terms`; from one panel to the next it is `panel` words.
     ///
     /// # Safety
     /// As for A.
     unsafe fn pack_b(&self, from: Source, cols: usize, terms: usize, to: *mut f32, panel: usize) {
+        let width = self.element.tile();
         for (i, first) in (0..cols).step_by(COLS).enumerate() {
-            for (j, term) in (0..terms).step_by(Element::Pair.tile()).enumerate() {
-                let (from, to) = (from.at(first, term), to.wrapping_add(i * panel + j * self.b(COLS, 1)));
-                // SAFETY: the caller's promise.
+            for (j, term) in (0..terms.next_multiple_of(COLS)).step_by(width).enumerate() {
+                let (from, to) = (from.at(first, term), to.wrapping_add(i * panel + j * WORDS * COLS));
+                // SAFETY: as above.
                 unsafe {
-                    let sides = [COLS.min(cols - first), Element::Pair.tile().min(terms - term)];
+                    let sides = [COLS.min(cols - first), width.min(terms.saturating_sub(term))];
                     tiles::pack_cols(self.level, from, sides[0], sides[1], to.cast());
                 }
             }
@@ -164,10 +173,11 @@ impl Panels {
     }
 }
 
-/// One head of queries or keys, of bf16.
+/// One head of queries or keys.
 #[derive(Clone, Copy)]
 struct Strand {
-    ptr: *const u16,
+    ptr: *const u8,
+    element: Element,
     /// Elements from one token to the next.
     stride: usize,
 }
@@ -177,13 +187,15 @@ unsafe impl Sync for Strand {}
 
 impl Strand {
     fn of(view: &View, head: plain::Head) -> Strand {
-        Strand { ptr: view.ptr().as_ptr().cast::<u16>().cast_const().wrapping_add(head.start), stride: head.stride }
+        let element = if view.dtype() == DType::Bf16 { Element::Pair } else { Element::Single };
+        let ptr = view.ptr().as_ptr().cast_const().wrapping_add(head.start * element.size());
+        Strand { ptr, element, stride: head.stride }
     }
 
     /// From `token` on, tokens as rows or columns and the head's elements as terms.
     fn tokens(self, token: usize) -> Source {
-        let ptr = self.ptr.wrapping_add(token * self.stride).cast();
-        Source { ptr, element: Element::Pair, stride: self.stride, terms_adjoin: true }
+        let Strand { ptr, element, stride } = self;
+        Source { ptr: ptr.wrapping_add(token * stride * element.size()), element, stride, terms_adjoin: true }
     }
 
     /// From `token` on, the head's elements as rows or columns and tokens as terms.

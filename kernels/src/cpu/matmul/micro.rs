@@ -57,6 +57,15 @@ impl Path {
         }
     }
 
+    /// Whether [`Path::multiply`] adds what is there to complete sums. AMX begins with it.
+    pub const fn adds_last(self, element: Element) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Path::Amx => matches!(element, Element::Single),
+            _ => true,
+        }
+    }
+
     /// What [`Path::multiply`] needs to be ready, for a thread that calls it many times: while the result lives, no call takes
     /// the time for it.
     pub fn hold(self) -> Held {
@@ -97,9 +106,8 @@ impl Path {
 }
 
 impl Block {
-    /// Nothing, of bf16 whose A is packed row by row as this path wants it.
-    pub fn of_pairs(path: Path) -> Block {
-        let element = Element::Pair;
+    /// Nothing, whose A is packed row by row as this path wants it.
+    pub fn empty(path: Path, element: Element) -> Block {
         let a_tile = path.tile_bytes(element);
         Block {
             a: std::ptr::null(),
@@ -116,18 +124,28 @@ impl Block {
             c: std::ptr::null_mut(),
             c_row: 0,
             add: false,
+            kept: std::ptr::null(),
+            kept_row: 0,
         }
     }
 
-    /// Calls `each(a, b, c)` for every pair of panels, those of A in the inner loop: B's stays in the nearest cache.
+    /// Calls `each(a, b, row, col)` for every pair of panels, those of A in the inner loop: B's stays in the nearest cache. The row and
+    /// column are those of the product.
     #[inline(always)]
-    fn each(self, mut each: impl FnMut(*const u8, *const u32, *mut f32)) {
+    fn each(self, mut each: impl FnMut(*const u8, *const u32, usize, usize)) {
         for col in 0..self.cols {
             for row in 0..self.rows {
-                let c = self.c.wrapping_add(row * ROWS * self.c_row + col * COLS);
-                each(self.a.wrapping_add(row * self.a_panel), self.b.wrapping_add(col * self.b_panel), c);
+                let (a, b) = (self.a.wrapping_add(row * self.a_panel), self.b.wrapping_add(col * self.b_panel));
+                each(a, b, row * ROWS, col * COLS);
             }
         }
+    }
+
+    /// Where sums of a row and column go, and where the earlier ones lie, if there are any.
+    #[inline(always)]
+    fn place(&self, row: usize, col: usize) -> (*mut f32, Option<*const f32>) {
+        let kept = self.kept.wrapping_add(row * self.kept_row + col);
+        (self.c.wrapping_add(row * self.c_row + col), (!self.kept.is_null()).then_some(kept))
     }
 }
 
@@ -138,7 +156,7 @@ impl Block {
 unsafe fn portable(block: Block) {
     const R: usize = 4;
     const C: usize = 8;
-    block.each(|a, b, c| {
+    block.each(|a, b, top, left| {
         for (row, col) in (0..ROWS).step_by(R).flat_map(|row| (0..COLS).step_by(C).map(move |col| (row, col))) {
             let mut sums = [[0f32; C]; R];
             for (tile, word) in (0..block.tiles).flat_map(|tile| (0..WORDS).map(move |word| (tile, word))) {
@@ -170,9 +188,11 @@ unsafe fn portable(block: Block) {
             for (r, sums) in sums.iter().enumerate() {
                 // SAFETY: inside C, as the caller says.
                 unsafe {
-                    let to = c.add((row + r) * block.c_row + col).cast::<[f32; C]>();
+                    let (to, kept) = block.place(top + row + r, left + col);
+                    let to = to.cast::<[f32; C]>();
+                    let kept = kept.map_or([0.0; C], |kept| kept.cast::<[f32; C]>().read_unaligned());
                     let old = if block.add { to.read_unaligned() } else { [0.0; C] };
-                    to.write_unaligned(std::array::from_fn(|i| old[i] + sums[i]));
+                    to.write_unaligned(std::array::from_fn(|i| old[i] + (kept[i] + sums[i])));
                 }
             }
         }
@@ -198,7 +218,6 @@ mod machine {
             for row in 0..block.rows {
                 let a = block.a.wrapping_add(row * block.a_panel).cast::<f32>();
                 let b = block.b.wrapping_add(col * block.b_panel);
-                let c = block.c.wrapping_add(row * ROWS * block.c_row + col * COLS);
                 for part in 0..ROWS / R * 2 {
                     let (first, half) = (part / 2 * R, part % 2 * 16);
                     let mut sums = [[_mm256_setzero_ps(); 2]; R];
@@ -223,13 +242,7 @@ mod machine {
                                 }
                             }
                         }
-                        for (r, sums) in sums.iter().enumerate() {
-                            for (v, sum) in sums.iter().enumerate() {
-                                let to = c.add((first + r) * block.c_row + half + 8 * v);
-                                let old = if block.add { _mm256_loadu_ps(to) } else { _mm256_setzero_ps() };
-                                _mm256_storeu_ps(to, _mm256_add_ps(old, *sum));
-                            }
-                        }
+                        settle_half(&sums, block, row * ROWS + first, col * COLS + half);
                     }
                 }
             }
@@ -249,7 +262,6 @@ mod machine {
                 let (row, first) = (part / 2, part % 2 * R);
                 let a = block.a.wrapping_add(row * block.a_panel).cast::<f32>();
                 let b = block.b.wrapping_add(col * block.b_panel);
-                let c = block.c.wrapping_add((row * ROWS + first) * block.c_row + col * COLS);
                 let mut sums = [[_mm512_setzero_ps(); 2]; R];
                 // SAFETY: inside the panels, as the caller says.
                 unsafe {
@@ -271,7 +283,7 @@ mod machine {
                             }
                         }
                     }
-                    settle(&sums, block, c);
+                    settle(&sums, block, row * ROWS + first, col * COLS);
                 }
             }
         }
@@ -288,12 +300,14 @@ mod machine {
                 const R: usize = 8;
                 let a_row = if TURNED { 4 } else { block.a_row };
                 let step = if TURNED { ROWS } else { 1 };
+                // The lines of the next rows, eight to a tile: of a turned panel half of its lines.
+                let a_line = if TURNED { ROWS * 4 } else { a_row };
                 for col in 0..block.cols {
                     for part in 0..block.rows * 2 {
                         let (row, first) = (part / 2, part % 2 * R);
                         let a = block.a.wrapping_add(row * block.a_panel + first * a_row);
+                        let ahead = if TURNED { block.a_panel + first * (a_line - a_row) } else { R * a_row };
                         let b = block.b.wrapping_add(col * block.b_panel);
-                        let c = block.c.wrapping_add((row * ROWS + first) * block.c_row + col * COLS);
                         let mut sums = [[_mm512_setzero_ps(); 2]; R];
                         // SAFETY: inside the panels, as the caller says; vectors of one size hold any bits.
                         unsafe {
@@ -301,6 +315,11 @@ mod machine {
                                 let rows: [*const i32; R] =
                                     std::array::from_fn(|r| a.wrapping_add(tile * block.a_tile + r * a_row).cast());
                                 let b = b.add(tile * WORDS * COLS);
+                                for line in 0..R {
+                                    _mm_prefetch::<_MM_HINT_T0>(
+                                        a.wrapping_add(tile * block.a_tile + ahead + line * a_line).cast(),
+                                    );
+                                }
                                 for word in 0..WORDS {
                                     let b: [__m512i; 2] =
                                         std::array::from_fn(|v| _mm512_loadu_si512(b.add(word * COLS + 16 * v).cast()));
@@ -313,7 +332,7 @@ mod machine {
                                     }
                                 }
                             }
-                            settle(&sums, block, c);
+                            settle(&sums, block, row * ROWS + first, col * COLS);
                         }
                     }
                 }
@@ -346,7 +365,6 @@ mod machine {
                 let (row, first, half) = (part / 8, part / 2 % 4 * R, part % 2 * 16);
                 let a = block.a.wrapping_add(row * block.a_panel + first * a_row);
                 let b = block.b.wrapping_add(col * block.b_panel + half);
-                let c = block.c.wrapping_add((row * ROWS + first) * block.c_row + col * COLS + half);
                 let mut sums = [[_mm256_setzero_ps(); 2]; R];
                 // SAFETY: inside the panels, as the caller says.
                 unsafe {
@@ -364,22 +382,21 @@ mod machine {
                             }
                         }
                     }
-                    for (r, sums) in sums.iter().enumerate() {
-                        for (v, sum) in sums.iter().enumerate() {
-                            let to = c.add(r * block.c_row + 8 * v);
-                            let old = if block.add { _mm256_loadu_ps(to) } else { _mm256_setzero_ps() };
-                            _mm256_storeu_ps(to, _mm256_add_ps(old, *sum));
-                        }
-                    }
+                    settle_half(&sums, block, row * ROWS + first, col * COLS + half);
                 }
             }
         }
     }
 
-    /// Writes sums, or adds them to what is there.
+    /// Writes sums, or adds them to what is there, from a row and a column on.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-    unsafe fn settle(sums: &[[__m512; 2]; 8], block: Block, c: *mut f32) {
+    unsafe fn settle(sums: &[[__m512; 2]; 8], block: Block, row: usize, col: usize) {
+        if !block.kept.is_null() {
+            // SAFETY: the caller's promise.
+            return unsafe { settle_onto(*sums, block, row, col) };
+        }
+        let c = block.c.wrapping_add(row * block.c_row + col);
         for (r, sums) in sums.iter().enumerate() {
             for (v, sum) in sums.iter().enumerate() {
                 // SAFETY: inside C, as the caller says.
@@ -387,6 +404,65 @@ mod machine {
                     let to = c.add(r * block.c_row + 16 * v);
                     let old = if block.add { _mm512_loadu_ps(to) } else { _mm512_setzero_ps() };
                     _mm512_storeu_ps(to, _mm512_add_ps(old, *sum));
+                }
+            }
+        }
+    }
+
+    /// As [`settle`] where sums of earlier terms are kept: they come first. By value and apart: what is lent to a call would lie in
+    /// memory all along.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+    unsafe fn settle_onto(sums: [[__m512; 2]; 8], block: Block, row: usize, col: usize) {
+        let c = block.c.wrapping_add(row * block.c_row + col);
+        let kept = block.kept.wrapping_add(row * block.kept_row + col);
+        for (r, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                // SAFETY: inside C and the kept sums, as the caller says.
+                unsafe {
+                    let (to, kept) = (c.add(r * block.c_row + 16 * v), kept.add(r * block.kept_row + 16 * v));
+                    let old = if block.add { _mm512_loadu_ps(to) } else { _mm512_setzero_ps() };
+                    _mm512_storeu_ps(to, _mm512_add_ps(old, _mm512_add_ps(_mm512_loadu_ps(kept), *sum)));
+                }
+            }
+        }
+    }
+
+    /// As [`settle`] of half the width.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn settle_half(sums: &[[__m256; 2]; 4], block: Block, row: usize, col: usize) {
+        if !block.kept.is_null() {
+            // SAFETY: the caller's promise.
+            return unsafe { settle_half_onto(*sums, block, row, col) };
+        }
+        let c = block.c.wrapping_add(row * block.c_row + col);
+        for (r, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                // SAFETY: inside C, as the caller says.
+                unsafe {
+                    let to = c.add(r * block.c_row + 8 * v);
+                    let old = if block.add { _mm256_loadu_ps(to) } else { _mm256_setzero_ps() };
+                    _mm256_storeu_ps(to, _mm256_add_ps(old, *sum));
+                }
+            }
+        }
+    }
+
+    /// As [`settle_half`] where sums of earlier terms are kept: they come first. By value and apart: what is lent to a call would lie in
+    /// memory all along.
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn settle_half_onto(sums: [[__m256; 2]; 4], block: Block, row: usize, col: usize) {
+        let c = block.c.wrapping_add(row * block.c_row + col);
+        let kept = block.kept.wrapping_add(row * block.kept_row + col);
+        for (r, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                // SAFETY: inside C and the kept sums, as the caller says.
+                unsafe {
+                    let (to, kept) = (c.add(r * block.c_row + 8 * v), kept.add(r * block.kept_row + 8 * v));
+                    let old = if block.add { _mm256_loadu_ps(to) } else { _mm256_setzero_ps() };
+                    _mm256_storeu_ps(to, _mm256_add_ps(old, _mm256_add_ps(_mm256_loadu_ps(kept), *sum)));
                 }
             }
         }

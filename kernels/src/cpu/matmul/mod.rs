@@ -13,8 +13,10 @@ pub(crate) mod path;
 pub(crate) mod tiles;
 
 use super::Cpu;
-use super::stream::{CHUNK, Shared, load, narrow};
+use super::map::typed;
+use super::stream::Shared;
 use crate::op::Gemm;
+use crate::round::Float32;
 use crate::{DType, View, ViewMut};
 use micro::Block;
 use path::Path;
@@ -26,8 +28,13 @@ const A_BYTES: usize = 8 << 20;
 const B_BYTES: usize = 16 << 20;
 /// Words of the sum that are packed at a time: as many as leave room for 256 rows of A and 512 columns of B.
 const DEPTH_WORDS: usize = 8192;
-/// Sides of a thread's block of C, at most: its sums and its rows of A share the second cache.
+/// Sides of a thread's block of C, at most.
 const SIDE: usize = 256;
+/// Bytes of A that the rows of a block take: half of a second cache, whose other half is B's.
+const BLOCK_BYTES: usize = 512 << 10;
+/// Elements from one row of a thread's sums to the next, which are those of one panel of B: not a power of two, so that rows
+/// do not crowd into a few sets of the nearest cache.
+const SUMS_ROW: usize = COLS + WORDS;
 
 /// Whether [`Cpu::run_matmul`] does this product.
 pub(super) fn takes(op: &Gemm) -> bool {
@@ -65,6 +72,7 @@ pub(super) enum Right<'a> {
 pub(super) fn workspace_of_parts(op: &Gemm, path: Path, threads: usize) -> usize {
     let layout = Layout { direct: false, ..Layout::of(op, path, threads) };
     let [a, b, sums, kept] = layout.sizes();
+    let sums = sums.max(layout.sums(SIDE.min(op.m.next_multiple_of(COLS))));
     let full = |side: usize, width: usize, tile: usize| {
         side.div_ceil(width).saturating_mul(layout.element.tiles(op.k)).saturating_mul(tile)
     };
@@ -104,7 +112,8 @@ impl Layout {
         let cols = op.n.min(most_cols);
         // Blocks are halved until every thread has some to choose from; none is smaller than a tile of sums.
         let round = |side: usize| side.next_multiple_of(COLS);
-        let (mut task_rows, mut task_cols) = (round(rows.min(SIDE)), round(cols.min(SIDE)));
+        let most_task_rows = (BLOCK_BYTES / (tiles * path.tile_bytes(element)) * ROWS).clamp(COLS, SIDE);
+        let (mut task_rows, mut task_cols) = (round(rows.min(most_task_rows)), round(cols.min(SIDE)));
         let wanted = if threads == 1 { 1 } else { 3 * threads };
         while rows.div_ceil(task_rows.max(1)) * cols.div_ceil(task_cols.max(1)) < wanted {
             match task_rows >= task_cols {
@@ -118,10 +127,9 @@ impl Layout {
         Layout { path, element, rows, cols, terms, task_rows, task_cols, threads, deep: op.k > depth, direct }
     }
 
-    /// Elements from one row of a thread's sums to the next: not a power of two, so that the rows of a tile do not crowd into a
-    /// few sets of the nearest cache.
-    fn sums_row(&self) -> usize {
-        if self.task_cols == 0 { 0 } else { self.task_cols + WORDS }
+    /// f32 elements of the threads' sums, with blocks of so many rows.
+    fn sums(&self, task_rows: usize) -> usize {
+        if self.task_cols == 0 { 0 } else { self.threads * task_rows * SUMS_ROW }
     }
 
     fn source(&self, view: View, stride: usize, terms_adjoin: bool) -> Source {
@@ -139,17 +147,26 @@ impl Layout {
         let a = if self.direct { 0 } else { self.rows.div_ceil(ROWS) * tiles * tile };
         let b = self.cols.div_ceil(COLS) * tiles * WORDS * COLS;
         let kept = if self.deep { self.rows * self.cols } else { 0 };
-        [a, b, self.threads * self.task_rows * self.sums_row(), kept]
+        [a, b, self.sums(self.task_rows), kept]
     }
 }
 
 /// What a finished block of sums becomes.
 struct Target<'a> {
     c: Shared<'a>,
+    dtype: DType,
     /// Elements of a row of C.
     stride: usize,
     alpha: f32,
     accumulate: bool,
+}
+
+impl Target<'_> {
+    /// Whether sums are elements of C as they are. What is there is added to a complete sum, so that the order does not depend on
+    /// where sums are kept; `adds_last` says whether a path does so.
+    fn takes_sums(&self, adds_last: bool) -> bool {
+        self.dtype == DType::F32 && self.alpha == 1.0 && (adds_last || !self.accumulate)
+    }
 }
 
 impl Cpu {
@@ -180,7 +197,8 @@ impl Cpu {
         let (packed_b, rest) = rest.split_at(b_size);
         let (sums, kept) = rest.split_at(sums_size);
         let [packed_a, packed_b, sums, kept] = [packed_a, packed_b, sums, kept].map(Shared::new);
-        let target = Target { c: Shared::new(c), stride: n, alpha: op.alpha, accumulate: op.accumulate };
+        let dtype = c.dtype();
+        let target = Target { c: Shared::new(c), dtype, stride: n, alpha: op.alpha, accumulate: op.accumulate };
         let a = layout.source(a, if op.trans_a { m } else { k }, !op.trans_a);
         for cols in steps(n, layout.cols) {
             for rows in steps(m, layout.rows) {
@@ -261,94 +279,130 @@ impl Cpu {
         });
     }
 
-    /// Multiplies what is packed, block by block. `ends` says whether there are sums of earlier terms, and whether these
-    /// terms are the last.
+    /// Multiplies what is packed, block by block, and in a block panel of B by panel. `ends` says whether there are sums of earlier
+    /// terms, and whether these terms are the last.
     fn blocks(
         &self,
         layout: Layout,
         [rows, cols]: [&Range<usize>; 2],
-        (terms, (later, last)): (usize, (bool, bool)),
+        (terms, ends): (usize, (bool, bool)),
         (left, right): (Left, Panels),
         [sums, kept]: [&Shared; 2],
         target: &Target,
     ) {
         let (path, element) = (layout.path, layout.element);
         let (tiles, depth) = (element.tiles(terms), path.depth(element));
-        let sums_row = layout.sums_row();
-        let size = layout.task_rows * sums_row;
+        let size = layout.task_rows * SUMS_ROW;
         let down = rows.len().div_ceil(layout.task_rows);
         self.pool.each(down * cols.len().div_ceil(layout.task_cols), |thread, number| {
+            let _held = path.hold();
             let (row, col) = (number % down * layout.task_rows, number / down * layout.task_cols);
-            let (height, width) = (layout.task_rows.min(rows.len() - row), layout.task_cols.min(cols.len() - col));
+            let height = layout.task_rows.min(rows.len() - row);
+            let end = cols.len().min(col + layout.task_cols);
             // SAFETY: each thread has its own sums.
             let sums = unsafe { sums.elements::<f32>(thread * size..(thread + 1) * size) };
-            for first in (0..tiles).step_by(depth) {
-                let block = Block {
-                    a: left.at.at(row / ROWS * left.panel + first * left.tile),
-                    element,
-                    form: left.form,
-                    a_row: left.row,
-                    a_tile: left.tile,
-                    a_panel: left.panel,
-                    rows: height.div_ceil(ROWS),
-                    b: right.at.at((col / COLS * right.panel + first * WORDS * COLS) * 4).cast(),
-                    b_panel: right.panel,
-                    cols: width.div_ceil(COLS),
-                    tiles: depth.min(tiles - first),
-                    c: sums.as_mut_ptr(),
-                    c_row: sums_row,
-                    add: first > 0,
-                };
-                // SAFETY: panels are packed in full; a block of sums has whole panels on both sides.
-                unsafe { path.multiply(block) };
-            }
-            if tiles == 0 {
-                sums.fill(0.0);
-            }
-            for (line, sums) in sums.chunks_exact_mut(sums_row).take(height).enumerate() {
-                let sums = &mut sums[..width];
-                if layout.deep {
-                    let start = (row + line) * layout.cols + col;
-                    // SAFETY: each block of C belongs to one thread.
-                    let kept = unsafe { kept.elements::<f32>(start..start + width) };
-                    if later {
-                        sums.iter_mut().zip(&*kept).for_each(|(sum, kept)| *sum += kept);
-                    }
-                    if !last {
-                        kept.copy_from_slice(sums);
-                        continue;
-                    }
+            for col in (col..end).step_by(COLS) {
+                let width = COLS.min(end - col);
+                let start = (rows.start + row) * target.stride + cols.start + col;
+                // Sums that are elements of C as they are go there at once. Those of earlier terms are kept meanwhile, or where
+                // the path cannot add them, in C.
+                let is_whole = height.is_multiple_of(ROWS) && width == COLS && tiles > 0;
+                let at_once = is_whole && !layout.deep && target.takes_sums(path.adds_last(element));
+                let there = (target.c.address().wrapping_add(start), target.stride);
+                for first in (0..tiles).step_by(depth) {
+                    let goes_on = first + depth < tiles;
+                    let ends_there = at_once && !(goes_on && path.adds_last(element));
+                    let keeps = ends_there && first > 0 && path.adds_last(element);
+                    let (c, c_row) = if ends_there { there } else { (sums.as_mut_ptr(), SUMS_ROW) };
+                    let block = Block {
+                        a: left.at.at(row / ROWS * left.panel + first * left.tile),
+                        element,
+                        form: left.form,
+                        a_row: left.row,
+                        a_tile: left.tile,
+                        a_panel: left.panel,
+                        rows: height.div_ceil(ROWS),
+                        b: right.at.at((col / COLS * right.panel + first * WORDS * COLS) * 4).cast(),
+                        b_panel: right.panel,
+                        cols: 1,
+                        tiles: depth.min(tiles - first),
+                        c,
+                        c_row,
+                        add: if ends_there && !goes_on { target.accumulate || first > 0 && !keeps } else { first > 0 },
+                        kept: if keeps { sums.as_ptr() } else { std::ptr::null() },
+                        kept_row: SUMS_ROW,
+                    };
+                    // SAFETY: panels are packed in full; sums have whole panels on both sides, and so has this part of C, which
+                    // belongs to this thread.
+                    unsafe { path.multiply(block) };
                 }
-                let start = (rows.start + row + line) * target.stride + cols.start + col;
-                // SAFETY: as above.
-                unsafe { self.finish(target, sums, start) };
+                if at_once {
+                    continue;
+                }
+                if tiles == 0 {
+                    sums.fill(0.0);
+                }
+                if layout.deep && self.keep(kept, layout.cols, [row, col], sums, [height, width], ends) {
+                    continue;
+                }
+                // SAFETY: each block of C belongs to one thread.
+                unsafe { self.finish(target, sums, [height, width], start) };
             }
         });
     }
 
-    /// Turns sums into elements of C from `start` on.
+    /// Adds the sums of earlier terms to those of a panel, and keeps these for later ones: whether there are any.
+    fn keep(
+        &self,
+        kept: &Shared,
+        kept_row: usize,
+        [row, col]: [usize; 2],
+        sums: &mut [f32],
+        [height, width]: [usize; 2],
+        (later, last): (bool, bool),
+    ) -> bool {
+        for (line, sums) in sums.chunks_exact_mut(SUMS_ROW).take(height).enumerate() {
+            let (start, sums) = ((row + line) * kept_row + col, &mut sums[..width]);
+            // SAFETY: each block of C belongs to one thread.
+            let kept = unsafe { kept.elements::<f32>(start..start + width) };
+            if later {
+                sums.iter_mut().zip(&*kept).for_each(|(sum, kept)| *sum += kept);
+            }
+            if !last {
+                kept.copy_from_slice(sums);
+            }
+        }
+        !last
+    }
+
+    /// Turns the sums of a panel into elements of C, whose rows begin at `start`.
     ///
     /// # Safety
     /// Nobody else may use these elements.
-    unsafe fn finish(&self, target: &Target, sums: &mut [f32], start: usize) {
-        let mut buffer = [0.0; CHUNK];
-        // SAFETY: the caller's promise.
-        let mut to = unsafe { target.c.part(start..start + sums.len()) };
-        let old = target.accumulate.then(|| load(self.level, to.as_view(), &mut buffer));
-        self.level.run(
-            #[inline(always)]
-            |_| match old {
-                _ if target.alpha != 1.0 => sums.iter_mut().for_each(|sum| *sum *= target.alpha),
-                _ => {}
-            },
-        );
-        if let Some(old) = old {
-            self.level.run(
-                #[inline(always)]
-                |_| sums.iter_mut().zip(old).for_each(|(sum, old)| *sum += old),
-            );
+    unsafe fn finish(&self, target: &Target, sums: &[f32], [height, width]: [usize; 2], start: usize) {
+        /// A row. Of a whole one the compiler knows the length.
+        #[inline(always)]
+        fn row<T: Float32>(sums: &[f32], to: &mut [T], alpha: f32, accumulate: bool) {
+            for (sum, to) in sums.iter().zip(to) {
+                let sum = alpha * sum;
+                *to = T::narrow(if accumulate { sum + to.widen() } else { sum });
+            }
         }
-        narrow(self.level, sums, &mut to);
+        let Target { stride, alpha, accumulate, .. } = *target;
+        typed!(target.dtype, T => self.level.run(
+            #[inline(always)]
+            |_| {
+                for line in 0..height {
+                    let (start, sums) = (start + line * stride, &sums[line * SUMS_ROW..][..COLS]);
+                    // SAFETY: the caller's promise.
+                    let to = unsafe { target.c.elements::<T>(start..start + width) };
+                    match <&mut [T; COLS]>::try_from(&mut *to) {
+                        Ok(to) => row(sums, to, alpha, accumulate),
+                        Err(_) => row(&sums[..width], to, alpha, accumulate),
+                    }
+                }
+            },
+        ));
     }
 }
 

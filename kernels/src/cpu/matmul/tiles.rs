@@ -76,6 +76,9 @@ pub(crate) struct Block {
     pub c_row: usize,
     /// Add to what is there.
     pub add: bool,
+    /// Sums of earlier terms, which are added first, in rows of `kept_row`; null where there are none. Not for AMX.
+    pub kept: *const f32,
+    pub kept_row: usize,
 }
 
 /// One operand in memory: a matrix of `outer` (rows of A, columns of B) by terms.
@@ -300,7 +303,11 @@ mod machine {
         for pair in 0..super::WORDS {
             // SAFETY: the caller's promise.
             unsafe {
-                let line = |term: usize| _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.add(term * stride).cast()));
+                let line = |term: usize| {
+                    // Rows lie apart: nothing else fetches those of the next tile.
+                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add((2 * super::WORDS + term) * stride).cast());
+                    _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.add(term * stride).cast()))
+                };
                 let pairs = _mm512_or_si512(line(2 * pair), _mm512_slli_epi32::<16>(line(2 * pair + 1)));
                 _mm512_storeu_si512(to.add(pair * to_stride).cast(), pairs);
             }
@@ -317,6 +324,7 @@ mod machine {
         for term in 0..super::WORDS {
             // SAFETY: the caller's promise.
             unsafe {
+                _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add((2 * super::WORDS + term) * stride).cast());
                 let line = _mm512_loadu_si512(from.add(term * stride).cast());
                 _mm512_storeu_si512(to.add(term * to_stride).cast(), line);
             }

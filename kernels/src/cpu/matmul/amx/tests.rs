@@ -110,7 +110,24 @@ fn blocks_of_panels() {
             }
             let (a, b) = (to_a.cast_const(), to_b.cast_const());
             let (element, form) = (Element::Pair, Form::Rows);
-            multiply(Block { a, element, form, a_row, a_tile, a_panel, rows, b, b_panel, cols, tiles, c, c_row, add });
+            multiply(Block {
+                a,
+                element,
+                form,
+                a_row,
+                a_tile,
+                a_panel,
+                rows,
+                b,
+                b_panel,
+                cols,
+                tiles,
+                c,
+                c_row,
+                add,
+                kept: std::ptr::null(),
+                kept_row: 0,
+            });
         }
         let sums = product(&a, &b, [m, n, k]);
         for i in 0..c_len {
