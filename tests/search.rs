@@ -148,7 +148,7 @@ fn records(text: &str) -> Vec<Value> {
 #[test]
 fn the_arena_holds_what_was_found_and_refuses_the_next() {
     let folder = tempfile::tempdir().unwrap();
-    let grid = "search = \"micro_batch\"\n\"memory.capacity\" = [\"500KiB\", \"900KiB\"]\n\
+    let grid = "search = \"micro_batch\"\n\"memory.capacity\" = [\"700KiB\", \"1300KiB\"]\n\
                 \"parallel.strategy\" = [\"ddp\", \"zero2\", \"zero3\"]";
     let path = write(folder.path(), &format!("{MODEL}[grid]\n{grid}\n"));
     let notebook = folder.path().join("notebook");
@@ -389,7 +389,7 @@ impl Observe for Silent {}
 
 #[test]
 fn a_limit_that_does_not_run_is_stepped_down_and_said() {
-    let text = text("700KiB", "search = \"micro_batch\"\n\"parallel.strategy\" = [\"zero3\"]");
+    let text = text("900KiB", "search = \"micro_batch\"\n\"parallel.strategy\" = [\"zero3\"]");
     let planned = said(&found(&text).0[0]).value.unwrap() as usize;
     assert!(planned > 3, "{planned}");
     for holds in [planned, planned - 1, planned / 2, 1, 0] {
