@@ -22,7 +22,9 @@ pub struct GemmArgs {
     #[arg(long, value_name = "N", requires = "model")]
     pub micro_batch: Option<String>,
     /// Run that step and show every kernel of it, attention and passes too, against what the peak and memory allow
-    #[arg(long, requires = "model")]
+    #[arg(long, requires = "model", conflicts_with_all = [
+        "buffers", "seconds", "iters", "warmup", "trials", "fresh", "any_environment", "dry_run", "max_cells",
+    ])]
     pub bound: bool,
     /// Type of A and B: f32, bf16, f16; several with commas [default: f32,bf16]
     #[arg(long, value_name = "TYPE", value_delimiter = ',', conflicts_with = "file")]

@@ -1,10 +1,11 @@
 //! The kernels of a model's training step against their bounds. Steps run in this process with a stopwatch around every
 //! operation; the bound of an operation is the longer of its arithmetic at the measured peak and its bytes at the measured triad.
 
-use super::resolve;
+use super::{device, resolve};
 use crate::bench::{BenchError, Limits};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 use zbench_config::{Axis, ConfigError, Context, Document, Values, grid};
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
@@ -71,6 +72,10 @@ pub fn cells(document: &Document, only: &[Axis], context: &Context) -> Result<Ve
         }
         let cell = resolve::model_cell(&values, context)
             .map_err(|refusal| ConfigError::about("--bound", refusal.to_string()))?;
+        if cell.parallel.ranks != 1 {
+            let message = format!("parallel.ranks = {}: --bound runs one rank; leave it out", cell.parallel.ranks);
+            return Err(ConfigError::about("--set", message));
+        }
         let threads = cell.hardware.threads_per_rank;
         let threads = units::plural(threads, "thread", "threads");
         cells.push((format!("{}, {}, {threads}", resolve::model_name(&values), cell.precision.compute), cell));
@@ -93,20 +98,25 @@ pub fn measure(label: &str, cell: &Cell, limits: &Limits<'_>) -> Result<StepKern
     let ceilings = || types.map(|dtype| peak::measure(threads, dtype, PEAK_SECONDS));
     let array = machine::last_level_cache_bytes().map_or(USUAL_ARRAY, |bytes| CACHES * bytes);
     let triad = || peak::memory(threads, array as usize).map_or(0.0, |rates| rates.triad);
+    let needed = plan.role_of(0).estimate.memory().total_peak();
+    device::fits_now(&*watch, needed.max(3 * array))?;
     let before = (ceilings(), triad());
     let ran = with_ranks(cell, &plan, vec![watch.clone() as Arc<dyn Kernels>], |rank| {
-        let mut steps = Vec::new();
+        let (mut steps, mut step_ms) = (Vec::new(), Vec::new());
         for step in 0..UNTIMED + STEPS {
+            let begin = Instant::now();
             rank.step()?;
+            let ms = begin.elapsed().as_secs_f64() * 1e3;
             let timed = watch.take();
             if step >= UNTIMED {
                 steps.push(timed);
+                step_ms.push(ms);
             }
             if limits.check().is_err() {
                 break;
             }
         }
-        Ok((steps, rank.report().step_ms))
+        Ok((steps, step_ms))
     });
     limits.check()?;
     let (steps, step_ms) = ran.map_err(|failure| other(&failure.cause))?.pop().unwrap_or_default();
@@ -117,7 +127,7 @@ pub fn measure(label: &str, cell: &Cell, limits: &Limits<'_>) -> Result<StepKern
     Ok(StepKernels {
         label: label.into(),
         kernels: by_kernel(&steps, &peaks, triad),
-        step_ms: stats::median(&step_ms[step_ms.len().saturating_sub(STEPS)..]).unwrap_or(0.0),
+        step_ms: stats::median(&step_ms).unwrap_or(0.0),
         threads,
         peaks: peaks.into_iter().map(|(dtype, rate)| (dtype, rate / 1e9)).collect(),
         triad: triad / 1e9,
@@ -142,11 +152,12 @@ fn bound_ms(op: &Op, peaks: &[(DType, f64)], triad: f64) -> (f64, bool) {
     (computes.max(moves), computes >= moves)
 }
 
-/// What is summed of a kernel: one of its operations, milliseconds by step, calls in all steps.
+/// What is summed of a kernel: milliseconds by step, and of all steps the calls and their bounds.
 struct Sum {
-    op: Op,
     ms: Vec<f64>,
     calls: u64,
+    bound_ms: f64,
+    by_arithmetic: bool,
 }
 
 fn by_kernel(steps: &[Vec<Timed>], peaks: &[(DType, f64)], triad: f64) -> Vec<KernelTime> {
@@ -155,17 +166,19 @@ fn by_kernel(steps: &[Vec<Timed>], peaks: &[(DType, f64)], triad: f64) -> Vec<Ke
         for timed in step {
             let class = Class::of(&timed.op);
             let key = (class.name, class.sizes.iter().map(|size| *size as u64).collect());
-            let sum = all.entry(key).or_insert_with(|| Sum { op: timed.op, ms: vec![0.0; steps.len()], calls: 0 });
+            let (bound_ms, by_arithmetic) = bound_ms(&timed.op, peaks, triad);
+            let blank = || Sum { ms: vec![0.0; steps.len()], calls: 0, bound_ms: 0.0, by_arithmetic };
+            let sum = all.entry(key).or_insert_with(blank);
             sum.ms[number] += timed.ns as f64 * 1e-6;
             sum.calls += 1;
+            sum.bound_ms += bound_ms;
         }
     }
     let mut kernels = Vec::with_capacity(all.len());
-    for ((kernel, sizes), Sum { op, ms, calls }) in all {
-        let calls = calls.div_ceil(steps.len().max(1) as u64);
-        let (bound, by_arithmetic) = bound_ms(&op, peaks, triad);
-        let ms = stats::median(&ms).unwrap_or(0.0);
-        kernels.push(KernelTime { kernel, sizes, calls, ms, bound_ms: bound * calls as f64, by_arithmetic });
+    for ((kernel, sizes), Sum { ms, calls, bound_ms, by_arithmetic }) in all {
+        let calls = calls.div_ceil(steps.len() as u64);
+        let (ms, bound_ms) = (stats::median(&ms).unwrap_or(0.0), bound_ms / steps.len() as f64);
+        kernels.push(KernelTime { kernel, sizes, calls, ms, bound_ms, by_arithmetic });
     }
     kernels.sort_by(|a, b| (b.ms - b.bound_ms).total_cmp(&(a.ms - a.bound_ms)));
     kernels

@@ -20,9 +20,14 @@ const ROWS: usize = 16;
 pub fn bound(global: &Global, document: &Document, flags: &RunFlags) -> Result<u8> {
     let context = Context::new(document.folder().to_path_buf(), machine::cores());
     let only = flags.only.as_deref().map(|only| grid::parse_only(only, document)).transpose()?.unwrap_or_default();
+    let cells = cells(document, &only, &context)?;
+    if cells.is_empty() {
+        zbench_host::say!("{}", grid::none_left(document, &only));
+        return Ok(exit::NOT_MEASURED);
+    }
     let stop = stop_flag()?;
     let (mut steps, mut code) = (Vec::new(), exit::SUCCESS);
-    for (label, cell) in cells(document, &only, &context)? {
+    for (label, cell) in cells {
         if !global.quiet {
             zbench_host::say!("{label}: running some steps");
         }

@@ -73,11 +73,15 @@ struct State {
     wire: u64,
     open: Vec<Started>,
     failed: Option<CommError>,
+    /// Where the stream is when the kernels are done that the next call follows.
+    follows: Option<Mark>,
 }
 
 struct Started {
     sequence: u64,
     operation: &'static str,
+    /// Before it the stream waits for kernels, however long they take.
+    follows: Option<Mark>,
     mark: Mark,
     /// What the call needs beside its buffers until it is done.
     _scratch: Option<Memory>,
@@ -156,7 +160,7 @@ impl Nccl {
         let stream = Stream::new(device).map_err(|error| invalid(operation, error))?;
         let mut token = Memory::new(device, 4).map_err(|error| invalid(operation, error))?;
         stream.zero(&mut token).map_err(|error| invalid(operation, error))?;
-        let state = Mutex::new(State { calls: 0, wire: 0, open: Vec::new(), failed: None });
+        let state = Mutex::new(State { calls: 0, wire: 0, open: Vec::new(), failed: None, follows: None });
         let group = Group { name: name.to_owned(), rank, size, stall, handle, stream, token, state };
         Ok(Nccl { group: Arc::new(group), prepared: Mutex::default() })
     }
@@ -288,7 +292,7 @@ impl Group {
         self.until(state, operation, sequence, || Ok(true))?;
         let mark = stream.mark().map_err(|error| self.fail(state, operation, sequence, &error))?;
         state.wire += wire;
-        Ok(Started { sequence, operation, mark, _scratch: scratch })
+        Ok(Started { sequence, operation, follows: state.follows.take(), mark, _scratch: scratch })
     }
 
     /// Polls NCCL and `done` until both are; else ends the group.
@@ -317,7 +321,15 @@ impl Group {
 
     /// Afterwards the stream has come past the call, or the kernels have been aborted: its scratch may go.
     fn finish(&self, state: &mut State, started: &Started) -> Result<()> {
-        self.until(state, started.operation, started.sequence, || started.mark.is_done())
+        let Started { sequence, operation, ref follows, ref mark, .. } = *started;
+        // The stall limit is for the ranks, and not for the kernels before the call.
+        let begin = Instant::now();
+        while let Some(follows) = follows
+            && !follows.is_done().map_err(|error| self.fail(state, operation, sequence, &error))?
+        {
+            pause(begin.elapsed());
+        }
+        self.until(state, operation, sequence, || mark.is_done())
     }
 
     /// Aborts the communicator: its kernels end, and nobody uses the buffers any more.
@@ -418,9 +430,13 @@ impl Communicator for Nccl {
 impl InOrder for Nccl {
     fn follow(&self, event: &dyn Event) -> Result<()> {
         // The stream's user is whoever holds the state.
-        let _state = self.group.state();
-        match self.group.stream.follow(event) {
-            Ok(true) => Ok(()),
+        let mut state = self.group.state();
+        let Group { stream, .. } = &*self.group;
+        match stream.follow(event) {
+            Ok(true) => {
+                state.follows = Some(stream.mark().map_err(|error| invalid("nccl", error))?);
+                Ok(())
+            }
             Ok(false) => Err(invalid("nccl", "the event that a call begins after is none of a GPU's")),
             Err(error) => Err(invalid("nccl", error)),
         }

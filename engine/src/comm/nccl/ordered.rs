@@ -84,9 +84,9 @@ impl<C: InOrder> Communicator for Ordered<C> {
     }
 
     fn wait(&self, ticket: Ticket) -> Result<OwnedCall> {
-        let sequence = ticket.sequence;
+        let unfinished = self.unfinished.take(ticket.sequence);
         let mut done = self.inner.wait(ticket)?;
-        let Some(Unfinished { kind, mut recv }) = self.unfinished.take(sequence) else { return Ok(done) };
+        let Some(Unfinished { kind, mut recv }) = unfinished else { return Ok(done) };
         if let Some(sums) = &done.recv {
             let part = sums.slice(recv.len() * self.rank()..recv.len() * (self.rank() + 1));
             match kind {

@@ -330,7 +330,7 @@ impl Job<'_> {
         let wide = panels.wide();
         let [keys, values, turned, scores, slopes, probs, grads, woven, dk, dv] = own;
         let side = tokens.len().next_multiple_of(COLS);
-        // Tiles along a row of A of probabilities, and along a column of B, whether they are filled or not.
+        // Groups of terms along a row of A of probabilities, and along a column of B, whether they are filled or not.
         let (across, deep) = (span / COLS, self.layout.side / COLS);
         let factor = op.scale as f32 * std::f32::consts::LOG2_E;
         let slope = slope(op, head) * std::f32::consts::LOG2_E;

@@ -306,7 +306,11 @@ mod machine {
                     for part in 0..block.rows * 2 {
                         let (row, first) = (part / 2, part % 2 * R);
                         let a = block.a.wrapping_add(row * block.a_panel + first * a_row);
-                        let ahead = if TURNED { block.a_panel + first * (a_line - a_row) } else { R * a_row };
+                        let ahead = match (TURNED, first) {
+                            (true, _) => block.a_panel + first * (a_line - a_row),
+                            (false, 0) => R * a_row,
+                            (false, _) => block.a_panel.wrapping_sub(R * a_row),
+                        };
                         let b = block.b.wrapping_add(col * block.b_panel);
                         let mut sums = [[_mm512_setzero_ps(); 2]; R];
                         // SAFETY: inside the panels, as the caller says; vectors of one size hold any bits.

@@ -30,7 +30,7 @@ const B_BYTES: usize = 16 << 20;
 const DEPTH_WORDS: usize = 8192;
 /// Sides of a thread's block of C, at most.
 const SIDE: usize = 256;
-/// Bytes of A that the rows of a block take: half of a second cache, whose other half is B's.
+/// Bytes of A that the rows of a block take, if 32 rows take no more: half of a second cache, whose other half is B's.
 const BLOCK_BYTES: usize = 512 << 10;
 /// Elements from one row of a thread's sums to the next, which are those of one panel of B: not a power of two, so that rows
 /// do not crowd into a few sets of the nearest cache.
@@ -112,7 +112,7 @@ impl Layout {
         let cols = op.n.min(most_cols);
         // Blocks are halved until every thread has some to choose from; none is smaller than a tile of sums.
         let round = |side: usize| side.next_multiple_of(COLS);
-        let most_task_rows = (BLOCK_BYTES / (tiles * path.tile_bytes(element)) * ROWS).clamp(COLS, SIDE);
+        let most_task_rows = (BLOCK_BYTES / (tiles * path.tile_bytes(element)) * ROWS / COLS * COLS).clamp(COLS, SIDE);
         let (mut task_rows, mut task_cols) = (round(rows.min(most_task_rows)), round(cols.min(SIDE)));
         let wanted = if threads == 1 { 1 } else { 3 * threads };
         while rows.div_ceil(task_rows.max(1)) * cols.div_ceil(task_cols.max(1)) < wanted {
@@ -295,7 +295,7 @@ impl Cpu {
         let size = layout.task_rows * SUMS_ROW;
         let down = rows.len().div_ceil(layout.task_rows);
         self.pool.each(down * cols.len().div_ceil(layout.task_cols), |thread, number| {
-            let _held = path.hold();
+            let _held = (element == Element::Pair).then(|| path.hold());
             let (row, col) = (number % down * layout.task_rows, number / down * layout.task_cols);
             let height = layout.task_rows.min(rows.len() - row);
             let end = cols.len().min(col + layout.task_cols);
@@ -304,8 +304,8 @@ impl Cpu {
             for col in (col..end).step_by(COLS) {
                 let width = COLS.min(end - col);
                 let start = (rows.start + row) * target.stride + cols.start + col;
-                // Sums that are elements of C as they are go there at once. Those of earlier terms are kept meanwhile, or where
-                // the path cannot add them, in C.
+                // Sums go to C at once where they are its elements. Those of earlier terms stay in scratch meanwhile, or in C where
+                // the path cannot add them at the end.
                 let is_whole = height.is_multiple_of(ROWS) && width == COLS && tiles > 0;
                 let at_once = is_whole && !layout.deep && target.takes_sums(path.adds_last(element));
                 let there = (target.c.address().wrapping_add(start), target.stride);
@@ -351,7 +351,8 @@ impl Cpu {
         });
     }
 
-    /// Adds the sums of earlier terms to those of a panel, and keeps these for later ones: whether there are any.
+    /// Adds the sums of earlier terms to those of a panel. Where later terms follow it keeps the sums for them and gives true: C is
+    /// not written yet.
     fn keep(
         &self,
         kept: &Shared,
