@@ -77,7 +77,7 @@ fn groups_on_a_device_end_as_the_suite_says() {
 struct Following(Box<dyn Communicator>);
 
 impl InOrder for Following {
-    fn follow(&self, event: &dyn Event) -> Result<()> {
+    fn follow(&self, event: Arc<dyn Event>) -> Result<()> {
         event.wait().map_err(|error| panic!("{error}"))
     }
 

@@ -73,15 +73,15 @@ struct State {
     wire: u64,
     open: Vec<Started>,
     failed: Option<CommError>,
-    /// Where the stream is when the kernels are done that the next call follows.
-    follows: Option<Mark>,
+    /// The kernels that the next call follows.
+    follows: Option<Arc<dyn Event>>,
 }
 
 struct Started {
     sequence: u64,
     operation: &'static str,
-    /// Before it the stream waits for kernels, however long they take.
-    follows: Option<Mark>,
+    /// The kernels that it follows.
+    follows: Option<Arc<dyn Event>>,
     mark: Mark,
     /// What the call needs beside its buffers until it is done.
     _scratch: Option<Memory>,
@@ -322,10 +322,10 @@ impl Group {
     /// Afterwards the stream has come past the call, or the kernels have been aborted: its scratch may go.
     fn finish(&self, state: &mut State, started: &Started) -> Result<()> {
         let Started { sequence, operation, ref follows, ref mark, .. } = *started;
-        // The stall limit is for the ranks, and not for the kernels before the call.
+        // The stall limit is for the ranks, and not for this rank's kernels before the call.
         let begin = Instant::now();
         while let Some(follows) = follows
-            && !follows.is_done().map_err(|error| self.fail(state, operation, sequence, &error))?
+            && !follows.query().map_err(|error| self.fail(state, operation, sequence, &error))?
         {
             pause(begin.elapsed());
         }
@@ -428,13 +428,12 @@ impl Communicator for Nccl {
 }
 
 impl InOrder for Nccl {
-    fn follow(&self, event: &dyn Event) -> Result<()> {
+    fn follow(&self, event: Arc<dyn Event>) -> Result<()> {
         // The stream's user is whoever holds the state.
         let mut state = self.group.state();
-        let Group { stream, .. } = &*self.group;
-        match stream.follow(event) {
+        match self.group.stream.follow(&*event) {
             Ok(true) => {
-                state.follows = Some(stream.mark().map_err(|error| invalid("nccl", error))?);
+                state.follows = Some(event);
                 Ok(())
             }
             Ok(false) => Err(invalid("nccl", "the event that a call begins after is none of a GPU's")),

@@ -14,7 +14,7 @@ pub trait InOrder: Communicator + Sized + 'static {
     ///
     /// # Errors
     /// The event is another device's, or what the driver says.
-    fn follow(&self, event: &dyn Event) -> Result<()>;
+    fn follow(&self, event: Arc<dyn Event>) -> Result<()>;
 
     /// As [`Communicator::split`].
     ///
@@ -45,7 +45,7 @@ impl<C: InOrder> Ordered<C> {
 
     fn follow(&self) -> Result<()> {
         match self.kernels.record_event()? {
-            Some(event) => self.inner.follow(&*event),
+            Some(event) => self.inner.follow(event),
             None => Ok(self.kernels.synchronize()?),
         }
     }
