@@ -102,7 +102,7 @@ impl Stream {
         Ok(Stream { device: device.clone(), handle })
     }
 
-    /// What is asked for from now on begins after an event of the kernels on the same GPU. Gives false if it is none of a GPU's.
+    /// Later work on this stream waits for an event of the kernels on the same GPU. Gives false if the event is not one of a GPU.
     pub(super) fn follow(&self, event: &dyn Event) -> Result<bool> {
         let Some(event) = event.as_any().downcast_ref::<GpuEvent>() else { return Ok(false) };
         // SAFETY: the stream lives, and is of the GPU that the group's kernels run on.

@@ -436,7 +436,7 @@ impl InOrder for Nccl {
                 state.follows = Some(event);
                 Ok(())
             }
-            Ok(false) => Err(invalid("nccl", "the event that a call begins after is none of a GPU's")),
+            Ok(false) => Err(invalid("nccl", "the event that the call waits for is not an event of a GPU")),
             Err(error) => Err(invalid("nccl", error)),
         }
     }

@@ -279,7 +279,7 @@ impl Cpu {
         });
     }
 
-    /// Multiplies what is packed, block by block, and in a block panel of B by panel. `ends` says whether there are sums of earlier
+    /// Multiplies what is packed, block by block. In a block, all rows meet one panel of B, then the next. `ends` says whether there are sums of earlier
     /// terms, and whether these terms are the last.
     fn blocks(
         &self,

@@ -56,7 +56,7 @@ impl GpuEvent {
         self.gpu.0.call("cuEventRecord", |table| unsafe { (table.event_record)(self.handle, stream) })
     }
 
-    /// A stream that its owner has made in the device's primary context begins what it is asked for from now on after this event.
+    /// Later work on `stream`, which its owner has made in the primary context of the device, waits for this event.
     ///
     /// # Errors
     /// What the driver says.
