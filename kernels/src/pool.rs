@@ -235,6 +235,34 @@ impl Pool {
         self.each_of([count], |_, thread, number| job(thread, number));
     }
 
+    /// Calls `job(worker, number)` once for every number below `count`, where `worker` is what `begin(thread)` made for the thread.
+    /// Each thread has a run of neighbouring numbers; those that are through with theirs take numbers of the others.
+    pub fn each_in_runs<W>(&self, count: usize, begin: impl Fn(usize) -> W + Sync, job: impl Fn(&mut W, usize) + Sync) {
+        /// Threads beyond it share runs.
+        const RUNS: usize = 64;
+        if count == 0 {
+            return;
+        }
+        if count == 1 {
+            return job(&mut begin(0), 0);
+        }
+        let runs = self.threads().min(RUNS).min(count);
+        let start = |run: usize| run * count / runs;
+        let taken = [const { AtomicUsize::new(0) }; RUNS];
+        self.run(|thread| {
+            let mut worker = begin(thread);
+            for run in (0..runs).map(|turn| (thread + turn) % runs) {
+                loop {
+                    let number = start(run) + taken[run].fetch_add(1, Ordering::Relaxed);
+                    if number >= start(run + 1) {
+                        break;
+                    }
+                    job(&mut worker, number);
+                }
+            }
+        });
+    }
+
     /// As [`Pool::each`] for several lots of jobs, one after the other in one start: `job(lot, thread, number)` for every
     /// number below `counts[lot]`, and no job of a lot begins before all of the lot before have ended.
     pub fn each_of<const LOTS: usize>(&self, counts: [usize; LOTS], job: impl Fn(usize, usize, usize) + Sync) {

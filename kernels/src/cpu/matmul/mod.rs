@@ -1,5 +1,6 @@
-//! Matrix products of bf16 or f32 with sums in f32: B is packed into tiles ([`tiles`]), which all threads share, and so is A where
-//! it does not lie right by itself; blocks of C are multiplied out of them ([`micro`]).
+//! Matrix products of bf16 or f32 with sums in f32. B is packed into tiles ([`tiles`]), which all threads share. Where A does
+//! not lie right by itself, each thread packs the rows of its block of C just before it multiplies them ([`micro`]), so that
+//! they are in its own cache.
 //!
 //! An element of C is the sum of its products in an order that depends on the length of the sum and on the instructions
 //! alone: neither the other sizes nor the number of threads nor where the element lies change its bits.
@@ -13,18 +14,18 @@ pub(crate) mod path;
 pub(crate) mod tiles;
 
 use super::Cpu;
+use super::level::Level;
 use super::map::typed;
 use super::stream::Shared;
 use crate::op::Gemm;
 use crate::round::Float32;
 use crate::{DType, View, ViewMut};
-use micro::Block;
+use micro::{Block, Held};
 use path::Path;
 use std::ops::Range;
 use tiles::{COLS, Element, Form, ROWS, Source, WORDS};
 
-/// Bytes that packed A, and packed B, may take at a time, whatever the matrices.
-const A_BYTES: usize = 8 << 20;
+/// Bytes that packed B may take at a time, whatever the matrices.
 const B_BYTES: usize = 16 << 20;
 /// Words of the sum that are packed at a time: as many as leave room for 256 rows of A and 512 columns of B.
 const DEPTH_WORDS: usize = 8192;
@@ -73,20 +74,17 @@ pub(super) fn workspace_of_parts(op: &Gemm, path: Path, threads: usize) -> usize
     let layout = Layout { direct: false, ..Layout::of(op, path, threads) };
     let [a, b, sums, kept] = layout.sizes();
     let sums = sums.max(layout.sums(SIDE.min(op.m.next_multiple_of(COLS))));
-    let full = |side: usize, width: usize, tile: usize| {
-        side.div_ceil(width).saturating_mul(layout.element.tiles(op.k)).saturating_mul(tile)
-    };
-    // Fewer terms can leave room for more rows, up to the limit.
-    let most_a = full(op.m, ROWS, path.tile_bytes(layout.element)).min(A_BYTES) / 4;
-    let most_b = full(op.n, COLS, WORDS * COLS * 4).min(B_BYTES) / 4;
-    a.max(most_a) + b.max(most_b) + sums + kept
+    // Fewer terms can leave room for more rows or columns, up to the limit.
+    let most_b = op.n.div_ceil(COLS).saturating_mul(layout.element.tiles(op.k)).saturating_mul(WORDS * COLS);
+    let most_a = threads * BLOCK_BYTES / 4;
+    a.max(most_a) + b.max(most_b.min(B_BYTES / 4)) + sums + kept
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     path: Path,
     element: Element,
-    /// Rows, columns and terms that are packed at a time.
+    /// Rows, columns and terms between two packings of B.
     rows: usize,
     cols: usize,
     terms: usize,
@@ -106,9 +104,10 @@ impl Layout {
         let depth = DEPTH_WORDS * element.terms();
         let terms = op.k.min(depth);
         let tiles = element.tiles(terms).max(1);
-        let most_rows = (A_BYTES / (tiles * path.tile_bytes(element))).max(1) * ROWS;
+        let deep = op.k > depth;
         let most_cols = (B_BYTES / (tiles * WORDS * COLS * 4)).max(1) * COLS;
-        let rows = op.m.min(most_rows);
+        // Sums that are kept between packings are as many as rows times columns.
+        let rows = if deep { op.m.min(SIDE) } else { op.m };
         let cols = op.n.min(most_cols);
         // Blocks are halved until every thread has some to choose from; none is smaller than a tile of sums.
         let round = |side: usize| side.next_multiple_of(COLS);
@@ -124,7 +123,7 @@ impl Layout {
         }
         let direct =
             !path.widens(element) && !op.trans_a && op.m.is_multiple_of(ROWS) && op.k.is_multiple_of(element.tile());
-        Layout { path, element, rows, cols, terms, task_rows, task_cols, threads, deep: op.k > depth, direct }
+        Layout { path, element, rows, cols, terms, task_rows, task_cols, threads, deep, direct }
     }
 
     /// f32 elements of the threads' sums, with blocks of so many rows.
@@ -140,11 +139,15 @@ impl Layout {
         self.source(b, if op.trans_b { op.k } else { op.n }, op.trans_b)
     }
 
-    /// f32 elements of packed A, of packed B, of the threads' sums, and of the sums kept between packings.
+    /// f32 elements of a thread's packed block of A, of so many tiles along the sum.
+    fn packed(&self, tiles: usize) -> usize {
+        if self.direct { 0 } else { self.task_rows / ROWS * tiles * self.path.tile_bytes(self.element) / 4 }
+    }
+
+    /// f32 elements of the threads' packed blocks of A, of packed B, of the threads' sums, and of the sums kept between packings.
     fn sizes(&self) -> [usize; 4] {
         let tiles = self.element.tiles(self.terms);
-        let tile = self.path.tile_bytes(self.element) / 4;
-        let a = if self.direct { 0 } else { self.rows.div_ceil(ROWS) * tiles * tile };
+        let a = self.threads * self.packed(tiles);
         let b = self.cols.div_ceil(COLS) * tiles * WORDS * COLS;
         let kept = if self.deep { self.rows * self.cols } else { 0 };
         [a, b, self.sums(self.task_rows), kept]
@@ -175,7 +178,7 @@ impl Cpu {
         // Only B is packed, and in one piece.
         let layout = Layout { direct: true, ..Layout::of(op, self.path, self.pool.threads()) };
         let (b, to) = (layout.right(op, b), Shared::new(to));
-        self.pack(layout, [b, b], [0, op.n, op.k], true, [&to, &to]);
+        self.pack(layout, b, [op.n, op.k], &to);
     }
 
     /// `C = (C +) alpha A B` of two matrices of bf16, or two of f32.
@@ -204,77 +207,46 @@ impl Cpu {
             for rows in steps(m, layout.rows) {
                 for terms in steps(k, layout.terms) {
                     // With one packing of the sum, B's stays for all rows.
-                    let again = prepacked.is_none() && (rows.start == 0 || layout.deep);
-                    let from = [a.at(rows.start, terms.start), b.at(cols.start, terms.start)];
-                    let sides = [rows.len(), cols.len(), terms.len()];
-                    self.pack(layout, from, sides, again, [&packed_a, &packed_b]);
+                    let b = b.at(cols.start, terms.start);
+                    if prepacked.is_none() && (rows.start == 0 || layout.deep) {
+                        self.pack(layout, b, [cols.len(), terms.len()], &packed_b);
+                    }
                     let operands = (
-                        Left::of(layout, from[0], terms.len(), &packed_a),
+                        a.at(rows.start, terms.start),
                         match prepacked {
                             None => Panels::of(layout, packed_b.address().cast(), terms.len()),
                             Some(all) => Panels::of(layout, all, k).from(layout, cols.start, terms.start),
                         },
                     );
                     let ends = (terms.start > 0, terms.end == k);
-                    self.blocks(layout, [&rows, &cols], (terms.len(), ends), operands, [&sums, &kept], &target);
+                    let scratch = [&packed_a, &sums, &kept];
+                    self.blocks(layout, [&rows, &cols], (terms.len(), ends), operands, scratch, &target);
                 }
             }
         }
     }
 
-    /// Packs a block of A unless it is read where it lies, and one of B if `both`. Threads take runs of tiles of neighbouring
-    /// panels: a line of memory that panels share is then read once.
-    fn pack(
-        &self,
-        layout: Layout,
-        [a, b]: [Source; 2],
-        [rows, cols, terms]: [usize; 3],
-        both: bool,
-        [to_a, to_b]: [&Shared; 2],
-    ) {
-        /// Tiles of a run, and rows or columns side by side.
+    /// Packs a block of B. Threads take runs of tiles of neighbouring panels: a line of memory that panels share is then read
+    /// once.
+    fn pack(&self, layout: Layout, b: Source, [cols, terms]: [usize; 2], to: &Shared) {
+        /// Tiles of a run, and columns side by side.
         const RUN: usize = 16;
         const WIDTH: usize = 128;
-        let (element, level) = (layout.element, self.level);
-        let (tiles, width, form) = (element.tiles(terms), element.tile(), layout.path.form(element, a.terms_adjoin));
-        let (a_tile, b_tile) = (layout.path.tile_bytes(element) / 4, WORDS * COLS);
+        let (tiles, width, tile) = (layout.element.tiles(terms), layout.element.tile(), WORDS * COLS);
         let runs = tiles.div_ceil(RUN);
-        let a_pieces = if layout.direct { 0 } else { rows.div_ceil(WIDTH) * runs };
-        let b_pieces = if both { cols.div_ceil(WIDTH) * runs } else { 0 };
-        // The panels' first rows or columns, and tiles, of a piece: along what lies side by side in memory.
-        let visit = |piece: usize, all: usize, width: usize, terms_adjoin: bool, visit: &dyn Fn(usize, usize)| {
-            let (first, run) = (piece / runs * WIDTH, piece % runs * RUN);
-            let panels = (first..(first + WIDTH).min(all)).step_by(width);
-            let run = run..(run + RUN).min(tiles);
-            match terms_adjoin {
-                true => panels.for_each(|panel| run.clone().for_each(|tile| visit(panel, tile))),
-                false => run.for_each(|tile| panels.clone().for_each(|panel| visit(panel, tile))),
-            }
-        };
-        let pack_b = |col: usize, tile: usize| {
-            let (term, start) = (tile * width, (col / COLS * tiles + tile) * b_tile);
-            let sides = [COLS.min(cols - col), width.min(terms - term)];
-            // SAFETY: inside the matrix and the buffer; each tile belongs to one thread.
-            unsafe {
-                let to = to_b.elements::<f32>(start..start + b_tile).as_mut_ptr().cast();
-                tiles::pack_cols(level, b.at(col, term), sides[0], sides[1], to);
-            }
-        };
-        let pack_a = |row: usize, tile: usize| {
-            let (term, start) = (tile * width, (row / ROWS * tiles + tile) * a_tile);
-            let sides = [ROWS.min(rows - row), width.min(terms - term)];
-            // SAFETY: as above.
-            unsafe {
-                let to = to_a.elements::<f32>(start..start + a_tile).as_mut_ptr().cast();
-                tiles::pack_rows(level, form, a.at(row, term), sides[0], sides[1], to);
-            }
-        };
-        self.pool.split(a_pieces + b_pieces, 1, |_, pieces| {
+        self.pool.split(cols.div_ceil(WIDTH) * runs, 1, |_, pieces| {
             for piece in pieces {
-                match piece.checked_sub(a_pieces) {
-                    Some(piece) => visit(piece, cols, COLS, b.terms_adjoin, &pack_b),
-                    None => visit(piece, rows, ROWS, a.terms_adjoin, &pack_a),
-                }
+                let (first, run) = (piece / runs * WIDTH, piece % runs * RUN);
+                let panels = (first..(first + WIDTH).min(cols)).step_by(COLS);
+                b.along(panels, run..(run + RUN).min(tiles), |col, number| {
+                    let (term, start) = (number * width, (col / COLS * tiles + number) * tile);
+                    let sides = [COLS.min(cols - col), width.min(terms - term)];
+                    // SAFETY: inside the matrix and the buffer; each tile belongs to one thread.
+                    unsafe {
+                        let to = to.elements::<f32>(start..start + tile).as_mut_ptr().cast();
+                        tiles::pack_cols(self.level, b.at(col, term), sides[0], sides[1], to);
+                    }
+                });
             }
         });
     }
@@ -286,21 +258,42 @@ impl Cpu {
         layout: Layout,
         [rows, cols]: [&Range<usize>; 2],
         (terms, ends): (usize, (bool, bool)),
-        (left, right): (Left, Panels),
-        [sums, kept]: [&Shared; 2],
+        (a, right): (Source, Panels),
+        [packed, sums, kept]: [&Shared; 3],
         target: &Target,
     ) {
         let (path, element) = (layout.path, layout.element);
         let (tiles, depth) = (element.tiles(terms), path.depth(element));
-        let size = layout.task_rows * SUMS_ROW;
-        let down = rows.len().div_ceil(layout.task_rows);
-        self.pool.each(down * cols.len().div_ceil(layout.task_cols), |thread, number| {
-            let _held = (element == Element::Pair).then(|| path.hold());
-            let (row, col) = (number % down * layout.task_rows, number / down * layout.task_cols);
+        let (down, across) = (rows.len().div_ceil(layout.task_rows), cols.len().div_ceil(layout.task_cols));
+        let worker = |thread: usize| {
+            let (sums_size, packed_size) = (layout.task_rows * SUMS_ROW, layout.packed(tiles));
+            // SAFETY: each thread has its own sums, and its own packed rows.
+            let (sums, packed) = unsafe {
+                (
+                    sums.elements::<f32>(thread * sums_size..(thread + 1) * sums_size),
+                    packed.elements::<f32>(thread * packed_size..(thread + 1) * packed_size),
+                )
+            };
+            let held = (element == Element::Pair).then(|| path.hold());
+            Worker { sums, left: Left::of(layout, a, tiles, packed), packed: None, _held: held }
+        };
+        // A thread's blocks lie side by side: their rows of A are packed once, and stay in its cache.
+        self.pool.each_in_runs(down * across, worker, |worker, number| {
+            let (row, col) = if layout.direct { (number % down, number / down) } else { (number / across, number % across) };
+            let (row, col) = (row * layout.task_rows, col * layout.task_cols);
             let height = layout.task_rows.min(rows.len() - row);
             let end = cols.len().min(col + layout.task_cols);
-            // SAFETY: each thread has its own sums.
-            let sums = unsafe { sums.elements::<f32>(thread * size..(thread + 1) * size) };
+            let left = &worker.left;
+            let at = if layout.direct {
+                left.at.wrapping_add(row / ROWS * left.panel)
+            } else {
+                if worker.packed.replace(row) != Some(row) {
+                    // SAFETY: inside A, and the thread's packed rows are as many as a block has.
+                    unsafe { left.pack(self.level, a.at(row, 0), [height, terms]) };
+                }
+                left.at
+            };
+            let sums = &mut *worker.sums;
             for col in (col..end).step_by(COLS) {
                 let width = COLS.min(end - col);
                 let start = (rows.start + row) * target.stride + cols.start + col;
@@ -315,7 +308,7 @@ impl Cpu {
                     let keeps = ends_there && first > 0 && path.adds_last(element);
                     let (c, c_row) = if ends_there { there } else { (sums.as_mut_ptr(), SUMS_ROW) };
                     let block = Block {
-                        a: left.at.at(row / ROWS * left.panel + first * left.tile),
+                        a: at.wrapping_add(first * left.tile),
                         element,
                         form: left.form,
                         a_row: left.row,
@@ -438,9 +431,9 @@ impl Panels {
     }
 }
 
-/// Where the tiles of A lie, and how far apart, in bytes.
+/// Where the tiles of A lie, or those of a thread's block once they are packed, and how far apart, in bytes.
 struct Left {
-    at: Bytes,
+    at: *const u8,
     form: Form,
     row: usize,
     tile: usize,
@@ -448,16 +441,38 @@ struct Left {
 }
 
 impl Left {
-    fn of(layout: Layout, a: Source, terms: usize, packed: &Shared) -> Left {
+    fn of(layout: Layout, a: Source, tiles: usize, packed: &mut [f32]) -> Left {
         if layout.direct {
             let row = a.stride * layout.element.size();
-            return Left { at: Bytes(a.ptr), form: Form::Rows, row, tile: WORDS * 4, panel: ROWS * row };
+            return Left { at: a.ptr, form: Form::Rows, row, tile: WORDS * 4, panel: ROWS * row };
         }
         let tile = layout.path.tile_bytes(layout.element);
-        let at = Bytes(packed.address().cast_const().cast());
         let form = layout.path.form(layout.element, a.terms_adjoin);
-        Left { at, form, row: tile / ROWS, tile, panel: layout.element.tiles(terms) * tile }
+        Left { at: packed.as_mut_ptr().cast(), form, row: tile / ROWS, tile, panel: tiles * tile }
     }
+
+    /// Packs the first rows and terms of `a`.
+    ///
+    /// # Safety
+    /// `a` has so many, and what this was made of has room for them.
+    unsafe fn pack(&self, level: Level, a: Source, [rows, terms]: [usize; 2]) {
+        let width = a.element.tile();
+        a.along((0..rows).step_by(ROWS), 0..a.element.tiles(terms), |row, number| {
+            let to = self.at.wrapping_add(row / ROWS * self.panel + number * self.tile).cast_mut().cast();
+            let (term, rows) = (number * width, ROWS.min(rows - row));
+            // SAFETY: the caller's promise.
+            unsafe { tiles::pack_rows(level, self.form, a.at(row, term), rows, width.min(terms - term), to) };
+        });
+    }
+}
+
+/// What a thread has while it multiplies.
+struct Worker<'a> {
+    sums: &'a mut [f32],
+    left: Left,
+    /// The first row of the block of A that is packed.
+    packed: Option<usize>,
+    _held: Option<Held>,
 }
 
 /// Ranges of `step` that cover `0..len`: one at least, which is empty when there is nothing.

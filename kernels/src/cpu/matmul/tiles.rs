@@ -7,6 +7,8 @@
 #![allow(unsafe_code, reason = "matrices are packed by address")]
 
 use crate::cpu::level::Level;
+use std::iter::StepBy;
+use std::ops::Range;
 
 /// Rows of a panel of A.
 pub(crate) const ROWS: usize = 16;
@@ -102,6 +104,15 @@ impl Source {
         Source { ptr: self.ptr.wrapping_add(offset * self.element.size()), ..self }
     }
 
+    /// Calls `visit(panel, tile)` for all panels, given by their first rows or columns, and all tiles along the sum, in the order in
+    /// which they lie in memory.
+    pub fn along(self, panels: StepBy<Range<usize>>, tiles: Range<usize>, visit: impl Fn(usize, usize)) {
+        match self.terms_adjoin {
+            true => panels.for_each(|panel| tiles.clone().for_each(|tile| visit(panel, tile))),
+            false => tiles.for_each(|tile| panels.clone().for_each(|panel| visit(panel, tile))),
+        }
+    }
+
     /// Writes a tile of `outers` by `terms`, at most all of one, to `to[outer * stride + word]`.
     ///
     /// # Safety
@@ -111,7 +122,7 @@ impl Source {
         // SAFETY: the caller's promise; the transposed copy is a whole tile.
         unsafe {
             if self.terms_adjoin {
-                self.straight(outers, terms, to, stride);
+                self.straight(level, outers, terms, to, stride);
             } else {
                 let mut pairs = [0u32; ROWS * WORDS];
                 self.woven(level, outers, terms, pairs.as_mut_ptr(), ROWS);
@@ -129,8 +140,12 @@ impl Source {
         // SAFETY: as above.
         unsafe {
             if self.terms_adjoin {
+                #[cfg(target_arch = "x86_64")]
+                if self.is_whole(level, outers, terms) {
+                    return machine::turn(self.ptr, self.stride * self.element.size(), to, stride);
+                }
                 let mut rows = [0u32; ROWS * WORDS];
-                self.straight(outers, terms, rows.as_mut_ptr(), WORDS);
+                self.straight(level, outers, terms, rows.as_mut_ptr(), WORDS);
                 transpose(level, rows.as_ptr(), to, stride);
             } else {
                 self.woven(level, outers, terms, to, stride);
@@ -138,11 +153,24 @@ impl Source {
         }
     }
 
+    /// Whether this is a whole tile, which AVX-512 moves vector by vector.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn is_whole(self, level: Level, outers: usize, terms: usize) -> bool {
+        level == Level::Avx512 && outers == ROWS && terms == self.element.tile()
+    }
+
     /// Where terms adjoin: copies rows.
     #[inline(always)]
-    unsafe fn straight(self, outers: usize, terms: usize, to: *mut u32, stride: usize) {
+    unsafe fn straight(self, level: Level, outers: usize, terms: usize, to: *mut u32, stride: usize) {
         const BYTES: usize = WORDS * 4;
         let (line, size) = (self.stride * self.element.size(), terms * self.element.size());
+        #[cfg(target_arch = "x86_64")]
+        if self.is_whole(level, outers, terms) {
+            // SAFETY: a whole tile, and the CPU has AVX-512.
+            return unsafe { machine::lines(self.ptr, line, to, stride) };
+        }
+        let _ = level;
         for outer in 0..ROWS {
             // SAFETY: the caller's promise: rows below `outers` have `terms` elements.
             unsafe {
@@ -166,12 +194,12 @@ impl Source {
     #[inline(always)]
     unsafe fn woven(self, level: Level, outers: usize, terms: usize, to: *mut u32, stride: usize) {
         #[cfg(target_arch = "x86_64")]
-        if level == Level::Avx512 && outers == ROWS && terms == self.element.tile() {
+        if self.is_whole(level, outers, terms) {
             // SAFETY: a whole tile, and the CPU has AVX-512.
             return unsafe {
                 match self.element {
                     Element::Pair => machine::weave(self.ptr.cast(), self.stride, to, stride),
-                    Element::Single => machine::lines(self.ptr.cast(), self.stride, to, stride),
+                    Element::Single => machine::lines(self.ptr, self.stride * 4, to, stride),
                 }
             };
         }
@@ -314,33 +342,64 @@ mod machine {
         }
     }
 
-    /// A tile of f32 out of 16 lines of 16 elements.
+    /// A line of 64 bytes, `number` lines of a tile on. Lines lie apart: nothing else fetches those of the tile after the next.
     ///
     /// # Safety
-    /// As [`weave`].
+    /// The line is there, and the CPU has AVX-512.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi2")]
-    pub(super) unsafe fn lines(from: *const u32, stride: usize, to: *mut u32, to_stride: usize) {
-        for term in 0..super::WORDS {
-            // SAFETY: the caller's promise.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add((2 * super::WORDS + term) * stride).cast());
-                let line = _mm512_loadu_si512(from.add(term * stride).cast());
-                _mm512_storeu_si512(to.add(term * to_stride).cast(), line);
-            }
+    unsafe fn line(from: *const u8, stride: usize, number: usize) -> __m512i {
+        // SAFETY: the caller's promise.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add((2 * super::ROWS + number) * stride).cast());
+            _mm512_loadu_si512(from.add(number * stride).cast())
         }
+    }
+
+    /// A tile out of 16 lines of 64 bytes, `stride` bytes apart.
+    ///
+    /// # Safety
+    /// `from` has these lines, `to` 16 rows of `to_stride`, and the CPU has AVX-512.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi2")]
+    pub(super) unsafe fn lines(from: *const u8, stride: usize, to: *mut u32, to_stride: usize) {
+        for number in 0..super::WORDS {
+            // SAFETY: the caller's promise.
+            unsafe { _mm512_storeu_si512(to.add(number * to_stride).cast(), line(from, stride, number)) };
+        }
+    }
+
+    /// As [`lines`], with words of a line as rows.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi2")]
+    pub(super) unsafe fn turn(from: *const u8, stride: usize, to: *mut u32, to_stride: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { store_turned(std::array::from_fn(|i| line(from, stride, i)), to, to_stride) };
+    }
+
+    /// As [`super::transpose`].
+    ///
+    /// # Safety
+    /// As there, and the CPU has AVX-512.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi2")]
+    pub(super) unsafe fn transpose(from: *const u32, to: *mut u32, stride: usize) {
+        // SAFETY: 16 rows of 16 are there to read.
+        unsafe { store_turned(std::array::from_fn(|i| _mm512_loadu_si512(from.add(16 * i).cast())), to, stride) };
     }
 
     /// Four rounds, each swapping blocks of half the size: pairs of 32 bits, of 64, of 128, and of 256.
     ///
     /// # Safety
-    /// As [`super::transpose`], and the CPU has AVX-512 F.
+    /// There are 16 rows of `stride` to write, and the CPU has AVX-512.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi2")]
-    pub(super) unsafe fn transpose(from: *const u32, to: *mut u32, stride: usize) {
-        // SAFETY: 16 rows of 16 are there to read, and rows of `stride` to write.
+    unsafe fn store_turned(mut r: [__m512i; 16], to: *mut u32, stride: usize) {
+        // SAFETY: the caller's promise.
         unsafe {
-            let mut r: [__m512i; 16] = std::array::from_fn(|i| _mm512_loadu_si512(from.add(16 * i).cast()));
             let mut t = r;
             for i in (0..16).step_by(2) {
                 t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
