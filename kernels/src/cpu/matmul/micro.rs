@@ -355,40 +355,61 @@ mod machine {
         sum
     ));
 
-    /// As [`avx2`] of f32, of a turned A where `TURNED`.
+    /// Six rows and two vectors of columns of f32 at a time, of a turned A where `TURNED`: twelve sums, as many as sixteen registers
+    /// leave room for.
     ///
     /// # Safety
     /// As [`super::Path::multiply`], and the CPU has these features.
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn avx2_singles<const TURNED: bool>(block: Block) {
-        const R: usize = 4;
-        let a_row = if TURNED { 4 } else { block.a_row };
-        let step = if TURNED { ROWS } else { 1 };
-        for col in 0..block.cols {
-            for part in 0..block.rows * (ROWS / R * 2) {
-                let (row, first, half) = (part / 8, part / 2 % 4 * R, part % 2 * 16);
-                let a = block.a.wrapping_add(row * block.a_panel + first * a_row);
-                let b = block.b.wrapping_add(col * block.b_panel + half);
-                let mut sums = [[_mm256_setzero_ps(); 2]; R];
-                // SAFETY: inside the panels, as the caller says.
-                unsafe {
-                    for tile in 0..block.tiles {
-                        let rows: [*const f32; R] =
-                            std::array::from_fn(|r| a.wrapping_add(tile * block.a_tile + r * a_row).cast());
-                        let b = b.add(tile * WORDS * COLS).cast::<f32>();
-                        for word in 0..WORDS {
-                            let b: [__m256; 2] = std::array::from_fn(|v| _mm256_loadu_ps(b.add(word * COLS + 8 * v)));
-                            for r in 0..R {
-                                let x = _mm256_set1_ps(rows[r].add(word * step).read_unaligned());
-                                for v in 0..2 {
-                                    sums[r][v] = _mm256_fmadd_ps(x, b[v], sums[r][v]);
-                                }
-                            }
+        let rows = block.rows * ROWS;
+        for col in (0..block.cols * COLS).step_by(COLS) {
+            let mut row = 0;
+            while row < rows {
+                for col in [col, col + COLS / 2] {
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        match rows - row {
+                            2 => avx2_rows::<2, TURNED>(block, row, col),
+                            4 => avx2_rows::<4, TURNED>(block, row, col),
+                            _ => avx2_rows::<6, TURNED>(block, row, col),
                         }
                     }
-                    settle_half(&sums, block, row * ROWS + first, col * COLS + half);
+                }
+                row += 6;
+            }
+        }
+    }
+
+    /// `R` rows, from a row on, and 16 columns.
+    ///
+    /// # Safety
+    /// As [`avx2_singles`].
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2_rows<const R: usize, const TURNED: bool>(block: Block, row: usize, col: usize) {
+        let (a_row, step) = if TURNED { (4, ROWS) } else { (block.a_row, 1) };
+        let b = block.b.wrapping_add(col / COLS * block.b_panel + col % COLS);
+        let rows: [*const u8; R] = std::array::from_fn(|r| {
+            block.a.wrapping_add((row + r) / ROWS * block.a_panel + (row + r) % ROWS * a_row)
+        });
+        let mut sums = [[_mm256_setzero_ps(); 2]; R];
+        // SAFETY: inside the panels, as the caller says.
+        unsafe {
+            for tile in 0..block.tiles {
+                let rows: [*const f32; R] = rows.map(|row| row.wrapping_add(tile * block.a_tile).cast());
+                let b = b.add(tile * WORDS * COLS).cast::<f32>();
+                for word in 0..WORDS {
+                    let b: [__m256; 2] = std::array::from_fn(|v| _mm256_loadu_ps(b.add(word * COLS + 8 * v)));
+                    for r in 0..R {
+                        let x = _mm256_set1_ps(rows[r].add(word * step).read_unaligned());
+                        for v in 0..2 {
+                            sums[r][v] = _mm256_fmadd_ps(x, b[v], sums[r][v]);
+                        }
+                    }
                 }
             }
+            settle_half(&sums, block, row, col);
         }
     }
 
@@ -435,7 +456,7 @@ mod machine {
     /// As [`settle`] of half the width.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn settle_half(sums: &[[__m256; 2]; 4], block: Block, row: usize, col: usize) {
+    unsafe fn settle_half<const R: usize>(sums: &[[__m256; 2]; R], block: Block, row: usize, col: usize) {
         if !block.kept.is_null() {
             // SAFETY: the caller's promise.
             return unsafe { settle_half_onto(*sums, block, row, col) };
@@ -457,7 +478,7 @@ mod machine {
     /// memory all along.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn settle_half_onto(sums: [[__m256; 2]; 4], block: Block, row: usize, col: usize) {
+    unsafe fn settle_half_onto<const R: usize>(sums: [[__m256; 2]; R], block: Block, row: usize, col: usize) {
         let c = block.c.wrapping_add(row * block.c_row + col);
         let kept = block.kept.wrapping_add(row * block.kept_row + col);
         for (r, sums) in sums.iter().enumerate() {
