@@ -172,6 +172,7 @@ impl Source {
         }
         let _ = level;
         for outer in 0..ROWS {
+            fetch(self.ptr.wrapping_add((AHEAD + outer) * line));
             // SAFETY: the caller's promise: rows below `outers` have `terms` elements.
             unsafe {
                 let from = self.ptr.wrapping_add(outer * line);
@@ -226,6 +227,7 @@ impl Source {
         let mut line = [T::default(); ROWS];
         if term < terms {
             let from = self.ptr.cast::<T>().wrapping_add(term * self.stride);
+            fetch(from.wrapping_add(AHEAD * self.stride).cast());
             // SAFETY: promised by the caller.
             unsafe {
                 if outers == ROWS {
@@ -296,6 +298,22 @@ pub(crate) unsafe fn pack_cols(level: Level, source: Source, cols: usize, terms:
     );
 }
 
+/// How many lines ahead packing asks for memory: lines lie apart, so nothing else fetches those of the next tiles.
+const AHEAD: usize = 2 * ROWS;
+
+/// Asks for the memory at an address, which need not be there.
+#[inline(always)]
+fn fetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 CPU has the instruction, and it faults nowhere.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// `to[j * stride + i] = from[i * 16 + j]` for 16 x 16.
 ///
 /// # Safety
@@ -332,8 +350,7 @@ mod machine {
             // SAFETY: the caller's promise.
             unsafe {
                 let line = |term: usize| {
-                    // Rows lie apart: nothing else fetches those of the next tile.
-                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add((2 * super::WORDS + term) * stride).cast());
+                    super::fetch(from.wrapping_add((super::AHEAD + term) * stride).cast());
                     _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.add(term * stride).cast()))
                 };
                 let pairs = _mm512_or_si512(line(2 * pair), _mm512_slli_epi32::<16>(line(2 * pair + 1)));
@@ -342,7 +359,7 @@ mod machine {
         }
     }
 
-    /// A line of 64 bytes, `number` lines of a tile on. Lines lie apart: nothing else fetches those of the tile after the next.
+    /// A line of 64 bytes, `number` lines of a tile on.
     ///
     /// # Safety
     /// The line is there, and the CPU has AVX-512.
@@ -351,7 +368,7 @@ mod machine {
     unsafe fn line(from: *const u8, stride: usize, number: usize) -> __m512i {
         // SAFETY: the caller's promise.
         unsafe {
-            _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add((2 * super::ROWS + number) * stride).cast());
+            super::fetch(from.wrapping_add((super::AHEAD + number) * stride));
             _mm512_loadu_si512(from.add(number * stride).cast())
         }
     }
