@@ -1,6 +1,5 @@
 //! What a step takes from the heap. No block over 64 KiB is made outside the arena; and after two steps that warm it up, a
-//! step takes no block at all, of whatever size, on any thread of any rank. A library's own (the `gemm` crate packs into
-//! blocks of its own where we call it) is told apart by the marker of its calls.
+//! step takes no block at all, of whatever size, on any thread of any rank.
 //!
 //! `ZBENCH_SHOW_BLOCKS=1 cargo test -p zbench-engine --test heap -- --nocapture` says where they are made.
 
@@ -19,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use support::*;
 use zbench_engine::config::*;
 use zbench_engine::train::with_ranks;
-use zbench_kernels::{DType, scratch};
+use zbench_kernels::DType;
 
 /// Bytes above which a block is large.
 const LARGE: usize = 64 << 10;
@@ -32,8 +31,6 @@ static SHOWING: AtomicBool = AtomicBool::new(false);
 static BLOCKS: AtomicUsize = AtomicUsize::new(0);
 static LARGE_BLOCKS: AtomicUsize = AtomicUsize::new(0);
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
-/// Large blocks of libraries.
-static LIBRARY: AtomicUsize = AtomicUsize::new(0);
 /// Where blocks were made, and how many.
 static PLACES: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
 
@@ -44,10 +41,6 @@ thread_local! {
 
 fn note(bytes: usize) {
     if !WATCHING.load(Ordering::Relaxed) || INSIDE.try_with(Flag::get).unwrap_or(true) {
-        return;
-    }
-    if scratch::in_library() {
-        LIBRARY.fetch_add(usize::from(bytes > LARGE), Ordering::Relaxed);
         return;
     }
     BLOCKS.fetch_add(1, Ordering::Relaxed);
@@ -171,7 +164,6 @@ fn no_large_block_is_made_in_a_step_outside_the_arena() {
         let found = (LARGE_BLOCKS.load(Ordering::SeqCst), LARGEST.load(Ordering::SeqCst));
         assert_eq!(found.0, 0, "documents: {}: blocks over 64 KiB; the largest has {} bytes", strategy.name(), found.1);
     }
-    assert!(LIBRARY.load(Ordering::SeqCst) > 0, "the gemm crate packs somewhere; its marker was never seen");
 }
 
 /// Steps that are watched, one by one.

@@ -27,7 +27,6 @@ mod pool;
 mod reduce_op;
 mod region;
 mod round;
-pub mod scratch;
 mod setup;
 mod sight;
 mod stochastic;

@@ -2,8 +2,8 @@
 //! the bit: the list of actions, bytes, traffic, FLOPs, operations, losses and weights.
 //!
 //! `hashes.txt` has a short hash of each section of each cell, by level of instructions. Without ZBENCH_TESTS=full a choice of
-//! [`SHORT`] cells runs that has every value of every dimension; on every level that the machine has. Values of f32 and bf16
-//! depend on the level alone; f16 goes through the gemm crate, and logarithms through the C library.
+//! [`SHORT`] cells runs that has every value of every dimension; on every level that the machine has. Values
+//! depend on the level alone, but for logarithms, which go through the C library.
 //!
 //! Commands (`T` is `cargo test -p zbench-engine --test engine --`):
 //! - `T golden::` compares; `ZBENCH_TESTS=full T golden::` compares all cells.

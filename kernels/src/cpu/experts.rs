@@ -4,6 +4,7 @@
 
 use super::Cpu;
 use super::level::{LANES, exp, fma, fold, fold_rows, merge};
+use super::matmul::Right;
 use super::rows::{grain, shift};
 use super::stream::{CHUNK, Shared, chunks, close, load, open, widen};
 use crate::check::Routing;
@@ -71,7 +72,9 @@ impl Cpu {
             let (gemm, [a_range, b_range, c_range]) = op.one(group, rows);
             let mut c = c.slice_mut(c_range);
             match (empty, op.accumulate) {
-                (false, _) => self.run_gemm(&gemm, a.slice(a_range), b.slice(b_range), c, workspace.reborrow()),
+                (false, _) => {
+                    self.run_matmul(&gemm, a.slice(a_range), Right::Plain(b.slice(b_range)), c, workspace.reborrow())
+                }
                 // The gradient of a matrix that no row has used; of rows there are none.
                 (true, false) => self.run_fill(c.reborrow(), 0.0),
                 (true, true) => {}

@@ -4,7 +4,6 @@ pub(crate) mod adamw;
 mod attention;
 mod elementwise;
 mod experts;
-mod gemm;
 mod halves;
 mod layer_norm;
 pub(crate) mod level;
@@ -27,6 +26,7 @@ use crate::pool::Pool;
 use crate::{DType, KernelError, Kernels, Result, Sum, View, ViewMut, check};
 use attention::{Inputs, Kept};
 use level::Level;
+use matmul::Right;
 use matmul::path::Path;
 
 /// Kernels on the cores of this machine. Storage in f32, bf16 or f16, arithmetic in f32; f64 is for
@@ -115,10 +115,10 @@ impl Kernels for Cpu {
     fn workspace(&self, op: &Op) -> usize {
         let threads = self.pool.threads();
         match op {
-            Op::Gemm(op) => self.product_workspace(op),
+            Op::Gemm(op) => matmul::workspace(op, self.path, self.pool.threads(), false),
             Op::GemmPrepacked(op) => matmul::workspace(op, self.path, threads, true),
             // All rows may fall to one expert.
-            Op::GroupedGemm(op) => self.grouped_workspace(&op.product(op.rows)),
+            Op::GroupedGemm(op) => matmul::workspace_of_parts(&op.product(op.rows), self.path, self.pool.threads()),
             Op::Attention(op) => attention::forward_workspace(op, self.path, threads),
             Op::AttentionBackward(op) => attention::backward_workspace(op, self.path, threads),
             Op::NaiveAttention(op) => threads.saturating_mul(naive::forward_scratch(op)),
@@ -136,14 +136,14 @@ impl Kernels for Cpu {
         operands::check_scratch(op, &scratch, self.workspace(op))?;
         let name = op.name();
         match (op, reads, writes) {
-            (Op::Gemm(op), [a, b], [c]) => self.run_gemm(op, *a, *b, c.reborrow(), scratch),
+            (Op::Gemm(op), [a, b], [c]) => self.run_matmul(op, *a, Right::Plain(*b), c.reborrow(), scratch),
             (Op::Prepack(op), [b], [to]) => {
                 holds(name, "to", prepacked(op)?, to.len())?;
                 self.run_prepack(op, *b, to.reborrow());
             }
             (Op::GemmPrepacked(op), [a, b], [c]) => {
                 holds(name, "b", prepacked(op)?, b.len())?;
-                self.run_matmul(op, *a, matmul::Right::Prepacked(*b), c.reborrow(), scratch);
+                self.run_matmul(op, *a, Right::Prepacked(*b), c.reborrow(), scratch);
             }
             (Op::RmsNorm(op), [x, w], [y, rstd]) => self.run_rms_norm(op, *x, *w, y.reborrow(), rstd.reborrow()),
             (Op::RmsNormBackward(op), [x, w, rstd, dy], [dx, dw @ ..]) => {

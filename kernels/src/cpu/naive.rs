@@ -3,38 +3,50 @@
 #![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
 
 use super::Cpu;
-use super::attention::plain::{Head, TILE, copies, dense, lean, slope, take};
-use super::attention::{Inputs, steps};
-use super::gemm::multiply;
+use super::attention::head::{Head, slope};
+use super::attention::{Inputs, Strand, steps};
 use super::level::{LANES, Level, exp, fma, fold, fold_rows, merge};
+use super::matmul::alone;
 use super::stream::{Shared, narrow, widen};
 use crate::op::Attention;
 use crate::sight::Sight;
 use crate::{View, ViewMut};
 use std::ops::Range;
 
-/// f32 elements of scratch per thread in forward: rows of scores, outputs, and copies of q, k and v.
+/// Queries that are worked on at a time.
+const TILE: usize = 128;
+
+/// f32 elements of scratch per thread in forward: rows of scores and of outputs, and that of products.
 pub(super) fn forward_scratch(op: &Attention) -> usize {
-    let (tile, copies) = (TILE.min(op.seq), copies(op, 1));
-    let rows = tile.saturating_mul(op.kv_seq.saturating_add(op.head_dim.saturating_mul(1 + copies)));
-    rows.saturating_add(op.kv_seq.saturating_mul(op.head_dim.saturating_mul(2 * copies)))
+    let (tile, kv_seq, dim) = (TILE.min(op.seq), op.kv_seq, op.head_dim);
+    tile.saturating_mul(kv_seq.saturating_add(dim))
+        .saturating_add(alone::scratch([tile, kv_seq, dim]).max(alone::scratch([tile, dim, kv_seq])))
 }
 
-/// f32 elements of scratch per thread in backward: rows of probabilities and gradients, dq, and copies of q and dout;
-/// dk and dv of a whole head, and copies of k and v.
+/// f32 elements of scratch per thread in backward: rows of probabilities, of gradients and of dq, dk and dv of a whole head, and that
+/// of products.
 pub(super) fn backward_scratch(op: &Attention) -> usize {
-    let (tile, copies) = (TILE.min(op.seq), copies(op, 1));
-    let wide = op.kv_seq.saturating_mul(2).saturating_add(op.head_dim.saturating_mul(1 + 2 * copies));
-    tile.saturating_mul(wide).saturating_add(op.kv_seq.saturating_mul(op.head_dim.saturating_mul(2 + 2 * copies)))
+    let (tile, kv_seq, dim) = (TILE.min(op.seq), op.kv_seq, op.head_dim);
+    let products = [[tile, kv_seq, dim], [kv_seq, dim, tile], [tile, dim, kv_seq]].map(alone::scratch);
+    tile.saturating_mul(kv_seq.saturating_mul(2).saturating_add(dim))
+        .saturating_add(kv_seq.saturating_mul(dim).saturating_mul(2))
+        .saturating_add(products.into_iter().max().unwrap_or(0))
+}
+
+/// Takes the first `len` elements off a thread's scratch.
+fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+    let (taken, rest) = std::mem::take(scratch).split_at_mut(len);
+    *scratch = rest;
+    taken
 }
 
 impl Cpu {
     pub(super) fn run_naive_attention(&self, op: &Attention, inputs: Inputs, outs: [ViewMut; 2], workspace: ViewMut) {
         let Inputs { q, k, v, starts } = inputs;
-        let (level, dim, seq, kv_seq) = (self.level, op.head_dim, op.seq, op.kv_seq);
+        let (path, level, dim, seq, kv_seq) = (self.path, self.level, op.head_dim, op.seq, op.kv_seq);
         let group = op.heads / op.kv_heads.max(1);
         let sight = Sight::of(op, starts);
-        let (size, tile, copies) = (forward_scratch(op), TILE.min(seq), copies(op, 1));
+        let (size, tile) = (forward_scratch(op), TILE.min(seq));
         let ([out, probs], workspace) = (outs.map(Shared::new), Shared::new(workspace));
         if dim == 0 || seq == 0 {
             return;
@@ -42,20 +54,18 @@ impl Cpu {
         self.pool.each(op.batch * op.heads, |thread, number| {
             let (batch, head) = (number / op.heads, number % op.heads);
             let (query, key) = (Head::query(op, batch, head), Head::key(op, batch, head / group));
+            let (q, [k, v]) = (Strand::of(&q, query), [&k, &v].map(|x| Strand::of(x, key)));
             // SAFETY: each thread has its own scratch.
             let scratch = unsafe { &mut workspace.elements::<f32>(thread * size..(thread + 1) * size) };
             let (scores, sums) = (take(scratch, tile * kv_seq), take(scratch, tile * dim));
-            let qs = take(scratch, copies * tile * dim);
-            let k = key.load(level, k, 0..kv_seq, take(scratch, copies * kv_seq * dim));
-            let v = key.load(level, v, 0..kv_seq, take(scratch, copies * kv_seq * dim));
             for rows in steps(0..seq, TILE) {
                 // Later keys have no part in these rows; the softmax zeroes their scores.
                 let (count, seen) = (rows.len(), sight.any(batch, &rows).end);
-                let q = query.load(level, q, rows.clone(), qs);
                 // SAFETY: parts of tensors whose lengths were checked; scores are this thread's.
                 unsafe {
-                    let shape = [count, seen, dim];
-                    multiply(shape, op.scale as f32, q, k.transposed(), false, scores.as_mut_ptr(), kv_seq);
+                    let (shape, operands) = ([count, seen, dim], [q.tokens(rows.start), k.tokens(0)]);
+                    let to = (scores.as_mut_ptr(), kv_seq);
+                    alone::multiply(path, shape, op.scale as f32, operands, false, to, scratch);
                 }
                 for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(kv_seq)) {
                     softmax_row(level, scores, sight.seen(batch, row), slope(op, head));
@@ -68,8 +78,8 @@ impl Cpu {
                 }
                 // SAFETY: as above.
                 unsafe {
-                    let shape = [count, dim, seen];
-                    multiply(shape, 1.0, dense(scores, kv_seq), v, false, sums.as_mut_ptr(), dim);
+                    let operands = [Strand::of_rows(scores, kv_seq).tokens(0), v.elements(0)];
+                    alone::multiply(path, [count, dim, seen], 1.0, operands, false, (sums.as_mut_ptr(), dim), scratch);
                     query.store(level, rows, &sums[..count * dim], &out);
                 }
             }
@@ -84,9 +94,9 @@ impl Cpu {
         [dq, dk, dv]: [ViewMut; 3],
         workspace: ViewMut,
     ) {
-        let (level, dim, seq, kv_seq) = (self.level, op.head_dim, op.seq, op.kv_seq);
+        let (path, level, dim, seq, kv_seq) = (self.path, self.level, op.head_dim, op.seq, op.kv_seq);
         let (group, sight) = (op.heads / op.kv_heads.max(1), Sight::of(op, None));
-        let (size, tile, copies) = (backward_scratch(op), TILE.min(seq), copies(op, 1));
+        let (size, tile) = (backward_scratch(op), TILE.min(seq));
         let [dq, dk, dv, workspace] = [dq, dk, dv, workspace].map(Shared::new);
         if dim == 0 || seq == 0 {
             return;
@@ -97,38 +107,40 @@ impl Cpu {
             // SAFETY: each thread has its own scratch.
             let scratch = unsafe { &mut workspace.elements::<f32>(thread * size..(thread + 1) * size) };
             let [ps, grads] = [(); 2].map(|()| take(scratch, tile * kv_seq));
-            let [qs, douts] = [(); 2].map(|()| take(scratch, copies * tile * dim));
-            let [ks, vs] = [(); 2].map(|()| take(scratch, copies * kv_seq * dim));
             let (dqs, dks, dvs) = (take(scratch, tile * dim), take(scratch, kv_seq * dim), take(scratch, kv_seq * dim));
-            let (k, v) = (key.load(level, k, 0..kv_seq, ks), key.load(level, v, 0..kv_seq, vs));
+            let [k, v] = [&k, &v].map(|x| Strand::of(x, key));
             dks.fill(0.0);
             dvs.fill(0.0);
             for member in 0..group {
                 let head = kv_head * group + member;
                 let query = Head::query(op, batch, head);
+                let [q, dout] = [&q, &dout].map(|x| Strand::of(x, query));
                 for rows in steps(0..seq, TILE) {
                     // Later keys have no part in these rows.
                     let (count, seen) = (rows.len(), sight.any(batch, &rows).end);
-                    let q = query.load(level, q, rows.clone(), qs);
-                    let dout = query.load(level, dout, rows.clone(), douts);
                     for (row, p) in rows.clone().zip(ps.chunks_exact_mut(seen)) {
                         let line = ((batch * op.heads + head) * seq + row) * kv_seq;
                         widen(level, probs.slice(line..line + seen), p);
                     }
+                    let (p, tall) = (Strand::of_rows(ps, seen), [seen, dim, count]);
                     // SAFETY: parts of tensors whose lengths were checked, or of this thread's scratch.
                     unsafe {
-                        multiply([count, seen, dim], 1.0, dout, v.transposed(), false, grads.as_mut_ptr(), seen);
-                        let p = dense(ps, seen);
-                        multiply([seen, dim, count], 1.0, p.transposed(), dout, true, dvs.as_mut_ptr(), dim);
+                        let operands = [dout.tokens(rows.start), v.tokens(0)];
+                        let to = (grads.as_mut_ptr(), seen);
+                        alone::multiply(path, [count, seen, dim], 1.0, operands, false, to, scratch);
+                        let operands = [p.elements(0), dout.elements(rows.start)];
+                        alone::multiply(path, tall, 1.0, operands, true, (dvs.as_mut_ptr(), dim), scratch);
                     }
                     for (p, grads) in ps.chunks_exact(seen).zip(grads.chunks_exact_mut(seen)).take(count) {
                         softmax_gradient(level, p, grads, op.scale as f32);
                     }
-                    let ds = dense(grads, seen);
+                    let ds = Strand::of_rows(grads, seen);
                     // SAFETY: as above; this head's dq is this thread's.
                     unsafe {
-                        multiply([seen, dim, count], 1.0, ds.transposed(), q, true, dks.as_mut_ptr(), dim);
-                        multiply([count, dim, seen], 1.0, ds, k, false, dqs.as_mut_ptr(), dim);
+                        let operands = [ds.elements(0), q.elements(rows.start)];
+                        alone::multiply(path, tall, 1.0, operands, true, (dks.as_mut_ptr(), dim), scratch);
+                        let (to, operands) = ((dqs.as_mut_ptr(), dim), [ds.tokens(0), k.elements(0)]);
+                        alone::multiply(path, [count, dim, seen], 1.0, operands, false, to, scratch);
                         query.store(level, rows, &dqs[..count * dim], &dq);
                     }
                 }
@@ -152,7 +164,10 @@ fn softmax_row(level: Level, scores: &mut [f32], seen: Range<usize>, slope: f32)
         #[inline(always)]
         |fused| {
             if slope != 0.0 {
-                lean(fused, slope, far, scores);
+                for (i, score) in scores.iter_mut().enumerate() {
+                    // Distances are whole numbers that f32 holds.
+                    *score = fma(fused, -slope, far - i as f32, *score);
+                }
             }
             let mut lanes = [f32::NEG_INFINITY; LANES];
             fold(&mut lanes, scores, |a, b| if b > a { b } else { a });

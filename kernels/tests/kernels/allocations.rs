@@ -1,4 +1,4 @@
-//! No kernel takes more than a little from the heap; a library's own scratch is told apart.
+//! No kernel takes more than a little from the heap.
 
 use crate::harness::*;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -13,7 +13,7 @@ thread_local! {
     static LARGEST: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Notes the largest block that this thread took outside of a library's call.
+/// Notes the largest block that this thread took.
 struct Counting;
 
 #[global_allocator]
@@ -22,9 +22,7 @@ static ALLOCATOR: Counting = Counting;
 // SAFETY: every call is passed on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if !scratch::in_library() {
-            let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(layout.size())));
-        }
+        let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(layout.size())));
         // SAFETY: as asked.
         unsafe { System.alloc(layout) }
     }

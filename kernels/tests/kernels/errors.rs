@@ -147,8 +147,8 @@ fn the_workspace_is_checked() {
         let (a, b, c) = (dtype, dtype, dtype);
         let op = Gemm { m: 2, n: 3, k: 4, trans_a: false, trans_b: false, alpha: 1.0, accumulate: false, a, b, c };
         let wanted = CPUS[0].workspace(&Op::Gemm(op));
-        // Converted copies of all three; of bf16 at least a packed panel of B.
-        assert!(if dtype == DType::F16 { wanted == 8 + 12 + 6 } else { wanted >= 16 * 32 }, "{dtype}: {wanted}");
+        // At least a packed panel of B.
+        assert!(wanted >= 16 * 32, "{dtype}: {wanted}");
         let (mut c, mut short) = (given(6), floats(wanted - 1));
         let result = CPUS[0].gemm(&op, given(8).view(), given(12).view(), c.view_mut(), short.view_mut());
         is_short(result, "gemm", "workspace", wanted, wanted - 1);

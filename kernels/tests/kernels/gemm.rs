@@ -167,7 +167,7 @@ fn prepacked_in_one_piece_is_read_in_several() {
 
 #[test]
 fn parts_of_threads_take_the_same_path_as_the_whole() {
-    // Tall and wide, small on the other side, and a sum longer than one block of the library.
+    // Tall and wide, small on the other side, and a sum longer than one packing.
     for (m, n, k) in [(1100, 1, 40), (1, 2100, 40), (2111, 3, 1500), (5, 700, 1500), (300, 64, 1300), (193, 191, 777)] {
         for trans in [(false, false), (false, true), (true, false), (true, true)] {
             check(m, n, k, trans, false, 1.0, [DType::F32; 3]);

@@ -1,4 +1,4 @@
-//! Backward of bf16 and f32 on packed tiles.
+//! Backward on packed tiles.
 //!
 //! Queries and gradients of the output are packed once per head, in the two forms that the products take. A job has a
 //! block of keys and goes over the queries that see it, with everything transposed, keys as rows: so probabilities and
@@ -12,8 +12,8 @@
 #![allow(unsafe_code, reason = "packed panels are read and written by address")]
 #![allow(clippy::needless_range_loop, reason = "vectors in registers are taken by number, several arrays at once")]
 
+use super::head::{Head, deltas_of, slope};
 use super::lanes::{LANES, Lanes, Pass, Terms, exp2, run};
-use super::plain::slope;
 use super::*;
 use crate::cpu::matmul::micro::Block;
 use crate::cpu::matmul::tiles::transpose;
@@ -130,7 +130,7 @@ struct Member {
 }
 
 impl Cpu {
-    pub(super) fn run_packed_attention_backward(
+    pub(in crate::cpu) fn run_attention_backward(
         &self,
         op: &Attention,
         inputs: Inputs,
@@ -138,6 +138,9 @@ impl Cpu {
         gradients: [ViewMut; 3],
         workspace: ViewMut,
     ) {
+        if elements(&[op.batch, op.seq, op.heads, op.head_dim]) == 0 {
+            return;
+        }
         let layout = Layout::of(op, self.path, self.pool.threads());
         let (shared, own_parts) = workspace.split_at(layout.packed);
         let [shared, own_parts] = [shared, own_parts].map(Shared::new);
@@ -226,7 +229,7 @@ impl Job<'_> {
         let to = self.layout.member(&self.slot, member);
         let panel = panels.b(COLS, panels.tiles);
         let (q, dout) = (&self.inputs.q, &self.kept.dout);
-        let query = plain::Head::query(op, self.batch, head);
+        let query = Head::query(op, self.batch, head);
         let [q, dout] = [q, dout].map(|x| Strand::of(x, query));
         // SAFETY: the head has these queries, and the layout room for them, padded.
         unsafe {
@@ -242,7 +245,7 @@ impl Job<'_> {
             for i in 0..len {
                 lse[i] = -std::f32::consts::LOG2_E * self.kept.lse[line + start + i];
             }
-            plain::deltas_of(panels.level, query, self.kept.out, self.kept.dout, start, &mut delta[..len]);
+            deltas_of(panels.level, query, self.kept.out, self.kept.dout, start, &mut delta[..len]);
             delta[..len].iter_mut().for_each(|delta| *delta = -*delta);
             // Padding sees nothing: its probabilities are zero.
             lse[len..].fill(f32::NEG_INFINITY);
@@ -275,7 +278,7 @@ impl Job<'_> {
         let [keys, values, turned, .., dk, dv] = own;
         let done = Done(self.mark(self.block));
         let (k, v) = (&self.inputs.k, &self.inputs.v);
-        let key = plain::Head::key(op, self.batch, self.kv_head);
+        let key = Head::key(op, self.batch, self.kv_head);
         let [k, v] = [k, v].map(|x| Strand::of(x, key));
         let padded = tokens.len().next_multiple_of(COLS);
         // SAFETY: the head has these tokens; scratch is as large as the layout says.
@@ -455,7 +458,7 @@ impl Job<'_> {
     /// These queries are this thread's now.
     unsafe fn store(&self, head: usize, rows: &Range<usize>, dq: *const f32, width: usize) {
         let (op, panels) = (self.op, self.layout.panels);
-        let query = plain::Head::query(op, self.batch, head);
+        let query = Head::query(op, self.batch, head);
         let scale = op.scale as f32;
         for strip in steps(rows.clone(), ROWS) {
             for first in (0..panels.dim).step_by(ROWS) {

@@ -1,12 +1,12 @@
-//! Forward of bf16 and f32 on packed tiles. Keys and values of a head are packed once for all queries; then every block of
+//! Forward on packed tiles. Keys and values of a head are packed once for all queries; then every block of
 //! queries goes over the keys it sees, a tile at a time: scores, softmax, sums.
 //!
 //! What is computed of a query depends on the cuts of the keys alone, so blocks may be of any size and on any thread.
 
 #![allow(unsafe_code, reason = "packed panels are read and written by address")]
 
+use super::head::{Head, slope};
 use super::lanes::{LANES, Lanes, Pass, Terms, exp2, run};
-use super::plain::slope;
 use super::*;
 use crate::cpu::matmul::micro::Block;
 use crate::sight::Sight;
@@ -58,7 +58,10 @@ impl Layout {
 }
 
 impl Cpu {
-    pub(super) fn run_packed_attention(&self, op: &Attention, inputs: Inputs, outs: [ViewMut; 2], workspace: ViewMut) {
+    pub(in crate::cpu) fn run_attention(&self, op: &Attention, inputs: Inputs, outs: [ViewMut; 2], workspace: ViewMut) {
+        if elements(&[op.batch, op.seq, op.heads, op.head_dim]) == 0 {
+            return;
+        }
         let layout = Layout::of(op, self.path, self.pool.threads());
         let Layout { panels, keys, .. } = layout;
         let half = panels.b(keys, panels.tiles);
@@ -73,7 +76,7 @@ impl Cpu {
                     let (slot, chunk) = (number / chunks, number % chunks);
                     let tokens = chunk * TILE..((chunk + 1) * TILE).min(op.kv_seq);
                     let (batch, head) = ((round.start + slot) / op.kv_heads, (round.start + slot) % op.kv_heads);
-                    let key = plain::Head::key(op, batch, head);
+                    let key = Head::key(op, batch, head);
                     let [k, v] = [&inputs.k, &inputs.v].map(|x| Strand::of(x, key));
                     let to = own(&packed, 2 * slot * half);
                     // SAFETY: tokens of a head, whose lengths were checked; each chunk is packed by one thread.
@@ -141,7 +144,7 @@ impl Job<'_> {
         let _held = path.hold();
         let sight = self.sight;
         let sees = sight.any(batch, rows);
-        let query = plain::Head::query(op, batch, self.head);
+        let query = Head::query(op, batch, self.head);
         let factor = op.scale as f32 * std::f32::consts::LOG2_E;
         let slope = slope(op, self.head) * std::f32::consts::LOG2_E;
         // With neither of these a maximum of scores is one of scaled scores.

@@ -2,14 +2,14 @@
 //! al., 2022), so that no score matrix is ever stored. Backward computes the probabilities again from the saved
 //! log-sum-exp.
 //!
-//! bf16 and f32 run on packed tiles ([`forward`], [`backward`]); f16 is widened to f32 ([`plain`]).
+//! All types run on packed tiles ([`forward`], [`backward`]): bf16 in pairs, f32 and f16 as f32.
 
 #![allow(unsafe_code, reason = "packed panels are read and written by address")]
 
 mod backward;
 mod forward;
+pub(super) mod head;
 mod lanes;
-pub(super) mod plain;
 
 use super::Cpu;
 use super::level::Level;
@@ -19,6 +19,7 @@ use super::stream::Shared;
 use crate::op::Attention;
 use crate::op::elements;
 use crate::{DType, View, ViewMut};
+use head::Head;
 use std::ops::Range;
 
 /// Tokens that are packed at a time.
@@ -30,20 +31,13 @@ const ROUND: usize = 1 << 20;
 
 /// f32 elements of scratch that forward needs.
 pub(super) fn forward_workspace(op: &Attention, path: Path, threads: usize) -> usize {
-    match op.dtype {
-        DType::Bf16 | DType::F32 if is_empty(op) => 0,
-        DType::Bf16 | DType::F32 => forward::Layout::of(op, path, threads).workspace(threads),
-        _ => threads.saturating_mul(plain::forward_scratch(op)),
-    }
+    if is_empty(op) { 0 } else { forward::Layout::of(op, path, threads).workspace(threads) }
 }
 
 /// f32 elements of scratch that backward needs.
 pub(super) fn backward_workspace(op: &Attention, path: Path, threads: usize) -> usize {
-    match op.dtype {
-        DType::Bf16 | DType::F32 if op.kv_heads > op.heads || is_empty(op) => 0,
-        DType::Bf16 | DType::F32 => backward::Layout::of(op, path, threads).workspace(threads),
-        _ => threads.saturating_mul(plain::backward_scratch(op)),
-    }
+    let nothing = op.kv_heads > op.heads || is_empty(op);
+    if nothing { 0 } else { backward::Layout::of(op, path, threads).workspace(threads) }
 }
 
 fn is_empty(op: &Attention) -> bool {
@@ -68,35 +62,6 @@ pub(super) struct Kept<'a> {
     pub dout: View<'a>,
 }
 
-impl Cpu {
-    pub(super) fn run_attention(&self, op: &Attention, inputs: Inputs, outs: [ViewMut; 2], workspace: ViewMut) {
-        if elements(&[op.batch, op.seq, op.heads, op.head_dim]) == 0 {
-            return;
-        }
-        match op.dtype {
-            DType::Bf16 | DType::F32 => self.run_packed_attention(op, inputs, outs, workspace),
-            _ => self.run_plain_attention(op, inputs, outs, workspace),
-        }
-    }
-
-    pub(super) fn run_attention_backward(
-        &self,
-        op: &Attention,
-        inputs: Inputs,
-        kept: Kept,
-        gradients: [ViewMut; 3],
-        workspace: ViewMut,
-    ) {
-        if elements(&[op.batch, op.seq, op.heads, op.head_dim]) == 0 {
-            return;
-        }
-        match op.dtype {
-            DType::Bf16 | DType::F32 => self.run_packed_attention_backward(op, inputs, kept, gradients, workspace),
-            _ => self.run_plain_attention_backward(op, inputs, kept, gradients, workspace),
-        }
-    }
-}
-
 /// Sizes of packed operands of one shape on one path. Sides are padded to whole panels, and terms to groups of 32: one tile of
 /// bf16, two of f32.
 #[derive(Clone, Copy)]
@@ -111,7 +76,7 @@ struct Panels {
 
 impl Panels {
     fn of(op: &Attention, path: Path) -> Panels {
-        let element = if op.dtype == DType::Bf16 { Element::Pair } else { Element::Single };
+        let element = element(op.dtype);
         Panels { path, level: path.level(), element, dim: op.head_dim, tiles: op.head_dim.div_ceil(COLS) }
     }
 
@@ -173,11 +138,11 @@ impl Panels {
     }
 }
 
-/// One head of queries or keys.
+/// One head of queries or keys in memory, or any rows of elements.
 #[derive(Clone, Copy)]
-struct Strand {
+pub(super) struct Strand {
     ptr: *const u8,
-    element: Element,
+    stored: DType,
     /// Elements from one token to the next.
     stride: usize,
 }
@@ -186,22 +151,32 @@ struct Strand {
 unsafe impl Sync for Strand {}
 
 impl Strand {
-    fn of(view: &View, head: plain::Head) -> Strand {
-        let element = if view.dtype() == DType::Bf16 { Element::Pair } else { Element::Single };
-        let ptr = view.ptr().as_ptr().cast_const().wrapping_add(head.start * element.size());
-        Strand { ptr, element, stride: head.stride }
+    pub fn of(view: &View, head: Head) -> Strand {
+        let (ptr, stored) = (view.ptr().as_ptr().cast_const(), view.dtype());
+        Strand { ptr: ptr.wrapping_add(head.start * stored.size()), stored, stride: head.stride }
+    }
+
+    /// Rows of f32.
+    pub fn of_rows(rows: &[f32], stride: usize) -> Strand {
+        Strand { ptr: rows.as_ptr().cast(), stored: DType::F32, stride }
     }
 
     /// From `token` on, tokens as rows or columns and the head's elements as terms.
-    fn tokens(self, token: usize) -> Source {
-        let Strand { ptr, element, stride } = self;
-        Source { ptr: ptr.wrapping_add(token * stride * element.size()), element, stride, terms_adjoin: true }
+    pub fn tokens(self, token: usize) -> Source {
+        let Strand { ptr, stored, stride } = self;
+        let element = element(stored);
+        Source { ptr: ptr.wrapping_add(token * stride * stored.size()), stored, element, stride, terms_adjoin: true }
     }
 
     /// From `token` on, the head's elements as rows or columns and tokens as terms.
-    fn elements(self, token: usize) -> Source {
+    pub fn elements(self, token: usize) -> Source {
         Source { terms_adjoin: false, ..self.tokens(token) }
     }
+}
+
+/// What tiles hold of a type.
+fn element(dtype: DType) -> Element {
+    if dtype == DType::Bf16 { Element::Pair } else { Element::Single }
 }
 
 /// Ranges of `step` that cover `range`.

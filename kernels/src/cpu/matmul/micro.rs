@@ -390,9 +390,8 @@ mod machine {
     unsafe fn avx2_rows<const R: usize, const TURNED: bool>(block: Block, row: usize, col: usize) {
         let (a_row, step) = if TURNED { (4, ROWS) } else { (block.a_row, 1) };
         let b = block.b.wrapping_add(col / COLS * block.b_panel + col % COLS);
-        let rows: [*const u8; R] = std::array::from_fn(|r| {
-            block.a.wrapping_add((row + r) / ROWS * block.a_panel + (row + r) % ROWS * a_row)
-        });
+        let rows: [*const u8; R] =
+            std::array::from_fn(|r| block.a.wrapping_add((row + r) / ROWS * block.a_panel + (row + r) % ROWS * a_row));
         let mut sums = [[_mm256_setzero_ps(); 2]; R];
         // SAFETY: inside the panels, as the caller says.
         unsafe {

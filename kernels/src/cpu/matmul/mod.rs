@@ -1,12 +1,13 @@
-//! Matrix products of bf16 or f32 with sums in f32. B is packed into tiles ([`tiles`]), which all threads share. Where A does
-//! not lie right by itself, each thread packs the rows of its block of C just before it multiplies them ([`micro`]), so that
-//! they are in its own cache.
+//! Matrix products with sums in f32: of two matrices of bf16 in pairs, of others as f32. B is packed into tiles ([`tiles`]),
+//! which all threads share. Where A does not lie right by itself, each thread packs the rows of its block of C just before
+//! it multiplies them ([`micro`]), so that they are in its own cache.
 //!
 //! An element of C is the sum of its products in an order that depends on the length of the sum and on the instructions
 //! alone: neither the other sizes nor the number of threads nor where the element lies change its bits.
 
 #![allow(unsafe_code, reason = "packed panels are read and written by address")]
 
+pub(crate) mod alone;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
 pub(crate) mod micro;
@@ -37,18 +38,9 @@ const BLOCK_BYTES: usize = 512 << 10;
 /// do not crowd into a few sets of the nearest cache.
 const SUMS_ROW: usize = COLS + WORDS;
 
-/// Whether [`Cpu::run_matmul`] does this product.
-pub(super) fn takes(op: &Gemm) -> bool {
-    element(op).is_some()
-}
-
-/// What both operands hold, if one of the two that tiles are made of.
-fn element(op: &Gemm) -> Option<Element> {
-    match (op.a, op.b) {
-        (DType::Bf16, DType::Bf16) => Some(Element::Pair),
-        (DType::F32, DType::F32) => Some(Element::Single),
-        _ => None,
-    }
+/// What tiles of both operands hold.
+fn element(op: &Gemm) -> Element {
+    if [op.a, op.b] == [DType::Bf16; 2] { Element::Pair } else { Element::Single }
 }
 
 /// f32 elements of scratch that `op` needs, with B as it is or prepacked.
@@ -59,7 +51,8 @@ pub(super) fn workspace(op: &Gemm, path: Path, threads: usize, prepacked: bool) 
 
 /// f32 elements of B prepacked; `None` where no product reads it so.
 pub(super) fn prepacked_len(op: &Gemm) -> Option<usize> {
-    element(op).map(|element| op.n.div_ceil(COLS).saturating_mul(element.tiles(op.k)).saturating_mul(WORDS * COLS))
+    let prepacks = op.a == op.b && matches!(op.b, DType::Bf16 | DType::F32);
+    prepacks.then(|| op.n.div_ceil(COLS).saturating_mul(element(op).tiles(op.k)).saturating_mul(WORDS * COLS))
 }
 
 /// The right operand of a product.
@@ -100,7 +93,7 @@ struct Layout {
 
 impl Layout {
     fn of(op: &Gemm, path: Path, threads: usize) -> Layout {
-        let element = element(op).unwrap_or(Element::Single);
+        let element = element(op);
         let depth = DEPTH_WORDS * element.terms();
         let terms = op.k.min(depth);
         let tiles = element.tiles(terms).max(1);
@@ -121,8 +114,8 @@ impl Layout {
                 false => task_cols = round(task_cols / 2),
             }
         }
-        let direct =
-            !path.widens(element) && !op.trans_a && op.m.is_multiple_of(ROWS) && op.k.is_multiple_of(element.tile());
+        let is_there = op.a == DType::F32 || element == Element::Pair && !path.widens(element);
+        let direct = is_there && !op.trans_a && op.m.is_multiple_of(ROWS) && op.k.is_multiple_of(element.tile());
         Layout { path, element, rows, cols, terms, task_rows, task_cols, threads, deep, direct }
     }
 
@@ -132,7 +125,13 @@ impl Layout {
     }
 
     fn source(&self, view: View, stride: usize, terms_adjoin: bool) -> Source {
-        Source { ptr: view.ptr().as_ptr().cast_const(), element: self.element, stride, terms_adjoin }
+        Source {
+            ptr: view.ptr().as_ptr().cast_const(),
+            stored: view.dtype(),
+            element: self.element,
+            stride,
+            terms_adjoin,
+        }
     }
 
     fn right(&self, op: &Gemm, b: View) -> Source {
@@ -181,7 +180,7 @@ impl Cpu {
         self.pack(layout, b, [op.n, op.k], &to);
     }
 
-    /// `C = (C +) alpha A B` of two matrices of bf16, or two of f32.
+    /// `C = (C +) alpha A B`.
     pub(super) fn run_matmul(&self, op: &Gemm, a: View, right: Right, c: ViewMut, workspace: ViewMut) {
         let Gemm { m, n, k, .. } = *op;
         if m == 0 || n == 0 {
@@ -279,8 +278,7 @@ impl Cpu {
         };
         // A thread's blocks lie side by side: their rows of A are packed once, and stay in its cache.
         self.pool.each_in_runs(down * across, worker, |worker, number| {
-            let (row, col) = if layout.direct { (number % down, number / down) } else { (number / across, number % across) };
-            let (row, col) = (row * layout.task_rows, col * layout.task_cols);
+            let (row, col) = (number / across * layout.task_rows, number % across * layout.task_cols);
             let height = layout.task_rows.min(rows.len() - row);
             let end = cols.len().min(col + layout.task_cols);
             let left = &worker.left;
@@ -443,7 +441,7 @@ struct Left {
 impl Left {
     fn of(layout: Layout, a: Source, tiles: usize, packed: &mut [f32]) -> Left {
         if layout.direct {
-            let row = a.stride * layout.element.size();
+            let row = a.stride * a.stored.size();
             return Left { at: a.ptr, form: Form::Rows, row, tile: WORDS * 4, panel: ROWS * row };
         }
         let tile = layout.path.tile_bytes(layout.element);

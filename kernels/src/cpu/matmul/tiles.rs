@@ -1,12 +1,16 @@
 //! Packing into tiles. A tile is 16 rows (of A) or columns (of B) by 16 words along the sum. A word is a term of f32, or two
-//! neighbouring terms of bf16, the first in its low half.
+//! neighbouring terms of bf16, the first in its low half. What is stored in another type becomes f32.
 //!
 //! A panel of A is 16 rows: tile after tile along the sum, in one of three [`Form`]s. A panel of B is 32 columns:
 //! `[words][32 columns]`. What a shape does not fill is zero.
 
 #![allow(unsafe_code, reason = "matrices are packed by address")]
 
+use crate::DType;
+use crate::cpu::halves;
 use crate::cpu::level::Level;
+use crate::round::Float32;
+use half::{bf16, f16};
 use std::iter::StepBy;
 use std::ops::Range;
 
@@ -17,6 +21,7 @@ pub(crate) const COLS: usize = 32;
 /// Words of a tile along the sum.
 pub(crate) const WORDS: usize = 16;
 
+/// What the words of tiles hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     /// bf16, two terms to a word.
@@ -41,10 +46,6 @@ impl Element {
     /// Tiles that `terms` take.
     pub const fn tiles(self, terms: usize) -> usize {
         terms.div_ceil(self.tile())
-    }
-
-    pub const fn size(self) -> usize {
-        4 / self.terms()
     }
 }
 
@@ -87,6 +88,8 @@ pub(crate) struct Block {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
     pub ptr: *const u8,
+    /// bf16, f16 or f32; only bf16 becomes pairs.
+    pub stored: DType,
     pub element: Element,
     /// Elements from one outer index to the next if `terms_adjoin`, else from one term to the next.
     pub stride: usize,
@@ -101,7 +104,13 @@ impl Source {
     /// The matrix from `outer` and `term` on.
     pub fn at(self, outer: usize, term: usize) -> Source {
         let offset = if self.terms_adjoin { outer * self.stride + term } else { term * self.stride + outer };
-        Source { ptr: self.ptr.wrapping_add(offset * self.element.size()), ..self }
+        Source { ptr: self.ptr.wrapping_add(offset * self.stored.size()), ..self }
+    }
+
+    /// Whether its elements become f32 on the way.
+    #[inline(always)]
+    pub fn widens(self) -> bool {
+        self.element == Element::Single && self.stored != DType::F32
     }
 
     /// Calls `visit(panel, tile)` for all panels, given by their first rows or columns, and all tiles along the sum, in the order in
@@ -142,7 +151,7 @@ impl Source {
             if self.terms_adjoin {
                 #[cfg(target_arch = "x86_64")]
                 if self.is_whole(level, outers, terms) {
-                    return machine::turn(self.ptr, self.stride * self.element.size(), to, stride);
+                    return machine::turn(self.ptr, self.stride * self.stored.size(), to, stride);
                 }
                 let mut rows = [0u32; ROWS * WORDS];
                 self.straight(level, outers, terms, rows.as_mut_ptr(), WORDS);
@@ -157,20 +166,33 @@ impl Source {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn is_whole(self, level: Level, outers: usize, terms: usize) -> bool {
-        level == Level::Avx512 && outers == ROWS && terms == self.element.tile()
+        level == Level::Avx512 && !self.widens() && outers == ROWS && terms == self.element.tile()
     }
 
     /// Where terms adjoin: copies rows.
     #[inline(always)]
     unsafe fn straight(self, level: Level, outers: usize, terms: usize, to: *mut u32, stride: usize) {
         const BYTES: usize = WORDS * 4;
-        let (line, size) = (self.stride * self.element.size(), terms * self.element.size());
+        let (line, size) = (self.stride * self.stored.size(), terms * self.stored.size());
         #[cfg(target_arch = "x86_64")]
         if self.is_whole(level, outers, terms) {
             // SAFETY: a whole tile, and the CPU has AVX-512.
             return unsafe { machine::lines(self.ptr, line, to, stride) };
         }
-        let _ = level;
+        if self.widens() {
+            for outer in 0..ROWS {
+                let mut row = [0u16; WORDS];
+                // SAFETY: the caller's promise: rows below `outers` have `terms` elements, of two bytes.
+                unsafe {
+                    if outer < outers {
+                        let from = self.ptr.wrapping_add(outer * line).cast::<u16>();
+                        (0..terms).for_each(|i| row[i] = from.add(i).read_unaligned());
+                    }
+                    to.add(outer * stride).cast::<[u32; WORDS]>().write_unaligned(self.widened(level, row));
+                }
+            }
+            return;
+        }
         for outer in 0..ROWS {
             fetch(self.ptr.wrapping_add((AHEAD + outer) * line));
             // SAFETY: the caller's promise: rows below `outers` have `terms` elements.
@@ -204,11 +226,11 @@ impl Source {
                 }
             };
         }
-        let _ = level;
         for word in 0..WORDS {
             // SAFETY: the caller's promise: terms below `terms` have `outers` elements.
             unsafe {
                 let words = match self.element {
+                    Element::Single if self.widens() => self.widened(level, self.line::<u16>(word, outers, terms)),
                     Element::Single => self.line::<u32>(word, outers, terms),
                     Element::Pair => {
                         let low = self.line::<u16>(2 * word, outers, terms);
@@ -219,6 +241,17 @@ impl Source {
                 to.add(word * stride).cast::<[u32; ROWS]>().write_unaligned(words);
             }
         }
+    }
+
+    /// Sixteen elements of two bytes as f32.
+    #[inline(always)]
+    fn widened(self, level: Level, line: [u16; ROWS]) -> [u32; ROWS] {
+        let mut wide = [0f32; ROWS];
+        match self.stored {
+            DType::F16 => halves::widen(level, &line.map(f16::from_bits), &mut wide),
+            _ => wide = line.map(|bits| bf16::from_bits(bits).widen()),
+        }
+        wide.map(f32::to_bits)
     }
 
     /// The elements of one term, zero beyond `outers` and `terms`.
@@ -462,9 +495,9 @@ mod tests {
     }
 
     impl Given {
-        fn new(element: Element, outers: usize, terms: usize, terms_adjoin: bool) -> Given {
+        fn new(stored: DType, element: Element, outers: usize, terms: usize, terms_adjoin: bool) -> Given {
             let (slow, fast) = if terms_adjoin { (outers, terms) } else { (terms, outers) };
-            let (stride, size) = (fast + 3, element.size());
+            let (stride, size) = (fast + 3, stored.size());
             let mut bytes = vec![0xee; slow * stride * size];
             for s in 0..slow {
                 for f in 0..fast {
@@ -473,7 +506,7 @@ mod tests {
                         .copy_from_slice(&Given::term(outer, term).to_le_bytes()[..size]);
                 }
             }
-            let source = Source { ptr: bytes.as_ptr(), element, stride, terms_adjoin };
+            let source = Source { ptr: bytes.as_ptr(), stored, element, stride, terms_adjoin };
             Given { bytes, source, outers, terms }
         }
 
@@ -484,6 +517,10 @@ mod tests {
         fn word(&self, outer: usize, word: usize) -> u32 {
             let of = |term| if outer < self.outers && term < self.terms { Given::term(outer, term) } else { 0 };
             match self.source.element {
+                Element::Single if self.source.stored == DType::F16 => {
+                    f16::from_bits(of(word) as u16).to_f32().to_bits()
+                }
+                Element::Single if self.source.stored == DType::Bf16 => of(word) << 16,
                 Element::Single => of(word),
                 Element::Pair => of(2 * word) & 0xffff | of(2 * word + 1) << 16,
             }
@@ -498,10 +535,12 @@ mod tests {
 
     fn each(outers: &[usize], terms: &[usize], check: impl Fn(Level, &Given, usize)) {
         for level in Level::available() {
-            for element in [Element::Pair, Element::Single] {
+            let (bf16, single) = (DType::Bf16, Element::Single);
+            for (stored, element) in [(bf16, Element::Pair), (DType::F32, single), (bf16, single), (DType::F16, single)]
+            {
                 for terms_adjoin in [true, false] {
                     for (outers, terms) in outers.iter().flat_map(|o| terms.iter().map(move |t| (*o, *t))) {
-                        let given = Given::new(element, outers, terms, terms_adjoin);
+                        let given = Given::new(stored, element, outers, terms, terms_adjoin);
                         assert!(!given.bytes.is_empty());
                         check(level, &given, element.tiles(terms));
                     }

@@ -2,6 +2,7 @@
 
 use super::super::tiles::{self, Element, Form, Source};
 use super::*;
+use crate::DType;
 use crate::cpu::level::Level;
 use crate::philox;
 use zbench_kernels_testing::amx;
@@ -85,7 +86,7 @@ fn blocks_of_panels() {
         unsafe {
             for row in 0..rows {
                 let ptr = a16.as_ptr().wrapping_add(16 * row * k).cast();
-                let source = Source { ptr, element: Element::Pair, stride: k, terms_adjoin: true };
+                let source = Source { ptr, stored: DType::Bf16, element: Element::Pair, stride: k, terms_adjoin: true };
                 for tile in 0..tiles {
                     let to = to_a.wrapping_add(row * a_panel + tile * a_tile);
                     if direct {
@@ -98,7 +99,8 @@ fn blocks_of_panels() {
             }
             for col in 0..cols {
                 let ptr = b16.as_ptr().wrapping_add(32 * col).cast();
-                let source = Source { ptr, element: Element::Pair, stride: n, terms_adjoin: false };
+                let source =
+                    Source { ptr, stored: DType::Bf16, element: Element::Pair, stride: n, terms_adjoin: false };
                 for tile in 0..tiles {
                     let to = to_b.wrapping_add(col * b_panel + tile * 512);
                     tiles::pack_cols(Level::Portable, source.at(0, tile * 32), 32, 32, to);
