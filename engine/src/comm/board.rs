@@ -4,9 +4,9 @@
 // Values in memory that several processes map.
 #![allow(unsafe_code)]
 
-use super::protocol::{Line, POSTED, RankFlags, Slot, WorldState};
+use super::protocol::{LeftCalls, Line, POSTED, RankFlags, Slot, WorldState};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
-use super::{Result, invalid};
+use super::{CommError, Result, invalid};
 use crate::comm::moves::Posted;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -59,6 +59,7 @@ pub(crate) enum CallGroup {
 
 impl CallGroup {
     /// Where a rank stands among the members.
+    #[inline]
     pub(crate) fn place(self, rank: usize) -> usize {
         match self {
             CallGroup::All => rank,
@@ -66,6 +67,7 @@ impl CallGroup {
         }
     }
 
+    #[inline]
     pub(crate) fn member(self, place: usize) -> usize {
         match self {
             CallGroup::All => place,
@@ -74,8 +76,23 @@ impl CallGroup {
     }
 }
 
+/// What the line of a call group takes: how many calls each member has left, then the slots.
+#[inline]
+fn line_bytes(members: usize, depth: usize) -> u64 {
+    padded(members * (size_of::<LeftCalls>() + depth * size_of::<Slot<Posted>>()))
+}
+
+#[inline]
 fn padded(bytes: usize) -> u64 {
     bytes.next_multiple_of(128) as u64
+}
+
+#[cold]
+fn damaged(at: u64, bytes: u64) -> CommError {
+    let reason = format!(
+        "{bytes} bytes at {at:#x} do not lie in the {CONTROL_BYTES} bytes in which the ranks meet; another rank has damaged them"
+    );
+    invalid("shared memory", reason)
 }
 
 impl Control {
@@ -98,6 +115,7 @@ impl Control {
     ///
     /// # Safety
     /// Values of `T` lie there, zeroed memory included, and all that change are atomic.
+    #[inline(always)]
     unsafe fn slice<T>(&self, at: u64, count: usize) -> Result<&[T]> {
         let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
         self.check(at, bytes, align_of::<T>() as u64)?;
@@ -107,29 +125,29 @@ impl Control {
     }
 
     /// That `bytes` from `at` on lie in the memory, aligned.
+    #[inline(always)]
     fn check(&self, at: u64, bytes: u64, align: u64) -> Result<()> {
-        if at.checked_add(bytes).is_some_and(|end| end <= CONTROL_BYTES) && at.is_multiple_of(align) {
-            return Ok(());
-        }
-        let reason = format!(
-            "{bytes} bytes at {at:#x} do not lie in the {CONTROL_BYTES} bytes in which the ranks meet; another rank has damaged them"
-        );
-        Err(invalid("shared memory", reason))
+        let fits = at.checked_add(bytes).is_some_and(|end| end <= CONTROL_BYTES) && at.is_multiple_of(align);
+        if fits { Ok(()) } else { Err(damaged(at, bytes)) }
     }
 
+    #[inline]
     fn header(&self) -> &Header {
         // SAFETY: the header begins the mapping; zero is a valid value of all its fields.
         unsafe { &self.slice(0, 1).expect("the header fits")[0] }
     }
 
+    #[inline]
     fn cause_at() -> u64 {
         padded(size_of::<Header>())
     }
 
+    #[inline]
     fn flags_at() -> u64 {
         Control::cause_at() + padded(CAUSE_BYTES)
     }
 
+    #[inline]
     pub(crate) fn world(&self) -> WorldState<'_> {
         // SAFETY: the flags follow the cause; zero is a valid value of all of them.
         let flags: &[RankFlags] =
@@ -167,12 +185,15 @@ impl Control {
         world.announce();
     }
 
+    #[inline]
     pub(crate) fn cause(&self) -> Option<String> {
         let ended = self.world().ended;
+        if ended.load(Ordering::Acquire) == 0 {
+            return None;
+        }
         let begin = std::time::Instant::now();
         loop {
             match ended.load(Ordering::Acquire) {
-                0 => return None,
                 // Its writer may have died while it wrote.
                 1 if begin.elapsed().as_secs() < 1 => std::thread::yield_now(),
                 1 => return Some(String::new()),
@@ -232,10 +253,12 @@ impl Board {
     }
 
     /// What finds it again in this world.
+    #[inline]
     pub(crate) fn offset(&self) -> u64 {
         self.at
     }
 
+    #[inline]
     pub(crate) fn size(&self) -> usize {
         self.size
     }
@@ -247,14 +270,22 @@ impl Board {
     }
 
     /// The members' numbers in the world, then whether they have left.
+    #[inline]
     fn numbers(&self) -> &[AtomicU32] {
         // SAFETY: the array follows the head.
         let numbers = unsafe { self.control.slice(self.at + padded(size_of::<Head>()), 2 * self.size) };
         numbers.expect("`make` and `at` have checked that all of the board fits")
     }
 
+    #[inline]
     pub(crate) fn root(&self, rank: usize) -> usize {
-        self.numbers()[rank].load(Ordering::Relaxed) as usize
+        self.roots()[rank].load(Ordering::Relaxed) as usize
+    }
+
+    /// The members' numbers in the world.
+    #[inline]
+    pub(crate) fn roots(&self) -> &[AtomicU32] {
+        &self.numbers()[..self.size]
     }
 
     pub(crate) fn has_left(&self, rank: usize) -> bool {
@@ -265,42 +296,63 @@ impl Board {
         self.numbers()[self.size + rank].store(1, Ordering::Release);
     }
 
+    #[inline]
     fn pairs_at(&self) -> u64 {
         padded(size_of::<Head>()) + padded(2 * self.size * 4)
     }
 
+    #[inline]
     fn slots_at(&self) -> u64 {
         self.pairs_at() + padded(self.size * self.size * 8)
     }
 
     /// Where the eager bytes of a slot of the whole group lie, from the board's beginning.
+    #[inline]
     fn eager_at(&self, slot: usize) -> u64 {
-        self.slots_at() + padded(DEPTH * self.size * size_of::<Slot<Posted>>()) + (slot * EAGER_BYTES) as u64
+        self.slots_at() + line_bytes(self.size, DEPTH) + (slot * EAGER_BYTES) as u64
     }
 
     /// The slots of a call group, made when first asked for.
+    #[inline(always)]
     pub(crate) fn line(&self, group: CallGroup) -> Result<Line<'_, Posted>> {
-        let CallGroup::Pair { from, to } = group else {
-            // SAFETY: the slots lie there; zero is a valid slot, of a call before the first.
-            let slots = unsafe { self.control.slice(self.at + self.slots_at(), DEPTH * self.size) }?;
-            return Ok(Line::new(slots, self.size));
-        };
+        match group {
+            // SAFETY: the line lies there (`bytes`).
+            CallGroup::All => unsafe { self.line_at(self.at + self.slots_at(), self.size, DEPTH) },
+            CallGroup::Pair { from, to } => self.line_of_pair(from, to),
+        }
+    }
+
+    #[inline(never)]
+    fn line_of_pair(&self, from: usize, to: usize) -> Result<Line<'_, Posted>> {
         // SAFETY: the table of pairs lies there, size times size offsets.
         let pairs: &[AtomicU64] = unsafe { self.control.slice(self.at + self.pairs_at(), self.size * self.size) }?;
         let known = &pairs[from * self.size + to];
         let mut at = known.load(Ordering::Acquire);
         if at == 0 {
             // Both may make one; the first to say so wins, and the other's is never used.
-            let made = self.control.take(padded(2 * PAIR_DEPTH * size_of::<Slot<Posted>>()))?;
+            let made = self.control.take(line_bytes(2, PAIR_DEPTH))?;
             at = known
                 .compare_exchange(0, made, Ordering::AcqRel, Ordering::Acquire)
                 .map_or_else(|there| there, |_| made);
         }
-        // SAFETY: slots of a pair were taken at this offset, and are zero or in use as such.
-        Ok(Line::new(unsafe { self.control.slice(at, 2 * PAIR_DEPTH) }?, 2))
+        // SAFETY: the line of a pair was taken at this offset.
+        unsafe { self.line_at(at, 2, PAIR_DEPTH) }
+    }
+
+    /// # Safety
+    /// A line of so many members and calls lies there, zeroed or in use as such.
+    #[inline(always)]
+    unsafe fn line_at(&self, at: u64, members: usize, depth: usize) -> Result<Line<'_, Posted>> {
+        let slots_at = at.saturating_add((members * size_of::<LeftCalls>()) as u64);
+        // SAFETY: as the caller says; zero is valid for both, of a member that has left no call, and of a call before the first.
+        unsafe {
+            let (left, slots) = (self.control.slice(at, members)?, self.control.slice(slots_at, depth * members)?);
+            Ok(Line::new(slots, left, depth as u64))
+        }
     }
 
     /// Calls of a call group that can be under way.
+    #[inline]
     pub(crate) fn depth(group: CallGroup) -> u64 {
         match group {
             CallGroup::All => DEPTH as u64,
@@ -309,6 +361,7 @@ impl Board {
     }
 
     /// Where a member's eager bytes for a call of the whole group lie, `bytes` of them.
+    #[inline]
     pub(crate) fn eager(&self, sequence: u64, rank: usize, bytes: usize) -> Result<NonNull<u8>> {
         if rank >= self.size || bytes > EAGER_BYTES {
             let reason = format!("rank {rank} of {} has no {bytes} bytes beside its post", self.size);
@@ -335,59 +388,4 @@ impl Board {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-    use zbench_kernels::Arena;
-
-    fn world(ranks: usize) -> (Arc<Control>, Board) {
-        let control = Control::new(Arena::host(Some(CONTROL_BYTES)).unwrap().region(), ranks).unwrap();
-        let board = Board::make(&control, "world", &(0..ranks).collect::<Vec<_>>()).unwrap();
-        (control, board)
-    }
-
-    fn assert_refused<T>(result: Result<T>, what: &str) {
-        let error = result.err().unwrap_or_else(|| panic!("{what} was taken"));
-        assert!(matches!(error, crate::comm::CommError::Invalid { .. }), "{what}: {error}");
-    }
-
-    #[test]
-    fn offsets_that_lie_nowhere_are_errors() {
-        let (control, board) = world(3);
-        assert_eq!(Board::at(&control, board.offset()).unwrap().size(), 3);
-        for at in [CONTROL_BYTES, CONTROL_BYTES - 128, CONTROL_BYTES - 8, u64::MAX, u64::MAX - 127, board.offset() + 8]
-        {
-            assert_refused(Board::at(&control, at), &format!("a board at {at:#x}"));
-        }
-        // The table of pairs is memory that every rank writes.
-        let pair = CallGroup::Pair { from: 0, to: 2 };
-        assert_eq!(board.line(pair).unwrap().members(), 2);
-        for wild in [CONTROL_BYTES, CONTROL_BYTES - 256, u64::MAX - 255, 12 * 128 + 4] {
-            // SAFETY: the table of pairs lies there.
-            let pairs: &[AtomicU64] = unsafe { control.slice(board.at + board.pairs_at(), 9) }.unwrap();
-            pairs[2].store(wild, Ordering::Relaxed);
-            assert_refused(board.line(pair), &format!("the slots of a pair at {wild:#x}"));
-        }
-    }
-
-    #[test]
-    fn sizes_that_cannot_be_are_errors() {
-        let (control, board) = world(3);
-        for size in [0, 4, u64::from(u32::MAX), u64::MAX] {
-            // SAFETY: the head lies there, and nobody else uses this memory.
-            unsafe { control.region.base().add(board.at as usize).cast::<Head>().as_mut().size = size };
-            assert_refused(Board::at(&control, board.offset()), &format!("a board of {size} ranks"));
-        }
-        assert!(board.eager(5, 2, EAGER_BYTES).is_ok());
-        assert_refused(board.eager(5, 3, 8), "the eager bytes of a rank that is not there");
-        assert_refused(board.eager(5, 2, EAGER_BYTES + 1), "more eager bytes than there are");
-        control.header().used.store(u64::MAX - 100, Ordering::Relaxed);
-        assert_refused(Board::make(&control, "another", &[0, 1]), "a board behind the end");
-        let file = memfd_create("small", MemfdFlags::ALLOW_SEALING).unwrap();
-        ftruncate(&file, 4096).unwrap();
-        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
-        assert_refused(Control::new(Arc::new(Region::open(file, 4096).unwrap()), 2), "a mapping of 4096 bytes");
-        let region = Arena::host(Some(CONTROL_BYTES)).unwrap().region();
-        assert_refused(Control::new(region, usize::MAX), "as many seats as there are numbers");
-    }
-}
+mod tests;

@@ -12,7 +12,7 @@ use super::progress::Engine;
 use super::protocol::{LEFT, POSTED, WorldState};
 use super::raw::RawSlice;
 use super::space::{Place, Space};
-use super::sync::SpinPolicy;
+use super::sync::{SpinPolicy, spin_until};
 use super::{CommError, Result, cause};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
@@ -22,6 +22,15 @@ use zbench_kernels::device::Event;
 
 /// How long a waiting rank sleeps before it looks whether its peers are alive.
 const NAP: Duration = Duration::from_millis(50);
+
+/// What came of an attempt to go on with a call.
+pub(super) enum Step {
+    /// Others have not come so far.
+    Waits,
+    Moved,
+    /// It is at its end: behind these marks all members have done their part.
+    Ended(Vec<Arc<dyn Event>>),
+}
 
 /// A rank's place in the world, the same for all of its groups.
 pub(crate) struct RankHandle {
@@ -118,9 +127,9 @@ impl RankHandle {
 
     /// Wakes the members of a call that sleep.
     fn tell(&self, group: &Group, line: CallGroup, members: usize, complete: impl Fn() -> bool) {
-        let own = self.root;
-        let roots = (0..members).map(|place| group.board.root(line.member(place))).filter(|root| *root != own);
-        self.world().tell(roots, complete);
+        let (own, roots) = (self.root, group.board.roots());
+        let roots = (0..members).map(|place| roots[line.member(place)].load(Ordering::Relaxed) as usize);
+        self.world().tell(roots.filter(|root| *root != own), complete);
     }
 
     /// Does one thing that can be done now; false when all calls wait for others.
@@ -133,22 +142,30 @@ impl RankHandle {
         self.cause().map_or(Ok(false), Err)
     }
 
-    /// The next thing of one call, if all members have come so far.
+    /// The next thing of the call at `index`, if all members have come so far.
     pub(super) fn step(&self, pending: &mut PendingCalls, index: usize) -> Result<bool> {
-        let PendingCalls { open, tools, .. } = pending;
-        let call = &mut open[index];
+        match self.go_on(&mut pending.open[index], &mut pending.tools)? {
+            Step::Waits => return Ok(false),
+            Step::Moved => {}
+            Step::Ended(marks) => pending.close(index, marks),
+        }
+        Ok(true)
+    }
+
+    /// The next thing of one call.
+    pub(super) fn go_on(&self, call: &mut Open, tools: &mut Tools) -> Result<Step> {
         let slots = call.group.board.line(call.line)?;
         let (line, sequence, place) = (call.line, call.sequence, call.line.place(call.group.rank));
         if call.stage == 0 {
-            let vacant = slots.vacant(sequence);
-            return if vacant { self.post(call).map(|()| true) } else { Ok(false) };
+            let vacant = slots.vacant(sequence, &mut tools.numbers[call.numbers].left);
+            return if vacant { self.post(call).map(|()| Step::Moved) } else { Ok(Step::Waits) };
         }
         if !call.agreed && slots.reached(sequence, POSTED) {
             self.check_agreement(call)?;
             call.agreed = true;
         }
         if !slots.reached(sequence, call.stage) {
-            return Ok(false);
+            return Ok(Step::Waits);
         }
         if call.stage < call.last {
             call.moved += self.work(call, tools)?;
@@ -156,15 +173,20 @@ impl RankHandle {
             if call.stage < call.last || call.eager.is_none() {
                 slots.advance(sequence, place, call.stage);
                 self.tell(&call.group, line, slots.members(), || slots.reached(sequence, call.stage));
-                return Ok(true);
+                return Ok(Step::Moved);
             }
         }
         let inside = matches!(call.what, What::Call(kind) if kind != Kind::Barrier) && call.eager.is_none();
         let marks = if inside { self.marks(&call.group, line, sequence, true)? } else { Vec::new() };
-        slots.advance(sequence, place, LEFT);
+        slots.leave(sequence, place);
         self.tell(&call.group, line, slots.members(), || slots.reached(sequence, LEFT));
-        pending.close(index, marks);
-        Ok(true)
+        Ok(Step::Ended(marks))
+    }
+
+    /// Polls for the others a short while; false where they have not come, or the world has ended.
+    pub(super) fn others_come(&self, call: &Open) -> bool {
+        let (world, policy) = (self.world(), SpinPolicy { yields: 0, ..self.spin });
+        spin_until(policy, || call.can_go_on() || world.has_ended()).is_ok() && !world.has_ended()
     }
 
     /// Posts a call whose slots are free: the memory of its buffers must stay until it is finished or given up.

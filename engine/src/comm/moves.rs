@@ -30,6 +30,7 @@ pub(crate) struct BufferRef {
 }
 
 impl BufferRef {
+    #[inline]
     pub(crate) fn by_address(raw: RawSlice) -> BufferRef {
         BufferRef { at: raw.ptr.as_ptr() as u64, len: raw.len, dtype: raw.dtype, on_host: raw.on_host }
     }
@@ -61,6 +62,7 @@ impl What {
 
 impl Posted {
     /// What all ranks must have alike: type and length of the buffer that all have.
+    #[inline]
     fn common(&self, size: usize) -> (DType, usize) {
         let shape = |buffer_ref: BufferRef, parts: usize| (buffer_ref.dtype, buffer_ref.len / parts);
         match self.what {
@@ -72,6 +74,7 @@ impl Posted {
         }
     }
 
+    #[inline]
     pub(crate) fn agrees(&self, other: &Posted, size: usize) -> bool {
         let shape = |buffer_ref: BufferRef| (buffer_ref.dtype, buffer_ref.len);
         match (self.what, other.what) {

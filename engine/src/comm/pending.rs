@@ -20,8 +20,6 @@ pub(super) struct Group {
 pub(crate) struct PendingCalls {
     pub(super) open: Vec<Open>,
     pub(super) tools: Tools,
-    /// The next number of the calls of each group, and of each pair in it.
-    numbers: Vec<(u64, CallGroup, u64)>,
     next_id: u64,
     /// Calls that came to their end and are not asked for yet.
     finished: Vec<Finished>,
@@ -31,6 +29,8 @@ pub(crate) struct PendingCalls {
 
 /// What a piece of work needs.
 pub(super) struct Tools {
+    /// Of each group, and of each pair in it.
+    pub(super) numbers: Vec<Numbers>,
     /// Where the members' buffers of the call being worked on lie.
     pub(super) seen: Vec<Seen>,
     pub(super) scratch: Box<[u64]>,
@@ -39,10 +39,21 @@ pub(super) struct Tools {
     pub(super) formed: Option<(Board, usize)>,
 }
 
+/// The calls of a group, found by its place in the world's memory, or of a pair in it.
+pub(super) struct Numbers {
+    group: u64,
+    line: CallGroup,
+    next: u64,
+    /// How many all members were seen to have left.
+    pub(super) left: u64,
+}
+
 pub(super) struct Open {
     pub(super) id: u64,
     pub(super) group: Arc<Group>,
     pub(super) line: CallGroup,
+    /// Which of the rank's [`Numbers`] are those of its group or pair.
+    pub(super) numbers: usize,
     pub(super) sequence: u64,
     /// 0 until the slots for it are free and it is posted.
     pub(super) stage: u8,
@@ -98,28 +109,39 @@ impl Open {
     /// Whether there is something to do: it can be posted, or all members have come as far as this rank.
     pub(super) fn can_go_on(&self) -> bool {
         let Ok(slots) = self.group.board.line(self.line) else { return false };
-        if self.stage == 0 { slots.vacant(self.sequence) } else { slots.reached(self.sequence, self.stage) }
+        if self.stage == 0 { slots.vacant(self.sequence, &mut 0) } else { slots.reached(self.sequence, self.stage) }
     }
 }
 
 impl PendingCalls {
     pub(super) fn new() -> PendingCalls {
         let (seen, scratch, split_name) = (Vec::new(), vec![0; SCRATCH_WORDS].into(), String::new());
-        let tools = Tools { seen, scratch, split_name, formed: None };
-        let (open, numbers, finished) = (Vec::new(), Vec::new(), Vec::new());
-        PendingCalls { open, tools, numbers, next_id: 0, finished, failed: None }
+        let tools = Tools { numbers: Vec::new(), seen, scratch, split_name, formed: None };
+        let (open, finished) = (Vec::new(), Vec::new());
+        PendingCalls { open, tools, next_id: 0, finished, failed: None }
     }
 
     /// Opens a call, which is not posted yet. What finds it again.
     pub(super) fn open(&mut self, group: &Arc<Group>, line: CallGroup, what: What, of: Buffers, started: bool) -> u64 {
+        let call = self.next(group, line, what, of, started);
+        let id = call.id;
+        self.open.push(call);
+        id
+    }
+
+    /// The next call of a group, which is not among the open ones yet.
+    #[inline(always)]
+    pub(super) fn next(&mut self, group: &Arc<Group>, line: CallGroup, what: What, of: Buffers, started: bool) -> Open {
         let Buffers { send, recv, before } = of;
-        let known = |(at, known, _): &(u64, CallGroup, u64)| (*at, *known) == (group.board.offset(), line);
-        let at = self.numbers.iter().position(known).unwrap_or_else(|| {
-            self.numbers.push((group.board.offset(), line, 0));
-            self.numbers.len() - 1
+        let offset = group.board.offset();
+        let known = |known: &Numbers| (known.group, known.line) == (offset, line);
+        let all = &mut self.tools.numbers;
+        let numbers = all.iter().position(known).unwrap_or_else(|| {
+            all.push(Numbers { group: offset, line, next: 0, left: 0 });
+            all.len() - 1
         });
-        let (sequence, id) = (self.numbers[at].2, self.next_id);
-        self.numbers[at].2 += 1;
+        let (sequence, id) = (all[numbers].next, self.next_id);
+        all[numbers].next += 1;
         self.next_id += 1;
         let eager = match what {
             What::Call(kind) => eager_bytes(kind, group.rank, group.board.size(), send, recv),
@@ -130,10 +152,11 @@ impl PendingCalls {
             What::Call(Kind::Barrier) => 0,
             What::Call(_) => 1,
         };
-        self.open.push(Open {
+        Open {
             id,
             group: group.clone(),
             line,
+            numbers,
             sequence,
             stage: 0,
             last: POSTED + works,
@@ -146,8 +169,7 @@ impl PendingCalls {
             moved: 0,
             bounce: None,
             started,
-        });
-        id
+        }
     }
 
     pub(super) fn waits(&self) -> impl Iterator<Item = Wait<'_>> {

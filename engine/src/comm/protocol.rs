@@ -14,13 +14,13 @@
 #![allow(unsafe_code)]
 
 use super::sync::FutexScope::Shared;
-use super::sync::{AtomicU32, AtomicU64, Ordering, SpinPolicy, UnsafeCell, fence, sleep, spin_until, wake};
+use super::sync::{AtomicU32, AtomicU64, Ordering, SpinPolicy, UnsafeCell, full_fence, sleep, spin_until, wake};
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
 /// The stage of a rank that has posted and done no work yet.
 pub(crate) const POSTED: u8 = 1;
-/// The stage of a rank that needs the call no more.
+/// The stage of a rank that needs the call no more, nor any before it.
 pub(crate) const LEFT: u8 = u8::MAX;
 
 /// What others see of a rank, and where it sleeps.
@@ -46,10 +46,23 @@ pub(crate) struct Slot<P> {
 // SAFETY: `post` is written by its one owner when nobody reads it, and read by others after an acquire of `word`.
 unsafe impl<P: Send + Sync> Sync for Slot<P> {}
 
-/// The slots of those who take part in a call, `members` for each of the calls that can be under way.
+/// What calls a member has left. Only it writes there, and the others look seldom: a number that one of them has seen says of all
+/// calls below it that the member needs their slots no more.
+#[repr(C, align(128))]
+pub(crate) struct LeftCalls {
+    /// So many, from the first one on.
+    pub(crate) count: AtomicU64,
+    /// Which of the calls from there on, a bit for each. None but the member looks.
+    pub(crate) ahead: AtomicU64,
+}
+
+/// The slots of those who take part in a call, one of each member for each of the calls that can be under way.
 pub(crate) struct Line<'a, P> {
     slots: &'a [Slot<P>],
-    members: usize,
+    /// By member.
+    left: &'a [LeftCalls],
+    /// Calls that can be under way: a power of two, since a division takes as long as a look at a slot.
+    depth: u64,
 }
 
 impl<P> Clone for Line<'_, P> {
@@ -64,31 +77,34 @@ fn word(sequence: u64, stage: u8) -> u64 {
 }
 
 impl<'a, P: Copy> Line<'a, P> {
-    pub(crate) fn new(slots: &'a [Slot<P>], members: usize) -> Line<'a, P> {
-        Line { slots, members }
+    /// `slots` holds one for each member for each of `depth` calls.
+    pub(crate) fn new(slots: &'a [Slot<P>], left: &'a [LeftCalls], depth: u64) -> Line<'a, P> {
+        debug_assert!(depth.is_power_of_two() && depth <= 64 && slots.len() as u64 == depth * left.len() as u64);
+        Line { slots, left, depth }
     }
 
     pub(crate) fn members(&self) -> usize {
-        self.members
+        self.left.len()
     }
 
-    /// Calls that can be under way.
-    pub(crate) fn depth(&self) -> u64 {
-        (self.slots.len() / self.members) as u64
-    }
-
-    /// Where the slot of a member lies among all.
-    pub(crate) fn index(&self, sequence: u64, place: usize) -> usize {
-        (sequence % self.depth()) as usize * self.members + place
+    /// The slots of a call, by member.
+    fn slots(&self, sequence: u64) -> &'a [Slot<P>] {
+        let first = (sequence & (self.depth - 1)) as usize * self.members();
+        &self.slots[first..first + self.members()]
     }
 
     pub(crate) fn slot(&self, sequence: u64, place: usize) -> &'a Slot<P> {
-        &self.slots[self.index(sequence, place)]
+        &self.slots(sequence)[place]
     }
 
-    /// Whether the slots that this call needs are free.
-    pub(crate) fn vacant(&self, sequence: u64) -> bool {
-        sequence < self.depth() || self.reached(sequence - self.depth(), LEFT)
+    /// Whether the slots that this call needs are free. `known` is how many calls the asking member has seen all to have left,
+    /// and is brought up to date when it does not suffice.
+    pub(crate) fn vacant(&self, sequence: u64, known: &mut u64) -> bool {
+        let Some(before) = sequence.checked_sub(self.depth) else { return true };
+        if *known <= before {
+            *known = self.left_by_all();
+        }
+        *known > before
     }
 
     /// Puts a post into the member's own slot, at a stage: [`POSTED`], or one later for each piece of work that is not its own.
@@ -102,14 +118,24 @@ impl<'a, P: Copy> Line<'a, P> {
         slot.word.store(word(sequence, stage), Ordering::Release);
     }
 
+    fn left_by_all(&self) -> u64 {
+        self.left.iter().map(|left| left.count.load(Ordering::Acquire)).min().unwrap_or(0)
+    }
+
     /// Whether a member has come to this stage of this call.
     pub(crate) fn has(&self, place: usize, sequence: u64, stage: u8) -> bool {
-        self.slot(sequence, place).word.load(Ordering::Acquire) >= word(sequence, stage)
+        match stage {
+            LEFT => self.left[place].count.load(Ordering::Acquire) > sequence,
+            _ => self.slot(sequence, place).word.load(Ordering::Acquire) >= word(sequence, stage),
+        }
     }
 
     /// Whether all members have.
     pub(crate) fn reached(&self, sequence: u64, stage: u8) -> bool {
-        (0..self.members).all(|place| self.has(place, sequence, stage))
+        if stage == LEFT {
+            return self.left_by_all() > sequence;
+        }
+        self.slots(sequence).iter().all(|slot| slot.word.load(Ordering::Acquire) >= word(sequence, stage))
     }
 
     /// What a member has posted.
@@ -123,6 +149,17 @@ impl<'a, P: Copy> Line<'a, P> {
 
     pub(crate) fn advance(&self, sequence: u64, place: usize, stage: u8) {
         self.slot(sequence, place).word.store(word(sequence, stage), Ordering::Release);
+    }
+
+    /// Says that a member needs a call no more. Calls may be left in any order; one counts when all before it are left.
+    pub(crate) fn leave(&self, sequence: u64, place: usize) {
+        let LeftCalls { count, ahead } = &self.left[place];
+        let (first, known) = (count.load(Ordering::Relaxed), ahead.load(Ordering::Relaxed));
+        let all = known | 1 << (sequence - first);
+        let more = all.trailing_ones();
+        // A member has less than 64 calls under way.
+        ahead.store(all >> more, Ordering::Relaxed);
+        count.store(first + u64::from(more), Ordering::Release);
     }
 }
 
@@ -144,6 +181,7 @@ impl Drop for Inside<'_> {
 }
 
 impl<'a> WorldState<'a> {
+    #[inline]
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire) != 0
     }
@@ -151,7 +189,7 @@ impl<'a> WorldState<'a> {
     /// Wakes those who sleep, after a change they may wait for. `complete` is asked only when somebody sleeps.
     pub(crate) fn tell(&self, others: impl Iterator<Item = usize> + Clone, complete: impl Fn() -> bool) {
         // Either the sleeper's last look sees the change, or this sees the sleeper.
-        fence(Ordering::SeqCst);
+        full_fence();
         let sleeps = |rank: usize| self.flags[rank].asleep.load(Ordering::Relaxed) != 0;
         if others.clone().any(sleeps) && complete() {
             others.filter(|rank| sleeps(*rank)).for_each(|rank| self.wake_rank(rank));
@@ -184,7 +222,7 @@ impl<'a> WorldState<'a> {
         let flags = &self.flags[own];
         let seen = flags.wakeups.load(Ordering::Acquire);
         flags.asleep.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        full_fence();
         if !ready() {
             sleep(&flags.wakeups, seen, Some(limit), Shared);
         }
@@ -192,11 +230,12 @@ impl<'a> WorldState<'a> {
     }
 
     /// Permission to touch others' memory; none when the world has ended.
+    #[inline]
     pub(crate) fn enter(&self, own: usize) -> Option<Inside<'a>> {
         let flags = &self.flags[own];
         flags.inside.fetch_add(1, Ordering::Relaxed);
         // Either this sees the end, or who has made it sees this rank inside.
-        fence(Ordering::SeqCst);
+        full_fence();
         let inside = Inside(flags);
         (!self.has_ended()).then_some(inside)
     }
@@ -209,13 +248,13 @@ impl<'a> WorldState<'a> {
     /// Says that what ended the world can be read, and wakes all.
     pub(crate) fn announce(&self) {
         self.ended.store(2, Ordering::Release);
-        fence(Ordering::SeqCst);
+        full_fence();
         (0..self.flags.len()).for_each(|rank| self.wake_rank(rank));
     }
 
     /// Whether a rank touches nobody's memory. Asked after the end of the world, a yes is for ever.
     pub(crate) fn outside(&self, rank: usize) -> bool {
-        fence(Ordering::SeqCst);
+        full_fence();
         self.flags[rank].inside.load(Ordering::Acquire) == 0
     }
 }

@@ -32,19 +32,23 @@ pub(crate) struct RawSlice {
 unsafe impl Send for RawSlice {}
 
 impl RawSlice {
+    #[inline]
     pub(crate) fn empty() -> RawSlice {
         RawSlice { ptr: NonNull::<u64>::dangling().cast(), len: 0, dtype: DType::F32, on_host: true }
     }
 
+    #[inline]
     pub(crate) fn of(view: View<'_>) -> RawSlice {
         RawSlice { ptr: view.ptr(), len: view.len(), dtype: view.dtype(), on_host: view.is_on_host() }
     }
 
+    #[inline]
     pub(crate) fn of_mut(view: &ViewMut<'_>) -> RawSlice {
         RawSlice { ptr: view.ptr(), len: view.len(), dtype: view.dtype(), on_host: view.is_on_host() }
     }
 
     /// The elements of `range`, cut to what is there, so that no post of a peer can lead outside its buffer.
+    #[inline]
     pub(crate) fn slice(self, range: Range<usize>) -> RawSlice {
         let start = range.start.min(self.len);
         let len = range.end.clamp(start, self.len) - start;
@@ -53,6 +57,7 @@ impl RawSlice {
     }
 
     /// The `index`-th of `count` equal parts.
+    #[inline]
     pub(crate) fn part(self, index: usize, count: usize) -> RawSlice {
         let len = self.len / count;
         self.slice(index * len..(index + 1) * len)
@@ -67,6 +72,7 @@ impl RawSlice {
         RawSlice { len: self.bytes(), dtype: DType::I8, ..self }
     }
 
+    #[inline]
     pub(crate) fn bytes(self) -> usize {
         self.len * self.dtype.size()
     }

@@ -3,7 +3,7 @@
 
 use super::board::{Board, CallGroup, EAGER_BYTES};
 use super::call::{Call, Kind};
-use super::drive::RankHandle;
+use super::drive::{RankHandle, Step};
 use super::moves::What;
 use super::pending::{Buffers, Finished, Group, PendingCalls, buffers};
 use super::progress::{Driver, Inside};
@@ -93,15 +93,47 @@ impl Shared {
         (send, recv): (RawSlice, RawSlice),
         started: bool,
     ) -> Result<u64> {
+        let buffers = self.lend(send, recv)?;
+        Ok(state.open(&self.handle.group, line, what, buffers, started))
+    }
+
+    /// What a call is about, if there may be one.
+    fn lend(&self, send: RawSlice, recv: RawSlice) -> Result<Buffers> {
         if let Some(cause) = self.engine().cause() {
             return Err(cause);
         }
         let on_device = self.engine().space.marks().is_some();
         let before = if on_device { self.engine().kernels.record_event()? } else { None };
-        Ok(state.open(&self.handle.group, line, what, Buffers { send, recv, before }, started))
+        Ok(Buffers { send, recv, before })
     }
 
-    /// Whole calls, one or two at once.
+    /// A whole call. What ranks give in a small one lies beside their posts, so that nobody uses this rank's buffers: where
+    /// nothing else is under way it is done here, without a place among the open calls, unless the others are long in coming.
+    fn one(&self, line: CallGroup, what: What, send: RawSlice, recv: RawSlice) -> Result<()> {
+        let engine = self.engine();
+        let mut lent = Lent { rank: engine, state: self.handle.driver.enter(), ids: [None; 2] };
+        let mut call = lent.state.next(&self.handle.group, line, what, self.lend(send, recv)?, false);
+        lent.ids[0] = Some(call.id);
+        let id = call.id;
+        let mut goes_on = lent.state.open.is_empty() && (call.eager.is_some() || what == What::Call(Kind::Barrier));
+        while goes_on {
+            match engine.go_on(&mut call, &mut lent.state.tools)? {
+                Step::Moved => {}
+                Step::Waits => goes_on = engine.others_come(&call),
+                Step::Ended(_) => {
+                    self.wire.set(self.wire.get() + call.moved);
+                    lent.ids[0] = None;
+                    return Ok(());
+                }
+            }
+        }
+        lent.state.open.push(call);
+        self.finish(&mut lent.state, id)?;
+        lent.ids[0] = None;
+        Ok(())
+    }
+
+    /// Whole calls, two at once.
     fn whole<const N: usize>(&self, calls: [(CallGroup, What, RawSlice, RawSlice); N]) -> Result<()> {
         let mut lent = Lent { rank: self.engine(), state: self.handle.driver.enter(), ids: [None; 2] };
         for (at, (line, what, send, recv)) in calls.into_iter().enumerate() {
@@ -182,7 +214,7 @@ impl Communicator for Shared {
         call.check(rank, size)?;
         let (send, recv) = buffers(&call, rank, size);
         let Kind::SendRecv { to, from } = call.kind else {
-            return self.whole([(self.line(call.kind), What::Call(call.kind), send, recv)]);
+            return self.one(self.line(call.kind), What::Call(call.kind), send, recv);
         };
         let (give, take) = (Kind::Send { to }, Kind::Recv { from });
         let given = (self.line(give), What::Call(give), send, RawSlice::empty());

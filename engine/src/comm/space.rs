@@ -89,6 +89,7 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
 
 impl Space {
     /// The marks of ranks that compute on one device.
+    #[inline]
     pub(crate) fn marks(&self) -> Option<&Marks> {
         match self {
             Space::Threads(marks) if marks.on_device => Some(marks),
@@ -119,6 +120,7 @@ impl Space {
     }
 
     /// A run of this process that was posted by its address.
+    #[inline]
     pub(crate) fn own(buffer_ref: BufferRef) -> RawSlice {
         let ptr = NonNull::new(buffer_ref.at as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
         RawSlice { ptr, len: buffer_ref.len, dtype: buffer_ref.dtype, on_host: buffer_ref.on_host }

@@ -14,7 +14,7 @@ use crate::sync;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, AtomicU64};
-use protocol::{LEFT, Line, POSTED, RankFlags, Slot, WorldState};
+use protocol::{LEFT, LeftCalls, Line, POSTED, RankFlags, Slot, WorldState};
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ struct World {
     flags: Vec<RankFlags>,
     ended: AtomicU32,
     slots: Vec<Slot<u64>>,
+    left: Vec<LeftCalls>,
     memory: Vec<UnsafeCell<u64>>,
     ranks: usize,
 }
@@ -42,6 +43,7 @@ impl World {
             flags: (0..ranks).map(flags).collect(),
             ended: AtomicU32::new(0),
             slots: (0..depth * ranks).map(slot).collect(),
+            left: (0..ranks).map(|_| LeftCalls { count: AtomicU64::new(0), ahead: AtomicU64::new(0) }).collect(),
             memory: (0..2 * ranks).map(|_| UnsafeCell::new(0)).collect(),
             ranks,
         }
@@ -52,7 +54,7 @@ impl World {
     }
 
     fn line(&self) -> Line<'_, u64> {
-        Line::new(&self.slots, self.ranks)
+        Line::new(&self.slots, &self.left, (self.slots.len() / self.ranks) as u64)
     }
 
     fn read(&self, at: usize) -> u64 {
@@ -88,7 +90,7 @@ impl World {
     /// As `post`, by a rank whose pieces of work before `stage` are none.
     fn post_at(&self, own: usize, sequence: u64, post: u64, stage: u8) -> bool {
         let line = self.line();
-        if !self.until(own, || line.vacant(sequence)) {
+        if !self.until(own, || line.vacant(sequence, &mut 0)) {
             return false;
         }
         // SAFETY: `vacant` was seen, and every number is posted once.
@@ -108,6 +110,12 @@ impl World {
         self.world().tell(self.others(own), || line.reached(sequence, stage));
     }
 
+    fn leave(&self, own: usize, sequence: u64) {
+        let line = self.line();
+        line.leave(sequence, own);
+        self.world().tell(self.others(own), || line.reached(sequence, LEFT));
+    }
+
     /// A call with one piece of work on others' memory: all come, work, and wait for all. False when the world ended.
     fn call(&self, own: usize, sequence: u64, work: impl FnOnce(Vec<u64>)) -> bool {
         let line = self.line();
@@ -119,7 +127,7 @@ impl World {
         drop(inside);
         self.advance(own, sequence, POSTED + 1);
         let all = self.until(own, || line.reached(sequence, POSTED + 1));
-        self.advance(own, sequence, LEFT);
+        self.leave(own, sequence);
         all
     }
 
@@ -197,7 +205,7 @@ fn an_eager_call_does_not_wait_for_its_readers() {
             assert!(world.until(own, || line.reached(sequence, POSTED)));
             let wanted: Vec<u64> = (0..world.ranks as u64).map(|rank| 10 * sequence + rank).collect();
             assert_eq!(world.posted(sequence), wanted);
-            world.advance(own, sequence, LEFT);
+            world.leave(own, sequence);
         }
     }
     model(2, 1, 2, program);
@@ -246,7 +254,30 @@ fn calls_under_way_do_not_disturb_each_other() {
             let sequence = if own == 0 { i } else { 1 - i };
             assert!(world.until(own, || line.reached(sequence, POSTED)));
             assert_eq!(world.posted(sequence), [7 + sequence; 2]);
-            world.advance(own, sequence, LEFT);
+            world.leave(own, sequence);
+        }
+    });
+}
+
+/// Calls are left in opposite orders, and their slots are used again by ranks that remember what they have seen to be left.
+#[test]
+fn slots_of_calls_that_are_left_in_any_order_are_used_again() {
+    model(2, 2, 1, |world, own| {
+        let (line, mut known) = (world.line(), 0);
+        for first in [0, 2] {
+            for sequence in first..first + 2 {
+                assert!(world.until(own, || line.vacant(sequence, &mut { known })));
+                assert!(line.vacant(sequence, &mut known));
+                // SAFETY: `vacant` was seen, and every number is posted once.
+                unsafe { line.post(sequence, own, 7 + sequence, POSTED) };
+                world.world().tell(world.others(own), || line.reached(sequence, POSTED));
+            }
+            for i in 0..2 {
+                let sequence = first + if own == 0 { i } else { 1 - i };
+                assert!(world.until(own, || line.reached(sequence, POSTED)));
+                assert_eq!(world.posted(sequence), [7 + sequence; 2]);
+                world.leave(own, sequence);
+            }
         }
     });
 }
@@ -262,7 +293,7 @@ fn a_receiver_copies_while_its_sender_is_away() {
                 world.write(0, 5 + sequence);
                 assert!(world.post_at(0, sequence, 0, POSTED + 1));
                 assert!(world.until(0, || line.reached(sequence, POSTED + 1)));
-                world.advance(0, sequence, LEFT);
+                world.leave(0, sequence);
                 world.write(0, 0);
             } else {
                 assert!(world.post(1, sequence, 0));
@@ -272,7 +303,7 @@ fn a_receiver_copies_while_its_sender_is_away() {
                 drop(inside);
                 world.advance(1, sequence, POSTED + 1);
                 assert!(line.reached(sequence, POSTED + 1), "the sender has no work that it could owe");
-                world.advance(1, sequence, LEFT);
+                world.leave(1, sequence);
             }
         }
     });

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "the task's cell is shared without a lock; kernels/tests/loom checks the order")]
 
 use crate::sync::FutexScope::Private;
-use crate::sync::{AtomicU32, Ordering, SpinPolicy, UnsafeCell, fence, sleep, spin_until, wake};
+use crate::sync::{AtomicU32, Ordering, SpinPolicy, UnsafeCell, full_fence, sleep, spin_until, wake};
 
 /// An event count: something to wait for without a lock. A cache line of its own, so that who waits here disturbs nobody elsewhere.
 #[derive(Default)]
@@ -24,7 +24,7 @@ impl EventCount {
     fn notify(&self) {
         self.epoch.fetch_add(1, Ordering::Release);
         // Either this sees the sleeper, or the sleeper sees the new epoch and does not sleep.
-        fence(Ordering::SeqCst);
+        full_fence();
         if self.sleepers.load(Ordering::Relaxed) != 0 {
             wake(&self.epoch, Private);
         }
@@ -36,7 +36,7 @@ impl EventCount {
             return;
         }
         self.sleepers.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        full_fence();
         while self.epoch() == seen {
             sleep(&self.epoch, seen, None, Private);
         }

@@ -31,3 +31,8 @@ pub fn wake(_: &AtomicU32, _: FutexScope) {
     let _bed = BED.0.lock().unwrap();
     BED.1.notify_all();
 }
+
+/// As the one of the real thing.
+pub fn full_fence() {
+    fence(Ordering::SeqCst);
+}
