@@ -235,10 +235,10 @@ impl Pool {
         self.each_of([count], |_, thread, number| job(thread, number));
     }
 
-    /// Calls `job(worker, number)` once for every number below `count`, where `worker` is what `begin(thread)` made for the thread.
-    /// Each thread has a run of neighbouring numbers; those that are through with theirs take numbers of the others.
+    /// Calls `job(worker, number)` once for every number below `count`. `worker` is what `begin(thread)` made for the thread. Each
+    /// thread has a run of neighbouring numbers. A thread that has finished its run takes numbers from the others' runs.
     pub fn each_in_runs<W>(&self, count: usize, begin: impl Fn(usize) -> W + Sync, job: impl Fn(&mut W, usize) + Sync) {
-        /// Threads beyond it share runs.
+        /// Most runs. Where there are more threads, they share runs.
         const RUNS: usize = 64;
         if count == 0 {
             return;

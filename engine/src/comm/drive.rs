@@ -238,7 +238,7 @@ impl RankHandle {
     fn check_agreement(&self, open: &Open) -> Result<()> {
         let slots = open.group.board.line(open.line)?;
         let (size, own) = (slots.members(), open.line.place(open.group.rank));
-        // SAFETY: all have posted (`step`), and this rank has not left.
+        // SAFETY: all have posted (`go_on`), and this rank has not left.
         let posted = |place: usize| unsafe { slots.posted(open.sequence, place) };
         let ours = posted(own);
         let Some(place) = (0..size).find(|place| !ours.agrees(&posted(*place), size)) else { return Ok(()) };
@@ -295,7 +295,7 @@ impl RankHandle {
         let slots = group.board.line(CallGroup::All)?;
         tools.seen.clear();
         for rank in 0..slots.members() {
-            // SAFETY: all have posted (`step`), and this rank has not left.
+            // SAFETY: all have posted (`go_on`), and this rank has not left.
             let post = unsafe { slots.posted(sequence, rank) };
             let bytes = post.send.len.saturating_mul(post.send.dtype.size());
             let ptr = group.board.eager(sequence, rank, bytes)?;
@@ -316,7 +316,7 @@ impl RankHandle {
         let slots = group.board.line(line)?;
         tools.seen.clear();
         for place in 0..slots.members() {
-            // SAFETY: all have posted (`step`), and this rank has not left.
+            // SAFETY: all have posted (`go_on`), and this rank has not left.
             let post = unsafe { slots.posted(sequence, place) };
             tools.seen.push(self.space.seen(group.board.root(line.member(place)), &post)?);
         }
@@ -374,7 +374,7 @@ impl RankHandle {
     fn form(&self, call: &Open, tools: &mut Tools) -> Result<()> {
         let (sequence, board, own) = (call.sequence, &call.group.board, call.group.rank);
         let slots = board.line(CallGroup::All)?;
-        // SAFETY: all have posted (`step`), and this rank has not left.
+        // SAFETY: all have posted (`go_on`), and this rank has not left.
         let asked = |rank: usize| match unsafe { slots.posted(sequence, rank) }.what {
             What::Split(color, key) => (color, key),
             What::Call(_) => (0, 0), // `check_agreement` has refused it

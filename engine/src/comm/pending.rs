@@ -44,7 +44,7 @@ pub(super) struct Numbers {
     group: u64,
     line: CallGroup,
     next: u64,
-    /// How many all members were seen to have left.
+    /// The number of calls that all members were seen to have left.
     pub(super) left: u64,
 }
 
@@ -117,7 +117,8 @@ impl PendingCalls {
     pub(super) fn new() -> PendingCalls {
         let (seen, scratch, split_name) = (Vec::new(), vec![0; SCRATCH_WORDS].into(), String::new());
         let tools = Tools { numbers: Vec::new(), seen, scratch, split_name, formed: None };
-        let (open, finished) = (Vec::new(), Vec::new());
+        // Room from the beginning: what is first late in a later step takes no memory then.
+        let (open, finished) = (Vec::with_capacity(16), Vec::with_capacity(16));
         PendingCalls { open, tools, next_id: 0, finished, failed: None }
     }
 

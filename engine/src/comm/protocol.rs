@@ -46,13 +46,13 @@ pub(crate) struct Slot<P> {
 // SAFETY: `post` is written by its one owner when nobody reads it, and read by others after an acquire of `word`.
 unsafe impl<P: Send + Sync> Sync for Slot<P> {}
 
-/// What calls a member has left. Only it writes there, and the others look seldom: a number that one of them has seen says of all
-/// calls below it that the member needs their slots no more.
+/// Which calls a member has left. Only the member writes this. The others read it seldom: once one of them has seen the count, it
+/// knows of all calls below it that the member needs their slots no more.
 #[repr(C, align(128))]
 pub(crate) struct LeftCalls {
-    /// So many, from the first one on.
+    /// The member has left this many calls, counted from the first.
     pub(crate) count: AtomicU64,
-    /// Which of the calls from there on, a bit for each. None but the member looks.
+    /// One bit for each later call says whether the member has left it. Only the member reads this.
     pub(crate) ahead: AtomicU64,
 }
 
@@ -155,11 +155,11 @@ impl<'a, P: Copy> Line<'a, P> {
     pub(crate) fn leave(&self, sequence: u64, place: usize) {
         let LeftCalls { count, ahead } = &self.left[place];
         let (first, known) = (count.load(Ordering::Relaxed), ahead.load(Ordering::Relaxed));
-        let all = known | 1 << (sequence - first);
+        // Fewer than 64 calls of a member are under way. Another process may have damaged the count.
+        let all = known | 1 << (sequence.wrapping_sub(first) & 63);
         let more = all.trailing_ones();
-        // A member has less than 64 calls under way.
-        ahead.store(all >> more, Ordering::Relaxed);
-        count.store(first + u64::from(more), Ordering::Release);
+        ahead.store(all.checked_shr(more).unwrap_or(0), Ordering::Relaxed);
+        count.store(first.wrapping_add(u64::from(more)), Ordering::Release);
     }
 }
 
@@ -190,7 +190,8 @@ impl<'a> WorldState<'a> {
     pub(crate) fn tell(&self, others: impl Iterator<Item = usize> + Clone, complete: impl Fn() -> bool) {
         // Either the sleeper's last look sees the change, or this sees the sleeper.
         full_fence();
-        let sleeps = |rank: usize| self.flags[rank].asleep.load(Ordering::Relaxed) != 0;
+        // A number of a rank that another process has damaged belongs to nobody.
+        let sleeps = |rank: usize| self.flags.get(rank).is_some_and(|flags| flags.asleep.load(Ordering::Relaxed) != 0);
         if others.clone().any(sleeps) && complete() {
             others.filter(|rank| sleeps(*rank)).for_each(|rank| self.wake_rank(rank));
         }

@@ -133,7 +133,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Whole calls, two at once.
+    /// Whole calls, one or two at once.
     fn whole<const N: usize>(&self, calls: [(CallGroup, What, RawSlice, RawSlice); N]) -> Result<()> {
         let mut lent = Lent { rank: self.engine(), state: self.handle.driver.enter(), ids: [None; 2] };
         for (at, (line, what, send, recv)) in calls.into_iter().enumerate() {

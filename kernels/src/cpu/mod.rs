@@ -52,7 +52,7 @@ impl Cpu {
     }
 
     /// As [`Cpu::new`] with these instructions and none better: a name of [`peak::describe`](crate::peak::describe).
-    /// `None` when this CPU lacks them. Products of f32 and f16 keep the best: their library chooses for itself.
+    /// `None` when this CPU lacks them.
     pub fn with_instructions(threads: usize, instructions: &str) -> Option<Cpu> {
         let path = Path::available().into_iter().find(|path| path.name() == instructions)?;
         Some(Cpu { pool: Pool::new(threads.max(1)), level: path.level(), path })

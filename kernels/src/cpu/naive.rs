@@ -23,8 +23,8 @@ pub(super) fn forward_scratch(op: &Attention) -> usize {
         .saturating_add(alone::scratch([tile, kv_seq, dim]).max(alone::scratch([tile, dim, kv_seq])))
 }
 
-/// f32 elements of scratch per thread in backward: rows of probabilities, of gradients and of dq, dk and dv of a whole head, and that
-/// of products.
+/// f32 elements of scratch per thread in backward: rows of probabilities, of gradients and of dq, dk and dv of a whole head, and
+/// that of products.
 pub(super) fn backward_scratch(op: &Attention) -> usize {
     let (tile, kv_seq, dim) = (TILE.min(op.seq), op.kv_seq, op.head_dim);
     let products = [[tile, kv_seq, dim], [kv_seq, dim, tile], [tile, dim, kv_seq]].map(alone::scratch);

@@ -107,6 +107,42 @@ fn lots_follow_each_other_and_every_job_is_done_once() {
 }
 
 #[test]
+fn jobs_of_runs_are_done_once_by_workers_of_one_thread_each() {
+    for threads in [1, 3, 70] {
+        let pool = Pool::new(threads);
+        for count in [0, 1, 2, 5, 64, 300] {
+            let (begun, jobs) = (AtomicUsize::new(0), (0..count).map(|_| AtomicUsize::new(0)).collect::<Vec<_>>());
+            let begin = |thread: usize| {
+                begun.fetch_add(1, Ordering::Relaxed);
+                (thread, 0)
+            };
+            pool.each_in_runs(count, begin, |(thread, done), number| {
+                assert!(*thread < threads);
+                *done += 1;
+                assert!(*done <= count);
+                jobs[number].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(jobs.iter().all(|job| job.load(Ordering::Relaxed) == 1), "{threads} threads, {count} jobs");
+            assert!(begun.into_inner() <= threads);
+        }
+        // A task inside a task does all runs on its own thread.
+        let sum = AtomicUsize::new(0);
+        pool.run(|_| {
+            pool.each_in_runs(
+                10,
+                |_| (),
+                |(), number| {
+                    sum.fetch_add(number, Ordering::Relaxed);
+                },
+            );
+        });
+        assert_eq!(sum.into_inner(), 45 * threads);
+        let fails = || pool.each_in_runs(9, |_| (), |(), number| assert_ne!(number, 7, "number 7 fails"));
+        assert!(catch_unwind(AssertUnwindSafe(fails)).is_err());
+    }
+}
+
+#[test]
 fn a_panic_in_a_phase_leaves_nobody_waiting() {
     let pool = Pool::new(3);
     for (bad, phase) in [(0, 0), (1, 0), (2, 1), (0, 1), (1, 2), (2, 2)] {

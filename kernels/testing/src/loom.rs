@@ -32,7 +32,7 @@ pub fn wake(_: &AtomicU32, _: FutexScope) {
     BED.1.notify_all();
 }
 
-/// As the one of the real thing.
+/// The fence that loom models.
 pub fn full_fence() {
     fence(Ordering::SeqCst);
 }

@@ -320,11 +320,17 @@ fn absurd_shapes_ask_for_absurd_workspaces_without_overflow() {
     }
     for (seq, kv_seq) in [(most, 3), (3, most), (most, most), (3, 0), (0, 3)] {
         let op = Attention { seq, kv_seq, causal: false, ..op };
-        for dtype in [F, DType::Bf16] {
+        for dtype in [F, DType::Bf16, DType::F16] {
             let op = Attention { dtype, ..op };
             for kind in [Op::Attention, Op::AttentionBackward, Op::NaiveAttention, Op::NaiveAttentionBackward] {
                 CPUS[1].workspace(&kind(op));
             }
+        }
+    }
+    for (m, n, k) in [(most, most, 16), (most, 3, most), (3, most, most), (most, most, most)] {
+        for dtype in [F, DType::Bf16, DType::F16] {
+            let (trans_a, trans_b, alpha, accumulate, a, b, c) = (true, false, 1.0, false, dtype, dtype, F);
+            CPUS[1].workspace(&Op::Gemm(Gemm { m, n, k, trans_a, trans_b, alpha, accumulate, a, b, c }));
         }
     }
 }

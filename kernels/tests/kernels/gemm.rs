@@ -166,7 +166,7 @@ fn prepacked_in_one_piece_is_read_in_several() {
 }
 
 #[test]
-fn parts_of_threads_take_the_same_path_as_the_whole() {
+fn shapes_that_threads_divide_unevenly() {
     // Tall and wide, small on the other side, and a sum longer than one packing.
     for (m, n, k) in [(1100, 1, 40), (1, 2100, 40), (2111, 3, 1500), (5, 700, 1500), (300, 64, 1300), (193, 191, 777)] {
         for trans in [(false, false), (false, true), (true, false), (true, true)] {
@@ -176,9 +176,13 @@ fn parts_of_threads_take_the_same_path_as_the_whole() {
 }
 
 #[test]
-fn copies_are_made_block_by_block() {
-    // Larger than a block in every direction.
-    let bf16 = DType::Bf16;
+fn shapes_that_take_several_blocks_and_packings() {
+    let (bf16, f16, f32) = (DType::Bf16, DType::F16, DType::F32);
+    check(20, 2060, 2100, (false, true), true, 0.5, [f16; 3]);
+    check(70, 300, 2100, (true, false), true, 1.0, [f16, f16, f32]);
+    check(3, 600, 8300, (true, true), false, 1.0, [f16; 3]);
+    check(160, 96, 512, (false, true), false, 1.0, [f32, f16, f32]);
+    check(160, 96, 512, (true, false), false, 1.0, [bf16, f32, bf16]);
     check(1040, 20, 2100, (false, true), false, 1.0, [bf16; 3]);
     check(20, 2060, 2100, (true, false), true, 0.5, [bf16; 3]);
     check(1040, 2060, 9, (false, false), true, 1.0, [bf16, bf16, DType::F32]);
@@ -187,11 +191,12 @@ fn copies_are_made_block_by_block() {
 #[test]
 fn the_workspace_of_a_large_product_is_bounded() {
     let bf16 = DType::Bf16;
-    let op = |c| {
+    let bytes = |c, trans_a| {
         let (m, n, k) = (16_384, 100_000, 8192);
-        Op::Gemm(Gemm { m, n, k, trans_a: false, trans_b: true, alpha: 1.0, accumulate: false, a: bf16, b: bf16, c })
+        let op = Gemm { m, n, k, trans_a, trans_b: true, alpha: 1.0, accumulate: false, a: bf16, b: bf16, c };
+        CPUS[1].workspace(&Op::Gemm(op)) * 4
     };
     for c in FLOATS {
-        assert!(CPUS[1].workspace(&op(c)) * 4 <= 32 << 20);
+        assert!([false, true].into_iter().all(|trans_a| bytes(c, trans_a) <= 32 << 20));
     }
 }

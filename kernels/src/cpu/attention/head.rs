@@ -1,4 +1,4 @@
-//! Where the tokens of a head lie, and what is known of a head.
+//! The place of a head in its tensor, and what is computed of one head.
 
 #![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
 

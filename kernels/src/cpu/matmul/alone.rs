@@ -1,11 +1,11 @@
-//! Products that a thread does by itself, of any types of operands, with sums in f32.
+//! Products that one thread does by itself. Operands are of any type, and sums are f32.
 
 use super::micro::Block;
 use super::path::Path;
 use super::tiles::{self, COLS, Element, ROWS, Source, WORDS};
 
-/// f32 elements of scratch for a product of these sides, and of any with smaller ones in their place: A packed, a panel of B, and
-/// sums of as many columns.
+/// f32 elements of scratch that suffice for a product of these sides, and of smaller ones. They hold A packed, a panel of B, and the
+/// sums of its columns.
 pub(in crate::cpu) fn scratch([m, _, k]: [usize; 3]) -> usize {
     let (rows, tiles) = (m.div_ceil(ROWS), Element::Single.tiles(k));
     let (packed, panel) = (rows.saturating_mul(tiles).saturating_mul(ROWS * WORDS), tiles.saturating_mul(WORDS * COLS));

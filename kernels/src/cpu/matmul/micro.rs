@@ -355,8 +355,8 @@ mod machine {
         sum
     ));
 
-    /// Six rows and two vectors of columns of f32 at a time, of a turned A where `TURNED`: twelve sums, as many as sixteen registers
-    /// leave room for.
+    /// Six rows and two vectors of columns of f32 at a time, of a turned A where `TURNED`: twelve sums, as many as sixteen
+    /// registers leave room for.
     ///
     /// # Safety
     /// As [`super::Path::multiply`], and the CPU has these features.
@@ -473,8 +473,8 @@ mod machine {
         }
     }
 
-    /// As [`settle_half`] where sums of earlier terms are kept: they come first. By value and apart: what is lent to a call would lie in
-    /// memory all along.
+    /// As [`settle_half`] where sums of earlier terms are kept: they come first. By value and apart: what is lent to a call would
+    /// lie in memory all along.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma")]
     unsafe fn settle_half_onto<const R: usize>(sums: [[__m256; 2]; R], block: Block, row: usize, col: usize) {

@@ -66,10 +66,12 @@ pub(super) enum Right<'a> {
 pub(super) fn workspace_of_parts(op: &Gemm, path: Path, threads: usize) -> usize {
     let layout = Layout { direct: false, ..Layout::of(op, path, threads) };
     let [a, b, sums, kept] = layout.sizes();
-    let sums = sums.max(layout.sums(SIDE.min(op.m.next_multiple_of(COLS))));
+    let sums = sums.max(layout.sums(op.m.min(SIDE).next_multiple_of(COLS)));
     // Fewer terms can leave room for more rows or columns, up to the limit.
     let most_b = op.n.div_ceil(COLS).saturating_mul(layout.element.tiles(op.k)).saturating_mul(WORDS * COLS);
-    let most_a = threads * BLOCK_BYTES / 4;
+    let rows = op.m.min(SIDE).next_multiple_of(COLS) / ROWS;
+    let block = rows.saturating_mul(layout.element.tiles(layout.terms)).saturating_mul(path.tile_bytes(layout.element));
+    let most_a = threads.saturating_mul(block.min(BLOCK_BYTES) / 4);
     a.max(most_a) + b.max(most_b.min(B_BYTES / 4)) + sums + kept
 }
 
@@ -107,7 +109,7 @@ impl Layout {
         let most_task_rows = (BLOCK_BYTES / (tiles * path.tile_bytes(element)) * ROWS / COLS * COLS).clamp(COLS, SIDE);
         let (mut task_rows, mut task_cols) = (round(rows.min(most_task_rows)), round(cols.min(SIDE)));
         let wanted = if threads == 1 { 1 } else { 3 * threads };
-        while rows.div_ceil(task_rows.max(1)) * cols.div_ceil(task_cols.max(1)) < wanted {
+        while rows.div_ceil(task_rows.max(1)).saturating_mul(cols.div_ceil(task_cols.max(1))) < wanted {
             match task_rows >= task_cols {
                 _ if task_rows.max(task_cols) <= COLS => break,
                 true => task_rows = round(task_rows / 2),
@@ -250,8 +252,8 @@ impl Cpu {
         });
     }
 
-    /// Multiplies what is packed, block by block. In a block, all rows meet one panel of B, then the next. `ends` says whether there are sums of earlier
-    /// terms, and whether these terms are the last.
+    /// Multiplies what is packed, block by block. In a block, all rows meet one panel of B, then the next. `ends` says whether
+    /// there are sums of earlier terms, and whether these terms are the last.
     fn blocks(
         &self,
         layout: Layout,

@@ -1,10 +1,11 @@
-//! Which instructions multiply bf16.
+//! Which instructions multiply matrices.
 
 #![allow(unsafe_code, reason = "a system call that asks for AMX's tiles")]
 
 use crate::cpu::level::Level;
 
-/// A way to multiply tiles of bf16 into f32.
+/// A way to multiply tiles, with sums in f32. What is said of bf16 holds for two matrices of it; other types are multiplied as
+/// f32, by vectors of the same width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
     /// Widened to f32, in loops that any CPU of the architecture runs.

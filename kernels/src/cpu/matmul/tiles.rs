@@ -113,8 +113,8 @@ impl Source {
         self.element == Element::Single && self.stored != DType::F32
     }
 
-    /// Calls `visit(panel, tile)` for all panels, given by their first rows or columns, and all tiles along the sum, in the order in
-    /// which they lie in memory.
+    /// Calls `visit(panel, tile)` for all panels, given by their first rows or columns, and all tiles along the sum, in the
+    /// order in which they lie in memory.
     pub fn along(self, panels: StepBy<Range<usize>>, tiles: Range<usize>, visit: impl Fn(usize, usize)) {
         match self.terms_adjoin {
             true => panels.for_each(|panel| tiles.clone().for_each(|tile| visit(panel, tile))),
@@ -181,6 +181,7 @@ impl Source {
         }
         if self.widens() {
             for outer in 0..ROWS {
+                fetch(self.ptr.wrapping_add((AHEAD + outer) * line));
                 let mut row = [0u16; WORDS];
                 // SAFETY: the caller's promise: rows below `outers` have `terms` elements, of two bytes.
                 unsafe {
