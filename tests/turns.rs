@@ -106,17 +106,24 @@ fn every_turn_is_kept_and_the_order_is_that_of_the_seed() {
     // Rounds of a generation on however busy a machine.
     const LEAST: usize = 3;
     let mut orders = Vec::new();
-    // The long one has a second generation of processes on however busy a machine.
-    for (seed, budget) in [("5", "5s"), ("5", "5s"), ("6", "15s")] {
+    let measure = |seed: &str, budget: &str| {
         let arguments = ["compare", "--measure", file.to_str().unwrap(), "--set-b", "train.seed=7", "--decide", "0.1%"];
         let more = ["--allow-load", "--budget", budget, "--seed", seed, "--turns", turns.to_str().unwrap()];
         let output = run(folder.path(), &[&arguments[..], &more].concat());
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         assert!(stdout(&output).lines().count() <= 40, "{}", stdout(&output));
         let text = std::fs::read_to_string(&turns).unwrap();
-        let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>()
+    };
+    for (seed, budget) in [("5", "5s"), ("5", "5s"), ("6", "15s")] {
+        let mut rows = measure(seed, budget);
+        let anew = |rows: &[Value]| rows.iter().any(|row| row["generation"] == 2);
+        if seed == "6" && !anew(&rows) {
+            // A busy machine needs longer until processes are started anew.
+            rows = measure(seed, "90s");
+        }
         assert!(rows.len() >= 8, "{}", rows.len());
-        assert!(budget == "5s" || rows.iter().any(|row| row["generation"] == 2), "processes are started anew");
+        assert!(seed == "5" || anew(&rows), "processes are started anew");
         for pair in rows.chunks_exact(2) {
             assert_eq!(pair[0]["round"], pair[1]["round"]);
             assert_ne!(pair[0]["player"], pair[1]["player"]);
