@@ -15,7 +15,7 @@ pub(in crate::cpu) fn scratch([m, _, k]: [usize; 3]) -> usize {
 /// `C = (C +) alpha A B`, with C in rows of `c_row`. The operands become f32, whatever they hold.
 ///
 /// # Safety
-/// A, B and C are as large as `sides` say, and C is apart from both; `work` has room for what [`scratch`] says. C and `work` are
+/// A, B and C are as large as m, n and k say, and C is apart from both; `work` has room for what [`scratch`] says. C and `work` are
 /// used here alone.
 pub(in crate::cpu) unsafe fn multiply(
     path: Path,
