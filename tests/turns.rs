@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use zbench_reports::gate::random::Random;
+use zbench_runner::Execution;
 use zbench_runner::turns::load::descendants;
 use zbench_runner::turns::resident::{ExternalCommand, Program, Residents, Turn};
 use zbench_runner::turns::{Ending, Experiment, Participant, Settings, TurnPolicy, TurnSample};
@@ -431,4 +432,57 @@ fn a_round_that_is_stopped_in_the_middle_keeps_its_turns() {
     let [turn] = &all.0[..] else { panic!("one turn had ended: {:?}", all.0) };
     assert_eq!((turn.player, turn.round, turn.order), (0, 1, 1));
     assert!(!turn.steps.is_empty() && !turn.counted, "kept, and not compared with anything: {turn:?}");
+}
+
+/// Stops an experiment some time after its last process was started, and keeps what they said.
+struct StopsAtStart {
+    stop: Arc<AtomicBool>,
+    wait: Duration,
+    said: Vec<Option<Execution>>,
+}
+
+impl TurnPolicy for StopsAtStart {
+    fn starting(&mut self, _: u32, done: usize, all: usize) {
+        let (stop, wait) = (self.stop.clone(), self.wait);
+        if done == all {
+            std::thread::spawn(move || {
+                std::thread::sleep(wait);
+                stop.store(true, Ordering::Relaxed);
+            });
+        }
+    }
+    fn rounds(&mut self, _: &[TurnSample]) -> Vec<bool> {
+        vec![true; 2]
+    }
+    fn ended(&mut self, _: u32, _: Option<Ending>, said: Vec<Option<Execution>>) {
+        self.said = said;
+    }
+}
+
+#[test]
+fn a_stop_while_cells_start_is_no_failure_of_theirs() {
+    // Ranks that are processes come to their first step one after another, and the stop falls between two of them.
+    let cell =
+        cells(&CELL.replace("ranks = 2", "ranks = 4\nbackend = \"shm\"")).unwrap().remove(0).resolved.unwrap().cell;
+    let participant = || Participant { program: Program::Cell(Box::new(cell.clone())), warmup: 1, steps: 3 };
+    let players = [0; 5].map(|_| participant());
+    for wait in (0..40).step_by(2) {
+        let settings = Settings {
+            budget: Duration::from_secs(300),
+            generations: 1,
+            seed: wait,
+            discard: 0,
+            timeout: Duration::from_secs(200),
+            allow_load: true,
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        let program = env!("CARGO_BIN_EXE_zbench").into();
+        let run = Experiment { program, players: &players, settings, stop: stop.clone() };
+        let mut policy = StopsAtStart { stop, wait: Duration::from_millis(wait), said: Vec::new() };
+        assert_eq!(run.run(&mut policy), Ok(Ending::Interrupted));
+        assert!(!policy.said.is_empty());
+        for end in policy.said.into_iter().flatten().filter_map(|said| said.end) {
+            assert!(end.failure.is_none(), "stopped after {wait} ms: {:?}", end.failure);
+        }
+    }
 }

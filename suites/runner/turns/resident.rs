@@ -227,6 +227,11 @@ impl Residents {
         if self.all[number].foreign.is_some() {
             return self.turn_of_command(number, steps);
         }
+        // A turn is for all ranks of a cell or for none: were it for some, they would miss the others when the cell is told to end.
+        match self.ready(number) {
+            Turn::Done(_) => {}
+            other => return other,
+        }
         for rank in &mut self.all[number].ranks {
             rank.waits = false;
             rank.steps.clear();
