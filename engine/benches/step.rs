@@ -48,12 +48,7 @@ fn cell(preset: &str, precision: Precision) -> Cell {
             stall: Duration::from_secs(60),
         },
         precision,
-        memory: Memory {
-            checkpointing: Checkpointing::None,
-            attention: AttentionKind::Flash,
-            capacity: None,
-            prepack: false,
-        },
+        memory: Memory::default(),
         lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, ..Lora::default() },
         hardware: Hardware::cpu(threads),
         link: None,

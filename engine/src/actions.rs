@@ -59,8 +59,35 @@ pub enum Action {
         /// Last micro-batch of the step: sum over the axes that wait for it.
         last: bool,
     },
-    /// Agree on loss and norm, clip, update.
+    /// Agree on loss and norm, clip, update. Where state is offloaded, [`Action::UpdateUnit`] updates.
     Update,
+    /// Begin to bring a unit's offloaded state to where it is used.
+    Fetch {
+        unit: usize,
+        what: Moved,
+    },
+    /// Update a unit's weights, whose state has been fetched.
+    UpdateUnit {
+        unit: usize,
+    },
+    /// Begin to take what an update has changed of a unit back to where it lives.
+    Store {
+        unit: usize,
+    },
+    /// Wait until it is there.
+    Settle {
+        unit: usize,
+    },
+}
+
+/// What of a unit is brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Moved {
+    /// This rank's part of the weights, to be gathered.
+    Weights,
+    /// What its update reads: the optimizer's state, gradients, weights.
+    State,
 }
 
 impl Action {
@@ -71,7 +98,13 @@ impl Action {
             Action::Forward { layer, .. } | Action::Recompute { layer, .. } | Action::Backward { layer, .. } => {
                 Some(layer)
             }
-            Action::Gather { unit, .. } | Action::Release { unit } | Action::Reduce { unit, .. } => Some(unit),
+            Action::Gather { unit, .. }
+            | Action::Release { unit }
+            | Action::Reduce { unit, .. }
+            | Action::Fetch { unit, .. }
+            | Action::UpdateUnit { unit }
+            | Action::Store { unit }
+            | Action::Settle { unit } => Some(unit),
         }
     }
 
@@ -83,13 +116,29 @@ impl Action {
             | Action::Recompute { micro, .. }
             | Action::Backward { micro, .. }
             | Action::Send { micro, .. } => Some(micro),
-            Action::Gather { .. } | Action::Release { .. } | Action::Reduce { .. } | Action::Update => None,
+            Action::Gather { .. }
+            | Action::Release { .. }
+            | Action::Reduce { .. }
+            | Action::Update
+            | Action::Fetch { .. }
+            | Action::UpdateUnit { .. }
+            | Action::Store { .. }
+            | Action::Settle { .. } => None,
         }
     }
 
     /// The micro-batch that it is about.
     pub fn micro(mut self) -> Option<usize> {
         self.micro_mut().copied()
+    }
+
+    /// Whether it is done behind the reductions of the last micro-batch.
+    pub fn is_of_update(self) -> bool {
+        match self {
+            Action::Update | Action::UpdateUnit { .. } | Action::Store { .. } | Action::Settle { .. } => true,
+            Action::Fetch { what, .. } => what == Moved::State,
+            _ => false,
+        }
     }
 
     /// The same of another micro-batch.

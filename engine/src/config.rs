@@ -383,6 +383,56 @@ pub struct Memory {
     /// Keep weights in the form that products read, from their first product in a step to the update.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub prepack: bool,
+    /// Where the optimizer's state lives.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub offload_optimizer: Home,
+    /// Where each rank's part of the weights lives.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub offload_parameters: Home,
+    /// Where what forward keeps for backward lives.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub offload_activations: Home,
+    /// The folder of what lives on a disk; absent = the system's folder for temporary files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload_path: Option<PathBuf>,
+    /// Layers whose state is on its way from its home before it is needed.
+    #[serde(default = "offload_prefetch", skip_serializing_if = "is_offload_prefetch")]
+    pub offload_prefetch: usize,
+}
+
+/// The usual [`Memory::offload_prefetch`].
+pub const OFFLOAD_PREFETCH: usize = 1;
+
+fn offload_prefetch() -> usize {
+    OFFLOAD_PREFETCH
+}
+
+fn is_offload_prefetch(layers: &usize) -> bool {
+    *layers == OFFLOAD_PREFETCH
+}
+
+impl Default for Memory {
+    /// All lives on the device, backward finds everything, attention is flash.
+    fn default() -> Memory {
+        Memory {
+            checkpointing: Checkpointing::None,
+            attention: AttentionKind::Flash,
+            capacity: None,
+            prepack: false,
+            offload_optimizer: Home::Device,
+            offload_parameters: Home::Device,
+            offload_activations: Home::Device,
+            offload_path: None,
+            offload_prefetch: OFFLOAD_PREFETCH,
+        }
+    }
+}
+
+impl Memory {
+    /// Whether something lives elsewhere than on the device.
+    pub fn offloads(&self) -> bool {
+        [self.offload_optimizer, self.offload_parameters, self.offload_activations] != [Home::Device; 3]
+    }
 }
 
 /// What forward keeps for backward.

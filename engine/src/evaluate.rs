@@ -64,7 +64,7 @@ impl Rank<'_> {
         for action in end {
             self.act(*action, meter)?;
         }
-        self.executor.settle()?;
+        self.executor.settle(meter)?;
         Ok(sums)
     }
 

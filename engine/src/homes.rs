@@ -2,6 +2,7 @@
 //! lives there. Each arena has a ledger of its own.
 
 use crate::config::Home;
+use crate::offload::Moves;
 use std::ops::Index;
 use zbench_kernels::{Arena, ArenaError, Ledger, Swing};
 
@@ -23,29 +24,43 @@ impl<T> Index<Home> for ByHome<T> {
     }
 }
 
-/// The arenas of a rank. Clones share them.
+/// The arenas of a rank, and what was moved between them. Clones share them.
 #[derive(Clone)]
 pub struct Homes {
     device: Arena,
     host: Option<Arena>,
     disk: Option<Arena>,
+    moves: Moves,
 }
 
-impl From<Arena> for Homes {
-    /// Everything lives on the device.
-    fn from(device: Arena) -> Homes {
-        Homes { device, host: None, disk: None }
-    }
+/// Whether a rank has an arena of this home beside the device's. What lives on a disk passes through the host's memory.
+fn is_used(home: Home, used: &[Home]) -> bool {
+    used.contains(&home) || home == Home::Host && used.contains(&Home::Disk)
 }
 
 impl Homes {
+    /// The device's arena, and one for each other home that is used.
+    ///
+    /// # Errors
+    /// The process has no address space left.
+    pub fn new(device: Arena, used: &[Home]) -> Result<Homes, ArenaError> {
+        let host = is_used(Home::Host, used).then(|| Arena::host(None)).transpose()?;
+        Ok(Homes { device, host, disk: None, moves: Moves::default() })
+    }
+
     /// Arenas without memory for the device and for each of these homes.
     ///
     /// # Errors
     /// As of [`Arena::dry`].
     pub fn dry(used: &[Home]) -> Result<Homes, ArenaError> {
-        let arena = |home| used.contains(&home).then(Arena::dry).transpose();
-        Ok(Homes { device: Arena::dry()?, host: arena(Home::Host)?, disk: arena(Home::Disk)? })
+        let arena = |home| is_used(home, used).then(Arena::dry).transpose();
+        let (host, disk) = (arena(Home::Host)?, arena(Home::Disk)?);
+        Ok(Homes { device: Arena::dry()?, host, disk, moves: Moves::default() })
+    }
+
+    /// What was moved between homes.
+    pub fn moves(&self) -> &Moves {
+        &self.moves
     }
 
     pub fn device(&self) -> &Arena {

@@ -28,6 +28,7 @@ pub mod mesh;
 pub mod meter;
 pub mod model;
 pub mod numerics;
+pub mod offload;
 pub mod outcome;
 pub mod parity;
 pub mod peft;

@@ -6,6 +6,7 @@ pub use crate::comm::Traffic;
 use crate::config::Home;
 use crate::data::{Counts, Found};
 use crate::homes::ByHome;
+pub use crate::offload::Transfer;
 pub use crate::span::{BySpan, Span};
 use crate::trace::StepTrace;
 use serde::{Deserialize, Serialize};
@@ -182,6 +183,8 @@ pub struct RankReport {
     pub spans_ms: BySpan<f64>,
     /// Collectives per step (mean over the timed steps).
     pub traffic: Vec<Traffic>,
+    /// Moves between homes per step (mean over the timed steps).
+    pub moves: Vec<Transfer>,
     /// What its source found in documents, where it has some.
     pub documents: Option<Found>,
     /// It was stopped before its last step, because that was wanted.
@@ -291,6 +294,8 @@ pub struct Estimate {
     pub ledgers: ByHome<Ledger>,
     /// Collectives per step of the largest rank.
     pub traffic: Vec<Traffic>,
+    /// Moves between homes per step of the largest rank.
+    pub moves: Vec<Transfer>,
     /// Floating-point operations of one step over all ranks.
     pub flops: Flops,
     /// Trainable and all parameters of the model, unpadded.

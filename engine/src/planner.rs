@@ -17,12 +17,13 @@ use crate::error::StepError;
 use crate::hardware::{self, HardwareError};
 use crate::mesh::Axes;
 use crate::model::{FlatKind, Layer, LayerKind, Layout, LayoutKey};
+use crate::offload::{self, schedule::Offload};
 use crate::outcome::Estimate;
 use crate::pipeline;
 use crate::plan::{Plan, PlanError, Role, check, runs};
 use crate::recorder::Recorded;
 use crate::schedule::{Policy, Schedule, actions, evaluation_actions};
-use crate::shard::slotted;
+use crate::shard::{StateHomes, slotted};
 use crate::strategy::{self, Sharding};
 use dry::DryRun;
 use short::ShortPlan;
@@ -66,6 +67,7 @@ impl Plan {
                           zero1 or zero2 with precision.parameters equal to precision.compute";
             return Err(PlanError { key: "memory.prepack", reason: reason.into() });
         }
+        offload::check(cell, &sharding)?;
         let policy = Policy::of(&cell.memory.checkpointing, layout.blocks().count());
         let stages = stages(cell, &layout)?;
         let mut plan = Plan { layout, mesh, sharding, policy, roles: Vec::new() };
@@ -111,9 +113,14 @@ impl Plan {
             slotted: &slotted,
             policy: &self.policy,
         };
-        let actions = actions(&schedule);
-        let evaluation =
-            if cell.evaluation().is_some() { evaluation_actions(&schedule) } else { EvaluationActions::default() };
+        let homes = StateHomes::of(cell, sharding);
+        let offload = Offload { homes: &homes, prefetch: cell.memory.offload_prefetch, trainable: &trainable };
+        let actions = offload.apply(actions(&schedule));
+        let evaluation = cell.evaluation().map_or_else(EvaluationActions::default, |_| {
+            let EvaluationActions { first, next, end } = evaluation_actions(&schedule);
+            let [first, next, end] = [first, next, end].map(|actions| offload.apply(actions));
+            EvaluationActions { first, next, end }
+        });
         let keeps_input = kept_inputs(&layout.layers, &self.policy);
         let wants_gradient = wanted_gradients(&layout.layers, &trainable);
         let in_flight = pipeline::in_flight(&passes).max(1);

@@ -110,6 +110,7 @@ impl<'a> Rank<'a> {
         let timed = self.progress.steps >= self.timed_from;
         if self.progress.steps == self.timed_from {
             self.comms.reset();
+            self.homes.moves().reset();
         }
         let number = self.progress.steps + 1;
         let mut meter = Meter::recorded(self.kernels.clone(), self.recording(number));
@@ -153,11 +154,11 @@ impl<'a> Rank<'a> {
         let role = self.executor.role;
         self.executor.flow.mean = self.reader.count(&self.executor)?;
         self.executor.begin_step();
-        for action in role.actions.iter().filter(|action| **action != Action::Update) {
+        for action in role.actions.iter().filter(|action| !action.is_of_update()) {
             self.act(*action, meter)?;
         }
         meter.enter(Span::ExposedReduce);
-        self.executor.settle()?;
+        self.executor.settle(meter)?;
         meter.enter(Span::Other);
         self.unload();
         Ok(())
@@ -165,7 +166,10 @@ impl<'a> Rank<'a> {
 
     /// Agrees on loss and norm, and updates the weights: see [`Action::Update`].
     pub fn update(&mut self, meter: &mut Meter) -> Result<Update> {
-        self.act(Action::Update, meter)?;
+        let role = self.executor.role;
+        for action in role.actions.iter().filter(|action| action.is_of_update()) {
+            self.act(*action, meter)?;
+        }
         self.flow.update.ok_or_else(|| StepError::Input("an update has no result; this is a bug".into()))
     }
 
@@ -198,6 +202,8 @@ impl<'a> Rank<'a> {
             }
         }
         traffic.sort_by_key(|row| (row.axis, row.kind));
+        let mut moves = self.homes.moves().counted();
+        moves.iter_mut().for_each(|row| (row.moves, row.bytes) = (row.moves / steps, row.bytes / steps));
         RankReport {
             rank: self.executor.number,
             ledgers: self.homes.ledgers(),
@@ -205,6 +211,7 @@ impl<'a> Rank<'a> {
             step_ms: self.step_ms.clone(),
             spans_ms: self.spans_ns.map(|ns| ns as f64 / 1e6 / steps),
             traffic,
+            moves,
             documents: self.inputs.source.found(),
             stopped: false,
             loaded: self.loaded,

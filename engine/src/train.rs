@@ -13,7 +13,7 @@ use crate::mesh::{GroupName, Mesh};
 use crate::outcome::{Cause, Failure, Happening, Probe, Report, Run, Step};
 use crate::plan::Plan;
 use crate::rank::{Inputs, Rank};
-use crate::shard::Comms;
+use crate::shard::{Comms, StateHomes};
 use crate::training_state::Resumable;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::AtomicBool;
@@ -237,9 +237,16 @@ fn one_rank<T>(
     mesh: Mesh,
     work: impl FnOnce(&mut Rank<'_>) -> Result<T, StepError>,
 ) -> Ended<T> {
-    let homes = Homes::from(arena);
-    let account = homes.clone();
     let number = comm.rank();
+    let used = StateHomes::of(inputs.cell, &inputs.plan.sharding).all();
+    let homes = match Homes::new(arena, &used) {
+        Ok(homes) => homes,
+        Err(error) => {
+            comm.abort(&error.to_string());
+            return Ended::broken(&error.to_string());
+        }
+    };
+    let account = homes.clone();
     let settled = kernels.clone();
     // This thread is the first of its kernels' threads until the rank has ended.
     let _settled = settled.pin_thread();

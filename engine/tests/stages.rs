@@ -273,10 +273,9 @@ fn operations_of_all_stages_are_those_of_the_model() {
 #[test]
 fn options_that_a_plan_on_paper_does_not_know_are_refused() {
     type Change = fn(&mut Priced);
-    let changes: [(&str, Change); 6] = [
+    let changes: [(&str, Change); 5] = [
         ("gather_wire", |priced| priced.gather_wire = Some(Wire::Int8)),
         ("reduce_wire", |priced| priced.reduce_wire = Some(Wire::Int4)),
-        ("offload_activations", |priced| priced.offload_activations = Home::Host),
         ("partition_activations", |priced| priced.partition_activations = true),
         ("loss", |priced| priced.loss = PricedLoss::Logits),
         ("parked", |priced| priced.parked = 2),
@@ -292,6 +291,9 @@ fn options_that_a_plan_on_paper_does_not_know_are_refused() {
             silent.push((name, plan.roles[0].estimate == plain.roles[0].estimate));
         }
     }
+    let mut cell = on(small(), Strategy::Zero3, 4, 1);
+    cell.memory.offload_activations = Home::Host;
+    assert_eq!(Plan::on_paper(&cell, &Cpu::new(1)).unwrap_err().key, "memory.offload_activations");
     assert!(silent.is_empty(), "planned, and (whether the same as without): {silent:?}");
 }
 

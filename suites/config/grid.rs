@@ -407,7 +407,6 @@ pub fn plain(cell: &Cell) -> Value {
     for (name, of) in priced {
         let section = match name.as_str() {
             "loss" | "partition_activations" => "memory",
-            name if name.starts_with("offload_") => "memory",
             "model" => "model",
             _ => "parallel",
         };
@@ -489,10 +488,8 @@ pub fn cell_key(cell: &Cell, files: &mut Files) -> String {
     for path in cell.model.weights.iter_mut().chain(&mut cell.lora.path) {
         by_content(path);
     }
-    if let Some(priced) = &mut cell.priced {
-        // The path of a disk does not change the cell.
-        priced.offload_path = None;
-    }
+    // The folder of what lives on a disk does not change the cell.
+    cell.memory.offload_path = None;
     if let Some(saving) = &mut cell.checkpoint {
         // The folder of checkpoints does not change the cell.
         (saving.dir, saving.resume) = Default::default();

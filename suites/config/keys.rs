@@ -330,13 +330,13 @@ const REST: &[Key] = &[
         "memory.offload_optimizer",
         Choice(&["none", "host", "disk"]),
         Is("\"none\""),
-        "Where optimizer state lives; none = on the device. Others are priced and not run.",
+        "Where optimizer state and, if it is split, each rank's part of the gradients live; none = on the device. The update is then computed on the host. Priced and not run on hardware.device = cuda.",
     ),
     key(
         "memory.offload_parameters",
         Choice(&["none", "host", "disk"]),
         Is("\"none\""),
-        "Where weights live; none = on the device. Others are priced and not run, under zero3 and fsdp.",
+        "Where each rank's part of the weights lives, under zero3, fsdp and hsdp; none = on the device. Priced and not run on hardware.device = cuda.",
     ),
     key(
         "memory.offload_activations",
@@ -358,11 +358,12 @@ const REST: &[Key] = &[
          tokens at a time. The last two are priced and not run.",
     ),
     key("memory.loss_chunk", SIZE, Is("1024"), "Tokens at a time of memory.loss = \"chunked\"."),
+    key("memory.offload_path", Path, From("absent"), "Folder of what is offloaded to disk; no price depends on it."),
     key(
-        "memory.offload_path",
-        Path,
-        From("absent"),
-        "Folder of what is offloaded to disk, which is priced and not run; no price depends on it.",
+        "memory.offload_prefetch",
+        Count { min: 0, max: 64 },
+        Is("1"),
+        "Layers whose offloaded state is on its way before it is needed; 0 = each is waited for.",
     ),
     key(
         "memory.capacity",

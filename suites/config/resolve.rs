@@ -144,12 +144,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
     let cell = Cell {
         data: data(&values, context)?,
         read_ahead: values.count("data.prefetch"),
-        memory: Memory {
-            checkpointing: checkpointing(&values.value("memory.checkpointing")),
-            attention: values.choice("memory.attention").unwrap_or(AttentionKind::Flash),
-            capacity,
-            prepack: values.text("memory.prepack") == "step",
-        },
+        memory: memory(&values, &parallel, capacity)?,
         hardware: Hardware {
             device,
             threads_per_rank: values.given_count("hardware.threads_per_rank").unwrap_or(threads),
@@ -170,6 +165,40 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
     };
     batch_fits(&values, &cell)?;
     Ok(Resolved { cell, profile })
+}
+
+/// What is kept, recomputed, limited and offloaded.
+fn memory(values: &Values, parallel: &Parallel, capacity: Option<u64>) -> Result<Memory, Refusal> {
+    // "none" is the device.
+    let home = |key: &str| values.choice(key).unwrap_or(Home::Device);
+    let memory = Memory {
+        checkpointing: checkpointing(&values.value("memory.checkpointing")),
+        attention: values.choice("memory.attention").unwrap_or(AttentionKind::Flash),
+        capacity,
+        prepack: values.text("memory.prepack") == "step",
+        offload_optimizer: home("memory.offload_optimizer"),
+        offload_parameters: home("memory.offload_parameters"),
+        offload_activations: home("memory.offload_activations"),
+        offload_path: values.given_text("memory.offload_path").map(Into::into),
+        offload_prefetch: values.count("memory.offload_prefetch"),
+    };
+    use Strategy::{Fsdp, FsdpGradOp, Hsdp, Zero3};
+    if memory.offload_parameters != Home::Device && !matches!(parallel.strategy, Zero3 | Fsdp | FsdpGradOp | Hsdp) {
+        let message =
+            "needs weights that are gathered when they are read: parallel.strategy = \"zero3\", \"fsdp\" or \"hsdp\"";
+        return Err(values.refuse("memory.offload_parameters", &["parallel.strategy"], message));
+    }
+    let homes = [memory.offload_optimizer, memory.offload_parameters, memory.offload_activations];
+    if memory.offload_path.is_some() && !homes.contains(&Home::Disk) {
+        let message =
+            "is a folder for what lives on a disk, and nothing does; leave it out, or write \"disk\" for what is to";
+        return Err(values.refuse(
+            "memory.offload_path",
+            &["memory.offload_optimizer", "memory.offload_parameters"],
+            message,
+        ));
+    }
+    Ok(memory)
 }
 
 /// Typed access to checked settings; absent ones have the default of the table.

@@ -23,9 +23,9 @@ pub fn job(cell: &Cell) -> Job {
             cell::AttentionKind::Naive => Attention::Naive,
         },
         offload: Offload {
-            optimizer: place(priced.offload_optimizer),
-            parameters: place(priced.offload_parameters),
-            activations: place(priced.offload_activations),
+            optimizer: place(cell.memory.offload_optimizer),
+            parameters: place(cell.memory.offload_parameters),
+            activations: place(cell.memory.offload_activations),
         },
         peft: peft(cell),
         loss: match priced.loss {

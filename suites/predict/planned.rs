@@ -445,14 +445,12 @@ const CHANGES: &[Change] = &[
 
 /// On a device with a host beside it, where optimizer state is a part of its own.
 fn offload_optimizer(cell: &mut Cell) -> bool {
-    let mut priced = cell.priced.as_deref().cloned().unwrap_or_default();
     let can = cell.hardware.device == DeviceKind::Cuda
         && !cell.lora.on()
         && cell.parallel.strategy != Strategy::Ddp
-        && priced.offload_optimizer == Home::Device;
+        && cell.memory.offload_optimizer == Home::Device;
     if can {
-        priced.offload_optimizer = Home::Host;
-        cell.priced = Some(Box::new(priced));
+        cell.memory.offload_optimizer = Home::Host;
     }
     can
 }

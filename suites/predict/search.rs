@@ -6,7 +6,7 @@ use crate::planned;
 use std::collections::BTreeMap;
 use std::time::Instant;
 use zbench_config::{Resolved, grid, keys};
-use zbench_engine::config::{Cell, Checkpointing, Degrees, Home, PipelineSchedule, Priced, Strategy};
+use zbench_engine::config::{Cell, Checkpointing, Degrees, Home, PipelineSchedule, Strategy};
 use zbench_engine::planner::Planner;
 use zbench_estimate::band::Band;
 use zbench_reports::OrderedMap;
@@ -49,7 +49,6 @@ struct Outcome {
 /// A cell without what a search varies: what stays the same in all its ways.
 pub fn question(resolved: &Resolved) -> Cell {
     let mut cell = resolved.cell.clone();
-    let base = cell.priced.as_deref().cloned().unwrap_or_default();
     let replicas = cell.parallel.ranks / cell.parallel.degrees.ranks_per_replica().max(1);
     cell.parallel.degrees = Degrees { expert_tensor: cell.parallel.degrees.expert_tensor, ..Degrees::default() };
     cell.train.accumulation *= cell.train.micro_batch * replicas;
@@ -57,8 +56,7 @@ pub fn question(resolved: &Resolved) -> Cell {
     cell.parallel.strategy = Strategy::Ddp;
     cell.parallel.shard = cell.parallel.ranks;
     cell.memory.checkpointing = Checkpointing::None;
-    let rest = Priced { offload_optimizer: Home::Device, offload_parameters: Home::Device, ..base };
-    cell.priced = Some(Box::new(rest)).filter(|rest| **rest != Priced::default());
+    (cell.memory.offload_optimizer, cell.memory.offload_parameters) = (Home::Device, Home::Device);
     cell
 }
 
@@ -299,9 +297,7 @@ impl ParallelLayout {
         let place = |home: Home| if home == Home::Host { "host" } else { "none" }.to_string();
         self.settings.insert("memory.offload_optimizer", place(optimizer));
         self.settings.insert("memory.offload_parameters", place(parameters));
-        let base = self.cell.priced.take().map(|priced| *priced).unwrap_or_default();
-        let priced = Priced { offload_optimizer: optimizer, offload_parameters: parameters, ..base };
-        self.cell.priced = Some(Box::new(priced)).filter(|priced| **priced != Priced::default());
+        (self.cell.memory.offload_optimizer, self.cell.memory.offload_parameters) = (optimizer, parameters);
     }
 }
 

@@ -169,6 +169,7 @@ impl TimeProfile {
                 format!("{unknown} in {}; run `zbench calibrate` of this version of zbench", self.name)
             }
             NoTime::Collective(unknown) => unknown,
+            NoTime::Offload => reason.to_string(),
         })?;
         Ok((made, plan.role_of(0).estimate.flops.clone(), note))
     }

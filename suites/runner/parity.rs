@@ -319,7 +319,7 @@ threads_per_rank = 1
             ("tensor", with_parallelism([4, 4, 1], Degrees { tensor: 2, sequence: 2, ..none() })),
             ("pipeline, context", with_parallelism([12, 2, 2], Degrees { pipeline: 3, context: 2, ..none() })),
             ("experts", with_parallelism([4, 2, 1], Degrees { expert: 4, ..none() })),
-            ("offload", priced(Priced { offload_optimizer: Home::Host, ..Priced::default() })),
+            ("offload", changed(|cell| cell.memory.offload_optimizer = Home::Host)),
         ];
         let base = changed(|_| {});
         for (what, other) in same {

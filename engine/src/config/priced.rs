@@ -1,7 +1,7 @@
 //! What a cell may ask for that this version of the engine prices and does not run. A cell with any of it is planned by
 //! `zbench-estimate` and skipped by a grid. What the engine learns moves out of here, together with its tests.
 
-use super::{Cell, Degrees};
+use super::{Cell, Degrees, DeviceKind, Memory};
 use serde::{Deserialize, Serialize};
 
 /// Everything that is priced and not run. The default is none of it.
@@ -18,15 +18,6 @@ pub struct Priced {
     pub reduce_wire: Option<Wire>,
     /// Ranks over which a second copy of the weights waits for backward (hpZ); 1 = none.
     pub parked: usize,
-    /// Where optimizer state lives.
-    pub offload_optimizer: Home,
-    /// Where weights live.
-    pub offload_parameters: Home,
-    /// Where what forward keeps lives.
-    pub offload_activations: Home,
-    /// The folder of what lives on a disk; no price depends on it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub offload_path: Option<String>,
     /// Whether the inputs that checkpointing keeps are split over `tensor` (ZeRO-R).
     pub partition_activations: bool,
     /// How the loss is made.
@@ -43,10 +34,6 @@ impl Default for Priced {
             gather_wire: None,
             reduce_wire: None,
             parked: 1,
-            offload_optimizer: Home::Device,
-            offload_parameters: Home::Device,
-            offload_activations: Home::Device,
-            offload_path: None,
             partition_activations: false,
             loss: PricedLoss::Fused,
             model: None,
@@ -73,7 +60,17 @@ impl Cell {
             ("parallel.expert_tensor", expert_tensor),
         ];
         let degree = degrees.into_iter().find_map(|(key, ranks)| Some((key, unless(1, ranks)?)));
-        degree.or_else(|| self.priced.as_ref()?.first_key())
+        let Memory { offload_optimizer, offload_parameters, offload_activations, .. } = &self.memory;
+        let homes = [
+            ("memory.offload_activations", *offload_activations, true),
+            ("memory.offload_optimizer", *offload_optimizer, self.hardware.device == DeviceKind::Cuda),
+            ("memory.offload_parameters", *offload_parameters, self.hardware.device == DeviceKind::Cuda),
+        ];
+        let offloaded = || {
+            let mut priced = homes.into_iter().filter(|(.., is_priced)| *is_priced);
+            priced.find_map(|(key, home, _)| Some((key, unless(Home::Device, home)?)))
+        };
+        degree.or_else(|| self.priced.as_ref()?.first_key()).or_else(offloaded)
     }
 
     /// Whether it is priced alone; see [`Cell::first_priced_key`].
@@ -94,9 +91,6 @@ impl Priced {
         let keys = [
             ("parallel.gather_wire", unless(None, self.gather_wire)),
             ("parallel.reduce_wire", unless(None, self.reduce_wire)),
-            ("memory.offload_optimizer", unless(Home::Device, self.offload_optimizer)),
-            ("memory.offload_parameters", unless(Home::Device, self.offload_parameters)),
-            ("memory.offload_activations", unless(Home::Device, self.offload_activations)),
             ("memory.loss", loss),
             ("model.family", self.model.as_ref().and_then(|model| quoted(model.name()))),
             ("memory.partition_activations", unless(false, self.partition_activations)),

@@ -1,8 +1,9 @@
 //! What each action of a plan does.
 
 use super::{Executor, TokenSource, Tokens};
-use crate::actions::Action;
+use crate::actions::{Action, Moved};
 use crate::comm::{Communicator, Metered, OwnedCall};
+use crate::config::Home;
 use crate::error::{Result, StepError};
 use crate::executor::Flow;
 use crate::layers::{Batch, Exec, Head, HeadGrads, HeadWeights, Memory};
@@ -72,9 +73,16 @@ impl<'a> Executor<'a> {
             }
             Action::Reduce { unit, first, last } => {
                 spans.enter(Span::ExposedReduce);
-                self.gradients.reduce(&self.state, res, unit, first, last)?;
+                self.gradients.reduce(&self.state, res, (unit, first, last), spans)?;
             }
             Action::Update => self.flow.update = Some(self.update(spans)?),
+            Action::Fetch { unit, what: Moved::Weights } => {
+                spans.enter(Span::Offload);
+                self.params.fetch(res, unit)?;
+            }
+            Action::Fetch { .. } | Action::UpdateUnit { .. } | Action::Store { .. } | Action::Settle { .. } => {
+                self.update_unit(action, spans)?;
+            }
         }
         spans.during(None);
         spans.enter(Span::Other);
@@ -258,12 +266,32 @@ impl<'a> Executor<'a> {
         }
     }
 
+    /// The update of a unit whose state is offloaded; nothing in a step that is skipped.
+    fn update_unit(&mut self, action: Action, spans: &mut dyn Spans) -> Result<()> {
+        let Some(update) = self.flow.update.filter(|update| !update.skipped) else { return Ok(()) };
+        let (res, state, params) = (self.context.resources(), &self.state, &mut self.params);
+        let (optimizer, gradients) = (&mut self.optimizer, &self.gradients);
+        spans.enter(Span::Offload);
+        match action {
+            Action::Fetch { unit, .. } => optimizer.fetch(state, res, params, gradients, unit),
+            Action::UpdateUnit { unit } => {
+                optimizer.land(params, unit)?;
+                spans.enter(Span::Optimizer);
+                let model = (self.context.cell, &*self.context.role.layout);
+                optimizer.update_unit(model, state, res, params, gradients, update, unit)
+            }
+            Action::Store { unit } => optimizer.store(state, res, params, unit),
+            Action::Settle { unit } => optimizer.settle(params, unit),
+            _ => Ok(()),
+        }
+    }
+
     /// Waits for what is under way: then all gradients are at home, and all messages have arrived.
-    pub fn settle(&mut self) -> Result<()> {
+    pub fn settle(&mut self, spans: &mut dyn Spans) -> Result<()> {
         for ticket in std::mem::take(&mut self.flow.sent).into_iter().flatten() {
             self.pipeline()?.0.wait(ticket)?;
         }
-        self.gradients.settle(&self.state, self.context.resources())?;
+        self.gradients.settle(&self.state, self.context.resources(), spans)?;
         self.gradients.check_reduced()
     }
 
@@ -273,7 +301,7 @@ impl<'a> Executor<'a> {
         self.unload();
         let (cell, role, step) = (self.cell, self.role, self.progress.steps + 1);
         spans.enter(Span::ExposedReduce);
-        self.settle()?;
+        self.settle(spans)?;
         spans.enter(Span::Offload);
         let begin = Instant::now();
         self.optimizer.recall()?;
@@ -296,8 +324,11 @@ impl<'a> Executor<'a> {
         let number = self.progress.updates + 1;
         let update = Update { stats, lr: learning_rate(&cell.train, number), number, skipped };
         if !skipped {
-            let (params, gradients) = (&mut self.params, &self.gradients);
-            self.optimizer.update((cell, &role.layout), &self.state, res, params, gradients, update)?;
+            // Else the plan's next actions update unit by unit.
+            if self.state.homes.all() == [Home::Device; 3] {
+                let (params, gradients) = (&mut self.params, &self.gradients);
+                self.optimizer.update((cell, &role.layout), &self.state, res, params, gradients, update)?;
+            }
             self.progress.updates = number;
         }
         self.progress.steps = step;

@@ -65,6 +65,9 @@ pub enum NoTime {
     /// A collective was not measured.
     #[error("{0}")]
     Collective(String),
+    /// Moves between homes are not timed.
+    #[error("moves of offloaded state are not timed by this version of zbench")]
+    Offload,
 }
 
 /// The time of a step by span.
@@ -99,7 +102,8 @@ fn span(action: Action) -> Span {
         Action::Recompute { .. } => Span::Recompute,
         Action::Backward { .. } => Span::Backward,
         Action::Reduce { .. } => Span::ExposedReduce,
-        Action::Update => Span::Optimizer,
+        Action::Update | Action::UpdateUnit { .. } => Span::Optimizer,
+        Action::Fetch { .. } | Action::Store { .. } | Action::Settle { .. } => Span::Offload,
         Action::Receive { .. } | Action::Send { .. } | Action::Release { .. } => Span::Other,
     }
 }
@@ -150,6 +154,9 @@ impl Clock<'_> {
         for recorded in actions {
             let recorded = recorded.borrow();
             let (action, place) = (Some(recorded.action), span(recorded.action));
+            if place == Span::Offload {
+                return Err(NoTime::Offload);
+            }
             if place == Span::Data {
                 tell(action, place, self.crowd * self.overheads.load);
             }

@@ -9,7 +9,7 @@ use crate::error::{Result, StepError};
 use crate::executor::{Executor, allocate, prepacked};
 use crate::homes::{ByHome, Homes};
 use crate::model::FlatKind;
-use crate::outcome::{Estimate, Traffic};
+use crate::outcome::{Estimate, Traffic, Transfer};
 use crate::plan::{Plan, Role};
 use crate::recorder::{Flops, Recorded, Recorder};
 use crate::shard::{Comms, State, home_dtype};
@@ -51,6 +51,7 @@ struct Performed<'a> {
 struct Counts {
     flops: Flops,
     traffic: Vec<Traffic>,
+    moves: Vec<Transfer>,
 }
 
 impl<'a> DryRun<'a> {
@@ -173,6 +174,7 @@ impl<'a> DryRun<'a> {
         let flops = flops::flops(cell, layout, &self.recorder.by_term());
         let (mut traffic, operations) = (self.traffic(), self.recorder.take_operations());
         traffic.sort_by_key(|row| (row.axis, row.kind));
+        let moves = self.executor.homes.moves().counted();
         if let Some(evaluation) = cell.evaluation() {
             self.evaluate(evaluation)?;
         }
@@ -183,8 +185,16 @@ impl<'a> DryRun<'a> {
         let kept = |part| layout.units.iter().map(|u| u.flat(part).len).sum::<usize>() * home_dtype(cell, part).size();
         let base_bytes = (kept(FlatKind::Frozen) + kept(FlatKind::Quantised)) as u64;
         let ledgers = self.executor.homes.ledgers();
-        let estimate =
-            Estimate { ledgers, traffic, flops, trainable_parameters, parameters, active_parameters, base_bytes };
+        let estimate = Estimate {
+            ledgers,
+            traffic,
+            moves,
+            flops,
+            trainable_parameters,
+            parameters,
+            active_parameters,
+            base_bytes,
+        };
         Ok((estimate, operations))
     }
 
@@ -195,7 +205,7 @@ impl<'a> DryRun<'a> {
         self.executor.flow.evaluates = true;
         self.executor.prepacked.iter_mut().for_each(|forms| forms.forget());
         [first, next, end].into_iter().try_for_each(|actions| self.perform(actions, 0))?;
-        self.executor.settle()?;
+        self.executor.settle(&mut ())?;
         self.executor.unload();
         self.executor.share_sums(2 * evaluation.batches, &[]).map(drop)
     }
@@ -206,12 +216,13 @@ impl<'a> DryRun<'a> {
     }
 
     fn counts(&self) -> Counts {
-        Counts { flops: self.recorder.flops(), traffic: self.traffic() }
+        Counts { flops: self.recorder.flops(), traffic: self.traffic(), moves: self.executor.homes.moves().counted() }
     }
 
     /// Counts what was counted between two moments so many times again.
     fn count_again(&mut self, before: &Counts, after: &Counts, times: usize) {
         self.recorder.add_difference(&before.flops, &after.flops, times as u128);
+        self.executor.homes.moves().count_again(&before.moves, &after.moves, times);
         for row in &after.traffic {
             let was = before.traffic.iter().find(|was| (was.axis, was.kind) == (row.axis, row.kind));
             let more = |of: fn(&Traffic) -> f64| times as f64 * (of(row) - was.map_or(0.0, of));
@@ -273,8 +284,8 @@ fn allocate_omitted(executor: &mut Executor<'_>, short: &ShortPlan) -> Result<()
 mod tests {
     use super::*;
     use crate::config::{
-        AttentionKind, Checkpointing, Data, Degrees, Hardware, Home, Lora, Memory, Optimizer, Parallel, Precision,
-        READ_AHEAD, STALL, Schedule, Strategy, Train,
+        Data, Degrees, Hardware, Home, Lora, Memory, Optimizer, Parallel, Precision, READ_AHEAD, STALL, Schedule,
+        Strategy, Train,
     };
     use crate::hf::model_from_hf;
     use zbench_kernels::{Cpu, Ledger, footprint};
@@ -316,12 +327,7 @@ mod tests {
                 stall: STALL,
             },
             precision: Precision::F32,
-            memory: Memory {
-                checkpointing: Checkpointing::None,
-                attention: AttentionKind::Flash,
-                capacity: None,
-                prepack: false,
-            },
+            memory: Memory::default(),
             lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, ..Lora::default() },
             hardware: Hardware::cpu(1),
             link: None,

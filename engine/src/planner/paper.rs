@@ -17,20 +17,17 @@ pub fn check(cell: &Cell) -> Result<(), PlanError> {
         }
     }
     if let Some(priced) = &cell.priced {
-        // What the plan knows of them: an encoder, and where state lives.
-        let known = Priced {
-            model: None,
-            offload_optimizer: Home::Device,
-            offload_parameters: Home::Device,
-            expert_imbalance: 1.0,
-            ..(**priced).clone()
-        };
+        // What the plan knows of them: an encoder.
+        let known = Priced { model: None, expert_imbalance: 1.0, ..(**priced).clone() };
         if let Some((key, word)) = known.first_key() {
             return fail(key, format!("is {word}, which no plan knows; `zbench plan` prices it"));
         }
         if let Some(PricedModel::Count { .. }) = priced.model {
             return fail("model.family", "states a count of parameters alone, and a plan has layers".into());
         }
+    }
+    if cell.memory.offload_activations != Home::Device {
+        return fail("memory.offload_activations", "is not planned by the engine; `zbench plan` prices it".into());
     }
     let model = &cell.model;
     if plan::has_encoder(cell) {

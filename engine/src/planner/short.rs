@@ -33,6 +33,10 @@ impl ShortPlan {
     /// also where gradients of several units are reduced together, since blocks then differ in what they reduce. `assemble` makes
     /// the role of a layout.
     pub fn of(cell: &Cell, plan: &Plan, whole: &Role, assemble: impl FnOnce(Arc<Layout>) -> Role) -> Option<ShortPlan> {
+        // An update unit by unit has fetches of units before their turn, which no repeat of a block has.
+        if cell.memory.offloads() {
+            return None;
+        }
         // Layers of one stack have units in their order.
         if whole.layout.layers.iter().enumerate().any(|(number, layer)| layer.unit != number) {
             return None;

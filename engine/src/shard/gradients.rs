@@ -2,9 +2,11 @@
 
 use super::{Resources, State};
 use crate::comm::{Communicator, Metered, OwnedCall, Ticket};
+use crate::config::Home;
 use crate::error::{Result, StepError};
 use crate::mesh::{Axes, within};
 use crate::model::Grads;
+use crate::span::{Span, Spans};
 use std::ops::Range;
 use zbench_kernels::{Buffer, Category, DType, View, ViewMut};
 
@@ -55,6 +57,17 @@ impl Bucket {
 
     fn take(&mut self) -> Result<Buffer> {
         self.home.take().ok_or_else(away)
+    }
+
+    /// A buffer on the device for the sum of gradients that live elsewhere; with what they are so far, if it is added to that.
+    fn staged(&mut self, state: &State, res: Resources<'_>, from: Home, first: bool) -> Result<Buffer> {
+        let home = self.home()?;
+        let mut sum = res.alloc(Category::Communication, state.precision.gradients, home.len())?;
+        if !first {
+            res.count_move(Category::Gradients, from, Home::Device, &sum);
+            res.kernels.copy(home.view(), sum.view_mut())?;
+        }
+        Ok(sum)
     }
 }
 
@@ -136,7 +149,13 @@ impl Gradients {
     /// A micro-batch's gradients of a unit are complete: bring them home, summed over the axes that are due. The sum over the shard
     /// group begins when all units of the bucket are complete, and goes on while the gradients of other units are computed, in a second
     /// scratch where they need one. It is complete when the next one begins, or after [`Gradients::settle`].
-    pub fn reduce(&mut self, state: &State, res: Resources<'_>, unit: usize, first: bool, last: bool) -> Result<()> {
+    pub fn reduce(
+        &mut self,
+        state: &State,
+        res: Resources<'_>,
+        (unit, first, last): (usize, bool, bool),
+        spans: &mut dyn Spans,
+    ) -> Result<()> {
         let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
         let (wire, whole) = (state.precision.reduce, state.sharding.optimizer == Axes::NONE);
         let (number, scratch) = (grads.bucket, grads.scratch.take());
@@ -152,11 +171,20 @@ impl Gradients {
             return Ok(());
         }
         // What went before may be on its way to this home, and holds the second scratch.
-        self.settle(state, res)?;
+        self.settle(state, res, spans)?;
         let bucket = &mut self.buckets[number];
         let call = if let Some(scratch) = scratch {
             let send = if scratch.dtype() == wire { scratch } else { wire_copy(res, wire, scratch.view())? };
-            OwnedCall::reduce_scatter(send, bucket.take()?, !first)
+            let sum = match state.homes.gradients {
+                Home::Device => bucket.take()?,
+                away => {
+                    spans.enter(Span::Offload);
+                    let sum = bucket.staged(state, res, away, first)?;
+                    spans.enter(Span::ExposedReduce);
+                    sum
+                }
+            };
+            OwnedCall::reduce_scatter(send, sum, !first)
         } else if whole && holding.replicas != Axes::DATA {
             let (group, home) = (res.comms.over(holding.replicas), bucket.home()?.view_mut());
             return group.map_or(Ok(()), |group| all_reduce(res, group, wire, home));
@@ -166,7 +194,7 @@ impl Gradients {
                 // The sum goes to a part of the home, which no started call can own.
                 let owned = state.place.range(Axes::SHARD, holding.padded);
                 reduce_to_part(res, res.comms.shard(), wire, home.view_mut(), &owned)?;
-                return self.reduce_over_replicas(state, res, number);
+                return reduce_over_replicas(state, res, bucket);
             }
             OwnedCall::all_reduce(wire_copy(res, wire, home.view())?)
         } else if whole {
@@ -177,20 +205,38 @@ impl Gradients {
         let group = res.comms.shard();
         self.reducing = Some(Reducing { bucket: number, ticket: group.start(call)?, last });
         // One rank has nobody to wait for, and needs no second scratch.
-        if group.size() == 1 { self.settle(state, res) } else { Ok(()) }
+        if group.size() == 1 { self.settle(state, res, spans) } else { Ok(()) }
     }
 
     /// Waits for the reduction that is under way.
-    pub fn settle(&mut self, state: &State, res: Resources<'_>) -> Result<()> {
+    pub fn settle(&mut self, state: &State, res: Resources<'_>, spans: &mut dyn Spans) -> Result<()> {
         let Some(Reducing { bucket, ticket, last }) = self.reducing.take() else { return Ok(()) };
         let done = res.comms.shard().wait(ticket)?;
-        match (&mut self.buckets[bucket].home, done.recv) {
+        let bucket = &mut self.buckets[bucket];
+        let away = state.homes.gradients;
+        if away != Home::Device {
+            // The sum takes the place of the home until it is complete on the device.
+            let home = std::mem::replace(&mut bucket.home, done.recv);
+            drop(done.send);
+            if last {
+                reduce_over_replicas(state, res, bucket)?;
+            }
+            spans.enter(Span::Offload);
+            let sum = std::mem::replace(&mut bucket.home, home);
+            if let (Some(sum), Some(home)) = (sum, &mut bucket.home) {
+                res.count_move(Category::Gradients, Home::Device, away, &sum);
+                res.kernels.copy(sum.view(), home.view_mut())?;
+            }
+            spans.enter(Span::ExposedReduce);
+            return Ok(());
+        }
+        match (&mut bucket.home, done.recv) {
             // It was a copy that travelled.
             (Some(home), Some(sum)) => res.cast(TERM, sum.view(), home.view_mut())?,
             (home, sum) => *home = sum,
         }
         drop(done.send);
-        if last { self.reduce_over_replicas(state, res, bucket) } else { Ok(()) }
+        if last { reduce_over_replicas(state, res, bucket) } else { Ok(()) }
     }
 
     /// At the end of a step: an error where some units of a bucket are complete and others are not, since it was not reduced then.
@@ -207,29 +253,28 @@ impl Gradients {
         }
     }
 
-    /// After the last reduction over the shard group: the sum over replicas, where there are some.
-    fn reduce_over_replicas(&mut self, state: &State, res: Resources<'_>, bucket: usize) -> Result<()> {
-        let Some(replicas) = res.comms.over(Axes::REPLICA) else { return Ok(()) };
-        let Bucket { units, .. } = &self.buckets[bucket];
-        // Where there are replicas, gradients are split, and a bucket is one unit.
-        let Some(holding) = state.trainable(units.start) else { return Ok(()) };
-        let (wire, home) = (state.precision.reduce, self.buckets[bucket].home()?);
-        let shard = within(&state.place.range(Axes::SHARD, holding.padded), &holding.gradients);
-        match state.sharding.optimizer {
-            Axes::NONE => all_reduce(res, replicas, wire, home.view_mut()),
-            Axes::SHARD => all_reduce(res, replicas, wire, home.slice_mut(shard)),
-            _ => {
-                let part = within(&within(&holding.chunk, &holding.gradients), &shard);
-                reduce_to_part(res, replicas, wire, home.slice_mut(shard), &part)
-            }
-        }
-    }
-
     /// Accumulated and reduced gradients of `range` of a unit's flat; the range is one this rank has. All reductions are settled.
     pub fn view(&self, state: &State, unit: usize, range: &Range<usize>) -> Option<View<'_>> {
         let (grads, holding) = (self.units[unit].as_ref()?, state.trainable(unit)?);
         let home = self.buckets[grads.bucket].home.as_ref()?;
         Some(home.slice(grads.place.clone()).slice(within(range, &holding.gradients)))
+    }
+}
+
+/// After the last reduction over the shard group: the sum over replicas, where there are some.
+fn reduce_over_replicas(state: &State, res: Resources<'_>, bucket: &mut Bucket) -> Result<()> {
+    let Some(replicas) = res.comms.over(Axes::REPLICA) else { return Ok(()) };
+    // Where there are replicas, gradients are split, and a bucket is one unit.
+    let Some(holding) = state.trainable(bucket.units.start) else { return Ok(()) };
+    let (wire, home) = (state.precision.reduce, bucket.home()?);
+    let shard = within(&state.place.range(Axes::SHARD, holding.padded), &holding.gradients);
+    match state.sharding.optimizer {
+        Axes::NONE => all_reduce(res, replicas, wire, home.view_mut()),
+        Axes::SHARD => all_reduce(res, replicas, wire, home.slice_mut(shard)),
+        _ => {
+            let part = within(&within(&holding.chunk, &holding.gradients), &shard);
+            reduce_to_part(res, replicas, wire, home.slice_mut(shard), &part)
+        }
     }
 }
 

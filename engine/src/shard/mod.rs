@@ -106,7 +106,7 @@ impl State {
             buckets: buckets(cell, &sharding, &place.mesh, layout),
             place,
             sharding,
-            homes: StateHomes::of(cell),
+            homes: StateHomes::of(cell, &sharding),
             precision: cell.precision,
             slots,
             stoppable,

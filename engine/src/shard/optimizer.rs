@@ -6,6 +6,7 @@ use crate::config::{Cell, Train, WeightRounding};
 use crate::error::{Result, StepError};
 use crate::mesh::{Axes, within};
 use crate::model::{FlatKind, Layout};
+use crate::offload::{Homed, update_home};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,8 @@ use zbench_kernels::{AdamW, Buffer, Category, DType, Op, Rounding, Sum, View, Vi
 /// Master weights and moments of a rank, by unit; `None` where nothing trains.
 pub struct Optimizer {
     units: Vec<Option<Moments>>,
+    /// By unit: this rank's gradients on their way to where the update is computed, or there.
+    gradients: Vec<Option<Buffer>>,
     /// What is away, and where it comes back.
     lent: Option<Lent>,
     scratch: NormScratch,
@@ -32,9 +35,15 @@ struct NormScratch {
 /// Master weights and moments of a unit, this rank's part.
 pub struct Moments {
     /// The optimizer's own copy of the weights, where it has one.
-    pub master: Option<Buffer>,
-    pub first: Buffer,
-    pub second: Buffer,
+    pub master: Option<Homed>,
+    pub first: Homed,
+    pub second: Homed,
+}
+
+impl Moments {
+    fn each(&mut self) -> impl Iterator<Item = &mut Homed> {
+        self.master.as_mut().into_iter().chain([&mut self.first, &mut self.second])
+    }
 }
 
 struct Lent {
@@ -135,7 +144,7 @@ impl Optimizer {
     /// Moments are zero, master weights unspecified.
     pub fn new(state: &State, res: Resources<'_>) -> Result<Optimizer> {
         let p = state.precision;
-        let alloc = |dtype, len| res.alloc_at(state.homes.optimizer, Category::Optimizer, dtype, len);
+        let alloc = |dtype, len| Homed::new(res, state.homes.optimizer, Category::Optimizer, dtype, len);
         let mut units = Vec::with_capacity(state.holdings.len());
         for unit in 0..state.holdings.len() {
             let Some(holding) = state.trainable(unit) else {
@@ -147,12 +156,16 @@ impl Optimizer {
             let (mut first, mut second) = (alloc(p.optimizer, len)?, alloc(p.optimizer, len)?);
             // A dry run has nothing to fill.
             if res.recorder.is_none() {
-                res.kernels.fill(first.view_mut(), 0.0)?;
-                res.kernels.fill(second.view_mut(), 0.0)?;
+                for moment in [&mut first, &mut second] {
+                    if let Some(buffer) = moment.buffer_mut() {
+                        res.kernels.fill(buffer.view_mut(), 0.0)?;
+                    }
+                }
             }
             units.push(Some(Moments { master, first, second }));
         }
-        Ok(Optimizer { units, lent: None, scratch: NormScratch::default() })
+        let gradients = units.iter().map(|_| None).collect();
+        Ok(Optimizer { units, gradients, lent: None, scratch: NormScratch::default() })
     }
 
     /// Lends moments to a thread that only reads them, until the next [`Optimizer::recall`].
@@ -182,7 +195,7 @@ impl Optimizer {
 
     /// The copy of the weights that is updated: the master's, else `None`.
     pub fn master_mut(&mut self, unit: usize) -> Option<&mut Buffer> {
-        self.units[unit].as_mut()?.master.as_mut()
+        self.units[unit].as_mut()?.master.as_mut()?.buffer_mut()
     }
 
     /// Agrees with all ranks on the loss, the global norm and the flags. `losses` and `flags` are this rank's, `loss_scale` is the
@@ -247,8 +260,76 @@ impl Optimizer {
         Ok(GlobalStats { loss, norm, factor: factor as f32 as f64, loss_scale, flags })
     }
 
+    /// Begins to bring what the update of a unit reads to where it is computed.
+    pub fn fetch(
+        &mut self,
+        state: &State,
+        res: Resources<'_>,
+        params: &mut Params,
+        gradients: &Gradients,
+        unit: usize,
+    ) -> Result<()> {
+        let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
+        let at = update_home(&state.homes);
+        let owned = &holding.owned;
+        // With a master copy, the weights that layers read are written alone.
+        let reads = moments.master.is_none();
+        for moment in moments.each() {
+            moment.fetch(res, at, 0..owned.len(), true)?;
+        }
+        if let Some(home) = params.homed_mut(unit, FlatKind::Trainable) {
+            home.fetch(res, at, within(owned, &holding.home), reads)?;
+        }
+        if state.homes.gradients != at
+            && let Some(own) = gradients.view(state, unit, owned)
+        {
+            let mut copy = res.alloc_at(at, Category::Communication, own.dtype(), own.len())?;
+            res.count_move(Category::Gradients, state.homes.gradients, at, &copy);
+            res.kernels.copy(own, copy.view_mut())?;
+            self.gradients[unit] = Some(copy);
+        }
+        Ok(())
+    }
+
+    /// Begins to take what an update has changed of a unit back to where it lives.
+    pub fn store(&mut self, state: &State, res: Resources<'_>, params: &mut Params, unit: usize) -> Result<()> {
+        let Some(moments) = &mut self.units[unit] else { return Ok(()) };
+        let from = update_home(&state.homes);
+        self.gradients[unit] = None;
+        let home = params.homed_mut(unit, FlatKind::Trainable);
+        moments.each().chain(home).try_for_each(|homed| homed.store(res, from))
+    }
+
+    /// Waits until it is there.
+    pub fn settle(&mut self, params: &mut Params, unit: usize) -> Result<()> {
+        let Some(moments) = &mut self.units[unit] else { return Ok(()) };
+        let home = params.homed_mut(unit, FlatKind::Trainable);
+        moments.each().chain(home).try_for_each(Homed::settle)
+    }
+
+    /// Waits for what the update of a unit reads.
+    pub fn land(&mut self, params: &mut Params, unit: usize) -> Result<()> {
+        let Some(moments) = &mut self.units[unit] else { return Ok(()) };
+        let home = params.homed_mut(unit, FlatKind::Trainable);
+        moments.each().chain(home).try_for_each(Homed::land)
+    }
+
     /// One AdamW step on this rank's part of every unit.
     pub fn update(
+        &mut self,
+        model: (&Cell, &Layout),
+        state: &State,
+        res: Resources<'_>,
+        params: &mut Params,
+        gradients: &Gradients,
+        update: Update,
+    ) -> Result<()> {
+        (0..self.units.len()).try_for_each(|unit| self.update_unit(model, state, res, params, gradients, update, unit))
+    }
+
+    /// One AdamW step on this rank's part of a unit, whose state is where the update is computed.
+    #[allow(clippy::too_many_arguments)]
+    pub fn update_unit(
         &mut self,
         (cell, layout): (&Cell, &Layout),
         state: &State,
@@ -256,37 +337,36 @@ impl Optimizer {
         params: &mut Params,
         gradients: &Gradients,
         Update { lr, number, stats, .. }: Update,
+        unit: usize,
     ) -> Result<()> {
-        for (unit, moments) in self.units.iter_mut().enumerate() {
-            let (Some(moments), Some(holding)) = (moments, state.trainable(unit)) else { continue };
-            let owned = holding.owned.clone();
-            let (Some(home), Some(grads)) =
-                (params.home_mut(unit, FlatKind::Trainable), gradients.view(state, unit, &owned))
-            else {
-                continue;
+        let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
+        let (owned, at) = (holding.owned.clone(), update_home(&state.homes));
+        let grads = match &self.gradients[unit] {
+            Some(copy) => Some(copy.view()),
+            None => gradients.view(state, unit, &owned),
+        };
+        let (Some(home), Some(grads)) = (params.homed_mut(unit, FlatKind::Trainable), grads) else { return Ok(()) };
+        let at_home = within(&owned, &holding.home);
+        for (run, decays) in layout.units[unit].decay_runs(owned.clone()) {
+            let op = AdamW {
+                lr,
+                step: number,
+                clip: stats.factor,
+                grad_scale: mean_scale(&cell.train, state.replicas()) / stats.loss_scale,
+                ..adamw(cell, state, unit, &run, decays)
             };
-            let at_home = within(&owned, &holding.home);
-            for (run, decays) in layout.units[unit].decay_runs(owned.clone()) {
-                let op = AdamW {
-                    lr,
-                    step: number,
-                    clip: stats.factor,
-                    grad_scale: mean_scale(&cell.train, state.replicas()) / stats.loss_scale,
-                    ..adamw(cell, state, unit, &run, decays)
-                };
-                let run = within(&run, &owned);
-                let weights = home.slice_mut(shift(&run, at_home.start));
-                // The weights that layers read are written in the same pass as the master's.
-                let (p, copy) = match &mut moments.master {
-                    Some(master) => (master.slice_mut(run.clone()), Some(weights)),
-                    None => (weights, None),
-                };
-                let (m, v) = (moments.first.slice_mut(run.clone()), moments.second.slice_mut(run.clone()));
-                let (op, reads) = (Op::AdamW(op), [grads.slice(run)]);
-                match copy {
-                    Some(copy) => res.run("adamw", &op, &reads, &mut [p, m, v, copy])?,
-                    None => res.run("adamw", &op, &reads, &mut [p, m, v])?,
-                }
+            let run = within(&run, &owned);
+            let weights = home.part_mut(at, shift(&run, at_home.start))?;
+            // The weights that layers read are written in the same pass as the master's.
+            let (p, copy) = match &mut moments.master {
+                Some(master) => (master.part_mut(at, run.clone())?, Some(weights)),
+                None => (weights, None),
+            };
+            let (m, v) = (moments.first.part_mut(at, run.clone())?, moments.second.part_mut(at, run.clone())?);
+            let (op, reads) = (Op::AdamW(op), [grads.slice(run)]);
+            match copy {
+                Some(copy) => res.run("adamw", &op, &reads, &mut [p, m, v, copy])?,
+                None => res.run("adamw", &op, &reads, &mut [p, m, v])?,
             }
         }
         Ok(())

@@ -2,10 +2,13 @@
 
 use super::{Comms, Holding, Resources, State};
 use crate::comm::{Communicator, OwnedCall, Ticket};
+use crate::config::Home;
 use crate::error::Result;
 use crate::layers::prepacked::Prepacked;
 use crate::mesh::{Axes, within};
 use crate::model::{FlatKind, Weights};
+use crate::offload::{Flight, Homed};
+use std::collections::VecDeque;
 use zbench_kernels::{Buffer, Category, View};
 
 /// In the FLOP ledger.
@@ -17,8 +20,10 @@ pub struct Params {
 }
 
 struct Flat {
-    /// This rank's part; away while a gather reads it.
-    home: Option<Buffer>,
+    /// This rank's part.
+    home: Homed,
+    /// Copies of it on their way to the device, in the order in which they are gathered.
+    coming: VecDeque<Flight>,
     /// Gathered, in the type that layers read.
     slot: Option<Buffer>,
     pending: Option<Ticket>,
@@ -30,8 +35,8 @@ impl Params {
     pub fn new(state: &State, res: Resources<'_>) -> Result<Params> {
         let home = |holding: &Holding| -> Result<Flat> {
             let (at, len) = (state.homes.parameters, holding.home.len());
-            let home = res.alloc_at(at, Category::Parameters, holding.dtype, len)?;
-            Ok(Flat { home: Some(home), slot: None, pending: None, slotted: holding.slotted })
+            let home = Homed::new(res, at, Category::Parameters, holding.dtype, len)?;
+            Ok(Flat { home, coming: VecDeque::new(), slot: None, pending: None, slotted: holding.slotted })
         };
         let mut flats = Vec::with_capacity(state.holdings.len());
         for holdings in &state.holdings {
@@ -44,9 +49,22 @@ impl Params {
         Ok(Params { flats })
     }
 
-    /// This rank's part of a flat.
+    /// This rank's part of a flat, where it lies in memory.
     pub fn home_mut(&mut self, unit: usize, part: FlatKind) -> Option<&mut Buffer> {
-        self.flats[unit][part as usize].as_mut()?.home.as_mut()
+        self.homed_mut(unit, part)?.buffer_mut()
+    }
+
+    /// This rank's part of a flat, wherever it lives.
+    pub fn homed_mut(&mut self, unit: usize, part: FlatKind) -> Option<&mut Homed> {
+        Some(&mut self.flats[unit][part as usize].as_mut()?.home)
+    }
+
+    /// Begins to bring this rank's part of a unit to the device, to be gathered.
+    pub fn fetch(&mut self, res: Resources<'_>, unit: usize) -> Result<()> {
+        for flat in self.flats[unit].iter_mut().flatten().filter(|flat| flat.slotted) {
+            flat.coming.push_back(flat.home.copy_to(res, Home::Device)?);
+        }
+        Ok(())
     }
 
     /// Makes homes current where other ranks updated them.
@@ -80,8 +98,10 @@ impl Params {
         for flat in self.flats[unit].iter_mut().flatten() {
             let Some(ticket) = flat.pending.take() else { continue };
             let gathered = comms.shard().wait(ticket)?;
-            // A send that is not the home was a wire copy, and is done with.
-            flat.home = flat.home.take().or(gathered.send);
+            // A send that is not the home was a copy, and is done with.
+            if let Some(home) = gathered.send.filter(|_| flat.home.buffer().is_none()) {
+                flat.home.put(home);
+            }
             flat.slot = gathered.recv;
         }
         Ok(())
@@ -96,7 +116,7 @@ impl Params {
     pub fn weights<'a>(&'a self, unit: usize, prepacked: Option<&'a Prepacked>) -> Weights<'a> {
         let view = |part: FlatKind| {
             let flat = self.flats[unit][part as usize].as_ref();
-            let held = flat.and_then(|f| if f.slotted { f.slot.as_ref() } else { f.home.as_ref() });
+            let held = flat.and_then(|f| if f.slotted { f.slot.as_ref() } else { f.home.buffer() });
             held.map_or(View::of::<f32>(&[]), Buffer::view)
         };
         let (trainable, frozen) = (view(FlatKind::Trainable), view(FlatKind::Frozen));
@@ -107,14 +127,15 @@ impl Params {
 impl Flat {
     fn gather(&mut self, state: &State, res: Resources<'_>, holding: &Holding) -> Result<()> {
         let mut slot = res.alloc(state.slots, holding.slot, holding.padded)?;
-        let Some(home) = self.home.as_ref() else { return Ok(()) };
+        let copy = self.coming.pop_front().map(Flight::land).transpose()?;
+        let Some(home) = copy.as_ref().or(self.home.buffer()) else { return Ok(()) };
         if state.sharding.parameters == Axes::NONE {
             res.cast(TERM, home.view(), slot.view_mut())?;
             self.slot = Some(slot);
             return Ok(());
         }
         let send = if holding.dtype == holding.slot {
-            self.home.take()
+            copy.or_else(|| self.home.take())
         } else {
             let mut wire = res.alloc(Category::Communication, holding.slot, holding.home.len())?;
             res.cast(TERM, home.view(), wire.view_mut())?;

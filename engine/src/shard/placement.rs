@@ -10,16 +10,19 @@ use zbench_kernels::{Category, DType};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateHomes {
     pub parameters: Home,
+    /// Accumulated gradients.
     pub gradients: Home,
     pub optimizer: Home,
 }
 
 impl StateHomes {
-    /// As the cell says. Gradients live where the optimizer reads them.
-    pub fn of(cell: &Cell) -> StateHomes {
-        let (parameters, optimizer) =
-            cell.priced.as_ref().map_or_else(Default::default, |p| (p.offload_parameters, p.offload_optimizer));
-        StateHomes { parameters, gradients: optimizer, optimizer }
+    /// As the cell says. A rank's part of the gradients lives in the host's memory where the optimizer's state is offloaded, since the
+    /// update waits for the norm of all of them; whole gradients are added up where layers make them.
+    pub fn of(cell: &Cell, sharding: &Sharding) -> StateHomes {
+        let (parameters, optimizer) = (cell.memory.offload_parameters, cell.memory.offload_optimizer);
+        let is_whole = sharding.gradients == Axes::NONE;
+        let gradients = if optimizer == Home::Device || is_whole { Home::Device } else { Home::Host };
+        StateHomes { parameters, gradients, optimizer }
     }
 
     pub fn all(&self) -> [Home; 3] {

@@ -51,9 +51,9 @@ impl Role {
     /// The optimizer's buffer for this role; `None` for weights of which it has no master copy.
     pub(super) fn of(self, moments: &Moments) -> Option<&Buffer> {
         match self {
-            Role::Weights => moments.master.as_ref(),
-            Role::ExpAvg => Some(&moments.first),
-            Role::ExpAvgSq => Some(&moments.second),
+            Role::Weights => moments.master.as_ref()?.buffer(),
+            Role::ExpAvg => moments.first.buffer(),
+            Role::ExpAvgSq => moments.second.buffer(),
         }
     }
 

@@ -13,6 +13,7 @@ use crate::config::{Cell, Resume, SaveLayout};
 use crate::error::StepError;
 use crate::mesh::within;
 use crate::model::{FlatKind, Layout, Tensor};
+use crate::offload::Homed;
 use crate::outcome::History;
 use crate::shard::{Optimizer, Params, Resources, State};
 use std::collections::BTreeMap;
@@ -326,9 +327,9 @@ impl Target<'_> {
         let of_owned = within(&range, &holding.owned);
         let Some(moments) = self.optimizer.moments_mut(unit) else { return Ok(()) };
         let own = match role {
-            Role::Weights => moments.master.as_mut(),
-            Role::ExpAvg => Some(&mut moments.first),
-            Role::ExpAvgSq => Some(&mut moments.second),
+            Role::Weights => moments.master.as_mut().and_then(Homed::buffer_mut),
+            Role::ExpAvg => moments.first.buffer_mut(),
+            Role::ExpAvgSq => moments.second.buffer_mut(),
         };
         let view = match (own, self.params.home_mut(unit, FlatKind::Trainable)) {
             (Some(own), _) => own.slice_mut(of_owned),
@@ -374,7 +375,7 @@ impl Target<'_> {
     fn update_homes(&mut self) -> Result<()> {
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.trainable(unit) else { continue };
-            let master = self.optimizer.moments_mut(unit).and_then(|moments| moments.master.as_ref());
+            let master = self.optimizer.moments_mut(unit).and_then(|moments| moments.master.as_ref()?.buffer());
             let home = self.params.home_mut(unit, FlatKind::Trainable);
             if let (Some(master), Some(home)) = (master, home) {
                 let at_home = within(&holding.owned, &holding.home);

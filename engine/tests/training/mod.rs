@@ -14,6 +14,7 @@ mod kinds;
 mod layers;
 mod link;
 mod loading;
+mod offload;
 mod old_checkpoints;
 mod pace;
 mod parity;

@@ -57,12 +57,7 @@ pub fn llama_fixture() -> Cell {
             stall: STALL,
         },
         precision: Precision::F32,
-        memory: Memory {
-            checkpointing: Checkpointing::None,
-            attention: AttentionKind::Flash,
-            capacity: None,
-            prepack: false,
-        },
+        memory: Memory::default(),
         lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, ..Lora::default() },
         hardware: Hardware::cpu(1),
         link: None,

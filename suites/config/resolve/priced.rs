@@ -1,9 +1,7 @@
 //! What is priced and not run: parallelism beside the data axes, compressed traffic, offload, models of another kind.
 
 use super::{Refusal, Values, choice};
-use zbench_engine::config::{
-    Degrees, Home, Model, Parallel, PipelineSchedule, Priced, PricedLoss, PricedModel, Strategy, Wire,
-};
+use zbench_engine::config::{Degrees, Model, Parallel, PipelineSchedule, Priced, PricedLoss, PricedModel, Wire};
 use zbench_engine::strategy::{self, MeshError};
 
 /// Model families that `zbench plan` prices and the engine does not have.
@@ -21,17 +19,11 @@ pub(super) fn priced(values: &Values, parallel: &Parallel, of: &Model) -> Result
         Some(name) => choice(name),
         None => zeropp.then_some(default),
     };
-    // "none" is the device.
-    let home = |key: &str| values.choice(key).unwrap_or(Home::Device);
     let priced = Priced {
         expert_imbalance: values.real("parallel.expert_imbalance"),
         gather_wire: wire("parallel.gather_wire", Wire::Int8),
         reduce_wire: wire("parallel.reduce_wire", Wire::Int4),
         parked: if zeropp { parked(values, parallel.ranks)? } else { 1 },
-        offload_optimizer: home("memory.offload_optimizer"),
-        offload_parameters: home("memory.offload_parameters"),
-        offload_activations: home("memory.offload_activations"),
-        offload_path: values.given_text("memory.offload_path"),
         partition_activations: values.is("memory.partition_activations"),
         loss: match values.text("memory.loss").as_str() {
             "logits" => PricedLoss::Logits,
@@ -40,11 +32,6 @@ pub(super) fn priced(values: &Values, parallel: &Parallel, of: &Model) -> Result
         },
         model: model(values)?,
     };
-    if priced.offload_parameters != Home::Device && !matches!(parallel.strategy, Strategy::Zero3 | Strategy::Fsdp) {
-        let message = "needs weights that are gathered when they are read: parallel.strategy = \"zero3\" or \"fsdp\"";
-        return Err(values.refuse("memory.offload_parameters", &["parallel.strategy"], message));
-    }
-    path_without_disk(values, &priced)?;
     fits(values, &priced, parallel, of)?;
     Ok(Some(priced).filter(|priced| *priced != Priced::default()))
 }
@@ -94,17 +81,6 @@ fn model(values: &Values) -> Result<Option<PricedModel>, Refusal> {
             None => Ok(None),
         },
     }
-}
-
-/// Refuses a folder for offload to disk if nothing is offloaded to disk.
-fn path_without_disk(values: &Values, priced: &Priced) -> Result<(), Refusal> {
-    let homes = [priced.offload_optimizer, priced.offload_parameters, priced.offload_activations];
-    if priced.offload_path.is_none() || homes.contains(&Home::Disk) {
-        return Ok(());
-    }
-    let message =
-        "is a folder for what lives on a disk, and nothing does; leave it out, or write \"disk\" for what is to";
-    Err(values.refuse("memory.offload_path", &["memory.offload_optimizer", "memory.offload_parameters"], message))
 }
 
 /// The degrees of model parallelism, as they are written.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
-use zbench_engine::actions::Action;
+use zbench_engine::actions::{Action, Moved};
 use zbench_predict::planned::Planned;
 
 /// The lane of what a rank does.
@@ -71,6 +71,11 @@ impl Names {
             Action::Release { unit } => format!("release {}", self.unit(unit)),
             Action::Reduce { unit, .. } => format!("reduce {}", self.unit(unit)),
             Action::Update => "update".into(),
+            Action::Fetch { unit, what: Moved::Weights } => format!("fetch weights of {}", self.unit(unit)),
+            Action::Fetch { unit, what: Moved::State } => format!("fetch state of {}", self.unit(unit)),
+            Action::UpdateUnit { unit } => format!("update {}", self.unit(unit)),
+            Action::Store { unit } => format!("store {}", self.unit(unit)),
+            Action::Settle { unit } => format!("wait for the store of {}", self.unit(unit)),
         }
     }
 }

@@ -1,0 +1,147 @@
+//! When state is moved: the moves of a list of actions.
+
+use super::update_home;
+use crate::actions::{Action, Moved};
+use crate::config::Home;
+use crate::shard::StateHomes;
+
+/// What the moves of a stage depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct Offload<'a> {
+    pub homes: &'a StateHomes,
+    /// Units whose state is on its way before it is needed.
+    pub prefetch: usize,
+    /// By unit: whether it has trainable weights.
+    pub trainable: &'a [bool],
+}
+
+impl Offload<'_> {
+    /// The list with its moves: weights are on their way so many gathers before they are gathered, and the update is done unit
+    /// by unit. A list of a stage where all lives on the device stays as it is.
+    pub fn apply(&self, actions: Vec<Action>) -> Vec<Action> {
+        if self.homes.all() == [Home::Device; 3] {
+            return actions;
+        }
+        let gathers = self.with_fetches(actions);
+        let mut list = Vec::with_capacity(gathers.len());
+        for action in gathers {
+            list.push(action);
+            if action == Action::Update {
+                self.update(&mut list);
+            }
+        }
+        list
+    }
+
+    fn with_fetches(&self, actions: Vec<Action>) -> Vec<Action> {
+        if self.homes.parameters == Home::Device {
+            return actions;
+        }
+        let gathered = |action: &Action| match action {
+            Action::Gather { unit, slot: true, .. } => Some(*unit),
+            _ => None,
+        };
+        let order: Vec<usize> = actions.iter().filter_map(gathered).collect();
+        let mut wanted = order.iter().copied();
+        let mut list = Vec::with_capacity(actions.len() + order.len());
+        let fetch = |unit| Action::Fetch { unit, what: Moved::Weights };
+        let mut is_first = true;
+        for action in actions {
+            if gathered(&action).is_some() {
+                let more = if std::mem::take(&mut is_first) { 1 + self.prefetch } else { 1 };
+                list.extend(wanted.by_ref().take(more).map(fetch));
+            }
+            list.push(action);
+        }
+        list
+    }
+
+    /// The update, unit by unit: the state of later units comes and that of earlier ones goes meanwhile.
+    fn update(&self, list: &mut Vec<Action>) {
+        let units: Vec<usize> = (0..self.trainable.len()).filter(|unit| self.trainable[*unit]).collect();
+        let moves = [self.homes.parameters, self.homes.gradients, self.homes.optimizer]
+            .into_iter()
+            .any(|home| home != update_home(self.homes));
+        let ahead = if moves { self.prefetch } else { 0 };
+        let fetch = |unit: &usize| Action::Fetch { unit: *unit, what: Moved::State };
+        if moves {
+            list.extend(units.iter().take(ahead).map(fetch));
+        }
+        for (place, unit) in units.iter().copied().enumerate() {
+            if moves {
+                list.extend(units.get(place + ahead).map(fetch));
+            }
+            list.push(Action::UpdateUnit { unit });
+            if moves {
+                list.push(Action::Store { unit });
+                list.extend(place.checked_sub(ahead).map(|before| Action::Settle { unit: units[before] }));
+            }
+        }
+        if moves {
+            let left = units.len().saturating_sub(ahead);
+            list.extend(units[left..].iter().map(|unit| Action::Settle { unit: *unit }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_comes_before_its_update_and_goes_after_it() {
+        let homes = StateHomes { parameters: Home::Host, gradients: Home::Host, optimizer: Home::Disk };
+        let gather = |unit| Action::Gather { unit, refresh: false, slot: true };
+        let (weights, state) =
+            (|unit| Action::Fetch { unit, what: Moved::Weights }, |unit| Action::Fetch { unit, what: Moved::State });
+        let (update, store, settle) =
+            (|unit| Action::UpdateUnit { unit }, |unit| Action::Store { unit }, |unit| Action::Settle { unit });
+        let list = |prefetch| {
+            let offload = Offload { homes: &homes, prefetch, trainable: &[true, false, true] };
+            offload.apply(vec![gather(0), gather(1), gather(2), Action::Update])
+        };
+        assert_eq!(
+            list(0),
+            [
+                weights(0),
+                gather(0),
+                weights(1),
+                gather(1),
+                weights(2),
+                gather(2),
+                Action::Update,
+                state(0),
+                update(0),
+                store(0),
+                settle(0),
+                state(2),
+                update(2),
+                store(2),
+                settle(2),
+            ]
+        );
+        assert_eq!(
+            list(1),
+            [
+                weights(0),
+                weights(1),
+                gather(0),
+                weights(2),
+                gather(1),
+                gather(2),
+                Action::Update,
+                state(0),
+                state(2),
+                update(0),
+                store(0),
+                update(2),
+                store(2),
+                settle(0),
+                settle(2),
+            ]
+        );
+        let here = StateHomes { parameters: Home::Device, gradients: Home::Device, optimizer: Home::Device };
+        let offload = Offload { homes: &here, prefetch: 2, trainable: &[true] };
+        assert_eq!(offload.apply(vec![gather(0), Action::Update]), [gather(0), Action::Update]);
+    }
+}

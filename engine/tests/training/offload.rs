@@ -1,0 +1,185 @@
+//! Offload: the same bits as without, bytes of every home and of every move as planned, and room on the device.
+
+use crate::training::accounting::{measure, small};
+use crate::training::identity::{assert_same, odd, strategies};
+use crate::training::support::*;
+use zbench_engine::config::*;
+use zbench_engine::outcome::{Cause, Transfer};
+use zbench_kernels::{Category, DType, footprint};
+
+/// Homes of the optimizer's state and of the weights.
+const HOMES: [[Home; 2]; 3] = [[Home::Host, Home::Device], [Home::Device, Home::Host], [Home::Host, Home::Host]];
+
+/// Whether weights may live elsewhere.
+fn splits_weights(strategy: Strategy) -> bool {
+    matches!(strategy, Strategy::Zero3 | Strategy::Fsdp | Strategy::FsdpGradOp | Strategy::Hsdp)
+}
+
+fn offloaded(mut cell: Cell, [optimizer, parameters]: [Home; 2], prefetch: usize) -> Cell {
+    cell.memory.offload_optimizer = optimizer;
+    cell.memory.offload_parameters = parameters;
+    cell.memory.offload_prefetch = prefetch;
+    cell
+}
+
+/// Every strategy with the homes that it can have.
+fn combinations(ranks: usize) -> impl Iterator<Item = (Strategy, usize, [Home; 2])> {
+    let all = strategies(ranks).into_iter();
+    let with_homes = all.flat_map(|(strategy, shard)| HOMES.map(|homes| (strategy, shard, homes)));
+    with_homes.filter(|(strategy, _, [_, parameters])| *parameters == Home::Device || splits_weights(*strategy))
+}
+
+#[test]
+fn offload_changes_no_bit() {
+    let mut cell = odd();
+    cell.train.steps = 20;
+    for ranks in [1, 2, 4] {
+        let reference = run(&on(cell.clone(), Strategy::Ddp, ranks, 1));
+        for (at, (strategy, shard, homes)) in combinations(ranks).enumerate() {
+            let what = format!("{} on {ranks} ranks by {shard}, {homes:?}", strategy.name());
+            assert_same(&reference, &offloaded(on(cell.clone(), strategy, ranks, shard), homes, at % 3), &what);
+        }
+    }
+}
+
+#[test]
+fn offload_changes_no_bit_of_accumulated_gradients_and_of_scaled_losses() {
+    let scaling = DynamicScaling { initial_scale_power: 20, loss_scale_window: 3, ..DynamicScaling::DEFAULT };
+    let mixed = |dtype| Precision { gradients: DType::Bf16, ..Precision::mixed(dtype) };
+    for precision in [
+        Precision::F32,
+        Precision::mixed(DType::Bf16),
+        mixed(DType::Bf16),
+        Precision { scaling: Some(LossScaling::Dynamic(scaling)), ..Precision::mixed(DType::F16) },
+    ] {
+        let mut cell = odd();
+        (cell.precision, cell.train.accumulation, cell.train.steps) = (precision, 2, 8);
+        cell.memory.checkpointing = Checkpointing::Full;
+        for (strategy, shard, homes) in combinations(4) {
+            let cell = on(cell.clone(), strategy, 4, shard);
+            let (here, away) = (run(&cell), run(&offloaded(cell, homes, 1)));
+            let what = format!("{} by {shard}, {homes:?}, {precision:?}", strategy.name());
+            assert!(here.steps.iter().any(|step| step.grad_norm > 0.5), "{what}: clipping is not active");
+            if precision.scaling.is_some() {
+                assert!(here.steps.iter().any(|step| step.skipped), "{what}: nothing overflows");
+                assert!(here.steps.iter().any(|step| !step.skipped), "{what}: all overflows");
+            }
+            let bits = |ran: &Ran| -> Vec<_> {
+                ran.steps.iter().map(|s| (s.loss.to_bits(), s.grad_norm.to_bits(), s.skipped)).collect()
+            };
+            assert_eq!(bits(&here), bits(&away), "{what}");
+            assert!(here.weights == away.weights, "{what}: weights");
+        }
+    }
+}
+
+#[test]
+fn adapters_train_alike_beside_an_offloaded_base() {
+    for (name, change) in adapters() {
+        let mut cell = odd();
+        change(&mut cell);
+        let reference = run(&on(cell.clone(), Strategy::Zero3, 2, 1));
+        for homes in HOMES {
+            let away = run(&offloaded(on(cell.clone(), Strategy::Zero3, 2, 1), homes, 1));
+            assert!(reference.weights == away.weights, "{name}, {homes:?}");
+        }
+    }
+}
+
+/// Equal to the byte in every home, and to the move.
+fn assert_as_planned(cell: &Cell, what: &str) {
+    let plan = plan(cell);
+    let estimate = &plan.role_of(0).estimate;
+    for report in measure(cell, &plan) {
+        for home in Home::ALL {
+            let (planned, measured) = (&estimate.ledgers[home], &report.ledgers[home]);
+            for c in Category::ALL {
+                assert_eq!(planned.peak(c), measured.peak(c), "{what}: rank {}: peak of {c}, {home:?}", report.rank);
+            }
+            assert_eq!(planned.total_peak(), measured.total_peak(), "{what}: {home:?}");
+        }
+        assert_eq!(estimate.moves, report.moves, "{what}: rank {}", report.rank);
+    }
+}
+
+#[test]
+fn every_home_holds_what_the_plan_says() {
+    for precision in [Precision::F32, Precision::mixed(DType::Bf16)] {
+        for accumulation in [1, 3] {
+            for (at, (strategy, shard, homes)) in combinations(4).enumerate() {
+                let mut cell = offloaded(on(small(), strategy, 4, shard), homes, at % 3);
+                (cell.precision, cell.train.accumulation) = (precision, accumulation);
+                assert_as_planned(&cell, &format!("{} by {shard}, {homes:?}, {accumulation}", strategy.name()));
+            }
+        }
+    }
+}
+
+/// By closed formulas, which know nothing of plans: bytes of a step that go up and down.
+#[test]
+fn moves_are_those_of_the_formulas() {
+    for (ranks, accumulation) in [(1, 1), (2, 1), (4, 3)] {
+        let mut cell = offloaded(on(small(), Strategy::Zero3, ranks, 1), [Home::Host, Home::Host], 1);
+        (cell.precision, cell.train.accumulation) = (Precision::mixed(DType::Bf16), accumulation);
+        let plan = plan(&cell);
+        let parts = plan.layout.units.iter().map(|unit| (unit.trainable().padded / ranks) as f64);
+        let all: f64 = parts.clone().sum();
+        let of = |what, from, to| {
+            let row = |row: &&Transfer| (row.what, row.from, row.to) == (what, from, to);
+            plan.role_of(0).estimate.moves.iter().find(row).map_or(0.0, |row| row.bytes)
+        };
+        // Each micro-batch's sum goes down; those before come up to be added to.
+        let micros = accumulation as f64;
+        assert_eq!(of(Category::Gradients, Home::Device, Home::Host), micros * 4.0 * all);
+        assert_eq!(of(Category::Gradients, Home::Host, Home::Device), (micros - 1.0) * 4.0 * all);
+        // Weights come up for forward and for backward; the head's once, as nothing lies between.
+        let gathered: f64 = 2.0 * parts.clone().sum::<f64>() - parts.clone().next_back().unwrap();
+        let least = of(Category::Parameters, Home::Host, Home::Device);
+        assert!(least <= micros * 2.0 * gathered && least >= 2.0 * all, "{least} of {gathered}");
+        // They are updated where they live.
+        assert_eq!(of(Category::Parameters, Home::Device, Home::Host), 0.0);
+        assert_eq!(of(Category::Optimizer, Home::Host, Home::Device), 0.0);
+    }
+}
+
+#[test]
+fn the_device_holds_less_by_what_lives_elsewhere() {
+    let cell = on(small(), Strategy::Zero2, 2, 1);
+    let (here, away) = (estimate(&cell), estimate(&offloaded(cell.clone(), [Home::Host, Home::Device], 1)));
+    let units = &plan(&cell).layout.units;
+    let parts = units.iter().map(|unit| footprint(DType::F32, unit.trainable().padded / 2).unwrap());
+    let part: u64 = parts.clone().sum();
+    let optimizer =
+        |estimate: &zbench_engine::outcome::Estimate, home: Home| estimate.ledgers[home].peak(Category::Optimizer);
+    assert_eq!((optimizer(&here, Home::Device), optimizer(&away, Home::Device)), (2 * part, 0));
+    assert_eq!((optimizer(&here, Home::Host), optimizer(&away, Home::Host)), (0, 2 * part));
+    let gradients = |home: Home| away.ledgers[home].peak(Category::Gradients);
+    assert_eq!((gradients(Home::Device), gradients(Home::Host)), (0, part));
+    // At the peak, in backward of the last block, the sum of the head's gradients is on its way.
+    let head = parts.last().unwrap();
+    assert_eq!(away.memory().total_peak(), here.memory().total_peak() - 3 * part + head);
+}
+
+#[test]
+fn a_card_too_small_for_zero3_trains_it_with_offload() {
+    let cell = on(small(), Strategy::Zero3, 2, 1);
+    let away = offloaded(cell.clone(), [Home::Host, Home::Host], 0);
+    let limit = estimate(&away).memory().total_peak();
+    let limited = |mut cell: Cell| {
+        cell.memory.capacity = Some(limit);
+        cell
+    };
+    let failed = try_run(&limited(cell)).err().expect("it takes more than the card has");
+    assert!(matches!(failed.cause, Cause::OutOfMemory { .. }), "{}", failed.cause);
+    assert!(run(&limited(away)).steps.iter().all(|step| step.loss.is_finite()));
+}
+
+#[test]
+fn weights_that_are_whole_stay_on_the_device() {
+    for (strategy, shard) in strategies(4).into_iter().filter(|(strategy, _)| !splits_weights(*strategy)) {
+        let cell = offloaded(on(small(), strategy, 4, shard), [Home::Device, Home::Host], 1);
+        let error = zbench_engine::plan::Plan::new(&cell, &zbench_kernels::Cpu::new(1)).unwrap_err();
+        assert_eq!(error.key, "memory.offload_parameters");
+        assert!(error.reason.contains(strategy.name()) && error.reason.contains("zero3"), "{error}");
+    }
+}
