@@ -3,11 +3,12 @@
 
 use crate::GRANULE_BYTES;
 use crate::device::Device;
-use crate::ledger::{Category, Ledger, Swing, footprint};
+use crate::ledger::{Category, Ledger, PAGE_BYTES, Swing, multiple_of};
 use crate::region::{ArenaError, Region};
 use crate::view::Extent;
 use crate::{DType, View, ViewMut};
 use std::ops::{Deref, Range};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -100,6 +101,14 @@ impl Arena {
         Ok(Arena::of(region, capacity.unwrap_or(bytes), capacity.is_some()))
     }
 
+    /// An arena that has no memory but gives places in a file, and counts their bytes as any other. Its buffers cannot be read
+    /// or computed with; [`Buffer::offset`] says which bytes of the file they are, and [`Arena::high_water`] how long it must be.
+    pub fn file(capacity: Option<u64>) -> Arena {
+        let region = Region::places();
+        let all = region.bytes();
+        Arena::of(region, capacity.unwrap_or(all), capacity.is_some())
+    }
+
     /// The same for an arena that has no memory.
     pub(crate) fn without_places(self) -> Arena {
         self.state().is_placeless = true;
@@ -123,25 +132,36 @@ impl Arena {
 
     /// A buffer of `len` elements whose contents are unspecified (but initialised) bytes.
     pub fn alloc(&self, category: Category, dtype: DType, len: usize) -> Result<Buffer, OutOfMemory> {
+        self.alloc_by(GRANULE_BYTES, category, dtype, len)
+    }
+
+    /// As [`Arena::alloc`] in whole pages: the buffer begins at a multiple of [`PAGE_BYTES`] in the region, and counts for a
+    /// multiple of it ([`footprint_pages`](crate::footprint_pages)). A disk transfers such buffers without a copy.
+    pub fn alloc_pages(&self, category: Category, dtype: DType, len: usize) -> Result<Buffer, OutOfMemory> {
+        self.alloc_by(PAGE_BYTES, category, dtype, len)
+    }
+
+    fn alloc_by(&self, unit: u64, category: Category, dtype: DType, len: usize) -> Result<Buffer, OutOfMemory> {
         let mut state = self.state();
-        let bytes = footprint(dtype, len).unwrap_or(u64::MAX);
+        let bytes = multiple_of(unit, dtype, len).unwrap_or(u64::MAX);
         let live = state.ledger.live_total();
         let fits = live.checked_add(bytes).is_some_and(|sum| sum <= self.0.capacity);
-        let Some(offset) = fits.then(|| state.place(bytes)).flatten() else {
+        let Some(offset) = fits.then(|| state.place(bytes, unit)).flatten() else {
             let by_category = Category::ALL.map(|c| (c, state.ledger.live(c))).to_vec();
             let capacity = self.0.capacity;
             return Err(OutOfMemory { category, requested: bytes, live, capacity, by_category });
         };
         state.count(category, bytes, false);
         drop(state);
-        // SAFETY: `place` returned an offset with room for `bytes` inside the region.
-        let ptr = unsafe { self.0.region.base().add(offset as usize) };
+        // SAFETY: `place` returned an offset with room for `bytes` inside the region, whose addresses do not wrap around. It may
+        // be no memory of the host, and then the address is only counted.
+        let ptr = unsafe { NonNull::new_unchecked(self.0.region.base().as_ptr().wrapping_add(offset as usize)) };
         if cfg!(debug_assertions) && self.0.region.is_writable() {
             // All bits set is a NaN in every float type, so reading what was never written shows.
             // SAFETY: the bytes are ours alone: `place` took them off the free list.
             unsafe { ptr.as_ptr().write_bytes(0xff, bytes as usize) };
         }
-        let extent = Extent::new(ptr, dtype, len, self.0.region.is_on_host());
+        let extent = Extent::new(ptr, dtype, len, self.0.region.home());
         Ok(Buffer { arena: self.clone(), extent, offset, bytes, category })
     }
 
@@ -198,17 +218,25 @@ impl Arena {
 }
 
 impl State {
-    /// Takes `bytes` from the smallest free run that holds them.
-    fn place(&mut self, bytes: u64) -> Option<u64> {
+    /// Takes `bytes` from a multiple of `unit` on, from the smallest free run that holds them.
+    fn place(&mut self, bytes: u64, unit: u64) -> Option<u64> {
         if bytes == 0 || self.is_placeless {
             return Some(0);
         }
-        let fitting = self.free.iter().enumerate().filter(|(_, (_, run))| *run >= bytes);
-        let (place, &(offset, run)) = fitting.min_by_key(|(_, (offset, run))| (*run, *offset))?;
-        if run > bytes {
-            self.free[place] = (offset + bytes, run - bytes);
-        } else {
-            self.free.remove(place);
+        let fits = |&(start, run): &(u64, u64)| run.checked_sub(start.next_multiple_of(unit) - start) >= Some(bytes);
+        let fitting = self.free.iter().enumerate().filter(|(_, free)| fits(free));
+        let (place, &(start, run)) = fitting.min_by_key(|(_, (start, run))| (*run, *start))?;
+        let offset = start.next_multiple_of(unit);
+        // What is left of the run: before and behind.
+        match (offset - start, start + run - (offset + bytes)) {
+            (0, 0) => drop(self.free.remove(place)),
+            (0, behind) => self.free[place] = (offset + bytes, behind),
+            (before, behind) => {
+                self.free[place] = (start, before);
+                if behind > 0 {
+                    self.free.insert(place + 1, (offset + bytes, behind));
+                }
+            }
         }
         self.high_water = self.high_water.max(offset + bytes);
         Some(offset)
@@ -273,18 +301,26 @@ impl Buffer {
         self.category
     }
 
+    /// Bytes from the beginning of the arena's region, or of the file whose place it is. 0 where the arena only counts.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Bytes that it counts for.
+    pub fn footprint(&self) -> u64 {
+        self.bytes
+    }
+
     /// All elements.
     pub fn view(&self) -> View<'_> {
-        let of = if self.is_on_host() { View::from_raw } else { View::on_device };
         // SAFETY: the buffer owns `len` elements, aligned to 64 bytes; memory from the system is initialised.
-        unsafe { of(self.ptr(), self.dtype(), self.len()) }
+        unsafe { self.extent.lend() }
     }
 
     /// All elements, for writing.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        let of = if self.is_on_host() { ViewMut::from_raw } else { ViewMut::on_device };
         // SAFETY: as `view`, and &mut self is the only access.
-        unsafe { of(self.ptr(), self.dtype(), self.len()) }
+        unsafe { self.extent.lend_mut() }
     }
 
     /// The elements of `range`. Panics when it is out of bounds, as a slice would.
@@ -316,6 +352,7 @@ fn physical_memory() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{KernelError, Kernels, footprint_pages};
 
     type Make = fn(Option<u64>) -> Result<Arena, ArenaError>;
     const KINDS: [Make; 2] = [Arena::host, Arena::shared];
@@ -385,7 +422,8 @@ mod tests {
         for step in 0..2000u64 {
             let [a, b] = [0, 1].map(|i| crate::philox::normals(9, 2 * step + i)[0].to_bits() as usize);
             if buffers.len() < 40 && a % 5 < 3 {
-                buffers.push(arena.alloc(Category::Workspace, DType::F32, b % 900).unwrap());
+                let alloc = if b % 3 == 0 { Arena::alloc_pages } else { Arena::alloc };
+                buffers.push(alloc(&arena, Category::Workspace, DType::F32, b % 900).unwrap());
             } else if !buffers.is_empty() {
                 drop(buffers.swap_remove(b % buffers.len()));
             }
@@ -398,6 +436,65 @@ mod tests {
             taken.sort_unstable();
             assert!(taken.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0), "a gap or an overlap");
         }
+    }
+
+    #[test]
+    fn pages_begin_at_pages_whatever_lies_around_them() {
+        for make in KINDS {
+            let arena = make(Some(1 << 20)).unwrap();
+            let small = arena.alloc(Category::Workspace, DType::F32, 1).unwrap();
+            let pages = arena.alloc_pages(Category::Optimizer, DType::F32, 1025).unwrap();
+            assert_eq!((pages.offset(), pages.footprint(), arena.high_water()), (4096, 8192, 12288));
+            assert_eq!(footprint_pages(DType::F32, 1025), Some(8192));
+            assert!((pages.ptr().as_ptr() as usize).is_multiple_of(4096));
+            assert_eq!(arena.ledger().live_total(), 64 + 8192);
+            // The room before it is used, and is the smallest that fits.
+            let between = arena.alloc(Category::Workspace, DType::F32, 1008).unwrap();
+            assert_eq!((between.offset(), between.footprint()), (64, 4032));
+            drop(small);
+            // 4160 bytes lie free, but no whole page from a page's beginning on until the room between is free, too.
+            drop(between);
+            let first = arena.alloc_pages(Category::Optimizer, DType::I8, 1).unwrap();
+            assert_eq!((first.offset(), first.footprint()), (0, 4096));
+            drop((first, pages));
+            assert_eq!(arena.ledger().live_total(), 0);
+            assert_eq!(arena.state().free, [(0, arena.region().bytes())]);
+        }
+    }
+
+    #[test]
+    fn a_dry_arena_counts_pages_as_any_other() {
+        let (dry, host) = (Arena::dry().unwrap(), Arena::host(None).unwrap());
+        for arena in [&dry, &host] {
+            let _a = arena.alloc_pages(Category::Optimizer, DType::Bf16, 5000).unwrap();
+            let _b = arena.alloc(Category::Optimizer, DType::Bf16, 5000).unwrap();
+        }
+        assert_eq!(dry.ledger(), host.ledger());
+        assert_eq!(dry.ledger().total_peak(), 12288 + 10048);
+    }
+
+    #[test]
+    fn places_in_a_file_are_counted_and_reached_by_nobody() {
+        let arena = Arena::file(Some(1 << 50));
+        let mut a = arena.alloc_pages(Category::Optimizer, DType::F32, 1 << 40).unwrap();
+        let b = arena.alloc_pages(Category::Parameters, DType::F32, 100).unwrap();
+        assert_eq!((a.offset(), b.offset(), arena.high_water()), (0, 1 << 42, (1 << 42) + 4096));
+        assert_eq!(arena.ledger().live(Category::Optimizer), 1 << 42);
+        assert!(!a.is_on_host() && a.is_in_file());
+        assert_eq!(a.view().as_bytes().unwrap_err(), KernelError::InFile);
+        assert_eq!(a.view_mut().as_slice_mut::<f32>().unwrap_err(), KernelError::InFile);
+        let host = Arena::host(None).unwrap();
+        let mut here = host.alloc(Category::Parameters, DType::F32, 100).unwrap();
+        let cpu = crate::Cpu::new(1);
+        assert_eq!(cpu.fill(a.slice_mut(0..100), 1.0), Err(KernelError::InFile));
+        assert_eq!(cpu.download(b.view(), here.view_mut()), Err(KernelError::InFile));
+        assert_eq!(cpu.upload(here.view(), a.slice_mut(0..100)), Err(KernelError::InFile));
+        assert_eq!(crate::copy::stream(b.view(), here.view_mut()), Err(KernelError::InFile));
+        let full = Arena::file(Some(8192));
+        assert!(full.alloc_pages(Category::Optimizer, DType::F32, 2049).is_err());
+        // Places are used again.
+        drop(b);
+        assert_eq!(arena.alloc_pages(Category::Parameters, DType::F32, 100).unwrap().offset(), 1 << 42);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::{KernelError, Result, View, ViewMut};
 /// stores next, so a flag may follow as after any other copy.
 pub fn stream(src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
     alike("stream", &src, &dst)?;
+    src.expect_on_host().and(dst.expect_on_host())?;
     let bytes = src.len() * src.dtype().size();
     // SAFETY: both views hold that many bytes, and one that may be written overlaps no other.
     unsafe { bypass(src.ptr().as_ptr(), dst.ptr().as_ptr(), bytes) };
@@ -23,8 +24,11 @@ pub(crate) fn plain(op: &'static str, src: View<'_>, dst: ViewMut<'_>) -> Result
     Ok(())
 }
 
-/// One type and equal lengths.
+/// One type and equal lengths, and neither in a file.
 pub(crate) fn alike(op: &'static str, src: &View<'_>, dst: &ViewMut<'_>) -> Result<()> {
+    if src.is_in_file() || dst.is_in_file() {
+        return Err(KernelError::InFile);
+    }
     if src.dtype() != dst.dtype() {
         return Err(KernelError::DType { wanted: dst.dtype(), given: src.dtype() });
     }

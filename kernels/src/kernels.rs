@@ -26,6 +26,9 @@ pub enum KernelError {
     /// The host cannot read or write device memory.
     #[error("the elements lie in a device's memory, which the host cannot reach; copy them (upload, download)")]
     NotOnHost,
+    /// The elements are a place in a file.
+    #[error("the elements lie in a file, which no kernel reaches; read them into memory (disk::File::start_read)")]
+    InFile,
     /// The device failed at `call`, and says why.
     #[error("{device}: {call}: {reason}")]
     Device { device: String, call: String, reason: String },

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 /// Every allocation is a multiple of this, so that no two share a cache line.
 pub const GRANULE_BYTES: u64 = 64;
 
+/// Memory that a disk transfers straight from or to is a multiple of this, and begins at one: the strictest that disks ask for.
+pub const PAGE_BYTES: u64 = 4096;
+
 /// What memory is used for. The same six names stand in plans, records and reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -57,8 +60,18 @@ impl std::fmt::Display for Category {
 
 /// Bytes that an allocation of `len` elements counts for; `None` when that overflows.
 pub fn footprint(dtype: DType, len: usize) -> Option<u64> {
+    multiple_of(GRANULE_BYTES, dtype, len)
+}
+
+/// The same for an allocation in whole pages: see [`Arena::alloc_pages`](crate::Arena::alloc_pages).
+pub fn footprint_pages(dtype: DType, len: usize) -> Option<u64> {
+    multiple_of(PAGE_BYTES, dtype, len)
+}
+
+/// Bytes of `len` elements, rounded up.
+pub(crate) fn multiple_of(unit: u64, dtype: DType, len: usize) -> Option<u64> {
     let bytes = (len as u64).checked_mul(dtype.size() as u64)?;
-    bytes.checked_next_multiple_of(GRANULE_BYTES)
+    bytes.checked_next_multiple_of(unit)
 }
 
 /// Live and peak bytes by category. An arena keeps one of what was really asked of it; a plan keeps one of what its

@@ -4,7 +4,7 @@
 //! every byte by [`Category`]; [`Kernels`] runs the operations of a device, each described by a plain [`Op`] value.
 //! [`Cpu`] runs them on cores, [`Cuda`] on GPUs; [`Dry`] checks their operands and computes nothing, so that a plan runs
 //! the same operations as a training step. What tests compare them with is in kernels/testing, a crate that no release
-//! compiles.
+//! compiles. [`disk::File`] holds what a rank keeps outside of memory.
 
 pub mod affinity;
 mod arena;
@@ -14,6 +14,7 @@ mod cost;
 mod cpu;
 pub mod cuda;
 pub mod device;
+pub mod disk;
 mod dry;
 mod dtype;
 mod kernels;
@@ -40,7 +41,7 @@ pub use cuda::Cuda;
 pub use dry::Dry;
 pub use dtype::{DType, Element};
 pub use kernels::{KernelError, Kernels, Result, Sum, no_scratch};
-pub use ledger::{Category, GRANULE_BYTES, Ledger, Swing, footprint};
+pub use ledger::{Category, GRANULE_BYTES, Ledger, PAGE_BYTES, Swing, footprint, footprint_pages};
 pub use op::{
     Activation, AdamW, Attention, BiasAdd, Combine, CrossEntropy, Dropout, Elementwise, Embedding, GatedActivation,
     Gemm, Grouped, GroupedGemm, LayerNorm, Normal, Op, PointwiseActivation, QuantFormat, Quantize, QuantizeBlocks,

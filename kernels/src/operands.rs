@@ -376,6 +376,9 @@ pub struct DeviceTypes {
 
 /// An error unless the device computes in the operation's types, the operation can be, and the operands are those of the table.
 pub fn check(device: DeviceTypes, op: &Op, reads: &[View<'_>], writes: &[ViewMut<'_>]) -> Result<()> {
+    if reads.iter().any(|view| view.is_in_file()) || writes.iter().any(|view| view.is_in_file()) {
+        return Err(KernelError::InFile);
+    }
     let list = op.operands();
     if let Op::Reduce(reduce) = op {
         return check_reduce(reduce, reads, writes);

@@ -1,6 +1,8 @@
 #![allow(unsafe_code, reason = "system calls that map memory")]
 
 use crate::device::Device;
+use crate::view::Home;
+use std::num::NonZero;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -43,7 +45,13 @@ pub struct Region {
     file: Option<OwnedFd>,
     /// Whose memory it is, if not the host's.
     device: Option<Arc<dyn Device>>,
+    /// Who reaches it.
+    home: Home,
 }
+
+/// Where the places of a file begin, and how many bytes there may be: addresses that no process can have on x86-64 or
+/// aarch64, so that a mistake ends in a fault and not in another's memory.
+const NOWHERE: usize = 1 << 60;
 
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -88,17 +96,27 @@ impl Region {
         let length = usize::try_from(bytes).map_err(|e| failed(e.to_string()))?;
         let address = device.allocate(length).map_err(|error| failed(error.to_string()))?;
         let base = NonNull::new(address as *mut u8).ok_or_else(|| failed("it lies at address 0".into()))?;
-        Ok(Region { base, bytes, file: None, device: Some(device) })
+        Ok(Region { base, bytes, file: None, device: Some(device), home: Home::Device })
+    }
+
+    /// No memory: places in a file.
+    pub(crate) fn places() -> Region {
+        let base = NonNull::without_provenance(const { NonZero::new(NOWHERE).unwrap() });
+        Region { base, bytes: NOWHERE as u64, file: None, device: None, home: Home::File }
+    }
+
+    pub(crate) fn home(&self) -> Home {
+        self.home
     }
 
     /// Whether the host can read and write it.
     pub fn is_on_host(&self) -> bool {
-        self.device.is_none()
+        self.home == Home::Host
     }
 
     /// Whether the host may write it at any time: its own, or that of a device that has nothing left to do when a call returns.
     pub(crate) fn is_writable(&self) -> bool {
-        self.device.as_ref().is_none_or(|device| device.reaches_host())
+        self.is_on_host() || self.device.as_ref().is_some_and(|device| device.reaches_host())
     }
 
     fn map(bytes: u64, file: Option<OwnedFd>) -> std::io::Result<Region> {
@@ -122,7 +140,7 @@ impl Region {
         // /sys/kernel/mm/transparent_hugepage/shmem_enabled), nothing is lost but speed.
         unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
         let base = NonNull::new(base.cast()).ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(Region { base, bytes, file, device: None })
+        Ok(Region { base, bytes, file, device: None, home: Home::Host })
     }
 
     /// Where the first byte lies in this process.
@@ -146,6 +164,9 @@ impl Drop for Region {
         if let Some(device) = &self.device {
             // SAFETY: made with as many bytes, and nothing borrows it any more.
             unsafe { device.free(self.base.as_ptr() as u64, self.bytes as usize) };
+            return;
+        }
+        if self.home == Home::File {
             return;
         }
         // SAFETY: base and bytes are those of the mapping made in `map`, and nothing borrows it any more.

@@ -6,6 +6,15 @@ use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 
+/// Who reaches elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    Host,
+    Device,
+    /// Nobody: they are a place in a file, and their address is none of memory.
+    File,
+}
+
 /// Where elements lie, how many there are and of which type: what a [`View`], a [`ViewMut`] and a
 /// [`Buffer`](crate::Buffer) have in common.
 #[derive(Clone, Copy, Debug)]
@@ -13,7 +22,7 @@ pub struct Extent {
     ptr: NonNull<u8>,
     len: usize,
     dtype: DType,
-    on_host: bool,
+    home: Home,
 }
 
 // SAFETY: an address and a length; what lies there is guarded by the views and buffers that have it.
@@ -22,8 +31,8 @@ unsafe impl Send for Extent {}
 unsafe impl Sync for Extent {}
 
 impl Extent {
-    pub(crate) fn new(ptr: NonNull<u8>, dtype: DType, len: usize, on_host: bool) -> Extent {
-        Extent { ptr, len, dtype, on_host }
+    pub(crate) fn new(ptr: NonNull<u8>, dtype: DType, len: usize, home: Home) -> Extent {
+        Extent { ptr, len, dtype, home }
     }
 
     /// Number of elements.
@@ -43,7 +52,37 @@ impl Extent {
 
     /// Whether the host can reach the elements.
     pub fn is_on_host(&self) -> bool {
-        self.on_host
+        self.home == Home::Host
+    }
+
+    /// Whether the elements are a place in a file, which nobody reaches: see [`Arena::file`](crate::Arena::file).
+    pub fn is_in_file(&self) -> bool {
+        self.home == Home::File
+    }
+
+    /// An error where the host cannot reach the elements.
+    pub(crate) fn expect_on_host(&self) -> Result<(), KernelError> {
+        match self.home {
+            Home::Host => Ok(()),
+            Home::Device => Err(KernelError::NotOnHost),
+            Home::File => Err(KernelError::InFile),
+        }
+    }
+
+    /// A view of these elements.
+    ///
+    /// # Safety
+    /// As for [`View::from_raw`], wherever they lie.
+    pub(crate) unsafe fn lend<'a>(self) -> View<'a> {
+        View { extent: self, life: PhantomData }
+    }
+
+    /// As [`Extent::lend`], for writing.
+    ///
+    /// # Safety
+    /// As for [`ViewMut::from_raw`], wherever they lie.
+    pub(crate) unsafe fn lend_mut<'a>(self) -> ViewMut<'a> {
+        ViewMut { extent: self, life: PhantomData }
     }
 
     /// Where the first element lies.
@@ -54,8 +93,9 @@ impl Extent {
     /// The elements of `range`. Panics when it is out of bounds, as a slice would.
     pub(crate) fn part(self, range: Range<usize>) -> Extent {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of a view of {} elements", self.len);
-        // SAFETY: the range lies inside these elements (checked above).
-        let ptr = unsafe { self.ptr.add(range.start * self.dtype.size()) };
+        // SAFETY: the range lies inside these elements (checked above), which may be a device's or a file's: no memory of the
+        // host, whose addresses are only counted.
+        let ptr = unsafe { NonNull::new_unchecked(self.ptr.as_ptr().wrapping_add(range.start * self.dtype.size())) };
         Extent { ptr, len: range.len(), ..self }
     }
 
@@ -73,9 +113,7 @@ impl Extent {
 
     /// An error where the host cannot reach the elements, or they are not of type T.
     fn expect<T: Element>(&self) -> Result<(), KernelError> {
-        if !self.on_host {
-            return Err(KernelError::NotOnHost);
-        }
+        self.expect_on_host()?;
         if T::DTYPE == self.dtype { Ok(()) } else { Err(KernelError::DType { wanted: T::DTYPE, given: self.dtype }) }
     }
 }
@@ -116,7 +154,7 @@ impl<'a> View<'a> {
     /// # Safety
     /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody writes during `'a`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
-        View { extent: Extent::new(ptr, dtype, len, true), life: PhantomData }
+        View { extent: Extent::new(ptr, dtype, len, Home::Host), life: PhantomData }
     }
 
     /// As [`View::from_raw`] in the memory of a device, which the host cannot read.
@@ -124,12 +162,12 @@ impl<'a> View<'a> {
     /// # Safety
     /// As there, for the device that the view is given to.
     pub unsafe fn on_device(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
-        View { extent: Extent::new(ptr, dtype, len, false), life: PhantomData }
+        View { extent: Extent::new(ptr, dtype, len, Home::Device), life: PhantomData }
     }
 
     /// The elements of a slice in host memory.
     pub fn of<T: Element>(slice: &'a [T]) -> View<'a> {
-        View { extent: Extent::new(NonNull::from(slice).cast(), T::DTYPE, slice.len(), true), life: PhantomData }
+        View { extent: Extent::new(NonNull::from(slice).cast(), T::DTYPE, slice.len(), Home::Host), life: PhantomData }
     }
 
     /// The elements of `range`. Panics when it is out of bounds, as a slice would.
@@ -144,9 +182,7 @@ impl<'a> View<'a> {
 
     /// The elements' bytes, as the host keeps them; an error where it cannot read them.
     pub fn as_bytes(&self) -> Result<&'a [u8], KernelError> {
-        if !self.on_host {
-            return Err(KernelError::NotOnHost);
-        }
+        self.expect_on_host()?;
         // SAFETY: a view points to `len` initialised elements of `dtype`, which are plain bytes without padding.
         Ok(unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len * self.dtype.size()) })
     }
@@ -165,7 +201,7 @@ impl<'a> ViewMut<'a> {
     /// # Safety
     /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody else uses during `'a`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> ViewMut<'a> {
-        ViewMut { extent: Extent::new(ptr, dtype, len, true), life: PhantomData }
+        ViewMut { extent: Extent::new(ptr, dtype, len, Home::Host), life: PhantomData }
     }
 
     /// As [`ViewMut::from_raw`] in the memory of a device, which the host cannot write.
@@ -173,13 +209,13 @@ impl<'a> ViewMut<'a> {
     /// # Safety
     /// As there, for the device that the view is given to.
     pub unsafe fn on_device(ptr: NonNull<u8>, dtype: DType, len: usize) -> ViewMut<'a> {
-        ViewMut { extent: Extent::new(ptr, dtype, len, false), life: PhantomData }
+        ViewMut { extent: Extent::new(ptr, dtype, len, Home::Device), life: PhantomData }
     }
 
     /// The elements of a slice in host memory.
     pub fn of<T: Element>(slice: &'a mut [T]) -> ViewMut<'a> {
         let len = slice.len();
-        ViewMut { extent: Extent::new(NonNull::from(slice).cast(), T::DTYPE, len, true), life: PhantomData }
+        ViewMut { extent: Extent::new(NonNull::from(slice).cast(), T::DTYPE, len, Home::Host), life: PhantomData }
     }
 
     /// Reads what this may write.
@@ -216,9 +252,7 @@ impl<'a> ViewMut<'a> {
 
     /// The elements' bytes, for as long as they are lent; an error where the host cannot write them.
     pub fn into_bytes_mut(self) -> Result<&'a mut [u8], KernelError> {
-        if !self.on_host {
-            return Err(KernelError::NotOnHost);
-        }
+        self.expect_on_host()?;
         // SAFETY: `len` initialised elements of plain bytes, of which this view, which ends here, was the only user.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len * self.dtype.size()) })
     }

@@ -133,7 +133,10 @@ impl Kernels for Cpu {
 
     fn run(&self, op: &Op, reads: &[View<'_>], writes: &mut [ViewMut<'_>], scratch: ViewMut<'_>) -> Result<()> {
         operands::check(DEVICE, op, reads, writes)?;
+        reads.iter().try_for_each(|view| view.expect_on_host())?;
+        writes.iter().try_for_each(|view| view.expect_on_host())?;
         operands::check_scratch(op, &scratch, self.workspace(op))?;
+        scratch.expect_on_host()?;
         let name = op.name();
         match (op, reads, writes) {
             (Op::Gemm(op), [a, b], [c]) => self.run_matmul(op, *a, Right::Plain(*b), c.reborrow(), scratch),

@@ -10,6 +10,8 @@ mod amx;
 mod attention;
 mod carried;
 mod compile;
+#[cfg(target_os = "linux")]
+mod disk;
 mod documents;
 mod elementwise;
 mod errors;
