@@ -2,6 +2,8 @@
 
 use crate::comm::CommError;
 use crate::outcome::Worse;
+use std::sync::Arc;
+use zbench_kernels::disk::DiskError;
 use zbench_kernels::{KernelError, OutOfMemory};
 
 #[derive(Debug, Clone, thiserror::Error)]
@@ -12,6 +14,9 @@ pub enum StepError {
     Kernel(#[from] KernelError),
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// What is offloaded to a disk could not be written or read.
+    #[error(transparent)]
+    Disk(Arc<DiskError>),
     /// Tokens or weights could not be read.
     #[error("{0}")]
     Input(String),
@@ -26,6 +31,12 @@ pub enum StepError {
     /// The loss has long been far above its smallest.
     #[error("{0}")]
     Worse(Worse),
+}
+
+impl From<DiskError> for StepError {
+    fn from(error: DiskError) -> StepError {
+        StepError::Disk(Arc::new(error))
+    }
 }
 
 pub type Result<T, E = StepError> = std::result::Result<T, E>;

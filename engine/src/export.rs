@@ -32,7 +32,9 @@ impl Executor<'_> {
     pub(crate) fn gather(&mut self, arena: &Arena, unit: usize, part: FlatKind, role: Role) -> Result<Option<Buffer>> {
         let Executor { context, state, params, optimizer, .. } = self;
         let Some(holding) = &state.holdings[unit][part as usize] else { return Ok(None) };
-        let (padded, kernels) = (holding.padded, &*context.kernels);
+        let (padded, kernels, res) = (holding.padded, &*context.kernels, context.resources());
+        params.open(res, unit)?;
+        optimizer.open(res, unit)?;
         let Some((_, own)) = role.held(state, params, optimizer, unit, part) else { return Ok(None) };
         let dtype = if part == FlatKind::Quantised { own.dtype() } else { DType::F32 };
         let mut copy = arena.alloc(Category::Workspace, dtype, own.len())?;
@@ -40,6 +42,8 @@ impl Executor<'_> {
             FlatKind::Quantised => kernels.copy(own, copy.view_mut())?,
             _ => kernels.cast(own, copy.view_mut())?,
         }
+        params.close(res, unit, false)?;
+        optimizer.close(res, unit, false)?;
         self.whole(arena, copy, shard::share(&self.state.sharding, part), padded).map(Some)
     }
 

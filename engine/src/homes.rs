@@ -2,8 +2,12 @@
 //! lives there. Each arena has a ledger of its own.
 
 use crate::config::Home;
+use crate::error::{Result, StepError};
 use crate::offload::Moves;
 use std::ops::Index;
+use std::path::Path;
+use std::sync::Arc;
+use zbench_kernels::disk::{File, Options};
 use zbench_kernels::{Arena, ArenaError, Ledger, Swing};
 
 /// One value for each home.
@@ -30,6 +34,8 @@ pub struct Homes {
     device: Arena,
     host: Option<Arena>,
     disk: Option<Arena>,
+    /// What the disk's arena gives places in; none in a dry run.
+    file: Option<Arc<File>>,
     moves: Moves,
 }
 
@@ -39,13 +45,18 @@ fn is_used(home: Home, used: &[Home]) -> bool {
 }
 
 impl Homes {
-    /// The device's arena, and one for each other home that is used.
+    /// The device's arena, and one for each other home that is used. What lives on a disk is a file in `folder`, which has room
+    /// for `disk_bytes`.
     ///
     /// # Errors
-    /// The process has no address space left.
-    pub fn new(device: Arena, used: &[Home]) -> Result<Homes, ArenaError> {
-        let host = is_used(Home::Host, used).then(|| Arena::host(None)).transpose()?;
-        Ok(Homes { device, host, disk: None, moves: Moves::default() })
+    /// The process has no address space left, or the disk no such room.
+    pub fn new(device: Arena, used: &[Home], folder: &Path, disk_bytes: u64) -> Result<Homes> {
+        let failed = |error: ArenaError| StepError::Input(error.to_string());
+        let host = is_used(Home::Host, used).then(|| Arena::host(None)).transpose().map_err(failed)?;
+        let disk = is_used(Home::Disk, used).then(|| Arena::file(None));
+        let file = disk.as_ref().map(|_| File::create(folder, &Options::default())).transpose()?;
+        file.as_ref().map_or(Ok(()), |file| file.reserve(disk_bytes))?;
+        Ok(Homes { device, host, disk, file: file.map(Arc::new), moves: Moves::default() })
     }
 
     /// Arenas without memory for the device and for each of these homes.
@@ -55,7 +66,12 @@ impl Homes {
     pub fn dry(used: &[Home]) -> Result<Homes, ArenaError> {
         let arena = |home| is_used(home, used).then(Arena::dry).transpose();
         let (host, disk) = (arena(Home::Host)?, arena(Home::Disk)?);
-        Ok(Homes { device: Arena::dry()?, host, disk, moves: Moves::default() })
+        Ok(Homes { device: Arena::dry()?, host, disk, file: None, moves: Moves::default() })
+    }
+
+    /// The file of what lives on a disk; none in a dry run.
+    pub fn file(&self) -> Option<&File> {
+        self.file.as_deref()
     }
 
     /// What was moved between homes.

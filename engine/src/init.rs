@@ -70,6 +70,8 @@ impl<'a> Filler<'a> {
 
     fn all(&mut self, state: &State, params: &mut Params, optimizer: &mut Optimizer) -> Result<()> {
         for (unit, spec) in self.inputs.plan.layout.units.iter().enumerate() {
+            params.open(self.res, unit)?;
+            optimizer.open(self.res, unit)?;
             let mut wanted = self.wanted(spec);
             for part in FlatKind::ALL {
                 // What trains comes from the training checkpoint, if the run goes on from one.
@@ -110,6 +112,8 @@ impl<'a> Filler<'a> {
                     self.res.kernels.cast(master.view(), home)?;
                 }
             }
+            params.close(self.res, unit, true)?;
+            optimizer.close(self.res, unit, true)?;
         }
         Ok(())
     }

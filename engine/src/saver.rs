@@ -202,7 +202,7 @@ impl Saver {
             SaveLayout::Sharded => {
                 let layout = &rank.inputs.plan.layout;
                 let Executor { context, state, params, optimizer, .. } = &mut rank.executor;
-                let shard = Shard::take(state, layout, &*context.kernels, params, optimizer, place)?;
+                let shard = Shard::take(state, layout, context.resources(), params, optimizer, place)?;
                 (shard.copied(), spawn(move || shard.write())?)
             }
             SaveLayout::Full => full::start(&mut rank.executor, place)?,

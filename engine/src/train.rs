@@ -3,7 +3,7 @@
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::{CommError, Communicator, Metered, group, link};
-use crate::config::Cell;
+use crate::config::{Cell, Home};
 use crate::course::{self, Control};
 use crate::data::Source;
 use crate::error::StepError;
@@ -239,11 +239,13 @@ fn one_rank<T>(
 ) -> Ended<T> {
     let number = comm.rank();
     let used = StateHomes::of(inputs.cell, &inputs.plan.sharding).all();
-    let homes = match Homes::new(arena, &used) {
+    let folder = inputs.cell.memory.offload_path.clone().unwrap_or_else(std::env::temp_dir);
+    let disk_bytes = inputs.plan.role_of(number).estimate.ledgers[Home::Disk].total_peak();
+    let homes = match Homes::new(arena, &used, &folder, disk_bytes) {
         Ok(homes) => homes,
         Err(error) => {
             comm.abort(&error.to_string());
-            return Ended::broken(&error.to_string());
+            return Ended { result: Err(RankError::Step(error)), ledgers: ByHome::default() };
         }
     };
     let account = homes.clone();

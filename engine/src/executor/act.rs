@@ -275,13 +275,13 @@ impl<'a> Executor<'a> {
         match action {
             Action::Fetch { unit, .. } => optimizer.fetch(state, res, params, gradients, unit),
             Action::UpdateUnit { unit } => {
-                optimizer.land(params, unit)?;
+                optimizer.land(state, res, params, unit)?;
                 spans.enter(Span::Optimizer);
                 let model = (self.context.cell, &*self.context.role.layout);
                 optimizer.update_unit(model, state, res, params, gradients, update, unit)
             }
             Action::Store { unit } => optimizer.store(state, res, params, unit),
-            Action::Settle { unit } => optimizer.settle(params, unit),
+            Action::Settle { unit } => optimizer.settle(res, params, unit),
             _ => Ok(()),
         }
     }

@@ -5,6 +5,7 @@ use crate::config::Home;
 use crate::error::{Result, StepError};
 use crate::shard::Resources;
 use std::ops::Range;
+use zbench_kernels::disk::Transfer;
 use zbench_kernels::{Buffer, Category, DType, ViewMut};
 
 /// A tensor of a home. Where it is used elsewhere, a part of it is copied there.
@@ -24,19 +25,48 @@ struct Used {
 
 /// A buffer that may be on its way.
 pub enum Flight {
-    /// It is here.
+    /// It is where it is used.
     Here(Buffer),
+    /// It comes from the disk into host memory.
+    Coming(Pages),
+    /// It goes from host memory to the disk.
+    Going(Pages),
+}
+
+/// Pages of host memory between memory and disk.
+pub enum Pages {
+    Transfer(Transfer),
+    /// Nothing carries them: a dry run.
+    Dry(Buffer),
+}
+
+impl Pages {
+    fn wait(self) -> Result<Buffer> {
+        match self {
+            Pages::Transfer(transfer) => Ok(transfer.wait()?),
+            Pages::Dry(buffer) => Ok(buffer),
+        }
+    }
 }
 
 impl Flight {
-    /// Waits for it.
+    /// Waits for it. What comes from the disk for the device is copied there now.
     ///
     /// # Errors
-    /// The disk has failed.
-    pub fn land(self) -> Result<Buffer> {
-        match self {
-            Flight::Here(buffer) => Ok(buffer),
+    /// The disk has failed, or there is no memory on the device.
+    pub fn land(self, res: Resources<'_>, at: Home, what: Category) -> Result<Buffer> {
+        let pages = match self {
+            Flight::Here(buffer) => return Ok(buffer),
+            Flight::Coming(pages) => pages.wait()?,
+            Flight::Going(pages) => return pages.wait(),
+        };
+        if at == Home::Host {
+            return Ok(pages);
         }
+        let mut copy = res.alloc_at(at, Category::Communication, pages.dtype(), pages.len())?;
+        res.count_move(what, Home::Host, at, &copy);
+        res.kernels.copy(pages.view(), copy.view_mut())?;
+        Ok(copy)
     }
 }
 
@@ -53,19 +83,59 @@ impl Homed {
         self.stored.as_ref().ok_or_else(away)
     }
 
-    /// All of it, where it lies in memory.
+    /// All of it, where it lies in memory: what lives on a disk is there while it is [`open`](Homed::open).
     pub fn buffer(&self) -> Option<&Buffer> {
-        self.stored.as_ref()
+        match (self.home, &self.used) {
+            (Home::Disk, Some(Used { state: Flight::Here(buffer), .. })) => Some(buffer),
+            (Home::Disk, _) => None,
+            _ => self.stored.as_ref(),
+        }
     }
 
-    /// All of it, for writing, where it lies in memory.
+    /// The same for writing.
     pub fn buffer_mut(&mut self) -> Option<&mut Buffer> {
-        self.stored.as_mut()
+        match (self.home, &mut self.used) {
+            (Home::Disk, Some(Used { state: Flight::Here(buffer), .. })) => Some(buffer),
+            (Home::Disk, _) => None,
+            _ => self.stored.as_mut(),
+        }
+    }
+
+    /// Brings what lives on a disk into host memory, outside of a step.
+    ///
+    /// # Errors
+    /// There is no memory for it, or the disk has failed.
+    pub fn open(&mut self, res: Resources<'_>) -> Result<()> {
+        if self.home != Home::Disk {
+            return Ok(());
+        }
+        let all = 0..self.stored()?.len();
+        res.homes.moves().uncounted(|| self.fetch(res, Home::Host, all, true))?;
+        self.land(res, Home::Host)
+    }
+
+    /// Frees that memory; with `writes`, when the disk has what was changed.
+    ///
+    /// # Errors
+    /// The disk has failed.
+    pub fn close(&mut self, res: Resources<'_>, writes: bool) -> Result<()> {
+        if self.home != Home::Disk {
+            return Ok(());
+        }
+        if writes {
+            res.homes.moves().uncounted(|| self.store(res, Home::Host))?;
+        }
+        self.settle(res)
     }
 
     /// Takes the memory of what lives on the device, for a collective that reads it.
     pub fn take(&mut self) -> Option<Buffer> {
         self.stored.take()
+    }
+
+    /// Whether it was taken.
+    pub fn is_taken(&self) -> bool {
+        self.stored.is_none()
     }
 
     /// Gives it back.
@@ -83,6 +153,14 @@ impl Homed {
 
     fn copy_part(&self, res: Resources<'_>, at: Home, part: Range<usize>) -> Result<Flight> {
         let stored = self.stored()?;
+        if self.home == Home::Disk {
+            let pages = res.host_pages(stored.dtype(), stored.len())?;
+            res.count_move(self.category, Home::Disk, Home::Host, &pages);
+            return Ok(Flight::Coming(match res.homes.file() {
+                Some(file) => Pages::Transfer(file.start_read(stored.offset(), pages)?),
+                None => Pages::Dry(pages),
+            }));
+        }
         let mut copy = res.alloc_at(at, Category::Communication, stored.dtype(), part.len())?;
         res.count_move(self.category, self.home, at, &copy);
         res.kernels.copy(stored.slice(part), copy.view_mut())?;
@@ -100,6 +178,7 @@ impl Homed {
         }
         let state = match reads {
             true => self.copy_part(res, at, part.clone())?,
+            false if at == Home::Host => Flight::Here(res.host_pages(self.stored()?.dtype(), part.len())?),
             false => Flight::Here(res.alloc_at(at, Category::Communication, self.stored()?.dtype(), part.len())?),
         };
         self.used = Some(Used { part, state });
@@ -110,9 +189,9 @@ impl Homed {
     ///
     /// # Errors
     /// The disk has failed.
-    pub fn land(&mut self) -> Result<()> {
+    pub fn land(&mut self, res: Resources<'_>, at: Home) -> Result<()> {
         if let Some(Used { part, state }) = self.used.take() {
-            self.used = Some(Used { part, state: Flight::Here(state.land()?) });
+            self.used = Some(Used { part, state: Flight::Here(state.land(res, at, self.category)?) });
         }
         Ok(())
     }
@@ -139,7 +218,23 @@ impl Homed {
     /// The disk has failed.
     pub fn store(&mut self, res: Resources<'_>, from: Home) -> Result<()> {
         let Some(Used { part, state }) = self.used.take() else { return Ok(()) };
-        let copy = state.land()?;
+        let mut copy = state.land(res, from, self.category)?;
+        if self.home == Home::Disk {
+            if from != Home::Host {
+                let mut pages = res.host_pages(copy.dtype(), copy.len())?;
+                res.count_move(self.category, from, Home::Host, &pages);
+                res.kernels.copy(copy.view(), pages.view_mut())?;
+                copy = pages;
+            }
+            res.count_move(self.category, Home::Host, Home::Disk, &copy);
+            let offset = self.stored()?.offset();
+            let pages = match res.homes.file() {
+                Some(file) => Pages::Transfer(file.start_write(offset, copy)?),
+                None => Pages::Dry(copy),
+            };
+            self.used = Some(Used { part, state: Flight::Going(pages) });
+            return Ok(());
+        }
         res.count_move(self.category, from, self.home, &copy);
         let stored = self.stored.as_mut().ok_or_else(away)?;
         res.kernels.copy(copy.view(), stored.slice_mut(part.clone()))?;
@@ -151,9 +246,9 @@ impl Homed {
     ///
     /// # Errors
     /// The disk has failed.
-    pub fn settle(&mut self) -> Result<()> {
+    pub fn settle(&mut self, res: Resources<'_>) -> Result<()> {
         match self.used.take() {
-            Some(Used { state, .. }) => state.land().map(drop),
+            Some(Used { state, .. }) => state.land(res, Home::Host, self.category).map(drop),
             None => Ok(()),
         }
     }
@@ -164,6 +259,12 @@ fn away() -> StepError {
 }
 
 impl Resources<'_> {
+    /// Pages of host memory, which a disk can read and write, with unspecified contents.
+    fn host_pages(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        let host = self.homes.arena(Home::Host).ok_or_else(away)?;
+        Ok(host.alloc_pages(Category::Communication, dtype, len)?)
+    }
+
     /// Counts a move of all of a buffer.
     pub fn count_move(&self, what: Category, from: Home, to: Home, buffer: &Buffer) {
         let bytes = (buffer.len() * buffer.dtype().size()) as u64;

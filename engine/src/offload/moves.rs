@@ -63,6 +63,14 @@ impl Moves {
         self.rows().clear();
     }
 
+    /// Work whose moves are not counted.
+    pub fn uncounted<T>(&self, work: impl FnOnce() -> T) -> T {
+        let counted = self.rows().clone();
+        let result = work();
+        *self.rows() = counted;
+        result
+    }
+
     fn rows(&self) -> MutexGuard<'_, Vec<Transfer>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

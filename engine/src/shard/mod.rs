@@ -153,7 +153,13 @@ impl Resources<'_> {
     /// A buffer of a home, with unspecified contents.
     pub fn alloc_at(&self, home: Home, category: Category, dtype: DType, len: usize) -> Result<Buffer> {
         let none = || StepError::Input(format!("this rank has no memory of home {home:?}; a bug"));
-        Ok(self.homes.arena(home).ok_or_else(none)?.alloc(category, dtype, len)?)
+        let arena = self.homes.arena(home).ok_or_else(none)?;
+        // A disk reads and writes whole pages.
+        Ok(if home == Home::Disk {
+            arena.alloc_pages(category, dtype, len)?
+        } else {
+            arena.alloc(category, dtype, len)?
+        })
     }
 }
 

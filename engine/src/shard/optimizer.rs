@@ -44,6 +44,16 @@ impl Moments {
     fn each(&mut self) -> impl Iterator<Item = &mut Homed> {
         self.master.as_mut().into_iter().chain([&mut self.first, &mut self.second])
     }
+
+    /// Brings them into host memory where they live on a disk, outside of a step.
+    pub fn open(&mut self, res: Resources<'_>) -> Result<()> {
+        self.each().try_for_each(|homed| homed.open(res))
+    }
+
+    /// Frees that memory; with `writes`, when the disk has what was changed.
+    pub fn close(&mut self, res: Resources<'_>, writes: bool) -> Result<()> {
+        self.each().try_for_each(|homed| homed.close(res, writes))
+    }
 }
 
 struct Lent {
@@ -154,7 +164,7 @@ impl Optimizer {
             let len = holding.owned.len();
             let master = p.master.map(|dtype| alloc(dtype, len)).transpose()?;
             let (mut first, mut second) = (alloc(p.optimizer, len)?, alloc(p.optimizer, len)?);
-            // A dry run has nothing to fill.
+            // A dry run has nothing to fill, and a new file holds zeros.
             if res.recorder.is_none() {
                 for moment in [&mut first, &mut second] {
                     if let Some(buffer) = moment.buffer_mut() {
@@ -301,17 +311,27 @@ impl Optimizer {
     }
 
     /// Waits until it is there.
-    pub fn settle(&mut self, params: &mut Params, unit: usize) -> Result<()> {
+    pub fn settle(&mut self, res: Resources<'_>, params: &mut Params, unit: usize) -> Result<()> {
         let Some(moments) = &mut self.units[unit] else { return Ok(()) };
         let home = params.homed_mut(unit, FlatKind::Trainable);
-        moments.each().chain(home).try_for_each(Homed::settle)
+        moments.each().chain(home).try_for_each(|homed| homed.settle(res))
     }
 
     /// Waits for what the update of a unit reads.
-    pub fn land(&mut self, params: &mut Params, unit: usize) -> Result<()> {
+    pub fn land(&mut self, state: &State, res: Resources<'_>, params: &mut Params, unit: usize) -> Result<()> {
         let Some(moments) = &mut self.units[unit] else { return Ok(()) };
-        let home = params.homed_mut(unit, FlatKind::Trainable);
-        moments.each().chain(home).try_for_each(Homed::land)
+        let (at, home) = (update_home(&state.homes), params.homed_mut(unit, FlatKind::Trainable));
+        moments.each().chain(home).try_for_each(|homed| homed.land(res, at))
+    }
+
+    /// As [`Moments::open`] of a unit.
+    pub fn open(&mut self, res: Resources<'_>, unit: usize) -> Result<()> {
+        self.units[unit].as_mut().map_or(Ok(()), |moments| moments.open(res))
+    }
+
+    /// As [`Moments::close`] of a unit.
+    pub fn close(&mut self, res: Resources<'_>, unit: usize, writes: bool) -> Result<()> {
+        self.units[unit].as_mut().map_or(Ok(()), |moments| moments.close(res, writes))
     }
 
     /// One AdamW step on this rank's part of every unit.

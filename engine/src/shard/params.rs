@@ -59,6 +59,16 @@ impl Params {
         Some(&mut self.flats[unit][part as usize].as_mut()?.home)
     }
 
+    /// Brings this rank's part of a unit into host memory where it lives on a disk, outside of a step.
+    pub fn open(&mut self, res: Resources<'_>, unit: usize) -> Result<()> {
+        self.flats[unit].iter_mut().flatten().try_for_each(|flat| flat.home.open(res))
+    }
+
+    /// Frees that memory; with `writes`, when the disk has what was changed.
+    pub fn close(&mut self, res: Resources<'_>, unit: usize, writes: bool) -> Result<()> {
+        self.flats[unit].iter_mut().flatten().try_for_each(|flat| flat.home.close(res, writes))
+    }
+
     /// Begins to bring this rank's part of a unit to the device, to be gathered.
     pub fn fetch(&mut self, res: Resources<'_>, unit: usize) -> Result<()> {
         for flat in self.flats[unit].iter_mut().flatten().filter(|flat| flat.slotted) {
@@ -99,7 +109,7 @@ impl Params {
             let Some(ticket) = flat.pending.take() else { continue };
             let gathered = comms.shard().wait(ticket)?;
             // A send that is not the home was a copy, and is done with.
-            if let Some(home) = gathered.send.filter(|_| flat.home.buffer().is_none()) {
+            if let Some(home) = gathered.send.filter(|_| flat.home.is_taken()) {
                 flat.home.put(home);
             }
             flat.slot = gathered.recv;
@@ -127,7 +137,8 @@ impl Params {
 impl Flat {
     fn gather(&mut self, state: &State, res: Resources<'_>, holding: &Holding) -> Result<()> {
         let mut slot = res.alloc(state.slots, holding.slot, holding.padded)?;
-        let copy = self.coming.pop_front().map(Flight::land).transpose()?;
+        let land = |flight: Flight| flight.land(res, Home::Device, Category::Parameters);
+        let copy = self.coming.pop_front().map(land).transpose()?;
         let Some(home) = copy.as_ref().or(self.home.buffer()) else { return Ok(()) };
         if state.sharding.parameters == Axes::NONE {
             res.cast(TERM, home.view(), slot.view_mut())?;

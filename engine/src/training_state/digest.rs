@@ -49,6 +49,9 @@ impl Executor<'_> {
         for unit in 0..self.state.holdings.len() {
             let Executor { context, state, params, optimizer, .. } = self;
             let Some(holding) = &state.holdings[unit][part as usize] else { continue };
+            let res = context.resources();
+            params.open(res, unit)?;
+            optimizer.open(res, unit)?;
             let Some((held, view)) = role.held(state, params, optimizer, unit, part) else { continue };
             for tensor in context.plan.layout.units[unit].tensors_of(part) {
                 let place = tensor.place.range();
@@ -60,6 +63,8 @@ impl Executor<'_> {
                 let elements = view.slice(within(&cut, &held));
                 sum = sum.wrapping_add(of_elements(&*context.kernels, seed, within(&cut, &place), elements)?);
             }
+            params.close(res, unit, false)?;
+            optimizer.close(res, unit, false)?;
         }
         Ok(sum)
     }

@@ -144,7 +144,7 @@ impl Resumable {
         params: &mut Params,
         optimizer: &mut Optimizer,
     ) -> Result<u64> {
-        let mut target = Target { layout, state, res, params, optimizer };
+        let mut target = Target { layout, state, res, params, optimizer, open: None };
         let readings = match self.index.layout {
             SaveLayout::Sharded => self.shards(&target)?,
             SaveLayout::Full => full::readings(self, &target)?,
@@ -156,6 +156,7 @@ impl Resumable {
             bytes += target.read(reading, self.direct)?;
         }
         target.update_homes()?;
+        target.turn_to(None)?;
         Ok(bytes)
     }
 
@@ -268,9 +269,27 @@ struct Target<'a> {
     res: Resources<'a>,
     params: &'a mut Params,
     optimizer: &'a mut Optimizer,
+    /// The unit whose state is in memory, where it lives on a disk.
+    open: Option<usize>,
 }
 
 impl Target<'_> {
+    /// Brings a unit's state into memory, in place of the last one's.
+    fn turn_to(&mut self, unit: Option<usize>) -> Result<()> {
+        if self.open == unit {
+            return Ok(());
+        }
+        if let Some(last) = std::mem::replace(&mut self.open, unit) {
+            self.params.close(self.res, last, true)?;
+            self.optimizer.close(self.res, last, true)?;
+        }
+        if let Some(next) = unit {
+            self.params.open(self.res, next)?;
+            self.optimizer.open(self.res, next)?;
+        }
+        Ok(())
+    }
+
     /// What this rank needs of a unit: what it owns, without padding.
     pub fn owned(&self, unit: usize) -> Option<Range<usize>> {
         let holding = self.state.holdings.get(unit)?.first()?.as_ref()?;
@@ -323,6 +342,7 @@ impl Target<'_> {
     }
 
     fn write(&mut self, unit: usize, role: Role, range: Range<usize>, values: Option<&[f32]>) -> Result<()> {
+        self.turn_to(Some(unit))?;
         let Some(holding) = self.state.trainable(unit) else { return Ok(()) };
         let of_owned = within(&range, &holding.owned);
         let Some(moments) = self.optimizer.moments_mut(unit) else { return Ok(()) };
@@ -374,6 +394,7 @@ impl Target<'_> {
     /// Makes the weights that layers read from the master weights.
     fn update_homes(&mut self) -> Result<()> {
         for unit in 0..self.state.holdings.len() {
+            self.turn_to(Some(unit))?;
             let Some(holding) = self.state.trainable(unit) else { continue };
             let master = self.optimizer.moments_mut(unit).and_then(|moments| moments.master.as_ref()?.buffer());
             let home = self.params.home_mut(unit, FlatKind::Trainable);

@@ -7,10 +7,11 @@ use super::index::{FileSums, Piece, RankFiles, Role};
 use super::json::write_json;
 use super::slice::Slice;
 use crate::checkpoint::header_bytes;
+use crate::config::Home;
 use crate::error::StepError;
 use crate::mesh::within;
 use crate::model::{FlatKind, Layout, Tensor};
-use crate::shard::{Moments, Optimizer, Params, State};
+use crate::shard::{Moments, Optimizer, Params, Resources, State};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -107,6 +108,15 @@ impl UnitState {
         }
     }
 
+    /// Copies what will be written. Returns the bytes copied.
+    fn copy(&mut self, kernels: &dyn Kernels) -> Result<u64> {
+        for role in Role::ALL {
+            self.copies[role as usize] =
+                self.lent(role).map(|view| bytes_of(kernels, view)).transpose()?.unwrap_or_default();
+        }
+        Ok(self.copies.iter().map(|copy| copy.len() as u64).sum())
+    }
+
     /// Copies what is not written yet and gives the optimizer its memory back. Returns the bytes copied.
     fn settle(&mut self, back: &Sender<(usize, Moments)>) -> u64 {
         let on_host = |role| self.lent(role).and_then(|view| view.as_bytes().ok());
@@ -156,12 +166,14 @@ impl Shard {
     pub fn take(
         state: &State,
         layout: &Layout,
-        kernels: &dyn Kernels,
+        res: Resources<'_>,
         params: &mut Params,
         optimizer: &mut Optimizer,
         (dir, rank, direct): (PathBuf, usize, bool),
     ) -> Result<Shard> {
-        let contents = Contents::new(state, layout);
+        let (contents, kernels) = (Contents::new(state, layout), res.kernels);
+        // A thread cannot read a device's memory, and what lives on a disk passes through memory: all of it is copied now.
+        let is_reachable = kernels.is_host() && state.homes.optimizer != Home::Disk;
         let mut loan = optimizer.lend();
         let mut units = Vec::new();
         let mut copied = 0;
@@ -169,26 +181,28 @@ impl Shard {
             let (Some(range), Some(holding)) = (written_range(state, layout, unit), state.trainable(unit)) else {
                 continue;
             };
-            let Some(moments) = loan.take(unit) else { continue };
+            let Some(mut moments) = loan.take(unit) else { continue };
+            params.open(res, unit)?;
+            moments.open(res)?;
             let weights = match (&moments.master, params.home_mut(unit, FlatKind::Trainable)) {
                 (None, Some(home)) => Some(bytes_of(kernels, home.slice(within(&range, &holding.home)))?),
                 _ => None,
             };
+            params.close(res, unit, false)?;
             copied += weights.as_ref().map_or(0, |weights| weights.len() as u64);
             let range = within(&range, &holding.owned);
-            units.push(UnitState { unit, range, weights, moments: Some(moments), copies: Default::default() });
+            let mut of = UnitState { unit, range, weights, moments: Some(moments), copies: Default::default() };
+            if !is_reachable {
+                copied += of.copy(kernels)?;
+            }
+            if let Some(moments) = &mut of.moments {
+                moments.close(res, false)?;
+            }
+            units.push(of);
         }
         let (back, wanted) = loan.finish();
-        if !kernels.is_host() {
-            // A disk cannot read a device's memory, so all of it is copied now and the optimizer gets its memory back at once.
-            for unit in &mut units {
-                for role in Role::ALL {
-                    let held = unit.lent(role).map(|view| bytes_of(kernels, view)).transpose()?;
-                    copied += held.as_ref().map_or(0, |held| held.len() as u64);
-                    unit.copies[role as usize] = held.unwrap_or_default();
-                }
-                unit.give_back(&back);
-            }
+        if !is_reachable {
+            units.iter_mut().for_each(|unit| unit.give_back(&back));
         }
         Ok(Shard { dir, rank, direct, contents, units, back, wanted, copied: Arc::new(AtomicU64::new(copied)) })
     }
