@@ -185,6 +185,8 @@ pub struct RankReport {
     pub traffic: Vec<Traffic>,
     /// Moves between homes per step (mean over the timed steps).
     pub moves: Vec<Transfer>,
+    /// How its file was read and written, where state lives on a disk.
+    pub disk: Option<DiskReport>,
     /// What its source found in documents, where it has some.
     pub documents: Option<Found>,
     /// It was stopped before its last step, because that was wanted.
@@ -198,6 +200,24 @@ impl RankReport {
     pub fn memory(&self) -> &Ledger {
         &self.ledgers[Home::Device]
     }
+}
+
+/// How a rank's file on a disk was read and written.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DiskReport {
+    /// What carried transfers out: `io_uring` or `threads`.
+    pub engine: String,
+    /// Whether around the page cache (O_DIRECT).
+    pub direct: bool,
+    /// Why not in the better way, one reason each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub why: Vec<String>,
+    /// Bytes per step, in whole pages (mean over the timed steps).
+    pub read_bytes: f64,
+    /// The same of what was written.
+    pub written_bytes: f64,
+    /// Time per step in which a transfer was under way.
+    pub busy_ms: f64,
 }
 
 /// A finished run.

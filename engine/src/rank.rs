@@ -8,7 +8,7 @@ use crate::executor::{Executor, Progress};
 use crate::homes::Homes;
 use crate::init;
 use crate::meter::Meter;
-use crate::outcome::{Loaded, RankReport, Resumed, Step};
+use crate::outcome::{DiskReport, Loaded, RankReport, Resumed, Step};
 use crate::shard::{Comms, State, Update};
 use crate::span::{BySpan, Span, Spans};
 use crate::trace::{Recording, StepTrace, Tracer, What};
@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracing::info;
 use zbench_kernels::Kernels;
+use zbench_kernels::disk::{File, Traffic};
 
 pub use crate::inputs::Inputs;
 
@@ -34,6 +35,8 @@ pub struct Rank<'a> {
     step_ms: Vec<f64>,
     spans_ns: BySpan<u64>,
     loaded: Option<Loaded>,
+    /// What the disk had transferred before the first timed step.
+    disk_before: Traffic,
     pub(crate) tracer: Option<Tracer>,
 }
 
@@ -97,6 +100,7 @@ impl<'a> Rank<'a> {
             step_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
             spans_ns: BySpan::default(),
             loaded: inputs.checkpoint.map(|_| loaded),
+            disk_before: Traffic::default(),
             tracer: None,
         })
     }
@@ -111,6 +115,7 @@ impl<'a> Rank<'a> {
         if self.progress.steps == self.timed_from {
             self.comms.reset();
             self.homes.moves().reset();
+            self.disk_before = self.homes.file().map(File::traffic).unwrap_or_default();
         }
         let number = self.progress.steps + 1;
         let mut meter = Meter::recorded(self.kernels.clone(), self.recording(number));
@@ -212,6 +217,7 @@ impl<'a> Rank<'a> {
             spans_ms: self.spans_ns.map(|ns| ns as f64 / 1e6 / steps),
             traffic,
             moves,
+            disk: self.homes.file().map(|file| self.disk_report(file)),
             documents: self.inputs.source.found(),
             stopped: false,
             loaded: self.loaded,
@@ -220,6 +226,19 @@ impl<'a> Rank<'a> {
 }
 
 impl Rank<'_> {
+    /// How the file was transferred in the timed steps.
+    fn disk_report(&self, file: &File) -> DiskReport {
+        let (now, before, steps) = (file.traffic(), self.disk_before, self.step_ms.len().max(1) as f64);
+        DiskReport {
+            engine: file.engine().name().into(),
+            direct: file.is_direct(),
+            why: file.why().to_vec(),
+            read_bytes: (now.read_bytes - before.read_bytes) as f64 / steps,
+            written_bytes: (now.written_bytes - before.written_bytes) as f64 / steps,
+            busy_ms: (now.busy - before.busy).as_secs_f64() * 1e3 / steps,
+        }
+    }
+
     /// Something to write a step down in, where steps are traced and this one is to be.
     pub(crate) fn recording(&mut self, step: u64) -> Option<Recording> {
         let recording = self.tracer.as_ref().and_then(|tracer| tracer.record(step, self.arena()));

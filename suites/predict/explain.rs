@@ -52,7 +52,7 @@ fn total(terms: &[Term], text: fn(f64) -> String) -> Option<Term> {
 
 /// What the engine's plan holds at its peak.
 fn planned(estimate: &Estimate) -> Sum {
-    let footprint = forecast::Footprint::of_plan(estimate);
+    let footprint = forecast::Footprint::of_plan(estimate, 1);
     let term = |(name, value): (&str, &u64)| {
         bytes(name.to_string(), "the plan's allocations at the moment of the peak".into(), *value as f64, units::memory)
     };

@@ -5,7 +5,7 @@ use crate::Timing;
 use crate::job::{job, software};
 use std::borrow::Cow;
 use zbench_config::Resolved;
-use zbench_engine::config::{Cell, DeviceKind};
+use zbench_engine::config::{Cell, DeviceKind, Home};
 use zbench_engine::outcome::Estimate;
 use zbench_engine::planner::Planner;
 use zbench_estimate::band::{self, Band};
@@ -47,12 +47,15 @@ impl Footprint {
     }
 
     /// As the engine's plan has it.
-    pub fn of_plan(estimate: &Estimate) -> Footprint {
+    pub fn of_plan(estimate: &Estimate, ranks_per_node: usize) -> Footprint {
+        let ranks_per_node = ranks_per_node as u64;
         let named = |bytes: &dyn Fn(Category) -> u64| Category::ALL.iter().map(|c| (c.name(), bytes(*c))).collect();
         Footprint {
             peaks: named(&|category| estimate.peak(category)),
             at_peak: named(&|category| estimate.memory().at_peak(category)),
             total: estimate.memory().total_peak(),
+            host: ranks_per_node * estimate.ledgers[Home::Host].total_peak(),
+            disk: ranks_per_node * estimate.ledgers[Home::Disk].total_peak(),
             source: "plan",
             ..Footprint::default()
         }
@@ -119,7 +122,7 @@ pub fn footprint(resolved: &Resolved, estimate: Option<&Estimate>) -> Footprint 
     let machine = resolved.profile.as_ref().and_then(|profile| profile.machine.as_ref());
     let others = of_other_software(&resolved.cell);
     let footprint = match estimate.filter(|_| !others) {
-        Some(estimate) => Footprint::of_plan(estimate),
+        Some(estimate) => Footprint::of_plan(estimate, ranks_per_node(resolved)),
         None => Footprint::priced(&job(&resolved.cell), ranks_per_node(resolved)),
     };
     let host_capacity = machine.map(|machine| machine.host_memory).filter(|bytes| *bytes > 0);

@@ -6,7 +6,7 @@ use crate::protocol::{self, End, Ended, Event, Job, RankEnd};
 use crate::turns::token::Token;
 use crate::{mpirun, processes};
 
-use zbench_engine::config::{Backend, DeviceKind, Home};
+use zbench_engine::config::{Backend, DeviceKind};
 use zbench_engine::course::{Control, Pace};
 use zbench_engine::hardware;
 use zbench_engine::outcome::{Failure, Happening};
@@ -86,7 +86,7 @@ fn threads(job: &Job) -> End {
 fn ended(failure: &Failure) -> End {
     let (status, source) = protocol::status_of(&failure.cause);
     let ranks = failure.ledgers.iter().enumerate();
-    let ranks = ranks.map(|(rank, ledgers)| RankEnd::of_ledger(rank, &ledgers[Home::Device])).collect();
+    let ranks = ranks.map(|(rank, ledgers)| RankEnd::of_ledgers(rank, ledgers)).collect();
     let steps = failure.steps.iter().map(protocol::step).collect();
     End { failure: Some(Ended { status, reason: failure.cause.to_string(), source }), steps, ranks, ..End::default() }
 }

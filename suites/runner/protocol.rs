@@ -6,9 +6,10 @@ use crate::loading::Resident;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use zbench_engine::config::Cell;
+use zbench_engine::config::{Cell, Home};
 use zbench_engine::data::Found;
 use zbench_engine::hardware::Seat;
+use zbench_engine::homes::ByHome;
 use zbench_engine::outcome::{self, Cause, Evaluated, Happening, Saved, Span};
 use zbench_engine::trace::{ClockOrigin, StepTrace, Tracing};
 use zbench_engine::train::Standing;
@@ -302,6 +303,15 @@ pub struct RankEnd {
     pub spans_ms: BTreeMap<Span, f64>,
     /// Collectives per step.
     pub traffic: Vec<outcome::Traffic>,
+    /// What lives elsewhere than on the device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub homes: Vec<HomeEnd>,
+    /// Moves between homes per step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub moves: Vec<outcome::Transfer>,
+    /// How its file on a disk was transferred.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<outcome::DiskReport>,
     /// What the source found in documents; the same on all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub documents: Option<Found>,
@@ -314,6 +324,30 @@ pub struct RankEnd {
     /// What loading weights took, where weights were loaded.
     #[serde(default)]
     pub loading: Option<LoadingEnd>,
+}
+
+/// What lived in a home beside the device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HomeEnd {
+    /// Host or disk.
+    pub home: Home,
+    /// Peak by category.
+    pub peak: BTreeMap<Category, u64>,
+    /// Peak of all categories together.
+    pub total_peak: u64,
+}
+
+impl HomeEnd {
+    /// Those homes beside the device that something lived in.
+    pub fn of_ledgers(ledgers: &ByHome<Ledger>) -> Vec<HomeEnd> {
+        let used = [Home::Host, Home::Disk].into_iter().filter(|home| ledgers[*home].total_peak() > 0);
+        let end = |home| {
+            let ledger = &ledgers[home];
+            let peak = Category::ALL.map(|category| (category, ledger.peak(category)));
+            HomeEnd { home, peak: peak.into(), total_peak: ledger.total_peak() }
+        };
+        used.map(end).collect()
+    }
 }
 
 /// What loading weights took on a rank.
@@ -365,10 +399,12 @@ impl LoadingEnd {
 }
 
 impl RankEnd {
-    /// What the device's arena says, when that is all there is.
-    pub fn of_ledger(rank: usize, ledger: &Ledger) -> RankEnd {
+    /// What the arenas say, when that is all there is.
+    pub fn of_ledgers(rank: usize, ledgers: &ByHome<Ledger>) -> RankEnd {
+        let ledger = &ledgers[Home::Device];
         RankEnd {
             rank,
+            homes: HomeEnd::of_ledgers(ledgers),
             peak: Category::ALL.map(|category| (category, ledger.peak(category))).into(),
             at_peak: Category::ALL.map(|category| (category, ledger.at_peak(category))).into(),
             total_peak: ledger.total_peak(),
@@ -384,10 +420,12 @@ impl From<&outcome::RankReport> for RankEnd {
             step_ms: report.step_ms.clone(),
             spans_ms: report.spans_ms.iter().collect(),
             traffic: report.traffic.clone(),
+            moves: report.moves.clone(),
+            disk: report.disk.clone(),
             documents: report.documents,
             stopped: report.stopped,
             loading: report.loaded.as_ref().map(LoadingEnd::by_account),
-            ..RankEnd::of_ledger(report.rank, report.memory())
+            ..RankEnd::of_ledgers(report.rank, &report.ledgers)
         }
     }
 }

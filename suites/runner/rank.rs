@@ -7,7 +7,7 @@ use crate::protocol::{self, Event, RankEnd, RankFailure, RankJob, RankResult};
 use crate::turns::token::Token;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zbench_engine::comm::{CommError, Communicator, HostStaged};
-use zbench_engine::config::{Backend, DeviceKind, Home};
+use zbench_engine::config::{Backend, DeviceKind};
 use zbench_engine::course::{Control, Pace};
 use zbench_engine::error::StepError;
 use zbench_engine::hardware;
@@ -58,9 +58,7 @@ pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Ev
                     said.kernels = kernels;
                     (RankEnd::from(&report), None)
                 }
-                Err(error) => {
-                    (RankEnd::of_ledger(job.rank, &ended.ledgers[Home::Device]), Some(failure(error, job.rank, &host)))
-                }
+                Err(error) => (RankEnd::of_ledgers(job.rank, &ended.ledgers), Some(failure(error, job.rank, &host))),
             };
             (said.end, said.failure) = (end, failure);
         }

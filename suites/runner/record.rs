@@ -1,5 +1,7 @@
 //! From what was measured to a record: metrics, memory beside its prediction, communication, time, operations.
 
+mod offload;
+
 use crate::gpu_info::GpuInfo;
 use crate::protocol::{End, LoadingEnd, RankEnd};
 use hdrhistogram::Histogram;
@@ -83,6 +85,7 @@ pub fn measured(record: &mut Record, steps: Vec<Step>, end: &End, cell: &Cell, e
     memory(record, end);
     record.ranks = end.ranks.iter().map(|rank| rank_of(rank, host)).collect();
     record.communication = communication(&end.ranks, &estimate.traffic, cell.parallel.backend);
+    offload::add(record, end, estimate);
     time(record, end);
     metrics(record, end, cell, estimate);
     if !end.kernels.is_empty() {
