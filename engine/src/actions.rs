@@ -66,6 +66,21 @@ pub enum Action {
         unit: usize,
         what: Moved,
     },
+    /// Begin to take what forward has kept of a layer to where it lives.
+    StoreSaved {
+        micro: usize,
+        layer: usize,
+    },
+    /// Wait until it is there.
+    SettleSaved {
+        micro: usize,
+        layer: usize,
+    },
+    /// Begin to bring it back.
+    FetchSaved {
+        micro: usize,
+        layer: usize,
+    },
     /// Update a unit's weights, whose state has been fetched.
     UpdateUnit {
         unit: usize,
@@ -95,9 +110,12 @@ impl Action {
     pub fn place_mut(&mut self) -> Option<&mut usize> {
         match self {
             Action::Load { .. } | Action::Receive { .. } | Action::Send { .. } | Action::Update => None,
-            Action::Forward { layer, .. } | Action::Recompute { layer, .. } | Action::Backward { layer, .. } => {
-                Some(layer)
-            }
+            Action::Forward { layer, .. }
+            | Action::Recompute { layer, .. }
+            | Action::Backward { layer, .. }
+            | Action::StoreSaved { layer, .. }
+            | Action::SettleSaved { layer, .. }
+            | Action::FetchSaved { layer, .. } => Some(layer),
             Action::Gather { unit, .. }
             | Action::Release { unit }
             | Action::Reduce { unit, .. }
@@ -108,6 +126,11 @@ impl Action {
         }
     }
 
+    /// The layer or the unit that it is about.
+    pub fn place(mut self) -> Option<usize> {
+        self.place_mut().copied()
+    }
+
     fn micro_mut(&mut self) -> Option<&mut usize> {
         match self {
             Action::Load { micro }
@@ -115,6 +138,9 @@ impl Action {
             | Action::Forward { micro, .. }
             | Action::Recompute { micro, .. }
             | Action::Backward { micro, .. }
+            | Action::StoreSaved { micro, .. }
+            | Action::SettleSaved { micro, .. }
+            | Action::FetchSaved { micro, .. }
             | Action::Send { micro, .. } => Some(micro),
             Action::Gather { .. }
             | Action::Release { .. }

@@ -15,6 +15,7 @@ use crate::layers::prepacked::Prepacked;
 use crate::layers::{Batch, Exec, Saved};
 use crate::loss_scale::LossScaler;
 use crate::model::{ByStream, Layout, Stream};
+use crate::offload::Travelling;
 use crate::plan::{self, Plan, Role};
 use crate::recorder::Recorder;
 use crate::rope;
@@ -115,6 +116,8 @@ pub struct InFlight {
     pub gradients: ByStream<Option<Buffer>>,
     /// By layer.
     pub saved: Vec<Saved>,
+    /// By layer: what of that is on its way.
+    pub travelling: Vec<Travelling>,
 }
 
 impl InFlight {
@@ -127,7 +130,11 @@ impl InFlight {
 impl Flow {
     /// Room for so many micro-batches of so many layers.
     fn new(micros: usize, layers: usize) -> Flow {
-        let room = || InFlight { saved: (0..layers).map(|_| Saved::default()).collect(), ..InFlight::default() };
+        let room = || InFlight {
+            saved: (0..layers).map(|_| Saved::default()).collect(),
+            travelling: (0..layers).map(|_| Travelling::default()).collect(),
+            ..InFlight::default()
+        };
         Flow { micros: (0..micros).map(|_| room()).collect(), ..Flow::default() }
     }
 

@@ -7,10 +7,12 @@
 
 mod homed;
 mod moves;
+mod saved;
 pub mod schedule;
 
 pub use homed::{Flight, Homed};
 pub use moves::{Move, Moves, Transfer};
+pub use saved::Travelling;
 
 use crate::config::{Cell, Home};
 use crate::mesh::Axes;

@@ -114,14 +114,21 @@ impl Plan {
             policy: &self.policy,
         };
         let homes = StateHomes::of(cell, sharding);
-        let offload = Offload { homes: &homes, prefetch: cell.memory.offload_prefetch, trainable: &trainable };
+        let keeps_input = kept_inputs(&layout.layers, &self.policy);
+        let keeps_some = |(layer, keeps_input): (&Layer, &bool)| {
+            layer.block().is_some() && (*keeps_input || !self.policy.keep.is_empty())
+        };
+        let keeps: Vec<bool> = layout.layers.iter().zip(&keeps_input).map(keeps_some).collect();
+        let prefetch = cell.memory.offload_prefetch;
+        let offload = Offload { homes: &homes, prefetch, trainable: &trainable, keeps: &keeps };
         let actions = offload.apply(actions(&schedule));
         let evaluation = cell.evaluation().map_or_else(EvaluationActions::default, |_| {
             let EvaluationActions { first, next, end } = evaluation_actions(&schedule);
+            // Nothing is kept.
+            let offload = Offload { keeps: &[], ..offload };
             let [first, next, end] = [first, next, end].map(|actions| offload.apply(actions));
             EvaluationActions { first, next, end }
         });
-        let keeps_input = kept_inputs(&layout.layers, &self.policy);
         let wants_gradient = wanted_gradients(&layout.layers, &trainable);
         let in_flight = pipeline::in_flight(&passes).max(1);
         Role { layout, in_flight, keeps_input, wants_gradient, actions, evaluation, estimate: Estimate::default() }

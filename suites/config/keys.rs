@@ -342,7 +342,7 @@ const REST: &[Key] = &[
         "memory.offload_activations",
         Choice(&["none", "host", "disk"]),
         Is("\"none\""),
-        "Where what forward keeps lives; none = on the device. Others are priced and not run.",
+        "Where what forward keeps for backward lives; none = on the device. Priced and not run on hardware.device = cuda.",
     ),
     key(
         "memory.partition_activations",

@@ -62,13 +62,13 @@ impl Cell {
         let degree = degrees.into_iter().find_map(|(key, ranks)| Some((key, unless(1, ranks)?)));
         let Memory { offload_optimizer, offload_parameters, offload_activations, .. } = &self.memory;
         let homes = [
-            ("memory.offload_activations", *offload_activations, true),
-            ("memory.offload_optimizer", *offload_optimizer, self.hardware.device == DeviceKind::Cuda),
-            ("memory.offload_parameters", *offload_parameters, self.hardware.device == DeviceKind::Cuda),
+            ("memory.offload_optimizer", *offload_optimizer),
+            ("memory.offload_parameters", *offload_parameters),
+            ("memory.offload_activations", *offload_activations),
         ];
         let offloaded = || {
-            let mut priced = homes.into_iter().filter(|(.., is_priced)| *is_priced);
-            priced.find_map(|(key, home, _)| Some((key, unless(Home::Device, home)?)))
+            let mut homes = homes.into_iter().filter(|_| self.hardware.device == DeviceKind::Cuda);
+            homes.find_map(|(key, home)| Some((key, unless(Home::Device, home)?)))
         };
         degree.or_else(|| self.priced.as_ref()?.first_key()).or_else(offloaded)
     }

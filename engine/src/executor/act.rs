@@ -5,7 +5,7 @@ use crate::actions::{Action, Moved};
 use crate::comm::{Communicator, Metered, OwnedCall};
 use crate::config::Home;
 use crate::error::{Result, StepError};
-use crate::executor::Flow;
+use crate::executor::{Flow, InFlight};
 use crate::layers::{Batch, Exec, Head, HeadGrads, HeadWeights, Memory};
 use crate::learning_rate::learning_rate;
 use crate::loss_scale::LossScaler;
@@ -59,11 +59,13 @@ impl<'a> Executor<'a> {
                 self.forward(micro, layer, found)?;
             }
             Action::Recompute { micro, layer, output } => {
+                self.move_saved(action, spans)?;
                 let found = self.layer(layer, spans)?;
                 spans.enter(Span::Recompute);
                 self.recompute(micro, layer, found, output)?;
             }
             Action::Backward { micro, layer } => {
+                self.move_saved(action, spans)?;
                 let found = self.layer(layer, spans)?;
                 spans.enter(Span::Backward);
                 for unit in [Some(found.unit), found.experts].into_iter().flatten() {
@@ -76,6 +78,9 @@ impl<'a> Executor<'a> {
                 self.gradients.reduce(&self.state, res, (unit, first, last), spans)?;
             }
             Action::Update => self.flow.update = Some(self.update(spans)?),
+            Action::StoreSaved { .. } | Action::SettleSaved { .. } | Action::FetchSaved { .. } => {
+                self.move_saved(action, spans)?;
+            }
             Action::Fetch { unit, what: Moved::Weights } => {
                 spans.enter(Span::Offload);
                 self.params.fetch(res, unit)?;
@@ -266,6 +271,24 @@ impl<'a> Executor<'a> {
         }
     }
 
+    /// Moves of what forward keeps of a layer; an action that reads it waits until it is on the device.
+    fn move_saved(&mut self, action: Action, spans: &mut dyn Spans) -> Result<()> {
+        let (res, home) = (self.context.resources(), self.state.homes.activations);
+        if home == Home::Device {
+            return Ok(());
+        }
+        spans.enter(Span::Offload);
+        let (Some(micro), Some(layer)) = (action.micro(), action.place()) else { return Ok(()) };
+        let InFlight { saved, travelling, .. } = self.flow.of_mut(micro);
+        let (saved, travelling) = (&mut saved[layer], &mut travelling[layer]);
+        match action {
+            Action::StoreSaved { .. } => travelling.store(res, home, saved),
+            Action::SettleSaved { .. } => travelling.settle(),
+            Action::FetchSaved { .. } => travelling.fetch(res, home, saved),
+            _ => travelling.land(res, saved),
+        }
+    }
+
     /// The update of a unit whose state is offloaded; nothing in a step that is skipped.
     fn update_unit(&mut self, action: Action, spans: &mut dyn Spans) -> Result<()> {
         let Some(update) = self.flow.update.filter(|update| !update.skipped) else { return Ok(()) };
@@ -325,7 +348,7 @@ impl<'a> Executor<'a> {
         let update = Update { stats, lr: learning_rate(&cell.train, number), number, skipped };
         if !skipped {
             // Else the plan's next actions update unit by unit.
-            if self.state.homes.all() == [Home::Device; 3] {
+            if self.state.homes.updates_in_place() {
                 let (params, gradients) = (&mut self.params, &self.gradients);
                 self.optimizer.update((cell, &role.layout), &self.state, res, params, gradients, update)?;
             }

@@ -5,6 +5,7 @@
 //! checkpointing policy does not keep, `recompute` makes again by running the same stages before backward.
 
 mod backward;
+mod buffers;
 mod cross;
 mod experts;
 mod stages;

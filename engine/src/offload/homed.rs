@@ -41,7 +41,33 @@ pub enum Pages {
 }
 
 impl Pages {
-    fn wait(self) -> Result<Buffer> {
+    /// Begins to fill pages from their place on the disk.
+    ///
+    /// # Errors
+    /// The disk has failed.
+    pub fn read(res: Resources<'_>, place: &Buffer, pages: Buffer) -> Result<Pages> {
+        Ok(match res.homes.file() {
+            Some(file) => Pages::Transfer(file.start_read(place.offset(), pages)?),
+            None => Pages::Dry(pages),
+        })
+    }
+
+    /// Begins to write pages to their place on the disk.
+    ///
+    /// # Errors
+    /// The disk has failed.
+    pub fn write(res: Resources<'_>, place: &Buffer, pages: Buffer) -> Result<Pages> {
+        Ok(match res.homes.file() {
+            Some(file) => Pages::Transfer(file.start_write(place.offset(), pages)?),
+            None => Pages::Dry(pages),
+        })
+    }
+
+    /// Waits for them.
+    ///
+    /// # Errors
+    /// The disk has failed.
+    pub fn wait(self) -> Result<Buffer> {
         match self {
             Pages::Transfer(transfer) => Ok(transfer.wait()?),
             Pages::Dry(buffer) => Ok(buffer),
@@ -156,10 +182,7 @@ impl Homed {
         if self.home == Home::Disk {
             let pages = res.host_pages(stored.dtype(), stored.len())?;
             res.count_move(self.category, Home::Disk, Home::Host, &pages);
-            return Ok(Flight::Coming(match res.homes.file() {
-                Some(file) => Pages::Transfer(file.start_read(stored.offset(), pages)?),
-                None => Pages::Dry(pages),
-            }));
+            return Ok(Flight::Coming(Pages::read(res, stored, pages)?));
         }
         let mut copy = res.alloc_at(at, Category::Communication, stored.dtype(), part.len())?;
         res.count_move(self.category, self.home, at, &copy);
@@ -227,11 +250,7 @@ impl Homed {
                 copy = pages;
             }
             res.count_move(self.category, Home::Host, Home::Disk, &copy);
-            let offset = self.stored()?.offset();
-            let pages = match res.homes.file() {
-                Some(file) => Pages::Transfer(file.start_write(offset, copy)?),
-                None => Pages::Dry(copy),
-            };
+            let pages = Pages::write(res, self.stored()?, copy)?;
             self.used = Some(Used { part, state: Flight::Going(pages) });
             return Ok(());
         }
@@ -260,7 +279,7 @@ fn away() -> StepError {
 
 impl Resources<'_> {
     /// Pages of host memory, which a disk can read and write, with unspecified contents.
-    fn host_pages(&self, dtype: DType, len: usize) -> Result<Buffer> {
+    pub(super) fn host_pages(&self, dtype: DType, len: usize) -> Result<Buffer> {
         let host = self.homes.arena(Home::Host).ok_or_else(away)?;
         Ok(host.alloc_pages(Category::Communication, dtype, len)?)
     }

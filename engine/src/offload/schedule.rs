@@ -4,6 +4,7 @@ use super::update_home;
 use crate::actions::{Action, Moved};
 use crate::config::Home;
 use crate::shard::StateHomes;
+use std::collections::{HashSet, VecDeque};
 
 /// What the moves of a stage depend on.
 #[derive(Clone, Copy, Debug)]
@@ -13,21 +14,68 @@ pub struct Offload<'a> {
     pub prefetch: usize,
     /// By unit: whether it has trainable weights.
     pub trainable: &'a [bool],
+    /// By layer: whether forward keeps something of it.
+    pub keeps: &'a [bool],
 }
 
 impl Offload<'_> {
     /// The list with its moves: weights are on their way so many gathers before they are gathered, and the update is done unit
     /// by unit. A list of a stage where all lives on the device stays as it is.
     pub fn apply(&self, actions: Vec<Action>) -> Vec<Action> {
-        if self.homes.all() == [Home::Device; 3] {
+        let actions = self.with_saved(self.with_fetches(actions));
+        if self.homes.updates_in_place() {
             return actions;
         }
-        let gathers = self.with_fetches(actions);
-        let mut list = Vec::with_capacity(gathers.len());
-        for action in gathers {
+        let mut list = Vec::with_capacity(actions.len());
+        for action in actions {
             list.push(action);
             if action == Action::Update {
                 self.update(&mut list);
+            }
+        }
+        list
+    }
+
+    /// What forward keeps of a layer goes behind it, while so many layers more are computed, and comes back so many layers
+    /// before backward reads it.
+    fn with_saved(&self, actions: Vec<Action>) -> Vec<Action> {
+        if self.homes.activations == Home::Device {
+            return actions;
+        }
+        let keeps = |layer: usize| self.keeps.get(layer) == Some(&true);
+        let reads = |action: &Action| match *action {
+            Action::Recompute { micro, layer, .. } | Action::Backward { micro, layer } if keeps(layer) => {
+                Some((micro, layer))
+            }
+            _ => None,
+        };
+        // Each layer's first read of a micro-batch.
+        let mut seen = HashSet::new();
+        let order: Vec<(usize, usize)> = actions.iter().filter_map(reads).filter(|read| seen.insert(*read)).collect();
+        let (mut stored, mut fetched, mut next) = (HashSet::new(), HashSet::new(), 0);
+        let mut going = VecDeque::new();
+        let mut list = Vec::with_capacity(actions.len() + 3 * order.len());
+        for action in actions {
+            if reads(&action).is_some_and(|read| order.get(next) == Some(&read)) {
+                let wanted = order[next..].iter().take(1 + self.prefetch);
+                for &(micro, layer) in wanted.filter(|wanted| stored.contains(*wanted)) {
+                    if fetched.insert((micro, layer)) {
+                        list.push(Action::FetchSaved { micro, layer });
+                    }
+                }
+                next += 1;
+            }
+            list.push(action);
+            if let Action::Forward { micro, layer } = action
+                && keeps(layer)
+            {
+                list.push(Action::StoreSaved { micro, layer });
+                stored.insert((micro, layer));
+                going.push_back((micro, layer));
+                if going.len() > self.prefetch {
+                    let before = going.pop_front();
+                    list.extend(before.map(|(micro, layer)| Action::SettleSaved { micro, layer }));
+                }
             }
         }
         list
@@ -90,14 +138,19 @@ mod tests {
 
     #[test]
     fn state_comes_before_its_update_and_goes_after_it() {
-        let homes = StateHomes { parameters: Home::Host, gradients: Home::Host, optimizer: Home::Disk };
+        let homes = StateHomes {
+            parameters: Home::Host,
+            gradients: Home::Host,
+            optimizer: Home::Disk,
+            activations: Home::Device,
+        };
         let gather = |unit| Action::Gather { unit, refresh: false, slot: true };
         let (weights, state) =
             (|unit| Action::Fetch { unit, what: Moved::Weights }, |unit| Action::Fetch { unit, what: Moved::State });
         let (update, store, settle) =
             (|unit| Action::UpdateUnit { unit }, |unit| Action::Store { unit }, |unit| Action::Settle { unit });
         let list = |prefetch| {
-            let offload = Offload { homes: &homes, prefetch, trainable: &[true, false, true] };
+            let offload = Offload { homes: &homes, prefetch, trainable: &[true, false, true], keeps: &[] };
             offload.apply(vec![gather(0), gather(1), gather(2), Action::Update])
         };
         assert_eq!(
@@ -140,8 +193,41 @@ mod tests {
                 settle(2),
             ]
         );
-        let here = StateHomes { parameters: Home::Device, gradients: Home::Device, optimizer: Home::Device };
-        let offload = Offload { homes: &here, prefetch: 2, trainable: &[true] };
+        let here = StateHomes {
+            parameters: Home::Device,
+            gradients: Home::Device,
+            optimizer: Home::Device,
+            activations: Home::Device,
+        };
+        let offload = Offload { homes: &here, prefetch: 2, trainable: &[true], keeps: &[] };
         assert_eq!(offload.apply(vec![gather(0), Action::Update]), [gather(0), Action::Update]);
+    }
+
+    #[test]
+    fn saved_tensors_go_behind_forward_and_come_before_they_are_read() {
+        let homes = StateHomes {
+            parameters: Home::Device,
+            gradients: Home::Device,
+            optimizer: Home::Device,
+            activations: Home::Disk,
+        };
+        let forward = |micro, layer| Action::Forward { micro, layer };
+        let backward = |micro, layer| Action::Backward { micro, layer };
+        let store = |micro, layer| Action::StoreSaved { micro, layer };
+        let settle = |micro, layer| Action::SettleSaved { micro, layer };
+        let fetch = |micro, layer| Action::FetchSaved { micro, layer };
+        let offload = Offload { homes: &homes, prefetch: 1, trainable: &[], keeps: &[false, true, true] };
+        let pass =
+            |micro| [forward(micro, 0), forward(micro, 1), forward(micro, 2), backward(micro, 2), backward(micro, 1)];
+        let list = offload.apply([pass(0), pass(1)].concat());
+        let expected = [
+            [forward(0, 0), forward(0, 1), store(0, 1), forward(0, 2), store(0, 2), settle(0, 1)].to_vec(),
+            // Nothing of the next micro-batch is there to be fetched yet.
+            [fetch(0, 2), fetch(0, 1), backward(0, 2), backward(0, 1)].to_vec(),
+            [forward(1, 0), forward(1, 1), store(1, 1), settle(0, 2), forward(1, 2), store(1, 2), settle(1, 1)]
+                .to_vec(),
+            [fetch(1, 2), fetch(1, 1), backward(1, 2), backward(1, 1)].to_vec(),
+        ];
+        assert_eq!(list, expected.concat());
     }
 }

@@ -103,7 +103,12 @@ fn span(action: Action) -> Span {
         Action::Backward { .. } => Span::Backward,
         Action::Reduce { .. } => Span::ExposedReduce,
         Action::Update | Action::UpdateUnit { .. } => Span::Optimizer,
-        Action::Fetch { .. } | Action::Store { .. } | Action::Settle { .. } => Span::Offload,
+        Action::Fetch { .. }
+        | Action::Store { .. }
+        | Action::Settle { .. }
+        | Action::StoreSaved { .. }
+        | Action::SettleSaved { .. }
+        | Action::FetchSaved { .. } => Span::Offload,
         Action::Receive { .. } | Action::Send { .. } | Action::Release { .. } => Span::Other,
     }
 }

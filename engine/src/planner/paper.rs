@@ -1,6 +1,6 @@
 //! What of the cells that the engine does not run yet can be planned.
 
-use crate::config::{Cell, Degrees, Home, Positions, Priced, PricedModel, Strategy};
+use crate::config::{Cell, Degrees, Positions, Priced, PricedModel, Strategy};
 use crate::layers::Gradient;
 use crate::model::{Layout, Tensor};
 use crate::plan::{self, PlanError};
@@ -25,9 +25,6 @@ pub fn check(cell: &Cell) -> Result<(), PlanError> {
         if let Some(PricedModel::Count { .. }) = priced.model {
             return fail("model.family", "states a count of parameters alone, and a plan has layers".into());
         }
-    }
-    if cell.memory.offload_activations != Home::Device {
-        return fail("memory.offload_activations", "is not planned by the engine; `zbench plan` prices it".into());
     }
     let model = &cell.model;
     if plan::has_encoder(cell) {

@@ -13,6 +13,8 @@ pub struct StateHomes {
     /// Accumulated gradients.
     pub gradients: Home,
     pub optimizer: Home,
+    /// What forward keeps for backward.
+    pub activations: Home,
 }
 
 impl StateHomes {
@@ -22,11 +24,16 @@ impl StateHomes {
         let (parameters, optimizer) = (cell.memory.offload_parameters, cell.memory.offload_optimizer);
         let is_whole = sharding.gradients == Axes::NONE;
         let gradients = if optimizer == Home::Device || is_whole { Home::Device } else { Home::Host };
-        StateHomes { parameters, gradients, optimizer }
+        StateHomes { parameters, gradients, optimizer, activations: cell.memory.offload_activations }
     }
 
-    pub fn all(&self) -> [Home; 3] {
-        [self.parameters, self.gradients, self.optimizer]
+    pub fn all(&self) -> [Home; 4] {
+        [self.parameters, self.gradients, self.optimizer, self.activations]
+    }
+
+    /// Whether the update finds all that it reads on the device.
+    pub fn updates_in_place(&self) -> bool {
+        [self.parameters, self.gradients, self.optimizer] == [Home::Device; 3]
     }
 }
 

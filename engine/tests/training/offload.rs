@@ -1,6 +1,6 @@
 //! Offload: the same bits as without, bytes of every home and of every move as planned, and room on the device.
 
-use crate::training::accounting::{measure, small};
+use crate::training::accounting::{measure, policies, small};
 use crate::training::identity::{assert_same, odd, strategies};
 use crate::training::support::*;
 use zbench_engine::config::*;
@@ -18,6 +18,55 @@ const HOMES: [[Home; 2]; 8] = [
     [Home::Disk, Home::Host],
     [Home::Host, Home::Disk],
 ];
+
+/// As [`offloaded`], with what forward keeps.
+fn with_activations(mut cell: Cell, home: Home, prefetch: usize) -> Cell {
+    (cell.memory.offload_activations, cell.memory.offload_prefetch) = (home, prefetch);
+    cell
+}
+
+#[test]
+fn activations_elsewhere_change_no_bit_and_are_planned_to_the_byte() {
+    let plain = ("llama", odd());
+    for (name, cell) in std::iter::once(plain).chain(expert_cells(odd())) {
+        for (at, policy) in policies().into_iter().enumerate() {
+            for home in [Home::Host, Home::Disk] {
+                let strategy = Strategy::ALL[at % Strategy::ALL.len()];
+                let mut cell = on(cell.clone(), strategy, 4, 2);
+                cell.memory.checkpointing = policy.clone();
+                cell.train.accumulation = 1 + at % 3;
+                let away = with_activations(cell.clone(), home, at % 3);
+                let what = format!("{name}, {policy:?}, {} in {home:?}", strategy.name());
+                assert_same(&run(&cell), &away, &what);
+                assert_as_planned(&away, &what);
+                let peak = |cell: &Cell| estimate(cell).peak(Category::Activations);
+                if policy == Checkpointing::None {
+                    assert!(peak(&away) < peak(&cell), "{what}: {} of {}", peak(&away), peak(&cell));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn all_that_can_lives_on_the_disk() {
+    let cell = on(odd(), Strategy::Zero3, 2, 1);
+    let away = with_activations(offloaded(cell.clone(), [Home::Disk; 2], 2), Home::Disk, 2);
+    assert_same(&run(&cell), &away, "all on the disk");
+    assert_as_planned(&away, "all on the disk");
+}
+
+/// By a closed formula: what a full checkpointing policy keeps is one residual stream a block.
+#[test]
+fn a_kept_input_goes_once_and_comes_once() {
+    let mut cell = on(small(), Strategy::Ddp, 1, 1);
+    (cell.memory.checkpointing, cell.train.accumulation) = (Checkpointing::Full, 2);
+    let moves = estimate(&with_activations(cell.clone(), Home::Host, 1)).moves;
+    let input = cell.train.micro_batch * cell.train.seq_len * cell.model.hidden_size * 4;
+    let all = (2 * cell.model.num_hidden_layers * input) as f64;
+    let of = |from, to| moves.iter().filter(|row| (row.from, row.to) == (from, to)).map(|row| row.bytes).sum::<f64>();
+    assert_eq!((of(Home::Device, Home::Host), of(Home::Host, Home::Device)), (all, all));
+}
 
 /// Whether weights may live elsewhere.
 fn splits_weights(strategy: Strategy) -> bool {

@@ -29,6 +29,11 @@ pub struct CrossSaved {
 }
 
 impl CrossSaved {
+    pub(super) fn buffers(&mut self) -> impl Iterator<Item = &mut Buffer> {
+        let CrossSaved { norm, qkv, attention } = self;
+        norm.iter_mut().chain(qkv).chain(attention)
+    }
+
     /// Attention's output.
     pub(super) fn output(&self) -> View<'_> {
         self.attention[0].view()
