@@ -120,7 +120,7 @@ fn a_grid_narrowed_to_one_cell_keeps_it_beside_the_includes() {
 
 #[test]
 fn what_a_grid_makes_impossible_is_a_cell_with_a_reason() {
-    let cells = cells("[parallel]\nstrategy = \"hsdp\"\n[grid]\n\"parallel.ranks\" = [3, 4]\n\"memory.offload_parameters\" = [\"host\"]\n\"lora.rank\" = [2]\n").unwrap();
+    let cells = cells("[parallel]\nstrategy = \"zero2\"\n[grid]\n\"parallel.ranks\" = [3, 4]\n\"memory.offload_parameters\" = [\"host\"]\n\"lora.rank\" = [2]\n").unwrap();
     assert_eq!(cells.len(), 2);
     assert!(cells.iter().all(|cell| cell.resolved.is_err()));
     let cells = self::cells("[parallel]\nstrategy = \"hsdp\"\n[grid]\n\"parallel.ranks\" = [3, 4]\n").unwrap();

@@ -43,6 +43,7 @@ mod manners;
 mod netns;
 mod nodes;
 mod notebook;
+mod offload;
 mod old_records;
 mod peers;
 mod perfetto;

@@ -433,6 +433,13 @@ impl Memory {
     pub fn offloads(&self) -> bool {
         [self.offload_optimizer, self.offload_parameters, self.offload_activations] != [Home::Device; 3]
     }
+
+    /// The folder of what lives on a disk, if something does.
+    pub fn offload_folder(&self) -> Option<PathBuf> {
+        let homes = [self.offload_optimizer, self.offload_parameters, self.offload_activations];
+        let folder = || self.offload_path.clone().unwrap_or_else(std::env::temp_dir);
+        homes.contains(&Home::Disk).then(folder)
+    }
 }
 
 /// What forward keeps for backward.

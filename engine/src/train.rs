@@ -239,7 +239,7 @@ fn one_rank<T>(
 ) -> Ended<T> {
     let number = comm.rank();
     let used = StateHomes::of(inputs.cell, &inputs.plan.sharding).all();
-    let folder = inputs.cell.memory.offload_path.clone().unwrap_or_else(std::env::temp_dir);
+    let folder = inputs.cell.memory.offload_folder().unwrap_or_default();
     let disk_bytes = inputs.plan.role_of(number).estimate.ledgers[Home::Disk].total_peak();
     let homes = match Homes::new(arena, &used, &folder, disk_bytes) {
         Ok(homes) => homes,

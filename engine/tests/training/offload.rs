@@ -2,6 +2,7 @@
 
 use crate::training::accounting::{measure, policies, small};
 use crate::training::identity::{assert_same, odd, strategies};
+use crate::training::resume::{assert_goes_on, bits as bits_of, course, layouts, saved, saving, six_steps};
 use crate::training::support::*;
 use zbench_engine::config::*;
 use zbench_engine::outcome::{Cause, Transfer};
@@ -66,6 +67,29 @@ fn a_kept_input_goes_once_and_comes_once() {
     let all = (2 * cell.model.num_hidden_layers * input) as f64;
     let of = |from, to| moves.iter().filter(|row| (row.from, row.to) == (from, to)).map(|row| row.bytes).sum::<f64>();
     assert_eq!((of(Home::Device, Home::Host), of(Home::Host, Home::Device)), (all, all));
+}
+
+#[test]
+fn checkpoints_hold_what_lives_elsewhere() {
+    for precision in [Precision::F32, Precision::mixed(DType::Bf16)] {
+        let cell = || Cell { precision, ..on(six_steps(), Strategy::Zero3, 2, 1) };
+        let reference = course(&cell());
+        for homes in [[Home::Host, Home::Host], [Home::Disk, Home::Disk], [Home::Disk, Home::Device]] {
+            for (layout, asynchronous) in layouts() {
+                let dir = tempfile::tempdir().unwrap();
+                let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
+                let away = with_activations(offloaded(saved(cell(), saving), homes, 1), homes[0], 1);
+                let what = format!("{homes:?}, {layout:?}, async {asynchronous}");
+                let whole = course(&away);
+                assert_eq!(bits_of(&whole.steps), bits_of(&reference.steps), "{what}");
+                assert_eq!(whole.digest, reference.digest, "{what}");
+                assert_goes_on(&whole, &away, dir.path(), 4, &what);
+                // Whoever goes on may keep it elsewhere.
+                let here = Cell { memory: cell().memory, ..away };
+                assert_goes_on(&whole, &here, dir.path(), 2, &what);
+            }
+        }
+    }
 }
 
 /// Whether weights may live elsewhere.

@@ -79,7 +79,7 @@ pub fn bits(steps: &[Step]) -> Vec<(u64, u64, u64, u64)> {
 }
 
 /// Goes on from the checkpoint of step `from`, which was written by `whole`, and checks that nothing differs.
-fn assert_goes_on(whole: &Course, cell: &Cell, dir: &Path, from: u64, what: &str) {
+pub fn assert_goes_on(whole: &Course, cell: &Cell, dir: &Path, from: u64, what: &str) {
     let mut resumed = cell.clone();
     let own = tempfile::tempdir().unwrap();
     let place = Saving { dir: own.path().into(), resume: Resume::From(step_dir(dir, from)), ..saving(dir) };
@@ -89,7 +89,7 @@ fn assert_goes_on(whole: &Course, cell: &Cell, dir: &Path, from: u64, what: &str
     assert_eq!(rest.digest, whole.digest, "{what} from {from}: weights and moments");
 }
 
-fn layouts() -> [(SaveLayout, bool); 4] {
+pub fn layouts() -> [(SaveLayout, bool); 4] {
     [(SaveLayout::Sharded, false), (SaveLayout::Sharded, true), (SaveLayout::Full, false), (SaveLayout::Full, true)]
 }
 

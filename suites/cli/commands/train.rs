@@ -10,7 +10,7 @@ use super::{
 use crate::{Format, Global, GridArgs, RunArgs};
 use anyhow::Result;
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zbench_config::ConfigError;
 use zbench_config::grid::{self, GridCell};
@@ -50,6 +50,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     }
     say_batches(global, &cells);
     say_adapters(&cells);
+    say_offload(&cells);
     if arguments.dry_run {
         if let Some(trace) = session.timelines(global)? {
             trace.predicted(&cells);
@@ -210,6 +211,7 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
     }
     say_batches(global, &cells);
     say_adapters(&cells);
+    say_offload(&cells);
     let header = header(&expanded.document);
     let summary = carry_out(
         global,
@@ -242,6 +244,20 @@ fn say_adapters(cells: &[Planned]) {
         zbench_host::say!(
             "warning: {key} is stated and has no effect: there are no adapters, so everything trains; state lora.rank, or \
              lora.method = \"ia3\""
+        );
+    }
+}
+
+/// A warning where the folder of what lives on a disk is in memory.
+fn say_offload(cells: &[Planned]) {
+    let running = cells.iter().filter(|cell| cell.decision == Decision::Run).filter_map(Planned::cell);
+    let mut folders: Vec<PathBuf> = running.filter_map(|cell| cell.memory.offload_folder()).collect();
+    folders.dedup();
+    for folder in folders.iter().filter(|folder| zbench_kernels::disk::is_memory(folder).is_ok_and(|is| is)) {
+        zbench_host::say!(
+            "warning: memory.offload_path: {} is on a file system in memory (tmpfs), so what is offloaded there stays in memory; name a \
+             folder on a disk",
+            folder.display()
         );
     }
 }
