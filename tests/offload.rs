@@ -43,7 +43,7 @@ fn records_say_what_lived_where_and_losses_are_the_same() {
         let homes = ["offload_optimizer", "offload_parameters", "offload_activations"].map(home);
         let offload = &record["offload"];
         if homes.iter().all(|home| home == "device") {
-            assert!(offload.is_null() && record["time"]["offload"] == 0.0, "{offload}");
+            assert!(offload.is_null(), "{offload}");
             continue;
         }
         assert!(record["time"]["offload"].as_f64().unwrap() > 0.0);
