@@ -82,6 +82,12 @@ fn table(order: &[&EstimateRow], count: usize) -> Table {
         table.words("fits", |row| fits(row));
     }
     table.memory("peak", |row| row.total_bytes);
+    if has(&|row| row.host_bytes.is_some()) {
+        table.memory("host/node", |row| row.host_bytes);
+    }
+    if has(&|row| row.disk_bytes.is_some()) {
+        table.memory("disk/node", |row| row.disk_bytes);
+    }
     if has_speed {
         table.numbers("step", "ms", |row| Entry::maybe(row.step_ms, |ms| units::duration(ms / 1e3)));
         table.numbers("tokens/s", "tokens/s", |row| {

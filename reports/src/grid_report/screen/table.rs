@@ -24,12 +24,18 @@ pub fn of_cells(grid: &Grid, rows: usize) -> (Table, String) {
         Column::words("cell"),
         Column::numbers(if by_turns { "x reference (98 %)" } else { "x reference" }, ""),
         Column::numbers("peak/rank", "bytes"),
+    ]);
+    let shown: Vec<&Cell> = grid.measured().filter(|cell| cell.verdict != Verdict::Failed).collect();
+    // What lives elsewhere than on the device has columns where something does.
+    let homes: Vec<&str> =
+        ["host", "disk"].into_iter().filter(|home| shown.iter().any(|cell| elsewhere(cell, home).is_some())).collect();
+    columns.extend(homes.iter().map(|home| Column::numbers(format!("{home}/rank"), "bytes")));
+    columns.extend([
         Column::numbers(if by_turns { "tokens/s" } else { "tokens/s (95 %)" }, "tokens/s"),
         Column::numbers("wire/step", "bytes"),
         Column::numbers("loss", "nats"),
     ]);
     let mut table = Table::new("answer", columns);
-    let shown: Vec<&Cell> = grid.measured().filter(|cell| cell.verdict != Verdict::Failed).collect();
     let chosen = chosen(grid, &shown, rows);
     let kinds = if by_turns { answer::kinds(grid) } else { Vec::new() };
     let mut before = None;
@@ -43,7 +49,7 @@ pub fn of_cells(grid: &Grid, rows: usize) -> (Table, String) {
             table.row(row);
         }
         before = kind.or(before);
-        table.row(row(grid, cell));
+        table.row(row(grid, cell, &homes));
     }
     let more = match shown.len() - chosen.len() {
         0 => String::new(),
@@ -62,7 +68,12 @@ fn chosen<'c>(grid: &'c Grid, shown: &[&'c Cell], rows: usize) -> HashSet<&'c st
     distinct(wanted).into_iter().take(rows).collect()
 }
 
-fn row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
+/// Peak bytes of a rank in a home beside the device, if something lived there.
+fn elsewhere(cell: &Cell, home: &str) -> Option<u64> {
+    cell.record().extra.get("offload")?.get(home)?.get("total")?.get("peak_bytes")?.as_u64()
+}
+
+fn row(grid: &Grid, cell: &Cell, homes: &[&str]) -> Vec<Entry> {
     let is_base = grid.base().is_some_and(|base| base.key == cell.key);
     let tone = match cell.place {
         Some(place) if place.rank == 1 && !place.tied => Tone::Good,
@@ -89,10 +100,9 @@ fn row(grid: &Grid, cell: &Cell) -> Vec<Entry> {
             }
         }
     }
+    entries.extend([Entry::words(&cell.short), ratio, Entry::memory(cell.peak_bytes())]);
+    entries.extend(homes.iter().map(|home| Entry::memory(elsewhere(cell, home))));
     entries.extend([
-        Entry::words(&cell.short),
-        ratio,
-        Entry::memory(cell.peak_bytes()),
         speed,
         Entry::measured(cell.wire_bytes(), cell.record().wire_is_planned(), units::traffic),
         Entry::maybe(loss(cell), |loss| format!("{loss:.4}")),
