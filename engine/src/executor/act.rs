@@ -57,6 +57,7 @@ impl<'a> Executor<'a> {
                 spans.enter(Span::Forward);
                 self.forward(micro, layer, found)?;
             }
+            Action::Evict { micro, layer, tensor } => self.flow.of_mut(micro).saved[layer].evict(tensor),
             Action::Recompute { micro, layer, output } => {
                 let found = self.layer(layer, spans)?;
                 spans.enter(Span::Recompute);

@@ -6,6 +6,7 @@
 
 mod backward;
 mod cross;
+pub(crate) mod eviction;
 mod experts;
 mod stages;
 

@@ -100,7 +100,7 @@ fn span(action: Action) -> Span {
         Action::Backward { .. } => Span::Backward,
         Action::Reduce { .. } => Span::ExposedReduce,
         Action::Update => Span::Optimizer,
-        Action::Receive { .. } | Action::Send { .. } | Action::Release { .. } => Span::Other,
+        Action::Receive { .. } | Action::Send { .. } | Action::Release { .. } | Action::Evict { .. } => Span::Other,
     }
 }
 
