@@ -19,7 +19,7 @@ use crate::layers::eviction::{INPUT, OUTPUT, tensor_at};
 use crate::model::Layout;
 use crate::plan::{Plan, PlanError, Role};
 use crate::schedule::{Follower, followed_actions};
-use held::{Held, Kind};
+use held::{ALL, Held, Kind, TENSORS};
 use zbench_kernels::{Kernels, footprint};
 
 /// Blocks of the largest model for which evictions are planned: every one is a choice among all tensors.
@@ -76,8 +76,10 @@ impl Plan {
         let [of_micro, of_step] = MOST_ACTIONS;
         let actions = of_micro.min(of_step / cell.train.accumulation);
         let mut best: Option<Role> = None;
-        for inputs in [false, true] {
-            let limits = Limits { capacity, inputs, actions };
+        // What is gathered ahead depends on what is made again, so that a list under a capacity may take a little more than one that
+        // drops everything: where the first two do not fit, these are tried.
+        for (within, inputs) in [(capacity, false), (capacity, true), (0, false), (0, true)] {
+            let limits = Limits { capacity: within, inputs, actions };
             let mut role = self.decided(cell, kernels, (&base, place, first_rank), limits)?;
             role.estimate = self.dry_run(cell, kernels, (&role, None), first_rank, false)?.0;
             let peak = |role: &Role| role.estimate.memory().total_peak();
@@ -169,35 +171,74 @@ impl<'a> Evictor<'a> {
         self.layout.layers.get(layer).is_some_and(|layer| layer.block().is_some())
     }
 
-    /// What goes next, of everything but the block in work: the micro-batch, the layer, and the place in it.
-    fn next_to_go(&self, in_work: Option<[usize; 2]>) -> Option<[usize; 3]> {
+    /// What goes next, of what `may_go` in a layer of a micro-batch: the micro-batch, the layer, and the place in it.
+    fn next_to_go(&self, may_go: impl Fn(usize, usize) -> u16) -> Option<[usize; 3]> {
+        let possible = if self.limits.inputs { ALL } else { TENSORS };
         let candidates = self.held.iter().filter_map(|(micro, held)| {
-            let except = in_work.filter(|[of, _]| of == micro).map(|[_, layer]| layer);
-            Some((*micro, held.least(&self.kinds, self.done, except, self.limits.inputs)?))
+            let least = held.least(&self.kinds, self.done, |layer| may_go(*micro, layer) & possible)?;
+            Some((*micro, least))
         });
         let (micro, least) = candidates.reduce(|least, next| if next.1.is_before(&least.1) { next } else { least })?;
         Some([micro, least.layer, least.place])
     }
 
-    /// Performs the next action of the list, behind evictions where it would pass the capacity without them.
-    fn perform(&mut self, list: &mut Vec<Action>, in_work: Option<[usize; 2]>) -> Result<()> {
+    /// Drops a tensor before the next action of the list.
+    fn evict(&mut self, list: &mut Vec<Action>, [micro, layer, place]: [usize; 3]) -> Result<()> {
+        // To move it to another home would be another action in this place.
+        let eviction = Action::Evict { micro, layer, tensor: tensor_at(place) };
+        self.run.rise(eviction)?;
+        self.held_of(micro).evict(layer, place);
+        list.insert(self.done, eviction);
+        self.done += 1;
+        Ok(())
+    }
+
+    /// Performs the next action of the list, which is there for `of`, behind evictions where it would pass the capacity without them.
+    fn perform(&mut self, list: &mut Vec<Action>, of: Action) -> Result<()> {
         let (action, before) = (list[self.done], self.run.in_use());
-        // What is dropped before the action takes part in none of it, so that it can be dropped behind it, too.
-        let mut above = before.saturating_add(self.run.rise(action)?).saturating_sub(self.limits.capacity);
+        let mut above = self.above(before, action)?;
+        // What is dropped first takes part in the action in no way, so that it can be dropped behind it, too. A block that is about to be
+        // made again needs its input alone.
+        let in_work = match of {
+            Action::Forward { micro, layer } | Action::Backward { micro, layer } => Some([micro, layer]),
+            Action::Recompute { micro, layer, .. } => Some([micro, layer]),
+            _ => None,
+        };
+        let comes_again = matches!(of, Action::Recompute { .. }) && list[self.done + 1..].contains(&of);
+        let of_work = if comes_again { TENSORS } else { 0 };
         while above > 0 && list.len() < self.limits.actions {
-            let Some([micro, layer, place]) = self.next_to_go(in_work) else { break };
-            // To move it to another home would be another action in this place.
-            let eviction = Action::Evict { micro, layer, tensor: tensor_at(place) };
+            let others = |micro, layer| if in_work == Some([micro, layer]) { of_work } else { ALL };
+            let Some(next) = self.next_to_go(others) else { break };
             let full = self.run.in_use();
-            self.run.rise(eviction)?;
-            self.held_of(micro).evict(layer, place);
+            self.evict(list, next)?;
             above = above.saturating_sub(full - self.run.in_use());
-            list.insert(self.done, eviction);
-            self.done += 1;
+        }
+        // What is there already of a block that is made again lies beside the scratch of what is made first: without it the block is
+        // made again in less.
+        if let Action::Recompute { micro, layer, output } = action {
+            while above > 0 && list.len() < self.limits.actions {
+                let own = |of, other| if [of, other] == [micro, layer] { TENSORS } else { 0 };
+                let Some(next) = self.next_to_go(own) else { break };
+                self.evict(list, next)?;
+                let there = self.held_of(micro).there(layer);
+                let saved = self.run.saved(micro, layer);
+                (INPUT + 1..OUTPUT)
+                    .filter(|place| there & 1 << place == 0)
+                    .for_each(|place| saved.evict(tensor_at(place)));
+                if output {
+                    self.run.saved(micro, layer + 1).evict(None);
+                }
+                above = self.above(self.run.in_use(), action)?;
+            }
         }
         self.note(action)?;
         self.done += 1;
         Ok(())
+    }
+
+    /// Performs an action when so many bytes are in use: by how many more it passes the capacity.
+    fn above(&mut self, in_use: u64, action: Action) -> Result<u64> {
+        Ok(in_use.saturating_add(self.run.rise(action)?).saturating_sub(self.limits.capacity))
     }
 
     /// Notes what an action, the last one performed, has done to what is held.
@@ -279,13 +320,8 @@ impl Follower for Evictor<'_> {
     }
 
     fn follow(&mut self, list: &mut Vec<Action>, action: Action) -> Result<()> {
-        let in_work = match action {
-            Action::Forward { micro, layer } | Action::Backward { micro, layer } => Some([micro, layer]),
-            Action::Recompute { micro, layer, .. } => Some([micro, layer]),
-            _ => None,
-        };
         while self.done < list.len() {
-            self.perform(list, in_work)?;
+            self.perform(list, action)?;
         }
         Ok(())
     }

@@ -1,12 +1,13 @@
 //! Eviction under a capacity: the bits of keeping everything, within the capacity to the byte, as the plan says ahead.
 
+use crate::stages::{described, drawn, encoder};
 use crate::training::accounting::{assert_as_planned, small};
 use crate::training::identity::{assert_same, odd, strategies};
 use crate::training::support::*;
 use zbench_engine::actions::Action;
 use zbench_engine::config::*;
 use zbench_engine::outcome::Cause;
-use zbench_engine::plan::{Plan, PlanError};
+use zbench_engine::plan::{Plan, PlanError, Role};
 use zbench_kernels::Cpu;
 
 fn evicting(cell: &Cell, capacity: u64) -> Cell {
@@ -38,7 +39,11 @@ fn capacities(cell: &Cell, count: u64) -> Vec<u64> {
 }
 
 fn evictions(plan: &Plan) -> Vec<Action> {
-    plan.role_of(0).actions.iter().copied().filter(|action| matches!(action, Action::Evict { .. })).collect()
+    evictions_of(plan.role_of(0))
+}
+
+fn evictions_of(role: &Role) -> Vec<Action> {
+    role.actions.iter().copied().filter(|action| matches!(action, Action::Evict { .. })).collect()
 }
 
 /// Executed operations beyond those of keeping everything.
@@ -71,9 +76,9 @@ fn evicting_gives_the_bits_of_keeping_everything() {
     let mut base = odd();
     (base.train.clip_norm, base.train.lr, base.train.steps) = (0.01, 1e-3, 2);
     for (name, base) in cells(base) {
-        let reference = run(&on(base.clone(), Strategy::Ddp, 2, 1));
         for strategy in [Strategy::Ddp, Strategy::Zero3] {
             let cell = on(base.clone(), strategy, 2, 1);
+            let reference = run(&cell);
             for capacity in capacities(&cell, 4) {
                 let cell = evicting(&cell, capacity);
                 assert!(!evictions(&plan(&cell)).is_empty(), "{name}: nothing is evicted");
@@ -198,4 +203,36 @@ fn no_more_is_made_again_than_by_a_policy_that_fits() {
             }
         }
     }
+}
+
+/// Stages that hold several micro-batches, and decoders that read what an encoder made, which the engine plans and does not run.
+#[test]
+fn whatever_is_planned_on_paper_stays_within_the_capacity() {
+    let encoders = [([6, 1], 1), ([1, 6], 3), ([4, 5], 2)].map(|(blocks, accumulation)| {
+        let mut cell = on(encoder(blocks, |_| ()), Strategy::Zero3, 4, 1);
+        cell.train.accumulation = accumulation;
+        cell
+    });
+    let kernels = Cpu::new(1);
+    let (mut planned, mut several) = (0, 0);
+    for (seed, cell) in (0..160).map(|seed| (seed, drawn(seed, seed % 2 == 0))).chain((1000..).zip(encoders)) {
+        let largest = |cell: &Cell| {
+            let plan = Plan::on_paper(cell, &kernels).ok()?;
+            plan.roles.iter().map(|role| role.estimate.memory().total_peak()).max()
+        };
+        let Some(most) = largest(&with(&cell, Checkpointing::None)) else { continue };
+        let least = largest(&evicting(&cell, 1)).unwrap();
+        for capacity in [least, (least + most) / 2, most] {
+            let (cell, what) = (evicting(&cell, capacity), format!("{} in {capacity}", described(seed, &cell)));
+            let plan = Plan::on_paper(&cell, &kernels).unwrap();
+            assert_eq!(plan.above_capacity(&cell), None, "{what}");
+            for (stage, role) in plan.roles.iter().enumerate() {
+                let rank = stage * (cell.parallel.ranks / plan.roles.len());
+                assert_eq!(role.estimate, plan.estimate_block_by_block(&cell, &kernels, rank), "{what}");
+                several += usize::from(role.in_flight > 1 && !evictions_of(role).is_empty());
+            }
+            planned += 1;
+        }
+    }
+    assert!(planned > 300 && several > 100, "{planned} plans, {several} stages with several micro-batches");
 }

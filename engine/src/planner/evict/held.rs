@@ -3,6 +3,10 @@
 
 use crate::layers::eviction::{INPUT, OUTPUT};
 
+/// The input of a block and what it keeps; and the same without the input.
+pub const ALL: u16 = (1 << OUTPUT) - 1;
+pub const TENSORS: u16 = ALL & !(1 << INPUT);
+
 /// Of blocks of one kind.
 #[derive(Clone, Debug)]
 pub struct Kind {
@@ -87,6 +91,11 @@ impl Held {
         self.0[layer].there & 1 << INPUT != 0
     }
 
+    /// What is there of a block, as bits.
+    pub fn there(&self, layer: usize) -> u16 {
+        self.0[layer].there
+    }
+
     /// Whether something that forward kept is not there.
     pub fn lacks(&self, layer: usize) -> bool {
         let state = &self.0[layer];
@@ -115,15 +124,15 @@ impl Held {
         }
     }
 
-    /// What is worth least before action number `at`, of what is not in the layer `except`. Inputs only where they are asked for, and of
-    /// blocks behind a block: that one makes them again.
-    pub fn least(&self, kinds: &[Kind], at: usize, except: Option<usize>, inputs: bool) -> Option<Candidate> {
+    /// What is worth least before action number `at`, of what `may_go` in a layer. Inputs only of blocks behind a block, which makes
+    /// them again.
+    pub fn least(&self, kinds: &[Kind], at: usize, may_go: impl Fn(usize) -> u16) -> Option<Candidate> {
         let mut least: Option<Candidate> = None;
-        for (layer, state) in self.0.iter().enumerate().filter(|(layer, _)| Some(*layer) != except) {
+        for (layer, state) in self.0.iter().enumerate() {
             let Some(kind) = state.kind.and_then(|kind| kinds.get(kind)) else { continue };
-            let follows_block = || layer.checked_sub(1).is_some_and(|before| self.0[before].kind.is_some());
-            let first = if inputs && follows_block() { INPUT } else { INPUT + 1 };
-            for place in (first..OUTPUT).filter(|place| state.there & 1 << place != 0 && kind.bytes[*place] > 0) {
+            let follows_block = layer.checked_sub(1).is_some_and(|before| self.0[before].kind.is_some());
+            let places = state.there & may_go(layer) & if follows_block { ALL } else { TENSORS };
+            for place in (INPUT..OUTPUT).filter(|place| places & 1 << place != 0 && kind.bytes[*place] > 0) {
                 let staleness = at.saturating_sub(state.used[place]).max(1);
                 let weight = u128::from(kind.bytes[place]) * staleness as u128;
                 let score = self.cost(kinds, layer, place) as f64 / weight as f64;
@@ -142,8 +151,6 @@ mod tests {
     use super::*;
     use crate::config::SavedTensor;
     use crate::layers::eviction::tensor_at;
-
-    const ALL: u16 = (1 << OUTPUT) - 1;
 
     fn place(tensor: SavedTensor) -> usize {
         (0..OUTPUT).find(|place| tensor_at(*place) == Some(tensor)).unwrap()
@@ -203,11 +210,12 @@ mod tests {
     fn the_smallest_cost_over_bytes_times_staleness_goes_first() {
         use SavedTensor::*;
         let (kinds, mut held) = ([kind()], Held::new(3));
+        let but_2 = |layer| if layer == 2 { 0 } else { TENSORS };
         // Forward of three blocks, with an action between two of them; a fourth action begins.
         [0, 2, 4].into_iter().enumerate().for_each(|(layer, at)| held.forward(layer, 0, ALL, at));
         let mut dropped = Vec::new();
         for _ in 0..8 {
-            let least = held.least(&kinds, 6, Some(2), false).unwrap();
+            let least = held.least(&kinds, 6, but_2).unwrap();
             held.evict(least.layer, least.place);
             dropped.push((least.layer, tensor_at(least.place).unwrap()));
         }
@@ -219,16 +227,16 @@ mod tests {
         assert_eq!(dropped[6..], [(0, Attention), (1, Attention)]);
         // residual with its evicted attention: 250 / (10 * 6) = 4.17; qkv 600 / (30 * 6) = 3.33; gate_up 1600 / (80 * 6) = 3.33 is the
         // larger of equals.
-        let next = held.least(&kinds, 6, Some(2), false).unwrap();
+        let next = held.least(&kinds, 6, but_2).unwrap();
         assert_eq!((next.layer, tensor_at(next.place)), (0, Some(GateUp)));
         assert_eq!(next.score, 1600.0 / 480.0);
         // With time the younger block's come into reach; at action 1,000 both are as old.
         held.evict(0, place(GateUp));
-        let scores = |at| held.least(&kinds, at, Some(2), false).unwrap();
+        let scores = |at| held.least(&kinds, at, but_2).unwrap();
         assert_eq!((scores(6).layer, tensor_at(scores(6).place)), (0, Some(Qkv)));
         // The input of the first block stays: nothing makes it again. The second's costs 800 and the first block's gate_up.
         assert_eq!(held.cost(&kinds, 1, INPUT), 800 + 1600);
-        assert_ne!(held.least(&kinds, 1 << 20, None, true).unwrap().place, INPUT);
+        assert_ne!(held.least(&kinds, 1 << 20, |_| ALL).unwrap().place, INPUT);
     }
 
     #[test]
@@ -236,11 +244,11 @@ mod tests {
         let (kinds, mut held) = ([kind()], Held::new(3));
         // Layer 0 is no block.
         (1..3).for_each(|layer| held.forward(layer, 0, 1 << INPUT, layer));
-        assert_eq!(held.least(&kinds, 9, None, false), None);
-        let least = held.least(&kinds, 9, None, true).unwrap();
+        assert_eq!(held.least(&kinds, 9, |_| TENSORS), None);
+        let least = held.least(&kinds, 9, |_| ALL).unwrap();
         assert_eq!((least.layer, least.place), (2, INPUT));
         held.evict(2, INPUT);
-        assert_eq!(held.least(&kinds, 9, None, true), None);
+        assert_eq!(held.least(&kinds, 9, |_| ALL), None);
         assert!(held.lacks(2) && !held.has_input(2) && !held.lacks(1));
         held.input(2, 9);
         assert!(!held.lacks(2) && held.has_input(2));
@@ -251,7 +259,7 @@ mod tests {
         let (kinds, mut held) = ([kind()], Held::new(2));
         (0..2).for_each(|layer| held.forward(layer, 0, ALL, layer));
         held.recompute(0, ALL, 10);
-        let least = held.least(&kinds, 12, None, false).unwrap();
+        let least = held.least(&kinds, 12, |_| TENSORS).unwrap();
         assert_eq!(least.layer, 1);
     }
 }
