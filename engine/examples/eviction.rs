@@ -65,16 +65,18 @@ fn main() {
         let plan = planner.plan(&cell(checkpointing.clone(), capacity, micro_batch)).ok()?;
         let estimate = &plan.role_of(0).estimate;
         let again = estimate.flops.ledger.iter().filter(|(name, _)| name.starts_with("recompute"));
-        let share = again.map(|(_, flops)| flops).sum::<f64>() / estimate.flops.model;
+        let share = again.fold(0.0, |sum, (_, flops)| sum + flops) / estimate.flops.model;
         (estimate.memory().total_peak() <= capacity).then_some(100.0 * share)
     };
-    println!("| capacity | evict | selective | full | sqrt |\n| --- | --- | --- | --- | --- |");
+    println!("| capacity | evict | none | selective | full | sqrt |\n| --- | --- | --- | --- | --- | --- |");
     for gib in CAPACITIES_GIB {
-        let policies = [Checkpointing::Evict, Checkpointing::Selective, Checkpointing::Full, Checkpointing::Sqrt];
+        use Checkpointing::{Evict, Full, Selective, Sqrt};
+        let policies = [Evict, Checkpointing::None, Selective, Full, Sqrt];
         let columns = policies.map(|policy| {
-            let again = fits(&policy, gib << 30, MICRO_BATCH).map_or("-".into(), |share| format!("{share:.1} %"));
-            let largest = (1..).take_while(|micro_batch| fits(&policy, gib << 30, *micro_batch).is_some()).last();
-            format!("{again}, {}", largest.unwrap_or(0))
+            let again = |micro_batch| fits(&policy, gib << 30, micro_batch);
+            let here = again(MICRO_BATCH).map_or("-".into(), |share| format!("{share:.1} %"));
+            let largest = (1..).map_while(|micro_batch| Some((micro_batch, again(micro_batch)?))).last();
+            format!("{here}; {}", largest.map_or("0".into(), |(largest, share)| format!("{largest} ({share:.0} %)")))
         });
         println!("| {gib} GiB | {} |", columns.join(" | "));
     }
