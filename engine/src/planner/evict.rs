@@ -59,7 +59,7 @@ pub fn capacity(cell: &Cell) -> Result<Option<u64>, PlanError> {
 }
 
 impl Plan {
-    /// Bytes by which the largest rank passes the cell's capacity; of a cell that evicts, the least that it can be.
+    /// Bytes by which the largest rank passes the cell's capacity; of a cell that evicts, by the least that was found.
     pub fn above_capacity(&self, cell: &Cell) -> Option<u64> {
         let peak = self.roles.iter().map(|role| role.estimate.memory().total_peak()).max()?;
         peak.checked_sub(cell.memory.capacity?).filter(|above| *above > 0)
