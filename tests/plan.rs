@@ -99,6 +99,38 @@ fn what_the_engine_runs_has_the_engines_bytes_and_the_rest_is_priced_near_them()
 }
 
 #[test]
+fn eviction_is_planned_within_the_capacity_or_says_what_is_missing() {
+    let total = |row: &Value| number(row, "total_bytes");
+    let (all, full) = (total(&large(&["memory.checkpointing=none"])), total(&large(&[])));
+    let evicting = |capacity: f64| large(&["memory.checkpointing=evict", &format!("memory.capacity={capacity:.0}")]);
+    for capacity in [full, (full + all) / 2.0, all] {
+        let row = evicting(capacity);
+        assert_eq!((&row["memory_source"], &row["fits"]), (&"plan".into(), &true.into()), "{row}");
+        assert!(total(&row) <= capacity && total(&row) > 0.9 * capacity, "{} of {capacity}", total(&row));
+    }
+    let row = evicting(full / 2.0);
+    assert!(row["fits"] == false && total(&row) > full / 2.0 && total(&row) <= full, "{row}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), TINY);
+    let tiny = |settings: &[&str]| {
+        let mut arguments =
+            vec![path.to_str().unwrap(), "--only", "zero3, checkpointing=none", "--set", "memory.checkpointing=evict"];
+        settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+        plan(&arguments).remove(0)
+    };
+    let reason = |row: &Value| row["reason"].as_str().unwrap_or_default().to_string();
+    let unstated = tiny(&[]);
+    assert!(reason(&unstated).contains("write memory.capacity, as \"16GiB\""), "{unstated}");
+    let missing = tiny(&["memory.capacity=220000"]);
+    assert_eq!(missing["status"], "out_of_memory", "{missing}");
+    assert!(
+        reason(&missing).contains("\"evict\" reaches is") && reason(&missing).contains("above memory.capacity"),
+        "{missing}"
+    );
+}
+
+#[test]
 fn axes_split_what_they_should() {
     let of = |settings: &[&str]| large(&[&["parallel.strategy=ddp", "train.micro_batch=1"], settings].concat());
     let weights = |row: &Value| number(&row["at_peak"], "parameters");

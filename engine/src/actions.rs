@@ -1,5 +1,6 @@
 //! What one rank does in one step, as a list.
 
+use crate::config::SavedTensor;
 use crate::stream::Stream;
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +29,13 @@ pub enum Action {
     Forward {
         micro: usize,
         layer: usize,
+    },
+    /// Drop what forward keeps of a block: one tensor, or its input.
+    Evict {
+        micro: usize,
+        layer: usize,
+        /// `None` is the block's input.
+        tensor: Option<SavedTensor>,
     },
     /// Make a block's dropped tensors again, and its output if the next block lacks its input.
     #[serde(rename = "restore")]
@@ -111,6 +119,7 @@ impl Action {
         match self {
             Action::Load { .. } | Action::Receive { .. } | Action::Send { .. } | Action::Update => None,
             Action::Forward { layer, .. }
+            | Action::Evict { layer, .. }
             | Action::Recompute { layer, .. }
             | Action::Backward { layer, .. }
             | Action::StoreSaved { layer, .. }
@@ -136,6 +145,7 @@ impl Action {
             Action::Load { micro }
             | Action::Receive { micro, .. }
             | Action::Forward { micro, .. }
+            | Action::Evict { micro, .. }
             | Action::Recompute { micro, .. }
             | Action::Backward { micro, .. }
             | Action::StoreSaved { micro, .. }

@@ -456,6 +456,8 @@ pub enum Checkpointing {
     Every(usize),
     /// `Every(k)` with k the square root of the number of blocks, rounded up.
     Sqrt,
+    /// Everything while [`Memory::capacity`] holds it; then tensor by tensor what costs least to make again.
+    Evict,
     /// The named tensors of each block (and its input).
     Keep(Vec<SavedTensor>),
 }

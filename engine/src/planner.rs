@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod curves;
 mod dry;
+mod evict;
 mod flops;
 mod meet;
 mod paper;
@@ -11,7 +12,7 @@ mod short;
 pub use dry::RecordedAction;
 pub use flops::ledger_terms;
 
-use crate::actions::EvaluationActions;
+use crate::actions::{Action, EvaluationActions};
 use crate::config::{AttentionKind, Cell, Degrees, DeviceKind, Lora, Model};
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError};
@@ -28,6 +29,7 @@ use crate::strategy::{self, Sharding};
 use dry::DryRun;
 use short::ShortPlan;
 use std::cell::RefCell;
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 use zbench_kernels::{Cpu, Kernels};
@@ -69,6 +71,7 @@ impl Plan {
         }
         offload::check(cell, &sharding)?;
         let policy = Policy::of(&cell.memory.checkpointing, layout.blocks().count());
+        let evicts = evict::capacity(cell)?;
         let stages = stages(cell, &layout)?;
         let mut plan = Plan { layout, mesh, sharding, policy, roles: Vec::new() };
         for (stage, layers) in stages.iter().enumerate() {
@@ -82,8 +85,10 @@ impl Plan {
             // The stages are the outermost axis.
             let first_rank = stage * (mesh.world() / stages.len());
             let estimate = plan.dry_run(cell, kernels, (&role, short.as_ref()), first_rank, false);
-            role.estimate =
-                estimate.map_err(|error| PlanError { key: "train.micro_batch", reason: error.to_string() })?.0;
+            role.estimate = estimate.map_err(unplannable)?.0;
+            if let Some(capacity) = evicts.filter(|capacity| role.estimate.memory().total_peak() > *capacity) {
+                role = plan.evicted(cell, kernels, (role, place, first_rank), capacity).map_err(unplannable)?;
+            }
             plan.roles.push(role);
         }
         plan.check_messages()?;
@@ -92,6 +97,18 @@ impl Plan {
 
     /// What the ranks of a stage do, without its estimate.
     fn role(&self, cell: &Cell, layout: Arc<Layout>, place: [usize; 2]) -> Role {
+        let Ok(role) = self.role_with::<Infallible>(cell, layout, place, |schedule| Ok(actions(schedule)));
+        role
+    }
+
+    /// As [`Plan::role`] with the actions of a step from `list`.
+    fn role_with<E>(
+        &self,
+        cell: &Cell,
+        layout: Arc<Layout>,
+        place: [usize; 2],
+        list: impl FnOnce(&Schedule<'_>) -> Result<Vec<Action>, E>,
+    ) -> Result<Role, E> {
         let sharding = &self.sharding;
         let trainable: Vec<_> = layout.units.iter().map(|u| u.trainable().len > 0).collect();
         let is_stale = !sharding.parameters.includes(sharding.optimizer);
@@ -121,7 +138,7 @@ impl Plan {
         let keeps: Vec<bool> = layout.layers.iter().zip(&keeps_input).map(keeps_some).collect();
         let prefetch = cell.memory.offload_prefetch;
         let offload = Offload { homes: &homes, prefetch, trainable: &trainable, keeps: &keeps };
-        let actions = offload.apply(actions(&schedule));
+        let actions = offload.apply(list(&schedule)?);
         let evaluation = cell.evaluation().map_or_else(EvaluationActions::default, |_| {
             let EvaluationActions { first, next, end } = evaluation_actions(&schedule);
             // Nothing is kept.
@@ -131,7 +148,8 @@ impl Plan {
         });
         let wants_gradient = wanted_gradients(&layout.layers, &trainable);
         let in_flight = pipeline::in_flight(&passes).max(1);
-        Role { layout, in_flight, keeps_input, wants_gradient, actions, evaluation, estimate: Estimate::default() }
+        let estimate = Estimate::default();
+        Ok(Role { layout, in_flight, keeps_input, wants_gradient, actions, evaluation, estimate })
     }
 
     /// The estimate of a rank with every action performed, where [`Role::estimate`] counts what repeats: the same.
@@ -169,6 +187,10 @@ impl Plan {
         run.step()?;
         run.finish()
     }
+}
+
+fn unplannable(error: StepError) -> PlanError {
+    PlanError { key: "train.micro_batch", reason: error.to_string() }
 }
 
 /// By stage: its layers. The first stages have one block more where stages do not divide the blocks.

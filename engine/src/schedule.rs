@@ -2,6 +2,7 @@
 
 use crate::actions::{Action, EvaluationActions};
 use crate::config::{Checkpointing, SavedTensor};
+use crate::error::Result;
 use crate::model::{Layer, LayerKind};
 use crate::pipeline::Pass;
 use crate::strategy::Reshard;
@@ -45,7 +46,7 @@ impl Policy {
             _ => 1,
         };
         let keep = match checkpointing {
-            Checkpointing::None => SavedTensor::ALL.to_vec(),
+            Checkpointing::None | Checkpointing::Evict => SavedTensor::ALL.to_vec(),
             Checkpointing::Full | Checkpointing::Every(_) | Checkpointing::Sqrt => Vec::new(),
             Checkpointing::Selective => {
                 vec![SavedTensor::Qkv, SavedTensor::Attention, SavedTensor::Residual, SavedTensor::GateUp]
@@ -71,8 +72,53 @@ impl Policy {
     }
 }
 
+/// Who follows a list while it is made, and decides what else is done.
+pub trait Follower {
+    /// What must be done before this action, the first thing; nothing where all is there that it reads.
+    fn needed(&self, action: Action) -> Option<Action>;
+
+    /// The list has grown by what it takes to do this action. Actions may be put between those that are new.
+    ///
+    /// # Errors
+    /// An action cannot be done.
+    fn follow(&mut self, list: &mut Vec<Action>, action: Action) -> Result<()>;
+}
+
 /// The list of a step.
 pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
+    let mut residency = Residency::new(schedule);
+    residency.run(&computes(schedule));
+    // The update makes every slot stale.
+    residency.empty();
+    residency.list.push(Action::Update);
+    residency.list
+}
+
+/// As [`actions`], with what a follower puts into the list.
+///
+/// # Errors
+/// Those of the follower.
+pub fn followed_actions(schedule: &Schedule<'_>, follower: &mut dyn Follower) -> Result<Vec<Action>> {
+    let computes = computes(schedule);
+    let mut residency = Residency::new(schedule);
+    for (i, next) in computes.iter().enumerate() {
+        while let Some(action) = follower.needed(next.action) {
+            let reads =
+                if let Action::Recompute { layer, .. } = action { reads(&schedule.layers[layer]) } else { Reads::None };
+            residency.one(&compute(action, reads), &computes[i..]);
+            follower.follow(&mut residency.list, action)?;
+        }
+        residency.one(next, &computes[i + 1..]);
+        follower.follow(&mut residency.list, next.action)?;
+    }
+    residency.empty();
+    residency.list.push(Action::Update);
+    follower.follow(&mut residency.list, Action::Update)?;
+    Ok(residency.list)
+}
+
+/// What a stage computes in a step.
+fn computes(schedule: &Schedule<'_>) -> Vec<Compute> {
     let last = schedule.passes.iter().filter(|pass| matches!(pass, Pass::Forward(_))).count().saturating_sub(1);
     // A layer takes at most recomputing, backward and a reduction in one pass; what moves is a few more.
     let mut computes = Vec::with_capacity(schedule.passes.len() * (2 * schedule.layers.len() + 3));
@@ -94,12 +140,7 @@ pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
         }
     }
     schedule.mark_last(&mut computes[begin..]);
-    let mut residency = Residency::new(schedule);
-    residency.run(&computes);
-    // The update makes every slot stale.
-    residency.empty();
-    residency.list.push(Action::Update);
-    residency.list
+    computes
 }
 
 /// The lists of an evaluation. Where a step gives slots back after forward, every micro-batch ends with all of them given
@@ -259,6 +300,8 @@ impl Schedule<'_> {
 /// Which units' slots are filled while the list runs: a cache whose size and rule are the strategy's.
 struct Residency<'a> {
     s: &'a Schedule<'a>,
+    /// Whether a unit has a slot.
+    slots: bool,
     /// Filled slots, the one used longest ago first.
     filled: Vec<usize>,
     stale: Vec<bool>,
@@ -277,24 +320,29 @@ impl<'a> Residency<'a> {
             Reshard::AfterBackward | Reshard::Never => usize::MAX,
         };
         let (filled, list, wanted, keep) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Residency { s, filled, stale: s.stale.to_vec(), capacity, list, wanted, keep }
+        let slots = s.slotted.contains(&true);
+        Residency { s, slots, filled, stale: s.stale.to_vec(), capacity, list, wanted, keep }
     }
 
     fn run(&mut self, computes: &[Compute]) {
-        let slots = self.s.slotted.contains(&true);
         self.list.reserve(2 * computes.len());
         for (i, compute) in computes.iter().enumerate() {
-            for &unit in &*compute.reads {
-                self.ensure(unit, &compute.reads);
-            }
-            if !compute.reads.is_empty() && slots {
-                self.ahead(&compute.reads, &computes[i + 1..]);
-            }
-            self.list.push(compute.action);
-            if self.s.reshard == Reshard::AfterBackward {
-                let done = compute.reads.iter().zip(compute.last).filter(|(_, last)| *last);
-                done.for_each(|(&unit, _)| self.release(unit));
-            }
+            self.one(compute, &computes[i + 1..]);
+        }
+    }
+
+    /// What it takes to do one thing, which `rest` follows.
+    fn one(&mut self, compute: &Compute, rest: &[Compute]) {
+        for &unit in &*compute.reads {
+            self.ensure(unit, &compute.reads);
+        }
+        if !compute.reads.is_empty() && self.slots {
+            self.ahead(&compute.reads, rest);
+        }
+        self.list.push(compute.action);
+        if self.s.reshard == Reshard::AfterBackward {
+            let done = compute.reads.iter().zip(compute.last).filter(|(_, last)| *last);
+            done.for_each(|(&unit, _)| self.release(unit));
         }
     }
 

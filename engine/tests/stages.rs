@@ -16,7 +16,7 @@ fn draws(seed: u64) -> impl FnMut(usize) -> usize {
     }
 }
 
-fn drawn(seed: u64, evaluates: bool) -> Cell {
+pub fn drawn(seed: u64, evaluates: bool) -> Cell {
     let mut below = draws(seed);
     let mut base = small();
     let tensor = 1 + below(2);
@@ -82,7 +82,7 @@ fn drawn(seed: u64, evaluates: bool) -> Cell {
     cell
 }
 
-fn described(seed: u64, cell: &Cell) -> String {
+pub fn described(seed: u64, cell: &Cell) -> String {
     let Degrees { tensor, pipeline, pipeline_schedule, .. } = cell.parallel.degrees;
     format!(
         "seed {seed}: {} of {} blocks, {:?}, tp {tensor}, pp {pipeline} {pipeline_schedule:?}, {} micro-batches, prefetch {}, {} ranks",
@@ -294,7 +294,7 @@ fn options_that_a_plan_on_paper_does_not_know_are_refused() {
     assert!(silent.is_empty(), "planned, and (whether the same as without): {silent:?}");
 }
 
-fn encoder(blocks: [usize; 2], change: impl FnOnce(&mut Cell)) -> Cell {
+pub fn encoder(blocks: [usize; 2], change: impl FnOnce(&mut Cell)) -> Cell {
     let mut cell = small();
     (cell.model.num_attention_heads, cell.model.num_key_value_heads, cell.model.num_hidden_layers) = (4, 2, blocks[0]);
     let model = Some(PricedModel::EncoderDecoder { num_decoder_layers: blocks[1], decoder_seq_len: 7, gated: true });

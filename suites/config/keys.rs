@@ -315,8 +315,8 @@ const REST: &[Key] = &[
         "memory.checkpointing",
         Checkpointing,
         Is("\"none\""),
-        "What forward keeps for backward: \"none\" (everything), \"full\", \"selective\", \"sqrt\", { every = k }, or a \
-         list of the tensors kept of each block.",
+        "What forward keeps for backward: \"none\" (everything), \"full\", \"selective\", \"sqrt\", { every = k }, a list of the \
+         tensors kept of each block, or \"evict\" (everything that memory.capacity holds; then what costs least to make again is dropped).",
     ),
     key(
         "memory.prepack",

@@ -66,7 +66,7 @@ pub enum Kind {
     ShardSpecs,
 }
 
-const CHECKPOINTING: &[&str] = &["none", "full", "selective", "sqrt"];
+const CHECKPOINTING: &[&str] = &["none", "full", "selective", "sqrt", "evict"];
 const ROPE: &[&str] =
     &["rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"];
 
@@ -279,7 +279,10 @@ fn check_checkpointing(value: &Value) -> Result<(), String> {
             let names: Vec<String> = SavedTensor::ALL.into_iter().filter_map(name).collect();
             check_names(list, &names.iter().map(String::as_str).collect::<Vec<_>>())
         }
-        _ => Err(wrong_type("\"none\", \"full\", \"selective\", \"sqrt\", { every = k } or a list of tensors", value)),
+        _ => {
+            let words = "\"none\", \"full\", \"selective\", \"sqrt\", \"evict\", { every = k } or a list of tensors";
+            Err(wrong_type(words, value))
+        }
     }
 }
 

@@ -6,18 +6,21 @@ use zbench_engine::config::{
 };
 use zbench_engine::model::{self, FlatKind};
 use zbench_estimate::job::*;
+use zbench_estimate::memory::memory;
 use zbench_kernels::DType;
 
 /// The job of a cell. Cells that the engine runs and cells that are priced alone go the same way.
 pub fn job(cell: &Cell) -> Job {
     let priced = cell.priced.as_deref().cloned().unwrap_or_default();
     let degrees = degrees(cell);
-    Job {
+    let blocks = cell.model.num_hidden_layers;
+    let recompute_of = |policy: &Checkpointing| recompute(policy, blocks, priced.partition_activations);
+    let mut job = Job {
         model: shape(cell, &priced),
         batch: Batch { seq: cell.train.seq_len, micro: cell.train.micro_batch, accumulation: cell.train.accumulation },
         sharding: sharding(cell, &priced, degrees.data * degrees.context),
         precision: precision(cell),
-        recompute: recompute(cell, priced.partition_activations),
+        recompute: recompute_of(&cell.memory.checkpointing),
         attention: match cell.memory.attention {
             cell::AttentionKind::Flash => Attention::Flash(2),
             cell::AttentionKind::Naive => Attention::Naive,
@@ -35,7 +38,17 @@ pub fn job(cell: &Cell) -> Job {
         },
         stack: software(cell),
         degrees,
+    };
+    if cell.memory.checkpointing == Checkpointing::Evict {
+        // The estimator drops no single tensors: the first of these policies that the capacity holds stands for what eviction does.
+        for policy in [Checkpointing::Selective, Checkpointing::Full] {
+            if cell.memory.capacity.is_none_or(|capacity| memory(&job).needs() <= capacity as f64) {
+                break;
+            }
+            job.recompute = recompute_of(&policy);
+        }
     }
+    job
 }
 
 /// The software that a cell is priced as, in memory and in time alike: what the cell names, else zbench's own engine, also for
@@ -173,11 +186,10 @@ fn precision(cell: &Cell) -> Precision {
     }
 }
 
-fn recompute(cell: &Cell, partitioned: bool) -> Recompute {
-    let blocks = cell.model.num_hidden_layers;
+fn recompute(policy: &Checkpointing, blocks: usize, partitioned: bool) -> Recompute {
     let full = |every: usize| Recompute::Full { every: every.max(1), partitioned };
-    match &cell.memory.checkpointing {
-        Checkpointing::None => Recompute::None,
+    match policy {
+        Checkpointing::None | Checkpointing::Evict => Recompute::None,
         Checkpointing::Full => full(1),
         Checkpointing::Every(every) => full(*every),
         Checkpointing::Sqrt => full((blocks as f64).sqrt().ceil() as usize),

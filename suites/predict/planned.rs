@@ -242,7 +242,7 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
     if cell.hardware.device == DeviceKind::Cuda {
         return on_device(resolved, estimate, footprint);
     }
-    if let Some(reason) = state_above_capacity(cell, estimate) {
+    if let Some(reason) = above_capacity(cell, estimate) {
         return record(Status::OutOfMemory, reason, Source::Plan);
     }
     let here = ranks_here(cell);
@@ -263,16 +263,24 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
     }
 }
 
-/// Why no run can be within the capacity: what never leaves memory is above it.
-fn state_above_capacity(cell: &Cell, estimate: &Estimate) -> Option<String> {
+/// Why no run can be within the capacity: what never leaves memory is above it, or what is left where all is evicted that can be.
+fn above_capacity(cell: &Cell, estimate: &Estimate) -> Option<String> {
+    let (capacity, total) = (cell.memory.capacity?, estimate.memory().total_peak());
     let state: u64 =
         [Category::Parameters, Category::Gradients, Category::Optimizer].map(|c| estimate.peak(c)).iter().sum();
-    let capacity = cell.memory.capacity.filter(|capacity| state > *capacity)?;
-    Some(format!(
-        "weights, gradients and optimizer state alone take {} of a rank, memory.capacity is {}",
-        gib(state),
-        gib(capacity)
-    ))
+    if state > capacity {
+        let (state, capacity) = (gib(state), gib(capacity));
+        return Some(format!(
+            "weights, gradients and optimizer state alone take {state} of a rank, memory.capacity is {capacity}"
+        ));
+    }
+    (cell.memory.checkpointing == Checkpointing::Evict && total > capacity).then(|| {
+        let (least, capacity, above) = (gib(total), gib(capacity), gib(total - capacity));
+        format!(
+            "the smallest peak that memory.checkpointing = \"evict\" reaches is {least} of a rank, {above} above memory.capacity = \
+             {capacity}"
+        )
+    })
 }
 
 /// Whether a cell for CUDA runs here: on how many GPUs, and whether their memory holds it.
@@ -325,7 +333,7 @@ fn on_device(resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) ->
             "links cannot be emulated there: a call returns before a GPU has done it; leave [link] out".into(),
         );
     }
-    if let Some(reason) = state_above_capacity(cell, estimate) {
+    if let Some(reason) = above_capacity(cell, estimate) {
         return Decision::Record { status: Status::OutOfMemory, reason, source: Source::Plan };
     }
     let memory = match devices::machine(0) {

@@ -1,13 +1,14 @@
 //! A stand-in for a cell whose hardware is absent: the same strategies on a model and a mesh that fit here.
 
-use zbench_engine::config::{Cell, Data, DeviceKind};
+use zbench_engine::config::{Cell, Checkpointing, Data, DeviceKind};
 
 /// The rule, for records and readers.
 pub const RULE: &str = "ranks, ranks_per_node and shard divided so that at most 4 ranks are left; at most 4 layers of width \
 128 with at most 4 heads of 32; as many query heads to a key-value head as the cell has, or the next number that divides the heads, and \
 no more than there are heads; the same ratio of MLP to model width (rounded up to 32, at most 4096); at most 8 experts, no wider than \
 that; at most 1024 tokens of \
-vocabulary, 128 tokens of sequence, micro-batch 2, 12 steps, LoRA rank 8; synthetic data, fresh weights and adapters; no capacity";
+vocabulary, 128 tokens of sequence, micro-batch 2, 12 steps, LoRA rank 8; synthetic data, fresh weights and adapters; no capacity, \
+and everything kept where tensors would be evicted under one";
 
 /// The stand-in of a cell; `cores` are shared by its ranks.
 pub fn scaled(cell: &Cell, cores: usize) -> Cell {
@@ -60,6 +61,9 @@ pub fn scaled(cell: &Cell, cores: usize) -> Cell {
     lora.rank = cell.lora.rank.min(8);
     (lora.path, lora.save, lora.merge) = (None, None, None);
     small.memory.capacity = None;
+    if small.memory.checkpointing == Checkpointing::Evict {
+        small.memory.checkpointing = Checkpointing::None;
+    }
     small.hardware.device = DeviceKind::Cpu;
     small.hardware.threads_per_rank = (cores / small.parallel.ranks).max(1);
     small

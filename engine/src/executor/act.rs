@@ -58,6 +58,7 @@ impl<'a> Executor<'a> {
                 spans.enter(Span::Forward);
                 self.forward(micro, layer, found)?;
             }
+            Action::Evict { micro, layer, tensor } => self.flow.of_mut(micro).saved[layer].evict(tensor),
             Action::Recompute { micro, layer, output } => {
                 self.move_saved(action, spans)?;
                 let found = self.layer(layer, spans)?;

@@ -7,6 +7,7 @@
 mod backward;
 mod buffers;
 mod cross;
+pub(crate) mod eviction;
 mod experts;
 mod stages;
 

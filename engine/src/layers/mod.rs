@@ -15,6 +15,7 @@ pub mod prepacked;
 mod weights;
 
 pub use adapter::AdapterSpec;
+pub(crate) use block::eviction;
 pub use block::{Block, BlockGrad, Cross, CrossSaved, Dims, GateUp, Qkv, Saved, SavedTensor};
 pub use cut::{Cut, Gradient};
 pub use embedding::Embedding;

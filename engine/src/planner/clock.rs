@@ -109,7 +109,7 @@ fn span(action: Action) -> Span {
         | Action::StoreSaved { .. }
         | Action::SettleSaved { .. }
         | Action::FetchSaved { .. } => Span::Offload,
-        Action::Receive { .. } | Action::Send { .. } | Action::Release { .. } => Span::Other,
+        Action::Receive { .. } | Action::Send { .. } | Action::Release { .. } | Action::Evict { .. } => Span::Other,
     }
 }
 

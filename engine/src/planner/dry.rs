@@ -4,10 +4,11 @@ use super::flops;
 use super::short::{Repeat, ShortPlan, cycles};
 use crate::actions::{Action, EvaluationActions};
 use crate::comm::{Collective, CollectiveLog, Metered, Null};
-use crate::config::{Backend, Cell, DeviceKind, Evaluation};
+use crate::config::{Backend, Cell, DeviceKind, Evaluation, Home};
 use crate::error::{Result, StepError};
 use crate::executor::{Executor, allocate, prepacked};
 use crate::homes::{ByHome, Homes};
+use crate::layers::Saved;
 use crate::model::FlatKind;
 use crate::outcome::{Estimate, Traffic, Transfer};
 use crate::plan::{Plan, Role};
@@ -103,6 +104,31 @@ impl<'a> DryRun<'a> {
         self.act_all(&[action], 0)?;
         let collectives = std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner));
         Ok(RecordedAction { action, operations: self.recorder.take_operations(), collectives })
+    }
+
+    /// Performs an action: how far the bytes in use on the device went above where they began.
+    ///
+    /// # Errors
+    /// As of [`DryRun::step`].
+    pub fn rise(&mut self, action: Action) -> Result<u64> {
+        let homes = self.executor.context.homes.clone();
+        let (performed, change) = homes.record_change(|| self.act_all(&[action], 0));
+        performed.map(|()| change[Home::Device].rise())
+    }
+
+    /// Bytes in use on the device.
+    pub fn in_use(&self) -> u64 {
+        self.executor.context.homes.ledgers()[Home::Device].live_total()
+    }
+
+    /// Floating-point operations so far.
+    pub fn executed(&self) -> u128 {
+        self.recorder.flops().iter().map(|(_, (_, executed))| *executed).sum()
+    }
+
+    /// What is kept of a layer of a micro-batch.
+    pub fn saved(&mut self, micro: usize, layer: usize) -> &mut Saved {
+        &mut self.executor.flow.of_mut(micro).saved[layer]
     }
 
     /// The actions of a step. Cycles in the middle of a step that are alike are performed once and counted.
@@ -241,7 +267,7 @@ impl<'a> DryRun<'a> {
 }
 
 /// Whether two cycles do the same, each on its own micro-batches.
-fn alike(a: &[Action], b: &[Action]) -> bool {
+pub(super) fn alike(a: &[Action], b: &[Action]) -> bool {
     let base = |actions: &[Action]| actions.iter().find_map(|action| action.micro()).unwrap_or(0);
     let (of_a, of_b) = (base(a), base(b));
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.earlier(of_a) == b.earlier(of_b))

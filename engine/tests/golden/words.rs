@@ -12,6 +12,7 @@ pub fn action(action: &Action) -> String {
         Action::Load { micro } => format!("load micro={micro}"),
         Action::Gather { unit, refresh, slot } => format!("gather unit={unit} refresh={refresh} slot={slot}"),
         Action::Forward { layer, .. } => format!("forward unit={layer}"),
+        Action::Evict { layer, tensor, .. } => format!("evict unit={layer} tensor={tensor:?}"),
         Action::Recompute { layer, output, .. } => format!("recompute unit={layer} output={output}"),
         Action::Backward { layer, .. } => format!("backward unit={layer}"),
         Action::Release { unit } => format!("release unit={unit}"),

@@ -5,6 +5,7 @@ mod adapters;
 mod cuda;
 mod documents;
 mod evaluation;
+mod evict;
 mod failures;
 pub mod families;
 mod formulas;

@@ -33,6 +33,11 @@ impl Swing {
 }
 
 impl Swing {
+    /// How far all categories together go above where they began.
+    pub fn rise(&self) -> u64 {
+        u64::try_from(self.total_peak).unwrap_or(u64::MAX)
+    }
+
     /// The same run so many times, one after the other.
     pub fn repeated(&self, times: usize) -> Swing {
         if times == 0 {

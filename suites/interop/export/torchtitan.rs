@@ -292,6 +292,10 @@ fn activations(view: &mut View) {
             let option = view.put("activation_checkpoint.selective_ac_option", json!("op"));
             view.without(KEY, &[made, option], "Both keep matrix products, but not the same ones.");
         }
+        ("selective", Some("evict")) => {
+            let option = view.put("activation_checkpoint.selective_ac_option", json!("op"));
+            view.without(KEY, &[made, option], "torchtitan keeps the same of every block; nothing follows the memory.");
+        }
         ("selective", _) => {
             let option = view.put("activation_checkpoint.selective_ac_option", json!(every.unwrap_or(2).to_string()));
             let reason = "torchtitan computes every k-th block again, where this keeps the input of every k-th.";

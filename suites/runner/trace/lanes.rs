@@ -64,6 +64,7 @@ impl Names {
             Action::Gather { unit, refresh: true, slot: false } => format!("refresh {}", self.unit(unit)),
             Action::Gather { unit, .. } => format!("gather {}", self.unit(unit)),
             Action::Forward { layer, .. } => format!("forward {}", self.unit(layer)),
+            Action::Evict { layer, .. } => format!("evict {}", self.unit(layer)),
             Action::Recompute { layer, .. } => format!("recompute {}", self.unit(layer)),
             Action::Backward { layer, .. } => format!("backward {}", self.unit(layer)),
             Action::Receive { gradient, .. } => format!("receive {}", what(gradient)),

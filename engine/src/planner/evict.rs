@@ -1,0 +1,333 @@
+//! Dynamic tensor rematerialisation (DTR, Kirisame et al. 2021), decided when a plan is made.
+//!
+//! Forward keeps every tensor that backward reads. A dry run performs the list of actions while it is made. Where an action would pass
+//! the capacity, the tensors that are worth least ([`held`]) are dropped before it, as many as it takes: what the action itself takes
+//! does not depend on them, so that the bytes which they give back are exact. Before a block's backward the list makes again what that
+//! block lacks, from the nearest block before it whose input is there. The list then says everything ahead, and a run carries it out
+//! as any other.
+//!
+//! Inputs of blocks are dropped only where dropping everything else does not do: a block whose input is there is made again once.
+
+mod held;
+
+use super::dry::{DryRun, alike};
+use super::short::cycles;
+use crate::actions::Action;
+use crate::config::{Cell, Checkpointing};
+use crate::error::{Result, StepError};
+use crate::layers::eviction::{INPUT, OUTPUT, tensor_at};
+use crate::model::Layout;
+use crate::plan::{Plan, PlanError, Role};
+use crate::schedule::{Follower, followed_actions};
+use held::{ALL, Held, Kind, TENSORS};
+use zbench_kernels::{Kernels, footprint};
+
+/// Blocks of the largest model for which evictions are planned: every one is a choice among all tensors.
+const MOST_BLOCKS: usize = 512;
+/// Blocks times micro-batches of the longest step for which they are.
+const MOST_FORWARDS: usize = 1 << 18;
+/// Actions of a micro-batch, and of a step, behind which nothing more is dropped. Where inputs are dropped under a small capacity, what is
+/// made again grows with the square of the blocks.
+const MOST_ACTIONS: [usize; 2] = [1 << 16, 1 << 23];
+/// Micro-batches for which evictions are decided, where a step has more: those in the middle are alike.
+const DECIDED: usize = 4;
+
+/// The bytes that a cell's saved tensors must leave room in, where it evicts them.
+///
+/// # Errors
+/// It states no capacity, or evictions are not planned for such a cell.
+pub fn capacity(cell: &Cell) -> Result<Option<u64>, PlanError> {
+    if cell.memory.checkpointing != Checkpointing::Evict {
+        return Ok(None);
+    }
+    let fail = |reason: String| Err(PlanError { key: "memory.checkpointing", reason });
+    if cell.memory.offloads() {
+        return fail(
+            "is \"evict\", which is not planned beside memory.offload_*; write \"full\", or \"none\" there".into(),
+        );
+    }
+    let (blocks, micros) = (cell.model.num_hidden_layers, cell.train.accumulation);
+    if blocks > MOST_BLOCKS || blocks.saturating_mul(micros) > MOST_FORWARDS {
+        let reason = "is \"evict\", which is planned for up to";
+        return fail(format!(
+            "{reason} {MOST_BLOCKS} blocks and {MOST_FORWARDS} forwards of one in a step; write \"full\""
+        ));
+    }
+    match cell.memory.capacity {
+        None => fail(
+            "is \"evict\", which drops tensors where a rank's memory would be passed, and nothing says how much that is; write \
+             memory.capacity, as \"16GiB\""
+                .into(),
+        ),
+        capacity => Ok(capacity),
+    }
+}
+
+impl Plan {
+    /// Bytes by which the largest rank passes the cell's capacity; of a cell that evicts, by the least that was found.
+    pub fn above_capacity(&self, cell: &Cell) -> Option<u64> {
+        let peak = self.roles.iter().map(|role| role.estimate.memory().total_peak()).max()?;
+        peak.checked_sub(cell.memory.capacity?).filter(|above| *above > 0)
+    }
+
+    /// The role of a stage, which passes the capacity with everything kept, with evictions and its estimate.
+    pub(super) fn evicted(
+        &self,
+        cell: &Cell,
+        kernels: &dyn Kernels,
+        (base, place, first_rank): (Role, [usize; 2], usize),
+        capacity: u64,
+    ) -> Result<Role> {
+        let [of_micro, of_step] = MOST_ACTIONS;
+        let actions = of_micro.min(of_step / cell.train.accumulation);
+        let mut best: Option<Role> = None;
+        // What is gathered ahead depends on what is made again, so that a list under a capacity may take a little more than one that
+        // drops everything: where the first two do not fit, these are tried.
+        for (within, inputs) in [(capacity, false), (capacity, true), (0, false), (0, true)] {
+            let limits = Limits { capacity: within, inputs, actions };
+            let mut role = self.decided(cell, kernels, (&base, place, first_rank), limits)?;
+            role.estimate = self.dry_run(cell, kernels, (&role, None), first_rank, false)?.0;
+            let peak = |role: &Role| role.estimate.memory().total_peak();
+            if best.as_ref().is_none_or(|best| peak(&role) < peak(best)) {
+                best = Some(role);
+            }
+            if best.as_ref().is_some_and(|best| peak(best) <= capacity) {
+                break;
+            }
+        }
+        best.ok_or_else(|| StepError::Input("no evictions were planned; this is a bug".into()))
+    }
+
+    /// The role with a list in which evictions are decided. Where a step has many micro-batches they are decided for a few.
+    fn decided(
+        &self,
+        cell: &Cell,
+        kernels: &dyn Kernels,
+        of: (&Role, [usize; 2], usize),
+        limits: Limits,
+    ) -> Result<Role> {
+        let micros = cell.train.accumulation;
+        if of.0.in_flight == 1 && micros > DECIDED {
+            let mut few = cell.clone();
+            few.train.accumulation = DECIDED;
+            let role = self.decided(&few, kernels, of, limits)?;
+            if let Some(actions) = with_more_micros(&role.actions, micros - DECIDED) {
+                return Ok(Role { actions, ..role });
+            }
+        }
+        let (base, place, rank) = of;
+        let run = DryRun::new(cell, kernels, (self, base, None), rank, false)?;
+        let mut evictor = Evictor::new(run, base, Limits { actions: limits.actions * micros, ..limits });
+        self.role_with(cell, base.layout.clone(), place, |schedule| followed_actions(schedule, &mut evictor))
+    }
+}
+
+/// The list of a step of [`DECIDED`] micro-batches, in which the third comes so many times more; nothing where that is not like the second.
+fn with_more_micros(list: &[Action], more: usize) -> Option<Vec<Action>> {
+    let cycles: Vec<&[Action]> = cycles(list).collect();
+    let [first, second, third, last] = cycles[..] else { return None };
+    let later = |cycle: &'_ [Action], micros: usize| -> Vec<Action> {
+        cycle.iter().map(|action| action.earlier(micros.wrapping_neg())).collect()
+    };
+    let middle = (0..=more).map(|micros| later(third, micros));
+    let all = [first.to_vec(), second.to_vec()].into_iter().chain(middle).chain([later(last, more)]);
+    alike(second, third).then(|| all.flatten().collect())
+}
+
+/// Up to where tensors are dropped.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// Bytes that a rank has.
+    capacity: u64,
+    /// Whether inputs of blocks are dropped, too.
+    inputs: bool,
+    /// Actions of a micro-batch behind which nothing more is; of a list as many times more as it has micro-batches.
+    actions: usize,
+}
+
+/// Decides evictions while a list is made.
+struct Evictor<'a> {
+    /// Performs what is on the list.
+    run: DryRun<'a>,
+    layout: &'a Layout,
+    limits: Limits,
+    /// Actions of the list that have been performed.
+    done: usize,
+    kinds: Vec<Kind>,
+    /// By layer that others are the same as: the number of its kind, once one of them has gone forward.
+    kind_of: Vec<Option<usize>>,
+    /// By number of the micro-batch, modulo how many are in flight: the number, and what is held of it.
+    held: Vec<(usize, Held)>,
+}
+
+impl<'a> Evictor<'a> {
+    fn new(run: DryRun<'a>, role: &'a Role, limits: Limits) -> Evictor<'a> {
+        let layers = role.layout.layers.len();
+        let (kind_of, held) = (vec![None; layers], vec![(0, Held::new(layers)); role.in_flight]);
+        Evictor { run, layout: &role.layout, limits, done: 0, kinds: Vec::new(), kind_of, held }
+    }
+
+    fn held_of(&mut self, micro: usize) -> &mut Held {
+        let in_flight = self.held.len();
+        &mut self.held[micro % in_flight].1
+    }
+
+    fn is_block(&self, layer: usize) -> bool {
+        self.layout.layers.get(layer).is_some_and(|layer| layer.block().is_some())
+    }
+
+    /// What goes next, of what `may_go` in a layer of a micro-batch: the micro-batch, the layer, and the place in it.
+    fn next_to_go(&self, may_go: impl Fn(usize, usize) -> u16) -> Option<[usize; 3]> {
+        let possible = if self.limits.inputs { ALL } else { TENSORS };
+        let candidates = self.held.iter().filter_map(|(micro, held)| {
+            let least = held.least(&self.kinds, self.done, |layer| may_go(*micro, layer) & possible)?;
+            Some((*micro, least))
+        });
+        let (micro, least) = candidates.reduce(|least, next| if next.1.is_before(&least.1) { next } else { least })?;
+        Some([micro, least.layer, least.place])
+    }
+
+    /// Drops a tensor before the next action of the list.
+    fn evict(&mut self, list: &mut Vec<Action>, [micro, layer, place]: [usize; 3]) -> Result<()> {
+        // To move it to another home would be another action in this place.
+        let eviction = Action::Evict { micro, layer, tensor: tensor_at(place) };
+        self.run.rise(eviction)?;
+        self.held_of(micro).evict(layer, place);
+        list.insert(self.done, eviction);
+        self.done += 1;
+        Ok(())
+    }
+
+    /// Performs the next action of the list, which is there for `of`, behind evictions where it would pass the capacity without them.
+    fn perform(&mut self, list: &mut Vec<Action>, of: Action) -> Result<()> {
+        let (action, before) = (list[self.done], self.run.in_use());
+        let mut above = self.above(before, action)?;
+        // What is dropped first takes part in the action in no way, so that it can be dropped behind it, too. A block that is about to be
+        // made again needs its input alone.
+        let in_work = match of {
+            Action::Forward { micro, layer } | Action::Backward { micro, layer } => Some([micro, layer]),
+            Action::Recompute { micro, layer, .. } => Some([micro, layer]),
+            _ => None,
+        };
+        let comes_again = matches!(of, Action::Recompute { .. }) && list[self.done + 1..].contains(&of);
+        let of_work = if comes_again { TENSORS } else { 0 };
+        while above > 0 && list.len() < self.limits.actions {
+            let others = |micro, layer| if in_work == Some([micro, layer]) { of_work } else { ALL };
+            let Some(next) = self.next_to_go(others) else { break };
+            let full = self.run.in_use();
+            self.evict(list, next)?;
+            above = above.saturating_sub(full - self.run.in_use());
+        }
+        // What is there already of a block that is made again lies beside the scratch of what is made first: without it the block is
+        // made again in less.
+        if let Action::Recompute { micro, layer, output } = action {
+            while above > 0 && list.len() < self.limits.actions {
+                let own = |of, other| if [of, other] == [micro, layer] { TENSORS } else { 0 };
+                let Some(next) = self.next_to_go(own) else { break };
+                self.evict(list, next)?;
+                let there = self.held_of(micro).there(layer);
+                let saved = self.run.saved(micro, layer);
+                (INPUT + 1..OUTPUT)
+                    .filter(|place| there & 1 << place == 0)
+                    .for_each(|place| saved.evict(tensor_at(place)));
+                if output {
+                    self.run.saved(micro, layer + 1).evict(None);
+                }
+                above = self.above(self.run.in_use(), action)?;
+            }
+        }
+        self.note(action)?;
+        self.done += 1;
+        Ok(())
+    }
+
+    /// Performs an action when so many bytes are in use: by how many more it passes the capacity.
+    fn above(&mut self, in_use: u64, action: Action) -> Result<u64> {
+        Ok(in_use.saturating_add(self.run.rise(action)?).saturating_sub(self.limits.capacity))
+    }
+
+    /// Notes what an action, the last one performed, has done to what is held.
+    fn note(&mut self, action: Action) -> Result<()> {
+        let at = self.done;
+        match action {
+            Action::Forward { micro, layer } if self.is_block(layer) => {
+                let kind = self.kind(micro, layer)?;
+                let there = self.run.saved(micro, layer).places();
+                let in_flight = self.held.len();
+                self.held[micro % in_flight].0 = micro;
+                self.held_of(micro).forward(layer, kind, there, at);
+            }
+            Action::Recompute { micro, layer, output } => {
+                let there = self.run.saved(micro, layer).places();
+                self.held_of(micro).recompute(layer, there, at);
+                if output {
+                    self.held_of(micro).input(layer + 1, at);
+                }
+            }
+            Action::Backward { micro, layer } if self.is_block(layer) => self.held_of(micro).backward(layer),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The kind of a block that has just gone forward. Of the first of a kind each tensor is dropped and made again.
+    fn kind(&mut self, micro: usize, layer: usize) -> Result<usize> {
+        let same_as = self.layout.same_as[layer];
+        if let Some(kind) = self.kind_of[same_as] {
+            return Ok(kind);
+        }
+        let sources = self.layout.layers[layer].block().map_or([0; OUTPUT + 1], |block| block.sources());
+        let (mut bytes, mut flops) = ([0; OUTPUT], [0; OUTPUT + 1]);
+        let saved = self.run.saved(micro, layer);
+        let there = saved.places();
+        bytes[INPUT] = saved.input.as_ref().and_then(|input| footprint(input.dtype(), input.len())).unwrap_or(0);
+        for place in (INPUT + 1..OUTPUT).filter(|place| there & 1 << place != 0) {
+            (bytes[place], flops[place]) = self.made_again(micro, layer, place)?;
+        }
+        let next = layer + 1;
+        if self.is_block(next) {
+            let before = self.run.executed();
+            self.run.rise(Action::Recompute { micro, layer, output: true })?;
+            flops[OUTPUT] = self.run.executed() - before;
+            self.run.saved(micro, next).evict(None);
+            // The output may take what forward has not kept.
+            let saved = self.run.saved(micro, layer);
+            let more = saved.places() & !there;
+            (0..OUTPUT).filter(|place| more & 1 << place != 0).for_each(|place| saved.evict(tensor_at(place)));
+        }
+        self.kinds.push(Kind { bytes, flops, sources });
+        self.kind_of[same_as] = Some(self.kinds.len() - 1);
+        Ok(self.kinds.len() - 1)
+    }
+
+    /// Drops a tensor and makes it again: its bytes, and the operations that it took.
+    fn made_again(&mut self, micro: usize, layer: usize, place: usize) -> Result<(u64, u128)> {
+        let full = self.run.in_use();
+        self.run.saved(micro, layer).evict(tensor_at(place));
+        let (bytes, before) = (full - self.run.in_use(), self.run.executed());
+        self.run.rise(Action::Recompute { micro, layer, output: false })?;
+        Ok((bytes, self.run.executed() - before))
+    }
+}
+
+impl Follower for Evictor<'_> {
+    fn needed(&self, action: Action) -> Option<Action> {
+        let Action::Backward { micro, layer } = action else { return None };
+        let (_, held) = &self.held[micro % self.held.len()];
+        if !self.is_block(layer) {
+            return None;
+        }
+        if !held.has_input(layer) {
+            let from = (0..layer).rev().find(|before| held.has_input(*before))?;
+            return Some(Action::Recompute { micro, layer: from, output: true });
+        }
+        held.lacks(layer).then_some(Action::Recompute { micro, layer, output: false })
+    }
+
+    fn follow(&mut self, list: &mut Vec<Action>, action: Action) -> Result<()> {
+        while self.done < list.len() {
+            self.perform(list, action)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,238 @@
+//! Eviction under a capacity: the bits of keeping everything, within the capacity to the byte, as the plan says ahead.
+
+use crate::stages::{described, drawn, encoder};
+use crate::training::accounting::{assert_as_planned, small};
+use crate::training::identity::{assert_same, odd, strategies};
+use crate::training::support::*;
+use zbench_engine::actions::Action;
+use zbench_engine::config::*;
+use zbench_engine::outcome::Cause;
+use zbench_engine::plan::{Plan, PlanError, Role};
+use zbench_kernels::Cpu;
+
+fn evicting(cell: &Cell, capacity: u64) -> Cell {
+    let mut cell = cell.clone();
+    (cell.memory.checkpointing, cell.memory.capacity) = (Checkpointing::Evict, Some(capacity));
+    cell
+}
+
+fn with(cell: &Cell, policy: Checkpointing) -> Cell {
+    let mut cell = cell.clone();
+    (cell.memory.checkpointing, cell.memory.capacity) = (policy, None);
+    cell
+}
+
+fn peak(cell: &Cell) -> u64 {
+    estimate(cell).memory().total_peak()
+}
+
+/// The smallest capacity that eviction holds.
+fn least(cell: &Cell) -> u64 {
+    let cell = evicting(cell, 1);
+    1 + plan(&cell).above_capacity(&cell).unwrap()
+}
+
+/// So many capacities, from the least that eviction holds to one byte less than everything takes.
+fn capacities(cell: &Cell, count: u64) -> Vec<u64> {
+    let (least, most) = (least(cell), peak(&with(cell, Checkpointing::None)) - 1);
+    (0..count).map(|place| least + (most - least) * place / (count - 1)).collect()
+}
+
+fn evictions(plan: &Plan) -> Vec<Action> {
+    evictions_of(plan.role_of(0))
+}
+
+fn evictions_of(role: &Role) -> Vec<Action> {
+    role.actions.iter().copied().filter(|action| matches!(action, Action::Evict { .. })).collect()
+}
+
+/// Executed operations beyond those of keeping everything.
+fn again(cell: &Cell) -> f64 {
+    estimate(cell).flops.hardware - estimate(&with(cell, Checkpointing::None)).flops.hardware
+}
+
+/// Blocks of every kind: one after the other and side by side, with adapters that drop out, with experts, with probabilities kept.
+fn cells(base: Cell) -> Vec<(String, Cell)> {
+    let mut base = base;
+    (base.model.num_hidden_layers, base.train.accumulation) = (5, 2);
+    let mut naive = base.clone();
+    naive.memory.attention = AttentionKind::Naive;
+    let mut cells = vec![("llama".to_string(), base.clone()), ("llama with probabilities".into(), naive)];
+    cells.extend(expert_cells(base.clone()).into_iter().map(|(name, cell)| (name.to_string(), cell)));
+    let some = ["qwen3", "gpt2", "falcon", "falcon with gates", "new falcon"];
+    let of_forms = forms().into_iter().filter(|(name, ..)| some.contains(name));
+    cells.extend(of_forms.map(|form| (form.0.to_string(), formed(base.clone(), form))));
+    for (name, change) in adapters().into_iter().filter(|(name, _)| name.contains("dropout")) {
+        let mut cell = base.clone();
+        change(&mut cell);
+        cells.push((name.into(), cell));
+    }
+    cells
+}
+
+/// Every capacity is that of the arena, too: a byte more would be refused.
+#[test]
+fn evicting_gives_the_bits_of_keeping_everything() {
+    let mut base = odd();
+    (base.train.clip_norm, base.train.lr, base.train.steps) = (0.01, 1e-3, 2);
+    for (name, base) in cells(base) {
+        for strategy in [Strategy::Ddp, Strategy::Zero3] {
+            let cell = on(base.clone(), strategy, 2, 1);
+            let reference = run(&cell);
+            for capacity in capacities(&cell, 4) {
+                let cell = evicting(&cell, capacity);
+                assert!(!evictions(&plan(&cell)).is_empty(), "{name}: nothing is evicted");
+                assert_same(&reference, &cell, &format!("{name}: {} in {capacity} bytes", strategy.name()));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_measured_is_what_is_planned_and_within_the_capacity() {
+    for (strategy, shard) in strategies(4) {
+        for accumulation in [1, 3, 7] {
+            for prefetch in [0, 2] {
+                let mut cell = on(small(), strategy, 4, shard);
+                (cell.train.accumulation, cell.parallel.prefetch, cell.model.num_hidden_layers) =
+                    (accumulation, prefetch, 4);
+                (cell.train.steps, cell.train.untimed_steps) = (1, 1);
+                for capacity in capacities(&cell, 3) {
+                    let cell = evicting(&cell, capacity);
+                    let what = format!("{} by {shard}, {accumulation}, {prefetch}, {capacity}", strategy.name());
+                    assert!(peak(&cell) <= capacity, "{what}: {} planned", peak(&cell));
+                    assert_as_planned(&cell, &what);
+                }
+            }
+        }
+    }
+}
+
+/// Also where many blocks and micro-batches are decided at once; and the plan is the same when it is made again.
+#[test]
+fn plans_are_within_the_capacity_and_repeat_themselves() {
+    for (name, mut base) in cells(small()) {
+        (base.model.num_hidden_layers, base.train.accumulation) = (12, 6);
+        for (strategy, ranks) in
+            [(Strategy::Ddp, 1), (Strategy::Zero2, 4), (Strategy::Zero3, 4), (Strategy::FsdpGradOp, 4)]
+        {
+            let cell = on(base.clone(), strategy, ranks, ranks);
+            for capacity in capacities(&cell, 5) {
+                let (cell, what) = (evicting(&cell, capacity), format!("{name}: {} in {capacity}", strategy.name()));
+                let plan = plan(&cell);
+                let role = plan.role_of(0);
+                assert!(role.estimate.memory().total_peak() <= capacity, "{what}");
+                assert_eq!(plan.above_capacity(&cell), None, "{what}");
+                assert_eq!(role.estimate, plan.estimate_block_by_block(&cell, &Cpu::new(1), 0), "{what}");
+                assert_eq!(role.actions, crate::training::support::plan(&cell).role_of(0).actions, "{what}");
+                let of_micro = |wanted: usize| -> Vec<Action> {
+                    let own = evictions(&plan).into_iter().filter(|action| action.micro() == Some(wanted));
+                    own.map(|action| action.at(0)).collect()
+                };
+                assert_eq!(of_micro(2), of_micro(3), "{what}: micro-batches in the middle");
+                assert_eq!(of_micro(2), of_micro(4), "{what}: micro-batches in the middle");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_capacity_that_keeping_everything_passes_trains() {
+    for strategy in [Strategy::Ddp, Strategy::Zero3] {
+        let mut cell = on(odd(), strategy, 2, 1);
+        cell.model.num_hidden_layers = 6;
+        let capacity = capacities(&cell, 3)[1];
+        let mut keeping = with(&cell, Checkpointing::None);
+        keeping.memory.capacity = Some(capacity);
+        let failure = try_run(&keeping).err().expect("everything does not fit");
+        assert!(matches!(failure.cause, Cause::OutOfMemory { .. }), "{}", failure.cause);
+        run(&evicting(&cell, capacity));
+    }
+}
+
+#[test]
+fn a_capacity_that_nothing_holds_is_told_with_what_is_missing() {
+    for (name, base) in cells(small()) {
+        let cell = on(base, Strategy::Zero3, 2, 1);
+        let least = least(&cell);
+        assert_eq!(peak(&evicting(&cell, least)), least, "{name}: the smallest peak is reached");
+        let below = evicting(&cell, least - 1);
+        assert_eq!(plan(&below).above_capacity(&below), Some(1), "{name}");
+        let failure = try_run(&below).err().expect("less than the least");
+        assert!(matches!(failure.cause, Cause::OutOfMemory { .. }), "{name}: {}", failure.cause);
+        // Nothing static takes less.
+        for policy in [Checkpointing::Full, Checkpointing::Sqrt, Checkpointing::Every(2), Checkpointing::Every(5)] {
+            assert!(peak(&with(&cell, policy.clone())) >= least, "{name}: {policy:?}");
+        }
+    }
+}
+
+#[test]
+fn a_capacity_must_be_stated_and_models_have_a_size() {
+    let refused = |cell: &Cell| -> PlanError { Plan::new(cell, &Cpu::new(1)).unwrap_err() };
+    let mut cell = with(&small(), Checkpointing::Evict);
+    let error = refused(&cell);
+    assert_eq!(error.key, "memory.checkpointing");
+    assert!(error.reason.contains("memory.capacity, as \"16GiB\""), "{error}");
+    cell.memory.capacity = Some(1 << 30);
+    cell.model.num_hidden_layers = 513;
+    assert!(refused(&cell).reason.contains("up to 512 blocks"));
+    (cell.model.num_hidden_layers, cell.train.accumulation) = (512, 513);
+    assert!(refused(&cell).reason.contains("write \"full\""));
+}
+
+/// What everything takes is enough for nothing to be made again. Where the blocks' inputs fit, no block is made again twice: it is
+/// never more than `full` makes again in as many bytes or more, nor than `selective`, which makes nothing again that counts.
+#[test]
+fn no_more_is_made_again_than_by_a_policy_that_fits() {
+    for (name, mut base) in cells(small()) {
+        base.model.num_hidden_layers = 12;
+        for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 4)] {
+            let (cell, what) = (on(base.clone(), strategy, ranks, ranks), format!("{name}: {}", strategy.name()));
+            let all = peak(&with(&cell, Checkpointing::None));
+            let plan_of_all = plan(&evicting(&cell, all));
+            assert_eq!(evictions(&plan_of_all), [], "{what}");
+            assert_eq!(plan_of_all.role_of(0).estimate, estimate(&with(&cell, Checkpointing::None)), "{what}");
+            for policy in [Checkpointing::Full, Checkpointing::Selective] {
+                let fixed = with(&cell, policy.clone());
+                let (bytes, most) = (peak(&fixed), again(&fixed));
+                for capacity in [bytes, (bytes + all) / 2] {
+                    let more = again(&evicting(&cell, capacity));
+                    assert!(more <= most * (1.0 + 1e-12), "{what}: {policy:?}: {more} of {most} in {capacity}");
+                }
+            }
+        }
+    }
+}
+
+/// Stages that hold several micro-batches, and decoders that read what an encoder made, which the engine plans and does not run.
+#[test]
+fn whatever_is_planned_on_paper_stays_within_the_capacity() {
+    let encoders = [([6, 1], 1), ([1, 6], 3), ([4, 5], 2)].map(|(blocks, accumulation)| {
+        let mut cell = on(encoder(blocks, |_| ()), Strategy::Zero3, 4, 1);
+        cell.train.accumulation = accumulation;
+        cell
+    });
+    let kernels = Cpu::new(1);
+    let (mut planned, mut several) = (0, 0);
+    for (seed, cell) in (0..160).map(|seed| (seed, drawn(seed, seed % 2 == 0))).chain((1000..).zip(encoders)) {
+        let largest = |cell: &Cell| {
+            let plan = Plan::on_paper(cell, &kernels).ok()?;
+            plan.roles.iter().map(|role| role.estimate.memory().total_peak()).max()
+        };
+        let Some(most) = largest(&with(&cell, Checkpointing::None)) else { continue };
+        let least = largest(&evicting(&cell, 1)).unwrap();
+        for capacity in [least, (least + most) / 2, most] {
+            let (cell, what) = (evicting(&cell, capacity), format!("{} in {capacity}", described(seed, &cell)));
+            let plan = Plan::on_paper(&cell, &kernels).unwrap();
+            assert_eq!(plan.above_capacity(&cell), None, "{what}");
+            for (stage, role) in plan.roles.iter().enumerate() {
+                let rank = stage * (cell.parallel.ranks / plan.roles.len());
+                assert_eq!(role.estimate, plan.estimate_block_by_block(&cell, &kernels, rank), "{what}");
+                several += usize::from(role.in_flight > 1 && !evictions_of(role).is_empty());
+            }
+            planned += 1;
+        }
+    }
+    assert!(planned > 300 && several > 100, "{planned} plans, {several} stages with several micro-batches");
+}
