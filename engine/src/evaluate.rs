@@ -27,8 +27,8 @@ impl Rank<'_> {
         self.prepacked.iter_mut().for_each(Prepacked::forget);
         self.flow.evaluates = true;
         let mut meter = Meter::recorded(self.kernels().clone(), self.recording(self.progress.steps.max(1)));
-        let moves = self.homes.moves().clone();
-        let sums = moves.uncounted(|| self.look(evaluation, &mut meter));
+        let homes = self.homes.clone();
+        let sums = homes.uncounted(|| self.look(evaluation, &mut meter));
         self.flow.evaluates = false;
         self.unload();
         meter.enter(Span::ExposedAgree);

@@ -6,8 +6,8 @@ use crate::error::{Result, StepError};
 use crate::offload::Moves;
 use std::ops::Index;
 use std::path::Path;
-use std::sync::Arc;
-use zbench_kernels::disk::{File, Options};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use zbench_kernels::disk::{File, Options, Traffic};
 use zbench_kernels::{Arena, ArenaError, Ledger, Swing};
 
 /// One value for each home.
@@ -37,6 +37,8 @@ pub struct Homes {
     /// What the disk's arena gives places in; none in a dry run.
     file: Option<Arc<File>>,
     moves: Moves,
+    /// What the file has transferred outside of steps.
+    aside: Arc<Mutex<Traffic>>,
 }
 
 /// Whether a rank has an arena of this home beside the device's. What lives on a disk passes through the host's memory.
@@ -56,7 +58,7 @@ impl Homes {
         let disk = is_used(Home::Disk, used).then(|| Arena::file(None));
         let file = disk.as_ref().map(|_| File::create(folder, &Options::default())).transpose()?;
         file.as_ref().map_or(Ok(()), |file| file.reserve(disk_bytes))?;
-        Ok(Homes { device, host, disk, file: file.map(Arc::new), moves: Moves::default() })
+        Ok(Homes { device, host, disk, file: file.map(Arc::new), moves: Moves::default(), aside: Arc::default() })
     }
 
     /// Arenas without memory for the device and for each of these homes.
@@ -66,12 +68,35 @@ impl Homes {
     pub fn dry(used: &[Home]) -> Result<Homes, ArenaError> {
         let arena = |home| is_used(home, used).then(Arena::dry).transpose();
         let (host, disk) = (arena(Home::Host)?, arena(Home::Disk)?);
-        Ok(Homes { device: Arena::dry()?, host, disk, file: None, moves: Moves::default() })
+        Ok(Homes { device: Arena::dry()?, host, disk, file: None, moves: Moves::default(), aside: Arc::default() })
     }
 
     /// The file of what lives on a disk; none in a dry run.
     pub fn file(&self) -> Option<&File> {
         self.file.as_deref()
+    }
+
+    /// What the file has transferred in steps.
+    pub fn traffic(&self) -> Option<Traffic> {
+        let (now, aside) = (self.file()?.traffic(), *self.aside());
+        Some(less(now, aside))
+    }
+
+    /// Work outside of a step: its moves and transfers are not counted.
+    pub fn uncounted<T>(&self, work: impl FnOnce() -> T) -> T {
+        let before = self.file().map(File::traffic).unwrap_or_default();
+        let result = self.moves.uncounted(work);
+        if let Some(file) = self.file() {
+            let (more, mut aside) = (less(file.traffic(), before), self.aside());
+            aside.read_bytes += more.read_bytes;
+            aside.written_bytes += more.written_bytes;
+            aside.busy += more.busy;
+        }
+        result
+    }
+
+    fn aside(&self) -> MutexGuard<'_, Traffic> {
+        self.aside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What was moved between homes.
@@ -111,6 +136,14 @@ impl Homes {
                 arena.replay_change(&change[home].repeated(times));
             }
         }
+    }
+}
+
+fn less(now: Traffic, before: Traffic) -> Traffic {
+    Traffic {
+        read_bytes: now.read_bytes.saturating_sub(before.read_bytes),
+        written_bytes: now.written_bytes.saturating_sub(before.written_bytes),
+        busy: now.busy.saturating_sub(before.busy),
     }
 }
 

@@ -334,6 +334,11 @@ impl Estimate {
         &self.ledgers[Home::Device]
     }
 
+    /// Bytes of host memory that a rank takes on a processor, whose device has the same memory as the host.
+    pub fn ram_bytes(&self) -> u64 {
+        self.memory().total_peak().saturating_add(self.ledgers[Home::Host].total_peak())
+    }
+
     /// Predicted peak on the device by category.
     pub fn peak(&self, category: Category) -> u64 {
         self.memory().peak(category)

@@ -115,7 +115,7 @@ impl<'a> Rank<'a> {
         if self.progress.steps == self.timed_from {
             self.comms.reset();
             self.homes.moves().reset();
-            self.disk_before = self.homes.file().map(File::traffic).unwrap_or_default();
+            self.disk_before = self.homes.traffic().unwrap_or_default();
         }
         let number = self.progress.steps + 1;
         let mut meter = Meter::recorded(self.kernels.clone(), self.recording(number));
@@ -228,14 +228,15 @@ impl<'a> Rank<'a> {
 impl Rank<'_> {
     /// How the file was transferred in the timed steps.
     fn disk_report(&self, file: &File) -> DiskReport {
-        let (now, before, steps) = (file.traffic(), self.disk_before, self.step_ms.len().max(1) as f64);
+        let now = self.homes.traffic().unwrap_or_default();
+        let (before, steps) = (self.disk_before, self.step_ms.len().max(1) as f64);
         DiskReport {
             engine: file.engine().name().into(),
             direct: file.is_direct(),
             why: file.why().to_vec(),
-            read_bytes: (now.read_bytes - before.read_bytes) as f64 / steps,
-            written_bytes: (now.written_bytes - before.written_bytes) as f64 / steps,
-            busy_ms: (now.busy - before.busy).as_secs_f64() * 1e3 / steps,
+            read_bytes: now.read_bytes.saturating_sub(before.read_bytes) as f64 / steps,
+            written_bytes: now.written_bytes.saturating_sub(before.written_bytes) as f64 / steps,
+            busy_ms: now.busy.saturating_sub(before.busy).as_secs_f64() * 1e3 / steps,
         }
     }
 

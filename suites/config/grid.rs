@@ -488,8 +488,10 @@ pub fn cell_key(cell: &Cell, files: &mut Files) -> String {
     for path in cell.model.weights.iter_mut().chain(&mut cell.lora.path) {
         by_content(path);
     }
-    // The folder of what lives on a disk does not change the cell.
-    cell.memory.offload_path = None;
+    // No price depends on the folder of what lives on a disk; a run does.
+    if cell.is_priced() {
+        cell.memory.offload_path = None;
+    }
     if let Some(saving) = &mut cell.checkpoint {
         // The folder of checkpoints does not change the cell.
         (saving.dir, saving.resume) = Default::default();

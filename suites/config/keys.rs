@@ -358,12 +358,17 @@ const REST: &[Key] = &[
          tokens at a time. The last two are priced and not run.",
     ),
     key("memory.loss_chunk", SIZE, Is("1024"), "Tokens at a time of memory.loss = \"chunked\"."),
-    key("memory.offload_path", Path, From("absent"), "Folder of what is offloaded to disk; no price depends on it."),
+    key(
+        "memory.offload_path",
+        Path,
+        From("the system's folder for temporary files"),
+        "Folder of what is offloaded to disk; it must be there. One in memory (tmpfs) saves nothing. No price depends on it.",
+    ),
     key(
         "memory.offload_prefetch",
         Count { min: 0, max: 64 },
         Is("1"),
-        "Layers whose offloaded state is on its way before it is needed; 0 = each is waited for.",
+        "Layers whose offloaded state is on its way before it is needed; 0 = each is waited for. Only where something is offloaded.",
     ),
     key(
         "memory.capacity",

@@ -198,6 +198,11 @@ fn memory(values: &Values, parallel: &Parallel, capacity: Option<u64>) -> Result
             message,
         ));
     }
+    if values.given("memory.offload_prefetch").is_some() && !memory.offloads() {
+        let message =
+            "is of what is offloaded, and nothing is; leave it out, or write \"host\" or \"disk\" for what is to be";
+        return Err(values.refuse("memory.offload_prefetch", &["memory.offload_optimizer"], message));
+    }
     Ok(memory)
 }
 

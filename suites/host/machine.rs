@@ -32,6 +32,12 @@ pub fn status_bytes(name: &str) -> Option<u64> {
     kib_line(&read("/proc/self/status")?, name)
 }
 
+/// Bytes that are free for users on a folder's disk.
+pub fn free_bytes(folder: &std::path::Path) -> Option<u64> {
+    let stat = rustix::fs::statvfs(folder).ok()?;
+    stat.f_bavail.checked_mul(stat.f_frsize)
+}
+
 /// `MemTotal` or `MemAvailable`; the container's limit where that is lower.
 pub fn memory_bytes(name: &str) -> Option<u64> {
     environment::memory_bytes(&Root::system(), name)

@@ -249,7 +249,10 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
     if let Err(error) = planner.kernels(cell).and_then(|_| hardware::enough_cores(cell, here)) {
         return record(Status::Skipped, error.to_string(), Source::Host);
     }
-    let all = total.saturating_mul(here as u64);
+    if let Some(reason) = folder_refused(cell, estimate, here as u64) {
+        return record(Status::Skipped, reason, Source::Host);
+    }
+    let all = estimate.ram_bytes().saturating_mul(here as u64);
     match host_memory() {
         Some(memory) if all > memory && cell.memory.capacity.is_none_or(|capacity| total <= capacity) => {
             let reason = format!("{here} ranks take {} together, this machine has {}", gib(all), gib(memory));
@@ -260,6 +263,26 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
             None => Decision::Run,
         },
         None => Decision::Run,
+    }
+}
+
+/// Why the folder of what lives on a disk cannot hold the state of so many ranks.
+fn folder_refused(cell: &Cell, estimate: &Estimate, ranks: u64) -> Option<String> {
+    let folder = cell.memory.offload_folder()?;
+    let refused = |reason: String| Some(format!("memory.offload_path: {}: {reason}", folder.display()));
+    match std::fs::metadata(&folder) {
+        Err(error) => return refused(format!("{error}; name a folder that is there")),
+        Ok(found) if !found.is_dir() => return refused("is no folder; name one".into()),
+        Ok(_) => {}
+    }
+    let needed = estimate.ledgers[Home::Disk].total_peak().saturating_mul(ranks);
+    match machine::free_bytes(&folder) {
+        Some(free) if free < needed => refused(format!(
+            "{} of offloaded state need room, and {} are free; make room or name another",
+            gib(needed),
+            gib(free)
+        )),
+        _ => None,
     }
 }
 

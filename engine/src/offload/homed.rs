@@ -136,8 +136,10 @@ impl Homed {
             return Ok(());
         }
         let all = 0..self.stored()?.len();
-        res.homes.moves().uncounted(|| self.fetch(res, Home::Host, all, true))?;
-        self.land(res, Home::Host)
+        res.homes.uncounted(|| {
+            self.fetch(res, Home::Host, all, true)?;
+            self.land(res, Home::Host)
+        })
     }
 
     /// Frees that memory; with `writes`, when the disk has what was changed.
@@ -148,10 +150,12 @@ impl Homed {
         if self.home != Home::Disk {
             return Ok(());
         }
-        if writes {
-            res.homes.moves().uncounted(|| self.store(res, Home::Host))?;
-        }
-        self.settle(res)
+        res.homes.uncounted(|| {
+            if writes {
+                self.store(res, Home::Host)?;
+            }
+            self.settle(res)
+        })
     }
 
     /// Takes the memory of what lives on the device, for a collective that reads it.

@@ -89,6 +89,7 @@ impl<'a> DryRun<'a> {
         let performed = short.map_or(role, |short| &short.role);
         let mut executor =
             Executor::new((cell, plan, performed), state, kernels, homes, comms, Some(recorder.clone()))?;
+        open_all(&mut executor)?;
         if let Some(short) = short {
             allocate_omitted(&mut executor, short)?;
         }
@@ -277,6 +278,19 @@ fn add(sum: &mut Traffic, more: &Traffic) {
     sum.calls += more.calls;
     sum.payload_bytes += more.payload_bytes;
     sum.wire_bytes += more.wire_bytes;
+}
+
+/// What filling the first weights takes of host memory: the state of a unit that lives on a disk is there while it is filled.
+fn open_all(executor: &mut Executor<'_>) -> Result<()> {
+    let Executor { context, state, params, optimizer, .. } = executor;
+    let res = context.resources();
+    for unit in 0..state.holdings.len() {
+        params.open(res, unit)?;
+        optimizer.open(res, unit)?;
+        params.close(res, unit, true)?;
+        optimizer.close(res, unit, true)?;
+    }
+    Ok(())
 }
 
 /// Counts the state of the units that a short plan leaves out.

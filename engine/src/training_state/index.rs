@@ -69,9 +69,10 @@ impl Role {
     ) -> Option<(Range<usize>, View<'a>)> {
         let holding = state.holdings[unit][part as usize].as_ref()?;
         let moments = optimizer.moments_mut(unit).filter(|_| part == FlatKind::Trainable);
-        let view = match moments.and_then(|moments| self.of(moments)) {
-            Some(buffer) => buffer.view(),
-            None => params.home_mut(unit, part)?.slice(within(&holding.owned, &holding.home)),
+        let view = match moments {
+            // What is not in memory has no view, and nothing stands in for it.
+            Some(moments) if self != Role::Weights || moments.master.is_some() => self.of(moments)?.view(),
+            _ => params.home_mut(unit, part)?.slice(within(&holding.owned, &holding.home)),
         };
         Some((holding.owned.clone(), view))
     }

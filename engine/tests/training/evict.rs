@@ -179,6 +179,9 @@ fn a_capacity_must_be_stated_and_models_have_a_size() {
     assert!(refused(&cell).reason.contains("up to 512 blocks"));
     (cell.model.num_hidden_layers, cell.train.accumulation) = (512, 513);
     assert!(refused(&cell).reason.contains("write \"full\""));
+    let mut cell = evicting(&small(), 1 << 30);
+    cell.memory.offload_optimizer = Home::Host;
+    assert!(refused(&cell).reason.contains("memory.offload_*"));
 }
 
 /// What everything takes is enough for nothing to be made again. Where the blocks' inputs fit, no block is made again twice: it is

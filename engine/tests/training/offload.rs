@@ -200,6 +200,17 @@ fn every_home_holds_what_the_plan_says() {
     }
 }
 
+#[test]
+fn host_pages_of_a_frozen_base_are_planned_too() {
+    for (name, change) in adapters() {
+        let mut cell = odd();
+        change(&mut cell);
+        cell.train.untimed_steps = 1;
+        let away = offloaded(on(cell, Strategy::Zero3, 2, 1), [Home::Disk, Home::Disk], 0);
+        assert_as_planned(&away, name);
+    }
+}
+
 /// By closed formulas, which know nothing of plans: bytes of a step that go up and down.
 #[test]
 fn moves_are_those_of_the_formulas() {

@@ -25,21 +25,25 @@ pub(super) fn add(record: &mut Record, end: &End, estimate: &Estimate) {
     if !moves.is_empty() {
         offload.insert("moves".into(), moves.into());
     }
-    // The rank whose disk was busy longest.
-    let drives = end.ranks.iter().filter_map(|rank| rank.disk.as_ref());
-    if let Some(disk) = drives.max_by(|a, b| a.busy_ms.total_cmp(&b.busy_ms)) {
-        let mut of = serde_json::to_value(disk).unwrap_or_default();
-        // All ranks share the drive, and are busy at the same time.
-        let bytes: f64 =
-            end.ranks.iter().filter_map(|rank| rank.disk.as_ref()).map(|d| d.read_bytes + d.written_bytes).sum();
-        if disk.busy_ms > 0.0 {
-            of["gb_s"] = (bytes / disk.busy_ms / 1e6).into();
-        }
-        offload.insert("drive".into(), of);
+    if let Some(drive) = drive(&end.ranks) {
+        offload.insert("drive".into(), drive);
     }
     if !offload.is_empty() {
         record.extra.insert("offload".into(), offload.into());
     }
+}
+
+/// The rank whose disk was busy longest, and the rate of its host's disk, which that host's ranks share at the same time.
+fn drive(ranks: &[RankEnd]) -> Option<Value> {
+    let of = |rank: &RankEnd| Some((rank.host.clone(), rank.disk.clone()?));
+    let drives: Vec<_> = ranks.iter().filter_map(of).collect();
+    let (host, disk) = drives.iter().max_by(|a, b| a.1.busy_ms.total_cmp(&b.1.busy_ms))?;
+    let mut drive = serde_json::to_value(disk).unwrap_or_default();
+    let beside = drives.iter().filter(|(other, _)| other == host).map(|(_, disk)| disk.read_bytes + disk.written_bytes);
+    if disk.busy_ms > 0.0 {
+        drive["gb_s"] = (beside.sum::<f64>() / disk.busy_ms / 1e6).into();
+    }
+    Some(drive)
 }
 
 /// Per step, of the rank that moved most.
