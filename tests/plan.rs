@@ -115,7 +115,7 @@ fn eviction_is_planned_within_the_capacity_or_says_what_is_missing() {
     let path = file(folder.path(), TINY);
     let tiny = |settings: &[&str]| {
         let mut arguments =
-            vec![path.to_str().unwrap(), "--only", "zero3, checkpointing=none", "--set", "memory.checkpointing=evict"];
+            vec![path.to_str().unwrap(), "--only", "parallel.strategy=zero3", "--set", "memory.checkpointing=evict"];
         settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
         plan(&arguments).remove(0)
     };
