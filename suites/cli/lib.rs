@@ -166,7 +166,7 @@ Exit codes: as `zbench gemm`; 5 too where what was loaded is not what was writte
     Checkpoint(Box<CheckpointArgs>),
     /// The links of offload: a disk's writes and reads of tensors beside fio's, and copies between host and device
     #[command(after_help = "Examples:
-  zbench io                                           the notebook's disk: io_uring and threads, O_DIRECT or not, depths 1 and 8
+  zbench io                                           the notebook's disk: both engines, O_DIRECT or not, depths 1, 8
   zbench io --dir /scratch --size 1MiB,16MiB --depth 1,4,16,64 --direct true
   zbench io --link device --device cuda --size 1MiB,64MiB
                                                       copies from host memory to the GPU and back

@@ -86,7 +86,7 @@ const FIRST: &[Key] = &[
         "suite",
         Choice(&["train", "gemm", "attention", "collectives", "checkpoint", "io"]),
         Is("\"train\""),
-        "What is measured. train, gemm and attention (docs/kernels.md), collectives (docs/interconnect.md), checkpoint (docs/training-checkpoints.md) and io (docs/io.md).",
+        "What is measured: train; gemm and attention (docs/kernels.md), collectives (docs/interconnect.md), checkpoint (docs/training-checkpoints.md), io (docs/io.md).",
     ),
     key(
         "model.preset",

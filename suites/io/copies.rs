@@ -24,7 +24,7 @@ pub fn measure(cell: &CopyCell, limits: &Limits<'_>) -> Result<BenchResult, Benc
     let size = cell.io.size;
     let count = CACHES * machine::last_level_cache_bytes().unwrap_or(USUAL_CACHE);
     let count = count.min(MOST).div_ceil(size).max(1);
-    fits_now(&*kernels, size.saturating_mul(count).saturating_mul(2))?;
+    fits_now(kernels, size.saturating_mul(count).saturating_mul(2))?;
     let (host, far) = (Arena::host(None)?, kernels.arena(None, 1)?);
     let len = usize::try_from(size / DType::F32.size() as u64).unwrap_or(usize::MAX);
     let (mut here, mut there) = (Vec::new(), Vec::new());

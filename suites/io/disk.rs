@@ -43,6 +43,7 @@ pub fn measure(cell: &DiskLink, limits: &Limits<'_>, folder: &Path) -> Result<Be
         why: file.why().iter().map(|why| format!("with {why}")).collect(),
         ..Measured::default()
     };
+    fio::find(cell, &mut measured);
     let mut flow = Flow::new(cell, &file, limits)?;
     let mut in_order = 0..cell.slots();
     flow.pass(true, |_| in_order.next())?;
@@ -58,14 +59,9 @@ pub fn measure(cell: &DiskLink, limits: &Limits<'_>, folder: &Path) -> Result<Be
         };
         let (bytes, seconds) = flow.pass(direction == "write", slot)?;
         let (pattern, direction) = (pattern.into(), direction.into());
-        measured.passes.push(Pass { pattern, direction, bytes, seconds, fio_gb_s: None });
-    }
-    drop(flow);
-    drop(file);
-    if cell.fio {
-        fio::beside(cell, &mut measured, scratch.path(), limits)?;
-    } else {
-        measured.no_fio = "it was not asked for (io.fio)".into();
+        let mut pass = Pass { pattern, direction, bytes, seconds, fio_gb_s: None };
+        fio::beside(cell, &mut measured, &mut pass, scratch.path(), limits)?;
+        measured.passes.push(pass);
     }
     Ok(BenchResult { wrong, ..result(&measured) })
 }

@@ -8,38 +8,47 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use zbench_kernels::disk::PIECE_BYTES;
-use zbench_reports::bench::io::Measured;
+use zbench_reports::bench::io::{Measured, NOT_ASKED, Pass};
 
 /// How often the time limit and Ctrl-C are checked.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Adds fio's figure to each pass, or why there is none.
-///
-/// # Errors
-/// The measurement has to end now.
-pub fn beside(cell: &DiskLink, measured: &mut Measured, folder: &Path, limits: &Limits<'_>) -> Result<(), BenchError> {
+/// Finds fio, or why nothing of it stands beside the figures.
+pub fn find(cell: &DiskLink, measured: &mut Measured) {
+    if !cell.fio {
+        measured.no_fio = NOT_ASKED.into();
+        return;
+    }
     match Command::new("fio").arg("--version").stderr(Stdio::null()).output() {
         Ok(output) if output.status.success() => {
             measured.fio = String::from_utf8_lossy(&output.stdout).trim().to_string();
+            measured.fio_engine = engine(&measured.engine, measured.direct).into();
         }
         Ok(output) => measured.no_fio = format!("`fio --version` ended with {}", output.status),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => measured.no_fio = NOT_INSTALLED.into(),
         Err(error) => measured.no_fio = format!("fio cannot be started: {error}"),
     }
-    if measured.fio.is_empty() {
+}
+
+/// Adds fio's figure to a pass. After the first failure there are none.
+///
+/// # Errors
+/// The measurement has to end now.
+pub fn beside(
+    cell: &DiskLink,
+    measured: &mut Measured,
+    pass: &mut Pass,
+    folder: &Path,
+    limits: &Limits<'_>,
+) -> Result<(), BenchError> {
+    if !measured.no_fio.is_empty() {
         return Ok(());
     }
-    let engine = engine(&measured.engine, measured.direct);
-    measured.fio_engine = engine.into();
-    for pass in &mut measured.passes {
-        let words = words(cell, engine, measured.direct, &pass.pattern, &pass.direction, folder);
-        match run(&words, folder, limits)?.and_then(|text| rate(&text, &pass.direction)) {
-            Ok(bytes_per_second) => pass.fio_gb_s = Some(bytes_per_second / 1e9),
-            Err(reason) => {
-                measured.no_fio = format!("fio with {engine}: {reason}");
-                break;
-            }
-        }
+    let engine = &measured.fio_engine;
+    let words = words(cell, engine, measured.direct, &pass.pattern, &pass.direction, folder);
+    match run(&words, folder, limits)?.and_then(|text| rate(&text, &pass.direction)) {
+        Ok(bytes_per_second) => pass.fio_gb_s = Some(bytes_per_second / 1e9),
+        Err(reason) => measured.no_fio = format!("fio with {engine}: {reason}"),
     }
     Ok(())
 }
@@ -75,8 +84,8 @@ fn words(cell: &DiskLink, engine: &str, direct: bool, pattern: &str, direction: 
         format!("--output={}", folder.join("fio.json").display()),
     ];
     let fixed = ["--time_based=1", "--thread=1", "--group_reporting=1", "--output-format=json", "--end_fsync=1"];
-    // Blocks that exist, as ours, and a page cache that is as it was.
-    let alike = ["--overwrite=1", "--invalidate=0"];
+    // Blocks that exist, as ours, a page cache that is as it was, and buffers that can lie on huge pages: see `run`.
+    let alike = ["--overwrite=1", "--invalidate=0", "--iomem_align=2m"];
     words.extend(fixed.into_iter().chain(alike).map(str::to_string));
     match engine {
         // Each waits for its own requests, in its own part of the file.

@@ -15,6 +15,9 @@ pub const PATTERNS: [&str; 2] = ["sequential", "random"];
 /// The directions of transfers between memory and a file.
 pub const DIRECTIONS: [&str; 2] = ["write", "read"];
 
+/// Why fio measured nothing where nobody wanted it to, which is nothing to remark.
+pub const NOT_ASKED: &str = "it was not asked for (io.fio)";
+
 /// All that one trial measured: a part of a record, under `io`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
@@ -236,7 +239,9 @@ fn remarks(trials: &[Trials]) -> Vec<String> {
     for why in distinct(of_disks().flat_map(|found| &found.why)) {
         remarks.push(format!("Transfers were made {why}."));
     }
-    for why in distinct(of_disks().map(|found| found.no_fio.as_str()).filter(|why| !why.is_empty())) {
+    for why in
+        distinct(of_disks().map(|found| found.no_fio.as_str()).filter(|why| !why.is_empty() && *why != NOT_ASKED))
+    {
         let help = if why.ends_with("not installed") { "; a package of that name is in most systems" } else { "" };
         remarks.push(format!("No figure of fio stands beside some of these: {why}{help}."));
     }
