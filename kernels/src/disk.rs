@@ -170,6 +170,8 @@ impl File {
     /// # Errors
     /// There is too little, or no file may be so long.
     pub fn reserve(&self, bytes: u64) -> Result<(), DiskError> {
+        // Transfers are of whole pages.
+        let bytes = bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(bytes);
         place::reserve(&self.queue.file, &self.queue.folder, bytes)
     }
 
