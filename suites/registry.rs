@@ -1,7 +1,7 @@
 //! The suites that grids may name beside `train`, and how the documents of these suites become cells.
 
 use crate::bench::{BenchCell, BenchSpec, Specs};
-use crate::{checkpoint, collectives, kernels};
+use crate::{checkpoint, collectives, io, kernels};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use zbench_config::{Axis, ConfigError, Context, Document, Problem, Refusal, Settings, Values, grid};
@@ -17,10 +17,11 @@ pub struct Entry {
     of_plain: fn(&Value) -> Option<Box<dyn BenchSpec>>,
 }
 
-static SUITES: [Entry; 4] = [
+static SUITES: [Entry; 5] = [
     Entry { name: "gemm", resolve: kernels::resolve::gemm, of_plain: kernels::gemm::of_plain },
     Entry { name: "attention", resolve: kernels::resolve::attention, of_plain: kernels::attention::of_plain },
     Entry { name: "checkpoint", resolve: checkpoint::resolve::specs, of_plain: checkpoint::of_plain },
+    Entry { name: "io", resolve: io::resolve::specs, of_plain: io::of_plain },
     // `repro` repeats a record of collectives by its command, which holds all flags.
     Entry { name: "collectives", resolve: collectives::cell::specs, of_plain: |_| None },
 ];

@@ -82,6 +82,7 @@ fn ci_run(missing: &str, scope: &str) -> (std::process::Output, usize, String) {
         "sleep",
         "ip",
         "tc",
+        "fio",
         "unshare",
     ] {
         if tool != missing {

@@ -32,6 +32,7 @@ mod grid;
 mod hardware;
 mod hostile;
 mod import;
+mod io;
 mod labels;
 mod launch;
 mod launch_detect;

@@ -170,7 +170,19 @@ impl File {
     /// # Errors
     /// There is too little, or no file may be so long.
     pub fn reserve(&self, bytes: u64) -> Result<(), DiskError> {
+        // Transfers are of whole pages.
+        let bytes = bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(bytes);
         place::reserve(&self.queue.file, &self.queue.folder, bytes)
+    }
+
+    /// Waits until what was written is on the disk, and not in a cache of the system or of the disk.
+    ///
+    /// # Errors
+    /// The disk is full or failed.
+    pub fn sync(&self) -> Result<(), DiskError> {
+        let (folder, bytes) = (self.queue.folder.clone(), self.queue.traffic().written_bytes);
+        let failed = |source| DiskError::Transfer { folder, is_write: true, offset: 0, bytes, source };
+        self.queue.file.sync_data().map_err(failed)
     }
 
     /// Starts to write a buffer's pages to the file, from `offset` on: what [`Buffer::offset`] says of a place. Bytes behind the

@@ -1,4 +1,4 @@
-//! What the suites `gemm`, `attention`, `checkpoint` and `calibrate` write into records, and the documents made of it.
+//! What the suites `gemm`, `attention`, `checkpoint`, `io` and `calibrate` write into records, and the documents made of it.
 
 mod attention;
 mod ceilings;
@@ -6,6 +6,7 @@ pub mod checkpoint;
 mod device;
 mod figure;
 mod gemm;
+pub mod io;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,7 @@ pub use ceilings::{Ceilings, DiskRates, Rate, Threads};
 pub use device::{DeviceCeilings, DeviceRate, device_ceilings};
 
 /// The suites that this module knows, by their names in records.
-pub const SUITES: [&str; 4] = ["gemm", "attention", "calibrate", "checkpoint"];
+pub const SUITES: [&str; 5] = ["gemm", "attention", "calibrate", "checkpoint", "io"];
 
 /// The suite of a record, if it is one of these.
 pub fn suite(record: &Record) -> Option<&'static str> {
@@ -114,6 +115,7 @@ pub fn label(record: &Record) -> Option<String> {
             format!("{batch} x {seq} tokens{window}, {heads}/{kv} heads of {dim}, {dtype} {pass}, {threads}")
         }
         "checkpoint" => checkpoint::label(record),
+        "io" => return io::label(record),
         _ if record.extra.contains_key("device_ceilings") => "ceilings of a GPU".to_string(),
         _ => "ceilings of the machine".to_string(),
     })
@@ -153,6 +155,7 @@ pub fn report(document: &mut Document, records: &[&Record]) {
     gemm::report(document, &of("gemm"));
     attention::report(document, &of("attention"));
     checkpoint::report(document, &of("checkpoint"));
+    io::report(document, &of("io"));
     let calibrated = of("calibrate");
     let of_gpus: Vec<_> = calibrated.iter().filter_map(|record| Some((*record, device_ceilings(record)?))).collect();
     let is_of_gpu = |record: &&Record| record.extra.contains_key("device_ceilings");

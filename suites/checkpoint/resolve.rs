@@ -44,7 +44,8 @@ pub fn specs(values: &Values, context: &Context) -> Result<Specs, Refusal> {
 /// A training cell that is refused, keys without effect, a cell that cannot be run here.
 fn cell(values: &Values, context: &Context) -> Result<CheckpointCell, Refusal> {
     let foreign = |key: &&&'static str| {
-        WITHOUT_EFFECT.contains(key) || ["gemm.", "attention.", "bench."].iter().any(|section| key.starts_with(section))
+        WITHOUT_EFFECT.contains(key)
+            || ["gemm.", "attention.", "bench.", "io."].iter().any(|section| key.starts_with(section))
     };
     if let Some(key) = values.settings.keys().find(foreign) {
         let message = "has no effect where suite is \"checkpoint\"; leave it out";

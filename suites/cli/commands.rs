@@ -69,6 +69,7 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Gemm(arguments) => bench::gemm(global, arguments),
         Command::Attention(arguments) => bench::attention(global, arguments),
         Command::Checkpoint(arguments) => bench::checkpoint(global, arguments),
+        Command::Io(arguments) => bench::io(global, arguments),
         Command::CheckpointTrial => Ok(zbench_suites::checkpoint::child::main()),
         Command::Calibrate(arguments) => calibrate::calibrate(global, arguments),
         Command::List(arguments) => notebook::list(global, arguments),

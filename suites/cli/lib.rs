@@ -21,6 +21,7 @@ use zbench_reports::render::printable;
 use zbench_suites::calibrate::args::CalibrateArgs;
 use zbench_suites::checkpoint::args::CheckpointArgs;
 use zbench_suites::collectives::args::AllreduceArgs;
+use zbench_suites::io::args::IoArgs;
 use zbench_suites::kernels::args::{AttentionArgs, GemmArgs};
 
 const EXAMPLES: &str = "Examples:
@@ -163,6 +164,16 @@ Exit codes: as `zbench gemm`. docs/kernels.md says how it is measured, and how o
 
 Exit codes: as `zbench gemm`; 5 too where what was loaded is not what was written. docs/training-checkpoints.md has the rest.")]
     Checkpoint(Box<CheckpointArgs>),
+    /// The links of offload: a disk's writes and reads of tensors beside fio's, and copies between host and device
+    #[command(after_help = "Examples:
+  zbench io                                           the notebook's disk: both engines, O_DIRECT or not, depths 1, 8
+  zbench io --dir /scratch --size 1MiB,16MiB --depth 1,4,16,64 --direct true
+  zbench io --link device --device cuda --size 1MiB,64MiB
+                                                      copies from host memory to the GPU and back
+  zbench io grid.toml                                 a file with suite = \"io\"; what the notebook holds is not repeated
+
+Exit codes: as `zbench gemm`; 5 too where what was read is not what was written. docs/io.md says how it is measured.")]
+    Io(Box<IoArgs>),
     /// This machine's ceilings into its profile: matrix rate per type, memory, disk, per number of threads; or those of a GPU
     #[command(after_help = "Examples:
   zbench calibrate                                    1, 2, 4, … and all cores; the notebook's disk; machines/HOST.toml

@@ -420,7 +420,7 @@ pub fn plain(cell: &Cell) -> Value {
 }
 
 /// Sections of suites that train nothing.
-const OTHER_SUITES: [&str; 3] = ["attention.", "checkpoint.", "gemm."];
+const OTHER_SUITES: [&str; 4] = ["attention.", "checkpoint.", "gemm.", "io."];
 
 /// What varies, as `zero3, checkpointing=full`; a key of an include that this cell does not state is left out. Values are those of
 /// the resolved cell where it has the key, so that a record of it has the same label.

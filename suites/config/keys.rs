@@ -1,6 +1,7 @@
 //! Every key of a configuration: its name, what it may hold, its default and its meaning. Checking, resolving, spelling
 //! help and docs/configuration.md all read this one table.
 
+mod io;
 mod lookup;
 mod training;
 
@@ -75,7 +76,7 @@ const SOFTWARE: [&str; 11] = [
 
 /// The table.
 pub static KEYS: LazyLock<Vec<&'static Key>> =
-    LazyLock::new(|| [FIRST, training::KEYS, REST].into_iter().flatten().collect());
+    LazyLock::new(|| [FIRST, training::KEYS, REST, io::KEYS].into_iter().flatten().collect());
 
 /// The keys before those of training.
 const FIRST: &[Key] = &[
@@ -85,7 +86,7 @@ const FIRST: &[Key] = &[
         "suite",
         Choice(&["train", "gemm", "attention", "collectives", "checkpoint", "io"]),
         Is("\"train\""),
-        "What is measured. This version has train, gemm and attention (docs/kernels.md), collectives (docs/interconnect.md) and checkpoint (docs/training-checkpoints.md).",
+        "What is measured: train; gemm and attention (docs/kernels.md), collectives (docs/interconnect.md), checkpoint (docs/training-checkpoints.md), io (docs/io.md).",
     ),
     key(
         "model.preset",

@@ -282,25 +282,22 @@ fn choice<'a, T: Deserialize<'a>>(name: &Value) -> Option<T> {
     name.clone().try_into().ok()
 }
 
-/// Refuses valid values that this version does not support.
+/// Refuses other suites than train, and keys that are theirs alone.
 fn unsupported(values: &Values) -> Result<(), Refusal> {
-    let refuse = |key: &str, instead: &str| {
-        let given = values.value(key);
-        Err(values.refuse(key, &[], format!("{given} is not in this version of zbench; {instead}")))
-    };
-    match values.text("suite").as_str() {
-        "train" => {}
-        suite @ ("gemm" | "attention" | "checkpoint") => {
-            let message = format!(
-                "\"{suite}\" is measured by `zbench grid FILE` and `zbench {suite} FILE`, where the file states it outside [grid]"
-            );
-            return Err(values.refuse("suite", &[], message));
-        }
-        _ => return refuse("suite", "write \"train\", \"gemm\", \"attention\" or \"checkpoint\""),
+    let suite = values.text("suite");
+    if suite != "train" {
+        let command = if suite == "collectives" { String::new() } else { format!(" and `zbench {suite} FILE`") };
+        let message =
+            format!("\"{suite}\" is measured by `zbench grid FILE`{command}, where the file states it outside [grid]");
+        return Err(values.refuse("suite", &[], message));
     }
     let of_kernels = |key: &&&str| ["gemm.", "attention.", "bench."].iter().any(|section| key.starts_with(section));
     if let Some(key) = values.settings.keys().find(of_kernels) {
         let message = "has no effect when suite is \"train\"; leave it out, or write suite = \"gemm\" or \"attention\"";
+        return Err(values.refuse(key, &["suite"], message));
+    }
+    if let Some(key) = values.settings.keys().find(|key| key.starts_with("io.")) {
+        let message = "has no effect when suite is \"train\"; leave it out, or write suite = \"io\"";
         return Err(values.refuse(key, &["suite"], message));
     }
     let of_checkpoint = ["checkpoint.load_as", "checkpoint.repeats"];

@@ -14,7 +14,7 @@ use zbench_reports::stats;
 const FREE_SHARE: f64 = 0.9;
 
 /// Whether that many bytes are free now: what is touched beyond that ends the process. A device's arena says so itself.
-pub(super) fn fits_now(kernels: &dyn Kernels, needed: u64) -> Result<(), BenchError> {
+pub(crate) fn fits_now(kernels: &dyn Kernels, needed: u64) -> Result<(), BenchError> {
     if !kernels.is_host() {
         return Ok(());
     }
@@ -27,7 +27,7 @@ pub(super) fn fits_now(kernels: &dyn Kernels, needed: u64) -> Result<(), BenchEr
 }
 
 /// The kernels that a question is asked of: on exactly as many threads, or on the first GPU.
-pub(super) fn kernels(hardware: &Device) -> Result<Arc<dyn Kernels>, BenchError> {
+pub(crate) fn kernels(hardware: &Device) -> Result<Arc<dyn Kernels>, BenchError> {
     if hardware.device == "cuda" {
         let machine = devices::machine(0).map_err(BenchError::Device)?;
         return Ok(Arc::new(Cuda::new(machine).map_err(KernelError::from)?));

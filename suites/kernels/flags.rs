@@ -15,7 +15,8 @@ const TYPES: [&str; 2] = ["f32", "bf16"];
 const LENGTHS: [&str; 3] = ["512", "1024", "2048"];
 
 /// Flags and the keys that they stand for, where the names differ.
-const NAMES: [(&str, &str); 8] = [
+const NAMES: [(&str, &str); 9] = [
+    ("file-size", "io.file"),
     ("model", "model.preset"),
     ("model", "model.path"),
     ("threads", "hardware.threads_per_rank"),
@@ -31,7 +32,8 @@ pub fn flag_of(key: &str, set: &[String]) -> String {
     let is_set = set.iter().any(|set| set.split('=').next().is_some_and(|name| name.trim() == key));
     let last = key.rsplit('.').next().unwrap_or(key);
     let named = NAMES.iter().find(|(_, of)| *of == key).map_or(last, |(flag, _)| flag);
-    let sections = ["gemm.", "attention.", "bench.", "model.p", "train.", "hardware.", "checkpoint.", "parallel."];
+    let sections =
+        ["gemm.", "attention.", "bench.", "model.p", "train.", "hardware.", "checkpoint.", "parallel.", "io."];
     match is_set || !sections.iter().any(|s| key.starts_with(s)) {
         true => "--set".into(),
         false => format!("--{}", named.replace('_', "-")),

@@ -6,11 +6,11 @@ pub(crate) mod attention;
 pub mod bound;
 mod ceiling;
 mod clock;
-mod device;
+pub(crate) mod device;
 pub mod flags;
 pub(crate) mod gemm;
 mod model;
-mod numbers;
+pub(crate) mod numbers;
 mod oracle;
 pub(crate) mod resolve;
 #[cfg(test)]

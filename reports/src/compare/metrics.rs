@@ -135,7 +135,7 @@ pub fn by_turns(metrics: &mut [Metric], turned: &TurnsAnalysis, a: &str, b: &str
 }
 
 /// What records of other suites than train are compared by: rates of kernels, bandwidths and latencies of collectives, times of
-/// a checkpoint.
+/// a checkpoint, rates of links.
 fn of_the_suite(a: &[Trial], b: &[Trial]) -> Vec<Metric> {
     let Some(first) = a.first().map(|trial| trial.record) else { return Vec::new() };
     let suite = first.setting("suite").and_then(Value::as_str).unwrap_or_default();
@@ -145,6 +145,7 @@ fn of_the_suite(a: &[Trial], b: &[Trial]) -> Vec<Metric> {
         }
         ("collectives", name) if name.ends_with("_gb_s") => Some(("GB/s", Better::Higher)),
         ("collectives", name) if name.ends_with("_us") => Some(("us", Better::Lower)),
+        ("io", name) if name.ends_with("_gb_s") && !name.starts_with("fio_") => Some(("GB/s", Better::Higher)),
         ("checkpoint", "save_ms" | "async_stall_ms" | "load_ms" | "reshard_ms") => Some(("ms", Better::Lower)),
         _ => None,
     };
@@ -156,7 +157,10 @@ fn of_the_suite(a: &[Trial], b: &[Trial]) -> Vec<Metric> {
 /// naive one, in those of `collectives` the largest size before the average of all.
 pub fn main_metric(metrics: &[Metric]) -> Option<&Metric> {
     let is_of_suite = |metric: &&Metric| {
-        metric.name == "save_ms" || metric.name.ends_with("gflops") || metric.name.ends_with("_busbw_gb_s")
+        metric.name == "save_ms"
+            || metric.name.ends_with("gflops")
+            || metric.name.ends_with("_busbw_gb_s")
+            || ["write_gb_s", "to_device_gb_s"].iter().any(|name| metric.name.ends_with(name))
     };
     metrics.iter().find(|metric| metric.name == SPEED.name).or_else(|| metrics.iter().find(is_of_suite))
 }

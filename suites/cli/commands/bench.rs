@@ -1,4 +1,4 @@
-//! `gemm`, `attention`, `checkpoint`, and `grid` of files with one of these suites.
+//! `gemm`, `attention`, `checkpoint`, `io`, and `grid` of files with one of these suites.
 
 use super::signals::stop_flag;
 use super::train;
@@ -22,6 +22,7 @@ use zbench_runner::{Header, Observe, Runner, Summary, Trials};
 use zbench_suites::bench::args::RunFlags;
 use zbench_suites::bench::{Bench, BenchCell};
 use zbench_suites::checkpoint::args::CheckpointArgs;
+use zbench_suites::io::args::IoArgs;
 use zbench_suites::kernels;
 use zbench_suites::kernels::args::{AttentionArgs, GemmArgs};
 use zbench_suites::registry::{self, Expanded};
@@ -78,6 +79,12 @@ pub fn attention(global: &Global, arguments: &AttentionArgs) -> Result<u8> {
 pub fn checkpoint(global: &Global, arguments: &CheckpointArgs) -> Result<u8> {
     let of_flags = || zbench_suites::checkpoint::flags::checkpoint(arguments);
     command(global, "checkpoint", arguments.file.as_deref(), &arguments.run, 1, of_flags)
+}
+
+/// `zbench io`.
+pub fn io(global: &Global, arguments: &IoArgs) -> Result<u8> {
+    let of_flags = || zbench_suites::io::flags::io(arguments);
+    command(global, "io", arguments.file.as_deref(), &arguments.run, train::TRIALS, of_flags)
 }
 
 /// Runs the cells of a file, whose suite must be `suite`, or of the flags where there is no file.
@@ -248,6 +255,9 @@ fn in_words(record: &Record) -> String {
     if bench::suite(record) == Some("checkpoint") {
         return bench::checkpoint::in_words(record);
     }
+    if bench::suite(record) == Some("io") {
+        return bench::io::in_words(record);
+    }
     if is_of_suite(record) {
         return collectives_in_words(record);
     }
@@ -330,6 +340,7 @@ pub fn repro(global: &Global, record: &Record, timeout: Duration) -> Result<u8> 
         document.heading("Before and again");
         document.table(match bench::suite(record) {
             Some("checkpoint") => bench::checkpoint::beside(&both),
+            Some("io") => bench::io::beside(&both),
             _ => beside(&both),
         });
         print_document(global, &document)?;

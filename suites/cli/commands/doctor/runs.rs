@@ -48,6 +48,7 @@ pub(super) fn findings() -> Vec<Finding> {
             "attention" => Ok("yes: zbench attention"),
             "collectives" => Ok("yes: zbench allreduce"),
             "checkpoint" => Ok("yes: zbench checkpoint"),
+            "io" => Ok("yes: zbench io"),
             _ => Err("not in this version".to_string()),
         };
         rows.push(row(format!("suite {suite}"), command.map(str::to_string), "no command measures it yet"));
