@@ -76,7 +76,7 @@ fn folders_that_cannot_be_used_are_told_before_training() {
         let file = write(folder.path(), &cell(&format!("{disk}\"{}\"\n", path.display())));
         let output = run(&folder.path().join("nb"), &["run", file.to_str().unwrap()]);
         let said = format!("{}{}", stdout(&output), stderr(&output));
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(output.status.code(), Some(4), "{said}");
         assert!(said.contains(words) && said.contains("memory.offload_path"), "{said}");
     }
     // A disk that is too small: a limit on the length of files stands for it.

@@ -1,6 +1,7 @@
 //! Why a step ended early.
 
 use crate::comm::CommError;
+use crate::homes::HomesError;
 use crate::outcome::Worse;
 use std::sync::Arc;
 use zbench_kernels::disk::DiskError;
@@ -36,6 +37,15 @@ pub enum StepError {
 impl From<DiskError> for StepError {
     fn from(error: DiskError) -> StepError {
         StepError::Disk(Arc::new(error))
+    }
+}
+
+impl From<HomesError> for StepError {
+    fn from(error: HomesError) -> StepError {
+        match error {
+            HomesError::Arena(error) => StepError::Input(error.to_string()),
+            HomesError::Disk(error) => error.into(),
+        }
     }
 }
 

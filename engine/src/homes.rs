@@ -2,12 +2,11 @@
 //! lives there. Each arena has a ledger of its own.
 
 use crate::config::Home;
-use crate::error::{Result, StepError};
-use crate::offload::Moves;
+use crate::moves::Moves;
 use std::ops::Index;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use zbench_kernels::disk::{File, Options, Traffic};
+use zbench_kernels::disk::{DiskError, File, Options, Traffic};
 use zbench_kernels::{Arena, ArenaError, Ledger, Swing};
 
 /// One value for each home.
@@ -26,6 +25,15 @@ impl<T> Index<Home> for ByHome<T> {
     fn index(&self, home: Home) -> &T {
         &self.0[home as usize]
     }
+}
+
+/// Why a rank has not the memory that it needs.
+#[derive(Debug, thiserror::Error)]
+pub enum HomesError {
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    #[error(transparent)]
+    Disk(#[from] DiskError),
 }
 
 /// The arenas of a rank, and what was moved between them. Clones share them.
@@ -52,9 +60,8 @@ impl Homes {
     ///
     /// # Errors
     /// The process has no address space left, or the disk no such room.
-    pub fn new(device: Arena, used: &[Home], folder: &Path, disk_bytes: u64) -> Result<Homes> {
-        let failed = |error: ArenaError| StepError::Input(error.to_string());
-        let host = is_used(Home::Host, used).then(|| Arena::host(None)).transpose().map_err(failed)?;
+    pub fn new(device: Arena, used: &[Home], folder: &Path, disk_bytes: u64) -> Result<Homes, HomesError> {
+        let host = is_used(Home::Host, used).then(|| Arena::host(None)).transpose()?;
         let disk = is_used(Home::Disk, used).then(|| Arena::file(None));
         let file = disk.as_ref().map(|_| File::create(folder, &Options::default())).transpose()?;
         file.as_ref().map_or(Ok(()), |file| file.reserve(disk_bytes))?;

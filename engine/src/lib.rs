@@ -27,6 +27,7 @@ pub mod loss_scale;
 pub mod mesh;
 pub mod meter;
 pub mod model;
+pub mod moves;
 pub mod numerics;
 pub mod offload;
 pub mod outcome;

@@ -5,19 +5,11 @@
 //! of the device and of the host count as [`Category::Communication`]. Every move is counted by what it moves and between
 //! which homes ([`Moves`]).
 
-mod homed;
-mod moves;
-mod saved;
 pub mod schedule;
-
-pub use homed::{Flight, Homed};
-pub use moves::{Move, Moves, Transfer};
-pub use saved::Travelling;
 
 use crate::config::{Cell, Home};
 use crate::mesh::Axes;
 use crate::plan::PlanError;
-use crate::shard::StateHomes;
 use crate::strategy::Sharding;
 
 /// Refuses what no rank can offload.
@@ -34,12 +26,4 @@ pub fn check(cell: &Cell, sharding: &Sharding) -> Result<(), PlanError> {
         cell.parallel.strategy.name()
     );
     Err(PlanError { key: "memory.offload_parameters", reason })
-}
-
-/// Where the update of a unit is computed: on the host if the optimizer's state does not live on the device.
-pub fn update_home(homes: &StateHomes) -> Home {
-    match homes.optimizer {
-        Home::Device => Home::Device,
-        Home::Host | Home::Disk => Home::Host,
-    }
 }

@@ -6,7 +6,7 @@ pub use crate::comm::Traffic;
 use crate::config::Home;
 use crate::data::{Counts, Found};
 use crate::homes::ByHome;
-pub use crate::offload::Transfer;
+pub use crate::moves::Transfer;
 pub use crate::span::{BySpan, Span};
 use crate::trace::StepTrace;
 use serde::{Deserialize, Serialize};

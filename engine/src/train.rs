@@ -245,7 +245,7 @@ fn one_rank<T>(
         Ok(homes) => homes,
         Err(error) => {
             comm.abort(&error.to_string());
-            return Ended { result: Err(RankError::Step(error)), ledgers: ByHome::default() };
+            return Ended { result: Err(RankError::Step(error.into())), ledgers: ByHome::default() };
         }
     };
     let account = homes.clone();

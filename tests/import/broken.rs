@@ -260,8 +260,8 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
         &["deepspeed_config.zero_stage", "0, 1, 2 or 3"],
     ),
     (
-        "yaml_offload_grad_op",
-        "distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_offload_params: true\n",
+        "yaml_offload_no_shard",
+        "distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_sharding_strategy: NO_SHARD\n  fsdp_offload_params: true\n",
         &["fsdp_config.fsdp_offload_params", "memory.offload_parameters", "zero3"],
     ),
     (

@@ -389,9 +389,15 @@ fn what_cannot_run_is_a_plan_and_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("plan.toml");
     let (out, file) = (out.to_str().unwrap(), fixture("stage3_offload.json"));
+    // Offload is run on the CPU.
+    let gpu = ["--set", "hardware.profile=a100-80gb"];
     let made = run(
         folder.path(),
-        &["import", file.to_str().unwrap(), "--model", "llama-tiny", "--set", "train.seq_len=32", "-o", out],
+        &[
+            &["import", file.to_str().unwrap(), "--model", "llama-tiny", "--set", "train.seq_len=32", "-o", out],
+            &gpu[..],
+        ]
+        .concat(),
     );
     assert_eq!(made.status.code(), Some(0), "{}", stderr(&made));
     let said = stderr(&made);
@@ -400,8 +406,8 @@ fn what_cannot_run_is_a_plan_and_says_so() {
     }
     let plan = run(folder.path(), &["plan", out, "--format", "json"]);
     assert_eq!(plan.status.code(), Some(0), "{}", stderr(&plan));
-    let lines =
-        run(folder.path(), &["import", file.to_str().unwrap(), "--model", "llama-tiny", "--format", "json", "-q"]);
+    let import = ["import", file.to_str().unwrap(), "--model", "llama-tiny", "--format", "json", "-q"];
+    let lines = run(folder.path(), &[&import[..], &gpu].concat());
     let lines: Vec<Value> =
         stdout(&lines).lines().map(|line| serde_json::from_str(line).expect("an object a line")).collect();
     let (last, keys) = lines.split_last().unwrap();

@@ -1,6 +1,5 @@
 //! When state is moved: the moves of a list of actions.
 
-use super::update_home;
 use crate::actions::{Action, Moved};
 use crate::config::Home;
 use crate::shard::StateHomes;
@@ -109,7 +108,7 @@ impl Offload<'_> {
         let units: Vec<usize> = (0..self.trainable.len()).filter(|unit| self.trainable[*unit]).collect();
         let moves = [self.homes.parameters, self.homes.gradients, self.homes.optimizer]
             .into_iter()
-            .any(|home| home != update_home(self.homes));
+            .any(|home| home != self.homes.update());
         let ahead = if moves { self.prefetch } else { 0 };
         let fetch = |unit: &usize| Action::Fetch { unit: *unit, what: Moved::State };
         if moves {

@@ -3,16 +3,20 @@
 
 mod buckets;
 mod gradients;
+mod homed;
 mod optimizer;
 mod params;
 mod placement;
+mod saved;
 
 pub use crate::comm::Comms;
 pub use buckets::buckets;
 pub use gradients::Gradients;
+pub use homed::Homed;
 pub use optimizer::{Flags, GlobalStats, Losses, Moments, Optimizer, Update};
 pub use params::Params;
 pub use placement::{StateHomes, home_dtype, share, slotted};
+pub use saved::Travelling;
 
 use crate::config::{Cell, Home, Precision};
 use crate::device::Device;

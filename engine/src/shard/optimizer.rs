@@ -1,12 +1,12 @@
 //! The update: each rank's part of master weights and moments, the global norm, AdamW.
 
+use super::homed::Homed;
 use super::{Gradients, Params, Resources, State};
 use crate::comm::{Communicator, Metered};
 use crate::config::{Cell, Train, WeightRounding};
 use crate::error::{Result, StepError};
 use crate::mesh::{Axes, within};
 use crate::model::{FlatKind, Layout};
-use crate::offload::{Homed, update_home};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -280,7 +280,7 @@ impl Optimizer {
         unit: usize,
     ) -> Result<()> {
         let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
-        let at = update_home(&state.homes);
+        let at = state.homes.update();
         let owned = &holding.owned;
         // With a master copy, the weights that layers read are written alone.
         let reads = moments.master.is_none();
@@ -304,7 +304,7 @@ impl Optimizer {
     /// Begins to take what an update has changed of a unit back to where it lives.
     pub fn store(&mut self, state: &State, res: Resources<'_>, params: &mut Params, unit: usize) -> Result<()> {
         let Some(moments) = &mut self.units[unit] else { return Ok(()) };
-        let from = update_home(&state.homes);
+        let from = state.homes.update();
         self.gradients[unit] = None;
         let home = params.homed_mut(unit, FlatKind::Trainable);
         moments.each().chain(home).try_for_each(|homed| homed.store(res, from))
@@ -320,7 +320,7 @@ impl Optimizer {
     /// Waits for what the update of a unit reads.
     pub fn land(&mut self, state: &State, res: Resources<'_>, params: &mut Params, unit: usize) -> Result<()> {
         let Some(moments) = &mut self.units[unit] else { return Ok(()) };
-        let (at, home) = (update_home(&state.homes), params.homed_mut(unit, FlatKind::Trainable));
+        let (at, home) = (state.homes.update(), params.homed_mut(unit, FlatKind::Trainable));
         moments.each().chain(home).try_for_each(|homed| homed.land(res, at))
     }
 
@@ -360,7 +360,7 @@ impl Optimizer {
         unit: usize,
     ) -> Result<()> {
         let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
-        let (owned, at) = (holding.owned.clone(), update_home(&state.homes));
+        let (owned, at) = (holding.owned.clone(), state.homes.update());
         let grads = match &self.gradients[unit] {
             Some(copy) => Some(copy.view()),
             None => gradients.view(state, unit, &owned),

@@ -1,5 +1,6 @@
 //! Weights: a home for this rank's part, slots for what is gathered.
 
+use super::homed::{Flight, Homed};
 use super::{Comms, Holding, Resources, State};
 use crate::comm::{Communicator, OwnedCall, Ticket};
 use crate::config::Home;
@@ -7,7 +8,6 @@ use crate::error::Result;
 use crate::layers::prepacked::Prepacked;
 use crate::mesh::{Axes, within};
 use crate::model::{FlatKind, Weights};
-use crate::offload::{Flight, Homed};
 use std::collections::VecDeque;
 use zbench_kernels::{Buffer, Category, View};
 

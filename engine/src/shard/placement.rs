@@ -31,6 +31,14 @@ impl StateHomes {
         [self.parameters, self.gradients, self.optimizer, self.activations]
     }
 
+    /// Where the update of a unit is computed: on the host if the optimizer's state does not live on the device.
+    pub fn update(&self) -> Home {
+        match self.optimizer {
+            Home::Device => Home::Device,
+            Home::Host | Home::Disk => Home::Host,
+        }
+    }
+
     /// Whether the update finds all that it reads on the device.
     pub fn updates_in_place(&self) -> bool {
         [self.parameters, self.gradients, self.optimizer] == [Home::Device; 3]

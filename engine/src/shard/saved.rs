@@ -1,10 +1,10 @@
 //! Activations that live elsewhere: what forward has kept of a layer goes after forward and comes back before backward.
 
+use super::Resources;
 use super::homed::Pages;
 use crate::config::Home;
 use crate::error::{Result, StepError};
 use crate::layers::Saved;
-use crate::shard::Resources;
 use std::collections::VecDeque;
 use zbench_kernels::{Buffer, Category};
 

@@ -1,9 +1,9 @@
 //! A tensor that has a home, and its copy where it is used.
 
-use super::Move;
+use super::Resources;
 use crate::config::Home;
 use crate::error::{Result, StepError};
-use crate::shard::Resources;
+use crate::moves::Move;
 use std::ops::Range;
 use zbench_kernels::disk::Transfer;
 use zbench_kernels::{Buffer, Category, DType, ViewMut};
