@@ -243,7 +243,7 @@ fn the_device_holds_less_by_what_lives_elsewhere() {
     let cell = on(small(), Strategy::Zero2, 2, 1);
     let (here, away) = (estimate(&cell), estimate(&offloaded(cell.clone(), [Home::Host, Home::Device], 1)));
     let units = &plan(&cell).layout.units;
-    let parts = units.iter().map(|unit| footprint(DType::F32, unit.trainable().padded / 2).unwrap());
+    let mut parts = units.iter().map(|unit| footprint(DType::F32, unit.trainable().padded / 2).unwrap());
     let part: u64 = parts.clone().sum();
     let optimizer =
         |estimate: &zbench_engine::outcome::Estimate, home: Home| estimate.ledgers[home].peak(Category::Optimizer);
@@ -252,7 +252,7 @@ fn the_device_holds_less_by_what_lives_elsewhere() {
     let gradients = |home: Home| away.ledgers[home].peak(Category::Gradients);
     assert_eq!((gradients(Home::Device), gradients(Home::Host)), (0, part));
     // At the peak, in backward of the last block, the sum of the head's gradients is on its way.
-    let head = parts.last().unwrap();
+    let head = parts.next_back().unwrap();
     assert_eq!(away.memory().total_peak(), here.memory().total_peak() - 3 * part + head);
 }
 
