@@ -334,6 +334,14 @@ impl Estimate {
         &self.ledgers[Home::Device]
     }
 
+    /// Peak bytes on the device of weights, gradients and the optimizer's state, which are there as long as the run.
+    pub fn state_bytes(&self) -> u64 {
+        [Category::Parameters, Category::Gradients, Category::Optimizer]
+            .map(|category| self.peak(category))
+            .iter()
+            .sum()
+    }
+
     /// Bytes of host memory that a rank takes on a processor, whose device has the same memory as the host.
     pub fn ram_bytes(&self) -> u64 {
         self.memory().total_peak().saturating_add(self.ledgers[Home::Host].total_peak())

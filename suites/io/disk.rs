@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use zbench_host::machine;
 use zbench_kernels::disk::{self, DiskError, Engine, File, Options, Transfer};
-use zbench_kernels::{Arena, Buffer, Category, Cpu, DType, Kernels, Normal, Op, no_scratch, philox};
+use zbench_kernels::{Arena, Buffer, Category, Cpu, DType, Kernels, Normal, Op, PAGE_BYTES, no_scratch, philox};
 use zbench_reports::bench::io::{Measured, Pass};
 use zbench_reports::record::{Source, Status};
 use zbench_runner::protocol::Ended;
@@ -84,6 +84,16 @@ struct Flow<'a> {
     limits: &'a Limits<'a>,
     free: Vec<Buffer>,
     flying: VecDeque<Transfer>,
+    /// Tensors written so far.
+    written: u64,
+}
+
+/// Gives every page of a tensor a number of its own, so that no disk finds a block that it has already.
+fn stamp(buffer: &mut Buffer, tensor: u64) -> Result<(), BenchError> {
+    for (page, bytes) in buffer.view_mut().into_bytes_mut()?.chunks_mut(PAGE_BYTES as usize).enumerate() {
+        bytes[..8].copy_from_slice(&(tensor << 24 | page as u64).to_le_bytes());
+    }
+    Ok(())
 }
 
 impl<'a> Flow<'a> {
@@ -95,13 +105,13 @@ impl<'a> Flow<'a> {
         for seed in 0..cell.at_a_time() as u64 {
             let len = usize::try_from(cell.size / DType::F32.size() as u64).unwrap_or(usize::MAX);
             let mut buffer = arena.alloc_pages(Category::Optimizer, DType::F32, len)?;
-            // A disk may leave out zeros, and blocks that it knows.
+            // A disk may leave out zeros; what it knows already is prevented by `stamp`.
             let normal = Normal { len, std: 1.0, seed, first: 0, dtype: DType::F32 };
             kernels.run(&Op::Normal(normal), &[], &mut [buffer.view_mut()], no_scratch())?;
             free.push(buffer);
             limits.check()?;
         }
-        Ok(Flow { cell, file, limits, free, flying: VecDeque::new() })
+        Ok(Flow { cell, file, limits, free, flying: VecDeque::new(), written: 0 })
     }
 
     /// Transfers to or from those slots that `next` gives, told how many there were; bytes and seconds. Of writes the sync at
@@ -110,7 +120,7 @@ impl<'a> Flow<'a> {
         let (begin, mut count) = (Instant::now(), 0);
         while let Some(slot) = next(count) {
             self.limits.check()?;
-            let buffer = match (self.free.pop(), self.flying.pop_front()) {
+            let mut buffer = match (self.free.pop(), self.flying.pop_front()) {
                 (Some(buffer), Some(first)) => {
                     self.flying.push_front(first);
                     buffer
@@ -120,6 +130,10 @@ impl<'a> Flow<'a> {
                 (None, None) => return Err(process::failed("a buffer was lost; a bug".into())),
             };
             let offset = slot as u64 * self.cell.size;
+            if writes {
+                self.written += 1;
+                stamp(&mut buffer, self.written)?;
+            }
             let start = if writes { File::start_write } else { File::start_read };
             self.flying.push_back(start(self.file, offset, buffer).map_err(error)?);
             count += 1;

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zbench_kernels::disk::PIECE_BYTES;
 use zbench_reports::bench::io::{Measured, NOT_ASKED, Pass};
 
@@ -19,15 +19,37 @@ pub fn find(cell: &DiskLink, measured: &mut Measured) {
         measured.no_fio = NOT_ASKED.into();
         return;
     }
-    match Command::new("fio").arg("--version").stderr(Stdio::null()).output() {
-        Ok(output) if output.status.success() => {
-            measured.fio = String::from_utf8_lossy(&output.stdout).trim().to_string();
-            measured.fio_engine = engine(&measured.engine, measured.direct).into();
-        }
-        Ok(output) => measured.no_fio = format!("`fio --version` ended with {}", output.status),
+    let mut command = Command::new("fio");
+    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    match command.spawn().map(Ending) {
+        Ok(mut child) => match answered(&mut child.0) {
+            Some(version) => {
+                measured.fio = version;
+                measured.fio_engine = engine(&measured.engine, measured.direct).into();
+            }
+            None => measured.no_fio = format!("`fio --version` did not answer within {} s", ANSWERS.as_secs()),
+        },
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => measured.no_fio = NOT_INSTALLED.into(),
         Err(error) => measured.no_fio = format!("fio cannot be started: {error}"),
     }
+}
+
+/// How long fio may take to say its version.
+const ANSWERS: Duration = Duration::from_secs(5);
+
+/// What a process that ends well has printed, if it ends soon.
+fn answered(child: &mut Child) -> Option<String> {
+    let begin = Instant::now();
+    while begin.elapsed() < ANSWERS {
+        match child.try_wait() {
+            Ok(None) => std::thread::sleep(TICK),
+            Ok(Some(status)) if status.success() => {
+                return Some(std::io::read_to_string(child.stdout.take()?).ok()?.trim().to_string());
+            }
+            _ => return None,
+        }
+    }
+    None
 }
 
 /// Adds fio's figure to a pass. After the first failure there are none.

@@ -99,9 +99,18 @@ impl DiskLink {
             && self.size.is_multiple_of(zbench_kernels::PAGE_BYTES)
             && (1..=zbench_kernels::disk::MOST_DEPTH).contains(&self.depth)
             && self.slots() >= self.at_a_time()
-            && self.seconds.is_finite()
+            && is_duration(self.seconds)
+            && ENGINES.contains(&self.engine.as_str())
             && self.passes().next().is_some()
     }
+}
+
+/// What `io.engine` may be.
+const ENGINES: [&str; 3] = ["auto", "io_uring", "threads"];
+
+/// Whether a pass can last so long: a record may say anything.
+fn is_duration(seconds: f64) -> bool {
+    seconds > 0.0 && seconds <= 86_400.0
 }
 
 impl BenchSpec for DiskCell {
@@ -135,7 +144,7 @@ impl BenchSpec for CopyCell {
     /// Bytes of a tensor on both sides.
     fn needs(&self) -> Option<u64> {
         let DeviceLink { size, seconds, .. } = self.io;
-        (size > 0 && size.is_multiple_of(zbench_kernels::PAGE_BYTES) && seconds.is_finite())
+        (size > 0 && size.is_multiple_of(zbench_kernels::PAGE_BYTES) && is_duration(seconds))
             .then(|| size.checked_mul(2))
             .flatten()
     }

@@ -289,8 +289,7 @@ fn folder_refused(cell: &Cell, estimate: &Estimate, ranks: u64) -> Option<String
 /// Why no run can be within the capacity: what never leaves memory is above it, or what is left where all is evicted that can be.
 fn above_capacity(cell: &Cell, estimate: &Estimate) -> Option<String> {
     let (capacity, total) = (cell.memory.capacity?, estimate.memory().total_peak());
-    let state: u64 =
-        [Category::Parameters, Category::Gradients, Category::Optimizer].map(|c| estimate.peak(c)).iter().sum();
+    let state = estimate.state_bytes();
     if state > capacity {
         let (state, capacity) = (gib(state), gib(capacity));
         return Some(format!(
@@ -529,6 +528,10 @@ pub fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: u64) ->
         // No advice to do what the software that is named has not.
         let software = cell.hardware.software.as_deref();
         if software.is_some_and(|name| zbench_config::software::no_such_pair(name, cell.parallel.strategy).is_some()) {
+            return None;
+        }
+        // Evictions find their least by themselves, and take long to plan where nothing fits.
+        if cell.memory.checkpointing == Checkpointing::Evict {
             return None;
         }
         let changed = Resolved { cell, profile: resolved.profile.clone() };

@@ -156,7 +156,11 @@ impl Queue {
             state.active += 1;
             state.since.get_or_insert_with(Instant::now);
             drop(state);
-            self.work.notify_all();
+            // A thread carries one piece at a time: as many as there are pieces have something to do.
+            match span.bytes <= PIECE {
+                true => self.work.notify_one(),
+                false => self.work.notify_all(),
+            }
         }
         Ok(number)
     }

@@ -141,8 +141,9 @@ impl Row<'_> {
         self.metric(direction, true).map_or(String::new(), share)
     }
 
+    /// Whether its rates are those of a disk: past the page cache, and not of a folder in memory.
     fn is_direct(&self) -> bool {
-        self.measured.as_ref().is_some_and(|measured| measured.direct)
+        self.measured.as_ref().is_some_and(|measured| measured.direct && !measured.is_memory)
     }
 
     fn in_words(&self) -> String {
