@@ -86,9 +86,7 @@ impl Plan {
             let first_rank = stage * (mesh.world() / stages.len());
             let estimate = plan.dry_run(cell, kernels, (&role, short.as_ref()), first_rank, false);
             role.estimate = estimate.map_err(unplannable)?.0;
-            // Where the state alone takes more, no eviction helps.
-            let (state, peak) = (role.estimate.state_bytes(), role.estimate.memory().total_peak());
-            if let Some(capacity) = evicts.filter(|capacity| (state..peak).contains(capacity)) {
+            if let Some(capacity) = evicts.filter(|capacity| role.estimate.memory().total_peak() > *capacity) {
                 role = plan.evicted(cell, kernels, (role, place, first_rank), capacity).map_err(unplannable)?;
             }
             plan.roles.push(role);
