@@ -3,6 +3,7 @@
 pub mod explain;
 pub mod forecast;
 mod job;
+mod offload;
 pub mod planned;
 pub mod proxy;
 pub mod residuals;

@@ -2,6 +2,7 @@
 
 use crate::Timing;
 use crate::forecast::{self, Footprint};
+use crate::offload;
 use std::path::Path;
 use std::sync::OnceLock;
 use zbench_config::Resolved;
@@ -249,7 +250,7 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
     if let Err(error) = planner.kernels(cell).and_then(|_| hardware::enough_cores(cell, here)) {
         return record(Status::Skipped, error.to_string(), Source::Host);
     }
-    if let Some(reason) = folder_refused(cell, estimate, here as u64) {
+    if let Some(reason) = offload::folder_refused(cell, estimate, here as u64) {
         return record(Status::Skipped, reason, Source::Host);
     }
     let all = estimate.ram_bytes().saturating_mul(here as u64);
@@ -263,26 +264,6 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
             None => Decision::Run,
         },
         None => Decision::Run,
-    }
-}
-
-/// Why the folder of what lives on a disk cannot hold the state of so many ranks.
-fn folder_refused(cell: &Cell, estimate: &Estimate, ranks: u64) -> Option<String> {
-    let folder = cell.memory.offload_folder()?;
-    let refused = |reason: String| Some(format!("memory.offload_path: {}: {reason}", folder.display()));
-    match std::fs::metadata(&folder) {
-        Err(error) => return refused(format!("{error}; name a folder that is there")),
-        Ok(found) if !found.is_dir() => return refused("is no folder; name one".into()),
-        Ok(_) => {}
-    }
-    let needed = estimate.ledgers[Home::Disk].total_peak().saturating_mul(ranks);
-    match machine::free_bytes(&folder) {
-        Some(free) if free < needed => refused(format!(
-            "{} of offloaded state need room, and {} are free; make room or name another",
-            gib(needed),
-            gib(free)
-        )),
-        _ => None,
     }
 }
 
