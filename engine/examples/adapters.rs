@@ -80,12 +80,7 @@ fn cell(model: Model, data: Data, seq_len: usize, steps: usize) -> Cell {
             stall: STALL,
         },
         precision: Precision::F32,
-        memory: Memory {
-            checkpointing: Checkpointing::None,
-            attention: AttentionKind::Flash,
-            capacity: None,
-            prepack: false,
-        },
+        memory: Memory::default(),
         lora: Lora::default(),
         hardware: Hardware::cpu(1),
         link: None,

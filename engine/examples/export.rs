@@ -79,12 +79,7 @@ fn cell(model: Model, data: Data, seq_len: usize, steps: usize) -> Cell {
             stall: STALL,
         },
         precision: Precision::F32,
-        memory: Memory {
-            checkpointing: Checkpointing::None,
-            attention: AttentionKind::Flash,
-            capacity: None,
-            prepack: false,
-        },
+        memory: Memory::default(),
         lora: Lora { rank: 0, alpha: 1.0, dropout: 0.0, ..Lora::default() },
         hardware: Hardware::cpu(1),
         link: None,
