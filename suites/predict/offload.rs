@@ -1,9 +1,9 @@
 //! Whether the folder of what lives on a disk holds it.
 
-use crate::planned::gib;
 use zbench_engine::config::{Cell, Home};
 use zbench_engine::outcome::Estimate;
 use zbench_host::machine;
+use zbench_reports::units::memory;
 
 /// Why the folder of what lives on a disk cannot hold the state of so many ranks.
 pub fn folder_refused(cell: &Cell, estimate: &Estimate, ranks: u64) -> Option<String> {
@@ -18,8 +18,8 @@ pub fn folder_refused(cell: &Cell, estimate: &Estimate, ranks: u64) -> Option<St
     match machine::free_bytes(&folder) {
         Some(free) if free < needed => refused(format!(
             "{} of offloaded state need room, and {} are free; make room or name another",
-            gib(needed),
-            gib(free)
+            memory(needed as f64),
+            memory(free as f64)
         )),
         _ => None,
     }
