@@ -2,8 +2,8 @@
 //! (ZeRO-Offload, Ren et al. 2021; ZeRO-Infinity, Rajbhandari et al. 2021).
 //!
 //! The plan says when a move begins and when it is waited for ([`schedule`]). Buffers on the way are part of the ledgers: those
-//! of the device and of the host count as [`Category::Communication`]. Every move is counted by what it moves and between
-//! which homes ([`Moves`]).
+//! of the device and of the host count as [`Category::Communication`](zbench_kernels::Category::Communication). Every move is counted by what it moves and between
+//! which homes ([`crate::moves::Moves`]).
 
 pub mod schedule;
 

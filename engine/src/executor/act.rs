@@ -49,6 +49,9 @@ impl<'a> Executor<'a> {
                     self.params.refresh(&self.state, res.comms, unit)?;
                 }
                 if slot {
+                    spans.enter(Span::Offload);
+                    self.params.land(res, unit)?;
+                    spans.enter(Span::ExposedGather);
                     self.params.gather(&self.state, res, unit)?;
                 }
             }
@@ -302,7 +305,7 @@ impl<'a> Executor<'a> {
                 optimizer.land(state, res, params, unit)?;
                 spans.enter(Span::Optimizer);
                 let model = (self.context.cell, &*self.context.role.layout);
-                optimizer.update_unit(model, state, res, params, gradients, update, unit)
+                optimizer.update_unit(model, state, res, params, gradients, (unit, update))
             }
             Action::Store { unit } => optimizer.store(state, res, params, unit),
             Action::Settle { unit } => optimizer.settle(res, params, unit),

@@ -344,11 +344,11 @@ impl Optimizer {
         gradients: &Gradients,
         update: Update,
     ) -> Result<()> {
-        (0..self.units.len()).try_for_each(|unit| self.update_unit(model, state, res, params, gradients, update, unit))
+        (0..self.units.len())
+            .try_for_each(|unit| self.update_unit(model, state, res, params, gradients, (unit, update)))
     }
 
     /// One AdamW step on this rank's part of a unit, whose state is where the update is computed.
-    #[allow(clippy::too_many_arguments)]
     pub fn update_unit(
         &mut self,
         (cell, layout): (&Cell, &Layout),
@@ -356,8 +356,7 @@ impl Optimizer {
         res: Resources<'_>,
         params: &mut Params,
         gradients: &Gradients,
-        Update { lr, number, stats, .. }: Update,
-        unit: usize,
+        (unit, Update { lr, number, stats, .. }): (usize, Update),
     ) -> Result<()> {
         let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
         let (owned, at) = (holding.owned.clone(), state.homes.update());

@@ -91,6 +91,17 @@ impl Params {
         Ok(())
     }
 
+    /// Waits until this rank's part of a unit is on the device, if it was fetched.
+    pub fn land(&mut self, res: Resources<'_>, unit: usize) -> Result<()> {
+        for flat in self.flats[unit].iter_mut().flatten() {
+            if let Some(first) = flat.coming.pop_front() {
+                let here = first.land(res, Home::Device, Category::Parameters)?;
+                flat.coming.push_front(Flight::Here(here));
+            }
+        }
+        Ok(())
+    }
+
     /// Fills a unit's slots, or starts to.
     pub fn gather(&mut self, state: &State, res: Resources<'_>, unit: usize) -> Result<()> {
         for (flat, holding) in self.flats[unit].iter_mut().zip(&state.holdings[unit]) {
@@ -137,8 +148,10 @@ impl Params {
 impl Flat {
     fn gather(&mut self, state: &State, res: Resources<'_>, holding: &Holding) -> Result<()> {
         let mut slot = res.alloc(state.slots, holding.slot, holding.padded)?;
-        let land = |flight: Flight| flight.land(res, Home::Device, Category::Parameters);
-        let copy = self.coming.pop_front().map(land).transpose()?;
+        let copy = match self.coming.pop_front() {
+            Some(flight) => Some(flight.land(res, Home::Device, Category::Parameters)?),
+            None => None,
+        };
         let Some(home) = copy.as_ref().or(self.home.buffer()) else { return Ok(()) };
         if state.sharding.parameters == Axes::NONE {
             res.cast(TERM, home.view(), slot.view_mut())?;

@@ -252,6 +252,7 @@ fn say_adapters(cells: &[Planned]) {
 fn say_offload(cells: &[Planned]) {
     let running = cells.iter().filter(|cell| cell.decision == Decision::Run).filter_map(Planned::cell);
     let mut folders: Vec<PathBuf> = running.filter_map(|cell| cell.memory.offload_folder()).collect();
+    folders.sort();
     folders.dedup();
     for folder in folders.iter().filter(|folder| zbench_kernels::disk::is_memory(folder).is_ok_and(|is| is)) {
         zbench_host::say!(
