@@ -168,15 +168,6 @@ impl Action {
         self.micro_mut().copied()
     }
 
-    /// Whether it is done behind the reductions of the last micro-batch.
-    pub fn is_of_update(self) -> bool {
-        match self {
-            Action::Update | Action::UpdateUnit { .. } | Action::Store { .. } | Action::Settle { .. } => true,
-            Action::Fetch { what, .. } => what == Moved::State,
-            _ => false,
-        }
-    }
-
     /// The same of another micro-batch.
     #[must_use]
     pub fn at(mut self, number: usize) -> Action {

@@ -151,6 +151,16 @@ pub struct Train {
     pub lr_warmup_steps: usize,
     /// Learning rate at the end of a decaying schedule.
     pub lr_min: f64,
+    /// Steps by which an update lags behind its gradients, 0 or 1.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub delayed_update: usize,
+}
+
+impl Train {
+    /// Whether a step updates with the gradients of the step before (ZeRO-Offload, Ren et al. 2021, section 5.2).
+    pub fn is_delayed(&self) -> bool {
+        self.delayed_update > 0
+    }
 }
 
 /// The optimizer.

@@ -18,7 +18,8 @@ use crate::model::{ByStream, Layout, Stream};
 use crate::plan::{self, Plan, Role};
 use crate::recorder::Recorder;
 use crate::rope;
-use crate::shard::{Comms, Flags, Gradients, Losses, Optimizer, Params, Resources, State, Travelling, Update};
+use crate::shard::{
+    Comms, Delayed, Due, Flags, Gradients, Losses, Optimizer, Params, Resources, State, Travelling, Update};
 use std::ops::{Deref, Range};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -59,6 +60,8 @@ pub struct Executor<'a> {
     pub scaler: Option<LossScaler>,
     /// How far the run is.
     pub progress: Progress,
+    /// Where updates are delayed: of the last step's gradients, if they did not overflow.
+    pub delayed: Option<Delayed>,
     /// What this rank tells the others in the next update.
     pub local_flags: Flags,
     /// The flags of all ranks in the last update.
@@ -102,6 +105,9 @@ pub struct Flow {
     pub sent: [Option<Ticket>; 2],
     /// The loss scale that the step's gradients carry, 1 without.
     pub loss_scale: f64,
+    /// The update of this step, with its own gradients or with delayed ones.
+    pub due: Option<Due>,
+    /// What the ranks have agreed on.
     pub update: Option<Update>,
 }
 
@@ -175,6 +181,7 @@ impl<'a> Executor<'a> {
             flow: Flow::new(role.in_flight, role.layout.layers.len()),
             scaler: cell.precision.scaling.map(LossScaler::new),
             progress: Progress::default(),
+            delayed: None,
             local_flags: Flags::default(),
             global_flags: Flags::default(),
             stall: Duration::ZERO,

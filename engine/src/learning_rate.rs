@@ -40,6 +40,7 @@ mod tests {
             lr_schedule,
             lr_warmup_steps: 2,
             lr_min: 0.1,
+            delayed_update: 0,
         }
     }
 

@@ -137,7 +137,8 @@ impl Plan {
         };
         let keeps: Vec<bool> = layout.layers.iter().zip(&keeps_input).map(keeps_some).collect();
         let prefetch = cell.memory.offload_prefetch;
-        let offload = Offload { homes: &homes, prefetch, trainable: &trainable, keeps: &keeps };
+        let (layers, delayed) = (&layout.layers[..], cell.train.is_delayed());
+        let offload = Offload { homes: &homes, layers, delayed, prefetch, trainable: &trainable, keeps: &keeps };
         let actions = offload.apply(list(&schedule)?);
         let evaluation = cell.evaluation().map_or_else(EvaluationActions::default, |_| {
             let EvaluationActions { first, next, end } = evaluation_actions(&schedule);

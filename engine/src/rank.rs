@@ -67,6 +67,7 @@ fn resume(inputs: &Inputs<'_>, executor: &mut Executor<'_>) -> Result<Option<Res
     let step = position.steps;
     info!(target: "zbench::checkpoint", step, dir = %dir.display(), bytes, seconds = ms / 1e3, "checkpoint is loaded, the run goes on from it");
     executor.progress = Progress { steps: step, updates: position.updates, samples: position.samples };
+    executor.delayed = position.delayed;
     if let (Some(scaler), Some(from)) = (&mut executor.scaler, position.scaler) {
         scaler.go_on(&from);
     }
@@ -154,12 +155,12 @@ impl<'a> Rank<'a> {
         })
     }
 
-    /// Forward, backward and reductions of all micro-batches of the next step.
+    /// Forward, backward and reductions of all micro-batches of the next step, and what else comes before [`Action::Update`].
     pub fn gradients(&mut self, meter: &mut Meter) -> Result<()> {
         let role = self.executor.role;
         self.executor.flow.mean = self.reader.count(&self.executor)?;
         self.executor.begin_step();
-        for action in role.actions.iter().filter(|action| !action.is_of_update()) {
+        for action in role.actions.iter().take_while(|action| **action != Action::Update) {
             self.act(*action, meter)?;
         }
         meter.enter(Span::ExposedReduce);
@@ -172,7 +173,7 @@ impl<'a> Rank<'a> {
     /// Agrees on loss and norm, and updates the weights: see [`Action::Update`].
     pub fn update(&mut self, meter: &mut Meter) -> Result<Update> {
         let role = self.executor.role;
-        for action in role.actions.iter().filter(|action| action.is_of_update()) {
+        for action in role.actions.iter().skip_while(|action| **action != Action::Update) {
             self.act(*action, meter)?;
         }
         self.flow.update.ok_or_else(|| StepError::Input("an update has no result; this is a bug".into()))
@@ -190,7 +191,7 @@ impl<'a> Rank<'a> {
     pub fn position(&self) -> Position {
         let scaler = self.scaler.as_ref().map(|scaler| scaler.state());
         let Progress { steps, updates, samples } = self.progress;
-        Position { steps, updates, samples, scaler }
+        Position { steps, updates, samples, scaler, delayed: self.delayed }
     }
 
     pub fn number(&self) -> usize {

@@ -7,7 +7,7 @@ use crate::executor::Executor;
 use crate::outcome::{Evaluated, History, Saved, Step};
 use crate::rank::Rank;
 use crate::training_state::{
-    Folder, Identity, Index, RankFiles, Result, Resumable, Shard, StateError, file_names, full, part_dir, read_json,
+    Folder, Identity, Index, RankFiles, Result, Resumable, Role, Shard, StateError, file_names, full, part_dir, read_json,
     spawn, write_json,
 };
 use std::path::PathBuf;
@@ -201,8 +201,9 @@ impl Saver {
         let (copied, part) = match self.saving.layout {
             SaveLayout::Sharded => {
                 let layout = &rank.inputs.plan.layout;
-                let Executor { context, state, params, optimizer, .. } = &mut rank.executor;
-                let shard = Shard::take(state, layout, context.resources(), params, optimizer, place)?;
+                let Executor { context, state, params, optimizer, delayed, .. } = &mut rank.executor;
+                let roles = Role::all(delayed.is_some());
+                let shard = Shard::take(state, layout, context.resources(), params, optimizer, roles, place)?;
                 (shard.copied(), spawn(move || shard.write())?)
             }
             SaveLayout::Full => full::start(&mut rank.executor, place)?,

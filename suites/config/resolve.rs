@@ -351,6 +351,7 @@ fn train(values: &Values, replicas: usize) -> Result<Train, Refusal> {
         lr_schedule: values.choice("train.lr_schedule").unwrap_or(Schedule::Constant),
         lr_warmup_steps: values.count("train.lr_warmup_steps"),
         lr_min,
+        delayed_update: values.count("train.delayed_update"),
     })
 }
 

@@ -12,7 +12,7 @@ use crate::loss_scale::LossScaler;
 use crate::mesh::{Axes, Axis};
 use crate::model::{ByStream, Layer, LayerKind, Stream, Weights};
 use crate::recorder::Phase;
-use crate::shard::Update;
+use crate::shard::{Delayed, Due, Update};
 use crate::span::{Span, Spans};
 use std::time::Instant;
 use zbench_kernels::{Buffer, Category};
@@ -23,6 +23,7 @@ impl<'a> Executor<'a> {
         self.flow.losses.clear();
         self.prepacked.iter_mut().for_each(|forms| forms.forget());
         self.flow.loss_scale = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
+        self.flow.due = self.delayed.take().map(|factors| self.due(factors));
     }
 
     pub fn act(&mut self, action: Action, source: &mut dyn TokenSource, spans: &mut dyn Spans) -> Result<()> {
@@ -295,17 +296,27 @@ impl<'a> Executor<'a> {
 
     /// The update of a unit whose state is offloaded; nothing in a step that is skipped.
     fn update_unit(&mut self, action: Action, spans: &mut dyn Spans) -> Result<()> {
-        let Some(update) = self.flow.update.filter(|update| !update.skipped) else { return Ok(()) };
+        let homes = self.state.homes;
+        if let Action::Fetch { unit, .. } = action
+            && self.state.precision.master.is_none()
+            && (homes.parameters, homes.update()) == (Home::Device, Home::Host)
+        {
+            // A gather may have the weights that are copied. In a step without an update, too: all steps take the same memory.
+            spans.enter(Span::ExposedGather);
+            self.params.wait(&self.context.comms, unit)?;
+        }
+        let Some(due) = self.flow.due else { return Ok(()) };
+        spans.enter(Span::Offload);
+        self.recall()?;
         let (res, state, params) = (self.context.resources(), &self.state, &mut self.params);
         let (optimizer, gradients) = (&mut self.optimizer, &self.gradients);
-        spans.enter(Span::Offload);
         match action {
             Action::Fetch { unit, .. } => optimizer.fetch(state, res, params, gradients, unit),
             Action::UpdateUnit { unit } => {
                 optimizer.land(state, res, params, unit)?;
                 spans.enter(Span::Optimizer);
                 let model = (self.context.cell, &*self.context.role.layout);
-                optimizer.update_unit(model, state, res, params, gradients, (unit, update))
+                optimizer.update_unit(model, state, res, params, gradients, (unit, due))
             }
             Action::Store { unit } => optimizer.store(state, res, params, unit),
             Action::Settle { unit } => optimizer.settle(res, params, unit),
@@ -330,9 +341,7 @@ impl<'a> Executor<'a> {
         spans.enter(Span::ExposedReduce);
         self.settle(spans)?;
         spans.enter(Span::Offload);
-        let begin = Instant::now();
-        self.optimizer.recall()?;
-        self.stall += begin.elapsed();
+        self.recall()?;
         spans.enter(Span::ExposedAgree);
         let (res, losses) = (self.context.resources(), (&self.flow.losses, self.flow.loss_scale));
         let (state, flags) = (&self.state, self.local_flags);
@@ -348,16 +357,24 @@ impl<'a> Executor<'a> {
             return diverged("grad_norm", stats.norm);
         }
         spans.enter(Span::Optimizer);
-        let number = self.progress.updates + 1;
-        let update = Update { stats, lr: learning_rate(&cell.train, number), number, skipped };
-        if !skipped {
-            // Else the plan's next actions update unit by unit.
+        let factors = stats.factors(&cell.train, self.state.replicas());
+        if !self.state.delayed {
+            self.flow.due = (!skipped).then(|| self.due(factors));
+        }
+        if let Some(due) = self.flow.due {
+            // Else other actions of the plan update unit by unit.
             if self.state.homes.updates_in_place() {
                 let (params, gradients) = (&mut self.params, &self.gradients);
-                self.optimizer.update((cell, &role.layout), &self.state, res, params, gradients, update)?;
+                self.optimizer.update((cell, &role.layout), &self.state, res, params, gradients, due)?;
             }
-            self.progress.updates = number;
+            self.progress.updates = due.number;
         }
+        if self.state.delayed && !skipped {
+            self.optimizer.delay(&self.state, res, &self.gradients)?;
+            self.delayed = Some(factors);
+        }
+        let of_gradients = self.progress.updates + u64::from(self.state.delayed || skipped);
+        let update = Update { stats, lr: learning_rate(&cell.train, of_gradients), skipped };
         self.progress.steps = step;
         self.progress.samples += (self.state.replicas() * cell.train.accumulation * cell.train.micro_batch) as u64;
         if let Some(scaler) = &mut self.scaler
@@ -366,6 +383,22 @@ impl<'a> Executor<'a> {
             return diverged("loss_scale", error.scale);
         }
         Ok(update)
+    }
+}
+
+impl Executor<'_> {
+    /// The next update, with gradients of these factors.
+    fn due(&self, factors: Delayed) -> Due {
+        let number = self.progress.updates + 1;
+        Due { lr: learning_rate(&self.cell.train, number), number, factors }
+    }
+
+    /// Waits for state that was lent to a checkpoint.
+    fn recall(&mut self) -> Result<()> {
+        let begin = Instant::now();
+        self.optimizer.recall()?;
+        self.stall += begin.elapsed();
+        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::actions::{Action, Moved};
 use crate::config::Home;
+use crate::model::Layer;
 use crate::shard::StateHomes;
 use std::collections::{HashSet, VecDeque};
 
@@ -9,6 +10,9 @@ use std::collections::{HashSet, VecDeque};
 #[derive(Clone, Copy, Debug)]
 pub struct Offload<'a> {
     pub homes: &'a StateHomes,
+    pub layers: &'a [Layer],
+    /// Whether updates are delayed, so that what they read is known when the step begins.
+    pub delayed: bool,
     /// Units whose state is on its way before it is needed.
     pub prefetch: usize,
     /// By unit: whether it has trainable weights.
@@ -25,6 +29,9 @@ impl Offload<'_> {
         if self.homes.updates_in_place() {
             return actions;
         }
+        if self.delayed {
+            return self.with_delayed_update(actions);
+        }
         let mut list = Vec::with_capacity(actions.len());
         for action in actions {
             list.push(action);
@@ -33,6 +40,84 @@ impl Offload<'_> {
             }
         }
         list
+    }
+
+    /// The list with updates among backward: a unit is updated as soon as nothing in the step reads its weights any more, and with
+    /// prefetch its state comes and goes while layers are computed.
+    fn with_delayed_update(&self, actions: Vec<Action>) -> Vec<Action> {
+        if !actions.contains(&Action::Update) {
+            return actions;
+        }
+        // Units by their last reader, with its place in the list.
+        let mut last = vec![0; self.trainable.len()];
+        for (place, action) in actions.iter().enumerate() {
+            self.read(action).into_iter().flatten().for_each(|unit| last[unit] = place);
+        }
+        let mut units: Vec<usize> = (0..last.len()).filter(|unit| self.trainable[*unit]).collect();
+        units.sort_by_key(|unit| last[*unit]);
+        let (moves, ahead) = (self.moves_state(), self.ahead());
+        let fetch_before = |at: usize| if ahead > 0 { last[units[at.saturating_sub(ahead - 1)]] } else { usize::MAX };
+        let fetch = |unit: &usize| Action::Fetch { unit: *unit, what: Moved::State };
+        let (mut list, mut updated, mut fetched) = (Vec::with_capacity(actions.len() + 4 * units.len()), 0, 0);
+        for (place, action) in actions.into_iter().enumerate() {
+            while moves && fetched < units.len() && fetch_before(fetched) == place {
+                list.push(fetch(&units[fetched]));
+                fetched += 1;
+            }
+            list.push(action);
+            while updated < units.len() && last[units[updated]] == place {
+                self.update_one(&units, updated, &mut list);
+                updated += 1;
+            }
+            if action == Action::Update {
+                self.settle_last(&units, &mut list);
+            }
+        }
+        list
+    }
+
+    /// The units whose weights an action reads.
+    fn read(&self, action: &Action) -> [Option<usize>; 3] {
+        match *action {
+            Action::Forward { layer, .. } | Action::Recompute { layer, .. } | Action::Backward { layer, .. } => {
+                let layer = &self.layers[layer];
+                [Some(layer.unit), layer.shares, layer.experts]
+            }
+            Action::Gather { unit, .. } => [Some(unit), None, None],
+            _ => [None; 3],
+        }
+    }
+
+    /// Whether some of what an update reads or writes is elsewhere than where it is computed.
+    fn moves_state(&self) -> bool {
+        let homes = [self.homes.parameters, self.homes.gradients, self.homes.optimizer];
+        homes.into_iter().any(|home| home != self.homes.update())
+    }
+
+    /// Units whose state is on its way before its update.
+    fn ahead(&self) -> usize {
+        if self.moves_state() { self.prefetch } else { 0 }
+    }
+
+    /// The update of one of these units: without prefetch its state comes first; it goes back behind.
+    fn update_one(&self, units: &[usize], place: usize, list: &mut Vec<Action>) {
+        let (unit, moves, ahead) = (units[place], self.moves_state(), self.ahead());
+        if moves && ahead == 0 {
+            list.push(Action::Fetch { unit, what: Moved::State });
+        }
+        list.push(Action::UpdateUnit { unit });
+        if moves {
+            list.push(Action::Store { unit });
+            list.extend(place.checked_sub(ahead).map(|before| Action::Settle { unit: units[before] }));
+        }
+    }
+
+    /// Waits for the state of the last units.
+    fn settle_last(&self, units: &[usize], list: &mut Vec<Action>) {
+        if self.moves_state() {
+            let left = units.len().saturating_sub(self.ahead());
+            list.extend(units[left..].iter().map(|unit| Action::Settle { unit: *unit }));
+        }
     }
 
     /// What forward keeps of a layer goes behind it, while so many layers more are computed, and comes back so many layers
@@ -106,28 +191,16 @@ impl Offload<'_> {
     /// The update, unit by unit: the state of later units comes and that of earlier ones goes meanwhile.
     fn update(&self, list: &mut Vec<Action>) {
         let units: Vec<usize> = (0..self.trainable.len()).filter(|unit| self.trainable[*unit]).collect();
-        let moves = [self.homes.parameters, self.homes.gradients, self.homes.optimizer]
-            .into_iter()
-            .any(|home| home != self.homes.update());
-        let ahead = if moves { self.prefetch } else { 0 };
+        let ahead = self.ahead();
         let fetch = |unit: &usize| Action::Fetch { unit: *unit, what: Moved::State };
-        if moves {
-            list.extend(units.iter().take(ahead).map(fetch));
-        }
-        for (place, unit) in units.iter().copied().enumerate() {
-            if moves {
+        list.extend(units.iter().take(ahead).map(fetch));
+        for place in 0..units.len() {
+            if ahead > 0 {
                 list.extend(units.get(place + ahead).map(fetch));
             }
-            list.push(Action::UpdateUnit { unit });
-            if moves {
-                list.push(Action::Store { unit });
-                list.extend(place.checked_sub(ahead).map(|before| Action::Settle { unit: units[before] }));
-            }
+            self.update_one(&units, place, list);
         }
-        if moves {
-            let left = units.len().saturating_sub(ahead);
-            list.extend(units[left..].iter().map(|unit| Action::Settle { unit: *unit }));
-        }
+        self.settle_last(&units, list);
     }
 }
 
@@ -149,7 +222,7 @@ mod tests {
         let (update, store, settle) =
             (|unit| Action::UpdateUnit { unit }, |unit| Action::Store { unit }, |unit| Action::Settle { unit });
         let list = |prefetch| {
-            let offload = Offload { homes: &homes, prefetch, trainable: &[true, false, true], keeps: &[] };
+            let offload = Offload { homes: &homes, layers: &[], delayed: false, prefetch, trainable: &[true, false, true], keeps: &[] };
             offload.apply(vec![gather(0), gather(1), gather(2), Action::Update])
         };
         assert_eq!(
@@ -198,7 +271,7 @@ mod tests {
             optimizer: Home::Device,
             activations: Home::Device,
         };
-        let offload = Offload { homes: &here, prefetch: 2, trainable: &[true], keeps: &[] };
+        let offload = Offload { homes: &here, layers: &[], delayed: false, prefetch: 2, trainable: &[true], keeps: &[] };
         assert_eq!(offload.apply(vec![gather(0), Action::Update]), [gather(0), Action::Update]);
     }
 
@@ -215,7 +288,7 @@ mod tests {
         let store = |micro, layer| Action::StoreSaved { micro, layer };
         let settle = |micro, layer| Action::SettleSaved { micro, layer };
         let fetch = |micro, layer| Action::FetchSaved { micro, layer };
-        let offload = Offload { homes: &homes, prefetch: 1, trainable: &[], keeps: &[false, true, true] };
+        let offload = Offload { homes: &homes, layers: &[], delayed: false, prefetch: 1, trainable: &[], keeps: &[false, true, true] };
         let pass =
             |micro| [forward(micro, 0), forward(micro, 1), forward(micro, 2), backward(micro, 2), backward(micro, 1)];
         let list = offload.apply([pass(0), pass(1)].concat());

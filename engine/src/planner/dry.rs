@@ -13,7 +13,7 @@ use crate::model::FlatKind;
 use crate::outcome::{Estimate, Traffic, Transfer};
 use crate::plan::{Plan, Role};
 use crate::recorder::{Flops, Recorded, Recorder};
-use crate::shard::{Comms, State, home_dtype};
+use crate::shard::{Comms, Delayed, State, home_dtype};
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use zbench_kernels::{Category, Dry, Kernels};
@@ -93,6 +93,8 @@ impl<'a> DryRun<'a> {
         if let Some(short) = short {
             allocate_omitted(&mut executor, short)?;
         }
+        // A step behind the first one.
+        executor.delayed = cell.train.is_delayed().then(Delayed::default);
         executor.begin_step();
         Ok(DryRun { cell, role, short, executor, recorder, log, repeated: Vec::new() })
     }

@@ -12,6 +12,7 @@ use zbench_kernels::{Buffer, Category, DType, ViewMut};
 pub struct Homed {
     home: Home,
     category: Category,
+    dtype: DType,
     /// Away while a collective reads it.
     stored: Option<Buffer>,
     used: Option<Used>,
@@ -102,7 +103,8 @@ impl Homed {
     /// # Errors
     /// Its home is full.
     pub fn new(res: Resources<'_>, home: Home, category: Category, dtype: DType, len: usize) -> Result<Homed> {
-        Ok(Homed { home, category, stored: Some(res.alloc_at(home, category, dtype, len)?), used: None })
+        let stored = Some(res.alloc_at(home, category, dtype, len)?);
+        Ok(Homed { home, category, dtype, stored, used: None })
     }
 
     fn stored(&self) -> Result<&Buffer> {
@@ -205,8 +207,8 @@ impl Homed {
         }
         let state = match reads {
             true => self.copy_part(res, at, part.clone())?,
-            false if at == Home::Host => Flight::Here(res.host_pages(self.stored()?.dtype(), part.len())?),
-            false => Flight::Here(res.alloc_at(at, Category::Communication, self.stored()?.dtype(), part.len())?),
+            false if at == Home::Host => Flight::Here(res.host_pages(self.dtype, part.len())?),
+            false => Flight::Here(res.alloc_at(at, Category::Communication, self.dtype, part.len())?),
         };
         self.used = Some(Used { part, state });
         Ok(())

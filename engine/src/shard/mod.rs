@@ -13,7 +13,7 @@ pub use crate::comm::Comms;
 pub use buckets::buckets;
 pub use gradients::Gradients;
 pub use homed::Homed;
-pub use optimizer::{Flags, GlobalStats, Losses, Moments, Optimizer, Update};
+pub use optimizer::{Delayed, Due, Flags, GlobalStats, Losses, Moments, Optimizer, Update};
 pub use params::Params;
 pub use placement::{StateHomes, home_dtype, share, slotted};
 pub use saved::Travelling;
@@ -87,6 +87,8 @@ pub struct State {
     pub sharding: Sharding,
     pub homes: StateHomes,
     pub precision: Precision,
+    /// Updates lag a step behind their gradients, which ranks keep meanwhile.
+    pub delayed: bool,
     /// What slots count as.
     pub slots: Category,
     /// Whether ranks tell each other in every step that they want to stop.
@@ -112,6 +114,7 @@ impl State {
             sharding,
             homes: StateHomes::of(cell, &sharding),
             precision: cell.precision,
+            delayed: cell.train.is_delayed(),
             slots,
             stoppable,
             omitted: 0,

@@ -7,6 +7,7 @@ use crate::config::{Cell, Train, WeightRounding};
 use crate::error::{Result, StepError};
 use crate::mesh::{Axes, within};
 use crate::model::{FlatKind, Layout};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,6 +39,8 @@ pub struct Moments {
     pub master: Option<Homed>,
     pub first: Homed,
     pub second: Homed,
+    /// The gradients of the last step, where updates are delayed. They lie where the update is computed.
+    pub delayed: Option<Buffer>,
 }
 
 impl Moments {
@@ -139,15 +142,32 @@ impl Losses {
     }
 }
 
-/// An update of the weights, and what it follows from.
+/// What the ranks agree on in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
     pub stats: GlobalStats,
+    /// The learning rate of the update with the step's gradients.
+    pub lr: f64,
+    /// Gradients overflowed, so nothing is updated with them.
+    pub skipped: bool,
+}
+
+/// Factors of gradients whose update is delayed. They hold whichever ranks go on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Delayed {
+    /// The factor of clipping.
+    pub clip: f64,
+    /// Turns sums over ranks and micro-batches into means, the loss scale taken out.
+    pub grad_scale: f64,
+}
+
+/// An update that is to be made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Due {
     pub lr: f64,
     /// The update's number, 1 for the first: AdamW corrects its bias by it.
     pub number: u64,
-    /// Gradients overflowed, so nothing was updated.
-    pub skipped: bool,
+    pub factors: Delayed,
 }
 
 impl Optimizer {
@@ -172,7 +192,9 @@ impl Optimizer {
                     }
                 }
             }
-            units.push(Some(Moments { master, first, second }));
+            let delays = |len| res.alloc_at(state.homes.update(), Category::Gradients, p.gradients, len);
+            let delayed = state.delayed.then(|| delays(len)).transpose()?;
+            units.push(Some(Moments { master, first, second, delayed }));
         }
         let gradients = units.iter().map(|_| None).collect();
         Ok(Optimizer { units, gradients, lent: None, scratch: NormScratch::default() })
@@ -291,6 +313,7 @@ impl Optimizer {
             home.fetch(res, at, within(owned, &holding.home), reads)?;
         }
         if state.homes.gradients != at
+            && !state.delayed
             && let Some(own) = gradients.view(state, unit, owned)
         {
             let mut copy = res.alloc_at(at, Category::Communication, own.dtype(), own.len())?;
@@ -342,10 +365,25 @@ impl Optimizer {
         res: Resources<'_>,
         params: &mut Params,
         gradients: &Gradients,
-        update: Update,
+        due: Due,
     ) -> Result<()> {
         (0..self.units.len())
-            .try_for_each(|unit| self.update_unit(model, state, res, params, gradients, (unit, update)))
+            .try_for_each(|unit| self.update_unit(model, state, res, params, gradients, (unit, due)))
+    }
+
+    /// Keeps this rank's part of the step's gradients for the next step's update.
+    pub fn delay(&mut self, state: &State, res: Resources<'_>, gradients: &Gradients) -> Result<()> {
+        let (from, to) = (state.homes.gradients, state.homes.update());
+        for unit in 0..self.units.len() {
+            let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { continue };
+            if let (Some(kept), Some(own)) = (&mut moments.delayed, gradients.view(state, unit, &holding.owned)) {
+                if from != to {
+                    res.count_move(Category::Gradients, from, to, kept);
+                }
+                res.kernels.copy(own, kept.view_mut())?;
+            }
+        }
+        Ok(())
     }
 
     /// One AdamW step on this rank's part of a unit, whose state is where the update is computed.
@@ -356,11 +394,11 @@ impl Optimizer {
         res: Resources<'_>,
         params: &mut Params,
         gradients: &Gradients,
-        (unit, Update { lr, number, stats, .. }): (usize, Update),
+        (unit, Due { lr, number, factors }): (usize, Due),
     ) -> Result<()> {
         let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
         let (owned, at) = (holding.owned.clone(), state.homes.update());
-        let grads = match &self.gradients[unit] {
+        let grads = match moments.delayed.as_ref().or(self.gradients[unit].as_ref()) {
             Some(copy) => Some(copy.view()),
             None => gradients.view(state, unit, &owned),
         };
@@ -370,8 +408,8 @@ impl Optimizer {
             let op = AdamW {
                 lr,
                 step: number,
-                clip: stats.factor,
-                grad_scale: mean_scale(&cell.train, state.replicas()) / stats.loss_scale,
+                clip: factors.clip,
+                grad_scale: factors.grad_scale,
                 ..adamw(cell, state, unit, &run, decays)
             };
             let run = within(&run, &owned);
@@ -389,6 +427,13 @@ impl Optimizer {
             }
         }
         Ok(())
+    }
+}
+
+impl GlobalStats {
+    /// The factors of the step's gradients.
+    pub fn factors(&self, train: &Train, replicas: usize) -> Delayed {
+        Delayed { clip: self.factor, grad_scale: mean_scale(train, replicas) / self.loss_scale }
     }
 }
 

@@ -20,15 +20,19 @@ pub struct Digest {
     pub weights: u64,
     pub exp_avg: u64,
     pub exp_avg_sq: u64,
+    /// Of gradients whose update is delayed; 0 without.
+    pub delayed_gradient: u64,
 }
 
 impl Executor<'_> {
     /// Checksums of the trainable tensors, the same on all ranks. A collective call.
     pub fn digest(&mut self) -> Result<Digest> {
-        let [weights, exp_avg, exp_avg_sq] = Role::ALL.map(|role| self.sum(FlatKind::Trainable, role));
-        let own = [weights?, exp_avg?, exp_avg_sq?];
-        let [weights, exp_avg, exp_avg_sq] = self.over_ranks(own)?;
-        Ok(Digest { weights, exp_avg, exp_avg_sq })
+        let mut own = [0; Role::COUNT];
+        for role in Role::all(self.delayed.is_some()) {
+            own[*role as usize] = self.sum(FlatKind::Trainable, *role)?;
+        }
+        let [weights, exp_avg, exp_avg_sq, delayed_gradient] = self.over_ranks(own)?;
+        Ok(Digest { weights, exp_avg, exp_avg_sq, delayed_gradient })
     }
 
     /// The checksum of the frozen tensors; `None` if every tensor trains. A collective call.

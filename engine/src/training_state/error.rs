@@ -23,6 +23,9 @@ pub enum StateError {
     #[error("{}: is a checkpoint of another model: {reason}; name another checkpoint.dir, or write checkpoint.resume = \
              \"never\"", .dir.display())]
     OtherModel { dir: PathBuf, reason: String },
+    #[error("{}: was written with train.delayed_update = 1 and holds gradients that are still to be applied; write \
+             train.delayed_update = 1, or checkpoint.resume = \"never\"", .dir.display())]
+    Delayed { dir: PathBuf },
     #[error("{}: another run writes its checkpoints there; wait for it, or name another checkpoint.dir", .dir.display())]
     Busy { dir: PathBuf },
     #[error(transparent)]

@@ -1,6 +1,6 @@
 //! The full layout: whole tensors under Hugging Face's names. `model.safetensors` (or several files and their index) and
 //! `config.json` are a folder that transformers opens; `optimizer.safetensors` has the moments, `master.safetensors` the
-//! weights where the model's files do not hold them to the bit.
+//! weights where the model's files do not hold them to the bit, `delayed_gradient.safetensors` gradients whose update is delayed.
 //!
 //! Units are gathered one after the other, each on all ranks, and of every file a rank writes every so many-th part. No rank
 //! holds more than a unit, and all disks and ranks work alike.
@@ -26,6 +26,7 @@ use zbench_kernels::{Arena, DType};
 
 pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 pub(super) const MASTER: &str = "master.safetensors";
+pub(super) const DELAYED: &str = "delayed_gradient.safetensors";
 /// A file of the model is ended before it grows beyond this; a tensor is never divided.
 const FILE_BYTES: u64 = 5_000_000_000;
 
@@ -46,8 +47,9 @@ fn bytes_of((_, shape): &(String, Vec<usize>), dtype: DType) -> u64 {
     (shape.iter().product::<usize>() * dtype.size()) as u64
 }
 
-/// The planned files of a run: those of the model, of the moments, and of the master weights if there are any.
-fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>) {
+/// The planned files of a run: those of the model, of the moments, and of the master weights and of delayed gradients if there
+/// are any.
+fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>, Option<Outline>) {
     let layout = &executor.plan.layout;
     let precision = &executor.state.precision;
     let units = 0..layout.units.len();
@@ -72,7 +74,8 @@ fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>)
         file.name = weights_file(number, count);
     }
     let mut optimizer = file(OPTIMIZER, precision.optimizer);
-    let mut exact = file(MASTER, precision.master.unwrap_or(precision.parameters));
+    let mut exact = file(MASTER, Role::Weights.dtype(precision));
+    let mut delayed = file(DELAYED, Role::Delayed.dtype(precision));
     for unit in units {
         let tensors = stored_tensors(layout.units[unit].tensors_of(FlatKind::Trainable));
         // By unit, the first moments of all its tensors before the second: the order in which they are gathered.
@@ -80,10 +83,12 @@ fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>)
             let named = |(name, shape): &(String, Vec<usize>)| (format!("{}.{name}", role.name()), shape.clone());
             optimizer.tensors.extend(tensors.iter().map(named));
         }
+        delayed.tensors.extend(tensors.iter().cloned());
         exact.tensors.extend(tensors);
     }
     let shifted = layout.units.iter().flat_map(|unit| unit.tensors_of(FlatKind::Trainable)).any(|t| t.shift() != 0.0);
-    (model, optimizer, (precision.master.is_some() || shifted).then_some(exact))
+    let is_exact = precision.master.is_some() || shifted;
+    (model, optimizer, is_exact.then_some(exact), executor.delayed.map(|_| delayed))
 }
 
 /// Files that are being written. Each is filled tensor by tensor; the next one begins where the last one ends.
@@ -144,11 +149,12 @@ pub(crate) fn start(
     std::fs::create_dir_all(&dir).map_err(|source| StateError::io("write", &dir, source))?;
     let share = Share { first: number, every: executor.state.mesh().world() };
     let grows = executor.cell.checkpoint.as_ref().is_some_and(|saving| saving.asynchronous);
-    let (model_outlines, optimizer, exact) = outlines(executor);
+    let (model_outlines, optimizer, exact, delayed) = outlines(executor);
     let create = |outlines: &[Outline]| Files::create(outlines, &dir, share, direct, grows);
     let mut model = create(&model_outlines)?;
     let mut optimizer = create(&[optimizer])?;
     let mut exact = exact.map(|exact| create(&[exact])).transpose()?;
+    let mut delayed = delayed.map(|delayed| create(&[delayed])).transpose()?;
     // On the host an arena of its own: what is written is no part of training's memory. A device has no other.
     let arena = match executor.kernels.is_host() {
         true => Arena::host(None).map_err(|error| StepError::Input(error.to_string()))?,
@@ -165,12 +171,16 @@ pub(crate) fn start(
         for role in [Role::ExpAvg, Role::ExpAvgSq] {
             executor.stream(&arena, trainable(role), false, |values| optimizer.take(values))?;
         }
+        if let Some(delayed) = &mut delayed {
+            executor.stream(&arena, trainable(Role::Delayed), false, |values| delayed.take(values))?;
+        }
     }
-    let memory = model.memory() + optimizer.memory() + exact.as_ref().map_or(0, Files::memory);
+    let optional = [exact.as_ref(), delayed.as_ref()].into_iter().flatten().map(Files::memory).sum::<u64>();
+    let memory = model.memory() + optimizer.memory() + optional;
     let texts = (number == 0).then(|| texts(executor, &model_outlines));
     let finish = move || {
         let mut files = Vec::new();
-        for of in [Some(model), Some(optimizer), exact].into_iter().flatten() {
+        for of in [Some(model), Some(optimizer), exact, delayed].into_iter().flatten() {
             of.finish(share, &mut files)?;
         }
         for (name, text) in texts.into_iter().flatten() {

@@ -1,11 +1,11 @@
 //! The metadata of a checkpoint: what `index.json` says, and the `rank-00000.json` of every rank that wrote.
 
 use super::slice::Slice;
-use crate::config::{Cell, SaveLayout};
+use crate::config::{Cell, Precision, SaveLayout};
 use crate::loss_scale::ScalerState;
 use crate::mesh::within;
 use crate::model::{FlatKind, Layout, Tensor};
-use crate::shard::{Moments, Optimizer, Params, State};
+use crate::shard::{Delayed, Moments, Optimizer, Params, State};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -24,6 +24,9 @@ pub struct Position {
     /// Sequences that have been trained on: the position in the data, and in the streams of random numbers.
     pub samples: u64,
     pub scaler: Option<ScalerState>,
+    /// Of the last step's gradients, which the files hold, if their update comes in the next step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delayed: Option<Delayed>,
 }
 
 /// Which values of a unit's trainable flat are kept.
@@ -34,17 +37,45 @@ pub enum Role {
     Weights,
     ExpAvg,
     ExpAvgSq,
+    /// Gradients whose update is delayed: sums over ranks and micro-batches.
+    Delayed,
 }
 
 impl Role {
-    /// All of them, in the order of files.
-    pub const ALL: [Role; 3] = [Role::Weights, Role::ExpAvg, Role::ExpAvgSq];
+    pub const COUNT: usize = 4;
+
+    /// The roles of a checkpoint with or without a delayed update, in the order of files.
+    pub const fn all(delayed: bool) -> &'static [Role] {
+        const WITHOUT: &[Role] = &[Role::Weights, Role::ExpAvg, Role::ExpAvgSq];
+        const WITH: &[Role; Role::COUNT] = &[Role::Weights, Role::ExpAvg, Role::ExpAvgSq, Role::Delayed];
+        if delayed { WITH } else { WITHOUT }
+    }
+
+    /// The type that files have.
+    pub fn dtype(self, precision: &Precision) -> DType {
+        match self {
+            Role::Weights => precision.master.unwrap_or(precision.parameters),
+            Role::ExpAvg | Role::ExpAvgSq => precision.optimizer,
+            Role::Delayed => precision.gradients,
+        }
+    }
+
+    /// The optimizer's buffer for this role, if it has one.
+    pub(super) fn of_mut(self, moments: &mut Moments) -> Option<&mut Buffer> {
+        match self {
+            Role::Weights => moments.master.as_mut()?.buffer_mut(),
+            Role::ExpAvg => moments.first.buffer_mut(),
+            Role::ExpAvgSq => moments.second.buffer_mut(),
+            Role::Delayed => moments.delayed.as_mut(),
+        }
+    }
 
     pub const fn name(self) -> &'static str {
         match self {
             Role::Weights => "weights",
             Role::ExpAvg => "exp_avg",
             Role::ExpAvgSq => "exp_avg_sq",
+            Role::Delayed => "delayed_gradient",
         }
     }
 
@@ -54,6 +85,7 @@ impl Role {
             Role::Weights => moments.master.as_ref()?.buffer(),
             Role::ExpAvg => moments.first.buffer(),
             Role::ExpAvgSq => moments.second.buffer(),
+            Role::Delayed => moments.delayed.as_ref(),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::error::StepError;
 use crate::mesh::within;
 use crate::model::{FlatKind, Layout, Tensor};
 use crate::outcome::History;
-use crate::shard::{Homed, Optimizer, Params, Resources, State};
+use crate::shard::{Optimizer, Params, Resources, State};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -82,6 +82,9 @@ impl Resumable {
                 return Err(StateError::damaged(&dir.join(name), reason));
             }
         }
+        if index.position.delayed.is_some() && !cell.train.is_delayed() {
+            return Err(StateError::Delayed { dir: dir.into() });
+        }
         let history = match &index.history {
             Some((name, sum)) => checked(dir, name, *sum)?,
             None => History::default(),
@@ -143,7 +146,8 @@ impl Resumable {
         params: &mut Params,
         optimizer: &mut Optimizer,
     ) -> Result<u64> {
-        let mut target = Target { layout, state, res, params, optimizer, open: None };
+        let roles = Role::all(self.index.position.delayed.is_some());
+        let mut target = Target { layout, state, roles, res, params, optimizer, open: None };
         let readings = match self.index.layout {
             SaveLayout::Sharded => self.shards(&target)?,
             SaveLayout::Full => full::readings(self, &target)?,
@@ -265,6 +269,8 @@ fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
 struct Target<'a> {
     pub layout: &'a Layout,
     pub state: &'a State,
+    /// What the checkpoint holds.
+    roles: &'static [Role],
     res: Resources<'a>,
     params: &'a mut Params,
     optimizer: &'a mut Optimizer,
@@ -304,8 +310,8 @@ impl Target<'_> {
         }
         for unit in 0..self.state.holdings.len() {
             let Some(owned) = self.owned(unit) else { continue };
-            for role in Role::ALL {
-                let mut ranges = found.remove(&(unit, role)).unwrap_or_default();
+            for role in self.roles {
+                let mut ranges = found.remove(&(unit, *role)).unwrap_or_default();
                 ranges.sort_by_key(|range| range.start);
                 let mut next = owned.start;
                 for range in ranges.into_iter().chain(std::iter::once(owned.end..owned.end)) {
@@ -331,10 +337,10 @@ impl Target<'_> {
     /// Padding is zero.
     fn clear(&mut self) -> Result<()> {
         for unit in 0..self.state.holdings.len() {
-            for role in Role::ALL {
+            for role in self.roles {
                 let Some(holding) = self.state.trainable(unit) else { continue };
                 let owned = holding.owned.clone();
-                self.write(unit, role, owned, None)?;
+                self.write(unit, *role, owned, None)?;
             }
         }
         Ok(())
@@ -345,12 +351,7 @@ impl Target<'_> {
         let Some(holding) = self.state.trainable(unit) else { return Ok(()) };
         let of_owned = within(&range, &holding.owned);
         let Some(moments) = self.optimizer.moments_mut(unit) else { return Ok(()) };
-        let own = match role {
-            Role::Weights => moments.master.as_mut().and_then(Homed::buffer_mut),
-            Role::ExpAvg => moments.first.buffer_mut(),
-            Role::ExpAvgSq => moments.second.buffer_mut(),
-        };
-        let view = match (own, self.params.home_mut(unit, FlatKind::Trainable)) {
+        let view = match (role.of_mut(moments), self.params.home_mut(unit, FlatKind::Trainable)) {
             (Some(own), _) => own.slice_mut(of_owned),
             (None, Some(home)) => home.slice_mut(within(&range, &holding.home)),
             (None, None) => return Ok(()),

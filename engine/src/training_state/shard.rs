@@ -46,7 +46,7 @@ struct Contents {
 }
 
 impl Contents {
-    fn new(state: &State, layout: &Layout) -> Contents {
+    fn new(state: &State, layout: &Layout, roles: &[Role]) -> Contents {
         let precision = &state.precision;
         let (mut pieces, mut parts) = (Vec::new(), Vec::new());
         // The number of the unit's first tensor, and the position behind the header.
@@ -56,11 +56,8 @@ impl Contents {
             let numbered = (first..).zip(tensors.clone());
             first += tensors.count();
             let Some(range) = written_range(state, layout, number) else { continue };
-            for role in Role::ALL {
-                let dtype = match role {
-                    Role::Weights => precision.master.unwrap_or(precision.parameters),
-                    Role::ExpAvg | Role::ExpAvgSq => precision.optimizer,
-                };
+            for role in roles.iter().copied() {
+                let dtype = role.dtype(precision);
                 for (tensor, Tensor { place, .. }) in numbered.clone() {
                     let cut = place.start.max(range.start)..place.range().end.min(range.end);
                     if !cut.is_empty() {
@@ -90,7 +87,7 @@ struct UnitState {
     /// The moments that the optimizer has lent, until they are given back.
     moments: Option<Moments>,
     /// Copies of the moments that the optimizer wanted back before they were written, by role.
-    copies: [Vec<u8>; 3],
+    copies: [Vec<u8>; Role::COUNT],
 }
 
 impl UnitState {
@@ -109,20 +106,23 @@ impl UnitState {
     }
 
     /// Copies what will be written. Returns the bytes copied.
-    fn copy(&mut self, kernels: &dyn Kernels) -> Result<u64> {
-        for role in Role::ALL {
-            self.copies[role as usize] =
-                self.lent(role).map(|view| bytes_of(kernels, view)).transpose()?.unwrap_or_default();
+    fn copy(&mut self, kernels: &dyn Kernels, roles: &[Role]) -> Result<u64> {
+        for role in roles {
+            self.copies[*role as usize] =
+                self.lent(*role).map(|view| bytes_of(kernels, view)).transpose()?.unwrap_or_default();
         }
         Ok(self.copies.iter().map(|copy| copy.len() as u64).sum())
     }
 
     /// Copies what is not written yet and gives the optimizer its memory back. Returns the bytes copied.
-    fn settle(&mut self, back: &Sender<(usize, Moments)>) -> u64 {
-        let on_host = |role| self.lent(role).and_then(|view| view.as_bytes().ok());
-        let copies = Role::ALL.map(|role| on_host(role).map_or(Vec::new(), <[u8]>::to_vec));
+    fn settle(&mut self, back: &Sender<(usize, Moments)>, roles: &[Role]) -> u64 {
         if self.moments.is_none() {
             return 0;
+        }
+        let on_host = |role| self.lent(role).and_then(|view| view.as_bytes().ok());
+        let mut copies: [Vec<u8>; Role::COUNT] = Default::default();
+        for role in roles {
+            copies[*role as usize] = on_host(*role).map_or(Vec::new(), <[u8]>::to_vec);
         }
         self.copies = copies;
         self.give_back(back);
@@ -154,6 +154,7 @@ pub(crate) struct Shard {
     dir: PathBuf,
     rank: usize,
     direct: bool,
+    roles: &'static [Role],
     contents: Contents,
     units: Vec<UnitState>,
     back: Sender<(usize, Moments)>,
@@ -169,9 +170,10 @@ impl Shard {
         res: Resources<'_>,
         params: &mut Params,
         optimizer: &mut Optimizer,
+        roles: &'static [Role],
         (dir, rank, direct): (PathBuf, usize, bool),
     ) -> Result<Shard> {
-        let (contents, kernels) = (Contents::new(state, layout), res.kernels);
+        let (contents, kernels) = (Contents::new(state, layout, roles), res.kernels);
         // A thread cannot read a device's memory, and what lives on a disk passes through memory: all of it is copied now.
         let is_reachable = kernels.is_host() && state.homes.optimizer != Home::Disk;
         let mut loan = optimizer.lend();
@@ -193,7 +195,7 @@ impl Shard {
             let range = within(&range, &holding.owned);
             let mut of = UnitState { unit, range, weights, moments: Some(moments), copies: Default::default() };
             if !is_reachable {
-                copied += of.copy(kernels)?;
+                copied += of.copy(kernels, roles)?;
             }
             if let Some(moments) = &mut of.moments {
                 moments.close(res, false)?;
@@ -204,7 +206,7 @@ impl Shard {
         if !is_reachable {
             units.iter_mut().for_each(|unit| unit.give_back(&back));
         }
-        Ok(Shard { dir, rank, direct, contents, units, back, wanted, copied: Arc::new(AtomicU64::new(copied)) })
+        Ok(Shard { dir, rank, direct, roles, contents, units, back, wanted, copied: Arc::new(AtomicU64::new(copied)) })
     }
 
     /// Host memory taken for copies so far, all of them together; it grows when the optimizer wants its memory back.
@@ -247,11 +249,11 @@ impl Shard {
         let mut writer = BlockWriter::create(path, self.contents.bytes, Share::WHOLE, self.direct, false)?;
         writer.push(&self.contents.header)?;
         for at in 0..self.units.len() {
-            for role in Role::ALL {
+            for role in self.roles.iter().copied() {
                 let len = self.units[at].bytes(role).len();
                 for start in (0..len).step_by(AT_ONCE) {
                     if self.wanted.load(Ordering::Acquire) {
-                        let copied: u64 = self.units[at..].iter_mut().map(|unit| unit.settle(&self.back)).sum();
+                        let copied: u64 = self.units[at..].iter_mut().map(|unit| unit.settle(&self.back, self.roles)).sum();
                         self.copied.fetch_add(copied, Ordering::Relaxed);
                     }
                     writer.push(&self.units[at].bytes(role)[start..len.min(start + AT_ONCE)])?;

@@ -3,6 +3,7 @@
 pub mod accounting;
 mod adapters;
 mod cuda;
+mod delayed;
 mod documents;
 mod evaluation;
 mod evict;

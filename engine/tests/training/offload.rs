@@ -97,7 +97,7 @@ fn splits_weights(strategy: Strategy) -> bool {
     matches!(strategy, Strategy::Zero3 | Strategy::Fsdp | Strategy::FsdpGradOp | Strategy::Hsdp)
 }
 
-fn offloaded(mut cell: Cell, [optimizer, parameters]: [Home; 2], prefetch: usize) -> Cell {
+pub fn offloaded(mut cell: Cell, [optimizer, parameters]: [Home; 2], prefetch: usize) -> Cell {
     cell.memory.offload_optimizer = optimizer;
     cell.memory.offload_parameters = parameters;
     cell.memory.offload_prefetch = prefetch;
@@ -105,7 +105,7 @@ fn offloaded(mut cell: Cell, [optimizer, parameters]: [Home; 2], prefetch: usize
 }
 
 /// Every strategy with the homes that it can have.
-fn combinations(ranks: usize) -> impl Iterator<Item = (Strategy, usize, [Home; 2])> {
+pub fn combinations(ranks: usize) -> impl Iterator<Item = (Strategy, usize, [Home; 2])> {
     let all = strategies(ranks).into_iter();
     let with_homes = all.flat_map(|(strategy, shard)| HOMES.map(|homes| (strategy, shard, homes)));
     with_homes.filter(|(strategy, _, [_, parameters])| *parameters == Home::Device || splits_weights(*strategy))
@@ -172,7 +172,7 @@ fn adapters_train_alike_beside_an_offloaded_base() {
 }
 
 /// Equal to the byte in every home, and to the move.
-fn assert_as_planned(cell: &Cell, what: &str) {
+pub fn assert_as_planned(cell: &Cell, what: &str) {
     let plan = plan(cell);
     let estimate = &plan.role_of(0).estimate;
     for report in measure(cell, &plan) {

@@ -36,7 +36,7 @@ fn cells() -> Vec<(&'static str, Cell)> {
 pub fn version_1() -> (Cell, Digest) {
     let (name, cell) = cells().swap_remove(0);
     let [weights, exp_avg, exp_avg_sq] = serde_json::from_value(expected(name)["loaded"].clone()).unwrap();
-    (cell, Digest { weights, exp_avg, exp_avg_sq })
+    (cell, Digest { weights, exp_avg, exp_avg_sq, delayed_gradient: 0 })
 }
 
 fn expected(name: &str) -> Value {

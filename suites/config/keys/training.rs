@@ -81,6 +81,12 @@ pub(super) const KEYS: &[Key] = &[
         "Course of the learning rate after the warm-up.",
     ),
     key("train.lr_warmup_steps", NUMBER, Is("0"), "Steps of linear warm-up, untimed steps included."),
+    key(
+        "train.delayed_update",
+        Count { min: 0, max: 1 },
+        Is("0"),
+        "Steps by which an update lags behind its gradients, as in ZeRO-Offload; 1 hides moves of optimizer state (docs/offload.md).",
+    ),
     key("train.lr_min", REAL, Is("0.0"), "Learning rate at the end of a decaying schedule; at most train.lr."),
     key(
         "train.eval_every",

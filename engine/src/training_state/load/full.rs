@@ -6,7 +6,7 @@ use crate::mesh::within;
 use crate::model::FlatKind;
 use crate::training_state::blocks::BlockFile;
 use crate::training_state::error::{Result, StateError};
-use crate::training_state::full::{MASTER, OPTIMIZER};
+use crate::training_state::full::{DELAYED, MASTER, OPTIMIZER};
 use crate::training_state::index::Role;
 use zbench_kernels::DType;
 
@@ -20,6 +20,7 @@ pub(super) fn readings<'a>(from: &Resumable, target: &Target<'a>) -> Result<Vec<
         let roles: &[Role] = match *name {
             OPTIMIZER => &[Role::ExpAvg, Role::ExpAvgSq],
             MASTER => &[Role::Weights],
+            DELAYED => &[Role::Delayed],
             _ if exact => continue,
             _ => &[Role::Weights],
         };
