@@ -36,19 +36,23 @@ fn every_claim_is_planned_and_every_file_is_named_here() {
         .collect();
     files.sort();
     let cells = [
+        ("blenderbot-400m", 4),
         ("falcon-40b", 2),
+        ("gpt2-xl-offload", 3),
         ("llama2-70b-fsdp", 1),
         ("llama3-405b", 3),
         ("narayanan-zero3", 6),
         ("t5-3b", 5),
         ("zero-7.5b", 4),
+        ("zero-offload-13b", 5),
+        ("zero-offload-small", 2),
     ];
     assert_eq!(files, cells.map(|(name, _)| name));
     let page = std::fs::read_to_string(claims().join("../../docs/claims.md")).unwrap();
     for (name, count) in cells {
         let plans = plan(name);
         assert_eq!(plans.len(), count, "{name}");
-        assert!(plans.iter().all(|plan| plan["total_bytes"].as_u64().unwrap() > 1 << 30), "{name}");
+        assert!(plans.iter().all(|plan| plan["total_bytes"].as_u64().unwrap() > 1 << 27), "{name}");
         assert!(page.contains(&format!("configs/claims/{name}.toml")), "{name}");
     }
 }
@@ -61,6 +65,23 @@ fn the_zero_papers_table_is_planned_to_the_byte() {
     for (found, wanted) in found.iter().zip(wanted) {
         assert!((found - wanted).abs() <= 3.0, "{found} instead of {wanted}");
     }
+}
+
+/// Whether each cell fits, by the word of the plan.
+fn fits(name: &str) -> Vec<bool> {
+    plan(name).iter().map(|estimate| estimate["fits"] == true).collect()
+}
+
+#[test]
+fn offload_makes_room_for_what_the_documents_trained() {
+    assert_eq!(fits("gpt2-xl-offload"), [false, true, true]);
+    assert_eq!(fits("zero-offload-13b"), [false, true, true, false, false]);
+    assert_eq!(fits("zero-offload-small"), [false, true]);
+    // One rank on a machine of eight devices takes the host memory of one.
+    let host = |name: &str, cell: usize| plan(name)[cell]["host_bytes"].as_f64().unwrap() / (1u64 << 30) as f64;
+    near(host("gpt2-xl-offload", 1), 16.0 * 1.5576e9 / (1u64 << 30) as f64, 0.01);
+    near(host("zero-offload-13b", 1), 14.0 * 13.3e9 / (1u64 << 30) as f64, 0.02);
+    assert!(fits("blenderbot-400m")[0] && fits("blenderbot-400m")[3], "100 under DDP and 200 under ZeRO-2");
 }
 
 #[test]

@@ -19,7 +19,8 @@ use crate::plan::{self, Plan, Role};
 use crate::recorder::Recorder;
 use crate::rope;
 use crate::shard::{
-    Comms, Delayed, Due, Flags, Gradients, Losses, Optimizer, Params, Resources, State, Travelling, Update};
+    Comms, Delayed, Due, Flags, Gradients, Losses, Optimizer, Params, Resources, State, Travelling, Update,
+};
 use std::ops::{Deref, Range};
 use std::rc::Rc;
 use std::sync::Arc;

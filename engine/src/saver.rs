@@ -7,8 +7,8 @@ use crate::executor::Executor;
 use crate::outcome::{Evaluated, History, Saved, Step};
 use crate::rank::Rank;
 use crate::training_state::{
-    Folder, Identity, Index, RankFiles, Result, Resumable, Role, Shard, StateError, file_names, full, part_dir, read_json,
-    spawn, write_json,
+    Folder, Identity, Index, RankFiles, Result, Resumable, Role, Shard, StateError, file_names, full, part_dir,
+    read_json, spawn, write_json,
 };
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -113,7 +113,8 @@ fn machine<'m>(resolved: &'m Resolved, machine: &'m Machine) -> Cow<'m, Machine>
 /// Ranks of a node as far as a cell or its machine says.
 pub fn ranks_per_node(resolved: &Resolved) -> usize {
     let of_machine = || Some(resolved.profile.as_ref()?.machine.as_ref()?.node_devices);
-    resolved.cell.parallel.ranks_per_node.or_else(of_machine).unwrap_or(resolved.cell.parallel.ranks).max(1)
+    let ranks = resolved.cell.parallel.ranks;
+    resolved.cell.parallel.ranks_per_node.or_else(of_machine).unwrap_or(ranks).clamp(1, ranks.max(1))
 }
 
 /// The memory of a cell: the engine's plan, which is given where there is one, else the estimator's; and the estimator's

@@ -222,7 +222,14 @@ mod tests {
         let (update, store, settle) =
             (|unit| Action::UpdateUnit { unit }, |unit| Action::Store { unit }, |unit| Action::Settle { unit });
         let list = |prefetch| {
-            let offload = Offload { homes: &homes, layers: &[], delayed: false, prefetch, trainable: &[true, false, true], keeps: &[] };
+            let offload = Offload {
+                homes: &homes,
+                layers: &[],
+                delayed: false,
+                prefetch,
+                trainable: &[true, false, true],
+                keeps: &[],
+            };
             offload.apply(vec![gather(0), gather(1), gather(2), Action::Update])
         };
         assert_eq!(
@@ -271,7 +278,8 @@ mod tests {
             optimizer: Home::Device,
             activations: Home::Device,
         };
-        let offload = Offload { homes: &here, layers: &[], delayed: false, prefetch: 2, trainable: &[true], keeps: &[] };
+        let offload =
+            Offload { homes: &here, layers: &[], delayed: false, prefetch: 2, trainable: &[true], keeps: &[] };
         assert_eq!(offload.apply(vec![gather(0), Action::Update]), [gather(0), Action::Update]);
     }
 
@@ -288,7 +296,14 @@ mod tests {
         let store = |micro, layer| Action::StoreSaved { micro, layer };
         let settle = |micro, layer| Action::SettleSaved { micro, layer };
         let fetch = |micro, layer| Action::FetchSaved { micro, layer };
-        let offload = Offload { homes: &homes, layers: &[], delayed: false, prefetch: 1, trainable: &[], keeps: &[false, true, true] };
+        let offload = Offload {
+            homes: &homes,
+            layers: &[],
+            delayed: false,
+            prefetch: 1,
+            trainable: &[],
+            keeps: &[false, true, true],
+        };
         let pass =
             |micro| [forward(micro, 0), forward(micro, 1), forward(micro, 2), backward(micro, 2), backward(micro, 1)];
         let list = offload.apply([pass(0), pass(1)].concat());

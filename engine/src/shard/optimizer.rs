@@ -367,8 +367,7 @@ impl Optimizer {
         gradients: &Gradients,
         due: Due,
     ) -> Result<()> {
-        (0..self.units.len())
-            .try_for_each(|unit| self.update_unit(model, state, res, params, gradients, (unit, due)))
+        (0..self.units.len()).try_for_each(|unit| self.update_unit(model, state, res, params, gradients, (unit, due)))
     }
 
     /// Keeps this rank's part of the step's gradients for the next step's update.

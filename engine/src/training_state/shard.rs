@@ -253,7 +253,8 @@ impl Shard {
                 let len = self.units[at].bytes(role).len();
                 for start in (0..len).step_by(AT_ONCE) {
                     if self.wanted.load(Ordering::Acquire) {
-                        let copied: u64 = self.units[at..].iter_mut().map(|unit| unit.settle(&self.back, self.roles)).sum();
+                        let copied: u64 =
+                            self.units[at..].iter_mut().map(|unit| unit.settle(&self.back, self.roles)).sum();
                         self.copied.fetch_add(copied, Ordering::Relaxed);
                     }
                     writer.push(&self.units[at].bytes(role)[start..len.min(start + AT_ONCE)])?;

@@ -18,7 +18,8 @@ fn delayed(mut cell: Cell) -> Cell {
 fn losses_and_norms_are_pytorchs() {
     let text = std::fs::read_to_string(fixture("delayed.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let values = |key: &str| -> Vec<f64> { json[key].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect() };
+    let values =
+        |key: &str| -> Vec<f64> { json[key].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect() };
     let mut cell = delayed(llama_fixture());
     cell.train.clip_norm = json["clip_norm"].as_f64().unwrap();
     for (ranks, accumulation) in [(1, 1), (2, 2)] {
@@ -157,9 +158,11 @@ fn a_rank_keeps_its_part_of_the_gradients_once_more() {
         let cell = on(odd(), strategy, 2, 1);
         let gradients = |cell: &Cell| estimate(cell).peak(Category::Gradients);
         let plan = plan(&cell);
-        let part = plan.layout.units.iter().map(|unit| {
-            zbench_kernels::footprint(DType::F32, unit.trainable().padded / parts).unwrap()
-        });
+        let part = plan
+            .layout
+            .units
+            .iter()
+            .map(|unit| zbench_kernels::footprint(DType::F32, unit.trainable().padded / parts).unwrap());
         assert_eq!(gradients(&delayed(cell.clone())) - gradients(&cell), part.sum::<u64>(), "{}", strategy.name());
     }
 }
