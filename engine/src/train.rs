@@ -3,7 +3,7 @@
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::{CommError, Communicator, Metered, group, link};
-use crate::config::{Cell, Home};
+use crate::config::Cell;
 use crate::course::{self, Control};
 use crate::data::Source;
 use crate::error::StepError;
@@ -240,8 +240,8 @@ fn one_rank<T>(
     let number = comm.rank();
     let used = StateHomes::of(inputs.cell, &inputs.plan.sharding).all();
     let folder = inputs.cell.memory.offload_folder().unwrap_or_default();
-    let disk_bytes = inputs.plan.role_of(number).estimate.ledgers[Home::Disk].total_peak();
-    let homes = match Homes::new(arena, &used, &folder, disk_bytes) {
+    let planned = &inputs.plan.role_of(number).estimate.ledgers;
+    let homes = match Homes::new(&*kernels, arena, &used, &folder, planned) {
         Ok(homes) => homes,
         Err(error) => {
             comm.abort(&error.to_string());

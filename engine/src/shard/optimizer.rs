@@ -1,6 +1,6 @@
 //! The update: each rank's part of master weights and moments, the global norm, AdamW.
 
-use super::homed::Homed;
+use super::homed::{Flight, Homed};
 use super::{Gradients, Params, Resources, State};
 use crate::comm::{Communicator, Metered};
 use crate::config::{Cell, Train, WeightRounding};
@@ -17,7 +17,7 @@ use zbench_kernels::{AdamW, Buffer, Category, DType, Op, Rounding, Sum, View, Vi
 pub struct Optimizer {
     units: Vec<Option<Moments>>,
     /// By unit: this rank's gradients on their way to where the update is computed, or there.
-    gradients: Vec<Option<Buffer>>,
+    gradients: Vec<Option<Flight>>,
     /// What is away, and where it comes back.
     lent: Option<Lent>,
     scratch: NormScratch,
@@ -293,10 +293,10 @@ impl Optimizer {
         if state.homes.gradients != at
             && let Some(own) = gradients.view(state, unit, owned)
         {
-            let mut copy = res.alloc_at(at, Category::Communication, own.dtype(), own.len())?;
-            res.count_move(Category::Gradients, state.homes.gradients, at, &copy);
-            res.kernels.copy(own, copy.view_mut())?;
-            self.gradients[unit] = Some(copy);
+            // They are whole on the device, and updated on the host.
+            let (mut copy, all) = (res.alloc_at(at, Category::Communication, own.dtype(), own.len())?, 0..own.len());
+            let copying = res.download(Category::Gradients, own, &mut copy, all)?;
+            self.gradients[unit] = Some(Flight::Copying(copy, copying));
         }
         Ok(())
     }
@@ -321,6 +321,9 @@ impl Optimizer {
     pub fn land(&mut self, state: &State, res: Resources<'_>, params: &mut Params, unit: usize) -> Result<()> {
         let Some(moments) = &mut self.units[unit] else { return Ok(()) };
         let (at, home) = (state.homes.update(), params.homed_mut(unit, FlatKind::Trainable));
+        if let Some(coming) = self.gradients[unit].take() {
+            self.gradients[unit] = Some(Flight::Here(coming.land(res, at, Category::Gradients)?));
+        }
         moments.each().chain(home).try_for_each(|homed| homed.land(res, at))
     }
 
@@ -361,8 +364,8 @@ impl Optimizer {
         let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
         let (owned, at) = (holding.owned.clone(), state.homes.update());
         let grads = match &self.gradients[unit] {
-            Some(copy) => Some(copy.view()),
-            None => gradients.view(state, unit, &owned),
+            Some(Flight::Here(copy)) => Some(copy.view()),
+            _ => gradients.view(state, unit, &owned),
         };
         let (Some(home), Some(grads)) = (params.homed_mut(unit, FlatKind::Trainable), grads) else { return Ok(()) };
         let at_home = within(&owned, &holding.home);
