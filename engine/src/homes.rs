@@ -3,6 +3,7 @@
 
 use crate::config::Home;
 use crate::moves::Moves;
+use crate::offload::link::HostLink;
 use std::ops::Index;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,6 +49,8 @@ pub struct Homes {
     file: Option<Arc<File>>,
     /// What carries copies between the device and the host's arena; none where they are one memory.
     streams: Option<Arc<CopyStreams>>,
+    /// What copies between the two pay, where that is emulated.
+    link: Option<Arc<HostLink>>,
     moves: Moves,
     /// What the file has transferred outside of steps.
     aside: Arc<Mutex<Traffic>>,
@@ -78,7 +81,17 @@ impl Homes {
         let file = disk.as_ref().map(|_| File::create(folder, &Options::default())).transpose()?;
         file.as_ref().map_or(Ok(()), |file| file.reserve(planned[Home::Disk].total_peak()))?;
         let file = file.map(Arc::new);
-        Ok(Homes { device, host, disk, file, streams, moves: Moves::default(), aside: Arc::default() })
+        Ok(Homes { device, host, disk, file, streams, link: None, moves: Moves::default(), aside: Arc::default() })
+    }
+
+    /// The same with an emulated link between the device and the host's memory, which are one.
+    pub fn with_link(self, link: Option<HostLink>) -> Homes {
+        Homes { link: link.map(Arc::new), ..self }
+    }
+
+    /// The emulated link between the device and the host's memory.
+    pub fn link(&self) -> Option<&HostLink> {
+        self.link.as_deref()
     }
 
     /// Arenas without memory for the device and for each of these homes.
@@ -89,7 +102,7 @@ impl Homes {
         let arena = |home| is_used(home, used).then(Arena::dry).transpose();
         let (host, disk) = (arena(Home::Host)?, arena(Home::Disk)?);
         let (moves, aside) = (Moves::default(), Arc::default());
-        Ok(Homes { device: Arena::dry()?, host, disk, file: None, streams: None, moves, aside })
+        Ok(Homes { device: Arena::dry()?, host, disk, file: None, streams: None, link: None, moves, aside })
     }
 
     /// What carries copies between the device and the host's memory; none where they are one memory.

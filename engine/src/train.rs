@@ -10,6 +10,7 @@ use crate::error::StepError;
 use crate::hardware::{self, HardwareError, Machines, Seat};
 use crate::homes::{ByHome, Homes};
 use crate::mesh::{GroupName, Mesh};
+use crate::offload::link::HostLink;
 use crate::outcome::{Cause, Failure, Happening, Probe, Report, Run, Step};
 use crate::plan::Plan;
 use crate::rank::{Inputs, Rank};
@@ -241,8 +242,9 @@ fn one_rank<T>(
     let used = StateHomes::of(inputs.cell, &inputs.plan.sharding).all();
     let folder = inputs.cell.memory.offload_folder().unwrap_or_default();
     let planned = &inputs.plan.role_of(number).estimate.ledgers;
+    let link = inputs.cell.link.and_then(|link| link.host).map(HostLink::new);
     let homes = match Homes::new(&*kernels, arena, &used, &folder, planned) {
-        Ok(homes) => homes,
+        Ok(homes) => homes.with_link(link),
         Err(error) => {
             comm.abort(&error.to_string());
             return Ended { result: Err(RankError::Step(error.into())), ledgers: ByHome::default() };

@@ -4,6 +4,7 @@ use super::Resources;
 use crate::config::Home;
 use crate::error::{Result, StepError};
 use crate::moves::Move;
+use crate::offload::link::Way;
 use std::ops::Range;
 use std::sync::Arc;
 use zbench_kernels::device::Event;
@@ -350,6 +351,19 @@ impl Resources<'_> {
         self.homes.moves().count(Move { what, from, to, bytes: bytes as u64 });
     }
 
+    /// A copy within one memory, which is over when it returns, unless a link is emulated.
+    fn over_link(
+        &self,
+        way: Way,
+        bytes: usize,
+        copy: impl FnOnce() -> Result<()>,
+    ) -> Result<Option<Arc<dyn Event>>> {
+        let Some(link) = self.homes.link() else { return copy().map(|()| None) };
+        let begun = link.begin(way, bytes as u64);
+        copy()?;
+        Ok(Some(link.carried(begun)))
+    }
+
     /// Begins to copy a part of a buffer of the host to the device.
     ///
     /// # Errors
@@ -359,10 +373,7 @@ impl Resources<'_> {
         self.count_bytes(what, Home::Host, Home::Device, bytes);
         Ok(Copying(match self.homes.streams() {
             Some(streams) => Some(streams.upload(self.kernels, from, part, to)?),
-            None => {
-                self.kernels.copy(from.slice(part), to)?;
-                None
-            }
+            None => self.over_link(Way::ToDevice, bytes, || Ok(self.kernels.copy(from.slice(part), to)?))?,
         }))
     }
 
@@ -375,10 +386,7 @@ impl Resources<'_> {
         self.count_bytes(what, Home::Device, Home::Host, bytes);
         Ok(Copying(match self.homes.streams() {
             Some(streams) => Some(streams.download(self.kernels, from, to, part)?),
-            None => {
-                self.kernels.copy(from, to.slice_mut(part))?;
-                None
-            }
+            None => self.over_link(Way::ToHost, bytes, || Ok(self.kernels.copy(from, to.slice_mut(part))?))?,
         }))
     }
 }

@@ -250,7 +250,12 @@ impl Kernels for Cuda {
     fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         operands::check(DEVICE, op, &[x], &[])?;
         if self.is_away(x.is_on_host()) {
-            return self.host.sum_async(op, x);
+            let sum = |squares| Ok(Sum::Known(self.host.sum_as_cuda(x, squares, readback::SUM_WORDS)));
+            return match op {
+                Op::Sum(_) => sum(false),
+                Op::SumSquares(_) => sum(true),
+                _ => Err(operands::not_run(DEVICE, op)),
+            };
         }
         match op {
             Op::Sum(_) => self.run_sum_async(x, false),
