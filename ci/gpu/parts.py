@@ -189,11 +189,13 @@ STAGES = [
             zbench("device-ranks", 40, f"allreduce --backend device --ranks 3 {EVERY_COLLECTIVE}"),
             zbench("device-ranks-sizes", 30, "allreduce --backend device --ranks 2 -b 1K -e 1G -f 8 -n 10"),
             zbench("strategies", 60, "grid ci/gpu/strategies.toml --trials 1 --no-repeats"),
+            zbench("offload", 60, "grid ci/gpu/offload.toml --trials 1 --no-repeats"),
             # Not what imitates a GPU, nor what only compiles.
             test("kernels", 150, "kernels", "--skip", "gpu::", "--skip", "compile::"),
             test("device-communicator", 60, "engine", "comm::conformance_device"),
             # Each run of training takes all of the GPU's free memory for its arenas: one test at a time.
             test("training", 150, "engine", "training::cuda::", threads=1),
+            test("offload-training", 150, "engine", "training::offload_cuda::", threads=1),
             Part("imitated-machine", 60, lambda places: [[f"{places.pack}/kernels", "gpu::"]], without_compiler),
             sanitized("memcheck", 120, "memcheck", lambda places: [f"{places.pack}/kernels", "elementwise", "rows::rms_norm", "gemm::"]),
         ],

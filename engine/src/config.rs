@@ -89,8 +89,8 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 impl Cell {
     /// What emulated links charge, if there are any. Without stated nodes there are none.
     pub fn link_spec(&self) -> Option<LinkSpec> {
-        let (link, ranks_per_node) = (self.link?, self.parallel.ranks_per_node?);
-        Some(LinkSpec { bandwidth: link.node.bandwidth, latency: link.node.latency, ranks_per_node })
+        let (node, ranks_per_node) = (self.link?.node?, self.parallel.ranks_per_node?);
+        Some(LinkSpec { bandwidth: node.bandwidth, latency: node.latency, ranks_per_node })
     }
 
     /// Its evaluations, if it has any.
@@ -104,13 +104,17 @@ impl Cell {
 #[serde(deny_unknown_fields)]
 pub struct Link {
     /// Between nodes of `parallel.ranks_per_node` ranks: one link per node, each way, shared by its ranks.
-    pub node: NodeLink,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<LinkRate>,
+    /// Between the device of each rank and the host's memory, each way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<LinkRate>,
 }
 
-/// The link of a node.
+/// What a link carries.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct NodeLink {
+pub struct LinkRate {
     /// Bytes per second, each way.
     pub bandwidth: f64,
     /// Seconds.

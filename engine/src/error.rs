@@ -45,6 +45,7 @@ impl From<HomesError> for StepError {
         match error {
             HomesError::Arena(error) => StepError::Input(error.to_string()),
             HomesError::Disk(error) => error.into(),
+            HomesError::Device(error) => error.into(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The kernels that a cell asks for: how many threads, which instructions, which cores.
 
-use crate::config::{Cell, DeviceKind, Hardware, Pin};
+use crate::config::{Cell, DeviceKind, Hardware, Home, Pin};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use zbench_kernels::cuda::dry_device::DryDevice;
@@ -64,13 +64,18 @@ pub enum HardwareError {
 /// This machine has none for any rank.
 pub fn planner(cell: &Cell) -> Result<Arc<dyn Kernels>, HardwareError> {
     if cell.hardware.device == DeviceKind::Cuda {
-        return on(Arc::new(DryDevice::h100()));
+        return on(Arc::new(DryDevice::h100()), None);
     }
     Ok(Arc::new(Cpu::with(&setup(&cell.hardware, Seat::ALONE, None)?)?))
 }
 
-fn on(machine: Arc<dyn Device>) -> Result<Arc<dyn Kernels>, HardwareError> {
-    Ok(Arc::new(Cuda::new(machine).map_err(KernelError::from)?))
+/// Kernels of a GPU. A rank's threads are for what is offloaded.
+fn on(machine: Arc<dyn Device>, host: Option<Cpu>) -> Result<Arc<dyn Kernels>, HardwareError> {
+    let kernels = Cuda::new(machine).map_err(KernelError::from)?;
+    Ok(Arc::new(match host {
+        Some(host) => kernels.with_host(host),
+        None => kernels,
+    }))
 }
 
 /// The kernels of the rank at a seat.
@@ -81,10 +86,16 @@ pub fn kernels(cell: &Cell, seat: Seat, machines: Machines<'_>) -> Result<Arc<dy
     if cell.hardware.device == DeviceKind::Cuda {
         // Threads of a process share one GPU, whose memory they all reach; processes have one each.
         let number = if seat.process { seat.index } else { 0 };
-        return on(machines(number).map_err(HardwareError::Device)?);
+        let machine = machines(number).map_err(HardwareError::Device)?;
+        let offloads = cell.memory.offload_optimizer != Home::Device;
+        return on(machine, if offloads { Some(cpu(cell, seat)?) } else { None });
     }
+    Ok(Arc::new(cpu(cell, seat)?))
+}
+
+fn cpu(cell: &Cell, seat: Seat) -> Result<Cpu, HardwareError> {
     let cores = cores(&cell.hardware, seat, &affinity::available())?;
-    Ok(Arc::new(Cpu::with(&setup(&cell.hardware, seat, cores)?)?))
+    Ok(Cpu::with(&setup(&cell.hardware, seat, cores)?)?)
 }
 
 /// Whether `ranks` ranks of a cell may have their threads on this machine, and a core for each where they ask for one.

@@ -3,11 +3,12 @@
 
 use crate::config::Home;
 use crate::moves::Moves;
+use crate::offload::link::HostLink;
 use std::ops::Index;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zbench_kernels::disk::{DiskError, File, Options, Traffic};
-use zbench_kernels::{Arena, ArenaError, Ledger, Swing};
+use zbench_kernels::{Arena, ArenaError, Category, CopyStreams, KernelError, Kernels, Ledger, Swing};
 
 /// One value for each home.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -34,6 +35,8 @@ pub enum HomesError {
     Arena(#[from] ArenaError),
     #[error(transparent)]
     Disk(#[from] DiskError),
+    #[error(transparent)]
+    Device(#[from] KernelError),
 }
 
 /// The arenas of a rank, and what was moved between them. Clones share them.
@@ -44,6 +47,10 @@ pub struct Homes {
     disk: Option<Arena>,
     /// What the disk's arena gives places in; none in a dry run.
     file: Option<Arc<File>>,
+    /// What carries copies between the device and the host's arena; none where they are one memory.
+    streams: Option<Arc<CopyStreams>>,
+    /// What copies between the two pay, where that is emulated.
+    link: Option<Arc<HostLink>>,
     moves: Moves,
     /// What the file has transferred outside of steps.
     aside: Arc<Mutex<Traffic>>,
@@ -55,17 +62,36 @@ fn is_used(home: Home, used: &[Home]) -> bool {
 }
 
 impl Homes {
-    /// The device's arena, and one for each other home that is used. What lives on a disk is a file in `folder`, which has room
-    /// for `disk_bytes`.
+    /// The device's arena, and one for each other home that is used, with room for what is `planned`. What lives on a disk is a file
+    /// in `folder`.
     ///
     /// # Errors
-    /// The process has no address space left, or the disk no such room.
-    pub fn new(device: Arena, used: &[Home], folder: &Path, disk_bytes: u64) -> Result<Homes, HomesError> {
-        let host = is_used(Home::Host, used).then(|| Arena::host(None)).transpose()?;
+    /// The process has no address space left, the host no such memory that can be pinned for a device, or the disk no such room.
+    pub fn new(
+        kernels: &dyn Kernels,
+        device: Arena,
+        used: &[Home],
+        folder: &Path,
+        planned: &ByHome<Ledger>,
+    ) -> Result<Homes, HomesError> {
+        let host_bytes = room(&planned[Home::Host]);
+        let host = is_used(Home::Host, used).then(|| kernels.host_arena(host_bytes)).transpose()?;
+        let streams = if host.is_some() { kernels.copy_streams()?.map(Arc::new) } else { None };
         let disk = is_used(Home::Disk, used).then(|| Arena::file(None));
         let file = disk.as_ref().map(|_| File::create(folder, &Options::default())).transpose()?;
-        file.as_ref().map_or(Ok(()), |file| file.reserve(disk_bytes))?;
-        Ok(Homes { device, host, disk, file: file.map(Arc::new), moves: Moves::default(), aside: Arc::default() })
+        file.as_ref().map_or(Ok(()), |file| file.reserve(planned[Home::Disk].total_peak()))?;
+        let file = file.map(Arc::new);
+        Ok(Homes { device, host, disk, file, streams, link: None, moves: Moves::default(), aside: Arc::default() })
+    }
+
+    /// The same with an emulated link between the device and the host's memory, which are one.
+    pub fn with_link(self, link: Option<HostLink>) -> Homes {
+        Homes { link: link.map(Arc::new), ..self }
+    }
+
+    /// The emulated link between the device and the host's memory.
+    pub fn link(&self) -> Option<&HostLink> {
+        self.link.as_deref()
     }
 
     /// Arenas without memory for the device and for each of these homes.
@@ -75,7 +101,13 @@ impl Homes {
     pub fn dry(used: &[Home]) -> Result<Homes, ArenaError> {
         let arena = |home| is_used(home, used).then(Arena::dry).transpose();
         let (host, disk) = (arena(Home::Host)?, arena(Home::Disk)?);
-        Ok(Homes { device: Arena::dry()?, host, disk, file: None, moves: Moves::default(), aside: Arc::default() })
+        let (moves, aside) = (Moves::default(), Arc::default());
+        Ok(Homes { device: Arena::dry()?, host, disk, file: None, streams: None, link: None, moves, aside })
+    }
+
+    /// What carries copies between the device and the host's memory; none where they are one memory.
+    pub fn streams(&self) -> Option<&CopyStreams> {
+        self.streams.as_deref()
     }
 
     /// The file of what lives on a disk; none in a dry run.
@@ -144,6 +176,12 @@ impl Homes {
             }
         }
     }
+}
+
+/// Bytes of an arena that cannot grow: what is planned, and as much again as comes and goes, as that may lie in pieces.
+fn room(planned: &Ledger) -> u64 {
+    let passing = [Category::Communication, Category::Activations, Category::Workspace];
+    passing.into_iter().fold(planned.total_peak(), |sum, category| sum.saturating_add(planned.peak(category)))
 }
 
 fn less(now: Traffic, before: Traffic) -> Traffic {

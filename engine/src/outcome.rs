@@ -3,6 +3,7 @@
 #![warn(missing_docs)]
 
 pub use crate::comm::Traffic;
+use crate::comm::link::LinkUse;
 use crate::config::Home;
 use crate::data::{Counts, Found};
 use crate::homes::ByHome;
@@ -187,6 +188,8 @@ pub struct RankReport {
     pub moves: Vec<Transfer>,
     /// How its file was read and written, where state lives on a disk.
     pub disk: Option<DiskReport>,
+    /// How its moves fared on an emulated link between device and host, where there is one, in all timed steps.
+    pub host_link: Option<LinkUse>,
     /// What its source found in documents, where it has some.
     pub documents: Option<Found>,
     /// It was stopped before its last step, because that was wanted.

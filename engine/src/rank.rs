@@ -3,11 +3,13 @@
 mod batch;
 
 use crate::actions::Action;
+use crate::comm::link::LinkUse;
 use crate::error::{Result, StepError};
 use crate::executor::{Executor, Progress};
 use crate::homes::Homes;
 use crate::init;
 use crate::meter::Meter;
+use crate::offload::link::HostLink;
 use crate::outcome::{DiskReport, Loaded, RankReport, Resumed, Step};
 use crate::shard::{Comms, State, Update};
 use crate::span::{BySpan, Span, Spans};
@@ -37,6 +39,8 @@ pub struct Rank<'a> {
     loaded: Option<Loaded>,
     /// What the disk had transferred before the first timed step.
     disk_before: Traffic,
+    /// The same of the emulated link between device and host.
+    link_before: LinkUse,
     pub(crate) tracer: Option<Tracer>,
 }
 
@@ -102,6 +106,7 @@ impl<'a> Rank<'a> {
             spans_ns: BySpan::default(),
             loaded: inputs.checkpoint.map(|_| loaded),
             disk_before: Traffic::default(),
+            link_before: LinkUse::default(),
             tracer: None,
         })
     }
@@ -117,6 +122,7 @@ impl<'a> Rank<'a> {
             self.comms.reset();
             self.homes.moves().reset();
             self.disk_before = self.homes.traffic().unwrap_or_default();
+            self.link_before = self.homes.link().map(HostLink::usage).unwrap_or_default();
         }
         let number = self.progress.steps + 1;
         let mut meter = Meter::recorded(self.kernels.clone(), self.recording(number));
@@ -219,6 +225,7 @@ impl<'a> Rank<'a> {
             traffic,
             moves,
             disk: self.homes.file().map(|file| self.disk_report(file)),
+            host_link: self.homes.link().map(|link| link.usage().less(self.link_before)),
             documents: self.inputs.source.found(),
             stopped: false,
             loaded: self.loaded,

@@ -3,13 +3,14 @@
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::{CommError, Communicator, Metered, group, link};
-use crate::config::{Cell, Home};
+use crate::config::Cell;
 use crate::course::{self, Control};
 use crate::data::Source;
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError, Machines, Seat};
 use crate::homes::{ByHome, Homes};
 use crate::mesh::{GroupName, Mesh};
+use crate::offload::link::HostLink;
 use crate::outcome::{Cause, Failure, Happening, Probe, Report, Run, Step};
 use crate::plan::Plan;
 use crate::rank::{Inputs, Rank};
@@ -240,9 +241,10 @@ fn one_rank<T>(
     let number = comm.rank();
     let used = StateHomes::of(inputs.cell, &inputs.plan.sharding).all();
     let folder = inputs.cell.memory.offload_folder().unwrap_or_default();
-    let disk_bytes = inputs.plan.role_of(number).estimate.ledgers[Home::Disk].total_peak();
-    let homes = match Homes::new(arena, &used, &folder, disk_bytes) {
-        Ok(homes) => homes,
+    let planned = &inputs.plan.role_of(number).estimate.ledgers;
+    let link = inputs.cell.link.and_then(|link| link.host).map(HostLink::new);
+    let homes = match Homes::new(&*kernels, arena, &used, &folder, planned) {
+        Ok(homes) => homes.with_link(link),
         Err(error) => {
             comm.abort(&error.to_string());
             return Ended { result: Err(RankError::Step(error.into())), ledgers: ByHome::default() };

@@ -5,6 +5,7 @@ use crate::GRANULE_BYTES;
 use crate::device::Device;
 use crate::ledger::{Category, Ledger, PAGE_BYTES, Swing, multiple_of};
 use crate::region::{ArenaError, Region};
+use crate::transfer::UnderWay;
 use crate::view::Extent;
 use crate::{DType, View, ViewMut};
 use std::ops::{Deref, Range};
@@ -101,6 +102,16 @@ impl Arena {
         Ok(Arena::of(region, capacity.unwrap_or(bytes), capacity.is_some()))
     }
 
+    /// As [`Arena::host`] in memory that is pinned for a device's copies ([`CopyStreams`](crate::CopyStreams)): one allocation of so
+    /// many bytes, all of which may be in use.
+    ///
+    /// # Errors
+    /// The host has no such memory left.
+    pub fn pinned(device: Arc<dyn Device>, bytes: u64) -> Result<Arena, ArenaError> {
+        let bytes = bytes.max(GRANULE_BYTES);
+        Ok(Arena::of(Region::pinned(device, bytes)?, bytes, false))
+    }
+
     /// An arena that has no memory but gives places in a file, and counts their bytes as any other. Its buffers cannot be read
     /// or computed with; [`Buffer::offset`] says which bytes of the file they are, and [`Arena::high_water`] how long it must be.
     pub fn file(capacity: Option<u64>) -> Arena {
@@ -162,7 +173,7 @@ impl Arena {
             unsafe { ptr.as_ptr().write_bytes(0xff, bytes as usize) };
         }
         let extent = Extent::new(ptr, dtype, len, self.0.region.home());
-        Ok(Buffer { arena: self.clone(), extent, offset, bytes, category })
+        Ok(Buffer { arena: self.clone(), extent, offset, bytes, category, copies: UnderWay::default() })
     }
 
     /// What is and was in use.
@@ -285,6 +296,8 @@ pub struct Buffer {
     offset: u64,
     bytes: u64,
     category: Category,
+    /// Copies of pinned memory that go on while the host does.
+    pub(crate) copies: UnderWay,
 }
 
 impl Deref for Buffer {
@@ -311,14 +324,21 @@ impl Buffer {
         self.bytes
     }
 
-    /// All elements.
+    /// Whether it is host memory that a device copies from and to while the host goes on.
+    pub fn is_pinned(&self) -> bool {
+        self.arena.0.region.is_pinned()
+    }
+
+    /// All elements. Waits for a copy that writes them.
     pub fn view(&self) -> View<'_> {
+        self.copies.written();
         // SAFETY: the buffer owns `len` elements, aligned to 64 bytes; memory from the system is initialised.
         unsafe { self.extent.lend() }
     }
 
-    /// All elements, for writing.
+    /// All elements, for writing. Waits for copies that read or write them.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
+        self.copies.end();
         // SAFETY: as `view`, and &mut self is the only access.
         unsafe { self.extent.lend_mut() }
     }
@@ -336,6 +356,8 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        // Nobody gets the memory while a copy uses it.
+        self.copies.end();
         let mut state = self.arena.state();
         state.give_back(self.offset, self.bytes);
         state.count(self.category, self.bytes, true);

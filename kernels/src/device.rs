@@ -103,6 +103,19 @@ pub trait Device: Send + Sync {
     /// It came from `allocate` with as many bytes, and nothing uses it any more.
     unsafe fn free(&self, address: Address, bytes: usize);
 
+    /// Allocates host memory that the device copies from and to while the host goes on (pinned memory), aligned to a page.
+    ///
+    /// # Errors
+    /// The device has no such memory, or the host has none left.
+    fn allocate_pinned(&self, bytes: usize) -> Result<Address> {
+        let reason = format!("no {bytes} bytes of pinned host memory: this device has none");
+        Err(DeviceError { device: self.name(), call: "allocate_pinned".into(), reason, out_of_memory: false })
+    }
+
+    /// # Safety
+    /// It came from `allocate_pinned` with as many bytes, and nothing uses it any more.
+    unsafe fn free_pinned(&self, _address: Address, _bytes: usize) {}
+
     fn new_stream(&self) -> Result<Box<dyn Stream>>;
 
     /// Bytes of workspace for [`Stream::blas_gemm`]; 0 where there is no library.
@@ -151,6 +164,25 @@ pub trait Stream: Send + Sync {
     /// # Safety
     /// `from` is the device's, of as many bytes.
     unsafe fn download(&self, from: Address, to: &mut [u8]) -> Result<()>;
+
+    /// Copies from pinned memory of the host; returns when the copy is queued.
+    ///
+    /// # Safety
+    /// `from` is pinned memory, `to` is the device's. Both hold as many bytes and stay until the work is done, and the host does
+    /// not write `from` meanwhile.
+    unsafe fn upload_pinned(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise. A device that is the processor copies all memory alike.
+        unsafe { self.copy(from, to, bytes) }
+    }
+
+    /// Copies to pinned memory of the host; returns when the copy is queued.
+    ///
+    /// # Safety
+    /// As for `upload_pinned`, the other way; the host does not read `to` meanwhile either.
+    unsafe fn download_pinned(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.copy(from, to, bytes) }
+    }
 
     /// # Safety
     /// As for `copy`.

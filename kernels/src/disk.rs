@@ -204,7 +204,9 @@ impl File {
         self.start(offset, buffer, false)
     }
 
-    fn start(&self, offset: u64, buffer: Buffer, is_write: bool) -> Result<Transfer, DiskError> {
+    fn start(&self, offset: u64, mut buffer: Buffer, is_write: bool) -> Result<Transfer, DiskError> {
+        // A device's copies of these bytes come first.
+        buffer.copies.end();
         if !buffer.is_on_host() {
             return Err(DiskError::NotOnHost);
         }

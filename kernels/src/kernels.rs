@@ -3,7 +3,7 @@
 use crate::affinity::Pinned;
 use crate::device::Event;
 use crate::op::*;
-use crate::{Arena, ArenaError, DType, ReduceOp, View, ViewMut, copy};
+use crate::{Arena, ArenaError, CopyStreams, DType, ReduceOp, View, ViewMut, copy};
 use std::sync::Arc;
 
 /// Why an operation was not carried out.
@@ -92,6 +92,23 @@ pub trait Kernels: Send + Sync {
         Arena::host(capacity)
     }
 
+    /// An arena of host memory, of so many bytes where it must be allocated as a whole: what [`Kernels::copy_streams`] copy from and
+    /// to.
+    ///
+    /// # Errors
+    /// There is no such memory.
+    fn host_arena(&self, _bytes: u64) -> Result<Arena, ArenaError> {
+        Arena::host(None)
+    }
+
+    /// Streams for copies between this device and the host's arena; `None` where both are one memory.
+    ///
+    /// # Errors
+    /// The device has no memory for streams.
+    fn copy_streams(&self) -> Result<Option<CopyStreams>> {
+        Ok(None)
+    }
+
     /// Whether operands are in host memory and every call returns when its work is done.
     fn is_host(&self) -> bool {
         true
@@ -108,7 +125,8 @@ pub trait Kernels: Send + Sync {
         copy::plain("download", src, dst)
     }
 
-    /// `dst = src` within the device, in stream order. Types and lengths must agree.
+    /// `dst = src` in stream order, wherever the two lie; waits where one is on the host and not the device's. Types and lengths
+    /// must agree.
     fn copy(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         copy::plain("copy", src, dst)
     }
@@ -138,12 +156,13 @@ pub trait Kernels: Send + Sync {
     /// Starts a profiler range for this thread; `None` ends it.
     fn profiler_range(&self, _name: Option<&str>) {}
 
-    /// Later work waits for that event of the same device.
+    /// Later work waits for that event of the same device. Where every call returns when its work is done, this one returns when the
+    /// event has come.
     ///
     /// # Errors
     /// The device failed.
-    fn wait_event(&self, _event: &dyn Event) -> Result<()> {
-        Ok(())
+    fn wait_event(&self, event: &dyn Event) -> Result<()> {
+        Ok(event.wait()?)
     }
 
     /// Elements of logits to compute at a time: enough for a fast product, few enough for the memory they take.

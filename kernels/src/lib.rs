@@ -33,6 +33,7 @@ mod sight;
 mod stochastic;
 mod stopwatch;
 pub mod sync;
+mod transfer;
 mod view;
 
 pub use arena::{Arena, Buffer, Change, OutOfMemory};
@@ -54,6 +55,7 @@ pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use region::{ArenaError, Region};
 pub use setup::{INSTRUCTIONS, Setup, SetupError};
 pub use stopwatch::{Stopwatch, Timed};
+pub use transfer::CopyStreams;
 pub use view::{Extent, View, ViewMut};
 
 /// What kernels/testing needs of the inside. Nobody else should: nothing is promised of it.

@@ -26,6 +26,11 @@ pub enum ArenaError {
     )]
     Device { bytes: u64, reason: String },
     #[error(
+        "could not pin {bytes} bytes of host memory for what a rank offloads: {reason}; offload less (memory.offload_*), or raise the \
+         limit on pinned memory (ulimit -l)"
+    )]
+    Pinned { bytes: u64, reason: String },
+    #[error(
         "could not map {bytes} bytes of a peer's memory: {source}; its file descriptor must be open for reading and writing"
     )]
     Open { bytes: u64, source: std::io::Error },
@@ -45,7 +50,7 @@ pub struct Region {
     file: Option<OwnedFd>,
     /// Whose memory it is, if not the host's.
     device: Option<Arc<dyn Device>>,
-    /// Who reaches it.
+    /// Who reaches it. Memory of the host that has a device is pinned for its copies.
     home: Home,
 }
 
@@ -99,6 +104,15 @@ impl Region {
         Ok(Region { base, bytes, file: None, device: Some(device), home: Home::Device })
     }
 
+    /// Host memory that the device copies from and to while the host goes on.
+    pub(crate) fn pinned(device: Arc<dyn Device>, bytes: u64) -> Result<Region, ArenaError> {
+        let failed = |reason: String| ArenaError::Pinned { bytes, reason };
+        let length = usize::try_from(bytes).map_err(|e| failed(e.to_string()))?;
+        let address = device.allocate_pinned(length).map_err(|error| failed(error.to_string()))?;
+        let base = NonNull::new(address as *mut u8).ok_or_else(|| failed("it lies at address 0".into()))?;
+        Ok(Region { base, bytes, file: None, device: Some(device), home: Home::Host })
+    }
+
     /// No memory: places in a file.
     pub(crate) fn places() -> Region {
         let base = NonNull::without_provenance(const { NonZero::new(NOWHERE).unwrap() });
@@ -112,6 +126,11 @@ impl Region {
     /// Whether the host can read and write it.
     pub fn is_on_host(&self) -> bool {
         self.home == Home::Host
+    }
+
+    /// Whether it is host memory that a device copies from and to while the host goes on.
+    pub fn is_pinned(&self) -> bool {
+        self.is_on_host() && self.device.is_some()
     }
 
     /// Whether the host may write it at any time: its own, or that of a device that has nothing left to do when a call returns.
@@ -162,8 +181,9 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Some(device) = &self.device {
+            let (address, bytes) = (self.base.as_ptr() as u64, self.bytes as usize);
             // SAFETY: made with as many bytes, and nothing borrows it any more.
-            unsafe { device.free(self.base.as_ptr() as u64, self.bytes as usize) };
+            unsafe { if self.is_on_host() { device.free_pinned(address, bytes) } else { device.free(address, bytes) } };
             return;
         }
         if self.home == Home::File {

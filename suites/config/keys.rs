@@ -432,6 +432,18 @@ const LATER: &[Key] = &[
         "Time that every transfer between nodes takes beside its bytes, once for each step of its ring.",
     ),
     key(
+        "link.host.bandwidth",
+        Bandwidth,
+        From("absent: no emulated link"),
+        "Emulated link of every rank between its device and the host's memory, each way, for what is offloaded on a cpu (docs/offload.md).",
+    ),
+    key(
+        "link.host.latency",
+        Latency,
+        From("0 where link.host.bandwidth is given"),
+        "Time that every move between device and host takes beside its bytes.",
+    ),
+    key(
         "gemm.shape",
         Shape,
         From("absent: every matrix product of a training step of the model"),

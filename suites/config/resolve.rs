@@ -141,10 +141,10 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         .given("memory.capacity")
         .and_then(|value| quantity(value, units::bytes))
         .or(profile.as_ref().and_then(|p| p.memory));
+    let memory = memory(&values, &parallel, capacity)?;
     let cell = Cell {
         data: data(&values, context)?,
         read_ahead: values.count("data.prefetch"),
-        memory: memory(&values, &parallel, capacity)?,
         hardware: Hardware {
             device,
             threads_per_rank: values.given_count("hardware.threads_per_rank").unwrap_or(threads),
@@ -155,7 +155,8 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         },
         model,
         train,
-        link: link(&values, &parallel)?,
+        link: link(&values, &parallel, &memory)?,
+        memory,
         checkpoint: running::saving(&values, context)?.map(Box::new),
         watch: running::watch(&values)?,
         parallel,
@@ -396,26 +397,34 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
     })
 }
 
-/// Emulated links between nodes. They need the ranks of a node.
-fn link(values: &Values, parallel: &Parallel) -> Result<Option<Link>, Refusal> {
-    let (bandwidth, latency) = ("link.node.bandwidth", "link.node.latency");
-    let of = |key: &str, read: fn(&str) -> Option<f64>| values.given(key).and_then(|value| quantity(value, read));
-    let Some(bytes_per_second) = of(bandwidth, units::rate) else {
-        return match values.given(latency) {
-            Some(_) => Err(values.refuse(
-                bandwidth,
-                &[latency],
-                "is absent; write it beside link.node.latency, as \"12.5GB/s\"",
-            )),
-            None => Ok(None),
-        };
-    };
-    if parallel.ranks_per_node.is_none() {
+/// Emulated links. Those between nodes need the ranks of a node, those between device and host something that is offloaded.
+fn link(values: &Values, parallel: &Parallel, memory: &Memory) -> Result<Option<Link>, Refusal> {
+    let node = rate_of_link(values, ["link.node.bandwidth", "link.node.latency"])?;
+    if node.is_some() && parallel.ranks_per_node.is_none() {
         let message = "is an emulated link between nodes; write parallel.ranks_per_node, the ranks of one";
-        return Err(values.refuse(bandwidth, &["parallel.ranks_per_node"], message));
+        return Err(values.refuse("link.node.bandwidth", &["parallel.ranks_per_node"], message));
     }
-    let seconds = of(latency, units::seconds).unwrap_or(0.0);
-    Ok(Some(Link { node: NodeLink { bandwidth: bytes_per_second, latency: seconds } }))
+    let host = rate_of_link(values, ["link.host.bandwidth", "link.host.latency"])?;
+    if host.is_some() && !memory.offloads() {
+        let message = "is an emulated link for what is offloaded, and nothing is; leave it out, or write \"host\" or \"disk\" for what \
+                       is to be";
+        return Err(values.refuse("link.host.bandwidth", &["memory.offload_optimizer"], message));
+    }
+    Ok((node.is_some() || host.is_some()).then_some(Link { node, host }))
+}
+
+/// What an emulated link carries; `None` where neither key is given.
+fn rate_of_link(values: &Values, [bandwidth, latency]: [&'static str; 2]) -> Result<Option<LinkRate>, Refusal> {
+    let of = |key: &str, read: fn(&str) -> Option<f64>| values.given(key).and_then(|value| quantity(value, read));
+    let seconds = of(latency, units::seconds);
+    match of(bandwidth, units::rate) {
+        Some(bandwidth) => Ok(Some(LinkRate { bandwidth, latency: seconds.unwrap_or(0.0) })),
+        None if values.given(latency).is_some() => {
+            let message = format!("is absent; write it beside {latency}, as \"12.5GB/s\"");
+            Err(values.refuse(bandwidth, &[latency], message))
+        }
+        None => Ok(None),
+    }
 }
 
 fn lora(values: &Values, context: &Context, model: &Model) -> Result<Lora, Refusal> {

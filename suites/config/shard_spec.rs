@@ -83,7 +83,10 @@ impl ShardSpec {
                 (self.strategy, self.ranks, self.shard);
             // A node has a divisor of the cell's ranks.
             cell.parallel.ranks_per_node = cell.parallel.ranks_per_node.filter(|node| self.ranks.is_multiple_of(*node));
-            cell.link = cell.link.filter(|_| cell.parallel.ranks_per_node.is_some());
+            if let Some(link) = &mut cell.link {
+                link.node = link.node.filter(|_| cell.parallel.ranks_per_node.is_some());
+            }
+            cell.link = cell.link.filter(|link| link.node.is_some() || link.host.is_some());
         }
         cell
     }

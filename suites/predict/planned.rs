@@ -348,6 +348,19 @@ fn on_device(resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) ->
         let reason = format!("{sharers} ranks take {} of a GPU, which has {} free", gib(all), gib(memory));
         return Decision::Record { status: Status::OutOfMemory, reason, source: Source::Plan };
     }
+    let here = ranks_here(cell) as u64;
+    if let Some(reason) = offload::folder_refused(cell, estimate, here) {
+        return Decision::Record { status: Status::Skipped, reason, source: Source::Host };
+    }
+    let pinned = estimate.ledgers[Home::Host].total_peak().saturating_mul(here);
+    if let Some(memory) = host_memory().filter(|memory| pinned > *memory) {
+        let reason = format!(
+            "what {here} ranks offload takes {} of this machine's memory, which has {}; write \"disk\" for some of it",
+            gib(pinned),
+            gib(memory)
+        );
+        return Decision::Record { status: Status::OutOfMemory, reason, source: Source::Plan };
+    }
     Decision::Run
 }
 

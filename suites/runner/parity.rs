@@ -62,7 +62,8 @@ impl Class<'_> {
             numerics: Numerics::of(cell),
             lora,
             hardware: Hardware { threads_per_rank: 1, ..hardware.clone() },
-            link: *link,
+            // A link between device and host changes no number, and the reference may have nothing offloaded.
+            link: link.map(|link| Link { host: None, ..link }).filter(|link| link.node.is_some()),
             checkpoint: checkpoint.as_deref(),
             watch: watch.map(|watch| over_all_ranks(watch, division)),
         }

@@ -6,6 +6,7 @@ use crate::loading::Resident;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::{Cell, Home};
 use zbench_engine::data::Found;
 use zbench_engine::hardware::Seat;
@@ -312,6 +313,9 @@ pub struct RankEnd {
     /// How its file on a disk was transferred.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<outcome::DiskReport>,
+    /// How its moves fared on an emulated link between device and host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_link: Option<LinkUse>,
     /// What the source found in documents; the same on all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub documents: Option<Found>,
@@ -422,6 +426,7 @@ impl From<&outcome::RankReport> for RankEnd {
             traffic: report.traffic.clone(),
             moves: report.moves.clone(),
             disk: report.disk.clone(),
+            host_link: report.host_link,
             documents: report.documents,
             stopped: report.stopped,
             loading: report.loaded.as_ref().map(LoadingEnd::by_account),

@@ -488,8 +488,15 @@ fn all_reduce(record: &mut Record, cell: &Cell) {
 
 /// Says that links were emulated, and how often the machine was too slow for them.
 fn emulated(record: &mut Record, cell: &Cell, end: &End) {
-    let Some(link) = cell.link_spec() else { return };
+    let Some(link) = cell.link else { return };
     record.validity.push(record::label_flags::EMULATED_LINK.into());
+    if let Some(host) = link.host {
+        let rate = units::link(host.bandwidth, host.latency);
+        record.notes.push(format!("Emulated link between device and host: one for each rank, {rate}."));
+        let slowest = end.ranks.iter().filter_map(|rank| rank.host_link).max_by_key(|usage| usage.late_ns);
+        slower(record, slowest.unwrap_or_default(), "moves between device and host");
+    }
+    let Some(link) = cell.link_spec() else { return };
     let nodes = cell.parallel.ranks / link.ranks_per_node;
     let ranks = link.ranks_per_node;
     record.notes.push(format!(
@@ -500,9 +507,14 @@ fn emulated(record: &mut Record, cell: &Cell, end: &End) {
     ));
     let of_rank = |rank: &RankEnd| rank.traffic.iter().fold(LinkUse::default(), |sum, row| sum.plus(row.link));
     let slowest = end.ranks.iter().map(of_rank).max_by_key(|usage| usage.late_ns).unwrap_or_default();
+    slower(record, slowest, "transfers between nodes");
+}
+
+/// Says how often the machine was slower than an emulated link.
+fn slower(record: &mut Record, slowest: LinkUse, transfers: &str) {
     if slowest.over_budget > 0 {
         record.notes.push(format!(
-            "In {} of {} transfers between nodes this machine was slower than the emulated link, by {:.3} ms together (the \
+            "In {} of {} {transfers} this machine was slower than the emulated link, by {:.3} ms together (the \
              slowest rank): there the time is the machine's, not the link's.",
             slowest.over_budget,
             slowest.calls,

@@ -367,12 +367,12 @@ fn wide(low: u32, high: u32) -> u64 {
 }
 
 /// Seconds in ns, rounded up: a link is never faster than stated.
-fn ns(seconds: f64) -> u64 {
+pub(crate) fn ns(seconds: f64) -> u64 {
     (seconds * 1e9).ceil() as u64
 }
 
 /// The system's monotonic clock, one for all processes of a machine.
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
@@ -381,7 +381,8 @@ fn now() -> u64 {
 /// cost a whole time slice where others are at work.
 const AWAKE_NS: u64 = 80_000;
 
-fn sleep_until(end: u64) {
+/// Returns when the clock of [`now`] shows `end`.
+pub(crate) fn sleep_until(end: u64) {
     loop {
         match end.saturating_sub(now()) {
             0 => return,

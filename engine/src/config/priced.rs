@@ -1,7 +1,7 @@
 //! What a cell may ask for that this version of the engine prices and does not run. A cell with any of it is planned by
 //! `zbench-estimate` and skipped by a grid. What the engine learns moves out of here, together with its tests.
 
-use super::{Cell, Degrees, DeviceKind, Memory};
+use super::{Cell, Degrees};
 use serde::{Deserialize, Serialize};
 
 /// Everything that is priced and not run. The default is none of it.
@@ -60,17 +60,7 @@ impl Cell {
             ("parallel.expert_tensor", expert_tensor),
         ];
         let degree = degrees.into_iter().find_map(|(key, ranks)| Some((key, unless(1, ranks)?)));
-        let Memory { offload_optimizer, offload_parameters, offload_activations, .. } = &self.memory;
-        let homes = [
-            ("memory.offload_optimizer", *offload_optimizer),
-            ("memory.offload_parameters", *offload_parameters),
-            ("memory.offload_activations", *offload_activations),
-        ];
-        let offloaded = || {
-            let mut homes = homes.into_iter().filter(|_| self.hardware.device == DeviceKind::Cuda);
-            homes.find_map(|(key, home)| Some((key, unless(Home::Device, home)?)))
-        };
-        degree.or_else(|| self.priced.as_ref()?.first_key()).or_else(offloaded)
+        degree.or_else(|| self.priced.as_ref()?.first_key())
     }
 
     /// Whether it is priced alone; see [`Cell::first_priced_key`].

@@ -288,7 +288,7 @@ impl<'a> Executor<'a> {
         let (saved, travelling) = (&mut saved[layer], &mut travelling[layer]);
         match action {
             Action::StoreSaved { .. } => travelling.store(res, home, saved),
-            Action::SettleSaved { .. } => travelling.settle(),
+            Action::SettleSaved { .. } => travelling.settle(res),
             Action::FetchSaved { .. } => travelling.fetch(res, home, saved),
             _ => travelling.land(res, saved),
         }
@@ -329,7 +329,7 @@ impl<'a> Executor<'a> {
         for ticket in std::mem::take(&mut self.flow.sent).into_iter().flatten() {
             self.pipeline()?.0.wait(ticket)?;
         }
-        self.gradients.settle(&self.state, self.context.resources(), spans)?;
+        self.gradients.finish(&self.state, self.context.resources(), spans)?;
         self.gradients.check_reduced()
     }
 

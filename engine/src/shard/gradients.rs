@@ -1,5 +1,6 @@
 //! Gradients: where a unit's are written, how they are summed over ranks, where they accumulate.
 
+use super::homed::Copying;
 use super::{Resources, State};
 use crate::comm::{Communicator, Metered, OwnedCall, Ticket};
 use crate::config::Home;
@@ -19,6 +20,7 @@ pub struct Gradients {
     units: Vec<Option<Unit>>,
     buckets: Vec<Bucket>,
     reducing: Option<Reducing>,
+    going: Option<Going>,
 }
 
 /// Accumulated gradients of one or several units, which are reduced in one call.
@@ -38,6 +40,14 @@ struct Reducing {
     ticket: Ticket,
     /// It is the step's last one, so that other axes may follow.
     last: bool,
+}
+
+/// A bucket's sum on its way to its home in the host's memory, which goes on while the gradients of another unit are computed.
+struct Going {
+    bucket: usize,
+    copying: Copying,
+    /// On the device until the copy is over.
+    sum: Buffer,
 }
 
 struct Unit {
@@ -60,12 +70,12 @@ impl Bucket {
     }
 
     /// A buffer on the device for the sum of gradients that live elsewhere; with what they are so far, if it is added to that.
-    fn staged(&mut self, state: &State, res: Resources<'_>, from: Home, first: bool) -> Result<Buffer> {
+    fn staged(&mut self, state: &State, res: Resources<'_>, first: bool) -> Result<Buffer> {
         let home = self.home()?;
-        let mut sum = res.alloc(Category::Communication, state.precision.gradients, home.len())?;
+        let len = home.len();
+        let mut sum = res.alloc(Category::Communication, state.precision.gradients, len)?;
         if !first {
-            res.count_move(Category::Gradients, from, Home::Device, &sum);
-            res.kernels.copy(home.view(), sum.view_mut())?;
+            res.upload(Category::Gradients, home, 0..len, sum.view_mut())?.before_device(res)?;
         }
         Ok(sum)
     }
@@ -94,7 +104,7 @@ impl Gradients {
                 buckets.push(Bucket { units: range.clone(), home, count, missing: count });
             }
         }
-        Ok(Gradients { units, buckets, reducing: None })
+        Ok(Gradients { units, buckets, reducing: None, going: None })
     }
 
     /// A unit's gradients will be written: zeroes what they are added to.
@@ -172,14 +182,17 @@ impl Gradients {
         }
         // What went before may be on its way to this home, and holds the second scratch.
         self.settle(state, res, spans)?;
+        if self.going.as_ref().is_some_and(|going| going.bucket == number) {
+            self.arrive(res, spans)?;
+        }
         let bucket = &mut self.buckets[number];
         let call = if let Some(scratch) = scratch {
             let send = if scratch.dtype() == wire { scratch } else { wire_copy(res, wire, scratch.view())? };
             let sum = match state.homes.gradients {
                 Home::Device => bucket.take()?,
-                away => {
+                _ => {
                     spans.enter(Span::Offload);
-                    let sum = bucket.staged(state, res, away, first)?;
+                    let sum = bucket.staged(state, res, first)?;
                     spans.enter(Span::ExposedReduce);
                     sum
                 }
@@ -208,13 +221,14 @@ impl Gradients {
         if group.size() == 1 { self.settle(state, res, spans) } else { Ok(()) }
     }
 
-    /// Waits for the reduction that is under way.
+    /// Waits for the reduction that is under way. Where its sum lives elsewhere, it goes there from now on, and what went before has
+    /// arrived.
     pub fn settle(&mut self, state: &State, res: Resources<'_>, spans: &mut dyn Spans) -> Result<()> {
-        let Some(Reducing { bucket, ticket, last }) = self.reducing.take() else { return Ok(()) };
+        self.arrive(res, spans)?;
+        let Some(Reducing { bucket: number, ticket, last }) = self.reducing.take() else { return Ok(()) };
         let done = res.comms.shard().wait(ticket)?;
-        let bucket = &mut self.buckets[bucket];
-        let away = state.homes.gradients;
-        if away != Home::Device {
+        let bucket = &mut self.buckets[number];
+        if state.homes.gradients != Home::Device {
             // The sum takes the place of the home until it is complete on the device.
             let home = std::mem::replace(&mut bucket.home, done.recv);
             drop(done.send);
@@ -224,8 +238,8 @@ impl Gradients {
             spans.enter(Span::Offload);
             let sum = std::mem::replace(&mut bucket.home, home);
             if let (Some(sum), Some(home)) = (sum, &mut bucket.home) {
-                res.count_move(Category::Gradients, Home::Device, away, &sum);
-                res.kernels.copy(sum.view(), home.view_mut())?;
+                let copying = res.download(Category::Gradients, sum.view(), home, 0..sum.len())?;
+                self.going = Some(Going { bucket: number, copying, sum });
             }
             spans.enter(Span::ExposedReduce);
             return Ok(());
@@ -237,6 +251,22 @@ impl Gradients {
         }
         drop(done.send);
         if last { reduce_over_replicas(state, res, bucket) } else { Ok(()) }
+    }
+
+    /// Waits for all that is under way: then all gradients are at home.
+    pub fn finish(&mut self, state: &State, res: Resources<'_>, spans: &mut dyn Spans) -> Result<()> {
+        self.settle(state, res, spans)?;
+        self.arrive(res, spans)
+    }
+
+    /// Waits for the sum that is on its way to the host's memory.
+    fn arrive(&mut self, res: Resources<'_>, spans: &mut dyn Spans) -> Result<()> {
+        let Some(Going { copying, sum, .. }) = self.going.take() else { return Ok(()) };
+        spans.enter(Span::Offload);
+        copying.before_device(res)?;
+        drop(sum);
+        spans.enter(Span::ExposedReduce);
+        Ok(())
     }
 
     /// At the end of a step: an error where some units of a bucket are complete and others are not, since it was not reduced then.

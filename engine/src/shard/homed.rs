@@ -4,9 +4,12 @@ use super::Resources;
 use crate::config::Home;
 use crate::error::{Result, StepError};
 use crate::moves::Move;
+use crate::offload::link::Way;
 use std::ops::Range;
+use std::sync::Arc;
+use zbench_kernels::device::Event;
 use zbench_kernels::disk::Transfer;
-use zbench_kernels::{Buffer, Category, DType, ViewMut};
+use zbench_kernels::{Buffer, Category, DType, View, ViewMut};
 
 /// A tensor of a home. Where it is used elsewhere, a part of it is copied there.
 pub struct Homed {
@@ -28,10 +31,43 @@ struct Used {
 pub enum Flight {
     /// It is where it is used.
     Here(Buffer),
+    /// It is copied there, or from there to where it lives.
+    Copying(Buffer, Copying),
     /// It comes from the disk into host memory.
     Coming(Pages),
     /// It goes from host memory to the disk.
     Going(Pages),
+}
+
+/// A copy between the device and the host's memory, which goes on until somebody waits for it.
+///
+/// Buffers of the host wait for their copies by themselves ([`zbench_kernels::CopyStreams`]). The device's memory is used in the order
+/// of its stream: one of the two methods comes before the device reads what was copied, and before memory is given back that is being
+/// copied.
+#[must_use = "the device does not wait for it by itself"]
+pub struct Copying(Option<Arc<dyn Event>>);
+
+impl Copying {
+    /// What the device is asked for from now on comes after the copy.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn before_device(self, res: Resources<'_>) -> Result<()> {
+        self.0.map_or(Ok(()), |event| Ok(res.kernels.wait_event(&*event)?))
+    }
+
+    /// Waits for it: what the host does from now on comes after the copy, and what the device is asked for, too.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn wait(self) -> Result<()> {
+        self.0.map_or(Ok(()), |event| Ok(event.wait().map_err(zbench_kernels::KernelError::from)?))
+    }
+
+    /// The one or the other, by who uses what was copied.
+    fn before(self, res: Resources<'_>, at: Home) -> Result<()> {
+        if at == Home::Device { self.before_device(res) } else { self.wait() }
+    }
 }
 
 /// Pages of host memory between memory and disk.
@@ -77,23 +113,37 @@ impl Pages {
 }
 
 impl Flight {
-    /// Waits for it. What comes from the disk for the device is copied there now.
+    /// Waits for it where it is used; of a copy to the device the device waits, not the host. What comes from the disk for the device
+    /// is copied there now.
     ///
     /// # Errors
     /// The disk has failed, or there is no memory on the device.
     pub fn land(self, res: Resources<'_>, at: Home, what: Category) -> Result<Buffer> {
-        let pages = match self {
+        let mut pages = match self {
             Flight::Here(buffer) => return Ok(buffer),
+            Flight::Copying(buffer, copying) => {
+                copying.before(res, at)?;
+                return Ok(buffer);
+            }
             Flight::Coming(pages) => pages.wait()?,
             Flight::Going(pages) => return pages.wait(),
         };
         if at == Home::Host {
             return Ok(pages);
         }
-        let mut copy = res.alloc_at(at, Category::Communication, pages.dtype(), pages.len())?;
-        res.count_move(what, Home::Host, at, &copy);
-        res.kernels.copy(pages.view(), copy.view_mut())?;
+        let len = pages.len();
+        let mut copy = res.alloc_at(at, Category::Communication, pages.dtype(), len)?;
+        res.upload(what, &mut pages, 0..len, copy.view_mut())?.before_device(res)?;
         Ok(copy)
+    }
+
+    /// Waits until nobody uses the copy; its memory is given back.
+    fn settle(self, res: Resources<'_>) -> Result<()> {
+        match self {
+            Flight::Here(_) => Ok(()),
+            Flight::Copying(_copy, copying) => copying.before_device(res),
+            Flight::Coming(pages) | Flight::Going(pages) => pages.wait().map(drop),
+        }
     }
 }
 
@@ -179,21 +229,23 @@ impl Homed {
     ///
     /// # Errors
     /// There is no memory for the copy, or the disk has failed.
-    pub fn copy_to(&self, res: Resources<'_>, at: Home) -> Result<Flight> {
+    pub fn copy_to(&mut self, res: Resources<'_>, at: Home) -> Result<Flight> {
         self.copy_part(res, at, 0..self.stored()?.len())
     }
 
-    fn copy_part(&self, res: Resources<'_>, at: Home, part: Range<usize>) -> Result<Flight> {
-        let stored = self.stored()?;
+    fn copy_part(&mut self, res: Resources<'_>, at: Home, part: Range<usize>) -> Result<Flight> {
+        let stored = self.stored.as_mut().ok_or_else(away)?;
         if self.home == Home::Disk {
             let pages = res.host_pages(stored.dtype(), stored.len())?;
             res.count_move(self.category, Home::Disk, Home::Host, &pages);
             return Ok(Flight::Coming(Pages::read(res, stored, pages)?));
         }
         let mut copy = res.alloc_at(at, Category::Communication, stored.dtype(), part.len())?;
-        res.count_move(self.category, self.home, at, &copy);
-        res.kernels.copy(stored.slice(part), copy.view_mut())?;
-        Ok(Flight::Here(copy))
+        let copying = match at {
+            Home::Device => res.upload(self.category, stored, part, copy.view_mut())?,
+            _ => res.download(self.category, stored.slice(part.clone()), &mut copy, 0..part.len())?,
+        };
+        Ok(Flight::Copying(copy, copying))
     }
 
     /// Begins to bring a part of it to where it is used; nothing where it lives there. Without `reads` its contents do not
@@ -250,9 +302,9 @@ impl Homed {
         let mut copy = state.land(res, from, self.category)?;
         if self.home == Home::Disk {
             if from != Home::Host {
-                let mut pages = res.host_pages(copy.dtype(), copy.len())?;
-                res.count_move(self.category, from, Home::Host, &pages);
-                res.kernels.copy(copy.view(), pages.view_mut())?;
+                let len = copy.len();
+                let mut pages = res.host_pages(copy.dtype(), len)?;
+                res.download(self.category, copy.view(), &mut pages, 0..len)?.wait()?;
                 copy = pages;
             }
             res.count_move(self.category, Home::Host, Home::Disk, &copy);
@@ -260,10 +312,12 @@ impl Homed {
             self.used = Some(Used { part, state: Flight::Going(pages) });
             return Ok(());
         }
-        res.count_move(self.category, from, self.home, &copy);
-        let stored = self.stored.as_mut().ok_or_else(away)?;
-        res.kernels.copy(copy.view(), stored.slice_mut(part.clone()))?;
-        self.used = Some(Used { part, state: Flight::Here(copy) });
+        let (stored, len) = (self.stored.as_mut().ok_or_else(away)?, copy.len());
+        let copying = match from {
+            Home::Device => res.download(self.category, copy.view(), stored, part.clone())?,
+            _ => res.upload(self.category, &mut copy, 0..len, stored.slice_mut(part.clone()))?,
+        };
+        self.used = Some(Used { part, state: Flight::Copying(copy, copying) });
         Ok(())
     }
 
@@ -273,7 +327,7 @@ impl Homed {
     /// The disk has failed.
     pub fn settle(&mut self, res: Resources<'_>) -> Result<()> {
         match self.used.take() {
-            Some(Used { state, .. }) => state.land(res, Home::Host, self.category).map(drop),
+            Some(Used { state, .. }) => state.settle(res),
             None => Ok(()),
         }
     }
@@ -292,7 +346,49 @@ impl Resources<'_> {
 
     /// Counts a move of all of a buffer.
     pub fn count_move(&self, what: Category, from: Home, to: Home, buffer: &Buffer) {
-        let bytes = (buffer.len() * buffer.dtype().size()) as u64;
-        self.homes.moves().count(Move { what, from, to, bytes });
+        self.count_bytes(what, from, to, buffer.len() * buffer.dtype().size());
+    }
+
+    fn count_bytes(&self, what: Category, from: Home, to: Home, bytes: usize) {
+        self.homes.moves().count(Move { what, from, to, bytes: bytes as u64 });
+    }
+
+    /// A copy within one memory, which is over when it returns, unless a link is emulated.
+    fn over_link(
+        &self,
+        way: Way,
+        bytes: usize,
+        copy: impl FnOnce() -> Result<()>,
+    ) -> Result<Option<Arc<dyn Event>>> {
+        let Some(link) = self.homes.link() else { return copy().map(|()| None) };
+        let begun = link.begin(way, bytes as u64);
+        copy()?;
+        Ok(Some(link.carried(begun)))
+    }
+
+    /// Begins to copy a part of a buffer of the host to the device.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn upload(&self, what: Category, from: &mut Buffer, part: Range<usize>, to: ViewMut<'_>) -> Result<Copying> {
+        let bytes = part.len() * from.dtype().size();
+        self.count_bytes(what, Home::Host, Home::Device, bytes);
+        Ok(Copying(match self.homes.streams() {
+            Some(streams) => Some(streams.upload(self.kernels, from, part, to)?),
+            None => self.over_link(Way::ToDevice, bytes, || Ok(self.kernels.copy(from.slice(part), to)?))?,
+        }))
+    }
+
+    /// Begins to copy from the device to a part of a buffer of the host.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn download(&self, what: Category, from: View<'_>, to: &mut Buffer, part: Range<usize>) -> Result<Copying> {
+        let bytes = part.len() * from.dtype().size();
+        self.count_bytes(what, Home::Device, Home::Host, bytes);
+        Ok(Copying(match self.homes.streams() {
+            Some(streams) => Some(streams.download(self.kernels, from, to, part)?),
+            None => self.over_link(Way::ToHost, bytes, || Ok(self.kernels.copy(from, to.slice_mut(part))?))?,
+        }))
     }
 }

@@ -1,9 +1,9 @@
 //! The update: each rank's part of master weights and moments, the global norm, AdamW.
 
-use super::homed::Homed;
+use super::homed::{Flight, Homed};
 use super::{Gradients, Params, Resources, State};
 use crate::comm::{Communicator, Metered};
-use crate::config::{Cell, Train, WeightRounding};
+use crate::config::{Cell, Home, Train, WeightRounding};
 use crate::error::{Result, StepError};
 use crate::mesh::{Axes, within};
 use crate::model::{FlatKind, Layout};
@@ -18,7 +18,7 @@ use zbench_kernels::{AdamW, Buffer, Category, DType, Op, Rounding, Sum, View, Vi
 pub struct Optimizer {
     units: Vec<Option<Moments>>,
     /// By unit: this rank's gradients on their way to where the update is computed, or there.
-    gradients: Vec<Option<Buffer>>,
+    gradients: Vec<Option<Flight>>,
     /// What is away, and where it comes back.
     lent: Option<Lent>,
     scratch: NormScratch,
@@ -316,10 +316,10 @@ impl Optimizer {
             && !state.delayed
             && let Some(own) = gradients.view(state, unit, owned)
         {
-            let mut copy = res.alloc_at(at, Category::Communication, own.dtype(), own.len())?;
-            res.count_move(Category::Gradients, state.homes.gradients, at, &copy);
-            res.kernels.copy(own, copy.view_mut())?;
-            self.gradients[unit] = Some(copy);
+            // They are whole on the device, and updated on the host.
+            let (mut copy, all) = (res.alloc_at(at, Category::Communication, own.dtype(), own.len())?, 0..own.len());
+            let copying = res.download(Category::Gradients, own, &mut copy, all)?;
+            self.gradients[unit] = Some(Flight::Copying(copy, copying));
         }
         Ok(())
     }
@@ -344,6 +344,9 @@ impl Optimizer {
     pub fn land(&mut self, state: &State, res: Resources<'_>, params: &mut Params, unit: usize) -> Result<()> {
         let Some(moments) = &mut self.units[unit] else { return Ok(()) };
         let (at, home) = (state.homes.update(), params.homed_mut(unit, FlatKind::Trainable));
+        if let Some(coming) = self.gradients[unit].take() {
+            self.gradients[unit] = Some(Flight::Here(coming.land(res, at, Category::Gradients)?));
+        }
         moments.each().chain(home).try_for_each(|homed| homed.land(res, at))
     }
 
@@ -376,10 +379,10 @@ impl Optimizer {
         for unit in 0..self.units.len() {
             let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { continue };
             if let (Some(kept), Some(own)) = (&mut moments.delayed, gradients.view(state, unit, &holding.owned)) {
-                if from != to {
-                    res.count_move(Category::Gradients, from, to, kept);
+                match (from, to) {
+                    (Home::Device, Home::Host) => res.download(Category::Gradients, own, kept, 0..own.len())?.wait()?,
+                    _ => res.kernels.copy(own, kept.view_mut())?,
                 }
-                res.kernels.copy(own, kept.view_mut())?;
             }
         }
         Ok(())
@@ -397,9 +400,10 @@ impl Optimizer {
     ) -> Result<()> {
         let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
         let (owned, at) = (holding.owned.clone(), state.homes.update());
-        let grads = match moments.delayed.as_ref().or(self.gradients[unit].as_ref()) {
-            Some(copy) => Some(copy.view()),
-            None => gradients.view(state, unit, &owned),
+        let grads = match (&moments.delayed, &self.gradients[unit]) {
+            (Some(kept), _) => Some(kept.view()),
+            (None, Some(Flight::Here(copy))) => Some(copy.view()),
+            _ => gradients.view(state, unit, &owned),
         };
         let (Some(home), Some(grads)) = (params.homed_mut(unit, FlatKind::Trainable), grads) else { return Ok(()) };
         let at_home = within(&owned, &holding.home);

@@ -95,6 +95,7 @@ impl Params {
     pub fn land(&mut self, res: Resources<'_>, unit: usize) -> Result<()> {
         for flat in self.flats[unit].iter_mut().flatten() {
             if let Some(first) = flat.coming.pop_front() {
+                // The device waits for the copy, not the host.
                 let here = first.land(res, Home::Device, Category::Parameters)?;
                 flat.coming.push_front(Flight::Here(here));
             }

@@ -1,18 +1,25 @@
 //! Activations that live elsewhere: what forward has kept of a layer goes after forward and comes back before backward.
 
 use super::Resources;
-use super::homed::Pages;
+use super::homed::{Copying, Pages};
 use crate::config::Home;
 use crate::error::{Result, StepError};
 use crate::layers::Saved;
 use std::collections::VecDeque;
 use zbench_kernels::{Buffer, Category};
 
-/// What of a layer's saved tensors is on its way between host memory and disk, in the order of its buffers.
+/// What of a layer's saved tensors is on its way, in the order of its buffers.
 #[derive(Default)]
 pub struct Travelling {
-    going: VecDeque<Pages>,
-    coming: VecDeque<Pages>,
+    going: VecDeque<OnTheWay>,
+    coming: VecDeque<OnTheWay>,
+}
+
+enum OnTheWay {
+    /// Between the device and the host's memory. Where it comes from is kept until it has arrived.
+    Copied(Buffer, Copying),
+    /// Between the host's memory and the disk.
+    Pages(Pages),
 }
 
 impl Travelling {
@@ -23,18 +30,17 @@ impl Travelling {
     pub fn store(&mut self, res: Resources<'_>, home: Home, saved: &mut Saved) -> Result<()> {
         saved.each_buffer(&mut |buffer| {
             let (dtype, len) = (buffer.dtype(), buffer.len());
-            res.count_move(Category::Activations, Home::Device, Home::Host, buffer);
             if home == Home::Host {
                 let mut copy = res.alloc_at(home, Category::Activations, dtype, len)?;
-                res.kernels.copy(buffer.view(), copy.view_mut())?;
-                *buffer = copy;
+                let copying = res.download(Category::Activations, buffer.view(), &mut copy, 0..len)?;
+                self.going.push_back(OnTheWay::Copied(std::mem::replace(buffer, copy), copying));
                 return Ok(());
             }
             let mut pages = res.host_pages(dtype, len)?;
-            res.kernels.copy(buffer.view(), pages.view_mut())?;
+            res.download(Category::Activations, buffer.view(), &mut pages, 0..len)?.wait()?;
             res.count_move(Category::Activations, Home::Host, Home::Disk, buffer);
             let place = res.alloc_at(home, Category::Activations, dtype, len)?;
-            self.going.push_back(Pages::write(res, &place, pages)?);
+            self.going.push_back(OnTheWay::Pages(Pages::write(res, &place, pages)?));
             *buffer = place;
             Ok(())
         })
@@ -43,9 +49,9 @@ impl Travelling {
     /// Waits until they are there.
     ///
     /// # Errors
-    /// The disk has failed.
-    pub fn settle(&mut self) -> Result<()> {
-        self.going.drain(..).try_for_each(|pages| pages.wait().map(drop))
+    /// The disk or the device has failed.
+    pub fn settle(&mut self, res: Resources<'_>) -> Result<()> {
+        self.going.drain(..).try_for_each(|going| going.arrive(res).map(drop))
     }
 
     /// Begins to bring them back.
@@ -53,14 +59,16 @@ impl Travelling {
     /// # Errors
     /// There is no memory for them, or the disk has failed.
     pub fn fetch(&mut self, res: Resources<'_>, home: Home, saved: &mut Saved) -> Result<()> {
-        self.settle()?;
+        self.settle(res)?;
         saved.each_buffer(&mut |buffer| {
             if home == Home::Host {
-                return back(res, buffer, None);
+                let copying = back(res, buffer)?;
+                self.coming.push_back(copying);
+                return Ok(());
             }
             let pages = res.host_pages(buffer.dtype(), buffer.len())?;
             res.count_move(Category::Activations, Home::Disk, Home::Host, buffer);
-            self.coming.push_back(Pages::read(res, buffer, pages)?);
+            self.coming.push_back(OnTheWay::Pages(Pages::read(res, buffer, pages)?));
             Ok(())
         })
     }
@@ -75,17 +83,27 @@ impl Travelling {
         }
         let none = || StepError::Input("a saved tensor is missing on the disk; this is a bug".into());
         saved.each_buffer(&mut |buffer| {
-            let pages = self.coming.pop_front().ok_or_else(none)?.wait()?;
-            back(res, buffer, Some(pages))
+            let Some(pages) = self.coming.pop_front().ok_or_else(none)?.arrive(res)? else { return Ok(()) };
+            *buffer = pages;
+            back(res, buffer)?.arrive(res).map(drop)
         })
     }
 }
 
-/// Puts a buffer on the device, with its contents: those in `pages`, or its own.
-fn back(res: Resources<'_>, buffer: &mut Buffer, pages: Option<Buffer>) -> Result<()> {
-    let mut copy = res.alloc(Category::Activations, buffer.dtype(), buffer.len())?;
-    res.count_move(Category::Activations, Home::Host, Home::Device, &copy);
-    res.kernels.copy(pages.as_ref().unwrap_or(buffer).view(), copy.view_mut())?;
-    *buffer = copy;
-    Ok(())
+/// Begins to put a buffer of the host on the device.
+fn back(res: Resources<'_>, buffer: &mut Buffer) -> Result<OnTheWay> {
+    let len = buffer.len();
+    let mut copy = res.alloc(Category::Activations, buffer.dtype(), len)?;
+    let copying = res.upload(Category::Activations, buffer, 0..len, copy.view_mut())?;
+    Ok(OnTheWay::Copied(std::mem::replace(buffer, copy), copying))
+}
+
+impl OnTheWay {
+    /// Waits for it. Of a copy the device waits, and where it came from is given back; pages are returned.
+    fn arrive(self, res: Resources<'_>) -> Result<Option<Buffer>> {
+        match self {
+            OnTheWay::Copied(_from, copying) => copying.before_device(res).map(|()| None),
+            OnTheWay::Pages(pages) => pages.wait().map(Some),
+        }
+    }
 }

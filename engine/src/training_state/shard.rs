@@ -175,7 +175,11 @@ impl Shard {
     ) -> Result<Shard> {
         let (contents, kernels) = (Contents::new(state, layout, roles), res.kernels);
         // A thread cannot read a device's memory, and what lives on a disk passes through memory: all of it is copied now.
-        let is_reachable = kernels.is_host() && state.homes.optimizer != Home::Disk;
+        let is_reachable = match state.homes.optimizer {
+            Home::Device => kernels.is_host(),
+            Home::Host => true,
+            Home::Disk => false,
+        };
         let mut loan = optimizer.lend();
         let mut units = Vec::new();
         let mut copied = 0;

@@ -10,8 +10,8 @@ fn cell(strategy: Strategy, linked: bool) -> Cell {
     (cell.train.seq_len, cell.train.micro_batch, cell.train.accumulation) = (13, 1, 2);
     (cell.train.steps, cell.train.untimed_steps, cell.train.clip_norm) = (2, 1, 0.5);
     cell.parallel.ranks_per_node = Some(2);
-    let node = NodeLink { bandwidth: 1e9, latency: 20e-6 };
-    cell.link = linked.then_some(Link { node });
+    let node = Some(LinkRate { bandwidth: 1e9, latency: 20e-6 });
+    cell.link = linked.then_some(Link { node, host: None });
     cell
 }
 
@@ -89,7 +89,7 @@ fn a_link_costs_what_it_says_in_a_step() {
     let mut slow = cell(Strategy::Ddp, true);
     (slow.train.steps, slow.train.accumulation) = (1, 1);
     let all: f64 = estimate(&slow).traffic.iter().map(|row| 0.75 * row.payload_bytes).sum();
-    slow.link = Some(Link { node: NodeLink { bandwidth: all / 0.5, latency: 0.0 } });
+    slow.link = Some(Link { node: Some(LinkRate { bandwidth: all / 0.5, latency: 0.0 }), host: None });
     for report in reports(&slow) {
         assert!(report.step_ms[0] >= 500.0, "half a second of link in {} ms", report.step_ms[0]);
     }

@@ -17,6 +17,7 @@ mod layers;
 mod link;
 mod loading;
 mod offload;
+mod offload_cuda;
 mod old_checkpoints;
 mod pace;
 mod parity;

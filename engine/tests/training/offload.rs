@@ -9,7 +9,7 @@ use zbench_engine::outcome::{Cause, Transfer};
 use zbench_kernels::{Category, DType, footprint};
 
 /// Homes of the optimizer's state and of the weights.
-const HOMES: [[Home; 2]; 8] = [
+pub const HOMES: [[Home; 2]; 8] = [
     [Home::Host, Home::Device],
     [Home::Device, Home::Host],
     [Home::Host, Home::Host],
@@ -21,7 +21,7 @@ const HOMES: [[Home; 2]; 8] = [
 ];
 
 /// As [`offloaded`], with what forward keeps.
-fn with_activations(mut cell: Cell, home: Home, prefetch: usize) -> Cell {
+pub fn with_activations(mut cell: Cell, home: Home, prefetch: usize) -> Cell {
     (cell.memory.offload_activations, cell.memory.offload_prefetch) = (home, prefetch);
     cell
 }
@@ -93,7 +93,7 @@ fn checkpoints_hold_what_lives_elsewhere() {
 }
 
 /// Whether weights may live elsewhere.
-fn splits_weights(strategy: Strategy) -> bool {
+pub fn splits_weights(strategy: Strategy) -> bool {
     matches!(strategy, Strategy::Zero3 | Strategy::Fsdp | Strategy::FsdpGradOp | Strategy::Hsdp)
 }
 
@@ -160,11 +160,16 @@ fn offload_changes_no_bit_of_accumulated_gradients_and_of_scaled_losses() {
 
 #[test]
 fn adapters_train_alike_beside_an_offloaded_base() {
+    adapters_alike(|cell| cell, &HOMES);
+}
+
+/// On the device that `on_device` puts a cell on.
+pub fn adapters_alike(on_device: fn(Cell) -> Cell, homes: &[[Home; 2]]) {
     for (name, change) in adapters() {
-        let mut cell = odd();
+        let mut cell = on_device(odd());
         change(&mut cell);
         let reference = run(&on(cell.clone(), Strategy::Zero3, 2, 1));
-        for homes in HOMES {
+        for homes in homes.iter().copied() {
             let away = run(&offloaded(on(cell.clone(), Strategy::Zero3, 2, 1), homes, 1));
             assert!(reference.weights == away.weights, "{name}, {homes:?}");
         }

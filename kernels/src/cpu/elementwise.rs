@@ -201,6 +201,51 @@ impl Cpu {
     }
 }
 
+impl Cpu {
+    /// The sum of elements or of their squares in the order in which kernels/cuda/reduce.cu adds them up, so that it does not matter
+    /// on which side of a copy it is taken: `most` blocks of 256 threads, each of which adds eight elements of every tile of its block;
+    /// a warp's threads add up by halves, warps and blocks in order.
+    pub(crate) fn sum_as_cuda(&self, x: View, squares: bool, most: usize) -> f64 {
+        const EACH: usize = 8;
+        const THREADS: usize = 256;
+        const WARP: usize = 32;
+        const TILE: usize = THREADS * EACH;
+        let blocks = x.len().div_ceil(TILE).min(most);
+        let mut sums = vec![0.0f64; blocks];
+        let shared = Shared::new(ViewMut::of(&mut sums));
+        typed!(x.dtype(), T => {
+            let x = elements::<T>(&x);
+            self.pool.split(blocks, 1, |_, range| {
+                for block in range {
+                    let mut threads = [0.0f64; THREADS];
+                    for tile in x.chunks(TILE).skip(block).step_by(blocks) {
+                        for (sum, values) in threads.iter_mut().zip(tile.chunks(EACH)) {
+                            for value in values {
+                                let value = f64::from(value.widen());
+                                // A product of two f32 is exact.
+                                *sum += if squares { value * value } else { value };
+                            }
+                        }
+                    }
+                    let mut all = 0.0;
+                    for warp in threads.as_chunks_mut::<WARP>().0 {
+                        let mut half = WARP / 2;
+                        while half > 0 {
+                            let (low, high) = warp.split_at_mut(half);
+                            low.iter_mut().zip(high).for_each(|(low, high)| *low += *high);
+                            half /= 2;
+                        }
+                        all += warp[0];
+                    }
+                    // SAFETY: each block is summed by one thread.
+                    unsafe { shared.elements::<f64>(block..block + 1)[0] = all };
+                }
+            });
+        });
+        sums.iter().fold(0.0, |all, sum| all + sum)
+    }
+}
+
 /// The sum of `term` in 16 lanes, which are added in order.
 #[inline(always)]
 fn sum_lanes<T: Float32>(values: &[T], term: impl Fn(f64) -> f64) -> f64 {

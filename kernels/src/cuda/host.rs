@@ -260,6 +260,16 @@ impl Device for Host {
         }
     }
 
+    fn allocate_pinned(&self, bytes: usize) -> Result<Address> {
+        // So many are mapped, and begin on a page.
+        self.allocate(bytes.max(LARGE))
+    }
+
+    unsafe fn free_pinned(&self, address: Address, bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.free(address, bytes.max(LARGE)) }
+    }
+
     fn new_stream(&self) -> Result<Box<dyn Stream>> {
         Ok(Box::new(self.clone()))
     }

@@ -36,7 +36,7 @@ impl Staged {
 
 impl Cuda {
     /// Whether something lies where only the host reaches it.
-    fn is_away(&self, on_host: bool) -> bool {
+    pub(super) fn is_away(&self, on_host: bool) -> bool {
         on_host && !self.device.reaches_host()
     }
 
@@ -61,9 +61,10 @@ impl Cuda {
         Ok(())
     }
 
-    /// Whether the operands of what initialisation and communicators ask for lie on the host, whose kernels do it then.
+    /// Whether the operands of what initialisation, communicators and the update of offloaded state ask for lie on the host, whose
+    /// kernels do it then.
     pub(super) fn is_for_host(&self, op: &Op, reads: &[View<'_>], writes: &[ViewMut<'_>]) -> Result<bool> {
-        if !matches!(op, Op::Fill(..) | Op::Normal(_) | Op::Reduce(_) | Op::Pack(_)) {
+        if !matches!(op, Op::Fill(..) | Op::Normal(_) | Op::Reduce(_) | Op::Pack(_) | Op::AdamW(_)) {
             return Ok(false);
         }
         let on_host = reads.iter().map(|view| view.is_on_host()).chain(writes.iter().map(|view| view.is_on_host()));

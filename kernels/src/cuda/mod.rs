@@ -26,7 +26,8 @@ pub mod sources;
 use crate::device::{Device, DeviceError, Event, Stream};
 use crate::op::*;
 use crate::operands::{self, DeviceTypes};
-use crate::{Arena, ArenaError, Cpu, DType, KernelError, Kernels, Result, Sum, View, ViewMut, copy};
+use crate::affinity::Pinned;
+use crate::{Arena, ArenaError, CopyStreams, Cpu, DType, KernelError, Kernels, Result, Sum, View, ViewMut, copy};
 use launch::{Run, runs};
 use std::sync::Arc;
 
@@ -73,6 +74,11 @@ impl Cuda {
         Ok(Cuda { device, stream, stream_scratch, host: Cpu::new(1), hopper_attention: false })
     }
 
+    /// The same with these kernels for what lies on the host: the update of what is offloaded, and sums of it.
+    pub fn with_host(self, host: Cpu) -> Cuda {
+        Cuda { host, ..self }
+    }
+
     /// Whether attention's forward takes the kernel for Hopper's own instructions where it can: on a GPU of compute capability
     /// 9.0, bf16, heads of 64 or 128, a causal mask, a positive scale, no documents, no ALiBi, no window shorter than the
     /// sequence. Elsewhere the other kernels do it. Off unless asked for: this kernel has been compiled but never run, so
@@ -116,18 +122,36 @@ impl Kernels for Cuda {
         Arena::on(self.device.clone(), capacity, bytes)
     }
 
+    fn host_arena(&self, bytes: u64) -> Result<Arena, ArenaError> {
+        Arena::pinned(self.device.clone(), bytes)
+    }
+
+    fn copy_streams(&self) -> Result<Option<CopyStreams>> {
+        CopyStreams::new(&*self.device).map(Some)
+    }
+
     fn is_host(&self) -> bool {
         false
     }
 
+    fn pin_thread(&self) -> Option<Pinned> {
+        self.host.pin_thread()
+    }
+
     fn upload(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         copy::alike("upload", &src, &dst)?;
+        if self.is_away(dst.is_on_host()) {
+            return copy::plain("upload", src, dst);
+        }
         // SAFETY: `dst` holds as many bytes of the device's.
         Ok(unsafe { self.stream.upload(src.as_bytes()?, Run::of(&dst).address()) }?)
     }
 
     fn download(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         copy::alike("download", &src, &dst)?;
+        if self.is_away(src.is_on_host()) {
+            return copy::plain("download", src, dst);
+        }
         let to = dst.into_bytes_mut()?;
         // SAFETY: `src` holds as many bytes of the device's.
         unsafe { self.stream.download(Run::of(&src).address(), to)? };
@@ -136,6 +160,12 @@ impl Kernels for Cuda {
 
     fn copy(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         copy::alike("copy", &src, &dst)?;
+        if self.is_away(src.is_on_host()) {
+            return self.upload(src, dst);
+        }
+        if self.is_away(dst.is_on_host()) {
+            return self.download(src, dst);
+        }
         let (from, to) = (Run::of(&src).address(), Run::of(&dst).address());
         // SAFETY: both hold as many bytes of the device's, and `dst` is lent for writing, so they are apart.
         Ok(unsafe { self.stream.copy(from, to, src.len() * src.dtype().size()) }?)
@@ -219,6 +249,14 @@ impl Kernels for Cuda {
 
     fn sum_async(&self, op: &Op, x: View<'_>) -> Result<Sum> {
         operands::check(DEVICE, op, &[x], &[])?;
+        if self.is_away(x.is_on_host()) {
+            let sum = |squares| Ok(Sum::Known(self.host.sum_as_cuda(x, squares, readback::SUM_WORDS)));
+            return match op {
+                Op::Sum(_) => sum(false),
+                Op::SumSquares(_) => sum(true),
+                _ => Err(operands::not_run(DEVICE, op)),
+            };
+        }
         match op {
             Op::Sum(_) => self.run_sum_async(x, false),
             Op::SumSquares(_) => self.run_sum_async(x, true),

@@ -34,6 +34,15 @@ impl Device for Late {
         unsafe { self.0.free(address, bytes) }
     }
 
+    fn allocate_pinned(&self, bytes: usize) -> Result<Address> {
+        self.0.allocate_pinned(bytes)
+    }
+
+    unsafe fn free_pinned(&self, address: Address, bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.free_pinned(address, bytes) }
+    }
+
     fn new_stream(&self) -> Result<Box<dyn Stream>> {
         Ok(Box::new(LateQueue { host: self.0.clone(), line: Arc::default() }))
     }

@@ -10,6 +10,7 @@ mod amx;
 mod attention;
 mod carried;
 mod compile;
+mod copies;
 #[cfg(target_os = "linux")]
 mod disk;
 mod documents;

@@ -268,13 +268,18 @@ pub fn emulated_link(record: &Record) -> Option<String> {
         |link: &Value| link.is_null() || link.as_object().is_some_and(|link| link.values().all(Value::is_null));
     let number = |key: &str| record.setting(key).and_then(Value::as_f64);
     match record.setting("link").filter(|link| !is_empty(link)) {
-        Some(link) => Some(match (number("link.node.bandwidth"), number("parallel.ranks_per_node")) {
-            (Some(bandwidth), Some(ranks)) => {
-                let link = units::link(bandwidth, number("link.node.latency").unwrap_or(0.0));
+        Some(link) => {
+            let rate = |of: &str| {
+                let bandwidth = number(&format!("link.{of}.bandwidth"))?;
+                Some(units::link(bandwidth, number(&format!("link.{of}.latency")).unwrap_or(0.0)))
+            };
+            let nodes = rate("node").zip(number("parallel.ranks_per_node")).map(|(link, ranks)| {
                 format!("{link} between nodes of {}", units::plural(ranks as usize, "rank", "ranks"))
-            }
-            _ => link.to_string(),
-        }),
+            });
+            let hosts = rate("host").map(|link| format!("{link} between device and host"));
+            let said: Vec<String> = nodes.into_iter().chain(hosts).collect();
+            Some(if said.is_empty() { link.to_string() } else { said.join(", ") })
+        }
         None if is_labelled(record, label_flags::EMULATED_LINK, "emulated") => Some("see the notes".to_string()),
         None => None,
     }

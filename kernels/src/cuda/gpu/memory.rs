@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "functions of the CUDA driver")]
 
 use super::{Gpu, Inner};
-use crate::device::{Address, Result};
+use crate::device::{Address, DeviceError, Result};
 use std::ptr::NonNull;
 
 /// What the driver says of a device's memory.
@@ -29,6 +29,19 @@ impl Inner {
         self.call("cuMemGetInfo", |table| unsafe { (table.memory_info)(&mut free, &mut total) })?;
         Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
     }
+
+    /// Pinned memory of the host, with unspecified contents, at a multiple of the size of a page.
+    pub(super) fn allocate_pinned(&self, bytes: usize) -> Result<Address> {
+        let mut at = std::ptr::null_mut();
+        // SAFETY: a live output. Without flags the memory is mapped for all devices, as 64-bit systems have one address space.
+        let done =
+            self.call("cuMemHostAlloc", |table| unsafe { (table.host_allocate)(&mut at, bytes.max(1), 0) });
+        done.map_err(|error| DeviceError { reason: format!("{bytes} bytes: {}", error.reason), ..error })?;
+        match at.is_null() {
+            true => Err(self.error("cuMemHostAlloc", "it lies at address 0")),
+            false => Ok(at as Address),
+        }
+    }
 }
 
 /// Memory of the host that stays where it is: a device copies from and to it at full speed, and its kernels reach it under the
@@ -51,10 +64,8 @@ impl Gpu {
     /// # Errors
     /// The host has no such memory left, or a limit forbids it (`ulimit -l`).
     pub fn pinned(&self, bytes: usize) -> Result<Pinned> {
-        let mut at = std::ptr::null_mut();
-        // SAFETY: a live output. Without flags the memory is mapped for all devices, as 64-bit systems have one address space.
-        self.0.call("cuMemHostAlloc", |table| unsafe { (table.host_allocate)(&mut at, bytes.max(1), 0) })?;
-        let at = NonNull::new(at.cast::<u8>()).ok_or_else(|| self.0.error("cuMemHostAlloc", "it lies at address 0"))?;
+        let at = self.0.allocate_pinned(bytes)? as *mut u8;
+        let at = NonNull::new(at).ok_or_else(|| self.0.error("cuMemHostAlloc", "it lies at address 0"))?;
         // SAFETY: memory just made, of as many bytes.
         unsafe { at.write_bytes(0, bytes) };
         Ok(Pinned { gpu: self.clone(), at, bytes })

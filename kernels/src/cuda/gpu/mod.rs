@@ -299,6 +299,21 @@ impl Device for Gpu {
         }
     }
 
+    fn allocate_pinned(&self, bytes: usize) -> Result<Address> {
+        self.0.allocate_pinned(bytes)
+    }
+
+    unsafe fn free_pinned(&self, address: Address, _: usize) {
+        // What fails here fails because the device has, and its copies have ended with it.
+        if self.0.enter().is_ok() {
+            // SAFETY: made by `allocate_pinned`; copies that may still use it are waited for.
+            unsafe {
+                (self.0.driver.table.context_synchronize)();
+                (self.0.driver.table.host_free)(address as *mut _);
+            }
+        }
+    }
+
     fn new_stream(&self) -> Result<Box<dyn Stream>> {
         Ok(Box::new(self.stream()?))
     }

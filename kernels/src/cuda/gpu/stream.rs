@@ -90,6 +90,24 @@ impl Stream for GpuStream {
         unsafe { staging.download(&self.gpu, self.handle, from, to) }
     }
 
+    unsafe fn upload_pinned(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (call, from) = ("cuMemcpyHtoDAsync", from as *const c_void);
+        // SAFETY: the caller's promise.
+        self.gpu.0.call(call, |table| unsafe { (table.copy_to_device)(to, from, bytes, self.handle) })
+    }
+
+    unsafe fn download_pinned(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (call, to) = ("cuMemcpyDtoHAsync", to as *mut c_void);
+        // SAFETY: the caller's promise.
+        self.gpu.0.call(call, |table| unsafe { (table.copy_to_host)(to, from, bytes, self.handle) })
+    }
+
     unsafe fn memset(&self, to: Address, value: u8, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());

@@ -1,0 +1,153 @@
+//! Offload on CUDA: the same bits as without, on queues that do their work as late as they may. Copies have queues of their own, so a
+//! move that nobody waits for brings nothing, and memory that is given back too early is overwritten.
+
+use crate::training::accounting::{policies, small};
+use crate::training::identity::{assert_same, odd, strategies};
+use crate::training::offload::{
+    HOMES, adapters_alike, assert_as_planned, combinations, offloaded, splits_weights, with_activations,
+};
+use crate::training::resume::{assert_goes_on, bits as bits_of, course, layouts, saved, saving, six_steps};
+use crate::training::support::*;
+use zbench_engine::config::*;
+use zbench_kernels::{Category, DType};
+
+fn cuda(mut cell: Cell) -> Cell {
+    cell.hardware.device = DeviceKind::Cuda;
+    cell
+}
+
+#[test]
+fn offload_on_cuda_changes_no_bit() {
+    for ranks in [1, 2] {
+        let reference = run(&cuda(on(odd(), Strategy::Ddp, ranks, 1)));
+        for (at, (strategy, shard, homes)) in combinations(ranks).enumerate() {
+            let what = format!("{} on {ranks} ranks by {shard}, {homes:?}", strategy.name());
+            assert_same(&reference, &offloaded(cuda(on(odd(), strategy, ranks, shard)), homes, at % 3), &what);
+        }
+    }
+}
+
+/// The update is computed by the processor's kernels where the optimizer's state is offloaded, and there is more than one of its
+/// threads.
+#[test]
+fn replicas_and_threads_change_no_bit() {
+    let reference = run(&cuda(on(odd(), Strategy::Ddp, 4, 1)));
+    for (strategy, shard) in strategies(4).into_iter().filter(|(strategy, _)| strategy.is_hybrid()) {
+        for homes in HOMES {
+            if homes[1] != Home::Device && !splits_weights(strategy) {
+                continue;
+            }
+            let mut cell = offloaded(cuda(on(odd(), strategy, 4, shard)), homes, 1);
+            cell.hardware.threads_per_rank = 2;
+            assert_same(&reference, &cell, &format!("{} by {shard}, {homes:?}", strategy.name()));
+        }
+    }
+}
+
+#[test]
+fn activations_elsewhere_change_no_bit_on_cuda() {
+    for (at, policy) in policies().into_iter().enumerate() {
+        for home in [Home::Host, Home::Disk] {
+            let mut cell = cuda(on(odd(), Strategy::ALL[at % Strategy::ALL.len()], 2, 1));
+            (cell.memory.checkpointing, cell.train.accumulation) = (policy.clone(), 1 + at % 2);
+            let away = with_activations(cell.clone(), home, at % 3);
+            let what = format!("{policy:?} in {home:?}");
+            assert_same(&run(&cell), &away, &what);
+            assert_as_planned(&away, &what);
+        }
+    }
+}
+
+#[test]
+fn accumulated_gradients_and_scaled_losses_are_the_same_on_cuda() {
+    let scaling = DynamicScaling { initial_scale_power: 20, loss_scale_window: 3, ..DynamicScaling::DEFAULT };
+    let precisions = [
+        Precision::mixed(DType::Bf16),
+        Precision { gradients: DType::Bf16, rounding: WeightRounding::Nearest, ..Precision::mixed(DType::Bf16) },
+        Precision { scaling: Some(LossScaling::Dynamic(scaling)), ..Precision::mixed(DType::F16) },
+    ];
+    for (turn, precision) in precisions.into_iter().enumerate() {
+        let mut cell = cuda(odd());
+        (cell.precision, cell.train.accumulation, cell.train.steps) = (precision, 2, 6);
+        cell.memory.checkpointing = Checkpointing::Full;
+        for (_, (strategy, shard, homes)) in combinations(2).enumerate().filter(|(at, _)| at % 3 == turn) {
+            let cell = on(cell.clone(), strategy, 2, shard);
+            let (here, away) = (run(&cell), run(&offloaded(cell, homes, 1)));
+            let what = format!("{} by {shard}, {homes:?}, {precision:?}", strategy.name());
+            if precision.scaling.is_some() {
+                assert!(here.steps.iter().any(|step| step.skipped), "{what}: nothing overflows");
+                assert!(here.steps.iter().any(|step| !step.skipped), "{what}: all overflows");
+            }
+            let bits = |ran: &Ran| -> Vec<_> {
+                ran.steps.iter().map(|s| (s.loss.to_bits(), s.grad_norm.to_bits(), s.skipped)).collect()
+            };
+            assert_eq!(bits(&here), bits(&away), "{what}");
+            assert!(here.weights == away.weights, "{what}: weights");
+        }
+    }
+}
+
+/// Memory is full of NaN when it is handed out, where work is done as soon as it is asked for.
+#[test]
+fn what_was_never_moved_is_never_read() {
+    for homes in HOMES {
+        for saved in [Home::Host, Home::Disk] {
+            let cell = offloaded(cuda(on(odd(), Strategy::Zero3, 2, 1)), homes, 1);
+            let cell = with_activations(cell, saved, 1);
+            let (late, prompt) = (run(&cell), promptly(|| run(&cell)));
+            assert!(prompt.steps.iter().all(|step| step.loss.is_finite()), "{homes:?}, {saved:?}");
+            assert!(late.weights == prompt.weights, "{homes:?}, {saved:?}: the weights differ");
+        }
+    }
+}
+
+#[test]
+fn every_home_holds_what_the_plan_says_on_cuda() {
+    for (at, (strategy, shard, homes)) in combinations(2).enumerate() {
+        let mut cell = offloaded(cuda(on(small(), strategy, 2, shard)), homes, at % 3);
+        cell.train.accumulation = 1 + at % 2;
+        assert_as_planned(&cell, &format!("{} by {shard}, {homes:?}", strategy.name()));
+    }
+}
+
+/// What the device holds does not depend on who computes: it is what the processor's plan says of it.
+#[test]
+fn the_device_holds_what_the_processors_plan_says() {
+    for homes in HOMES {
+        let cell = offloaded(on(small(), Strategy::Zero3, 2, 1), homes, 1);
+        let (host, device) = (estimate(&cell), estimate(&cuda(cell)));
+        assert_eq!(host.moves, device.moves, "{homes:?}");
+        for category in [Category::Parameters, Category::Gradients, Category::Optimizer] {
+            for home in Home::ALL {
+                let peaks = [&host, &device].map(|estimate| estimate.ledgers[home].peak(category));
+                assert_eq!(peaks[0], peaks[1], "{homes:?}: {category} of {home:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn adapters_train_alike_beside_an_offloaded_base_on_cuda() {
+    adapters_alike(cuda, &[[Home::Host, Home::Host], [Home::Disk, Home::Disk], [Home::Device, Home::Host]]);
+}
+
+#[test]
+fn checkpoints_on_cuda_hold_what_lives_elsewhere() {
+    let cell = || Cell { precision: Precision::mixed(DType::Bf16), ..cuda(on(six_steps(), Strategy::Zero3, 2, 1)) };
+    let reference = course(&cell());
+    for homes in [[Home::Host, Home::Host], [Home::Disk, Home::Device]] {
+        for (layout, asynchronous) in layouts() {
+            let dir = tempfile::tempdir().unwrap();
+            let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
+            let away = with_activations(offloaded(saved(cell(), saving), homes, 1), homes[0], 1);
+            let what = format!("{homes:?}, {layout:?}, async {asynchronous}");
+            let whole = course(&away);
+            assert_eq!(bits_of(&whole.steps), bits_of(&reference.steps), "{what}");
+            assert_eq!(whole.digest, reference.digest, "{what}");
+            assert_goes_on(&whole, &away, dir.path(), 4, &what);
+            // Whoever goes on may keep it elsewhere.
+            let here = Cell { memory: cell().memory, ..away };
+            assert_goes_on(&whole, &here, dir.path(), 2, &what);
+        }
+    }
+}
