@@ -78,6 +78,7 @@ pub enum Action {
     StoreSaved {
         micro: usize,
         layer: usize,
+        what: Kept,
     },
     /// Wait until it is there.
     SettleSaved {
@@ -101,6 +102,16 @@ pub enum Action {
     Settle {
         unit: usize,
     },
+}
+
+/// What of a layer that forward has kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kept {
+    All,
+    /// A block's input.
+    Input,
+    Tensor(SavedTensor),
 }
 
 /// What of a unit is brought.

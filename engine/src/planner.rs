@@ -13,7 +13,7 @@ pub use dry::RecordedAction;
 pub use flops::ledger_terms;
 
 use crate::actions::{Action, EvaluationActions};
-use crate::config::{AttentionKind, Cell, Degrees, DeviceKind, Lora, Model};
+use crate::config::{AttentionKind, Cell, Checkpointing, Degrees, DeviceKind, Lora, Model};
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError};
 use crate::mesh::Axes;
@@ -138,6 +138,8 @@ impl Plan {
         let keeps: Vec<bool> = layout.layers.iter().zip(&keeps_input).map(keeps_some).collect();
         let prefetch = cell.memory.offload_prefetch;
         let (layers, delayed) = (&layout.layers[..], cell.train.is_delayed());
+        // Evictions say themselves what goes.
+        let keeps = if cell.memory.checkpointing == Checkpointing::Evict { Vec::new() } else { keeps };
         let offload = Offload { homes: &homes, layers, delayed, prefetch, trainable: &trainable, keeps: &keeps };
         let actions = offload.apply(list(&schedule)?);
         let evaluation = cell.evaluation().map_or_else(EvaluationActions::default, |_| {

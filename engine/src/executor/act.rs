@@ -3,7 +3,7 @@
 use super::{Executor, TokenSource, Tokens};
 use crate::actions::{Action, Moved};
 use crate::comm::{Communicator, Metered, OwnedCall};
-use crate::config::Home;
+use crate::config::{Checkpointing, Home};
 use crate::error::{Result, StepError};
 use crate::executor::{Flow, InFlight};
 use crate::layers::{Batch, Exec, Head, HeadGrads, HeadWeights, Memory};
@@ -284,12 +284,17 @@ impl<'a> Executor<'a> {
         }
         spans.enter(Span::Offload);
         let (Some(micro), Some(layer)) = (action.micro(), action.place()) else { return Ok(()) };
+        let evicts = self.context.cell.memory.checkpointing == Checkpointing::Evict;
         let InFlight { saved, travelling, .. } = self.flow.of_mut(micro);
         let (saved, travelling) = (&mut saved[layer], &mut travelling[layer]);
         match action {
-            Action::StoreSaved { .. } => travelling.store(res, home, saved),
+            Action::StoreSaved { what, .. } => travelling.store(res, home, saved, what),
             Action::SettleSaved { .. } => travelling.settle(res),
-            Action::FetchSaved { .. } => travelling.fetch(res, home, saved),
+            Action::FetchSaved { .. } => {
+                travelling.fetch(res, home, saved)?;
+                // Evictions are decided by what is on the device behind each action.
+                if evicts { travelling.land(res, saved) } else { Ok(()) }
+            }
             _ => travelling.land(res, saved),
         }
     }

@@ -1,6 +1,6 @@
 //! When state is moved: the moves of a list of actions.
 
-use crate::actions::{Action, Moved};
+use crate::actions::{Action, Kept, Moved};
 use crate::config::Home;
 use crate::model::Layer;
 use crate::shard::StateHomes;
@@ -153,7 +153,7 @@ impl Offload<'_> {
             if let Action::Forward { micro, layer } = action
                 && keeps(layer)
             {
-                list.push(Action::StoreSaved { micro, layer });
+                list.push(Action::StoreSaved { micro, layer, what: Kept::All });
                 stored.insert((micro, layer));
                 going.push_back((micro, layer));
                 if going.len() > self.prefetch {
@@ -293,7 +293,7 @@ mod tests {
         };
         let forward = |micro, layer| Action::Forward { micro, layer };
         let backward = |micro, layer| Action::Backward { micro, layer };
-        let store = |micro, layer| Action::StoreSaved { micro, layer };
+        let store = |micro, layer| Action::StoreSaved { micro, layer, what: Kept::All };
         let settle = |micro, layer| Action::SettleSaved { micro, layer };
         let fetch = |micro, layer| Action::FetchSaved { micro, layer };
         let offload = Offload {

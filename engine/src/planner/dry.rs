@@ -13,7 +13,7 @@ use crate::model::FlatKind;
 use crate::outcome::{Estimate, Traffic, Transfer};
 use crate::plan::{Plan, Role};
 use crate::recorder::{Flops, Recorded, Recorder};
-use crate::shard::{Comms, Delayed, State, home_dtype};
+use crate::shard::{Comms, Delayed, State, StateHomes, home_dtype};
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use zbench_kernels::{Category, Dry, Kernels};
@@ -117,6 +117,11 @@ impl<'a> DryRun<'a> {
         let homes = self.executor.context.homes.clone();
         let (performed, change) = homes.record_change(|| self.act_all(&[action], 0));
         performed.map(|()| change[Home::Device].rise())
+    }
+
+    /// Where the parts of the rank's state live.
+    pub fn homes(&self) -> StateHomes {
+        self.executor.state.homes
     }
 
     /// Bytes in use on the device.

@@ -7,18 +7,22 @@
 //! as any other.
 //!
 //! Inputs of blocks are dropped only where dropping everything else does not do: a block whose input is there is made again once.
+//!
+//! Where activations live elsewhere (`memory.offload_activations`), what takes products or attention to be made again is moved there
+//! in place of being dropped, and comes back before its block's backward.
 
 mod held;
 
 use super::dry::{DryRun, alike};
 use super::short::cycles;
-use crate::actions::Action;
-use crate::config::{Cell, Checkpointing};
+use crate::actions::{Action, Moved};
+use crate::config::{Cell, Checkpointing, Home};
 use crate::error::{Result, StepError};
-use crate::layers::eviction::{INPUT, OUTPUT, tensor_at};
+use crate::layers::eviction::{INPUT, OUTPUT, kept_at, tensor_at};
 use crate::model::Layout;
 use crate::plan::{Plan, PlanError, Role};
 use crate::schedule::{Follower, followed_actions};
+use crate::shard::StateHomes;
 use held::{ALL, Held, Kind, TENSORS};
 use zbench_kernels::{Kernels, footprint};
 
@@ -41,11 +45,6 @@ pub fn capacity(cell: &Cell) -> Result<Option<u64>, PlanError> {
         return Ok(None);
     }
     let fail = |reason: String| Err(PlanError { key: "memory.checkpointing", reason });
-    if cell.memory.offloads() {
-        return fail(
-            "is \"evict\", which is not planned beside memory.offload_*; write \"full\", or \"none\" there".into(),
-        );
-    }
     let (blocks, micros) = (cell.model.num_hidden_layers, cell.train.accumulation);
     if blocks > MOST_BLOCKS || blocks.saturating_mul(micros) > MOST_FORWARDS {
         let reason = "is \"evict\", which is planned for up to";
@@ -81,18 +80,25 @@ impl Plan {
         let [of_micro, of_step] = MOST_ACTIONS;
         let actions = of_micro.min(of_step / cell.train.accumulation);
         let mut best: Option<Role> = None;
+        let peak = |role: &Role| role.estimate.memory().total_peak();
         // What is gathered ahead depends on what is made again, so that a list under a capacity may take a little more than one that
         // drops everything: where the first two do not fit, these are tried.
-        for (within, inputs) in [(capacity, false), (capacity, true), (0, false), (0, true)] {
-            let limits = Limits { capacity: within, inputs, actions };
-            let mut role = self.decided(cell, kernels, (&base, place, first_rank), limits)?;
-            role.estimate = self.dry_run(cell, kernels, (&role, None), first_rank, false)?.0;
-            let peak = |role: &Role| role.estimate.memory().total_peak();
-            if best.as_ref().is_none_or(|best| peak(&role) < peak(best)) {
-                best = Some(role);
-            }
-            if best.as_ref().is_some_and(|best| peak(best) <= capacity) {
-                break;
+        'tried: for (within, inputs) in [(capacity, false), (capacity, true), (0, false), (0, true)] {
+            let mut limits = Limits { capacity: within, inputs, actions };
+            // State that is fetched ahead of its use comes into the list when evictions are decided, and may pass the capacity by what is
+            // on its way: they are decided again with so much less.
+            let tries = if cell.memory.offloads() && within > 0 { 3 } else { 1 };
+            for _ in 0..tries {
+                let mut role = self.decided(cell, kernels, (&base, place, first_rank), limits)?;
+                role.estimate = self.dry_run(cell, kernels, (&role, None), first_rank, false)?.0;
+                let found = peak(&role);
+                if best.as_ref().is_none_or(|best| found < peak(best)) {
+                    best = Some(role);
+                }
+                if found <= capacity {
+                    break 'tried;
+                }
+                limits.capacity = limits.capacity.saturating_sub(found - capacity);
             }
         }
         best.ok_or_else(|| StepError::Input("no evictions were planned; this is a bug".into()))
@@ -158,13 +164,17 @@ struct Evictor<'a> {
     kind_of: Vec<Option<usize>>,
     /// By number of the micro-batch, modulo how many are in flight: the number, and what is held of it.
     held: Vec<(usize, Held)>,
+    homes: StateHomes,
+    /// The micro-batch and the layer of what goes to a disk.
+    going: Option<[usize; 2]>,
 }
 
 impl<'a> Evictor<'a> {
     fn new(run: DryRun<'a>, role: &'a Role, limits: Limits) -> Evictor<'a> {
         let layers = role.layout.layers.len();
         let (kind_of, held) = (vec![None; layers], vec![(0, Held::new(layers)); role.in_flight]);
-        Evictor { run, layout: &role.layout, limits, done: 0, kinds: Vec::new(), kind_of, held }
+        let homes = run.homes();
+        Evictor { run, layout: &role.layout, limits, done: 0, kinds: Vec::new(), kind_of, held, homes, going: None }
     }
 
     fn held_of(&mut self, micro: usize) -> &mut Held {
@@ -178,7 +188,7 @@ impl<'a> Evictor<'a> {
 
     /// What goes next, of what `may_go` in a layer of a micro-batch: the micro-batch, the layer, and the place in it.
     fn next_to_go(&self, may_go: impl Fn(usize, usize) -> u16) -> Option<[usize; 3]> {
-        let possible = if self.limits.inputs { ALL } else { TENSORS };
+        let possible = if self.limits.inputs || self.homes.activations != Home::Device { ALL } else { TENSORS };
         let candidates = self.held.iter().filter_map(|(micro, held)| {
             let least = held.least(&self.kinds, self.done, |layer| may_go(*micro, layer) & possible)?;
             Some((*micro, least))
@@ -188,25 +198,56 @@ impl<'a> Evictor<'a> {
     }
 
     /// Drops a tensor before the next action of the list.
-    fn evict(&mut self, list: &mut Vec<Action>, [micro, layer, place]: [usize; 3]) -> Result<()> {
-        // To move it to another home would be another action in this place.
-        let eviction = Action::Evict { micro, layer, tensor: tensor_at(place) };
-        self.run.rise(eviction)?;
+    fn drop(&mut self, list: &mut Vec<Action>, [micro, layer, place]: [usize; 3]) -> Result<()> {
         self.held_of(micro).evict(layer, place);
-        list.insert(self.done, eviction);
+        self.insert(list, Action::Evict { micro, layer, tensor: tensor_at(place) })
+    }
+
+    /// Drops a tensor before the next action of the list. Where activations live elsewhere it goes there, unless it costs nothing to make
+    /// it again.
+    fn evict(&mut self, list: &mut Vec<Action>, [micro, layer, place]: [usize; 3]) -> Result<()> {
+        let held = &self.held[micro % self.held.len()].1;
+        let home = self.homes.activations;
+        if home == Home::Device || held.cost(&self.kinds, layer, place) == 0 {
+            return self.drop(list, [micro, layer, place]);
+        }
+        if let Some([micro, layer]) = self.going.take_if(|going| *going != [micro, layer]) {
+            self.insert(list, Action::SettleSaved { micro, layer })?;
+        }
+        self.held_of(micro).offload(layer, place);
+        self.insert(list, Action::StoreSaved { micro, layer, what: kept_at(place) })?;
+        if home == Home::Host {
+            // Its memory is free when it has gone. What goes to a disk has left the device, and is on its way from the host's memory.
+            return self.insert(list, Action::SettleSaved { micro, layer });
+        }
+        self.going = Some([micro, layer]);
+        Ok(())
+    }
+
+    /// Puts an action before the next one of the list.
+    fn insert(&mut self, list: &mut Vec<Action>, action: Action) -> Result<()> {
+        self.run.rise(action)?;
+        list.insert(self.done, action);
         self.done += 1;
         Ok(())
     }
 
     /// Performs the next action of the list, which is there for `of`, behind evictions where it would pass the capacity without them.
     fn perform(&mut self, list: &mut Vec<Action>, of: Action) -> Result<()> {
-        let (action, before) = (list[self.done], self.run.in_use());
+        let action = list[self.done];
+        if let Action::Gather { unit, slot: true, .. } = action
+            && self.homes.parameters != Home::Device
+        {
+            // Its fetch comes into the list later.
+            self.run.rise(Action::Fetch { unit, what: Moved::Weights })?;
+        }
+        let before = self.run.in_use();
         let mut above = self.above(before, action)?;
         // What is dropped first takes part in the action in no way, so that it can be dropped behind it, too. A block that is about to be
         // made again needs its input alone.
         let in_work = match of {
             Action::Forward { micro, layer } | Action::Backward { micro, layer } => Some([micro, layer]),
-            Action::Recompute { micro, layer, .. } => Some([micro, layer]),
+            Action::Recompute { micro, layer, .. } | Action::FetchSaved { micro, layer } => Some([micro, layer]),
             _ => None,
         };
         let comes_again = matches!(of, Action::Recompute { .. }) && list[self.done + 1..].contains(&of);
@@ -215,7 +256,11 @@ impl<'a> Evictor<'a> {
             let others = |micro, layer| if in_work == Some([micro, layer]) { of_work } else { ALL };
             let Some(next) = self.next_to_go(others) else { break };
             let full = self.run.in_use();
-            self.evict(list, next)?;
+            // What is in work is not moved away and back.
+            match in_work == Some([next[0], next[1]]) {
+                true => self.drop(list, next)?,
+                false => self.evict(list, next)?,
+            }
             above = above.saturating_sub(full - self.run.in_use());
         }
         // What is there already of a block that is made again lies beside the scratch of what is made first: without it the block is
@@ -224,7 +269,7 @@ impl<'a> Evictor<'a> {
             while above > 0 && list.len() < self.limits.actions {
                 let own = |of, other| if [of, other] == [micro, layer] { TENSORS } else { 0 };
                 let Some(next) = self.next_to_go(own) else { break };
-                self.evict(list, next)?;
+                self.drop(list, next)?;
                 let there = self.held_of(micro).there(layer);
                 let saved = self.run.saved(micro, layer);
                 (INPUT + 1..OUTPUT)
@@ -264,6 +309,7 @@ impl<'a> Evictor<'a> {
                     self.held_of(micro).input(layer + 1, at);
                 }
             }
+            Action::FetchSaved { micro, layer } => self.held_of(micro).fetch(layer, at),
             Action::Backward { micro, layer } if self.is_block(layer) => self.held_of(micro).backward(layer),
             _ => {}
         }
@@ -319,7 +365,13 @@ impl Follower for Evictor<'_> {
         }
         if !held.has_input(layer) {
             let from = (0..layer).rev().find(|before| held.has_input(*before))?;
-            return Some(Action::Recompute { micro, layer: from, output: true });
+            return Some(match held.is_away(from) {
+                true => Action::FetchSaved { micro, layer: from },
+                false => Action::Recompute { micro, layer: from, output: true },
+            });
+        }
+        if held.is_away(layer) {
+            return Some(Action::FetchSaved { micro, layer });
         }
         held.lacks(layer).then_some(Action::Recompute { micro, layer, output: false })
     }

@@ -2,15 +2,19 @@
 
 use super::Resources;
 use super::homed::{Copying, Pages};
+use crate::actions::Kept;
 use crate::config::Home;
 use crate::error::{Result, StepError};
 use crate::layers::Saved;
+use crate::layers::eviction::places_of;
 use std::collections::VecDeque;
 use zbench_kernels::{Buffer, Category};
 
-/// What of a layer's saved tensors is on its way, in the order of its buffers.
+/// Which of a layer's saved tensors are elsewhere, and what of them is on its way, in the order of their buffers.
 #[derive(Default)]
 pub struct Travelling {
+    /// Places of the block, as a set of bits.
+    away: u16,
     going: VecDeque<OnTheWay>,
     coming: VecDeque<OnTheWay>,
 }
@@ -27,8 +31,10 @@ impl Travelling {
     ///
     /// # Errors
     /// There is no memory for them, or the disk has failed.
-    pub fn store(&mut self, res: Resources<'_>, home: Home, saved: &mut Saved) -> Result<()> {
-        saved.each_buffer(&mut |buffer| {
+    pub fn store(&mut self, res: Resources<'_>, home: Home, saved: &mut Saved, what: Kept) -> Result<()> {
+        let places = places_of(what) & saved.places() & !self.away;
+        self.away |= places;
+        saved.each_buffer(places, &mut |buffer| {
             let (dtype, len) = (buffer.dtype(), buffer.len());
             if home == Home::Host {
                 let mut copy = res.alloc_at(home, Category::Activations, dtype, len)?;
@@ -60,7 +66,7 @@ impl Travelling {
     /// There is no memory for them, or the disk has failed.
     pub fn fetch(&mut self, res: Resources<'_>, home: Home, saved: &mut Saved) -> Result<()> {
         self.settle(res)?;
-        saved.each_buffer(&mut |buffer| {
+        saved.each_buffer(self.away, &mut |buffer| {
             if home == Home::Host {
                 let copying = back(res, buffer)?;
                 self.coming.push_back(copying);
@@ -82,7 +88,7 @@ impl Travelling {
             return Ok(());
         }
         let none = || StepError::Input("a saved tensor is missing on the disk; this is a bug".into());
-        saved.each_buffer(&mut |buffer| {
+        saved.each_buffer(std::mem::take(&mut self.away), &mut |buffer| {
             let Some(pages) = self.coming.pop_front().ok_or_else(none)?.arrive(res)? else { return Ok(()) };
             *buffer = pages;
             back(res, buffer)?.arrive(res).map(drop)

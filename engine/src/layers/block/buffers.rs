@@ -1,24 +1,34 @@
 //! All buffers that forward keeps of a block, in one order.
 
-use super::{GateUp, Qkv, Saved};
+use super::eviction::{INPUT, of};
+use super::{GateUp, Qkv, Saved, SavedTensor};
 use crate::error::Result;
 use crate::layers::experts::{Arrived, Routing};
 use zbench_kernels::Buffer;
 
 impl Saved {
-    /// Calls `work` with every buffer; the order depends on which there are alone.
+    /// Calls `work` with every buffer of these places, a set of bits; the order depends on which there are alone.
     ///
     /// # Errors
     /// The first of `work`.
-    pub fn each_buffer(&mut self, work: &mut dyn FnMut(&mut Buffer) -> Result<()>) -> Result<()> {
+    pub fn each_buffer(&mut self, places: u16, work: &mut dyn FnMut(&mut Buffer) -> Result<()>) -> Result<()> {
+        let wanted = |place: usize| places & 1 << place != 0;
+        let is = |tensor: SavedTensor| wanted(of(tensor));
         let Saved { input, attention_norm, qkv, attention, cross, residual, mlp_norm, gate_up, activation } = self;
-        let mut pairs = [attention_norm, attention, mlp_norm];
-        let of_cross = cross.iter_mut().flat_map(|(residual, saved)| std::iter::once(residual).chain(saved.buffers()));
-        let single = [input, residual, activation].into_iter().flatten();
-        let all = single.chain(pairs.iter_mut().flat_map(|pair| pair.iter_mut().flatten())).chain(of_cross);
-        all.chain(qkv.iter_mut().flat_map(Qkv::buffers))
-            .chain(gate_up.iter_mut().flat_map(GateUp::buffers))
-            .try_for_each(work)
+        let single =
+            [(wanted(INPUT), input), (is(SavedTensor::Residual), residual), (is(SavedTensor::Activation), activation)];
+        let mut pairs = [
+            (is(SavedTensor::AttentionNorm), attention_norm),
+            (is(SavedTensor::Attention), attention),
+            (is(SavedTensor::MlpNorm), mlp_norm),
+        ];
+        let single = single.into_iter().filter(|(wanted, _)| *wanted).filter_map(|(_, buffer)| buffer.as_mut());
+        let pairs = pairs.iter_mut().filter(|(wanted, _)| *wanted).flat_map(|(_, pair)| pair.iter_mut().flatten());
+        let cross = cross.iter_mut().filter(|_| is(SavedTensor::Attention));
+        let of_cross = cross.flat_map(|(residual, saved)| std::iter::once(residual).chain(saved.buffers()));
+        let qkv = qkv.iter_mut().filter(|_| is(SavedTensor::Qkv)).flat_map(Qkv::buffers);
+        let gate_up = gate_up.iter_mut().filter(|_| is(SavedTensor::GateUp)).flat_map(GateUp::buffers);
+        single.chain(pairs).chain(of_cross).chain(qkv).chain(gate_up).try_for_each(work)
     }
 }
 

@@ -1,14 +1,29 @@
 //! What can be dropped of what forward keeps, one tensor at a time, and what each is made from.
 
 use super::{Block, Saved, SavedTensor};
+use crate::actions::Kept;
 
 /// Places in a block: its input, the tensors of [`SavedTensor::ALL`], and in lists of what is made its output.
 pub const INPUT: usize = 0;
 pub const OUTPUT: usize = 1 + SavedTensor::ALL.len();
 
 /// The place of a tensor.
-const fn of(tensor: SavedTensor) -> usize {
+pub const fn of(tensor: SavedTensor) -> usize {
     1 + tensor as usize
+}
+
+/// Places as a set of bits.
+pub fn places_of(kept: Kept) -> u16 {
+    match kept {
+        Kept::All => (1 << OUTPUT) - 1,
+        Kept::Input => 1 << INPUT,
+        Kept::Tensor(tensor) => 1 << of(tensor),
+    }
+}
+
+/// What is at a place of a block that is kept.
+pub fn kept_at(place: usize) -> Kept {
+    tensor_at(place).map_or(Kept::Input, Kept::Tensor)
 }
 
 /// The tensor at a place; none at [`INPUT`] and [`OUTPUT`].

@@ -27,8 +27,17 @@ struct State {
     kept: u16,
     /// What of it is there.
     there: u16,
+    /// What of it lives elsewhere.
+    away: u16,
     /// By place: which action made or read it last.
     used: [usize; OUTPUT],
+}
+
+impl State {
+    /// What need not be made again.
+    fn held(&self) -> u16 {
+        self.there | self.away
+    }
 }
 
 /// What is dropped next.
@@ -61,7 +70,7 @@ impl Held {
 
     /// Action number `at` was a block's forward, which kept this.
     pub fn forward(&mut self, layer: usize, kind: usize, kept: u16, at: usize) {
-        self.0[layer] = State { kind: Some(kind), kept, there: kept, used: [at; OUTPUT] };
+        self.0[layer] = State { kind: Some(kind), kept, there: kept, away: 0, used: [at; OUTPUT] };
     }
 
     /// Action number `at` made a block's tensors again: this is there.
@@ -81,14 +90,34 @@ impl Held {
         self.0[layer].there &= !(1 << place);
     }
 
+    /// A tensor was moved to where it is kept for the time being.
+    pub fn offload(&mut self, layer: usize, place: usize) {
+        self.evict(layer, place);
+        self.0[layer].away |= 1 << place;
+    }
+
+    /// Action number `at` brought back what was away.
+    pub fn fetch(&mut self, layer: usize, at: usize) {
+        let state = &mut self.0[layer];
+        for place in (INPUT..OUTPUT).filter(|place| state.away & 1 << place != 0) {
+            state.used[place] = at;
+        }
+        state.there |= std::mem::take(&mut state.away);
+    }
+
+    /// Whether something of a block is away.
+    pub fn is_away(&self, layer: usize) -> bool {
+        self.0[layer].away != 0
+    }
+
     /// A block's backward has taken what was there.
     pub fn backward(&mut self, layer: usize) {
         self.0[layer] = State::default();
     }
 
-    /// Whether a block's input is there.
+    /// Whether a block's input is there or away, and need not be made again.
     pub fn has_input(&self, layer: usize) -> bool {
-        self.0[layer].there & 1 << INPUT != 0
+        self.0[layer].held() & 1 << INPUT != 0
     }
 
     /// What is there of a block, as bits.
@@ -96,14 +125,14 @@ impl Held {
         self.0[layer].there
     }
 
-    /// Whether something that forward kept is not there.
+    /// Whether something that forward kept must be made again.
     pub fn lacks(&self, layer: usize) -> bool {
         let state = &self.0[layer];
-        state.kept & !state.there != 0
+        state.kept & !state.held() != 0
     }
 
-    /// Operations to make a tensor again, with everything that it is made from and that is not there, through as many blocks before
-    /// it as that takes.
+    /// Operations to make a tensor again, with everything that it is made from and that was dropped, through as many blocks before it as
+    /// that takes.
     pub fn cost(&self, kinds: &[Kind], layer: usize, place: usize) -> u128 {
         let (mut layer, mut wanted) = (layer, 1u16 << place);
         let mut sum = 0u128;
@@ -114,7 +143,7 @@ impl Held {
             for place in (INPUT + 1..=OUTPUT).rev() {
                 if wanted & 1 << place != 0 {
                     sum = sum.saturating_add(kind.flops[place]);
-                    wanted |= kind.sources[place] & !state.there;
+                    wanted |= kind.sources[place] & !state.held();
                 }
             }
             match (wanted & 1 << INPUT != 0, layer.checked_sub(1)) {
