@@ -9,6 +9,15 @@ use crate::units;
 pub const STRATEGY: &str = "parallel.strategy";
 /// The value of a key that a cell does not have.
 pub const UNSET: &str = "unset";
+/// Keys that cells leave out at their usual value, with that value.
+const USUAL: [(&str, &str); 6] = [
+    ("memory.offload_optimizer", "none"),
+    ("memory.offload_parameters", "none"),
+    ("memory.offload_activations", "none"),
+    ("memory.offload_prefetch", "1"),
+    ("train.delayed_update", "0"),
+    ("parallel.bucket_mb", "25.0"),
+];
 /// Sections whose keys are named in full: `lora.rank` is not a rank of the mesh, and `data.path` is not any path.
 const NAMED_IN_FULL: [&str; 2] = ["lora.", "data."];
 /// A longer value is cut and ends in `…`.
@@ -50,12 +59,17 @@ pub fn value(path: &str, value: &Value) -> String {
         Some(bytes) if key_of(path).starts_with("collectives.") && path.ends_with("_bytes") => {
             units::exact_bytes(bytes)
         }
+        _ if value.is_null() => usual(path).to_string(),
         _ => plain(value),
     };
     if text.chars().count() <= LONGEST_VALUE {
         return text;
     }
     text.chars().take(LONGEST_VALUE - 1).chain(['…']).collect()
+}
+
+fn usual(path: &str) -> &'static str {
+    USUAL.iter().find(|(key, _)| *key == path).map_or(UNSET, |(_, value)| value)
 }
 
 fn plain(value: &Value) -> String {
@@ -200,6 +214,14 @@ pub fn shortened(labels: &[&str]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_cells_leave_out_has_its_usual_value() {
+        assert_eq!(value("memory.offload_prefetch", &Value::Null), "1");
+        assert_eq!(value("memory.offload_optimizer", &Value::Null), "none");
+        assert_eq!(value("lora.alpha", &Value::Null), UNSET);
+        assert_eq!(value("memory.offload_prefetch", &serde_json::json!(2)), "2");
+    }
     use serde_json::json;
 
     #[test]

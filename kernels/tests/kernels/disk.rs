@@ -47,6 +47,8 @@ fn ways(folder: &Path) -> Vec<Options> {
         eprintln!("NOT TESTED: {options:?}: {}", File::create(folder, options).unwrap_err());
     }
     assert!(has.iter().any(|options| options.engine == Some(Engine::Threads)), "threads transfer everywhere");
+    let required = std::env::var_os("ZBENCH_REQUIRE_IO_URING").is_some();
+    assert!(!required || has.iter().any(|options| options.engine == Some(Engine::IoUring)), "io_uring is refused");
     has
 }
 
@@ -242,6 +244,7 @@ fn again(test: &str, command: &str, folder: &Path) -> Option<std::process::Outpu
         .expect("unshare is part of util-linux");
     let said = String::from_utf8_lossy(&output.stderr);
     if output.status.code() == Some(77) || said.contains("unshare failed") || said.contains("unshare: ") {
+        assert!(std::env::var_os("ZBENCH_REQUIRE_MOUNTS").is_none(), "nothing may be mounted here: {said}");
         eprintln!("NOT TESTED: nothing may be mounted here: {said}");
         return None;
     }
