@@ -352,12 +352,7 @@ impl Resources<'_> {
     }
 
     /// A copy within one memory, which is over when it returns, unless a link is emulated.
-    fn over_link(
-        &self,
-        way: Way,
-        bytes: usize,
-        copy: impl FnOnce() -> Result<()>,
-    ) -> Result<Option<Arc<dyn Event>>> {
+    fn over_link(&self, way: Way, bytes: usize, copy: impl FnOnce() -> Result<()>) -> Result<Option<Arc<dyn Event>>> {
         let Some(link) = self.homes.link() else { return copy().map(|()| None) };
         let begun = link.begin(way, bytes as u64);
         copy()?;

@@ -23,10 +23,10 @@ mod reduce;
 mod rows;
 pub mod sources;
 
+use crate::affinity::Pinned;
 use crate::device::{Device, DeviceError, Event, Stream};
 use crate::op::*;
 use crate::operands::{self, DeviceTypes};
-use crate::affinity::Pinned;
 use crate::{Arena, ArenaError, CopyStreams, Cpu, DType, KernelError, Kernels, Result, Sum, View, ViewMut, copy};
 use launch::{Run, runs};
 use std::sync::Arc;

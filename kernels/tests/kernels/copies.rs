@@ -57,8 +57,7 @@ fn a_copy_to_the_host_comes_behind_the_devices_work_and_before_the_host_reads() 
     let (mut there, mut here) = (both.on(&both.device, 1.0), both.on(&both.host, 0.0));
     both.cuda.fill(there.view_mut(), 2.5).unwrap();
     let part = 100..LEN - 50;
-    let done =
-        both.streams.download(&both.cuda, there.slice(part.clone()), &mut here, part.clone()).unwrap();
+    let done = both.streams.download(&both.cuda, there.slice(part.clone()), &mut here, part.clone()).unwrap();
     // The device may write again when it has waited.
     both.cuda.wait_event(&*done).unwrap();
     both.cuda.fill(there.view_mut(), 3.0).unwrap();

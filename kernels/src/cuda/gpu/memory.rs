@@ -34,8 +34,7 @@ impl Inner {
     pub(super) fn allocate_pinned(&self, bytes: usize) -> Result<Address> {
         let mut at = std::ptr::null_mut();
         // SAFETY: a live output. Without flags the memory is mapped for all devices, as 64-bit systems have one address space.
-        let done =
-            self.call("cuMemHostAlloc", |table| unsafe { (table.host_allocate)(&mut at, bytes.max(1), 0) });
+        let done = self.call("cuMemHostAlloc", |table| unsafe { (table.host_allocate)(&mut at, bytes.max(1), 0) });
         done.map_err(|error| DeviceError { reason: format!("{bytes} bytes: {}", error.reason), ..error })?;
         match at.is_null() {
             true => Err(self.error("cuMemHostAlloc", "it lies at address 0")),
