@@ -77,8 +77,9 @@ fn offloaded_cells_run_on_cuda_as_they_are_planned() {
         let keys: String = kinds.map(|kind| format!("\"memory.offload_{kind}\" = \"{home}\"\n")).concat();
         format!("[[grid.include]]\n{keys}")
     };
-    let axes = "[grid]\n\"parallel.strategy\" = [\"zero3\"]\n\"memory.offload_optimizer\" = [\"none\"]\n";
-    let file = write(folder.path(), &format!("{}{axes}{}{}", &tiny[..grid], include("host"), include("disk")));
+    let zero3 = tiny[..grid].replace("ranks = 2", "ranks = 2\nstrategy = \"zero3\"");
+    let axes = "[grid]\n\"memory.offload_optimizer\" = [\"none\"]\n";
+    let file = write(folder.path(), &format!("{zero3}{axes}{}{}", include("host"), include("disk")));
     let common = ["--trials", "1", "--no-repeats", "--format", "json"];
     let output = on_host(&folder.path().join("nb")).arg("grid").arg(&file).args(common).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
