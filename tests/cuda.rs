@@ -66,6 +66,43 @@ fn a_grid_of_ranks_that_share_a_device_computes_what_the_processor_does() {
     }
 }
 
+/// What is offloaded lives where the plan says, and losses are those of the same cell without offload, to the bit.
+#[test]
+fn offloaded_cells_run_on_cuda_as_they_are_planned() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = std::fs::read_to_string(root().join("tests/configs/cuda-tiny.toml")).unwrap();
+    let grid = tiny.find("[grid]").unwrap();
+    let include = |home: &str| {
+        let kinds = ["optimizer", "parameters", "activations"];
+        let keys: String = kinds.map(|kind| format!("\"memory.offload_{kind}\" = \"{home}\"\n")).concat();
+        format!("[[grid.include]]\n{keys}")
+    };
+    let zero3 = tiny[..grid].replace("ranks = 2", "ranks = 2\nstrategy = \"zero3\"");
+    let axes = "[grid]\n\"memory.offload_optimizer\" = [\"none\"]\n";
+    let file = write(folder.path(), &format!("{zero3}{axes}{}{}", include("host"), include("disk")));
+    let common = ["--trials", "1", "--no-repeats", "--format", "json"];
+    let output = on_host(&folder.path().join("nb")).arg("grid").arg(&file).args(common).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let all = records(&output);
+    assert_eq!(all.len(), 3);
+    for record in &all {
+        assert_eq!(record["outcome"]["status"], "measured", "{}", record["outcome"]);
+        assert_eq!(losses(record), losses(&all[0]));
+        let homes =
+            [&record["memory"]["total"], &record["offload"]["host"]["total"], &record["offload"]["disk"]["total"]];
+        homes.iter().for_each(|home| assert_eq!(home["peak_bytes"], home["predicted_bytes"], "{}", record["offload"]));
+    }
+    let there = |record: &Value| record["memory"]["total"]["peak_bytes"].as_u64().unwrap();
+    assert!(there(&all[1]) < there(&all[0]), "offload gives the device's memory back");
+    // A link is emulated on the processor alone.
+    let link =
+        "[memory]\noffload_optimizer = \"host\"\n[link]\nhost = { bandwidth = \"25GB/s\", latency = \"10us\" }\n";
+    let file = write(folder.path(), &format!("{}{link}", &tiny[..grid]));
+    let linked = on_host(&folder.path().join("link")).arg("grid").arg(&file).args(common).output().unwrap();
+    let reason = records(&linked)[0]["outcome"]["reason"].as_str().unwrap().to_string();
+    assert!(reason.contains("links cannot be emulated there"), "{reason}");
+}
+
 #[test]
 fn kernels_are_asked_one_by_one() {
     let folder = tempfile::tempdir().unwrap();

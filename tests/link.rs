@@ -86,6 +86,48 @@ fn linked_cells_are_labelled_and_compared_with_their_like() {
     assert!(said.contains("bandwidth=100 MB/s"), "{said}");
 }
 
+/// A link between device and host: the same losses, said to be emulated, and refused where it has nothing to carry.
+#[test]
+fn moves_over_a_link_to_the_host_are_labelled() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = support::write(folder.path(), TINY);
+    let words = |sets: &[&str]| -> Vec<String> {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let fixed = ["--format", "json", "run", file.to_str().unwrap(), "--set", "memory.checkpointing=none"];
+        fixed.into_iter().chain(["--set", "parallel.strategy=zero3"]).chain(sets).map(String::from).collect()
+    };
+    let run = |sets: &[&str]| {
+        let words = words(sets);
+        records(folder.path(), &words.iter().map(String::as_str).collect::<Vec<_>>()).remove(0)
+    };
+    let offload = ["memory.offload_optimizer=host", "memory.offload_parameters=host"];
+    let link = ["link.host.bandwidth=200MB/s", "link.host.latency=50us"];
+    let (bare, linked) = (run(&offload), run(&[offload, link].concat()));
+    let losses =
+        |record: &Value| record["steps"].as_array().unwrap().iter().map(|s| s["loss"].to_string()).collect::<Vec<_>>();
+    assert_eq!(losses(&bare), losses(&linked), "a link changes no loss");
+    let stated = &linked["cell"]["link"];
+    assert!(stated["node"].is_null() && stated["host"]["bandwidth"] == 200e6, "{stated}");
+    assert!((stated["host"]["latency"].as_f64().unwrap() - 50e-6).abs() < 1e-12, "{stated}");
+    assert!(bare["cell"]["link"].is_null());
+    let text = |record: &Value, key: &str| record[key].to_string();
+    assert!(text(&linked, "validity").contains("emulated_link") && !text(&bare, "validity").contains("emulated_link"));
+    let note = "Emulated link between device and host: one for each rank, 200 MB/s and 50.0 us each way.";
+    assert!(text(&linked, "notes").contains(note), "{}", linked["notes"]);
+    let report = support::run(folder.path(), &["report", "--full"]);
+    let said = support::stdout(&report);
+    assert!(said.contains("200 MB/s and 50.0 us each way between device and host"), "{said}");
+    for (sets, key) in [
+        (&link[..], "link.host.bandwidth"),
+        (&["memory.offload_optimizer=host", "link.host.latency=1us"][..], "link.host.bandwidth"),
+    ] {
+        let words = words(sets);
+        let refused = support::run(folder.path(), &words.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(support::stderr(&refused).contains(key), "{}", support::stderr(&refused));
+    }
+}
+
 #[test]
 fn processes_share_a_link_as_threads_do() {
     let folder = tempfile::tempdir().unwrap();

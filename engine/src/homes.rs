@@ -2,8 +2,8 @@
 //! lives there. Each arena has a ledger of its own.
 
 use crate::config::Home;
+use crate::host_link::HostLink;
 use crate::moves::Moves;
-use crate::offload::link::HostLink;
 use std::ops::Index;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -19,6 +19,7 @@ mod guard;
 pub mod hardware;
 pub mod hf;
 pub mod homes;
+pub mod host_link;
 mod init;
 mod inputs;
 pub mod layers;

@@ -5,7 +5,6 @@
 //! of the device and of the host count as [`Category::Communication`](zbench_kernels::Category::Communication). Every move is counted by what it moves and between
 //! which homes ([`crate::moves::Moves`]).
 
-pub mod link;
 pub mod schedule;
 
 use crate::config::{Cell, Home};

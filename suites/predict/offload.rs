@@ -24,3 +24,30 @@ pub fn folder_refused(cell: &Cell, estimate: &Estimate, ranks: u64) -> Option<St
         _ => None,
     }
 }
+
+/// Why a host with so much memory cannot hold what so many ranks keep there, of so many bytes each.
+pub fn host_refused(bytes: u64, ranks: u64, host: Option<u64>) -> Option<String> {
+    let (all, has) = (bytes.saturating_mul(ranks), host?);
+    (all > has).then(|| {
+        format!(
+            "what {ranks} ranks keep in the host's memory takes {}, this machine has {}; write \"disk\" for some of it \
+             (memory.offload_optimizer, memory.offload_parameters, memory.offload_activations)",
+            memory(all as f64),
+            memory(has as f64)
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_is_too_small_is_told_with_both_sizes() {
+        assert_eq!(host_refused(1 << 30, 4, Some(4 << 30)), None);
+        assert_eq!(host_refused(1 << 30, 4, None), None);
+        let reason = host_refused((1 << 30) + 1, 4, Some(4 << 30)).unwrap();
+        assert!(reason.contains("4 ranks") && reason.contains("\"disk\"") && reason.contains("GiB"), "{reason}");
+        assert!(host_refused(u64::MAX, 2, Some(1 << 40)).is_some());
+    }
+}

@@ -352,13 +352,7 @@ fn on_device(resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) ->
     if let Some(reason) = offload::folder_refused(cell, estimate, here) {
         return Decision::Record { status: Status::Skipped, reason, source: Source::Host };
     }
-    let pinned = estimate.ledgers[Home::Host].total_peak().saturating_mul(here);
-    if let Some(memory) = host_memory().filter(|memory| pinned > *memory) {
-        let reason = format!(
-            "what {here} ranks offload takes {} of this machine's memory, which has {}; write \"disk\" for some of it",
-            gib(pinned),
-            gib(memory)
-        );
+    if let Some(reason) = offload::host_refused(estimate.ledgers[Home::Host].total_peak(), here, host_memory()) {
         return Decision::Record { status: Status::OutOfMemory, reason, source: Source::Plan };
     }
     Decision::Run

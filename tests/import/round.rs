@@ -389,8 +389,7 @@ fn what_cannot_run_is_a_plan_and_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("plan.toml");
     let (out, file) = (out.to_str().unwrap(), fixture("stage3_offload.json"));
-    // Offload is run on the CPU.
-    let gpu = ["--set", "hardware.profile=a100-80gb"];
+    let gpu = ["--set", "hardware.profile=a100-80gb", "--set", "memory.loss=logits"];
     let made = run(
         folder.path(),
         &[
@@ -401,7 +400,7 @@ fn what_cannot_run_is_a_plan_and_says_so() {
     );
     assert_eq!(made.status.code(), Some(0), "{}", stderr(&made));
     let said = stderr(&made);
-    for fragment in ["it can be priced and not run", "memory.offload_optimizer", &format!("zbench plan {out}")] {
+    for fragment in ["it can be priced and not run", "memory.loss", &format!("zbench plan {out}")] {
         assert!(said.contains(fragment), "no {fragment:?} in {said}");
     }
     let plan = run(folder.path(), &["plan", out, "--format", "json"]);

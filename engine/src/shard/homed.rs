@@ -3,8 +3,8 @@
 use super::Resources;
 use crate::config::Home;
 use crate::error::{Result, StepError};
+use crate::host_link::Way;
 use crate::moves::Move;
-use crate::offload::link::Way;
 use std::ops::Range;
 use std::sync::Arc;
 use zbench_kernels::device::Event;

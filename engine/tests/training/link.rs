@@ -1,8 +1,9 @@
 //! Training over emulated links: the same run to the bit and to the byte, and the right bytes on the links.
 
+use crate::training::offload::{assert_as_planned as assert_homes_as_planned, offloaded, with_activations};
 use crate::training::support::*;
 use zbench_engine::config::*;
-use zbench_engine::outcome::{RankReport, Traffic};
+use zbench_engine::outcome::{RankReport, Traffic, Transfer};
 use zbench_engine::train::with_ranks;
 
 fn cell(strategy: Strategy, linked: bool) -> Cell {
@@ -92,5 +93,50 @@ fn a_link_costs_what_it_says_in_a_step() {
     slow.link = Some(Link { node: Some(LinkRate { bandwidth: all / 0.5, latency: 0.0 }), host: None });
     for report in reports(&slow) {
         assert!(report.step_ms[0] >= 500.0, "half a second of link in {} ms", report.step_ms[0]);
+    }
+}
+
+/// Moves of every kind: weights and activations both ways, gradients down.
+fn offloading(link: Option<LinkRate>, prefetch: usize) -> Cell {
+    let mut cell = cell(Strategy::Zero3, false);
+    cell.parallel.ranks_per_node = None;
+    cell = with_activations(offloaded(cell, [Home::Host, Home::Host], prefetch), Home::Host, prefetch);
+    cell.link = link.map(|host| Link { node: None, host: Some(host) });
+    cell
+}
+
+#[test]
+fn a_link_to_the_host_changes_no_bit_and_no_byte() {
+    for prefetch in [0, 1, 3] {
+        let link = LinkRate { bandwidth: 1e9, latency: 20e-6 };
+        let (bare, linked) = (offloading(None, prefetch), offloading(Some(link), prefetch));
+        let bits = |ran: &Ran| -> Vec<(u64, u64)> {
+            ran.steps.iter().map(|s| (s.loss.to_bits(), s.grad_norm.to_bits())).collect()
+        };
+        let [here, there] = [run(&bare), run(&linked)];
+        assert_eq!(bits(&here), bits(&there), "{prefetch}");
+        assert!(here.weights == there.weights, "{prefetch}");
+        let (planned, over) = (estimate(&bare), estimate(&linked));
+        assert_eq!((planned.ledgers, planned.moves), (over.ledgers, over.moves), "{prefetch}");
+        assert_homes_as_planned(&linked, &format!("over a link, {prefetch} layers ahead"));
+    }
+}
+
+/// Moves of a direction take turns, and all of a step's are over when it ends.
+#[test]
+fn a_step_is_no_shorter_than_its_moves_over_the_link() {
+    let link = LinkRate { bandwidth: 20e6, latency: 1e-3 };
+    let cell = offloading(Some(link), 1);
+    for report in reports(&cell) {
+        let of = |from, to| report.moves.iter().filter(move |row| (row.from, row.to) == (from, to));
+        for (from, to) in [(Home::Device, Home::Host), (Home::Host, Home::Device)] {
+            let bytes: f64 = of(from, to).map(|row| row.bytes).sum();
+            let least = (bytes / link.bandwidth + link.latency) * 1e3;
+            assert!(bytes > 0.0 && report.step_ms.iter().all(|ms| *ms >= least), "{:?}, {least} ms", report.step_ms);
+        }
+        let usage = report.host_link.unwrap();
+        let steps = cell.train.steps as f64;
+        let moved = |of: fn(&Transfer) -> f64| (report.moves.iter().map(of).sum::<f64>() * steps) as u64;
+        assert_eq!((usage.calls, usage.crossing_bytes), (moved(|row| row.moves), moved(|row| row.bytes)));
     }
 }

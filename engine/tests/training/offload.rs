@@ -93,7 +93,7 @@ fn checkpoints_hold_what_lives_elsewhere() {
 }
 
 /// Whether weights may live elsewhere.
-pub fn splits_weights(strategy: Strategy) -> bool {
+fn splits_weights(strategy: Strategy) -> bool {
     matches!(strategy, Strategy::Zero3 | Strategy::Fsdp | Strategy::FsdpGradOp | Strategy::Hsdp)
 }
 

@@ -1,10 +1,12 @@
-//! Operations of which an operand may lie on the host: what fills weights, reads them out and moves checkpoints. No step has any.
+//! Operations of which an operand may lie on the host: what fills weights, reads them out and moves checkpoints. A step has them
+//! where state is offloaded: its update, and sums of its gradients.
 
 #![allow(unsafe_code, reason = "scratch of words is seen as elements of a type")]
 
 use super::Cuda;
 use super::launch::Run;
 use crate::op::{Op, Unpack};
+use crate::view::Extent;
 use crate::{DType, KernelError, Kernels, Result, View, ViewMut, no_scratch};
 
 /// Elements that go over at a time.
@@ -62,18 +64,25 @@ impl Cuda {
     }
 
     /// Whether the operands of what initialisation, communicators and the update of offloaded state ask for lie on the host, whose
-    /// kernels do it then.
+    /// kernels do it then. Nothing else takes operands there but what goes from the one to the other.
     pub(super) fn is_for_host(&self, op: &Op, reads: &[View<'_>], writes: &[ViewMut<'_>]) -> Result<bool> {
-        if !matches!(op, Op::Fill(..) | Op::Normal(_) | Op::Reduce(_) | Op::Pack(_) | Op::AdamW(_)) {
-            return Ok(false);
+        // What has no elements lies nowhere.
+        let on_host = |extent: &Extent| self.is_away(extent.is_on_host() && !extent.is_empty());
+        let away = reads.iter().map(|view| on_host(view)).chain(writes.iter().map(|view| on_host(view)));
+        let (away, all) = (away.filter(|away| *away).count(), reads.len() + writes.len());
+        match op {
+            _ if away == 0 => Ok(false),
+            Op::Fill(..) | Op::Normal(_) | Op::Reduce(_) | Op::Pack(_) | Op::AdamW(_) if away == all => Ok(true),
+            Op::Cast(_) | Op::Unpack(_) => Ok(false),
+            _ => Err(KernelError::NotOnHost),
         }
-        let on_host = reads.iter().map(|view| view.is_on_host()).chain(writes.iter().map(|view| view.is_on_host()));
-        let (away, all) = (on_host.filter(|on_host| self.is_away(*on_host)).count(), reads.len() + writes.len());
-        if away > 0 && away < all { Err(KernelError::NotOnHost) } else { Ok(away > 0) }
     }
 
     pub(super) fn unpack_anywhere(&self, op: &Unpack, record: View<'_>, dst: ViewMut<'_>) -> Result<()> {
         if !self.is_away(dst.is_on_host()) {
+            if self.is_away(record.is_on_host() && !record.is_empty()) {
+                return Err(KernelError::NotOnHost);
+            }
             return self.run_unpack(op, record, Run::of(&dst));
         }
         let mut staged = Staged::new(DType::I8, record.len());

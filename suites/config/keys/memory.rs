@@ -27,19 +27,19 @@ pub(super) const KEYS: &[Key] = &[
         "memory.offload_optimizer",
         Choice(&["none", "host", "disk"]),
         Is("\"none\""),
-        "Where optimizer state and, if it is split, each rank's part of the gradients live; none = on the device. The update is then computed on the host. Priced and not run on hardware.device = cuda.",
+        "Where optimizer state and, if it is split, each rank's part of the gradients live; none = on the device. The update is then computed on the host.",
     ),
     key(
         "memory.offload_parameters",
         Choice(&["none", "host", "disk"]),
         Is("\"none\""),
-        "Where each rank's part of the weights lives, under zero3, fsdp and hsdp; none = on the device. Priced and not run on hardware.device = cuda.",
+        "Where each rank's part of the weights lives, under zero3, fsdp and hsdp; none = on the device.",
     ),
     key(
         "memory.offload_activations",
         Choice(&["none", "host", "disk"]),
         Is("\"none\""),
-        "Where what forward keeps for backward lives; none = on the device. Priced and not run on hardware.device = cuda.",
+        "Where what forward keeps for backward lives; none = on the device.",
     ),
     key(
         "memory.partition_activations",

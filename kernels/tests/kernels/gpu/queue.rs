@@ -8,7 +8,7 @@ use std::time::Duration;
 use zbench_kernels::cuda::gpu::{Gpu, Options};
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::device::{Arguments, Device, Launch, Stream};
-use zbench_kernels::{Category, Cuda, DType, Kernels, View, ViewMut, philox};
+use zbench_kernels::{Arena, Category, Cuda, DType, KernelError, Kernels, View, ViewMut, philox};
 
 fn random(bytes: usize, seed: u64) -> Vec<u8> {
     (0..bytes.div_ceil(16) as u64)
@@ -75,6 +75,46 @@ fn bytes_come_back_as_they_went() {
     }
     // SAFETY: made above.
     unsafe { gpu.free(at, 3 * SLOT) };
+}
+
+/// The driver does nothing before somebody waits for it.
+#[test]
+fn copies_of_pinned_memory_go_through_queues_of_their_own() {
+    const BYTES: usize = 5_000_000;
+    let fakes = Fakes::all();
+    let data: Vec<i8> = random(BYTES, 5).into_iter().map(|byte| byte as i8).collect();
+    {
+        let cuda = Cuda::new(Arc::new(fakes.gpu())).unwrap();
+        let (device, host) = (cuda.arena(Some(32 << 20), 1).unwrap(), cuda.host_arena(16 << 20).unwrap());
+        let streams = cuda.copy_streams().unwrap().unwrap();
+        let alloc = |arena: &Arena| arena.alloc(Category::Communication, DType::I8, BYTES).unwrap();
+        let (mut there, mut copy) = (alloc(&device), alloc(&device));
+        let (mut here, mut back) = (alloc(&host), alloc(&host));
+        assert!(here.is_pinned() && !there.is_pinned());
+        assert!((here.ptr().as_ptr() as usize).is_multiple_of(64));
+        here.view_mut().as_slice_mut::<i8>().unwrap().copy_from_slice(&data);
+        let came = streams.upload(&cuda, &mut here, 0..BYTES, there.view_mut()).unwrap();
+        assert!(!came.query().unwrap(), "nobody has waited");
+        // The host waits before it writes again.
+        here.view_mut().as_slice_mut::<i8>().unwrap().fill(0);
+        assert!(came.query().unwrap());
+        cuda.wait_event(&*came).unwrap();
+        cuda.copy(there.view(), copy.view_mut()).unwrap();
+        let gone = streams.download(&cuda, copy.view(), &mut back, 0..BYTES).unwrap();
+        assert!(!gone.query().unwrap());
+        assert!(back.view().as_slice::<i8>().unwrap() == data);
+        // What lies on both sides is copied by the staged way, too.
+        cuda.copy(copy.view(), here.view_mut()).unwrap();
+        assert!(here.view().as_slice::<i8>().unwrap() == data);
+        // No kernel of the GPU takes what lies on the host, though it would reach it.
+        let mut factor = host.alloc(Category::Communication, DType::F32, 4).unwrap();
+        assert_eq!(cuda.scale(2.0, factor.view_mut()), Err(KernelError::NotOnHost));
+        fakes.fail("cuMemHostAlloc", 2);
+        let error = cuda.host_arena(1 << 20).unwrap_err().to_string();
+        assert!(error.contains("could not pin 1048576 bytes") && error.contains("memory.offload_"), "{error}");
+        fakes.fail("cuMemHostAlloc", 0);
+    }
+    assert_eq!(fakes.live(), 0);
 }
 
 #[test]
