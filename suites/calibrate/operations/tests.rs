@@ -138,6 +138,31 @@ fn every_operation_of_a_probe_has_a_time() {
     assert!(matches!(stopped, Err(OperationsError::Stopped)));
 }
 
+/// Copies of offloaded state, by the sizes that the plan moves.
+#[test]
+fn moves_of_offloaded_state_have_times() {
+    let mut chosen = probes(TWO).unwrap();
+    chosen.retain(|probe| probe.cell.memory.offloads());
+    assert!(chosen.iter().any(|probe| probe.cell.model.hidden_size == 1024), "large copies, too");
+    chosen.truncate(1);
+    let stop = AtomicBool::new(false);
+    let limits = Limits { stop: &stop, deadline: Instant::now() + Duration::from_secs(600) };
+    let cell = chosen[0].cell.clone();
+    let measured = measure(&[(TWO, chosen)], 1, 2, &limits, &mut |_, _| {}).unwrap();
+    let kernels = Cpu::new(1);
+    let plan = Plan::new(&cell, &kernels).unwrap();
+    let events = plan.recorded_actions(&cell, &kernels, 0).flat_map(|stated| stated.moves);
+    let sizes: BTreeSet<u64> = events
+        .map(|event| match event {
+            MoveEvent::Copy(of) => of.bytes,
+            other => panic!("{other:?} in a cell without a disk"),
+        })
+        .collect();
+    let points = measured[0].curves.classes().find(|(name, _)| *name == COPY).unwrap().1;
+    assert!(points.iter().all(|point| point.seconds > 0.0));
+    assert_eq!(points.iter().map(|point| point.sizes[0] as u64).collect::<BTreeSet<_>>(), sizes);
+}
+
 #[test]
 fn the_middle_leaves_out_what_is_odd() {
     assert_eq!(middle(vec![1.0]), 1.0);
