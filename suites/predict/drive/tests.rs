@@ -37,7 +37,7 @@ fn ranks_share_what_one_file_reached() {
 fn a_folder_has_the_rates_of_its_own_or_of_its_file_system() {
     let folder = tempfile::tempdir().unwrap();
     let [a, b] = ["a", "b"].map(|name| folder.path().join(name));
-    [&a, &b].map(|path| std::fs::create_dir(path).unwrap());
+    [&a, &b].iter().for_each(|path| std::fs::create_dir(path).unwrap());
     let [of_a, of_b, of_proc] = [&a, &b, &PathBuf::from("/proc")].map(|path| rates(path));
     let found = |all: &[DriveRates], folder: &Path| of_folder(all, folder).map(|rates| rates.folder.clone());
     let all = [of_proc.clone(), of_b.clone(), of_a];
