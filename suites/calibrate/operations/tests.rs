@@ -33,7 +33,7 @@ fn probes_have_every_operation_of_our_configurations() {
     let (all, crowded) = (all_classes(TWO), all_classes(RankLayout { ranks: 4, threads: 1, crowded: true }));
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs")).to_path_buf();
     let mut cells = 0;
-    for file in ["quickstart.toml", "precision-table.toml", "two-nodes.toml"] {
+    for file in ["quickstart.toml", "precision-table.toml", "two-nodes.toml", "offload.toml"] {
         let document = Document::read(&root.join(file), &[]).unwrap();
         let context = Context::new(root.clone(), 2);
         let expanded = grid::expand(&document, &[], grid::MOST_CELLS, &context, &mut Files::default()).unwrap();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use zbench_engine::planner::curves::{Curves, DISK_READ, DISK_WRITE, Point};
 use zbench_kernels::disk::{self, DiskError, File, Options, Transfer};
 use zbench_kernels::{Arena, Buffer, Category, DType};
-use zbench_reports::units;
+use zbench_reports::{stats, units};
 
 /// Bytes of a transfer, in rising order: a slow drive is measured at the first ones alone.
 const SIZES: [u64; 3] = [64 << 10, 1 << 20, 8 << 20];
@@ -89,7 +89,8 @@ fn buffers(arena: &Arena, bytes: u64, seed: u64) -> Result<Vec<Buffer>, Box<dyn 
     (0..TOGETHER).map(one).collect()
 }
 
-/// All lanes at once for so long, once at least: seconds of a lane for one of its transfers.
+/// All lanes at once for so long, once at least: seconds of a lane for one of its transfers, as the median of its rounds, so that a
+/// moment in which the drive served others does not count.
 fn pass(lanes: &mut [Lane], bytes: u64, writes: bool, time: Duration) -> Result<f64, String> {
     let begin = Instant::now();
     let seconds: Result<Vec<f64>, String> = std::thread::scope(|scope| {
@@ -109,15 +110,16 @@ fn pass(lanes: &mut [Lane], bytes: u64, writes: bool, time: Duration) -> Result<
 fn lane_pass(lane: &mut Lane, bytes: u64, writes: bool, begin: Instant, time: Duration) -> Result<f64, String> {
     let words = |error: DiskError| error.to_string();
     let start = if writes { File::start_write } else { File::start_read };
-    let mut rounds = 0;
-    while rounds == 0 || begin.elapsed() < time {
+    let (mut rounds, mut since) = (Vec::new(), begin);
+    while rounds.is_empty() || begin.elapsed() < time {
         let offsets = (0..).map(|place| place * bytes);
         let flying: Result<Vec<Transfer>, DiskError> =
             lane.buffers.drain(..).zip(offsets).map(|(buffer, offset)| start(&lane.file, offset, buffer)).collect();
         for transfer in flying.map_err(words)? {
             lane.buffers.push(transfer.wait().map_err(words)?);
         }
-        rounds += 1;
+        let now = Instant::now();
+        rounds.push(now.duration_since(std::mem::replace(&mut since, now)).as_secs_f64());
     }
-    Ok(begin.elapsed().as_secs_f64() / (rounds * TOGETHER) as f64)
+    Ok(stats::median(&rounds).unwrap_or(0.0) / TOGETHER as f64)
 }
