@@ -91,7 +91,7 @@ fn cells_with_state_on_a_disk_have_a_time_and_records_the_drives_ceiling() {
     let spans = row["time"].as_object().unwrap();
     let (step, sum) = (row["step_ms"].as_f64().unwrap(), spans.values().map(|ms| ms.as_f64().unwrap()).sum::<f64>());
     assert!((step - sum).abs() < 1e-9 * step && row["time"]["offload"].as_f64().unwrap() > 0.0, "{row}");
-    let (explained, _) = said(folder, &["plan", file.to_str().unwrap(), "--explain"]);
+    let (explained, _) = said(folder, &["plan", file.to_str().unwrap(), "--explain", "--format", "json"]);
     assert!(explained.contains("measured now"), "{explained}");
 
     // A folder that is not there has no drive to measure.

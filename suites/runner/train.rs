@@ -138,7 +138,7 @@ pub(crate) fn fill(
         record.outcome = Outcome::ended(failure.status, failure.reason.clone(), failure.source);
     }
     record::measured(record, steps, end, cell, estimate, &host);
-    record::ceiling(record, &planned.drive, &estimate.moves, &host);
+    record::ceiling(record, end, &planned.drive, &estimate.moves, &host);
     record.extra.insert("seeds".into(), serde_json::json!({ "train": cell.train.seed }));
 }
 

@@ -135,7 +135,7 @@ fn from_notebook(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
         zbench_host::say!("saved the rates of drives into {}; remove its [drives] to be rid of them", path.display());
     }
     let profile = match TimeProfile::read(&path) {
-        Ok(profile) => profile.uncorrected(),
+        Ok(profile) => profile.uncorrected().without_measuring(),
         // The drives alone are something.
         Err(reason) if !drives.is_empty() => {
             zbench_host::say!("times are not corrected: {reason}");
