@@ -45,6 +45,7 @@ mod netns;
 mod nodes;
 mod notebook;
 mod offload;
+mod offload_times;
 mod old_records;
 mod peers;
 mod perfetto;

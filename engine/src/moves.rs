@@ -18,10 +18,20 @@ pub struct Transfer {
 
 /// The moves of a rank. Clones share the count.
 #[derive(Clone, Debug, Default)]
-pub struct Moves(Arc<Mutex<Vec<Transfer>>>);
+pub struct Moves(Arc<Mutex<Noted>>);
+
+/// What is known of the moves so far.
+#[derive(Clone, Debug, Default)]
+struct Noted {
+    rows: Vec<Transfer>,
+    /// In order, where they are listed.
+    events: Option<Vec<MoveEvent>>,
+    /// The number of the last transfer of a disk that was listed.
+    transfer: u64,
+}
 
 /// A move, counted when it begins.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Move {
     pub what: Category,
     pub from: Home,
@@ -29,9 +39,67 @@ pub struct Move {
     pub bytes: u64,
 }
 
+/// Something that happens to moves, as a dry run lists it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MoveEvent {
+    /// The rank copies between device and host.
+    Copy(Move),
+    /// A transfer of the disk begins, beside the rank's work.
+    Start { transfer: u64, of: Move },
+    /// The rank waits for the transfer of this number.
+    Wait { transfer: u64 },
+}
+
+/// A transfer of a disk that nothing carries: a dry run notes when it is waited for.
+#[derive(Debug)]
+pub struct DryTransfer {
+    moves: Moves,
+    transfer: u64,
+}
+
+impl DryTransfer {
+    pub fn wait(self) {
+        if let Some(events) = &mut self.moves.noted().events {
+            events.push(MoveEvent::Wait { transfer: self.transfer });
+        }
+    }
+}
+
 impl Moves {
-    pub fn count(&self, Move { what, from, to, bytes }: Move) {
+    pub fn count(&self, of: Move) {
+        let Move { what, from, to, bytes } = of;
         self.add(&Transfer { what, from, to, moves: 1.0, bytes: bytes as f64 });
+        let Noted { events, transfer, .. } = &mut *self.noted();
+        let Some(events) = events else { return };
+        events.push(match [from, to].contains(&Home::Disk) {
+            true => {
+                *transfer += 1;
+                MoveEvent::Start { transfer: *transfer, of }
+            }
+            false => MoveEvent::Copy(of),
+        });
+    }
+
+    /// A copy that moves nothing to another home takes its time, and is not counted.
+    pub fn note_copy(&self, of: Move) {
+        if let Some(events) = &mut self.noted().events {
+            events.push(MoveEvent::Copy(of));
+        }
+    }
+
+    /// Lists what follows in order.
+    pub fn list_events(&self) {
+        self.noted().events.get_or_insert_default();
+    }
+
+    /// What happened since this was last asked; nothing where it is not listed.
+    pub fn take_events(&self) -> Vec<MoveEvent> {
+        self.noted().events.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// The transfer of a disk that was counted last, for a dry run.
+    pub fn last_transfer(&self) -> DryTransfer {
+        DryTransfer { moves: self.clone(), transfer: self.noted().transfer }
     }
 
     /// Counts moves that were counted between two moments so many times again.
@@ -44,7 +112,7 @@ impl Moves {
     }
 
     fn add(&self, more: &Transfer) {
-        let mut rows = self.rows();
+        let rows = &mut self.noted().rows;
         match rows.iter_mut().find(|row| row.is_like(more)) {
             Some(row) => (row.moves, row.bytes) = (row.moves + more.moves, row.bytes + more.bytes),
             None => rows.push(more.clone()),
@@ -53,25 +121,25 @@ impl Moves {
 
     /// What was moved so far, in the order of categories and homes.
     pub fn counted(&self) -> Vec<Transfer> {
-        let mut rows: Vec<Transfer> = self.rows().iter().filter(|row| row.moves > 0.0).cloned().collect();
+        let mut rows: Vec<Transfer> = self.noted().rows.iter().filter(|row| row.moves > 0.0).cloned().collect();
         rows.sort_by_key(|row| (row.what, row.from as usize, row.to as usize));
         rows
     }
 
     /// Nothing was moved.
     pub fn reset(&self) {
-        self.rows().clear();
+        self.noted().rows.clear();
     }
 
     /// Work whose moves are not counted.
     pub fn uncounted<T>(&self, work: impl FnOnce() -> T) -> T {
-        let counted = self.rows().clone();
+        let noted = self.noted().clone();
         let result = work();
-        *self.rows() = counted;
+        *self.noted() = noted;
         result
     }
 
-    fn rows(&self) -> MutexGuard<'_, Vec<Transfer>> {
+    fn noted(&self) -> MutexGuard<'_, Noted> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

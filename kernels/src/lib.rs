@@ -54,7 +54,7 @@ pub use pool::{MOST_THREADS, work_alone};
 pub use reduce_op::{ReduceOp, UnknownReduceOp};
 pub use region::{ArenaError, Region};
 pub use setup::{INSTRUCTIONS, Setup, SetupError};
-pub use stopwatch::{Stopwatch, Timed};
+pub use stopwatch::{Stopwatch, Timed, TimedCopy};
 pub use transfer::CopyStreams;
 pub use view::{Extent, View, ViewMut};
 

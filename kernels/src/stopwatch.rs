@@ -3,7 +3,7 @@
 use crate::affinity::Pinned;
 use crate::device::Event;
 use crate::*;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// An operation that was carried out, and how long it took.
@@ -14,35 +14,70 @@ pub struct Timed {
     pub ns: u64,
 }
 
+/// A copy within memory, or between host and device, and how long it took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TimedCopy {
+    pub bytes: u64,
+    /// Nanoseconds, those of reading the clock once included.
+    pub ns: u64,
+}
+
 /// Other kernels, timed operation by operation. What communicators and initialisation ask for is passed on and not timed.
 pub struct Stopwatch {
     inner: Arc<dyn Kernels>,
-    log: Mutex<Vec<Timed>>,
+    log: Mutex<Log>,
+}
+
+#[derive(Default)]
+struct Log {
+    operations: Vec<Timed>,
+    copies: Vec<TimedCopy>,
 }
 
 impl Stopwatch {
     pub fn new(inner: Arc<dyn Kernels>) -> Stopwatch {
         // Room for a step of a small model, so that few operations wait for memory.
-        Stopwatch { inner, log: Mutex::new(Vec::with_capacity(1 << 14)) }
+        Stopwatch { inner, log: Mutex::new(Log { operations: Vec::with_capacity(1 << 14), copies: Vec::new() }) }
     }
 
-    /// What was timed since the start or the last call, in order.
+    /// The operations that were timed since the start or the last call, in order.
     pub fn take(&self) -> Vec<Timed> {
-        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let log = &mut self.log().operations;
         let empty = Vec::with_capacity(log.capacity());
-        std::mem::replace(&mut *log, empty)
+        std::mem::replace(log, empty)
+    }
+
+    /// The same of copies.
+    pub fn take_copies(&self) -> Vec<TimedCopy> {
+        std::mem::take(&mut self.log().copies)
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn time<T>(&self, op: &Op, call: impl FnOnce() -> T) -> T {
+        let (result, ns) = self.timed(call);
+        self.log().operations.push(Timed { op: *op, ns });
+        result
+    }
+
+    fn time_copy<T>(&self, src: &View<'_>, call: impl FnOnce() -> T) -> T {
+        let bytes = (src.len() * src.dtype().size()) as u64;
+        let (result, ns) = self.timed(call);
+        self.log().copies.push(TimedCopy { bytes, ns });
+        result
+    }
+
+    /// The result of a call, and its nanoseconds.
+    fn timed<T>(&self, call: impl FnOnce() -> T) -> (T, u64) {
         let begin = Instant::now();
         let result = call();
         if !self.inner.is_host() {
             // The call only asked for it. A failure comes out again where the result is wanted.
             let _ = self.inner.synchronize();
         }
-        let ns = begin.elapsed().as_nanos() as u64;
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).push(Timed { op: *op, ns });
-        result
+        (result, begin.elapsed().as_nanos() as u64)
     }
 }
 
@@ -68,15 +103,15 @@ impl Kernels for Stopwatch {
     }
 
     fn upload(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        self.inner.upload(src, dst)
+        self.time_copy(&src, || self.inner.upload(src, dst))
     }
 
     fn download(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        self.inner.download(src, dst)
+        self.time_copy(&src, || self.inner.download(src, dst))
     }
 
     fn copy(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
-        self.inner.copy(src, dst)
+        self.time_copy(&src, || self.inner.copy(src, dst))
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -151,6 +186,17 @@ mod tests {
         let expected =
             [Op::Cast(of(1, f, DType::Bf16)), Op::Accumulate(of(1, f, f), 2.0), Op::SumSquares(of(1, f, DType::F64))];
         assert_eq!((ops, watch.take().len()), (expected.to_vec(), 0));
+    }
+
+    #[test]
+    fn copies_are_timed_by_their_bytes_and_are_no_operations() {
+        let watch = Stopwatch::new(Arc::new(Cpu::new(1)));
+        let (x, mut y) = (vec![1.5f32; 1000], vec![0f32; 1000]);
+        watch.copy(View::of(&x), ViewMut::of(&mut y)).unwrap();
+        watch.download(View::of(&x[..10]), ViewMut::of(&mut y[..10])).unwrap();
+        watch.upload(View::of(&x[..1]), ViewMut::of(&mut y[..1])).unwrap();
+        let bytes: Vec<u64> = watch.take_copies().iter().map(|copy| copy.bytes).collect();
+        assert_eq!((bytes, x, watch.take(), watch.take_copies()), (vec![4000, 40, 4], y, vec![], vec![]));
     }
 
     /// 64 million multiply-adds take more than ten microseconds on any core.

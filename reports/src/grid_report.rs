@@ -2,6 +2,7 @@
 
 mod bits;
 mod carry_over;
+mod drive;
 mod loading;
 mod machine;
 mod packing;
@@ -203,6 +204,7 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
         ("Time of a step", figures::time(grid), figures::waterfall(grid), tables::time(grid)),
         ("Step times", figures::spread(grid), None, None),
         ("Communication", None, None, tables::communication(grid)),
+        ("Drive of offloaded state", None, None, drive::table(grid)),
         ("Losses", figures::losses(grid), None, None),
         ("Precision", None, None, precision::table(grid)),
         ("Loading", None, None, loading::table(grid)),

@@ -44,7 +44,8 @@ pub struct CalibrateArgs {
     /// Leave the times of operations out
     #[arg(long)]
     pub no_operations: bool,
-    /// Measure nothing: correct the profile's predicted times by what the notebook's records of this machine took
+    /// Measure nothing: correct the profile's predicted times by what the notebook's records of this machine took, and take in the
+    /// rates of drives that its records of `zbench io` hold
     #[arg(long)]
     pub from_notebook: bool,
     /// The machine profile [default: machines/HOST.toml beside configs; of a GPU machines/HOST-GPU.toml]

@@ -5,21 +5,22 @@
 use super::probes::Probe;
 use super::replay;
 use crate::bench::Limits;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use zbench_config::profile::operations::{Operations, RankLayout};
 use zbench_engine::actions::Action;
 use zbench_engine::comm::{Collective, CollectiveKind};
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
+use zbench_engine::moves::{Move, MoveEvent};
 use zbench_engine::outcome::{BySpan, RankReport, Span};
 use zbench_engine::plan::Plan;
 use zbench_engine::planner::RecordedAction;
 use zbench_engine::planner::clock::{Clock, Machine, Overheads};
-use zbench_engine::planner::curves::{Class, Curves, Point};
+use zbench_engine::planner::curves::{COPY, Class, Curves, Point};
 use zbench_engine::recorder::Recorded;
 use zbench_engine::train::{kernels, slowest, with_ranks};
-use zbench_kernels::{DType, Kernels, Op, Stopwatch, Timed};
+use zbench_kernels::{DType, Kernels, Op, Stopwatch, Timed, TimedCopy};
 use zbench_reports::stats;
 
 /// Why operations were not measured.
@@ -95,6 +96,9 @@ pub fn measure(
                 for timed in run.timed {
                     round.entry(key(&timed.op)).or_default().push(timed.ns as f64 * 1e-9);
                 }
+                for copy in run.copies {
+                    round.entry((COPY.into(), vec![copy.bytes])).or_default().push(copy.ns as f64 * 1e-9);
+                }
                 done += 1;
                 progress(done, runs);
                 limits.check().map_err(|_| OperationsError::Stopped)?;
@@ -119,6 +123,10 @@ struct Free;
 
 impl Machine for Free {
     fn collective(&self, _: &Collective, _: DType) -> Result<f64, String> {
+        Ok(0.0)
+    }
+
+    fn disk_move(&self, _: &Move) -> Result<f64, String> {
         Ok(0.0)
     }
 }
@@ -193,6 +201,8 @@ fn complete(measured: &mut [Operations]) {
 /// What one run of a probe gave.
 struct Run {
     timed: Vec<Timed>,
+    /// Moves between device and host.
+    copies: Vec<TimedCopy>,
     /// By rank.
     beside: Vec<Overheads>,
     split: Option<SplitStep>,
@@ -208,12 +218,15 @@ fn run(cell: &Cell) -> Result<Run, String> {
         for step in 0..cell.train.untimed_steps + cell.train.steps {
             if step == cell.train.untimed_steps {
                 watches[rank.number()].take();
+                watches[rank.number()].take_copies();
             }
             rank.step()?;
         }
         Ok((rank.report(), watches[rank.number()].take()))
     });
     let ran = ran.map_err(|failure| failure.cause.to_string())?;
+    let stated: Vec<RecordedAction> = plan.recorded_actions(cell, &*planner, 0).collect();
+    let copies = copies(&stated, watches.iter().flat_map(|watch| watch.take_copies()));
     let beside = |(report, timed): &(RankReport, Vec<Timed>)| {
         let stated: Vec<RecordedAction> = plan.recorded_actions(cell, &*planner, report.rank).collect();
         let layers = stated.iter().filter(|stated| {
@@ -225,9 +238,18 @@ fn run(cell: &Cell) -> Result<Run, String> {
     let beside = ran.iter().map(beside).collect();
     // The probes that are there for it: long enough that a step's waits are many, small enough that they show.
     let splits = cell.model.num_hidden_layers == WAITING_BLOCKS && cell.parallel.ranks > 1;
-    let split =
-        splits.then(|| split_step(cell, plan.recorded_actions(cell, &*planner, 0).collect(), &ran)).transpose()?;
-    Ok(Run { split, timed: ran.into_iter().flat_map(|(_, timed)| timed).collect(), beside })
+    let split = splits.then(|| split_step(cell, stated, &ran)).transpose()?;
+    Ok(Run { split, timed: ran.into_iter().flat_map(|(_, timed)| timed).collect(), copies, beside })
+}
+
+/// The copies that are moves of a step, by their sizes; the others are those of tokens and of what ranks agree on.
+fn copies(stated: &[RecordedAction], timed: impl Iterator<Item = TimedCopy>) -> Vec<TimedCopy> {
+    let size = |event: &MoveEvent| match event {
+        MoveEvent::Copy(of) => Some(of.bytes),
+        MoveEvent::Start { .. } | MoveEvent::Wait { .. } => None,
+    };
+    let sizes: BTreeSet<u64> = stated.iter().flat_map(|stated| &stated.moves).filter_map(size).collect();
+    timed.filter(|copy| sizes.contains(&copy.bytes)).collect()
 }
 
 fn split_step(cell: &Cell, stated: Vec<RecordedAction>, ran: &[(RankReport, Vec<Timed>)]) -> Result<SplitStep, String> {

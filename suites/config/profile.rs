@@ -3,6 +3,7 @@
 
 pub mod ceilings;
 pub mod corrections;
+pub mod drives;
 pub mod operations;
 
 use std::fmt::Write;

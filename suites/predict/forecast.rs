@@ -172,10 +172,18 @@ pub fn timing(
             machine.node_devices, rates.node_devices, profile.name
         ));
     }
-    let disk = [job.offload.optimizer, job.offload.parameters, job.offload.activations].contains(&Place::Disk);
+    let places = [job.offload.optimizer, job.offload.parameters, job.offload.activations];
+    if places != [Place::Device; 3] && machine.host.bandwidth <= 0.0 {
+        return Err(format!(
+            "the profile {} states no link between a device and its host (node.host_link: docs/machines.md)",
+            profile.name
+        ));
+    }
+    let disk = places.contains(&Place::Disk);
     if disk && (machine.disk_read <= 0.0 || machine.disk_write <= 0.0) {
         return Err(format!(
-            "the profile {} states no NVMe (node.disk_read, node.disk_write: docs/machines.md)",
+            "the profile {} states no NVMe (node.disk_read, node.disk_write: docs/machines.md); on that machine `zbench io` and \
+             `zbench calibrate --from-notebook --save=FILE` measure it",
             profile.name
         ));
     }

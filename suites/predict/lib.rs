@@ -1,7 +1,9 @@
 //! What a cell takes on its machine, without running it.
 
+pub mod drive;
 pub mod explain;
 pub mod forecast;
+mod here;
 mod job;
 mod offload;
 pub mod planned;

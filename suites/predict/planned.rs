@@ -1,12 +1,15 @@
 //! Before a cell runs: its plan, whether it can run here, and what would make it fit.
 
 use crate::Timing;
+use crate::drive::{self, Drive};
 use crate::forecast::{self, Footprint};
+use crate::here::{is_launched, ranks_here};
 use crate::offload;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use zbench_config::Resolved;
 use zbench_config::grid::GridCell;
+use zbench_config::profile::drives::DriveRates;
 use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Home, Loading, Strategy};
 use zbench_engine::hardware;
 use zbench_engine::outcome::Estimate;
@@ -37,6 +40,8 @@ pub struct Planned {
     pub proxy_of: Option<String>,
     /// What a search of the grid says of it.
     pub search: Option<Box<Search>>,
+    /// What the drive gives on which some of its state lives, or why that is not known.
+    pub drive: Result<Arc<Drive>, String>,
 }
 
 /// What to do with a cell.
@@ -77,6 +82,18 @@ impl Planned {
             ("", Some(cell)) => cell.parallel.strategy.name().to_string(),
             (label, _) => label.to_string(),
         }
+    }
+
+    /// Finds what the drive gives: by the records of `zbench io` of the same file system, else measured now. Nothing for a cell that does
+    /// not run, or has nothing on a disk.
+    pub fn find_drive(&mut self, of_records: &[DriveRates]) {
+        let Some(cell) = self.cell().filter(|_| self.decision == Decision::Run) else { return };
+        let Some(folder) = cell.memory.offload_folder() else { return };
+        let ranks = ranks_here(cell);
+        self.drive = match drive::of_folder(of_records, &folder) {
+            Some(rates) => Drive::shared(rates, ranks).map(Arc::new),
+            None => drive::measured(&folder, ranks),
+        };
     }
 
     /// The row of the document of estimates.
@@ -169,6 +186,7 @@ pub fn without_advice(planner: &Planner, grid: GridCell, proxy_of: Option<String
         advice: String::new(),
         proxy_of,
         search: None,
+        drive: Err("its drive was not measured".into()),
         grid,
     };
     let Ok(resolved) = planned.grid.resolved.clone() else {
@@ -407,27 +425,6 @@ pub fn gpus_here(cell: &Cell) -> usize {
         _ if cell.hardware.device != DeviceKind::Cuda || devices::on_host() => 0,
         Backend::Nccl => ranks_here(cell),
         _ => 1,
-    }
-}
-
-/// The launch that this process is part of.
-fn launch() -> Option<zbench_launch::World> {
-    zbench_launch::detect(&|name| std::env::var(name).ok()).ok().flatten()
-}
-
-/// Whether a launcher has started several processes, of which this is one.
-fn is_launched() -> bool {
-    launch().is_some_and(|world| world.size > 1)
-}
-
-/// Ranks of a cell that share this machine's memory, as far as it is known before they have met.
-fn ranks_here(cell: &Cell) -> usize {
-    let launched = || launch().and_then(|world| world.local_size);
-    match cell.parallel.backend {
-        Backend::Local | Backend::Shm | Backend::Device => cell.parallel.ranks,
-        Backend::Tcp | Backend::Nccl => launched().unwrap_or(cell.parallel.ranks).min(cell.parallel.ranks),
-        // mpirun knows the hosts; what one rank takes this machine must have in any case.
-        Backend::Mpi => 1,
     }
 }
 

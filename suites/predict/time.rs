@@ -2,15 +2,20 @@
 //! as `zbench allreduce --save` did. Without both there is none, and a reason.
 
 use crate::Timing;
+use crate::drive::{self, Drive};
+use crate::here::ranks_here;
+use std::cell::OnceCell;
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use toml::{Table, Value};
 use zbench_config::Resolved;
 use zbench_config::profile::corrections::{self, Corrections};
+use zbench_config::profile::drives::{self, DriveRates};
 use zbench_config::profile::operations::{self, Operations, RankLayout};
 use zbench_config::profile::{default_path, fit_of_value};
 use zbench_engine::comm::{Collective, CollectiveKind};
 use zbench_engine::config::{Cell, DeviceKind};
+use zbench_engine::moves::Move;
 use zbench_engine::outcome::{BySpan, Flops};
 use zbench_engine::planner::clock::{Clock, Machine, NoTime, Stretch};
 use zbench_engine::planner::{Planner, RecordedAction};
@@ -37,7 +42,9 @@ pub fn timeline(planner: &Planner, resolved: &Resolved) -> Result<Vec<Stretch>, 
 fn with_profile<T>(resolved: &Resolved, of: impl Fn(&TimeProfile) -> Result<T, String>) -> Result<T, String> {
     static HERE: LazyLock<Result<TimeProfile, String>> = LazyLock::new(TimeProfile::of_this_machine);
     match &resolved.profile {
-        Some(profile) => of(&TimeProfile::read(&default_path(&profile.name))?),
+        Some(profile) if profile.name == machine::host_name() => of(&TimeProfile::read(&default_path(&profile.name))?),
+        // What a drive gives here says nothing of another machine's.
+        Some(profile) => of(&TimeProfile::read(&default_path(&profile.name))?.without_measuring()),
         None => of(HERE.as_ref().map_err(String::clone)?),
     }
 }
@@ -51,6 +58,10 @@ pub struct TimeProfile {
     /// `collectives`, as `zbench allreduce --save` writes it.
     fits: Table,
     corrections: Option<Corrections>,
+    /// `drives`, as `zbench calibrate --from-notebook` writes it.
+    drives: Vec<DriveRates>,
+    /// A drive of which it has no rates is not measured now.
+    measures_nothing: bool,
 }
 
 impl TimeProfile {
@@ -93,12 +104,20 @@ impl TimeProfile {
             operations,
             fits: table.get("collectives").and_then(Value::as_table).cloned().unwrap_or_default(),
             corrections,
+            drives: table.get("drives").map(drives::of_value).transpose().map_err(broken)?.unwrap_or_default(),
+            measures_nothing: false,
         })
     }
 
     /// Whether a cell has more threads than the machine has cores.
     pub fn is_crowded(&self, cell: &Cell) -> bool {
         cell.parallel.ranks.saturating_mul(cell.hardware.threads_per_rank) > self.cores
+    }
+
+    /// The same for predictions that have no time to measure a drive.
+    #[must_use]
+    pub fn without_measuring(self) -> TimeProfile {
+        TimeProfile { measures_nothing: true, ..self }
     }
 
     /// The profile without its corrections.
@@ -154,7 +173,7 @@ impl TimeProfile {
         let (kernels, plan) = (planner.kernels_here(cell), planner.plan(cell).map_err(|error| error.to_string())?);
         let (operations, note) = self.operations(cell)?;
         let threads = cell.parallel.ranks.saturating_mul(cell.hardware.threads_per_rank);
-        let fits = Fits { profile: self, cell };
+        let fits = Fits { profile: self, cell, drive: OnceCell::new() };
         let corrections = self.corrections.as_ref().map_or(BySpan::all(1.0), Corrections::factors);
         let clock = Clock {
             curves: &operations.curves,
@@ -168,9 +187,10 @@ impl TimeProfile {
             NoTime::Operation(unknown) => {
                 format!("{unknown} in {}; run `zbench calibrate` of this version of zbench", self.name)
             }
-            NoTime::Collective(unknown) => unknown,
-            NoTime::Offload => reason.to_string(),
+            NoTime::Collective(unknown) | NoTime::Disk(unknown) => unknown,
         })?;
+        let drive = fits.drive.get().and_then(|drive| drive.as_ref().ok());
+        let note = note + &drive.map_or(String::new(), |drive| format!("; transfers are those of {}", drive.source()));
         Ok((made, plan.role_of(0).estimate.flops.clone(), note))
     }
 
@@ -200,6 +220,22 @@ impl TimeProfile {
 struct Fits<'a> {
     profile: &'a TimeProfile,
     cell: &'a Cell,
+    /// Where the cell's offloaded state lives on a disk; looked for when the first transfer asks.
+    drive: OnceCell<Result<Arc<Drive>, String>>,
+}
+
+impl Fits<'_> {
+    fn find_drive(&self) -> Result<Arc<Drive>, String> {
+        let Some(folder) = self.cell.memory.offload_folder() else {
+            return Err("a cell with nothing on a disk has a transfer of one; this is a bug".into());
+        };
+        let ranks = ranks_here(self.cell);
+        match drive::of_folder(&self.profile.drives, &folder) {
+            Some(rates) => Drive::shared(rates, ranks).map(Arc::new),
+            None if self.profile.measures_nothing => drive::known(&folder, ranks),
+            None => drive::measured(&folder, ranks),
+        }
+    }
 }
 
 /// nccl-tests' name of a type.
@@ -243,6 +279,17 @@ impl Machine for Fits<'_> {
         let threads = |ranks: usize| (ranks * self.cell.hardware.threads_per_rank) as f64 / self.profile.cores as f64;
         let crowd = threads(self.cell.parallel.ranks).max(1.0) / threads(ranks).max(1.0);
         Ok(us * 1e-6 * crowd)
+    }
+
+    /// An emulated link carries a copy while the rank waits for it: what a run hides of that is not foreseen.
+    fn host_move(&self, of: &Move, copy: f64) -> f64 {
+        let link = self.cell.link.and_then(|link| link.host);
+        link.filter(|_| of.from != of.to).map_or(copy, |link| copy.max(link.latency + of.bytes as f64 / link.bandwidth))
+    }
+
+    fn disk_move(&self, of: &Move) -> Result<f64, String> {
+        let drive = self.drive.get_or_init(|| self.find_drive()).as_ref().map_err(String::clone)?;
+        drive.seconds(of.to, of.bytes).map_err(|unknown| format!("{unknown} of {}", drive.source()))
     }
 }
 

@@ -1,6 +1,7 @@
 //! From what was measured to a record: metrics, memory beside its prediction, communication, time, operations.
 
 mod offload;
+pub use offload::ceiling;
 
 use crate::gpu_info::GpuInfo;
 use crate::protocol::{End, LoadingEnd, RankEnd};

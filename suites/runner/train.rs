@@ -7,6 +7,7 @@ use crate::{lifecycle, parity, record, validity};
 use serde_json::{Map, Value};
 use zbench_config::{Settings, grid};
 use zbench_engine::config::Cell;
+use zbench_engine::outcome::Estimate;
 use zbench_host::{machine, sampling};
 use zbench_predict::planned::{self, Decision, Planned};
 use zbench_predict::proxy;
@@ -88,7 +89,7 @@ impl Suite for Train<'_> {
         folders.clear();
         let stopped = execution.stopped(&placed);
         let end = execution.end.ok_or(stopped)?;
-        fill(record, execution.steps, &end, cell, estimate);
+        fill(record, execution.steps, &end, (cell, estimate), planned);
         execution.traced.note(record);
         lifecycle::add(record, execution.lifecycle);
         validity::add(record, &sampled, &end);
@@ -129,14 +130,15 @@ pub(crate) fn fill(
     record: &mut Record,
     steps: Vec<Step>,
     end: &End,
-    cell: &Cell,
-    estimate: &zbench_engine::outcome::Estimate,
+    (cell, estimate): (&Cell, &Estimate),
+    planned: &Planned,
 ) {
     let host = record.environment.get("host").and_then(Value::as_str).unwrap_or_default().to_string();
     if let Some(failure) = &end.failure {
         record.outcome = Outcome::ended(failure.status, failure.reason.clone(), failure.source);
     }
     record::measured(record, steps, end, cell, estimate, &host);
+    record::ceiling(record, end, &planned.drive, &estimate.moves, &host);
     record.extra.insert("seeds".into(), serde_json::json!({ "train": cell.train.seed }));
 }
 

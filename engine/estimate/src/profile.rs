@@ -159,7 +159,7 @@ pub fn machine(name: &str) -> Result<Machine, ProfileError> {
 }
 
 /// Keys that stand at the top of a profile.
-const KEYS: [&str; 16] = [
+const KEYS: [&str; 17] = [
     "about",
     "base",
     "product",
@@ -176,6 +176,7 @@ const KEYS: [&str; 16] = [
     "ceilings",
     "operations",
     "corrections",
+    "drives",
 ];
 
 /// Those that say how fast a machine is; with any of them all that are needed have to be there.
@@ -248,7 +249,7 @@ impl Profile {
         };
         let (collectives, ceilings) = (saved("collectives")?, saved("ceilings")?);
         // Read where the times of cells on this machine are predicted.
-        for key in ["operations", "corrections"] {
+        for key in ["operations", "corrections", "drives"] {
             saved(key)?;
         }
         Ok(Profile { name: name.into(), about, device, memory, machine, sources, collectives, ceilings, table })
@@ -295,7 +296,7 @@ fn whole(name: &str, text: &str, depth: usize) -> Result<Table, ProfileError> {
     };
     let mut table = whole(&base, text, depth + 1)?;
     // What was measured on the base's machine was not measured on this one.
-    for key in ["collectives", "ceilings", "operations", "corrections"] {
+    for key in ["collectives", "ceilings", "operations", "corrections", "drives"] {
         table.remove(key);
     }
     if own.contains_key("memory") && !own.contains_key("memory_source") {

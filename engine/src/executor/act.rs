@@ -375,6 +375,7 @@ impl<'a> Executor<'a> {
             self.progress.updates = due.number;
         }
         if self.state.delayed && !skipped {
+            spans.enter(Span::Offload);
             self.optimizer.delay(&self.state, res, &self.gradients)?;
             self.delayed = Some(factors);
         }

@@ -4,13 +4,18 @@
 //! does: operations by measured curves, collectives by fits, and what is in neither (memory that is asked for, calls) by a
 //! measured time per operation. Where threads outnumber cores they take turns: operations last as many times longer. A
 //! fit was measured among so many ranks as it is for, so it holds their turns already.
+//!
+//! Moves between device and host are copies by the rank's thread. Transfers of a disk go on beside it, one after the other: what
+//! is left of one when it is waited for is in the step.
 
 use super::RecordedAction;
-use super::curves::{Class, Curves, NoCurve};
+use super::curves::{COPY, Class, Curves, NoCurve};
 use crate::actions::Action;
 use crate::comm::{Collective, CollectiveKind};
+use crate::moves::{Move, MoveEvent};
 use crate::span::{BySpan, Span};
 use std::borrow::Borrow;
+use std::cell::Cell;
 use std::collections::HashMap;
 use zbench_kernels::DType;
 
@@ -21,6 +26,19 @@ pub trait Machine {
     /// # Errors
     /// What was not measured, in words.
     fn collective(&self, call: &Collective, dtype: DType) -> Result<f64, String>;
+
+    /// Seconds of a move between device and host whose copy in memory takes `copy` seconds: as long, where no link lies between
+    /// them.
+    fn host_move(&self, _of: &Move, copy: f64) -> f64 {
+        copy
+    }
+
+    /// Seconds for which a transfer from a disk or to it keeps the drive from this rank's other transfers, while all ranks of the host
+    /// use it.
+    ///
+    /// # Errors
+    /// What was not measured, in words.
+    fn disk_move(&self, of: &Move) -> Result<f64, String>;
 }
 
 /// What was measured beside the operations themselves.
@@ -65,9 +83,9 @@ pub enum NoTime {
     /// A collective was not measured.
     #[error("{0}")]
     Collective(String),
-    /// Moves between homes are not timed.
-    #[error("moves of offloaded state are not timed by this version of zbench")]
-    Offload,
+    /// A transfer of a disk was not measured.
+    #[error("{0}")]
+    Disk(String),
 }
 
 /// The time of a step by span.
@@ -113,6 +131,27 @@ fn span(action: Action) -> Span {
     }
 }
 
+/// The disk of a rank's host: transfers are done one after the other, in the order in which they begin.
+#[derive(Default)]
+struct Drive {
+    /// When it has done all that it was given, in seconds of the step.
+    free: f64,
+    /// When each transfer ends that was not waited for.
+    ends: HashMap<u64, f64>,
+}
+
+impl Drive {
+    fn start(&mut self, transfer: u64, now: f64, seconds: f64) {
+        self.free = self.free.max(now) + seconds;
+        self.ends.insert(transfer, self.free);
+    }
+
+    /// Seconds until a transfer ends that is waited for now.
+    fn left(&mut self, transfer: u64, now: f64) -> f64 {
+        self.ends.remove(&transfer).map_or(0.0, |end| (end - now).max(0.0))
+    }
+}
+
 /// The term under which the norm's operations are recorded; the meter books them as agreeing.
 const NORM: &str = "norm";
 
@@ -155,12 +194,28 @@ impl Clock<'_> {
     ) -> Result<(), NoTime> {
         // Blocks and micro-batches repeat each other: most operations were seen before.
         let mut known: HashMap<(String, Vec<u64>), f64> = HashMap::new();
+        let (now, mut drive) = (Cell::new(0.0), Drive::default());
+        let mut tell = |action, span, seconds: f64| {
+            now.set(now.get() + seconds);
+            tell(action, span, seconds);
+        };
         tell(None, Span::Other, self.crowd * self.overheads.step);
         for recorded in actions {
             let recorded = recorded.borrow();
             let (action, place) = (Some(recorded.action), span(recorded.action));
-            if place == Span::Offload {
-                return Err(NoTime::Offload);
+            for event in &recorded.moves {
+                let seconds = match event {
+                    MoveEvent::Copy(of) => {
+                        let copy = self.crowd * self.curves.seconds_of_bytes(COPY, of.bytes)?;
+                        self.machine.host_move(of, copy) + self.crowd * self.overheads.operation
+                    }
+                    MoveEvent::Start { transfer, of } => {
+                        drive.start(*transfer, now.get(), self.machine.disk_move(of).map_err(NoTime::Disk)?);
+                        self.crowd * self.overheads.operation
+                    }
+                    MoveEvent::Wait { transfer } => drive.left(*transfer, now.get()),
+                };
+                tell(action, Span::Offload, seconds);
             }
             if place == Span::Data {
                 tell(action, place, self.crowd * self.overheads.load);

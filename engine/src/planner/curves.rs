@@ -99,6 +99,13 @@ impl Class {
     }
 }
 
+/// Copies within memory, over their bytes. No plan lists one as an operation: they are moves between homes.
+pub const COPY: &str = "copy";
+/// Transfers from a disk, over their bytes.
+pub const DISK_READ: &str = "disk read";
+/// Transfers to a disk, over their bytes.
+pub const DISK_WRITE: &str = "disk write";
+
 /// An operation of a class that was measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
@@ -142,7 +149,18 @@ impl Curves {
     /// # Errors
     /// Nothing of its class was measured.
     pub fn seconds(&self, op: &Op) -> Result<f64, NoCurve> {
-        let class = Class::of(op);
+        self.seconds_of(Class::of(op))
+    }
+
+    /// Seconds of a class over bytes, as [`COPY`].
+    ///
+    /// # Errors
+    /// Nothing of it was measured.
+    pub fn seconds_of_bytes(&self, class: &str, bytes: u64) -> Result<f64, NoCurve> {
+        self.seconds_of(Class { name: class.into(), sizes: vec![bytes as f64] })
+    }
+
+    fn seconds_of(&self, class: Class) -> Result<f64, NoCurve> {
         if class.sizes.contains(&0.0) {
             return Ok(0.0);
         }

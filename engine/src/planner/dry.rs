@@ -10,6 +10,7 @@ use crate::executor::{Executor, allocate, prepacked};
 use crate::homes::{ByHome, Homes};
 use crate::layers::Saved;
 use crate::model::FlatKind;
+use crate::moves::MoveEvent;
 use crate::outcome::{Estimate, Traffic, Transfer};
 use crate::plan::{Plan, Role};
 use crate::recorder::{Flops, Recorded, Recorder};
@@ -24,6 +25,8 @@ pub struct RecordedAction {
     pub action: Action,
     pub operations: Vec<Recorded>,
     pub collectives: Vec<Collective>,
+    /// Moves between homes and waits for them, all of which come before the action's operations.
+    pub moves: Vec<MoveEvent>,
 }
 
 /// One rank's step on a dry device.
@@ -85,6 +88,9 @@ impl<'a> DryRun<'a> {
         let comms = Comms::new(mesh, |name| group(name, place.rank, mesh.world()), smaller);
         let comms = comms.map_err(|error: StepError| error)?;
         let homes = Homes::dry(&state.homes.all()).map_err(|error| StepError::Input(error.to_string()))?;
+        if keeps_operations {
+            homes.moves().list_events();
+        }
         let kernels = Arc::new(Dry(kernels));
         let performed = short.map_or(role, |short| &short.role);
         let mut executor =
@@ -106,7 +112,8 @@ impl<'a> DryRun<'a> {
     pub fn recorded(&mut self, action: Action) -> Result<RecordedAction> {
         self.act_all(&[action], 0)?;
         let collectives = std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner));
-        Ok(RecordedAction { action, operations: self.recorder.take_operations(), collectives })
+        let moves = self.executor.homes.moves().take_events();
+        Ok(RecordedAction { action, operations: self.recorder.take_operations(), collectives, moves })
     }
 
     /// Performs an action: how far the bytes in use on the device went above where they began.

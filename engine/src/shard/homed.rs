@@ -4,7 +4,7 @@ use super::Resources;
 use crate::config::Home;
 use crate::error::{Result, StepError};
 use crate::host_link::Way;
-use crate::moves::Move;
+use crate::moves::{DryTransfer, Move};
 use std::ops::Range;
 use std::sync::Arc;
 use zbench_kernels::device::Event;
@@ -74,29 +74,29 @@ impl Copying {
 pub enum Pages {
     Transfer(Transfer),
     /// Nothing carries them: a dry run.
-    Dry(Buffer),
+    Dry(Buffer, DryTransfer),
 }
 
 impl Pages {
-    /// Begins to fill pages from their place on the disk.
+    /// Begins to fill pages from their place on the disk. The move was counted just before.
     ///
     /// # Errors
     /// The disk has failed.
     pub fn read(res: Resources<'_>, place: &Buffer, pages: Buffer) -> Result<Pages> {
         Ok(match res.homes.file() {
             Some(file) => Pages::Transfer(file.start_read(place.offset(), pages)?),
-            None => Pages::Dry(pages),
+            None => Pages::Dry(pages, res.homes.moves().last_transfer()),
         })
     }
 
-    /// Begins to write pages to their place on the disk.
+    /// Begins to write pages to their place on the disk. The move was counted just before.
     ///
     /// # Errors
     /// The disk has failed.
     pub fn write(res: Resources<'_>, place: &Buffer, pages: Buffer) -> Result<Pages> {
         Ok(match res.homes.file() {
             Some(file) => Pages::Transfer(file.start_write(place.offset(), pages)?),
-            None => Pages::Dry(pages),
+            None => Pages::Dry(pages, res.homes.moves().last_transfer()),
         })
     }
 
@@ -107,7 +107,10 @@ impl Pages {
     pub fn wait(self) -> Result<Buffer> {
         match self {
             Pages::Transfer(transfer) => Ok(transfer.wait()?),
-            Pages::Dry(buffer) => Ok(buffer),
+            Pages::Dry(buffer, transfer) => {
+                transfer.wait();
+                Ok(buffer)
+            }
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::config::{Cell, Home, Train, WeightRounding};
 use crate::error::{Result, StepError};
 use crate::mesh::{Axes, within};
 use crate::model::{FlatKind, Layout};
+use crate::moves::Move;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
@@ -379,9 +380,13 @@ impl Optimizer {
         for unit in 0..self.units.len() {
             let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { continue };
             if let (Some(kept), Some(own)) = (&mut moments.delayed, gradients.view(state, unit, &holding.owned)) {
+                let bytes = (own.len() * own.dtype().size()) as u64;
                 match (from, to) {
                     (Home::Device, Home::Host) => res.download(Category::Gradients, own, kept, 0..own.len())?.wait()?,
-                    _ => res.kernels.copy(own, kept.view_mut())?,
+                    _ => {
+                        res.homes.moves().note_copy(Move { what: Category::Gradients, from, to, bytes });
+                        res.kernels.copy(own, kept.view_mut())?;
+                    }
                 }
             }
         }

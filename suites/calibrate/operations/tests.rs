@@ -33,7 +33,7 @@ fn probes_have_every_operation_of_our_configurations() {
     let (all, crowded) = (all_classes(TWO), all_classes(RankLayout { ranks: 4, threads: 1, crowded: true }));
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs")).to_path_buf();
     let mut cells = 0;
-    for file in ["quickstart.toml", "precision-table.toml", "two-nodes.toml"] {
+    for file in ["quickstart.toml", "precision-table.toml", "two-nodes.toml", "offload.toml"] {
         let document = Document::read(&root.join(file), &[]).unwrap();
         let context = Context::new(root.clone(), 2);
         let expanded = grid::expand(&document, &[], grid::MOST_CELLS, &context, &mut Files::default()).unwrap();
@@ -138,6 +138,31 @@ fn every_operation_of_a_probe_has_a_time() {
     assert!(matches!(stopped, Err(OperationsError::Stopped)));
 }
 
+/// Copies of offloaded state, by the sizes that the plan moves.
+#[test]
+fn moves_of_offloaded_state_have_times() {
+    let mut chosen = probes(TWO).unwrap();
+    chosen.retain(|probe| probe.cell.memory.offloads());
+    assert!(chosen.iter().any(|probe| probe.cell.model.hidden_size == 1024), "large copies, too");
+    chosen.truncate(1);
+    let stop = AtomicBool::new(false);
+    let limits = Limits { stop: &stop, deadline: Instant::now() + Duration::from_secs(600) };
+    let cell = chosen[0].cell.clone();
+    let measured = measure(&[(TWO, chosen)], 1, 2, &limits, &mut |_, _| {}).unwrap();
+    let kernels = Cpu::new(1);
+    let plan = Plan::new(&cell, &kernels).unwrap();
+    let events = plan.recorded_actions(&cell, &kernels, 0).flat_map(|stated| stated.moves);
+    let sizes: BTreeSet<u64> = events
+        .map(|event| match event {
+            MoveEvent::Copy(of) => of.bytes,
+            other => panic!("{other:?} in a cell without a disk"),
+        })
+        .collect();
+    let points = measured[0].curves.classes().find(|(name, _)| *name == COPY).unwrap().1;
+    assert!(points.iter().all(|point| point.seconds > 0.0));
+    assert_eq!(points.iter().map(|point| point.sizes[0] as u64).collect::<BTreeSet<_>>(), sizes);
+}
+
 #[test]
 fn the_middle_leaves_out_what_is_odd() {
     assert_eq!(middle(vec![1.0]), 1.0);
@@ -175,14 +200,20 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
     let call =
         Collective { axis: GroupName::Data, kind: CollectiveKind::AllGather, ranks: 4, bytes: 64, in_place: false };
     let action = Action::Forward { micro: 0, layer: 0 };
-    let stated = vec![RecordedAction { action, operations: vec![operation; 2], collectives: vec![call; 2] }];
+    let stated =
+        vec![RecordedAction { action, operations: vec![operation; 2], collectives: vec![call; 2], moves: Vec::new() }];
     let split = SplitStep { stated, reduce: DType::F32, step: 100e-6, alone: 15e-6 };
     assert!((waiting(&of, &[split], 2, false) - 22.5e-6).abs() < 1e-12);
     assert_eq!(waiting(&of, &[], 2, false), 0.0);
     // With the gather at 22.5 us, the all-reduce beside it has the other 62.5 of the 85 that are left in a step of 140 us.
     let known = Operations { overheads: Overheads { call: 22.5e-6, ..Overheads::default() }, ..of.clone() };
     let sum = Collective { kind: CollectiveKind::AllReduce, ..call };
-    let stated = vec![RecordedAction { action, operations: vec![operation; 2], collectives: vec![call, sum] }];
+    let stated = vec![RecordedAction {
+        action,
+        operations: vec![operation; 2],
+        collectives: vec![call, sum],
+        moves: Vec::new(),
+    }];
     let split = SplitStep { stated, reduce: DType::F32, step: 140e-6, alone: 15e-6 };
     assert!((waiting(&known, &[split], 2, true) - 62.5e-6).abs() < 1e-12);
 }

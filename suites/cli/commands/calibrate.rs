@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use zbench_config::profile::ceilings::About;
 use zbench_config::profile::operations::RankLayout;
-use zbench_config::profile::{self, corrections, default_path};
+use zbench_config::profile::{self, corrections, default_path, drives};
 use zbench_host::{exit, machine};
 use zbench_predict::residuals::{self, Residuals};
 use zbench_predict::time::TimeProfile;
@@ -123,11 +123,26 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     Ok(exit::INCONCLUSIVE)
 }
 
-/// Prints the residuals of this machine's records, and saves corrections into its profile.
+/// Saves the rates of drives that this machine's records hold into its profile; prints the residuals of its records, and saves
+/// corrections.
 fn from_notebook(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     let path = arguments.save.clone().unwrap_or_else(|| default_path(&machine::host_name()));
-    let profile = TimeProfile::read(&path).map_err(anyhow::Error::msg)?.uncorrected();
     let records = Notebook::open(&global.notebook)?.records()?;
+    let drives = drives::of_records(&records, &residuals::this_host());
+    drives.iter().for_each(|of| zbench_host::say!("{of}"));
+    if !drives.is_empty() && !arguments.no_save {
+        drives::save(&path, &drives)?;
+        zbench_host::say!("saved the rates of drives into {}; remove its [drives] to be rid of them", path.display());
+    }
+    let profile = match TimeProfile::read(&path) {
+        Ok(profile) => profile.uncorrected().without_measuring(),
+        // The drives alone are something.
+        Err(reason) if !drives.is_empty() => {
+            zbench_host::say!("times are not corrected: {reason}");
+            return Ok(exit::SUCCESS);
+        }
+        Err(reason) => return Err(anyhow::Error::msg(reason)),
+    };
     let residuals = Residuals::of(&records, &residuals::this_host(), &profile);
     print_document(global, &residuals.document())?;
     let corrections = residuals.corrections(&jiff::Timestamp::now().to_string());
@@ -137,7 +152,7 @@ fn from_notebook(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
             "nothing is corrected: no span has {few} records of this machine in {}",
             global.notebook.display()
         );
-        return Ok(exit::INCONCLUSIVE);
+        return Ok(if drives.is_empty() { exit::INCONCLUSIVE } else { exit::SUCCESS });
     }
     zbench_host::say!("{corrections}");
     if !arguments.no_save {

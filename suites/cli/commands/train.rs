@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zbench_config::ConfigError;
 use zbench_config::grid::{self, GridCell};
+use zbench_config::profile::drives;
 use zbench_engine::config::Cell;
 use zbench_host::terminal::Stream;
 use zbench_host::{exit, machine};
@@ -57,6 +58,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
         }
         return estimates(global, &cells, &arguments.cells.file, arguments.proxy);
     }
+    find_drives(global, &mut cells)?;
     let mut limits = expanded.limits.take();
     if let Some(limits) = &mut limits {
         let mut next = limits.next(&cells);
@@ -212,6 +214,7 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
     say_batches(global, &cells);
     say_adapters(&cells);
     say_offload(&cells);
+    find_drives(global, &mut cells)?;
     let header = header(&expanded.document);
     let summary = carry_out(
         global,
@@ -261,6 +264,17 @@ fn say_offload(cells: &[Planned]) {
             folder.display()
         );
     }
+}
+
+/// What the drives of offloaded state give, by the notebook's records of `zbench io`, or measured before the first cell runs.
+fn find_drives(global: &Global, cells: &mut [Planned]) -> Result<()> {
+    let offloads = |cell: &Planned| cell.cell().is_some_and(|cell| cell.memory.offload_folder().is_some());
+    if cells.iter().any(offloads) {
+        let records = Notebook::open(&global.notebook)?.records()?;
+        let rates = drives::of_records(&records, &residuals::this_host());
+        cells.iter_mut().for_each(|cell| cell.find_drive(&rates));
+    }
+    Ok(())
 }
 
 /// The effective batch, and a warning where it changes under one learning rate.

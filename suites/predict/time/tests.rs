@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Context, Document};
+use zbench_engine::config::{Home, Strategy};
+use zbench_engine::moves::{MoveEvent, Moves};
 use zbench_engine::plan::Plan;
 use zbench_engine::planner::Planner;
 use zbench_engine::planner::clock::Overheads;
-use zbench_engine::planner::curves::{Class, Curves, Point};
+use zbench_engine::planner::curves::{COPY, Class, Curves, Point};
 use zbench_kernels::Cpu;
 use zbench_reports::record::Record;
 
@@ -59,7 +61,7 @@ fn profile(cells: &[Cell], without: &str) -> TimeProfile {
     let overheads = Overheads { operation: 1e-6, load: 2e-6, step: 3e-6, call: 4e-6, all_reduce: 4e-6 };
     let operations = vec![Operations { layout, curves: curves(cells, without), overheads, spread: 0.0 }];
     let fits = fits(&KINDS, &[2, 4], 50.0);
-    TimeProfile { name: "m.toml".into(), cores: 2, operations, fits, corrections: None }
+    TimeProfile { name: "m.toml".into(), cores: 2, operations, fits, corrections: None, ..TimeProfile::default() }
 }
 
 #[test]
@@ -172,6 +174,108 @@ fn corrections_are_applied_and_said() {
     assert!((time.step_ms - plain.step_ms - forward).abs() < 1e-9);
     assert!(time.source.contains("forward x2.00 (1.50 to 2.50, 7 records)"), "{}", time.source);
     assert_eq!(corrected.uncorrected().time(&Planner::default(), &cells[0]).unwrap(), plain);
+}
+
+/// The first cell of the quickstart under zero3, with state elsewhere.
+fn offloaded(optimizer: Home, activations: Home, prefetch: usize) -> Cell {
+    let mut cell = cells().into_iter().find(|cell| cell.parallel.strategy == Strategy::Zero3).unwrap();
+    (cell.memory.offload_optimizer, cell.memory.offload_activations) = (optimizer, activations);
+    (cell.memory.offload_parameters, cell.memory.offload_prefetch) = (optimizer, prefetch);
+    cell
+}
+
+/// What a step moves, in order, and that it is what the estimate counts; every transfer is waited for once, after it began.
+#[test]
+fn recorded_moves_are_those_of_the_estimate_and_all_are_waited_for() {
+    let placements = [Home::Host, Home::Disk].map(|of| Home::ALL.map(|activations| (of, activations)));
+    for (optimizer, activations) in placements.into_iter().flatten() {
+        for prefetch in [0, 1, 3] {
+            let cell = offloaded(optimizer, activations, prefetch);
+            let kernels = Cpu::new(1);
+            let plan = Plan::new(&cell, &kernels).unwrap();
+            let counted = Moves::default();
+            let (mut begun, mut waited) = (Vec::new(), Vec::new());
+            for event in plan.recorded_actions(&cell, &kernels, 0).flat_map(|recorded| recorded.moves) {
+                match event {
+                    MoveEvent::Copy(of) => counted.count(of),
+                    MoveEvent::Start { transfer, of } => {
+                        counted.count(of);
+                        begun.push(transfer);
+                    }
+                    MoveEvent::Wait { transfer } => {
+                        assert!(begun.contains(&transfer) && !waited.contains(&transfer), "{transfer}");
+                        waited.push(transfer);
+                    }
+                }
+            }
+            waited.sort_unstable();
+            assert_eq!(begun, waited);
+            assert_eq!(begun.is_empty(), [optimizer, activations].iter().all(|home| *home != Home::Disk));
+            let planned = &plan.role_of(0).estimate.moves;
+            assert_eq!((&counted.counted(), planned.is_empty()), (planned, false));
+        }
+    }
+}
+
+/// Copies take what their curve says and are booked as offload; nothing of a disk is in such a step.
+#[test]
+fn moves_to_the_host_are_timed_by_the_curve_of_copies() {
+    let cell = offloaded(Home::Host, Home::Host, 1);
+    let mut profile = profile(std::slice::from_ref(&cell), "");
+    let reason = profile.time(&Planner::default(), &cell).unwrap_err();
+    assert!(reason.contains("\"copy\"") && reason.contains("zbench calibrate"), "{reason}");
+    profile.operations[0].curves.add(COPY, Point { sizes: vec![1.0], seconds: 1e-9 });
+    let time = profile.time(&Planner::default(), &cell).unwrap();
+    let plan = Plan::new(&cell, &Cpu::new(1)).unwrap();
+    // By hand: a nanosecond for a byte and a microsecond for each, twice, as four ranks are on two cores.
+    let of = |transfer: &zbench_engine::outcome::Transfer| transfer.bytes * 1e-9 + transfer.moves * 1e-6;
+    let seconds: f64 = 2.0 * plan.role_of(0).estimate.moves.iter().map(of).sum::<f64>();
+    let offload = *time.spans.get("offload").unwrap();
+    assert!((offload / (seconds * 1e3) - 1.0).abs() < 1e-9, "{offload} ms for {seconds} s");
+    assert!((time.spans.iter().map(|(_, ms)| ms).sum::<f64>() - time.step_ms).abs() < 1e-9);
+    assert!(!time.source.contains("transfers"), "{}", time.source);
+}
+
+/// Rates of the profile come first, of a folder on the same file system; without any, and without leave to measure, the reason says
+/// which commands measure them.
+#[test]
+fn transfers_of_a_disk_are_timed_by_the_profiles_rates() {
+    use zbench_config::profile::drives::DriveRate;
+    let folder = tempfile::tempdir().unwrap();
+    let mut cell = offloaded(Home::Disk, Home::Disk, 0);
+    cell.memory.offload_path = Some(folder.path().into());
+    let mut profile = profile(std::slice::from_ref(&cell), "").without_measuring();
+    profile.operations[0].curves.add(COPY, Point { sizes: vec![1.0], seconds: 1e-12 });
+    let reason = profile.time(&Planner::default(), &cell).unwrap_err();
+    assert!(reason.contains("zbench io --dir") && reason.contains("--from-notebook"), "{reason}");
+    let time = |rate: f64, prefetch: usize| {
+        let rate = DriveRate { bytes: 1, read: rate, write: rate };
+        let drives = vec![DriveRates { folder: folder.path().into(), measured: "today".into(), rates: vec![rate] }];
+        let memory = zbench_engine::config::Memory { offload_prefetch: prefetch, ..cell.memory.clone() };
+        let profile = TimeProfile {
+            drives,
+            operations: profile.operations.clone(),
+            fits: profile.fits.clone(),
+            ..TimeProfile::default()
+        };
+        let profile = TimeProfile { cores: 2, ..profile };
+        profile.time(&Planner::default(), &Cell { memory, ..cell.clone() }).unwrap()
+    };
+    let slow = time(1e6, 0);
+    assert!(slow.source.contains("records of zbench io") && slow.source.contains("4 ranks"), "{}", slow.source);
+    // Of a slow drive nearly all is exposed: bytes at a quarter of its rate each way.
+    let plan = Plan::new(&cell, &Cpu::new(1)).unwrap();
+    let of_disk = |of: &&zbench_engine::outcome::Transfer| [of.from, of.to].contains(&Home::Disk);
+    let bytes: f64 = plan.role_of(0).estimate.moves.iter().filter(of_disk).map(|of| of.bytes).sum();
+    let offload = slow.spans.get("offload").unwrap() / (bytes * 4.0 / 1e6 * 1e3);
+    assert!((0.9..1.1).contains(&offload), "{offload}");
+    // A faster drive takes less, and what is fetched ahead never more.
+    let steps = [time(1e6, 0), time(1e6, 1), time(1e9, 0), time(1e9, 1)].map(|time| time.step_ms);
+    assert!(steps[1] <= steps[0] && steps[3] <= steps[2] && steps[2] < steps[0], "{steps:?}");
+    // Where it may, it measures the drive.
+    let measures = TimeProfile { measures_nothing: false, ..profile };
+    let source = measures.time(&Planner::default(), &cell).unwrap().source;
+    assert!(source.contains("measured now with 4 files"), "{source}");
 }
 
 #[test]

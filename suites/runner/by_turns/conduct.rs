@@ -259,7 +259,8 @@ impl<'a, 'r, 't> GridPolicy<'a, 'r, 't> {
     fn unmeasured(&self, player: usize, generation: u32) -> Option<Record> {
         let mut record = self.begun(player, generation)?;
         let planned = &self.batch.cells[self.players[player]];
-        fill(&mut record, Vec::new(), &End::default(), planned.cell()?, planned.estimate.as_ref()?);
+        let of = (planned.cell()?, planned.estimate.as_ref()?);
+        fill(&mut record, Vec::new(), &End::default(), of, planned);
         record
             .notes
             .push("zbench was killed while the cell ran: its turns are here, its losses and memory are not.".into());
@@ -286,7 +287,7 @@ impl<'a, 'r, 't> GridPolicy<'a, 'r, 't> {
             return;
         }
         end.peak_flops = self.peaks.get(&peak_of(cell)).cloned().unwrap_or_default();
-        fill(&mut record, steps, &end, cell, estimate);
+        fill(&mut record, steps, &end, (cell, estimate), planned);
         crate::lifecycle::add(&mut record, lifecycle);
         if let Some(turns) = &mut record.turns {
             let seconds = Some((1e3 * seconds).round() / 1e3);

@@ -194,6 +194,9 @@ pub(super) fn machine(reader: &mut Reader<'_>, memory: Option<u64>) -> Result<Ma
         disk_write: 0.0,
     };
     node(reader, &mut machine)?;
+    if machine.disk_read == 0.0 && machine.disk_write == 0.0 {
+        drives(reader, &mut machine)?;
+    }
     if let Some(network) = reader.table("network")? {
         machine.inter = network.network(machine.node_devices)?;
     }
@@ -229,6 +232,24 @@ fn hbm(reader: &mut Reader<'_>, memory: u64) -> Result<(f64, f64), ProfileError>
     }
     let bandwidth = hbm.need("bandwidth", units::rate, "bytes per second, as \"2TB/s\"")?;
     Ok((bandwidth, hbm.share("reached")?))
+}
+
+/// The node's drive as `zbench io` has measured it last, by its largest transfers.
+fn drives(reader: &mut Reader<'_>, machine: &mut Machine) -> Result<(), ProfileError> {
+    let Some(drives) = reader.table.get("drives") else { return Ok(()) };
+    let rates = || {
+        let newest = drives.get("measured")?.as_array()?.first()?;
+        let largest = newest.get("rates")?.as_array()?.last()?;
+        let rate = |key: &str| largest.get(key)?.as_float().filter(|rate| rate.is_finite() && *rate > 0.0);
+        Some((rate("read")?, rate("write")?, newest.get("folder")?.as_str()?))
+    };
+    let wanted = "as zbench calibrate --from-notebook writes it";
+    let (read, write, folder) = rates().ok_or_else(|| reader.value_error("drives", drives, wanted))?;
+    (machine.disk_read, machine.disk_write) = (read, write);
+    for key in ["node.disk_read", "node.disk_write"] {
+        reader.sources.insert(key.into(), format!("measured by zbench io in {folder}"));
+    }
+    Ok(())
 }
 
 fn node(reader: &mut Reader<'_>, machine: &mut Machine) -> Result<(), ProfileError> {

@@ -278,3 +278,22 @@ fn what_is_wrong_is_said_by_key() {
         assert!(error.contains(wanted) && error.contains("mine"), "{to}: {error}");
     }
 }
+
+#[test]
+fn a_drive_that_was_measured_stands_for_one_that_a_node_does_not_state() {
+    let drives = |read: &str| {
+        format!(
+            "[drives]\nmeasured = [{{ folder = \"/x\", newest = \"today\", rates = [{{ bytes = 4096, read = 1e9, write = 2e9 }}, \
+             {{ bytes = 8192, read = {read}, write = 4e9 }}] }}]\n"
+        )
+    };
+    let of = |whole: &str, read: &str| Profile::read("x", &format!("{whole}\n{}", drives(read)));
+    let profile = of(WHOLE, "3e9").unwrap();
+    let machine = profile.machine().unwrap();
+    assert_eq!((machine.disk_read, machine.disk_write), (3e9, 4e9));
+    assert!(profile.sources["node.disk_read"].contains("zbench io in /x"), "{:?}", profile.sources);
+    let stated = WHOLE.replace("devices = 4", "devices = 4\ndisk_read = \"5GB/s\"");
+    let profile = of(&stated, "3e9").unwrap();
+    assert_eq!((profile.machine().unwrap().disk_read, profile.machine().unwrap().disk_write), (5e9, 0.0));
+    assert!(of(WHOLE, "-3e9").unwrap_err().to_string().contains("--from-notebook"));
+}

@@ -1,8 +1,10 @@
 use super::super::curves::Point;
 use super::*;
+use crate::actions::Moved;
+use crate::config::Home;
 use crate::mesh::GroupName;
 use crate::recorder::{Phase, Recorded};
-use zbench_kernels::{Elementwise, Op};
+use zbench_kernels::{Category, Elementwise, Op};
 
 /// 10 us for each of f32's fills and sums of squares, 3 us for casts per 100 elements.
 fn curves() -> Curves {
@@ -11,12 +13,18 @@ fn curves() -> Curves {
     curves.add("fill f32", point(10e-6));
     curves.add("sum_squares f32", point(10e-6));
     curves.add("cast f32-bf16", point(3e-6));
+    curves.add(COPY, point(4e-6));
     curves
 }
 
 fn recorded(action: Action, ops: &[(&'static str, Op)], collectives: &[Collective]) -> RecordedAction {
     let operation = |(term, op): &(&'static str, Op)| Recorded { phase: Phase::Update, term, op: *op };
-    RecordedAction { action, operations: ops.iter().map(operation).collect(), collectives: collectives.to_vec() }
+    RecordedAction {
+        action,
+        operations: ops.iter().map(operation).collect(),
+        collectives: collectives.to_vec(),
+        moves: Vec::new(),
+    }
 }
 
 fn moved(make: fn(Elementwise) -> Op, len: usize, to: DType) -> Op {
@@ -32,6 +40,16 @@ impl Machine for Links {
         match call.kind {
             CollectiveKind::AllGather | CollectiveKind::AllReduce => Ok(call.bytes as f64 * 1e-9),
             other => Err(format!("no fit of {}", other.name())),
+        }
+    }
+
+    /// A microsecond for a byte to the disk, two from it.
+    fn disk_move(&self, of: &Move) -> Result<f64, String> {
+        match (of.from, of.to, of.bytes) {
+            (_, _, 7) => Err("the disk was not measured".into()),
+            (Home::Disk, Home::Host, bytes) => Ok(bytes as f64 * 2e-6),
+            (Home::Host, Home::Disk, bytes) => Ok(bytes as f64 * 1e-6),
+            other => panic!("{other:?} is no transfer of a disk"),
         }
     }
 }
@@ -108,4 +126,109 @@ fn what_was_not_measured_is_said() {
     let sum = Collective { kind: CollectiveKind::ReduceScatter, ..gather(8) };
     let reason = clock(&curves, 1.0).time(&[recorded(Action::Update, &[], &[sum])]).unwrap_err().to_string();
     assert_eq!(reason, "no fit of reduce_scatter");
+}
+
+fn moves(action: Action, moves: &[MoveEvent]) -> RecordedAction {
+    RecordedAction { moves: moves.to_vec(), ..recorded(action, &[], &[]) }
+}
+
+fn fetch(unit: usize) -> Action {
+    Action::Fetch { unit, what: Moved::State }
+}
+
+/// A read of a unit's state, whose transfer has the unit's number.
+fn read(unit: usize, bytes: u64) -> MoveEvent {
+    let of = Move { what: Category::Optimizer, from: Home::Disk, to: Home::Host, bytes };
+    MoveEvent::Start { transfer: unit as u64, of }
+}
+
+fn write(transfer: u64, bytes: u64) -> MoveEvent {
+    MoveEvent::Start { transfer, of: Move { what: Category::Optimizer, from: Home::Host, to: Home::Disk, bytes } }
+}
+
+/// An update of a unit that waits for its state and computes for 10 us, or so many times longer, and 1 us beside.
+fn update(unit: usize, times: usize) -> RecordedAction {
+    let fill = ("adamw", moved(|m| Op::Fill(m, 0.0), 100 * times, DType::F32));
+    let wait = MoveEvent::Wait { transfer: unit as u64 };
+    RecordedAction { moves: vec![wait], ..recorded(Action::UpdateUnit { unit }, &[fill], &[]) }
+}
+
+/// Microseconds of offload, and of the step without the 7 that are in no action.
+fn offload_and_step(actions: &[RecordedAction]) -> (f64, f64) {
+    let curves = curves();
+    let clock = clock(&curves, 1.0);
+    let time = clock.time(actions).unwrap();
+    let line: f64 = clock.timeline(actions).unwrap().iter().map(|stretch| stretch.ms).sum();
+    assert!((line - time.step_ms()).abs() < 1e-9);
+    let us = |ms: f64| (ms * 1e6).round() / 1e3;
+    (us(time.spans_ms[Span::Offload]), us(time.step_ms()) - 7.0)
+}
+
+#[test]
+fn copies_between_device_and_host_are_the_ranks_own_work() {
+    let copy = |bytes| MoveEvent::Copy(Move { what: Category::Gradients, from: Home::Device, to: Home::Host, bytes });
+    // By hand: 4 and 8 us of copies, 1 us beside each; the sum that went down is booked as offload, the rest of the action is not.
+    let reduce = RecordedAction {
+        moves: vec![copy(100), copy(200)],
+        ..recorded(
+            Action::Reduce { unit: 0, first: true, last: true },
+            &[],
+            &[Collective { kind: CollectiveKind::AllReduce, ..gather(3_000) }],
+        )
+    };
+    assert_eq!(offload_and_step(&[reduce]), (14.0, 22.0));
+}
+
+#[test]
+fn a_transfer_that_is_waited_for_late_is_hidden() {
+    // 5 bytes are read in 10 us, which the update of the unit before covers; each start costs 1 us.
+    let hidden = [moves(fetch(1), &[read(1, 5)]), update(0, 1), update(1, 1)];
+    assert_eq!(offload_and_step(&hidden), (1.0, 23.0));
+    // Of 15 bytes a part is.
+    let exposed = [moves(fetch(1), &[read(1, 15)]), update(0, 1), update(1, 1)];
+    // Begun at 0; at 12 the update of the unit before is over, at 30 the read.
+    assert_eq!(offload_and_step(&exposed), (1.0 + 18.0, 41.0));
+}
+
+#[test]
+fn a_transfer_that_is_waited_for_at_once_is_all_exposed() {
+    // Without prefetch: 1 us to begin, of the transfer's 40 that are left 39.
+    let all = [moves(fetch(0), &[read(0, 20)]), update(0, 1)];
+    assert_eq!(offload_and_step(&all), (40.0, 51.0));
+}
+
+#[test]
+fn transfers_of_one_drive_wait_for_each_other() {
+    // Two reads of 20 us begin at once, and a write of 10: the last is over 50 us after the first began.
+    let starts = moves(fetch(0), &[read(0, 10), read(1, 10), write(2, 10)]);
+    let settle = moves(Action::Settle { unit: 0 }, &[MoveEvent::Wait { transfer: 2 }]);
+    assert_eq!(offload_and_step(&[starts.clone(), settle.clone()]), (50.0, 50.0));
+    // Where the first is waited for, the rest goes on.
+    let both = [starts, update(0, 1), update(1, 1), settle];
+    // By hand: begun at 0, 1 and 2; 17 us until 20; computes to 31; 9 until 40; to 51, when the write is over since 1 us.
+    assert_eq!(offload_and_step(&both), (3.0 + 17.0 + 9.0, 51.0));
+}
+
+/// The same two units, without prefetch and with: what is fetched ahead is read while the unit before is updated.
+#[test]
+fn prefetch_hides_what_the_updates_cover() {
+    let none = [moves(fetch(0), &[read(0, 10)]), update(0, 1), moves(fetch(1), &[read(1, 10)]), update(1, 1)];
+    let one = [moves(fetch(0), &[read(0, 10)]), moves(fetch(1), &[read(1, 10)]), update(0, 1), update(1, 1)];
+    assert_eq!(offload_and_step(&none), (40.0, 62.0));
+    // Reads end at 20 and 40; 18 us are left of the first, 9 of the second behind the first update.
+    assert_eq!(offload_and_step(&one), (2.0 + 18.0 + 9.0, 51.0));
+}
+
+#[test]
+fn moves_that_were_not_measured_are_said() {
+    let mut curves = curves();
+    let unknown = [moves(fetch(0), &[read(0, 7)])];
+    let reason = clock(&curves, 1.0).time(&unknown).unwrap_err();
+    assert_eq!(reason, NoTime::Disk("the disk was not measured".into()));
+    let down = Move { what: Category::Gradients, from: Home::Device, to: Home::Host, bytes: 8 };
+    let copies = [moves(Action::Settle { unit: 0 }, &[MoveEvent::Copy(down)])];
+    assert!(clock(&curves, 1.0).time(&copies).is_ok());
+    curves = Curves::default();
+    let reason = clock(&curves, 1.0).time(&copies).unwrap_err().to_string();
+    assert!(reason.contains("\"copy\""), "{reason}");
 }
