@@ -281,12 +281,6 @@ impl Machine for Fits<'_> {
         Ok(us * 1e-6 * crowd)
     }
 
-    /// An emulated link carries a copy while the rank waits for it: what a run hides of that is not foreseen.
-    fn host_move(&self, of: &Move, copy: f64) -> f64 {
-        let link = self.cell.link.and_then(|link| link.host);
-        link.filter(|_| of.from != of.to).map_or(copy, |link| copy.max(link.latency + of.bytes as f64 / link.bandwidth))
-    }
-
     fn disk_move(&self, of: &Move) -> Result<f64, String> {
         let drive = self.drive.get_or_init(|| self.find_drive()).as_ref().map_err(String::clone)?;
         drive.seconds(of.to, of.bytes).map_err(|unknown| format!("{unknown} of {}", drive.source()))
