@@ -158,3 +158,36 @@ fn checkpoints_on_cuda_hold_what_lives_elsewhere() {
         }
     }
 }
+
+/// Units are updated while the device goes backward.
+#[test]
+fn delayed_updates_change_no_bit_on_cuda() {
+    let delayed = |mut cell: Cell| {
+        cell.train.delayed_update = 1;
+        cuda(cell)
+    };
+    let reference = run(&delayed(on(odd(), Strategy::Ddp, 2, 1)));
+    for (at, (strategy, shard, homes)) in some(combinations(2), "delayed_updates_change_no_bit_on_cuda", 8) {
+        let cell = offloaded(delayed(on(odd(), strategy, 2, shard)), homes, at % 3);
+        assert_same(&reference, &cell, &format!("{} by {shard}, {homes:?}", strategy.name()));
+    }
+}
+
+#[test]
+fn evicted_tensors_go_and_come_on_cuda() {
+    for (at, home) in [Home::Host, Home::Disk].into_iter().enumerate() {
+        let mut cell = cuda(on(odd(), [Strategy::Zero3, Strategy::Ddp][at], 2, 1));
+        (cell.model.num_hidden_layers, cell.train.accumulation) = (5, 2);
+        (cell.train.clip_norm, cell.train.lr) = (0.01, 1e-3);
+        let reference = run(&cell);
+        let mut full = cell.clone();
+        full.memory.checkpointing = Checkpointing::Full;
+        let peak = |cell: &Cell| estimate(cell).memory().total_peak();
+        let capacity = (peak(&cell) + peak(&full)) / 2;
+        (cell.memory.checkpointing, cell.memory.capacity) = (Checkpointing::Evict, Some(capacity));
+        let away = with_activations(cell, home, 1);
+        assert!(peak(&away) <= capacity && !estimate(&away).moves.is_empty(), "{home:?}");
+        assert_same(&reference, &away, &format!("{home:?}"));
+        assert_as_planned(&away, &format!("{home:?}"));
+    }
+}
