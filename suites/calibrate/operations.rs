@@ -16,7 +16,7 @@ use zbench_engine::moves::{Move, MoveEvent};
 use zbench_engine::outcome::{BySpan, RankReport, Span};
 use zbench_engine::plan::Plan;
 use zbench_engine::planner::RecordedAction;
-use zbench_engine::planner::clock::{Clock, Machine, Overheads};
+use zbench_engine::planner::clock::{Clock, DiskTime, Machine, Overheads};
 use zbench_engine::planner::curves::{COPY, Class, Curves, Point};
 use zbench_engine::recorder::Recorded;
 use zbench_engine::train::{kernels, slowest, with_ranks};
@@ -126,8 +126,8 @@ impl Machine for Free {
         Ok(0.0)
     }
 
-    fn disk_move(&self, _: &Move) -> Result<f64, String> {
-        Ok(0.0)
+    fn disk_move(&self, _: &Move) -> Result<DiskTime, String> {
+        Ok(DiskTime::default())
     }
 }
 

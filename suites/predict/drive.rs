@@ -10,13 +10,16 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use zbench_config::profile::drives::DriveRates;
 use zbench_engine::config::Home;
 use zbench_engine::outcome::Transfer;
-use zbench_engine::planner::curves::{Curves, DISK_READ, DISK_WRITE, NoCurve, Point};
+use zbench_engine::planner::clock::DiskTime;
+use zbench_engine::planner::curves::{
+    Curves, DISK_READ, DISK_READ_ALONE, DISK_WRITE, DISK_WRITE_ALONE, NoCurve, Point,
+};
 use zbench_reports::units;
 
 /// What a drive gives to each of the ranks of a host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Drive {
-    /// Seconds by which a transfer of so many bytes keeps a rank's next one waiting.
+    /// Seconds of a transfer of so many bytes.
     curves: Curves,
     /// Ranks that use it at the same time.
     ranks: usize,
@@ -48,12 +51,16 @@ impl Drive {
         if has(DISK_READ) && has(DISK_WRITE) { Ok(self) } else { Err(format!("{} have no rates", self.source)) }
     }
 
-    /// Seconds of a transfer.
+    /// The time of a transfer. One alone takes no longer where that was not measured.
     ///
     /// # Errors
     /// Nothing was measured of its direction.
-    pub fn seconds(&self, to: Home, bytes: u64) -> Result<f64, NoCurve> {
-        self.curves.seconds_of_bytes(if to == Home::Disk { DISK_WRITE } else { DISK_READ }, bytes)
+    pub fn time(&self, to: Home, bytes: u64) -> Result<DiskTime, NoCurve> {
+        let (class, class_alone) =
+            if to == Home::Disk { (DISK_WRITE, DISK_WRITE_ALONE) } else { (DISK_READ, DISK_READ_ALONE) };
+        let busy = self.curves.seconds_of_bytes(class, bytes)?;
+        let alone = self.curves.seconds_of_bytes(class_alone, bytes).unwrap_or(0.0);
+        Ok(DiskTime { busy, alone: alone.max(busy) })
     }
 
     /// Bytes per second of all ranks together, for the mix of reads and writes that a rank's moves are. Nothing where none is of a
@@ -62,7 +69,7 @@ impl Drive {
         let is_of_disk = |of: &&Transfer| [of.from, of.to].contains(&Home::Disk) && of.moves > 0.0;
         let (mut bytes, mut seconds) = (0.0, 0.0);
         for of in moves.iter().filter(is_of_disk) {
-            seconds += of.moves * self.seconds(of.to, (of.bytes / of.moves) as u64).ok()?;
+            seconds += of.moves * self.time(of.to, (of.bytes / of.moves) as u64).ok()?.busy;
             bytes += of.bytes;
         }
         (seconds > 0.0).then(|| self.ranks as f64 * bytes / seconds)

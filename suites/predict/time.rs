@@ -17,7 +17,7 @@ use zbench_engine::comm::{Collective, CollectiveKind};
 use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::moves::Move;
 use zbench_engine::outcome::{BySpan, Flops};
-use zbench_engine::planner::clock::{Clock, Machine, NoTime, Stretch};
+use zbench_engine::planner::clock::{Clock, DiskTime, Machine, NoTime, Stretch};
 use zbench_engine::planner::{Planner, RecordedAction};
 use zbench_host::machine;
 use zbench_kernels::DType;
@@ -281,9 +281,9 @@ impl Machine for Fits<'_> {
         Ok(us * 1e-6 * crowd)
     }
 
-    fn disk_move(&self, of: &Move) -> Result<f64, String> {
+    fn disk_move(&self, of: &Move) -> Result<DiskTime, String> {
         let drive = self.drive.get_or_init(|| self.find_drive()).as_ref().map_err(String::clone)?;
-        drive.seconds(of.to, of.bytes).map_err(|unknown| format!("{unknown} of {}", drive.source()))
+        drive.time(of.to, of.bytes).map_err(|unknown| format!("{unknown} of {}", drive.source()))
     }
 }
 

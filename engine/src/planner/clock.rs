@@ -33,12 +33,21 @@ pub trait Machine {
         copy
     }
 
-    /// Seconds for which a transfer from a disk or to it keeps the drive from this rank's other transfers, while all ranks of the host
-    /// use it.
+    /// The time of a transfer from a disk or to it, while all ranks of the host use the drive.
     ///
     /// # Errors
     /// What was not measured, in words.
-    fn disk_move(&self, of: &Move) -> Result<f64, String>;
+    fn disk_move(&self, of: &Move) -> Result<DiskTime, String>;
+}
+
+/// What a transfer takes of a rank's share of a drive.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DiskTime {
+    /// Seconds for which it keeps the rank's next one waiting.
+    pub busy: f64,
+    /// Seconds from its beginning to its end at least, where no other transfer is under way: requests that several transfers make at
+    /// the same time overlap.
+    pub alone: f64,
 }
 
 /// What was measured beside the operations themselves.
@@ -141,9 +150,9 @@ struct Drive {
 }
 
 impl Drive {
-    fn start(&mut self, transfer: u64, now: f64, seconds: f64) {
-        self.free = self.free.max(now) + seconds;
-        self.ends.insert(transfer, self.free);
+    fn start(&mut self, transfer: u64, now: f64, time: DiskTime) {
+        self.free = self.free.max(now) + time.busy;
+        self.ends.insert(transfer, self.free.max(now + time.alone));
     }
 
     /// Seconds until a transfer ends that is waited for now.

@@ -101,10 +101,14 @@ impl Class {
 
 /// Copies within memory, over their bytes. No plan lists one as an operation: they are moves between homes.
 pub const COPY: &str = "copy";
-/// Transfers from a disk, over their bytes.
+/// Transfers from a disk, over their bytes: one among several under way.
 pub const DISK_READ: &str = "disk read";
-/// Transfers to a disk, over their bytes.
+/// The same to a disk.
 pub const DISK_WRITE: &str = "disk write";
+/// Transfers from a disk, each of which begins when the one before is over.
+pub const DISK_READ_ALONE: &str = "disk read alone";
+/// The same to a disk.
+pub const DISK_WRITE_ALONE: &str = "disk write alone";
 
 /// An operation of a class that was measured.
 #[derive(Clone, Debug, PartialEq)]

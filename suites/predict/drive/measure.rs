@@ -1,9 +1,10 @@
-//! A drive as ranks use it: each has a file of its own and starts the tensors of a unit's state together, before it waits for them.
+//! A drive as ranks use it: each has a file of its own, and starts the tensors of a unit's state together before it waits for them,
+//! or waits for each.
 
 use super::Drive;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use zbench_engine::planner::curves::{Curves, DISK_READ, DISK_WRITE, Point};
+use zbench_engine::planner::curves::{Curves, DISK_READ, DISK_READ_ALONE, DISK_WRITE, DISK_WRITE_ALONE, Point};
 use zbench_kernels::disk::{self, DiskError, File, Options, Transfer};
 use zbench_kernels::{Arena, Buffer, Category, DType};
 use zbench_reports::{stats, units};
@@ -13,7 +14,7 @@ const SIZES: [u64; 3] = [64 << 10, 1 << 20, 8 << 20];
 /// Transfers that a rank starts together: of a unit's master weights and both moments.
 const TOGETHER: usize = 3;
 /// Time of a pass: transfers of one size in one direction.
-const PASS: Duration = Duration::from_millis(80);
+const PASS: Duration = Duration::from_millis(50);
 /// What all passes may take. A size of which this would be exceeded is left out.
 const ALL: Duration = Duration::from_millis(900);
 /// Files at most; more ranks are taken to share what these reach.
@@ -41,8 +42,8 @@ pub(super) fn measure(folder: &Path, ranks: usize) -> Result<Drive, String> {
     for bytes in SIZES {
         // By the rates so far: once to fill the place, and one round of each pass at least.
         let round = (files * TOGETHER) as f64 * bytes as f64;
-        let takes = if rates[0] > 0.0 { round * (2.0 / rates[0] + 1.0 / rates[1]) } else { 0.0 };
-        if begin.elapsed().as_secs_f64() + takes.max(2.0 * PASS.as_secs_f64()) > ALL.as_secs_f64() {
+        let takes = if rates[0] > 0.0 { round * (3.0 / rates[0] + 2.0 / rates[1]) } else { 0.0 };
+        if begin.elapsed().as_secs_f64() + takes.max(4.0 * PASS.as_secs_f64()) > ALL.as_secs_f64() {
             left_out = true;
             break;
         }
@@ -50,11 +51,16 @@ pub(super) fn measure(folder: &Path, ranks: usize) -> Result<Drive, String> {
             lane.buffers = buffers(&arena, bytes, seed as u64).map_err(|error| error.to_string())?;
         }
         // What is measured is written over, as a rank's state is.
-        pass(&mut lanes, bytes, true, Duration::ZERO)?;
-        for (place, (writes, class)) in [(true, DISK_WRITE), (false, DISK_READ)].into_iter().enumerate() {
-            let seconds = pass(&mut lanes, bytes, writes, PASS)?;
-            rates[place] = files as f64 * bytes as f64 / seconds;
-            curves.add(class, Point { sizes: vec![bytes as f64], seconds: share * seconds });
+        pass(&mut lanes, (bytes, TOGETHER), true, Duration::ZERO)?;
+        let directions = [(true, DISK_WRITE, DISK_WRITE_ALONE), (false, DISK_READ, DISK_READ_ALONE)];
+        for (place, (writes, class, class_alone)) in directions.into_iter().enumerate() {
+            let mut point = |class, together| -> Result<f64, String> {
+                let seconds = pass(&mut lanes, (bytes, together), writes, PASS)?;
+                curves.add(class, Point { sizes: vec![bytes as f64], seconds: share * seconds });
+                Ok(seconds)
+            };
+            rates[place] = files as f64 * bytes as f64 / point(class, TOGETHER)?;
+            point(class_alone, 1)?;
         }
     }
     let file = &lanes[0].file;
@@ -89,13 +95,13 @@ fn buffers(arena: &Arena, bytes: u64, seed: u64) -> Result<Vec<Buffer>, Box<dyn 
     (0..TOGETHER).map(one).collect()
 }
 
-/// All lanes at once for so long, once at least: seconds of a lane for one of its transfers, as the median of its rounds, so that a
-/// moment in which the drive served others does not count.
-fn pass(lanes: &mut [Lane], bytes: u64, writes: bool, time: Duration) -> Result<f64, String> {
+/// All lanes at once for so long, once at least, with so many transfers of so many bytes together: seconds of a lane for one of its
+/// transfers, as the median of its rounds, so that a moment in which the drive served others does not count.
+fn pass(lanes: &mut [Lane], size: (u64, usize), writes: bool, time: Duration) -> Result<f64, String> {
     let begin = Instant::now();
     let seconds: Result<Vec<f64>, String> = std::thread::scope(|scope| {
         let one =
-            |lane| std::thread::Builder::new().spawn_scoped(scope, move || lane_pass(lane, bytes, writes, begin, time));
+            |lane| std::thread::Builder::new().spawn_scoped(scope, move || lane_pass(lane, size, writes, begin, time));
         let threads: Vec<_> = lanes.iter_mut().map(one).collect();
         let ended = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, Result<f64, String>>>| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|_| Err("a thread of the measurement panicked; a bug".into())),
@@ -107,19 +113,29 @@ fn pass(lanes: &mut [Lane], bytes: u64, writes: bool, time: Duration) -> Result<
     Ok(seconds.iter().sum::<f64>() / seconds.len() as f64)
 }
 
-fn lane_pass(lane: &mut Lane, bytes: u64, writes: bool, begin: Instant, time: Duration) -> Result<f64, String> {
+fn lane_pass(
+    lane: &mut Lane,
+    (bytes, together): (u64, usize),
+    writes: bool,
+    begin: Instant,
+    time: Duration,
+) -> Result<f64, String> {
     let words = |error: DiskError| error.to_string();
     let start = if writes { File::start_write } else { File::start_read };
     let (mut rounds, mut since) = (Vec::new(), begin);
     while rounds.is_empty() || begin.elapsed() < time {
         let offsets = (0..).map(|place| place * bytes);
-        let flying: Result<Vec<Transfer>, DiskError> =
-            lane.buffers.drain(..).zip(offsets).map(|(buffer, offset)| start(&lane.file, offset, buffer)).collect();
+        let flying: Result<Vec<Transfer>, DiskError> = lane
+            .buffers
+            .drain(..together)
+            .zip(offsets)
+            .map(|(buffer, offset)| start(&lane.file, offset, buffer))
+            .collect();
         for transfer in flying.map_err(words)? {
             lane.buffers.push(transfer.wait().map_err(words)?);
         }
         let now = Instant::now();
         rounds.push(now.duration_since(std::mem::replace(&mut since, now)).as_secs_f64());
     }
-    Ok(stats::median(&rounds).unwrap_or(0.0) / TOGETHER as f64)
+    Ok(stats::median(&rounds).unwrap_or(0.0) / together as f64)
 }

@@ -17,11 +17,13 @@ fn moved(to: Home, moves: f64, bytes: f64) -> Transfer {
 fn ranks_share_what_one_file_reached() {
     for ranks in [1, 2, 5] {
         let drive = Drive::shared(&rates(Path::new("/x")), ranks).unwrap();
-        let ms = |to, bytes| drive.seconds(to, bytes).unwrap() * 1e3 / ranks as f64;
+        let ms = |to, bytes| drive.time(to, bytes).unwrap().busy * 1e3 / ranks as f64;
         let near = |value: f64, wanted: f64| assert!((value / wanted - 1.0).abs() < 1e-12, "{value} {wanted}");
         near(ms(Home::Host, 1_000_000), 1.0);
         near(ms(Home::Disk, 1_000_000), 2.0);
         near(ms(Home::Disk, 3_000_000), 6.0);
+        let time = drive.time(Home::Disk, 3_000_000).unwrap();
+        assert_eq!(time.alone, time.busy);
         // All ranks together: 2 MB read and 2 MB written in 2 + 4 ms of one file's time.
         let mix = [moved(Home::Host, 2.0, 2e6), moved(Home::Disk, 1.0, 2e6)];
         near(drive.ceiling(&mix).unwrap(), 4e6 / 6e-3);
@@ -53,7 +55,10 @@ fn a_drive_is_measured_once_and_nothing_is_left_there() {
     assert!(known(folder.path(), 2).unwrap_err().contains("zbench io --dir"));
     let drive = measured(folder.path(), 2).unwrap();
     for to in [Home::Host, Home::Disk] {
-        assert!(drive.seconds(to, 4096).unwrap() > 0.0 && drive.seconds(to, 1 << 30).unwrap() > 0.0);
+        for bytes in [4096, 1 << 30] {
+            let time = drive.time(to, bytes).unwrap();
+            assert!(time.busy > 0.0 && time.alone >= time.busy, "{time:?}");
+        }
     }
     assert!(drive.ceiling(&[moved(Home::Host, 1.0, 1e6)]).unwrap() > 0.0);
     for part in [&folder.path().display().to_string(), "2 files", "GB/s read"] {

@@ -43,14 +43,16 @@ impl Machine for Links {
         }
     }
 
-    /// A microsecond for a byte to the disk, two from it.
-    fn disk_move(&self, of: &Move) -> Result<f64, String> {
-        match (of.from, of.to, of.bytes) {
-            (_, _, 7) => Err("the disk was not measured".into()),
-            (Home::Disk, Home::Host, bytes) => Ok(bytes as f64 * 2e-6),
-            (Home::Host, Home::Disk, bytes) => Ok(bytes as f64 * 1e-6),
+    /// A microsecond for a byte to the disk, two from it, and 6 at least for one alone.
+    fn disk_move(&self, of: &Move) -> Result<DiskTime, String> {
+        let each = match (of.from, of.to, of.bytes) {
+            (_, _, 7) => return Err("the disk was not measured".into()),
+            (Home::Disk, Home::Host, _) => 2e-6,
+            (Home::Host, Home::Disk, _) => 1e-6,
             other => panic!("{other:?} is no transfer of a disk"),
-        }
+        };
+        let busy = of.bytes as f64 * each;
+        Ok(DiskTime { busy, alone: busy.max(6e-6) })
     }
 }
 
@@ -207,6 +209,16 @@ fn transfers_of_one_drive_wait_for_each_other() {
     let both = [starts, update(0, 1), update(1, 1), settle];
     // By hand: begun at 0, 1 and 2; 17 us until 20; computes to 31; 9 until 40; to 51, when the write is over since 1 us.
     assert_eq!(offload_and_step(&both), (3.0 + 17.0 + 9.0, 51.0));
+}
+
+#[test]
+fn small_transfers_take_longer_alone_than_together() {
+    let settle = |transfer| moves(Action::Settle { unit: 0 }, &[MoveEvent::Wait { transfer }]);
+    // One after the other: 6 us each. Together: begun at 0, 1 and 2, the last is over 6 us after it began.
+    let alone = [0, 1, 2].map(|number| [moves(fetch(0), &[write(number, 1)]), settle(number)]).concat();
+    assert_eq!(offload_and_step(&alone), (18.0, 18.0));
+    let together = [moves(fetch(0), &[0, 1, 2].map(|number| write(number, 1))), settle(0), settle(1), settle(2)];
+    assert_eq!(offload_and_step(&together), (8.0, 8.0));
 }
 
 /// The same two units, without prefetch and with: what is fetched ahead is read while the unit before is updated.
