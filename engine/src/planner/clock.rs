@@ -27,12 +27,6 @@ pub trait Machine {
     /// What was not measured, in words.
     fn collective(&self, call: &Collective, dtype: DType) -> Result<f64, String>;
 
-    /// Seconds of a move between device and host whose copy in memory takes `copy` seconds: as long, where no link lies between
-    /// them.
-    fn host_move(&self, _of: &Move, copy: f64) -> f64 {
-        copy
-    }
-
     /// The time of a transfer from a disk or to it, while all ranks of the host use the drive.
     ///
     /// # Errors
@@ -216,7 +210,7 @@ impl Clock<'_> {
                 let seconds = match event {
                     MoveEvent::Copy(of) => {
                         let copy = self.crowd * self.curves.seconds_of_bytes(COPY, of.bytes)?;
-                        self.machine.host_move(of, copy) + self.crowd * self.overheads.operation
+                        copy + self.crowd * self.overheads.operation
                     }
                     MoveEvent::Start { transfer, of } => {
                         drive.start(*transfer, now.get(), self.machine.disk_move(of).map_err(NoTime::Disk)?);
