@@ -88,11 +88,10 @@ fn folders_that_cannot_be_used_are_told_before_training() {
     let said = format!("{}{}", stdout(&output), stderr(&output));
     assert_eq!(output.status.code(), Some(5), "{said}");
     assert!(said.contains("bytes") && !said.contains("step 1 "), "{said}");
-    // A path where nothing lives on a disk.
-    let file = write(folder.path(), &cell("[memory]\noffload_path = \"/tmp\"\n"));
+    // A grid may state one folder for the cells that use it: one with nothing on a disk does not look at it.
+    let file = write(folder.path(), &cell("[memory]\noffload_path = \"/nowhere\"\n"));
     let output = run(&notebook, &["run", file.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("memory.offload_path"), "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
 
 #[test]

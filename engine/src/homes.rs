@@ -74,7 +74,7 @@ impl Homes {
         folder: &Path,
         planned: &ByHome<Ledger>,
     ) -> Result<Homes, HomesError> {
-        let host_bytes = room(&planned[Home::Host]);
+        let host_bytes = pinned_room(&planned[Home::Host]);
         let host = is_used(Home::Host, used).then(|| kernels.host_arena(host_bytes)).transpose()?;
         let streams = if host.is_some() { kernels.copy_streams()?.map(Arc::new) } else { None };
         let disk = is_used(Home::Disk, used).then(|| Arena::file(None));
@@ -178,8 +178,9 @@ impl Homes {
     }
 }
 
-/// Bytes of an arena that cannot grow: what is planned, and as much again as comes and goes, as that may lie in pieces.
-fn room(planned: &Ledger) -> u64 {
+/// Bytes of a host arena that is pinned for a device, and cannot grow: what is planned, and as much again as comes and goes, as that may
+/// lie in pieces.
+pub fn pinned_room(planned: &Ledger) -> u64 {
     let passing = [Category::Communication, Category::Activations, Category::Workspace];
     passing.into_iter().fold(planned.total_peak(), |sum, category| sum.saturating_add(planned.peak(category)))
 }

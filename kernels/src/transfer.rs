@@ -112,7 +112,7 @@ impl CopyStreams {
         // SAFETY: `to` holds as many bytes of the device's. The buffer waits for the event before the host writes it or its memory
         // is given back; its arena keeps the memory pinned.
         unsafe { stream.upload_pinned(address(&source), address(&to), bytes)? };
-        let done: Arc<dyn Event> = stream.record_event()?.into();
+        let done = behind(stream)?;
         from.copies.read = Some(done.clone());
         Ok(done)
     }
@@ -143,9 +143,21 @@ impl CopyStreams {
         // SAFETY: `from` holds as many bytes of the device's. The buffer waits for the event before the host reads or writes it or its
         // memory is given back; its arena keeps the memory pinned.
         unsafe { stream.download_pinned(address(&from), address(&target), bytes)? };
-        let done: Arc<dyn Event> = stream.record_event()?.into();
+        let done = behind(stream)?;
         to.copies.write = Some(done.clone());
         Ok(done)
+    }
+}
+
+/// The event behind a copy that was queued. Without one nobody could wait for the copy, so that its end is waited for.
+fn behind(stream: &dyn Stream) -> Result<Arc<dyn Event>> {
+    match stream.record_event() {
+        Ok(event) => Ok(event.into()),
+        Err(error) => {
+            // A device that cannot be waited for either has stopped.
+            let _ = stream.synchronize();
+            Err(error.into())
+        }
     }
 }
 

@@ -172,7 +172,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
 fn memory(values: &Values, parallel: &Parallel, capacity: Option<u64>) -> Result<Memory, Refusal> {
     // "none" is the device.
     let home = |key: &str| values.choice(key).unwrap_or(Home::Device);
-    let memory = Memory {
+    let mut memory = Memory {
         checkpointing: checkpointing(&values.value("memory.checkpointing")),
         attention: values.choice("memory.attention").unwrap_or(AttentionKind::Flash),
         capacity,
@@ -183,21 +183,15 @@ fn memory(values: &Values, parallel: &Parallel, capacity: Option<u64>) -> Result
         offload_path: values.given_text("memory.offload_path").map(Into::into),
         offload_prefetch: values.count("memory.offload_prefetch"),
     };
+    let homes = [memory.offload_optimizer, memory.offload_parameters, memory.offload_activations];
+    if !homes.contains(&Home::Disk) {
+        // One folder may be stated for a grid of which some cells use it.
+        memory.offload_path = None;
+    }
     use Strategy::{Fsdp, FsdpGradOp, Hsdp, Zero3};
     if memory.offload_parameters != Home::Device && !matches!(parallel.strategy, Zero3 | Fsdp | FsdpGradOp | Hsdp) {
-        let message =
-            "needs weights that are gathered when they are read: parallel.strategy = \"zero3\", \"fsdp\" or \"hsdp\"";
+        let message = "needs weights that are gathered when they are read: parallel.strategy = \"zero3\", \"fsdp\", \"fsdp-grad-op\" or \"hsdp\"";
         return Err(values.refuse("memory.offload_parameters", &["parallel.strategy"], message));
-    }
-    let homes = [memory.offload_optimizer, memory.offload_parameters, memory.offload_activations];
-    if memory.offload_path.is_some() && !homes.contains(&Home::Disk) {
-        let message =
-            "is a folder for what lives on a disk, and nothing does; leave it out, or write \"disk\" for what is to";
-        return Err(values.refuse(
-            "memory.offload_path",
-            &["memory.offload_optimizer", "memory.offload_parameters"],
-            message,
-        ));
     }
     if values.given("memory.offload_prefetch").is_some() && !memory.offloads() {
         let message =

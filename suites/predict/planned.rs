@@ -12,6 +12,7 @@ use zbench_config::grid::GridCell;
 use zbench_config::profile::drives::DriveRates;
 use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Home, Loading, Strategy};
 use zbench_engine::hardware;
+use zbench_engine::homes::pinned_room;
 use zbench_engine::outcome::Estimate;
 use zbench_engine::planner::Planner;
 use zbench_host::{devices, machine};
@@ -370,7 +371,7 @@ fn on_device(resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) ->
     if let Some(reason) = offload::folder_refused(cell, estimate, here) {
         return Decision::Record { status: Status::Skipped, reason, source: Source::Host };
     }
-    if let Some(reason) = offload::host_refused(estimate.ledgers[Home::Host].total_peak(), here, host_memory()) {
+    if let Some(reason) = offload::host_refused(pinned_room(&estimate.ledgers[Home::Host]), here, host_memory()) {
         return Decision::Record { status: Status::OutOfMemory, reason, source: Source::Plan };
     }
     Decision::Run

@@ -41,6 +41,9 @@ pub fn timeline(planner: &Planner, resolved: &Resolved) -> Result<Vec<Stretch>, 
 
 fn with_profile<T>(resolved: &Resolved, of: impl Fn(&TimeProfile) -> Result<T, String>) -> Result<T, String> {
     static HERE: LazyLock<Result<TimeProfile, String>> = LazyLock::new(TimeProfile::of_this_machine);
+    if resolved.cell.link.is_some() {
+        return Err("times over emulated links are not predicted".into());
+    }
     match &resolved.profile {
         Some(profile) if profile.name == machine::host_name() => of(&TimeProfile::read(&default_path(&profile.name))?),
         // What a drive gives here says nothing of another machine's.
@@ -166,9 +169,6 @@ impl TimeProfile {
     ) -> Result<(T, Flops, String), String> {
         if cell.hardware.device != DeviceKind::Cpu {
             return Err("times are predicted for cells on the CPU alone, by what was measured on one".into());
-        }
-        if cell.link.is_some() {
-            return Err("times over emulated links are not predicted".into());
         }
         let (kernels, plan) = (planner.kernels_here(cell), planner.plan(cell).map_err(|error| error.to_string())?);
         let (operations, note) = self.operations(cell)?;

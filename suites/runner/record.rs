@@ -94,6 +94,7 @@ pub fn measured(record: &mut Record, steps: Vec<Step>, end: &End, cell: &Cell, e
     }
     flags(record, end);
     emulated(record, cell, end);
+    offload::first_step(record, cell);
     if !record.is_measured() {
         // Whatever is missing is missing because the cell did not reach its end.
         let reason = format!("the cell ended early: {}", record.outcome.reason);

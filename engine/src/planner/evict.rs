@@ -19,10 +19,10 @@ use crate::actions::{Action, Moved};
 use crate::config::{Cell, Checkpointing, Home};
 use crate::error::{Result, StepError};
 use crate::layers::eviction::{INPUT, OUTPUT, kept_at, tensor_at};
-use crate::model::Layout;
+use crate::model::{FlatKind, Layout, Unit};
 use crate::plan::{Plan, PlanError, Role};
 use crate::schedule::{Follower, followed_actions};
-use crate::shard::StateHomes;
+use crate::shard::{StateHomes, home_dtype};
 use held::{ALL, Held, Kind, TENSORS};
 use zbench_kernels::{Kernels, footprint};
 
@@ -83,25 +83,39 @@ impl Plan {
         let peak = |role: &Role| role.estimate.memory().total_peak();
         // What is gathered ahead depends on what is made again, so that a list under a capacity may take a little more than one that
         // drops everything: where the first two do not fit, these are tried.
-        'tried: for (within, inputs) in [(capacity, false), (capacity, true), (0, false), (0, true)] {
-            let mut limits = Limits { capacity: within, inputs, actions };
-            // State that is fetched ahead of its use comes into the list when evictions are decided, and may pass the capacity by what is
-            // on its way: they are decided again with so much less.
-            let tries = if cell.memory.offloads() && within > 0 { 3 } else { 1 };
-            for _ in 0..tries {
-                let mut role = self.decided(cell, kernels, (&base, place, first_rank), limits)?;
-                role.estimate = self.dry_run(cell, kernels, (&role, None), first_rank, false)?.0;
-                let found = peak(&role);
-                if best.as_ref().is_none_or(|best| found < peak(best)) {
-                    best = Some(role);
-                }
-                if found <= capacity {
-                    break 'tried;
-                }
-                limits.capacity = limits.capacity.saturating_sub(found - capacity);
+        // State that is fetched ahead of its use comes into the list when evictions are decided, and may pass the capacity by what is on
+        // its way: then so much less is tried.
+        let ahead = self.fetched_ahead(cell, &base);
+        let less = capacity.checked_sub(ahead).filter(|less| ahead > 0 && *less > 0);
+        let with = |inputs| [Some((capacity, inputs)), less.map(|less| (less, inputs))].into_iter().flatten();
+        for (within, inputs) in with(false).chain(with(true)).chain([(0, false), (0, true)]) {
+            let limits = Limits { capacity: within, inputs, actions };
+            let mut role = self.decided(cell, kernels, (&base, place, first_rank), limits)?;
+            role.estimate = self.dry_run(cell, kernels, (&role, None), first_rank, false)?.0;
+            if best.as_ref().is_none_or(|best| peak(&role) < peak(best)) {
+                best = Some(role);
+            }
+            if best.as_ref().is_some_and(|best| peak(best) <= capacity) {
+                break;
             }
         }
         best.ok_or_else(|| StepError::Input("no evictions were planned; this is a bug".into()))
+    }
+
+    /// Bytes of the device that units on their way to it take at most, where weights live elsewhere: to be gathered, and with a delayed
+    /// update to be updated, too.
+    fn fetched_ahead(&self, cell: &Cell, role: &Role) -> u64 {
+        if cell.memory.offload_parameters == Home::Device {
+            return 0;
+        }
+        let ranks = self.mesh.size(self.sharding.parameters);
+        let part = |unit: &Unit| -> u64 {
+            let bytes = |flat| footprint(home_dtype(cell, flat), unit.flat(flat).padded / ranks).unwrap_or(0);
+            FlatKind::ALL.into_iter().map(bytes).sum()
+        };
+        let largest = role.layout.units.iter().map(|unit| part(unit)).max().unwrap_or(0);
+        let units = (1 + cell.memory.offload_prefetch as u64) * (1 + u64::from(cell.train.is_delayed()));
+        largest.saturating_mul(units)
     }
 
     /// The role with a list in which evictions are decided. Where a step has many micro-batches they are decided for a few.
@@ -198,18 +212,18 @@ impl<'a> Evictor<'a> {
     }
 
     /// Drops a tensor before the next action of the list.
-    fn drop(&mut self, list: &mut Vec<Action>, [micro, layer, place]: [usize; 3]) -> Result<()> {
+    fn drop_tensor(&mut self, list: &mut Vec<Action>, [micro, layer, place]: [usize; 3]) -> Result<()> {
         self.held_of(micro).evict(layer, place);
         self.insert(list, Action::Evict { micro, layer, tensor: tensor_at(place) })
     }
 
-    /// Drops a tensor before the next action of the list. Where activations live elsewhere it goes there, unless it costs nothing to make
-    /// it again.
+    /// Makes room by a tensor before the next action of the list. Where activations live elsewhere it goes there, unless it costs nothing
+    /// to make it again; else it is dropped.
     fn evict(&mut self, list: &mut Vec<Action>, [micro, layer, place]: [usize; 3]) -> Result<()> {
         let held = &self.held[micro % self.held.len()].1;
         let home = self.homes.activations;
         if home == Home::Device || held.cost(&self.kinds, layer, place) == 0 {
-            return self.drop(list, [micro, layer, place]);
+            return self.drop_tensor(list, [micro, layer, place]);
         }
         if let Some([micro, layer]) = self.going.take_if(|going| *going != [micro, layer]) {
             self.insert(list, Action::SettleSaved { micro, layer })?;
@@ -258,7 +272,7 @@ impl<'a> Evictor<'a> {
             let full = self.run.in_use();
             // What is in work is not moved away and back.
             match in_work == Some([next[0], next[1]]) {
-                true => self.drop(list, next)?,
+                true => self.drop_tensor(list, next)?,
                 false => self.evict(list, next)?,
             }
             above = above.saturating_sub(full - self.run.in_use());
@@ -269,7 +283,7 @@ impl<'a> Evictor<'a> {
             while above > 0 && list.len() < self.limits.actions {
                 let own = |of, other| if [of, other] == [micro, layer] { TENSORS } else { 0 };
                 let Some(next) = self.next_to_go(own) else { break };
-                self.drop(list, next)?;
+                self.drop_tensor(list, next)?;
                 let there = self.held_of(micro).there(layer);
                 let saved = self.run.saved(micro, layer);
                 (INPUT + 1..OUTPUT)

@@ -139,6 +139,18 @@ fn evictions_leave_room_for_state_that_comes_and_goes() {
             evicts.memory.offload_activations = Home::Host;
         }
         assert!(peak(&evicts) <= capacity, "{what}: {} planned in {capacity}", peak(&evicts));
+        // More room is used: all goes only where little is there.
+        let gone = |cell: &Cell| {
+            let list = plan(cell).role_of(0).actions.clone();
+            let goes = |action: &&Action| matches!(action, Action::Evict { .. } | Action::StoreSaved { .. });
+            list.iter().filter(goes).count()
+        };
+        let nearly_all =
+            Cell { memory: Memory { capacity: Some(peak(&cell) - 1), ..evicts.memory.clone() }, ..evicts.clone() };
+        let least =
+            Cell { memory: Memory { capacity: Some(full + full / 8), ..evicts.memory.clone() }, ..evicts.clone() };
+        let [few, some, most] = [&nearly_all, &evicts, &least].map(gone);
+        assert!(few <= some && few < most, "{what}: {few}, {some} and {most} evictions");
         assert_same(&reference, &evicts, &what);
         assert_homes_as_planned(&evicts, &what);
     }

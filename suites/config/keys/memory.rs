@@ -59,7 +59,7 @@ pub(super) const KEYS: &[Key] = &[
         "memory.offload_path",
         Path,
         From("the system's folder for temporary files"),
-        "Folder of what is offloaded to disk; it must be there. One in memory (tmpfs) saves nothing. No price depends on it.",
+        "Folder of what is offloaded to disk; it must be there. One in memory (tmpfs) saves nothing. No price depends on it, and a cell with nothing on a disk does not look at it.",
     ),
     key(
         "memory.offload_prefetch",

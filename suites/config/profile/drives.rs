@@ -81,7 +81,8 @@ pub fn of_records(records: &[Record], host: &str) -> Vec<DriveRates> {
 }
 
 fn row(record: &Record) -> Option<Row> {
-    let found = io::measured(record).filter(|_| record.is_measured())?;
+    // What another program disturbed is no rate.
+    let found = io::measured(record).filter(|_| record.is_measured() && record.validity.is_empty())?;
     if found.folder.is_empty() || found.is_memory {
         return None;
     }
@@ -95,7 +96,7 @@ fn row(record: &Record) -> Option<Row> {
     let (bytes, depth) = (whole("io.size").filter(|bytes| *bytes > 0)?, whole("io.depth")?);
     let usual = Options::default().depth as u64;
     Some(Row {
-        folder: found.folder.clone().into(),
+        folder: std::path::absolute(&found.folder).unwrap_or_else(|_| found.folder.clone().into()),
         measured: record.started.clone(),
         unlike: (!found.direct, found.engine != "io_uring", depth.abs_diff(usual)),
         rate: DriveRate { bytes, read: rate("read")?, write: rate("write")? },
@@ -138,7 +139,9 @@ pub fn of_value(value: &Value) -> Result<Vec<DriveRates>, String> {
         Some(DriveRates { folder: text("folder")?.into(), measured: text("newest")?.into(), rates: rates? })
     };
     let all = value.get("measured").and_then(Value::as_array).and_then(|all| all.iter().map(one).collect());
-    all.ok_or_else(|| "drives is not as zbench calibrate --from-notebook writes it".to_string())
+    all.ok_or_else(|| {
+        "drives is not as `zbench calibrate --from-notebook` writes it; run that again, or remove [drives]".to_string()
+    })
 }
 
 #[cfg(test)]

@@ -15,6 +15,9 @@ const SIZES: [u64; 3] = [64 << 10, 1 << 20, 8 << 20];
 const TOGETHER: usize = 3;
 /// Time of a pass: transfers of one size in one direction.
 const PASS: Duration = Duration::from_millis(50);
+/// Rounds of a pass at least, so that one in which the drive served others does not count, and the time in which they must be.
+const LEAST_ROUNDS: usize = 5;
+const LONGEST_PASS: Duration = Duration::from_millis(400);
 /// What all passes may take. A size of which this would be exceeded is left out.
 const ALL: Duration = Duration::from_millis(900);
 /// Files at most; more ranks are taken to share what these reach.
@@ -39,11 +42,17 @@ pub(super) fn measure(folder: &Path, ranks: usize) -> Result<Drive, String> {
     }
     let share = ranks as f64 / files as f64;
     let (mut curves, mut rates, mut left_out) = (Curves::default(), [0.0; 2], false);
-    for bytes in SIZES {
+    for (at, bytes) in SIZES.into_iter().enumerate() {
         // By the rates so far: once to fill the place, and one round of each pass at least.
         let round = (files * TOGETHER) as f64 * bytes as f64;
         let takes = if rates[0] > 0.0 { round * (3.0 / rates[0] + 2.0 / rates[1]) } else { 0.0 };
         if begin.elapsed().as_secs_f64() + takes.max(4.0 * PASS.as_secs_f64()) > ALL.as_secs_f64() {
+            if at < 2 {
+                // What small transfers take says little of large ones.
+                return Err(
+                    "its drive is too slow or busy to be measured in a second; measure it with `zbench io`".into()
+                );
+            }
             left_out = true;
             break;
         }
@@ -95,7 +104,7 @@ fn buffers(arena: &Arena, bytes: u64, seed: u64) -> Result<Vec<Buffer>, Box<dyn 
     (0..TOGETHER).map(one).collect()
 }
 
-/// All lanes at once for so long, once at least, with so many transfers of so many bytes together: seconds of a lane for one of its
+/// All lanes at once for so long, or once where that is no time, with so many transfers of so many bytes together: seconds of a lane for one of its
 /// transfers, as the median of its rounds, so that a moment in which the drive served others does not count.
 fn pass(lanes: &mut [Lane], size: (u64, usize), writes: bool, time: Duration) -> Result<f64, String> {
     let begin = Instant::now();
@@ -123,7 +132,15 @@ fn lane_pass(
     let words = |error: DiskError| error.to_string();
     let start = if writes { File::start_write } else { File::start_read };
     let (mut rounds, mut since) = (Vec::new(), begin);
-    while rounds.is_empty() || begin.elapsed() < time {
+    let least = if time.is_zero() { 1 } else { LEAST_ROUNDS };
+    while rounds.len() < least || begin.elapsed() < time {
+        if !rounds.is_empty() && begin.elapsed() > LONGEST_PASS {
+            return Err(format!(
+                "its drive is slow or serves others: {} of {least} rounds of {bytes} bytes took {:.1} s; measure it with `zbench io`",
+                rounds.len(),
+                begin.elapsed().as_secs_f64()
+            ));
+        }
         let offsets = (0..).map(|place| place * bytes);
         let flying: Result<Vec<Transfer>, DiskError> = lane
             .buffers

@@ -3,7 +3,7 @@
 use crate::protocol::{End, RankEnd};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use zbench_engine::config::Home;
+use zbench_engine::config::{Cell, Home};
 use zbench_engine::outcome::{DiskReport, Estimate, Transfer};
 use zbench_predict::drive::Drive;
 use zbench_reports::record::Record;
@@ -58,6 +58,17 @@ pub fn ceiling(record: &mut Record, end: &End, drive: &Result<Arc<Drive>, String
             of.insert("ceiling_from".into(), source.into());
         }
         Err(why) => drop(of.insert("no_ceiling".into(), why.into())),
+    }
+}
+
+/// That a timed step had no update, where updates are delayed and no step goes before.
+pub(super) fn first_step(record: &mut Record, cell: &Cell) {
+    if cell.train.is_delayed() && cell.train.untimed_steps == 0 {
+        record.notes.push(
+            "The first timed step updates nothing, since updates are one step late and no untimed step goes before \
+             (train.untimed_steps = 0): times and moves of a step are less than planned."
+                .into(),
+        );
     }
 }
 
