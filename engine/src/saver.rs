@@ -296,5 +296,5 @@ fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
 
 /// Waits for all ranks; not counted as traffic of training.
 fn meet(rank: &Rank<'_>) -> Result<()> {
-    Ok(rank.comms.data().unmetered().barrier().map_err(StepError::from)?)
+    Ok(rank.comms.world().unmetered().barrier().map_err(StepError::from)?)
 }
