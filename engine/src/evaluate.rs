@@ -8,6 +8,7 @@ use crate::data::NO_TARGET;
 use crate::error::{Result, StepError};
 use crate::executor::Executor;
 use crate::layers::prepacked::Prepacked;
+use crate::mesh::Axes;
 use crate::meter::Meter;
 use crate::outcome::{Evaluated, Span};
 use crate::rank::Rank;
@@ -87,6 +88,16 @@ impl Rank<'_> {
                 (loss, tokens) = (loss + rank[micro], tokens + rank[micro + 1]);
             }
         }
+        // Of a pipeline the last stage has looked at the losses.
+        let own = [loss, tokens];
+        let [loss, tokens] = match self.comms.over(Axes::PIPELINE) {
+            Some(stages) => {
+                let mut all = vec![0.0; 2 * stages.size()];
+                stages.unmetered().all_gather(View::of(&own), ViewMut::of(&mut all))?;
+                [all[all.len() - 2], all[all.len() - 1]]
+            }
+            None => own,
+        };
         Ok((loss / tokens, tokens as u64))
     }
 }

@@ -1,9 +1,9 @@
 //! Weights and gradients as whole tensors, for tests and for saving.
 
-use crate::error::Result;
+use crate::error::{Result, StepError};
 use crate::executor::Executor;
-use crate::mesh::Axes;
-use crate::model::{FlatKind, Tensor};
+use crate::mesh::{Axes, Axis};
+use crate::model::{FlatKind, Tensor, Unit};
 use crate::shard;
 use crate::training_state::Role;
 use std::borrow::Cow;
@@ -14,17 +14,52 @@ pub(crate) type Take<'a> = &'a mut dyn FnMut(&str, &[usize], &[f32]);
 
 impl Executor<'_> {
     /// Every weight under Hugging Face's name, whole and in f32; a quantised matrix is dequantised. A collective call: units
-    /// are gathered one by one, and each tensor is handed over before the next unit is gathered.
+    /// are gathered one by one, and each tensor is handed over before the next unit is gathered. Of a pipeline the ranks of the first
+    /// stage are told.
     pub fn export_weights(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
-        let arena = self.arena().clone();
-        for unit in 0..self.state.holdings.len() {
+        let (arena, plan) = (self.arena().clone(), self.plan);
+        for (unit, spec) in plan.layout.units.iter().enumerate() {
             for part in FlatKind::ALL {
-                if let Some(whole) = self.gather(&arena, unit, part, Role::Weights)? {
-                    self.hand_over(unit, part, &whole, true, &mut take)?;
+                if let Some(whole) = self.gather_of_model(&arena, unit, part, Role::Weights)? {
+                    self.hand_over_of(spec, part, &whole, true, &mut take)?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// As [`Executor::gather`] of a unit of the whole model, for the ranks of the first stage. The others get none. A collective call of
+    /// all ranks.
+    pub(crate) fn gather_of_model(
+        &mut self,
+        arena: &Arena,
+        unit: usize,
+        part: FlatKind,
+        role: Role,
+    ) -> Result<Option<Buffer>> {
+        let stages =
+            self.plan.roles.iter().map(|role| role.layout.first_unit..role.layout.first_unit + role.layout.units.len());
+        let owner = stages.enumerate().find(|(_, units)| units.contains(&unit));
+        let (owner, first) = owner.map_or((0, 0), |(stage, units)| (stage, units.start));
+        let own = self.state.place.at(Axis::Pipeline);
+        let whole = if own == owner { self.gather(arena, unit - first, part, role)? } else { None };
+        if owner == 0 || own != owner && own != 0 {
+            return Ok(whole);
+        }
+        let none = || StepError::Input("stages without a pipeline; this is a bug".into());
+        let stages = self.comms.over(Axes::PIPELINE).ok_or_else(none)?.unmetered();
+        if own == owner {
+            whole.map_or(Ok(()), |whole| stages.send(whole.view(), 0))?;
+            return Ok(None);
+        }
+        let flat = self.plan.layout.units[unit].flat(part);
+        if flat.len == 0 {
+            return Ok(None);
+        }
+        let dtype = if part == FlatKind::Quantised { DType::I8 } else { DType::F32 };
+        let mut whole = arena.alloc(Category::Workspace, dtype, flat.padded)?;
+        stages.recv(whole.view_mut(), owner)?;
+        Ok(Some(whole))
     }
 
     /// Gathers the weights or a moment of one flat, in f32 or, of a quantised flat, as it is kept; `None` where there is
@@ -71,7 +106,18 @@ impl Executor<'_> {
         shifted: bool,
         take: Take<'_>,
     ) -> Result<()> {
-        as_stored(self.plan.layout.units[unit].tensors_of(part), shifted, |tensor| self.values(tensor, whole), take)
+        self.hand_over_of(&self.role.layout.units[unit], part, whole, shifted, take)
+    }
+
+    pub(crate) fn hand_over_of(
+        &self,
+        unit: &Unit,
+        part: FlatKind,
+        whole: &Buffer,
+        shifted: bool,
+        take: Take<'_>,
+    ) -> Result<()> {
+        as_stored(unit.tensors_of(part), shifted, |tensor| self.values(tensor, whole), take)
     }
 
     /// A tensor's values from its gathered flat.

@@ -11,7 +11,7 @@ use crate::error::{Result, StepError};
 use crate::executor::Executor;
 use crate::inputs::Inputs;
 use crate::mesh::within;
-use crate::model::{FlatKind, Init, Tensor, Unit};
+use crate::model::{FlatKind, Init, Layout, Tensor, Unit};
 use crate::outcome::{LoadPhase, Loaded};
 use crate::peft::tensor_name;
 use crate::shard::home_dtype;
@@ -34,10 +34,11 @@ pub fn fill(inputs: &Inputs<'_>, executor: &mut Executor<'_>) -> Result<Loaded> 
     let tell = |moment| told.into_iter().for_each(|probe| probe(moment));
     tell(LoadPhase::LoadingBegins);
     let account = Account::new();
-    let filled = Filler::new(inputs, res, &account).and_then(|mut filler| filler.all(state, params, optimizer));
+    let layout = &context.role.layout;
+    let filled = Filler::new(inputs, layout, res, &account).and_then(|mut filler| filler.all(state, params, optimizer));
     tell(LoadPhase::LoadingEnds);
     if let Err(error) = filled {
-        res.comms.data().abort(&error.to_string());
+        res.comms.world().abort(&error.to_string());
         return Err(error);
     }
     let loaded = account.close();
@@ -50,6 +51,8 @@ pub fn fill(inputs: &Inputs<'_>, executor: &mut Executor<'_>) -> Result<Loaded> 
 
 struct Filler<'a> {
     inputs: &'a Inputs<'a>,
+    /// Of the rank's stage.
+    layout: &'a Layout,
     res: Resources<'a>,
     account: &'a Account,
     model: Option<Stock<'a>>,
@@ -57,19 +60,19 @@ struct Filler<'a> {
 }
 
 impl<'a> Filler<'a> {
-    fn new(inputs: &'a Inputs<'a>, res: Resources<'a>, account: &'a Account) -> Result<Filler<'a>> {
+    fn new(inputs: &'a Inputs<'a>, layout: &'a Layout, res: Resources<'a>, account: &'a Account) -> Result<Filler<'a>> {
         let (loading, comm) = (inputs.cell.model.loading, res.comms.data());
         let stock = |checkpoint| Stock::open(checkpoint, loading, comm, account);
         // A run that goes on has what trains from its training checkpoint: adapters, and the model where nothing is frozen.
         let fresh = inputs.resume.is_none();
-        let frozen = inputs.plan.layout.frozen_parameters() > 0;
+        let frozen = layout.frozen_parameters() > 0;
         let model = inputs.checkpoint.filter(|_| fresh || frozen).map(stock).transpose()?;
         let adapters = inputs.adapters.filter(|_| fresh).map(stock).transpose()?;
-        Ok(Filler { inputs, res, account, model, adapters })
+        Ok(Filler { inputs, layout, res, account, model, adapters })
     }
 
     fn all(&mut self, state: &State, params: &mut Params, optimizer: &mut Optimizer) -> Result<()> {
-        for (unit, spec) in self.inputs.plan.layout.units.iter().enumerate() {
+        for (unit, spec) in self.layout.units.iter().enumerate() {
             params.open(self.res, unit)?;
             optimizer.open(self.res, unit)?;
             let mut wanted = self.wanted(spec);

@@ -15,6 +15,7 @@ pub fn passes(schedule: PipelineSchedule, [stage, stages]: [usize; 2], micros: u
     // Forward passes before the first backward pass.
     let ahead = match schedule {
         PipelineSchedule::GPipe if stages > 1 => micros,
+        PipelineSchedule::Naive => micros.min(1),
         // Narayanan et al. (2021), "Efficient large-scale language model training on GPU clusters", section 2.2.1.
         PipelineSchedule::GPipe | PipelineSchedule::OneFOneB => micros.min(stages - stage),
     };
@@ -44,12 +45,12 @@ pub fn in_flight(passes: &[Pass]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use PipelineSchedule::{GPipe, OneFOneB};
+    use PipelineSchedule::{GPipe, Naive, OneFOneB};
 
     #[test]
     fn every_micro_batch_goes_forward_and_then_backward_in_order() {
         for (schedule, stages, micros) in
-            [(OneFOneB, 1, 3), (OneFOneB, 4, 8), (OneFOneB, 4, 2), (GPipe, 4, 6), (GPipe, 1, 4)]
+            [(OneFOneB, 1, 3), (OneFOneB, 4, 8), (OneFOneB, 4, 2), (GPipe, 4, 6), (GPipe, 1, 4), (Naive, 4, 8)]
         {
             for stage in 0..stages {
                 let list = passes(schedule, [stage, stages], micros);
@@ -72,6 +73,7 @@ mod tests {
         assert_eq!(held(OneFOneB, 8), [4, 3, 2, 1]);
         assert_eq!(held(OneFOneB, 2), [2, 2, 2, 1]);
         assert_eq!(held(GPipe, 8), [8; 4]);
+        assert_eq!(held(Naive, 8), [1; 4]);
         assert_eq!(in_flight(&passes(GPipe, [0, 1], 8)), 1);
     }
 }

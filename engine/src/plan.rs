@@ -34,6 +34,8 @@ pub struct Plan {
     pub mesh: Mesh,
     pub sharding: Sharding,
     pub policy: Policy,
+    /// Trainable units of the stage that has most.
+    pub widest_stage: usize,
     /// By stage of the pipeline: what its ranks do. Ranks of a stage do the same on other data and on other parts of the state, so
     /// there are as many roles as stages, however many ranks there are.
     pub roles: Vec<Role>,

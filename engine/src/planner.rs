@@ -73,7 +73,16 @@ impl Plan {
         let policy = Policy::of(&cell.memory.checkpointing, layout.blocks().count());
         let evicts = evict::capacity(cell)?;
         let stages = stages(cell, &layout)?;
-        let mut plan = Plan { layout, mesh, sharding, policy, roles: Vec::new() };
+        let trains = |layer: &Layer| {
+            [Some(layer.unit), layer.experts]
+                .into_iter()
+                .flatten()
+                .filter(|unit| layout.units[*unit].trainable().len > 0)
+                .count()
+        };
+        let trainable = |layers: &Range<usize>| layout.layers[layers.clone()].iter().map(trains).sum::<usize>();
+        let widest_stage = stages.iter().map(trainable).max().unwrap_or(0);
+        let mut plan = Plan { layout, mesh, sharding, policy, widest_stage, roles: Vec::new() };
         for (stage, layers) in stages.iter().enumerate() {
             let place = [stage, stages.len()];
             let of_stage = match stages.len() {

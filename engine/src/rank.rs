@@ -64,7 +64,7 @@ fn resume(inputs: &Inputs<'_>, executor: &mut Executor<'_>) -> Result<Option<Res
     let begin = Instant::now();
     let Executor { context, state, params, optimizer, .. } = executor;
     let bytes = from
-        .load(&inputs.plan.layout, state, context.resources(), params, optimizer)
+        .load(&context.role.layout, state, context.resources(), params, optimizer)
         .map_err(|error| StepError::Input(error.to_string()))?;
     let ms = begin.elapsed().as_secs_f64() * 1e3;
     let (position, dir, history) = (*from.position(), from.dir(), from.history.clone());

@@ -200,8 +200,8 @@ impl Saver {
         rank.stall = Duration::ZERO;
         let (copied, part) = match self.saving.layout {
             SaveLayout::Sharded => {
-                let layout = &rank.inputs.plan.layout;
                 let Executor { context, state, params, optimizer, delayed, .. } = &mut rank.executor;
+                let layout = &context.role.layout;
                 let roles = Role::all(delayed.is_some());
                 let shard = Shard::take(state, layout, context.resources(), params, optimizer, roles, place)?;
                 (shard.copied(), spawn(move || shard.write())?)
@@ -296,5 +296,5 @@ fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
 
 /// Waits for all ranks; not counted as traffic of training.
 fn meet(rank: &Rank<'_>) -> Result<()> {
-    Ok(rank.comms.data().unmetered().barrier().map_err(StepError::from)?)
+    Ok(rank.comms.world().unmetered().barrier().map_err(StepError::from)?)
 }

@@ -261,7 +261,7 @@ fn one_rank<T>(
         let result = rank.and_then(|mut rank| {
             let result = work(&mut rank);
             if let Err(error) = &result {
-                rank.comms.data().abort(&error.to_string());
+                rank.comms.world().abort(&error.to_string());
             }
             result
         });

@@ -61,4 +61,7 @@ pub enum PipelineSchedule {
     /// All forward, then all backward.
     #[serde(rename = "gpipe")]
     GPipe,
+    /// One micro-batch goes through all stages, forward and backward, before the next one comes.
+    #[serde(rename = "naive")]
+    Naive,
 }

@@ -349,7 +349,7 @@ impl<'a> Executor<'a> {
         self.recall()?;
         spans.enter(Span::ExposedAgree);
         let (res, losses) = (self.context.resources(), (&self.flow.losses, self.flow.loss_scale));
-        let (state, flags) = (&self.state, self.local_flags);
+        let (state, flags) = (&self.state, (self.local_flags, self.plan.widest_stage));
         let stats = self.optimizer.reduce_loss_and_norm(state, res, &self.gradients, &cell.train, losses, flags)?;
         self.global_flags = stats.flags;
         let skipped = self.scaler.is_some() && !stats.norm.is_finite();

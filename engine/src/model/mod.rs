@@ -29,6 +29,8 @@ pub struct Layout {
     pub units: Vec<Arc<Unit>>,
     /// The number of the first unit in the whole model.
     pub first_unit: usize,
+    /// Trainable tensors of the units before it.
+    pub first_tensor: usize,
     /// In the order of forward.
     pub layers: Vec<Layer>,
     /// By layer: the first one that it is the same as, in everything that a plan counts.
@@ -146,13 +148,15 @@ impl Layout {
         let mut own = self.layers[layers.clone()].to_vec();
         own.iter_mut().for_each(|layer| layer.unit -= layers.start);
         let same_as = same_as(&own);
-        Layout::of(units, self.first_unit + layers.start, own, same_as)
+        let before = self.units[..layers.start].iter();
+        let tensors = before.map(|unit| unit.tensors_of(FlatKind::Trainable).count()).sum::<usize>();
+        Layout { first_tensor: tensors, ..Layout::of(units, self.first_unit + layers.start, own, same_as) }
     }
 
     fn of(units: Vec<Arc<Unit>>, first_unit: usize, layers: Vec<Layer>, same_as: Vec<usize>) -> Layout {
         let of_kind = |part| units.iter().flat_map(|u| u.tensors_of(part)).map(|t| t.elements() as u64).sum();
         let elements = FlatKind::ALL.map(of_kind);
-        Layout { units, first_unit, layers, same_as, elements }
+        Layout { units, first_unit, first_tensor: 0, layers, same_as, elements }
     }
 
     pub fn blocks(&self) -> impl Iterator<Item = &Arc<Block>> {

@@ -232,7 +232,7 @@ impl Optimizer {
     }
 
     /// Agrees with all ranks on the loss, the global norm and the flags. `losses` and `flags` are this rank's, `loss_scale` is the
-    /// scale that the gradients carry. Every rank sums the squares of its world-wide chunk of every
+    /// scale that the gradients carry, and `widest` the number of trainable units of the stage that has most. Every rank sums the squares of its world-wide chunk of every
     /// unit; the chunks are then added in the order in which they stand in the model, whatever the strategy.
     pub fn reduce_loss_and_norm(
         &mut self,
@@ -241,7 +241,7 @@ impl Optimizer {
         gradients: &Gradients,
         train: &Train,
         (losses, loss_scale): (&Losses, f64),
-        flags: Flags,
+        (flags, widest): (Flags, usize),
     ) -> Result<GlobalStats> {
         let world = res.comms.data().size();
         let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
@@ -268,7 +268,7 @@ impl Optimizer {
         res.comms.data().all_gather(send.view(), recv.view_mut())?;
         if res.recorder.is_some() {
             if let Some(stages) = res.comms.over(Axes::PIPELINE) {
-                Stage::default().of_all(stages, res)?;
+                Stage::default().of_all(stages, res, world * widest)?;
             }
             // Of a dry run all numbers are 0, and there may be a million ranks.
             return Ok(GlobalStats { loss: 0.0, norm: 0.0, factor: 1.0, loss_scale, flags: Flags::default() });
@@ -282,11 +282,14 @@ impl Optimizer {
             written: (0..world).all(|rank| word(rank) & 2 != 0),
         };
         let squares = (words..width).flat_map(|i| (0..world).map(move |position| (i, position)));
-        let squares: f64 = squares.map(|(i, position)| all[state.place.owner(position) * width + i]).sum();
-        let stage = Stage { loss, squares, flags };
-        let Stage { loss, squares, flags } = match res.comms.over(Axes::PIPELINE) {
-            Some(stages) => stage.of_all(stages, res)?,
-            None => stage,
+        let squares = squares.map(|(i, position)| all[state.place.owner(position) * width + i]);
+        let (loss, squares, flags) = match res.comms.over(Axes::PIPELINE) {
+            Some(stages) => {
+                let Stage { loss, squares, flags } =
+                    Stage { loss, squares: squares.collect(), flags }.of_all(stages, res, world * widest)?;
+                (loss, squares.iter().sum::<f64>(), flags)
+            }
+            None => (loss, squares.sum(), flags),
         };
         let norm = squares.sqrt() * mean_scale(train, state.replicas()) / loss_scale;
         let factor = if train.clip_norm > 0.0 { (train.clip_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
@@ -446,25 +449,29 @@ impl GlobalStats {
 }
 
 /// What the ranks of a stage know of a step.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Stage {
     /// Of the last stage; the others have none.
     loss: f64,
-    /// Sum of the squares of the stage's gradients.
-    squares: f64,
+    /// The squares of the stage's gradients, summed by chunk, in the order of the model.
+    squares: Vec<f64>,
     flags: Flags,
 }
 
 impl Stage {
-    /// The same of the whole pipeline, in the order of its stages.
-    fn of_all(self, stages: &Metered, res: Resources<'_>) -> Result<Stage> {
-        const WIDTH: usize = 4;
+    /// The same of the whole pipeline, in the order of its stages, none of which has more chunks than `most`: norms do not depend on the
+    /// stages to the bit.
+    fn of_all(self, stages: &Metered, res: Resources<'_>, most: usize) -> Result<Stage> {
+        const WORDS: usize = 3;
+        let width = WORDS + most;
         let alloc = |len| res.alloc(Category::Communication, DType::F64, len);
-        let (mut send, mut recv) = (alloc(WIDTH)?, alloc(WIDTH * stages.size())?);
-        let Flags { stop, written } = self.flags;
-        let own = [self.loss, self.squares, f64::from(u8::from(stop)), f64::from(u8::from(written))];
+        let (mut send, mut recv) = (alloc(width)?, alloc(width * stages.size())?);
         let is_dry = res.recorder.is_some();
         if !is_dry {
+            let Flags { stop, written } = self.flags;
+            let mut own = vec![self.loss, f64::from(u8::from(stop)), f64::from(u8::from(written))];
+            own.extend(&self.squares);
+            own.resize(width, 0.0);
             res.kernels.upload(View::of(&own), send.view_mut())?;
         }
         stages.all_gather(send.view(), recv.view_mut())?;
@@ -473,9 +480,11 @@ impl Stage {
         }
         let mut all = vec![0.0; recv.len()];
         res.kernels.download(recv.view(), ViewMut::of(&mut all))?;
-        let of = |place: usize| all.iter().skip(place).step_by(WIDTH);
-        let flags = Flags { stop: of(2).any(|word| *word != 0.0), written: of(3).all(|word| *word != 0.0) };
-        Ok(Stage { loss: of(0).sum(), squares: of(1).sum(), flags })
+        let of = |place: usize| all.iter().skip(place).step_by(width);
+        let flags = Flags { stop: of(1).any(|word| *word != 0.0), written: of(2).all(|word| *word != 0.0) };
+        // Behind a stage's own chunks there are zeros, which change no sum.
+        let squares = all.chunks_exact(width).flat_map(|stage| &stage[WORDS..]).copied().collect();
+        Ok(Stage { loss: of(0).sum(), squares, flags })
     }
 }
 

@@ -57,7 +57,7 @@ impl Executor<'_> {
             params.open(res, unit)?;
             optimizer.open(res, unit)?;
             let Some((held, view)) = role.held(state, params, optimizer, unit, part) else { continue };
-            for tensor in context.plan.layout.units[unit].tensors_of(part) {
+            for tensor in context.role.layout.units[unit].tensors_of(part) {
                 let place = tensor.place.range();
                 let cut = place.start.max(holding.chunk.start)..place.end.min(holding.chunk.end);
                 if cut.is_empty() {
@@ -86,7 +86,7 @@ impl Executor<'_> {
 
     /// Gathers the numbers of all ranks in rank order. This is not counted as traffic of training.
     pub(crate) fn of_all(&self, own: &[u32]) -> Result<Vec<u32>> {
-        let comm = self.comms.data().unmetered();
+        let comm = self.comms.world().unmetered();
         let mut all = vec![0u32; own.len() * comm.size()];
         comm.all_gather(View::of(own), ViewMut::of(&mut all)).map_err(StepError::from)?;
         Ok(all)

@@ -16,6 +16,7 @@ use crate::checkpoint::{encode, header_bytes};
 use crate::error::StepError;
 use crate::executor::Executor;
 use crate::hf::{config_text, weights_file, weights_index};
+use crate::mesh::{Axes, Axis};
 use crate::model::{FlatKind, stored_tensors};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -147,10 +148,12 @@ pub(crate) fn start(
     (dir, number, direct): (PathBuf, usize, bool),
 ) -> Result<(Arc<AtomicU64>, JoinHandle<Result<u64>>)> {
     std::fs::create_dir_all(&dir).map_err(|source| StateError::io("write", &dir, source))?;
-    let share = Share { first: number, every: executor.state.mesh().world() };
+    // Of a pipeline the ranks of the first stage have all of the model unit by unit, and write.
+    let writes = executor.state.place.at(Axis::Pipeline) == 0;
+    let share = Share { first: number, every: executor.state.mesh().size(Axes::DATA) };
     let grows = executor.cell.checkpoint.as_ref().is_some_and(|saving| saving.asynchronous);
     let (model_outlines, optimizer, exact, delayed) = outlines(executor);
-    let create = |outlines: &[Outline]| Files::create(outlines, &dir, share, direct, grows);
+    let create = |outlines: &[Outline]| Files::create(if writes { outlines } else { &[] }, &dir, share, direct, grows);
     let mut model = create(&model_outlines)?;
     let mut optimizer = create(&[optimizer])?;
     let mut exact = exact.map(|exact| create(&[exact])).transpose()?;
@@ -160,7 +163,8 @@ pub(crate) fn start(
         true => Arena::host(None).map_err(|error| StepError::Input(error.to_string()))?,
         false => executor.arena().clone(),
     };
-    for unit in 0..executor.state.holdings.len() {
+    let units = executor.plan.layout.units.len();
+    for unit in 0..units {
         for part in FlatKind::ALL {
             executor.stream(&arena, (unit, part, Role::Weights), true, |values| model.take(values))?;
         }
@@ -217,9 +221,9 @@ impl Executor<'_> {
         shifted: bool,
         mut take: impl FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
-        let Some(whole) = self.gather(arena, unit, part, role)? else { return Ok(()) };
-        let mut result = Ok(());
-        self.hand_over(unit, part, &whole, shifted, &mut |_, _, values| {
+        let Some(whole) = self.gather_of_model(arena, unit, part, role)? else { return Ok(()) };
+        let (mut result, plan) = (Ok(()), self.plan);
+        self.hand_over_of(&plan.layout.units[unit], part, &whole, shifted, &mut |_, _, values| {
             if result.is_ok() {
                 result = take(values);
             }

@@ -189,7 +189,9 @@ impl Resumable {
             let Some(file) = rank.files.first() else { continue };
             let mut wanted = Vec::new();
             for piece in &rank.pieces {
-                let (unit, tensor) = tensors[piece.tensor];
+                // A stage reads its own.
+                let Some(number) = piece.tensor.checked_sub(target.layout.first_tensor) else { continue };
+                let Some(&(unit, tensor)) = tensors.get(number) else { continue };
                 let Some(owned) = target.owned(unit) else { continue };
                 let (place, width) = (tensor.place.range(), piece.dtype.size());
                 for run in piece.slice.runs(&tensor.shape) {

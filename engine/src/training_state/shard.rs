@@ -50,7 +50,7 @@ impl Contents {
         let precision = &state.precision;
         let (mut pieces, mut parts) = (Vec::new(), Vec::new());
         // The number of the unit's first tensor, and the position behind the header.
-        let (mut first, mut at) = (0, 0u64);
+        let (mut first, mut at) = (layout.first_tensor, 0u64);
         for (number, unit) in layout.units.iter().enumerate() {
             let tensors = unit.tensors_of(FlatKind::Trainable);
             let numbered = (first..).zip(tensors.clone());

@@ -22,6 +22,7 @@ mod old_checkpoints;
 mod pace;
 mod parity;
 mod parity_bounds;
+mod pipelines;
 mod precision;
 mod prepack;
 mod quantised;
