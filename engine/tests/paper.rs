@@ -31,10 +31,8 @@ fn on_paper(cell: &Cell) -> Plan {
 }
 
 fn try_on_paper(cell: &Cell) -> Result<Plan, PlanError> {
-    if cell.is_priced() {
-        let error = Plan::new(cell, &Cpu::new(1)).err().expect("what is priced is not run");
-        assert!(error.reason.contains("is priced by `zbench plan` and not run"), "{error}");
-    }
+    let Err(error) = Plan::new(cell, &Cpu::new(1)) else { panic!("what is priced is not run") };
+    assert!(error.reason.contains("is priced by `zbench plan` and not run"), "{error}");
     Plan::on_paper(cell, &Cpu::new(1))
 }
 

@@ -127,6 +127,8 @@ fn degrees(cell: &Cell) -> Degrees {
         schedule: match cut.pipeline_schedule {
             PipelineSchedule::OneFOneB => Order::OneFOneB,
             PipelineSchedule::GPipe => Order::GPipe,
+            // No configuration names it yet; its micro-batches in flight are those of the other.
+            PipelineSchedule::Naive => Order::OneFOneB,
         },
         context: cut.context,
         expert: cut.expert,

@@ -50,10 +50,11 @@ impl Cell {
     /// The first key that the engine would have to know, and what it says; `None` of a cell that the engine runs. Nothing else
     /// decides which cells are priced and not run: what the engine learns leaves this list.
     pub fn first_priced_key(&self) -> Option<(&'static str, String)> {
-        let Degrees { tensor, sequence, context, expert, expert_tensor, .. } = self.parallel.degrees;
+        let Degrees { tensor, sequence, pipeline, context, expert, expert_tensor, .. } = self.parallel.degrees;
         let degrees = [
             ("parallel.tensor", tensor),
             ("parallel.sequence", sequence),
+            ("parallel.pipeline", pipeline),
             ("parallel.context", context),
             ("parallel.expert", expert),
             ("parallel.expert_tensor", expert_tensor),
