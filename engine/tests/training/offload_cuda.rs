@@ -28,7 +28,7 @@ fn some<T>(cases: impl Iterator<Item = T>, test: &str, short: u32) -> impl Itera
 fn offload_on_cuda_changes_no_bit() {
     for ranks in [1, 2] {
         let reference = run(&cuda(on(odd(), Strategy::Ddp, ranks, 1)));
-        for (at, (strategy, shard, homes)) in some(combinations(ranks), "offload_on_cuda_changes_no_bit", 8) {
+        for (at, (strategy, shard, homes)) in some(combinations(ranks), "offload_on_cuda_changes_no_bit", 5) {
             let what = format!("{} on {ranks} ranks by {shard}, {homes:?}", strategy.name());
             assert_same(&reference, &offloaded(cuda(on(odd(), strategy, ranks, shard)), homes, at % 3), &what);
         }
@@ -110,7 +110,7 @@ fn what_was_never_moved_is_never_read() {
 
 #[test]
 fn every_home_holds_what_the_plan_says_on_cuda() {
-    for (at, (strategy, shard, homes)) in some(combinations(2), "every_home_holds_what_the_plan_says_on_cuda", 10) {
+    for (at, (strategy, shard, homes)) in some(combinations(2), "every_home_holds_what_the_plan_says_on_cuda", 5) {
         let mut cell = offloaded(cuda(on(small(), strategy, 2, shard)), homes, at % 3);
         cell.train.accumulation = 1 + at % 2;
         assert_as_planned(&cell, &format!("{} by {shard}, {homes:?}", strategy.name()));
@@ -167,7 +167,7 @@ fn delayed_updates_change_no_bit_on_cuda() {
         cuda(cell)
     };
     let reference = run(&delayed(on(odd(), Strategy::Ddp, 2, 1)));
-    for (at, (strategy, shard, homes)) in some(combinations(2), "delayed_updates_change_no_bit_on_cuda", 8) {
+    for (at, (strategy, shard, homes)) in some(combinations(2), "delayed_updates_change_no_bit_on_cuda", 5) {
         let cell = offloaded(delayed(on(odd(), strategy, 2, shard)), homes, at % 3);
         assert_same(&reference, &cell, &format!("{} by {shard}, {homes:?}", strategy.name()));
     }
