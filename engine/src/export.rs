@@ -109,6 +109,7 @@ impl Executor<'_> {
         self.hand_over_of(&self.role.layout.units[unit], part, whole, shifted, take)
     }
 
+    /// The same of a unit of the whole model.
     pub(crate) fn hand_over_of(
         &self,
         unit: &Unit,

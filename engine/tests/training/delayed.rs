@@ -1,7 +1,7 @@
 //! Updates one step late: against PyTorch, against updates in time, and the same bits wherever and whenever they are computed.
 
 use crate::training::identity::{assert_same, odd, strategies};
-use crate::training::offload::{assert_as_planned, combinations, offloaded};
+use crate::training::offload::{assert_as_planned, assert_scaled_alike, combinations, offloaded};
 use crate::training::resume::{assert_goes_on, bits as bits_of, course, layouts, saved, saving, six_steps, try_course};
 use crate::training::support::*;
 use zbench_engine::actions::{Action, Moved};
@@ -80,16 +80,7 @@ fn accumulated_gradients_and_scaled_losses_give_the_same_bits_wherever_state_liv
             let cell = on(cell.clone(), strategy, 4, shard);
             let (here, away) = (run(&cell), run(&offloaded(cell, homes, at % 2)));
             let what = format!("{} by {shard}, {homes:?}, {precision:?}", strategy.name());
-            if precision.scaling.is_some() {
-                // Steps behind one that was skipped update nothing; the others do.
-                assert!(here.steps.iter().any(|step| step.skipped), "{what}: nothing overflows");
-                assert!(here.steps.iter().any(|step| !step.skipped), "{what}: all overflows");
-            }
-            let bits = |ran: &Ran| -> Vec<_> {
-                ran.steps.iter().map(|s| (s.loss.to_bits(), s.grad_norm.to_bits(), s.skipped)).collect()
-            };
-            assert_eq!(bits(&here), bits(&away), "{what}");
-            assert!(here.weights == away.weights, "{what}: weights");
+            assert_scaled_alike(&here, &away, &precision, &what);
         }
     }
 }

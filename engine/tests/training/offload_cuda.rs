@@ -4,7 +4,9 @@
 use crate::scope;
 use crate::training::accounting::{policies, small};
 use crate::training::identity::{assert_same, odd};
-use crate::training::offload::{HOMES, adapters_alike, assert_as_planned, combinations, offloaded, with_activations};
+use crate::training::offload::{
+    HOMES, adapters_alike, assert_as_planned, assert_scaled_alike, combinations, offloaded, with_activations,
+};
 use crate::training::resume::{assert_goes_on, bits as bits_of, course, layouts, saved, saving, six_steps};
 use crate::training::support::*;
 use zbench_engine::config::*;
@@ -83,15 +85,7 @@ fn accumulated_gradients_and_scaled_losses_are_the_same_on_cuda() {
             let cell = on(cell.clone(), strategy, 2, shard);
             let (here, away) = (run(&cell), run(&offloaded(cell, homes, 1)));
             let what = format!("{} by {shard}, {homes:?}, {precision:?}", strategy.name());
-            if precision.scaling.is_some() {
-                assert!(here.steps.iter().any(|step| step.skipped), "{what}: nothing overflows");
-                assert!(here.steps.iter().any(|step| !step.skipped), "{what}: all overflows");
-            }
-            let bits = |ran: &Ran| -> Vec<_> {
-                ran.steps.iter().map(|s| (s.loss.to_bits(), s.grad_norm.to_bits(), s.skipped)).collect()
-            };
-            assert_eq!(bits(&here), bits(&away), "{what}");
-            assert!(here.weights == away.weights, "{what}: weights");
+            assert_scaled_alike(&here, &away, &precision, &what);
         }
     }
 }
