@@ -234,6 +234,20 @@ fn a_whole_run_has_its_order_and_three_files() {
 }
 
 #[test]
+fn parts_that_are_named_run_alone() {
+    let tree = Tree::packed();
+    let output = tree.command(&["run", "--only", "nccl,products"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+    let (facts, _) = tree.back();
+    let passed = |name: &str| (name.to_string(), "passed".to_string());
+    assert_eq!(ended(&facts), [passed("products"), passed("nccl")], "in the order of the list");
+    assert!(facts["waiting"].as_array().unwrap().contains(&"kernels".into()));
+    let output = tree.command(&["run", "--only", "nccl,prodcts"]).output().unwrap();
+    let why = stderr(&output);
+    assert!(output.status.code() == Some(2) && why.contains("no part prodcts; ci/gpu-check list prints them"), "{why}");
+}
+
+#[test]
 fn parts_that_hang_are_cut_and_the_call_ends_in_time() {
     let tree = Tree::packed();
     let begun = Instant::now();
@@ -358,10 +372,10 @@ fn exit_statuses_say_what_happened() {
 #[test]
 fn nothing_starts_where_nothing_can() {
     let tree = Tree::new();
-    for wrong in [&["run", "--agian"][..], &["run", "a", "b"], &["bake"], &[], &["pack", "now"]] {
+    for wrong in [&["run", "--agian"][..], &["run", "--only"], &["run", "a", "b"], &["bake"], &[], &["pack", "now"]] {
         let output = tree.command(wrong).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{wrong:?}");
-        assert!(stdout(&output).contains("ci/gpu-check run [--again] [FOLDER]"), "{}", stdout(&output));
+        assert!(stdout(&output).contains("ci/gpu-check run [--again] [--only PART,...] [FOLDER]"), "{}", stdout(&output));
     }
     let said = |output: Output| (output.status.code(), stderr(&output));
     let (code, why) = said(tree.run(""));
