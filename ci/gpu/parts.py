@@ -190,8 +190,8 @@ STAGES = [
             zbench("device-ranks-sizes", 30, "allreduce --backend device --ranks 2 -b 1K -e 1G -f 8 -n 10"),
             zbench("strategies", 60, "grid ci/gpu/strategies.toml --trials 1 --no-repeats"),
             zbench("offload", 60, "grid ci/gpu/offload.toml --trials 1 --no-repeats"),
-            # Not what imitates a GPU, nor what only compiles.
-            test("kernels", 150, "kernels", "--skip", "gpu::", "--skip", "compile::"),
+            # Not what imitates a GPU, only compiles, or is about disks.
+            test("kernels", 150, "kernels", "--skip", "gpu::", "--skip", "compile::", "--skip", "disk::", threads=12),
             test("device-communicator", 60, "engine", "comm::conformance_device"),
             # Each run of training takes all of the GPU's free memory for its arenas: one test at a time.
             test("training", 150, "engine", "training::cuda::", threads=1),

@@ -1,6 +1,7 @@
 //! The kernels compiled for GPUs, which needs a compiler and no GPU: NVRTC, found through ZBENCH_CUDA_LIBS.
 //!
-//! ZBENCH_BLESS=1 writes what each kernel takes to `cuda/usage.csv`; ZBENCH_REQUIRE_NVRTC=1 fails where there is no NVRTC.
+//! ZBENCH_BLESS=1 writes what each kernel takes to `cuda/usage.csv`; ZBENCH_REQUIRE_NVRTC=1 fails where there is no NVRTC;
+//! ZBENCH_KEEP_KERNELS=FOLDER keeps the compiled kernels there, for a machine with a GPU that need not compile them then.
 
 use crate::scope;
 use std::collections::BTreeMap;
@@ -40,7 +41,10 @@ fn scratch(name: &str) -> PathBuf {
 
 /// What a source's kernels take.
 fn usage(nvrtc: &Nvrtc, source: &Source, target: &Target) -> Vec<Usage> {
-    let compiled = nvrtc.compile(source, target).unwrap_or_else(|error| panic!("{error}"));
+    let folder = std::env::var_os("ZBENCH_KEEP_KERNELS").map(PathBuf::from);
+    let obtained = obtain(nvrtc, folder.as_deref(), source, target).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(obtained.not_kept, None);
+    let compiled = obtained.compiled;
     assert_eq!(&compiled.cubin[..4], b"\x7fELF", "{}", source.name);
     compiled.usage()
 }

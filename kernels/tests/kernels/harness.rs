@@ -2,6 +2,7 @@
 
 use proptest::test_runner::Config;
 use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::{Arc, LazyLock};
 use zbench_kernels::cuda::gpu::{Gpu, Options, Pinned, Probe, Search};
 use zbench_kernels::cuda::host::{Host, Order};
@@ -155,7 +156,7 @@ impl Tensor {
     pub fn of(dtype: DType, values: &[f64]) -> Tensor {
         let words = Words::zeros((values.len() * dtype.size()).div_ceil(8));
         let mut tensor = Tensor { words, len: values.len(), dtype };
-        Reference.cast(View::of(values), tensor.view_mut()).unwrap();
+        Reference.cast(View::of(values), tensor.host_view_mut()).unwrap();
         tensor
     }
 
@@ -185,28 +186,43 @@ impl Tensor {
         Tensor::filled(DType::F32, kernels.workspace(op), f64::NAN)
     }
 
+    /// As kernels are given it.
     pub fn view(&self) -> View<'_> {
-        let bytes: &[u8] = bytemuck::cast_slice(&self.words);
-        // The words hold `len` elements of `dtype`.
-        let of = if ON_DEVICE.get() { View::on_device } else { View::from_raw };
-        // SAFETY: as above.
-        unsafe { of(std::ptr::NonNull::from(bytes).cast(), self.dtype, self.len) }
+        self.view_as(if ON_DEVICE.get() { View::on_device } else { View::from_raw })
     }
 
+    /// As kernels are given it.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
+        self.view_mut_as(if ON_DEVICE.get() { ViewMut::on_device } else { ViewMut::from_raw })
+    }
+
+    /// For the host, which reads and fills a tensor also while kernels of a device are called.
+    fn host_view(&self) -> View<'_> {
+        self.view_as(View::from_raw)
+    }
+
+    fn host_view_mut(&mut self) -> ViewMut<'_> {
+        self.view_mut_as(ViewMut::from_raw)
+    }
+
+    fn view_as<'a>(&'a self, of: unsafe fn(NonNull<u8>, DType, usize) -> View<'a>) -> View<'a> {
+        let bytes: &[u8] = bytemuck::cast_slice(&self.words);
+        // SAFETY: the words hold `len` elements of `dtype`.
+        unsafe { of(NonNull::from(bytes).cast(), self.dtype, self.len) }
+    }
+
+    fn view_mut_as<'a>(&'a mut self, of: unsafe fn(NonNull<u8>, DType, usize) -> ViewMut<'a>) -> ViewMut<'a> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
-        // Lent for writing.
-        let of = if ON_DEVICE.get() { ViewMut::on_device } else { ViewMut::from_raw };
-        // SAFETY: as above.
-        unsafe { of(std::ptr::NonNull::from(bytes).cast(), self.dtype, self.len) }
+        // SAFETY: as above, and lent for writing.
+        unsafe { of(NonNull::from(bytes).cast(), self.dtype, self.len) }
     }
 
     pub fn values(&self) -> Vec<f64> {
         if self.dtype == DType::U32 {
-            return self.view().as_slice::<u32>().unwrap().iter().map(|x| f64::from(*x)).collect();
+            return self.host_view().as_slice::<u32>().unwrap().iter().map(|x| f64::from(*x)).collect();
         }
         let mut values = vec![0.0; self.len];
-        Reference.cast(self.view(), ViewMut::of(&mut values)).unwrap();
+        Reference.cast(self.host_view(), ViewMut::of(&mut values)).unwrap();
         values
     }
 

@@ -4,7 +4,10 @@
 
 use super::{Gpu, Inner};
 use crate::device::{Address, DeviceError, Result};
+use crate::ledger::PAGE_BYTES;
 use std::ptr::NonNull;
+
+const PAGE: usize = PAGE_BYTES as usize;
 
 /// What the driver says of a device's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,14 +34,33 @@ impl Inner {
     }
 
     /// Pinned memory of the host, with unspecified contents, at a multiple of the size of a page.
+    ///
+    /// The driver promises no alignment: a driver of CUDA 13 cuts small allocations out of larger ones at any multiple of 512
+    /// bytes. A page more is allocated, and the driver's own address is kept in the eight bytes before the one returned.
     pub(super) fn allocate_pinned(&self, bytes: usize) -> Result<Address> {
+        let all = bytes.saturating_add(PAGE);
         let mut at = std::ptr::null_mut();
         // SAFETY: a live output. Without flags the memory is mapped for all devices, as 64-bit systems have one address space.
-        let done = self.call("cuMemHostAlloc", |table| unsafe { (table.host_allocate)(&mut at, bytes.max(1), 0) });
+        let done = self.call("cuMemHostAlloc", |table| unsafe { (table.host_allocate)(&mut at, all, 0) });
         done.map_err(|error| DeviceError { reason: format!("{bytes} bytes: {}", error.reason), ..error })?;
-        match at.is_null() {
-            true => Err(self.error("cuMemHostAlloc", "it lies at address 0")),
-            false => Ok(at as Address),
+        let own = at as Address;
+        if own == 0 || own % 8 != 0 {
+            return Err(self.error("cuMemHostAlloc", format!("it lies at address {own}")));
+        }
+        let aligned = own - own % PAGE as Address + PAGE as Address;
+        // SAFETY: 8 to 4096 bytes lie between the two addresses, and `bytes` behind the second one.
+        unsafe { (aligned as *mut Address).sub(1).write(own) };
+        Ok(aligned)
+    }
+
+    /// Frees what [`Inner::allocate_pinned`] has returned, once, when no copy uses it any more. What fails here fails because
+    /// the device has.
+    pub(super) fn free_pinned(&self, address: Address) {
+        if self.enter().is_ok() {
+            // SAFETY: written by `allocate_pinned`.
+            let own = unsafe { (address as *const Address).sub(1).read() };
+            // SAFETY: the driver's own address.
+            unsafe { (self.driver.table.host_free)(own as *mut _) };
         }
     }
 }
@@ -92,10 +114,6 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // What fails here fails because the device has.
-        if self.gpu.0.enter().is_ok() {
-            // SAFETY: made by `pinned`, and freed once.
-            unsafe { (self.gpu.0.driver.table.host_free)(self.at.as_ptr().cast()) };
-        }
+        self.gpu.0.free_pinned(self.at.as_ptr() as Address);
     }
 }

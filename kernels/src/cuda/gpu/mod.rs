@@ -306,11 +306,9 @@ impl Device for Gpu {
     unsafe fn free_pinned(&self, address: Address, _: usize) {
         // What fails here fails because the device has, and its copies have ended with it.
         if self.0.enter().is_ok() {
-            // SAFETY: made by `allocate_pinned`; copies that may still use it are waited for.
-            unsafe {
-                (self.0.driver.table.context_synchronize)();
-                (self.0.driver.table.host_free)(address as *mut _);
-            }
+            // SAFETY: copies that may still use it are waited for.
+            unsafe { (self.0.driver.table.context_synchronize)() };
+            self.0.free_pinned(address);
         }
     }
 

@@ -292,7 +292,8 @@ int cuMemFree_v2(u64 at) {
 }
 int cuMemHostAlloc(void **at, size_t bytes, unsigned) {
     ENTER();
-    *at = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    // As the real one's: no multiple of a page.
+    *at = static_cast<char *>(aligned_alloc(4096, (bytes + 512 + 4095) / 4096 * 4096)) + 512;
     memset(*at, 0x5a, bytes);
     host_memory[address(*at)] = bytes;
     return OK;
@@ -300,7 +301,7 @@ int cuMemHostAlloc(void **at, size_t bytes, unsigned) {
 int cuMemFreeHost(void *at) {
     ENTER();
     if (!host_memory.erase(address(at))) return INVALID_VALUE;
-    free(at);
+    free(static_cast<char *>(at) - 512);
     return OK;
 }
 int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t bytes, void *stream) {
