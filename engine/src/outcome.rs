@@ -315,6 +315,8 @@ fn diverged(what: &str, value: f64) -> String {
 pub struct Estimate {
     /// Live and peak bytes of the largest rank, by home and category.
     pub ledgers: ByHome<Ledger>,
+    /// The same of a rank of each stage of the pipeline; of one stage where there is none.
+    pub stages: Vec<ByHome<Ledger>>,
     /// Collectives per step of the largest rank.
     pub traffic: Vec<Traffic>,
     /// Moves between homes per step of the largest rank.
@@ -347,13 +349,31 @@ impl Estimate {
 
     /// Bytes of host memory that a rank takes on a processor, whose device has the same memory as the host.
     pub fn ram_bytes(&self) -> u64 {
-        self.memory().total_peak().saturating_add(self.ledgers[Home::Host].total_peak())
+        ram_bytes(&self.ledgers)
+    }
+
+    /// The same of so many ranks, which are spread evenly over the stages.
+    pub fn ram_bytes_of(&self, ranks: usize) -> u64 {
+        let of_each_stage = self.stages.iter().fold(0, |sum: u64, stage| sum.saturating_add(ram_bytes(stage)));
+        let bytes = u128::from(of_each_stage) * ranks as u128 / self.stages.len().max(1) as u128;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+
+    /// The stage with the largest peak on the device, from 0, and the number of stages; nothing without a pipeline.
+    pub fn largest_stage(&self) -> Option<[u64; 2]> {
+        let peak = |stage: &ByHome<Ledger>| stage[Home::Device].total_peak();
+        let (largest, _) = self.stages.iter().enumerate().rev().max_by_key(|(_, stage)| peak(stage))?;
+        (self.stages.len() > 1).then_some([largest as u64, self.stages.len() as u64])
     }
 
     /// Predicted peak on the device by category.
     pub fn peak(&self, category: Category) -> u64 {
         self.memory().peak(category)
     }
+}
+
+fn ram_bytes(ledgers: &ByHome<Ledger>) -> u64 {
+    ledgers[Home::Device].total_peak().saturating_add(ledgers[Home::Host].total_peak())
 }
 
 /// Floating-point operations of one step over all ranks, by convention (conventions in docs/flops.md).

@@ -8,6 +8,7 @@ mod flops;
 mod meet;
 mod paper;
 mod short;
+mod stages;
 
 pub use dry::RecordedAction;
 pub use flops::ledger_terms;

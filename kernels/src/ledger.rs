@@ -102,6 +102,14 @@ impl Ledger {
         self.live[i] = self.live[i].saturating_sub(bytes);
     }
 
+    /// Of ranks that take different memory: every category's largest peak, and all of the rank that takes most in total.
+    #[must_use]
+    pub fn of_the_largest(one: &Ledger, other: &Ledger) -> Ledger {
+        let (larger, smaller) = if other.total_peak > one.total_peak { (other, one) } else { (one, other) };
+        let peak = std::array::from_fn(|i| larger.peak[i].max(smaller.peak[i]));
+        Ledger { peak, ..larger.clone() }
+    }
+
     pub fn live(&self, category: Category) -> u64 {
         self.live[category as usize]
     }

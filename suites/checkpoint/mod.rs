@@ -64,8 +64,8 @@ impl BenchSpec for CheckpointCell {
         let planner = Planner::default();
         let mut most = 0;
         for spec in std::iter::once(ShardSpec::of(&self.cell)).chain(self.load_as.iter().copied()) {
-            let total = estimate(&planner, &spec.apply(&self.cell, 1)).ok()?.ram_bytes();
-            most = most.max(total.checked_mul(spec.ranks as u64)?);
+            let total = estimate(&planner, &spec.apply(&self.cell, 1)).ok()?.ram_bytes_of(spec.ranks);
+            most = most.max(total);
         }
         Some(most)
     }

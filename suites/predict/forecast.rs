@@ -56,6 +56,7 @@ impl Footprint {
             total: estimate.memory().total_peak(),
             host: ranks_per_node * estimate.ledgers[Home::Host].total_peak(),
             disk: ranks_per_node * estimate.ledgers[Home::Disk].total_peak(),
+            stage: estimate.largest_stage(),
             source: "plan",
             ..Footprint::default()
         }

@@ -244,9 +244,7 @@ fn skipped(reason: String, source: Source) -> Decision {
 
 /// The estimate of a cell, from the plan that a run would carry out.
 pub fn estimate(planner: &Planner, cell: &Cell) -> Result<Estimate, String> {
-    let mut plan = planner.plan(cell).map_err(|error| error.to_string())?;
-    // What runs has one stage.
-    Ok(plan.roles.swap_remove(0).estimate)
+    Ok(planner.plan(cell).map_err(|error| error.to_string())?.estimate())
 }
 
 /// What this machine has; asked once, as a grid has thousands of cells.
@@ -272,7 +270,7 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
     if let Some(reason) = offload::folder_refused(cell, estimate, here as u64) {
         return record(Status::Skipped, reason, Source::Host);
     }
-    let all = estimate.ram_bytes().saturating_mul(here as u64);
+    let all = estimate.ram_bytes_of(here);
     match host_memory() {
         Some(memory) if all > memory && cell.memory.capacity.is_none_or(|capacity| total <= capacity) => {
             let reason = format!("{here} ranks take {} together, this machine has {}", gib(all), gib(memory));

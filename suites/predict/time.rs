@@ -191,7 +191,7 @@ impl TimeProfile {
         })?;
         let drive = fits.drive.get().and_then(|drive| drive.as_ref().ok());
         let note = note + &drive.map_or(String::new(), |drive| format!("; transfers are those of {}", drive.source()));
-        Ok((made, plan.role_of(0).estimate.flops.clone(), note))
+        Ok((made, plan.estimate().flops, note))
     }
 
     /// The times that were measured most like the cell's ranks run, and in what they differ.

@@ -216,6 +216,7 @@ impl<'a> DryRun<'a> {
         let base_bytes = (kept(FlatKind::Frozen) + kept(FlatKind::Quantised)) as u64;
         let ledgers = self.executor.homes.ledgers();
         let estimate = Estimate {
+            stages: vec![ledgers.clone()],
             ledgers,
             traffic,
             moves,

@@ -24,9 +24,9 @@ pub fn sizes(cells: &[Planned]) -> Vec<Size> {
 }
 
 fn resident_bytes(planned: &Planned) -> u64 {
-    let ranks = planned.cell().map_or(1, |cell| cell.parallel.ranks as u64);
-    let peak = planned.estimate.as_ref().map_or(0, |estimate| estimate.ram_bytes());
-    ranks.saturating_mul(peak).saturating_add((ranks + 1) * PROCESS_BYTES)
+    let ranks = planned.cell().map_or(1, |cell| cell.parallel.ranks);
+    let all = planned.estimate.as_ref().map_or(0, |estimate| estimate.ram_bytes_of(ranks));
+    all.saturating_add((ranks as u64 + 1) * PROCESS_BYTES)
 }
 
 /// Batches of an experiment that was begun earlier.
