@@ -32,6 +32,7 @@ fn gemm(c: &mut Criterion) {
                 a: dtype,
                 b: dtype,
                 c: dtype,
+                ..Gemm::DENSE
             };
             let [a, b, mut out] = [m * k, n * k, m * n].map(|len| buffer(&arena, &cpu, dtype, len));
             let mut scratch = buffer(&arena, &cpu, DType::F32, cpu.workspace(&Op::Gemm(op)));
@@ -139,7 +140,7 @@ fn passes(c: &mut Criterion) {
             b.iter(|| cpu.swiglu(&swiglu, x.view(), dy.view(), y.view_mut()))
         });
     }
-    let loss = CrossEntropy { rows: 512, vocab: 8192, scale: 1.0, dtype: DType::F32, gradient: DType::F32 };
+    let loss = CrossEntropy { rows: 512, vocab: 8192, scale: 1.0, dtype: DType::F32, gradient: DType::F32, pitch: 0 };
     let mut losses = buffer(&arena, &cpu, DType::F32, 512);
     let targets = vec![7u32; 512];
     group.throughput(Throughput::Bytes(Op::CrossEntropy(loss).bytes()));

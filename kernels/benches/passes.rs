@@ -181,7 +181,7 @@ fn loss(c: &mut Criterion) {
     let mut logits = b.normal(DType::F32, len, 1);
     let mut losses = b.normal(DType::F32, LOGIT_ROWS, 1);
     for (gradient, bytes) in [(DType::F32, 8 * len as u64), (DType::Bf16, 6 * len as u64)] {
-        let op = CrossEntropy { rows: LOGIT_ROWS, vocab: VOCAB, scale: 1.0, dtype: DType::F32, gradient };
+        let op = CrossEntropy { rows: LOGIT_ROWS, vocab: VOCAB, scale: 1.0, dtype: DType::F32, gradient, pitch: 0 };
         line(c, "loss", gradient, bytes, || {
             b.cpu.cross_entropy(&op, logits.view_mut(), View::of(&targets), losses.view_mut())
         });

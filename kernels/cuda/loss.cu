@@ -13,17 +13,17 @@ __device__ inline SoftmaxSum merge(SoftmaxSum a, SoftmaxSum b) {
     return SoftmaxSum{top, __fadd_rn(__fmul_rn(a.sum, exp_minus_max(a.top, top)), __fmul_rn(b.sum, exp_minus_max(b.top, top)))};
 }
 
-// One block per row. losses[row] = log(sum of e^x) - x[target]; the logits become scale * (softmax - one_hot), or zeros where
+// One block per row. Rows of logits and of the gradient lie `pitch` elements apart; the gradient is 0 between them. losses[row] = log(sum of e^x) - x[target]; the logits become scale * (softmax - one_hot), or zeros where
 // the target is ~0. Row r of a 16-bit gradient overlaps row r / 2 of the f32 logits, so rows are launched in waves (see rows.rs)
 // such that no block overwrites what a block still reads. Row 0 overlaps itself: it is written front to back, each `8 * blockDim.x`
 // columns after they were read.
 extern "C" __global__ void __launch_bounds__(1024) cross_entropy(Run logits, Run gradient, Run targets, Run losses, u64 first, u64 vocab,
-        float scale, u32 *faults) {
+        u64 pitch, float scale, u32 *faults) {
     SHARED(SoftmaxSum, scratch, 32);
     const u64 row = first + blockIdx.x;
     const u32 target = as<u32>(targets)[row];
     const bool two_bytes = gradient.type != F32;
-    const ColumnMap map = column_map(vocab, blockDim.x, is_aligned16(logits));
+    const ColumnMap map = column_map(pitch, blockDim.x, is_aligned16(logits));
     const u64 step = u64(blockDim.x) * 8;
     float v[8];
     // A target out of range is reported and ignored.
@@ -33,13 +33,19 @@ extern "C" __global__ void __launch_bounds__(1024) cross_entropy(Run logits, Run
             store(losses, row, 0);
         }
         UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
-        for (u64 base = 0; base < vocab; base += step) store_columns(gradient, row, map, base, v);
+        for (u64 base = 0; base < pitch; base += step) store_columns(gradient, row, map, base, v);
         return;
     }
-    const float target_logit = load(logits, row * vocab + target);
+    const float target_logit = load(logits, row * pitch + target);
     SoftmaxSum all = {-INFINITY, 0};
-    for (u64 base = 0; base < vocab; base += step) {
+    // What is no logit counts as one of -infinity, whose gradient is 0.
+    auto load_logits = [&](u64 base) {
         load_columns(logits, row, map, base, v, -INFINITY);
+        UNROLL for (u32 j = 0; j < 8; j++)
+            if (base + map.start + u64(j) * map.stride >= vocab) v[j] = -INFINITY;
+    };
+    for (u64 base = 0; base < pitch; base += step) {
+        load_logits(base);
         float top = all.top;
         UNROLL for (int j = 0; j < 8; j++) top = larger(top, v[j]);
         all.sum = __fmul_rn(all.sum, exp_minus_max(all.top, top));
@@ -54,8 +60,8 @@ extern "C" __global__ void __launch_bounds__(1024) cross_entropy(Run logits, Run
     for (u32 i = 1; i < blockDim.x / WARP_SIZE; i++) all = merge(all, scratch[i]);
     if (threadIdx.x == 0) store(losses, row, float(double(all.top) + log(double(all.sum)) - double(target_logit)));
     const float factor = scale / all.sum;
-    for (u64 base = 0; base < vocab; base += step) {
-        load_columns(logits, row, map, base, v);
+    for (u64 base = 0; base < pitch; base += step) {
+        load_logits(base);
         UNROLL for (u32 j = 0; j < 8; j++) {
             v[j] = __fmul_rn(exp_minus_max(v[j], all.top), factor);
             if (base + map.start + u64(j) * map.stride == target) v[j] = __fadd_rn(v[j], -scale);

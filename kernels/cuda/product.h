@@ -10,6 +10,8 @@ struct Product {
     u32 trans;
     u32 accumulate;
     float alpha;
+    // Elements from one row of A and of C, as stored, to the next.
+    u32 pitch_a, pitch_c, reserved[2];
 };
 // Group g has rows offsets[g] to offsets[g + 1]: rows of A and C, and each group has its own B; or with `inner` the k dimension, and
 // each group has its own C. Null offsets: one product.

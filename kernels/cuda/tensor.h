@@ -14,13 +14,13 @@ template <bool K_CONTIGUOUS> __device__ inline u32 swizzled(u32 row, u32 chunk) 
 
 // Starts to copy the slice from `k0` on of 128 rows (or columns) from `first` on, of `count`. Zeros beyond the edge of the matrix,
 // which no chunk crosses.
-template <bool K_CONTIGUOUS, class T> __device__ inline void load_slice_async(u8 *to, const T *from, u32 first, u32 count, u32 k0, u32 k) {
+template <bool K_CONTIGUOUS, class T> __device__ inline void load_slice_async(u8 *to, const T *from, u32 pitch, u32 first, u32 count, u32 k0, u32 k) {
     UNROLL for (u32 i = 0; i < 2; i++) {
         const u32 piece = threadIdx.x + 256 * i;
         const u32 row = K_CONTIGUOUS ? piece / 4 : piece / 16, chunk = K_CONTIGUOUS ? piece % 4 : piece % 16;
         const u32 side = first + (K_CONTIGUOUS ? row : chunk * 8), depth = k0 + (K_CONTIGUOUS ? chunk * 8 : row);
         const bool valid = side < count && depth < k;
-        const u64 at = K_CONTIGUOUS ? u64(side) * k + depth : u64(depth) * count + side;
+        const u64 at = K_CONTIGUOUS ? u64(side) * pitch + depth : u64(depth) * pitch + side;
         cp_async(to + swizzled<K_CONTIGUOUS>(row, chunk), from + (valid ? at : 0), valid);
     }
 }
@@ -45,8 +45,8 @@ template <class T, bool A_K_CONTIGUOUS, bool B_K_CONTIGUOUS> __device__ inline v
     auto start = [&](u32 slice) {
         if (slice < slices) {
             u8 *to = shared + slice % STAGES * (2 * SLICE_BYTES);
-            load_slice_async<A_K_CONTIGUOUS>(to, a, where.row, p.m, slice * TILE_K, p.k);
-            load_slice_async<B_K_CONTIGUOUS>(to + SLICE_BYTES, b, where.col, p.n, slice * TILE_K, p.k);
+            load_slice_async<A_K_CONTIGUOUS>(to, a, p.pitch_a, where.row, p.m, slice * TILE_K, p.k);
+            load_slice_async<B_K_CONTIGUOUS>(to + SLICE_BYTES, b, B_K_CONTIGUOUS ? p.k : p.n, where.col, p.n, slice * TILE_K, p.k);
         }
         cp_async_commit();
     };
@@ -79,11 +79,11 @@ template <class T, bool A_K_CONTIGUOUS, bool B_K_CONTIGUOUS> __device__ inline v
                     *reinterpret_cast<Float2 *>(word(r, c)) = Float2{sums[i][j][2 * h], sums[i][j][2 * h + 1]};
                 }
     __syncthreads();
-    const bool vectorized = p.n % 8 == 0 && is_aligned16(p.c);
+    const bool vectorized = p.n % 8 == 0 && p.pitch_c % 8 == 0 && is_aligned16(p.c);
     for (u32 piece = threadIdx.x; piece < TILE * TILE / 8; piece += blockDim.x) {
         const u32 r = piece / (TILE / 8), c = piece % (TILE / 8) * 8;
         if (where.row + r >= p.m || where.col + c >= p.n) continue;
-        const u64 at = u64(where.row + r) * p.n + where.col + c;
+        const u64 at = u64(where.row + r) * p.pitch_c + where.col + c;
         const u32 count = p.n - (where.col + c) < 8 ? p.n - (where.col + c) : 8;
         float x[8], old[8] = {};
         if (p.accumulate && vectorized) load8(p.c, at, old);

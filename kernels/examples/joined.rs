@@ -65,5 +65,5 @@ fn main() {
 }
 
 fn gemm([m, n, k]: [usize; 3], [trans_a, trans_b]: [bool; 2], accumulate: bool, [from, c]: [DType; 2]) -> Gemm {
-    Gemm { m, n, k, trans_a, trans_b, alpha: 1.0, accumulate, a: from, b: from, c }
+    Gemm { m, n, k, trans_a, trans_b, alpha: 1.0, accumulate, a: from, b: from, c, ..Gemm::DENSE }
 }

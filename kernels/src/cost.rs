@@ -165,7 +165,19 @@ mod tests {
     fn counts_by_hand() {
         let f = DType::F32;
         let gemm = |m, n, k| {
-            Op::Gemm(Gemm { m, n, k, trans_a: false, trans_b: true, alpha: 1.0, accumulate: true, a: f, b: f, c: f })
+            Op::Gemm(Gemm {
+                m,
+                n,
+                k,
+                trans_a: false,
+                trans_b: true,
+                alpha: 1.0,
+                accumulate: true,
+                a: f,
+                b: f,
+                c: f,
+                ..Gemm::DENSE
+            })
         };
         assert_eq!(gemm(3, 5, 7).flops(), 2 * 3 * 5 * 7);
         assert_eq!(gemm(3, 5, 7).bytes(), 4 * (21 + 35 + 2 * 15));

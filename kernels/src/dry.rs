@@ -37,6 +37,10 @@ impl Kernels for Dry<'_> {
         copy::alike("copy", &src, &dst)
     }
 
+    fn logits_pitch(&self, columns: usize) -> usize {
+        self.0.logits_pitch(columns)
+    }
+
     fn logits_chunk_len(&self) -> usize {
         self.0.logits_chunk_len()
     }

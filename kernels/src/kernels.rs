@@ -170,6 +170,11 @@ pub trait Kernels: Send + Sync {
         1 << 23
     }
 
+    /// Elements from one row of `columns` logits to the next with which products are fast; `columns` where that makes no difference.
+    fn logits_pitch(&self, columns: usize) -> usize {
+        columns
+    }
+
     /// Elements of f32 that `op` needs as scratch.
     fn workspace(&self, op: &Op) -> usize;
 

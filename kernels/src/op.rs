@@ -26,6 +26,44 @@ pub struct Gemm {
     pub b: DType,
     /// Type of C; a product into a narrower type is rounded once.
     pub c: DType,
+    /// Elements from one row of A, as stored, to the next (BLAS's lda); 0: its rows follow each other.
+    pub pitch_a: usize,
+    /// The same of C (ldc). What lies between its rows stays as it is.
+    pub pitch_c: usize,
+}
+
+impl Gemm {
+    /// Rows that follow each other, for literals that name all else.
+    pub const DENSE: Gemm = Gemm {
+        m: 0,
+        n: 0,
+        k: 0,
+        trans_a: false,
+        trans_b: false,
+        alpha: 1.0,
+        accumulate: false,
+        a: DType::F32,
+        b: DType::F32,
+        c: DType::F32,
+        pitch_a: 0,
+        pitch_c: 0,
+    };
+
+    /// Rows and columns of A as stored, and the distance of its rows.
+    pub fn stored_a(&self) -> [usize; 3] {
+        let [rows, columns] = if self.trans_a { [self.k, self.m] } else { [self.m, self.k] };
+        [rows, columns, if self.pitch_a == 0 { columns } else { self.pitch_a }]
+    }
+
+    /// The same of C.
+    pub fn stored_c(&self) -> [usize; 3] {
+        [self.m, self.n, if self.pitch_c == 0 { self.n } else { self.pitch_c }]
+    }
+
+    /// Whether the rows of all operands follow each other.
+    pub fn is_dense(&self) -> bool {
+        [self.stored_a(), self.stored_c()].iter().all(|[_, columns, pitch]| columns == pitch)
+    }
 }
 
 /// Root-mean-square normalisation of `rows` vectors of `cols`: `y = w * x / sqrt(mean(x^2) + eps)`.
@@ -214,6 +252,16 @@ pub struct CrossEntropy {
     pub dtype: DType,
     /// Type of the gradient: that of the logits, or a narrower one.
     pub gradient: DType,
+    /// Elements from one row of logits to the next, and from one row of the gradient to the next; 0: rows follow each other. The
+    /// gradient is 0 between them.
+    pub pitch: usize,
+}
+
+impl CrossEntropy {
+    /// Elements from one row to the next.
+    pub fn row_pitch(&self) -> usize {
+        if self.pitch == 0 { self.vocab } else { self.pitch }
+    }
 }
 
 /// One AdamW step with decoupled weight decay over `len` elements, in this order:
@@ -403,6 +451,15 @@ pub struct QuantizeBlocks {
     pub dtype: DType,
     /// The way back adds to `dst` instead of overwriting it.
     pub accumulate: bool,
+}
+
+/// Elements from the first to the last of a matrix: its rows, its columns, and the distance of its rows.
+pub(crate) fn spread([rows, columns, pitch]: [usize; 3]) -> usize {
+    if columns == 0 {
+        0
+    } else {
+        rows.checked_sub(1).map_or(0, |rows| rows.saturating_mul(pitch).saturating_add(columns))
+    }
 }
 
 /// The product of a shape; one that overflows is longer than any buffer.

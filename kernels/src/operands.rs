@@ -156,8 +156,8 @@ impl Op {
         let list = &mut all;
         match *self {
             Op::Gemm(g) => {
-                let list = list.read("a", g.a, elements(&[g.m, g.k])).read("b", g.b, elements(&[g.k, g.n]));
-                list.result(g.accumulate, "c", g.c, elements(&[g.m, g.n]))
+                let list = list.read("a", g.a, spread(g.stored_a())).read("b", g.b, elements(&[g.k, g.n]));
+                list.result(g.accumulate, "c", g.c, spread(g.stored_c()))
             }
             // What B is packed into is the device's own: Kernels::prepacked_len says how long it is.
             Op::Prepack(g) => list.read("b", g.b, elements(&[g.k, g.n])).write_exactly("to", DType::F32, 0),
@@ -260,7 +260,7 @@ impl Op {
             }
             Op::CrossEntropy(c) => {
                 let list = list.read_exactly("targets", DType::U32, c.rows);
-                list.update("logits", c.dtype, elements(&[c.rows, c.vocab])).write("losses", c.dtype, c.rows)
+                list.update("logits", c.dtype, elements(&[c.rows, c.row_pitch()])).write("losses", c.dtype, c.rows)
             }
             Op::AdamW(a) => {
                 let list = list.read("g", a.gradients, a.len).update("p", a.parameters, a.len);
@@ -501,6 +501,12 @@ fn check_shape(op: &Op) -> Result<()> {
                 return invalid(format!("{name} needs causal attention"));
             }
             Ok(())
+        }
+        Op::Gemm(g) if g.stored_a()[2] < g.stored_a()[1] || g.stored_c()[2] < g.stored_c()[1] => {
+            invalid("rows overlap: a pitch is smaller than the row".into())
+        }
+        Op::CrossEntropy(c) if c.row_pitch() < c.vocab => {
+            invalid(format!("a pitch of {} is smaller than a row of {} logits", c.pitch, c.vocab))
         }
         Op::CrossEntropy(c) if c.gradient.size() > c.dtype.size() || !c.gradient.is_float() => {
             invalid(format!("a gradient of {} has no room where logits of {} lie", c.gradient, c.dtype))

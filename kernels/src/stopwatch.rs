@@ -130,6 +130,10 @@ impl Kernels for Stopwatch {
         self.inner.wait_event(mark)
     }
 
+    fn logits_pitch(&self, columns: usize) -> usize {
+        self.inner.logits_pitch(columns)
+    }
+
     fn logits_chunk_len(&self) -> usize {
         self.inner.logits_chunk_len()
     }
@@ -207,7 +211,7 @@ mod tests {
         let a: Vec<f32> = (0..n * n).map(|i| (i % 17) as f32).collect();
         let mut c = vec![0f32; n * n];
         let (m, k, trans_a, trans_b) = (n, n, false, false);
-        let op = Gemm { m, n, k, trans_a, trans_b, alpha: 1.0, accumulate: false, a: f, b: f, c: f };
+        let op = Gemm { m, n, k, trans_a, trans_b, alpha: 1.0, accumulate: false, a: f, b: f, c: f, ..Gemm::DENSE };
         let mut scratch = vec![0f32; watch.workspace(&Op::Gemm(op))];
         let (a, c) = (View::of(&a), ViewMut::of(&mut c));
         watch.run(&Op::Gemm(op), &[a, a], &mut [c], ViewMut::of(&mut scratch)).unwrap();

@@ -102,6 +102,7 @@ pub fn product_flops(machine: Arc<dyn Device>, dtype: DType, side: usize) -> Res
         a: dtype,
         b: dtype,
         c: dtype,
+        ..Gemm::DENSE
     };
     let scratch = kernels.workspace(&Op::Gemm(op));
     let bytes = (3 * len * dtype.size() + scratch * 4 + 4096) as u64;

@@ -203,6 +203,7 @@ mod tests {
             a: f,
             b: f,
             c: f,
+            ..Gemm::DENSE
         });
         let cast = Op::Cast(Elementwise { len: 1000, sources: 1, from: f, to: f });
         let timed = |op, ns| Timed { op, ns };

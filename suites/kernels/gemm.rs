@@ -116,6 +116,7 @@ impl Product {
             a: self.dtype,
             b: self.dtype,
             c: self.output,
+            ..Gemm::DENSE
         }
     }
 

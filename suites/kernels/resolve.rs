@@ -77,6 +77,7 @@ fn one(values: &Values, shape: &str, context: &Context) -> Result<Specs, Refusal
         a,
         b: a,
         c: values.given_text("gemm.output").map_or(a, |name| dtype(&name)),
+        ..Gemm::DENSE
     };
     let cell = GemmCell {
         suite: "gemm".into(),

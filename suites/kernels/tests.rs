@@ -20,7 +20,7 @@ fn a_product_is_right_and_one_wrong_element_is_found() {
         [(3, 5, 700, false, true, false), (4, 2, 1, true, false, true), (1, 7, 64, true, true, false)]
     {
         let c = DType::F32;
-        let op = Gemm { m, n, k, trans_a, trans_b, alpha: 1.0, accumulate, a: c, b: c, c };
+        let op = Gemm { m, n, k, trans_a, trans_b, alpha: 1.0, accumulate, a: c, b: c, c, ..Gemm::DENSE };
         let (a, b, before) = (normals(m * k, 1), normals(k * n, 2), normals(m * n, 3));
         let mut got = before.clone();
         let cpu = Cpu::new(2);

@@ -8,7 +8,8 @@ use super::norm::Norm;
 use super::prepacked;
 use crate::error::Result;
 use crate::layers::{FlatRange, Grads, Weights};
-use zbench_kernels::{Buffer, CrossEntropy, DType, Gemm, Kernels, Op, Sum, View};
+use std::ops::Range;
+use zbench_kernels::{Buffer, CrossEntropy, DType, Gemm, Kernels, Op, Sum, View, ViewMut};
 
 /// `logits = norm(x) W^T`, and the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,6 +39,9 @@ pub struct HeadGrads<'g> {
     pub tied: Option<&'g mut Grads<'g>>,
 }
 
+/// Words of the vocabulary, of whose multiples products of logits are fast.
+const ALIGNED: usize = 64;
+
 const TERM: &str = "lm_head";
 const LOSS: &str = "loss";
 
@@ -64,13 +68,19 @@ impl Head {
                 self.losses(ex, of_matrix, y.slice(span.clone()), targets.slice(start..start + rows), scale, sums)?;
             // It lies where the logits lay, in their type or in front of the buffer.
             let gradient = logits.view().reinterpret(ex.compute)?;
-            let op = exec::product_input(rows, self.vocab, hidden, false, ex.compute);
-            let operands = [gradient, matrix];
-            prepacked::product(ex, TERM, of_matrix, &self.matrix, op, operands, dy.slice_mut(span.clone()))?;
-            let of_matrix_grads = grads.tied.as_deref_mut().unwrap_or(&mut *grads.own);
-            if let Some(dw) = of_matrix_grads.get(&self.matrix) {
-                let op = exec::product_weight(rows, self.vocab, hidden, ex.compute, ex.gradients);
-                ex.gemm(TERM, op, gradient, y.slice(span), dw)?;
+            let pitch_a = self.pitch(ex.kernels);
+            for part in self.parts(ex.kernels) {
+                let of_part = part.start * hidden..part.end * hidden;
+                let op = exec::product_input(rows, part.len(), hidden, part.start > 0, ex.compute);
+                let (op, gradient) = (Gemm { pitch_a, ..op }, gradient.slice(part.start..gradient.len()));
+                let (operands, dy) = ([gradient, matrix.slice(of_part.clone())], dy.slice_mut(span.clone()));
+                self.product(ex, of_matrix, op, operands, dy)?;
+                let of_matrix_grads = grads.tied.as_deref_mut().unwrap_or(&mut *grads.own);
+                if let Some(mut dw) = of_matrix_grads.get(&self.matrix) {
+                    let op = exec::product_weight(rows, part.len(), hidden, ex.compute, ex.gradients);
+                    let op = Gemm { pitch_a, ..op };
+                    ex.gemm(TERM, op, gradient, y.slice(span.clone()), dw.slice_mut(of_part))?;
+                }
             }
             Ok(())
         })?;
@@ -109,22 +119,47 @@ impl Head {
         sums: &mut Vec<Sum>,
     ) -> Result<Buffer> {
         let (rows, dtype) = (targets.len(), ex.compute.accumulator());
-        let mut logits = ex.statistic(rows * self.vocab)?;
-        let operands = [y, weights.get(&self.matrix)];
-        prepacked::product(
-            ex,
-            TERM,
-            weights,
-            &self.matrix,
-            self.logits(rows, ex.compute),
-            operands,
-            logits.view_mut(),
-        )?;
+        let pitch = self.pitch(ex.kernels);
+        let mut logits = ex.statistic(rows * pitch)?;
+        let matrix = weights.get(&self.matrix);
+        for part in self.parts(ex.kernels) {
+            let operands = [y, matrix.slice(part.start * self.hidden..part.end * self.hidden)];
+            let op = Gemm { n: part.len(), pitch_c: pitch, ..self.logits(rows, ex.compute) };
+            self.product(ex, weights, op, operands, logits.slice_mut(part.start..rows * pitch))?;
+        }
         let mut losses = ex.statistic(rows)?;
-        let op = CrossEntropy { rows, vocab: self.vocab, scale, dtype, gradient: ex.compute };
+        let op = CrossEntropy { rows, vocab: self.vocab, scale, dtype, gradient: ex.compute, pitch };
         ex.run(LOSS, &Op::CrossEntropy(op), &[targets], &mut [logits.view_mut(), losses.view_mut()])?;
         sums.push(ex.sum(LOSS, losses.view())?);
         Ok(logits)
+    }
+
+    /// Elements from one row of logits to the next.
+    fn pitch(&self, kernels: &dyn Kernels) -> usize {
+        kernels.logits_pitch(self.vocab)
+    }
+
+    /// The vocabulary in the parts that products take: where rows of logits lie apart, as many words as products are fast with, and the
+    /// rest.
+    fn parts(&self, kernels: &dyn Kernels) -> impl Iterator<Item = Range<usize>> + use<> {
+        let whole = if self.pitch(kernels) == self.vocab { self.vocab } else { self.vocab / ALIGNED * ALIGNED };
+        [0..whole, whole..self.vocab].into_iter().filter(|part| !part.is_empty())
+    }
+
+    /// A product with the matrix, in the form in which it is kept where all of it is taken.
+    fn product(
+        &self,
+        ex: &Exec<'_>,
+        weights: &Weights<'_>,
+        op: Gemm,
+        operands: [View<'_>; 2],
+        to: ViewMut<'_>,
+    ) -> Result<()> {
+        if op.is_dense() {
+            return prepacked::product(ex, TERM, weights, &self.matrix, op, operands, to);
+        }
+        let [a, b] = operands;
+        ex.gemm(TERM, op, a, b, to)
     }
 
     /// Does `work` for one chunk of tokens after the other: which is the first, and how many there are.
@@ -140,7 +175,7 @@ impl Head {
 
     /// Tokens whose logits exist at a time: one at least.
     fn chunk(&self, kernels: &dyn Kernels, tokens: usize) -> usize {
-        (kernels.logits_chunk_len() / self.vocab).clamp(1, tokens.max(1))
+        (kernels.logits_chunk_len() / self.pitch(kernels)).clamp(1, tokens.max(1))
     }
 
     /// The product that makes the logits of `rows` tokens.

@@ -160,7 +160,7 @@ fn kind_and_shape(op: &Op) -> String {
         Op::PointwiseActivationBackward(op) => format!("activation-backward {}", activate(op)),
         Op::Embedding(op) => format!("embedding {}", embedding(op)),
         Op::EmbeddingBackward(op) => format!("embedding-backward {}", embedding(op)),
-        Op::CrossEntropy(CrossEntropy { rows, vocab, scale: _, dtype: of, gradient }) => {
+        Op::CrossEntropy(CrossEntropy { rows, vocab, scale: _, dtype: of, gradient, .. }) => {
             format!("cross-entropy rows={rows} vocab={vocab} {} gradient={}", dtype(of), dtype(gradient))
         }
         Op::AdamW(op) => adamw(op),
@@ -209,7 +209,7 @@ fn kind_and_shape(op: &Op) -> String {
 }
 
 fn gemm(op: Gemm) -> String {
-    let Gemm { m, n, k, trans_a, trans_b, alpha, accumulate, a, b, c } = op;
+    let Gemm { m, n, k, trans_a, trans_b, alpha, accumulate, a, b, c, .. } = op;
     let [a, b, c] = [a, b, c].map(dtype);
     format!("m={m} n={n} k={k} ta={trans_a} tb={trans_b} alpha={alpha} accumulate={accumulate} {a} {b} {c}")
 }

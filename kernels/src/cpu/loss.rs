@@ -17,7 +17,7 @@ impl Cpu {
     /// in waves: of the rows below `2 n` those from `n` on, whose gradients take the place of rows that are done with.
     /// Inside a wave no row is read where another is written, and threads share it as they like.
     pub(super) fn run_cross_entropy(&self, op: &CrossEntropy, logits: ViewMut, targets: &[u32], losses: ViewMut) {
-        let vocab = op.vocab;
+        let (vocab, pitch) = (op.vocab, op.row_pitch());
         let (logits, losses) = (Shared::new(logits), Shared::new(losses));
         let mut done = 0;
         while done < op.rows {
@@ -31,7 +31,7 @@ impl Cpu {
                     // SAFETY: each row belongs to one thread, and its logits are apart from all gradients of this wave but
                     // those of the first row, which is a wave of its own.
                     let (x, loss) = unsafe {
-                        (logits.elements::<f32>(row * vocab..(row + 1) * vocab), losses.elements::<f32>(row..row + 1))
+                        (logits.elements::<f32>(row * pitch..row * pitch + vocab), losses.elements::<f32>(row..row + 1))
                     };
                     let target = Some(*target as usize).filter(|_| *target != u32::MAX);
                     let sum = target.map(|target| exponentials(self.level, x, target));
@@ -42,9 +42,11 @@ impl Cpu {
                         (factor, target, x[target] * factor - op.scale as f32)
                     });
                     typed!(op.gradient, G => {
-                        let front = logits.address().cast::<G>().wrapping_add(row * vocab);
+                        let front = logits.address().cast::<G>().wrapping_add(row * pitch);
                         // SAFETY: the gradient's row lies in the logits' buffer, and but for the first row apart from `x`.
                         unsafe { settle(self.level, row == 0, x, front, finish) }
+                        // SAFETY: what lies behind the row belongs to it, and `x` is not used again.
+                        unsafe { std::slice::from_raw_parts_mut(front.wrapping_add(vocab), pitch - vocab) }.fill(G::narrow(0.0));
                     });
                 }
             });

@@ -139,7 +139,9 @@ impl Kernels for Cpu {
         scratch.expect_on_host()?;
         let name = op.name();
         match (op, reads, writes) {
-            (Op::Gemm(op), [a, b], [c]) => self.run_matmul(op, *a, Right::Plain(*b), c.reborrow(), scratch),
+            (Op::Gemm(op), [a, b], [c]) if op.is_dense() => {
+                self.run_matmul(op, *a, Right::Plain(*b), c.reborrow(), scratch)
+            }
             (Op::Prepack(op), [b], [to]) => {
                 holds(name, "to", prepacked(op)?, to.len())?;
                 self.run_prepack(op, *b, to.reborrow());

@@ -27,6 +27,9 @@ pub(super) struct Product {
     trans: u32,
     accumulate: u32,
     alpha: f32,
+    pitch_a: u32,
+    pitch_c: u32,
+    reserved: [u32; 2],
 }
 
 /// As product.h has it.
@@ -58,13 +61,17 @@ impl Product {
     pub(super) fn new(name: &'static str, op: &Gemm, [a, b, c]: [Run; 3]) -> Result<Product> {
         let (m, n, k) = (small(name, "m", op.m)?, small(name, "n", op.n)?, small(name, "k", op.k)?);
         let trans = u32::from(op.trans_a) | u32::from(op.trans_b) << 1;
-        Ok(Product { a, b, c, m, n, k, trans, accumulate: u32::from(op.accumulate), alpha: op.alpha })
+        let pitch_a = small(name, "the pitch of A", op.stored_a()[2])?;
+        let pitch_c = small(name, "the pitch of C", op.stored_c()[2])?;
+        let (accumulate, alpha) = (u32::from(op.accumulate), op.alpha);
+        Ok(Product { a, b, c, m, n, k, trans, accumulate, alpha, pitch_a, pitch_c, reserved: [0; 2] })
     }
 
     /// Tensor cores take operands of one type of two bytes, in words of 16 bytes.
     pub(super) fn way(&self, op: &Gemm) -> Way {
         let whole = |run: &Run, row: usize| run.address().is_multiple_of(16) && row.is_multiple_of(8);
-        let rows = [if op.trans_a { op.m } else { op.k }, if op.trans_b { op.k } else { op.n }];
+        let [_, columns, pitch] = op.stored_a();
+        let rows = [if columns.is_multiple_of(8) { pitch } else { columns }, if op.trans_b { op.k } else { op.n }];
         let tensor = |kernel| Way { kernel, shared: 64 << 10, tile: [128, 128] };
         match (op.a, op.b, whole(&self.a, rows[0]) && whole(&self.b, rows[1])) {
             (DType::Bf16, DType::Bf16, true) => tensor("gemm_bf16"),

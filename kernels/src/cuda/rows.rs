@@ -224,7 +224,7 @@ impl Cuda {
     /// that are done with. Row 0 is a wave of its own, and the kernel takes care of it.
     fn cross_entropy(&self, op: &CrossEntropy, x: Run, targets: Run, losses: Run) -> Result<()> {
         let gradient = Run::at(x.address(), op.gradient);
-        let (scale, faults) = (op.scale as f32, self.faults());
+        let (pitch, scale, faults) = (op.row_pitch(), op.scale as f32, self.faults());
         let threads = match op.vocab {
             0..=2048 => 128,
             2049..=8192 => 256,
@@ -237,7 +237,7 @@ impl Cuda {
                 DType::F32 => op.rows,
                 _ => (2 * done).clamp(1, op.rows),
             };
-            let arguments = arguments![x, gradient, targets, losses, done, op.vocab, scale, faults];
+            let arguments = arguments![x, gradient, targets, losses, done, op.vocab, pitch, scale, faults];
             // SAFETY: the kernel's parameters; the operands were checked against rows and vocabulary, and no block of a wave
             // writes what another one reads.
             unsafe { self.launch("cross_entropy", [end - done, 1, 1], threads, 0, arguments)? };

@@ -126,7 +126,7 @@ impl GroupedGemm {
             Grouped::Input => ([rows, input, out], false, false),
             Grouped::Weight => ([out, input, rows], true, false),
         };
-        Gemm { m, n, k, trans_a, trans_b, alpha: 1.0, accumulate, a, b, c }
+        Gemm { m, n, k, trans_a, trans_b, alpha: 1.0, accumulate, a, b, c, ..Gemm::DENSE }
     }
 
     /// The product of one group, and where its operands lie.

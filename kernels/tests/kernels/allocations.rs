@@ -59,6 +59,7 @@ fn no_kernel_takes_a_large_block_from_the_heap() {
             a: dtype,
             b: dtype,
             c: dtype,
+            ..Gemm::DENSE
         };
         let attention = Attention {
             batch: 1,

@@ -142,7 +142,7 @@ fn carried_operands_give_what_those_at_hand_give() {
         assert!(ran(kernel), "{kernel} was done elsewhere");
     }
     let (ids, mut losses) = (Tensor::ids(&[7]), Tensor::filled(DType::F32, 1, 0.0));
-    let op = CrossEntropy { rows: 1, vocab: 5, scale: 1.0, dtype: DType::F32, gradient: DType::F32 };
+    let op = CrossEntropy { rows: 1, vocab: 5, scale: 1.0, dtype: DType::F32, gradient: DType::F32, pitch: 0 };
     let mut logits = Tensor::normal(DType::F32, 5, 1);
     let refused = carried.cross_entropy(&op, logits.view_mut(), ids.view(), losses.view_mut());
     assert!(refused.unwrap_err().to_string().contains("target 7"), "a fault comes out of the call itself");

@@ -53,7 +53,7 @@ fn the_cores_refuse_f64_by_name() {
     refused(cpu.swiglu(&swiglu, x.view(), x.view(), y.view_mut()), "swiglu");
     let normal = Normal { len: 4, std: 1.0, seed: 0, first: 0, dtype: DType::F64 };
     refused(cpu.normal(&normal, y.view_mut()), "normal");
-    let half = CrossEntropy { rows: 1, vocab: 4, scale: 1.0, dtype: DType::Bf16, gradient: DType::Bf16 };
+    let half = CrossEntropy { rows: 1, vocab: 4, scale: 1.0, dtype: DType::Bf16, gradient: DType::Bf16, pitch: 0 };
     let mut logits = Tensor::filled(DType::Bf16, 4, 0.0);
     let mut losses = Tensor::filled(DType::Bf16, 1, 0.0);
     let error = cpu.cross_entropy(&half, logits.view_mut(), Tensor::ids(&[0]).view(), losses.view_mut()).unwrap_err();
@@ -92,8 +92,19 @@ fn integers_are_no_numbers_to_train_with() {
 #[test]
 fn an_operand_of_another_type_or_too_short_is_named() {
     both(|k| {
-        let op =
-            Gemm { m: 2, n: 3, k: 4, trans_a: false, trans_b: false, alpha: 1.0, accumulate: false, a: F, b: F, c: F };
+        let op = Gemm {
+            m: 2,
+            n: 3,
+            k: 4,
+            trans_a: false,
+            trans_b: false,
+            alpha: 1.0,
+            accumulate: false,
+            a: F,
+            b: F,
+            c: F,
+            ..Gemm::DENSE
+        };
         let gemm = |op: &Gemm, a: &Tensor, b: &Tensor, mut c: Tensor| {
             let mut none = floats(0);
             k.gemm(op, a.view(), b.view(), c.view_mut(), none.view_mut())
@@ -145,7 +156,19 @@ fn the_workspace_is_checked() {
     for dtype in [DType::F16, DType::Bf16] {
         let given = |len| Tensor::normal(dtype, len, 1);
         let (a, b, c) = (dtype, dtype, dtype);
-        let op = Gemm { m: 2, n: 3, k: 4, trans_a: false, trans_b: false, alpha: 1.0, accumulate: false, a, b, c };
+        let op = Gemm {
+            m: 2,
+            n: 3,
+            k: 4,
+            trans_a: false,
+            trans_b: false,
+            alpha: 1.0,
+            accumulate: false,
+            a,
+            b,
+            c,
+            ..Gemm::DENSE
+        };
         let wanted = CPUS[0].workspace(&Op::Gemm(op));
         // At least a packed panel of B.
         assert!(wanted >= 16 * 32, "{dtype}: {wanted}");
@@ -182,7 +205,7 @@ fn values_that_cannot_be_are_named() {
         let mut table = floats(12);
         let result = k.embedding_backward(&op, ids.view(), floats(6).view(), table.view_mut());
         is_invalid(result, "embedding_backward", &["id 4", "vocabulary of 4"]);
-        let op = CrossEntropy { rows: 2, vocab: 3, scale: 1.0, dtype: F, gradient: F };
+        let op = CrossEntropy { rows: 2, vocab: 3, scale: 1.0, dtype: F, gradient: F, pitch: 0 };
         let mut losses = floats(2);
         let result = k.cross_entropy(&op, out.view_mut(), Tensor::ids(&[0, 3]).view(), losses.view_mut());
         is_invalid(result, "cross_entropy", &["target 3", "vocabulary of 3"]);
@@ -330,7 +353,7 @@ fn absurd_shapes_ask_for_absurd_workspaces_without_overflow() {
     for (m, n, k) in [(most, most, 16), (most, 3, most), (3, most, most), (most, most, most)] {
         for dtype in [F, DType::Bf16, DType::F16] {
             let (trans_a, trans_b, alpha, accumulate, a, b, c) = (true, false, 1.0, false, dtype, dtype, F);
-            CPUS[1].workspace(&Op::Gemm(Gemm { m, n, k, trans_a, trans_b, alpha, accumulate, a, b, c }));
+            CPUS[1].workspace(&Op::Gemm(Gemm { m, n, k, trans_a, trans_b, alpha, accumulate, a, b, c, ..Gemm::DENSE }));
         }
     }
 }
@@ -362,6 +385,7 @@ fn sizes_of_nothing_are_fine_however_large_the_other_side() {
             a: F,
             b: F,
             c: F,
+            ..Gemm::DENSE
         };
         let empty = floats(0);
         k.gemm(&op, empty.view(), empty.view(), a.view_mut(), b.view_mut()).unwrap();
@@ -403,7 +427,7 @@ fn values_that_cannot_be_come_out_when_a_device_is_waited_for() {
         let mut host = Tensor::filled(F, 6, 0.0);
         is_invalid(k.download(out.view(), host.view_mut()), "embedding", &["token id 4", "row 1"]);
         assert_eq!(grads.values()[6..], table.values()[6..], "an id outside has no gradient");
-        let op = CrossEntropy { rows: 2, vocab: 3, scale: 1.0, dtype: F, gradient: F };
+        let op = CrossEntropy { rows: 2, vocab: 3, scale: 1.0, dtype: F, gradient: F, pitch: 0 };
         let mut losses = floats(2);
         k.cross_entropy(&op, out.view_mut(), Tensor::ids(&[0, 3]).view(), losses.view_mut()).unwrap();
         is_invalid(k.synchronize(), "cross_entropy", &["target 3", "row 1"]);

@@ -176,7 +176,7 @@ fn rope_backward_is_the_inverse_rotation() {
 
 #[test]
 fn cross_entropy() {
-    let op = CrossEntropy { rows: 3, vocab: 5, scale: 0.7, dtype: F, gradient: F };
+    let op = CrossEntropy { rows: 3, vocab: 5, scale: 0.7, dtype: F, gradient: F, pitch: 0 };
     let logits = normal(15, 1);
     let targets = [2u32, u32::MAX, 4];
     let run = |logits: &[f64]| {

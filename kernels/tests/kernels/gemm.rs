@@ -1,7 +1,7 @@
 use crate::harness::*;
 use proptest::prelude::*;
 use zbench_kernels::{DType, Gemm, Kernels, Op};
-use zbench_kernels_testing::ByName;
+use zbench_kernels_testing::{ByName, Reference};
 
 fn check(m: usize, n: usize, k: usize, trans: (bool, bool), accumulate: bool, alpha: f32, types: [DType; 3]) {
     let [a, b, c] = types;
@@ -9,10 +9,50 @@ fn check(m: usize, n: usize, k: usize, trans: (bool, bool), accumulate: bool, al
     let case = format!("{m} x {n} x {k}, {trans:?}, {accumulate}, {types:?}");
     compare(&case, tensors, &[2], |kernels, of, [ta, tb, tc]| {
         let (trans_a, trans_b) = trans;
-        let op = Gemm { m, n, k, trans_a, trans_b, alpha, accumulate, a: of(a), b: of(b), c: of(c) };
+        let op = Gemm { m, n, k, trans_a, trans_b, alpha, accumulate, a: of(a), b: of(b), c: of(c), ..Gemm::DENSE };
         let mut workspace = Tensor::workspace(kernels, &Op::Gemm(op));
         kernels.gemm(&op, ta.view(), tb.view(), tc.view_mut(), workspace.view_mut())
     });
+}
+
+/// Rows of A and of C that lie apart, as those of logits do on GPUs. No processor's kernels take them, so CUDA's stand beside the reference.
+#[test]
+fn rows_may_lie_apart() {
+    let sizes = [[5, 17, 9], [130, 64, 40], [64, 136, 129], [3, 1, 1], [2, 2, 0], [33, 200, 64]];
+    for (case, [m, n, k]) in sizes.into_iter().enumerate() {
+        for trans in [(false, false), (false, true), (true, false), (true, true)] {
+            for (dtype, c) in [(DType::F32, DType::F32), (DType::Bf16, DType::F32), (DType::F16, DType::F16)] {
+                let (trans_a, trans_b) = trans;
+                let accumulate = case % 2 == 1;
+                let plain =
+                    Gemm { m, n, k, trans_a, trans_b, alpha: 0.5, accumulate, a: dtype, b: dtype, c, ..Gemm::DENSE };
+                let [_, columns, _] = plain.stored_a();
+                let op =
+                    Gemm { pitch_a: columns.next_multiple_of(8) + 8 * case, pitch_c: n + 3 + 5 * (case % 3), ..plain };
+                let [rows, _, pitch] = op.stored_a();
+                let tensors = [
+                    Tensor::normal(dtype, rows * pitch, 1),
+                    Tensor::normal(dtype, k * n, 2),
+                    guarded(Tensor::normal(c, m * op.pitch_c, 3)),
+                ];
+                let run = |kernels: &dyn Kernels, op: Gemm, [a, b, c]: &mut [Tensor; 3]| {
+                    let mut workspace = Tensor::workspace(kernels, &Op::Gemm(op));
+                    kernels.gemm(&op, a.view(), b.view(), c.view_mut(), workspace.view_mut())
+                };
+                let f64s = Gemm { a: DType::F64, b: DType::F64, c: DType::F64, ..op };
+                let mut exact = tensors.each_ref().map(Tensor::exact);
+                run(&Reference, f64s, &mut exact).unwrap();
+                assert!(run(&CPUS[0], op, &mut tensors.clone()).is_err(), "a processor has no such kernel");
+                for cuda in CUDAS.iter().chain(gpus()) {
+                    let mut got = tensors.clone();
+                    on_device_of(cuda, || run(cuda, op, &mut got)).unwrap();
+                    cuda.synchronize().unwrap();
+                    // What lies between the rows and behind them is as it was, too.
+                    assert_close(&format!("{op:?} on {}", cuda.name()), &got[2], &exact[2].values());
+                }
+            }
+        }
+    }
 }
 
 fn float() -> impl Strategy<Value = DType> {
@@ -53,7 +93,7 @@ proptest! {
         let [ta, tb] = [(m * k, 1), (k * n, 2)].map(|(len, seed)| Tensor::normal(dtype, len, seed));
         for cpu in CPUS.iter().chain(PLAINER.iter()) {
             let (trans_a, trans_b) = trans;
-            let op = |m| Gemm { m, n, k, trans_a, trans_b, alpha: 0.5, accumulate, a: dtype, b: dtype, c };
+            let op = |m| Gemm { m, n, k, trans_a, trans_b, alpha: 0.5, accumulate, a: dtype, b: dtype, c, ..Gemm::DENSE };
             let mut packed = guarded(Tensor::filled(DType::F32, cpu.prepacked_len(&op(m)).unwrap(), f64::NAN));
             cpu.prepack(&op(7), tb.view(), packed.view_mut()).unwrap();
             let [mut plain, mut kept] = [(); 2].map(|()| guarded(Tensor::normal(c, m * n, 3)));
@@ -107,6 +147,7 @@ fn tensor_cores_multiply_what_is_aligned() {
             a: dtype,
             b: other,
             c: dtype,
+            ..Gemm::DENSE
         };
         let [a, b] = [(dtype, m * k + at), (other, k * n)].map(|(dtype, len)| Tensor::normal(dtype, len, 1));
         let (mut c, mut none) = (output(dtype, m * n), Tensor::workspace(&cuda, &Op::Gemm(op)));
@@ -148,8 +189,19 @@ fn prepacked_in_one_piece_is_read_in_several() {
     for dtype in [DType::Bf16, DType::F32] {
         for trans_b in [false, true] {
             let cpu = &CPUS[1];
-            let op =
-                Gemm { m, n, k, trans_a: false, trans_b, alpha: 1.0, accumulate: false, a: dtype, b: dtype, c: dtype };
+            let op = Gemm {
+                m,
+                n,
+                k,
+                trans_a: false,
+                trans_b,
+                alpha: 1.0,
+                accumulate: false,
+                a: dtype,
+                b: dtype,
+                c: dtype,
+                ..Gemm::DENSE
+            };
             let [ta, tb] = [(m * k, 1), (k * n, 2)].map(|(len, seed)| Tensor::normal(dtype, len, seed));
             let mut packed = Tensor::filled(DType::F32, cpu.prepacked_len(&op).unwrap(), f64::NAN);
             cpu.prepack(&op, tb.view(), packed.view_mut()).unwrap();
@@ -193,7 +245,8 @@ fn the_workspace_of_a_large_product_is_bounded() {
     let bf16 = DType::Bf16;
     let bytes = |c, trans_a| {
         let (m, n, k) = (16_384, 100_000, 8192);
-        let op = Gemm { m, n, k, trans_a, trans_b: true, alpha: 1.0, accumulate: false, a: bf16, b: bf16, c };
+        let op =
+            Gemm { m, n, k, trans_a, trans_b: true, alpha: 1.0, accumulate: false, a: bf16, b: bf16, c, ..Gemm::DENSE };
         CPUS[1].workspace(&Op::Gemm(op)) * 4
     };
     for c in FLOATS {

@@ -93,6 +93,11 @@ fn on_device<T>(are: bool, work: impl FnOnce() -> T) -> T {
     result
 }
 
+/// The same with the device that kernels run on: what a GPU reaches of the host's memory counts as its own.
+pub fn on_device_of<T>(cuda: &Cuda, work: impl FnOnce() -> T) -> T {
+    on_device(gpus().iter().any(|gpu| std::ptr::eq(gpu, cuda)), work)
+}
+
 /// Memory of a tensor: where there is a GPU, such as it reaches too.
 #[derive(Debug)]
 enum Words {

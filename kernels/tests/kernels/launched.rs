@@ -149,7 +149,7 @@ fn tables_and_losses(cuda: &Cuda) -> zbench_kernels::Result<()> {
     let (mut table, mut out) = (normal(dtype, vocab * cols), zeros(dtype, rows * cols));
     cuda.embedding(&op, ids.view(), table.view(), out.view_mut())?;
     cuda.embedding_backward(&op, ids.view(), out.view(), table.view_mut())?;
-    let op = CrossEntropy { rows: 3, vocab: 40, scale: 1.0, dtype, gradient: dtype };
+    let op = CrossEntropy { rows: 3, vocab: 40, scale: 1.0, dtype, gradient: dtype, pitch: 0 };
     let (mut logits, mut losses) = (normal(dtype, 120), zeros(dtype, 3));
     cuda.cross_entropy(&op, logits.view_mut(), Tensor::ids(&[1, 39, 0]).view(), losses.view_mut())
 }
@@ -157,7 +157,19 @@ fn tables_and_losses(cuda: &Cuda) -> zbench_kernels::Result<()> {
 fn products(cuda: &Cuda) -> zbench_kernels::Result<()> {
     for dtype in FLOATS {
         let (m, n, k, trans_a, trans_b) = (16, 24, 8, false, false);
-        let op = Gemm { m, n, k, trans_a, trans_b, alpha: 1.0, accumulate: false, a: dtype, b: dtype, c: dtype };
+        let op = Gemm {
+            m,
+            n,
+            k,
+            trans_a,
+            trans_b,
+            alpha: 1.0,
+            accumulate: false,
+            a: dtype,
+            b: dtype,
+            c: dtype,
+            ..Gemm::DENSE
+        };
         let mut work = Tensor::workspace(cuda, &Op::Gemm(op));
         let (a, b, mut c) = (normal(dtype, m * k), normal(dtype, k * n), zeros(dtype, m * n));
         cuda.gemm(&op, a.view(), b.view(), c.view_mut(), work.view_mut())?;

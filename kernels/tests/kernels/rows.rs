@@ -152,9 +152,11 @@ proptest! {
     }
 
     #[test]
-    fn cross_entropy(rows in 0usize..40, vocab in prop::sample::select(vec![1, 2, 31, 32, 100, 513, 3000]), spread in 0.1f64..30.0) {
-        let shape = CrossEntropy { rows, vocab, scale: 0.25, dtype: DType::F32, gradient: DType::F32 };
-        let logits: Vec<f64> = Tensor::normal(DType::F64, rows * vocab, 1).values().iter().map(|x| x * spread).collect();
+    fn cross_entropy(rows in 0usize..40, vocab in prop::sample::select(vec![1usize, 2, 31, 32, 100, 513, 3000]),
+            apart in prop::sample::select(vec![0usize, 1, 7, 8]), spread in 0.1f64..30.0) {
+        let pitch = (vocab + apart).next_multiple_of(apart.max(1));
+        let shape = CrossEntropy { rows, vocab, scale: 0.25, dtype: DType::F32, gradient: DType::F32, pitch };
+        let logits: Vec<f64> = Tensor::normal(DType::F64, rows * pitch, 1).values().iter().map(|x| x * spread).collect();
         let targets: Vec<u32> =
             (0..rows).map(|r| if r % 5 == 4 { u32::MAX } else { (r * 37 % vocab) as u32 }).collect();
         let tensors = [guarded(Tensor::of(DType::F32, &logits)), Tensor::ids(&targets), output(DType::F32, rows)];
@@ -172,14 +174,16 @@ proptest! {
     #[test]
     fn a_narrow_gradient_is_the_wide_one_rounded(
         rows in 0usize..75,
-        vocab in prop::sample::select(vec![1, 2, 3, 31, 33, 511, 513, 1025, 3000]),
+        vocab in prop::sample::select(vec![1usize, 2, 3, 31, 33, 511, 513, 1025, 3000]),
         gradient in prop::sample::select(vec![DType::Bf16, DType::F16]),
+        apart in prop::sample::select(vec![0usize, 1, 8]),
         spread in 0.1f64..30.0,
     ) {
         use zbench_kernels::{Kernels};
-        let wide = CrossEntropy { rows, vocab, scale: 0.25, dtype: DType::F32, gradient: DType::F32 };
+        let pitch = (vocab + apart).next_multiple_of(apart.max(1));
+        let wide = CrossEntropy { rows, vocab, scale: 0.25, dtype: DType::F32, gradient: DType::F32, pitch };
         let narrow = CrossEntropy { gradient, ..wide };
-        let logits: Vec<f64> = Tensor::normal(DType::F64, rows * vocab, 1).values().iter().map(|x| x * spread).collect();
+        let logits: Vec<f64> = Tensor::normal(DType::F64, rows * pitch, 1).values().iter().map(|x| x * spread).collect();
         let targets: Vec<u32> =
             (0..rows).map(|r| if r % 5 == 4 { u32::MAX } else { (r * 37 % vocab) as u32 }).collect();
         let targets = Tensor::ids(&targets);
@@ -192,11 +196,11 @@ proptest! {
             };
             let ((gradients, losses), (front, same)) = (run(&wide), run(&narrow));
             prop_assert_eq!(losses.bits(), same.bits());
-            prop_assert_eq!(&front.bits()[rows * vocab..], &gradients.bits()[rows * vocab..], "wrote past the logits");
-            let mut rounded = Tensor::filled(gradient, rows * vocab, 0.0);
-            CPUS[0].cast(gradients.view().slice(0..rows * vocab), rounded.view_mut()).unwrap();
-            let front = front.view().reinterpret(gradient).unwrap().slice(0..rows * vocab);
-            let mut found = Tensor::filled(gradient, rows * vocab, 0.0);
+            prop_assert_eq!(&front.bits()[rows * pitch..], &gradients.bits()[rows * pitch..], "wrote past the logits");
+            let mut rounded = Tensor::filled(gradient, rows * pitch, 0.0);
+            CPUS[0].cast(gradients.view().slice(0..rows * pitch), rounded.view_mut()).unwrap();
+            let front = front.view().reinterpret(gradient).unwrap().slice(0..rows * pitch);
+            let mut found = Tensor::filled(gradient, rows * pitch, 0.0);
             CPUS[0].cast(front, found.view_mut()).unwrap();
             prop_assert_eq!(found.bits(), rounded.bits(), "{} {:?}", cpu.name(), narrow);
             let first = firsts.entry(cpu.name()).or_insert_with(|| found.bits());
@@ -209,8 +213,8 @@ proptest! {
         Reference.cross_entropy(&op, exact.view_mut(), targets.view(), losses.view_mut()).unwrap();
         let (mut own, mut losses) = (Tensor::of(DType::F32, &logits), Tensor::filled(DType::F32, rows, 0.0));
         Reference.cross_entropy(&narrow, own.view_mut(), targets.view(), losses.view_mut()).unwrap();
-        let mut found = Tensor::filled(gradient, rows * vocab, 0.0);
-        Reference.cast(own.view().reinterpret(gradient).unwrap().slice(0..rows * vocab), found.view_mut()).unwrap();
+        let mut found = Tensor::filled(gradient, rows * pitch, 0.0);
+        Reference.cast(own.view().reinterpret(gradient).unwrap().slice(0..rows * pitch), found.view_mut()).unwrap();
         // Logits of f32 are not those of f64, so the softmax differs by their rounding.
         assert_close("reference", &found, &exact.values());
     }
@@ -255,7 +259,7 @@ fn rows_do_not_depend_on_where_they_lie() {
             }
             let mut gradient = own(&logits);
             let mut losses = Tensor::filled(DType::F32, rows, 0.0);
-            let op = CrossEntropy { rows, vocab: cols, scale: 0.5, dtype: DType::F32, gradient: DType::F32 };
+            let op = CrossEntropy { rows, vocab: cols, scale: 0.5, dtype: DType::F32, gradient: DType::F32, pitch: 0 };
             let wanted = Tensor::ids(&targets[all.start / cols..all.end / cols]);
             k.cross_entropy(&op, gradient.view_mut(), wanted.view(), losses.view_mut()).unwrap();
             [y, z, dx_rms, dx_layer, moved, turned, gradient, rstd, losses].map(|tensor| tensor.bits())
@@ -277,7 +281,7 @@ fn rows_do_not_depend_on_where_they_lie() {
 
 #[test]
 fn ignored_targets_have_no_loss_and_no_gradient() {
-    let op = CrossEntropy { rows: 2, vocab: 5, scale: 1.0, dtype: DType::F32, gradient: DType::F32 };
+    let op = CrossEntropy { rows: 2, vocab: 5, scale: 1.0, dtype: DType::F32, gradient: DType::F32, pitch: 0 };
     for kernels in all() {
         let mut logits = Tensor::normal(DType::F32, 10, 1);
         let mut losses = Tensor::filled(DType::F32, 2, 9.0);
@@ -292,7 +296,7 @@ fn ignored_targets_have_no_loss_and_no_gradient() {
 #[test]
 fn an_infinite_logit_below_is_no_trouble() {
     for (kernels, vocab) in all().flat_map(|kernels| [3, 256, 3000].map(|vocab| (kernels, vocab))) {
-        let op = CrossEntropy { rows: 1, vocab, scale: 1.0, dtype: DType::F32, gradient: DType::F32 };
+        let op = CrossEntropy { rows: 1, vocab, scale: 1.0, dtype: DType::F32, gradient: DType::F32, pitch: 0 };
         let mut values = vec![f64::NEG_INFINITY; vocab];
         values[1..3].fill(1000.0);
         let mut logits = Tensor::of(DType::F32, &values);
@@ -404,7 +408,7 @@ fn rows_that_are_not_aligned_have_the_same_bits() {
             let op = Embedding { rows, cols, vocab: ROWS, padding: None, dtype };
             cuda.embedding(&op, ids.view(), v!(dy), m!(looked)).unwrap();
             cuda.embedding_backward(&op, ids.view(), v!(x), m!(looked)).unwrap();
-            let op = CrossEntropy { rows, vocab: cols, scale: 0.5, dtype: DType::F32, gradient: DType::F32 };
+            let op = CrossEntropy { rows, vocab: cols, scale: 0.5, dtype: DType::F32, gradient: DType::F32, pitch: 0 };
             cuda.cross_entropy(&op, m!(logits), ids.view(), losses.view_mut()).unwrap();
             cuda.synchronize().unwrap();
             [y, z, dx, dz, sum, turned, looked, dw, db, dv, dt, rstd, statistics, logits]

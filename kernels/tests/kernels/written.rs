@@ -84,7 +84,8 @@ fn operations(sizes: Sizes) -> Vec<Op> {
     let Sizes { rows, cols, inner, seq, experts, top, dtype, accumulate } = sizes;
     let (len, f) = (rows * cols, DType::F32);
     let (trans_a, trans_b) = (rows % 2 == 1, cols % 2 == 1);
-    let gemm = |a, b, c| Gemm { m: rows, n: cols, k: inner, trans_a, trans_b, alpha: 0.5, accumulate, a, b, c };
+    let gemm =
+        |a, b, c| Gemm { m: rows, n: cols, k: inner, trans_a, trans_b, alpha: 0.5, accumulate, a, b, c, ..Gemm::DENSE };
     // Products read B prepacked in the types that tiles are made of.
     let packed = if dtype == DType::F16 { f } else { dtype };
     let gradient = accumulate.then_some(f);
@@ -171,7 +172,7 @@ fn operations(sizes: Sizes) -> Vec<Op> {
         Op::PointwiseActivationBackward(pointwise),
         Op::Embedding(embedding),
         Op::EmbeddingBackward(embedding),
-        Op::CrossEntropy(CrossEntropy { rows, vocab: inner, scale: 0.5, dtype: f, gradient }),
+        Op::CrossEntropy(CrossEntropy { rows, vocab: inner, scale: 0.5, dtype: f, gradient, pitch: 0 }),
         Op::AdamW(adamw),
         Op::AdamW(AdamW { copy: None, ..adamw }),
         Op::Dropout(Dropout { len, p: 0.3, seed: 5, first: 7, dtype }),

@@ -11,7 +11,19 @@ fn fill(len: usize) -> Op {
 
 fn gemm(m: usize, n: usize, k: usize) -> Op {
     let f = DType::F32;
-    Op::Gemm(Gemm { m, n, k, trans_a: false, trans_b: true, alpha: 1.0, accumulate: true, a: f, b: f, c: f })
+    Op::Gemm(Gemm {
+        m,
+        n,
+        k,
+        trans_a: false,
+        trans_b: true,
+        alpha: 1.0,
+        accumulate: true,
+        a: f,
+        b: f,
+        c: f,
+        ..Gemm::DENSE
+    })
 }
 
 fn near(found: f64, wanted: f64, relative: f64) -> bool {
@@ -88,7 +100,19 @@ fn what_was_not_measured_is_named_and_what_is_no_number_is_not_taken() {
 fn classes_tell_kernels_forms_and_types_apart() {
     let name = |op: &Op| Class::of(op).name;
     let (b, f) = (DType::Bf16, DType::F32);
-    let tn = Gemm { m: 2, n: 3, k: 4, trans_a: true, trans_b: false, alpha: 1.0, accumulate: false, a: b, b, c: f };
+    let tn = Gemm {
+        m: 2,
+        n: 3,
+        k: 4,
+        trans_a: true,
+        trans_b: false,
+        alpha: 1.0,
+        accumulate: false,
+        a: b,
+        b,
+        c: f,
+        ..Gemm::DENSE
+    };
     assert_eq!(Class::of(&Op::Gemm(tn)), Class { name: "gemm tn bf16-bf16-f32".into(), sizes: vec![2.0, 3.0, 4.0] });
     assert_eq!(name(&Op::Prepack(tn)), "prepack tn bf16");
     let swiglu = GatedActivation { len: 5, act: Activation::GeluTanh, dtype: b };

@@ -15,10 +15,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// All of a product but its factor, which no algorithm depends on.
-pub(super) type Shape = ([usize; 3], [bool; 3], [DType; 3]);
+pub(super) type Shape = ([usize; 5], [bool; 3], [DType; 3]);
 
 pub(super) fn shape(op: &Gemm) -> Shape {
-    ([op.m, op.n, op.k], [op.trans_a, op.trans_b, op.accumulate], [op.a, op.b, op.c])
+    (
+        [op.m, op.n, op.k, op.stored_a()[2], op.stored_c()[2]],
+        [op.trans_a, op.trans_b, op.accumulate],
+        [op.a, op.b, op.c],
+    )
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -121,13 +125,12 @@ impl Products {
             self.check(gpu, "cublasLtMatmulDescSetAttribute", code)?;
         }
         // Rows and columns as stored.
-        let a = if op.trans_a { (op.k, op.m) } else { (op.m, op.k) };
-        let b = if op.trans_b { (op.n, op.k) } else { (op.k, op.n) };
-        let matrices = [(op.b, b), (op.a, a), (op.c, (op.m, op.n))];
-        for (layout, (dtype, (rows, columns))) in plan.layouts.iter_mut().zip(matrices) {
+        let b = if op.trans_b { [op.n, op.k, op.k] } else { [op.k, op.n, op.n] };
+        let matrices = [(op.b, b), (op.a, op.stored_a()), (op.c, op.stored_c())];
+        for (layout, (dtype, [rows, columns, pitch])) in plan.layouts.iter_mut().zip(matrices) {
             let Some(dtype) = data_type(dtype) else { continue };
             // SAFETY: a live output.
-            let code = unsafe { (table.layout_create)(layout, dtype, columns as u64, rows as u64, columns as i64) };
+            let code = unsafe { (table.layout_create)(layout, dtype, columns as u64, rows as u64, pitch as i64) };
             self.check(gpu, "cublasLtMatrixLayoutCreate", code)?;
         }
         Ok(plan)

@@ -179,7 +179,7 @@ impl Products {
         stream: cudaStream_t,
     ) -> Result<(cublasLtMatmulHeuristicResult_t, Option<Duration>)> {
         // A product that adds must not add many times: its results go elsewhere meanwhile.
-        let aside_bytes = op.m * op.n * op.c.size();
+        let aside_bytes = op.m * op.stored_c()[2] * op.c.size();
         let aside = if op.accumulate { gpu.allocate(aside_bytes) } else { Ok(0) };
         let Ok(aside) = aside else { return Ok((proposed[0], None)) };
         if op.accumulate {

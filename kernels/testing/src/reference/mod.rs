@@ -174,13 +174,17 @@ fn gemm(op: &Gemm, a: &View, b: &View, c: &mut ViewMut) -> Result<()> {
     if m == 0 || n == 0 {
         return Ok(());
     }
-    let (a, b, mut out) = (read(a, m * k), read(b, k * n), read(&c.as_view(), m * n));
+    let ([_, _, pitch_a], [_, _, pitch_c]) = (op.stored_a(), op.stored_c());
+    let extent = |[rows, columns, pitch]: [usize; 3]| if rows == 0 { 0 } else { (rows - 1) * pitch + columns };
+    let (a, b, len) = (read(a, extent(op.stored_a())), read(b, k * n), extent(op.stored_c()));
+    let mut out = read(&c.as_view(), len);
     for i in 0..m {
         for j in 0..n {
-            let left = |p: usize| if op.trans_a { a[p * m + i] } else { a[i * k + p] };
+            let left = |p: usize| if op.trans_a { a[p * pitch_a + i] } else { a[i * pitch_a + p] };
             let right = |p: usize| if op.trans_b { b[j * k + p] } else { b[p * n + j] };
             let product = f64::from(op.alpha) * (0..k).map(|p| left(p) * right(p)).sum::<f64>();
-            out[i * n + j] = product + if op.accumulate { out[i * n + j] } else { 0.0 };
+            let to = &mut out[i * pitch_c + j];
+            *to = product + if op.accumulate { *to } else { 0.0 };
         }
     }
     write(c, &out)

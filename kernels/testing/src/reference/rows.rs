@@ -172,11 +172,12 @@ pub(super) fn rope(op: &Rope, mut x: ViewMut, cos: View, sin: View) -> Result<()
 }
 
 pub(super) fn cross_entropy(op: &CrossEntropy, logits: ViewMut, targets: &[u32], mut losses: ViewMut) -> Result<()> {
-    let vocab = op.vocab;
-    let mut values = read(&logits.as_view(), op.rows * vocab);
+    let (vocab, pitch) = (op.vocab, op.row_pitch());
+    let mut values = read(&logits.as_view(), op.rows * pitch);
     let mut out = vec![0.0; op.rows];
     for (r, target) in targets.iter().enumerate() {
-        let row = &mut values[r * vocab..(r + 1) * vocab];
+        let (row, between) = values[r * pitch..(r + 1) * pitch].split_at_mut(vocab);
+        between.fill(0.0);
         if *target == u32::MAX {
             row.fill(0.0);
             continue;

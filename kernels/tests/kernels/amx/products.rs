@@ -14,7 +14,8 @@ fn check(m: usize, n: usize, k: usize, trans: (bool, bool), accumulate: bool, al
     let case = format!("{m} x {n} x {k}, {trans:?}, accumulate {accumulate}, alpha {alpha}, {c}");
     hold(&case, tensors, &[2], |kernels, of, [ta, tb, tc]| {
         let (trans_a, trans_b) = trans;
-        let op = Gemm { m, n, k, trans_a, trans_b, alpha, accumulate, a: of(BF16), b: of(BF16), c: of(c) };
+        let op =
+            Gemm { m, n, k, trans_a, trans_b, alpha, accumulate, a: of(BF16), b: of(BF16), c: of(c), ..Gemm::DENSE };
         let mut workspace = Tensor::workspace(kernels, &Op::Gemm(op));
         kernels.gemm(&op, ta.view(), tb.view(), tc.view_mut(), workspace.view_mut())
     });
@@ -85,6 +86,7 @@ fn integers_are_exact() {
             a: BF16,
             b: BF16,
             c: DType::F32,
+            ..Gemm::DENSE
         };
         let want = product(&a, &b, [m, n, k]);
         let [a, b] = [a, b].map(|x| Tensor::of(BF16, &x));
@@ -116,6 +118,7 @@ fn an_element_is_its_row_and_its_column() {
             a: BF16,
             b: BF16,
             c: DType::F32,
+            ..Gemm::DENSE
         };
         let mut c = Tensor::filled(DType::F32, m * n, f64::NAN);
         let mut workspace = Tensor::workspace(device, &Op::Gemm(op));
@@ -151,6 +154,7 @@ fn what_is_not_finite_stays_in_its_row() {
         a: BF16,
         b: BF16,
         c: DType::F32,
+        ..Gemm::DENSE
     };
     let mut c = Tensor::filled(DType::F32, m * n, 0.0);
     let mut workspace = Tensor::workspace(&devices[2], &Op::Gemm(op));

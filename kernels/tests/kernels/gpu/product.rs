@@ -11,7 +11,19 @@ const LIBRARY: &str = "libcublasLt.so.13";
 
 fn gemm(m: usize, n: usize, k: usize) -> Gemm {
     let (alpha, accumulate) = (1.0, false);
-    Gemm { m, n, k, trans_a: false, trans_b: false, alpha, accumulate, a: DType::F32, b: DType::F32, c: DType::F32 }
+    Gemm {
+        m,
+        n,
+        k,
+        trans_a: false,
+        trans_b: false,
+        alpha,
+        accumulate,
+        a: DType::F32,
+        b: DType::F32,
+        c: DType::F32,
+        ..Gemm::DENSE
+    }
 }
 
 /// Small whole numbers, which every type holds exactly, and so does every sum of their products here.
