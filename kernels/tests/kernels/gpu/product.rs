@@ -39,6 +39,12 @@ fn stored(dtype: DType, values: &[f64]) -> Vec<u8> {
     bytemuck::cast_slice(&words)[..values.len() * dtype.size()].to_vec()
 }
 
+/// A, B and C with what lies between their rows.
+fn operands(op: &Gemm) -> [Vec<f64>; 3] {
+    let len = |[rows, _, pitch]: [usize; 3]| rows * pitch;
+    [numbers(len(op.stored_a()), 1), numbers(op.k * op.n, 2), numbers(len(op.stored_c()), 3)]
+}
+
 struct Case {
     gpu: Gpu,
     queue: Box<dyn Stream>,
@@ -55,8 +61,8 @@ impl Case {
 
     /// The product on the device, `shift` bytes behind what is aligned; `None` where the library has none.
     fn run(&self, op: &Gemm, shift: u64) -> Option<Vec<u8>> {
-        let (a, b) = (stored(op.a, &numbers(op.m * op.k, 1)), stored(op.b, &numbers(op.k * op.n, 2)));
-        let mut c = stored(op.c, &numbers(op.m * op.n, 3));
+        let [a, b, c] = operands(op);
+        let (a, b, mut c) = (stored(op.a, &a), stored(op.b, &b), stored(op.c, &c));
         let place = |bytes: &[u8]| {
             let at = self.gpu.allocate(bytes.len() + shift as usize).unwrap();
             // SAFETY: memory just made, of as many bytes.
@@ -81,8 +87,7 @@ impl Case {
 /// The same on the reference.
 fn expected(op: &Gemm) -> Vec<u8> {
     let exact = Gemm { a: DType::F64, b: DType::F64, c: DType::F64, ..*op };
-    let (a, b) = (numbers(op.m * op.k, 1), numbers(op.k * op.n, 2));
-    let mut c = numbers(op.m * op.n, 3);
+    let [a, b, mut c] = operands(op);
     Reference.gemm(&exact, View::of(&a), View::of(&b), ViewMut::of(&mut c), ViewMut::of::<f32>(&mut [])).unwrap();
     stored(op.c, &c)
 }
@@ -104,10 +109,13 @@ fn rows_are_columns_of_what_is_transposed() {
                 ] {
                     let alpha = if bits == 5 { 2.0 } else { 1.0 };
                     let op = Gemm { trans_a, trans_b, accumulate, alpha, a: ab, b: ab, c, ..gemm(m, n, k) };
-                    let got = case.run(&op, 0);
-                    assert!(got == Some(expected(&op)), "{op:?}, tune {tune}");
-                    let again = case.run(&op, 0);
-                    assert!(again == got, "{op:?}, tune {tune}, again");
+                    let apart = Gemm { pitch_a: op.stored_a()[1] + 3, pitch_c: n + 2, ..op };
+                    for op in [op, apart] {
+                        let got = case.run(&op, 0);
+                        assert!(got == Some(expected(&op)), "{op:?}, tune {tune}");
+                        let again = case.run(&op, 0);
+                        assert!(again == got, "{op:?}, tune {tune}, again");
+                    }
                 }
             }
         }
