@@ -37,6 +37,11 @@ impl ShortPlan {
         if cell.memory.offloads() {
             return None;
         }
+        // Blocks are counted again within one chunk, and whole.
+        let splits = |pass: &Action| matches!(pass, Action::BackwardInput { .. });
+        if whole.layout.chunks.len() > 1 || whole.actions.iter().any(splits) {
+            return None;
+        }
         // Layers of one stack have units in their order.
         if whole.layout.layers.iter().enumerate().any(|(number, layer)| layer.unit != number) {
             return None;
