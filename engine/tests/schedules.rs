@@ -4,6 +4,7 @@ use crate::training::accounting::small;
 use crate::training::support::*;
 use zbench_engine::actions::Action;
 use zbench_engine::config::*;
+use zbench_engine::outcome::Flops;
 use zbench_engine::plan::{Plan, PlanError};
 use zbench_kernels::{Category, Cpu};
 
@@ -49,7 +50,7 @@ fn a_message_of_another_chunk_is_not_taken_for_the_expected_one() {
     assert!(error.reason.contains("rank 0") && error.reason.contains("rank 1"), "{error}");
 }
 
-/// Cycles that are alike are counted and not performed, but where chunks take turns.
+/// Cycles that are alike are counted and not performed; where chunks take turns, a cycle is a turn of all of them.
 #[test]
 fn cycles_that_are_counted_are_those_that_are_performed() {
     let kernels = Cpu::new(1);
@@ -71,6 +72,22 @@ fn cycles_that_are_counted_are_those_that_are_performed() {
                 let whole = plan.estimate_block_by_block(&cell, &kernels, 2 * stage);
                 assert_eq!(plan.roles[stage].estimate, whole, "{strategy:?}, {schedule:?}, stage {stage}");
             }
+        }
+    }
+}
+
+/// Products are those of the model, in two parts or in one, however it is cut.
+#[test]
+fn operations_of_all_stages_are_those_of_the_model() {
+    let of = |cell: &Cell| {
+        let plan = planned(cell).unwrap();
+        let sum = |of: fn(&Flops) -> f64| plan.roles.iter().map(|role| of(&role.estimate.flops)).sum::<f64>();
+        [sum(|flops| flops.model), sum(|flops| flops.palm), sum(|flops| flops.hardware)]
+    };
+    let whole = of(&cell(PipelineSchedule::OneFOneB, [1, 1, 6, 6]));
+    for (schedule, chunks) in [(PipelineSchedule::Interleaved, 2), (PipelineSchedule::ZbH1, 1)] {
+        for (staged, whole) in of(&cell(schedule, [3, chunks, 6, 6])).into_iter().zip(whole) {
+            assert!((staged / whole - 1.0).abs() < 1e-12, "{schedule:?}: {staged} and {whole}");
         }
     }
 }

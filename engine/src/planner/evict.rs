@@ -138,7 +138,7 @@ impl Plan {
 
 /// The list of a step of [`DECIDED`] micro-batches, in which the third comes so many times more; nothing where that is not like the second.
 fn with_more_micros(list: &[Action], more: usize) -> Option<Vec<Action>> {
-    let cycles: Vec<&[Action]> = cycles(list).collect();
+    let cycles: Vec<&[Action]> = cycles(list, 1).collect();
     let [first, second, third, last] = cycles[..] else { return None };
     let later = |cycle: &'_ [Action], micros: usize| -> Vec<Action> {
         cycle.iter().map(|action| action.earlier(micros.wrapping_neg())).collect()

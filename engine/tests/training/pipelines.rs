@@ -132,10 +132,13 @@ fn every_stage_takes_what_is_planned() {
 fn memory_policies_and_documents_go_with_chunks_and_split_backward() {
     let folder = tempfile::tempdir().unwrap();
     let packed = documents(folder.path(), 40);
-    let policies: [(&str, &dyn Fn(&mut Cell)); 4] = [
+    let policies: [(&str, &dyn Fn(&mut Cell)); 5] = [
         ("offloaded activations", &|cell| cell.memory.offload_activations = Home::Host),
         ("offloaded state", &|cell| {
             (cell.memory.offload_optimizer, cell.memory.offload_parameters) = (Home::Host, Home::Host);
+        }),
+        ("a delayed update", &|cell| {
+            (cell.train.delayed_update, cell.memory.offload_optimizer) = (1, Home::Host);
         }),
         ("recomputed segments", &|cell| cell.memory.checkpointing = Checkpointing::Every(2)),
         ("documents", &|cell| cell.data = packed.clone()),
@@ -217,7 +220,9 @@ fn checkpoints_go_on_over_other_stages() {
 fn precisions_adapters_experts_and_evaluations_come_out_as_without_stages() {
     let scaling = DynamicScaling { initial_scale_power: 20, loss_scale_window: 3, ..DynamicScaling::DEFAULT };
     let f16 = Precision { scaling: Some(LossScaling::Dynamic(scaling)), ..Precision::mixed(DType::F16) };
+    let stochastic = Precision { rounding: WeightRounding::Stochastic, ..Precision::all(DType::Bf16) };
     let mut cells: Vec<(String, Cell)> = vec![
+        ("bf16 without a master copy".into(), Cell { precision: stochastic, ..base(4) }),
         ("bf16".into(), Cell { precision: Precision::mixed(DType::Bf16), ..base(4) }),
         ("f16".into(), Cell { precision: f16, train: Train { steps: 8, ..base(4).train }, ..base(4) }),
     ];
