@@ -132,7 +132,8 @@ fn every_stage_takes_what_is_planned() {
 fn memory_policies_and_documents_go_with_chunks_and_split_backward() {
     let folder = tempfile::tempdir().unwrap();
     let packed = documents(folder.path(), 40);
-    let policies: [(&str, &dyn Fn(&mut Cell)); 5] = [
+    type Change<'a> = &'a dyn Fn(&mut Cell);
+    let policies: [(&str, Change<'_>); 5] = [
         ("offloaded activations", &|cell| cell.memory.offload_activations = Home::Host),
         ("offloaded state", &|cell| {
             (cell.memory.offload_optimizer, cell.memory.offload_parameters) = (Home::Host, Home::Host);
