@@ -5,6 +5,7 @@ use crate::training::support::*;
 use zbench_engine::actions::Action;
 use zbench_engine::config::*;
 use zbench_engine::outcome::Flops;
+use zbench_engine::pipeline::{Pass, Pipeline};
 use zbench_engine::plan::{Plan, PlanError};
 use zbench_kernels::{Category, Cpu};
 
@@ -18,6 +19,56 @@ fn cell(schedule: PipelineSchedule, [stages, chunks, micros, blocks]: [usize; 4]
 
 fn planned(cell: &Cell) -> Result<Plan, PlanError> {
     Plan::on_paper(cell, &Cpu::new(1))
+}
+
+/// What torch.distributed.pipelining was seen to do: tests/interop/torch_pipeline.py.
+fn of_pytorch() -> serde_json::Value {
+    let path = crate::device::source("tests/fixtures/pipelines.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn orders_are_pytorchs() {
+    let json = of_pytorch();
+    let orders = json["orders"].as_array().unwrap();
+    assert!(orders.len() >= 10);
+    for order in orders {
+        let number = |key: &str| order[key].as_u64().unwrap() as usize;
+        let (stages, chunks, micros) = (number("p"), number("v"), number("m"));
+        let schedule = serde_json::from_value(order["schedule"].clone()).unwrap();
+        let pipeline = Pipeline { schedule, stages, chunks, micros };
+        for (stage, seen) in order["ranks"].as_array().unwrap().iter().enumerate() {
+            let word = |pass: Pass| {
+                let kind = if matches!(pass, Pass::Forward { .. }) { "F" } else { "B" };
+                format!("{kind}{}.{}", pass.chunk() * stages + stage, pass.micro())
+            };
+            let ours: Vec<String> = pipeline.passes(stage).into_iter().map(word).collect();
+            assert_eq!(ours.join(" "), seen.as_str().unwrap(), "{pipeline:?}, stage {stage}");
+        }
+    }
+}
+
+/// The tolerance is the issue's.
+#[test]
+fn losses_of_two_stages_are_pytorchs() {
+    let json = of_pytorch();
+    for (schedule, losses) in json["losses"].as_object().unwrap() {
+        let mut cell = on(llama_fixture(), Strategy::Ddp, 2, 1);
+        (cell.train.micro_batch, cell.train.accumulation, cell.train.steps) = (1, 4, 5);
+        (cell.parallel.degrees.pipeline, cell.parallel.shard) = (2, 1);
+        cell.parallel.degrees.pipeline_schedule = serde_json::from_value(schedule.as_str().into()).unwrap();
+        let (ran, losses) = (run(&cell), losses.as_array().unwrap());
+        assert_eq!((ran.steps.len(), losses.len()), (5, 5));
+        for (step, loss) in ran.steps.iter().zip(losses) {
+            let loss = loss.as_f64().unwrap();
+            assert!(
+                (step.loss - loss).abs() <= 1e-5 * loss,
+                "{schedule}, step {}: {} and {loss}",
+                step.step,
+                step.loss
+            );
+        }
+    }
 }
 
 /// Virtual stages cross each pair of two ranks in both directions; a plan is made only if its messages meet.
