@@ -121,7 +121,7 @@ fn span(action: Action) -> Span {
         Action::Gather { .. } => Span::ExposedGather,
         Action::Forward { .. } => Span::Forward,
         Action::Recompute { .. } => Span::Recompute,
-        Action::Backward { .. } => Span::Backward,
+        Action::Backward { .. } | Action::BackwardInput { .. } | Action::BackwardWeight { .. } => Span::Backward,
         Action::Reduce { .. } => Span::ExposedReduce,
         Action::Update | Action::UpdateUnit { .. } => Span::Optimizer,
         Action::Fetch { .. }
