@@ -43,6 +43,7 @@ fn cell(preset: &str, precision: Precision) -> Cell {
             strategy: Strategy::Ddp,
             shard: 1,
             degrees: zbench_engine::config::Degrees::default(),
+            pipeline_split: Vec::new(),
             prefetch: 1,
             bucket_mb: BUCKET_MB,
             backend: Backend::Local,

@@ -42,6 +42,7 @@ fn cell(checkpointing: Checkpointing, capacity: u64, micro_batch: usize) -> Cell
             strategy: Strategy::Zero3,
             shard: 8,
             degrees: Degrees::default(),
+            pipeline_split: Vec::new(),
             prefetch: 1,
             bucket_mb: 0.0,
             backend: Backend::Local,

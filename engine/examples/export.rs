@@ -74,6 +74,7 @@ fn cell(model: Model, data: Data, seq_len: usize, steps: usize) -> Cell {
             strategy: Strategy::Zero3,
             shard: 2,
             degrees: zbench_engine::config::Degrees::default(),
+            pipeline_split: Vec::new(),
             prefetch: 1,
             bucket_mb: BUCKET_MB,
             backend: Backend::Local,

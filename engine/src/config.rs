@@ -203,6 +203,9 @@ pub struct Parallel {
     /// How many ranks share what of the model.
     #[serde(default, skip_serializing_if = "is_default")]
     pub degrees: Degrees,
+    /// The first block of each part of a pipeline, from 0; empty = parts are cut by their cost.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pipeline_split: Vec<usize>,
     /// Units gathered ahead of their use.
     pub prefetch: usize,
     /// MiB of gradients that ddp reduces in one call; 0 = each unit in a call of its own. Other strategies reduce each unit by itself.

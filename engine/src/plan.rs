@@ -137,7 +137,7 @@ pub(crate) fn check(cell: &Cell) -> Result<(), PlanError> {
             return fail("model.num_experts_per_tok", format!("{top} of {count} experts cannot be; 1 to {count} can"));
         }
     }
-    strategy::divides(&cell.parallel.degrees, model, model.num_hidden_layers, train.seq_len)?;
+    strategy::divides(&cell.parallel, model, model.num_hidden_layers, train.seq_len)?;
     let lora = &cell.lora;
     if lora.on() && (lora.targets.is_empty() || model.num_hidden_layers == 0) {
         return fail("lora.targets", "name no layer of the model, so nothing would train".into());

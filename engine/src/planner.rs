@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod curves;
+mod cut;
 mod dry;
 mod evict;
 mod flops;
@@ -210,21 +211,19 @@ fn stages(cell: &Cell, layout: &Layout) -> Result<Vec<Vec<Range<usize>>>, PlanEr
         let reason = "is true, and the two ends of a pipeline cannot share a matrix in this version; write false";
         return Err(PlanError { key: "model.tie_word_embeddings", reason: reason.into() });
     }
-    let cuts = cuts(layout, stages * chunks);
+    let cuts = cuts(cell, layout, stages * chunks);
     // Chunk c of stage i is part c * stages + i of the model.
     Ok((0..stages).map(|stage| cuts.iter().skip(stage).step_by(stages).cloned().collect()).collect())
 }
 
-/// The layers of each part of the model. The first parts have one block more where there are blocks left over.
-fn cuts(layout: &Layout, parts: usize) -> Vec<Range<usize>> {
-    let (layers, blocks) = (layout.layers.len(), layout.blocks().count());
-    // The embedding lies before the first block, the head behind the last one.
-    let cut = |part: usize| match part {
-        0 => 0,
-        part if part == parts => layers,
-        part => 1 + part * (blocks / parts) + part.min(blocks % parts),
-    };
-    (0..parts).map(|part| cut(part)..cut(part + 1)).collect()
+/// The layers of each part of the model.
+fn cuts(cell: &Cell, layout: &Layout, parts: usize) -> Vec<Range<usize>> {
+    let is_block: Vec<bool> = layout.layers.iter().map(|layer| layer.block().is_some()).collect();
+    if !cell.parallel.pipeline_split.is_empty() {
+        return cut::stated(&cell.parallel.pipeline_split, &is_block);
+    }
+    let costs: Vec<u64> = layout.layers.iter().map(|layer| layout.products_of(layer, cell.train.seq_len)).collect();
+    cut::balanced(&costs, &is_block, parts)
 }
 
 /// Where the stages with these chunks have the sums of squares of gradients.

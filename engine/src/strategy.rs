@@ -141,8 +141,8 @@ pub fn mesh(parallel: &Parallel) -> Result<Mesh, MeshError> {
 ///
 /// # Errors
 /// A size of the model is not a multiple of its degree.
-pub fn divides(degrees: &Degrees, model: &Model, blocks: usize, seq: usize) -> Result<(), MeshError> {
-    let Degrees { tensor, pipeline, virtual_stages, context, expert, .. } = *degrees;
+pub fn divides(parallel: &Parallel, model: &Model, blocks: usize, seq: usize) -> Result<(), MeshError> {
+    let Degrees { tensor, pipeline, virtual_stages, context, expert, .. } = parallel.degrees;
     let misfit = |key, other, reason: String| Err(MeshError { key, other, reason });
     let (heads, kv) = (model.num_attention_heads, model.num_key_value_heads);
     // Ranks beyond the heads of keys and values hold copies of them.
@@ -184,6 +184,16 @@ pub fn divides(degrees: &Degrees, model: &Model, blocks: usize, seq: usize) -> R
             most / pipeline
         );
         return misfit("parallel.virtual_stages", "parallel.pipeline", reason);
+    }
+    let split = &parallel.pipeline_split;
+    let rises = split.first() == Some(&0) && split.is_sorted_by(|one, next| one < next);
+    if !split.is_empty() && (split.len() != parts || !rises || split.last() >= Some(&blocks)) {
+        let reason = format!(
+            "{split:?} does not cut {of_model} into parallel.pipeline × parallel.virtual_stages = {parts} parts; write the first block of \
+             each part, from 0 on and below {blocks}, as {:?}, or leave it out",
+            (0..parts).map(|part| part * blocks / parts).collect::<Vec<_>>()
+        );
+        return misfit("parallel.pipeline_split", "parallel.pipeline", reason);
     }
     if !seq.is_multiple_of(context) {
         let ways = divisors_near(context, seq, |_| true);

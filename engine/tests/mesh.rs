@@ -144,6 +144,7 @@ fn parallel(ranks: usize, strategy: Sharding, shard: usize, degrees: Degrees) ->
         strategy,
         shard,
         degrees,
+        pipeline_split: Vec::new(),
         prefetch: 1,
         bucket_mb: BUCKET_MB,
         backend: Backend::Local,

@@ -394,8 +394,14 @@ pub fn plain(cell: &Cell) -> Value {
     for (section, name) in [("/parallel", "degrees"), ("", "priced")] {
         value.pointer_mut(section).and_then(Value::as_object_mut).map(|section| section.remove(name));
     }
-    // What a cell that runs states of these changes nothing, so its key does not depend on it.
+    // What else a cell that runs states of these changes nothing, so its key does not depend on it.
     if !cell.is_priced() {
+        let degrees = &cell.parallel.degrees;
+        if degrees.pipeline > 1 {
+            value["parallel"]["pipeline"] = degrees.pipeline.into();
+            value["parallel"]["pipeline_schedule"] = serde_json::to_value(degrees.schedule()).unwrap_or(Value::Null);
+            value["parallel"]["virtual_stages"] = degrees.virtual_stages.into();
+        }
         return value;
     }
     let priced = cell.priced.as_deref().cloned().unwrap_or_default();

@@ -205,7 +205,19 @@ const REST: &[Key] = &[
         Is("1"),
         "Ranks that share what lies between the matrices: 1, or parallel.tensor. Priced and not run.",
     ),
-    key("parallel.pipeline", DEGREE, Is("1"), "Pipeline stages. Above 1 it is priced and not run."),
+    key(
+        "parallel.pipeline",
+        DEGREE,
+        Is("1"),
+        "Pipeline stages; train.accumulation is the number of micro-batches. Above 1 it is priced and not run with tied embeddings, and \
+         on GPUs.",
+    ),
+    key(
+        "parallel.pipeline_split",
+        Counts,
+        From("cuts by cost: products of the blocks, attention and the head"),
+        "The first block of each stage (with virtual stages: of each part of the model, in the model's order), from 0.",
+    ),
     key(
         "parallel.virtual_stages",
         DEGREE,
@@ -223,9 +235,10 @@ const REST: &[Key] = &[
     key("parallel.expert_tensor", DEGREE, Is("1"), "Ranks that share each expert's matrices. Priced and not run."),
     key(
         "parallel.pipeline_schedule",
-        Choice(&["1f1b", "gpipe", "interleaved"]),
+        Choice(&["1f1b", "gpipe", "interleaved", "naive", "zb-h1"]),
         Is("\"1f1b\""),
-        "Order of micro-batches in a pipeline.",
+        "Order of micro-batches in a pipeline. \"1f1b\" with several virtual stages is \"interleaved\"; \"naive\" has one micro-batch at \
+         a time; \"zb-h1\" computes gradients of weights where a stage would wait.",
     ),
     key("parallel.prefetch", Count { min: 0, max: 1024 }, Is("1"), "Units gathered ahead of their use."),
     key("parallel.bucket_mb", REAL, Is("25.0"), "MiB of gradients in one call of ddp; 0 = each unit by itself."),

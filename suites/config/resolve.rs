@@ -382,6 +382,7 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
         strategy,
         shard,
         degrees,
+        pipeline_split: values.choice("parallel.pipeline_split").unwrap_or_default(),
         prefetch: values.count("parallel.prefetch"),
         bucket_mb: if strategy == Strategy::Ddp { values.real("parallel.bucket_mb") } else { BUCKET_MB },
         backend: values.choice("parallel.backend").unwrap_or(Backend::Local),

@@ -1,7 +1,7 @@
 //! What a cell may ask for that this version of the engine prices and does not run. A cell with any of it is planned by
 //! `zbench-estimate` and skipped by a grid. What the engine learns moves out of here, together with its tests.
 
-use super::{Cell, Degrees};
+use super::{Cell, Degrees, DeviceKind};
 use serde::{Deserialize, Serialize};
 
 /// Everything that is priced and not run. The default is none of it.
@@ -54,13 +54,19 @@ impl Cell {
         let degrees = [
             ("parallel.tensor", tensor),
             ("parallel.sequence", sequence),
-            ("parallel.pipeline", pipeline),
+            ("parallel.pipeline", if self.trains_in_stages() { 1 } else { pipeline }),
             ("parallel.context", context),
             ("parallel.expert", expert),
             ("parallel.expert_tensor", expert_tensor),
         ];
         let degree = degrees.into_iter().find_map(|(key, ranks)| Some((key, unless(1, ranks)?)));
         degree.or_else(|| self.priced.as_ref()?.first_key())
+    }
+
+    /// Whether the engine trains it in the stages of a pipeline. On GPUs no such run has been seen, and the two ends of a pipeline cannot
+    /// share a matrix in this version.
+    fn trains_in_stages(&self) -> bool {
+        self.hardware.device == DeviceKind::Cpu && !self.model.tie_word_embeddings
     }
 
     /// Whether it is priced alone; see [`Cell::first_priced_key`].

@@ -187,6 +187,22 @@ impl Layout {
         })
     }
 
+    /// Multiply-adds of a layer's matrix products with one token of sequences of `seq` tokens, attention's causal half among them.
+    pub fn products_of(&self, layer: &Layer, seq: usize) -> u64 {
+        let weights = |unit: usize| self.units[unit].tensors.iter().map(|tensor| tensor.elements() as u64).sum::<u64>();
+        match &layer.kind {
+            LayerKind::Embedding(_) | LayerKind::Norm(_) => 0,
+            LayerKind::Head(head) => (head.vocab * head.hidden) as u64,
+            LayerKind::Block(block) => {
+                let of_experts = match (&block.experts, layer.experts) {
+                    (Some(experts), Some(unit)) => weights(unit) * experts.top as u64 / experts.count.max(1) as u64,
+                    _ => 0,
+                };
+                weights(layer.unit) + of_experts + (seq * block.dims.heads * block.dims.head_dim) as u64
+            }
+        }
+    }
+
     /// The head, where the layers end with it.
     pub fn head(&self) -> Option<&Head> {
         match &self.layers.last()?.kind {

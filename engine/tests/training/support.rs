@@ -51,6 +51,7 @@ pub fn llama_fixture() -> Cell {
             strategy: Strategy::Ddp,
             shard: 1,
             degrees: zbench_engine::config::Degrees::default(),
+            pipeline_split: Vec::new(),
             prefetch: 1,
             // Small models have several reductions, too.
             bucket_mb: 0.0,

@@ -130,5 +130,5 @@ fn fits(values: &Values, priced: &Priced, parallel: &Parallel, model: &Model) ->
         None => 0,
     };
     let blocks = model.num_hidden_layers.saturating_add(decoder);
-    strategy::divides(&parallel.degrees, model, blocks, values.count("train.seq_len")).map_err(refuse)
+    strategy::divides(parallel, model, blocks, values.count("train.seq_len")).map_err(refuse)
 }
