@@ -127,8 +127,8 @@ fn degrees(cell: &Cell) -> Degrees {
         schedule: match cut.pipeline_schedule {
             PipelineSchedule::OneFOneB | PipelineSchedule::Interleaved => Order::OneFOneB,
             PipelineSchedule::GPipe => Order::GPipe,
-            // No configuration names them yet; their micro-batches in flight are at most those of the other.
-            PipelineSchedule::Naive | PipelineSchedule::ZbH1 => Order::OneFOneB,
+            PipelineSchedule::Naive => Order::Naive,
+            PipelineSchedule::ZbH1 => Order::ZbH1,
         },
         context: cut.context,
         expert: cut.expert,

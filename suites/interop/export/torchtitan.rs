@@ -249,13 +249,19 @@ fn parallelism(view: &mut View) {
     if view.degree("parallel.pipeline") > 1 {
         let is_interleaved = view.degree("parallel.virtual_stages") > 1;
         let name = match (view.text("parallel.pipeline_schedule"), is_interleaved) {
-            ("gpipe", _) => "GPipe",
-            (_, true) => "Interleaved1F1B",
-            _ => "1F1B",
+            ("gpipe", _) => Some("GPipe"),
+            ("naive" | "zb-h1", _) => None,
+            (_, true) => Some("Interleaved1F1B"),
+            _ => Some("1F1B"),
         };
-        let schedule = [("parallelism.pipeline_parallel_schedule", json!(name))];
-        view.used("parallel.pipeline_schedule", &schedule, "The same order.");
-        view.used("parallel.virtual_stages", &schedule, "More than one stage on a rank is interleaved.");
+        if let Some(name) = name {
+            let schedule = [("parallelism.pipeline_parallel_schedule", json!(name))];
+            view.used("parallel.pipeline_schedule", &schedule, "The same order.");
+            view.used("parallel.virtual_stages", &schedule, "More than one stage on a rank is interleaved.");
+        } else {
+            let reason = "torchtitan has no such order; it takes its own default, 1F1B.";
+            view.without("parallel.pipeline_schedule", &[], reason);
+        }
     }
     if view.degree("parallel.sequence") > 1 {
         let reason = "torchtitan's tensor parallelism always splits sequences between the matrices.";

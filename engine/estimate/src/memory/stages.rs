@@ -67,8 +67,10 @@ fn flight(job: &Job, index: usize) -> f64 {
     if p == 1 {
         return 1.0;
     }
-    if job.degrees.schedule == Order::GPipe {
-        return all as f64;
+    match job.degrees.schedule {
+        Order::GPipe => return all as f64,
+        Order::Naive => return 1.0,
+        Order::OneFOneB | Order::ZbH1 => {}
     }
     if chunks == 1 {
         return (p - index).min(all) as f64;

@@ -289,3 +289,13 @@ fn a_check_prints_its_sum_term_by_term() {
     assert_eq!([digits(0.375), digits(1.0), digits(1234567.0), digits(-1e3)], ["0.375", "1", "1,234,567", "-1,000"]);
     assert_eq!(digits(f64::NAN), "NaN");
 }
+
+/// Four equal stages and eight micro-batches of 4 and 8 ms: as the engine's own orders come out when they are simulated pass by pass
+/// (zbench-engine, pipeline::tests::bubbles_are_those_of_the_papers).
+#[test]
+fn idle_time_is_that_of_the_orders_themselves() {
+    let step = |order, chunks| 8.0 * 12.0 + pipeline::idle(order, chunks, 8.0, [16.0, 4.0], [32.0, 8.0]);
+    let all =
+        [(Order::Naive, 1.0), (Order::GPipe, 1.0), (Order::OneFOneB, 1.0), (Order::OneFOneB, 2.0), (Order::ZbH1, 1.0)];
+    assert_eq!(all.map(|(order, chunks)| step(order, chunks)), [384.0, 132.0, 132.0, 114.0, 108.0]);
+}

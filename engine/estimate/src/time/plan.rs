@@ -9,6 +9,7 @@ use crate::collective::{Collective, seconds};
 use crate::job::{Job, Kind, Peft};
 use crate::machine::Machine;
 use crate::roofline::Roofline;
+use crate::rules::pipeline;
 use crate::tuning::{Drive, Tuning};
 
 /// The step of a job.
@@ -104,8 +105,13 @@ impl<'a> Plan<'a> {
         }
         let chunks = d.chunks.max(1) as f64;
         let [first, middle, last] = &self.micros;
-        let all = first.all() + last.all() + (p as f64 - 2.0) * middle.all();
-        self.span(SpanKind::Bubble, (all - self.micros[self.slowest].all()).max(0.0) / chunks);
+        let slowest = self.micros[self.slowest];
+        let of = |seconds: fn(&Micro) -> f64| {
+            [seconds(first) + seconds(last) + (p as f64 - 2.0) * seconds(middle), seconds(&slowest)]
+        };
+        // What is waited for and computed again belongs to neither half of backward.
+        let (forward, backward) = (of(|micro| micro.all() - micro.backward), of(|micro| micro.backward));
+        self.span(SpanKind::Bubble, pipeline::idle(d.schedule, chunks, micros, forward, backward));
         let c = &self.context;
         // Stages send each tensor rank's share and gather it on the other side.
         let share = d.tensor.max(1) as f64;
