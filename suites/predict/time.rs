@@ -143,7 +143,7 @@ impl TimeProfile {
         }
         Ok(Timing {
             step_ms,
-            spans: time.spans_ms.iter().map(|(span, ms)| (span.name(), ms)).collect(),
+            spans: time.spans_ms.stated().map(|(span, ms)| (span.name(), ms)).collect(),
             tokens_per_second: if step_ms > 0.0 { flops.tokens as f64 / step_ms * 1e3 } else { 0.0 },
             model_flops_per_rank: flops.model / ranks,
             hardware_flops_per_rank: flops.hardware / ranks,

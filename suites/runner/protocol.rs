@@ -422,7 +422,7 @@ impl From<&outcome::RankReport> for RankEnd {
         RankEnd {
             reserved_bytes: report.reserved_bytes,
             step_ms: report.step_ms.clone(),
-            spans_ms: report.spans_ms.iter().collect(),
+            spans_ms: report.spans_ms.stated().collect(),
             traffic: report.traffic.clone(),
             moves: report.moves.clone(),
             disk: report.disk.clone(),

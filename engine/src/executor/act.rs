@@ -42,8 +42,14 @@ impl<'a> Executor<'a> {
                 spans.enter(Span::Data);
                 self.load(micro, source)?;
             }
-            Action::Receive { micro, stream, gradient } => self.receive(micro, stream, gradient)?,
-            Action::Send { micro, stream, gradient } => self.send(micro, stream, gradient)?,
+            Action::Receive { micro, stream, gradient } => {
+                spans.enter(Span::ExposedPipeline);
+                self.receive(micro, stream, gradient)?;
+            }
+            Action::Send { micro, stream, gradient } => {
+                spans.enter(Span::ExposedPipeline);
+                self.send(micro, stream, gradient)?;
+            }
             Action::Gather { unit, refresh, slot } => {
                 spans.enter(Span::ExposedGather);
                 if refresh {
@@ -331,8 +337,13 @@ impl<'a> Executor<'a> {
 
     /// Waits for what is under way: then all gradients are at home, and all messages have arrived.
     pub fn settle(&mut self, spans: &mut dyn Spans) -> Result<()> {
-        for ticket in std::mem::take(&mut self.flow.sent).into_iter().flatten() {
-            self.pipeline()?.0.wait(ticket)?;
+        let sent = std::mem::take(&mut self.flow.sent);
+        if sent.iter().any(Option::is_some) {
+            spans.enter(Span::ExposedPipeline);
+            for ticket in sent.into_iter().flatten() {
+                self.pipeline()?.0.wait(ticket)?;
+            }
+            spans.enter(Span::ExposedReduce);
         }
         self.gradients.finish(&self.state, self.context.resources(), spans)?;
         self.gradients.check_reduced()

@@ -130,7 +130,8 @@ fn span(action: Action) -> Span {
         | Action::StoreSaved { .. }
         | Action::SettleSaved { .. }
         | Action::FetchSaved { .. } => Span::Offload,
-        Action::Receive { .. } | Action::Send { .. } | Action::Release { .. } | Action::Evict { .. } => Span::Other,
+        Action::Receive { .. } | Action::Send { .. } => Span::ExposedPipeline,
+        Action::Release { .. } | Action::Evict { .. } => Span::Other,
     }
 }
 

@@ -101,7 +101,7 @@ fn a_step_is_what_its_operations_collectives_and_overheads_take() {
     let curves = curves();
     // By hand, microseconds: load 5; gather 6 + 1 and 20 + 2; forward 10 + 30 + 2; recompute 11; backward 21; reduce
     // 3 + 5; agree 11 and 1 + 2; optimizer 11; other 7.
-    let hand = [42.0, 21.0, 11.0, 29.0, 8.0, 14.0, 11.0, 0.0, 5.0, 7.0];
+    let hand = [42.0, 21.0, 11.0, 29.0, 8.0, 0.0, 14.0, 11.0, 0.0, 5.0, 7.0];
     let time = clock(&curves, 1.0).time(&actions).unwrap();
     time.spans_ms
         .iter()
