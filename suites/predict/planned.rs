@@ -355,6 +355,11 @@ fn on_device(resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) ->
             "links cannot be emulated there: a call returns before a GPU has done it; leave [link] out".into(),
         );
     }
+    if cell.pace.is_some() {
+        let reason =
+            "a pace cannot be emulated there: a rank that sleeps does not hold a GPU's queue back; leave [pace] out";
+        return skip(reason.into());
+    }
     if let Some(reason) = above_capacity(cell, estimate) {
         return Decision::Record { status: Status::OutOfMemory, reason, source: Source::Plan };
     }

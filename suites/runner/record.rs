@@ -8,7 +8,7 @@ use crate::protocol::{End, LoadingEnd, RankEnd};
 use hdrhistogram::Histogram;
 use zbench_engine::comm::CollectiveKind;
 use zbench_engine::comm::link::LinkUse;
-use zbench_engine::config::{Backend, Cell, Data, DeviceKind};
+use zbench_engine::config::{Backend, Cell, Data, DeviceKind, Pace};
 use zbench_engine::outcome::{Estimate, Traffic};
 use zbench_host::devices;
 use zbench_host::sampling::sampled::BUSY_SHARE;
@@ -94,6 +94,7 @@ pub fn measured(record: &mut Record, steps: Vec<Step>, end: &End, cell: &Cell, e
     }
     flags(record, end);
     emulated(record, cell, end);
+    paced(record, cell);
     offload::first_step(record, cell);
     if !record.is_measured() {
         // Whatever is missing is missing because the cell did not reach its end.
@@ -510,6 +511,13 @@ fn emulated(record: &mut Record, cell: &Cell, end: &End) {
     let of_rank = |rank: &RankEnd| rank.traffic.iter().fold(LinkUse::default(), |sum, row| sum.plus(row.link));
     let slowest = end.ranks.iter().map(of_rank).max_by_key(|usage| usage.late_ns).unwrap_or_default();
     slower(record, slowest, "transfers between nodes");
+}
+
+/// Says that the speed of blocks was emulated.
+fn paced(record: &mut Record, cell: &Cell) {
+    let Some(Pace { forward, backward }) = cell.pace else { return };
+    record.validity.push(record::label_flags::EMULATED_PACE.into());
+    record.notes.push(format!("Emulated pace: {}.", units::pace([forward, backward])));
 }
 
 /// Says how often the machine was slower than an emulated link.

@@ -11,6 +11,7 @@ use crate::learning_rate::learning_rate;
 use crate::loss_scale::LossScaler;
 use crate::mesh::{Axes, Axis};
 use crate::model::{ByStream, Layer, LayerKind, Stream, Weights};
+use crate::pace::Paced;
 use crate::recorder::Phase;
 use crate::shard::{Delayed, Due, Update};
 use crate::span::{Span, Spans};
@@ -66,7 +67,9 @@ impl<'a> Executor<'a> {
             Action::Forward { micro, layer } => {
                 let found = self.layer(layer, spans)?;
                 spans.enter(Span::Forward);
+                let paced = self.paced(action);
                 self.forward(micro, layer, found)?;
+                paced.end();
             }
             Action::Evict { micro, layer, tensor } => self.flow.of_mut(micro).saved[layer].evict(tensor),
             Action::Recompute { micro, layer, output } => {
@@ -79,10 +82,12 @@ impl<'a> Executor<'a> {
                 self.move_saved(action, spans)?;
                 let found = self.layer(layer, spans)?;
                 spans.enter(Span::Backward);
+                let paced = self.paced(action);
                 for unit in [Some(found.unit), found.experts].into_iter().flatten() {
                     self.gradients.open(&self.state, self.context.resources(), unit)?;
                 }
                 self.backward(micro, layer, found)?;
+                paced.end();
             }
             Action::Reduce { unit, first, last } => {
                 spans.enter(Span::ExposedReduce);
@@ -103,6 +108,12 @@ impl<'a> Executor<'a> {
         spans.during(None);
         spans.enter(Span::Other);
         Ok(())
+    }
+
+    /// Begins the least time of an action, where the cell has a pace. A dry run takes no time.
+    fn paced(&self, action: Action) -> Paced {
+        let pace = self.cell.pace.filter(|_| self.recorder.is_none());
+        Paced::begin(pace.and_then(|pace| pace.share(&self.role.layout, action)))
     }
 
     /// Takes a stream from the neighbouring stage that makes it.

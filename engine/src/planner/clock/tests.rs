@@ -24,6 +24,7 @@ fn recorded(action: Action, ops: &[(&'static str, Op)], collectives: &[Collectiv
         operations: ops.iter().map(operation).collect(),
         collectives: collectives.to_vec(),
         moves: Vec::new(),
+        least: 0.0,
     }
 }
 
