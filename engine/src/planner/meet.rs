@@ -7,17 +7,17 @@ use crate::model::Stream;
 use crate::plan::{Plan, PlanError, Role};
 
 /// A send or a receive of a stage.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Message {
-    from: usize,
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Message {
+    pub from: usize,
     to: usize,
     micro: usize,
     stream: Stream,
-    gradient: bool,
+    pub gradient: bool,
 }
 
 impl Message {
-    fn of(action: &Action, stage: usize) -> Option<Message> {
+    pub fn of(action: &Action, stage: usize) -> Option<Message> {
         match *action {
             Action::Send { micro, stream, gradient } => {
                 let to = if gradient { stage.wrapping_sub(1) } else { stage + 1 };
@@ -81,7 +81,7 @@ impl Plan {
     }
 
     /// The first rank of a stage.
-    fn rank(&self, stage: usize) -> usize {
+    pub fn rank(&self, stage: usize) -> usize {
         stage * (self.mesh.world() / self.mesh.size(Axes::PIPELINE))
     }
 

@@ -4,8 +4,14 @@ use crate::training::accounting::measure;
 use crate::training::identity::odd;
 use crate::training::support::*;
 use zbench_engine::actions::Action;
+use zbench_engine::comm::Collective;
 use zbench_engine::config::*;
-use zbench_engine::outcome::Span;
+use zbench_engine::moves::Move;
+use zbench_engine::outcome::{BySpan, PipelineTime, RankReport, Span};
+use zbench_engine::planner::RecordedAction;
+use zbench_engine::planner::clock::{Clock, DiskTime, Machine, Overheads};
+use zbench_engine::planner::curves::Curves;
+use zbench_kernels::DType;
 
 /// Four blocks over so many stages.
 fn staged(stages: usize) -> Cell {
@@ -89,5 +95,81 @@ fn a_pace_is_shared_by_the_blocks_of_a_rank() {
                 (sums[0] - micros * pace.forward).abs() < 1e-12 && (sums[1] - micros * pace.backward).abs() < 1e-12
             );
         }
+    }
+}
+
+/// A machine on which messages and collectives take no time.
+struct Free;
+
+impl Machine for Free {
+    fn collective(&self, _: &Collective, _: DType) -> Result<f64, String> {
+        Ok(0.0)
+    }
+
+    fn disk_move(&self, _: &Move) -> Result<DiskTime, String> {
+        Ok(DiskTime::default())
+    }
+}
+
+/// Four stages, eight micro-batches of 4 ms forward and 8 ms backward: what the schedules' papers say.
+#[test]
+fn the_clock_knows_the_bubble_of_every_schedule() {
+    // By schedule and chunks of a stage: from the first forward to the last backward.
+    let expected = [
+        (PipelineSchedule::Naive, 1, 384.0),
+        (PipelineSchedule::GPipe, 1, 132.0),
+        (PipelineSchedule::OneFOneB, 1, 132.0),
+    ];
+    for (schedule, chunks, ms) in expected {
+        let mut cell = Cell { pace: Some(Pace { forward: 4e-3, backward: 8e-3 }), ..staged(4) };
+        (cell.model.num_hidden_layers, cell.train.accumulation) = (8, 8);
+        cell.parallel.degrees.pipeline_schedule = schedule;
+        cell.parallel.degrees.virtual_stages = chunks;
+        let plan = plan(&cell);
+        let kernels = zbench_engine::hardware::planner(&cell).unwrap();
+        // Layers so small that they compute in no time.
+        let paced = |recorded: RecordedAction| RecordedAction { operations: Vec::new(), ..recorded };
+        let stages = plan.recorded_stages(&cell, &*kernels).map(|stage| stage.map(paced));
+        let (overheads, corrections) = (Overheads::default(), BySpan::all(1.0));
+        let clock = Clock {
+            curves: &Curves::default(),
+            overheads,
+            machine: &Free,
+            crowd: 1.0,
+            reduce: DType::F32,
+            corrections,
+        };
+        let time = clock.time(stages).unwrap();
+        let pipeline = time.pipeline.unwrap();
+        assert!((pipeline.ms - ms).abs() < 0.01 * ms, "{schedule:?} in {chunks}: {pipeline:?}");
+        assert!((pipeline.bubble - (1.0 - 8.0 * 12.0 / ms)).abs() < 0.01, "{schedule:?} in {chunks}: {pipeline:?}");
+        // All stages compute as long, and wait for the rest.
+        let waits = time.spans_ms[Span::ExposedPipeline] + time.spans_ms[Span::ExposedAgree];
+        assert!((time.step_ms() - waits - 96.0).abs() < 1e-6, "{:?}", time.spans_ms);
+    }
+}
+
+/// A step's critical path, each of whose actions is slept through.
+#[test]
+fn a_pipeline_takes_at_least_what_its_schedule_says() {
+    let pace = Pace { forward: 2e-3, backward: 3e-3 };
+    for (schedule, passes) in
+        [(PipelineSchedule::Naive, 4 * 2), (PipelineSchedule::GPipe, 4 + 1), (PipelineSchedule::OneFOneB, 4 + 1)]
+    {
+        let mut cell = Cell { pace: Some(pace), ..staged(2) };
+        cell.parallel.degrees.pipeline_schedule = schedule;
+        let least = f64::from(passes) * (pace.forward + pace.backward) * 1e3;
+        let reports = measure(&cell, &plan(&cell));
+        assert_eq!(reports[0].pipeline_ms.len(), cell.train.steps);
+        assert!(reports[0].pipeline_ms.iter().all(|ms| *ms >= least), "{schedule:?}: {:?}", reports[0].pipeline_ms);
+        assert!(
+            reports.iter().all(|report| report
+                .pipeline_ms
+                .iter()
+                .zip(&report.step_ms)
+                .all(|(part, step)| part <= step))
+        );
+        let PipelineTime { ms, bubble } = PipelineTime::of(reports.iter().map(RankReport::pipeline)).unwrap();
+        assert!(ms >= least && bubble > 0.0 && bubble < 1.0, "{schedule:?}: {ms} ms, {bubble}");
     }
 }
