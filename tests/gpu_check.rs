@@ -375,7 +375,11 @@ fn nothing_starts_where_nothing_can() {
     for wrong in [&["run", "--agian"][..], &["run", "--only"], &["run", "a", "b"], &["bake"], &[], &["pack", "now"]] {
         let output = tree.command(wrong).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{wrong:?}");
-        assert!(stdout(&output).contains("ci/gpu-check run [--again] [--only PART,...] [FOLDER]"), "{}", stdout(&output));
+        assert!(
+            stdout(&output).contains("ci/gpu-check run [--again] [--only PART,...] [FOLDER]"),
+            "{}",
+            stdout(&output)
+        );
     }
     let said = |output: Output| (output.status.code(), stderr(&output));
     let (code, why) = said(tree.run(""));

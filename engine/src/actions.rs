@@ -22,6 +22,8 @@ pub enum Action {
     /// Take a stream's values from the stage before, or their gradient from the stage behind.
     Receive {
         micro: usize,
+        /// Of the stage's layers.
+        chunk: usize,
         stream: Stream,
         gradient: bool,
     },
@@ -49,9 +51,20 @@ pub enum Action {
         micro: usize,
         layer: usize,
     },
+    /// Backward of a block without the gradients of its weights.
+    BackwardInput {
+        micro: usize,
+        layer: usize,
+    },
+    /// The gradients of a block's weights.
+    BackwardWeight {
+        micro: usize,
+        layer: usize,
+    },
     /// Give a stream's values to the stage behind, or their gradient to the stage before.
     Send {
         micro: usize,
+        chunk: usize,
         stream: Stream,
         gradient: bool,
     },
@@ -133,6 +146,8 @@ impl Action {
             | Action::Evict { layer, .. }
             | Action::Recompute { layer, .. }
             | Action::Backward { layer, .. }
+            | Action::BackwardInput { layer, .. }
+            | Action::BackwardWeight { layer, .. }
             | Action::StoreSaved { layer, .. }
             | Action::SettleSaved { layer, .. }
             | Action::FetchSaved { layer, .. } => Some(layer),
@@ -159,6 +174,8 @@ impl Action {
             | Action::Evict { micro, .. }
             | Action::Recompute { micro, .. }
             | Action::Backward { micro, .. }
+            | Action::BackwardInput { micro, .. }
+            | Action::BackwardWeight { micro, .. }
             | Action::StoreSaved { micro, .. }
             | Action::SettleSaved { micro, .. }
             | Action::FetchSaved { micro, .. }

@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::homes::Homes;
 use crate::layers::prepacked::Prepacked;
-use crate::layers::{Batch, Exec, Saved};
+use crate::layers::{Batch, Deferred, Exec, Saved};
 use crate::loss_scale::LossScaler;
 use crate::model::{ByStream, Layout, Stream};
 use crate::plan::{self, Plan, Role};
@@ -21,6 +21,7 @@ use crate::rope;
 use crate::shard::{
     Comms, Delayed, Due, Flags, Gradients, Losses, Optimizer, Params, Resources, State, Travelling, Update,
 };
+use std::collections::VecDeque;
 use std::ops::{Deref, Range};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -124,6 +125,8 @@ pub struct InFlight {
     pub saved: Vec<Saved>,
     /// By layer: what of that is on its way.
     pub travelling: Vec<Travelling>,
+    /// Of blocks that have gone backward without the gradients of their weights: what these are computed from, in order.
+    pub deferred: VecDeque<Deferred>,
 }
 
 impl InFlight {

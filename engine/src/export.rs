@@ -4,6 +4,7 @@ use crate::error::{Result, StepError};
 use crate::executor::Executor;
 use crate::mesh::{Axes, Axis};
 use crate::model::{FlatKind, Tensor, Unit};
+use crate::plan;
 use crate::shard;
 use crate::training_state::Role;
 use std::borrow::Cow;
@@ -37,12 +38,10 @@ impl Executor<'_> {
         part: FlatKind,
         role: Role,
     ) -> Result<Option<Buffer>> {
-        let stages =
-            self.plan.roles.iter().map(|role| role.layout.first_unit..role.layout.first_unit + role.layout.units.len());
-        let owner = stages.enumerate().find(|(_, units)| units.contains(&unit));
-        let (owner, first) = owner.map_or((0, 0), |(stage, units)| (stage, units.start));
+        let found = |(stage, role): (usize, &plan::Role)| Some((stage, role.layout.numbers.binary_search(&unit).ok()?));
+        let (owner, number) = self.plan.roles.iter().enumerate().find_map(found).unwrap_or((0, unit));
         let own = self.state.place.at(Axis::Pipeline);
-        let whole = if own == owner { self.gather(arena, unit - first, part, role)? } else { None };
+        let whole = if own == owner { self.gather(arena, number, part, role)? } else { None };
         if owner == 0 || own != owner && own != 0 {
             return Ok(whole);
         }

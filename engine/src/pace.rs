@@ -8,11 +8,13 @@ use crate::model::Layout;
 
 impl Pace {
     /// Seconds that an action of a rank with this layout lasts at least. A micro-batch's forward (backward) over all blocks of the
-    /// rank lasts the stated time; every block has the same part of it. Other layers and recomputation have none.
+    /// rank lasts the stated time; every block has the same part of it, and so has each part of a backward in two. Other layers and
+    /// recomputation have none.
     pub fn share(&self, layout: &Layout, action: Action) -> Option<f64> {
         let (all, layer) = match action {
             Action::Forward { layer, .. } => (self.forward, layer),
             Action::Backward { layer, .. } => (self.backward, layer),
+            Action::BackwardInput { layer, .. } | Action::BackwardWeight { layer, .. } => (self.backward / 2.0, layer),
             _ => return None,
         };
         layout.layers[layer].block()?;

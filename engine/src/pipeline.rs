@@ -1,79 +1,287 @@
-//! The order in which a stage of a pipeline computes its micro-batches.
+//! The order in which a stage of a pipeline computes its micro-batches: one file for each schedule.
 
-use crate::config::PipelineSchedule;
+mod gpipe;
+mod interleaved;
+mod naive;
+mod one_f_one_b;
+mod zero_bubble;
 
-/// A stage's forward or backward of one micro-batch.
+use crate::config::{Degrees, PipelineSchedule};
+
+/// Forward or backward of one micro-batch through one chunk of a stage's layers. Chunk `c` of stage `i` of `p` is virtual
+/// stage `c * p + i`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
-    Forward(usize),
-    Backward(usize),
+    Forward {
+        chunk: usize,
+        micro: usize,
+    },
+    Backward {
+        chunk: usize,
+        micro: usize,
+    },
+    /// The part of backward that the stage before waits for: the gradient of the input.
+    BackwardInput {
+        chunk: usize,
+        micro: usize,
+    },
+    /// The rest of backward: the gradients of the weights.
+    BackwardWeight {
+        chunk: usize,
+        micro: usize,
+    },
 }
 
-/// The passes of stage `stage` of `stages` over `micros` micro-batches. A pipeline of one stage has no schedule: it goes backward
-/// as soon as it can.
-pub fn passes(schedule: PipelineSchedule, [stage, stages]: [usize; 2], micros: usize) -> Vec<Pass> {
-    // Forward passes before the first backward pass.
-    let ahead = match schedule {
-        PipelineSchedule::GPipe if stages > 1 => micros,
-        PipelineSchedule::Naive => micros.min(1),
-        // Narayanan et al. (2021), "Efficient large-scale language model training on GPU clusters", section 2.2.1.
-        PipelineSchedule::GPipe | PipelineSchedule::OneFOneB => micros.min(stages - stage),
-    };
-    let mut list: Vec<Pass> = (0..ahead).map(Pass::Forward).collect();
-    for micro in 0..micros {
-        list.push(Pass::Backward(micro));
-        if ahead + micro < micros {
-            list.push(Pass::Forward(ahead + micro));
+impl Pass {
+    pub fn chunk(self) -> usize {
+        self.parts().0
+    }
+
+    pub fn micro(self) -> usize {
+        self.parts().1
+    }
+
+    fn parts(self) -> (usize, usize) {
+        match self {
+            Pass::Forward { chunk, micro }
+            | Pass::Backward { chunk, micro }
+            | Pass::BackwardInput { chunk, micro }
+            | Pass::BackwardWeight { chunk, micro } => (chunk, micro),
         }
     }
-    list
 }
 
-/// The largest number of micro-batches that have gone forward and not yet backward.
-pub fn in_flight(passes: &[Pass]) -> usize {
-    let mut most = 0;
-    passes.iter().fold(0usize, |live, pass| match pass {
-        Pass::Forward(_) => {
-            most = most.max(live + 1);
-            live + 1
+/// A pipeline: its schedule, and the numbers that the order depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Pipeline {
+    pub schedule: PipelineSchedule,
+    pub stages: usize,
+    /// Chunks of layers on each stage.
+    pub chunks: usize,
+    /// Micro-batches of a step.
+    pub micros: usize,
+}
+
+impl Pipeline {
+    pub fn of(degrees: &Degrees, micros: usize) -> Pipeline {
+        Pipeline { schedule: degrees.schedule(), stages: degrees.pipeline, chunks: degrees.virtual_stages, micros }
+    }
+
+    /// The passes of a stage, in order. A pipeline of one stage has no schedule: it goes backward as soon as it can.
+    pub fn passes(&self, stage: usize) -> Vec<Pass> {
+        match self.schedule {
+            _ if self.stages == 1 => one_f_one_b::passes(self, stage),
+            PipelineSchedule::Naive => naive::passes(self),
+            PipelineSchedule::GPipe => gpipe::passes(self),
+            PipelineSchedule::OneFOneB => one_f_one_b::passes(self, stage),
+            PipelineSchedule::Interleaved => interleaved::passes(self, stage),
+            PipelineSchedule::ZbH1 => zero_bubble::passes(self, stage),
         }
-        Pass::Backward(_) => live - 1,
-    });
-    most
+    }
+
+    /// The passes of a stage of one chunk that goes forward with so many micro-batches, and then backward and forward in turn.
+    fn in_turn(&self, ahead: usize) -> Vec<Pass> {
+        let forward = |micro| Pass::Forward { chunk: 0, micro };
+        let mut list: Vec<Pass> = (0..ahead).map(forward).collect();
+        for micro in 0..self.micros {
+            list.push(Pass::Backward { chunk: 0, micro });
+            list.extend((ahead + micro < self.micros).then(|| forward(ahead + micro)));
+        }
+        list
+    }
+}
+
+/// The largest number of micro-batches that a stage has begun and not ended.
+pub fn in_flight(passes: &[Pass]) -> usize {
+    let micros = passes.iter().map(|pass| pass.micro() + 1).max().unwrap_or(0);
+    let (mut begins, mut ends) = (vec![usize::MAX; micros], vec![0; micros]);
+    for (place, pass) in passes.iter().enumerate() {
+        let micro = pass.micro();
+        (begins[micro], ends[micro]) = (begins[micro].min(place), place);
+    }
+    // Micro-batches begin and end in their order.
+    let mut oldest = 0;
+    let live = |(micro, begin): (usize, usize)| {
+        oldest += ends[oldest..micro].iter().take_while(|end| **end < begin).count();
+        micro + 1 - oldest
+    };
+    begins.into_iter().enumerate().map(live).max().unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use PipelineSchedule::{GPipe, Naive, OneFOneB};
+    use PipelineSchedule::{GPipe, Interleaved, Naive, OneFOneB, ZbH1};
+
+    fn pipeline(schedule: PipelineSchedule, [stages, chunks, micros]: [usize; 3]) -> Pipeline {
+        Pipeline { schedule, stages, chunks, micros }
+    }
+
+    /// Pipelines of every schedule, also of fewer micro-batches than stages.
+    fn pipelines() -> Vec<Pipeline> {
+        let mut list = Vec::new();
+        for stages in 1..=5 {
+            for micros in [1, 2, 3, 4, 5, 8, 13] {
+                let single = [Naive, GPipe, OneFOneB, ZbH1];
+                list.extend(single.map(|schedule| pipeline(schedule, [stages, 1, micros])));
+            }
+            if stages > 1 {
+                let sizes = (2..=4).flat_map(|chunks| [1, 2, 3].map(|groups| [stages, chunks, groups * stages]));
+                list.extend(sizes.map(|sizes| pipeline(Interleaved, sizes)));
+            }
+        }
+        list
+    }
+
+    /// The micro-batches of a chunk that go through a kind of pass, in order.
+    fn micros(passes: &[Pass], wanted: impl Fn(Pass) -> bool) -> Vec<usize> {
+        passes.iter().filter(|pass| wanted(**pass)).map(|pass| pass.micro()).collect()
+    }
 
     #[test]
     fn every_micro_batch_goes_forward_and_then_backward_in_order() {
-        for (schedule, stages, micros) in
-            [(OneFOneB, 1, 3), (OneFOneB, 4, 8), (OneFOneB, 4, 2), (GPipe, 4, 6), (GPipe, 1, 4), (Naive, 4, 8)]
-        {
-            for stage in 0..stages {
-                let list = passes(schedule, [stage, stages], micros);
-                let of = |wanted: fn(&Pass) -> Option<usize>| list.iter().filter_map(wanted).collect::<Vec<_>>();
-                let all: Vec<usize> = (0..micros).collect();
-                assert_eq!(of(|pass| if let Pass::Forward(micro) = pass { Some(*micro) } else { None }), all);
-                assert_eq!(of(|pass| if let Pass::Backward(micro) = pass { Some(*micro) } else { None }), all);
-                for micro in 0..micros {
-                    let at = |wanted| list.iter().position(|pass| *pass == wanted);
-                    assert!(at(Pass::Forward(micro)) < at(Pass::Backward(micro)));
+        for pipeline in pipelines() {
+            let all: Vec<usize> = (0..pipeline.micros).collect();
+            for stage in 0..pipeline.stages {
+                let list = pipeline.passes(stage);
+                let place = |wanted: Pass| list.iter().position(|pass| *pass == wanted);
+                for chunk in 0..pipeline.chunks {
+                    let what = format!("{pipeline:?}, stage {stage}, chunk {chunk}");
+                    let of = |wanted: fn(Pass) -> bool| micros(&list, |pass| pass.chunk() == chunk && wanted(pass));
+                    let splits = pipeline.schedule == ZbH1 && pipeline.stages > 1;
+                    let (whole, split) = if splits { (vec![], all.clone()) } else { (all.clone(), vec![]) };
+                    assert_eq!(of(|pass| matches!(pass, Pass::Forward { .. })), all, "{what}");
+                    assert_eq!(of(|pass| matches!(pass, Pass::Backward { .. })), whole, "{what}");
+                    assert_eq!(of(|pass| matches!(pass, Pass::BackwardInput { .. })), split, "{what}");
+                    assert_eq!(of(|pass| matches!(pass, Pass::BackwardWeight { .. })), split, "{what}");
+                    for micro in 0..pipeline.micros {
+                        let forward = place(Pass::Forward { chunk, micro });
+                        let backward = match splits {
+                            true => place(Pass::BackwardInput { chunk, micro }),
+                            false => place(Pass::Backward { chunk, micro }),
+                        };
+                        assert!(forward < backward, "{what}");
+                        assert!(!splits || backward < place(Pass::BackwardWeight { chunk, micro }), "{what}");
+                    }
                 }
             }
         }
     }
 
+    /// The passes as PyTorch's `_Action` writes them: virtual stage, kind, micro-batch.
+    fn as_pytorch(pipeline: &Pipeline, stage: usize) -> String {
+        let word = |pass: Pass| {
+            let kind = match pass {
+                Pass::Forward { .. } => 'F',
+                Pass::Backward { .. } => 'B',
+                Pass::BackwardInput { .. } => 'I',
+                Pass::BackwardWeight { .. } => 'W',
+            };
+            format!("{}{kind}{}", pass.chunk() * pipeline.stages + stage, pass.micro())
+        };
+        pipeline.passes(stage).into_iter().map(word).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The orders of torch.distributed.pipelining (Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B).
+    #[test]
+    fn orders_are_those_of_pytorch() {
+        let order = |schedule, sizes: [usize; 3], stage| as_pytorch(&pipeline(schedule, sizes), stage);
+        assert_eq!(order(GPipe, [2, 1, 3], 1), "1F0 1F1 1F2 1B0 1B1 1B2");
+        assert_eq!(order(OneFOneB, [3, 1, 4], 0), "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3");
+        assert_eq!(order(OneFOneB, [3, 1, 4], 2), "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3");
+        assert_eq!(order(Interleaved, [2, 2, 4], 0), "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3");
+        assert_eq!(order(Interleaved, [2, 2, 4], 1), "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3");
+        // All forward passes are warm-up where there are no more.
+        assert_eq!(order(Interleaved, [2, 2, 2], 0), "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1");
+        assert_eq!(order(Interleaved, [4, 2, 4], 3), "3F0 3F1 3F2 3F3 7F0 7B0 7F1 7B1 7F2 7B2 7F3 7B3 3B0 3B1 3B2 3B3");
+    }
+
+    #[test]
+    fn zero_bubble_delays_weight_gradients_by_the_number_of_the_stage() {
+        let order = |stage| as_pytorch(&pipeline(ZbH1, [3, 1, 4]), stage);
+        assert_eq!(order(0), "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3");
+        assert_eq!(order(1), "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3");
+        assert_eq!(order(2), "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3");
+    }
+
+    /// Milliseconds from the first forward to the last backward. Forward of a stage takes 4, backward 8, half of it for the input;
+    /// messages take no time.
+    fn makespan(pipeline: Pipeline) -> f64 {
+        let lists: Vec<_> = (0..pipeline.stages).map(|stage| pipeline.passes(stage)).collect();
+        let last = pipeline.stages * pipeline.chunks - 1;
+        // When a virtual stage has made the values, or the gradients, of a micro-batch.
+        let mut made = [vec![vec![None; pipeline.micros]; last + 1], vec![vec![None; pipeline.micros]; last + 1]];
+        let (mut time, mut next) = (vec![0.0f64; pipeline.stages], vec![0; pipeline.stages]);
+        let mut goes_on = true;
+        while std::mem::take(&mut goes_on) {
+            for (stage, list) in lists.iter().enumerate() {
+                while let Some(&pass) = list.get(next[stage]) {
+                    let (place, micro) = (pass.chunk() * pipeline.stages + stage, pass.micro());
+                    let (of, begin, ms) = match pass {
+                        Pass::Forward { .. } if place == 0 => (Some(0), Some(0.0), 4.0),
+                        Pass::Forward { .. } => (Some(0), made[0][place - 1][micro], 4.0),
+                        Pass::BackwardWeight { .. } => (None, Some(0.0), 4.0),
+                        Pass::Backward { .. } | Pass::BackwardInput { .. } => {
+                            let ms = if let Pass::Backward { .. } = pass { 8.0 } else { 4.0 };
+                            (Some(1), if place == last { made[0][last][micro] } else { made[1][place + 1][micro] }, ms)
+                        }
+                    };
+                    let Some(begin) = begin else { break };
+                    time[stage] = time[stage].max(begin) + ms / pipeline.chunks as f64;
+                    if let Some(of) = of {
+                        made[of][place][micro] = Some(time[stage]);
+                    }
+                    next[stage] += 1;
+                    goes_on = true;
+                }
+            }
+        }
+        assert!(next.iter().zip(&lists).all(|(next, list)| *next == list.len()), "{pipeline:?} does not end");
+        time.into_iter().fold(0.0, f64::max)
+    }
+
+    #[test]
+    fn bubbles_are_those_of_the_papers() {
+        let ms = |schedule, chunks| makespan(pipeline(schedule, [4, chunks, 8]));
+        let all = [ms(Naive, 1), ms(GPipe, 1), ms(OneFOneB, 1), ms(Interleaved, 2), ms(ZbH1, 1)];
+        assert_eq!(all, [384.0, 132.0, 132.0, 114.0, 108.0]);
+        // Every one of them comes to its end, whatever its sizes.
+        pipelines().into_iter().for_each(|pipeline| assert!(makespan(pipeline) >= 12.0 * pipeline.micros as f64));
+    }
+
     #[test]
     fn stages_hold_as_many_micro_batches_as_the_schedule_says() {
-        let held =
-            |schedule, micros| (0..4).map(|stage| in_flight(&passes(schedule, [stage, 4], micros))).collect::<Vec<_>>();
-        assert_eq!(held(OneFOneB, 8), [4, 3, 2, 1]);
-        assert_eq!(held(OneFOneB, 2), [2, 2, 2, 1]);
-        assert_eq!(held(GPipe, 8), [8; 4]);
-        assert_eq!(held(Naive, 8), [1; 4]);
-        assert_eq!(in_flight(&passes(GPipe, [0, 1], 8)), 1);
+        let held = |schedule, [chunks, micros]: [usize; 2]| {
+            let pipeline = pipeline(schedule, [4, chunks, micros]);
+            (0..4).map(|stage| in_flight(&pipeline.passes(stage))).collect::<Vec<_>>()
+        };
+        assert_eq!(held(OneFOneB, [1, 8]), [4, 3, 2, 1]);
+        assert_eq!(held(OneFOneB, [1, 2]), [2, 2, 2, 1]);
+        assert_eq!(held(GPipe, [1, 8]), [8; 4]);
+        assert_eq!(held(Naive, [1, 8]), [1; 4]);
+        // Until the gradients of weights are there, which come later on later stages.
+        assert_eq!(held(ZbH1, [1, 8]), [4; 4]);
+        assert_eq!(in_flight(&pipeline(GPipe, [1, 1, 8]).passes(0)), 1);
+    }
+
+    /// Between forward and the gradient of the input zero bubble holds what 1F1B holds; interleaving holds more by (p - 1)/(p v) on the
+    /// first stage (Korthikanti et al. 2022, section 4.2.3).
+    #[test]
+    fn activations_are_those_of_the_papers() {
+        let held = |schedule, chunks, stage| {
+            let (mut live, mut most) = (0usize, 0);
+            for pass in pipeline(schedule, [4, chunks, 8]).passes(stage) {
+                match pass {
+                    Pass::Forward { .. } => live += 1,
+                    Pass::Backward { .. } | Pass::BackwardInput { .. } => live -= 1,
+                    Pass::BackwardWeight { .. } => {}
+                }
+                most = most.max(live);
+            }
+            most
+        };
+        assert_eq!([0, 1, 2, 3].map(|stage| held(ZbH1, 1, stage)), [4, 3, 2, 1]);
+        // In chunks, of which a stage has two.
+        assert_eq!([0, 1, 2, 3].map(|stage| held(Interleaved, 2, stage)), [11, 9, 7, 5]);
     }
 }

@@ -8,6 +8,7 @@ use crate::mesh::{Axis, Mesh};
 use crate::model::{Layout, Stream, fused_in};
 use crate::outcome::Estimate;
 use crate::schedule::Policy;
+use crate::shard::Squares;
 use crate::strategy::{self, MeshError, Sharding};
 use std::sync::Arc;
 
@@ -34,8 +35,8 @@ pub struct Plan {
     pub mesh: Mesh,
     pub sharding: Sharding,
     pub policy: Policy,
-    /// Trainable units of the stage that has most.
-    pub widest_stage: usize,
+    /// Where the stages have what the norm of the gradients is summed from.
+    pub squares: Squares,
     /// By stage of the pipeline: what its ranks do. Ranks of a stage do the same on other data and on other parts of the state, so
     /// there are as many roles as stages, however many ranks there are.
     pub roles: Vec<Role>,

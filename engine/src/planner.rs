@@ -7,6 +7,7 @@ mod evict;
 mod flops;
 mod meet;
 mod paper;
+mod pipelines;
 mod short;
 
 pub use dry::RecordedAction;
@@ -20,11 +21,11 @@ use crate::mesh::Axes;
 use crate::model::{FlatKind, Layer, LayerKind, Layout, LayoutKey};
 use crate::offload::{self, schedule::Offload};
 use crate::outcome::Estimate;
-use crate::pipeline;
+use crate::pipeline::{self, Pipeline};
 use crate::plan::{Plan, PlanError, Role, check, runs};
 use crate::recorder::Recorded;
 use crate::schedule::{Policy, Schedule, actions, evaluation_actions};
-use crate::shard::{StateHomes, slotted};
+use crate::shard::{Squares, StateHomes, slotted};
 use crate::strategy::{self, Sharding};
 use dry::DryRun;
 use short::ShortPlan;
@@ -72,31 +73,23 @@ impl Plan {
         offload::check(cell, &sharding)?;
         let policy = Policy::of(&cell.memory.checkpointing, layout.blocks().count());
         let evicts = evict::capacity(cell)?;
+        pipelines::check(cell, &layout)?;
         let stages = stages(cell, &layout)?;
-        let trains = |layer: &Layer| {
-            [Some(layer.unit), layer.experts]
-                .into_iter()
-                .flatten()
-                .filter(|unit| layout.units[*unit].trainable().len > 0)
-                .count()
-        };
-        let trainable = |layers: &Range<usize>| layout.layers[layers.clone()].iter().map(trains).sum::<usize>();
-        let widest_stage = stages.iter().map(trainable).max().unwrap_or(0);
-        let mut plan = Plan { layout, mesh, sharding, policy, widest_stage, roles: Vec::new() };
-        for (stage, layers) in stages.iter().enumerate() {
-            let place = [stage, stages.len()];
+        let squares = squares(&layout, &stages);
+        let mut plan = Plan { layout, mesh, sharding, policy, squares, roles: Vec::new() };
+        for (stage, chunks) in stages.iter().enumerate() {
             let of_stage = match stages.len() {
                 1 => plan.layout.clone(),
-                _ => Arc::new(plan.layout.stage(layers.clone())),
+                _ => Arc::new(plan.layout.stage(chunks)),
             };
-            let mut role = plan.role(cell, of_stage, place);
-            let short = ShortPlan::of(cell, &plan, &role, |layout| plan.role(cell, layout, place));
+            let mut role = plan.role(cell, of_stage, stage);
+            let short = ShortPlan::of(cell, &plan, &role, |layout| plan.role(cell, layout, stage));
             // The stages are the outermost axis.
             let first_rank = stage * (mesh.world() / stages.len());
             let estimate = plan.dry_run(cell, kernels, (&role, short.as_ref()), first_rank, false);
             role.estimate = estimate.map_err(unplannable)?.0;
             if let Some(capacity) = evicts.filter(|capacity| role.estimate.memory().total_peak() > *capacity) {
-                role = plan.evicted(cell, kernels, (role, place, first_rank), capacity).map_err(unplannable)?;
+                role = plan.evicted(cell, kernels, (role, stage, first_rank), capacity).map_err(unplannable)?;
             }
             plan.roles.push(role);
         }
@@ -105,8 +98,8 @@ impl Plan {
     }
 
     /// What the ranks of a stage do, without its estimate.
-    fn role(&self, cell: &Cell, layout: Arc<Layout>, place: [usize; 2]) -> Role {
-        let Ok(role) = self.role_with::<Infallible>(cell, layout, place, |schedule| Ok(actions(schedule)));
+    fn role(&self, cell: &Cell, layout: Arc<Layout>, stage: usize) -> Role {
+        let Ok(role) = self.role_with::<Infallible>(cell, layout, stage, |schedule| Ok(actions(schedule)));
         role
     }
 
@@ -115,7 +108,7 @@ impl Plan {
         &self,
         cell: &Cell,
         layout: Arc<Layout>,
-        place: [usize; 2],
+        stage: usize,
         list: impl FnOnce(&Schedule<'_>) -> Result<Vec<Action>, E>,
     ) -> Result<Role, E> {
         let sharding = &self.sharding;
@@ -127,9 +120,10 @@ impl Plan {
             .iter()
             .map(|u| FlatKind::ALL.iter().any(|&p| u.flat(p).len > 0 && slotted(cell, sharding, p)))
             .collect();
-        let passes = pipeline::passes(cell.parallel.degrees.pipeline_schedule, place, cell.train.accumulation);
+        let passes = Pipeline::of(&cell.parallel.degrees, cell.train.accumulation).passes(stage);
         let schedule = Schedule {
             layers: &layout.layers,
+            chunks: &layout.chunks,
             units: layout.units.len(),
             passes: &passes,
             reshard: sharding.reshard,
@@ -140,7 +134,7 @@ impl Plan {
             policy: &self.policy,
         };
         let homes = StateHomes::of(cell, sharding);
-        let keeps_input = kept_inputs(&layout.layers, &self.policy);
+        let keeps_input = kept_inputs(&layout, &self.policy);
         let keeps_some = |(layer, keeps_input): (&Layer, &bool)| {
             layer.block().is_some() && (*keeps_input || !self.policy.keep.is_empty())
         };
@@ -214,40 +208,58 @@ fn unplannable(error: StepError) -> PlanError {
     PlanError { key: "train.micro_batch", reason: error.to_string() }
 }
 
-/// By stage: its layers. The first stages have one block more where stages do not divide the blocks.
-fn stages(cell: &Cell, layout: &Layout) -> Result<Vec<Range<usize>>, PlanError> {
-    let stages = cell.parallel.degrees.pipeline;
-    let layers = layout.layers.len();
+/// By stage: its chunks of layers.
+fn stages(cell: &Cell, layout: &Layout) -> Result<Vec<Vec<Range<usize>>>, PlanError> {
+    let Degrees { pipeline: stages, virtual_stages: chunks, .. } = cell.parallel.degrees;
     if stages == 1 {
-        return Ok(std::iter::once(0..layers).collect());
+        return Ok(vec![std::iter::once(0..layout.layers.len()).collect()]);
     }
     if layout.layers.iter().any(|layer| layer.shares.is_some()) {
         let reason = "is true, and the two ends of a pipeline cannot share a matrix in this version; write false";
         return Err(PlanError { key: "model.tie_word_embeddings", reason: reason.into() });
     }
-    if cell.parallel.degrees.virtual_stages > 1 {
-        let reason = "is above 1, and the engine plans one part of the model for each stage; leave it out";
-        return Err(PlanError { key: "parallel.virtual_stages", reason: reason.into() });
-    }
-    let blocks = layout.blocks().count();
+    let cuts = cuts(layout, stages * chunks);
+    // Chunk c of stage i is part c * stages + i of the model.
+    Ok((0..stages).map(|stage| cuts.iter().skip(stage).step_by(stages).cloned().collect()).collect())
+}
+
+/// The layers of each part of the model. The first parts have one block more where there are blocks left over.
+fn cuts(layout: &Layout, parts: usize) -> Vec<Range<usize>> {
+    let (layers, blocks) = (layout.layers.len(), layout.blocks().count());
     // The embedding lies before the first block, the head behind the last one.
-    let cut = |stage: usize| match stage {
+    let cut = |part: usize| match part {
         0 => 0,
-        stage if stage == stages => layers,
-        stage => 1 + stage * (blocks / stages) + stage.min(blocks % stages),
+        part if part == parts => layers,
+        part => 1 + part * (blocks / parts) + part.min(blocks % parts),
     };
-    Ok((0..stages).map(|stage| cut(stage)..cut(stage + 1)).collect())
+    (0..parts).map(|part| cut(part)..cut(part + 1)).collect()
+}
+
+/// Where the stages with these chunks have the sums of squares of gradients.
+fn squares(layout: &Layout, stages: &[Vec<Range<usize>>]) -> Squares {
+    let (mut places, mut order) = (vec![0; stages.len()], Vec::new());
+    for chunk in 0..stages.first().map_or(0, Vec::len) {
+        for (stage, chunks) in stages.iter().enumerate() {
+            let layers = layout.layers[chunks[chunk].clone()].iter();
+            let units = layers.flat_map(|layer| [Some(layer.unit), layer.experts]).flatten();
+            for _ in units.filter(|unit| layout.units[*unit].trainable().len > 0) {
+                order.push([stage, places[stage]]);
+                places[stage] += 1;
+            }
+        }
+    }
+    Squares { order, most: places.into_iter().max().unwrap_or(0) }
 }
 
 /// By layer: whether forward keeps its input: of every run of blocks the first, and each [`Policy::every`]-th behind it.
-fn kept_inputs(layers: &[Layer], policy: &Policy) -> Vec<bool> {
+fn kept_inputs(layout: &Layout, policy: &Policy) -> Vec<bool> {
     let mut run = 0;
-    let is_kept = |layer: &Layer| {
-        let place = run;
-        run = if layer.block().is_some() { run + 1 } else { 0 };
+    let is_kept = |(number, layer): (usize, &Layer)| {
+        let place = if layout.begins_chunk(number) { 0 } else { run };
+        run = if layer.block().is_some() { place + 1 } else { 0 };
         layer.block().is_some() && policy.keeps_input(place)
     };
-    layers.iter().map(is_kept).collect()
+    layout.layers.iter().enumerate().map(is_kept).collect()
 }
 
 /// By layer: whether something reads the gradient of its input: a block before it, an embedding that trains, another stage.

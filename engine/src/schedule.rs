@@ -12,6 +12,8 @@ use std::ops::Range;
 #[derive(Clone, Debug)]
 pub struct Schedule<'a> {
     pub layers: &'a [Layer],
+    /// The layers of each chunk of the stage.
+    pub chunks: &'a [Range<usize>],
     pub units: usize,
     /// The order of micro-batches.
     pub passes: &'a [Pass],
@@ -119,27 +121,32 @@ pub fn followed_actions(schedule: &Schedule<'_>, follower: &mut dyn Follower) ->
 
 /// What a stage computes in a step.
 fn computes(schedule: &Schedule<'_>) -> Vec<Compute> {
-    let last = schedule.passes.iter().filter(|pass| matches!(pass, Pass::Forward(_))).count().saturating_sub(1);
+    let last = schedule.passes.iter().map(|pass| pass.micro()).max().unwrap_or(0);
     // A layer takes at most recomputing, backward and a reduction in one pass; what moves is a few more.
-    let mut computes = Vec::with_capacity(schedule.passes.len() * (2 * schedule.layers.len() + 3));
-    let (mut begin, mut goes_forward) = (0, true);
+    let of_chunk = schedule.layers.len().div_ceil(schedule.chunks.len());
+    let mut computes = Vec::with_capacity(schedule.passes.len() * (2 * of_chunk + 3));
+    // By chunk: where its cycle begins, and whether it goes forward.
+    let mut cycles = vec![(0, true); schedule.chunks.len()];
     for pass in schedule.passes {
-        match *pass {
-            Pass::Forward(micro) => {
-                if !goes_forward {
-                    schedule.mark_last(&mut computes[begin..]);
-                    begin = computes.len();
-                }
-                goes_forward = true;
-                forward(schedule, micro, last, &mut computes);
-            }
-            Pass::Backward(micro) => {
-                goes_forward = false;
-                backward(schedule, micro, last, &mut computes);
-            }
+        let (chunk, of) = (pass.chunk(), (schedule, pass.micro(), last));
+        let layers = schedule.chunks[chunk].clone();
+        let (begin, goes_forward) = &mut cycles[chunk];
+        let turns = matches!(pass, Pass::Forward { .. }) && !*goes_forward;
+        if turns {
+            schedule.mark_last(&mut computes[*begin..], &layers);
+            *begin = computes.len();
+        }
+        *goes_forward = matches!(pass, Pass::Forward { .. });
+        match pass {
+            Pass::Forward { .. } => forward(of, chunk, &mut computes),
+            Pass::Backward { .. } => backward(of, chunk, Backward::Whole, &mut computes),
+            Pass::BackwardInput { .. } => backward(of, chunk, Backward::Input, &mut computes),
+            Pass::BackwardWeight { .. } => backward_weight(of, layers, &mut computes),
         }
     }
-    schedule.mark_last(&mut computes[begin..]);
+    for ((begin, _), layers) in cycles.iter().zip(schedule.chunks) {
+        schedule.mark_last(&mut computes[*begin..], layers);
+    }
     computes
 }
 
@@ -148,7 +155,7 @@ fn computes(schedule: &Schedule<'_>) -> Vec<Compute> {
 /// a step. Otherwise all units stay to the end.
 pub fn evaluation_actions(schedule: &Schedule<'_>) -> EvaluationActions {
     let mut computes = Vec::new();
-    forward(schedule, 0, 0, &mut computes);
+    (0..schedule.chunks.len()).for_each(|chunk| forward((schedule, 0, 0), chunk, &mut computes));
     computes.retain(|compute| !matches!(compute.action, Action::Reduce { .. }));
     let mut residency = Residency::new(schedule);
     let mut micro_batch = || {
@@ -205,38 +212,56 @@ fn reduce(s: &Schedule<'_>, unit: usize, micro: usize, last: usize) -> Option<Co
     s.trainable[unit].then(|| compute(action, Reads::None))
 }
 
-/// What a stage computes forward. The head goes backward, too, and its gradients are complete.
-fn forward(s: &Schedule<'_>, micro: usize, last: usize, list: &mut Vec<Compute>) {
-    list.push(compute(Action::Load { micro }, Reads::None));
-    let (first_layer, last_layer) = (s.layers.first(), s.layers.last());
-    if let Some(Layer { reads: stream, .. }) = first_layer.filter(|layer| layer.is_inner()) {
-        list.push(compute(Action::Receive { micro, stream: *stream, gradient: false }, Reads::None));
+/// A schedule, the number of a micro-batch, and that of the step's last one.
+type OfMicro<'a> = (&'a Schedule<'a>, usize, usize);
+
+/// What of backward comes with the gradient of the input.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Backward {
+    Whole,
+    /// Of blocks nothing else: the gradients of their weights come later.
+    Input,
+}
+
+/// What a chunk computes forward. The head goes backward, too, and its gradients are complete.
+fn forward((s, micro, last): OfMicro<'_>, chunk: usize, list: &mut Vec<Compute>) {
+    // All chunks read the same tokens.
+    if chunk == 0 {
+        list.push(compute(Action::Load { micro }, Reads::None));
     }
-    for (number, layer) in s.layers.iter().enumerate() {
+    let range = s.chunks[chunk].clone();
+    let layers = &s.layers[range.clone()];
+    if let Some(Layer { reads: stream, .. }) = layers.first().filter(|layer| layer.is_inner()) {
+        list.push(compute(Action::Receive { micro, chunk, stream: *stream, gradient: false }, Reads::None));
+    }
+    for (number, layer) in range.zip(layers) {
         list.push(compute(Action::Forward { micro, layer: number }, reads(layer)));
         if let LayerKind::Head(_) = layer.kind {
             list.extend(reduce(s, layer.unit, micro, last));
         }
     }
-    if let Some(Layer { writes: stream, .. }) = last_layer.filter(|layer| layer.is_inner()) {
-        list.push(compute(Action::Send { micro, stream: *stream, gradient: false }, Reads::None));
+    if let Some(Layer { writes: stream, .. }) = layers.last().filter(|layer| layer.is_inner()) {
+        list.push(compute(Action::Send { micro, chunk, stream: *stream, gradient: false }, Reads::None));
     }
 }
 
-/// What a stage computes backward, with the reductions that follow.
-fn backward(s: &Schedule<'_>, micro: usize, last: usize, list: &mut Vec<Compute>) {
-    let (first_layer, last_layer) = (s.layers.first(), s.layers.last());
-    if let Some(Layer { writes: stream, .. }) = last_layer.filter(|layer| layer.is_inner()) {
-        list.push(compute(Action::Receive { micro, stream: *stream, gradient: true }, Reads::None));
+/// What a chunk computes backward, with the reductions that follow.
+fn backward(of: OfMicro<'_>, chunk: usize, what: Backward, list: &mut Vec<Compute>) {
+    let (s, micro, last) = of;
+    let Range { start: begin, mut end } = s.chunks[chunk].clone();
+    let layers = &s.layers[begin..end];
+    if let Some(Layer { writes: stream, .. }) = layers.last().filter(|layer| layer.is_inner()) {
+        list.push(compute(Action::Receive { micro, chunk, stream: *stream, gradient: true }, Reads::None));
     }
-    let mut end = s.layers.len();
-    while let Some(at) = end.checked_sub(1) {
+    while end > begin {
+        let at = end - 1;
         let layer = &s.layers[at];
         match &layer.kind {
             LayerKind::Head(_) => end = at,
             LayerKind::Block(_) => {
-                let start = s.layers[..end].iter().rposition(|layer| layer.block().is_none()).map_or(0, |at| at + 1);
-                blocks_backward(s, start..end, micro, last, list);
+                let before = s.layers[begin..end].iter().rposition(|layer| layer.block().is_none());
+                let start = before.map_or(begin, |at| begin + at + 1);
+                blocks_backward(of, start..end, what, list);
                 end = start;
             }
             LayerKind::Embedding(embedding) => {
@@ -257,13 +282,14 @@ fn backward(s: &Schedule<'_>, micro: usize, last: usize, list: &mut Vec<Compute>
             }
         }
     }
-    if let Some(Layer { reads: stream, .. }) = first_layer.filter(|layer| layer.is_inner()) {
-        list.push(compute(Action::Send { micro, stream: *stream, gradient: true }, Reads::None));
+    if let Some(Layer { reads: stream, .. }) = layers.first().filter(|layer| layer.is_inner()) {
+        list.push(compute(Action::Send { micro, chunk, stream: *stream, gradient: true }, Reads::None));
     }
 }
 
 /// Backward of blocks that follow each other, in segments of those whose input is made again from one that was kept.
-fn blocks_backward(s: &Schedule<'_>, blocks: Range<usize>, micro: usize, last: usize, list: &mut Vec<Compute>) {
+fn blocks_backward(of: OfMicro<'_>, blocks: Range<usize>, what: Backward, list: &mut Vec<Compute>) {
+    let (s, micro, _) = of;
     let every = s.policy.every;
     let segments = blocks.clone().step_by(every).map(|start| start..(start + every).min(blocks.end));
     let recompute = |layer, output| compute(Action::Recompute { micro, layer, output }, reads(&s.layers[layer]));
@@ -275,21 +301,40 @@ fn blocks_backward(s: &Schedule<'_>, blocks: Range<usize>, micro: usize, last: u
             if every == 1 && !s.policy.keeps_all() {
                 list.push(recompute(layer, false));
             }
+            if what == Backward::Input {
+                list.push(compute(Action::BackwardInput { micro, layer }, reads(&s.layers[layer])));
+                continue;
+            }
             list.push(compute(Action::Backward { micro, layer }, reads(&s.layers[layer])));
-            let Layer { unit, experts, .. } = s.layers[layer];
-            list.extend([Some(unit), experts].into_iter().flatten().filter_map(|unit| reduce(s, unit, micro, last)));
+            list.extend(reduce_block(of, layer));
         }
     }
 }
 
+/// The gradients of the weights of a chunk's blocks, in the order of their backward.
+fn backward_weight(of: OfMicro<'_>, layers: Range<usize>, list: &mut Vec<Compute>) {
+    let (s, micro, _) = of;
+    for layer in layers.rev().filter(|layer| s.layers[*layer].block().is_some()) {
+        list.push(compute(Action::BackwardWeight { micro, layer }, Reads::None));
+        list.extend(reduce_block(of, layer));
+    }
+}
+
+/// The reductions of a block's gradients.
+fn reduce_block<'a>((s, micro, last): OfMicro<'a>, layer: usize) -> impl Iterator<Item = Compute> + 'a {
+    let Layer { unit, experts, .. } = s.layers[layer];
+    [Some(unit), experts].into_iter().flatten().filter_map(move |unit| reduce(s, unit, micro, last))
+}
+
 impl Schedule<'_> {
-    /// Marks what nothing later in a cycle reads, where slots are given back by that.
-    fn mark_last(&self, cycle: &mut [Compute]) {
+    /// Marks what nothing later in a cycle of a chunk reads, where slots are given back by that.
+    fn mark_last(&self, cycle: &mut [Compute], chunk: &Range<usize>) {
         if self.reshard != Reshard::AfterBackward {
             return;
         }
         let mut read = vec![false; self.units];
-        for compute in cycle.iter_mut().rev() {
+        let of_chunk = |compute: &&mut Compute| compute.action.place().is_some_and(|layer| chunk.contains(&layer));
+        for compute in cycle.iter_mut().rev().filter(of_chunk) {
             for (last, unit) in compute.last.iter_mut().zip(&*compute.reads) {
                 *last = !std::mem::replace(&mut read[*unit], true);
             }

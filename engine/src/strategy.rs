@@ -205,7 +205,7 @@ pub fn divides(degrees: &Degrees, model: &Model, blocks: usize, seq: usize) -> R
 }
 
 /// The multiples of `of` on both sides, in words: `count` of them and one more.
-fn multiples(count: usize, of: usize) -> String {
+pub(crate) fn multiples(count: usize, of: usize) -> String {
     let below = Some(count * of).filter(|below| *below > 0);
     let above = count.checked_add(1).and_then(|count| count.checked_mul(of));
     sides(below, above)
@@ -215,7 +215,7 @@ fn multiples(count: usize, of: usize) -> String {
 const MOST_DIVISOR: usize = 1 << 16;
 
 /// The divisors of `of` on both sides of `given` that fit, in words.
-fn divisors_near(given: usize, of: usize, fits: impl Fn(usize) -> bool) -> String {
+pub(crate) fn divisors_near(given: usize, of: usize, fits: impl Fn(usize) -> bool) -> String {
     let (mut below, mut above) = (None, None);
     let small = (1..=MOST_DIVISOR).take_while(|small| small * small <= of).filter(|small| of.is_multiple_of(*small));
     for divisor in small.flat_map(|small| [small, of / small]).filter(|divisor| fits(*divisor)) {

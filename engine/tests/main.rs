@@ -13,6 +13,7 @@ mod hf;
 mod mesh;
 mod paper;
 mod peft;
+mod schedules;
 #[path = "../../tests/scope.rs"]
 mod scope;
 mod stages;

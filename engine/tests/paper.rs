@@ -177,7 +177,7 @@ fn a_stage_begins_with_a_block_or_with_the_embedding() {
     };
     // The first stages have one block more.
     assert_eq!((0..4).map(|stage| kinds(stage).collect::<String>()).collect::<Vec<_>>(), ["ebb", "bb", "b", "bh"]);
-    let first: Vec<_> = plan.roles.iter().map(|role| role.layout.first_unit).collect();
+    let first: Vec<_> = plan.roles.iter().map(|role| role.layout.numbers[0]).collect();
     assert_eq!(first, [0, 3, 5, 6]);
 }
 

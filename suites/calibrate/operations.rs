@@ -230,7 +230,14 @@ fn run(cell: &Cell) -> Result<Run, String> {
     let beside = |(report, timed): &(RankReport, Vec<Timed>)| {
         let stated: Vec<RecordedAction> = plan.recorded_actions(cell, &*planner, report.rank).collect();
         let layers = stated.iter().filter(|stated| {
-            matches!(stated.action, Action::Forward { .. } | Action::Backward { .. } | Action::Recompute { .. })
+            matches!(
+                stated.action,
+                Action::Forward { .. }
+                    | Action::Backward { .. }
+                    | Action::BackwardInput { .. }
+                    | Action::BackwardWeight { .. }
+                    | Action::Recompute { .. }
+            )
         });
         let operations: Vec<&Recorded> = layers.flat_map(|stated| &stated.operations).collect();
         beside(cell, &operations, report, timed)

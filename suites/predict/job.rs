@@ -125,10 +125,10 @@ fn degrees(cell: &Cell) -> Degrees {
         pipeline: cut.pipeline,
         chunks: cut.virtual_stages,
         schedule: match cut.pipeline_schedule {
-            PipelineSchedule::OneFOneB => Order::OneFOneB,
+            PipelineSchedule::OneFOneB | PipelineSchedule::Interleaved => Order::OneFOneB,
             PipelineSchedule::GPipe => Order::GPipe,
-            // No configuration names it yet; its micro-batches in flight are those of the other.
-            PipelineSchedule::Naive => Order::OneFOneB,
+            // No configuration names them yet; their micro-batches in flight are at most those of the other.
+            PipelineSchedule::Naive | PipelineSchedule::ZbH1 => Order::OneFOneB,
         },
         context: cut.context,
         expert: cut.expert,

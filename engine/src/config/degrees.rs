@@ -39,7 +39,28 @@ impl Default for Degrees {
     }
 }
 
+impl PipelineSchedule {
+    /// Its name in a configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PipelineSchedule::OneFOneB => "1f1b",
+            PipelineSchedule::Interleaved => "interleaved",
+            PipelineSchedule::ZbH1 => "zb-h1",
+            PipelineSchedule::GPipe => "gpipe",
+            PipelineSchedule::Naive => "naive",
+        }
+    }
+}
+
 impl Degrees {
+    /// The schedule: 1F1B over several chunks of layers is interleaved, as it is in Megatron-LM.
+    pub fn schedule(&self) -> PipelineSchedule {
+        match self.pipeline_schedule {
+            PipelineSchedule::OneFOneB if self.virtual_stages > 1 => PipelineSchedule::Interleaved,
+            schedule => schedule,
+        }
+    }
+
     /// Ranks that hold one replica of the model's work: all but the data axes.
     pub fn ranks_per_replica(&self) -> usize {
         [self.tensor, self.pipeline, self.context].into_iter().fold(1, usize::saturating_mul)
@@ -55,9 +76,15 @@ impl Degrees {
 /// Order of micro-batches in a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PipelineSchedule {
-    /// One forward, one backward; interleaved where there are virtual stages.
+    /// One forward, one backward; [`PipelineSchedule::Interleaved`] where there are virtual stages.
     #[serde(rename = "1f1b")]
     OneFOneB,
+    /// One forward, one backward of stages that have several chunks of layers each.
+    #[serde(rename = "interleaved")]
+    Interleaved,
+    /// One forward, one backward, with gradients of weights computed where a stage would wait (zero bubble).
+    #[serde(rename = "zb-h1")]
+    ZbH1,
     /// All forward, then all backward.
     #[serde(rename = "gpipe")]
     GPipe,

@@ -6,7 +6,7 @@ use crate::comm::{Communicator, Metered, OwnedCall};
 use crate::config::{Checkpointing, Home};
 use crate::error::{Result, StepError};
 use crate::executor::{Flow, InFlight};
-use crate::layers::{Batch, Exec, Head, HeadGrads, HeadWeights, Memory};
+use crate::layers::{Batch, Deferred, Exec, Grads, Head, HeadGrads, HeadWeights, Memory};
 use crate::learning_rate::learning_rate;
 use crate::loss_scale::LossScaler;
 use crate::mesh::{Axes, Axis};
@@ -32,7 +32,9 @@ impl<'a> Executor<'a> {
         if let Some(recorder) = &self.context.recorder {
             recorder.enter(match action {
                 Action::Forward { .. } => Phase::Forward,
-                Action::Backward { .. } => Phase::Backward,
+                Action::Backward { .. } | Action::BackwardInput { .. } | Action::BackwardWeight { .. } => {
+                    Phase::Backward
+                }
                 Action::Recompute { .. } => Phase::Recompute,
                 _ => Phase::Update,
             });
@@ -43,11 +45,11 @@ impl<'a> Executor<'a> {
                 spans.enter(Span::Data);
                 self.load(micro, source)?;
             }
-            Action::Receive { micro, stream, gradient } => {
+            Action::Receive { micro, stream, gradient, .. } => {
                 spans.enter(Span::ExposedPipeline);
                 self.receive(micro, stream, gradient)?;
             }
-            Action::Send { micro, stream, gradient } => {
+            Action::Send { micro, stream, gradient, .. } => {
                 spans.enter(Span::ExposedPipeline);
                 self.send(micro, stream, gradient)?;
             }
@@ -89,6 +91,20 @@ impl<'a> Executor<'a> {
                 self.backward(micro, layer, found)?;
                 paced.end();
             }
+            Action::BackwardInput { micro, layer } => {
+                self.move_saved(action, spans)?;
+                let found = self.layer(layer, spans)?;
+                spans.enter(Span::Backward);
+                let paced = self.paced(action);
+                self.backward_input(micro, layer, found)?;
+                paced.end();
+            }
+            Action::BackwardWeight { micro, layer } => {
+                spans.enter(Span::Backward);
+                let paced = self.paced(action);
+                self.backward_weight(micro, layer)?;
+                paced.end();
+            }
             Action::Reduce { unit, first, last } => {
                 spans.enter(Span::ExposedReduce);
                 self.gradients.reduce(&self.state, res, (unit, first, last), spans)?;
@@ -116,12 +132,12 @@ impl<'a> Executor<'a> {
         Paced::begin(pace.and_then(|pace| pace.share(&self.role.layout, action)))
     }
 
-    /// Takes a stream from the neighbouring stage that makes it.
+    /// Takes a stream from the neighbouring stage that makes it: values from the one before, gradients from the one behind.
     fn receive(&mut self, micro: usize, stream: Stream, gradient: bool) -> Result<()> {
-        let (group, stage) = self.pipeline()?;
+        let (group, [before, behind]) = self.pipeline()?;
         let len = self.batch(micro, stream).tokens() * self.cell.model.hidden_size;
         let mut buffer = self.device().alloc(Category::Activations, self.cell.precision.compute, len)?;
-        group.recv(buffer.view_mut(), if gradient { stage + 1 } else { stage - 1 })?;
+        group.recv(buffer.view_mut(), if gradient { behind } else { before })?;
         *self.flow.of_mut(micro).stream(stream, gradient) = Some(buffer);
         Ok(())
     }
@@ -130,20 +146,23 @@ impl<'a> Executor<'a> {
     /// previous message in the same direction is waited for first.
     fn send(&mut self, micro: usize, stream: Stream, gradient: bool) -> Result<()> {
         let buffer = taken(self.flow.of_mut(micro).stream(stream, gradient).take(), "a stream that is sent")?;
-        let before = self.flow.sent[usize::from(gradient)].take();
-        let (group, stage) = self.pipeline()?;
-        if let Some(ticket) = before {
+        let previous = self.flow.sent[usize::from(gradient)].take();
+        let (group, [before, behind]) = self.pipeline()?;
+        if let Some(ticket) = previous {
             group.wait(ticket)?;
         }
-        let ticket = group.start(OwnedCall::send(buffer, if gradient { stage - 1 } else { stage + 1 }))?;
+        let ticket = group.start(OwnedCall::send(buffer, if gradient { before } else { behind }))?;
         self.flow.sent[usize::from(gradient)] = Some(ticket);
         Ok(())
     }
 
-    /// The stages with this rank's place in them, and which of them is this rank's.
-    fn pipeline(&self) -> Result<(&Metered, usize)> {
+    /// The stages with this rank's place in them, and those before and behind this rank's: before the first chunk of the first
+    /// stage's next chunk lies the last stage.
+    fn pipeline(&self) -> Result<(&Metered, [usize; 2])> {
         let none = || StepError::Input("a stream crosses stages where there is one; this is a bug".into());
-        Ok((self.comms.over(Axes::PIPELINE).ok_or_else(none)?, self.state.place.at(Axis::Pipeline)))
+        let group = self.comms.over(Axes::PIPELINE).ok_or_else(none)?;
+        let (stage, stages) = (self.state.place.at(Axis::Pipeline), group.size());
+        Ok((group, [(stage + stages - 1) % stages, (stage + 1) % stages]))
     }
 
     /// A layer whose weights are here.
@@ -293,6 +312,36 @@ impl<'a> Executor<'a> {
         }
     }
 
+    /// Backward of a block that is its own unit and reads one stream, without the gradients of its weights.
+    fn backward_input(&mut self, micro: usize, number: usize, layer: &Layer) -> Result<()> {
+        let Some(block) = layer.block() else { return Ok(()) };
+        let (batch, role) = (self.batch(micro, layer.writes), self.context.role);
+        let state = self.flow.of_mut(micro);
+        let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
+        let (saved, mut deferred) = (std::mem::take(&mut state.saved[number]), Deferred::default());
+        let ex = self.context.exec(batch, false, &state.tokens);
+        let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
+        let gradient = block.backward(&ex, &weights, &mut Grads::later(&mut deferred), saved, gradient, &mut None)?;
+        state.gradients[layer.reads] = role.wants_gradient[number].then_some(gradient);
+        state.deferred.push_back(deferred);
+        Ok(())
+    }
+
+    /// The gradients of a block's weights.
+    fn backward_weight(&mut self, micro: usize, number: usize) -> Result<()> {
+        let layer = &self.context.role.layout.layers[number];
+        let Some(block) = layer.block() else { return Ok(()) };
+        self.gradients.open(&self.state, self.context.resources(), layer.unit)?;
+        let batch = self.batch(micro, layer.writes);
+        let state = self.flow.of_mut(micro);
+        let none = || {
+            StepError::Input("the plan computes gradients of weights before that of the input; this is a bug".into())
+        };
+        let deferred = state.deferred.pop_front().ok_or_else(none)?;
+        let ex = self.context.exec(batch, false, &state.tokens);
+        block.weight_gradients(&ex, &mut self.gradients.grads(layer.unit), deferred)
+    }
+
     /// Moves of what forward keeps of a layer; an action that reads it waits until it is on the device.
     fn move_saved(&mut self, action: Action, spans: &mut dyn Spans) -> Result<()> {
         let (res, home) = (self.context.resources(), self.state.homes.activations);
@@ -371,7 +420,7 @@ impl<'a> Executor<'a> {
         self.recall()?;
         spans.enter(Span::ExposedAgree);
         let (res, losses) = (self.context.resources(), (&self.flow.losses, self.flow.loss_scale));
-        let (state, flags) = (&self.state, (self.local_flags, self.plan.widest_stage));
+        let (state, flags) = (&self.state, (self.local_flags, &self.plan.squares));
         let stats = self.optimizer.reduce_loss_and_norm(state, res, &self.gradients, &cell.train, losses, flags)?;
         self.global_flags = stats.flags;
         let skipped = self.scaler.is_some() && !stats.norm.is_finite();

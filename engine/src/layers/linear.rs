@@ -159,6 +159,13 @@ impl LinearSpec {
         let matrix = self.matrix(ex, weights)?;
         prepacked::product(ex, self.name, weights, &self.weight, op, [dy, matrix.view()], dx)?;
         drop(matrix);
+        // Else the block keeps x and dy.
+        if grads.deferred().is_none() { self.weight_gradient(ex, grads, [x, dy]) } else { Ok(()) }
+    }
+
+    /// Adds the gradients of the weight and of the bias, where they train.
+    pub fn weight_gradient(&self, ex: &Exec<'_>, grads: &mut Grads<'_>, [x, dy]: [View<'_>; 2]) -> Result<()> {
+        let n = ex.batch.tokens();
         if let Some(dw) = grads.get(&self.weight) {
             ex.gemm(self.name, product_weight(n, self.out, self.input, ex.compute, ex.gradients), dy, x, dw)?;
         }

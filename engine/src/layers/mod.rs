@@ -24,4 +24,4 @@ pub use experts::{Arrived, Experts, Routing};
 pub use head::{Head, HeadGrads, HeadWeights};
 pub use linear::{Factors, LinearSpec, Magnitude};
 pub use norm::Norm;
-pub use weights::{FlatKind, FlatRange, Grads, Weights};
+pub use weights::{Deferred, FlatKind, FlatRange, Grads, Weights};

@@ -3,8 +3,8 @@
 use super::exec::Exec;
 use crate::config::NormKind;
 use crate::error::Result;
-use crate::layers::{FlatRange, Grads, Weights};
-use zbench_kernels::{Buffer, DType, LayerNorm, Op, RmsNorm, View, ViewMut};
+use crate::layers::{Deferred, FlatRange, Grads, Weights};
+use zbench_kernels::{Buffer, Category, DType, LayerNorm, Op, RmsNorm, View, ViewMut};
 
 /// A norm over vectors of `cols`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,7 +20,7 @@ pub struct Norm {
     pub eps: f64,
 }
 
-const TERM: &str = "norms";
+pub(super) const TERM: &str = "norms";
 
 impl Norm {
     /// The normalised vectors, and the statistics that backward reads.
@@ -46,15 +46,43 @@ impl Norm {
         [x, statistics, dy]: [&Buffer; 3],
         dx: ViewMut<'_>,
     ) -> Result<()> {
+        let (x, weight, saved, dy) = (x.view(), w.get(&self.weight), statistics.view(), dy.view());
+        let reads = [x, weight, saved, dy];
+        if let Some(deferred) = g.deferred() {
+            return self.backward_later(ex, deferred, rows, &reads, dx);
+        }
         let (dw, db) = g.pair(&self.weight, self.bias.as_ref());
         let gradient = dw.is_some().then_some(ex.gradients);
-        let (x, weight, saved, dy) = (x.view(), w.get(&self.weight), statistics.view(), dy.view());
-        let (op, reads) = (self.op(rows, ex.compute, gradient, true), [x, weight, saved, dy]);
+        let op = self.op(rows, ex.compute, gradient, true);
         match (dw, db) {
             (Some(dw), Some(db)) => ex.run(TERM, &op, &reads, &mut [dx, dw, db]),
             (Some(dw), None) => ex.run(TERM, &op, &reads, &mut [dx, dw]),
             (None, _) => ex.run(TERM, &op, &reads, &mut [dx]),
         }
+    }
+
+    /// As `backward` with the gradients of the weights, which all train, in buffers that are added later.
+    fn backward_later(
+        &self,
+        ex: &Exec<'_>,
+        deferred: &mut Deferred,
+        rows: usize,
+        reads: &[View<'_>],
+        dx: ViewMut<'_>,
+    ) -> Result<()> {
+        let dtype = ex.gradients.accumulator();
+        let mut sums = Vec::with_capacity(2);
+        for place in [Some(self.weight), self.bias].into_iter().flatten() {
+            let mut sum = ex.alloc(Category::Activations, dtype, place.len)?;
+            ex.fill(TERM, sum.view_mut(), 0.0)?;
+            sums.push((place, sum));
+        }
+        let mut writes: Vec<ViewMut<'_>> = vec![dx];
+        writes.extend(sums.iter_mut().map(|(_, sum)| sum.view_mut()));
+        ex.run(TERM, &self.op(rows, ex.compute, Some(dtype), true), reads, &mut writes)?;
+        drop(writes);
+        deferred.sums.extend(sums);
+        Ok(())
     }
 
     /// As `backward` where nothing is to be added to: the gradient of the input in a buffer of its own.

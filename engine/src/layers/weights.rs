@@ -2,7 +2,7 @@
 
 use super::prepacked::Prepacked;
 use std::ops::Range;
-use zbench_kernels::{View, ViewMut};
+use zbench_kernels::{Buffer, View, ViewMut};
 
 /// Which flat buffer of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,11 +70,40 @@ pub struct Grads<'a> {
     own: ViewMut<'a>,
     /// Those of the block's experts, where they are a unit of their own.
     experts: Option<ViewMut<'a>>,
+    /// What is kept for them, where they are computed later.
+    deferred: Option<&'a mut Deferred>,
+}
+
+/// What the gradients of a block's weights are computed from, where they are computed later than the gradient of its input.
+#[derive(Debug, Default)]
+pub struct Deferred {
+    /// What products have read.
+    pub activation: Option<Buffer>,
+    pub mlp_norm: Option<Buffer>,
+    pub attention: Option<Buffer>,
+    pub attention_norm: Option<Buffer>,
+    /// The gradients of what they have made.
+    pub doutput: Option<Buffer>,
+    pub dgate: Option<Buffer>,
+    pub dup: Option<Buffer>,
+    /// Of the residual stream between attention and the MLP, where these follow each other.
+    pub dresidual: Option<Buffer>,
+    pub dq: Option<Buffer>,
+    pub dk: Option<Buffer>,
+    pub dv: Option<Buffer>,
+    /// Gradients of norms' weights, complete, in the accumulator type: their sums over tokens come out of the same pass as the
+    /// gradient of the input.
+    pub sums: Vec<(FlatRange, Buffer)>,
 }
 
 impl<'a> Grads<'a> {
     pub fn of(own: ViewMut<'a>) -> Grads<'a> {
-        Grads { own, experts: None }
+        Grads { own, experts: None, deferred: None }
+    }
+
+    /// None: what they are computed from is kept.
+    pub fn later(deferred: &'a mut Deferred) -> Grads<'a> {
+        Grads { deferred: Some(deferred), ..Grads::of(ViewMut::of::<f32>(&mut [])) }
     }
 
     /// The same with those of the unit of experts beside them.
@@ -85,6 +114,17 @@ impl<'a> Grads<'a> {
 }
 
 impl Grads<'_> {
+    /// Where what they are computed from is kept, if they are computed later.
+    pub fn deferred(&mut self) -> Option<&mut Deferred> {
+        self.deferred.as_deref_mut()
+    }
+
+    /// Keeps what they are computed from, where that is done later; else frees it.
+    pub fn keep(&mut self, buffer: Buffer, place: fn(&mut Deferred) -> &mut Option<Buffer>) {
+        if let Some(deferred) = self.deferred() {
+            *place(deferred) = Some(buffer);
+        }
+    }
     /// Of the unit in which the block's experts are.
     pub fn of_experts(&mut self) -> Grads<'_> {
         Grads::of(self.experts.as_mut().unwrap_or(&mut self.own).reborrow())
@@ -109,6 +149,10 @@ impl Grads<'_> {
 
     /// The same gradients, lent for a shorter time.
     pub fn reborrow(&mut self) -> Grads<'_> {
-        Grads { own: self.own.reborrow(), experts: self.experts.as_mut().map(ViewMut::reborrow) }
+        Grads {
+            own: self.own.reborrow(),
+            experts: self.experts.as_mut().map(ViewMut::reborrow),
+            deferred: self.deferred.as_deref_mut(),
+        }
     }
 }

@@ -27,12 +27,14 @@ use zbench_kernels::{DType, GRANULE_BYTES};
 pub struct Layout {
     /// What is gathered, reduced and updated as a whole.
     pub units: Vec<Arc<Unit>>,
-    /// The number of the first unit in the whole model.
-    pub first_unit: usize,
-    /// Trainable tensors of the units before it.
-    pub first_tensor: usize,
+    /// By unit: its number in the whole model.
+    pub numbers: Vec<usize>,
+    /// By unit: trainable tensors of the whole model's units before it.
+    pub first_tensors: Vec<usize>,
     /// In the order of forward.
     pub layers: Vec<Layer>,
+    /// The layers of each chunk of a stage: those that follow each other in the model. Of a whole model there is one.
+    pub chunks: Vec<Range<usize>>,
     /// By layer: the first one that it is the same as, in everything that a plan counts.
     pub same_as: Vec<usize>,
     /// Elements of all tensors, by [`FlatKind`]. Every plan of a layout states them.
@@ -97,7 +99,7 @@ impl Layout {
         units.iter_mut().for_each(|unit| unit.pad(basis.ranks, basis.granule));
         let units = units.into_iter().map(Arc::new).collect();
         let same_as = same_as(&layers);
-        Layout::of(units, 0, layers, same_as)
+        Layout::of(units, layers, same_as)
     }
 
     /// Of an encoder and a decoder that share the table of the embedding. The model's blocks are the encoder's.
@@ -128,7 +130,7 @@ impl Layout {
         units.push(unit);
         units.iter_mut().for_each(|unit| unit.pad(basis.ranks, basis.granule));
         let same_as = same_as(&layers);
-        Layout::of(units.into_iter().map(Arc::new).collect(), 0, layers, same_as)
+        Layout::of(units.into_iter().map(Arc::new).collect(), layers, same_as)
     }
 
     /// The layout without these layers, each of which has a unit of its own.
@@ -139,24 +141,43 @@ impl Layout {
         let units = left(&self.units, &layers);
         let mut kept = left(&self.layers, &layers);
         kept[layers.start..].iter_mut().for_each(|layer| layer.unit -= layers.len());
-        Layout::of(units, self.first_unit, kept, left(&self.same_as, &layers))
+        Layout::of(units, kept, left(&self.same_as, &layers))
     }
 
-    /// The stage of the model that has these layers, each of which has a unit of its own.
-    pub fn stage(&self, layers: Range<usize>) -> Layout {
-        let units = self.units[layers.clone()].to_vec();
-        let mut own = self.layers[layers.clone()].to_vec();
-        own.iter_mut().for_each(|layer| layer.unit -= layers.start);
-        let same_as = same_as(&own);
-        let before = self.units[..layers.start].iter();
-        let tensors = before.map(|unit| unit.tensors_of(FlatKind::Trainable).count()).sum::<usize>();
-        Layout { first_tensor: tensors, ..Layout::of(units, self.first_unit + layers.start, own, same_as) }
+    /// The stage of this whole model that has these chunks of its layers, each of which has a unit of its own.
+    pub fn stage(&self, chunks: &[Range<usize>]) -> Layout {
+        let numbers: Vec<usize> = chunks.iter().cloned().flatten().collect();
+        let (mut units, mut layers, mut first_tensors) = (Vec::new(), Vec::new(), Vec::new());
+        for (unit, &number) in numbers.iter().enumerate() {
+            units.push(self.units[number].clone());
+            layers.push(Layer { unit, ..self.layers[number].clone() });
+            first_tensors.push(self.first_tensors[number]);
+        }
+        let mut end = 0;
+        let own = |chunk: &Range<usize>| {
+            let start = end;
+            end += chunk.len();
+            start..end
+        };
+        let (chunks, same_as) = (chunks.iter().map(own).collect(), same_as(&layers));
+        Layout { numbers, first_tensors, chunks, ..Layout::of(units, layers, same_as) }
     }
 
-    fn of(units: Vec<Arc<Unit>>, first_unit: usize, layers: Vec<Layer>, same_as: Vec<usize>) -> Layout {
+    fn of(units: Vec<Arc<Unit>>, layers: Vec<Layer>, same_as: Vec<usize>) -> Layout {
         let of_kind = |part| units.iter().flat_map(|u| u.tensors_of(part)).map(|t| t.elements() as u64).sum();
         let elements = FlatKind::ALL.map(of_kind);
-        Layout { units, first_unit, first_tensor: 0, layers, same_as, elements }
+        let before = |sum: &mut usize, unit: &Arc<Unit>| {
+            let tensors = unit.tensors_of(FlatKind::Trainable).count();
+            Some(std::mem::replace(sum, *sum + tensors))
+        };
+        let first_tensors = units.iter().scan(0, before).collect();
+        let (numbers, chunks) = ((0..units.len()).collect(), vec![0..layers.len()]);
+        Layout { units, numbers, first_tensors, layers, chunks, same_as, elements }
+    }
+
+    /// Whether a layer is the first of a chunk, which takes its input from another stage or from tokens.
+    pub fn begins_chunk(&self, layer: usize) -> bool {
+        self.chunks.iter().any(|chunk| chunk.start == layer)
     }
 
     pub fn blocks(&self) -> impl Iterator<Item = &Arc<Block>> {

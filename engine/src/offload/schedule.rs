@@ -79,7 +79,10 @@ impl Offload<'_> {
     /// The units whose weights an action reads.
     fn read(&self, action: &Action) -> [Option<usize>; 3] {
         match *action {
-            Action::Forward { layer, .. } | Action::Recompute { layer, .. } | Action::Backward { layer, .. } => {
+            Action::Forward { layer, .. }
+            | Action::Recompute { layer, .. }
+            | Action::Backward { layer, .. }
+            | Action::BackwardInput { layer, .. } => {
                 let layer = &self.layers[layer];
                 [Some(layer.unit), layer.shares, layer.experts]
             }
@@ -128,7 +131,11 @@ impl Offload<'_> {
         }
         let keeps = |layer: usize| self.keeps.get(layer) == Some(&true);
         let reads = |action: &Action| match *action {
-            Action::Recompute { micro, layer, .. } | Action::Backward { micro, layer } if keeps(layer) => {
+            Action::Recompute { micro, layer, .. }
+            | Action::Backward { micro, layer }
+            | Action::BackwardInput { micro, layer }
+                if keeps(layer) =>
+            {
                 Some((micro, layer))
             }
             _ => None,

@@ -127,7 +127,7 @@ fn booked(action: Action) -> Span {
         Action::Gather { .. } => Span::ExposedGather,
         Action::Forward { .. } => Span::Forward,
         Action::Recompute { .. } => Span::Recompute,
-        Action::Backward { .. } => Span::Backward,
+        Action::Backward { .. } | Action::BackwardInput { .. } | Action::BackwardWeight { .. } => Span::Backward,
         Action::Reduce { .. } => Span::ExposedReduce,
         Action::Update | Action::UpdateUnit { .. } => Span::Optimizer,
         Action::Fetch { .. }

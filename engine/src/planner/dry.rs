@@ -156,7 +156,9 @@ impl<'a> DryRun<'a> {
     pub fn step(&mut self) -> Result<()> {
         let mut last: Option<Performed> = None;
         let mut skipped = 0;
-        for actions in cycles(&self.executor.context.role.actions) {
+        // Chunks take turns with as many micro-batches as there are stages.
+        let turn = if self.role.layout.chunks.len() > 1 { self.cell.parallel.degrees.pipeline } else { 1 };
+        for actions in cycles(&self.executor.context.role.actions, turn) {
             // A cycle that gives back as much as it takes leaves the next one the same memory; others are seen by that.
             let live = self.live();
             if let Some(last) = &last
@@ -165,7 +167,7 @@ impl<'a> DryRun<'a> {
                 && !self.recorder.keeps_operations()
             {
                 self.count_again(&last.before, &last.after, 1);
-                skipped += 1;
+                skipped += turn;
                 continue;
             }
             let before = self.counts();

@@ -74,7 +74,7 @@ impl Plan {
         &self,
         cell: &Cell,
         kernels: &dyn Kernels,
-        (base, place, first_rank): (Role, [usize; 2], usize),
+        (base, stage, first_rank): (Role, usize, usize),
         capacity: u64,
     ) -> Result<Role> {
         let [of_micro, of_step] = MOST_ACTIONS;
@@ -90,7 +90,7 @@ impl Plan {
         let with = |inputs| [Some((capacity, inputs)), less.map(|less| (less, inputs))].into_iter().flatten();
         for (within, inputs) in with(false).chain(with(true)).chain([(0, false), (0, true)]) {
             let limits = Limits { capacity: within, inputs, actions };
-            let mut role = self.decided(cell, kernels, (&base, place, first_rank), limits)?;
+            let mut role = self.decided(cell, kernels, (&base, stage, first_rank), limits)?;
             role.estimate = self.dry_run(cell, kernels, (&role, None), first_rank, false)?.0;
             if best.as_ref().is_none_or(|best| peak(&role) < peak(best)) {
                 best = Some(role);
@@ -119,13 +119,7 @@ impl Plan {
     }
 
     /// The role with a list in which evictions are decided. Where a step has many micro-batches they are decided for a few.
-    fn decided(
-        &self,
-        cell: &Cell,
-        kernels: &dyn Kernels,
-        of: (&Role, [usize; 2], usize),
-        limits: Limits,
-    ) -> Result<Role> {
+    fn decided(&self, cell: &Cell, kernels: &dyn Kernels, of: (&Role, usize, usize), limits: Limits) -> Result<Role> {
         let micros = cell.train.accumulation;
         if of.0.in_flight == 1 && micros > DECIDED {
             let mut few = cell.clone();
@@ -135,16 +129,16 @@ impl Plan {
                 return Ok(Role { actions, ..role });
             }
         }
-        let (base, place, rank) = of;
+        let (base, stage, rank) = of;
         let run = DryRun::new(cell, kernels, (self, base, None), rank, false)?;
         let mut evictor = Evictor::new(run, base, Limits { actions: limits.actions * micros, ..limits });
-        self.role_with(cell, base.layout.clone(), place, |schedule| followed_actions(schedule, &mut evictor))
+        self.role_with(cell, base.layout.clone(), stage, |schedule| followed_actions(schedule, &mut evictor))
     }
 }
 
 /// The list of a step of [`DECIDED`] micro-batches, in which the third comes so many times more; nothing where that is not like the second.
 fn with_more_micros(list: &[Action], more: usize) -> Option<Vec<Action>> {
-    let cycles: Vec<&[Action]> = cycles(list).collect();
+    let cycles: Vec<&[Action]> = cycles(list, 1).collect();
     let [first, second, third, last] = cycles[..] else { return None };
     let later = |cycle: &'_ [Action], micros: usize| -> Vec<Action> {
         cycle.iter().map(|action| action.earlier(micros.wrapping_neg())).collect()
@@ -204,7 +198,9 @@ impl<'a> Evictor<'a> {
     fn next_to_go(&self, may_go: impl Fn(usize, usize) -> u16) -> Option<[usize; 3]> {
         let possible = if self.limits.inputs || self.homes.activations != Home::Device { ALL } else { TENSORS };
         let candidates = self.held.iter().filter_map(|(micro, held)| {
-            let least = held.least(&self.kinds, self.done, |layer| may_go(*micro, layer) & possible)?;
+            // The input of a chunk's first block comes from another stage.
+            let of_layer = |layer| if self.layout.begins_chunk(layer) { possible & TENSORS } else { possible };
+            let least = held.least(&self.kinds, self.done, |layer| may_go(*micro, layer) & of_layer(layer))?;
             Some((*micro, least))
         });
         let (micro, least) = candidates.reduce(|least, next| if next.1.is_before(&least.1) { next } else { least })?;
@@ -260,7 +256,9 @@ impl<'a> Evictor<'a> {
         // What is dropped first takes part in the action in no way, so that it can be dropped behind it, too. A block that is about to be
         // made again needs its input alone.
         let in_work = match of {
-            Action::Forward { micro, layer } | Action::Backward { micro, layer } => Some([micro, layer]),
+            Action::Forward { micro, layer }
+            | Action::Backward { micro, layer }
+            | Action::BackwardInput { micro, layer } => Some([micro, layer]),
             Action::Recompute { micro, layer, .. } | Action::FetchSaved { micro, layer } => Some([micro, layer]),
             _ => None,
         };
@@ -324,7 +322,9 @@ impl<'a> Evictor<'a> {
                 }
             }
             Action::FetchSaved { micro, layer } => self.held_of(micro).fetch(layer, at),
-            Action::Backward { micro, layer } if self.is_block(layer) => self.held_of(micro).backward(layer),
+            Action::Backward { micro, layer } | Action::BackwardInput { micro, layer } if self.is_block(layer) => {
+                self.held_of(micro).backward(layer);
+            }
             _ => {}
         }
         Ok(())
@@ -345,7 +345,7 @@ impl<'a> Evictor<'a> {
             (bytes[place], flops[place]) = self.made_again(micro, layer, place)?;
         }
         let next = layer + 1;
-        if self.is_block(next) {
+        if self.is_block(next) && !self.layout.begins_chunk(next) {
             let before = self.run.executed();
             self.run.rise(Action::Recompute { micro, layer, output: true })?;
             flops[OUTPUT] = self.run.executed() - before;
@@ -372,7 +372,7 @@ impl<'a> Evictor<'a> {
 
 impl Follower for Evictor<'_> {
     fn needed(&self, action: Action) -> Option<Action> {
-        let Action::Backward { micro, layer } = action else { return None };
+        let (Action::Backward { micro, layer } | Action::BackwardInput { micro, layer }) = action else { return None };
         let (_, held) = &self.held[micro % self.held.len()];
         if !self.is_block(layer) {
             return None;

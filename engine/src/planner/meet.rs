@@ -5,30 +5,38 @@ use crate::actions::{Action, EvaluationActions};
 use crate::mesh::Axes;
 use crate::model::Stream;
 use crate::plan::{Plan, PlanError, Role};
+use std::collections::VecDeque;
 
-/// A send or a receive of a stage.
+/// A send or a receive of a stage, between two virtual stages that follow each other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Message {
-    pub from: usize,
+    /// Virtual stages.
+    from: usize,
     to: usize,
     micro: usize,
     stream: Stream,
     pub gradient: bool,
+    pub sends: bool,
 }
 
 impl Message {
-    pub fn of(action: &Action, stage: usize) -> Option<Message> {
-        match *action {
-            Action::Send { micro, stream, gradient } => {
-                let to = if gradient { stage.wrapping_sub(1) } else { stage + 1 };
-                Some(Message { from: stage, to, micro, stream, gradient })
-            }
-            Action::Receive { micro, stream, gradient } => {
-                let from = if gradient { stage + 1 } else { stage.wrapping_sub(1) };
-                Some(Message { from, to: stage, micro, stream, gradient })
-            }
-            _ => None,
-        }
+    /// The message of an action of stage `stage` of `stages`.
+    pub fn of(action: &Action, [stage, stages]: [usize; 2]) -> Option<Message> {
+        let (micro, chunk, stream, gradient, sends) = match *action {
+            Action::Send { micro, chunk, stream, gradient } => (micro, chunk, stream, gradient, true),
+            Action::Receive { micro, chunk, stream, gradient } => (micro, chunk, stream, gradient, false),
+            _ => return None,
+        };
+        let own = chunk * stages + stage;
+        // Values go on, gradients go back.
+        let other = if sends == gradient { own.wrapping_sub(1) } else { own + 1 };
+        let (from, to) = if sends { (own, other) } else { (other, own) };
+        Some(Message { from, to, micro, stream, gradient, sends })
+    }
+
+    /// What the other stage does.
+    pub fn other(self) -> Message {
+        Message { sends: !self.sends, ..self }
     }
 }
 
@@ -37,9 +45,9 @@ impl Message {
 struct Stage {
     messages: Vec<Message>,
     at: usize,
-    /// Started and not received, by direction: values, gradients. At most one each: the executor waits for the one before
-    /// ([`crate::executor`]).
-    sent: [Option<Message>; 2],
+    /// Started and not received, the oldest first. At most one with values and one with gradients: the executor waits for the one
+    /// before ([`crate::executor`]).
+    sent: VecDeque<Message>,
 }
 
 impl Plan {
@@ -56,37 +64,40 @@ impl Plan {
     }
 
     fn check_lists<'a>(&'a self, lists: impl Fn(&'a Role) -> [&'a [Action]; 3]) -> Result<(), PlanError> {
-        let mut stages: Vec<Stage> = Vec::with_capacity(self.roles.len());
+        let count = self.roles.len();
+        let mut stages: Vec<Stage> = Vec::with_capacity(count);
         for (stage, role) in self.roles.iter().enumerate() {
             let actions = lists(role).into_iter().flatten();
-            let messages: Vec<Message> = actions.filter_map(|action| Message::of(action, stage)).collect();
-            if let Some(lost) = messages.iter().find(|message| message.from.max(message.to) >= self.roles.len()) {
-                return Err(self.misfit(format!("{} and there is no such stage", self.waits(stage, lost))));
+            let messages: Vec<Message> = actions.filter_map(|action| Message::of(action, [stage, count])).collect();
+            let parts = count * role.layout.chunks.len();
+            if let Some(lost) = messages.iter().find(|message| message.from.max(message.to) >= parts) {
+                return Err(self.misfit(format!("{} and there is no such stage", self.waits(lost))));
             }
             stages.push(Stage { messages, ..Stage::default() });
         }
-        while (0..stages.len()).any(|stage| advance(&mut stages, stage)) {}
-        // A stage waits in its next message or, at the end, for the last one that it has sent.
+        while (0..count).any(|stage| advance(&mut stages, stage)) {}
+        // A stage waits in its next message or, at the end, for one that it has sent.
         let next = |stage: usize| stages[stage].messages.get(stages[stage].at).copied();
-        let call = |stage: usize| next(stage).or(stages[stage].sent.into_iter().flatten().next());
-        let Some((stuck, call)) = (0..stages.len()).find_map(|stage| Some((stage, call(stage)?))) else {
+        let call = |stage: usize| next(stage).or(stages[stage].sent.front().copied());
+        let Some(call) = (0..count).find_map(call) else {
             return Ok(());
         };
-        let other = if call.from == stuck { call.to } else { call.from };
+        let other = if call.sends { call.to } else { call.from } % count;
         let theirs = match next(other) {
-            Some(theirs) => self.waits(other, &theirs),
+            Some(theirs) => self.waits(&theirs),
             None => format!("rank {} has come to the end of its step", self.rank(other)),
         };
-        Err(self.misfit(format!("{}, and {theirs}: neither can go on", self.waits(stuck, &call))))
+        Err(self.misfit(format!("{}, and {theirs}: neither can go on", self.waits(&call))))
     }
 
-    /// The first rank of a stage.
+    /// The first rank of a stage, or of the stage of a virtual one.
     pub fn rank(&self, stage: usize) -> usize {
-        stage * (self.mesh.world() / self.mesh.size(Axes::PIPELINE))
+        let stages = self.mesh.size(Axes::PIPELINE);
+        stage % stages * (self.mesh.world() / stages)
     }
 
-    fn waits(&self, stage: usize, message: &Message) -> String {
-        let Message { from, to, micro, stream, gradient } = *message;
+    fn waits(&self, message: &Message) -> String {
+        let Message { from, to, micro, stream, gradient, sends } = *message;
         let (kind, of) = (
             if gradient { "gradient" } else { "values" },
             match stream {
@@ -95,10 +106,10 @@ impl Plan {
             },
         );
         let what = format!("the {kind}{of} of micro-batch {micro}");
-        let rank = self.rank(stage);
-        match from == stage {
-            true => format!("rank {rank} waits to send {what} to rank {}", self.rank(to)),
-            false => format!("rank {rank} waits to receive {what} from rank {}", self.rank(from)),
+        let (from, to) = (self.rank(from), self.rank(to));
+        match sends {
+            true => format!("rank {from} waits to send {what} to rank {to}"),
+            false => format!("rank {to} waits to receive {what} from rank {from}"),
         }
     }
 
@@ -110,17 +121,22 @@ impl Plan {
     }
 }
 
-/// Performs the next message of a stage, if it can be.
+/// Performs the next message of a stage, if it can be. Two ranks give each other messages in one order, whatever they are of.
 fn advance(stages: &mut [Stage], stage: usize) -> bool {
+    let count = stages.len();
     let Some(message) = stages[stage].messages.get(stages[stage].at).copied() else { return false };
-    let slot = &mut stages[message.from].sent[usize::from(message.gradient)];
-    let can = match message.from == stage {
-        true => slot.is_none(),
-        false => *slot == Some(message),
-    };
-    if can {
-        *slot = (message.from == stage).then_some(message);
-        stages[stage].at += 1;
+    let sent = &mut stages[message.from % count].sent;
+    if message.sends {
+        if sent.iter().any(|before| before.gradient == message.gradient) {
+            return false;
+        }
+        sent.push_back(message);
+    } else {
+        // The oldest that goes to this stage.
+        let oldest = sent.iter().position(|before| before.to % count == stage);
+        let Some(oldest) = oldest.filter(|place| sent[*place] == message.other()) else { return false };
+        sent.remove(oldest);
     }
-    can
+    stages[stage].at += 1;
+    true
 }

@@ -37,6 +37,11 @@ impl ShortPlan {
         if cell.memory.offloads() {
             return None;
         }
+        // Blocks are counted again within one chunk, and whole.
+        let splits = |pass: &Action| matches!(pass, Action::BackwardInput { .. });
+        if whole.layout.chunks.len() > 1 || whole.actions.iter().any(splits) {
+            return None;
+        }
         // Layers of one stack have units in their order.
         if whole.layout.layers.iter().enumerate().any(|(number, layer)| layer.unit != number) {
             return None;
@@ -68,7 +73,7 @@ impl ShortPlan {
         left_out.iter().rev().for_each(|layers| layout = Arc::new(layout.without(layers.clone())));
         let short = ShortPlan { role: assemble(layout), repeats };
         let stands_for = |few: &[Action], many: &[Action]| {
-            let parts = cycles(few).flat_map(|actions| short.parts(actions));
+            let parts = cycles(few, 1).flat_map(|actions| short.parts(actions));
             let counted = parts.flat_map(|(part, times)| std::iter::repeat_n(part, times)).flatten();
             let counted = counted.map(|action| of_kind(*action, &short.role.layout));
             counted.eq(many.iter().map(|action| of_kind(*action, &whole.layout)))
@@ -122,9 +127,9 @@ fn of_kind(mut action: Action, layout: &Layout) -> Action {
     action
 }
 
-/// A list of actions by cycles: each begins with the forward of a micro-batch. What follows the last one belongs to it.
-pub fn cycles(actions: &[Action]) -> impl Iterator<Item = &[Action]> {
-    actions.chunk_by(|_, next| !matches!(next, Action::Load { .. }))
+/// A list of actions by cycles: each begins with the forward of a micro-batch, or of so many. What follows the last one belongs to it.
+pub fn cycles(actions: &[Action], micros: usize) -> impl Iterator<Item = &[Action]> {
+    actions.chunk_by(move |_, next| !matches!(next, Action::Load { micro } if micro.is_multiple_of(micros)))
 }
 
 fn lists(role: &Role) -> [&[Action]; 4] {

@@ -16,8 +16,12 @@ pub fn buckets(cell: &Cell, sharding: &Sharding, mesh: &Mesh, layout: &Layout) -
     let (mut buckets, mut filled) = (Vec::<Range<usize>>::new(), 0.0);
     for (number, unit) in layout.units.iter().enumerate().rev() {
         match buckets.last_mut() {
-            // All of a bucket is summed over the same ranks.
-            Some(bucket) if filled + bytes(unit) <= limit && unit.replicas == layout.units[bucket.start].replicas => {
+            // All of a bucket is summed over the same ranks, and complete at about the same time.
+            Some(bucket)
+                if filled + bytes(unit) <= limit
+                    && unit.replicas == layout.units[bucket.start].replicas
+                    && layout.numbers[number] + 1 == layout.numbers[bucket.start] =>
+            {
                 bucket.start = number;
                 filled += bytes(unit);
             }

@@ -13,7 +13,7 @@ pub use crate::comm::Comms;
 pub use buckets::buckets;
 pub use gradients::Gradients;
 pub use homed::Homed;
-pub use optimizer::{Delayed, Due, Flags, GlobalStats, Losses, Moments, Optimizer, Update};
+pub use optimizer::{Delayed, Due, Flags, GlobalStats, Losses, Moments, Optimizer, Squares, Update};
 pub use params::Params;
 pub use placement::{StateHomes, home_dtype, share, slotted};
 pub use saved::Travelling;
@@ -77,8 +77,8 @@ impl Holding {
 /// What all parts of a rank's state share: what it holds, and of which type.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// The number of its first unit in the whole model.
-    pub first_unit: usize,
+    /// By unit: its number in the whole model.
+    pub numbers: Vec<usize>,
     /// By unit, in the order of [`FlatKind::ALL`]; `None` where the flat is empty.
     pub holdings: Vec<[Option<Holding>; FlatKind::COUNT]>,
     /// Units whose gradients are reduced in one call; every unit is in one of them.
@@ -107,7 +107,7 @@ impl State {
         let slots = placement::slot_category(&sharding);
         let stoppable = cell.checkpoint.is_some();
         State {
-            first_unit: layout.first_unit,
+            numbers: layout.numbers.clone(),
             holdings,
             buckets: buckets(cell, &sharding, &place.mesh, layout),
             place,
@@ -123,9 +123,9 @@ impl State {
 
     /// The state of these units alone, each of which is a bucket.
     pub fn of_units(&self, units: Range<usize>) -> State {
-        let (first_unit, buckets) =
-            (self.first_unit + units.start, (0..units.len()).map(|unit| unit..unit + 1).collect());
-        State { first_unit, buckets, holdings: self.holdings[units].to_vec(), ..*self }
+        let buckets = (0..units.len()).map(|unit| unit..unit + 1).collect();
+        let numbers = self.numbers[units.clone()].to_vec();
+        State { numbers, buckets, holdings: self.holdings[units].to_vec(), ..*self }
     }
 
     pub fn mesh(&self) -> Mesh {

@@ -242,7 +242,7 @@ impl Optimizer {
         gradients: &Gradients,
         train: &Train,
         (losses, loss_scale): (&Losses, f64),
-        (flags, widest): (Flags, usize),
+        (flags, stages): (Flags, &Squares),
     ) -> Result<GlobalStats> {
         let world = res.comms.data().size();
         let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
@@ -268,8 +268,8 @@ impl Optimizer {
         let mut recv = res.alloc(Category::Communication, DType::F64, width * world)?;
         res.comms.data().all_gather(send.view(), recv.view_mut())?;
         if res.recorder.is_some() {
-            if let Some(stages) = res.comms.over(Axes::PIPELINE) {
-                Stage::default().of_all(stages, res, world * widest)?;
+            if let Some(group) = res.comms.over(Axes::PIPELINE) {
+                Stage::default().of_all(group, res, (world, stages))?;
             }
             // Of a dry run all numbers are 0, and there may be a million ranks.
             return Ok(GlobalStats { loss: 0.0, norm: 0.0, factor: 1.0, loss_scale, flags: Flags::default() });
@@ -285,9 +285,9 @@ impl Optimizer {
         let squares = (words..width).flat_map(|i| (0..world).map(move |position| (i, position)));
         let squares = squares.map(|(i, position)| all[state.place.owner(position) * width + i]);
         let (loss, squares, flags) = match res.comms.over(Axes::PIPELINE) {
-            Some(stages) => {
+            Some(group) => {
                 let Stage { loss, squares, flags } =
-                    Stage { loss, squares: squares.collect(), flags }.of_all(stages, res, world * widest)?;
+                    Stage { loss, squares: squares.collect(), flags }.of_all(group, res, (world, stages))?;
                 (loss, squares.iter().sum::<f64>(), flags)
             }
             None => (loss, squares.sum(), flags),
@@ -449,6 +449,15 @@ impl GlobalStats {
     }
 }
 
+/// Where the stages of a pipeline have the sums of squares of the model's gradients.
+#[derive(Clone, Debug, Default)]
+pub struct Squares {
+    /// By trainable unit of the model: its stage, and its place among the trainable units of that.
+    pub order: Vec<[usize; 2]>,
+    /// Trainable units of the stage that has most.
+    pub most: usize,
+}
+
 /// What the ranks of a stage know of a step.
 #[derive(Default)]
 struct Stage {
@@ -460,11 +469,11 @@ struct Stage {
 }
 
 impl Stage {
-    /// The same of the whole pipeline, in the order of its stages, none of which has more chunks than `most`: norms do not depend on the
-    /// stages to the bit.
-    fn of_all(self, stages: &Metered, res: Resources<'_>, most: usize) -> Result<Stage> {
+    /// The same of the whole pipeline, in the order of the model: norms do not depend on the stages to the bit. Each unit has
+    /// one sum for each of the `world` ranks of a stage.
+    fn of_all(self, stages: &Metered, res: Resources<'_>, (world, squares): (usize, &Squares)) -> Result<Stage> {
         const WORDS: usize = 3;
-        let width = WORDS + most;
+        let width = WORDS + world * squares.most;
         let alloc = |len| res.alloc(Category::Communication, DType::F64, len);
         let (mut send, mut recv) = (alloc(width)?, alloc(width * stages.size())?);
         let is_dry = res.recorder.is_some();
@@ -483,8 +492,8 @@ impl Stage {
         res.kernels.download(recv.view(), ViewMut::of(&mut all))?;
         let of = |place: usize| all.iter().skip(place).step_by(width);
         let flags = Flags { stop: of(1).any(|word| *word != 0.0), written: of(2).all(|word| *word != 0.0) };
-        // Behind a stage's own chunks there are zeros, which change no sum.
-        let squares = all.chunks_exact(width).flat_map(|stage| &stage[WORDS..]).copied().collect();
+        let of_unit = |[stage, place]: &[usize; 2]| &all[stage * width + WORDS + place * world..][..world];
+        let squares = squares.order.iter().flat_map(of_unit).copied().collect();
         Ok(Stage { loss: of(0).sum(), squares, flags })
     }
 }
@@ -514,7 +523,7 @@ fn adamw(cell: &Cell, state: &State, unit: usize, run: &Range<usize>, decays: bo
             WeightRounding::Nearest => Rounding::Nearest,
             // By the place in the model, so that the draw is the same whichever rank updates the element.
             WeightRounding::Stochastic => Rounding::Stochastic {
-                seed: train.seed ^ ((state.first_unit + unit) as u64).rotate_left(40),
+                seed: train.seed ^ (state.numbers[unit] as u64).rotate_left(40),
                 first: run.start as u64,
             },
         },

@@ -122,10 +122,13 @@ pub struct Identity {
     pub tensors: Vec<Named>,
 }
 
-/// The trainable tensors of a model, each with the number of its unit, in the order of units and of their flats.
-pub(super) fn trainable(layout: &Layout) -> impl Iterator<Item = (usize, &Tensor)> {
-    let units = layout.units.iter().enumerate();
-    units.flat_map(|(number, unit)| unit.tensors_of(FlatKind::Trainable).map(move |tensor| (number, tensor)))
+/// The trainable tensors of a model or of a stage, in the order of units and of their flats: the number in the whole model, the
+/// unit, the tensor.
+pub(super) fn trainable(layout: &Layout) -> impl Iterator<Item = (usize, usize, &Tensor)> {
+    let units = layout.units.iter().zip(&layout.first_tensors).enumerate();
+    units.flat_map(|(unit, (of, first))| {
+        (*first..).zip(of.tensors_of(FlatKind::Trainable)).map(move |(number, tensor)| (number, unit, tensor))
+    })
 }
 
 impl Identity {
@@ -134,7 +137,7 @@ impl Identity {
         if let Value::Object(model) = &mut model {
             ["weights", "loading", "save"].iter().for_each(|key| drop(model.remove(*key)));
         }
-        let tensors = trainable(layout).map(|(_, tensor)| (tensor.name.clone(), tensor.shape.clone()));
+        let tensors = trainable(layout).map(|(.., tensor)| (tensor.name.clone(), tensor.shape.clone()));
         Identity { model, tensors: tensors.collect() }
     }
 

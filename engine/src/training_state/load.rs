@@ -183,15 +183,15 @@ impl Resumable {
 
     /// What this rank needs of the files of the sharded layout.
     fn shards(&self, target: &Target<'_>) -> Result<Vec<Reading<'_>>> {
-        let tensors: Vec<(usize, &Tensor)> = trainable(target.layout).collect();
+        // A stage reads its own.
+        let tensors: Vec<(usize, usize, &Tensor)> = trainable(target.layout).collect();
         let mut readings = Vec::new();
         for rank in &self.ranks {
             let Some(file) = rank.files.first() else { continue };
             let mut wanted = Vec::new();
             for piece in &rank.pieces {
-                // A stage reads its own.
-                let Some(number) = piece.tensor.checked_sub(target.layout.first_tensor) else { continue };
-                let Some(&(unit, tensor)) = tensors.get(number) else { continue };
+                let Ok(found) = tensors.binary_search_by_key(&piece.tensor, |(number, ..)| *number) else { continue };
+                let (_, unit, tensor) = tensors[found];
                 let Some(owned) = target.owned(unit) else { continue };
                 let (place, width) = (tensor.place.range(), piece.dtype.size());
                 for run in piece.slice.runs(&tensor.shape) {

@@ -49,12 +49,10 @@ impl Contents {
     fn new(state: &State, layout: &Layout, roles: &[Role]) -> Contents {
         let precision = &state.precision;
         let (mut pieces, mut parts) = (Vec::new(), Vec::new());
-        // The number of the unit's first tensor, and the position behind the header.
-        let (mut first, mut at) = (layout.first_tensor, 0u64);
+        // The position behind the header.
+        let mut at = 0u64;
         for (number, unit) in layout.units.iter().enumerate() {
-            let tensors = unit.tensors_of(FlatKind::Trainable);
-            let numbered = (first..).zip(tensors.clone());
-            first += tensors.count();
+            let numbered = (layout.first_tensors[number]..).zip(unit.tensors_of(FlatKind::Trainable));
             let Some(range) = written_range(state, layout, number) else { continue };
             for role in roles.iter().copied() {
                 let dtype = role.dtype(precision);

@@ -1,16 +1,26 @@
 //! Pipelines train: the bits of the same strategy without one, in every schedule, and bytes as planned on every stage.
 
+use crate::scope;
 use crate::training::accounting::measure;
 use crate::training::identity::{odd, strategies};
 use crate::training::resume::{Course, assert_goes_on, bits as bits_of, course, layouts, saved, saving, six_steps};
 use crate::training::support::*;
+use zbench_engine::actions::Action;
 use zbench_engine::config::*;
 use zbench_engine::outcome::{Happening, Traffic};
 use zbench_kernels::{Category, DType};
 
-const SCHEDULES: [PipelineSchedule; 3] = [PipelineSchedule::Naive, PipelineSchedule::GPipe, PipelineSchedule::OneFOneB];
+/// Every schedule, with the chunks of layers on each stage.
+const SCHEDULES: [(PipelineSchedule, usize); 5] = [
+    (PipelineSchedule::Naive, 1),
+    (PipelineSchedule::GPipe, 1),
+    (PipelineSchedule::OneFOneB, 1),
+    (PipelineSchedule::Interleaved, 2),
+    (PipelineSchedule::ZbH1, 1),
+];
+const INTERLEAVED: PipelineSchedule = PipelineSchedule::Interleaved;
 
-/// Blocks that stages do not divide; matrices are not tied.
+/// Six blocks; matrices are not tied.
 fn base(accumulation: usize) -> Cell {
     let mut cell = odd();
     (cell.model.num_hidden_layers, cell.model.tie_word_embeddings) = (6, false);
@@ -24,13 +34,20 @@ fn staged(
     strategy: Strategy,
     [data, stages]: [usize; 2],
     shard: usize,
-    schedule: PipelineSchedule,
+    (schedule, chunks): (PipelineSchedule, usize),
 ) -> Cell {
     let mut cell = on(cell.clone(), strategy, data * stages, shard);
     cell.parallel.shard = if strategy.is_hybrid() { shard } else { data };
-    cell.parallel.degrees.pipeline = stages;
-    cell.parallel.degrees.pipeline_schedule = schedule;
+    let degrees = &mut cell.parallel.degrees;
+    (degrees.pipeline, degrees.pipeline_schedule, degrees.virtual_stages) = (stages, schedule, chunks);
     cell
+}
+
+/// Losses and norms of all steps, and the weights at the end, are to the bit those of a run without stages.
+fn assert_as_without_stages(reference: &Ran, cell: &Cell, what: &str) {
+    let ran = run(cell);
+    assert_eq!(bits(reference), bits(&ran), "{what}");
+    assert!(reference.weights == ran.weights, "{what}: weights");
 }
 
 fn bits(ran: &Ran) -> Vec<(u64, u64)> {
@@ -39,19 +56,60 @@ fn bits(ran: &Ran) -> Vec<(u64, u64)> {
 
 #[test]
 fn every_schedule_gives_the_bits_of_no_pipeline() {
-    for (stages, micros) in [(2, 4), (4, 8)] {
-        let base = base(micros);
+    let sizes = [(2, 4), (4, 8), (2, 8), (4, 4)];
+    let count = scope::cases("training::pipelines::every_schedule_gives_the_bits_of_no_pipeline (sizes)", 2, 4);
+    for (stages, micros) in &sizes[..count as usize] {
+        let mut base = base(*micros);
+        base.model.num_hidden_layers = 8;
         for data in [1, 2] {
             for (strategy, shard) in strategies(data) {
                 let reference = run(&on(base.clone(), strategy, data, shard));
                 for schedule in SCHEDULES {
-                    let ran = run(&staged(&base, strategy, [data, stages], shard, schedule));
                     let what = format!("{} on {data} by {shard}, {stages} stages, {schedule:?}", strategy.name());
-                    assert_eq!(bits(&reference), bits(&ran), "{what}");
-                    assert!(reference.weights == ran.weights, "{what}: weights");
+                    assert_as_without_stages(
+                        &reference,
+                        &staged(&base, strategy, [data, *stages], shard, schedule),
+                        &what,
+                    );
                 }
             }
         }
+    }
+}
+
+/// Stages that do not divide the blocks, fewer micro-batches than stages, and chunks of one block whose messages cross a pair of ranks
+/// in both directions.
+#[test]
+fn uneven_stages_few_micro_batches_and_three_chunks_give_the_bits_of_no_pipeline() {
+    let uneven = [PipelineSchedule::GPipe, PipelineSchedule::OneFOneB, PipelineSchedule::ZbH1].map(|s| (s, 1));
+    let cases = uneven.into_iter().flat_map(|schedule| [(4, 3, schedule), (5, 6, schedule)]);
+    let chunks = [(2, 6, (INTERLEAVED, 3)), (3, 3, (PipelineSchedule::OneFOneB, 2))];
+    for (stages, micros, schedule) in cases.chain(chunks) {
+        let base = base(micros);
+        for strategy in [Strategy::Zero1, Strategy::Zero3] {
+            let reference = run(&on(base.clone(), strategy, 2, 1));
+            let what = format!("{}, {micros} over {stages} stages, {schedule:?}", strategy.name());
+            assert_as_without_stages(&reference, &staged(&base, strategy, [2, stages], 1, schedule), &what);
+        }
+    }
+}
+
+/// What every rank takes and moves is what its stage's estimate says.
+fn assert_takes_what_is_planned(cell: &Cell, what: &str) {
+    let plan = plan(cell);
+    for report in measure(cell, &plan) {
+        let estimate = &plan.role_of(report.rank).estimate;
+        for home in Home::ALL {
+            let (planned, measured) = (&estimate.ledgers[home], &report.ledgers[home]);
+            for c in Category::ALL {
+                assert_eq!(planned.peak(c), measured.peak(c), "{what}: rank {}: {c}", report.rank);
+            }
+            assert_eq!(planned.total_peak(), measured.total_peak(), "{what}: rank {}", report.rank);
+        }
+        let row = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes);
+        let (planned, measured): (Vec<_>, Vec<_>) =
+            (estimate.traffic.iter().map(row).collect(), report.traffic.iter().map(row).collect());
+        assert_eq!(planned, measured, "{what}: rank {}", report.rank);
     }
 }
 
@@ -63,22 +121,65 @@ fn every_stage_takes_what_is_planned() {
                 let mut cell = staged(&base(3 + at), strategy, [2, 3], shard, schedule);
                 (cell.memory.checkpointing, cell.train.untimed_steps, cell.parallel.prefetch) = (policy.clone(), 1, at);
                 let what = format!("{} by {shard}, {schedule:?}, {policy:?}", strategy.name());
-                let plan = plan(&cell);
-                for report in measure(&cell, &plan) {
-                    let estimate = &plan.role_of(report.rank).estimate;
-                    for home in Home::ALL {
-                        let (planned, measured) = (&estimate.ledgers[home], &report.ledgers[home]);
-                        for c in Category::ALL {
-                            assert_eq!(planned.peak(c), measured.peak(c), "{what}: rank {}: {c}", report.rank);
-                        }
-                        assert_eq!(planned.total_peak(), measured.total_peak(), "{what}: rank {}", report.rank);
-                    }
-                    let row = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes);
-                    let (planned, measured): (Vec<_>, Vec<_>) =
-                        (estimate.traffic.iter().map(row).collect(), report.traffic.iter().map(row).collect());
-                    assert_eq!(planned, measured, "{what}: rank {}", report.rank);
-                }
+                assert_takes_what_is_planned(&cell, &what);
             }
+        }
+    }
+}
+
+/// What is evicted, offloaded or late stays the plan's, and the numbers those of no pipeline.
+#[test]
+fn memory_policies_and_documents_go_with_chunks_and_split_backward() {
+    let folder = tempfile::tempdir().unwrap();
+    let packed = documents(folder.path(), 40);
+    let policies: [(&str, &dyn Fn(&mut Cell)); 5] = [
+        ("offloaded activations", &|cell| cell.memory.offload_activations = Home::Host),
+        ("offloaded state", &|cell| {
+            (cell.memory.offload_optimizer, cell.memory.offload_parameters) = (Home::Host, Home::Host);
+        }),
+        ("a delayed update", &|cell| {
+            (cell.train.delayed_update, cell.memory.offload_optimizer) = (1, Home::Host);
+        }),
+        ("recomputed segments", &|cell| cell.memory.checkpointing = Checkpointing::Every(2)),
+        ("documents", &|cell| cell.data = packed.clone()),
+    ];
+    for (name, change) in policies {
+        let mut base = base(4);
+        (base.train.lr, base.model.num_hidden_layers) = (1e-3, 8);
+        change(&mut base);
+        let reference = run(&on(base.clone(), Strategy::Zero3, 2, 1));
+        for schedule in [(INTERLEAVED, 2), (PipelineSchedule::ZbH1, 1)] {
+            let cell = staged(&base, Strategy::Zero3, [2, 2], 1, schedule);
+            let what = format!("{name}, {schedule:?}");
+            assert_as_without_stages(&reference, &cell, &what);
+            assert_takes_what_is_planned(&cell, &what);
+        }
+    }
+}
+
+#[test]
+fn evictions_go_with_chunks_and_split_backward() {
+    let mut base = base(4);
+    base.model.num_hidden_layers = 8;
+    let reference = run(&on(base.clone(), Strategy::Ddp, 1, 1));
+    for schedule in [(INTERLEAVED, 2), (PipelineSchedule::ZbH1, 1)] {
+        let with = |policy, capacity| {
+            let mut cell = staged(&base, Strategy::Ddp, [1, 2], 1, schedule);
+            (cell.memory.checkpointing, cell.memory.capacity) = (policy, capacity);
+            cell
+        };
+        let peak = |policy| {
+            let plan = plan(&with(policy, None));
+            plan.roles.iter().map(|role| role.estimate.memory().total_peak()).max().unwrap()
+        };
+        let [all, none] = [Checkpointing::None, Checkpointing::Full].map(peak);
+        for capacity in [(3 * all + none) / 4, (all + 2 * none) / 3] {
+            let cell = with(Checkpointing::Evict, Some(capacity));
+            let plan = plan(&cell);
+            let evicts = |action: &Action| matches!(action, Action::Evict { .. });
+            assert!(plan.roles.iter().any(|role| role.actions.iter().any(evicts)), "{schedule:?} in {capacity} bytes");
+            assert_eq!(plan.above_capacity(&cell), None, "{schedule:?} in {capacity} bytes");
+            assert_as_without_stages(&reference, &cell, &format!("{schedule:?} in {capacity} bytes"));
         }
     }
 }
@@ -87,21 +188,30 @@ fn every_stage_takes_what_is_planned() {
 fn checkpoints_go_on_over_other_stages() {
     let cell = || Cell { train: Train { accumulation: 4, micro_batch: 1, ..six_steps().train }, ..base(4) };
     for (layout, asynchronous) in layouts() {
-        for (strategy, stages) in [(Strategy::Ddp, 2), (Strategy::Zero3, 2), (Strategy::Zero1, 3)] {
+        let cases = [
+            (Strategy::Ddp, 2, (PipelineSchedule::OneFOneB, 1)),
+            (Strategy::Zero3, 2, (INTERLEAVED, 3)),
+            (Strategy::Zero1, 3, (PipelineSchedule::ZbH1, 1)),
+        ];
+        for (strategy, stages, schedule) in cases {
             let dir = tempfile::tempdir().unwrap();
             let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
-            let of = |strategy, stages| {
-                let cell = staged(&cell(), strategy, [2, stages], 1, PipelineSchedule::OneFOneB);
+            let of = |stages, schedule| {
+                let cell = staged(&cell(), strategy, [2, stages], 1, schedule);
                 saved(cell, saving.clone())
             };
             let reference = course(&on(cell(), strategy, 2, 1));
-            let whole = course(&of(strategy, stages));
-            let what = format!("{}, {stages} stages, {layout:?}, async {asynchronous}", strategy.name());
+            let whole = course(&of(stages, schedule));
+            let what = format!("{}, {stages} stages, {schedule:?}, {layout:?}, async {asynchronous}", strategy.name());
             assert_eq!(bits_of(&whole.steps), bits_of(&reference.steps), "{what}");
             assert_eq!(whole.digest, reference.digest, "{what}");
-            assert_goes_on(&whole, &of(strategy, stages), dir.path(), 4, &what);
-            assert_goes_on(&whole, &of(strategy, 6), dir.path(), 2, &what);
-            assert_goes_on(&whole, &of(strategy, 1), dir.path(), 2, &what);
+            assert_goes_on(&whole, &of(stages, schedule), dir.path(), 4, &what);
+            // Into more stages, into other chunks, and into none.
+            let others =
+                [(6, (PipelineSchedule::OneFOneB, 1)), (2, (INTERLEAVED, 3)), (1, (PipelineSchedule::OneFOneB, 1))];
+            for (stages, schedule) in others {
+                assert_goes_on(&whole, &of(stages, schedule), dir.path(), 2, &what);
+            }
         }
     }
 }
@@ -110,7 +220,9 @@ fn checkpoints_go_on_over_other_stages() {
 fn precisions_adapters_experts_and_evaluations_come_out_as_without_stages() {
     let scaling = DynamicScaling { initial_scale_power: 20, loss_scale_window: 3, ..DynamicScaling::DEFAULT };
     let f16 = Precision { scaling: Some(LossScaling::Dynamic(scaling)), ..Precision::mixed(DType::F16) };
+    let stochastic = Precision { rounding: WeightRounding::Stochastic, ..Precision::all(DType::Bf16) };
     let mut cells: Vec<(String, Cell)> = vec![
+        ("bf16 without a master copy".into(), Cell { precision: stochastic, ..base(4) }),
         ("bf16".into(), Cell { precision: Precision::mixed(DType::Bf16), ..base(4) }),
         ("f16".into(), Cell { precision: f16, train: Train { steps: 8, ..base(4).train }, ..base(4) }),
     ];
@@ -126,12 +238,7 @@ fn precisions_adapters_experts_and_evaluations_come_out_as_without_stages() {
         let evaluation = Some(Evaluation { every: 1, batches: 2, share: 0.1 });
         cell.watch = Some(Watch { evaluation, ..Watch::default() });
         let strategy = Strategy::ALL[at % Strategy::ALL.len()];
-        let (reference, staged) = (
-            course(&on(cell.clone(), strategy, 2, 1)),
-            course(&staged(&cell, strategy, [2, 2 + at % 2], 1, SCHEDULES[at % 3])),
-        );
-        assert_eq!(bits_of(&reference.steps), bits_of(&staged.steps), "{name}");
-        assert_eq!(reference.digest, staged.digest, "{name}");
+        let reference = course(&on(cell.clone(), strategy, 2, 1));
         let evaluated = |course: &Course| -> Vec<(u64, u64)> {
             let of = |what: &Happening| {
                 if let Happening::Evaluated(e) = what { Some((e.loss.to_bits(), e.tokens)) } else { None }
@@ -139,6 +246,16 @@ fn precisions_adapters_experts_and_evaluations_come_out_as_without_stages() {
             course.said.iter().filter_map(of).collect()
         };
         assert!(evaluated(&reference).len() > 1);
-        assert_eq!(evaluated(&reference), evaluated(&staged), "{name}");
+        // Zero bubble refuses what it does not split.
+        let is_split = !cell.lora.on() && cell.model.experts.is_none();
+        let other = if is_split { PipelineSchedule::ZbH1 } else { SCHEDULES[at % 3].0 };
+        let interleaved = if cell.train.accumulation == 4 { (2, (INTERLEAVED, 3)) } else { (3, (INTERLEAVED, 2)) };
+        for (stages, schedule) in [(2 + at % 2, (other, 1)), interleaved] {
+            let what = format!("{name}, {schedule:?}");
+            let staged = course(&staged(&cell, strategy, [2, stages], 1, schedule));
+            assert_eq!(bits_of(&reference.steps), bits_of(&staged.steps), "{what}");
+            assert_eq!(reference.digest, staged.digest, "{what}");
+            assert_eq!(evaluated(&reference), evaluated(&staged), "{what}");
+        }
     }
 }

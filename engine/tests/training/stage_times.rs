@@ -119,6 +119,8 @@ fn the_clock_knows_the_bubble_of_every_schedule() {
         (PipelineSchedule::Naive, 1, 384.0),
         (PipelineSchedule::GPipe, 1, 132.0),
         (PipelineSchedule::OneFOneB, 1, 132.0),
+        (PipelineSchedule::Interleaved, 2, 114.0),
+        (PipelineSchedule::ZbH1, 1, 108.0),
     ];
     for (schedule, chunks, ms) in expected {
         let mut cell = Cell { pace: Some(Pace { forward: 4e-3, backward: 8e-3 }), ..staged(4) };

@@ -70,6 +70,29 @@ fn cells(strategy: Strategy, ranks: usize, shard: usize) -> Vec<Cell> {
     vec![narrow, wide, mixed]
 }
 
+/// Two stages with two chunks each send values and gradients between the same two ranks.
+#[test]
+fn stages_train_over_tcp_as_they_do_as_threads() {
+    let interleaved = (PipelineSchedule::Interleaved, 2, 2);
+    for (schedule, stages, chunks) in [interleaved, (PipelineSchedule::ZbH1, 3, 1)] {
+        let mut cell = on(small(), Strategy::Zero2, 2 * stages, 2);
+        (cell.parallel.backend, cell.train.accumulation, cell.model.num_hidden_layers) = (Backend::Tcp, 4, 4);
+        let degrees = &mut cell.parallel.degrees;
+        (degrees.pipeline, degrees.virtual_stages, degrees.pipeline_schedule) = (stages, chunks, schedule);
+        let plan = plan(&cell);
+        let (reports, losses) = measured(&cell, &plan);
+        let plain = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes, t.ranks);
+        for report in &reports {
+            let stated: Vec<_> = plan.role_of(report.rank).estimate.traffic.iter().map(plain).collect();
+            let moved: Vec<_> = report.traffic.iter().map(plain).collect();
+            assert_eq!(stated, moved, "{schedule:?}: rank {}", report.rank);
+        }
+        let threads = train(&cell, &plan, &|_| {}).unwrap_or_else(|failure| panic!("{}", failure.cause));
+        let bits: Vec<_> = threads.steps.iter().map(|step| step.loss.to_bits()).collect();
+        assert_eq!(losses, bits, "{schedule:?}: losses beside those of threads");
+    }
+}
+
 #[test]
 fn what_is_planned_is_measured_over_tcp_for_every_strategy_and_rank_count() {
     for (ranks, shard) in [(2, 1), (2, 2), (3, 3), (4, 2), (6, 2), (6, 3), (8, 2), (8, 4)] {

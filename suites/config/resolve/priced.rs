@@ -101,8 +101,9 @@ pub(super) fn degrees(values: &Values) -> Result<Degrees, Refusal> {
         let message = "is above 1 without a pipeline; write parallel.pipeline, or leave it out";
         return Err(values.refuse("parallel.virtual_stages", &["parallel.pipeline_schedule"], message));
     }
-    if chunks > 1 && degrees.pipeline_schedule == PipelineSchedule::GPipe {
-        let message = "is \"gpipe\" beside virtual stages, which are interleaved; write \"interleaved\"";
+    if chunks > 1 && degrees.schedule() != PipelineSchedule::Interleaved {
+        let message =
+            "has one chunk of layers on each stage, and parallel.virtual_stages are several; write \"interleaved\"";
         return Err(values.refuse("parallel.pipeline_schedule", &["parallel.virtual_stages"], message));
     }
     Ok(degrees)

@@ -67,6 +67,8 @@ impl Names {
             Action::Evict { layer, .. } => format!("evict {}", self.unit(layer)),
             Action::Recompute { layer, .. } => format!("recompute {}", self.unit(layer)),
             Action::Backward { layer, .. } => format!("backward {}", self.unit(layer)),
+            Action::BackwardInput { layer, .. } => format!("backward of the input of {}", self.unit(layer)),
+            Action::BackwardWeight { layer, .. } => format!("backward of the weights of {}", self.unit(layer)),
             Action::Receive { gradient, .. } => format!("receive {}", what(gradient)),
             Action::Send { gradient, .. } => format!("send {}", what(gradient)),
             Action::Release { unit } => format!("release {}", self.unit(unit)),

@@ -1,9 +1,10 @@
 //! The backward of a block.
 
 use super::{Block, GateUp, POINTWISE, Qkv, Saved, take};
-use crate::error::Result;
+use crate::error::{Result, StepError};
 use crate::layers::exec::Exec;
-use crate::layers::{Grads, Weights};
+use crate::layers::norm::TERM as NORMS;
+use crate::layers::{Deferred, Grads, Weights};
 use zbench_kernels::{Buffer, Op, View};
 
 impl Block {
@@ -30,11 +31,12 @@ impl Block {
             None => shared = Some(dmlp),
             Some(norm) => {
                 let [y, statistics] = take(&mut saved.mlp_norm);
-                drop(y);
+                g.keep(y, |deferred| &mut deferred.mlp_norm);
                 if d.parallel {
                     waiting = Some((norm, statistics, dmlp));
                 } else {
                     let residual = take(&mut saved.residual);
+                    keep_gradient(ex, g, &mut dy, |deferred| &mut deferred.doutput)?;
                     norm.backward(ex, w, g, n, [&residual, &statistics, &dmlp], dy.view_mut())?;
                     drop(dmlp);
                 }
@@ -55,7 +57,8 @@ impl Block {
         self.attend_backward(ex, &qkv, [&out, &statistics], &dout, [&mut dq, &mut dk, &mut dv])?;
         let Qkv { q, k, v, raw } = qkv;
         drop((q, k, v));
-        drop((out, statistics, dout));
+        g.keep(out, |deferred| &mut deferred.attention);
+        drop((statistics, dout));
         self.rotate(ex, [&mut dq, &mut dk], true)?;
         if let (Some(q_norm), Some(k_norm), Some([[q, of_q], [key, of_k]])) = (&self.q_norm, &self.k_norm, raw) {
             dq = q_norm.backward_alone(ex, w, g, n * d.heads, [&q, &of_q, &dq])?;
@@ -74,9 +77,16 @@ impl Block {
         if let Some(adapter) = &self.qkv_adapter {
             adapter.backward(ex, w, g, norm.view(), [dq.view(), dk.view(), dv.view()], dnorm.view_mut())?;
         }
-        drop((dq, dk, dv, norm));
+        g.keep(dq, |deferred| &mut deferred.dq);
+        g.keep(dk, |deferred| &mut deferred.dk);
+        g.keep(dv, |deferred| &mut deferred.dv);
+        g.keep(norm, |deferred| &mut deferred.attention_norm);
         self.q.complete(ex, &mut dnorm)?;
         let input = take(&mut saved.input);
+        match d.parallel {
+            true => keep_gradient(ex, g, &mut dy, |deferred| &mut deferred.doutput)?,
+            false => keep_gradient(ex, g, &mut dy, |deferred| &mut deferred.dresidual)?,
+        }
         self.attention_norm.backward(ex, w, g, n, [&input, &statistics, &dnorm], dy.view_mut())?;
         if let Some((norm, statistics, dmlp)) = waiting {
             norm.backward(ex, w, g, n, [&input, &statistics, &dmlp], dy.view_mut())?;
@@ -101,7 +111,7 @@ impl Block {
         let activation = saved.activation.take();
         let input = activation.as_ref().map_or(View::of::<f32>(&[]), Buffer::view);
         self.down.backward(ex, w, g, [input, dy.view()], false, dact.view_mut())?;
-        drop(activation);
+        activation.into_iter().for_each(|activation| g.keep(activation, |deferred| &mut deferred.activation));
         let GateUp { gate, up, .. } = take(&mut saved.gate_up);
         let (mut dgate, mut dup) = (None, None);
         if let Some(gate) = gate {
@@ -124,10 +134,56 @@ impl Block {
             linear.backward(ex, w, g, [norm, dgate.view()], false, dnorm.view_mut())?;
         }
         self.up.backward(ex, w, g, [norm, dup.view()], self.gate.is_some(), dnorm.view_mut())?;
+        dgate.into_iter().for_each(|dgate| g.keep(dgate, |deferred| &mut deferred.dgate));
+        g.keep(dup, |deferred| &mut deferred.dup);
         if self.mlp_norm.is_some() {
             // Else attention adds its own first.
             self.up.complete(ex, &mut dnorm)?;
         }
         Ok(dnorm)
     }
+
+    /// Adds the gradients of the weights from what `backward` has kept for them.
+    pub fn weight_gradients(&self, ex: &Exec<'_>, g: &mut Grads<'_>, deferred: Deferred) -> Result<()> {
+        let Deferred { activation, mlp_norm, attention, attention_norm, .. } = &deferred;
+        let Deferred { doutput, dgate, dup, dresidual, dq, dk, dv, sums, .. } = &deferred;
+        // Side by side, attention and MLP add to the same stream, and may read the same.
+        let (mlp_norm, dresidual) =
+            (mlp_norm.as_ref().or(attention_norm.as_ref()), dresidual.as_ref().or(doutput.as_ref()));
+        let products = [
+            (Some(&self.down), activation.as_ref(), doutput.as_ref()),
+            (self.gate.as_ref(), mlp_norm, dgate.as_ref()),
+            (Some(&self.up), mlp_norm, dup.as_ref()),
+            (Some(&self.o), attention.as_ref(), dresidual),
+            (Some(&self.q), attention_norm.as_ref(), dq.as_ref()),
+            (Some(&self.k), attention_norm.as_ref(), dk.as_ref()),
+            (Some(&self.v), attention_norm.as_ref(), dv.as_ref()),
+        ];
+        for (linear, x, dy) in products {
+            let Some(linear) = linear else { continue };
+            let (Some(x), Some(dy)) = (x, dy) else {
+                return Err(StepError::Input("a product's operands are not kept for its weight; this is a bug".into()));
+            };
+            linear.weight_gradient(ex, g, [x.view(), dy.view()])?;
+        }
+        for (place, sum) in sums {
+            g.get(place).map_or(Ok(()), |gradient| ex.accumulate(NORMS, sum.view(), gradient))?;
+        }
+        Ok(())
+    }
+}
+
+/// Where the gradients of weights are computed later, keeps that of the residual stream, to which a norm is about to add its own.
+fn keep_gradient(
+    ex: &Exec<'_>,
+    g: &mut Grads<'_>,
+    dy: &mut Buffer,
+    place: fn(&mut Deferred) -> &mut Option<Buffer>,
+) -> Result<()> {
+    if g.deferred().is_some() {
+        let mut copy = ex.activation(dy.len())?;
+        ex.cast(POINTWISE, dy.view(), copy.view_mut())?;
+        g.keep(std::mem::replace(dy, copy), place);
+    }
+    Ok(())
 }

@@ -131,8 +131,8 @@ where
     /// Performs an action, or comes as far as it can without another stage: whether it is done.
     fn act(&mut self, at: usize, recorded: &RecordedAction) -> Result<bool, NoTime> {
         let action = recorded.action;
-        match Message::of(&action, at) {
-            Some(message) if message.from == at => {
+        match Message::of(&action, [at, self.stages.len()]) {
+            Some(message) if message.sends => {
                 let way = usize::from(message.gradient);
                 if !self.wait_for_sent(at, action, way..way + 1) {
                     return Ok(false);
@@ -142,6 +142,7 @@ where
                 self.messages.insert(message, Moment::Sent(self.stages[at].now));
             }
             Some(message) => {
+                let message = message.other();
                 let Some(Moment::Sent(sent)) = self.messages.get(&message).copied() else { return Ok(false) };
                 self.wait(at, action, Span::ExposedPipeline, sent);
                 self.perform(at, recorded)?;

@@ -131,8 +131,8 @@ fn fill(action: Action, hundreds: usize) -> RecordedAction {
 fn message(is_send: bool, gradient: bool) -> RecordedAction {
     let (micro, stream) = (0, Stream::Decoder);
     let (action, kind) = match is_send {
-        true => (Action::Send { micro, stream, gradient }, CollectiveKind::Send),
-        false => (Action::Receive { micro, stream, gradient }, CollectiveKind::Recv),
+        true => (Action::Send { micro, chunk: 0, stream, gradient }, CollectiveKind::Send),
+        false => (Action::Receive { micro, chunk: 0, stream, gradient }, CollectiveKind::Recv),
     };
     recorded(action, &[], &[Collective { axis: GroupName::Pipeline, kind, ranks: 2, ..gather(3_000) }])
 }
