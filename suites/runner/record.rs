@@ -1,6 +1,7 @@
 //! From what was measured to a record: metrics, memory beside its prediction, communication, time, operations.
 
 mod offload;
+mod pipeline;
 pub use offload::ceiling;
 
 use crate::gpu_info::GpuInfo;
@@ -8,8 +9,8 @@ use crate::protocol::{End, LoadingEnd, RankEnd};
 use hdrhistogram::Histogram;
 use zbench_engine::comm::CollectiveKind;
 use zbench_engine::comm::link::LinkUse;
-use zbench_engine::config::{Backend, Cell, Data, DeviceKind, Pace};
-use zbench_engine::outcome::{Estimate, PipelineTime, Span, Traffic};
+use zbench_engine::config::{Backend, Cell, Data, DeviceKind};
+use zbench_engine::outcome::{Estimate, Span, Traffic};
 use zbench_host::devices;
 use zbench_host::sampling::sampled::BUSY_SHARE;
 use zbench_kernels::Category;
@@ -89,13 +90,13 @@ pub fn measured(record: &mut Record, steps: Vec<Step>, end: &End, cell: &Cell, e
     offload::add(record, end, estimate);
     time(record, end);
     metrics(record, end, cell, estimate);
-    pipeline(record, end, cell.parallel.degrees.pipeline);
+    pipeline::add(record, end, cell.parallel.degrees.pipeline);
     if !end.kernels.is_empty() {
         record.environment.insert("kernels".into(), end.kernels.clone().into());
     }
     flags(record, end);
     emulated(record, cell, end);
-    paced(record, cell);
+    pipeline::paced(record, cell);
     offload::first_step(record, cell);
     if !record.is_measured() {
         // Whatever is missing is missing because the cell did not reach its end.
@@ -368,26 +369,6 @@ fn loading(record: &mut Record, end: &End, cell: &Cell) {
     }
 }
 
-/// How long the stages take from the first forward to the last backward, and how much of that they wait, where there are any.
-fn pipeline(record: &mut Record, end: &End, stages: usize) {
-    if stages <= 1 {
-        return;
-    }
-    let steps = end.ranks.iter().map(|rank| rank.pipeline_ms.len()).min().unwrap_or(0);
-    let slowest = |step: usize| end.ranks.iter().map(|rank| rank.pipeline_ms[step]).fold(0.0, f64::max);
-    let busy = [Span::Forward, Span::Backward, Span::Recompute];
-    let busy = |rank: &RankEnd| busy.iter().filter_map(|span| rank.spans_ms.get(span)).sum::<f64>();
-    let of_rank = |rank: &RankEnd| [stats::mean(&rank.pipeline_ms).unwrap_or(0.0), busy(rank)];
-    match (stats::median(&(0..steps).map(slowest).collect::<Vec<_>>()), PipelineTime::of(end.ranks.iter().map(of_rank)))
-    {
-        (Some(ms), Some(of_all)) => {
-            record.state("pipeline_ms", ms);
-            record.state("bubble", of_all.bubble);
-        }
-        _ => ["pipeline_ms", "bubble"].iter().for_each(|metric| record.leave_unstated(metric, "no timed step ended")),
-    }
-}
-
 /// What the loss scale did, where there is one.
 fn scaled(record: &mut Record, cell: &Cell) {
     if cell.precision.scaling.is_none() {
@@ -539,13 +520,6 @@ fn emulated(record: &mut Record, cell: &Cell, end: &End) {
     slower(record, slowest, "transfers between nodes");
 }
 
-/// Says that the speed of blocks was emulated.
-fn paced(record: &mut Record, cell: &Cell) {
-    let Some(Pace { forward, backward }) = cell.pace else { return };
-    record.validity.push(record::label_flags::EMULATED_PACE.into());
-    record.notes.push(format!("Emulated pace: {}.", units::pace([forward, backward])));
-}
-
 /// Says how often the machine was slower than an emulated link.
 fn slower(record: &mut Record, slowest: LinkUse, transfers: &str) {
     if slowest.over_budget > 0 {
@@ -588,31 +562,6 @@ fn flags(record: &mut Record, end: &End) {
 mod tests {
     use super::*;
     use zbench_engine::mesh::GroupName;
-
-    /// Two stages: 10, 12 and 14 ms of the one that takes longer, in which the ranks compute for 9 and 6.
-    #[test]
-    fn the_bubble_is_what_all_stages_do_not_compute() {
-        let rank = |pipeline_ms: &[f64], busy: [f64; 3]| RankEnd {
-            pipeline_ms: pipeline_ms.to_vec(),
-            spans_ms: [Span::Forward, Span::Backward, Span::Recompute, Span::ExposedPipeline]
-                .into_iter()
-                .zip([busy[0], busy[1], busy[2], 1.0])
-                .collect(),
-            ..RankEnd::default()
-        };
-        let mut end = End::default();
-        end.ranks = vec![rank(&[14.0, 10.0, 12.0], [3.0, 5.0, 1.0]), rank(&[8.0, 7.0, 9.0], [2.0, 4.0, 0.0])];
-        let mut record = Record::default();
-        pipeline(&mut record, &end, 1);
-        assert!(record.metrics.number("pipeline_ms").is_none(), "there are no stages");
-        pipeline(&mut record, &end, 2);
-        assert_eq!(record.metrics.number("pipeline_ms"), Some(12.0));
-        assert_eq!(record.metrics.number("bubble"), Some(1.0 - 15.0 / 24.0));
-        assert_eq!(rank_of(&end.ranks[0], "here").extra["pipeline_ms_p50"], 12.0);
-        end.ranks.iter_mut().for_each(|rank| rank.pipeline_ms.clear());
-        pipeline(&mut record, &end, 2);
-        assert_eq!(record.unstated.get("bubble").map(String::as_str), Some("no timed step ended"));
-    }
 
     #[test]
     fn bytes_of_a_library_are_planned_and_those_of_others_measured() {
