@@ -196,6 +196,33 @@ mod tests {
         assert_eq!(order(Interleaved, [4, 2, 4], 3), "3F0 3F1 3F2 3F3 7F0 7B0 7F1 7B1 7F2 7B2 7F3 7B3 3B0 3B1 3B2 3B3");
     }
 
+    /// As PyTorch finds them: the chunk by the number of the pass among the forward (backward) ones, the micro-batch by counting the
+    /// passes of the chunk.
+    #[test]
+    fn interleaved_micro_batches_are_counted_by_chunk() {
+        for pipeline in pipelines().into_iter().filter(|pipeline| pipeline.schedule == Interleaved) {
+            let Pipeline { stages, chunks, micros, .. } = pipeline;
+            for stage in 0..stages {
+                let ahead = (2 * (stages - 1 - stage) + (chunks - 1) * stages).min(chunks * micros);
+                let (mut forward, mut backward) = (vec![0; chunks], vec![0; chunks]);
+                let mut expected = Vec::new();
+                for number in 0..chunks * micros + ahead {
+                    if number < chunks * micros {
+                        let chunk = number / stages % chunks;
+                        expected.push(Pass::Forward { chunk, micro: forward[chunk] });
+                        forward[chunk] += 1;
+                    }
+                    if let Some(number) = number.checked_sub(ahead) {
+                        let chunk = chunks - 1 - number / stages % chunks;
+                        expected.push(Pass::Backward { chunk, micro: backward[chunk] });
+                        backward[chunk] += 1;
+                    }
+                }
+                assert_eq!(pipeline.passes(stage), expected, "{pipeline:?}, stage {stage}");
+            }
+        }
+    }
+
     #[test]
     fn zero_bubble_delays_weight_gradients_by_the_number_of_the_stage() {
         let order = |stage| as_pytorch(&pipeline(ZbH1, [3, 1, 4]), stage);

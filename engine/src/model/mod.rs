@@ -171,7 +171,7 @@ impl Layout {
             Some(std::mem::replace(sum, *sum + tensors))
         };
         let first_tensors = units.iter().scan(0, before).collect();
-        let (numbers, chunks) = ((0..units.len()).collect(), vec![0..layers.len()]);
+        let (numbers, chunks) = ((0..units.len()).collect(), std::iter::once(0..layers.len()).collect());
         Layout { units, numbers, first_tensors, layers, chunks, same_as, elements }
     }
 

@@ -127,12 +127,31 @@ fn every_stage_takes_what_is_planned() {
     }
 }
 
+#[test]
+fn two_and_four_stages_take_what_is_planned() {
+    for (stages, micros) in [(2, 4), (4, 8)] {
+        let mut base = base(micros);
+        base.model.num_hidden_layers = 8;
+        for schedule in SCHEDULES {
+            for strategy in [Strategy::Ddp, Strategy::Zero1, Strategy::Zero2, Strategy::Zero3] {
+                for data in [1, 2] {
+                    let mut cell = staged(&base, strategy, [data, stages], 1, schedule);
+                    cell.train.steps = 2;
+                    let what = format!("{} on {data}, {stages} stages, {schedule:?}", strategy.name());
+                    assert_takes_what_is_planned(&cell, &what);
+                }
+            }
+        }
+    }
+}
+
 /// What is evicted, offloaded or late stays the plan's, and the numbers those of no pipeline.
 #[test]
 fn memory_policies_and_documents_go_with_chunks_and_split_backward() {
     let folder = tempfile::tempdir().unwrap();
     let packed = documents(folder.path(), 40);
-    let policies: [(&str, &dyn Fn(&mut Cell)); 5] = [
+    type Change<'a> = &'a dyn Fn(&mut Cell);
+    let policies: [(&str, Change<'_>); 5] = [
         ("offloaded activations", &|cell| cell.memory.offload_activations = Home::Host),
         ("offloaded state", &|cell| {
             (cell.memory.offload_optimizer, cell.memory.offload_parameters) = (Home::Host, Home::Host);
