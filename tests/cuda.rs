@@ -188,6 +188,9 @@ fn what_no_gpu_can_do_is_said_before_anything_starts() {
     let link = outcome(&["parallel.ranks_per_node=1", "link.node.bandwidth=1MB/s"]);
     assert_eq!(link["status"], "skipped");
     assert!(link["reason"].as_str().unwrap().contains("links cannot be emulated there"), "{link}");
+    let pace = outcome(&["pace.forward=4ms", "pace.backward=8ms"]);
+    assert_eq!(pace["status"], "skipped");
+    assert!(pace["reason"].as_str().unwrap().contains("a pace cannot be emulated there"), "{pace}");
     let capacity = outcome(&["memory.capacity=100KiB"]);
     assert_eq!((&capacity["status"], &capacity["source"]), (&"out_of_memory".into(), &"plan".into()), "{capacity}");
     let expect = ["allreduce", "--backend", "device", "--expect", "H200-SXM"];

@@ -47,6 +47,7 @@ mod notebook;
 mod offload;
 mod offload_times;
 mod old_records;
+mod pace;
 mod peers;
 mod perfetto;
 mod plan;

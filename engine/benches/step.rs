@@ -54,6 +54,7 @@ fn cell(preset: &str, precision: Precision) -> Cell {
         lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, ..Lora::default() },
         hardware: Hardware::cpu(threads),
         link: None,
+        pace: None,
         read_ahead: zbench_engine::config::READ_AHEAD,
         checkpoint: None,
         watch: None,

@@ -86,6 +86,7 @@ fn cell(model: Model, data: Data, seq_len: usize, steps: usize) -> Cell {
         lora: Lora::default(),
         hardware: Hardware::cpu(1),
         link: None,
+        pace: None,
         read_ahead: zbench_engine::config::READ_AHEAD,
         checkpoint: None,
         watch: None,

@@ -53,6 +53,7 @@ fn cell(checkpointing: Checkpointing, capacity: u64, micro_batch: usize) -> Cell
         lora: Lora::default(),
         hardware: Hardware::cpu(1),
         link: None,
+        pace: None,
         read_ahead: READ_AHEAD,
         checkpoint: None,
         watch: None,

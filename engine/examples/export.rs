@@ -85,6 +85,7 @@ fn cell(model: Model, data: Data, seq_len: usize, steps: usize) -> Cell {
         lora: Lora { rank: 0, alpha: 1.0, dropout: 0.0, ..Lora::default() },
         hardware: Hardware::cpu(1),
         link: None,
+        pace: None,
         read_ahead: zbench_engine::config::READ_AHEAD,
         checkpoint: None,
         watch: None,

@@ -58,6 +58,9 @@ pub struct Cell {
     /// Emulated links; absent = what the machine has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
+    /// Emulated speed of blocks; absent = what the machine has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pace: Option<Pace>,
     /// Training checkpoints; absent = none are written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Box<Saving>>,
@@ -119,6 +122,16 @@ pub struct LinkRate {
     pub bandwidth: f64,
     /// Seconds.
     pub latency: f64,
+}
+
+/// The least time of a micro-batch, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pace {
+    /// Of its forward over all blocks of a rank.
+    pub forward: f64,
+    /// Of its backward over them.
+    pub backward: f64,
 }
 
 /// Batch, steps, optimizer.

@@ -32,6 +32,7 @@ pub mod moves;
 pub mod numerics;
 pub mod offload;
 pub mod outcome;
+pub mod pace;
 pub mod parity;
 pub mod peft;
 pub mod pipeline;

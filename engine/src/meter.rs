@@ -8,8 +8,37 @@ use std::time::{Duration, Instant};
 use zbench_kernels::device::Event;
 use zbench_kernels::{KernelError, Kernels};
 
-/// Nanoseconds of a step, and by span; they add up to it.
-pub type Booked = (u64, BySpan<u64>);
+/// Nanoseconds of a step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Booked {
+    /// The step.
+    pub ns: u64,
+    /// By span; they add up to the step.
+    pub spans: BySpan<u64>,
+    /// From the beginning of the first forward to the end of the last backward.
+    pub pipeline_ns: u64,
+}
+
+/// From the first forward to the last backward, in nanoseconds since a step began.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    first: Option<u64>,
+    last: u64,
+}
+
+impl Window {
+    fn book(&mut self, span: Span, from: u64, until: u64) {
+        match span {
+            Span::Forward => _ = self.first.get_or_insert(from),
+            Span::Backward => self.last = until,
+            _ => {}
+        }
+    }
+
+    fn ns(&self) -> u64 {
+        self.last.saturating_sub(self.first.unwrap_or(self.last))
+    }
+}
 
 /// The stopwatch of a rank.
 ///
@@ -21,6 +50,7 @@ pub struct Meter {
     since: Instant,
     span: Span,
     ns: BySpan<u64>,
+    pipeline: Window,
     /// On a device: which span begins, and where.
     marks: Vec<(Span, Arc<dyn Event>)>,
     /// Where the step is traced.
@@ -49,6 +79,7 @@ impl Meter {
             since: now,
             span: Span::Other,
             ns: BySpan::default(),
+            pipeline: Window::default(),
             marks,
             recording,
             action: None,
@@ -91,7 +122,8 @@ impl Meter {
             return Err(error);
         }
         if self.marks.is_empty() {
-            return Ok((self.since.duration_since(self.started).as_nanos() as u64, self.ns));
+            let ns = self.since.duration_since(self.started).as_nanos() as u64;
+            return Ok(Booked { ns, spans: self.ns, pipeline_ns: self.pipeline.ns() });
         }
         self.kernels.synchronize()?;
         let all = self.started.elapsed().as_nanos() as u64;
@@ -99,7 +131,9 @@ impl Meter {
         for pair in self.marks.windows(2) {
             let [(span, begin), (_, end)] = pair else { continue };
             let time = end.elapsed(&**begin)?;
+            let from = self.ns.sum();
             self.ns[*span] += time.as_nanos() as u64;
+            self.pipeline.book(*span, from, from + time.as_nanos() as u64);
             times.push(time);
         }
         // Until the first work came to the device, and from the last one's end to the host's noticing.
@@ -107,7 +141,7 @@ impl Meter {
         let rest = all.saturating_sub(booked);
         self.ns[Span::Other] += rest;
         self.by_the_device(&times, Duration::from_nanos(rest));
-        Ok((all.max(booked), self.ns))
+        Ok(Booked { ns: all.max(booked), spans: self.ns, pipeline_ns: self.pipeline.ns() })
     }
 
     /// What the host has written down is when things were asked for; when they were done follows from the times between marks.
@@ -143,6 +177,8 @@ impl Spans for Meter {
             Ok(None) => {
                 let now = Instant::now();
                 self.ns[self.span] += now.duration_since(self.since).as_nanos() as u64;
+                let at = |moment: Instant| moment.duration_since(self.started).as_nanos() as u64;
+                self.pipeline.book(self.span, at(self.since), at(now));
                 if self.recording.is_some() {
                     self.close(now, span);
                 }
@@ -175,7 +211,10 @@ mod tests {
             std::hint::black_box((0..10_000u64).fold(1u64, |sum, i| sum.wrapping_mul(31).wrapping_add(i)));
         }
         let (ended, recording) = meter.stop();
-        let (ns, by_span) = ended.unwrap();
+        let Booked { ns, spans: by_span, pipeline_ns } = ended.unwrap();
+        // Between them is a forward; before them fetching, behind them the update.
+        let parts = by_span[Span::Forward] + by_span[Span::Backward];
+        assert!(pipeline_ns > 0 && pipeline_ns <= parts, "{pipeline_ns} of {parts}");
         tracer.keep(StepTrace { ns, ..StepTrace::empty(0, What::Step, 1) }, recording.unwrap(), &[]);
         let told = std::cell::RefCell::new(Vec::new());
         tracer.tell(false, |traced| told.borrow_mut().push(traced));

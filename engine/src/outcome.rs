@@ -180,6 +180,8 @@ pub struct RankReport {
     pub reserved_bytes: u64,
     /// Wall time of each timed step.
     pub step_ms: Vec<f64>,
+    /// The part of it from the first forward to the last backward.
+    pub pipeline_ms: Vec<f64>,
     /// Mean time per timed step.
     pub spans_ms: BySpan<f64>,
     /// Collectives per step (mean over the timed steps).
@@ -198,7 +200,36 @@ pub struct RankReport {
     pub loaded: Option<Loaded>,
 }
 
+/// How long a pipeline takes in a step, without what comes before and behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PipelineTime {
+    /// From a rank's first forward to its last backward, of the rank that takes longest.
+    pub ms: f64,
+    /// The share of this time, over all ranks, that is neither forward nor backward nor recomputation.
+    pub bubble: f64,
+}
+
+impl PipelineTime {
+    /// Of ranks' times from the first forward to the last backward, and in forward, backward and recomputation; nothing where no rank
+    /// took any.
+    pub fn of(ranks: impl IntoIterator<Item = [f64; 2]>) -> Option<PipelineTime> {
+        let (mut count, mut longest, mut busy) = (0usize, 0.0f64, 0.0);
+        for [ms, busy_ms] in ranks {
+            (count, longest, busy) = (count + 1, longest.max(ms), busy + busy_ms);
+        }
+        let bubble = 1.0 - busy / (count as f64 * longest);
+        (longest > 0.0).then_some(PipelineTime { ms: longest, bubble })
+    }
+}
+
 impl RankReport {
+    /// Mean time per timed step from the first forward to the last backward, and in forward, backward and recomputation: see
+    /// [`PipelineTime::of`].
+    pub fn pipeline(&self) -> [f64; 2] {
+        let ms = self.pipeline_ms.iter().sum::<f64>() / self.pipeline_ms.len().max(1) as f64;
+        [ms, [Span::Forward, Span::Backward, Span::Recompute].into_iter().map(|span| self.spans_ms[span]).sum()]
+    }
+
     /// What the device's arena was asked for.
     pub fn memory(&self) -> &Ledger {
         &self.ledgers[Home::Device]

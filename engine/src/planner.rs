@@ -183,6 +183,15 @@ impl Plan {
         role.actions.iter().map(move |action| run.recorded(*action).expect(RAN))
     }
 
+    /// The same of one rank of each stage, as [`clock::Clock::time`] takes them.
+    pub fn recorded_stages<'a>(
+        &'a self,
+        cell: &'a Cell,
+        kernels: &'a dyn Kernels,
+    ) -> impl Iterator<Item = impl Iterator<Item = RecordedAction> + 'a> + 'a {
+        (0..self.roles.len()).map(move |stage| self.recorded_actions(cell, kernels, self.rank(stage)))
+    }
+
     fn dry_run(
         &self,
         cell: &Cell,

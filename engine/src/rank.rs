@@ -9,7 +9,7 @@ use crate::executor::{Executor, Progress};
 use crate::homes::Homes;
 use crate::host_link::HostLink;
 use crate::init;
-use crate::meter::Meter;
+use crate::meter::{Booked, Meter};
 use crate::outcome::{DiskReport, Loaded, RankReport, Resumed, Step};
 use crate::shard::{Comms, State, Update};
 use crate::span::{BySpan, Span, Spans};
@@ -35,6 +35,7 @@ pub struct Rank<'a> {
     pub(crate) resumed: Option<Resumed>,
     timed_from: u64,
     step_ms: Vec<f64>,
+    pipeline_ms: Vec<f64>,
     spans_ns: BySpan<u64>,
     loaded: Option<Loaded>,
     /// What the disk had transferred before the first timed step.
@@ -103,6 +104,7 @@ impl<'a> Rank<'a> {
             executor,
             // Room for all of a measurement, so that no step makes room.
             step_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
+            pipeline_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
             spans_ns: BySpan::default(),
             loaded: inputs.checkpoint.map(|_| loaded),
             disk_before: Traffic::default(),
@@ -136,13 +138,14 @@ impl<'a> Rank<'a> {
             }
         };
         let (ended, recording) = meter.stop();
-        let ns = ended.as_ref().map_or(0, |(ns, _)| *ns);
+        let ns = ended.as_ref().map_or(0, |booked| booked.ns);
         let broken = ended.is_err();
         self.traced(recording, StepTrace { ns, timed, broken, ..self.account(What::Step, number) });
-        let (ns, spans) = ended?;
+        let Booked { ns, spans, pipeline_ns } = ended?;
         let ms = ns as f64 / 1e6;
         if timed {
             self.step_ms.push(ms);
+            self.pipeline_ms.push(pipeline_ns as f64 / 1e6);
             spans.iter().for_each(|(span, ns)| self.spans_ns[span] += ns);
         }
         let counts = self.reader.counts;
@@ -221,6 +224,7 @@ impl<'a> Rank<'a> {
             ledgers: self.homes.ledgers(),
             reserved_bytes: self.arena().high_water(),
             step_ms: self.step_ms.clone(),
+            pipeline_ms: self.pipeline_ms.clone(),
             spans_ms: self.spans_ns.map(|ns| ns as f64 / 1e6 / steps),
             traffic,
             moves,

@@ -17,6 +17,8 @@ pub enum Span {
     ExposedGather,
     /// Waiting for gradients to be reduced.
     ExposedReduce,
+    /// Waiting for a message between stages of a pipeline.
+    ExposedPipeline,
     /// Waiting for the loss and the norm to be agreed on.
     ExposedAgree,
     Optimizer,
@@ -27,7 +29,7 @@ pub enum Span {
 }
 
 impl Span {
-    pub const COUNT: usize = 10;
+    pub const COUNT: usize = 11;
 
     /// All of them, in the order of reports.
     pub const ALL: [Span; Span::COUNT] = [
@@ -36,6 +38,7 @@ impl Span {
         Span::Recompute,
         Span::ExposedGather,
         Span::ExposedReduce,
+        Span::ExposedPipeline,
         Span::ExposedAgree,
         Span::Optimizer,
         Span::Offload,
@@ -50,6 +53,7 @@ impl Span {
             Span::Recompute => "recompute",
             Span::ExposedGather => "exposed_gather",
             Span::ExposedReduce => "exposed_reduce",
+            Span::ExposedPipeline => "exposed_pipeline",
             Span::ExposedAgree => "exposed_agree",
             Span::Optimizer => "optimizer",
             Span::Offload => "offload",
@@ -86,6 +90,13 @@ impl<T: Copy> BySpan<T> {
         T: std::iter::Sum,
     {
         self.0.into_iter().sum()
+    }
+}
+
+impl BySpan<f64> {
+    /// Those that records and estimates state: a cell without stages has no wait for one.
+    pub fn stated(&self) -> impl Iterator<Item = (Span, f64)> + '_ {
+        self.iter().filter(|(span, value)| *span != Span::ExposedPipeline || *value != 0.0)
     }
 }
 

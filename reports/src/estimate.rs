@@ -51,6 +51,12 @@ pub struct EstimateRow {
     /// Its parts, which add up to it, milliseconds.
     #[serde(default)]
     pub time: OrderedMap<f64>,
+    /// Predicted time from the first forward to the last backward, milliseconds; `None` without stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pipeline_ms: Option<f64>,
+    /// Share of that time, over all ranks, that is neither forward nor backward nor recomputation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bubble: Option<f64>,
     /// Expected relative error of `step_ms`, where records give one: 0.1 is a tenth either way.
     #[serde(default)]
     pub step_error: Option<f64>,

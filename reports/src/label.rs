@@ -25,8 +25,10 @@ const USUAL: [(&str, &str); 9] = [
 const NAMED_IN_FULL: [&str; 2] = ["lora.", "data."];
 /// A longer value is cut and ends in `…`.
 const LONGEST_VALUE: usize = 40;
-/// Remarks behind a label, which are no part of it.
-const MARKS: [&str; 3] = [" [proxy]", " [emulated link]", " (must not fit)"];
+/// Remarks in brackets behind a label, which are no part of it.
+const MARKS: [&str; 3] = ["proxy", "emulated link", "emulated pace"];
+/// Another one, of estimates.
+const MUST_NOT_FIT: &str = " (must not fit)";
 
 /// Fields of cells whose name differs from the configuration key that sets them.
 const FIELDS: [(&str, &str); 3] = [
@@ -99,13 +101,21 @@ pub fn of_terms<T: AsRef<str>>(terms: impl IntoIterator<Item = T>) -> String {
     terms.join(", ")
 }
 
+/// A label without the marks behind it.
+fn without_marks(label: &str) -> &str {
+    if let Some(rest) = label.strip_suffix(MUST_NOT_FIT) {
+        return without_marks(rest.trim_end());
+    }
+    match label.strip_suffix(']').and_then(|label| label.rsplit_once(" [")) {
+        Some((rest, marks)) if marks.split(", ").all(|mark| MARKS.contains(&mark)) => without_marks(rest.trim_end()),
+        _ => label,
+    }
+}
+
 /// The terms of a label: the parts between commas. Commas within brackets, braces and quotes do not separate terms. Marks behind the
 /// label are removed.
 pub fn split(label: &str) -> Vec<&str> {
-    let mut label = label.trim();
-    while let Some(rest) = MARKS.iter().find_map(|mark| label.strip_suffix(mark)) {
-        label = rest.trim_end();
-    }
+    let label = without_marks(label.trim());
     let (mut terms, mut begin, mut depth, mut is_quoted) = (Vec::new(), 0, 0usize, false);
     for (place, symbol) in label.char_indices() {
         match symbol {

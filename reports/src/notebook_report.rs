@@ -173,7 +173,7 @@ fn metric_text(name: &str, value: f64) -> String {
         format!("{} GB/s", units::number(value))
     } else if name.ends_with("_ms") || name.starts_with("step_ms") {
         format!("{} ms", units::number(value))
-    } else if name.contains("mfu") || name == "hfu" || name.ends_with("_share") {
+    } else if name.contains("mfu") || name == "hfu" || name == "bubble" || name.ends_with("_share") {
         units::percent(value)
     } else if name.starts_with("tflops") {
         format!("{} TFLOP/s", units::number(value))

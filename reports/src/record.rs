@@ -101,10 +101,12 @@ pub mod label_flags {
     pub const PROXY: &str = "proxy";
     /// A link's bandwidth and latency were emulated.
     pub const EMULATED_LINK: &str = "emulated_link";
+    /// Blocks lasted at least a stated time.
+    pub const EMULATED_PACE: &str = "emulated_pace";
     /// Products on a GPU were computed by kernels of zbench's own where the vendor's library was wanted.
     pub const PRODUCT_FALLBACK: &str = "product_fallback";
     /// All of them.
-    pub const ALL: [&str; 3] = [PROXY, EMULATED_LINK, PRODUCT_FALLBACK];
+    pub const ALL: [&str; 4] = [PROXY, EMULATED_LINK, EMULATED_PACE, PRODUCT_FALLBACK];
 }
 
 impl Record {

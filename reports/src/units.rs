@@ -91,6 +91,11 @@ pub fn link(bytes_per_second: f64, seconds: f64) -> String {
     format!("{}/s and {} each way", traffic(bytes_per_second), duration(seconds))
 }
 
+/// An emulated pace: `forward 4.00 ms and backward 8.00 ms`.
+pub fn pace([forward, backward]: [f64; 2]) -> String {
+    format!("forward {} and backward {}", duration(forward), duration(backward))
+}
+
 /// Floating-point operations: `1.50 TFLOP`.
 pub fn flops(operations: f64) -> String {
     scaled(operations, 1000.0, &["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP"])

@@ -139,7 +139,7 @@ fn waiting(of: &Operations, split: &[SplitStep], cores: usize, all_reduces: bool
         let (curves, overheads, reduce) = (&of.curves, of.overheads, split.reduce);
         let bare = Overheads { call: 0.0, all_reduce: 0.0, ..overheads };
         let clock = Clock { curves, overheads: bare, machine: &Free, crowd, reduce, corrections: BySpan::all(1.0) };
-        let computes = clock.time(&split.stated).ok()?.step_ms() * 1e-3;
+        let computes = clock.time([&split.stated]).ok()?.step_ms() * 1e-3;
         let calls = || split.stated.iter().flat_map(|stated| &stated.collectives);
         let sums = calls().filter(|call| call.kind == CollectiveKind::AllReduce).count();
         let others = calls().count() - sums;

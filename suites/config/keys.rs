@@ -457,6 +457,18 @@ const LATER: &[Key] = &[
         "Time that every move between device and host takes beside its bytes.",
     ),
     key(
+        "pace.forward",
+        Pace,
+        From("absent: as fast as the machine computes"),
+        "Emulated: one micro-batch's forward over all blocks of a rank lasts at least so long, by sleeping; needs pace.backward (docs/mesh.md).",
+    ),
+    key(
+        "pace.backward",
+        Pace,
+        From("absent: as fast as the machine computes"),
+        "The same of its backward; needs pace.forward.",
+    ),
+    key(
         "gemm.shape",
         Shape,
         From("absent: every matrix product of a training step of the model"),

@@ -44,6 +44,8 @@ pub enum Kind {
     Bandwidth,
     /// Seconds of a link's latency.
     Latency,
+    /// Seconds that a micro-batch lasts at least.
+    Pace,
     /// Seconds of a timeout.
     Patience,
     /// Two numbers in [0, 1).
@@ -91,6 +93,7 @@ impl fmt::Display for Kind {
             Kind::Bytes => f.write_str("bytes, as `\"80GiB\"`"),
             Kind::Bandwidth => f.write_str("bytes per second, as `\"12.5GB/s\"`"),
             Kind::Latency => f.write_str("seconds, as `\"20us\"`"),
+            Kind::Pace => f.write_str("seconds, as `\"4ms\"`"),
             Kind::Patience => f.write_str("seconds, as `\"300s\"`"),
             Kind::Betas => f.write_str("two numbers from 0, below 1"),
             Kind::Checkpointing => f.write_str("word, table or list"),
@@ -157,7 +160,7 @@ impl Kind {
         match self {
             Kind::Bytes => units::bytes(text).map(|bytes| bytes as f64),
             Kind::Bandwidth => units::rate(text),
-            Kind::Latency | Kind::Patience => units::seconds(text),
+            Kind::Latency | Kind::Pace | Kind::Patience => units::seconds(text),
             _ => None,
         }
     }
@@ -185,6 +188,7 @@ impl Kind {
                 self.check_quantity(value, 1e3..=1e15, "a bandwidth such as \"12.5GB/s\", from 1KB/s to 1000TB/s")
             }
             Kind::Latency => self.check_quantity(value, 0.0..=10.0, "a latency such as \"20us\", at most 10s"),
+            Kind::Pace => self.check_quantity(value, 1e-6..=10.0, "a time such as \"4ms\", from 1us to 10s"),
             Kind::Patience => self.check_quantity(value, 0.1..=3.6e6, "a time such as \"300s\", from 100ms to 1000h"),
             Kind::Betas => check_betas(value),
             Kind::Checkpointing => check_checkpointing(value),

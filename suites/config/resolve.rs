@@ -156,6 +156,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         model,
         train,
         link: link(&values, &parallel, &memory)?,
+        pace: pace(&values)?,
         memory,
         checkpoint: running::saving(&values, context)?.map(Box::new),
         watch: running::watch(&values)?,
@@ -419,6 +420,20 @@ fn rate_of_link(values: &Values, [bandwidth, latency]: [&'static str; 2]) -> Res
             Err(values.refuse(bandwidth, &[latency], message))
         }
         None => Ok(None),
+    }
+}
+
+/// An emulated speed of blocks; `None` where neither key is given.
+fn pace(values: &Values) -> Result<Option<Pace>, Refusal> {
+    let of = |key: &'static str| values.given(key).and_then(|value| quantity(value, units::seconds));
+    let absent = |key: &'static str, other: &'static str| {
+        Err(values.refuse(key, &[other], format!("is absent; write it beside {other}, as \"4ms\"")))
+    };
+    match (of("pace.forward"), of("pace.backward")) {
+        (Some(forward), Some(backward)) => Ok(Some(Pace { forward, backward })),
+        (None, None) => Ok(None),
+        (None, Some(_)) => absent("pace.forward", "pace.backward"),
+        (Some(_), None) => absent("pace.backward", "pace.forward"),
     }
 }
 

@@ -231,6 +231,8 @@ fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate
         spans.insert(name, before + 1e3 * span.seconds);
     }
     Timing {
+        // Its bubble is a span.
+        pipeline: None,
         step_ms: 1e3 * time.step,
         spans,
         tokens_per_second: time.tokens_per_second_per_device * ranks,

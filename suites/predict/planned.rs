@@ -106,6 +106,7 @@ impl Planned {
         let (timing, footprint) = (self.timing.as_ref().ok(), self.footprint.as_ref());
         let ranks = self.cell().map_or(1, |cell| cell.parallel.ranks).max(1) as f64;
         let rate = |flops: f64, ms: f64| flops / (ms / 1e3);
+        let pipeline = timing.and_then(|timing| timing.pipeline);
         let utilised = |flops: fn(&Timing) -> f64| timing.and_then(|t| Some(rate(flops(t), t.step_ms) / t.peak?));
         let wire: f64 = self.traffic.iter().map(|traffic| traffic.wire_bytes).sum();
         let priced_flops = || timing.map(|timing| timing.model_flops_per_rank * ranks);
@@ -126,6 +127,8 @@ impl Planned {
             proxy: self.proxy_of.is_some(),
             step_ms: timing.map(|timing| timing.step_ms),
             time: timing.map(|timing| timing.spans.clone()).unwrap_or_default(),
+            pipeline_ms: pipeline.map(|pipeline| pipeline.ms),
+            bubble: pipeline.map(|pipeline| pipeline.bubble),
             step_error: timing.and_then(|timing| timing.error),
             time_source: match &self.timing {
                 Ok(timing) => timing.source.clone(),
@@ -352,6 +355,11 @@ fn on_device(resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) ->
         return skip(
             "links cannot be emulated there: a call returns before a GPU has done it; leave [link] out".into(),
         );
+    }
+    if cell.pace.is_some() {
+        let reason =
+            "a pace cannot be emulated there: a rank that sleeps does not hold a GPU's queue back; leave [pace] out";
+        return skip(reason.into());
     }
     if let Some(reason) = above_capacity(cell, estimate) {
         return Decision::Record { status: Status::OutOfMemory, reason, source: Source::Plan };

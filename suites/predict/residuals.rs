@@ -17,6 +17,9 @@ const LEAST_SHARE: f64 = 0.02;
 /// A span is corrected by as many records as this, or not.
 pub const FEWEST: usize = 3;
 
+/// Why a record is left out whose time is not the machine's.
+const EMULATED: &str = "times over emulated links, and of an emulated pace, are not this machine's";
+
 /// All of a notebook's.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Residuals {
@@ -50,7 +53,9 @@ impl Residuals {
             }
             let Some(measured) = record.metrics.number("step_ms_p50") else { continue };
             let Ok(cell) = serde_json::from_value::<Cell>(record.cell.clone()) else { continue };
-            let time = match profile.time(&planner, &cell) {
+            let is_emulated = cell.link.is_some() || cell.pace.is_some();
+            let time = if is_emulated { Err(EMULATED.into()) } else { profile.time(&planner, &cell) };
+            let time = match time {
                 Ok(time) => time,
                 Err(reason) => {
                     if !residuals.left_out.contains(&reason) {

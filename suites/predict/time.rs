@@ -17,11 +17,14 @@ use zbench_engine::comm::{Collective, CollectiveKind};
 use zbench_engine::config::{Cell, DeviceKind};
 use zbench_engine::moves::Move;
 use zbench_engine::outcome::{BySpan, Flops};
-use zbench_engine::planner::clock::{Clock, DiskTime, Machine, NoTime, Stretch};
+use zbench_engine::planner::clock::{Clock, DiskTime, Machine, NoTime, Stretch, is_message};
 use zbench_engine::planner::{Planner, RecordedAction};
 use zbench_host::machine;
 use zbench_kernels::DType;
 use zbench_reports::collectives::{Fit, Segment};
+
+/// The actions of one rank of a stage.
+type StageActions<'a> = Box<dyn Iterator<Item = RecordedAction> + 'a>;
 
 /// The time of a cell on the machine of its profile, by default on this one, whose profile is read once.
 ///
@@ -134,7 +137,7 @@ impl TimeProfile {
     /// # Errors
     /// What of it was not measured, in words.
     pub fn time(&self, planner: &Planner, cell: &Cell) -> Result<Timing, String> {
-        let (time, flops, note) = self.clocked(planner, cell, |clock, actions| clock.time(actions))?;
+        let (time, flops, note) = self.clocked(planner, cell, |clock, stages| clock.time(stages))?;
         let step_ms = time.step_ms();
         let ranks = cell.parallel.ranks.max(1) as f64;
         let mut source = format!("operations and collectives measured on this machine ({}){note}", self.name);
@@ -143,7 +146,8 @@ impl TimeProfile {
         }
         Ok(Timing {
             step_ms,
-            spans: time.spans_ms.iter().map(|(span, ms)| (span.name(), ms)).collect(),
+            spans: time.spans_ms.stated().map(|(span, ms)| (span.name(), ms)).collect(),
+            pipeline: time.pipeline,
             tokens_per_second: if step_ms > 0.0 { flops.tokens as f64 / step_ms * 1e3 } else { 0.0 },
             model_flops_per_rank: flops.model / ranks,
             hardware_flops_per_rank: flops.hardware / ranks,
@@ -157,7 +161,9 @@ impl TimeProfile {
     /// # Errors
     /// As [`TimeProfile::time`].
     pub fn timeline(&self, planner: &Planner, cell: &Cell) -> Result<Vec<Stretch>, String> {
-        self.clocked(planner, cell, |clock, actions| clock.timeline(actions)).map(|(line, ..)| line)
+        let (lines, ..) = self.clocked(planner, cell, |clock, stages| clock.timelines(stages))?;
+        let ms = |line: &Vec<Stretch>| line.iter().map(|stretch| stretch.ms).sum::<f64>();
+        Ok(lines.into_iter().max_by(|a, b| ms(a).total_cmp(&ms(b))).unwrap_or_default())
     }
 
     /// What a clock makes of a cell's actions, the FLOPs of a step, and in what the times differ from the cell's own.
@@ -165,7 +171,7 @@ impl TimeProfile {
         &self,
         planner: &Planner,
         cell: &Cell,
-        make: impl FnOnce(&Clock<'_>, &mut dyn Iterator<Item = RecordedAction>) -> Result<T, NoTime>,
+        make: impl FnOnce(&Clock<'_>, Vec<StageActions<'_>>) -> Result<T, NoTime>,
     ) -> Result<(T, Flops, String), String> {
         if cell.hardware.device != DeviceKind::Cpu {
             return Err("times are predicted for cells on the CPU alone, by what was measured on one".into());
@@ -183,7 +189,8 @@ impl TimeProfile {
             reduce: cell.precision.reduce,
             corrections,
         };
-        let made = make(&clock, &mut plan.recorded_actions(cell, &*kernels, 0)).map_err(|reason| match reason {
+        let stages = plan.recorded_stages(cell, &*kernels).map(|actions| Box::new(actions) as StageActions<'_>);
+        let made = make(&clock, stages.collect()).map_err(|reason| match reason {
             NoTime::Operation(unknown) => {
                 format!("{unknown} in {}; run `zbench calibrate` of this version of zbench", self.name)
             }
@@ -255,8 +262,14 @@ impl Machine for Fits<'_> {
         if call.ranks <= 1 {
             return Ok(0.0);
         }
-        let (backend, ranks, kind) = (self.cell.parallel.backend.name(), call.ranks, call.kind.name());
-        let reduces = call.kind != CollectiveKind::AllGather;
+        // A message is one of a sendrecv's two, which go at the same time; only that is measured.
+        let kind = if is_message(call.kind) { CollectiveKind::SendRecv } else { call.kind };
+        let (backend, ranks, kind, reduces) = (
+            self.cell.parallel.backend.name(),
+            call.ranks,
+            kind.name(),
+            !matches!(kind, CollectiveKind::AllGather | CollectiveKind::SendRecv),
+        );
         let wanted = type_name(dtype);
         let of = |table: &Table| -> Option<Vec<Fit>> {
             let fits = table.get(backend)?.get(format!("ranks-{ranks}"))?.get(kind)?.get("fits")?.as_array()?;

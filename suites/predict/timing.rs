@@ -1,5 +1,6 @@
 //! The predicted time of a step.
 
+use zbench_engine::outcome::PipelineTime;
 use zbench_estimate::band::Band;
 use zbench_reports::OrderedMap;
 
@@ -10,6 +11,8 @@ pub struct Timing {
     pub step_ms: f64,
     /// Its parts, milliseconds.
     pub spans: OrderedMap<f64>,
+    /// Where the engine's stages are simulated.
+    pub pipeline: Option<PipelineTime>,
     /// Of all ranks.
     pub tokens_per_second: f64,
     /// FLOPs of a step and rank that the model needs.

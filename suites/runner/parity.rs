@@ -5,7 +5,7 @@ use serde::Serialize;
 use std::collections::HashMap;
 use zbench_config::grid::canonical;
 use zbench_engine::config::{
-    BatchDivision, Cell, Data, Evaluation, Hardware, Link, Lora, Model, Precision, PricedModel, Saving, Strategy,
+    BatchDivision, Cell, Data, Evaluation, Hardware, Link, Lora, Model, Pace, Precision, PricedModel, Saving, Strategy,
     Train, Watch,
 };
 use zbench_engine::numerics::Numerics;
@@ -30,6 +30,7 @@ struct Class<'a> {
     /// Without the number of threads.
     hardware: Hardware,
     link: Option<Link>,
+    pace: Option<Pace>,
     checkpoint: Option<&'a Saving>,
     watch: Option<Watch>,
 }
@@ -48,6 +49,7 @@ impl Class<'_> {
             lora,
             hardware,
             link,
+            pace,
             checkpoint,
             watch,
             priced,
@@ -64,6 +66,8 @@ impl Class<'_> {
             hardware: Hardware { threads_per_rank: 1, ..hardware.clone() },
             // A link between device and host changes no number, and the reference may have nothing offloaded.
             link: link.map(|link| Link { host: None, ..link }).filter(|link| link.node.is_some()),
+            // It changes no number, but what is compared with a reference is its speed, too.
+            pace: *pace,
             checkpoint: checkpoint.as_deref(),
             watch: watch.map(|watch| over_all_ranks(watch, division)),
         }

@@ -300,6 +300,9 @@ pub struct RankEnd {
     pub reserved_bytes: u64,
     /// Wall time of each timed step.
     pub step_ms: Vec<f64>,
+    /// The part of it from the first forward to the last backward.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pipeline_ms: Vec<f64>,
     /// Mean time per timed step; empty where no step was timed to its end.
     pub spans_ms: BTreeMap<Span, f64>,
     /// Collectives per step.
@@ -422,7 +425,8 @@ impl From<&outcome::RankReport> for RankEnd {
         RankEnd {
             reserved_bytes: report.reserved_bytes,
             step_ms: report.step_ms.clone(),
-            spans_ms: report.spans_ms.iter().collect(),
+            pipeline_ms: report.pipeline_ms.clone(),
+            spans_ms: report.spans_ms.stated().collect(),
             traffic: report.traffic.clone(),
             moves: report.moves.clone(),
             disk: report.disk.clone(),

@@ -1,6 +1,7 @@
 //! From what was measured to a record: metrics, memory beside its prediction, communication, time, operations.
 
 mod offload;
+mod pipeline;
 pub use offload::ceiling;
 
 use crate::gpu_info::GpuInfo;
@@ -9,13 +10,13 @@ use hdrhistogram::Histogram;
 use zbench_engine::comm::CollectiveKind;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::{Backend, Cell, Data, DeviceKind};
-use zbench_engine::outcome::{Estimate, Traffic};
+use zbench_engine::outcome::{Estimate, Span, Traffic};
 use zbench_host::devices;
 use zbench_host::sampling::sampled::BUSY_SHARE;
 use zbench_kernels::Category;
 use zbench_predict::planned::Planned;
 use zbench_reports::record::{self, Bytes, Communication, LedgerTerm, Rank, Record, Step};
-use zbench_reports::units;
+use zbench_reports::{stats, units};
 
 /// How far the peak before and after may be apart, relative to the larger.
 pub const PEAK_DRIFT: f64 = 0.2;
@@ -89,11 +90,13 @@ pub fn measured(record: &mut Record, steps: Vec<Step>, end: &End, cell: &Cell, e
     offload::add(record, end, estimate);
     time(record, end);
     metrics(record, end, cell, estimate);
+    pipeline::add(record, end, cell.parallel.degrees.pipeline);
     if !end.kernels.is_empty() {
         record.environment.insert("kernels".into(), end.kernels.clone().into());
     }
     flags(record, end);
     emulated(record, cell, end);
+    pipeline::paced(record, cell);
     offload::first_step(record, cell);
     if !record.is_measured() {
         // Whatever is missing is missing because the cell did not reach its end.
@@ -124,6 +127,11 @@ fn rank_of(rank: &RankEnd, host: &str) -> Rank {
     let p50 = histogram(&rank.step_ms).map(|histogram| quantile(&histogram, 0.5));
     let mut extra = record::Extra::new();
     extra.insert("reserved_bytes".into(), rank.reserved_bytes.into());
+    if rank.spans_ms.contains_key(&Span::ExposedPipeline)
+        && let Some(ms) = stats::median(&rank.pipeline_ms)
+    {
+        extra.insert("pipeline_ms_p50".into(), ms.into());
+    }
     if let Some(pid) = rank.pid {
         extra.insert("pid".into(), pid.into());
     }

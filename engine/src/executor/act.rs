@@ -11,6 +11,7 @@ use crate::learning_rate::learning_rate;
 use crate::loss_scale::LossScaler;
 use crate::mesh::{Axes, Axis};
 use crate::model::{ByStream, Layer, LayerKind, Stream, Weights};
+use crate::pace::Paced;
 use crate::recorder::Phase;
 use crate::shard::{Delayed, Due, Update};
 use crate::span::{Span, Spans};
@@ -44,8 +45,14 @@ impl<'a> Executor<'a> {
                 spans.enter(Span::Data);
                 self.load(micro, source)?;
             }
-            Action::Receive { micro, stream, gradient, .. } => self.receive(micro, stream, gradient)?,
-            Action::Send { micro, stream, gradient, .. } => self.send(micro, stream, gradient)?,
+            Action::Receive { micro, stream, gradient, .. } => {
+                spans.enter(Span::ExposedPipeline);
+                self.receive(micro, stream, gradient)?;
+            }
+            Action::Send { micro, stream, gradient, .. } => {
+                spans.enter(Span::ExposedPipeline);
+                self.send(micro, stream, gradient)?;
+            }
             Action::Gather { unit, refresh, slot } => {
                 spans.enter(Span::ExposedGather);
                 if refresh {
@@ -62,7 +69,9 @@ impl<'a> Executor<'a> {
             Action::Forward { micro, layer } => {
                 let found = self.layer(layer, spans)?;
                 spans.enter(Span::Forward);
+                let paced = self.paced(action);
                 self.forward(micro, layer, found)?;
+                paced.end();
             }
             Action::Evict { micro, layer, tensor } => self.flow.of_mut(micro).saved[layer].evict(tensor),
             Action::Recompute { micro, layer, output } => {
@@ -75,20 +84,26 @@ impl<'a> Executor<'a> {
                 self.move_saved(action, spans)?;
                 let found = self.layer(layer, spans)?;
                 spans.enter(Span::Backward);
+                let paced = self.paced(action);
                 for unit in [Some(found.unit), found.experts].into_iter().flatten() {
                     self.gradients.open(&self.state, self.context.resources(), unit)?;
                 }
                 self.backward(micro, layer, found)?;
+                paced.end();
             }
             Action::BackwardInput { micro, layer } => {
                 self.move_saved(action, spans)?;
                 let found = self.layer(layer, spans)?;
                 spans.enter(Span::Backward);
+                let paced = self.paced(action);
                 self.backward_input(micro, layer, found)?;
+                paced.end();
             }
             Action::BackwardWeight { micro, layer } => {
                 spans.enter(Span::Backward);
+                let paced = self.paced(action);
                 self.backward_weight(micro, layer)?;
+                paced.end();
             }
             Action::Reduce { unit, first, last } => {
                 spans.enter(Span::ExposedReduce);
@@ -109,6 +124,12 @@ impl<'a> Executor<'a> {
         spans.during(None);
         spans.enter(Span::Other);
         Ok(())
+    }
+
+    /// Begins the least time of an action, where the cell has a pace. A dry run takes no time.
+    fn paced(&self, action: Action) -> Paced {
+        let pace = self.cell.pace.filter(|_| self.recorder.is_none());
+        Paced::begin(pace.and_then(|pace| pace.share(&self.role.layout, action)))
     }
 
     /// Takes a stream from the neighbouring stage that makes it: values from the one before, gradients from the one behind.
@@ -376,8 +397,13 @@ impl<'a> Executor<'a> {
 
     /// Waits for what is under way: then all gradients are at home, and all messages have arrived.
     pub fn settle(&mut self, spans: &mut dyn Spans) -> Result<()> {
-        for ticket in std::mem::take(&mut self.flow.sent).into_iter().flatten() {
-            self.pipeline()?.0.wait(ticket)?;
+        let sent = std::mem::take(&mut self.flow.sent);
+        if sent.iter().any(Option::is_some) {
+            spans.enter(Span::ExposedPipeline);
+            for ticket in sent.into_iter().flatten() {
+                self.pipeline()?.0.wait(ticket)?;
+            }
+            spans.enter(Span::ExposedReduce);
         }
         self.gradients.finish(&self.state, self.context.resources(), spans)?;
         self.gradients.check_reduced()

@@ -6,22 +6,26 @@
 //! fit was measured among so many ranks as it is for, so it holds their turns already.
 //!
 //! Moves between device and host are copies by the rank's thread. Transfers of a disk go on beside it, one after the other: what
-//! is left of one when it is waited for is in the step.
+//! is left of one when it is waited for is in the step. Stages of a pipeline wait for each other ([`stages`]).
+
+mod stages;
 
 use super::RecordedAction;
 use super::curves::{COPY, Class, Curves, NoCurve};
 use crate::actions::Action;
 use crate::comm::{Collective, CollectiveKind};
-use crate::moves::{Move, MoveEvent};
+use crate::moves::Move;
+use crate::outcome::PipelineTime;
 use crate::span::{BySpan, Span};
+use stages::{Stages, Tell, Window};
 use std::borrow::Borrow;
-use std::cell::Cell;
 use std::collections::HashMap;
 use zbench_kernels::DType;
 
 /// What the clock asks of a machine.
 pub trait Machine {
-    /// Seconds of a collective between ranks that are there already; reductions are of `dtype`.
+    /// Seconds of a collective between ranks that are there already; reductions are of `dtype`. Of a message
+    /// ([`CollectiveKind::Recv`]) likewise.
     ///
     /// # Errors
     /// What was not measured, in words.
@@ -95,6 +99,8 @@ pub enum NoTime {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTime {
     pub spans_ms: BySpan<f64>,
+    /// Where there are stages.
+    pub pipeline: Option<PipelineTime>,
 }
 
 /// A stretch of a predicted step.
@@ -115,7 +121,7 @@ impl StepTime {
 }
 
 /// Under which span an action's operations are booked, as the rank's meter does.
-fn span(action: Action) -> Span {
+fn booked(action: Action) -> Span {
     match action {
         Action::Load { .. } => Span::Data,
         Action::Gather { .. } => Span::ExposedGather,
@@ -130,7 +136,8 @@ fn span(action: Action) -> Span {
         | Action::StoreSaved { .. }
         | Action::SettleSaved { .. }
         | Action::FetchSaved { .. } => Span::Offload,
-        Action::Receive { .. } | Action::Send { .. } | Action::Release { .. } | Action::Evict { .. } => Span::Other,
+        Action::Receive { .. } | Action::Send { .. } => Span::ExposedPipeline,
+        Action::Release { .. } | Action::Evict { .. } => Span::Other,
     }
 }
 
@@ -158,94 +165,59 @@ impl Drive {
 /// The term under which the norm's operations are recorded; the meter books them as agreeing.
 const NORM: &str = "norm";
 
+/// Whether a call is a message from one rank to another.
+pub fn is_message(kind: CollectiveKind) -> bool {
+    matches!(kind, CollectiveKind::Send | CollectiveKind::Recv | CollectiveKind::SendRecv)
+}
+
 impl Clock<'_> {
-    /// The time of a step.
+    /// The time of a step, of the actions of one rank of each stage. The spans are those of the stage whose step is the longest, as records
+    /// have those of the slowest rank.
     ///
     /// # Errors
     /// The first operation or collective that was not measured.
-    pub fn time(&self, actions: impl IntoIterator<Item = impl Borrow<RecordedAction>>) -> Result<StepTime, NoTime> {
-        let mut seconds = BySpan::all(0.0);
-        self.walk(actions, &mut |_, span, time| seconds[span] += time)?;
-        Ok(StepTime { spans_ms: BySpan::of(|span| seconds[span] * 1e3 * self.corrections[span]) })
+    pub fn time<I>(&self, stages: impl IntoIterator<Item = I>) -> Result<StepTime, NoTime>
+    where
+        I: IntoIterator<Item: Borrow<RecordedAction>>,
+    {
+        let mut seconds: Vec<BySpan<f64>> = Vec::new();
+        let windows = self.walk(stages, &mut |stage, _, span, time| {
+            seconds.resize(seconds.len().max(stage + 1), BySpan::all(0.0));
+            seconds[stage][span] += time;
+        })?;
+        let of_stage = |seconds: BySpan<f64>| BySpan::of(|span| seconds[span] * 1e3 * self.corrections[span]);
+        let longest = seconds.into_iter().map(of_stage).max_by(|a, b| a.sum().total_cmp(&b.sum()));
+        let pipeline = windows.iter().map(|window| [window.seconds() * 1e3, window.busy * 1e3]);
+        let pipeline = if windows.len() > 1 { PipelineTime::of(pipeline) } else { None };
+        Ok(StepTime { spans_ms: longest.unwrap_or_default(), pipeline })
     }
 
-    /// The same one after the other: what a rank does when, as far as the clock knows. Stretches of an action under one span
-    /// are one.
+    /// The same one after the other, for each stage: what a rank does when, as far as the clock knows. Stretches of an action under one
+    /// span are one.
     ///
     /// # Errors
     /// As [`Clock::time`].
-    pub fn timeline(
-        &self,
-        actions: impl IntoIterator<Item = impl Borrow<RecordedAction>>,
-    ) -> Result<Vec<Stretch>, NoTime> {
-        let mut line: Vec<Stretch> = Vec::new();
-        self.walk(actions, &mut |action, span, seconds| {
+    pub fn timelines<I>(&self, stages: impl IntoIterator<Item = I>) -> Result<Vec<Vec<Stretch>>, NoTime>
+    where
+        I: IntoIterator<Item: Borrow<RecordedAction>>,
+    {
+        let mut lines: Vec<Vec<Stretch>> = Vec::new();
+        self.walk(stages, &mut |stage, action, span, seconds| {
+            lines.resize(lines.len().max(stage + 1), Vec::new());
             let ms = seconds * 1e3 * self.corrections[span];
-            match line.last_mut() {
+            match lines[stage].last_mut() {
                 Some(last) if last.action == action && last.span == span => last.ms += ms,
-                _ => line.push(Stretch { action, span, ms }),
+                _ => lines[stage].push(Stretch { action, span, ms }),
             }
         })?;
-        Ok(line)
+        Ok(lines)
     }
 
-    /// Tells the seconds of everything that a step consists of, in its order, before corrections.
-    fn walk(
-        &self,
-        actions: impl IntoIterator<Item = impl Borrow<RecordedAction>>,
-        tell: &mut dyn FnMut(Option<Action>, Span, f64),
-    ) -> Result<(), NoTime> {
-        // Blocks and micro-batches repeat each other: most operations were seen before.
-        let mut known: HashMap<(String, Vec<u64>), f64> = HashMap::new();
-        let (now, mut drive) = (Cell::new(0.0), Drive::default());
-        let mut tell = |action, span, seconds: f64| {
-            now.set(now.get() + seconds);
-            tell(action, span, seconds);
-        };
-        tell(None, Span::Other, self.crowd * self.overheads.step);
-        for recorded in actions {
-            let recorded = recorded.borrow();
-            let (action, place) = (Some(recorded.action), span(recorded.action));
-            for event in &recorded.moves {
-                let seconds = match event {
-                    MoveEvent::Copy(of) => {
-                        let copy = self.crowd * self.curves.seconds_of_bytes(COPY, of.bytes)?;
-                        copy + self.crowd * self.overheads.operation
-                    }
-                    MoveEvent::Start { transfer, of } => {
-                        drive.start(*transfer, now.get(), self.machine.disk_move(of).map_err(NoTime::Disk)?);
-                        self.crowd * self.overheads.operation
-                    }
-                    MoveEvent::Wait { transfer } => drive.left(*transfer, now.get()),
-                };
-                tell(action, Span::Offload, seconds);
-            }
-            if place == Span::Data {
-                tell(action, place, self.crowd * self.overheads.load);
-            }
-            for operation in &recorded.operations {
-                let agrees = recorded.action == Action::Update && operation.term == NORM;
-                let place = if agrees { Span::ExposedAgree } else { place };
-                let class = Class::of(&operation.op);
-                let key = (class.name, class.sizes.iter().map(|size| size.to_bits()).collect());
-                let time = match known.get(&key) {
-                    Some(time) => *time,
-                    None => *known.entry(key).or_insert(self.curves.seconds(&operation.op)?),
-                };
-                tell(action, place, self.crowd * (time + self.overheads.operation));
-            }
-            for call in &recorded.collectives {
-                let place = if recorded.action == Action::Update { Span::ExposedAgree } else { place };
-                let time = self.machine.collective(call, self.reduce).map_err(NoTime::Collective)?;
-                let waits = match call.kind {
-                    _ if call.ranks == 1 => 0.0,
-                    CollectiveKind::AllReduce => self.overheads.all_reduce,
-                    _ => self.overheads.call,
-                };
-                tell(action, place, time + waits);
-            }
-        }
-        Ok(())
+    fn walk<I>(&self, stages: impl IntoIterator<Item = I>, tell: Tell<'_>) -> Result<Vec<Window>, NoTime>
+    where
+        I: IntoIterator<Item: Borrow<RecordedAction>>,
+    {
+        Stages::new(self, stages.into_iter().map(I::into_iter), tell).run()
     }
 }
 

@@ -27,6 +27,8 @@ pub struct RecordedAction {
     pub collectives: Vec<Collective>,
     /// Moves between homes and waits for them, all of which come before the action's operations.
     pub moves: Vec<MoveEvent>,
+    /// Seconds that it lasts at least, where the cell has a pace.
+    pub least: f64,
 }
 
 /// One rank's step on a dry device.
@@ -113,7 +115,8 @@ impl<'a> DryRun<'a> {
         self.act_all(&[action], 0)?;
         let collectives = std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner));
         let moves = self.executor.homes.moves().take_events();
-        Ok(RecordedAction { action, operations: self.recorder.take_operations(), collectives, moves })
+        let least = self.cell.pace.and_then(|pace| pace.share(&self.role.layout, action)).unwrap_or(0.0);
+        Ok(RecordedAction { action, operations: self.recorder.take_operations(), collectives, moves, least })
     }
 
     /// Performs an action: how far the bytes in use on the device went above where they began.

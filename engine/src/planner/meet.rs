@@ -8,20 +8,20 @@ use crate::plan::{Plan, PlanError, Role};
 use std::collections::VecDeque;
 
 /// A send or a receive of a stage, between two virtual stages that follow each other.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Message {
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Message {
     /// Virtual stages.
     from: usize,
     to: usize,
     micro: usize,
     stream: Stream,
-    gradient: bool,
-    sends: bool,
+    pub gradient: bool,
+    pub sends: bool,
 }
 
 impl Message {
     /// The message of an action of stage `stage` of `stages`.
-    fn of(action: &Action, [stage, stages]: [usize; 2]) -> Option<Message> {
+    pub fn of(action: &Action, [stage, stages]: [usize; 2]) -> Option<Message> {
         let (micro, chunk, stream, gradient, sends) = match *action {
             Action::Send { micro, chunk, stream, gradient } => (micro, chunk, stream, gradient, true),
             Action::Receive { micro, chunk, stream, gradient } => (micro, chunk, stream, gradient, false),
@@ -35,7 +35,7 @@ impl Message {
     }
 
     /// What the other stage does.
-    fn other(self) -> Message {
+    pub fn other(self) -> Message {
         Message { sends: !self.sends, ..self }
     }
 }
@@ -91,7 +91,7 @@ impl Plan {
     }
 
     /// The first rank of a stage, or of the stage of a virtual one.
-    fn rank(&self, stage: usize) -> usize {
+    pub fn rank(&self, stage: usize) -> usize {
         let stages = self.mesh.size(Axes::PIPELINE);
         stage % stages * (self.mesh.world() / stages)
     }

@@ -30,6 +30,7 @@ mod recording;
 mod repeats;
 mod resume;
 mod slices;
+mod stage_times;
 pub mod support;
 mod tcp;
 mod trace;

@@ -63,6 +63,7 @@ pub fn llama_fixture() -> Cell {
         lora: Lora { rank: 0, alpha: 16.0, dropout: 0.0, ..Lora::default() },
         hardware: Hardware::cpu(1),
         link: None,
+        pace: None,
         read_ahead: zbench_engine::config::READ_AHEAD,
         checkpoint: None,
         watch: None,

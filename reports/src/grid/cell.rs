@@ -37,26 +37,35 @@ pub struct Cell<'a> {
     pub unranked: Option<String>,
 }
 
-/// Cells are ranked among those of the same kind: the same kind of work, and a core for each thread or not.
+/// Cells are ranked among those of the same kind: the same kind of work, a core for each thread or not, and the same emulated pace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Kind {
     /// Adapters are trained beside frozen weights.
     pub has_adapter: bool,
     /// A host has more threads of ranks than cores.
     pub is_crowded: bool,
+    /// The emulated pace, as bits, whose order is that of the numbers.
+    pub(super) pace: Option<[u64; 2]>,
 }
 
 impl Kind {
     /// The kind of a record's cell on the machine of the record.
     pub fn of(record: &Record) -> Self {
-        Self { has_adapter: labels::has_adapter(&record.cell), is_crowded: crowding(record).is_some() }
+        let pace = emulated_pace(record).map(|pace| pace.map(f64::to_bits));
+        Self { has_adapter: labels::has_adapter(&record.cell), is_crowded: crowding(record).is_some(), pace }
+    }
+
+    /// The seconds of the emulated pace, forward and backward.
+    pub fn pace(&self) -> Option<[f64; 2]> {
+        self.pace.map(|pace| pace.map(f64::from_bits))
     }
 }
 
-/// The kinds of these cells: those with a core for each thread before the others, then full fine-tunes before adapter runs.
+/// The kinds of these cells: those without an emulated pace before the others, then those with a core for each thread, then full
+/// fine-tunes before adapter runs.
 pub fn groups<'c, 'a: 'c>(cells: impl Iterator<Item = &'c Cell<'a>>) -> Vec<Kind> {
     let mut kinds = distinct(cells.map(Cell::kind));
-    kinds.sort_by_key(|kind| (kind.is_crowded, kind.has_adapter));
+    kinds.sort_by_key(|kind| (kind.pace, kind.is_crowded, kind.has_adapter));
     kinds
 }
 
@@ -160,13 +169,15 @@ impl<'a> Cell<'a> {
     }
 
     /// Marks that follow the label of the cell everywhere.
-    pub(super) fn marks(&self) -> &'static str {
-        match (is_proxy(self.record()), emulated_link(self.record()).is_some()) {
-            (true, true) => " [proxy, emulated link]",
-            (true, false) => " [proxy]",
-            (false, true) => " [emulated link]",
-            (false, false) => "",
-        }
+    pub(super) fn marks(&self) -> String {
+        let record = self.record();
+        let all = [
+            (is_proxy(record), "proxy"),
+            (emulated_link(record).is_some(), "emulated link"),
+            (emulated_pace(record).is_some(), "emulated pace"),
+        ];
+        let marks: Vec<&str> = all.into_iter().filter(|(is_so, _)| *is_so).map(|(_, mark)| mark).collect();
+        if marks.is_empty() { String::new() } else { format!(" [{}]", marks.join(", ")) }
     }
 
     /// Median over the used trials of a metric.
@@ -280,9 +291,15 @@ pub fn emulated_link(record: &Record) -> Option<String> {
             let said: Vec<String> = nodes.into_iter().chain(hosts).collect();
             Some(if said.is_empty() { link.to_string() } else { said.join(", ") })
         }
-        None if is_labelled(record, label_flags::EMULATED_LINK, "emulated") => Some("see the notes".to_string()),
+        None if is_labelled(record, label_flags::EMULATED_LINK, "emulated link") => Some("see the notes".to_string()),
         None => None,
     }
+}
+
+/// The seconds that a micro-batch's forward and backward last at least, where that is emulated.
+pub fn emulated_pace(record: &Record) -> Option<[f64; 2]> {
+    let seconds = |key: &str| record.setting(key).and_then(Value::as_f64);
+    Some([seconds("pace.forward")?, seconds("pace.backward")?])
 }
 
 fn is_labelled(record: &Record, flag: &str, note: &str) -> bool {

@@ -109,8 +109,11 @@ impl<'a> Grid<'a> {
     }
 
     /// The speed of b as a multiple of that of a: over common rounds, or of medians over trials. `None` where either is not
-    /// ranked.
+    /// ranked, and where one's speed is another emulation than the other's.
     pub fn ratio(&self, a: &Cell, b: &Cell) -> Option<f64> {
+        if a.kind().pace() != b.kind().pace() {
+            return None;
+        }
         let (speed_a, speed_b) = (a.place.and(a.speed)?.mid, b.place.and(b.speed)?.mid);
         match &self.turned {
             Some(_) if a.key == b.key => Some(1.0),
@@ -123,6 +126,9 @@ impl<'a> Grid<'a> {
     /// The verdict on b against a: by turns, or by whether the intervals of trials overlap.
     pub fn verdict(&self, a: &Cell, b: &Cell) -> evidence::Verdict {
         use evidence::Verdict::{Faster, Slower, Undecided};
+        if a.kind().pace() != b.kind().pace() {
+            return Undecided;
+        }
         if let Some(turned) = &self.turned {
             return turned.verdict(a.key, b.key);
         }
@@ -184,12 +190,17 @@ fn rank_by_turns(cells: &mut [Cell], turned: &TurnsAnalysis) {
 }
 
 fn rank_by_trials(cells: &mut [Cell]) {
+    let pace = |cell: &Cell| cell.kind().pace;
     let ranked: Vec<usize> = (0..cells.len()).filter(|&cell| cells[cell].unranked.is_none()).collect();
-    let speeds: Vec<Interval> = ranked.iter().filter_map(|&cell| cells[cell].speed).collect();
-    for (&cell, place) in ranked.iter().zip(stats::places(&speeds)) {
-        cells[cell].place = Some(place);
+    // Emulated speeds say nothing beside measured ones.
+    for (_, ranked) in grouped(ranked.into_iter().map(|cell| (pace(&cells[cell]), cell))) {
+        let speeds: Vec<Interval> = ranked.iter().filter_map(|&cell| cells[cell].speed).collect();
+        for (&cell, place) in ranked.iter().zip(stats::places(&speeds)) {
+            cells[cell].place = Some(place);
+        }
     }
     // By median and not by rank: a cell of a wide interval may share the rank of cells far above it.
     let median = |cell: &Cell| cell.place.and(cell.speed).map_or(f64::NEG_INFINITY, |speed| speed.mid);
-    cells.sort_by(|a, b| median(b).total_cmp(&median(a)));
+    let group = |cell: &Cell| (cell.place.is_none(), cell.place.and_then(|_| pace(cell)));
+    cells.sort_by(|a, b| group(a).cmp(&group(b)).then(median(b).total_cmp(&median(a))));
 }

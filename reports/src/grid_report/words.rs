@@ -267,7 +267,7 @@ impl<'g, 'a> Agreement<'g, 'a> {
     }
 }
 
-/// Warnings on stand-ins and emulated links, which come before anything else.
+/// Warnings on stand-ins and on what is emulated, which come before anything else.
 pub fn caveats(grid: &Grid) -> Vec<String> {
     let mut items = Vec::new();
     let all = grid.cells.len();
@@ -298,6 +298,20 @@ pub fn caveats(grid: &Grid) -> Vec<String> {
             } else {
                 ""
             }
+        ));
+    }
+    let mut paces: Vec<String> =
+        grid.cells.iter().filter_map(|cell| cell::emulated_pace(cell.record())).map(units::pace).collect();
+    if !paces.is_empty() {
+        let count = paces.len();
+        paces.sort();
+        paces.dedup();
+        items.push(format!(
+            "EMULATED PACE: in {count} of {} the blocks of a rank last at least a stated time for each micro-batch, marked [emulated \
+             pace]: {}. Their times are made by that pace, not by hardware.{}",
+            units::plural(all, "cell", "cells"),
+            paces.join("; "),
+            if count < all || paces.len() > 1 { " Cells are ranked among those of the same pace." } else { "" }
         ));
     }
     items

@@ -196,6 +196,45 @@ fn stand_ins_and_emulated_links_are_marked_everywhere() {
 }
 
 #[test]
+fn cells_of_an_emulated_pace_are_ranked_among_themselves() {
+    let mut records = grid::records();
+    let ranked = |records: &[Record]| {
+        let document = comparison(records, None);
+        let of = |name: &str| column(&document, "cells", name);
+        of("cell").into_iter().zip(of("place")).collect::<Vec<_>>()
+    };
+    let before = ranked(&records);
+    let fastest = before[0].0.clone();
+    assert_eq!(
+        before.iter().filter(|(_, place)| place.trim_end_matches('=') == "1").count(),
+        1 + usize::from(before[1].1 == "1=")
+    );
+    // The fastest now is so because somebody said how long it takes.
+    let strategy = |record: &Record| {
+        record.setting("parallel.strategy").and_then(|name| name.as_str()).unwrap_or_default().to_string()
+    };
+    let key = records
+        .iter()
+        .find(|record| fastest.starts_with(&strategy(record)) && record.is_measured())
+        .unwrap()
+        .key
+        .clone();
+    for record in records.iter_mut().filter(|record| record.key == key) {
+        record.cell["pace"] = serde_json::json!({"forward": 0.004, "backward": 0.008});
+        record.validity.push(label_flags::EMULATED_PACE.into());
+    }
+    let after = ranked(&records);
+    let at = after.iter().position(|(label, _)| label.ends_with("[emulated pace]")).unwrap();
+    assert_eq!(after[at].1, "1", "alone of its pace");
+    assert!(at > 0 && after[0].1.starts_with('1'), "{after:?}");
+    assert!(after[..at].iter().all(|(_, place)| place != "-"), "before it come all that are ranked: {after:?}");
+    let said = text(&comparison(&records, None));
+    assert!(said.contains("EMULATED PACE: in 1 of 9 cells"), "{said}");
+    assert!(said.contains("forward 4.00 ms and backward 8.00 ms"), "{said}");
+    assert!(!said.contains("EMULATED LINK"), "{said}");
+}
+
+#[test]
 fn every_row_can_be_repeated() {
     let records = grid::records();
     let document = comparison(&records, None);

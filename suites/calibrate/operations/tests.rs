@@ -200,9 +200,14 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
     let call =
         Collective { axis: GroupName::Data, kind: CollectiveKind::AllGather, ranks: 4, bytes: 64, in_place: false };
     let action = Action::Forward { micro: 0, layer: 0 };
-    let stated =
-        vec![RecordedAction { action, operations: vec![operation; 2], collectives: vec![call; 2], moves: Vec::new() }];
-    let split = SplitStep { stated, reduce: DType::F32, step: 100e-6, alone: 15e-6 };
+    let stated = RecordedAction {
+        action,
+        operations: vec![operation; 2],
+        collectives: vec![call; 2],
+        moves: Vec::new(),
+        least: 0.0,
+    };
+    let split = SplitStep { stated: vec![stated], reduce: DType::F32, step: 100e-6, alone: 15e-6 };
     assert!((waiting(&of, &[split], 2, false) - 22.5e-6).abs() < 1e-12);
     assert_eq!(waiting(&of, &[], 2, false), 0.0);
     // With the gather at 22.5 us, the all-reduce beside it has the other 62.5 of the 85 that are left in a step of 140 us.
@@ -213,6 +218,7 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
         operations: vec![operation; 2],
         collectives: vec![call, sum],
         moves: Vec::new(),
+        least: 0.0,
     }];
     let split = SplitStep { stated, reduce: DType::F32, step: 140e-6, alone: 15e-6 };
     assert!((waiting(&known, &[split], 2, true) - 62.5e-6).abs() < 1e-12);

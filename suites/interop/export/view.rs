@@ -159,9 +159,10 @@ impl View {
 fn left_over(key: &str, program: &str) -> (Verdict, &'static str) {
     // torchtitan's file is the whole job; the other two are beside a training script.
     let in_script = program != "torchtitan";
-    const OWN: [(&str, &str); 11] = [
+    const OWN: [(&str, &str); 12] = [
         ("hardware.", "It is about the machine that zbench measures on."),
         ("link.", "It is an emulated link."),
+        ("pace.", "It is an emulated speed of blocks."),
         ("parallel.backend", "The launcher there has its own."),
         ("parallel.stall", "The launcher there has its own."),
         ("parallel.ranks_per_node", "The launcher states the processes of a node."),

@@ -5,6 +5,7 @@ use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Context, Document};
 use zbench_engine::config::{Home, Strategy};
+use zbench_engine::mesh::GroupName;
 use zbench_engine::moves::{MoveEvent, Moves};
 use zbench_engine::plan::Plan;
 use zbench_engine::planner::Planner;
@@ -113,6 +114,21 @@ fn a_timeline_is_the_same_time_action_by_action() {
         let mut planned = plan.role_of(0).actions.iter();
         assert!(actions.iter().all(|action| planned.any(|other| other == action)), "in the plan's order");
     }
+}
+
+#[test]
+fn a_message_takes_as_long_as_a_sendrecv_of_its_size() {
+    let cells = cells();
+    let message = |kind| Collective { axis: GroupName::Pipeline, kind, ranks: 4, bytes: 64, in_place: true };
+    let of = |kinds: &[&str]| TimeProfile { fits: fits(kinds, &[4], 30.0), ..profile(&cells, "") };
+    let time = |profile: &TimeProfile| {
+        let fits = Fits { profile, cell: &cells[0], drive: OnceCell::new() };
+        // Of any type: its bytes are copied.
+        [DType::F32, DType::Bf16].map(|dtype| fits.collective(&message(CollectiveKind::Recv), dtype))
+    };
+    assert_eq!(time(&of(&["sendrecv"])), [Ok(30.0 * 1e-6), Ok(30.0 * 1e-6)]);
+    let [reason, _] = time(&of(&KINDS)).map(Result::unwrap_err);
+    assert!(reason.ends_with("`zbench allreduce --backend local --ranks 4 --collective sendrecv --save`"), "{reason}");
 }
 
 #[test]

@@ -3,6 +3,8 @@ use super::*;
 use crate::actions::Moved;
 use crate::config::Home;
 use crate::mesh::GroupName;
+use crate::model::Stream;
+use crate::moves::MoveEvent;
 use crate::recorder::{Phase, Recorded};
 use zbench_kernels::{Category, Elementwise, Op};
 
@@ -24,6 +26,7 @@ fn recorded(action: Action, ops: &[(&'static str, Op)], collectives: &[Collectiv
         operations: ops.iter().map(operation).collect(),
         collectives: collectives.to_vec(),
         moves: Vec::new(),
+        least: 0.0,
     }
 }
 
@@ -31,14 +34,16 @@ fn moved(make: fn(Elementwise) -> Op, len: usize, to: DType) -> Op {
     make(Elementwise { len, sources: 1, from: DType::F32, to })
 }
 
-/// A microsecond for each thousand bytes, and only gathers.
+/// A microsecond for each thousand bytes, and only gathers, all-reduces and messages.
 struct Links;
 
 impl Machine for Links {
     fn collective(&self, call: &Collective, dtype: DType) -> Result<f64, String> {
         assert_eq!(dtype, DType::Bf16);
         match call.kind {
-            CollectiveKind::AllGather | CollectiveKind::AllReduce => Ok(call.bytes as f64 * 1e-9),
+            CollectiveKind::AllGather | CollectiveKind::AllReduce | CollectiveKind::Recv => {
+                Ok(call.bytes as f64 * 1e-9)
+            }
             other => Err(format!("no fit of {}", other.name())),
         }
     }
@@ -101,21 +106,91 @@ fn a_step_is_what_its_operations_collectives_and_overheads_take() {
     let curves = curves();
     // By hand, microseconds: load 5; gather 6 + 1 and 20 + 2; forward 10 + 30 + 2; recompute 11; backward 21; reduce
     // 3 + 5; agree 11 and 1 + 2; optimizer 11; other 7.
-    let hand = [42.0, 21.0, 11.0, 29.0, 8.0, 14.0, 11.0, 0.0, 5.0, 7.0];
-    let time = clock(&curves, 1.0).time(&actions).unwrap();
+    let hand = [42.0, 21.0, 11.0, 29.0, 8.0, 0.0, 14.0, 11.0, 0.0, 5.0, 7.0];
+    let time = clock(&curves, 1.0).time([&actions]).unwrap();
     time.spans_ms
         .iter()
         .zip(hand)
         .for_each(|((_, ms), us)| assert!((ms * 1e3 - us).abs() < 1e-9, "{:?}", time.spans_ms));
     assert!((time.step_ms() * 1e3 - 148.0).abs() < 1e-9);
     // Two ranks to a core: all but the collectives' 33 us twice.
-    let crowded = clock(&curves, 2.0).time(&actions).unwrap();
+    let crowded = clock(&curves, 2.0).time([&actions]).unwrap();
     assert!((crowded.step_ms() * 1e3 - (2.0 * 115.0 + 33.0)).abs() < 1e-9);
     // A correction is a factor on its span and on nothing else.
     let mut corrected = clock(&curves, 1.0);
     corrected.corrections[Span::Backward] = 1.5;
-    let more = corrected.time(&actions).unwrap().step_ms() - time.step_ms();
+    let more = corrected.time([&actions]).unwrap().step_ms() - time.step_ms();
     assert!((more * 1e3 - 10.5).abs() < 1e-9);
+}
+
+fn fill(action: Action, hundreds: usize) -> RecordedAction {
+    recorded(action, &[("x", moved(|m| Op::Fill(m, 0.0), 100 * hundreds, DType::F32))], &[])
+}
+
+/// Of 3,000 bytes.
+fn message(is_send: bool, gradient: bool) -> RecordedAction {
+    let (micro, stream) = (0, Stream::Decoder);
+    let (action, kind) = match is_send {
+        true => (Action::Send { micro, chunk: 0, stream, gradient }, CollectiveKind::Send),
+        false => (Action::Receive { micro, chunk: 0, stream, gradient }, CollectiveKind::Recv),
+    };
+    recorded(action, &[], &[Collective { axis: GroupName::Pipeline, kind, ranks: 2, ..gather(3_000) }])
+}
+
+fn two_stages() -> [Vec<RecordedAction>; 2] {
+    let (forward, backward) = (Action::Forward { micro: 0, layer: 0 }, Action::Backward { micro: 0, layer: 0 });
+    let update = |hundreds: usize| {
+        let norm = ("norm", moved(Op::SumSquares, 100, DType::F64));
+        let adamw = ("adamw", moved(|m| Op::Fill(m, 0.0), 100 * hundreds, DType::F32));
+        recorded(Action::Update, &[norm, adamw], &[gather(1_000)])
+    };
+    [
+        vec![fill(forward, 1), message(true, false), message(false, true), fill(backward, 2), update(1)],
+        vec![message(false, false), fill(forward, 3), fill(backward, 1), message(true, true), update(3)],
+    ]
+}
+
+/// By hand, microseconds. Both begin at 7. Stage 0 goes forward until 18. Stage 1 has the message at 21, computes until 52 and 63. Stage 0
+/// has its gradient at 66, computes until 87 and has its norm at 98. Stage 1 waits for that message until 66, and from 77 for the norm. Behind
+/// the agreement stage 0 takes 14, stage 1 takes 34.
+#[test]
+fn stages_wait_for_messages_and_for_the_agreement() {
+    let curves = curves();
+    let near = |ms: f64, us: f64| (ms * 1e3 - us).abs() < 1e-9;
+    let time = clock(&curves, 1.0).time(two_stages()).unwrap();
+    let hand = [31.0, 11.0, 0.0, 0.0, 0.0, 11.0 + 3.0 + 3.0, 11.0 + 21.0 + 3.0, 31.0, 0.0, 0.0, 7.0];
+    time.spans_ms.iter().zip(hand).for_each(|((_, ms), us)| assert!(near(ms, us), "{:?}", time.spans_ms));
+    let pipeline = time.pipeline.unwrap();
+    assert!(near(pipeline.ms, 80.0), "{pipeline:?}");
+    assert!((pipeline.bubble - (1.0 - (32.0 + 42.0) / 160.0)).abs() < 1e-9, "{pipeline:?}");
+    let lines = clock(&curves, 1.0).timelines(two_stages()).unwrap();
+    let ends: Vec<f64> = lines.iter().map(|line| line.iter().map(|stretch| stretch.ms).sum()).collect();
+    assert!(near(ends[0], 112.0) && near(ends[1], 132.0), "{ends:?}");
+    // Corrected spans move what waits for them; waits are not corrected, the bytes of messages are.
+    let mut corrected = clock(&curves, 1.0);
+    (corrected.corrections[Span::Forward], corrected.corrections[Span::ExposedPipeline]) = (2.0, 3.0);
+    assert!(near(corrected.time(two_stages()).unwrap().step_ms(), 186.0));
+    // Without stages nobody waits, and there is no bubble.
+    let alone = clock(&curves, 1.0).time([[fill(Action::Forward { micro: 0, layer: 0 }, 1)]]).unwrap();
+    assert_eq!((alone.pipeline, near(alone.step_ms(), 18.0)), (None, true));
+}
+
+#[test]
+fn a_pace_is_the_least_time_of_an_action() {
+    let curves = curves();
+    let forward = |least| RecordedAction { least, ..fill(Action::Forward { micro: 0, layer: 0 }, 1) };
+    for (least, us) in [(0.0, 11.0), (9e-6, 11.0), (30e-6, 30.0)] {
+        let time = clock(&curves, 1.0).time([[forward(least)]]).unwrap();
+        assert!((time.spans_ms[Span::Forward] * 1e3 - us).abs() < 1e-9, "{least}: {:?}", time.spans_ms);
+    }
+}
+
+#[test]
+fn stages_that_wait_for_each_other_have_no_time() {
+    let [mut first, second] = two_stages();
+    first.swap(1, 2);
+    let reason = clock(&curves(), 1.0).time([first, second]).unwrap_err().to_string();
+    assert!(reason.contains("do not meet"), "{reason}");
 }
 
 #[test]
@@ -123,10 +198,10 @@ fn what_was_not_measured_is_said() {
     let curves = curves();
     let unknown =
         [recorded(Action::Forward { micro: 0, layer: 0 }, &[("x", moved(|m| Op::Scale(m, 1.0), 8, DType::F32))], &[])];
-    let reason = clock(&curves, 1.0).time(&unknown).unwrap_err().to_string();
+    let reason = clock(&curves, 1.0).time([&unknown]).unwrap_err().to_string();
     assert!(reason.contains("scale f32"), "{reason}");
     let sum = Collective { kind: CollectiveKind::ReduceScatter, ..gather(8) };
-    let reason = clock(&curves, 1.0).time(&[recorded(Action::Update, &[], &[sum])]).unwrap_err().to_string();
+    let reason = clock(&curves, 1.0).time([[recorded(Action::Update, &[], &[sum])]]).unwrap_err().to_string();
     assert_eq!(reason, "no fit of reduce_scatter");
 }
 
@@ -159,8 +234,8 @@ fn update(unit: usize, times: usize) -> RecordedAction {
 fn offload_and_step(actions: &[RecordedAction]) -> (f64, f64) {
     let curves = curves();
     let clock = clock(&curves, 1.0);
-    let time = clock.time(actions).unwrap();
-    let line: f64 = clock.timeline(actions).unwrap().iter().map(|stretch| stretch.ms).sum();
+    let time = clock.time([actions]).unwrap();
+    let line: f64 = clock.timelines([actions]).unwrap().concat().iter().map(|stretch| stretch.ms).sum();
     assert!((line - time.step_ms()).abs() < 1e-9);
     let us = |ms: f64| (ms * 1e6).round() / 1e3;
     (us(time.spans_ms[Span::Offload]), us(time.step_ms()) - 7.0)
@@ -235,12 +310,12 @@ fn prefetch_hides_what_the_updates_cover() {
 fn moves_that_were_not_measured_are_said() {
     let mut curves = curves();
     let unknown = [moves(fetch(0), &[read(0, 7)])];
-    let reason = clock(&curves, 1.0).time(&unknown).unwrap_err();
+    let reason = clock(&curves, 1.0).time([&unknown]).unwrap_err();
     assert_eq!(reason, NoTime::Disk("the disk was not measured".into()));
     let down = Move { what: Category::Gradients, from: Home::Device, to: Home::Host, bytes: 8 };
     let copies = [moves(Action::Settle { unit: 0 }, &[MoveEvent::Copy(down)])];
-    assert!(clock(&curves, 1.0).time(&copies).is_ok());
+    assert!(clock(&curves, 1.0).time([&copies]).is_ok());
     curves = Curves::default();
-    let reason = clock(&curves, 1.0).time(&copies).unwrap_err().to_string();
+    let reason = clock(&curves, 1.0).time([&copies]).unwrap_err().to_string();
     assert!(reason.contains("\"copy\""), "{reason}");
 }

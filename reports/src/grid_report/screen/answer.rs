@@ -20,17 +20,21 @@ pub fn sentences(grid: &Grid) -> String {
 }
 
 /// The ranked cells of each kind, and the name of the kind.
-pub fn kinds<'g, 'a>(grid: &'g Grid<'a>) -> Vec<(Vec<&'g Cell<'a>>, &'static str)> {
+pub fn kinds<'g, 'a>(grid: &'g Grid<'a>) -> Vec<(Vec<&'g Cell<'a>>, String)> {
     let kinds = groups(grid.ranked());
     let work_differs = kinds.iter().any(|kind| kind.has_adapter != kinds[0].has_adapter);
     let crowding_differs = kinds.iter().any(|kind| kind.is_crowded != kinds[0].is_crowded);
-    let name = |kind: &Kind| match (work_differs, kind.has_adapter, crowding_differs && kind.is_crowded) {
-        (false, _, false) => "cell",
-        (false, _, true) => "cell with more ranks than cores",
-        (true, false, false) => "full fine-tune",
-        (true, false, true) => "full fine-tune with more ranks than cores",
-        (true, true, false) => "adapter run",
-        (true, true, true) => "adapter run with more ranks than cores",
+    let pace_differs = kinds.iter().any(|kind| kind.pace() != kinds[0].pace());
+    let name = |kind: &Kind| {
+        let work = match (work_differs, kind.has_adapter) {
+            (false, _) => "cell",
+            (true, false) => "full fine-tune",
+            (true, true) => "adapter run",
+        };
+        let crowded = if crowding_differs && kind.is_crowded { " with more ranks than cores" } else { "" };
+        let pace = kind.pace().filter(|_| pace_differs);
+        let paced = pace.map_or(String::new(), |pace| format!(" with an emulated pace of {}", units::pace(pace)));
+        format!("{work}{crowded}{paced}")
     };
     let of = |kind: &Kind| (grid.ranked().filter(|cell| cell.kind() == *kind).collect(), name(kind));
     kinds.iter().map(of).collect()
@@ -145,9 +149,10 @@ fn fastest_by_trials(grid: &Grid, cells: &[&Cell], kind: &str) -> String {
     let first = stats::places(&speeds).iter().filter(|place| place.rank == 1).count();
     if first == 1 {
         return format!(
-            "{} is the fastest of {} {kind}s: {}{}; the next is {} at {}.",
+            "{} is the fastest of {} {}: {}{}; the next is {} at {}.",
             best.short,
             cells.len(),
+            plural(kind),
             rate(best),
             beside(grid, best, next),
             next.short,

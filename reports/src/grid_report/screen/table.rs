@@ -43,7 +43,7 @@ pub fn of_cells(grid: &Grid, rows: usize) -> (Table, String) {
         // Cells of another kind are ranked among themselves.
         let kind = kinds.iter().position(|(cells, _)| cells.iter().any(|other| other.key == cell.key));
         if let Some(kind) = kind.filter(|kind| before.is_some_and(|before| before != *kind)) {
-            let words = format!("{}, among themselves:", answer::plural(kinds[kind].1));
+            let words = format!("{}, among themselves:", answer::plural(&kinds[kind].1));
             let mut row = vec![Entry::words(""), Entry::words(""), Entry::words(words)];
             row.resize_with(table.columns.len(), || Entry { text: String::new(), ..Entry::nothing() });
             table.row(row);
