@@ -5,8 +5,8 @@ use serde::Serialize;
 use std::collections::HashMap;
 use zbench_config::grid::canonical;
 use zbench_engine::config::{
-    BatchDivision, Cell, Data, Evaluation, Hardware, Link, Lora, Model, Pace, Precision, PricedModel, Saving, Strategy,
-    Train, Watch,
+    BatchDivision, Cell, Data, Degrees, Evaluation, Hardware, Link, Lora, Model, Pace, Precision, PricedModel, Saving,
+    Strategy, Train, Watch,
 };
 use zbench_engine::numerics::Numerics;
 use zbench_engine::parity::{Point, compare as compare_points};
@@ -86,11 +86,11 @@ fn over_all_ranks(watch: Watch, division: BatchDivision) -> Watch {
     Watch { evaluation, ..watch }
 }
 
-/// Whether losses are compared with this cell's: every rank of it has the whole model and data of its own.
+/// Whether losses are compared with this cell's: every rank of it has whole layers and state, and data of its own or that of the other
+/// stages.
 pub fn is_reference(cell: &Cell) -> bool {
-    let degrees = &cell.parallel.degrees;
-    let is_whole = [degrees.ranks_per_replica(), degrees.expert, degrees.expert_tensor] == [1; 3];
-    cell.parallel.strategy == Strategy::Ddp && is_whole
+    let Degrees { tensor, context, expert, expert_tensor, .. } = cell.parallel.degrees;
+    cell.parallel.strategy == Strategy::Ddp && [tensor, context, expert, expert_tensor] == [1; 4]
 }
 
 /// Of references of one class, the first that divides the batch as a cell does: with it the cell may agree to the bit. Else

@@ -54,19 +54,23 @@ impl Cell {
         let degrees = [
             ("parallel.tensor", tensor),
             ("parallel.sequence", sequence),
-            ("parallel.pipeline", if self.trains_in_stages() { 1 } else { pipeline }),
             ("parallel.context", context),
             ("parallel.expert", expert),
             ("parallel.expert_tensor", expert_tensor),
         ];
         let degree = degrees.into_iter().find_map(|(key, ranks)| Some((key, unless(1, ranks)?)));
-        degree.or_else(|| self.priced.as_ref()?.first_key())
+        let stages = self.priced_stages().map(|why| ("parallel.pipeline", format!("{pipeline} {why}")));
+        degree.or(stages).or_else(|| self.priced.as_ref()?.first_key())
     }
 
-    /// Whether the engine trains it in the stages of a pipeline. On GPUs no such run has been seen, and the two ends of a pipeline cannot
-    /// share a matrix in this version.
-    fn trains_in_stages(&self) -> bool {
-        self.hardware.device == DeviceKind::Cpu && !self.model.tie_word_embeddings
+    /// Why the engine does not train it in the stages of its pipeline, if it has one. On GPUs no such run has been seen, and the two
+    /// ends of a pipeline cannot share a matrix in this version.
+    fn priced_stages(&self) -> Option<&'static str> {
+        match self.parallel.degrees.pipeline {
+            0 | 1 => None,
+            _ if self.hardware.device == DeviceKind::Cuda => Some("on GPUs"),
+            _ => self.model.tie_word_embeddings.then_some("with tied embeddings (model.tie_word_embeddings)"),
+        }
     }
 
     /// Whether it is priced alone; see [`Cell::first_priced_key`].

@@ -30,6 +30,8 @@ pub fn of_cells(grid: &Grid, rows: usize) -> (Table, String) {
     let homes: Vec<&str> =
         ["host", "disk"].into_iter().filter(|home| shown.iter().any(|cell| elsewhere(cell, home).is_some())).collect();
     columns.extend(homes.iter().map(|home| Column::numbers(format!("{home}/rank"), "bytes")));
+    let has_stages = shown.iter().any(|cell| bubble(cell).is_some());
+    columns.extend(has_stages.then(|| Column::numbers("bubble", "")));
     columns.extend([
         Column::numbers(if by_turns { "tokens/s" } else { "tokens/s (95 %)" }, "tokens/s"),
         Column::numbers("wire/step", "bytes"),
@@ -49,7 +51,7 @@ pub fn of_cells(grid: &Grid, rows: usize) -> (Table, String) {
             table.row(row);
         }
         before = kind.or(before);
-        table.row(row(grid, cell, &homes));
+        table.row(row(grid, cell, &homes, has_stages));
     }
     let more = match shown.len() - chosen.len() {
         0 => String::new(),
@@ -73,7 +75,12 @@ fn elsewhere(cell: &Cell, home: &str) -> Option<u64> {
     cell.record().extra.get("offload")?.get(home)?.get("total")?.get("peak_bytes")?.as_u64()
 }
 
-fn row(grid: &Grid, cell: &Cell, homes: &[&str]) -> Vec<Entry> {
+/// The share of time in which the stages of a pipeline wait, where there are some.
+fn bubble(cell: &Cell) -> Option<f64> {
+    cell.record().metrics.number("bubble")
+}
+
+fn row(grid: &Grid, cell: &Cell, homes: &[&str], has_stages: bool) -> Vec<Entry> {
     let is_base = grid.base().is_some_and(|base| base.key == cell.key);
     let tone = match cell.place {
         Some(place) if place.rank == 1 && !place.tied => Tone::Good,
@@ -102,6 +109,7 @@ fn row(grid: &Grid, cell: &Cell, homes: &[&str]) -> Vec<Entry> {
     }
     entries.extend([Entry::words(&cell.short), ratio, Entry::memory(cell.peak_bytes())]);
     entries.extend(homes.iter().map(|home| Entry::memory(elsewhere(cell, home))));
+    entries.extend(has_stages.then(|| Entry::maybe(bubble(cell), units::percent)));
     entries.extend([
         speed,
         Entry::measured(cell.wire_bytes(), cell.record().wire_is_planned(), units::traffic),
