@@ -1,8 +1,7 @@
 //! Ranks as GPUs, by NCCL. The library and the driver are looked for at run time; without them everything else works.
 //!
-//! **Not run on a GPU so far.** Where there is none, the tests load NCCL's own wheel, read its version, make an unique id and see
-//! that a communicator without a driver is a typed error; all that works on a device is compiled and linted, not tested. It
-//! is `engine/tests/comm_nccl.rs` that runs the suite of all backends where a GPU is found.
+//! **Run with one rank on one GPU so far**, where `engine/tests/comm_nccl.rs` runs the suite of all backends. Where there is none, the
+//! tests load NCCL's own wheel, read its version, make an unique id and see that a communicator without a driver is a typed error.
 //!
 //! Buffers are device memory: a view's pointer is a device pointer. Communicators are nonblocking: a call is put on this
 //! group's own stream and then polled, NCCL's asynchronous error with it, up to the stall limit. On an error or a stall the
