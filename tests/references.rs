@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Names that are nobody's mistake: what a program writes, what stands for a reader's own file, files of other projects.
-const ELSEWHERE: [&str; 19] = [
+const ELSEWHERE: [&str; 18] = [
     "cell.toml",
     "configs/machines/mine.toml",
     "configs/synthetic.toml",
@@ -21,7 +21,6 @@ const ELSEWHERE: [&str; 19] = [
     "rules.toml",
     "run.toml",
     "step.toml",
-    "table.md",
     "target/gate/gate.md",
     "tree/Cargo.toml",
     "try/configs/quickstart.toml",

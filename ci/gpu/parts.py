@@ -164,11 +164,11 @@ STAGES = [
     ),
     Stage(
         "models",
-        120,
+        140,
         [
             zbench("gpt2-124m", 45, "grid ci/gpu/gpt2-124m.toml --trials 2 --no-repeats"),
             zbench("llama-3b", 45, "grid ci/gpu/llama-3b.toml --trials 2 --no-repeats"),
-            zbench("llama-8b-lora", 60, "grid ci/gpu/llama-8b-lora.toml --trials 2 --no-repeats"),
+            zbench("llama-8b-lora", 80, "grid ci/gpu/llama-8b-lora.toml --trials 2 --no-repeats"),
         ],
     ),
     Stage("PyTorch", 120, [yardstick("pytorch", 120)]),

@@ -178,10 +178,13 @@ pub fn divides(parallel: &Parallel, model: &Model, blocks: usize, seq: usize) ->
     let most = blocks.saturating_add(2);
     let parts = pipeline.saturating_mul(virtual_stages);
     if parts > most {
+        let way = match most / pipeline {
+            0 | 1 => "parallel.pipeline_schedule = \"1f1b\", which has one on each, or fewer stages".to_string(),
+            most => format!("{most} or fewer"),
+        };
         let reason = format!(
             "{virtual_stages} on each of parallel.pipeline = {pipeline} stages are {parts} parts, more than {of_model}, \
-             embedding and head; write {} or fewer",
-            most / pipeline
+             embedding and head; write {way}"
         );
         return misfit("parallel.virtual_stages", "parallel.pipeline", reason);
     }

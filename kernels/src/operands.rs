@@ -502,6 +502,9 @@ fn check_shape(op: &Op) -> Result<()> {
             }
             Ok(())
         }
+        Op::Prepack(g) | Op::GemmPrepacked(g) if !g.is_dense() => {
+            invalid("a product with a prepacked matrix takes rows that follow each other".into())
+        }
         Op::Gemm(g) if g.stored_a()[2] < g.stored_a()[1] || g.stored_c()[2] < g.stored_c()[1] => {
             invalid("rows overlap: a pitch is smaller than the row".into())
         }

@@ -92,7 +92,7 @@ impl CheckpointCell {
         let texts: Vec<String> = serde_json::from_value(saving.remove("load_as")?).ok()?;
         let load_as = texts.iter().map(|text| ShardSpec::parse(text).ok()).collect::<Option<Vec<_>>>()?;
         let repeats = serde_json::from_value(saving.remove("repeats")?).ok().filter(|repeats| *repeats > 0)?;
-        let cell: Cell = serde_json::from_value(value).ok()?;
+        let cell = zbench_config::grid::of_plain(&value).ok()?;
         let is_possible = cell.checkpoint.is_some()
             && cell.parallel.backend == Backend::Local
             && cell.hardware.device == DeviceKind::Cpu

@@ -425,6 +425,25 @@ pub fn plain(cell: &Cell) -> Value {
     value
 }
 
+/// The cell that plain data describes: [`plain`] of a cell that runs, read back.
+///
+/// # Errors
+/// It is that of another version, or of a cell that is priced.
+pub fn of_plain(value: &Value) -> Result<Cell, serde_json::Error> {
+    let mut value = value.clone();
+    if let Some(parallel) = value.get_mut("parallel").and_then(Value::as_object_mut) {
+        let stated = STAGES.iter().filter_map(|name| Some((name.to_string(), parallel.remove(*name)?)));
+        let degrees: Map<String, Value> = stated.collect();
+        if !degrees.is_empty() {
+            parallel.insert("degrees".into(), degrees.into());
+        }
+    }
+    serde_json::from_value(value)
+}
+
+/// The degrees that stand in plain data of cells that run, where there are stages.
+const STAGES: [&str; 3] = ["pipeline", "pipeline_schedule", "virtual_stages"];
+
 /// Sections of suites that train nothing.
 const OTHER_SUITES: [&str; 4] = ["attention.", "checkpoint.", "gemm.", "io."];
 

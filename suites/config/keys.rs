@@ -460,7 +460,7 @@ const LATER: &[Key] = &[
         "pace.forward",
         Pace,
         From("absent: as fast as the machine computes"),
-        "Emulated: one micro-batch's forward over all blocks of a rank lasts at least so long, by sleeping; needs pace.backward (docs/mesh.md).",
+        "Emulated: one micro-batch's forward over all blocks of a rank lasts at least so long, by sleeping; needs pace.backward (docs/pipelines.md).",
     ),
     key(
         "pace.backward",

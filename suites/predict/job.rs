@@ -125,10 +125,10 @@ fn degrees(cell: &Cell) -> Degrees {
         pipeline: cut.pipeline,
         chunks: cut.virtual_stages,
         schedule: match cut.pipeline_schedule {
-            PipelineSchedule::OneFOneB | PipelineSchedule::Interleaved => Order::OneFOneB,
+            // "zb-h1" is refused where it would be priced.
+            PipelineSchedule::OneFOneB | PipelineSchedule::Interleaved | PipelineSchedule::ZbH1 => Order::OneFOneB,
             PipelineSchedule::GPipe => Order::GPipe,
             PipelineSchedule::Naive => Order::Naive,
-            PipelineSchedule::ZbH1 => Order::ZbH1,
         },
         context: cut.context,
         expert: cut.expert,

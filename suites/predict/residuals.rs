@@ -3,8 +3,8 @@
 
 use crate::time::TimeProfile;
 use std::collections::BTreeMap;
+use zbench_config::grid::of_plain;
 use zbench_config::profile::corrections::{Corrections, Residual};
-use zbench_engine::config::Cell;
 use zbench_engine::planner::Planner;
 use zbench_host::machine;
 use zbench_reports::document::{Column, Document, Entry, Table};
@@ -52,7 +52,7 @@ impl Residuals {
                 }
             }
             let Some(measured) = record.metrics.number("step_ms_p50") else { continue };
-            let Ok(cell) = serde_json::from_value::<Cell>(record.cell.clone()) else { continue };
+            let Ok(cell) = of_plain(&record.cell) else { continue };
             let is_emulated = cell.link.is_some() || cell.pace.is_some();
             let time = if is_emulated { Err(EMULATED.into()) } else { profile.time(&planner, &cell) };
             let time = match time {

@@ -34,12 +34,12 @@ pub fn of(planner: &Planner, resolved: &Resolved) -> Result<Timing, String> {
     with_profile(resolved, |profile| profile.time(planner, &resolved.cell))
 }
 
-/// The same stretch by stretch.
+/// The same stretch by stretch, by stage of the pipeline.
 ///
 /// # Errors
 /// Why there is none, in words.
-pub fn timeline(planner: &Planner, resolved: &Resolved) -> Result<Vec<Stretch>, String> {
-    with_profile(resolved, |profile| profile.timeline(planner, &resolved.cell))
+pub fn timelines(planner: &Planner, resolved: &Resolved) -> Result<Vec<Vec<Stretch>>, String> {
+    with_profile(resolved, |profile| profile.timelines(planner, &resolved.cell))
 }
 
 fn with_profile<T>(resolved: &Resolved, of: impl Fn(&TimeProfile) -> Result<T, String>) -> Result<T, String> {
@@ -156,14 +156,12 @@ impl TimeProfile {
         })
     }
 
-    /// The same stretch by stretch.
+    /// The same stretch by stretch, by stage of the pipeline.
     ///
     /// # Errors
     /// As [`TimeProfile::time`].
-    pub fn timeline(&self, planner: &Planner, cell: &Cell) -> Result<Vec<Stretch>, String> {
-        let (lines, ..) = self.clocked(planner, cell, |clock, stages| clock.timelines(stages))?;
-        let ms = |line: &Vec<Stretch>| line.iter().map(|stretch| stretch.ms).sum::<f64>();
-        Ok(lines.into_iter().max_by(|a, b| ms(a).total_cmp(&ms(b))).unwrap_or_default())
+    pub fn timelines(&self, planner: &Planner, cell: &Cell) -> Result<Vec<Vec<Stretch>>, String> {
+        self.clocked(planner, cell, |clock, stages| clock.timelines(stages)).map(|(lines, ..)| lines)
     }
 
     /// What a clock makes of a cell's actions, the FLOPs of a step, and in what the times differ from the cell's own.

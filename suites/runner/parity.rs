@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 use std::collections::HashMap;
-use zbench_config::grid::canonical;
+use zbench_config::grid::{canonical, of_plain};
 use zbench_engine::config::{
     BatchDivision, Cell, Data, Degrees, Evaluation, Hardware, Link, Lora, Model, Pace, Precision, PricedModel, Saving,
     Strategy, Train, Watch,
@@ -93,17 +93,24 @@ pub fn is_reference(cell: &Cell) -> bool {
     cell.parallel.strategy == Strategy::Ddp && [tensor, context, expert, expert_tensor] == [1; 4]
 }
 
-/// Of references of one class, the first that divides the batch as a cell does: with it the cell may agree to the bit. Else
-/// the first.
-fn preferred<T>(division: BatchDivision, references: impl Iterator<Item = (BatchDivision, T)>) -> Option<T> {
-    let mut first = None;
-    for (of, reference) in references {
-        if of == division {
-            return Some(reference);
-        }
-        first.get_or_insert(reference);
+/// What decides which of several references a cell is compared with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Standing {
+    division: BatchDivision,
+    has_stages: bool,
+}
+
+impl Standing {
+    fn of(cell: &Cell) -> Standing {
+        Standing { division: cell.batch_division(), has_stages: cell.parallel.degrees.pipeline > 1 }
     }
-    first
+}
+
+/// Of references of one class, one without stages if there is any, since stages are what it may have to judge; of those the first that
+/// divides the batch as a cell does: with it the cell may agree to the bit. Else the first.
+fn preferred<T>(division: BatchDivision, references: impl Iterator<Item = (Standing, T)>) -> Option<T> {
+    let order = |of: &Standing| (of.has_stages, of.division != division);
+    references.min_by_key(|(of, _)| order(of)).map(|(_, reference)| reference)
 }
 
 /// The cell of a command with whose losses this one's are compared.
@@ -111,7 +118,7 @@ pub fn reference_of(cell: &Cell, cells: &[Planned]) -> Option<usize> {
     let own = class(cell);
     let known = cells.iter().enumerate().filter_map(|(index, planned)| Some((index, planned.cell()?)));
     let of_class = known.filter(|(_, other)| is_reference(other) && class(other) == own);
-    preferred(cell.batch_division(), of_class.map(|(index, other)| (other.batch_division(), index)))
+    preferred(cell.batch_division(), of_class.map(|(index, other)| (Standing::of(other), index)))
 }
 
 /// The same for each cell at once.
@@ -121,12 +128,12 @@ pub fn references_of(cells: &[Planned]) -> Vec<Option<usize>> {
         let all = cells.iter().zip(&classes).enumerate();
         all.filter_map(|(index, (planned, class))| Some((index, planned.cell()?, class.as_deref()?)))
     };
-    // The first of each division, by class.
-    let mut references: HashMap<&str, Vec<(BatchDivision, usize)>> = HashMap::new();
+    // The first of each standing, by class.
+    let mut references: HashMap<&str, Vec<(Standing, usize)>> = HashMap::new();
     for (index, cell, class) in known().filter(|(_, cell, _)| is_reference(cell)) {
-        let (division, of_class) = (cell.batch_division(), references.entry(class).or_default());
-        if of_class.iter().all(|(of, _)| *of != division) {
-            of_class.push((division, index));
+        let (standing, of_class) = (Standing::of(cell), references.entry(class).or_default());
+        if of_class.iter().all(|(of, _)| *of != standing) {
+            of_class.push((standing, index));
         }
     }
     let mut found = vec![None; cells.len()];
@@ -140,7 +147,7 @@ pub fn references_of(cells: &[Planned]) -> Vec<Option<usize>> {
 /// A measured record of a notebook whose losses others may be compared with.
 pub struct Reference {
     class: String,
-    division: BatchDivision,
+    standing: Standing,
     record: Record,
 }
 
@@ -148,10 +155,10 @@ pub struct Reference {
 /// cannot read is none.
 pub fn references(records: &[Record]) -> Vec<Reference> {
     let of = |record: &Record| {
-        let cell: Cell = serde_json::from_value(record.cell.clone()).ok()?;
+        let cell = of_plain(&record.cell).ok()?;
         (record.is_measured() && is_reference(&cell)).then(|| Reference {
             class: class(&cell),
-            division: cell.batch_division(),
+            standing: Standing::of(&cell),
             record: record.clone(),
         })
     };
@@ -166,7 +173,7 @@ pub fn reference_in_notebook<'a>(
 ) -> Option<&'a Record> {
     let own = class(cell);
     let of_class = references.iter().rev().filter(|other| other.class == own && fits(&other.record));
-    preferred(cell.batch_division(), of_class.map(|other| (other.division, &other.record)))
+    preferred(cell.batch_division(), of_class.map(|other| (other.standing, &other.record)))
 }
 
 /// Compares a record with its reference's, when there is one.
@@ -239,7 +246,9 @@ mod tests {
     use zbench_config::files::Files;
     use zbench_config::grid::expand;
     use zbench_config::resolve::Context;
-    use zbench_engine::config::{AttentionKind, Base, Checkpointing, Degrees, Home, Priced, TokenType, Wire};
+    use zbench_engine::config::{
+        AttentionKind, Base, Checkpointing, Degrees, Home, PipelineSchedule, Priced, TokenType, Wire,
+    };
     use zbench_engine::planner::Planner;
     use zbench_kernels::DType;
     use zbench_predict::planned::plan;
@@ -367,6 +376,29 @@ threads_per_rank = 1
             evaluated(cell, 2, 0.1);
         });
         assert_eq!(class(&shared), class(&changed(|cell| evaluated(cell, 1, 0.1))));
+    }
+
+    /// What reads records reads those of stages, too.
+    #[test]
+    fn plain_data_of_stages_is_read_back() {
+        for schedule in [PipelineSchedule::OneFOneB, PipelineSchedule::ZbH1] {
+            let degrees = Degrees { pipeline: 2, pipeline_schedule: schedule, ..Degrees::default() };
+            let mut cell = with_parallelism([4, 2, 2], degrees);
+            (cell.model.tie_word_embeddings, cell.parallel.pipeline_split) = (false, vec![0, 1]);
+            assert_eq!(of_plain(&zbench_config::grid::plain(&cell)).unwrap(), cell);
+        }
+    }
+
+    #[test]
+    fn a_reference_without_stages_comes_first() {
+        let division = changed(|_| {}).batch_division();
+        let other = BatchDivision { data_ranks: 7, ..division };
+        let of = |division, has_stages| Standing { division, has_stages };
+        let chosen = |list: &[Standing]| preferred(division, list.iter().copied().zip(0..));
+        assert_eq!(chosen(&[of(division, true), of(other, false), of(division, false)]), Some(2));
+        assert_eq!(chosen(&[of(division, true), of(other, false)]), Some(1));
+        assert_eq!(chosen(&[of(other, true), of(division, true)]), Some(1));
+        assert_eq!(chosen(&[]), None);
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Timelines {
             match predicted::of(planned) {
                 Ok(line) => {
                     self.file.add(&lanes::process(base + PREDICTED, &name, base));
-                    self.file.add(&[lanes::thread(base + PREDICTED, lanes::COMPUTE, "a rank")]);
+                    self.file.add(&line.lanes(base + PREDICTED));
                     let names = Names::of(planned);
                     self.file.add(&line.events(base + PREDICTED, self.file.begins(), 1, &names));
                     let ms = line.step_ns() as f64 / 1e6;

@@ -187,8 +187,6 @@ pub enum Order {
     OneFOneB,
     /// One micro-batch at a time through all stages.
     Naive,
-    /// One forward, one backward, with gradients of weights computed where a stage would wait.
-    ZbH1,
 }
 
 /// What is split over the data axes, and in groups of how many. A group of 1 is whole on every rank.

@@ -15,7 +15,7 @@ pub use unit::{Flat, Init, Tensor, Unit, is_adapter, stream_of};
 pub(crate) use crate::hf::fused_in;
 
 use crate::config::{AttentionKind, Base, Cell, Degrees, Lora, Model, PricedModel};
-use crate::layers::{Block, Embedding, Head};
+use crate::layers::{Block, Embedding, Head, LinearSpec};
 use builder::Builder;
 use std::ops::Range;
 use std::sync::Arc;
@@ -189,16 +189,17 @@ impl Layout {
 
     /// Multiply-adds of a layer's matrix products with one token of sequences of `seq` tokens, attention's causal half among them.
     pub fn products_of(&self, layer: &Layer, seq: usize) -> u64 {
-        let weights = |unit: usize| self.units[unit].tensors.iter().map(|tensor| tensor.elements() as u64).sum::<u64>();
+        let product = |matrix: &LinearSpec| (matrix.out * matrix.input) as u64;
         match &layer.kind {
             LayerKind::Embedding(_) | LayerKind::Norm(_) => 0,
             LayerKind::Head(head) => (head.vocab * head.hidden) as u64,
             LayerKind::Block(block) => {
-                let of_experts = match (&block.experts, layer.experts) {
-                    (Some(experts), Some(unit)) => weights(unit) * experts.top as u64 / experts.count.max(1) as u64,
-                    _ => 0,
-                };
-                weights(layer.unit) + of_experts + (seq * block.dims.heads * block.dims.head_dim) as u64
+                let Block { q, k, v, o, gate, up, down, dims, .. } = &**block;
+                let attention: u64 = [q, k, v, o].map(product).iter().sum();
+                let mlp: u64 = gate.iter().chain([up, down]).map(product).sum();
+                // A token goes to some of the experts, each of which has these matrices.
+                let times = block.experts.as_ref().map_or(1, |experts| experts.top as u64);
+                attention + times * mlp + (seq * dims.heads * dims.head_dim) as u64
             }
         }
     }

@@ -32,10 +32,13 @@ pub fn check(cell: &Cell, layout: &Layout) -> Result<(), PlanError> {
         (PipelineSchedule::Interleaved, _) => {
             let parts = stages.saturating_mul(chunks);
             if !blocks.is_multiple_of(parts) {
-                let ways = divisors_near(chunks, blocks, |chunks| blocks.is_multiple_of(stages.saturating_mul(chunks)));
+                let divides = |chunks: usize| blocks.is_multiple_of(stages.saturating_mul(chunks));
+                let way = match (2..=blocks / stages).any(divides) {
+                    true => format!("write {}", divisors_near(chunks, blocks, |chunks| chunks > 1 && divides(chunks))),
+                    false => "write parallel.pipeline_schedule = \"1f1b\", as no number above 1 does".into(),
+                };
                 let reason = format!(
-                    "{chunks} chunks on each of parallel.pipeline = {stages} stages do not divide the model's {blocks} blocks; \
-                     write {ways}"
+                    "{chunks} chunks on each of parallel.pipeline = {stages} stages do not divide the model's {blocks} blocks; {way}"
                 );
                 return fail("parallel.virtual_stages", reason);
             }

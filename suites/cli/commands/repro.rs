@@ -38,7 +38,7 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
     if zbench_reports::bench::suite(&record).is_some() {
         return super::bench::repro(global, &record, timeout);
     }
-    let cell: Cell = serde_json::from_value(record.cell.clone())
+    let cell = grid::of_plain(&record.cell)
         .with_context(|| format!("the record {} holds no configuration that this version can run", record.id))?;
     let changed = record.extra.get("resumed").and_then(|from| from.get("changed")).and_then(Value::as_array);
     if changed.is_some_and(|changed| !changed.is_empty()) {

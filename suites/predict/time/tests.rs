@@ -103,7 +103,7 @@ fn a_timeline_is_the_same_time_action_by_action() {
     let profile = profile(&cells, "");
     for cell in &cells {
         let time = profile.time(&Planner::default(), cell).unwrap();
-        let line = profile.timeline(&Planner::default(), cell).unwrap();
+        let line = profile.timelines(&Planner::default(), cell).unwrap().swap_remove(0);
         for (span, ms) in time.spans.iter() {
             let sum: f64 = line.iter().filter(|stretch| stretch.span.name() == span).map(|stretch| stretch.ms).sum();
             assert!((sum - ms).abs() < 1e-9, "{span}: {sum} and {ms}");

@@ -65,7 +65,8 @@ impl Trial {
         let mut events = Vec::new();
         if let Entry::Vacant(rank) = self.ranks.entry(traced.rank) {
             rank.insert(BTreeMap::new());
-            events.extend(lanes::process(pid, &format!("rank {} · {}", traced.rank, self.label), pid));
+            let of_stage = self.names.stage_in_title(traced.rank);
+            events.extend(lanes::process(pid, &format!("rank {}{of_stage} · {}", traced.rank, self.label), pid));
             let compute = if self.is_device { "device queue" } else { "compute" };
             events.push(lanes::thread(pid, COMPUTE, compute));
             if self.is_device {
@@ -87,8 +88,8 @@ impl Trial {
         let by_host = self.is_device && traced.asked.is_empty();
         let lane = if by_host { HOST } else { COMPUTE };
         events.push(lanes::slice(pid, lane, category, &title, traced.from, traced.ns, args));
-        self.stretches(&mut events, pid, lane, &traced.segments);
-        self.stretches(&mut events, pid, HOST, &traced.asked);
+        self.stretches(&mut events, traced.rank, lane, &traced.segments);
+        self.stretches(&mut events, traced.rank, HOST, &traced.asked);
         let host = if self.is_device { HOST } else { COMPUTE };
         for flight in &traced.flights {
             self.flight(&mut events, traced.rank, host, flight, arrows);
@@ -105,15 +106,15 @@ impl Trial {
     }
 
     /// Actions, and in them the spans that the time is booked under.
-    fn stretches(&self, events: &mut Vec<Value>, pid: u64, tid: u64, segments: &[Segment]) {
-        let mut micro = 0;
+    fn stretches(&self, events: &mut Vec<Value>, rank: usize, tid: u64, segments: &[Segment]) {
+        let (pid, stage, mut micro) = (self.pid(rank), self.names.stage_of(rank), 0);
         for of_action in segments.chunk_by(|a, b| a.action == b.action) {
             let [first, ..] = of_action else { continue };
             if let Some(action) = first.action {
                 micro = action.micro().unwrap_or(micro);
                 let lasts = of_action.iter().map(|segment| segment.ns).sum();
                 let args = json!({ "micro_batch": micro });
-                let name = self.names.action(action);
+                let name = self.names.action(stage, action);
                 events.push(lanes::slice(pid, tid, "action", &name, first.from, lasts, args));
             }
             for segment in of_action {
@@ -162,7 +163,7 @@ impl Trial {
         let mut events = Vec::new();
         if self.predicted_until.is_none() {
             events.extend(lanes::process(pid, &format!("predicted · {}", self.label), pid));
-            events.push(lanes::thread(pid, COMPUTE, "a rank"));
+            events.extend(predicted.lanes(pid));
             events.extend(predicted.memory(pid, traced.from));
         }
         if self.predicted_until.is_none_or(|until| until <= traced.from) {

@@ -11,7 +11,8 @@ use zbench_predict::time;
 
 /// What is predicted of a step.
 pub struct Predicted {
-    stretches: Vec<Piece>,
+    /// By stage of the pipeline.
+    stages: Vec<Vec<Piece>>,
     /// Whether they stand in the order in which they will be: else only their lengths are known.
     is_ordered: bool,
     peaks: Vec<(&'static str, u64)>,
@@ -40,29 +41,39 @@ pub fn of(planned: &Planned) -> Result<Predicted, String> {
     let peaks = if planned.estimate.is_some() { Category::ALL.map(peak).to_vec() } else { Vec::new() };
     let source = timing.source.clone();
     // What this machine's profile says comes action by action; of others there are spans.
-    let line = time::timeline(&Planner::default(), resolved);
-    let is_ordered = line.is_ok();
-    let stretches: Vec<Piece> = match line {
-        Ok(line) => {
+    let lines = time::timelines(&Planner::default(), resolved);
+    let is_ordered = lines.is_ok();
+    let stages: Vec<Vec<Piece>> = match lines {
+        Ok(lines) => {
             let piece =
                 |of: &Stretch| Piece { action: of.action, span: of.span.name().to_string(), ns: nanoseconds(of.ms) };
-            line.iter().map(piece).collect()
+            lines.iter().map(|line| line.iter().map(piece).collect()).collect()
         }
         Err(_) => {
             let piece = |(span, ms): (&_, &f64)| Piece { action: None, span: String::from(span), ns: nanoseconds(*ms) };
-            timing.spans.iter().map(piece).collect()
+            vec![timing.spans.iter().map(piece).collect()]
         }
     };
-    if stretches.iter().all(|piece| piece.ns == 0) {
+    if stages.iter().flatten().all(|piece| piece.ns == 0) {
         return Err("the prediction has no spans".into());
     }
-    Ok(Predicted { stretches, is_ordered, peaks, source })
+    Ok(Predicted { stages, is_ordered, peaks, source })
+}
+
+fn lasts(line: &[Piece]) -> u64 {
+    line.iter().map(|piece| piece.ns).sum()
 }
 
 impl Predicted {
     /// Nanoseconds of a step.
     pub fn step_ns(&self) -> u64 {
-        self.stretches.iter().map(|piece| piece.ns).sum()
+        self.stages.iter().map(|line| lasts(line)).max().unwrap_or(0)
+    }
+
+    /// The lanes of the prediction: one for each stage.
+    pub fn lanes(&self, pid: u64) -> Vec<Value> {
+        let name = |stage| if self.stages.len() > 1 { format!("a rank of stage {stage}") } else { "a rank".into() };
+        (0..self.stages.len()).map(|stage| lanes::thread(pid, COMPUTE + stage as u64, &name(stage))).collect()
     }
 
     /// What it rests on.
@@ -74,17 +85,21 @@ impl Predicted {
     pub fn events(&self, pid: u64, at: u64, step: u64, names: &Names) -> Vec<Value> {
         let args = json!({ "predicted_ms": self.step_ns() as f64 / 1e6, "order_is_predicted": self.is_ordered });
         let title = format!("predicted step {step}");
-        let mut events = vec![lanes::slice(pid, COMPUTE, "predicted", &title, at, self.step_ns(), args)];
-        let mut from = at;
-        for of_action in self.stretches.chunk_by(|a, b| a.action == b.action) {
-            let lasts: u64 = of_action.iter().map(|piece| piece.ns).sum();
-            let action = of_action.first().and_then(|first| first.action);
-            if let Some(action) = action.filter(|_| lasts > 0) {
-                events.push(lanes::slice(pid, COMPUTE, "action", &names.action(action), from, lasts, json!({})));
-            }
-            for piece in of_action.iter().filter(|piece| piece.ns > 0) {
-                events.push(lanes::slice(pid, COMPUTE, "span", &piece.span, from, piece.ns, json!({})));
-                from += piece.ns;
+        let mut events = Vec::new();
+        for (stage, line) in self.stages.iter().enumerate() {
+            let (lane, mut from) = (COMPUTE + stage as u64, at);
+            events.push(lanes::slice(pid, lane, "predicted", &title, at, lasts(line), args.clone()));
+            for of_action in line.chunk_by(|a, b| a.action == b.action) {
+                let ns = lasts(of_action);
+                let action = of_action.first().and_then(|first| first.action);
+                if let Some(action) = action.filter(|_| ns > 0) {
+                    let name = names.action(stage, action);
+                    events.push(lanes::slice(pid, lane, "action", &name, from, ns, json!({})));
+                }
+                for piece in of_action.iter().filter(|piece| piece.ns > 0) {
+                    events.push(lanes::slice(pid, lane, "span", &piece.span, from, piece.ns, json!({})));
+                    from += piece.ns;
+                }
             }
         }
         events

@@ -70,7 +70,7 @@ fn flight(job: &Job, index: usize) -> f64 {
     match job.degrees.schedule {
         Order::GPipe => return all as f64,
         Order::Naive => return 1.0,
-        Order::OneFOneB | Order::ZbH1 => {}
+        Order::OneFOneB => {}
     }
     if chunks == 1 {
         return (p - index).min(all) as f64;

@@ -22,19 +22,16 @@ pub fn bubble(stages: f64, chunks: f64, micro_batches: f64) -> Check {
     )
 }
 
-/// Seconds in which the slowest stage stands still, of stages whose micro-batches take `forward` and `backward` seconds on all of them
-/// together, and on the slowest.
+/// Seconds in which the slowest stage stands still, of stages whose micro-batches take so many seconds on all of them together,
+/// and on the slowest.
 ///
-/// Naive: the others work one after the other for every micro-batch. ZB-H1: gradients of weights, half of backward, fill the time in
-/// which the other stages go backward (Qi et al. 2023, table 1). The others: Narayanan et al. 2021, section 2.2.
-pub fn idle(order: Order, chunks: f64, micro_batches: f64, forward: [f64; 2], backward: [f64; 2]) -> f64 {
-    let [forward, backward] = [forward, backward].map(|[all, slowest]| all - slowest);
-    let idle = match order {
-        Order::Naive => micro_batches * (forward + backward),
-        Order::ZbH1 => forward,
-        Order::GPipe | Order::OneFOneB => (forward + backward) / chunks,
-    };
-    idle.max(0.0)
+/// Naive: the others work one after the other for every micro-batch. The others: Narayanan et al. 2021, section 2.2.
+pub fn idle(order: Order, chunks: f64, micro_batches: f64, [all, slowest]: [f64; 2]) -> f64 {
+    let of_others = (all - slowest).max(0.0);
+    match order {
+        Order::Naive => micro_batches * of_others,
+        Order::GPipe | Order::OneFOneB => of_others / chunks,
+    }
 }
 
 /// Micro-batches whose activations the stage `stage` (from 0) of `stages` holds at most.
@@ -42,7 +39,7 @@ pub fn in_flight(order: Order, stages: f64, micro_batches: f64, stage: f64) -> C
     let (says, how, value) = match order {
         Order::GPipe => ("all of them", digits(micro_batches), micro_batches),
         Order::Naive => ("one", "1".into(), micro_batches.min(1.0)),
-        Order::OneFOneB | Order::ZbH1 => (
+        Order::OneFOneB => (
             "those that are on their way to the last stage and back: p - stage, at most m",
             format!("min({} - {}, {})", digits(stages), digits(stage), digits(micro_batches)),
             (stages - stage).min(micro_batches),
@@ -78,7 +75,7 @@ pub(super) fn all(job: &Job) -> Vec<Check> {
     let chunks = job.degrees.chunks.max(1) as f64;
     let schedule = job.degrees.schedule;
     let mut list = vec![in_flight(schedule, stages, micro_batches, 0.0)];
-    if matches!(schedule, Order::GPipe | Order::OneFOneB) {
+    if schedule != Order::Naive {
         list.insert(0, bubble(stages, chunks, micro_batches));
     }
     if job.degrees.schedule == Order::OneFOneB && job.batch.accumulation >= job.degrees.pipeline {

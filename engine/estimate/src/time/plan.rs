@@ -105,13 +105,9 @@ impl<'a> Plan<'a> {
         }
         let chunks = d.chunks.max(1) as f64;
         let [first, middle, last] = &self.micros;
-        let slowest = self.micros[self.slowest];
-        let of = |seconds: fn(&Micro) -> f64| {
-            [seconds(first) + seconds(last) + (p as f64 - 2.0) * seconds(middle), seconds(&slowest)]
-        };
-        // What is waited for and computed again belongs to neither half of backward.
-        let (forward, backward) = (of(|micro| micro.all() - micro.backward), of(|micro| micro.backward));
-        self.span(SpanKind::Bubble, pipeline::idle(d.schedule, chunks, micros, forward, backward));
+        let all = first.all() + last.all() + (p as f64 - 2.0) * middle.all();
+        let idle = pipeline::idle(d.schedule, chunks, micros, [all, self.micros[self.slowest].all()]);
+        self.span(SpanKind::Bubble, idle);
         let c = &self.context;
         // Stages send each tensor rank's share and gather it on the other side.
         let share = d.tensor.max(1) as f64;
