@@ -6,32 +6,32 @@ use std::ops::Range;
 /// as near to the mean as that leaves room for. `costs` and `is_block` are by layer. There are at least as many blocks as parts.
 pub fn balanced(costs: &[u64], is_block: &[bool], parts: usize) -> Vec<Range<usize>> {
     let layers = Layers::new(costs, is_block);
-    let all = layers.cost(0..costs.len());
     // The least limit that some cut keeps to.
-    let (mut low, mut high) = (0, all);
+    let (mut low, mut high) = (0, layers.cost(0..costs.len()));
     while low < high {
         let middle = low + (high - low) / 2;
-        if layers.begins(parts, middle).is_some() { high = middle } else { low = middle + 1 }
+        if layers.ends(parts, middle).is_some() { high = middle } else { low = middle + 1 }
     }
-    let begins = layers.begins(parts, high).unwrap_or_default();
-    let mut begin = 0;
-    let mut cuts = Vec::with_capacity(parts);
-    for rest in (0..parts).rev() {
-        // The parts behind this one begin no earlier than this, and have a block each.
-        let earliest = begins.get(rest).copied().unwrap_or(costs.len()).max(layers.with_blocks(begin, 1));
-        let (left, mut end) = (layers.cost(begin..costs.len()), earliest);
-        let off = |end: usize| (layers.cost(begin..end) * (rest as u128 + 1)).abs_diff(left);
-        while end < costs.len()
-            && layers.blocks[costs.len()] - layers.blocks[end + 1] >= rest
-            && layers.cost(begin..end + 1) <= high
-            && off(end + 1) <= off(end)
+    let ends = layers.ends(parts, high).unwrap_or_default();
+    // From the end, where the head is, which no part shares: what it leaves is shared by the others.
+    let (mut cuts, mut end) = (Vec::with_capacity(parts), costs.len());
+    for before in (0..parts).rev() {
+        // The parts before this one end no later than this, and this one has a block.
+        let latest = ends.get(before).copied().unwrap_or(0).min(layers.last_block_before(end));
+        let (left, mut begin) = (layers.cost(0..end), latest);
+        let off = |begin: usize| (layers.cost(begin..end) * (before as u128 + 1)).abs_diff(left);
+        while begin > 0
+            && layers.blocks[begin - 1] >= before
+            && layers.cost(begin - 1..end) <= high
+            && off(begin - 1) < off(begin)
         {
-            end += 1;
+            begin -= 1;
         }
-        let end = if rest == 0 { costs.len() } else { end };
+        let begin = if before == 0 { 0 } else { begin };
         cuts.push(begin..end);
-        begin = end;
+        end = begin;
     }
+    cuts.reverse();
     cuts
 }
 
@@ -57,26 +57,27 @@ impl Layers {
         self.costs[range.end] - self.costs[range.start]
     }
 
-    /// The least end of a part from `begin` on that has so many blocks.
-    fn with_blocks(&self, begin: usize, blocks: usize) -> usize {
-        self.blocks.partition_point(|before| *before < self.blocks[begin] + blocks)
+    /// The last block of the layers before `end`.
+    fn last_block_before(&self, end: usize) -> usize {
+        self.blocks.partition_point(|before| *before < self.blocks[end]).saturating_sub(1)
     }
 
-    /// Where the last part, the last two, … begin at the earliest, if none costs more than `limit`; nothing where no cut keeps to it. The
+    /// Where the first part, the first two, … end at the latest, if none costs more than `limit`; nothing where no cut keeps to it. The
     /// first number is that of no part.
-    fn begins(&self, parts: usize, limit: u128) -> Option<Vec<usize>> {
-        let mut begins = vec![self.costs.len() - 1];
-        for before in (0..parts).rev() {
-            let end = *begins.last()?;
-            // As much as the limit allows, a block for each part before.
-            let begin = self.costs.partition_point(|cost| self.costs[end] > cost + limit);
-            let begin = begin.max(self.with_blocks(0, before));
-            if begin > end || self.blocks[end] == self.blocks[begin] {
+    fn ends(&self, parts: usize, limit: u128) -> Option<Vec<usize>> {
+        let (all, blocks) = (self.costs.len() - 1, *self.blocks.last()?);
+        let mut ends = vec![0];
+        for behind in (0..parts).rev() {
+            let begin = *ends.last()?;
+            // As much as the limit allows, a block for each part behind.
+            let end = self.costs.partition_point(|cost| *cost <= self.costs[begin] + limit) - 1;
+            let end = end.min(self.blocks.partition_point(|before| before + behind <= blocks) - 1).min(all);
+            if end < begin || self.blocks[end] == self.blocks[begin] {
                 return None;
             }
-            begins.push(begin);
+            ends.push(end);
         }
-        (begins.last() == Some(&0)).then_some(begins)
+        (ends.last() == Some(&all)).then_some(ends)
     }
 }
 
@@ -109,9 +110,9 @@ mod tests {
         };
         // With the embedding and the head.
         assert_eq!(cut(4, 0, 2), [3, 3]);
-        assert_eq!(cut(9, 0, 4), [3, 2, 3, 3]);
+        assert_eq!(cut(9, 0, 4), [4, 2, 2, 3]);
         assert_eq!(cut(8, 20, 2), [6, 4]);
-        assert_eq!(cut(8, 200, 4), [3, 2, 3, 2]);
+        assert_eq!(cut(8, 200, 4), [4, 2, 2, 2]);
         assert_eq!(cut(3, 5, 3), [2, 1, 2]);
         assert_eq!(cut(5, 5, 1), [7]);
     }
