@@ -44,7 +44,7 @@ impl Inner {
         let done = self.call("cuMemHostAlloc", |table| unsafe { (table.host_allocate)(&mut at, all, 0) });
         done.map_err(|error| DeviceError { reason: format!("{bytes} bytes: {}", error.reason), ..error })?;
         let own = at as Address;
-        if own == 0 || own % 8 != 0 {
+        if own == 0 || !own.is_multiple_of(8) {
             return Err(self.error("cuMemHostAlloc", format!("it lies at address {own}")));
         }
         let aligned = own - own % PAGE as Address + PAGE as Address;
