@@ -33,7 +33,7 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// Rows that follow each other, for literals that name all else.
+    /// Of f32, nothing transposed, alpha 1, overwriting C, rows that follow each other: for literals that name what differs.
     pub const DENSE: Gemm = Gemm {
         m: 0,
         n: 0,

@@ -111,41 +111,17 @@ pub(super) const POINTWISE: &str = "element-wise";
 /// `y[tokens,out] = x[tokens,input] W^T`, both of type `dtype`.
 pub fn product_forward(tokens: usize, out: usize, input: usize, accumulate: bool, dtype: DType) -> Gemm {
     let (m, n, k) = (tokens, out, input);
-    Gemm { m, n, k, trans_a: false, trans_b: true, alpha: 1.0, accumulate, a: dtype, b: dtype, c: dtype, ..Gemm::DENSE }
+    Gemm { m, n, k, trans_b: true, accumulate, a: dtype, b: dtype, c: dtype, ..Gemm::DENSE }
 }
 
 /// `dx[tokens,input] = dy[tokens,out] W`.
 pub fn product_input(tokens: usize, out: usize, input: usize, accumulate: bool, dtype: DType) -> Gemm {
     let (m, n, k) = (tokens, input, out);
-    Gemm {
-        m,
-        n,
-        k,
-        trans_a: false,
-        trans_b: false,
-        alpha: 1.0,
-        accumulate,
-        a: dtype,
-        b: dtype,
-        c: dtype,
-        ..Gemm::DENSE
-    }
+    Gemm { m, n, k, accumulate, a: dtype, b: dtype, c: dtype, ..Gemm::DENSE }
 }
 
 /// `dW[out,input] += dy^T x`, into the gradients' type.
 pub fn product_weight(tokens: usize, out: usize, input: usize, dtype: DType, gradients: DType) -> Gemm {
     let (m, n, k) = (out, input, tokens);
-    Gemm {
-        m,
-        n,
-        k,
-        trans_a: true,
-        trans_b: false,
-        alpha: 1.0,
-        accumulate: true,
-        a: dtype,
-        b: dtype,
-        c: gradients,
-        ..Gemm::DENSE
-    }
+    Gemm { m, n, k, trans_a: true, accumulate: true, a: dtype, b: dtype, c: gradients, ..Gemm::DENSE }
 }

@@ -20,19 +20,7 @@ impl Magnitude {
     fn merge(&self, linear: &LinearSpec, adapter: &AdapterSpec, dtype: DType) -> Gemm {
         let (m, n, k) = (linear.out, linear.input, adapter.rank);
         let alpha = adapter.scale;
-        Gemm {
-            m,
-            n,
-            k,
-            trans_a: false,
-            trans_b: false,
-            alpha,
-            accumulate: true,
-            a: dtype,
-            b: dtype,
-            c: dtype,
-            ..Gemm::DENSE
-        }
+        Gemm { m, n, k, alpha, accumulate: true, a: dtype, b: dtype, c: dtype, ..Gemm::DENSE }
     }
 
     /// One factor for each element of a row of `out`.
