@@ -234,6 +234,7 @@ impl Context<'_> {
             gradients: precision.gradients,
             evaluates,
             comms: Some(&self.comms),
+            sequence: self.cell.parallel.degrees.sequence > 1,
             memory: None,
             cos: table(cos),
             sin: table(sin),

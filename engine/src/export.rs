@@ -1,14 +1,16 @@
 //! Weights and gradients as whole tensors, for tests and for saving.
 
+use crate::comm::Communicator;
 use crate::error::{Result, StepError};
 use crate::executor::Executor;
+use crate::layers::Cut;
 use crate::mesh::{Axes, Axis};
-use crate::model::{FlatKind, Tensor, Unit};
+use crate::model::{FlatKind, Part, Tensor, Unit};
 use crate::plan;
 use crate::shard;
 use crate::training_state::Role;
 use std::borrow::Cow;
-use zbench_kernels::{Arena, Buffer, Category, DType, Op, Unpack, ViewMut, no_scratch};
+use zbench_kernels::{Arena, Buffer, Category, DType, Op, Unpack, View, ViewMut, no_scratch};
 
 /// Takes a tensor: its name, its shape, its elements.
 pub(crate) type Take<'a> = &'a mut dyn FnMut(&str, &[usize], &[f32]);
@@ -29,8 +31,8 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// As [`Executor::gather`] of a unit of the whole model, for the ranks of the first stage. The others get none. A collective call of
-    /// all ranks.
+    /// As [`Executor::gather`] of a unit of the whole model, with the flats of all ranks that share its tensors one behind the other,
+    /// for the ranks of the first stage. The others get none. A collective call of all ranks.
     pub(crate) fn gather_of_model(
         &mut self,
         arena: &Arena,
@@ -42,6 +44,7 @@ impl Executor<'_> {
         let (owner, number) = self.plan.roles.iter().enumerate().find_map(found).unwrap_or((0, unit));
         let own = self.state.place.at(Axis::Pipeline);
         let whole = if own == owner { self.gather(arena, number, part, role)? } else { None };
+        let whole = whole.map(|whole| self.of_tensor_ranks(arena, whole)).transpose()?;
         if owner == 0 || own != owner && own != 0 {
             return Ok(whole);
         }
@@ -56,7 +59,8 @@ impl Executor<'_> {
             return Ok(None);
         }
         let dtype = if part == FlatKind::Quantised { DType::I8 } else { DType::F32 };
-        let mut whole = arena.alloc(Category::Workspace, dtype, flat.padded)?;
+        let ranks = self.state.mesh().size(Axes::TENSOR);
+        let mut whole = arena.alloc(Category::Workspace, dtype, ranks * flat.padded)?;
         stages.recv(whole.view_mut(), owner)?;
         Ok(Some(whole))
     }
@@ -91,6 +95,7 @@ impl Executor<'_> {
             self.kernels.cast(own, wide.view_mut())?;
             self.kernels.scale(mean, wide.view_mut())?;
             let whole = self.whole(self.arena(), wide, self.state.sharding.optimizer, holding.padded)?;
+            let whole = self.of_tensor_ranks(self.arena(), whole)?;
             self.hand_over(unit, FlatKind::Trainable, &whole, false, &mut take)?;
         }
         Ok(())
@@ -120,9 +125,26 @@ impl Executor<'_> {
         as_stored(unit.tensors_of(part), shifted, |tensor| self.values(tensor, whole), take)
     }
 
-    /// A tensor's values from its gathered flat.
-    fn values<'w>(&self, tensor: &Tensor, whole: &'w Buffer) -> Result<Cow<'w, [f32]>> {
-        let kept = whole.slice(tensor.place.range());
+    /// A whole tensor's values from the gathered flats of the ranks that share it.
+    fn values<'w>(&self, tensor: &Tensor, flats: &'w Buffer) -> Result<Cow<'w, [f32]>> {
+        let ranks = self.state.place.group(Axes::TENSOR);
+        let flat = flats.len() / ranks.len();
+        let place = tensor.place.range();
+        if tensor.cut == Cut::Same {
+            return self.own_values(tensor, flats.slice(place));
+        }
+        let mut values = vec![0f32; tensor.whole_elements()];
+        for (number, rank) in ranks.into_iter().enumerate() {
+            let own = self.own_values(tensor, flats.slice(number * flat + place.start..number * flat + place.end))?;
+            for Part { ours, whole, len } in tensor.parts(&self.state.mesh().place(rank), 0..own.len()) {
+                values[whole..whole + len].copy_from_slice(&own[ours..ours + len]);
+            }
+        }
+        Ok(Cow::Owned(values))
+    }
+
+    /// The values of what a rank has of a tensor.
+    fn own_values<'w>(&self, tensor: &Tensor, kept: View<'w>) -> Result<Cow<'w, [f32]>> {
         let Some(matrix) = tensor.packed else {
             if kept.is_on_host() {
                 return Ok(Cow::Borrowed(kept.as_slice()?));
@@ -135,6 +157,14 @@ impl Executor<'_> {
         let op = Op::Unpack(Unpack { matrix, dtype: DType::F32 });
         self.kernels.run(&op, &[kept], &mut [ViewMut::of(&mut values)], no_scratch())?;
         Ok(Cow::Owned(values))
+    }
+
+    /// A flat of each of the ranks that share the unit's tensors, one behind the other.
+    fn of_tensor_ranks(&self, arena: &Arena, own: Buffer) -> Result<Buffer> {
+        let Some(group) = self.comms.over(Axes::TENSOR) else { return Ok(own) };
+        let mut all = arena.alloc(Category::Workspace, own.dtype(), own.len() * group.size())?;
+        group.unmetered().all_gather(own.view(), all.view_mut())?;
+        Ok(all)
     }
 
     /// Gathers a flat whose parts are split as `split` says.

@@ -10,8 +10,8 @@ use crate::comm::Communicator;
 use crate::error::{Result, StepError};
 use crate::executor::Executor;
 use crate::inputs::Inputs;
-use crate::mesh::within;
-use crate::model::{FlatKind, Init, Layout, Tensor, Unit};
+use crate::mesh::{Coords, within};
+use crate::model::{FlatKind, Init, Layout, Part, Tensor, Unit};
 use crate::outcome::{LoadPhase, Loaded};
 use crate::peft::tensor_name;
 use crate::shard::home_dtype;
@@ -35,7 +35,8 @@ pub fn fill(inputs: &Inputs<'_>, executor: &mut Executor<'_>) -> Result<Loaded> 
     tell(LoadPhase::LoadingBegins);
     let account = Account::new();
     let layout = &context.role.layout;
-    let filled = Filler::new(inputs, layout, res, &account).and_then(|mut filler| filler.all(state, params, optimizer));
+    let filled = Filler::new(inputs, (layout, state.place), res, &account)
+        .and_then(|mut filler| filler.all(state, params, optimizer));
     tell(LoadPhase::LoadingEnds);
     if let Err(error) = filled {
         res.comms.world().abort(&error.to_string());
@@ -53,6 +54,8 @@ struct Filler<'a> {
     inputs: &'a Inputs<'a>,
     /// Of the rank's stage.
     layout: &'a Layout,
+    /// Where the rank stands in the mesh.
+    place: Coords,
     res: Resources<'a>,
     account: &'a Account,
     model: Option<Stock<'a>>,
@@ -60,7 +63,12 @@ struct Filler<'a> {
 }
 
 impl<'a> Filler<'a> {
-    fn new(inputs: &'a Inputs<'a>, layout: &'a Layout, res: Resources<'a>, account: &'a Account) -> Result<Filler<'a>> {
+    fn new(
+        inputs: &'a Inputs<'a>,
+        (layout, place): (&'a Layout, Coords),
+        res: Resources<'a>,
+        account: &'a Account,
+    ) -> Result<Filler<'a>> {
         let (loading, comm) = (inputs.cell.model.loading, res.comms.data());
         let stock = |checkpoint| Stock::open(checkpoint, loading, comm, account);
         // A run that goes on has what trains from its training checkpoint: adapters, and the model where nothing is frozen.
@@ -68,7 +76,7 @@ impl<'a> Filler<'a> {
         let frozen = layout.frozen_parameters() > 0;
         let model = inputs.checkpoint.filter(|_| fresh || frozen).map(stock).transpose()?;
         let adapters = inputs.adapters.filter(|_| fresh).map(stock).transpose()?;
-        Ok(Filler { inputs, layout, res, account, model, adapters })
+        Ok(Filler { inputs, layout, place, res, account, model, adapters })
     }
 
     fn all(&mut self, state: &State, params: &mut Params, optimizer: &mut Optimizer) -> Result<()> {
@@ -178,7 +186,17 @@ impl<'a> Filler<'a> {
         }
     }
 
+    /// Elements `range` of what this rank has of a tensor; its padding stays as it is.
     fn tensor(&self, unit: &Unit, tensor: &Tensor, range: Range<usize>, mut dst: ViewMut<'_>) -> Result<()> {
+        for Part { ours, whole, len } in tensor.parts(&self.place, range.clone()) {
+            let to = dst.slice_mut(within(&(ours..ours + len), &range));
+            self.elements(unit, tensor, whole..whole + len, to)?;
+        }
+        Ok(())
+    }
+
+    /// Elements `range` of a whole tensor.
+    fn elements(&self, unit: &Unit, tensor: &Tensor, range: Range<usize>, mut dst: ViewMut<'_>) -> Result<()> {
         // Adapters are no part of what is loaded.
         let load = self.inputs.cell.precision.load.filter(|_| tensor.in_checkpoint);
         let source = self.source(tensor);
@@ -200,7 +218,7 @@ impl<'a> Filler<'a> {
         Ok(())
     }
 
-    /// Elements `range` of a tensor's first values, drawn.
+    /// Elements `range` of a whole tensor's first values, drawn.
     fn draw(&self, unit: &Unit, tensor: &Tensor, range: Range<usize>, dst: ViewMut<'_>) -> Result<()> {
         match tensor.init {
             Init::NormsOf(place) => {
@@ -216,11 +234,11 @@ impl<'a> Filler<'a> {
     /// The norms of rows `range` of a matrix as its home holds it. Whoever owns the norms need not own the matrix, so its
     /// rows are drawn or read again.
     fn norms_of(&self, unit: &Unit, matrix: &Tensor, range: Range<usize>, mut dst: ViewMut<'_>) -> Result<()> {
-        let (cols, home) = (matrix.shape[1], home_dtype(self.inputs.cell, matrix.place.part));
+        let (cols, home) = (matrix.whole[1], home_dtype(self.inputs.cell, matrix.place.part));
         for row in range.clone() {
             let mut values = vec![0f32; cols];
             let _held = self.account.holds::<f32>(cols);
-            self.tensor(unit, matrix, row * cols..(row + 1) * cols, ViewMut::of(&mut values))?;
+            self.elements(unit, matrix, row * cols..(row + 1) * cols, ViewMut::of(&mut values))?;
             round_to(Some(home), &mut values);
             let norm = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
             self.res.kernels.fill(dst.slice_mut(within(&(row..row + 1), &range)), norm)?;
@@ -237,7 +255,7 @@ struct Wanted {
     name: String,
 }
 
-/// Elements `range` of a tensor's first values, drawn. What follows from another tensor is nothing here.
+/// Elements `range` of a whole tensor's first values, drawn. What follows from another tensor is nothing here.
 pub(crate) fn draw(
     kernels: &dyn Kernels,
     seed: u64,
@@ -275,7 +293,7 @@ fn round_to(load: Option<DType>, values: &mut [f32]) {
     }
 }
 
-/// Elements `range` of a tensor, from wherever the stock has them under `name`.
+/// Elements `range` of a whole tensor, from wherever the stock has them under `name`.
 fn read_stored(
     stock: &Stock<'_>,
     name: &str,

@@ -11,6 +11,7 @@ mod paper;
 mod pipelines;
 mod short;
 mod stages;
+mod tensors;
 
 pub use dry::RecordedAction;
 pub use flops::ledger_terms;
@@ -63,9 +64,7 @@ impl Plan {
         let mesh = strategy::mesh(&cell.parallel)?;
         let sharding = Sharding::of(cell.parallel.strategy);
         let layout = layout(mesh.size(Axes::DATA));
-        if cell.parallel.degrees.tensor > 1 {
-            paper::gradients(&layout)?;
-        }
+        tensors::check(cell, &layout)?;
         if cell.memory.prepack && FlatKind::ALL.iter().any(|&p| p != FlatKind::Quantised && slotted(cell, &sharding, p))
         {
             let reason = "\"step\" keeps weights that are whole at home in the compute type; write \"none\", or take ddp, \

@@ -3,6 +3,7 @@
 mod batch;
 
 use crate::actions::Action;
+use crate::comm::Communicator;
 use crate::comm::link::LinkUse;
 use crate::error::{Result, StepError};
 use crate::executor::{Executor, Progress};
@@ -93,7 +94,13 @@ impl<'a> Rank<'a> {
         let state = State::new(cell, &role.layout, plan.sharding, plan.mesh.place(number));
         let mut executor = Executor::new((cell, plan, role), state, kernels.clone(), homes, comms, None)?;
         let loaded = init::fill(inputs, &mut executor)?;
-        let resumed = resume(inputs, &mut executor)?;
+        let resumed = match resume(inputs, &mut executor) {
+            Ok(resumed) => resumed,
+            Err(error) => {
+                executor.comms.world().abort(&error.to_string());
+                return Err(error);
+            }
+        };
         let reader = Reader::new(inputs)?;
         Ok(Rank {
             inputs,

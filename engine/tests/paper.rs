@@ -67,7 +67,9 @@ fn a_dense_block_under_tensor_parallelism() {
     let [few, more] = plans.each_ref().map(|plan| &plan.role_of(0).estimate);
     // Of a rank: q 32 x 32, k and v 16 x 32 each, o 32 x 32, gate, up and down 48 x 32 each, two norms of 32.
     let block = 32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 48 * 32 + 2 * 32;
-    assert_eq!((block, more.parameters - few.parameters), (7744, 7744));
+    assert_eq!(block, 7744);
+    // Both ranks have the norms.
+    assert_eq!(more.parameters - few.parameters, 2 * 7744 - 2 * 32);
     let grows = |category| more.memory().peak(category) - few.memory().peak(category);
     assert_eq!([grows(Category::Parameters), grows(Category::Gradients)], [4 * 7744; 2]);
     assert_eq!(grows(Category::Optimizer), 2 * 4 * 7744);
@@ -79,7 +81,8 @@ fn a_dense_block_under_tensor_parallelism() {
     for (plan, blocks) in plans.iter().zip([2.0, 3.0]) {
         let rows = &plan.role_of(0).estimate.traffic;
         let sums = traffic(rows, GroupName::Tensor, CollectiveKind::AllReduce);
-        assert_eq!(sums, [4.0 * blocks, blocks * 65_536.0, blocks * 32_768.0]);
+        // The look-up of the embedding and the gradient of the head's input are two more.
+        assert_eq!(sums, [4.0 * blocks + 2.0, blocks * 65_536.0 + 32_768.0, blocks * 32_768.0 + 16_384.0]);
     }
     let rows = &few.traffic;
     assert!(rows.iter().all(|row| matches!(row.axis, GroupName::Tensor | GroupName::Data)), "{rows:?}");
@@ -314,10 +317,6 @@ fn what_cannot_be_planned_says_why() {
         "parallel.pipeline",
         &["3 blocks (model.num_hidden_layers)", "3 or fewer"],
     );
-    refused(&dense(2, Degrees { sequence: 2, ..tensor(2) }, 2), "parallel.sequence", &["is 2"]);
-    let mut normed = dense(2, tensor(2), 2);
-    normed.model.form.qk_norm = true;
-    refused(&normed, "parallel.tensor", &["layers.0.self_attn.q_norm.weight", "not summed"]);
     let mut tied = dense(4, Degrees { pipeline: 2, ..tensor(1) }, 2);
     tied.model.tie_word_embeddings = true;
     refused(&tied, "model.tie_word_embeddings", &["pipeline"]);

@@ -43,7 +43,7 @@ pub fn drawn(seed: u64, evaluates: bool) -> Cell {
             base.memory.attention = AttentionKind::Naive;
         }
         2 => {
-            let all: Vec<_> = forms().into_iter().filter(|(_, form, _)| tensor == 1 || !form.qk_norm).collect();
+            let all = forms();
             base = formed(base, all[below(all.len())]);
         }
         3 if tensor == 1 => {
@@ -273,10 +273,9 @@ fn operations_of_all_stages_are_those_of_the_model() {
 #[test]
 fn options_that_a_plan_on_paper_does_not_know_are_refused() {
     type Change = fn(&mut Priced);
-    let changes: [(&str, Change); 5] = [
+    let changes: [(&str, Change); 4] = [
         ("gather_wire", |priced| priced.gather_wire = Some(Wire::Int8)),
         ("reduce_wire", |priced| priced.reduce_wire = Some(Wire::Int4)),
-        ("partition_activations", |priced| priced.partition_activations = true),
         ("loss", |priced| priced.loss = PricedLoss::Logits),
         ("parked", |priced| priced.parked = 2),
     ];

@@ -179,6 +179,7 @@ fn memory(values: &Values, parallel: &Parallel, capacity: Option<u64>) -> Result
         attention: values.choice("memory.attention").unwrap_or(AttentionKind::Flash),
         capacity,
         prepack: values.text("memory.prepack") == "step",
+        partition_activations: values.is("memory.partition_activations"),
         offload_optimizer: home("memory.offload_optimizer"),
         offload_parameters: home("memory.offload_parameters"),
         offload_activations: home("memory.offload_activations"),

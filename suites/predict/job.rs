@@ -14,7 +14,7 @@ pub fn job(cell: &Cell) -> Job {
     let priced = cell.priced.as_deref().cloned().unwrap_or_default();
     let degrees = degrees(cell);
     let blocks = cell.model.num_hidden_layers;
-    let recompute_of = |policy: &Checkpointing| recompute(policy, blocks, priced.partition_activations);
+    let recompute_of = |policy: &Checkpointing| recompute(policy, blocks, cell.memory.partition_activations);
     let mut job = Job {
         model: shape(cell, &priced),
         batch: Batch { seq: cell.train.seq_len, micro: cell.train.micro_batch, accumulation: cell.train.accumulation },

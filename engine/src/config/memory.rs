@@ -18,6 +18,9 @@ pub struct Memory {
     /// Keep weights in the form that products read, from their first product in a step to the update.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub prepack: bool,
+    /// Whether tensor ranks share the block inputs that checkpointing keeps (ZeRO-R, Rajbhandari et al. (2020), section 6.1).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub partition_activations: bool,
     /// Where the optimizer's state lives.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offload_optimizer: Home,
@@ -54,6 +57,7 @@ impl Default for Memory {
             attention: AttentionKind::Flash,
             capacity: None,
             prepack: false,
+            partition_activations: false,
             offload_optimizer: Home::Device,
             offload_parameters: Home::Device,
             offload_activations: Home::Device,

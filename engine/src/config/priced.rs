@@ -18,8 +18,6 @@ pub struct Priced {
     pub reduce_wire: Option<Wire>,
     /// Ranks over which a second copy of the weights waits for backward (hpZ); 1 = none.
     pub parked: usize,
-    /// Whether the inputs that checkpointing keeps are split over `tensor` (ZeRO-R).
-    pub partition_activations: bool,
     /// How the loss is made.
     pub loss: PricedLoss,
     /// A model that the engine has not.
@@ -34,7 +32,6 @@ impl Default for Priced {
             gather_wire: None,
             reduce_wire: None,
             parked: 1,
-            partition_activations: false,
             loss: PricedLoss::Fused,
             model: None,
         }
@@ -50,17 +47,15 @@ impl Cell {
     /// The first key that the engine would have to know, and what it says; `None` of a cell that the engine runs. Nothing else
     /// decides which cells are priced and not run: what the engine learns leaves this list.
     pub fn first_priced_key(&self) -> Option<(&'static str, String)> {
-        let Degrees { tensor, sequence, pipeline, context, expert, expert_tensor, .. } = self.parallel.degrees;
-        let degrees = [
-            ("parallel.tensor", tensor),
-            ("parallel.sequence", sequence),
-            ("parallel.context", context),
-            ("parallel.expert", expert),
-            ("parallel.expert_tensor", expert_tensor),
-        ];
+        let Degrees { tensor, pipeline, context, expert, expert_tensor, .. } = self.parallel.degrees;
+        let degrees =
+            [("parallel.context", context), ("parallel.expert", expert), ("parallel.expert_tensor", expert_tensor)];
         let degree = degrees.into_iter().find_map(|(key, ranks)| Some((key, unless(1, ranks)?)));
         let stages = self.priced_stages().map(|why| ("parallel.pipeline", format!("{pipeline} {why}")));
-        degree.or(stages).or_else(|| self.priced.as_ref()?.first_key())
+        // No such run has been seen on GPUs.
+        let is_unseen = tensor > 1 && self.hardware.device == DeviceKind::Cuda;
+        let tensor = is_unseen.then(|| ("parallel.tensor", format!("{tensor} on GPUs")));
+        degree.or(tensor).or(stages).or_else(|| self.priced.as_ref()?.first_key())
     }
 
     /// Why the engine does not train it in the stages of its pipeline, if it has one. On GPUs no such run has been seen, and the two
@@ -93,7 +88,6 @@ impl Priced {
             ("parallel.reduce_wire", unless(None, self.reduce_wire)),
             ("memory.loss", loss),
             ("model.family", self.model.as_ref().and_then(|model| quoted(model.name()))),
-            ("memory.partition_activations", unless(false, self.partition_activations)),
             ("parallel.strategy", if self.parked > 1 { quoted("zero++") } else { None }),
         ];
         keys.into_iter().find_map(|(key, word)| Some((key, word?)))

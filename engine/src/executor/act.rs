@@ -135,7 +135,8 @@ impl<'a> Executor<'a> {
     /// Takes a stream from the neighbouring stage that makes it: values from the one before, gradients from the one behind.
     fn receive(&mut self, micro: usize, stream: Stream, gradient: bool) -> Result<()> {
         let (group, [before, behind]) = self.pipeline()?;
-        let len = self.batch(micro, stream).tokens() * self.cell.model.hidden_size;
+        let tokens = self.batch(micro, stream).tokens() / self.cell.parallel.degrees.sequence;
+        let len = tokens * self.cell.model.hidden_size;
         let mut buffer = self.device().alloc(Category::Activations, self.cell.precision.compute, len)?;
         group.recv(buffer.view_mut(), if gradient { behind } else { before })?;
         *self.flow.of_mut(micro).stream(stream, gradient) = Some(buffer);
@@ -206,7 +207,10 @@ impl<'a> Executor<'a> {
         };
         let input = taken(state.values[layer.reads].take(), "the residual stream")?;
         let ex = Exec { memory: memory_of(&state.values, memory), ..ex };
-        let (output, saved) = block.forward(&ex, &weights, input, keeps, keep)?;
+        let (output, mut saved) = block.forward(&ex, &weights, input, keeps, keep)?;
+        if self.context.cell.memory.partition_activations {
+            saved.share_input(&ex)?;
+        }
         (state.values[layer.writes], state.saved[number]) = (Some(output), saved);
         Ok(())
     }
@@ -256,6 +260,7 @@ impl<'a> Executor<'a> {
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
         let weights = Weights { experts: of_experts.as_ref(), ..weights };
         let ex = Exec { memory: memory_of(&state.values, memory), ..ex };
+        state.saved[number].restore_input(&ex, block.dims.hidden)?;
         let output = block.recompute(&ex, &weights, &mut state.saved[number], output)?;
         if output.is_some() {
             state.saved[number + 1].input = output;
@@ -287,7 +292,8 @@ impl<'a> Executor<'a> {
                 embedding.backward(&ex, &weights, &mut grads, ids, gradient)
             }
             LayerKind::Block(block) => {
-                let saved = std::mem::take(&mut state.saved[number]);
+                let mut saved = std::mem::take(&mut state.saved[number]);
+                saved.restore_input(&ex, block.dims.hidden)?;
                 let mut of_memory = layer.memory.and_then(|stream| state.gradients[stream].take());
                 let ex = Exec { memory: memory_of(&state.values, memory), ..ex };
                 let gradient = block.backward(&ex, &weights, &mut grads, saved, gradient, &mut of_memory)?;
@@ -318,8 +324,9 @@ impl<'a> Executor<'a> {
         let (batch, role) = (self.batch(micro, layer.writes), self.context.role);
         let state = self.flow.of_mut(micro);
         let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
-        let (saved, mut deferred) = (std::mem::take(&mut state.saved[number]), Deferred::default());
+        let (mut saved, mut deferred) = (std::mem::take(&mut state.saved[number]), Deferred::default());
         let ex = self.context.exec(batch, false, &state.tokens);
+        saved.restore_input(&ex, block.dims.hidden)?;
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
         let gradient = block.backward(&ex, &weights, &mut Grads::later(&mut deferred), saved, gradient, &mut None)?;
         state.gradients[layer.reads] = role.wants_gradient[number].then_some(gradient);

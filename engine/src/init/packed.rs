@@ -49,6 +49,8 @@ fn fill(filler: &Filler<'_>, unit: &Unit, tensor: &Tensor, mut record: Owned<'_>
     for start in elements.clone().step_by(piece) {
         let piece = start..(start + piece).min(elements.end);
         let values = &mut values[..piece.len()];
+        // Padding is zero.
+        values.fill(0.0);
         filler.tensor(unit, tensor, piece.clone(), ViewMut::of(values))?;
         let op = Op::Pack(Pack { matrix, len: values.len(), dtype: DType::F32 });
         let mut writes = [ViewMut::of(&mut bytes[..]), ViewMut::of(&mut scales[..])];

@@ -1,6 +1,7 @@
 //! Low-rank products beside linear layers (LoRA).
 
-use super::exec::{Batch, Exec, product_forward, product_input, product_weight};
+use super::cut::Cut;
+use super::exec::{Exec, product_forward, product_input, product_weight};
 use crate::error::Result;
 use crate::layers::{FlatRange, Grads, Weights};
 use zbench_kernels::{Buffer, DType, Dropout, Gemm, Op, View, ViewMut};
@@ -16,6 +17,8 @@ pub struct AdapterSpec<const N: usize = 1> {
     pub a: FlatRange,
     /// B `[out, rank]` and its rows, of each layer.
     pub b: [(FlatRange, usize); N],
+    /// What this rank has of the layers: of their rows, it has those of B; of their columns, those of A.
+    pub cut: Cut,
     pub input: usize,
     pub rank: usize,
     /// alpha / rank, or alpha over the root of rank.
@@ -41,9 +44,12 @@ impl<const N: usize> AdapterSpec<N> {
         Ok(())
     }
 
-    fn dropout_op(&self, batch: &Batch, dtype: DType) -> Dropout {
+    /// Ranks that read columns of their own drop at random independently of each other.
+    fn dropout_op(&self, ex: &Exec<'_>) -> Dropout {
+        let (batch, dtype) = (&ex.batch, ex.compute);
         let first = batch.first_sample.wrapping_mul(batch.seq as u64).wrapping_mul(self.input as u64);
-        let seed = batch.seed ^ self.stream;
+        let rank = if let Cut::Columns(_) = self.cut { self.cut.place(ex) as u64 } else { 0 };
+        let seed = batch.seed ^ self.stream.wrapping_add(rank);
         Dropout { len: batch.tokens() * self.input, p: self.dropout, seed, first, dtype }
     }
 
@@ -52,7 +58,7 @@ impl<const N: usize> AdapterSpec<N> {
             return Ok(None);
         }
         let mut dropped = ex.activation(ex.batch.tokens() * self.input)?;
-        let op = Op::Dropout(self.dropout_op(&ex.batch, ex.compute));
+        let op = Op::Dropout(self.dropout_op(ex));
         ex.run(ADAPTER, &op, &[x], &mut [dropped.view_mut()])?;
         Ok(Some(dropped))
     }
@@ -115,7 +121,7 @@ impl<const N: usize> AdapterSpec<N> {
         // The dropped input is not needed any more: its buffer takes the gradient, then the same mask.
         ex.gemm(ADAPTER, back, dlow.view(), weights.get(&self.a), through.view_mut())?;
         let mut masked = ex.activation(n * input)?;
-        let op = Op::Dropout(self.dropout_op(&ex.batch, ex.compute));
+        let op = Op::Dropout(self.dropout_op(ex));
         ex.run(ADAPTER, &op, &[through.view()], &mut [masked.view_mut()])?;
         ex.accumulate(ADAPTER, masked.view(), dx.reborrow())
     }

@@ -151,7 +151,7 @@ impl Block {
         keep_input: bool,
         keep: &[SavedTensor],
     ) -> Result<(Buffer, Saved)> {
-        let (n, parallel) = (ex.batch.tokens(), self.dims.parallel);
+        let (n, parallel) = (ex.own_tokens().len(), self.dims.parallel);
         let kept = |what: SavedTensor| keep.contains(&what);
         let mut saved = Saved::default();
         let mut norm = Some(self.attention_norm.forward(ex, w, n, input.view())?);
@@ -180,8 +180,8 @@ impl Block {
             // Side by side with attention the input is still here; after it, it has been settled.
             mlp_norm = Some(spec.forward(ex, w, n, input.as_ref().unwrap_or(&residual).view())?);
         }
-        if parallel {
-            saved.input = settle(keep_input, input);
+        if parallel && !self.has_one_sum() {
+            saved.input = settle(keep_input, input.take());
         }
         let mut gate_up = self.gate_up(ex, w, &first(if mlp_norm.is_some() { &mlp_norm } else { &norm })[0])?;
         saved.mlp_norm = settle(kept(SavedTensor::MlpNorm), mlp_norm);
@@ -192,7 +192,10 @@ impl Block {
         // Who has computed a row must be known until the rows are back.
         let routing = gate_up.routing.take();
         saved.gate_up = settle(kept(SavedTensor::GateUp), Some(gate_up));
-        let output = self.output(ex, w, routing.as_ref(), &residual, &activation)?;
+        let output = self.output(ex, w, routing.as_ref(), [input.as_ref(), Some(&residual)], &activation)?;
+        if input.is_some() {
+            saved.input = settle(keep_input, input);
+        }
         if let Some(kept) = &mut saved.gate_up {
             kept.routing = routing;
         }
@@ -203,7 +206,7 @@ impl Block {
 
     /// Makes again what was not kept and backward reads. `saved.input` must be there. With `output`, the block's output too.
     pub fn recompute(&self, ex: &Exec<'_>, w: &Weights<'_>, saved: &mut Saved, output: bool) -> Result<Option<Buffer>> {
-        let (n, parallel) = (ex.batch.tokens(), self.dims.parallel);
+        let (n, parallel) = (ex.own_tokens().len(), self.dims.parallel);
         let input = saved.input.as_ref().expect("a plan restores a block only after its input");
         if saved.attention_norm.is_none() {
             saved.attention_norm = Some(self.attention_norm.forward(ex, w, n, input.view())?);
@@ -243,7 +246,7 @@ impl Block {
         let made = match (output, &saved.residual, &saved.activation) {
             (true, Some(residual), Some(activation)) => {
                 let routing = saved.gate_up.as_ref().and_then(|gate_up| gate_up.routing.as_ref());
-                Some(self.output(ex, w, routing, residual, activation)?)
+                Some(self.output(ex, w, routing, [Some(input), Some(residual)], activation)?)
             }
             _ => None,
         };

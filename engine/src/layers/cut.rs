@@ -1,5 +1,6 @@
 //! How ranks of an axis share a tensor, and what each of them has of its gradient.
 
+use super::exec::Exec;
 use crate::mesh::Axis;
 
 /// What of a matrix `[out, input]`, or of a vector `[out]`, the ranks of an axis have.
@@ -11,6 +12,16 @@ pub enum Cut {
     Rows(Axis),
     /// Columns, which Megatron calls row-parallel: each rank reads its own part of the input. The outputs that they make add up to the whole one.
     Columns(Axis),
+}
+
+impl Cut {
+    /// The number of this rank among those that share the tensor.
+    pub fn place(self, ex: &Exec<'_>) -> usize {
+        match self {
+            Cut::Same => 0,
+            Cut::Rows(axis) | Cut::Columns(axis) => ex.place_on(axis),
+        }
+    }
 }
 
 /// What a rank's backward finds of the gradient of a tensor that is [`Cut::Same`].

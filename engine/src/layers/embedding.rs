@@ -1,18 +1,23 @@
 //! The bottom of the model: a table look-up, and what some families do to its result.
 
+use super::cut::Cut;
 use super::exec::Exec;
 use super::norm::Norm;
 use crate::error::Result;
 use crate::layers::{FlatRange, Grads, Weights};
-use zbench_kernels::{BiasAdd, Buffer, DType, Op, View};
+use zbench_kernels::{BiasAdd, Buffer, DType, Op, View, VocabPart};
 
 /// `x[t] = norm(scale * table[ids[t]] + positions[t % seq])`; where sequences hold several documents, the position is the
 /// place in the document.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Embedding {
-    /// The table `[vocab, hidden]`.
+    /// The table `[vocab, hidden]`: what this rank has of it.
     pub table: FlatRange,
     pub vocab: usize,
+    /// Words of the whole vocabulary.
+    pub words: usize,
+    /// How ranks share the table.
+    pub cut: Cut,
     /// The token whose row has no gradient from look-ups.
     pub padding: Option<u32>,
     pub hidden: usize,
@@ -32,12 +37,20 @@ impl Embedding {
     }
 
     fn op(&self, rows: usize, dtype: DType) -> zbench_kernels::Embedding {
-        zbench_kernels::Embedding { rows, cols: self.hidden, vocab: self.vocab, padding: self.padding, dtype }
+        let vocab = VocabPart::whole(self.words);
+        zbench_kernels::Embedding { rows, cols: self.hidden, vocab, padding: self.padding, dtype }
+    }
+
+    /// The look-up in what this rank has of the table.
+    fn own_op(&self, ex: &Exec<'_>) -> zbench_kernels::Embedding {
+        let vocab = VocabPart { first: self.cut.place(ex) * self.vocab, len: self.vocab, words: self.words };
+        zbench_kernels::Embedding { vocab, ..self.op(ex.batch.tokens(), ex.compute) }
     }
 
     /// The look-up of positions where they are places in documents.
     fn place_op(&self, positions: &FlatRange, rows: usize, dtype: DType) -> zbench_kernels::Embedding {
-        zbench_kernels::Embedding { vocab: positions.len / self.hidden, padding: None, ..self.op(rows, dtype) }
+        let vocab = VocabPart::whole(positions.len / self.hidden);
+        zbench_kernels::Embedding { vocab, padding: None, ..self.op(rows, dtype) }
     }
 
     fn places(&self, batch: &super::Batch, dtype: DType) -> BiasAdd {
@@ -47,16 +60,30 @@ impl Embedding {
     /// The residual stream at its start.
     pub fn forward(&self, ex: &Exec<'_>, w: &Weights<'_>, ids: View<'_>) -> Result<Buffer> {
         let sum = self.sum(ex, w, ids)?;
-        let Some(norm) = &self.norm else { return Ok(sum) };
-        let [y, _] = norm.forward(ex, w, ex.batch.tokens(), sum.view())?;
-        Ok(y)
+        let made = match &self.norm {
+            Some(norm) => {
+                let [y, _] = norm.forward(ex, w, ex.batch.tokens(), sum.view())?;
+                y
+            }
+            None => sum,
+        };
+        let own = ex.own_tokens();
+        if own.len() == ex.batch.tokens() {
+            return Ok(made);
+        }
+        let mut part = ex.activation(own.len() * self.hidden)?;
+        ex.cast(TERM, made.slice(own.start * self.hidden..own.end * self.hidden), part.view_mut())?;
+        Ok(part)
     }
 
     fn sum(&self, ex: &Exec<'_>, w: &Weights<'_>, ids: View<'_>) -> Result<Buffer> {
         let n = ex.batch.tokens();
         let mut out = ex.activation(n * self.hidden)?;
-        let op = Op::Embedding(self.op(n, ex.compute));
-        ex.run(TERM, &op, &[ids, w.get(&self.table)], &mut [out.view_mut()])?;
+        ex.run(TERM, &Op::Embedding(self.own_op(ex)), &[ids, w.get(&self.table)], &mut [out.view_mut()])?;
+        if let Cut::Rows(axis) = self.cut {
+            // Every word is on one rank; the others have zeros.
+            ex.sum_over(axis, &mut out)?;
+        }
         if let Some(scale) = self.scale {
             ex.scale(TERM, scale, out.view_mut())?;
         }
@@ -86,6 +113,7 @@ impl Embedding {
         mut dx: Buffer,
     ) -> Result<()> {
         let n = ex.batch.tokens();
+        dx = ex.whole_tokens(dx)?;
         if let Some(norm) = &self.norm {
             let (sum, statistics) = ex.again(|| {
                 let sum = self.sum(ex, w, ids)?;
@@ -110,6 +138,6 @@ impl Embedding {
             ex.scale(TERM, scale, dx.view_mut())?;
         }
         let Some(dtable) = g.get(&self.table) else { return Ok(()) };
-        ex.run(TERM, &Op::EmbeddingBackward(self.op(n, ex.compute)), &[ids, dx.view()], &mut [dtable])
+        ex.run(TERM, &Op::EmbeddingBackward(self.own_op(ex)), &[ids, dx.view()], &mut [dtable])
     }
 }

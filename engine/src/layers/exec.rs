@@ -4,7 +4,7 @@ use crate::comm::{Comms, Communicator, Metered};
 use crate::device::Device;
 use crate::error::Result;
 use crate::mesh::{Axes, Axis};
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use zbench_kernels::{Buffer, Category, DType, Gemm, View};
 
 /// The shape of a rank's micro-batch, and the numbers that make dropout the same for every rank count.
@@ -37,6 +37,8 @@ pub struct Exec<'a> {
     pub evaluates: bool,
     /// The groups of the rank, in which layers that are cut talk.
     pub comms: Option<&'a Comms>,
+    /// Sequence parallelism: of the residual stream each tensor rank has its own tokens alone.
+    pub sequence: bool,
     /// What cross-attention reads, where there is an encoder.
     pub memory: Option<Memory<'a>>,
     /// Rotary tables `[seq, head_dim/2]`.
@@ -89,9 +91,53 @@ impl<'a> Exec<'a> {
         self.comms.and_then(|comms| comms.over(Axes::of(&[axis])))
     }
 
+    /// This rank's number among those of an axis.
+    pub fn place_on(&self, axis: Axis) -> usize {
+        self.group(axis).map_or(0, |group| group.rank())
+    }
+
     /// Sums a buffer over the ranks of an axis.
     pub fn sum_over(&self, axis: Axis, buffer: &mut Buffer) -> Result<()> {
         Ok(self.group(axis).map_or(Ok(()), |group| group.all_reduce(buffer.view_mut()))?)
+    }
+
+    /// The ranks that share the tokens of the residual stream; `None` where each has all of them.
+    fn of_tokens(&self) -> Option<&'a Metered> {
+        self.group(Axis::Tensor).filter(|_| self.sequence)
+    }
+
+    /// Which of the micro-batch's tokens this rank has of the residual stream.
+    pub fn own_tokens(&self) -> Range<usize> {
+        let (ranks, rank) = self.of_tokens().map_or((1, 0), |group| (group.size(), group.rank()));
+        let count = self.batch.tokens() / ranks;
+        rank * count..(rank + 1) * count
+    }
+
+    /// The sum over the ranks of an axis of what each has found for all tokens: of the tokens that are this rank's own.
+    pub fn sum_of_tokens(&self, axis: Axis, mut terms: Buffer) -> Result<Buffer> {
+        let Some(group) = self.of_tokens() else {
+            self.sum_over(axis, &mut terms)?;
+            return Ok(terms);
+        };
+        let mut own = self.alloc(Category::Activations, terms.dtype(), terms.len() / group.size())?;
+        group.reduce_scatter(terms.view(), own.view_mut(), false)?;
+        Ok(own)
+    }
+
+    /// The same in place of what this rank has.
+    pub fn whole_tokens(&self, own: Buffer) -> Result<Buffer> {
+        if let AllTokens::Gathered(all) = self.all_tokens(&own)? {
+            return Ok(all);
+        }
+        Ok(own)
+    }
+
+    /// What all ranks have of the residual stream, where each has its own tokens.
+    pub fn all_tokens<'b>(&self, own: &'b Buffer) -> Result<AllTokens<'b>> {
+        let Some(group) = self.of_tokens() else { return Ok(AllTokens::Here(own)) };
+        let mut all = self.alloc(Category::Activations, own.dtype(), own.len() * group.size())?;
+        group.all_gather(own.view(), all.view_mut())?;
+        Ok(AllTokens::Gathered(all))
     }
 
     /// A buffer of the flow between layers, in the compute type.
@@ -102,6 +148,21 @@ impl<'a> Exec<'a> {
     /// A small buffer in the accumulator type of the compute type.
     pub fn statistic(&self, len: usize) -> Result<Buffer> {
         self.alloc(Category::Activations, self.compute.accumulator(), len)
+    }
+}
+
+/// A buffer that has all tokens.
+pub enum AllTokens<'a> {
+    Here(&'a Buffer),
+    Gathered(Buffer),
+}
+
+impl AllTokens<'_> {
+    pub fn view(&self) -> View<'_> {
+        match self {
+            AllTokens::Here(buffer) => buffer.view(),
+            AllTokens::Gathered(buffer) => buffer.view(),
+        }
     }
 }
 

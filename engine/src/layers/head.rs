@@ -3,13 +3,17 @@
 //! Logits are made, turned into their gradient in place and used up in chunks of tokens, so that the whole
 //! `[tokens, vocab]` matrix never exists.
 
+use super::cut::Cut;
 use super::exec::{self, Exec};
 use super::norm::Norm;
 use super::prepacked;
+use crate::comm::Communicator;
 use crate::error::Result;
 use crate::layers::{FlatRange, Grads, Weights};
 use std::ops::Range;
-use zbench_kernels::{Buffer, CrossEntropy, DType, Gemm, Kernels, Op, Sum, View, ViewMut};
+use zbench_kernels::{
+    Buffer, CrossEntropy, DType, Gemm, Kernels, LossOfParts, LossParts, Op, Sum, View, ViewMut, VocabPart,
+};
 
 /// `logits = norm(x) W^T`, and the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,6 +25,10 @@ pub struct Head {
     /// W is the embedding's table.
     pub tied: bool,
     pub vocab: usize,
+    /// Words of the whole vocabulary.
+    pub words: usize,
+    /// How ranks share W; `vocab` is what this one has.
+    pub cut: Cut,
     pub hidden: usize,
 }
 
@@ -57,9 +65,10 @@ impl Head {
         (targets, scale): (View<'_>, f64),
         sums: &mut Vec<Sum>,
     ) -> Result<Buffer> {
-        let (n, hidden) = (ex.batch.tokens(), self.hidden);
+        let (n, own, hidden) = (ex.batch.tokens(), ex.own_tokens().len(), self.hidden);
         let HeadWeights { own: w, of_matrix } = weights;
-        let [y, statistics] = self.norm.forward(ex, w, n, x.view())?;
+        let [y, statistics] = self.norm.forward(ex, w, own, x.view())?;
+        let y = ex.whole_tokens(y)?;
         let mut dy = ex.activation(n * hidden)?;
         self.chunks(ex, |start, rows| {
             let span = start * hidden..(start + rows) * hidden;
@@ -85,7 +94,10 @@ impl Head {
             Ok(())
         })?;
         drop(y);
-        self.norm.backward_alone(ex, w, grads.own, n, [&x, &statistics, &dy])
+        if let Cut::Rows(axis) = self.cut {
+            dy = ex.sum_of_tokens(axis, dy)?;
+        }
+        self.norm.backward_alone(ex, w, grads.own, own, [&x, &statistics, &dy])
     }
 
     /// The sum over tokens of the cross-entropy alone, in parts, by the operations that [`Head::loss`] has for it.
@@ -97,10 +109,11 @@ impl Head {
         targets: View<'_>,
         sums: &mut Vec<Sum>,
     ) -> Result<()> {
-        let (n, hidden) = (ex.batch.tokens(), self.hidden);
+        let hidden = self.hidden;
         let HeadWeights { own: w, of_matrix } = weights;
-        let [y, statistics] = self.norm.forward(ex, w, n, x.view())?;
+        let [y, statistics] = self.norm.forward(ex, w, ex.own_tokens().len(), x.view())?;
         drop((x, statistics));
+        let y = ex.whole_tokens(y)?;
         self.chunks(ex, |start, rows| {
             // The gradient takes the logits' place, and nobody reads it.
             let rows_of_y = y.slice(start * hidden..(start + rows) * hidden);
@@ -128,8 +141,22 @@ impl Head {
             self.product(ex, weights, op, operands, logits.slice_mut(part.start..rows * pitch))?;
         }
         let mut losses = ex.statistic(rows)?;
-        let op = CrossEntropy { rows, vocab: self.vocab, scale, dtype, gradient: ex.compute, pitch };
-        ex.run(LOSS, &Op::CrossEntropy(op), &[targets], &mut [logits.view_mut(), losses.view_mut()])?;
+        let mut writes = [logits.view_mut(), losses.view_mut()];
+        let group = if let Cut::Rows(axis) = self.cut { ex.group(axis) } else { None };
+        if let Some(group) = group {
+            let first = group.rank() * self.vocab;
+            let vocab = VocabPart { first, len: self.vocab, words: self.words };
+            let part = LossParts { rows, vocab, dtype, pitch };
+            let mut own = ex.statistic(rows * LossParts::NUMBERS)?;
+            ex.run(LOSS, &Op::LossParts(part), &[targets, writes[0].as_view()], &mut [own.view_mut()])?;
+            let mut all = ex.statistic(group.size() * own.len())?;
+            group.all_gather(own.view(), all.view_mut())?;
+            let op = LossOfParts { part, ranks: group.size(), scale, gradient: ex.compute };
+            ex.run(LOSS, &Op::LossOfParts(op), &[targets, all.view()], &mut writes)?;
+        } else {
+            let op = CrossEntropy { rows, vocab: self.vocab, scale, dtype, gradient: ex.compute, pitch };
+            ex.run(LOSS, &Op::CrossEntropy(op), &[targets], &mut writes)?;
+        }
         sums.push(ex.sum(LOSS, losses.view())?);
         Ok(logits)
     }

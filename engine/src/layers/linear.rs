@@ -69,25 +69,48 @@ impl LinearSpec {
 
     /// `base + layer(x)` in a new buffer.
     pub fn forward_onto(&self, ex: &Exec<'_>, weights: &Weights<'_>, x: View<'_>, base: &Buffer) -> Result<Buffer> {
-        let mut y = ex.activation(base.len())?;
         let Cut::Columns(axis) = self.cut else {
+            let mut y = ex.activation(base.len())?;
             ex.cast(POINTWISE, base.view(), y.view_mut())?;
             self.forward(ex, weights, x, true, y.view_mut())?;
             return Ok(y);
         };
+        let term = self.term(ex, weights, x)?;
         // What lies beside the product is added once, to the sum over ranks.
-        self.times(ex, weights, x, false, y.view_mut())?;
-        ex.sum_over(axis, &mut y)?;
-        self.add_bias(ex, weights, y.view_mut())?;
+        let mut y = ex.sum_of_tokens(axis, term)?;
+        self.add_bias_to(ex, weights, ex.own_tokens().len(), y.view_mut())?;
         ex.accumulate(POINTWISE, base.view(), y.view_mut())?;
         Ok(y)
     }
 
+    /// This rank's term of the sum that a product is whose columns ranks share, with its adapter's and without the bias.
+    pub(super) fn term(&self, ex: &Exec<'_>, weights: &Weights<'_>, x: View<'_>) -> Result<Buffer> {
+        let mut y = ex.activation(ex.batch.tokens() * self.out)?;
+        self.add_term(ex, weights, x, false, y.view_mut())?;
+        Ok(y)
+    }
+
+    /// The same in `y`, or added to it.
+    pub(super) fn add_term(
+        &self,
+        ex: &Exec<'_>,
+        weights: &Weights<'_>,
+        x: View<'_>,
+        accumulate: bool,
+        mut y: ViewMut<'_>,
+    ) -> Result<()> {
+        if let Some(factors) = &self.factors {
+            return factors.add_term(ex, self, weights, x, (accumulate, y));
+        }
+        self.times(ex, weights, x, accumulate, y.reborrow())?;
+        self.adapter.map_or(Ok(()), |adapter| adapter.forward(ex, weights, x, [y]))
+    }
+
     /// Makes the gradient of the input whole, to which all layers that read it have added theirs.
-    pub fn complete(&self, ex: &Exec<'_>, dx: &mut Buffer) -> Result<()> {
+    pub fn complete(&self, ex: &Exec<'_>, dx: Buffer) -> Result<Buffer> {
         match self.cut {
-            Cut::Rows(axis) => ex.sum_over(axis, dx),
-            Cut::Same | Cut::Columns(_) => Ok(()),
+            Cut::Rows(axis) => ex.sum_of_tokens(axis, dx),
+            Cut::Same | Cut::Columns(_) => Ok(dx),
         }
     }
 
@@ -140,8 +163,19 @@ impl LinearSpec {
 
     /// `y += b`, if there is one.
     pub(super) fn add_bias(&self, ex: &Exec<'_>, weights: &Weights<'_>, y: ViewMut<'_>) -> Result<()> {
+        self.add_bias_to(ex, weights, ex.batch.tokens(), y)
+    }
+
+    /// The same on so many tokens.
+    pub(super) fn add_bias_to(
+        &self,
+        ex: &Exec<'_>,
+        weights: &Weights<'_>,
+        tokens: usize,
+        y: ViewMut<'_>,
+    ) -> Result<()> {
         let Some(bias) = &self.bias else { return Ok(()) };
-        let op = Op::BiasAdd(self.bias_op(ex.batch.tokens(), ex.compute));
+        let op = Op::BiasAdd(self.bias_op(tokens, ex.compute));
         ex.run(self.name, &op, &[weights.get(bias)], &mut [y])
     }
 

@@ -6,7 +6,7 @@ use super::stored::{FusedRows, qkv_module};
 use super::{FlatKind, FlatRange, Init, LayoutKey, Rows, Stored, Unit};
 use crate::config::{self, Base, Linear, Mlp, Model, Order, Positions};
 use crate::hf::{Family, TensorNames, family_of};
-use crate::layers::{Block, Cross, Cut, Dims, Embedding, Experts, Gradient, Head, LinearSpec, Norm};
+use crate::layers::{Block, Cross, Cut, Dims, Embedding, Experts, Head, LinearSpec, Norm};
 use crate::mesh::Axis;
 use zbench_kernels::{Activation, Packed, Packing};
 
@@ -17,6 +17,7 @@ pub(super) struct Builder<'a> {
     names: &'static TensorNames,
 }
 
+/// A linear layer of the whole model.
 struct Projection {
     which: Linear,
     out: usize,
@@ -41,16 +42,37 @@ impl<'a> Builder<'a> {
         self.cell.lora.base.filter(|_| self.base() == FlatKind::Frozen).and_then(Base::packing)
     }
 
+    /// Of `size` rows or columns, how many each tensor rank has: the last ones may be padding.
+    fn share(&self, size: usize) -> usize {
+        size.div_ceil(self.cell.cut.tensor)
+    }
+
+    /// A norm over the residual stream: under sequence parallelism each tensor rank finds the gradient of its own tokens.
     fn norm(&self, unit: &mut Unit, name: &str, cols: usize) -> Norm {
+        self.norm_where(unit, name, cols, self.cell.cut.sequence > 1)
+    }
+
+    /// A norm, of whose weights each tensor rank may find a part of the gradient.
+    fn norm_where(&self, unit: &mut Unit, name: &str, cols: usize, is_partial: bool) -> Norm {
         let (part, form) = (self.base(), self.cell.model.form);
         let name_of = |end: &str| format!("{name}.{end}");
+        let appended = |unit: &mut Unit| {
+            if is_partial {
+                unit.partial_last(Axis::Tensor)
+            }
+        };
         let weight = unit.push(part, name_of("weight"), &[cols], Init::Constant(1.0));
+        appended(unit);
         if form.norm_less_one {
             let rows = Rows { start: 0, run: cols, stride: cols };
             let stored = Stored { name: name_of("weight"), shape: vec![cols], rows, transposed: false, less: 1.0 };
             unit.store_last(Some(stored));
         }
-        let bias = form.norm_bias.then(|| unit.push(part, name_of("bias"), &[cols], Init::Constant(0.0)));
+        let bias = form.norm_bias.then(|| {
+            let place = unit.push(part, name_of("bias"), &[cols], Init::Constant(0.0));
+            appended(unit);
+            place
+        });
         Norm { kind: form.norm, weight, bias, cols, eps: self.cell.model.rms_norm_eps }
     }
 
@@ -59,15 +81,22 @@ impl<'a> Builder<'a> {
         let (vocab, hidden) = (model.vocab_size, model.hidden_size);
         let mut unit = Unit::new("embed_tokens");
         let (part, init) = (self.base(), Init::Normal(model.initializer_range));
+        let (words, cut, vocab) = (vocab, self.of_vocabulary(), self.share(vocab));
         let table = unit.push(part, format!("{}.weight", names.embedding), &[vocab, hidden], init);
+        unit.cut_last(cut, words);
         let positions = (model.form.positions == Positions::Learned).then(|| {
             let shape = [model.max_position_embeddings, hidden];
             unit.push(part, format!("{}.weight", names.positions), &shape, init)
         });
-        let norm = model.form.embedding_norm.then(|| self.norm(&mut unit, names.embedding_norm, hidden));
+        let norm = model.form.embedding_norm.then(|| self.norm_where(&mut unit, names.embedding_norm, hidden, false));
         let scale = model.form.embedding_scale.then(|| (hidden as f64).sqrt());
         let padding = model.pad_token_id.and_then(|token| u32::try_from(token).ok());
-        (unit, Embedding { table, vocab, padding, hidden, positions, norm, scale })
+        (unit, Embedding { table, vocab, words, cut, padding, hidden, positions, norm, scale })
+    }
+
+    /// How tensor ranks share the vocabulary.
+    fn of_vocabulary(&self) -> Cut {
+        if self.cell.cut.tensor == 1 { Cut::Same } else { Cut::Rows(Axis::Tensor) }
     }
 
     /// A block of the decoder of a model that has an encoder.
@@ -118,10 +147,9 @@ impl<'a> Builder<'a> {
         let mut of_experts = is_shared.then(|| Unit::of_experts(format!("layers.{index}.experts")));
         let (hidden, std) = (model.hidden_size, model.initializer_range);
         let sparse = model.experts_of(index);
-        let wide =
-            sparse.map_or(model.intermediate_size / self.cell.cut.tensor, |experts| experts.moe_intermediate_size);
+        let wide = sparse.map_or(model.intermediate_size, |experts| experts.moe_intermediate_size);
         let tensor = self.cell.cut.tensor;
-        let (heads, kv_heads) = (model.num_attention_heads / tensor, model.num_key_value_heads / tensor);
+        let (heads, kv_heads) = (model.num_attention_heads, model.num_key_value_heads);
         let (queries, keys) = (heads * model.head_dim, kv_heads * model.head_dim);
         let prefix = format!("{}.{index}", names.blocks);
         let narrow = match self.family.narrow_outputs {
@@ -148,20 +176,17 @@ impl<'a> Builder<'a> {
         };
         let mlp_norm = (form.order != Order::Parallel)
             .then(|| self.norm(&mut unit, &format!("{prefix}.{}", names.mlp_norm), hidden));
+        // Each rank has heads of its own.
         let mut head_norm = |name: &str| {
-            let norm = form.qk_norm.then(|| self.norm(&mut unit, &format!("{prefix}.{name}"), model.head_dim));
-            if norm.is_some() && tensor > 1 {
-                // Each rank has heads of its own.
-                unit.cut_last(Cut::Same, Gradient::Partial(Axis::Tensor));
-            }
-            norm
+            let norm = || self.norm_where(&mut unit, &format!("{prefix}.{name}"), model.head_dim, tensor > 1);
+            form.qk_norm.then(norm)
         };
         let (q_norm, k_norm) = (head_norm(names.q_norm), head_norm(names.k_norm));
         let dims = Dims {
             hidden,
-            intermediate: wide,
-            heads,
-            kv_heads,
+            intermediate: self.share(wide),
+            heads: self.share(heads),
+            kv_heads: self.share(kv_heads),
             head_dim: model.head_dim,
             attention: self.cell.attention,
             window: model.window(index),
@@ -206,35 +231,41 @@ impl<'a> Builder<'a> {
         let (names, model, part) = (self.names, self.cell.model, self.base());
         let (hidden, wide, count) = (model.hidden_size, spec.moe_intermediate_size, spec.num_experts);
         let init = Init::Normal(model.initializer_range);
-        let plain = |weight, out, input, name| LinearSpec {
+        let plain = |weight, [out, input]: [usize; 2], cut, name| LinearSpec {
             weight,
             packed: None,
             bias: None,
             out,
             input,
-            cut: Cut::Same,
+            cut,
             adapter: None,
             factors: None,
             magnitude: None,
             name,
         };
         let weight = unit.push(part, format!("{prefix}.{}.weight", names.router), &[count, hidden], init);
-        let router = plain(weight, count, hidden, "router");
+        if self.cell.cut.tensor > 1 {
+            // Each rank has a part of every expert, and so a part of what the experts give.
+            unit.partial_last(Axis::Tensor);
+        }
+        let router = plain(weight, [count, hidden], Cut::Same, "router");
         let ranks = self.cell.cut.expert;
         let unit = of_experts.unwrap_or(unit);
-        let mut stack = |which: &str, out, input, name| {
+        let mut stack = |which: &str, linear, whole: [usize; 2], name| {
+            let (cut, [out, input]) = self.cut(linear, whole);
             let mut weight: Option<FlatRange> = None;
             // Of the rank that has the first ones.
             for number in 0..count / ranks {
                 let tensor = format!("{prefix}.{}.{number}.{which}.weight", names.experts);
                 let one = unit.push(part, tensor, &[out, input], init);
+                unit.cut_last(cut, of_cut(cut, whole));
                 weight = Some(weight.map_or(one, |first| FlatRange { len: first.len + one.len, ..first }));
             }
-            plain(weight.expect("a block with experts has one at least"), out, input, name)
+            plain(weight.expect("a block with experts has one at least"), [out, input], cut, name)
         };
-        let gate = stack(names.expert_gate, wide, hidden, "expert gate_proj");
-        let up = stack(names.expert_up, wide, hidden, "expert up_proj");
-        let down = stack(names.expert_down, hidden, wide, "expert down_proj");
+        let gate = stack(names.expert_gate, Linear::GateProj, [wide, hidden], "expert gate_proj");
+        let up = stack(names.expert_up, Linear::UpProj, [wide, hidden], "expert up_proj");
+        let down = stack(names.expert_down, Linear::DownProj, [hidden, wide], "expert down_proj");
         let (top, normalised) = (spec.num_experts_per_tok, spec.norm_topk_prob);
         (
             Some(gate),
@@ -246,7 +277,8 @@ impl<'a> Builder<'a> {
 
     fn linear(&self, unit: &mut Unit, prefix: &str, projection: Projection) -> LinearSpec {
         let Projection { which, out, input, bias, std } = projection;
-        let part = self.base();
+        let (part, whole) = (self.base(), [out, input]);
+        let (cut, [out, input]) = self.cut(which, whole);
         let (module, fused) = self.module(which);
         let stored = format!("{prefix}.{module}");
         // A part of a fused tensor has a name of its own here.
@@ -257,32 +289,32 @@ impl<'a> Builder<'a> {
             Some(packed) => unit.push_packed(packed, title, init),
             None => unit.push(part, title, &[out, input], init),
         };
-        let matrix = Stored::matrix(format!("{stored}.weight"), [out, input], fused, self.family.transposed);
+        let matrix = Stored::matrix(format!("{stored}.weight"), whole, fused, self.family.transposed);
         unit.store_last(matrix);
-        let cut = self.cut(which);
-        unit.cut_last(cut, Gradient::Complete);
+        unit.cut_last(cut, of_cut(cut, whole));
         let bias = bias.then(|| {
             let place = unit.push(part, format!("{name}.bias"), &[out], Init::Constant(0.0));
             unit.store_last(fused.map(|rows| Stored::part(format!("{stored}.bias"), rows, &[])));
+            // Beside a product whose columns ranks share it is added to the sum over them.
             if let Cut::Rows(_) = cut {
-                unit.cut_last(cut, Gradient::Complete);
+                unit.cut_last(cut, whole[0]);
             }
             place
         });
-        let (adapter, magnitude) = self.adapter(unit, &stored, which, fused, weight, [out, input]);
-        let factors = self.factors(unit, &stored, which, fused, [out, input]);
+        let (adapter, magnitude) = self.adapter(unit, &stored, which, fused, weight, whole);
+        let factors = self.factors(unit, &stored, which, fused, whole);
         LinearSpec { weight, packed, bias, out, input, cut, adapter, factors, magnitude, name: which.name() }
     }
 
-    /// What a rank has of a projection's matrix: what makes heads or the MLP's width is cut by rows, what reads them by columns, so
-    /// that nothing is exchanged in between (Shoeybi et al. (2019), "Megatron-LM", section 3).
-    fn cut(&self, which: Linear) -> Cut {
+    /// What a rank has of a projection's matrix `[out, input]`, and the shape of that: what makes heads or the MLP's width is cut by
+    /// rows, what reads them by columns, so that nothing is exchanged in between (Shoeybi et al. (2019), "Megatron-LM", section 3).
+    fn cut(&self, which: Linear, [out, input]: [usize; 2]) -> (Cut, [usize; 2]) {
         match which {
-            _ if self.cell.cut.tensor == 1 => Cut::Same,
+            _ if self.cell.cut.tensor == 1 => (Cut::Same, [out, input]),
             Linear::QProj | Linear::KProj | Linear::VProj | Linear::GateProj | Linear::UpProj => {
-                Cut::Rows(Axis::Tensor)
+                (Cut::Rows(Axis::Tensor), [self.share(out), input])
             }
-            Linear::OProj | Linear::DownProj => Cut::Columns(Axis::Tensor),
+            Linear::OProj | Linear::DownProj => (Cut::Columns(Axis::Tensor), [out, self.share(input)]),
         }
     }
 
@@ -309,10 +341,19 @@ impl<'a> Builder<'a> {
         let tied = model.tie_word_embeddings;
         let norm = self.norm(&mut unit, names.norm, hidden);
         let part = self.base();
-        let matrix = match tied {
-            true => embedding.table,
-            false => unit.push(part, format!("{}.weight", names.head), &[vocab, hidden], init),
+        let (words, cut, vocab) = (vocab, self.of_vocabulary(), self.share(vocab));
+        let matrix = if tied {
+            embedding.table
+        } else {
+            let place = unit.push(part, format!("{}.weight", names.head), &[vocab, hidden], init);
+            unit.cut_last(cut, words);
+            place
         };
-        (unit, Head { norm, matrix, tied, vocab, hidden })
+        (unit, Head { norm, matrix, tied, vocab, words, cut, hidden })
     }
+}
+
+/// Rows or columns of a whole matrix, whichever the cut divides.
+fn of_cut(cut: Cut, [out, input]: [usize; 2]) -> usize {
+    if let Cut::Columns(_) = cut { input } else { out }
 }

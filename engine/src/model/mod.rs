@@ -3,12 +3,14 @@
 mod builder;
 mod forms;
 mod graph;
+mod part;
 mod stored;
 mod unit;
 
 pub use crate::layers::{FlatKind, FlatRange, Grads, Weights};
 pub use crate::stream::{ByStream, Stream};
 pub use graph::{Layer, LayerKind};
+pub use part::Part;
 pub use stored::{Rows, Run, Stored};
 pub use unit::{Flat, Init, Tensor, Unit, is_adapter, stream_of};
 
@@ -37,7 +39,7 @@ pub struct Layout {
     pub chunks: Vec<Range<usize>>,
     /// By layer: the first one that it is the same as, in everything that a plan counts.
     pub same_as: Vec<usize>,
-    /// Elements of all tensors, by [`FlatKind`]. Every plan of a layout states them.
+    /// Elements of all whole tensors, by [`FlatKind`]. Every plan of a layout states them.
     elements: [u64; FlatKind::COUNT],
 }
 
@@ -164,7 +166,7 @@ impl Layout {
     }
 
     fn of(units: Vec<Arc<Unit>>, layers: Vec<Layer>, same_as: Vec<usize>) -> Layout {
-        let of_kind = |part| units.iter().flat_map(|u| u.tensors_of(part)).map(|t| t.elements() as u64).sum();
+        let of_kind = |part| units.iter().flat_map(|u| u.tensors_of(part)).map(|t| t.whole_elements() as u64).sum();
         let elements = FlatKind::ALL.map(of_kind);
         let before = |sum: &mut usize, unit: &Arc<Unit>| {
             let tensors = unit.tensors_of(FlatKind::Trainable).count();
@@ -231,13 +233,21 @@ impl Layout {
 
     /// Of these, how many a token does not pass through: all experts but those it goes to.
     pub fn inactive_params(&self, part: FlatKind) -> u64 {
-        let of = |block: &Arc<Block>| -> u64 {
-            let Some(experts) = &block.experts else { return 0 };
+        let of = |layer: &Layer| -> u64 {
+            let Some((block, experts)) = layer.block().and_then(|block| Some((block, block.experts.as_ref()?))) else {
+                return 0;
+            };
+            let unit = &self.units[layer.experts.unwrap_or(layer.unit)];
             let stacks = block.gate.iter().chain([&block.up, &block.down]).filter(|stack| stack.weight.part == part);
-            let each: usize = stacks.map(|stack| stack.out * stack.input).sum();
+            // Each stack begins with its first expert.
+            let first = |stack: &LinearSpec| {
+                let tensor = unit.tensors_of(part).find(|tensor| tensor.place.start == stack.weight.start);
+                tensor.map_or(0, Tensor::whole_elements)
+            };
+            let each: usize = stacks.map(first).sum();
             ((experts.count - experts.top) * each / experts.ranks) as u64
         };
-        self.blocks().map(of).sum()
+        self.layers.iter().map(of).sum()
     }
 
     /// The tensors a checkpoint must hold, by name and shape.

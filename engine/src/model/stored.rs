@@ -94,7 +94,7 @@ impl Tensor {
 
     /// The shape of what a checkpoint holds under that name.
     pub fn stored_shape(&self) -> &[usize] {
-        self.stored.as_ref().map_or(&self.shape, |stored| &stored.shape)
+        self.stored.as_ref().map_or(&self.whole, |stored| &stored.shape)
     }
 
     /// What is added to a stored value to have ours.
@@ -102,11 +102,11 @@ impl Tensor {
         self.stored.as_ref().map_or(0.0, |stored| stored.less)
     }
 
-    /// Where elements `range` of this tensor are stored.
+    /// Where elements `range` of the whole tensor are stored. `ours` counts in the whole tensor, too.
     pub fn runs(&self, range: Range<usize>) -> Vec<Run> {
         let plain = || vec![Run { ours: range.start, step: 1, stored: range.start, len: range.len() }];
         let Some(Stored { shape, rows, transposed, .. }) = &self.stored else { return plain() };
-        let input = if self.shape.len() == 2 { self.shape[1] } else { 1 };
+        let input = if self.whole.len() == 2 { self.whole[1] } else { 1 };
         if range.is_empty() || input == 0 {
             return Vec::new();
         }
@@ -151,6 +151,7 @@ mod tests {
         Tensor {
             name,
             shape: shape.into(),
+            whole: shape.into(),
             place,
             init,
             in_checkpoint: true,

@@ -3,7 +3,7 @@
 
 use super::Stored;
 use crate::layers::{Cut, FlatKind, FlatRange, Gradient};
-use crate::mesh::Axes;
+use crate::mesh::{Axes, Axis};
 use std::ops::Range;
 use zbench_kernels::{GRANULE_BYTES, Packed};
 
@@ -21,7 +21,10 @@ pub enum Init {
 pub struct Tensor {
     /// Hugging Face's name; of a part of a fused tensor, that with the part's own name behind it.
     pub name: String,
+    /// Of what this rank has.
     pub shape: Vec<usize>,
+    /// Of the whole tensor.
+    pub whole: Vec<usize>,
     pub place: FlatRange,
     pub init: Init,
     /// Whether a checkpoint holds it (adapters start fresh).
@@ -30,7 +33,7 @@ pub struct Tensor {
     pub stored: Option<Stored>,
     /// How its place holds it, where that is in few bits.
     pub packed: Option<Packed>,
-    /// What this rank has of it; the shape is of that.
+    /// What this rank has of it.
     pub cut: Cut,
     /// What backward finds of its gradient.
     pub gradient: Gradient,
@@ -54,9 +57,14 @@ impl Tensor {
         stream_of(&self.name)
     }
 
-    /// Elements, however many its place takes for them.
+    /// Elements of what this rank has, however many its place takes for them.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Elements of the whole tensor.
+    pub fn whole_elements(&self) -> usize {
+        self.whole.iter().product()
     }
 
     /// Weight decay is for matrices, embeddings included.
@@ -100,9 +108,9 @@ impl Unit {
     pub fn push(&mut self, part: FlatKind, name: String, shape: &[usize], init: Init) -> FlatRange {
         let place = self.take(part, shape.iter().product());
         let in_checkpoint = !is_adapter(&name);
-        let (shape, stored, packed) = (shape.to_vec(), None, None);
+        let (shape, whole, stored, packed) = (shape.to_vec(), shape.to_vec(), None, None);
         let (cut, gradient) = (Cut::Same, Gradient::Complete);
-        self.tensors.push(Tensor { name, shape, place, init, in_checkpoint, stored, packed, cut, gradient });
+        self.tensors.push(Tensor { name, shape, whole, place, init, in_checkpoint, stored, packed, cut, gradient });
         place
     }
 
@@ -110,8 +118,20 @@ impl Unit {
     pub fn push_packed(&mut self, packed: Packed, name: String, init: Init) -> FlatRange {
         let place = self.take(FlatKind::Quantised, packed.fields().bytes);
         let (shape, packed) = (vec![packed.rows, packed.cols], Some(packed));
+        let whole = shape.clone();
         let (cut, gradient, stored) = (Cut::Same, Gradient::Complete, None);
-        self.tensors.push(Tensor { name, shape, place, init, in_checkpoint: true, stored, packed, cut, gradient });
+        self.tensors.push(Tensor {
+            name,
+            shape,
+            whole,
+            place,
+            init,
+            in_checkpoint: true,
+            stored,
+            packed,
+            cut,
+            gradient,
+        });
         place
     }
 
@@ -129,10 +149,21 @@ impl Unit {
         }
     }
 
-    /// Says what this rank has of the tensor that was appended last, and what backward finds of its gradient.
-    pub fn cut_last(&mut self, cut: Cut, gradient: Gradient) {
+    /// Says that ranks share the tensor that was appended last, and how many rows or columns they have together.
+    pub fn cut_last(&mut self, cut: Cut, whole: usize) {
+        let Some(last) = self.tensors.last_mut() else { return };
+        last.cut = cut;
+        match cut {
+            Cut::Same => {}
+            Cut::Rows(_) => last.whole[0] = whole,
+            Cut::Columns(_) => last.whole[1] = whole,
+        }
+    }
+
+    /// Says that each rank of an axis finds its own term of the gradient of the tensor that was appended last.
+    pub fn partial_last(&mut self, axis: Axis) {
         if let Some(last) = self.tensors.last_mut() {
-            (last.cut, last.gradient) = (cut, gradient);
+            last.gradient = Gradient::Partial(axis);
         }
     }
 

@@ -15,7 +15,7 @@ pub type Terms = BTreeMap<(Phase, &'static str), (f64, f64)>;
 /// that is computed again. `hardware` adds what the checkpointing policy, the adapters' backward and flash attention's
 /// backward repeat. `palm` is 6N + 12 L H Q T per token (PaLM, appendix B); a frozen weight has no weight gradient, so with
 /// adapters it counts 4 instead of 6. Of a mixture of experts N are the parameters that a token passes through. N and L are those
-/// that a rank has: of its stage, and of its part of what ranks share.
+/// of the stage.
 pub fn flops(cell: &Cell, layout: &Layout, terms: &Terms) -> Flops {
     let ranks = (cell.parallel.ranks / cell.parallel.degrees.pipeline) as f64;
     let tokens = cell.batch_division().sequences() * cell.train.seq_len as u64;

@@ -1,17 +1,13 @@
 //! What of the cells that the engine does not run yet can be planned.
 
 use crate::config::{Cell, Degrees, Positions, Priced, PricedModel, Strategy};
-use crate::layers::Gradient;
-use crate::model::{Layout, Tensor};
 use crate::plan::{self, PlanError};
 
 /// Refuses what the layers do not know how to do.
 pub fn check(cell: &Cell) -> Result<(), PlanError> {
     let fail = |key, reason: String| Err(PlanError { key, reason });
-    let Degrees { tensor, sequence, context, expert, expert_tensor, pipeline, .. } = cell.parallel.degrees;
-    for (key, degree) in
-        [("parallel.sequence", sequence), ("parallel.context", context), ("parallel.expert_tensor", expert_tensor)]
-    {
+    let Degrees { tensor, context, expert, expert_tensor, pipeline, .. } = cell.parallel.degrees;
+    for (key, degree) in [("parallel.context", context), ("parallel.expert_tensor", expert_tensor)] {
         if degree > 1 {
             return fail(key, format!("is {degree}, and the engine plans 1; `zbench plan` prices it"));
         }
@@ -48,29 +44,5 @@ pub fn check(cell: &Cell) -> Result<(), PlanError> {
         let reason = "is planned under ddp, without adapters and beside no other model parallelism";
         return fail("parallel.expert", reason.into());
     }
-    if tensor == 1 {
-        return Ok(());
-    }
-    let (kv, wide) = (model.num_key_value_heads, model.intermediate_size);
-    if !kv.is_multiple_of(tensor) {
-        let reason = format!("{tensor} does not divide model.num_key_value_heads = {kv}, whose copies are not planned");
-        return fail("parallel.tensor", reason);
-    }
-    if !wide.is_multiple_of(tensor) {
-        let reason = format!("{tensor} does not divide model.intermediate_size = {wide}, whose padding is not planned");
-        return fail("parallel.tensor", reason);
-    }
-    if cell.lora.on() {
-        return fail("lora.method", "stands beside parallel.tensor, and adapters are not cut in this version".into());
-    }
     Ok(())
-}
-
-/// Refuses tensors that ranks share whole and of whose gradient each finds a part: no action sums them in this version.
-pub fn gradients(layout: &Layout) -> Result<(), PlanError> {
-    let partial = |tensor: &&Tensor| tensor.gradient != Gradient::Complete;
-    let Some(tensor) = layout.units.iter().flat_map(|unit| &unit.tensors).find(partial) else { return Ok(()) };
-    let reason =
-        format!("gives each rank a part of the gradient of {}, which is not summed in this version", tensor.name);
-    Err(PlanError { key: "parallel.tensor", reason })
 }

@@ -166,6 +166,7 @@ impl Gradients {
         (unit, first, last): (usize, bool, bool),
         spans: &mut dyn Spans,
     ) -> Result<()> {
+        self.sum_partial(state, res, unit, last)?;
         let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
         let (wire, whole) = (state.precision.reduce, state.sharding.optimizer == Axes::NONE);
         let (number, scratch) = (grads.bucket, grads.scratch.take());
@@ -219,6 +220,20 @@ impl Gradients {
         self.reducing = Some(Reducing { bucket: number, ticket: group.start(call)?, last });
         // One rank has nobody to wait for, and needs no second scratch.
         if group.size() == 1 { self.settle(state, res, spans) } else { Ok(()) }
+    }
+
+    /// Completes the gradients of which each tensor rank has found its own term: a micro-batch's, or the step's where they accumulate
+    /// whole.
+    fn sum_partial(&mut self, state: &State, res: Resources<'_>, unit: usize, last: bool) -> Result<()> {
+        let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
+        let Some(group) = res.comms.over(Axes::TENSOR).filter(|_| !holding.partial.is_empty()) else { return Ok(()) };
+        if grads.scratch.is_none() && !last {
+            return Ok(());
+        }
+        let bucket = &mut self.buckets[grads.bucket];
+        let mut all = target(Some(grads), Some(bucket));
+        let sum = |range: &Range<usize>| all_reduce(res, group, state.precision.reduce, all.slice_mut(range.clone()));
+        holding.partial.iter().try_for_each(sum)
     }
 
     /// Waits for the reduction that is under way. Where its sum lives elsewhere, it goes there from now on, and what went before has

@@ -22,8 +22,9 @@ use crate::config::{Cell, Home, Precision};
 use crate::device::Device;
 use crate::error::{Result, StepError};
 use crate::homes::Homes;
-use crate::mesh::{Axes, Coords, Mesh};
-use crate::model::{FlatKind, Layout, Unit};
+use crate::layers::Gradient;
+use crate::mesh::{Axes, Axis, Coords, Mesh};
+use crate::model::{FlatKind, Layout, Tensor, Unit};
 use crate::strategy::Sharding;
 use std::ops::{Deref, Range};
 use zbench_kernels::{Buffer, Category, DType};
@@ -48,30 +49,58 @@ pub struct Holding {
     /// Weights are read from a slot.
     pub slotted: bool,
     pub slot: DType,
+    /// Of the trainable flat: tensors that all tensor ranks have whole and of whose gradient each finds its own term of the sum.
+    pub partial: Vec<Range<usize>>,
+    /// Of `chunk`: what this rank's sum of squares counts. What all tensor ranks have is counted by the first one.
+    pub counted: Vec<Range<usize>>,
 }
 
 impl Holding {
     fn new(cell: &Cell, sharding: &Sharding, place: &Coords, unit: &Unit, part: FlatKind) -> Holding {
         let padded = unit.flat(part).padded;
+        let chunk = match unit.replicas {
+            Axes::DATA => place.range(Axes::DATA, padded),
+            others => {
+                let (index, part) = (place.index(others), padded / place.mesh.size(others));
+                index * part..(index + 1) * part
+            }
+        };
         Holding {
+            partial: runs(unit, part, |tensor| tensor.gradient == Gradient::Partial(Axis::Tensor)),
+            counted: match place.at(Axis::Tensor) {
+                0 => std::iter::once(chunk.clone()).collect(),
+                _ => within_range(runs(unit, part, |tensor| tensor.is_counted(place)), &chunk),
+            },
             part,
             padded,
             home: place.range(sharding.parameters, padded),
             dtype: placement::home_dtype(cell, part),
             owned: place.range(placement::share(sharding, part), padded),
-            chunk: match unit.replicas {
-                Axes::DATA => place.range(Axes::DATA, padded),
-                others => {
-                    let (index, part) = (place.index(others), padded / place.mesh.size(others));
-                    index * part..(index + 1) * part
-                }
-            },
+            chunk,
             replicas: unit.replicas,
             gradients: place.range(sharding.gradients, padded),
             slotted: placement::slotted(cell, sharding, part),
             slot: placement::slot_dtype(cell, part),
         }
     }
+}
+
+/// Where a unit's tensors that fit lie in a flat; neighbours are one range.
+fn runs(unit: &Unit, part: FlatKind, fits: impl Fn(&Tensor) -> bool) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for place in unit.tensors_of(part).filter(|tensor| fits(tensor)).map(|tensor| tensor.place.range()) {
+        match runs.last_mut() {
+            Some(last) if last.end == place.start => last.end = place.end,
+            _ => runs.push(place),
+        }
+    }
+    runs
+}
+
+/// What of these ranges lies in another one.
+fn within_range(runs: Vec<Range<usize>>, of: &Range<usize>) -> Vec<Range<usize>> {
+    let cut = |run: Range<usize>| run.start.max(of.start)..run.end.min(of.end);
+    runs.into_iter().map(cut).filter(|run| !run.is_empty()).collect()
 }
 
 /// What all parts of a rank's state share: what it holds, and of which type.

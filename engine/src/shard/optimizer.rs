@@ -245,31 +245,37 @@ impl Optimizer {
         (flags, stages): (Flags, &Squares),
     ) -> Result<GlobalStats> {
         let world = res.comms.data().size();
-        let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
-        let units = self.units.len();
-        let parts = || (0..units).filter_map(own_part);
+        let counted = |unit: usize| state.trainable(unit).map(|holding| (unit, &holding.counted));
+        let parts = || (0..state.holdings.len()).filter_map(counted);
         let words = words(state);
         let width = words + parts().count() + state.omitted;
         let mut send = res.alloc(Category::Communication, DType::F64, width)?;
         // One wait for all that a device has to tell.
         let NormScratch { asked, known, own, all } = &mut self.scratch;
         asked.clone_from(&losses.sums);
-        for part in parts() {
-            asked.push(res.sum_squares("norm", part)?);
+        for (unit, ranges) in parts() {
+            for part in ranges.iter().filter_map(|range| gradients.view(state, unit, range)) {
+                asked.push(res.sum_squares("norm", part)?);
+            }
         }
         known.resize(asked.len(), 0.0);
         res.kernels.read_scalars(asked, known)?;
         own.clear();
         own.push(losses.value(known) / train.accumulation as f64);
         own.resize(words, f64::from(u8::from(flags.stop) + 2 * u8::from(flags.written)));
-        own.extend_from_slice(&known[losses.sums.len()..]);
+        let mut squares = known[losses.sums.len()..].iter();
+        own.extend(parts().map(|(_, ranges)| squares.by_ref().take(ranges.len()).sum::<f64>()));
         own.resize(width, 0.0);
         res.kernels.upload(View::of(own), send.view_mut())?;
         let mut recv = res.alloc(Category::Communication, DType::F64, width * world)?;
         res.comms.data().all_gather(send.view(), recv.view_mut())?;
+        let tensor = res.comms.over(Axes::TENSOR);
         if res.recorder.is_some() {
+            if let Some(group) = tensor {
+                Agreed::default().of_tensor_ranks(group, res, world * (width - words))?;
+            }
             if let Some(group) = res.comms.over(Axes::PIPELINE) {
-                Stage::default().of_all(group, res, (world, stages))?;
+                Agreed::default().of_stages(group, res, (world, stages))?;
             }
             // Of a dry run all numbers are 0, and there may be a million ranks.
             return Ok(GlobalStats { loss: 0.0, norm: 0.0, factor: 1.0, loss_scale, flags: Flags::default() });
@@ -284,15 +290,15 @@ impl Optimizer {
         };
         let squares = (words..width).flat_map(|i| (0..world).map(move |position| (i, position)));
         let squares = squares.map(|(i, position)| all[state.place.owner(position) * width + i]);
-        let (loss, squares, flags) = match res.comms.over(Axes::PIPELINE) {
-            Some(group) => {
-                let Stage { loss, squares, flags } =
-                    Stage { loss, squares: squares.collect(), flags }.of_all(group, res, (world, stages))?;
-                (loss, squares.iter().sum::<f64>(), flags)
-            }
-            None => (loss, squares.sum(), flags),
-        };
-        let norm = squares.sqrt() * mean_scale(train, state.replicas()) / loss_scale;
+        let mut agreed = Agreed { loss, squares: squares.collect(), flags };
+        if let Some(group) = tensor {
+            agreed = agreed.of_tensor_ranks(group, res, world * (width - words))?;
+        }
+        if let Some(group) = res.comms.over(Axes::PIPELINE) {
+            agreed = agreed.of_stages(group, res, (world, stages))?;
+        }
+        let Agreed { loss, squares, flags } = agreed;
+        let norm = squares.iter().sum::<f64>().sqrt() * mean_scale(train, state.replicas()) / loss_scale;
         let factor = if train.clip_norm > 0.0 { (train.clip_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
         Ok(GlobalStats { loss, norm, factor: factor as f32 as f64, loss_scale, flags })
     }
@@ -458,24 +464,24 @@ pub struct Squares {
     pub most: usize,
 }
 
-/// What the ranks of a stage know of a step.
+/// What ranks know of a step, and agree on group by group.
 #[derive(Default)]
-struct Stage {
+struct Agreed {
     /// Of the last stage; the others have none.
     loss: f64,
-    /// The squares of the stage's gradients, summed by chunk, in the order of the model.
+    /// The squares of the gradients of a stage, summed by chunk, in the order of the model; of all stages at last.
     squares: Vec<f64>,
     flags: Flags,
 }
 
-impl Stage {
-    /// The same of the whole pipeline, in the order of the model: norms do not depend on the stages to the bit. Each unit has
-    /// one sum for each of the `world` ranks of a stage.
-    fn of_all(self, stages: &Metered, res: Resources<'_>, (world, squares): (usize, &Squares)) -> Result<Stage> {
-        const WORDS: usize = 3;
-        let width = WORDS + world * squares.most;
+impl Agreed {
+    /// Numbers in front of the squares.
+    const WORDS: usize = 3;
+
+    /// The numbers of all ranks of a group, `width` of each; none in a dry run.
+    fn gathered(&self, group: &Metered, res: Resources<'_>, width: usize) -> Result<Option<Vec<f64>>> {
         let alloc = |len| res.alloc(Category::Communication, DType::F64, len);
-        let (mut send, mut recv) = (alloc(width)?, alloc(width * stages.size())?);
+        let (mut send, mut recv) = (alloc(width)?, alloc(width * group.size())?);
         let is_dry = res.recorder.is_some();
         if !is_dry {
             let Flags { stop, written } = self.flags;
@@ -484,17 +490,41 @@ impl Stage {
             own.resize(width, 0.0);
             res.kernels.upload(View::of(&own), send.view_mut())?;
         }
-        stages.all_gather(send.view(), recv.view_mut())?;
+        group.all_gather(send.view(), recv.view_mut())?;
         if is_dry {
-            return Ok(self);
+            return Ok(None);
         }
         let mut all = vec![0.0; recv.len()];
         res.kernels.download(recv.view(), ViewMut::of(&mut all))?;
+        Ok(Some(all))
+    }
+
+    /// The flags of all ranks together.
+    fn flags(all: &[f64], width: usize) -> Flags {
         let of = |place: usize| all.iter().skip(place).step_by(width);
-        let flags = Flags { stop: of(1).any(|word| *word != 0.0), written: of(2).all(|word| *word != 0.0) };
-        let of_unit = |[stage, place]: &[usize; 2]| &all[stage * width + WORDS + place * world..][..world];
-        let squares = squares.order.iter().flat_map(of_unit).copied().collect();
-        Ok(Stage { loss: of(0).sum(), squares, flags })
+        Flags { stop: of(1).any(|word| *word != 0.0), written: of(2).all(|word| *word != 0.0) }
+    }
+
+    /// The same of the ranks that share each matrix: each has `count` sums of squares, of its own parts. They have the same loss.
+    fn of_tensor_ranks(self, group: &Metered, res: Resources<'_>, count: usize) -> Result<Agreed> {
+        let width = Agreed::WORDS + count;
+        let Some(all) = self.gathered(group, res, width)? else { return Ok(self) };
+        let mut squares = vec![0.0; count];
+        for of_rank in all.chunks_exact(width) {
+            squares.iter_mut().zip(&of_rank[Agreed::WORDS..]).for_each(|(sum, square)| *sum += square);
+        }
+        Ok(Agreed { loss: all[0], squares, flags: Agreed::flags(&all, width) })
+    }
+
+    /// The same of the whole pipeline, in the order of the model: norms do not depend on the stages to the bit. Each unit has
+    /// one sum for each of the `world` ranks of a stage that have the same weights.
+    fn of_stages(self, stages: &Metered, res: Resources<'_>, (world, squares): (usize, &Squares)) -> Result<Agreed> {
+        let width = Agreed::WORDS + world * squares.most;
+        let Some(all) = self.gathered(stages, res, width)? else { return Ok(self) };
+        let loss = all.iter().step_by(width).sum();
+        let of_unit = |[stage, place]: &[usize; 2]| &all[stage * width + Agreed::WORDS + place * world..][..world];
+        let in_order = squares.order.iter().flat_map(of_unit).copied().collect();
+        Ok(Agreed { loss, squares: in_order, flags: Agreed::flags(&all, width) })
     }
 }
 

@@ -6,7 +6,7 @@ use super::index::Role;
 use crate::error::StepError;
 use crate::executor::Executor;
 use crate::mesh::within;
-use crate::model::FlatKind;
+use crate::model::{FlatKind, Part};
 use std::ops::Range;
 use zbench_kernels::{View, ViewMut};
 
@@ -63,9 +63,20 @@ impl Executor<'_> {
                 if cut.is_empty() {
                     continue;
                 }
+                if !tensor.is_counted(&state.place) {
+                    continue;
+                }
                 let seed = crc32fast::hash(tensor.name.as_bytes());
-                let elements = view.slice(within(&cut, &held));
-                sum = sum.wrapping_add(of_elements(&*context.kernels, seed, within(&cut, &place), elements)?);
+                let (own, cut) = (view.slice(within(&cut, &held)), within(&cut, &place));
+                if tensor.packed.is_some() {
+                    // Of what is kept in few bits each rank has a record of its own.
+                    sum = sum.wrapping_add(of_elements(&*context.kernels, seed, cut, own)?);
+                    continue;
+                }
+                for Part { ours, whole, len } in tensor.parts(&state.place, cut.clone()) {
+                    let elements = own.slice(within(&(ours..ours + len), &cut));
+                    sum = sum.wrapping_add(of_elements(&*context.kernels, seed, whole..whole + len, elements)?);
+                }
             }
             params.close(res, unit, false)?;
             optimizer.close(res, unit, false)?;

@@ -148,9 +148,9 @@ pub(crate) fn start(
     (dir, number, direct): (PathBuf, usize, bool),
 ) -> Result<(Arc<AtomicU64>, JoinHandle<Result<u64>>)> {
     std::fs::create_dir_all(&dir).map_err(|source| StateError::io("write", &dir, source))?;
-    // Of a pipeline the ranks of the first stage have all of the model unit by unit, and write.
+    // The ranks of the first stage have all of the model unit by unit, and write.
     let writes = executor.state.place.at(Axis::Pipeline) == 0;
-    let share = Share { first: number, every: executor.state.mesh().size(Axes::DATA) };
+    let share = Share { first: number, every: executor.state.mesh().size(Axes::DATA | Axes::TENSOR) };
     let grows = executor.cell.checkpoint.as_ref().is_some_and(|saving| saving.asynchronous);
     let (model_outlines, optimizer, exact, delayed) = outlines(executor);
     let create = |outlines: &[Outline]| Files::create(if writes { outlines } else { &[] }, &dir, share, direct, grows);

@@ -137,7 +137,7 @@ impl Identity {
         if let Value::Object(model) = &mut model {
             ["weights", "loading", "save"].iter().for_each(|key| drop(model.remove(*key)));
         }
-        let tensors = trainable(layout).map(|(.., tensor)| (tensor.name.clone(), tensor.shape.clone()));
+        let tensors = trainable(layout).map(|(.., tensor)| (tensor.name.clone(), tensor.whole.clone()));
         Identity { model, tensors: tensors.collect() }
     }
 

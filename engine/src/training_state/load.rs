@@ -194,13 +194,18 @@ impl Resumable {
                 let (_, unit, tensor) = tensors[found];
                 let Some(owned) = target.owned(unit) else { continue };
                 let (place, width) = (tensor.place.range(), piece.dtype.size());
-                for run in piece.slice.runs(&tensor.shape) {
-                    let (start, end) = (place.start + run.elements.start, place.start + run.elements.end);
+                let runs = piece.slice.runs(&tensor.whole);
+                let parts = runs.flat_map(|run| {
+                    let parts = tensor.parts_of_whole(&target.state.place, run.elements.clone());
+                    parts.map(move |part| (part.ours, run.at + part.whole - run.elements.start, part.len))
+                });
+                for (ours, at, len) in parts {
+                    let (start, end) = (place.start + ours, place.start + ours + len);
                     let elements = start.max(owned.start)..end.min(owned.end);
                     if elements.is_empty() {
                         continue;
                     }
-                    let begin = piece.at + ((run.at + elements.start - start) * width) as u64;
+                    let begin = piece.at + ((at + elements.start - start) * width) as u64;
                     let bytes = begin..begin + (elements.len() * width) as u64;
                     append(
                         &mut wanted,
@@ -233,7 +238,7 @@ struct Wanted<'a> {
     elements: Range<usize>,
     dtype: DType,
     bytes: Range<u64>,
-    /// The tensor and its elements that are needed, where the file holds them in another order: then all of it is read.
+    /// The tensor and this rank's elements that are needed, where the file holds them in another order: then all of it is read.
     stored: Option<(&'a Tensor, Range<usize>)>,
 }
 
@@ -315,18 +320,47 @@ impl Target<'_> {
             for role in self.roles {
                 let mut ranges = found.remove(&(unit, *role)).unwrap_or_default();
                 ranges.sort_by_key(|range| range.start);
-                let mut next = owned.start;
+                let refused = |element, how| {
+                    let which = self.element(unit, element);
+                    Err(StateError::damaged(dir, format!("the {} of {which} {how}", role.name())))
+                };
+                let (none, twice) = ("is in none of its files", "is in its files twice");
+                let (needed, mut next) = (self.needed(unit, &owned), owned.start);
                 for range in ranges.into_iter().chain(std::iter::once(owned.end..owned.end)) {
-                    if range.start != next {
-                        let how = if range.start > next { "is in none of its files" } else { "is in its files twice" };
-                        let which = self.element(unit, next.min(range.start));
-                        return Err(StateError::damaged(dir, format!("the {} of {which} {how}", role.name())));
+                    if range.start < next {
+                        return refused(range.start, twice);
+                    }
+                    // What lies in between is padding, or is missing.
+                    let first = needed.partition_point(|needed| needed.end <= next);
+                    let missing = needed.get(first).map_or(range.start, |needed| needed.start.max(next));
+                    if missing < range.start {
+                        return refused(missing, none);
                     }
                     next = range.end;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Of these elements of a unit's flat: those that are in a checkpoint. The padding of tensors that ranks share is in none.
+    fn needed(&self, unit: usize, owned: &Range<usize>) -> Vec<Range<usize>> {
+        let mut needed: Vec<Range<usize>> = Vec::new();
+        for tensor in self.layout.units[unit].tensors_of(FlatKind::Trainable) {
+            let place = tensor.place.range();
+            let cut = place.start.max(owned.start)..place.end.min(owned.end);
+            if cut.is_empty() {
+                continue;
+            }
+            for part in tensor.parts(&self.state.place, within(&cut, &place)) {
+                let (start, end) = (place.start + part.ours, place.start + part.ours + part.len);
+                match needed.last_mut() {
+                    Some(last) if last.end == start => last.end = end,
+                    _ => needed.push(start..end),
+                }
+            }
+        }
+        needed
     }
 
     /// In words: an element of a unit's flat.
@@ -384,9 +418,11 @@ impl Target<'_> {
                 return Ok(());
             }
             let mut ours = vec![0f32; part.len()];
-            for run in tensor.runs(part.clone()) {
-                let to = ours[run.ours - part.start..].iter_mut().step_by(run.step);
-                to.zip(&together[run.stored..run.stored + run.len]).for_each(|(to, from)| *to = *from);
+            for of in tensor.parts(&self.state.place, part.clone()) {
+                for run in tensor.runs(of.whole..of.whole + of.len) {
+                    let to = ours[of.ours - part.start + run.ours - of.whole..].iter_mut().step_by(run.step);
+                    to.zip(&together[run.stored..run.stored + run.len]).for_each(|(to, from)| *to = *from);
+                }
             }
             together.clear();
             self.write(*unit, *role, elements.clone(), Some(&ours))

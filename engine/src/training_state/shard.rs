@@ -9,7 +9,7 @@ use super::slice::Slice;
 use crate::checkpoint::header_bytes;
 use crate::config::Home;
 use crate::error::StepError;
-use crate::mesh::within;
+use crate::mesh::{Coords, within};
 use crate::model::{FlatKind, Layout, Tensor};
 use crate::shard::{Moments, Optimizer, Params, Resources, State};
 use std::ops::Range;
@@ -56,12 +56,15 @@ impl Contents {
             let Some(range) = written_range(state, layout, number) else { continue };
             for role in roles.iter().copied() {
                 let dtype = role.dtype(precision);
-                for (tensor, Tensor { place, .. }) in numbered.clone() {
-                    let cut = place.start.max(range.start)..place.range().end.min(range.end);
-                    if !cut.is_empty() {
-                        let at = at + ((cut.start - range.start) * dtype.size()) as u64;
-                        let slice = Slice::whole(within(&cut, &place.range()));
-                        pieces.push(Piece { tensor, role, dtype, slice, at });
+                for (number, tensor) in numbered.clone().filter(|(_, tensor)| tensor.is_counted(&state.place)) {
+                    let place = tensor.place.range();
+                    let cut = place.start.max(range.start)..place.end.min(range.end);
+                    if cut.is_empty() {
+                        continue;
+                    }
+                    for (ours, slice) in slices(tensor, &state.place, within(&cut, &place)) {
+                        let at = at + ((place.start + ours - range.start) * dtype.size()) as u64;
+                        pieces.push(Piece { tensor: number, role, dtype, slice, at });
                     }
                 }
                 parts.push((format!("{}.{}.{}", unit.name, role.name(), range.start), [range.len()], dtype));
@@ -73,6 +76,14 @@ impl Contents {
         pieces.iter_mut().for_each(|piece| piece.at += header.len() as u64);
         Contents { pieces, bytes: header.len() as u64 + at, header }
     }
+}
+
+/// Elements `range` of what a rank has of a tensor as slices of the whole tensor, each with its first element here. Padding is in none.
+fn slices(tensor: &Tensor, place: &Coords, range: Range<usize>) -> Vec<(usize, Slice)> {
+    if let Some([offsets, sizes]) = tensor.columns(place) {
+        return vec![(range.start, Slice::of_region(offsets, sizes, range.start, range.len()))];
+    }
+    tensor.parts(place, range).map(|part| (part.ours, Slice::whole(part.whole..part.whole + part.len))).collect()
 }
 
 /// The state of one unit on its way to the disk.

@@ -33,6 +33,12 @@ pub struct Run {
 }
 
 impl Slice {
+    /// What lies one behind the other in a region that a rank has of a tensor: as many elements as `len` from `start` on, counted within
+    /// the region.
+    pub fn of_region(offsets: Vec<usize>, sizes: Vec<usize>, start: usize, len: usize) -> Slice {
+        Slice { region: Some(Region { offsets, sizes }), start, len }
+    }
+
     /// A range of the elements of a whole tensor.
     pub fn whole(elements: Range<usize>) -> Slice {
         Slice { region: None, start: elements.start, len: elements.len() }

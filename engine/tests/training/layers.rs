@@ -56,6 +56,7 @@ impl Lab {
     fn exec(&self) -> Exec<'_> {
         Exec {
             comms: None,
+            sequence: false,
             memory: None,
             device: Device { kernels: &Reference, arena: &self.arena, recorder: None },
             batch: Batch {

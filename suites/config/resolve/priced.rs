@@ -24,7 +24,6 @@ pub(super) fn priced(values: &Values, parallel: &Parallel, of: &Model) -> Result
         gather_wire: wire("parallel.gather_wire", Wire::Int8),
         reduce_wire: wire("parallel.reduce_wire", Wire::Int4),
         parked: if zeropp { parked(values, parallel.ranks)? } else { 1 },
-        partition_activations: values.is("memory.partition_activations"),
         loss: match values.text("memory.loss").as_str() {
             "logits" => PricedLoss::Logits,
             "chunked" => PricedLoss::Chunked(values.count("memory.loss_chunk")),

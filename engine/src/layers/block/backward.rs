@@ -24,7 +24,7 @@ impl Block {
         mut dy: Buffer,
         dmemory: &mut Option<Buffer>,
     ) -> Result<Buffer> {
-        let (n, d) = (ex.batch.tokens(), &self.dims);
+        let (n, own, d) = (ex.batch.tokens(), ex.own_tokens().len(), &self.dims);
         let dmlp = self.mlp_backward(ex, w, g, &mut saved, &dy)?;
         let (mut shared, mut waiting) = (None, None);
         match &self.mlp_norm {
@@ -37,7 +37,7 @@ impl Block {
                 } else {
                     let residual = take(&mut saved.residual);
                     keep_gradient(ex, g, &mut dy, |deferred| &mut deferred.doutput)?;
-                    norm.backward(ex, w, g, n, [&residual, &statistics, &dmlp], dy.view_mut())?;
+                    norm.backward(ex, w, g, own, [&residual, &statistics, &dmlp], dy.view_mut())?;
                     drop(dmlp);
                 }
             }
@@ -49,7 +49,9 @@ impl Block {
         }
         let mut dout = ex.activation(n * d.heads * d.head_dim)?;
         let [out, statistics] = take(&mut saved.attention);
-        self.o.backward(ex, w, g, [out.view(), dy.view()], false, dout.view_mut())?;
+        let dresidual = ex.all_tokens(&dy)?;
+        self.o.backward(ex, w, g, [out.view(), dresidual.view()], false, dout.view_mut())?;
+        drop(dresidual);
         let mut dq = ex.activation(n * d.heads * d.head_dim)?;
         let mut dk = ex.activation(n * d.kv_heads * d.head_dim)?;
         let mut dv = ex.activation(n * d.kv_heads * d.head_dim)?;
@@ -71,25 +73,27 @@ impl Block {
             None => ex.activation(n * d.hidden)?,
         };
         let [norm, statistics] = take(&mut saved.attention_norm);
-        self.q.backward(ex, w, g, [norm.view(), dq.view()], begun, dnorm.view_mut())?;
-        self.k.backward(ex, w, g, [norm.view(), dk.view()], true, dnorm.view_mut())?;
-        self.v.backward(ex, w, g, [norm.view(), dv.view()], true, dnorm.view_mut())?;
+        let read = ex.all_tokens(&norm)?;
+        self.q.backward(ex, w, g, [read.view(), dq.view()], begun, dnorm.view_mut())?;
+        self.k.backward(ex, w, g, [read.view(), dk.view()], true, dnorm.view_mut())?;
+        self.v.backward(ex, w, g, [read.view(), dv.view()], true, dnorm.view_mut())?;
         if let Some(adapter) = &self.qkv_adapter {
-            adapter.backward(ex, w, g, norm.view(), [dq.view(), dk.view(), dv.view()], dnorm.view_mut())?;
+            adapter.backward(ex, w, g, read.view(), [dq.view(), dk.view(), dv.view()], dnorm.view_mut())?;
         }
+        drop(read);
         g.keep(dq, |deferred| &mut deferred.dq);
         g.keep(dk, |deferred| &mut deferred.dk);
         g.keep(dv, |deferred| &mut deferred.dv);
         g.keep(norm, |deferred| &mut deferred.attention_norm);
-        self.q.complete(ex, &mut dnorm)?;
+        let dnorm = self.q.complete(ex, dnorm)?;
         let input = take(&mut saved.input);
         match d.parallel {
             true => keep_gradient(ex, g, &mut dy, |deferred| &mut deferred.doutput)?,
             false => keep_gradient(ex, g, &mut dy, |deferred| &mut deferred.dresidual)?,
         }
-        self.attention_norm.backward(ex, w, g, n, [&input, &statistics, &dnorm], dy.view_mut())?;
+        self.attention_norm.backward(ex, w, g, own, [&input, &statistics, &dnorm], dy.view_mut())?;
         if let Some((norm, statistics, dmlp)) = waiting {
-            norm.backward(ex, w, g, n, [&input, &statistics, &dmlp], dy.view_mut())?;
+            norm.backward(ex, w, g, own, [&input, &statistics, &dmlp], dy.view_mut())?;
         }
         Ok(dy)
     }
@@ -107,10 +111,12 @@ impl Block {
             return self.experts_backward(experts, ex, w, g, saved, dy);
         }
         let (n, d) = (ex.batch.tokens(), &self.dims);
+        let dy = ex.all_tokens(dy)?;
         let mut dact = ex.activation(n * d.intermediate)?;
         let activation = saved.activation.take();
         let input = activation.as_ref().map_or(View::of::<f32>(&[]), Buffer::view);
         self.down.backward(ex, w, g, [input, dy.view()], false, dact.view_mut())?;
+        drop(dy);
         activation.into_iter().for_each(|activation| g.keep(activation, |deferred| &mut deferred.activation));
         let GateUp { gate, up, .. } = take(&mut saved.gate_up);
         let (mut dgate, mut dup) = (None, None);
@@ -129,16 +135,17 @@ impl Block {
         let dup = take(&mut dup);
         let mut dnorm = ex.activation(n * d.hidden)?;
         let norm = if self.mlp_norm.is_some() { &saved.mlp_norm } else { &saved.attention_norm };
-        let norm = super::first(norm)[0].view();
+        let norm = ex.all_tokens(&super::first(norm)[0])?;
         if let (Some(linear), Some(dgate)) = (&self.gate, &dgate) {
-            linear.backward(ex, w, g, [norm, dgate.view()], false, dnorm.view_mut())?;
+            linear.backward(ex, w, g, [norm.view(), dgate.view()], false, dnorm.view_mut())?;
         }
-        self.up.backward(ex, w, g, [norm, dup.view()], self.gate.is_some(), dnorm.view_mut())?;
+        self.up.backward(ex, w, g, [norm.view(), dup.view()], self.gate.is_some(), dnorm.view_mut())?;
+        drop(norm);
         dgate.into_iter().for_each(|dgate| g.keep(dgate, |deferred| &mut deferred.dgate));
         g.keep(dup, |deferred| &mut deferred.dup);
         if self.mlp_norm.is_some() {
             // Else attention adds its own first.
-            self.up.complete(ex, &mut dnorm)?;
+            return self.up.complete(ex, dnorm);
         }
         Ok(dnorm)
     }
@@ -150,27 +157,33 @@ impl Block {
         // Side by side, attention and MLP add to the same stream, and may read the same.
         let (mlp_norm, dresidual) =
             (mlp_norm.as_ref().or(attention_norm.as_ref()), dresidual.as_ref().or(doutput.as_ref()));
-        let products = [
-            (Some(&self.down), activation.as_ref(), doutput.as_ref()),
-            (self.gate.as_ref(), mlp_norm, dgate.as_ref()),
-            (Some(&self.up), mlp_norm, dup.as_ref()),
-            (Some(&self.o), attention.as_ref(), dresidual),
-            (Some(&self.q), attention_norm.as_ref(), dq.as_ref()),
-            (Some(&self.k), attention_norm.as_ref(), dk.as_ref()),
-            (Some(&self.v), attention_norm.as_ref(), dv.as_ref()),
-        ];
-        for (linear, x, dy) in products {
-            let Some(linear) = linear else { continue };
-            let (Some(x), Some(dy)) = (x, dy) else {
-                return Err(StepError::Input("a product's operands are not kept for its weight; this is a bug".into()));
-            };
-            linear.weight_gradient(ex, g, [x.view(), dy.view()])?;
+        let dy = ex.all_tokens(kept(doutput.as_ref())?)?;
+        self.down.weight_gradient(ex, g, [kept(activation.as_ref())?.view(), dy.view()])?;
+        drop(dy);
+        let x = ex.all_tokens(kept(mlp_norm)?)?;
+        if let Some(gate) = &self.gate {
+            gate.weight_gradient(ex, g, [x.view(), kept(dgate.as_ref())?.view()])?;
         }
+        self.up.weight_gradient(ex, g, [x.view(), kept(dup.as_ref())?.view()])?;
+        drop(x);
+        let dy = ex.all_tokens(kept(dresidual)?)?;
+        self.o.weight_gradient(ex, g, [kept(attention.as_ref())?.view(), dy.view()])?;
+        drop(dy);
+        let x = ex.all_tokens(kept(attention_norm.as_ref())?)?;
+        for (linear, dy) in [(&self.q, dq), (&self.k, dk), (&self.v, dv)] {
+            linear.weight_gradient(ex, g, [x.view(), kept(dy.as_ref())?.view()])?;
+        }
+        drop(x);
         for (place, sum) in sums {
             g.get(place).map_or(Ok(()), |gradient| ex.accumulate(NORMS, sum.view(), gradient))?;
         }
         Ok(())
     }
+}
+
+/// What backward has kept for the gradients of weights.
+fn kept(buffer: Option<&Buffer>) -> Result<&Buffer> {
+    buffer.ok_or_else(|| StepError::Input("a product's operands are not kept for its weight; this is a bug".into()))
 }
 
 /// Where the gradients of weights are computed later, keeps that of the residual stream, to which a norm is about to add its own.

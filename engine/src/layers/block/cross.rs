@@ -123,7 +123,7 @@ impl Block {
         let mut dnorm = ex.activation(queries * d.hidden)?;
         cross.q.backward(ex, w, g, [norm.view(), dq.view()], false, dnorm.view_mut())?;
         drop((dq, norm));
-        cross.q.complete(ex, &mut dnorm)?;
+        let dnorm = cross.q.complete(ex, dnorm)?;
         cross.norm.backward(ex, w, g, queries, [input, &of_norm, &dnorm], dy.view_mut())?;
         drop(dnorm);
         let begun = dmemory.is_some();

@@ -4,7 +4,7 @@ use super::{Block, GateUp, POINTWISE, Saved, take};
 use crate::error::Result;
 use crate::layers::exec::Exec;
 use crate::layers::experts::{Experts, Routing};
-use crate::layers::{FlatKind, Grads, Weights};
+use crate::layers::{Cut, FlatKind, Grads, Weights};
 use zbench_kernels::{Buffer, Op};
 
 impl Block {
@@ -25,6 +25,7 @@ impl Block {
         w: &Weights<'_>,
         norm: &Buffer,
     ) -> Result<GateUp> {
+        let norm = ex.all_tokens(norm)?;
         let routing = experts.route(ex, w, norm.view())?;
         let rows = experts.dispatch(ex, &routing, self.dims.hidden, norm.view())?;
         let rows = experts.send_rows(ex, &routing, self.dims.hidden, rows)?;
@@ -46,8 +47,16 @@ impl Block {
         let rows = experts.forward(ex, w.of_experts(), routing, &self.down, activation.view())?;
         let rows = experts.return_rows(ex, routing, self.dims.hidden, rows)?;
         let mut output = ex.activation(ex.batch.tokens() * self.dims.hidden)?;
-        ex.cast(POINTWISE, residual.view(), output.view_mut())?;
+        let Cut::Columns(axis) = self.down.cut else {
+            ex.cast(POINTWISE, residual.view(), output.view_mut())?;
+            experts.combine(ex, routing, self.dims.hidden, true, rows.view(), output.view_mut())?;
+            return Ok(output);
+        };
+        ex.fill(POINTWISE, output.view_mut(), 0.0)?;
         experts.combine(ex, routing, self.dims.hidden, true, rows.view(), output.view_mut())?;
+        drop(rows);
+        let mut output = ex.sum_of_tokens(axis, output)?;
+        ex.accumulate(POINTWISE, residual.view(), output.view_mut())?;
         Ok(output)
     }
 
@@ -70,7 +79,9 @@ impl Block {
         let (gate, routing) = (take(&mut gate), take(&mut routing));
         let mut activation = take(&mut saved.activation);
 
+        let dy = ex.all_tokens(dy)?;
         let rows = experts.dispatch(ex, &routing, d.hidden, dy.view())?;
+        drop(dy);
         let rows = experts.send_rows(ex, &routing, d.hidden, rows)?;
         let (of_experts, mut grads) = (w.of_experts(), g.of_experts());
         let mut dact = ex.activation(wide)?;
@@ -87,10 +98,10 @@ impl Block {
         ex.run(POINTWISE, &op, &reads, &mut [dgate.view_mut(), dup.view_mut()])?;
         drop((dact, gate, up));
         let norm = if self.mlp_norm.is_some() { &saved.mlp_norm } else { &saved.attention_norm };
-        let norm = super::first(norm)[0].view();
+        let norm = ex.all_tokens(&super::first(norm)[0])?;
         let gate_proj = super::first(&self.gate);
         if self.up.weight.part == FlatKind::Trainable {
-            let rows = experts.dispatch(ex, &routing, d.hidden, norm)?;
+            let rows = experts.dispatch(ex, &routing, d.hidden, norm.view())?;
             let rows = experts.send_rows(ex, &routing, d.hidden, rows)?;
             experts.weight(ex, &mut grads, &routing, gate_proj, dgate.view(), rows.view())?;
             experts.weight(ex, &mut grads, &routing, &self.up, dup.view(), rows.view())?;
@@ -103,7 +114,8 @@ impl Block {
         let mut dnorm = ex.activation(n * d.hidden)?;
         experts.combine(ex, &routing, d.hidden, false, through.view(), dnorm.view_mut())?;
         drop(through);
-        experts.router.backward(ex, w, g, [norm, dlogits.view()], true, dnorm.view_mut())?;
-        Ok(dnorm)
+        experts.router.backward(ex, w, g, [norm.view(), dlogits.view()], true, dnorm.view_mut())?;
+        drop(norm);
+        if self.mlp_norm.is_some() { self.up.complete(ex, dnorm) } else { Ok(dnorm) }
     }
 }

@@ -3,10 +3,9 @@
 use super::{Block, CORE, GateUp, POINTWISE, Qkv};
 use crate::config::{AttentionKind, Positions};
 use crate::error::Result;
-use crate::layers::Batch;
-use crate::layers::Weights;
 use crate::layers::exec::{DocumentMask, Exec};
 use crate::layers::experts::Routing;
+use crate::layers::{Batch, Cut, Weights};
 use zbench_kernels::{Attention, Buffer, DType, GatedActivation, Op, PointwiseActivation, Rope};
 
 impl Block {
@@ -55,6 +54,7 @@ impl Block {
 
     pub(super) fn qkv(&self, ex: &Exec<'_>, w: &Weights<'_>, norm: &Buffer) -> Result<Qkv> {
         let (n, d) = (ex.batch.tokens(), &self.dims);
+        let norm = ex.all_tokens(norm)?;
         let mut q = ex.activation(n * d.heads * d.head_dim)?;
         self.q.forward(ex, w, norm.view(), false, q.view_mut())?;
         let mut k = ex.activation(n * d.kv_heads * d.head_dim)?;
@@ -132,14 +132,23 @@ impl Block {
         input: &Buffer,
         attention: &Buffer,
     ) -> Result<Buffer> {
-        self.o.forward_onto(ex, w, attention.view(), input)
+        match self.has_one_sum() {
+            true => self.o.term(ex, w, attention.view()),
+            false => self.o.forward_onto(ex, w, attention.view(), input),
+        }
+    }
+
+    /// Whether attention and MLP, side by side, are terms of one sum over the ranks that share their matrices. Then what
+    /// [`Block::residual`] makes is attention's term.
+    pub(super) fn has_one_sum(&self) -> bool {
+        self.dims.parallel && self.experts.is_none() && matches!(self.down.cut, Cut::Columns(_))
     }
 
     pub(super) fn gate_up(&self, ex: &Exec<'_>, w: &Weights<'_>, norm: &Buffer) -> Result<GateUp> {
         if let Some(experts) = &self.experts {
             return self.experts_gate_up(experts, ex, w, norm);
         }
-        let len = ex.batch.tokens() * self.dims.intermediate;
+        let (len, norm) = (ex.batch.tokens() * self.dims.intermediate, ex.all_tokens(norm)?);
         let gate = match &self.gate {
             Some(linear) => {
                 let mut gate = ex.activation(len)?;
@@ -169,14 +178,26 @@ impl Block {
         Ok(activation)
     }
 
+    /// What goes to the next block; the block's input is there where attention and MLP are one sum.
     pub(super) fn output(
         &self,
         ex: &Exec<'_>,
         w: &Weights<'_>,
         routing: Option<&Routing>,
-        residual: &Buffer,
+        [input, residual]: [Option<&Buffer>; 2],
         activation: &Buffer,
     ) -> Result<Buffer> {
+        let residual = super::first(&residual);
+        if let (true, Cut::Columns(axis)) = (self.has_one_sum(), self.down.cut) {
+            let mut terms = self.down.term(ex, w, activation.view())?;
+            ex.accumulate(POINTWISE, residual.view(), terms.view_mut())?;
+            let mut output = ex.sum_of_tokens(axis, terms)?;
+            for linear in [&self.o, &self.down] {
+                linear.add_bias_to(ex, w, ex.own_tokens().len(), output.view_mut())?;
+            }
+            ex.accumulate(POINTWISE, super::first(&input).view(), output.view_mut())?;
+            return Ok(output);
+        }
         if let (Some(experts), Some(routing)) = (&self.experts, routing) {
             return self.experts_output(experts, ex, w, routing, residual, activation);
         }

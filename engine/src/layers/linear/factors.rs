@@ -46,6 +46,23 @@ impl Factors {
         own.map_or(Ok(()), |own| ex.accumulate(ADAPTER, own.view(), y))
     }
 
+    /// The layer's product without its bias, with the factors on what it reads: those on its output are refused where ranks share its
+    /// columns.
+    pub(super) fn add_term(
+        &self,
+        ex: &Exec<'_>,
+        linear: &LinearSpec,
+        weights: &Weights<'_>,
+        x: View<'_>,
+        (accumulate, y): (bool, ViewMut<'_>),
+    ) -> Result<()> {
+        let (n, l) = (ex.batch.tokens(), weights.get(&self.l));
+        let mut scaled = ex.activation(n * linear.input)?;
+        ex.cast(ADAPTER, x, scaled.view_mut())?;
+        ex.run(ADAPTER, &Op::ScaleColumns(self.op(linear, n, ex.compute)), &[l], &mut [scaled.view_mut()])?;
+        linear.times(ex, weights, scaled.view(), accumulate, y)
+    }
+
     /// `dx (+)=` the gradient of the input; adds the factors'. That of factors on the output needs the output without
     /// them, which is made again.
     pub(super) fn backward(

@@ -2,7 +2,7 @@
 
 use super::Builder;
 use crate::config::{Linear, Method};
-use crate::layers::{AdapterSpec, Factors, Magnitude};
+use crate::layers::{AdapterSpec, Cut, Factors, Magnitude};
 use crate::model::stored::FusedRows;
 use crate::model::{FlatKind, FlatRange, Init, Stored, Unit, stream_of};
 
@@ -23,14 +23,21 @@ impl Builder<'_> {
         which: Linear,
         fused: Option<FusedRows>,
         weight: FlatRange,
-        [out, input]: [usize; 2],
+        whole: [usize; 2],
     ) -> (Option<AdapterSpec>, Option<Magnitude>) {
         if fused.is_some() || !self.adapted(which, Method::Lora) {
             return (None, None);
         }
-        let a = self.reducing(unit, module, input);
+        let (cut, [out, input]) = self.cut(which, whole);
+        let a = self.reducing(unit, module, cut, [whole[1], input]);
         let b = unit.push(FlatKind::Trainable, format!("{module}.lora_B.weight"), &[out, self.cell.lora.rank], ZERO);
-        let adapter = self.low_rank(module, a, [(b, out)], input);
+        match cut {
+            Cut::Same => {}
+            Cut::Rows(_) => unit.cut_last(cut, whole[0]),
+            // Each rank reads its own part of the input, and so finds its own part of the gradient.
+            Cut::Columns(axis) => unit.partial_last(axis),
+        }
+        let adapter = self.low_rank(module, a, [(b, out)], cut, input);
         let magnitude = self.cell.lora.use_dora.then(|| {
             let name = format!("{module}.lora_magnitude_vector");
             Magnitude { m: unit.push(FlatKind::Trainable, name, &[out], Init::NormsOf(weight)) }
@@ -52,22 +59,33 @@ impl Builder<'_> {
             return None;
         }
         let (module, rank) = (format!("{prefix}.{module}"), self.cell.lora.rank);
-        let a = self.reducing(unit, &module, input);
-        let mut expanding = |part: Linear, fused: FusedRows, out: usize| {
+        let (cut, _) = self.cut(Linear::QProj, [outs[0], input]);
+        let a = self.reducing(unit, &module, cut, [input; 2]);
+        let mut expanding = |part: Linear, fused: FusedRows, whole: usize| {
             let name = format!("{module}.{}.lora_B.weight", part.name());
+            let (cut, [out, _]) = self.cut(part, [whole, input]);
             let b = unit.push(FlatKind::Trainable, name, &[out, rank], ZERO);
+            unit.cut_last(cut, whole);
             unit.store_last(Some(Stored::part(format!("{module}.lora_B.weight"), fused, &[rank])));
             (b, out)
         };
         let b = [expanding(parts[0], q, outs[0]), expanding(parts[1], k, outs[1]), expanding(parts[2], v, outs[2])];
-        Some(self.low_rank(&module, a, b, input))
+        Some(self.low_rank(&module, a, b, cut, input))
     }
 
-    /// A. PEFT draws it with Kaiming's uniform bound for sqrt(5), whose deviation is sqrt(1/(3 input)).
-    fn reducing(&self, unit: &mut Unit, module: &str, input: usize) -> FlatRange {
-        let spread = Init::Normal((1.0 / (3.0 * input as f64)).sqrt());
+    /// A of a layer with so many inputs, in all and here. PEFT draws it with Kaiming's uniform bound for sqrt(5), whose deviation is
+    /// sqrt(1/(3 input)).
+    fn reducing(&self, unit: &mut Unit, module: &str, cut: Cut, [whole, input]: [usize; 2]) -> FlatRange {
+        let spread = Init::Normal((1.0 / (3.0 * whole as f64)).sqrt());
         let name = format!("{module}.lora_A.weight");
-        unit.push(FlatKind::Trainable, name, &[self.cell.lora.rank, input], spread)
+        let a = unit.push(FlatKind::Trainable, name, &[self.cell.lora.rank, input], spread);
+        match cut {
+            Cut::Same => {}
+            // Each rank has its own part of the output.
+            Cut::Rows(axis) => unit.partial_last(axis),
+            Cut::Columns(_) => unit.cut_last(cut, whole),
+        }
+        a
     }
 
     fn low_rank<const N: usize>(
@@ -75,13 +93,14 @@ impl Builder<'_> {
         module: &str,
         a: FlatRange,
         b: [(FlatRange, usize); N],
+        cut: Cut,
         input: usize,
     ) -> AdapterSpec<N> {
         let lora = self.cell.lora;
         let (scale, dropout) = (lora.scale() as f32, lora.dropout);
         // The name of PEFT's module, which has no tensor.
         let stream = stream_of(&format!("{module}.lora_dropout"));
-        AdapterSpec { a, b, input, rank: lora.rank, scale, dropout, stream }
+        AdapterSpec { a, b, cut, input, rank: lora.rank, scale, dropout, stream }
     }
 
     /// IA3's factors of a layer. The parts of a fused tensor have their own where they are on the output, and share those
@@ -92,7 +111,7 @@ impl Builder<'_> {
         module: &str,
         which: Linear,
         fused: Option<FusedRows>,
-        [out, input]: [usize; 2],
+        whole: [usize; 2],
     ) -> Option<Factors> {
         if !self.adapted(which, Method::Ia3) {
             return None;
@@ -101,12 +120,22 @@ impl Builder<'_> {
         if let Some(shared) = unit.tensors.iter().find(|tensor| feedforward && tensor.name == name) {
             return Some(Factors { l: shared.place, feedforward });
         }
+        let (cut, [out, input]) = self.cut(which, whole);
         let (own, shape) = match fused {
             Some(_) if !feedforward => (format!("{module}.{}.ia3_l", which.name()), [out, 1]),
             _ if feedforward => (name.clone(), [1, input]),
             _ => (name.clone(), [out, 1]),
         };
         let l = unit.push(FlatKind::Trainable, own, &shape, Init::Constant(1.0));
+        match (cut, feedforward) {
+            (Cut::Same, _) => {}
+            (Cut::Rows(_), false) => unit.cut_last(cut, whole[0]),
+            (Cut::Columns(_), true) => unit.cut_last(cut, whole[1]),
+            // Each rank finds the part of the gradient that comes through its own rows.
+            (Cut::Rows(axis), true) => unit.partial_last(axis),
+            // Refused by the planner.
+            (Cut::Columns(_), false) => {}
+        }
         if let (Some(fused), false) = (fused, feedforward) {
             unit.store_last(Some(Stored::part(name, fused, &[1])));
         }

@@ -2,8 +2,9 @@
 
 use super::{Reading, Resumable, Target, Wanted};
 use crate::checkpoint::{Checkpoint, stored_type};
+use crate::layers::Cut;
 use crate::mesh::within;
-use crate::model::FlatKind;
+use crate::model::{FlatKind, Part};
 use crate::training_state::blocks::BlockFile;
 use crate::training_state::error::{Result, StateError};
 use crate::training_state::full::{DELAYED, MASTER, OPTIMIZER};
@@ -60,12 +61,18 @@ fn reading<'a>(
             let Some(dtype) = known else {
                 return Err(StateError::damaged(&info.file, format!("{name} is stored as {:?}", info.dtype)));
             };
-            // Of a tensor that lies otherwise in the file all is read: it is a part of a block's matrix at most.
-            let read = if tensor.stored.is_some() { 0..info.elements() } else { elements.clone() };
             let at = |element: usize| info.begin + (element * dtype.size()) as u64;
-            let bytes = at(read.start)..at(read.end);
-            let stored = tensor.stored.is_some().then_some((tensor, elements));
-            wanted.push(Wanted { unit, role, elements: cut, dtype, bytes, stored });
+            // Of a tensor that lies otherwise in the file all is read: it is a part of a block's matrix at most.
+            let is_otherwise = tensor.stored.is_some() || matches!(tensor.cut, Cut::Columns(_));
+            if is_otherwise {
+                let (bytes, stored) = (at(0)..at(info.elements()), Some((tensor, elements)));
+                wanted.push(Wanted { unit, role, elements: cut, dtype, bytes, stored });
+                continue;
+            }
+            for Part { ours, whole, len } in tensor.parts(&target.state.place, elements) {
+                let elements = place.start + ours..place.start + ours + len;
+                wanted.push(Wanted { unit, role, elements, dtype, bytes: at(whole)..at(whole + len), stored: None });
+            }
         }
     }
     // The header is checked against its checksums, too.
