@@ -4,7 +4,7 @@ use super::exec::Exec;
 use super::norm::Norm;
 use crate::error::Result;
 use crate::layers::{FlatRange, Grads, Weights};
-use zbench_kernels::{BiasAdd, Buffer, DType, Op, View};
+use zbench_kernels::{BiasAdd, Buffer, DType, Op, View, VocabPart};
 
 /// `x[t] = norm(scale * table[ids[t]] + positions[t % seq])`; where sequences hold several documents, the position is the
 /// place in the document.
@@ -32,12 +32,14 @@ impl Embedding {
     }
 
     fn op(&self, rows: usize, dtype: DType) -> zbench_kernels::Embedding {
-        zbench_kernels::Embedding { rows, cols: self.hidden, vocab: self.vocab, padding: self.padding, dtype }
+        let vocab = VocabPart::whole(self.vocab);
+        zbench_kernels::Embedding { rows, cols: self.hidden, vocab, padding: self.padding, dtype }
     }
 
     /// The look-up of positions where they are places in documents.
     fn place_op(&self, positions: &FlatRange, rows: usize, dtype: DType) -> zbench_kernels::Embedding {
-        zbench_kernels::Embedding { vocab: positions.len / self.hidden, padding: None, ..self.op(rows, dtype) }
+        let vocab = VocabPart::whole(positions.len / self.hidden);
+        zbench_kernels::Embedding { vocab, padding: None, ..self.op(rows, dtype) }
     }
 
     fn places(&self, batch: &super::Batch, dtype: DType) -> BiasAdd {
