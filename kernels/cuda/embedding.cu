@@ -86,15 +86,13 @@ extern "C" __global__ void __launch_bounds__(128) embedding_sum(const u64 *keys,
         u64 start, u64 len) {
     SHARED(u32, id, WINDOW + 1);
     SHARED(u32, row, WINDOW);
-    // Rows of the table, NONE where it does not have the token.
-    SHARED(u32, place, WINDOW);
     const u64 window = blockIdx.x, from = window * WINDOW;
+    // All are other ranks' tokens.
+    if (id_of(keys[from + WINDOW - 1]) < start || id_of(keys[from]) >= start + len) return;
     if (threadIdx.x < WINDOW) {
         const u64 key = keys[from + threadIdx.x];
-        const u32 own = id_of(key);
-        id[threadIdx.x] = own;
+        id[threadIdx.x] = id_of(key);
         row[threadIdx.x] = u32(key);
-        place[threadIdx.x] = own != NONE && own - start < len ? u32(own - start) : NONE;
     }
     if (threadIdx.x == WINDOW) id[WINDOW] = NONE;
     bool continues = window > 0 && id_of(keys[from]) == id_of(keys[from - (window > 0)]);
@@ -106,21 +104,19 @@ extern "C" __global__ void __launch_bounds__(128) embedding_sum(const u64 *keys,
         // Two rows are in flight at once.
         float v[2][8];
         UNROLL for (u32 q = 0; q < 2; q++)
-            if (place[p + q] != NONE) load_columns(dy, first + row[p + q], map, base, v[q]);
+            if (id[p + q] != NONE) load_columns(dy, first + row[p + q], map, base, v[q]);
         UNROLL for (u32 q = 0; q < 2; q++) {
-            const u32 own = id[p + q], at = place[p + q];
+            const u32 own = id[p + q];
             if (own == NONE) break;
-            if (at != NONE) {
-                UNROLL for (int j = 0; j < 8; j++) sum[j] = __fadd_rn(sum[j], v[q][j]);
-            }
+            UNROLL for (int j = 0; j < 8; j++) sum[j] = __fadd_rn(sum[j], v[q][j]);
             if (id[p + q + 1] == own) continue;
-            if (at != NONE) {
+            if (own - start < len) {
                 if (!continues) {
                     float old[8];
-                    load_columns(table, at, map, base, old);
+                    load_columns(table, own - start, map, base, old);
                     UNROLL for (int j = 0; j < 8; j++) sum[j] = __fadd_rn(old[j], sum[j]);
                 }
-                store_columns(continues ? carried : table, continues ? window : at, map, base, sum);
+                store_columns(continues ? carried : table, continues ? window : own - start, map, base, sum);
             }
             continues = false;
             UNROLL for (int j = 0; j < 8; j++) sum[j] = 0;
