@@ -163,7 +163,7 @@ fn tables(c: &mut Criterion) {
     for dtype in [DType::F32, DType::Bf16] {
         let (table, mut dtable) = (b.normal(dtype, VOCAB * HIDDEN, 1), b.normal(DType::F32, VOCAB * HIDDEN, 2));
         let mut x = b.normal(dtype, TOKENS * HIDDEN, 3);
-        let op = Embedding { rows: TOKENS, cols: HIDDEN, vocab: VOCAB, padding: None, dtype };
+        let op = Embedding { rows: TOKENS, cols: HIDDEN, vocab: VocabPart::whole(VOCAB), padding: None, dtype };
         line(c, "embedding", dtype, Op::Embedding(op).bytes(), || {
             b.cpu.embedding(&op, View::of(&ids), table.view(), x.view_mut())
         });

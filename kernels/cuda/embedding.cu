@@ -2,26 +2,29 @@
 // defines: ColumnMap, column_map, team_row, load_columns, store_columns
 #include "rows.h"
 
-// out[row] = table[ids[row]]; a row has `words` words of `word` bytes. An id out of range is reported and counts as 0.
-extern "C" __global__ void __launch_bounds__(256) embedding(Run ids, Run table, Run out, u64 rows, u64 words, u32 word, u64 vocab,
-        u32 team, u32 *faults) {
+// out[row] = table[ids[row] - start]; a row has `words` words of `word` bytes. The table has `len` rows of a vocabulary of `vocab`
+// words. The ids of other ranks' rows, and ids out of range, which are reported, give zeros.
+extern "C" __global__ void __launch_bounds__(256) embedding(Run ids, Run table, Run out, u64 rows, u64 words, u32 word, u64 start, u64 len,
+        u64 vocab, u32 team, u32 *faults) {
     const u64 row = team_row(team);
     if (row >= rows) return;
-    const u32 me = threadIdx.x % team, given = as<u32>(ids)[row], id = given < vocab ? given : 0;
-    if (id != given && me == 0) report_fault(faults, 1, u32(row), given);
-    if (vocab == 0) return;
-    const u64 from = id * words, to = row * words;
+    const u32 me = threadIdx.x % team, id = as<u32>(ids)[row];
+    if (id >= vocab && me == 0) report_fault(faults, 1, u32(row), id);
+    // Unsigned: an id before the first row is far behind the last one.
+    const bool found = id < vocab && id - start < len;
+    const u64 from = (id - start) * words, to = row * words;
     for (u64 i = me; i < words; i += team) {
-        if (word == 16) store_uint4(as<uint4>(out) + to + i, load_uint4(as<uint4>(table) + from + i));
-        else if (word == 4) as<u32>(out)[to + i] = as<u32>(table)[from + i];
-        else as<u16>(out)[to + i] = as<u16>(table)[from + i];
+        if (word == 16) store_uint4(as<uint4>(out) + to + i, found ? load_uint4(as<uint4>(table) + from + i) : uint4{});
+        else if (word == 4) as<u32>(out)[to + i] = found ? as<u32>(table)[from + i] : 0;
+        else as<u16>(out)[to + i] = found ? as<u16>(table)[from + i] : 0;
     }
 }
 EXPORT(embedding)
 
 // Backward, deterministic without atomics: rows are sorted by (id, row). These keys are unique, so every sorting algorithm gives the
 // same order. Then each block sums the rows of each token in a window of WINDOW sorted rows. A token that started in an earlier window
-// has its partial sum stored in `carried`, and embedding_carry adds these to the table in order.
+// has its partial sum stored in `carried`, and embedding_carry adds these to the table in order. Where the table is a rank's part of
+// a vocabulary, the ids of other ranks are sorted too and skipped then: a token has the same windows on every rank, hence the same bits.
 static const u32 WINDOW = 32;
 // Sorts last. The id of rows without a gradient.
 static const u32 NONE = ~0u;
@@ -78,18 +81,21 @@ extern "C" __global__ void __launch_bounds__(256) embedding_merge(const u64 *fro
 EXPORT(embedding_merge)
 
 // Sums the rows of a window, 1024 columns per block, into the table; for a token that continues from the window before, to
-// carried[window].
-extern "C" __global__ void __launch_bounds__(128) embedding_sum(const u64 *keys, Run dy, Run table, Run carried, u64 first, u64 cols) {
+// carried[window]. The table has the ids from `start` on, `len` of them.
+extern "C" __global__ void __launch_bounds__(128) embedding_sum(const u64 *keys, Run dy, Run table, Run carried, u64 first, u64 cols,
+        u64 start, u64 len) {
     SHARED(u32, id, WINDOW + 1);
     SHARED(u32, row, WINDOW);
-    const u64 window = blockIdx.x, start = window * WINDOW;
+    const u64 window = blockIdx.x, from = window * WINDOW;
+    // All are other ranks' tokens.
+    if (id_of(keys[from + WINDOW - 1]) < start || id_of(keys[from]) >= start + len) return;
     if (threadIdx.x < WINDOW) {
-        const u64 key = keys[start + threadIdx.x];
+        const u64 key = keys[from + threadIdx.x];
         id[threadIdx.x] = id_of(key);
         row[threadIdx.x] = u32(key);
     }
     if (threadIdx.x == WINDOW) id[WINDOW] = NONE;
-    bool continues = window > 0 && id_of(keys[start]) == id_of(keys[start - (window > 0)]);
+    bool continues = window > 0 && id_of(keys[from]) == id_of(keys[from - (window > 0)]);
     __syncthreads();
     const ColumnMap map = column_map(cols, 128, is_aligned16(dy) && is_aligned16(table) && is_aligned16(carried));
     const u64 base = u64(blockIdx.y) * 1024;
@@ -104,12 +110,14 @@ extern "C" __global__ void __launch_bounds__(128) embedding_sum(const u64 *keys,
             if (own == NONE) break;
             UNROLL for (int j = 0; j < 8; j++) sum[j] = __fadd_rn(sum[j], v[q][j]);
             if (id[p + q + 1] == own) continue;
-            if (!continues) {
-                float old[8];
-                load_columns(table, own, map, base, old);
-                UNROLL for (int j = 0; j < 8; j++) sum[j] = __fadd_rn(old[j], sum[j]);
+            if (own - start < len) {
+                if (!continues) {
+                    float old[8];
+                    load_columns(table, own - start, map, base, old);
+                    UNROLL for (int j = 0; j < 8; j++) sum[j] = __fadd_rn(old[j], sum[j]);
+                }
+                store_columns(continues ? carried : table, continues ? window : own - start, map, base, sum);
             }
-            store_columns(continues ? carried : table, continues ? window : own, map, base, sum);
             continues = false;
             UNROLL for (int j = 0; j < 8; j++) sum[j] = 0;
         }
@@ -119,22 +127,23 @@ EXPORT(embedding_sum)
 
 // Adds the carried sums of a token to the table, in order. Block w works if a token is carried into window w + 1 that was not
 // carried into the window before.
-extern "C" __global__ void __launch_bounds__(128) embedding_carry(const u64 *keys, Run table, Run carried, u64 windows, u64 cols) {
+extern "C" __global__ void __launch_bounds__(128) embedding_carry(const u64 *keys, Run table, Run carried, u64 windows, u64 cols,
+        u64 start, u64 len) {
     const u64 window = blockIdx.x + 1;
     auto head = [&](u64 w) { return id_of(keys[w * WINDOW]); };
     auto before = [&](u64 w) { return id_of(keys[w * WINDOW - 1]); };
     const u32 id = head(window);
-    if (id == NONE || before(window) != id) return;
+    if (id == NONE || id - start >= len || before(window) != id) return;
     if (window > 1 && head(window - 1) == id && before(window - 1) == id) return;
     const ColumnMap map = column_map(cols, 128, is_aligned16(table) && is_aligned16(carried));
     const u64 base = u64(blockIdx.y) * 1024;
     float sum[8];
-    load_columns(table, id, map, base, sum);
+    load_columns(table, id - start, map, base, sum);
     for (u64 w = window; w < windows && head(w) == id; w++) {
         float v[8];
         load_columns(carried, w, map, base, v);
         UNROLL for (int j = 0; j < 8; j++) sum[j] = __fadd_rn(sum[j], v[j]);
     }
-    store_columns(table, id, map, base, sum);
+    store_columns(table, id - start, map, base, sum);
 }
 EXPORT(embedding_carry)

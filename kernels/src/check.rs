@@ -31,19 +31,19 @@ pub fn documents<'a>(name: &'static str, op: &Attention, starts: Option<&View<'a
 /// Every one of the first `rows` ids is inside the vocabulary.
 pub fn ids<'a>(name: &'static str, op: &Embedding, ids: &View<'a>) -> Result<&'a [u32]> {
     let ids = &ids.as_slice::<u32>()?[..op.rows];
-    if let Some((row, id)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= op.vocab) {
-        return invalid(name, format!("token id {id} in row {row} is outside the vocabulary of {}", op.vocab));
+    let words = op.vocab.words;
+    if let Some((row, id)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= words) {
+        return invalid(name, format!("token id {id} in row {row} is outside the vocabulary of {words}"));
     }
     Ok(ids)
 }
 
-/// Every target is inside the vocabulary, or the one that is ignored.
-pub fn targets<'a>(op: &CrossEntropy, targets: &View<'a>) -> Result<&'a [u32]> {
-    let targets = &targets.as_slice::<u32>()?[..op.rows];
-    let outside = |t: u32| t != u32::MAX && t as usize >= op.vocab;
+/// Every one of the first `rows` targets is inside the vocabulary, or the one that is ignored.
+pub fn targets<'a>(name: &'static str, rows: usize, vocab: usize, targets: &View<'a>) -> Result<&'a [u32]> {
+    let targets = &targets.as_slice::<u32>()?[..rows];
+    let outside = |t: u32| t != u32::MAX && t as usize >= vocab;
     if let Some((row, target)) = targets.iter().enumerate().find(|(_, t)| outside(**t)) {
-        let reason = format!("target {target} in row {row} is outside the vocabulary of {}", op.vocab);
-        return invalid("cross_entropy", reason);
+        return invalid(name, format!("target {target} in row {row} is outside the vocabulary of {vocab}"));
     }
     Ok(targets)
 }

@@ -32,6 +32,8 @@ impl Op {
             Op::Embedding(_) => "embedding",
             Op::EmbeddingBackward(_) => "embedding_backward",
             Op::CrossEntropy(_) => "cross_entropy",
+            Op::LossParts(_) => "loss_parts",
+            Op::LossOfParts(_) => "loss_of_parts",
             Op::AdamW(_) => "adamw",
             Op::Dropout(_) => "dropout",
             Op::Normal(_) => "normal",
@@ -93,6 +95,19 @@ impl Op {
             Op::CrossEntropy(c) => {
                 let (logits, rows) = (product(&[c.rows as u64, c.vocab as u64]), c.rows as u64);
                 &[(c.dtype, logits), (c.gradient, logits), (c.dtype, rows), (DType::U32, rows)]
+            }
+            // Padding is not read, and has a gradient all the same.
+            Op::LossParts(l) => {
+                let (rows, numbers) = (l.rows as u64, product(&[LossParts::NUMBERS as u64, l.rows as u64]));
+                let logits = product(&[rows, l.vocab.valid() as u64]);
+                &[(l.dtype, logits), (l.dtype.accumulator(), numbers), (DType::U32, rows)]
+            }
+            Op::LossOfParts(LossOfParts { part: l, ranks, gradient, .. }) => {
+                let rows = l.rows as u64;
+                let logits = (l.dtype, product(&[rows, l.vocab.valid() as u64]));
+                let numbers = product(&[*ranks as u64, LossParts::NUMBERS as u64, rows]);
+                let gradients = (*gradient, product(&[rows, l.vocab.len as u64]));
+                &[logits, gradients, (l.dtype.accumulator(), numbers), (l.dtype, rows), (DType::U32, rows)]
             }
             Op::Reduce(r) => {
                 let passes = 1 + u64::from(r.accumulate);
@@ -245,6 +260,12 @@ mod tests {
             copy: Some(DType::Bf16),
         };
         assert_eq!(Op::AdamW(adamw).bytes(), 2 * 10 + 3 * 2 * 4 * 10 + 2 * 10);
+        // Two of five columns are padding: they are not read, and written all the same.
+        let vocab = VocabPart { first: 5, len: 5, words: 8 };
+        let part = LossParts { rows: 4, vocab, dtype: f, pitch: 8 };
+        assert_eq!(Op::LossParts(part).bytes(), 4 * (4 * 3 + 4 * 3) + 4 * 4);
+        let op = LossOfParts { part, ranks: 2, scale: 1.0, gradient: DType::Bf16 };
+        assert_eq!(Op::LossOfParts(op).bytes(), 4 * (4 * 3 + 2 * 4 * 3 + 4) + 2 * 4 * 5 + 4 * 4);
         let op = crate::ReduceOp::Sum;
         let reduce = Reduce { len: 10, sources: 3, op, accumulate: false, from: DType::Bf16, to: f };
         assert_eq!(Op::Reduce(reduce).bytes(), 3 * 20 + 40);

@@ -2,8 +2,10 @@
 //! same values to a device; a plan prices them.
 
 mod experts;
+mod vocabulary;
 
 pub use experts::{Combine, Grouped, GroupedGemm, Route, Slots};
+pub use vocabulary::{CrossEntropy, Embedding, LossOfParts, LossParts, VocabPart};
 
 pub use crate::packed::{Pack, Unpack};
 use crate::{DType, ReduceOp, View, ViewMut};
@@ -226,42 +228,6 @@ pub struct GatedActivation {
     pub len: usize,
     pub act: Activation,
     pub dtype: DType,
-}
-
-/// `out[r] = table[ids[r]]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Embedding {
-    pub rows: usize,
-    pub cols: usize,
-    /// Vectors of the table; an id at or above it is an error.
-    pub vocab: usize,
-    /// The id whose vector has no gradient, where there is one: padding.
-    pub padding: Option<u32>,
-    /// Type of table and output (forward), of the incoming gradient (backward).
-    pub dtype: DType,
-}
-
-/// Softmax cross-entropy over `rows` of `vocab` logits. The logits are replaced by `scale * (softmax - one_hot)`; a narrower
-/// gradient takes the front of their buffer, rows one behind the other, and leaves the rest unspecified.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CrossEntropy {
-    pub rows: usize,
-    pub vocab: usize,
-    pub scale: f64,
-    /// Type of the logits and of the losses: f32 or f64.
-    pub dtype: DType,
-    /// Type of the gradient: that of the logits, or a narrower one.
-    pub gradient: DType,
-    /// Elements from one row of logits to the next, and from one row of the gradient to the next; 0: rows follow each other. The
-    /// gradient is 0 between them.
-    pub pitch: usize,
-}
-
-impl CrossEntropy {
-    /// Elements from one row to the next.
-    pub fn row_pitch(&self) -> usize {
-        if self.pitch == 0 { self.vocab } else { self.pitch }
-    }
 }
 
 /// One AdamW step with decoupled weight decay over `len` elements, in this order:
@@ -501,6 +467,8 @@ pub enum Op {
     /// Scatter-add into the table's gradient.
     EmbeddingBackward(Embedding),
     CrossEntropy(CrossEntropy),
+    LossParts(LossParts),
+    LossOfParts(LossOfParts),
     AdamW(AdamW),
     /// Dropout or its backward (the same mask).
     Dropout(Dropout),

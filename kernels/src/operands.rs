@@ -250,17 +250,29 @@ impl Op {
             }
             Op::Embedding(e) => {
                 let list = list.read_exactly("ids", DType::U32, e.rows);
-                let list = list.read("table", e.dtype, elements(&[e.vocab, e.cols]));
+                let list = list.read("table", e.dtype, elements(&[e.vocab.len, e.cols]));
                 list.write("out", e.dtype, elements(&[e.rows, e.cols]))
             }
             Op::EmbeddingBackward(e) => {
                 let list = list.read_exactly("ids", DType::U32, e.rows);
                 let list = list.read("dy", e.dtype, elements(&[e.rows, e.cols]));
-                list.update_any("dtable", elements(&[e.vocab, e.cols]))
+                list.update_any("dtable", elements(&[e.vocab.len, e.cols]))
             }
             Op::CrossEntropy(c) => {
                 let list = list.read_exactly("targets", DType::U32, c.rows);
                 list.update("logits", c.dtype, elements(&[c.rows, c.row_pitch()])).write("losses", c.dtype, c.rows)
+            }
+            Op::LossParts(l) => {
+                let list = list.read_exactly("targets", DType::U32, l.rows);
+                let list = list.read("logits", l.dtype, elements(&[l.rows, l.row_pitch()]));
+                list.write("statistics", l.dtype.accumulator(), elements(&[l.rows, LossParts::NUMBERS]))
+            }
+            Op::LossOfParts(LossOfParts { part: l, ranks, .. }) => {
+                let list = list.read_exactly("targets", DType::U32, l.rows);
+                let numbers = elements(&[ranks, l.rows, LossParts::NUMBERS]);
+                let list = list.read("statistics", l.dtype.accumulator(), numbers);
+                let list = list.update("logits", l.dtype, elements(&[l.rows, l.row_pitch()]));
+                list.write("losses", l.dtype, l.rows)
             }
             Op::AdamW(a) => {
                 let list = list.read("g", a.gradients, a.len).update("p", a.parameters, a.len);
@@ -398,10 +410,10 @@ pub fn check(device: DeviceTypes, op: &Op, reads: &[View<'_>], writes: &[ViewMut
         return Err(unsupported(dtype));
     }
     // No operand has the type of these gradients: they take the front of the logits.
-    if let Op::CrossEntropy(c) = op
-        && !(device.computes)(c.gradient)
+    if let Op::CrossEntropy(CrossEntropy { gradient, .. }) | Op::LossOfParts(LossOfParts { gradient, .. }) = op
+        && !(device.computes)(*gradient)
     {
-        return Err(unsupported(c.gradient));
+        return Err(unsupported(*gradient));
     }
     check_shape(op)?;
     let needed = list.reads().iter().filter(|operand| !operand.is_optional).count();
@@ -508,12 +520,12 @@ fn check_shape(op: &Op) -> Result<()> {
         Op::Gemm(g) if g.stored_a()[2] < g.stored_a()[1] || g.stored_c()[2] < g.stored_c()[1] => {
             invalid("rows overlap: a pitch is smaller than the row".into())
         }
-        Op::CrossEntropy(c) if c.row_pitch() < c.vocab => {
-            invalid(format!("a pitch of {} is smaller than a row of {} logits", c.pitch, c.vocab))
+        Op::CrossEntropy(c) => check_loss(op.name(), c.vocab, c.row_pitch(), c.dtype, c.gradient),
+        Op::LossParts(l) => check_loss(op.name(), l.vocab.len, l.row_pitch(), l.dtype, l.dtype),
+        Op::LossOfParts(LossOfParts { ranks: 0, .. }) => {
+            invalid("the statistics of 0 ranks make no loss; 1 rank at least has the vocabulary".into())
         }
-        Op::CrossEntropy(c) if c.gradient.size() > c.dtype.size() || !c.gradient.is_float() => {
-            invalid(format!("a gradient of {} has no room where logits of {} lie", c.gradient, c.dtype))
-        }
+        Op::LossOfParts(l) => check_loss(op.name(), l.part.vocab.len, l.part.row_pitch(), l.part.dtype, l.gradient),
         Op::AdamW(a) if a.step == 0 => invalid("step counts from 1 for the first update, 0 given".into()),
         Op::AdamW(a) if a.rounding != Rounding::Nearest && !matches!(a.parameters, DType::Bf16 | DType::F16) => {
             invalid(format!("stochastic rounding to {} rounds nothing; it takes bf16 or f16", a.parameters))
@@ -536,6 +548,18 @@ fn check_shape(op: &Op) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Rows of logits do not overlap, and their gradient fits where they lie.
+fn check_loss(op: &'static str, columns: usize, pitch: usize, logits: DType, gradient: DType) -> Result<()> {
+    let invalid = |reason| Err(KernelError::Invalid { op, reason });
+    if pitch < columns {
+        return invalid(format!("a pitch of {pitch} is smaller than a row of {columns} logits"));
+    }
+    if gradient.size() > logits.size() || !gradient.is_float() {
+        return invalid(format!("a gradient of {gradient} has no room where logits of {logits} lie"));
+    }
+    Ok(())
 }
 
 /// Choices are counted in 32 bits, and a token does not go to one expert twice.

@@ -163,6 +163,10 @@ fn kind_and_shape(op: &Op) -> String {
         Op::CrossEntropy(CrossEntropy { rows, vocab, scale: _, dtype: of, gradient, .. }) => {
             format!("cross-entropy rows={rows} vocab={vocab} {} gradient={}", dtype(of), dtype(gradient))
         }
+        Op::LossParts(op) => format!("loss-parts {}", loss_parts(op)),
+        Op::LossOfParts(LossOfParts { part, ranks, scale: _, gradient }) => {
+            format!("loss-of-parts {} ranks={ranks} gradient={}", loss_parts(part), dtype(gradient))
+        }
         Op::AdamW(op) => adamw(op),
         Op::Dropout(Dropout { len, p, seed: _, first: _, dtype: of }) => {
             format!("dropout len={len} p={p} {}", dtype(of))
@@ -264,7 +268,11 @@ fn activate(op: PointwiseActivation) -> String {
 fn embedding(op: Embedding) -> String {
     let Embedding { rows, cols, vocab, padding, dtype: of } = op;
     let padding = padding.map_or("none".into(), |token| token.to_string());
-    format!("rows={rows} cols={cols} vocab={vocab} padding={padding} {}", dtype(of))
+    format!("rows={rows} cols={cols} vocab={} padding={padding} {}", vocab.len, dtype(of))
+}
+
+fn loss_parts(LossParts { rows, vocab, dtype: of, .. }: LossParts) -> String {
+    format!("rows={rows} vocab={} {}", vocab.len, dtype(of))
 }
 
 fn adamw(op: AdamW) -> String {

@@ -233,8 +233,11 @@ fn precisions_adapters_and_evaluations_train() {
     let mut nf4 = base();
     let model = &mut nf4.model;
     (model.hidden_size, model.intermediate_size, model.head_dim) = (64, 256, 32);
-    nf4.lora = Lora { rank: 2, alpha: 3.0, base: Some(Base::Nf4), targets: Linear::ALL.to_vec(), ..Lora::default() };
+    let of = |base| Lora { rank: 2, alpha: 3.0, base: Some(base), targets: Linear::ALL.to_vec(), ..Lora::default() };
+    nf4.lora = of(Base::Nf4Single);
     (nf4.train.clip_norm, nf4.train.lr) = (0.05, 1e-3);
+    // Each rank has scales of scales of its own part.
+    cells.push(("QLoRA with scales in 8 bits".into(), 1e-3, Cell { lora: of(Base::Nf4), ..nf4.clone() }));
     cells.push(("QLoRA".into(), CLOSE, nf4));
     for (name, bound, mut cell) in cells {
         let evaluation = Some(Evaluation { every: 1, batches: 2, share: 0.1 });

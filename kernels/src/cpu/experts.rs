@@ -54,7 +54,7 @@ impl Cpu {
     }
 
     pub(super) fn run_dispatch(&self, op: &Slots, routing: Routing, x: View, y: ViewMut) {
-        self.copy_rows(op.slots(), op.cols, x, y, |slot| routing.order[slot] as usize / op.top);
+        self.copy_rows(op.slots(), op.cols, x, y, |slot| Some(routing.order[slot] as usize / op.top));
     }
 
     /// One product after the other; `bounds` says which rows are whose.

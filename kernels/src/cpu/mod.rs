@@ -203,15 +203,26 @@ impl Kernels for Cpu {
             (Op::EmbeddingBackward(op), [ids, dy], [dtable]) => {
                 self.run_embedding_backward(op, check::ids(name, op, ids)?, *dy, dtable.reborrow());
             }
-            // A loss in half precision says nothing; the operation is defined for f32 and f64 alone.
-            (Op::CrossEntropy(op), [targets], [logits, losses])
-                if op.dtype == DType::F32 && (DEVICE.computes)(op.gradient) =>
-            {
-                self.run_cross_entropy(op, logits.reborrow(), check::targets(op, targets)?, losses.reborrow());
+            // A loss in half precision says nothing; these are defined for f32 and f64 alone.
+            (Op::CrossEntropy(op), [targets], [logits, losses]) if op.dtype == DType::F32 => {
+                let targets = check::targets(name, op.rows, op.vocab, targets)?;
+                self.run_cross_entropy(op, logits.reborrow(), targets, losses.reborrow());
             }
-            (Op::CrossEntropy(op), ..) => {
-                let dtype = if op.dtype == DType::F32 { op.gradient } else { op.dtype };
-                return Err(KernelError::Unsupported { device: DEVICE.name, op: name, dtype });
+            (Op::LossParts(op), [targets, logits], [statistics]) if op.dtype == DType::F32 => {
+                let targets = check::targets(name, op.rows, op.vocab.words, targets)?;
+                self.run_loss_parts(op, *logits, targets, statistics.reborrow());
+            }
+            (Op::LossOfParts(op), [targets, statistics], [logits, losses]) if op.part.dtype == DType::F32 => {
+                let targets = check::targets(name, op.part.rows, op.part.vocab.words, targets)?;
+                self.run_loss_of_parts(op, logits.reborrow(), targets, statistics.as_slice()?, losses.reborrow());
+            }
+            (Op::CrossEntropy(CrossEntropy { dtype, .. }), ..)
+            | (
+                Op::LossParts(LossParts { dtype, .. })
+                | Op::LossOfParts(LossOfParts { part: LossParts { dtype, .. }, .. }),
+                ..,
+            ) => {
+                return Err(KernelError::Unsupported { device: DEVICE.name, op: name, dtype: *dtype });
             }
             (Op::AdamW(op), [g], [p, m, v, copy @ ..]) => {
                 let copy = copy.first_mut().map(ViewMut::reborrow);

@@ -69,22 +69,26 @@ impl Cpu {
         });
     }
 
-    /// `to[row] = from[source(row)]`, rows of `cols` elements of one type, which are copied as bytes.
+    /// `to[row] = from[source(row)]`, rows of `cols` elements of one type, which are copied as bytes; zeros where there is no source.
     pub(super) fn copy_rows(
         &self,
         rows: usize,
         cols: usize,
         from: View,
         to: ViewMut,
-        source: impl Fn(usize) -> usize + Sync,
+        source: impl Fn(usize) -> Option<usize> + Sync,
     ) {
         let (bytes, to) = (cols * from.dtype().size(), Shared::new(to));
         self.pool.split(rows, grain(cols), |_, rows| {
             for row in rows {
-                let start = source(row) * cols;
-                let from = from.slice(start..start + cols);
                 // SAFETY: each row belongs to one thread.
                 let to = unsafe { to.part(row * cols..(row + 1) * cols) };
+                let Some(source) = source(row) else {
+                    // SAFETY: so many bytes; zeros are the number 0 in every type.
+                    unsafe { to.ptr().write_bytes(0, bytes) };
+                    continue;
+                };
+                let from = from.slice(source * cols..(source + 1) * cols);
                 // SAFETY: both hold `cols` elements of one type; the output is lent for writing, so they are apart.
                 unsafe { to.ptr().copy_from_nonoverlapping(from.ptr(), bytes) };
             }
@@ -92,7 +96,7 @@ impl Cpu {
     }
 
     pub(super) fn run_embedding(&self, op: &Embedding, ids: &[u32], table: View, out: ViewMut) {
-        self.copy_rows(op.rows, op.cols, table, out, |row| ids[row] as usize);
+        self.copy_rows(op.rows, op.cols, table, out, |row| op.vocab.find(ids[row]));
     }
 
     /// Threads take columns, so the rows of one token are added in order.
@@ -105,11 +109,9 @@ impl Cpu {
                     #[inline(always)]
                     |_| {
                         for (row, id) in ids.iter().enumerate() {
-                            if op.padding == Some(*id) {
-                                continue;
-                            }
+                            let Some(at) = op.vocab.find(*id).filter(|_| op.padding != Some(*id)) else { continue };
                             // SAFETY: each column belongs to one thread.
-                            let sums = unsafe { dtable.elements::<G>(shift(&range, *id as usize * cols)) };
+                            let sums = unsafe { dtable.elements::<G>(shift(&range, at * cols)) };
                             for (sum, dy) in sums.iter_mut().zip(&dy[shift(&range, row * cols)]) {
                                 *sum = G::narrow(sum.widen() + dy.widen());
                             }

@@ -6,7 +6,7 @@ use super::Cuda;
 use super::launch::{Run, SCRATCH_BYTES, arguments};
 use super::rows::teams;
 use crate::device::Address;
-use crate::op::Embedding;
+use crate::op::{Embedding, VocabPart};
 use crate::{DType, Result};
 
 /// Rows of the sorted order that a block sums, as embedding.cu has it.
@@ -26,7 +26,8 @@ impl Cuda {
         let teams = teams(words * 8);
         let grid = [op.rows.div_ceil(teams.rows), 1, 1];
         let (word, team, faults) = (word as u32, teams.team, self.faults());
-        let arguments = arguments![ids, from, to, op.rows, words, word, op.vocab, team, faults];
+        let VocabPart { first, len, words: vocab } = op.vocab;
+        let arguments = arguments![ids, from, to, op.rows, words, word, first, len, vocab, team, faults];
         // SAFETY: the kernel's parameters; the operands were checked against the shape, and words are aligned.
         unsafe { self.launch("embedding", grid, teams.threads, 0, arguments) }
     }
@@ -56,7 +57,7 @@ impl Cuda {
         let (count, of_tile, faults) = (rows as u32, tile as u32, self.faults());
         let (has_padding, padding) = (u32::from(op.padding.is_some()), op.padding.unwrap_or(0));
         let threads = (of_tile / 2).clamp(32, 512);
-        let arguments = arguments![ids, from, first, count, of_tile, op.vocab, has_padding, padding, faults];
+        let arguments = arguments![ids, from, first, count, of_tile, op.vocab.words, has_padding, padding, faults];
         // SAFETY: the kernel's parameters; there are `rows` ids from `first` on, and the scratch holds all keys.
         unsafe { self.launch("embedding_sort", [keys / tile, 1, 1], threads, tile * 8, arguments)? };
         let all = keys as u32;
@@ -71,11 +72,12 @@ impl Cuda {
             width *= 2;
         }
         let (windows, tiles) = (rows.div_ceil(WINDOW), op.cols.div_ceil(1024));
-        let arguments = arguments![from, dy, table, carried, first, op.cols];
+        let VocabPart { first: start, len, .. } = op.vocab;
+        let arguments = arguments![from, dy, table, carried, first, op.cols, start, len];
         // SAFETY: the kernel's parameters; keys name rows of dy and of the table that were checked to be there, and the
         // scratch holds what every window but the first carries.
         unsafe { self.launch("embedding_sum", [windows, tiles, 1], 128, 0, arguments)? };
-        let arguments = arguments![from, table, carried, windows, op.cols];
+        let arguments = arguments![from, table, carried, windows, op.cols, start, len];
         // SAFETY: as above.
         unsafe { self.launch("embedding_carry", [windows - 1, tiles, 1], 128, 0, arguments) }
     }

@@ -150,9 +150,9 @@ impl Drop for StreamScratch {
 type Check = (&'static str, fn(u32, u32) -> String);
 
 /// All of them, by the number that kernels write.
-const FAULTS: [Check; 5] = [
+const FAULTS: [Check; 7] = [
     ("embedding", |row, id| format!("token id {id} in row {row} is outside the vocabulary")),
-    ("cross_entropy", |row, target| format!("target {target} in row {row} is outside the vocabulary")),
+    ("cross_entropy", target_outside),
     ("attention", |token, start| {
         format!(
             "token {token} is said to be in a document that starts at {start}, which is behind it or before the last one"
@@ -162,7 +162,13 @@ const FAULTS: [Check; 5] = [
     ("grouped_gemm", |group, end| {
         format!("group {group} ends at {end}: the groups do not cut the rows into parts in order")
     }),
+    ("loss_parts", target_outside),
+    ("loss_of_parts", target_outside),
 ];
+
+fn target_outside(row: u32, target: u32) -> String {
+    format!("target {target} in row {row} is outside the vocabulary")
+}
 
 impl Cuda {
     /// Starts a kernel of `threads` threads a block. Nothing is started for an empty grid.

@@ -1,4 +1,4 @@
-//! What goes row by row: norms, biases, rotary embedding, the loss. The embedding is in embedding.rs.
+//! What goes row by row: norms, biases, rotary embedding. The loss is in loss.rs, the embedding in embedding.rs.
 
 #![allow(unsafe_code, reason = "kernels get addresses")]
 
@@ -95,8 +95,6 @@ impl Cuda {
             }
             Op::RowInvNorm(op) => self.row_inv_norm(op, a, x),
             Op::Rope(op) => self.rope(op, x, a, b),
-            // A loss in half precision says nothing; the operation is defined for f32 and f64 alone.
-            Op::CrossEntropy(op) if op.dtype == DType::F32 => self.cross_entropy(op, x, a, y),
             _ => return None,
         })
     }
@@ -217,32 +215,5 @@ impl Cuda {
         let arguments = arguments![x, cos, sin, op.rows, op.seq, heads, half, teams.team, sign];
         // SAFETY: the kernel's parameters; the operands were checked against the shape.
         unsafe { self.launch("rope", grid, teams.threads, 0, arguments) }
-    }
-
-    /// Where the gradient is narrower than the logits, row `r` of it lies where row `r / 2` of the logits lay. So rows go in
-    /// waves, one launch behind the other: of the rows below `2 n` those from `n` on, whose gradients take the place of rows
-    /// that are done with. Row 0 is a wave of its own, and the kernel takes care of it.
-    fn cross_entropy(&self, op: &CrossEntropy, x: Run, targets: Run, losses: Run) -> Result<()> {
-        let gradient = Run::at(x.address(), op.gradient);
-        let (pitch, scale, faults) = (op.row_pitch(), op.scale as f32, self.faults());
-        let threads = match op.vocab {
-            0..=2048 => 128,
-            2049..=8192 => 256,
-            8193..=16_384 => 512,
-            _ => 1024,
-        };
-        let mut done = 0;
-        while done < op.rows {
-            let end = match op.gradient {
-                DType::F32 => op.rows,
-                _ => (2 * done).clamp(1, op.rows),
-            };
-            let arguments = arguments![x, gradient, targets, losses, done, op.vocab, pitch, scale, faults];
-            // SAFETY: the kernel's parameters; the operands were checked against rows and vocabulary, and no block of a wave
-            // writes what another one reads.
-            unsafe { self.launch("cross_entropy", [end - done, 1, 1], threads, 0, arguments)? };
-            done = end;
-        }
-        Ok(())
     }
 }

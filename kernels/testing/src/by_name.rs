@@ -198,6 +198,21 @@ pub trait ByName: Kernels {
         self.run(&Op::CrossEntropy(*op), &[targets], &mut [logits, losses], no_scratch())
     }
 
+    fn loss_parts(&self, op: &LossParts, targets: View<'_>, logits: View<'_>, statistics: ViewMut<'_>) -> Result<()> {
+        self.run(&Op::LossParts(*op), &[targets, logits], &mut [statistics], no_scratch())
+    }
+
+    fn loss_of_parts(
+        &self,
+        op: &LossOfParts,
+        targets: View<'_>,
+        statistics: View<'_>,
+        logits: ViewMut<'_>,
+        losses: ViewMut<'_>,
+    ) -> Result<()> {
+        self.run(&Op::LossOfParts(*op), &[targets, statistics], &mut [logits, losses], no_scratch())
+    }
+
     fn adamw(
         &self,
         op: &AdamW,

@@ -80,7 +80,7 @@ fn no_kernel_takes_a_large_block_from_the_heap() {
         let (mut e, mut f) = (square(5), square(6));
         let norm = RmsNorm { rows: n, cols: n, eps: 1e-5, dtype, gradient: Some(dtype) };
         let ids = Tensor::ids(&vec![3; n]);
-        let table = Embedding { rows: n, cols: n, vocab: n, padding: None, dtype };
+        let table = Embedding { rows: n, cols: n, vocab: VocabPart::whole(n), padding: None, dtype };
         let mut used = 0;
         let mut note = |call: &mut dyn FnMut() -> Result<()>| used = used.max(largest(|| call().unwrap()));
         note(&mut || cpu.gemm(&gemm, a.view(), b.view(), c.view_mut(), w0.view_mut()));

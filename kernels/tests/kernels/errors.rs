@@ -198,7 +198,7 @@ fn weights_that_train_need_a_gradient_and_frozen_ones_have_none() {
 #[test]
 fn values_that_cannot_be_are_named() {
     both(|k| {
-        let op = Embedding { rows: 2, cols: 3, vocab: 4, padding: None, dtype: F };
+        let op = Embedding { rows: 2, cols: 3, vocab: VocabPart::whole(4), padding: None, dtype: F };
         let ids = Tensor::ids(&[1, 4]);
         let mut out = floats(6);
         is_invalid(k.embedding(&op, ids.view(), floats(12).view(), out.view_mut()), "embedding", &["4", "row 1"]);
@@ -209,6 +209,24 @@ fn values_that_cannot_be_are_named() {
         let mut losses = floats(2);
         let result = k.cross_entropy(&op, out.view_mut(), Tensor::ids(&[0, 3]).view(), losses.view_mut());
         is_invalid(result, "cross_entropy", &["target 3", "vocabulary of 3"]);
+        // Words of other ranks are no error; what is outside of the whole vocabulary is.
+        let vocab = VocabPart { first: 2, len: 2, words: 3 };
+        let op = Embedding { rows: 2, cols: 3, vocab, padding: None, dtype: F };
+        let result = k.embedding(&op, Tensor::ids(&[0, 3]).view(), floats(6).view(), out.view_mut());
+        is_invalid(result, "embedding", &["id 3", "row 1", "vocabulary of 3"]);
+        let part = LossParts { rows: 2, vocab, dtype: F, pitch: 0 };
+        let (targets, mut statistics) = (Tensor::ids(&[0, 3]), floats(6));
+        let result = k.loss_parts(&part, targets.view(), floats(4).view(), statistics.view_mut());
+        is_invalid(result, "loss_parts", &["target 3", "row 1", "vocabulary of 3"]);
+        let mut of_parts = |op: LossOfParts| {
+            k.loss_of_parts(&op, targets.view(), statistics.view(), out.view_mut(), losses.view_mut())
+        };
+        let op = LossOfParts { part, ranks: 1, scale: 1.0, gradient: F };
+        is_invalid(of_parts(op), "loss_of_parts", &["target 3", "row 1", "vocabulary of 3"]);
+        is_invalid(of_parts(LossOfParts { ranks: 0, ..op }), "loss_of_parts", &["0 ranks"]);
+        let narrow = LossParts { pitch: 1, ..part };
+        is_invalid(of_parts(LossOfParts { part: narrow, ..op }), "loss_of_parts", &["pitch of 1", "row of 2 logits"]);
+        is_short(of_parts(LossOfParts { ranks: 2, ..op }), "loss_of_parts", "statistics", 12, 6);
         for p in [1.0, -0.1, f64::NAN] {
             let op = Dropout { len: 1, p, seed: 0, first: 0, dtype: F };
             is_invalid(k.dropout(&op, floats(1).view(), out.view_mut()), "dropout", &["[0, 1)"]);
@@ -416,7 +434,7 @@ fn values_that_cannot_be_come_out_when_a_device_is_waited_for() {
     use zbench_kernels::cuda::host::Order;
     for order in [Order::Forward, Order::Backward] {
         let k = Cuda::new(std::sync::Arc::new(host(order))).unwrap();
-        let op = Embedding { rows: 2, cols: 3, vocab: 4, padding: None, dtype: F };
+        let op = Embedding { rows: 2, cols: 3, vocab: VocabPart::whole(4), padding: None, dtype: F };
         let (ids, mut out, table) = (Tensor::ids(&[1, 4]), floats(6), floats(12));
         k.embedding(&op, ids.view(), table.view(), out.view_mut()).unwrap();
         is_invalid(k.synchronize(), "embedding", &["token id 4", "row 1"]);
@@ -433,6 +451,14 @@ fn values_that_cannot_be_come_out_when_a_device_is_waited_for() {
         is_invalid(k.synchronize(), "cross_entropy", &["target 3", "row 1"]);
         assert_eq!(losses.values()[1], 0.0);
         k.synchronize().unwrap();
+        let part = LossParts { rows: 2, vocab: VocabPart { first: 2, len: 2, words: 3 }, dtype: F, pitch: 0 };
+        let (targets, mut logits, mut statistics) = (Tensor::ids(&[0, 3]), floats(4), floats(6));
+        k.loss_parts(&part, targets.view(), logits.view(), statistics.view_mut()).unwrap();
+        is_invalid(k.synchronize(), "loss_parts", &["target 3", "row 1"]);
+        let op = LossOfParts { part, ranks: 1, scale: 1.0, gradient: F };
+        k.loss_of_parts(&op, targets.view(), statistics.view(), logits.view_mut(), losses.view_mut()).unwrap();
+        is_invalid(k.synchronize(), "loss_of_parts", &["target 3", "row 1"]);
+        assert_eq!(losses.values()[1], 0.0);
         for (form, offsets) in [Grouped::Forward, Grouped::Weight]
             .into_iter()
             .flat_map(|form| [[1u32, 1, 2, 4], [0, 3, 2, 4], [0, 1, 2, 3], [0, 1, 2, 5]].map(|offsets| (form, offsets)))

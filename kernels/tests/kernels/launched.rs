@@ -144,14 +144,20 @@ fn elementwise(cuda: &Cuda) -> zbench_kernels::Result<()> {
 fn tables_and_losses(cuda: &Cuda) -> zbench_kernels::Result<()> {
     // More tokens than one block sorts, of one id that several blocks share.
     let (rows, cols, vocab, dtype) = (2100, 8, 5, DType::F32);
-    let op = Embedding { rows, cols, vocab, padding: None, dtype };
+    let op = Embedding { rows, cols, vocab: VocabPart::whole(vocab), padding: None, dtype };
     let ids = Tensor::ids(&(0..rows as u32).map(|i| i * i % 5).collect::<Vec<_>>());
     let (mut table, mut out) = (normal(dtype, vocab * cols), zeros(dtype, rows * cols));
     cuda.embedding(&op, ids.view(), table.view(), out.view_mut())?;
     cuda.embedding_backward(&op, ids.view(), out.view(), table.view_mut())?;
     let op = CrossEntropy { rows: 3, vocab: 40, scale: 1.0, dtype, gradient: dtype, pitch: 0 };
     let (mut logits, mut losses) = (normal(dtype, 120), zeros(dtype, 3));
-    cuda.cross_entropy(&op, logits.view_mut(), Tensor::ids(&[1, 39, 0]).view(), losses.view_mut())
+    let targets = Tensor::ids(&[1, 39, 0]);
+    cuda.cross_entropy(&op, logits.view_mut(), targets.view(), losses.view_mut())?;
+    let part = LossParts { rows: 3, vocab: VocabPart { first: 20, len: 20, words: 40 }, dtype, pitch: 0 };
+    let mut statistics = zeros(dtype, 2 * 3 * LossParts::NUMBERS);
+    cuda.loss_parts(&part, targets.view(), logits.view(), statistics.view_mut())?;
+    let op = LossOfParts { part, ranks: 2, scale: 1.0, gradient: dtype };
+    cuda.loss_of_parts(&op, targets.view(), statistics.view(), logits.view_mut(), losses.view_mut())
 }
 
 fn products(cuda: &Cuda) -> zbench_kernels::Result<()> {

@@ -31,4 +31,5 @@ mod rows;
 mod scope;
 mod shared;
 mod stochastic;
+mod vocabulary;
 mod written;

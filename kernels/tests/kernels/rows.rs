@@ -2,7 +2,7 @@ use crate::carried::all;
 use crate::harness::*;
 use proptest::prelude::*;
 use zbench_kernels::{
-    BiasAdd, CrossEntropy, DType, Embedding, LayerNorm, RmsNorm, Rope, RowInvNorm, ScaleColumns, View,
+    BiasAdd, CrossEntropy, DType, Embedding, LayerNorm, RmsNorm, Rope, RowInvNorm, ScaleColumns, View, VocabPart,
 };
 use zbench_kernels_testing::{ByName, Reference};
 
@@ -133,7 +133,7 @@ proptest! {
 
     #[test]
     fn embedding(rows in 0usize..50, cols in width(), vocab in 1usize..30, padding in prop::option::of(0u32..30), dtype in float(), table in float()) {
-        let shape = Embedding { rows, cols, vocab, padding, dtype };
+        let shape = Embedding { rows, cols, vocab: VocabPart::whole(vocab), padding, dtype };
         let ids: Vec<u32> = (0..rows).map(|r| (r * r * 7 % vocab) as u32).collect();
         let tensors = [Tensor::ids(&ids), Tensor::normal(dtype, vocab * cols, 1), output(dtype, rows * cols)];
         compare(&format!("{shape:?}"), tensors, &[2], |kernels, of, [ids, table, out]| {
@@ -344,7 +344,7 @@ fn norms_of_very_wide_rows() {
 fn embedding_gradients_of_many_tokens() {
     for (rows, cols, vocab) in [(2047, 40, 7), (5000, 9, 300), (4100, 8, 100_000), (70_000, 1, 900)] {
         for padding in [None, Some(3)] {
-            let shape = Embedding { rows, cols, vocab, padding, dtype: DType::Bf16 };
+            let shape = Embedding { rows, cols, vocab: VocabPart::whole(vocab), padding, dtype: DType::Bf16 };
             // A third are the same token, as in text.
             let id = |r: usize| if r.is_multiple_of(3) { 5 } else { r.wrapping_mul(0x9e37_79b9) >> 7 };
             let ids: Vec<u32> = (0..rows).map(|r| (id(r) % vocab) as u32).collect();
@@ -405,7 +405,7 @@ fn rows_that_are_not_aligned_have_the_same_bits() {
             cuda.mul_rows_backward(&ScaleColumns { rows, cols, dtype }, v!(x), v!(dy), m!(dt)).unwrap();
             let rope = Rope { rows, seq: 1, heads: 1, head_dim: cols, inverse: true, dtype };
             cuda.rope(&rope, m!(turned), v!(angles), v!(angles)).unwrap();
-            let op = Embedding { rows, cols, vocab: ROWS, padding: None, dtype };
+            let op = Embedding { rows, cols, vocab: VocabPart::whole(ROWS), padding: None, dtype };
             cuda.embedding(&op, ids.view(), v!(dy), m!(looked)).unwrap();
             cuda.embedding_backward(&op, ids.view(), v!(x), m!(looked)).unwrap();
             let op = CrossEntropy { rows, vocab: cols, scale: 0.5, dtype: DType::F32, gradient: DType::F32, pitch: 0 };

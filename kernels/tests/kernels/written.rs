@@ -26,7 +26,7 @@ fn sizes() -> impl Strategy<Value = Sizes> {
 }
 
 /// Variants of [`Op`].
-const VARIANTS: usize = 45;
+const VARIANTS: usize = 47;
 
 /// The number of a variant. Whoever adds one has to give it the next number, and an operation in [`operations`].
 fn variant(op: &Op) -> usize {
@@ -76,6 +76,8 @@ fn variant(op: &Op) -> usize {
         Op::Combine(_) => 42,
         Op::RouterWeightBackward(_) => 43,
         Op::GroupedGemm(_) => 44,
+        Op::LossParts(_) => 45,
+        Op::LossOfParts(_) => 46,
     }
 }
 
@@ -111,7 +113,10 @@ fn operations(sizes: Sizes) -> Vec<Op> {
     let cross = Attention { kv_seq: 1 + (3 * seq + rows) % 20, causal: false, window: None, alibi: false, ..attention };
     let act = [Activation::Silu, Activation::Gelu, Activation::GeluTanh][rows % 3];
     let (gated, pointwise) = (GatedActivation { len, act, dtype }, PointwiseActivation { len, act, dtype });
-    let embedding = Embedding { rows, cols, vocab: inner, padding: trans_a.then_some(0), dtype };
+    let embedding = Embedding { rows, cols, vocab: VocabPart::whole(inner), padding: trans_a.then_some(0), dtype };
+    // The last of three ranks, which may have padding.
+    let part = VocabPart { first: 2 * inner, len: inner, words: 2 * inner + cols.min(inner) };
+    let loss = LossParts { rows, vocab: part, dtype: f, pitch: inner + seq % 3 };
     let gradient = if trans_a { f } else { dtype };
     let adamw = AdamW {
         len,
@@ -173,6 +178,10 @@ fn operations(sizes: Sizes) -> Vec<Op> {
         Op::Embedding(embedding),
         Op::EmbeddingBackward(embedding),
         Op::CrossEntropy(CrossEntropy { rows, vocab: inner, scale: 0.5, dtype: f, gradient, pitch: 0 }),
+        Op::Embedding(Embedding { vocab: part, ..embedding }),
+        Op::EmbeddingBackward(Embedding { vocab: part, ..embedding }),
+        Op::LossParts(loss),
+        Op::LossOfParts(LossOfParts { part: loss, ranks: 3, scale: 0.5, gradient }),
         Op::AdamW(adamw),
         Op::AdamW(AdamW { copy: None, ..adamw }),
         Op::Dropout(Dropout { len, p: 0.3, seed: 5, first: 7, dtype }),
@@ -238,8 +247,11 @@ fn indices(rows: usize, experts: usize, top: usize) -> Tensor {
 fn given(op: &Op, operand: &Operand, seed: u64) -> Tensor {
     let below = |count: usize| Tensor::ids(&(0..operand.len).map(|i| (i * 7 % count) as u32).collect::<Vec<_>>());
     match (op, operand.name, operand.elements) {
-        (Op::Embedding(e) | Op::EmbeddingBackward(e), "ids", _) => below(e.vocab),
+        (Op::Embedding(e) | Op::EmbeddingBackward(e), "ids", _) => below(e.vocab.words),
         (Op::CrossEntropy(c), "targets", _) => below(c.vocab),
+        (Op::LossParts(l) | Op::LossOfParts(LossOfParts { part: l, .. }), "targets", _) => below(l.vocab.words),
+        // Of the sums a logarithm is taken.
+        (Op::LossOfParts(l), "statistics", _) => positive(l.part.dtype, operand.len, seed),
         // Every sequence is one document.
         (_, "starts", _) => Tensor::ids(&vec![0; operand.len]),
         (Op::RouteBackward(r), "indices", _) => indices(r.rows, r.experts, r.top),

@@ -4,6 +4,7 @@
 mod activation;
 mod attention;
 mod experts;
+mod loss;
 mod packed;
 mod quantize;
 mod reduce;
@@ -105,15 +106,24 @@ impl Kernels for Reference {
                 write(dx, &values)
             }
             (Op::Embedding(op), [ids, table], [out]) => {
-                let (ids, table) = (check::ids(name, op, ids)?, read(table, op.vocab * op.cols));
-                let row = |id: &u32| &table[*id as usize * op.cols..][..op.cols];
+                let (ids, table) = (check::ids(name, op, ids)?, read(table, op.vocab.len * op.cols));
+                let zeros = vec![0.0; op.cols];
+                let row = |id: &u32| op.vocab.find(*id).map_or(&zeros[..], |at| &table[at * op.cols..][..op.cols]);
                 write(out, &ids.iter().flat_map(row).copied().collect::<Vec<f64>>())
             }
             (Op::EmbeddingBackward(op), [ids, dy], [dtable]) => {
                 embedding_backward(op, check::ids(name, op, ids)?, &read(dy, op.rows * op.cols), dtable)
             }
             (Op::CrossEntropy(op), [targets], [logits, losses]) => {
-                rows::cross_entropy(op, logits.reborrow(), check::targets(op, targets)?, losses.reborrow())
+                let targets = check::targets(name, op.rows, op.vocab, targets)?;
+                loss::cross_entropy(op, logits.reborrow(), targets, losses.reborrow())
+            }
+            (Op::LossParts(op), [targets, logits], [statistics]) => {
+                loss::parts(op, check::targets(name, op.rows, op.vocab.words, targets)?, logits, statistics)
+            }
+            (Op::LossOfParts(op), [targets, statistics], [logits, losses]) => {
+                let targets = check::targets(name, op.part.rows, op.part.vocab.words, targets)?;
+                loss::of_parts(op, targets, statistics, logits.reborrow(), losses)
             }
             (Op::AdamW(op), [g], [p, m, v, copy @ ..]) => adamw(op, g, [p, m, v], copy.first_mut()),
             (Op::Dropout(op), [x], [y]) => {
@@ -192,7 +202,8 @@ fn gemm(op: &Gemm, a: &View, b: &View, c: &mut ViewMut) -> Result<()> {
 
 fn embedding_backward(op: &Embedding, ids: &[u32], dy: &[f64], dtable: &mut ViewMut) -> Result<()> {
     for (row, id) in ids.iter().enumerate().filter(|(_, id)| op.padding != Some(**id)) {
-        let start = *id as usize * op.cols;
+        let Some(at) = op.vocab.find(*id) else { continue };
+        let start = at * op.cols;
         let mut target = dtable.slice_mut(start..start + op.cols);
         let old = read(&target.as_view(), op.cols);
         let sums: Vec<f64> = old.iter().zip(&dy[row * op.cols..]).map(|(t, d)| t + d).collect();

@@ -170,24 +170,3 @@ pub(super) fn rope(op: &Rope, mut x: ViewMut, cos: View, sin: View) -> Result<()
     }
     write(&mut x, &values)
 }
-
-pub(super) fn cross_entropy(op: &CrossEntropy, logits: ViewMut, targets: &[u32], mut losses: ViewMut) -> Result<()> {
-    let (vocab, pitch) = (op.vocab, op.row_pitch());
-    let mut values = read(&logits.as_view(), op.rows * pitch);
-    let mut out = vec![0.0; op.rows];
-    for (r, target) in targets.iter().enumerate() {
-        let (row, between) = values[r * pitch..(r + 1) * pitch].split_at_mut(vocab);
-        between.fill(0.0);
-        if *target == u32::MAX {
-            row.fill(0.0);
-            continue;
-        }
-        let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = row.iter().map(|x| (x - top).exp()).sum();
-        out[r] = top + sum.ln() - row[*target as usize];
-        row.iter_mut().for_each(|x| *x = op.scale * (*x - top).exp() / sum);
-        row[*target as usize] -= op.scale;
-    }
-    write(&mut logits.into_reinterpreted(op.gradient)?, &values)?;
-    write(&mut losses, &out)
-}
