@@ -281,6 +281,7 @@ fn find_drives(global: &Global, cells: &mut [Planned]) -> Result<()> {
 fn say_batches(global: &Global, cells: &[Planned]) {
     let of = |cell: &Cell| Batch {
         ranks: cell.parallel.ranks as u64,
+        tensor: cell.parallel.degrees.tensor as u64,
         stages: cell.parallel.degrees.pipeline as u64,
         micro_batch: cell.train.micro_batch as u64,
         accumulation: cell.train.accumulation as u64,
