@@ -318,7 +318,4 @@ fn what_cannot_be_planned_says_why() {
     let mut normed = dense(2, tensor(2), 2);
     normed.model.form.qk_norm = true;
     refused(&normed, "parallel.tensor", &["layers.0.self_attn.q_norm.weight", "not summed"]);
-    let mut tied = dense(4, Degrees { pipeline: 2, ..tensor(1) }, 2);
-    tied.model.tie_word_embeddings = true;
-    refused(&tied, "model.tie_word_embeddings", &["pipeline"]);
 }

@@ -59,18 +59,10 @@ impl Cell {
             ("parallel.expert_tensor", expert_tensor),
         ];
         let degree = degrees.into_iter().find_map(|(key, ranks)| Some((key, unless(1, ranks)?)));
-        let stages = self.priced_stages().map(|why| ("parallel.pipeline", format!("{pipeline} {why}")));
+        // No pipeline on GPUs has been run.
+        let is_on_gpus = pipeline > 1 && self.hardware.device == DeviceKind::Cuda;
+        let stages = is_on_gpus.then(|| ("parallel.pipeline", format!("{pipeline} on GPUs")));
         degree.or(stages).or_else(|| self.priced.as_ref()?.first_key())
-    }
-
-    /// Why the engine does not train it in the stages of its pipeline, if it has one. On GPUs no such run has been seen, and the two
-    /// ends of a pipeline cannot share a matrix in this version.
-    fn priced_stages(&self) -> Option<&'static str> {
-        match self.parallel.degrees.pipeline {
-            0 | 1 => None,
-            _ if self.hardware.device == DeviceKind::Cuda => Some("on GPUs"),
-            _ => self.model.tie_word_embeddings.then_some("with tied embeddings (model.tie_word_embeddings)"),
-        }
     }
 
     /// Whether it is priced alone; see [`Cell::first_priced_key`].

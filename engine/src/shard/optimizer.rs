@@ -247,7 +247,7 @@ impl Optimizer {
         let world = res.comms.data().size();
         let own_part = |unit| gradients.view(state, unit, &state.trainable(unit)?.chunk);
         let units = self.units.len();
-        let parts = || (0..units).filter_map(own_part);
+        let parts = || (0..units).filter(|unit| state.copy != Some(*unit)).filter_map(own_part);
         let words = words(state);
         let width = words + parts().count() + state.omitted;
         let mut send = res.alloc(Category::Communication, DType::F64, width)?;
