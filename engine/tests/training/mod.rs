@@ -33,4 +33,5 @@ mod slices;
 mod stage_times;
 pub mod support;
 mod tcp;
+mod tied;
 mod trace;
