@@ -4,7 +4,9 @@
 
 use crate::scope;
 use crate::training::accounting::measure;
+use crate::training::families::Oracle;
 use crate::training::identity::{odd, strategies};
+use crate::training::loading::{by, start};
 use crate::training::pipelines::{INTERLEAVED, SCHEDULES, assert_takes_what_is_planned, bits, staged};
 use crate::training::resume::{Course, assert_goes_on, bits as bits_of, course, layouts, saved, saving, six_steps};
 use crate::training::support::*;
@@ -304,6 +306,43 @@ fn checkpoints_go_on_over_other_stages_and_none() {
             let whole = course(&saved(cell_without, Saving { dir: without.path().into(), ..saving.clone() }));
             goes_on_near(without.path(), stages, &whole);
         }
+    }
+}
+
+/// Both ends read the table of a checkpoint, whoever reads the files.
+#[test]
+fn weights_of_a_checkpoint_come_to_both_ends() {
+    for name in ["gpt2", "bloom", "gemma", "mpt"] {
+        let mut cell = Oracle::open(name).cell();
+        assert!(cell.model.tie_word_embeddings, "{name}");
+        (cell.train.steps, cell.train.accumulation, cell.train.micro_batch) = (2, 2, 1);
+        let reference = run(&on(cell.clone(), Strategy::Zero1, 2, 1));
+        let (weights, _) = start(&on(cell.clone(), Strategy::Zero1, 2, 1));
+        for loading in Loading::ALL {
+            let what = format!("{name}, {}", loading.name());
+            let cell = staged(&by(cell.clone(), loading), Strategy::Zero1, [2, 2], 1, ONE_F_ONE_B);
+            assert!(start(&cell).0 == weights, "{what}");
+            assert_near(&reference, &run(&cell), &what);
+        }
+    }
+}
+
+#[test]
+fn adapters_over_frozen_tables_go_on_over_other_stages() {
+    let cell = || {
+        let mut cell = base(6, 4);
+        cell.train = Train { accumulation: 4, micro_batch: 1, ..six_steps().train };
+        cell.lora = Lora { rank: 2, targets: vec![Linear::QProj, Linear::DownProj], ..Lora::default() };
+        cell
+    };
+    for (layout, asynchronous) in [(SaveLayout::Sharded, true), (SaveLayout::Full, false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
+        let of = |stages| saved(staged(&cell(), Strategy::Zero3, [2, stages], 1, ONE_F_ONE_B), saving.clone());
+        let whole = course(&of(2));
+        [1, 2, 3]
+            .into_iter()
+            .for_each(|stages| assert_goes_on(&whole, &of(stages), dir.path(), 4, &format!("{layout:?}")));
     }
 }
 
