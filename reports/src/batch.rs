@@ -178,7 +178,15 @@ mod tests {
 
     #[test]
     fn absurd_sizes_do_not_overflow() {
-        let huge = Batch { ranks: u64::MAX, tensor: 1, stages: 1, micro_batch: 2, accumulation: 3, seq_len: u64::MAX, lr: 1e300 };
+        let huge = Batch {
+            ranks: u64::MAX,
+            tensor: 1,
+            stages: 1,
+            micro_batch: 2,
+            accumulation: 3,
+            seq_len: u64::MAX,
+            lr: 1e300,
+        };
         assert_eq!(huge.tokens(), u64::MAX);
         assert!(advice(&[batch(1, 1, 1e300), huge]).is_some());
     }

@@ -214,8 +214,7 @@ const REST: &[Key] = &[
         "parallel.pipeline",
         DEGREE,
         Is("1"),
-        "Pipeline stages; train.accumulation is the number of micro-batches. Above 1 it is priced and not run with tied embeddings, and \
-         on GPUs.",
+        "Pipeline stages; train.accumulation is the number of micro-batches. Above 1 it is priced and not run on GPUs.",
     ),
     key(
         "parallel.pipeline_split",

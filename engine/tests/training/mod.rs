@@ -34,4 +34,5 @@ mod stage_times;
 pub mod support;
 mod tcp;
 mod tensors;
+mod tied;
 mod trace;
