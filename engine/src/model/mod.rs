@@ -24,7 +24,7 @@ use std::sync::Arc;
 use zbench_kernels::{DType, GRANULE_BYTES};
 
 /// Units and layers of a model, or of a stage of it. Of a whole model unit 0 is the embedding, then come the blocks, the last one
-/// is the head.
+/// is the head. Where both ends of a pipeline have the embedding's table, that is unit 0, and what else the embedding has is unit 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     /// What is gathered, reduced and updated as a whole.
