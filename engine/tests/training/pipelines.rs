@@ -11,7 +11,7 @@ use zbench_engine::outcome::{Happening, Traffic};
 use zbench_kernels::{Category, DType};
 
 /// Every schedule, with the chunks of layers on each stage.
-const SCHEDULES: [(PipelineSchedule, usize); 5] = [
+pub const SCHEDULES: [(PipelineSchedule, usize); 5] = [
     (PipelineSchedule::Naive, 1),
     (PipelineSchedule::GPipe, 1),
     (PipelineSchedule::OneFOneB, 1),
@@ -29,7 +29,7 @@ fn base(accumulation: usize) -> Cell {
 }
 
 /// A cell over so many data ranks with stages.
-fn staged(
+pub fn staged(
     cell: &Cell,
     strategy: Strategy,
     [data, stages]: [usize; 2],
