@@ -145,9 +145,11 @@ mod tests {
         ];
         let end = End { ranks, ..End::default() };
         let planned = Bytes { predicted_bytes: Some(50), ..Bytes::default() };
-        let mut record = Record::default();
-        record.stages = vec![Stage { activations: planned, ..Stage::default() }];
-        record.ranks = end.ranks.iter().map(|rank| super::super::rank_of(rank, "here")).collect();
+        let mut record = Record {
+            stages: vec![Stage { activations: planned, ..Stage::default() }],
+            ranks: end.ranks.iter().map(|rank| super::super::rank_of(rank, "here")).collect(),
+            ..Record::default()
+        };
         add(&mut record, &end, [2, 4]);
         let stages: Vec<Option<u64>> = record.ranks.iter().map(|rank| rank.extra["stage"].as_u64()).collect();
         assert_eq!(stages, [Some(0), Some(0), Some(1), Some(1)]);
