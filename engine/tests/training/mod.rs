@@ -23,6 +23,7 @@ mod pace;
 mod parity;
 mod parity_bounds;
 mod pipelines;
+mod pipelines_f64;
 mod precision;
 mod prepack;
 mod quantised;
