@@ -34,6 +34,7 @@ mod slices;
 mod stage_times;
 pub mod support;
 mod tcp;
-mod tensors;
+pub mod tensors;
+mod tensors_f64;
 mod tied;
 mod trace;
