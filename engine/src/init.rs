@@ -188,9 +188,49 @@ impl<'a> Filler<'a> {
 
     /// Elements `range` of what this rank has of a tensor; its padding stays as it is.
     fn tensor(&self, unit: &Unit, tensor: &Tensor, range: Range<usize>, mut dst: ViewMut<'_>) -> Result<()> {
+        if let (Some(source), Some(columns)) = (self.source(tensor), tensor.columns_of_transposed(&self.place)) {
+            return self.columns(tensor, source, columns, range, dst);
+        }
         for Part { ours, whole, len } in tensor.parts(&self.place, range.clone()) {
             let to = dst.slice_mut(within(&(ours..ours + len), &range));
             self.elements(unit, tensor, whole..whole + len, to)?;
+        }
+        Ok(())
+    }
+
+    /// Elements `range` of what this rank has of a tensor that is cut by columns and stored transposed: there a column's rows lie together,
+    /// so rows are read for many columns at a time.
+    fn columns(
+        &self,
+        tensor: &Tensor,
+        (stock, name): (&Stock<'a>, String),
+        columns: Range<usize>,
+        range: Range<usize>,
+        mut dst: ViewMut<'_>,
+    ) -> Result<()> {
+        let load = self.inputs.cell.precision.load.filter(|_| tensor.in_checkpoint);
+        let (cols, whole) = (tensor.shape[1], tensor.whole[1]);
+        let (first, last) = (range.start / cols, range.end.div_ceil(cols));
+        let at_once = (PIECE / cols).max(1);
+        let (mut values, mut together) = (vec![0f32; at_once.min(last - first) * cols], Vec::new());
+        let _held = self.account.holds::<f32>(values.len());
+        for row in (first..last).step_by(at_once) {
+            let rows = row..(row + at_once).min(last);
+            values.fill(0.0);
+            for run in tensor.runs(rows.start * whole..rows.end * whole) {
+                let column = run.ours % whole;
+                if !columns.contains(&column) {
+                    continue;
+                }
+                together.resize(run.len, 0.0);
+                stock.read(&name, run.stored..run.stored + run.len, &mut together).map_err(refused)?;
+                let to = (run.ours / whole - rows.start) * cols + column - columns.start;
+                values[to..].iter_mut().step_by(cols).zip(&together).for_each(|(to, from)| *to = *from);
+            }
+            round_to(load, &mut values);
+            let piece = (rows.start * cols).max(range.start)..(rows.end * cols).min(range.end);
+            let own = &values[piece.start - rows.start * cols..piece.end - rows.start * cols];
+            self.res.kernels.cast(View::of(own), dst.slice_mut(within(&piece, &range)))?;
         }
         Ok(())
     }

@@ -41,7 +41,7 @@ impl Batch {
 
     /// Sequences of a step, over all ranks.
     pub fn sequences(&self) -> u64 {
-        let data = self.ranks / (self.tensor.max(1) * self.stages.max(1));
+        let data = self.ranks / self.tensor.max(1).saturating_mul(self.stages.max(1));
         data.saturating_mul(self.micro_batch).saturating_mul(self.accumulation)
     }
 

@@ -164,3 +164,44 @@ fn idle_time_is_that_of_the_engines_orders() {
         }
     }
 }
+
+/// A cell of configs/mesh.toml on this machine, or priced on another.
+fn of_mesh([tensor, stages]: [usize; 2], hardware: &str) -> zbench_config::Resolved {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/mesh.toml")).unwrap();
+    let base = text.split("[grid]").next().unwrap();
+    let text = format!("{base}\ntensor = {tensor}\npipeline = {stages}\n{hardware}");
+    let document = Document::parse(Path::new("t.toml"), &text, &[]).unwrap();
+    let context = zbench_config::Context::new(PathBuf::new(), 1);
+    zbench_config::resolve(&document.base, &context).unwrap()
+}
+
+/// Divisions of eight ranks in the order of these numbers.
+fn in_order(mut all: Vec<([usize; 2], f64)>) -> Vec<[usize; 2]> {
+    all.sort_by(|(_, one), (_, other)| one.total_cmp(other));
+    all.into_iter().map(|(mesh, _)| mesh).collect()
+}
+
+/// What a search goes by and what the grid measures to the byte put divisions of eight ranks in one order, by memory and by bytes on the
+/// wire.
+#[test]
+fn meshes_have_one_order_as_priced_and_as_planned() {
+    let meshes: Vec<[usize; 2]> =
+        [1, 2, 4, 8].into_iter().flat_map(|t| [1, 2, 4, 8].map(|p| [t, p])).filter(|[t, p]| t * p <= 8).collect();
+    let (planner, mut orders) = (Planner::default(), [(); 4].map(|()| Vec::new()));
+    for mesh in meshes {
+        let planned = planner.plan(&of_mesh(mesh, "").cell).unwrap().estimate();
+        let priced = of_mesh(mesh, "[hardware]\ndevice = \"cuda\"\nprofile = \"h100-sxm\"\nsoftware = \"zbench\"\n");
+        let (_, traffic) = crate::forecast::timing(&planner, &priced, None).unwrap();
+        let numbers = [
+            planned.memory().total_peak() as f64,
+            crate::forecast::footprint(&priced, None).total as f64,
+            planned.traffic.iter().map(|row| row.wire_bytes).sum(),
+            traffic.iter().map(|row| row.wire_bytes).sum(),
+        ];
+        println!("{mesh:?} {numbers:?}");
+        orders.iter_mut().zip(numbers).for_each(|(order, number)| order.push((mesh, number)));
+    }
+    let [planned, priced, planned_wire, priced_wire] = orders.map(in_order);
+    assert_eq!(planned, priced, "memory");
+    assert_eq!(planned_wire, priced_wire, "bytes on the wire");
+}

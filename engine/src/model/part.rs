@@ -45,9 +45,10 @@ impl Tensor {
     pub fn parts(&self, place: &Coords, range: Range<usize>) -> impl Iterator<Item = Part> + use<> {
         let Rectangle { whole_cols, cols, first, used } = self.rectangle(place);
         // Whole rows lie together.
-        let (height, width) = if cols == whole_cols { (1, used[0] * cols) } else { (used[0], used[1]) };
+        let is_whole_rows = !matches!(self.cut, Cut::Columns(_));
+        let (height, width) = if is_whole_rows { (1, used[0] * cols) } else { (used[0], used[1]) };
         let rows = range.start / cols.max(1)..range.end.div_ceil(cols.max(1)).min(height);
-        let rows = if height == 1 { 0..height } else { rows };
+        let rows = if is_whole_rows { 0..1 } else { rows };
         rows.filter_map(move |row| {
             let (begin, end) = ((row * cols).max(range.start), (row * cols + width).min(range.end));
             let whole = (first[0] + row) * whole_cols + first[1] + begin.saturating_sub(row * cols);
@@ -58,7 +59,7 @@ impl Tensor {
     /// Of elements `range` of the whole tensor: those that the rank at `place` has, in order.
     pub fn parts_of_whole(&self, place: &Coords, range: Range<usize>) -> impl Iterator<Item = Part> + use<> {
         let Rectangle { whole_cols, cols, first, used } = self.rectangle(place);
-        let is_whole_rows = cols == whole_cols;
+        let is_whole_rows = !matches!(self.cut, Cut::Columns(_));
         // In the whole tensor, the rows of the rectangle, or all of them together.
         let (height, width) = if is_whole_rows { (1, used[0] * cols) } else { (used[0], used[1]) };
         let row_of = |element: usize| (element / whole_cols.max(1)).saturating_sub(first[0]);
@@ -75,6 +76,14 @@ impl Tensor {
         let Rectangle { cols, first, used, .. } = self.rectangle(place);
         let is_cut = matches!(self.cut, Cut::Columns(_)) && used[1] == cols;
         is_cut.then(|| [first.to_vec(), used.to_vec()])
+    }
+
+    /// Of a tensor that a checkpoint holds transposed and of which the rank at `place` has some columns: which, without padding.
+    pub fn columns_of_transposed(&self, place: &Coords) -> Option<Range<usize>> {
+        let Rectangle { first, used, .. } = self.rectangle(place);
+        let is_transposed = self.stored.as_ref().is_some_and(|stored| stored.transposed);
+        let is_cut = matches!(self.cut, Cut::Columns(_));
+        (is_transposed && is_cut).then(|| first[1]..first[1] + used[1])
     }
 
     /// Whether the rank at `place` speaks for what it has of the tensor where each element is counted once: of ranks that share it
@@ -101,6 +110,8 @@ mod tests {
                 (vec![3, 5], Cut::Columns(Axis::Tensor)),
                 (vec![7], Cut::Rows(Axis::Tensor)),
                 (vec![1, 4], Cut::Columns(Axis::Tensor)),
+                (vec![3, 1], Cut::Columns(Axis::Tensor)),
+                (vec![1, 3], Cut::Rows(Axis::Tensor)),
                 (vec![2, 3], Cut::Same),
             ] {
                 let mut shape: Vec<usize> = whole.clone();

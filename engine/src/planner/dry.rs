@@ -8,8 +8,8 @@ use crate::config::{Backend, Cell, DeviceKind, Evaluation, Home};
 use crate::error::{Result, StepError};
 use crate::executor::{Executor, allocate, prepacked};
 use crate::homes::{ByHome, Homes};
-use crate::layers::Saved;
-use crate::model::{FlatKind, Unit};
+use crate::layers::{Cut, Saved};
+use crate::model::{FlatKind, Tensor, Unit};
 use crate::moves::MoveEvent;
 use crate::outcome::{Estimate, Traffic, Transfer};
 use crate::plan::{Plan, Role};
@@ -219,7 +219,12 @@ impl<'a> DryRun<'a> {
             parameters - FlatKind::ALL.iter().map(|part| layout.inactive_params(*part)).sum::<u64>();
         let own = |(number, unit)| (layout.copy() != Some(number)).then_some(unit);
         let units: Vec<&Unit> = layout.units.iter().map(|unit| &**unit).enumerate().filter_map(own).collect();
-        let kept = |part| units.iter().map(|unit| unit.flat(part).len).sum::<usize>() * home_dtype(cell, part).size();
+        // Of all tensor ranks together; what each of them has whole counts once.
+        let kept = |part| {
+            let tensors = units.iter().flat_map(|unit| unit.tensors_of(part));
+            let times = |tensor: &Tensor| if tensor.cut == Cut::Same { 1 } else { cell.parallel.degrees.tensor };
+            tensors.map(|tensor| tensor.place.len * times(tensor)).sum::<usize>() * home_dtype(cell, part).size()
+        };
         let base_bytes = (kept(FlatKind::Frozen) + kept(FlatKind::Quantised)) as u64;
         let ledgers = self.executor.homes.ledgers();
         let estimate = Estimate {

@@ -95,7 +95,8 @@ fn quantised(layout: &Layout) -> Result<(), PlanError> {
         };
         // Blocks of the whole matrix, of which a row of int8 is one.
         let block = Packed { cols: tensor.whole[1], ..packed }.block();
-        if !together.is_multiple_of(block) {
+        let is_between = matches!(tensor.cut, Cut::Columns(_)) && !tensor.whole[1].is_multiple_of(block);
+        if !together.is_multiple_of(block) || is_between {
             let reason = format!(
                 "cuts {} {:?} into parts of {together} elements that lie together, and {block} that are quantised together share a scale; \
                  write a smaller degree, or lora.base = \"bf16\"",

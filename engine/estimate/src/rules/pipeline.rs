@@ -41,14 +41,25 @@ pub fn idle(order: Order, chunks: f64, micro_batches: f64, stages: &[[f64; 3]], 
     match order {
         Order::Naive => micro_batches * of_others,
         Order::GPipe | Order::OneFOneB => of_others / chunks,
-        Order::ZeroBubble => (zero_bubble(stages, micro_batches as usize) - micro_batches * own).max(0.0),
+        Order::ZeroBubble => (zero_bubble(stages, micro_batches) - micro_batches * own).max(0.0),
     }
 }
 
 /// Seconds from the first forward to the last gradient of weights under ZB-H1, of stages as in [`idle`]. Messages take no time.
 ///
-/// The stages are followed pass by pass: how much of the bubble is filled depends on how the three compare (Qi et al. 2023, section 2.2).
-fn zero_bubble(stages: &[[f64; 3]], micro_batches: usize) -> f64 {
+/// How much of the bubble is filled depends on how the three compare (Qi et al. 2023, section 2.2). So the stages are followed pass by
+/// pass until what they do repeats; each further micro-batch takes as long as the last ones did.
+fn zero_bubble(stages: &[[f64; 3]], micro_batches: f64) -> f64 {
+    let (few, many) = (8 * stages.len(), 16 * stages.len());
+    if micro_batches <= many as f64 {
+        return followed(stages, micro_batches as usize);
+    }
+    let (of_few, of_many) = (followed(stages, few), followed(stages, many));
+    of_many + (micro_batches - many as f64) * (of_many - of_few) / (many - few) as f64
+}
+
+/// The same of so few micro-batches that each pass can be followed.
+fn followed(stages: &[[f64; 3]], micro_batches: usize) -> f64 {
     let last = stages.len().saturating_sub(1);
     // When each stage is free, and when it has made the values and the gradients of each micro-batch.
     let mut free = vec![0.0f64; stages.len()];

@@ -14,6 +14,7 @@ impl Context<'_> {
         unit.backward.kernel(self.roof.pass(elements * (bytes + 8.0)));
         unit.dense = self.model.embedding_parameters() as f64 / self.tensor();
         unit.trained = if self.frozen() { 0.0 } else { unit.dense };
+        self.share_words(&mut unit, elements);
         unit
     }
 
@@ -39,6 +40,16 @@ impl Context<'_> {
         unit.backward.kernel(self.roof.pass(tokens * padded * back));
         unit.dense = self.model.head_parameters() as f64 / self.tensor();
         unit.trained = if self.frozen() { 0.0 } else { unit.dense };
+        self.share_words(&mut unit, tokens * self.model.hidden as f64);
         unit
+    }
+
+    /// What ranks that share the vocabulary exchange: the sum of their look-ups, or of their gradients of the head's input. Its time is no
+    /// part of the unit.
+    fn share_words(&self, unit: &mut Unit, elements: f64) {
+        if self.job.degrees.tensor > 1 {
+            unit.collectives.tensor = 1.0;
+            unit.collectives.tensor_bytes = elements * self.bytes();
+        }
     }
 }
