@@ -206,6 +206,13 @@ const REST: &[Key] = &[
         "Ranks that share what lies between the matrices: 1, or parallel.tensor. Priced and not run.",
     ),
     key(
+        "parallel.tensor_chunks",
+        Count { min: 1, max: 1024 },
+        Is("1"),
+        "Chunks of a micro-batch's tokens: the sum over tensor ranks of one travels while the next is multiplied; 1 = one sum, which is \
+         waited for.",
+    ),
+    key(
         "parallel.pipeline",
         DEGREE,
         Is("1"),

@@ -386,6 +386,7 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
         shard,
         degrees,
         pipeline_split: values.choice("parallel.pipeline_split").unwrap_or_default(),
+        tensor_chunks: values.count("parallel.tensor_chunks"),
         prefetch: values.count("parallel.prefetch"),
         bucket_mb: if strategy == Strategy::Ddp { values.real("parallel.bucket_mb") } else { BUCKET_MB },
         backend: values.choice("parallel.backend").unwrap_or(Backend::Local),

@@ -75,9 +75,10 @@ impl LinearSpec {
             self.forward(ex, weights, x, true, y.view_mut())?;
             return Ok(y);
         };
-        let term = self.term(ex, weights, x)?;
+        let mut y = ex.sum_in_chunks(axis, self.out, |ex, tokens, y| {
+            self.add_term(ex, weights, x.slice(tokens.start * self.input..tokens.end * self.input), false, y)
+        })?;
         // What lies beside the product is added once, to the sum over ranks.
-        let mut y = ex.sum_of_tokens(axis, term)?;
         self.add_bias_to(ex, weights, ex.own_tokens().len(), y.view_mut())?;
         ex.accumulate(POINTWISE, base.view(), y.view_mut())?;
         Ok(y)

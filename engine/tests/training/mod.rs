@@ -33,5 +33,6 @@ mod slices;
 mod stage_times;
 pub mod support;
 mod tcp;
+mod tensor_chunks;
 mod tensors;
 mod trace;

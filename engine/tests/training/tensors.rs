@@ -56,7 +56,7 @@ fn assert_near(reference: &Ran, cell: &Cell, what: &str) {
     }
 }
 
-fn cases() -> Vec<(String, Cell)> {
+pub fn cases() -> Vec<(String, Cell)> {
     let formed = forms().into_iter().map(|form| (form.0.to_string(), formed(base(), form)));
     let experts = expert_cells(base()).into_iter().map(|(name, cell)| (name.to_string(), cell));
     let mut tied = base();
@@ -193,9 +193,8 @@ fn a_block_sends_what_the_paper_says() {
             measure(&cell, &plan)
                 .into_iter()
                 .map(|report| {
-                    let of_tensor = report.traffic.iter().filter(|row| {
-                        row.axis == GroupName::Tensor && row.payload_bytes > 0.0
-                    });
+                    let of_tensor =
+                        report.traffic.iter().filter(|row| row.axis == GroupName::Tensor && row.payload_bytes > 0.0);
                     of_tensor.map(|row| (row.kind, row.payload_bytes)).collect::<BTreeMap<CollectiveKind, f64>>()
                 })
                 .collect::<Vec<_>>()
