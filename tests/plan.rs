@@ -147,6 +147,14 @@ fn axes_split_what_they_should() {
     assert!(share(&many) < share(&staged));
     let interleaved = of(&["parallel.pipeline=4", "parallel.pipeline_schedule=interleaved"]);
     assert!(share(&interleaved) < share(&staged));
+    // Gradients of weights fill what was a bubble, and what they are made of waits for them.
+    let split = of(&["parallel.pipeline=4", "parallel.pipeline_schedule=zb-h1"]);
+    assert!(share(&split) < share(&staged));
+    assert!(number(&split, "total_bytes") >= number(&staged, "total_bytes"));
+    // A stage with most of the blocks takes most of the memory, and all micro-batches' time.
+    let uneven = of(&["parallel.pipeline=4", "parallel.pipeline_split=[0, 1, 2, 3]"]);
+    assert_eq!(uneven["peak_stage"], serde_json::json!([3, 4]));
+    assert!(number(&uneven, "step_ms") > 2.0 * number(&staged, "step_ms"));
     let offloaded = large(&["memory.offload_optimizer=host"]);
     assert!(number(&offloaded, "host_bytes") > 0.0 && number(&offloaded["at_peak"], "optimizer") == 0.0);
     assert!(number(&offloaded, "step_ms") > number(&large(&[]), "step_ms"));

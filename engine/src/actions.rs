@@ -80,6 +80,10 @@ pub enum Action {
         /// Last micro-batch of the step: sum over the axes that wait for it.
         last: bool,
     },
+    /// Add the other end stage's gradients of tied embeddings, whose table both ends of a pipeline have, to this one's.
+    ReduceTied {
+        unit: usize,
+    },
     /// Agree on loss and norm, clip, update. Where state is offloaded, [`Action::UpdateUnit`] updates.
     Update,
     /// Begin to bring a unit's offloaded state to where it is used.
@@ -154,6 +158,7 @@ impl Action {
             Action::Gather { unit, .. }
             | Action::Release { unit }
             | Action::Reduce { unit, .. }
+            | Action::ReduceTied { unit }
             | Action::Fetch { unit, .. }
             | Action::UpdateUnit { unit }
             | Action::Store { unit }
@@ -183,6 +188,7 @@ impl Action {
             Action::Gather { .. }
             | Action::Release { .. }
             | Action::Reduce { .. }
+            | Action::ReduceTied { .. }
             | Action::Update
             | Action::Fetch { .. }
             | Action::UpdateUnit { .. }

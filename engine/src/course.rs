@@ -167,7 +167,7 @@ fn said(error: StateError) -> StepError {
     }
 }
 
-/// What rank 0 says; the others have none.
+/// What a rank says: but for its memory, rank 0 alone.
 struct Rank0Reporter<'a> {
     speaks: bool,
     tell: &'a (dyn Fn(&Happening) + Sync),
@@ -182,14 +182,11 @@ impl Rank0Reporter<'_> {
         }
     }
 
-    /// A step, behind the memory it took if that is more than before.
+    /// A step, behind the memory it took if that is more than before. Other ranks may take more than rank 0, and say so.
     fn step(&mut self, rank: &Rank<'_>, step: &Step) {
-        if !self.speaks {
-            return;
-        }
         let peak = rank.arena().ledger().total_peak();
         if std::mem::replace(&mut self.peak, peak) < peak {
-            self.say(&Happening::Peak(peak));
+            (self.tell)(&Happening::Peak(peak));
         }
         self.say(&Happening::Step(step.clone()));
     }

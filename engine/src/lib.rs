@@ -34,6 +34,7 @@ pub mod offload;
 pub mod outcome;
 pub mod pace;
 pub mod parity;
+mod pass_times;
 pub mod peft;
 pub mod pipeline;
 pub mod plan;

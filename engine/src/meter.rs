@@ -1,6 +1,7 @@
 //! A stopwatch that books every moment of a step under one span, so that spans add up to the step.
 
 use crate::actions::Action;
+use crate::pass_times::{self, PassTime};
 use crate::span::{BySpan, Span, Spans};
 use crate::trace::{Entry, Recording};
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use zbench_kernels::device::Event;
 use zbench_kernels::{KernelError, Kernels};
 
 /// Nanoseconds of a step.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Booked {
     /// The step.
     pub ns: u64,
@@ -17,6 +18,8 @@ pub struct Booked {
     pub spans: BySpan<u64>,
     /// From the beginning of the first forward to the end of the last backward.
     pub pipeline_ns: u64,
+    /// When passes were, since the step began, where that was wanted.
+    pub passes: Option<Vec<PassTime>>,
 }
 
 /// From the first forward to the last backward, in nanoseconds since a step began.
@@ -51,10 +54,13 @@ pub struct Meter {
     span: Span,
     ns: BySpan<u64>,
     pipeline: Window,
-    /// On a device: which span begins, and where.
-    marks: Vec<(Span, Arc<dyn Event>)>,
+    passes: Option<Vec<PassTime>>,
+    /// On a device: which span begins, in which action, and where.
+    marks: Vec<(Span, Option<Action>, Arc<dyn Event>)>,
     /// Where the step is traced.
     recording: Option<Recording>,
+    /// What the rank is at.
+    current: Option<Action>,
     /// The action that the span began in.
     action: Option<Action>,
     failed: Option<KernelError>,
@@ -80,8 +86,10 @@ impl Meter {
             span: Span::Other,
             ns: BySpan::default(),
             pipeline: Window::default(),
+            passes: None,
             marks,
             recording,
+            current: None,
             action: None,
             failed: None,
         };
@@ -89,14 +97,30 @@ impl Meter {
         meter
     }
 
+    /// Keeps when passes begin and end.
+    pub(crate) fn with_passes(self, wanted: bool) -> Meter {
+        Meter { passes: wanted.then(Vec::new), ..self }
+    }
+
+    pub(crate) fn started(&self) -> Instant {
+        self.started
+    }
+
+    fn book(&mut self, span: Span, action: Option<Action>, [from, until]: [u64; 2]) {
+        self.ns[span] += until - from;
+        self.pipeline.book(span, from, until);
+        if let Some(passes) = self.passes.as_mut().filter(|_| span != Span::ExposedPipeline) {
+            pass_times::add(passes, action, from, until);
+        }
+    }
+
     /// Writes down the span that ends now, as the host sees it.
     fn close(&mut self, now: Instant, next: Span) {
         let Some(recording) = &mut self.recording else { return };
         let time = now.duration_since(self.since);
         recording.entries.push(Entry { from: self.since, time, span: self.span, action: self.action });
-        self.action = recording.action;
         // On a device nothing else keeps them.
-        (self.since, self.span) = (now, next);
+        (self.since, self.span, self.action) = (now, next, self.current);
     }
 
     /// Ends the step, when a device has ended it too: nanoseconds in all and by span, or what the device found wrong; and what was
@@ -123,17 +147,17 @@ impl Meter {
         }
         if self.marks.is_empty() {
             let ns = self.since.duration_since(self.started).as_nanos() as u64;
-            return Ok(Booked { ns, spans: self.ns, pipeline_ns: self.pipeline.ns() });
+            return Ok(self.booked(ns));
         }
         self.kernels.synchronize()?;
         let all = self.started.elapsed().as_nanos() as u64;
         let mut times = Vec::with_capacity(self.marks.len());
-        for pair in self.marks.windows(2) {
-            let [(span, begin), (_, end)] = pair else { continue };
+        let marks = std::mem::take(&mut self.marks);
+        for pair in marks.windows(2) {
+            let [(span, action, begin), (.., end)] = pair else { continue };
             let time = end.elapsed(&**begin)?;
-            let from = self.ns.sum();
-            self.ns[*span] += time.as_nanos() as u64;
-            self.pipeline.book(*span, from, from + time.as_nanos() as u64);
+            let from: u64 = self.ns.sum();
+            self.book(*span, *action, [from, from + time.as_nanos() as u64]);
             times.push(time);
         }
         // Until the first work came to the device, and from the last one's end to the host's noticing.
@@ -141,7 +165,11 @@ impl Meter {
         let rest = all.saturating_sub(booked);
         self.ns[Span::Other] += rest;
         self.by_the_device(&times, Duration::from_nanos(rest));
-        Ok(Booked { ns: all.max(booked), spans: self.ns, pipeline_ns: self.pipeline.ns() })
+        Ok(self.booked(all.max(booked)))
+    }
+
+    fn booked(&mut self, ns: u64) -> Booked {
+        Booked { ns, spans: self.ns, pipeline_ns: self.pipeline.ns(), passes: self.passes.take() }
     }
 
     /// What the host has written down is when things were asked for; when they were done follows from the times between marks.
@@ -160,29 +188,26 @@ impl Meter {
 
 impl Spans for Meter {
     fn during(&mut self, action: Option<Action>) {
-        if let Some(recording) = &mut self.recording {
-            recording.action = action;
-        }
+        self.current = action;
     }
 
     fn enter(&mut self, span: Span) {
         self.kernels.profiler_range(Some(span.name()));
         match self.kernels.record_event() {
             Ok(Some(mark)) => {
-                self.marks.push((span, mark));
+                self.marks.push((span, self.current, mark));
                 if self.recording.is_some() {
                     self.close(Instant::now(), span);
                 }
             }
             Ok(None) => {
                 let now = Instant::now();
-                self.ns[self.span] += now.duration_since(self.since).as_nanos() as u64;
                 let at = |moment: Instant| moment.duration_since(self.started).as_nanos() as u64;
-                self.pipeline.book(self.span, at(self.since), at(now));
+                self.book(self.span, self.action, [at(self.since), at(now)]);
                 if self.recording.is_some() {
                     self.close(now, span);
                 }
-                (self.since, self.span) = (now, span);
+                (self.since, self.span, self.action) = (now, span, self.current);
             }
             Err(error) => self.failed = Some(error),
         }
@@ -211,7 +236,8 @@ mod tests {
             std::hint::black_box((0..10_000u64).fold(1u64, |sum, i| sum.wrapping_mul(31).wrapping_add(i)));
         }
         let (ended, recording) = meter.stop();
-        let Booked { ns, spans: by_span, pipeline_ns } = ended.unwrap();
+        let Booked { ns, spans: by_span, pipeline_ns, passes } = ended.unwrap();
+        assert_eq!(passes, None, "nobody wanted them");
         // Between them is a forward; before them fetching, behind them the update.
         let parts = by_span[Span::Forward] + by_span[Span::Backward];
         assert!(pipeline_ns > 0 && pipeline_ns <= parts, "{pipeline_ns} of {parts}");

@@ -8,6 +8,7 @@ use crate::config::Home;
 use crate::data::{Counts, Found};
 use crate::homes::ByHome;
 pub use crate::moves::Transfer;
+pub use crate::pass_times::{PassKind, PassTime};
 pub use crate::span::{BySpan, Span};
 use crate::trace::StepTrace;
 use serde::{Deserialize, Serialize};
@@ -56,7 +57,7 @@ mod maybe_infinite {
 /// What a rank that came to its end has to report: its numbers, and what computed.
 pub type Report = (RankReport, String);
 
-/// What a run tells of while it trains; rank 0 speaks, and of traces each rank.
+/// What a run tells of while it trains; rank 0 speaks, and of traces and memory each rank.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Happening {
     /// A step has ended.
@@ -67,7 +68,7 @@ pub enum Happening {
     Resumed(Resumed),
     /// A checkpoint is complete.
     Saved(Saved),
-    /// The arena of rank 0 has held so many bytes at its most: more than when this was said last.
+    /// The arena of a rank has held so many bytes at its most: more than when that rank said this last.
     Peak(u64),
     /// What a rank did in a step, where that is traced.
     Traced(Box<StepTrace>),
@@ -182,6 +183,9 @@ pub struct RankReport {
     pub step_ms: Vec<f64>,
     /// The part of it from the first forward to the last backward.
     pub pipeline_ms: Vec<f64>,
+    /// When the passes of a stage were, in nanoseconds since 1970: means over the timed steps, so that ranks are told apart alone
+    /// by their differences. Empty without a pipeline.
+    pub passes: Vec<PassTime>,
     /// Mean time per timed step.
     pub spans_ms: BySpan<f64>,
     /// Collectives per step (mean over the timed steps).

@@ -75,7 +75,7 @@ impl Plan {
         let policy = Policy::of(&cell.memory.checkpointing, layout.blocks().count());
         let evicts = evict::capacity(cell)?;
         pipelines::check(cell, &layout)?;
-        let stages = stages(cell, &layout)?;
+        let stages = stages(cell, &layout);
         let squares = squares(&layout, &stages);
         let mut plan = Plan { layout, mesh, sharding, policy, squares, roles: Vec::new() };
         for (stage, chunks) in stages.iter().enumerate() {
@@ -131,6 +131,7 @@ impl Plan {
             prefetch: cell.parallel.prefetch,
             trainable: &trainable,
             stale: &stale,
+            tied: layout.tied,
             slotted: &slotted,
             policy: &self.policy,
         };
@@ -210,18 +211,14 @@ fn unplannable(error: StepError) -> PlanError {
 }
 
 /// By stage: its chunks of layers.
-fn stages(cell: &Cell, layout: &Layout) -> Result<Vec<Vec<Range<usize>>>, PlanError> {
+fn stages(cell: &Cell, layout: &Layout) -> Vec<Vec<Range<usize>>> {
     let Degrees { pipeline: stages, virtual_stages: chunks, .. } = cell.parallel.degrees;
     if stages == 1 {
-        return Ok(vec![std::iter::once(0..layout.layers.len()).collect()]);
-    }
-    if layout.layers.iter().any(|layer| layer.shares.is_some()) {
-        let reason = "is true, and the two ends of a pipeline cannot share a matrix in this version; write false";
-        return Err(PlanError { key: "model.tie_word_embeddings", reason: reason.into() });
+        return vec![std::iter::once(0..layout.layers.len()).collect()];
     }
     let cuts = cuts(cell, layout, stages * chunks);
     // Chunk c of stage i is part c * stages + i of the model.
-    Ok((0..stages).map(|stage| cuts.iter().skip(stage).step_by(stages).cloned().collect()).collect())
+    (0..stages).map(|stage| cuts.iter().skip(stage).step_by(stages).cloned().collect()).collect()
 }
 
 /// The layers of each part of the model.
@@ -240,7 +237,7 @@ fn squares(layout: &Layout, stages: &[Vec<Range<usize>>]) -> Squares {
     for chunk in 0..stages.first().map_or(0, Vec::len) {
         for (stage, chunks) in stages.iter().enumerate() {
             let layers = layout.layers[chunks[chunk].clone()].iter();
-            let units = layers.flat_map(|layer| [Some(layer.unit), layer.experts]).flatten();
+            let units = layers.flat_map(|layer| [Some(layer.unit), layer.second]).flatten();
             for _ in units.filter(|unit| layout.units[*unit].trainable().len > 0) {
                 order.push([stage, places[stage]]);
                 places[stage] += 1;

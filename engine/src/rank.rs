@@ -12,9 +12,10 @@ use crate::host_link::HostLink;
 use crate::init;
 use crate::meter::{Booked, Meter};
 use crate::outcome::{DiskReport, Loaded, RankReport, Resumed, Step};
+use crate::pass_times::PassTimes;
 use crate::shard::{Comms, State, Update};
 use crate::span::{BySpan, Span, Spans};
-use crate::trace::{Recording, StepTrace, Tracer, What};
+use crate::trace::{ClockOrigin, Recording, StepTrace, Tracer, What};
 use crate::training_state::Position;
 use batch::Reader;
 use std::ops::{Deref, DerefMut};
@@ -37,6 +38,8 @@ pub struct Rank<'a> {
     timed_from: u64,
     step_ms: Vec<f64>,
     pipeline_ms: Vec<f64>,
+    /// Of a stage of a pipeline.
+    pass_times: Option<PassTimes>,
     spans_ns: BySpan<u64>,
     loaded: Option<Loaded>,
     /// What the disk had transferred before the first timed step.
@@ -112,6 +115,7 @@ impl<'a> Rank<'a> {
             // Room for all of a measurement, so that no step makes room.
             step_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
             pipeline_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
+            pass_times: (plan.roles.len() > 1).then(PassTimes::default),
             spans_ns: BySpan::default(),
             loaded: inputs.checkpoint.map(|_| loaded),
             disk_before: Traffic::default(),
@@ -134,7 +138,9 @@ impl<'a> Rank<'a> {
             self.link_before = self.homes.link().map(HostLink::usage).unwrap_or_default();
         }
         let number = self.progress.steps + 1;
-        let mut meter = Meter::recorded(self.kernels.clone(), self.recording(number));
+        let wanted = timed && self.pass_times.is_some();
+        let mut meter = Meter::recorded(self.kernels.clone(), self.recording(number)).with_passes(wanted);
+        let began = ClockOrigin::now().at(meter.started());
         let done = self.gradients(&mut meter).and_then(|()| self.update(&mut meter));
         let update = match done {
             Ok(update) => update,
@@ -148,12 +154,15 @@ impl<'a> Rank<'a> {
         let ns = ended.as_ref().map_or(0, |booked| booked.ns);
         let broken = ended.is_err();
         self.traced(recording, StepTrace { ns, timed, broken, ..self.account(What::Step, number) });
-        let Booked { ns, spans, pipeline_ns } = ended?;
+        let Booked { ns, spans, pipeline_ns, passes } = ended?;
         let ms = ns as f64 / 1e6;
         if timed {
             self.step_ms.push(ms);
             self.pipeline_ms.push(pipeline_ns as f64 / 1e6);
             spans.iter().for_each(|(span, ns)| self.spans_ns[span] += ns);
+            if let (Some(times), Some(passes)) = (&mut self.pass_times, passes) {
+                times.add(passes, began);
+            }
         }
         let counts = self.reader.counts;
         let tokens = counts.map_or(self.role.estimate.flops.tokens, |counts| counts.real);
@@ -232,6 +241,7 @@ impl<'a> Rank<'a> {
             reserved_bytes: self.arena().high_water(),
             step_ms: self.step_ms.clone(),
             pipeline_ms: self.pipeline_ms.clone(),
+            passes: self.pass_times.as_ref().map(PassTimes::means).unwrap_or_default(),
             spans_ms: self.spans_ns.map(|ns| ns as f64 / 1e6 / steps),
             traffic,
             moves,

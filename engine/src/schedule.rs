@@ -25,6 +25,8 @@ pub struct Schedule<'a> {
     pub trainable: &'a [bool],
     /// By unit: whether its home is stale after an update.
     pub stale: &'a [bool],
+    /// The unit whose gradients the other end of the pipeline has, too.
+    pub tied: Option<usize>,
     /// By unit: whether its weights are read from a slot.
     pub slotted: &'a [bool],
     pub policy: &'a Policy,
@@ -90,9 +92,7 @@ pub trait Follower {
 pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
     let mut residency = Residency::new(schedule);
     residency.run(&computes(schedule));
-    // The update makes every slot stale.
-    residency.empty();
-    residency.list.push(Action::Update);
+    residency.end();
     residency.list
 }
 
@@ -113,8 +113,7 @@ pub fn followed_actions(schedule: &Schedule<'_>, follower: &mut dyn Follower) ->
         residency.one(next, &computes[i + 1..]);
         follower.follow(&mut residency.list, next.action)?;
     }
-    residency.empty();
-    residency.list.push(Action::Update);
+    residency.end();
     follower.follow(&mut residency.list, Action::Update)?;
     Ok(residency.list)
 }
@@ -204,7 +203,7 @@ fn compute(action: Action, reads: Reads) -> Compute {
 
 /// The units whose weights a layer reads.
 fn reads(layer: &Layer) -> Reads {
-    layer.shares.or(layer.experts).map_or(Reads::One([layer.unit]), |other| Reads::Two([layer.unit, other]))
+    layer.shares.or(layer.second).map_or(Reads::One([layer.unit]), |other| Reads::Two([layer.unit, other]))
 }
 
 fn reduce(s: &Schedule<'_>, unit: usize, micro: usize, last: usize) -> Option<Compute> {
@@ -238,6 +237,10 @@ fn forward((s, micro, last): OfMicro<'_>, chunk: usize, list: &mut Vec<Compute>)
         list.push(compute(Action::Forward { micro, layer: number }, reads(layer)));
         if let LayerKind::Head(_) = layer.kind {
             list.extend(reduce(s, layer.unit, micro, last));
+            // The embedding's backward completes what it shares, where that is here.
+            let here = |table: &usize| s.layers.iter().any(|layer| layer.unit == *table);
+            let copy = layer.shares.filter(|table| !here(table));
+            list.extend(copy.and_then(|table| reduce(s, table, micro, last)));
         }
     }
     if let Some(Layer { writes: stream, .. }) = layers.last().filter(|layer| layer.is_inner()) {
@@ -270,7 +273,7 @@ fn backward(of: OfMicro<'_>, chunk: usize, what: Backward, list: &mut Vec<Comput
                     list.push(compute(Action::Backward { micro, layer: at }, reads));
                     // The table may be another embedding's, too.
                     if s.layers[..at].iter().all(|other| other.unit != layer.unit) {
-                        list.extend(reduce(s, layer.unit, micro, last));
+                        list.extend(reduce_layer(of, at));
                     }
                 }
                 end = at;
@@ -306,7 +309,7 @@ fn blocks_backward(of: OfMicro<'_>, blocks: Range<usize>, what: Backward, list: 
                 continue;
             }
             list.push(compute(Action::Backward { micro, layer }, reads(&s.layers[layer])));
-            list.extend(reduce_block(of, layer));
+            list.extend(reduce_layer(of, layer));
         }
     }
 }
@@ -316,14 +319,14 @@ fn backward_weight(of: OfMicro<'_>, layers: Range<usize>, list: &mut Vec<Compute
     let (s, micro, _) = of;
     for layer in layers.rev().filter(|layer| s.layers[*layer].block().is_some()) {
         list.push(compute(Action::BackwardWeight { micro, layer }, Reads::None));
-        list.extend(reduce_block(of, layer));
+        list.extend(reduce_layer(of, layer));
     }
 }
 
-/// The reductions of a block's gradients.
-fn reduce_block<'a>((s, micro, last): OfMicro<'a>, layer: usize) -> impl Iterator<Item = Compute> + 'a {
-    let Layer { unit, experts, .. } = s.layers[layer];
-    [Some(unit), experts].into_iter().flatten().filter_map(move |unit| reduce(s, unit, micro, last))
+/// The reductions of a layer's gradients.
+fn reduce_layer<'a>((s, micro, last): OfMicro<'a>, layer: usize) -> impl Iterator<Item = Compute> + 'a {
+    let Layer { unit, second, .. } = s.layers[layer];
+    [Some(unit), second].into_iter().flatten().filter_map(move |unit| reduce(s, unit, micro, last))
 }
 
 impl Schedule<'_> {
@@ -359,7 +362,7 @@ struct Residency<'a> {
 
 impl<'a> Residency<'a> {
     fn new(s: &'a Schedule<'a>) -> Residency<'a> {
-        let most_read = if s.layers.iter().any(|layer| layer.shares.or(layer.experts).is_some()) { 2 } else { 1 };
+        let most_read = if s.layers.iter().any(|layer| layer.shares.or(layer.second).is_some()) { 2 } else { 1 };
         let capacity = match s.reshard {
             Reshard::AfterForward => (1 + s.prefetch).max(most_read),
             Reshard::AfterBackward | Reshard::Never => usize::MAX,
@@ -389,6 +392,14 @@ impl<'a> Residency<'a> {
             let done = compute.reads.iter().zip(compute.last).filter(|(_, last)| *last);
             done.for_each(|(&unit, _)| self.release(unit));
         }
+    }
+
+    /// The update makes every slot stale.
+    fn end(&mut self) {
+        self.empty();
+        let tied = self.s.tied.filter(|unit| self.s.trainable[*unit]);
+        self.list.extend(tied.map(|unit| Action::ReduceTied { unit }));
+        self.list.push(Action::Update);
     }
 
     fn empty(&mut self) {

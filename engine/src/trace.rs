@@ -22,9 +22,11 @@ impl ClockOrigin {
         ClockOrigin { instant: Instant::now(), epoch_ns: nanoseconds(since) }
     }
 
-    /// Nanoseconds since 1970 at a later moment.
-    fn at(&self, instant: Instant) -> u64 {
-        self.epoch_ns + nanoseconds(instant.saturating_duration_since(self.instant))
+    /// Nanoseconds since 1970 at another moment.
+    pub(crate) fn at(&self, instant: Instant) -> u64 {
+        let later = nanoseconds(instant.saturating_duration_since(self.instant));
+        let earlier = nanoseconds(self.instant.saturating_duration_since(instant));
+        (self.epoch_ns + later).saturating_sub(earlier)
     }
 }
 
@@ -196,8 +198,6 @@ fn lasting(entries: &[Entry]) -> impl Iterator<Item = &Entry> {
 pub(crate) struct Recording {
     arena: Arena,
     pub began: Instant,
-    /// What the rank is at; [`crate::meter::Meter`] keeps it.
-    pub action: Option<Action>,
     /// By the device's clock where there is one, else by the host's.
     pub entries: Vec<Entry>,
     /// By the host's clock, where there is another.
@@ -207,7 +207,7 @@ pub(crate) struct Recording {
 impl Recording {
     fn new(arena: Arena) -> Recording {
         arena.watch();
-        Recording { arena, began: Instant::now(), action: None, entries: Vec::with_capacity(512), asked: Vec::new() }
+        Recording { arena, began: Instant::now(), entries: Vec::with_capacity(512), asked: Vec::new() }
     }
 }
 

@@ -317,7 +317,4 @@ fn what_cannot_be_planned_says_why() {
         "parallel.pipeline",
         &["3 blocks (model.num_hidden_layers)", "3 or fewer"],
     );
-    let mut tied = dense(4, Degrees { pipeline: 2, ..tensor(1) }, 2);
-    tied.model.tie_word_embeddings = true;
-    refused(&tied, "model.tie_word_embeddings", &["pipeline"]);
 }

@@ -79,6 +79,7 @@ pub fn drawn(seed: u64, evaluates: bool) -> Cell {
         cell.watch = Some(Watch { evaluation, ..Watch::default() });
     }
     cell.memory.prepack = below(4) == 0;
+    cell.model.tie_word_embeddings = below(3) == 0;
     cell
 }
 
@@ -236,6 +237,40 @@ fn stages_that_would_wait_for_ever_are_refused_with_two_ranks_and_their_calls() 
         roles[2].actions.push(send);
     });
     assert!(reason.contains("there is no such stage"), "{reason}");
+}
+
+#[test]
+fn ends_that_would_wait_for_each_others_tied_gradients_for_ever_are_refused() {
+    let broken = |break_it: &dyn Fn(&mut Vec<Action>)| {
+        let mut cell = small();
+        (cell.model.num_hidden_layers, cell.model.tie_word_embeddings, cell.train.accumulation) = (3, true, 4);
+        let mut cell = on(cell, Strategy::Ddp, 3, 1);
+        cell.parallel.degrees = Degrees { pipeline: 3, ..Degrees::default() };
+        let mut plan = Plan::on_paper(&cell, &Cpu::new(1)).unwrap();
+        let has = |role: &Role| role.actions.contains(&Action::ReduceTied { unit: 0 });
+        assert_eq!(plan.roles.iter().map(has).collect::<Vec<_>>(), [true, false, true]);
+        break_it(&mut plan.roles[2].actions);
+        plan.check_messages().unwrap_err().reason
+    };
+    let exchange = |action: &Action| matches!(action, Action::ReduceTied { .. });
+    let reason = broken(&|actions| actions.retain(|action| !exchange(action)));
+    assert!(
+        reason.contains("rank 0 waits to receive the gradients of tied embeddings from rank 2")
+            && reason.contains("rank 2 has come to the end of its step"),
+        "{reason}"
+    );
+    // Before its last gradients have gone back.
+    let reason = broken(&|actions| {
+        let at = actions.iter().position(exchange).unwrap();
+        let exchange = actions.remove(at);
+        let last = actions.iter().rposition(|action| matches!(action, Action::Send { .. })).unwrap();
+        actions.insert(last, exchange);
+    });
+    assert!(
+        reason.contains("rank 2 waits to receive the gradients of tied embeddings from rank 0")
+            || reason.contains("rank 1 waits to receive the gradient of micro-batch 3 from rank 2"),
+        "{reason}"
+    );
 }
 
 /// Operations are those of the whole model, however it is cut.

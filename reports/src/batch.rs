@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 pub struct Batch {
     /// Ranks.
     pub ranks: u64,
+    /// Tensor ranks, which have the same sequences; 1 without.
+    pub tensor: u64,
     /// Stages of the pipeline, through which a sequence goes; 1 without.
     pub stages: u64,
     /// Sequences per rank and micro-batch.
@@ -28,6 +30,7 @@ impl Batch {
         let count = |path: &str| record.setting(path).and_then(Value::as_u64);
         Some(Batch {
             ranks: count("parallel.ranks")?,
+            tensor: count("parallel.tensor").unwrap_or(1),
             stages: count("parallel.pipeline").unwrap_or(1),
             micro_batch: count("train.micro_batch")?,
             accumulation: count("train.accumulation")?,
@@ -38,7 +41,8 @@ impl Batch {
 
     /// Sequences of a step, over all ranks.
     pub fn sequences(&self) -> u64 {
-        (self.ranks / self.stages.max(1)).saturating_mul(self.micro_batch).saturating_mul(self.accumulation)
+        let data = self.ranks / (self.tensor.max(1) * self.stages.max(1));
+        data.saturating_mul(self.micro_batch).saturating_mul(self.accumulation)
     }
 
     /// Tokens of a step, over all ranks.
@@ -56,11 +60,12 @@ pub fn effective(batches: &[Batch]) -> Option<String> {
             (Some(low), Some(high)) if low != high => format!("{} to {}", units::count(*low), units::count(*high)),
             _ => units::count(first.tokens()),
         };
-        let one = |batch: &Batch| (batch.ranks, batch.stages, batch.micro_batch, batch.accumulation);
-        let stages = if first.stages > 1 { format!(" / pipeline {}", first.stages) } else { String::new() };
+        let one = |batch: &Batch| (batch.ranks, batch.tensor, batch.stages, batch.micro_batch, batch.accumulation);
+        let divided = |name, by: u64| if by > 1 { format!(" / {name} {by}") } else { String::new() };
+        let (tensor, stages) = (divided("tensor", first.tensor), divided("pipeline", first.stages));
         let made = match batches.iter().all(|batch| one(batch) == one(first)) {
             true => format!(
-                " = ranks {}{stages} x micro_batch {} x accumulation {}",
+                " = ranks {}{tensor}{stages} x micro_batch {} x accumulation {}",
                 first.ranks, first.micro_batch, first.accumulation
             ),
             false => String::new(),
@@ -131,7 +136,7 @@ mod tests {
     use super::*;
 
     fn batch(ranks: u64, micro_batch: u64, lr: f64) -> Batch {
-        Batch { ranks, stages: 1, micro_batch, accumulation: 2, seq_len: 512, lr }
+        Batch { ranks, tensor: 1, stages: 1, micro_batch, accumulation: 2, seq_len: 512, lr }
     }
 
     #[test]
@@ -143,11 +148,11 @@ mod tests {
             "effective batch: 16 sequences = ranks 2 x micro_batch 4 x accumulation 2, 8,192 tokens a step"
         );
         assert_eq!(advice(&same), None);
-        // A sequence goes through all stages.
-        let staged = effective(&[Batch { stages: 4, ..batch(8, 1, 1e-3) }]).unwrap();
+        // A sequence goes through all stages, and tensor ranks have the same ones.
+        let staged = effective(&[Batch { tensor: 2, stages: 4, ..batch(16, 1, 1e-3) }]).unwrap();
         assert_eq!(
             staged,
-            "effective batch: 4 sequences = ranks 8 / pipeline 4 x micro_batch 1 x accumulation 2, 2,048 tokens a step"
+            "effective batch: 4 sequences = ranks 16 / tensor 2 / pipeline 4 x micro_batch 1 x accumulation 2, 2,048 tokens a step"
         );
         // The same batch shared out differently is the same training.
         let shared = [batch(2, 4, 1e-3), batch(4, 2, 1e-3)];
@@ -173,7 +178,15 @@ mod tests {
 
     #[test]
     fn absurd_sizes_do_not_overflow() {
-        let huge = Batch { ranks: u64::MAX, stages: 1, micro_batch: 2, accumulation: 3, seq_len: u64::MAX, lr: 1e300 };
+        let huge = Batch {
+            ranks: u64::MAX,
+            tensor: 1,
+            stages: 1,
+            micro_batch: 2,
+            accumulation: 3,
+            seq_len: u64::MAX,
+            lr: 1e300,
+        };
         assert_eq!(huge.tokens(), u64::MAX);
         assert!(advice(&[batch(1, 1, 1e300), huge]).is_some());
     }

@@ -151,7 +151,7 @@ fn memory(rows: &[EstimateRow]) -> Table {
     }
     table.memory("all together", |row| row.total_bytes);
     if rows.iter().any(|row| row.peak_stage.is_some()) {
-        table.words("stage", |row| row.peak_stage.map(|[stage, of]| format!("{} of {of}", stage + 1)));
+        table.words("stage", |row| row.peak_stage.map(|[stage, of]| format!("{stage} of {of}")));
     }
     if rows.iter().any(|row| row.host_bytes.is_some()) {
         table.memory("host, per node", |row| row.host_bytes);

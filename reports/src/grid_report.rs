@@ -6,6 +6,7 @@ mod drive;
 mod loading;
 mod machine;
 mod packing;
+mod pipeline;
 mod planned;
 mod precision;
 mod ranking;
@@ -202,6 +203,7 @@ fn cell_tables(document: &mut Document, grid: &Grid) {
         ("Speed against memory", pareto, None, dominated),
         ("Memory", figures::memory(grid), None, tables::memory(grid)),
         ("Time of a step", figures::time(grid), figures::waterfall(grid), tables::time(grid)),
+        ("Pipeline", figures::timelines(grid), None, pipeline::table(grid)),
         ("Step times", figures::spread(grid), None, None),
         ("Communication", None, None, tables::communication(grid)),
         ("Drive of offloaded state", None, None, drive::table(grid)),

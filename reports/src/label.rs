@@ -10,13 +10,16 @@ pub const STRATEGY: &str = "parallel.strategy";
 /// The value of a key that a cell does not have.
 pub const UNSET: &str = "unset";
 /// Keys that cells leave out at their usual value, with that value.
-const USUAL: [(&str, &str); 9] = [
+const USUAL: [(&str, &str); 12] = [
     ("memory.offload_optimizer", "none"),
     ("memory.offload_parameters", "none"),
     ("memory.offload_activations", "none"),
     ("memory.offload_prefetch", "1"),
     ("train.delayed_update", "0"),
     ("parallel.bucket_mb", "25.0"),
+    ("memory.partition_activations", "false"),
+    ("parallel.tensor", "1"),
+    ("parallel.sequence", "1"),
     ("parallel.pipeline", "1"),
     ("parallel.pipeline_schedule", "1f1b"),
     ("parallel.virtual_stages", "1"),

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use crate::document::{Document, Entry, Table, Tone};
 use crate::environment::flatten;
 use crate::grid::labels::{first_letters, labels_of, telling_length};
-use crate::record::{Bytes, Category, Record, Remark, Step};
+use crate::record::{Bytes, Category, Rank, Record, Remark, Step};
 use crate::screen::Room;
 use crate::stats;
 use crate::store::Contents;
@@ -106,6 +106,7 @@ pub fn show(record: &Record, remarks: &[Remark]) -> Document {
     document.headed_table("Time of a step", time(record));
     document.headed_table("Communication per step", communication(record));
     document.headed_table("Ranks", ranks(record));
+    document.headed_table("Stages of the pipeline", stages(record));
     document.headed_table("Floating-point operations", flops(record));
     document.headed_table("Steps", steps(record));
     document.headed_table("Environment", environment(record));
@@ -240,9 +241,26 @@ fn communication(record: &Record) -> Table {
 fn ranks(record: &Record) -> Table {
     let mut table = Table::of("ranks", &record.ranks);
     table.numbers("rank", "", |rank| rank.rank);
+    if record.ranks.iter().any(|rank| stage_of(rank).is_some()) {
+        table.numbers("stage", "", stage_of);
+    }
     table.words("host", |rank| &rank.host);
     table.numbers("step p50", "ms", |rank| Entry::maybe(rank.step_ms_p50, ms));
     table.memory("peak memory", |rank| rank.peak_bytes);
+    table.build()
+}
+
+/// The stage of a pipeline that a rank is in, from 0.
+fn stage_of(rank: &Rank) -> Option<u64> {
+    rank.extra.get("stage").and_then(Value::as_u64)
+}
+
+fn stages(record: &Record) -> Table {
+    let mut table = Table::of("stages", &record.stages);
+    table.numbers("stage", "", |stage| stage.stage);
+    table.memory("activations, plan", |stage| stage.activations.predicted_bytes);
+    table.memory("activations, peak", |stage| stage.activations.peak_bytes);
+    table.numbers("passes", "per step", |stage| stage.passes.len());
     table.build()
 }
 

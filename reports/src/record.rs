@@ -4,6 +4,7 @@
 //! Numbers that are not finite are null in JSON and come back as NaN (in steps and communication) or `None` (in maps).
 
 mod parts;
+mod stages;
 mod turns;
 
 use std::fmt;
@@ -13,6 +14,7 @@ use serde_json::{Map, Value};
 
 pub(crate) use self::parts::null_is_nan;
 pub use self::parts::{Bytes, Category, Communication, Flops, LedgerTerm, Memory, Parity, Rank, Step, Verdict};
+pub use self::stages::{PassKind, Stage, StagePass};
 pub use self::turns::{TurnRow, Turns};
 use crate::ordered_map::{NumberMap, OrderedMap};
 
@@ -66,6 +68,9 @@ pub struct Record {
     /// One entry for each rank.
     #[serde(default)]
     pub ranks: Vec<Rank>,
+    /// The stages of a pipeline; empty without one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<Stage>,
     /// Communication of one step, by mesh axis and collective.
     #[serde(default)]
     pub communication: Vec<Communication>,

@@ -215,6 +215,12 @@ impl Reader<'_> {
                 found.push((key, place, value));
             } else if keys::is_section(&path) {
                 match value.get_ref().as_table() {
+                    // A section without keys states nothing; within another it stands for a value that is not there.
+                    Some(inner) if inner.is_empty() && !prefix.is_empty() => {
+                        let first = keys::KEYS.iter().find(|key| key.name.starts_with(&format!("{path}.")));
+                        let first = first.map_or(String::new(), |key| format!("write {}, or ", key.name));
+                        self.problem(Some(place), &path, format!("is empty and says nothing; {first}leave it out"));
+                    }
                     Some(inner) => found.extend(self.flatten(inner, &path, skip)),
                     None => {
                         let message =

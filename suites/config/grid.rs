@@ -397,6 +397,11 @@ pub fn plain(cell: &Cell) -> Value {
     // What else a cell that runs states of these changes nothing, so its key does not depend on it.
     if !cell.is_priced() {
         let degrees = &cell.parallel.degrees;
+        for (name, ranks) in [("tensor", degrees.tensor), ("sequence", degrees.sequence)] {
+            if ranks > 1 {
+                value["parallel"][name] = ranks.into();
+            }
+        }
         if degrees.pipeline > 1 {
             value["parallel"]["pipeline"] = degrees.pipeline.into();
             value["parallel"]["pipeline_schedule"] = serde_json::to_value(degrees.schedule()).unwrap_or(Value::Null);
@@ -412,13 +417,14 @@ pub fn plain(cell: &Cell) -> Value {
     let parked = priced.get("parked").and_then(Value::as_u64).unwrap_or(1);
     for (name, of) in priced {
         let section = match name.as_str() {
-            "loss" | "partition_activations" => "memory",
+            "loss" => "memory",
             "model" => "model",
             _ => "parallel",
         };
         let name = if name == "model" { "priced".to_string() } else { name };
         value[section][name] = of;
     }
+    value["memory"]["partition_activations"] = cell.memory.partition_activations.into();
     if parked > 1 {
         value["parallel"]["strategy"] = "zero++".into();
     }
@@ -432,7 +438,7 @@ pub fn plain(cell: &Cell) -> Value {
 pub fn of_plain(value: &Value) -> Result<Cell, serde_json::Error> {
     let mut value = value.clone();
     if let Some(parallel) = value.get_mut("parallel").and_then(Value::as_object_mut) {
-        let stated = STAGES.iter().filter_map(|name| Some((name.to_string(), parallel.remove(*name)?)));
+        let stated = STATED.iter().filter_map(|name| Some((name.to_string(), parallel.remove(*name)?)));
         let degrees: Map<String, Value> = stated.collect();
         if !degrees.is_empty() {
             parallel.insert("degrees".into(), degrees.into());
@@ -441,8 +447,8 @@ pub fn of_plain(value: &Value) -> Result<Cell, serde_json::Error> {
     serde_json::from_value(value)
 }
 
-/// The degrees that stand in plain data of cells that run, where there are stages.
-const STAGES: [&str; 3] = ["pipeline", "pipeline_schedule", "virtual_stages"];
+/// The degrees that stand in plain data of cells that run, where they are above 1.
+const STATED: [&str; 5] = ["tensor", "sequence", "pipeline", "pipeline_schedule", "virtual_stages"];
 
 /// Sections of suites that train nothing.
 const OTHER_SUITES: [&str; 4] = ["attention.", "checkpoint.", "gemm.", "io."];

@@ -198,12 +198,17 @@ const REST: &[Key] = &[
         "Data-parallel ranks of a shard group of the hybrid strategies (other strategies do not read it); must divide the \
          data-parallel ranks, which are parallel.ranks / (tensor × pipeline × context).",
     ),
-    key("parallel.tensor", DEGREE, Is("1"), "Ranks that share each matrix. Above 1 it is priced and not run."),
+    key(
+        "parallel.tensor",
+        DEGREE,
+        Is("1"),
+        "Ranks that share each matrix; must divide the heads of keys and values. Above 1 it is priced and not run on GPUs.",
+    ),
     key(
         "parallel.sequence",
         DEGREE,
         Is("1"),
-        "Ranks that share what lies between the matrices: 1, or parallel.tensor. Priced and not run.",
+        "Ranks that share the tokens of what lies between the matrices (sequence parallelism): 1, or parallel.tensor.",
     ),
     key(
         "parallel.tensor_chunks",
@@ -216,8 +221,7 @@ const REST: &[Key] = &[
         "parallel.pipeline",
         DEGREE,
         Is("1"),
-        "Pipeline stages; train.accumulation is the number of micro-batches. Above 1 it is priced and not run with tied embeddings, and \
-         on GPUs.",
+        "Pipeline stages; train.accumulation is the number of micro-batches. Above 1 it is priced and not run on GPUs.",
     ),
     key(
         "parallel.pipeline_split",

@@ -166,7 +166,6 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         priced: priced.map(Box::new),
     };
     batch_fits(&values, &cell)?;
-    priced::knows(&values, &cell)?;
     Ok(Resolved { cell, profile })
 }
 

@@ -199,7 +199,11 @@ pub fn timing(
     }
     let time = time::time(&job, &machine);
     let traffic = traffic(&time);
-    Ok((of_time(&job, &machine, &time, estimate), traffic))
+    let mut timing = of_time(&job, &machine, &time, estimate);
+    if cell.pace.is_some() {
+        timing.source.push_str("; without [pace], which is emulated on CPUs alone");
+    }
+    Ok((timing, traffic))
 }
 
 /// Collectives of one kind on one axis together, in the order in which they first come.

@@ -37,6 +37,7 @@ pub fn job(cell: &Cell) -> Job {
             cell::PricedLoss::Chunked(tokens) => Loss::Chunked(tokens),
         },
         stack: software(cell),
+        split: cell.parallel.pipeline_split.clone(),
         degrees,
     };
     if cell.memory.checkpointing == Checkpointing::Evict {
@@ -125,8 +126,8 @@ fn degrees(cell: &Cell) -> Degrees {
         pipeline: cut.pipeline,
         chunks: cut.virtual_stages,
         schedule: match cut.pipeline_schedule {
-            // "zb-h1" is refused where it would be priced.
-            PipelineSchedule::OneFOneB | PipelineSchedule::Interleaved | PipelineSchedule::ZbH1 => Order::OneFOneB,
+            PipelineSchedule::OneFOneB | PipelineSchedule::Interleaved => Order::OneFOneB,
+            PipelineSchedule::ZbH1 => Order::ZeroBubble,
             PipelineSchedule::GPipe => Order::GPipe,
             PipelineSchedule::Naive => Order::Naive,
         },

@@ -1,11 +1,17 @@
 //! The estimator's shapes beside the engine's layouts: two descriptions of one model must count alike.
 
 use crate::job;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use zbench_config::Document;
-use zbench_engine::config::Cell;
+use zbench_engine::config::{Cell, Home, PipelineSchedule};
 use zbench_engine::hf;
 use zbench_engine::model::{FlatKind, Layout};
+use zbench_engine::pipeline::{Pass, Pipeline};
+use zbench_engine::planner::Planner;
+use zbench_estimate::job::Order;
+use zbench_estimate::{memory, rules};
+use zbench_kernels::Category;
 
 fn cell(preset: &str, more: &str) -> Cell {
     let text = format!("[model]\npreset = \"{preset}\"\n[train]\nseq_len = 128\n[hardware]\ndevice = \"cuda\"\n{more}");
@@ -44,5 +50,117 @@ fn every_software_has_its_word() {
     let key = zbench_config::keys::find("hardware.software").unwrap();
     for stack in zbench_estimate::job::Stack::ALL {
         assert_eq!(key.kind.check(&toml::Value::String(stack.name().into())), Ok(()));
+    }
+}
+
+/// A cell of eight blocks in stages, untied, that the engine plans and the estimator prices.
+fn staged(schedule: &str, more: &str) -> Cell {
+    let text = format!(
+        "[model]\npreset = \"llama-tiny\"\nnum_hidden_layers = 8\ntie_word_embeddings = false\nvocab_size = 256\n\
+         [train]\nseq_len = 256\nmicro_batch = 2\naccumulation = 8\n\
+         [parallel]\nranks = 4\npipeline = 4\npipeline_schedule = \"{schedule}\"\n{more}"
+    );
+    let document = Document::parse(Path::new("t.toml"), &text, &[]).unwrap();
+    let context = zbench_config::Context::new(PathBuf::new(), 1);
+    zbench_config::resolve(&document.base, &context).unwrap().cell
+}
+
+/// Bytes of activations by stage: by the engine's plan, which tests hold against what is allocated, and as priced.
+fn activations(cell: &Cell) -> [Vec<f64>; 2] {
+    let plan = Planner::default().plan(cell).unwrap();
+    let stages = plan.estimate().stages;
+    let planned = stages.iter().map(|stage| stage[Home::Device].peak(Category::Activations) as f64).collect();
+    // The estimator has stages that differ from each other; a stated cut makes it name them all.
+    let mut job = job(cell);
+    if job.split.is_empty() {
+        job.split = vec![0, 2, 4, 6];
+    }
+    let priced = memory::memory(&job);
+    [planned, priced.stages.iter().map(|stage| stage.by(memory::Category::Activations)).collect()]
+}
+
+/// The largest part by which a stage is priced otherwise than it is planned.
+fn off(cell: &Cell) -> f64 {
+    let [planned, priced] = activations(cell);
+    assert_eq!(planned.len(), priced.len());
+    let parts = planned.iter().zip(&priced).map(|(planned, priced)| (priced / planned - 1.0).abs());
+    parts.fold(0.0, f64::max)
+}
+
+/// The estimator knows no tensor's place, and so no fragment of a moment: a twentieth for whole blocks, more where little is kept.
+#[test]
+fn activations_of_stages_are_priced_as_they_are_planned() {
+    for (schedule, more, most) in [
+        ("1f1b", "", 0.05),
+        ("zb-h1", "", 0.05),
+        ("1f1b", "[memory]\ncheckpointing = \"full\"\n", 0.12),
+        ("zb-h1", "[memory]\ncheckpointing = \"full\"\n", 0.12),
+        ("1f1b", "pipeline_split = [0, 1, 3, 7]\n", 0.05),
+        ("zb-h1", "pipeline_split = [0, 1, 3, 7]\n", 0.06),
+    ] {
+        let off = off(&staged(schedule, more));
+        assert!(off < most, "{schedule}, {more}: {off}");
+    }
+}
+
+/// Seconds from the first forward to the last backward, in the engine's own order: what the stages' passes take one after the other,
+/// waiting for each other's results.
+fn simulated(pipeline: &Pipeline, stages: &[[f64; 3]]) -> f64 {
+    let lists: Vec<_> = (0..pipeline.stages).map(|stage| pipeline.passes(stage)).collect();
+    let (mut time, mut next) = (vec![0.0f64; stages.len()], vec![0; stages.len()]);
+    let mut made: [HashMap<(usize, usize), f64>; 2] = Default::default();
+    let last = stages.len() - 1;
+    while next.iter().zip(&lists).any(|(next, list)| *next < list.len()) {
+        for stage in 0..stages.len() {
+            while let Some(pass) = lists[stage].get(next[stage]) {
+                let micro = pass.micro();
+                let [forward, input, weights] = stages[stage];
+                let (begin, takes) = match pass {
+                    Pass::Forward { .. } if stage == 0 => (Some(0.0), forward),
+                    Pass::Forward { .. } => (made[0].get(&(stage - 1, micro)).copied(), forward),
+                    Pass::BackwardWeight { .. } => (Some(0.0), weights),
+                    of => {
+                        let whole = if let Pass::Backward { .. } = of { weights } else { 0.0 };
+                        let from = if stage == last { (0, last) } else { (1, stage + 1) };
+                        (made[from.0].get(&(from.1, micro)).copied(), input + whole)
+                    }
+                };
+                let Some(begin) = begin else { break };
+                time[stage] = time[stage].max(begin) + takes;
+                match pass {
+                    Pass::Forward { .. } => drop(made[0].insert((stage, micro), time[stage])),
+                    Pass::BackwardWeight { .. } => {}
+                    _ => drop(made[1].insert((stage, micro), time[stage])),
+                }
+                next[stage] += 1;
+            }
+        }
+    }
+    time.into_iter().fold(0.0, f64::max)
+}
+
+#[test]
+fn idle_time_is_that_of_the_engines_orders() {
+    let orders = [
+        (PipelineSchedule::Naive, Order::Naive),
+        (PipelineSchedule::GPipe, Order::GPipe),
+        (PipelineSchedule::OneFOneB, Order::OneFOneB),
+        (PipelineSchedule::ZbH1, Order::ZeroBubble),
+    ];
+    let times = [[4.0, 4.0, 4.0], [1.0, 3.0, 0.5], [2.0, 1.0, 5.0], [3.0, 3.0, 0.0]];
+    for (schedule, order) in orders {
+        for (stages, micros) in [(2, 2), (2, 8), (3, 4), (4, 2), (4, 8), (5, 13)] {
+            for time in times {
+                // Stages that differ are followed pass by pass, and only ZB-H1 is.
+                let uneven =
+                    |stage: usize| if order == Order::ZeroBubble { 1.0 + 0.25 * (stage % 3) as f64 } else { 1.0 };
+                let list: Vec<[f64; 3]> = (0..stages).map(|stage| time.map(|part| part * uneven(stage))).collect();
+                let pipeline = Pipeline { schedule, stages, chunks: 1, micros };
+                let own = list[0].iter().sum::<f64>();
+                let idle = rules::pipeline::idle(order, 1.0, micros as f64, &list, own);
+                let expected = simulated(&pipeline, &list) - micros as f64 * own;
+                assert!((idle - expected).abs() < 1e-9, "{pipeline:?}, {list:?}: {idle}, {expected}");
+            }
+        }
     }
 }

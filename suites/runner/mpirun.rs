@@ -4,7 +4,7 @@
 use crate::child_process::{BROKEN, stop_order};
 use crate::merge::merge;
 use crate::processes::{CALM_TICK, grace, read_lines, tail_of};
-use crate::protocol::{End, Ended, Event, Job, RankFailure, RankJob, RankResult};
+use crate::protocol::{End, Ended, Event, Job, LifecycleEvent, RankFailure, RankJob, RankResult};
 use crate::rank;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -383,6 +383,7 @@ fn serve() -> Result<(), String> {
         let said = rank::run(&job, Some(comm), &|event| match event {
             // Whoever listens goes on until this is done.
             Event::Traced(traced) => drop(sender.send(traced.clone())),
+            Event::LifecycleEvent(LifecycleEvent::Peak(_)) if job.rank != 0 => {}
             event => crate::child_process::say(event),
         });
         is_done.store(true, Ordering::Release);

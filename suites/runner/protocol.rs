@@ -68,7 +68,7 @@ pub enum LifecycleEvent {
     Resumed(Resumed),
     /// A checkpoint is complete.
     Saved(Saved),
-    /// The arena of rank 0 has held so many bytes at its most.
+    /// The arena of a rank has held so many bytes at its most.
     Peak(u64),
 }
 
@@ -303,6 +303,9 @@ pub struct RankEnd {
     /// The part of it from the first forward to the last backward.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pipeline_ms: Vec<f64>,
+    /// When the passes of its stage were: means over the timed steps, in nanoseconds since 1970.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub passes: Vec<outcome::PassTime>,
     /// Mean time per timed step; empty where no step was timed to its end.
     pub spans_ms: BTreeMap<Span, f64>,
     /// Collectives per step.
@@ -426,6 +429,7 @@ impl From<&outcome::RankReport> for RankEnd {
             reserved_bytes: report.reserved_bytes,
             step_ms: report.step_ms.clone(),
             pipeline_ms: report.pipeline_ms.clone(),
+            passes: report.passes.clone(),
             spans_ms: report.spans_ms.stated().collect(),
             traffic: report.traffic.clone(),
             moves: report.moves.clone(),

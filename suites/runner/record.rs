@@ -39,6 +39,7 @@ pub fn predicted(record: &mut Record, planned: &Planned) {
     }
     record.memory.total = Some(Bytes { predicted_bytes: Some(footprint.total), ..Bytes::default() });
     let Some(estimate) = &planned.estimate else { return };
+    pipeline::planned(record, estimate);
     let flops = &estimate.flops;
     for (name, value) in [("model", flops.model), ("palm", flops.palm), ("hardware", flops.hardware)] {
         record.flops.set(name, value);
@@ -90,7 +91,7 @@ pub fn measured(record: &mut Record, steps: Vec<Step>, end: &End, cell: &Cell, e
     offload::add(record, end, estimate);
     time(record, end);
     metrics(record, end, cell, estimate);
-    pipeline::add(record, end, cell.parallel.degrees.pipeline);
+    pipeline::add(record, end, [cell.parallel.degrees.pipeline, cell.parallel.ranks]);
     if !end.kernels.is_empty() {
         record.environment.insert("kernels".into(), end.kernels.clone().into());
     }

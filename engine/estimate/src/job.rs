@@ -2,6 +2,7 @@
 //! software that runs it. It names no machine; [`crate::machine`] does.
 
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// One training run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,6 +29,22 @@ pub struct Job {
     pub loss: Loss,
     /// The software.
     pub stack: Stack,
+    /// The first block of each part of a pipeline, from 0, in the model's order; empty = cut evenly.
+    #[serde(default)]
+    pub split: Vec<usize>,
+}
+
+impl Job {
+    /// The blocks of a stage where the cut is stated: with chunks several runs.
+    pub fn stated_blocks(&self, stage: usize) -> Option<Vec<Range<usize>>> {
+        let all = match self.model.kind {
+            Kind::EncoderDecoder { decoder_layers, .. } => self.model.layers + decoder_layers,
+            _ => self.model.layers,
+        };
+        let part = |part: usize| self.split[part]..self.split.get(part + 1).copied().unwrap_or(all);
+        let parts = (stage..self.split.len()).step_by(self.degrees.pipeline.max(1));
+        (!self.split.is_empty()).then(|| parts.map(part).collect())
+    }
 }
 
 /// How the loss over the vocabulary is made.
@@ -187,6 +204,8 @@ pub enum Order {
     OneFOneB,
     /// One micro-batch at a time through all stages.
     Naive,
+    /// ZB-H1: 1F1B whose gradients of weights are computed where a stage would wait.
+    ZeroBubble,
 }
 
 /// What is split over the data axes, and in groups of how many. A group of 1 is whole on every rank.

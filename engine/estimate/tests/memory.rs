@@ -65,6 +65,7 @@ fn job(model: Shape) -> Job {
         peft: Peft::None,
         loss: Loss::Logits,
         stack: Stack::MegatronCore,
+        split: Vec::new(),
     }
 }
 
@@ -128,6 +129,29 @@ fn micro_batches_in_flight() {
     job.degrees.schedule = Order::OneFOneB;
     job.batch.accumulation = 2;
     close(activations(&job, 0), 24.0 * one, 1e-9);
+}
+
+/// Stated stages have their own blocks, and an even cut is as if none were stated.
+#[test]
+fn a_stated_cut_is_followed() {
+    for schedule in [Order::OneFOneB, Order::ZeroBubble] {
+        let mut job = job(gpt(24, 1024, 16));
+        (job.degrees.pipeline, job.degrees.schedule) = (4, schedule);
+        let even = memory(&job);
+        job.split = vec![0, 6, 12, 18];
+        let stated = memory(&job);
+        for stage in &even.stages {
+            let same = stated.stages.iter().find(|other| other.index == stage.index).expect("every stage is there");
+            close(same.peak(), stage.peak(), 1e-12);
+        }
+        job.split = vec![0, 2, 10, 20];
+        let blocks: Vec<usize> = memory(&job).stages.iter().map(|stage| stage.blocks).collect();
+        assert_eq!(blocks, [2, 8, 10, 4]);
+        // Two chunks on a stage are two runs of blocks.
+        (job.degrees.chunks, job.split) = (2, vec![0, 1, 3, 6, 10, 15, 18, 20]);
+        let blocks: Vec<usize> = memory(&job).stages.iter().map(|stage| stage.blocks).collect();
+        assert_eq!(blocks, [6, 5, 5, 8]);
+    }
 }
 
 /// All stages' parameters are the model's; a tied matrix stands on both ends.

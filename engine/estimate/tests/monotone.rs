@@ -129,6 +129,7 @@ fn job(dice: &mut Dice) -> Job {
         },
         loss: dice.of(&[Loss::Logits, Loss::Fused, Loss::Chunked(1024)]),
         stack,
+        split: Vec::new(),
     }
 }
 

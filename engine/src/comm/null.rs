@@ -70,6 +70,8 @@ impl Null {
             Kind::AllReduce { .. } => 2 * part * others,
             Kind::AllGather | Kind::ReduceScatter { .. } | Kind::AllToAll => part * others,
             Kind::Recv { .. } => bytes,
+            // What it takes may be of another size than what it gives.
+            Kind::SendRecv { .. } => call.recv_shape().map_or(0, |(dtype, len)| (dtype.size() * len) as u64),
             _ => 0,
         };
         self.wire_bytes.set(self.wire_bytes.get() + wire);

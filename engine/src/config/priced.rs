@@ -51,21 +51,12 @@ impl Cell {
         let degrees =
             [("parallel.context", context), ("parallel.expert", expert), ("parallel.expert_tensor", expert_tensor)];
         let degree = degrees.into_iter().find_map(|(key, ranks)| Some((key, unless(1, ranks)?)));
-        let stages = self.priced_stages().map(|why| ("parallel.pipeline", format!("{pipeline} {why}")));
         // No such run has been seen on GPUs.
-        let is_unseen = tensor > 1 && self.hardware.device == DeviceKind::Cuda;
-        let tensor = is_unseen.then(|| ("parallel.tensor", format!("{tensor} on GPUs")));
-        degree.or(tensor).or(stages).or_else(|| self.priced.as_ref()?.first_key())
-    }
-
-    /// Why the engine does not train it in the stages of its pipeline, if it has one. On GPUs no such run has been seen, and the two
-    /// ends of a pipeline cannot share a matrix in this version.
-    fn priced_stages(&self) -> Option<&'static str> {
-        match self.parallel.degrees.pipeline {
-            0 | 1 => None,
-            _ if self.hardware.device == DeviceKind::Cuda => Some("on GPUs"),
-            _ => self.model.tie_word_embeddings.then_some("with tied embeddings (model.tie_word_embeddings)"),
-        }
+        let is_on_gpus = self.hardware.device == DeviceKind::Cuda;
+        let unseen = [("parallel.tensor", tensor), ("parallel.pipeline", pipeline)];
+        let unseen = unseen.into_iter().find(|(_, ranks)| is_on_gpus && *ranks > 1);
+        let unseen = unseen.map(|(key, ranks)| (key, format!("{ranks} on GPUs")));
+        degree.or(unseen).or_else(|| self.priced.as_ref()?.first_key())
     }
 
     /// Whether it is priced alone; see [`Cell::first_priced_key`].

@@ -85,7 +85,7 @@ impl<'a> Executor<'a> {
                 let found = self.layer(layer, spans)?;
                 let waits = Within::enter(spans, Span::Backward);
                 let paced = self.paced(action);
-                for unit in [Some(found.unit), found.experts].into_iter().flatten() {
+                for unit in [Some(found.unit), found.second].into_iter().flatten() {
                     self.gradients.open(&self.state, self.context.resources(), unit)?;
                 }
                 self.backward(micro, layer, found, &waits)?;
@@ -108,6 +108,12 @@ impl<'a> Executor<'a> {
             Action::Reduce { unit, first, last } => {
                 spans.enter(Span::ExposedReduce);
                 self.gradients.reduce(&self.state, res, (unit, first, last), spans)?;
+            }
+            Action::ReduceTied { unit } => {
+                spans.enter(Span::ExposedReduce);
+                self.settle(spans)?;
+                spans.enter(Span::ExposedPipeline);
+                self.gradients.reduce_tied(&self.state, self.context.resources(), unit)?;
             }
             Action::Update => self.flow.update = Some(self.update(spans)?),
             Action::StoreSaved { .. } | Action::SettleSaved { .. } | Action::FetchSaved { .. } => {
@@ -170,7 +176,7 @@ impl<'a> Executor<'a> {
     fn layer(&mut self, number: usize, spans: &mut dyn Spans) -> Result<&'a Layer> {
         let layer = &self.context.role.layout.layers[number];
         spans.enter(Span::ExposedGather);
-        for unit in [Some(layer.unit), layer.shares, layer.experts].into_iter().flatten() {
+        for unit in layer.units() {
             self.params.wait(&self.context.comms, unit)?;
         }
         Ok(layer)
@@ -181,9 +187,9 @@ impl<'a> Executor<'a> {
         let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
         let state = self.flow.of_mut(micro);
         let ex = self.context.exec(batch, evaluates, &state.tokens, waits);
-        let of_experts = layer.experts.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
+        let second = layer.second.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
-        let weights = Weights { experts: of_experts.as_ref(), ..weights };
+        let weights = Weights { second: second.as_ref(), ..weights };
         let block = match &layer.kind {
             LayerKind::Head(head) => return self.loss(micro, layer, head, waits),
             LayerKind::Embedding(embedding) => {
@@ -256,9 +262,9 @@ impl<'a> Executor<'a> {
         let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
         let state = self.flow.of_mut(micro);
         let ex = self.context.exec(batch, false, &state.tokens, waits);
-        let of_experts = layer.experts.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
+        let second = layer.second.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
-        let weights = Weights { experts: of_experts.as_ref(), ..weights };
+        let weights = Weights { second: second.as_ref(), ..weights };
         let ex = Exec { memory: memory_of(&state.values, memory), ..ex };
         state.saved[number].restore_input(&ex, block.dims.hidden)?;
         let output = block.recompute(&ex, &weights, &mut state.saved[number], output)?;
@@ -275,17 +281,17 @@ impl<'a> Executor<'a> {
         let state = self.flow.of_mut(micro);
         let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
         let ex = self.context.exec(batch, false, &state.tokens, waits);
-        let mut grads = match layer.experts {
+        let mut grads = match layer.second {
             None => self.gradients.grads(layer.unit),
-            Some(experts) => {
-                let (own, experts) = self.gradients.grads_of_two(layer.unit, experts);
-                own.beside(experts)
+            Some(second) => {
+                let (own, second) = self.gradients.grads_of_two(layer.unit, second);
+                own.beside(second)
             }
         };
         // The embedding's weights are there only where its backward reads them.
-        let of_experts = layer.experts.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
+        let second = layer.second.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
-        let weights = Weights { experts: of_experts.as_ref(), ..weights };
+        let weights = Weights { second: second.as_ref(), ..weights };
         match &layer.kind {
             LayerKind::Embedding(embedding) => {
                 let ids = present(&state.tokens)?.ids_of(layer.writes);

@@ -21,7 +21,7 @@ pub struct Embedding {
     /// The token whose row has no gradient from look-ups.
     pub padding: Option<u32>,
     pub hidden: usize,
-    /// Learned positions `[longest sequence, hidden]`.
+    /// Learned positions `[longest sequence, hidden]`. Where the embedding has a second unit, they and the norm are in that.
     pub positions: Option<FlatRange>,
     /// The norm behind the sum.
     pub norm: Option<Norm>,
@@ -62,7 +62,7 @@ impl Embedding {
         let sum = self.sum(ex, w, ids)?;
         let made = match &self.norm {
             Some(norm) => {
-                let [y, _] = norm.forward(ex, w, ex.batch.tokens(), sum.view())?;
+                let [y, _] = norm.forward(ex, w.of_second(), ex.batch.tokens(), sum.view())?;
                 y
             }
             None => sum,
@@ -91,12 +91,12 @@ impl Embedding {
             (Some(positions), Some(places)) => {
                 let mut of_places = ex.activation(n * self.hidden)?;
                 let op = Op::Embedding(self.place_op(positions, n, ex.compute));
-                ex.run(TERM, &op, &[places, w.get(positions)], &mut [of_places.view_mut()])?;
+                ex.run(TERM, &op, &[places, w.of_second().get(positions)], &mut [of_places.view_mut()])?;
                 ex.accumulate(TERM, of_places.view(), out.view_mut())?;
             }
             (Some(positions), None) => {
                 let op = Op::BiasAdd(self.places(&ex.batch, ex.compute));
-                ex.run(TERM, &op, &[w.get(positions)], &mut [out.view_mut()])?;
+                ex.run(TERM, &op, &[w.of_second().get(positions)], &mut [out.view_mut()])?;
             }
             (None, _) => {}
         }
@@ -117,12 +117,14 @@ impl Embedding {
         if let Some(norm) = &self.norm {
             let (sum, statistics) = ex.again(|| {
                 let sum = self.sum(ex, w, ids)?;
-                let [_, statistics] = norm.forward(ex, w, n, sum.view())?;
+                let [_, statistics] = norm.forward(ex, w.of_second(), n, sum.view())?;
                 Ok((sum, statistics))
             })?;
-            dx = norm.backward_alone(ex, w, g, n, [&sum, &statistics, &dx])?;
+            dx = norm.backward_alone(ex, w.of_second(), &mut g.of_second(), n, [&sum, &statistics, &dx])?;
         }
-        if let Some((positions, dpositions)) = self.positions.as_ref().and_then(|place| Some((place, g.get(place)?))) {
+        let mut second = g.of_second();
+        let of_positions = self.positions.as_ref().and_then(|place| Some((place, second.get(place)?)));
+        if let Some((positions, dpositions)) = of_positions {
             match ex.places() {
                 Some(places) => {
                     let op = Op::EmbeddingBackward(self.place_op(positions, n, ex.compute));

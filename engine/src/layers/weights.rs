@@ -44,14 +44,14 @@ pub struct Weights<'a> {
     pub quantised: View<'a>,
     /// Forms of its matrices that products read, where they are kept.
     pub prepacked: Option<&'a Prepacked>,
-    /// Those of the block's experts, where they are a unit of their own.
-    pub experts: Option<&'a Weights<'a>>,
+    /// Those of the layer's second unit, where it has one.
+    pub second: Option<&'a Weights<'a>>,
 }
 
 impl<'a> Weights<'a> {
-    /// Of the unit in which the block's experts are.
-    pub fn of_experts(&self) -> &Weights<'a> {
-        self.experts.unwrap_or(self)
+    /// Of the unit of what may be in a second one.
+    pub fn of_second(&self) -> &Weights<'a> {
+        self.second.unwrap_or(self)
     }
 
     /// One tensor; of a matrix in few bits its record.
@@ -68,8 +68,8 @@ impl<'a> Weights<'a> {
 #[derive(Debug)]
 pub struct Grads<'a> {
     own: ViewMut<'a>,
-    /// Those of the block's experts, where they are a unit of their own.
-    experts: Option<ViewMut<'a>>,
+    /// Those of the layer's second unit, where it has one.
+    second: Option<ViewMut<'a>>,
     /// What is kept for them, where they are computed later.
     deferred: Option<&'a mut Deferred>,
 }
@@ -98,7 +98,7 @@ pub struct Deferred {
 
 impl<'a> Grads<'a> {
     pub fn of(own: ViewMut<'a>) -> Grads<'a> {
-        Grads { own, experts: None, deferred: None }
+        Grads { own, second: None, deferred: None }
     }
 
     /// None: what they are computed from is kept.
@@ -106,10 +106,10 @@ impl<'a> Grads<'a> {
         Grads { deferred: Some(deferred), ..Grads::of(ViewMut::of::<f32>(&mut [])) }
     }
 
-    /// The same with those of the unit of experts beside them.
+    /// The same with those of the layer's second unit beside them.
     #[must_use]
-    pub fn beside(self, experts: Grads<'a>) -> Grads<'a> {
-        Grads { experts: Some(experts.own), ..self }
+    pub fn beside(self, second: Grads<'a>) -> Grads<'a> {
+        Grads { second: Some(second.own), ..self }
     }
 }
 
@@ -125,9 +125,9 @@ impl Grads<'_> {
             *place(deferred) = Some(buffer);
         }
     }
-    /// Of the unit in which the block's experts are.
-    pub fn of_experts(&mut self) -> Grads<'_> {
-        Grads::of(self.experts.as_mut().unwrap_or(&mut self.own).reborrow())
+    /// Of the unit of what may be in a second one.
+    pub fn of_second(&mut self) -> Grads<'_> {
+        Grads::of(self.second.as_mut().unwrap_or(&mut self.own).reborrow())
     }
 
     /// One tensor's gradient; `None` when it is frozen.
@@ -151,7 +151,7 @@ impl Grads<'_> {
     pub fn reborrow(&mut self) -> Grads<'_> {
         Grads {
             own: self.own.reborrow(),
-            experts: self.experts.as_mut().map(ViewMut::reborrow),
+            second: self.second.as_mut().map(ViewMut::reborrow),
             deferred: self.deferred.as_deref_mut(),
         }
     }

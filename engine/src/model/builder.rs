@@ -76,22 +76,26 @@ impl<'a> Builder<'a> {
         Norm { kind: form.norm, weight, bias, cols, eps: self.cell.model.rms_norm_eps }
     }
 
-    pub fn embedding(&self) -> (Unit, Embedding) {
+    /// The embedding's units. There is a second one, of positions and norm, where both ends of a pipeline have the table.
+    pub fn embedding(&self) -> (Vec<Unit>, Embedding) {
         let (model, names) = (self.cell.model, self.names);
         let (vocab, hidden) = (model.vocab_size, model.hidden_size);
-        let mut unit = Unit::new("embed_tokens");
+        let (mut unit, mut second) = (Unit::new("embed_tokens"), Unit::new("embed_tokens.second"));
         let (part, init) = (self.base(), Init::Normal(model.initializer_range));
         let (words, cut, vocab) = (vocab, self.of_vocabulary(), self.share(vocab));
         let table = unit.push(part, format!("{}.weight", names.embedding), &[vocab, hidden], init);
         unit.cut_last(cut, words);
+        let is_on_both_ends = model.tie_word_embeddings && self.cell.cut.pipeline > 1;
+        let others = if is_on_both_ends { &mut second } else { &mut unit };
         let positions = (model.form.positions == Positions::Learned).then(|| {
             let shape = [model.max_position_embeddings, hidden];
-            unit.push(part, format!("{}.weight", names.positions), &shape, init)
+            others.push(part, format!("{}.weight", names.positions), &shape, init)
         });
-        let norm = model.form.embedding_norm.then(|| self.norm_where(&mut unit, names.embedding_norm, hidden, false));
+        let norm = model.form.embedding_norm.then(|| self.norm_where(others, names.embedding_norm, hidden, false));
         let scale = model.form.embedding_scale.then(|| (hidden as f64).sqrt());
         let padding = model.pad_token_id.and_then(|token| u32::try_from(token).ok());
-        (unit, Embedding { table, vocab, words, cut, padding, hidden, positions, norm, scale })
+        let units = [unit, second].into_iter().filter(|unit| !unit.tensors.is_empty()).collect();
+        (units, Embedding { table, vocab, words, cut, padding, hidden, positions, norm, scale })
     }
 
     /// How tensor ranks share the vocabulary.

@@ -10,10 +10,11 @@ pub struct Layer {
     pub kind: LayerKind,
     /// The unit of its weights.
     pub unit: usize,
-    /// Another layer's unit, of which it reads a matrix: the embedding's, of a head that is tied.
+    /// A unit of which it reads a matrix, and which is the embedding's: of a head that is tied.
     pub shares: Option<usize>,
-    /// The unit of its experts, where they are one of their own.
-    pub experts: Option<usize>,
+    /// A second unit of its own weights: the experts of a block, where ranks share them; what an embedding has beside its table, where
+    /// both ends of a pipeline have that.
+    pub second: Option<usize>,
     /// What it takes; an embedding takes tokens.
     pub reads: Stream,
     /// What its cross-attention reads beside that.
@@ -34,7 +35,12 @@ pub enum LayerKind {
 impl Layer {
     /// A layer that reads and writes one stream, with a unit of its own.
     pub fn on(stream: Stream, unit: usize, kind: LayerKind) -> Layer {
-        Layer { kind, unit, shares: None, experts: None, reads: stream, memory: None, writes: stream }
+        Layer { kind, unit, shares: None, second: None, reads: stream, memory: None, writes: stream }
+    }
+
+    /// The units whose weights it reads.
+    pub fn units(&self) -> impl Iterator<Item = usize> + use<> {
+        [Some(self.unit), self.shares, self.second].into_iter().flatten()
     }
 
     /// Whether it reads and writes a stream; an embedding reads tokens, a head makes a loss.

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use zbench_kernels::{DType, GRANULE_BYTES};
 
 /// Units and layers of a model, or of a stage of it. Of a whole model unit 0 is the embedding, then come the blocks, the last one
-/// is the head.
+/// is the head. Where both ends of a pipeline have the embedding's table, that is unit 0, and what else the embedding has is unit 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     /// What is gathered, reduced and updated as a whole.
@@ -33,13 +33,15 @@ pub struct Layout {
     pub numbers: Vec<usize>,
     /// By unit: trainable tensors of the whole model's units before it.
     pub first_tensors: Vec<usize>,
+    /// The unit that the other end of a pipeline has, too: the table of tied embeddings. None of a whole model and between the ends.
+    pub tied: Option<usize>,
     /// In the order of forward.
     pub layers: Vec<Layer>,
     /// The layers of each chunk of a stage: those that follow each other in the model. Of a whole model there is one.
     pub chunks: Vec<Range<usize>>,
     /// By layer: the first one that it is the same as, in everything that a plan counts.
     pub same_as: Vec<usize>,
-    /// Elements of all whole tensors, by [`FlatKind`]. Every plan of a layout states them.
+    /// Elements of all whole tensors, by [`FlatKind`], without those of a copy. Every plan of a layout states them.
     elements: [u64; FlatKind::COUNT],
 }
 
@@ -84,14 +86,14 @@ impl Layout {
             return Layout::over_encoder(basis, decoder);
         }
         let builder = Builder::new(basis);
-        let embedding = builder.embedding();
-        let (head_unit, head) = builder.head(&embedding.1);
-        let mut units = vec![embedding.0];
-        let mut layers = vec![Layer::on(Stream::Decoder, 0, LayerKind::Embedding(embedding.1))];
+        let (mut units, embedding) = builder.embedding();
+        let (head_unit, head) = builder.head(&embedding);
+        let layer = Layer::on(Stream::Decoder, 0, LayerKind::Embedding(embedding));
+        let mut layers = vec![Layer { second: (units.len() > 1).then_some(1), ..layer }];
         for index in 0..basis.model.num_hidden_layers {
             let (unit, of_experts, block) = builder.block_and_experts(index);
             let layer = Layer::on(Stream::Decoder, units.len(), LayerKind::Block(Arc::new(block)));
-            layers.push(Layer { experts: of_experts.as_ref().map(|_| units.len() + 1), ..layer });
+            layers.push(Layer { second: of_experts.as_ref().map(|_| units.len() + 1), ..layer });
             units.push(unit);
             units.extend(of_experts);
         }
@@ -107,10 +109,8 @@ impl Layout {
     /// Of an encoder and a decoder that share the table of the embedding. The model's blocks are the encoder's.
     fn over_encoder(basis: LayoutKey<'_>, decoder: usize) -> Layout {
         let (builder, encoder) = (Builder::new(basis), basis.model.num_hidden_layers);
-        let (mut units, mut layers) = (Vec::new(), Vec::new());
-        let (table, embedding) = builder.embedding();
-        units.push(table);
-        layers.push(Layer::on(Stream::Encoder, 0, LayerKind::Embedding(embedding)));
+        let (mut units, embedding) = builder.embedding();
+        let mut layers = vec![Layer::on(Stream::Encoder, 0, LayerKind::Embedding(embedding))];
         for index in 0..encoder {
             let (unit, block) = builder.block_of_encoder(index);
             layers.push(Layer::on(Stream::Encoder, units.len(), LayerKind::Block(Arc::new(block))));
@@ -143,38 +143,55 @@ impl Layout {
         let units = left(&self.units, &layers);
         let mut kept = left(&self.layers, &layers);
         kept[layers.start..].iter_mut().for_each(|layer| layer.unit -= layers.len());
-        Layout::of(units, kept, left(&self.same_as, &layers))
+        Layout { tied: self.tied, ..Layout::of(units, kept, left(&self.same_as, &layers)) }
     }
 
-    /// The stage of this whole model that has these chunks of its layers, each of which has a unit of its own.
+    /// The stage of this whole model that has these chunks of its layers, with all units that they read.
     pub fn stage(&self, chunks: &[Range<usize>]) -> Layout {
-        let numbers: Vec<usize> = chunks.iter().cloned().flatten().collect();
-        let (mut units, mut layers, mut first_tensors) = (Vec::new(), Vec::new(), Vec::new());
-        for (unit, &number) in numbers.iter().enumerate() {
-            units.push(self.units[number].clone());
-            layers.push(Layer { unit, ..self.layers[number].clone() });
-            first_tensors.push(self.first_tensors[number]);
-        }
+        let of_stage = || chunks.iter().cloned().flatten().map(|layer| &self.layers[layer]);
+        let mut numbers: Vec<usize> = of_stage().flat_map(Layer::units).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let own = |unit: usize| numbers.partition_point(|number| *number < unit);
+        let layers = of_stage().map(|layer| {
+            let Layer { unit, shares, second, .. } = *layer;
+            Layer { unit: own(unit), shares: shares.map(own), second: second.map(own), ..layer.clone() }
+        });
+        let layers: Vec<Layer> = layers.collect();
+        let units = numbers.iter().map(|number| self.units[*number].clone()).collect();
+        let first_tensors = numbers.iter().map(|number| self.first_tensors[*number]).collect();
+        let table = self.layers.last().and_then(|head| head.shares);
+        let tied = table.filter(|table| numbers.contains(table)).map(own);
         let mut end = 0;
-        let own = |chunk: &Range<usize>| {
+        let behind_the_last = |chunk: &Range<usize>| {
             let start = end;
             end += chunk.len();
             start..end
         };
-        let (chunks, same_as) = (chunks.iter().map(own).collect(), same_as(&layers));
-        Layout { numbers, first_tensors, chunks, ..Layout::of(units, layers, same_as) }
+        let (chunks, same_as) = (chunks.iter().map(behind_the_last).collect(), same_as(&layers));
+        let mut stage = Layout { tied, chunks, ..Layout::of(units, layers, same_as) };
+        if let Some(copy) = stage.copy() {
+            let of_copy = |kind| elements(&stage.units[copy..=copy], kind);
+            let of_copy = FlatKind::ALL.map(of_copy);
+            stage.elements.iter_mut().zip(of_copy).for_each(|(all, copy)| *all -= copy);
+        }
+        Layout { numbers, first_tensors, ..stage }
+    }
+
+    /// The unit that is the first stage's, and that the last stage has a copy of. What counts tensors once leaves it out.
+    pub fn copy(&self) -> Option<usize> {
+        self.tied.filter(|_| self.embedding().is_none())
     }
 
     fn of(units: Vec<Arc<Unit>>, layers: Vec<Layer>, same_as: Vec<usize>) -> Layout {
-        let of_kind = |part| units.iter().flat_map(|u| u.tensors_of(part)).map(|t| t.whole_elements() as u64).sum();
-        let elements = FlatKind::ALL.map(of_kind);
+        let elements = FlatKind::ALL.map(|kind| elements(&units, kind));
         let before = |sum: &mut usize, unit: &Arc<Unit>| {
             let tensors = unit.tensors_of(FlatKind::Trainable).count();
             Some(std::mem::replace(sum, *sum + tensors))
         };
         let first_tensors = units.iter().scan(0, before).collect();
         let (numbers, chunks) = ((0..units.len()).collect(), std::iter::once(0..layers.len()).collect());
-        Layout { units, numbers, first_tensors, layers, chunks, same_as, elements }
+        Layout { units, numbers, first_tensors, tied: None, layers, chunks, same_as, elements }
     }
 
     /// Whether a layer is the first of a chunk, which takes its input from another stage or from tokens.
@@ -237,7 +254,7 @@ impl Layout {
             let Some((block, experts)) = layer.block().and_then(|block| Some((block, block.experts.as_ref()?))) else {
                 return 0;
             };
-            let unit = &self.units[layer.experts.unwrap_or(layer.unit)];
+            let unit = &self.units[layer.second.unwrap_or(layer.unit)];
             let stacks = block.gate.iter().chain([&block.up, &block.down]).filter(|stack| stack.weight.part == part);
             // Each stack begins with its first expert.
             let first = |stack: &LinearSpec| {
@@ -278,6 +295,11 @@ pub(crate) fn stored_tensors<'t>(tensors: impl Iterator<Item = &'t Tensor>) -> V
     list
 }
 
+/// Elements of the units' whole tensors of a kind.
+fn elements(units: &[Arc<Unit>], kind: FlatKind) -> u64 {
+    units.iter().flat_map(|unit| unit.tensors_of(kind)).map(|tensor| tensor.whole_elements() as u64).sum()
+}
+
 /// By layer the first that differs from it in nothing but its number and its streams of random numbers. A model has few
 /// kinds of blocks; its other layers are like none.
 fn same_as(layers: &[Layer]) -> Vec<usize> {
@@ -300,12 +322,12 @@ fn same_as(layers: &[Layer]) -> Vec<usize> {
 pub fn parameters(cell: &Cell, part: FlatKind) -> u64 {
     let builder = Builder::new(LayoutKey { cut: Degrees::default(), ..LayoutKey::of(cell, 1) });
     let of = |unit: &Unit| unit.tensors_of(part).map(|tensor| tensor.elements() as u64).sum::<u64>();
-    let (embedding, first) = builder.embedding();
+    let (embeddings, first) = builder.embedding();
     let (sparse, dense): (Vec<usize>, Vec<usize>) =
         (0..cell.model.num_hidden_layers).partition(|index| cell.model.experts_of(*index).is_some());
     let blocks = [sparse, dense].into_iter().filter_map(|kind| Some((*kind.first()?, kind.len() as u64)));
     let blocks: u64 = blocks.map(|(index, count)| count * of(&builder.block(index).0)).sum();
-    of(&embedding) + blocks + of(&builder.head(&first).0)
+    embeddings.iter().map(of).sum::<u64>() + blocks + of(&builder.head(&first).0)
 }
 
 /// Elements to which shard boundaries are aligned: 64 bytes of the narrowest type in use, and at least 16, the multiple at

@@ -84,7 +84,7 @@ impl Offload<'_> {
             | Action::Backward { layer, .. }
             | Action::BackwardInput { layer, .. } => {
                 let layer = &self.layers[layer];
-                [Some(layer.unit), layer.shares, layer.experts]
+                [Some(layer.unit), layer.shares, layer.second]
             }
             Action::Gather { unit, .. } => [Some(unit), None, None],
             _ => [None; 3],

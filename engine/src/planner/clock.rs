@@ -136,7 +136,7 @@ fn booked(action: Action) -> Span {
         | Action::StoreSaved { .. }
         | Action::SettleSaved { .. }
         | Action::FetchSaved { .. } => Span::Offload,
-        Action::Receive { .. } | Action::Send { .. } => Span::ExposedPipeline,
+        Action::Receive { .. } | Action::Send { .. } | Action::ReduceTied { .. } => Span::ExposedPipeline,
         Action::Release { .. } | Action::Evict { .. } => Span::Other,
     }
 }

@@ -9,7 +9,7 @@ use crate::error::{Result, StepError};
 use crate::executor::{Executor, allocate, prepacked};
 use crate::homes::{ByHome, Homes};
 use crate::layers::Saved;
-use crate::model::FlatKind;
+use crate::model::{FlatKind, Unit};
 use crate::moves::MoveEvent;
 use crate::outcome::{Estimate, Traffic, Transfer};
 use crate::plan::{Plan, Role};
@@ -221,7 +221,9 @@ impl<'a> DryRun<'a> {
         let parameters = trainable_parameters + layout.frozen_parameters();
         let active_parameters =
             parameters - FlatKind::ALL.iter().map(|part| layout.inactive_params(*part)).sum::<u64>();
-        let kept = |part| layout.units.iter().map(|u| u.flat(part).len).sum::<usize>() * home_dtype(cell, part).size();
+        let own = |(number, unit)| (layout.copy() != Some(number)).then_some(unit);
+        let units: Vec<&Unit> = layout.units.iter().map(|unit| &**unit).enumerate().filter_map(own).collect();
+        let kept = |part| units.iter().map(|unit| unit.flat(part).len).sum::<usize>() * home_dtype(cell, part).size();
         let base_bytes = (kept(FlatKind::Frozen) + kept(FlatKind::Quantised)) as u64;
         let ledgers = self.executor.homes.ledgers();
         let estimate = Estimate {

@@ -7,20 +7,27 @@ use crate::model::Stream;
 use crate::plan::{Plan, PlanError, Role};
 use std::collections::VecDeque;
 
-/// A send or a receive of a stage, between two virtual stages that follow each other.
+/// A send or a receive of a stage, between two virtual stages that follow each other or between the ends of the pipeline.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Message {
     /// Virtual stages.
     from: usize,
     to: usize,
-    micro: usize,
-    stream: Stream,
-    pub gradient: bool,
+    what: What,
     pub sends: bool,
 }
 
+/// What a message holds.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum What {
+    /// A stream's values, or their gradient.
+    Stream { micro: usize, stream: Stream, gradient: bool },
+    /// The gradients of tied embeddings.
+    Tied,
+}
+
 impl Message {
-    /// The message of an action of stage `stage` of `stages`.
+    /// The message of a stream that stage `stage` of `stages` sends or receives.
     pub fn of(action: &Action, [stage, stages]: [usize; 2]) -> Option<Message> {
         let (micro, chunk, stream, gradient, sends) = match *action {
             Action::Send { micro, chunk, stream, gradient } => (micro, chunk, stream, gradient, true),
@@ -31,8 +38,27 @@ impl Message {
         // Values go on, gradients go back.
         let other = if sends == gradient { own.wrapping_sub(1) } else { own + 1 };
         let (from, to) = if sends { (own, other) } else { (other, own) };
-        Some(Message { from, to, micro, stream, gradient, sends })
+        Some(Message { from, to, what: What::Stream { micro, stream, gradient }, sends })
     }
+
+    /// What an end of the pipeline sends and what it receives in an exchange with the other end.
+    pub fn exchanged(action: &Action, [stage, stages]: [usize; 2]) -> Option<[Message; 2]> {
+        let Action::ReduceTied { .. } = action else { return None };
+        let other = stages - 1 - stage;
+        let of = |from, to, sends| Message { from, to, what: What::Tied, sends };
+        Some([of(stage, other, true), of(other, stage, false)])
+    }
+
+    /// Messages of one number are sent one after the other.
+    pub fn way(&self) -> usize {
+        match self.what {
+            What::Stream { gradient, .. } => usize::from(gradient),
+            What::Tied => Message::WAYS,
+        }
+    }
+
+    /// Ways of streams: forward and backward.
+    pub const WAYS: usize = 2;
 
     /// What the other stage does.
     pub fn other(self) -> Message {
@@ -68,7 +94,11 @@ impl Plan {
         let mut stages: Vec<Stage> = Vec::with_capacity(count);
         for (stage, role) in self.roles.iter().enumerate() {
             let actions = lists(role).into_iter().flatten();
-            let messages: Vec<Message> = actions.filter_map(|action| Message::of(action, [stage, count])).collect();
+            let messages = actions.flat_map(|action| {
+                let exchanged = Message::exchanged(action, [stage, count]).into_iter().flatten();
+                Message::of(action, [stage, count]).into_iter().chain(exchanged)
+            });
+            let messages: Vec<Message> = messages.collect();
             let parts = count * role.layout.chunks.len();
             if let Some(lost) = messages.iter().find(|message| message.from.max(message.to) >= parts) {
                 return Err(self.misfit(format!("{} and there is no such stage", self.waits(lost))));
@@ -97,15 +127,15 @@ impl Plan {
     }
 
     fn waits(&self, message: &Message) -> String {
-        let Message { from, to, micro, stream, gradient, sends } = *message;
-        let (kind, of) = (
-            if gradient { "gradient" } else { "values" },
-            match stream {
-                Stream::Decoder => "",
-                Stream::Encoder => " of the encoder",
-            },
-        );
-        let what = format!("the {kind}{of} of micro-batch {micro}");
+        let Message { from, to, what, sends } = *message;
+        let what = match what {
+            What::Tied => "the gradients of tied embeddings".to_string(),
+            What::Stream { micro, stream, gradient } => {
+                let kind = if gradient { "gradient" } else { "values" };
+                let of = if stream == Stream::Encoder { " of the encoder" } else { "" };
+                format!("the {kind}{of} of micro-batch {micro}")
+            }
+        };
         let (from, to) = (self.rank(from), self.rank(to));
         match sends {
             true => format!("rank {from} waits to send {what} to rank {to}"),
@@ -127,7 +157,8 @@ fn advance(stages: &mut [Stage], stage: usize) -> bool {
     let Some(message) = stages[stage].messages.get(stages[stage].at).copied() else { return false };
     let sent = &mut stages[message.from % count].sent;
     if message.sends {
-        if sent.iter().any(|before| before.gradient == message.gradient) {
+        // Before an exchange all messages are waited for.
+        if sent.iter().any(|before| before.way() == message.way() || message.what == What::Tied) {
             return false;
         }
         sent.push_back(message);

@@ -85,7 +85,8 @@ impl ShortPlan {
     /// The parts of a cycle's actions, in order, and how often each one counts.
     pub fn parts<'a>(&self, actions: &'a [Action]) -> Vec<(&'a [Action], usize)> {
         // Where all slots stay until the end, they are given back there.
-        let ends = |action: &Action| matches!(action, Action::Release { .. } | Action::Update);
+        let ends =
+            |action: &Action| matches!(action, Action::Release { .. } | Action::ReduceTied { .. } | Action::Update);
         let last = actions.iter().rposition(|action| !ends(action)).map_or(0, |last| last + 1);
         let mut counted = Vec::new();
         for Repeat { layers, times } in &self.repeats {

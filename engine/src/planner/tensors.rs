@@ -29,9 +29,9 @@ pub fn check(cell: &Cell, layout: &Layout) -> Result<(), PlanError> {
     }
     let tokens = train.micro_batch * train.seq_len;
     if sequence > 1 && !tokens.is_multiple_of(sequence) {
-        let ways = divisors_near(sequence, tokens, |_| true);
         let reason = format!(
-            "{sequence} does not divide the {tokens} tokens of a micro-batch (train.micro_batch × train.seq_len); write {ways}, or 1"
+            "{sequence} does not divide the {tokens} tokens of a micro-batch (train.micro_batch × train.seq_len), of which each rank has \
+             as many; write 1, or a train.micro_batch or train.seq_len that it divides"
         );
         return fail("parallel.sequence", reason);
     }

@@ -2,7 +2,7 @@
 
 use super::homed::Copying;
 use super::{Resources, State};
-use crate::comm::{Communicator, Metered, OwnedCall, Ticket};
+use crate::comm::{Call, Communicator, Kind, Metered, OwnedCall, Ticket};
 use crate::config::Home;
 use crate::error::{Result, StepError};
 use crate::mesh::{Axes, within};
@@ -266,6 +266,21 @@ impl Gradients {
         }
         drop(done.send);
         if last { reduce_over_replicas(state, res, bucket) } else { Ok(()) }
+    }
+
+    /// Adds to a unit's gradients those that the other end of the pipeline has of the same unit. A sum of two numbers is the same in both
+    /// orders, so both ends have the same bits. All reductions are settled. What travels is of the gradients' own type: were it rounded
+    /// on its way, each end would add its own exact sum to the other's rounded one.
+    pub fn reduce_tied(&mut self, state: &State, res: Resources<'_>, unit: usize) -> Result<()> {
+        let (Some(grads), Some(holding)) = (&self.units[unit], state.trainable(unit)) else { return Ok(()) };
+        let Some(stages) = res.comms.over(Axes::PIPELINE) else { return Ok(()) };
+        let (to, from) = [stages.size() - 1 - stages.rank(); 2].into();
+        let own = within(&holding.owned, &holding.gradients);
+        let home = self.buckets[grads.bucket].home()?.slice_mut(grads.place.clone());
+        let own = home.into_slice(own);
+        let mut theirs = res.alloc_at(state.homes.gradients, Category::Communication, own.dtype(), own.len())?;
+        stages.call(Call::new(Kind::SendRecv { to, from }, own.as_view(), theirs.view_mut()))?;
+        res.accumulate(TERM, theirs.view(), own)
     }
 
     /// Waits for all that is under way: then all gradients are at home.

@@ -108,6 +108,8 @@ fn within_range(runs: Vec<Range<usize>>, of: &Range<usize>) -> Vec<Range<usize>>
 pub struct State {
     /// By unit: its number in the whole model.
     pub numbers: Vec<usize>,
+    /// The unit that is a copy of another stage's, which counts and writes it.
+    pub copy: Option<usize>,
     /// By unit, in the order of [`FlatKind::ALL`]; `None` where the flat is empty.
     pub holdings: Vec<[Option<Holding>; FlatKind::COUNT]>,
     /// Units whose gradients are reduced in one call; every unit is in one of them.
@@ -137,6 +139,7 @@ impl State {
         let stoppable = cell.checkpoint.is_some();
         State {
             numbers: layout.numbers.clone(),
+            copy: layout.copy(),
             holdings,
             buckets: buckets(cell, &sharding, &place.mesh, layout),
             place,
@@ -154,7 +157,7 @@ impl State {
     pub fn of_units(&self, units: Range<usize>) -> State {
         let buckets = (0..units.len()).map(|unit| unit..unit + 1).collect();
         let numbers = self.numbers[units.clone()].to_vec();
-        State { numbers, buckets, holdings: self.holdings[units].to_vec(), ..*self }
+        State { numbers, copy: None, buckets, holdings: self.holdings[units].to_vec(), ..*self }
     }
 
     pub fn mesh(&self) -> Mesh {

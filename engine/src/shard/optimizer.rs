@@ -246,7 +246,7 @@ impl Optimizer {
     ) -> Result<GlobalStats> {
         let world = res.comms.data().size();
         let counted = |unit: usize| state.trainable(unit).map(|holding| (unit, &holding.counted));
-        let parts = || (0..state.holdings.len()).filter_map(counted);
+        let parts = || (0..state.holdings.len()).filter(|unit| state.copy != Some(*unit)).filter_map(counted);
         let words = words(state);
         let width = words + parts().count() + state.omitted;
         let mut send = res.alloc(Category::Communication, DType::F64, width)?;

@@ -142,7 +142,7 @@ impl Params {
             held.map_or(View::of::<f32>(&[]), Buffer::view)
         };
         let (trainable, frozen) = (view(FlatKind::Trainable), view(FlatKind::Frozen));
-        Weights { trainable, frozen, quantised: view(FlatKind::Quantised), prepacked, experts: None }
+        Weights { trainable, frozen, quantised: view(FlatKind::Quantised), prepacked, second: None }
     }
 }
 

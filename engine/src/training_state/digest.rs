@@ -50,7 +50,8 @@ impl Executor<'_> {
     /// The checksum of this rank's part of every unit in the world-wide split.
     fn sum(&mut self, part: FlatKind, role: Role) -> Result<u64> {
         let mut sum = 0u64;
-        for unit in 0..self.state.holdings.len() {
+        let (units, copy) = (0..self.state.holdings.len(), self.state.copy);
+        for unit in units.filter(|unit| copy != Some(*unit)) {
             let Executor { context, state, params, optimizer, .. } = self;
             let Some(holding) = &state.holdings[unit][part as usize] else { continue };
             let res = context.resources();

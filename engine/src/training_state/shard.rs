@@ -24,9 +24,9 @@ pub(crate) fn file_names(rank: usize) -> (String, String) {
 }
 
 /// Elements of a unit's flat that a rank writes: of the world-wide split, so that every element is written once and all
-/// ranks write alike, whatever the strategy; without the padding, which depends on the number of ranks.
+/// ranks write alike, whatever the strategy; without the padding, which depends on the number of ranks. Of a copy nothing.
 fn written_range(state: &State, layout: &Layout, unit: usize) -> Option<Range<usize>> {
-    let holding = state.trainable(unit)?;
+    let holding = state.trainable(unit).filter(|_| state.copy != Some(unit))?;
     let end = holding.chunk.end.min(in_use(layout, unit));
     (holding.chunk.start < end).then_some(holding.chunk.start..end)
 }

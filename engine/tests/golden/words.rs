@@ -17,6 +17,7 @@ pub fn action(action: &Action) -> String {
         Action::Backward { layer, .. } => format!("backward unit={layer}"),
         Action::Release { unit } => format!("release unit={unit}"),
         Action::Reduce { unit, first, last } => format!("reduce unit={unit} first={first} last={last}"),
+        Action::ReduceTied { unit } => format!("reduce tied unit={unit}"),
         Action::Update => "update".into(),
         other => panic!("the action {other:?} has no word in the golden dump; add it to {}", file!()),
     }

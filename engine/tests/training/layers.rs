@@ -101,7 +101,7 @@ fn weights(flats: &[Vec<f64>; 2]) -> Weights<'_> {
         frozen: View::of(&flats[1]),
         quantised: View::of::<i8>(&[]),
         prepacked: None,
-        experts: None,
+        second: None,
     }
 }
 

@@ -15,10 +15,10 @@ use zbench_engine::save::{SaveOptions, save_fresh};
 use zbench_engine::train::{collect, train_rank, with_ranks};
 use zbench_kernels::{Arena, Cpu, DType};
 
-type Bits = Vec<(String, Vec<u32>)>;
+pub type Bits = Vec<(String, Vec<u32>)>;
 
 /// The weights at the start, and what loading took on every rank.
-fn start(cell: &Cell) -> (Bits, Vec<Loaded>) {
+pub fn start(cell: &Cell) -> (Bits, Vec<Loaded>) {
     let ran = with_ranks(cell, &plan(cell), cpus(cell), |rank| {
         let mut weights = Bits::new();
         rank.export_weights(|name, _, values| {
@@ -31,7 +31,7 @@ fn start(cell: &Cell) -> (Bits, Vec<Loaded>) {
     (weights.into_iter().next().unwrap(), loaded)
 }
 
-fn by(mut cell: Cell, loading: Loading) -> Cell {
+pub fn by(mut cell: Cell, loading: Loading) -> Cell {
     cell.model.loading = loading;
     cell
 }

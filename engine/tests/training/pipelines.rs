@@ -11,14 +11,14 @@ use zbench_engine::outcome::{Happening, Traffic};
 use zbench_kernels::{Category, DType};
 
 /// Every schedule, with the chunks of layers on each stage.
-const SCHEDULES: [(PipelineSchedule, usize); 5] = [
+pub const SCHEDULES: [(PipelineSchedule, usize); 5] = [
     (PipelineSchedule::Naive, 1),
     (PipelineSchedule::GPipe, 1),
     (PipelineSchedule::OneFOneB, 1),
     (PipelineSchedule::Interleaved, 2),
     (PipelineSchedule::ZbH1, 1),
 ];
-const INTERLEAVED: PipelineSchedule = PipelineSchedule::Interleaved;
+pub const INTERLEAVED: PipelineSchedule = PipelineSchedule::Interleaved;
 
 /// Six blocks; matrices are not tied.
 fn base(accumulation: usize) -> Cell {
@@ -29,7 +29,7 @@ fn base(accumulation: usize) -> Cell {
 }
 
 /// A cell over so many data ranks with stages.
-fn staged(
+pub fn staged(
     cell: &Cell,
     strategy: Strategy,
     [data, stages]: [usize; 2],
@@ -50,7 +50,7 @@ fn assert_as_without_stages(reference: &Ran, cell: &Cell, what: &str) {
     assert!(reference.weights == ran.weights, "{what}: weights");
 }
 
-fn bits(ran: &Ran) -> Vec<(u64, u64)> {
+pub fn bits(ran: &Ran) -> Vec<(u64, u64)> {
     ran.steps.iter().map(|s| (s.loss.to_bits(), s.grad_norm.to_bits())).collect()
 }
 
@@ -95,7 +95,7 @@ fn uneven_stages_few_micro_batches_and_three_chunks_give_the_bits_of_no_pipeline
 }
 
 /// What every rank takes and moves is what its stage's estimate says.
-fn assert_takes_what_is_planned(cell: &Cell, what: &str) {
+pub fn assert_takes_what_is_planned(cell: &Cell, what: &str) {
     let plan = plan(cell);
     for report in measure(cell, &plan) {
         let estimate = &plan.role_of(report.rank).estimate;

@@ -7,7 +7,8 @@ use zbench_engine::actions::Action;
 use zbench_engine::comm::Collective;
 use zbench_engine::config::*;
 use zbench_engine::moves::Move;
-use zbench_engine::outcome::{BySpan, PipelineTime, RankReport, Span};
+use zbench_engine::outcome::{BySpan, PassKind, PipelineTime, RankReport, Span};
+use zbench_engine::pipeline::{Pass, Pipeline};
 use zbench_engine::planner::RecordedAction;
 use zbench_engine::planner::clock::{Clock, DiskTime, Machine, Overheads};
 use zbench_engine::planner::curves::Curves;
@@ -174,4 +175,39 @@ fn a_pipeline_takes_at_least_what_its_schedule_says() {
         let PipelineTime { ms, bubble } = PipelineTime::of(reports.iter().map(RankReport::pipeline)).unwrap();
         assert!(ms >= least && bubble > 0.0 && bubble < 1.0, "{schedule:?}: {ms} ms, {bubble}");
     }
+}
+
+/// Every rank's passes are those of its stage's schedule, in its order, and none begins before what it is made of has ended.
+#[test]
+fn passes_are_measured_as_the_schedule_orders_them() {
+    let all = [
+        (PipelineSchedule::Naive, 1),
+        (PipelineSchedule::GPipe, 1),
+        (PipelineSchedule::OneFOneB, 1),
+        (PipelineSchedule::Interleaved, 2),
+        (PipelineSchedule::ZbH1, 1),
+    ];
+    for (schedule, chunks) in all {
+        let mut cell = staged(2);
+        cell.parallel.degrees.pipeline_schedule = schedule;
+        cell.parallel.degrees.virtual_stages = chunks;
+        let reports = measure(&cell, &plan(&cell));
+        let pipeline = Pipeline::of(&cell.parallel.degrees, cell.train.accumulation);
+        let named = |pass: Pass| match pass {
+            Pass::Forward { micro, .. } => (PassKind::Forward, micro),
+            Pass::Backward { micro, .. } => (PassKind::Backward, micro),
+            Pass::BackwardInput { micro, .. } => (PassKind::BackwardInput, micro),
+            Pass::BackwardWeight { micro, .. } => (PassKind::BackwardWeight, micro),
+        };
+        for (stage, report) in reports.iter().enumerate() {
+            let expected: Vec<_> = pipeline.passes(stage).into_iter().map(named).collect();
+            let measured: Vec<_> = report.passes.iter().map(|pass| (pass.kind, pass.micro)).collect();
+            assert_eq!(measured, expected, "{schedule:?}, stage {stage}");
+            assert!(report.passes.is_sorted_by_key(|pass| [pass.from, pass.until]), "{schedule:?}, stage {stage}");
+        }
+        let first =
+            |stage: usize, kind: PassKind| *reports[stage].passes.iter().find(|pass| pass.kind == kind).unwrap();
+        assert!(first(1, PassKind::Forward).from >= first(0, PassKind::Forward).until, "{schedule:?}");
+    }
+    assert!(measure(&staged(1), &plan(&staged(1)))[0].passes.is_empty());
 }

@@ -149,9 +149,7 @@ pub fn estimate(cell: &Cell) -> Estimate {
 
 pub fn plan(cell: &Cell) -> Plan {
     let kernels = zbench_engine::hardware::planner(cell).unwrap();
-    // The engine runs stages, which no command offers yet.
-    let make = if cell.parallel.degrees.pipeline > 1 { Plan::on_paper } else { Plan::new };
-    make(cell, &*kernels).unwrap()
+    Plan::new(cell, &*kernels).unwrap()
 }
 
 pub type Tensors = Vec<(String, Vec<f32>)>;

@@ -7,6 +7,7 @@ mod predicted;
 mod run_loss;
 mod speed;
 mod time;
+mod timelines;
 
 pub(crate) use loss::losses;
 pub(crate) use memory::memory;
@@ -15,6 +16,7 @@ pub(crate) use predicted::{predicted_memory, predicted_step, predicted_wire};
 pub(crate) use run_loss::run_loss;
 pub(crate) use speed::{mfu, spread, tokens_per_second};
 pub(crate) use time::{spans, time, waterfall};
+pub(crate) use timelines::timelines;
 
 use crate::document::Tone;
 use crate::grid::{Cell, Grid};

@@ -136,6 +136,11 @@ impl<'a> Cell<'a> {
         self.record().setting(labels::STRATEGY).and_then(Value::as_str).unwrap_or_default()
     }
 
+    /// The schedule of its pipeline; empty without stages.
+    pub fn schedule(&self) -> &'a str {
+        self.record().setting("parallel.pipeline_schedule").and_then(Value::as_str).unwrap_or_default()
+    }
+
     /// Whether it trains adapters beside frozen weights.
     pub fn has_adapter(&self) -> bool {
         labels::has_adapter(&self.record().cell)

@@ -80,6 +80,9 @@ pub fn speed(grid: &Grid) -> Table {
     table.numbers("HFU", "fraction", |(_, cell)| metric(cell, "hfu", units::percent)).for_machines = true;
     table.numbers("step p50", "ms", |(_, cell)| metric(cell, "step_ms_p50", ms)).for_machines = true;
     table.numbers("exposed", "ms", |(_, cell)| metric(cell, "exposed_communication_ms", ms));
+    if cells.iter().any(|(_, cell)| cell.metric("bubble").is_some()) {
+        table.numbers("bubble", "fraction", |(_, cell)| metric(cell, "bubble", units::percent));
+    }
     let difference = |cell: &Cell| Entry::maybe(words::largest_difference(cell), units::number);
     table.numbers("largest loss difference", "relative", |(_, cell)| difference(cell)).for_machines = true;
     table.numbers("last loss", "nats", |(_, cell)| metric(cell, "loss_last", |loss| format!("{loss:.4}")));
@@ -317,7 +320,7 @@ pub fn made_by(commands: &[(&str, Vec<&Record>)], grid: &Grid) -> Table {
 }
 
 /// The command that runs a record's cell again; where nothing ran, the one that asked for it.
-fn repeat_command(grid: &Grid, record: &Record) -> String {
+pub fn repeat_command(grid: &Grid, record: &Record) -> String {
     match record.outcome.status {
         Status::Skipped if record.command.is_empty() => "the command is not recorded".to_string(),
         Status::Skipped => record.command.clone(),

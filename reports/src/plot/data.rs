@@ -1,6 +1,6 @@
 //! The numbers of a figure as a table.
 
-use super::{Figure, Intervals, Lines, Plot, Scatter, Spreads, Stacks, Waterfalls};
+use super::{Figure, Intervals, Lines, Plot, Scatter, Spreads, Stacks, Timelines, Waterfalls, timelines};
 use crate::table::{Entry, Table};
 
 impl Figure {
@@ -13,6 +13,7 @@ impl Figure {
             Plot::Lines(plot) => lines(plot),
             Plot::Scatter(plot) => scatter(plot),
             Plot::Spreads(plot) => spreads(plot),
+            Plot::Timelines(plot) => blocks(plot),
         };
         table.name = format!("figure {}", self.name);
         table.caption = self.caption.clone();
@@ -103,5 +104,19 @@ fn spreads(plot: &Spreads) -> Table {
         table.numbers(name, plot.axis.unit.name(), |row| number(row.percentiles[place]));
     }
     table.words("record", |row| &row.record);
+    table.build()
+}
+
+fn blocks(plot: &Timelines) -> Table {
+    let unit = plot.axis.unit.name();
+    let blocks = timelines::marks(plot);
+    let mut table = Table::of("", &blocks);
+    table.words("cell", |(panel, ..)| &panel.label);
+    table.words("lane", |(_, lane, _)| &lane.label);
+    table.words("kind", |(.., block)| plot.kinds.get(block.kind));
+    table.words("block", |(.., block)| &block.label);
+    table.numbers("begins", unit, |(.., block)| number(block.from));
+    table.numbers("takes", unit, |(.., block)| number(block.until - block.from));
+    table.words("record", |(panel, ..)| &panel.record);
     table.build()
 }

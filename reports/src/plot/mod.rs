@@ -9,12 +9,14 @@ mod plane;
 mod rows;
 pub mod scale;
 pub mod svg;
+mod timelines;
 
 use serde::Serialize;
 
 use crate::table::Tone;
 use crate::units;
 pub(crate) use rows::is_near;
+pub use timelines::{Block, Lane, TimelinePanel, Timelines};
 
 /// A plot with its title and caption.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -65,6 +67,8 @@ pub enum Plot {
     Scatter(Scatter),
     /// The distribution of values, for each row.
     Spreads(Spreads),
+    /// What is done when, in lanes.
+    Timelines(Timelines),
 }
 
 /// An axis.

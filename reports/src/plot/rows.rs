@@ -14,18 +14,18 @@ const WIDEST_NAME: f64 = 320.0;
 const WIDEST_NUMBER: f64 = 110.0;
 
 /// Rows and their common axis.
-struct Rows<'p> {
-    axis: &'p Axis,
-    labels: Vec<&'p str>,
+pub struct Rows<'p> {
+    pub axis: &'p Axis,
+    pub labels: Vec<&'p str>,
     /// Columns of numbers to the right of the marks, for each row.
-    numbers: Vec<Vec<String>>,
+    pub numbers: Vec<Vec<String>>,
     /// What the axis must contain.
-    values: Vec<f64>,
-    range: Range,
+    pub values: Vec<f64>,
+    pub range: Range,
 }
 
 /// Draws names, numbers, axis and grid of rows below `top`. Returns the scale and the middle of each row's band.
-fn draw_rows(canvas: &mut Canvas, rows: &Rows, layout: Layout, top: f64) -> (Scale, Vec<f64>) {
+pub fn draw_rows(canvas: &mut Canvas, rows: &Rows, layout: Layout, top: f64) -> (Scale, Vec<f64>) {
     let width = canvas.width;
     let columns = rows.numbers.iter().map(Vec::len).max().unwrap_or(0);
     let column = |place: usize| {

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use super::canvas::Canvas;
 pub use super::canvas::Layout;
-use super::{Figure, Plot, plane, rows};
+use super::{Figure, Plot, plane, rows, timelines};
 use crate::text::xml;
 
 /// Light or dark.
@@ -99,6 +99,7 @@ fn draw(figure: &Figure, layout: Layout) -> Canvas {
         Plot::Waterfalls(plot) => rows::waterfalls(&mut canvas, plot),
         Plot::Lines(plot) => plane::lines(&mut canvas, plot),
         Plot::Scatter(plot) => plane::scatter(&mut canvas, plot),
+        Plot::Timelines(plot) => timelines::draw(&mut canvas, plot),
     }
     canvas
 }

@@ -16,6 +16,7 @@ use zbench_config::ConfigError;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::profile::drives;
 use zbench_engine::config::Cell;
+use zbench_engine::mesh::GroupName;
 use zbench_host::terminal::Stream;
 use zbench_host::{exit, machine};
 use zbench_predict::planned::{Decision, Planned};
@@ -24,6 +25,7 @@ use zbench_reports::batch::{self, Batch};
 use zbench_reports::estimate_report::EstimateRow;
 use zbench_reports::record::{Source, Status};
 use zbench_reports::screen::Room;
+use zbench_reports::units;
 use zbench_reports::{Document as Text, Notebook, estimate_report, grid_report, notebook_report};
 use zbench_runner::by_turns::ByTurns;
 use zbench_runner::child::Children;
@@ -52,6 +54,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     say_batches(global, &cells);
     say_adapters(&cells);
     say_offload(&cells);
+    say_crossings(&cells);
     if arguments.dry_run {
         if let Some(trace) = session.timelines(global)? {
             trace.predicted(&cells);
@@ -214,6 +217,7 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
     say_batches(global, &cells);
     say_adapters(&cells);
     say_offload(&cells);
+    say_crossings(&cells);
     find_drives(global, &mut cells)?;
     let header = header(&expanded.document);
     let summary = carry_out(
@@ -266,6 +270,27 @@ fn say_offload(cells: &[Planned]) {
     }
 }
 
+/// Warns of ranks that share matrices over an emulated link between nodes, with what that costs at least in the worst cell.
+fn say_crossings(cells: &[Planned]) {
+    let cost = |planned: &Planned| {
+        let (cell, estimate) = (planned.cell()?, planned.estimate.as_ref()?);
+        let (link, tensor) = (cell.link_spec()?, cell.parallel.degrees.tensor);
+        let crosses = tensor > 1 && !link.ranks_per_node.is_multiple_of(tensor);
+        let rows = estimate.traffic.iter().filter(|row| crosses && row.axis == GroupName::Tensor);
+        let (calls, bytes) = rows.fold((0.0, 0.0), |(calls, bytes), row| (calls + row.calls, bytes + row.wire_bytes));
+        crosses.then_some((calls * link.latency + bytes / link.bandwidth, calls, bytes, tensor, link.ranks_per_node))
+    };
+    let worst = cells.iter().filter_map(cost).max_by(|one, other| one.0.total_cmp(&other.0));
+    if let Some((seconds, calls, bytes, tensor, per_node)) = worst {
+        zbench_host::say!(
+            "warning: parallel.tensor = {tensor} has ranks on several nodes of parallel.ranks_per_node = {per_node}: {calls} calls and {} of \
+             each rank cross the link in a step, {} of it at least; matrices are best shared within a node",
+            units::traffic(bytes),
+            units::duration(seconds)
+        );
+    }
+}
+
 /// What the drives of offloaded state give, by the notebook's records of `zbench io`, or measured before the first cell runs.
 fn find_drives(global: &Global, cells: &mut [Planned]) -> Result<()> {
     let offloads = |cell: &Planned| cell.cell().is_some_and(|cell| cell.memory.offload_folder().is_some());
@@ -281,6 +306,7 @@ fn find_drives(global: &Global, cells: &mut [Planned]) -> Result<()> {
 fn say_batches(global: &Global, cells: &[Planned]) {
     let of = |cell: &Cell| Batch {
         ranks: cell.parallel.ranks as u64,
+        tensor: cell.parallel.degrees.tensor as u64,
         stages: cell.parallel.degrees.pipeline as u64,
         micro_batch: cell.train.micro_batch as u64,
         accumulation: cell.train.accumulation as u64,

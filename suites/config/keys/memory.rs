@@ -45,7 +45,7 @@ pub(super) const KEYS: &[Key] = &[
         "memory.partition_activations",
         Bool,
         Is("false"),
-        "Whether the inputs that checkpointing keeps are split over parallel.tensor (ZeRO-R). Priced and not run.",
+        "Whether the inputs that checkpointing keeps are split over parallel.tensor (ZeRO-R).",
     ),
     key(
         "memory.loss",

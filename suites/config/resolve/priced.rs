@@ -1,7 +1,7 @@
 //! What is priced and not run: parallelism beside the data axes, compressed traffic, offload, models of another kind.
 
 use super::{Refusal, Values, choice};
-use zbench_engine::config::{Cell, Degrees, Model, Parallel, PipelineSchedule, Priced, PricedLoss, PricedModel, Wire};
+use zbench_engine::config::{Degrees, Model, Parallel, PipelineSchedule, Priced, PricedLoss, PricedModel, Wire};
 use zbench_engine::strategy::{self, MeshError};
 
 /// Model families that `zbench plan` prices and the engine does not have.
@@ -33,23 +33,6 @@ pub(super) fn priced(values: &Values, parallel: &Parallel, of: &Model) -> Result
     };
     fits(values, &priced, parallel, of)?;
     Ok(Some(priced).filter(|priced| *priced != Priced::default()))
-}
-
-/// Refuses what the engine plans in a pipeline that it runs, and the estimator does not know.
-pub(super) fn knows(values: &Values, cell: &Cell) -> Result<(), Refusal> {
-    let degrees = &cell.parallel.degrees;
-    if degrees.pipeline == 1 || !cell.is_priced() {
-        return Ok(());
-    }
-    let (key, instead) = match degrees.schedule() {
-        PipelineSchedule::ZbH1 => ("parallel.pipeline_schedule", "write \"1f1b\""),
-        _ if !cell.parallel.pipeline_split.is_empty() => ("parallel.pipeline_split", "leave it out"),
-        _ => return Ok(()),
-    };
-    let why = cell.first_priced_key().map(|(key, word)| format!("{key} = {word}")).unwrap_or_default();
-    let message =
-        format!("is known to the engine's plan alone, and this cell is priced and not run ({why}); {instead}");
-    Err(values.refuse(key, &["parallel.pipeline"], message))
 }
 
 /// Ranks that share the second copy of zero++: those of a node.
@@ -142,6 +125,10 @@ fn fits(values: &Values, priced: &Priced, parallel: &Parallel, model: &Model) ->
     };
     strategy::mesh(parallel).map_err(refuse)?;
     let decoder = match priced.model {
+        Some(PricedModel::Count { .. }) if !parallel.pipeline_split.is_empty() => {
+            let message = "is of blocks, and family = \"count\" has none; leave it out";
+            return Err(values.refuse("parallel.pipeline_split", &["model.family"], message));
+        }
         Some(PricedModel::Count { .. }) => return Ok(()),
         Some(PricedModel::EncoderDecoder { num_decoder_layers, .. }) => num_decoder_layers,
         None => 0,

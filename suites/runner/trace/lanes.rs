@@ -63,8 +63,13 @@ impl OfStage {
                 LayerKind::Norm(_) => "norm".to_string(),
                 LayerKind::Head(_) => "lm_head".to_string(),
             };
-            if let Some(experts) = layer.experts {
-                names.units[experts] = format!("experts of {name}");
+            if let Some(second) = layer.second {
+                let what = if layer.block().is_some() { "experts" } else { "positions and norm" };
+                names.units[second] = format!("{what} of {name}");
+            }
+            // Of a copy.
+            if let Some(table) = layer.shares {
+                names.units[table] = "embed_tokens".into();
             }
             names.units[layer.unit].clone_from(&name);
             names.layers.push(name);
@@ -115,6 +120,7 @@ impl Names {
             Action::Send { gradient, .. } => format!("send {}", what(gradient)),
             Action::Release { unit } => format!("release {}", unit_name(unit)),
             Action::Reduce { unit, .. } => format!("reduce {}", unit_name(unit)),
+            Action::ReduceTied { .. } => "reduce tied embeddings".into(),
             Action::Update => "update".into(),
             Action::Fetch { unit, what: Moved::Weights } => format!("fetch weights of {}", unit_name(unit)),
             Action::Fetch { unit, what: Moved::State } => format!("fetch state of {}", unit_name(unit)),

@@ -2,6 +2,7 @@
 
 use super::Habits;
 use crate::job::{Attention, Job, Kind, Peft, Recompute};
+use crate::shape::{BlockKind, Matrix, Role};
 
 /// Tensors of a block, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -155,6 +156,35 @@ fn experts(job: &Job, habits: &Habits, kept: &mut Kept, tokens: f64, c: f64) {
         kept.up = c * tokens * up_width(job, habits, experts.shared_ffn) / tensor;
         kept.act = c * tokens * experts.shared_ffn as f64 / tensor;
     }
+}
+
+/// What gradients of weights are made of, of a block whose backward is in two parts: the inputs of its products and the gradients of
+/// their outputs.
+pub fn for_weights(job: &Job, which: Which) -> f64 {
+    if job.peft != Peft::None {
+        return 0.0;
+    }
+    let kinds = job.model.blocks();
+    let is_it = |kind: &&BlockKind| match which {
+        Which::Dense => !kind.sparse && !kind.cross,
+        Which::Sparse => kind.sparse,
+        Which::Cross => kind.cross,
+    };
+    let (tokens, _) = tokens(job, which);
+    let tensor = job.degrees.tensor.max(1) as f64;
+    let between = if job.degrees.sequence { tensor } else { 1.0 };
+    let elements = |matrix: &Matrix| {
+        let (inputs, outputs) = (matrix.inputs as f64, matrix.outputs as f64);
+        matrix.active
+            * match matrix.role {
+                Role::Qkv | Role::Up | Role::Head => inputs / between + outputs / tensor,
+                Role::Output | Role::Down => inputs / tensor + outputs / between,
+                Role::Whole => (inputs + outputs) / between,
+                Role::ExpertUp | Role::ExpertDown => (inputs + outputs) / tensor,
+            }
+    };
+    let of_block: f64 = kinds.iter().find(is_it).map_or(0.0, |kind| kind.matrices.iter().map(elements).sum());
+    job.precision.compute.bytes() * tokens * of_block
 }
 
 /// What stays under the job's policy, of an average block.

@@ -1,10 +1,10 @@
 //! What a stage holds at each moment that can be its peak, and what lives on the host and on disk.
 
-use super::blocks::{Kept, Which, block, stays};
+use super::blocks::{Kept, Which, block, for_weights, stays};
 use super::parameters::Counts;
 use super::stages::Part;
 use super::{Category, Habits, Moment, Stage, Term};
-use crate::job::{Attention, Job, Kind, Loss, Peft, Place, Recompute};
+use crate::job::{Attention, Job, Kind, Loss, Order, Peft, Place, Recompute};
 
 /// Ranks over which experts' state is split where the rest is split over `ranks`.
 fn expert_ranks(job: &Job, ranks: usize) -> f64 {
@@ -89,10 +89,12 @@ struct Tensors {
     block: f64,
     /// Those that a block's backward makes again.
     again: f64,
+    /// Those that wait for the gradients of weights, per micro-batch.
+    waiting: f64,
 }
 
 fn tensors(job: &Job, habits: &Habits, part: &Part) -> Tensors {
-    let mut all = Tensors { kept: 0.0, block: 0.0, again: 0.0 };
+    let mut all = Tensors { kept: 0.0, block: 0.0, again: 0.0, waiting: 0.0 };
     let ahead = if part.last() { job.model.ahead as f64 } else { 0.0 };
     let mut sparse = part.sparse;
     let mut dense = part.dense;
@@ -108,6 +110,7 @@ fn tensors(job: &Job, habits: &Habits, part: &Part) -> Tensors {
         let whole: Kept = block(job, habits, which);
         let stay = stays(job, &whole, which);
         all.kept += count * stay;
+        all.waiting += count * if job.degrees.schedule == Order::ZeroBubble { for_weights(job, which) } else { 0.0 };
         all.block = all.block.max(whole.all());
         let group = if let Recompute::Full { every, .. } = job.recompute { every.max(1) as f64 } else { 1.0 };
         let again = whole.all() * group - if group > 1.0 { 0.0 } else { stay.min(whole.all()) };
@@ -140,7 +143,19 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
 
     // What is held whenever tensors are.
     let mut common = Vec::with_capacity(8);
-    let flight = part.flight;
+    let (mut flight, mut waiting) = (part.flight, part.waiting);
+    // Behind the gradient of its input a micro-batch waits for those of the weights, which may take more than it held before: all blocks
+    // but the last do when that one goes backward.
+    if made.waiting > made.kept && job.degrees.schedule == Order::ZeroBubble {
+        let behind = 1.0 - 1.0 / part.blocks().max(1.0);
+        (flight, waiting) = (flight - behind, waiting + behind);
+    }
+    common.push(term(
+        Category::Activations,
+        "tensors kept for gradients of weights",
+        "bytes of products' inputs and outputs x blocks x micro-batches that wait",
+        made.waiting * waiting,
+    ));
     if job.offload.activations == Place::Device {
         let name = "block tensors kept for backward";
         common.push(term(

@@ -17,6 +17,8 @@ pub struct Part {
     pub cross: f64,
     /// Micro-batches whose tensors it holds at once; those of a part of its blocks count as that part.
     pub flight: f64,
+    /// Micro-batches beside them whose gradients of weights are not computed yet.
+    pub waiting: f64,
 }
 
 impl Part {
@@ -70,7 +72,7 @@ fn flight(job: &Job, index: usize) -> f64 {
     match job.degrees.schedule {
         Order::GPipe => return all as f64,
         Order::Naive => return 1.0,
-        Order::OneFOneB => {}
+        Order::OneFOneB | Order::ZeroBubble => {}
     }
     if chunks == 1 {
         return (p - index).min(all) as f64;
@@ -82,16 +84,36 @@ fn flight(job: &Job, index: usize) -> f64 {
     warm.min(all * chunks) as f64 / chunks as f64
 }
 
-/// The stages that differ: the first, the second for those in the middle, the last.
+/// Micro-batches behind their gradient of the input and before those of the weights, when most are in flight: stage `index` computes
+/// the latter so many micro-batches later (Qi et al. 2023).
+fn waiting(job: &Job, index: usize) -> f64 {
+    let (p, all) = (job.degrees.pipeline, job.batch.accumulation.max(1));
+    match job.degrees.schedule {
+        Order::ZeroBubble if p > 1 => index.min(all - (p - index).min(all)) as f64,
+        _ => 0.0,
+    }
+}
+
+/// The blocks of each kind of a stage whose blocks are stated.
+fn stated(job: &Job, index: usize, dense: usize, plain: usize) -> Option<[f64; 3]> {
+    let runs = job.stated_blocks(index)?;
+    let within = |from: usize, until: usize| -> usize {
+        runs.iter().map(|run| run.end.min(until).saturating_sub(run.start.max(from))).sum()
+    };
+    Some([within(0, dense), within(dense, plain), within(plain, usize::MAX)].map(|count| count as f64))
+}
+
+/// The stages that differ: the first, the second for those in the middle, the last; all of them where the cut is stated.
 pub fn kinds(job: &Job) -> Vec<Part> {
     let p = job.degrees.pipeline.max(1);
-    let mut indices = vec![0];
-    if p > 2 {
-        indices.push(1);
-    }
-    if p > 1 {
-        indices.push(p - 1);
-    }
+    let indices = match p {
+        _ if !job.split.is_empty() => (0..p).collect(),
+        1 => vec![0],
+        2 => vec![0, 1],
+        // Later stages hold less, but for gradients of weights that wait longer.
+        _ if job.degrees.schedule == Order::ZeroBubble && p > 3 => vec![0, 1, p - 2, p - 1],
+        _ => vec![0, 1, p - 1],
+    };
     let model = &job.model;
     let (plain, cross) = match model.kind {
         Kind::EncoderDecoder { decoder_layers, .. } => (model.layers, decoder_layers),
@@ -103,6 +125,10 @@ pub fn kinds(job: &Job) -> Vec<Part> {
     indices
         .into_iter()
         .map(|index| {
+            let (flight, waiting) = (flight(job, index), waiting(job, index));
+            if let Some([dense, sparse, cross]) = stated(job, index, dense_all, plain) {
+                return Part { index, of: p, dense, sparse, cross, flight, waiting };
+            }
             let blocks = if p == 1 { all as f64 } else { blocks_of(job, index, all) };
             let cross_here = if p == 1 {
                 cross as f64
@@ -114,7 +140,7 @@ pub fn kinds(job: &Job) -> Vec<Part> {
             let plain_here = blocks - cross_here.min(cross as f64);
             let dense = dense_here(dense_all as f64, plain as f64, plain_here, index, p, job.degrees.chunks);
             let cross = blocks - plain_here;
-            Part { index, of: p, dense, sparse: plain_here - dense, cross, flight: flight(job, index) }
+            Part { index, of: p, dense, sparse: plain_here - dense, cross, flight, waiting }
         })
         .collect()
 }

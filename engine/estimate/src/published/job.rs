@@ -123,6 +123,7 @@ pub fn express_with(row: &Row, other: Option<Shape>) -> Result<Expressed, Refuse
         precision,
         peft,
         stack,
+        split: Vec::new(),
     };
     let inter_gbps = row.number("inter_gbps_per_node").filter(|n| *n > 0.0);
     Ok(Expressed { job, machine, devices, node, inter_gbps, gigabytes, assumed, flags })

@@ -22,16 +22,81 @@ pub fn bubble(stages: f64, chunks: f64, micro_batches: f64) -> Check {
     )
 }
 
-/// Seconds in which the slowest stage stands still, of stages whose micro-batches take so many seconds on all of them together,
-/// and on the slowest.
+/// The same of ZB-H1, with forward and each of the two parts of backward a third of the time.
+pub fn bubble_zero(stages: f64, micro_batches: f64) -> Check {
+    Check::new("bubble-zero", "(p - 1) / (3 m) of the ideal time", "Qi et al. 2023, section 2.2", "of the ideal time")
+        .term(
+            "idle",
+            format!("({} - 1) / (3 × {})", digits(stages), digits(micro_batches)),
+            (stages - 1.0) / (3.0 * micro_batches),
+        )
+}
+
+/// Seconds in which a stage stands still, of stages whose micro-batches take so many seconds forward, in backward until the gradient of
+/// the input, and in the rest of it. `own`: what a micro-batch takes on that stage.
 ///
-/// Naive: the others work one after the other for every micro-batch. The others: Narayanan et al. 2021, section 2.2.
-pub fn idle(order: Order, chunks: f64, micro_batches: f64, [all, slowest]: [f64; 2]) -> f64 {
-    let of_others = (all - slowest).max(0.0);
+/// Naive: the others work one after the other for every micro-batch. 1F1B and GPipe: Narayanan et al. 2021, section 2.2.
+pub fn idle(order: Order, chunks: f64, micro_batches: f64, stages: &[[f64; 3]], own: f64) -> f64 {
+    let of_others = (stages.iter().flatten().sum::<f64>() - own).max(0.0);
     match order {
         Order::Naive => micro_batches * of_others,
         Order::GPipe | Order::OneFOneB => of_others / chunks,
+        Order::ZeroBubble => (zero_bubble(stages, micro_batches as usize) - micro_batches * own).max(0.0),
     }
+}
+
+/// Seconds from the first forward to the last gradient of weights under ZB-H1, of stages as in [`idle`]. Messages take no time.
+///
+/// The stages are followed pass by pass: how much of the bubble is filled depends on how the three compare (Qi et al. 2023, section 2.2).
+fn zero_bubble(stages: &[[f64; 3]], micro_batches: usize) -> f64 {
+    let last = stages.len().saturating_sub(1);
+    // When each stage is free, and when it has made the values and the gradients of each micro-batch.
+    let mut free = vec![0.0f64; stages.len()];
+    let [mut values, mut gradients] = [(); 2].map(|()| vec![vec![0.0f64; micro_batches]; stages.len()]);
+    let mut spend = |stage: usize, part: usize, begin: f64| {
+        free[stage] = free[stage].max(begin) + stages[stage][part];
+        free[stage]
+    };
+    // How many passes of each kind a stage has behind it: forward, input, weights.
+    let mut done = vec![[0usize; 3]; stages.len()];
+    let mut goes_on = micro_batches > 0;
+    while std::mem::take(&mut goes_on) {
+        for stage in 0..stages.len() {
+            let ahead = micro_batches.min(stages.len() - stage);
+            loop {
+                let [forward, input, weights] = done[stage];
+                // 1F1B, with the gradients of weights `stage` micro-batches behind those of inputs.
+                let part = match () {
+                    () if forward < micro_batches && forward < ahead + input && weights + stage >= input => 0,
+                    () if weights + stage < input || (input == micro_batches && weights < input) => 2,
+                    () if input < micro_batches => 1,
+                    () => break,
+                };
+                let is_there = match part {
+                    0 => stage == 0 || done[stage - 1][0] > forward,
+                    1 => stage == last || done[stage + 1][1] > input,
+                    _ => true,
+                };
+                if !is_there {
+                    break;
+                }
+                match part {
+                    0 => {
+                        let begin = if stage == 0 { 0.0 } else { values[stage - 1][forward] };
+                        values[stage][forward] = spend(stage, 0, begin);
+                    }
+                    1 => {
+                        let begin = if stage == last { values[last][input] } else { gradients[stage + 1][input] };
+                        gradients[stage][input] = spend(stage, 1, begin);
+                    }
+                    _ => drop(spend(stage, 2, 0.0)),
+                }
+                done[stage][part] += 1;
+                goes_on = true;
+            }
+        }
+    }
+    free.into_iter().fold(0.0, f64::max)
 }
 
 /// Micro-batches whose activations the stage `stage` (from 0) of `stages` holds at most.
@@ -39,7 +104,7 @@ pub fn in_flight(order: Order, stages: f64, micro_batches: f64, stage: f64) -> C
     let (says, how, value) = match order {
         Order::GPipe => ("all of them", digits(micro_batches), micro_batches),
         Order::Naive => ("one", "1".into(), micro_batches.min(1.0)),
-        Order::OneFOneB => (
+        Order::OneFOneB | Order::ZeroBubble => (
             "those that are on their way to the last stage and back: p - stage, at most m",
             format!("min({} - {}, {})", digits(stages), digits(stage), digits(micro_batches)),
             (stages - stage).min(micro_batches),
@@ -75,8 +140,10 @@ pub(super) fn all(job: &Job) -> Vec<Check> {
     let chunks = job.degrees.chunks.max(1) as f64;
     let schedule = job.degrees.schedule;
     let mut list = vec![in_flight(schedule, stages, micro_batches, 0.0)];
-    if schedule != Order::Naive {
-        list.insert(0, bubble(stages, chunks, micro_batches));
+    match schedule {
+        Order::Naive => {}
+        Order::ZeroBubble => list.insert(0, bubble_zero(stages, micro_batches)),
+        _ => list.insert(0, bubble(stages, chunks, micro_batches)),
     }
     if job.degrees.schedule == Order::OneFOneB && job.batch.accumulation >= job.degrees.pipeline {
         list.push(layers_kept(job.model.layers as f64, stages, chunks));

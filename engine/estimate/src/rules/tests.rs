@@ -29,6 +29,7 @@ fn job(model: Shape, data: usize) -> Job {
         peft: Peft::None,
         loss: Loss::Logits,
         stack: Stack::Fsdp2,
+        split: Vec::new(),
     }
 }
 
@@ -294,7 +295,14 @@ fn a_check_prints_its_sum_term_by_term() {
 /// (zbench-engine, pipeline::tests::bubbles_are_those_of_the_papers).
 #[test]
 fn idle_time_is_that_of_the_orders_themselves() {
-    let step = |order, chunks| 8.0 * 12.0 + pipeline::idle(order, chunks, 8.0, [48.0, 12.0]);
-    let all = [(Order::Naive, 1.0), (Order::GPipe, 1.0), (Order::OneFOneB, 1.0), (Order::OneFOneB, 2.0)];
-    assert_eq!(all.map(|(order, chunks)| step(order, chunks)), [384.0, 132.0, 132.0, 114.0]);
+    let step = |order, chunks| 8.0 * 12.0 + pipeline::idle(order, chunks, 8.0, &[[4.0; 3]; 4], 12.0);
+    let all = [
+        (Order::Naive, 1.0),
+        (Order::GPipe, 1.0),
+        (Order::OneFOneB, 1.0),
+        (Order::OneFOneB, 2.0),
+        (Order::ZeroBubble, 1.0),
+    ];
+    assert_eq!(all.map(|(order, chunks)| step(order, chunks)), [384.0, 132.0, 132.0, 114.0, 108.0]);
+    assert_eq!(pipeline::bubble_zero(4.0, 8.0).sum(), 12.0 / 96.0);
 }

@@ -30,6 +30,8 @@ pub(super) struct Phase {
     pub busy: f64,
     /// How many of them.
     pub kernels: f64,
+    /// Of `busy`, what makes the gradients of weights.
+    pub weights: f64,
     /// FLOPs of products and attention, of this rank.
     pub flops: f64,
     /// Tensor parallel collectives.
@@ -45,6 +47,7 @@ pub(super) struct Phase {
 impl Phase {
     pub fn add(&mut self, other: Phase, times: f64) {
         self.busy += times * other.busy;
+        self.weights += times * other.weights;
         self.kernels += times * other.kernels;
         self.flops += times * other.flops;
         self.tensor += times * other.tensor;
@@ -147,11 +150,13 @@ impl Context<'_> {
             let out_bytes = if self.drive.fused_accumulation { 8.0 } else { bytes };
             // Rows in memory are those of n and k here, too: sums over any number of tokens start where they should.
             let tokens = (m / 16.0).ceil() * 16.0;
+            let before = backward.busy;
             backward.kernel(roof.product(Product { m: n, n: k, k: tokens, count, out_bytes }, form));
             backward.flops += flops;
             if !self.drive.fused_accumulation && self.job.batch.accumulation > 1 && self.kept_gradients() {
                 backward.kernel(roof.pass(n * k * count * (2.0 * self.job.precision.gradients + bytes)));
             }
+            backward.weights = backward.busy - before;
         }
         if self.autocast() {
             let cast = roof.pass(n * k * count * 6.0);

@@ -75,7 +75,8 @@ impl Plan<'_> {
             settle(queue(true, false), c.drive.overlap_gather, 1.0);
         }
         if staged && sharded {
-            let moved: f64 = self.stages[self.slowest].iter().map(|(n, u)| n * (u.dense + u.sparse + u.trained)).sum();
+            let moved: f64 =
+                self.stages[self.slowest].units.iter().map(|(n, u)| n * (u.dense + u.sparse + u.trained)).sum();
             exposed += c.roof.pass(moved * c.drive.copy_bytes(c.tuning));
         }
         self.span(SpanKind::Exposed(Axis::Data), exposed);
@@ -126,7 +127,7 @@ impl Plan<'_> {
         };
         let group = if sharded { layout.shard } else { layout.data };
         let mut list = Vec::new();
-        for (count, unit) in &self.stages[self.slowest] {
+        for (count, unit) in &self.stages[self.slowest].units {
             // More units than any model has are taken together.
             if *count <= 0.0 {
                 continue;

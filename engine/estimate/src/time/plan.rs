@@ -23,12 +23,9 @@ pub(super) fn step(job: &Job, machine: &Machine, tuning: &Tuning) -> Time {
     let context = Context { job, model, machine, layout: &layout, tuning, drive, roof };
     let stages = stages(&context);
     let plan = Plan::new(context, stages);
-    if job.degrees.pipeline <= 1 {
-        return plan.time();
-    }
     // The stage that computes longest need not be the one that ends last: each has gradients and an update of its own.
-    let ends = [1, 2].into_iter().map(|which| Plan { slowest: which, ..plan.clone() }.time());
-    let first = Plan { slowest: 0, ..plan.clone() }.time();
+    let ends = (1..plan.stages.len()).map(|which| Plan { slowest: which, ..plan.clone() }.time());
+    let first = plan.clone().time();
     ends.fold(first, |last, end| if end.step > last.step { end } else { last })
 }
 
@@ -39,33 +36,40 @@ struct Micro {
     backward: f64,
     recompute: f64,
     waits: Phase,
+    /// Of `backward`, the gradients of weights.
+    weights: f64,
+    /// Of `waits`, what forward waits for.
+    ahead: f64,
 }
 
 impl Micro {
     fn all(&self) -> f64 {
         self.forward + self.backward + self.recompute + self.waits.waits()
     }
+
+    /// Forward, and the two parts of backward.
+    fn parts(&self) -> [f64; 3] {
+        let forward = self.forward + self.ahead;
+        [forward, self.all() - forward - self.weights, self.weights]
+    }
 }
 
 #[derive(Clone)]
 pub(super) struct Plan<'a> {
     pub(super) context: Context<'a>,
-    pub(super) stages: [Stage; 3],
+    pub(super) stages: Vec<Stage>,
     /// Which of them is the slowest.
     pub(super) slowest: usize,
-    micros: [Micro; 3],
+    /// By stage.
+    micros: Vec<Micro>,
     spans: Vec<Span>,
     traffic: Vec<Traffic>,
 }
 
 impl<'a> Plan<'a> {
-    fn new(context: Context<'a>, stages: [Stage; 3]) -> Plan<'a> {
-        let mut plan =
-            Plan { context, stages, slowest: 0, micros: Default::default(), spans: Vec::new(), traffic: Vec::new() };
-        for (slot, stage) in plan.micros.iter_mut().zip(&plan.stages) {
-            *slot = micro(&context, stage);
-        }
-        plan
+    fn new(context: Context<'a>, stages: Vec<Stage>) -> Plan<'a> {
+        let micros = stages.iter().map(|stage| micro(&context, stage)).collect();
+        Plan { context, stages, slowest: 0, micros, spans: Vec::new(), traffic: Vec::new() }
     }
 
     pub(super) fn span(&mut self, kind: SpanKind, seconds: f64) {
@@ -104,9 +108,9 @@ impl<'a> Plan<'a> {
             return;
         }
         let chunks = d.chunks.max(1) as f64;
-        let [first, middle, last] = &self.micros;
-        let all = first.all() + last.all() + (p as f64 - 2.0) * middle.all();
-        let idle = pipeline::idle(d.schedule, chunks, micros, [all, self.micros[self.slowest].all()]);
+        let parts = self.stages.iter().zip(&self.micros).map(|(stage, micro)| (stage.of as usize, micro.parts()));
+        let parts: Vec<[f64; 3]> = parts.flat_map(|(of, parts)| std::iter::repeat_n(parts, of)).collect();
+        let idle = pipeline::idle(d.schedule, chunks, micros, &parts, self.micros[self.slowest].all());
         self.span(SpanKind::Bubble, idle);
         let c = &self.context;
         // Stages send each tensor rank's share and gather it on the other side.
@@ -134,7 +138,7 @@ impl<'a> Plan<'a> {
         let micros = c.job.batch.accumulation.max(1) as f64;
         let again = |unit: &Unit| 1.0 + unit.recompute.tensor / (unit.forward.tensor + unit.backward.tensor).max(1e-12);
         let stage = self.stages[self.slowest].clone();
-        for (count, unit) in &stage {
+        for (count, unit) in &stage.units {
             let calls = unit.collectives;
             let times = count * micros;
             let tensor = times * calls.tensor * again(unit);
@@ -164,7 +168,7 @@ impl<'a> Plan<'a> {
     fn update(&mut self) {
         let c = &self.context;
         let stage = &self.stages[self.slowest];
-        let sum = |f: fn(&Unit) -> f64| stage.iter().map(|(count, unit)| count * f(unit)).sum::<f64>();
+        let sum = |f: fn(&Unit) -> f64| stage.units.iter().map(|(count, unit)| count * f(unit)).sum::<f64>();
         let (dense, sparse) = match c.job.peft {
             Peft::None => (sum(|u| u.dense), sum(|u| u.sparse)),
             Peft::Adapters { trainable, .. } => {
@@ -192,12 +196,11 @@ impl<'a> Plan<'a> {
         // FLOPs of all ranks: those of one rank of each stage, times the ranks that share it.
         let p = job.degrees.pipeline.max(1) as f64;
         let ranks = c.layout.world as f64 / p * job.batch.accumulation.max(1) as f64;
-        let weights = [1.0, (p - 2.0).max(0.0), if p > 1.0 { 1.0 } else { 0.0 }];
         let (mut model, mut again) = (0.0, 0.0);
-        for (stage, weight) in self.stages.iter().zip(weights) {
-            for (count, unit) in stage {
-                model += weight * count * (unit.forward.flops + unit.backward.flops);
-                again += weight * count * unit.recompute.flops;
+        for stage in &self.stages {
+            for (count, unit) in &stage.units {
+                model += stage.of * count * (unit.forward.flops + unit.backward.flops);
+                again += stage.of * count * unit.recompute.flops;
             }
         }
         Time {
@@ -213,9 +216,12 @@ impl<'a> Plan<'a> {
 
 fn micro(context: &Context<'_>, stage: &Stage) -> Micro {
     let mut sum = Micro::default();
-    for (count, unit) in stage {
+    for (count, unit) in &stage.units {
+        let backward = context.busy(&unit.backward, true);
         sum.forward += count * context.busy(&unit.forward, false);
-        sum.backward += count * context.busy(&unit.backward, true);
+        sum.backward += count * backward;
+        sum.weights += count * backward * unit.backward.weights / unit.backward.busy.max(f64::MIN_POSITIVE);
+        sum.ahead += count * unit.forward.waits();
         sum.recompute += count * context.busy(&unit.recompute, false);
         for phase in [&unit.forward, &unit.backward, &unit.recompute] {
             sum.waits.add(*phase, *count);

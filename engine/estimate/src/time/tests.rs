@@ -51,6 +51,7 @@ fn job() -> Job {
         peft: Peft::None,
         loss: Loss::Logits,
         stack: Stack::MegatronCore,
+        split: Vec::new(),
     }
 }
 
@@ -189,6 +190,35 @@ fn a_pipelines_bubble_is_p_less_one_over_m_and_chunks_divide_it() {
     near(bubble(1), 7.0 / 16.0, 0.02);
     near(bubble(2), 7.0 / 32.0, 0.02);
     near(bubble(4), 7.0 / 64.0, 0.02);
+}
+
+#[test]
+fn a_stated_cut_costs_what_its_stages_do() {
+    let of = |schedule, split: &[usize]| {
+        let mut job = job();
+        job.model.vocab = 0;
+        job.degrees = Degrees { data: 2, pipeline: 4, schedule, ..job.degrees };
+        job.split = split.to_vec();
+        time(&job, &a100())
+    };
+    for schedule in [Order::OneFOneB, Order::ZeroBubble] {
+        let even = of(schedule, &[]);
+        let stated = of(schedule, &[0, 8, 16, 24]);
+        near(stated.step, even.step, 1e-9);
+        near(stated.model_flops, even.model_flops, 1e-9);
+        near(of(schedule, &[0, 6, 20, 26]).model_flops, even.model_flops, 1e-9);
+    }
+    // Eight micro-batches through the longest stage, and one through the others: 8 x 14 + 18 blocks in place of 8 x 8 + 24.
+    let computes = |split: &[usize]| {
+        let time = of(Order::OneFOneB, split);
+        time.span(SpanKind::Forward) + time.span(SpanKind::Backward) + time.span(SpanKind::Bubble)
+    };
+    near(computes(&[0, 6, 20, 26]) / computes(&[]), 130.0 / 88.0, 0.02);
+    // What the gradients of weights fill was a bubble before; all else is as it was.
+    let [plain, split] = [Order::OneFOneB, Order::ZeroBubble].map(|schedule| of(schedule, &[]));
+    near(split.span(SpanKind::Backward), plain.span(SpanKind::Backward), 1e-9);
+    let ratio = split.span(SpanKind::Bubble) / plain.span(SpanKind::Bubble);
+    assert!(ratio > 0.3 && ratio < 0.6, "{ratio}");
 }
 
 #[test]

@@ -29,7 +29,7 @@ impl Block {
         let routing = experts.route(ex, w, norm.view())?;
         let rows = experts.dispatch(ex, &routing, self.dims.hidden, norm.view())?;
         let rows = experts.send_rows(ex, &routing, self.dims.hidden, rows)?;
-        let w = w.of_experts();
+        let w = w.of_second();
         let gate = self.gate.as_ref().map(|gate| experts.forward(ex, w, &routing, gate, rows.view())).transpose()?;
         let up = experts.forward(ex, w, &routing, &self.up, rows.view())?;
         Ok(GateUp { gate, up, routing: Some(routing) })
@@ -44,7 +44,7 @@ impl Block {
         residual: &Buffer,
         activation: &Buffer,
     ) -> Result<Buffer> {
-        let rows = experts.forward(ex, w.of_experts(), routing, &self.down, activation.view())?;
+        let rows = experts.forward(ex, w.of_second(), routing, &self.down, activation.view())?;
         let rows = experts.return_rows(ex, routing, self.dims.hidden, rows)?;
         let mut output = ex.activation(ex.batch.tokens() * self.dims.hidden)?;
         let Cut::Columns(axis) = self.down.cut else {
@@ -83,7 +83,7 @@ impl Block {
         let rows = experts.dispatch(ex, &routing, d.hidden, dy.view())?;
         drop(dy);
         let rows = experts.send_rows(ex, &routing, d.hidden, rows)?;
-        let (of_experts, mut grads) = (w.of_experts(), g.of_experts());
+        let (of_experts, mut grads) = (w.of_second(), g.of_second());
         let mut dact = ex.activation(wide)?;
         experts.input(ex, of_experts, &routing, &self.down, rows.view(), (false, dact.view_mut()))?;
         let dweights = experts.weigh(ex, &routing, d.intermediate, &mut activation, &mut dact)?;

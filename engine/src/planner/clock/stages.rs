@@ -44,7 +44,7 @@ struct Stage<I: Iterator> {
     uncorrected: f64,
     drive: Drive,
     /// The last message each way.
-    sent: [Option<Message>; 2],
+    sent: [Option<Message>; Message::WAYS],
     /// It has come to the agreement.
     has_met: bool,
     window: Window,
@@ -91,7 +91,7 @@ where
             now: 0.0,
             uncorrected: 0.0,
             drive: Drive::default(),
-            sent: [None; 2],
+            sent: [None; Message::WAYS],
             has_met: false,
             window: Window::default(),
         };
@@ -142,9 +142,21 @@ where
     /// Performs an action, or comes as far as it can without another stage: whether it is done.
     fn act(&mut self, at: usize, recorded: &RecordedAction) -> Result<bool, NoTime> {
         let action = recorded.action;
+        if let Some([own, theirs]) = Message::exchanged(&action, [at, self.stages.len()]) {
+            if !self.messages.contains_key(&own) {
+                if !self.wait_for_sent(at, action, 0..Message::WAYS) {
+                    return Ok(false);
+                }
+                self.messages.insert(own, Moment::Sent(self.stages[at].now));
+            }
+            let Some(Moment::Sent(sent)) = self.messages.get(&theirs.other()).copied() else { return Ok(false) };
+            self.wait(at, action, Span::ExposedPipeline, sent);
+            self.perform(at, recorded)?;
+            return Ok(true);
+        }
         match Message::of(&action, [at, self.stages.len()]) {
             Some(message) if message.sends => {
-                let way = usize::from(message.gradient);
+                let way = message.way();
                 if !self.wait_for_sent(at, action, way..way + 1) {
                     return Ok(false);
                 }
@@ -170,7 +182,7 @@ where
         let of_norm = recorded.operations.iter().take_while(|operation| operation.term == NORM).count();
         let (norm, rest) = recorded.operations.split_at(of_norm);
         if !self.stages[at].has_met {
-            if !self.wait_for_sent(at, recorded.action, 0..2) {
+            if !self.wait_for_sent(at, recorded.action, 0..Message::WAYS) {
                 return Ok(false);
             }
             self.moves(at, recorded)?;

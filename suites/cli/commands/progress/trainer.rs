@@ -90,7 +90,7 @@ impl Trainer {
     pub fn lifecycle(&mut self, event: &LifecycleEvent) -> Option<String> {
         match event {
             LifecycleEvent::Peak(bytes) => {
-                self.peak = Some(*bytes);
+                self.peak = self.peak.max(Some(*bytes));
                 None
             }
             LifecycleEvent::Evaluated(evaluated) => {
@@ -222,6 +222,7 @@ mod tests {
     fn a_line_says_where_the_run_is() {
         let mut trainer = trainer(1, 100);
         assert_eq!(trainer.lifecycle(&LifecycleEvent::Peak(3 << 19)), None);
+        assert_eq!(trainer.lifecycle(&LifecycleEvent::Peak(1 << 20)), None, "another rank takes less");
         let wanted = "step    1/100  loss 3.250000  grad_norm 0.5000  lr 1.000e-3  250.0 ms  2000 tokens/s  1.50 MiB  eta 25s  \
                       (untimed)";
         assert_eq!(trainer.step(&step(1, 250.0)).unwrap(), wanted);

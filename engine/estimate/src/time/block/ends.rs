@@ -27,6 +27,8 @@ impl Context<'_> {
         let form = self.job.precision.compute;
         let (forward, backward) = self.product(tokens, padded, self.model.hidden as f64, 1.0, form);
         let mut unit = Unit { forward, backward, ..Unit::default() };
+        // The loss is made with its gradients: they are no later part of backward.
+        unit.backward.weights = 0.0;
         // Bytes per logit: cast to f32, softmax and its gradient, and back.
         let (there, back) = match self.drive.fusion {
             Fusion::Eager => (14.0, 14.0),

@@ -1,0 +1,460 @@
+//! Pipelines whose ends share a matrix. Without stages its gradient is summed micro-batch by micro-batch, head and embedding in turn; with
+//! stages each end sums its own, and then the two sums are added. So numbers are as near to those without stages as orders of sums are,
+//! and the same to the bit for every schedule and number of stages.
+
+use crate::scope;
+use crate::training::accounting::measure;
+use crate::training::families::Oracle;
+use crate::training::identity::{odd, strategies};
+use crate::training::loading::{by, start};
+use crate::training::pipelines::{INTERLEAVED, SCHEDULES, assert_takes_what_is_planned, bits, staged};
+use crate::training::resume::{Course, assert_goes_on, bits as bits_of, course, layouts, saved, saving, six_steps};
+use crate::training::support::*;
+use std::sync::Arc;
+use zbench_engine::comm::CollectiveKind;
+use zbench_engine::config::*;
+use zbench_engine::mesh::GroupName;
+use zbench_engine::model::FlatKind;
+use zbench_engine::outcome::Happening;
+use zbench_engine::train::with_ranks;
+use zbench_kernels::{DType, Kernels};
+use zbench_kernels_testing::Reference;
+
+/// Of losses, norms and weights, relative to those without stages: f32, sums in another order.
+const TOLERANCE: f64 = 1e-5;
+const ONE_F_ONE_B: (PipelineSchedule, usize) = (PipelineSchedule::OneFOneB, 1);
+
+/// So many blocks between the ends.
+fn base(blocks: usize, accumulation: usize) -> Cell {
+    let mut cell = odd();
+    (cell.model.num_hidden_layers, cell.model.tie_word_embeddings) = (blocks, true);
+    (cell.train.accumulation, cell.train.micro_batch) = (accumulation, 1);
+    cell
+}
+
+fn assert_near(reference: &Ran, ran: &Ran, what: &str) {
+    assert_eq!(reference.steps.len(), ran.steps.len(), "{what}");
+    for (theirs, ours) in reference.steps.iter().zip(&ran.steps) {
+        let near = |theirs: f64, ours: f64| (theirs - ours).abs() <= TOLERANCE * theirs.abs();
+        assert!(near(theirs.loss, ours.loss), "{what}: step {}: loss {} for {}", ours.step, ours.loss, theirs.loss);
+        let (norm, wanted) = (ours.grad_norm, theirs.grad_norm);
+        assert!(near(wanted, norm), "{what}: step {}: norm {norm} for {wanted}", ours.step);
+    }
+    assert_eq!(reference.weights.len(), ran.weights.len(), "{what}");
+    for ((name, theirs), (ours_name, ours)) in reference.weights.iter().zip(&ran.weights) {
+        assert_eq!(name, ours_name, "{what}");
+        // A bias begins at 0 and is nothing but updates, which AdamW makes of the signs of the smallest gradients, too. Biases count among
+        // all weights.
+        let off = if name.ends_with(".bias") { 0.0 } else { distance(ours, theirs) };
+        assert!(off <= TOLERANCE, "{what}: {name} is off by {off:e}");
+    }
+    let all = |ran: &Ran| ran.weights.iter().flat_map(|(_, values)| values).copied().collect::<Vec<f32>>();
+    let off = distance(&all(ran), &all(reference));
+    assert!(off <= TOLERANCE, "{what}: all weights are off by {off:e}");
+}
+
+/// Losses and norms of all steps and the last weights are those of another run to the bit.
+fn assert_same(reference: &Ran, ran: &Ran, what: &str) {
+    assert_eq!(bits(reference), bits(ran), "{what}");
+    assert!(reference.weights == ran.weights, "{what}: weights");
+}
+
+#[test]
+fn every_schedule_is_near_no_pipeline_and_the_same_as_every_other() {
+    let count = scope::cases("training::tied::every_schedule_is_near_no_pipeline (micro-batches)", 1, 2);
+    for micros in &[8, 4][..count as usize] {
+        let base = base(8, *micros);
+        for data in [1, 2] {
+            for (strategy, shard) in strategies(data) {
+                let reference = run(&on(base.clone(), strategy, data, shard));
+                let mut first: Option<Ran> = None;
+                for (stages, schedule) in [2, 4].into_iter().flat_map(|stages| SCHEDULES.map(|of| (stages, of))) {
+                    let what = format!("{} on {data} by {shard}, {stages} stages, {schedule:?}", strategy.name());
+                    let ran = run(&staged(&base, strategy, [data, stages], shard, schedule));
+                    match &first {
+                        Some(first) => assert_same(first, &ran, &what),
+                        None => assert_near(&reference, &ran, &what),
+                    }
+                    first.get_or_insert(ran);
+                }
+            }
+        }
+    }
+}
+
+/// Elements as f32, of a rank's part of a unit.
+type Part = Vec<f32>;
+
+/// What every rank has of the unit at the bottom: its weights, the optimizer's copy of them, both moments.
+fn tables(cell: &Cell) -> Vec<[Part; 4]> {
+    let plan = plan(cell);
+    let ran = with_ranks(cell, &plan, cpus(cell), |rank| {
+        for _ in 0..cell.train.steps {
+            rank.step()?;
+        }
+        // All that is gathered and updated elsewhere is here when the weights have been read again.
+        rank.export_weights(|_, _, _| ())?;
+        let kernels = rank.kernels().clone();
+        let Some(owned) =
+            rank.state.trainable(0).map(|of| of.owned.start - of.home.start..of.owned.end - of.home.start)
+        else {
+            return Ok(Default::default());
+        };
+        let wide = |view: zbench_kernels::View<'_>| {
+            let mut values = vec![0f32; view.len()];
+            kernels.cast(view, zbench_kernels::ViewMut::of(&mut values)).unwrap();
+            values
+        };
+        let home = wide(rank.params.home_mut(0, FlatKind::Trainable).unwrap().slice(owned));
+        let moments = rank.optimizer.moments_mut(0).unwrap();
+        let master = moments.master.as_mut().map_or(Vec::new(), |of| wide(of.buffer_mut().unwrap().view()));
+        let [first, second] = [&mut moments.first, &mut moments.second].map(|of| wide(of.buffer_mut().unwrap().view()));
+        Ok([home, master, first, second])
+    });
+    ran.unwrap_or_else(|failure| panic!("{}", failure.cause))
+}
+
+#[test]
+fn both_ends_have_the_same_table_and_moments() {
+    let stochastic = Precision { rounding: WeightRounding::Stochastic, ..Precision::all(DType::Bf16) };
+    for precision in [Precision::F32, Precision::mixed(DType::Bf16), stochastic] {
+        for (at, (strategy, shard)) in strategies(2).into_iter().enumerate() {
+            let cell = Cell { precision, ..base(4, 3) };
+            let cell =
+                staged(&cell, strategy, [2, 4], shard, if at % 2 == 0 { SCHEDULES[at % 3] } else { ONE_F_ONE_B });
+            let what = format!("{} by {shard}, {precision:?}", strategy.name());
+            let ranks = tables(&cell);
+            for data in 0..2 {
+                let [first, last] = [&ranks[data], &ranks[ranks.len() - 2 + data]];
+                assert!(first == last, "{what}: rank {data} of the ends");
+                assert!(!first[0].is_empty() && first[2].iter().any(|value| *value != 0.0), "{what}: nothing trained");
+            }
+        }
+    }
+}
+
+/// The exchange is one call at each end, of what the rank updates of the table.
+#[test]
+fn every_stage_takes_what_is_planned() {
+    for (at, schedule) in SCHEDULES.into_iter().enumerate() {
+        for (strategy, shard) in strategies(2) {
+            for policy in [Checkpointing::None, Checkpointing::Full] {
+                let stages = if at % 2 == 0 { 2 } else { 3 };
+                let mut cell = staged(&base(6, 3 + at), strategy, [2, stages], shard, schedule);
+                (cell.memory.checkpointing, cell.train.untimed_steps, cell.parallel.prefetch) = (policy.clone(), 1, at);
+                if schedule == (INTERLEAVED, 2) {
+                    cell.train.accumulation = 2 * stages;
+                }
+                let what = format!("{} by {shard}, {schedule:?}, {policy:?}", strategy.name());
+                assert_takes_what_is_planned(&cell, &what);
+                let plan = plan(&cell);
+                let table = plan.layout.units[0].trainable().padded;
+                for (stage, role) in plan.roles.iter().enumerate() {
+                    let is_exchange = |row: &&zbench_engine::outcome::Traffic| {
+                        (row.axis, row.kind) == (GroupName::Pipeline, CollectiveKind::SendRecv)
+                    };
+                    let found = role.estimate.traffic.iter().find(is_exchange);
+                    if stage > 0 && stage + 1 < stages {
+                        assert!(found.is_none(), "{what}: stage {stage} has no table");
+                        continue;
+                    }
+                    let found = found.unwrap_or_else(|| panic!("{what}: stage {stage} exchanges nothing"));
+                    // Under ddp a rank updates all of it, on a hybrid mesh by its own number of ranks.
+                    let parts = match strategy {
+                        Strategy::Ddp => 1,
+                        _ if strategy.is_hybrid() => plan.mesh.size(plan.sharding.optimizer),
+                        _ => 2,
+                    };
+                    let bytes = (table / parts * 4) as f64;
+                    assert_eq!([found.calls, found.payload_bytes, found.wire_bytes], [1.0, bytes, bytes], "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn parameters_and_operations_are_those_of_the_model() {
+    for form in [None].into_iter().chain(forms().into_iter().map(Some)) {
+        let cell = form.map_or_else(|| base(4, 4), |form| formed(base(4, 4), form));
+        for lora in [false, true] {
+            let mut cell = cell.clone();
+            if lora {
+                let targets = vec![Linear::QProj, Linear::KProj, Linear::VProj];
+                cell.lora = Lora { rank: 2, targets, base: Some(Base::Bf16), ..Lora::default() };
+            }
+            let whole = plan(&on(cell.clone(), Strategy::Zero2, 1, 1)).estimate();
+            let of_stages = plan(&staged(&cell, Strategy::Zero2, [1, 2], 1, ONE_F_ONE_B)).estimate();
+            let of = |estimate: &zbench_engine::outcome::Estimate| {
+                (estimate.parameters, estimate.trainable_parameters, estimate.active_parameters, estimate.base_bytes)
+            };
+            assert_eq!(of(&whole), of(&of_stages), "{form:?}, adapters {lora}");
+            let (flops, of_stages) = (whole.flops, of_stages.flops);
+            assert!((of_stages.model / flops.model - 1.0).abs() < 1e-12, "{form:?}, adapters {lora}: model");
+            assert!((of_stages.palm / flops.palm - 1.0).abs() < 1e-12, "{form:?}, adapters {lora}: palm");
+        }
+    }
+}
+
+/// Families whose embedding has positions, a norm or a scale: on the first stage alone, in a unit of their own.
+#[test]
+fn every_form_is_near_no_pipeline() {
+    for (at, form) in forms().into_iter().enumerate() {
+        let mut base = formed(base(4, 4), form);
+        // A token that sees itself alone gives its queries and keys no gradient but rounding errors.
+        base.model.sliding_window = base.model.sliding_window.map(|window| window.max(2));
+        (base.train.clip_norm, base.train.lr) = (0.05, 1e-3);
+        let all = strategies(2);
+        for (strategy, shard) in [all[at % all.len()], (Strategy::Zero3, 1), (Strategy::Ddp, 1)] {
+            for (policy, schedule) in
+                [(Checkpointing::None, SCHEDULES[at % SCHEDULES.len()]), (Checkpointing::Full, ONE_F_ONE_B)]
+            {
+                let mut cell = base.clone();
+                (cell.memory.checkpointing, cell.parallel.bucket_mb) = (policy.clone(), 0.02 * (at % 2) as f64);
+                let what = format!("{}: {} by {shard}, {policy:?}, {schedule:?}", form.0, strategy.name());
+                let reference = run(&on(cell.clone(), strategy, 2, shard));
+                let cell = staged(&cell, strategy, [2, 2], shard, schedule);
+                assert_near(&reference, &run(&cell), &what);
+                assert_takes_what_is_planned(&cell, &what);
+            }
+        }
+    }
+}
+
+/// What is offloaded, late or made again stays the plan's, and the numbers near those of no pipeline.
+#[test]
+fn memory_policies_and_documents_go_with_both_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let packed = documents(folder.path(), 40);
+    type Change<'a> = &'a dyn Fn(&mut Cell);
+    let policies: [(&str, Change<'_>); 6] = [
+        ("offloaded activations", &|cell| cell.memory.offload_activations = Home::Host),
+        ("offloaded state", &|cell| {
+            (cell.memory.offload_optimizer, cell.memory.offload_parameters) = (Home::Host, Home::Host);
+        }),
+        ("a delayed update", &|cell| {
+            (cell.train.delayed_update, cell.memory.offload_optimizer) = (1, Home::Host);
+        }),
+        ("recomputed segments", &|cell| cell.memory.checkpointing = Checkpointing::Every(2)),
+        ("kept forms of weights", &|cell| cell.memory.prepack = true),
+        ("documents", &|cell| cell.data = packed.clone()),
+    ];
+    for (name, change) in policies {
+        let mut base = base(8, 4);
+        base.train.lr = 1e-3;
+        change(&mut base);
+        let strategies = match (base.memory.prepack, base.memory.offload_parameters) {
+            (true, _) => [Strategy::Ddp, Strategy::Zero2],
+            (_, Home::Host) => [Strategy::Zero3, Strategy::Fsdp],
+            _ => [Strategy::Zero3, Strategy::Zero1],
+        };
+        for strategy in strategies {
+            let reference = run(&on(base.clone(), strategy, 2, 1));
+            for schedule in [(INTERLEAVED, 2), (PipelineSchedule::ZbH1, 1)] {
+                let cell = staged(&base, strategy, [2, 2], 1, schedule);
+                let what = format!("{name}, {}, {schedule:?}", strategy.name());
+                assert_near(&reference, &run(&cell), &what);
+                assert_takes_what_is_planned(&cell, &what);
+            }
+        }
+    }
+}
+
+/// Into more stages and back the bits stay; without stages the sums are in another order.
+#[test]
+fn checkpoints_go_on_over_other_stages_and_none() {
+    let gpt2 = *forms().iter().find(|(name, ..)| *name == "gpt2").unwrap();
+    let plain = || Cell { train: Train { accumulation: 4, micro_batch: 1, ..six_steps().train }, ..base(6, 4) };
+    for (at, (layout, asynchronous)) in layouts().into_iter().enumerate() {
+        for (strategy, stages, schedule) in [
+            (Strategy::Ddp, 2, ONE_F_ONE_B),
+            (Strategy::Zero3, 2, (INTERLEAVED, 3)),
+            (Strategy::Zero1, 3, (PipelineSchedule::ZbH1, 1)),
+        ] {
+            let cell = || if at % 2 == 0 { formed(plain(), gpt2) } else { plain() };
+            let dir = tempfile::tempdir().unwrap();
+            let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
+            let of = |stages, schedule| saved(staged(&cell(), strategy, [2, stages], 1, schedule), saving.clone());
+            let what = format!("{}, {stages} stages, {schedule:?}, {layout:?}, async {asynchronous}", strategy.name());
+            let whole = course(&of(stages, schedule));
+            let reference = course(&staged(&cell(), strategy, [2, stages], 1, schedule));
+            assert_eq!((bits_of(&whole.steps), whole.digest), (bits_of(&reference.steps), reference.digest), "{what}");
+            assert_goes_on(&whole, &of(stages, schedule), dir.path(), 4, &what);
+            for (stages, schedule) in [(6, ONE_F_ONE_B), (2, (INTERLEAVED, 3)), (3, (PipelineSchedule::GPipe, 1))] {
+                assert_goes_on(&whole, &of(stages, schedule), dir.path(), 2, &what);
+            }
+            // From stages into none, and from none into stages.
+            let goes_on_near = |dir: &std::path::Path, stages, whole: &Course| {
+                let own = tempfile::tempdir().unwrap();
+                let resume = Resume::From(zbench_engine::training_state::step_dir(dir, 4));
+                let saving = Saving { dir: own.path().into(), resume, ..saving.clone() };
+                let rest = course(&saved(staged(&cell(), strategy, [2, stages], 1, ONE_F_ONE_B), saving));
+                let pairs = rest.steps.iter().zip(&whole.steps[4..]);
+                assert_eq!(rest.steps.len(), 2, "{what}");
+                for (ours, theirs) in pairs {
+                    for (ours, theirs) in [(ours.loss, theirs.loss), (ours.grad_norm, theirs.grad_norm)] {
+                        assert!(
+                            (ours - theirs).abs() <= TOLERANCE * theirs,
+                            "{what} into {stages}: {ours} for {theirs}"
+                        );
+                    }
+                }
+            };
+            goes_on_near(dir.path(), 1, &whole);
+            let without = tempfile::tempdir().unwrap();
+            let cell_without = staged(&cell(), strategy, [2, 1], 1, ONE_F_ONE_B);
+            let whole = course(&saved(cell_without, Saving { dir: without.path().into(), ..saving.clone() }));
+            goes_on_near(without.path(), stages, &whole);
+        }
+    }
+}
+
+/// Both ends read the table of a checkpoint, whoever reads the files.
+#[test]
+fn weights_of_a_checkpoint_come_to_both_ends() {
+    for name in ["gpt2", "bloom", "gemma", "mpt"] {
+        let mut cell = Oracle::open(name).cell();
+        assert!(cell.model.tie_word_embeddings, "{name}");
+        (cell.train.steps, cell.train.accumulation, cell.train.micro_batch) = (2, 2, 1);
+        let reference = run(&on(cell.clone(), Strategy::Zero1, 2, 1));
+        let (weights, _) = start(&on(cell.clone(), Strategy::Zero1, 2, 1));
+        for loading in Loading::ALL {
+            let what = format!("{name}, {}", loading.name());
+            let cell = staged(&by(cell.clone(), loading), Strategy::Zero1, [2, 2], 1, ONE_F_ONE_B);
+            assert!(start(&cell).0 == weights, "{what}");
+            assert_near(&reference, &run(&cell), &what);
+        }
+    }
+}
+
+#[test]
+fn adapters_over_frozen_tables_go_on_over_other_stages() {
+    let cell = || {
+        let mut cell = base(6, 4);
+        cell.train = Train { accumulation: 4, micro_batch: 1, ..six_steps().train };
+        cell.lora = Lora { rank: 2, targets: vec![Linear::QProj, Linear::DownProj], ..Lora::default() };
+        cell
+    };
+    for (layout, asynchronous) in [(SaveLayout::Sharded, true), (SaveLayout::Full, false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
+        let of = |stages| saved(staged(&cell(), Strategy::Zero3, [2, stages], 1, ONE_F_ONE_B), saving.clone());
+        let whole = course(&of(2));
+        [1, 2, 3]
+            .into_iter()
+            .for_each(|stages| assert_goes_on(&whole, &of(stages), dir.path(), 4, &format!("{layout:?}")));
+    }
+}
+
+/// Frozen tables are not exchanged: the bits are those of no pipeline. In low precision and with a loss that is scaled every schedule
+/// and number of stages has the same bits, and skips the same steps.
+#[test]
+fn adapters_precisions_and_evaluations_go_with_both_ends() {
+    let evaluation = Some(Evaluation { every: 1, batches: 2, share: 0.1 });
+    let watched = |mut cell: Cell| {
+        cell.watch = Some(Watch { evaluation, ..Watch::default() });
+        cell.model.tie_word_embeddings = true;
+        cell
+    };
+    let evaluated = |course: &Course| -> Vec<(u64, u64)> {
+        let of = |what: &Happening| {
+            if let Happening::Evaluated(e) = what { Some((e.loss.to_bits(), e.tokens)) } else { None }
+        };
+        course.said.iter().filter_map(of).collect()
+    };
+    let same = |reference: &Course, other: &Course, what: &str| {
+        assert!(evaluated(reference).len() > 1, "{what}");
+        assert_eq!(bits_of(&reference.steps), bits_of(&other.steps), "{what}");
+        assert_eq!(evaluated(reference), evaluated(other), "{what}");
+        assert_eq!(reference.digest, other.digest, "{what}");
+    };
+    for (at, (name, change)) in adapters().into_iter().chain([dora()]).enumerate() {
+        let mut cell = base(6, 3);
+        change(&mut cell);
+        let (cell, strategy) = (watched(cell), Strategy::ALL[at % Strategy::ALL.len()]);
+        let reference = course(&on(cell.clone(), strategy, 2, 1));
+        for (stages, schedule) in [(2, ONE_F_ONE_B), (3, (INTERLEAVED, 2))] {
+            let cell = staged(&cell, strategy, [2, stages], 1, schedule);
+            same(&reference, &course(&cell), &format!("{name}, {schedule:?}"));
+            let plan = plan(&cell);
+            let exchanges = |kind| kind == CollectiveKind::SendRecv;
+            let rows = plan.roles.iter().flat_map(|role| &role.estimate.traffic);
+            assert!(!rows.into_iter().any(|row| exchanges(row.kind)), "{name}: a frozen table is exchanged");
+        }
+    }
+    let scaling = DynamicScaling { initial_scale_power: 20, loss_scale_window: 3, ..DynamicScaling::DEFAULT };
+    let f16 = Precision { scaling: Some(LossScaling::Dynamic(scaling)), ..Precision::mixed(DType::F16) };
+    let stochastic = Precision { rounding: WeightRounding::Stochastic, ..Precision::all(DType::Bf16) };
+    let narrow_wire = Precision { reduce: DType::Bf16, ..Precision::F32 };
+    let mut skipped = 0;
+    for precision in [f16, stochastic, Precision::mixed(DType::Bf16), narrow_wire] {
+        let mut cell = watched(Cell { precision, ..base(6, 4) });
+        cell.train.steps = 8;
+        for strategy in [Strategy::Ddp, Strategy::Zero1, Strategy::Zero3] {
+            let first = course(&staged(&cell, strategy, [2, 2], 1, ONE_F_ONE_B));
+            skipped += first.steps.iter().filter(|step| step.skipped).count();
+            for (stages, schedule) in [(3, (PipelineSchedule::ZbH1, 1)), (2, (INTERLEAVED, 3))] {
+                let what = format!("{precision:?}, {}, {schedule:?}", strategy.name());
+                same(&first, &course(&staged(&cell, strategy, [2, stages], 1, schedule)), &what);
+            }
+        }
+    }
+    assert!(skipped > 0, "no gradient overflowed");
+    for (name, cell) in expert_cells(base(6, 4)) {
+        let mut cell = cell;
+        cell.model.tie_word_embeddings = true;
+        let reference = run(&on(cell.clone(), Strategy::Zero2, 2, 1));
+        let cell = staged(&cell, Strategy::Zero2, [2, 2], 1, ONE_F_ONE_B);
+        assert_near(&reference, &run(&cell), name);
+        assert_takes_what_is_planned(&cell, name);
+    }
+}
+
+#[test]
+fn evictions_go_with_both_ends() {
+    let base = base(8, 4);
+    let reference = run(&on(base.clone(), Strategy::Ddp, 1, 1));
+    for schedule in [(INTERLEAVED, 2), ONE_F_ONE_B] {
+        let with = |policy, capacity| {
+            let mut cell = staged(&base, Strategy::Ddp, [1, 2], 1, schedule);
+            (cell.memory.checkpointing, cell.memory.capacity) = (policy, capacity);
+            cell
+        };
+        let peak = |policy| {
+            let plan = plan(&with(policy, None));
+            plan.roles.iter().map(|role| role.estimate.memory().total_peak()).max().unwrap()
+        };
+        let [all, none] = [Checkpointing::None, Checkpointing::Full].map(peak);
+        let cell = with(Checkpointing::Evict, Some((all + none) / 2));
+        let plan = plan(&cell);
+        assert_eq!(plan.above_capacity(&cell), None, "{schedule:?}");
+        assert_near(&reference, &run(&cell), &format!("{schedule:?}"));
+        let measured = measure(&cell, &plan).iter().map(|report| report.memory().total_peak()).max();
+        assert!(measured <= cell.memory.capacity, "{schedule:?}: {measured:?}");
+    }
+}
+
+/// Losses and norms in f64 on the reference kernels.
+fn in_f64(cell: &Cell) -> Vec<f64> {
+    let plan = plan(cell);
+    let kernels = (0..cell.parallel.ranks).map(|_| Arc::new(Reference) as Arc<dyn Kernels>).collect();
+    let ran = with_ranks(cell, &plan, kernels, |rank| {
+        (0..cell.train.steps).map(|_| rank.step()).collect::<Result<Vec<_>, _>>()
+    });
+    let ran = ran.unwrap_or_else(|failure| panic!("{}", failure.cause));
+    ran[0].iter().flat_map(|step| [step.loss, step.grad_norm]).collect()
+}
+
+/// Where sums are in f64, their order is seen in the last places alone.
+#[test]
+fn in_f64_numbers_differ_in_the_last_places_alone() {
+    for form in forms().into_iter().filter(|(name, ..)| ["gpt2", "bloom"].contains(name)) {
+        let cell = Cell { precision: Precision::all(DType::F64), ..formed(base(4, 4), form) };
+        let reference = in_f64(&on(cell.clone(), Strategy::Zero2, 2, 1));
+        for schedule in SCHEDULES {
+            let ours = in_f64(&staged(&cell, Strategy::Zero2, [2, 2], 1, schedule));
+            let near = |(theirs, ours): (&f64, &f64)| (theirs - ours).abs() <= 1e-12 * theirs;
+            assert!(reference.iter().zip(&ours).all(near), "{}, {schedule:?}: {ours:?} for {reference:?}", form.0);
+        }
+    }
+}
