@@ -219,8 +219,8 @@ pub struct Parallel {
     /// The first block of each part of a pipeline, from 0; empty = parts are cut by their cost.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pipeline_split: Vec<usize>,
-    /// Chunks of a micro-batch's tokens, each of whose sums over tensor ranks travels while the next chunk is multiplied; 1 = all tokens in
-    /// one sum, which is waited for.
+    /// Chunks of a micro-batch's tokens: in forward the sum over tensor ranks of one travels while the next is multiplied, in backward that
+    /// of the gradient of an input while gradients of weights are computed. 1 = sums are waited for.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub tensor_chunks: usize,
     /// Units gathered ahead of their use.

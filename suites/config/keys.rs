@@ -214,8 +214,8 @@ const REST: &[Key] = &[
         "parallel.tensor_chunks",
         Count { min: 1, max: 1024 },
         Is("1"),
-        "Chunks of a micro-batch's tokens: the sum over tensor ranks of one travels while the next is multiplied; 1 = one sum, which is \
-         waited for.",
+        "Chunks of a micro-batch's tokens: in forward the sum over tensor ranks of one travels while the next is multiplied, in backward \
+         the sum of an input's gradient while gradients of weights are computed. 1 = sums are waited for.",
     ),
     key(
         "parallel.pipeline",

@@ -183,11 +183,7 @@ impl<'a> Exec<'a> {
                 let tokens = first..first + len;
                 term(&self.on_tokens(tokens.clone()), tokens, terms.slice_mut(place))?;
             }
-            let call = match of_tokens {
-                Some(_) => OwnedCall::reduce_scatter(terms, self.activation(len * width)?, false),
-                None => OwnedCall::all_reduce(terms),
-            };
-            let ticket = self.start(group, call)?;
+            let ticket = self.start_sum(group, terms)?;
             if let Some((chunk, ticket)) = before.replace((chunk, ticket)) {
                 land(chunk, ticket)?;
             }
@@ -196,8 +192,25 @@ impl<'a> Exec<'a> {
         Ok(sums)
     }
 
-    /// Starts a collective that travels while the layer goes on.
-    fn start(&self, group: &Metered, call: OwnedCall) -> Result<Ticket> {
+    /// As [`Exec::sum_of_tokens`]. Where sums are split into chunks, this one travels while `work` is done; else it follows.
+    pub fn sum_beside(&self, axis: Axis, terms: Buffer, work: impl FnOnce() -> Result<()>) -> Result<Buffer> {
+        let Some(group) = self.of_tokens().or(self.group(axis)).filter(|_| self.tensor_chunks > 1) else {
+            work()?;
+            return self.sum_of_tokens(axis, terms);
+        };
+        let ticket = self.start_sum(group, terms)?;
+        work()?;
+        self.finish(group, ticket)
+    }
+
+    /// Starts the sum of what each rank of a group has found for some tokens, which travels while the layer goes on.
+    fn start_sum(&self, group: &Metered, terms: Buffer) -> Result<Ticket> {
+        let call = if self.sequence {
+            let own = self.alloc(Category::Activations, terms.dtype(), terms.len() / group.size())?;
+            OwnedCall::reduce_scatter(terms, own, false)
+        } else {
+            OwnedCall::all_reduce(terms)
+        };
         if let Some(recorder) = self.recorder {
             recorder.note(Overlap::Starts);
         }

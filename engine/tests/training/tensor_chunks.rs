@@ -1,13 +1,18 @@
 //! Sums over tensor ranks in chunks of tokens, each under the product of the next: the same bits, the same payload, and memory as planned.
 
+use crate::training::accounting::measure;
 use crate::training::support::*;
-use crate::training::tensors::{assert_takes_what_is_planned, base, cases, shared};
+use crate::training::tensors::{assert_takes_what_is_planned, base, bits, cases, shared};
 use std::collections::BTreeMap;
+use zbench_engine::actions::Action;
 use zbench_engine::comm::CollectiveKind;
 use zbench_engine::config::*;
 use zbench_engine::mesh::GroupName;
+use zbench_engine::outcome::Span;
 use zbench_engine::plan::Plan;
-use zbench_kernels::DType;
+use zbench_engine::planner::RecordedAction;
+use zbench_engine::recorder::{Overlap, Recorded};
+use zbench_kernels::{DType, Op};
 
 fn in_chunks(cell: &Cell, chunks: usize) -> Cell {
     let mut cell = cell.clone();
@@ -18,7 +23,6 @@ fn in_chunks(cell: &Cell, chunks: usize) -> Cell {
 /// Losses, norms and weights.
 fn assert_same_bits(one: &Cell, chunks: usize, what: &str) {
     let (one, some) = (run(one), run(&in_chunks(one, chunks)));
-    let bits = |ran: &Ran| ran.steps.iter().map(|s| (s.loss.to_bits(), s.grad_norm.to_bits())).collect::<Vec<_>>();
     assert_eq!(bits(&one), bits(&some), "{what}");
     assert!(one.weights == some.weights, "{what}: weights");
 }
@@ -111,6 +115,48 @@ fn a_row_parallel_layer_sums_once_for_each_chunk() {
         let blocks = cell.model.num_hidden_layers as f64;
         assert_eq!(six[&kind].0 - one[&kind].0, 2.0 * 5.0 * blocks);
         assert_eq!(six[&kind].1, one[&kind].1);
+    }
+}
+
+/// Forward: while the sum of a chunk travels, the next chunk is multiplied. Backward: while the gradient of an input is summed, those of the
+/// weights that have read it are computed, of gate and up, then of q, k and v.
+#[test]
+fn products_lie_between_the_start_of_a_sum_and_its_wait() {
+    for sequence in [false, true] {
+        let cell = in_chunks(&shared(&base(), Strategy::Ddp, [1, 2], 1, sequence), 3);
+        let (plan, kernels) = (plan(&cell), zbench_engine::hardware::planner(&cell).unwrap());
+        let products = |recorded: &RecordedAction| {
+            let of =
+                |wanted| recorded.overlaps.iter().filter(move |(_, what)| *what == wanted).map(|(behind, _)| *behind);
+            let between = of(Overlap::Starts).zip(of(Overlap::Waits)).map(|(start, wait)| start..wait);
+            let is_product = |operation: &&Recorded| matches!(operation.op, Op::Gemm(_));
+            between.map(|range| recorded.operations[range].iter().filter(is_product).count()).collect::<Vec<_>>()
+        };
+        // With sequence parallelism a chunk is multiplied in parts, one for each rank.
+        let parts = if sequence { 2 } else { 1 };
+        let mut blocks = [0, 0];
+        for recorded in plan.recorded_stages(&cell, &*kernels).flatten() {
+            let expected = match recorded.action {
+                _ if recorded.overlaps.is_empty() => continue,
+                Action::Forward { .. } => [parts, parts, 0].repeat(2),
+                Action::Backward { .. } => vec![2, 3],
+                other => panic!("{other:?}"),
+            };
+            blocks[usize::from(expected.len() == 2)] += 1;
+            assert_eq!(products(&recorded), expected, "{:?}, sequence parallelism {sequence}", recorded.action);
+        }
+        assert_eq!(blocks, [cell.model.num_hidden_layers * cell.train.accumulation; 2]);
+    }
+}
+
+#[test]
+fn waiting_for_tensor_ranks_has_a_span_of_its_own() {
+    for (tensor, sequence, chunks) in [(1, false, 1), (2, false, 1), (2, true, 1), (2, false, 3), (2, true, 3)] {
+        let cell = in_chunks(&shared(&base(), Strategy::Ddp, [2, tensor], 1, sequence), chunks);
+        for report in measure(&cell, &plan(&cell)) {
+            let is_stated = report.spans_ms.stated().any(|(span, _)| span == Span::ExposedTensor);
+            assert_eq!(is_stated, tensor > 1, "{tensor} ranks in {chunks} chunks, rank {}", report.rank);
+        }
     }
 }
 
