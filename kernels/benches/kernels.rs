@@ -62,7 +62,7 @@ fn attention(c: &mut Criterion) {
                 head_dim,
                 scale,
                 window: None,
-                alibi: false,
+                alibi: None,
                 dtype,
             };
             let (q, kv) = (batch * seq * heads * head_dim, batch * seq * kv_heads * head_dim);

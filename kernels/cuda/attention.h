@@ -17,7 +17,8 @@ struct Attend {
     u32 rows, keys;
     // How many keys a query attends to, its own the last.
     i32 window;
-    u32 alibi;
+    // The number of the first query head in the model, and the model's query heads; 0 without ALiBi.
+    u32 alibi_first, alibi_heads;
     // Positions of the first query and of the first key: they differ where a sequence is split over ranks.
     i32 q_offset, k_offset;
     // Factor on the scores; and that times log2(e), for exp2.
@@ -64,9 +65,10 @@ __device__ inline i32 end_row(const AttentionMask &s, i32 key) {
 
 // The ALiBi slope of a head (Press et al. 2022), times log2(e).
 __device__ inline float alibi_slope(const Attend &a, u32 head) {
-    if (!a.alibi) return 0.0f;
+    if (!a.alibi_heads) return 0.0f;
+    head += a.alibi_first;
     u32 below = 1;
-    while (2 * below <= a.heads) below *= 2;
+    while (2 * below <= a.alibi_heads) below *= 2;
     const float power = head < below ? -8.0f * float(head + 1) / float(below) : -4.0f * float(2 * (head - below) + 1) / float(below);
     return exp2_fast(power) * LOG2E;
 }

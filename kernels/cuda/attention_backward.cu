@@ -97,7 +97,7 @@ template <class T, int D, int M, int PART> __device__ inline void backward_keys(
                 }
             // This lane's first key minus the own key of its first query.
             const i32 ahead = first + i32(g) - (row + 2 * i32(t) + mask.shift);
-            if (a.alibi)
+            if (a.alibi_heads)
                 UNROLL for (int n = 0; n < PART / 8; n++)
                     UNROLL for (int e = 0; e < 2; e++)
                         UNROLL for (int k = 0; k < 2 * M; k++)
@@ -193,7 +193,7 @@ template <class T, int D, int M, int PART> __device__ inline void backward_queri
                 UNROLL for (int n = 0; n < PART / 8; n++)
                     UNROLL for (int e = 2 * (i % 2); e < 2 * (i % 2) + 2; e++)
                         s[i / 2][n][e] = fmaf(s[i / 2][n][e], a.scale2, -base[i]);
-                if (a.alibi)
+                if (a.alibi_heads)
                     UNROLL for (int n = 0; n < PART / 8; n++)
                         UNROLL for (int e = 0; e < 2; e++)
                             s[i / 2][n][2 * (i % 2) + e] += slope * float(column0 + 8 * n + 2 * i32(t) + e - row - mask.shift);

@@ -66,7 +66,7 @@ template <class T, int D, int PART> __device__ inline void forward(const Attend 
     UNROLL for (int i = 0; i < 2 * M; i++) row_max[i] = -INFINITY, row_sum[i] = 0.0f;
     const float slope = alibi_slope(a, h);
     // Scaling is folded into the exponent, unless a negative factor would turn the maximum into a minimum.
-    const bool scale_in_exponent = a.scale2 > 0.0f && !a.alibi;
+    const bool scale_in_exponent = a.scale2 > 0.0f && !a.alibi_heads;
     const float factor = scale_in_exponent ? a.scale2 : 1.0f;
 
     float o[M][D / 8][4];

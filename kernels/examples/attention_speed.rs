@@ -25,7 +25,7 @@ fn main() {
             head_dim: dim,
             scale: 1.0 / (dim as f64).sqrt(),
             window: None,
-            alibi: false,
+            alibi: None,
             dtype,
         };
         let arena = Arena::host(None).unwrap();

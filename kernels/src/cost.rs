@@ -208,7 +208,7 @@ mod tests {
             head_dim: 16,
             scale: 0.25,
             window: None,
-            alibi: false,
+            alibi: None,
             dtype: DType::Bf16,
         };
         // Q K^T and P V: two products of 2 S S D, halved, for each of 8 heads.

@@ -508,9 +508,16 @@ fn check_shape(op: &Op) -> Result<()> {
             if (seq == 0) != (kv_seq == 0) {
                 return invalid(format!("a sequence of {seq} queries cannot attend to {kv_seq} keys"));
             }
-            if !a.causal && (a.window.is_some() || a.alibi) {
-                let name = if a.alibi { "ALiBi" } else { "a window" };
+            if !a.causal && (a.window.is_some() || a.alibi.is_some()) {
+                let name = if a.alibi.is_some() { "ALiBi" } else { "a window" };
                 return invalid(format!("{name} needs causal attention"));
+            }
+            if let Some(AlibiHeads { first, heads: all }) = a.alibi
+                && first.checked_add(heads).is_none_or(|end| end > all)
+            {
+                return invalid(format!(
+                    "ALiBi has slopes for the {all} heads of the whole model, and {heads} heads from {first} on are not among them"
+                ));
             }
             Ok(())
         }

@@ -55,7 +55,7 @@ impl Shape {
             head_dim: self.head_dim,
             scale: 1.0 / (self.head_dim as f64).sqrt(),
             window: (self.window > 0).then_some(self.window),
-            alibi: false,
+            alibi: None,
             dtype: self.dtype,
         }
     }

@@ -55,7 +55,7 @@ fn attention_is_right_and_one_wrong_row_is_found() {
         head_dim: dim,
         scale: 0.35,
         window: Some(5),
-        alibi: false,
+        alibi: None,
         dtype,
     };
     let (q_len, kv_len) = (2 * seq * 4 * dim, 2 * seq * 2 * dim);

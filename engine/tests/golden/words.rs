@@ -244,6 +244,9 @@ fn attention(op: Attention) -> String {
     // Every operation of these plans is causal, so no word says it.
     assert!(causal && kv_seq == seq, "{op:?}");
     let window = window.map_or("none".into(), |window| window.to_string());
+    // Nor are heads shared in them.
+    assert!(alibi.is_none_or(|alibi| alibi == AlibiHeads::whole(heads)), "{op:?}");
+    let alibi = alibi.is_some();
     let shape = format!("batch={batch} seq={seq} heads={heads} kv-heads={kv_heads} head-dim={head_dim}");
     format!("{shape} scale={scale} window={window} alibi={alibi} {}", dtype(of))
 }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "threads write parts of one buffer that do not overlap")]
 
 use super::Cpu;
-use super::attention::head::{Head, slope};
+use super::attention::head::Head;
 use super::attention::{Inputs, Strand, steps};
 use super::level::{LANES, Level, exp, fma, fold, fold_rows, merge};
 use super::matmul::alone;
@@ -68,7 +68,7 @@ impl Cpu {
                     alone::multiply(path, shape, op.scale as f32, operands, false, to, scratch);
                 }
                 for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(kv_seq)) {
-                    softmax_row(level, scores, sight.seen(batch, row), slope(op, head));
+                    softmax_row(level, scores, sight.seen(batch, row), op.slope(head) as f32);
                     let line = (number * seq + row) * kv_seq;
                     // SAFETY: this head's probabilities are this thread's.
                     let mut stored = unsafe { probs.part(line..line + kv_seq) };

@@ -29,7 +29,8 @@ pub(super) struct Attend {
     rows: u32,
     keys: u32,
     window: i32,
-    alibi: u32,
+    alibi_first: u32,
+    alibi_heads: u32,
     q_offset: i32,
     k_offset: i32,
     scale: f32,
@@ -72,7 +73,8 @@ fn is_empty(name: &'static str, op: &Attention) -> Result<bool> {
     }
     // Causal attention has one position for a query and its key; otherwise all queries come after all keys.
     let positions = if op.causal { op.seq } else { op.seq.saturating_add(op.kv_seq) };
-    if [positions, op.batch, op.heads, op.head_dim].iter().any(|x| *x >= MOST) {
+    let heads = op.alibi.map_or(op.heads, |alibi| alibi.heads);
+    if [positions, op.batch, heads, op.head_dim].iter().any(|x| *x >= MOST) {
         let reason =
             format!("sizes from {MOST} on are more than the kernels can count; split the batch or the sequence");
         return Err(KernelError::Invalid { op: name, reason });
@@ -99,7 +101,8 @@ impl Attend {
             rows: op.seq as u32,
             keys: op.kv_seq as u32,
             window: op.window.unwrap_or(MOST).min(MOST) as i32,
-            alibi: u32::from(op.alibi),
+            alibi_first: op.alibi.map_or(0, |alibi| alibi.first as u32),
+            alibi_heads: op.alibi.map_or(0, |alibi| alibi.heads as u32),
             // Without the causal mask even the first query comes after the last key, and the window is wider than all of them.
             q_offset: if op.causal { 0 } else { op.kv_seq as i32 - 1 },
             k_offset: 0,

@@ -27,7 +27,7 @@ const THREADS: u32 = 384;
 /// The kernel for an operation without documents, where there is one.
 fn kernel(op: &Attention) -> Option<&'static str> {
     let sees_all = op.window.is_none_or(|window| window >= op.seq);
-    if op.dtype != DType::Bf16 || op.scale <= 0.0 || op.alibi || !sees_all || !op.causal {
+    if op.dtype != DType::Bf16 || op.scale <= 0.0 || op.alibi.is_some() || !sees_all || !op.causal {
         return None;
     }
     KERNELS.iter().find(|(dim, _)| *dim == op.head_dim).map(|(_, name)| *name)
@@ -97,6 +97,7 @@ impl Cuda {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::op::AlibiHeads;
 
     fn op(head_dim: usize) -> Attention {
         let (heads, kv_heads, dtype) = (4, 2, DType::Bf16);
@@ -110,7 +111,7 @@ mod tests {
             head_dim,
             scale: 0.1,
             window: None,
-            alibi: false,
+            alibi: None,
             dtype,
         }
     }
@@ -123,7 +124,7 @@ mod tests {
             op(96),
             Attention { dtype: DType::F16, ..op(64) },
             Attention { window: Some(199), ..op(64) },
-            Attention { alibi: true, ..op(64) },
+            Attention { alibi: Some(AlibiHeads::whole(4)), ..op(64) },
             Attention { scale: -0.1, ..op(64) },
             Attention { causal: false, ..op(64) },
         ];

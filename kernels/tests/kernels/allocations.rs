@@ -71,7 +71,7 @@ fn no_kernel_takes_a_large_block_from_the_heap() {
             head_dim: 64,
             scale: 0.1,
             window: None,
-            alibi: false,
+            alibi: None,
             dtype,
         };
         let ops = [Op::Gemm(gemm), Op::Attention(attention), Op::AttentionBackward(attention)];

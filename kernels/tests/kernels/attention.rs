@@ -2,7 +2,7 @@ use crate::harness::*;
 use proptest::prelude::*;
 use std::sync::Arc;
 use zbench_kernels::cuda::host::Order;
-use zbench_kernels::{Attention, Cuda, DType, Kernels, Op, View};
+use zbench_kernels::{AlibiHeads, Attention, Cuda, DType, Kernels, Op, View};
 use zbench_kernels_testing::ByName;
 
 /// For each element of dq, dk and dv the sum of its terms without their signs: a term is a probability, or the gradient of
@@ -20,7 +20,7 @@ pub fn sizes_of_sums(op: &Attention, starts: Option<&[u32]>, [q, k, v, dout]: [&
         let start = starts.map_or(0, |starts| starts[b * op.seq + row] as usize);
         let seen = op.seen(row);
         let seen = seen.start.max(start)..seen.end;
-        let slope = if op.alibi { zbench_kernels::alibi_slope(h, op.heads) } else { 0.0 };
+        let slope = op.slope(h);
         let score = |col: usize| op.scale * dot(&q[query..], &k[key(col)..]) - slope * (row as f64 - col as f64);
         let mut p: Vec<f64> = seen.clone().map(score).collect();
         let top = p.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -121,7 +121,7 @@ fn shape(batch: usize, seq: usize, kv_heads: usize, group: usize, head_dim: usiz
         head_dim,
         scale,
         window: None,
-        alibi: false,
+        alibi: None,
         dtype,
     }
 }
@@ -145,18 +145,21 @@ proptest! {
 proptest! {
     #![proptest_config(cases(24))]
 
-    /// Windows within a tile, across tiles, of one key and wider than the sequence; ALiBi with it and without.
+    /// Windows within a tile, across tiles, of one key and wider than the sequence; ALiBi with it and without, of all heads of a model
+    /// and of some.
     #[test]
     fn windows_and_slopes(
         batch in 1usize..3,
         seq in prop::sample::select(vec![1, 3, 17, 128, 129, 200, 300]),
         window in prop::option::of(prop::sample::select(vec![1, 2, 5, 100, 127, 128, 129, 150, 400, usize::MAX])),
-        alibi: bool,
+        alibi in prop::option::of((0usize..4, 0usize..4)),
         kv_heads in 1usize..4,
         group in 1usize..4,
         head_dim in prop::sample::select(vec![7, 16, 20]),
         dtype in prop::sample::select(&FLOATS[..]),
     ) {
+        let heads = kv_heads * group;
+        let alibi = alibi.map(|(first, behind)| AlibiHeads { first, heads: first + heads + behind });
         check(Attention { window, alibi, ..shape(batch, seq, kv_heads, group, head_dim, dtype) });
     }
 }
@@ -240,10 +243,10 @@ fn heads_of_tensor_cores() {
     check(shape(1, 77, 1, 1, 96, bf16));
     check(shape(1, 150, 1, 1, 128, bf16));
     check(shape(1, 65, 1, 3, 128, f16));
-    check(Attention { window: Some(40), alibi: true, ..shape(1, 200, 1, 1, 96, f16) });
+    check(Attention { window: Some(40), alibi: Some(AlibiHeads::whole(1)), ..shape(1, 200, 1, 1, 96, f16) });
     check(Attention { window: Some(130), ..shape(1, 290, 1, 1, 64, bf16) });
     check(Attention { window: Some(3), ..shape(1, 140, 1, 1, 128, f16) });
-    check(Attention { alibi: true, ..shape(1, 129, 1, 3, 64, bf16) });
+    check(Attention { alibi: Some(AlibiHeads { first: 2, heads: 6 }), ..shape(1, 129, 1, 3, 64, bf16) });
     check(Attention { scale: -0.3, ..shape(1, 70, 1, 1, 64, bf16) });
     check(Attention { scale: 0.0, ..shape(1, 70, 1, 1, 96, f16) });
 }
@@ -297,7 +300,7 @@ fn tensor_cores_are_taken_where_they_can_be() {
 /// A window of one key gives back the values, whatever the scores.
 #[test]
 fn a_window_of_one_key_is_the_value() {
-    let op = Attention { window: Some(1), alibi: true, ..shape(1, 140, 2, 1, 16, DType::F32) };
+    let op = Attention { window: Some(1), alibi: Some(AlibiHeads::whole(2)), ..shape(1, 140, 2, 1, 16, DType::F32) };
     let len = 140 * 32;
     let [q, k, v] = [1, 2, 3].map(|seed| Tensor::normal(DType::F32, len, seed));
     for cpu in CPUS.iter() {
@@ -307,20 +310,6 @@ fn a_window_of_one_key_is_the_value() {
         cpu.attention(&op, q.view(), k.view(), v.view(), o, l, workspace.view_mut()).unwrap();
         assert_eq!(out, v);
     }
-}
-
-#[test]
-fn slopes_are_the_published_ones() {
-    // Press et al. (2022): 8 heads 1/2 ... 1/256; BLOOM's closest power of two, then every other slope of the next.
-    let slopes = |heads| (0..heads).map(|head| zbench_kernels::alibi_slope(head, heads).log2()).collect::<Vec<f64>>();
-    assert_eq!(slopes(8), [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -8.0]);
-    assert_eq!(slopes(6), [-2.0, -4.0, -6.0, -8.0, -1.0, -3.0]);
-    assert_eq!(slopes(3), [-4.0, -8.0, -2.0]);
-    assert_eq!(slopes(1), [-8.0]);
-    let bloom = slopes(112);
-    assert!(
-        (bloom[63] + 8.0).abs() < 1e-12 && (bloom[64] + 0.0625).abs() < 1e-12 && (bloom[111] + 5.9375).abs() < 1e-12
-    );
 }
 
 #[test]

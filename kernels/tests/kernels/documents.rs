@@ -5,7 +5,7 @@ use crate::harness::*;
 use proptest::prelude::*;
 use std::sync::Arc;
 use zbench_kernels::cuda::host::Order;
-use zbench_kernels::{Attention, Cuda, DType, KernelError, Kernels, Op, Result, View};
+use zbench_kernels::{AlibiHeads, Attention, Cuda, DType, KernelError, Kernels, Op, Result, View};
 use zbench_kernels_testing::{ByName, Reference};
 
 /// A device that knows documents.
@@ -117,7 +117,7 @@ fn shape(batch: usize, seq: usize, heads: usize, kv_heads: usize, head_dim: usiz
         head_dim,
         scale,
         window: None,
-        alibi: false,
+        alibi: None,
         dtype,
     }
 }
@@ -141,6 +141,7 @@ proptest! {
         dtype in prop::sample::select(&FLOATS[..]),
     ) {
         let all: Vec<u32> = cuts.iter().flat_map(|cuts| starts(seq, cuts)).collect();
+        let alibi = alibi.then_some(AlibiHeads::whole(heads));
         check(Attention { window, alibi, ..shape(2, seq, heads, kv_heads, head_dim, dtype) }, &all);
     }
 }
@@ -152,7 +153,10 @@ fn documents_on_tensor_cores() {
     let all = |seq: usize| [starts(seq, &cuts), starts(seq, &[130])].concat();
     check(shape(2, 260, 1, 1, 64, DType::Bf16), &all(260));
     check(shape(2, 133, 2, 1, 96, DType::F16), &all(133));
-    check(Attention { window: Some(40), alibi: true, ..shape(2, 150, 2, 1, 128, DType::Bf16) }, &all(150));
+    check(
+        Attention { window: Some(40), alibi: Some(AlibiHeads::whole(2)), ..shape(2, 150, 2, 1, 128, DType::Bf16) },
+        &all(150),
+    );
 }
 
 /// Packed documents give what each gives as a sequence of its own: the reference's notion of a document is the right one.

@@ -246,7 +246,7 @@ fn values_that_cannot_be_are_named() {
                 head_dim: 2,
                 scale: 1.0,
                 window: None,
-                alibi: false,
+                alibi: None,
                 dtype: F,
             };
             let (q, mut lse, mut none) = (floats(6), floats(3), floats(0));
@@ -294,7 +294,7 @@ fn values_that_cannot_be_are_named() {
 fn masks_that_cannot_be_are_named() {
     both(|k| {
         let (heads, kv_heads, head_dim, scale) = (1, 1, 2, 1.0);
-        let (window, alibi, dtype) = (None, false, F);
+        let (window, alibi, dtype) = (None, None, F);
         let causal = Attention {
             batch: 1,
             seq: 3,
@@ -309,11 +309,14 @@ fn masks_that_cannot_be_are_named() {
             dtype,
         };
         let all = Attention { causal: false, ..causal };
-        let cases: [(Attention, &[&str]); 6] = [
+        let part = |first| Attention { alibi: Some(AlibiHeads { first, heads: 2 }), ..causal };
+        let cases: [(Attention, &[&str]); 8] = [
             (Attention { kv_seq: 2, ..causal }, &["causal", "2 and 3"]),
             (Attention { kv_seq: 4, ..causal }, &["causal", "4 and 3"]),
             (Attention { window: Some(2), ..all }, &["a window", "causal"]),
-            (Attention { alibi: true, ..all }, &["ALiBi", "causal"]),
+            (Attention { alibi: Some(AlibiHeads::whole(1)), ..all }, &["ALiBi", "causal"]),
+            (part(2), &["ALiBi", "the 2 heads", "1 heads from 2"]),
+            (part(usize::MAX), &["ALiBi", "the 2 heads"]),
             (Attention { kv_seq: 0, ..all }, &["3 queries", "0 keys"]),
             (Attention { seq: 0, ..all }, &["0 queries", "3 keys"]),
         ];
@@ -352,7 +355,7 @@ fn absurd_shapes_ask_for_absurd_workspaces_without_overflow() {
         head_dim: most / 64,
         scale: 1.0,
         window: None,
-        alibi: false,
+        alibi: None,
         dtype: F,
     };
     for op in [Op::Attention(op), Op::AttentionBackward(op), Op::NaiveAttention(op), Op::NaiveAttentionBackward(op)] {
@@ -419,7 +422,7 @@ fn sizes_of_nothing_are_fine_however_large_the_other_side() {
             head_dim: 8,
             scale: 1.0,
             window: None,
-            alibi: false,
+            alibi: None,
             dtype: F,
         };
         let mut scratch = floats(k.workspace(&Op::Attention(op)).min(1 << 20));

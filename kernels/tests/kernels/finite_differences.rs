@@ -200,12 +200,12 @@ fn attention_of_both_kinds() {
         head_dim: 3,
         scale: 0.6,
         window: None,
-        alibi: false,
+        alibi: None,
         dtype: F,
     };
     attention(sizes);
     attention(Attention { window: Some(2), ..sizes });
-    attention(Attention { window: Some(3), alibi: true, ..sizes });
+    attention(Attention { window: Some(3), alibi: Some(AlibiHeads { first: 2, heads: 8 }), ..sizes });
     for kv_seq in [3, 5, 8] {
         attention(Attention { kv_seq, causal: false, ..sizes });
     }

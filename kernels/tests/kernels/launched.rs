@@ -215,7 +215,7 @@ fn attention(cuda: &Cuda) -> zbench_kernels::Result<()> {
             head_dim,
             scale: 0.1,
             window: None,
-            alibi: false,
+            alibi: None,
             dtype,
         };
         let (len, kv_len) = (seq * heads * head_dim, seq * kv_heads * head_dim);

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 mod address;
+mod alibi;
 mod allocations;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod amx;

@@ -96,7 +96,8 @@ fn operations(sizes: Sizes) -> Vec<Op> {
     let bias = BiasAdd { rows, period: 1 + seq % 3, cols, dtype };
     let columns = ScaleColumns { rows, cols, dtype };
     let (heads, kv_heads, head_dim) = (2 * top, top, 2 * (1 + inner));
-    let (window, alibi) = (trans_a.then_some(1 + seq / 2), trans_b);
+    let (window, alibi) =
+        (trans_a.then_some(1 + seq / 2), trans_b.then_some(AlibiHeads { first: top, heads: 4 * top }));
     let attention = Attention {
         batch: 2,
         seq,
@@ -110,7 +111,7 @@ fn operations(sizes: Sizes) -> Vec<Op> {
         alibi,
         dtype,
     };
-    let cross = Attention { kv_seq: 1 + (3 * seq + rows) % 20, causal: false, window: None, alibi: false, ..attention };
+    let cross = Attention { kv_seq: 1 + (3 * seq + rows) % 20, causal: false, window: None, alibi: None, ..attention };
     let act = [Activation::Silu, Activation::Gelu, Activation::GeluTanh][rows % 3];
     let (gated, pointwise) = (GatedActivation { len, act, dtype }, PointwiseActivation { len, act, dtype });
     let embedding = Embedding { rows, cols, vocab: VocabPart::whole(inner), padding: trans_a.then_some(0), dtype };

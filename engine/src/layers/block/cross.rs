@@ -49,8 +49,8 @@ impl Block {
     }
 
     fn cross_op(&self, ex: &Exec<'_>, memory: &Memory<'_>) -> Attention {
-        let of_self = self.attention(&ex.batch, ex.compute);
-        Attention { kv_seq: memory.batch.seq, causal: false, window: None, alibi: false, ..of_self }
+        let of_self = self.attention(ex);
+        Attention { kv_seq: memory.batch.seq, causal: false, window: None, alibi: None, ..of_self }
     }
 
     /// `input + o(attention(q(norm(input)), k(memory), v(memory)))`.

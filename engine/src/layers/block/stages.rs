@@ -1,12 +1,14 @@
 //! The stages of a block: each makes one of the tensors that may be kept, and the output.
 
 use super::{Block, CORE, GateUp, POINTWISE, Qkv};
+use crate::comm::Communicator;
 use crate::config::{AttentionKind, Positions};
 use crate::error::Result;
 use crate::layers::exec::{DocumentMask, Exec};
 use crate::layers::experts::Routing;
 use crate::layers::{Batch, Cut, Weights};
-use zbench_kernels::{Attention, Buffer, DType, GatedActivation, Op, PointwiseActivation, Rope};
+use crate::mesh::Axis;
+use zbench_kernels::{AlibiHeads, Attention, Buffer, DType, GatedActivation, Op, PointwiseActivation, Rope};
 
 impl Block {
     pub(super) fn flash(&self) -> bool {
@@ -29,8 +31,13 @@ impl Block {
         PointwiseActivation { len: n * self.dims.intermediate, act: self.dims.act, dtype }
     }
 
-    pub(super) fn attention(&self, batch: &Batch, dtype: DType) -> Attention {
-        let d = &self.dims;
+    pub(super) fn attention(&self, ex: &Exec<'_>) -> Attention {
+        let (batch, d) = (&ex.batch, &self.dims);
+        // Ranks of the tensor axis have as many heads each, in their order.
+        let alibi = AlibiHeads {
+            first: self.q.cut.place(ex) * d.heads,
+            heads: ex.group(Axis::Tensor).map_or(1, |group| group.size()) * d.heads,
+        };
         Attention {
             batch: batch.rows,
             seq: batch.seq,
@@ -41,8 +48,8 @@ impl Block {
             head_dim: d.head_dim,
             scale: 1.0 / (d.head_dim as f64).sqrt(),
             window: d.window,
-            alibi: d.positions == Positions::Alibi,
-            dtype,
+            alibi: (d.positions == Positions::Alibi).then_some(alibi),
+            dtype: ex.compute,
         }
     }
 
@@ -76,7 +83,7 @@ impl Block {
     }
 
     pub(super) fn attend(&self, ex: &Exec<'_>, Qkv { q, k, v, .. }: &Qkv) -> Result<[Buffer; 2]> {
-        let op = self.attention(&ex.batch, ex.compute);
+        let op = self.attention(ex);
         let mut out = ex.activation(ex.batch.tokens() * self.dims.heads * self.dims.head_dim)?;
         let len = self.attention_statistics(&ex.batch);
         let (op, mut statistics) = match self.flash() {
@@ -99,7 +106,7 @@ impl Block {
         dout: &Buffer,
         gradients: [&mut Buffer; 3],
     ) -> Result<()> {
-        let op = self.attention(&ex.batch, ex.compute);
+        let op = self.attention(ex);
         let (q, k, v, dout) = (q.view(), k.view(), v.view(), dout.view());
         let (out, statistics, mut writes) = (out.view(), statistics.view(), gradients.map(Buffer::view_mut));
         match (self.flash(), ex.documents) {

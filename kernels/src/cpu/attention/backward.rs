@@ -12,7 +12,7 @@
 #![allow(unsafe_code, reason = "packed panels are read and written by address")]
 #![allow(clippy::needless_range_loop, reason = "vectors in registers are taken by number, several arrays at once")]
 
-use super::head::{Head, deltas_of, slope};
+use super::head::{Head, deltas_of};
 use super::lanes::{LANES, Lanes, Pass, Terms, exp2, run};
 use super::*;
 use crate::cpu::matmul::micro::Block;
@@ -336,7 +336,7 @@ impl Job<'_> {
         // Groups of terms along a row of A of probabilities, and along a column of B, whether they are filled or not.
         let (across, deep) = (span / COLS, self.layout.side / COLS);
         let factor = op.scale as f32 * std::f32::consts::LOG2_E;
-        let slope = slope(op, head) * std::f32::consts::LOG2_E;
+        let slope = op.slope(head) as f32 * std::f32::consts::LOG2_E;
         // The keys that each strip of queries sees, padded to whole strips.
         let mut seen = [const { 0..0 }; QUERIES / STRIP];
         for (s, strip) in steps(rows.clone(), STRIP).enumerate() {

@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code, reason = "packed panels are read and written by address")]
 
-use super::head::{Head, slope};
+use super::head::Head;
 use super::lanes::{LANES, Lanes, Pass, Terms, exp2, run};
 use super::*;
 use crate::cpu::matmul::micro::Block;
@@ -146,7 +146,7 @@ impl Job<'_> {
         let sees = sight.any(batch, rows);
         let query = Head::query(op, batch, self.head);
         let factor = op.scale as f32 * std::f32::consts::LOG2_E;
-        let slope = slope(op, self.head) * std::f32::consts::LOG2_E;
+        let slope = op.slope(self.head) as f32 * std::f32::consts::LOG2_E;
         // With neither of these a maximum of scores is one of scaled scores.
         let simple = slope == 0.0 && factor > 0.0;
         // SAFETY: the head has these tokens; scratch is as large as the layout says.

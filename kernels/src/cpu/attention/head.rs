@@ -5,7 +5,7 @@
 use crate::View;
 use crate::cpu::level::{LANES, Level, fma, fold_rows, merge};
 use crate::cpu::stream::{CHUNK, Shared, chunks, load, narrow};
-use crate::op::{Attention, alibi_slope};
+use crate::op::Attention;
 use std::ops::Range;
 
 /// One head of queries or keys.
@@ -59,11 +59,6 @@ impl Head {
             narrow(level, from, &mut unsafe { to.part(self.token(row)) });
         }
     }
-}
-
-/// ALiBi's slope of a query head; 0 without.
-pub(in crate::cpu) fn slope(op: &Attention, head: usize) -> f32 {
-    if op.alibi { alibi_slope(head, op.heads) as f32 } else { 0.0 }
 }
 
 /// The sum of `dout * out` of each token of a head, from `start` on.

@@ -142,7 +142,7 @@ fn check(kinds: Kinds, dtype: DType, within: f64) {
         head_dim,
         scale: 0.125,
         window: Some(90),
-        alibi: true,
+        alibi: Some(AlibiHeads::whole(heads)),
         dtype,
     };
     let (len, kv_len) = (seq * heads * head_dim, seq * kv_heads * head_dim);

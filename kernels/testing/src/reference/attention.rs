@@ -1,6 +1,6 @@
 use super::values::{read, write};
 use std::ops::Range;
-use zbench_kernels::{Attention, Result, View, ViewMut, alibi_slope};
+use zbench_kernels::{Attention, Result, View, ViewMut};
 
 /// For every token the place in its sequence at which its document starts, where there are several documents.
 type Starts<'a> = Option<&'a [u32]>;
@@ -21,7 +21,7 @@ fn scores(op: &Attention, starts: Starts, q: &[f64], k: &[f64], b: usize, h: usi
         let (left, right) = (&q[at(op, b, h, row)..], &k[at_kv(op, b, h, col)..]);
         op.scale * left.iter().zip(right).take(op.head_dim).map(|(a, b)| a * b).sum::<f64>()
     };
-    let slope = if op.alibi { alibi_slope(h, op.heads) } else { 0.0 };
+    let slope = op.slope(h);
     let seen = seen(op, starts, b, row);
     let score = |col: usize| dot(col) - slope * (row as f64 - col as f64);
     (0..seen.end).map(|col| if seen.contains(&col) { score(col) } else { f64::NEG_INFINITY }).collect()

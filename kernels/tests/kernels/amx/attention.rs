@@ -2,7 +2,7 @@
 
 use super::{devices, hold};
 use crate::harness::{Tensor, output};
-use zbench_kernels::{Attention, DType, Kernels, Op};
+use zbench_kernels::{AlibiHeads, Attention, DType, Kernels, Op};
 use zbench_kernels_testing::ByName;
 
 /// Forward, then backward from what forward saved, of both kinds.
@@ -69,7 +69,7 @@ fn shape(batch: usize, seq: usize, kv_heads: usize, group: usize, head_dim: usiz
         head_dim,
         scale,
         window: None,
-        alibi: false,
+        alibi: None,
         dtype: DType::Bf16,
     }
 }
@@ -87,6 +87,7 @@ fn windows_and_slopes() {
     for (seq, window, alibi) in
         [(140, Some(1), false), (200, Some(100), true), (129, Some(400), false), (140, None, true)]
     {
+        let alibi = alibi.then_some(AlibiHeads::whole(3));
         check(Attention { window, alibi, ..shape(1, seq, 1, 3, 16) });
     }
 }

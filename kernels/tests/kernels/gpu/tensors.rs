@@ -117,7 +117,7 @@ fn attention_for_hopper_starts_with_maps_of_its_operands() {
         head_dim,
         scale: 0.125,
         window: None,
-        alibi: false,
+        alibi: None,
         dtype,
     };
     let arena = cuda.arena(Some(16 << 20), 1).unwrap();
