@@ -44,6 +44,7 @@ fn cell(preset: &str, precision: Precision) -> Cell {
             shard: 1,
             degrees: zbench_engine::config::Degrees::default(),
             pipeline_split: Vec::new(),
+            tensor_chunks: 1,
             prefetch: 1,
             bucket_mb: BUCKET_MB,
             backend: Backend::Local,

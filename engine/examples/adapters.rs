@@ -76,6 +76,7 @@ fn cell(model: Model, data: Data, seq_len: usize, steps: usize) -> Cell {
             shard: 2,
             degrees: zbench_engine::config::Degrees::default(),
             pipeline_split: Vec::new(),
+            tensor_chunks: 1,
             prefetch: 1,
             bucket_mb: BUCKET_MB,
             backend: Backend::Local,

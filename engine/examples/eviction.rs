@@ -43,6 +43,7 @@ fn cell(checkpointing: Checkpointing, capacity: u64, micro_batch: usize) -> Cell
             shard: 8,
             degrees: Degrees::default(),
             pipeline_split: Vec::new(),
+            tensor_chunks: 1,
             prefetch: 1,
             bucket_mb: 0.0,
             backend: Backend::Local,

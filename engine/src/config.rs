@@ -219,6 +219,10 @@ pub struct Parallel {
     /// The first block of each part of a pipeline, from 0; empty = parts are cut by their cost.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pipeline_split: Vec<usize>,
+    /// Chunks of a micro-batch's tokens: in forward the sum over tensor ranks of one travels while the next is multiplied, in backward that
+    /// of the gradient of an input while gradients of weights are computed. 1 = sums are waited for.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub tensor_chunks: usize,
     /// Units gathered ahead of their use.
     pub prefetch: usize,
     /// MiB of gradients that ddp reduces in one call; 0 = each unit in a call of its own. Other strategies reduce each unit by itself.
@@ -229,6 +233,15 @@ pub struct Parallel {
     /// How long a rank waits for the others before it gives the run up.
     #[serde(default = "default_stall", with = "seconds", skip_serializing_if = "is_default_stall")]
     pub stall: Duration,
+}
+
+fn one() -> usize {
+    1
+}
+
+// Left out of a cell's text, so that the keys of cells stay those they had before there were chunks.
+fn is_one(count: &usize) -> bool {
+    *count == 1
 }
 
 /// Longer than any step, shorter than a night.

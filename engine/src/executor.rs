@@ -21,6 +21,7 @@ use crate::rope;
 use crate::shard::{
     Comms, Delayed, Due, Flags, Gradients, Losses, Optimizer, Params, Resources, State, Travelling, Update,
 };
+use crate::span::Waits;
 use std::collections::VecDeque;
 use std::ops::{Deref, Range};
 use std::rc::Rc;
@@ -223,7 +224,7 @@ impl Context<'_> {
         Resources { device: self.device(), homes: &self.homes, comms: &self.comms }
     }
 
-    fn exec<'e>(&'e self, batch: Batch, evaluates: bool, tokens: &'e Option<Tokens>) -> Exec<'e> {
+    fn exec<'e>(&'e self, batch: Batch, evaluates: bool, tokens: &'e Option<Tokens>, waits: &'e dyn Waits) -> Exec<'e> {
         let ([cos, sin], precision) = (&self.tables, &self.cell.precision);
         // The tables are as long as the longest stream's sequences.
         let table = |table: &'e Buffer| table.slice(0..rope::table_len(&self.cell.model, batch.seq));
@@ -235,6 +236,8 @@ impl Context<'_> {
             evaluates,
             comms: Some(&self.comms),
             sequence: self.cell.parallel.degrees.sequence > 1,
+            tensor_chunks: self.cell.parallel.tensor_chunks,
+            waits: Some(waits),
             memory: None,
             cos: table(cos),
             sin: table(sin),

@@ -209,12 +209,12 @@ pub struct RankReport {
 pub struct PipelineTime {
     /// From a rank's first forward to its last backward, of the rank that takes longest.
     pub ms: f64,
-    /// The share of this time, over all ranks, that is neither forward nor backward nor recomputation.
+    /// The share of this time, over all ranks, in which ranks do nothing for a micro-batch: see [`Span::is_work`].
     pub bubble: f64,
 }
 
 impl PipelineTime {
-    /// Of ranks' times from the first forward to the last backward, and in forward, backward and recomputation; nothing where no rank
+    /// Of ranks' times from the first forward to the last backward, and in work on micro-batches; nothing where no rank
     /// took any.
     pub fn of(ranks: impl IntoIterator<Item = [f64; 2]>) -> Option<PipelineTime> {
         let (mut count, mut longest, mut busy) = (0usize, 0.0f64, 0.0);
@@ -227,11 +227,11 @@ impl PipelineTime {
 }
 
 impl RankReport {
-    /// Mean time per timed step from the first forward to the last backward, and in forward, backward and recomputation: see
+    /// Mean time per timed step from the first forward to the last backward, and in work on micro-batches: see
     /// [`PipelineTime::of`].
     pub fn pipeline(&self) -> [f64; 2] {
         let ms = self.pipeline_ms.iter().sum::<f64>() / self.pipeline_ms.len().max(1) as f64;
-        [ms, [Span::Forward, Span::Backward, Span::Recompute].into_iter().map(|span| self.spans_ms[span]).sum()]
+        [ms, self.spans_ms.iter().filter(|(span, _)| span.is_work()).map(|(_, ms)| ms).sum()]
     }
 
     /// What the device's arena was asked for.

@@ -69,7 +69,8 @@ pub struct Role {
 /// The shape of a stream in a rank's micro-batch.
 pub fn batch(cell: &Cell, stream: Stream, first_sample: u64) -> Batch {
     let documents = cell.data.within_documents();
-    Batch { rows: cell.train.micro_batch, seq: seq(cell, stream), first_sample, seed: cell.train.seed, documents }
+    let (rows, seq, seed) = (cell.train.micro_batch, seq(cell, stream), cell.train.seed);
+    Batch { rows, seq, first_sample, first_token: first_sample.wrapping_mul(seq as u64), seed, documents }
 }
 
 /// Tokens of a stream's sequence.

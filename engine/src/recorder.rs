@@ -27,6 +27,15 @@ pub struct Recorded {
     pub op: Op,
 }
 
+/// What happens between operations to a collective that travels beside them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overlap {
+    /// It starts.
+    Starts,
+    /// The one that started first of those under way is waited for.
+    Waits,
+}
+
 /// Floating-point operations by phase and term: (the model's, executed), exact.
 pub type Flops = Vec<((Phase, &'static str), (u128, u128))>;
 
@@ -36,12 +45,19 @@ pub struct Recorder {
     flops: RefCell<Flops>,
     /// Every operation, in order, if wanted.
     operations: Option<RefCell<Vec<Recorded>>>,
+    /// Behind how many of these operations what happens to collectives that travel beside them.
+    overlaps: RefCell<Vec<(usize, Overlap)>>,
 }
 
 impl Recorder {
     pub fn new(keeps_operations: bool) -> Recorder {
         let operations = keeps_operations.then(RefCell::default);
-        Recorder { phase: Cell::new(Phase::Update), flops: RefCell::default(), operations }
+        Recorder {
+            phase: Cell::new(Phase::Update),
+            flops: RefCell::default(),
+            operations,
+            overlaps: RefCell::default(),
+        }
     }
 
     /// Whether operations are listed, and so none may be counted without being performed.
@@ -63,6 +79,18 @@ impl Recorder {
         if let Some(operations) = &self.operations {
             operations.borrow_mut().push(Recorded { phase, term, op: *op });
         }
+    }
+
+    /// Notes what happens to a collective behind the operations so far, where these are listed.
+    pub fn note(&self, overlap: Overlap) {
+        if let Some(operations) = &self.operations {
+            self.overlaps.borrow_mut().push((operations.borrow().len(), overlap));
+        }
+    }
+
+    /// What was noted of collectives since the operations were last taken.
+    pub fn take_overlaps(&self) -> Vec<(usize, Overlap)> {
+        self.overlaps.take()
     }
 
     /// Notes what `work` does as made again.

@@ -2,6 +2,7 @@
 
 use crate::actions::Action;
 use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
 use std::ops::{Index, IndexMut};
 
 /// The parts of a step's time; they add up to the step.
@@ -19,6 +20,8 @@ pub enum Span {
     ExposedReduce,
     /// Waiting for a message between stages of a pipeline.
     ExposedPipeline,
+    /// Waiting, within a layer, for the ranks that share its matrices or its tokens.
+    ExposedTensor,
     /// Waiting for the loss and the norm to be agreed on.
     ExposedAgree,
     Optimizer,
@@ -29,7 +32,7 @@ pub enum Span {
 }
 
 impl Span {
-    pub const COUNT: usize = 11;
+    pub const COUNT: usize = 12;
 
     /// All of them, in the order of reports.
     pub const ALL: [Span; Span::COUNT] = [
@@ -39,12 +42,18 @@ impl Span {
         Span::ExposedGather,
         Span::ExposedReduce,
         Span::ExposedPipeline,
+        Span::ExposedTensor,
         Span::ExposedAgree,
         Span::Optimizer,
         Span::Offload,
         Span::Data,
         Span::Other,
     ];
+
+    /// Whether a stage works in it on a micro-batch, rather than waiting for another stage.
+    pub const fn is_work(self) -> bool {
+        matches!(self, Span::Forward | Span::Backward | Span::Recompute | Span::ExposedTensor)
+    }
 
     pub const fn name(self) -> &'static str {
         match self {
@@ -54,6 +63,7 @@ impl Span {
             Span::ExposedGather => "exposed_gather",
             Span::ExposedReduce => "exposed_reduce",
             Span::ExposedPipeline => "exposed_pipeline",
+            Span::ExposedTensor => "exposed_tensor",
             Span::ExposedAgree => "exposed_agree",
             Span::Optimizer => "optimizer",
             Span::Offload => "offload",
@@ -94,9 +104,10 @@ impl<T: Copy> BySpan<T> {
 }
 
 impl BySpan<f64> {
-    /// Those that records and estimates state: a cell without stages has no wait for one.
+    /// Those that records and estimates state: a cell without stages has no wait for one, and one without tensor ranks none for those.
     pub fn stated(&self) -> impl Iterator<Item = (Span, f64)> + '_ {
-        self.iter().filter(|(span, value)| *span != Span::ExposedPipeline || *value != 0.0)
+        let is_of_some = |span| matches!(span, Span::ExposedPipeline | Span::ExposedTensor);
+        self.iter().filter(move |(span, value)| !is_of_some(*span) || *value != 0.0)
     }
 }
 
@@ -121,6 +132,39 @@ pub trait Spans {
 
     /// What follows belongs to this action, from the next span on.
     fn during(&mut self, action: Option<Action>);
+}
+
+/// Who is told when a layer waits for other ranks in the middle of an action.
+pub trait Waits {
+    /// The layer waits from now on.
+    fn begin(&self);
+
+    /// It goes on.
+    fn end(&self);
+}
+
+/// An action that is booked under one span, but for what its layers wait.
+pub struct Within<'s> {
+    spans: RefCell<&'s mut dyn Spans>,
+    span: Span,
+}
+
+impl<'s> Within<'s> {
+    /// The action's span begins now.
+    pub fn enter(spans: &'s mut dyn Spans, span: Span) -> Within<'s> {
+        spans.enter(span);
+        Within { spans: RefCell::new(spans), span }
+    }
+}
+
+impl Waits for Within<'_> {
+    fn begin(&self) {
+        self.spans.borrow_mut().enter(Span::ExposedTensor);
+    }
+
+    fn end(&self) {
+        self.spans.borrow_mut().enter(self.span);
+    }
 }
 
 /// Nobody: for dry runs.

@@ -145,6 +145,7 @@ fn parallel(ranks: usize, strategy: Sharding, shard: usize, degrees: Degrees) ->
         shard,
         degrees,
         pipeline_split: Vec::new(),
+        tensor_chunks: 1,
         prefetch: 1,
         bucket_mb: BUCKET_MB,
         backend: Backend::Local,

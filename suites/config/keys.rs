@@ -211,6 +211,13 @@ const REST: &[Key] = &[
         "Ranks that share the tokens of what lies between the matrices (sequence parallelism): 1, or parallel.tensor.",
     ),
     key(
+        "parallel.tensor_chunks",
+        Count { min: 1, max: 1024 },
+        Is("1"),
+        "Chunks of a micro-batch's tokens: in forward the sum over tensor ranks of one travels while the next is multiplied, in backward \
+         the sum of an input's gradient while gradients of weights are computed. 1 = sums are waited for.",
+    ),
+    key(
         "parallel.pipeline",
         DEGREE,
         Is("1"),

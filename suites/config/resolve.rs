@@ -166,6 +166,14 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         priced: priced.map(Box::new),
     };
     batch_fits(&values, &cell)?;
+    if cell.parallel.tensor_chunks > 1
+        && let Some((key, word)) = cell.first_priced_key()
+    {
+        let message = format!(
+            "is known to the engine's plan alone, and this cell is priced and not run ({key} = {word}); leave it out"
+        );
+        return Err(values.refuse("parallel.tensor_chunks", &[key], message));
+    }
     Ok(Resolved { cell, profile })
 }
 
@@ -385,6 +393,7 @@ fn parallel(values: &Values) -> Result<Parallel, Refusal> {
         shard,
         degrees,
         pipeline_split: values.choice("parallel.pipeline_split").unwrap_or_default(),
+        tensor_chunks: values.count("parallel.tensor_chunks"),
         prefetch: values.count("parallel.prefetch"),
         bucket_mb: if strategy == Strategy::Ddp { values.real("parallel.bucket_mb") } else { BUCKET_MB },
         backend: values.choice("parallel.backend").unwrap_or(Backend::Local),

@@ -15,6 +15,8 @@ pub struct Collective {
     pub bytes: u64,
     /// One buffer is read and written.
     pub in_place: bool,
+    /// It was started, and waited for later.
+    pub is_started: bool,
 }
 
 /// The collectives of a dry run in order, for all groups of a rank.
@@ -52,10 +54,10 @@ impl Null {
         if matches!(call.kind, Kind::AllReduce { .. }) { payload / 2 } else { payload }
     }
 
-    fn list(&self, call: &Call<'_>) {
+    fn list(&self, call: &Call<'_>, is_started: bool) {
         let Some((axis, log)) = &self.log else { return };
         let (kind, bytes, in_place) = (call.kind.collective(), self.bytes(call), call.send.is_none());
-        let collective = Collective { axis: *axis, kind, ranks: self.size, bytes, in_place };
+        let collective = Collective { axis: *axis, kind, ranks: self.size, bytes, in_place, is_started };
         log.lock().unwrap_or_else(PoisonError::into_inner).push(collective);
     }
 
@@ -83,7 +85,7 @@ impl Communicator for Null {
 
     fn call(&self, call: Call<'_>) -> Result<()> {
         call.check(self.rank, self.size)?;
-        self.list(&call);
+        self.list(&call, false);
         self.count(&call);
         Ok(())
     }
@@ -91,7 +93,7 @@ impl Communicator for Null {
     fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let call = request.as_call();
         call.check(self.rank, self.size)?;
-        self.list(&call);
+        self.list(&call, true);
         let sequence = self.next.replace(self.next.get() + 1);
         Ok(Ticket::complete(sequence, request))
     }

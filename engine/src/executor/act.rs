@@ -14,7 +14,7 @@ use crate::model::{ByStream, Layer, LayerKind, Stream, Weights};
 use crate::pace::Paced;
 use crate::recorder::Phase;
 use crate::shard::{Delayed, Due, Update};
-use crate::span::{Span, Spans};
+use crate::span::{Span, Spans, Waits, Within};
 use std::time::Instant;
 use zbench_kernels::{Buffer, Category};
 
@@ -68,41 +68,41 @@ impl<'a> Executor<'a> {
             Action::Release { unit } => self.params.release(unit),
             Action::Forward { micro, layer } => {
                 let found = self.layer(layer, spans)?;
-                spans.enter(Span::Forward);
+                let waits = Within::enter(spans, Span::Forward);
                 let paced = self.paced(action);
-                self.forward(micro, layer, found)?;
+                self.forward(micro, layer, found, &waits)?;
                 paced.end();
             }
             Action::Evict { micro, layer, tensor } => self.flow.of_mut(micro).saved[layer].evict(tensor),
             Action::Recompute { micro, layer, output } => {
                 self.move_saved(action, spans)?;
                 let found = self.layer(layer, spans)?;
-                spans.enter(Span::Recompute);
-                self.recompute(micro, layer, found, output)?;
+                let waits = Within::enter(spans, Span::Recompute);
+                self.recompute(micro, layer, found, output, &waits)?;
             }
             Action::Backward { micro, layer } => {
                 self.move_saved(action, spans)?;
                 let found = self.layer(layer, spans)?;
-                spans.enter(Span::Backward);
+                let waits = Within::enter(spans, Span::Backward);
                 let paced = self.paced(action);
                 for unit in [Some(found.unit), found.second].into_iter().flatten() {
                     self.gradients.open(&self.state, self.context.resources(), unit)?;
                 }
-                self.backward(micro, layer, found)?;
+                self.backward(micro, layer, found, &waits)?;
                 paced.end();
             }
             Action::BackwardInput { micro, layer } => {
                 self.move_saved(action, spans)?;
                 let found = self.layer(layer, spans)?;
-                spans.enter(Span::Backward);
+                let waits = Within::enter(spans, Span::Backward);
                 let paced = self.paced(action);
-                self.backward_input(micro, layer, found)?;
+                self.backward_input(micro, layer, found, &waits)?;
                 paced.end();
             }
             Action::BackwardWeight { micro, layer } => {
-                spans.enter(Span::Backward);
+                let waits = Within::enter(spans, Span::Backward);
                 let paced = self.paced(action);
-                self.backward_weight(micro, layer)?;
+                self.backward_weight(micro, layer, &waits)?;
                 paced.end();
             }
             Action::Reduce { unit, first, last } => {
@@ -182,16 +182,16 @@ impl<'a> Executor<'a> {
         Ok(layer)
     }
 
-    fn forward(&mut self, micro: usize, number: usize, layer: &Layer) -> Result<()> {
+    fn forward(&mut self, micro: usize, number: usize, layer: &Layer, waits: &dyn Waits) -> Result<()> {
         let (batch, evaluates) = (self.batch(micro, layer.writes), self.flow.evaluates);
         let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
         let state = self.flow.of_mut(micro);
-        let ex = self.context.exec(batch, evaluates, &state.tokens);
+        let ex = self.context.exec(batch, evaluates, &state.tokens, waits);
         let second = layer.second.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
         let weights = Weights { second: second.as_ref(), ..weights };
         let block = match &layer.kind {
-            LayerKind::Head(head) => return self.loss(micro, layer, head),
+            LayerKind::Head(head) => return self.loss(micro, layer, head, waits),
             LayerKind::Embedding(embedding) => {
                 let made = embedding.forward(&ex, &weights, present(&state.tokens)?.ids_of(layer.writes))?;
                 state.values[layer.writes] = Some(made);
@@ -221,7 +221,7 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
-    fn loss(&mut self, micro: usize, layer: &Layer, head: &Head) -> Result<()> {
+    fn loss(&mut self, micro: usize, layer: &Layer, head: &Head, waits: &dyn Waits) -> Result<()> {
         let (own_unit, unit_of_matrix) = (layer.unit, layer.shares.unwrap_or(layer.unit));
         let (batch, evaluates) = (self.batch(micro, layer.reads), self.flow.evaluates);
         let x = taken(self.flow.of_mut(micro).values[layer.reads].take(), "the residual stream")?;
@@ -232,7 +232,7 @@ impl<'a> Executor<'a> {
         let Flow { micros, losses, mean, loss_scale, .. } = &mut self.flow;
         let in_flight = micros.len();
         let state = &mut micros[micro % in_flight];
-        let ex = self.context.exec(batch, evaluates, &state.tokens);
+        let ex = self.context.exec(batch, evaluates, &state.tokens, waits);
         let own = self.params.weights(own_unit, self.prepacked.get(own_unit));
         let matrix = self.params.weights(unit_of_matrix, self.prepacked.get(unit_of_matrix));
         let weights = HeadWeights { own: &own, of_matrix: &matrix };
@@ -256,12 +256,12 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
-    fn recompute(&mut self, micro: usize, number: usize, layer: &Layer, output: bool) -> Result<()> {
+    fn recompute(&mut self, micro: usize, number: usize, layer: &Layer, output: bool, waits: &dyn Waits) -> Result<()> {
         let Some(block) = layer.block() else { return Ok(()) };
         let batch = self.batch(micro, layer.writes);
         let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
         let state = self.flow.of_mut(micro);
-        let ex = self.context.exec(batch, false, &state.tokens);
+        let ex = self.context.exec(batch, false, &state.tokens, waits);
         let second = layer.second.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
         let weights = Weights { second: second.as_ref(), ..weights };
@@ -274,13 +274,13 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
-    fn backward(&mut self, micro: usize, number: usize, layer: &Layer) -> Result<()> {
+    fn backward(&mut self, micro: usize, number: usize, layer: &Layer, waits: &dyn Waits) -> Result<()> {
         let batch = self.batch(micro, layer.writes);
         let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
         let role = self.context.role;
         let state = self.flow.of_mut(micro);
         let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
-        let ex = self.context.exec(batch, false, &state.tokens);
+        let ex = self.context.exec(batch, false, &state.tokens, waits);
         let mut grads = match layer.second {
             None => self.gradients.grads(layer.unit),
             Some(second) => {
@@ -325,13 +325,13 @@ impl<'a> Executor<'a> {
     }
 
     /// Backward of a block that is its own unit and reads one stream, without the gradients of its weights.
-    fn backward_input(&mut self, micro: usize, number: usize, layer: &Layer) -> Result<()> {
+    fn backward_input(&mut self, micro: usize, number: usize, layer: &Layer, waits: &dyn Waits) -> Result<()> {
         let Some(block) = layer.block() else { return Ok(()) };
         let (batch, role) = (self.batch(micro, layer.writes), self.context.role);
         let state = self.flow.of_mut(micro);
         let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
         let (mut saved, mut deferred) = (std::mem::take(&mut state.saved[number]), Deferred::default());
-        let ex = self.context.exec(batch, false, &state.tokens);
+        let ex = self.context.exec(batch, false, &state.tokens, waits);
         saved.restore_input(&ex, block.dims.hidden)?;
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
         let gradient = block.backward(&ex, &weights, &mut Grads::later(&mut deferred), saved, gradient, &mut None)?;
@@ -341,7 +341,7 @@ impl<'a> Executor<'a> {
     }
 
     /// The gradients of a block's weights.
-    fn backward_weight(&mut self, micro: usize, number: usize) -> Result<()> {
+    fn backward_weight(&mut self, micro: usize, number: usize, waits: &dyn Waits) -> Result<()> {
         let layer = &self.context.role.layout.layers[number];
         let Some(block) = layer.block() else { return Ok(()) };
         self.gradients.open(&self.state, self.context.resources(), layer.unit)?;
@@ -351,7 +351,7 @@ impl<'a> Executor<'a> {
             StepError::Input("the plan computes gradients of weights before that of the input; this is a bug".into())
         };
         let deferred = state.deferred.pop_front().ok_or_else(none)?;
-        let ex = self.context.exec(batch, false, &state.tokens);
+        let ex = self.context.exec(batch, false, &state.tokens, waits);
         block.weight_gradients(&ex, &mut self.gradients.grads(layer.unit), deferred)
     }
 

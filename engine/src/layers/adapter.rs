@@ -47,7 +47,7 @@ impl<const N: usize> AdapterSpec<N> {
     /// Ranks that read columns of their own drop at random independently of each other.
     fn dropout_op(&self, ex: &Exec<'_>) -> Dropout {
         let (batch, dtype) = (&ex.batch, ex.compute);
-        let first = batch.first_sample.wrapping_mul(batch.seq as u64).wrapping_mul(self.input as u64);
+        let first = batch.first_token.wrapping_mul(self.input as u64);
         let rank = if let Cut::Columns(_) = self.cut { self.cut.place(ex) as u64 } else { 0 };
         let seed = batch.seed ^ self.stream.wrapping_add(rank);
         Dropout { len: batch.tokens() * self.input, p: self.dropout, seed, first, dtype }

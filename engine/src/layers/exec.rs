@@ -1,11 +1,13 @@
 //! What a layer works with while it runs: a device and the shape of the batch.
 
-use crate::comm::{Comms, Communicator, Metered};
+use crate::comm::{Comms, Communicator, Metered, OwnedCall, Ticket};
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Result, StepError};
 use crate::mesh::{Axes, Axis};
+use crate::recorder::Overlap;
+use crate::span::Waits;
 use std::ops::{Deref, Range};
-use zbench_kernels::{Buffer, Category, DType, Gemm, View};
+use zbench_kernels::{Buffer, Category, DType, Gemm, View, ViewMut};
 
 /// The shape of a rank's micro-batch, and the numbers that make dropout the same for every rank count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +16,8 @@ pub struct Batch {
     pub seq: usize,
     /// Number of the first sequence in the run.
     pub first_sample: u64,
+    /// Number of its first token in the run.
+    pub first_token: u64,
     pub seed: u64,
     /// Sequences hold several documents, which do not see each other.
     pub documents: bool,
@@ -39,6 +43,10 @@ pub struct Exec<'a> {
     pub comms: Option<&'a Comms>,
     /// Sequence parallelism: of the residual stream each tensor rank has its own tokens alone.
     pub sequence: bool,
+    /// Into how many chunks of tokens sums over tensor ranks are split, so that each travels while the next chunk is multiplied.
+    pub tensor_chunks: usize,
+    /// Who is told of waits for other ranks.
+    pub waits: Option<&'a dyn Waits>,
     /// What cross-attention reads, where there is an encoder.
     pub memory: Option<Memory<'a>>,
     /// Rotary tables `[seq, head_dim/2]`.
@@ -86,6 +94,13 @@ impl<'a> Exec<'a> {
         Exec { batch, ..self }
     }
 
+    /// The same on some of the tokens, for operations that take each token by itself.
+    #[must_use]
+    pub fn on_tokens(self, tokens: Range<usize>) -> Exec<'a> {
+        let first_token = self.batch.first_token.wrapping_add(tokens.start as u64);
+        self.on(Batch { rows: 1, seq: tokens.len(), first_token, ..self.batch })
+    }
+
     /// The group of an axis; `None` where this rank is alone on it.
     pub fn group(&self, axis: Axis) -> Option<&'a Metered> {
         self.comms.and_then(|comms| comms.over(Axes::of(&[axis])))
@@ -96,9 +111,22 @@ impl<'a> Exec<'a> {
         self.group(axis).map_or(0, |group| group.rank())
     }
 
+    /// What `work` waits for other ranks is booked as waiting.
+    pub fn waiting<T, E>(&self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        if let Some(waits) = self.waits {
+            waits.begin();
+        }
+        let result = work();
+        if let Some(waits) = self.waits {
+            waits.end();
+        }
+        result
+    }
+
     /// Sums a buffer over the ranks of an axis.
     pub fn sum_over(&self, axis: Axis, buffer: &mut Buffer) -> Result<()> {
-        Ok(self.group(axis).map_or(Ok(()), |group| group.all_reduce(buffer.view_mut()))?)
+        let Some(group) = self.group(axis) else { return Ok(()) };
+        Ok(self.waiting(|| group.all_reduce(buffer.view_mut()))?)
     }
 
     /// The ranks that share the tokens of the residual stream; `None` where each has all of them.
@@ -120,8 +148,82 @@ impl<'a> Exec<'a> {
             return Ok(terms);
         };
         let mut own = self.alloc(Category::Activations, terms.dtype(), terms.len() / group.size())?;
-        group.reduce_scatter(terms.view(), own.view_mut(), false)?;
+        self.waiting(|| group.reduce_scatter(terms.view(), own.view_mut(), false))?;
         Ok(own)
+    }
+
+    /// As [`Exec::sum_of_tokens`] of terms of `width` elements for each token, which `term` makes for the tokens it is given. In several
+    /// chunks, the sum of one travels while the terms of the next are made. Each chunk has as many tokens of every rank's own.
+    pub fn sum_in_chunks(
+        &self,
+        axis: Axis,
+        width: usize,
+        mut term: impl FnMut(&Exec<'_>, Range<usize>, ViewMut<'_>) -> Result<()>,
+    ) -> Result<Buffer> {
+        let (tokens, of_tokens) = (self.batch.tokens(), self.of_tokens());
+        let Some(group) = of_tokens.or(self.group(axis)).filter(|_| self.tensor_chunks > 1) else {
+            let mut terms = self.activation(tokens * width)?;
+            term(self, 0..tokens, terms.view_mut())?;
+            return self.sum_of_tokens(axis, terms);
+        };
+        let shares = of_tokens.map_or(1, |group| group.size());
+        let (share, len) = (tokens / shares, tokens / shares / self.tensor_chunks);
+        let mut sums = self.activation(share * width)?;
+        let mut land = |chunk: usize, ticket| -> Result<()> {
+            let sum = self.finish(group, ticket)?;
+            let place = chunk * len * width..(chunk + 1) * len * width;
+            self.cast(POINTWISE, sum.view(), sums.slice_mut(place))
+        };
+        let mut before = None;
+        for chunk in 0..self.tensor_chunks {
+            let mut terms = self.activation(shares * len * width)?;
+            for part in 0..shares {
+                let first = part * share + chunk * len;
+                let place = part * len * width..(part + 1) * len * width;
+                let tokens = first..first + len;
+                term(&self.on_tokens(tokens.clone()), tokens, terms.slice_mut(place))?;
+            }
+            let ticket = self.start_sum(group, terms)?;
+            if let Some((chunk, ticket)) = before.replace((chunk, ticket)) {
+                land(chunk, ticket)?;
+            }
+        }
+        before.map_or(Ok(()), |(chunk, ticket)| land(chunk, ticket))?;
+        Ok(sums)
+    }
+
+    /// As [`Exec::sum_of_tokens`]. Where sums are split into chunks, this one travels while `work` is done; else it follows.
+    pub fn sum_beside(&self, axis: Axis, terms: Buffer, work: impl FnOnce() -> Result<()>) -> Result<Buffer> {
+        let Some(group) = self.of_tokens().or(self.group(axis)).filter(|_| self.tensor_chunks > 1) else {
+            work()?;
+            return self.sum_of_tokens(axis, terms);
+        };
+        let ticket = self.start_sum(group, terms)?;
+        work()?;
+        self.finish(group, ticket)
+    }
+
+    /// Starts the sum of what each rank of a group has found for some tokens, which travels while the layer goes on.
+    fn start_sum(&self, group: &Metered, terms: Buffer) -> Result<Ticket> {
+        let call = if self.sequence {
+            let own = self.alloc(Category::Activations, terms.dtype(), terms.len() / group.size())?;
+            OwnedCall::reduce_scatter(terms, own, false)
+        } else {
+            OwnedCall::all_reduce(terms)
+        };
+        if let Some(recorder) = self.recorder {
+            recorder.note(Overlap::Starts);
+        }
+        Ok(self.waiting(|| group.start(call))?)
+    }
+
+    /// What a collective has given that was started.
+    fn finish(&self, group: &Metered, ticket: Ticket) -> Result<Buffer> {
+        if let Some(recorder) = self.recorder {
+            recorder.note(Overlap::Waits);
+        }
+        let call = self.waiting(|| group.wait(ticket))?;
+        call.recv.ok_or_else(|| StepError::Input("a sum of tokens has no result; this is a bug".into()))
     }
 
     /// The same in place of what this rank has.
@@ -136,7 +238,7 @@ impl<'a> Exec<'a> {
     pub fn all_tokens<'b>(&self, own: &'b Buffer) -> Result<AllTokens<'b>> {
         let Some(group) = self.of_tokens() else { return Ok(AllTokens::Here(own)) };
         let mut all = self.alloc(Category::Activations, own.dtype(), own.len() * group.size())?;
-        group.all_gather(own.view(), all.view_mut())?;
+        self.waiting(|| group.all_gather(own.view(), all.view_mut()))?;
         Ok(AllTokens::Gathered(all))
     }
 

@@ -150,7 +150,7 @@ impl Head {
             let mut own = ex.statistic(rows * LossParts::NUMBERS)?;
             ex.run(LOSS, &Op::LossParts(part), &[targets, writes[0].as_view()], &mut [own.view_mut()])?;
             let mut all = ex.statistic(group.size() * own.len())?;
-            group.all_gather(own.view(), all.view_mut())?;
+            ex.waiting(|| group.all_gather(own.view(), all.view_mut()))?;
             let op = LossOfParts { part, ranks: group.size(), scale, gradient: ex.compute };
             ex.run(LOSS, &Op::LossOfParts(op), &[targets, all.view()], &mut writes)?;
         } else {

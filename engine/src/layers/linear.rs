@@ -75,9 +75,10 @@ impl LinearSpec {
             self.forward(ex, weights, x, true, y.view_mut())?;
             return Ok(y);
         };
-        let term = self.term(ex, weights, x)?;
+        let mut y = ex.sum_in_chunks(axis, self.out, |ex, tokens, y| {
+            self.add_term(ex, weights, x.slice(tokens.start * self.input..tokens.end * self.input), false, y)
+        })?;
         // What lies beside the product is added once, to the sum over ranks.
-        let mut y = ex.sum_of_tokens(axis, term)?;
         self.add_bias_to(ex, weights, ex.own_tokens().len(), y.view_mut())?;
         ex.accumulate(POINTWISE, base.view(), y.view_mut())?;
         Ok(y)
@@ -108,14 +109,33 @@ impl LinearSpec {
 
     /// Makes the gradient of the input whole, to which all layers that read it have added theirs.
     pub fn complete(&self, ex: &Exec<'_>, dx: Buffer) -> Result<Buffer> {
+        self.complete_beside(ex, dx, || Ok(()))
+    }
+
+    /// The same, and does `work` that does not read it, beside the sum where that may be.
+    pub fn complete_beside(&self, ex: &Exec<'_>, dx: Buffer, work: impl FnOnce() -> Result<()>) -> Result<Buffer> {
         match self.cut {
-            Cut::Rows(axis) => ex.sum_of_tokens(axis, dx),
-            Cut::Same | Cut::Columns(_) => Ok(dx),
+            Cut::Rows(axis) => ex.sum_beside(axis, dx, work),
+            Cut::Same | Cut::Columns(_) => work().map(|()| dx),
         }
     }
 
     /// `dx (+)= ` the gradient of the input; adds the gradients of the weights that train.
     pub fn backward(
+        &self,
+        ex: &Exec<'_>,
+        weights: &Weights<'_>,
+        grads: &mut Grads<'_>,
+        [x, dy]: [View<'_>; 2],
+        accumulate: bool,
+        dx: ViewMut<'_>,
+    ) -> Result<()> {
+        self.backward_input(ex, weights, grads, [x, dy], accumulate, dx)?;
+        self.weight_gradient_now(ex, grads, [x, dy])
+    }
+
+    /// The same without the gradients of the layer's own weights and bias.
+    pub fn backward_input(
         &self,
         ex: &Exec<'_>,
         weights: &Weights<'_>,
@@ -130,7 +150,7 @@ impl LinearSpec {
         if let (Some(magnitude), Some(adapter)) = (&self.magnitude, &self.adapter) {
             return magnitude.backward(ex, (self, adapter), weights, grads, [x, dy], (accumulate, dx));
         }
-        self.product_backward(ex, weights, grads, [x, dy], accumulate, dx.reborrow())?;
+        self.product_backward(ex, weights, dy, accumulate, dx.reborrow())?;
         self.adapter.map_or(Ok(()), |adapter| adapter.backward(ex, weights, grads, x, [dy], dx))
     }
 
@@ -179,21 +199,23 @@ impl LinearSpec {
         ex.run(self.name, &op, &[weights.get(bias)], &mut [y])
     }
 
+    /// `dx (+)= dy W`.
     pub(super) fn product_backward(
         &self,
         ex: &Exec<'_>,
         weights: &Weights<'_>,
-        grads: &mut Grads<'_>,
-        [x, dy]: [View<'_>; 2],
+        dy: View<'_>,
         accumulate: bool,
         dx: ViewMut<'_>,
     ) -> Result<()> {
         let n = ex.batch.tokens();
         let op = product_input(n, self.out, self.input, accumulate, ex.compute);
         let matrix = self.matrix(ex, weights)?;
-        prepacked::product(ex, self.name, weights, &self.weight, op, [dy, matrix.view()], dx)?;
-        drop(matrix);
-        // Else the block keeps x and dy.
+        prepacked::product(ex, self.name, weights, &self.weight, op, [dy, matrix.view()], dx)
+    }
+
+    /// As [`LinearSpec::weight_gradient`], unless that is deferred: then the block keeps x and dy.
+    pub fn weight_gradient_now(&self, ex: &Exec<'_>, grads: &mut Grads<'_>, [x, dy]: [View<'_>; 2]) -> Result<()> {
         if grads.deferred().is_none() { self.weight_gradient(ex, grads, [x, dy]) } else { Ok(()) }
     }
 

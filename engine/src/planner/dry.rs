@@ -13,7 +13,7 @@ use crate::model::{FlatKind, Tensor, Unit};
 use crate::moves::MoveEvent;
 use crate::outcome::{Estimate, Traffic, Transfer};
 use crate::plan::{Plan, Role};
-use crate::recorder::{Flops, Recorded, Recorder};
+use crate::recorder::{Flops, Overlap, Recorded, Recorder};
 use crate::shard::{Comms, Delayed, State, StateHomes, home_dtype};
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
@@ -25,6 +25,9 @@ pub struct RecordedAction {
     pub action: Action,
     pub operations: Vec<Recorded>,
     pub collectives: Vec<Collective>,
+    /// Behind how many operations what happens to the collectives that travel beside them, in order. Those that were started without
+    /// being in here are waited for by another action.
+    pub overlaps: Vec<(usize, Overlap)>,
     /// Moves between homes and waits for them, all of which come before the action's operations.
     pub moves: Vec<MoveEvent>,
     /// Seconds that it lasts at least, where the cell has a pace.
@@ -116,7 +119,8 @@ impl<'a> DryRun<'a> {
         let collectives = std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner));
         let moves = self.executor.homes.moves().take_events();
         let least = self.cell.pace.and_then(|pace| pace.share(&self.role.layout, action)).unwrap_or(0.0);
-        Ok(RecordedAction { action, operations: self.recorder.take_operations(), collectives, moves, least })
+        let (operations, overlaps) = (self.recorder.take_operations(), self.recorder.take_overlaps());
+        Ok(RecordedAction { action, operations, collectives, overlaps, moves, least })
     }
 
     /// Performs an action: how far the bytes in use on the device went above where they began.

@@ -3,7 +3,7 @@
 use crate::config::{Cell, Checkpointing, Degrees, Linear, Lora, Method};
 use crate::layers::Cut;
 use crate::model::Layout;
-use crate::plan::PlanError;
+use crate::plan::{PlanError, seq};
 use crate::strategy::divisors_near;
 use zbench_kernels::Packed;
 
@@ -16,7 +16,7 @@ pub fn check(cell: &Cell, layout: &Layout) -> Result<(), PlanError> {
         partitioned(cell)?;
     }
     if tensor == 1 {
-        return Ok(());
+        return chunks(cell, layout);
     }
     let kv = model.num_key_value_heads;
     if !kv.is_multiple_of(tensor) {
@@ -35,10 +35,39 @@ pub fn check(cell: &Cell, layout: &Layout) -> Result<(), PlanError> {
         );
         return fail("parallel.sequence", reason);
     }
+    chunks(cell, layout)?;
     if lora.on() {
         adapters(lora)?;
     }
     quantised(layout)
+}
+
+/// Refuses chunks of tokens where there is no sum to split, and those that are not equally long.
+fn chunks(cell: &Cell, layout: &Layout) -> Result<(), PlanError> {
+    let (chunks, Degrees { tensor, sequence, .. }) = (cell.parallel.tensor_chunks, cell.parallel.degrees);
+    let fail = |reason: String| Err(PlanError { key: "parallel.tensor_chunks", reason });
+    if chunks == 1 {
+        return Ok(());
+    }
+    if chunks == 0 {
+        return fail("is 0, and a micro-batch's tokens are at least one chunk; write 1".into());
+    }
+    if tensor == 1 {
+        return fail(format!("is {chunks}, and parallel.tensor = 1 has no sums over ranks to split; write 1"));
+    }
+    // Each rank has as many of its own tokens in every chunk.
+    let tokens = layout.layers.iter().map(|layer| cell.train.micro_batch * seq(cell, layer.writes) / sequence);
+    let together = tokens.reduce(gcd).unwrap_or(1);
+    if !together.is_multiple_of(chunks) {
+        let whose = if sequence > 1 { "that each rank has of a micro-batch" } else { "of a micro-batch" };
+        let ways = divisors_near(chunks, together, |_| true);
+        return fail(format!("{chunks} does not divide the {together} tokens {whose}; write {ways}"));
+    }
+    Ok(())
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Refuses shared inputs of blocks where nobody shares them.

@@ -57,12 +57,15 @@ impl Lab {
         Exec {
             comms: None,
             sequence: false,
+            tensor_chunks: 1,
+            waits: None,
             memory: None,
             device: Device { kernels: &Reference, arena: &self.arena, recorder: None },
             batch: Batch {
                 rows: self.cell.train.micro_batch,
                 seq: self.cell.train.seq_len,
                 first_sample: 3,
+                first_token: 3 * self.cell.train.seq_len as u64,
                 seed: 9,
                 documents: false,
             },

@@ -34,6 +34,7 @@ mod slices;
 mod stage_times;
 pub mod support;
 mod tcp;
+mod tensor_chunks;
 pub mod tensors;
 mod tensors_f64;
 mod tied;

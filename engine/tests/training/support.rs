@@ -52,6 +52,7 @@ pub fn llama_fixture() -> Cell {
             shard: 1,
             degrees: zbench_engine::config::Degrees::default(),
             pipeline_split: Vec::new(),
+            tensor_chunks: 1,
             prefetch: 1,
             // Small models have several reductions, too.
             bucket_mb: 0.0,

@@ -57,11 +57,11 @@ fn assert_near(reference: &Ran, cell: &Cell, what: &str) {
 }
 
 /// Losses and norms to the bit.
-fn bits(ran: &Ran) -> Vec<(u64, u64)> {
+pub fn bits(ran: &Ran) -> Vec<(u64, u64)> {
     ran.steps.iter().map(|s| (s.loss.to_bits(), s.grad_norm.to_bits())).collect()
 }
 
-fn cases() -> Vec<(String, Cell)> {
+pub fn cases() -> Vec<(String, Cell)> {
     let formed = forms().into_iter().map(|form| (form.0.to_string(), formed(base(), form)));
     let experts = expert_cells(base()).into_iter().map(|(name, cell)| (name.to_string(), cell));
     let mut tied = base();

@@ -197,14 +197,21 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
     let of = Operations { layout, curves, overheads: Overheads::default(), spread: 0.0 };
     let fill = zbench_kernels::Elementwise { len: 8, sources: 0, from: DType::F32, to: DType::F32 };
     let operation = Recorded { phase: zbench_engine::recorder::Phase::Forward, term: "x", op: Op::Fill(fill, 0.0) };
-    let call =
-        Collective { axis: GroupName::Data, kind: CollectiveKind::AllGather, ranks: 4, bytes: 64, in_place: false };
+    let call = Collective {
+        axis: GroupName::Data,
+        kind: CollectiveKind::AllGather,
+        ranks: 4,
+        bytes: 64,
+        in_place: false,
+        is_started: false,
+    };
     let action = Action::Forward { micro: 0, layer: 0 };
     let stated = RecordedAction {
         action,
         operations: vec![operation; 2],
         collectives: vec![call; 2],
         moves: Vec::new(),
+        overlaps: Vec::new(),
         least: 0.0,
     };
     let split = SplitStep { stated: vec![stated], reduce: DType::F32, step: 100e-6, alone: 15e-6 };
@@ -218,6 +225,7 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
         operations: vec![operation; 2],
         collectives: vec![call, sum],
         moves: Vec::new(),
+        overlaps: Vec::new(),
         least: 0.0,
     }];
     let split = SplitStep { stated, reduce: DType::F32, step: 140e-6, alone: 15e-6 };

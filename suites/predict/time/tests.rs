@@ -119,7 +119,8 @@ fn a_timeline_is_the_same_time_action_by_action() {
 #[test]
 fn a_message_takes_as_long_as_a_sendrecv_of_its_size() {
     let cells = cells();
-    let message = |kind| Collective { axis: GroupName::Pipeline, kind, ranks: 4, bytes: 64, in_place: true };
+    let message =
+        |kind| Collective { axis: GroupName::Pipeline, kind, ranks: 4, bytes: 64, in_place: true, is_started: false };
     let of = |kinds: &[&str]| TimeProfile { fits: fits(kinds, &[4], 30.0), ..profile(&cells, "") };
     let time = |profile: &TimeProfile| {
         let fits = Fits { profile, cell: &cells[0], drive: OnceCell::new() };

@@ -3,7 +3,7 @@
 use crate::protocol::{End, RankEnd};
 use zbench_engine::config::{Cell, Home, Pace};
 use zbench_engine::homes::ByHome;
-use zbench_engine::outcome::{self, Estimate, PipelineTime, Span};
+use zbench_engine::outcome::{self, Estimate, PipelineTime};
 use zbench_kernels::{Category, Ledger};
 use zbench_reports::record::{Bytes, PassKind, Record, Stage, StagePass, label_flags};
 use zbench_reports::{stats, units};
@@ -72,9 +72,8 @@ pub(super) fn add(record: &mut Record, end: &End, [stages, ranks]: [usize; 2]) {
     self::stages(record, &end.ranks, [stages, ranks]);
     let steps = end.ranks.iter().map(|rank| rank.pipeline_ms.len()).min().unwrap_or(0);
     let slowest = |step: usize| end.ranks.iter().map(|rank| rank.pipeline_ms[step]).fold(0.0, f64::max);
-    let busy = [Span::Forward, Span::Backward, Span::Recompute];
-    let busy = |rank: &RankEnd| busy.iter().filter_map(|span| rank.spans_ms.get(span)).sum::<f64>();
-    let of_rank = |rank: &RankEnd| [stats::mean(&rank.pipeline_ms).unwrap_or(0.0), busy(rank)];
+    let work = |rank: &RankEnd| rank.spans_ms.iter().filter(|(span, _)| span.is_work()).map(|(_, ms)| ms).sum::<f64>();
+    let of_rank = |rank: &RankEnd| [stats::mean(&rank.pipeline_ms).unwrap_or(0.0), work(rank)];
     match (stats::median(&(0..steps).map(slowest).collect::<Vec<_>>()), PipelineTime::of(end.ranks.iter().map(of_rank)))
     {
         (Some(ms), Some(of_all)) => {
@@ -95,7 +94,7 @@ pub(super) fn paced(record: &mut Record, cell: &Cell) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zbench_engine::outcome::PassTime;
+    use zbench_engine::outcome::{PassTime, Span};
 
     /// Two stages: 10, 12 and 14 ms of the one that takes longer, in which the ranks compute for 9 and 6.
     #[test]

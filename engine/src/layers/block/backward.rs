@@ -74,18 +74,23 @@ impl Block {
         };
         let [norm, statistics] = take(&mut saved.attention_norm);
         let read = ex.all_tokens(&norm)?;
-        self.q.backward(ex, w, g, [read.view(), dq.view()], begun, dnorm.view_mut())?;
-        self.k.backward(ex, w, g, [read.view(), dk.view()], true, dnorm.view_mut())?;
-        self.v.backward(ex, w, g, [read.view(), dv.view()], true, dnorm.view_mut())?;
+        self.q.backward_input(ex, w, g, [read.view(), dq.view()], begun, dnorm.view_mut())?;
+        self.k.backward_input(ex, w, g, [read.view(), dk.view()], true, dnorm.view_mut())?;
+        self.v.backward_input(ex, w, g, [read.view(), dv.view()], true, dnorm.view_mut())?;
         if let Some(adapter) = &self.qkv_adapter {
             adapter.backward(ex, w, g, read.view(), [dq.view(), dk.view(), dv.view()], dnorm.view_mut())?;
         }
-        drop(read);
-        g.keep(dq, |deferred| &mut deferred.dq);
-        g.keep(dk, |deferred| &mut deferred.dk);
-        g.keep(dv, |deferred| &mut deferred.dv);
+        let dnorm = self.q.complete_beside(ex, dnorm, || {
+            for (linear, dy) in [(&self.q, &dq), (&self.k, &dk), (&self.v, &dv)] {
+                linear.weight_gradient_now(ex, g, [read.view(), dy.view()])?;
+            }
+            drop(read);
+            g.keep(dq, |deferred| &mut deferred.dq);
+            g.keep(dk, |deferred| &mut deferred.dk);
+            g.keep(dv, |deferred| &mut deferred.dv);
+            Ok(())
+        })?;
         g.keep(norm, |deferred| &mut deferred.attention_norm);
-        let dnorm = self.q.complete(ex, dnorm)?;
         let input = take(&mut saved.input);
         match d.parallel {
             true => keep_gradient(ex, g, &mut dy, |deferred| &mut deferred.doutput)?,
@@ -137,17 +142,25 @@ impl Block {
         let norm = if self.mlp_norm.is_some() { &saved.mlp_norm } else { &saved.attention_norm };
         let norm = ex.all_tokens(&super::first(norm)[0])?;
         if let (Some(linear), Some(dgate)) = (&self.gate, &dgate) {
-            linear.backward(ex, w, g, [norm.view(), dgate.view()], false, dnorm.view_mut())?;
+            linear.backward_input(ex, w, g, [norm.view(), dgate.view()], false, dnorm.view_mut())?;
         }
-        self.up.backward(ex, w, g, [norm.view(), dup.view()], self.gate.is_some(), dnorm.view_mut())?;
-        drop(norm);
-        dgate.into_iter().for_each(|dgate| g.keep(dgate, |deferred| &mut deferred.dgate));
-        g.keep(dup, |deferred| &mut deferred.dup);
+        self.up.backward_input(ex, w, g, [norm.view(), dup.view()], self.gate.is_some(), dnorm.view_mut())?;
+        let gradients = || {
+            if let (Some(linear), Some(dgate)) = (&self.gate, &dgate) {
+                linear.weight_gradient_now(ex, g, [norm.view(), dgate.view()])?;
+            }
+            self.up.weight_gradient_now(ex, g, [norm.view(), dup.view()])?;
+            drop(norm);
+            dgate.into_iter().for_each(|dgate| g.keep(dgate, |deferred| &mut deferred.dgate));
+            g.keep(dup, |deferred| &mut deferred.dup);
+            Ok(())
+        };
+        // Without a norm of the MLP's own, attention adds its part first.
         if self.mlp_norm.is_some() {
-            // Else attention adds its own first.
-            return self.up.complete(ex, dnorm);
+            self.up.complete_beside(ex, dnorm, gradients)
+        } else {
+            gradients().map(|()| dnorm)
         }
-        Ok(dnorm)
     }
 
     /// Adds the gradients of the weights from what `backward` has kept for them.

@@ -54,7 +54,7 @@ impl Saved {
             return Ok(());
         }
         let mut all = ex.activation(len)?;
-        group.all_gather(input.view(), all.view_mut())?;
+        ex.waiting(|| group.all_gather(input.view(), all.view_mut()))?;
         *input = all;
         Ok(())
     }

@@ -196,9 +196,12 @@ impl Block {
     ) -> Result<Buffer> {
         let residual = super::first(&residual);
         if let (true, Cut::Columns(axis)) = (self.has_one_sum(), self.down.cut) {
-            let mut terms = self.down.term(ex, w, activation.view())?;
-            ex.accumulate(POINTWISE, residual.view(), terms.view_mut())?;
-            let mut output = ex.sum_of_tokens(axis, terms)?;
+            let (input_len, width) = (self.down.input, self.down.out);
+            let mut output = ex.sum_in_chunks(axis, width, |ex, tokens, mut terms| {
+                let read = activation.slice(tokens.start * input_len..tokens.end * input_len);
+                self.down.add_term(ex, w, read, false, terms.reborrow())?;
+                ex.accumulate(POINTWISE, residual.slice(tokens.start * width..tokens.end * width), terms)
+            })?;
             for linear in [&self.o, &self.down] {
                 linear.add_bias_to(ex, w, ex.own_tokens().len(), output.view_mut())?;
             }

@@ -84,12 +84,11 @@ impl Factors {
             }
             ex.cast(ADAPTER, dy, own.view_mut())?;
             ex.run(ADAPTER, &Op::ScaleColumns(op), &[l], &mut [own.view_mut()])?;
-            return linear.product_backward(ex, weights, grads, [x, own.view()], accumulate, dx);
+            return linear.product_backward(ex, weights, own.view(), accumulate, dx);
         }
         let mut own = if accumulate { Some(ex.activation(n * linear.input)?) } else { None };
         let mut through = own.as_mut().map_or_else(|| dx.reborrow(), Buffer::view_mut);
-        // The layer's weights are frozen, so it does not matter that its input here is without the factors.
-        linear.product_backward(ex, weights, grads, [x, dy], false, through.reborrow())?;
+        linear.product_backward(ex, weights, dy, false, through.reborrow())?;
         if let Some(dl) = grads.get(&self.l) {
             ex.run(ADAPTER, &Op::ScaleColumnsBackward(op), &[x, through.as_view()], &mut [dl])?;
         }

@@ -106,7 +106,7 @@ impl Magnitude {
         }
         ex.cast(ADAPTER, dy, own.view_mut())?;
         ex.run(ADAPTER, &Op::ScaleColumns(columns), &[factors.view()], &mut [own.view_mut()])?;
-        linear.product_backward(ex, weights, grads, [x, own.view()], accumulate, dx.reborrow())?;
+        linear.product_backward(ex, weights, own.view(), accumulate, dx.reborrow())?;
         adapter.backward(ex, weights, grads, x, [own.view()], dx)
     }
 }

@@ -6,14 +6,14 @@
 
 use super::{Class, Clock, Drive, NORM, NoTime, booked, is_message};
 use crate::actions::Action;
-use crate::comm::CollectiveKind;
+use crate::comm::{Collective, CollectiveKind};
 use crate::moves::MoveEvent;
 use crate::planner::RecordedAction;
 use crate::planner::meet::Message;
-use crate::recorder::Recorded;
+use crate::recorder::{Overlap, Recorded};
 use crate::span::Span;
 use std::borrow::Borrow;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 /// Who is told what a stage spends time on: the stage, the action, and seconds before corrections.
 pub type Tell<'t> = &'t mut dyn FnMut(usize, Option<Action>, Span, f64);
@@ -23,7 +23,7 @@ pub type Tell<'t> = &'t mut dyn FnMut(usize, Option<Action>, Span, f64);
 pub struct Window {
     first: Option<f64>,
     last: f64,
-    /// In forward, backward and recomputation.
+    /// In forward, backward and recomputation, with what their layers wait for tensor ranks.
     pub busy: f64,
 }
 
@@ -56,6 +56,17 @@ enum Moment {
     Sent(f64),
     Received(f64),
 }
+
+/// Under which span an action's collectives are booked: those of layers apart from what layers compute.
+fn of_collectives(action: Action) -> Span {
+    match booked(action) {
+        _ if action == Action::Update => Span::ExposedAgree,
+        Span::Forward | Span::Backward | Span::Recompute => Span::ExposedTensor,
+        other => other,
+    }
+}
+
+const UNLISTED: &str = "a collective that was started is not listed; this is a bug";
 
 /// The stages of a step.
 pub struct Stages<'c, 't, I: Iterator> {
@@ -206,10 +217,30 @@ where
         if booked(action) == Span::Data {
             self.spend(at, Some(action), Span::Data, self.clock.crowd * self.clock.overheads.load);
         }
-        self.operations(at, action, &recorded.operations)?;
+        self.overlapped(at, recorded)?;
         self.collectives(at, recorded)?;
         self.wait(at, action, booked(action), begun + recorded.least);
         Ok(())
+    }
+
+    /// An action's operations, and the collectives that travel beside them one after the other: of each, what is left when it is waited for.
+    fn overlapped(&mut self, at: usize, recorded: &RecordedAction) -> Result<(), NoTime> {
+        let (action, span) = (recorded.action, of_collectives(recorded.action));
+        let mut started = recorded.collectives.iter().filter(|call| call.is_started);
+        let (mut done, mut free, mut ends) = (0, 0.0f64, VecDeque::new());
+        for (behind, overlap) in &recorded.overlaps {
+            self.operations(at, action, &recorded.operations[done..*behind])?;
+            done = *behind;
+            match overlap {
+                Overlap::Starts => {
+                    let call = started.next().ok_or_else(|| NoTime::Collective(UNLISTED.into()))?;
+                    free = free.max(self.stages[at].now) + self.seconds(call)? * self.clock.corrections[span];
+                    ends.push_back(free);
+                }
+                Overlap::Waits => ends.pop_front().into_iter().for_each(|end| self.wait(at, action, span, end)),
+            }
+        }
+        self.operations(at, action, &recorded.operations[done..])
     }
 
     fn moves(&mut self, at: usize, recorded: &RecordedAction) -> Result<(), NoTime> {
@@ -249,20 +280,26 @@ where
     }
 
     fn collectives(&mut self, at: usize, recorded: &RecordedAction) -> Result<(), NoTime> {
-        let Clock { overheads, machine, reduce, .. } = *self.clock;
-        let is_update = recorded.action == Action::Update;
-        let span = if is_update { Span::ExposedAgree } else { booked(recorded.action) };
-        // The receiver moves a message.
-        for call in recorded.collectives.iter().filter(|call| call.kind != CollectiveKind::Send) {
-            let time = machine.collective(call, reduce).map_err(NoTime::Collective)?;
-            let waits = match call.kind {
-                _ if call.ranks == 1 || is_message(call.kind) => 0.0,
-                CollectiveKind::AllReduce => overheads.all_reduce,
-                _ => overheads.call,
-            };
-            self.spend(at, Some(recorded.action), span, time + waits);
+        // The receiver moves a message. What has travelled beside operations is over.
+        let is_over = |call: &Collective| call.is_started && !recorded.overlaps.is_empty();
+        let blocking = |call: &&Collective| call.kind != CollectiveKind::Send && !is_over(call);
+        for call in recorded.collectives.iter().filter(blocking) {
+            let seconds = self.seconds(call)?;
+            self.spend(at, Some(recorded.action), of_collectives(recorded.action), seconds);
         }
         Ok(())
+    }
+
+    /// Of a collective, from when its rank calls it.
+    fn seconds(&self, call: &Collective) -> Result<f64, NoTime> {
+        let Clock { overheads, machine, reduce, .. } = *self.clock;
+        let time = machine.collective(call, reduce).map_err(NoTime::Collective)?;
+        let waits = match call.kind {
+            _ if call.ranks == 1 || is_message(call.kind) => 0.0,
+            CollectiveKind::AllReduce => overheads.all_reduce,
+            _ => overheads.call,
+        };
+        Ok(time + waits)
     }
 
     /// Waits until a moment of the step.
@@ -286,7 +323,7 @@ where
         if span == Span::Backward {
             window.last = *now;
         }
-        if matches!(span, Span::Forward | Span::Backward | Span::Recompute) {
+        if span.is_work() {
             window.busy += corrected;
         }
         (self.tell)(at, action, span, seconds);

@@ -5,7 +5,7 @@ use crate::config::Home;
 use crate::mesh::GroupName;
 use crate::model::Stream;
 use crate::moves::MoveEvent;
-use crate::recorder::{Phase, Recorded};
+use crate::recorder::{Overlap, Phase, Recorded};
 use zbench_kernels::{Category, Elementwise, Op};
 
 /// 10 us for each of f32's fills and sums of squares, 3 us for casts per 100 elements.
@@ -26,6 +26,7 @@ fn recorded(action: Action, ops: &[(&'static str, Op)], collectives: &[Collectiv
         operations: ops.iter().map(operation).collect(),
         collectives: collectives.to_vec(),
         moves: Vec::new(),
+        overlaps: Vec::new(),
         least: 0.0,
     }
 }
@@ -67,7 +68,14 @@ fn clock(curves: &Curves, crowd: f64) -> Clock<'_> {
 }
 
 fn gather(bytes: u64) -> Collective {
-    Collective { axis: GroupName::Data, kind: CollectiveKind::AllGather, ranks: 4, bytes, in_place: false }
+    Collective {
+        axis: GroupName::Data,
+        kind: CollectiveKind::AllGather,
+        ranks: 4,
+        bytes,
+        in_place: false,
+        is_started: false,
+    }
 }
 
 #[test]
@@ -106,7 +114,7 @@ fn a_step_is_what_its_operations_collectives_and_overheads_take() {
     let curves = curves();
     // By hand, microseconds: load 5; gather 6 + 1 and 20 + 2; forward 10 + 30 + 2; recompute 11; backward 21; reduce
     // 3 + 5; agree 11 and 1 + 2; optimizer 11; other 7.
-    let hand = [42.0, 21.0, 11.0, 29.0, 8.0, 0.0, 14.0, 11.0, 0.0, 5.0, 7.0];
+    let hand = [42.0, 21.0, 11.0, 29.0, 8.0, 0.0, 0.0, 14.0, 11.0, 0.0, 5.0, 7.0];
     let time = clock(&curves, 1.0).time([&actions]).unwrap();
     time.spans_ms
         .iter()
@@ -158,7 +166,7 @@ fn stages_wait_for_messages_and_for_the_agreement() {
     let curves = curves();
     let near = |ms: f64, us: f64| (ms * 1e3 - us).abs() < 1e-9;
     let time = clock(&curves, 1.0).time(two_stages()).unwrap();
-    let hand = [31.0, 11.0, 0.0, 0.0, 0.0, 11.0 + 3.0 + 3.0, 11.0 + 21.0 + 3.0, 31.0, 0.0, 0.0, 7.0];
+    let hand = [31.0, 11.0, 0.0, 0.0, 0.0, 11.0 + 3.0 + 3.0, 0.0, 11.0 + 21.0 + 3.0, 31.0, 0.0, 0.0, 7.0];
     time.spans_ms.iter().zip(hand).for_each(|((_, ms), us)| assert!(near(ms, us), "{:?}", time.spans_ms));
     let pipeline = time.pipeline.unwrap();
     assert!(near(pipeline.ms, 80.0), "{pipeline:?}");
@@ -173,6 +181,42 @@ fn stages_wait_for_messages_and_for_the_agreement() {
     // Without stages nobody waits, and there is no bubble.
     let alone = clock(&curves, 1.0).time([[fill(Action::Forward { micro: 0, layer: 0 }, 1)]]).unwrap();
     assert_eq!((alone.pipeline, near(alone.step_ms(), 18.0)), (None, true));
+}
+
+/// Sums of a layer over tensor ranks: those that are waited for are between the operations, those that were started beside them.
+#[test]
+fn collectives_of_layers_are_priced_as_they_travel() {
+    let fill = |hundreds: usize| ("x", moved(|m| Op::Fill(m, 0.0), 100 * hundreds, DType::F32));
+    let forward = Action::Forward { micro: 0, layer: 0 };
+    let sum = |is_started| Collective { kind: CollectiveKind::AllReduce, is_started, ..gather(8_000) };
+    let curves = curves();
+    let near = |recorded: RecordedAction, [compute, exposed]: [f64; 2]| {
+        let time = clock(&curves, 1.0).time([[recorded]]).unwrap();
+        let spans = [Span::Forward, Span::ExposedTensor].map(|span| time.spans_ms[span] * 1e3);
+        assert!((spans[0] - compute).abs() < 1e-9 && (spans[1] - exposed).abs() < 1e-9, "{spans:?}");
+    };
+    // Each lasts 8 + 5 us; operations 11, 11 and 1 us beside 20.
+    let operations = [fill(1), fill(1), fill(2)];
+    let blocking = recorded(forward, &operations, &[sum(false), sum(false)]);
+    near(blocking.clone(), [43.0, 26.0]);
+    // From 11 until 24, from 24 until 37; the operations are over at 43.
+    let overlaps = |places: [usize; 4]| {
+        use Overlap::{Starts, Waits};
+        let overlaps = places.into_iter().zip([Starts, Starts, Waits, Waits]).collect();
+        RecordedAction { overlaps, collectives: vec![sum(true), sum(true)], ..blocking.clone() }
+    };
+    near(overlaps([1, 2, 3, 3]), [43.0, 0.0]);
+    // Both are waited for behind the second operation, at 22: until 37.
+    near(overlaps([1, 2, 2, 2]), [43.0, 15.0]);
+    // A third in the same action, behind them.
+    let mut more = overlaps([1, 2, 2, 2]);
+    more.collectives.push(sum(false));
+    near(more, [43.0, 28.0]);
+    // A started one that another action waits for is priced where it starts.
+    let gathers = Action::Gather { unit: 0, refresh: false, slot: true };
+    let time =
+        clock(&curves, 1.0).time([[recorded(gathers, &[], &[Collective { is_started: true, ..gather(20_000) }])]]);
+    assert!((time.unwrap().spans_ms[Span::ExposedGather] * 1e3 - 22.0).abs() < 1e-9);
 }
 
 /// By hand, microseconds: the stages of the test before come to the exchange at 87 and, when the message is received, at 66. Both begin it at
