@@ -182,7 +182,8 @@ fn in_order(mut all: Vec<([usize; 2], f64)>) -> Vec<[usize; 2]> {
 }
 
 /// What a search goes by and what the grid measures to the byte put divisions of eight ranks in one order, by memory and by bytes on the
-/// wire.
+/// wire. By those a price is of the slowest stage, and the plan's rows are each of the stage that has most; two divisions that are less than
+/// 1 % apart stand the other way round.
 #[test]
 fn meshes_have_one_order_as_priced_and_as_planned() {
     let meshes: Vec<[usize; 2]> =
@@ -198,10 +199,15 @@ fn meshes_have_one_order_as_priced_and_as_planned() {
             planned.traffic.iter().map(|row| row.wire_bytes).sum(),
             traffic.iter().map(|row| row.wire_bytes).sum(),
         ];
-        println!("{mesh:?} {numbers:?}");
         orders.iter_mut().zip(numbers).for_each(|(order, number)| order.push((mesh, number)));
     }
-    let [planned, priced, planned_wire, priced_wire] = orders.map(in_order);
-    assert_eq!(planned, priced, "memory");
-    assert_eq!(planned_wire, priced_wire, "bytes on the wire");
+    let [planned, priced, planned_wire, priced_wire] = orders;
+    assert_eq!(in_order(planned), in_order(priced), "memory");
+    for ((mesh, bytes), (_, price)) in planned_wire.iter().zip(&priced_wire) {
+        for ((other, of_other), (_, price_of_other)) in planned_wire.iter().zip(&priced_wire) {
+            if *bytes < 0.99 * of_other {
+                assert!(price < price_of_other, "{mesh:?} and {other:?}: bytes on the wire");
+            }
+        }
+    }
 }

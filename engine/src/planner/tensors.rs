@@ -128,7 +128,7 @@ fn quantised(layout: &Layout) -> Result<(), PlanError> {
         if !together.is_multiple_of(block) || is_between {
             let reason = format!(
                 "cuts {} {:?} into parts of {together} elements that lie together, and {block} that are quantised together share a scale; \
-                 write a smaller degree, or lora.base = \"bf16\"",
+                 write 1, a degree whose parts are multiples of {block}, or lora.base = \"bf16\"",
                 tensor.name, tensor.whole
             );
             return Err(PlanError { key: "parallel.tensor", reason });

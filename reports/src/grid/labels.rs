@@ -52,8 +52,9 @@ pub fn axes_but(cells: &[&Value], found_keys: &[String]) -> Axes {
     let mut found = Vec::new();
     differing("", &cells.iter().map(|cell| Some(*cell)).collect::<Vec<_>>(), &mut found);
     name(&mut found, cells);
-    // A stable sort: the other keys keep the order of the configuration.
-    found.sort_by_key(|axis| (found_keys.contains(&axis.path), axis.path != STRATEGY));
+    // A stable sort: the other keys keep the order of the configuration. Accumulation often follows from the others and the global batch.
+    let follows = |axis: &Axis| axis.path == "train.accumulation";
+    found.sort_by_key(|axis| (found_keys.contains(&axis.path), follows(axis), axis.path != STRATEGY));
 
     let mut axes = Axes::default();
     let mut groups = vec![0usize; cells.len()];

@@ -1,6 +1,6 @@
 //! `plan`: what cells take, without running them.
 
-use super::train::estimates;
+use super::train::{estimates, say_crossings};
 use super::{expand, expand_with, planned, print_document, print_lines, print_screen, quoted, room};
 use crate::{Cells, Format, Global, PlanArgs};
 use anyhow::{Result, bail};
@@ -28,6 +28,7 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     }
     let mut expanded = expand(&cells, arguments.max_cells, None)?;
     let as_stated = planned(&mut expanded, arguments.proxy)?;
+    say_crossings(&as_stated);
     if as_stated.is_empty() {
         zbench_host::say!("{}", grid::none_left(&expanded.document, &expanded.only));
         return Ok(exit::SUCCESS);

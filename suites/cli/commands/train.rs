@@ -271,7 +271,7 @@ fn say_offload(cells: &[Planned]) {
 }
 
 /// Warns of ranks that share matrices over an emulated link between nodes, with what that costs at least in the worst cell.
-fn say_crossings(cells: &[Planned]) {
+pub(super) fn say_crossings(cells: &[Planned]) {
     let cost = |planned: &Planned| {
         let (cell, estimate) = (planned.cell()?, planned.estimate.as_ref()?);
         let (link, tensor) = (cell.link_spec()?, cell.parallel.degrees.tensor);
