@@ -12,7 +12,7 @@ use zbench_engine::config::*;
 use zbench_engine::mesh::GroupName;
 use zbench_engine::outcome::{Happening, Traffic};
 use zbench_engine::training_state::step_dir;
-use zbench_kernels::{Category, DType};
+use zbench_kernels::{Category, DType, Op};
 
 /// A sum in another order, in f32: the bound that was given.
 const CLOSE: f64 = 1e-5;
@@ -171,6 +171,47 @@ fn kept_inputs_are_exactly_a_share() {
     for tensor in [2, 4] {
         assert_eq!(kept(false, tensor), (input as u64).next_multiple_of(64));
         assert_eq!(kept(true, tensor), (input as u64 / tensor as u64).next_multiple_of(64), "{tensor} ranks");
+    }
+}
+
+/// Parameters and logits of a rank are exactly a share of those of one rank, where the sizes divide.
+#[test]
+fn parameters_and_logits_are_exactly_a_share() {
+    let of = |tensor: usize| {
+        let mut cell = shared(&base(), Strategy::Ddp, [1, tensor], 1, false);
+        (cell.model.vocab_size, cell.model.intermediate_size) = (64, 40);
+        let (plan, kernels) = (plan(&cell), &*cpus(&cell)[0]);
+        let logits = plan.operations(&cell, kernels, 0).into_iter().map(|recorded| match recorded.op {
+            Op::CrossEntropy(op) => op.rows * op.row_pitch(),
+            Op::LossOfParts(op) => op.part.rows * op.part.row_pitch(),
+            _ => 0,
+        });
+        let units = plan.layout.units.iter().flat_map(|unit| &unit.tensors);
+        let cut: usize = units.clone().filter(|tensor| tensor.shape.len() == 2).map(|tensor| tensor.elements()).sum();
+        (logits.sum::<usize>(), cut)
+    };
+    let (logits, matrices) = of(1);
+    for tensor in [2, 4] {
+        assert_eq!(of(tensor), (logits / tensor, matrices / tensor), "{tensor} ranks");
+    }
+}
+
+/// Two tensor ranks in each of two stages of two data ranks, beside two data ranks that have all of the model.
+#[test]
+fn eight_ranks_have_the_numbers_of_two() {
+    let mut cell = base();
+    (cell.model.num_hidden_layers, cell.train.accumulation, cell.train.micro_batch) = (4, 4, 1);
+    (cell.train.lr, cell.train.clip_norm) = (1e-3, 0.05);
+    let reference = run(&on(cell.clone(), Strategy::Ddp, 2, 1));
+    for (strategy, sequence) in [(Strategy::Zero1, false), (Strategy::Fsdp, true)] {
+        let mut eight = shared(&cell, strategy, [2, 2], 1, sequence);
+        (eight.parallel.ranks, eight.parallel.degrees.pipeline) = (8, 2);
+        let ran = run(&eight);
+        for (ours, theirs) in ran.steps.iter().zip(&reference.steps) {
+            for (ours, theirs) in [(ours.loss, theirs.loss), (ours.grad_norm, theirs.grad_norm)] {
+                assert!((ours - theirs).abs() <= CLOSE * theirs, "{}: {ours} for {theirs}", strategy.name());
+            }
+        }
     }
 }
 
