@@ -1,8 +1,9 @@
 //! Sums over tensor ranks in chunks of tokens, each under the product of the next: the same bits, the same payload, and memory as planned.
 
 use crate::training::accounting::measure;
+use crate::training::pipelines::assert_takes_what_is_planned;
 use crate::training::support::*;
-use crate::training::tensors::{assert_takes_what_is_planned, base, bits, cases, shared};
+use crate::training::tensors::{base, bits, cases, shared};
 use std::collections::BTreeMap;
 use zbench_engine::actions::Action;
 use zbench_engine::comm::CollectiveKind;

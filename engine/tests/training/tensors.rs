@@ -4,13 +4,14 @@
 use crate::training::accounting::measure;
 use crate::training::families::Oracle;
 use crate::training::identity::{odd, strategies};
+use crate::training::pipelines::assert_takes_what_is_planned;
 use crate::training::resume::{course, layouts, saved, saving, six_steps, try_loaded};
 use crate::training::support::*;
 use std::collections::BTreeMap;
 use zbench_engine::comm::CollectiveKind;
 use zbench_engine::config::*;
 use zbench_engine::mesh::GroupName;
-use zbench_engine::outcome::{Happening, Traffic};
+use zbench_engine::outcome::Happening;
 use zbench_engine::training_state::step_dir;
 use zbench_kernels::{Category, DType, Op};
 
@@ -113,25 +114,6 @@ fn every_rank_takes_what_is_planned() {
                 }
             }
         }
-    }
-}
-
-/// What every rank takes and moves is what its stage's estimate says.
-pub fn assert_takes_what_is_planned(cell: &Cell, what: &str) {
-    let plan = plan(cell);
-    for report in measure(cell, &plan) {
-        let estimate = &plan.role_of(report.rank).estimate;
-        for home in Home::ALL {
-            let (planned, measured) = (&estimate.ledgers[home], &report.ledgers[home]);
-            for c in Category::ALL {
-                assert_eq!(planned.peak(c), measured.peak(c), "{what}: rank {}: {c}", report.rank);
-            }
-            assert_eq!(planned.total_peak(), measured.total_peak(), "{what}: rank {}", report.rank);
-        }
-        let row = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes);
-        let (planned, measured): (Vec<_>, Vec<_>) =
-            (estimate.traffic.iter().map(row).collect(), report.traffic.iter().map(row).collect());
-        assert_eq!(planned, measured, "{what}: rank {}", report.rank);
     }
 }
 
