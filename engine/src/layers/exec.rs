@@ -226,7 +226,7 @@ impl<'a> Exec<'a> {
         call.recv.ok_or_else(|| StepError::Input("a sum of tokens has no result; this is a bug".into()))
     }
 
-    /// The same in place of what this rank has.
+    /// What all ranks have of the residual stream, in place of this rank's own.
     pub fn whole_tokens(&self, own: Buffer) -> Result<Buffer> {
         if let AllTokens::Gathered(all) = self.all_tokens(&own)? {
             return Ok(all);
