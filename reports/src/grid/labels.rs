@@ -32,6 +32,9 @@ impl Axis {
     }
 }
 
+/// Keys of ranks that train on the same sequences.
+const SHARING: [&str; 3] = ["parallel.tensor", "parallel.sequence", "parallel.pipeline"];
+
 /// The keys in which cells differ.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Axes {
@@ -52,9 +55,10 @@ pub fn axes_but(cells: &[&Value], found_keys: &[String]) -> Axes {
     let mut found = Vec::new();
     differing("", &cells.iter().map(|cell| Some(*cell)).collect::<Vec<_>>(), &mut found);
     name(&mut found, cells);
-    // A stable sort: the other keys keep the order of the configuration. Accumulation often follows from the others and the global batch.
-    let follows = |axis: &Axis| axis.path == "train.accumulation";
-    found.sort_by_key(|axis| (found_keys.contains(&axis.path), follows(axis), axis.path != STRATEGY));
+    // A stable sort: the other keys keep the order of the configuration. How many ranks share a sequence comes before accumulation, which
+    // follows from it where the global batch is stated.
+    let is_shared = |axis: &Axis| SHARING.contains(&axis.path.as_str());
+    found.sort_by_key(|axis| (found_keys.contains(&axis.path), axis.path != STRATEGY, !is_shared(axis)));
 
     let mut axes = Axes::default();
     let mut groups = vec![0usize; cells.len()];
