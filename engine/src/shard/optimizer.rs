@@ -290,15 +290,21 @@ impl Optimizer {
         };
         let squares = (words..width).flat_map(|i| (0..world).map(move |position| (i, position)));
         let squares = squares.map(|(i, position)| all[state.place.owner(position) * width + i]);
-        let mut agreed = Agreed { loss, squares: squares.collect(), flags };
-        if let Some(group) = tensor {
-            agreed = agreed.of_tensor_ranks(group, res, world * (width - words))?;
-        }
-        if let Some(group) = res.comms.over(Axes::PIPELINE) {
-            agreed = agreed.of_stages(group, res, (world, stages))?;
-        }
-        let Agreed { loss, squares, flags } = agreed;
-        let norm = squares.iter().sum::<f64>().sqrt() * mean_scale(train, state.replicas()) / loss_scale;
+        let pipeline = res.comms.over(Axes::PIPELINE);
+        let (loss, squares, flags) = if tensor.is_none() && pipeline.is_none() {
+            // Added as they come: a step takes nothing from the heap.
+            (loss, squares.sum::<f64>(), flags)
+        } else {
+            let mut agreed = Agreed { loss, squares: squares.collect(), flags };
+            if let Some(group) = tensor {
+                agreed = agreed.of_tensor_ranks(group, res, world * (width - words))?;
+            }
+            if let Some(group) = pipeline {
+                agreed = agreed.of_stages(group, res, (world, stages))?;
+            }
+            (agreed.loss, agreed.squares.iter().sum(), agreed.flags)
+        };
+        let norm = squares.sqrt() * mean_scale(train, state.replicas()) / loss_scale;
         let factor = if train.clip_norm > 0.0 { (train.clip_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
         Ok(GlobalStats { loss, norm, factor: factor as f32 as f64, loss_scale, flags })
     }
