@@ -486,6 +486,12 @@ impl Linear {
     /// Those that some families keep in one tensor.
     pub const QKV: [Linear; 3] = [Linear::QProj, Linear::KProj, Linear::VProj];
 
+    /// Whether tensor ranks share its columns, and each reads a part of its input: Megatron-LM's RowParallelLinear, which is named after
+    /// the transposed matrix.
+    pub const fn is_row_parallel(self) -> bool {
+        matches!(self, Linear::OProj | Linear::DownProj)
+    }
+
     /// The part of the tensor's name, `q_proj`.
     pub const fn name(self) -> &'static str {
         match self {

@@ -31,8 +31,7 @@ impl Numerics {
         let wires = cell.priced.as_ref().map(|priced| (priced.gather_wire, priced.reduce_wire));
         let (gather_wire, reduce_wire) = wires.unwrap_or_default();
         let (lora, tensor) = (&cell.lora, cell.parallel.degrees.tensor);
-        let reads_a_part = |linear: &Linear| matches!(linear, Linear::OProj | Linear::DownProj);
-        let drops = lora.on() && lora.dropout > 0.0 && lora.targets.iter().any(reads_a_part);
+        let drops = lora.on() && lora.dropout > 0.0 && lora.targets.iter().copied().any(Linear::is_row_parallel);
         let is_packed = lora.on() && lora.base == Some(Base::Nf4);
         let of_tensor_ranks = Some(tensor).filter(|tensor| *tensor > 1 && (drops || is_packed));
         Numerics { precision: cell.precision, frozen: lora.base, gather_wire, reduce_wire, of_tensor_ranks }

@@ -10,7 +10,7 @@ pub const STRATEGY: &str = "parallel.strategy";
 /// The value of a key that a cell does not have.
 pub const UNSET: &str = "unset";
 /// Keys that cells leave out at their usual value, with that value.
-const USUAL: [(&str, &str); 12] = [
+const USUAL: [(&str, &str); 13] = [
     ("memory.offload_optimizer", "none"),
     ("memory.offload_parameters", "none"),
     ("memory.offload_activations", "none"),
@@ -20,6 +20,7 @@ const USUAL: [(&str, &str); 12] = [
     ("memory.partition_activations", "false"),
     ("parallel.tensor", "1"),
     ("parallel.sequence", "1"),
+    ("parallel.tensor_chunks", "1"),
     ("parallel.pipeline", "1"),
     ("parallel.pipeline_schedule", "1f1b"),
     ("parallel.virtual_stages", "1"),

@@ -9,6 +9,7 @@ mod buffers;
 mod cross;
 pub(crate) mod eviction;
 mod experts;
+mod partition;
 mod stages;
 
 use super::adapter::AdapterSpec;

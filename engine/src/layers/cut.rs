@@ -2,6 +2,7 @@
 
 use super::exec::Exec;
 use crate::mesh::Axis;
+use zbench_kernels::VocabPart;
 
 /// What of a matrix `[out, input]`, or of a vector `[out]`, the ranks of an axis have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,11 @@ impl Cut {
             Cut::Same => 0,
             Cut::Rows(axis) | Cut::Columns(axis) => ex.place_on(axis),
         }
+    }
+
+    /// Which of so many words this rank has, of whose table it has `len` rows.
+    pub fn words(self, ex: &Exec<'_>, len: usize, words: usize) -> VocabPart {
+        VocabPart { first: self.place(ex) * len, len, words }
     }
 }
 

@@ -43,7 +43,7 @@ impl Embedding {
 
     /// The look-up in what this rank has of the table.
     fn own_op(&self, ex: &Exec<'_>) -> zbench_kernels::Embedding {
-        let vocab = VocabPart { first: self.cut.place(ex) * self.vocab, len: self.vocab, words: self.words };
+        let vocab = self.cut.words(ex, self.vocab, self.words);
         zbench_kernels::Embedding { vocab, ..self.op(ex.batch.tokens(), ex.compute) }
     }
 

@@ -253,7 +253,7 @@ impl<'a> Exec<'a> {
     }
 }
 
-/// A buffer that has all tokens.
+/// What all ranks have of the residual stream, `[tokens, width]`.
 pub enum AllTokens<'a> {
     Here(&'a Buffer),
     Gathered(Buffer),

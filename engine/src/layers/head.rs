@@ -11,9 +11,7 @@ use crate::comm::Communicator;
 use crate::error::Result;
 use crate::layers::{FlatRange, Grads, Weights};
 use std::ops::Range;
-use zbench_kernels::{
-    Buffer, CrossEntropy, DType, Gemm, Kernels, LossOfParts, LossParts, Op, Sum, View, ViewMut, VocabPart,
-};
+use zbench_kernels::{Buffer, CrossEntropy, DType, Gemm, Kernels, LossOfParts, LossParts, Op, Sum, View, ViewMut};
 
 /// `logits = norm(x) W^T`, and the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -144,9 +142,7 @@ impl Head {
         let mut writes = [logits.view_mut(), losses.view_mut()];
         let group = if let Cut::Rows(axis) = self.cut { ex.group(axis) } else { None };
         if let Some(group) = group {
-            let first = group.rank() * self.vocab;
-            let vocab = VocabPart { first, len: self.vocab, words: self.words };
-            let part = LossParts { rows, vocab, dtype, pitch };
+            let part = LossParts { rows, vocab: self.cut.words(ex, self.vocab, self.words), dtype, pitch };
             let mut own = ex.statistic(rows * LossParts::NUMBERS)?;
             ex.run(LOSS, &Op::LossParts(part), &[targets, writes[0].as_view()], &mut [own.view_mut()])?;
             let mut all = ex.statistic(group.size() * own.len())?;

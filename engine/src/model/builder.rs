@@ -313,12 +313,10 @@ impl<'a> Builder<'a> {
     /// What a rank has of a projection's matrix `[out, input]`, and the shape of that: what makes heads or the MLP's width is cut by
     /// rows, what reads them by columns, so that nothing is exchanged in between (Shoeybi et al. (2019), "Megatron-LM", section 3).
     fn cut(&self, which: Linear, [out, input]: [usize; 2]) -> (Cut, [usize; 2]) {
-        match which {
+        match which.is_row_parallel() {
             _ if self.cell.cut.tensor == 1 => (Cut::Same, [out, input]),
-            Linear::QProj | Linear::KProj | Linear::VProj | Linear::GateProj | Linear::UpProj => {
-                (Cut::Rows(Axis::Tensor), [self.share(out), input])
-            }
-            Linear::OProj | Linear::DownProj => (Cut::Columns(Axis::Tensor), [out, self.share(input)]),
+            true => (Cut::Columns(Axis::Tensor), [out, self.share(input)]),
+            false => (Cut::Rows(Axis::Tensor), [self.share(out), input]),
         }
     }
 

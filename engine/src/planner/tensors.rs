@@ -98,8 +98,7 @@ fn adapters(lora: &Lora) -> Result<(), PlanError> {
             "needs the norms of whole rows of weights, of which parallel.tensor gives each rank a part; write false";
         return fail("lora.use_dora", reason);
     }
-    let reads_a_part = |linear: &&Linear| matches!(linear, Linear::OProj | Linear::DownProj);
-    let on_output = |linear: &&Linear| reads_a_part(linear) && !lora.feedforward.contains(linear);
+    let on_output = |linear: &&Linear| linear.is_row_parallel() && !lora.feedforward.contains(linear);
     if lora.method == Method::Ia3
         && let Some(layer) = lora.targets.iter().find(on_output)
     {

@@ -232,7 +232,7 @@ impl Optimizer {
     }
 
     /// Agrees with all ranks on the loss, the global norm and the flags. `losses` and `flags` are this rank's, `loss_scale` is the
-    /// scale that the gradients carry, and `widest` the number of trainable units of the stage that has most. Every rank sums the
+    /// scale that the gradients carry, and `stages` says where the stages of a pipeline have their sums. Every rank sums the
     /// squares of its world-wide chunk of every unit; the chunks are then added in the order in which they stand in the model, whatever
     /// the strategy and the stages.
     pub fn reduce_loss_and_norm(

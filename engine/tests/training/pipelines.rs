@@ -145,24 +145,35 @@ fn two_and_four_stages_take_what_is_planned() {
     }
 }
 
+/// What it is, and how a cell gets it.
+pub type Change = (&'static str, Box<dyn Fn(&mut Cell)>);
+
+/// What of memory and data a cell may have beside stages.
+pub fn memory_policies(packed: &Data) -> Vec<Change> {
+    let packed = packed.clone();
+    vec![
+        ("offloaded activations", Box::new(|cell| cell.memory.offload_activations = Home::Host)),
+        (
+            "offloaded state",
+            Box::new(|cell| {
+                (cell.memory.offload_optimizer, cell.memory.offload_parameters) = (Home::Host, Home::Host);
+            }),
+        ),
+        (
+            "a delayed update",
+            Box::new(|cell| (cell.train.delayed_update, cell.memory.offload_optimizer) = (1, Home::Host)),
+        ),
+        ("recomputed segments", Box::new(|cell| cell.memory.checkpointing = Checkpointing::Every(2))),
+        ("documents", Box::new(move |cell| cell.data = packed.clone())),
+    ]
+}
+
 /// What is evicted, offloaded or late stays the plan's, and the numbers those of no pipeline.
 #[test]
 fn memory_policies_and_documents_go_with_chunks_and_split_backward() {
     let folder = tempfile::tempdir().unwrap();
     let packed = documents(folder.path(), 40);
-    type Change<'a> = &'a dyn Fn(&mut Cell);
-    let policies: [(&str, Change<'_>); 5] = [
-        ("offloaded activations", &|cell| cell.memory.offload_activations = Home::Host),
-        ("offloaded state", &|cell| {
-            (cell.memory.offload_optimizer, cell.memory.offload_parameters) = (Home::Host, Home::Host);
-        }),
-        ("a delayed update", &|cell| {
-            (cell.train.delayed_update, cell.memory.offload_optimizer) = (1, Home::Host);
-        }),
-        ("recomputed segments", &|cell| cell.memory.checkpointing = Checkpointing::Every(2)),
-        ("documents", &|cell| cell.data = packed.clone()),
-    ];
-    for (name, change) in policies {
+    for (name, change) in memory_policies(&packed) {
         let mut base = base(4);
         (base.train.lr, base.model.num_hidden_layers) = (1e-3, 8);
         change(&mut base);

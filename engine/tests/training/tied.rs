@@ -7,7 +7,7 @@ use crate::training::accounting::measure;
 use crate::training::families::Oracle;
 use crate::training::identity::{odd, strategies};
 use crate::training::loading::{by, start};
-use crate::training::pipelines::{INTERLEAVED, SCHEDULES, assert_takes_what_is_planned, bits, staged};
+use crate::training::pipelines::{INTERLEAVED, SCHEDULES, assert_takes_what_is_planned, bits, memory_policies, staged};
 use crate::training::resume::{Course, assert_goes_on, bits as bits_of, course, layouts, saved, saving, six_steps};
 use crate::training::support::*;
 use std::sync::Arc;
@@ -226,20 +226,8 @@ fn every_form_is_near_no_pipeline() {
 fn memory_policies_and_documents_go_with_both_ends() {
     let folder = tempfile::tempdir().unwrap();
     let packed = documents(folder.path(), 40);
-    type Change<'a> = &'a dyn Fn(&mut Cell);
-    let policies: [(&str, Change<'_>); 6] = [
-        ("offloaded activations", &|cell| cell.memory.offload_activations = Home::Host),
-        ("offloaded state", &|cell| {
-            (cell.memory.offload_optimizer, cell.memory.offload_parameters) = (Home::Host, Home::Host);
-        }),
-        ("a delayed update", &|cell| {
-            (cell.train.delayed_update, cell.memory.offload_optimizer) = (1, Home::Host);
-        }),
-        ("recomputed segments", &|cell| cell.memory.checkpointing = Checkpointing::Every(2)),
-        ("kept forms of weights", &|cell| cell.memory.prepack = true),
-        ("documents", &|cell| cell.data = packed.clone()),
-    ];
-    for (name, change) in policies {
+    let prepacks: (_, Box<dyn Fn(&mut Cell)>) = ("kept forms of weights", Box::new(|cell| cell.memory.prepack = true));
+    for (name, change) in memory_policies(&packed).into_iter().chain([prepacks]) {
         let mut base = base(8, 4);
         base.train.lr = 1e-3;
         change(&mut base);

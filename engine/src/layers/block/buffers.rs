@@ -1,12 +1,9 @@
 //! All buffers that forward keeps of a block, in one order.
 
 use super::eviction::{INPUT, of};
-use super::{GateUp, POINTWISE, Qkv, Saved, SavedTensor};
-use crate::comm::Communicator;
+use super::{GateUp, Qkv, Saved, SavedTensor};
 use crate::error::Result;
-use crate::layers::exec::Exec;
 use crate::layers::experts::{Arrived, Routing};
-use crate::mesh::Axis;
 use zbench_kernels::Buffer;
 
 impl Saved {
@@ -32,31 +29,6 @@ impl Saved {
         let qkv = qkv.iter_mut().filter(|_| is(SavedTensor::Qkv)).flat_map(Qkv::buffers);
         let gate_up = gate_up.iter_mut().filter(|_| is(SavedTensor::GateUp)).flat_map(GateUp::buffers);
         single.chain(pairs).chain(of_cross).chain(qkv).chain(gate_up).try_for_each(work)
-    }
-}
-
-impl Saved {
-    /// Keeps of the block's input the tokens of this rank's own share, where tensor ranks have all of it (ZeRO-R).
-    pub fn share_input(&mut self, ex: &Exec<'_>) -> Result<()> {
-        let (Some(group), Some(input)) = (ex.group(Axis::Tensor), &mut self.input) else { return Ok(()) };
-        let len = input.len() / group.size();
-        let mut own = ex.activation(len)?;
-        ex.cast(POINTWISE, input.slice(group.rank() * len..(group.rank() + 1) * len), own.view_mut())?;
-        *input = own;
-        Ok(())
-    }
-
-    /// Gathers a shared input of `hidden` elements for each token.
-    pub fn restore_input(&mut self, ex: &Exec<'_>, hidden: usize) -> Result<()> {
-        let (Some(group), Some(input)) = (ex.group(Axis::Tensor), &mut self.input) else { return Ok(()) };
-        let len = ex.own_tokens().len() * hidden;
-        if input.len() == len {
-            return Ok(());
-        }
-        let mut all = ex.activation(len)?;
-        ex.waiting(|| group.all_gather(input.view(), all.view_mut()))?;
-        *input = all;
-        Ok(())
     }
 }
 
