@@ -7,7 +7,9 @@ use crate::training::accounting::measure;
 use crate::training::families::Oracle;
 use crate::training::identity::{odd, strategies};
 use crate::training::loading::{by, start};
-use crate::training::pipelines::{INTERLEAVED, SCHEDULES, assert_takes_what_is_planned, bits, memory_policies, staged};
+use crate::training::pipelines::{
+    Change, INTERLEAVED, SCHEDULES, assert_takes_what_is_planned, bits, memory_policies, staged,
+};
 use crate::training::resume::{Course, assert_goes_on, bits as bits_of, course, layouts, saved, saving, six_steps};
 use crate::training::support::*;
 use std::sync::Arc;
@@ -226,7 +228,7 @@ fn every_form_is_near_no_pipeline() {
 fn memory_policies_and_documents_go_with_both_ends() {
     let folder = tempfile::tempdir().unwrap();
     let packed = documents(folder.path(), 40);
-    let prepacks: (_, Box<dyn Fn(&mut Cell)>) = ("kept forms of weights", Box::new(|cell| cell.memory.prepack = true));
+    let prepacks: Change = ("kept forms of weights", Box::new(|cell| cell.memory.prepack = true));
     for (name, change) in memory_policies(&packed).into_iter().chain([prepacks]) {
         let mut base = base(8, 4);
         base.train.lr = 1e-3;
