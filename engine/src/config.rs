@@ -21,7 +21,10 @@ pub use data::{Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Docum
 pub use degrees::{Degrees, PipelineSchedule};
 pub use memory::{AttentionKind, Checkpointing, Memory, OFFLOAD_PREFETCH, SavedTensor};
 pub use model::{Experts, Form, Loading, Mlp, Model, NormKind, Order, Positions, RopeScaling};
-pub use priced::{Home, Priced, PricedLoss, PricedModel, Wire};
+pub use priced::{
+    CustomModel, Home, LatentAttention, Priced, PricedLoss, PricedModel, PricedOptimizer, PricedRecompute, Products,
+    RecomputeWord, Wire,
+};
 pub use saving::{Layout as SaveLayout, Resume, Saving};
 pub use scaling::{DynamicScaling, LossScaling, WeightRounding};
 pub use watch::{Divergence, Evaluation, Watch};

@@ -99,6 +99,16 @@ pub struct EstimateRow {
     /// The program whose memory and time are predicted, as `hardware.software` names it.
     #[serde(default)]
     pub software: String,
+    /// Peak bytes of a device by what programs report: `allocated`, `reserved`, `device`, and `after_step`, between steps. Of the stage
+    /// that holds most. Empty on the CPU.
+    #[serde(default, skip_serializing_if = "OrderedMap::is_empty")]
+    pub memory_figures: OrderedMap<f64>,
+    /// The same of the last pipeline stage.
+    #[serde(default, skip_serializing_if = "OrderedMap::is_empty")]
+    pub memory_last_stage: OrderedMap<f64>,
+    /// FLOPs per second and rank, 10^12, by the names of the ways to count them (`published.convention`). Empty on the CPU.
+    #[serde(default, skip_serializing_if = "OrderedMap::is_empty")]
+    pub tflops_by_convention: OrderedMap<f64>,
     /// Ends of the band around `total_bytes`; `None` where it is known to the byte, or its error is unknown.
     #[serde(default)]
     pub total_bytes_band: Option<[u64; 2]>,

@@ -8,7 +8,9 @@ mod search;
 mod step;
 
 pub use explain::{Sum, Term, explain};
-pub use published::{Family, FitsOrNot, PublishedRow, Unexpressed, Validation, validation};
+pub use published::{
+    CollectiveRow, Family, FitsOrNot, KindScore, PublishedRow, Unexpressed, Validation, collectives, validation,
+};
 pub use search::{Candidate, Searched, searched};
 pub(crate) use step::answer as fastest;
 pub use step::what_if;
@@ -42,8 +44,29 @@ pub fn estimates(rows: &[EstimateRow], room: Room, next: &[(&str, String)]) -> D
     step::add_speed(&mut document, rows);
     document.headed_list("Reasons and advice", reasons(rows));
     document.headed_table("Predicted memory by category", memory(rows));
+    if rows.iter().any(|row| !row.memory_figures.is_empty()) {
+        document.headed_table("Predicted memory as programs report it", figures_of_memory(rows));
+    }
     document.headed_table("Predicted traffic", step::traffic(rows));
     document
+}
+
+/// What programs print of a device's memory, of the stage that takes most.
+fn figures_of_memory(rows: &[EstimateRow]) -> Table {
+    let rows: Vec<&EstimateRow> = rows.iter().filter(|row| !row.memory_figures.is_empty()).collect();
+    let mut table = Table::of("memory figures", &rows);
+    table.words("cell", |row| row.marked_label());
+    for (name, words) in [
+        ("allocated", "allocated, peak"),
+        ("reserved", "reserved, peak"),
+        ("device", "device, peak"),
+        ("after_step", "allocated between steps"),
+    ] {
+        table.memory(words, |row| row.memory_figures.get(name).map(|bytes| bytes.max(0.0).round() as u64));
+    }
+    let caption = "As torch.cuda.max_memory_allocated, max_memory_reserved and nvidia-smi print it; what has to fit is the peak of the \
+                   first table.";
+    table.build().caption(caption).detail()
 }
 
 fn reasons(rows: &[EstimateRow]) -> Vec<String> {

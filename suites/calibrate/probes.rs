@@ -44,6 +44,10 @@ pub fn probes(layout: RankLayout) -> Result<Vec<Probe>, ConfigError> {
     let cells = grid::expand(&document, &[], grid::MOST_CELLS, &context, &mut Files::default())?;
     let mut probes = Vec::with_capacity(cells.len());
     for cell in cells {
+        // One rank, or an odd number of them, has no tensor ranks.
+        if cell.resolved.as_ref().is_err_and(|refusal| refusal.key == "parallel.tensor") {
+            continue;
+        }
         let resolved = cell.resolved.map_err(|refusal| ConfigError::about("probes.toml", refusal.to_string()))?;
         if !layout.crowded || resolved.cell.model.hidden_size <= SMALL {
             probes.push(Probe { label: cell.label, cell: resolved.cell });

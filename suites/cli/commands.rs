@@ -255,7 +255,16 @@ fn expand(arguments: &Cells, max_cells: usize, launched: Option<Hosts>) -> Resul
 
 /// The same on a changed machine.
 fn expand_with(arguments: &Cells, max_cells: usize, change: impl FnOnce(Context) -> Context) -> Result<Expanded> {
-    let document = Document::read(&arguments.file, &arguments.set)?;
+    expand_document(Document::read(&arguments.file, &arguments.set)?, arguments, max_cells, change)
+}
+
+/// The same of a document that was read: a pipe is read once.
+fn expand_document(
+    document: Document,
+    arguments: &Cells,
+    max_cells: usize,
+    change: impl FnOnce(Context) -> Context,
+) -> Result<Expanded> {
     let only = arguments.only.as_deref().map(|only| grid::parse_only(only, &document)).transpose()?.unwrap_or_default();
     let context = change(Context::new(document.folder().to_path_buf(), machine::cores()));
     let mut files = Files::default();

@@ -416,12 +416,16 @@ pub fn plain(cell: &Cell) -> Value {
     // Priced options are placed in the sections of their keys, as if the engine had them.
     let parked = priced.get("parked").and_then(Value::as_u64).unwrap_or(1);
     for (name, of) in priced {
-        let section = match name.as_str() {
-            "loss" => "memory",
-            "model" => "model",
-            _ => "parallel",
+        let (section, name) = match name.as_str() {
+            "model" => ("model", "priced"),
+            "dropout" => ("model", "dropout"),
+            "flash_generation" => ("memory", "flash_generation"),
+            name @ ("loss" | "recompute") => ("memory", name),
+            name @ ("products" | "main_gradients") => ("precision", name),
+            name @ ("optimizer" | "optimizer_in_backward") => ("train", name),
+            name @ ("trainable" | "adapter_dtype") => ("lora", name),
+            name => ("parallel", name),
         };
-        let name = if name == "model" { "priced".to_string() } else { name };
         value[section][name] = of;
     }
     value["memory"]["partition_activations"] = cell.memory.partition_activations.into();

@@ -4,6 +4,7 @@
 mod io;
 mod lookup;
 mod memory;
+mod priced;
 mod training;
 
 pub use lookup::{default_of, document, find, is_section, nearest, nearest_section};
@@ -76,8 +77,9 @@ const SOFTWARE: [&str; 11] = [
 ];
 
 /// The table.
-pub static KEYS: LazyLock<Vec<&'static Key>> =
-    LazyLock::new(|| [FIRST, training::KEYS, REST, memory::KEYS, LATER, io::KEYS].into_iter().flatten().collect());
+pub static KEYS: LazyLock<Vec<&'static Key>> = LazyLock::new(|| {
+    [FIRST, training::KEYS, REST, memory::KEYS, LATER, io::KEYS, priced::KEYS].into_iter().flatten().collect()
+});
 
 /// The keys before those of training.
 const FIRST: &[Key] = &[
@@ -118,8 +120,8 @@ const FIRST: &[Key] = &[
         "model.family",
         Text,
         From("the preset's or the file's, else \"llama\""),
-        "Architecture: llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma, gpt2, falcon, bloom or mpt (docs/families.md); t5 and count (a number of \
-         parameters) are priced and not run.",
+        "Architecture: llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma, gpt2, falcon, bloom or mpt (docs/families.md); custom (sizes of one's own), t5 and count \
+         (a number of parameters) are priced and not run.",
     ),
     key("model.hidden_size", SIZE, HF, "Width of the residual stream."),
     key("model.intermediate_size", SIZE, HF, "Width of the MLP."),
@@ -141,14 +143,24 @@ const FIRST: &[Key] = &[
     key("model.sliding_window", NUMBER, HF, "Tokens that one sees, itself the last; 0 = all before it."),
     key("model.max_window_layers", NUMBER, HF, "Blocks below this number see the whole sequence."),
     key("model.initializer_range", REAL_POSITIVE, HF, "Standard deviation of fresh matrices."),
-    key("model.num_decoder_layers", SIZE, From("model.num_hidden_layers"), "Blocks of the decoder of family t5."),
+    key(
+        "model.num_decoder_layers",
+        SIZE,
+        From("model.num_hidden_layers"),
+        "Blocks of the decoder behind the encoder of family t5, or custom; custom: absent = there is one stack.",
+    ),
     key(
         "model.feed_forward_proj",
         Choice(&["relu", "gated-gelu"]),
         Is("\"relu\""),
         "The MLP of family t5: two matrices or three.",
     ),
-    key("model.parameters", Count { min: 1, max: 1 << 53 }, From("absent"), "All parameters, of family count."),
+    key(
+        "model.parameters",
+        Count { min: 1, max: 1 << 53 },
+        From("absent"),
+        "All parameters, of family count; of family custom where its sizes do not say them in full.",
+    ),
     key(
         "model.largest_layer",
         Count { min: 1, max: 1 << 53 },
@@ -169,9 +181,9 @@ const FIRST: &[Key] = &[
     ),
     key(
         "model.dropout",
-        Real { min: 0.0, max: 0.0, positive: false },
+        Real { min: 0.0, max: 0.999, positive: false },
         From("what config.json states; other than 0 is refused"),
-        "0 = train without the dropout that config.json states: there is none here outside adapters.",
+        "0 = train without the dropout that config.json states: there is none here outside adapters. Above 0 it is priced and not run.",
     ),
 ];
 
@@ -561,9 +573,10 @@ const LATER: &[Key] = &[
     key("collectives.check", NUMBER, Is("1"), "Rounds of the data check; 0 for none."),
     key(
         "collectives.algorithm",
-        Choice(&["auto", "hierarchical", "q8", "q4"]),
+        Choice(&["auto", "hierarchical", "q8", "q4", "ring"]),
         Is("\"auto\""),
-        "auto: the backend chooses by size; the others are composed in two levels or quantised, and need parallel.ranks_per_node.",
+        "auto: the backend chooses by size; hierarchical, q8 and q4 are composed in two levels or quantised, and need \
+         parallel.ranks_per_node. ring (NCCL_ALGO) is priced and not measured.",
     ),
     key(
         "collectives.buffers",

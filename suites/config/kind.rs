@@ -66,7 +66,17 @@ pub enum Kind {
     Files,
     /// A list of strategies with their ranks.
     ShardSpecs,
+    /// What backward recomputes.
+    Recompute,
+    /// A list of changes of a machine's profile.
+    Changes,
+    /// A list of names of keys.
+    KeyNames,
 }
+
+/// Modules of a block that can be recomputed by themselves, by Megatron-Core's names (`--recompute-modules`).
+const MODULES: &[&str] =
+    &["core_attn", "mlp", "mlp_act", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts"];
 
 const CHECKPOINTING: &[&str] = &["none", "full", "selective", "sqrt", "evict"];
 const ROPE: &[&str] =
@@ -104,6 +114,9 @@ impl fmt::Display for Kind {
             Kind::Shape => f.write_str("`\"MxNxK\"`"),
             Kind::Files => f.write_str("list of tables"),
             Kind::ShardSpecs => f.write_str("list of `\"STRATEGY:RANKS\"`"),
+            Kind::Recompute => f.write_str("word, table or list"),
+            Kind::Changes => f.write_str("list of `\"KEY=VALUE\"`"),
+            Kind::KeyNames => f.write_str("list of keys"),
         }
     }
 }
@@ -212,6 +225,18 @@ impl Kind {
                 }),
                 None => Err(wrong_type("a list of strategies and ranks, as [\"ddp:1\", \"hsdp:4/2\"]", value)),
             },
+            Kind::Recompute => check_recompute(value),
+            Kind::Changes => check_texts(value, "a list of changes, as [\"network.rate=400Gb/s\"]", |text| {
+                change(text).map(|_| ()).ok_or_else(|| {
+                    format!("\"{text}\" is no change; write a key of the machine's profile and its value, as network.rate=400Gb/s")
+                })
+            }),
+            Kind::KeyNames => {
+                check_texts(value, "a list of keys, as [\"train.micro_batch\"]", |text| match crate::keys::find(text) {
+                    Some(_) => Ok(()),
+                    None => Err(format!("\"{text}\" is no key{}", near_key(text))),
+                })
+            }
         }
     }
 
@@ -288,6 +313,38 @@ fn check_checkpointing(value: &Value) -> Result<(), String> {
             Err(wrong_type(words, value))
         }
     }
+}
+
+fn check_recompute(value: &Value) -> Result<(), String> {
+    match value {
+        Value::String(text) => {
+            choice(text, &["core", "op"]).map_err(|error| format!("{error}, {{ one_in = k }} or a list of modules"))
+        }
+        Value::Table(table) => match (table.len(), table.get("one_in")) {
+            (1, Some(blocks)) => check_count(1, 1 << 20, blocks).map_err(|error| format!("one_in: {error}")),
+            _ => Err(format!("{} is no choice of blocks; write {{ one_in = k }} with k from 1", shown(value))),
+        },
+        Value::Array(list) if list.is_empty() => Err("the list is empty; leave it out, or name a module".into()),
+        Value::Array(list) => check_names(list, MODULES),
+        _ => Err(wrong_type("\"core\", \"op\", { one_in = k } or a list of modules", value)),
+    }
+}
+
+/// A list of texts, each of which passes a check.
+fn check_texts(value: &Value, wanted: &str, check: impl Fn(&str) -> Result<(), String>) -> Result<(), String> {
+    let list = value.as_array().ok_or_else(|| wrong_type(wanted, value))?;
+    list.iter().try_for_each(|item| check(item.as_str().ok_or_else(|| wrong_type(wanted, item))?))
+}
+
+fn near_key(name: &str) -> String {
+    crate::keys::nearest(name).map(|key| format!("; did you mean {key}?")).unwrap_or_default()
+}
+
+/// A change of the machine, `network.rate=400Gb/s`: a place in its profile and a value, with a unit or plain.
+pub fn change(text: &str) -> Option<(String, Value)> {
+    let (place, value) = text.split_once('=')?;
+    let (place, value) = (place.trim(), value.trim());
+    (!place.is_empty() && !value.is_empty()).then(|| (place.to_string(), crate::plain::bare(value)))
 }
 
 fn check_targets(value: &Value) -> Result<(), String> {

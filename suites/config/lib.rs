@@ -17,6 +17,7 @@ pub mod units;
 
 pub use document::{Axis, ConfigError, Document, Problem, Search, Setting, Settings};
 pub use hosts::Hosts;
+pub use kind::change;
 pub use places::Place;
 pub use plain::bare;
-pub use resolve::{Context, Refusal, Resolved, Values, policy, resolve};
+pub use resolve::{Context, Refusal, Resolved, Values, machine_profile, policy, resolve};

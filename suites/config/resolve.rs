@@ -71,6 +71,14 @@ impl Context {
     }
 }
 
+/// The machine that settings name, whatever their suite; `None` where they name none.
+///
+/// # Errors
+/// There is no such machine, or a change of it is wrong.
+pub fn machine_profile(settings: &Settings, context: &Context) -> Result<Option<Arc<MachineProfile>>, Refusal> {
+    profile(&Values { settings }, context)
+}
+
 /// A configuration with every default filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {

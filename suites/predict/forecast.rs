@@ -9,6 +9,7 @@ use zbench_engine::config::{Cell, DeviceKind, Home};
 use zbench_engine::outcome::Estimate;
 use zbench_engine::planner::Planner;
 use zbench_estimate::band::{self, Band};
+use zbench_estimate::convention::Convention;
 use zbench_estimate::job::{Degrees, Job, Place, Stack};
 use zbench_estimate::machine::Machine;
 use zbench_estimate::memory;
@@ -17,9 +18,47 @@ use zbench_kernels::Category;
 use zbench_reports::OrderedMap;
 use zbench_reports::estimate_report::EstimateTraffic;
 
+/// Bytes of a stage's rank as programs report them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MemoryFigures {
+    /// Peak of what the allocator hands out (`torch.cuda.max_memory_allocated`).
+    pub allocated: f64,
+    /// Peak of what it holds (`max_memory_reserved`).
+    pub reserved: f64,
+    /// Peak of what the device shows (nvidia-smi): with the context and what the communication library holds.
+    pub device: f64,
+    /// What is allocated between steps.
+    pub after_step: f64,
+}
+
+impl MemoryFigures {
+    /// By the names that records and reports have for them.
+    pub fn named(&self) -> OrderedMap<f64> {
+        [
+            ("allocated", self.allocated),
+            ("reserved", self.reserved),
+            ("device", self.device),
+            ("after_step", self.after_step),
+        ]
+        .into_iter()
+        .collect()
+    }
+}
+
+/// FLOP/s of a rank, in units of 1e12, by every way of counting them.
+pub fn tflops_by_convention(cell: &Cell, timing: &Timing) -> OrderedMap<f64> {
+    let (job, ranks, seconds) = (job(cell), cell.parallel.ranks as f64, timing.step_ms / 1e3);
+    let tokens = timing.tokens_per_second * seconds;
+    let hardware = timing.hardware_flops_per_rank * ranks;
+    let of = |way: Convention| (way.name(), way.flops(&job, tokens, hardware) / seconds / ranks / 1e12);
+    Convention::ALL.into_iter().map(of).collect()
+}
+
 /// Memory of the largest rank.
 #[derive(Clone, Debug, Default)]
 pub struct Footprint {
+    /// As programs report it: of the stage that holds most, and of the last one.
+    pub figures: [MemoryFigures; 2],
     /// Peak bytes by category; they need not coincide.
     pub peaks: OrderedMap<u64>,
     /// Bytes by category at the moment of the peak; they add up to `total`.
@@ -58,6 +97,13 @@ impl Footprint {
             disk: ranks_per_node * estimate.ledgers[Home::Disk].total_peak(),
             stage: estimate.largest_stage(),
             source: "plan",
+            // The engine hands out every byte itself and holds no more. Its plan is of the largest stage.
+            figures: [MemoryFigures {
+                allocated: estimate.memory().total_peak() as f64,
+                reserved: estimate.memory().total_peak() as f64,
+                device: estimate.memory().total_peak() as f64,
+                after_step: estimate.state_bytes() as f64,
+            }; 2],
             ..Footprint::default()
         }
     }
@@ -75,7 +121,14 @@ impl Footprint {
         let at_peak: OrderedMap<u64> =
             Category::ALL.into_iter().map(|category| (category.name(), bytes(priced_as(category)))).collect();
         let total = at_peak.iter().map(|(_, bytes)| *bytes).sum();
+        let figures = |stage: &memory::Stage| MemoryFigures {
+            allocated: stage.peak(),
+            reserved: memory.habits.reserved(stage),
+            device: memory.habits.reserved(stage) + memory.habits.context,
+            after_step: stage.after_step,
+        };
         Footprint {
+            figures: [figures(stage), figures(memory.last())],
             peaks: at_peak.clone(),
             at_peak,
             total,
@@ -109,6 +162,12 @@ fn machine<'m>(resolved: &'m Resolved, machine: &'m Machine) -> Cow<'m, Machine>
         }
         _ => Cow::Borrowed(machine),
     }
+}
+
+/// What the estimator prices of a cell: its job, on the machine of its profile.
+pub fn job_and_machine(resolved: &Resolved) -> Option<(Job, Machine)> {
+    let rates = resolved.profile.as_ref()?.machine().ok()?;
+    Some((job(&resolved.cell), machine(resolved, rates).into_owned()))
 }
 
 /// Ranks of a node as far as a cell or its machine says.

@@ -19,10 +19,13 @@ pub fn job(cell: &Cell) -> Job {
         model: shape(cell, &priced),
         batch: Batch { seq: cell.train.seq_len, micro: cell.train.micro_batch, accumulation: cell.train.accumulation },
         sharding: sharding(cell, &priced, degrees.data * degrees.context),
-        precision: precision(cell),
-        recompute: recompute_of(&cell.memory.checkpointing),
+        precision: precision(cell, &priced),
+        recompute: match &priced.recompute {
+            Some(recompute) => of_recompute(recompute),
+            None => recompute_of(&cell.memory.checkpointing),
+        },
         attention: match cell.memory.attention {
-            cell::AttentionKind::Flash => Attention::Flash(2),
+            cell::AttentionKind::Flash => Attention::Flash(priced.flash_generation.unwrap_or(2)),
             cell::AttentionKind::Naive => Attention::Naive,
         },
         offload: Offload {
@@ -30,13 +33,14 @@ pub fn job(cell: &Cell) -> Job {
             parameters: place(cell.memory.offload_parameters),
             activations: place(cell.memory.offload_activations),
         },
-        peft: peft(cell),
+        peft: peft(cell, &priced),
         loss: match priced.loss {
             cell::PricedLoss::Fused => Loss::Fused,
             cell::PricedLoss::Logits => Loss::Logits,
             cell::PricedLoss::Chunked(tokens) => Loss::Chunked(tokens),
         },
         stack: software(cell),
+        overlap: Overlap { tensor: priced.tensor_overlap, expert: priced.expert_overlap },
         split: cell.parallel.pipeline_split.clone(),
         degrees,
     };
@@ -93,13 +97,32 @@ fn shape(cell: &Cell, priced: &Priced) -> Shape {
         norm_bias: form.norm == NormKind::Layer && form.norm_bias,
         causal: true,
         window: model.sliding_window.unwrap_or(0),
-        dropout: false,
+        dropout: priced.dropout,
         experts,
         latent: None,
         ahead: 0,
         stated_parameters: 0,
     };
     match &priced.model {
+        Some(cell::PricedModel::Custom(custom)) => {
+            (shape.gated, shape.bias, shape.norm_bias) = (custom.gated, custom.bias, custom.layer_norm);
+            (shape.positions, shape.causal) = (custom.learned_positions, custom.causal);
+            (shape.ahead, shape.stated_parameters) = (custom.next_token_layers, custom.parameters);
+            if let Some(experts) = &mut shape.experts {
+                experts.shared_ffn = custom.shared_expert;
+            }
+            if custom.decoder_layers > 0 {
+                let (decoder_layers, decoder_seq) = (custom.decoder_layers, custom.decoder_seq_len);
+                shape.kind = Kind::EncoderDecoder { decoder_layers, decoder_seq };
+            }
+            shape.latent = custom.latent.map(|latent| Latent {
+                q_rank: latent.q_rank,
+                kv_rank: latent.kv_rank,
+                qk_dim: latent.nope_dim,
+                rope_dim: latent.rope_dim,
+                v_dim: latent.value_dim,
+            });
+        }
         Some(cell::PricedModel::EncoderDecoder { num_decoder_layers, decoder_seq_len, gated }) => {
             shape.kind = Kind::EncoderDecoder { decoder_layers: *num_decoder_layers, decoder_seq: *decoder_seq_len };
             (shape.gated, shape.bias) = (*gated, false);
@@ -134,8 +157,6 @@ fn degrees(cell: &Cell) -> Degrees {
         context: cut.context,
         expert: cut.expert,
         expert_tensor: if model_has_experts(cell) { cut.expert_tensor } else { cut.tensor },
-        first_stage: 0,
-        last_stage: 0,
     }
 }
 
@@ -161,6 +182,12 @@ fn sharding(cell: &Cell, priced: &Priced, data: usize) -> Sharding {
     };
     Sharding {
         prefetch,
+        optimizer: match (priced.optimizer, priced.optimizer_shard) {
+            (_, Some(ranks)) => ranks,
+            // Matrices are updated whole.
+            (cell::PricedOptimizer::Muon, None) => 1,
+            (_, None) => base.optimizer,
+        },
         parked: priced.parked,
         gather_bytes: bytes(priced.gather_wire),
         reduce_bytes: bytes(priced.reduce_wire),
@@ -176,16 +203,39 @@ fn number(dtype: DType) -> Number {
     }
 }
 
-fn precision(cell: &Cell) -> Precision {
+fn precision(cell: &Cell, priced: &Priced) -> Precision {
     let p = &cell.precision;
+    let moment = p.optimizer.size() as f64;
+    let main = if priced.main_gradients { 4.0 } else { 0.0 };
     Precision {
         weights: number(p.parameters),
         compute: number(p.compute),
-        products: number(p.compute),
-        gradients: p.gradients.size() as f64,
+        products: match priced.products {
+            None => number(p.compute),
+            Some(cell::Products::Tf32) => Number::Tf32,
+            Some(cell::Products::Fp8) => Number::Fp8,
+            Some(cell::Products::Bf16) => Number::Bf16,
+            Some(cell::Products::F16) => Number::F16,
+        },
+        gradients: if priced.optimizer_in_backward { 0.0 } else { p.gradients.size() as f64 + main },
         reduce: p.reduce.size() as f64,
         master: p.master.map_or(0, DType::size) as f64,
-        moments: 2.0 * p.optimizer.size() as f64,
+        moments: match priced.optimizer {
+            cell::PricedOptimizer::AdamW => 2.0 * moment,
+            cell::PricedOptimizer::AdamW8Bit => 2.0,
+            cell::PricedOptimizer::AdamW4Bit => 1.0,
+            cell::PricedOptimizer::Momentum | cell::PricedOptimizer::Muon => moment,
+            cell::PricedOptimizer::Sgd => 0.0,
+        },
+    }
+}
+
+fn of_recompute(recompute: &cell::PricedRecompute) -> Recompute {
+    match recompute {
+        cell::PricedRecompute::Word(cell::RecomputeWord::Core) => Recompute::Core,
+        cell::PricedRecompute::Word(cell::RecomputeWord::Op) => Recompute::PerOp,
+        cell::PricedRecompute::Modules(names) => Recompute::Modules(names.clone()),
+        cell::PricedRecompute::Blocks { one_in } => Recompute::SomeBlocks { of: *one_in },
     }
 }
 
@@ -214,8 +264,8 @@ fn recompute(policy: &Checkpointing, blocks: usize, partitioned: bool) -> Recomp
 }
 
 /// Adapters with the exact number of their parameters, which the engine's layout knows.
-fn peft(cell: &Cell) -> Peft {
-    if !cell.lora.on() || cell.priced.as_ref().is_some_and(|priced| priced.model.is_some()) {
+fn peft(cell: &Cell, priced: &Priced) -> Peft {
+    if !cell.lora.on() {
         return Peft::None;
     }
     let base = match cell.lora.base {
@@ -227,9 +277,14 @@ fn peft(cell: &Cell) -> Peft {
         None => number(cell.precision.parameters),
     };
     Peft::Adapters {
-        trainable: model::parameters(cell, FlatKind::Trainable),
+        trainable: match (priced.trainable, &priced.model) {
+            (Some(trainable), _) => trainable,
+            // Of a model that the engine has not, the estimator counts those of the rank.
+            (None, Some(_)) => 0,
+            (None, None) => model::parameters(cell, FlatKind::Trainable),
+        },
         rank: cell.lora.rank,
         base,
-        weight_bytes: cell.precision.parameters.size() as f64,
+        weight_bytes: priced.adapter_dtype.unwrap_or(cell.precision.parameters).size() as f64,
     }
 }

@@ -1,5 +1,6 @@
 //! What a cell takes on its machine, without running it.
 
+pub mod collectives;
 pub mod drive;
 pub mod explain;
 pub mod forecast;
@@ -8,6 +9,7 @@ mod job;
 mod offload;
 pub mod planned;
 pub mod proxy;
+pub mod published;
 pub mod residuals;
 pub mod search;
 pub mod time;

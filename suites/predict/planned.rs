@@ -17,6 +17,7 @@ use zbench_engine::outcome::Estimate;
 use zbench_engine::planner::Planner;
 use zbench_host::{devices, machine};
 use zbench_kernels::{Category, DType};
+use zbench_reports::OrderedMap;
 use zbench_reports::estimate_report::{EstimateRow, EstimateTraffic};
 use zbench_reports::max_batch::Search;
 use zbench_reports::record::{Source, Status};
@@ -110,6 +111,7 @@ impl Planned {
         let utilised = |flops: fn(&Timing) -> f64| timing.and_then(|t| Some(rate(flops(t), t.step_ms) / t.peak?));
         let wire: f64 = self.traffic.iter().map(|traffic| traffic.wire_bytes).sum();
         let priced_flops = || timing.map(|timing| timing.model_flops_per_rank * ranks);
+        let on_device = footprint.filter(|_| self.cell().is_some_and(|cell| cell.hardware.device == DeviceKind::Cuda));
         let bytes = |of: fn(&Footprint) -> u64| footprint.map(of).filter(|bytes| *bytes > 0);
         EstimateRow {
             label: self.label(),
@@ -146,6 +148,12 @@ impl Planned {
             host_capacity_bytes: footprint.filter(|of| of.host > 0).and_then(|footprint| footprint.host_capacity),
             memory_source: footprint.map(|footprint| footprint.source.to_string()).unwrap_or_default(),
             software: self.cell().map(|cell| crate::software(cell).name().to_string()).unwrap_or_default(),
+            memory_figures: on_device.map(|footprint| footprint.figures[0].named()).unwrap_or_default(),
+            memory_last_stage: on_device.map(|footprint| footprint.figures[1].named()).unwrap_or_default(),
+            tflops_by_convention: match (on_device.and(self.cell()), timing) {
+                (Some(cell), Some(timing)) => forecast::tflops_by_convention(cell, timing),
+                _ => OrderedMap::default(),
+            },
             total_bytes_band: footprint
                 .and_then(|of| Some(of.band?.around(of.total as f64).map(|bytes| bytes.round() as u64))),
             step_ms_band: timing.and_then(|timing| Some(timing.band?.around_time(timing.step_ms))),

@@ -1,50 +1,97 @@
 //! `plan --validate DIR`: published results beside what is predicted for them.
 
+use crate::published::score::{Fits, Kind, Outcome, Residuals, Score, directions_right, quantile, score};
+use crate::published::{self, FolderError};
 use std::path::Path;
-use zbench_estimate::published::score::Fits;
-use zbench_estimate::published::{self, validate::Kind};
-use zbench_reports::estimate_report::{Family, FitsOrNot, PublishedRow, Unexpressed, Validation};
+use zbench_engine::planner::Planner;
+use zbench_reports::estimate_report::{Family, FitsOrNot, KindScore, PublishedRow, Unexpressed, Validation};
 
-/// Predicts every row of the CSV files of a folder.
+/// Predicts every published result of a folder.
 ///
 /// # Errors
-/// The folder or a file in it cannot be read, or there is no file of published results.
-pub fn validate(folder: &Path) -> Result<Validation, published::validate::FolderError> {
-    let found = published::validate::folder(folder)?;
-    let row = |outcome: &published::score::Outcome| PublishedRow {
-        id: outcome.id.clone(),
-        family: outcome.family.clone(),
-        quantity: outcome.quantity.clone(),
-        unit: outcome.unit.clone(),
-        bound: outcome.bound.clone(),
-        published: outcome.published,
-        predicted: outcome.predicted,
-        scored: outcome.scored,
-        reason: outcome.reason.clone(),
-    };
+/// The folder or a file in it cannot be read, or there are no published results.
+pub fn validate(folder: &Path) -> Result<Validation, FolderError> {
+    let planner = Planner::default();
+    let outcomes: Vec<Outcome> = published::read(folder)?.iter().map(|row| row.outcome(&planner)).collect();
     let mut validation = Validation { folder: folder.display().to_string(), ..Validation::default() };
-    let every: Vec<&published::score::Outcome> = found.iter().flat_map(|(_, outcomes)| outcomes).collect();
-    let kinds = found.iter().map(|(kind, outcomes)| (kind.name(), Fits::of(outcomes)));
-    for (kind, of) in kinds.chain([("all", Fits::of(every))]).filter(|(_, of)| of.runs() > 0) {
-        let Fits { fitted, false_alarms, found, missed } = of;
-        validation.fits.push(FitsOrNot { kind: kind.into(), fitted, false_alarms, found, missed });
+    let always: Vec<Outcome> = decided_by(&outcomes, |_| Some(true));
+    let twenty: Vec<Outcome> = decided_by(&outcomes, |outcome| outcome.fits_twenty_bytes);
+    for (by, outcomes) in [("zbench", &outcomes), ("always fits", &always), ("20 bytes a parameter", &twenty)] {
+        let Fits { fitted, false_alarms, found, missed } = Fits::of(outcomes);
+        if fitted + false_alarms + found + missed > 0 {
+            validation.fits.push(FitsOrNot { by: by.into(), fitted, false_alarms, found, missed });
+        }
     }
-    for (kind, outcomes) in &found {
-        validation.rows.extend(outcomes.iter().map(row));
-        families(&mut validation.families, *kind, outcomes);
-        shares(&mut validation.shares, *kind, outcomes);
-        unexpressed(&mut validation.unexpressed, outcomes);
+    for kind in Kind::ALL {
+        let of: Vec<&Outcome> = outcomes.iter().filter(|outcome| outcome.kind == kind).collect();
+        if of.is_empty() {
+            continue;
+        }
+        validation.kinds.extend(of_kind(kind, &of));
+        families(&mut validation.families, kind.name(), &of);
+        if kind == Kind::Speed {
+            let (right, all) = directions_right(of);
+            validation.shares.extend((all > 0).then(|| ("which of two is faster".to_string(), right, all)));
+        }
     }
-    validation.unexpressed.sort_by(|a, b| b.rows.cmp(&a.rows).then(a.reason.cmp(&b.reason)));
+    unexpressed(&mut validation.unexpressed, &outcomes);
+    validation.rows = outcomes.into_iter().map(row).collect();
     Ok(validation)
 }
 
-fn families(list: &mut Vec<Family>, kind: Kind, outcomes: &[published::score::Outcome]) {
+/// The same runs with the decision of a rule.
+fn decided_by(outcomes: &[Outcome], rule: impl Fn(&Outcome) -> Option<bool>) -> Vec<Outcome> {
+    let decided = |outcome: &Outcome| {
+        let (did, _) = outcome.fits?;
+        Some(Outcome { fits: Some((did, rule(outcome)?)), ..outcome.clone() })
+    };
+    outcomes.iter().filter_map(decided).collect()
+}
+
+fn of_kind(kind: Kind, outcomes: &[&Outcome]) -> Option<KindScore> {
+    let all = score(outcomes.iter().copied());
+    let mut names: Vec<&str> = outcomes.iter().filter(|one| one.scored).map(|one| one.family.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let of = |name: &&str| score(outcomes.iter().filter(|outcome| outcome.family == **name).copied()).median;
+    let mut medians: Vec<f64> = names.iter().map(of).collect();
+    let residuals = Residuals::of(outcomes.iter().copied());
+    (all.scored > 0).then(|| KindScore {
+        kind: kind.name().into(),
+        scored: all.scored,
+        median: all.median,
+        p90: all.p90,
+        families: names.len(),
+        family_median: quantile(&mut medians, 0.5),
+        family_p90: quantile(&mut medians, 0.9),
+        band: residuals.band(SHARE),
+        left_out: residuals.left_out(SHARE).filter(|_| names.len() > 1),
+    })
+}
+
+/// Share of the results in a band.
+const SHARE: f64 = 0.8;
+
+fn row(outcome: Outcome) -> PublishedRow {
+    PublishedRow {
+        id: outcome.id,
+        family: outcome.family,
+        quantity: outcome.quantity,
+        unit: outcome.unit,
+        bound: outcome.bound,
+        published: outcome.published,
+        predicted: outcome.predicted,
+        scored: outcome.scored,
+        reason: outcome.reason,
+    }
+}
+
+fn families(list: &mut Vec<Family>, kind: &str, outcomes: &[&Outcome]) {
     let mut names: Vec<&str> = outcomes.iter().map(|outcome| outcome.family.as_str()).collect();
     names.sort_unstable();
     names.dedup();
-    let of = |name: &str, score: published::score::Score| Family {
-        kind: kind.name().into(),
+    let of = |name: &str, score: Score| Family {
+        kind: kind.into(),
         name: name.into(),
         rows: score.rows,
         expressed: score.expressed,
@@ -53,24 +100,18 @@ fn families(list: &mut Vec<Family>, kind: Kind, outcomes: &[published::score::Ou
         p90: (score.scored > 0).then_some(score.p90),
     };
     for name in &names {
-        let those = outcomes.iter().filter(|outcome| outcome.family == *name);
-        list.push(of(name, published::score::score(those)));
+        let those = outcomes.iter().filter(|outcome| outcome.family == *name).copied();
+        list.push(of(name, score(those)));
     }
-    list.push(of("all", published::score::score(outcomes)));
+    list.push(of("all rows", score(outcomes.iter().copied())));
 }
 
-fn shares(list: &mut Vec<(String, usize, usize)>, kind: Kind, outcomes: &[published::score::Outcome]) {
-    let (right, of) = published::validate::directions_right(outcomes);
-    if kind == Kind::Throughput && of > 0 {
-        list.push((format!("{}: which of two is faster", kind.name()), right, of));
-    }
-}
-
-fn unexpressed(list: &mut Vec<Unexpressed>, outcomes: &[published::score::Outcome]) {
+fn unexpressed(list: &mut Vec<Unexpressed>, outcomes: &[Outcome]) {
     for outcome in outcomes.iter().filter(|outcome| outcome.predicted.is_none()) {
         match list.iter_mut().find(|entry| entry.reason == outcome.reason) {
             Some(entry) => entry.rows += 1,
             None => list.push(Unexpressed { reason: outcome.reason.clone(), rows: 1, example: outcome.id.clone() }),
         }
     }
+    list.sort_by(|a, b| b.rows.cmp(&a.rows).then(a.reason.cmp(&b.reason)));
 }

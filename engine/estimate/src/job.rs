@@ -29,6 +29,9 @@ pub struct Job {
     pub loss: Loss,
     /// The software.
     pub stack: Stack,
+    /// Collectives that run beside compute because the run asks for it.
+    #[serde(default)]
+    pub overlap: Overlap,
     /// The first block of each part of a pipeline, from 0, in the model's order; empty = cut evenly.
     #[serde(default)]
     pub split: Vec<usize>,
@@ -45,6 +48,15 @@ impl Job {
         let parts = (stage..self.split.len()).step_by(self.degrees.pipeline.max(1));
         (!self.split.is_empty()).then(|| parts.map(part).collect())
     }
+}
+
+/// Collectives of model parallelism that a run asks to hide, beside those that its software hides anyway.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overlap {
+    /// Those of tensor ranks, beside products (asynchronous tensor parallelism).
+    pub tensor: bool,
+    /// The experts' all-to-all, beside the compute of another micro-batch.
+    pub expert: bool,
 }
 
 /// How the loss over the vocabulary is made.
@@ -189,10 +201,6 @@ pub struct Degrees {
     pub expert: usize,
     /// Ranks that share each expert's matrices.
     pub expert_tensor: usize,
-    /// Blocks of the first and the last stage where they differ from the others; 0 = even.
-    pub first_stage: usize,
-    /// See `first_stage`.
-    pub last_stage: usize,
 }
 
 /// Order of micro-batches in a pipeline.

@@ -2,12 +2,12 @@
 
 pub mod band;
 pub mod collective;
+pub mod convention;
 pub mod deepspeed;
 pub mod job;
 pub mod machine;
 pub mod memory;
 pub mod profile;
-pub mod published;
 pub mod roofline;
 pub mod rules;
 pub mod shape;

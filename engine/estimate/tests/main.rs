@@ -2,11 +2,7 @@
 
 mod claims;
 mod deepspeed;
-mod expectations;
+mod formulas;
+mod kernels;
 mod memory;
 mod monotone;
-mod odd_rows;
-mod published_band;
-mod published_memory;
-mod published_time;
-mod spellings;

@@ -15,7 +15,7 @@ const CATEGORIES: [Category; 6] = [
     Category::Workspace,
 ];
 
-fn gpt(layers: usize, hidden: usize, heads: usize) -> Shape {
+pub fn gpt(layers: usize, hidden: usize, heads: usize) -> Shape {
     Shape {
         kind: Kind::Decoder,
         layers,
@@ -40,7 +40,7 @@ fn gpt(layers: usize, hidden: usize, heads: usize) -> Shape {
     }
 }
 
-fn job(model: Shape) -> Job {
+pub fn job(model: Shape) -> Job {
     Job {
         model,
         batch: Batch { seq: 2048, micro: 1, accumulation: 64 },
@@ -54,8 +54,6 @@ fn job(model: Shape) -> Job {
             context: 1,
             expert: 1,
             expert_tensor: 1,
-            first_stage: 0,
-            last_stage: 0,
         },
         sharding: Sharding::whole(),
         precision: Precision::MIXED16,
@@ -65,6 +63,7 @@ fn job(model: Shape) -> Job {
         peft: Peft::None,
         loss: Loss::Logits,
         stack: Stack::MegatronCore,
+        overlap: Default::default(),
         split: Vec::new(),
     }
 }

@@ -86,8 +86,6 @@ fn job(dice: &mut Dice) -> Job {
         context: dice.of(&[1, 1, 1, 2, 8]),
         expert: dice.of(&[1, 1, 2, 8]),
         expert_tensor: dice.of(&[1, 2]),
-        first_stage: 0,
-        last_stage: 0,
     };
     let ranks = degrees.data * degrees.context;
     let sharding = match dice.next() % 6 {
@@ -129,6 +127,7 @@ fn job(dice: &mut Dice) -> Job {
         },
         loss: dice.of(&[Loss::Logits, Loss::Fused, Loss::Chunked(1024)]),
         stack,
+        overlap: Default::default(),
         split: Vec::new(),
     }
 }
@@ -173,7 +172,7 @@ fn odd_degrees_have_a_time() {
         for slot in [&mut d.data, &mut d.tensor, &mut d.pipeline, &mut d.chunks, &mut d.context, &mut d.expert] {
             *slot = odd(dice);
         }
-        (d.expert_tensor, d.first_stage, d.last_stage) = (odd(dice), odd(dice) % 9, odd(dice) % 9);
+        d.expert_tensor = odd(dice);
         sound(&time(&job, machine), &job, machine);
     });
 }

@@ -23,6 +23,46 @@ pub struct Priced {
     /// A model that the engine has not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<PricedModel>,
+    /// The model has dropout in its blocks.
+    #[serde(skip_serializing_if = "is_default")]
+    pub dropout: bool,
+    /// The form of matrix products; absent = precision.compute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub products: Option<Products>,
+    /// Gradients are summed in f32 beside those in precision.gradients.
+    #[serde(skip_serializing_if = "is_default")]
+    pub main_gradients: bool,
+    /// The optimizer, where it is not AdamW.
+    #[serde(skip_serializing_if = "is_default")]
+    pub optimizer: PricedOptimizer,
+    /// Each gradient is used by the optimizer and freed as soon as backward has made it.
+    #[serde(skip_serializing_if = "is_default")]
+    pub optimizer_in_backward: bool,
+    /// Ranks over which optimizer state is split, where they are others than the strategy says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub optimizer_shard: Option<usize>,
+    /// The generation of the flash attention kernel; absent = the second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flash_generation: Option<u8>,
+    /// What backward recomputes, beside or instead of memory.checkpointing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<PricedRecompute>,
+    /// Tensor parallel collectives run beside products (asynchronous tensor parallelism).
+    #[serde(skip_serializing_if = "is_default")]
+    pub tensor_overlap: bool,
+    /// The experts' all-to-all of one micro-batch runs beside the compute of another.
+    #[serde(skip_serializing_if = "is_default")]
+    pub expert_overlap: bool,
+    /// Trainable parameters of the adapters; absent = those of lora.targets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trainable: Option<u64>,
+    /// Type of the adapters' weights; absent = precision.parameters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter_dtype: Option<zbench_kernels::DType>,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl Default for Priced {
@@ -34,6 +74,18 @@ impl Default for Priced {
             parked: 1,
             loss: PricedLoss::Fused,
             model: None,
+            dropout: false,
+            products: None,
+            main_gradients: false,
+            optimizer: PricedOptimizer::AdamW,
+            optimizer_in_backward: false,
+            optimizer_shard: None,
+            flash_generation: None,
+            recompute: None,
+            tensor_overlap: false,
+            expert_overlap: false,
+            trainable: None,
+            adapter_dtype: None,
         }
     }
 }
@@ -80,6 +132,18 @@ impl Priced {
             ("memory.loss", loss),
             ("model.family", self.model.as_ref().and_then(|model| quoted(model.name()))),
             ("parallel.strategy", if self.parked > 1 { quoted("zero++") } else { None }),
+            ("model.dropout", self.dropout.then(|| "above 0".to_string())),
+            ("precision.products", unless(None, self.products)),
+            ("precision.main_gradients", unless(false, self.main_gradients)),
+            ("train.optimizer", unless(PricedOptimizer::AdamW, self.optimizer)),
+            ("train.optimizer_in_backward", unless(false, self.optimizer_in_backward)),
+            ("parallel.optimizer_shard", unless(None, self.optimizer_shard)),
+            ("memory.attention", self.flash_generation.and_then(|generation| quoted(&format!("flash{generation}")))),
+            ("memory.recompute", unless(None, self.recompute.clone())),
+            ("parallel.tensor_overlap", unless(false, self.tensor_overlap)),
+            ("parallel.expert_overlap", unless(false, self.expert_overlap)),
+            ("lora.trainable", unless(None, self.trainable)),
+            ("lora.adapter_dtype", unless(None, self.adapter_dtype)),
         ];
         keys.into_iter().find_map(|(key, word)| Some((key, word?)))
     }
@@ -128,10 +192,121 @@ pub enum PricedLoss {
     Chunked(usize),
 }
 
+/// The form of matrix products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Products {
+    /// 32 bits in memory, 19 in products.
+    Tf32,
+    /// 8 bits, scaled.
+    Fp8,
+    /// 16 bits.
+    Bf16,
+    /// 16 bits.
+    F16,
+}
+
+/// An optimizer, by what it keeps of each parameter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PricedOptimizer {
+    /// Two moments in precision.optimizer.
+    #[default]
+    #[serde(rename = "adamw")]
+    AdamW,
+    /// Two moments of 8 bits (bitsandbytes, torchao).
+    #[serde(rename = "adamw-8bit")]
+    AdamW8Bit,
+    /// Two moments of 4 bits (torchao).
+    #[serde(rename = "adamw-4bit")]
+    AdamW4Bit,
+    /// One moment in precision.optimizer: SGD with momentum, Lion.
+    #[serde(rename = "momentum")]
+    Momentum,
+    /// One moment of matrices, which stay whole on every rank (Muon as Megatron-Core has it).
+    #[serde(rename = "muon")]
+    Muon,
+    /// Nothing, or so little (Adafactor's rows and columns) that it does not count.
+    #[serde(rename = "sgd")]
+    Sgd,
+}
+
+/// What backward recomputes, in the words of the programs that do it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum PricedRecompute {
+    /// `"core"`: attention's scores and their softmax (Megatron-LM's selective recomputation). `"op"`: everything but the
+    /// results of attention and of every second product (torchtitan's selective activation checkpointing by operation).
+    Word(RecomputeWord),
+    /// Named modules of a block (Megatron-Core's `--recompute-modules`).
+    Modules(Vec<String>),
+    /// Of so many blocks one, from its input (torchtitan's selective activation checkpointing by layer).
+    Blocks {
+        /// How many.
+        one_in: usize,
+    },
+}
+
+/// See [`PricedRecompute`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RecomputeWord {
+    /// Attention's scores.
+    Core,
+    /// By operation.
+    Op,
+}
+
+/// What a model of family `custom` is beside its sizes, which stand in `Cell::model`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CustomModel {
+    /// The MLP has three matrices.
+    pub gated: bool,
+    /// Linear layers have biases.
+    pub bias: bool,
+    /// Norms are layer norms, with a bias.
+    pub layer_norm: bool,
+    /// Rows of a table of learned positions; 0 = none.
+    pub learned_positions: usize,
+    /// Tokens see those before them alone.
+    pub causal: bool,
+    /// Width of the expert that every token goes to, beside those of `Cell::model`; 0 = none.
+    pub shared_expert: usize,
+    /// Blocks of a decoder behind an encoder of the model's; 0 = there is one stack.
+    pub decoder_layers: usize,
+    /// Tokens of that decoder's sequence.
+    pub decoder_seq_len: usize,
+    /// Multi-latent attention.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latent: Option<LatentAttention>,
+    /// Blocks that predict the tokens after the next.
+    pub next_token_layers: usize,
+    /// Parameters as they are stated, where the sizes do not say them in full; 0 = those of the sizes.
+    pub parameters: u64,
+}
+
+/// The sizes of multi-latent attention, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LatentAttention {
+    /// Rank of the query's bottleneck; 0 = none.
+    pub q_rank: usize,
+    /// Rank of the bottleneck of keys and values.
+    pub kv_rank: usize,
+    /// Of a head of queries and keys, without position.
+    pub nope_dim: usize,
+    /// Of a head of queries and keys, with position.
+    pub rope_dim: usize,
+    /// Of a head of values.
+    pub value_dim: usize,
+}
+
 /// A model that the engine has not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum PricedModel {
+    /// A decoder, an encoder, or both, of stated sizes.
+    Custom(CustomModel),
     /// T5 and its like; the sizes that both stacks share stand in `Cell::model`.
     EncoderDecoder {
         /// Blocks of the decoder.
@@ -154,6 +329,7 @@ impl PricedModel {
     /// The family in configurations.
     pub const fn name(&self) -> &'static str {
         match self {
+            PricedModel::Custom(_) => "custom",
             PricedModel::EncoderDecoder { .. } => "t5",
             PricedModel::Count { .. } => "count",
         }

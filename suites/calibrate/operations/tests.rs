@@ -33,7 +33,7 @@ fn probes_have_every_operation_of_our_configurations() {
     let (all, crowded) = (all_classes(TWO), all_classes(RankLayout { ranks: 4, threads: 1, crowded: true }));
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs")).to_path_buf();
     let mut cells = 0;
-    for file in ["quickstart.toml", "precision-table.toml", "two-nodes.toml", "offload.toml"] {
+    for file in ["quickstart.toml", "precision-table.toml", "two-nodes.toml", "offload.toml", "mesh.toml"] {
         let document = Document::read(&root.join(file), &[]).unwrap();
         let context = Context::new(root.clone(), 2);
         let expanded = grid::expand(&document, &[], grid::MOST_CELLS, &context, &mut Files::default()).unwrap();
@@ -44,13 +44,13 @@ fn probes_have_every_operation_of_our_configurations() {
             cells += 1;
             let missing: Vec<String> = classes(&cell.cell).difference(&all).cloned().collect();
             assert!(missing.is_empty(), "{file}: {missing:?}");
-            if file == "quickstart.toml" {
+            if ["quickstart.toml", "mesh.toml"].contains(&file) {
                 let missing: Vec<String> = classes(&cell.cell).difference(&crowded).cloned().collect();
                 assert!(missing.is_empty(), "{file}, crowded: {missing:?}");
             }
         }
     }
-    assert!(cells > 31, "{cells} cells");
+    assert!(cells > 41, "{cells} cells");
 }
 
 /// Kernels that no configuration of ours may have, and some may.

@@ -1,12 +1,12 @@
 //! `plan`: what cells take, without running them.
 
 use super::train::{estimates, say_crossings};
-use super::{expand, expand_with, planned, print_document, print_lines, print_screen, quoted, room};
+use super::{expand, expand_document, expand_with, planned, print_document, print_lines, print_screen, quoted, room};
 use crate::{Cells, Format, Global, PlanArgs};
 use anyhow::{Result, bail};
 use std::path::Path;
 use toml::Value;
-use zbench_config::{Resolved, grid};
+use zbench_config::{Context, Document, Resolved, grid};
 use zbench_engine::planner::Planner;
 use zbench_estimate::deepspeed::Formula;
 use zbench_host::exit;
@@ -26,7 +26,11 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     if arguments.search {
         return searched(global, &cells, arguments.max_cells, arguments.headroom.unwrap_or(search::HEADROOM));
     }
-    let mut expanded = expand(&cells, arguments.max_cells, None)?;
+    let document = Document::read(&cells.file, &cells.set)?;
+    if document.base.get("suite").and_then(|suite| suite.value.as_str()) == Some("collectives") {
+        return collectives(global, &document, &cells, arguments.max_cells);
+    }
+    let mut expanded = expand_document(document, &cells, arguments.max_cells, |context| context)?;
     let as_stated = planned(&mut expanded, arguments.proxy)?;
     say_crossings(&as_stated);
     if as_stated.is_empty() {
@@ -57,14 +61,29 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     what_if(global, &as_stated, &changed, &arguments.what_if)
 }
 
+/// Prints the predicted collectives of a file whose suite measures them.
+fn collectives(global: &Global, document: &Document, cells: &Cells, max_cells: usize) -> Result<u8> {
+    let only = cells.only.as_deref().map(|text| grid::parse_only(text, document)).transpose()?.unwrap_or_default();
+    let context = Context::new(document.folder().into(), 1);
+    let mut rows = Vec::new();
+    for (label, settings) in grid::combinations(document, &only, max_cells)? {
+        let of = if label.is_empty() { String::new() } else { format!("{label}: ") };
+        let priced = zbench_predict::collectives::prices(&settings, &context);
+        rows.extend(priced.map_err(|reason| anyhow::anyhow!("{}: {of}{reason}", cells.file.display()))?);
+    }
+    match global.format {
+        Format::Json => print_lines(&rows)?,
+        _ => print_document(global, &estimate_report::collectives(&rows))?,
+    }
+    Ok(exit::SUCCESS)
+}
+
 /// A change of the machine: a place in its profile and a value, with a unit or plain.
 fn change(text: &str) -> Result<(String, Value)> {
-    match text.split_once('=') {
-        Some((place, value)) if !place.trim().is_empty() && !value.trim().is_empty() => {
-            Ok((place.trim().to_string(), zbench_config::bare(value.trim())))
-        }
-        _ => bail!("--what-if {text}: write a key of the machine's profile and its value, as network.rate=800Gb/s"),
-    }
+    let wrong = || {
+        anyhow::anyhow!("--what-if {text}: write a key of the machine's profile and its value, as network.rate=800Gb/s")
+    };
+    zbench_config::change(text).ok_or_else(wrong)
 }
 
 /// Prints sums of every cell, term by term.

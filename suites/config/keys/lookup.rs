@@ -60,23 +60,26 @@ pub fn document() -> String {
          `\"12.5GB/s\"`, `\"20us\"`) or plain numbers of\nbytes, bytes per second, seconds. Relative paths start at the \
          configuration's own folder. One file can describe several cells: [Grids](#grids).\n",
     );
-    let mut section = None;
-    for key in KEYS.iter() {
-        let (here, name) = key.name.split_once('.').unwrap_or(("", key.name));
-        if section != Some(here) {
-            if section == Some("parallel") {
-                text.push_str(include_str!("axes.md"));
-            }
-            section = Some(here);
-            let title = if here.is_empty() { "At the top".to_string() } else { format!("[{here}]") };
-            text.push_str(&format!("\n## {title}\n\n| key | holds | default | meaning |\n| --- | --- | --- | --- |\n"));
+    let parts = |key: &Key| key.name.split_once('.').unwrap_or(("", key.name));
+    let mut sections: Vec<&str> = Vec::new();
+    for (section, _) in KEYS.iter().map(|key| parts(key)) {
+        if !sections.contains(&section) {
+            sections.push(section);
         }
-        let default = match key.default {
-            Is(value) => format!("`{value}`"),
-            From(words) => words.to_string(),
-        };
-        let row = format!("| `{name}` | {} | {default} | {} |\n", key.kind, key.meaning);
-        text.push_str(&row);
+    }
+    for section in sections {
+        let title = if section.is_empty() { "At the top".to_string() } else { format!("[{section}]") };
+        text.push_str(&format!("\n## {title}\n\n| key | holds | default | meaning |\n| --- | --- | --- | --- |\n"));
+        for key in KEYS.iter().filter(|key| parts(key).0 == section) {
+            let default = match key.default {
+                Is(value) => format!("`{value}`"),
+                From(words) => words.to_string(),
+            };
+            text.push_str(&format!("| `{}` | {} | {default} | {} |\n", parts(key).1, key.kind, key.meaning));
+        }
+        if section == "parallel" {
+            text.push_str(include_str!("axes.md"));
+        }
     }
     text + include_str!("grid.md")
 }

@@ -22,7 +22,13 @@ pub(super) const KEYS: &[Key] = &[
         "\"step\" keeps each matrix of weights in the two forms that products read, made once a step: as much memory again, \
          twice, for no packing in forward and backward. For whole weights in the compute type: ddp, zero1, zero2.",
     ),
-    key("memory.attention", Choice(&["flash", "naive"]), Is("\"flash\""), "The attention kernel."),
+    key(
+        "memory.attention",
+        Choice(&["flash", "naive", "flash1", "flash3"]),
+        Is("\"flash\""),
+        "The attention kernel: by tiles, or with all scores in memory. On GPUs flash is FlashAttention's second generation; the first \
+         and the third are priced and not run.",
+    ),
     key(
         "memory.offload_optimizer",
         Choice(&["none", "host", "disk"]),

@@ -51,7 +51,12 @@ pub(super) const KEYS: &[Key] = &[
         "Micro-batches that a thread of each rank reads ahead; 0 = none.",
     ),
     key("train.seq_len", SIZE, Is("512"), "Tokens of a sequence."),
-    key("train.decoder_seq_len", SIZE, From("train.seq_len"), "Tokens of the decoder's sequence, of family t5."),
+    key(
+        "train.decoder_seq_len",
+        SIZE,
+        From("train.seq_len"),
+        "Tokens of the decoder's sequence, of families t5 and custom.",
+    ),
     key("train.micro_batch", SIZE, Is("1"), "Sequences per rank and micro-batch."),
     key("train.accumulation", SIZE, Is("1"), "Micro-batches per step."),
     key(
@@ -63,7 +68,13 @@ pub(super) const KEYS: &[Key] = &[
     key("train.steps", SIZE, Is("10"), "Timed steps."),
     key("train.untimed_steps", NUMBER, Is("2"), "Steps before them: they train and are recorded, and are not timed."),
     key("train.seed", Seed, Is("0"), "Seed of initialisation, synthetic data and dropout."),
-    key("train.optimizer", Choice(&["adamw"]), Is("\"adamw\""), "The optimizer."),
+    key(
+        "train.optimizer",
+        Choice(&["adamw", "adamw-8bit", "adamw-4bit", "momentum", "muon", "sgd"]),
+        Is("\"adamw\""),
+        "The optimizer. Others than adamw are priced and not run: adamw with moments of 8 or 4 bits, momentum (one moment: SGD with \
+         momentum, Lion), muon (one moment, of whole matrices), sgd (none).",
+    ),
     key("train.lr", REAL, Is("3e-4"), "Peak learning rate."),
     key("train.betas", Betas, Is("[0.9, 0.999]"), "Decay of the first and second moment."),
     key("train.eps", REAL_POSITIVE, Is("1e-8"), "Added to the optimizer's denominator."),

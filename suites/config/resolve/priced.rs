@@ -1,15 +1,43 @@
 //! What is priced and not run: parallelism beside the data axes, compressed traffic, offload, models of another kind.
 
 use super::{Refusal, Values, choice};
-use zbench_engine::config::{Degrees, Model, Parallel, PipelineSchedule, Priced, PricedLoss, PricedModel, Wire};
+use zbench_engine::config::{
+    CustomModel, Degrees, Experts, LatentAttention, Model, Parallel, PipelineSchedule, Priced, PricedLoss, PricedModel,
+    Wire,
+};
 use zbench_engine::strategy::{self, MeshError};
 
 /// Model families that `zbench plan` prices and the engine does not have.
-pub(super) const FAMILIES: [&str; 2] = ["t5", "count"];
+pub(super) const FAMILIES: [&str; 3] = ["t5", "count", "custom"];
 
-/// Keys of [model] that are read here and not by the engine's families.
-pub(super) const MODEL_KEYS: [&str; 4] =
-    ["model.num_decoder_layers", "model.feed_forward_proj", "model.parameters", "model.largest_layer"];
+/// Keys of [model] that are read here and not by the engine's families, with the families that have them.
+const OWN_KEYS: [(&str, &[&str]); 17] = [
+    ("model.num_decoder_layers", &["t5", "custom"]),
+    ("model.feed_forward_proj", &["t5"]),
+    ("model.parameters", &["count", "custom"]),
+    ("model.largest_layer", &["count"]),
+    ("model.mlp", &["custom"]),
+    ("model.bias", &["custom"]),
+    ("model.norm", &["custom"]),
+    ("model.learned_positions", &["custom"]),
+    ("model.causal", &["custom"]),
+    ("model.shared_expert_intermediate_size", &["custom"]),
+    ("model.first_k_dense_replace", &["custom"]),
+    ("model.kv_lora_rank", &["custom"]),
+    ("model.q_lora_rank", &["custom"]),
+    ("model.qk_nope_head_dim", &["custom"]),
+    ("model.qk_rope_head_dim", &["custom"]),
+    ("model.v_head_dim", &["custom"]),
+    ("model.num_nextn_predict_layers", &["custom"]),
+];
+
+/// Keys of experts, which families of the engine have, too.
+const EXPERT_KEYS: [&str; 3] = ["model.num_experts", "model.num_experts_per_tok", "model.moe_intermediate_size"];
+
+/// Whether a key of [model] is read here in a model of this family.
+pub(super) fn is_own_key(key: &str, family: Option<&str>) -> bool {
+    OWN_KEYS.iter().any(|(own, _)| *own == key) || (family == Some("custom") && EXPERT_KEYS.contains(&key))
+}
 
 /// The priced options of a cell; `None` if it has none.
 pub(super) fn priced(values: &Values, parallel: &Parallel, of: &Model) -> Result<Option<Priced>, Refusal> {
@@ -30,7 +58,31 @@ pub(super) fn priced(values: &Values, parallel: &Parallel, of: &Model) -> Result
             _ => PricedLoss::Fused,
         },
         model: model(values)?,
+        dropout: values.real("model.dropout") > 0.0,
+        products: choice(&values.value("precision.products")),
+        main_gradients: values.is("precision.main_gradients"),
+        optimizer: values.choice("train.optimizer").unwrap_or_default(),
+        optimizer_in_backward: values.is("train.optimizer_in_backward"),
+        optimizer_shard: values.given_count("parallel.optimizer_shard"),
+        flash_generation: match values.text("memory.attention").as_str() {
+            "flash1" => Some(1),
+            "flash3" => Some(3),
+            _ => None,
+        },
+        recompute: values.choice("memory.recompute"),
+        tensor_overlap: values.is("parallel.tensor_overlap"),
+        expert_overlap: values.is("parallel.expert_overlap"),
+        trainable: values.given_count("lora.trainable").map(|count| count as u64),
+        adapter_dtype: values.choice("lora.adapter_dtype"),
     };
+    if priced.recompute.is_some() && values.text("memory.checkpointing") != "none" {
+        let message = "stands beside memory.checkpointing; keep one of them";
+        return Err(values.refuse("memory.recompute", &["memory.checkpointing"], message));
+    }
+    if priced.trainable.is_some() && values.count("lora.rank") == 0 && values.text("lora.method") != "ia3" {
+        let message = "is of adapters, and lora.rank is 0; write lora.rank, or leave it out";
+        return Err(values.refuse("lora.trainable", &["lora.rank"], message));
+    }
     fits(values, &priced, parallel, of)?;
     Ok(Some(priced).filter(|priced| *priced != Priced::default()))
 }
@@ -72,14 +124,67 @@ fn model(values: &Values) -> Result<Option<PricedModel>, Refusal> {
             parameters: needed("model.parameters")? as u64,
             largest_layer: needed("model.largest_layer")? as u64,
         })),
-        _ => match MODEL_KEYS.iter().chain(&["train.decoder_seq_len"]).find(|key| values.given(key).is_some()) {
-            Some(key) => {
-                let message = "has a meaning for family = \"t5\" or \"count\" alone; leave it out";
-                Err(values.refuse(key, &["model.family"], message))
-            }
-            None => Ok(None),
-        },
+        "custom" => Ok(Some(PricedModel::Custom(custom(values)?))),
+        _ => Ok(None),
     }
+    .and_then(|model| {
+        // Of other families' keys none is there.
+        let of_decoders = [("train.decoder_seq_len", &["t5", "custom"][..])];
+        let other = OWN_KEYS
+            .iter()
+            .chain(&of_decoders)
+            .find(|(key, of)| values.given(key).is_some() && !of.contains(&family.as_str()));
+        let Some((key, of)) = other else { return Ok(model) };
+        let families: Vec<String> = of.iter().map(|family| format!("\"{family}\"")).collect();
+        let message = format!("has a meaning for family = {} alone; leave it out", families.join(" or "));
+        Err(values.refuse(key, &["model.family"], message))
+    })
+}
+
+/// What a custom model is beside its sizes.
+fn custom(values: &Values) -> Result<CustomModel, Refusal> {
+    let needed = |key: &str, why: &str| {
+        let missing = || values.refuse(key, &["model.family"], format!("is missing; {why} needs it"));
+        values.given_count(key).ok_or_else(missing)
+    };
+    let latent = match values.count("model.kv_lora_rank") {
+        0 => None,
+        kv_rank => Some(LatentAttention {
+            q_rank: values.count("model.q_lora_rank"),
+            kv_rank,
+            nope_dim: needed("model.qk_nope_head_dim", "model.kv_lora_rank")?,
+            rope_dim: needed("model.qk_rope_head_dim", "model.kv_lora_rank")?,
+            value_dim: needed("model.v_head_dim", "model.kv_lora_rank")?,
+        }),
+    };
+    Ok(CustomModel {
+        gated: values.text("model.mlp") == "gated",
+        bias: values.is("model.bias"),
+        layer_norm: values.text("model.norm") == "layer",
+        learned_positions: values.count("model.learned_positions"),
+        causal: values.is("model.causal"),
+        shared_expert: values.count("model.shared_expert_intermediate_size"),
+        decoder_layers: values.given_count("model.num_decoder_layers").unwrap_or(0),
+        decoder_seq_len: values.given_count("train.decoder_seq_len").unwrap_or(values.count("train.seq_len")),
+        latent,
+        next_token_layers: values.count("model.num_nextn_predict_layers"),
+        parameters: values.given_count("model.parameters").unwrap_or(0) as u64,
+    })
+}
+
+/// Experts of a custom model; `None` where it states none.
+pub(super) fn experts(values: &Values) -> Result<Option<Experts>, Refusal> {
+    let missing = |key: &str| values.refuse(key, &["model.num_experts"], "is missing; model.num_experts needs it");
+    let needed = |key: &str| values.given_count(key).ok_or_else(|| missing(key));
+    let Some(num_experts) = values.given_count("model.num_experts").filter(|count| *count > 0) else { return Ok(None) };
+    Ok(Some(Experts {
+        num_experts,
+        num_experts_per_tok: needed("model.num_experts_per_tok")?,
+        moe_intermediate_size: needed("model.moe_intermediate_size")?,
+        norm_topk_prob: true,
+        decoder_sparse_step: 1,
+        mlp_only_layers: (0..values.count("model.first_k_dense_replace")).collect(),
+    }))
 }
 
 /// The degrees of model parallelism, as they are written.
@@ -131,6 +236,7 @@ fn fits(values: &Values, priced: &Priced, parallel: &Parallel, model: &Model) ->
         }
         Some(PricedModel::Count { .. }) => return Ok(()),
         Some(PricedModel::EncoderDecoder { num_decoder_layers, .. }) => num_decoder_layers,
+        Some(PricedModel::Custom(CustomModel { decoder_layers, .. })) => decoder_layers,
         None => 0,
     };
     let blocks = model.num_hidden_layers.saturating_add(decoder);

@@ -2,7 +2,7 @@
 
 use super::{Context, Refusal, Values, choice, priced};
 use crate::keys;
-use crate::kind::{hint, number};
+use crate::kind::{change, hint, number};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use toml::Value;
@@ -14,14 +14,25 @@ use zbench_estimate::profile::{self, Profile as MachineProfile};
 
 /// Reads machines/NAME.toml beside the configuration, or the machine of that name that is compiled in.
 pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<MachineProfile>>, Refusal> {
-    let Some(name) = values.given_text("hardware.profile") else { return Ok(None) };
+    let Some(name) = values.given_text("hardware.profile") else {
+        if values.given("hardware.changes").is_some() {
+            let message = "changes a machine's profile, and none is named; write hardware.profile, or leave it out";
+            return Err(values.refuse("hardware.changes", &["hardware.profile"], message));
+        }
+        return Ok(None);
+    };
     let refuse = |message: String| values.refuse("hardware.profile", &[], message);
     if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
         return Err(refuse(format!("\"{name}\" is no name of a profile; write letters, digits and dashes")));
     }
     // A thread that panicked while it held the lock has left no incomplete entry.
     let mut known = context.profiles.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if let Some(profile) = known.get(&name) {
+    let changes: Vec<(String, Value)> = match values.value("hardware.changes") {
+        Value::Array(list) => list.iter().filter_map(|item| change(item.as_str()?)).collect(),
+        _ => Vec::new(),
+    };
+    let entry = format!("{name} {changes:?}");
+    if let Some(profile) = known.get(&entry) {
         return Ok(Some(profile.clone()));
     }
     // A file beside the configuration takes precedence over a compiled-in profile.
@@ -35,6 +46,13 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<M
             .map_err(|error| refuse(format!("{} is not there, and {error}", path.display())))?,
         Err(error) => return Err(refuse(format!("\"{name}\": {} cannot be read: {error}", path.display()))),
     };
+    if !changes.is_empty() {
+        let refuse = |error| values.refuse("hardware.changes", &["hardware.profile"], format!("{error}"));
+        read = read.changed(&changes).map_err(refuse)?;
+        // Cells that differ in this alone are different cells.
+        let changes: Vec<String> = changes.iter().map(|(place, value)| format!("{place} = {value}")).collect();
+        read.name = format!("{name} with {}", changes.join(", "));
+    }
     if !context.what_if.is_empty() {
         read = read.changed(&context.what_if).map_err(|error| refuse(format!("--what-if: {error}")))?;
     }
@@ -43,7 +61,7 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<M
             .map_err(|wrong| refuse(format!("\"{name}\": {}: {wrong}", path.display())))?;
     }
     let read = Arc::new(read);
-    known.insert(name, read.clone());
+    known.insert(entry, read.clone());
     Ok(Some(read))
 }
 
@@ -131,16 +149,17 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
     }
     let mut stated = toml::Table::new();
     let own = |key: &str| ["model.preset", "model.path", "model.save", "model.dropout", "model.loading"].contains(&key);
-    let own = |key: &str| own(key) || priced::MODEL_KEYS.contains(&key);
+    let family = values.given_text("model.family");
+    let own = |key: &str| own(key) || priced::is_own_key(key, family.as_deref());
     for key in keys.iter().filter(|key| !own(key)) {
         if let Some(value) = values.given(key) {
             stated.insert(key.trim_start_matches("model.").into(), value.clone());
         }
     }
-    let family = values.given_text("model.family").filter(|family| priced::FAMILIES.contains(&family.as_str()));
+    let family = family.filter(|family| priced::FAMILIES.contains(&family.as_str()));
     match family.as_deref() {
-        // The engine's families name the sizes that both stacks share, and what is not stated.
-        Some("t5") => drop(stated.insert("family".into(), "llama".into())),
+        // The engine's families name the sizes that they share, and what is not stated.
+        Some("t5" | "custom") => drop(stated.insert("family".into(), "llama".into())),
         Some(_) => stated = unit_sizes(),
         None => {}
     }
@@ -149,6 +168,9 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
         .map_err(|e: toml::de::Error| values.refuse("model.rope_scaling", &keys, e.message()))?;
     let mut model = stated.or(base).resolve("model").map_err(|error| foreign("model.family", error))?;
     if let Some(family) = family {
+        if family == "custom" {
+            model.experts = priced::experts(values)?;
+        }
         model.family = family;
     }
     model.weights = weights;

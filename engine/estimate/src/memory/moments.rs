@@ -355,9 +355,19 @@ pub fn elsewhere(job: &Job, counts: &Counts, _habits: &Habits) -> (f64, f64) {
         Place::Host => host += bytes,
         Place::Disk => disk += bytes,
     };
-    let optimizer = over(precision.master + precision.moments, job.sharding.optimizer);
-    put(job.offload.optimizer, optimizer + over(precision.gradients, job.sharding.gradients));
-    put(job.offload.parameters, over(precision.weights.bytes(), job.sharding.parameters));
+    match job.peft {
+        Peft::None => {
+            let optimizer = over(precision.master + precision.moments, job.sharding.optimizer);
+            put(job.offload.optimizer, optimizer + over(precision.gradients, job.sharding.gradients));
+            put(job.offload.parameters, over(precision.weights.bytes(), job.sharding.parameters));
+        }
+        Peft::Adapters { base, weight_bytes, .. } => {
+            // Gradients and both moments of what trains; the base has neither.
+            let adapters = counts.adapters / model_ranks / job.sharding.parameters.max(1) as f64;
+            put(job.offload.optimizer, 3.0 * weight_bytes * adapters);
+            put(job.offload.parameters, over(base.bytes(), job.sharding.parameters) + weight_bytes * adapters);
+        }
+    }
     if job.offload.activations != Place::Device {
         let habits = super::habits(job);
         let part = super::stages::kinds(job)[0];

@@ -38,29 +38,19 @@ impl Part {
     }
 }
 
-/// Blocks of a stage. Where the first's are stated and the rest cannot be dealt evenly, the last has as many as the first.
+/// Blocks of a stage where the cut is not stated.
 fn blocks_of(job: &Job, index: usize, blocks: usize) -> f64 {
-    let (p, mut first, mut last) = (job.degrees.pipeline, job.degrees.first_stage, job.degrees.last_stage);
-    if first > 0 && last == 0 && p > 2 && !blocks.saturating_sub(first).is_multiple_of(p - 1) {
-        last = first;
-    }
-    if first == 0 && last > 0 && p > 2 && !blocks.saturating_sub(last).is_multiple_of(p - 1) {
-        first = last;
-    }
-    if first == 0 && last == 0 && p > 2 && !blocks.is_multiple_of(p) && (blocks + 2).is_multiple_of(p) {
+    let p = job.degrees.pipeline;
+    if p > 2 && !blocks.is_multiple_of(p) && (blocks + 2).is_multiple_of(p) {
         // So many blocks are chosen for the embedding and the head to count as one each.
-        first = (blocks + 2) / p - 1;
-        last = first;
+        let ends = usize::from(index == 0 || index + 1 == p);
+        return ((blocks + 2) / p - ends) as f64;
     }
-    let stated = usize::from(first > 0) + usize::from(last > 0);
-    let others = blocks.saturating_sub(first + last) as f64 / p.saturating_sub(stated).max(1) as f64;
-    match index {
-        0 if first > 0 => first as f64,
-        i if i + 1 == p && last > 0 => last as f64,
-        // An uneven rest: the first stages get one more, as launchers deal them.
-        _ if stated == 0 && job.degrees.chunks == 1 => (blocks / p) as f64 + f64::from(u8::from(index < blocks % p)),
-        _ => others,
+    if job.degrees.chunks > 1 {
+        return blocks as f64 / p as f64;
     }
+    // An uneven rest: the first stages get one more, as launchers deal them.
+    (blocks / p + usize::from(index < blocks % p)) as f64
 }
 
 /// Micro-batches in flight on a stage, in units of all its blocks.

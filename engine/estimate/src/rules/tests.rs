@@ -18,8 +18,6 @@ fn job(model: Shape, data: usize) -> Job {
             context: 1,
             expert: 1,
             expert_tensor: 1,
-            first_stage: 0,
-            last_stage: 0,
         },
         sharding: Sharding::zero(3, data),
         precision: Precision::MIXED16,
@@ -29,6 +27,7 @@ fn job(model: Shape, data: usize) -> Job {
         peft: Peft::None,
         loss: Loss::Logits,
         stack: Stack::Fsdp2,
+        overlap: Default::default(),
         split: Vec::new(),
     }
 }

@@ -70,19 +70,13 @@ fn even(context: &Context<'_>, units: &[(usize, Unit)]) -> Vec<Stage> {
     let p = d.pipeline.max(1) as f64;
     // Blocks of the first, a middle and the last stage. Where they do not divide but would with embedding and head
     // counted as blocks, those stand for a block each.
-    let (first, middle, last) = match (d.first_stage, d.last_stage) {
-        _ if p == 1.0 => (total, 0.0, 0.0),
-        (0, 0) if total % p != 0.0 && (total + 2.0) % p == 0.0 => {
+    let (first, middle, last) = match () {
+        () if p == 1.0 => (total, 0.0, 0.0),
+        () if total % p != 0.0 && (total + 2.0) % p == 0.0 => {
             let all = (total + 2.0) / p;
             (all - 1.0, all, all - 1.0)
         }
-        (0, 0) => (total / p, (total / p).ceil(), (total / p).floor()),
-        (first, last) => {
-            let mean = total / p;
-            let first = if first > 0 { first as f64 } else { mean };
-            let last = if last > 0 { last as f64 } else { mean };
-            (first, if p > 2.0 { (total - first - last) / (p - 2.0) } else { 0.0 }, last)
-        }
+        () => (total / p, (total / p).ceil(), (total / p).floor()),
     };
     let stage = |of: f64, blocks: f64| Stage {
         of,

@@ -40,8 +40,6 @@ fn job() -> Job {
             context: 1,
             expert: 1,
             expert_tensor: 1,
-            first_stage: 0,
-            last_stage: 0,
         },
         sharding: Sharding::whole(),
         precision: Precision::MIXED16,
@@ -51,6 +49,7 @@ fn job() -> Job {
         peft: Peft::None,
         loss: Loss::Logits,
         stack: Stack::MegatronCore,
+        overlap: Default::default(),
         split: Vec::new(),
     }
 }

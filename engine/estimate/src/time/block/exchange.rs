@@ -27,7 +27,11 @@ impl Context<'_> {
             } else {
                 price(Collective::AllReduce)
             };
-            let hidden = if self.drive.overlap_tensor { self.tuning.tensor_hidden } else { self.tuning.tensor_asked };
+            let hidden = match (self.drive.overlap_tensor, self.job.overlap.tensor) {
+                (true, _) => self.tuning.tensor_hidden,
+                (false, true) => self.tuning.tensor_asked,
+                (false, false) => 0.0,
+            };
             let exposed = places * once * (1.0 - hidden);
             unit.forward.tensor += exposed;
             // Backward gathers the input once more for the weights' gradient under sequence parallelism; it hides.
@@ -44,7 +48,8 @@ impl Context<'_> {
             let once_a_node = (m - 1.0) * (1.0 - (1.0 - 1.0 / m).powf(top));
             let distinct = if m > 1.0 { (once_a_node / (top * (1.0 - 1.0 / m))).min(1.0) } else { 1.0 };
             let once = seconds(Collective::AllToAll, payload * distinct, group, self.machine);
-            let exposed = 2.0 * once * (1.0 - self.tuning.expert_hidden);
+            let hidden = if self.job.overlap.expert { self.tuning.expert_asked } else { 0.0 };
+            let exposed = 2.0 * once * (1.0 - hidden);
             unit.forward.expert += exposed;
             unit.backward.expert += exposed;
             unit.collectives.expert = 4.0;

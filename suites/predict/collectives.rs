@@ -1,0 +1,86 @@
+//! What collectives take on a machine that is not at hand: cells of suite `collectives` that name a `hardware.profile`.
+
+use toml::Value;
+use zbench_config::kind::quantity;
+use zbench_config::{Context, Settings, Values, machine_profile, units};
+use zbench_estimate::collective::{Collective, Group, seconds_by};
+use zbench_reports::estimate_report::CollectiveRow;
+
+/// Most sizes of one cell.
+const MOST_SIZES: usize = 64;
+
+/// The predicted times of a cell's sizes.
+///
+/// # Errors
+/// In words, which key is missing or wrong.
+pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRow>, String> {
+    let values = Values { settings };
+    let profile = machine_profile(settings, context).map_err(|refusal| refusal.to_string())?;
+    let profile = profile.ok_or(
+        "collectives are predicted for a machine: state hardware.profile, for example \"dgx-h100\"; `zbench grid FILE` \
+         measures them on this one",
+    )?;
+    let mut machine = profile.machine().map_err(|error| error.to_string())?.clone();
+    let ranks = values.given_count("parallel.ranks").unwrap_or(2);
+    let per_node = values.given_count("parallel.ranks_per_node").unwrap_or(machine.node_devices.clamp(1, ranks.max(1)));
+    // The network cards of a node are those of its devices.
+    machine.node_devices = machine.node_devices.max(per_node);
+    let name = values.text("collectives.collective");
+    let collective =
+        named(&name).ok_or_else(|| format!("collectives.collective: {name} is measured and not predicted"))?;
+    let algorithm = values.text("collectives.algorithm");
+    if !["auto", "ring"].contains(&algorithm.as_str()) {
+        return Err(format!(
+            "collectives.algorithm: {algorithm} is measured and not predicted; write \"auto\" or \"ring\""
+        ));
+    }
+    let nodes_apart = ranks > per_node;
+    for (link, is_needed, place) in [
+        (&machine.intra, ranks > 1 && per_node > 1, "between the devices of a node (node.link)"),
+        (&machine.inter, nodes_apart, "between nodes (network)"),
+    ] {
+        if is_needed && link.bandwidth <= 0.0 {
+            return Err(format!("the profile {} has no link {place}, and {ranks} ranks need one", profile.name));
+        }
+    }
+    let group = Group { ranks, per_node };
+    let row = |bytes: f64| {
+        let seconds = seconds_by(collective, bytes, group, &machine, algorithm == "auto");
+        let algorithm_bandwidth = bytes / seconds;
+        CollectiveRow {
+            collective: name.clone(),
+            ranks: ranks as u64,
+            nodes: ranks.div_ceil(per_node.max(1)) as u64,
+            bytes: bytes as u64,
+            microseconds: 1e6 * seconds,
+            algorithm_bandwidth,
+            bus_bandwidth: algorithm_bandwidth * collective.bus_factor(ranks),
+            machine: profile.name.clone(),
+        }
+    };
+    Ok(sizes(&values).into_iter().map(row).collect())
+}
+
+fn named(name: &str) -> Option<Collective> {
+    Some(match name {
+        "all_reduce" => Collective::AllReduce,
+        "all_gather" => Collective::AllGather,
+        "reduce_scatter" => Collective::ReduceScatter,
+        "all_to_all" => Collective::AllToAll,
+        "broadcast" | "reduce" => Collective::Broadcast,
+        "sendrecv" => Collective::Send,
+        _ => return None,
+    })
+}
+
+/// The sizes as `zbench allreduce` goes through them.
+fn sizes(values: &Values) -> Vec<f64> {
+    let bytes =
+        |key: &str| values.given(key).and_then(|value: &Value| quantity(value, units::bytes)).map(|bytes| bytes as f64);
+    let least = bytes("collectives.min_bytes").unwrap_or(8.0);
+    let most = bytes("collectives.max_bytes").unwrap_or(f64::max(134_217_728.0, least));
+    let factor = values.count("collectives.step_factor").max(2) as f64;
+    std::iter::successors(Some(least), |size| Some(size * factor).filter(|size| *size <= most))
+        .take(MOST_SIZES)
+        .collect()
+}
