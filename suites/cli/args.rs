@@ -286,7 +286,7 @@ pub struct PlanArgs {
     /// Print what DeepSpeed's ZeRO-2 and ZeRO-3 estimators print, by the current formula or the older documented one
     #[arg(long, value_name = "FORMULA", num_args = 0..=1, default_missing_value = "current", value_parser = ["current", "documented"])]
     pub deepspeed_estimator: Option<String>,
-    /// Predict the published results in the CSV files of a folder, and say how far off that is
+    /// Predict the published results in the grid files of a folder, and say how far off that is
     #[arg(long, value_name = "DIR", conflicts_with_all = ["file", "search", "explain", "what_if", "proxy"])]
     pub validate: Option<PathBuf>,
 }

@@ -1,6 +1,7 @@
 //! Predictions beside published results, for `plan --validate`.
 
 use crate::document::{Document, Entry, Table, Tone};
+use crate::screen::Screen;
 use crate::units;
 use serde::{Deserialize, Serialize};
 
@@ -174,29 +175,59 @@ const WORST: usize = 20;
 /// The document of a validation.
 pub fn validation(found: &Validation) -> Document {
     let mut document = Document::new("Predictions beside published results");
-    let (all, expressed) = (found.rows.len(), found.rows.iter().filter(|row| row.predicted.is_some()).count());
-    let scored = found.rows.iter().filter(|row| row.scored).count();
-    document.paragraph(format!(
-        "{} of {}: {expressed} could be expressed ({}), {scored} are scored. Suspect rows, rows cited from memory and \
-         one-sided ones are predicted and not scored.",
-        units::plural(all, "row", "rows"),
-        found.folder,
-        units::percent(expressed as f64 / all.max(1) as f64)
-    ));
+    document.screen = Some(screen(found));
+    document.heading("By kind");
     document.table(kinds(&found.kinds));
     document.headed_table("By family", families(&found.families));
-    let share = |(name, right, of): &(String, usize, usize)| {
-        format!("{name}: {right} of {of} right ({})", units::percent(*right as f64 / (*of).max(1) as f64))
-    };
-    document.list(found.shares.iter().map(share).collect());
     document.headed_table("Fits or out of memory", fits(&found.fits));
-    document.headed_table("The worst rows", worst(&found.rows));
+    document.headed_table("The worst rows", worst(&found.rows, WORST));
     let mut table = Table::of("unexpressed", &found.unexpressed);
     table.words("reason", |entry| &entry.reason);
     table.numbers("rows", "rows", |entry| entry.rows);
     table.words("for example", |entry| &entry.example);
     document.headed_table("Not expressed", table.build());
     document
+}
+
+/// Rows among the worst that are on the screen.
+const WORST_ON_SCREEN: usize = 5;
+
+fn screen(found: &Validation) -> Screen {
+    let mut screen = Screen::default();
+    let kinds_in_words: Vec<String> = found
+        .kinds
+        .iter()
+        .map(|kind| {
+            format!("{} {} (90 % of rows within {})", kind.kind, units::percent(kind.median), units::percent(kind.p90))
+        })
+        .collect();
+    let answer = match kinds_in_words.is_empty() {
+        true => "Nothing could be scored.".to_string(),
+        false => format!("Median errors: {}.", units::list(&kinds_in_words)),
+    };
+    screen.said("ANSWER", answer, 3);
+    let expressed = found.rows.iter().filter(|row| row.predicted.is_some()).count();
+    let scored = found.rows.iter().filter(|row| row.scored).count();
+    let rows = format!(
+        "{} of {}; {expressed} are priced, {scored} scored. Results that bound a value, that are cited from memory or whose source \
+         contradicts itself or leaves out what decides them are not scored.",
+        units::plural(found.rows.len(), "result", "results"),
+        found.folder
+    );
+    screen.said("ROWS", rows, 4);
+    screen.table(kinds(&found.kinds));
+    let share = |(name, right, of): &(String, usize, usize)| {
+        format!("{name} is right for {right} of {of} pairs ({})", units::percent(*right as f64 / (*of).max(1) as f64))
+    };
+    screen.said("ORDER", found.shares.iter().map(share).collect::<Vec<_>>().join("; "), 2);
+    screen.table(fits(&found.fits));
+    screen.table(worst(&found.rows, WORST_ON_SCREEN));
+    screen.said(
+        "NEXT",
+        "--full has errors by family, more of the worst rows and what is not priced; --format json has every row.",
+        2,
+    );
+    screen
 }
 
 fn kinds(kinds: &[KindScore]) -> Table {
@@ -206,15 +237,17 @@ fn kinds(kinds: &[KindScore]) -> Table {
     table.numbers("median", "fraction", |kind| Entry::number(kind.median, units::percent(kind.median)));
     table.numbers("90 %", "fraction", |kind| Entry::number(kind.p90, units::percent(kind.p90)));
     table.numbers("families", "families", |kind| kind.families);
-    table.numbers("median family", "fraction", |kind| {
+    table.numbers("median of families", "fraction", |kind| {
         Entry::number(kind.family_median, units::percent(kind.family_median))
     });
-    table.numbers("90 % family", "fraction", |kind| Entry::number(kind.family_p90, units::percent(kind.family_p90)));
+    table.numbers("90 % of families", "fraction", |kind| {
+        Entry::number(kind.family_p90, units::percent(kind.family_p90))
+    });
     table.words("80 % band", |kind| kind.band.map(|(low, high)| format!("x {low:.2} to x {high:.2}")));
-    table.numbers("holds of a family left out", "fraction", |kind| Entry::maybe(kind.left_out, units::percent));
+    table.numbers("of a family left out", "fraction", |kind| Entry::maybe(kind.left_out, units::percent));
     table.build().caption(
-        "Absolute relative errors of the scored rows: each row once, then each family once by its median. The band is of published \
-         over predicted speeds and sizes.",
+        "Absolute relative errors of the scored rows: each row once, then each family once by its median. The band holds 80 % of \
+         published over predicted, and beside it stands how much it holds of a family that it has not seen.",
     )
 }
 
@@ -250,11 +283,11 @@ fn fits(list: &[FitsOrNot]) -> Table {
     )
 }
 
-fn worst(rows: &[PublishedRow]) -> Table {
+fn worst(rows: &[PublishedRow], most: usize) -> Table {
     let mut scored: Vec<(&PublishedRow, f64)> =
         rows.iter().filter(|row| row.scored).filter_map(|row| Some((row, row.error()?))).collect();
     scored.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
-    scored.truncate(WORST);
+    scored.truncate(most);
     let mut table = Table::of("worst", &scored);
     table.words("row", |(row, _)| &row.id);
     table.words("quantity", |(row, _)| &row.quantity);

@@ -179,7 +179,7 @@ fn validated(global: &Global, folder: &Path) -> Result<u8> {
     let found = validate::validate(folder)?;
     match global.format {
         Format::Json => print_lines(&found.rows)?,
-        _ => print_document(global, &estimate_report::validation(&found))?,
+        _ => print_screen(global, &estimate_report::validation(&found))?,
     }
     Ok(exit::SUCCESS)
 }
