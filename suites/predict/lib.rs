@@ -17,6 +17,8 @@ mod timing;
 pub mod validate;
 
 #[cfg(test)]
+mod reachable;
+#[cfg(test)]
 mod tests;
 
 pub use job::{job, software};
