@@ -12,6 +12,7 @@ use zbench_engine::actions::Action;
 use zbench_engine::comm::{Collective, CollectiveKind};
 use zbench_engine::config::Cell;
 use zbench_engine::hardware;
+use zbench_engine::mesh::GroupName;
 use zbench_engine::moves::{Move, MoveEvent};
 use zbench_engine::outcome::{BySpan, RankReport, Span};
 use zbench_engine::plan::Plan;
@@ -112,8 +113,9 @@ pub fn measure(
         rank_layouts.iter().zip(&all).map(|((layout, _), samples)| summarize(*layout, samples)).collect();
     complete(&mut measured);
     for (of, samples) in measured.iter_mut().zip(&all) {
-        of.overheads.call = waiting(of, &samples.split, cores, false);
-        of.overheads.all_reduce = waiting(of, &samples.split, cores, true).max(of.overheads.call);
+        of.overheads.call = waiting(of, &samples.split, cores, Calls::Others);
+        of.overheads.all_reduce = waiting(of, &samples.split, cores, Calls::AllReduces).max(of.overheads.call);
+        of.overheads.tensor = waiting(of, &samples.split, cores, Calls::OfTensorRanks);
     }
     Ok(measured)
 }
@@ -131,22 +133,38 @@ impl Machine for Free {
     }
 }
 
+/// Collectives whose waits are measured together.
+#[derive(Clone, Copy, PartialEq)]
+enum Calls {
+    /// Of data ranks, but all-reduces.
+    Others,
+    /// All-reduces of data ranks.
+    AllReduces,
+    /// Of tensor ranks.
+    OfTensorRanks,
+}
+
 /// What remains of a step, for each collective, when its operations and its collectives alone are taken away: of all-reduces
-/// from steps that have them (and whose others are known), or of the others from steps that have none.
-fn waiting(of: &Operations, split: &[SplitStep], cores: usize, all_reduces: bool) -> f64 {
+/// from steps that have them (and whose others are known), or of the others from steps that have none; of those of tensor ranks from
+/// steps in which all ranks are tensor ranks.
+fn waiting(of: &Operations, split: &[SplitStep], cores: usize, which: Calls) -> f64 {
     let crowd = ((of.layout.ranks * of.layout.threads) as f64 / cores.max(1) as f64).max(1.0);
     let one = |split: &SplitStep| {
         let (curves, overheads, reduce) = (&of.curves, of.overheads, split.reduce);
-        let bare = Overheads { call: 0.0, all_reduce: 0.0, ..overheads };
+        let bare = Overheads { call: 0.0, all_reduce: 0.0, tensor: 0.0, ..overheads };
         let clock = Clock { curves, overheads: bare, machine: &Free, crowd, reduce, corrections: BySpan::all(1.0) };
         let computes = clock.time([&split.stated]).ok()?.step_ms() * 1e-3;
         let calls = || split.stated.iter().flat_map(|stated| &stated.collectives);
         let sums = calls().filter(|call| call.kind == CollectiveKind::AllReduce).count();
         let others = calls().count() - sums;
         let left = split.step - computes - split.alone;
-        match (all_reduces, sums, others) {
-            (true, 1.., _) => Some((left - others as f64 * overheads.call) / sums as f64),
-            (false, 0, 1..) => Some(left / others as f64),
+        let of_tensor_ranks = calls().any(|call| call.axis == GroupName::Tensor);
+        match (which, sums, others) {
+            (Calls::OfTensorRanks, ..) if of_tensor_ranks => Some(left / (sums + others) as f64),
+            (Calls::AllReduces, 1.., _) if !of_tensor_ranks => {
+                Some((left - others as f64 * overheads.call) / sums as f64)
+            }
+            (Calls::Others, 0, 1..) if !of_tensor_ranks => Some(left / others as f64),
             _ => None,
         }
     };
@@ -244,7 +262,8 @@ fn run(cell: &Cell) -> Result<Run, String> {
     };
     let beside = ran.iter().map(beside).collect();
     // The probes that are there for it: long enough that a step's waits are many, small enough that they show.
-    let splits = cell.model.num_hidden_layers == WAITING_BLOCKS && cell.parallel.ranks > 1;
+    let is_one_group = [1, cell.parallel.ranks].contains(&cell.parallel.degrees.tensor);
+    let splits = cell.model.num_hidden_layers == WAITING_BLOCKS && cell.parallel.ranks > 1 && is_one_group;
     let split = splits.then(|| split_step(cell, stated, &ran)).transpose()?;
     Ok(Run { split, timed: ran.into_iter().flat_map(|(_, timed)| timed).collect(), copies, beside })
 }

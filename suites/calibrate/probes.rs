@@ -44,8 +44,9 @@ pub fn probes(layout: RankLayout) -> Result<Vec<Probe>, ConfigError> {
     let cells = grid::expand(&document, &[], grid::MOST_CELLS, &context, &mut Files::default())?;
     let mut probes = Vec::with_capacity(cells.len());
     for cell in cells {
-        // One rank, or an odd number of them, has no tensor ranks.
-        if cell.resolved.as_ref().is_err_and(|refusal| refusal.key == "parallel.tensor") {
+        // One rank, or an odd number of them, has no pairs of tensor ranks.
+        let tensor = cell.settings.get("parallel.tensor").and_then(|setting| setting.value.as_integer());
+        if tensor.is_some_and(|tensor| layout.ranks as i64 % tensor != 0) {
             continue;
         }
         let resolved = cell.resolved.map_err(|refusal| ConfigError::about("probes.toml", refusal.to_string()))?;

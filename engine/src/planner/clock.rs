@@ -62,6 +62,8 @@ pub struct Overheads {
     pub call: f64,
     /// The same of an all-reduce, in which ranks meet once more between sum and copy.
     pub all_reduce: f64,
+    /// The same of a collective of tensor ranks. Layers wait for one after the other, so ranks are never far apart.
+    pub tensor: f64,
 }
 
 /// What a clock needs beside the actions.

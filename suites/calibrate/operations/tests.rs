@@ -53,6 +53,15 @@ fn probes_have_every_operation_of_our_configurations() {
     assert!(cells > 41, "{cells} cells");
 }
 
+/// An odd number of ranks has no pairs of tensor ranks, and all other probes.
+#[test]
+fn one_rank_has_the_probes_without_tensor_ranks() {
+    let one = probes(RankLayout { ranks: 1, threads: 2, crowded: false }).unwrap();
+    let two = probes(TWO).unwrap();
+    let pairs = two.iter().filter(|probe| probe.cell.parallel.degrees.tensor > 1).count();
+    assert!(pairs > 0 && one.len() + pairs == two.len(), "{} {} {pairs}", one.len(), two.len());
+}
+
 /// Kernels that no configuration of ours may have, and some may.
 #[test]
 fn probes_have_the_kernels_of_every_family() {
@@ -215,8 +224,8 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
         least: 0.0,
     };
     let split = SplitStep { stated: vec![stated], reduce: DType::F32, step: 100e-6, alone: 15e-6 };
-    assert!((waiting(&of, &[split], 2, false) - 22.5e-6).abs() < 1e-12);
-    assert_eq!(waiting(&of, &[], 2, false), 0.0);
+    assert!((waiting(&of, &[split], 2, Calls::Others) - 22.5e-6).abs() < 1e-12);
+    assert_eq!(waiting(&of, &[], 2, Calls::Others), 0.0);
     // With the gather at 22.5 us, the all-reduce beside it has the other 62.5 of the 85 that are left in a step of 140 us.
     let known = Operations { overheads: Overheads { call: 22.5e-6, ..Overheads::default() }, ..of.clone() };
     let sum = Collective { kind: CollectiveKind::AllReduce, ..call };
@@ -229,7 +238,19 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
         least: 0.0,
     }];
     let split = SplitStep { stated, reduce: DType::F32, step: 140e-6, alone: 15e-6 };
-    assert!((waiting(&known, &[split], 2, true) - 62.5e-6).abs() < 1e-12);
+    assert!((waiting(&known, &[split], 2, Calls::AllReduces) - 62.5e-6).abs() < 1e-12);
+    // The same step between tensor ranks says nothing of data ranks: its two calls have 42.5 us each.
+    let stated = vec![RecordedAction {
+        action,
+        operations: vec![operation; 2],
+        collectives: [call, sum].map(|call| Collective { axis: GroupName::Tensor, ..call }).to_vec(),
+        moves: Vec::new(),
+        overlaps: Vec::new(),
+        least: 0.0,
+    }];
+    let split = [SplitStep { stated, reduce: DType::F32, step: 140e-6, alone: 15e-6 }];
+    assert!((waiting(&of, &split, 2, Calls::OfTensorRanks) - 42.5e-6).abs() < 1e-12);
+    assert_eq!([Calls::Others, Calls::AllReduces].map(|which| waiting(&of, &split, 2, which)), [0.0; 2]);
 }
 
 /// The split probes are there, with ranks that wait and collectives that are replayed.
@@ -237,11 +258,15 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
 fn waiting_is_measured_in_a_probe_whose_weights_are_split() {
     let mut chosen = probes(TWO).unwrap();
     chosen.retain(|probe| probe.cell.model.num_hidden_layers == WAITING_BLOCKS);
-    assert_eq!(chosen.len(), 2, "one with all-reduces and one without");
+    assert_eq!(chosen.len(), 3, "one with all-reduces, one without, and one of tensor ranks");
     let mut sums = Vec::new();
     for probe in &chosen {
         let split = run(&probe.cell).unwrap().split.unwrap();
         let calls: Vec<Collective> = split.stated.iter().flat_map(|stated| stated.collectives.clone()).collect();
+        if probe.cell.parallel.degrees.tensor > 1 {
+            assert!(calls.iter().filter(|call| call.axis == GroupName::Tensor).count() > 16, "{calls:?}");
+            continue;
+        }
         assert!(calls.len() > 4 && split.alone > 0.0 && split.step > 0.0, "{} {}", split.alone, split.step);
         sums.push(calls.iter().filter(|call| call.kind == CollectiveKind::AllReduce).count());
     }

@@ -65,17 +65,18 @@ fn text(operations: &[Operations], measured: &str, cores: usize) -> String {
     for of in operations {
         let (heading, crowded) = (heading(of.layout), of.layout.crowded);
         let us = |seconds: f64| seconds * 1e6;
-        let Overheads { operation, load, step, call, all_reduce } = of.overheads;
+        let Overheads { operation, load, step, call, all_reduce, tensor } = of.overheads;
         let _ = write!(
             text,
             "\n{heading}\ncrowded = {crowded}\nspread = {:.4}\noperation_us = {:.4}\n\
-             load_us = {:.4}\nstep_us = {:.4}\ncall_us = {:.4}\nall_reduce_us = {:.4}\ncurves = [\n",
+             load_us = {:.4}\nstep_us = {:.4}\ncall_us = {:.4}\nall_reduce_us = {:.4}\ntensor_us = {:.4}\ncurves = [\n",
             of.spread,
             us(operation),
             us(load),
             us(step),
             us(call),
-            us(all_reduce)
+            us(all_reduce),
+            us(tensor)
         );
         for (class, points) in of.curves.classes() {
             let _ = write!(text, "    {{ of = {}, points = [", quoted(class));
@@ -129,6 +130,8 @@ fn one(value: &Value, layout: RankLayout) -> Option<Operations> {
         step: seconds("step_us")?,
         call: seconds("call_us")?,
         all_reduce: seconds("all_reduce_us")?,
+        // Profiles of earlier versions have it not.
+        tensor: seconds("tensor_us").or_else(|| seconds("all_reduce_us"))?,
     };
     let mut curves = Curves::default();
     for entry in value.get("curves")?.as_array()? {

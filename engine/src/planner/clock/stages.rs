@@ -7,6 +7,7 @@
 use super::{Class, Clock, Drive, NORM, NoTime, booked, is_message};
 use crate::actions::Action;
 use crate::comm::{Collective, CollectiveKind};
+use crate::mesh::GroupName;
 use crate::moves::MoveEvent;
 use crate::planner::RecordedAction;
 use crate::planner::meet::Message;
@@ -296,6 +297,7 @@ where
         let time = machine.collective(call, reduce).map_err(NoTime::Collective)?;
         let waits = match call.kind {
             _ if call.ranks == 1 || is_message(call.kind) => 0.0,
+            _ if call.axis == GroupName::Tensor => overheads.tensor,
             CollectiveKind::AllReduce => overheads.all_reduce,
             _ => overheads.call,
         };

@@ -63,7 +63,7 @@ impl Machine for Links {
 }
 
 fn clock(curves: &Curves, crowd: f64) -> Clock<'_> {
-    let overheads = Overheads { operation: 1e-6, load: 5e-6, step: 7e-6, call: 2e-6, all_reduce: 5e-6 };
+    let overheads = Overheads { operation: 1e-6, load: 5e-6, step: 7e-6, call: 2e-6, all_reduce: 5e-6, tensor: 3e-6 };
     Clock { curves, overheads, machine: &Links, crowd, reduce: DType::Bf16, corrections: BySpan::all(1.0) }
 }
 

@@ -9,7 +9,8 @@ fn operations(ranks: usize, factor: f64) -> Operations {
     ] {
         curves.add(class, Point { sizes: sizes.to_vec(), seconds: us * 1e-6 * factor });
     }
-    let overheads = Overheads { operation: 5e-7, load: 2e-6, step: 1.25e-5, call: 7.5e-5, all_reduce: 1.5e-4 };
+    let overheads =
+        Overheads { operation: 5e-7, load: 2e-6, step: 1.25e-5, call: 7.5e-5, all_reduce: 1.5e-4, tensor: 2.5e-5 };
     Operations { layout: RankLayout { ranks, threads: 1, crowded: ranks > 2 }, curves, overheads, spread: 0.125 }
 }
 
