@@ -21,7 +21,7 @@ pub use data::{Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Docum
 pub use degrees::{Degrees, PipelineSchedule};
 pub use memory::{AttentionKind, Checkpointing, Memory, OFFLOAD_PREFETCH, SavedTensor};
 pub use model::{Experts, Form, Loading, Mlp, Model, NormKind, Order, Positions, RopeScaling};
-pub use priced::{Home, Priced, PricedLoss, PricedModel, Wire};
+pub use priced::{Home, Placement, Priced, PricedLoss, PricedModel, Wire};
 pub use saving::{Layout as SaveLayout, Resume, Saving};
 pub use scaling::{DynamicScaling, LossScaling, WeightRounding};
 pub use watch::{Divergence, Evaluation, Watch};

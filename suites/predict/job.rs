@@ -136,6 +136,10 @@ fn degrees(cell: &Cell) -> Degrees {
         expert_tensor: if model_has_experts(cell) { cut.expert_tensor } else { cut.tensor },
         first_stage: 0,
         last_stage: 0,
+        placement: match cell.priced.as_ref().map(|priced| priced.placement).unwrap_or_default() {
+            cell::Placement::DataInside => Placement::DataInside,
+            cell::Placement::PipelineInside => Placement::PipelineInside,
+        },
     }
 }
 

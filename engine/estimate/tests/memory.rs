@@ -1,8 +1,8 @@
 //! Memory from first principles: published formulas, conservation, and what must not depend on what.
 
 use zbench_estimate::job::{
-    Attention, Batch, Degrees, Job, Kind, Loss, Offload, Order, Peft, Place, Precision, Recompute, Shape, Sharding,
-    Stack,
+    Attention, Batch, Degrees, Job, Kind, Loss, Offload, Order, Peft, Place, Placement, Precision, Recompute, Shape,
+    Sharding, Stack,
 };
 use zbench_estimate::memory::{Category, formula_bytes, memory};
 
@@ -56,6 +56,7 @@ fn job(model: Shape) -> Job {
             expert_tensor: 1,
             first_stage: 0,
             last_stage: 0,
+            placement: Placement::DataInside,
         },
         sharding: Sharding::whole(),
         precision: Precision::MIXED16,

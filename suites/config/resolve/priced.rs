@@ -29,6 +29,7 @@ pub(super) fn priced(values: &Values, parallel: &Parallel, of: &Model) -> Result
             "chunked" => PricedLoss::Chunked(values.count("memory.loss_chunk")),
             _ => PricedLoss::Fused,
         },
+        placement: values.choice("parallel.placement").unwrap_or_default(),
         model: model(values)?,
     };
     fits(values, &priced, parallel, of)?;

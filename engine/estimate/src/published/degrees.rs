@@ -3,7 +3,7 @@
 use super::flags::{Flags, layout};
 use super::row::Row;
 use super::words::any;
-use crate::job::{Batch, Degrees, Order, Shape, Sharding, Stack};
+use crate::job::{Batch, Degrees, Order, Placement, Shape, Sharding, Stack};
 
 /// Ranks along each axis; `devices` is how many there are, 0 = not said.
 pub fn degrees(row: &Row, flags: &Flags, shape: &Shape, stack: Stack, devices: usize) -> Result<Degrees, String> {
@@ -36,6 +36,7 @@ pub fn degrees(row: &Row, flags: &Flags, shape: &Shape, stack: Stack, devices: u
         expert_tensor: flags.count("expert-tensor-parallel-size").filter(|n| *n > 0).unwrap_or(tensor),
         first_stage: flags.count("decoder-first-pipeline-num-layers").unwrap_or(0),
         last_stage: flags.count("decoder-last-pipeline-num-layers").unwrap_or(0),
+        placement: Placement::DataInside,
     };
     if any(&row.words("notes"), &["gpipe"]) {
         degrees.schedule = Order::GPipe;

@@ -20,6 +20,7 @@ fn job(model: Shape, data: usize) -> Job {
             expert_tensor: 1,
             first_stage: 0,
             last_stage: 0,
+            placement: Placement::DataInside,
         },
         sharding: Sharding::zero(3, data),
         precision: Precision::MIXED16,
