@@ -434,6 +434,12 @@ const LATER: &[Key] = &[
          software, which has only the strategies that it has (docs/estimator.md).",
     ),
     key(
+        "hardware.gpu_hour_price",
+        REAL_POSITIVE,
+        From("absent: no cost is stated"),
+        "Price of one device for an hour, in any currency: `zbench advise` states the cost of tokens. No part of a cell.",
+    ),
+    key(
         "hardware.threads_per_rank",
         Count { min: 1, max: 4096 },
         From("the cores of this machine / parallel.ranks, at least 1"),
