@@ -144,6 +144,7 @@ impl Order {
         let count = |wanted: Held| self.pairs.iter().filter(|pair| pair.held == wanted).count();
         let open = match (count(Held::Equal), count(Held::Undecided)) {
             (0, 0) => String::new(),
+            (0, _) if decided == 0 => String::new(),
             (equal, 0) => format!("; {equal} are as good as equal"),
             (0, undecided) => format!("; {undecided} are undecided"),
             (equal, undecided) => format!("; {equal} are as good as equal, {undecided} undecided"),
@@ -207,15 +208,15 @@ impl Order {
         let shown = &self.ways[..rows.min(self.ways.len())];
         let mut table = Table::of("order", shown);
         let ms = |ms: f64| Entry::number(ms, units::duration(ms / 1e3));
-        table.words("way, fastest prediction first", |way| &way.predicted.name);
-        table.words("measured place", |way| match (way.place, way.why_not.as_str()) {
+        table.words("way, as predicted", |way| &way.predicted.name);
+        table.words("place", |way| match (way.place, way.why_not.as_str()) {
             (Some(place), _) => place.to_string(),
             (None, "") => "none".into(),
             (None, why) => why.to_string(),
         });
-        table.numbers("predicted step", "ms", |way| ms(way.predicted.step_ms));
-        table.numbers("measured step", "ms", |way| way.measured_step_ms.map_or_else(Entry::nothing, ms));
-        table.numbers("measured / predicted", "factor", |way| {
+        table.numbers("predicted", "ms", |way| ms(way.predicted.step_ms));
+        table.numbers("measured", "ms", |way| way.measured_step_ms.map_or_else(Entry::nothing, ms));
+        table.numbers("ratio", "factor", |way| {
             way.step_ratio.map_or_else(Entry::nothing, |ratio| Entry::number(ratio, times(Some(ratio))))
         });
         table.build()

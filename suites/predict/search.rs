@@ -17,7 +17,7 @@ use zbench_reports::estimate_report::{Alternative, Candidate, Searched, name};
 use zbench_reports::{OrderedMap, label};
 
 /// More ways than this are not listed, unless more are asked for.
-const SHOWN: usize = 10;
+pub const SHOWN: usize = 10;
 /// Alternatives of another split that are named beside the fastest way.
 const ALTERNATIVES: usize = 2;
 

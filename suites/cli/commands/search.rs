@@ -13,13 +13,15 @@ use zbench_config::{Document, Setting, Settings, bare, keys};
 use zbench_engine::planner::Planner;
 use zbench_host::exit;
 use zbench_predict::planned::{self, Decision, Planned};
-use zbench_predict::search::{self, HEADROOM, Wanted, changes};
+use zbench_predict::search::{self, HEADROOM, SHOWN, Wanted, changes};
 use zbench_reports::estimate_report::{self, Candidate, Searched, name};
 use zbench_reports::order_report::{Order, PredictedWay};
 use zbench_reports::screen::Room;
 
 /// Most searches on one screen.
 const MOST_SEARCHES: usize = 2;
+/// Ways that are looked through for those to be trained: many have the same stand-in.
+const LISTED: usize = 1000;
 /// Lines of the screen that the measured order takes beside the search.
 const ORDER_LINES: usize = 16;
 /// Limit of a turn, as of `grid`.
@@ -35,7 +37,7 @@ pub fn search(global: &Global, cells: &Cells, arguments: &PlanArgs) -> Result<u8
     }
     let wanted = Wanted {
         headroom: arguments.headroom.unwrap_or(HEADROOM),
-        listed: arguments.measure.unwrap_or(0) as usize,
+        listed: if arguments.measure.is_some() { LISTED } else { 0 },
         global_batch: asked.global_batch,
         keep: keeps(&arguments.keep)?,
     };
@@ -56,10 +58,11 @@ pub fn search(global: &Global, cells: &Cells, arguments: &PlanArgs) -> Result<u8
         return Ok(exit::NOT_MEASURED);
     }
     let cell = *cell;
-    let best: Vec<Candidate> = one.best.iter().take(most as usize).cloned().collect();
+    let best = one.best.clone();
+    one.best.truncate(SHOWN.max(most as usize));
     let mut code = exit::SUCCESS;
     let measured = session::with(global, TURN, |session| {
-        let (order, of_cells) = asked.measure(global, session, cell, &best, arguments)?;
+        let (order, of_cells) = asked.measure(global, session, (cell, &best), most as usize, arguments)?;
         one.measured = Some(order);
         code = of_cells;
         Ok(of_cells)
@@ -162,52 +165,46 @@ impl Questions {
         Some(format!("zbench plan {}{set}; --full has all settings.", quoted(&file.to_string_lossy())))
     }
 
-    /// Trains ways by turns, or their stand-ins, and puts the measured order beside the predicted one.
+    /// Trains the best ways by turns, or stand-ins of the best, and puts the measured order beside the predicted one.
     fn measure(
         &mut self,
         global: &Global,
         session: &mut Session,
-        cell: usize,
-        ways: &[Candidate],
+        (cell, ways): (usize, &[Candidate]),
+        most: usize,
         arguments: &PlanArgs,
     ) -> Result<(Order, u8)> {
-        let mut files = Files::default();
-        let cells = ways.iter().map(|way| self.cell(cell, way, &mut files)).collect::<Result<Vec<_>>>()?;
-        let planner = Planner::default();
-        let plan = |cell: GridCell, of: Option<String>| planned::plan(&planner, cell, of);
-        let as_they_are: Vec<Planned> = cells.iter().map(|cell| plan(cell.clone(), None)).collect();
-        let elsewhere = as_they_are.iter().find_map(|cell| match &cell.decision {
-            Decision::Run => None,
-            Decision::Record { reason, .. } => Some(reason.clone()),
-        });
+        let (planner, mut files) = (Planner::default(), Files::default());
         let mut header = header(&self.expanded.document);
-        let (mut planned, stand_ins) = match elsewhere {
-            None => (as_they_are, String::new()),
-            Some(reason) => {
-                header.name = format!("{} (proxy)", header.name);
-                let mut stand_ins = Vec::new();
-                for mut cell in cells {
-                    let of = stand_in(&mut cell, &self.expanded.context, &mut files);
-                    stand_ins.push(plan(cell, of));
-                }
-                (stand_ins, of_stand_ins(&reason))
+        let mut chosen: Vec<(&Candidate, Planned)> = Vec::new();
+        let mut stand_ins = String::new();
+        for way in ways.iter().take(most) {
+            let planned = planned::plan(&planner, self.cell(cell, way, &mut files)?, None);
+            if let (Decision::Record { reason, .. }, true) = (&planned.decision, stand_ins.is_empty()) {
+                stand_ins = of_stand_ins(reason);
             }
-        };
-        let predicted = |(way, planned): (&Candidate, &Planned)| PredictedWay {
+            chosen.push((way, planned));
+        }
+        if !stand_ins.is_empty() {
+            header.name = format!("{} (proxy)", header.name);
+            chosen.clear();
+            for way in ways {
+                let mut cell = self.cell(cell, way, &mut files)?;
+                let of = stand_in(&mut cell, &self.expanded.context, &mut files);
+                // The fastest way speaks for those that have the same stand-in.
+                if chosen.len() < most && !chosen.iter().any(|(_, other)| other.grid.key == cell.key) {
+                    chosen.push((way, planned::plan(&planner, cell, of)));
+                }
+            }
+        }
+        let predicted = |(way, planned): &(&Candidate, Planned)| PredictedWay {
             name: name(way, None),
             key: planned.grid.key.clone(),
             step_ms: way.step_ms,
             tokens_per_second: way.tokens_per_second,
         };
-        let predicted: Vec<PredictedWay> = ways.iter().zip(&planned).map(predicted).collect();
-        // Ways may have one stand-in.
-        let mut seen = Vec::new();
-        planned.retain(|cell| {
-            !seen.contains(&cell.grid.key) && {
-                seen.push(cell.grid.key.clone());
-                true
-            }
-        });
+        let predicted: Vec<PredictedWay> = chosen.iter().map(predicted).collect();
+        let mut planned: Vec<Planned> = chosen.into_iter().map(|(_, planned)| planned).collect();
         session.judge(&mut planned);
         let turns = Turns::usual(arguments.budget, arguments.allow_load);
         let summary = train::measure(global, session, &planned, header, &turns)?;
