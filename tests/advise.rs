@@ -200,8 +200,14 @@ fn questions_that_cannot_be_asked_are_refused_by_name() {
     assert!(error.contains("a step of 64 sequences cannot be divided among 61 ranks"), "{error}");
     let nearest = error.split("have ").last().unwrap().trim().to_string();
     assert!(nearest.contains("61") && nearest.contains("122"), "{nearest}");
-    for keep in ["parallel.pipelines=1", "train.lr=1", "parallel.pipeline=7", "parallel.pipeline"] {
-        assert!(refused(&[&SMALL[..], &["--keep", keep]].concat()).contains("keep"), "{keep}");
+    for (keep, said) in [
+        ("parallel.pipelines=1", "--keep parallel.pipelines=1: write a key that is searched"),
+        ("train.lr=1", "a search does not vary this key; it varies parallel.strategy"),
+        ("parallel.pipeline=7", "no way has it; ways have 1, 16, 2, 4, 8"),
+        ("parallel.pipeline", "--keep parallel.pipeline: write a key"),
+    ] {
+        let error = refused(&[&SMALL[..], &["--keep", keep]].concat());
+        assert!(error.contains(said), "{keep}: {error}");
     }
     assert!(refused(&["--model", "llama2-7b", "--gpus", "8"]).contains("--global-batch"));
     for price in ["0", "-1", "nan"] {

@@ -243,7 +243,10 @@ pub fn changes<'c>(resolved: &Resolved, candidate: &'c Candidate) -> Vec<(&'c st
     let is_new = |(key, value): &(&str, &String)| {
         let stated = cell.pointer(&format!("/{}", key.replace('.', "/"))).filter(|value| !value.is_null()).cloned();
         let default = || keys::default_of(key).and_then(|value| serde_json::to_value(value).ok());
-        !stated.or_else(default).is_some_and(|stated| label::is_value(key, &stated, value))
+        match stated.or_else(default) {
+            Some(stated) => !label::is_value(key, &stated, value),
+            None => !label::is_usual(key, value),
+        }
     };
     candidate.settings.iter().filter(is_new).map(|(key, value)| (key, value.as_str())).collect()
 }

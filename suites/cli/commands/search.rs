@@ -110,7 +110,10 @@ impl Questions {
         for (place, cell) in expanded.cells.iter().enumerate() {
             let resolved = cell.resolved.as_ref().map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
             // Cells that differ in nothing but what is searched over are one question.
-            let question = search::question(resolved);
+            let mut question = search::question(resolved);
+            if global_batch.is_some() {
+                question.train.accumulation = 1;
+            }
             if !seen.contains(&question) {
                 seen.push(question);
                 cells.push(place);

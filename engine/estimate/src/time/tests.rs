@@ -390,7 +390,7 @@ fn a_placement_decides_which_axis_crosses_the_network() {
     let apart = time(&one, &a100());
     one.degrees.placement = Placement::PipelineInside;
     let near = time(&one, &a100());
-    let [pipeline, data] = [Axis::Pipeline, Axis::Data].map(|axis| SpanKind::Exposed(axis));
+    let [pipeline, data] = [Axis::Pipeline, Axis::Data].map(SpanKind::Exposed);
     assert!(near.span(pipeline) < apart.span(pipeline), "{} {}", near.span(pipeline), apart.span(pipeline));
     assert!(near.span(data) > apart.span(data), "{} {}", near.span(data), apart.span(data));
     assert_eq!(near.traffic, apart.traffic, "the same bytes travel");
