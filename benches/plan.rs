@@ -13,7 +13,7 @@ use zbench_config::{Context, Document};
 use zbench_engine::plan::Plan;
 use zbench_engine::planner::Planner;
 use zbench_predict::planned;
-use zbench_predict::search::search;
+use zbench_predict::search::{Wanted, search};
 
 const GRID: &str = r#"
 [model]
@@ -100,7 +100,9 @@ fn planning(c: &mut Criterion) {
     let mut group = c.benchmark_group("plan");
     group.sample_size(10);
     group.bench_function("search", |b| {
-        b.iter(|| black_box(search(&Planner::default(), resolved, "", 0.05).expect("a machine and a capacity")));
+        b.iter(|| {
+            black_box(search(&Planner::default(), resolved, "", &Wanted::default()).expect("a machine and a capacity"))
+        });
     });
     let cells = expanded(STAGES);
     let cell = &cells[0].resolved.as_ref().expect("a cell").cell;

@@ -1,5 +1,6 @@
 //! Integration tests of the `zbench` command: one binary, a module per topic.
 
+mod advise;
 mod allreduce;
 mod allreduce_device;
 mod allreduce_processes;

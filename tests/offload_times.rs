@@ -38,7 +38,7 @@ fn profile(folder: &Path, cell: &Cell) -> PathBuf {
         curves.add(&name, Point { sizes: vec![1.0; sizes], seconds: 1e-10 });
     }
     let layout = RankLayout { ranks: 2, threads: 1, crowded: false };
-    let overheads = Overheads { operation: 1e-6, load: 1e-6, step: 1e-6, call: 1e-6, all_reduce: 1e-6 };
+    let overheads = Overheads { operation: 1e-6, load: 1e-6, step: 1e-6, call: 1e-6, all_reduce: 1e-6, tensor: 1e-6 };
     let file = default_path(&machine::host_name());
     let path = folder.join("machines").join(file.file_name().unwrap());
     operations::save(&path, &[Operations { layout, curves, overheads, spread: 0.0 }], "today", 2).unwrap();

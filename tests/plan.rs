@@ -641,3 +641,90 @@ fn the_next_step_of_a_plan_keeps_the_proxy_and_is_no_grid_where_nothing_fits() {
     let text = said(&[path, "--only", only, "--set", &capacity]);
     assert!(text.contains("--search") && !text.contains("zbench grid"), "{text}");
 }
+
+/// Of ways that a grid can state one by one, a search finds the fastest that leaves the headroom free.
+#[test]
+fn a_search_finds_the_fastest_of_a_grid_of_the_same_ways() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), &LARGE.replace("[hardware]", "[hardware]\nsoftware = \"megatron-core\""));
+    let mut arguments = vec![path.to_str().unwrap(), "--search"];
+    for kept in [
+        "parallel.tensor=1",
+        "parallel.pipeline=1",
+        "parallel.context=1",
+        "memory.offload_optimizer=none",
+        "memory.offload_parameters=none",
+        "memory.offload_activations=none",
+    ] {
+        arguments.extend(["--keep", kept]);
+    }
+    let found = plan(&arguments).remove(0);
+    let text = LARGE
+        .replace("strategy = \"fsdp\"\n", "")
+        .replace("[memory]\ncheckpointing = \"full\"\n", "")
+        .replace("[hardware]", "[hardware]\nsoftware = \"megatron-core\"");
+    let axes = "[grid]\n\"parallel.strategy\" = [\"ddp\", \"zero1\", \"zero2\", \"fsdp\", \"hsdp\"]\n\
+                \"train.micro_batch\" = [1, 2, 4]\n\
+                \"memory.checkpointing\" = [\"none\", \"selective\", \"full\", { every = 2 }, { every = 4 }]\n";
+    let grid = file(folder.path(), &format!("{text}{axes}"));
+    let rows = plan(&[grid.to_str().unwrap()]);
+    assert_eq!(number(&found, "priced"), rows.len() as f64, "the same ways");
+    let limit = number(&found, "limit_bytes");
+    let fitting: Vec<&Value> = rows.iter().filter(|row| number(row, "total_bytes") <= limit).collect();
+    assert_eq!(number(&found, "fitting"), fitting.len() as f64);
+    let fastest = fitting.iter().map(|row| number(row, "step_ms")).fold(f64::INFINITY, f64::min);
+    assert!(close(number(&found["best"][0], "step_ms"), fastest, 1e-12), "{fastest} {}", found["best"][0]);
+}
+
+/// Stages inside a node are priced and not run, and a search tries them where Megatron-Core is the software.
+#[test]
+fn placements_are_searched_where_the_software_has_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), LARGE);
+    let kept = |software: &str| {
+        let software = format!("hardware.software={software}");
+        let keep = ["--search", "--keep", "parallel.placement=pipeline-inside"];
+        let arguments = [&["plan", "--format", "json", path.to_str().unwrap(), "--set", &software], &keep[..]].concat();
+        run(folder.path(), &arguments)
+    };
+    let found: Value = serde_json::from_str(&stdout(&kept("megatron-core"))).unwrap();
+    assert!(found["best"].as_array().unwrap().iter().all(|way| way["settings"]["parallel.pipeline"] != "1"), "{found}");
+    let refused = kept("fsdp2");
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("parallel.placement = pipeline-inside cannot be kept"), "{}", stderr(&refused));
+    let row = large(&["parallel.pipeline=2", "parallel.strategy=zero1", "parallel.placement=pipeline-inside"]);
+    assert_eq!(row["status"], "skipped", "{row}");
+}
+
+/// Ways of GPUs that are not there have stand-ins, whose records are in the notebook; the report says so and claims no ratio.
+#[test]
+fn the_best_ways_are_trained_as_stand_ins_where_they_do_not_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), LARGE);
+    let arguments = [
+        "plan",
+        "--format",
+        "json",
+        path.to_str().unwrap(),
+        "--search",
+        "--measure",
+        "2",
+        "--budget",
+        "8s",
+        "--allow-load",
+        "-q",
+    ];
+    let output = run(folder.path(), &arguments);
+    let found: Value = serde_json::from_str(&stdout(&output)).unwrap_or_else(|_| panic!("{}", stderr(&output)));
+    let order = &found["measured"];
+    assert!(order["stand_ins"].as_str().unwrap().starts_with("PROXY"), "{order}");
+    let ways = order["ways"].as_array().unwrap();
+    assert_eq!((ways.len(), order["pairs"].as_array().unwrap().len()), (2, 1), "{order}");
+    for way in ways {
+        assert!(way["step_ratio"].is_null() && number(way, "measured_step_ms") > 0.0, "{way}");
+    }
+    let records = run(folder.path(), &["list", "--format", "json"]);
+    let records: Vec<Value> = stdout(&records).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(ways.iter().all(|way| records.iter().any(|record| record["key"] == way["key"])), "{ways:?}");
+    assert!(records.iter().all(|record| record["proxy"]["of"].is_string()), "{:?}", records[0]["proxy"]);
+}

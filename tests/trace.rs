@@ -389,7 +389,7 @@ fn profile(folder: &Path, text: &str) {
     }
     let mut curves = Curves::default();
     points.into_iter().for_each(|(name, sizes)| curves.add(&name, Point { sizes, seconds: 1e-11 }));
-    let overheads = Overheads { operation: 1e-6, load: 2e-6, step: 3e-6, call: 4e-6, all_reduce: 4e-6 };
+    let overheads = Overheads { operation: 1e-6, load: 2e-6, step: 3e-6, call: 4e-6, all_reduce: 4e-6, tensor: 4e-6 };
     let layout = RankLayout { ranks: 4, threads: 1, crowded: true };
     let operations = [Operations { layout, curves, overheads, spread: 0.0 }];
     let host = std::process::Command::new("hostname").output().unwrap();

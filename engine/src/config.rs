@@ -22,8 +22,8 @@ pub use degrees::{Degrees, PipelineSchedule};
 pub use memory::{AttentionKind, Checkpointing, Memory, OFFLOAD_PREFETCH, SavedTensor};
 pub use model::{Experts, Form, Loading, Mlp, Model, NormKind, Order, Positions, RopeScaling};
 pub use priced::{
-    CustomModel, Home, LatentAttention, Priced, PricedLoss, PricedModel, PricedOptimizer, PricedRecompute, Products,
-    RecomputeWord, Wire,
+    CustomModel, Home, LatentAttention, Placement, Priced, PricedLoss, PricedModel, PricedOptimizer, PricedRecompute,
+    Products, RecomputeWord, Wire,
 };
 pub use saving::{Layout as SaveLayout, Resume, Saving};
 pub use scaling::{DynamicScaling, LossScaling, WeightRounding};

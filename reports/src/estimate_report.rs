@@ -1,5 +1,6 @@
 //! Estimates of cells that have not run, as `grid --dry-run` and `plan` print them.
 
+mod advice;
 mod explain;
 mod figures;
 mod published;
@@ -7,11 +8,12 @@ mod screen;
 mod search;
 mod step;
 
+pub use advice::{Advice, Asked, Cost};
 pub use explain::{Sum, Term, explain};
 pub use published::{
     CollectiveRow, Family, FitsOrNot, KindScore, PublishedRow, Unexpressed, Validation, collectives, validation,
 };
-pub use search::{Candidate, Searched, searched};
+pub use search::{Alternative, Candidate, Searched, name, searched};
 pub(crate) use step::answer as fastest;
 pub use step::what_if;
 

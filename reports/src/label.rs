@@ -10,7 +10,7 @@ pub const STRATEGY: &str = "parallel.strategy";
 /// The value of a key that a cell does not have.
 pub const UNSET: &str = "unset";
 /// Keys that cells leave out at their usual value, with that value.
-const USUAL: [(&str, &str); 13] = [
+const USUAL: [(&str, &str); 14] = [
     ("memory.offload_optimizer", "none"),
     ("memory.offload_parameters", "none"),
     ("memory.offload_activations", "none"),
@@ -24,6 +24,7 @@ const USUAL: [(&str, &str); 13] = [
     ("parallel.pipeline", "1"),
     ("parallel.pipeline_schedule", "1f1b"),
     ("parallel.virtual_stages", "1"),
+    ("parallel.placement", "data-inside"),
 ];
 /// Sections whose keys are named in full: `lora.rank` is not a rank of the mesh, and `data.path` is not any path.
 const NAMED_IN_FULL: [&str; 2] = ["lora.", "data."];
@@ -92,6 +93,11 @@ fn plain(value: &Value) -> String {
 /// Whether a value means that a feature is off.
 pub fn is_off(value: &str) -> bool {
     matches!(value, "none" | "false" | "off" | UNSET)
+}
+
+/// Whether a value says nothing of a cell: it is off, or what cells leave out.
+pub fn is_usual(path: &str, value: &str) -> bool {
+    is_off(value) || USUAL.contains(&(path, value))
 }
 
 /// A term of a label: the value of the strategy alone, every other key with its name.

@@ -25,6 +25,7 @@ pub mod label;
 pub mod max_batch;
 mod max_batch_report;
 pub mod notebook_report;
+pub mod order_report;
 pub mod ordered_map;
 mod phrase;
 pub mod plot;

@@ -252,6 +252,7 @@ pub struct RunArgs {
 
 /// `zbench plan`.
 #[derive(Args)]
+#[command(group = clap::ArgGroup::new("ways").args(["search", "advise"]))]
 pub struct PlanArgs {
     /// Configuration; not needed with --validate
     #[arg(required_unless_present = "validate")]
@@ -269,13 +270,29 @@ pub struct PlanArgs {
     /// Plan the scaled-down stand-ins
     #[arg(long)]
     pub proxy: bool,
-    /// Look for the fastest way to train this model on these ranks: strategy, tensor, pipeline, context, expert,
-    /// micro-batch, accumulation, checkpointing and offload, under the memory limit
+    /// Look for the fastest way to train this model on these ranks: strategy, tensor, sequence, pipeline, virtual stages, context,
+    /// expert, placement, micro-batch, accumulation, checkpointing and offload, under the memory limit
     #[arg(long, conflicts_with_all = ["proxy", "explain", "what_if"])]
     pub search: bool,
-    /// With --search: share of a rank's memory that a recommendation leaves free [default: 5%]
-    #[arg(long, value_name = "PERCENT", value_parser = percent, requires = "search")]
+    /// With --search or --advise: share of a rank's memory that a recommendation leaves free [default: 5%]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, requires = "ways")]
     pub headroom: Option<f64>,
+    /// With --search or --advise: only ways that have this value of a key that is searched, as parallel.pipeline=1
+    #[arg(long, value_name = "KEY=VALUE", requires = "ways")]
+    pub keep: Vec<String>,
+    /// With --search: train the best N ways on this machine, by turns, and say whether the predicted order held. Where they need
+    /// other devices, scaled-down stand-ins train
+    #[arg(long, value_name = "N", requires = "search", value_parser = clap::value_parser!(u32).range(2..=50))]
+    pub measure: Option<u32>,
+    /// With --measure: wall time of all turns, starts included; it ends earlier when all is decided [default: 2min]
+    #[arg(long, value_parser = duration, value_name = "TIME", requires = "measure")]
+    pub budget: Option<Duration>,
+    /// With --measure: count rounds in which other processes used the cores
+    #[arg(long, requires = "measure")]
+    pub allow_load: bool,
+    /// One screen of advice, as `zbench advise FILE` prints it
+    #[arg(long, conflicts_with_all = ["search", "proxy", "explain", "what_if"])]
+    pub advise: bool,
     /// Print every sum term by term, with the field's rules of thumb beside it
     #[arg(long)]
     pub explain: bool,
@@ -289,6 +306,69 @@ pub struct PlanArgs {
     /// Predict the published results in the grid files of a folder, and say how far off that is
     #[arg(long, value_name = "DIR", conflicts_with_all = ["file", "search", "explain", "what_if", "proxy"])]
     pub validate: Option<PathBuf>,
+}
+
+/// `zbench advise`.
+#[derive(Args)]
+pub struct AdviseArgs {
+    /// Configuration that states model, ranks, machine and batch; the options below state them instead, or beside it
+    pub file: Option<PathBuf>,
+    /// The model: a preset, or a folder with config.json
+    #[arg(long, value_name = "PRESET|DIR", required_unless_present = "file")]
+    pub model: Option<String>,
+    /// Devices in all
+    #[arg(long, value_name = "N", required_unless_present = "file", value_parser = clap::value_parser!(u64).range(1..=1_048_576))]
+    pub gpus: Option<u64>,
+    /// The machine: a profile that zbench comes with, or machines/NAME.toml
+    #[arg(long, value_name = "NAME", required_unless_present = "file")]
+    pub profile: Option<String>,
+    /// Sequences of a step, all devices together
+    #[arg(long, value_name = "N", required_unless_present = "file", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    pub global_batch: Option<u64>,
+    /// Tokens of a sequence
+    #[arg(long, value_name = "N", required_unless_present = "file", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    pub seq_len: Option<u64>,
+    /// Whose memory and speed are predicted [default: the file's, else that of --export, else megatron-core]
+    #[arg(long, value_name = "NAME")]
+    pub software: Option<String>,
+    /// Price of one device for an hour: the cost of tokens is then stated, in the same currency
+    #[arg(long, value_name = "PRICE")]
+    pub price: Option<f64>,
+    /// Change a key; a bare word is a string. What a search varies has no effect unless --keep names it
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Only this cell of a file with several
+    #[arg(long, value_name = "EXPR", requires = "file")]
+    pub only: Option<String>,
+    /// Only ways that have this value of a key that is searched, as parallel.pipeline=1
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub keep: Vec<String>,
+    /// Share of a rank's memory that stays free [default: 5%]
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub headroom: Option<f64>,
+    /// Write the recommended way as a configuration of this program, to standard output unless -o is given; only ways that the
+    /// program has are then recommended
+    #[arg(long, value_enum, value_name = "PROGRAM")]
+    pub export: Option<AdviseTarget>,
+    /// With --export: write to this file instead, whole or not at all
+    #[arg(short, long, value_name = "FILE", requires = "export")]
+    pub output: Option<PathBuf>,
+    /// With -o: write over a file that exists
+    #[arg(long, requires = "output")]
+    pub force: bool,
+}
+
+/// Whose configuration advice is written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum AdviseTarget {
+    /// DeepSpeed's JSON
+    Deepspeed,
+    /// accelerate's YAML
+    Accelerate,
+    /// torchtitan's TOML
+    Torchtitan,
+    /// A configuration of zbench
+    Zbench,
 }
 
 /// `zbench report`.

@@ -1,5 +1,6 @@
 //! One module per command, and what the commands share.
 
+mod advise;
 mod allreduce;
 mod bench;
 mod bound;
@@ -18,6 +19,7 @@ mod plan;
 mod progress;
 mod report;
 mod repro;
+mod search;
 mod select;
 mod session;
 mod signals;
@@ -65,6 +67,7 @@ pub fn run(cli: &Cli) -> Result<u8> {
             session::with(global, arguments.timeout, |session| train::run(global, session, arguments))
         }
         Command::Plan(arguments) => plan::plan(global, arguments),
+        Command::Advise(arguments) => advise::advise(global, arguments),
         Command::Allreduce(arguments) => allreduce::allreduce(global, arguments),
         Command::Gemm(arguments) => bench::gemm(global, arguments),
         Command::Attention(arguments) => bench::attention(global, arguments),
@@ -255,17 +258,18 @@ fn expand(arguments: &Cells, max_cells: usize, launched: Option<Hosts>) -> Resul
 
 /// The same on a changed machine.
 fn expand_with(arguments: &Cells, max_cells: usize, change: impl FnOnce(Context) -> Context) -> Result<Expanded> {
-    expand_document(Document::read(&arguments.file, &arguments.set)?, arguments, max_cells, change)
+    let document = Document::read(&arguments.file, &arguments.set)?;
+    expand_document(document, arguments.only.as_deref(), max_cells, change)
 }
 
-/// The same of a document that was read: a pipe is read once.
+/// The same of a document that was read.
 fn expand_document(
     document: Document,
-    arguments: &Cells,
+    only: Option<&str>,
     max_cells: usize,
     change: impl FnOnce(Context) -> Context,
 ) -> Result<Expanded> {
-    let only = arguments.only.as_deref().map(|only| grid::parse_only(only, &document)).transpose()?.unwrap_or_default();
+    let only = only.map(|only| grid::parse_only(only, &document)).transpose()?.unwrap_or_default();
     let context = change(Context::new(document.folder().to_path_buf(), machine::cores()));
     let mut files = Files::default();
     let cells = grid::expand_to_search(&document, &only, max_cells, &context, &mut files)?;
@@ -309,23 +313,23 @@ fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
     let mut seen = BTreeSet::new();
     let mut planned = Vec::new();
     for mut cell in cells {
-        let mut of = None;
-        if absent(&cell)
-            && let Ok(resolved) = &mut cell.resolved
-        {
-            resolved.cell = proxy::scaled(&resolved.cell, machine::cores());
-            let ranks = resolved.cell.parallel.ranks;
-            resolved.cell.parallel.backend = expanded.context.backend(DeviceKind::Cpu, ranks);
-            resolved.profile = None;
-            let key = grid::cell_key(&resolved.cell, &mut expanded.files);
-            of = Some(std::mem::replace(&mut cell.key, key));
-            cell.label = format!("{} [proxy]", cell.label).trim().to_string();
-        }
+        let of = if absent(&cell) { stand_in(&mut cell, &expanded.context, &mut expanded.files) } else { None };
         if seen.insert(cell.key.clone()) {
             planned.push(planned::plan(&planner, cell, of));
         }
     }
     Ok(planned)
+}
+
+/// Puts the scaled-down stand-in of a cell in its place; the key that the cell had.
+fn stand_in(cell: &mut GridCell, context: &Context, files: &mut Files) -> Option<String> {
+    let resolved = cell.resolved.as_mut().ok()?;
+    resolved.cell = proxy::scaled(&resolved.cell, machine::cores());
+    resolved.cell.parallel.backend = context.backend(DeviceKind::Cpu, resolved.cell.parallel.ranks);
+    resolved.profile = None;
+    let key = grid::cell_key(&resolved.cell, files);
+    cell.label = format!("{} [proxy]", cell.label).trim().to_string();
+    Some(std::mem::replace(&mut cell.key, key))
 }
 
 /// A cell that the plan refuses is skipped if it comes from a grid. Otherwise it is an error of the file.

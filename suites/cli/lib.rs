@@ -115,10 +115,26 @@ Stop it with Ctrl-C at any time; the same command goes on where it stopped.")]
   zbench plan configs/llama70b.toml --format json     an object for each cell
   zbench plan configs/llama70b.toml --only parallel.strategy=fsdp --explain
   zbench plan configs/llama70b.toml --what-if network.rate=400Gb/s
-  zbench plan configs/search70b.toml --search         the best way on these ranks
+  zbench plan configs/search70b.toml --search         the best way on these ranks, the runner-up and why it lost
+  zbench plan configs/search70b.toml --search --keep parallel.pipeline=1
+  zbench plan configs/ways.toml --search --measure 4  train the best four on this machine: did the order hold?
   zbench plan configs/claims/t5-3b.toml --deepspeed-estimator documented
   zbench plan --validate tests/published              predictions beside published results")]
-    Plan(PlanArgs),
+    Plan(Box<PlanArgs>),
+    /// How to train this model on these devices: the recommended configuration, memory, time, cost, and what lost against it
+    #[command(after_help = "Examples:
+  zbench advise --model llama3-70b --gpus 64 --profile h100-sxm --global-batch 512 --seq-len 8192
+  zbench advise --model llama3-8b --gpus 8 --profile a100-80gb --global-batch 128 --seq-len 4096 --price 1.80
+  zbench advise --model ./my-model --gpus 16 --profile h100-sxm --global-batch 64 --seq-len 8192 --software fsdp2
+  zbench advise configs/search70b.toml --export torchtitan -o train.toml
+  zbench advise configs/search70b.toml --export zbench -o run.toml
+  zbench advise configs/search70b.toml --keep parallel.pipeline=1 --keep memory.checkpointing=full
+  zbench advise configs/search70b.toml --format json  one object
+
+Without a file the precision is bf16-mixed; --set precision.preset=… is another.
+Exit codes: 0 advice was given, 1 usage, or a batch that no split divides, 4 nothing fits: the nearest miss is named, and what would
+fit. docs/advise.md has the rest.")]
+    Advise(Box<AdviseArgs>),
     /// The interconnect test: nccl-tests' flags, columns, factors and data check, over any backend
     #[command(after_help = "Examples:
   zbench allreduce                                    all-reduce of floats over 2 ranks, 8 B to 128 MiB

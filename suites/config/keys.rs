@@ -263,6 +263,14 @@ const REST: &[Key] = &[
         "Order of micro-batches in a pipeline. \"1f1b\" with several virtual stages is \"interleaved\"; \"naive\" has one micro-batch at \
          a time; \"zb-h1\" computes gradients of weights where a stage would wait.",
     ),
+    key(
+        "parallel.placement",
+        Choice(&["data-inside", "pipeline-inside"]),
+        Is("\"data-inside\""),
+        "Which axis lies next to those of tensor and context when ranks are numbered, and so within a node as far as it fits: data-inside: \
+         replicas and shards, and stages are farthest apart; pipeline-inside: stages (Megatron's --use-tp-pp-dp-mapping), which is priced \
+         and not run.",
+    ),
     key("parallel.prefetch", Count { min: 0, max: 1024 }, Is("1"), "Units gathered ahead of their use."),
     key("parallel.bucket_mb", REAL, Is("25.0"), "MiB of gradients in one call of ddp; 0 = each unit by itself."),
     key(
@@ -436,6 +444,12 @@ const LATER: &[Key] = &[
         Is("\"zbench\""),
         "Whose memory and speed are predicted for a device of a profile: zbench's own engine, or a generation of other training \
          software, which has only the strategies that it has (docs/estimator.md).",
+    ),
+    key(
+        "hardware.gpu_hour_price",
+        REAL_POSITIVE,
+        From("absent: no cost is stated"),
+        "Price of one device for an hour, in any currency: `zbench advise` states the cost of tokens. No part of a cell.",
     ),
     key(
         "hardware.threads_per_rank",

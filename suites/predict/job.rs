@@ -157,6 +157,10 @@ fn degrees(cell: &Cell) -> Degrees {
         context: cut.context,
         expert: cut.expert,
         expert_tensor: if model_has_experts(cell) { cut.expert_tensor } else { cut.tensor },
+        placement: match cell.priced.as_ref().map(|priced| priced.placement).unwrap_or_default() {
+            cell::Placement::DataInside => Placement::DataInside,
+            cell::Placement::PipelineInside => Placement::PipelineInside,
+        },
     }
 }
 

@@ -1,25 +1,28 @@
 //! `plan --search`: every way to split a cell's work over its ranks, priced, for the best speed under the memory limit.
 
-use crate::Timing;
-use crate::forecast;
-use crate::planned;
+mod lost;
+mod ways;
+
+use crate::forecast::{self, Footprint};
+use crate::{Timing, planned};
 use std::collections::BTreeMap;
 use std::time::Instant;
+use ways::{Space, Way};
 use zbench_config::{Resolved, grid, keys};
-use zbench_engine::config::{Cell, Checkpointing, Degrees, Home, PipelineSchedule, Strategy};
+use zbench_engine::config::{Cell, Checkpointing, Degrees, DeviceKind, Home, Placement, Priced, Strategy};
+use zbench_engine::outcome::Estimate;
 use zbench_engine::planner::Planner;
-use zbench_estimate::band::Band;
-use zbench_reports::OrderedMap;
-use zbench_reports::estimate_report::{Candidate, Searched};
-use zbench_reports::{label, units};
+use zbench_host::machine;
+use zbench_reports::estimate_report::{Alternative, Candidate, Searched, name};
+use zbench_reports::{OrderedMap, label};
 
-/// More combinations than this are not listed.
-const SHOWN: usize = 10;
-/// Micro-batches that are tried: more than this keeps no device busier.
-const MICRO_BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// More ways than this are not listed, unless more are asked for.
+pub const SHOWN: usize = 10;
+/// Alternatives of another split that are named beside the fastest way.
+const ALTERNATIVES: usize = 2;
 
 /// The software of a search around a cell that names none.
-const SOFTWARE: &str = "megatron-core";
+pub const SOFTWARE: &str = "megatron-core";
 
 /// What a search cannot be made of.
 #[derive(Debug, thiserror::Error)]
@@ -30,100 +33,208 @@ pub enum SearchError {
     /// Nothing limits memory.
     #[error("a search needs a limit of memory; state memory.capacity, or a hardware.profile that has one")]
     Capacity,
+    /// A key that ways are to keep is none that a search varies, or no way has the value.
+    #[error("{key} = {value} cannot be kept: {why}")]
+    Keep {
+        /// The key.
+        key: String,
+        /// The value.
+        value: String,
+        /// What there is instead.
+        why: String,
+    },
+    /// No split of the ranks divides the sequences of a step.
+    #[error(
+        "a step of {global_batch} sequences cannot be divided among {ranks} ranks: no split has a number of data-parallel ranks \
+         that divides it; the nearest that can be have {nearest}"
+    )]
+    Batch {
+        /// Sequences of a step.
+        global_batch: usize,
+        /// Ranks.
+        ranks: usize,
+        /// The nearest numbers of sequences.
+        nearest: String,
+    },
 }
 
-/// One way: the cell changed, and the settings that say how.
-struct ParallelLayout {
-    cell: Cell,
-    settings: OrderedMap<String>,
-}
-
-/// What a way takes.
-struct Outcome {
-    settings: OrderedMap<String>,
+/// A way that fits, and what it takes.
+struct Fitting {
+    way: Way,
     bytes: u64,
-    band: Option<Band>,
-    timing: Timing,
+    step_ms: f64,
 }
 
-/// A cell without what a search varies: what stays the same in all its ways.
-pub fn question(resolved: &Resolved) -> Cell {
-    let mut cell = resolved.cell.clone();
-    let replicas = cell.parallel.ranks / cell.parallel.degrees.ranks_per_replica().max(1);
-    cell.parallel.degrees = Degrees { expert_tensor: cell.parallel.degrees.expert_tensor, ..Degrees::default() };
-    cell.train.accumulation *= cell.train.micro_batch * replicas;
-    cell.train.micro_batch = 1;
-    cell.parallel.strategy = Strategy::Ddp;
-    cell.parallel.shard = cell.parallel.ranks;
-    cell.memory.checkpointing = Checkpointing::None;
-    (cell.memory.offload_optimizer, cell.memory.offload_parameters) = (Home::Device, Home::Device);
-    cell
+/// What a way takes, whole.
+struct Outcome {
+    estimate: Option<Estimate>,
+    footprint: Footprint,
+    timing: Result<Timing, String>,
+}
+
+/// What is asked of a search.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Share of a rank's memory that what is recommended leaves free.
+    pub headroom: f64,
+    /// Ways that are listed at least.
+    pub listed: usize,
+    /// Sequences of a step, all ranks together, where they are others than the cell's.
+    pub global_batch: Option<usize>,
+    /// Keys that ways keep at a value, as settings write it.
+    pub keep: Vec<(String, String)>,
+}
+
+impl Default for Wanted {
+    fn default() -> Wanted {
+        Wanted { headroom: HEADROOM, listed: SHOWN, global_batch: None, keep: Vec::new() }
+    }
 }
 
 /// Share of a rank's memory that a recommendation leaves free where nothing else is asked for: predictions are off by a few
 /// percent, and a run that is out of memory costs more than the last of its speed.
 pub const HEADROOM: f64 = 0.05;
 
-/// Searches around a cell: its model, ranks, sequence length and global batch stay. What is recommended leaves the share
-/// `headroom` of a rank's memory free.
+/// A cell without what a search varies: what stays the same in all its ways.
+pub fn question(resolved: &Resolved) -> Cell {
+    let mut cell = resolved.cell.clone();
+    let replicas = cell.parallel.ranks / cell.parallel.degrees.ranks_per_replica().max(1);
+    cell.parallel.degrees = Degrees::default();
+    cell.train.accumulation *= cell.train.micro_batch * replicas;
+    cell.train.micro_batch = 1;
+    cell.parallel.strategy = Strategy::Ddp;
+    cell.parallel.shard = cell.parallel.ranks;
+    cell.memory.checkpointing = Checkpointing::None;
+    if let Some(priced) = &mut cell.priced {
+        priced.placement = Placement::default();
+    }
+    cell.priced = cell.priced.filter(|priced| **priced != Priced::default());
+    let memory = &mut cell.memory;
+    for home in [&mut memory.offload_optimizer, &mut memory.offload_parameters, &mut memory.offload_activations] {
+        *home = Home::Device;
+    }
+    cell
+}
+
+/// Searches around a cell: its model, ranks, sequence length and global batch stay.
 ///
 /// # Errors
 /// There is no machine or no limit to search under.
-pub fn search(planner: &Planner, resolved: &Resolved, label: &str, headroom: f64) -> Result<Searched, SearchError> {
+pub fn search(planner: &Planner, resolved: &Resolved, label: &str, wanted: &Wanted) -> Result<Searched, SearchError> {
     let begun = Instant::now();
-    // One software for all ways: else two programs would be compared where two ways of splitting are asked about.
     let mut resolved = resolved.clone();
-    resolved.cell.hardware.software.get_or_insert_with(|| SOFTWARE.into());
-    let resolved = &resolved;
-    forecast::timing(planner, resolved, None).map_err(SearchError::Machine)?;
-    let capacity = resolved.cell.memory.capacity.ok_or(SearchError::Capacity)?;
-    let limit = (capacity as f64 * (1.0 - headroom)) as u64;
-    let mut found = Searched {
+    if resolved.cell.hardware.device == DeviceKind::Cuda {
+        // One software for all ways: else two programs would be compared where two ways of splitting are asked about.
+        resolved.cell.hardware.software.get_or_insert_with(|| SOFTWARE.into());
+    }
+    let stated = price(planner, &resolved);
+    stated.timing.map_err(SearchError::Machine)?;
+    let capacity = capacity(&resolved.cell).ok_or(SearchError::Capacity)?;
+    let limit = (capacity as f64 * (1.0 - wanted.headroom)) as u64;
+    let space = Space::of(&resolved, wanted)?;
+    if space.ways.is_empty() {
+        return Err(space.none());
+    }
+    let of = |way: &Way| Resolved { cell: space.cell(way), profile: resolved.profile.clone() };
+    let mut impossible: BTreeMap<String, u64> =
+        space.impossible.iter().map(|(reason, count)| (reason.to_string(), *count)).collect();
+    let mut fitting: Vec<Fitting> = Vec::new();
+    let mut nearest: Option<(u64, Way)> = None;
+    for way in &space.ways {
+        let one = of(way);
+        let outcome = match price_within(planner, &one, limit) {
+            Ok(outcome) => outcome,
+            Err(reason) => {
+                *impossible.entry(reason).or_default() += 1;
+                continue;
+            }
+        };
+        match outcome.timing {
+            Some(timing) => fitting.push(Fitting { way: *way, bytes: outcome.bytes, step_ms: timing.step_ms }),
+            None if outcome.bytes <= limit => {
+                *impossible.entry("what is offloaded is more than the host's memory".into()).or_default() += 1;
+            }
+            None if nearest.is_none_or(|(least, _)| outcome.bytes < least) => nearest = Some((outcome.bytes, *way)),
+            None => {}
+        }
+    }
+    // Of ways that are as fast, what moves nothing is simpler.
+    let tie = |one: &Fitting| (one.way.offloads(), one.bytes);
+    fitting.sort_by(|a, b| a.step_ms.total_cmp(&b.step_ms).then_with(|| tie(a).cmp(&tie(b))));
+    let whole = |way: &Way| price(planner, &of(way));
+    let candidate = |way: &Way| candidate(&whole(way), space.settings(way));
+    let first = fitting.first().map(|best| whole(&best.way));
+    let alternatives = alternatives(&fitting, |way| (whole(way), space.settings(way)));
+    Ok(Searched {
         label: label.to_string(),
         capacity_bytes: capacity,
-        headroom,
+        headroom: wanted.headroom,
         limit_bytes: limit,
         ranks: resolved.cell.parallel.ranks as u64,
-        ..Searched::default()
-    };
-    let mut impossible: BTreeMap<&'static str, u64> = BTreeMap::new();
-    let (mut fitting, mut nearest): (Vec<Outcome>, Option<(u64, ParallelLayout)>) = (Vec::new(), None);
-    for way in ways(resolved, &mut impossible) {
-        found.priced += 1;
-        let one = Resolved { cell: way.cell.clone(), profile: resolved.profile.clone() };
-        // Where the engine's own habits are asked for, cells that it runs have its own bytes, as `plan` prints them.
-        let ours = one.cell.hardware.software.as_deref() == Some("zbench") && !one.cell.is_priced();
-        let estimate = if ours { planned::estimate(planner, &one.cell).ok() } else { None };
-        let footprint = forecast::footprint(&one, estimate.as_ref());
-        let bytes = footprint.total;
-        if !footprint.fits(limit) {
-            if bytes <= limit {
-                *impossible.entry("what is offloaded is more than the host's memory").or_default() += 1;
-            } else if nearest.as_ref().is_none_or(|(least, _)| bytes < *least) {
-                nearest = Some((bytes, way));
-            }
-            continue;
-        }
-        let Ok((timing, _)) = forecast::timing(planner, &one, estimate.as_ref()) else { continue };
-        if found.band_source.is_empty() {
-            found.band_source = forecast::of_bands(&one.cell, Some(&footprint), Some(&timing));
-        }
-        fitting.push(Outcome { settings: way.settings, bytes, band: footprint.band, timing });
+        global_batch: space.global_batch as u64,
+        priced: space.ways.len() as u64,
+        fitting: fitting.len() as u64,
+        impossible: impossible.iter().map(|(reason, count)| (reason.as_str(), *count)).collect(),
+        band_source: first.as_ref().map(|of| bands(&resolved.cell, of)).unwrap_or_default(),
+        runner_up: alternatives.first().map(|one| format!("The runner-up: {}", one.words())).unwrap_or_default(),
+        alternatives,
+        measured: None,
+        pareto: pareto(&fitting).into_iter().map(|one| candidate(&one.way)).collect(),
+        best: listed(&fitting, wanted.listed.max(SHOWN)).into_iter().map(|one| candidate(&one.way)).collect(),
+        nearest: nearest.filter(|_| fitting.is_empty()).map(|(_, way)| candidate(&way)),
+        seconds: begun.elapsed().as_secs_f64(),
+    })
+}
+
+/// The memory of a rank that ways must leave room in: as stated, else a rank's share of this machine's.
+fn capacity(cell: &Cell) -> Option<u64> {
+    let here = || machine::memory_bytes("MemTotal").map(|bytes| bytes / cell.parallel.ranks.max(1) as u64);
+    cell.memory.capacity.or_else(|| if cell.hardware.device == DeviceKind::Cpu { here() } else { None })
+}
+
+/// What a way takes, as far as a search needs it.
+struct Quick {
+    bytes: u64,
+    /// Nothing of a way that does not fit.
+    timing: Option<Timing>,
+}
+
+/// Prices a way if it fits into so many bytes.
+fn price_within(planner: &Planner, one: &Resolved, limit: u64) -> Result<Quick, String> {
+    // The key alone, as its values are others in each way.
+    let refused = |reason: String| format!("the engine refuses {}", reason.split(": ").next().unwrap_or_default());
+    let estimate = estimate(planner, one).map_err(refused)?;
+    let footprint = forecast::footprint(one, estimate.as_ref());
+    let bytes = footprint.total;
+    if !footprint.fits(limit) {
+        return Ok(Quick { bytes, timing: None });
     }
-    found.fitting = fitting.len() as u64;
-    found.impossible = impossible.into_iter().map(|(reason, count)| (reason.to_string(), count)).collect();
-    fitting
-        .sort_by(|a, b| b.timing.tokens_per_second.total_cmp(&a.timing.tokens_per_second).then(a.bytes.cmp(&b.bytes)));
-    found.runner_up = runner_up(&fitting);
-    found.pareto = pareto(&fitting);
-    found.best = fitting.iter().take(SHOWN).map(candidate).collect();
-    if let (true, Some((bytes, way))) = (fitting.is_empty(), nearest) {
-        let one = Resolved { cell: way.cell, profile: resolved.profile.clone() };
-        let timing = forecast::timing(planner, &one, None).map(|(timing, _)| timing).unwrap_or_default();
-        found.nearest = Some(candidate(&Outcome { settings: way.settings, bytes, band: None, timing }));
+    let (timing, _) = forecast::timing(planner, one, estimate.as_ref())?;
+    Ok(Quick { bytes, timing: Some(timing) })
+}
+
+/// The engine's plan of a cell whose own bytes are asked for, as `plan` prints them: one on a CPU, or of zbench's own habits.
+fn estimate(planner: &Planner, one: &Resolved) -> Result<Option<Estimate>, String> {
+    let cell = &one.cell;
+    match cell.hardware.device {
+        DeviceKind::Cpu => planned::estimate(planner, cell).map(Some),
+        DeviceKind::Cuda if cell.hardware.software.as_deref() == Some("zbench") && !cell.is_priced() => {
+            Ok(planned::estimate(planner, cell).ok())
+        }
+        DeviceKind::Cuda => Ok(None),
     }
-    found.seconds = begun.elapsed().as_secs_f64();
-    Ok(found)
+}
+
+/// Prices a way whole.
+fn price(planner: &Planner, one: &Resolved) -> Outcome {
+    let estimate = estimate(planner, one).unwrap_or_default();
+    let footprint = forecast::footprint(one, estimate.as_ref());
+    let timing = forecast::timing(planner, one, estimate.as_ref()).map(|(timing, _)| timing);
+    Outcome { estimate, footprint, timing }
+}
+
+fn bands(cell: &Cell, of: &Outcome) -> String {
+    forecast::of_bands(cell, Some(&of.footprint).filter(|_| of.estimate.is_none()), of.timing.as_ref().ok())
 }
 
 /// The settings of a candidate that the cell does not have already, nor any cell by default.
@@ -132,235 +243,83 @@ pub fn changes<'c>(resolved: &Resolved, candidate: &'c Candidate) -> Vec<(&'c st
     let is_new = |(key, value): &(&str, &String)| {
         let stated = cell.pointer(&format!("/{}", key.replace('.', "/"))).filter(|value| !value.is_null()).cloned();
         let default = || keys::default_of(key).and_then(|value| serde_json::to_value(value).ok());
-        !stated.or_else(default).is_some_and(|stated| label::is_value(key, &stated, value))
+        match stated.or_else(default) {
+            Some(stated) => !label::is_value(key, &stated, value),
+            None => !label::is_usual(key, value),
+        }
     };
     candidate.settings.iter().filter(is_new).map(|(key, value)| (key, value.as_str())).collect()
 }
 
-/// Divisors of a number, ascending, up to a limit.
-fn divisors(of: usize, most: usize) -> Vec<usize> {
-    (1..=of.min(most)).filter(|d| of.is_multiple_of(*d)).collect()
-}
-
-fn ways(resolved: &Resolved, impossible: &mut BTreeMap<&'static str, u64>) -> Vec<ParallelLayout> {
-    let cell = &resolved.cell;
-    let (ranks, model) = (cell.parallel.ranks, &cell.model);
-    let per_node = forecast::ranks_per_node(resolved).min(ranks);
-    let replicas = ranks / cell.parallel.degrees.ranks_per_replica().max(1);
-    let global = cell.train.micro_batch.saturating_mul(cell.train.accumulation).saturating_mul(replicas);
-    let experts = if model.sparse_blocks() > 0 { model.experts.as_ref().map_or(1, |e| e.num_experts) } else { 1 };
-    let mut list = Vec::new();
-    let mut refuse = |reason: &'static str| *impossible.entry(reason).or_default() += 1;
-    for tensor in divisors(ranks, per_node) {
-        if !model.num_attention_heads.is_multiple_of(tensor) || !model.num_key_value_heads.is_multiple_of(tensor) {
-            refuse("tensor does not divide the heads");
-            continue;
+/// The fastest, without those that differ from a faster one in nothing but where stages lie.
+fn listed(fitting: &[Fitting], count: usize) -> Vec<&Fitting> {
+    let mut list: Vec<&Fitting> = Vec::new();
+    for one in fitting {
+        if list.len() == count {
+            break;
         }
-        for pipeline in divisors(ranks / tensor, model.num_hidden_layers.max(1)) {
-            if !model.num_hidden_layers.is_multiple_of(pipeline) {
-                refuse("pipeline does not divide the blocks");
-                continue;
-            }
-            for context in divisors(ranks / tensor / pipeline, 16) {
-                if !cell.train.seq_len.is_multiple_of(2 * context) && context > 1 {
-                    refuse("context does not halve and divide the sequence");
-                    continue;
-                }
-                let data = ranks / tensor / pipeline / context;
-                if !global.is_multiple_of(data) {
-                    refuse("the global batch is not a multiple of the data-parallel ranks");
-                    continue;
-                }
-                for expert in divisors(experts, data * context) {
-                    if !(data * context).is_multiple_of(expert) {
-                        refuse("expert does not divide the ranks of a stage");
-                        continue;
-                    }
-                    let degrees = Degrees {
-                        tensor,
-                        sequence: tensor,
-                        pipeline,
-                        context,
-                        expert,
-                        virtual_stages: 1,
-                        pipeline_schedule: PipelineSchedule::OneFOneB,
-                        ..cell.parallel.degrees
-                    };
-                    splits(cell, &degrees, data, global / data, per_node, &mut list);
-                }
-            }
+        if !list.iter().any(|faster| one.way.is_but_for_placement(&faster.way)) {
+            list.push(one);
         }
     }
     list
-}
-
-/// Strategies, micro-batches, chunks, checkpointing and offload of one set of degrees.
-fn splits(
-    cell: &Cell,
-    degrees: &Degrees,
-    data: usize,
-    per_replica: usize,
-    per_node: usize,
-    list: &mut Vec<ParallelLayout>,
-) {
-    let shared = data * degrees.context;
-    let mut strategies = vec![Strategy::Ddp];
-    if shared > 1 {
-        strategies.push(Strategy::Zero1);
-        // A pipeline would gather weights and scatter gradients for every micro-batch.
-        if degrees.pipeline == 1 {
-            strategies.extend([Strategy::Zero2, Strategy::Fsdp, Strategy::FsdpGradOp]);
-            // The ranks of a sequence are in one group, so groups keep to a node where sequences do.
-            let is_in_node = per_node.is_multiple_of(degrees.context);
-            if shared > per_node && shared.is_multiple_of(per_node) && per_node > 1 && is_in_node {
-                strategies.push(Strategy::Hsdp);
-            }
-        }
-    }
-    // Nor is one recommended that the software has not.
-    let software = cell.hardware.software.as_deref().unwrap_or(SOFTWARE);
-    strategies.retain(|strategy| zbench_config::software::no_such_pair(software, *strategy).is_none());
-    let layers = cell.model.num_hidden_layers / degrees.pipeline;
-    let adapters = cell.lora.on();
-    for strategy in strategies {
-        for micro in MICRO_BATCHES.into_iter().filter(|micro| per_replica.is_multiple_of(*micro)) {
-            let accumulation = per_replica / micro;
-            let interleaves = degrees.pipeline > 1 && accumulation.is_multiple_of(degrees.pipeline);
-            for chunks in divisors(layers, if interleaves { 8 } else { 1 }) {
-                for checkpointing in [Checkpointing::None, Checkpointing::Selective, Checkpointing::Full] {
-                    for (optimizer, parameters) in offloads(strategy, adapters) {
-                        let degrees = Degrees { virtual_stages: chunks, ..*degrees };
-                        let batch = (micro, accumulation);
-                        let mut way = way(cell, degrees, strategy, batch, checkpointing.clone(), per_node);
-                        way.offload(optimizer, parameters);
-                        list.push(way);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Homes of optimizer state and weights that are tried.
-fn offloads(strategy: Strategy, adapters: bool) -> Vec<(Home, Home)> {
-    let mut list = vec![(Home::Device, Home::Device)];
-    if !adapters && matches!(strategy, Strategy::Zero2 | Strategy::Fsdp) {
-        list.push((Home::Host, Home::Device));
-    }
-    if strategy == Strategy::Fsdp {
-        list.push((Home::Host, Home::Host));
-    }
-    list
-}
-
-fn way(
-    base: &Cell,
-    degrees: Degrees,
-    strategy: Strategy,
-    (micro, accumulation): (usize, usize),
-    checkpointing: Checkpointing,
-    per_node: usize,
-) -> ParallelLayout {
-    let mut cell = base.clone();
-    (cell.parallel.strategy, cell.parallel.degrees) = (strategy, degrees);
-    let ranks = cell.parallel.ranks;
-    let data = ranks / degrees.ranks_per_replica().max(1);
-    cell.parallel.shard = if strategy.is_hybrid() { degrees.shard_in_node(per_node, data) } else { ranks };
-    (cell.train.micro_batch, cell.train.accumulation) = (micro, accumulation);
-    let mut settings = OrderedMap::new();
-    settings.insert("hardware.software", cell.hardware.software.clone().unwrap_or_default());
-    settings.insert("parallel.strategy", strategy.name().to_string());
-    for (key, degree) in [
-        ("parallel.tensor", degrees.tensor),
-        ("parallel.sequence", degrees.sequence),
-        ("parallel.pipeline", degrees.pipeline),
-        ("parallel.virtual_stages", degrees.virtual_stages),
-        ("parallel.context", degrees.context),
-        ("parallel.expert", degrees.expert),
-        ("train.micro_batch", micro),
-        ("train.accumulation", accumulation),
-    ] {
-        settings.insert(key, degree.to_string());
-    }
-    let word = match checkpointing {
-        Checkpointing::None => "none",
-        Checkpointing::Selective => "selective",
-        _ => "full",
-    };
-    settings.insert("memory.checkpointing", word.to_string());
-    cell.memory.checkpointing = checkpointing;
-    ParallelLayout { cell, settings }
-}
-
-impl ParallelLayout {
-    fn offload(&mut self, optimizer: Home, parameters: Home) {
-        let place = |home: Home| if home == Home::Host { "host" } else { "none" }.to_string();
-        self.settings.insert("memory.offload_optimizer", place(optimizer));
-        self.settings.insert("memory.offload_parameters", place(parameters));
-        (self.cell.memory.offload_optimizer, self.cell.memory.offload_parameters) = (optimizer, parameters);
-    }
 }
 
 /// Those that no other beats in speed and memory both; they come sorted by speed.
-fn pareto(fitting: &[Outcome]) -> Vec<Candidate> {
+fn pareto(fitting: &[Fitting]) -> Vec<&Fitting> {
     let (mut least, mut list) = (u64::MAX, Vec::new());
     for one in fitting {
         if one.bytes < least {
             least = one.bytes;
-            list.push(candidate(one));
+            list.push(one);
         }
     }
     list
 }
 
-fn candidate(one: &Outcome) -> Candidate {
-    let seconds = one.timing.step_ms / 1e3;
-    let peak = one.timing.peak.unwrap_or(f64::NAN);
+fn candidate(one: &Outcome, settings: OrderedMap<String>) -> Candidate {
+    let timing = one.timing.clone().unwrap_or_default();
+    let bytes = one.footprint.total;
     Candidate {
-        settings: one.settings.clone(),
-        step_ms: one.timing.step_ms,
-        tokens_per_second: one.timing.tokens_per_second,
-        mfu: one.timing.model_flops_per_rank / seconds / peak,
-        memory_bytes: one.bytes,
-        time: one.timing.spans.clone(),
-        tokens_per_second_band: one.timing.band.map(|band| band.around(one.timing.tokens_per_second)),
-        memory_bytes_band: one.band.map(|band| band.around(one.bytes as f64).map(|bytes| bytes.round() as u64)),
+        settings,
+        step_ms: timing.step_ms,
+        tokens_per_second: timing.tokens_per_second,
+        mfu: timing.model_flops_per_rank / (timing.step_ms / 1e3) / timing.peak.unwrap_or(f64::NAN),
+        memory_bytes: bytes,
+        time: timing.spans.clone(),
+        step_ms_band: timing.band.map(|band| band.around_time(timing.step_ms)),
+        tokens_per_second_band: timing.band.map(|band| band.around(timing.tokens_per_second)),
+        memory_bytes_band: one.footprint.band.map(|band| band.around(bytes as f64).map(|bytes| bytes.round() as u64)),
     }
 }
 
-/// Why the second is slower than the first: where its step is longer.
-fn runner_up(fitting: &[Outcome]) -> String {
-    let [first, second, ..] = fitting else { return String::new() };
-    let differences: Vec<String> = first
-        .settings
-        .iter()
-        .filter(|(key, value)| second.settings.get(key) != Some(*value))
-        .map(|(key, value)| {
-            let other = second.settings.get(key).cloned().unwrap_or_default();
-            format!("{key} {other} instead of {value}")
+/// The fastest ways that split the work otherwise than the best and than each other, and why they lost. Where all split it alike, the
+/// second of all.
+fn alternatives(fitting: &[Fitting], whole: impl Fn(&Way) -> (Outcome, OrderedMap<String>)) -> Vec<Alternative> {
+    let Some((best, others)) = fitting.split_first() else { return Vec::new() };
+    let mut chosen = vec![best];
+    for one in others {
+        if chosen.len() <= ALTERNATIVES && !chosen.iter().any(|other| other.way.splits_like(&one.way)) {
+            chosen.push(one);
+        }
+    }
+    if chosen.len() == 1 {
+        chosen.extend(others.first());
+    }
+    let (first, settings) = whole(&best.way);
+    let Ok(timing) = &first.timing else { return Vec::new() };
+    let best = candidate(&first, settings);
+    let of = |one: &&Fitting| {
+        let (other, settings) = whole(&one.way);
+        let differences = lost::differences(timing, other.timing.as_ref().ok()?);
+        let candidate = candidate(&other, settings);
+        Some(Alternative {
+            name: name(&candidate, Some(&best)),
+            slower: candidate.step_ms / best.step_ms - 1.0,
+            why: lost::words(&differences),
+            spans: differences.iter().map(|(name, share)| (name.as_str(), *share)).collect(),
+            candidate,
         })
-        .collect();
-    let names: Vec<&str> = first.timing.spans.names().chain(second.timing.spans.names()).collect();
-    let of = |one: &Outcome, name: &str| one.timing.spans.get(name).copied().unwrap_or(0.0);
-    let mut spans: Vec<(&str, f64)> =
-        names.into_iter().map(|name| (name, of(second, name) - of(first, name))).collect();
-    spans.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()).then(a.0.cmp(b.0)));
-    spans.dedup_by(|a, b| a.0 == b.0);
-    let words: Vec<String> = spans
-        .iter()
-        .take(3)
-        .filter(|(_, ms)| ms.abs() > 1e-3)
-        .map(|(name, ms)| {
-            let sign = if *ms > 0.0 { "+" } else { "-" };
-            format!("{} {sign}{}", name.replace('_', " "), units::duration(ms.abs() / 1e3))
-        })
-        .collect();
-    let slower = second.timing.step_ms / first.timing.step_ms - 1.0;
-    let why = if words.is_empty() { "in no span by more than a microsecond".to_string() } else { words.join(", ") };
-    format!(
-        "The runner-up ({}) is {} slower, with {} of memory: {why}.",
-        differences.join(", "),
-        units::percent(slower),
-        units::memory(second.bytes as f64)
-    )
+    };
+    chosen.iter().skip(1).filter_map(of).collect()
 }

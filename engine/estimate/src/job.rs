@@ -201,6 +201,20 @@ pub struct Degrees {
     pub expert: usize,
     /// Ranks that share each expert's matrices.
     pub expert_tensor: usize,
+    /// How ranks are numbered.
+    #[serde(default)]
+    pub placement: Placement,
+}
+
+/// How ranks are numbered, from the innermost axis on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Placement {
+    /// Tensor, context, data, pipeline (Megatron-Core's `tp-cp-ep-dp-pp`): stages are farthest apart.
+    #[default]
+    DataInside,
+    /// Tensor, context, pipeline, data (Megatron-Core's `tp-cp-ep-pp-dp`, `--use-tp-pp-dp-mapping`).
+    PipelineInside,
 }
 
 /// Order of micro-batches in a pipeline.

@@ -1,8 +1,8 @@
 //! Memory from first principles: published formulas, conservation, and what must not depend on what.
 
 use zbench_estimate::job::{
-    Attention, Batch, Degrees, Job, Kind, Loss, Offload, Order, Peft, Place, Precision, Recompute, Shape, Sharding,
-    Stack,
+    Attention, Batch, Degrees, Job, Kind, Loss, Offload, Order, Peft, Place, Placement, Precision, Recompute, Shape,
+    Sharding, Stack,
 };
 use zbench_estimate::memory::{Category, formula_bytes, memory};
 
@@ -54,6 +54,7 @@ pub fn job(model: Shape) -> Job {
             context: 1,
             expert: 1,
             expert_tensor: 1,
+            placement: Placement::DataInside,
         },
         sharding: Sharding::whole(),
         precision: Precision::MIXED16,

@@ -3,8 +3,8 @@
 //! machine; a job that breaks a rule is printed whole.
 
 use zbench_estimate::job::{
-    Attention, Batch, Degrees, Experts, Job, Kind, Loss, Number, Offload, Order, Peft, Place, Precision, Recompute,
-    Shape, Sharding, Stack,
+    Attention, Batch, Degrees, Experts, Job, Kind, Loss, Number, Offload, Order, Peft, Place, Placement, Precision,
+    Recompute, Shape, Sharding, Stack,
 };
 use zbench_estimate::machine::Machine;
 use zbench_estimate::profile;
@@ -76,7 +76,7 @@ fn shape(dice: &mut Dice) -> Shape {
 }
 
 fn job(dice: &mut Dice) -> Job {
-    let degrees = Degrees {
+    let mut degrees = Degrees {
         data: dice.of(&[1, 2, 3, 8, 16, 64, 512]),
         tensor: dice.of(&[1, 1, 2, 4, 8, 16]),
         sequence: dice.yes(),
@@ -86,7 +86,12 @@ fn job(dice: &mut Dice) -> Job {
         context: dice.of(&[1, 1, 1, 2, 8]),
         expert: dice.of(&[1, 1, 2, 8]),
         expert_tensor: dice.of(&[1, 2]),
+        placement: Placement::DataInside,
     };
+    // Without a throw of its own, so that all other jobs stay those of before.
+    if degrees.tensor == 2 {
+        degrees.placement = Placement::PipelineInside;
+    }
     let ranks = degrees.data * degrees.context;
     let sharding = match dice.next() % 6 {
         0 => Sharding::whole(),

@@ -20,6 +20,9 @@ pub struct Priced {
     pub parked: usize,
     /// How the loss is made.
     pub loss: PricedLoss,
+    /// Which axis lies within a node, beside those of tensor and context.
+    #[serde(skip_serializing_if = "Placement::is_usual")]
+    pub placement: Placement,
     /// A model that the engine has not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<PricedModel>,
@@ -73,6 +76,7 @@ impl Default for Priced {
             reduce_wire: None,
             parked: 1,
             loss: PricedLoss::Fused,
+            placement: Placement::DataInside,
             model: None,
             dropout: false,
             products: None,
@@ -130,6 +134,7 @@ impl Priced {
             ("parallel.gather_wire", unless(None, self.gather_wire)),
             ("parallel.reduce_wire", unless(None, self.reduce_wire)),
             ("memory.loss", loss),
+            ("parallel.placement", unless(Placement::DataInside, self.placement)),
             ("model.family", self.model.as_ref().and_then(|model| quoted(model.name()))),
             ("parallel.strategy", if self.parked > 1 { quoted("zero++") } else { None }),
             ("model.dropout", self.dropout.then(|| "above 0".to_string())),
@@ -159,6 +164,31 @@ pub enum Wire {
     Int8,
     /// Half a byte, and a scale per block.
     Int4,
+}
+
+/// How ranks are numbered, from the innermost axis on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Placement {
+    /// Tensor, context, data, pipeline: the engine's own order.
+    #[default]
+    DataInside,
+    /// Tensor, context, pipeline, data.
+    PipelineInside,
+}
+
+impl Placement {
+    /// Its name in configurations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Placement::DataInside => "data-inside",
+            Placement::PipelineInside => "pipeline-inside",
+        }
+    }
+
+    fn is_usual(&self) -> bool {
+        *self == Placement::DataInside
+    }
 }
 
 /// Where bytes live.

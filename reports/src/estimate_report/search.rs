@@ -2,6 +2,7 @@
 
 use crate::document::{Document, Entry, Table, Tone};
 use crate::label;
+use crate::order_report::Order;
 use crate::ordered_map::OrderedMap;
 use crate::screen::{Room, Screen, fitting};
 use crate::units;
@@ -22,12 +23,39 @@ pub struct Candidate {
     pub memory_bytes: u64,
     /// Milliseconds of the step by span.
     pub time: OrderedMap<f64>,
+    /// Ends of the band around `step_ms`.
+    #[serde(default)]
+    pub step_ms_band: Option<[f64; 2]>,
     /// Ends of the band around `tokens_per_second`.
     #[serde(default)]
     pub tokens_per_second_band: Option<[f64; 2]>,
     /// Ends of the band around `memory_bytes`; `None` where it is known to the byte.
     #[serde(default)]
     pub memory_bytes_band: Option<[u64; 2]>,
+}
+
+/// A way that lost against the fastest.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Alternative {
+    /// How it splits the work, in words.
+    pub name: String,
+    /// How much longer its step takes, as a share of the fastest one's.
+    pub slower: f64,
+    /// Where its step is longer, and where shorter, in words.
+    pub why: String,
+    /// The same by span, in shares of the fastest one's step; they add up to `slower`.
+    pub spans: OrderedMap<f64>,
+    /// What it takes.
+    pub candidate: Candidate,
+}
+
+impl Alternative {
+    /// It and why it lost, a sentence.
+    pub fn words(&self) -> String {
+        let memory = units::memory(self.candidate.memory_bytes as f64);
+        let Alternative { name, slower, why, .. } = self;
+        format!("{name}; {} slower, {memory}: {why}.", units::percent(*slower))
+    }
 }
 
 /// The result of a search.
@@ -43,6 +71,9 @@ pub struct Searched {
     pub limit_bytes: u64,
     /// Number of ranks.
     pub ranks: u64,
+    /// Sequences of a step, all ranks together.
+    #[serde(default)]
+    pub global_batch: u64,
     /// Number of combinations that were priced.
     pub priced: u64,
     /// Number of combinations that fit.
@@ -53,8 +84,14 @@ pub struct Searched {
     pub pareto: Vec<Candidate>,
     /// The fastest of all that fit, in order; the first is the answer.
     pub best: Vec<Candidate>,
-    /// Why the second is slower, in words.
+    /// The first of `alternatives`, in words.
     pub runner_up: String,
+    /// The fastest that split the work otherwise than the answer and than each other, and why they lost.
+    #[serde(default)]
+    pub alternatives: Vec<Alternative>,
+    /// The predicted order beside the measured one, where ways were trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Order>,
     /// The nearest miss where nothing fits.
     pub nearest: Option<Candidate>,
     /// Seconds that the search took.
@@ -63,11 +100,68 @@ pub struct Searched {
     pub band_source: String,
 }
 
+/// A way as people name it: its strategy, the degrees above 1, and of the rest what is not usual. Beside another one also what differs
+/// from that.
+pub fn name(candidate: &Candidate, beside: Option<&Candidate>) -> String {
+    let value = |of: &Candidate, key: &str| of.settings.get(key).cloned().unwrap_or_default();
+    let own = |key: &str| value(candidate, key);
+    let differs = |key: &str| beside.is_some_and(|other| value(other, key) != own(key));
+    let mut degrees = Vec::new();
+    for (axis, called) in [("tensor", "tensor"), ("pipeline", "pipeline"), ("context", "context"), ("expert", "expert")]
+    {
+        let count = own(&format!("parallel.{axis}"));
+        if !matches!(count.as_str(), "" | "1") {
+            degrees.push(format!("{called} {count}"));
+        }
+    }
+    let mut words = vec![own(label::STRATEGY)];
+    if !degrees.is_empty() {
+        words.push(degrees.join(" x "));
+    }
+    let tensor = own("parallel.tensor");
+    if !matches!(tensor.as_str(), "" | "1") && own("parallel.sequence") == "1" {
+        words.push("without sequence parallelism".into());
+    }
+    let chunks = own("parallel.virtual_stages");
+    if !matches!(chunks.as_str(), "" | "1") {
+        words.push(format!("{chunks} virtual stages"));
+    }
+    if own("parallel.pipeline_schedule") == "zb-h1" {
+        words.push("zb-h1".into());
+    }
+    if own("parallel.placement") == "pipeline-inside" {
+        words.push("stages inside a node".into());
+    }
+    if differs("train.micro_batch") || beside.is_none() {
+        words.push(format!("micro-batch {} x {}", own("train.micro_batch"), own("train.accumulation")));
+    }
+    let kept = own("memory.checkpointing");
+    if differs("memory.checkpointing") || (beside.is_none() && kept != "none") {
+        words.push(match kept.as_str() {
+            "none" => "nothing recomputed".into(),
+            _ => format!("checkpointing {}", kept.trim_matches(['{', '}', ' ']).replace(" = ", " ")),
+        });
+    }
+    for (key, called) in [("optimizer", "optimizer"), ("parameters", "weights"), ("activations", "activations")] {
+        let home = own(&format!("memory.offload_{key}"));
+        if matches!(home.as_str(), "host" | "disk") {
+            words.push(format!("{called} on the {home}"));
+        }
+    }
+    words.join(", ")
+}
+
 /// The document of a search: a screen for this room, then all details. The screen ends with `next`: labels and what to do next.
 pub fn searched(found: &Searched, room: Room, next: &[(&str, String)]) -> Document {
     let of = if found.label.is_empty() { String::new() } else { format!(": {}", found.label) };
-    let mut document = Document::new(format!("Search{of}"));
+    let mut document = document(found, format!("Search{of}"));
     document.screen = Some(screen(found, room, next));
+    document
+}
+
+/// All details of a search.
+pub(super) fn document(found: &Searched, title: String) -> Document {
+    let mut document = Document::new(title);
     let fastest = found.best.first().map(|best| ("All settings of the fastest", best));
     let nearest = || found.nearest.as_ref().map(|nearest| ("All settings of the nearest miss", nearest));
     if let Some((title, candidate)) = fastest.or_else(nearest) {
@@ -81,6 +175,7 @@ pub fn searched(found: &Searched, room: Room, next: &[(&str, String)]) -> Docume
         document.paragraph("None of them is beaten in both by another that fits.");
         document.table(table("pareto", &found.pareto.iter().collect::<Vec<_>>(), found.limit_bytes));
     }
+    document.headed_list("Why others lost", found.alternatives.iter().map(Alternative::words).collect());
     document.headed_list("Left out", left_out(found));
     document
 }
@@ -106,11 +201,11 @@ fn screen(found: &Searched, room: Room, next: &[(&str, String)]) -> Screen {
     rows.sort_by(|a, b| b.tokens_per_second.total_cmp(&a.tokens_per_second));
     let answer = match (rows.first(), &found.nearest) {
         (Some(best), _) => format!(
-            "The fastest: {}, {} tokens/s, a step of {}, MFU {}, {} of memory. {priced}",
+            "The fastest: {}, {} tokens/s, a step of {},{} {} of memory. {priced}",
             labels(&rows)[0],
             units::quantity(best.tokens_per_second),
             units::duration(best.step_ms / 1e3),
-            units::percent(best.mfu),
+            if best.mfu.is_finite() { format!(" MFU {},", units::percent(best.mfu)) } else { String::new() },
             units::memory(best.memory_bytes as f64)
         ),
         (None, Some(nearest)) => format!(
@@ -160,7 +255,7 @@ fn labels(candidates: &[&Candidate]) -> Vec<String> {
     let of = |candidate: &Candidate, all: bool| {
         let is_named = |key: &&&str| {
             let value = value(candidate, key);
-            let says = value != "1" && !label::is_off(&value);
+            let says = value != "1" && !label::is_usual(key, &value);
             **key == label::STRATEGY || if all { differs(key) } else { says && (differs(key) || candidates.len() == 1) }
         };
         let term = |key: &&str| label::term(key, label::name(key, false), &value(candidate, key));

@@ -13,6 +13,7 @@ pub mod grid;
 mod html;
 mod large;
 mod limits;
+mod order;
 mod pipeline;
 mod plot;
 mod precision;

@@ -1,19 +1,17 @@
 //! `plan`: what cells take, without running them.
 
 use super::train::{estimates, say_crossings};
-use super::{expand, expand_document, expand_with, planned, print_document, print_lines, print_screen, quoted, room};
+use super::{advise, expand_document, expand_with, planned, print_document, print_lines, print_screen, room, search};
 use crate::{Cells, Format, Global, PlanArgs};
 use anyhow::{Result, bail};
 use std::path::Path;
 use toml::Value;
 use zbench_config::{Context, Document, Resolved, grid};
-use zbench_engine::planner::Planner;
 use zbench_estimate::deepspeed::Formula;
 use zbench_host::exit;
 use zbench_predict::planned::Planned;
-use zbench_predict::{explain, search, validate};
+use zbench_predict::{explain, validate};
 use zbench_reports::estimate_report::{self, EstimateRow, Sum};
-use zbench_reports::screen::Room;
 
 /// `zbench plan`.
 pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
@@ -22,15 +20,18 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     }
     // clap requires the file without --validate.
     let Some(file) = arguments.file.clone() else { bail!("name a configuration") };
+    if arguments.advise {
+        return advise::of_plan(global, file, arguments);
+    }
     let cells = Cells { file, set: arguments.set.clone(), only: arguments.only.clone() };
     if arguments.search {
-        return searched(global, &cells, arguments.max_cells, arguments.headroom.unwrap_or(search::HEADROOM));
+        return search::search(global, &cells, arguments);
     }
     let document = Document::read(&cells.file, &cells.set)?;
     if document.base.get("suite").and_then(|suite| suite.value.as_str()) == Some("collectives") {
         return collectives(global, &document, &cells, arguments.max_cells);
     }
-    let mut expanded = expand_document(document, &cells, arguments.max_cells, |context| context)?;
+    let mut expanded = expand_document(document, cells.only.as_deref(), arguments.max_cells, |context| context)?;
     let as_stated = planned(&mut expanded, arguments.proxy)?;
     say_crossings(&as_stated);
     if as_stated.is_empty() {
@@ -119,60 +120,6 @@ fn what_if(global: &Global, before: &[Planned], after: &[Planned], changes: &[St
         _ => print_screen(global, &estimate_report::what_if(&before, &after, changes, room(global)))?,
     }
     Ok(exit::SUCCESS)
-}
-
-/// Most searches on one screen.
-const MOST_SEARCHES: usize = 2;
-
-fn searched(global: &Global, cells: &Cells, max_cells: usize, headroom: f64) -> Result<u8> {
-    let expanded = expand(cells, max_cells, None)?;
-    expanded
-        .refuse_search("looks for the largest value that fits, and --search for the fastest way to split the work")?;
-    if expanded.cells.is_empty() {
-        zbench_host::say!("{}", grid::none_left(&expanded.document, &expanded.only));
-        return Ok(exit::SUCCESS);
-    }
-    let (planner, mut found) = (Planner::default(), Vec::new());
-    let mut seen = Vec::new();
-    for cell in &expanded.cells {
-        let resolved = cell.resolved.as_ref().map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
-        // Cells that differ in nothing but what is searched over are one question.
-        let question = search::question(resolved);
-        if seen.contains(&question) {
-            continue;
-        }
-        seen.push(question);
-        let one = search::search(&planner, resolved, &cell.label, headroom)?;
-        let next = one.best.first().map(|best| taken(&cells.file, search::changes(resolved, best)));
-        found.push((one, next));
-    }
-    if let ([(one, _)], true) = (&mut found[..], expanded.cells.len() > 1) {
-        // What the cells differ in is searched over: the first one's values would name nothing.
-        one.label.clear();
-    }
-    if global.format == Format::Json {
-        print_lines(&found.iter().map(|(one, _)| one).collect::<Vec<_>>())?;
-        return Ok(exit::SUCCESS);
-    }
-    // All searches share the screen.
-    let is_short = global.format == Format::Table && !global.full;
-    let shown = if is_short { found.len().min(MOST_SEARCHES) } else { found.len() };
-    let room = room(global);
-    let room = Room { lines: room.lines / shown.max(1), ..room };
-    for (one, next) in &found[..shown] {
-        let next: Vec<(&str, String)> = next.iter().map(|next| ("NEXT", next.clone())).collect();
-        print_screen(global, &estimate_report::searched(one, room, &next))?;
-    }
-    if shown < found.len() {
-        zbench_host::say!("{} more searches: --full prints all", found.len() - shown);
-    }
-    Ok(exit::SUCCESS)
-}
-
-/// The command that plans the result of a search: the changes of the file.
-fn taken(file: &Path, changes: Vec<(&str, &str)>) -> String {
-    let set = changes.into_iter().map(|(key, value)| format!(" --set {}", quoted(&format!("{key}={value}"))));
-    format!("zbench plan {}{}; --full has all settings.", quoted(&file.to_string_lossy()), set.collect::<String>())
 }
 
 fn validated(global: &Global, folder: &Path) -> Result<u8> {

@@ -70,7 +70,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     }
     let seed = arguments.seed.unwrap_or_else(seed_of_clock);
     let how = match (arguments.trials, &limits) {
-        (None, None) => by_turns(session, &cells, arguments, seed)?,
+        (None, None) => by_turns(session, &cells, &Turns::of(arguments, seed))?,
         _ => Err(String::new()),
     };
     let trials = trials(arguments.trials.unwrap_or(TRIALS), arguments.fresh);
@@ -121,32 +121,68 @@ pub enum How<'a> {
     Turns(&'a ByTurns),
 }
 
-/// How the cells take turns, or why they cannot.
-fn by_turns(
-    session: &Session,
-    cells: &[Planned],
-    arguments: &GridArgs,
+/// How cells are to take turns.
+pub(super) struct Turns {
+    resident_memory: Option<u64>,
+    budget: Option<Duration>,
+    decide: f64,
+    timeout: Duration,
+    allow_load: bool,
+    fresh: bool,
     seed: u64,
-) -> Result<std::result::Result<ByTurns, String>> {
+}
+
+impl Turns {
+    /// As a grid asks for them.
+    fn of(arguments: &GridArgs, seed: u64) -> Turns {
+        let GridArgs { resident_memory, budget, decide, timeout, allow_load, fresh, .. } = *arguments;
+        Turns { resident_memory, budget, decide, timeout, allow_load, fresh, seed }
+    }
+
+    /// As a grid asks for them that states no more than this.
+    pub fn usual(budget: Option<Duration>, allow_load: bool) -> Turns {
+        let (decide, timeout, seed) = (0.05, Duration::from_secs(600), seed_of_clock());
+        Turns { resident_memory: None, budget, decide, timeout, allow_load, fresh: false, seed }
+    }
+}
+
+/// Measures cells by turns, else by trials where they cannot take turns. Their records are in the notebook.
+pub(super) fn measure(
+    global: &Global,
+    session: &mut Session,
+    cells: &[Planned],
+    mut header: Header,
+    turns: &Turns,
+) -> Result<Summary> {
+    let how = by_turns(session, cells, turns)?;
+    header.folders = Folders::Trial { fresh: turns.fresh };
+    header.why_not_turns = how.as_ref().err().cloned();
+    (header.seed, header.budget) = (turns.seed, turns.budget);
+    let how = how.as_ref().map_or(How::Trials(trials(TRIALS, turns.fresh)), How::Turns);
+    carry_out(global, session, cells, how, header, turns.timeout, None)
+}
+
+/// How the cells take turns, or why they cannot.
+fn by_turns(session: &Session, cells: &[Planned], asked: &Turns) -> Result<std::result::Result<ByTurns, String>> {
     if session.leader.is_some() {
         return Ok(Err("ranks that a launcher started are there for one cell after another".into()));
     }
     if session.trace.is_some() {
         return Ok(Err("a timeline is written of one cell after another".into()));
     }
-    let available = arguments.resident_memory.or_else(|| machine::memory_bytes("MemAvailable")).unwrap_or(u64::MAX);
+    let available = asked.resident_memory.or_else(|| machine::memory_bytes("MemAvailable")).unwrap_or(u64::MAX);
     if let Some(why) = zbench_runner::by_turns::why_not(cells, available) {
         return Ok(Err(why));
     }
     Ok(Ok(ByTurns {
         program: own_program()?,
-        budget: arguments.budget.unwrap_or(BUDGET),
-        equal: arguments.decide,
-        seed,
-        timeout: arguments.timeout,
-        allow_load: arguments.allow_load,
+        budget: asked.budget.unwrap_or(BUDGET),
+        equal: asked.decide,
+        seed: asked.seed,
+        timeout: asked.timeout,
+        allow_load: asked.allow_load,
         stop: stop_flag()?,
-        fresh: arguments.fresh,
+        fresh: asked.fresh,
         available,
     }))
 }

@@ -57,6 +57,7 @@ pub(super) fn priced(values: &Values, parallel: &Parallel, of: &Model) -> Result
             "chunked" => PricedLoss::Chunked(values.count("memory.loss_chunk")),
             _ => PricedLoss::Fused,
         },
+        placement: values.choice("parallel.placement").unwrap_or_default(),
         model: model(values)?,
         dropout: values.real("model.dropout") > 0.0,
         products: choice(&values.value("precision.products")),

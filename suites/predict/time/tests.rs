@@ -59,7 +59,7 @@ const KINDS: [&str; 3] = ["all_reduce", "all_gather", "reduce_scatter"];
 
 fn profile(cells: &[Cell], without: &str) -> TimeProfile {
     let layout = RankLayout { ranks: 4, threads: 1, crowded: true };
-    let overheads = Overheads { operation: 1e-6, load: 2e-6, step: 3e-6, call: 4e-6, all_reduce: 4e-6 };
+    let overheads = Overheads { operation: 1e-6, load: 2e-6, step: 3e-6, call: 4e-6, all_reduce: 4e-6, tensor: 4e-6 };
     let operations = vec![Operations { layout, curves: curves(cells, without), overheads, spread: 0.0 }];
     let fits = fits(&KINDS, &[2, 4], 50.0);
     TimeProfile { name: "m.toml".into(), cores: 2, operations, fits, corrections: None, ..TimeProfile::default() }

@@ -18,6 +18,7 @@ fn job(model: Shape, data: usize) -> Job {
             context: 1,
             expert: 1,
             expert_tensor: 1,
+            placement: Placement::DataInside,
         },
         sharding: Sharding::zero(3, data),
         precision: Precision::MIXED16,

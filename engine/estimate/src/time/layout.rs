@@ -1,11 +1,11 @@
 //! Which ranks talk to which: groups along each axis, and how many of each share a node.
 
 use crate::collective::Group;
-use crate::job::{Degrees, Job};
+use crate::job::{Degrees, Job, Placement};
 use crate::machine::Machine;
 
-/// Groups of a job's ranks on a machine. Tensor ranks lie next to each other, then context, then data; stages are farthest
-/// apart.
+/// Groups of a job's ranks on a machine. Tensor ranks lie next to each other, then context, then data or stages as the job's
+/// placement says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Ranks that share matrices.
@@ -46,19 +46,50 @@ impl Layout {
         let expert = expert.min(all);
         let stage = all;
         let expert_data = at_least(all / expert.saturating_mul(etp).max(1));
-        let near = stage < devices && pipeline > 1;
+        let run = match d.placement {
+            Placement::DataInside => stage,
+            Placement::PipelineInside => tensor.saturating_mul(context),
+        };
+        let near = run < devices && pipeline > 1;
+        let numbering = Numbering { run, stages: pipeline, devices };
+        let group = |ranks, stride| numbering.group(ranks, stride);
         Layout {
-            tensor: Group::strided(tensor, 1, devices),
-            context: Group::strided(context, tensor, devices),
-            data: Group::strided(dense, tensor, devices),
-            shard: Group::strided(shards, tensor, devices),
-            replicas: Group::strided(dense / shards, tensor.saturating_mul(shards), devices),
-            parked: Group::strided(job.sharding.parked.clamp(1, dense), tensor, devices),
-            expert: Group::strided(expert, etp, devices),
-            expert_data: Group::strided(expert_data, expert.saturating_mul(etp), devices),
+            tensor: group(tensor, 1),
+            context: group(context, tensor),
+            data: group(dense, tensor),
+            shard: group(shards, tensor),
+            replicas: group(dense / shards, tensor.saturating_mul(shards)),
+            parked: group(job.sharding.parked.clamp(1, dense), tensor),
+            expert: group(expert, etp),
+            expert_data: group(expert_data, expert.saturating_mul(etp)),
             neighbours: Group { ranks: 2, per_node: if near { 2 } else { 1 } },
             world: all.saturating_mul(pipeline),
         }
+    }
+}
+
+/// Where the ranks of a stage are among all: runs of neighbours, with the same run of the other stages between two.
+struct Numbering {
+    /// Ranks of a stage that are neighbours.
+    run: usize,
+    /// Stages.
+    stages: usize,
+    /// Devices of a node.
+    devices: usize,
+}
+
+impl Numbering {
+    /// `ranks` of a stage that lie `stride` apart in the stage's own numbers.
+    fn group(&self, ranks: usize, stride: usize) -> Group {
+        let Numbering { run, stages, devices } = *self;
+        // From the first rank of one run to that of the next.
+        let apart = |stride: usize| stride.saturating_mul(stages);
+        if stride >= run {
+            return Group::strided(ranks, apart(stride), devices);
+        }
+        let within = Group::strided(ranks.min(run / stride.max(1)), stride, devices);
+        let runs = Group::strided(ranks.div_ceil(within.ranks), apart(run), devices);
+        Group { ranks: ranks.max(1), per_node: (within.per_node * runs.per_node).clamp(1, ranks.max(1)) }
     }
 }
 

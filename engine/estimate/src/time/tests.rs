@@ -1,7 +1,7 @@
 use super::*;
 use crate::job::{
-    Attention, Batch, Degrees, Kind, Loss, Number, Offload, Order, Peft, Place, Precision, Recompute, Shape, Sharding,
-    Stack,
+    Attention, Batch, Degrees, Kind, Loss, Number, Offload, Order, Peft, Place, Placement, Precision, Recompute, Shape,
+    Sharding, Stack,
 };
 use crate::profile;
 
@@ -40,6 +40,7 @@ fn job() -> Job {
             context: 1,
             expert: 1,
             expert_tensor: 1,
+            placement: Placement::DataInside,
         },
         sharding: Sharding::whole(),
         precision: Precision::MIXED16,
@@ -329,4 +330,67 @@ mod queue {
     fn nothing_to_send_is_nothing_to_wait_for() {
         assert_eq!(run(&[unit(1.0, 0.0, 0.0)], 1), super::super::queue::Waited::default());
     }
+}
+
+/// Ranks that are numbered one by one, and those of each group that a node of eight holds at most.
+#[test]
+fn groups_of_both_placements_are_those_of_numbered_ranks() {
+    let machine = Machine { node_devices: 8, ..a100() };
+    let mut one = job();
+    for placement in [Placement::DataInside, Placement::PipelineInside] {
+        for [tensor, context, pipeline, data] in [
+            [2, 1, 4, 4],
+            [2, 2, 2, 8],
+            [1, 1, 8, 4],
+            [4, 2, 4, 2],
+            [1, 4, 2, 2],
+            [2, 4, 1, 4],
+            [8, 1, 2, 4],
+            [1, 2, 16, 2],
+        ] {
+            one.degrees = Degrees { data, tensor, pipeline, context, placement, ..one.degrees };
+            one.sharding = Sharding::zero(3, data * context);
+            let layout = Layout::of(&one, &machine);
+            // Coordinates of a rank: tensor, context, data, stage.
+            let place = |rank: usize| {
+                let (t, rest) = (rank % tensor, rank / tensor);
+                let (c, rest) = (rest % context, rest / context);
+                let (d, s) = match placement {
+                    Placement::DataInside => (rest % data, rest / data),
+                    Placement::PipelineInside => (rest / pipeline, rest % pipeline),
+                };
+                [t, c, d, s]
+            };
+            let all: Vec<[usize; 4]> = (0..tensor * context * data * pipeline).map(place).collect();
+            // Of the first node, those that differ from its first rank along these axes alone.
+            let of = |axes: [bool; 4]| {
+                let same = |place: &&[usize; 4]| (0..4).all(|axis| axes[axis] || place[axis] == all[0][axis]);
+                all.iter().take(8).filter(same).count()
+            };
+            let name = format!("{placement:?} of {tensor} x {context} x {pipeline} x {data}");
+            assert_eq!(layout.tensor.per_node, of([true, false, false, false]), "tensor of {name}");
+            assert_eq!(layout.context.per_node, of([false, true, false, false]), "context of {name}");
+            assert_eq!(layout.data.per_node, of([false, true, true, false]), "data of {name}");
+            assert_eq!(layout.shard, layout.data, "shard of {name}");
+            if pipeline > 1 {
+                let next = of([false, false, false, true]) > 1;
+                assert_eq!(layout.neighbours.per_node, if next { 2 } else { 1 }, "stages of {name}");
+            }
+        }
+    }
+}
+
+/// Stages inside a node send over its links, and gradients over the network.
+#[test]
+fn a_placement_decides_which_axis_crosses_the_network() {
+    let mut one = job();
+    one.degrees = Degrees { data: 8, tensor: 2, sequence: true, pipeline: 4, ..one.degrees };
+    one.sharding = Sharding::zero(1, 8);
+    let apart = time(&one, &a100());
+    one.degrees.placement = Placement::PipelineInside;
+    let near = time(&one, &a100());
+    let [pipeline, data] = [Axis::Pipeline, Axis::Data].map(SpanKind::Exposed);
+    assert!(near.span(pipeline) < apart.span(pipeline), "{} {}", near.span(pipeline), apart.span(pipeline));
+    assert!(near.span(data) > apart.span(data), "{} {}", near.span(data), apart.span(data));
+    assert_eq!(near.traffic, apart.traffic, "the same bytes travel");
 }
