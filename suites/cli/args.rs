@@ -332,7 +332,7 @@ pub struct AdviseArgs {
     #[arg(long, value_name = "NAME")]
     pub software: Option<String>,
     /// Price of one device for an hour: the cost of tokens is then stated, in the same currency
-    #[arg(long, value_name = "PRICE")]
+    #[arg(long, value_name = "PRICE", allow_negative_numbers = true)]
     pub price: Option<f64>,
     /// Change a key; a bare word is a string. What a search varies has no effect unless --keep names it
     #[arg(long, value_name = "KEY=VALUE")]

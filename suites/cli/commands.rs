@@ -262,7 +262,7 @@ fn expand_with(arguments: &Cells, max_cells: usize, change: impl FnOnce(Context)
     expand_document(document, arguments.only.as_deref(), max_cells, change)
 }
 
-/// The same of a document that was read.
+/// The same of a document that was read: a pipe is read once.
 fn expand_document(
     document: Document,
     only: Option<&str>,

@@ -366,6 +366,10 @@ impl Space {
 
 /// What backward recomputes, as it is tried: the three plain policies, groups of blocks, and the cell's own where it is another.
 fn policies(cell: &Cell) -> Vec<Checkpointing> {
+    if cell.priced.as_ref().is_some_and(|priced| priced.recompute.is_some()) {
+        // memory.recompute stands in its place.
+        return vec![cell.memory.checkpointing.clone()];
+    }
     let mut list = vec![Checkpointing::None, Checkpointing::Selective, Checkpointing::Full];
     if cell.hardware.device == DeviceKind::Cuda {
         list.extend(GROUPS.map(Checkpointing::Every));
