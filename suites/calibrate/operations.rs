@@ -154,7 +154,7 @@ fn waiting(of: &Operations, split: &[SplitStep], cores: usize, which: Calls) -> 
         let bare = Overheads { call: 0.0, all_reduce: 0.0, tensor: 0.0, ..overheads };
         let clock = Clock { curves, overheads: bare, machine: &Free, crowd, reduce, corrections: BySpan::all(1.0) };
         let computes = clock.time([&split.stated]).ok()?.step_ms() * 1e-3;
-        let calls = || split.stated.iter().flat_map(|stated| &stated.collectives);
+        let calls = || split.stated.iter().flat_map(|stated| &stated.collectives).filter(|call| call.ranks > 1);
         let sums = calls().filter(|call| call.kind == CollectiveKind::AllReduce).count();
         let others = calls().count() - sums;
         let left = split.step - computes - split.alone;
@@ -279,7 +279,9 @@ fn copies(stated: &[RecordedAction], timed: impl Iterator<Item = TimedCopy>) -> 
 }
 
 fn split_step(cell: &Cell, stated: Vec<RecordedAction>, ran: &[(RankReport, Vec<Timed>)]) -> Result<SplitStep, String> {
-    let calls: Vec<Collective> = stated.iter().flat_map(|stated| stated.collectives.iter().copied()).collect();
+    // A rank alone sends nothing.
+    let between = |call: &&Collective| call.ranks > 1;
+    let calls: Vec<Collective> = stated.iter().flat_map(|of| of.collectives.iter().filter(between).copied()).collect();
     let steps = slowest(ran.iter().map(|(report, _)| &report.step_ms[..]));
     let step = steps.into_iter().min_by(f64::total_cmp).unwrap_or(0.0) * 1e-3;
     Ok(SplitStep { stated, reduce: cell.precision.reduce, step, alone: replay::seconds(cell, &calls)? })

@@ -272,3 +272,14 @@ fn waiting_is_measured_in_a_probe_whose_weights_are_split() {
     }
     assert!(sums.contains(&0) && sums.iter().any(|count| *count > 4), "{sums:?}");
 }
+
+/// Ranks that outnumber the cores are all tensor ranks of one group in a probe, whose collectives are replayed, too.
+#[test]
+fn waits_of_crowded_tensor_ranks_are_measured() {
+    let crowded = RankLayout { ranks: 4, threads: 1, crowded: true };
+    let mut chosen = probes(crowded).unwrap();
+    chosen.retain(|probe| probe.cell.parallel.degrees.tensor == 4);
+    assert_eq!(chosen.len(), 1);
+    let split = run(&chosen[0].cell).unwrap().split.unwrap();
+    assert!(split.alone > 0.0 && split.step > split.alone, "{} {}", split.step, split.alone);
+}
