@@ -507,6 +507,11 @@ impl Stack {
         }
     }
 
+    /// What its profile says.
+    pub fn framework(self) -> &'static crate::framework::Framework {
+        crate::framework::of(self)
+    }
+
     /// The stack of a name.
     pub fn named(name: &str) -> Option<Stack> {
         Stack::ALL.into_iter().find(|stack| stack.name() == name)

@@ -4,7 +4,7 @@ use super::*;
 use crate::job::*;
 
 /// Of a run on `data` ranks; the tests change what they are about.
-fn job(model: Shape, data: usize) -> Job {
+pub(crate) fn job(model: Shape, data: usize) -> Job {
     Job {
         model,
         batch: Batch { seq: 2048, micro: 1, accumulation: 8 },
@@ -33,7 +33,7 @@ fn job(model: Shape, data: usize) -> Job {
     }
 }
 
-fn llama3_8b() -> Shape {
+pub(crate) fn llama3_8b() -> Shape {
     Shape {
         kind: Kind::Decoder,
         layers: 32,
