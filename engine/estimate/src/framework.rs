@@ -13,7 +13,7 @@ mod tests;
 pub use read::{KEYS, STRATEGIES};
 
 /// What a profile says.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Framework {
     /// Its name: the file's, without the ending.
     pub name: String,
@@ -21,6 +21,10 @@ pub struct Framework {
     pub about: String,
     /// Strategies that it has, by their names in `parallel.strategy`.
     pub strategies: Vec<String>,
+    /// Ranks can be numbered with stages inside of replicas (`parallel.placement`).
+    pub stages_inside: bool,
+    /// It has the schedule ZB-H1.
+    pub zero_bubble: bool,
     /// The attention kernel where a run names none.
     pub attention: Attention,
     /// What it keeps in which type where a run says "bf16", in words.
@@ -283,15 +287,21 @@ pub fn framework(name: &str) -> Result<Arc<Framework>, FrameworkError> {
     }
 }
 
+/// This project's engine.
+pub fn zbench() -> Arc<Framework> {
+    framework("zbench").expect("a test reads every profile that is compiled in")
+}
+
+/// Its name, so that a job prints without all sources.
+impl std::fmt::Debug for Framework {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
 impl Framework {
     /// Whether it has a strategy, by its name in `parallel.strategy`.
     pub fn has(&self, strategy: &str) -> bool {
         self.strategies.iter().any(|own| own == strategy)
     }
-}
-
-/// The profile of a stack.
-pub fn of(stack: crate::job::Stack) -> &'static Framework {
-    let of = BUILTIN.iter().find(|(name, _)| *name == stack.name());
-    of.and_then(|(_, framework)| framework.as_deref().ok()).expect("a test reads every profile")
 }

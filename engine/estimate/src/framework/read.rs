@@ -13,6 +13,8 @@ use toml::{Table, Value};
 /// Every figure's place in a profile, and what belongs there.
 pub const KEYS: &[(&str, &str)] = &[
     ("strategies", "a list of names of parallel.strategy, as [\"ddp\", \"fsdp\"]"),
+    ("stages_inside", "true or false"),
+    ("zero_bubble", "true or false"),
     ("attention", "\"naive\", \"flash1\", \"flash2\" or \"flash3\""),
     ("bf16", "a text that says what is kept in which type"),
     ("flops", "the name of a rule for FLOPs (docs/estimator.md), as \"megatron\""),
@@ -98,6 +100,8 @@ impl Framework {
             name: name.into(),
             about: stated.about,
             strategies: reader.strategies()?,
+            stages_inside: reader.flag("stages_inside")?,
+            zero_bubble: reader.flag("zero_bubble")?,
             attention: match reader.word("attention", &["naive", "flash1", "flash2", "flash3"])? {
                 0 => Attention::Naive,
                 generation => Attention::Flash(generation as u8),

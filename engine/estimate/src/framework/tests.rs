@@ -57,7 +57,7 @@ fn what_a_figure_is_depends_on_the_job_as_its_key_says() {
     use crate::job::{Experts, Kind, Loss, Place};
     let habits = |name: &str, change: &dyn Fn(&mut crate::job::Job)| {
         let mut job = crate::rules::tests::job(crate::rules::tests::llama3_8b(), 8);
-        job.stack = crate::job::Stack::named(name).unwrap();
+        job.framework = framework(name).unwrap();
         change(&mut job);
         crate::memory::habits(&job)
     };

@@ -40,7 +40,7 @@ pub struct Habits {
 
 /// Those of a job's framework.
 pub fn habits(job: &Job) -> Habits {
-    let of = &job.stack.framework().memory;
+    let of = &job.framework.memory;
     let model = &job.model;
     let fused = job.loss != Loss::Logits;
     let offloaded = job.offload.optimizer != Place::Device;

@@ -1,6 +1,7 @@
 use super::activations::Layer;
 use super::flops::Sizes;
 use super::*;
+use crate::framework::framework;
 use crate::job::*;
 
 /// Of a run on `data` ranks; the tests change what they are about.
@@ -27,7 +28,7 @@ pub(crate) fn job(model: Shape, data: usize) -> Job {
         offload: Offload::default(),
         peft: Peft::None,
         loss: Loss::Logits,
-        stack: Stack::Fsdp2,
+        framework: framework("fsdp2").unwrap(),
         overlap: Default::default(),
         split: Vec::new(),
     }

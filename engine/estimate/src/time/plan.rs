@@ -18,7 +18,7 @@ pub(super) fn step(job: &Job, machine: &Machine, tuning: &Tuning) -> Time {
         (job.model.layers == 0 || matches!(job.model.kind, Kind::Count { .. })).then(|| stand_in(&job.model));
     let model = stand_in.as_ref().unwrap_or(&job.model);
     let layout = Layout::of(job, machine);
-    let drive = job.stack.framework().drive;
+    let drive = job.framework.drive;
     let roof = Roofline { device: &machine.device, tuning };
     let context = Context { job, model, machine, layout: &layout, tuning, drive, roof };
     let stages = stages(&context);
