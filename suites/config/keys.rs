@@ -61,21 +61,6 @@ const INSTRUCTIONS: &[&str] = &{
     words
 };
 
-/// The generations of training software whose speed is predicted.
-const SOFTWARE: [&str; 11] = [
-    "zbench",
-    "megatron-lm",
-    "megatron-deepspeed",
-    "megatron-core",
-    "deepspeed",
-    "fsdp1",
-    "fsdp1-compiled",
-    "fsdp2",
-    "fsdp2-compiled",
-    "torch",
-    "torch-compiled",
-];
-
 /// The table.
 pub static KEYS: LazyLock<Vec<&'static Key>> = LazyLock::new(|| {
     [FIRST, training::KEYS, REST, memory::KEYS, LATER, io::KEYS, priced::KEYS].into_iter().flatten().collect()
@@ -440,10 +425,11 @@ const LATER: &[Key] = &[
     ),
     key(
         "hardware.software",
-        Choice(&SOFTWARE),
+        Text,
         Is("\"zbench\""),
-        "Whose memory and speed are predicted for a device of a profile: zbench's own engine, or a generation of other training \
-         software, which has only the strategies that it has (docs/estimator.md).",
+        "Whose memory and speed are predicted for a device of a profile: frameworks/NAME.toml beside the configuration, or one that zbench \
+         comes with: zbench, megatron-core, megatron-lm, megatron-deepspeed, deepspeed, fsdp1, fsdp2, torch, the last three also as \
+         NAME-compiled (docs/frameworks.md).",
     ),
     key(
         "hardware.gpu_hour_price",

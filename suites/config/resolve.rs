@@ -4,13 +4,14 @@
 use crate::document::Settings;
 use crate::kind::{number, quantity};
 use crate::places::Place;
-use crate::{Hosts, keys, units};
+use crate::{Hosts, keys, software, units};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use toml::Value;
 use zbench_engine::config::*;
+use zbench_estimate::framework::Framework;
 use zbench_estimate::profile::Profile as MachineProfile;
 
 mod adapters;
@@ -32,6 +33,8 @@ pub struct Context {
     pub cores: usize,
     /// Machine profiles that were read: the cells of a grid mostly name the same one.
     profiles: Arc<Mutex<BTreeMap<String, Arc<MachineProfile>>>>,
+    /// Framework profiles that were read.
+    pub(crate) frameworks: Arc<Mutex<BTreeMap<String, Arc<Framework>>>>,
     /// Models that were read, by the keys of [model].
     models: Arc<Mutex<Vec<sources::ReadModel>>>,
     /// Changes of the machine, as `--what-if` states them.
@@ -43,7 +46,15 @@ pub struct Context {
 impl Context {
     /// A context with this folder and number of cores.
     pub fn new(folder: PathBuf, cores: usize) -> Context {
-        Context { folder, cores, profiles: Arc::default(), models: Arc::default(), what_if: Vec::new(), launched: None }
+        Context {
+            folder,
+            cores,
+            profiles: Arc::default(),
+            frameworks: Arc::default(),
+            models: Arc::default(),
+            what_if: Vec::new(),
+            launched: None,
+        }
     }
 
     /// The same as part of a launch on these hosts; `None` if zbench was started by itself.
@@ -86,6 +97,23 @@ pub struct Resolved {
     pub cell: Cell,
     /// `hardware.profile`, when the cell is for another machine.
     pub profile: Option<Arc<MachineProfile>>,
+    /// `hardware.software`: what the cell is priced as, in memory and time alike; zbench's own engine where none is named.
+    pub framework: Arc<Framework>,
+}
+
+impl Resolved {
+    /// Another cell on the same machine, as the same framework.
+    #[must_use]
+    pub fn with_cell(&self, cell: Cell) -> Resolved {
+        Resolved { cell, profile: self.profile.clone(), framework: self.framework.clone() }
+    }
+
+    /// The same cell as a framework.
+    #[must_use]
+    pub fn with_framework(mut self, framework: Arc<Framework>) -> Resolved {
+        self.cell.hardware.software = Some(framework.name.clone());
+        Resolved { framework, ..self }
+    }
 }
 
 /// Values that exclude each other, or that this version does not support.
@@ -131,13 +159,13 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         );
         return Err(values.refuse("parallel.backend", &["hardware.device"], message));
     }
-    let software = values.given_text("hardware.software");
+    let framework = software::framework(&values, context)?;
     let compressed = values.given_text("parallel.strategy").as_deref() == Some("zero++");
-    let clash = |name: &String| match compressed {
-        true => crate::software::no_zero_plus_plus(name),
-        false => crate::software::no_such_pair(name, parallel.strategy),
+    let clash = || match compressed {
+        true => software::no_zero_plus_plus(&framework),
+        false => software::no_such_pair(&framework, parallel.strategy),
     };
-    if let Some(why) = software.as_ref().filter(|_| device == DeviceKind::Cuda).and_then(clash) {
+    if let Some(why) = (device == DeviceKind::Cuda).then(clash).flatten() {
         return Err(values.refuse("parallel.strategy", &["hardware.software"], why));
     }
     if device == DeviceKind::Cpu && parallel.ranks > MOST_RANKS {
@@ -158,7 +186,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
             threads_per_rank: values.given_count("hardware.threads_per_rank").unwrap_or(threads),
             instructions: Some(values.text("hardware.instructions")).filter(|name| name != "auto"),
             pin: values.choice("hardware.pin").unwrap_or_default(),
-            software,
+            software: values.given_text("hardware.software"),
             profile: profile.as_ref().filter(|_| device == DeviceKind::Cuda).map(|profile| profile.name.clone()),
         },
         model,
@@ -182,7 +210,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         );
         return Err(values.refuse("parallel.tensor_chunks", &[key], message));
     }
-    Ok(Resolved { cell, profile })
+    Ok(Resolved { cell, profile, framework })
 }
 
 /// What is kept, recomputed, limited and offloaded.

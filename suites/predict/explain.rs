@@ -16,7 +16,7 @@ use zbench_reports::units;
 
 /// The sums of a cell.
 pub fn sums(resolved: &Resolved, estimate: Option<&Estimate>) -> Vec<Sum> {
-    let job = job(&resolved.cell);
+    let job = job(resolved);
     let mut list = Vec::new();
     if let Some(estimate) = estimate {
         list.push(planned(estimate));
@@ -101,7 +101,7 @@ fn priced(job: &Job) -> Sum {
         format!(" ({:?})", stage.moment)
     };
     Sum {
-        title: format!("Memory of the largest rank as {} holds it{place}", job.stack.name()),
+        title: format!("Memory of the largest rank as {} holds it{place}", job.framework.name),
         unit: "bytes".into(),
         total: total(&terms, units::memory),
         terms,
@@ -150,7 +150,7 @@ fn rule(check: &Check) -> Sum {
 
 /// DeepSpeed's estimators for a cell's parameters, largest layer, GPUs and nodes: its tables as it prints them.
 pub fn deepspeed(resolved: &Resolved, formula: Formula) -> Vec<Sum> {
-    let job = job(&resolved.cell);
+    let job = job(resolved);
     let (parameters, largest) = match job.model.kind {
         Kind::Count { largest_layer } => (job.model.stated_parameters as f64, largest_layer as f64),
         _ => (job.model.parameters() as f64, job.model.largest_module() as f64),

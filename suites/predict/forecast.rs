@@ -2,7 +2,7 @@
 //! where it does not; time on the machine that its profile describes.
 
 use crate::Timing;
-use crate::job::{job, software};
+use crate::job::{is_own_engine, job};
 use std::borrow::Cow;
 use zbench_config::Resolved;
 use zbench_engine::config::{Cell, DeviceKind, Home};
@@ -10,7 +10,7 @@ use zbench_engine::outcome::Estimate;
 use zbench_engine::planner::Planner;
 use zbench_estimate::band::{self, Band};
 use zbench_estimate::convention::Convention;
-use zbench_estimate::job::{Degrees, Job, Place, Stack};
+use zbench_estimate::job::{Degrees, Job, Place};
 use zbench_estimate::machine::Machine;
 use zbench_estimate::memory;
 use zbench_estimate::time::{self, Time};
@@ -46,8 +46,8 @@ impl MemoryFigures {
 }
 
 /// FLOP/s of a rank, in units of 1e12, by every way of counting them.
-pub fn tflops_by_convention(cell: &Cell, timing: &Timing) -> OrderedMap<f64> {
-    let (job, ranks, seconds) = (job(cell), cell.parallel.ranks as f64, timing.step_ms / 1e3);
+pub fn tflops_by_convention(resolved: &Resolved, timing: &Timing) -> OrderedMap<f64> {
+    let (job, ranks, seconds) = (job(resolved), resolved.cell.parallel.ranks as f64, timing.step_ms / 1e3);
     let tokens = timing.tokens_per_second * seconds;
     let hardware = timing.hardware_flops_per_rank * ranks;
     let of = |way: Convention| (way.name(), way.flops(&job, tokens, hardware) / seconds / ranks / 1e12);
@@ -167,7 +167,7 @@ fn machine<'m>(resolved: &'m Resolved, machine: &'m Machine) -> Cow<'m, Machine>
 /// What the estimator prices of a cell: its job, on the machine of its profile.
 pub fn job_and_machine(resolved: &Resolved) -> Option<(Job, Machine)> {
     let rates = resolved.profile.as_ref()?.machine().ok()?;
-    Some((job(&resolved.cell), machine(resolved, rates).into_owned()))
+    Some((job(resolved), machine(resolved, rates).into_owned()))
 }
 
 /// Ranks of a node as far as a cell or its machine says.
@@ -184,7 +184,7 @@ pub fn footprint(resolved: &Resolved, estimate: Option<&Estimate>) -> Footprint 
     let others = of_other_software(&resolved.cell);
     let footprint = match estimate.filter(|_| !others) {
         Some(estimate) => Footprint::of_plan(estimate, ranks_per_node(resolved)),
-        None => Footprint::priced(&job(&resolved.cell), ranks_per_node(resolved)),
+        None => Footprint::priced(&job(resolved), ranks_per_node(resolved)),
     };
     let host_capacity = machine.map(|machine| machine.host_memory).filter(|bytes| *bytes > 0);
     Footprint { host_capacity, ..footprint }
@@ -192,7 +192,7 @@ pub fn footprint(resolved: &Resolved, estimate: Option<&Estimate>) -> Footprint 
 
 /// Whether a cell is for a device and names software other than zbench.
 fn of_other_software(cell: &Cell) -> bool {
-    cell.hardware.device == DeviceKind::Cuda && software(cell) != Stack::Zbench
+    cell.hardware.device == DeviceKind::Cuda && !is_own_engine(cell)
 }
 
 /// The time of a cell on the device of its profile, and its traffic.
@@ -214,7 +214,7 @@ pub fn timing(
         return Err("no machine is named; state hardware.profile, for example \"h100-sxm\" (docs/machines.md)".into());
     };
     let rates = profile.machine().map_err(|error| error.to_string())?;
-    let (job, machine) = (job(cell), machine(resolved, rates));
+    let (job, machine) = (job(resolved), machine(resolved, rates));
     if matches!(job.model.kind, zbench_estimate::job::Kind::Count { .. }) {
         return Err(
             "a count of parameters says what a step holds and not how long it takes; state the model's shape".into()
@@ -302,7 +302,7 @@ fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate
         model_flops_per_rank: model / ranks,
         hardware_flops_per_rank: hardware / ranks,
         peak: machine.device.compute.get(&job.precision.products).map(|rate| rate.peak),
-        source: format!("simulated: {} as driven by {}", machine.name, job.stack.name()),
+        source: format!("simulated: {} as driven by {}", machine.name, job.framework.name),
         error: None,
         band: Some(band::SPEED),
     }
@@ -312,7 +312,7 @@ fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate
 pub fn of_bands(cell: &Cell, footprint: Option<&Footprint>, timing: Option<&Timing>) -> String {
     let bands = [footprint.and_then(|of| of.band), timing.and_then(|of| of.band)];
     let mut words: Vec<String> = bands.into_iter().flatten().map(|band| band.source()).collect();
-    if !words.is_empty() && software(cell) == Stack::Zbench {
+    if !words.is_empty() && is_own_engine(cell) {
         words.push("no published result is of zbench's own engine".into());
     }
     words.join("; ")

@@ -1,5 +1,6 @@
 //! A cell as the estimator sees it.
 
+use zbench_config::Resolved;
 use zbench_engine::config as cell;
 use zbench_engine::config::{
     Cell, Checkpointing, Home, Mlp, NormKind, PipelineSchedule, Positions, Priced, SavedTensor, Strategy,
@@ -10,7 +11,8 @@ use zbench_estimate::memory::memory;
 use zbench_kernels::DType;
 
 /// The job of a cell. Cells that the engine runs and cells that are priced alone go the same way.
-pub fn job(cell: &Cell) -> Job {
+pub fn job(resolved: &Resolved) -> Job {
+    let cell = &resolved.cell;
     let priced = cell.priced.as_deref().cloned().unwrap_or_default();
     let degrees = degrees(cell);
     let blocks = cell.model.num_hidden_layers;
@@ -39,7 +41,7 @@ pub fn job(cell: &Cell) -> Job {
             cell::PricedLoss::Logits => Loss::Logits,
             cell::PricedLoss::Chunked(tokens) => Loss::Chunked(tokens),
         },
-        stack: software(cell),
+        framework: resolved.framework.clone(),
         overlap: Overlap { tensor: priced.tensor_overlap, expert: priced.expert_overlap },
         split: cell.parallel.pipeline_split.clone(),
         degrees,
@@ -56,10 +58,9 @@ pub fn job(cell: &Cell) -> Job {
     job
 }
 
-/// The software that a cell is priced as, in memory and in time alike: what the cell names, else zbench's own engine, also for
-/// what it does not run yet.
-pub fn software(cell: &Cell) -> Stack {
-    cell.hardware.software.as_deref().and_then(Stack::named).unwrap_or(Stack::Zbench)
+/// Whether a cell is priced as zbench's own engine, in memory and in time alike: what names no other software is.
+pub fn is_own_engine(cell: &Cell) -> bool {
+    cell.hardware.software.as_deref().is_none_or(|name| name == "zbench")
 }
 
 fn place(home: Home) -> Place {

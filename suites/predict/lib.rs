@@ -21,5 +21,5 @@ mod reachable;
 #[cfg(test)]
 mod tests;
 
-pub use job::{job, software};
+pub use job::job;
 pub use timing::Timing;

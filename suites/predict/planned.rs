@@ -147,11 +147,11 @@ impl Planned {
             disk_bytes: bytes(|footprint| footprint.disk),
             host_capacity_bytes: footprint.filter(|of| of.host > 0).and_then(|footprint| footprint.host_capacity),
             memory_source: footprint.map(|footprint| footprint.source.to_string()).unwrap_or_default(),
-            software: self.cell().map(|cell| crate::software(cell).name().to_string()).unwrap_or_default(),
+            software: self.grid.resolved.as_ref().map(|of| of.framework.name.clone()).unwrap_or_default(),
             memory_figures: on_device.map(|footprint| footprint.figures[0].named()).unwrap_or_default(),
             memory_last_stage: on_device.map(|footprint| footprint.figures[1].named()).unwrap_or_default(),
-            tflops_by_convention: match (on_device.and(self.cell()), timing) {
-                (Some(cell), Some(timing)) => forecast::tflops_by_convention(cell, timing),
+            tflops_by_convention: match (on_device.and(self.grid.resolved.as_ref().ok()), timing) {
+                (Some(resolved), Some(timing)) => forecast::tflops_by_convention(resolved, timing),
                 _ => OrderedMap::default(),
             },
             total_bytes_band: footprint
@@ -525,16 +525,15 @@ fn low_gradients(cell: &mut Cell) -> bool {
 /// ranks beside as few changes as do.
 pub fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: u64) -> Option<String> {
     let fitting = |cell: Cell| {
-        // No advice to do what the software that is named has not.
-        let software = cell.hardware.software.as_deref();
-        if software.is_some_and(|name| zbench_config::software::no_such_pair(name, cell.parallel.strategy).is_some()) {
+        // No advice to do what the software does not have.
+        if zbench_config::software::no_such_pair(&resolved.framework, cell.parallel.strategy).is_some() {
             return None;
         }
         // Evictions find their least by themselves, and take long to plan where nothing fits.
         if cell.memory.checkpointing == Checkpointing::Evict {
             return None;
         }
-        let changed = Resolved { cell, profile: resolved.profile.clone() };
+        let changed = resolved.with_cell(cell);
         let estimate = match changed.cell.is_priced() {
             true => None,
             false => Some(estimate(planner, &changed.cell).ok()?),

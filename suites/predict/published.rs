@@ -380,11 +380,11 @@ impl Published {
             }
             Quantity::Tokens => timing()?.tokens_per_second / resolved.cell.parallel.ranks as f64,
             Quantity::Step => timing()?.step_ms / 1e3,
-            Quantity::Flops => self.tera_flops(&resolved.cell, timing()?),
+            Quantity::Flops => self.tera_flops(resolved, timing()?),
             Quantity::Utilization => {
                 let peak = self.peak.map(|tera| 1e12 * tera).or(timing()?.peak);
                 let peak = peak.ok_or("neither published.peak nor the profile says what is 100 %")?;
-                100.0 * 1e12 * self.tera_flops(&resolved.cell, timing()?) / peak
+                100.0 * 1e12 * self.tera_flops(resolved, timing()?) / peak
             }
             _ => return Err(format!("{} is measured of a collective, and the cell trains", self.quantity_name)),
         })
@@ -400,8 +400,8 @@ impl Published {
         }
     }
 
-    fn tera_flops(&self, cell: &zbench_engine::config::Cell, timing: &crate::Timing) -> f64 {
-        forecast::tflops_by_convention(cell, timing).get(self.convention.name()).copied().unwrap_or_default()
+    fn tera_flops(&self, resolved: &zbench_config::Resolved, timing: &crate::Timing) -> f64 {
+        forecast::tflops_by_convention(resolved, timing).get(self.convention.name()).copied().unwrap_or_default()
     }
 
     /// The job and the machine that the estimator prices; `None` of collectives and of cells that cannot be. For fits of constants.
@@ -413,10 +413,10 @@ impl Published {
     /// Whether 20 bytes for each parameter that a rank holds are within its memory.
     fn fits_twenty_bytes(&self) -> Option<bool> {
         let Cell::Train(cell) = &self.cell else { return None };
-        let cell = &cell.resolved.as_ref().ok()?.cell;
-        let job = job(cell);
+        let resolved = cell.resolved.as_ref().ok()?;
+        let job = job(resolved);
         let ranks = job.degrees.tensor * job.degrees.pipeline * job.sharding.parameters;
-        Some(20.0 * job.model.parameters() as f64 / ranks.max(1) as f64 <= cell.memory.capacity? as f64)
+        Some(20.0 * job.model.parameters() as f64 / ranks.max(1) as f64 <= resolved.cell.memory.capacity? as f64)
     }
 
     /// The result beside what is predicted.

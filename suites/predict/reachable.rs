@@ -44,7 +44,7 @@ fn jobs() -> Vec<Job> {
         let document =
             Document::parse(Path::new("t.toml"), &text, &[]).unwrap_or_else(|error| panic!("{text}: {error}"));
         let resolved = zbench_config::resolve(&document.base, &Context::new(PathBuf::new(), 1));
-        job(&resolved.unwrap_or_else(|error| panic!("{text}: {error}")).cell)
+        job(&resolved.unwrap_or_else(|error| panic!("{text}: {error}")))
     };
     CELLS.iter().map(job_of).collect()
 }

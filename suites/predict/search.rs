@@ -12,6 +12,7 @@ use zbench_config::{Resolved, grid, keys};
 use zbench_engine::config::{Cell, Checkpointing, Degrees, DeviceKind, Home, Placement, Priced, Strategy};
 use zbench_engine::outcome::Estimate;
 use zbench_engine::planner::Planner;
+use zbench_estimate::framework;
 use zbench_host::machine;
 use zbench_reports::estimate_report::{Alternative, Candidate, Searched, name};
 use zbench_reports::{OrderedMap, label};
@@ -125,7 +126,9 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, wanted: &Want
     let mut resolved = resolved.clone();
     if resolved.cell.hardware.device == DeviceKind::Cuda {
         // One software for all ways: else two programs would be compared where two ways of splitting are asked about.
-        resolved.cell.hardware.software.get_or_insert_with(|| SOFTWARE.into());
+        if let (None, Ok(framework)) = (&resolved.cell.hardware.software, framework::framework(SOFTWARE)) {
+            resolved = resolved.with_framework(framework);
+        }
     }
     let stated = price(planner, &resolved);
     stated.timing.map_err(SearchError::Machine)?;
@@ -135,7 +138,7 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, wanted: &Want
     if space.ways.is_empty() {
         return Err(space.none());
     }
-    let of = |way: &Way| Resolved { cell: space.cell(way), profile: resolved.profile.clone() };
+    let of = |way: &Way| resolved.with_cell(space.cell(way));
     let mut impossible: BTreeMap<String, u64> =
         space.impossible.iter().map(|(reason, count)| (reason.to_string(), *count)).collect();
     let mut fitting: Vec<Fitting> = Vec::new();

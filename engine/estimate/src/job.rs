@@ -1,11 +1,13 @@
 //! A training run as the estimator sees it: the model's shape, how it is split, what its numbers are kept in, and the
 //! software that runs it. It names no machine; [`crate::machine`] does.
 
+use crate::framework::Framework;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// One training run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     /// The model.
     pub model: Shape,
@@ -27,13 +29,11 @@ pub struct Job {
     pub peft: Peft,
     /// How the loss is made.
     pub loss: Loss,
-    /// The software.
-    pub stack: Stack,
+    /// The software: what it keeps beside the model, and how it drives a device.
+    pub framework: Arc<Framework>,
     /// Collectives that run beside compute because the run asks for it.
-    #[serde(default)]
     pub overlap: Overlap,
     /// The first block of each part of a pipeline, from 0, in the model's order; empty = cut evenly.
-    #[serde(default)]
     pub split: Vec<usize>,
 }
 
@@ -443,72 +443,4 @@ pub enum Peft {
         /// Bytes per trainable parameter at home.
         weight_bytes: f64,
     },
-}
-
-/// The software that runs a job: what it keeps beside the model, and how well it drives a device. Generations, not
-/// versions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Stack {
-    /// This project's engine.
-    Zbench,
-    /// Megatron-LM before its core was rewritten (to 2022).
-    MegatronLm,
-    /// Megatron-LM with DeepSpeed's ZeRO and pipeline.
-    MegatronDeepspeed,
-    /// Megatron-Core with Transformer Engine (from 2023): NeMo, Megatron-Bridge.
-    MegatronCore,
-    /// DeepSpeed alone.
-    Deepspeed,
-    /// PyTorch FSDP1 (2022 to 2024), eager.
-    Fsdp1,
-    /// The same with torch.compile.
-    Fsdp1Compiled,
-    /// PyTorch FSDP2, eager.
-    Fsdp2,
-    /// PyTorch FSDP2 with torch.compile.
-    Fsdp2Compiled,
-    /// PyTorch DDP or one device, eager: trainers of transformers, nanoGPT, accelerate.
-    Torch,
-    /// The same with torch.compile, or hand-fused kernels.
-    TorchCompiled,
-}
-
-impl Stack {
-    /// All of them.
-    pub const ALL: [Stack; 11] = [
-        Stack::Zbench,
-        Stack::MegatronLm,
-        Stack::MegatronDeepspeed,
-        Stack::MegatronCore,
-        Stack::Deepspeed,
-        Stack::Fsdp1,
-        Stack::Fsdp1Compiled,
-        Stack::Fsdp2,
-        Stack::Fsdp2Compiled,
-        Stack::Torch,
-        Stack::TorchCompiled,
-    ];
-
-    /// The name in configurations.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Stack::Zbench => "zbench",
-            Stack::MegatronLm => "megatron-lm",
-            Stack::MegatronDeepspeed => "megatron-deepspeed",
-            Stack::MegatronCore => "megatron-core",
-            Stack::Deepspeed => "deepspeed",
-            Stack::Fsdp1 => "fsdp1",
-            Stack::Fsdp1Compiled => "fsdp1-compiled",
-            Stack::Fsdp2 => "fsdp2",
-            Stack::Fsdp2Compiled => "fsdp2-compiled",
-            Stack::Torch => "torch",
-            Stack::TorchCompiled => "torch-compiled",
-        }
-    }
-
-    /// The stack of a name.
-    pub fn named(name: &str) -> Option<Stack> {
-        Stack::ALL.into_iter().find(|stack| stack.name() == name)
-    }
 }

@@ -4,6 +4,7 @@ pub mod band;
 pub mod collective;
 pub mod convention;
 pub mod deepspeed;
+pub mod framework;
 pub mod job;
 pub mod machine;
 pub mod memory;

@@ -10,7 +10,7 @@ pub mod flops;
 pub mod pipeline;
 pub mod state;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub mod traffic;
 
 /// A term of a sum.

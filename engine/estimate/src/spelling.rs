@@ -18,3 +18,8 @@ pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&
     let letters = word.chars().count();
     (distance <= 2.max(letters / 3) && distance * 2 <= letters).then_some(known)
 }
+
+/// The end of a message about an unknown word: the known one nearest to it, if one is near.
+pub(crate) fn did_you_mean(nearest: &str) -> String {
+    if nearest.is_empty() { String::new() } else { format!(" (did you mean {nearest}?)") }
+}

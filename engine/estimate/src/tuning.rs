@@ -1,7 +1,6 @@
-//! How software drives a device: the few numbers that data sheets do not state. Each says what it is and where it comes
-//! from; `examples/fit.rs` walks over those that were fitted.
-
-use crate::job::Stack;
+//! How training drives a device, whatever the framework: the few numbers that data sheets do not state. Each says what it is
+//! and where it comes from; `examples/fit.rs` walks over those that were fitted. What differs between frameworks is in
+//! [`crate::framework`].
 
 macro_rules! constants {
     ($($(#[$doc:meta])* $name:ident = $value:expr;)*) => {
@@ -74,11 +73,9 @@ constants! {
     host_eager = 7e-6;
     /// Seconds of host time per kernel where modules are fused or compiled.
     host_fused = 5e-6;
-    /// Share of tensor parallel collectives that Megatron-Core hides behind products.
-    tensor_hidden = 0.7;
-    /// The same of a stack that hides none of them unless a run asks for it. PyTorch's asynchronous tensor parallelism splits
-    /// products in as many parts as ranks and sends each part while the next is computed; the first is exposed, and parts are
-    /// less efficient. Set by hand on seven rows of torchtitan, both halves seen.
+    /// Share of tensor parallel collectives that hides behind products where a run asks for it. PyTorch's asynchronous tensor
+    /// parallelism splits products in as many parts as ranks and sends each part while the next is computed; the first is exposed,
+    /// and parts are less efficient. Set by hand on seven rows of torchtitan, both halves seen.
     tensor_asked = 0.3;
     /// Share of expert exchange that is hidden where a run asks for it: 20 of 132 units of a H800 copy meanwhile (DeepSeek-V3's
     /// report, 3.2.2), so exchange costs 0.15 of its time.
@@ -98,154 +95,10 @@ constants! {
     straggle = 0.006;
     /// Share of the host's memory rate that an update on the host reaches.
     host_update = 0.45;
-    /// Attention's kernels in Triton within trainers of late 2023 against those of the first generation's benches:
-    /// set by hand on LLM Foundry's long sequences, both halves seen.
-    attention_fsdp1 = 1.3;
-    /// Bytes per parameter and gather (and as many per reduction) that FSDP2 copies between parameters and its buffers. More
-    /// than its copies alone: whatever else its units cost at few tokens a step (torchao's and torchtitan's rows) is in it.
-    shard_copies = 20.0;
-    /// The same of FSDP1, whose units are flat: casts, divisions, sums.
-    flat_copies = 6.0;
-    /// Share of network time that ZeRO-3 of DeepSpeed leaves exposed although there is compute to hide it.
-    deepspeed_exposed = 1.0;
-    /// Share of the network's rate that it reaches parameter by parameter.
-    deepspeed_network = 0.44;
 }
 
 impl Default for Tuning {
     fn default() -> Tuning {
         Tuning::DEFAULT
-    }
-}
-
-/// How far element-wise work is fused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fusion {
-    /// Each operation is a kernel.
-    Eager,
-    /// Hand-written kernels for norms, activations and dropout with residual.
-    Fused,
-    /// A compiler, or kernels written for this model.
-    Compiled,
-}
-
-/// Copies of sharded parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copies {
-    /// In place.
-    None,
-    /// Of one flat tensor a unit.
-    Flat,
-    /// Of each parameter.
-    Each,
-}
-
-/// What a stack does.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Drive {
-    /// Element-wise work.
-    pub fusion: Fusion,
-    /// Gradients are reduced while backward runs.
-    pub overlap_reduce: bool,
-    /// Gathered weights of the optimizer's shards wait in nobody's way.
-    pub overlap_gather: bool,
-    /// Tensor parallel collectives hide behind products (by `tensor_hidden`).
-    pub overlap_tensor: bool,
-    /// Sends between stages hide behind compute.
-    pub overlap_sends: bool,
-    /// Gradients of weights are added up in f32 by the product itself.
-    pub fused_accumulation: bool,
-    /// Passes that the optimizer makes over its state against one fused pass.
-    pub optimizer_passes: f64,
-    /// GELU is one kernel.
-    pub gelu: bool,
-    /// Weights in f32 mean autocast, not casts of shards.
-    pub autocast: bool,
-    /// How sharded parameters are copied from and to the buffers of collectives.
-    pub copies: Copies,
-    /// Attention of the first generation is a later one, in Triton.
-    pub triton: bool,
-    /// Whether the communication queue keeps ahead of compute with a whole unit; else `deepspeed_exposed` is paid.
-    pub prefetch: bool,
-    /// Whether collectives of the data axis run beside compute at all.
-    pub overlaps: bool,
-}
-
-impl Drive {
-    /// Of a stack.
-    pub const fn of(stack: Stack) -> Drive {
-        let eager = Drive {
-            fusion: Fusion::Eager,
-            overlap_reduce: true,
-            overlap_gather: true,
-            overlap_tensor: false,
-            overlap_sends: false,
-            fused_accumulation: false,
-            optimizer_passes: 2.0,
-            gelu: true,
-            autocast: false,
-            copies: Copies::None,
-            triton: false,
-            prefetch: true,
-            overlaps: true,
-        };
-        match stack {
-            // Its collectives are waited for where they start (docs/cuda.md, docs/sharding.md).
-            Stack::Zbench => Drive {
-                fusion: Fusion::Fused,
-                fused_accumulation: true,
-                optimizer_passes: 1.0,
-                overlaps: false,
-                ..eager
-            },
-            Stack::MegatronLm => Drive {
-                fusion: Fusion::Fused,
-                overlap_reduce: false,
-                overlap_gather: false,
-                optimizer_passes: 1.3,
-                fused_accumulation: true,
-                ..eager
-            },
-            Stack::MegatronDeepspeed => Drive {
-                fusion: Fusion::Fused,
-                overlap_reduce: false,
-                overlap_gather: false,
-                optimizer_passes: 1.3,
-                prefetch: false,
-                copies: Copies::Each,
-                ..eager
-            },
-            Stack::MegatronCore => Drive {
-                fusion: Fusion::Fused,
-                overlap_tensor: true,
-                overlap_sends: true,
-                fused_accumulation: true,
-                optimizer_passes: 1.0,
-                ..eager
-            },
-            Stack::Deepspeed => {
-                Drive { copies: Copies::Each, optimizer_passes: 1.0, prefetch: false, gelu: false, ..eager }
-            }
-            Stack::Fsdp1 => Drive { triton: true, copies: Copies::Flat, ..eager },
-            Stack::Fsdp1Compiled => Drive { fusion: Fusion::Compiled, triton: true, copies: Copies::Flat, ..eager },
-            Stack::Fsdp2 => Drive { copies: Copies::Each, ..eager },
-            Stack::Torch => Drive { gelu: false, autocast: true, ..eager },
-            Stack::Fsdp2Compiled => Drive { fusion: Fusion::Compiled, copies: Copies::Each, ..eager },
-            Stack::TorchCompiled => Drive { fusion: Fusion::Compiled, ..eager },
-        }
-    }
-
-    /// Share of the rate of attention's kernels that this stack reaches.
-    pub const fn attention(&self, tuning: &Tuning) -> f64 {
-        if self.triton { tuning.attention_fsdp1 } else { 1.0 }
-    }
-
-    /// Bytes per parameter that a gather (and as many that a reduction) copies.
-    pub const fn copy_bytes(&self, tuning: &Tuning) -> f64 {
-        match self.copies {
-            Copies::None => 0.0,
-            Copies::Flat => tuning.flat_copies,
-            Copies::Each => tuning.shard_copies,
-        }
     }
 }

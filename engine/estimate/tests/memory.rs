@@ -1,8 +1,9 @@
 //! Memory from first principles: published formulas, conservation, and what must not depend on what.
 
+use zbench_estimate::framework::framework;
 use zbench_estimate::job::{
     Attention, Batch, Degrees, Job, Kind, Loss, Offload, Order, Peft, Place, Placement, Precision, Recompute, Shape,
-    Sharding, Stack,
+    Sharding,
 };
 use zbench_estimate::memory::{Category, formula_bytes, memory};
 
@@ -63,7 +64,7 @@ pub fn job(model: Shape) -> Job {
         offload: Offload::default(),
         peft: Peft::None,
         loss: Loss::Logits,
-        stack: Stack::MegatronCore,
+        framework: framework("megatron-core").unwrap(),
         overlap: Default::default(),
         split: Vec::new(),
     }
@@ -79,7 +80,7 @@ fn model_states_are_those_of_the_stages() {
     for (stage, whole, split) in [(0, 16.0, 0.0), (1, 4.0, 12.0), (2, 2.0, 14.0), (3, 0.0, 16.0)] {
         for ranks in [1, 4, 64, 1024] {
             let mut job = job(gpt(24, 2048, 16));
-            job.stack = Stack::Torch;
+            job.framework = framework("torch").unwrap();
             job.degrees.data = ranks;
             job.sharding = Sharding::zero(stage, ranks);
             let parameters = job.model.parameters() as f64;
@@ -171,9 +172,9 @@ fn stages_share_the_model() {
 /// Categories add up to the peak, and nothing is negative.
 #[test]
 fn terms_add_up() {
-    for stack in [Stack::MegatronCore, Stack::MegatronDeepspeed, Stack::Fsdp2, Stack::Torch, Stack::Deepspeed] {
+    for stack in ["megatron-core", "megatron-deepspeed", "fsdp2", "torch", "deepspeed"] {
         let mut job = job(gpt(24, 1024, 16));
-        job.stack = stack;
+        job.framework = framework(stack).unwrap();
         job.degrees.data = 8;
         job.sharding = Sharding::zero(3, 8);
         for stage in &memory(&job).stages {

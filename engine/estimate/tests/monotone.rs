@@ -2,9 +2,10 @@
 //! never faster, making things again is never faster, and no span is negative or no number. Over random jobs on every
 //! machine; a job that breaks a rule is printed whole.
 
+use zbench_estimate::framework;
 use zbench_estimate::job::{
     Attention, Batch, Degrees, Experts, Job, Kind, Loss, Number, Offload, Order, Peft, Place, Placement, Precision,
-    Recompute, Shape, Sharding, Stack,
+    Recompute, Shape, Sharding,
 };
 use zbench_estimate::machine::Machine;
 use zbench_estimate::profile;
@@ -100,7 +101,8 @@ fn job(dice: &mut Dice) -> Job {
         stage => Sharding::zero((stage - 2) as u8, ranks),
     };
     let attention = dice.of(&[Attention::Naive, Attention::Flash(1), Attention::Flash(2), Attention::Flash(3)]);
-    let stack = dice.of(&Stack::ALL);
+    let name = dice.of(&framework::names().collect::<Vec<_>>());
+    let framework = framework::framework(name).expect(name);
     let place = |dice: &mut Dice| dice.of(&[Place::Device, Place::Device, Place::Device, Place::Host]);
     let mut model = shape(dice);
     // A stage has a block at least.
@@ -131,7 +133,7 @@ fn job(dice: &mut Dice) -> Job {
             Peft::None
         },
         loss: dice.of(&[Loss::Logits, Loss::Fused, Loss::Chunked(1024)]),
-        stack,
+        framework,
         overlap: Default::default(),
         split: Vec::new(),
     }

@@ -16,6 +16,7 @@ use zbench_config::grid::{self, GridCell};
 use zbench_config::{Resolved, Settings};
 use zbench_engine::config::Cell;
 use zbench_engine::planner::Planner;
+use zbench_estimate::framework;
 use zbench_host::exit;
 use zbench_predict::planned::{self, Decision};
 use zbench_reports::Notebook;
@@ -59,7 +60,8 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
             record.key
         );
     }
-    let resolved = Ok(Resolved { cell, profile: None });
+    let named = cell.hardware.software.as_deref().and_then(|name| framework::framework(name).ok());
+    let resolved = Ok(Resolved { cell, profile: None, framework: named.unwrap_or_else(framework::zbench) });
     let grid = GridCell { key, label: format!("again {}", record.id), resolved, settings: Settings::new() };
     let proxy_of = record.extra.get("proxy").and_then(|p| p.get("of")).and_then(Value::as_str).map(str::to_string);
     let mut planned = planned::plan(&Planner::default(), grid, proxy_of);

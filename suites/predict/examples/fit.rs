@@ -1,4 +1,4 @@
-//! Scores predictions of the published rows and fits the constants of `tuning` by coordinate descent.
+//! Scores predictions of the published rows and fits constants of `tuning` and figures of framework profiles by coordinate descent.
 //!
 //! `fit report` prints errors per family and half; `fit rows FAMILY` a family's rows; `fit worst N` the worst rows;
 //! `fit speed` how long a job takes; `fit descend NAME…` (all fitted names when none is given) fits on the
@@ -6,10 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use zbench_engine::planner::Planner;
+use zbench_estimate::framework::{self, Drive, Framework};
 use zbench_estimate::job::Job;
 use zbench_estimate::machine::Machine;
-use zbench_estimate::time::time_with;
+use zbench_estimate::time::{Time, time_with};
 use zbench_estimate::tuning::Tuning;
 use zbench_predict::published::score::Kind;
 use zbench_predict::published::{Published, Quantity, read};
@@ -49,6 +51,49 @@ const FITTED: &[(&str, f64)] = &[
 /// where it was, and a few odd rows do not move it. Of 0.002, 0.006 and 0.015 this had the best left-out families.
 const PULL: f64 = 0.006;
 
+/// Fitted constants that are figures of framework profiles: their name here, the profiles that have them, and the figure.
+const FIGURES: [(&str, &[&str], Figure); 4] = [
+    ("tensor_hidden", &["megatron-core"], |drive| &mut drive.overlap_tensor),
+    ("deepspeed_network", &["deepspeed", "megatron-deepspeed"], |drive| &mut drive.network),
+    ("shard_copies", &["fsdp2", "fsdp2-compiled", "deepspeed", "megatron-deepspeed"], |drive| &mut drive.copy_bytes),
+    ("flat_copies", &["fsdp1", "fsdp1-compiled"], |drive| &mut drive.copy_bytes),
+];
+
+type Figure = fn(&mut Drive) -> &mut f64;
+
+/// What a fit varies.
+struct Constants {
+    tuning: Tuning,
+    frameworks: Vec<Arc<Framework>>,
+}
+
+impl Default for Constants {
+    fn default() -> Constants {
+        let frameworks = framework::names().map(|name| framework::framework(name).expect(name)).collect();
+        Constants { tuning: Tuning::DEFAULT, frameworks }
+    }
+}
+
+impl Constants {
+    fn get(&self, name: &str) -> Option<f64> {
+        let Some((_, of, figure)) = FIGURES.iter().find(|(known, ..)| *known == name) else {
+            return self.tuning.get(name);
+        };
+        let framework = self.frameworks.iter().find(|framework| of.contains(&framework.name.as_str()))?;
+        Some(*figure(&mut framework.drive.clone()))
+    }
+
+    fn set(&mut self, name: &str, value: f64) {
+        let Some((_, of, figure)) = FIGURES.iter().find(|(known, ..)| *known == name) else {
+            self.tuning.set(name, value);
+            return;
+        };
+        for framework in self.frameworks.iter_mut().filter(|framework| of.contains(&framework.name.as_str())) {
+            *figure(&mut Arc::make_mut(framework).drive) = value;
+        }
+    }
+}
+
 struct Case {
     row: Published,
     job: Job,
@@ -76,11 +121,17 @@ impl Case {
     }
 
     /// Predicted over stated, as speed (above 1: faster than it was). Every quantity of speed is one over the step's time, or that.
-    fn ratio(&self, tuning: &Tuning) -> f64 {
-        self.ratio * self.step / time_with(&self.job, &self.machine, tuning).step
+    fn ratio(&self, tuning: &Constants) -> f64 {
+        self.ratio * self.step / self.time(tuning).step
     }
 
-    fn error(&self, tuning: &Tuning) -> f64 {
+    fn time(&self, constants: &Constants) -> Time {
+        let framework = constants.frameworks.iter().find(|changed| changed.name == self.job.framework.name);
+        let framework = framework.unwrap_or(&self.job.framework).clone();
+        time_with(&Job { framework, ..self.job.clone() }, &self.machine, &constants.tuning)
+    }
+
+    fn error(&self, tuning: &Constants) -> f64 {
         let ratio = self.ratio(tuning);
         (if self.row.quantity == Quantity::Step { 1.0 / ratio } else { ratio } - 1.0).abs()
     }
@@ -112,7 +163,7 @@ fn line(name: &str, errors: &[f64]) {
 
 /// What a fit makes small: mean of the logarithms' sizes, capped so that a row that nothing explains pulls no constant,
 /// each family by the root of its rows.
-fn cost(cases: &[&Case], tuning: &Tuning) -> f64 {
+fn cost(cases: &[&Case], tuning: &Constants) -> f64 {
     let mut families: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
     for case in cases {
         let slot = families.entry(case.row.family.as_str()).or_default();
@@ -130,8 +181,8 @@ fn cost(cases: &[&Case], tuning: &Tuning) -> f64 {
     sum / weight.max(1e-9) + PULL * pull
 }
 
-fn descend(cases: &[&Case], names: &[&str], rounds: usize) -> Tuning {
-    let mut tuning = Tuning::DEFAULT;
+fn descend(cases: &[&Case], names: &[&str], rounds: usize) -> Constants {
+    let mut tuning = Constants::default();
     for (name, expected) in FITTED {
         tuning.set(name, *expected);
     }
@@ -163,7 +214,7 @@ fn descend(cases: &[&Case], names: &[&str], rounds: usize) -> Tuning {
     tuning
 }
 
-fn report(cases: &[Case], tuning: &Tuning) {
+fn report(cases: &[Case], tuning: &Constants) {
     let scored: Vec<&Case> = cases.iter().filter(|case| case.scored()).collect();
     let mut families: BTreeMap<&str, Vec<&Case>> = BTreeMap::new();
     for case in &scored {
@@ -185,8 +236,8 @@ fn report(cases: &[Case], tuning: &Tuning) {
     }
 }
 
-fn print_case(case: &Case, tuning: &Tuning) {
-    let time = time_with(&case.job, &case.machine, tuning);
+fn print_case(case: &Case, tuning: &Constants) {
+    let time = case.time(tuning);
     let mark = if case.scored() { "" } else { " (not scored)" };
     println!("{:28} x{:.2} {} {:?}{mark}", case.row.id, case.ratio(tuning), case.machine.name, case.job);
     let spans: Vec<String> =
@@ -204,7 +255,7 @@ fn main() {
     let planner = Planner::default();
     let rows = read(Path::new(&folder)).expect("published results");
     let cases: Vec<Case> = rows.into_iter().filter_map(|row| Case::of(row, &planner)).collect();
-    let tuning = Tuning::DEFAULT;
+    let tuning = Constants::default();
     let fitted: Vec<&str> = FITTED.iter().map(|(name, _)| *name).collect();
     let names = if rest.is_empty() { &fitted[..] } else { rest };
     match command {
@@ -259,7 +310,7 @@ fn main() {
             let mut slowest: (f64, &str) = (0.0, "");
             for case in &cases {
                 let start = std::time::Instant::now();
-                std::hint::black_box(time_with(&case.job, &case.machine, &tuning));
+                std::hint::black_box(time_with(&case.job, &case.machine, &Tuning::DEFAULT));
                 let took = start.elapsed().as_secs_f64();
                 if took > slowest.0 {
                     slowest = (took, case.row.id.as_str());

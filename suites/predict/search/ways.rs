@@ -3,10 +3,12 @@
 use super::{SearchError, Wanted};
 use crate::forecast;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use zbench_config::{Resolved, software};
 use zbench_engine::config::{
     Cell, Checkpointing, Degrees, DeviceKind, Home, PipelineSchedule, Placement, Priced, Strategy,
 };
+use zbench_estimate::framework::Framework;
 use zbench_reports::OrderedMap;
 
 /// Micro-batches that are tried: more than this keeps no device busier.
@@ -19,10 +21,6 @@ const MOST_CHUNKS: usize = 8;
 const GROUPS: [usize; 2] = [2, 4];
 /// Shard groups of hybrid strategies that are tried, in nodes.
 const SHARD_NODES: [usize; 3] = [1, 2, 4];
-/// The one program whose ranks can be numbered with stages inside (`--use-tp-pp-dp-mapping`).
-const PLACES_STAGES_INSIDE: &str = "megatron-core";
-/// The one program that has ZB-H1.
-const HAS_ZERO_BUBBLE: &str = "zbench";
 
 /// One way: everything that a search varies.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,6 +68,8 @@ impl Way {
 pub struct Space {
     /// The cell, with the software that all ways are priced as.
     base: Cell,
+    /// That software.
+    framework: Arc<Framework>,
     /// What backward recomputes, as it is tried.
     policies: Vec<Checkpointing>,
     /// Ranks of a node.
@@ -107,6 +107,7 @@ impl Space {
             ways: Vec::new(),
             impossible: BTreeMap::new(),
             base,
+            framework: resolved.framework.clone(),
         };
         space.fill();
         wanted.keep.iter().try_for_each(|(key, value)| space.keep(key, value))?;
@@ -193,13 +194,12 @@ impl Space {
     /// What can be varied inside of degrees: how tensor ranks share tokens and experts, the schedule, and where stages lie.
     fn inner_degrees(&mut self, degrees: Degrees, data: usize) {
         let Degrees { tensor, pipeline, expert, .. } = degrees;
-        let software = self.base.hardware.software.clone().unwrap_or_default();
         let crosses = pipeline > 1 && self.base.parallel.ranks > self.per_node;
         let mut placements = vec![Placement::DataInside];
-        placements.extend((crosses && software == PLACES_STAGES_INSIDE).then_some(Placement::PipelineInside));
+        placements.extend((crosses && self.framework.stages_inside).then_some(Placement::PipelineInside));
         let mut schedules = vec![PipelineSchedule::OneFOneB];
         let is_here = self.base.hardware.device == DeviceKind::Cpu;
-        schedules.extend((pipeline > 1 && (is_here || software == HAS_ZERO_BUBBLE)).then_some(PipelineSchedule::ZbH1));
+        schedules.extend((pipeline > 1 && (is_here || self.framework.zero_bubble)).then_some(PipelineSchedule::ZbH1));
         let both = |other: usize| if other > 1 { vec![other, 1] } else { vec![1] };
         for sequence in both(tensor) {
             for expert_tensor in if expert > 1 { both(tensor) } else { vec![1] } {
@@ -233,9 +233,7 @@ impl Space {
             }
         }
         // Nor is one recommended that the software has not.
-        let named = self.base.hardware.software.clone();
-        let has = |strategy| named.as_ref().is_none_or(|name| software::no_such_pair(name, strategy).is_none());
-        strategies.retain(|(strategy, _)| has(*strategy));
+        strategies.retain(|(strategy, _)| software::no_such_pair(&self.framework, *strategy).is_none());
         for (strategy, shard) in strategies {
             let way = Way {
                 degrees,

@@ -126,12 +126,8 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
 
 /// Elements of a token that an MLP of a width keeps before its last product's input.
 fn up_width(job: &Job, habits: &Habits, ffn: usize) -> f64 {
-    let copies = match (job.model.gated, habits.gate_apart) {
-        (true, true) => 3.0,
-        (true, false) => 2.0,
-        (false, _) => 1.0 + habits.plain_apart,
-    };
-    copies * ffn as f64
+    let inputs = if job.model.gated { 2.0 } else { 1.0 };
+    (inputs + habits.activation) * ffn as f64
 }
 
 fn experts(job: &Job, habits: &Habits, kept: &mut Kept, tokens: f64, c: f64) {

@@ -240,9 +240,7 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
     }
     if habits.update > 0.0 && job.offload.optimizer == Place::Device && job.precision.master > 0.0 {
         let ranks = job.sharding.optimizer.max(1) as f64;
-        // ZeRO-3 updates in groups of 1e9 elements (`sub_group_size`).
-        let group = if job.sharding.parameters > 1 { 1e9 } else { f64::INFINITY };
-        let bytes = habits.update * (own.all() / ranks).min(group);
+        let bytes = habits.update * (own.all() / ranks).min(habits.update_group);
         states.terms.push(term(
             Category::Gradients,
             "own share's gradients in f32",

@@ -1,10 +1,11 @@
 use super::activations::Layer;
 use super::flops::Sizes;
 use super::*;
+use crate::framework::framework;
 use crate::job::*;
 
 /// Of a run on `data` ranks; the tests change what they are about.
-fn job(model: Shape, data: usize) -> Job {
+pub(crate) fn job(model: Shape, data: usize) -> Job {
     Job {
         model,
         batch: Batch { seq: 2048, micro: 1, accumulation: 8 },
@@ -27,13 +28,13 @@ fn job(model: Shape, data: usize) -> Job {
         offload: Offload::default(),
         peft: Peft::None,
         loss: Loss::Logits,
-        stack: Stack::Fsdp2,
+        framework: framework("fsdp2").unwrap(),
         overlap: Default::default(),
         split: Vec::new(),
     }
 }
 
-fn llama3_8b() -> Shape {
+pub(crate) fn llama3_8b() -> Shape {
     Shape {
         kind: Kind::Decoder,
         layers: 32,

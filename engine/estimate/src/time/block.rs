@@ -5,11 +5,12 @@ mod exchange;
 mod work;
 
 use super::layout::{Layout, expert_tensor};
-use crate::job::{Job, Kind, Number, Peft, Shape, Stack};
+use crate::framework::{Drive, Fusion};
+use crate::job::{Job, Kind, Number, Peft, Shape};
 use crate::machine::Machine;
 use crate::roofline::{Product, Roofline};
 use crate::shape::{BlockKind, Matrix, Role};
-use crate::tuning::{Drive, Fusion, Tuning};
+use crate::tuning::Tuning;
 
 /// Everything that prices a unit.
 #[derive(Clone, Copy)]
@@ -184,8 +185,7 @@ impl Context<'_> {
     /// Adapters beside a frozen matrix, and the base's way back to numbers that are computed with.
     fn adapter(&self, role: Role, m: f64, n: f64, k: f64) -> (Phase, Phase) {
         let Peft::Adapters { rank, base, .. } = self.job.peft else { return Default::default() };
-        if self.job.stack == Stack::MegatronCore && role != Role::Qkv {
-            // Its recipes adapt queries, keys and values alone.
+        if self.drive.adapters_on_qkv && role != Role::Qkv {
             return Default::default();
         }
         let roof = &self.roof;

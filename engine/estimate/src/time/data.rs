@@ -4,7 +4,7 @@ use super::plan::Plan;
 use super::queue::{self, Waited};
 use super::{Axis, SpanKind};
 use crate::collective::{Collective, Group, seconds};
-use crate::job::{Peft, Place, Stack};
+use crate::job::{Peft, Place};
 
 /// A unit's collectives along the data axes.
 struct Move {
@@ -17,12 +17,6 @@ struct Move {
     again: Group,
     /// Bytes that replicas of a shard group sum up, of weights that are no experts.
     shared_bytes: f64,
-}
-
-/// Replicas sum gradients up when a step's are complete, as this project's engine does and MiCS (DeepSpeed, runtime/zero/mics.py,
-/// allreduce_mics_shard_grads: at the boundary of accumulation); FSDP does so behind every backward unless it is told not to.
-const fn sums_once(stack: Stack) -> bool {
-    !matches!(stack, Stack::Fsdp1 | Stack::Fsdp1Compiled | Stack::Fsdp2 | Stack::Fsdp2Compiled)
 }
 
 /// Units of a kind that are put on the queues one by one.
@@ -55,16 +49,11 @@ impl Plan<'_> {
         };
         let mut exposed = 0.0;
         let mut settle = |(waited, total): (Waited, f64), overlapped: bool, times: f64| {
-            let overlapped = overlapped && c.drive.overlaps;
+            let overlapped = overlapped && c.drive.overlap_data;
             let alone = if overlapped { waited.exposed } else { total };
-            let mut beside = if overlapped { waited.hidden } else { 0.0 };
-            let mut stands = alone;
-            if !c.drive.prefetch {
-                let more = c.tuning.deepspeed_exposed * beside;
-                stands += more;
-                beside -= more;
-            }
-            exposed += times * (stands + c.tuning.contention * beside);
+            let beside = if overlapped { waited.hidden } else { 0.0 };
+            let more = c.drive.exposed * beside;
+            exposed += times * (alone + more + c.tuning.contention * (beside - more));
         };
         if each {
             settle(queue(sharded, true), true, micros);
@@ -77,12 +66,12 @@ impl Plan<'_> {
         if staged && sharded {
             let moved: f64 =
                 self.stages[self.slowest].units.iter().map(|(n, u)| n * (u.dense + u.sparse + u.trained)).sum();
-            exposed += c.roof.pass(moved * c.drive.copy_bytes(c.tuning));
+            exposed += c.roof.pass(moved * c.drive.copy_bytes);
         }
         self.span(SpanKind::Exposed(Axis::Data), exposed);
         let times = if each { micros } else { 1.0 };
         let replicas = self.context.layout.replicas.ranks;
-        let sums = if sums_once(self.context.job.stack) { 1.0 } else { times };
+        let sums = if self.context.drive.replicas_once { 1.0 } else { times };
         for m in &moves {
             let count = m.queue.count as f64;
             let often = count * if sharded && each { micros } else { 1.0 };
@@ -107,12 +96,7 @@ impl Plan<'_> {
         let (job, layout, machine) = (c.job, c.layout, c.machine);
         let sharding = &job.sharding;
         let sharded = sharding.parameters > 1;
-        // DeepSpeed gathers parameter by parameter, with little ahead.
-        let slow = if c.drive.prefetch || !sharded || layout.data.nodes() < 2 {
-            1.0
-        } else {
-            1.0 / c.tuning.deepspeed_network
-        };
+        let slow = if sharded && layout.data.nodes() > 1 { 1.0 / c.drive.network } else { 1.0 };
         let element = match job.peft {
             _ if sharding.gather_bytes > 0.0 => sharding.gather_bytes,
             Peft::Adapters { base, .. } => base.bytes(),
@@ -163,7 +147,7 @@ impl Plan<'_> {
             let mut reduce = price(what, dense, sparse, group);
             if sharded && layout.replicas.ranks > 1 {
                 // Once in a step is a part of each micro-batch's.
-                let part = if sums_once(job.stack) { 1.0 / job.batch.accumulation.max(1) as f64 } else { 1.0 };
+                let part = if c.drive.replicas_once { 1.0 / job.batch.accumulation.max(1) as f64 } else { 1.0 };
                 let share = dense / group.ranks as f64;
                 reduce += part * scale * seconds(Collective::AllReduce, share, layout.replicas, machine);
             }

@@ -10,7 +10,7 @@ use crate::job::{Job, Kind, Peft};
 use crate::machine::Machine;
 use crate::roofline::Roofline;
 use crate::rules::pipeline;
-use crate::tuning::{Drive, Tuning};
+use crate::tuning::Tuning;
 
 /// The step of a job.
 pub(super) fn step(job: &Job, machine: &Machine, tuning: &Tuning) -> Time {
@@ -18,7 +18,7 @@ pub(super) fn step(job: &Job, machine: &Machine, tuning: &Tuning) -> Time {
         (job.model.layers == 0 || matches!(job.model.kind, Kind::Count { .. })).then(|| stand_in(&job.model));
     let model = stand_in.as_ref().unwrap_or(&job.model);
     let layout = Layout::of(job, machine);
-    let drive = Drive::of(job.stack);
+    let drive = job.framework.drive;
     let roof = Roofline { device: &machine.device, tuning };
     let context = Context { job, model, machine, layout: &layout, tuning, drive, roof };
     let stages = stages(&context);

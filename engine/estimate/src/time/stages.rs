@@ -55,7 +55,7 @@ pub(super) fn stages(context: &Context<'_>) -> Vec<Stage> {
         last.units.push((1.0 + context.model.ahead as f64, head));
     }
     // With stages, gathered weights stay over all micro-batches: their copies are no part of one (`Plan::data`).
-    if stages == 1 && context.drive.copy_bytes(context.tuning) > 0.0 && context.job.sharding.parameters > 1 {
+    if stages == 1 && context.drive.copy_bytes > 0.0 && context.job.sharding.parameters > 1 {
         for (_, unit) in list.iter_mut().flat_map(|stage| &mut stage.units) {
             copy(context, unit);
         }
@@ -105,7 +105,7 @@ fn stated(job: &Job, units: &[(usize, Unit)], stage: usize) -> Stage {
 
 /// Between sharded parameters and the buffers that collectives work on.
 fn copy(context: &Context<'_>, unit: &mut Unit) {
-    let bytes = context.drive.copy_bytes(context.tuning);
+    let bytes = context.drive.copy_bytes;
     let gathered = context.roof.pass((unit.dense + unit.sparse) * bytes);
     unit.forward.busy += gathered;
     unit.backward.busy += context.roof.pass(unit.trained * bytes);

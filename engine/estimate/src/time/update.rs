@@ -33,9 +33,9 @@ pub(super) fn update(context: &Context<'_>, owned: f64, whole: f64) -> Update {
     let ways = owned * (gradient + weight) / link;
     let rate = if machine.host_bandwidth > 0.0 { machine.host_bandwidth } else { 100e9 };
     let rate = rate * context.tuning.host_update;
-    // DeepSpeed's launcher gives each rank a thread unless it is told otherwise: a core, not its share of the memory, is
-    // what its update on the host waits for.
-    let rate = if context.drive.prefetch { rate } else { rate.min(sharers * CORE) };
+    // Where a rank has one core, that core and not the rank's share of the memory is what the update waits for.
+    let core = context.drive.host_core;
+    let rate = if core > 0.0 { rate.min(sharers * core) } else { rate };
     let add = owned * sharers * touched / rate;
     let mut host = ways + add;
     if job.offload.optimizer == Place::Disk {
@@ -45,7 +45,3 @@ pub(super) fn update(context: &Context<'_>, owned: f64, whole: f64) -> Update {
     }
     Update { device: 0.0, host }
 }
-
-/// Bytes per second of the state that one core updates: DeepSpeed's own kernel takes 2.6 s for 10e9 parameters, of 32 bytes
-/// each, on the 48 cores of a DGX-2 (its table of CPU-Adam).
-const CORE: f64 = 2.6e9;

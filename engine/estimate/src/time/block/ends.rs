@@ -1,8 +1,8 @@
 //! Both ends of the model: the embedding, and the head with the loss.
 
 use super::{Context, Unit};
+use crate::framework::Fusion;
 use crate::job::Kind;
-use crate::tuning::Fusion;
 
 impl Context<'_> {
     /// The embedding: a lookup.

@@ -27,11 +27,8 @@ impl Context<'_> {
             } else {
                 price(Collective::AllReduce)
             };
-            let hidden = match (self.drive.overlap_tensor, self.job.overlap.tensor) {
-                (true, _) => self.tuning.tensor_hidden,
-                (false, true) => self.tuning.tensor_asked,
-                (false, false) => 0.0,
-            };
+            let asked = if self.job.overlap.tensor { self.tuning.tensor_asked } else { 0.0 };
+            let hidden = self.drive.overlap_tensor.max(asked);
             let exposed = places * once * (1.0 - hidden);
             unit.forward.tensor += exposed;
             // Backward gathers the input once more for the weights' gradient under sequence parallelism; it hides.

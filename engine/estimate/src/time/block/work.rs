@@ -1,10 +1,10 @@
 //! What a block computes beside its matrices: attention, element-wise passes, routing; and what of it backward makes again.
 
 use super::{Context, Phase, Unit};
+use crate::framework::Fusion;
 use crate::job::{Attention, Kind, Recompute};
 use crate::roofline::Heads;
 use crate::shape::BlockKind;
-use crate::tuning::Fusion;
 
 impl Context<'_> {
     /// Attention proper, of one or (with cross-attention) two calls.
@@ -37,7 +37,7 @@ impl Context<'_> {
         let mut phases = [Phase::default(); 2];
         let mut put = |call: Heads| {
             let (forward, backward) = self.roof.attention(call, kernel, self.job.precision.compute);
-            let slow = if kernel == Attention::Flash(1) { self.drive.attention(self.tuning) } else { 1.0 };
+            let slow = if kernel == Attention::Flash(1) { self.drive.flash1_rate } else { 1.0 };
             // Autocast takes softmax in f32.
             let slow = if kernel == Attention::Naive { slow / self.wide() } else { slow };
             let (forward, backward) = (forward / slow, backward / slow);
@@ -86,7 +86,7 @@ impl Context<'_> {
             (true, Fusion::Eager) => (5.0, 8.0, 2.0),
             (true, _) => (3.0, 5.0, 1.0),
             // GELU by its formula is a chain of kernels in trainers that fuse nothing.
-            (false, Fusion::Eager) if !self.drive.gelu => (15.0, 18.0, 8.0),
+            (false, Fusion::Eager) if !self.drive.fused_gelu => (15.0, 18.0, 8.0),
             (false, _) => (2.0, 3.0, 1.0),
         };
         let bytes = self.bytes() * tokens * self.wide();
