@@ -97,7 +97,7 @@ pub fn predict(row: &Row) -> Result<Guess, Refused> {
         // A rate of one card, not of a node: each device has one.
         machine.inter.bandwidth *= machine.node_devices as f64;
     }
-    let group = Group { ranks, per_node: if rack { ranks } else { per_node } };
+    let group = Group::new(ranks, if rack { ranks } else { per_node });
     let time_alone = of("busbw_gbs").is_none() && of("algbw_gbs").is_none();
     let size = of("size_bytes").unwrap_or(if time_alone { SMALL } else { LARGE });
     let duplex = any(&row.words("algo"), &["duplex", "bidir"]);

@@ -24,7 +24,7 @@ pub struct Layout {
     pub expert: Group,
     /// Ranks with the same experts.
     pub expert_data: Group,
-    /// Neighbouring stages.
+    /// Stages, of which each sends to the next.
     pub neighbours: Group,
     /// All ranks.
     pub world: usize,
@@ -56,7 +56,11 @@ impl Layout {
             parked: Group::strided(job.sharding.parked.clamp(1, dense), tensor, devices),
             expert: Group::strided(expert, etp, devices),
             expert_data: Group::strided(expert_data, expert.saturating_mul(etp), devices),
-            neighbours: Group { ranks: 2, per_node: if near { 2 } else { 1 } },
+            neighbours: if near {
+                Group::new(2, 2)
+            } else {
+                Group { ranks: pipeline.max(2), per_node: 1, apart: stage.div_ceil(devices) }
+            },
             world: all.saturating_mul(pipeline),
         }
     }
