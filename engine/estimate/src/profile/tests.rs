@@ -386,3 +386,15 @@ fn what_is_wrong_with_a_topology_is_said_by_key() {
         assert!(error.contains(wanted), "{keys}: {error}");
     }
 }
+
+#[test]
+fn the_topology_in_the_documentation_is_a_profile() {
+    let page = include_str!("../../../../docs/machines.md");
+    let example = page.lines().skip_while(|line| !line.contains("about = \"our rack"));
+    let example = example.take_while(|line| line.is_empty() || line.starts_with("    "));
+    let text: String = example.map(|line| format!("{}\n", line.trim())).collect();
+    let profile = Profile::read("rack", &text).unwrap();
+    let Topology::Pods(pods) = &profile.machine().unwrap().topology else { panic!("a fat tree") };
+    assert_eq!((pods.nodes, pods.oversubscription), (16, 2.0));
+    assert_eq!(pods.routing, Routing::Hash { paths: 64, flows: 4 });
+}
