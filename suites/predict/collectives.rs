@@ -43,7 +43,7 @@ pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRo
             return Err(format!("the profile {} has no link {place}, and {ranks} ranks need one", profile.name));
         }
     }
-    let group = Group { ranks, per_node };
+    let group = Group::new(ranks, per_node);
     let row = |bytes: f64| {
         let seconds = seconds_by(collective, bytes, group, &machine, algorithm == "auto");
         let algorithm_bandwidth = bytes / seconds;

@@ -1,5 +1,5 @@
 //! The time of a collective over ranks that span nodes: hops, the slower of both levels of links, and what filling the
-//! pipeline between them costs.
+//! pipeline between them costs. What joins the nodes may slow the outer level ([`crate::topology`]).
 
 use crate::machine::{Link, Machine};
 
@@ -59,16 +59,23 @@ pub struct Group {
     pub ranks: usize,
     /// Those on one node.
     pub per_node: usize,
+    /// Nodes from one that has ranks of the group to the next such one; 1 = neighbours.
+    pub apart: usize,
 }
 
 impl Group {
     /// A rank alone.
-    pub const ALONE: Group = Group { ranks: 1, per_node: 1 };
+    pub const ALONE: Group = Group::new(1, 1);
+
+    /// `ranks` on neighbouring nodes, so many on each.
+    pub const fn new(ranks: usize, per_node: usize) -> Group {
+        Group { ranks, per_node, apart: 1 }
+    }
 
     /// `ranks` that lie `stride` apart on nodes of `devices`.
     pub fn strided(ranks: usize, stride: usize, devices: usize) -> Group {
-        let ranks = ranks.max(1);
-        Group { ranks, per_node: (devices.max(1) / stride.max(1)).clamp(1, ranks) }
+        let (ranks, stride, devices) = (ranks.max(1), stride.max(1), devices.max(1));
+        Group { ranks, per_node: (devices / stride).clamp(1, ranks), apart: stride.div_ceil(devices) }
     }
 
     /// Nodes that it spans.
@@ -148,8 +155,16 @@ pub fn seconds_by(what: Collective, bytes: f64, group: Group, machine: &Machine,
             }
         }
     };
-    let transfer = if nodes > 1 { near.max(far) } else { near };
-    let fixed = START + hops(what, nodes, local, machine, trees);
+    let between = |relayed: bool| {
+        let detour = if relayed { far * outside * share(r) / inside } else { 0.0 };
+        (near + detour).max(far * machine.topology.slowdown(what, group, relayed))
+    };
+    let transfer = match nodes {
+        1 => near,
+        _ if machine.topology.relays(what, group) => between(false).min(between(true)),
+        _ => between(false),
+    };
+    let fixed = START + hops(what, group, machine, trees);
     fixed + transfer + FILL * (fixed * transfer).sqrt()
 }
 
@@ -164,11 +179,13 @@ fn switched(link: &Link) -> bool {
 
 /// Seconds of the hops that a message takes one after another: all of a ring; or a chain inside a node and a tree between
 /// nodes, where that is shorter and there is one.
-fn hops(what: Collective, nodes: usize, local: usize, machine: &Machine, trees: bool) -> f64 {
+fn hops(what: Collective, group: Group, machine: &Machine, trees: bool) -> f64 {
+    let (nodes, local) = (group.nodes(), group.per_node.min(group.ranks));
     let (near, far) = (machine.intra.latency, machine.inter.latency);
+    let (around, up) = machine.topology.hops(group);
     let inner = (local - 1) as f64 * near;
-    let ring = nodes as f64 * inner + (nodes - 1) as f64 * far;
-    let tree = inner + (nodes as f64).log2().ceil() * far;
+    let ring = nodes as f64 * inner + around * far;
+    let tree = inner + up * far;
     let best = if trees { ring.min(tree) } else { ring };
     match what {
         Collective::AllReduce if machine.intra.in_switch && local >= IN_SWITCH_RANKS => {
@@ -177,10 +194,10 @@ fn hops(what: Collective, nodes: usize, local: usize, machine: &Machine, trees: 
         Collective::AllReduce => 2.0 * best,
         Collective::AllGather | Collective::ReduceScatter => ring,
         Collective::Broadcast => best,
-        // All pairs are open at once; a message waits for one hop.
+        // All pairs are open at once; a message waits for its own way.
         Collective::AllToAll | Collective::Send => {
             if nodes > 1 {
-                far
+                far * machine.topology.reach(what, group)
             } else {
                 near
             }

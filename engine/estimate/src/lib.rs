@@ -14,5 +14,6 @@ pub mod rules;
 pub mod shape;
 pub mod spelling;
 pub mod time;
+pub mod topology;
 pub mod tuning;
 pub mod units;

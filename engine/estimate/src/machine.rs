@@ -2,6 +2,7 @@
 //! are read into this.
 
 use crate::job::Number;
+use crate::topology::Topology;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -18,6 +19,9 @@ pub struct Machine {
     pub intra: Link,
     /// Between nodes; rates are per device, one way: a node's NICs over its devices.
     pub inter: Link,
+    /// What joins nodes.
+    #[serde(default)]
+    pub topology: Topology,
     /// Between a device and its host's memory; rates are per device, one way.
     pub host: Link,
     /// Bytes of the host's memory per node; 0 = not known.

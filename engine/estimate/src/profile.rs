@@ -112,7 +112,7 @@ macro_rules! texts {
     };
 }
 
-/// Devices first, nodes after them.
+/// Devices first, nodes after them, clusters last.
 const TEXTS: &[(&str, &str)] = texts! {
     "a100-40gb" "a100-80gb" "a100-40gb-pcie" "a100-80gb-pcie"
     "h100-sxm" "h100-sxm-96gb" "h100-pcie" "h100-nvl" "h200" "gh200"
@@ -120,6 +120,7 @@ const TEXTS: &[(&str, &str)] = texts! {
     "rtx3090" "rtx4090" "titan-rtx" "rtx-a5000" "rtx-6000-ada"
     "h800" "a800" "h20" "mi250x" "mi325x" "mi355x" "rtx5090" "rtx-a6000" "a40" "a10"
     "dgx-a100" "dgx-h100" "aws-p4d" "aws-p5" "gcp-a2-ultragpu" "gcp-a3"
+    "dgx-superpod-h100" "meta-24k-h100" "torus-example"
 };
 
 static BUILTIN: LazyLock<Vec<(&'static str, Result<Profile, ProfileError>)>> =
@@ -179,6 +180,9 @@ const KEYS: [&str; 17] = [
     "drives",
 ];
 
+/// Keys whose values are no figures: they have no source of their own.
+const WORDS: [&str; 6] = ["kind", "in_switch", "topology", "device", "product", "about"];
+
 /// Those that say how fast a machine is; with any of them all that are needed have to be there.
 const SPEEDS: [&str; 6] = ["units", "launch", "compute", "hbm", "node", "network"];
 
@@ -214,7 +218,7 @@ impl Profile {
             let mut figure = Table::new();
             figure.insert("value".into(), value.clone());
             figure.insert("source".into(), Value::String("what if".into()));
-            let plain = ["kind", "in_switch", "device", "product", "about"].contains(last);
+            let plain = WORDS.contains(last);
             at.insert((*last).to_string(), if plain { value.clone() } else { Value::Table(figure) });
         }
         let mut table = self.table.clone();
@@ -317,7 +321,7 @@ fn merge(under: &mut Table, over: Table, name: &str) {
             {
                 merge(below, above, name);
             }
-            (_, value) if sourced && !value.is_table() && key != "kind" && key != "in_switch" => {
+            (_, value) if sourced && !value.is_table() && !WORDS.contains(&key.as_str()) => {
                 let mut figure = Table::new();
                 figure.insert("value".into(), value);
                 figure.insert("source".into(), Value::String(format!("stated by the profile {name}")));

@@ -105,6 +105,7 @@ pub fn all(job: &Job, machine: Option<&Machine>) -> Vec<Check> {
     list.extend(pipeline::all(job));
     list.extend(traffic::all(job, machine));
     if let Some(machine) = machine {
+        list.extend(traffic::congestion(job, machine));
         list.extend(rates(job, machine));
     }
     list

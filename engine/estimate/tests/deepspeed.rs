@@ -1,4 +1,5 @@
-//! DeepSpeed's estimators against their formulas evaluated by hand.
+//! DeepSpeed's estimators against their formulas evaluated by hand, and against DeepSpeed's own code run in Python
+//! (tests/interop/deepspeed_estimators.py).
 
 use zbench_estimate::deepspeed::{Formula, Offloaded, zero2, zero3};
 
@@ -38,4 +39,36 @@ fn zero3_of_two_nodes() {
     is(line(Offloaded::Optimizer, false).host_gib, 3e9 * 32.0 * 1.5);
     is(line(Offloaded::Nothing, true).host_gib, 5e7 * 4.0 * 8.0 * 1.5);
     is(line(Offloaded::Nothing, false).host_gib, 3e9 * 32.0 * 1.5);
+}
+
+/// Tolerance: one byte, as DeepSpeed cuts off fractions of a byte, and two factors that are multiplied in another order may
+/// round across a whole one.
+#[test]
+fn every_row_of_deepspeeds_own_code_is_met_to_the_byte() {
+    let text = include_str!("../../../tests/interop/deepspeed_estimators.csv");
+    let mut seen = 0;
+    for row in text.lines().skip(1) {
+        let cells: Vec<&str> = row.split(',').collect();
+        let number = |at: usize| cells[at].parse::<f64>().expect(row);
+        let (parameters, largest, gpus, nodes) = (number(2), number(3), number(4), number(5));
+        let lines = match cells[1] {
+            "2" => zero2(parameters, gpus, nodes, Formula::Current),
+            "3" => zero3(parameters, largest, gpus, nodes),
+            other => panic!("stage {other}"),
+        };
+        let offloaded = match cells[6] {
+            "none" => Offloaded::Nothing,
+            "optimizer" => Offloaded::Optimizer,
+            "all" => Offloaded::ParametersAndOptimizer,
+            other => panic!("offload {other}"),
+        };
+        let init = cells[7].parse::<bool>().ok();
+        let line = lines.iter().find(|line| line.offloaded == offloaded && line.zero_init == init).expect(row);
+        for (gib, bytes) in [(line.host_gib, number(8)), (line.gpu_gib, number(9))] {
+            assert!((gib * GIB - bytes).abs() <= 1.0, "{row}: {} bytes", gib * GIB);
+        }
+        assert_eq!(cells[0], "0.19.8");
+        seen += 1;
+    }
+    assert_eq!(seen, 4 * 5 * (2 + 6));
 }

@@ -24,7 +24,7 @@ fn a_rank_alone_and_an_empty_message_take_no_time() {
     let machine = profile::machine("a100-80gb").expect("a100");
     for what in ALL {
         assert_eq!(seconds(what, 1e6, Group::ALONE, &machine), 0.0);
-        assert_eq!(seconds(what, 0.0, Group { ranks: 8, per_node: 8 }, &machine), 0.0);
+        assert_eq!(seconds(what, 0.0, Group::new(8, 8), &machine), 0.0);
     }
 }
 
@@ -32,9 +32,7 @@ fn a_rank_alone_and_an_empty_message_take_no_time() {
 fn more_bytes_never_take_less_time_and_no_wire_is_beaten() {
     for name in ["a100-80gb", "h100-sxm", "mi300x", "v100-32gb", "rtx4090"] {
         let machine = profile::machine(name).expect(name);
-        for group in
-            [Group { ranks: 2, per_node: 2 }, Group { ranks: 8, per_node: 8 }, Group { ranks: 64, per_node: 8 }]
-        {
+        for group in [Group::new(2, 2), Group::new(8, 8), Group::new(64, 8)] {
             for what in ALL {
                 let mut last = 0.0;
                 for power in 0..34 {
@@ -56,7 +54,7 @@ fn more_bytes_never_take_less_time_and_no_wire_is_beaten() {
 #[test]
 fn between_nodes_the_cards_are_the_limit() {
     let machine = profile::machine("h100-sxm").expect("h100");
-    let group = Group { ranks: 1024, per_node: 8 };
+    let group = Group::new(1024, 8);
     let bytes = 64e9;
     let bus = bytes / seconds(Collective::AllReduce, bytes, group, &machine) * Collective::AllReduce.bus_factor(1024);
     let on_the_card = bus * 127.0 / 1023.0;
@@ -67,8 +65,7 @@ fn between_nodes_the_cards_are_the_limit() {
 #[test]
 fn a_switch_that_adds_beats_the_ring_from_five_devices_on() {
     let mut machine = profile::machine("h200").expect("h200");
-    let time =
-        |machine: &Machine, ranks| seconds(Collective::AllReduce, 8e9, Group { ranks, per_node: ranks }, machine);
+    let time = |machine: &Machine, ranks| seconds(Collective::AllReduce, 8e9, Group::new(ranks, ranks), machine);
     let with = (time(&machine, 4), time(&machine, 8));
     machine.intra.in_switch = false;
     let without = (time(&machine, 4), time(&machine, 8));
@@ -79,7 +76,7 @@ fn a_switch_that_adds_beats_the_ring_from_five_devices_on() {
 #[test]
 fn two_devices_of_a_full_mesh_have_one_link() {
     let machine = profile::machine("mi300x").expect("mi300x");
-    let time = |ranks| seconds(Collective::AllReduce, 4e9, Group { ranks, per_node: ranks }, &machine);
+    let time = |ranks| seconds(Collective::AllReduce, 4e9, Group::new(ranks, ranks), &machine);
     // One link of seven, but half the bytes per rank.
     let ratio = time(2) / time(8);
     assert!((3.5..4.5).contains(&ratio), "{ratio}");
@@ -89,7 +86,7 @@ fn two_devices_of_a_full_mesh_have_one_link() {
 fn strided_groups_know_their_nodes() {
     assert_eq!(Group::strided(8, 1, 8).nodes(), 1);
     assert_eq!(Group::strided(64, 1, 8).nodes(), 8);
-    assert_eq!(Group::strided(16, 8, 8), Group { ranks: 16, per_node: 1 });
+    assert_eq!(Group::strided(16, 8, 8), Group::new(16, 1));
     assert_eq!(Group::strided(16, 4, 8).nodes(), 8);
     assert_eq!(Group::strided(0, 0, 0).ranks, 1);
 }

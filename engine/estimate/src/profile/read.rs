@@ -5,9 +5,12 @@ use super::ProfileError;
 use crate::job::Number;
 use crate::machine::{Device, Link, Machine, Rate};
 use crate::spelling::nearest;
+use crate::topology::Topology;
 use crate::units;
 use std::collections::BTreeMap;
 use toml::{Table, Value};
+
+mod topology;
 
 /// A table of a profile, what it is called, and the sources of the figures that were read of all tables so far.
 pub(super) struct Reader<'a> {
@@ -81,6 +84,19 @@ impl<'a> Reader<'a> {
         read: fn(&str) -> Option<f64>,
         wanted: &str,
     ) -> Result<Option<f64>, ProfileError> {
+        let Some(bare) = self.bare(key, wanted)? else { return Ok(None) };
+        let value = match bare {
+            Value::String(text) => read(text),
+            Value::Integer(whole) => read(&whole.to_string()),
+            Value::Float(real) => read(&real.to_string()),
+            _ => None,
+        };
+        let value = value.filter(|value| value.is_finite() && *value >= 0.0);
+        value.map(Some).ok_or_else(|| self.value_error(key, bare, wanted))
+    }
+
+    /// A figure as it is written; its source is kept.
+    fn bare(&mut self, key: &str, wanted: &str) -> Result<Option<&'a Value>, ProfileError> {
         let Some(written) = self.table.get(key) else { return Ok(None) };
         let mut source = self.table.get("source").and_then(Value::as_str);
         let mut bare = written;
@@ -90,18 +106,10 @@ impl<'a> Reader<'a> {
             bare = table.get("value").ok_or_else(|| figure.missing("value", wanted))?;
             source = table.get("source").and_then(Value::as_str).or(source);
         }
-        let value = match bare {
-            Value::String(text) => read(text),
-            Value::Integer(whole) => read(&whole.to_string()),
-            Value::Float(real) => read(&real.to_string()),
-            _ => None,
-        };
-        let value = value.filter(|value| value.is_finite() && *value >= 0.0);
-        let value = value.ok_or_else(|| self.value_error(key, bare, wanted))?;
         if let Some(source) = source {
             self.sources.insert(self.path(key), source.into());
         }
-        Ok(Some(value))
+        Ok(Some(bare))
     }
 
     fn need(&mut self, key: &str, read: fn(&str) -> Option<f64>, wanted: &str) -> Result<f64, ProfileError> {
@@ -138,27 +146,29 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn network(mut self, devices: usize) -> Result<Link, ProfileError> {
-        self.only(&["kind", "nics", "rate", "reached", "latency", "in_switch", "source"])?;
+    fn network(mut self, devices: usize) -> Result<(Link, Topology), ProfileError> {
+        let keys = ["kind", "nics", "rate", "reached", "latency", "in_switch", "source"];
+        self.only(&[&keys[..], &topology::KEYS].concat())?;
         let wanted = "the network's kind, as \"infiniband\" or \"efa\"";
         let nics = self.count("nics", "the network cards of a node, a whole number")?;
         let rate = self.need("rate", units::rate, "the rate of one card one way, as \"400Gb/s\"")?;
-        Ok(Link {
+        let link = Link {
             kind: self.text("kind", wanted)?.ok_or_else(|| self.missing("kind", wanted))?,
             bandwidth: nics as f64 * rate / devices as f64,
             reached: self.share("reached")?,
             latency: self.need("latency", units::seconds, "seconds of a hop, as \"5us\"")?,
             in_switch: self.flag("in_switch")?,
-        })
+        };
+        Ok((link, self.topology(nics)?))
     }
 }
 
-/// A number without a unit.
 /// Bytes, as a figure.
 pub(super) fn bytes(text: &str) -> Option<f64> {
     units::bytes(text).map(|bytes| bytes as f64)
 }
 
+/// A number without a unit.
 pub(super) fn plain(text: &str) -> Option<f64> {
     text.trim().replace('_', "").parse().ok()
 }
@@ -187,6 +197,7 @@ pub(super) fn machine(reader: &mut Reader<'_>, memory: Option<u64>) -> Result<Ma
         node_devices: 1,
         intra: none(),
         inter: none(),
+        topology: Topology::default(),
         host: none(),
         host_memory: 0,
         host_bandwidth: 0.0,
@@ -198,7 +209,7 @@ pub(super) fn machine(reader: &mut Reader<'_>, memory: Option<u64>) -> Result<Ma
         drives(reader, &mut machine)?;
     }
     if let Some(network) = reader.table("network")? {
-        machine.inter = network.network(machine.node_devices)?;
+        (machine.inter, machine.topology) = network.network(machine.node_devices)?;
     }
     Ok(machine)
 }

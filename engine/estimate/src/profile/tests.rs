@@ -1,5 +1,6 @@
 use super::*;
 use crate::job::Number;
+use crate::topology::{Pods, Routing, Topology};
 
 /// ml-engineering's table of accelerators (compute/accelerator) and, for what it does not list, the vendors' data sheets:
 /// dense bf16, or f16 where the device has no bf16, in TFLOP/s.
@@ -89,7 +90,7 @@ fn every_figure_of_those_that_are_compiled_in_has_a_source() {
         if table.contains_key("value") {
             return list.push(place.into());
         }
-        let words = ["about", "base", "product", "device", "memory_source", "kind", "in_switch", "source"];
+        let words = [&WORDS[..], &["base", "memory_source", "source"]].concat();
         for (key, value) in table.iter().filter(|(key, _)| !words.contains(&key.as_str())) {
             let place = if place.is_empty() { key.clone() } else { format!("{place}.{key}") };
             figures(&place, value, list);
@@ -120,10 +121,14 @@ fn figures_are_possible_and_dense() {
         }
         assert!(device.compute.values().all(|rate| rate.peak > 1e12 && rate.peak < 1e16), "{name}");
         // A profile that states no rates of its own has its base's.
-        let base = TEXTS.iter().find(|(known, _)| known == name).unwrap().1.parse::<Table>().unwrap();
-        let base = base.get("base").and_then(Value::as_str).unwrap_or(name).to_string();
-        let stated = HIGHEST.iter().find(|(known, _)| known == name);
-        let (_, highest) = stated.or_else(|| HIGHEST.iter().find(|(known, _)| *known == base)).unwrap();
+        let mut of = name.clone();
+        let highest = loop {
+            if let Some((_, highest)) = HIGHEST.iter().find(|(known, _)| *known == of) {
+                break highest;
+            }
+            let table = TEXTS.iter().find(|(known, _)| *known == of).unwrap().1.parse::<Table>().unwrap();
+            of = table["base"].as_str().unwrap().to_string();
+        };
         for number in [Number::Bf16, Number::F16] {
             let Some(rate) = device.compute.get(&number) else { continue };
             assert!((rate.peak / 1e12 - highest).abs() / highest < 1e-3, "{name}: {}", rate.peak);
@@ -296,4 +301,100 @@ fn a_drive_that_was_measured_stands_for_one_that_a_node_does_not_state() {
     let profile = of(&stated, "3e9").unwrap();
     assert_eq!((profile.machine().unwrap().disk_read, profile.machine().unwrap().disk_write), (5e9, 0.0));
     assert!(of(WHOLE, "-3e9").unwrap_err().to_string().contains("--from-notebook"));
+}
+
+#[test]
+fn a_topology_is_read_with_the_source_of_each_figure() {
+    let of = |keys: &str| Profile::read("mine", &format!("{WHOLE}{keys}")).unwrap().machine().unwrap().topology.clone();
+    assert_eq!(of(""), Topology::default());
+    assert_eq!(of("topology = \"flat\"\n"), Topology::default());
+    let pods =
+        |nodes, rails, oversubscription, routing| Topology::Pods(Pods { nodes, rails, oversubscription, routing });
+    assert_eq!(of("oversubscription = 2\n"), pods(1, false, 2.0, Routing::Share(1.0)));
+    assert_eq!(of("topology = \"fat-tree\"\npod_nodes = 4\n"), pods(4, false, 1.0, Routing::Share(1.0)));
+    let rail = of("topology = \"rail\"\npod_nodes = 32\noversubscription = 1.5\necmp = 0.7\n");
+    assert_eq!(rail, pods(32, true, 1.5, Routing::Share(0.7)));
+    let hash = of("topology = \"fat-tree\"\npod_nodes = 4\nuplinks = 16\nflows = 4\n");
+    assert_eq!(hash, pods(4, false, 1.0, Routing::Hash { paths: 16, flows: 4 }));
+    assert_eq!(of("uplinks = 16\n"), pods(1, false, 1.0, Routing::Hash { paths: 16, flows: 1 }));
+    assert_eq!(of("topology = \"torus\"\ntorus = [8]\n"), Topology::Torus(vec![8]));
+    let meta = profile("meta-24k-h100").unwrap();
+    assert_eq!(meta.machine().unwrap().topology, pods(384, false, 7.0, Routing::Share(1.0)));
+    assert!(meta.sources["network.oversubscription"].contains("1:7"));
+    assert!(profile("torus-example").unwrap().sources["network.torus"].contains("example"));
+}
+
+#[test]
+fn a_topology_can_be_changed_key_by_key() {
+    let mine = Profile::read("mine", WHOLE).unwrap();
+    let change = |profile: &Profile, list: &[(&str, &str)]| {
+        let list: Vec<(String, Value)> = list
+            .iter()
+            .map(|(key, value)| ((*key).to_string(), format!("x = {value}").parse::<Table>().unwrap()["x"].clone()))
+            .collect();
+        profile.changed(&list).map(|profile| profile.machine().unwrap().topology.clone())
+    };
+    let flat = change(&mine, &[("network.oversubscription", "2")]).unwrap();
+    assert!(matches!(flat, Topology::Pods(pods) if pods.oversubscription == 2.0 && pods.nodes == 1));
+    let tree = [("network.topology", "\"fat-tree\""), ("network.pod_nodes", "16"), ("network.ecmp", "0.5")];
+    let tree = change(&mine, &tree).unwrap();
+    assert!(matches!(tree, Topology::Pods(pods) if pods.nodes == 16 && pods.routing == Routing::Share(0.5)));
+    let superpod = profile("dgx-superpod-h100").unwrap();
+    let Topology::Pods(pods) = change(superpod, &[("network.oversubscription", "2")]).unwrap() else { panic!("pods") };
+    assert_eq!((pods.nodes, pods.rails, pods.oversubscription), (32, true, 2.0));
+    let torus = change(profile("torus-example").unwrap(), &[("network.torus", "[8, 8, 8]")]).unwrap();
+    assert_eq!(torus, Topology::Torus(vec![8, 8, 8]));
+}
+
+#[test]
+fn what_is_wrong_with_a_topology_is_said_by_key() {
+    let cases = [
+        ("topology = \"mesh\"", "network.topology = \"mesh\" is not \"flat\""),
+        ("topology = 3", "network.topology = 3"),
+        ("topology = \"fat-tree\"", "does not say network.pod_nodes"),
+        ("topology = \"rail\"\npod_nodes = 0", "network.pod_nodes = 0"),
+        ("topology = \"rail\"\npod_nodes = 2.5", "network.pod_nodes = 2.5"),
+        ("oversubscription = 0.5", "network.oversubscription = 0.5 is not rate of a pod's downlinks"),
+        ("oversubscription = -1", "network.oversubscription = -1"),
+        ("oversubscription = 1e9", "network.oversubscription"),
+        ("oversubscription = nan", "network.oversubscription = nan"),
+        ("oversubscription = \"2:1\"", "network.oversubscription = \"2:1\""),
+        ("ecmp = 0", "network.ecmp = 0"),
+        ("ecmp = 1.1", "network.ecmp = 1.1"),
+        ("ecmp = 0.5\nuplinks = 8", "network.ecmp = 0.5 is not needed beside uplinks"),
+        ("uplinks = 0", "network.uplinks = 0"),
+        ("flows = 4", "does not say network.uplinks"),
+        ("uplinks = 8\nflows = 1.5", "network.flows = 1.5"),
+        ("uplinks = 8\nflows = 0", "network.flows = 0"),
+        ("pod_nodes = 4", "network.pod_nodes = 4 is not a key of topology = \"flat\""),
+        ("torus = [4, 4]", "network.torus = [4, 4] is not a key of topology = \"flat\""),
+        ("topology = \"torus\"", "does not say network.torus"),
+        ("topology = \"torus\"\ntorus = [4]\noversubscription = 2", "network.oversubscription = 2 is not a key of"),
+        ("topology = \"torus\"\ntorus = 4", "network.torus = 4"),
+        ("topology = \"torus\"\ntorus = []", "network.torus = []"),
+        ("topology = \"torus\"\ntorus = [1, 1]", "network.torus = [1, 1]"),
+        ("topology = \"torus\"\ntorus = [4, 0]", "network.torus = [4, 0]"),
+        ("topology = \"torus\"\ntorus = [4, -4]", "network.torus = [4, -4]"),
+        ("topology = \"torus\"\ntorus = [4, 2.5]", "network.torus = [4, 2.5]"),
+        ("topology = \"torus\"\ntorus = [9223372036854775807, 4]", "network.torus = [9223372036854775807, 4]"),
+        ("topology = \"torus\"\ntorus = [2, 2, 2, 2, 2, 2, 2]", "network.torus"),
+        ("topology = \"torus\"\ntorus = [4, 4]", "network.nics = 2 is not 4, the links of a node in 2 dimensions"),
+        ("toplogy = \"torus\"", "network.toplogy (did you mean topology?)"),
+    ];
+    for (keys, wanted) in cases {
+        let error = Profile::read("mine", &format!("{WHOLE}{keys}\n")).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{keys}: {error}");
+    }
+}
+
+#[test]
+fn the_topology_in_the_documentation_is_a_profile() {
+    let page = include_str!("../../../../docs/machines.md");
+    let example = page.lines().skip_while(|line| !line.contains("about = \"our rack"));
+    let example = example.take_while(|line| line.is_empty() || line.starts_with("    "));
+    let text: String = example.map(|line| format!("{}\n", line.trim())).collect();
+    let profile = Profile::read("rack", &text).unwrap();
+    let Topology::Pods(pods) = &profile.machine().unwrap().topology else { panic!("a fat tree") };
+    assert_eq!((pods.nodes, pods.oversubscription), (16, 2.0));
+    assert_eq!(pods.routing, Routing::Hash { paths: 64, flows: 4 });
 }

@@ -307,3 +307,27 @@ fn idle_time_is_that_of_the_orders_themselves() {
     assert_eq!(all.map(|(order, chunks)| step(order, chunks)), [384.0, 132.0, 132.0, 114.0, 108.0]);
     assert_eq!(pipeline::bubble_zero(4.0, 8.0).sum(), 12.0 / 96.0);
 }
+
+#[test]
+fn congestion_is_named_where_a_network_has_it() {
+    let congested = |job: &Job, machine: &str| -> Vec<(&'static str, String)> {
+        let machine = crate::profile::machine(machine).unwrap();
+        let checks = all(job, Some(&machine));
+        let checks = checks.iter().filter(|check| check.name.starts_with("congestion"));
+        checks.map(|check| (check.name, check.terms[0].how.clone())).collect()
+    };
+    // Two pods of 384 nodes: the ring over all devices crosses once for 384 nodes, replicas of a pod each cross whole.
+    let mut plain = job(llama3_8b(), 6144);
+    assert_eq!(congested(&plain, "meta-24k-h100"), []);
+    plain.sharding.parameters = 3072;
+    let replicas = ("congestion-replicas", "oversubscription 7 × ecmp 1".to_string());
+    assert_eq!(congested(&plain, "meta-24k-h100"), [replicas]);
+    for quiet in ["h100-sxm", "dgx-superpod-h100"] {
+        assert_eq!(congested(&plain, quiet), []);
+    }
+    assert_eq!(congested(&job(llama3_8b(), 32), "torus-example"), [("congestion-data", "torus 3".to_string())]);
+    // Without stages there is nobody to send to.
+    plain.degrees.pipeline = 2;
+    let names: Vec<&str> = congested(&plain, "meta-24k-h100").iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["congestion-replicas", "congestion-pipeline"]);
+}

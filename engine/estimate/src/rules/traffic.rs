@@ -1,8 +1,10 @@
 //! What data parallelism moves: 2, 2, 2, 3 times the parameters, and the least that has to enter a node.
 
 use super::{Check, digits, world};
+use crate::collective::{Collective, Group};
 use crate::job::Job;
 use crate::machine::Machine;
+use crate::time::Layout;
 
 /// Elements that a rank sends in a step: a reduction (and gather) of gradients for stages 0 to 2, two gathers of weights
 /// and a reduction for stage 3; each is Ψ(N-1)/N.
@@ -67,4 +69,35 @@ pub(super) fn all(job: &Job, machine: Option<&Machine>) -> Vec<Check> {
         }
     }
     list
+}
+
+/// How many times longer the network between nodes takes for a job's collectives than its cards alone would; nothing where
+/// it does not, or where the group of an axis has one node.
+pub(super) fn congestion(job: &Job, machine: &Machine) -> Vec<Check> {
+    let layout = Layout::of(job, machine);
+    let (data, gathers) = match job.sharding.parameters > 1 {
+        true => (layout.shard, Collective::AllGather),
+        false => (layout.data, Collective::AllReduce),
+    };
+    let groups: [(&'static str, Collective, Group); 6] = [
+        ("congestion-data", gathers, data),
+        ("congestion-replicas", Collective::AllReduce, layout.replicas),
+        ("congestion-tensor", Collective::AllReduce, layout.tensor),
+        ("congestion-context", Collective::Send, layout.context),
+        ("congestion-expert", Collective::AllToAll, layout.expert),
+        ("congestion-pipeline", Collective::Send, layout.neighbours),
+    ];
+    // The layout has neighbours without stages, too, and replicas of one.
+    let used = groups.into_iter().filter(|(name, ..)| *name != "congestion-pipeline" || job.degrees.pipeline > 1);
+    used.filter_map(|(name, what, group)| {
+        let topology = &machine.topology;
+        let factors = topology.factors(what, group, topology.relays(what, group));
+        let times: f64 = factors.iter().map(|factor| factor.times).product();
+        let stated: Vec<String> =
+            factors.iter().map(|factor| format!("{} {}", factor.name, digits(factor.times))).collect();
+        let says = format!("{} over {} nodes, times as long as at the cards' rate", what.name(), group.nodes());
+        let check = Check::new(name, says, "the machine's topology (docs/machines.md)", "times");
+        (times > 1.0).then(|| check.term("slower", stated.join(" × "), times))
+    })
+    .collect()
 }

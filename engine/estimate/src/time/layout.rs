@@ -24,7 +24,7 @@ pub struct Layout {
     pub expert: Group,
     /// Ranks with the same experts.
     pub expert_data: Group,
-    /// Neighbouring stages.
+    /// Stages, of which each sends to the next.
     pub neighbours: Group,
     /// All ranks.
     pub world: usize,
@@ -62,7 +62,11 @@ impl Layout {
             parked: group(job.sharding.parked.clamp(1, dense), tensor),
             expert: group(expert, etp),
             expert_data: group(expert_data, expert.saturating_mul(etp)),
-            neighbours: Group { ranks: 2, per_node: if near { 2 } else { 1 } },
+            neighbours: if near {
+                Group::new(2, 2)
+            } else {
+                Group { ranks: pipeline.max(2), per_node: 1, apart: run.div_ceil(devices) }
+            },
             world: all.saturating_mul(pipeline),
         }
     }
@@ -89,7 +93,11 @@ impl Numbering {
         }
         let within = Group::strided(ranks.min(run / stride.max(1)), stride, devices);
         let runs = Group::strided(ranks.div_ceil(within.ranks), apart(run), devices);
-        Group { ranks: ranks.max(1), per_node: (within.per_node * runs.per_node).clamp(1, ranks.max(1)) }
+        if runs.ranks == 1 {
+            return within;
+        }
+        let per_node = (within.per_node * runs.per_node).clamp(1, ranks.max(1));
+        Group { ranks: ranks.max(1), per_node, apart: runs.apart }
     }
 }
 

@@ -55,7 +55,9 @@ impl Context<'_> {
         if d.context > 1 {
             // Keys and values go round the ring beside attention; backward sends their gradients, too.
             let kv = 2.0 * tokens * self.model.kv_width() as f64 / self.tensor() * bytes;
-            let ring = Group { ranks: 2, per_node: if self.layout.context.nodes() > 1 { 1 } else { 2 } };
+            let all = self.layout.context;
+            let ring =
+                if all.nodes() > 1 { Group { ranks: all.nodes(), per_node: 1, ..all } } else { Group::new(2, 2) };
             let steps = (d.context - 1) as f64;
             let once = steps * seconds(Collective::Send, kv, ring, self.machine);
             // What attention of the same time does not hide, nor the host, where the device waits for it.
