@@ -440,6 +440,7 @@ fn usage_errors_are_exit_1_and_help_is_0() {
         "grid",
         "run",
         "plan",
+        "rule",
         "list",
         "show",
         "note",

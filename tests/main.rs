@@ -58,6 +58,7 @@ mod precision;
 mod references;
 mod release;
 mod report;
+mod rule;
 mod scope;
 mod screens;
 mod search;

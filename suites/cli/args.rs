@@ -1,6 +1,9 @@
 //! What each command is given.
 
+mod rule;
+
 use clap::Args;
+pub use rule::*;
 use std::path::PathBuf;
 use std::time::Duration;
 use zbench_config::grid::max_cells;

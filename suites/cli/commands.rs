@@ -19,6 +19,7 @@ mod plan;
 mod progress;
 mod report;
 mod repro;
+mod rule;
 mod search;
 mod select;
 mod session;
@@ -68,6 +69,7 @@ pub fn run(cli: &Cli) -> Result<u8> {
         }
         Command::Plan(arguments) => plan::plan(global, arguments),
         Command::Advise(arguments) => advise::advise(global, arguments),
+        Command::Rule(arguments) => rule::rule(global, arguments),
         Command::Allreduce(arguments) => allreduce::allreduce(global, arguments),
         Command::Gemm(arguments) => bench::gemm(global, arguments),
         Command::Attention(arguments) => bench::attention(global, arguments),

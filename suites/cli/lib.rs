@@ -135,6 +135,19 @@ Without a file the precision is bf16-mixed; --set precision.preset=… is anothe
 Exit codes: 0 advice was given, 1 usage, or a batch that no split divides, 4 nothing fits: the nearest miss is named, and what would
 fit. docs/advise.md has the rest.")]
     Advise(Box<AdviseArgs>),
+    /// Published rules of thumb and DeepSpeed's estimators as one-line answers
+    #[command(
+        disable_help_subcommand = true,
+        after_help = "Examples:
+  zbench rule network --parameters 176e9 --nodes 48 --network 400Gb/s
+  zbench rule states --parameters 7.5B --ranks 64 --stage 3
+  zbench rule zero2 --parameters 2851598336 --gpus-per-node 8 --offload
+  zbench rule zero3 --parameters 2851598336 --largest-layer 32899072 --gpus-per-node 8 --format json
+
+The second line has the formula and who published it; docs/claims.md works out known claims with them.
+`zbench plan FILE --explain` prints all rules for a cell beside its prediction."
+    )]
+    Rule(RuleArgs),
     /// The interconnect test: nccl-tests' flags, columns, factors and data check, over any backend
     #[command(after_help = "Examples:
   zbench allreduce                                    all-reduce of floats over 2 ranks, 8 B to 128 MiB

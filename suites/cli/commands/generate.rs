@@ -65,13 +65,17 @@ fn pages() -> Result<Vec<(String, String)>> {
     for command in whole.get_subcommands() {
         let name = format!("zbench-{}", command.get_name());
         pages.push((format!("{name}.1"), page(command.clone(), &name)?));
+        for inner in command.get_subcommands() {
+            let name = format!("{name}-{}", inner.get_name());
+            pages.push((format!("{name}.1"), page(inner.clone(), &name)?));
+        }
     }
     Ok(pages)
 }
 
 fn page(command: clap::Command, name: &str) -> Result<String> {
     let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-    let is_whole = name == "zbench";
+    let (is_whole, is_parent) = (name == "zbench", command.has_subcommands());
     let man = Man::new(command.display_name(name));
     // Written here: clap_mangen leaves an empty date out, and what follows it takes its place. A date would make each build another.
     let title = format!(".TH {} 1 \"\" \"zbench {}\" \"zbench\"\n", name.to_uppercase(), env!("CARGO_PKG_VERSION"));
@@ -80,7 +84,7 @@ fn page(command: clap::Command, name: &str) -> Result<String> {
     man.render_synopsis_section(&mut text)?;
     man.render_description_section(&mut text)?;
     man.render_options_section(&mut text)?;
-    if is_whole {
+    if is_parent {
         man.render_subcommands_section(&mut text)?;
     }
     let mut text = String::from_utf8(text)?;
