@@ -13,7 +13,7 @@ type Graphs = BTreeMap<Vec<String>, Graph>;
 /// The folders of crates, with the folders in them that are crates of their own.
 const CRATES: [(&str, &[&str]); 11] = [
     ("engine/src", &[]),
-    ("engine/estimate/src", &[]),
+    ("suites/estimate/src", &[]),
     ("kernels/src", &[]),
     ("reports/src", &[]),
     ("suites/host", &[]),

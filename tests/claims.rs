@@ -1,5 +1,5 @@
 //! The configurations of docs/claims.md: each is planned, and its model state is that of the claim's sums. The sums
-//! themselves are held in engine/estimate/tests/claims.rs.
+//! themselves are held in suites/estimate/tests/claims.rs.
 
 use crate::support::{run, stderr, stdout};
 use serde_json::Value;

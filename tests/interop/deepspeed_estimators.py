@@ -6,8 +6,8 @@
     DS_BUILD_OPS=0 VENV/bin/pip install --no-build-isolation deepspeed==0.19.8
     VENV/bin/python tests/interop/deepspeed_estimators.py
 
-The functions are DeepSpeed's own, imported from the installed package. engine/estimate/tests/deepspeed.rs compares
-engine/estimate/src/deepspeed.rs with every row: at most one byte apart, as DeepSpeed cuts fractions of a byte off.
+The functions are DeepSpeed's own, imported from the installed package. suites/estimate/tests/deepspeed.rs compares
+suites/estimate/src/deepspeed.rs with every row: at most one byte apart, as DeepSpeed cuts fractions of a byte off.
 Nodes and GPUs include numbers that do not divide the parameters.
 """
 
