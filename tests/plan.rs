@@ -550,7 +550,22 @@ fn odd_folders_of_rows_are_refused_or_read() {
     assert_eq!(nothing.status.code(), Some(1));
     assert!(stderr(&nothing).contains("no grid file with published results"), "{}", stderr(&nothing));
     let write = |text: &str| std::fs::write(folder.path().join("mine.toml"), text).unwrap();
-    // A device that no profile has, software that nobody knows, a combination that is no cell, a size beyond all memory.
+    // A machine and a framework that nobody knows, a key that there is none of, a combination that is no cell, a size beyond all memory.
+    write(
+        "published.quantity = \"memory\"\nhardware.device = \"cuda\"\npublished.value = 3\n[grid]\ninclude = [\n\
+         { published.id = \"a\", hardware.profile = \"abacus\" },\n\
+         { published.id = \"b\", hardware.softwear = \"abacus\" },\n\
+         { published.id = \"c\", parallel.ranks = 4, parallel.tensor = 3 },\n\
+         { published.id = \"d\", train.seq_len = 2000000000, train.micro_batch = 2000000000 }]\n",
+    );
+    let output = validate();
+    let said = stderr(&output);
+    // What no file may say is said of the file, with its place; what is no cell is a row without a prediction.
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("mine.toml:") && said.contains("hardware.softwear") && said.contains("hardware.software"),
+        "{said}"
+    );
     write(
         "published.quantity = \"memory\"\nhardware.device = \"cuda\"\npublished.value = 3\n[grid]\ninclude = [\n\
          { published.id = \"a\", hardware.profile = \"abacus\" },\n\
@@ -559,22 +574,16 @@ fn odd_folders_of_rows_are_refused_or_read() {
          { published.id = \"d\", train.seq_len = 2000000000, train.micro_batch = 2000000000 }]\n",
     );
     let output = validate();
-    let said = stderr(&output);
-    // What no file may say is said of the file, with its place; what is no cell is a row without a prediction.
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("mine.toml:") && said.contains("hardware.software") && said.contains("abacus"), "{said}");
-    write(
-        "published.quantity = \"memory\"\nhardware.device = \"cuda\"\npublished.value = 3\n[grid]\ninclude = [\n\
-         { published.id = \"a\", hardware.profile = \"abacus\" },\n\
-         { published.id = \"c\", parallel.ranks = 4, parallel.tensor = 3 },\n\
-         { published.id = \"d\", train.seq_len = 2000000000, train.micro_batch = 2000000000 }]\n",
-    );
-    let output = validate();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let rows: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let reasons: Vec<&str> = rows.iter().map(|row| row["reason"].as_str().unwrap()).collect();
     assert!(rows.iter().all(|row| row["predicted"].is_null()), "{rows:?}");
-    for (reason, words) in reasons.iter().zip(["there is no machine \"abacus\"", "parallel.tensor", "2^62"]) {
+    for (reason, words) in reasons.iter().zip([
+        "there is no machine \"abacus\"",
+        "there is no framework \"abacus\"",
+        "parallel.tensor",
+        "2^62",
+    ]) {
         assert!(reason.contains(words), "{reason}");
     }
 }

@@ -15,6 +15,7 @@ use zbench_estimate::framework::Framework;
 use zbench_estimate::profile::Profile as MachineProfile;
 
 mod adapters;
+mod frameworks;
 mod precision;
 mod priced;
 mod running;
@@ -34,7 +35,7 @@ pub struct Context {
     /// Machine profiles that were read: the cells of a grid mostly name the same one.
     profiles: Arc<Mutex<BTreeMap<String, Arc<MachineProfile>>>>,
     /// Framework profiles that were read.
-    pub(crate) frameworks: Arc<Mutex<BTreeMap<String, Arc<Framework>>>>,
+    frameworks: Arc<Mutex<BTreeMap<String, Arc<Framework>>>>,
     /// Models that were read, by the keys of [model].
     models: Arc<Mutex<Vec<sources::ReadModel>>>,
     /// Changes of the machine, as `--what-if` states them.
@@ -159,7 +160,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         );
         return Err(values.refuse("parallel.backend", &["hardware.device"], message));
     }
-    let framework = software::framework(&values, context)?;
+    let framework = frameworks::framework(&values, context)?;
     let compressed = values.given_text("parallel.strategy").as_deref() == Some("zero++");
     let clash = || match compressed {
         true => software::no_zero_plus_plus(&framework),

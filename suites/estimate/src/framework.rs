@@ -1,7 +1,6 @@
 //! Framework profiles: TOML files that say what a training program keeps in memory beside the model, and how it drives a
 //! device, each figure with its source. Those under configs/frameworks are compiled in. docs/frameworks.md describes every key.
 
-use crate::job::Attention;
 use crate::spelling::{did_you_mean, nearest};
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -25,8 +24,8 @@ pub struct Framework {
     pub stages_inside: bool,
     /// It has the schedule ZB-H1.
     pub zero_bubble: bool,
-    /// The attention kernel where a run names none.
-    pub attention: Attention,
+    /// The attention kernel where a run names none: `naive`, `flash1`, `flash2` or `flash3`.
+    pub attention: String,
     /// What it keeps in which type where a run says "bf16", in words.
     pub bf16: String,
     /// The rule (`flops-NAME`) by which it counts FLOPs, where it states any.

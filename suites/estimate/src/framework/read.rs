@@ -4,7 +4,6 @@
 use super::{
     Activation, Drive, Framework, FrameworkError, Fusion, Gathered, Logit, Memory, Norm, TEXTS, Update, names,
 };
-use crate::job::Attention;
 use crate::spelling::nearest;
 use crate::units;
 use std::collections::BTreeMap;
@@ -67,6 +66,9 @@ pub const KEYS: &[(&str, &str)] = &[
 pub const STRATEGIES: [&str; 9] =
     ["ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp", "hsdp-full-optimizer", "zero++"];
 
+/// Words for the attention kernel.
+const KERNELS: [&str; 4] = ["naive", "flash1", "flash2", "flash3"];
+
 /// Keys at the top of a profile that are no figures.
 const WORDS: [&str; 2] = ["about", "base"];
 
@@ -102,10 +104,7 @@ impl Framework {
             strategies: reader.strategies()?,
             stages_inside: reader.flag("stages_inside")?,
             zero_bubble: reader.flag("zero_bubble")?,
-            attention: match reader.word("attention", &["naive", "flash1", "flash2", "flash3"])? {
-                0 => Attention::Naive,
-                generation => Attention::Flash(generation as u8),
-            },
+            attention: KERNELS[reader.word("attention", &KERNELS)?].into(),
             bf16: reader.text("bf16")?.ok_or_else(|| reader.missing("bf16"))?,
             flops: reader.text("flops")?,
             memory: memory(&reader)?,
