@@ -22,7 +22,7 @@ const CRATES: [(&str, &[&str]); 11] = [
     ("suites/predict", &[]),
     ("suites/runner", &[]),
     ("suites/cli", &[]),
-    ("suites", &["cli", "config", "host", "launch", "predict", "runner"]),
+    ("suites", &["cli", "config", "estimate", "host", "launch", "predict", "runner"]),
 ];
 
 #[test]

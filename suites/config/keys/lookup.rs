@@ -22,6 +22,12 @@ pub fn find(name: &str) -> Option<&'static Key> {
     by_name().get(name).map(|(key, _)| *key)
 }
 
+/// Whether there is a key of that name; `Err` says which is near.
+pub fn is_key(name: &str) -> Result<(), String> {
+    let hint = || nearest(name).map(|key| format!("; did you mean {key}?")).unwrap_or_default();
+    find(name).map(|_| ()).ok_or_else(|| format!("\"{name}\" is no key{}", hint()))
+}
+
 /// What the key of that name is when absent, where that is a value.
 pub fn default_of(name: &str) -> Option<&'static toml::Value> {
     by_name().get(name)?.1.as_ref()

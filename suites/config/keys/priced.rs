@@ -2,6 +2,7 @@
 
 use super::Default::{From, Is};
 use super::Kind::*;
+use super::lookup::is_key;
 use super::{Key, NUMBER, REAL_POSITIVE, SIZE, key};
 
 pub(super) const KEYS: &[Key] = &[
@@ -183,7 +184,7 @@ pub(super) const KEYS: &[Key] = &[
     key("published.source", Text, From("absent"), "Where it was published."),
     key(
         "published.unknown",
-        KeyNames,
+        Names(is_key),
         Is("[]"),
         "Keys that the source does not state and the result depends on: such a row is predicted and not scored.",
     ),

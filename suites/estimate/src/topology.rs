@@ -1,7 +1,7 @@
 //! What joins the nodes of a cluster, and how many times longer than at the cards' own rate a collective takes there:
 //! uplinks that are oversubscribed, flows that hash to one uplink, links of a torus. docs/machines.md derives the formulas.
 
-use crate::collective::{Collective, Group};
+use crate::group::{Collective, Group};
 use serde::{Deserialize, Serialize};
 
 #[cfg(test)]

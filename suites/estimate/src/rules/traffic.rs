@@ -3,8 +3,8 @@
 use super::{Check, digits, world};
 use crate::collective::{Collective, Group};
 use crate::job::Job;
+use crate::layout::Layout;
 use crate::machine::Machine;
-use crate::time::Layout;
 
 /// Elements that a rank sends in a step: a reduction (and gather) of gradients for stages 0 to 2, two gathers of weights
 /// and a reduction for stage 3; each is Ψ(N-1)/N.

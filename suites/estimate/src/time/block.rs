@@ -4,9 +4,9 @@ mod ends;
 mod exchange;
 mod work;
 
-use super::layout::{Layout, expert_tensor};
 use crate::framework::{Drive, Fusion};
 use crate::job::{Job, Kind, Number, Peft, Shape};
+use crate::layout::{Layout, expert_tensor};
 use crate::machine::Machine;
 use crate::roofline::{Product, Roofline};
 use crate::shape::{BlockKind, Matrix, Role};

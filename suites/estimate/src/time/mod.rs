@@ -3,13 +3,10 @@
 
 mod block;
 mod data;
-mod layout;
 mod plan;
 mod queue;
 mod stages;
 mod update;
-
-pub use layout::Layout;
 
 use crate::collective::Collective;
 use crate::job::Job;

@@ -1,12 +1,12 @@
 //! A step from its units: the slowest stage, the schedule over stages, what the data axes move beside it, the update.
 
 use super::block::{Context, Phase, Unit};
-use super::layout::Layout;
 use super::stages::{Stage, stages, stand_in};
 use super::update::{Update, update};
 use super::{Axis, Span, SpanKind, Time, Traffic};
 use crate::collective::{Collective, seconds};
 use crate::job::{Job, Kind, Peft};
+use crate::layout::Layout;
 use crate::machine::Machine;
 use crate::roofline::Roofline;
 use crate::rules::pipeline;

@@ -4,6 +4,7 @@ use crate::job::{
     Attention, Batch, Degrees, Kind, Loss, Number, Offload, Order, Peft, Place, Placement, Precision, Recompute, Shape,
     Sharding,
 };
+use crate::layout::Layout;
 use crate::profile;
 
 fn job() -> Job {

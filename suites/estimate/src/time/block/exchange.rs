@@ -3,8 +3,8 @@
 use super::{Context, Phase, Unit};
 use crate::collective::{Collective, Group, seconds};
 use crate::job::{Place, Recompute};
+use crate::layout::expert_tensor;
 use crate::shape::BlockKind;
-use crate::time::layout::expert_tensor;
 
 impl Context<'_> {
     /// What a block's ranks exchange.
