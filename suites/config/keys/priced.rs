@@ -122,7 +122,7 @@ pub(super) const KEYS: &[Key] = &[
         "published.id",
         Text,
         From("absent: the cell is no published result"),
-        "Name of a published result of this cell, for `zbench plan --validate`.",
+        "Name of a published result of this cell, for `zbench plan --validate DIR`.",
     ),
     key("published.family", Text, From("the file's name without .toml"), "Results that one source published together."),
     key(
