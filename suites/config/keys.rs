@@ -140,12 +140,7 @@ const FIRST: &[Key] = &[
         Is("\"relu\""),
         "The MLP of family t5: two matrices or three.",
     ),
-    key(
-        "model.parameters",
-        Count { min: 1, max: 1 << 53 },
-        From("absent"),
-        "All parameters, of family count; of family custom where its sizes do not say them in full.",
-    ),
+    key("model.parameters", Count { min: 1, max: 1 << 53 }, From("absent"), "All parameters, of family count."),
     key(
         "model.largest_layer",
         Count { min: 1, max: 1 << 53 },

@@ -320,7 +320,11 @@ fn check_recompute(value: &Value) -> Result<(), String> {
             _ => Err(format!("{} is no choice of blocks; write {{ one_in = k }} with k from 1", shown(value))),
         },
         Value::Array(list) if list.is_empty() => Err("the list is empty; leave it out, or name a module".into()),
-        Value::Array(list) => check_names(list, MODULES),
+        Value::Array(list) => {
+            check_names(list, MODULES)?;
+            let twice = list.iter().enumerate().find(|(at, item)| list[..*at].contains(item));
+            twice.map_or(Ok(()), |(_, item)| Err(format!("{item} stands twice; keep one of them")))
+        }
         _ => Err(wrong_type("\"core\", \"op\", { one_in = k } or a list of modules", value)),
     }
 }

@@ -22,9 +22,23 @@ pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRo
     )?;
     let mut machine = profile.machine().map_err(|error| error.to_string())?.clone();
     let ranks = values.given_count("parallel.ranks").unwrap_or(2);
-    let per_node = values.given_count("parallel.ranks_per_node").unwrap_or(machine.node_devices.clamp(1, ranks.max(1)));
-    // The network cards of a node are those of its devices.
-    machine.node_devices = machine.node_devices.max(per_node);
+    let devices = machine.node_devices;
+    let per_node = values.given_count("parallel.ranks_per_node").unwrap_or(devices.clamp(1, ranks.max(1)));
+    let is_stated = values.given("parallel.ranks_per_node").is_some();
+    if is_stated && (per_node > devices || !ranks.is_multiple_of(per_node)) {
+        return Err(format!(
+            "parallel.ranks_per_node: {per_node} has to divide parallel.ranks = {ranks} and be at most the {devices} devices of a \
+             node of {}; hardware.changes = [\"node.devices=N\"] changes these",
+            profile.name
+        ));
+    }
+    // As of cells that train: so many devices make a node, and its network cards are theirs.
+    if is_stated {
+        machine.node_devices = per_node;
+    }
+    if let Some(key) = ["hardware.software", "hardware.device"].into_iter().find(|key| values.given(key).is_some()) {
+        return Err(format!("{key} says nothing of a collective that is predicted; leave it out"));
+    }
     let name = values.text("collectives.collective");
     let collective =
         named(&name).ok_or_else(|| format!("collectives.collective: {name} is measured and not predicted"))?;

@@ -120,7 +120,7 @@ impl Footprint {
         };
         let at_peak: OrderedMap<u64> =
             Category::ALL.into_iter().map(|category| (category.name(), bytes(priced_as(category)))).collect();
-        let total = at_peak.iter().map(|(_, bytes)| *bytes).sum();
+        let total = at_peak.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
         let figures = |stage: &memory::Stage| MemoryFigures {
             allocated: stage.peak(),
             reserved: memory.habits.reserved(stage),

@@ -108,7 +108,7 @@ fn shape(cell: &Cell, priced: &Priced) -> Shape {
         Some(cell::PricedModel::Custom(custom)) => {
             (shape.gated, shape.bias, shape.norm_bias) = (custom.gated, custom.bias, custom.layer_norm);
             (shape.positions, shape.causal) = (custom.learned_positions, custom.causal);
-            (shape.ahead, shape.stated_parameters) = (custom.next_token_layers, custom.parameters);
+            shape.ahead = custom.next_token_layers;
             if let Some(experts) = &mut shape.experts {
                 experts.shared_ffn = custom.shared_expert;
             }

@@ -256,7 +256,10 @@ fn of_settings(
         is_of_last_stage: text("published.stage") == "last",
         convention: named(stated("published.convention")).unwrap_or_default(),
         peak: number_of("published.peak"),
-        fits: stated("published.fits").and_then(Value::as_bool),
+        fits: match (quantity, number_of("published.value")) {
+            (Quantity::Fits, Some(value)) => Some(value > 0.0),
+            _ => stated("published.fits").and_then(Value::as_bool),
+        },
         unknown,
         excluded: text("published.excluded"),
         cell: if text("suite") == "collectives" {
@@ -439,7 +442,7 @@ impl Published {
             predicted,
             scored: predicted.is_some() && reason.is_empty() && self.quantity != Quantity::Fits,
             reason,
-            fits: self.fits.filter(|_| self.unknown.is_empty()).zip(fits),
+            fits: self.fits.filter(|_| self.unknown.is_empty() && self.excluded.is_empty()).zip(fits),
             fits_twenty_bytes: self.fits_twenty_bytes(),
             kind: self.quantity.kind(),
         }
@@ -453,6 +456,9 @@ impl Published {
             Some(format!("the source does not state {}", self.unknown.join(", ")))
         } else if !self.bound.is_empty() {
             Some(format!("one-sided: {}", self.bound))
+        } else if self.quantity == Quantity::Fits {
+            // It counts as a decision, not as a number.
+            None
         } else if self.value.is_none_or(|value| value <= 0.0) {
             Some("no number is stated".into())
         } else {

@@ -29,7 +29,7 @@ const CELLS: &[&str] = &[
     "model.family = \"count\"\nmodel.parameters = 1000000\nmodel.largest_layer = 1000",
     "model.family = \"t5\"\nmodel.num_decoder_layers = 2\nmodel.hidden_size = 64\nmodel.intermediate_size = 128\n\
      model.num_hidden_layers = 2\nmodel.num_attention_heads = 2\nmodel.vocab_size = 100",
-    "model.family = \"custom\"\nmodel.mlp = \"plain\"\nmodel.bias = true\nmodel.norm = \"layer\"\nmodel.learned_positions = 64\n\
+    "model.family = \"custom\"\nmodel.mlp = \"plain\"\nmodel.bias = true\nmodel.norm = \"layer\"\nmodel.learned_positions = 128\n\
      model.causal = false\nmodel.kv_lora_rank = 8\nmodel.qk_nope_head_dim = 8\nmodel.qk_rope_head_dim = 4\nmodel.v_head_dim = 8\n\
      model.num_experts = 4\nmodel.num_experts_per_tok = 2\nmodel.moe_intermediate_size = 32\n\
      model.shared_expert_intermediate_size = 32\nmodel.first_k_dense_replace = 1\nmodel.num_nextn_predict_layers = 1\n\

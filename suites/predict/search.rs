@@ -31,6 +31,14 @@ pub enum SearchError {
     /// The cell has no machine, or the machine no rates.
     #[error("a search needs the machine's speed: {0}")]
     Machine(String),
+    /// The model is meant for shorter sequences.
+    #[error("train.seq_len = {seq_len} exceeds the model's max_position_embeddings = {most}; write at most that")]
+    Sequence {
+        /// Tokens of a sequence.
+        seq_len: usize,
+        /// The most that the model is meant for.
+        most: usize,
+    },
     /// Nothing limits memory.
     #[error("a search needs a limit of memory; state memory.capacity, or a hardware.profile that has one")]
     Capacity,
@@ -129,6 +137,12 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, wanted: &Want
         if let (None, Ok(framework)) = (&resolved.cell.hardware.software, framework::framework(SOFTWARE)) {
             resolved = resolved.with_framework(framework);
         }
+    }
+    let (seq_len, model) = (resolved.cell.train.seq_len, &resolved.cell.model);
+    // Families that the engine has not state no such limit.
+    let is_of_engine = resolved.cell.priced.as_ref().is_none_or(|priced| priced.model.is_none());
+    if is_of_engine && seq_len > model.max_position_embeddings {
+        return Err(SearchError::Sequence { seq_len, most: model.max_position_embeddings });
     }
     let stated = price(planner, &resolved);
     stated.timing.map_err(SearchError::Machine)?;

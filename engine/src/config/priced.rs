@@ -311,8 +311,6 @@ pub struct CustomModel {
     pub latent: Option<LatentAttention>,
     /// Blocks that predict the tokens after the next.
     pub next_token_layers: usize,
-    /// Parameters as they are stated, where the sizes do not say them in full; 0 = those of the sizes.
-    pub parameters: u64,
 }
 
 /// The sizes of multi-latent attention, in elements.

@@ -29,7 +29,7 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     }
     let document = Document::read(&cells.file, &cells.set)?;
     if document.base.get("suite").and_then(|suite| suite.value.as_str()) == Some("collectives") {
-        return collectives(global, &document, &cells, arguments.max_cells);
+        return collectives(global, &document, &cells, arguments);
     }
     let mut expanded = expand_document(document, cells.only.as_deref(), arguments.max_cells, |context| context)?;
     let as_stated = planned(&mut expanded, arguments.proxy)?;
@@ -63,15 +63,36 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
 }
 
 /// Prints the predicted collectives of a file whose suite measures them.
-fn collectives(global: &Global, document: &Document, cells: &Cells, max_cells: usize) -> Result<u8> {
+fn collectives(global: &Global, document: &Document, cells: &Cells, arguments: &PlanArgs) -> Result<u8> {
+    for (option, is_given) in [
+        ("--what-if", !arguments.what_if.is_empty()),
+        ("--explain", arguments.explain),
+        ("--proxy", arguments.proxy),
+        ("--deepspeed-estimator", arguments.deepspeed_estimator.is_some()),
+        ("--trace", global.trace.is_some()),
+    ] {
+        if is_given {
+            bail!(
+                "{option} is for cells that train, and this file's suite is collectives; state hardware.changes for another machine"
+            )
+        }
+    }
     let only = cells.only.as_deref().map(|text| grid::parse_only(text, document)).transpose()?.unwrap_or_default();
     let context = Context::new(document.folder().into(), 1);
     let mut rows = Vec::new();
-    for (label, settings) in grid::combinations(document, &only, max_cells)? {
+    let mut reasons = Vec::new();
+    for (label, settings) in grid::combinations(document, &only, arguments.max_cells)? {
         let of = if label.is_empty() { String::new() } else { format!("{label}: ") };
-        let priced = zbench_predict::collectives::prices(&settings, &context);
-        rows.extend(priced.map_err(|reason| anyhow::anyhow!("{}: {of}{reason}", cells.file.display()))?);
+        match zbench_predict::collectives::prices(&settings, &context) {
+            Ok(priced) => rows.extend(priced),
+            Err(reason) => reasons.push(format!("{}: {of}{reason}", cells.file.display())),
+        }
     }
+    // A cell that cannot be priced keeps no other from being.
+    if let (true, Some(reason)) = (rows.is_empty(), reasons.first()) {
+        bail!("{reason}");
+    }
+    reasons.iter().for_each(|reason| zbench_host::say!("not predicted: {reason}"));
     match global.format {
         Format::Json => print_lines(&rows)?,
         _ => print_document(global, &estimate_report::collectives(&rows))?,

@@ -14,7 +14,7 @@ pub(super) const FAMILIES: [&str; 3] = ["t5", "count", "custom"];
 const OWN_KEYS: [(&str, &[&str]); 17] = [
     ("model.num_decoder_layers", &["t5", "custom"]),
     ("model.feed_forward_proj", &["t5"]),
-    ("model.parameters", &["count", "custom"]),
+    ("model.parameters", &["count"]),
     ("model.largest_layer", &["count"]),
     ("model.mlp", &["custom"]),
     ("model.bias", &["custom"]),
@@ -79,6 +79,21 @@ pub(super) fn priced(values: &Values, parallel: &Parallel, of: &Model) -> Result
     if priced.recompute.is_some() && values.text("memory.checkpointing") != "none" {
         let message = "stands beside memory.checkpointing; keep one of them";
         return Err(values.refuse("memory.recompute", &["memory.checkpointing"], message));
+    }
+    let replicas = parallel.ranks / (parallel.degrees.tensor * parallel.degrees.pipeline).max(1);
+    if let Some(shard) = priced.optimizer_shard.filter(|shard| !replicas.is_multiple_of(*shard)) {
+        let message =
+            format!("{shard} does not divide the {replicas} ranks that have the same weights; write a divisor of them");
+        return Err(values.refuse("parallel.optimizer_shard", &["parallel.ranks"], message));
+    }
+    if let Some(PricedModel::Custom(CustomModel { learned_positions: rows @ 1.., .. })) = &priced.model
+        && values.count("train.seq_len") > *rows
+    {
+        let message = format!(
+            "{} is more than model.learned_positions = {rows}; write at most that",
+            values.count("train.seq_len")
+        );
+        return Err(values.refuse("train.seq_len", &["model.learned_positions"], message));
     }
     if priced.trainable.is_some() && values.count("lora.rank") == 0 && values.text("lora.method") != "ia3" {
         let message = "is of adapters, and lora.rank is 0; write lora.rank, or leave it out";
@@ -169,22 +184,35 @@ fn custom(values: &Values) -> Result<CustomModel, Refusal> {
         decoder_seq_len: values.given_count("train.decoder_seq_len").unwrap_or(values.count("train.seq_len")),
         latent,
         next_token_layers: values.count("model.num_nextn_predict_layers"),
-        parameters: values.given_count("model.parameters").unwrap_or(0) as u64,
     })
 }
+
+/// Most blocks of a custom model that are told apart.
+const MOST_BLOCKS: usize = 1 << 16;
 
 /// Experts of a custom model; `None` where it states none.
 pub(super) fn experts(values: &Values) -> Result<Option<Experts>, Refusal> {
     let missing = |key: &str| values.refuse(key, &["model.num_experts"], "is missing; model.num_experts needs it");
     let needed = |key: &str| values.given_count(key).ok_or_else(|| missing(key));
     let Some(num_experts) = values.given_count("model.num_experts").filter(|count| *count > 0) else { return Ok(None) };
+    let num_experts_per_tok = needed("model.num_experts_per_tok")?;
+    if num_experts_per_tok > num_experts {
+        let message =
+            format!("{num_experts_per_tok} are more than model.num_experts = {num_experts}; write at most that");
+        return Err(values.refuse("model.num_experts_per_tok", &["model.num_experts"], message));
+    }
+    let (dense, blocks) = (values.count("model.first_k_dense_replace"), values.given_count("model.num_hidden_layers"));
+    if let Some(blocks) = blocks.filter(|blocks| dense > *blocks) {
+        let message = format!("{dense} are more than model.num_hidden_layers = {blocks}; write at most that");
+        return Err(values.refuse("model.first_k_dense_replace", &["model.num_hidden_layers"], message));
+    }
     Ok(Some(Experts {
         num_experts,
-        num_experts_per_tok: needed("model.num_experts_per_tok")?,
+        num_experts_per_tok,
         moe_intermediate_size: needed("model.moe_intermediate_size")?,
         norm_topk_prob: true,
         decoder_sparse_step: 1,
-        mlp_only_layers: (0..values.count("model.first_k_dense_replace")).collect(),
+        mlp_only_layers: (0..dense.min(blocks.unwrap_or(dense).min(MOST_BLOCKS))).collect(),
     }))
 }
 

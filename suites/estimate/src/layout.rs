@@ -50,7 +50,8 @@ impl Layout {
             Placement::DataInside => stage,
             Placement::PipelineInside => tensor.saturating_mul(context),
         };
-        let near = run < devices && pipeline > 1;
+        // Where stages are on several nodes some hop crosses, and the slowest decides.
+        let near = pipeline > 1 && run.saturating_mul(pipeline) <= devices;
         let numbering = Numbering { run, stages: pipeline, devices };
         let group = |ranks, stride| numbering.group(ranks, stride);
         Layout {

@@ -208,20 +208,21 @@ pub fn stays(job: &Job, whole: &Kept, which: Which) -> f64 {
             let products = (model.query_width() + model.kv_width() + model.ffn) as f64 / tensor;
             input + whole.context + c * tokens * products + c * tokens * model.hidden as f64 / between
         }
-        Recompute::Modules(names) => all - dropped(whole, names, which),
+        Recompute::Modules(names) => all - dropped(whole, names, which, model.latent.is_some()),
     }
 }
 
-fn dropped(whole: &Kept, names: &[String], which: Which) -> f64 {
+fn dropped(whole: &Kept, names: &[String], which: Which, is_latent: bool) -> f64 {
     let of = |name: &String| match name.as_str() {
         "core_attn" => whole.scores,
         "layernorm" => whole.normed,
-        "mla_up_proj" => whole.qkv,
+        "mla_up_proj" if is_latent => whole.qkv,
         // Shared experts are no MLP of a dense block.
         "mlp" if which != Which::Sparse => whole.up + whole.act,
+        "mlp_act" if which != Which::Sparse => whole.act,
         "moe_act" => whole.expert_act,
         "moe" => whole.dispatch + whole.expert_in + whole.expert_up + whole.expert_act,
-        "shared_experts" => whole.up + whole.act,
+        "shared_experts" if which == Which::Sparse => whole.up + whole.act,
         _ => 0.0,
     };
     names.iter().map(of).sum::<f64>().min(whole.all())

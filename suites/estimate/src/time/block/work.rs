@@ -135,17 +135,26 @@ impl Context<'_> {
                 again.add(passes, 1.0);
             }
             Recompute::Modules(names) => {
+                let is_sparse = router.busy > 0.0 || router.kernels > 0.0;
+                // Of the products in place of the MLP, those of the expert that every token goes to.
+                let shared = self.model.experts.as_ref().map_or(0.0, |experts| {
+                    let all = experts.shared_ffn + experts.top * experts.ffn;
+                    experts.shared_ffn as f64 / all.max(1) as f64
+                });
                 for name in names {
                     match name.as_str() {
                         "core_attn" => again.add(core, 1.0),
-                        "mlp" => again.add(mlp, 1.0),
-                        "moe" => {
+                        "mlp" if !is_sparse => again.add(mlp, 1.0),
+                        "shared_experts" if is_sparse => again.add(mlp, shared),
+                        "moe" if is_sparse => {
                             again.add(mlp, 1.0);
                             again.add(router, 1.0);
                             again.expert += unit.forward.expert;
                         }
-                        "moe_act" | "layernorm" => again.add(passes, 0.3),
-                        "mla_up_proj" => again.add(attention, 0.4),
+                        "moe_act" if is_sparse => again.add(passes, 0.3),
+                        "mlp_act" if !is_sparse => again.add(passes, 0.3),
+                        "layernorm" => again.add(passes, 0.3),
+                        "mla_up_proj" if self.model.latent.is_some() => again.add(attention, 0.4),
                         _ => {}
                     }
                 }
