@@ -68,3 +68,5 @@ mod trace;
 mod trainer;
 mod turns;
 mod turns_resumed;
+mod validate;
+mod ways;

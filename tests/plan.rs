@@ -5,7 +5,7 @@ use crate::support::{TINY, root, run, stderr, stdout};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-const LARGE: &str = r#"
+pub const LARGE: &str = r#"
 name = "large"
 [model]
 preset = "llama2-7b"
@@ -24,14 +24,14 @@ checkpointing = "full"
 profile = "a100-80gb"
 "#;
 
-fn file(folder: &Path, text: &str) -> PathBuf {
+pub fn file(folder: &Path, text: &str) -> PathBuf {
     let path = folder.join("plan.toml");
     std::fs::write(&path, text).unwrap();
     path
 }
 
 /// The JSON lines of `zbench plan` with these arguments, which must succeed.
-fn plan(arguments: &[&str]) -> Vec<Value> {
+pub fn plan(arguments: &[&str]) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let output = run(folder.path(), &[&["plan", "--format", "json"], arguments].concat());
     assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
@@ -39,7 +39,7 @@ fn plan(arguments: &[&str]) -> Vec<Value> {
 }
 
 /// The one cell of LARGE with these settings.
-fn large(settings: &[&str]) -> Value {
+pub fn large(settings: &[&str]) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), LARGE);
     let mut arguments = vec![path.to_str().unwrap()];
@@ -49,7 +49,7 @@ fn large(settings: &[&str]) -> Value {
     plan(&arguments).remove(0)
 }
 
-fn number(value: &Value, name: &str) -> f64 {
+pub fn number(value: &Value, name: &str) -> f64 {
     value[name].as_f64().unwrap_or_else(|| panic!("{name} of {value}"))
 }
 
@@ -57,7 +57,7 @@ fn sum(value: &Value) -> f64 {
     value.as_object().unwrap().values().map(|part| part.as_f64().unwrap()).sum()
 }
 
-fn close(a: f64, b: f64, share: f64) -> bool {
+pub fn close(a: f64, b: f64, share: f64) -> bool {
     (a - b).abs() <= share * a.abs().max(b.abs())
 }
 
@@ -503,114 +503,6 @@ fn what_is_priced_is_skipped_by_a_grid_and_refused_by_run() {
 }
 
 #[test]
-fn published_rows_come_back_one_by_one_in_the_contracts_form() {
-    let published = root().join("tests/published");
-    let rows = plan(&["--validate", published.to_str().unwrap()]);
-    let files =
-        std::fs::read_dir(&published).unwrap().map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap());
-    let all: usize = files.map(|text| text.matches("published.id = ").count()).sum();
-    assert_eq!(rows.len(), all);
-    for row in &rows {
-        let names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
-        let fixed = ["id", "family", "quantity", "unit", "bound", "published", "predicted", "scored", "reason"];
-        assert_eq!(names, fixed);
-        if row["predicted"].is_null() || row["scored"] == false {
-            assert!(!row["reason"].as_str().unwrap().is_empty(), "{row}: why it is not predicted or not scored");
-        }
-    }
-}
-
-/// Fits or not stands beside what saying "fits" of every run would give, with recall and precision.
-#[test]
-fn validation_states_recall_of_out_of_memory() {
-    let folder = tempfile::tempdir().unwrap();
-    let published = root().join("tests/published");
-    let text = stdout(&run(folder.path(), &["plan", "--validate", published.to_str().unwrap(), "--format", "csv"]));
-    let of = |by: &str| -> Vec<f64> {
-        let start = format!("fits,{by},");
-        let line =
-            text.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or_else(|| panic!("no {start} in {text}"));
-        line.split(',').map(|cell| cell.parse().unwrap_or(f64::NAN)).collect()
-    };
-    let [runs, right, misfits, found, recall, alarms, precision] = of("zbench")[..] else { panic!("{text}") };
-    assert!(runs > 400.0 && misfits >= found && found > 0.0, "{text}");
-    assert!(close(recall, found / misfits, 1e-9) && close(precision, found / (found + alarms), 1e-9), "{text}");
-    let always = of("always fits");
-    assert!(close(always[1], 1.0 - misfits / runs, 1e-9) && always[4] == 0.0, "{text}");
-    // A rule of thumb that finds as many cries wolf more often, or it finds fewer.
-    let twenty = of("20 bytes a parameter");
-    assert!(twenty[1] < right || twenty[4] < recall, "{text}");
-}
-
-#[test]
-fn odd_folders_of_rows_are_refused_or_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let validate = || run(folder.path(), &["plan", "--validate", folder.path().to_str().unwrap(), "--format", "json"]);
-    let nothing = validate();
-    assert_eq!(nothing.status.code(), Some(1));
-    assert!(stderr(&nothing).contains("no grid file with published results"), "{}", stderr(&nothing));
-    let write = |text: &str| std::fs::write(folder.path().join("mine.toml"), text).unwrap();
-    // A machine and a framework that nobody knows, a key that there is none of, a combination that is no cell, a size beyond all memory.
-    write(
-        "published.quantity = \"memory\"\nhardware.device = \"cuda\"\npublished.value = 3\n[grid]\ninclude = [\n\
-         { published.id = \"a\", hardware.profile = \"abacus\" },\n\
-         { published.id = \"b\", hardware.softwear = \"abacus\" },\n\
-         { published.id = \"c\", parallel.ranks = 4, parallel.tensor = 3 },\n\
-         { published.id = \"d\", train.seq_len = 2000000000, train.micro_batch = 2000000000 }]\n",
-    );
-    let output = validate();
-    let said = stderr(&output);
-    // What no file may say is said of the file, with its place; what is no cell is a row without a prediction.
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(
-        said.contains("mine.toml:") && said.contains("hardware.softwear") && said.contains("hardware.software"),
-        "{said}"
-    );
-    write(
-        "published.quantity = \"memory\"\nhardware.device = \"cuda\"\npublished.value = 3\n[grid]\ninclude = [\n\
-         { published.id = \"a\", hardware.profile = \"abacus\" },\n\
-         { published.id = \"b\", hardware.software = \"abacus\" },\n\
-         { published.id = \"c\", parallel.ranks = 4, parallel.tensor = 3 },\n\
-         { published.id = \"d\", train.seq_len = 2000000000, train.micro_batch = 2000000000 }]\n",
-    );
-    let output = validate();
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    let rows: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let reasons: Vec<&str> = rows.iter().map(|row| row["reason"].as_str().unwrap()).collect();
-    assert!(rows.iter().all(|row| row["predicted"].is_null()), "{rows:?}");
-    for (reason, words) in reasons.iter().zip([
-        "there is no machine \"abacus\"",
-        "there is no framework \"abacus\"",
-        "parallel.tensor",
-        "2^62",
-    ]) {
-        assert!(reason.contains(words), "{reason}");
-    }
-}
-
-/// A collective's cells are predicted for a machine by the command that predicts all cells, and without one the error says what to state.
-#[test]
-fn collectives_are_predicted_for_a_machine() {
-    let file = root().join("configs/collectives.toml");
-    let path = file.to_str().unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let without = run(folder.path(), &["plan", path]);
-    assert_eq!(without.status.code(), Some(1));
-    assert!(stderr(&without).contains("hardware.profile"), "{}", stderr(&without));
-    let of = |more: &[&str]| {
-        plan(&[&[path, "--set", "hardware.profile=dgx-h100", "--set", "parallel.ranks=16"], more].concat())
-    };
-    let (plain, slow) = (of(&[]), of(&["--set", "hardware.changes=[\"network.rate=100Gb/s\"]"]));
-    assert!(plain.len() > 10 && plain.len() == slow.len());
-    for (plain, slow) in plain.iter().zip(&slow) {
-        assert!(number(plain, "microseconds") <= number(slow, "microseconds"), "{plain} {slow}");
-        assert_eq!(plain["nodes"], 2);
-    }
-    let largest = |rows: &[Value]| number(rows.last().unwrap(), "bus_bandwidth");
-    assert!(largest(&slow) < largest(&plain), "{} {}", largest(&slow), largest(&plain));
-}
-
-#[test]
 fn a_plan_without_cells_says_why() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), TINY);
@@ -683,57 +575,4 @@ fn a_search_finds_the_fastest_of_a_grid_of_the_same_ways() {
     assert_eq!(number(&found, "fitting"), fitting.len() as f64);
     let fastest = fitting.iter().map(|row| number(row, "step_ms")).fold(f64::INFINITY, f64::min);
     assert!(close(number(&found["best"][0], "step_ms"), fastest, 1e-12), "{fastest} {}", found["best"][0]);
-}
-
-/// Stages inside a node are priced and not run, and a search tries them where Megatron-Core is the software.
-#[test]
-fn placements_are_searched_where_the_software_has_them() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = file(folder.path(), LARGE);
-    let kept = |software: &str| {
-        let software = format!("hardware.software={software}");
-        let keep = ["--search", "--keep", "parallel.placement=pipeline-inside"];
-        let arguments = [&["plan", "--format", "json", path.to_str().unwrap(), "--set", &software], &keep[..]].concat();
-        run(folder.path(), &arguments)
-    };
-    let found: Value = serde_json::from_str(&stdout(&kept("megatron-core"))).unwrap();
-    assert!(found["best"].as_array().unwrap().iter().all(|way| way["settings"]["parallel.pipeline"] != "1"), "{found}");
-    let refused = kept("fsdp2");
-    assert_eq!(refused.status.code(), Some(1));
-    assert!(stderr(&refused).contains("parallel.placement = pipeline-inside cannot be kept"), "{}", stderr(&refused));
-    let row = large(&["parallel.pipeline=2", "parallel.strategy=zero1", "parallel.placement=pipeline-inside"]);
-    assert_eq!(row["status"], "skipped", "{row}");
-}
-
-/// Ways of GPUs that are not there have stand-ins, whose records are in the notebook; the report says so and claims no ratio.
-#[test]
-fn the_best_ways_are_trained_as_stand_ins_where_they_do_not_run() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = file(folder.path(), LARGE);
-    let arguments = [
-        "plan",
-        "--format",
-        "json",
-        path.to_str().unwrap(),
-        "--search",
-        "--measure",
-        "2",
-        "--budget",
-        "8s",
-        "--allow-load",
-        "-q",
-    ];
-    let output = run(folder.path(), &arguments);
-    let found: Value = serde_json::from_str(&stdout(&output)).unwrap_or_else(|_| panic!("{}", stderr(&output)));
-    let order = &found["measured"];
-    assert!(order["stand_ins"].as_str().unwrap().starts_with("PROXY"), "{order}");
-    let ways = order["ways"].as_array().unwrap();
-    assert_eq!((ways.len(), order["pairs"].as_array().unwrap().len()), (2, 1), "{order}");
-    for way in ways {
-        assert!(way["step_ratio"].is_null() && number(way, "measured_step_ms") > 0.0, "{way}");
-    }
-    let records = run(folder.path(), &["list", "--format", "json"]);
-    let records: Vec<Value> = stdout(&records).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert!(ways.iter().all(|way| records.iter().any(|record| record["key"] == way["key"])), "{ways:?}");
-    assert!(records.iter().all(|record| record["proxy"]["of"].is_string()), "{:?}", records[0]["proxy"]);
 }

@@ -132,10 +132,7 @@ impl Planned {
             pipeline_ms: pipeline.map(|pipeline| pipeline.ms),
             bubble: pipeline.map(|pipeline| pipeline.bubble),
             step_error: timing.and_then(|timing| timing.error),
-            time_source: match &self.timing {
-                Ok(timing) => timing.source.clone(),
-                Err(reason) => reason.clone(),
-            },
+            time_source: self.timing.as_ref().map_or_else(Clone::clone, |timing| timing.source.clone()),
             tokens_per_second: timing.map(|timing| timing.tokens_per_second),
             tokens_per_second_per_rank: timing.map(|timing| timing.tokens_per_second / ranks),
             tflops_per_rank: timing.map(|t| rate(t.model_flops_per_rank, t.step_ms) / 1e12),

@@ -457,8 +457,7 @@ impl Published {
         } else if !self.bound.is_empty() {
             Some(format!("one-sided: {}", self.bound))
         } else if self.quantity == Quantity::Fits {
-            // It counts as a decision, not as a number.
-            None
+            Some("counts as a decision, and not as a number".into())
         } else if self.value.is_none_or(|value| value <= 0.0) {
             Some("no number is stated".into())
         } else {

@@ -7,6 +7,25 @@ use super::{Key, NUMBER, REAL_POSITIVE, SIZE, key};
 
 pub(super) const KEYS: &[Key] = &[
     key(
+        "model.num_decoder_layers",
+        SIZE,
+        From("model.num_hidden_layers"),
+        "Blocks of the decoder behind the encoder of family t5, or custom; custom: absent = there is one stack.",
+    ),
+    key(
+        "model.feed_forward_proj",
+        Choice(&["relu", "gated-gelu"]),
+        Is("\"relu\""),
+        "The MLP of family t5: two matrices or three.",
+    ),
+    key("model.parameters", Count { min: 1, max: 1 << 53 }, From("absent"), "All parameters, of family count."),
+    key(
+        "model.largest_layer",
+        Count { min: 1, max: 1 << 53 },
+        From("absent"),
+        "Parameters of the largest layer, of family count.",
+    ),
+    key(
         "model.mlp",
         Choice(&["plain", "gated"]),
         Is("\"gated\""),
