@@ -36,7 +36,7 @@ memory.attention is flash_attn, model.dropout is softmax_dropout. Column llm_ana
 Tokens are the global batch's over latency_per_iter and ranks.
 
 calculon: `Llm.compile` and `run`. Its systems a100_80g and h100_80g_nvl8 with their efficiencies; other devices are
-a100_80g with the ratings of configs/machines (vector unit: twice the peak in f32, as for A100 and H100; network: a
+a100_80g with the ratings of configs/machines (vector unit: twice the peak in f32, as V100 has in f16; network: a
 device's share of a node's). 16 bits are its float16. zero1 is optimizer_sharding; sequence parallelism is "rs_ag" with
 seq_par_ag_redo, else "ar"; memory.recompute "core" is "attn_only". Nothing overlaps. Groups are inside a node, tensor
 ranks first, then data, then stages, as far as they fit. Its blocks keep attention's scores. It has no embedding and no head,
