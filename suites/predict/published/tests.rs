@@ -114,6 +114,32 @@ fn predictions_are_those_that_were_stored() {
     assert!(moved.is_empty(), "{} rows are predicted otherwise:\n{}", moved.len(), moved.join("\n"));
 }
 
+/// The table that sets other estimators beside this one has every scored row of memory and speed, with today's prediction.
+#[test]
+fn peers_stand_beside_what_is_predicted_today() {
+    let text = include_str!("../../../tests/interop/peer_estimates.csv");
+    let written: BTreeMap<&str, f64> = text
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .skip(1)
+        .map(|line| (line.split(',').next().unwrap(), line.split(',').nth(5).unwrap().parse().unwrap()))
+        .collect();
+    let found: BTreeMap<&str, f64> = OUTCOMES
+        .iter()
+        .filter(|outcome| outcome.scored && outcome.kind != Kind::Collectives)
+        .map(|outcome| (outcome.id.as_str(), outcome.predicted.unwrap()))
+        .collect();
+    let is_same =
+        |(id, now): (&&str, &f64)| written.get(id).is_some_and(|then| (then - now).abs() <= TOLERANCE * now.abs());
+    let moved: Vec<&str> = found.iter().filter(|row| !is_same(*row)).map(|(id, _)| *id).collect();
+    assert!(
+        moved.is_empty() && written.len() == found.len(),
+        "{} rows in the table, {} scored; {moved:?} differ: run python3 tests/interop/peer_estimates.py target/debug/zbench",
+        written.len(),
+        found.len()
+    );
+}
+
 /// Three digits are written down.
 const WRITTEN: f64 = 0.0006;
 
