@@ -136,8 +136,14 @@ fn examples(markdown: &str) -> Vec<(Vec<&str>, Vec<String>)> {
 /// Words with one space between them, since widths of columns depend on the rows that are shown. How long a search took is left out.
 fn words(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
-    let is_time = |at: usize| words.get(at + 1).is_some_and(|unit| ["us;", "ms;", "s;"].contains(unit));
-    words.iter().enumerate().map(|(at, word)| if is_time(at) { "TIME" } else { *word }).collect::<Vec<_>>().join(" ")
+    // How long a search took is of the machine, and so is its unit.
+    let is_unit = |at: usize| words.get(at).is_some_and(|unit| ["us;", "ms;", "s;"].contains(unit));
+    let shown = |(at, word): (usize, &&str)| match (is_unit(at), is_unit(at + 1)) {
+        (true, _) => "UNIT;".to_string(),
+        (_, true) => "TIME".to_string(),
+        _ => word.to_string(),
+    };
+    words.iter().enumerate().map(shown).collect::<Vec<_>>().join(" ")
 }
 
 /// Runs the examples of `plan`, which need no measurement; what they say is of the machine that the configuration names.
