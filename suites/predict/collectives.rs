@@ -1,5 +1,6 @@
 //! What collectives take on a machine that is not at hand: cells of suite `collectives` that name a `hardware.profile`.
 
+use crate::forecast;
 use toml::Value;
 use zbench_config::kind::quantity;
 use zbench_config::{Context, Settings, Values, machine_profile, units};
@@ -48,15 +49,7 @@ pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRo
             "collectives.algorithm: {algorithm} is measured and not predicted; write \"auto\" or \"ring\""
         ));
     }
-    let nodes_apart = ranks > per_node;
-    for (link, is_needed, place) in [
-        (&machine.intra, ranks > 1 && per_node > 1, "between the devices of a node (node.link)"),
-        (&machine.inter, nodes_apart, "between nodes (network)"),
-    ] {
-        if is_needed && link.bandwidth <= 0.0 {
-            return Err(format!("the profile {} has no link {place}, and {ranks} ranks need one", profile.name));
-        }
-    }
+    forecast::refuse_without_links(&machine, ranks, &profile.name)?;
     let group = Group::new(ranks, per_node);
     let row = |bytes: f64| {
         let seconds = seconds_by(collective, bytes, group, &machine, algorithm == "auto");

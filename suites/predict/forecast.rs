@@ -247,15 +247,7 @@ pub fn timing(
             profile.name
         ));
     }
-    let ranks = ranks(&job.degrees);
-    for (link, needed, place) in [
-        (&machine.intra, ranks > 1 && machine.node_devices > 1, "between the devices of a node (node.link)"),
-        (&machine.inter, ranks > machine.node_devices, "between nodes (network)"),
-    ] {
-        if needed && link.bandwidth <= 0.0 {
-            return Err(format!("the profile {} has no link {place}, and {ranks} ranks need one", profile.name));
-        }
-    }
+    refuse_without_links(&machine, ranks(&job.degrees), &profile.name)?;
     let time = time::time(&job, &machine);
     let traffic = traffic(&time);
     let mut timing = of_time(&job, &machine, &time, estimate);
@@ -263,6 +255,19 @@ pub fn timing(
         timing.source.push_str("; without [pace], which is emulated on CPUs alone");
     }
     Ok((timing, traffic))
+}
+
+/// Why so many ranks cannot exchange anything on a machine: it states no link that they need.
+pub(crate) fn refuse_without_links(machine: &Machine, ranks: usize, profile: &str) -> Result<(), String> {
+    for (link, is_needed, place) in [
+        (&machine.intra, ranks > 1 && machine.node_devices > 1, "between the devices of a node (node.link)"),
+        (&machine.inter, ranks > machine.node_devices, "between nodes (network)"),
+    ] {
+        if is_needed && link.bandwidth <= 0.0 {
+            return Err(format!("the profile {profile} has no link {place}, and {ranks} ranks need one"));
+        }
+    }
+    Ok(())
 }
 
 /// Collectives of one kind on one axis together, in the order in which they first come.

@@ -5,6 +5,7 @@ use crate::collectives;
 use crate::forecast::{self, Footprint};
 use crate::job::job;
 use crate::planned::{self, Planned};
+use crate::search::{MOST_CHUNKS, divisors};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use toml::Value;
@@ -15,7 +16,7 @@ use zbench_engine::planner::Planner;
 use zbench_estimate::convention::Convention;
 use zbench_estimate::job::Job;
 use zbench_estimate::machine::Machine;
-use zbench_reports::estimate_report::CollectiveRow;
+use zbench_reports::estimate_report::{CollectiveRow, PublishedRow};
 
 pub mod score;
 #[cfg(test)]
@@ -281,8 +282,6 @@ fn of_settings(
 const SEARCHED: [&str; 2] = ["train.micro_batch", "parallel.virtual_stages"];
 /// Most sequences of a micro-batch that are tried.
 const MOST_MICRO_BATCH: usize = 64;
-/// Most chunks of a stage that are tried.
-const MOST_CHUNKS: usize = 8;
 
 /// A value's name as the value of that name.
 fn named<'a, T: Deserialize<'a>>(value: Option<&Value>) -> Option<T> {
@@ -338,15 +337,17 @@ impl Published {
         let (train, cut) = (&resolved.cell.train, &resolved.cell.parallel.degrees);
         let sequences = train.micro_batch * train.accumulation;
         let is_unknown = |key: &str| self.unknown.iter().any(|unknown| unknown == key);
-        let micro: Vec<usize> = match is_unknown("train.micro_batch") {
-            true => (1..=sequences.min(MOST_MICRO_BATCH)).filter(|micro| sequences.is_multiple_of(*micro)).collect(),
+        let micro = match is_unknown("train.micro_batch") {
+            true => divisors(sequences, MOST_MICRO_BATCH),
             false => vec![train.micro_batch],
         };
         let a_stage = resolved.cell.model.num_hidden_layers / cut.pipeline.max(1);
-        let chunks: Vec<usize> = match is_unknown("parallel.virtual_stages") && cut.pipeline > 1 {
-            true => (1..=a_stage.min(MOST_CHUNKS)).filter(|chunks| a_stage.is_multiple_of(*chunks)).collect(),
+        let chunks = match is_unknown("parallel.virtual_stages") && cut.pipeline > 1 {
+            true => divisors(a_stage, MOST_CHUNKS),
             false => vec![cut.virtual_stages],
         };
+        // Chunks take turns in groups of as many micro-batches as there are stages.
+        let is_possible = |micro: usize, chunks: usize| chunks == 1 || (sequences / micro).is_multiple_of(cut.pipeline);
         let of = |micro: usize, chunks: usize| {
             let mut cell = cell.clone();
             if let Ok(resolved) = &mut cell.resolved {
@@ -357,7 +358,8 @@ impl Published {
             planned::without_advice(planner, cell, None)
         };
         let speed = |planned: &Planned| planned.timing.as_ref().map_or(0.0, |timing| timing.tokens_per_second);
-        let all = micro.iter().flat_map(|micro| chunks.iter().map(|chunks| of(*micro, *chunks)));
+        let pairs = micro.iter().flat_map(|micro| chunks.iter().map(|chunks| (*micro, *chunks)));
+        let all = pairs.filter(|(micro, chunks)| is_possible(*micro, *chunks)).map(|(micro, chunks)| of(micro, chunks));
         let fitting = all.filter(|planned| planned.fits() != Some(false));
         fitting.max_by(|a, b| speed(a).total_cmp(&speed(b))).unwrap_or_else(as_written)
     }
@@ -432,19 +434,22 @@ impl Published {
         if predicted.is_some() {
             reason = self.not_scored().unwrap_or_default();
         }
+        let scored = predicted.is_some() && reason.is_empty() && self.quantity != Quantity::Fits;
         Outcome {
-            id: self.id.clone(),
-            family: self.family.clone(),
-            quantity: self.quantity_name.clone(),
-            unit: self.unit.clone(),
-            bound: self.bound.clone(),
-            published: self.value,
-            predicted,
-            scored: predicted.is_some() && reason.is_empty() && self.quantity != Quantity::Fits,
-            reason,
+            row: PublishedRow {
+                id: self.id.clone(),
+                family: self.family.clone(),
+                quantity: self.quantity_name.clone(),
+                unit: self.unit.clone(),
+                bound: self.bound.clone(),
+                published: self.value,
+                predicted,
+                scored,
+                reason,
+            },
+            kind: self.quantity.kind(),
             fits: self.fits.filter(|_| self.unknown.is_empty() && self.excluded.is_empty()).zip(fits),
             fits_twenty_bytes: self.fits_twenty_bytes(),
-            kind: self.quantity.kind(),
         }
     }
 

@@ -7,6 +7,7 @@ use crate::forecast::{self, Footprint};
 use crate::{Timing, planned};
 use std::collections::BTreeMap;
 use std::time::Instant;
+pub(crate) use ways::{MOST_CHUNKS, divisors};
 use ways::{Space, Way};
 use zbench_config::{Resolved, grid, keys};
 use zbench_engine::config::{Cell, Checkpointing, Degrees, DeviceKind, Home, Placement, Priced, Strategy};

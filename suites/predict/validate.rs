@@ -1,10 +1,11 @@
 //! `plan --validate DIR`: published results beside what is predicted for them.
 
-use crate::published::score::{Fits, Kind, Outcome, Residuals, Score, directions_right, quantile, score};
+use crate::published::score::{Kind, Outcome, Residuals, Score, directions_right, fits, score};
 use crate::published::{self, FolderError};
 use std::path::Path;
 use zbench_engine::planner::Planner;
-use zbench_reports::estimate_report::{Family, FitsOrNot, KindScore, PublishedRow, Unexpressed, Validation};
+use zbench_reports::estimate_report::{Family, KindScore, Unexpressed, Validation};
+use zbench_reports::stats::{median, percentile};
 
 /// Predicts every published result of a folder.
 ///
@@ -16,12 +17,9 @@ pub fn validate(folder: &Path) -> Result<Validation, FolderError> {
     let mut validation = Validation { folder: folder.display().to_string(), ..Validation::default() };
     let always: Vec<Outcome> = decided_by(&outcomes, |_| Some(true));
     let twenty: Vec<Outcome> = decided_by(&outcomes, |outcome| outcome.fits_twenty_bytes);
-    for (by, outcomes) in [("zbench", &outcomes), ("always fits", &always), ("20 bytes a parameter", &twenty)] {
-        let Fits { fitted, false_alarms, found, missed } = Fits::of(outcomes);
-        if fitted + false_alarms + found + missed > 0 {
-            validation.fits.push(FitsOrNot { by: by.into(), fitted, false_alarms, found, missed });
-        }
-    }
+    let predictors = [("zbench", &outcomes), ("always fits", &always), ("20 bytes a parameter", &twenty)];
+    validation.fits = predictors.into_iter().map(|(by, outcomes)| fits(by, outcomes)).collect();
+    validation.fits.retain(|of| of.runs() > 0);
     for kind in Kind::ALL {
         let of: Vec<&Outcome> = outcomes.iter().filter(|outcome| outcome.kind == kind).collect();
         if of.is_empty() {
@@ -35,7 +33,7 @@ pub fn validate(folder: &Path) -> Result<Validation, FolderError> {
         }
     }
     unexpressed(&mut validation.unexpressed, &outcomes);
-    validation.rows = outcomes.into_iter().map(row).collect();
+    validation.rows = outcomes.into_iter().map(|outcome| outcome.row).collect();
     Ok(validation)
 }
 
@@ -50,11 +48,12 @@ fn decided_by(outcomes: &[Outcome], rule: impl Fn(&Outcome) -> Option<bool>) -> 
 
 fn of_kind(kind: Kind, outcomes: &[&Outcome]) -> Option<KindScore> {
     let all = score(outcomes.iter().copied());
-    let mut names: Vec<&str> = outcomes.iter().filter(|one| one.scored).map(|one| one.family.as_str()).collect();
+    let mut names: Vec<&str> =
+        outcomes.iter().filter(|one| one.row.scored).map(|one| one.row.family.as_str()).collect();
     names.sort_unstable();
     names.dedup();
-    let of = |name: &&str| score(outcomes.iter().filter(|outcome| outcome.family == **name).copied()).median;
-    let mut medians: Vec<f64> = names.iter().map(of).collect();
+    let of = |name: &&str| score(outcomes.iter().filter(|outcome| outcome.row.family == **name).copied()).median;
+    let medians: Vec<f64> = names.iter().map(of).collect();
     let residuals = Residuals::of(outcomes.iter().copied());
     (all.scored > 0).then(|| KindScore {
         kind: kind.name().into(),
@@ -62,8 +61,8 @@ fn of_kind(kind: Kind, outcomes: &[&Outcome]) -> Option<KindScore> {
         median: all.median,
         p90: all.p90,
         families: names.len(),
-        family_median: quantile(&mut medians, 0.5),
-        family_p90: quantile(&mut medians, 0.9),
+        family_median: median(&medians).unwrap_or_default(),
+        family_p90: percentile(&medians, 90.0).unwrap_or_default(),
         band: residuals.band(SHARE),
         left_out: residuals.left_out(SHARE).filter(|_| names.len() > 1),
     })
@@ -72,22 +71,8 @@ fn of_kind(kind: Kind, outcomes: &[&Outcome]) -> Option<KindScore> {
 /// Share of the results in a band.
 const SHARE: f64 = 0.8;
 
-fn row(outcome: Outcome) -> PublishedRow {
-    PublishedRow {
-        id: outcome.id,
-        family: outcome.family,
-        quantity: outcome.quantity,
-        unit: outcome.unit,
-        bound: outcome.bound,
-        published: outcome.published,
-        predicted: outcome.predicted,
-        scored: outcome.scored,
-        reason: outcome.reason,
-    }
-}
-
 fn families(list: &mut Vec<Family>, kind: &str, outcomes: &[&Outcome]) {
-    let mut names: Vec<&str> = outcomes.iter().map(|outcome| outcome.family.as_str()).collect();
+    let mut names: Vec<&str> = outcomes.iter().map(|outcome| outcome.row.family.as_str()).collect();
     names.sort_unstable();
     names.dedup();
     let of = |name: &str, score: Score| Family {
@@ -100,17 +85,19 @@ fn families(list: &mut Vec<Family>, kind: &str, outcomes: &[&Outcome]) {
         p90: (score.scored > 0).then_some(score.p90),
     };
     for name in &names {
-        let those = outcomes.iter().filter(|outcome| outcome.family == *name).copied();
+        let those = outcomes.iter().filter(|outcome| outcome.row.family == *name).copied();
         list.push(of(name, score(those)));
     }
     list.push(of("all rows", score(outcomes.iter().copied())));
 }
 
 fn unexpressed(list: &mut Vec<Unexpressed>, outcomes: &[Outcome]) {
-    for outcome in outcomes.iter().filter(|outcome| outcome.predicted.is_none()) {
-        match list.iter_mut().find(|entry| entry.reason == outcome.reason) {
+    for outcome in outcomes.iter().filter(|outcome| outcome.row.predicted.is_none()) {
+        match list.iter_mut().find(|entry| entry.reason == outcome.row.reason) {
             Some(entry) => entry.rows += 1,
-            None => list.push(Unexpressed { reason: outcome.reason.clone(), rows: 1, example: outcome.id.clone() }),
+            None => {
+                list.push(Unexpressed { reason: outcome.row.reason.clone(), rows: 1, example: outcome.row.id.clone() })
+            }
         }
     }
     list.sort_by(|a, b| b.rows.cmp(&a.rows).then(a.reason.cmp(&b.reason)));

@@ -1,8 +1,9 @@
 //! What a cell may ask for that this version of the engine prices and does not run. A cell with any of it is planned by
 //! `zbench-estimate` and skipped by a grid. What the engine learns moves out of here, together with its tests.
 
-use super::{Cell, Degrees, DeviceKind};
+use super::{Cell, Degrees, DeviceKind, is_default};
 use serde::{Deserialize, Serialize};
+use zbench_kernels::DType;
 
 /// Everything that is priced and not run. The default is none of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,7 +22,7 @@ pub struct Priced {
     /// How the loss is made.
     pub loss: PricedLoss,
     /// Which axis lies within a node, beside those of tensor and context.
-    #[serde(skip_serializing_if = "Placement::is_usual")]
+    #[serde(skip_serializing_if = "is_default")]
     pub placement: Placement,
     /// A model that the engine has not.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,11 +62,7 @@ pub struct Priced {
     pub trainable: Option<u64>,
     /// Type of the adapters' weights; absent = precision.parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub adapter_dtype: Option<zbench_kernels::DType>,
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
+    pub adapter_dtype: Option<DType>,
 }
 
 impl Default for Priced {
@@ -184,10 +181,6 @@ impl Placement {
             Placement::DataInside => "data-inside",
             Placement::PipelineInside => "pipeline-inside",
         }
-    }
-
-    fn is_usual(&self) -> bool {
-        *self == Placement::DataInside
     }
 }
 

@@ -150,6 +150,32 @@ pub struct FitsOrNot {
     pub missed: usize,
 }
 
+impl FitsOrNot {
+    /// All runs.
+    pub fn runs(&self) -> usize {
+        self.fitted + self.false_alarms + self.found + self.missed
+    }
+
+    /// Runs that are predicted right.
+    pub fn right(&self) -> usize {
+        self.fitted + self.found
+    }
+
+    /// Share of the runs out of memory that are predicted to be.
+    pub fn recall(&self) -> Option<f64> {
+        share(self.found, self.found + self.missed)
+    }
+
+    /// Share of the runs predicted to be out of memory that were.
+    pub fn precision(&self) -> Option<f64> {
+        share(self.found, self.found + self.false_alarms)
+    }
+}
+
+fn share(part: usize, of: usize) -> Option<f64> {
+    (of > 0).then(|| part as f64 / of as f64)
+}
+
 /// The result of a validation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
@@ -266,17 +292,15 @@ fn families(families: &[Family]) -> Table {
 /// The decision whether runs fit. Most published runs fitted, so "always fits" is right for nearly all of them and finds no run that was
 /// out of memory.
 fn fits(list: &[FitsOrNot]) -> Table {
-    let share = |part: usize, of: usize| Entry::maybe((of > 0).then(|| part as f64 / of as f64), units::percent);
-    let runs = |of: &FitsOrNot| of.fitted + of.false_alarms + of.found + of.missed;
     let mut table = Table::of("fits", list);
     table.words("predictor", |of| &of.by);
-    table.numbers("runs", "runs", runs);
-    table.numbers("right", "fraction", |of| share(of.fitted + of.found, runs(of)));
+    table.numbers("runs", "runs", FitsOrNot::runs);
+    table.numbers("right", "fraction", |of| Entry::maybe(share(of.right(), of.runs()), units::percent));
     table.numbers("out of memory", "runs", |of| of.found + of.missed);
     table.numbers("found", "runs", |of| of.found);
-    table.numbers("recall", "fraction", |of| share(of.found, of.found + of.missed));
+    table.numbers("recall", "fraction", |of| Entry::maybe(of.recall(), units::percent));
     table.numbers("false alarms", "runs", |of| of.false_alarms);
-    table.numbers("precision", "fraction", |of| share(of.found, of.found + of.false_alarms));
+    table.numbers("precision", "fraction", |of| Entry::maybe(of.precision(), units::percent));
     table.build().caption(
         "Runs that are known to have fitted or to have been out of memory. Recall: of those out of memory, how many are predicted \
          to be; precision: of those predicted to be out of memory, how many were.",

@@ -205,7 +205,8 @@ pub(super) const KEYS: &[Key] = &[
         "published.unknown",
         Names(is_key),
         Is("[]"),
-        "Keys that the source does not state and the result depends on: such a row is predicted and not scored.",
+        "Keys that the source does not state and the result depends on: such a row is predicted and not scored, but of a speed \
+         the fastest train.micro_batch and parallel.virtual_stages that fit are looked for, and such a row is scored.",
     ),
     key(
         "published.excluded",

@@ -1,5 +1,6 @@
 //! The training framework that a configuration names.
 
+use super::sources::{file_of_name, text_if_there};
 use super::{Context, Refusal, Values};
 use std::sync::{Arc, PoisonError};
 use zbench_estimate::framework::{self, Framework};
@@ -9,23 +10,18 @@ use zbench_estimate::framework::{self, Framework};
 pub(super) fn framework(values: &Values, context: &Context) -> Result<Arc<Framework>, Refusal> {
     let Some(name) = values.given_text("hardware.software") else { return Ok(framework::zbench()) };
     let refuse = |message: String| values.refuse("hardware.software", &[], message);
-    if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
-        return Err(refuse(format!("\"{name}\" is no name of a framework; write letters, digits and dashes")));
-    }
+    let path = file_of_name(values, context, "hardware.software", "frameworks", &name)?;
     // A thread that panicked while it held the lock has left no incomplete entry.
     let mut known = context.frameworks.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(framework) = known.get(&name) {
         return Ok(framework.clone());
     }
-    // A file beside the configuration takes precedence over a compiled-in profile.
-    let path = context.folder.join("frameworks").join(format!("{name}.toml"));
-    let read = match zbench_engine::files::text(&path) {
-        Ok(text) => Framework::read(&name, &text)
+    let read = match text_if_there(&path).map_err(&refuse)? {
+        Some(text) => Framework::read(&name, &text)
             .map(Arc::new)
             .map_err(|error| refuse(format!("{}: {error}", path.display())))?,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => framework::framework(&name)
+        None => framework::framework(&name)
             .map_err(|error| refuse(format!("{} is not there, and {error}", path.display())))?,
-        Err(error) => return Err(refuse(format!("\"{name}\": {} cannot be read: {error}", path.display()))),
     };
     known.insert(name, read.clone());
     Ok(read)
@@ -68,7 +64,7 @@ mod tests {
             error.contains("frameworks") && error.contains("there is no framework \"fsdp3\" (did you mean fsdp1?)"),
             "{error}"
         );
-        assert!(of("../x").unwrap_err().message.contains("is no name of a framework"));
+        assert!(of("../x").unwrap_err().message.contains("is not a valid name"));
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -22,9 +22,7 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<M
         return Ok(None);
     };
     let refuse = |message: String| values.refuse("hardware.profile", &[], message);
-    if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
-        return Err(refuse(format!("\"{name}\" is no name of a profile; write letters, digits and dashes")));
-    }
+    let path = file_of_name(values, context, "hardware.profile", "machines", &name)?;
     // A thread that panicked while it held the lock has left no incomplete entry.
     let mut known = context.profiles.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let changes: Vec<(String, Value)> = match values.value("hardware.changes") {
@@ -35,16 +33,13 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<M
     if let Some(profile) = known.get(&entry) {
         return Ok(Some(profile.clone()));
     }
-    // A file beside the configuration takes precedence over a compiled-in profile.
-    let path = context.folder.join("machines").join(format!("{name}.toml"));
-    let mut read = match zbench_engine::files::text(&path) {
-        Ok(text) => {
+    let mut read = match text_if_there(&path).map_err(&refuse)? {
+        Some(text) => {
             MachineProfile::read(&name, &text).map_err(|error| refuse(format!("{}: {error}", path.display())))?
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => profile::profile(&name)
+        None => profile::profile(&name)
             .cloned()
             .map_err(|error| refuse(format!("{} is not there, and {error}", path.display())))?,
-        Err(error) => return Err(refuse(format!("\"{name}\": {} cannot be read: {error}", path.display()))),
     };
     if !changes.is_empty() {
         let refuse = |error| values.refuse("hardware.changes", &["hardware.profile"], format!("{error}"));
@@ -63,6 +58,30 @@ pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<M
     let read = Arc::new(read);
     known.insert(entry, read.clone());
     Ok(Some(read))
+}
+
+/// Where a machine or framework of this name may stand beside the configuration: it takes precedence over the compiled-in one.
+pub(super) fn file_of_name(
+    values: &Values,
+    context: &Context,
+    key: &'static str,
+    folder: &str,
+    name: &str,
+) -> Result<PathBuf, Refusal> {
+    if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
+        let message = format!("\"{name}\" is not a valid name; write letters, digits, dashes, underscores and dots");
+        return Err(values.refuse(key, &[], message));
+    }
+    Ok(context.folder.join(folder).join(format!("{name}.toml")))
+}
+
+/// A file's text; nothing where there is no such file, and a message where there is one that cannot be read.
+pub(super) fn text_if_there(path: &Path) -> Result<Option<String>, String> {
+    match zbench_engine::files::text(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(format!("{} cannot be read: {error}", path.display())),
+    }
 }
 
 /// A model with the keys of [model] that it was read from.

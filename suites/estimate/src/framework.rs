@@ -1,7 +1,7 @@
 //! Framework profiles: TOML files that say what a training program keeps in memory beside the model, and how it drives a
 //! device, each figure with its source. Those under configs/frameworks are compiled in. docs/frameworks.md describes every key.
 
-use crate::spelling::{did_you_mean, nearest};
+use crate::catalogue::{Catalogue, ProfileError};
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
@@ -182,73 +182,6 @@ pub struct Drive {
     pub replicas_once: bool,
 }
 
-/// Why a profile is none.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum FrameworkError {
-    /// There is none of that name.
-    #[error("there is no framework \"{name}\"{}; there are {known}", did_you_mean(nearest))]
-    Unknown {
-        /// The name asked for.
-        name: String,
-        /// The name nearest to it, if one is near.
-        nearest: String,
-        /// All names.
-        known: String,
-    },
-    /// It is no TOML.
-    #[error("the framework profile {profile} is no TOML: {reason}")]
-    Toml {
-        /// The profile.
-        profile: String,
-        /// What the reader says.
-        reason: String,
-    },
-    /// A key that profiles do not have.
-    #[error("the framework profile {profile} has an unknown key {key}{}; there may be {known}", did_you_mean(nearest))]
-    Key {
-        /// The profile.
-        profile: String,
-        /// The key, with the tables it stands in.
-        key: String,
-        /// The key nearest to it, if one is near.
-        nearest: String,
-        /// All keys of that table.
-        known: String,
-    },
-    /// A value that is not what belongs there.
-    #[error("the framework profile {profile}: {key} = {found} is not {wanted}")]
-    Value {
-        /// The profile.
-        profile: String,
-        /// The key, with the tables it stands in.
-        key: String,
-        /// What stands there.
-        found: String,
-        /// What should.
-        wanted: String,
-    },
-    /// A key without which nothing can be priced.
-    #[error("the framework profile {profile} does not say {key}; write {wanted}, or a base that says it")]
-    Missing {
-        /// The profile.
-        profile: String,
-        /// The key, with the tables it stands in.
-        key: String,
-        /// What belongs there.
-        wanted: String,
-    },
-    /// A base that is none.
-    #[error("the framework profile {profile} has base = \"{base}\": {reason}")]
-    Base {
-        /// The profile.
-        profile: String,
-        /// The base.
-        base: String,
-        /// Why not.
-        reason: String,
-    },
-}
-
 /// Texts of the profiles that are compiled in.
 macro_rules! texts {
     ($($name:literal)*) => {
@@ -256,33 +189,33 @@ macro_rules! texts {
     };
 }
 
-const TEXTS: &[(&str, &str)] = texts! {
-    "zbench" "megatron-lm" "megatron-deepspeed" "megatron-core" "deepspeed"
-    "fsdp1" "fsdp1-compiled" "fsdp2" "fsdp2-compiled" "torch" "torch-compiled"
+const FRAMEWORKS: Catalogue = Catalogue {
+    of: "framework",
+    texts: texts! {
+        "zbench" "megatron-lm" "megatron-deepspeed" "megatron-core" "deepspeed"
+        "fsdp1" "fsdp1-compiled" "fsdp2" "fsdp2-compiled" "torch" "torch-compiled"
+    },
 };
 
-type Read = Result<Arc<Framework>, FrameworkError>;
+type Read = Result<Arc<Framework>, ProfileError>;
 
-static BUILTIN: LazyLock<Vec<(&'static str, Read)>> =
-    LazyLock::new(|| TEXTS.iter().map(|(name, text)| (*name, Framework::read(name, text).map(Arc::new))).collect());
+static BUILTIN: LazyLock<Vec<(&'static str, Read)>> = LazyLock::new(|| {
+    FRAMEWORKS.texts.iter().map(|(name, text)| (*name, Framework::read(name, text).map(Arc::new))).collect()
+});
 
 /// Names of the profiles that are compiled in.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    TEXTS.iter().map(|(name, _)| *name)
+    FRAMEWORKS.names()
 }
 
 /// A profile that is compiled in.
 ///
 /// # Errors
 /// There is none of that name: the error lists those there are.
-pub fn framework(name: &str) -> Result<Arc<Framework>, FrameworkError> {
+pub fn framework(name: &str) -> Result<Arc<Framework>, ProfileError> {
     match BUILTIN.iter().find(|(known, _)| *known == name) {
         Some((_, framework)) => framework.clone(),
-        None => Err(FrameworkError::Unknown {
-            name: name.into(),
-            nearest: nearest(name, names()).unwrap_or_default().into(),
-            known: names().collect::<Vec<_>>().join(", "),
-        }),
+        None => Err(FRAMEWORKS.unknown(name)),
     }
 }
 

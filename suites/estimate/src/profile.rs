@@ -1,8 +1,9 @@
 //! Machine profiles: TOML files that say what a device and a node of it can do, each figure with its source. Those under
 //! configs/machines are compiled in. docs/machines.md describes every key.
 
+use crate::catalogue::Catalogue;
+pub use crate::catalogue::ProfileError;
 use crate::machine::Machine;
-use crate::spelling::nearest;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use toml::{Table, Value};
@@ -34,77 +35,6 @@ pub struct Profile {
     table: Table,
 }
 
-/// Why a profile is none.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum ProfileError {
-    /// There is none of that name.
-    #[error("there is no machine \"{name}\"{}; there are {known}", did_you_mean(nearest))]
-    Unknown {
-        /// The name asked for.
-        name: String,
-        /// The name nearest to it, if one is near.
-        nearest: String,
-        /// All names.
-        known: String,
-    },
-    /// It is no TOML.
-    #[error("the machine profile {profile} is no TOML: {reason}")]
-    Toml {
-        /// The profile.
-        profile: String,
-        /// What the reader says.
-        reason: String,
-    },
-    /// A key that profiles do not have.
-    #[error("the machine profile {profile} has an unknown key {key}{}; there may be {known}", did_you_mean(nearest))]
-    Key {
-        /// The profile.
-        profile: String,
-        /// The key, with the tables it stands in.
-        key: String,
-        /// The key nearest to it, if one is near.
-        nearest: String,
-        /// All keys of that table.
-        known: String,
-    },
-    /// A value that is not what belongs there.
-    #[error("the machine profile {profile}: {key} = {found} is not {wanted}")]
-    Value {
-        /// The profile.
-        profile: String,
-        /// The key, with the tables it stands in.
-        key: String,
-        /// What stands there.
-        found: String,
-        /// What should.
-        wanted: String,
-    },
-    /// A key without which nothing can be priced.
-    #[error("the machine profile {profile} does not say {key}; write {wanted}")]
-    Missing {
-        /// The profile.
-        profile: String,
-        /// The key, with the tables it stands in.
-        key: String,
-        /// What belongs there.
-        wanted: String,
-    },
-    /// A base that is none.
-    #[error("the machine profile {profile} has base = \"{base}\": {reason}")]
-    Base {
-        /// The profile.
-        profile: String,
-        /// The base.
-        base: String,
-        /// Why not.
-        reason: String,
-    },
-}
-
-fn did_you_mean(nearest: &str) -> String {
-    if nearest.is_empty() { String::new() } else { format!(" (did you mean {nearest}?)") }
-}
-
 /// Texts of the profiles that are compiled in.
 macro_rules! texts {
     ($($name:literal)*) => {
@@ -113,22 +43,25 @@ macro_rules! texts {
 }
 
 /// Devices first, nodes after them, clusters last.
-const TEXTS: &[(&str, &str)] = texts! {
-    "a100-40gb" "a100-80gb" "a100-40gb-pcie" "a100-80gb-pcie"
-    "h100-sxm" "h100-sxm-96gb" "h100-pcie" "h100-nvl" "h200" "gh200"
-    "b200" "b300" "gb200" "gb300" "mi300x" "l40s" "v100-16gb" "v100-32gb"
-    "rtx3090" "rtx4090" "titan-rtx" "rtx-a5000" "rtx-6000-ada"
-    "h800" "a800" "h20" "mi250x" "mi325x" "mi355x" "rtx5090" "rtx-a6000" "a40" "a10"
-    "dgx-a100" "dgx-h100" "aws-p4d" "aws-p5" "gcp-a2-ultragpu" "gcp-a3"
-    "dgx-superpod-h100" "meta-24k-h100" "torus-example"
+const MACHINES: Catalogue = Catalogue {
+    of: "machine",
+    texts: texts! {
+        "a100-40gb" "a100-80gb" "a100-40gb-pcie" "a100-80gb-pcie"
+        "h100-sxm" "h100-sxm-96gb" "h100-pcie" "h100-nvl" "h200" "gh200"
+        "b200" "b300" "gb200" "gb300" "mi300x" "l40s" "v100-16gb" "v100-32gb"
+        "rtx3090" "rtx4090" "titan-rtx" "rtx-a5000" "rtx-6000-ada"
+        "h800" "a800" "h20" "mi250x" "mi325x" "mi355x" "rtx5090" "rtx-a6000" "a40" "a10"
+        "dgx-a100" "dgx-h100" "aws-p4d" "aws-p5" "gcp-a2-ultragpu" "gcp-a3"
+        "dgx-superpod-h100" "meta-24k-h100" "torus-example"
+    },
 };
 
 static BUILTIN: LazyLock<Vec<(&'static str, Result<Profile, ProfileError>)>> =
-    LazyLock::new(|| TEXTS.iter().map(|(name, text)| (*name, Profile::read(name, text))).collect());
+    LazyLock::new(|| MACHINES.texts.iter().map(|(name, text)| (*name, Profile::read(name, text))).collect());
 
 /// Names of the profiles that are compiled in.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    TEXTS.iter().map(|(name, _)| *name)
+    MACHINES.names()
 }
 
 /// A profile that is compiled in, with its sources.
@@ -138,11 +71,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 pub fn profile(name: &str) -> Result<&'static Profile, ProfileError> {
     match BUILTIN.iter().find(|(known, _)| *known == name) {
         Some((_, profile)) => profile.as_ref().map_err(ProfileError::clone),
-        None => Err(ProfileError::Unknown {
-            name: name.into(),
-            nearest: nearest(name, names()).unwrap_or_default().into(),
-            known: names().collect::<Vec<_>>().join(", "),
-        }),
+        None => Err(MACHINES.unknown(name)),
     }
 }
 
@@ -206,13 +135,13 @@ impl Profile {
             let (mut at, parts) = (&mut over, place.split('.').collect::<Vec<_>>());
             let Some((last, tables)) = parts.split_last() else { continue };
             if let Some(wanted) = unit_of(last).filter(|_| is_plain(value)) {
-                return Err(value_error(&self.name, place, value, wanted));
+                return Err(MACHINES.value(&self.name, place, value, wanted));
             }
             for part in tables {
                 let next = at.entry((*part).to_string()).or_insert_with(|| Value::Table(Table::new()));
                 at = match next {
                     Value::Table(table) => table,
-                    other => return Err(value_error(&self.name, place, other, "a table")),
+                    other => return Err(MACHINES.value(&self.name, place, other, "a table")),
                 };
             }
             let mut figure = Table::new();
@@ -234,11 +163,8 @@ impl Profile {
         let wanted = "\"cuda\" or \"cpu\"";
         let device = match reader.text("device", wanted)? {
             Some(device) if device == "cuda" || device == "cpu" => device,
-            Some(found) => return Err(value_error(name, "device", &Value::String(found), wanted)),
-            None => {
-                let (profile, key) = (name.into(), "device".into());
-                return Err(ProfileError::Missing { profile, key, wanted: wanted.into() });
-            }
+            Some(found) => return Err(MACHINES.value(name, "device", &Value::String(found), wanted)),
+            None => return Err(MACHINES.missing(name, "device", wanted)),
         };
         let memory = reader.figure("memory", read::bytes, "a size, as \"79.15GiB\"")?.map(|bytes| bytes as u64);
         let fast = SPEEDS.iter().any(|key| table.contains_key(*key));
@@ -249,7 +175,7 @@ impl Profile {
         let saved = |key: &str| match table.get(key) {
             None => Ok(Table::new()),
             Some(Value::Table(table)) => Ok(table.clone()),
-            Some(other) => Err(value_error(name, key, other, "a table, as zbench itself writes it")),
+            Some(other) => Err(MACHINES.value(name, key, other, "a table, as zbench itself writes it")),
         };
         let (collectives, ceilings) = (saved("collectives")?, saved("ceilings")?);
         // Read where the times of cells on this machine are predicted.
@@ -264,41 +190,17 @@ impl Profile {
     /// # Errors
     /// The profile states a device and its memory at most: enough for what fits, too little for how long it takes.
     pub fn machine(&self) -> Result<&Machine, ProfileError> {
-        self.machine.as_ref().ok_or_else(|| ProfileError::Missing {
-            profile: self.name.clone(),
-            key: "compute".into(),
-            wanted: "the tables compute, hbm and node and the keys product, units and launch (docs/machines.md), or a \
-                     base that has them"
-                .into(),
-        })
+        const WANTED: &str = "the tables compute, hbm and node and the keys product, units and launch (docs/machines.md), or a \
+                              base that has them";
+        self.machine.as_ref().ok_or_else(|| MACHINES.missing(&self.name, "compute", WANTED))
     }
 }
-
-fn value_error(profile: &str, key: &str, found: &Value, wanted: &str) -> ProfileError {
-    ProfileError::Value { profile: profile.into(), key: key.into(), found: found.to_string(), wanted: wanted.into() }
-}
-
-/// Bases of bases end somewhere.
-const DEEPEST: usize = 4;
 
 /// The profile's table over that of its base.
 fn whole(name: &str, text: &str, depth: usize) -> Result<Table, ProfileError> {
-    let broken = |error: toml::de::Error| ProfileError::Toml { profile: name.into(), reason: error.to_string() };
-    let own: Table = text.parse().map_err(broken)?;
-    let base = match own.get("base") {
-        None => return Ok(own),
-        Some(Value::String(base)) => base.clone(),
-        Some(other) => return Err(value_error(name, "base", other, "the name of a machine")),
-    };
-    let error = |reason: String| ProfileError::Base { profile: name.into(), base: base.clone(), reason };
-    if depth == DEEPEST {
-        return Err(error(format!("bases stand on bases more than {DEEPEST} times; name the machine itself")));
-    }
-    let Some((_, text)) = TEXTS.iter().find(|(known, _)| *known == base) else {
-        let known: Vec<&str> = names().collect();
-        return Err(error(format!("there is no such machine; there are {}", known.join(", "))));
-    };
-    let mut table = whole(&base, text, depth + 1)?;
+    let own = MACHINES.table(name, text)?;
+    let Some((base, text)) = MACHINES.base(name, &own, depth)? else { return Ok(own) };
+    let mut table = whole(base, text, depth + 1)?;
     // What was measured on the base's machine was not measured on this one.
     for key in ["collectives", "ceilings", "operations", "corrections", "drives"] {
         table.remove(key);

@@ -15,6 +15,7 @@ use zbench_estimate::time::{Time, time_with};
 use zbench_estimate::tuning::Tuning;
 use zbench_predict::published::score::Kind;
 use zbench_predict::published::{Published, Quantity, read};
+use zbench_reports::stats::percentile;
 
 /// Constants that are fitted on the rows of throughput, each with the value that the fit pulls it to; those of attention come
 /// from kernels.csv, the others stand by their reasons.
@@ -111,9 +112,9 @@ impl Case {
         let outcome = row.outcome(planner);
         let (job, machine) = row.job_and_machine()?;
         let step = time_with(&job, &machine, &Tuning::DEFAULT).step;
-        let ratio = outcome.predicted? / outcome.published?;
+        let ratio = outcome.row.predicted? / outcome.row.published?;
         let ratio = if row.quantity == Quantity::Step { 1.0 / ratio } else { ratio };
-        (outcome.kind == Kind::Speed).then_some(Case { row, job, machine, ratio, step, is_scored: outcome.scored })
+        (outcome.kind == Kind::Speed).then_some(Case { row, job, machine, ratio, step, is_scored: outcome.row.scored })
     }
 
     fn scored(&self) -> bool {
@@ -146,18 +147,16 @@ fn is_of_fit_half(id: &str) -> bool {
     (mixed ^ (mixed >> 33)) & 1 == 0
 }
 
-fn quantile(errors: &[f64], q: f64) -> f64 {
-    let mut sorted = errors.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    if sorted.is_empty() { 0.0 } else { sorted[((sorted.len() - 1) as f64 * q).round() as usize] }
+fn quantile(errors: &[f64], percent: f64) -> f64 {
+    percentile(errors, percent).unwrap_or_default()
 }
 
 fn line(name: &str, errors: &[f64]) {
     println!(
         "{name:24} {:4} rows  median {:5.1} %  p90 {:5.1} %",
         errors.len(),
-        100.0 * quantile(errors, 0.5),
-        100.0 * quantile(errors, 0.9)
+        100.0 * quantile(errors, 50.0),
+        100.0 * quantile(errors, 90.0)
     );
 }
 
@@ -224,7 +223,7 @@ fn report(cases: &[Case], tuning: &Constants) {
         let errors: Vec<f64> = list.iter().map(|case| case.error(tuning)).collect();
         let ratios: Vec<f64> = list.iter().map(|case| case.ratio(tuning)).collect();
         line(name, &errors);
-        println!("{:24}      speed x{:.2}", "", quantile(&ratios, 0.5));
+        println!("{:24}      speed x{:.2}", "", quantile(&ratios, 50.0));
     }
     for (name, half) in [("fit half", Some(true)), ("test half", Some(false)), ("all", None)] {
         let some: Vec<f64> = scored

@@ -1,44 +1,20 @@
 //! What became of published results: predictions beside what was measured, and how far they are apart.
 
 use std::collections::BTreeMap;
+use zbench_reports::estimate_report::{FitsOrNot, PublishedRow};
+use zbench_reports::stats::percentile;
 
 /// A result's outcome, in the result's unit and convention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// The result.
-    pub id: String,
-    /// Its family.
-    pub family: String,
+    /// What was published and what is predicted.
+    pub row: PublishedRow,
     /// What it is of.
     pub kind: Kind,
-    /// What was measured.
-    pub quantity: String,
-    /// In which unit.
-    pub unit: String,
-    /// Of which kind the bound is; empty = a plain value.
-    pub bound: String,
-    /// What was published.
-    pub published: Option<f64>,
-    /// What is predicted; none where the cell cannot be priced.
-    pub predicted: Option<f64>,
-    /// Whether it counts.
-    pub scored: bool,
-    /// Why nothing is predicted, or why it does not count.
-    pub reason: String,
     /// Whether the run was within its memory, and whether it is predicted to be, where that is known.
     pub fits: Option<(bool, bool)>,
     /// Whether 20 bytes for each parameter of a rank are within its memory: a rule of thumb to compare with.
     pub fits_twenty_bytes: Option<bool>,
-}
-
-impl Outcome {
-    /// Predicted over published, less one.
-    pub fn error(&self) -> Option<f64> {
-        match (self.published, self.predicted) {
-            (Some(published), Some(predicted)) if published != 0.0 => Some(predicted / published - 1.0),
-            _ => None,
-        }
-    }
 }
 
 /// What results are of.
@@ -81,92 +57,38 @@ pub struct Score {
     pub p90: f64,
 }
 
-/// A quantile by linear interpolation; 0 for nothing.
-pub fn quantile(values: &mut [f64], share: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let Some(last) = values.len().checked_sub(1) else { return 0.0 };
-    let place = share.clamp(0.0, 1.0) * last as f64;
-    let (low, high) = (place.floor() as usize, place.ceil() as usize);
-    values[low] + (values[high] - values[low]) * (place - low as f64)
-}
-
 /// The score of some outcomes.
 pub fn score<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> Score {
     let mut score = Score::default();
     let mut errors = Vec::new();
     for outcome in outcomes {
         score.rows += 1;
-        score.expressed += usize::from(outcome.predicted.is_some());
-        if !outcome.scored {
+        score.expressed += usize::from(outcome.row.predicted.is_some());
+        if !outcome.row.scored {
             continue;
         }
-        if let Some(error) = outcome.error() {
+        if let Some(error) = outcome.row.error() {
             score.scored += 1;
             errors.push(error.abs());
         }
     }
-    score.median = quantile(&mut errors, 0.5);
-    score.p90 = quantile(&mut errors, 0.9);
+    score.median = percentile(&errors, 50.0).unwrap_or_default();
+    score.p90 = percentile(&errors, 90.0).unwrap_or_default();
     score
 }
 
-/// What is predicted of runs that fitted and of runs that were out of memory. As most published runs fitted, the share that is
-/// right says little by itself: [`Fits::always_right`] is that of whoever says of every run that it fits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fits {
-    /// Fitted, and predicted to.
-    pub fitted: usize,
-    /// Fitted, and predicted to be out of memory.
-    pub false_alarms: usize,
-    /// Were out of memory, and predicted to be.
-    pub found: usize,
-    /// Were out of memory, and predicted to fit.
-    pub missed: usize,
-}
-
-impl Fits {
-    /// Of the outcomes that state it.
-    pub fn of<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> Fits {
-        let mut all = Fits::default();
-        for (did_fit, is_to) in outcomes.into_iter().filter_map(|outcome| outcome.fits) {
-            *match (did_fit, is_to) {
-                (true, true) => &mut all.fitted,
-                (true, false) => &mut all.false_alarms,
-                (false, false) => &mut all.found,
-                (false, true) => &mut all.missed,
-            } += 1;
-        }
-        all
+/// What a predictor, named `by`, says of runs that are known to have fitted or to have been out of memory.
+pub fn fits<'a>(by: &str, outcomes: impl IntoIterator<Item = &'a Outcome>) -> FitsOrNot {
+    let mut all = FitsOrNot { by: by.into(), ..FitsOrNot::default() };
+    for (did_fit, is_to) in outcomes.into_iter().filter_map(|outcome| outcome.fits) {
+        *match (did_fit, is_to) {
+            (true, true) => &mut all.fitted,
+            (true, false) => &mut all.false_alarms,
+            (false, false) => &mut all.found,
+            (false, true) => &mut all.missed,
+        } += 1;
     }
-
-    /// Runs.
-    pub fn runs(&self) -> usize {
-        self.fitted + self.false_alarms + self.found + self.missed
-    }
-
-    /// Those predicted right.
-    pub fn right(&self) -> usize {
-        self.fitted + self.found
-    }
-
-    /// Those that a prediction of "fits" for every run has right.
-    pub fn always_right(&self) -> usize {
-        self.fitted + self.false_alarms
-    }
-
-    /// Share of the runs that were out of memory that are predicted to be.
-    pub fn recall(&self) -> Option<f64> {
-        share(self.found, self.found + self.missed)
-    }
-
-    /// Share of the runs predicted to be out of memory that were.
-    pub fn precision(&self) -> Option<f64> {
-        share(self.found, self.found + self.false_alarms)
-    }
-}
-
-fn share(part: usize, of: usize) -> Option<f64> {
-    (of > 0).then(|| part as f64 / of as f64)
+    all
 }
 
 /// Ratios of published to predicted values by family, as logarithms of speeds or sizes.
@@ -177,12 +99,12 @@ impl Residuals {
     /// Of the scored outcomes; a time of a step is one over a speed.
     pub fn of<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> Residuals {
         let mut families: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-        for outcome in outcomes.into_iter().filter(|outcome| outcome.scored) {
-            let (Some(published), Some(predicted)) = (outcome.published, outcome.predicted) else { continue };
+        for outcome in outcomes.into_iter().filter(|outcome| outcome.row.scored) {
+            let (Some(published), Some(predicted)) = (outcome.row.published, outcome.row.predicted) else { continue };
             let log = (published / predicted).ln();
-            let log = if outcome.quantity == "step_time_s" { -log } else { log };
+            let log = if outcome.row.quantity == "step_time_s" { -log } else { log };
             if log.is_finite() {
-                families.entry(outcome.family.clone()).or_default().push(log);
+                families.entry(outcome.row.family.clone()).or_default().push(log);
             }
         }
         Residuals(families)
@@ -244,15 +166,17 @@ const PAIRED: usize = 1000;
 /// predicted the same way round, and all.
 pub fn directions_right<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> (usize, usize) {
     let mut groups: BTreeMap<(&str, &str), Vec<&Outcome>> = BTreeMap::new();
-    for outcome in outcomes.into_iter().filter(|outcome| outcome.scored) {
-        groups.entry((&outcome.family, &outcome.quantity)).or_default().push(outcome);
+    for outcome in outcomes.into_iter().filter(|outcome| outcome.row.scored) {
+        groups.entry((&outcome.row.family, &outcome.row.quantity)).or_default().push(outcome);
     }
     let (mut right, mut all) = (0, 0);
     for group in groups.into_values() {
         let step = group.len().div_ceil(PAIRED).max(1);
         let rows: Vec<&Outcome> = group.into_iter().step_by(step).collect();
         for (a, b) in rows.iter().enumerate().flat_map(|(i, a)| rows[i + 1..].iter().map(move |b| (a, b))) {
-            let (Some(x), Some(y), Some(p), Some(q)) = (a.published, b.published, a.predicted, b.predicted) else {
+            let (Some(x), Some(y), Some(p), Some(q)) =
+                (a.row.published, b.row.published, a.row.predicted, b.row.predicted)
+            else {
                 continue;
             };
             if x.max(y) / x.min(y) > 1.05 {

@@ -1,6 +1,6 @@
 //! The published results of tests/published: what `--validate` says is what `plan` says, and how good it is.
 
-use super::score::{Fits, Kind, Outcome, Residuals, directions_right, score};
+use super::score::{Kind, Outcome, Residuals, directions_right, fits, score};
 use super::*;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -85,11 +85,12 @@ const TOLERANCE: f64 = 1e-6;
 #[test]
 fn predictions_are_those_that_were_stored() {
     let stored = Path::new(env!("CARGO_MANIFEST_DIR")).join("published/expected.txt");
-    let value = |outcome: &Outcome| match outcome.predicted {
-        Some(value) => format!("{} {value:.9e}", outcome.quantity),
-        None => format!("- {}", outcome.reason.replace('\n', " ")),
+    let value = |outcome: &Outcome| match outcome.row.predicted {
+        Some(value) => format!("{} {value:.9e}", outcome.row.quantity),
+        None => format!("- {}", outcome.row.reason.replace('\n', " ")),
     };
-    let found: BTreeMap<&str, String> = OUTCOMES.iter().map(|outcome| (outcome.id.as_str(), value(outcome))).collect();
+    let found: BTreeMap<&str, String> =
+        OUTCOMES.iter().map(|outcome| (outcome.row.id.as_str(), value(outcome))).collect();
     if std::env::var_os("ZBENCH_BLESS").is_some() {
         let mut text = String::new();
         for (id, value) in &found {
@@ -126,8 +127,8 @@ fn peers_stand_beside_what_is_predicted_today() {
         .collect();
     let found: BTreeMap<&str, f64> = OUTCOMES
         .iter()
-        .filter(|outcome| outcome.scored && outcome.kind != Kind::Collectives)
-        .map(|outcome| (outcome.id.as_str(), outcome.predicted.unwrap()))
+        .filter(|outcome| outcome.row.scored && outcome.kind != Kind::Collectives)
+        .map(|outcome| (outcome.row.id.as_str(), outcome.row.predicted.unwrap()))
         .collect();
     let is_same =
         |(id, now): (&&str, &f64)| written.get(id).is_some_and(|then| (then - now).abs() <= TOLERANCE * now.abs());
@@ -161,7 +162,7 @@ fn check(band: Band, kind: Kind, is_in: impl Fn(&Outcome) -> bool) {
 
 #[test]
 fn the_bands_of_the_program_are_those_of_the_published_rows() {
-    check(MEMORY, Kind::Memory, |outcome| outcome.quantity != "memory_after_step");
+    check(MEMORY, Kind::Memory, |outcome| outcome.row.quantity != "memory_after_step");
     check(SPEED, Kind::Speed, |_| true);
 }
 
@@ -182,13 +183,13 @@ fn predictions_are_as_good_as_asked() {
 /// The decision is better than those of whoever says "fits" of every run, as far as that can be: it finds runs out of memory.
 #[test]
 fn runs_out_of_memory_are_found() {
-    let fits = Fits::of(OUTCOMES.iter());
-    assert!(fits.runs() > 200 && fits.recall().unwrap() >= 0.9, "{fits:?}");
-    assert!(fits.right() as f64 >= 0.9 * fits.runs() as f64, "{fits:?}");
+    let found = fits("zbench", OUTCOMES.iter());
+    assert!(found.runs() > 200 && found.recall().unwrap() >= 0.9, "{found:?}");
+    assert!(found.right() as f64 >= 0.9 * found.runs() as f64, "{found:?}");
     let four = [(true, true), (true, true), (true, false), (false, false), (false, true), (false, true)];
     let of = |fits: &(bool, bool)| Outcome { fits: Some(*fits), ..OUTCOMES[0].clone() };
-    let by_hand = Fits::of(&four.iter().map(of).collect::<Vec<_>>());
-    assert_eq!((by_hand.right(), by_hand.runs(), by_hand.always_right()), (3, 6, 3));
+    let by_hand = fits("by hand", &four.iter().map(of).collect::<Vec<_>>());
+    assert_eq!((by_hand.right(), by_hand.runs(), by_hand.false_alarms), (3, 6, 1));
     assert_eq!((by_hand.recall(), by_hand.precision()), (Some(1.0 / 3.0), Some(0.5)));
 }
 
@@ -196,18 +197,16 @@ fn runs_out_of_memory_are_found() {
 /// only where half of all weight may be.
 #[test]
 fn a_family_counts_once_however_many_rows_it_has() {
-    let row = |family: &str, quantity: &str, published: f64, predicted: f64| Outcome {
-        family: family.into(),
-        quantity: quantity.into(),
-        published: Some(published),
-        predicted: Some(predicted),
-        scored: true,
-        ..OUTCOMES[0].clone()
+    let row = |family: &str, quantity: &str, published: f64, predicted: f64, scored: bool| {
+        let (family, quantity, published, predicted) =
+            (family.into(), quantity.into(), Some(published), Some(predicted));
+        let row = PublishedRow { family, quantity, published, predicted, scored, ..PublishedRow::default() };
+        Outcome { row, ..OUTCOMES[0].clone() }
     };
-    let mut rows: Vec<Outcome> = [1.0, 1.1, 1.2, 1.3].map(|x| row("many", "tokens_per_s_per_gpu", x, 1.0)).into();
+    let mut rows: Vec<Outcome> = [1.0, 1.1, 1.2, 1.3].map(|x| row("many", "tokens_per_s_per_gpu", x, 1.0, true)).into();
     // A step that took twice as long as predicted was half as fast.
-    rows.push(row("one", "step_time_s", 2.0, 1.0));
-    rows.push(Outcome { scored: false, ..row("one", "step_time_s", 9.0, 1.0) });
+    rows.push(row("one", "step_time_s", 2.0, 1.0, true));
+    rows.push(row("one", "step_time_s", 9.0, 1.0, false));
     let residuals = Residuals::of(&rows);
     assert_eq!((residuals.rows(), residuals.families()), (5, 2));
     let (low, high) = residuals.band(0.8).expect("rows");
@@ -261,7 +260,7 @@ fn a_row_that_cannot_be_priced_says_why() {
     std::fs::write(folder.path().join("one.toml"), text).unwrap();
     let planner = Planner::default();
     let rows: Vec<Outcome> = read(folder.path()).unwrap().iter().map(|row| row.outcome(&planner)).collect();
-    assert!(rows[0].predicted.is_none() && rows[0].reason.contains("parallel.tensor"), "{:?}", rows[0]);
-    assert!(!rows[1].scored && rows[1].reason == "the source does not state train.seq_len", "{:?}", rows[1]);
-    assert!(rows[2].scored && rows[2].predicted.unwrap() > 0.0 && rows[2].family == "one", "{:?}", rows[2]);
+    assert!(rows[0].row.predicted.is_none() && rows[0].row.reason.contains("parallel.tensor"), "{:?}", rows[0]);
+    assert!(!rows[1].row.scored && rows[1].row.reason == "the source does not state train.seq_len", "{:?}", rows[1]);
+    assert!(rows[2].row.scored && rows[2].row.predicted.unwrap() > 0.0 && rows[2].row.family == "one", "{:?}", rows[2]);
 }

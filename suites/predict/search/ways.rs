@@ -16,7 +16,7 @@ const MICRO_BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// Ranks of a sequence that are tried at most.
 const MOST_CONTEXT: usize = 16;
 /// Chunks of a stage that are tried at most.
-const MOST_CHUNKS: usize = 8;
+pub const MOST_CHUNKS: usize = 8;
 /// Groups of blocks of which the first one's input is kept.
 const GROUPS: [usize; 2] = [2, 4];
 /// Shard groups of hybrid strategies that are tried, in nodes.
@@ -392,6 +392,6 @@ fn written(policy: &Checkpointing) -> String {
 }
 
 /// Divisors of a number, ascending, up to a limit.
-fn divisors(of: usize, most: usize) -> Vec<usize> {
+pub fn divisors(of: usize, most: usize) -> Vec<usize> {
     (1..=of.min(most)).filter(|d| of.is_multiple_of(*d)).collect()
 }

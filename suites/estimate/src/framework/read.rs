@@ -1,10 +1,7 @@
 //! From a profile's text to [`Framework`]. Every figure is a plain value, or `{ value = …, source = "…" }`; without a source of
 //! its own it has that of the table it stands in.
 
-use super::{
-    Activation, Drive, Framework, FrameworkError, Fusion, Gathered, Logit, Memory, Norm, TEXTS, Update, names,
-};
-use crate::spelling::nearest;
+use super::{Activation, Drive, FRAMEWORKS, Framework, Fusion, Gathered, Logit, Memory, Norm, ProfileError, Update};
 use crate::units;
 use std::collections::BTreeMap;
 use toml::{Table, Value};
@@ -72,9 +69,6 @@ const KERNELS: [&str; 4] = ["naive", "flash1", "flash2", "flash3"];
 /// Keys at the top of a profile that are no figures.
 const WORDS: [&str; 2] = ["about", "base"];
 
-/// Bases of bases end somewhere.
-const DEEPEST: usize = 4;
-
 /// A figure as it is written, and where it comes from.
 #[derive(Clone)]
 struct Figure {
@@ -94,7 +88,7 @@ impl Framework {
     ///
     /// # Errors
     /// What is wrong with it, by key.
-    pub fn read(name: &str, text: &str) -> Result<Framework, FrameworkError> {
+    pub fn read(name: &str, text: &str) -> Result<Framework, ProfileError> {
         let stated = whole(name, text, 0)?;
         let reader = Reader { profile: name, figures: &stated.figures };
         let sources = stated.figures.iter().map(|(place, figure)| (place.clone(), figure.source.clone())).collect();
@@ -115,29 +109,17 @@ impl Framework {
 }
 
 /// What a profile's text states, over what its base does.
-fn whole(name: &str, text: &str, depth: usize) -> Result<Stated, FrameworkError> {
-    let broken = |error: toml::de::Error| FrameworkError::Toml { profile: name.into(), reason: error.to_string() };
-    let own: Table = text.parse().map_err(broken)?;
-    let word = |key: &str, wanted: &str| match own.get(key) {
-        None => Ok(None),
-        Some(Value::String(text)) if !text.trim().is_empty() => Ok(Some(text.clone())),
-        Some(other) => Err(value_error(name, key, other, wanted)),
-    };
-    let mut stated = match word("base", "the name of a framework")? {
+fn whole(name: &str, text: &str, depth: usize) -> Result<Stated, ProfileError> {
+    let own = FRAMEWORKS.table(name, text)?;
+    let mut stated = match FRAMEWORKS.base(name, &own, depth)? {
         None => Stated::default(),
-        Some(base) => {
-            let error = |reason: String| FrameworkError::Base { profile: name.into(), base: base.clone(), reason };
-            if depth == DEEPEST {
-                return Err(error(format!("bases stand on bases more than {DEEPEST} times; name the last one itself")));
-            }
-            let Some((_, text)) = TEXTS.iter().find(|(known, _)| *known == base) else {
-                let known: Vec<&str> = names().collect();
-                return Err(error(format!("there is no such framework; there are {}", known.join(", "))));
-            };
-            whole(&base, text, depth + 1)?
-        }
+        Some((base, text)) => whole(base, text, depth + 1)?,
     };
-    stated.about = word("about", "a sentence")?.unwrap_or_default();
+    stated.about = match own.get("about") {
+        None => String::new(),
+        Some(Value::String(text)) if !text.trim().is_empty() => text.clone(),
+        Some(other) => return Err(FRAMEWORKS.value(name, "about", other, "a sentence")),
+    };
     let unsourced = format!("stated by the profile {name}");
     figures(name, "", &own, &unsourced, &mut stated.figures)?;
     Ok(stated)
@@ -151,12 +133,12 @@ fn figures(
     table: &Table,
     source: &str,
     into: &mut BTreeMap<String, Figure>,
-) -> Result<(), FrameworkError> {
+) -> Result<(), ProfileError> {
     let of = |place: &str, table: &Table, outer: &str| match table.get("source") {
         None => Ok(outer.to_string()),
         Some(Value::String(text)) if !text.trim().is_empty() => Ok(text.clone()),
         Some(other) => {
-            Err(value_error(profile, &format!("{place}.source"), other, "a text that says where it comes from"))
+            Err(FRAMEWORKS.value(profile, &format!("{place}.source"), other, "a text that says where it comes from"))
         }
     };
     let source = if place.is_empty() { source.to_string() } else { of(place, table, source)? };
@@ -170,7 +152,7 @@ fn figures(
         match written {
             Value::Table(inner) if is_figure => {
                 if let Some(odd) = inner.keys().find(|key| !["value", "source"].contains(&key.as_str())) {
-                    return Err(unknown(profile, &path, odd, &["value", "source"]));
+                    return Err(FRAMEWORKS.key(profile, format!("{path}.{odd}"), &["value", "source"]));
                 }
                 let Some(value) = inner.get("value") else { return Err(missing(profile, &path)) };
                 let source = of(&path, inner, &source)?;
@@ -180,8 +162,8 @@ fn figures(
                 into.insert(path, Figure { value: value.clone(), source: source.clone() });
             }
             Value::Table(inner) if is_table => figures(profile, &path, inner, &source, into)?,
-            other if is_table => return Err(value_error(profile, &path, other, "a table")),
-            _ => return Err(unknown(profile, place, key, &siblings(place))),
+            other if is_table => return Err(FRAMEWORKS.value(profile, &path, other, "a table")),
+            _ => return Err(FRAMEWORKS.key(profile, path, &siblings(place))),
         }
     }
     Ok(())
@@ -201,21 +183,8 @@ fn siblings(place: &str) -> Vec<&'static str> {
     list
 }
 
-fn unknown(profile: &str, place: &str, key: &str, known: &[&str]) -> FrameworkError {
-    FrameworkError::Key {
-        profile: profile.into(),
-        key: if place.is_empty() { key.into() } else { format!("{place}.{key}") },
-        nearest: nearest(key, known.iter().copied()).unwrap_or_default().into(),
-        known: known.join(", "),
-    }
-}
-
-fn value_error(profile: &str, key: &str, found: &Value, wanted: &str) -> FrameworkError {
-    FrameworkError::Value { profile: profile.into(), key: key.into(), found: found.to_string(), wanted: wanted.into() }
-}
-
-fn missing(profile: &str, key: &str) -> FrameworkError {
-    FrameworkError::Missing { profile: profile.into(), key: key.into(), wanted: wanted(key).into() }
+fn missing(profile: &str, key: &str) -> ProfileError {
+    FRAMEWORKS.missing(profile, key, &format!("{}, or a base that says it", wanted(key)))
 }
 
 /// What belongs at a place.
@@ -234,58 +203,58 @@ impl Reader<'_> {
         self.figures.get(key).map(|figure| &figure.value)
     }
 
-    fn missing(&self, key: &str) -> FrameworkError {
+    fn missing(&self, key: &str) -> ProfileError {
         missing(self.profile, key)
     }
 
-    fn wrong(&self, key: &str, found: &Value) -> FrameworkError {
-        value_error(self.profile, key, found, wanted(key))
+    fn wrong(&self, key: &str, found: &Value) -> ProfileError {
+        FRAMEWORKS.value(self.profile, key, found, wanted(key))
     }
 
-    fn need<T>(&self, key: &str, read: impl Fn(&Value) -> Option<T>) -> Result<T, FrameworkError> {
+    fn need<T>(&self, key: &str, read: impl Fn(&Value) -> Option<T>) -> Result<T, ProfileError> {
         let value = self.get(key).ok_or_else(|| self.missing(key))?;
         read(value).ok_or_else(|| self.wrong(key, value))
     }
 
     /// A number from 0.
-    fn number(&self, key: &str) -> Result<f64, FrameworkError> {
+    fn number(&self, key: &str) -> Result<f64, ProfileError> {
         self.need(key, number)
     }
 
     /// The same of a figure that may be left out.
-    fn optional(&self, key: &str) -> Result<Option<f64>, FrameworkError> {
+    fn optional(&self, key: &str) -> Result<Option<f64>, ProfileError> {
         self.get(key).map(|_| self.number(key)).transpose()
     }
 
-    fn above_zero(&self, key: &str) -> Result<f64, FrameworkError> {
+    fn above_zero(&self, key: &str) -> Result<f64, ProfileError> {
         self.need(key, |value| number(value).filter(|number| *number > 0.0))
     }
 
-    fn share(&self, key: &str) -> Result<f64, FrameworkError> {
+    fn share(&self, key: &str) -> Result<f64, ProfileError> {
         self.need(key, |value| number(value).filter(|share| *share <= 1.0))
     }
 
-    fn quantity(&self, key: &str, read: fn(&str) -> Option<f64>) -> Result<f64, FrameworkError> {
+    fn quantity(&self, key: &str, read: fn(&str) -> Option<f64>) -> Result<f64, ProfileError> {
         self.need(key, |value| match value {
             Value::String(text) => read(text),
             other => number(other),
         })
     }
 
-    fn bytes(&self, key: &str) -> Result<f64, FrameworkError> {
+    fn bytes(&self, key: &str) -> Result<f64, ProfileError> {
         self.quantity(key, |text| units::bytes(text).map(|bytes| bytes as f64))
     }
 
-    fn flag(&self, key: &str) -> Result<bool, FrameworkError> {
+    fn flag(&self, key: &str) -> Result<bool, ProfileError> {
         self.need(key, Value::as_bool)
     }
 
     /// The number of a word in a list.
-    fn word(&self, key: &str, words: &[&str]) -> Result<usize, FrameworkError> {
+    fn word(&self, key: &str, words: &[&str]) -> Result<usize, ProfileError> {
         self.need(key, |value| words.iter().position(|word| value.as_str() == Some(word)))
     }
 
-    fn text(&self, key: &str) -> Result<Option<String>, FrameworkError> {
+    fn text(&self, key: &str) -> Result<Option<String>, ProfileError> {
         match self.get(key) {
             None => Ok(None),
             Some(Value::String(text)) if !text.trim().is_empty() => Ok(Some(text.clone())),
@@ -293,7 +262,7 @@ impl Reader<'_> {
         }
     }
 
-    fn strategies(&self) -> Result<Vec<String>, FrameworkError> {
+    fn strategies(&self) -> Result<Vec<String>, ProfileError> {
         let known = |value: &Value| Some(value.as_str().filter(|name| STRATEGIES.contains(name))?.to_string());
         self.need("strategies", |value| {
             value.as_array()?.iter().map(known).collect::<Option<Vec<_>>>().filter(|list| !list.is_empty())
@@ -311,7 +280,7 @@ fn number(value: &Value) -> Option<f64> {
     number.filter(|number| number.is_finite() && *number >= 0.0)
 }
 
-fn memory(reader: &Reader<'_>) -> Result<Memory, FrameworkError> {
+fn memory(reader: &Reader<'_>) -> Result<Memory, ProfileError> {
     Ok(Memory {
         workspace: reader.bytes("memory.workspace")?,
         grouped_workspace: reader.bytes("memory.grouped_workspace")?,
@@ -351,7 +320,7 @@ fn memory(reader: &Reader<'_>) -> Result<Memory, FrameworkError> {
     })
 }
 
-fn drive(reader: &Reader<'_>) -> Result<Drive, FrameworkError> {
+fn drive(reader: &Reader<'_>) -> Result<Drive, ProfileError> {
     Ok(Drive {
         fusion: [Fusion::Eager, Fusion::Fused, Fusion::Compiled]
             [reader.word("drive.fusion", &["eager", "fused", "compiled"])?],

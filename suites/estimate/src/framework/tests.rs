@@ -3,7 +3,7 @@ use crate::job::Recompute;
 
 /// A whole profile: megatron-core's text, which has no base.
 fn text() -> &'static str {
-    TEXTS.iter().find(|(name, _)| *name == "megatron-core").unwrap().1
+    FRAMEWORKS.texts.iter().find(|(name, _)| *name == "megatron-core").unwrap().1
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn an_unknown_framework_is_an_error_that_lists_what_there_is() {
     for (asked, expected) in
         [("megatron", "megatron-lm"), ("Deep-Speed", "deepspeed"), ("pytorch", "torch"), ("jax", "")]
     {
-        let Err(FrameworkError::Unknown { nearest, .. }) = framework(asked) else { panic!("{asked} is no framework") };
+        let Err(ProfileError::Unknown { nearest, .. }) = framework(asked) else { panic!("{asked} is no framework") };
         assert_eq!(nearest, expected, "{asked}");
     }
 }
@@ -140,7 +140,7 @@ fn a_base_is_overridden_figure_by_figure_and_sources_stay_true() {
     assert_eq!(mine.sources["drive.copy_bytes"], "profiled");
     assert_eq!(mine.sources["memory.norm.layer"], base.sources["memory.norm.layer"]);
     let error = Framework::read("x", "base = \"fsdp\"").unwrap_err();
-    assert!(matches!(error, FrameworkError::Base { .. }) && error.to_string().contains("fsdp2-compiled"), "{error}");
+    assert!(matches!(error, ProfileError::Base { .. }) && error.to_string().contains("fsdp2-compiled"), "{error}");
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn what_is_wrong_is_said_by_key() {
         assert!(error.contains(wanted) && error.contains("mine"), "{to}: {error}");
     }
     assert!(Framework::read("mine", "memory = 3").unwrap_err().to_string().contains("memory = 3 is not a table"));
-    assert!(matches!(Framework::read("mine", ""), Err(FrameworkError::Missing { .. })));
+    assert!(matches!(Framework::read("mine", ""), Err(ProfileError::Missing { .. })));
 }
 
 #[test]

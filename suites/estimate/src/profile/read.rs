@@ -1,10 +1,9 @@
 //! From a profile's tables to [`Machine`]. Every figure is a plain value, or `{ value = …, source = "…" }`; without a
 //! source of its own it has that of the table it stands in.
 
-use super::ProfileError;
+use super::{MACHINES, ProfileError};
 use crate::job::Number;
 use crate::machine::{Device, Link, Machine, Rate};
-use crate::spelling::nearest;
 use crate::topology::Topology;
 use crate::units;
 use std::collections::BTreeMap;
@@ -30,27 +29,17 @@ impl<'a> Reader<'a> {
     }
 
     fn value_error(&self, key: &str, found: &Value, wanted: &str) -> ProfileError {
-        ProfileError::Value {
-            profile: self.profile.into(),
-            key: self.path(key),
-            found: found.to_string(),
-            wanted: wanted.into(),
-        }
+        MACHINES.value(self.profile, &self.path(key), found, wanted)
     }
 
     fn missing(&self, key: &str, wanted: &str) -> ProfileError {
-        ProfileError::Missing { profile: self.profile.into(), key: self.path(key), wanted: wanted.into() }
+        MACHINES.missing(self.profile, &self.path(key), wanted)
     }
 
     /// Refuses keys that are none of these.
     pub(super) fn only(&self, known: &[&str]) -> Result<(), ProfileError> {
         let Some(key) = self.table.keys().find(|key| !known.contains(&key.as_str())) else { return Ok(()) };
-        Err(ProfileError::Key {
-            profile: self.profile.into(),
-            key: self.path(key),
-            nearest: nearest(key, known.iter().copied()).unwrap_or_default().into(),
-            known: known.join(", "),
-        })
+        Err(MACHINES.key(self.profile, self.path(key), known))
     }
 
     /// A table within; nothing where there is none.

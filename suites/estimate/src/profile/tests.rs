@@ -96,7 +96,7 @@ fn every_figure_of_those_that_are_compiled_in_has_a_source() {
             figures(&place, value, list);
         }
     }
-    for (name, text) in TEXTS {
+    for (name, text) in MACHINES.texts {
         let table = whole(name, text, 0).unwrap();
         let mut list = Vec::new();
         figures("", &Value::Table(table), &mut list);
@@ -126,7 +126,7 @@ fn figures_are_possible_and_dense() {
             if let Some((_, highest)) = HIGHEST.iter().find(|(known, _)| *known == of) {
                 break highest;
             }
-            let table = TEXTS.iter().find(|(known, _)| *known == of).unwrap().1.parse::<Table>().unwrap();
+            let table = MACHINES.texts.iter().find(|(known, _)| *known == of).unwrap().1.parse::<Table>().unwrap();
             of = table["base"].as_str().unwrap().to_string();
         };
         for number in [Number::Bf16, Number::F16] {
@@ -149,7 +149,7 @@ fn figures_are_possible_and_dense() {
 
 #[test]
 fn memory_is_below_the_rating_and_near_it() {
-    for (name, text) in TEXTS {
+    for (name, text) in MACHINES.texts {
         let table = whole(name, text, 0).unwrap();
         let size = &table["hbm"]["size"];
         let rated = read::bytes(size.get("value").unwrap_or(size).as_str().unwrap()).unwrap();
