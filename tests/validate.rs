@@ -111,3 +111,22 @@ fn collectives_are_predicted_for_a_machine() {
     let largest = |rows: &[Value]| number(rows.last().unwrap(), "bus_bandwidth");
     assert!(largest(&slow) < largest(&plain), "{} {}", largest(&slow), largest(&plain));
 }
+
+/// The prediction of a grid of collectives is one screen with the answer first; each prediction is one row however it would be measured.
+#[test]
+fn predicted_collectives_answer_on_one_screen() {
+    let file = root().join("configs/collectives.toml");
+    let file = file.to_str().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["plan", file, "--set", "hardware.profile=dgx-h100", "--set", "collectives.step_factor=2"];
+    let screen = stdout(&run(folder.path(), &arguments));
+    assert!(
+        screen.starts_with("ANSWER   all_reduce of 2 ranks on dgx-h100 is the fastest of 3 collectives:"),
+        "{screen}"
+    );
+    assert!(screen.lines().count() <= 40 && screen.contains("--full has 45 sizes"), "{screen}");
+    // Each backend would be measured, and there is one prediction.
+    assert_eq!(screen.matches("all_gather").count(), 1, "{screen}");
+    let one = stdout(&run(folder.path(), &[&arguments[..], &["--only", "collective=all_gather"]].concat()));
+    assert!(one.contains("reaches") && one.contains("64KiB") && one.lines().count() <= 40, "{one}");
+}

@@ -1,6 +1,7 @@
 //! Estimates of cells that have not run, as `grid --dry-run` and `plan` print them.
 
 mod advice;
+mod collectives;
 mod explain;
 mod figures;
 mod published;
@@ -9,10 +10,9 @@ mod search;
 mod step;
 
 pub use advice::{Advice, Asked, Cost};
+pub use collectives::{CollectiveRow, collectives};
 pub use explain::{Sum, Term, explain};
-pub use published::{
-    CollectiveRow, Family, FitsOrNot, KindScore, PublishedRow, Unexpressed, Validation, collectives, validation,
-};
+pub use published::{Family, FitsOrNot, KindScore, PublishedRow, Unexpressed, Validation, validation};
 pub use search::{Alternative, Candidate, Searched, name, searched};
 pub(crate) use step::answer as fastest;
 pub use step::what_if;

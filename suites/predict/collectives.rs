@@ -56,6 +56,7 @@ pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRo
         let algorithm_bandwidth = bytes / seconds;
         CollectiveRow {
             collective: name.clone(),
+            algorithm: algorithm.clone(),
             ranks: ranks as u64,
             nodes: ranks.div_ceil(per_node.max(1)) as u64,
             bytes: bytes as u64,

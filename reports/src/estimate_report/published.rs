@@ -39,49 +39,6 @@ impl PublishedRow {
     }
 }
 
-/// The predicted time of a collective.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct CollectiveRow {
-    /// Which.
-    pub collective: String,
-    /// Ranks.
-    pub ranks: u64,
-    /// Nodes that they are on.
-    pub nodes: u64,
-    /// Bytes, as nccl-tests counts them.
-    pub bytes: u64,
-    /// Microseconds.
-    pub microseconds: f64,
-    /// Bytes over time, bytes per second.
-    pub algorithm_bandwidth: f64,
-    /// That times nccl-tests' factor, bytes per second.
-    pub bus_bandwidth: f64,
-    /// The machine's profile.
-    pub machine: String,
-}
-
-/// The document of predicted collectives.
-pub fn collectives(rows: &[CollectiveRow]) -> Document {
-    let mut document = Document::new("Predicted collectives");
-    let mut table = Table::of("collectives", rows);
-    table.words("collective", |row| &row.collective);
-    table.numbers("ranks", "ranks", |row| row.ranks);
-    table.numbers("nodes", "nodes", |row| row.nodes);
-    table.numbers("size", "bytes", |row| Entry::number(row.bytes as f64, units::exact_bytes(row.bytes as f64)));
-    table.numbers("time", "us", |row| Entry::number(row.microseconds, units::duration(row.microseconds / 1e6)));
-    table.numbers("algbw", "bytes/s", |row| {
-        Entry::number(row.algorithm_bandwidth, units::traffic(row.algorithm_bandwidth) + "/s")
-    });
-    table.numbers("busbw", "bytes/s", |row| Entry::number(row.bus_bandwidth, units::traffic(row.bus_bandwidth) + "/s"));
-    table.words("machine", |row| &row.machine);
-    document.table(
-        table
-            .build()
-            .caption("Predicted, not measured: `zbench grid FILE` without hardware.profile measures this machine."),
-    );
-    document
-}
-
 /// Errors of all rows of a kind.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct KindScore {

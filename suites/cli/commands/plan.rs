@@ -1,7 +1,7 @@
 //! `plan`: what cells take, without running them.
 
 use super::train::{estimates, say_crossings};
-use super::{advise, expand_document, expand_with, planned, print_document, print_lines, print_screen, room, search};
+use super::{advise, expand_document, expand_with, planned, print_lines, print_screen, room, search};
 use crate::{Cells, Format, Global, PlanArgs};
 use anyhow::{Result, bail};
 use std::path::Path;
@@ -84,7 +84,12 @@ fn collectives(global: &Global, document: &Document, cells: &Cells, arguments: &
     for (label, settings) in grid::combinations(document, &only, arguments.max_cells)? {
         let of = if label.is_empty() { String::new() } else { format!("{label}: ") };
         match zbench_predict::collectives::prices(&settings, &context) {
-            Ok(priced) => rows.extend(priced),
+            // Cells that differ in what is measured alone, as in parallel.backend, are one prediction.
+            Ok(priced) => priced.into_iter().for_each(|row| {
+                if !rows.contains(&row) {
+                    rows.push(row);
+                }
+            }),
             Err(reason) => reasons.push(format!("{}: {of}{reason}", cells.file.display())),
         }
     }
@@ -95,7 +100,7 @@ fn collectives(global: &Global, document: &Document, cells: &Cells, arguments: &
     reasons.iter().for_each(|reason| zbench_host::say!("not predicted: {reason}"));
     match global.format {
         Format::Json => print_lines(&rows)?,
-        _ => print_document(global, &estimate_report::collectives(&rows))?,
+        _ => print_screen(global, &estimate_report::collectives(&rows, room(global)))?,
     }
     Ok(exit::SUCCESS)
 }
