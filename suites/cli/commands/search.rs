@@ -6,7 +6,6 @@ use super::{Expanded, expand_document, header, print_lines, print_screen, quoted
 use crate::{Cells, Format, Global, PlanArgs};
 use anyhow::{Result, bail};
 use std::path::Path;
-use std::time::Duration;
 use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Document, Setting, Settings, bare, keys};
@@ -24,8 +23,6 @@ const MOST_SEARCHES: usize = 2;
 const LISTED: usize = 1000;
 /// Lines of the screen that the measured order takes beside the search.
 const ORDER_LINES: usize = 16;
-/// Limit of a turn, as of `grid`.
-const TURN: Duration = Duration::from_secs(600);
 
 /// `zbench plan FILE --search`.
 pub fn search(global: &Global, cells: &Cells, arguments: &PlanArgs) -> Result<u8> {
@@ -61,7 +58,7 @@ pub fn search(global: &Global, cells: &Cells, arguments: &PlanArgs) -> Result<u8
     let best = one.best.clone();
     one.best.truncate(SHOWN.max(most as usize));
     let mut code = exit::SUCCESS;
-    let measured = session::with(global, TURN, |session| {
+    let measured = session::with(global, train::TIMEOUT, |session| {
         let (order, of_cells) = asked.measure(global, session, (cell, &best), most as usize, arguments)?;
         one.measured = Some(order);
         code = of_cells;

@@ -121,6 +121,9 @@ pub enum How<'a> {
     Turns(&'a ByTurns),
 }
 
+/// Limit of a cell's time where none is stated, as of `grid`.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(600);
+
 /// How cells are to take turns.
 pub(super) struct Turns {
     resident_memory: Option<u64>,
@@ -141,8 +144,8 @@ impl Turns {
 
     /// As a grid asks for them that states no more than this.
     pub fn usual(budget: Option<Duration>, allow_load: bool) -> Turns {
-        let (decide, timeout, seed) = (0.05, Duration::from_secs(600), seed_of_clock());
-        Turns { resident_memory: None, budget, decide, timeout, allow_load, fresh: false, seed }
+        let seed = seed_of_clock();
+        Turns { resident_memory: None, budget, decide: 0.05, timeout: TIMEOUT, allow_load, fresh: false, seed }
     }
 }
 
