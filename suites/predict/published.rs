@@ -255,7 +255,7 @@ fn of_settings(
         bound: text("published.bound"),
         size: named(stated("published.size")).unwrap_or_default(),
         is_of_last_stage: text("published.stage") == "last",
-        convention: named(stated("published.convention")).unwrap_or_default(),
+        convention: Convention::named(&text("published.convention")).unwrap_or_default(),
         peak: number_of("published.peak"),
         fits: match (quantity, number_of("published.value")) {
             (Quantity::Fits, Some(value)) => Some(value > 0.0),

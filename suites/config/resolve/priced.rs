@@ -31,6 +31,10 @@ const OWN_KEYS: [(&str, &[&str]); 17] = [
     ("model.num_nextn_predict_layers", &["custom"]),
 ];
 
+/// Keys of latent attention beside the rank of its keys and values, which they need.
+const LATENT_KEYS: [&str; 4] =
+    ["model.q_lora_rank", "model.qk_nope_head_dim", "model.qk_rope_head_dim", "model.v_head_dim"];
+
 /// Keys of experts, which families of the engine have, too.
 const EXPERT_KEYS: [&str; 3] = ["model.num_experts", "model.num_experts_per_tok", "model.moe_intermediate_size"];
 
@@ -164,7 +168,14 @@ fn custom(values: &Values) -> Result<CustomModel, Refusal> {
         values.given_count(key).ok_or_else(missing)
     };
     let latent = match values.count("model.kv_lora_rank") {
-        0 => None,
+        0 => match LATENT_KEYS.into_iter().find(|key| values.given(key).is_some()) {
+            None => None,
+            Some(key) => {
+                let message =
+                    "belongs to latent attention, which needs model.kv_lora_rank; write that too, or leave this out";
+                return Err(values.refuse(key, &["model.kv_lora_rank"], message));
+            }
+        },
         kv_rank => Some(LatentAttention {
             q_rank: values.count("model.q_lora_rank"),
             kv_rank,

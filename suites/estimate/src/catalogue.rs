@@ -155,3 +155,19 @@ impl Catalogue {
         ProfileError::Missing { of: self.of, profile: profile.into(), key: key.into(), wanted: wanted.into() }
     }
 }
+
+#[cfg(test)]
+impl Catalogue {
+    /// Asserts that the profiles are the files of a folder of configs.
+    pub fn has_every_file_of(&self, folder: &str) {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs").join(folder);
+        let stem = |entry: std::io::Result<std::fs::DirEntry>| {
+            Some(entry.unwrap().path().file_stem()?.to_str().unwrap().to_string())
+        };
+        let mut files: Vec<String> = std::fs::read_dir(folder).unwrap().filter_map(stem).collect();
+        files.sort();
+        let mut known: Vec<&str> = self.names().collect();
+        known.sort_unstable();
+        assert_eq!(known, files);
+    }
+}

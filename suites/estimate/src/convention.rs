@@ -1,12 +1,10 @@
 //! FLOPs of a training step as the field's reports count them. docs/flops.md compares them.
 
 use crate::job::Job;
-use serde::{Deserialize, Serialize};
 
 /// A way of counting a step's FLOPs. N are the parameters that a token goes through, L blocks, h the hidden size, s tokens of a
 /// sequence, B sequences of a step, V rows of the vocabulary.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Convention {
     /// 6 N + 12 L h s per token: attention over the whole square (PaLM, appendix B).
     #[default]
@@ -16,10 +14,8 @@ pub enum Convention {
     /// The same with a forward that is recomputed, 96 in place of 72, whether it is or not.
     MegatronRecomputed,
     /// 6 N per token.
-    #[serde(rename = "6n")]
     SixN,
     /// 8 N per token.
-    #[serde(rename = "8n")]
     EightN,
     /// What is computed, recomputation included.
     Hardware,
@@ -46,6 +42,11 @@ impl Convention {
             Convention::EightN => "8n",
             Convention::Hardware => "hardware",
         }
+    }
+
+    /// That of a name.
+    pub fn named(name: &str) -> Option<Convention> {
+        Convention::ALL.into_iter().find(|convention| convention.name() == name)
     }
 
     /// FLOPs of a job's step of so many tokens; `hardware` is what is computed.

@@ -2,7 +2,6 @@
 //! software that runs it. It names no machine; [`crate::machine`] does.
 
 use crate::framework::Framework;
-use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -51,7 +50,7 @@ impl Job {
 }
 
 /// Collectives of model parallelism that a run asks to hide, beside those that its software hides anyway.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overlap {
     /// Those of tensor ranks, beside products (asynchronous tensor parallelism).
     pub tensor: bool,
@@ -60,8 +59,7 @@ pub struct Overlap {
 }
 
 /// How the loss over the vocabulary is made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Loss {
     /// Logits whole, and what the software's loss keeps beside them.
     #[default]
@@ -72,8 +70,8 @@ pub enum Loss {
     Chunked(usize),
 }
 
-/// A model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A model. The default has no blocks.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shape {
     /// What the layers are.
     pub kind: Kind,
@@ -118,9 +116,10 @@ pub struct Shape {
 }
 
 /// What a model's layers are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
     /// One stack that predicts the next token, or a masked one.
+    #[default]
     Decoder,
     /// An encoder of `layers` blocks and a decoder with cross-attention.
     EncoderDecoder {
@@ -137,7 +136,7 @@ pub enum Kind {
 }
 
 /// Experts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Experts {
     /// Experts of a block.
     pub count: usize,
@@ -154,7 +153,7 @@ pub struct Experts {
 }
 
 /// Multi-latent attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latent {
     /// Rank of the query's bottleneck; 0 = none.
     pub q_rank: usize,
@@ -169,7 +168,7 @@ pub struct Latent {
 }
 
 /// Sequences and micro-batches.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Batch {
     /// Tokens of a sequence.
     pub seq: usize,
@@ -181,7 +180,7 @@ pub struct Batch {
 
 /// Ranks along each axis. The world is data x tensor x pipeline x context; experts are split over data x context (and,
 /// with `expert_tensor` below `tensor`, over tensor).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Degrees {
     /// Replicas.
     pub data: usize,
@@ -202,13 +201,29 @@ pub struct Degrees {
     /// Ranks that share each expert's matrices.
     pub expert_tensor: usize,
     /// How ranks are numbered.
-    #[serde(default)]
     pub placement: Placement,
 }
 
+impl Default for Degrees {
+    /// One rank.
+    fn default() -> Degrees {
+        Degrees {
+            data: 1,
+            tensor: 1,
+            sequence: false,
+            pipeline: 1,
+            chunks: 1,
+            schedule: Order::OneFOneB,
+            context: 1,
+            expert: 1,
+            expert_tensor: 1,
+            placement: Placement::DataInside,
+        }
+    }
+}
+
 /// How ranks are numbered, from the innermost axis on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
     /// Tensor, context, data, pipeline (Megatron-Core's `tp-cp-ep-dp-pp`): stages are farthest apart.
     #[default]
@@ -218,7 +233,7 @@ pub enum Placement {
 }
 
 /// Order of micro-batches in a pipeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// All forward, then all backward.
     GPipe,
@@ -231,7 +246,7 @@ pub enum Order {
 }
 
 /// What is split over the data axes, and in groups of how many. A group of 1 is whole on every rank.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sharding {
     /// Ranks over which parameters are split.
     pub parameters: usize,
@@ -279,8 +294,7 @@ impl Sharding {
 }
 
 /// A number's form.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Number {
     /// 32 bits.
     F32,
@@ -324,7 +338,7 @@ impl Number {
 }
 
 /// Types of everything that has one; bytes per element of what is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Precision {
     /// Weights at home.
     pub weights: Number,
@@ -370,7 +384,7 @@ impl Precision {
 }
 
 /// What backward makes again.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Recompute {
     /// Nothing.
     None,
@@ -395,7 +409,7 @@ pub enum Recompute {
 }
 
 /// The attention kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attention {
     /// Tiles and no scores in memory; the generation of the kernel, 1 to 3.
     Flash(u8),
@@ -404,7 +418,7 @@ pub enum Attention {
 }
 
 /// What lives outside the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
     /// Master copy and moments, and the update.
     pub optimizer: Place,
@@ -415,8 +429,7 @@ pub struct Offload {
 }
 
 /// A place for bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Place {
     /// The device's memory.
     #[default]
@@ -428,7 +441,7 @@ pub enum Place {
 }
 
 /// Which weights train.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Peft {
     /// All.
     None,

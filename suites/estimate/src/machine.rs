@@ -3,11 +3,10 @@
 
 use crate::job::Number;
 use crate::topology::Topology;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Nodes of one kind of device and the network between them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
     /// The profile's name.
     pub name: String,
@@ -20,7 +19,6 @@ pub struct Machine {
     /// Between nodes; rates are per device, one way: a node's NICs over its devices.
     pub inter: Link,
     /// What joins nodes.
-    #[serde(default)]
     pub topology: Topology,
     /// Between a device and its host's memory; rates are per device, one way.
     pub host: Link,
@@ -35,7 +33,7 @@ pub struct Machine {
 }
 
 /// A device.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Device {
     /// The vendor's name.
     pub name: String,
@@ -54,7 +52,7 @@ pub struct Device {
 }
 
 /// A rate of multiply-adds, in FLOP/s.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     /// Rated, dense.
     pub peak: f64,
@@ -63,7 +61,7 @@ pub struct Rate {
 }
 
 /// A link.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Link {
     /// Its kind: `nvlink3`, `pcie4`, `infiniband`, `ethernet`, …
     pub kind: String,

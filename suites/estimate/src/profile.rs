@@ -132,6 +132,10 @@ impl Profile {
     pub fn changed(&self, changes: &[(String, Value)]) -> Result<Profile, ProfileError> {
         let mut over = Table::new();
         for (place, value) in changes {
+            if place == "base" {
+                let wanted = "a figure that can be changed; name the machine itself in hardware.profile";
+                return Err(MACHINES.value(&self.name, place, value, wanted));
+            }
             let (mut at, parts) = (&mut over, place.split('.').collect::<Vec<_>>());
             let Some((last, tables)) = parts.split_last() else { continue };
             if let Some(wanted) = unit_of(last).filter(|_| is_plain(value)) {

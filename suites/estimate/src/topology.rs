@@ -2,13 +2,12 @@
 //! uplinks that are oversubscribed, flows that hash to one uplink, links of a torus. docs/machines.md derives the formulas.
 
 use crate::group::{Collective, Group};
-use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
 mod tests;
 
 /// What joins nodes. Ranks lie on neighbouring nodes in their order, and all devices of the cluster do the same.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Topology {
     /// Switches: pods of nodes, joined by uplinks (flat, fat tree, rails).
     Pods(Pods),
@@ -17,7 +16,7 @@ pub enum Topology {
 }
 
 /// Groups of nodes that reach each other at the full rate of their cards.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Pods {
     /// Nodes of a pod: those below one leaf switch, or below several with as many uplinks as downlinks.
     pub nodes: usize,
@@ -30,7 +29,7 @@ pub struct Pods {
 }
 
 /// How the flows of a pod are dealt to its uplinks.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Routing {
     /// In whatever way: flows keep this share of their rate; 1 = evenly.
     Share(f64),

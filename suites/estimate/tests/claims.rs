@@ -12,7 +12,6 @@ const GIB: f64 = (1u64 << 30) as f64;
 /// A plain decoder; the tests change what is not so.
 fn decoder(layers: usize, hidden: usize, heads: usize, kv_heads: usize, ffn: usize, vocab: usize) -> Shape {
     Shape {
-        kind: Kind::Decoder,
         layers,
         hidden,
         heads,
@@ -21,17 +20,8 @@ fn decoder(layers: usize, hidden: usize, heads: usize, kv_heads: usize, ffn: usi
         ffn,
         vocab,
         gated: true,
-        bias: false,
-        tied: false,
-        positions: 0,
-        norm_bias: false,
         causal: true,
-        window: 0,
-        dropout: false,
-        experts: None,
-        latent: None,
-        ahead: 0,
-        stated_parameters: 0,
+        ..Shape::default()
     }
 }
 

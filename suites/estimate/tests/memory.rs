@@ -2,8 +2,7 @@
 
 use zbench_estimate::framework::framework;
 use zbench_estimate::job::{
-    Attention, Batch, Degrees, Job, Kind, Loss, Offload, Order, Peft, Place, Placement, Precision, Recompute, Shape,
-    Sharding,
+    Attention, Batch, Degrees, Job, Loss, Offload, Order, Peft, Place, Precision, Recompute, Shape, Sharding,
 };
 use zbench_estimate::memory::{Category, formula_bytes, memory};
 
@@ -18,7 +17,6 @@ const CATEGORIES: [Category; 6] = [
 
 pub fn gpt(layers: usize, hidden: usize, heads: usize) -> Shape {
     Shape {
-        kind: Kind::Decoder,
         layers,
         hidden,
         heads,
@@ -26,18 +24,11 @@ pub fn gpt(layers: usize, hidden: usize, heads: usize) -> Shape {
         head_dim: hidden / heads,
         ffn: 4 * hidden,
         vocab: 51200,
-        gated: false,
         bias: true,
-        tied: false,
-        positions: 0,
         norm_bias: true,
         causal: true,
-        window: 0,
         dropout: true,
-        experts: None,
-        latent: None,
-        ahead: 0,
-        stated_parameters: 0,
+        ..Shape::default()
     }
 }
 
@@ -45,18 +36,7 @@ pub fn job(model: Shape) -> Job {
     Job {
         model,
         batch: Batch { seq: 2048, micro: 1, accumulation: 64 },
-        degrees: Degrees {
-            data: 1,
-            tensor: 1,
-            sequence: false,
-            pipeline: 1,
-            chunks: 1,
-            schedule: Order::OneFOneB,
-            context: 1,
-            expert: 1,
-            expert_tensor: 1,
-            placement: Placement::DataInside,
-        },
+        degrees: Degrees::default(),
         sharding: Sharding::whole(),
         precision: Precision::MIXED16,
         recompute: Recompute::None,

@@ -9,18 +9,7 @@ pub(crate) fn job(model: Shape, data: usize) -> Job {
     Job {
         model,
         batch: Batch { seq: 2048, micro: 1, accumulation: 8 },
-        degrees: Degrees {
-            data,
-            tensor: 1,
-            sequence: false,
-            pipeline: 1,
-            chunks: 1,
-            schedule: Order::OneFOneB,
-            context: 1,
-            expert: 1,
-            expert_tensor: 1,
-            placement: Placement::DataInside,
-        },
+        degrees: Degrees { data, ..Degrees::default() },
         sharding: Sharding::zero(3, data),
         precision: Precision::MIXED16,
         recompute: Recompute::None,
@@ -36,7 +25,6 @@ pub(crate) fn job(model: Shape, data: usize) -> Job {
 
 pub(crate) fn llama3_8b() -> Shape {
     Shape {
-        kind: Kind::Decoder,
         layers: 32,
         hidden: 4096,
         heads: 32,
@@ -45,17 +33,8 @@ pub(crate) fn llama3_8b() -> Shape {
         ffn: 14336,
         vocab: 128256,
         gated: true,
-        bias: false,
-        tied: false,
-        positions: 0,
-        norm_bias: false,
         causal: true,
-        window: 0,
-        dropout: false,
-        experts: None,
-        latent: None,
-        ahead: 0,
-        stated_parameters: 0,
+        ..Shape::default()
     }
 }
 
