@@ -19,7 +19,7 @@ const CELLS: &[&str] = &[
     "parallel.ranks = 8\nparallel.tensor = 2\nparallel.sequence = 2\nparallel.pipeline = 2\nparallel.tensor_overlap = true\n\
      memory.checkpointing = \"full\"\nmemory.partition_activations = true\nparallel.pipeline_schedule = \"gpipe\"",
     "parallel.ranks = 8\nparallel.pipeline = 2\nparallel.pipeline_schedule = \"zb-h1\"\nparallel.strategy = \"zero1\"\nparallel.optimizer_shard = 2",
-    "parallel.ranks = 8\nparallel.pipeline = 2\nparallel.pipeline_schedule = \"naive\"\nparallel.strategy = \"fsdp-grad-op\"",
+    "parallel.ranks = 8\nparallel.pipeline = 2\nparallel.pipeline_schedule = \"naive\"\nparallel.placement = \"pipeline-inside\"\nparallel.strategy = \"fsdp-grad-op\"",
     "parallel.ranks = 8\nparallel.context = 2\nparallel.strategy = \"hsdp\"\nparallel.shard = 2",
     "parallel.ranks = 8\nparallel.strategy = \"zero++\"\nparallel.shard = 4",
     "parallel.ranks = 4\nparallel.strategy = \"zero3\"\nmemory.offload_optimizer = \"disk\"\nmemory.offload_parameters = \"host\"\n\
@@ -90,6 +90,13 @@ fn of_order(order: Order) -> usize {
     }
 }
 
+fn of_placement(placement: Placement) -> usize {
+    match placement {
+        Placement::DataInside => 0,
+        Placement::PipelineInside => 1,
+    }
+}
+
 fn of_loss(loss: Loss) -> usize {
     match loss {
         Loss::Fused => 0,
@@ -133,6 +140,7 @@ fn every_variant_of_a_job_can_be_stated() {
     all("recompute", 8, jobs.iter().map(|job| of_recompute(&job.recompute)));
     all("attention", 4, jobs.iter().map(|job| of_attention(job.attention)));
     all("schedules", 4, jobs.iter().map(|job| of_order(job.degrees.schedule)));
+    all("placements", 2, jobs.iter().map(|job| of_placement(job.degrees.placement)));
     all("losses", 3, jobs.iter().map(|job| of_loss(job.loss)));
     all("kinds", 3, jobs.iter().map(|job| of_kind(job.model.kind)));
     let places = |job: &Job| [job.offload.optimizer, job.offload.parameters, job.offload.activations];
