@@ -90,7 +90,7 @@ pub struct EstimateRow {
     /// Bytes on disk, per node.
     #[serde(default)]
     pub disk_bytes: Option<u64>,
-    /// Bytes of host memory that a node has, where the cell uses host memory and the profile states it.
+    /// Bytes of host memory that a node has, where the profile states it.
     #[serde(default)]
     pub host_capacity_bytes: Option<u64>,
     /// `plan`: what the engine will allocate, to the byte; `priced`: the result of the estimator.
@@ -99,8 +99,8 @@ pub struct EstimateRow {
     /// The program whose memory and time are predicted, as `hardware.software` names it.
     #[serde(default)]
     pub software: String,
-    /// Peak bytes of a device by what programs report: `allocated`, `reserved`, `device`, and `after_step`, between steps. Of the stage
-    /// that holds most. Empty on the CPU.
+    /// Peak bytes of a device by what programs report: `allocated`, `reserved`, `device`, and `after_step`, between steps; `load` while weights
+    /// are read, and `load_host` of a node's host meanwhile. Of the stage that holds most. Empty on the CPU.
     #[serde(default, skip_serializing_if = "OrderedMap::is_empty")]
     pub memory_figures: OrderedMap<f64>,
     /// The same of the last pipeline stage.
@@ -121,6 +121,9 @@ pub struct EstimateRow {
     /// Where the bands come from and what they contain; empty without bands.
     #[serde(default)]
     pub band_source: String,
+    /// What of the cell no published speed has, in a sentence; empty where there is nothing, or no speed.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub not_compared: String,
     /// What a search of the grid found of the cell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub search: Option<Search>,

@@ -63,6 +63,8 @@ fn figures_of_memory(rows: &[EstimateRow]) -> Table {
         ("reserved", "reserved, peak"),
         ("device", "device, peak"),
         ("after_step", "allocated between steps"),
+        ("load", "while weights are read"),
+        ("load_host", "of a node's host meanwhile"),
     ] {
         table.memory(words, |row| row.memory_figures.get(name).map(|bytes| bytes.max(0.0).round() as u64));
     }

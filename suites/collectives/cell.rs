@@ -19,7 +19,7 @@ use zbench_reports::units::plural;
 use zbench_runner::child::died;
 
 /// Keys and the flags of `zbench allreduce` that they stand for.
-const FLAGS: [(&str, &str); 18] = [
+const FLAGS: [(&str, &str); 19] = [
     ("collectives.collective", "--collective"),
     ("collectives.min_bytes", "--minbytes"),
     ("collectives.max_bytes", "--maxbytes"),
@@ -32,6 +32,7 @@ const FLAGS: [(&str, &str); 18] = [
     ("collectives.algorithm", "--algorithm"),
     ("collectives.buffers", "--buffers"),
     ("collectives.per_iteration", "--per-iteration"),
+    ("collectives.blocking", "--blocking"),
     ("parallel.ranks_per_node", "--ranks-per-node"),
     ("parallel.ranks", "--ranks"),
     ("parallel.backend", "--backend"),

@@ -567,6 +567,13 @@ const LATER: &[Key] = &[
         "Whether a barrier starts every iteration, which is then timed by itself; the time is the median.",
     ),
     key(
+        "collectives.blocking",
+        Count { min: 0, max: 3 },
+        Is("0"),
+        "What a call waits for, as nccl-tests' -z: 0 nothing, 1 the end of the one before and a barrier, 2 its end, 3 both after each \
+         iteration, the barrier not timed.",
+    ),
+    key(
         "bench.seconds",
         Real { min: 0.0, max: 3600.0, positive: false },
         Is("0.5"),

@@ -4,7 +4,8 @@ use crate::forecast;
 use toml::Value;
 use zbench_config::kind::quantity;
 use zbench_config::{Context, Settings, Values, machine_profile, units};
-use zbench_estimate::collective::{Collective, Group, seconds_by};
+use zbench_estimate::band;
+use zbench_estimate::collective::{BLOCKING, Collective, Group, ring_seconds, seconds};
 use zbench_reports::estimate_report::CollectiveRow;
 
 /// Most sizes of one cell.
@@ -51,8 +52,10 @@ pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRo
     }
     forecast::refuse_without_links(&machine, ranks, &profile.name)?;
     let group = Group::new(ranks, per_node);
+    let waits = if values.count("collectives.blocking") > 0 { BLOCKING } else { 0.0 };
     let row = |bytes: f64| {
-        let seconds = seconds_by(collective, bytes, group, &machine, algorithm == "auto");
+        let by = if algorithm == "ring" { ring_seconds } else { seconds };
+        let seconds = waits + by(collective, bytes, group, &machine);
         let algorithm_bandwidth = bytes / seconds;
         CollectiveRow {
             collective: name.clone(),
@@ -63,6 +66,8 @@ pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRo
             microseconds: 1e6 * seconds,
             algorithm_bandwidth,
             bus_bandwidth: algorithm_bandwidth * collective.bus_factor(ranks),
+            bus_bandwidth_band: Some(band::COLLECTIVES.around(algorithm_bandwidth * collective.bus_factor(ranks))),
+            band_source: band::COLLECTIVES.source(),
             machine: profile.name.clone(),
         }
     };

@@ -1,8 +1,8 @@
 //! What a cell takes: memory from the engine's plan where the engine runs such a cell, to the byte, and from the estimator
 //! where it does not; time on the machine that its profile describes.
 
-use crate::Timing;
 use crate::job::{is_own_engine, job};
+use crate::{Timing, likeness};
 use std::borrow::Cow;
 use zbench_config::Resolved;
 use zbench_engine::config::{Cell, DeviceKind, Home};
@@ -29,11 +29,16 @@ pub struct MemoryFigures {
     pub device: f64,
     /// What is allocated between steps.
     pub after_step: f64,
+    /// What is allocated while weights are read, before the first step; 0 where the engine's plan is printed.
+    pub load: f64,
+    /// Of the memory of a node's host meanwhile.
+    pub load_host: f64,
 }
 
 impl MemoryFigures {
     /// By the names that records and reports have for them.
     pub fn named(&self) -> OrderedMap<f64> {
+        let load = [("load", self.load), ("load_host", self.load_host)].into_iter().filter(|_| self.load > 0.0);
         [
             ("allocated", self.allocated),
             ("reserved", self.reserved),
@@ -41,6 +46,7 @@ impl MemoryFigures {
             ("after_step", self.after_step),
         ]
         .into_iter()
+        .chain(load)
         .collect()
     }
 }
@@ -103,6 +109,7 @@ impl Footprint {
                 reserved: estimate.memory().total_peak() as f64,
                 device: estimate.memory().total_peak() as f64,
                 after_step: estimate.state_bytes() as f64,
+                ..MemoryFigures::default()
             }; 2],
             ..Footprint::default()
         }
@@ -126,6 +133,8 @@ impl Footprint {
             reserved: memory.habits.reserved(stage),
             device: memory.habits.reserved(stage) + memory.habits.context,
             after_step: stage.after_step,
+            load: memory.load.device,
+            load_host: memory.load.host(ranks_per_node),
         };
         Footprint {
             figures: [figures(stage), figures(memory.last())],
@@ -309,17 +318,16 @@ fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate
         peak: machine.device.compute.get(&job.precision.products).map(|rate| rate.peak),
         source: format!("simulated: {} as driven by {}", machine.name, job.framework.name),
         error: None,
-        band: Some(band::SPEED),
+        band: Some(likeness::speed_band(machine)),
+        not_compared: likeness::not_compared(job, machine),
     }
 }
 
 /// Where the bands of a cell come from, and what is not in them.
-pub fn of_bands(cell: &Cell, footprint: Option<&Footprint>, timing: Option<&Timing>) -> String {
+pub fn of_bands(footprint: Option<&Footprint>, timing: Option<&Timing>) -> String {
     let bands = [footprint.and_then(|of| of.band), timing.and_then(|of| of.band)];
     let mut words: Vec<String> = bands.into_iter().flatten().map(|band| band.source()).collect();
-    if !words.is_empty() && is_own_engine(cell) {
-        words.push("no published result is of zbench's own engine".into());
-    }
+    words.extend(timing.map(|timing| timing.not_compared.clone()).filter(|words| !words.is_empty()));
     words.join("; ")
 }
 

@@ -3,7 +3,7 @@
 use zbench_config::Resolved;
 use zbench_engine::config as cell;
 use zbench_engine::config::{
-    Cell, Checkpointing, Home, Mlp, NormKind, PipelineSchedule, Positions, Priced, SavedTensor, Strategy,
+    Cell, Checkpointing, Home, Linear, Mlp, NormKind, PipelineSchedule, Positions, Priced, SavedTensor, Strategy,
 };
 use zbench_engine::model::{self, FlatKind};
 use zbench_estimate::job::*;
@@ -290,6 +290,11 @@ fn peft(cell: &Cell, priced: &Priced) -> Peft {
         },
         rank: cell.lora.rank,
         base,
+        mlp: cell
+            .lora
+            .targets
+            .iter()
+            .any(|target| matches!(target, Linear::GateProj | Linear::UpProj | Linear::DownProj)),
         weight_bytes: priced.adapter_dtype.unwrap_or(cell.precision.parameters).size() as f64,
     }
 }

@@ -6,6 +6,7 @@ pub mod explain;
 pub mod forecast;
 mod here;
 mod job;
+mod likeness;
 mod offload;
 pub mod planned;
 pub mod proxy;

@@ -142,7 +142,7 @@ impl Planned {
             peak_stage: footprint.and_then(|footprint| footprint.stage),
             host_bytes: bytes(|footprint| footprint.host),
             disk_bytes: bytes(|footprint| footprint.disk),
-            host_capacity_bytes: footprint.filter(|of| of.host > 0).and_then(|footprint| footprint.host_capacity),
+            host_capacity_bytes: footprint.and_then(|footprint| footprint.host_capacity),
             memory_source: footprint.map(|footprint| footprint.source.to_string()).unwrap_or_default(),
             software: self.grid.resolved.as_ref().map(|of| of.framework.name.clone()).unwrap_or_default(),
             memory_figures: on_device.map(|footprint| footprint.figures[0].named()).unwrap_or_default(),
@@ -155,7 +155,8 @@ impl Planned {
                 .and_then(|of| Some(of.band?.around(of.total as f64).map(|bytes| bytes.round() as u64))),
             step_ms_band: timing.and_then(|timing| Some(timing.band?.around_time(timing.step_ms))),
             tokens_per_second_band: timing.and_then(|timing| Some(timing.band?.around(timing.tokens_per_second))),
-            band_source: self.cell().map(|cell| forecast::of_bands(cell, footprint, timing)).unwrap_or_default(),
+            band_source: forecast::of_bands(footprint, timing),
+            not_compared: timing.map(|timing| timing.not_compared.clone()).unwrap_or_default(),
             search: self.search.as_deref().cloned(),
         }
     }

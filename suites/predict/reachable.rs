@@ -25,7 +25,7 @@ const CELLS: &[&str] = &[
     "parallel.ranks = 4\nparallel.strategy = \"zero3\"\nmemory.offload_optimizer = \"disk\"\nmemory.offload_parameters = \"host\"\n\
      memory.offload_activations = \"host\"",
     "lora.rank = 8\nlora.base = \"nf4\"\nlora.trainable = 1000\nlora.adapter_dtype = \"f32\"\nprecision.preset = \"bf16\"",
-    "lora.rank = 8\nlora.base = \"int8\"",
+    "lora.rank = 8\nlora.base = \"int8\"\nlora.targets = \"all-linear\"",
     "model.family = \"count\"\nmodel.parameters = 1000000\nmodel.largest_layer = 1000",
     "model.family = \"t5\"\nmodel.num_decoder_layers = 2\nmodel.hidden_size = 64\nmodel.intermediate_size = 128\n\
      model.num_hidden_layers = 2\nmodel.num_attention_heads = 2\nmodel.vocab_size = 100",
@@ -160,6 +160,9 @@ fn every_part_of_a_precision_a_model_and_a_sharding_can_be_stated() {
         "adapters of another type",
         &|job| matches!(job.peft, Peft::Adapters { trainable: 1000, weight_bytes, .. } if weight_bytes > job.precision.weights.bytes()),
     );
+    for on_mlp in [false, true] {
+        has("adapters on the MLP", &|job| matches!(job.peft, Peft::Adapters { mlp, .. } if mlp == on_mlp));
+    }
     has("dropout", &|job| job.model.dropout);
     has("an encoder alone", &|job| !job.model.causal && job.model.latent.is_some() && job.model.ahead == 1);
     has("a shared expert behind dense blocks", &|job| {

@@ -193,7 +193,7 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, wanted: &Want
         priced: space.ways.len() as u64,
         fitting: fitting.len() as u64,
         impossible: impossible.iter().map(|(reason, count)| (reason.as_str(), *count)).collect(),
-        band_source: first.as_ref().map(|of| bands(&resolved.cell, of)).unwrap_or_default(),
+        band_source: first.as_ref().map(bands).unwrap_or_default(),
         runner_up: alternatives.first().map(|one| format!("The runner-up: {}", one.words())).unwrap_or_default(),
         alternatives,
         measured: None,
@@ -251,8 +251,8 @@ fn price(planner: &Planner, one: &Resolved) -> Outcome {
     Outcome { estimate, footprint, timing }
 }
 
-fn bands(cell: &Cell, of: &Outcome) -> String {
-    forecast::of_bands(cell, Some(&of.footprint).filter(|_| of.estimate.is_none()), of.timing.as_ref().ok())
+fn bands(of: &Outcome) -> String {
+    forecast::of_bands(Some(&of.footprint).filter(|_| of.estimate.is_none()), of.timing.as_ref().ok())
 }
 
 /// The settings of a candidate that the cell does not have already, nor any cell by default.

@@ -27,4 +27,6 @@ pub struct Timing {
     pub error: Option<f64>,
     /// How far speeds that were predicted like this one were off, where published results say it.
     pub band: Option<Band>,
+    /// What of the cell no published speed has, in a sentence; empty where there is nothing.
+    pub not_compared: String,
 }

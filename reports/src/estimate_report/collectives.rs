@@ -24,6 +24,12 @@ pub struct CollectiveRow {
     pub algorithm_bandwidth: f64,
     /// That times nccl-tests' factor, bytes per second.
     pub bus_bandwidth: f64,
+    /// Ends of the band around the bus bandwidth in which published results lie.
+    #[serde(default)]
+    pub bus_bandwidth_band: Option<[f64; 2]>,
+    /// Where the band comes from.
+    #[serde(default)]
+    pub band_source: String,
     /// The machine's profile.
     pub machine: String,
 }
@@ -132,6 +138,15 @@ fn sizes(rows: &[CollectiveRow]) -> Table {
         Entry::number(row.algorithm_bandwidth, units::traffic(row.algorithm_bandwidth) + "/s")
     });
     table.numbers("busbw", "bytes/s", |row| Entry::number(row.bus_bandwidth, row.bus()));
+    if rows.iter().any(|row| row.bus_bandwidth_band.is_some()) {
+        table.words("80 % band", |row| {
+            row.bus_bandwidth_band
+                .map_or(String::new(), |[low, high]| format!("{}/s to {}/s", units::traffic(low), units::traffic(high)))
+        });
+    }
     table.words("machine", |row| &row.machine);
-    table.build().caption("Predicted, not measured: `zbench grid FILE` without hardware.profile measures this machine.")
+    let source = rows.iter().map(|row| row.band_source.as_str()).find(|source| !source.is_empty());
+    let source = source.map_or(String::new(), |source| format!(" {source}."));
+    let words = "Predicted, not measured: `zbench grid FILE` without hardware.profile measures this machine.";
+    table.build().caption(format!("{words}{source}"))
 }

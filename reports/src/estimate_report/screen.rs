@@ -18,7 +18,8 @@ const MOST_REASONS: usize = 3;
 /// The screen for this room. It ends with `next`: labels and what to do next.
 pub fn screen(rows: &[EstimateRow], room: Room, next: &[(&str, String)]) -> Screen {
     let groups = misfits(rows, MOST_GROUPS);
-    let (slow, here) = (without_speed(rows), reasons(rows));
+    let (slow, here, loading) = (without_speed(rows), reasons(rows), loading(rows));
+    let unlike = in_cells(rows.iter().map(|row| row.not_compared.as_str()));
     let short = &shortened(rows)[..];
     let mut order: Vec<&EstimateRow> = short.iter().filter(|row| row.fits != Some(false)).collect();
     let speed = |row: &EstimateRow| row.tokens_per_second.unwrap_or(f64::NEG_INFINITY);
@@ -40,6 +41,12 @@ pub fn screen(rows: &[EstimateRow], room: Room, next: &[(&str, String)]) -> Scre
         }
         for group in &groups {
             screen.said("DOES NOT FIT", group, 2);
+        }
+        for reason in &unlike {
+            screen.said("NOT COMPARED", reason, 2);
+        }
+        if let Some(text) = &loading {
+            screen.said("LOADING", text, 2);
         }
         for reason in &here {
             screen.said("NOT HERE", reason, 2);
@@ -155,11 +162,30 @@ fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
     groups
 }
 
+/// Cells whose software reads more weights into a node's host than it has memory.
+fn loading(rows: &[EstimateRow]) -> Option<String> {
+    let needs = |row: &EstimateRow| row.memory_figures.get("load_host").copied().unwrap_or(0.0);
+    let too_large = |row: &&EstimateRow| row.host_capacity_bytes.is_some_and(|capacity| needs(row) > capacity as f64);
+    let cells: Vec<&EstimateRow> = rows.iter().filter(too_large).collect();
+    let capacity = units::memory(cells.first()?.host_capacity_bytes? as f64);
+    let range = range(cells.iter().map(|row| needs(row)), units::memory)?;
+    Some(format!(
+        "{}: while {} reads the weights, a node's host needs {range} of {capacity}; read them on one rank, or each rank its own part.",
+        units::plural(cells.len(), "cell", "cells"),
+        cells[0].software
+    ))
+}
+
 /// Why cells that would fit are not run here, each reason once.
 fn reasons(rows: &[EstimateRow]) -> Vec<String> {
     let skipped = rows.iter().filter(|row| row.fits != Some(false));
     // After a semicolon a reason is that of one cell only.
     let common = skipped.map(|row| row.reason.split(';').next().unwrap_or_default());
+    in_cells(common)
+}
+
+/// The first reasons that are not empty, each behind its number of cells.
+fn in_cells<'t>(reasons: impl Iterator<Item = &'t str>) -> Vec<String> {
     let line = |(reason, count): (&str, usize)| format!("{}: {reason}", units::plural(count, "cell", "cells"));
-    first_reasons(common).into_iter().map(line).collect()
+    first_reasons(reasons).into_iter().map(line).collect()
 }

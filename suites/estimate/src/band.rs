@@ -26,11 +26,33 @@ pub struct Band {
 
 /// Of measured peaks of memory on a device.
 pub const MEMORY: Band =
-    Band { of: "peaks of memory", low: 0.944, high: 1.148, share: 0.8, left_out: 0.786, rows: 121, families: 8 };
+    Band { of: "peaks of memory", low: 0.944, high: 1.149, share: 0.8, left_out: 0.806, rows: 130, families: 8 };
 
-/// Of speeds: tokens per second, FLOP/s, one over the time of a step.
+/// Of speeds on devices of data centres from Volta to Hopper: tokens per second, FLOP/s, one over the time of a step.
 pub const SPEED: Band =
-    Band { of: "speeds", low: 0.728, high: 1.145, share: 0.8, left_out: 0.772, rows: 403, families: 17 };
+    Band { of: "speeds", low: 0.804, high: 1.142, share: 0.8, left_out: 0.801, rows: 360, families: 17 };
+
+/// Of speeds on other devices.
+pub const SPEED_ELSEWHERE: Band = Band {
+    of: "speeds on newer and other devices",
+    low: 0.643,
+    high: 1.513,
+    share: 0.8,
+    left_out: 0.467,
+    rows: 52,
+    families: 4,
+};
+
+/// Of bandwidths of collectives.
+pub const COLLECTIVES: Band = Band {
+    of: "bandwidths of collectives",
+    low: 0.946,
+    high: 1.068,
+    share: 0.8,
+    left_out: 0.726,
+    rows: 54,
+    families: 4,
+};
 
 impl Band {
     /// The ends around a prediction.

@@ -11,13 +11,23 @@ mod tests;
 /// 40 us, of which hops are the greater part).
 const START: f64 = 8e-6;
 
-/// Filling the pipeline of chunks, against the geometric mean of hops and transfer: an optimal chunk size gives 2 with all
-/// hops one by one; set by hand on the single-node sweeps from 1 MiB to 16 GiB, both halves seen.
-const FILL: f64 = 0.6;
+/// Seconds that a call takes longer where it starts when the one before has ended, as nccl-tests measures with `-z` and PyTorch's
+/// benchmarks with a barrier: the host's start of its kernel and what ranks are apart. 4 MB over 8 H200 take 49 us back to back,
+/// 4 MiB 68 us one at a time (ml-engineering, network).
+pub const BLOCKING: f64 = 20e-6;
 
-/// Algorithm bandwidth of a reduction in the switch over what a ring's links reach: each device sends its whole payload
-/// once and takes the sum once (H200: 275 of 365 GB/s; B200: 475 of 700).
-const IN_SWITCH: f64 = 0.72;
+/// Filling the pipeline of chunks, against the geometric mean of a node's hops and transfer: an optimal chunk size gives 2 with
+/// all hops one by one. This and the next two were set by hand on sweeps over 8 A100, 8 H200 and 8 B200.
+const FILL: f64 = 1.0;
+
+/// What filling takes less, in hops of a node: a short message is one chunk, whose transfer adds to its hops and no more.
+const ONE_CHUNK: f64 = 0.18;
+
+/// What filling takes at most, in hops of a node: chunks have a largest size.
+const LARGEST_CHUNK: f64 = 2.5;
+
+/// Share of the cards' rate that a tree between nodes reaches, by NCCL's own model (0.92 x 0.85; src/graph/tuning.cc at 5067397c).
+const TREE: f64 = 0.782;
 
 /// Hops that a sum in the switch takes at most, however many devices (32 KiB over 8 H200: 40 us; B200: 47).
 const IN_SWITCH_HOPS: f64 = 12.0;
@@ -40,11 +50,23 @@ fn beside(link: &Link, ranks: usize, devices: usize) -> f64 {
 /// Seconds of a collective of `bytes` (all ranks' together, as nccl-tests counts) over a group, by the quicker of a ring and
 /// a tree.
 pub fn seconds(what: Collective, bytes: f64, group: Group, machine: &Machine) -> f64 {
-    seconds_by(what, bytes, group, machine, true)
+    let ring = ring_seconds(what, bytes, group, machine);
+    if what == Collective::AllReduce { ring.min(by(Shape::Tree, what, bytes, group, machine)) } else { ring }
 }
 
-/// The same by a ring alone, where `trees` is false.
-pub fn seconds_by(what: Collective, bytes: f64, group: Group, machine: &Machine, trees: bool) -> f64 {
+/// The same by a ring.
+pub fn ring_seconds(what: Collective, bytes: f64, group: Group, machine: &Machine) -> f64 {
+    by(Shape::Ring, what, bytes, group, machine)
+}
+
+/// What joins nodes of a group; inside a node there is always a chain or a switch.
+#[derive(Clone, Copy, PartialEq)]
+enum Shape {
+    Ring,
+    Tree,
+}
+
+fn by(shape: Shape, what: Collective, bytes: f64, group: Group, machine: &Machine) -> f64 {
     let ranks = group.ranks;
     if ranks < 2 || bytes <= 0.0 {
         return 0.0;
@@ -54,14 +76,15 @@ pub fn seconds_by(what: Collective, bytes: f64, group: Group, machine: &Machine,
     let inside = beside(&machine.intra, local, machine.node_devices).max(1.0);
     // Where no switch joins the devices of a node, a ring enters and leaves it by few of its cards.
     let few = if local > 1 && !switched(&machine.intra) { UNSWITCHED } else { 1.0 };
-    let outside = (machine.inter.bandwidth * machine.inter.reached * few).max(1.0);
+    let tree = if shape == Shape::Tree { TREE } else { 1.0 };
+    let outside = (machine.inter.bandwidth * machine.inter.reached * few * tree).max(1.0);
     let (n, m, r) = (ranks as f64, nodes as f64, local as f64);
     let share = |k: f64| (k - 1.0) / k;
     let (near, far) = match what {
         Collective::AllReduce => {
             let ring = 2.0 * bytes * share(r) / inside;
-            let switch = bytes / (inside * IN_SWITCH);
-            let near = if machine.intra.in_switch && local >= IN_SWITCH_RANKS { ring.min(switch) } else { ring };
+            let switch = bytes / (machine.intra.bandwidth * machine.intra.in_switch).max(1.0);
+            let near = if adds_in_switch(machine, local) { ring.min(switch) } else { ring };
             (near, 2.0 * bytes * share(m) / r / outside)
         }
         Collective::AllGather | Collective::ReduceScatter => {
@@ -87,43 +110,45 @@ pub fn seconds_by(what: Collective, bytes: f64, group: Group, machine: &Machine,
         _ if machine.topology.relays(what, group) => between(false).min(between(true)),
         _ => between(false),
     };
-    let fixed = START + hops(what, group, machine, trees);
-    fixed + transfer + FILL * (fixed * transfer).sqrt()
+    let (inside, between) = hops(shape, what, group, machine);
+    let start = START + inside;
+    let fill = FILL * (start * transfer).sqrt() - ONE_CHUNK * start;
+    start + between + transfer + fill.clamp(0.0, LARGEST_CHUNK * start)
 }
 
 /// Share of a node's cards that a collective over several of its devices keeps busy where no switch joins them; set by hand
 /// on the ZeRO-3 rows of V100 nodes (BigScience), both halves seen.
 const UNSWITCHED: f64 = 0.5;
 
+/// Whether the switch adds for so many devices of a node.
+fn adds_in_switch(machine: &Machine, local: usize) -> bool {
+    machine.intra.in_switch > 0.0 && local >= IN_SWITCH_RANKS
+}
+
 fn switched(link: &Link) -> bool {
     let kind = link.kind.to_ascii_lowercase();
     !["pcie", "nvlink1", "nvlink2", "bridge"].iter().any(|word| kind.contains(word))
 }
 
-/// Seconds of the hops that a message takes one after another: all of a ring; or a chain inside a node and a tree between
-/// nodes, where that is shorter and there is one.
-fn hops(what: Collective, group: Group, machine: &Machine, trees: bool) -> f64 {
+/// Seconds of the hops that a message takes one after another inside a node, and those that more nodes add: a ring goes through
+/// all nodes, a tree through one, up and down.
+fn hops(shape: Shape, what: Collective, group: Group, machine: &Machine) -> (f64, f64) {
     let (nodes, local) = (group.nodes(), group.per_node.min(group.ranks));
     let (near, far) = (machine.intra.latency, machine.inter.latency);
     let (around, up) = machine.topology.hops(group);
     let inner = (local - 1) as f64 * near;
-    let ring = nodes as f64 * inner + around * far;
-    let tree = inner + up * far;
-    let best = if trees { ring.min(tree) } else { ring };
+    let between = match shape {
+        Shape::Ring => (nodes - 1) as f64 * inner + around * far,
+        Shape::Tree => up * far,
+    };
     match what {
-        Collective::AllReduce if machine.intra.in_switch && local >= IN_SWITCH_RANKS => {
-            (2.0 * inner).min(IN_SWITCH_HOPS * near) + 2.0 * (best - inner)
+        Collective::AllReduce if adds_in_switch(machine, local) => {
+            ((2.0 * inner).min(IN_SWITCH_HOPS * near), 2.0 * between)
         }
-        Collective::AllReduce => 2.0 * best,
-        Collective::AllGather | Collective::ReduceScatter => ring,
-        Collective::Broadcast => best,
+        Collective::AllReduce => (2.0 * inner, 2.0 * between),
+        Collective::AllGather | Collective::ReduceScatter | Collective::Broadcast => (inner, between),
         // All pairs are open at once; a message waits for its own way.
-        Collective::AllToAll | Collective::Send => {
-            if nodes > 1 {
-                far * machine.topology.reach(what, group)
-            } else {
-                near
-            }
-        }
+        Collective::AllToAll | Collective::Send if nodes > 1 => (0.0, far * machine.topology.reach(what, group)),
+        Collective::AllToAll | Collective::Send => (near, 0.0),
     }
 }

@@ -57,6 +57,10 @@ pub struct Memory {
     pub pipeline_tensors: f64,
     /// Bytes of buckets, where anything is sharded or the optimizer is offloaded.
     pub buckets: f64,
+    /// Products of frozen weights in few bits keep their input for backward.
+    pub quantised_inputs: bool,
+    /// Who reads a checkpoint's weights, and how much of them.
+    pub loading: Loading,
     /// Bytes per logit at the loss.
     pub logit: Logit,
     /// Bytes per element that a norm keeps beside its input.
@@ -115,6 +119,8 @@ pub struct Gathered {
     pub units: f64,
     /// Parameters that stay gathered, where single matrices are gathered and not blocks; 0 = blocks are.
     pub live_parameters: f64,
+    /// Where there are stages, weights stay gathered and gradients whole from a step's first micro-batch to its last.
+    pub stages: bool,
 }
 
 /// Gradients of the own share in f32 during the update.
@@ -126,6 +132,17 @@ pub struct Update {
     pub sharded: f64,
     /// Parameters that are updated at once where weights are sharded; 0 = all.
     pub group: f64,
+}
+
+/// Who reads a checkpoint's weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loading {
+    /// Each rank reads what it keeps.
+    Sliced,
+    /// Rank 0 reads everything and sends it on.
+    Broadcast,
+    /// Each rank reads everything into its host's memory.
+    Everywhere,
 }
 
 /// How far element-wise work is fused.
@@ -157,6 +174,8 @@ pub struct Drive {
     pub copy_bytes: f64,
     /// Rate of attention of the first generation against that of its benchmarks.
     pub flash1_rate: f64,
+    /// Context ranks share causal attention evenly; else the last of them sees all keys and the others wait for it.
+    pub balanced_ring: bool,
     /// Adapters are on queries, keys and values alone, whatever a run says.
     pub adapters_on_qkv: bool,
     /// Bytes per second of state that a core updates, where a rank has one core for an update on the host; 0 = a rank has its

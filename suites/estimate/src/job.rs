@@ -455,5 +455,7 @@ pub enum Peft {
         base: Number,
         /// Bytes per trainable parameter at home.
         weight_bytes: f64,
+        /// Adapters are on the MLP's matrices, too, and keep what these read.
+        mlp: bool,
     },
 }

@@ -71,6 +71,6 @@ pub struct Link {
     pub reached: f64,
     /// Seconds that a hop adds.
     pub latency: f64,
-    /// The switch can add (NVLS, SHARP).
-    pub in_switch: bool,
+    /// Share of `bandwidth` that all-reduce reaches as algorithm bandwidth where the switch adds (NVLS, SHARP); 0: it does not.
+    pub in_switch: f64,
 }

@@ -51,7 +51,7 @@ const MACHINES: Catalogue = Catalogue {
         "b200" "b300" "gb200" "gb300" "mi300x" "l40s" "v100-16gb" "v100-32gb"
         "rtx3090" "rtx4090" "titan-rtx" "rtx-a5000" "rtx-6000-ada"
         "h800" "a800" "h20" "mi250x" "mi325x" "mi355x" "rtx5090" "rtx-a6000" "a40" "a10"
-        "dgx-a100" "dgx-h100" "aws-p4d" "aws-p5" "gcp-a2-ultragpu" "gcp-a3"
+        "dgx-a100" "dgx-h100" "aws-p4d" "aws-p5" "aws-p6-b200" "gcp-a2-ultragpu" "gcp-a3"
         "dgx-superpod-h100" "meta-24k-h100" "torus-example"
     },
 };
@@ -110,7 +110,7 @@ const KEYS: [&str; 17] = [
 ];
 
 /// Keys whose values are no figures: they have no source of their own.
-const WORDS: [&str; 6] = ["kind", "in_switch", "topology", "device", "product", "about"];
+const WORDS: [&str; 5] = ["kind", "topology", "device", "product", "about"];
 
 /// Those that say how fast a machine is; with any of them all that are needed have to be there.
 const SPEEDS: [&str; 6] = ["units", "launch", "compute", "hbm", "node", "network"];

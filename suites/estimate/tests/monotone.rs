@@ -129,7 +129,13 @@ fn job(dice: &mut Dice) -> Job {
         attention,
         offload: Offload { optimizer: place(dice), parameters: place(dice), activations: place(dice) },
         peft: if dice.next().is_multiple_of(8) {
-            Peft::Adapters { trainable: 0, rank: 16, base: dice.of(&[Number::Bf16, Number::Nf4]), weight_bytes: 2.0 }
+            Peft::Adapters {
+                trainable: 0,
+                rank: 16,
+                base: dice.of(&[Number::Bf16, Number::Nf4]),
+                weight_bytes: 2.0,
+                mlp: true,
+            }
         } else {
             Peft::None
         },

@@ -2,10 +2,11 @@
 
 use super::score::{Kind, Outcome, Residuals, directions_right, fits, score};
 use super::*;
+use crate::likeness::speed_band;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::LazyLock;
-use zbench_estimate::band::{Band, MEMORY, SPEED};
+use zbench_estimate::band::{Band, COLLECTIVES, MEMORY, SPEED, SPEED_ELSEWHERE};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/published")
@@ -135,16 +136,19 @@ fn peers_stand_beside_what_is_predicted_today() {
     let moved: Vec<&str> = found.iter().filter(|row| !is_same(*row)).map(|(id, _)| *id).collect();
     assert!(
         moved.is_empty() && written.len() == found.len(),
-        "{} rows in the table, {} scored; {moved:?} differ: run python3 tests/interop/peer_estimates.py target/debug/zbench",
+        "{} rows in the table, {} scored; {} differ, as {:?}: run python3 tests/interop/peer_estimates.py target/debug/zbench",
         written.len(),
-        found.len()
+        found.len(),
+        moved.len(),
+        moved.first()
     );
 }
 
 /// Three digits are written down.
 const WRITTEN: f64 = 0.0006;
 
-fn check(band: Band, kind: Kind, is_in: impl Fn(&Outcome) -> bool) {
+/// Whether a band is derived from these results, and how much of a family that it has not seen it holds.
+fn left_out(band: Band, kind: Kind, is_in: impl Fn(&Outcome) -> bool) -> f64 {
     let residuals = Residuals::of(of_kind(kind).into_iter().filter(|outcome| is_in(outcome)));
     let (low, high) = residuals.band(0.8).unwrap();
     let left_out = residuals.left_out(0.8).unwrap();
@@ -152,30 +156,40 @@ fn check(band: Band, kind: Kind, is_in: impl Fn(&Outcome) -> bool) {
         format!("{low:.3} to {high:.3}, left out {left_out:.3}, {} rows of {}", residuals.rows(), residuals.families());
     assert!((low - band.low).abs() < WRITTEN && (high - band.high).abs() < WRITTEN, "{}: {found}", band.of);
     assert_eq!((residuals.rows(), residuals.families()), (band.rows, band.families), "{}: {found}", band.of);
-    // An 80 % band of these rows holds 80 % of them, families counted once; one row of a family of one may lie on its edge.
+    // An 80 % band of these rows holds 80 % of them, families counted once; of few families one row is much.
     let held = residuals.held(low, high);
-    assert!((0.8..0.9).contains(&held) && band.share == 0.8, "{}: {held}", band.of);
+    assert!(held >= 0.8 && (held < 0.9 || residuals.families() < 5) && band.share == 0.8, "{}: {held}", band.of);
     assert!((left_out - band.left_out).abs() < WRITTEN, "{}: {found}", band.of);
-    // Of a family that the band has not seen: between 70 and 90 %.
-    assert!((0.7..=0.9).contains(&left_out), "{}: {found}", band.of);
+    left_out
 }
 
 #[test]
 fn the_bands_of_the_program_are_those_of_the_published_rows() {
-    check(MEMORY, Kind::Memory, |outcome| outcome.row.quantity != "memory_after_step");
-    check(SPEED, Kind::Speed, |_| true);
+    let rows = read(&folder()).unwrap();
+    let bands: BTreeMap<&str, Band> =
+        rows.iter().filter_map(|row| Some((row.id.as_str(), speed_band(&row.job_and_machine()?.1)))).collect();
+    let of = |band: Band| move |outcome: &Outcome| bands.get(outcome.row.id.as_str()) == Some(&band);
+    let memory = left_out(MEMORY, Kind::Memory, |outcome| outcome.row.quantity != "memory_after_step");
+    let speed = left_out(SPEED, Kind::Speed, of.clone()(SPEED));
+    let collectives = left_out(COLLECTIVES, Kind::Collectives, |_| true);
+    // What was asked for of families that a band has not seen.
+    for share in [memory, speed, collectives] {
+        assert!((0.7..=0.9).contains(&share), "{share}");
+    }
+    // Four families are too few, and the program says so beside the band.
+    assert!(left_out(SPEED_ELSEWHERE, Kind::Speed, of(SPEED_ELSEWHERE)) < 0.7);
 }
 
-/// What was asked for before anything was scored: medians of 5 and 8 % and 90th percentiles of 15 and 20 % of memory and speed. For
-/// collectives 5 and 15 % were asked for and are missed (docs/estimator.md); they are held to the 10 % of an earlier issue.
+/// What was asked for before anything was scored: medians of 5, 8 and 5 % and 90th percentiles of 15, 20 and 15 % of memory, speed
+/// and collectives.
 #[test]
 fn predictions_are_as_good_as_asked() {
-    for (kind, rows, median, p90) in [(Kind::Memory, 150, 0.05, 0.15), (Kind::Speed, 340, 0.08, 0.20)] {
+    for (kind, rows, median, p90) in
+        [(Kind::Memory, 150, 0.05, 0.15), (Kind::Speed, 340, 0.08, 0.20), (Kind::Collectives, 40, 0.05, 0.15)]
+    {
         let all = score(of_kind(kind));
         assert!(all.scored > rows && all.median <= median && all.p90 <= p90, "{kind:?}: {all:?}");
     }
-    let all = score(of_kind(Kind::Collectives));
-    assert!(all.scored > 40 && all.median <= 0.10, "{all:?}");
     let (right, pairs) = directions_right(of_kind(Kind::Speed));
     assert!(pairs > 10_000 && right as f64 >= 0.9 * pairs as f64, "{right} of {pairs}");
 }

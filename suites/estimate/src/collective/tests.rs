@@ -67,7 +67,7 @@ fn a_switch_that_adds_beats_the_ring_from_five_devices_on() {
     let mut machine = profile::machine("h200").expect("h200");
     let time = |machine: &Machine, ranks| seconds(Collective::AllReduce, 8e9, Group::new(ranks, ranks), machine);
     let with = (time(&machine, 4), time(&machine, 8));
-    machine.intra.in_switch = false;
+    machine.intra.in_switch = 0.0;
     let without = (time(&machine, 4), time(&machine, 8));
     assert_eq!(with.0, without.0);
     assert!(with.1 < 0.85 * without.1);
@@ -89,4 +89,29 @@ fn strided_groups_know_their_nodes() {
     assert_eq!(Group::strided(16, 8, 8), Group::new(16, 1));
     assert_eq!(Group::strided(16, 4, 8).nodes(), 8);
     assert_eq!(Group::strided(0, 0, 0).ranks, 1);
+}
+
+/// Between nodes a tree has fewer hops and a ring reaches more of the cards' rate.
+#[test]
+fn short_messages_take_the_tree_and_long_ones_the_ring() {
+    let machine = profile::machine("aws-p6-b200").expect("aws-p6-b200");
+    let group = Group::new(32, 8);
+    let times = |bytes| {
+        (
+            seconds(Collective::AllReduce, bytes, group, &machine),
+            ring_seconds(Collective::AllReduce, bytes, group, &machine),
+        )
+    };
+    let (short, short_ring) = times(1e6);
+    assert!(short < 0.7 * short_ring);
+    let (long, long_ring) = times(4e9);
+    assert_eq!(long, long_ring);
+    // One node has no tree.
+    let inside = Group::new(8, 8);
+    for bytes in [1e3, 1e6, 1e9] {
+        assert_eq!(
+            seconds(Collective::AllReduce, bytes, inside, &machine),
+            ring_seconds(Collective::AllReduce, bytes, inside, &machine)
+        );
+    }
 }

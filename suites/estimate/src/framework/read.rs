@@ -1,7 +1,9 @@
 //! From a profile's text to [`Framework`]. Every figure is a plain value, or `{ value = …, source = "…" }`; without a source of
 //! its own it has that of the table it stands in.
 
-use super::{Activation, Drive, FRAMEWORKS, Framework, Fusion, Gathered, Logit, Memory, Norm, ProfileError, Update};
+use super::{
+    Activation, Drive, FRAMEWORKS, Framework, Fusion, Gathered, Loading, Logit, Memory, Norm, ProfileError, Update,
+};
 use crate::units;
 use std::collections::BTreeMap;
 use toml::{Table, Value};
@@ -22,6 +24,8 @@ pub const KEYS: &[(&str, &str)] = &[
     ("memory.gradient_copies", "a number of copies, as 1.0"),
     ("memory.pipeline_tensors", "a number of tensors, as 3.0"),
     ("memory.buckets", "bytes, as \"2GB\""),
+    ("memory.quantised_inputs", "true or false"),
+    ("memory.loading", "\"sliced\", \"broadcast\" or \"everywhere\""),
     ("memory.logit.whole", "bytes per logit, as 14.0"),
     ("memory.logit.fused", "bytes per logit, as 4.0"),
     ("memory.logit.tensor_parallel", "bytes per logit, as 18.0"),
@@ -36,6 +40,7 @@ pub const KEYS: &[(&str, &str)] = &[
     ("memory.gathered.ends", "true or false"),
     ("memory.gathered.units", "a number of blocks, as 2.0"),
     ("memory.gathered.live_parameters", "a number of parameters, as 1e9; 0 = whole blocks are gathered"),
+    ("memory.gathered.stages", "true or false"),
     ("memory.update.whole", "bytes per parameter, as 4.0"),
     ("memory.update.sharded", "bytes per parameter, as 4.0"),
     ("memory.update.group", "a number of parameters, as 1e9; 0 = all at once"),
@@ -46,6 +51,7 @@ pub const KEYS: &[(&str, &str)] = &[
     ("drive.optimizer_passes", "a number of passes above 0, as 1.0"),
     ("drive.copy_bytes", "bytes per parameter, as 6.0"),
     ("drive.flash1_rate", "a factor above 0, as 1.0"),
+    ("drive.balanced_ring", "true or false"),
     ("drive.adapters_on_qkv", "true or false"),
     ("drive.host_core", "bytes per second, as \"2.6GB/s\"; 0 = no limit of one core"),
     ("drive.prefetch", "true or false"),
@@ -290,6 +296,9 @@ fn memory(reader: &Reader<'_>) -> Result<Memory, ProfileError> {
         gradient_copies: reader.number("memory.gradient_copies")?,
         pipeline_tensors: reader.number("memory.pipeline_tensors")?,
         buckets: reader.bytes("memory.buckets")?,
+        quantised_inputs: reader.flag("memory.quantised_inputs")?,
+        loading: [Loading::Sliced, Loading::Broadcast, Loading::Everywhere]
+            [reader.word("memory.loading", &["sliced", "broadcast", "everywhere"])?],
         logit: Logit {
             whole: reader.number("memory.logit.whole")?,
             fused: reader.number("memory.logit.fused")?,
@@ -311,6 +320,7 @@ fn memory(reader: &Reader<'_>) -> Result<Memory, ProfileError> {
             ends: reader.flag("memory.gathered.ends")?,
             units: reader.number("memory.gathered.units")?,
             live_parameters: reader.number("memory.gathered.live_parameters")?,
+            stages: reader.flag("memory.gathered.stages")?,
         },
         update: Update {
             whole: reader.number("memory.update.whole")?,
@@ -330,6 +340,7 @@ fn drive(reader: &Reader<'_>) -> Result<Drive, ProfileError> {
         optimizer_passes: reader.above_zero("drive.optimizer_passes")?,
         copy_bytes: reader.number("drive.copy_bytes")?,
         flash1_rate: reader.above_zero("drive.flash1_rate")?,
+        balanced_ring: reader.flag("drive.balanced_ring")?,
         adapters_on_qkv: reader.flag("drive.adapters_on_qkv")?,
         host_core: reader.quantity("drive.host_core", units::rate)?,
         overlap_data: reader.flag("drive.overlap.data")?,

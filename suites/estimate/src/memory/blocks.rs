@@ -95,10 +95,15 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
         masks: if model.dropout { norms * wide } else { 0.0 },
         ..Kept::default()
     };
+    // Whether what the MLP's matrices read stays: for their adapters, or for nothing.
+    let mlp = match job.peft {
+        Peft::Adapters { mlp, base, .. } => mlp || (base.bytes() < c && job.framework.memory.quantised_inputs),
+        Peft::None => false,
+    };
     if job.peft != Peft::None {
-        // Frozen weights need no inputs of theirs: norms keep their f32 copies, adapters the first norm's result.
+        // Frozen weights need no inputs of theirs: norms keep their f32 copies, adapters what they read.
         kept.residual = 0.0;
-        kept.normed = (norms * 4.0 + c) * wide;
+        kept.normed = (norms * 4.0 + if mlp { 2.0 * c } else { c }) * wide;
     }
     if let Some(l) = model.latent {
         // Bottlenecks before and after their norms, whole on every rank but for the sequence.
@@ -118,7 +123,7 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
             kept.act = c * tokens * model.ffn as f64 / tensor;
         }
     }
-    if job.peft != Peft::None {
+    if job.peft != Peft::None && !mlp {
         kept.act = 0.0;
     }
     kept

@@ -24,6 +24,8 @@ pub struct Habits {
     pub units: f64,
     /// Parameters that stay gathered, where single matrices are and not blocks: those that are used again soon.
     pub live: Option<f64>,
+    /// Weights stay gathered and gradients whole from a step's first micro-batch to its last.
+    pub stages: bool,
     /// Bytes per parameter of a rank's own share during the update, beside what is kept.
     pub update: f64,
     /// Parameters that are updated at once.
@@ -59,6 +61,7 @@ pub fn habits(job: &Job) -> Habits {
         activation: loss(if model.gated { of.activation.gated } else { plain }, of.activation.fused_loss),
         root: of.gathered.ends,
         units: of.gathered.units,
+        stages: of.gathered.stages && job.degrees.pipeline > 1 && job.sharding.parameters > 1,
         live: Some(of.gathered.live_parameters).filter(|live| *live > 0.0),
         update: if sharded { of.update.sharded } else { of.update.whole },
         update_group: match of.update.group {

@@ -11,7 +11,8 @@ pub use blocks::{Kept, formula_bytes};
 pub use habits::{Habits, habits};
 pub use parameters::Counts;
 
-use crate::job::Job;
+use crate::framework::Loading;
+use crate::job::{Job, Peft, Place};
 
 /// What bytes are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,6 +87,30 @@ pub struct Memory {
     pub disk: f64,
     /// What the software adds to what its allocator hands out.
     pub habits: Habits,
+    /// While weights are read, before the first step.
+    pub load: Load,
+}
+
+/// What weights take while they are read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// Bytes on a device: its own weights, and a block as it was read.
+    pub device: f64,
+    /// Bytes of one whole copy of the weights, as they are read.
+    pub whole: f64,
+    /// Who reads them.
+    pub loading: Loading,
+}
+
+impl Load {
+    /// Bytes in the memory of a node's host, the fullest one's.
+    pub fn host(&self, ranks_per_node: usize) -> f64 {
+        match self.loading {
+            Loading::Sliced => 0.0,
+            Loading::Broadcast => self.whole,
+            Loading::Everywhere => self.whole * ranks_per_node as f64,
+        }
+    }
 }
 
 impl Stage {
@@ -140,5 +165,26 @@ pub fn memory(job: &Job) -> Memory {
     let counts = Counts::of(job);
     let stages = stages::kinds(job).iter().map(|stage| moments::stage(job, &counts, &habits, stage)).collect();
     let (host, disk) = moments::elsewhere(job, &counts, &habits);
-    Memory { stages, host, disk, habits }
+    let mut memory = Memory {
+        stages,
+        host,
+        disk,
+        habits,
+        load: Load { device: 0.0, whole: 0.0, loading: job.framework.memory.loading },
+    };
+    memory.load = load(job, &counts, memory.worst());
+    memory
+}
+
+/// While a stage's rank reads its weights.
+fn load(job: &Job, counts: &Counts, stage: &Stage) -> Load {
+    // What is kept in few bits is read in 16.
+    let read = match job.peft {
+        Peft::Adapters { base, .. } => base.bytes().max(2.0),
+        Peft::None => job.precision.weights.bytes(),
+    };
+    let is_weight = |term: &&Term| ["weights", "frozen base", "adapters"].contains(&term.name);
+    let own: f64 = stage.terms.iter().filter(is_weight).map(|term| term.bytes).sum();
+    let unit = if job.offload.parameters == Place::Device { read * counts.unit } else { 0.0 };
+    Load { device: own + unit, whole: read * job.model.parameters() as f64, loading: job.framework.memory.loading }
 }

@@ -229,7 +229,14 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
         ));
     }
     backward.push(term(Category::Activations, "gradients inside a block", "of its widest tensors", widest(job, c)));
-    if sharded && job.peft == Peft::None {
+    if habits.stages && job.peft == Peft::None {
+        common.push(term(
+            Category::Gradients,
+            "whole gradients of all micro-batches",
+            "reduce bytes x parameters",
+            job.precision.reduce * own.all(),
+        ));
+    } else if sharded && job.peft == Peft::None {
         let unit = habits.live.map_or(counts.unit, |_| counts.matrix) * (c + job.precision.reduce);
         backward.push(term(
             Category::Communication,
@@ -312,7 +319,8 @@ fn gathered(job: &Job, counts: &Counts, habits: &Habits, part: &Part, all: f64, 
         terms.push(term(Category::Parameters, "weights in the compute type", "compute bytes x parameters", c * all));
         return;
     }
-    if !job.sharding.reshard_after_forward && job.sharding.parameters > 1 {
+    let kept = !job.sharding.reshard_after_forward && job.sharding.parameters > 1;
+    if kept || habits.stages {
         terms.push(term(Category::Communication, "gathered weights", "compute bytes x parameters", c * all));
         return;
     }

@@ -58,14 +58,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn flag(&self, key: &str) -> Result<bool, ProfileError> {
-        match self.table.get(key) {
-            None => Ok(false),
-            Some(Value::Boolean(flag)) => Ok(*flag),
-            Some(other) => Err(self.value_error(key, other, "true or false")),
-        }
-    }
-
     /// A figure in the units of `read`; its source is kept.
     pub(super) fn figure(
         &mut self,
@@ -131,12 +123,21 @@ impl<'a> Reader<'a> {
             bandwidth: self.need("bandwidth", units::rate, "bytes per second of a device one way, as \"300GB/s\"")?,
             reached: self.share("reached")?,
             latency: self.need("latency", units::seconds, "seconds of a hop, as \"3us\"")?,
-            in_switch: self.flag("in_switch")?,
+            in_switch: self.in_switch()?,
         })
     }
 
+    fn in_switch(&mut self) -> Result<f64, ProfileError> {
+        let wanted = "the share of the rating that all-reduce in the switch reaches, 0 (the switch does not add) to 1";
+        let share = self.figure("in_switch", plain, wanted)?.unwrap_or(0.0);
+        if (0.0..=1.0).contains(&share) {
+            return Ok(share);
+        }
+        Err(self.value_error("in_switch", &Value::Float(share), wanted))
+    }
+
     fn network(mut self, devices: usize) -> Result<(Link, Topology), ProfileError> {
-        let keys = ["kind", "nics", "rate", "reached", "latency", "in_switch", "source"];
+        let keys = ["kind", "nics", "rate", "reached", "latency", "source"];
         self.only(&[&keys[..], &topology::KEYS].concat())?;
         let wanted = "the network's kind, as \"infiniband\" or \"efa\"";
         let nics = self.count("nics", "the network cards of a node, a whole number")?;
@@ -146,7 +147,7 @@ impl<'a> Reader<'a> {
             bandwidth: nics as f64 * rate / devices as f64,
             reached: self.share("reached")?,
             latency: self.need("latency", units::seconds, "seconds of a hop, as \"5us\"")?,
-            in_switch: self.flag("in_switch")?,
+            in_switch: 0.0,
         };
         Ok((link, self.topology(nics)?))
     }
@@ -164,7 +165,7 @@ pub(super) fn plain(text: &str) -> Option<f64> {
 
 /// No such link: there is one device, or nothing is said of a network. Who needs it has to refuse.
 fn none() -> Link {
-    Link { kind: "none".into(), bandwidth: 0.0, reached: 1.0, latency: 0.0, in_switch: false }
+    Link { kind: "none".into(), bandwidth: 0.0, reached: 1.0, latency: 0.0, in_switch: 0.0 }
 }
 
 /// The machine of a whole profile (bases are in it already).

@@ -157,6 +157,7 @@ fn nodes_agree_with_their_device() {
         ("dgx-h100", "h100-sxm"),
         ("aws-p4d", "a100-40gb"),
         ("aws-p5", "h100-sxm"),
+        ("aws-p6-b200", "b200"),
         ("gcp-a2-ultragpu", "a100-80gb"),
         ("gcp-a3", "h100-sxm"),
     ] {
@@ -171,6 +172,7 @@ fn nodes_agree_with_their_device() {
         ("dgx-h100", 3200.0),
         ("aws-p4d", 400.0),
         ("aws-p5", 3200.0),
+        ("aws-p6-b200", 3200.0),
         ("gcp-a2-ultragpu", 100.0),
         ("gcp-a3", 800.0),
     ] {

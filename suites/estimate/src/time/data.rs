@@ -28,9 +28,8 @@ impl Plan<'_> {
         let c = self.context;
         let sharding = &c.job.sharding;
         let sharded = sharding.parameters > 1;
-        // Split gradients are reduced each time they are made; Megatron-like stacks with stages add them up first.
-        // Nor do those with stages gather shards anew for each micro-batch: they keep them from the first to the last.
-        let staged = c.job.degrees.pipeline > 1;
+        // Split gradients are reduced each time they are made; stages add them up first, unless they gather weights each time.
+        let staged = c.job.degrees.pipeline > 1 && (!sharded || c.job.framework.memory.gathered.stages);
         let each = !staged && (sharded || sharding.gradients > 1);
         let moves = self.moves();
         let ahead = if c.drive.prefetch { sharding.prefetch.max(1) } else { 1 };

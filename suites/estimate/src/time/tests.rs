@@ -236,7 +236,7 @@ fn what_ought_to_be_slower_is() {
 
 #[test]
 fn adapters_spare_the_gradients_of_weights() {
-    let lora = Peft::Adapters { trainable: 0, rank: 8, base: Number::Bf16, weight_bytes: 2.0 };
+    let lora = Peft::Adapters { trainable: 0, rank: 8, base: Number::Bf16, weight_bytes: 2.0, mlp: true };
     let full = time(&job(), &a100());
     let adapted = time(&Job { peft: lora, ..job() }, &a100());
     let ratio = adapted.model_flops / full.model_flops;

@@ -38,6 +38,9 @@ impl Context<'_> {
         let mut put = |call: Heads| {
             let (forward, backward) = self.roof.attention(call, kernel, self.job.precision.compute);
             let slow = if kernel == Attention::Flash(1) { self.drive.flash1_rate } else { 1.0 };
+            // The last of c ranks computes c - 1/2 blocks of scores, the mean rank c/2.
+            let slow =
+                if call.causal && !self.drive.balanced_ring { slow * context / (2.0 * context - 1.0) } else { slow };
             // Autocast takes softmax in f32.
             let slow = if kernel == Attention::Naive { slow / self.wide() } else { slow };
             let (forward, backward) = (forward / slow, backward / slow);
