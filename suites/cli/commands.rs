@@ -288,8 +288,9 @@ impl Expanded {
     }
 }
 
-/// Plans every cell or its stand-in. A search yields the cells with the largest value that fits.
-fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
+/// Plans every cell or its stand-in, and looks for what would make the first `advised` of those fit that do not. A search yields the
+/// cells with the largest value that fits.
+fn planned(expanded: &mut Expanded, stand_ins: bool, advised: usize) -> Result<Vec<Planned>> {
     if stand_ins {
         expanded.refuse_search("asks what fits the memory of a machine, and --proxy runs stand-ins on this one")?;
     }
@@ -303,7 +304,9 @@ fn planned(expanded: &mut Expanded, stand_ins: bool) -> Result<Vec<Planned>> {
     let cells = std::mem::take(&mut expanded.cells);
     let planner = Planner::default();
     if !stand_ins {
-        let planned: Vec<Planned> = cells.into_iter().map(|cell| planned::plan(&planner, cell, None)).collect();
+        let mut planned: Vec<Planned> =
+            cells.into_iter().map(|cell| planned::without_advice(&planner, cell, None)).collect();
+        planned::advise(&planner, &mut planned, advised);
         return refuse_the_impossible(&expanded.document, planned);
     }
     let absent = |cell: &GridCell| cell.resolved.as_ref().is_ok_and(|r| r.cell.hardware.device != DeviceKind::Cpu);

@@ -200,7 +200,7 @@ pub fn footprint(resolved: &Resolved, estimate: Option<&Estimate>) -> Footprint 
 }
 
 /// Whether a cell is for a device and names software other than zbench.
-fn of_other_software(cell: &Cell) -> bool {
+pub(crate) fn of_other_software(cell: &Cell) -> bool {
     cell.hardware.device == DeviceKind::Cuda && !is_own_engine(cell)
 }
 

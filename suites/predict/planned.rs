@@ -176,13 +176,17 @@ fn traffic(estimate: &Estimate) -> Vec<EstimateTraffic> {
 /// Plans a cell for this machine.
 pub fn plan(planner: &Planner, grid: GridCell, proxy_of: Option<String>) -> Planned {
     let mut planned = without_advice(planner, grid, proxy_of);
-    if planned.fits() == Some(false)
-        && let (Some(capacity), Ok(resolved)) = (planned.capacity(), &planned.grid.resolved)
-    {
+    advise(planner, std::slice::from_mut(&mut planned), 1);
+    planned
+}
+
+/// Looks for what would make the first cells fit that do not, at most so many.
+pub fn advise(planner: &Planner, cells: &mut [Planned], most: usize) {
+    for planned in cells.iter_mut().filter(|planned| planned.fits() == Some(false)).take(most) {
+        let (Some(capacity), Ok(resolved)) = (planned.capacity(), &planned.grid.resolved) else { continue };
         planned.advice = cheapest_change(planner, resolved, capacity)
             .unwrap_or_else(|| "none of the changes tried (up to 64 times the ranks) makes it fit".into());
     }
-    planned
 }
 
 /// The same without looking for what would make it fit, which is most of the work where it does not.
@@ -486,7 +490,7 @@ fn offload_optimizer(cell: &mut Cell) -> bool {
 fn set_checkpointing(cell: &mut Cell, to: Checkpointing) -> bool {
     let keeps_more = match cell.memory.checkpointing {
         Checkpointing::None => true,
-        Checkpointing::Keep(_) => to == Checkpointing::Full,
+        Checkpointing::Keep(_) | Checkpointing::Selective => to == Checkpointing::Full,
         _ => false,
     };
     if keeps_more {
@@ -532,7 +536,8 @@ pub fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: u64) ->
             return None;
         }
         let changed = resolved.with_cell(cell);
-        let estimate = match changed.cell.is_priced() {
+        // What the engine would hold says nothing of another program.
+        let estimate = match changed.cell.is_priced() || forecast::of_other_software(&changed.cell) {
             true => None,
             false => Some(estimate(planner, &changed.cell).ok()?),
         };
@@ -563,11 +568,16 @@ pub fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: u64) ->
         .map(|bits| CHANGES.iter().enumerate().filter(|(i, _)| bits >> i & 1 == 1).map(|(_, change)| change).collect())
         .collect();
     sets.sort_by_key(Vec::len);
-    if let Some(found) = sets.iter().find_map(|set| attempt(set, 1)) {
-        return Some(found);
-    }
-    let with_more = std::iter::once(Vec::new()).chain(sets).collect::<Vec<_>>();
-    [2, 4, 8, 16, 32, 64].into_iter().find_map(|times| with_more.iter().find_map(|set| attempt(set, times)))
+    sets.insert(0, Vec::new());
+    // Most cells that do not fit are not made to by anything, which the largest sets tell: what applies of all changes, or of all but
+    // one.
+    let mut most = resolved.cell.clone();
+    let all: Vec<&Change> = CHANGES.iter().filter(|change| (change.apply)(&mut most)).collect();
+    let without = |left_out: &&Change| all.iter().copied().filter(|change| !std::ptr::eq(*change, *left_out)).collect();
+    let largest: Vec<Vec<&Change>> = std::iter::once(all.clone()).chain(all.iter().map(without)).collect();
+    let mut times =
+        [1, 2, 4, 8, 16, 32, 64].into_iter().filter(|times| largest.iter().any(|set| attempt(set, *times).is_some()));
+    times.find_map(|times| sets.iter().find_map(|set| attempt(set, times)))
 }
 
 #[cfg(test)]

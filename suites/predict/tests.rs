@@ -15,8 +15,11 @@ use zbench_estimate::{memory, rules};
 use zbench_kernels::Category;
 
 fn cell(preset: &str, more: &str) -> Resolved {
-    let text = format!("[model]\npreset = \"{preset}\"\n[train]\nseq_len = 128\n[hardware]\ndevice = \"cuda\"\n{more}");
-    resolved(&text)
+    resolved(&cell_text(preset, more))
+}
+
+fn cell_text(preset: &str, more: &str) -> String {
+    format!("[model]\npreset = \"{preset}\"\n[train]\nseq_len = 128\n[hardware]\ndevice = \"cuda\"\n{more}")
 }
 
 fn resolved(text: &str) -> Resolved {
@@ -239,5 +242,22 @@ fn meshes_have_one_order_as_priced_and_as_planned() {
                 assert!(price < price_of_other, "{mesh:?} and {other:?}: bytes on the wire");
             }
         }
+    }
+}
+
+/// From every way of recomputing less, all blocks can be recomputed.
+#[test]
+fn advice_ends_with_full_recomputation() {
+    for checkpointing in ["none", "selective"] {
+        let more = format!(
+            "profile = \"h100-sxm\"\nsoftware = \"fsdp2-compiled\"\n[memory]\ncheckpointing = \"{checkpointing}\"\n[precision]\n\
+             preset = \"bf16-mixed\"\n[parallel]\nranks = 64\nstrategy = \"fsdp\"\n"
+        );
+        let text = cell_text("llama2-70b", &more).replace("seq_len = 128", "seq_len = 4096\nmicro_batch = 4");
+        let capacity = 79 << 30;
+        let advice = crate::planned::cheapest_change(&Planner::default(), &resolved(&text), capacity).unwrap();
+        assert!(advice.starts_with("memory.checkpointing = \"full\" (predicted "), "{checkpointing}: {advice}");
+        // Nothing makes a rank fit that has less than its weights and gradients.
+        assert_eq!(crate::planned::cheapest_change(&Planner::default(), &resolved(&text), 1 << 20), None);
     }
 }

@@ -180,7 +180,7 @@ fn one_cell(file: &Path, set: &[String]) -> Result<Planned> {
         return Err(ConfigError::about(source, message).into());
     }
     super::train::refuse_all(&expanded)?;
-    let mut cells = planned(&mut expanded, false)?;
+    let mut cells = planned(&mut expanded, false, usize::MAX)?;
     let cell = cells.pop().context("the file has no cell")?;
     match &cell.decision {
         Decision::Run => Ok(cell),

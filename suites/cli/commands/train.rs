@@ -45,7 +45,7 @@ pub(super) const BUDGET: Duration = Duration::from_secs(120);
 /// `zbench grid FILE`.
 pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Result<u8> {
     let mut expanded = expand(&arguments.cells, arguments.max_cells, session.hosts)?;
-    let mut cells = planned(&mut expanded, arguments.proxy)?;
+    let mut cells = planned(&mut expanded, arguments.proxy, usize::MAX)?;
     session.judge(&mut cells);
     if cells.is_empty() {
         zbench_host::say!("{}", grid::none_left(&expanded.document, &expanded.only));
@@ -246,7 +246,7 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
         return Err(ConfigError::about(file, why).into());
     }
     refuse_all(&expanded)?;
-    let mut cells = planned(&mut expanded, false)?;
+    let mut cells = planned(&mut expanded, false, usize::MAX)?;
     session.judge(&mut cells);
     // One went in.
     let [cell] = &cells[..] else { return Ok(exit::NOT_MEASURED) };
