@@ -93,17 +93,22 @@ pub struct Wanted {
     pub global_batch: Option<usize>,
     /// Keys that ways keep at a value, as settings write it.
     pub keep: Vec<(String, String)>,
+    /// Share by which the simplest way may be slower than the fastest and comes first all the same.
+    pub tie: f64,
 }
 
 impl Default for Wanted {
     fn default() -> Wanted {
-        Wanted { headroom: HEADROOM, listed: SHOWN, global_batch: None, keep: Vec::new() }
+        Wanted { headroom: HEADROOM, listed: SHOWN, global_batch: None, keep: Vec::new(), tie: 0.0 }
     }
 }
 
 /// Share of a rank's memory that a recommendation leaves free where nothing else is asked for: predictions are off by a few
 /// percent, and a run that is out of memory costs more than the last of its speed.
 pub const HEADROOM: f64 = 0.05;
+
+/// The tie of a recommendation: about half of the median error of predicted speeds (docs/estimator.md).
+pub const TIE: f64 = 0.02;
 
 /// A cell without what a search varies: what stays the same in all its ways.
 pub fn question(resolved: &Resolved) -> Cell {
@@ -179,6 +184,13 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, wanted: &Want
     // Of ways that are as fast, what moves nothing is simpler.
     let tie = |one: &Fitting| (one.way.offloads(), one.bytes);
     fitting.sort_by(|a, b| a.step_ms.total_cmp(&b.step_ms).then_with(|| tie(a).cmp(&tie(b))));
+    let pareto: Vec<Way> = pareto(&fitting).into_iter().map(|one| one.way).collect();
+    if let Some(best) = fitting.first().map(|best| best.step_ms * (1.0 + wanted.tie)) {
+        let within = fitting.iter().take_while(|one| one.step_ms <= best).enumerate();
+        let simplest = within.min_by_key(|(place, one)| (one.way.offloads(), one.way.axes(), *place));
+        let place = simplest.map_or(0, |(place, _)| place);
+        fitting[..=place].rotate_right(1);
+    }
     let whole = |way: &Way| price(planner, &of(way));
     let candidate = |way: &Way| candidate(&whole(way), space.settings(way));
     let first = fitting.first().map(|best| whole(&best.way));
@@ -197,7 +209,7 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, wanted: &Want
         runner_up: alternatives.first().map(|one| format!("The runner-up: {}", one.words())).unwrap_or_default(),
         alternatives,
         measured: None,
-        pareto: pareto(&fitting).into_iter().map(|one| candidate(&one.way)).collect(),
+        pareto: pareto.iter().map(candidate).collect(),
         best: listed(&fitting, wanted.listed.max(SHOWN)).into_iter().map(|one| candidate(&one.way)).collect(),
         nearest: nearest.filter(|_| fitting.is_empty()).map(|(_, way)| candidate(&way)),
         seconds: begun.elapsed().as_secs_f64(),

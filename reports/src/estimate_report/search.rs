@@ -39,7 +39,7 @@ pub struct Candidate {
 pub struct Alternative {
     /// How it splits the work, in words.
     pub name: String,
-    /// How much longer its step takes, as a share of the fastest one's.
+    /// How much longer its step takes, as a share of the first one's; below 0 where a recommendation is simpler and not faster.
     pub slower: f64,
     /// Where its step is longer, and where shorter, in words.
     pub why: String,
@@ -54,7 +54,8 @@ impl Alternative {
     pub fn words(&self) -> String {
         let memory = units::memory(self.candidate.memory_bytes as f64);
         let Alternative { name, slower, why, .. } = self;
-        format!("{name}; {} slower, {memory}: {why}.", units::percent(*slower))
+        let how = if *slower < 0.0 { "faster" } else { "slower" };
+        format!("{name}; {} {how}, {memory}: {why}.", units::percent(slower.abs()))
     }
 }
 

@@ -15,7 +15,8 @@ use zbench_config::{ConfigError, Document, Resolved, Setting, Settings, grid, ke
 use zbench_engine::config::DeviceKind;
 use zbench_engine::planner::Planner;
 use zbench_host::{exit, terminal};
-use zbench_predict::search::{HEADROOM, SOFTWARE, Wanted, search};
+use zbench_predict::forecast;
+use zbench_predict::search::{HEADROOM, SOFTWARE, TIE, Wanted, search};
 use zbench_reports::estimate_report::{Advice, Asked, Candidate, Searched, name};
 use zbench_reports::units;
 use zbench_suites::interop::draft::shown;
@@ -61,13 +62,26 @@ pub fn advise(global: &Global, arguments: &AdviseArgs) -> Result<u8> {
         None => None,
     };
     let asked = questions(document, arguments)?;
-    let wanted = Wanted {
+    let mut sets = kept(arguments)?.into_iter();
+    let mut wanted = Wanted {
         headroom: arguments.headroom.unwrap_or(HEADROOM),
         global_batch: asked.global_batch,
-        keep: kept(arguments)?,
+        keep: sets.next().unwrap_or_default(),
+        tie: TIE,
         ..Wanted::default()
     };
-    let Some((place, found)) = asked.search(&wanted)?.into_iter().next() else {
+    let mut all = asked.search(&wanted)?;
+    // Where nothing fits that is simple, what moves state to the host may; where a program has no such way there is none.
+    for keep in sets {
+        if all.iter().any(|(_, found)| !found.best.is_empty()) {
+            break;
+        }
+        let other = Wanted { keep, ..wanted.clone() };
+        if let Ok(found) = asked.search(&other) {
+            (all, wanted) = (found, other);
+        }
+    }
+    let Some((place, found)) = all.into_iter().next() else {
         bail!("there is no cell; leave --only out, or name one that is there")
     };
     let cell = &asked.expanded.cells[place];
@@ -77,7 +91,14 @@ pub fn advise(global: &Global, arguments: &AdviseArgs) -> Result<u8> {
         advice.changes = what_fits(&wanted, resolved);
     }
     let exported = match (&arguments.export, advice.recommended.as_ref()) {
-        (Some(target), Some(best)) => Some(exported(&asked, place, best, *target, &advice)?),
+        (Some(target), Some(best)) => {
+            let mut written = exported(&asked, place, best, *target, &advice)?;
+            let (folder, output) = (asked.expanded.document.folder(), arguments.output.as_deref());
+            if *target == AdviseTarget::Zbench && !output.is_some_and(|output| lies_in(output, folder)) {
+                written.notes = profiles_to_copy(&asked.settings(place, best), folder);
+            }
+            Some(written)
+        }
         _ => None,
     };
     say(global, arguments, &advice, exported.as_ref())?;
@@ -149,25 +170,27 @@ fn software_of(arguments: &AdviseArgs) -> Option<&'static str> {
     }
 }
 
-/// The values that ways keep: as asked for, and those that the program's configuration can say.
-fn kept(arguments: &AdviseArgs) -> Result<Vec<(String, String)>> {
-    let mut kept = keeps(&arguments.keep)?;
-    let of_program: &[(&str, &str)] = match arguments.export {
-        // It has stages in the model's code alone, and ranks of a sequence exchange heads there.
-        Some(AdviseTarget::Deepspeed) => {
-            &[("parallel.pipeline", "1"), ("parallel.context", "1"), ("parallel.sequence", "1")]
-        }
-        Some(AdviseTarget::Accelerate) => {
-            &[("parallel.pipeline", "1"), ("parallel.expert", "1"), ("parallel.sequence", "1")]
-        }
-        Some(AdviseTarget::Torchtitan | AdviseTarget::Zbench) | None => &[],
+/// The values that ways keep: as asked for, and those that the program's configuration can say; several such sets, the simplest
+/// first.
+fn kept(arguments: &AdviseArgs) -> Result<Vec<Vec<(String, String)>>> {
+    let asked = keeps(&arguments.keep)?;
+    let of_program = arguments.export.and_then(program).map_or(vec![Vec::new()], Target::ways);
+    let with = |set: Vec<(&str, &str)>| {
+        let is_free = |(key, _): &(&str, &str)| !asked.iter().any(|(other, _)| other == key);
+        let more = set.into_iter().filter(is_free).map(|(key, value)| (key.to_string(), value.to_string()));
+        asked.iter().cloned().chain(more).collect()
     };
-    for (key, value) in of_program {
-        if !kept.iter().any(|(other, _)| other == key) {
-            kept.push((key.to_string(), value.to_string()));
-        }
+    Ok(of_program.into_iter().map(with).collect())
+}
+
+/// Another program, whose configuration is written.
+fn program(target: AdviseTarget) -> Option<Target> {
+    match target {
+        AdviseTarget::Deepspeed => Some(Target::DeepSpeed),
+        AdviseTarget::Accelerate => Some(Target::Accelerate),
+        AdviseTarget::Torchtitan => Some(Target::Torchtitan),
+        AdviseTarget::Zbench => None,
     }
-    Ok(kept)
 }
 
 /// The one question that is asked. What a search decides is taken out of it; the sequences of a step stay those of the file.
@@ -290,19 +313,17 @@ fn exported(
     target: AdviseTarget,
     advice: &Advice,
 ) -> Result<Written> {
-    let target = match target {
-        AdviseTarget::Deepspeed => Target::DeepSpeed,
-        AdviseTarget::Accelerate => Target::Accelerate,
-        AdviseTarget::Torchtitan => Target::Torchtitan,
-        AdviseTarget::Zbench => {
-            let text = own(&asked.settings(place, best), asked.expanded.document.folder(), &advice.name);
-            return Ok(Written { text, notes: Vec::new() });
-        }
+    let Some(target) = program(target) else {
+        let text = own(&asked.settings(place, best), asked.expanded.document.folder(), &advice.name);
+        return Ok(Written { text, notes: Vec::new() });
     };
     let cell = asked.cell(place, best, &mut Files::default())?;
     let resolved = cell.resolved.map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
     let title = format!("advice for {}", advice.asked.model);
-    let exported = export::export(&grid::plain(&resolved.cell), &title, target);
+    // accelerate's file says on how many machines the ranks are.
+    let mut cell = resolved.cell.clone();
+    cell.parallel.ranks_per_node.get_or_insert(forecast::ranks_per_node(&resolved));
+    let exported = export::export(&grid::plain(&cell), &title, target);
     let exported = exported.with_context(|| format!("the advice cannot be written for {}", target.name()))?;
     // What the search decided is the advice; of the rest `zbench export` has a table.
     let is_decided = |key: &str| DECIDED.contains(&key) || MORE_DECIDED.contains(&key);
@@ -336,6 +357,23 @@ fn own(settings: &Settings, folder: &Path, name: &str) -> String {
         }
     }
     text
+}
+
+fn lies_in(file: &Path, folder: &Path) -> bool {
+    let real =
+        |folder: &Path| std::fs::canonicalize(if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
+    file.parent()
+        .is_some_and(|parent| real(parent).ok().zip(real(folder).ok()).is_some_and(|(one, other)| one == other))
+}
+
+/// What is read from beside a configuration, and so has to be beside the new one, too.
+fn profiles_to_copy(settings: &Settings, folder: &Path) -> Vec<String> {
+    let beside = |(key, kind): (&str, &str)| {
+        let name = settings.get(key)?.value.as_str()?;
+        let file = folder.join(kind).join(format!("{name}.toml"));
+        file.is_file().then(|| format!("{key}: copy {} into {kind} beside the new file", file.display()))
+    };
+    [("hardware.profile", "machines"), ("hardware.software", "frameworks")].into_iter().filter_map(beside).collect()
 }
 
 /// Prints the advice, and the configuration where it was asked for.

@@ -37,6 +37,7 @@ pub fn search(global: &Global, cells: &Cells, arguments: &PlanArgs) -> Result<u8
         listed: if arguments.measure.is_some() { LISTED } else { 0 },
         global_batch: asked.global_batch,
         keep: keeps(&arguments.keep)?,
+        tie: 0.0,
     };
     let mut found = asked.search(&wanted)?;
     let nexts: Vec<Option<String>> = found.iter().map(|(cell, one)| asked.next(&cells.file, *cell, one)).collect();

@@ -4,7 +4,7 @@ use zbench_estimate::framework::framework;
 use zbench_estimate::job::{
     Attention, Batch, Degrees, Job, Loss, Offload, Order, Peft, Place, Precision, Recompute, Shape, Sharding,
 };
-use zbench_estimate::memory::{Category, formula_bytes, memory};
+use zbench_estimate::memory::{Category, Memory, formula_bytes, memory};
 
 const CATEGORIES: [Category; 6] = [
     Category::Parameters,
@@ -232,4 +232,39 @@ fn is_fast() {
     let sum: f64 = (0..20_000).map(|_| memory(std::hint::black_box(&job)).allocated()).sum();
     assert!(sum > 0.0);
     assert!(start.elapsed().as_secs_f64() < 1.0, "{:?} for 20,000 jobs", start.elapsed());
+}
+
+/// PyTorch's stages keep weights gathered and gradients whole from a step's first micro-batch to its last.
+#[test]
+fn stages_of_fsdp2_hold_weights_and_gradients_whole() {
+    let of = |software: &str| {
+        let mut one =
+            Job { framework: framework(software).unwrap(), sharding: Sharding::zero(3, 8), ..job(gpt(32, 4096, 32)) };
+        (one.degrees.data, one.degrees.pipeline) = (8, 4);
+        memory(&one)
+    };
+    let (fsdp, other) = (of("fsdp2"), of("megatron-core"));
+    let bytes = |memory: &Memory, name: &str| {
+        let terms = &memory.worst().terms;
+        terms.iter().filter(|term| term.name == name).map(|term| term.bytes).sum::<f64>()
+    };
+    let names = ["gathered weights", "whole gradients of all micro-batches"];
+    let parameters = fsdp.worst().parameters;
+    let reduce = Precision::MIXED16.reduce;
+    assert_eq!(names.map(|name| bytes(&fsdp, name)), [2.0 * parameters, reduce * parameters]);
+    assert_eq!(names.map(|name| bytes(&other, name)), [0.0, 0.0]);
+}
+
+/// Everywhere is each rank's whole copy on its host, and what is sliced is nowhere but at home.
+#[test]
+fn what_weights_take_while_they_are_read_is_who_reads_them() {
+    let of = |software: &str| {
+        let sharding = Sharding::zero(3, 8);
+        let one = Job { framework: framework(software).unwrap(), sharding, ..job(gpt(32, 4096, 32)) };
+        (memory(&one).load, one.model.parameters() as f64)
+    };
+    let (everywhere, parameters) = of("fsdp1");
+    assert_eq!(everywhere.host(8), 8.0 * 2.0 * parameters);
+    assert!(everywhere.device > 2.0 * parameters / 8.0 && everywhere.device < 2.0 * parameters / 4.0);
+    assert_eq!(of("fsdp2").0.host(8), 0.0);
 }

@@ -49,6 +49,12 @@ impl Way {
         self.homes.iter().filter(|home| **home != Home::Device).count()
     }
 
+    /// Axes that it divides the model over.
+    pub fn axes(&self) -> usize {
+        let Degrees { tensor, pipeline, context, expert, .. } = self.degrees;
+        [tensor, pipeline, context, expert].into_iter().filter(|ranks| *ranks > 1).count()
+    }
+
     /// Whether another way differs in nothing but where stages lie.
     pub fn is_but_for_placement(&self, other: &Way) -> bool {
         Way { placement: self.placement, ..*other } == *self

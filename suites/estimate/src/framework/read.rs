@@ -242,7 +242,7 @@ impl Reader<'_> {
 
     fn quantity(&self, key: &str, read: fn(&str) -> Option<f64>) -> Result<f64, ProfileError> {
         self.need(key, |value| match value {
-            Value::String(text) => read(text),
+            Value::String(text) => read(text).filter(|number| (0.0..=MOST).contains(number)),
             other => number(other),
         })
     }
@@ -276,6 +276,9 @@ impl Reader<'_> {
     }
 }
 
+/// More than any figure is: bytes of a rank, bytes per second, parameters.
+const MOST: f64 = 1e15;
+
 /// A number from 0 without a unit.
 fn number(value: &Value) -> Option<f64> {
     let number = match value {
@@ -283,7 +286,7 @@ fn number(value: &Value) -> Option<f64> {
         Value::Float(real) => Some(*real),
         _ => None,
     };
-    number.filter(|number| number.is_finite() && *number >= 0.0)
+    number.filter(|number| (0.0..=MOST).contains(number))
 }
 
 fn memory(reader: &Reader<'_>) -> Result<Memory, ProfileError> {

@@ -380,3 +380,38 @@ fn a_placement_decides_which_axis_crosses_the_network() {
     assert!(near.span(data) > apart.span(data), "{} {}", near.span(data), apart.span(data));
     assert_eq!(near.traffic, apart.traffic, "the same bytes travel");
 }
+
+/// Where gradients are whole, eight ranks each move all of them and not an eighth, over the host's link.
+#[test]
+fn whole_gradients_move_to_the_host_whole() {
+    let machine = a100();
+    let offload = |stage| {
+        let mut one = Job { sharding: Sharding::zero(stage, 8), ..job() };
+        one.offload.optimizer = Place::Host;
+        let spans = time(&one, &machine).spans;
+        spans.iter().filter(|span| span.kind == SpanKind::Offload).map(|span| span.seconds).sum::<f64>()
+    };
+    let model = job().model.parameters() as f64;
+    let more = 7.0 / 8.0 * model * job().precision.gradients / (machine.host.bandwidth * machine.host.reached);
+    near(offload(1) - offload(2), more, 0.01);
+}
+
+/// A ring that is not balanced waits for its last rank, which has (2c - 1)/c of the mean work.
+#[test]
+fn the_last_rank_of_an_unbalanced_ring_has_all_keys() {
+    let machine = profile::machine("h100-sxm").expect("h100");
+    let forward = |balanced: bool, context: usize| {
+        let mut framework = (*framework("fsdp2").unwrap()).clone();
+        framework.drive.balanced_ring = balanced;
+        let mut one = Job { framework: framework.into(), ..job() };
+        (one.degrees.data, one.degrees.context, one.batch.seq) = (1, context, 262_144);
+        let spans = time(&one, &machine).spans;
+        spans.iter().filter(|span| span.kind == SpanKind::Forward).map(|span| span.seconds).sum::<f64>()
+    };
+    assert_eq!(forward(true, 1), forward(false, 1));
+    // At such lengths attention is nearly all.
+    for context in [2, 4, 8] {
+        let c = context as f64;
+        near(forward(false, context) / forward(true, context), (2.0 * c - 1.0) / c, 0.1);
+    }
+}

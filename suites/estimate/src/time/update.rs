@@ -30,7 +30,9 @@ pub(super) fn update(context: &Context<'_>, owned: f64, whole: f64) -> Update {
     }
     let sharers = machine.node_devices.min(context.layout.world).max(1) as f64;
     let link = (machine.host.bandwidth * machine.host.reached).max(1.0);
-    let ways = owned * (gradient + weight) / link;
+    // All gradients of this rank live there, which are more than its share of the state where they are not split.
+    let gradients = owned.max(whole / job.sharding.gradients.max(1) as f64);
+    let ways = (gradients * gradient + owned * weight) / link;
     let rate = if machine.host_bandwidth > 0.0 { machine.host_bandwidth } else { 100e9 };
     let rate = rate * context.tuning.host_update;
     // Where a rank has one core, that core and not the rank's share of the memory is what the update waits for.
