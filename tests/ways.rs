@@ -24,6 +24,30 @@ fn placements_are_searched_where_the_software_has_them() {
     assert_eq!(row["status"], "skipped", "{row}");
 }
 
+/// Weights are split beside stages where the software keeps them gathered from micro-batch to micro-batch, and there alone; and
+/// micro-batches are any divisor of a replica's sequences.
+#[test]
+fn stages_split_weights_where_the_software_keeps_them_gathered() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), LARGE);
+    let kept = |software: &str| {
+        let sets = [format!("hardware.software={software}"), "train.global_batch=192".to_string()];
+        let sets = sets.iter().flat_map(|set| ["--set", set.as_str()]);
+        let keep = ["parallel.pipeline=2", "parallel.strategy=fsdp", "train.micro_batch=3"].into_iter();
+        let options = sets.chain(keep.flat_map(|keep| ["--keep", keep]));
+        let arguments: Vec<&str> =
+            ["plan", "--format", "json", path.to_str().unwrap(), "--search"].into_iter().chain(options).collect();
+        run(folder.path(), &arguments)
+    };
+    let output = kept("fsdp2");
+    let found: Value = serde_json::from_str(&stdout(&output)).unwrap_or_else(|_| panic!("{}", stderr(&output)));
+    let nearest = || vec![found["nearest"].clone()];
+    let ways = found["best"].as_array().filter(|best| !best.is_empty()).cloned().unwrap_or_else(nearest);
+    assert!(ways.iter().all(|way| way["settings"]["train.micro_batch"] == "3"), "{found}");
+    let refused = kept("megatron-core");
+    assert!(stderr(&refused).contains("cannot be kept"), "{}", stderr(&refused));
+}
+
 /// Ways of GPUs that are not there have stand-ins, whose records are in the notebook; the report says so and claims no ratio.
 #[test]
 fn the_best_ways_are_trained_as_stand_ins_where_they_do_not_run() {

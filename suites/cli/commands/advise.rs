@@ -18,10 +18,10 @@ use zbench_host::{exit, terminal};
 use zbench_predict::forecast;
 use zbench_predict::search::{HEADROOM, SOFTWARE, TIE, Wanted, search};
 use zbench_reports::estimate_report::{Advice, Asked, Candidate, Searched, name};
-use zbench_reports::units;
+use zbench_reports::{label, units};
 use zbench_suites::interop::draft::shown;
 use zbench_suites::interop::export::{self, Target};
-use zbench_suites::interop::{Verdict, model};
+use zbench_suites::interop::{Row, Verdict, model};
 
 /// Keys that a search decides: what a file says of them is no part of the question.
 const DECIDED: [&str; 16] = [
@@ -327,7 +327,9 @@ fn exported(
     let exported = exported.with_context(|| format!("the advice cannot be written for {}", target.name()))?;
     // What the search decided is the advice; of the rest `zbench export` has a table.
     let is_decided = |key: &str| DECIDED.contains(&key) || MORE_DECIDED.contains(&key);
-    let lost = exported.rows.iter().filter(|row| row.verdict == Verdict::NoEquivalent && is_decided(&row.key));
+    let is_usual = |row: &Row| label::is_usual(&row.key, row.value.as_str().unwrap_or(&row.value.to_string()));
+    let is_lost = |row: &&Row| row.verdict == Verdict::NoEquivalent && is_decided(&row.key) && !is_usual(row);
+    let lost = exported.rows.iter().filter(is_lost);
     let mut notes: Vec<String> = lost.map(|row| format!("{}: {}", row.key, row.reason.trim_end_matches('.'))).collect();
     notes.extend(exported.notes);
     Ok(Written { text: exported.text, notes })

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use zbench_config::{Resolved, software};
 use zbench_engine::config::{
-    Cell, Checkpointing, Degrees, DeviceKind, Home, PipelineSchedule, Placement, Priced, Strategy,
+    Cell, Checkpointing, Degrees, DeviceKind, Home, PipelineSchedule, Placement, Priced, PricedModel, Strategy,
 };
 use zbench_estimate::framework::Framework;
 use zbench_reports::OrderedMap;
 
-/// Micro-batches that are tried: more than this keeps no device busier.
-const MICRO_BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// Sequences of a micro-batch that are tried at most: more than this keeps no device busier.
+const MOST_MICRO: usize = 32;
 /// Ranks of a sequence that are tried at most.
 const MOST_CONTEXT: usize = 16;
 /// Chunks of a stage that are tried at most.
@@ -158,6 +158,16 @@ impl Space {
         SearchError::Batch { global_batch: batch, ranks, nearest: near.join(" and ") }
     }
 
+    /// Blocks of the model, of an encoder and a decoder together.
+    fn blocks(&self) -> usize {
+        let decoder = match self.base.priced.as_ref().and_then(|priced| priced.model.as_ref()) {
+            Some(PricedModel::Custom(custom)) => custom.decoder_layers,
+            Some(PricedModel::EncoderDecoder { num_decoder_layers, .. }) => *num_decoder_layers,
+            _ => 0,
+        };
+        self.base.model.num_hidden_layers + decoder
+    }
+
     /// Degrees of all axes.
     fn fill(&mut self) {
         let (ranks, model, global) = (self.base.parallel.ranks, self.base.model.clone(), self.global_batch);
@@ -169,8 +179,8 @@ impl Space {
                 self.refuse("tensor does not divide the heads");
                 continue;
             }
-            for pipeline in divisors(ranks / tensor, model.num_hidden_layers.max(1)) {
-                if !model.num_hidden_layers.is_multiple_of(pipeline) {
+            for pipeline in divisors(ranks / tensor, self.blocks().max(1)) {
+                if !self.blocks().is_multiple_of(pipeline) {
                     self.refuse("pipeline does not divide the blocks");
                     continue;
                 }
@@ -225,7 +235,10 @@ impl Space {
         let mut strategies = vec![(Strategy::Ddp, ranks)];
         if shared > 1 {
             strategies.push((Strategy::Zero1, ranks));
-            // A pipeline would gather weights and scatter gradients for every micro-batch.
+            // A pipeline would gather weights and scatter gradients for every micro-batch, unless it keeps them whole.
+            if degrees.pipeline > 1 && self.framework.memory.gathered.stages {
+                strategies.push((Strategy::Fsdp, ranks));
+            }
             if degrees.pipeline == 1 {
                 strategies.extend([Strategy::Zero2, Strategy::Fsdp, Strategy::FsdpGradOp].map(|one| (one, ranks)));
                 // The ranks of a sequence are in one group, so groups keep to a node where sequences do.
@@ -258,9 +271,9 @@ impl Space {
     /// Micro-batches and chunks of a way of which a data-parallel rank has so many sequences.
     fn batches(&mut self, way: Way, sequences: usize) {
         let pipeline = way.degrees.pipeline;
-        let blocks = self.base.model.num_hidden_layers / pipeline;
+        let blocks = self.blocks() / pipeline;
         let is_plain = way.degrees.pipeline_schedule == PipelineSchedule::OneFOneB;
-        for micro in MICRO_BATCHES.into_iter().filter(|micro| sequences.is_multiple_of(*micro)) {
+        for micro in divisors(sequences, MOST_MICRO) {
             let accumulation = sequences / micro;
             let interleaves = pipeline > 1 && is_plain && accumulation.is_multiple_of(pipeline);
             for virtual_stages in divisors(blocks, if interleaves { MOST_CHUNKS } else { 1 }) {
