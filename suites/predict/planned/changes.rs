@@ -1,0 +1,132 @@
+//! What would make a cell fit that does not.
+
+use super::{estimate, gib};
+use crate::forecast;
+use zbench_config::Resolved;
+use zbench_engine::config::{Cell, Checkpointing, DeviceKind, Home, Strategy};
+use zbench_engine::planner::Planner;
+use zbench_kernels::DType;
+
+/// One thing that can be changed, and how it is written.
+struct Change {
+    text: &'static str,
+    apply: fn(&mut Cell) -> bool,
+}
+
+/// From what costs least (time, then numerics, then machines). Each says false where it changes nothing.
+const CHANGES: &[Change] = &[
+    Change {
+        text: "memory.checkpointing = \"selective\"",
+        apply: |cell| set_checkpointing(cell, Checkpointing::Selective),
+    },
+    Change { text: "memory.checkpointing = \"full\"", apply: |cell| set_checkpointing(cell, Checkpointing::Full) },
+    Change { text: "half train.micro_batch and twice train.accumulation", apply: halve_micro_batch },
+    Change { text: "parallel.strategy = \"fsdp\"", apply: full_shard },
+    Change { text: "precision.gradients = \"bf16\"", apply: low_gradients },
+    Change { text: "memory.offload_optimizer = \"host\"", apply: offload_optimizer },
+];
+
+/// On a device with a host beside it, where optimizer state is a part of its own.
+fn offload_optimizer(cell: &mut Cell) -> bool {
+    let can = cell.hardware.device == DeviceKind::Cuda
+        && !cell.lora.on()
+        && cell.parallel.strategy != Strategy::Ddp
+        && cell.memory.offload_optimizer == Home::Device;
+    if can {
+        cell.memory.offload_optimizer = Home::Host;
+    }
+    can
+}
+
+fn set_checkpointing(cell: &mut Cell, to: Checkpointing) -> bool {
+    let keeps_more = match cell.memory.checkpointing {
+        Checkpointing::None => true,
+        Checkpointing::Keep(_) | Checkpointing::Selective => to == Checkpointing::Full,
+        _ => false,
+    };
+    if keeps_more {
+        cell.memory.checkpointing = to;
+    }
+    keeps_more
+}
+
+fn halve_micro_batch(cell: &mut Cell) -> bool {
+    let even = cell.train.micro_batch.is_multiple_of(2);
+    if even {
+        cell.train.micro_batch /= 2;
+        cell.train.accumulation *= 2;
+    }
+    even
+}
+
+fn full_shard(cell: &mut Cell) -> bool {
+    let partial = !matches!(cell.parallel.strategy, Strategy::Fsdp | Strategy::Zero3);
+    cell.parallel.strategy = Strategy::Fsdp;
+    cell.parallel.shard = cell.parallel.ranks;
+    partial
+}
+
+fn low_gradients(cell: &mut Cell) -> bool {
+    let wide = cell.precision.gradients == DType::F32 && cell.precision.compute != DType::F32;
+    if wide {
+        cell.precision.gradients = DType::Bf16;
+    }
+    wide
+}
+
+/// The cheapest change that makes a cell fit, found by planning: one change, then several together, then more
+/// ranks beside as few changes as do.
+pub(crate) fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: u64) -> Option<String> {
+    let fitting = |cell: Cell| {
+        // No advice to do what the software does not have.
+        if zbench_config::software::no_such_pair(&resolved.framework, cell.parallel.strategy).is_some() {
+            return None;
+        }
+        // Evictions find their least by themselves, and take long to plan where nothing fits.
+        if cell.memory.checkpointing == Checkpointing::Evict {
+            return None;
+        }
+        let changed = resolved.with_cell(cell);
+        // What the engine would hold says nothing of another program.
+        let estimate = match changed.cell.is_priced() || forecast::of_other_software(&changed.cell) {
+            true => None,
+            false => Some(estimate(planner, &changed.cell).ok()?),
+        };
+        let footprint = forecast::footprint(&changed, estimate.as_ref());
+        footprint.fits(capacity).then_some(footprint.total)
+    };
+    let say = |what: &str, bytes: u64| format!("{what} (predicted {} of {})", gib(bytes), gib(capacity));
+    let attempt = |changes: &[&Change], times: usize| -> Option<String> {
+        let mut changed = resolved.cell.clone();
+        if !changes.iter().all(|change| (change.apply)(&mut changed)) {
+            return None;
+        }
+        let mut words: Vec<String> = changes.iter().map(|change| change.text.to_string()).collect();
+        if times > 1 {
+            let parallel = &mut changed.parallel;
+            let whole_group = parallel.shard >= parallel.ranks / parallel.degrees.ranks_per_replica().max(1);
+            parallel.ranks = parallel.ranks.checked_mul(times)?;
+            if whole_group {
+                parallel.shard = parallel.shard.checked_mul(times)?;
+            }
+            words.push(format!("parallel.ranks = {}", parallel.ranks));
+        }
+        let bytes = fitting(changed)?;
+        Some(say(&words.join(" and "), bytes))
+    };
+    // Every set of changes, few changes first, cheap ones first among as many.
+    let mut sets: Vec<Vec<&Change>> = (1usize..1 << CHANGES.len())
+        .map(|bits| CHANGES.iter().enumerate().filter(|(i, _)| bits >> i & 1 == 1).map(|(_, change)| change).collect())
+        .collect();
+    sets.sort_by_key(Vec::len);
+    sets.insert(0, Vec::new());
+    // Most cells that do not fit are not made to by anything, which the largest sets tell: what applies of all changes, or of all but
+    // one.
+    let mut most = resolved.cell.clone();
+    let all: Vec<&Change> = CHANGES.iter().filter(|change| (change.apply)(&mut most)).collect();
+    let without = |left_out: &&Change| all.iter().copied().filter(|change| !std::ptr::eq(*change, *left_out)).collect();
+    let largest: Vec<Vec<&Change>> = std::iter::once(all.clone()).chain(all.iter().map(without)).collect();
+    let mut times =
+        [1, 2, 4, 8, 16, 32, 64].into_iter().filter(|times| largest.iter().any(|set| attempt(set, *times).is_some()));
+    times.find_map(|times| sets.iter().find_map(|set| attempt(set, times)))
+}
