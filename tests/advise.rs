@@ -214,3 +214,58 @@ fn questions_that_cannot_be_asked_are_refused_by_name() {
         assert!(refused(&[&SMALL[..], &["--price", price]].concat()).contains("gpu_hour_price"), "{price}");
     }
 }
+
+/// A way that the program's file cannot say is neither recommended nor kept, and what is lost of the question is named.
+#[test]
+fn an_export_keeps_to_what_its_program_can_say() {
+    fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+        [&SMALL[..], more].concat()
+    }
+    let file = |advice: &Value| advice["export"]["text"].as_str().unwrap().to_string();
+    let accelerate = advise(0, &with(&["--export", "accelerate"]));
+    let settings = &accelerate["recommended"]["settings"];
+    assert!(["none", "full"].contains(&settings["memory.checkpointing"].as_str().unwrap()), "{settings}");
+    assert_eq!(settings["memory.offload_parameters"], settings["memory.offload_optimizer"]);
+    let text = file(&accelerate);
+    assert!(text.contains("num_machines: 2") && text.contains("fsdp_version: 2"), "{text}");
+    let torchtitan = advise(0, &with(&["--export", "torchtitan", "--keep", "parallel.pipeline=2"]));
+    assert_eq!(
+        torchtitan["recommended"]["settings"]["parallel.sequence"],
+        torchtitan["recommended"]["settings"]["parallel.tensor"]
+    );
+    assert!(file(&torchtitan).contains("fsdp_reshard_after_forward = \"default\""), "{torchtitan}");
+    let error = refused(&with(&["--export", "deepspeed", "--keep", "parallel.pipeline=2"]));
+    assert!(error.contains("--keep parallel.pipeline=2: DeepSpeed's file cannot say that; it has 1"), "{error}");
+    let adapters = advise(0, &with(&["--export", "torchtitan", "--set", "lora.rank=8"]));
+    assert!(adapters["export"]["notes"].to_string().contains("lora.rank"), "{}", adapters["export"]["notes"]);
+    assert!(
+        adapters["search"]["not_compared"].as_str().unwrap().contains("fsdp2 with adapters"),
+        "{}",
+        adapters["search"]["not_compared"]
+    );
+}
+
+/// The fastest keeps the optimizer on the host and is 1 % faster: the recommended way is the fastest that keeps nothing there.
+#[test]
+fn of_ways_as_fast_the_simplest_is_recommended() {
+    let question = [
+        "--model",
+        "llama3-70b",
+        "--gpus",
+        "64",
+        "--profile",
+        "h100-sxm",
+        "--global-batch",
+        "512",
+        "--seq-len",
+        "8192",
+    ];
+    let advice = advise(0, &question);
+    let best = &advice["recommended"];
+    assert_eq!(best["settings"]["memory.offload_optimizer"], "none");
+    let fastest = advice["search"]["pareto"].as_array().unwrap();
+    let least = fastest.iter().map(|way| number(way, "/step_ms")).fold(f64::INFINITY, f64::min);
+    let ratio = number(best, "/step_ms") / least;
+    assert!(ratio > 1.0 && ratio <= 1.02, "{ratio}");
+    assert!(number(&advice["search"]["alternatives"][0], "/slower") < 0.0, "{}", advice["search"]["alternatives"][0]);
+}

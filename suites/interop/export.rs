@@ -37,28 +37,30 @@ impl Target {
     }
 }
 
-const ON_DEVICE: [(&str, &str); 3] = [
-    ("memory.offload_optimizer", "none"),
-    ("memory.offload_parameters", "none"),
+/// FSDP moves weights and optimizer to the host together, and no activations.
+const FSDP_HOMES: [(&str, &str); 3] = [
+    ("memory.offload_optimizer", "none|host"),
+    ("memory.offload_parameters", "=memory.offload_optimizer"),
     ("memory.offload_activations", "none"),
 ];
 
 impl Target {
-    /// Values of a way to split the work that the program's file can say, the simplest set first; keys that none has are free.
-    pub fn ways(self) -> Vec<Vec<(&'static str, &'static str)>> {
-        // FSDP moves weights and optimizer to the host together.
-        let on_host = [("memory.offload_optimizer", "host"), ("memory.offload_parameters", "host"), ON_DEVICE[2]];
-        let either =
-            |fixed: &[(&'static str, &'static str)]| vec![[fixed, &ON_DEVICE].concat(), [fixed, &on_host].concat()];
+    /// Values of a way to split the work that the program's file can say: one of several that `|` divides, or that of another key
+    /// behind `=`. Keys that are not here are free.
+    pub fn ways(self) -> Vec<(&'static str, &'static str)> {
         match self {
             // It has stages in the model's code alone, and ranks of a sequence exchange heads there.
             Target::DeepSpeed => {
-                vec![vec![("parallel.pipeline", "1"), ("parallel.context", "1"), ("parallel.sequence", "1")]]
+                vec![("parallel.pipeline", "1"), ("parallel.context", "1"), ("parallel.sequence", "1")]
             }
             Target::Accelerate => {
-                either(&[("parallel.pipeline", "1"), ("parallel.expert", "1"), ("parallel.sequence", "1")])
+                let one = [("parallel.pipeline", "1"), ("parallel.expert", "1"), ("parallel.sequence", "1")];
+                [&one[..], &[("memory.checkpointing", "none|full")], &FSDP_HOMES].concat()
             }
-            Target::Torchtitan => either(&[]),
+            Target::Torchtitan => {
+                let policies = ("memory.checkpointing", "none|selective|full");
+                [&[("parallel.sequence", "=parallel.tensor"), policies][..], &FSDP_HOMES].concat()
+            }
         }
     }
 }

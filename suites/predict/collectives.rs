@@ -24,6 +24,9 @@ pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRo
     )?;
     let mut machine = profile.machine().map_err(|error| error.to_string())?.clone();
     let ranks = values.given_count("parallel.ranks").unwrap_or(2);
+    if ranks < 2 {
+        return Err("parallel.ranks: one rank exchanges nothing; state 2 or more".into());
+    }
     let devices = machine.node_devices;
     let per_node = values.given_count("parallel.ranks_per_node").unwrap_or(devices.clamp(1, ranks.max(1)));
     let is_stated = values.given("parallel.ranks_per_node").is_some();
@@ -52,6 +55,8 @@ pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRo
     }
     forecast::refuse_without_links(&machine, ranks, &profile.name)?;
     let group = Group::new(ranks, per_node);
+    // Of others nothing was published that could be compared.
+    let is_compared = matches!(collective, Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter);
     let waits = if values.count("collectives.blocking") > 0 { BLOCKING } else { 0.0 };
     let row = |bytes: f64| {
         let by = if algorithm == "ring" { ring_seconds } else { seconds };
@@ -66,8 +71,9 @@ pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRo
             microseconds: 1e6 * seconds,
             algorithm_bandwidth,
             bus_bandwidth: algorithm_bandwidth * collective.bus_factor(ranks),
-            bus_bandwidth_band: Some(band::COLLECTIVES.around(algorithm_bandwidth * collective.bus_factor(ranks))),
-            band_source: band::COLLECTIVES.source(),
+            bus_bandwidth_band: is_compared
+                .then(|| band::COLLECTIVES.around(algorithm_bandwidth * collective.bus_factor(ranks))),
+            band_source: if is_compared { band::COLLECTIVES.source() } else { String::new() },
             machine: profile.name.clone(),
         }
     };

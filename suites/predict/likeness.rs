@@ -53,9 +53,14 @@ const COMPARED: &[(&str, &[&str])] = &[
 /// Devices of data centres from Volta to Hopper: published speeds of most families are of these.
 const USUAL: [&str; 7] = ["V100", "A100", "A800", "H100", "H800", "H200", "GH200"];
 
+/// Whether a machine's devices are among them.
+pub fn is_usual(machine: &Machine) -> bool {
+    machine.device.name.split([' ', '-']).any(|word| USUAL.contains(&word))
+}
+
 /// How far predicted speeds on a machine are off.
 pub fn speed_band(machine: &Machine) -> Band {
-    if USUAL.iter().any(|name| machine.device.name.contains(name)) { SPEED } else { SPEED_ELSEWHERE }
+    if is_usual(machine) { SPEED } else { SPEED_ELSEWHERE }
 }
 
 /// What of a job no published speed has, in a sentence; empty where each part of it was compared with one.
@@ -67,7 +72,9 @@ pub fn not_compared(job: &Job, machine: &Machine) -> String {
     if compared.is_empty() {
         lacks.push(format!("of {program}"));
     } else if !missing.is_empty() {
-        lacks.push(format!("of {program} with {}", missing.join(", ")));
+        let (last, others) = missing.split_last().unwrap_or((&"", &[]));
+        let others = if others.is_empty() { String::new() } else { format!("{} and ", others.join(", ")) };
+        lacks.push(format!("of {program} with {others}{last}"));
     }
     if !DEVICES.contains(&machine.device.name.as_str()) {
         lacks.push(format!("on {}", machine.device.name));

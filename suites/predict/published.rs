@@ -4,6 +4,7 @@
 use crate::collectives;
 use crate::forecast::{self, Footprint};
 use crate::job::job;
+use crate::likeness;
 use crate::planned::{self, Planned};
 use crate::search::{MOST_CHUNKS, divisors};
 use serde::Deserialize;
@@ -448,6 +449,7 @@ impl Published {
                 reason,
             },
             kind: self.quantity.kind(),
+            usual: self.job_and_machine().is_some_and(|(_, machine)| likeness::is_usual(&machine)),
             fits: self.fits.filter(|_| self.unknown.is_empty() && self.excluded.is_empty()).zip(fits),
             fits_twenty_bytes: self.fits_twenty_bytes(),
         }

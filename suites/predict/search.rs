@@ -206,6 +206,12 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, wanted: &Want
         fitting: fitting.len() as u64,
         impossible: impossible.iter().map(|(reason, count)| (reason.as_str(), *count)).collect(),
         band_source: first.as_ref().map(bands).unwrap_or_default(),
+        not_compared: first
+            .iter()
+            .flat_map(|of| of.timing.iter())
+            .map(|of| of.not_compared.clone())
+            .next()
+            .unwrap_or_default(),
         runner_up: alternatives.first().map(|one| format!("The runner-up: {}", one.words())).unwrap_or_default(),
         alternatives,
         measured: None,

@@ -261,3 +261,17 @@ fn advice_ends_with_full_recomputation() {
         assert_eq!(crate::planned::cheapest_change(&Planner::default(), &resolved(&text), 1 << 20), None);
     }
 }
+
+/// The program has no sharded weights and the host no room for the optimizer, so that the largest sets of changes are none; half the
+/// micro-batch fits all the same.
+#[test]
+fn advice_is_found_where_the_largest_changes_are_none() {
+    let more = "profile = \"h100-sxm\"\nsoftware = \"megatron-lm\"\nchanges = [\"node.host_memory=16GiB\"]\n[memory]\ncheckpointing = \"full\"\n\
+                [precision]\npreset = \"bf16-mixed\"\n[parallel]\nranks = 8\nstrategy = \"zero1\"\n";
+    let text =
+        cell_text("llama2-7b", more).replace("seq_len = 128", "seq_len = 4096\nmicro_batch = 16\naccumulation = 2");
+    let resolved = resolved(&text);
+    let capacity = resolved.cell.memory.capacity.unwrap();
+    let advice = crate::planned::cheapest_change(&Planner::default(), &resolved, capacity).unwrap();
+    assert!(advice.starts_with("half train.micro_batch and twice train.accumulation (predicted "), "{advice}");
+}

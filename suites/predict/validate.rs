@@ -25,7 +25,14 @@ pub fn validate(folder: &Path) -> Result<Validation, FolderError> {
         if of.is_empty() {
             continue;
         }
-        validation.kinds.extend(of_kind(kind, &of));
+        validation.kinds.extend(of_kind(kind.name(), &of));
+        if kind == Kind::Speed {
+            // As `plan` has it: a band for each group of devices.
+            for (name, usual) in [("speed, V100 to H200", true), ("speed, other devices", false)] {
+                let group: Vec<&Outcome> = of.iter().copied().filter(|outcome| outcome.usual == usual).collect();
+                validation.kinds.extend(of_kind(name, &group));
+            }
+        }
         families(&mut validation.families, kind.name(), &of);
         if kind == Kind::Speed {
             let (right, all) = directions_right(of);
@@ -46,7 +53,7 @@ fn decided_by(outcomes: &[Outcome], rule: impl Fn(&Outcome) -> Option<bool>) -> 
     outcomes.iter().filter_map(decided).collect()
 }
 
-fn of_kind(kind: Kind, outcomes: &[&Outcome]) -> Option<KindScore> {
+fn of_kind(name: &str, outcomes: &[&Outcome]) -> Option<KindScore> {
     let all = score(outcomes.iter().copied());
     let mut names: Vec<&str> =
         outcomes.iter().filter(|one| one.row.scored).map(|one| one.row.family.as_str()).collect();
@@ -56,7 +63,7 @@ fn of_kind(kind: Kind, outcomes: &[&Outcome]) -> Option<KindScore> {
     let medians: Vec<f64> = names.iter().map(of).collect();
     let residuals = Residuals::of(outcomes.iter().copied());
     (all.scored > 0).then(|| KindScore {
-        kind: kind.name().into(),
+        kind: name.into(),
         scored: all.scored,
         median: all.median,
         p90: all.p90,

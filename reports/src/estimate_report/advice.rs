@@ -113,6 +113,7 @@ impl Advice {
             }
             screen.said("SEARCHED", self.searched(), 2);
             if self.recommended.is_some() {
+                screen.said("NOT COMPARED", &self.search.not_compared, 2);
                 screen.said("BANDS", &self.search.band_source, 1);
             }
             for (label, text) in next {

@@ -180,6 +180,8 @@ fn screen(found: &Validation) -> Screen {
     let kinds_in_words: Vec<String> = found
         .kinds
         .iter()
+        // Parts of a kind have their place in the table.
+        .filter(|kind| !kind.kind.contains(','))
         .map(|kind| {
             format!("{} {} (90 % of rows within {})", kind.kind, units::percent(kind.median), units::percent(kind.p90))
         })

@@ -45,7 +45,7 @@ pub fn screen(rows: &[EstimateRow], room: Room, next: &[(&str, String)]) -> Scre
         for reason in &unlike {
             screen.said("NOT COMPARED", reason, 2);
         }
-        if let Some(text) = &loading {
+        for text in &loading {
             screen.said("LOADING", text, 2);
         }
         for reason in &here {
@@ -162,18 +162,20 @@ fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
     groups
 }
 
-/// Cells whose software reads more weights into a node's host than it has memory.
-fn loading(rows: &[EstimateRow]) -> Option<String> {
+/// Cells whose software reads more weights into a node's host than it has memory, by software and memory.
+fn loading(rows: &[EstimateRow]) -> Vec<String> {
     let needs = |row: &EstimateRow| row.memory_figures.get("load_host").copied().unwrap_or(0.0);
     let too_large = |row: &&EstimateRow| row.host_capacity_bytes.is_some_and(|capacity| needs(row) > capacity as f64);
-    let cells: Vec<&EstimateRow> = rows.iter().filter(too_large).collect();
-    let capacity = units::memory(cells.first()?.host_capacity_bytes? as f64);
-    let range = range(cells.iter().map(|row| needs(row)), units::memory)?;
-    Some(format!(
-        "{}: while {} reads the weights, a node's host needs {range} of {capacity}; read them on one rank, or each rank its own part.",
-        units::plural(cells.len(), "cell", "cells"),
-        cells[0].software
-    ))
+    let groups = grouped(rows.iter().filter(too_large).map(|row| ((&row.software, row.host_capacity_bytes), row)));
+    let line = |((software, capacity), cells): &((&String, Option<u64>), Vec<&EstimateRow>)| {
+        let capacity = units::memory(capacity.unwrap_or_default() as f64);
+        let range = range(cells.iter().map(|row| needs(row)), units::memory).unwrap_or_default();
+        format!(
+            "{}: while {software} reads the weights, a node's host needs {range} of {capacity}; let each rank read its own part.",
+            units::plural(cells.len(), "cell", "cells")
+        )
+    };
+    groups.iter().take(MOST_REASONS).map(line).collect()
 }
 
 /// Why cells that would fit are not run here, each reason once.

@@ -99,6 +99,9 @@ pub struct Searched {
     pub seconds: f64,
     /// Where the bands come from and what they contain.
     pub band_source: String,
+    /// What of the first no published speed has, in a sentence; empty where there is nothing.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub not_compared: String,
 }
 
 /// A way as people name it: its strategy, the degrees above 1, and of the rest what is not usual. Beside another one also what differs
@@ -176,6 +179,8 @@ pub(super) fn document(found: &Searched, title: String) -> Document {
         document.paragraph("None of them is beaten in both by another that fits.");
         document.table(table("pareto", &found.pareto.iter().collect::<Vec<_>>(), found.limit_bytes));
     }
+    document
+        .headed_list("Bands", [&found.band_source].into_iter().filter(|source| !source.is_empty()).cloned().collect());
     document.headed_list("Why others lost", found.alternatives.iter().map(Alternative::words).collect());
     document.headed_list("Left out", left_out(found));
     document
@@ -228,6 +233,7 @@ fn screen(found: &Searched, room: Room, next: &[(&str, String)]) -> Screen {
             screen.said("", format!("{more} more fit; the table has the fastest and the smallest."), 1);
         }
         screen.said("LEFT OUT", left_out(found).join("; "), 2);
+        screen.said("NOT COMPARED", &found.not_compared, 2);
         screen.said("BANDS", &found.band_source, 2);
         for (label, text) in next {
             screen.said(label, text, 3);

@@ -62,26 +62,14 @@ pub fn advise(global: &Global, arguments: &AdviseArgs) -> Result<u8> {
         None => None,
     };
     let asked = questions(document, arguments)?;
-    let mut sets = kept(arguments)?.into_iter();
-    let mut wanted = Wanted {
+    let wanted = Wanted {
         headroom: arguments.headroom.unwrap_or(HEADROOM),
         global_batch: asked.global_batch,
-        keep: sets.next().unwrap_or_default(),
+        keep: kept(arguments)?,
         tie: TIE,
         ..Wanted::default()
     };
-    let mut all = asked.search(&wanted)?;
-    // Where nothing fits that is simple, what moves state to the host may; where a program has no such way there is none.
-    for keep in sets {
-        if all.iter().any(|(_, found)| !found.best.is_empty()) {
-            break;
-        }
-        let other = Wanted { keep, ..wanted.clone() };
-        if let Ok(found) = asked.search(&other) {
-            (all, wanted) = (found, other);
-        }
-    }
-    let Some((place, found)) = all.into_iter().next() else {
+    let Some((place, found)) = asked.search(&wanted)?.into_iter().next() else {
         bail!("there is no cell; leave --only out, or name one that is there")
     };
     let cell = &asked.expanded.cells[place];
@@ -170,17 +158,25 @@ fn software_of(arguments: &AdviseArgs) -> Option<&'static str> {
     }
 }
 
-/// The values that ways keep: as asked for, and those that the program's configuration can say; several such sets, the simplest
-/// first.
-fn kept(arguments: &AdviseArgs) -> Result<Vec<Vec<(String, String)>>> {
-    let asked = keeps(&arguments.keep)?;
-    let of_program = arguments.export.and_then(program).map_or(vec![Vec::new()], Target::ways);
-    let with = |set: Vec<(&str, &str)>| {
-        let is_free = |(key, _): &(&str, &str)| !asked.iter().any(|(other, _)| other == key);
-        let more = set.into_iter().filter(is_free).map(|(key, value)| (key.to_string(), value.to_string()));
-        asked.iter().cloned().chain(more).collect()
-    };
-    Ok(of_program.into_iter().map(with).collect())
+/// The values that ways keep: as asked for, and those that the program's configuration can say.
+fn kept(arguments: &AdviseArgs) -> Result<Vec<(String, String)>> {
+    let mut kept = keeps(&arguments.keep)?;
+    let Some(target) = arguments.export.and_then(program) else { return Ok(kept) };
+    for (key, value) in target.ways() {
+        match kept.iter().find(|(other, _)| other == key) {
+            // A value that is another key's is held against the ways below, which have both.
+            Some((_, asked)) if !value.starts_with('=') && !value.split('|').any(|one| one == asked) => {
+                bail!(
+                    "--keep {key}={asked}: {}'s file cannot say that; it has {}",
+                    target.name(),
+                    value.replace('|', " and ")
+                )
+            }
+            Some(_) if !value.starts_with('=') => {}
+            _ => kept.push((key.to_string(), value.to_string())),
+        }
+    }
+    Ok(kept)
 }
 
 /// Another program, whose configuration is written.
@@ -326,7 +322,7 @@ fn exported(
     let exported = export::export(&grid::plain(&cell), &title, target);
     let exported = exported.with_context(|| format!("the advice cannot be written for {}", target.name()))?;
     // What the search decided is the advice; of the rest `zbench export` has a table.
-    let is_decided = |key: &str| DECIDED.contains(&key) || MORE_DECIDED.contains(&key);
+    let is_decided = |key: &str| DECIDED.contains(&key) || MORE_DECIDED.contains(&key) || key.starts_with("lora.");
     let is_usual = |row: &Row| label::is_usual(&row.key, row.value.as_str().unwrap_or(&row.value.to_string()));
     let is_lost = |row: &&Row| row.verdict == Verdict::NoEquivalent && is_decided(&row.key) && !is_usual(row);
     let lost = exported.rows.iter().filter(is_lost);

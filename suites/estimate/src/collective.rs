@@ -26,7 +26,8 @@ const ONE_CHUNK: f64 = 0.18;
 /// What filling takes at most, in hops of a node: chunks have a largest size.
 const LARGEST_CHUNK: f64 = 2.5;
 
-/// Share of the cards' rate that a tree between nodes reaches, by NCCL's own model (0.92 x 0.85; src/graph/tuning.cc at 5067397c).
+/// Share of the cards' rate that a tree between nodes reaches: 0.92 by NCCL's own model, and 0.85 of it for one pattern of trees,
+/// which is taken here for all (src/graph/tuning.cc at 5067397c).
 const TREE: f64 = 0.782;
 
 /// Hops that a sum in the switch takes at most, however many devices (32 KiB over 8 H200: 40 us; B200: 47).
@@ -47,26 +48,36 @@ fn beside(link: &Link, ranks: usize, devices: usize) -> f64 {
     if mesh && devices > 1 && ranks < devices { rate * (ranks - 1) as f64 / (devices - 1) as f64 } else { rate }
 }
 
-/// Seconds of a collective of `bytes` (all ranks' together, as nccl-tests counts) over a group, by the quicker of a ring and
-/// a tree.
+/// Seconds of a collective of `bytes` (all ranks' together, as nccl-tests counts) over a group, by the quickest of a ring, and for
+/// an all-reduce a tree and sums in the switch.
 pub fn seconds(what: Collective, bytes: f64, group: Group, machine: &Machine) -> f64 {
-    let ring = ring_seconds(what, bytes, group, machine);
-    if what == Collective::AllReduce { ring.min(by(Shape::Tree, what, bytes, group, machine)) } else { ring }
+    let by = |way| by(way, what, bytes, group, machine);
+    let ring = by(Way::Ring);
+    if what != Collective::AllReduce {
+        return ring;
+    }
+    let tree = if group.nodes() > 1 { by(Way::Tree) } else { ring };
+    let adds = machine.intra.in_switch > 0.0 && group.per_node.min(group.ranks) >= IN_SWITCH_RANKS;
+    ring.min(tree).min(if adds { by(Way::Switch) } else { ring })
 }
 
 /// The same by a ring.
 pub fn ring_seconds(what: Collective, bytes: f64, group: Group, machine: &Machine) -> f64 {
-    by(Shape::Ring, what, bytes, group, machine)
+    by(Way::Ring, what, bytes, group, machine)
 }
 
-/// What joins nodes of a group; inside a node there is always a chain or a switch.
+/// How a collective is carried out.
 #[derive(Clone, Copy, PartialEq)]
-enum Shape {
+enum Way {
+    /// A ring through all devices.
     Ring,
+    /// A chain inside each node, and a tree between nodes.
     Tree,
+    /// The switch of each node adds (NVLS), and a tree between nodes.
+    Switch,
 }
 
-fn by(shape: Shape, what: Collective, bytes: f64, group: Group, machine: &Machine) -> f64 {
+fn by(way: Way, what: Collective, bytes: f64, group: Group, machine: &Machine) -> f64 {
     let ranks = group.ranks;
     if ranks < 2 || bytes <= 0.0 {
         return 0.0;
@@ -76,15 +87,16 @@ fn by(shape: Shape, what: Collective, bytes: f64, group: Group, machine: &Machin
     let inside = beside(&machine.intra, local, machine.node_devices).max(1.0);
     // Where no switch joins the devices of a node, a ring enters and leaves it by few of its cards.
     let few = if local > 1 && !switched(&machine.intra) { UNSWITCHED } else { 1.0 };
-    let tree = if shape == Shape::Tree { TREE } else { 1.0 };
+    let tree = if way == Way::Ring { 1.0 } else { TREE };
     let outside = (machine.inter.bandwidth * machine.inter.reached * few * tree).max(1.0);
     let (n, m, r) = (ranks as f64, nodes as f64, local as f64);
     let share = |k: f64| (k - 1.0) / k;
     let (near, far) = match what {
         Collective::AllReduce => {
-            let ring = 2.0 * bytes * share(r) / inside;
-            let switch = bytes / (machine.intra.bandwidth * machine.intra.in_switch).max(1.0);
-            let near = if adds_in_switch(machine, local) { ring.min(switch) } else { ring };
+            let near = match way {
+                Way::Switch => bytes / (machine.intra.bandwidth * machine.intra.in_switch).max(1.0),
+                Way::Ring | Way::Tree => 2.0 * bytes * share(r) / inside,
+            };
             (near, 2.0 * bytes * share(m) / r / outside)
         }
         Collective::AllGather | Collective::ReduceScatter => {
@@ -110,7 +122,7 @@ fn by(shape: Shape, what: Collective, bytes: f64, group: Group, machine: &Machin
         _ if machine.topology.relays(what, group) => between(false).min(between(true)),
         _ => between(false),
     };
-    let (inside, between) = hops(shape, what, group, machine);
+    let (inside, between) = hops(way, what, group, machine);
     let start = START + inside;
     let fill = FILL * (start * transfer).sqrt() - ONE_CHUNK * start;
     start + between + transfer + fill.clamp(0.0, LARGEST_CHUNK * start)
@@ -120,11 +132,6 @@ fn by(shape: Shape, what: Collective, bytes: f64, group: Group, machine: &Machin
 /// on the ZeRO-3 rows of V100 nodes (BigScience), both halves seen.
 const UNSWITCHED: f64 = 0.5;
 
-/// Whether the switch adds for so many devices of a node.
-fn adds_in_switch(machine: &Machine, local: usize) -> bool {
-    machine.intra.in_switch > 0.0 && local >= IN_SWITCH_RANKS
-}
-
 fn switched(link: &Link) -> bool {
     let kind = link.kind.to_ascii_lowercase();
     !["pcie", "nvlink1", "nvlink2", "bridge"].iter().any(|word| kind.contains(word))
@@ -132,19 +139,17 @@ fn switched(link: &Link) -> bool {
 
 /// Seconds of the hops that a message takes one after another inside a node, and those that more nodes add: a ring goes through
 /// all nodes, a tree through one, up and down.
-fn hops(shape: Shape, what: Collective, group: Group, machine: &Machine) -> (f64, f64) {
+fn hops(way: Way, what: Collective, group: Group, machine: &Machine) -> (f64, f64) {
     let (nodes, local) = (group.nodes(), group.per_node.min(group.ranks));
     let (near, far) = (machine.intra.latency, machine.inter.latency);
     let (around, up) = machine.topology.hops(group);
     let inner = (local - 1) as f64 * near;
-    let between = match shape {
-        Shape::Ring => (nodes - 1) as f64 * inner + around * far,
-        Shape::Tree => up * far,
+    let between = match way {
+        Way::Ring => (nodes - 1) as f64 * inner + around * far,
+        Way::Tree | Way::Switch => up * far,
     };
     match what {
-        Collective::AllReduce if adds_in_switch(machine, local) => {
-            ((2.0 * inner).min(IN_SWITCH_HOPS * near), 2.0 * between)
-        }
+        Collective::AllReduce if way == Way::Switch => ((2.0 * inner).min(IN_SWITCH_HOPS * near), 2.0 * between),
         Collective::AllReduce => (2.0 * inner, 2.0 * between),
         Collective::AllGather | Collective::ReduceScatter | Collective::Broadcast => (inner, between),
         // All pairs are open at once; a message waits for its own way.

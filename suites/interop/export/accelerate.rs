@@ -195,7 +195,8 @@ fn fsdp(view: &mut View, strategy: &str, like: Like) {
     // HYBRID_SHARD's groups are machines; other groups, and ranks that share more than weights, need the mesh of version 2.
     let is_hybrid = strategy.starts_with("hsdp");
     let has_groups = is_hybrid && view.degree("parallel.shard") != per_node(view);
-    let is_second = like == Like::Fsdp2 && !is_hybrid;
+    let is_priced_as_second = view.text("hardware.software").starts_with("fsdp2");
+    let is_second = (like == Like::Fsdp2 || is_priced_as_second) && !is_hybrid;
     let has_mesh =
         is_second || has_groups || ["parallel.tensor", "parallel.context"].iter().any(|key| view.degree(key) > 1);
     view.put("fsdp_config.fsdp_version", json!(if has_mesh { 2 } else { 1 }));

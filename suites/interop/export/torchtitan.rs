@@ -215,6 +215,8 @@ fn parallelism(view: &mut View) {
     let group = view.put("parallelism.data_parallel_shard_degree", json!(shard));
     let again = match strategy.as_str() {
         "fsdp-grad-op" | "zero1" | "zero2" => "never",
+        // With stages its own default keeps weights gathered from micro-batch to micro-batch.
+        _ if view.degree("parallel.pipeline") > 1 => "default",
         _ => "always",
     };
     let reshard = view.put("parallelism.fsdp_reshard_after_forward", json!(again));

@@ -77,6 +77,14 @@ fn low_gradients(cell: &mut Cell) -> bool {
 /// The cheapest change that makes a cell fit, found by planning: one change, then several together, then more
 /// ranks beside as few changes as do.
 pub(crate) fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: u64) -> Option<String> {
+    // What the changed cell takes, where that can be known; what the engine would hold says nothing of another program.
+    let footprint = |changed: &Resolved| {
+        let estimate = match changed.cell.is_priced() || forecast::of_other_software(&changed.cell) {
+            true => None,
+            false => Some(estimate(planner, &changed.cell).ok()?),
+        };
+        Some(forecast::footprint(changed, estimate.as_ref()))
+    };
     let fitting = |cell: Cell| {
         // No advice to do what the software does not have.
         if zbench_config::software::no_such_pair(&resolved.framework, cell.parallel.strategy).is_some() {
@@ -86,31 +94,27 @@ pub(crate) fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: 
         if cell.memory.checkpointing == Checkpointing::Evict {
             return None;
         }
-        let changed = resolved.with_cell(cell);
-        // What the engine would hold says nothing of another program.
-        let estimate = match changed.cell.is_priced() || forecast::of_other_software(&changed.cell) {
-            true => None,
-            false => Some(estimate(planner, &changed.cell).ok()?),
-        };
-        let footprint = forecast::footprint(&changed, estimate.as_ref());
+        let footprint = footprint(&resolved.with_cell(cell))?;
         footprint.fits(capacity).then_some(footprint.total)
     };
     let say = |what: &str, bytes: u64| format!("{what} (predicted {} of {})", gib(bytes), gib(capacity));
-    let attempt = |changes: &[&Change], times: usize| -> Option<String> {
+    let changed = |changes: &[&Change], times: usize| -> Option<Cell> {
         let mut changed = resolved.cell.clone();
         if !changes.iter().all(|change| (change.apply)(&mut changed)) {
             return None;
         }
-        let mut words: Vec<String> = changes.iter().map(|change| change.text.to_string()).collect();
-        if times > 1 {
-            let parallel = &mut changed.parallel;
-            let whole_group = parallel.shard >= parallel.ranks / parallel.degrees.ranks_per_replica().max(1);
-            parallel.ranks = parallel.ranks.checked_mul(times)?;
-            if whole_group {
-                parallel.shard = parallel.shard.checked_mul(times)?;
-            }
-            words.push(format!("parallel.ranks = {}", parallel.ranks));
+        let parallel = &mut changed.parallel;
+        let whole_group = parallel.shard >= parallel.ranks / parallel.degrees.ranks_per_replica().max(1);
+        parallel.ranks = parallel.ranks.checked_mul(times)?;
+        if times > 1 && whole_group {
+            parallel.shard = parallel.shard.checked_mul(times)?;
         }
+        Some(changed)
+    };
+    let attempt = |changes: &[&Change], times: usize| -> Option<String> {
+        let changed = changed(changes, times)?;
+        let mut words: Vec<String> = changes.iter().map(|change| change.text.to_string()).collect();
+        words.extend((times > 1).then(|| format!("parallel.ranks = {}", changed.parallel.ranks)));
         let bytes = fitting(changed)?;
         Some(say(&words.join(" and "), bytes))
     };
@@ -120,13 +124,16 @@ pub(crate) fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: 
         .collect();
     sets.sort_by_key(Vec::len);
     sets.insert(0, Vec::new());
-    // Most cells that do not fit are not made to by anything, which the largest sets tell: what applies of all changes, or of all but
-    // one.
+    // Most cells that do not fit are not made to by anything. The largest sets tell that early: what applies of all changes, or of all
+    // but one, whether or not the software has it and the host holds it. What cannot be known is looked for.
     let mut most = resolved.cell.clone();
     let all: Vec<&Change> = CHANGES.iter().filter(|change| (change.apply)(&mut most)).collect();
     let without = |left_out: &&Change| all.iter().copied().filter(|change| !std::ptr::eq(*change, *left_out)).collect();
     let largest: Vec<Vec<&Change>> = std::iter::once(all.clone()).chain(all.iter().map(without)).collect();
-    let mut times =
-        [1, 2, 4, 8, 16, 32, 64].into_iter().filter(|times| largest.iter().any(|set| attempt(set, *times).is_some()));
+    let may_fit = |set: &Vec<&Change>, times: usize| {
+        let least = changed(set, times).map(|cell| footprint(&resolved.with_cell(cell)));
+        least.is_some_and(|footprint| footprint.is_none_or(|footprint| footprint.total <= capacity))
+    };
+    let mut times = [1, 2, 4, 8, 16, 32, 64].into_iter().filter(|times| largest.iter().any(|set| may_fit(set, *times)));
     times.find_map(|times| sets.iter().find_map(|set| attempt(set, times)))
 }

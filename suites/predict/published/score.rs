@@ -11,6 +11,8 @@ pub struct Outcome {
     pub row: PublishedRow,
     /// What it is of.
     pub kind: Kind,
+    /// Whether it is a speed on a device of the usual generations, which have a band of their own.
+    pub usual: bool,
     /// Whether the run was within its memory, and whether it is predicted to be, where that is known.
     pub fits: Option<(bool, bool)>,
     /// Whether 20 bytes for each parameter of a rank are within its memory: a rule of thumb to compare with.

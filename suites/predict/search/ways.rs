@@ -120,7 +120,7 @@ impl Space {
         Ok(space)
     }
 
-    /// Leaves those ways that have a value of a key.
+    /// Leaves those ways that have a value of a key: one of several that `|` divides, or that of another key behind `=`.
     fn keep(&mut self, key: &str, value: &str) -> Result<(), SearchError> {
         let error = |why: String| SearchError::Keep { key: key.into(), value: value.into(), why };
         let Some(first) = self.ways.first().map(|way| self.settings(way)) else { return Ok(()) };
@@ -132,8 +132,13 @@ impl Space {
         let count = ways.len();
         let mut others = BTreeSet::new();
         for way in ways {
-            match self.settings(&way).get(key) {
-                Some(of_way) if of_way == value => self.ways.push(way),
+            let settings = self.settings(&way);
+            let is_wanted = |of_way: &String| match value.strip_prefix('=') {
+                Some(other) => settings.get(other) == Some(of_way),
+                None => value.split('|').any(|one| one == of_way),
+            };
+            match settings.get(key) {
+                Some(of_way) if is_wanted(of_way) => self.ways.push(way),
                 of_way => others.extend(of_way.filter(|_| others.len() < 32).cloned()),
             }
         }

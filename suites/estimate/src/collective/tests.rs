@@ -106,8 +106,13 @@ fn short_messages_take_the_tree_and_long_ones_the_ring() {
     assert!(short < 0.7 * short_ring);
     let (long, long_ring) = times(4e9);
     assert_eq!(long, long_ring);
-    // One node has no tree.
+    // One node has no tree, and a ring does not ask the switch.
+    let mut machine = machine;
     let inside = Group::new(8, 8);
+    let by_ring = ring_seconds(Collective::AllReduce, 1e9, inside, &machine);
+    assert!(seconds(Collective::AllReduce, 1e9, inside, &machine) < 0.9 * by_ring);
+    machine.intra.in_switch = 0.0;
+    assert_eq!(by_ring, ring_seconds(Collective::AllReduce, 1e9, inside, &machine));
     for bytes in [1e3, 1e6, 1e9] {
         assert_eq!(
             seconds(Collective::AllReduce, bytes, inside, &machine),

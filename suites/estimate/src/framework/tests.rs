@@ -158,7 +158,7 @@ fn what_is_wrong_is_said_by_key() {
         ),
         ("value = 0.06", "value = -0.06", "memory.slack = -0.06 is not a share"),
         ("value = 0.06", "value = nan", "memory.slack = nan"),
-        ("value = 0.06", "value = 1e16", "memory.slack = "),
+        ("value = \"102MiB\"", "value = \"2000TB\"", "memory.workspace = "),
         ("value = 0.06", "value = \"6 %\"", "memory.slack = \"6 %\""),
         ("\"102MiB\"", "\"102 parsecs\"", "memory.workspace = \"102 parsecs\" is not bytes"),
         ("value = 0.06, source = \"assumed\"", "value = 0.06, source = 3", "memory.slack.source = 3"),

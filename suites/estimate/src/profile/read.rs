@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
     }
 
     fn in_switch(&mut self) -> Result<f64, ProfileError> {
-        let wanted = "the share of the rating that all-reduce in the switch reaches, 0 (the switch does not add) to 1";
+        let wanted = "the share of the rating that all-reduce in the switch reaches, as 0.61, or 0 where the switch does not add";
         let share = self.figure("in_switch", plain, wanted)?.unwrap_or(0.0);
         if (0.0..=1.0).contains(&share) {
             return Ok(share);
