@@ -20,8 +20,14 @@ const RANK_AT: usize = 16;
 /// A meeting at a port of its own, with a token that no other test has.
 pub fn meeting(size: usize, timeout: Duration) -> Meeting {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let port = free.local_addr().unwrap().port();
+    // Below the ports that the system gives to whoever asks for any: such a one may be taken between here and rank 0's own bind.
+    let port = loop {
+        let next = u64::from(std::process::id()) * 251 + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 20_000 + (next % 12_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            break port;
+        }
+    };
     let token = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     Meeting { rank: 0, size, host: "127.0.0.1".into(), port, token, timeout }
 }
