@@ -62,6 +62,7 @@ pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRo
         let by = if algorithm == "ring" { ring_seconds } else { seconds };
         let seconds = waits + by(collective, bytes, group, &machine);
         let algorithm_bandwidth = bytes / seconds;
+        let bus_bandwidth = algorithm_bandwidth * collective.bus_factor(ranks);
         CollectiveRow {
             collective: name.clone(),
             algorithm: algorithm.clone(),
@@ -70,9 +71,8 @@ pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRo
             bytes: bytes as u64,
             microseconds: 1e6 * seconds,
             algorithm_bandwidth,
-            bus_bandwidth: algorithm_bandwidth * collective.bus_factor(ranks),
-            bus_bandwidth_band: is_compared
-                .then(|| band::COLLECTIVES.around(algorithm_bandwidth * collective.bus_factor(ranks))),
+            bus_bandwidth,
+            bus_bandwidth_band: is_compared.then(|| band::COLLECTIVES.around(bus_bandwidth)),
             band_source: if is_compared { band::COLLECTIVES.source() } else { String::new() },
             machine: profile.name.clone(),
         }

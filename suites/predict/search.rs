@@ -207,10 +207,9 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, wanted: &Want
         impossible: impossible.iter().map(|(reason, count)| (reason.as_str(), *count)).collect(),
         band_source: first.as_ref().map(bands).unwrap_or_default(),
         not_compared: first
-            .iter()
-            .flat_map(|of| of.timing.iter())
+            .as_ref()
+            .and_then(|of| of.timing.as_ref().ok())
             .map(|of| of.not_compared.clone())
-            .next()
             .unwrap_or_default(),
         runner_up: alternatives.first().map(|one| format!("The runner-up: {}", one.words())).unwrap_or_default(),
         alternatives,

@@ -25,12 +25,12 @@ pub fn validate(folder: &Path) -> Result<Validation, FolderError> {
         if of.is_empty() {
             continue;
         }
-        validation.kinds.extend(of_kind(kind.name(), &of));
+        validation.kinds.extend(of_kind(kind, "", &of));
         if kind == Kind::Speed {
             // As `plan` has it: a band for each group of devices.
-            for (name, usual) in [("speed, V100 to H200", true), ("speed, other devices", false)] {
+            for (devices, usual) in [("V100 to H200", true), ("other devices", false)] {
                 let group: Vec<&Outcome> = of.iter().copied().filter(|outcome| outcome.usual == usual).collect();
-                validation.kinds.extend(of_kind(name, &group));
+                validation.kinds.extend(of_kind(kind, devices, &group));
             }
         }
         families(&mut validation.families, kind.name(), &of);
@@ -53,7 +53,8 @@ fn decided_by(outcomes: &[Outcome], rule: impl Fn(&Outcome) -> Option<bool>) -> 
     outcomes.iter().filter_map(decided).collect()
 }
 
-fn of_kind(name: &str, outcomes: &[&Outcome]) -> Option<KindScore> {
+/// Errors of the outcomes of a kind on some devices; empty: on all. `None` where none of them is scored.
+fn of_kind(kind: Kind, devices: &str, outcomes: &[&Outcome]) -> Option<KindScore> {
     let all = score(outcomes.iter().copied());
     let mut names: Vec<&str> =
         outcomes.iter().filter(|one| one.row.scored).map(|one| one.row.family.as_str()).collect();
@@ -63,7 +64,8 @@ fn of_kind(name: &str, outcomes: &[&Outcome]) -> Option<KindScore> {
     let medians: Vec<f64> = names.iter().map(of).collect();
     let residuals = Residuals::of(outcomes.iter().copied());
     (all.scored > 0).then(|| KindScore {
-        kind: name.into(),
+        kind: kind.name().into(),
+        devices: devices.into(),
         scored: all.scored,
         median: all.median,
         p90: all.p90,

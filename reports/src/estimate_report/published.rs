@@ -39,11 +39,13 @@ impl PublishedRow {
     }
 }
 
-/// Errors of all rows of a kind.
+/// Errors of the rows of a kind, on all devices or on some.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct KindScore {
     /// `memory`, `speed`, `collectives`.
     pub kind: String,
+    /// The devices of the rows, where they are only some; empty: all.
+    pub devices: String,
     /// Number of rows that are scored.
     pub scored: usize,
     /// Median of absolute relative errors, each row once.
@@ -180,8 +182,8 @@ fn screen(found: &Validation) -> Screen {
     let kinds_in_words: Vec<String> = found
         .kinds
         .iter()
-        // Parts of a kind have their place in the table.
-        .filter(|kind| !kind.kind.contains(','))
+        // The groups of devices have their place in the table.
+        .filter(|kind| kind.devices.is_empty())
         .map(|kind| {
             format!("{} {} (90 % of rows within {})", kind.kind, units::percent(kind.median), units::percent(kind.p90))
         })
@@ -217,7 +219,10 @@ fn screen(found: &Validation) -> Screen {
 
 fn kinds(kinds: &[KindScore]) -> Table {
     let mut table = Table::of("kinds", kinds);
-    table.words("kind", |kind| &kind.kind);
+    table.words("kind", |kind| match kind.devices.is_empty() {
+        true => kind.kind.clone(),
+        false => format!("{}, {}", kind.kind, kind.devices),
+    });
     table.numbers("rows", "rows", |kind| kind.scored);
     table.numbers("median", "fraction", |kind| Entry::number(kind.median, units::percent(kind.median)));
     table.numbers("90 %", "fraction", |kind| Entry::number(kind.p90, units::percent(kind.p90)));

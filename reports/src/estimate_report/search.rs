@@ -166,9 +166,9 @@ pub fn searched(found: &Searched, room: Room, next: &[(&str, String)]) -> Docume
 /// All details of a search.
 pub(super) fn document(found: &Searched, title: String) -> Document {
     let mut document = Document::new(title);
-    let fastest = found.best.first().map(|best| ("All settings of the fastest", best));
+    let answer = found.best.first().map(|best| ("All settings of the answer", best));
     let nearest = || found.nearest.as_ref().map(|nearest| ("All settings of the nearest miss", nearest));
-    if let Some((title, candidate)) = fastest.or_else(nearest) {
+    if let Some((title, candidate)) = answer.or_else(nearest) {
         document.heading(title);
         document.code(settings(candidate));
     }

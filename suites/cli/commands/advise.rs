@@ -80,12 +80,7 @@ pub fn advise(global: &Global, arguments: &AdviseArgs) -> Result<u8> {
     }
     let exported = match (&arguments.export, advice.recommended.as_ref()) {
         (Some(target), Some(best)) => {
-            let mut written = exported(&asked, place, best, *target, &advice)?;
-            let (folder, output) = (asked.expanded.document.folder(), arguments.output.as_deref());
-            if *target == AdviseTarget::Zbench && !output.is_some_and(|output| lies_in(output, folder)) {
-                written.notes = profiles_to_copy(&asked.settings(place, best), folder);
-            }
-            Some(written)
+            Some(exported(&asked, place, best, *target, &advice, arguments.output.as_deref())?)
         }
         _ => None,
     };
@@ -308,10 +303,13 @@ fn exported(
     best: &Candidate,
     target: AdviseTarget,
     advice: &Advice,
+    output: Option<&Path>,
 ) -> Result<Written> {
     let Some(target) = program(target) else {
-        let text = own(&asked.settings(place, best), asked.expanded.document.folder(), &advice.name);
-        return Ok(Written { text, notes: Vec::new() });
+        let (settings, folder) = (asked.settings(place, best), asked.expanded.document.folder());
+        let is_beside = output.is_some_and(|output| lies_in(output, folder));
+        let notes = if is_beside { Vec::new() } else { profiles_to_copy(&settings, folder) };
+        return Ok(Written { text: own(&settings, folder, &advice.name), notes });
     };
     let cell = asked.cell(place, best, &mut Files::default())?;
     let resolved = cell.resolved.map_err(|refusal| anyhow::anyhow!("{refusal}"))?;

@@ -11,7 +11,7 @@ pub struct Outcome {
     pub row: PublishedRow,
     /// What it is of.
     pub kind: Kind,
-    /// Whether it is a speed on a device of the usual generations, which have a band of their own.
+    /// Whether the device is of the usual generations, whose speeds have a band of their own.
     pub usual: bool,
     /// Whether the run was within its memory, and whether it is predicted to be, where that is known.
     pub fits: Option<(bool, bool)>,

@@ -128,8 +128,7 @@ impl Stage {
 impl Memory {
     /// The stage that holds most.
     pub fn worst(&self) -> &Stage {
-        let most = |a: &&Stage, b: &&Stage| a.peak().total_cmp(&b.peak());
-        self.stages.iter().max_by(most).expect("a job has a stage")
+        worst(&self.stages)
     }
 
     /// The last stage.
@@ -163,17 +162,16 @@ impl Memory {
 pub fn memory(job: &Job) -> Memory {
     let habits = habits(job);
     let counts = Counts::of(job);
-    let stages = stages::kinds(job).iter().map(|stage| moments::stage(job, &counts, &habits, stage)).collect();
+    let stages: Vec<Stage> =
+        stages::kinds(job).iter().map(|stage| moments::stage(job, &counts, &habits, stage)).collect();
     let (host, disk) = moments::elsewhere(job, &counts, &habits);
-    let mut memory = Memory {
-        stages,
-        host,
-        disk,
-        habits,
-        load: Load { device: 0.0, whole: 0.0, loading: job.framework.memory.loading },
-    };
-    memory.load = load(job, &counts, memory.worst());
-    memory
+    let load = load(job, &counts, worst(&stages));
+    Memory { stages, host, disk, habits, load }
+}
+
+/// The stage that holds most.
+fn worst(stages: &[Stage]) -> &Stage {
+    stages.iter().max_by(|a, b| a.peak().total_cmp(&b.peak())).expect("a job has a stage")
 }
 
 /// While a stage's rank reads its weights.
