@@ -160,11 +160,10 @@ impl RankHandle {
             let vacant = slots.vacant(sequence, &mut tools.numbers[call.numbers].left);
             return if vacant { self.post(call).map(|()| Step::Moved) } else { Ok(Step::Waits) };
         }
-        if !call.agreed && slots.reached(sequence, POSTED) {
-            self.check_agreement(call)?;
-            call.agreed = true;
-        }
-        if !slots.reached(sequence, call.stage) {
+        let mut agreed = call.agreed;
+        let may_work = slots.may_work(sequence, call.stage, &mut agreed, || self.check_agreement(call))?;
+        call.agreed = agreed;
+        if !may_work {
             return Ok(Step::Waits);
         }
         if call.stage < call.last {

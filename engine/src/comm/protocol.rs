@@ -138,6 +138,29 @@ impl<'a, P: Copy> Line<'a, P> {
         self.slots(sequence).iter().all(|slot| slot.word.load(Ordering::Acquire) >= word(sequence, stage))
     }
 
+    /// Whether a member at this stage may go on: all members have come so far and have posted what goes together. `check` looks at
+    /// the posts once, when all are there; `agreed` remembers that it found nothing.
+    ///
+    /// # Errors
+    /// What `check` finds. The member must not work on the call then.
+    pub(crate) fn may_work<E>(
+        &self,
+        sequence: u64,
+        stage: u8,
+        agreed: &mut bool,
+        check: impl FnOnce() -> Result<(), E>,
+    ) -> Result<bool, E> {
+        // The last member may post between two looks at the slots, so nobody looks further before the check is done.
+        if !*agreed {
+            if !self.reached(sequence, POSTED) {
+                return Ok(false);
+            }
+            check()?;
+            *agreed = true;
+        }
+        Ok(self.reached(sequence, stage))
+    }
+
     /// What a member has posted.
     ///
     /// # Safety

@@ -282,6 +282,24 @@ fn slots_of_calls_that_are_left_in_any_order_are_used_again() {
     });
 }
 
+/// Members post calls that do not go together. Each of them finds out before it works, whenever the others post.
+#[test]
+fn nobody_works_on_posts_that_do_not_agree() {
+    fn program(world: &World, own: usize) {
+        assert!(world.post(own, 0, own as u64));
+        let check = || if world.posted(0).iter().all(|post| *post == own as u64) { Ok(()) } else { Err("they differ") };
+        let found = std::cell::Cell::new(Ok(false));
+        let asked = || {
+            found.set(world.line().may_work(0, POSTED, &mut false, check));
+            found.get() != Ok(false)
+        };
+        assert!(world.until(own, asked));
+        assert_eq!(found.get(), Err("they differ"));
+    }
+    model(2, 1, 3, program);
+    model(3, 1, 2, program);
+}
+
 /// A sender posts at the stage behind the receiver's work. The receiver copies and leaves without the sender; the sender changes
 /// its memory when it sees that the receiver has copied. The next call in the same slots waits for both.
 #[test]
