@@ -213,7 +213,7 @@ fn with_all_tools_every_check_is_run_and_requires_them() {
         "cargo fmt",
         "cargo clippy --workspace --all-targets --all-features",
         "ci/book",
-        "cargo test --workspace --locked --features zbench-engine/mpi,png\n",
+        "cargo test --workspace --no-fail-fast --locked --features zbench-engine/mpi,png\n",
     ] {
         assert!(said.contains(step), "{step}: {said}");
     }

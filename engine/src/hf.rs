@@ -11,7 +11,7 @@ mod reader;
 mod validate;
 mod write;
 
-pub use families::{ConfigKeys, block_class, config_keys, known_targets, preset, preset_names};
+pub use families::{ConfigKeys, block_class, config_keys, has_fused_tensor, known_targets, preset, preset_names};
 pub(crate) use families::{Family, Qkv, TensorNames, fused_in, modules, of as family_of};
 pub use foreign::{model_from_hf, model_from_hf_without_dropout};
 pub(crate) use reader::{Restricted, only};

@@ -89,13 +89,13 @@ fn reasons(rows: &[EstimateRow]) -> Vec<String> {
     reasons
 }
 
-/// Where bands come from, as the last sentence of a caption; empty without bands. Cells whose memory is known to the byte name one band
-/// less than others, so the longest text has all.
-pub(crate) fn of_bands<'r>(rows: impl Iterator<Item = &'r EstimateRow>) -> String {
-    match rows.map(|row| row.band_source.as_str()).max_by_key(|source| source.len()) {
-        None | Some("") => String::new(),
-        Some(source) => format!(" {source}."),
-    }
+/// Where bands come from and which cells they were not compared with, as the last sentences of a caption; empty without bands. Cells
+/// whose memory is known to the byte name one band less than others, so the longest source has all.
+pub(crate) fn of_bands<'r>(rows: impl Iterator<Item = &'r EstimateRow> + Clone) -> String {
+    let source = rows.clone().map(|row| row.band_source.as_str()).max_by_key(|source| source.len());
+    let source = source.filter(|words| !words.is_empty()).map(|words| format!(" {words}."));
+    let unlike = screen::in_cells(rows.map(|row| row.not_compared.as_str()));
+    source.into_iter().chain(unlike.iter().map(|words| format!(" Not compared: {words}."))).collect()
 }
 
 /// Cells whose reasons are listed at most.

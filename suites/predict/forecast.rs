@@ -323,12 +323,11 @@ fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate
     }
 }
 
-/// Where the bands of a cell come from, and what is not in them.
+/// Where the bands of a cell come from.
 pub fn of_bands(footprint: Option<&Footprint>, timing: Option<&Timing>) -> String {
     let bands = [footprint.and_then(|of| of.band), timing.and_then(|of| of.band)];
-    let mut words: Vec<String> = bands.into_iter().flatten().map(|band| band.source()).collect();
-    words.extend(timing.map(|timing| timing.not_compared.clone()).filter(|words| !words.is_empty()));
-    words.join("; ")
+    let sources: Vec<String> = bands.into_iter().flatten().map(|band| band.source()).collect();
+    sources.join("; ")
 }
 
 fn ranks(degrees: &Degrees) -> usize {

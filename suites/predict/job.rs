@@ -5,6 +5,7 @@ use zbench_engine::config as cell;
 use zbench_engine::config::{
     Cell, Checkpointing, Home, Linear, Mlp, NormKind, PipelineSchedule, Positions, Priced, SavedTensor, Strategy,
 };
+use zbench_engine::hf::has_fused_tensor;
 use zbench_engine::model::{self, FlatKind};
 use zbench_estimate::job::*;
 use zbench_estimate::memory::memory;
@@ -35,7 +36,7 @@ pub fn job(resolved: &Resolved) -> Job {
             parameters: place(cell.memory.offload_parameters),
             activations: place(cell.memory.offload_activations),
         },
-        peft: peft(cell, &priced),
+        peft: peft(resolved, &priced),
         loss: match priced.loss {
             cell::PricedLoss::Fused => Loss::Fused,
             cell::PricedLoss::Logits => Loss::Logits,
@@ -268,8 +269,23 @@ fn recompute(policy: &Checkpointing, blocks: usize, partitioned: bool) -> Recomp
     }
 }
 
+fn targets(names: &[Linear]) -> Targets {
+    let has = |target| names.contains(&target);
+    Targets {
+        query: has(Linear::QProj),
+        key: has(Linear::KProj),
+        value: has(Linear::VProj),
+        output: has(Linear::OProj),
+        gate: has(Linear::GateProj),
+        up: has(Linear::UpProj),
+        down: has(Linear::DownProj),
+        fused: false,
+    }
+}
+
 /// Adapters with the exact number of their parameters, which the engine's layout knows.
-fn peft(cell: &Cell, priced: &Priced) -> Peft {
+fn peft(resolved: &Resolved, priced: &Priced) -> Peft {
+    let cell = &resolved.cell;
     if !cell.lora.on() {
         return Peft::None;
     }
@@ -290,11 +306,10 @@ fn peft(cell: &Cell, priced: &Priced) -> Peft {
         },
         rank: cell.lora.rank,
         base,
-        mlp: cell
-            .lora
-            .targets
-            .iter()
-            .any(|target| matches!(target, Linear::GateProj | Linear::UpProj | Linear::DownProj)),
+        targets: Targets {
+            fused: resolved.framework.drive.fused_adapters || has_fused_tensor(&cell.model),
+            ..targets(&cell.lora.targets)
+        },
         weight_bytes: priced.adapter_dtype.unwrap_or(cell.precision.parameters).size() as f64,
     }
 }

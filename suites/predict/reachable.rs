@@ -161,7 +161,7 @@ fn every_part_of_a_precision_a_model_and_a_sharding_can_be_stated() {
         &|job| matches!(job.peft, Peft::Adapters { trainable: 1000, weight_bytes, .. } if weight_bytes > job.precision.weights.bytes()),
     );
     for on_mlp in [false, true] {
-        has("adapters on the MLP", &|job| matches!(job.peft, Peft::Adapters { mlp, .. } if mlp == on_mlp));
+        has("adapters on the MLP", &|job| matches!(job.peft, Peft::Adapters { targets, .. } if targets.down == on_mlp));
     }
     has("dropout", &|job| job.model.dropout);
     has("an encoder alone", &|job| !job.model.causal && job.model.latent.is_some() && job.model.ahead == 1);

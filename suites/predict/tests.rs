@@ -53,6 +53,34 @@ fn adapters_are_counted_by_the_engine() {
     assert_eq!(base, zbench_estimate::job::Number::Nf4);
 }
 
+#[test]
+fn each_target_is_the_matrix_of_its_name() {
+    use zbench_estimate::job::{Peft, Targets};
+    let targets = |preset: &str, software: &str, names: &str| {
+        let lora = format!("software = \"{software}\"\n[lora]\nrank = 8\ntargets = {names}\n");
+        match job(&resolved(&cell_text(preset, &lora))).peft {
+            Peft::Adapters { targets, .. } => targets,
+            Peft::None => panic!("adapters are adapters"),
+        }
+    };
+    let none = Targets::default();
+    for (name, wanted) in [
+        ("q_proj", Targets { query: true, ..none }),
+        ("k_proj", Targets { key: true, ..none }),
+        ("v_proj", Targets { value: true, ..none }),
+        ("o_proj", Targets { output: true, ..none }),
+        ("gate_proj", Targets { gate: true, ..none }),
+        ("up_proj", Targets { up: true, ..none }),
+        ("down_proj", Targets { down: true, ..none }),
+    ] {
+        assert_eq!(targets("llama2-7b", "fsdp2", &format!("[\"{name}\"]")), wanted);
+    }
+    assert_eq!(targets("llama2-7b", "fsdp2", "\"all-linear\""), Targets::ALL);
+    // Megatron Core, and GPT-2 everywhere, have one tensor for queries, keys and values.
+    assert!(targets("llama2-7b", "megatron-core", "[\"q_proj\"]").fused);
+    assert!(targets("gpt2", "fsdp2", "[\"c_attn\"]").fused);
+}
+
 /// Llama 2 7B on eight H100; a line in [hardware] may name a framework.
 fn priced(software: &str, folder: &Path) -> (Footprint, f64, String) {
     let text = format!(

@@ -187,7 +187,7 @@ fn reasons(rows: &[EstimateRow]) -> Vec<String> {
 }
 
 /// The first reasons that are not empty, each behind its number of cells.
-fn in_cells<'t>(reasons: impl Iterator<Item = &'t str>) -> Vec<String> {
+pub(super) fn in_cells<'t>(reasons: impl Iterator<Item = &'t str>) -> Vec<String> {
     let line = |(reason, count): (&str, usize)| format!("{}: {reason}", units::plural(count, "cell", "cells"));
     first_reasons(reasons).into_iter().map(line).collect()
 }

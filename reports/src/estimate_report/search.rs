@@ -179,8 +179,8 @@ pub(super) fn document(found: &Searched, title: String) -> Document {
         document.paragraph("None of them is beaten in both by another that fits.");
         document.table(table("pareto", &found.pareto.iter().collect::<Vec<_>>(), found.limit_bytes));
     }
-    document
-        .headed_list("Bands", [&found.band_source].into_iter().filter(|source| !source.is_empty()).cloned().collect());
+    let bands = [&found.band_source, &found.not_compared].into_iter().filter(|words| !words.is_empty());
+    document.headed_list("Bands", bands.cloned().collect());
     document.headed_list("Why others lost", found.alternatives.iter().map(Alternative::words).collect());
     document.headed_list("Left out", left_out(found));
     document

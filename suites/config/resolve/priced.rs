@@ -1,6 +1,7 @@
 //! What is priced and not run: parallelism beside the data axes, compressed traffic, offload, models of another kind.
 
 use super::{Refusal, Values, choice};
+use toml::Value;
 use zbench_engine::config::{
     CustomModel, Degrees, Experts, LatentAttention, Model, Parallel, PipelineSchedule, Priced, PricedLoss, PricedModel,
     Wire,
@@ -184,8 +185,14 @@ fn custom(values: &Values) -> Result<CustomModel, Refusal> {
             value_dim: needed("model.v_head_dim", "model.kv_lora_rank")?,
         }),
     };
+    let gated = values.text("model.mlp") == "gated";
+    let names_gate = |list: &Vec<Value>| list.iter().any(|name| name.as_str() == Some("gate_proj"));
+    if !gated && values.given("lora.targets").and_then(Value::as_array).is_some_and(names_gate) {
+        let message = "has gate_proj, and model.mlp = \"plain\" has no gate; leave it out";
+        return Err(values.refuse("lora.targets", &["model.mlp"], message));
+    }
     Ok(CustomModel {
-        gated: values.text("model.mlp") == "gated",
+        gated,
         bias: values.is("model.bias"),
         layer_norm: values.text("model.norm") == "layer",
         learned_positions: values.count("model.learned_positions"),

@@ -59,6 +59,8 @@ pub struct Memory {
     pub buckets: f64,
     /// Products of frozen weights in few bits keep their input for backward.
     pub quantised_inputs: bool,
+    /// Experts are quantised with the rest of a frozen base; else they keep the parameters' type.
+    pub quantised_experts: bool,
     /// Who reads a checkpoint's weights, and how much of them.
     pub loading: Loading,
     /// Bytes per logit at the loss.
@@ -176,8 +178,8 @@ pub struct Drive {
     pub flash1_rate: f64,
     /// Context ranks share causal attention evenly; else the last of them sees all keys and the others wait for it.
     pub balanced_ring: bool,
-    /// Adapters are on queries, keys and values alone, whatever a run says.
-    pub adapters_on_qkv: bool,
+    /// Queries, keys and values have one adapter together, and so have gate and up.
+    pub fused_adapters: bool,
     /// Bytes per second of state that a core updates, where a rank has one core for an update on the host; 0 = a rank has its
     /// share of the host.
     pub host_core: f64,

@@ -37,6 +37,14 @@ pub struct Job {
 }
 
 impl Job {
+    /// Bytes per element of a frozen expert at home.
+    pub fn frozen_expert_bytes(&self) -> f64 {
+        match self.peft {
+            Peft::Adapters { base, .. } if self.framework.memory.quantised_experts => base.bytes(),
+            _ => self.precision.weights.bytes(),
+        }
+    }
+
     /// The blocks of a stage where the cut is stated: with chunks several runs.
     pub fn stated_blocks(&self, stage: usize) -> Option<Vec<Range<usize>>> {
         let all = match self.model.kind {
@@ -136,7 +144,7 @@ pub enum Kind {
 }
 
 /// Experts.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Experts {
     /// Experts of a block.
     pub count: usize,
@@ -447,15 +455,52 @@ pub enum Peft {
     None,
     /// Adapters of a stated number of parameters over a frozen base of weights of a type.
     Adapters {
-        /// Trainable parameters; 0 = those of `rank` on all linear layers.
+        /// Trainable parameters; 0 = those of `rank` on the targets.
         trainable: u64,
-        /// Rank, where it is known.
+        /// Rank; 0 where adapters are factors of what a matrix writes (IA3).
         rank: usize,
         /// The base.
         base: Number,
         /// Bytes per trainable parameter at home.
         weight_bytes: f64,
-        /// Adapters are on the MLP's matrices, too, and keep what these read.
-        mlp: bool,
+        /// The matrices that have them.
+        targets: Targets,
     },
+}
+
+/// Which of a block's matrices have adapters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Targets {
+    /// Queries.
+    pub query: bool,
+    /// Keys.
+    pub key: bool,
+    /// Values.
+    pub value: bool,
+    /// Attention's output.
+    pub output: bool,
+    /// The MLP's gate, in dense blocks and in experts.
+    pub gate: bool,
+    /// Its way up.
+    pub up: bool,
+    /// Its way down.
+    pub down: bool,
+    /// Queries, keys and values (gate and up) are one tensor with one adapter, which is there if any of them is a target.
+    pub fused: bool,
+}
+
+impl Targets {
+    /// All linear layers of a block, each by itself.
+    pub const ALL: Targets =
+        Targets { query: true, key: true, value: true, output: true, gate: true, up: true, down: true, fused: false };
+
+    /// Whether any reads what attention's input norm writes.
+    pub fn read_attention_input(self) -> bool {
+        self.query || self.key || self.value
+    }
+
+    /// Whether any reads what the MLP's norm writes.
+    pub fn read_mlp_input(self) -> bool {
+        self.gate || self.up
+    }
 }

@@ -1,6 +1,6 @@
 //! What a model's shape says: its matrices, parameters and units.
 
-use crate::job::{Experts, Kind, Shape};
+use crate::job::{Experts, Kind, Shape, Targets};
 
 /// A weight matrix of a block (or of the head), whole: `inputs` by `outputs`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -93,6 +93,37 @@ impl Shape {
     /// Elements of what attention hands to its output projection.
     pub fn value_width(&self) -> usize {
         self.latent.map_or(self.heads * self.head_dim, |latent| self.heads * latent.v_dim)
+    }
+
+    /// Adapters beside a matrix, and the elements of its output that they write to. Queries, keys and values (gate and up) are
+    /// targets of their own, though they are one product.
+    pub fn adapted(&self, targets: Targets, matrix: &Matrix) -> (f64, f64) {
+        let one = |on: bool| if on { (1.0, matrix.outputs as f64) } else { (0.0, 0.0) };
+        let some = |parts: &[(bool, usize)]| {
+            let on = parts.iter().filter(|(on, _)| *on);
+            on.fold((0.0, 0.0), |(count, width), (_, outputs)| (count + 1.0, width + *outputs as f64))
+        };
+        match matrix.role {
+            Role::Qkv if self.latent.is_some() => {
+                let is_query = matrix.outputs == self.query_width();
+                one(if is_query { targets.query } else { targets.key || targets.value })
+            }
+            Role::Qkv if targets.fused => one(targets.read_attention_input()),
+            Role::Up | Role::ExpertUp if targets.fused => one(targets.read_mlp_input()),
+            Role::Qkv => some(&[
+                (targets.query, self.query_width()),
+                (targets.key, self.kv_width()),
+                (targets.value, self.kv_width()),
+            ]),
+            Role::Up | Role::ExpertUp if self.gated => {
+                some(&[(targets.gate, matrix.outputs / 2), (targets.up, matrix.outputs / 2)])
+            }
+            Role::Up | Role::ExpertUp => one(targets.up),
+            Role::Output => one(targets.output),
+            Role::Down | Role::ExpertDown => one(targets.down),
+            // No target names a router, a bottleneck or the head.
+            Role::Whole | Role::Head => one(false),
+        }
     }
 
     /// Rows of the up projection: gate and up are one product where there are both.

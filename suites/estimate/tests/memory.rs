@@ -2,7 +2,8 @@
 
 use zbench_estimate::framework::framework;
 use zbench_estimate::job::{
-    Attention, Batch, Degrees, Job, Loss, Offload, Order, Peft, Place, Precision, Recompute, Shape, Sharding,
+    Attention, Batch, Degrees, Experts, Job, Latent, Loss, Number, Offload, Order, Peft, Place, Precision, Recompute,
+    Shape, Sharding, Targets,
 };
 use zbench_estimate::memory::{Category, Memory, formula_bytes, memory};
 
@@ -267,4 +268,71 @@ fn what_weights_take_while_they_are_read_is_who_reads_them() {
     assert_eq!(everywhere.host(8), 8.0 * 2.0 * parameters);
     assert!(everywhere.device > 2.0 * parameters / 8.0 && everywhere.device < 2.0 * parameters / 4.0);
     assert_eq!(of("fsdp2").0.host(8), 0.0);
+}
+
+/// What PEFT prints as trainable for Llama 2 7B, whose queries and keys are as wide as its hidden state, and for Llama 3 8B.
+#[test]
+fn adapters_are_counted_on_their_targets() {
+    let llama = |kv_heads, ffn| Shape { kv_heads, ffn, gated: true, bias: false, ..gpt(32, 4096, 32) };
+    let count = |shape: Shape, rank, targets| {
+        let peft = Peft::Adapters { trainable: 0, rank, base: Number::Bf16, weight_bytes: 1.0, targets };
+        let memory = memory(&Job { peft, ..job(shape) });
+        memory.worst().terms.iter().find(|term| term.name == "adapters").map_or(0.0, |term| term.bytes)
+    };
+    let usual = Targets { query: true, value: true, ..Targets::default() };
+    assert_eq!(count(llama(32, 11008), 8, usual), 4_194_304.0);
+    assert_eq!(count(llama(8, 14336), 8, usual), 3_407_872.0);
+    assert_eq!(count(llama(32, 11008), 64, Targets::ALL), 159_907_840.0);
+    // One tensor has one A of rank 8 for all of its outputs; an MLP without a gate has no adapter there.
+    let fused = Targets { fused: true, ..usual };
+    assert_eq!(count(llama(8, 14336), 8, fused), 32.0 * 8.0 * (4096.0 + 6144.0));
+    let plain = Shape { gated: false, ..llama(32, 11008) };
+    assert_eq!(count(plain, 8, Targets { gate: true, ..Targets::default() }), 0.0);
+    // Two projections of latent attention: queries by themselves, keys and values together.
+    let latent = Latent { q_rank: 1536, kv_rank: 512, qk_dim: 128, rope_dim: 64, v_dim: 128 };
+    let latent = Shape { latent: Some(latent), ..llama(32, 11008) };
+    let query = Targets { query: true, ..Targets::default() };
+    let value = Targets { value: true, ..Targets::default() };
+    assert_eq!(count(latent.clone(), 8, query), 32.0 * 8.0 * (1536.0 + 32.0 * 192.0));
+    assert_eq!(count(latent, 8, value), 32.0 * 8.0 * (512.0 + 32.0 * 256.0));
+    let experts = Experts { count: 8, top: 2, ffn: 14336, ..Experts::default() };
+    let sparse = Shape { experts: Some(experts), ..llama(8, 14336) };
+    assert_eq!(count(sparse, 8, Targets { down: true, ..Targets::default() }), 32.0 * 8.0 * 8.0 * (14336.0 + 4096.0));
+    let factors = Targets { key: true, value: true, down: true, ..Targets::default() };
+    assert_eq!(count(llama(32, 11008), 0, factors), 614_400.0);
+}
+
+/// Backward needs what an adapter reads, and nothing for a frozen matrix without one.
+#[test]
+fn what_adapters_read_is_kept() {
+    let kept = |targets| {
+        let peft = Peft::Adapters { trainable: 1, rank: 8, base: Number::Bf16, weight_bytes: 2.0, targets };
+        let one = Shape { gated: true, bias: false, dropout: false, ..gpt(1, 1024, 8) };
+        memory(&Job { peft, ..job(one) }).worst().peak()
+    };
+    let tokens = 2048.0;
+    let nothing = kept(Targets { output: true, ..Targets::default() });
+    for (targets, width) in [
+        (Targets { query: true, ..Targets::default() }, 1024.0),
+        (Targets { key: true, value: true, ..Targets::default() }, 1024.0),
+        (Targets { up: true, ..Targets::default() }, 1024.0),
+        (Targets { down: true, ..Targets::default() }, 4096.0),
+        (Targets::ALL, 6144.0),
+    ] {
+        close(kept(targets) - nothing, 2.0 * tokens * width, 1e-9);
+    }
+}
+
+/// Frozen experts without adapters keep neither what they read nor what goes into their last product.
+#[test]
+fn experts_keep_what_their_adapters_read() {
+    let kept = |targets| {
+        let peft = Peft::Adapters { trainable: 1, rank: 8, base: Number::Bf16, weight_bytes: 2.0, targets };
+        let experts = Experts { count: 4, top: 2, ffn: 4096, ..Experts::default() };
+        let one = Shape { gated: true, bias: false, dropout: false, experts: Some(experts), ..gpt(1, 1024, 8) };
+        memory(&Job { peft, ..job(one) }).worst().peak()
+    };
+    let (nothing, sent) = (kept(Targets { output: true, ..Targets::default() }), 2048.0 * 2.0);
+    close(kept(Targets { down: true, ..Targets::default() }) - nothing, 2.0 * sent * 4096.0, 1e-9);
+    close(kept(Targets { up: true, ..Targets::default() }) - nothing, 2.0 * (sent + 2048.0) * 1024.0, 1e-9);
 }

@@ -5,7 +5,7 @@
 use zbench_estimate::framework;
 use zbench_estimate::job::{
     Attention, Batch, Degrees, Experts, Job, Kind, Loss, Number, Offload, Order, Peft, Place, Placement, Precision,
-    Recompute, Shape, Sharding,
+    Recompute, Shape, Sharding, Targets,
 };
 use zbench_estimate::machine::Machine;
 use zbench_estimate::profile;
@@ -134,7 +134,7 @@ fn job(dice: &mut Dice) -> Job {
                 rank: 16,
                 base: dice.of(&[Number::Bf16, Number::Nf4]),
                 weight_bytes: 2.0,
-                mlp: true,
+                targets: Targets::ALL,
             }
         } else {
             Peft::None

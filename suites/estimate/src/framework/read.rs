@@ -25,6 +25,7 @@ pub const KEYS: &[(&str, &str)] = &[
     ("memory.pipeline_tensors", "a number of tensors, as 3.0"),
     ("memory.buckets", "bytes, as \"2GB\""),
     ("memory.quantised_inputs", "true or false"),
+    ("memory.quantised_experts", "true or false"),
     ("memory.loading", "\"sliced\", \"broadcast\" or \"everywhere\""),
     ("memory.logit.whole", "bytes per logit, as 14.0"),
     ("memory.logit.fused", "bytes per logit, as 4.0"),
@@ -52,7 +53,7 @@ pub const KEYS: &[(&str, &str)] = &[
     ("drive.copy_bytes", "bytes per parameter, as 6.0"),
     ("drive.flash1_rate", "a factor above 0, as 1.0"),
     ("drive.balanced_ring", "true or false"),
-    ("drive.adapters_on_qkv", "true or false"),
+    ("drive.fused_adapters", "true or false"),
     ("drive.host_core", "bytes per second, as \"2.6GB/s\"; 0 = no limit of one core"),
     ("drive.prefetch", "true or false"),
     ("drive.exposed", "a share from 0 to 1, as 0.0"),
@@ -300,6 +301,7 @@ fn memory(reader: &Reader<'_>) -> Result<Memory, ProfileError> {
         pipeline_tensors: reader.number("memory.pipeline_tensors")?,
         buckets: reader.bytes("memory.buckets")?,
         quantised_inputs: reader.flag("memory.quantised_inputs")?,
+        quantised_experts: reader.flag("memory.quantised_experts")?,
         loading: [Loading::Sliced, Loading::Broadcast, Loading::Everywhere]
             [reader.word("memory.loading", &["sliced", "broadcast", "everywhere"])?],
         logit: Logit {
@@ -344,7 +346,7 @@ fn drive(reader: &Reader<'_>) -> Result<Drive, ProfileError> {
         copy_bytes: reader.number("drive.copy_bytes")?,
         flash1_rate: reader.above_zero("drive.flash1_rate")?,
         balanced_ring: reader.flag("drive.balanced_ring")?,
-        adapters_on_qkv: reader.flag("drive.adapters_on_qkv")?,
+        fused_adapters: reader.flag("drive.fused_adapters")?,
         host_core: reader.quantity("drive.host_core", units::rate)?,
         overlap_data: reader.flag("drive.overlap.data")?,
         overlap_reduce: reader.flag("drive.overlap.reduce")?,

@@ -1,7 +1,7 @@
 //! What a block's forward keeps for its backward, for one micro-batch on one rank.
 
 use super::Habits;
-use crate::job::{Attention, Job, Kind, Peft, Recompute};
+use crate::job::{Attention, Job, Kind, Peft, Recompute, Targets};
 use crate::shape::{BlockKind, Matrix, Role};
 
 /// Tensors of a block, in bytes.
@@ -95,15 +95,19 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
         masks: if model.dropout { norms * wide } else { 0.0 },
         ..Kept::default()
     };
-    // Whether what the MLP's matrices read stays: for their adapters, or for nothing.
-    let mlp = match job.peft {
-        Peft::Adapters { mlp, base, .. } => mlp || (base.bytes() < c && job.framework.memory.quantised_inputs),
-        Peft::None => false,
+    // Whether what a frozen product reads stays: for its adapter, or, quantised, for nothing.
+    let reads = match job.peft {
+        Peft::Adapters { base, .. } if base.bytes() < c && job.framework.memory.quantised_inputs => Targets::ALL,
+        Peft::Adapters { targets, .. } => targets,
+        Peft::None => Targets::ALL,
     };
     if job.peft != Peft::None {
         // Frozen weights need no inputs of theirs: norms keep their f32 copies, adapters what they read.
+        let crossed = which == Which::Cross && reads.query;
+        let inputs = [reads.read_attention_input(), crossed, reads.up || (reads.gate && model.gated)];
+        let inputs = inputs.into_iter().filter(|is_read| *is_read).count() as f64;
         kept.residual = 0.0;
-        kept.normed = (norms * 4.0 + if mlp { 2.0 * c } else { c }) * wide;
+        kept.normed = (norms * 4.0 + c * inputs) * wide;
     }
     if let Some(l) = model.latent {
         // Bottlenecks before and after their norms, whole on every rank but for the sequence.
@@ -123,8 +127,11 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
             kept.act = c * tokens * model.ffn as f64 / tensor;
         }
     }
-    if job.peft != Peft::None && !mlp {
-        kept.act = 0.0;
+    if !reads.down {
+        (kept.act, kept.expert_act) = (0.0, 0.0);
+    }
+    if !reads.read_mlp_input() {
+        kept.expert_in = 0.0;
     }
     kept
 }

@@ -56,7 +56,9 @@ fn states(job: &Job, counts: &Counts, part: &Part) -> States {
             let ends = own.all() - blocks;
             let outside = base.bytes().max(if base == job.precision.weights { 0.0 } else { 2.0 });
             let split = job.sharding.parameters.max(1) as f64;
-            let weights = (blocks * base.bytes() + ends * outside) / split * here(job.offload.parameters);
+            let quantised = blocks - own.experts;
+            let weights = quantised * base.bytes() + own.experts * job.frozen_expert_bytes() + ends * outside;
+            let weights = weights / split * here(job.offload.parameters);
             terms.push(term(Category::Parameters, "frozen base", "bytes of its type x parameters / ranks", weights));
             let share = if model.layers > 0 { part.blocks() / (model.layers as f64).max(part.blocks()) } else { 1.0 };
             let adapters = counts.adapters * share / split;
@@ -66,7 +68,7 @@ fn states(job: &Job, counts: &Counts, part: &Part) -> States {
                 "bytes x their parameters / ranks",
                 adapters * weight_bytes,
             ));
-            let gradients = adapters * weight_bytes.max(job.precision.gradients.min(weight_bytes));
+            let gradients = adapters * weight_bytes;
             terms.push(term(Category::Gradients, "gradients of adapters", "bytes x their parameters", gradients));
             let moments = 2.0 * weight_bytes * adapters;
             terms.push(term(Category::Optimizer, "moments of adapters", "2 x bytes x their parameters", moments));

@@ -1,8 +1,8 @@
 //! Parameters on one rank, by how they are split.
 
 use super::stages::Part;
-use crate::job::{Job, Kind, Peft};
-use crate::shape::{BlockKind, Role};
+use crate::job::{Job, Kind, Peft, Shape, Targets};
+use crate::shape::{BlockKind, Matrix, Role};
 
 /// Parameters on one tensor (and expert) rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -90,7 +90,7 @@ impl Counts {
         counts.adapters = match job.peft {
             Peft::None => 0.0,
             Peft::Adapters { trainable, .. } if trainable > 0 => trainable as f64,
-            Peft::Adapters { rank, .. } => adapters(job, rank as f64),
+            Peft::Adapters { rank, targets, .. } => adapters(&job.model, rank as f64, targets),
         };
         counts
     }
@@ -148,16 +148,19 @@ fn per_rank(job: &Job, block: &BlockKind) -> Split {
     Split { common, experts }
 }
 
-/// Adapters of a rank on all linear layers of all blocks.
-fn adapters(job: &Job, rank: f64) -> f64 {
-    let of_block = |block: &BlockKind| {
-        let of = |m: &crate::shape::Matrix| match m.role {
-            // Queries, keys and values (gate and up) are products of their own in most trainers.
-            Role::Qkv => rank * (3.0 * m.inputs as f64 + m.outputs as f64),
-            Role::Up if job.model.gated => rank * (2.0 * m.inputs as f64 + m.outputs as f64),
-            _ => rank * (m.inputs + m.outputs) as f64 * m.copies as f64,
+/// Parameters of adapters of a rank on the targets of all blocks. Factors (rank 0) scale what a matrix writes, and what the MLP's last
+/// one reads.
+fn adapters(model: &Shape, rank: f64, targets: Targets) -> f64 {
+    let of = |matrix: &Matrix| {
+        let (count, outputs) = model.adapted(targets, matrix);
+        let inputs = count * matrix.inputs as f64;
+        let each = match matrix.role {
+            Role::Down | Role::ExpertDown if rank == 0.0 => inputs,
+            _ if rank == 0.0 => outputs,
+            _ => rank * (inputs + outputs),
         };
-        block.count as f64 * block.matrices.iter().map(of).sum::<f64>()
+        each * matrix.copies as f64
     };
-    job.model.blocks().iter().map(of_block).sum()
+    let of_block = |block: &BlockKind| block.count as f64 * block.matrices.iter().map(of).sum::<f64>();
+    model.blocks().iter().map(of_block).sum()
 }

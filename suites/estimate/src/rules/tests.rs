@@ -214,7 +214,8 @@ fn a_job_gets_the_rules_that_apply() {
     }
     assert!(!found.contains(&"traffic-node"));
     let mut lora = plain.clone();
-    lora.peft = Peft::Adapters { trainable: 20_000_000, rank: 8, base: Number::Nf4, weight_bytes: 4.0, mlp: true };
+    lora.peft =
+        Peft::Adapters { trainable: 20_000_000, rank: 8, base: Number::Nf4, weight_bytes: 4.0, targets: Targets::ALL };
     let checks = all(&lora, None);
     let of_job = checks.iter().find(|check| check.name == "state-of-this-job").unwrap();
     assert_eq!(of_job.terms[0].value, Number::Nf4.bytes() * 8_030_261_248.0 / 16.0);
@@ -245,7 +246,8 @@ fn a_rate_is_the_peak_over_the_work() {
         let checks = all(&job, Some(&machine));
         checks.iter().find(|check| check.name == "tokens-per-gpu-hour").map(Check::sum)
     };
-    let adapters = Peft::Adapters { trainable: 1, rank: 1, base: Number::Bf16, weight_bytes: 2.0, mlp: true };
+    let adapters =
+        Peft::Adapters { trainable: 1, rank: 1, base: Number::Bf16, weight_bytes: 2.0, targets: Targets::ALL };
     let frozen = hour_of(&|job| job.peft = adapters.clone()).unwrap();
     let again = hour_of(&|job| job.recompute = Recompute::Full { every: 1, partitioned: false }).unwrap();
     assert!((frozen / hour - 1.5).abs() < 1e-9 && (again / hour - 0.75).abs() < 1e-9);

@@ -182,35 +182,52 @@ impl Context<'_> {
         self.job.sharding.gradients <= 1
     }
 
-    /// Adapters beside a frozen matrix, and the base's way back to numbers that are computed with.
-    fn adapter(&self, role: Role, m: f64, n: f64, k: f64) -> (Phase, Phase) {
-        let Peft::Adapters { rank, base, .. } = self.job.peft else { return Default::default() };
-        if self.drive.adapters_on_qkv && role != Role::Qkv {
-            return Default::default();
-        }
+    /// What a frozen matrix takes beside its product: the conversion of a base in few bits to the compute type, and its adapters.
+    /// On this rank the matrix has `copies` of n outputs and k inputs, and m tokens in all.
+    fn frozen_matrix(&self, matrix: &Matrix, (m, n, k, copies): (f64, f64, f64, f64)) -> (Phase, Phase) {
+        let Peft::Adapters { rank, base, targets, .. } = self.job.peft else { return Default::default() };
+        let stored = match matrix.role {
+            Role::ExpertUp | Role::ExpertDown => self.job.frozen_expert_bytes(),
+            _ => base.bytes(),
+        };
         let roof = &self.roof;
-        let r = if rank == 0 { 16.0 } else { rank as f64 };
         let form = self.job.precision.compute;
         let bytes = self.bytes();
         let (mut forward, mut backward) = (Phase::default(), Phase::default());
-        if base.bytes() < bytes {
-            let seconds = roof.pass(n * k * (base.bytes() + bytes));
+        if stored < bytes {
+            let seconds = roof.pass(copies * n * k * (stored + bytes));
             forward.kernel(seconds);
             backward.kernel(seconds);
         }
-        let narrow = |a, b, c| roof.product(Product { m: a, n: b, k: c, count: 1.0, out_bytes: bytes }, form);
-        forward.kernel(narrow(m, r, k));
-        forward.kernel(narrow(m, n, r));
-        // The sum with the base's result: by the product itself where kernels are fused.
-        let add = if self.drive.fusion == Fusion::Eager { 3.0 } else { 1.0 };
-        forward.kernel(roof.pass(add * bytes * m * n));
-        forward.flops = 2.0 * m * r * (n + k);
-        backward.kernel(narrow(m, r, n) + narrow(n, r, m));
-        backward.kernel(narrow(m, k, r) + narrow(r, k, m));
-        backward.kernel(roof.pass(add * bytes * m * k));
-        backward.flops = 2.0 * forward.flops;
-        forward.kernels += 2.0;
-        backward.kernels += 4.0;
+        let (count, outputs) = self.model.adapted(targets, matrix);
+        if count == 0.0 {
+            return (forward, backward);
+        }
+        // Each adapter reads the input; together they write to `n` outputs.
+        let n = n * outputs / matrix.outputs as f64;
+        // A pass over the result, which the product itself does where kernels are fused.
+        let pass =
+            |width: f64| roof.pass(if self.drive.fusion == Fusion::Eager { 3.0 } else { 1.0 } * bytes * m * width);
+        forward.kernels += count;
+        backward.kernels += count;
+        if rank == 0 {
+            // Factors scale what a matrix writes, and what the MLP's last one reads.
+            let scaled = if let Role::Down | Role::ExpertDown = matrix.role { k } else { n };
+            forward.busy += pass(scaled);
+            backward.busy += 2.0 * pass(scaled);
+        } else {
+            forward.busy += pass(n);
+            backward.busy += pass(k * count);
+            let (r, n) = (rank as f64, n / count);
+            let narrow =
+                |a, b, c| count * roof.product(Product { m: a, n: b, k: c, count: 1.0, out_bytes: bytes }, form);
+            forward.busy += narrow(m, r, k) + narrow(m, n, r);
+            forward.flops = 2.0 * m * r * (n + k) * count;
+            backward.busy += narrow(m, r, n) + narrow(n, r, m) + narrow(m, k, r) + narrow(r, k, m);
+            backward.flops = 2.0 * forward.flops;
+            forward.kernels += 4.0 * count;
+            backward.kernels += 6.0 * count;
+        }
         (forward, backward)
     }
 
@@ -257,7 +274,7 @@ impl Context<'_> {
                 // The gradient of a bias is a sum over all rows.
                 backward.kernel(self.roof.pass(m * n * count * self.bytes()));
             }
-            let (more_forward, more_backward) = self.adapter(matrix.role, m * count, n, k);
+            let (more_forward, more_backward) = self.frozen_matrix(matrix, (m * count, n, k, count));
             let part = match matrix.role {
                 Role::Qkv | Role::Output | Role::Whole => &mut around,
                 _ => &mut mlp,

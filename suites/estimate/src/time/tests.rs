@@ -1,8 +1,8 @@
 use super::*;
 use crate::framework::framework;
 use crate::job::{
-    Attention, Batch, Degrees, Kind, Loss, Number, Offload, Order, Peft, Place, Placement, Precision, Recompute, Shape,
-    Sharding,
+    Attention, Batch, Degrees, Experts, Kind, Loss, Number, Offload, Order, Peft, Place, Placement, Precision,
+    Recompute, Shape, Sharding, Targets,
 };
 use crate::layout::Layout;
 use crate::profile;
@@ -236,12 +236,42 @@ fn what_ought_to_be_slower_is() {
 
 #[test]
 fn adapters_spare_the_gradients_of_weights() {
-    let lora = Peft::Adapters { trainable: 0, rank: 8, base: Number::Bf16, weight_bytes: 2.0, mlp: true };
+    let lora = Peft::Adapters { trainable: 0, rank: 8, base: Number::Bf16, weight_bytes: 2.0, targets: Targets::ALL };
     let full = time(&job(), &a100());
     let adapted = time(&Job { peft: lora, ..job() }, &a100());
     let ratio = adapted.model_flops / full.model_flops;
     assert!((0.66..0.70).contains(&ratio), "{ratio}");
     assert!(adapted.step < 0.8 * full.step);
+}
+
+#[test]
+fn adapters_cost_by_their_targets_and_a_narrow_base_by_its_matrices() {
+    let step = |base, rank, targets| {
+        let peft = Peft::Adapters { trainable: 0, rank, base, weight_bytes: 2.0, targets };
+        time(&Job { peft, ..job() }, &a100()).step
+    };
+    let usual = Targets { query: true, value: true, ..Targets::default() };
+    let (few, all) = (step(Number::Bf16, 8, usual), step(Number::Bf16, 8, Targets::ALL));
+    assert!(few < all && step(Number::Bf16, 0, usual) < few, "{few} {all}");
+    // Every frozen matrix comes back from NF4, whether it has an adapter or not.
+    let (narrow_few, narrow_all) = (step(Number::Nf4, 8, usual) - few, step(Number::Nf4, 8, Targets::ALL) - all);
+    assert!(narrow_few > 0.0 && (narrow_few / narrow_all - 1.0).abs() < 1e-9, "{narrow_few} {narrow_all}");
+    // All of a rank's experts come back, where the software quantises them.
+    let experts = |quantised: bool, base| {
+        let mut sparse = job();
+        sparse.model.experts = Some(Experts { count: 8, top: 2, ffn: sparse.model.ffn, ..Experts::default() });
+        sparse.framework = framework(if quantised { "fsdp2" } else { "zbench" }).unwrap();
+        sparse.peft = Peft::Adapters { trainable: 0, rank: 8, base, weight_bytes: 2.0, targets: usual };
+        time(&sparse, &a100()).step
+    };
+    let dense = |software, base| {
+        let peft = Peft::Adapters { trainable: 0, rank: 8, base, weight_bytes: 2.0, targets: usual };
+        time(&Job { peft, framework: framework(software).unwrap(), ..job() }, &a100()).step
+    };
+    let of_dense = |software| dense(software, Number::Nf4) - dense(software, Number::Bf16);
+    let of_experts = |quantised| experts(quantised, Number::Nf4) - experts(quantised, Number::Bf16);
+    assert!(of_experts(true) > 5.0 * of_dense("fsdp2"), "{} {}", of_experts(true), of_dense("fsdp2"));
+    assert!(of_experts(false) < of_dense("zbench"), "{} {}", of_experts(false), of_dense("zbench"));
 }
 
 #[test]
