@@ -187,7 +187,10 @@ fn custom(values: &Values) -> Result<CustomModel, Refusal> {
     };
     let gated = values.text("model.mlp") == "gated";
     let names_gate = |list: &Vec<Value>| list.iter().any(|name| name.as_str() == Some("gate_proj"));
-    if !gated && values.given("lora.targets").and_then(Value::as_array).is_some_and(names_gate) {
+    if !gated
+        && values.given_count("lora.rank") != Some(0)
+        && values.given("lora.targets").and_then(Value::as_array).is_some_and(names_gate)
+    {
         let message = "has gate_proj, and model.mlp = \"plain\" has no gate; leave it out";
         return Err(values.refuse("lora.targets", &["model.mlp"], message));
     }

@@ -37,10 +37,12 @@ pub struct Job {
 }
 
 impl Job {
-    /// Bytes per element of a frozen expert at home.
+    /// Bytes per element of a frozen expert at home: the base's, unless that is in few bits and the software leaves experts out.
     pub fn frozen_expert_bytes(&self) -> f64 {
         match self.peft {
-            Peft::Adapters { base, .. } if self.framework.memory.quantised_experts => base.bytes(),
+            Peft::Adapters { base, .. } if base.bytes() >= 2.0 || self.framework.memory.quantised_experts => {
+                base.bytes()
+            }
             _ => self.precision.weights.bytes(),
         }
     }

@@ -105,7 +105,8 @@ impl Shape {
         };
         match matrix.role {
             Role::Qkv if self.latent.is_some() => {
-                let is_query = matrix.outputs == self.query_width();
+                let reads = self.latent.map_or(0, |latent| if latent.q_rank > 0 { latent.q_rank } else { self.hidden });
+                let is_query = (matrix.inputs, matrix.outputs) == (reads, self.query_width());
                 one(if is_query { targets.query } else { targets.key || targets.value })
             }
             Role::Qkv if targets.fused => one(targets.read_attention_input()),

@@ -295,6 +295,9 @@ fn adapters_are_counted_on_their_targets() {
     let value = Targets { value: true, ..Targets::default() };
     assert_eq!(count(latent.clone(), 8, query), 32.0 * 8.0 * (1536.0 + 32.0 * 192.0));
     assert_eq!(count(latent, 8, value), 32.0 * 8.0 * (512.0 + 32.0 * 256.0));
+    let alike = Latent { q_rank: 1536, kv_rank: 512, qk_dim: 128, rope_dim: 64, v_dim: 64 };
+    let alike = Shape { latent: Some(alike), ..llama(32, 11008) };
+    assert_eq!(count(alike, 8, query), 32.0 * 8.0 * (1536.0 + 32.0 * 192.0));
     let experts = Experts { count: 8, top: 2, ffn: 14336, ..Experts::default() };
     let sparse = Shape { experts: Some(experts), ..llama(8, 14336) };
     assert_eq!(count(sparse, 8, Targets { down: true, ..Targets::default() }), 32.0 * 8.0 * 8.0 * (14336.0 + 4096.0));
@@ -335,4 +338,25 @@ fn experts_keep_what_their_adapters_read() {
     let (nothing, sent) = (kept(Targets { output: true, ..Targets::default() }), 2048.0 * 2.0);
     close(kept(Targets { down: true, ..Targets::default() }) - nothing, 2.0 * sent * 4096.0, 1e-9);
     close(kept(Targets { up: true, ..Targets::default() }) - nothing, 2.0 * (sent + 2048.0) * 1024.0, 1e-9);
+}
+
+/// A frozen base of experts is split over the expert ranks as trained experts are, and has the base's type unless that is in few
+/// bits and the software leaves experts out.
+#[test]
+fn frozen_experts_are_split_as_trained_ones() {
+    let base = |software: &str, base, expert| {
+        let experts = Experts { count: 8, top: 2, ffn: 4096, ..Experts::default() };
+        let one = Shape { gated: true, bias: false, dropout: false, experts: Some(experts), ..gpt(4, 1024, 8) };
+        let mut job = job(one);
+        job.framework = framework(software).unwrap();
+        (job.degrees.data, job.degrees.expert, job.sharding) = (8, expert, Sharding::zero(3, 8));
+        job.peft = Peft::Adapters { trainable: 1, rank: 8, base, weight_bytes: 2.0, targets: Targets::ALL };
+        memory(&job).worst().terms.iter().find(|term| term.name == "frozen base").unwrap().bytes
+    };
+    // 4 blocks of 8 experts of 3 x 1024 x 4096 elements, over 8 ranks in any case.
+    close(base("fsdp2", Number::Bf16, 8), base("fsdp2", Number::Bf16, 1), 1e-9);
+    let experts = 4.0 * 8.0 * 3.0 * 1024.0 * 4096.0 / 8.0;
+    let saved = |software: &str| base(software, Number::Bf16, 1) - base(software, Number::Nf4, 1);
+    close(saved("fsdp2") - saved("zbench"), experts * (2.0 - Number::Nf4.bytes()), 1e-9);
+    assert!(base("zbench", Number::F32, 1) > 1.9 * base("zbench", Number::Bf16, 1));
 }

@@ -96,15 +96,22 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
         ..Kept::default()
     };
     // Whether what a frozen product reads stays: for its adapter, or, quantised, for nothing.
-    let reads = match job.peft {
-        Peft::Adapters { base, .. } if base.bytes() < c && job.framework.memory.quantised_inputs => Targets::ALL,
-        Peft::Adapters { targets, .. } => targets,
-        Peft::None => Targets::ALL,
+    let (reads, has_all) = match job.peft {
+        Peft::Adapters { base, .. } if base.bytes() < c && job.framework.memory.quantised_inputs => {
+            (Targets::ALL, true)
+        }
+        Peft::Adapters { targets, .. } => (targets, false),
+        Peft::None => (Targets::ALL, true),
     };
     if job.peft != Peft::None {
         // Frozen weights need no inputs of theirs: norms keep their f32 copies, adapters what they read.
-        let crossed = which == Which::Cross && reads.query;
-        let inputs = [reads.read_attention_input(), crossed, reads.up || (reads.gate && model.gated)];
+        let attention = match model.latent {
+            // Projections of bottlenecks read these, which are kept in any case.
+            Some(latent) if !has_all => latent.q_rank == 0 && reads.query,
+            _ => reads.read_attention_input(),
+        };
+        let crossed = which == Which::Cross && (reads.query || reads.fused && attention);
+        let inputs = [attention, crossed, reads.up || (reads.gate && model.gated)];
         let inputs = inputs.into_iter().filter(|is_read| *is_read).count() as f64;
         kept.residual = 0.0;
         kept.normed = (norms * 4.0 + c * inputs) * wide;

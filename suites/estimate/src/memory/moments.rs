@@ -56,9 +56,9 @@ fn states(job: &Job, counts: &Counts, part: &Part) -> States {
             let ends = own.all() - blocks;
             let outside = base.bytes().max(if base == job.precision.weights { 0.0 } else { 2.0 });
             let split = job.sharding.parameters.max(1) as f64;
-            let quantised = blocks - own.experts;
-            let weights = quantised * base.bytes() + own.experts * job.frozen_expert_bytes() + ends * outside;
-            let weights = weights / split * here(job.offload.parameters);
+            let dense = ((blocks - own.experts) * base.bytes() + ends * outside) / split;
+            let experts = own.experts * job.frozen_expert_bytes() / expert_ranks(job, job.sharding.parameters);
+            let weights = (dense + experts) * here(job.offload.parameters);
             terms.push(term(Category::Parameters, "frozen base", "bytes of its type x parameters / ranks", weights));
             let share = if model.layers > 0 { part.blocks() / (model.layers as f64).max(part.blocks()) } else { 1.0 };
             let adapters = counts.adapters * share / split;
@@ -314,7 +314,11 @@ fn widest(job: &Job, c: f64) -> f64 {
 /// Weights where they are read, beside those at home.
 fn gathered(job: &Job, counts: &Counts, habits: &Habits, part: &Part, all: f64, terms: &mut Vec<Term>) {
     let c = match job.peft {
-        Peft::Adapters { base, .. } => base.bytes(),
+        Peft::Adapters { base, .. } => {
+            let block = counts.sparse;
+            let experts = block.experts / block.all().max(1.0);
+            base.bytes() * (1.0 - experts) + job.frozen_expert_bytes() * experts
+        }
         Peft::None => job.precision.compute.bytes(),
     };
     if !elsewhere_at_home(job) {

@@ -218,11 +218,11 @@ impl Context<'_> {
         } else {
             forward.busy += pass(n);
             backward.busy += pass(k * count);
-            let (r, n) = (rank as f64, n / count);
+            let (m, r, n) = (m / copies, rank as f64, n / count);
             let narrow =
-                |a, b, c| count * roof.product(Product { m: a, n: b, k: c, count: 1.0, out_bytes: bytes }, form);
+                |a, b, c| count * roof.product(Product { m: a, n: b, k: c, count: copies, out_bytes: bytes }, form);
             forward.busy += narrow(m, r, k) + narrow(m, n, r);
-            forward.flops = 2.0 * m * r * (n + k) * count;
+            forward.flops = 2.0 * m * r * (n + k) * count * copies;
             backward.busy += narrow(m, r, n) + narrow(n, r, m) + narrow(m, k, r) + narrow(r, k, m);
             backward.flops = 2.0 * forward.flops;
             forward.kernels += 4.0 * count;

@@ -96,10 +96,11 @@ impl Plan<'_> {
         let sharding = &job.sharding;
         let sharded = sharding.parameters > 1;
         let slow = if sharded && layout.data.nodes() > 1 { 1.0 / c.drive.network } else { 1.0 };
-        let element = match job.peft {
-            _ if sharding.gather_bytes > 0.0 => sharding.gather_bytes,
-            Peft::Adapters { base, .. } => base.bytes(),
-            Peft::None => job.precision.compute.bytes(),
+        // Bytes per gathered element, and those of experts.
+        let (element, of_experts) = match job.peft {
+            _ if sharding.gather_bytes > 0.0 => (sharding.gather_bytes, sharding.gather_bytes),
+            Peft::Adapters { base, .. } => (base.bytes(), job.frozen_expert_bytes()),
+            Peft::None => (job.precision.compute.bytes(), job.precision.compute.bytes()),
         };
         let wire = if sharding.reduce_bytes > 0.0 { sharding.reduce_bytes } else { job.precision.reduce };
         let link = (machine.host.bandwidth * machine.host.reached).max(1.0);
@@ -125,14 +126,16 @@ impl Plan<'_> {
             };
             let share = if unit.dense + unit.sparse > 0.0 { unit.trained / (unit.dense + unit.sparse) } else { 0.0 };
             // Where weights stay whole, those that the update has changed are gathered, and no frozen base.
-            let (moved, of) = if sharded { (1.0, element) } else { (share, job.precision.compute.bytes()) };
-            let mut gather = price(Collective::AllGather, unit.dense * moved * of, unit.sparse * moved * of, group);
+            let whole = share * job.precision.compute.bytes();
+            let (dense, sparse) = if sharded { (element, of_experts) } else { (whole, whole) };
+            let gather_bytes = unit.dense * dense + unit.sparse * sparse;
+            let mut gather = price(Collective::AllGather, unit.dense * dense, unit.sparse * sparse, group);
             if sharded && job.offload.parameters != Place::Device {
-                gather += scale * (unit.dense + unit.sparse) * element / group.ranks as f64 / link;
+                gather += scale * gather_bytes / group.ranks as f64 / link;
             }
             let mut again = match sharding.parked {
                 parked if parked > 1 => {
-                    price(Collective::AllGather, unit.dense * element, unit.sparse * element, layout.parked)
+                    price(Collective::AllGather, unit.dense * element, unit.sparse * of_experts, layout.parked)
                 }
                 _ if sharded && sharding.reshard_after_forward => gather,
                 _ => 0.0,
@@ -165,7 +168,7 @@ impl Plan<'_> {
                     gather_backward: again,
                     reduce,
                 },
-                gather_bytes: (unit.dense + unit.sparse) * moved * of,
+                gather_bytes,
                 reduce_bytes: dense + sparse,
                 group,
                 shared_bytes: dense / group.ranks as f64,
