@@ -11,8 +11,8 @@ mod reader;
 mod validate;
 mod write;
 
-pub use families::{ConfigKeys, block_class, config_keys, has_fused_tensor, known_targets, preset, preset_names};
-pub(crate) use families::{Family, Qkv, TensorNames, fused_in, modules, of as family_of};
+pub use families::{ConfigKeys, block_class, config_keys, fused_in, known_targets, preset, preset_names};
+pub(crate) use families::{Family, Qkv, TensorNames, modules, of as family_of};
 pub use foreign::{model_from_hf, model_from_hf_without_dropout};
 pub(crate) use reader::{Restricted, only};
 pub use validate::{MAX_LAYERS, validate};

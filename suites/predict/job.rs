@@ -5,7 +5,7 @@ use zbench_engine::config as cell;
 use zbench_engine::config::{
     Cell, Checkpointing, Home, Linear, Mlp, NormKind, PipelineSchedule, Positions, Priced, SavedTensor, Strategy,
 };
-use zbench_engine::hf::has_fused_tensor;
+use zbench_engine::hf::fused_in;
 use zbench_engine::model::{self, FlatKind};
 use zbench_estimate::job::*;
 use zbench_estimate::memory::memory;
@@ -307,7 +307,7 @@ fn peft(resolved: &Resolved, priced: &Priced) -> Peft {
         rank: cell.lora.rank,
         base,
         targets: Targets {
-            fused: resolved.framework.drive.fused_adapters || has_fused_tensor(&cell.model),
+            fused: resolved.framework.drive.fused_adapters || fused_in(&cell.model, Linear::QProj).is_some(),
             ..targets(&cell.lora.targets)
         },
         weight_bytes: priced.adapter_dtype.unwrap_or(cell.precision.parameters).size() as f64,

@@ -25,7 +25,7 @@ mod qwen3;
 mod qwen3_moe;
 mod tensors;
 
-pub use tensors::{Qkv, TensorNames, fused_in, has_fused_tensor, modules};
+pub use tensors::{Qkv, TensorNames, fused_in, modules};
 
 use super::reader::{Reader, Restricted};
 use super::{HfError, PartialModel, Refused};

@@ -59,12 +59,7 @@ pub fn modules(model: &Model) -> Vec<(&'static str, Vec<Linear>)> {
     (of(model).tensors)(&model.form).modules(&model.form)
 }
 
-/// Whether a family keeps queries, keys and values in one tensor, which then has one adapter.
-pub fn has_fused_tensor(model: &Model) -> bool {
-    fused_in(model, Linear::QProj).is_some()
-}
-
-/// The fused tensor that a family's checkpoints keep a layer in, by the last part of its name.
+/// The fused tensor that a family's checkpoints keep a layer in, by the last part of its name. It has one adapter.
 pub fn fused_in(model: &Model, linear: Linear) -> Option<&'static str> {
     match (of(model).tensors)(&model.form).qkv {
         Qkv::Concatenated(name) | Qkv::Interleaved(name) if Linear::QKV.contains(&linear) => name.rsplit('.').next(),

@@ -96,7 +96,7 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
         ..Kept::default()
     };
     // Whether what a frozen product reads stays: for its adapter, or, quantised, for nothing.
-    let (reads, has_all) = match job.peft {
+    let (reads, keeps_all) = match job.peft {
         Peft::Adapters { base, .. } if base.bytes() < c && job.framework.memory.quantised_inputs => {
             (Targets::ALL, true)
         }
@@ -107,7 +107,7 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
         // Frozen weights need no inputs of theirs: norms keep their f32 copies, adapters what they read.
         let attention = match model.latent {
             // Projections of bottlenecks read these, which are kept in any case.
-            Some(latent) if !has_all => latent.q_rank == 0 && reads.query,
+            Some(latent) if !keeps_all => latent.q_rank == 0 && reads.query,
             _ => reads.read_attention_input(),
         };
         let crossed = which == Which::Cross && (reads.query || reads.fused && attention);
