@@ -95,10 +95,13 @@ case "$*" in
     test*)
         echo "     Running tests/kernels/main.rs ($BIN/git)" >&2
         echo "90 of 100 cases of a::b are left to ZBENCH_TESTS=full" >&2
-        echo "3 of 3 cases of c are left to ZBENCH_TESTS=full" >&2 ;;
+        echo "3 of 3 cases of c are left to ZBENCH_TESTS=full" >&2
+        FAILS
+        ;;
 esac
 "#;
-    stand_in("cargo", cargo);
+    let failure = "echo 'test d::e ... FAILED'; echo 'failures:'; echo '    d::e'; exit 101";
+    stand_in("cargo", &cargo.replace("FAILS", if missing == "a test that passes" { failure } else { "" }));
     stand_in("apt-get", "echo \"apt-get $*\" >>\"$LOG\"\nexit 100\n");
     stand_in("dpkg", &format!("[ \"$2\" != \"{missing}\" ]\n"));
     let asan = if missing == "libasan of c++" { "libasan.so" } else { "$BIN/git" };
@@ -182,6 +185,15 @@ fn the_short_run_needs_no_tool_of_the_full_one_and_says_what_it_leaves() {
     let why = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && why.contains("ZBENCH_TESTS=ful is not known"), "{why}");
     assert!(!said.contains("cargo test"), "{said}");
+}
+
+#[test]
+fn a_test_that_fails_is_named_at_the_end() {
+    let (output, _, _) = ci_run("a test that passes", "");
+    assert_eq!(output.status.code(), Some(101), "{}", String::from_utf8_lossy(&output.stdout));
+    let why = String::from_utf8_lossy(&output.stderr);
+    let last = why.lines().last().unwrap_or_default();
+    assert!(last.starts_with("failed: d::e, Running tests/kernels/main.rs ("), "{why}");
 }
 
 #[test]

@@ -59,6 +59,14 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// What a screen says behind a label, in one line: where the text wraps depends on the numbers in it.
+pub fn part(screen: &str, label: &str) -> String {
+    let mut lines = screen.lines().skip_while(|line| !line.starts_with(label));
+    let first = lines.next().unwrap_or_else(|| panic!("no {label} in\n{screen}"));
+    let rest = lines.take_while(|line| line.starts_with("         "));
+    std::iter::once(first).chain(rest).map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
 /// Writes a configuration into a folder.
 pub fn write(folder: &Path, text: &str) -> PathBuf {
     let path = folder.join("tiny.toml");

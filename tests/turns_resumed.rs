@@ -1,6 +1,6 @@
 //! Grids by turns that are stopped, killed and gone on with: nothing measured is lost, and nothing counts twice.
 
-use crate::support::{TINY, run, stderr, stdout, write, zbench};
+use crate::support::{TINY, part, run, stderr, stdout, write, zbench};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -117,8 +117,7 @@ fn the_same_command_goes_on_after_ctrl_c() {
     let output = whole(&notebook, &file, &arguments);
     let more = rows(&records(&notebook));
     assert!(more.len() > first.len() && more.is_superset(&first), "{} after {}", more.len(), first.len());
-    let said = stdout(&output);
-    let spent = said.lines().skip_while(|line| !line.starts_with("SPENT")).take(2).collect::<Vec<_>>().join(" ");
+    let spent = part(&stdout(&output), "SPENT");
     assert!(spent.contains("The budget ended it.") && !spent.contains("interrupted"), "{spent}");
 }
 

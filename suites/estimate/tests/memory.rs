@@ -222,17 +222,15 @@ fn directions() {
     assert!(kept(&longer) > 2.0 * kept(&base));
 }
 
-/// Fast enough for a search: 16,384 ranks cost what one does. A second for 20,000 leaves a factor of ten on this machine.
+/// Memory is a formula of the degrees: if it walked over the ranks, this would not end.
 #[test]
-fn is_fast() {
+fn a_trillion_ranks_cost_what_one_does() {
     let mut job = job(gpt(126, 16384, 128));
     job.degrees.pipeline = 16;
     job.degrees.tensor = 8;
-    job.degrees.data = 128;
-    let start = std::time::Instant::now();
-    let sum: f64 = (0..20_000).map(|_| memory(std::hint::black_box(&job)).allocated()).sum();
-    assert!(sum > 0.0);
-    assert!(start.elapsed().as_secs_f64() < 1.0, "{:?} for 20,000 jobs", start.elapsed());
+    job.degrees.data = 1 << 40;
+    let bytes = memory(&job).allocated();
+    assert!(bytes.is_finite() && bytes > 0.0, "{bytes}");
 }
 
 /// PyTorch's stages keep weights gathered and gradients whole from a step's first micro-batch to its last.

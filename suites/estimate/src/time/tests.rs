@@ -274,19 +274,15 @@ fn adapters_cost_by_their_targets_and_a_narrow_base_by_its_matrices() {
     assert!(of_experts(false) < of_dense("zbench"), "{} {}", of_experts(false), of_dense("zbench"));
 }
 
+/// The price of a step is a formula of the degrees: if it walked over the ranks, this would not end.
 #[test]
-fn sixteen_thousand_ranks_take_no_longer_than_eight() {
+fn a_trillion_ranks_are_priced_as_eight_are() {
     let mut large = job();
     large.model.layers = 128;
-    large.degrees = Degrees { data: 128, tensor: 8, sequence: true, pipeline: 16, chunks: 4, ..large.degrees };
+    large.degrees = Degrees { data: 1 << 40, tensor: 8, sequence: true, pipeline: 16, chunks: 4, ..large.degrees };
     large.batch = Batch { seq: 8192, micro: 1, accumulation: 2048 };
-    let machine = a100();
-    let start = std::time::Instant::now();
-    for _ in 0..100 {
-        assert!(std::hint::black_box(time(&large, &machine)).step > 0.0);
-    }
-    let each = start.elapsed().as_secs_f64() / 100.0;
-    assert!(each < 1e-3, "{each} s for a job of 16,384 ranks");
+    let step = time(&large, &a100()).step;
+    assert!(step.is_finite() && step > 0.0, "{step}");
 }
 
 /// Nothing that a file can say makes the estimator panic or name no number.
