@@ -139,13 +139,13 @@ fn a_killed_rank_ends_the_test_and_the_rows_are_kept() {
 #[test]
 fn a_stopped_rank_is_named_with_its_host_and_process() {
     let folder = tempfile::tempdir().unwrap();
-    let (child, lines, text) = endless(folder.path(), "--backend shm --ranks 2 -T 6s");
+    let (child, lines, text) = endless(folder.path(), "--backend shm --ranks 2 -T 15s");
     let stopped = pids(&text)[1];
     kill_process(Pid::from_raw(stopped).unwrap(), Signal::STOP).unwrap();
     let (code, rest, complaints) = finish(child, lines);
     assert_eq!(code, Some(5), "{complaints}");
     let error = rest.lines().find(|line| line.starts_with("# error: ")).unwrap_or_else(|| panic!("{rest}"));
-    for part in ["number ", "of world", "waited 6 s", "rank(s) [1]", &format!("(pid {stopped})"), "rank 1 is on "] {
+    for part in ["number ", "of world", "waited 15 s", "rank(s) [1]", &format!("(pid {stopped})"), "rank 1 is on "] {
         assert!(error.contains(part), "{part}: {error}");
     }
     assert_eq!(records(folder.path())[0]["outcome"]["status"], "failed");

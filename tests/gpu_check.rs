@@ -433,6 +433,7 @@ esac
     program(&tree.at("bin/strip"), "#!/bin/sh\n");
     program(&tree.at("program"), PROGRAM);
     let mut command = tree.command(&["pack"]);
+    command.env_remove("CARGO_TARGET_DIR");
     if let Some(limit) = limit {
         command.env("ZBENCH_GPU_CHECK_PACK_LIMIT", limit.to_string());
     }

@@ -5,7 +5,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::Read;
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -282,15 +282,30 @@ fn ctrl_c_keeps_the_turns_and_a_dead_cell_is_its_own_outcome() {
     }
 }
 
+/// Waits until the program has a handler for the signal: before, the system answers in its place.
+fn until_it_handles(signal: Signal, child: &Child) {
+    let begin = Instant::now();
+    let handles = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
+        u64::from_str_radix(mask, 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1
+    };
+    while !handles() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "no handler after a minute");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_grid_that_is_stopped_while_its_cells_start_has_measured_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let notebook = folder.path().join("nb");
     let file = write(folder.path(), TINY);
     let arguments = ["grid", file.to_str().unwrap(), "--budget", "8s", "--allow-load"];
-    for wait in [50, 200, 400] {
+    for wait in [0, 50, 200, 400] {
         let mut grid = zbench(&notebook);
         let mut grid = grid.args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        until_it_handles(Signal::INT, &grid);
         std::thread::sleep(Duration::from_millis(wait));
         kill_process(Pid::from_raw(grid.id() as i32).unwrap(), Signal::INT).unwrap();
         let begin = Instant::now();

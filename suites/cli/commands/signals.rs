@@ -12,10 +12,11 @@ pub fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let armed = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // In this order: the shutdown is armed by what the second line sets.
+        // The flag first, so that no signal is lost that comes between these lines. The shutdown is armed by what the last line
+        // sets, thus by the second signal.
+        signal_hook::flag::register(signal, stop.clone())?;
         signal_hook::flag::register_conditional_shutdown(signal, i32::from(exit::INTERRUPTED), armed.clone())?;
         signal_hook::flag::register(signal, armed.clone())?;
-        signal_hook::flag::register(signal, stop.clone())?;
     }
     for signal in [SIGHUP, SIGUSR1, SIGUSR2].into_iter().filter(|signal| !zbench_launch::is_ignored(*signal)) {
         signal_hook::flag::register(signal, stop.clone())?;
