@@ -100,7 +100,7 @@ case "$*" in
         ;;
 esac
 "#;
-    let failure = "echo 'test d::e ... FAILED'; echo 'failures:'; echo '    d::e'; exit 101";
+    let failure = "echo 'test d::e ... '; echo 'FAILED'; echo '---- d::e stdout ----'; echo; echo 'failures:'; echo '    d::e'; exit 101";
     stand_in("cargo", &cargo.replace("FAILS", if missing == "a test that passes" { failure } else { "" }));
     stand_in("apt-get", "echo \"apt-get $*\" >>\"$LOG\"\nexit 100\n");
     stand_in("dpkg", &format!("[ \"$2\" != \"{missing}\" ]\n"));

@@ -265,7 +265,7 @@ fn a_capacity_stops_ddp_and_not_zero3() {
 fn a_time_limit_is_an_outcome_and_exit_5() {
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), &slow().replace("steps = 400\n", "steps = 1000000\n"));
-    let only = ["--only", "parallel.strategy=ddp,memory.checkpointing=none", "--timeout", "3s"];
+    let only = ["--only", "parallel.strategy=ddp,memory.checkpointing=none", "--timeout", "10s"];
     let output = run(folder.path(), &[&["grid", path.to_str().unwrap()], &only[..]].concat());
     assert_eq!(output.status.code(), Some(5), "{}", stderr(&output));
     let all = records(folder.path());

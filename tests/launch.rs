@@ -171,7 +171,7 @@ fn is_alive(pid: u32) -> bool {
 }
 
 fn assert_gone(ranks: &[(usize, u32)]) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while ranks.iter().any(|(_, pid)| is_alive(*pid)) {
         assert!(Instant::now() < deadline, "processes are left over: {ranks:?}");
         std::thread::sleep(Duration::from_millis(20));
@@ -211,18 +211,18 @@ fn a_stopped_rank_is_named_within_the_stall_limit() {
     let folder = tempfile::tempdir().unwrap();
     let file = cell(folder.path());
     for backend in ["shm", "tcp"] {
-        let set = [&format!("parallel.backend={backend}"), ENDLESS, "parallel.stall=2s"];
+        let set = [&format!("parallel.backend={backend}"), ENDLESS, "parallel.stall=8s"];
         let (child, ranks) = under_way(command(folder.path(), &file, &set));
         let victim = ranks.iter().find(|(rank, _)| *rank == 1).unwrap().1;
         let begin = Instant::now();
         signal(victim, rustix::process::Signal::STOP);
         let output = child.wait_with_output().unwrap();
-        // Two seconds until the others give up, as many for it to notice, two for the polite signal, and a slow machine.
-        assert!(begin.elapsed() < Duration::from_secs(30), "{backend}: {:?}", begin.elapsed());
+        // Eight seconds until the others give up, as many for it to notice, two for the polite signal, and a slow machine.
+        assert!(begin.elapsed() < Duration::from_secs(60), "{backend}: {:?}", begin.elapsed());
         assert_eq!(output.status.code(), Some(5));
         let record = record_of(&output);
         let reason = text(&record, "/outcome/reason");
-        for word in [" number ", "waited 2 s", "[1]", &format!("rank 1 is process {victim} on ")] {
+        for word in [" number ", "waited 8 s", "[1]", &format!("rank 1 is process {victim} on ")] {
             assert!(reason.contains(word), "{backend}: {reason} lacks {word}");
         }
         assert_gone(&ranks);
@@ -411,11 +411,11 @@ fn a_process_that_never_comes_is_named() {
     let start = |rank| {
         let mut command = command(folder.path(), &file, &["parallel.backend=tcp", "parallel.ranks=3"]);
         torchrun(&mut command, rank, 3, port);
-        command.args(["--timeout", "2s"]).spawn().unwrap()
+        command.args(["--timeout", "10s"]).spawn().unwrap()
     };
     let begin = Instant::now();
     let outputs = [start(0), start(1)].map(|child| child.wait_with_output().unwrap());
-    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
     for output in &outputs {
         assert_eq!(output.status.code(), Some(5), "{}", stderr(output));
         assert!(stderr(output).contains("[2]") || stderr(output).contains("rank 2"), "{}", stderr(output));

@@ -21,7 +21,8 @@ fn allreduce_shows_the_stated_link_within_five_percent() {
     let words: Vec<&str> = words.split_whitespace().collect();
     let price = 1.5 * f64::from(1 << 20) / 40e6 * 1e6 + 2.0 * 5e3;
     let mut best = f64::INFINITY;
-    for _ in 0..10 {
+    // On a machine that others use, few calls are undisturbed.
+    for _ in 0..60 {
         let document = records(folder.path(), &words).remove(0);
         let row = &document["results"][0];
         for side in ["in_place", "out_of_place"] {

@@ -276,8 +276,12 @@ fn an_early_order_is_followed_and_a_second_one_ends_at_once() {
     let arguments = [&["run", path.to_str().unwrap(), "--set", "parallel.backend=shm"], &ONLY[..]].concat();
     let mut run = Running::start(folder.path(), &arguments);
     run.wait_for("llama with ");
-    // Its process starts now; before that there would be nothing to stop.
-    std::thread::sleep(Duration::from_millis(150));
+    // Before its process starts there would be nothing to stop.
+    let begin = Instant::now();
+    while group_of(run.child.id()).is_empty() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "no process of the cell after a minute");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     run.interrupt(Signal::INT);
     let (code, said) = run.end();
     assert_eq!(code, Some(130), "{said}");
@@ -285,11 +289,16 @@ fn an_early_order_is_followed_and_a_second_one_ends_at_once() {
     let mut run = Running::start(folder.path(), &arguments);
     run.wait_for("goes on from step");
     let started = group_of(run.child.id());
+    // Ranks that stand still cannot follow the first order: only the second ends the command.
+    for pid in &started {
+        kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::STOP).unwrap();
+    }
     run.interrupt(Signal::INT);
-    std::thread::sleep(Duration::from_millis(1));
+    run.wait_for("stops after this step");
     run.interrupt(Signal::INT);
     let (code, said) = run.end();
     assert_eq!(code, Some(130), "{said}");
+    assert!(!said.contains("its checkpoint is"), "{said}");
     assert_gone(&started);
 }
 

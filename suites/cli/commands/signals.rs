@@ -12,8 +12,8 @@ pub fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let armed = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // The flag first, so that no signal is lost that comes between these lines. The shutdown is armed by what the last line
-        // sets, thus by the second signal.
+        // The flag is registered first, so that a signal between these lines is not lost. The last line arms the shutdown, so that
+        // only a second signal ends the process.
         signal_hook::flag::register(signal, stop.clone())?;
         signal_hook::flag::register_conditional_shutdown(signal, i32::from(exit::INTERRUPTED), armed.clone())?;
         signal_hook::flag::register(signal, armed.clone())?;

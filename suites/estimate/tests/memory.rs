@@ -224,7 +224,7 @@ fn directions() {
 
 /// Memory is a formula of the degrees: if it walked over the ranks, this would not end.
 #[test]
-fn a_trillion_ranks_cost_what_one_does() {
+fn a_trillion_replicas_are_planned_at_once() {
     let mut job = job(gpt(126, 16384, 128));
     job.degrees.pipeline = 16;
     job.degrees.tensor = 8;

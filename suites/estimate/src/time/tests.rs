@@ -276,7 +276,7 @@ fn adapters_cost_by_their_targets_and_a_narrow_base_by_its_matrices() {
 
 /// The price of a step is a formula of the degrees: if it walked over the ranks, this would not end.
 #[test]
-fn a_trillion_ranks_are_priced_as_eight_are() {
+fn a_trillion_replicas_are_priced_at_once() {
     let mut large = job();
     large.model.layers = 128;
     large.degrees = Degrees { data: 1 << 40, tensor: 8, sequence: true, pipeline: 16, chunks: 4, ..large.degrees };
