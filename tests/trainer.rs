@@ -296,6 +296,14 @@ fn an_early_order_is_followed_and_a_second_one_ends_at_once() {
     run.interrupt(Signal::INT);
     run.wait_for("stops after this step");
     run.interrupt(Signal::INT);
+    let begin = Instant::now();
+    while run.child.try_wait().unwrap().is_none() {
+        if begin.elapsed() > Duration::from_secs(60) {
+            run.interrupt(Signal::KILL);
+            panic!("the second order does not end it: {}", run.end().1);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let (code, said) = run.end();
     assert_eq!(code, Some(130), "{said}");
     assert!(!said.contains("its checkpoint is"), "{said}");
