@@ -1,14 +1,13 @@
 //! The program itself: real cells in child processes, exit codes, formats, and what survives Ctrl-C, kill -9, a full
 //! disk and company.
 
-use crate::support::{TINY, root, run, stderr, stdout, write, zbench};
+use crate::support::{TINY, root, run, stderr, stdout, wait_for, write, zbench};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
 
 fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
@@ -31,14 +30,6 @@ fn start(notebook: &Path, arguments: &[&str]) -> Child {
     let command = &mut zbench(notebook);
     // As many trials as are asked for, however busy the machine is.
     command.args(arguments).arg("--no-repeats").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
-fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(120), "{what}: waited two minutes");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 fn pid(child: &Child) -> Pid {

@@ -1,12 +1,12 @@
 //! `zbench grid` of a file with `suite = "collectives"`, the program itself: cells, records, resumed notebooks, the report, faults.
 
-use crate::support::{run, stderr, stdout, write, zbench};
+use crate::support::{run, stderr, stdout, wait_for, write, zbench};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const GRID: &str = "
     name = \"links\"
@@ -122,16 +122,8 @@ fn in_a_long_cell(folder: &Path) -> (PathBuf, Child) {
     let mut command = zbench(&notebook);
     command.args(["grid", file.to_str().unwrap(), "--trials", "1"]).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn().unwrap();
-    until("the second cell does not begin", || records(&notebook).len() == 1 && processes(&notebook) >= 3);
+    wait_for("the second cell begins", || records(&notebook).len() == 1 && processes(&notebook) >= 3);
     (notebook, child)
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Processes with this notebook in their arguments, or a folder inside it: the grid, its cell and the cell's ranks.
@@ -156,7 +148,7 @@ fn ctrl_c_keeps_what_is_measured() {
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!((records(&notebook).len(), scratch_folders(&notebook)), (1, 0));
-    until("processes are left", || processes(&notebook) == 0);
+    wait_for("the processes end", || processes(&notebook) == 0);
 }
 
 /// A grid that is killed takes its cell and the cell's ranks along; the next command removes the folder.
@@ -166,7 +158,7 @@ fn a_killed_grid_leaves_no_process() {
     let (notebook, mut child) = in_a_long_cell(folder.path());
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
     child.wait().unwrap();
-    until("processes are left", || processes(&notebook) == 0);
+    wait_for("the processes end", || processes(&notebook) == 0);
     assert_eq!(records(&notebook).len(), 1);
     // A folder of the last minute might be one that somebody is just making.
     for entry in std::fs::read_dir(&notebook).unwrap().map(Result::unwrap) {

@@ -49,6 +49,7 @@ mod offload;
 mod offload_times;
 mod old_records;
 mod pace;
+mod part;
 mod peers;
 mod perfetto;
 mod plan;

@@ -3,6 +3,7 @@
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{ConfigError, Context, Document};
@@ -59,12 +60,13 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// What a screen says behind a label, in one line: where the text wraps depends on the numbers in it.
-pub fn part(screen: &str, label: &str) -> String {
-    let mut lines = screen.lines().skip_while(|line| !line.starts_with(label));
-    let first = lines.next().unwrap_or_else(|| panic!("no {label} in\n{screen}"));
-    let rest = lines.take_while(|line| line.starts_with("         "));
-    std::iter::once(first).chain(rest).map(str::trim).collect::<Vec<_>>().join(" ")
+/// Waits until something has happened, with a limit that only a fault reaches.
+pub fn wait_for(what: &str, mut has_happened: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !has_happened() {
+        assert!(begin.elapsed() < Duration::from_secs(120), "{what}: waited two minutes");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Writes a configuration into a folder.

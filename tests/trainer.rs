@@ -277,11 +277,7 @@ fn an_early_order_is_followed_and_a_second_one_ends_at_once() {
     let mut run = Running::start(folder.path(), &arguments);
     run.wait_for("llama with ");
     // Before its process starts there would be nothing to stop.
-    let begin = Instant::now();
-    while group_of(run.child.id()).is_empty() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "no process of the cell after a minute");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    crate::support::wait_for("the process of the cell", || !group_of(run.child.id()).is_empty());
     run.interrupt(Signal::INT);
     let (code, said) = run.end();
     assert_eq!(code, Some(130), "{said}");

@@ -1,6 +1,7 @@
 //! Grids by turns that are stopped, killed and gone on with: nothing measured is lost, and nothing counts twice.
 
-use crate::support::{TINY, part, run, stderr, stdout, write, zbench};
+use crate::part::part;
+use crate::support::{TINY, run, stderr, stdout, write, zbench};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -126,7 +127,7 @@ fn turns_survive_a_kill_and_count_once() {
     let folder = tempfile::tempdir().unwrap();
     let (notebook, file) = (folder.path().join("nb"), write(folder.path(), TINY));
     let of = |budget: &'static str| ["--decide", "0.01%", "--budget", budget];
-    // A generation of twenty seconds: it does not end before the kill, however slow the machine.
+    // A generation takes twenty seconds, so that it does not end before the kill, also on a slow machine.
     let mut child = grid(&notebook, &file, &of("60s")).spawn().unwrap();
     let path = first_block(&notebook, &mut child);
     kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::KILL).unwrap();

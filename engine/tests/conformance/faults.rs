@@ -72,7 +72,7 @@ pub fn stalls(comm: &dyn Communicator, who: usize, stall: Duration) {
     if comm.rank() == who {
         return;
     }
-    // Had they waited for much longer, it would have come.
+    // There is no upper limit of the time: after four times the limit rank `who` comes, and the call would succeed.
     let waited = begin.elapsed();
     assert!(waited >= stall, "{}: waited {waited:?} for {stall:?}", comm.backend());
     match error {

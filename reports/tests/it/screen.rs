@@ -10,6 +10,8 @@ use zbench_reports::record::*;
 use zbench_reports::render::terminal;
 use zbench_reports::screen::{MOST_LINES, Part, Room};
 
+use crate::part::part;
+
 use super::comparison::expect;
 use super::turns::{How, cell, ended, records, trials};
 use super::{any, grid};
@@ -59,14 +61,6 @@ fn screen(records: &[Record]) -> String {
         text
     });
     usual
-}
-
-/// The text of a part, its lines joined.
-fn part(screen: &str, label: &str) -> String {
-    let mut lines = screen.lines().skip_while(|line| !line.starts_with(label));
-    let first = lines.next().unwrap_or_else(|| panic!("no {label} in\n{screen}"));
-    let rest = lines.take_while(|line| line.starts_with("         "));
-    std::iter::once(first).chain(rest).map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 /// Every outcome that a cell can have, of some of these cells.
