@@ -11,6 +11,3 @@ pub mod io;
 pub mod kernels;
 pub mod max_batch;
 pub mod registry;
-#[cfg(test)]
-#[path = "../tests/scope.rs"]
-mod scope;

@@ -1,8 +1,6 @@
 //! One resolved configuration: what a cell of a grid is. Every value is stated here, whatever default it came from, so
 //! that a cell can be repeated from its record alone. The TOML that people write is resolved into this by `suites`.
 
-#![warn(missing_docs)]
-
 mod adapters;
 mod batch;
 mod data;

@@ -1,7 +1,5 @@
 //! What a run gives back, and what a plan predicts of it: plain data, the same names on both sides.
 
-#![warn(missing_docs)]
-
 pub use crate::comm::Traffic;
 use crate::comm::link::LinkUse;
 use crate::config::Home;

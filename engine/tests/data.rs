@@ -7,8 +7,9 @@ use tokenizers::Tokenizer;
 use zbench_engine::config::{Data, TokenType};
 use zbench_engine::data::synthetic::Synthetic;
 use zbench_engine::data::{DataError, Row, Source};
+use zbench_test_tiers as tiers;
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 fn handbook() -> PathBuf {
     Path::new(ROOT).join("configs/data/handbook.txt")
@@ -311,7 +312,8 @@ fn a_text_of_many_pieces_is_one_stream() {
     let windows = text.repeat(6).replace('\n', "\r\n");
     let one_line = text.repeat(9).replace('\n', " ");
     let no_space: String = "äbc".repeat(120_000);
-    for (name, text) in [("long", &long), ("one_line", &one_line), ("windows", &windows), ("no_space", &no_space)] {
+    let texts = [("long", &long), ("one_line", &one_line), ("windows", &windows), ("no_space", &no_space)];
+    for (name, text) in tiers::some("data::a_text_of_many_pieces_is_one_stream", texts, [1, 4]) {
         let path = write(&dir, name, text);
         let count = text_source(&path, &tokenizer(), 1024, 1).expect("a text").tokens().expect("tokens") as usize;
         let tokens = stream(&text_source(&path, &tokenizer(), 1024, count - 1).expect("one record"), count);
@@ -369,7 +371,7 @@ fn texts_and_tokenizers_that_cannot_be_say_so() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(tiers::cases("data::any_text", [16, 64, 64])))]
 
     #[test]
     fn any_text_comes_back(text in "(\\PC|[ \n\t\r]){2,300}") {

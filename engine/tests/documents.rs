@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use zbench_engine::config::{Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Documents, Template};
 use zbench_engine::data::{Counts, DataError, NO_TARGET, Prefetcher, Row, Source};
+use zbench_test_tiers as tiers;
 
 /// A tokenizer of one token per byte: token = byte, so that tests see the text in the tokens. 256 ends a text.
 fn bytewise(dir: &TempDir) -> PathBuf {
@@ -480,7 +481,7 @@ fn survives(dir: &Path, content: &[u8], tokenizer: &Path) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(tiers::cases("documents::any_bytes_and_any_json", [50, 200, 200])))]
 
     #[test]
     fn bytes_are_an_error_or_a_source(content in proptest::collection::vec(any::<u8>(), 0..300)) {

@@ -19,6 +19,7 @@ use support::*;
 use zbench_engine::config::*;
 use zbench_engine::train::with_ranks;
 use zbench_kernels::DType;
+use zbench_test_tiers as tiers;
 
 /// Bytes above which a block is large.
 const LARGE: usize = 64 << 10;
@@ -110,37 +111,37 @@ fn no_large_block_is_made_in_a_step_outside_the_arena() {
     WATCHING.store(false, Ordering::SeqCst);
     assert_eq!((LARGE_BLOCKS.swap(0, Ordering::SeqCst), LARGEST.swap(0, Ordering::SeqCst)), (1, LARGE + 1));
 
-    for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::Hsdp, 4)] {
-        for precision in [Precision::F32, Precision::mixed(DType::Bf16)] {
-            for threads in [1, 2] {
-                let (flash, naive) = (AttentionKind::Flash, AttentionKind::Naive);
-                for (attention, base) in [(flash, None), (naive, None), (flash, Some(Base::Nf4))] {
-                    let mut cell = on(wide(), strategy, ranks, 2.min(ranks));
-                    cell.precision = precision;
-                    cell.hardware.threads_per_rank = threads;
-                    cell.memory.attention = attention;
-                    cell.memory.checkpointing = Checkpointing::Full;
-                    cell.train.accumulation = 2;
-                    if base.is_some() {
-                        (cell.lora.rank, cell.lora.targets, cell.lora.base) = (4, Linear::ALL.to_vec(), base);
-                    }
-                    let plan = plan(&cell);
-                    let barrier = std::sync::Barrier::new(ranks);
-                    with_ranks(&cell, &plan, cpus(&cell), |rank| {
-                        barrier.wait();
-                        WATCHING.store(true, Ordering::SeqCst);
-                        let steps = (0..2).try_for_each(|_| rank.step().map(|_| ()));
-                        barrier.wait();
-                        WATCHING.store(false, Ordering::SeqCst);
-                        steps
-                    })
-                    .unwrap();
-                    let found = (LARGE_BLOCKS.load(Ordering::SeqCst), LARGEST.load(Ordering::SeqCst));
-                    let what = format!("{} {precision:?} {threads} threads {attention:?} {base:?}", strategy.name());
-                    assert_eq!(found.0, 0, "{what}: blocks over 64 KiB; the largest has {} bytes", found.1);
-                }
-            }
+    let ways = [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::Hsdp, 4)];
+    let precisions = [Precision::F32, Precision::mixed(DType::Bf16)];
+    let (flash, naive) = (AttentionKind::Flash, AttentionKind::Naive);
+    let kinds = [(flash, None), (naive, None), (flash, Some(Base::Nf4))];
+    let sizes = [ways.len(), precisions.len(), 2, kinds.len()];
+    for [way, precision, threads, kind] in tiers::combinations("heap::no_large_block", sizes) {
+        let ((strategy, ranks), precision, threads) = (ways[way], precisions[precision], threads + 1);
+        let (attention, base) = kinds[kind];
+        let mut cell = on(wide(), strategy, ranks, 2.min(ranks));
+        cell.precision = precision;
+        cell.hardware.threads_per_rank = threads;
+        cell.memory.attention = attention;
+        cell.memory.checkpointing = Checkpointing::Full;
+        cell.train.accumulation = 2;
+        if base.is_some() {
+            (cell.lora.rank, cell.lora.targets, cell.lora.base) = (4, Linear::ALL.to_vec(), base);
         }
+        let plan = plan(&cell);
+        let barrier = std::sync::Barrier::new(ranks);
+        with_ranks(&cell, &plan, cpus(&cell), |rank| {
+            barrier.wait();
+            WATCHING.store(true, Ordering::SeqCst);
+            let steps = (0..2).try_for_each(|_| rank.step().map(|_| ()));
+            barrier.wait();
+            WATCHING.store(false, Ordering::SeqCst);
+            steps
+        })
+        .unwrap();
+        let found = (LARGE_BLOCKS.load(Ordering::SeqCst), LARGEST.load(Ordering::SeqCst));
+        let what = format!("{} {precision:?} {threads} threads {attention:?} {base:?}", strategy.name());
+        assert_eq!(found.0, 0, "{what}: blocks over 64 KiB; the largest has {} bytes", found.1);
     }
     // Documents, packed and read ahead by a thread of each rank: micro-batches of 96 KiB.
     let dir = tempfile::tempdir().unwrap();
@@ -207,17 +208,17 @@ fn a_step_takes_nothing_from_the_heap_after_warm_up() {
     SHOWING.store(std::env::var_os("ZBENCH_SHOW_BLOCKS").is_some(), Ordering::SeqCst);
     let strategies = [(Strategy::Ddp, 1), (Strategy::Ddp, 2), (Strategy::Zero1, 2), (Strategy::Fsdp, 2)];
     let mut found = Vec::new();
-    for precision in [Precision::F32, Precision::mixed(DType::Bf16)] {
-        for (threads, (strategy, ranks)) in [1, 2].into_iter().flat_map(|t| strategies.map(|s| (t, s))) {
-            let mut cell = on(synthetic(), strategy, ranks, ranks);
-            cell.precision = precision;
-            cell.hardware.threads_per_rank = threads;
-            cell.train.clip_norm = 1.0;
-            let blocks = blocks(&cell);
-            let what = format!("{} x {ranks}, {threads} threads, {:?}", strategy.name(), precision.compute);
-            if blocks != [0; WATCHED] {
-                found.push(format!("{what}: {blocks:?} blocks in successive steps"));
-            }
+    let precisions = [Precision::F32, Precision::mixed(DType::Bf16)];
+    for [precision, threads, way] in tiers::combinations("heap::nothing_after_warm_up", [2, 2, strategies.len()]) {
+        let (precision, threads, (strategy, ranks)) = (precisions[precision], threads + 1, strategies[way]);
+        let mut cell = on(synthetic(), strategy, ranks, ranks);
+        cell.precision = precision;
+        cell.hardware.threads_per_rank = threads;
+        cell.train.clip_norm = 1.0;
+        let blocks = blocks(&cell);
+        let what = format!("{} x {ranks}, {threads} threads, {:?}", strategy.name(), precision.compute);
+        if blocks != [0; WATCHED] {
+            found.push(format!("{what}: {blocks:?} blocks in successive steps"));
         }
     }
     // Documents, packed and read ahead by a thread of each rank.

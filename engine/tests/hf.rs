@@ -10,7 +10,7 @@ use zbench_engine::hf::{
 };
 use zbench_engine::model::{FlatKind, Layout, LayoutKey};
 
-const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/llama/config.json");
+const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/llama/config.json");
 
 fn preset_model(name: &str) -> Model {
     let partial: PartialModel = toml::from_str(preset(name).expect("a preset")).expect("keys of a model");

@@ -14,7 +14,5 @@ mod mesh;
 mod paper;
 mod peft;
 mod schedules;
-#[path = "../../tests/scope.rs"]
-mod scope;
 mod stages;
 mod training;

@@ -7,6 +7,7 @@ use zbench_engine::checkpoint::Checkpoint;
 use zbench_engine::config::{Linear, Lora, Method, Model};
 use zbench_engine::hf::default_model;
 use zbench_engine::peft::{CONFIG, PeftError, WEIGHTS, parse_config, read_config};
+use zbench_test_tiers as tiers;
 
 const FIXTURES: [(&str, &str); 5] = [
     ("rslora-gpt2", "gpt2"),
@@ -17,7 +18,7 @@ const FIXTURES: [(&str, &str); 5] = [
 ];
 
 fn folder(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name).join("start")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name).join("start")
 }
 
 fn text(name: &str) -> String {
@@ -146,7 +147,8 @@ fn every_truncation_is_an_error() {
             assert!(parse(&text[..end], family).is_err(), "{name} cut at {end}");
         }
         let (dir, bytes) = (tempfile::tempdir().unwrap(), std::fs::read(folder(name).join(WEIGHTS)).unwrap());
-        for end in (0..bytes.len()).step_by(7).chain([bytes.len() - 1]) {
+        let ends = (0..bytes.len()).step_by(7).chain([bytes.len() - 1]);
+        for end in tiers::some("peft::every_truncation_is_an_error", ends, [200, 1000]) {
             std::fs::write(dir.path().join(WEIGHTS), &bytes[..end]).unwrap();
             assert!(Checkpoint::open_adapters(dir.path()).is_err(), "{name} cut at {end}");
         }
@@ -172,7 +174,7 @@ fn any_value() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(tiers::cases("peft::any_value", [100, 400, 400])))]
 
     /// Whatever keys hold: an error, or a config within its bounds.
     #[test]

@@ -6,6 +6,7 @@ use zbench_engine::actions::Action;
 use zbench_engine::config::*;
 use zbench_engine::plan::{Plan, PlanError, Role};
 use zbench_kernels::{Cpu, DType};
+use zbench_test_tiers as tiers;
 
 /// Numbers below a bound, drawn from a seed.
 fn draws(seed: u64) -> impl FnMut(usize) -> usize {
@@ -98,7 +99,7 @@ pub fn described(seed: u64, cell: &Cell) -> String {
 
 fn counted_as_performed(seeds: std::ops::Range<u64>, evaluates: bool) {
     let kernels = Cpu::new(1);
-    let (mut planned, mut wrong) = (0, Vec::new());
+    let (mut planned, mut wrong, count) = (0, Vec::new(), seeds.end);
     for seed in seeds {
         let cell = drawn(seed, evaluates);
         let what = described(seed, &cell);
@@ -131,17 +132,18 @@ fn counted_as_performed(seeds: std::ops::Range<u64>, evaluates: bool) {
         }
     }
     assert!(wrong.is_empty(), "{} of {planned}:\n{}", wrong.len(), wrong[..wrong.len().min(12)].join("\n"));
-    assert!(planned > 100, "only {planned}");
+    assert!(planned > count / 3, "only {planned} of {count}");
 }
 
 #[test]
 fn whatever_the_stages_blocks_that_are_counted_are_performed() {
-    counted_as_performed(0..300, false);
+    let test = "stages::whatever_the_stages_blocks_that_are_counted_are_performed";
+    counted_as_performed(0..tiers::cases(test, [24, 120, 300]).into(), false);
 }
 
 #[test]
 fn evaluations_of_stages_are_planned() {
-    counted_as_performed(0..160, true);
+    counted_as_performed(0..tiers::cases("stages::evaluations_of_stages_are_planned", [24, 80, 160]).into(), true);
 }
 
 /// What a stage says to its neighbours: (to or from which stage, whether it sends, the micro-batch, whether a gradient).
@@ -161,7 +163,7 @@ fn messages(role: &Role, stage: usize) -> Vec<(usize, bool, usize, bool)> {
 /// Every message that is sent is what the neighbour receives next from there.
 #[test]
 fn neighbours_send_and_receive_the_same_in_one_order() {
-    for seed in 0..200 {
+    for seed in 0..tiers::cases("stages::neighbours_send_and_receive", [60, 200, 200]).into() {
         let cell = drawn(seed, false);
         let Ok(plan) = Plan::on_paper(&cell, &Cpu::new(1)) else { continue };
         for stage in 1..plan.roles.len() {
@@ -329,7 +331,7 @@ pub fn encoder(blocks: [usize; 2], change: impl FnOnce(&mut Cell)) -> Cell {
 #[test]
 fn encoders_of_any_kind_are_planned_or_refused() {
     let mut wrong = Vec::new();
-    for seed in 0..300 {
+    for seed in 0..tiers::cases("stages::encoders_of_any_kind", [80, 150, 300]).into() {
         let mut below = draws(seed);
         let strategy = Strategy::ALL[below(Strategy::ALL.len())];
         let mut cell = encoder([1 + below(6), 1 + below(6)], |_| ());

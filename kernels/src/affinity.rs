@@ -40,13 +40,11 @@ impl Cores {
     }
 
     #[cfg(not(target_os = "linux"))]
-    #[allow(missing_docs)]
     pub fn of_this_thread() -> io::Result<Cores> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
     #[cfg(not(target_os = "linux"))]
-    #[allow(missing_docs)]
     pub fn keep(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

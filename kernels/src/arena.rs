@@ -1,4 +1,3 @@
-#![warn(missing_docs)]
 #![allow(unsafe_code, reason = "buffers are addresses in a region")]
 
 use crate::GRANULE_BYTES;
@@ -19,7 +18,6 @@ use std::time::Instant;
     "{requested} bytes of {category} do not fit, {live} of {capacity} bytes are in use ({})",
     .by_category.iter().map(|(c, b)| format!("{c} {b}")).collect::<Vec<_>>().join(", ")
 )]
-#[allow(missing_docs)] // of fields: the message says what they hold
 pub struct OutOfMemory {
     /// What the memory was for.
     pub category: Category,

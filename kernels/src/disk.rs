@@ -7,7 +7,6 @@
 //! Transfers go by io_uring and around the page cache where the system allows, else by threads and through it.
 //! [`File::why`] says what was not to be had.
 
-#![warn(missing_docs)]
 #![allow(unsafe_code, reason = "the kernel reads and writes buffers by their addresses")]
 
 mod error;

@@ -1,4 +1,3 @@
-#![warn(missing_docs)]
 #![allow(unsafe_code, reason = "the layout of an element's type is promised here")]
 
 use half::{bf16, f16};

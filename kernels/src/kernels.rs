@@ -1,5 +1,3 @@
-#![warn(missing_docs)]
-
 use crate::affinity::Pinned;
 use crate::device::Event;
 use crate::op::*;
@@ -8,7 +6,6 @@ use std::sync::Arc;
 
 /// Why an operation was not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs)] // of fields: the messages say what they hold
 pub enum KernelError {
     /// An operand has another element type than the operation says.
     #[error("a buffer of {wanted} was expected, {given} given")]

@@ -8,7 +8,6 @@
 //! - The device's memory is reused in the order of the device's stream. So whoever started the copy lets that stream wait for the event
 //!   ([`Kernels::wait_event`]) before the device reads what came, and before memory is given back that the copy reads.
 
-#![warn(missing_docs)]
 #![allow(unsafe_code, reason = "copies take addresses")]
 
 use crate::copy;

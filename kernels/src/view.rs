@@ -1,4 +1,3 @@
-#![warn(missing_docs)]
 #![allow(unsafe_code, reason = "views are addresses with a length")]
 
 use crate::{DType, Element, KernelError};

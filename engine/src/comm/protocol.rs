@@ -10,7 +10,7 @@
 //! world first, so that nobody enters any more, and then waits until nobody is inside: only then may its memory be used
 //! for something else.
 
-// The order in which ranks may use each other's memory is made here; engine/tests/loom checks it.
+// The order in which ranks may use each other's memory is made here; tests/loom checks it.
 #![allow(unsafe_code)]
 
 use super::sync::FutexScope::Shared;

@@ -7,9 +7,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use zbench_engine::comm::{Communicator, ONE_ROUND_BYTES, group};
 use zbench_kernels::{Cpu, DType, Kernels, View, ViewMut};
+use zbench_test_tiers as tiers;
 
 /// Lengths of a part: none, one, odd ones, and enough for several blocks.
 const LENGTHS: [usize; 6] = [0, 1, 3, 17, 1000, 9001];
+
+/// All of them in the full tier, else the short ones: `buffers_of_many_blocks` is long.
+fn lengths() -> &'static [usize] {
+    &LENGTHS[..tiers::cases("comm::collectives (lengths)", [5, 5, 6]) as usize]
+}
 
 /// The elements of `range` of the sum of what every rank made from `seed`, by the rule.
 fn summed<T: Sample, U: Sample>(
@@ -123,31 +129,29 @@ fn copies<T: Sample>(comm: &dyn Communicator, len: usize) {
     comm.barrier().unwrap();
 }
 
-fn everywhere(suite: impl Fn(&dyn Communicator, usize) + Sync) {
-    for backend in BACKENDS {
-        for size in SIZES {
-            run(backend, size, |comm| {
-                assert_eq!(comm.size(), size);
-                LENGTHS.iter().for_each(|len| suite(comm, *len));
-            });
-        }
+fn everywhere(test: &str, suite: impl Fn(&dyn Communicator, usize) + Sync) {
+    for [backend, size] in tiers::combinations(test, [BACKENDS.len(), SIZES.len()]) {
+        run(BACKENDS[backend], SIZES[size], |comm| {
+            assert_eq!(comm.size(), SIZES[size]);
+            lengths().iter().for_each(|len| suite(comm, *len));
+        });
     }
 }
 
 #[test]
 fn sums_of_every_float_type_are_the_balanced_tree_bit_for_bit() {
-    everywhere(sums::<f32>);
-    everywhere(sums::<bf16>);
-    everywhere(sums::<f16>);
+    everywhere("comm::collectives::sums::<f32>", sums::<f32>);
+    everywhere("comm::collectives::sums::<bf16>", sums::<bf16>);
+    everywhere("comm::collectives::sums::<f16>", sums::<f16>);
 }
 
 #[test]
 fn copies_of_every_type() {
-    everywhere(copies::<f32>);
-    everywhere(copies::<bf16>);
-    everywhere(copies::<f16>);
-    everywhere(copies::<f64>);
-    everywhere(copies::<u32>);
+    everywhere("comm::collectives::copies::<f32>", copies::<f32>);
+    everywhere("comm::collectives::copies::<bf16>", copies::<bf16>);
+    everywhere("comm::collectives::copies::<f16>", copies::<f16>);
+    everywhere("comm::collectives::copies::<f64>", copies::<f64>);
+    everywhere("comm::collectives::copies::<u32>", copies::<u32>);
 }
 
 #[test]
@@ -189,6 +193,9 @@ fn buffers_of_many_blocks() {
 
 #[test]
 fn buffers_that_go_past_the_caches() {
+    if tiers::cases("comm::collectives::buffers_that_go_past_the_caches", [0, 1, 1]) == 0 {
+        return;
+    }
     // 8 MiB a part and more are written with streaming stores, at any alignment.
     large(Backend::Local, 2, (8 << 18) + 3);
 }
@@ -216,12 +223,12 @@ fn large(backend: Backend, size: usize, len: usize) {
 
 #[test]
 fn the_cpu_kernels_give_the_same_bits() {
-    for size in SIZES {
+    for size in tiers::some("comm::collectives::the_cpu_kernels_give_the_same_bits", SIZES, [3, 6]) {
         let kernels = (0..size).map(|_| Arc::new(Cpu::new(1)) as Arc<dyn Kernels>).collect();
         std::thread::scope(|scope| {
             for comm in group("cpu", kernels, PATIENCE).unwrap() {
                 scope.spawn(move || {
-                    LENGTHS.iter().for_each(|len| {
+                    lengths().iter().for_each(|len| {
                         sums::<f32>(&comm, *len);
                         sums::<bf16>(&comm, *len);
                     })

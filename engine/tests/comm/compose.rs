@@ -9,6 +9,7 @@ use zbench_engine::comm::compose::{Algorithm, BLOCK, Composed};
 use zbench_engine::comm::link::{self, LinkSpec};
 use zbench_engine::comm::{Call, Communicator, Kind, OwnedCall, ReduceOp};
 use zbench_kernels::{Arena, Cpu, Quantize, View, ViewMut};
+use zbench_test_tiers as tiers;
 
 const SUM: Kind = Kind::AllReduce { op: ReduceOp::Sum };
 
@@ -149,7 +150,8 @@ fn wide(values: &[f32]) -> Vec<f64> {
 
 #[test]
 fn a_quantised_gather_is_off_by_half_a_scale_at_most() {
-    for (algorithm, size) in QUANTISED.into_iter().flat_map(|algorithm| SIZES.map(|size| (algorithm, size))) {
+    let all = QUANTISED.into_iter().flat_map(|algorithm| SIZES.map(|size| (algorithm, size)));
+    for (algorithm, size) in tiers::some("comm::compose::a_quantised_gather", all, [5, 12]) {
         let quantize = algorithm.quantize().unwrap();
         let gathered = run(Backend::Local, size, |comm| {
             let all = [1, BLOCK - 1, BLOCK, 1000].map(|part| {
@@ -204,7 +206,8 @@ fn sum_bound(quantize: &Quantize, ranks: &[Vec<f64>], per_node: usize) -> Vec<f6
 #[test]
 fn a_quantised_sum_is_within_the_bound_of_its_blocks() {
     for size in SIZES {
-        for (algorithm, per_node) in QUANTISED.into_iter().flat_map(|by| nodes(size).map(move |nodes| (by, nodes))) {
+        let all = QUANTISED.into_iter().flat_map(|by| nodes(size).map(move |nodes| (by, nodes)));
+        for (algorithm, per_node) in tiers::some("comm::compose::a_quantised_sum", all, [2, 8]) {
             let quantize = algorithm.quantize().unwrap();
             for part in [1, BLOCK, 333] {
                 run(Backend::Local, size, |comm| {

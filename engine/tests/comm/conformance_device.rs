@@ -3,7 +3,7 @@
 
 use crate::comm::harness::PATIENCE;
 use crate::conformance::{self, EXACT};
-use crate::{device, scope};
+use crate::device;
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::nccl::{InOrder, Ordered};
@@ -12,6 +12,7 @@ use zbench_engine::mesh::GroupName;
 use zbench_kernels::device::Event;
 use zbench_kernels::{Arena, Cuda, Kernels};
 use zbench_kernels_testing::Late;
+use zbench_test_tiers as tiers;
 
 fn run(late: bool, size: usize, stall: Duration, rank: impl Fn(Box<dyn Communicator>) + Sync) {
     run_over(late, size, stall, |local, _| local, rank);
@@ -51,11 +52,11 @@ fn run_over(
 
 #[test]
 fn ranks_on_a_device_conform() {
-    let sizes = scope::cases("comm::conformance_device::ranks_on_a_device_conform (sizes)", 2, 4) as usize;
-    for &size in &[2, 3, 1, 4][..sizes] {
-        for late in [false, true] {
-            run(late, size, PATIENCE, |comm| conformance::all(&*comm, &EXACT));
-        }
+    let cases = [2, 3, 1, 4].into_iter().flat_map(|size| [(size, true), (size, false)]);
+    let cases: Vec<_> = cases.collect();
+    let count = tiers::cases("comm::conformance_device::ranks_on_a_device_conform", [1, 2, 8]) as usize;
+    for (size, late) in &cases[..count] {
+        run(*late, *size, PATIENCE, |comm| conformance::all(&*comm, &EXACT));
     }
 }
 
@@ -63,7 +64,7 @@ fn ranks_on_a_device_conform() {
 fn groups_on_a_device_end_as_the_suite_says() {
     let stall = Duration::from_millis(500);
     let sizes =
-        scope::cases("comm::conformance_device::groups_on_a_device_end_as_the_suite_says (sizes)", 1, 2) as usize;
+        tiers::cases("comm::conformance_device::groups_on_a_device_end_as_the_suite_says (sizes)", [1, 1, 2]) as usize;
     for &size in &[3, 2][..sizes] {
         run(true, size, PATIENCE, |comm| conformance::leaves(comm, 1));
         run(true, size, PATIENCE, |comm| conformance::aborts(&*comm, 1));
@@ -127,7 +128,9 @@ impl Communicator for Following {
 #[test]
 fn calls_in_the_order_of_kernels_conform() {
     let ordered = |local, kernels| Box::new(Ordered::new(Following(local), kernels)) as Box<dyn Communicator>;
-    for late in [false, true] {
-        run_over(late, 3, PATIENCE, ordered, |comm| conformance::all(&*comm, &EXACT));
+    let cases = [(true, 2), (true, 3), (false, 3)];
+    let count = tiers::cases("comm::conformance_device::calls_in_the_order_of_kernels_conform", [1, 2, 3]) as usize;
+    for (late, size) in &cases[..count] {
+        run_over(*late, *size, PATIENCE, ordered, |comm| conformance::all(&*comm, &EXACT));
     }
 }

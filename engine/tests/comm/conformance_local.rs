@@ -2,12 +2,12 @@
 
 use crate::comm::harness::{BACKENDS, Backend, PATIENCE, rank_of};
 use crate::conformance::{self, EXACT, SHAPES};
-use crate::scope;
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_engine::comm::{Communicator, Metered, Null, group};
 use zbench_engine::mesh::GroupName;
 use zbench_kernels::{Cpu, Kernels};
+use zbench_test_tiers as tiers;
 
 /// Runs `rank` on one thread per rank, with the kernels that training uses.
 fn run(backend: Backend, size: usize, stall: Duration, rank: impl Fn(Box<dyn Communicator>) + Sync) {
@@ -25,66 +25,51 @@ fn run(backend: Backend, size: usize, stall: Duration, rank: impl Fn(Box<dyn Com
     });
 }
 
-fn conforms(size: usize) {
-    for backend in BACKENDS {
-        run(backend, size, PATIENCE, |comm| conformance::all(&*comm, &EXACT));
-    }
-}
-
+/// Of more ranks, in the full tier, eight.
 #[test]
-fn one_rank_conforms() {
-    conforms(1);
-}
-
-#[test]
-fn two_ranks_conform() {
-    conforms(2);
-}
-
-#[test]
-fn three_ranks_conform() {
-    conforms(3);
-}
-
-#[test]
-fn four_ranks_conform() {
-    conforms(4);
-}
-
-#[test]
-fn eight_ranks_conform() {
-    if scope::cases("comm::conformance_local::eight_ranks_conform", 0, 1) == 1 {
-        conforms(8);
+fn one_to_four_ranks_conform() {
+    let test = "comm::conformance_local::one_to_four_ranks_conform";
+    let sizes = [2, 3, 1, 4, 8];
+    let sizes = &sizes[..tiers::cases(&format!("{test} (sizes)"), [2, 4, 5]) as usize];
+    for [size, backend] in tiers::combinations(test, [sizes.len(), BACKENDS.len()]) {
+        run(BACKENDS[backend], sizes[size], PATIENCE, |comm| conformance::all(&*comm, &EXACT));
     }
 }
 
 #[test]
 fn groups_of_six_and_eight_ranks_conform() {
-    for backend in BACKENDS {
-        for size in [6, 8] {
-            run(backend, size, PATIENCE, |comm| conformance::of_groups(&*comm, &EXACT));
-        }
+    let test = "comm::conformance_local::groups_of_six_and_eight_ranks_conform";
+    let all = BACKENDS.into_iter().rev().flat_map(|backend| [(backend, 6), (backend, 8)]);
+    for (backend, size) in tiers::some(test, all, [1, 3]) {
+        run(backend, size, PATIENCE, |comm| conformance::of_groups(&*comm, &EXACT));
     }
 }
 
 #[test]
 fn null_has_the_shapes_of_any_other() {
-    for (rank, size) in [(0, 1), (0, 3), (2, 3), (5, 8)] {
+    let places = [(2, 3), (0, 1), (0, 3), (5, 8)];
+    for (rank, size) in tiers::some("comm::conformance_local::null_has_the_shapes_of_any_other", places, [1, 4]) {
         conformance::calls(&Null::new(rank, size), &SHAPES);
     }
-    conformance::calls(&Metered::new(GroupName::Data, Box::new(Null::new(1, 4))), &SHAPES);
+    if tiers::cases("comm::conformance_local::null_has_the_shapes_of_any_other (metered)", [0, 1, 1]) == 1 {
+        conformance::calls(&Metered::new(GroupName::Data, Box::new(Null::new(1, 4))), &SHAPES);
+    }
 }
 
 #[test]
 fn groups_end_as_the_suite_says() {
     let stall = Duration::from_millis(500);
-    let sizes = scope::cases("comm::conformance_local::groups_end_as_the_suite_says (sizes)", 2, 3) as usize;
-    for &size in &[2, 3, 8][..sizes] {
-        for backend in BACKENDS {
-            run(backend, size, PATIENCE, |comm| conformance::leaves(comm, 1));
-            run(backend, size, PATIENCE, |comm| conformance::aborts(&*comm, 1));
-            run(backend, size, PATIENCE, |comm| conformance::mismatches(&*comm));
-            run(backend, size, stall, |comm| conformance::stalls(&*comm, size - 1, stall));
+    let sizes = tiers::cases("comm::conformance_local::groups_end_as_the_suite_says (sizes)", [2, 2, 3]) as usize;
+    let cases = [2, 3, 8][..sizes].iter().flat_map(|size| BACKENDS.map(|backend| (*size, backend)));
+    // Most of it is waiting for limits, so all wait at once.
+    std::thread::scope(|scope| {
+        for (size, backend) in cases {
+            scope.spawn(move || {
+                run(backend, size, PATIENCE, |comm| conformance::leaves(comm, 1));
+                run(backend, size, PATIENCE, |comm| conformance::aborts(&*comm, 1));
+                run(backend, size, PATIENCE, |comm| conformance::mismatches(&*comm));
+                run(backend, size, stall, |comm| conformance::stalls(&*comm, size - 1, stall));
+            });
         }
-    }
+    });
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use zbench_engine::comm::{CommError, Communicator, Null, OwnedCall};
 use zbench_kernels::{Arena, Category, DType, View, ViewMut};
+use zbench_test_tiers as tiers;
 
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -288,7 +289,8 @@ fn a_sender_without_a_receiver_stalls_and_one_whose_receiver_left_ends() {
 #[test]
 fn memory_is_not_read_after_a_failed_call_has_returned() {
     let mut failed = 0;
-    for turn in 0..20 {
+    let turns = tiers::cases("comm::failures::memory_is_not_read_after_a_failed_call_has_returned", [4, 20, 20]);
+    for turn in 0..turns as usize {
         let results = attempt(Backend::Local, &[Mood::Well; 4], PATIENCE, |comm| {
             let arena = Arena::host(Some(64 << 20)).unwrap();
             let send = vec![1f32; 200_000];

@@ -1,6 +1,6 @@
 //! Emulated links: what they charge, that nothing else changes, and that they cannot be fooled.
 //!
-//! Times are held from below strictly (never faster than stated, on any try) and from above by 5 % on the best of several
+//! Times are held from below strictly (never faster than stated, on any try); in CI also from above, by 5 % on the best of several
 //! tries, at sizes whose real transfer is far below the price.
 
 use crate::comm::harness::{Backend, PATIENCE, attempt, values};
@@ -12,14 +12,19 @@ use std::time::{Duration, Instant};
 use zbench_engine::comm::link::{EmulatedLink, LinkSpec, wrap};
 use zbench_engine::comm::{Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket, group};
 use zbench_kernels::{Arena, Cpu, Kernels, View, ViewMut};
+use zbench_test_tiers::{self as tiers, Tier, tier};
 
 /// How much slower than stated the best of all tries may be.
 const OVER: f64 = 1.05;
-/// Tries of a round, and rounds until the best try is good: other tests share the cores.
-const TRIES: usize = 6;
+/// Rounds until the best try is good: other tests share the cores.
 const ROUNDS: usize = 60;
 /// One test of times at once.
 static QUIET: Mutex<()> = Mutex::new(());
+
+/// Tries of a round. In the fast tier one, which is held from below alone: no other process may fail it.
+fn tries() -> usize {
+    if tier() == Tier::Full { 6 } else { 1 }
+}
 
 fn quiet() -> MutexGuard<'static, ()> {
     QUIET.lock().unwrap_or_else(PoisonError::into_inner)
@@ -53,17 +58,17 @@ fn hold(what: &str, price: f64, round: impl Fn() -> Vec<Vec<Lap>>) {
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
         let laps = round();
-        assert!(laps.iter().all(|laps| laps.len() == TRIES));
+        assert!(laps.iter().all(|laps| laps.len() == tries()));
         for (rank, lap) in laps.iter().enumerate().flat_map(|(rank, laps)| laps.iter().map(move |lap| (rank, lap))) {
             assert!(time(lap) >= price, "{what}: rank {rank} was through in {} s, the price is {price} s", time(lap));
         }
         let slowest = |of: usize| laps.iter().map(|laps| time(&laps[of])).fold(0.0, f64::max);
-        best = (0..TRIES).map(slowest).fold(best, f64::min);
-        if best <= OVER * price {
+        best = (0..tries()).map(slowest).fold(best, f64::min);
+        if best <= OVER * price || tier() != Tier::Full {
             return;
         }
     }
-    panic!("{what}: {best} s at best of {} tries, the price is {price} s", ROUNDS * TRIES);
+    panic!("{what}: {best} s at best of {} tries, the price is {price} s", ROUNDS * tries());
 }
 
 /// A rank's buffers for any kind of call, about `len` elements of f32 (the whole buffer).
@@ -146,7 +151,7 @@ fn collectives_pay_the_stated_bandwidth_and_latency() {
                     comm.barrier().unwrap();
                     lap(|| buffers.call(comm, kind))
                 };
-                (0..TRIES).map(one).collect()
+                (0..tries()).map(one).collect()
             })
         };
         hold(kind.name(), share * 4.0 * len as f64 / bandwidth + hops * latency, round);
@@ -159,7 +164,7 @@ fn latency_is_paid_for_every_hop_of_the_ring() {
     for (ranks_per_node, hops) in [(2, 2.0), (1, 6.0)] {
         let round = || {
             linked(4, spec(1e12, latency, ranks_per_node), |comm| {
-                (0..TRIES).map(|_| lap(|| drop(perform(comm, Kind::AllReduce { op: SUM }, 4)))).collect()
+                (0..tries()).map(|_| lap(|| drop(perform(comm, Kind::AllReduce { op: SUM }, 4)))).collect()
             })
         };
         hold("all_reduce of 16 bytes", hops * latency, round);
@@ -181,7 +186,7 @@ fn a_send_pays_once_and_its_receiver_with_it() {
                     _ => lap(|| ()),
                 }
             };
-            let laps: Vec<Lap> = (0..TRIES).map(one).collect();
+            let laps: Vec<Lap> = (0..tries()).map(one).collect();
             if comm.rank() == 2 {
                 assert_eq!(buffers.recv, values::<f32>(0, len));
             }
@@ -191,7 +196,7 @@ fn a_send_pays_once_and_its_receiver_with_it() {
     // From the sender's start to each one's end; the receiver may come later than the sender.
     let laps = || {
         let ranks = round();
-        let bytes = (TRIES * 4 * len) as u64;
+        let bytes = (tries() * 4 * len) as u64;
         assert_eq!((ranks[0].1.crossing_bytes, ranks[2].1.crossing_bytes), (bytes, 0));
         let received = ranks[0].0.iter().zip(&ranks[2].0).map(|(sent, received)| (sent.0, received.1));
         vec![ranks[0].0.clone(), received.collect()]
@@ -219,11 +224,11 @@ fn groups_that_share_a_link_get_half_of_it() {
                     let calls = if comm.rank() % 2 < groups { calls } else { 0 };
                     lap(|| (0..calls).for_each(|_| buffers.call(&*outer, Kind::AllReduce { op: SUM })))
                 };
-                (0..TRIES).map(one).collect::<Vec<Lap>>()
+                (0..tries()).map(one).collect::<Vec<Lap>>()
             });
             let part: Vec<Vec<Lap>> =
                 ranks.into_iter().enumerate().filter(|(r, _)| r % 2 < groups).map(|(_, laps)| laps).collect();
-            vec![(0..TRIES).map(|one| span(&part, one)).collect()]
+            vec![(0..tries()).map(|one| span(&part, one)).collect()]
         };
         hold(what, price, round);
     }
@@ -248,7 +253,7 @@ fn time_under_way_is_time_for_other_work() {
                         assert_eq!(recv.view().as_slice::<f32>().unwrap()[..part], values::<f32>(0, part));
                     })
                 };
-                (0..TRIES).map(|_| one()).collect()
+                (0..tries()).map(|_| one()).collect()
             })
         };
         hold("an overlapped all_gather", price * f64::max(busy, 1.0), round);
@@ -281,11 +286,11 @@ fn links_are_taken_in_the_order_of_starts_whatever_the_order_of_waits() {
                     *shortest = shortest.min((waits.1 - waits.0).as_secs_f64());
                 })
             };
-            (0..TRIES).map(one).collect()
+            (0..tries()).map(one).collect()
         })
     };
     hold("three at once", 3.0 * price, round);
-    assert!(shortest.into_inner().unwrap() < price, "paid twice");
+    assert!(tier() != Tier::Full || shortest.into_inner().unwrap() < price, "paid twice");
 }
 
 #[test]
@@ -437,7 +442,8 @@ fn over_a_link(size: usize, per_node: usize, stall: Duration, rank: impl Fn(Box<
 
 #[test]
 fn the_suite_of_all_backends_passes_over_links() {
-    for (size, per_node) in [(2, 1), (3, 1), (4, 2)] {
+    let sizes = [(2, 1), (3, 1), (4, 2)];
+    for (size, per_node) in tiers::some("comm::link::the_suite_of_all_backends_passes_over_links", sizes, [1, 3]) {
         over_a_link(size, per_node, PATIENCE, |comm| conformance::all(&*comm, &EXACT));
     }
     let stall = Duration::from_millis(300);

@@ -4,6 +4,7 @@ use crate::comm::harness::{Backend, run};
 use proptest::prelude::*;
 use zbench_engine::comm::{Communicator, Kind, OwnedCall, Ticket};
 use zbench_kernels::{Arena, View, ViewMut};
+use zbench_test_tiers as tiers;
 
 /// One line of a program; lengths are of a part.
 #[derive(Clone, Debug)]
@@ -141,7 +142,7 @@ fn execute(comm: &dyn Communicator, arena: &Arena, program: &[Line]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
+    #![proptest_config(ProptestConfig::with_cases(tiers::cases("comm::random::random_programs", [40, 150, 150])))]
 
     #[test]
     fn random_programs(size in 1usize..=8, metered: bool, program in prop::collection::vec(line(), 1..25)) {

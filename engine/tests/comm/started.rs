@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use zbench_engine::comm::{CommError, Communicator, OwnedCall, all_to_all_v};
 use zbench_kernels::{Arena, Buffer, Category, DType, View, ViewMut};
+use zbench_test_tiers as tiers;
 
 const BACKENDS: [Backend; 3] = [Backend::Local, Backend::MeteredLocal, Backend::Shm];
 /// In f32: 1 KiB and 16 MiB.
@@ -48,11 +49,9 @@ fn given(rank: usize, len: usize) -> Vec<f32> {
 }
 
 fn each(program: impl Fn(&dyn Communicator, &Arena, &Words, usize) + Sync) {
-    for backend in BACKENDS {
-        for len in LENGTHS {
-            let words = Words::new();
-            run(backend, 2, |comm| program(comm, &Arena::host(Some(256 << 20)).unwrap(), &words, len));
-        }
+    for [backend, len] in tiers::combinations("comm::started", [BACKENDS.len(), LENGTHS.len()]) {
+        let words = Words::new();
+        run(BACKENDS[backend], 2, |comm| program(comm, &Arena::host(Some(256 << 20)).unwrap(), &words, LENGTHS[len]));
     }
 }
 

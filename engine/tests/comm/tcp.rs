@@ -6,6 +6,7 @@ use std::time::Duration;
 use zbench_engine::comm::{CommError, Communicator, Metered, OwnedCall, Tcp, TcpOptions, tcp};
 use zbench_engine::mesh::GroupName;
 use zbench_kernels::{Arena, Buffer, Category, Cpu, DType, Kernels, View, ViewMut};
+use zbench_test_tiers as tiers;
 
 /// Longer than anything here takes on a loaded machine; only tests of stalls wait for their own.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -87,7 +88,7 @@ fn one_rank_late_and_a_hundred_small_ones_in_a_row() {
 #[test]
 fn everybody_sends_much_at_once() {
     let len = 6 << 20;
-    for sockets in [1, 3] {
+    for sockets in tiers::some("comm::tcp::everybody_sends_much_at_once", [3, 1], [1, 2]) {
         run(3, &TcpOptions { sockets_per_peer: sockets, ..patient() }, |comm| {
             let (rank, size) = (comm.rank(), comm.size());
             let send: Vec<u32> = (0..len as u32).map(|i| i.wrapping_mul(2_654_435_761) ^ rank as u32).collect();

@@ -5,6 +5,7 @@ use crate::comm::tcp::{PATIENCE, attempt, cpu, patient};
 use crate::comm::tree::{Mood, Tree};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use zbench_engine::comm::{
     Call, CommError, Communicator, Kind, Meeting, OwnedCall, ReduceOp, Rendezvous, Tcp, TcpOptions, tcp,
@@ -18,9 +19,14 @@ fn reduce(comm: &dyn Communicator) -> Result<(), CommError> {
     comm.all_reduce(ViewMut::of(&mut vec![1f32; 1000]))
 }
 
-/// What `rank` ends with on every rank, at several sizes; `None` for a panic.
+/// What `rank` ends with on every rank, at several sizes at once; `None` for a panic.
 fn ends(options: &TcpOptions, rank: impl Fn(Tcp) -> CommError + Sync) -> Vec<Vec<Option<CommError>>> {
-    SIZES.map(|size| attempt(size, options, cpu, &rank).into_iter().map(Result::ok).collect()).to_vec()
+    let of_size = |size| attempt(size, options, cpu, &rank).into_iter().map(Result::ok).collect();
+    let of_size = &of_size;
+    std::thread::scope(|scope| {
+        let worlds = SIZES.map(|size| scope.spawn(move || of_size(size)));
+        worlds.into_iter().map(|world| world.join().unwrap()).collect()
+    })
 }
 
 #[test]
@@ -284,8 +290,9 @@ fn until_the_end(stall: Duration, started: bool, harm: impl Fn(&mut Other)) -> (
     let meeting = meeting(3, PATIENCE);
     let mut other = Other::start(&meeting, stall);
     let pid = other.0.id();
+    let sums = Arc::new(AtomicUsize::new(0));
     let reduce_on = |rank: usize| {
-        let met = join(&meeting, rank);
+        let (met, sums) = (join(&meeting, rank), sums.clone());
         std::thread::spawn(move || {
             let met: Rendezvous = met.join().unwrap().unwrap();
             assert_eq!(met.pids()[1], pid);
@@ -302,12 +309,15 @@ fn until_the_end(stall: Duration, started: bool, harm: impl Fn(&mut Other)) -> (
                 } else if let Err(error) = comm.all_reduce(buffer.view_mut()) {
                     return error;
                 }
+                sums.fetch_add(1, Ordering::Relaxed);
             }
             unreachable!("without an end")
         })
     };
     let threads = [reduce_on(0), reduce_on(2)];
-    std::thread::sleep(Duration::from_secs(2));
+    while sums.load(Ordering::Relaxed) < 6 && !threads.iter().any(|thread| thread.is_finished()) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let begin = Instant::now();
     harm(&mut other);
     let errors = threads.map(|thread| thread.join().unwrap()).to_vec();
@@ -316,8 +326,11 @@ fn until_the_end(stall: Duration, started: bool, harm: impl Fn(&mut Other)) -> (
 
 #[test]
 fn a_process_that_is_killed_is_named_at_once() {
-    for started in [false, true] {
-        let (pid, errors, time) = until_the_end(PATIENCE, started, |other| other.0.kill().unwrap());
+    let killed = |started| until_the_end(PATIENCE, started, |other| other.0.kill().unwrap());
+    let both = std::thread::scope(|scope| {
+        [false, true].map(|started| scope.spawn(move || killed(started))).map(|killed| killed.join().unwrap())
+    });
+    for (pid, errors, time) in both {
         for error in errors {
             let CommError::Aborted { rank: 1, reason, .. } = &error else { panic!("{error}") };
             assert!(reason.contains(&format!("pid {pid}, closed its connection")), "{reason}");

@@ -2,13 +2,13 @@
 
 use crate::comm::program::filled;
 use crate::comm::tcp::{PATIENCE, attempt, cpu, patient, run};
-use crate::scope;
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Barrier, Mutex};
 use zbench_engine::comm::{Call, CommError, Communicator, Kind, OwnedCall, Tcp, TcpOptions, Ticket};
 use zbench_kernels::{Arena, Buffer, ViewMut};
+use zbench_test_tiers as tiers;
 
 /// 1 KiB and 16 MiB.
 const LENGTHS: [usize; 2] = [256, 4 << 20];
@@ -340,7 +340,7 @@ fn execute(comm: &Tcp, program: &[Vec<Step>], seed: u64) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(scope::cases("comm::tcp_started::random_programs", 12, 200)))]
+    #![proptest_config(ProptestConfig::with_cases(tiers::cases("comm::tcp_started::random_programs", [12, 12, 200])))]
 
     #[test]
     fn random_programs(

@@ -37,5 +37,5 @@ pub fn machine(host: impl FnOnce(&Host) -> Arc<dyn Device>) -> Arc<dyn Device> {
 #[allow(dead_code, reason = "not all test programs read files")]
 pub fn source(path: &str) -> PathBuf {
     let tree = std::env::var_os("ZBENCH_SOURCE").map(PathBuf::from);
-    tree.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).join(path)
+    tree.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")).join(path)
 }

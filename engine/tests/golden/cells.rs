@@ -1,10 +1,13 @@
-//! The cells of the golden dump: dimensions with their values, and a deterministic choice of cells in which every two values
-//! that can stand together do so at least once.
+//! The cells of the golden dump: dimensions with their values, of which a covering array makes the rows.
 
+use super::array::{Array, Place, pairs};
+use super::meshes;
 use crate::training::accounting::small;
 use crate::training::support::*;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::{Arc, Mutex, Weak};
 use tempfile::TempDir;
 use zbench_engine::config::*;
 use zbench_kernels::DType;
@@ -26,30 +29,69 @@ pub struct Case {
     pub name: String,
     pub cell: Cell,
     pub meeting: Meeting,
-    /// The number of its value in each dimension.
-    values: Vec<usize>,
+    /// The number of its value in each dimension; none of a cell that is in no array.
+    pub values: Vec<usize>,
 }
 
 impl Case {
+    /// A cell that is in no array, whose ranks are threads.
+    pub fn alone(name: String, cell: Cell) -> Case {
+        Case { name, cell, meeting: Meeting::Threads, values: Vec::new() }
+    }
+
     pub fn is_cuda(&self) -> bool {
         self.cell.hardware.device == DeviceKind::Cuda
     }
+
+    /// Its values with their dimensions.
+    fn places(&self) -> impl Iterator<Item = Place> + '_ {
+        self.values.iter().copied().enumerate()
+    }
+
+    /// What it takes next to the others: 0 for the usual.
+    fn cost(&self) -> usize {
+        let Cell { parallel, train, .. } = &self.cell;
+        match parallel.ranks {
+            // A minute for some. One rank alone shows little.
+            ranks if self.is_cuda() => {
+                SLOWEST
+                    + ranks.max(2) * train.accumulation
+                    + usize::from(ranks == 1)
+                    + usize::from(self.cell.watch.is_some())
+            }
+            8.. => 2,
+            _ => usize::from(self.cell.hardware.threads_per_rank > 1),
+        }
+    }
 }
+
+/// The cost from which a cell is chosen only for a value that no cheaper one has.
+const SLOWEST: usize = 3;
 
 /// All cells, and the folder with the files that they read.
 pub struct Cells {
-    pub cases: Vec<Case>,
+    /// Of data-parallel ranks with all state on the device.
+    pub data: Vec<Case>,
+    /// Of the rest: see [`meshes`].
+    pub meshes: Vec<Case>,
     _files: TempDir,
 }
 
 /// A value of a dimension: its word in a cell's name, and what it makes of a cell.
-struct Value {
+pub(super) struct Value {
     word: &'static str,
     set: Box<dyn Fn(&mut Case)>,
 }
 
-fn value(word: &'static str, set: impl Fn(&mut Cell) + 'static) -> Value {
+pub(super) fn value(word: &'static str, set: impl Fn(&mut Cell) + 'static) -> Value {
     Value { word, set: Box::new(move |case| set(&mut case.cell)) }
+}
+
+/// The values with these words.
+pub(super) fn only(values: Vec<Value>, words: &[&str]) -> Vec<Value> {
+    let left: Vec<Value> = values.into_iter().filter(|value| words.contains(&value.word)).collect();
+    assert_eq!(left.len(), words.len(), "{words:?}");
+    left
 }
 
 /// The dimensions that exclude values of each other, by their place in a cell's name.
@@ -128,7 +170,7 @@ const BASES: [(&str, Base); 5] = [
     ("qlora-int8", Base::Int8),
 ];
 
-fn subjects() -> Vec<Value> {
+pub(super) fn subjects() -> Vec<Value> {
     let mut all = vec![value("llama", |_| {})];
     assert_eq!(FORMS.len(), forms().len(), "every form has a name in the golden dump");
     for (word, form) in FORMS.into_iter().zip(forms()) {
@@ -158,7 +200,7 @@ fn subjects() -> Vec<Value> {
     all
 }
 
-fn precisions() -> Vec<Value> {
+pub(super) fn precisions() -> Vec<Value> {
     let (f32, bf16, f16) = (DType::F32, DType::Bf16, DType::F16);
     let mixed = Precision::mixed(bf16);
     let dynamic = |initial_scale_power| {
@@ -189,7 +231,7 @@ fn precisions() -> Vec<Value> {
 /// The precision whose parameters and computations are of two types, so that weights are read from slots.
 const APART: &str = "bf16-compute";
 
-fn policies() -> Vec<Value> {
+pub(super) fn policies() -> Vec<Value> {
     let all = [
         ("keep-all", Checkpointing::None),
         ("full", Checkpointing::Full),
@@ -218,7 +260,7 @@ const STRATEGIES: [(&str, Strategy); 8] = [
     ("hsdp-full-optimizer", Strategy::HsdpFullOptimizer),
 ];
 
-fn strategies() -> Vec<Value> {
+pub(super) fn strategies() -> Vec<Value> {
     STRATEGIES.into_iter().map(|(word, strategy)| value(word, move |cell| cell.parallel.strategy = strategy)).collect()
 }
 
@@ -238,7 +280,7 @@ fn ranks() -> Vec<Value> {
     RANK_COUNTS.into_iter().map(set).collect()
 }
 
-fn data(files: &Path) -> Vec<Value> {
+pub(super) fn data(files: &Path) -> Vec<Value> {
     let tokens = files.join("tokens.bin");
     let token = |place: usize| ((place * place * 7 + place * 11 + place / 5) % 61) as u16;
     std::fs::write(&tokens, (0..14 * 50).flat_map(|place| token(place).to_le_bytes()).collect::<Vec<u8>>()).unwrap();
@@ -261,7 +303,7 @@ fn data(files: &Path) -> Vec<Value> {
 }
 
 /// What computes and how ranks meet.
-fn machines() -> Vec<Value> {
+pub(super) fn machines() -> Vec<Value> {
     let met = |word, backend: Backend, meeting: Meeting| Value {
         word,
         set: Box::new(move |case| (case.cell.parallel.backend, case.meeting) = (backend, meeting)),
@@ -295,9 +337,13 @@ fn schedules() -> Vec<Value> {
 /// Machines on which a cell takes some times as long as on the others.
 const SLOW: [&str; 3] = ["local-2threads", "cuda", "cuda-device-backend"];
 
+/// What is slow comes in with a pair that needs it, and does not fill rows up.
+fn is_slow(dimension: usize, word: &str) -> bool {
+    dimension == MACHINE && SLOW.contains(&word)
+}
+
 /// Whether two values of two dimensions cannot stand in one cell.
-fn excluded(words: &[Vec<&'static str>], a: (usize, usize), b: (usize, usize)) -> bool {
-    let (first, second) = if a.0 < b.0 { (a, b) } else { (b, a) };
+fn excluded(words: &[Vec<&'static str>], first: Place, second: Place) -> bool {
     let (one, other) = (words[first.0][first.1], words[second.0][second.1]);
     match (first.0, second.0) {
         // Only hybrids have shard groups that are smaller than the world.
@@ -324,128 +370,83 @@ fn excluded(words: &[Vec<&'static str>], a: (usize, usize), b: (usize, usize)) -
     }
 }
 
-/// A small generator of numbers, so that the choice is the same everywhere.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % end
-    }
-}
-
-type Pair = ((usize, usize), (usize, usize));
-
-fn pairs(values: &[usize]) -> impl Iterator<Item = Pair> + '_ {
-    (0..values.len()).flat_map(move |i| (i + 1..values.len()).map(move |j| ((i, values[i]), (j, values[j]))))
-}
-
-/// Rows of values, so that every pair that is not excluded is in one of them.
-fn covering(words: &[Vec<&'static str>]) -> Vec<Vec<usize>> {
-    let mut open = BTreeSet::new();
-    for i in 0..words.len() {
-        for j in i + 1..words.len() {
-            for a in 0..words[i].len() {
-                let allowed = (0..words[j].len()).filter(|b| !excluded(words, (i, a), (j, *b)));
-                open.extend(allowed.map(|b| ((i, a), (j, b))));
-            }
-        }
-    }
-    let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
-    let mut rows: Vec<Vec<usize>> = Vec::new();
-    let mut first: Vec<Pair> = open.iter().copied().collect();
-    while !open.is_empty() {
-        first.retain(|pair| open.contains(pair));
-        let mut best: Option<(usize, Vec<usize>)> = None;
-        for _ in 0..12 {
-            let start = first[numbers.below(first.len())];
-            let Some(row) = filled(words, start, &open, &mut numbers) else { continue };
-            let gain = pairs(&row).filter(|pair| open.contains(pair)).count();
-            if best.as_ref().is_none_or(|(most, _)| gain > *most) {
-                best = Some((gain, row));
-            }
-        }
-        let (_, row) = best.expect("a pair that is allowed is part of a row");
-        pairs(&row).for_each(|pair| {
-            open.remove(&pair);
-        });
-        rows.push(row);
-    }
-    rows
-}
-
-/// A row with this pair whose other values bring as many open pairs as they can.
-fn filled(
-    words: &[Vec<&'static str>],
-    ((i, a), (j, b)): Pair,
-    open: &BTreeSet<Pair>,
-    numbers: &mut Numbers,
-) -> Option<Vec<usize>> {
-    let mut row: Vec<Option<usize>> = vec![None; words.len()];
-    (row[i], row[j]) = (Some(a), Some(b));
-    let mut rest: Vec<usize> = (0..words.len()).filter(|at| ![i, j].contains(at)).collect();
-    while !rest.is_empty() {
-        let dimension = rest.swap_remove(numbers.below(rest.len()));
-        let set: Vec<(usize, usize)> = row.iter().enumerate().filter_map(|(at, value)| Some((at, (*value)?))).collect();
-        let ordered = |x: (usize, usize), y: (usize, usize)| if x.0 < y.0 { (x, y) } else { (y, x) };
-        let turn = numbers.below(words[dimension].len());
-        let candidates = (0..words[dimension].len()).map(|at| (at + turn) % words[dimension].len());
-        // What is slow comes in with a pair that needs it, and does not fill rows up.
-        let is_slow = |at: usize| dimension == MACHINE && SLOW.contains(&words[dimension][at]);
-        let candidates = candidates.filter(|at| !is_slow(*at));
-        let allowed = candidates.filter(|at| set.iter().all(|other| !excluded(words, *other, (dimension, *at))));
-        let gain = |at: &usize| set.iter().filter(|other| open.contains(&ordered(**other, (dimension, *at)))).count();
-        row[dimension] = Some(allowed.max_by_key(gain)?);
-    }
-    row.into_iter().collect()
-}
-
 impl Cells {
-    /// All of them: the covering rows, and runs from the checkpoints of tests/fixtures.
-    pub fn new() -> Cells {
-        let files = tempfile::tempdir().unwrap();
-        let dimensions = dimensions(files.path());
-        let words: Vec<Vec<_>> =
-            dimensions.iter().map(|values| values.iter().map(|value| value.word).collect()).collect();
-        let made = |row: Vec<usize>| {
-            let name = row.iter().zip(&words).map(|(value, words)| words[*value]).collect::<Vec<_>>().join(" ");
-            let mut case = Case { name, cell: small(), meeting: Meeting::Threads, values: row.clone() };
-            row.iter().zip(&dimensions).for_each(|(value, values)| (values[*value].set)(&mut case));
-            finished(case)
-        };
-        let mut cases: Vec<Case> = covering(&words).into_iter().map(made).collect();
-        cases.extend(from_checkpoints());
-        Cells { cases, _files: files }
+    /// All of them, which tests that run at the same time share.
+    pub fn get() -> Arc<Cells> {
+        static KEPT: Mutex<Weak<Cells>> = Mutex::new(Weak::new());
+        let mut kept = KEPT.lock().unwrap();
+        kept.upgrade().unwrap_or_else(|| {
+            let cells = Arc::new(Cells::new());
+            *kept = Arc::downgrade(&cells);
+            cells
+        })
     }
 
-    /// A choice of so many that has every value of every dimension and every way of loading, and as many pairs as it can.
-    pub fn some(&self, count: usize) -> Vec<Case> {
-        let (mut values, mut seen, mut left) = (BTreeSet::new(), BTreeSet::new(), self.cases.clone());
-        // One for each way of loading weights.
-        let mut chosen: Vec<Case> = left.extract_if(.., |case| case.values.is_empty()).take(LOADINGS.len()).collect();
-        while chosen.len() < count && !left.is_empty() {
-            let gain = |case: &Case| {
-                let new = case.values.iter().enumerate().filter(|value| !values.contains(&(value.0, *value.1))).count();
-                let is_slow = case.is_cuda() || case.cell.hardware.threads_per_rank > 1;
-                (new, !is_slow, pairs(&case.values).filter(|pair| !seen.contains(pair)).count())
-            };
-            let best = (0..left.len()).max_by_key(|at| gain(&left[*at])).unwrap();
-            let case = left.remove(best);
-            values.extend(case.values.iter().copied().enumerate());
-            seen.extend(pairs(&case.values));
-            chosen.push(case);
-        }
-        let all: usize =
-            self.cases.iter().flat_map(|case| case.values.iter().copied().enumerate()).collect::<BTreeSet<_>>().len();
-        assert_eq!(values.len(), all, "{count} cells are too few for every value of every dimension");
-        chosen
+    /// The rows of both arrays, and runs from the checkpoints of tests/fixtures.
+    fn new() -> Cells {
+        let files = tempfile::tempdir().unwrap();
+        let mut data = rows(small(), dimensions(files.path()), |words| Array {
+            words,
+            excludes: excluded,
+            is_slow,
+            most: usize::MAX,
+        });
+        data.extend(from_checkpoints());
+        let meshes = meshes::cases(files.path());
+        Cells { data, meshes, _files: files }
     }
+
+    pub fn all(&self) -> impl Iterator<Item = &Case> {
+        self.data.iter().chain(&self.meshes)
+    }
+
+    /// A choice that has every value of every dimension and every way of loading, and of each array so many more that have as many new
+    /// pairs as they can.
+    pub fn some(&self, more: [usize; 2]) -> Vec<Case> {
+        // One for each way of loading weights.
+        let mut loaded: Vec<Case> = self.data.iter().filter(|case| case.values.is_empty()).cloned().collect();
+        loaded.truncate(LOADINGS.len());
+        [some(&self.data, more[0]), some(&self.meshes, more[1]), loaded].concat()
+    }
+}
+
+/// The covering rows of some dimensions as changes of a cell.
+pub(super) fn rows(base: Cell, dimensions: Vec<Vec<Value>>, array: fn(Vec<Vec<&'static str>>) -> Array) -> Vec<Case> {
+    let words = dimensions.iter().map(|values| values.iter().map(|value| value.word).collect()).collect();
+    let array = array(words);
+    let made = |row: Vec<usize>| {
+        let mut case =
+            Case { name: array.name(&row), cell: base.clone(), meeting: Meeting::Threads, values: row.clone() };
+        row.iter().zip(&dimensions).for_each(|(value, values)| (values[*value].set)(&mut case));
+        finished(case)
+    };
+    array.covering().into_iter().map(made).collect()
+}
+
+/// Cases of an array in which every value is, and so many more; cheap ones rather than others.
+fn some(cases: &[Case], more: usize) -> Vec<Case> {
+    let mut left: Vec<&Case> = cases.iter().filter(|case| !case.values.is_empty()).collect();
+    let all: BTreeSet<Place> = left.iter().flat_map(|case| case.places()).collect();
+    let (mut values, mut seen, mut chosen) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+    let mut further = 0;
+    while further < more && !left.is_empty() || values.len() < all.len() {
+        further += usize::from(values.len() == all.len());
+        let gain = |case: &Case| {
+            let new = case.places().filter(|place| !values.contains(place)).count();
+            let new = if case.cost() >= SLOWEST { new.min(1) } else { new };
+            (new, Reverse(case.cost()), pairs(&case.values).filter(|pair| !seen.contains(pair)).count())
+        };
+        let best = (0..left.len()).max_by_key(|at| gain(left[*at])).expect("a value that is left is in a case");
+        let case = left.remove(best);
+        values.extend(case.places());
+        seen.extend(pairs(&case.values));
+        chosen.push(case.clone());
+    }
+    chosen
 }
 
 /// Four steps, the first of which is not timed.
-fn finished(mut case: Case) -> Case {
+pub(super) fn finished(mut case: Case) -> Case {
     (case.cell.train.untimed_steps, case.cell.train.steps) = (1, 3);
     case
 }
@@ -476,7 +477,7 @@ fn from_checkpoints() -> Vec<Case> {
         cell = on(cell, strategy, 2, 2);
         cell.model.loading = loading;
         let name = format!("checkpoint {fixture} {loading_word} {strategy_word} 2ranks");
-        finished(Case { name, cell, meeting: Meeting::Threads, values: Vec::new() })
+        finished(Case::alone(name, cell))
     };
     NAMES.into_iter().enumerate().map(make).collect()
 }

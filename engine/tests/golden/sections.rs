@@ -13,10 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use zbench_engine::actions::Action;
 use zbench_engine::comm::{Communicator, Rendezvous, Shared, TcpOptions, group, shm, tcp};
-use zbench_engine::config::Cell;
+use zbench_engine::config::{Cell, Home};
 use zbench_engine::course::Control;
-use zbench_engine::outcome::{Evaluated, Failure, Flops, Happening, RankReport, Step, Traffic};
-use zbench_engine::plan::Plan;
+use zbench_engine::homes::ByHome;
+use zbench_engine::outcome::{Estimate, Evaluated, Failure, Flops, Happening, RankReport, Step, Traffic, Transfer};
+use zbench_engine::plan::{Plan, Role};
 use zbench_engine::recorder::Recorded;
 use zbench_engine::train::{collect, train_rank, with_ranks};
 use zbench_kernels::{Arena, Kernels, Ledger};
@@ -67,18 +68,38 @@ pub type Tensor = (String, Vec<usize>, Vec<f32>);
 /// A cell's plan and run, before they are put into words.
 #[derive(Clone)]
 pub struct Taken {
+    /// By stage.
+    pub roles: Vec<Planned>,
+    /// Of the last rank.
+    pub last_operations: Vec<Recorded>,
+    /// By rank.
+    pub measured: Vec<Measured>,
+    pub ran: Trained,
+}
+
+/// What the ranks of a stage do.
+#[derive(Clone)]
+pub struct Planned {
     pub actions: Vec<Action>,
     /// An evaluation's: first micro-batch, each further one, end.
     pub evaluation: [Vec<Action>; 3],
-    pub memory: Ledger,
+    pub in_flight: usize,
+    pub estimate: Estimate,
+    /// Of the stage's first rank.
+    pub operations: Vec<Recorded>,
+}
+
+/// What a rank took.
+#[derive(Clone)]
+pub struct Measured {
+    pub ledgers: ByHome<Ledger>,
     pub traffic: Vec<Traffic>,
-    pub flops: Flops,
-    /// Trainable, all, active, and bytes of the frozen ones.
-    pub parameters: [u64; 4],
-    /// Of the first and the last rank.
-    pub operations: [Vec<Recorded>; 2],
-    /// By rank.
-    pub measured: Vec<(Ledger, Vec<Traffic>)>,
+    pub moves: Vec<Transfer>,
+}
+
+/// What training gives.
+#[derive(Clone)]
+pub struct Trained {
     pub steps: Vec<Step>,
     pub evaluations: Vec<Evaluated>,
     pub weights: Vec<Tensor>,
@@ -87,9 +108,13 @@ pub struct Taken {
 /// What a run gives.
 struct Ran {
     reports: Vec<RankReport>,
-    steps: Vec<Step>,
-    evaluations: Vec<Evaluated>,
-    weights: Vec<Tensor>,
+    trained: Trained,
+}
+
+/// What training a cell gives whose ranks are threads.
+pub fn trained(cell: &Cell) -> Trained {
+    let ran = on_threads(cell, &plan(cell));
+    ran.unwrap_or_else(|failure| panic!("{}", failure.cause)).trained
 }
 
 /// Plans and runs a cell.
@@ -116,29 +141,21 @@ pub fn take(case: &Case) -> Taken {
         }
     };
     let ran = ran.unwrap_or_else(|failure| panic!("{}: {}", case.name, failure.cause));
-    let estimate = plan.role_of(0).estimate.clone();
-    let operations = [0, cell.parallel.ranks - 1].map(|rank| plan.operations(cell, &*kernels, rank));
+    let first_rank = |stage| stage * (cell.parallel.ranks / plan.roles.len());
+    let planned = |(stage, role): (usize, &Role)| Planned {
+        actions: role.actions.clone(),
+        evaluation: [&role.evaluation.first, &role.evaluation.next, &role.evaluation.end].map(Clone::clone),
+        in_flight: role.in_flight,
+        estimate: role.estimate.clone(),
+        operations: plan.operations(cell, &*kernels, first_rank(stage)),
+    };
+    let measured =
+        |report: RankReport| Measured { ledgers: report.ledgers, traffic: report.traffic, moves: report.moves };
     Taken {
-        actions: plan.role_of(0).actions.clone(),
-        evaluation: [
-            plan.role_of(0).evaluation.first.clone(),
-            plan.role_of(0).evaluation.next.clone(),
-            plan.role_of(0).evaluation.end.clone(),
-        ],
-        memory: estimate.memory().clone(),
-        traffic: estimate.traffic,
-        flops: estimate.flops,
-        parameters: [
-            estimate.trainable_parameters,
-            estimate.parameters,
-            estimate.active_parameters,
-            estimate.base_bytes,
-        ],
-        operations,
-        measured: ran.reports.into_iter().map(|report| (report.memory().clone(), report.traffic)).collect(),
-        steps: ran.steps,
-        evaluations: ran.evaluations,
-        weights: ran.weights,
+        roles: plan.roles.iter().enumerate().map(planned).collect(),
+        last_operations: plan.operations(cell, &*kernels, cell.parallel.ranks - 1),
+        measured: ran.reports.into_iter().map(measured).collect(),
+        ran: ran.trained,
     }
 }
 
@@ -167,7 +184,7 @@ fn on_threads(cell: &Cell, plan: &Plan) -> Result<Ran, Failure> {
         first.get_or_insert((steps, evaluations, weights));
     }
     let (steps, evaluations, weights) = first.unwrap();
-    Ok(Ran { reports, steps, evaluations, weights })
+    Ok(Ran { reports, trained: Trained { steps, evaluations, weights } })
 }
 
 fn meeting(cell: &Cell) -> zbench_engine::comm::Meeting {
@@ -212,7 +229,7 @@ fn in_words(
     let (steps, evaluations) = told.into_inner().unwrap();
     let tensors = single(&saved.path().join("model/model.safetensors"));
     let weights = tensors.into_iter().map(|(name, values)| (name, vec![values.len()], values)).collect();
-    Ok(Ran { reports, steps, evaluations, weights })
+    Ok(Ran { reports, trained: Trained { steps, evaluations, weights } })
 }
 
 impl Taken {
@@ -229,82 +246,122 @@ impl Taken {
         }
     }
 
+    /// The roles with what each line of theirs begins with. Of the first it is nothing, as of most cells it is the only one.
+    fn roles(&self) -> impl Iterator<Item = (String, &Planned)> {
+        let who = |stage| if stage == 0 { String::new() } else { format!("stage {stage}: ") };
+        self.roles.iter().enumerate().map(move |(stage, role)| (who(stage), role))
+    }
+
     fn actions(&self) -> String {
         let mut text = String::new();
-        // The dump's words do not name the micro-batch, which is that of the last load.
-        self.actions.iter().filter_map(|action| Some((action, action.micro()?))).fold(0, |loaded, (action, micro)| {
-            let loaded = if matches!(action, Action::Load { .. }) { micro } else { loaded };
-            assert_eq!(micro, loaded, "{action:?}");
-            loaded
-        });
-        self.actions.iter().for_each(|action| line(&mut text, format_args!("{}", words::action(action))));
-        for (part, actions) in ["first", "next", "end"].into_iter().zip(&self.evaluation) {
-            actions.iter().for_each(|a| line(&mut text, format_args!("evaluation {part}: {}", words::action(a))));
+        for (who, role) in self.roles() {
+            if self.roles.len() > 1 {
+                line(&mut text, format_args!("{who}in-flight={}", role.in_flight));
+            }
+            let mut say = |who: &str, actions: &[Action]| {
+                let mut loaded = 0;
+                for action in actions {
+                    let micro = action.micro().unwrap_or(loaded);
+                    loaded = if matches!(action, Action::Load { .. }) { micro } else { loaded };
+                    let of = if micro == loaded { String::new() } else { format!(" micro={micro}") };
+                    line(&mut text, format_args!("{who}{}{of}", words::action(action)));
+                }
+            };
+            say(&who, &role.actions);
+            for (part, actions) in ["first", "next", "end"].into_iter().zip(&role.evaluation) {
+                say(&format!("{who}evaluation {part}: "), actions);
+            }
         }
         text
     }
 
     fn memory(&self) -> String {
         let mut text = String::new();
-        let mut ledger = |who: &str, ledger: &Ledger| {
-            for (category, word) in words::CATEGORIES {
-                let (peak, at_peak) = (ledger.peak(category), ledger.at_peak(category));
-                line(&mut text, format_args!("{who}: {word} peak={peak} at-total-peak={at_peak}"));
+        let mut ledgers = |who: &str, ledgers: &ByHome<Ledger>| {
+            for home in Home::ALL {
+                let ledger = &ledgers[home];
+                let who = match home {
+                    Home::Device => who.to_string(),
+                    _ if ledger.total_peak() == 0 => continue,
+                    _ => format!("{who} {}", words::home(home)),
+                };
+                for (category, word) in words::CATEGORIES {
+                    let (peak, at_peak) = (ledger.peak(category), ledger.at_peak(category));
+                    line(&mut text, format_args!("{who}: {word} peak={peak} at-total-peak={at_peak}"));
+                }
+                line(&mut text, format_args!("{who}: total peak={}", ledger.total_peak()));
             }
-            line(&mut text, format_args!("{who}: total peak={}", ledger.total_peak()));
         };
-        ledger("planned", &self.memory);
-        self.measured.iter().enumerate().for_each(|(rank, measured)| ledger(&format!("rank {rank}"), &measured.0));
+        self.roles().for_each(|(who, role)| ledgers(&format!("{who}planned"), &role.estimate.ledgers));
+        self.measured.iter().enumerate().for_each(|(rank, of)| ledgers(&format!("rank {rank}"), &of.ledgers));
         text
     }
 
     fn wire(&self) -> String {
         let mut text = String::new();
-        let mut rows = |who: &str, rows: &[Traffic]| {
-            let sentence = |row: &Traffic| {
+        let mut rows = |who: &str, rows: &[Traffic], moves: &[Transfer]| {
+            let of_traffic = |row: &Traffic| {
                 let Traffic { axis, kind, calls, payload_bytes, wire_bytes, ranks, .. } = row;
                 let place = format!("{who}: {} {} ranks={ranks}", words::axis(*axis), words::kind(*kind));
                 format!("{place} calls={calls} payload-bytes={payload_bytes} wire-bytes={wire_bytes}")
             };
-            let mut sentences: Vec<String> = rows.iter().map(sentence).collect();
+            let of_moves = |row: &Transfer| {
+                let Transfer { what, from, to, moves, bytes } = row;
+                let [from, to] = [from, to].map(|home| words::home(*home));
+                format!("{who}: {} from {from} to {to} moves={moves} bytes={bytes}", words::category(*what))
+            };
+            let mut sentences: Vec<String> = rows.iter().map(of_traffic).chain(moves.iter().map(of_moves)).collect();
             sentences.sort();
             sentences.iter().for_each(|sentence| line(&mut text, format_args!("{sentence}")));
         };
-        rows("planned", &self.traffic);
-        self.measured.iter().enumerate().for_each(|(rank, measured)| rows(&format!("rank {rank}"), &measured.1));
+        for (who, Planned { estimate, .. }) in self.roles() {
+            rows(&format!("{who}planned"), &estimate.traffic, &estimate.moves);
+        }
+        self.measured.iter().enumerate().for_each(|(rank, of)| rows(&format!("rank {rank}"), &of.traffic, &of.moves));
         text
     }
 
     fn flops(&self) -> String {
         let mut text = String::new();
-        let Flops { model, palm, hardware, ledger, tokens } = &self.flops;
-        line(&mut text, format_args!("model={model} palm={palm} hardware={hardware} tokens={tokens}"));
-        let mut terms: Vec<String> =
-            ledger.iter().map(|(term, flops)| format!("{} {flops}", words::flop_term(term))).collect();
-        terms.sort();
-        terms.iter().for_each(|term| line(&mut text, format_args!("{term}")));
-        let [trainable, all, active, base] = self.parameters;
-        line(&mut text, format_args!("parameters trainable={trainable} all={all} active={active} frozen-bytes={base}"));
+        for (who, Planned { estimate, .. }) in self.roles() {
+            let Flops { model, palm, hardware, ledger, tokens } = &estimate.flops;
+            line(&mut text, format_args!("{who}model={model} palm={palm} hardware={hardware} tokens={tokens}"));
+            let mut terms: Vec<String> =
+                ledger.iter().map(|(term, flops)| format!("{} {flops}", words::flop_term(term))).collect();
+            terms.sort();
+            terms.iter().for_each(|term| line(&mut text, format_args!("{who}{term}")));
+            let Estimate { trainable_parameters: trainable, parameters: all, .. } = estimate;
+            let Estimate { active_parameters: active, base_bytes: base, .. } = estimate;
+            line(
+                &mut text,
+                format_args!("{who}parameters trainable={trainable} all={all} active={active} frozen-bytes={base}"),
+            );
+        }
         text
     }
 
     fn operations(&self) -> String {
         let mut text = String::new();
-        for (who, operations) in ["first rank", "last rank"].into_iter().zip(&self.operations) {
+        let mut say = |who: &str, operations: &[Recorded]| {
             operations.iter().for_each(|op| line(&mut text, format_args!("{who}: {}", words::operation(op))));
+        };
+        say("first rank", &self.roles[0].operations);
+        say("last rank", &self.last_operations);
+        for (stage, role) in self.roles.iter().enumerate().skip(1) {
+            say(&format!("first rank of stage {stage}"), &role.operations);
         }
         text
     }
 
     fn losses(&self) -> String {
         let mut text = String::new();
-        for Step { step, loss, grad_norm, lr, tokens, loss_scale, skipped, .. } in &self.steps {
+        for Step { step, loss, grad_norm, lr, tokens, loss_scale, skipped, .. } in &self.ran.steps {
             let bits =
                 format!("loss={:016x} norm={:016x} lr={:016x}", loss.to_bits(), grad_norm.to_bits(), lr.to_bits());
             let scale = loss_scale.map_or("none".into(), |scale| scale.to_string());
             line(&mut text, format_args!("step {step}: {bits} tokens={tokens} loss-scale={scale} skipped={skipped}"));
         }
-        for Evaluated { step, loss, tokens, .. } in &self.evaluations {
+        for Evaluated { step, loss, tokens, .. } in &self.ran.evaluations {
             line(&mut text, format_args!("evaluation after {step}: loss={:016x} tokens={tokens}", loss.to_bits()));
         }
         text
@@ -312,7 +369,7 @@ impl Taken {
 
     fn weights(&self) -> String {
         let mut text = String::new();
-        let mut tensors: Vec<&Tensor> = self.weights.iter().collect();
+        let mut tensors: Vec<&Tensor> = self.ran.weights.iter().collect();
         tensors.sort_by(|a, b| a.0.cmp(&b.0));
         for (name, shape, values) in tensors {
             let mut hash = blake3::Hasher::new();

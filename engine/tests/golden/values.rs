@@ -107,6 +107,11 @@ impl Stored {
         text
     }
 
+    /// Whether a cell has values of a level.
+    pub fn has(&self, cell: &str, level: Level) -> bool {
+        self.0.get(cell).is_some_and(|sections| sections.values().any(|levels| levels.contains_key(&level)))
+    }
+
     pub fn cells(&self) -> BTreeSet<&str> {
         self.0.keys().map(String::as_str).collect()
     }

@@ -1,26 +1,89 @@
 //! The fixed vocabulary of the golden dump. Every word is written here and nowhere else, so that the dump stays as it is when
 //! an item or a name of the program changes. A value without a word fails the test.
 
-use zbench_engine::actions::Action;
+use zbench_engine::actions::{Action, Kept, Moved};
 use zbench_engine::comm::CollectiveKind;
+use zbench_engine::config::{Home, SavedTensor};
 use zbench_engine::mesh::GroupName;
 use zbench_engine::recorder::{Phase, Recorded};
+use zbench_engine::stream::Stream;
 use zbench_kernels::*;
 
+/// Layers have the word unit, which is what they were called. The micro-batch is named where it is not the one that was loaded last.
 pub fn action(action: &Action) -> String {
     match *action {
         Action::Load { micro } => format!("load micro={micro}"),
         Action::Gather { unit, refresh, slot } => format!("gather unit={unit} refresh={refresh} slot={slot}"),
+        Action::Receive { chunk, stream: of, gradient, .. } => {
+            format!("receive chunk={chunk} {} gradient={gradient}", stream(of))
+        }
         Action::Forward { layer, .. } => format!("forward unit={layer}"),
-        Action::Evict { layer, tensor, .. } => format!("evict unit={layer} tensor={tensor:?}"),
+        Action::Evict { layer, tensor, .. } => format!("evict unit={layer} tensor={}", saved(tensor)),
         Action::Recompute { layer, output, .. } => format!("recompute unit={layer} output={output}"),
         Action::Backward { layer, .. } => format!("backward unit={layer}"),
+        Action::BackwardInput { layer, .. } => format!("backward-of-input unit={layer}"),
+        Action::BackwardWeight { layer, .. } => format!("backward-of-weights unit={layer}"),
+        Action::Send { chunk, stream: of, gradient, .. } => {
+            format!("send chunk={chunk} {} gradient={gradient}", stream(of))
+        }
         Action::Release { unit } => format!("release unit={unit}"),
         Action::Reduce { unit, first, last } => format!("reduce unit={unit} first={first} last={last}"),
         Action::ReduceTied { unit } => format!("reduce tied unit={unit}"),
         Action::Update => "update".into(),
-        other => panic!("the action {other:?} has no word in the golden dump; add it to {}", file!()),
+        Action::Fetch { unit, what } => {
+            let what = match what {
+                Moved::Weights => "weights",
+                Moved::State => "state",
+            };
+            format!("fetch unit={unit} {what}")
+        }
+        Action::StoreSaved { layer, what, .. } => {
+            let what = match what {
+                Kept::All => "all",
+                Kept::Input => saved(None),
+                Kept::Tensor(tensor) => saved(Some(tensor)),
+            };
+            format!("store-saved unit={layer} {what}")
+        }
+        Action::SettleSaved { layer, .. } => format!("settle-saved unit={layer}"),
+        Action::FetchSaved { layer, .. } => format!("fetch-saved unit={layer}"),
+        Action::UpdateUnit { unit } => format!("update unit={unit}"),
+        Action::Store { unit } => format!("store unit={unit}"),
+        Action::Settle { unit } => format!("settle unit={unit}"),
     }
+}
+
+fn stream(stream: Stream) -> &'static str {
+    match stream {
+        Stream::Decoder => "decoder",
+        Stream::Encoder => "encoder",
+    }
+}
+
+/// What forward keeps of a block: a tensor, or its input.
+fn saved(tensor: Option<SavedTensor>) -> &'static str {
+    match tensor {
+        None => "input",
+        Some(SavedTensor::AttentionNorm) => "attention-norm",
+        Some(SavedTensor::Qkv) => "qkv",
+        Some(SavedTensor::Attention) => "attention",
+        Some(SavedTensor::Residual) => "residual",
+        Some(SavedTensor::MlpNorm) => "mlp-norm",
+        Some(SavedTensor::GateUp) => "gate-up",
+        Some(SavedTensor::Activation) => "activation",
+    }
+}
+
+pub fn home(home: Home) -> &'static str {
+    match home {
+        Home::Device => "device",
+        Home::Host => "host",
+        Home::Disk => "disk",
+    }
+}
+
+pub fn category(category: Category) -> &'static str {
+    CATEGORIES.iter().find(|(known, _)| *known == category).map(|(_, word)| *word).unwrap()
 }
 
 pub const CATEGORIES: [(Category, &str); 6] = [
@@ -37,6 +100,9 @@ pub fn axis(axis: GroupName) -> &'static str {
         GroupName::Data => "data",
         GroupName::Inner => "shard",
         GroupName::Outer => "replicate",
+        GroupName::Tensor => "tensor",
+        GroupName::Pipeline => "pipeline",
+        GroupName::World => "world",
         other => panic!("the group {other:?} has no word in the golden dump; add it to {}", file!()),
     }
 }
@@ -48,6 +114,9 @@ pub fn kind(kind: CollectiveKind) -> &'static str {
         CollectiveKind::ReduceScatter => "reduce-scatter",
         CollectiveKind::Broadcast => "broadcast",
         CollectiveKind::Barrier => "barrier",
+        CollectiveKind::Send => "send",
+        CollectiveKind::Recv => "receive",
+        CollectiveKind::SendRecv => "exchange",
         other => panic!("the collective {other:?} has no word in the golden dump; add it to {}", file!()),
     }
 }
@@ -244,9 +313,10 @@ fn attention(op: Attention) -> String {
     // Every operation of these plans is causal, so no word says it.
     assert!(causal && kv_seq == seq, "{op:?}");
     let window = window.map_or("none".into(), |window| window.to_string());
-    // Nor are heads shared in them.
-    assert!(alibi.is_none_or(|alibi| alibi == AlibiHeads::whole(heads)), "{op:?}");
-    let alibi = alibi.is_some();
+    let alibi = match alibi {
+        Some(part) if part != AlibiHeads::whole(heads) => format!("from-{}-of-{}", part.first, part.heads),
+        whole_or_none => whole_or_none.is_some().to_string(),
+    };
     let shape = format!("batch={batch} seq={seq} heads={heads} kv-heads={kv_heads} head-dim={head_dim}");
     format!("{shape} scale={scale} window={window} alibi={alibi} {}", dtype(of))
 }
@@ -272,11 +342,16 @@ fn activate(op: PointwiseActivation) -> String {
 fn embedding(op: Embedding) -> String {
     let Embedding { rows, cols, vocab, padding, dtype: of } = op;
     let padding = padding.map_or("none".into(), |token| token.to_string());
-    format!("rows={rows} cols={cols} vocab={} padding={padding} {}", vocab.len, dtype(of))
+    format!("rows={rows} cols={cols} vocab={} padding={padding} {}", words_of(vocab), dtype(of))
+}
+
+fn words_of(part: VocabPart) -> String {
+    let VocabPart { first, len, words } = part;
+    if part == VocabPart::whole(words) { len.to_string() } else { format!("{len}-from-{first}-of-{words}") }
 }
 
 fn loss_parts(LossParts { rows, vocab, dtype: of, .. }: LossParts) -> String {
-    format!("rows={rows} vocab={} {}", vocab.len, dtype(of))
+    format!("rows={rows} vocab={} {}", words_of(vocab), dtype(of))
 }
 
 fn adamw(op: AdamW) -> String {

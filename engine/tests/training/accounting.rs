@@ -10,6 +10,7 @@ use zbench_engine::outcome::{RankReport, Traffic};
 use zbench_engine::plan::Plan;
 use zbench_engine::train::with_ranks;
 use zbench_kernels::{Category, Cpu, CrossEntropy, DType, Kernels, Op};
+use zbench_test_tiers as tiers;
 
 pub fn small() -> Cell {
     let mut cell = synthetic();
@@ -61,31 +62,29 @@ pub fn policies() -> Vec<Checkpointing> {
 
 #[test]
 fn plans_hold_for_every_strategy_accumulation_and_policy() {
-    for strategy in Strategy::ALL {
-        for accumulation in [1, 3] {
-            for policy in policies() {
-                let mut cell = on(small(), strategy, 4, 2);
-                cell.train.accumulation = accumulation;
-                let what = format!("{} accumulation {accumulation} {policy:?}", strategy.name());
-                cell.memory.checkpointing = policy;
-                assert_as_planned(&cell, &what);
-            }
-        }
+    let (strategies, policies, counts) = (Strategy::ALL, policies(), [1, 3]);
+    const TEST: &str = "training::accounting::plans_hold_for_every_strategy_accumulation_and_policy";
+    for [strategy, policy, count] in tiers::combinations(TEST, [strategies.len(), policies.len(), counts.len()]) {
+        let (strategy, accumulation) = (strategies[strategy], counts[count]);
+        let mut cell = on(small(), strategy, 4, 2);
+        (cell.train.accumulation, cell.memory.checkpointing) = (accumulation, policies[policy].clone());
+        let what = format!("{} accumulation {accumulation} {:?}", strategy.name(), policies[policy]);
+        assert_as_planned(&cell, &what);
     }
 }
 
 #[test]
 fn plans_hold_for_every_rank_count_and_shape() {
-    for strategy in Strategy::ALL {
-        for (ranks, shard) in [(1, 1), (2, 2), (3, 3), (6, 2), (6, 3)] {
-            for (tied, prefetch, naive) in [(false, 0, true), (true, 0, false), (true, 3, true)] {
-                let mut cell = on(small(), strategy, ranks, shard);
-                cell.model.tie_word_embeddings = tied;
-                cell.parallel.prefetch = prefetch;
-                cell.memory.attention = if naive { AttentionKind::Naive } else { AttentionKind::Flash };
-                assert_as_planned(&cell, &format!("{} on {ranks} by {shard} tied {tied}", strategy.name()));
-            }
-        }
+    let (strategies, meshes) = (Strategy::ALL, [(1, 1), (2, 2), (3, 3), (6, 2), (6, 3)]);
+    let shapes = [(false, 0, true), (true, 0, false), (true, 3, true)];
+    const TEST: &str = "training::accounting::plans_hold_for_every_rank_count_and_shape";
+    for [strategy, mesh, shape] in tiers::combinations(TEST, [strategies.len(), meshes.len(), shapes.len()]) {
+        let (strategy, (ranks, shard), (tied, prefetch, naive)) = (strategies[strategy], meshes[mesh], shapes[shape]);
+        let mut cell = on(small(), strategy, ranks, shard);
+        cell.model.tie_word_embeddings = tied;
+        cell.parallel.prefetch = prefetch;
+        cell.memory.attention = if naive { AttentionKind::Naive } else { AttentionKind::Flash };
+        assert_as_planned(&cell, &format!("{} on {ranks} by {shard} tied {tied}", strategy.name()));
     }
 }
 
@@ -137,14 +136,14 @@ fn plans_hold_where_attention_is_the_widest_part() {
         cell.lora.rank *= 100;
         cells.push((name.into(), cell));
     }
-    for (name, base) in cells {
-        for policy in [Checkpointing::None, Checkpointing::Full, Checkpointing::Selective] {
-            for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2)] {
-                let mut cell = on(base.clone(), strategy, ranks, ranks);
-                cell.memory.checkpointing = policy.clone();
-                assert_as_planned(&cell, &format!("{name}: {} {policy:?}", strategy.name()));
-            }
-        }
+    let policies = [Checkpointing::None, Checkpointing::Full, Checkpointing::Selective];
+    let strategies = [(Strategy::Ddp, 1), (Strategy::Zero3, 2)];
+    const TEST: &str = "training::accounting::plans_hold_where_attention_is_the_widest_part";
+    for [at, policy, strategy] in tiers::combinations(TEST, [cells.len(), policies.len(), strategies.len()]) {
+        let ((name, base), (strategy, ranks)) = (&cells[at], strategies[strategy]);
+        let mut cell = on(base.clone(), strategy, ranks, ranks);
+        cell.memory.checkpointing = policies[policy].clone();
+        assert_as_planned(&cell, &format!("{name}: {} {:?}", strategy.name(), policies[policy]));
     }
 }
 
@@ -169,99 +168,77 @@ fn plans_hold_for_every_precision_and_for_adapters() {
         Precision { scaling: Some(scaled(40)), ..Precision::mixed(DType::F16) },
         Precision { load: Some(bf16), rounding: WeightRounding::Stochastic, ..Precision::all(bf16) },
     ];
-    for strategy in Strategy::ALL {
-        for precision in precisions {
-            for adapters in [0, 2] {
-                let mut cell = on(small(), strategy, 4, 2);
-                cell.precision = precision;
-                cell.train.accumulation = 2;
-                let targets = vec![Linear::QProj, Linear::DownProj];
-                cell.lora = Lora {
-                    rank: adapters,
-                    alpha: 4.0,
-                    dropout: 0.25,
-                    targets,
-                    base: Some(Base::Bf16),
-                    ..Lora::default()
-                };
-                assert_as_planned(&cell, &format!("{} {precision:?} adapters {adapters}", strategy.name()));
-            }
-        }
+    const TEST: &str = "training::accounting::plans_hold_for_every_precision_and_for_adapters";
+    for [precision, strategy, adapts] in tiers::combinations(TEST, [precisions.len(), Strategy::ALL.len(), 2]) {
+        let (strategy, precision, adapters) = (Strategy::ALL[strategy], precisions[precision], 2 * adapts);
+        let mut cell = on(small(), strategy, 4, 2);
+        (cell.precision, cell.train.accumulation) = (precision, 2);
+        let (targets, base) = (vec![Linear::QProj, Linear::DownProj], Some(Base::Bf16));
+        cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, base, ..Lora::default() };
+        assert_as_planned(&cell, &format!("{} {precision:?} adapters {adapters}", strategy.name()));
     }
 }
 
 #[test]
 fn plans_hold_for_every_form_of_block() {
-    for form in forms() {
-        for (strategy, shard) in
-            [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::FsdpGradOp, 2), (Strategy::Hsdp, 1)]
-        {
-            for policy in policies() {
-                for (adapters, precision) in [(0, Precision::F32), (2, Precision::mixed(DType::Bf16))] {
-                    let mut cell = on(formed(small(), form), strategy, 2, shard);
-                    (cell.train.accumulation, cell.precision) = (2, precision);
-                    (cell.model.tie_word_embeddings, cell.parallel.prefetch) = (adapters > 0, adapters);
-                    cell.memory.attention = if adapters > 0 { AttentionKind::Naive } else { AttentionKind::Flash };
-                    cell.lora = Lora {
-                        rank: adapters,
-                        alpha: 4.0,
-                        dropout: 0.25,
-                        targets: Linear::ALL.to_vec(),
-                        ..Lora::default()
-                    };
-                    cell.memory.checkpointing = policy.clone();
-                    assert_as_planned(
-                        &cell,
-                        &format!("{}: {} {policy:?} adapters {adapters}", form.0, strategy.name()),
-                    );
-                }
-            }
-        }
+    let strategies = [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::FsdpGradOp, 2), (Strategy::Hsdp, 1)];
+    let kinds = [(0, Precision::F32), (2, Precision::mixed(DType::Bf16))];
+    let (forms, policies) = (forms(), policies());
+    const TEST: &str = "training::accounting::plans_hold_for_every_form_of_block";
+    let sizes = [forms.len(), policies.len(), strategies.len(), kinds.len()];
+    for [form, policy, strategy, kind] in tiers::combinations(TEST, sizes) {
+        let ((strategy, shard), (adapters, precision)) = (strategies[strategy], kinds[kind]);
+        let mut cell = on(formed(small(), forms[form]), strategy, 2, shard);
+        (cell.train.accumulation, cell.precision) = (2, precision);
+        (cell.model.tie_word_embeddings, cell.parallel.prefetch) = (adapters > 0, adapters);
+        cell.memory.attention = if adapters > 0 { AttentionKind::Naive } else { AttentionKind::Flash };
+        let targets = Linear::ALL.to_vec();
+        cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, ..Lora::default() };
+        cell.memory.checkpointing = policies[policy].clone();
+        let (form, policy) = (forms[form].0, &policies[policy]);
+        assert_as_planned(&cell, &format!("{form}: {} {policy:?} adapters {adapters}", strategy.name()));
     }
 }
 
 #[test]
 fn plans_hold_for_experts() {
     let bf16 = DType::Bf16;
-    for (name, base) in expert_cells(small()) {
-        for (strategy, ranks, shard) in [
-            (Strategy::Ddp, 1, 1),
-            (Strategy::Zero1, 2, 2),
-            (Strategy::Zero2, 2, 2),
-            (Strategy::Zero3, 2, 2),
-            (Strategy::FsdpGradOp, 3, 3),
-            (Strategy::Hsdp, 4, 2),
-        ] {
-            for policy in policies() {
-                for (adapters, precision) in [
-                    (0, Precision::F32),
-                    (0, Precision { gradients: bf16, ..Precision::mixed(bf16) }),
-                    (2, Precision::F32),
-                ] {
-                    let mut cell = on(base.clone(), strategy, ranks, shard);
-                    (cell.memory.checkpointing, cell.precision, cell.train.accumulation) =
-                        (policy.clone(), precision, 2);
-                    let targets = vec![Linear::QProj, Linear::OProj];
-                    cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, ..Lora::default() };
-                    assert_as_planned(&cell, &format!("{name}: {} {policy:?} adapters {adapters}", strategy.name()));
-                }
-            }
-        }
+    let meshes = [
+        (Strategy::Ddp, 1, 1),
+        (Strategy::Zero1, 2, 2),
+        (Strategy::Zero2, 2, 2),
+        (Strategy::Zero3, 2, 2),
+        (Strategy::FsdpGradOp, 3, 3),
+        (Strategy::Hsdp, 4, 2),
+    ];
+    let kinds =
+        [(0, Precision::F32), (0, Precision { gradients: bf16, ..Precision::mixed(bf16) }), (2, Precision::F32)];
+    let (experts, policies) = (expert_cells(small()), policies());
+    const TEST: &str = "training::accounting::plans_hold_for_experts";
+    let sizes = [experts.len(), meshes.len(), policies.len(), kinds.len()];
+    for [at, mesh, policy, kind] in tiers::combinations(TEST, sizes) {
+        let ((name, base), (strategy, ranks, shard), (adapters, precision)) = (&experts[at], meshes[mesh], kinds[kind]);
+        let mut cell = on(base.clone(), strategy, ranks, shard);
+        (cell.memory.checkpointing, cell.precision) = (policies[policy].clone(), precision);
+        cell.train.accumulation = 2;
+        let targets = vec![Linear::QProj, Linear::OProj];
+        cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, ..Lora::default() };
+        assert_as_planned(&cell, &format!("{name}: {} {:?} adapters {adapters}", strategy.name(), policies[policy]));
     }
 }
 
 #[test]
 fn stated_operations_of_experts_are_the_ones_issued() {
-    for (name, base) in expert_cells(small()) {
-        for policy in policies() {
-            for (precision, adapters) in [(Precision::F32, 0), (Precision::mixed(DType::Bf16), 2)] {
-                let mut cell = on(base.clone(), Strategy::Zero3, 2, 2);
-                (cell.memory.checkpointing, cell.precision) = (policy.clone(), precision);
-                let targets = vec![Linear::VProj];
-                cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, ..Lora::default() };
-                assert_stated(&cell, &format!("{name} {policy:?}"));
-            }
-        }
+    let (experts, policies) = (expert_cells(small()), policies());
+    let kinds = [(Precision::F32, 0), (Precision::mixed(DType::Bf16), 2)];
+    const TEST: &str = "training::accounting::stated_operations_of_experts_are_the_ones_issued";
+    for [at, policy, kind] in tiers::combinations(TEST, [experts.len(), policies.len(), kinds.len()]) {
+        let ((name, base), (precision, adapters)) = (&experts[at], kinds[kind]);
+        let mut cell = on(base.clone(), Strategy::Zero3, 2, 2);
+        (cell.memory.checkpointing, cell.precision) = (policies[policy].clone(), precision);
+        let targets = vec![Linear::VProj];
+        cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, ..Lora::default() };
+        assert_stated(&cell, &format!("{name} {:?}", policies[policy]));
     }
 }
 
@@ -300,38 +277,36 @@ fn adapters_on_experts_are_refused_with_a_way_out() {
 
 #[test]
 fn stated_operations_of_every_form_are_the_ones_issued() {
-    for form in forms() {
-        for policy in policies() {
-            for (precision, adapters) in [(Precision::F32, 0), (Precision::mixed(DType::Bf16), 2)] {
-                let mut cell = on(formed(small(), form), Strategy::Zero3, 2, 2);
-                (cell.memory.checkpointing, cell.precision) = (policy.clone(), precision);
-                let targets = Linear::ALL.to_vec();
-                cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, ..Lora::default() };
-                assert_stated(&cell, &format!("{} {policy:?}", form.0));
-            }
-        }
+    let (forms, policies) = (forms(), policies());
+    let kinds = [(Precision::F32, 0), (Precision::mixed(DType::Bf16), 2)];
+    const TEST: &str = "training::accounting::stated_operations_of_every_form_are_the_ones_issued";
+    for [form, policy, kind] in tiers::combinations(TEST, [forms.len(), policies.len(), kinds.len()]) {
+        let (precision, adapters) = kinds[kind];
+        let mut cell = on(formed(small(), forms[form]), Strategy::Zero3, 2, 2);
+        (cell.memory.checkpointing, cell.precision) = (policies[policy].clone(), precision);
+        let targets = Linear::ALL.to_vec();
+        cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, ..Lora::default() };
+        assert_stated(&cell, &format!("{} {:?}", forms[form].0, policies[policy]));
     }
 }
 
 /// The operations that layers and shards state are those a device is asked for, one for one and in order.
 #[test]
 fn stated_operations_are_the_ones_issued() {
-    for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::HsdpFullOptimizer, 4)] {
-        for policy in policies() {
-            let stochastic = Precision { rounding: WeightRounding::Stochastic, ..Precision::all(DType::Bf16) };
-            let f16 = Precision { scaling: Some(scaled(10)), ..Precision::mixed(DType::F16) };
-            for (precision, adapters) in
-                [(Precision::F32, 0), (Precision::mixed(DType::Bf16), 2), (stochastic, 0), (f16, 0)]
-            {
-                let mut cell = on(small(), strategy, ranks, 2.min(ranks));
-                cell.memory.checkpointing = policy.clone();
-                cell.precision = precision;
-                cell.train.accumulation = 2;
-                let targets = Linear::ALL.to_vec();
-                cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, ..Lora::default() };
-                assert_stated(&cell, &format!("{} {policy:?}", strategy.name()));
-            }
-        }
+    let stochastic = Precision { rounding: WeightRounding::Stochastic, ..Precision::all(DType::Bf16) };
+    let f16 = Precision { scaling: Some(scaled(10)), ..Precision::mixed(DType::F16) };
+    let kinds = [(Precision::F32, 0), (Precision::mixed(DType::Bf16), 2), (stochastic, 0), (f16, 0)];
+    let meshes = [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::HsdpFullOptimizer, 4)];
+    let policies = policies();
+    const TEST: &str = "training::accounting::stated_operations_are_the_ones_issued";
+    for [mesh, policy, kind] in tiers::combinations(TEST, [meshes.len(), policies.len(), kinds.len()]) {
+        let ((strategy, ranks), (precision, adapters)) = (meshes[mesh], kinds[kind]);
+        let mut cell = on(small(), strategy, ranks, 2.min(ranks));
+        (cell.memory.checkpointing, cell.precision) = (policies[policy].clone(), precision);
+        cell.train.accumulation = 2;
+        let targets = Linear::ALL.to_vec();
+        cell.lora = Lora { rank: adapters, alpha: 4.0, dropout: 0.25, targets, ..Lora::default() };
+        assert_stated(&cell, &format!("{} {:?}", strategy.name(), policies[policy]));
     }
 }
 
@@ -502,22 +477,20 @@ fn flops_are_the_published_ones_for_llama_3_8b() {
 
 #[test]
 fn plans_hold_for_adapters_of_every_kind() {
-    for (what, adapt) in adapters().into_iter().chain([dora()]) {
-        for (strategy, shard) in
-            [(Strategy::Ddp, 1), (Strategy::Zero2, 2), (Strategy::Zero3, 2), (Strategy::HsdpFullOptimizer, 1)]
-        {
-            for (policy, precision) in
-                policies().into_iter().zip([Precision::F32, Precision::mixed(DType::Bf16)].repeat(3))
-            {
-                let mut cell = on(small(), strategy, 2, shard);
-                adapt(&mut cell);
-                (cell.train.accumulation, cell.precision) = (2, precision);
-                cell.memory.checkpointing = policy.clone();
-                let what = format!("{what}: {} {policy:?}", strategy.name());
-                assert_as_planned(&cell, &what);
-                assert_stated(&cell, &what);
-            }
-        }
+    let all: Vec<Adapters> = adapters().into_iter().chain([dora()]).collect();
+    let meshes = [(Strategy::Ddp, 1), (Strategy::Zero2, 2), (Strategy::Zero3, 2), (Strategy::HsdpFullOptimizer, 1)];
+    let policies = policies();
+    const TEST: &str = "training::accounting::plans_hold_for_adapters_of_every_kind";
+    for [at, mesh, policy] in tiers::combinations(TEST, [all.len(), meshes.len(), policies.len()]) {
+        let ((what, adapt), (strategy, shard)) = (all[at], meshes[mesh]);
+        let mut cell = on(small(), strategy, 2, shard);
+        adapt(&mut cell);
+        let precision = if policy % 2 == 0 { Precision::F32 } else { Precision::mixed(DType::Bf16) };
+        (cell.train.accumulation, cell.precision) = (2, precision);
+        cell.memory.checkpointing = policies[policy].clone();
+        let what = format!("{what}: {} {:?}", strategy.name(), policies[policy]);
+        assert_as_planned(&cell, &what);
+        assert_stated(&cell, &what);
     }
 }
 

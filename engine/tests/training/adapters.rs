@@ -13,6 +13,7 @@ use zbench_engine::save::{SaveError, SaveOptions};
 use zbench_engine::train::{train, with_ranks};
 use zbench_engine::{hf, peft};
 use zbench_kernels::DType;
+use zbench_test_tiers as tiers;
 
 const ADAPTERS: [&str; 5] = ["rslora-gpt2", "lora-falcon", "dora-llama", "ia3-llama", "ia3-bloom"];
 
@@ -43,20 +44,18 @@ fn assert_like_peft(oracle: &Oracle, cell: &Cell, what: &str) {
 
 #[test]
 fn adapters_from_a_folder_match_peft_under_every_strategy() {
-    for name in ADAPTERS {
-        let (oracle, cell) = cell_of(name);
-        for attention in [AttentionKind::Flash, AttentionKind::Naive] {
-            let mut cell = cell.clone();
-            cell.memory.attention = attention;
-            assert_like_peft(&oracle, &cell, &format!("{name}, {attention:?}"));
-        }
-        for strategy in Strategy::ALL {
-            for ranks in [2, 4] {
-                let mut cell = shared_out(cell.clone(), strategy, ranks);
-                cell.memory.checkpointing = if ranks == 4 { Checkpointing::Full } else { Checkpointing::None };
-                assert_like_peft(&oracle, &cell, &format!("{name}: {} on {ranks} ranks", strategy.name()));
-            }
-        }
+    let test = "training::adapters::adapters_from_a_folder_match_peft";
+    for [name, naive] in tiers::combinations(&format!("{test} (one rank)"), [ADAPTERS.len(), 2]) {
+        let (oracle, mut cell) = cell_of(ADAPTERS[name]);
+        cell.memory.attention = [AttentionKind::Flash, AttentionKind::Naive][naive];
+        assert_like_peft(&oracle, &cell, &format!("{}, {:?}", ADAPTERS[name], cell.memory.attention));
+    }
+    for [name, strategy, ranks] in tiers::combinations(test, [ADAPTERS.len(), Strategy::ALL.len(), 2]) {
+        let (strategy, ranks) = (Strategy::ALL[strategy], [2, 4][ranks]);
+        let (oracle, cell) = cell_of(ADAPTERS[name]);
+        let mut cell = shared_out(cell, strategy, ranks);
+        cell.memory.checkpointing = if ranks == 4 { Checkpointing::Full } else { Checkpointing::None };
+        assert_like_peft(&oracle, &cell, &format!("{}: {} on {ranks} ranks", ADAPTERS[name], strategy.name()));
     }
 }
 
@@ -114,64 +113,64 @@ fn assert_bits(ours: &Tensors, theirs: &Tensors, what: &str) {
 #[test]
 fn what_is_written_reads_back_to_the_bit_under_every_strategy() {
     const STEPS: usize = 2;
-    for name in ADAPTERS.into_iter().chain(["lora"]) {
-        for (strategy, ranks) in Strategy::ALL.into_iter().flat_map(|s| [(s, 1), (s, 2), (s, 4)]) {
-            let what = format!("{name}: {} on {ranks} ranks", strategy.name());
-            let mut cell = if name == "lora" { Oracle::open(name).cell() } else { cell_of(name).1 };
-            cell.train.steps = STEPS + 1;
-            if ranks == 2 {
-                cell.precision = Precision::mixed(DType::Bf16);
-            }
-            let one = cell.clone();
-            let mut cell = shared_out(cell, strategy, ranks);
-            cell.parallel.shard = cell.parallel.shard.min(ranks);
-            let whole = run(&cell);
-            let dir = tempfile::tempdir().unwrap();
-            let written = trained(&cell, STEPS, |rank| rank.save_adapters(dir.path()));
-            let mut again = cell.clone();
-            again.lora = from_folder(dir.path(), &cell.model);
-            assert_eq!(Lora { path: cell.lora.path.clone(), ..again.lora.clone() }, cell.lora, "{what}");
-            let (read, loss) = still(&again, STEPS);
-            // The base is read anew, the adapters from the folder: every tensor is as it was.
-            assert_bits(&read, &written, &what);
-            assert_eq!(loss.to_bits(), whole.steps[STEPS].loss.to_bits(), "{what}");
-            // Whoever reads it: other strategies and other numbers of ranks.
-            let mut other = one;
-            other.lora = again.lora.clone();
-            let (read, loss) = still(&other, STEPS);
-            assert_bits(&adapters_of(read), &adapters_of(written), &what);
-            let off = (loss - whole.steps[STEPS].loss).abs() / loss;
-            let tolerance = if ranks == 2 { 1e-3 } else { 1e-6 };
-            assert!(off <= tolerance, "{what}: {loss} for {}", whole.steps[STEPS].loss);
+    let names: Vec<_> = ADAPTERS.into_iter().chain(["lora"]).collect();
+    let test = "training::adapters::what_is_written_reads_back";
+    for [name, strategy, ranks] in tiers::combinations(test, [names.len(), Strategy::ALL.len(), 3]) {
+        let (name, strategy, ranks) = (names[name], Strategy::ALL[strategy], [1, 2, 4][ranks]);
+        let what = format!("{name}: {} on {ranks} ranks", strategy.name());
+        let mut cell = if name == "lora" { Oracle::open(name).cell() } else { cell_of(name).1 };
+        cell.train.steps = STEPS + 1;
+        if ranks == 2 {
+            cell.precision = Precision::mixed(DType::Bf16);
         }
+        let one = cell.clone();
+        let mut cell = shared_out(cell, strategy, ranks);
+        cell.parallel.shard = cell.parallel.shard.min(ranks);
+        let whole = run(&cell);
+        let dir = tempfile::tempdir().unwrap();
+        let written = trained(&cell, STEPS, |rank| rank.save_adapters(dir.path()));
+        let mut again = cell.clone();
+        again.lora = from_folder(dir.path(), &cell.model);
+        assert_eq!(Lora { path: cell.lora.path.clone(), ..again.lora.clone() }, cell.lora, "{what}");
+        let (read, loss) = still(&again, STEPS);
+        // The base is read anew, the adapters from the folder: every tensor is as it was.
+        assert_bits(&read, &written, &what);
+        assert_eq!(loss.to_bits(), whole.steps[STEPS].loss.to_bits(), "{what}");
+        // Whoever reads it: other strategies and other numbers of ranks.
+        let mut other = one;
+        other.lora = again.lora.clone();
+        let (read, loss) = still(&other, STEPS);
+        assert_bits(&adapters_of(read), &adapters_of(written), &what);
+        let off = (loss - whole.steps[STEPS].loss).abs() / loss;
+        let tolerance = if ranks == 2 { 1e-3 } else { 1e-6 };
+        assert!(off <= tolerance, "{what}: {loss} for {}", whole.steps[STEPS].loss);
     }
 }
 
 #[test]
 fn merged_models_compute_what_base_and_adapters_do() {
     const STEPS: usize = 2;
-    for name in ADAPTERS.into_iter().chain(["lora"]) {
+    let names: Vec<_> = ADAPTERS.into_iter().chain(["lora"]).collect();
+    let ways = [(Strategy::Ddp, 1, u64::MAX), (Strategy::Zero3, 2, 4_000), (Strategy::HsdpFullOptimizer, 4, 1)];
+    for [name, way] in tiers::combinations("training::adapters::merged_models", [names.len(), ways.len()]) {
+        let (name, (strategy, ranks, shard_bytes)) = (names[name], ways[way]);
         let mut cell = if name == "lora" { Oracle::open(name).cell() } else { cell_of(name).1 };
         (cell.train.steps, cell.train.lr) = (STEPS + 1, 1e-2);
         let start = still(&cell, STEPS).1;
-        for (strategy, ranks, shard_bytes) in
-            [(Strategy::Ddp, 1, u64::MAX), (Strategy::Zero3, 2, 4_000), (Strategy::HsdpFullOptimizer, 4, 1)]
-        {
-            let what = format!("{name}: {} on {ranks} ranks", strategy.name());
-            let cell = shared_out(cell.clone(), strategy, ranks);
-            let wanted = run(&cell).steps[STEPS].loss;
-            let dir = tempfile::tempdir().unwrap();
-            let options = SaveOptions { dtype: DType::F32, shard_bytes };
-            trained(&cell, STEPS, |rank| rank.save_merged(dir.path(), options));
-            let text = std::fs::read_to_string(dir.path().join("config.json")).unwrap();
-            let model = hf::model_from_hf(&text, "config.json").unwrap();
-            assert_eq!(Model { weights: cell.model.weights.clone(), ..model.clone() }, cell.model, "{what}");
-            let mut merged = cell.clone();
-            (merged.model, merged.lora) = (Model { weights: Some(dir.path().into()), ..model }, Lora::default());
-            let loss = still(&merged, STEPS).1;
-            assert!((loss - wanted).abs() <= 1e-6 * wanted, "{what}: {loss} for {wanted}");
-            assert!((start - wanted).abs() > 1e-4 * wanted, "{what}: training changed nothing");
-        }
+        let what = format!("{name}: {} on {ranks} ranks", strategy.name());
+        let cell = shared_out(cell.clone(), strategy, ranks);
+        let wanted = run(&cell).steps[STEPS].loss;
+        let dir = tempfile::tempdir().unwrap();
+        let options = SaveOptions { dtype: DType::F32, shard_bytes };
+        trained(&cell, STEPS, |rank| rank.save_merged(dir.path(), options));
+        let text = std::fs::read_to_string(dir.path().join("config.json")).unwrap();
+        let model = hf::model_from_hf(&text, "config.json").unwrap();
+        assert_eq!(Model { weights: cell.model.weights.clone(), ..model.clone() }, cell.model, "{what}");
+        let mut merged = cell.clone();
+        (merged.model, merged.lora) = (Model { weights: Some(dir.path().into()), ..model }, Lora::default());
+        let loss = still(&merged, STEPS).1;
+        assert!((loss - wanted).abs() <= 1e-6 * wanted, "{what}: {loss} for {wanted}");
+        assert!((start - wanted).abs() > 1e-4 * wanted, "{what}: training changed nothing");
     }
 }
 

@@ -6,6 +6,24 @@ use crate::training::identity::{assert_same, odd, strategies};
 use crate::training::support::*;
 use zbench_engine::config::*;
 use zbench_kernels::DType;
+use zbench_test_tiers::{self as tiers, Tier, tier};
+
+/// Fewer tokens in the fast tier: every thread of a kernel is imitated.
+pub fn shrunk(mut cell: Cell) -> Cell {
+    if tier() == Tier::Fast {
+        (cell.train.seq_len, cell.train.micro_batch) = (7, 1);
+    }
+    cell
+}
+
+/// [`odd`], in the fast tier with less to imitate.
+pub fn few() -> Cell {
+    let mut cell = shrunk(odd());
+    if tier() == Tier::Fast {
+        (cell.model.num_hidden_layers, cell.train.steps) = (2, 2);
+    }
+    cell
+}
 
 /// The cell on CUDA.
 fn cuda(mut cell: Cell) -> Cell {
@@ -41,23 +59,25 @@ fn assert_near(cell: &Cell, what: &str, share: f64) {
 
 #[test]
 fn every_form_computes_what_the_processor_computes() {
-    for form in forms() {
-        let mut cell = formed(odd(), form);
+    let forms = forms();
+    let all = (0..forms.len()).flat_map(|form| [(form, form % 2), (form, 1 - form % 2)]);
+    for (form, naive) in tiers::some("training::cuda::every_form_computes_what_the_processor_computes", all, [2, 9]) {
+        let mut cell = formed(few(), forms[form]);
         (cell.train.clip_norm, cell.train.lr) = (0.05, 1e-3);
-        assert_near(&cell, form.0, 1e-4);
-        cell.memory.attention = AttentionKind::Naive;
-        assert_near(&cell, &format!("{}, naive attention", form.0), 1e-4);
+        cell.memory.attention = [AttentionKind::Flash, AttentionKind::Naive][naive];
+        assert_near(&cell, &format!("{}, {:?}", forms[form].0, cell.memory.attention), 1e-4);
     }
 }
 
 /// Memory is full of NaN when it is handed out, where work is done as soon as it is asked for.
 #[test]
 fn what_was_never_written_is_never_read() {
-    let formed = forms().into_iter().map(|form| (form.0.to_string(), cuda(formed(odd(), form))));
+    let formed = forms().into_iter().map(|form| (form.0.to_string(), cuda(formed(few(), form))));
     let sharded =
-        strategies(2).into_iter().map(|(strategy, shard)| (strategy, shard, cuda(on(odd(), strategy, 2, shard))));
+        strategies(2).into_iter().map(|(strategy, shard)| (strategy, shard, cuda(on(few(), strategy, 2, shard))));
     let sharded = sharded.map(|(strategy, shard, cell)| (format!("{} by {shard}", strategy.name()), cell));
-    for (what, cell) in formed.chain(sharded) {
+    let test = "training::cuda::what_was_never_written_is_never_read";
+    for (what, cell) in tiers::some(test, formed.chain(sharded), [2, 9]) {
         let (late, prompt) = (run(&cell), promptly(|| run(&cell)));
         let losses = |ran: &Ran| ran.steps.iter().map(|step| (step.loss, step.grad_norm)).collect::<Vec<_>>();
         assert!(prompt.steps.iter().all(|step| step.loss.is_finite()), "{what}: {:?}", losses(&prompt));
@@ -68,7 +88,7 @@ fn what_was_never_written_is_never_read() {
 
 #[test]
 fn experts_compute_what_the_processor_computes() {
-    for (name, mut cell) in expert_cells(odd()) {
+    for (name, mut cell) in tiers::some("training::cuda::experts", expert_cells(few()), [1, 3]) {
         (cell.train.clip_norm, cell.train.lr) = (0.05, 1e-3);
         assert_near(&cell, name, 1e-4);
     }
@@ -76,38 +96,45 @@ fn experts_compute_what_the_processor_computes() {
 
 #[test]
 fn half_precision_is_as_near_as_it_can_be() {
-    for dtype in [DType::Bf16, DType::F16] {
-        let mut cell = synthetic();
+    let test = "training::cuda::half_precision_is_as_near_as_it_can_be";
+    for dtype in tiers::some(test, [DType::Bf16, DType::F16], [1, 2]) {
+        let mut cell = shrunk(synthetic());
         cell.precision = Precision::mixed(dtype);
-        (cell.train.steps, cell.train.lr) = (4, 1e-3);
+        cell.train.steps = tiers::cases(&format!("{test} (steps)"), [1, 4, 4]) as usize;
+        cell.train.lr = 1e-3;
         assert_near(&cell, &format!("mixed {dtype}"), 1e-2);
     }
 }
 
-/// 20 steps of the run that PyTorch made too.
+/// The 20 steps that PyTorch made too; fewer in the fast tier.
 #[test]
 fn a_whole_run_follows_the_processors() {
-    assert_near(&llama_fixture(), "20 steps", 1e-4);
+    let mut cell = llama_fixture();
+    cell.train.steps = tiers::cases("training::cuda::a_whole_run_follows_the_processors (steps)", [2, 20, 20]) as usize;
+    assert_near(&cell, "a whole run", 1e-4);
 }
 
 #[test]
 fn every_strategy_gives_the_same_bits_on_one_device() {
-    for ranks in [1, 2, 3, 4] {
-        let reference = run(&cuda(on(odd(), Strategy::Ddp, ranks, 1)));
-        for (strategy, shard) in strategies(ranks) {
+    let test = "training::cuda::every_strategy_gives_the_same_bits_on_one_device";
+    for ranks in tiers::some(&format!("{test} (ranks)"), [2, 3, 4, 1], [1, 2]) {
+        let reference = run(&cuda(on(few(), Strategy::Ddp, ranks, 1)));
+        for (strategy, shard) in tiers::some(test, strategies(ranks), [3, 12]) {
             let what = format!("{} on {ranks} ranks by {shard}", strategy.name());
-            assert_same(&reference, &cuda(on(odd(), strategy, ranks, shard)), &what);
+            assert_same(&reference, &cuda(on(few(), strategy, ranks, shard)), &what);
         }
     }
 }
 
 #[test]
 fn recomputing_and_accumulating_change_no_bits() {
-    for accumulation in [1, 2] {
-        let mut base = cuda(on(odd(), Strategy::Zero3, 2, 1));
+    let test = "training::cuda::recomputing_and_accumulating_change_no_bits";
+    for accumulation in tiers::some(test, [2, 1], [1, 2]) {
+        let mut base = cuda(on(few(), Strategy::Zero3, 2, 1));
         base.train.accumulation = accumulation;
         let reference = run(&base);
-        for policy in [Checkpointing::Full, Checkpointing::Selective, Checkpointing::Every(2)] {
+        let policies = [Checkpointing::Full, Checkpointing::Selective, Checkpointing::Every(2)];
+        for policy in tiers::some(&format!("{test} (policies)"), policies, [1, 3]) {
             let mut cell = base.clone();
             cell.memory.checkpointing = policy.clone();
             assert_same(&reference, &cell, &format!("{policy:?}, {accumulation} micro-batches"));
@@ -117,12 +144,11 @@ fn recomputing_and_accumulating_change_no_bits() {
 
 #[test]
 fn memory_is_what_the_plan_says() {
-    for strategy in Strategy::ALL {
-        for (accumulation, naive) in [(1, false), (2, true)] {
-            let mut cell = cuda(on(small(), strategy, 2, 1));
-            cell.train.accumulation = accumulation;
-            cell.memory.attention = if naive { AttentionKind::Naive } else { AttentionKind::Flash };
-            assert_as_planned(&cell, &format!("{} on cuda, {accumulation}", strategy.name()));
-        }
+    let all = Strategy::ALL.into_iter().flat_map(|strategy| [(strategy, 1, false), (strategy, 2, true)]);
+    for (strategy, accumulation, naive) in tiers::some("training::cuda::memory_is_what_the_plan_says", all, [2, 11]) {
+        let mut cell = cuda(on(shrunk(small()), strategy, 2, 1));
+        cell.train.accumulation = accumulation;
+        cell.memory.attention = if naive { AttentionKind::Naive } else { AttentionKind::Flash };
+        assert_as_planned(&cell, &format!("{} on cuda, {accumulation}", strategy.name()));
     }
 }

@@ -7,6 +7,7 @@ use crate::training::support::*;
 use zbench_engine::actions::{Action, Moved};
 use zbench_engine::config::*;
 use zbench_kernels::{Category, DType};
+use zbench_test_tiers as tiers;
 
 fn delayed(mut cell: Cell) -> Cell {
     cell.train.delayed_update = 1;
@@ -55,13 +56,12 @@ fn the_first_step_updates_nothing_and_the_second_does_what_the_first_would_have_
 fn every_strategy_and_home_gives_the_bits_of_ddp_with_the_same_delay() {
     let mut cell = delayed(odd());
     cell.train.steps = 6;
-    for ranks in [1, 2, 4] {
+    let test = "training::delayed::every_strategy_and_home";
+    for ranks in tiers::some(&format!("{test} (ranks)"), [2, 4, 1], [1, 2]) {
         let reference = run(&on(cell.clone(), Strategy::Ddp, ranks, 1));
-        for (strategy, shard) in strategies(ranks) {
-            let what = format!("{} on {ranks} ranks by {shard}", strategy.name());
-            assert_same(&reference, &on(cell.clone(), strategy, ranks, shard), &what);
-        }
-        for (at, (strategy, shard, homes)) in combinations(ranks).enumerate() {
+        let at_home = strategies(ranks).into_iter().map(|(strategy, shard)| (strategy, shard, [Home::Device; 2]));
+        let all = at_home.chain(combinations(ranks)).enumerate();
+        for (at, (strategy, shard, homes)) in tiers::some(test, all, [11, 19]) {
             let what = format!("{} on {ranks} ranks by {shard}, {homes:?}", strategy.name());
             assert_same(&reference, &offloaded(on(cell.clone(), strategy, ranks, shard), homes, at % 3), &what);
         }
@@ -76,7 +76,8 @@ fn accumulated_gradients_and_scaled_losses_give_the_same_bits_wherever_state_liv
     for precision in [Precision::F32, bf16, f16] {
         let mut cell = delayed(odd());
         (cell.precision, cell.train.accumulation, cell.train.steps) = (precision, 2, 8);
-        for (at, (strategy, shard, homes)) in combinations(4).enumerate().filter(|(at, _)| at % 3 == 0) {
+        let all = combinations(4).enumerate().filter(|(at, _)| at % 3 == 0);
+        for (at, (strategy, shard, homes)) in tiers::some("training::delayed::accumulated_and_scaled", all, [2, 7]) {
             let cell = on(cell.clone(), strategy, 4, shard);
             let (here, away) = (run(&cell), run(&offloaded(cell, homes, at % 2)));
             let what = format!("{} by {shard}, {homes:?}, {precision:?}", strategy.name());
@@ -120,7 +121,8 @@ fn experts_adapters_and_tied_matrices_are_updated_late_too() {
     for (name, mut cell) in cells {
         (cell.train.steps, cell.train.delayed_update) = (4, 1);
         let reference = run(&on(cell.clone(), Strategy::Ddp, 2, 1));
-        for homes in [[Home::Device; 2], [Home::Host, Home::Disk], [Home::Disk, Home::Host]] {
+        let homes = [[Home::Host, Home::Disk], [Home::Disk, Home::Host], [Home::Device; 2]];
+        for homes in tiers::some("training::delayed::experts_adapters_and_tied_matrices", homes, [1, 3]) {
             let away = offloaded(on(cell.clone(), Strategy::Zero3, 2, 1), homes, 1);
             let ran = run(&away);
             assert!(reference.weights == ran.weights, "{name}, {homes:?}");
@@ -134,7 +136,8 @@ fn experts_adapters_and_tied_matrices_are_updated_late_too() {
 #[test]
 fn every_home_holds_what_the_plan_says() {
     for (accumulation, precision) in [(1, Precision::F32), (3, Precision::mixed(DType::Bf16))] {
-        for (at, (strategy, shard, homes)) in combinations(4).enumerate() {
+        let test = "training::delayed::every_home_holds_what_the_plan_says";
+        for (at, (strategy, shard, homes)) in tiers::some(test, combinations(4).enumerate(), [7, 19]) {
             let mut cell = delayed(offloaded(on(odd(), strategy, 4, shard), homes, at % 3));
             (cell.precision, cell.train.accumulation, cell.train.untimed_steps) = (precision, accumulation, 1);
             assert_as_planned(&cell, &format!("{} by {shard}, {homes:?}, {accumulation}", strategy.name()));
@@ -160,24 +163,24 @@ fn a_rank_keeps_its_part_of_the_gradients_once_more() {
 
 #[test]
 fn checkpoints_hold_the_gradients_that_are_still_to_be_applied() {
-    for precision in [Precision::F32, Precision { gradients: DType::Bf16, ..Precision::mixed(DType::Bf16) }] {
+    let precisions = [Precision::F32, Precision { gradients: DType::Bf16, ..Precision::mixed(DType::Bf16) }];
+    let homes = [[Home::Device; 2], [Home::Disk, Home::Host]];
+    let test = "training::delayed::checkpoints_hold_the_gradients_that_are_still_to_be_applied";
+    for [precision, layout, home] in tiers::combinations(test, [2, layouts().len(), 2]) {
+        let (precision, (layout, asynchronous), homes) = (precisions[precision], layouts()[layout], homes[home]);
         let cell = || delayed(Cell { precision, ..on(six_steps(), Strategy::Zero3, 2, 1) });
         let reference = course(&cell());
         assert_ne!(reference.digest.delayed_gradient, 0);
-        for (layout, asynchronous) in layouts() {
-            for homes in [[Home::Device; 2], [Home::Disk, Home::Host]] {
-                let dir = tempfile::tempdir().unwrap();
-                let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
-                let away = offloaded(saved(cell(), saving), homes, 1);
-                let what = format!("{homes:?}, {layout:?}, async {asynchronous}");
-                let whole = course(&away);
-                assert_eq!(bits_of(&whole.steps), bits_of(&reference.steps), "{what}");
-                assert_eq!(whole.digest, reference.digest, "{what}");
-                assert_goes_on(&whole, &away, dir.path(), 4, &what);
-                let other = Cell { memory: cell().memory, ..on(away.clone(), Strategy::Ddp, 2, 1) };
-                assert_goes_on(&whole, &other, dir.path(), 2, &what);
-            }
-        }
+        let dir = tempfile::tempdir().unwrap();
+        let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
+        let away = offloaded(saved(cell(), saving), homes, 1);
+        let what = format!("{homes:?}, {layout:?}, async {asynchronous}");
+        let whole = course(&away);
+        assert_eq!(bits_of(&whole.steps), bits_of(&reference.steps), "{what}");
+        assert_eq!(whole.digest, reference.digest, "{what}");
+        assert_goes_on(&whole, &away, dir.path(), 4, &what);
+        let other = Cell { memory: cell().memory, ..on(away.clone(), Strategy::Ddp, 2, 1) };
+        assert_goes_on(&whole, &other, dir.path(), 2, &what);
     }
 }
 

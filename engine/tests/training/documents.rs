@@ -4,11 +4,13 @@
 use crate::training::accounting::{assert_as_planned, assert_stated, policies, small};
 use crate::training::identity::{assert_close, assert_same, odd, strategies};
 use crate::training::support::*;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use zbench_engine::config::*;
 use zbench_engine::data::{Counts, NO_TARGET, Row, Source};
 use zbench_kernels::DType;
+use zbench_test_tiers as tiers;
 
 /// Letters and a space are tokens 0 to 26; 27 ends a text. Other characters have no token.
 fn tokenizer(dir: &Path) -> PathBuf {
@@ -106,52 +108,56 @@ fn a_packed_batch_has_the_loss_and_gradients_of_its_documents_alone() {
     let mut tied = odd();
     tied.model.tie_word_embeddings = true;
     cells.push(("tied".into(), tied));
-    for (name, mut cell) in cells {
+    let (packings, ways) = (
+        [DocumentPacking::Packed, DocumentPacking::Padded],
+        [
+            (AttentionKind::Flash, Checkpointing::None),
+            (AttentionKind::Flash, Checkpointing::Full),
+            (AttentionKind::Naive, Checkpointing::Selective),
+        ],
+    );
+    let mut known = BTreeMap::new();
+    let test = "training::documents::a_packed_batch_has_the_loss_and_gradients_of_its_documents_alone";
+    for [cell, packing, way] in tiers::combinations(test, [cells.len(), packings.len(), ways.len()]) {
+        let ((name, mut cell), number) = (cells[cell].clone(), cell);
+        let (packing, (attention, policy)) = (packings[packing], ways[way].clone());
         cell.train.clip_norm = 0.0;
-        let (loss, gradients) = alone(&dir, &cell, &lens);
-        for packing in [DocumentPacking::Packed, DocumentPacking::Padded] {
-            for (attention, policy) in [
-                (AttentionKind::Flash, Checkpointing::None),
-                (AttentionKind::Flash, Checkpointing::Full),
-                (AttentionKind::Naive, Checkpointing::Selective),
-            ] {
-                let mut together = cell.clone();
-                together.data = data(&dir, packing, &lens);
-                together.memory.attention = attention;
-                together.memory.checkpointing = policy.clone();
-                let source = Source::open(&together.data, 61, together.train.seq_len, 0).unwrap();
-                let sequences = source.records().unwrap() as usize;
-                assert_eq!(sequences, if packing == DocumentPacking::Packed { 5 } else { lens.len() });
-                together.train.micro_batch = sequences;
-                let what = format!("{name}, {packing:?}, {attention:?}, {policy:?}");
-                let ran = run(&together);
-                let step = &ran.steps[0];
-                assert!((step.loss - loss).abs() <= CLOSE * loss, "{what}: {} and {loss}", step.loss);
-                assert_eq!(ran.gradients.len(), gradients.len());
-                let norm = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
-                for ((name, ours), (other, theirs)) in ran.gradients.iter().zip(&gradients) {
-                    assert_eq!(name, other);
-                    let form = &cell.model.form;
-                    let takes_out =
-                        name.ends_with("k_proj.bias") && form.positions != Positions::Rotary && !form.qk_norm;
-                    let of_scores = ["q_proj", "k_proj", "q_norm", "k_norm"].iter().any(|part| name.contains(part));
-                    if takes_out || of_scores && cell.model.sliding_window == Some(1) {
-                        // The softmax takes out what is added to all scores of a query, and the only score of one that sees one
-                        // key: the gradient is 0 but for rounding.
-                        assert!(norm(ours).max(norm(theirs)) <= CLOSE * step.grad_norm, "{what}: gradient of {name}");
-                        continue;
-                    }
-                    let distance = distance(ours, theirs);
-                    assert!(distance <= CLOSE, "{what}: gradient of {name}: {distance}");
-                }
-                // One by one, as so many micro-batches: the same mean.
-                (together.train.micro_batch, together.train.accumulation) = (1, sequences);
-                let one_by_one = run(&together);
-                assert!((one_by_one.steps[0].loss - loss).abs() <= CLOSE * loss, "{what}: one by one");
-                let norms = (one_by_one.steps[0].grad_norm, step.grad_norm);
-                assert!((norms.0 - norms.1).abs() <= CLOSE * norms.1, "{what}: norms {norms:?}");
+        let (loss, gradients) = known.entry(number).or_insert_with(|| alone(&dir, &cell, &lens));
+        let loss = *loss;
+        let mut together = cell.clone();
+        together.data = data(&dir, packing, &lens);
+        together.memory.attention = attention;
+        together.memory.checkpointing = policy.clone();
+        let source = Source::open(&together.data, 61, together.train.seq_len, 0).unwrap();
+        let sequences = source.records().unwrap() as usize;
+        assert_eq!(sequences, if packing == DocumentPacking::Packed { 5 } else { lens.len() });
+        together.train.micro_batch = sequences;
+        let what = format!("{name}, {packing:?}, {attention:?}, {policy:?}");
+        let ran = run(&together);
+        let step = &ran.steps[0];
+        assert!((step.loss - loss).abs() <= CLOSE * loss, "{what}: {} and {loss}", step.loss);
+        assert_eq!(ran.gradients.len(), gradients.len());
+        let norm = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+        for ((name, ours), (other, theirs)) in ran.gradients.iter().zip(&*gradients) {
+            assert_eq!(name, other);
+            let form = &cell.model.form;
+            let takes_out = name.ends_with("k_proj.bias") && form.positions != Positions::Rotary && !form.qk_norm;
+            let of_scores = ["q_proj", "k_proj", "q_norm", "k_norm"].iter().any(|part| name.contains(part));
+            if takes_out || of_scores && cell.model.sliding_window == Some(1) {
+                // The softmax takes out what is added to all scores of a query, and the only score of one that sees one
+                // key: the gradient is 0 but for rounding.
+                assert!(norm(ours).max(norm(theirs)) <= CLOSE * step.grad_norm, "{what}: gradient of {name}");
+                continue;
             }
+            let distance = distance(ours, theirs);
+            assert!(distance <= CLOSE, "{what}: gradient of {name}: {distance}");
         }
+        // One by one, as so many micro-batches: the same mean.
+        (together.train.micro_batch, together.train.accumulation) = (1, sequences);
+        let one_by_one = run(&together);
+        assert!((one_by_one.steps[0].loss - loss).abs() <= CLOSE * loss, "{what}: one by one");
+        let norms = (one_by_one.steps[0].grad_norm, step.grad_norm);
+        assert!((norms.0 - norms.1).abs() <= CLOSE * norms.1, "{what}: norms {norms:?}");
     }
 }
 
@@ -164,27 +170,26 @@ fn documents_train_to_the_same_bits_under_every_strategy_policy_and_reader() {
     let talks = answers(&dir, DocumentPacking::Packed, &TALKS);
     let texts = tempfile::tempdir().unwrap();
     let many = documents(texts.path(), 60);
-    for (name, base, data) in [
+    let bases = [
         ("llama", odd(), &talks),
         ("gpt2", formed(odd(), learned), &talks),
         ("mixtral", experts, &talks),
         ("llama with texts", odd(), &many),
-    ] {
-        let mut base = Cell { data: data.clone(), ..base };
-        base.train.clip_norm = base.train.clip_norm.min(0.05);
-        for ranks in [1, 2, 4] {
-            let reference = run(&on(base.clone(), Strategy::Ddp, ranks, 1));
-            for (strategy, shard) in strategies(ranks) {
-                for (policy, read_ahead) in
-                    [(Checkpointing::None, 2), (Checkpointing::Full, 0), (Checkpointing::Every(2), 5)]
-                {
-                    let mut cell = on(base.clone(), strategy, ranks, shard);
-                    (cell.memory.checkpointing, cell.read_ahead) = (policy.clone(), read_ahead);
-                    let what =
-                        format!("{name}: {} on {ranks} by {shard}, {policy:?}, {read_ahead} ahead", strategy.name());
-                    assert_same(&reference, &cell, &what);
-                }
-            }
+    ];
+    let ways = [(Checkpointing::None, 2), (Checkpointing::Full, 0), (Checkpointing::Every(2), 5)];
+    let test = "training::documents::documents_train_to_the_same_bits";
+    for ranks in tiers::some(&format!("{test} (ranks)"), [2, 4, 1], [1, 2]) {
+        let (strategies, mut references) = (strategies(ranks), BTreeMap::new());
+        for [base, strategy, way] in tiers::combinations(test, [bases.len(), strategies.len(), ways.len()]) {
+            let ((name, cell, data), number) = (&bases[base], base);
+            let mut base = Cell { data: (*data).clone(), ..cell.clone() };
+            base.train.clip_norm = base.train.clip_norm.min(0.05);
+            let reference = references.entry(number).or_insert_with(|| run(&on(base.clone(), Strategy::Ddp, ranks, 1)));
+            let ((strategy, shard), (policy, read_ahead)) = (strategies[strategy], ways[way].clone());
+            let mut cell = on(base, strategy, ranks, shard);
+            (cell.memory.checkpointing, cell.read_ahead) = (policy.clone(), read_ahead);
+            let what = format!("{name}: {} on {ranks} by {shard}, {policy:?}, {read_ahead} ahead", strategy.name());
+            assert_same(reference, &cell, &what);
         }
     }
 }
@@ -207,7 +212,8 @@ fn the_mean_is_over_the_targets_of_the_global_batch_however_it_is_shared_out() {
         let counts = one.steps[0].counts;
         assert!(counts.is_none(), "these steps are put together by the test");
         assert_eq!(rows.iter().sum::<u64>(), targets.iter().filter(|target| **target != NO_TARGET).count() as u64);
-        for (ranks, rows, accumulation) in [(2, 2, 1), (4, 1, 1), (2, 1, 2), (1, 1, 4), (1, 2, 2)] {
+        let divisions = [(2, 2, 1), (4, 1, 1), (2, 1, 2), (1, 1, 4), (1, 2, 2)];
+        for (ranks, rows, accumulation) in tiers::some("training::documents::the_mean", divisions, [3, 5]) {
             let mut cell = on(base.clone(), Strategy::Zero3, ranks, 1);
             (cell.train.micro_batch, cell.train.accumulation) = (rows, accumulation);
             let ran = run(&cell);
@@ -246,26 +252,22 @@ fn plans_hold_for_documents() {
     let dir = tempfile::tempdir().unwrap();
     let learned = *forms().iter().find(|(name, ..)| *name == "gpt2").unwrap();
     let bottom = *forms().iter().find(|(name, ..)| name.starts_with("gemma")).unwrap();
-    for (name, base) in [("llama", small()), ("gpt2", formed(small(), learned)), ("gemma", formed(small(), bottom))] {
-        for packing in [DocumentPacking::Packed, DocumentPacking::Padded, DocumentPacking::Stream] {
-            for (strategy, ranks, shard) in [(Strategy::Ddp, 1, 1), (Strategy::Zero3, 2, 2), (Strategy::Hsdp, 4, 2)] {
-                for policy in policies() {
-                    for (precision, attention) in
-                        [(Precision::F32, AttentionKind::Flash), (Precision::mixed(DType::Bf16), AttentionKind::Naive)]
-                    {
-                        let mut cell = on(base.clone(), strategy, ranks, shard);
-                        cell.data = answers(&dir, packing, &TALKS);
-                        (cell.memory.checkpointing, cell.precision, cell.train.accumulation) =
-                            (policy.clone(), precision, 2);
-                        cell.memory.attention = attention;
-                        let what = format!("{name}, {packing:?}: {} {policy:?}", strategy.name());
-                        assert_as_planned(&cell, &what);
-                        if ranks < 4 {
-                            assert_stated(&cell, &what);
-                        }
-                    }
-                }
-            }
+    let bases = [("llama", small()), ("gpt2", formed(small(), learned)), ("gemma", formed(small(), bottom))];
+    let packings = [DocumentPacking::Packed, DocumentPacking::Padded, DocumentPacking::Stream];
+    let ways = [(Strategy::Ddp, 1, 1), (Strategy::Zero3, 2, 2), (Strategy::Hsdp, 4, 2)];
+    let policies = policies();
+    let types = [(Precision::F32, AttentionKind::Flash), (Precision::mixed(DType::Bf16), AttentionKind::Naive)];
+    let sizes = [bases.len(), packings.len(), ways.len(), policies.len(), types.len()];
+    for [base, packing, way, policy, of_type] in tiers::combinations("training::documents::plans_hold", sizes) {
+        let ((name, base), (strategy, ranks, shard)) = (&bases[base], ways[way]);
+        let mut cell = on(base.clone(), strategy, ranks, shard);
+        cell.data = answers(&dir, packings[packing], &TALKS);
+        (cell.memory.checkpointing, cell.train.accumulation) = (policies[policy].clone(), 2);
+        (cell.precision, cell.memory.attention) = types[of_type];
+        let what = format!("{name}, {:?}: {} {:?}", packings[packing], strategy.name(), policies[policy]);
+        assert_as_planned(&cell, &what);
+        if ranks < 4 {
+            assert_stated(&cell, &what);
         }
     }
 }

@@ -13,6 +13,7 @@ use zbench_engine::hardware::no_machines;
 use zbench_engine::outcome::{Cause, Evaluated, Failure, Happening, Run, Traffic};
 use zbench_engine::train::train_on;
 use zbench_kernels::{Category, DType};
+use zbench_test_tiers as tiers;
 
 fn watched(mut cell: Cell, every: u64, batches: usize) -> Cell {
     let evaluation = Some(Evaluation { every, batches, share: 0.1 });
@@ -48,7 +49,8 @@ fn held(evaluations: &[Evaluated]) -> Vec<(u64, u64, u64)> {
 
 #[test]
 fn every_strategy_has_the_same_evaluations_and_training_does_not_see_them() {
-    for ranks in [1, 2, 4] {
+    let test = "training::evaluation::every_strategy_has_the_same_evaluations";
+    for ranks in tiers::some(&format!("{test} (ranks)"), [2, 4, 1], [1, 2]) {
         let base = |strategy, shard| on(odd(), strategy, ranks, shard);
         let (plain, none) = course(&base(Strategy::Ddp, 1));
         assert!(none.is_empty());
@@ -58,15 +60,15 @@ fn every_strategy_has_the_same_evaluations_and_training_does_not_see_them() {
         assert!(evaluations.iter().all(|e| e.tokens == (3 * ranks * 2 * 13) as u64));
         assert_ne!(evaluations[0].loss.to_bits(), evaluations[2].loss.to_bits(), "training changes it");
         assert_eq!(losses(&plain), losses(&reference));
-        for (strategy, shard) in strategies(ranks) {
-            for policy in [Checkpointing::None, Checkpointing::Full] {
-                let mut cell = watched(base(strategy, shard), 2, 3);
-                cell.memory.checkpointing = policy.clone();
-                let (run, own) = course(&cell);
-                let what = format!("{} on {ranks} by {shard}, {policy:?}", strategy.name());
-                assert_eq!(losses(&plain), losses(&run), "{what}: training");
-                assert_eq!(held(&evaluations), held(&own), "{what}: evaluations");
-            }
+        let (strategies, policies) = (strategies(ranks), [Checkpointing::None, Checkpointing::Full]);
+        for [strategy, policy] in tiers::combinations(test, [strategies.len(), policies.len()]) {
+            let ((strategy, shard), policy) = (strategies[strategy], policies[policy].clone());
+            let mut cell = watched(base(strategy, shard), 2, 3);
+            cell.memory.checkpointing = policy.clone();
+            let (run, own) = course(&cell);
+            let what = format!("{} on {ranks} by {shard}, {policy:?}", strategy.name());
+            assert_eq!(losses(&plain), losses(&run), "{what}: training");
+            assert_eq!(held(&evaluations), held(&own), "{what}: evaluations");
         }
     }
 }
@@ -159,35 +161,30 @@ fn plans_hold_with_evaluations() {
     };
     let cells: [(&str, &dyn Fn(Cell) -> Cell); 4] =
         [("plain", &|cell| cell), ("adapters", &adapted), ("bf16", &mixed), ("tied", &tied)];
-    for (name, change) in cells {
-        for strategy in Strategy::ALL {
-            for policy in policies() {
-                let mut cell = change(on(small(), strategy, 4, 2));
-                cell.memory.checkpointing = policy.clone();
-                let without = estimate(&cell);
-                let cell = watched(cell, 1, 2);
-                let planned = estimate(&cell);
-                let what = format!("{name}: {} {policy:?}", strategy.name());
-                assert_eq!(
-                    planned.memory().total_peak(),
-                    without.memory().total_peak(),
-                    "{what}: an evaluation takes more"
-                );
-                assert_eq!((&planned.traffic, &planned.flops), (&without.traffic, &without.flops), "{what}");
-                let (run, evaluations) = course(&cell);
-                assert_eq!(evaluations.len(), 4, "{what}");
-                for report in &run.ranks {
-                    for c in Category::ALL {
-                        let (ours, theirs) = (planned.memory().peak(c), report.memory().peak(c));
-                        assert_eq!(ours, theirs, "{what}: rank {}: peak of {c}", report.rank);
-                    }
-                    assert_eq!(planned.memory().total_peak(), report.memory().total_peak(), "{what}: peak");
-                    let plain = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes, t.ranks);
-                    let stated: Vec<_> = planned.traffic.iter().map(plain).collect();
-                    let moved: Vec<_> = report.traffic.iter().map(plain).collect();
-                    assert_eq!(stated, moved, "{what}: rank {}", report.rank);
-                }
+    let policies = policies();
+    let sizes = [cells.len(), Strategy::ALL.len(), policies.len()];
+    for [cell, strategy, policy] in tiers::combinations("training::evaluation::plans_hold_with_evaluations", sizes) {
+        let ((name, change), strategy, policy) = (cells[cell], Strategy::ALL[strategy], policies[policy].clone());
+        let mut cell = change(on(small(), strategy, 4, 2));
+        cell.memory.checkpointing = policy.clone();
+        let without = estimate(&cell);
+        let cell = watched(cell, 1, 2);
+        let planned = estimate(&cell);
+        let what = format!("{name}: {} {policy:?}", strategy.name());
+        assert_eq!(planned.memory().total_peak(), without.memory().total_peak(), "{what}: an evaluation takes more");
+        assert_eq!((&planned.traffic, &planned.flops), (&without.traffic, &without.flops), "{what}");
+        let (run, evaluations) = course(&cell);
+        assert_eq!(evaluations.len(), 4, "{what}");
+        for report in &run.ranks {
+            for c in Category::ALL {
+                let (ours, theirs) = (planned.memory().peak(c), report.memory().peak(c));
+                assert_eq!(ours, theirs, "{what}: rank {}: peak of {c}", report.rank);
             }
+            assert_eq!(planned.memory().total_peak(), report.memory().total_peak(), "{what}: peak");
+            let plain = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes, t.ranks);
+            let stated: Vec<_> = planned.traffic.iter().map(plain).collect();
+            let moved: Vec<_> = report.traffic.iter().map(plain).collect();
+            assert_eq!(stated, moved, "{what}: rank {}", report.rank);
         }
     }
 }

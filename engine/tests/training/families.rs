@@ -8,6 +8,7 @@ use zbench_engine::checkpoint::Checkpoint;
 use zbench_engine::config::*;
 use zbench_engine::{hf, rope};
 use zbench_kernels::DType;
+use zbench_test_tiers as tiers;
 
 pub const LOSS: f64 = 1e-4;
 pub const NORM: f64 = 1e-3;
@@ -21,6 +22,11 @@ const ROUNDING: f64 = 1e-6;
 const BF16_LOSS: f64 = 2e-2;
 
 const FAMILIES: [&str; 3] = ["llama3-rope", "linear-rope", "bf16-sharded"];
+
+/// The runs of models and the run of adapters.
+fn references() -> Vec<&'static str> {
+    FAMILIES.into_iter().chain(["lora"]).collect()
+}
 
 /// A reference run in a folder of tests/fixtures.
 pub struct Oracle {
@@ -133,16 +139,6 @@ pub fn shared_out(mut cell: Cell, strategy: Strategy, ranks: usize) -> Cell {
     on(cell, strategy, ranks, shard)
 }
 
-fn assert_parity_on_two_and_four_ranks(name: &str) {
-    let oracle = Oracle::open(name);
-    for strategy in [Strategy::Zero3, Strategy::Hsdp, Strategy::FsdpGradOp] {
-        for ranks in [2, 4] {
-            let cell = shared_out(oracle.cell(), strategy, ranks);
-            oracle.assert_parity(&cell, &format!("{name}: {} on {ranks} ranks", strategy.name()));
-        }
-    }
-}
-
 #[test]
 fn one_rank_matches_pytorch() {
     for name in FAMILIES {
@@ -152,18 +148,14 @@ fn one_rank_matches_pytorch() {
 }
 
 #[test]
-fn llama3_scaling_matches_pytorch_on_two_and_four_ranks() {
-    assert_parity_on_two_and_four_ranks("llama3-rope");
-}
-
-#[test]
-fn linear_scaling_clipping_and_cosine_match_pytorch_on_two_and_four_ranks() {
-    assert_parity_on_two_and_four_ranks("linear-rope");
-}
-
-#[test]
-fn a_sharded_bf16_checkpoint_matches_pytorch_on_two_and_four_ranks() {
-    assert_parity_on_two_and_four_ranks("bf16-sharded");
+fn two_and_four_ranks_match_pytorch() {
+    let (names, strategies) = (references(), [Strategy::Zero3, Strategy::Hsdp, Strategy::FsdpGradOp]);
+    let sizes = [names.len(), strategies.len(), 2];
+    for [name, strategy, ranks] in tiers::combinations("training::families::two_and_four_ranks", sizes) {
+        let (oracle, strategy, ranks) = (Oracle::open(names[name]), strategies[strategy], [2, 4][ranks]);
+        let cell = shared_out(oracle.cell(), strategy, ranks);
+        oracle.assert_parity(&cell, &format!("{}: {} on {ranks} ranks", names[name], strategy.name()));
+    }
 }
 
 #[test]
@@ -223,8 +215,8 @@ fn the_references_notice_a_wrong_rotation_and_a_missing_clip() {
 fn adapters_match_peft() {
     let oracle = Oracle::open("lora");
     oracle.assert_parity(&oracle.cell(), "adapters");
-    assert_parity_on_two_and_four_ranks("lora");
-    for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::Hsdp, 4)] {
+    let ways = [(Strategy::Zero3, 2), (Strategy::Ddp, 1), (Strategy::Hsdp, 4)];
+    for (strategy, ranks) in tiers::some("training::families::adapters_match_peft", ways, [1, 3]) {
         let cell = shared_out(oracle.cell(), strategy, ranks);
         let ran = try_run_seeing(&cell, 4).unwrap_or_else(|failure| panic!("{}", failure.cause));
         let what = format!("adapters, step 4, {} on {ranks} ranks", strategy.name());
@@ -235,20 +227,18 @@ fn adapters_match_peft() {
 
 #[test]
 fn bf16_mixed_stays_near_f32() {
-    for name in FAMILIES.into_iter().chain(["lora"]) {
-        let oracle = Oracle::open(name);
+    let (names, ways) = (references(), [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::Hsdp, 4)]);
+    for [name, way] in tiers::combinations("training::families::bf16_mixed", [names.len(), ways.len()]) {
+        let (oracle, (strategy, ranks)) = (Oracle::open(names[name]), ways[way]);
         let cell = Cell { precision: Precision::mixed(DType::Bf16), ..oracle.cell() };
-        for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::Hsdp, 4)] {
-            let ran = run(&shared_out(cell.clone(), strategy, ranks));
-            let losses = oracle.numbers("loss");
-            assert_eq!(ran.steps.len(), losses.len());
-            for (i, (step, loss)) in ran.steps.iter().zip(losses).enumerate() {
-                let off = (step.loss - loss).abs() / loss;
-                let what = format!("{name}: {} on {ranks} ranks: step {i}", strategy.name());
-                assert!(off <= BF16_LOSS, "{what}: loss {} for {loss}", step.loss);
-                // f32 repeats the reference to about 1e-7; bf16 cannot.
-                assert!(off > 0.0, "{what}: the very loss of f32");
-            }
+        let (ran, losses) = (run(&shared_out(cell, strategy, ranks)), oracle.numbers("loss"));
+        assert_eq!(ran.steps.len(), losses.len());
+        for (i, (step, loss)) in ran.steps.iter().zip(losses).enumerate() {
+            let off = (step.loss - loss).abs() / loss;
+            let what = format!("{}: {} on {ranks} ranks: step {i}", names[name], strategy.name());
+            assert!(off <= BF16_LOSS, "{what}: loss {} for {loss}", step.loss);
+            // f32 repeats the reference to about 1e-7; bf16 cannot.
+            assert!(off > 0.0, "{what}: the very loss of f32");
         }
     }
 }

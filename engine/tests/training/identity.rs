@@ -1,8 +1,20 @@
 //! Numbers that must not depend on the strategy: bit for bit where the order of sums is the same, 1e-5 where it is not.
 
 use crate::training::support::*;
+use std::collections::BTreeMap;
 use zbench_engine::config::*;
 use zbench_engine::shard::buckets;
+use zbench_test_tiers as tiers;
+
+/// Runs that others are compared with, by number; each is trained once.
+#[derive(Default)]
+struct References(BTreeMap<usize, Ran>);
+
+impl References {
+    fn of(&mut self, number: usize, cell: impl FnOnce() -> Cell) -> &Ran {
+        self.0.entry(number).or_insert_with(|| run(&cell()))
+    }
+}
 
 /// Three blocks of sizes that divide nothing; clipping is active.
 pub fn odd() -> Cell {
@@ -45,58 +57,71 @@ pub fn strategies(ranks: usize) -> Vec<(Strategy, usize)> {
     all.flat_map(|s| groups(s).into_iter().map(move |shard| (s, shard))).collect()
 }
 
+/// On one, two and four ranks the golden cells compare them, too, with everything else that a cell has.
 #[test]
 fn every_strategy_gives_the_same_bits() {
-    for ranks in [1, 2, 3, 4, 6] {
-        let reference = run(&on(odd(), Strategy::Ddp, ranks, 1));
-        for (strategy, shard) in strategies(ranks) {
-            let what = format!("{} on {ranks} ranks by {shard}", strategy.name());
-            assert_same(&reference, &on(odd(), strategy, ranks, shard), &what);
-        }
+    let mut references = References::default();
+    let mut assert = |strategy: Strategy, ranks, shard| {
+        let reference = references.of(ranks, || on(odd(), Strategy::Ddp, ranks, 1));
+        let what = format!("{} on {ranks} ranks by {shard}", strategy.name());
+        assert_same(reference, &on(odd(), strategy, ranks, shard), &what);
+    };
+    let (counts, plain) = ([1, 2, 3, 4, 6], Strategy::ALL.into_iter().filter(|strategy| !strategy.is_hybrid()));
+    let plain: Vec<_> = plain.collect();
+    const TEST: &str = "training::identity::every_strategy_gives_the_same_bits";
+    for [strategy, ranks] in tiers::combinations(TEST, [plain.len(), counts.len()]) {
+        assert(plain[strategy], counts[ranks], 1);
+    }
+    let (hybrids, meshes) =
+        ([Strategy::Hsdp, Strategy::HsdpFullOptimizer], [(4, 2), (4, 1), (4, 4), (2, 1), (2, 2), (1, 1)]);
+    for [strategy, mesh] in tiers::combinations(TEST, [hybrids.len(), meshes.len()]) {
+        assert(hybrids[strategy], meshes[mesh].0, meshes[mesh].1);
     }
 }
 
 #[test]
 fn every_form_gives_the_same_bits_under_every_strategy_and_policy() {
-    for form in forms() {
-        let mut base = formed(odd(), form);
+    let (forms, strategies) = (forms(), strategies(2));
+    let policies = [Checkpointing::None, Checkpointing::Full, Checkpointing::Every(2)];
+    let mut references = References::default();
+    const TEST: &str = "training::identity::every_form_gives_the_same_bits_under_every_strategy_and_policy";
+    for [form, strategy, policy] in tiers::combinations(TEST, [forms.len(), strategies.len(), policies.len()]) {
+        let mut base = formed(odd(), forms[form]);
         (base.train.clip_norm, base.train.lr) = (0.05, 1e-3);
-        let reference = run(&on(base.clone(), Strategy::Ddp, 2, 1));
-        for (strategy, shard) in strategies(2) {
-            for policy in [Checkpointing::None, Checkpointing::Full, Checkpointing::Every(2)] {
-                let mut cell = on(base.clone(), strategy, 2, shard);
-                cell.memory.checkpointing = policy.clone();
-                assert_same(&reference, &cell, &format!("{}: {} by {shard}, {policy:?}", form.0, strategy.name()));
-            }
-        }
+        let reference = references.of(form, || on(base.clone(), Strategy::Ddp, 2, 1));
+        let (strategy, shard) = strategies[strategy];
+        let mut cell = on(base, strategy, 2, shard);
+        cell.memory.checkpointing = policies[policy].clone();
+        let what = format!("{}: {} by {shard}, {:?}", forms[form].0, strategy.name(), policies[policy]);
+        assert_same(reference, &cell, &what);
     }
 }
 
 #[test]
 fn experts_give_the_same_bits_under_every_strategy_and_policy() {
-    for (name, mut base) in expert_cells(odd()) {
-        (base.train.clip_norm, base.train.lr) = (0.05, 1e-3);
-        for ranks in [2, 4] {
-            let reference = run(&on(base.clone(), Strategy::Ddp, ranks, 1));
-            for (strategy, shard) in strategies(ranks) {
-                for policy in [
-                    Checkpointing::None,
-                    Checkpointing::Full,
-                    Checkpointing::Selective,
-                    Checkpointing::Sqrt,
-                    Checkpointing::Every(2),
-                    Checkpointing::Keep(vec![SavedTensor::GateUp]),
-                    Checkpointing::Keep(vec![SavedTensor::Activation, SavedTensor::MlpNorm]),
-                ] {
-                    if ranks > 2 && !matches!(policy, Checkpointing::None | Checkpointing::Full) {
-                        continue;
-                    }
-                    let mut cell = on(base.clone(), strategy, ranks, shard);
-                    cell.memory.checkpointing = policy.clone();
-                    let what = format!("{name}: {} on {ranks} by {shard}, {policy:?}", strategy.name());
-                    assert_same(&reference, &cell, &what);
-                }
-            }
+    let mut base = odd();
+    (base.train.clip_norm, base.train.lr) = (0.05, 1e-3);
+    let experts = expert_cells(base);
+    let policies = [
+        Checkpointing::None,
+        Checkpointing::Full,
+        Checkpointing::Selective,
+        Checkpointing::Sqrt,
+        Checkpointing::Every(2),
+        Checkpointing::Keep(vec![SavedTensor::GateUp]),
+        Checkpointing::Keep(vec![SavedTensor::Activation, SavedTensor::MlpNorm]),
+    ];
+    for (ranks, policies) in [(2, &policies[..]), (4, &policies[..2])] {
+        let (strategies, mut references) = (strategies(ranks), References::default());
+        const TEST: &str = "training::identity::experts_give_the_same_bits_under_every_strategy_and_policy";
+        let sizes = [experts.len(), strategies.len(), policies.len()];
+        for [at, strategy, policy] in tiers::combinations(TEST, sizes) {
+            let ((name, base), (strategy, shard)) = (&experts[at], strategies[strategy]);
+            let reference = references.of(at, || on(base.clone(), Strategy::Ddp, ranks, 1));
+            let mut cell = on(base.clone(), strategy, ranks, shard);
+            cell.memory.checkpointing = policies[policy].clone();
+            let what = format!("{name}: {} on {ranks} by {shard}, {:?}", strategy.name(), policies[policy]);
+            assert_same(reference, &cell, &what);
         }
     }
 }
@@ -104,31 +129,25 @@ fn experts_give_the_same_bits_under_every_strategy_and_policy() {
 /// Low precision repeats itself, whatever recomputes the routing; f32 does not depend on how the batch is shared out.
 #[test]
 fn experts_repeat_themselves_and_share_out_a_batch() {
-    for (name, base) in expert_cells(odd()) {
-        let mut narrow = base.clone();
+    const TEST: &str = "training::identity::experts_repeat_themselves_and_share_out_a_batch";
+    let experts = expert_cells(odd());
+    let ways = [
+        (Strategy::Ddp, Checkpointing::Full),
+        (Strategy::Zero3, Checkpointing::None),
+        (Strategy::Zero3, Checkpointing::Selective),
+    ];
+    for [at, way] in tiers::combinations(TEST, [experts.len(), ways.len()]) {
+        let ((name, base), (strategy, policy)) = (&experts[at], &ways[way]);
+        let mut narrow = on(base.clone(), *strategy, 2, 1);
         narrow.precision = Precision::mixed(zbench_kernels::DType::Bf16);
         let reference = run(&on(narrow.clone(), Strategy::Ddp, 2, 1));
-        for (strategy, policy) in [
-            (Strategy::Ddp, Checkpointing::Full),
-            (Strategy::Zero3, Checkpointing::None),
-            (Strategy::Zero3, Checkpointing::Selective),
-        ] {
-            let mut cell = on(narrow.clone(), strategy, 2, 1);
-            cell.memory.checkpointing = policy;
-            assert_eq!(bits(&reference), bits(&run(&cell)), "{name}: {}", strategy.name());
-        }
-        let mut one = base.clone();
-        one.train.micro_batch = 4;
-        let one = run(&one);
-        for (ranks, rows, accumulation) in [(2, 2, 1), (4, 1, 1), (2, 1, 2), (1, 1, 4)] {
-            let mut cell = on(base.clone(), Strategy::Zero3, ranks, 1);
-            (cell.train.micro_batch, cell.train.accumulation) = (rows, accumulation);
-            assert_close(
-                &one,
-                &run(&cell),
-                &format!("{name}: {ranks} ranks, {rows} rows, {accumulation} micro-batches"),
-            );
-        }
+        narrow.memory.checkpointing = policy.clone();
+        assert_eq!(bits(&reference), bits(&run(&narrow)), "{name}: {}", strategy.name());
+    }
+    let mut references = References::default();
+    for [at, shares] in tiers::combinations(TEST, [experts.len(), SHARES.len()]) {
+        let ((name, base), shares) = (&experts[at], SHARES[shares]);
+        assert_shared_out(references.of(at, || whole_batch(base.clone())), base, shares, name);
     }
 }
 
@@ -143,22 +162,19 @@ fn neither_checkpointing_nor_prefetch_nor_attention_layout_changes_a_bit() {
         Checkpointing::Keep(vec![SavedTensor::Qkv]),
         Checkpointing::Keep(vec![SavedTensor::Activation, SavedTensor::AttentionNorm]),
     ];
-    for tied in [false, true] {
+    let strategies = [(Strategy::Ddp, 1), (Strategy::Zero3, 1), (Strategy::FsdpGradOp, 1), (Strategy::Hsdp, 2)];
+    let (prefetches, mut references) = ([0, 1, 4], References::default());
+    const TEST: &str = "training::identity::neither_checkpointing_nor_prefetch_nor_attention_layout_changes_a_bit";
+    let sizes = [2, strategies.len(), policies.len(), prefetches.len()];
+    for [tied, strategy, policy, prefetch] in tiers::combinations(TEST, sizes) {
         let mut base = odd();
-        base.model.tie_word_embeddings = tied;
-        let reference = run(&on(base.clone(), Strategy::Ddp, 2, 1));
-        for (strategy, shard) in
-            [(Strategy::Ddp, 1), (Strategy::Zero3, 1), (Strategy::FsdpGradOp, 1), (Strategy::Hsdp, 2)]
-        {
-            for policy in &policies {
-                for prefetch in [0, 1, 4] {
-                    let mut cell = on(base.clone(), strategy, 2, shard);
-                    cell.memory.checkpointing = policy.clone();
-                    cell.parallel.prefetch = prefetch;
-                    assert_same(&reference, &cell, &format!("{} {policy:?} prefetch {prefetch}", strategy.name()));
-                }
-            }
-        }
+        base.model.tie_word_embeddings = tied == 1;
+        let reference = references.of(tied, || on(base.clone(), Strategy::Ddp, 2, 1));
+        let ((strategy, shard), prefetch) = (strategies[strategy], prefetches[prefetch]);
+        let mut cell = on(base, strategy, 2, shard);
+        (cell.memory.checkpointing, cell.parallel.prefetch) = (policies[policy].clone(), prefetch);
+        let what = format!("{} {:?} prefetch {prefetch}", strategy.name(), policies[policy]);
+        assert_same(reference, &cell, &what);
     }
 }
 
@@ -180,17 +196,15 @@ fn buckets_change_no_bit() {
         buckets(&cell, &plan.sharding, &plan.mesh, &plan.layout).iter().map(|units| units.len()).collect::<Vec<_>>()
     };
     assert_eq!([sizes(0.0), sizes(0.03), sizes(BUCKET_MB)], [vec![1; 5], vec![2, 1, 2], vec![5]]);
-    for mut base in bases.into_iter().chain(expert_cells(odd()).into_iter().map(|(_, cell)| cell)) {
-        (base.train.clip_norm, base.train.accumulation) = (0.01, 2);
-        for ranks in [2, 3] {
-            let mut each = on(base.clone(), Strategy::Ddp, ranks, 1);
-            each.parallel.bucket_mb = 0.0;
-            let reference = run(&each);
-            for bucket_mb in [0.03, BUCKET_MB] {
-                each.parallel.bucket_mb = bucket_mb;
-                assert_same(&reference, &each, &format!("{bucket_mb} MiB on {ranks} ranks"));
-            }
-        }
+    let bases: Vec<Cell> = bases.into_iter().chain(expert_cells(odd()).into_iter().map(|(_, cell)| cell)).collect();
+    let (counts, buckets) = ([2, 3], [0.03, BUCKET_MB]);
+    const TEST: &str = "training::identity::buckets_change_no_bit";
+    for [base, ranks, bucket] in tiers::combinations(TEST, [bases.len(), counts.len(), buckets.len()]) {
+        let mut cell = on(bases[base].clone(), Strategy::Ddp, counts[ranks], 1);
+        (cell.train.clip_norm, cell.train.accumulation, cell.parallel.bucket_mb) = (0.01, 2, 0.0);
+        let reference = run(&cell);
+        cell.parallel.bucket_mb = buckets[bucket];
+        assert_same(&reference, &cell, &format!("{} MiB on {} ranks", buckets[bucket], counts[ranks]));
     }
 }
 
@@ -213,33 +227,42 @@ fn accumulation_gives_the_same_bits_inside_a_group_and_close_ones_across() {
     assert_close(&sums_last, &hybrid, "ddp and hsdp");
 }
 
+/// Ranks, rows of a micro-batch, micro-batches: four rows in all.
+const SHARES: [[usize; 3]; 4] = [[2, 2, 1], [4, 1, 1], [2, 1, 2], [1, 1, 4]];
+
+fn whole_batch(mut cell: Cell) -> Cell {
+    cell.train.micro_batch = 4;
+    cell
+}
+
+fn assert_shared_out(whole: &Ran, base: &Cell, [ranks, rows, accumulation]: [usize; 3], what: &str) {
+    let mut cell = on(base.clone(), Strategy::Zero3, ranks, 1);
+    (cell.train.micro_batch, cell.train.accumulation) = (rows, accumulation);
+    assert_close(whole, &run(&cell), &format!("{what}: {ranks} ranks, {rows} rows, {accumulation} micro-batches"));
+}
+
 #[test]
 fn the_global_batch_is_the_same_however_it_is_shared_out() {
-    let mut one = odd();
-    one.train.micro_batch = 4;
-    let one = run(&one);
-    for (ranks, rows, accumulation) in [(2, 2, 1), (4, 1, 1), (2, 1, 2), (1, 1, 4)] {
-        let mut cell = on(odd(), Strategy::Zero3, ranks, 1);
-        (cell.train.micro_batch, cell.train.accumulation) = (rows, accumulation);
-        assert_close(&one, &run(&cell), &format!("{ranks} ranks, {rows} rows, {accumulation} micro-batches"));
-    }
+    let whole = run(&whole_batch(odd()));
+    SHARES.into_iter().for_each(|shares| assert_shared_out(&whole, &odd(), shares, "llama"));
 }
 
 #[test]
 fn a_low_precision_run_repeats_itself_under_every_strategy() {
-    for precision in [Precision::mixed(zbench_kernels::DType::Bf16), Precision::all(zbench_kernels::DType::Bf16)] {
-        let mut base = odd();
-        base.precision = precision;
-        let reference = run(&on(base.clone(), Strategy::Ddp, 4, 1));
-        for (strategy, shard) in strategies(4) {
-            let cell = on(base.clone(), strategy, 4, shard);
-            let ran = run(&cell);
-            // bf16 on the wire rounds a partial sum between the two levels of a hybrid mesh.
-            if precision.reduce == zbench_kernels::DType::F32 || !strategy.is_hybrid() || shard == 1 || shard == 4 {
-                assert_eq!(bits(&reference), bits(&ran), "{} by {shard}", strategy.name());
-            }
-            assert_eq!(bits(&ran), bits(&run(&cell)), "{} by {shard}, twice", strategy.name());
+    let precisions = [Precision::mixed(zbench_kernels::DType::Bf16), Precision::all(zbench_kernels::DType::Bf16)];
+    let (strategies, mut references) = (strategies(4), References::default());
+    const TEST: &str = "training::identity::a_low_precision_run_repeats_itself_under_every_strategy";
+    for [at, strategy] in tiers::combinations(TEST, [precisions.len(), strategies.len()]) {
+        let ((strategy, shard), base) = (strategies[strategy], Cell { precision: precisions[at], ..odd() });
+        let cell = on(base.clone(), strategy, 4, shard);
+        let ran = run(&cell);
+        // bf16 on the wire rounds a partial sum between the two levels of a hybrid mesh.
+        let is_wide = base.precision.reduce == zbench_kernels::DType::F32;
+        if is_wide || !strategy.is_hybrid() || shard == 1 || shard == 4 {
+            let reference = references.of(at, || on(base, Strategy::Ddp, 4, 1));
+            assert_eq!(bits(reference), bits(&ran), "{} by {shard}", strategy.name());
         }
+        assert_eq!(bits(&ran), bits(&run(&cell)), "{} by {shard}, twice", strategy.name());
     }
 }
 
@@ -270,23 +293,29 @@ fn adapters_train_alike_under_every_strategy_and_leave_the_base_alone() {
         assert_eq!(name.contains("lora_"), before != after, "{name}");
     }
     assert!(reference.gradients.iter().all(|(name, _)| name.contains(".lora_")));
-    for (strategy, shard) in strategies(2) {
-        for policy in [Checkpointing::None, Checkpointing::Full] {
-            let mut cell = on(base.clone(), strategy, 2, shard);
-            cell.memory.checkpointing = policy;
-            assert_same(&reference, &cell, strategy.name());
-        }
+    let (strategies, policies) = (strategies(2), [Checkpointing::None, Checkpointing::Full]);
+    const TEST: &str = "training::identity::adapters_train_alike_under_every_strategy_and_leave_the_base_alone";
+    for [strategy, policy] in tiers::combinations(TEST, [strategies.len(), policies.len()]) {
+        let (strategy, shard) = strategies[strategy];
+        let mut cell = on(base.clone(), strategy, 2, shard);
+        cell.memory.checkpointing = policies[policy].clone();
+        assert_same(&reference, &cell, strategy.name());
     }
 }
 
 #[test]
 fn adapters_of_every_kind_train_alike_under_every_strategy() {
-    for (what, adapt) in adapters().into_iter().chain([dora()]) {
-        let mut base = odd();
+    let all: Vec<Adapters> = adapters().into_iter().chain([dora()]).collect();
+    let of = |(_, adapt): &Adapters| {
+        let mut base = on(odd(), Strategy::Ddp, 2, 1);
         adapt(&mut base);
         base.train.clip_norm = 1e-5;
-        let reference = run(&on(base.clone(), Strategy::Ddp, 2, 1));
-        let mut still = on(base.clone(), Strategy::Ddp, 2, 1);
+        base
+    };
+    let mut references = References::default();
+    for (at, adapters) in all.iter().enumerate() {
+        let (what, mut still) = (adapters.0, of(adapters));
+        let reference = references.of(at, || still.clone());
         still.train.lr = 0.0;
         let start = run(&still);
         assert!(!reference.gradients.is_empty());
@@ -295,12 +324,14 @@ fn adapters_of_every_kind_train_alike_under_every_strategy() {
             assert_eq!(adapter, before != after, "{what}: {name}");
             assert_eq!(adapter, reference.gradients.iter().any(|(other, _)| other == name), "{what}: {name}");
         }
-        for (strategy, shard) in strategies(2) {
-            for policy in [Checkpointing::None, Checkpointing::Every(2)] {
-                let mut cell = on(base.clone(), strategy, 2, shard);
-                cell.memory.checkpointing = policy;
-                assert_same(&reference, &cell, &format!("{what}: {} by {shard}", strategy.name()));
-            }
-        }
+    }
+    let (strategies, policies) = (strategies(2), [Checkpointing::None, Checkpointing::Every(2)]);
+    const TEST: &str = "training::identity::adapters_of_every_kind_train_alike_under_every_strategy";
+    for [at, strategy, policy] in tiers::combinations(TEST, [all.len(), strategies.len(), policies.len()]) {
+        let (strategy, shard) = strategies[strategy];
+        let mut cell = on(of(&all[at]), strategy, 2, shard);
+        cell.memory.checkpointing = policies[policy].clone();
+        let reference = references.of(at, || unreachable!("all references are trained"));
+        assert_same(reference, &cell, &format!("{}: {} by {shard}", all[at].0, strategy.name()));
     }
 }

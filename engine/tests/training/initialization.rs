@@ -9,6 +9,7 @@ use zbench_engine::checkpoint::write_safetensors;
 use zbench_engine::config::*;
 use zbench_engine::model::Layout;
 use zbench_kernels::{DType, philox};
+use zbench_test_tiers as tiers;
 
 /// What DoRA may differ by: it divides by the norms of rows that it has multiplied by, each rounded to f32.
 const DORA: f64 = 1e-6;
@@ -62,7 +63,7 @@ fn low_rank(targets: &[Linear]) -> Lora {
 /// B is zero, and IA3's factors are one: neither changes a bit of the first loss. DoRA multiplies by what it divides by.
 #[test]
 fn adapters_start_with_the_loss_of_the_full_cell() {
-    for (name, full) in families() {
+    for (name, full) in tiers::some("training::initialization::adapters_start_with_the_loss", families(), [6, 11]) {
         for precision in [Precision::F32, Precision::mixed(DType::Bf16)] {
             let full = Cell { precision, ..full.clone() };
             let wanted = first_loss(&full);
@@ -103,7 +104,7 @@ fn adapters_start_with_the_loss_of_the_full_cell() {
 /// and the full cell reads the result as a checkpoint: its first loss is that of the cell with a base in few bits.
 #[test]
 fn a_quantised_base_starts_with_the_loss_of_the_full_cell_quantised_and_dequantised() {
-    for (name, full) in families() {
+    for (name, full) in tiers::some("training::initialization::a_quantised_base", families(), [4, 11]) {
         if full.model.experts.is_some() {
             continue; // `lora.base` packs no experts: a plan refuses such a cell.
         }

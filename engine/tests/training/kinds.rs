@@ -12,6 +12,7 @@ use zbench_engine::hf;
 use zbench_engine::save::{SaveError, SaveOptions};
 use zbench_engine::train::with_ranks;
 use zbench_kernels::DType;
+use zbench_test_tiers as tiers;
 
 const KINDS: [&str; 19] = [
     "gpt2",
@@ -84,38 +85,35 @@ fn assert_parity(oracle: &Oracle, cell: &Cell, what: &str) {
 
 #[test]
 fn one_rank_matches_transformers_with_either_attention() {
-    for name in KINDS {
+    for [name, attention] in tiers::combinations("training::kinds::one_rank_matches_transformers", [KINDS.len(), 2]) {
+        let (name, attention) = (KINDS[name], [AttentionKind::Flash, AttentionKind::Naive][attention]);
         let oracle = Oracle::open(name);
-        for attention in [AttentionKind::Flash, AttentionKind::Naive] {
-            let mut cell = oracle.cell();
-            cell.memory.attention = attention;
-            assert_parity(&oracle, &cell, &format!("{name}, {attention:?}"));
-        }
+        let mut cell = oracle.cell();
+        cell.memory.attention = attention;
+        assert_parity(&oracle, &cell, &format!("{name}, {attention:?}"));
     }
 }
 
 #[test]
 fn every_strategy_matches_transformers_on_two_and_four_ranks() {
-    for name in KINDS {
+    let test = "training::kinds::every_strategy_matches_transformers";
+    for [name, strategy, ranks] in tiers::combinations(test, [KINDS.len(), Strategy::ALL.len(), 2]) {
+        let (name, strategy, ranks) = (KINDS[name], Strategy::ALL[strategy], [2, 4][ranks]);
         let oracle = Oracle::open(name);
-        for strategy in Strategy::ALL {
-            for ranks in [2, 4] {
-                let cell = shared_out(oracle.cell(), strategy, ranks);
-                assert_parity(&oracle, &cell, &format!("{name}: {} on {ranks} ranks", strategy.name()));
-            }
-        }
+        let cell = shared_out(oracle.cell(), strategy, ranks);
+        assert_parity(&oracle, &cell, &format!("{name}: {} on {ranks} ranks", strategy.name()));
     }
 }
 
 #[test]
 fn recomputing_matches_transformers_too() {
-    for name in KINDS {
-        let oracle = Oracle::open(name);
-        for policy in [Checkpointing::Full, Checkpointing::Selective, Checkpointing::Every(2)] {
-            let mut cell = shared_out(oracle.cell(), Strategy::Zero3, 2);
-            cell.memory.checkpointing = policy.clone();
-            assert_parity(&oracle, &cell, &format!("{name} with {policy:?}"));
-        }
+    let policies = [Checkpointing::Full, Checkpointing::Selective, Checkpointing::Every(2)];
+    let all = (0..KINDS.len()).flat_map(|name| (0..policies.len()).map(move |policy| (name, policy)));
+    for (name, policy) in tiers::some("training::kinds::recomputing_matches_transformers_too", all, [8, 25]) {
+        let oracle = Oracle::open(KINDS[name]);
+        let mut cell = shared_out(oracle.cell(), Strategy::Zero3, 2);
+        cell.memory.checkpointing = policies[policy].clone();
+        assert_parity(&oracle, &cell, &format!("{} with {:?}", KINDS[name], policies[policy]));
     }
 }
 
@@ -183,39 +181,33 @@ fn save(cell: &Cell, dir: &std::path::Path, options: SaveOptions) {
 /// was not interrupted. (Gemma's norms are stored less one, which rounds.)
 #[test]
 fn what_is_written_reads_back_under_every_strategy() {
-    for name in KINDS {
+    let ways = [(Strategy::Ddp, 1, u64::MAX), (Strategy::Zero3, 2, 4_000), (Strategy::Hsdp, 4, 1)];
+    for [name, way] in tiers::combinations("training::kinds::what_is_written_reads_back", [KINDS.len(), ways.len()]) {
+        let (name, (strategy, ranks, shard_bytes)) = (KINDS[name], ways[way]);
         let oracle = Oracle::open(name);
         let mut cell = oracle.cell();
         (cell.train.steps, cell.train.lr) = (3, 1e-3);
         let whole: Vec<f64> = run(&cell).steps.iter().map(|step| step.loss).collect();
-        for (strategy, ranks, shard_bytes) in
-            [(Strategy::Ddp, 1, u64::MAX), (Strategy::Zero3, 2, 4_000), (Strategy::Hsdp, 4, 1)]
-        {
-            let what = format!("{name}: {} on {ranks} ranks", strategy.name());
-            let dir = tempfile::tempdir().unwrap();
-            save(
-                &shared_out(cell.clone(), strategy, ranks),
-                dir.path(),
-                SaveOptions { dtype: DType::F32, shard_bytes },
-            );
-            assert_eq!(dir.path().join("model.safetensors.index.json").exists(), ranks > 1, "{what}");
-            let text = std::fs::read_to_string(dir.path().join("config.json")).unwrap();
-            let model = hf::model_from_hf(&text, "config.json").unwrap();
-            let [source, written]: [serde_json::Value; 2] =
-                [std::fs::read_to_string(oracle.dir.join("config.json")).unwrap(), text]
-                    .map(|text| serde_json::from_str(&text).unwrap());
-            for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
-                assert_eq!(source[key], written[key], "{what}: {key}");
-            }
-            assert_eq!(Model { weights: cell.model.weights.clone(), ..model.clone() }, cell.model, "{what}");
-            let mut again = cell.clone();
-            again.model = Model { weights: Some(dir.path().into()), ..model };
-            // The third step's tokens, with weights that are not moved before its loss is taken.
-            again.train.lr = 0.0;
-            let loss = run(&again).steps[2].loss;
-            let off = (loss - whole[2]).abs() / whole[2];
-            assert!(off < if ranks == 1 && name != "gemma" { 1e-15 } else { 1e-6 }, "{what}: {loss} for {}", whole[2]);
+        let what = format!("{name}: {} on {ranks} ranks", strategy.name());
+        let dir = tempfile::tempdir().unwrap();
+        save(&shared_out(cell.clone(), strategy, ranks), dir.path(), SaveOptions { dtype: DType::F32, shard_bytes });
+        assert_eq!(dir.path().join("model.safetensors.index.json").exists(), ranks > 1, "{what}");
+        let text = std::fs::read_to_string(dir.path().join("config.json")).unwrap();
+        let model = hf::model_from_hf(&text, "config.json").unwrap();
+        let [source, written]: [serde_json::Value; 2] =
+            [std::fs::read_to_string(oracle.dir.join("config.json")).unwrap(), text]
+                .map(|text| serde_json::from_str(&text).unwrap());
+        for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+            assert_eq!(source[key], written[key], "{what}: {key}");
         }
+        assert_eq!(Model { weights: cell.model.weights.clone(), ..model.clone() }, cell.model, "{what}");
+        let mut again = cell.clone();
+        again.model = Model { weights: Some(dir.path().into()), ..model };
+        // The third step's tokens, with weights that are not moved before its loss is taken.
+        again.train.lr = 0.0;
+        let loss = run(&again).steps[2].loss;
+        let off = (loss - whole[2]).abs() / whole[2];
+        assert!(off < if ranks == 1 && name != "gemma" { 1e-15 } else { 1e-6 }, "{what}: {loss} for {}", whole[2]);
     }
 }
 

@@ -12,6 +12,7 @@ use zbench_engine::model::{FlatKind, Grads, Layout, Weights};
 use zbench_engine::rope;
 use zbench_kernels::*;
 use zbench_kernels_testing::Reference;
+use zbench_test_tiers as tiers;
 
 const STEP: f64 = 1e-5;
 const TOLERANCE: f64 = 1e-6;
@@ -241,13 +242,13 @@ fn block_with_some_adapters_and_scaled_positions() {
 
 #[test]
 fn blocks_of_every_form() {
-    for form in forms() {
-        for attention in [AttentionKind::Flash, AttentionKind::Naive] {
-            check_block(&format!("{}, {attention:?}", form.0), |cell| {
-                *cell = formed(cell.clone(), form);
-                cell.memory.attention = attention;
-            });
-        }
+    let forms = forms();
+    for [form, naive] in tiers::combinations("training::layers::blocks_of_every_form", [forms.len(), 2]) {
+        let (form, attention) = (forms[form], [AttentionKind::Flash, AttentionKind::Naive][naive]);
+        check_block(&format!("{}, {attention:?}", form.0), |cell| {
+            *cell = formed(cell.clone(), form);
+            cell.memory.attention = attention;
+        });
     }
 }
 
@@ -271,17 +272,16 @@ fn blocks_with_experts() {
         decoder_sparse_step: 1,
         mlp_only_layers: Vec::new(),
     };
-    for (count, top, normalised) in
-        [(4, 2, true), (3, 1, false), (9, 3, false), (3, 3, true), (20, 1, false), (1, 1, true)]
-    {
-        for adapters in [0, 2] {
-            check_block(&format!("{top} of {count} experts, normalised {normalised}, adapters {adapters}"), |cell| {
-                cell.model.family = "qwen3_moe".into();
-                cell.model.experts = Some(experts(count, top, normalised));
-                let targets = vec![Linear::KProj, Linear::OProj];
-                cell.lora = Lora { rank: adapters, alpha: 3.0, dropout: 0.0, targets, ..Lora::default() };
-            });
-        }
+    let kinds = [(4, 2, true), (3, 1, false), (9, 3, false), (3, 3, true), (20, 1, false), (1, 1, true)];
+    let all = (0..kinds.len()).flat_map(|kind| [(kind, kind % 2), (kind, 1 - kind % 2)]);
+    for (kind, adapters) in tiers::some("training::layers::blocks_with_experts", all, [3, 6]) {
+        let ((count, top, normalised), adapters) = (kinds[kind], 2 * adapters);
+        check_block(&format!("{top} of {count} experts, normalised {normalised}, adapters {adapters}"), |cell| {
+            cell.model.family = "qwen3_moe".into();
+            cell.model.experts = Some(experts(count, top, normalised));
+            let targets = vec![Linear::KProj, Linear::OProj];
+            cell.lora = Lora { rank: adapters, alpha: 3.0, dropout: 0.0, targets, ..Lora::default() };
+        });
     }
 }
 

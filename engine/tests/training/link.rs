@@ -5,6 +5,7 @@ use crate::training::support::*;
 use zbench_engine::config::*;
 use zbench_engine::outcome::{RankReport, Traffic, Transfer};
 use zbench_engine::train::with_ranks;
+use zbench_test_tiers as tiers;
 
 fn cell(strategy: Strategy, linked: bool) -> Cell {
     let mut cell = on(synthetic(), strategy, 4, 2);
@@ -31,7 +32,7 @@ fn reports(cell: &Cell) -> Vec<RankReport> {
 
 #[test]
 fn a_link_changes_no_bit() {
-    for strategy in STRATEGIES {
+    for strategy in tiers::some("training::link::a_link_changes_no_bit", STRATEGIES, [3, 5]) {
         let (bare, linked) = (run(&cell(strategy, false)), run(&cell(strategy, true)));
         let bits = |ran: &Ran| -> (Vec<(u64, u64)>, Vec<Vec<u32>>) {
             let steps = ran.steps.iter().map(|s| (s.loss.to_bits(), s.grad_norm.to_bits())).collect();
@@ -107,7 +108,7 @@ fn offloading(link: Option<LinkRate>, prefetch: usize) -> Cell {
 
 #[test]
 fn a_link_to_the_host_changes_no_bit_and_no_byte() {
-    for prefetch in [0, 1, 3] {
+    for prefetch in tiers::some("training::link::a_link_to_the_host", [1, 0, 3], [1, 3]) {
         let link = LinkRate { bandwidth: 1e9, latency: 20e-6 };
         let (bare, linked) = (offloading(None, prefetch), offloading(Some(link), prefetch));
         let bits = |ran: &Ran| -> Vec<(u64, u64)> {

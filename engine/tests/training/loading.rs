@@ -14,6 +14,7 @@ use zbench_engine::outcome::{Cause, LoadPhase, Loaded};
 use zbench_engine::save::{SaveOptions, save_fresh};
 use zbench_engine::train::{collect, train_rank, with_ranks};
 use zbench_kernels::{Arena, Cpu, DType};
+use zbench_test_tiers as tiers;
 
 pub type Bits = Vec<(String, Vec<u32>)>;
 
@@ -50,17 +51,16 @@ fn stored(name: &str) -> Cell {
 fn assert_alike(cell: &Cell, what: &str) {
     let (reference, _) = start(&shared_out(cell.clone(), Strategy::Ddp, 1));
     assert!(reference.iter().any(|(_, values)| values.iter().any(|bits| *bits != 0)), "{what}");
-    for ranks in [1, 2, 4] {
-        for strategy in Strategy::ALL.into_iter().filter(|strategy| ranks > 1 || *strategy == Strategy::Ddp) {
-            for loading in Loading::ALL {
-                let cell = by(shared_out(cell.clone(), strategy, ranks), loading);
-                let (weights, _) = start(&cell);
-                let what = format!("{what}: {} on {ranks}, {}", strategy.name(), loading.name());
-                assert_eq!(weights.len(), reference.len(), "{what}");
-                for (got, wanted) in weights.iter().zip(&reference) {
-                    assert!(got == wanted, "{what}: {} differs", wanted.0);
-                }
-            }
+    let sizes = [2, Strategy::ALL.len(), Loading::ALL.len()];
+    let rows = tiers::combinations(&format!("training::loading::{what}"), sizes);
+    let several = rows.into_iter().map(|[ranks, strategy, loading]| ([2, 4][ranks], Strategy::ALL[strategy], loading));
+    for (ranks, strategy, loading) in several.chain((0..3).map(|loading| (1, Strategy::Ddp, loading))) {
+        let loading = Loading::ALL[loading];
+        let (weights, _) = start(&by(shared_out(cell.clone(), strategy, ranks), loading));
+        let what = format!("{what}: {} on {ranks}, {}", strategy.name(), loading.name());
+        assert_eq!(weights.len(), reference.len(), "{what}");
+        for (got, wanted) in weights.iter().zip(&reference) {
+            assert!(got == wanted, "{what}: {} differs", wanted.0);
         }
     }
 }
@@ -74,7 +74,8 @@ fn the_three_ways_give_the_same_bits_under_every_strategy() {
 
 #[test]
 fn the_three_ways_give_the_same_bits_in_low_precision_and_over_a_base_in_few_bits() {
-    for name in ["llama", "gpt2", "mixtral"] {
+    let test = "training::loading::low_precision_and_a_base_in_few_bits";
+    for name in tiers::some(test, ["llama", "gpt2", "mixtral"], [1, 3]) {
         let mut cell = stored(name);
         cell.precision = Precision {
             parameters: DType::Bf16,
@@ -86,7 +87,7 @@ fn the_three_ways_give_the_same_bits_in_low_precision_and_over_a_base_in_few_bit
         };
         assert_alike(&cell, &format!("{name} in bf16-mixed"));
     }
-    for name in ["llama", "gpt2"] {
+    for name in tiers::some(test, ["gpt2", "llama"], [1, 2]) {
         for lora in [
             adapters(false, None),
             adapters(true, None),

@@ -16,7 +16,7 @@ mod kinds;
 mod layers;
 mod link;
 mod loading;
-mod offload;
+pub mod offload;
 mod offload_cuda;
 mod old_checkpoints;
 mod pace;

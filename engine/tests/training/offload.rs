@@ -4,9 +4,11 @@ use crate::training::accounting::{measure, policies, small};
 use crate::training::identity::{assert_same, odd, strategies};
 use crate::training::resume::{assert_goes_on, bits as bits_of, course, layouts, saved, saving, six_steps};
 use crate::training::support::*;
+use std::collections::BTreeMap;
 use zbench_engine::config::*;
 use zbench_engine::outcome::{Cause, Transfer};
 use zbench_kernels::{Category, DType, footprint};
+use zbench_test_tiers as tiers;
 
 /// Homes of the optimizer's state and of the weights.
 pub const HOMES: [[Home; 2]; 8] = [
@@ -28,23 +30,21 @@ pub fn with_activations(mut cell: Cell, home: Home, prefetch: usize) -> Cell {
 
 #[test]
 fn activations_elsewhere_change_no_bit_and_are_planned_to_the_byte() {
-    let plain = ("llama", odd());
-    for (name, cell) in std::iter::once(plain).chain(expert_cells(odd())) {
-        for (at, policy) in policies().into_iter().enumerate() {
-            for home in [Home::Host, Home::Disk] {
-                let strategy = Strategy::ALL[at % Strategy::ALL.len()];
-                let mut cell = on(cell.clone(), strategy, 4, 2);
-                cell.memory.checkpointing = policy.clone();
-                cell.train.accumulation = 1 + at % 3;
-                let away = with_activations(cell.clone(), home, at % 3);
-                let what = format!("{name}, {policy:?}, {} in {home:?}", strategy.name());
-                assert_same(&run(&cell), &away, &what);
-                assert_as_planned(&away, &what);
-                let peak = |cell: &Cell| estimate(cell).peak(Category::Activations);
-                if policy == Checkpointing::None {
-                    assert!(peak(&away) < peak(&cell), "{what}: {} of {}", peak(&away), peak(&cell));
-                }
-            }
+    let cells: Vec<_> = std::iter::once(("llama", odd())).chain(expert_cells(odd())).collect();
+    let (policies, test) = (policies(), "training::offload::activations_elsewhere");
+    for [cell, at, home] in tiers::combinations(test, [cells.len(), policies.len(), 2]) {
+        let ((name, cell), policy, home) = (&cells[cell], &policies[at], [Home::Host, Home::Disk][home]);
+        let strategy = Strategy::ALL[at % Strategy::ALL.len()];
+        let mut cell = on(cell.clone(), strategy, 4, 2);
+        cell.memory.checkpointing = policy.clone();
+        cell.train.accumulation = 1 + at % 3;
+        let away = with_activations(cell.clone(), home, at % 3);
+        let what = format!("{name}, {policy:?}, {} in {home:?}", strategy.name());
+        assert_same(&run(&cell), &away, &what);
+        assert_as_planned(&away, &what);
+        let peak = |cell: &Cell| estimate(cell).peak(Category::Activations);
+        if *policy == Checkpointing::None {
+            assert!(peak(&away) < peak(&cell), "{what}: {} of {}", peak(&away), peak(&cell));
         }
     }
 }
@@ -71,24 +71,26 @@ fn a_kept_input_goes_once_and_comes_once() {
 
 #[test]
 fn checkpoints_hold_what_lives_elsewhere() {
-    for precision in [Precision::F32, Precision::mixed(DType::Bf16)] {
+    let (precisions, homes) = (
+        [Precision::F32, Precision::mixed(DType::Bf16)],
+        [[Home::Host, Home::Host], [Home::Disk, Home::Disk], [Home::Disk, Home::Device]],
+    );
+    let sizes = [precisions.len(), homes.len(), layouts().len()];
+    for [precision, home, layout] in tiers::combinations("training::offload::checkpoints_hold", sizes) {
+        let (precision, homes, (layout, asynchronous)) = (precisions[precision], homes[home], layouts()[layout]);
         let cell = || Cell { precision, ..on(six_steps(), Strategy::Zero3, 2, 1) };
         let reference = course(&cell());
-        for homes in [[Home::Host, Home::Host], [Home::Disk, Home::Disk], [Home::Disk, Home::Device]] {
-            for (layout, asynchronous) in layouts() {
-                let dir = tempfile::tempdir().unwrap();
-                let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
-                let away = with_activations(offloaded(saved(cell(), saving), homes, 1), homes[0], 1);
-                let what = format!("{homes:?}, {layout:?}, async {asynchronous}");
-                let whole = course(&away);
-                assert_eq!(bits_of(&whole.steps), bits_of(&reference.steps), "{what}");
-                assert_eq!(whole.digest, reference.digest, "{what}");
-                assert_goes_on(&whole, &away, dir.path(), 4, &what);
-                // Whoever goes on may keep it elsewhere.
-                let here = Cell { memory: cell().memory, ..away };
-                assert_goes_on(&whole, &here, dir.path(), 2, &what);
-            }
-        }
+        let dir = tempfile::tempdir().unwrap();
+        let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
+        let away = with_activations(offloaded(saved(cell(), saving), homes, 1), homes[0], 1);
+        let what = format!("{homes:?}, {layout:?}, async {asynchronous}");
+        let whole = course(&away);
+        assert_eq!(bits_of(&whole.steps), bits_of(&reference.steps), "{what}");
+        assert_eq!(whole.digest, reference.digest, "{what}");
+        assert_goes_on(&whole, &away, dir.path(), 4, &what);
+        // Whoever goes on may keep it elsewhere.
+        let here = Cell { memory: cell().memory, ..away };
+        assert_goes_on(&whole, &here, dir.path(), 2, &what);
     }
 }
 
@@ -127,10 +129,11 @@ pub fn combinations(ranks: usize) -> impl Iterator<Item = (Strategy, usize, [Hom
 #[test]
 fn offload_changes_no_bit() {
     let mut cell = odd();
-    cell.train.steps = 20;
-    for ranks in [1, 2, 4] {
+    let test = "training::offload::offload_changes_no_bit";
+    cell.train.steps = tiers::cases(&format!("{test} (steps)"), [4, 6, 20]) as usize;
+    for ranks in tiers::some(&format!("{test} (ranks)"), [2, 4, 1], [1, 2]) {
         let reference = run(&on(cell.clone(), Strategy::Ddp, ranks, 1));
-        for (at, (strategy, shard, homes)) in combinations(ranks).enumerate() {
+        for (at, (strategy, shard, homes)) in tiers::some(test, combinations(ranks).enumerate(), [13, 29]) {
             let what = format!("{} on {ranks} ranks by {shard}, {homes:?}", strategy.name());
             assert_same(&reference, &offloaded(on(cell.clone(), strategy, ranks, shard), homes, at % 3), &what);
         }
@@ -152,8 +155,8 @@ fn offload_changes_no_bit_of_accumulated_gradients_and_of_scaled_losses() {
         (cell.precision, cell.train.accumulation, cell.train.steps) = (precision, 2, 8);
         cell.memory.checkpointing = Checkpointing::Full;
         // Each strategy has some of the homes with each type.
-        let some = combinations(4).enumerate().filter(|(at, _)| at % 3 == turn % 3);
-        for (_, (strategy, shard, homes)) in some {
+        let all = combinations(4).enumerate().filter(|(at, _)| at % 3 == turn % 3);
+        for (_, (strategy, shard, homes)) in tiers::some("training::offload::accumulated_and_scaled", all, [1, 7]) {
             let cell = on(cell.clone(), strategy, 4, shard);
             let (here, away) = (run(&cell), run(&offloaded(cell, homes, 1)));
             let what = format!("{} by {shard}, {homes:?}, {precision:?}", strategy.name());
@@ -165,19 +168,21 @@ fn offload_changes_no_bit_of_accumulated_gradients_and_of_scaled_losses() {
 
 #[test]
 fn adapters_train_alike_beside_an_offloaded_base() {
-    adapters_alike(|cell| cell, &HOMES);
+    adapters_alike("training::offload", |cell| cell, &HOMES, [6, 6]);
 }
 
 /// On the device that `on_device` puts a cell on.
-pub fn adapters_alike(on_device: fn(Cell) -> Cell, homes: &[[Home; 2]]) {
-    for (name, change) in adapters() {
-        let mut cell = on_device(odd());
+/// With `few` of the adapters in the fast tier and in CI.
+pub fn adapters_alike(module: &str, on_device: fn(Cell) -> Cell, homes: &[[Home; 2]], few: [usize; 2]) {
+    let test = format!("{module}::adapters_train_alike_beside_an_offloaded_base");
+    let (adapters, mut references) = (tiers::some(&test, adapters(), few), BTreeMap::new());
+    for [adapter, home] in tiers::combinations(&test, [adapters.len(), homes.len()]) {
+        let ((name, change), mut cell) = (adapters[adapter], on_device(odd()));
         change(&mut cell);
-        let reference = run(&on(cell.clone(), Strategy::Zero3, 2, 1));
-        for homes in homes.iter().copied() {
-            let away = run(&offloaded(on(cell.clone(), Strategy::Zero3, 2, 1), homes, 1));
-            assert!(reference.weights == away.weights, "{name}, {homes:?}");
-        }
+        let cell = on(cell, Strategy::Zero3, 2, 1);
+        let reference = references.entry(adapter).or_insert_with(|| run(&cell));
+        let away = run(&offloaded(cell, homes[home], 1));
+        assert!(reference.weights == away.weights, "{name}, {:?}", homes[home]);
     }
 }
 
@@ -199,9 +204,10 @@ pub fn assert_as_planned(cell: &Cell, what: &str) {
 
 #[test]
 fn every_home_holds_what_the_plan_says() {
+    let test = "training::offload::every_home_holds_what_the_plan_says";
     for precision in [Precision::F32, Precision::mixed(DType::Bf16)] {
         for accumulation in [1, 3] {
-            for (at, (strategy, shard, homes)) in combinations(4).enumerate() {
+            for (at, (strategy, shard, homes)) in tiers::some(test, combinations(4).enumerate(), [7, 13]) {
                 let mut cell = offloaded(on(small(), strategy, 4, shard), homes, at % 3);
                 (cell.precision, cell.train.accumulation) = (precision, accumulation);
                 assert_as_planned(&cell, &format!("{} by {shard}, {homes:?}, {accumulation}", strategy.name()));

@@ -1,9 +1,9 @@
 //! Offload on CUDA: the same bits as without, on queues that do their work as late as they may. Copies have queues of their own, so a
 //! move that nobody waits for brings nothing, and memory that is given back too early is overwritten.
 
-use crate::scope;
 use crate::training::accounting::{policies, small};
-use crate::training::identity::{assert_same, odd};
+use crate::training::cuda::{few, shrunk};
+use crate::training::identity::assert_same;
 use crate::training::offload::{
     HOMES, adapters_alike, assert_as_planned, assert_scaled_alike, combinations, offloaded, with_activations,
 };
@@ -11,28 +11,29 @@ use crate::training::resume::{assert_goes_on, bits as bits_of, course, layouts, 
 use crate::training::support::*;
 use zbench_engine::config::*;
 use zbench_kernels::{Category, DType};
+use zbench_test_tiers as tiers;
 
-fn cuda(mut cell: Cell) -> Cell {
+fn cuda(cell: Cell) -> Cell {
+    let mut cell = shrunk(cell);
     cell.hardware.device = DeviceKind::Cuda;
     cell
 }
 
-/// With their numbers: all cases in a full run, else about so many of them, from the first on at equal distances.
-fn some<T>(cases: impl Iterator<Item = T>, test: &str, short: u32) -> impl Iterator<Item = (usize, T)> {
-    let all: Vec<T> = cases.collect();
-    let count = scope::cases(&format!("training::offload_cuda::{test}"), short, all.len() as u32) as usize;
-    // An odd distance, so that homes, which come in rows of eight, are not always the same.
-    let every = if count < all.len() { (all.len() / count.max(1)) | 1 } else { 1 };
-    all.into_iter().enumerate().step_by(every)
+/// All, the one at `first` in front, so that the fast tier has it.
+fn from<T>(first: usize, all: impl Iterator<Item = T>) -> Vec<T> {
+    let mut all: Vec<T> = all.collect();
+    all.rotate_left(first);
+    all
 }
 
 #[test]
 fn offload_on_cuda_changes_no_bit() {
-    for ranks in [1, 2] {
-        let reference = run(&cuda(on(odd(), Strategy::Ddp, ranks, 1)));
-        for (at, (strategy, shard, homes)) in some(combinations(ranks), "offload_on_cuda_changes_no_bit", 5) {
+    let test = "training::offload_cuda::offload_on_cuda_changes_no_bit";
+    for ranks in tiers::some(&format!("{test} (ranks)"), [2, 1], [1, 2]) {
+        let reference = run(&cuda(on(few(), Strategy::Ddp, ranks, 1)));
+        for (at, (strategy, shard, homes)) in tiers::some(test, combinations(ranks).enumerate(), [3, 5]) {
             let what = format!("{} on {ranks} ranks by {shard}, {homes:?}", strategy.name());
-            assert_same(&reference, &offloaded(cuda(on(odd(), strategy, ranks, shard)), homes, at % 3), &what);
+            assert_same(&reference, &offloaded(cuda(on(few(), strategy, ranks, shard)), homes, at % 3), &what);
         }
     }
 }
@@ -41,10 +42,11 @@ fn offload_on_cuda_changes_no_bit() {
 /// threads.
 #[test]
 fn replicas_and_threads_change_no_bit() {
-    let reference = run(&cuda(on(odd(), Strategy::Ddp, 4, 1)));
+    let reference = run(&cuda(on(few(), Strategy::Ddp, 4, 1)));
     let hybrid = combinations(4).filter(|(strategy, shard, _)| strategy.is_hybrid() && *shard == 2);
-    for (_, (strategy, shard, homes)) in some(hybrid, "replicas_and_threads_change_no_bit", 4) {
-        let mut cell = offloaded(cuda(on(odd(), strategy, 4, shard)), homes, 1);
+    let test = "training::offload_cuda::replicas_and_threads_change_no_bit";
+    for (strategy, shard, homes) in tiers::some(test, hybrid, [1, 4]) {
+        let mut cell = offloaded(cuda(on(few(), strategy, 4, shard)), homes, 1);
         cell.hardware.threads_per_rank = 2;
         assert_same(&reference, &cell, &format!("{} by {shard}, {homes:?}", strategy.name()));
     }
@@ -52,17 +54,16 @@ fn replicas_and_threads_change_no_bit() {
 
 #[test]
 fn activations_elsewhere_change_no_bit_on_cuda() {
-    for (at, policy) in policies().into_iter().enumerate() {
-        for (_, home) in
-            some([Home::Host, Home::Disk].into_iter().skip(at % 2), "activations_elsewhere_change_no_bit_on_cuda", 1)
-        {
-            let mut cell = cuda(on(odd(), Strategy::ALL[at % Strategy::ALL.len()], 2, 1));
-            (cell.memory.checkpointing, cell.train.accumulation) = (policy.clone(), 1 + at % 2);
-            let away = with_activations(cell.clone(), home, at % 3);
-            let what = format!("{policy:?} in {home:?}");
-            assert_same(&run(&cell), &away, &what);
-            assert_as_planned(&away, &what);
-        }
+    let (policies, homes) = (policies(), [Home::Host, Home::Disk]);
+    let all = (0..policies.len()).flat_map(|at| homes.map(|home| (at, home)));
+    for (at, home) in tiers::some("training::offload_cuda::activations_elsewhere", all, [1, 5]) {
+        let policy = &policies[at];
+        let mut cell = cuda(on(few(), Strategy::ALL[at % Strategy::ALL.len()], 2, 1));
+        (cell.memory.checkpointing, cell.train.accumulation) = (policy.clone(), 1 + at % 2);
+        let away = with_activations(cell.clone(), home, at % 3);
+        let what = format!("{policy:?} in {home:?}");
+        assert_same(&run(&cell), &away, &what);
+        assert_as_planned(&away, &what);
     }
 }
 
@@ -70,18 +71,19 @@ fn activations_elsewhere_change_no_bit_on_cuda() {
 fn accumulated_gradients_and_scaled_losses_are_the_same_on_cuda() {
     let scaling = DynamicScaling { initial_scale_power: 20, loss_scale_window: 3, ..DynamicScaling::DEFAULT };
     let precisions = [
-        Precision::mixed(DType::Bf16),
         Precision { gradients: DType::Bf16, rounding: WeightRounding::Nearest, ..Precision::mixed(DType::Bf16) },
+        Precision::mixed(DType::Bf16),
         Precision { scaling: Some(LossScaling::Dynamic(scaling)), ..Precision::mixed(DType::F16) },
     ];
-    for (turn, precision) in precisions.into_iter().enumerate() {
-        let mut cell = cuda(odd());
-        (cell.precision, cell.train.accumulation, cell.train.steps) = (precision, 2, 6);
+    let test = "training::offload_cuda::accumulated_gradients_and_scaled_losses_are_the_same_on_cuda";
+    for (turn, precision) in tiers::some(&format!("{test} (precisions)"), precisions.into_iter().enumerate(), [1, 3]) {
+        let mut cell = cuda(few());
+        (cell.precision, cell.train.accumulation) = (precision, 2);
+        // Enough for a scaled loss to overflow first and then not.
+        cell.train.steps = if precision.scaling.is_some() { 6 } else { 2 };
         cell.memory.checkpointing = Checkpointing::Full;
-        let all = combinations(2).skip(turn);
-        for (_, (strategy, shard, homes)) in
-            some(all, "accumulated_gradients_and_scaled_losses_are_the_same_on_cuda", 2)
-        {
+        let all = from(turn + 9, combinations(2));
+        for (strategy, shard, homes) in tiers::some(test, all, [1, 2]) {
             let cell = on(cell.clone(), strategy, 2, shard);
             let (here, away) = (run(&cell), run(&offloaded(cell, homes, 1)));
             let what = format!("{} by {shard}, {homes:?}, {precision:?}", strategy.name());
@@ -93,9 +95,10 @@ fn accumulated_gradients_and_scaled_losses_are_the_same_on_cuda() {
 /// Memory is full of NaN when it is handed out, where work is done as soon as it is asked for.
 #[test]
 fn what_was_never_moved_is_never_read() {
-    for (at, homes) in some(HOMES.into_iter(), "what_was_never_moved_is_never_read", 4) {
+    let test = "training::offload_cuda::what_was_never_moved_is_never_read";
+    for (at, homes) in tiers::some(test, from(2, HOMES.into_iter().enumerate()), [1, 4]) {
         let saved = [Home::Host, Home::Disk][at % 2];
-        let cell = with_activations(offloaded(cuda(on(odd(), Strategy::Zero3, 2, 1)), homes, 1), saved, 1);
+        let cell = with_activations(offloaded(cuda(on(few(), Strategy::Zero3, 2, 1)), homes, 1), saved, 1);
         let (late, prompt) = (run(&cell), promptly(|| run(&cell)));
         assert!(prompt.steps.iter().all(|step| step.loss.is_finite()), "{homes:?}, {saved:?}");
         assert!(late.weights == prompt.weights, "{homes:?}, {saved:?}: the weights differ");
@@ -104,7 +107,8 @@ fn what_was_never_moved_is_never_read() {
 
 #[test]
 fn every_home_holds_what_the_plan_says_on_cuda() {
-    for (at, (strategy, shard, homes)) in some(combinations(2), "every_home_holds_what_the_plan_says_on_cuda", 5) {
+    let test = "training::offload_cuda::every_home_holds_what_the_plan_says";
+    for (at, (strategy, shard, homes)) in tiers::some(test, from(8, combinations(2).enumerate()), [2, 5]) {
         let mut cell = offloaded(cuda(on(small(), strategy, 2, shard)), homes, at % 3);
         cell.train.accumulation = 1 + at % 2;
         assert_as_planned(&cell, &format!("{} by {shard}, {homes:?}", strategy.name()));
@@ -129,26 +133,28 @@ fn the_device_holds_what_the_processors_plan_says() {
 
 #[test]
 fn adapters_train_alike_beside_an_offloaded_base_on_cuda() {
-    adapters_alike(cuda, &[[Home::Host, Home::Host], [Home::Disk, Home::Disk]]);
+    adapters_alike("training::offload_cuda", cuda, &[[Home::Host, Home::Host], [Home::Disk, Home::Disk]], [1, 3]);
 }
 
 #[test]
 fn checkpoints_on_cuda_hold_what_lives_elsewhere() {
     let cell = || Cell { precision: Precision::mixed(DType::Bf16), ..cuda(on(six_steps(), Strategy::Zero3, 2, 1)) };
     let reference = course(&cell());
-    for homes in [[Home::Host, Home::Host], [Home::Disk, Home::Device]] {
-        for (layout, asynchronous) in layouts() {
-            let dir = tempfile::tempdir().unwrap();
-            let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
-            let away = with_activations(offloaded(saved(cell(), saving), homes, 1), homes[0], 1);
-            let what = format!("{homes:?}, {layout:?}, async {asynchronous}");
-            let whole = course(&away);
-            assert_eq!(bits_of(&whole.steps), bits_of(&reference.steps), "{what}");
-            assert_eq!(whole.digest, reference.digest, "{what}");
-            assert_goes_on(&whole, &away, dir.path(), 4, &what);
-            // Whoever goes on may keep it elsewhere.
-            let here = Cell { memory: cell().memory, ..away };
-            assert_goes_on(&whole, &here, dir.path(), 2, &what);
+    let homes = [[Home::Host, Home::Host], [Home::Disk, Home::Device]];
+    let all = homes.into_iter().flat_map(|homes| layouts().map(|layout| (homes, layout)));
+    for (homes, (layout, asynchronous)) in tiers::some("training::offload_cuda::checkpoints", all, [1, 3]) {
+        let dir = tempfile::tempdir().unwrap();
+        let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
+        let away = with_activations(offloaded(saved(cell(), saving), homes, 1), homes[0], 1);
+        let what = format!("{homes:?}, {layout:?}, async {asynchronous}");
+        let whole = course(&away);
+        assert_eq!(bits_of(&whole.steps), bits_of(&reference.steps), "{what}");
+        assert_eq!(whole.digest, reference.digest, "{what}");
+        // Whoever goes on may keep it elsewhere.
+        let here = Cell { memory: cell().memory, ..away.clone() };
+        let both = [(here, 2), (away, 4)];
+        for (cell, from) in tiers::some("training::offload_cuda::checkpoints (where)", both, [1, 2]) {
+            assert_goes_on(&whole, &cell, dir.path(), from, &what);
         }
     }
 }
@@ -160,17 +166,19 @@ fn delayed_updates_change_no_bit_on_cuda() {
         cell.train.delayed_update = 1;
         cuda(cell)
     };
-    let reference = run(&delayed(on(odd(), Strategy::Ddp, 2, 1)));
-    for (at, (strategy, shard, homes)) in some(combinations(2), "delayed_updates_change_no_bit_on_cuda", 5) {
-        let cell = offloaded(delayed(on(odd(), strategy, 2, shard)), homes, at % 3);
+    let reference = run(&delayed(on(few(), Strategy::Ddp, 2, 1)));
+    let test = "training::offload_cuda::delayed_updates_change_no_bit";
+    for (at, (strategy, shard, homes)) in tiers::some(test, from(8, combinations(2).enumerate()), [2, 5]) {
+        let cell = offloaded(delayed(on(few(), strategy, 2, shard)), homes, at % 3);
         assert_same(&reference, &cell, &format!("{} by {shard}, {homes:?}", strategy.name()));
     }
 }
 
 #[test]
 fn evicted_tensors_go_and_come_on_cuda() {
-    for (at, home) in [Home::Host, Home::Disk].into_iter().enumerate() {
-        let mut cell = cuda(on(odd(), [Strategy::Zero3, Strategy::Ddp][at], 2, 1));
+    let homes = [Home::Host, Home::Disk].into_iter().enumerate();
+    for (at, home) in tiers::some("training::offload_cuda::evicted_tensors", homes, [1, 2]) {
+        let mut cell = cuda(on(few(), [Strategy::Zero3, Strategy::Ddp][at], 2, 1));
         (cell.model.num_hidden_layers, cell.train.accumulation) = (5, 2);
         (cell.train.clip_norm, cell.train.lr) = (0.01, 1e-3);
         let reference = run(&cell);

@@ -6,6 +6,7 @@
 use crate::training::support::*;
 use zbench_engine::checkpoint::Checkpoint;
 use zbench_engine::config::*;
+use zbench_test_tiers as tiers;
 
 const GRADIENTS: f64 = 1e-5;
 const WEIGHTS: f64 = 1e-3;
@@ -54,34 +55,17 @@ fn shared_out(ranks: usize, accumulation: usize) -> Cell {
 }
 
 #[test]
-fn one_rank_matches_pytorch() {
-    for strategy in Strategy::ALL {
-        assert_parity(&on(llama_fixture(), strategy, 1, 1), strategy.name());
-    }
-}
-
-#[test]
-fn every_strategy_matches_pytorch_on_two_and_four_ranks() {
-    for strategy in Strategy::ALL {
-        for (ranks, shard) in [(2, 1), (2, 2), (4, 2)] {
-            let cell = on(shared_out(ranks, 1), strategy, ranks, shard);
-            assert_parity(&cell, &format!("{} on {ranks} ranks by {shard}", strategy.name()));
-        }
-    }
-}
-
-#[test]
-fn accumulation_and_checkpointing_match_pytorch() {
+fn every_strategy_policy_and_division_of_the_batch_matches_pytorch() {
     let policies = [Checkpointing::None, Checkpointing::Full, Checkpointing::Selective, Checkpointing::Every(2)];
-    // A step has 4 sequences: with 4 ranks there is nothing left to accumulate.
-    for (ranks, accumulation) in [(1, 4), (2, 2), (4, 1)] {
-        for strategy in Strategy::ALL {
-            for policy in &policies {
-                let mut cell = on(shared_out(ranks, accumulation), strategy, ranks, 2.min(ranks));
-                cell.memory.checkpointing = policy.clone();
-                assert_parity(&cell, &format!("{} on {ranks} ranks with {policy:?}", strategy.name()));
-            }
-        }
+    // Ranks, micro-batches and shard group; a step has 4 sequences.
+    let divisions = [(1, 1, 1), (1, 4, 1), (2, 1, 1), (2, 1, 2), (2, 2, 2), (4, 1, 2)];
+    let sizes = [Strategy::ALL.len(), policies.len(), divisions.len()];
+    for [strategy, policy, division] in tiers::combinations("training::parity::every_strategy", sizes) {
+        let (strategy, (ranks, accumulation, shard)) = (Strategy::ALL[strategy], divisions[division]);
+        let mut cell = on(shared_out(ranks, accumulation), strategy, ranks, shard);
+        cell.memory.checkpointing = policies[policy].clone();
+        let what = format!("{} on {ranks} ranks by {shard}, {accumulation} micro-batches", strategy.name());
+        assert_parity(&cell, &format!("{what}, {:?}", policies[policy]));
     }
 }
 

@@ -1,14 +1,15 @@
 //! Pipelines train: the bits of the same strategy without one, in every schedule, and bytes as planned on every stage.
 
-use crate::scope;
 use crate::training::accounting::measure;
 use crate::training::identity::{odd, strategies};
 use crate::training::resume::{Course, assert_goes_on, bits as bits_of, course, layouts, saved, saving, six_steps};
 use crate::training::support::*;
+use std::collections::BTreeMap;
 use zbench_engine::actions::Action;
 use zbench_engine::config::*;
 use zbench_engine::outcome::{Happening, Traffic};
 use zbench_kernels::{Category, DType};
+use zbench_test_tiers as tiers;
 
 /// Every schedule, with the chunks of layers on each stage.
 pub const SCHEDULES: [(PipelineSchedule, usize); 5] = [
@@ -56,24 +57,21 @@ pub fn bits(ran: &Ran) -> Vec<(u64, u64)> {
 
 #[test]
 fn every_schedule_gives_the_bits_of_no_pipeline() {
-    let sizes = [(2, 4), (4, 8), (2, 8), (4, 4)];
-    let count = scope::cases("training::pipelines::every_schedule_gives_the_bits_of_no_pipeline (sizes)", 2, 4);
-    for (stages, micros) in &sizes[..count as usize] {
-        let mut base = base(*micros);
+    let test = "training::pipelines::every_schedule_gives_the_bits_of_no_pipeline";
+    let sizes = tiers::some(&format!("{test} (sizes)"), [(2, 4), (4, 4), (4, 8), (2, 8)], [1, 2]);
+    let meshes: Vec<_> =
+        [1, 2].into_iter().flat_map(|data| strategies(data).into_iter().map(move |with| (data, with))).collect();
+    let mut references = BTreeMap::new();
+    for [size, mesh, schedule] in tiers::combinations(test, [sizes.len(), meshes.len(), SCHEDULES.len()]) {
+        let ((stages, micros), (data, (strategy, shard))) = (sizes[size], meshes[mesh]);
+        let mut base = base(micros);
         base.model.num_hidden_layers = 8;
-        for data in [1, 2] {
-            for (strategy, shard) in strategies(data) {
-                let reference = run(&on(base.clone(), strategy, data, shard));
-                for schedule in SCHEDULES {
-                    let what = format!("{} on {data} by {shard}, {stages} stages, {schedule:?}", strategy.name());
-                    assert_as_without_stages(
-                        &reference,
-                        &staged(&base, strategy, [data, *stages], shard, schedule),
-                        &what,
-                    );
-                }
-            }
-        }
+        let reference =
+            references.entry((micros, mesh)).or_insert_with(|| run(&on(base.clone(), strategy, data, shard)));
+        let schedule = SCHEDULES[schedule];
+        let what = format!("{} on {data} by {shard}, {stages} stages, {schedule:?}", strategy.name());
+        let cell = staged(&base, strategy, [data, stages], shard, schedule);
+        assert_as_without_stages(reference, &cell, &what);
     }
 }
 
@@ -84,13 +82,13 @@ fn uneven_stages_few_micro_batches_and_three_chunks_give_the_bits_of_no_pipeline
     let uneven = [PipelineSchedule::GPipe, PipelineSchedule::OneFOneB, PipelineSchedule::ZbH1].map(|s| (s, 1));
     let cases = uneven.into_iter().flat_map(|schedule| [(4, 3, schedule), (5, 6, schedule)]);
     let chunks = [(2, 6, (INTERLEAVED, 3)), (3, 3, (PipelineSchedule::OneFOneB, 2))];
-    for (stages, micros, schedule) in cases.chain(chunks) {
+    let cases: Vec<_> = cases.chain(chunks).collect();
+    for [case, strategy] in tiers::combinations("training::pipelines::uneven_stages", [cases.len(), 2]) {
+        let ((stages, micros, schedule), strategy) = (cases[case], [Strategy::Zero1, Strategy::Zero3][strategy]);
         let base = base(micros);
-        for strategy in [Strategy::Zero1, Strategy::Zero3] {
-            let reference = run(&on(base.clone(), strategy, 2, 1));
-            let what = format!("{}, {micros} over {stages} stages, {schedule:?}", strategy.name());
-            assert_as_without_stages(&reference, &staged(&base, strategy, [2, stages], 1, schedule), &what);
-        }
+        let reference = run(&on(base.clone(), strategy, 2, 1));
+        let what = format!("{}, {micros} over {stages} stages, {schedule:?}", strategy.name());
+        assert_as_without_stages(&reference, &staged(&base, strategy, [2, stages], 1, schedule), &what);
     }
 }
 
@@ -115,33 +113,31 @@ pub fn assert_takes_what_is_planned(cell: &Cell, what: &str) {
 
 #[test]
 fn every_stage_takes_what_is_planned() {
-    for (at, schedule) in SCHEDULES.into_iter().enumerate() {
-        for (strategy, shard) in strategies(2) {
-            for policy in [Checkpointing::None, Checkpointing::Full, Checkpointing::Sqrt] {
-                let mut cell = staged(&base(3 + at), strategy, [2, 3], shard, schedule);
-                (cell.memory.checkpointing, cell.train.untimed_steps, cell.parallel.prefetch) = (policy.clone(), 1, at);
-                let what = format!("{} by {shard}, {schedule:?}, {policy:?}", strategy.name());
-                assert_takes_what_is_planned(&cell, &what);
-            }
-        }
+    let (strategies, policies) = (strategies(2), [Checkpointing::None, Checkpointing::Full, Checkpointing::Sqrt]);
+    let sizes = [SCHEDULES.len(), strategies.len(), policies.len()];
+    for [at, strategy, policy] in tiers::combinations("training::pipelines::every_stage_takes_what_is_planned", sizes) {
+        let ((strategy, shard), schedule) = (strategies[strategy], SCHEDULES[at]);
+        let mut cell = staged(&base(3 + at), strategy, [2, 3], shard, schedule);
+        cell.memory.checkpointing = policies[policy].clone();
+        (cell.train.untimed_steps, cell.train.steps, cell.parallel.prefetch) = (1, 2, at);
+        let what = format!("{} by {shard}, {schedule:?}, {:?}", strategy.name(), policies[policy]);
+        assert_takes_what_is_planned(&cell, &what);
     }
 }
 
 #[test]
 fn two_and_four_stages_take_what_is_planned() {
-    for (stages, micros) in [(2, 4), (4, 8)] {
+    let strategies = [Strategy::Ddp, Strategy::Zero1, Strategy::Zero2, Strategy::Zero3];
+    let sizes = [2, SCHEDULES.len(), strategies.len(), 2];
+    let test = "training::pipelines::two_and_four_stages_take_what_is_planned";
+    for [size, schedule, strategy, data] in tiers::combinations(test, sizes) {
+        let ((stages, micros), schedule, strategy) =
+            ([(2, 4), (4, 8)][size], SCHEDULES[schedule], strategies[strategy]);
         let mut base = base(micros);
-        base.model.num_hidden_layers = 8;
-        for schedule in SCHEDULES {
-            for strategy in [Strategy::Ddp, Strategy::Zero1, Strategy::Zero2, Strategy::Zero3] {
-                for data in [1, 2] {
-                    let mut cell = staged(&base, strategy, [data, stages], 1, schedule);
-                    cell.train.steps = 2;
-                    let what = format!("{} on {data}, {stages} stages, {schedule:?}", strategy.name());
-                    assert_takes_what_is_planned(&cell, &what);
-                }
-            }
-        }
+        (base.model.num_hidden_layers, base.train.steps) = (8, 2);
+        let cell = staged(&base, strategy, [data + 1, stages], 1, schedule);
+        let what = format!("{} on {}, {stages} stages, {schedule:?}", strategy.name(), data + 1);
+        assert_takes_what_is_planned(&cell, &what);
     }
 }
 
@@ -173,17 +169,18 @@ pub fn memory_policies(packed: &Data) -> Vec<Change> {
 fn memory_policies_and_documents_go_with_chunks_and_split_backward() {
     let folder = tempfile::tempdir().unwrap();
     let packed = documents(folder.path(), 40);
-    for (name, change) in memory_policies(&packed) {
+    let (policies, schedules) = (memory_policies(&packed), [(INTERLEAVED, 2), (PipelineSchedule::ZbH1, 1)]);
+    let sizes = [policies.len(), schedules.len()];
+    for [policy, schedule] in tiers::combinations("training::pipelines::memory_policies_and_documents", sizes) {
+        let ((name, change), schedule) = (&policies[policy], schedules[schedule]);
         let mut base = base(4);
         (base.train.lr, base.model.num_hidden_layers) = (1e-3, 8);
         change(&mut base);
         let reference = run(&on(base.clone(), Strategy::Zero3, 2, 1));
-        for schedule in [(INTERLEAVED, 2), (PipelineSchedule::ZbH1, 1)] {
-            let cell = staged(&base, Strategy::Zero3, [2, 2], 1, schedule);
-            let what = format!("{name}, {schedule:?}");
-            assert_as_without_stages(&reference, &cell, &what);
-            assert_takes_what_is_planned(&cell, &what);
-        }
+        let cell = staged(&base, Strategy::Zero3, [2, 2], 1, schedule);
+        let what = format!("{name}, {schedule:?}");
+        assert_as_without_stages(&reference, &cell, &what);
+        assert_takes_what_is_planned(&cell, &what);
     }
 }
 
@@ -203,7 +200,8 @@ fn evictions_go_with_chunks_and_split_backward() {
             plan.roles.iter().map(|role| role.estimate.memory().total_peak()).max().unwrap()
         };
         let [all, none] = [Checkpointing::None, Checkpointing::Full].map(peak);
-        for capacity in [(3 * all + none) / 4, (all + 2 * none) / 3] {
+        let capacities = [(all + 2 * none) / 3, (3 * all + none) / 4];
+        for capacity in tiers::some("training::pipelines::evictions (capacities)", capacities, [1, 2]) {
             let cell = with(Checkpointing::Evict, Some(capacity));
             let plan = plan(&cell);
             let evicts = |action: &Action| matches!(action, Action::Evict { .. });
@@ -217,31 +215,33 @@ fn evictions_go_with_chunks_and_split_backward() {
 #[test]
 fn checkpoints_go_on_over_other_stages() {
     let cell = || Cell { train: Train { accumulation: 4, micro_batch: 1, ..six_steps().train }, ..base(4) };
-    for (layout, asynchronous) in layouts() {
-        let cases = [
-            (Strategy::Ddp, 2, (PipelineSchedule::OneFOneB, 1)),
-            (Strategy::Zero3, 2, (INTERLEAVED, 3)),
-            (Strategy::Zero1, 3, (PipelineSchedule::ZbH1, 1)),
-        ];
-        for (strategy, stages, schedule) in cases {
-            let dir = tempfile::tempdir().unwrap();
-            let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
-            let of = |stages, schedule| {
-                let cell = staged(&cell(), strategy, [2, stages], 1, schedule);
-                saved(cell, saving.clone())
-            };
-            let reference = course(&on(cell(), strategy, 2, 1));
-            let whole = course(&of(stages, schedule));
-            let what = format!("{}, {stages} stages, {schedule:?}, {layout:?}, async {asynchronous}", strategy.name());
-            assert_eq!(bits_of(&whole.steps), bits_of(&reference.steps), "{what}");
-            assert_eq!(whole.digest, reference.digest, "{what}");
-            assert_goes_on(&whole, &of(stages, schedule), dir.path(), 4, &what);
-            // Into more stages, into other chunks, and into none.
-            let others =
-                [(6, (PipelineSchedule::OneFOneB, 1)), (2, (INTERLEAVED, 3)), (1, (PipelineSchedule::OneFOneB, 1))];
-            for (stages, schedule) in others {
-                assert_goes_on(&whole, &of(stages, schedule), dir.path(), 2, &what);
-            }
+    let cases = [
+        (Strategy::Ddp, 2, (PipelineSchedule::OneFOneB, 1)),
+        (Strategy::Zero3, 2, (INTERLEAVED, 3)),
+        (Strategy::Zero1, 3, (PipelineSchedule::ZbH1, 1)),
+    ];
+    let test = "training::pipelines::checkpoints_go_on_over_other_stages";
+    let all = (0..cases.len()).flat_map(|case| (0..layouts().len()).map(move |layout| (layout, case)));
+    for (layout, case) in tiers::some(test, all, [2, 8]) {
+        let ((layout, asynchronous), (strategy, stages, schedule)) = (layouts()[layout], cases[case]);
+        let dir = tempfile::tempdir().unwrap();
+        let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
+        let of = |stages, schedule| {
+            let cell = staged(&cell(), strategy, [2, stages], 1, schedule);
+            saved(cell, saving.clone())
+        };
+        let reference = course(&on(cell(), strategy, 2, 1));
+        let whole = course(&of(stages, schedule));
+        let what = format!("{}, {stages} stages, {schedule:?}, {layout:?}, async {asynchronous}", strategy.name());
+        assert_eq!(bits_of(&whole.steps), bits_of(&reference.steps), "{what}");
+        assert_eq!(whole.digest, reference.digest, "{what}");
+        assert_goes_on(&whole, &of(stages, schedule), dir.path(), 4, &what);
+        // Into more stages, into other chunks, and into none.
+        let mut others =
+            [(6, (PipelineSchedule::OneFOneB, 1)), (2, (INTERLEAVED, 3)), (1, (PipelineSchedule::OneFOneB, 1))];
+        others.rotate_left(case);
+        for (stages, schedule) in tiers::some(&format!("{test} (others)"), others, [1, 3]) {
+            assert_goes_on(&whole, &of(stages, schedule), dir.path(), 2, &what);
         }
     }
 }
@@ -263,7 +263,8 @@ fn precisions_adapters_experts_and_evaluations_come_out_as_without_stages() {
         change(&mut cell);
         (name.to_string(), cell)
     }));
-    for (at, (name, mut cell)) in cells.into_iter().enumerate() {
+    let test = "training::pipelines::precisions_adapters_experts_and_evaluations";
+    for (at, (name, mut cell)) in tiers::some(test, cells.into_iter().enumerate(), [11, 25]) {
         cell.model.tie_word_embeddings = false;
         let evaluation = Some(Evaluation { every: 1, batches: 2, share: 0.1 });
         cell.watch = Some(Watch { evaluation, ..Watch::default() });
@@ -280,7 +281,9 @@ fn precisions_adapters_experts_and_evaluations_come_out_as_without_stages() {
         let is_split = !cell.lora.on() && cell.model.experts.is_none();
         let other = if is_split { PipelineSchedule::ZbH1 } else { SCHEDULES[at % 3].0 };
         let interleaved = if cell.train.accumulation == 4 { (2, (INTERLEAVED, 3)) } else { (3, (INTERLEAVED, 2)) };
-        for (stages, schedule) in [(2 + at % 2, (other, 1)), interleaved] {
+        let mut both = [(2 + at % 2, (other, 1)), interleaved];
+        both.rotate_left(at % 2);
+        for (stages, schedule) in tiers::some(&format!("{test} (schedules)"), both, [1, 2]) {
             let what = format!("{name}, {schedule:?}");
             let staged = course(&staged(&cell, strategy, [2, stages], 1, schedule));
             assert_eq!(bits_of(&reference.steps), bits_of(&staged.steps), "{what}");

@@ -11,6 +11,7 @@ use zbench_engine::plan::Plan;
 use zbench_engine::train::with_ranks;
 use zbench_kernels::{DType, Kernels};
 use zbench_kernels_testing::Reference;
+use zbench_test_tiers as tiers;
 
 /// Whether the head's matrix is the embedding's.
 const TIED: &[bool] = &[false, true];
@@ -57,30 +58,28 @@ fn assert_near(ours: &[f64], theirs: &[f64], what: &str) {
 
 #[test]
 fn every_schedule_is_near_no_pipeline_in_f64() {
-    for tied in TIED {
+    let cases = [(Strategy::Ddp, 1), (Strategy::Zero1, 2), (Strategy::Zero3, 2)];
+    let sizes = [TIED.len(), cases.len(), SCHEDULES.len()];
+    let mut references = BTreeMap::new();
+    for [tied, case, schedule] in tiers::combinations("training::pipelines_f64::every_schedule", sizes) {
+        let (at, (strategy, data), schedule, tied) = ((tied, case), cases[case], SCHEDULES[schedule], TIED[tied]);
         let mut base = odd();
-        (base.model.num_hidden_layers, base.model.tie_word_embeddings) = (4, *tied);
+        (base.model.num_hidden_layers, base.model.tie_word_embeddings) = (4, tied);
         (base.train.accumulation, base.train.micro_batch) = (4, 1);
         base.precision = Precision::all(DType::F64);
-        for (strategy, data) in [(Strategy::Ddp, 1), (Strategy::Zero1, 2), (Strategy::Zero3, 2)] {
-            let reference = run_in_f64(&on(base.clone(), strategy, data, 1));
-            let known: BTreeMap<[usize; 2], &Vec<f64>> = reference.weights.iter().map(|(at, of)| (*at, of)).collect();
-            for schedule in SCHEDULES {
-                let ran = run_in_f64(&staged(&base, strategy, [data, 2], 1, schedule));
-                let what = format!("tied: {tied}, {} on {data}, {schedule:?}", strategy.name());
-                for (ours, theirs) in
-                    ran.losses.iter().zip(&reference.losses).chain(ran.norms.iter().zip(&reference.norms))
-                {
-                    assert_near(&[*ours], &[*theirs], &format!("{what}: losses and norms"));
-                }
-                for (at, weights) in &ran.weights {
-                    assert_near(weights, known[at], &format!("{what}: weights of data rank and unit {at:?}"));
-                }
-                let mut found: Vec<_> = ran.weights.iter().map(|(at, _)| *at).collect();
-                found.sort_unstable();
-                found.dedup();
-                assert_eq!(found, known.keys().copied().collect::<Vec<_>>(), "{what}: all units are on some stage");
-            }
+        let reference = references.entry(at).or_insert_with(|| run_in_f64(&on(base.clone(), strategy, data, 1)));
+        let known: BTreeMap<[usize; 2], &Vec<f64>> = reference.weights.iter().map(|(at, of)| (*at, of)).collect();
+        let ran = run_in_f64(&staged(&base, strategy, [data, 2], 1, schedule));
+        let what = format!("tied: {tied}, {} on {data}, {schedule:?}", strategy.name());
+        for (ours, theirs) in ran.losses.iter().zip(&reference.losses).chain(ran.norms.iter().zip(&reference.norms)) {
+            assert_near(&[*ours], &[*theirs], &format!("{what}: losses and norms"));
         }
+        for (at, weights) in &ran.weights {
+            assert_near(weights, known[at], &format!("{what}: weights of data rank and unit {at:?}"));
+        }
+        let mut found: Vec<_> = ran.weights.iter().map(|(at, _)| *at).collect();
+        found.sort_unstable();
+        found.dedup();
+        assert_eq!(found, known.keys().copied().collect::<Vec<_>>(), "{what}: all units are on some stage");
     }
 }

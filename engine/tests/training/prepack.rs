@@ -6,6 +6,7 @@ use crate::training::support::*;
 use zbench_engine::config::*;
 use zbench_engine::plan::Plan;
 use zbench_kernels::{Category, Cpu, DType};
+use zbench_test_tiers as tiers;
 
 fn kept(mut cell: Cell) -> Cell {
     cell.memory.prepack = true;
@@ -50,7 +51,7 @@ fn plans_hold_and_operations_are_the_stated_ones() {
         change(&mut cell);
         cells.push((name.into(), cell));
     }
-    for (what, cell) in cells {
+    for (what, cell) in tiers::some("training::prepack::plans_hold", cells, [13, 31]) {
         // A base in few bits, or one of another type, has its own test of what is refused.
         if Plan::new(&kept(cell.clone()), &Cpu::new(1)).is_err() {
             assert!(cell.lora.base.is_some(), "{what}");
@@ -63,7 +64,7 @@ fn plans_hold_and_operations_are_the_stated_ones() {
 
 #[test]
 fn kept_forms_change_no_bit() {
-    for (what, cell) in cells(odd) {
+    for (what, cell) in tiers::some("training::prepack::kept_forms_change_no_bit", cells(odd), [5, 12]) {
         assert_same(&run(&cell), &kept(cell.clone()), &what);
     }
 }

@@ -8,11 +8,13 @@ use crate::training::accounting::small;
 use crate::training::families::{Oracle, shared_out, single};
 use crate::training::identity::{assert_same, odd, strategies};
 use crate::training::support::*;
+use std::collections::BTreeMap;
 use vectors::{as_i8, pack, same_bits};
 use zbench_engine::config::*;
 use zbench_engine::model::FlatKind;
 use zbench_kernels::*;
 use zbench_kernels_testing::{ByName, Reference};
+use zbench_test_tiers as tiers;
 
 const BASES: [Base; 3] = [Base::Nf4, Base::Nf4Single, Base::Int8];
 
@@ -35,12 +37,15 @@ fn adapters_over_a_quantised_base_match_pytorch() {
             assert!(off == 0 || (name == "nf4" && off <= 64), "{name}: {tensor}: {off} elements differ");
         }
         oracle.assert_parity(&oracle.cell(), name);
-        for (strategy, _) in strategies(2) {
-            oracle.assert_parity(&shared_out(oracle.cell(), strategy, 2), &format!("{name}: {} on 2", strategy.name()));
-        }
-        for strategy in [Strategy::Zero2, Strategy::Zero3, Strategy::Hsdp] {
-            oracle.assert_parity(&shared_out(oracle.cell(), strategy, 4), &format!("{name}: {} on 4", strategy.name()));
-        }
+    }
+    let two = Strategy::ALL.map(|strategy| (strategy, 2));
+    let four = [Strategy::Zero2, Strategy::Zero3, Strategy::Hsdp].map(|strategy| (strategy, 4));
+    let ways: Vec<_> = two.into_iter().chain(four).collect();
+    for [name, way] in tiers::combinations("training::quantised::a_quantised_base_matches_pytorch", [3, ways.len()]) {
+        let (name, (strategy, ranks)) = (["nf4", "nf4-single", "int8"][name], ways[way]);
+        let oracle = Oracle::open(&format!("qlora/{name}"));
+        let cell = shared_out(oracle.cell(), strategy, ranks);
+        oracle.assert_parity(&cell, &format!("{name}: {} on {ranks}", strategy.name()));
     }
 }
 
@@ -85,7 +90,10 @@ fn what_ranks_hold_is_what_the_reference_packs() {
         ("gpt2", read("gpt2-exact")),
         ("falcon", read("falcon-new")),
     ];
-    for ((what, mut cell), base) in cells.into_iter().flat_map(|cell| BASES.map(|base| (cell.clone(), base))) {
+    let ways = [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::Zero3, 7), (Strategy::Hsdp, 4)];
+    let test = "training::quantised::what_ranks_hold_is_what_the_reference_packs";
+    for [cell, base] in tiers::combinations(&format!("{test} (bases)"), [cells.len(), BASES.len()]) {
+        let ((what, mut cell), base) = (cells[cell].clone(), BASES[base]);
         (cell.lora, cell.train.steps, cell.train.lr, cell.train.micro_batch) = (adapters(base), 1, 0.0, 1);
         cell.lora.targets = vec![Linear::OProj, Linear::DownProj];
         let plain = Cell { lora: Lora { base: None, ..cell.lora.clone() }, ..cell.clone() };
@@ -93,7 +101,7 @@ fn what_ranks_hold_is_what_the_reference_packs() {
         let plan = plan(&on(cell.clone(), Strategy::Ddp, 1, 1));
         let expected = expected(&plan.layout, &floats);
         assert!(!expected.is_empty());
-        for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::Zero3, 7), (Strategy::Hsdp, 4)] {
+        for (strategy, ranks) in tiers::some(test, ways, [2, 4]) {
             let cell = on(cell.clone(), strategy, ranks, if strategy.is_hybrid() { 2 } else { 1 });
             let ours = base_of(&cell);
             assert_eq!(ours.len(), expected.len(), "{what}");
@@ -147,20 +155,25 @@ fn record(matrix: &Packed, codes: &[i8], scales: &[f32]) -> Buffer {
 
 #[test]
 fn a_quantised_base_gives_the_same_bits_under_every_strategy_and_policy() {
-    for base in BASES {
+    let policies = [Checkpointing::None, Checkpointing::Full, Checkpointing::Every(2)];
+    let test = "training::quantised::a_quantised_base_gives_the_same_bits";
+    let start_of = |base| {
         let mut start = odd();
         (start.lora, start.train.clip_norm) = (adapters(base), 1e-4);
-        for ranks in [1, 2, 3, 4] {
-            let reference = run(&on(start.clone(), Strategy::Ddp, ranks, 1));
-            for (strategy, shard) in strategies(ranks) {
-                for policy in [Checkpointing::None, Checkpointing::Full, Checkpointing::Every(2)] {
-                    let mut cell = on(start.clone(), strategy, ranks, shard);
-                    cell.memory.checkpointing = policy;
-                    cell.parallel.prefetch = ranks % 3;
-                    assert_same(&reference, &cell, &format!("{base:?}: {} on {ranks} by {shard}", strategy.name()));
-                }
-            }
+        start
+    };
+    for ranks in tiers::some(&format!("{test} (ranks)"), [2, 3, 4, 1], [1, 2]) {
+        let (strategies, mut references) = (strategies(ranks), BTreeMap::new());
+        for [base, strategy, policy] in tiers::combinations(test, [BASES.len(), strategies.len(), policies.len()]) {
+            let ((strategy, shard), start) = (strategies[strategy], start_of(BASES[base]));
+            let reference = references.entry(base).or_insert_with(|| run(&on(start.clone(), Strategy::Ddp, ranks, 1)));
+            let mut cell = on(start, strategy, ranks, shard);
+            (cell.memory.checkpointing, cell.parallel.prefetch) = (policies[policy].clone(), ranks % 3);
+            assert_same(reference, &cell, &format!("{:?}: {} on {ranks} by {shard}", BASES[base], strategy.name()));
         }
+    }
+    for base in BASES {
+        let start = start_of(base);
         let mut still = on(start.clone(), Strategy::Ddp, 1, 1);
         still.train.lr = 0.0;
         let (before, after) = (run(&still).weights, run(&on(start, Strategy::Ddp, 1, 1)).weights);
@@ -172,16 +185,15 @@ fn a_quantised_base_gives_the_same_bits_under_every_strategy_and_policy() {
 
 #[test]
 fn a_quantised_base_repeats_itself_in_bf16() {
-    for base in BASES {
-        let mut start = odd();
-        (start.lora, start.precision) = (adapters(base), Precision::mixed(DType::Bf16));
-        let losses = |cell: &Cell| run(cell).steps.iter().map(|step| step.loss).collect::<Vec<_>>();
-        let reference = losses(&on(start.clone(), Strategy::Ddp, 4, 1));
+    let losses = |cell: &Cell| run(cell).steps.iter().map(|step| step.loss).collect::<Vec<_>>();
+    let (strategies, mut references) = (strategies(4), BTreeMap::new());
+    let sizes = [BASES.len(), strategies.len()];
+    for [base, strategy] in tiers::combinations("training::quantised::repeats_itself_in_bf16", sizes) {
+        let ((strategy, shard), mut start) = (strategies[strategy], odd());
+        (start.lora, start.precision) = (adapters(BASES[base]), Precision::mixed(DType::Bf16));
+        let reference = references.entry(base).or_insert_with(|| losses(&on(start.clone(), Strategy::Ddp, 4, 1)));
         assert!(reference.iter().all(|loss| loss.is_finite()));
-        for (strategy, shard) in strategies(4) {
-            let cell = on(start.clone(), strategy, 4, shard);
-            assert_eq!(losses(&cell), reference, "{base:?}: {}", strategy.name());
-        }
+        assert_eq!(losses(&on(start, strategy, 4, shard)), *reference, "{:?}: {}", BASES[base], strategy.name());
     }
 }
 

@@ -9,6 +9,7 @@ use zbench_engine::hardware;
 use zbench_engine::model::{self, FlatKind, Layout};
 use zbench_engine::plan::Plan;
 use zbench_kernels::{Cpu, DType};
+use zbench_test_tiers as tiers;
 
 /// Cells of every form, with adapters of every kind, with experts in all blocks and in some.
 fn cells() -> Vec<(String, Cell)> {
@@ -35,37 +36,36 @@ fn cells() -> Vec<(String, Cell)> {
 
 #[test]
 fn blocks_that_are_counted_are_blocks_that_are_performed() {
-    for (name, cell) in cells() {
-        for policy in policies().into_iter().chain([Checkpointing::Sqrt]) {
-            for (strategy, ranks, shard) in [(Strategy::Ddp, 1, 1), (Strategy::Zero3, 4, 4), (Strategy::Hsdp, 4, 2)] {
-                let mut cell = on(cell.clone(), strategy, ranks, shard);
-                cell.train.accumulation = 3;
-                cell.memory.checkpointing = policy.clone();
-                same_block_by_block(&cell, &format!("{name}: {} {policy:?}", strategy.name()));
-            }
-        }
+    let policies: Vec<_> = policies().into_iter().chain([Checkpointing::Sqrt]).collect();
+    let (cells, ways) = (cells(), [(Strategy::Ddp, 1, 1), (Strategy::Zero3, 4, 4), (Strategy::Hsdp, 4, 2)]);
+    let sizes = [cells.len(), policies.len(), ways.len()];
+    for [cell, policy, way] in tiers::combinations("training::repeats::blocks_that_are_counted", sizes) {
+        let ((name, cell), (strategy, ranks, shard)) = (&cells[cell], ways[way]);
+        let mut cell = on(cell.clone(), strategy, ranks, shard);
+        cell.train.accumulation = 3;
+        cell.memory.checkpointing = policies[policy].clone();
+        same_block_by_block(&cell, &format!("{name}: {} {:?}", strategy.name(), policies[policy]));
     }
 }
 
 /// With any number of blocks, and of units that are gathered ahead: also where too few are alike for any to be left out.
 #[test]
 fn whatever_the_number_of_blocks_those_that_are_counted_are_performed() {
-    for strategy in Strategy::ALL {
-        for prefetch in [0, 1, 2, 5] {
-            for blocks in (1..16).chain([33]) {
-                let mut cell = on(small(), strategy, 4, if strategy.is_hybrid() { 2 } else { 1 });
-                cell.model.num_hidden_layers = blocks;
-                cell.parallel.prefetch = prefetch;
-                cell.precision = Precision::mixed(DType::Bf16);
-                let evaluation = Some(Evaluation { every: 1, batches: 2, share: 0.1 });
-                cell.watch = Some(Watch { evaluation, ..Watch::default() });
-                for policy in [Checkpointing::Full, Checkpointing::None, Checkpointing::Every(3)] {
-                    cell.memory.checkpointing = policy.clone();
-                    let what = format!("{} of {blocks} blocks, prefetch {prefetch}, {policy:?}", strategy.name());
-                    same_block_by_block(&cell, &what);
-                }
-            }
-        }
+    let (blocks, prefetch) = ((1..16).chain([33]).collect::<Vec<_>>(), [0, 1, 2, 5]);
+    let policies = [Checkpointing::Full, Checkpointing::None, Checkpointing::Every(3)];
+    let sizes = [Strategy::ALL.len(), prefetch.len(), blocks.len(), policies.len()];
+    for [strategy, ahead, count, policy] in tiers::combinations("training::repeats::whatever_the_number", sizes) {
+        let (strategy, prefetch, blocks) = (Strategy::ALL[strategy], prefetch[ahead], blocks[count]);
+        let mut cell = on(small(), strategy, 4, if strategy.is_hybrid() { 2 } else { 1 });
+        cell.model.num_hidden_layers = blocks;
+        cell.parallel.prefetch = prefetch;
+        cell.precision = Precision::mixed(DType::Bf16);
+        let evaluation = Some(Evaluation { every: 1, batches: 2, share: 0.1 });
+        cell.watch = Some(Watch { evaluation, ..Watch::default() });
+        let policy = &policies[policy];
+        cell.memory.checkpointing = policy.clone();
+        let what = format!("{} of {blocks} blocks, prefetch {prefetch}, {policy:?}", strategy.name());
+        same_block_by_block(&cell, &what);
     }
 }
 
@@ -109,7 +109,7 @@ fn a_batch_of_any_size_is_planned_in_the_same_number_of_statements() {
 /// Cells drawn at random: kinds of blocks in any order, with everything else that a schedule depends on.
 #[test]
 fn whatever_the_cell_blocks_that_are_counted_are_performed() {
-    for seed in 0..1500u64 {
+    for seed in 0..u64::from(tiers::cases("training::repeats::whatever_the_cell", [150, 500, 1500])) {
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) + 1;
         let mut below = |n: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -180,23 +180,23 @@ fn whatever_the_cell_blocks_that_are_counted_are_performed() {
 /// Of alike blocks a plan performs so many, however deep the model is.
 #[test]
 fn a_model_of_any_depth_is_planned_in_the_same_number_of_operations() {
-    for strategy in Strategy::ALL {
-        let policies = [Checkpointing::Full, Checkpointing::None, Checkpointing::Every(2)];
-        for (prefetch, policy) in [0, 1, 2, 3].into_iter().flat_map(|ahead| policies.clone().map(|p| (ahead, p))) {
-            let planned = |blocks: usize| {
-                let mut cell = on(small(), strategy, 4, if strategy.is_hybrid() { 2 } else { 1 });
-                cell.model.num_hidden_layers = blocks;
-                cell.parallel.prefetch = prefetch;
-                cell.memory.checkpointing = policy.clone();
-                let kernels = Recording::new(Cpu::new(1));
-                Plan::new(&cell, &kernels).unwrap();
-                kernels.asked.load(Ordering::Relaxed)
-            };
-            let what = format!("{}, prefetch {prefetch}, {policy:?}", strategy.name());
-            let few = planned(30);
-            assert!(few > planned(1), "{what}");
-            assert_eq!([planned(40), planned(500)], [few; 2], "{what}");
-        }
+    let policies = [Checkpointing::Full, Checkpointing::None, Checkpointing::Every(2)];
+    let sizes = [Strategy::ALL.len(), policies.len(), 4];
+    for [strategy, policy, prefetch] in tiers::combinations("training::repeats::a_model_of_any_depth", sizes) {
+        let (strategy, policy) = (Strategy::ALL[strategy], &policies[policy]);
+        let planned = |blocks: usize| {
+            let mut cell = on(small(), strategy, 4, if strategy.is_hybrid() { 2 } else { 1 });
+            cell.model.num_hidden_layers = blocks;
+            cell.parallel.prefetch = prefetch;
+            cell.memory.checkpointing = policy.clone();
+            let kernels = Recording::new(Cpu::new(1));
+            Plan::new(&cell, &kernels).unwrap();
+            kernels.asked.load(Ordering::Relaxed)
+        };
+        let what = format!("{}, prefetch {prefetch}, {policy:?}", strategy.name());
+        let few = planned(30);
+        assert!(few > planned(1), "{what}");
+        assert_eq!([planned(40), planned(500)], [few; 2], "{what}");
     }
 }
 

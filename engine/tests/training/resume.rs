@@ -14,6 +14,7 @@ use zbench_engine::saver::Saver;
 use zbench_engine::train::with_ranks;
 use zbench_engine::training_state::{Digest, StateError, checkpoints, newest, step_dir};
 use zbench_kernels::DType;
+use zbench_test_tiers as tiers;
 
 /// What came of a run: its steps, what it said between them, the checksum of its state at the end.
 pub struct Course {
@@ -96,22 +97,23 @@ pub fn layouts() -> [(SaveLayout, bool); 4] {
 #[test]
 fn what_goes_on_is_the_run_that_never_stopped_under_every_strategy() {
     let reference = course(&on(six_steps(), Strategy::Ddp, 2, 1));
-    for (strategy, shard) in strategies(2) {
-        for (layout, asynchronous) in layouts() {
-            let dir = tempfile::tempdir().unwrap();
-            let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
-            let cell = saved(on(six_steps(), strategy, 2, shard), saving);
-            let what = format!("{} by {shard}, {layout:?}, async {asynchronous}", strategy.name());
-            let whole = course(&cell);
-            assert_eq!(bits(&whole.steps), bits(&reference.steps), "{what}: saving changes the run");
-            assert_eq!(whole.digest, reference.digest, "{what}");
-            let there: Vec<u64> = checkpoints(dir.path()).unwrap().into_iter().map(|(step, _)| step).collect();
-            assert_eq!(there, [2, 4, 6], "{what}");
-            let told = whole.said.iter().filter(|what| matches!(what, Happening::Saved(_))).count();
-            assert_eq!(told, 3, "{what}");
-            assert_goes_on(&whole, &cell, dir.path(), 2, &what);
-            assert_goes_on(&whole, &cell, dir.path(), 4, &what);
-        }
+    let strategies = strategies(2);
+    let test = "training::resume::what_goes_on_is_the_run_that_never_stopped";
+    for [strategy, layout] in tiers::combinations(test, [strategies.len(), layouts().len()]) {
+        let ((strategy, shard), (layout, asynchronous)) = (strategies[strategy], layouts()[layout]);
+        let dir = tempfile::tempdir().unwrap();
+        let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
+        let cell = saved(on(six_steps(), strategy, 2, shard), saving);
+        let what = format!("{} by {shard}, {layout:?}, async {asynchronous}", strategy.name());
+        let whole = course(&cell);
+        assert_eq!(bits(&whole.steps), bits(&reference.steps), "{what}: saving changes the run");
+        assert_eq!(whole.digest, reference.digest, "{what}");
+        let there: Vec<u64> = checkpoints(dir.path()).unwrap().into_iter().map(|(step, _)| step).collect();
+        assert_eq!(there, [2, 4, 6], "{what}");
+        let told = whole.said.iter().filter(|what| matches!(what, Happening::Saved(_))).count();
+        assert_eq!(told, 3, "{what}");
+        assert_goes_on(&whole, &cell, dir.path(), 2, &what);
+        assert_goes_on(&whole, &cell, dir.path(), 4, &what);
     }
 }
 
@@ -133,21 +135,25 @@ fn every_precision_and_adapter_goes_on_to_the_bit() {
         ("QLoRA", Cell { lora: Lora { base: Some(Base::Nf4), ..lora }, precision: mixed, ..six_steps() }),
     ];
     let formed = forms().into_iter().map(|form| (form.0, formed(six_steps(), form)));
-    for (what, mut cell) in cells.into_iter().chain(formed) {
+    let test = "training::resume::every_precision_and_adapter_goes_on_to_the_bit";
+    let cells = cells.into_iter().chain(formed).enumerate();
+    for (at, (what, mut cell)) in tiers::some(&format!("{test} (cells)"), cells, [7, 14]) {
         (cell.train.clip_norm, cell.train.lr) = (0.05, 1e-3);
         cell.train.accumulation = 2;
         // On one rank nobody but the writing thread knows when it is done, in steps that are shorter than a write.
         let dir = tempfile::tempdir().unwrap();
         let alone = saved(one(&cell), Saving { asynchronous: true, every: 1, ..saving(dir.path()) });
         assert_goes_on(&course(&alone), &alone, dir.path(), 3, what);
-        for (strategy, ranks, shard) in [(Strategy::Zero3, 2, 1), (Strategy::Zero1, 2, 1), (Strategy::Hsdp, 4, 2)] {
-            for (layout, asynchronous) in [(SaveLayout::Sharded, true), (SaveLayout::Full, false)] {
-                let dir = tempfile::tempdir().unwrap();
-                let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
-                let cell = saved(on(cell.clone(), strategy, ranks, shard), saving);
-                let whole = course(&cell);
-                assert_goes_on(&whole, &cell, dir.path(), 4, &format!("{what}, {}, {layout:?}", strategy.name()));
-            }
+        let ways = [(Strategy::Zero3, 2, 1), (Strategy::Zero1, 2, 1), (Strategy::Hsdp, 4, 2)];
+        let layouts = [(SaveLayout::Sharded, true), (SaveLayout::Full, false)];
+        let mut all: Vec<_> = ways.into_iter().flat_map(|way| layouts.map(|layout| (way, layout))).collect();
+        all.rotate_left(at % 6);
+        for ((strategy, ranks, shard), (layout, asynchronous)) in tiers::some(test, all, [1, 2]) {
+            let dir = tempfile::tempdir().unwrap();
+            let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
+            let cell = saved(on(cell.clone(), strategy, ranks, shard), saving);
+            let whole = course(&cell);
+            assert_goes_on(&whole, &cell, dir.path(), 4, &format!("{what}, {}, {layout:?}", strategy.name()));
         }
     }
 }
@@ -189,7 +195,8 @@ fn of_ranks(
 
 #[test]
 fn other_ranks_and_strategies_load_equal_tensors_and_back() {
-    for (layout, asynchronous) in layouts() {
+    let test = "training::resume::other_ranks_and_strategies_load_equal_tensors";
+    for (layout, asynchronous) in tiers::some(test, layouts(), [2, 4]) {
         let dir = tempfile::tempdir().unwrap();
         let place = |name: &str| Saving { layout, asynchronous, ..saving(&dir.path().join(name)) };
         let mut cell = six_steps();
@@ -361,7 +368,7 @@ fn no_damage_is_accepted_and_none_panics() {
         cell.train.steps = 8;
         let all = files(&step_dir(dir.path(), 6));
         let read: Vec<_> = all.iter().filter(|path| !path.ends_with("config.json")).collect();
-        for _ in 0..120 {
+        for _ in 0..tiers::cases("training::resume::no_damage_is_accepted", [30, 60, 120]) {
             let file = read[next(read.len())];
             let good = std::fs::read(file).unwrap();
             let mut bad = good.clone();
@@ -423,7 +430,7 @@ fn names_of_files_stay_in_the_checkpoints_folder() {
                 "a\0b".into(),
             ]
         };
-        for which in 0..7 {
+        for which in tiers::some("training::resume::names_of_files", 0..7, [4, 7]) {
             let to = |name: &mut serde_json::Value| *name = elsewhere(name)[which].clone().into();
             for what in ["rank", "history", "file"] {
                 let sum = if what == "file" { Some(forged(&rank, |of| to(&mut of["files"][0]["name"]))) } else { None };
@@ -458,20 +465,20 @@ fn the_base_of_adapters_must_be_the_same() {
 /// Of a model whose weights are in files nothing is read again, however they are loaded; the frozen base of adapters is.
 #[test]
 fn a_run_that_goes_on_reads_of_the_model_what_does_not_train() {
-    for loading in Loading::ALL {
-        for rank in [0, 2] {
-            let dir = tempfile::tempdir().unwrap();
-            let mut cell = saved(on(llama_fixture(), Strategy::Zero3, 2, 1), saving(dir.path()));
-            (cell.train.steps, cell.train.micro_batch, cell.model.loading) = (2, 2, loading);
-            cell.lora = Lora { rank, alpha: 3.0, targets: vec![Linear::QProj], ..Lora::default() };
-            course(&cell);
-            cell.train.steps = 3;
-            let (plan, flag) = (plan(&cell), AtomicBool::new(false));
-            let control = Control { stop: &flag, tell: &|_| {}, trace: None, pace: None };
-            let ran = with_ranks(&cell, &plan, cpus(&cell), |rank| course::run(rank, control)).unwrap();
-            let read: u64 = ran.iter().map(|(report, _)| report.loaded.unwrap().read_bytes).sum();
-            assert_eq!(read > 0, rank > 0, "{} with adapters of rank {rank}: {read} bytes", loading.name());
-        }
+    let test = "training::resume::a_run_that_goes_on_reads_what_does_not_train";
+    for [loading, rank] in tiers::combinations(test, [Loading::ALL.len(), 2]) {
+        let (loading, rank) = (Loading::ALL[loading], [0, 2][rank]);
+        let dir = tempfile::tempdir().unwrap();
+        let mut cell = saved(on(llama_fixture(), Strategy::Zero3, 2, 1), saving(dir.path()));
+        (cell.train.steps, cell.train.micro_batch, cell.model.loading) = (2, 2, loading);
+        cell.lora = Lora { rank, alpha: 3.0, targets: vec![Linear::QProj], ..Lora::default() };
+        course(&cell);
+        cell.train.steps = 3;
+        let (plan, flag) = (plan(&cell), AtomicBool::new(false));
+        let control = Control { stop: &flag, tell: &|_| {}, trace: None, pace: None };
+        let ran = with_ranks(&cell, &plan, cpus(&cell), |rank| course::run(rank, control)).unwrap();
+        let read: u64 = ran.iter().map(|(report, _)| report.loaded.unwrap().read_bytes).sum();
+        assert_eq!(read > 0, rank > 0, "{} with adapters of rank {rank}: {read} bytes", loading.name());
     }
 }
 

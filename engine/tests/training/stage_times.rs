@@ -13,6 +13,7 @@ use zbench_engine::planner::RecordedAction;
 use zbench_engine::planner::clock::{Clock, DiskTime, Machine, Overheads};
 use zbench_engine::planner::curves::Curves;
 use zbench_kernels::DType;
+use zbench_test_tiers as tiers;
 
 /// Four blocks over so many stages.
 fn staged(stages: usize) -> Cell {
@@ -39,7 +40,7 @@ fn waiting_for_another_stage_has_a_span_of_its_own() {
 #[test]
 fn a_pace_changes_times_and_no_bit() {
     let pace = Pace { forward: 3e-3, backward: 5e-3 };
-    for stages in [1, 2] {
+    for stages in tiers::some("training::stage_times::a_pace_changes_times_and_no_bit", [2, 1], [1, 2]) {
         let bare = staged(stages);
         let paced = Cell { pace: Some(pace), ..bare.clone() };
         let bits = |cell: &Cell| {

@@ -12,6 +12,7 @@ use zbench_engine::course::Control;
 use zbench_engine::outcome::{Happening, RankReport, Traffic};
 use zbench_engine::plan::Plan;
 use zbench_engine::train::{collect, train, train_rank};
+use zbench_test_tiers as tiers;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -95,25 +96,26 @@ fn stages_train_over_tcp_as_they_do_as_threads() {
 
 #[test]
 fn what_is_planned_is_measured_over_tcp_for_every_strategy_and_rank_count() {
-    for (ranks, shard) in [(2, 1), (2, 2), (3, 3), (4, 2), (6, 2), (6, 3), (8, 2), (8, 4)] {
-        for strategy in Strategy::ALL {
-            // The shard group is all ranks without a hybrid.
-            let hybrid = strategy.is_hybrid();
-            for (index, cell) in cells(strategy, ranks, if hybrid { shard } else { ranks }).iter().enumerate() {
-                let what = format!("{} on {ranks} by {shard}, cell {index}", strategy.name());
-                let plan = plan(cell);
-                let (reports, losses) = measured(cell, &plan);
-                let plain = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes, t.ranks);
-                let stated: Vec<_> = plan.role_of(0).estimate.traffic.iter().map(plain).collect();
-                assert!(stated.iter().any(|row| row.4 > 0.0), "{what}");
-                for report in &reports {
-                    let moved: Vec<_> = report.traffic.iter().map(plain).collect();
-                    assert_eq!(stated, moved, "{what}: rank {}", report.rank);
-                }
-                let threads = train(cell, &plan, &|_| {}).unwrap_or_else(|failure| panic!("{}", failure.cause));
-                let bits: Vec<_> = threads.steps.iter().map(|step| step.loss.to_bits()).collect();
-                assert_eq!(losses, bits, "{what}: losses beside those of threads");
-            }
+    let test = "training::tcp::what_is_planned_is_measured_over_tcp";
+    let meshes = [(2, 1), (4, 2), (3, 3), (2, 2), (6, 2), (6, 3), (8, 2), (8, 4)];
+    let meshes = tiers::some(&format!("{test} (meshes)"), meshes, [3, 4]);
+    for [mesh, strategy, index] in tiers::combinations(test, [meshes.len(), Strategy::ALL.len(), 3]) {
+        let ((ranks, shard), strategy) = (meshes[mesh], Strategy::ALL[strategy]);
+        // The shard group is all ranks without a hybrid.
+        let hybrid = strategy.is_hybrid();
+        let cell = &cells(strategy, ranks, if hybrid { shard } else { ranks })[index];
+        let what = format!("{} on {ranks} by {shard}, cell {index}", strategy.name());
+        let plan = plan(cell);
+        let (reports, losses) = measured(cell, &plan);
+        let plain = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes, t.ranks);
+        let stated: Vec<_> = plan.role_of(0).estimate.traffic.iter().map(plain).collect();
+        assert!(stated.iter().any(|row| row.4 > 0.0), "{what}");
+        for report in &reports {
+            let moved: Vec<_> = report.traffic.iter().map(plain).collect();
+            assert_eq!(stated, moved, "{what}: rank {}", report.rank);
         }
+        let threads = train(cell, &plan, &|_| {}).unwrap_or_else(|failure| panic!("{}", failure.cause));
+        let bits: Vec<_> = threads.steps.iter().map(|step| step.loss.to_bits()).collect();
+        assert_eq!(losses, bits, "{what}: losses beside those of threads");
     }
 }

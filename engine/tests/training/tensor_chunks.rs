@@ -14,6 +14,7 @@ use zbench_engine::plan::Plan;
 use zbench_engine::planner::RecordedAction;
 use zbench_engine::recorder::{Overlap, Recorded};
 use zbench_kernels::{DType, Op};
+use zbench_test_tiers as tiers;
 
 fn in_chunks(cell: &Cell, chunks: usize) -> Cell {
     let mut cell = cell.clone();
@@ -30,12 +31,13 @@ fn assert_same_bits(one: &Cell, chunks: usize, what: &str) {
 
 #[test]
 fn chunks_have_the_bits_of_one_sum() {
-    for (name, cell) in cases() {
-        for (tensor, sequence, chunks) in [(2, false, 3), (2, true, 2), (4, false, 8), (4, true, 6)] {
-            let cell = shared(&cell, Strategy::Ddp, [1, tensor], 1, sequence);
-            let what = format!("{name} over {tensor} in {chunks} chunks, sequence parallelism {sequence}");
-            assert_same_bits(&cell, chunks, &what);
-        }
+    let (cases, ways) = (cases(), [(2, false, 3), (2, true, 2), (4, false, 8), (4, true, 6)]);
+    let sizes = [cases.len(), ways.len()];
+    for [case, way] in tiers::combinations("training::tensor_chunks::chunks_have_the_bits_of_one_sum", sizes) {
+        let ((name, cell), (tensor, sequence, chunks)) = (&cases[case], ways[way]);
+        let cell = shared(cell, Strategy::Ddp, [1, tensor], 1, sequence);
+        let what = format!("{name} over {tensor} in {chunks} chunks, sequence parallelism {sequence}");
+        assert_same_bits(&cell, chunks, &what);
     }
 }
 
@@ -59,27 +61,28 @@ fn chunks_have_the_bits_of_one_sum_with_adapters_and_other_types() {
     let targets = Linear::ALL.to_vec();
     nf4.lora = Lora { rank: 2, alpha: 3.0, dropout: 0.25, base: Some(Base::Nf4Single), targets, ..Lora::default() };
     cells.push(("QLoRA".into(), nf4));
-    for (name, cell) in cells {
-        for (strategy, sequence, chunks) in [(Strategy::Ddp, false, 4), (Strategy::Zero1, true, 3)] {
-            let cell = shared(&cell, strategy, [2, 2], 1, sequence);
-            let what = format!("{name}, {} in {chunks} chunks", strategy.name());
-            assert_same_bits(&cell, chunks, &what);
-            assert_takes_what_is_planned(&in_chunks(&cell, chunks), &what);
-        }
+    let ways = [(Strategy::Ddp, false, 4), (Strategy::Zero1, true, 3)];
+    let sizes = [cells.len(), ways.len()];
+    for [number, way] in tiers::combinations("training::tensor_chunks::adapters_and_other_types", sizes) {
+        let ((name, cell), (strategy, sequence, chunks)) = (&cells[number], ways[way]);
+        let cell = shared(cell, strategy, [2, 2], 1, sequence);
+        let what = format!("{name}, {} in {chunks} chunks", strategy.name());
+        assert_same_bits(&cell, chunks, &what);
+        assert_takes_what_is_planned(&in_chunks(&cell, chunks), &what);
     }
 }
 
 #[test]
 fn every_rank_takes_what_is_planned() {
-    for (name, cell) in cases() {
-        for (sequence, chunks) in [(false, 3), (true, 2)] {
-            for policy in [Checkpointing::None, Checkpointing::Full] {
-                let mut cell = shared(&cell, Strategy::Zero2, [2, 2], 1, sequence);
-                (cell.memory.checkpointing, cell.train.untimed_steps, cell.train.steps) = (policy, 1, 1);
-                let what = format!("{name}, sequence parallelism {sequence}");
-                assert_takes_what_is_planned(&in_chunks(&cell, chunks), &what);
-            }
-        }
+    let cases = cases();
+    let test = "training::tensor_chunks::every_rank_takes_what_is_planned";
+    for [case, way, policy] in tiers::combinations(test, [cases.len(), 2, 2]) {
+        let ((name, cell), (sequence, chunks)) = (&cases[case], [(false, 3), (true, 2)][way]);
+        let policy = [Checkpointing::None, Checkpointing::Full][policy].clone();
+        let mut cell = shared(cell, Strategy::Zero2, [2, 2], 1, sequence);
+        (cell.memory.checkpointing, cell.train.untimed_steps, cell.train.steps) = (policy, 1, 1);
+        let what = format!("{name}, sequence parallelism {sequence}");
+        assert_takes_what_is_planned(&in_chunks(&cell, chunks), &what);
     }
 }
 

@@ -14,6 +14,7 @@ use zbench_engine::mesh::GroupName;
 use zbench_engine::outcome::Happening;
 use zbench_engine::training_state::step_dir;
 use zbench_kernels::{Category, DType, Op};
+use zbench_test_tiers as tiers;
 
 /// A sum in another order, in f32: the bound that was given.
 const CLOSE: f64 = 1e-5;
@@ -75,63 +76,61 @@ pub fn cases() -> Vec<(String, Cell)> {
 
 #[test]
 fn every_form_has_the_numbers_of_one_rank() {
-    for (name, mut cell) in cases() {
+    let (cases, mut references) = (cases(), BTreeMap::new());
+    let test = "training::tensors::every_form_has_the_numbers_of_one_rank";
+    for [case, tensor, sequence] in tiers::combinations(test, [cases.len(), 2, 2]) {
+        let ((name, mut cell), tensor, sequence) = (cases[case].clone(), [2, 4][tensor], sequence == 1);
         (cell.train.clip_norm, cell.train.lr) = (0.05, 1e-3);
-        let reference = run(&on(cell.clone(), Strategy::Ddp, 1, 1));
-        for tensor in [2, 4] {
-            for sequence in [false, true] {
-                let what = format!("{name} over {tensor}, sequence parallelism {sequence}");
-                assert_near(&reference, &shared(&cell, Strategy::Ddp, [1, tensor], 1, sequence), &what);
-            }
-        }
+        let reference = references.entry(case).or_insert_with(|| run(&on(cell.clone(), Strategy::Ddp, 1, 1)));
+        let what = format!("{name} over {tensor}, sequence parallelism {sequence}");
+        assert_near(reference, &shared(&cell, Strategy::Ddp, [1, tensor], 1, sequence), &what);
     }
 }
 
 #[test]
 fn every_strategy_gives_the_same_bits_at_one_degree() {
-    for sequence in [false, true] {
-        let of = |strategy, shard| run(&shared(&base(), strategy, [2, 2], shard, sequence));
-        let reference = of(Strategy::Ddp, 1);
-        for (strategy, shard) in strategies(2) {
-            let ran = of(strategy, shard);
-            let what = format!("{} by {shard}, sequence parallelism {sequence}", strategy.name());
-            assert_eq!(bits(&reference), bits(&ran), "{what}");
-            assert!(reference.weights == ran.weights, "{what}: weights");
-        }
+    let of = |strategy, shard, sequence| run(&shared(&base(), strategy, [2, 2], shard, sequence));
+    let (references, strategies) = ([false, true].map(|sequence| of(Strategy::Ddp, 1, sequence)), strategies(2));
+    let test = "training::tensors::every_strategy_gives_the_same_bits_at_one_degree";
+    for [sequence, strategy] in tiers::combinations(test, [2, strategies.len()]) {
+        let (reference, (strategy, shard)) = (&references[sequence], strategies[strategy]);
+        let ran = of(strategy, shard, sequence == 1);
+        let what = format!("{} by {shard}, sequence parallelism {sequence}", strategy.name());
+        assert_eq!(bits(reference), bits(&ran), "{what}");
+        assert!(reference.weights == ran.weights, "{what}: weights");
     }
 }
 
 #[test]
 fn every_rank_takes_what_is_planned() {
-    for (name, cell) in cases() {
-        for (strategy, shard) in [(Strategy::Ddp, 1), (Strategy::Zero2, 1), (Strategy::Fsdp, 1)] {
-            for sequence in [false, true] {
-                for policy in [Checkpointing::None, Checkpointing::Full] {
-                    let mut cell = shared(&cell, strategy, [2, 2], shard, sequence);
-                    (cell.memory.checkpointing, cell.train.untimed_steps, cell.train.steps) = (policy, 1, 1);
-                    let what = format!("{name}, {}, sequence parallelism {sequence}", strategy.name());
-                    assert_takes_what_is_planned(&cell, &what);
-                }
-            }
-        }
+    let (cases, strategies) = (cases(), [Strategy::Ddp, Strategy::Zero2, Strategy::Fsdp]);
+    let sizes = [cases.len(), strategies.len(), 2, 2];
+    let test = "training::tensors::every_rank_takes_what_is_planned";
+    for [case, strategy, sequence, policy] in tiers::combinations(test, sizes) {
+        let ((name, cell), strategy, sequence) = (&cases[case], strategies[strategy], sequence == 1);
+        let mut cell = shared(cell, strategy, [2, 2], 1, sequence);
+        cell.memory.checkpointing = [Checkpointing::None, Checkpointing::Full][policy].clone();
+        (cell.train.untimed_steps, cell.train.steps) = (1, 1);
+        let what = format!("{name}, {}, sequence parallelism {sequence}", strategy.name());
+        assert_takes_what_is_planned(&cell, &what);
     }
 }
 
 /// Shared inputs of blocks change no number, and take exactly a share of what they took.
 #[test]
 fn partitioned_activations_are_a_share_of_the_same_numbers() {
-    for policy in [Checkpointing::Full, Checkpointing::Every(2), Checkpointing::Selective, Checkpointing::None] {
-        for strategy in [Strategy::Ddp, Strategy::Fsdp] {
-            let mut cell = shared(&base(), strategy, [2, 2], 1, false);
-            (cell.memory.checkpointing, cell.train.untimed_steps) = (policy.clone(), 1);
-            let mut shared = cell.clone();
-            shared.memory.partition_activations = true;
-            let what = format!("{}, {policy:?}", strategy.name());
-            let (whole, part) = (run(&cell), run(&shared));
-            assert_eq!(bits(&whole), bits(&part), "{what}");
-            assert!(whole.weights == part.weights, "{what}: weights");
-            assert_takes_what_is_planned(&shared, &what);
-        }
+    let policies = [Checkpointing::Full, Checkpointing::Every(2), Checkpointing::Selective, Checkpointing::None];
+    for [policy, strategy] in tiers::combinations("training::tensors::partitioned_activations", [policies.len(), 2]) {
+        let (policy, strategy) = (&policies[policy], [Strategy::Ddp, Strategy::Fsdp][strategy]);
+        let mut cell = shared(&base(), strategy, [2, 2], 1, false);
+        (cell.memory.checkpointing, cell.train.untimed_steps) = (policy.clone(), 1);
+        let mut shared = cell.clone();
+        shared.memory.partition_activations = true;
+        let what = format!("{}, {policy:?}", strategy.name());
+        let (whole, part) = (run(&cell), run(&shared));
+        assert_eq!(bits(&whole), bits(&part), "{what}");
+        assert!(whole.weights == part.weights, "{what}: weights");
+        assert_takes_what_is_planned(&shared, &what);
     }
 }
 
@@ -185,7 +184,8 @@ fn eight_ranks_have_the_numbers_of_two() {
     (cell.model.num_hidden_layers, cell.train.accumulation, cell.train.micro_batch) = (4, 4, 1);
     (cell.train.lr, cell.train.clip_norm) = (1e-3, 0.05);
     let reference = run(&on(cell.clone(), Strategy::Ddp, 2, 1));
-    for (strategy, sequence) in [(Strategy::Zero1, false), (Strategy::Fsdp, true)] {
+    let ways = [(Strategy::Fsdp, true), (Strategy::Zero1, false)];
+    for (strategy, sequence) in tiers::some("training::tensors::eight_ranks", ways, [1, 2]) {
         let mut eight = shared(&cell, strategy, [2, 2], 1, sequence);
         (eight.parallel.ranks, eight.parallel.degrees.pipeline) = (8, 2);
         let ran = run(&eight);
@@ -260,7 +260,11 @@ fn precisions_adapters_and_evaluations_train() {
     // Each rank has scales of scales of its own part.
     cells.push(("QLoRA with scales in 8 bits".into(), 1e-3, Cell { lora: of(Base::Nf4), ..nf4.clone() }));
     cells.push(("QLoRA".into(), CLOSE, nf4));
-    for (name, bound, mut cell) in cells {
+    let (ways, mut references) =
+        ([(Strategy::Ddp, false), (Strategy::Zero3, true), (Strategy::Zero1, true)], BTreeMap::new());
+    let test = "training::tensors::precisions_adapters_and_evaluations_train";
+    for [number, way] in tiers::combinations(test, [cells.len(), ways.len()]) {
+        let ((name, bound, mut cell), (strategy, sequence)) = (cells[number].clone(), ways[way]);
         let evaluation = Some(Evaluation { every: 1, batches: 2, share: 0.1 });
         cell.watch = Some(Watch { evaluation, ..Watch::default() });
         let losses = |cell: &Cell| {
@@ -271,17 +275,15 @@ fn precisions_adapters_and_evaluations_train() {
                 .filter_map(|what| if let Happening::Evaluated(e) = what { Some(e.loss) } else { None });
             course.steps.iter().map(|step| step.loss).chain(evaluated).collect::<Vec<f64>>()
         };
-        let reference = losses(&on(cell.clone(), Strategy::Ddp, 2, 1));
-        for (strategy, sequence) in [(Strategy::Ddp, false), (Strategy::Zero3, true), (Strategy::Zero1, true)] {
-            let cell = shared(&cell, strategy, [2, 2], 1, sequence);
-            let what = format!("{name}, {}, sequence parallelism {sequence}", strategy.name());
-            let ours = losses(&cell);
-            assert_eq!(reference.len(), ours.len(), "{what}");
-            for (at, (theirs, ours)) in reference.iter().zip(&ours).enumerate() {
-                assert!((theirs - ours).abs() <= bound * theirs, "{what}: loss {at}: {ours} for {theirs}");
-            }
-            assert_takes_what_is_planned(&cell, &what);
+        let reference = references.entry(number).or_insert_with(|| losses(&on(cell.clone(), Strategy::Ddp, 2, 1)));
+        let cell = shared(&cell, strategy, [2, 2], 1, sequence);
+        let what = format!("{name}, {}, sequence parallelism {sequence}", strategy.name());
+        let ours = losses(&cell);
+        assert_eq!(reference.len(), ours.len(), "{what}");
+        for (at, (theirs, ours)) in reference.iter().zip(&ours).enumerate() {
+            assert!((theirs - ours).abs() <= bound * theirs, "{what}: loss {at}: {ours} for {theirs}");
         }
+        assert_takes_what_is_planned(&cell, &what);
     }
 }
 
@@ -296,32 +298,33 @@ fn stages_of_tensor_ranks_have_the_numbers_of_one_stage() {
         (PipelineSchedule::ZbH1, 1),
     ];
     let strategies = [Strategy::Ddp, Strategy::Zero1, Strategy::Zero3];
-    for (sequence, tied) in [(false, false), (true, false), (false, true), (true, true)] {
+    let test = "training::tensors::stages_of_tensor_ranks_have_the_numbers_of_one_stage";
+    for [sequence, tied, strategy, schedule] in tiers::combinations(test, [2, 2, strategies.len(), schedules.len()]) {
+        let (sequence, tied) = (sequence == 1, tied == 1);
+        let (strategy, (schedule, chunks)) = (strategies[strategy], schedules[schedule]);
         let mut base = base();
         (base.model.num_hidden_layers, base.model.tie_word_embeddings) = (4, tied);
         (base.train.accumulation, base.train.micro_batch, base.train.lr) = (4, 1, 1e-3);
-        let schedules = schedules.into_iter().cycle().skip(usize::from(sequence));
-        for (strategy, (schedule, chunks)) in strategies.into_iter().zip(schedules) {
-            let one = shared(&base, strategy, [2, 2], 1, sequence);
-            let mut staged = one.clone();
-            staged.parallel.ranks *= 2;
-            let degrees = &mut staged.parallel.degrees;
-            (degrees.pipeline, degrees.pipeline_schedule, degrees.virtual_stages) = (2, schedule, chunks);
-            let what = format!("{}, {schedule:?}, sequence parallelism {sequence}, tied {tied}", strategy.name());
-            let (reference, ran) = (run(&one), run(&staged));
-            if tied {
-                for (a, b) in reference.steps.iter().zip(&ran.steps) {
-                    assert!((a.loss - b.loss).abs() <= CLOSE * a.loss, "{what}: loss {} and {}", a.loss, b.loss);
-                    let far = (a.grad_norm - b.grad_norm).abs();
-                    assert!(far <= CLOSE * a.grad_norm, "{what}: norm {} and {}", a.grad_norm, b.grad_norm);
-                }
-            } else {
-                assert_eq!(bits(&reference), bits(&ran), "{what}");
-                assert!(reference.weights == ran.weights, "{what}: weights");
+        base.train.steps = 2;
+        let one = shared(&base, strategy, [2, 2], 1, sequence);
+        let mut staged = one.clone();
+        staged.parallel.ranks *= 2;
+        let degrees = &mut staged.parallel.degrees;
+        (degrees.pipeline, degrees.pipeline_schedule, degrees.virtual_stages) = (2, schedule, chunks);
+        let what = format!("{}, {schedule:?}, sequence parallelism {sequence}, tied {tied}", strategy.name());
+        let (reference, ran) = (run(&one), run(&staged));
+        if tied {
+            for (a, b) in reference.steps.iter().zip(&ran.steps) {
+                assert!((a.loss - b.loss).abs() <= CLOSE * a.loss, "{what}: loss {} and {}", a.loss, b.loss);
+                let far = (a.grad_norm - b.grad_norm).abs();
+                assert!(far <= CLOSE * a.grad_norm, "{what}: norm {} and {}", a.grad_norm, b.grad_norm);
             }
-            staged.train.untimed_steps = 1;
-            assert_takes_what_is_planned(&staged, &what);
+        } else {
+            assert_eq!(bits(&reference), bits(&ran), "{what}");
+            assert!(reference.weights == ran.weights, "{what}: weights");
         }
+        staged.train.untimed_steps = 1;
+        assert_takes_what_is_planned(&staged, &what);
     }
 }
 
@@ -344,22 +347,25 @@ fn checkpoints_go_from_any_mesh_to_any_other() {
         ([1, 4, 1], Strategy::Ddp),
         ([2, 1, 2], Strategy::Fsdp),
     ];
-    let cases = layouts().into_iter().zip([false, true, true, false]);
-    for ((layout, asynchronous), tied) in cases {
+    let cases: Vec<_> = layouts().into_iter().zip([false, true, true, false]).collect();
+    let mut written = BTreeMap::new();
+    let test = "training::tensors::checkpoints_go_from_any_mesh_to_any_other";
+    for [case, of, to] in tiers::combinations(test, [cases.len(), meshes.len(), meshes.len()]) {
+        let ((layout, asynchronous), tied) = cases[case];
         cell.model.tie_word_embeddings = tied;
-        let on_mesh = |mesh, strategy| on_mesh(&cell, mesh, strategy);
-        for (from, strategy) in meshes {
+        let on_mesh = |(mesh, strategy)| on_mesh(&cell, mesh, strategy);
+        let (dir, digest) = written.entry((case, of)).or_insert_with(|| {
             let dir = tempfile::tempdir().unwrap();
             let saving = Saving { layout, asynchronous, every: 2, ..saving(dir.path()) };
-            let digest = course(&saved(on_mesh(from, strategy), saving.clone())).digest;
-            for (to, strategy) in meshes {
-                let own = tempfile::tempdir().unwrap();
-                let resume = Resume::From(step_dir(dir.path(), 2));
-                let target = saved(on_mesh(to, strategy), Saving { dir: own.path().into(), resume, ..saving.clone() });
-                let loaded = try_loaded(&target).unwrap_or_else(|e| panic!("{from:?} to {to:?}, {layout:?}: {e}"));
-                assert_eq!(digest, loaded, "{from:?} to {to:?}, {layout:?}, asynchronous {asynchronous}");
-            }
-        }
+            let digest = course(&saved(on_mesh(meshes[of]), saving)).digest;
+            (dir, digest)
+        });
+        let own = tempfile::tempdir().unwrap();
+        let resume = Resume::From(step_dir(dir.path(), 2));
+        let saving = Saving { layout, asynchronous, every: 2, resume, ..saving(own.path()) };
+        let what = format!("{:?} to {:?}, {layout:?}, asynchronous {asynchronous}", meshes[of], meshes[to]);
+        let loaded = try_loaded(&saved(on_mesh(meshes[to]), saving)).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert_eq!(*digest, loaded, "{what}");
     }
 }
 

@@ -12,6 +12,7 @@ use zbench_engine::plan::Plan;
 use zbench_engine::train::with_ranks;
 use zbench_kernels::{DType, Kernels};
 use zbench_kernels_testing::Reference;
+use zbench_test_tiers as tiers;
 
 /// Relative difference at most.
 const NEAR: f64 = 1e-12;
@@ -69,29 +70,29 @@ fn every_family_is_near_one_rank_in_f64() {
         .collect();
     cells.push(("llama".into(), base()));
     cells.extend(expert_cells(base()).into_iter().take(1).map(|(name, cell)| (name.to_string(), cell)));
-    for (name, mut cell) in cells {
+    let ways = [(2, false), (2, true), (4, false), (4, true)];
+    let sizes = [cells.len(), ways.len()];
+    for [number, way] in tiers::combinations("training::tensors_f64::every_family_is_near_one_rank", sizes) {
+        let ((name, mut cell), (tensor, sequence)) = (cells[number].clone(), ways[way]);
         cell.precision = Precision::all(DType::F64);
         (cell.train.lr, cell.train.steps) = (1e-3, 3);
         let reference = run_in_f64(&on(cell.clone(), Strategy::Ddp, 1, 1));
         let all = reference.gradients.values().flatten().map(|value| value * value).sum::<f64>().sqrt();
-        for (tensor, sequence) in [(2, false), (2, true), (4, false), (4, true)] {
-            let what = format!("{name} over {tensor}, sequence parallelism {sequence}");
-            let ran = run_in_f64(&shared(&cell, Strategy::Ddp, [1, tensor], 1, sequence));
-            for (ours, theirs) in ran.numbers.iter().zip(&reference.numbers) {
-                assert!((ours - theirs).abs() <= NEAR * theirs.abs(), "{what}: {ours} for {theirs}");
-            }
-            assert_eq!(ran.gradients.len(), reference.gradients.len(), "{what}");
-            for (name, theirs) in &reference.gradients {
-                let norm =
-                    |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-                let size = norm(&mut theirs.iter().copied());
-                let far = norm(&mut ran.gradients[name].iter().zip(theirs).map(|(a, b)| a - b));
-                // The gradient of keys' biases is 0 but for rounding.
-                assert!(
-                    far <= NEAR * size.max(f64::EPSILON * all / NEAR),
-                    "{what}: the gradient of {name} is {far:e} of {size:e} off"
-                );
-            }
+        let what = format!("{name} over {tensor}, sequence parallelism {sequence}");
+        let ran = run_in_f64(&shared(&cell, Strategy::Ddp, [1, tensor], 1, sequence));
+        for (ours, theirs) in ran.numbers.iter().zip(&reference.numbers) {
+            assert!((ours - theirs).abs() <= NEAR * theirs.abs(), "{what}: {ours} for {theirs}");
+        }
+        assert_eq!(ran.gradients.len(), reference.gradients.len(), "{what}");
+        for (name, theirs) in &reference.gradients {
+            let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+            let size = norm(&mut theirs.iter().copied());
+            let far = norm(&mut ran.gradients[name].iter().zip(theirs).map(|(a, b)| a - b));
+            // The gradient of keys' biases is 0 but for rounding.
+            assert!(
+                far <= NEAR * size.max(f64::EPSILON * all / NEAR),
+                "{what}: the gradient of {name} is {far:e} of {size:e} off"
+            );
         }
     }
 }

@@ -13,6 +13,7 @@ use zbench_engine::mesh::GroupName;
 use zbench_engine::outcome::{Failure, Happening, Run, Span};
 use zbench_engine::trace::{ClockOrigin, StepTrace, Tracing, What};
 use zbench_engine::train::train_on;
+use zbench_test_tiers as tiers;
 
 fn traced(cell: &Cell, steps: u64) -> (Result<Run, Failure>, Vec<StepTrace>) {
     let traces = Mutex::new(Vec::new());
@@ -141,7 +142,7 @@ fn every_action_of_the_plan_that_takes_time_is_there_in_its_order() {
 
 #[test]
 fn who_traces_trains_as_who_does_not() {
-    for (name, cell) in cells() {
+    for (name, cell) in tiers::some("training::trace::who_traces_trains_as_who_does_not", cells(), [3, 6]) {
         let bits = |run: &Run| -> Vec<(u64, u64)> {
             run.steps.iter().map(|step| (step.loss.to_bits(), step.grad_norm.to_bits())).collect()
         };

@@ -43,7 +43,6 @@ impl std::fmt::Debug for Cpu {
     }
 }
 
-#[warn(missing_docs)]
 impl Cpu {
     /// Kernels that share each operation among `threads` threads, the caller included; 0 counts as 1. When the system
     /// refuses more threads there are fewer: ask [`Kernels::threads`].

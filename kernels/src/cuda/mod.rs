@@ -36,7 +36,6 @@ use std::sync::Arc;
 ///
 /// Calls return when their work is queued. What the host can only find out later (an id outside the vocabulary, a fault of the
 /// device) comes out of the next call that waits: [`Kernels::download`], [`Kernels::synchronize`] and sums to a number.
-#[warn(missing_docs)]
 pub struct Cuda {
     device: Arc<dyn Device>,
     stream: Box<dyn Stream>,
@@ -63,7 +62,6 @@ impl From<DeviceError> for KernelError {
 const DEVICE: DeviceTypes =
     DeviceTypes { name: "cuda", computes: |dtype| matches!(dtype, DType::F32 | DType::Bf16 | DType::F16) };
 
-#[warn(missing_docs)]
 impl Cuda {
     /// Kernels with a stream of their own on a device.
     ///

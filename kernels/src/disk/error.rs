@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 /// Why a file could not be made, or a transfer was not carried out.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // of fields: the messages say what they hold
 pub enum DiskError {
     /// There is no file to be made in the folder.
     #[error("could not make a file in {}: {source}; {help}", .folder.display())]

@@ -1,6 +1,6 @@
 //! How the threads of a pool meet: one leads, the others follow. No locks, and no system call unless somebody sleeps.
 
-#![allow(unsafe_code, reason = "the task's cell is shared without a lock; kernels/tests/loom checks the order")]
+#![allow(unsafe_code, reason = "the task's cell is shared without a lock; tests/loom checks the order")]
 
 use crate::sync::FutexScope::Private;
 use crate::sync::{AtomicU32, Ordering, SpinPolicy, UnsafeCell, full_fence, sleep, spin_until, wake};

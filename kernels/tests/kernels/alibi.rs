@@ -4,6 +4,7 @@ use crate::carried::all;
 use crate::harness::*;
 use std::ops::Range;
 use zbench_kernels::{AlibiHeads, Attention, DType, Kernels, Op, alibi_slope};
+use zbench_test_tiers as tiers;
 
 #[test]
 fn slopes_are_the_published_ones() {
@@ -52,7 +53,8 @@ fn run(kernels: &dyn Kernels, op: Attention, naive: bool, [q, k, v, dout]: [&Ten
 fn parts_of_the_heads_have_the_bits_of_the_whole() {
     let (batch, kv_heads, group) = (2, 3, 2);
     let heads = kv_heads * group;
-    for (seq, head_dim, dtype) in FLOATS.into_iter().flat_map(|dtype| [(150, 16, dtype), (70, 64, dtype)]) {
+    let shapes = FLOATS.into_iter().flat_map(|dtype| [(70, 64, dtype), (150, 16, dtype)]);
+    for (seq, head_dim, dtype) in tiers::some("alibi::parts_of_the_heads_have_the_bits_of_the_whole", shapes, [2, 4]) {
         let whole = Attention {
             batch,
             seq,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use zbench_kernels::cuda::host::Order;
 use zbench_kernels::{AlibiHeads, Attention, Cuda, DType, Kernels, Op, View};
 use zbench_kernels_testing::ByName;
+use zbench_test_tiers as tiers;
 
 /// For each element of dq, dk and dv the sum of its terms without their signs: a term is a probability, or the gradient of
 /// its score, times an element of k, q or dout, and the first factor may be rounded to the operation's type. A row's
@@ -167,10 +168,10 @@ proptest! {
 /// A strip of queries whose first rows see a tile of keys that its last rows do not.
 #[test]
 fn windows_that_end_within_a_strip() {
-    for (seq, window) in [(260, 3), (512, 100), (600, 250), (290, 2)] {
-        for dtype in [DType::Bf16, DType::F32] {
-            check(Attention { window: Some(window), ..shape(1, seq, 1, 2, 16, dtype) });
-        }
+    const CASES: [(usize, usize); 4] = [(260, 3), (290, 2), (512, 100), (600, 250)];
+    let all = [DType::Bf16, DType::F32].into_iter().flat_map(|dtype| CASES.map(|case| (case, dtype)));
+    for ((seq, window), dtype) in tiers::some("attention::windows_that_end_within_a_strip", all, [2, 4]) {
+        check(Attention { window: Some(window), ..shape(1, seq, 1, 2, 16, dtype) });
     }
 }
 
@@ -200,19 +201,20 @@ proptest! {
 /// Several blocks of queries and of keys of a head, whose gradients of queries are sums over blocks of keys.
 #[test]
 fn all_keys_are_seen_across_blocks() {
-    for (seq, kv_seq) in [(290, 290), (520, 130), (40, 700), (700, 40), (1, 300), (300, 1)] {
-        for dtype in [DType::Bf16, DType::F32] {
-            check(cross(shape(1, seq, 1, 2, 20, dtype), kv_seq));
-        }
-    }
+    const LENGTHS: [(usize, usize); 6] = [(290, 290), (520, 130), (40, 700), (700, 40), (1, 300), (300, 1)];
+    let of = |dtype| LENGTHS.map(move |(seq, kv_seq)| cross(shape(1, seq, 1, 2, 20, dtype), kv_seq));
     let bf16 = DType::Bf16;
-    check(Attention { scale: -0.3, ..cross(shape(1, 150, 1, 1, 16, bf16), 70) });
-    check(Attention { scale: 0.0, ..cross(shape(1, 70, 1, 1, 16, bf16), 150) });
-    // Head sizes of the tensor cores.
-    check(cross(shape(2, 130, 1, 2, 64, bf16), 70));
-    check(cross(shape(1, 77, 1, 2, 96, DType::F16), 200));
-    check(cross(shape(1, 150, 1, 1, 128, bf16), 150));
-    check(Attention { scale: -0.3, ..cross(shape(1, 70, 1, 1, 64, bf16), 90) });
+    let others = [
+        Attention { scale: -0.3, ..cross(shape(1, 150, 1, 1, 16, bf16), 70) },
+        Attention { scale: 0.0, ..cross(shape(1, 70, 1, 1, 16, bf16), 150) },
+        // Head sizes of the tensor cores.
+        cross(shape(2, 130, 1, 2, 64, bf16), 70),
+        cross(shape(1, 77, 1, 2, 96, DType::F16), 200),
+        cross(shape(1, 150, 1, 1, 128, bf16), 150),
+        Attention { scale: -0.3, ..cross(shape(1, 70, 1, 1, 64, bf16), 90) },
+    ];
+    let all = of(bf16).into_iter().chain(of(DType::F32)).chain(others);
+    tiers::some("attention::all_keys_are_seen_across_blocks", all, [4, 9]).into_iter().for_each(check);
 }
 
 /// The last query of a causal sequence sees all keys, so it is a query without the causal mask: their outputs are the same.
@@ -238,17 +240,20 @@ fn the_last_query_of_a_sequence_sees_all() {
 #[test]
 fn heads_of_tensor_cores() {
     let (bf16, f16) = (DType::Bf16, DType::F16);
-    check(shape(1, 1, 1, 1, 64, bf16));
-    check(shape(2, 130, 1, 2, 64, f16));
-    check(shape(1, 77, 1, 1, 96, bf16));
-    check(shape(1, 150, 1, 1, 128, bf16));
-    check(shape(1, 65, 1, 3, 128, f16));
-    check(Attention { window: Some(40), alibi: Some(AlibiHeads::whole(1)), ..shape(1, 200, 1, 1, 96, f16) });
-    check(Attention { window: Some(130), ..shape(1, 290, 1, 1, 64, bf16) });
-    check(Attention { window: Some(3), ..shape(1, 140, 1, 1, 128, f16) });
-    check(Attention { alibi: Some(AlibiHeads { first: 2, heads: 6 }), ..shape(1, 129, 1, 3, 64, bf16) });
-    check(Attention { scale: -0.3, ..shape(1, 70, 1, 1, 64, bf16) });
-    check(Attention { scale: 0.0, ..shape(1, 70, 1, 1, 96, f16) });
+    let all = [
+        shape(1, 1, 1, 1, 64, bf16),
+        shape(2, 130, 1, 2, 64, f16),
+        shape(1, 77, 1, 1, 96, bf16),
+        shape(1, 150, 1, 1, 128, bf16),
+        shape(1, 65, 1, 3, 128, f16),
+        Attention { window: Some(40), alibi: Some(AlibiHeads::whole(1)), ..shape(1, 200, 1, 1, 96, f16) },
+        Attention { window: Some(130), ..shape(1, 290, 1, 1, 64, bf16) },
+        Attention { window: Some(3), ..shape(1, 140, 1, 1, 128, f16) },
+        Attention { alibi: Some(AlibiHeads { first: 2, heads: 6 }), ..shape(1, 129, 1, 3, 64, bf16) },
+        Attention { scale: -0.3, ..shape(1, 70, 1, 1, 64, bf16) },
+        Attention { scale: 0.0, ..shape(1, 70, 1, 1, 96, f16) },
+    ];
+    tiers::some("attention::heads_of_tensor_cores", all, [4, 11]).into_iter().for_each(check);
 }
 
 /// Which kernels ran, by whether the operands lie at multiples of 16 bytes.
@@ -314,14 +319,17 @@ fn a_window_of_one_key_is_the_value() {
 
 #[test]
 fn three_tiles_and_wide_heads() {
-    check(shape(1, 300, 1, 2, 32, DType::F32));
-    check(shape(1, 150, 2, 1, 128, DType::F32));
-    check(shape(1, 261, 1, 1, 128, DType::Bf16));
-    check(shape(2, 200, 2, 3, 64, DType::Bf16));
-    check(shape(1, 600, 1, 2, 40, DType::Bf16));
-    check(shape(1, 140, 1, 1, 256, DType::Bf16));
-    check(Attention { scale: -0.3, ..shape(1, 140, 1, 1, 16, DType::Bf16) });
-    check(Attention { scale: 0.0, ..shape(1, 140, 1, 1, 16, DType::Bf16) });
+    let all = [
+        shape(1, 300, 1, 2, 32, DType::F32),
+        shape(1, 150, 2, 1, 128, DType::F32),
+        shape(1, 261, 1, 1, 128, DType::Bf16),
+        shape(2, 200, 2, 3, 64, DType::Bf16),
+        shape(1, 600, 1, 2, 40, DType::Bf16),
+        shape(1, 140, 1, 1, 256, DType::Bf16),
+        Attention { scale: -0.3, ..shape(1, 140, 1, 1, 16, DType::Bf16) },
+        Attention { scale: 0.0, ..shape(1, 140, 1, 1, 16, DType::Bf16) },
+    ];
+    tiers::some("attention::three_tiles_and_wide_heads", all, [3, 8]).into_iter().for_each(check);
 }
 
 #[test]

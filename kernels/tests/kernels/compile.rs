@@ -3,7 +3,6 @@
 //! ZBENCH_BLESS=1 writes what each kernel takes to `cuda/usage.csv`; ZBENCH_REQUIRE_NVRTC=1 fails where there is no NVRTC;
 //! ZBENCH_KEEP_KERNELS=FOLDER keeps the compiled kernels there, for a machine with a GPU that need not compile them then.
 
-use crate::scope;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -13,6 +12,7 @@ use zbench_kernels::cuda::gpu::{Nvrtc, Probe, Search, Target, Usage, dotted, obt
 use zbench_kernels::cuda::host::Order;
 use zbench_kernels::cuda::sources::{SOURCES, Source};
 use zbench_kernels::device::Device;
+use zbench_test_tiers as tiers;
 
 /// Capabilities of Ampere and Hopper: the oldest that the kernels are for, and the one that has sources of its own.
 const CAPABILITIES: [(u32, u32); 2] = [(8, 0), (9, 0)];
@@ -52,7 +52,7 @@ fn usage(nvrtc: &Nvrtc, source: &Source, target: &Target) -> Vec<Usage> {
 /// What every kernel of every source takes, by architecture and name.
 fn compiled(nvrtc: &Nvrtc) -> BTreeMap<(String, String), Usage> {
     let test = "compile::every_kernel_compiles_without_spills_and_takes_what_is_noted (architectures)";
-    let count = if set("ZBENCH_BLESS") { 2 } else { scope::cases(test, 1, 2) };
+    let count = if set("ZBENCH_BLESS") { 2 } else { tiers::cases(test, [1, 1, 2]) };
     let targets: Vec<Target> =
         CAPABILITIES.iter().rev().take(count as usize).map(|capability| Target::of(*capability).unwrap()).collect();
     let work: Vec<(&Target, &Source)> =
@@ -101,7 +101,7 @@ fn every_kernel_compiles_without_spills_and_takes_what_is_noted() {
     let spilling: Vec<_> = all.iter().filter(|(_, usage)| usage.spills()).collect();
     assert!(spilling.is_empty(), "registers do not suffice: {spilling:#?}");
 
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda/usage.csv");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cuda/usage.csv");
     let now = table(&nvrtc, &all);
     if set("ZBENCH_BLESS") {
         std::fs::write(&path, now).unwrap();

@@ -2,6 +2,7 @@ use crate::harness::*;
 use proptest::prelude::*;
 use zbench_kernels::{DType, Gemm, Kernels, Op};
 use zbench_kernels_testing::{ByName, Reference};
+use zbench_test_tiers as tiers;
 
 fn check(m: usize, n: usize, k: usize, trans: (bool, bool), accumulate: bool, alpha: f32, types: [DType; 3]) {
     let [a, b, c] = types;
@@ -186,58 +187,67 @@ fn tensor_cores_multiply_what_is_aligned() {
 #[test]
 fn prepacked_in_one_piece_is_read_in_several() {
     let (m, n, k) = (3, 600, 16_500);
-    for dtype in [DType::Bf16, DType::F32] {
-        for trans_b in [false, true] {
-            let cpu = &CPUS[1];
-            let op = Gemm {
-                m,
-                n,
-                k,
-                trans_a: false,
-                trans_b,
-                alpha: 1.0,
-                accumulate: false,
-                a: dtype,
-                b: dtype,
-                c: dtype,
-                ..Gemm::DENSE
-            };
-            let [ta, tb] = [(m * k, 1), (k * n, 2)].map(|(len, seed)| Tensor::normal(dtype, len, seed));
-            let mut packed = Tensor::filled(DType::F32, cpu.prepacked_len(&op).unwrap(), f64::NAN);
-            cpu.prepack(&op, tb.view(), packed.view_mut()).unwrap();
-            let [mut plain, mut kept] = [(); 2].map(|()| Tensor::filled(dtype, m * n, f64::NAN));
-            let mut workspace = Tensor::workspace(cpu, &Op::Gemm(op));
-            cpu.gemm(&op, ta.view(), tb.view(), plain.view_mut(), workspace.view_mut()).unwrap();
-            let mut workspace = Tensor::workspace(cpu, &Op::GemmPrepacked(op));
-            cpu.gemm_prepacked(&op, ta.view(), packed.view(), kept.view_mut(), workspace.view_mut()).unwrap();
-            assert_eq!(plain.bits(), kept.bits());
-        }
+    for [dtype, trans_b] in tiers::combinations("gemm::prepacked_in_one_piece_is_read_in_several", [2, 2]) {
+        let (dtype, trans_b) = ([DType::Bf16, DType::F32][dtype], trans_b == 1);
+        let cpu = &CPUS[1];
+        let op = Gemm {
+            m,
+            n,
+            k,
+            trans_a: false,
+            trans_b,
+            alpha: 1.0,
+            accumulate: false,
+            a: dtype,
+            b: dtype,
+            c: dtype,
+            ..Gemm::DENSE
+        };
+        let [ta, tb] = [(m * k, 1), (k * n, 2)].map(|(len, seed)| Tensor::normal(dtype, len, seed));
+        let mut packed = Tensor::filled(DType::F32, cpu.prepacked_len(&op).unwrap(), f64::NAN);
+        cpu.prepack(&op, tb.view(), packed.view_mut()).unwrap();
+        let [mut plain, mut kept] = [(); 2].map(|()| Tensor::filled(dtype, m * n, f64::NAN));
+        let mut workspace = Tensor::workspace(cpu, &Op::Gemm(op));
+        cpu.gemm(&op, ta.view(), tb.view(), plain.view_mut(), workspace.view_mut()).unwrap();
+        let mut workspace = Tensor::workspace(cpu, &Op::GemmPrepacked(op));
+        cpu.gemm_prepacked(&op, ta.view(), packed.view(), kept.view_mut(), workspace.view_mut()).unwrap();
+        assert_eq!(plain.bits(), kept.bits());
     }
-    check(3, 600, 16_500, (false, true), true, 1.0, [DType::Bf16; 3]);
-    check(300, 3, 8300, (true, false), false, 1.0, [DType::F32; 3]);
+    let deep = [(300, 3, 8300, (true, false), false, DType::F32), (3, 600, 16_500, (false, true), true, DType::Bf16)];
+    for (m, n, k, trans, accumulate, dtype) in tiers::some("gemm::deep_sums", deep, [1, 2]) {
+        check(m, n, k, trans, accumulate, 1.0, [dtype; 3]);
+    }
 }
 
 #[test]
 fn shapes_that_threads_divide_unevenly() {
     // Tall and wide, small on the other side, and a sum longer than one packing.
-    for (m, n, k) in [(1100, 1, 40), (1, 2100, 40), (2111, 3, 1500), (5, 700, 1500), (300, 64, 1300), (193, 191, 777)] {
-        for trans in [(false, false), (false, true), (true, false), (true, true)] {
-            check(m, n, k, trans, false, 1.0, [DType::F32; 3]);
-        }
+    const SHAPES: [[usize; 3]; 6] =
+        [[1100, 1, 40], [1, 2100, 40], [2111, 3, 1500], [5, 700, 1500], [300, 64, 1300], [193, 191, 777]];
+    for [shape, a, b] in tiers::combinations("gemm::shapes_that_threads_divide_unevenly", [SHAPES.len(), 2, 2]) {
+        let [m, n, k] = SHAPES[shape];
+        check(m, n, k, (a == 1, b == 1), false, 1.0, [DType::F32; 3]);
     }
 }
 
 #[test]
 fn shapes_that_take_several_blocks_and_packings() {
     let (bf16, f16, f32) = (DType::Bf16, DType::F16, DType::F32);
-    check(20, 2060, 2100, (false, true), true, 0.5, [f16; 3]);
-    check(70, 300, 2100, (true, false), true, 1.0, [f16, f16, f32]);
-    check(3, 600, 8300, (true, true), false, 1.0, [f16; 3]);
-    check(160, 96, 512, (false, true), false, 1.0, [f32, f16, f32]);
-    check(160, 96, 512, (true, false), false, 1.0, [bf16, f32, bf16]);
-    check(1040, 20, 2100, (false, true), false, 1.0, [bf16; 3]);
-    check(20, 2060, 2100, (true, false), true, 0.5, [bf16; 3]);
-    check(1040, 2060, 9, (false, false), true, 1.0, [bf16, bf16, DType::F32]);
+    let all = [
+        (160, 96, 512, (false, true), false, 1.0, [f32, f16, f32]),
+        (160, 96, 512, (true, false), false, 1.0, [bf16, f32, bf16]),
+        (20, 2060, 2100, (true, false), true, 0.5, [bf16; 3]),
+        (70, 300, 2100, (true, false), true, 1.0, [f16, f16, f32]),
+        (20, 2060, 2100, (false, true), true, 0.5, [f16; 3]),
+        (3, 600, 8300, (true, true), false, 1.0, [f16; 3]),
+        (1040, 20, 2100, (false, true), false, 1.0, [bf16; 3]),
+        (1040, 2060, 9, (false, false), true, 1.0, [bf16, bf16, DType::F32]),
+    ];
+    for (m, n, k, trans, accumulate, alpha, types) in
+        tiers::some("gemm::shapes_that_take_several_blocks_and_packings", all, [2, 6])
+    {
+        check(m, n, k, trans, accumulate, alpha, types);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use zbench_kernels::cuda::gpu::{Gpu, Options, Pinned, Probe, Search};
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::{Cpu, Cuda, DType, Element, Kernels, Op, Result, View, ViewMut, peak, philox};
 use zbench_kernels_testing::Reference;
+use zbench_test_tiers::{Tier, tier};
 
 /// Types that the cores compute in.
 pub const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
@@ -36,10 +37,21 @@ pub fn host(order: Order) -> Host {
     Host::new(&cache, "c++", &flags, order).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Random cases of a property: so many, or fewer where PROPTEST_CASES says so, as under a sanitizer.
+/// Random cases of a property in the full tier; a share of them in the others, or what PROPTEST_CASES sets, as under a sanitizer.
 pub fn cases(most: u32) -> Config {
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
-    Config::with_cases(asked.map_or(most, |asked: u32| asked.min(most)))
+    let of_tier = match tier() {
+        Tier::Fast => most.div_ceil(5),
+        Tier::Ci => most.div_ceil(2),
+        Tier::Full => most,
+    };
+    Config::with_cases(asked.map_or(of_tier, |asked: u32| asked.min(most)))
+}
+
+/// The orders of a block's threads that a comparison runs: both, or in the fast tier one of them, by the name of the case.
+fn cudas(case: &str) -> &'static [Cuda] {
+    let one = case.bytes().map(usize::from).sum::<usize>() % 2;
+    if tier() == Tier::Fast { &CUDAS[one..=one] } else { &CUDAS[..] }
 }
 
 /// How far a result may be from the reference on the same inputs in f64: relative to the value, and to the root mean
@@ -341,13 +353,14 @@ pub fn compare_sums<const N: usize>(
         first.get_or_insert(got);
     }
     let mut first: Option<[Tensor; N]> = None;
-    for (at, cuda) in CUDAS.iter().chain(gpus()).enumerate() {
+    let orders = cudas(case);
+    for (at, cuda) in orders.iter().chain(gpus()).enumerate() {
         let case = format!("{case}, {}", cuda.name());
         // A GPU may join a product and a sum into one rounding: it is held against itself.
-        first = first.filter(|_| at != CUDAS.len());
+        first = first.filter(|_| at != orders.len());
         let mut got = tensors.clone();
         // What a GPU reaches of the host's memory counts as its own: nothing is done for it on the host.
-        let asked = on_device(at >= CUDAS.len(), || call(cuda, &|dtype| dtype, &mut got));
+        let asked = on_device(at >= orders.len(), || call(cuda, &|dtype| dtype, &mut got));
         asked.unwrap_or_else(|error| panic!("{case}: {error}"));
         cuda.synchronize().unwrap_or_else(|error| panic!("{case}: {error}"));
         for i in 0..N {

@@ -28,8 +28,6 @@ mod packed;
 mod quantize;
 mod reduce;
 mod rows;
-#[path = "../../../tests/scope.rs"]
-mod scope;
 mod shared;
 mod stochastic;
 mod vocabulary;

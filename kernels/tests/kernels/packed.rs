@@ -6,6 +6,7 @@ use crate::harness::*;
 use proptest::prelude::*;
 use zbench_kernels::*;
 use zbench_kernels_testing::{ByName, Reference};
+use zbench_test_tiers as tiers;
 
 const PACKINGS: [Packing; 3] = [Packing::Nf4, Packing::Nf4Double, Packing::Int8];
 
@@ -98,10 +99,11 @@ proptest! {
 
 #[test]
 fn the_smallest_and_those_at_the_edges_of_blocks() {
-    for packing in PACKINGS {
-        for (rows, cols) in [(1, 1), (1, 2), (1, 63), (1, 64), (1, 65), (64, 256), (65, 256), (257, 129), (3, 16384)] {
-            check(packing, rows, cols, DType::F32, rows as u64 * 7 + cols as u64);
-        }
+    const SHAPES: [(usize, usize); 9] =
+        [(1, 1), (1, 2), (1, 63), (1, 64), (1, 65), (64, 256), (65, 256), (257, 129), (3, 16384)];
+    for [shape, packing] in tiers::combinations("packed::edges_of_blocks", [SHAPES.len(), PACKINGS.len()]) {
+        let (rows, cols) = SHAPES[shape];
+        check(PACKINGS[packing], rows, cols, DType::F32, rows as u64 * 7 + cols as u64);
     }
 }
 

@@ -122,18 +122,3 @@ fn a_setting_is_found_by_its_dotted_path() {
     assert_eq!(record.setting("train.steps"), None);
     assert_eq!(record.setting("absent"), None);
 }
-
-#[test]
-fn the_contract_states_the_fields_of_turns_that_trials_have() {
-    let turns = Turns { why_not: Some("too large".into()), seed: 7, ..Default::default() };
-    let value = serde_json::to_value(turns).unwrap();
-    let contract = include_str!("../../../docs/contract.md");
-    let row = contract.lines().find(|line| line.starts_with("| top | `turns {why_not")).unwrap();
-    let stated = row.split(['{', '}']).nth(1).unwrap();
-    let mut stated: Vec<&str> = stated.split(", ").collect();
-    let mut written: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
-    stated.sort_unstable();
-    written.sort_unstable();
-    assert_eq!(stated, written);
-    assert!(contract.contains(&format!("`turns` is {{{}}}", row.split(['{', '}']).nth(1).unwrap())));
-}

@@ -11,6 +11,7 @@ use zbench_engine::plan::Plan;
 use zbench_engine::train::with_ranks;
 use zbench_kernels::Category;
 use zbench_kernels_testing::Reference;
+use zbench_test_tiers as tiers;
 
 /// The tensors of a block that backward reads, in the order in which forward makes them; bytes of each.
 struct Block {
@@ -141,18 +142,16 @@ fn assert_slope(cell: &Cell, blocks: usize, expected: u64, what: &str) {
 fn a_block_keeps_its_list_of_tensors_under_every_policy() {
     let experts = expert_cells(small()).into_iter().filter(|(name, _)| !name.contains("a dense block"));
     let formed = forms().into_iter().map(|form| (form.0, formed(small(), form)));
-    for (name, cell) in [("llama", small())].into_iter().chain(formed).chain(experts) {
-        for attention in [AttentionKind::Flash, AttentionKind::Naive] {
-            for compute in [DType::F32, DType::Bf16] {
-                for policy in policies() {
-                    let mut cell = cell.clone();
-                    cell.precision = if compute == DType::F32 { Precision::F32 } else { Precision::mixed(compute) };
-                    (cell.memory.attention, cell.memory.checkpointing) = (attention, policy.clone());
-                    let what = format!("{name} {attention:?} {compute} {policy:?}");
-                    assert_slope(&cell, 1, Block::of(&cell).kept(&policy), &what);
-                }
-            }
-        }
+    let cells: Vec<_> = [("llama", small())].into_iter().chain(formed).chain(experts).collect();
+    let (policies, precisions) = (policies(), [Precision::F32, Precision::mixed(DType::Bf16)]);
+    let sizes = [cells.len(), 2, precisions.len(), policies.len()];
+    for [cell, naive, precision, policy] in tiers::combinations("training::formulas::a_block_keeps", sizes) {
+        let ((name, mut cell), policy) = (cells[cell].clone(), &policies[policy]);
+        cell.precision = precisions[precision];
+        cell.memory.attention = [AttentionKind::Flash, AttentionKind::Naive][naive];
+        cell.memory.checkpointing = policy.clone();
+        let what = format!("{name} {:?} {} {policy:?}", cell.memory.attention, cell.precision.compute);
+        assert_slope(&cell, 1, Block::of(&cell).kept(policy), &what);
     }
 }
 
@@ -227,28 +226,24 @@ fn widest(cell: &Cell) -> u64 {
 #[test]
 fn the_widest_moment_is_the_sum_by_hand() {
     let gpt2 = || *forms().iter().find(|(name, ..)| *name == "gpt2").unwrap();
-    for (name, base) in [("llama", small()), ("gpt2", formed(small(), gpt2()))] {
-        // The MLP's moment, the head's, attention's.
-        for (shape, head_dim, intermediate, vocab) in [("mlp", 8, 200, 61), ("head", 8, 40, 900), ("core", 64, 16, 61)]
-        {
-            for attention in [AttentionKind::Flash, AttentionKind::Naive] {
-                for layers in [1, 2] {
-                    for (policy, precision) in
-                        policies().into_iter().zip([Precision::F32, Precision::mixed(DType::Bf16)].repeat(4))
-                    {
-                        let mut cell = base.clone();
-                        (cell.model.head_dim, cell.model.intermediate_size) = (head_dim, intermediate);
-                        (cell.model.vocab_size, cell.model.num_hidden_layers) = (vocab, layers);
-                        (cell.memory.attention, cell.memory.checkpointing) = (attention, policy.clone());
-                        (cell.precision, cell.train.steps, cell.train.untimed_steps) = (precision, 1, 0);
-                        let expected = widest(&cell);
-                        for (who, found) in peaks(&cell) {
-                            let what = format!("{name} {shape} {layers} {attention:?} {policy:?}");
-                            assert_eq!(found, expected, "{what}: {who}");
-                        }
-                    }
-                }
-            }
+    let bases = [("llama", small()), ("gpt2", formed(small(), gpt2()))];
+    // The MLP's moment, the head's, attention's.
+    let shapes = [("mlp", 8, 200, 61), ("head", 8, 40, 900), ("core", 64, 16, 61)];
+    let policies: Vec<_> =
+        policies().into_iter().zip([Precision::F32, Precision::mixed(DType::Bf16)].repeat(4)).collect();
+    let sizes = [bases.len(), shapes.len(), 2, 2, policies.len()];
+    for [base, shape, naive, layers, policy] in tiers::combinations("training::formulas::the_widest_moment", sizes) {
+        let ((name, mut cell), (shape, head_dim, intermediate, vocab)) = (bases[base].clone(), shapes[shape]);
+        let ((policy, precision), layers) = (&policies[policy], layers + 1);
+        (cell.model.head_dim, cell.model.intermediate_size) = (head_dim, intermediate);
+        (cell.model.vocab_size, cell.model.num_hidden_layers) = (vocab, layers);
+        cell.memory.attention = [AttentionKind::Flash, AttentionKind::Naive][naive];
+        (cell.memory.checkpointing, cell.precision) = (policy.clone(), *precision);
+        (cell.train.steps, cell.train.untimed_steps) = (1, 0);
+        let expected = widest(&cell);
+        for (who, found) in peaks(&cell) {
+            let what = format!("{name} {shape} {layers} {:?} {policy:?}", cell.memory.attention);
+            assert_eq!(found, expected, "{what}: {who}");
         }
     }
 }

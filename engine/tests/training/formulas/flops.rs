@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use zbench_engine::train::with_ranks;
 use zbench_kernels::{Cpu, Kernels, Op};
+use zbench_test_tiers as tiers;
 
 /// Products of one token with a block's matrices, forward: 2 in out each.
 fn products(sizes: Sizes) -> Vec<(&'static str, usize)> {
@@ -94,7 +95,7 @@ fn every_term_is_its_product() {
 /// policy makes again.
 #[test]
 fn a_step_asks_for_so_many_products() {
-    for (what, cell) in cells() {
+    for (what, cell) in tiers::some("training::formulas::a_step_asks_for_so_many_products", cells(), [7, 18]) {
         let sizes = Sizes::of(&cell);
         let (n, Sizes { h, v, layers, .. }) = (sizes.n(), sizes);
         let (again, micro_batches) = (again(&cell.memory.checkpointing), cell.train.accumulation);

@@ -6,6 +6,7 @@
 use super::*;
 use crate::training::accounting::small;
 use zbench_kernels::Category;
+use zbench_test_tiers as tiers;
 
 /// The three categories of a rank: each buffer is a part of a padded flat, so that its bytes are exact.
 fn states(cell: &Cell) -> [u64; 3] {
@@ -37,16 +38,16 @@ fn assert_states(cell: &Cell, what: &str) {
 
 #[test]
 fn model_states_are_those_of_the_zero_paper() {
-    for strategy in Strategy::ALL {
-        for (ranks, shard) in [(1, 1), (2, 1), (4, 2), (6, 3)] {
-            for (name, precision) in precisions() {
-                let mut cell = on(small(), strategy, ranks, shard);
-                cell.precision = precision;
-                assert_states(&cell, &format!("{} on {ranks} by {shard}, {name}", strategy.name()));
-                adapted(&mut cell);
-                assert_states(&cell, &format!("{} on {ranks} by {shard}, {name}, adapters", strategy.name()));
-            }
-        }
+    let (meshes, precisions) = ([(1, 1), (2, 1), (4, 2), (6, 3)], precisions());
+    let sizes = [Strategy::ALL.len(), meshes.len(), precisions.len()];
+    for [strategy, mesh, precision] in tiers::combinations("training::formulas::model_states", sizes) {
+        let (strategy, (ranks, shard)) = (Strategy::ALL[strategy], meshes[mesh]);
+        let (name, precision) = precisions[precision];
+        let mut cell = on(small(), strategy, ranks, shard);
+        cell.precision = precision;
+        assert_states(&cell, &format!("{} on {ranks} by {shard}, {name}", strategy.name()));
+        adapted(&mut cell);
+        assert_states(&cell, &format!("{} on {ranks} by {shard}, {name}, adapters", strategy.name()));
     }
 }
 
@@ -58,7 +59,8 @@ fn model_states_of_every_form_are_sums_of_tensors() {
     };
     let formed = forms().into_iter().map(|form| (form.0, formed(small(), form)));
     let experts = expert_cells(small()).into_iter().filter(|(name, _)| !name.contains("a dense block"));
-    for (name, cell) in formed.chain(experts).flat_map(|(name, cell)| [(name, cell.clone()), (name, tied(cell))]) {
+    let all = formed.chain(experts).flat_map(|(name, cell)| [(name, cell.clone()), (name, tied(cell))]);
+    for (name, cell) in tiers::some("training::formulas::model_states_of_every_form", all, [9, 22]) {
         let psi: usize = units(&cell).iter().map(|unit| unit.trains).sum();
         assert_eq!(estimate(&cell).parameters, psi as u64, "{name}");
         for strategy in [Strategy::Ddp, Strategy::HsdpFullOptimizer] {
@@ -137,15 +139,16 @@ fn on_the_way(cell: &Cell) -> u64 {
 
 #[test]
 fn what_is_on_its_way_is_one_unit() {
-    for strategy in Strategy::ALL {
-        for (name, precision) in precisions().into_iter().filter(|(_, p)| p.parameters == p.compute) {
-            let mut cell = on(small(), strategy, 4, 2);
-            (cell.precision, cell.parallel.prefetch) = (precision, 0);
-            let expected = on_the_way(&cell);
-            for (who, ledger, _) in accounts(&cell) {
-                let found = ledger.peak(Category::Communication);
-                assert_eq!(found, expected, "{} {name}: {who}", strategy.name());
-            }
+    let precisions: Vec<_> = precisions().into_iter().filter(|(_, p)| p.parameters == p.compute).collect();
+    let sizes = [Strategy::ALL.len(), precisions.len()];
+    for [strategy, precision] in tiers::combinations("training::formulas::what_is_on_its_way", sizes) {
+        let (strategy, (name, precision)) = (Strategy::ALL[strategy], precisions[precision]);
+        let mut cell = on(small(), strategy, 4, 2);
+        (cell.precision, cell.parallel.prefetch) = (precision, 0);
+        let expected = on_the_way(&cell);
+        for (who, ledger, _) in accounts(&cell) {
+            let found = ledger.peak(Category::Communication);
+            assert_eq!(found, expected, "{} {name}: {who}", strategy.name());
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use super::*;
 use crate::training::accounting::small;
+use zbench_test_tiers as tiers;
 
 /// Axis, kind, calls, payload, bytes on the wire, ranks.
 type Row = (&'static str, &'static str, f64, f64, f64, usize);
@@ -142,63 +143,65 @@ fn assert_traffic(cell: &Cell, what: &str) {
 /// Blocks of 18 KB in f32 and 9 KB in bf16, embedding and head of 6 and 3 KB: on both sides of what goes in one round.
 #[test]
 fn payloads_and_wire_bytes_are_the_published_ones() {
-    for strategy in Strategy::ALL {
-        for micro_batches in [1, 2, 5] {
-            for (name, precision) in precisions() {
-                let mut cell = on(small(), strategy, 4, 2);
-                (cell.train.accumulation, cell.precision) = (micro_batches, precision);
-                assert_traffic(&cell, &format!("{} {name} accumulation {micro_batches}", strategy.name()));
-            }
-        }
+    let precisions = precisions();
+    let sizes = [Strategy::ALL.len(), 3, precisions.len()];
+    for [strategy, micro_batches, precision] in tiers::combinations("training::formulas::payloads", sizes) {
+        let (strategy, micro_batches) = (Strategy::ALL[strategy], [1, 2, 5][micro_batches]);
+        let (name, precision) = precisions[precision];
+        let mut cell = on(small(), strategy, 4, 2);
+        (cell.train.accumulation, cell.precision) = (micro_batches, precision);
+        assert_traffic(&cell, &format!("{} {name} accumulation {micro_batches}", strategy.name()));
     }
 }
 
 #[test]
 fn every_rank_count_has_its_share() {
-    for strategy in Strategy::ALL {
-        for (ranks, shard) in [(1, 1), (2, 2), (3, 1), (6, 2), (6, 3)] {
-            let mut cell = on(small(), strategy, ranks, shard);
-            cell.train.accumulation = 2;
-            assert_traffic(&cell, &format!("{} on {ranks} by {shard}", strategy.name()));
-        }
+    let meshes = [(1, 1), (2, 2), (3, 1), (6, 2), (6, 3)];
+    let sizes = [Strategy::ALL.len(), meshes.len()];
+    for [strategy, mesh] in tiers::combinations("training::formulas::every_rank_count_has_its_share", sizes) {
+        let (strategy, (ranks, shard)) = (Strategy::ALL[strategy], meshes[mesh]);
+        let mut cell = on(small(), strategy, ranks, shard);
+        cell.train.accumulation = 2;
+        assert_traffic(&cell, &format!("{} on {ranks} by {shard}", strategy.name()));
     }
 }
 
 #[test]
 fn gathers_are_two_for_each_block_less_those_still_there() {
-    for strategy in [Strategy::Zero3, Strategy::FsdpGradOp, Strategy::HsdpFullOptimizer] {
-        for (prefetch, tied, policy) in [
-            (0, false, Checkpointing::None),
-            (1, false, Checkpointing::Full),
-            (2, false, Checkpointing::Selective),
-            (3, false, Checkpointing::None),
-            (0, true, Checkpointing::None),
-            (1, true, Checkpointing::Selective),
-            (0, false, Checkpointing::Every(2)),
-            (0, false, Checkpointing::Every(3)),
-        ] {
-            // How often a unit is gathered under fsdp-grad-op does not depend on what is made again.
-            for micro_batches in [1, 3] {
-                let mut cell = on(small(), strategy, 4, 2);
-                (cell.train.accumulation, cell.parallel.prefetch) = (micro_batches, prefetch);
-                (cell.model.tie_word_embeddings, cell.memory.checkpointing) = (tied, policy.clone());
-                (cell.model.num_hidden_layers, cell.train.steps) = (4, 1);
-                let what = format!("{} prefetch {prefetch} tied {tied} {policy:?}", strategy.name());
-                assert_traffic(&cell, &what);
-            }
-        }
+    let strategies = [Strategy::Zero3, Strategy::FsdpGradOp, Strategy::HsdpFullOptimizer];
+    let ways = [
+        (0, false, Checkpointing::None),
+        (1, false, Checkpointing::Full),
+        (2, false, Checkpointing::Selective),
+        (3, false, Checkpointing::None),
+        (0, true, Checkpointing::None),
+        (1, true, Checkpointing::Selective),
+        (0, false, Checkpointing::Every(2)),
+        (0, false, Checkpointing::Every(3)),
+    ];
+    // How often a unit is gathered under fsdp-grad-op does not depend on what is made again.
+    let sizes = [strategies.len(), ways.len(), 2];
+    for [strategy, way, micro_batches] in tiers::combinations("training::formulas::gathers", sizes) {
+        let (strategy, micro_batches) = (strategies[strategy], [1, 3][micro_batches]);
+        let (prefetch, tied, policy) = ways[way].clone();
+        let mut cell = on(small(), strategy, 4, 2);
+        (cell.train.accumulation, cell.parallel.prefetch) = (micro_batches, prefetch);
+        (cell.model.tie_word_embeddings, cell.memory.checkpointing) = (tied, policy.clone());
+        (cell.model.num_hidden_layers, cell.train.steps) = (4, 1);
+        let what = format!("{} prefetch {prefetch} tied {tied} {policy:?}", strategy.name());
+        assert_traffic(&cell, &what);
     }
 }
 
 /// What does not train is gathered and not reduced.
 #[test]
 fn adapters_alone_are_reduced() {
-    for strategy in Strategy::ALL {
-        for precision in [Precision::F32, Precision::mixed(DType::Bf16)] {
-            let mut cell = on(small(), strategy, 4, 2);
-            (cell.train.accumulation, cell.precision) = (2, precision);
-            adapted(&mut cell);
-            assert_traffic(&cell, &format!("{} {precision:?}", strategy.name()));
-        }
+    for [strategy, precision] in tiers::combinations("training::formulas::adapters_alone", [Strategy::ALL.len(), 2]) {
+        let (strategy, precision) =
+            (Strategy::ALL[strategy], [Precision::F32, Precision::mixed(DType::Bf16)][precision]);
+        let mut cell = on(small(), strategy, 4, 2);
+        (cell.train.accumulation, cell.precision) = (2, precision);
+        adapted(&mut cell);
+        assert_traffic(&cell, &format!("{} {precision:?}", strategy.name()));
     }
 }

@@ -6,50 +6,49 @@ use crate::training::support::*;
 use zbench_engine::config::*;
 use zbench_engine::model::FlatKind;
 use zbench_kernels::*;
+use zbench_test_tiers as tiers;
 
 #[test]
 fn plans_hold_for_every_quantised_base() {
-    for (base, strategy) in BASES.into_iter().flat_map(|base| Strategy::ALL.map(|strategy| (base, strategy))) {
-        for (ranks, precision, policy) in [
-            (1, Precision::F32, Checkpointing::None),
-            (2, Precision::mixed(DType::Bf16), Checkpointing::Full),
-            (4, Precision::F32, Checkpointing::Every(2)),
-            (
-                4,
-                Precision { parameters: DType::F32, master: None, ..Precision::mixed(DType::Bf16) },
-                Checkpointing::Selective,
-            ),
-        ] {
-            let mut cell = on(small(), strategy, ranks, 2.min(ranks));
-            (cell.lora, cell.precision, cell.memory.checkpointing) = (adapters(base), precision, policy);
-            cell.train.accumulation = 2;
-            assert_as_planned(&cell, &format!("{base:?}: {} on {ranks}, {precision:?}", strategy.name()));
-        }
+    let wide = Precision { parameters: DType::F32, master: None, ..Precision::mixed(DType::Bf16) };
+    let ways = [
+        (1, Precision::F32, Checkpointing::None),
+        (2, Precision::mixed(DType::Bf16), Checkpointing::Full),
+        (4, Precision::F32, Checkpointing::Every(2)),
+        (4, wide, Checkpointing::Selective),
+    ];
+    let sizes = [BASES.len(), Strategy::ALL.len(), ways.len()];
+    for [base, strategy, way] in tiers::combinations("training::quantised::plans_hold_for_every_base", sizes) {
+        let (base, strategy, (ranks, precision, policy)) = (BASES[base], Strategy::ALL[strategy], ways[way].clone());
+        let mut cell = on(small(), strategy, ranks, 2.min(ranks));
+        (cell.lora, cell.precision, cell.memory.checkpointing) = (adapters(base), precision, policy);
+        cell.train.accumulation = 2;
+        assert_as_planned(&cell, &format!("{base:?}: {} on {ranks}, {precision:?}", strategy.name()));
     }
 }
 
 #[test]
 fn stated_operations_over_a_quantised_base_are_the_ones_issued() {
-    for base in BASES {
-        for (strategy, ranks) in [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::HsdpFullOptimizer, 4)] {
-            for policy in policies() {
-                let mut cell = on(small(), strategy, ranks, 2.min(ranks));
-                (cell.lora, cell.memory.checkpointing) = (adapters(base), policy.clone());
-                assert_stated(&cell, &format!("{base:?}: {} {policy:?}", strategy.name()));
-            }
-        }
+    let (policies, ways) = (policies(), [(Strategy::Ddp, 1), (Strategy::Zero3, 2), (Strategy::HsdpFullOptimizer, 4)]);
+    let sizes = [BASES.len(), ways.len(), policies.len()];
+    for [base, way, policy] in tiers::combinations("training::quantised::stated_operations", sizes) {
+        let (base, (strategy, ranks), policy) = (BASES[base], ways[way], policies[policy].clone());
+        let mut cell = on(small(), strategy, ranks, 2.min(ranks));
+        (cell.lora, cell.memory.checkpointing) = (adapters(base), policy.clone());
+        assert_stated(&cell, &format!("{base:?}: {} {policy:?}", strategy.name()));
     }
 }
 
 #[test]
 fn plans_and_operations_hold_for_every_form_of_block_over_a_quantised_base() {
-    for (form, base) in forms().into_iter().zip(BASES.into_iter().cycle()) {
-        for (strategy, policy) in [(Strategy::Zero3, Checkpointing::Full), (Strategy::Hsdp, Checkpointing::None)] {
-            let mut cell = on(formed(small(), form), strategy, 2, 1);
-            (cell.lora, cell.memory.checkpointing) = (adapters(base), policy);
-            assert_as_planned(&cell, form.0);
-            assert_stated(&cell, form.0);
-        }
+    let cells: Vec<_> = forms().into_iter().zip(BASES.into_iter().cycle()).collect();
+    let ways = [(Strategy::Zero3, Checkpointing::Full), (Strategy::Hsdp, Checkpointing::None)];
+    for [cell, way] in tiers::combinations("training::quantised::every_form_of_block", [cells.len(), ways.len()]) {
+        let ((form, base), (strategy, policy)) = (cells[cell], &ways[way]);
+        let mut cell = on(formed(small(), form), *strategy, 2, 1);
+        (cell.lora, cell.memory.checkpointing) = (adapters(base), policy.clone());
+        assert_as_planned(&cell, form.0);
+        assert_stated(&cell, form.0);
     }
 }
 
@@ -67,42 +66,42 @@ fn bytes_of(base: Base, rows: usize, cols: usize) -> usize {
 /// To the byte on the arena, whatever the strategy and the number of ranks.
 #[test]
 fn the_base_takes_the_bytes_that_the_formula_says() {
-    for base in BASES {
-        for (strategy, ranks) in Strategy::ALL.into_iter().flat_map(|s| [1usize, 2, 4].map(|ranks| (s, ranks))) {
-            let mut cell = on(small(), strategy, ranks, 2.min(ranks));
-            cell.lora = adapters(base);
-            let model = &cell.model;
-            let (hidden, wide) = (model.hidden_size, model.intermediate_size);
-            let keys = model.num_key_value_heads * model.head_dim;
-            let matrices = [
-                (hidden, hidden),
-                (keys, hidden),
-                (keys, hidden),
-                (hidden, hidden),
-                (wide, hidden),
-                (wide, hidden),
-                (hidden, wide),
-            ];
-            let block: usize = matrices.iter().map(|(rows, cols)| bytes_of(base, *rows, *cols)).sum();
-            let padded = block.div_ceil(64 * ranks) * 64 * ranks * model.num_hidden_layers;
-            let plan = plan(&cell);
-            let floats: usize =
-                plan.layout.units.iter().map(|u| 4 * (u.trainable().padded + u.flat(FlatKind::Frozen).padded)).sum();
-            let whole = matches!(strategy, Strategy::Ddp | Strategy::Zero1 | Strategy::Zero2);
-            let split = if whole {
-                1
-            } else if strategy.is_hybrid() {
-                2.min(ranks)
-            } else {
-                ranks
-            };
-            for report in measure(&cell, &plan) {
-                let measured = report.memory().peak(Category::Parameters);
-                assert_eq!(measured, ((floats + padded) / split) as u64, "{base:?}: {} on {ranks}", strategy.name());
-            }
-            let counted = plan.layout.parameters(FlatKind::Quantised) as usize;
-            assert_eq!(counted, matrices.iter().map(|(r, c)| r * c).sum::<usize>() * model.num_hidden_layers);
+    let sizes = [BASES.len(), Strategy::ALL.len(), 3];
+    for [base, strategy, ranks] in tiers::combinations("training::quantised::bytes_that_the_formula_says", sizes) {
+        let (base, strategy, ranks) = (BASES[base], Strategy::ALL[strategy], [1usize, 2, 4][ranks]);
+        let mut cell = on(small(), strategy, ranks, 2.min(ranks));
+        cell.lora = adapters(base);
+        let model = &cell.model;
+        let (hidden, wide) = (model.hidden_size, model.intermediate_size);
+        let keys = model.num_key_value_heads * model.head_dim;
+        let matrices = [
+            (hidden, hidden),
+            (keys, hidden),
+            (keys, hidden),
+            (hidden, hidden),
+            (wide, hidden),
+            (wide, hidden),
+            (hidden, wide),
+        ];
+        let block: usize = matrices.iter().map(|(rows, cols)| bytes_of(base, *rows, *cols)).sum();
+        let padded = block.div_ceil(64 * ranks) * 64 * ranks * model.num_hidden_layers;
+        let plan = plan(&cell);
+        let floats: usize =
+            plan.layout.units.iter().map(|u| 4 * (u.trainable().padded + u.flat(FlatKind::Frozen).padded)).sum();
+        let whole = matches!(strategy, Strategy::Ddp | Strategy::Zero1 | Strategy::Zero2);
+        let split = if whole {
+            1
+        } else if strategy.is_hybrid() {
+            2.min(ranks)
+        } else {
+            ranks
+        };
+        for report in measure(&cell, &plan) {
+            let measured = report.memory().peak(Category::Parameters);
+            assert_eq!(measured, ((floats + padded) / split) as u64, "{base:?}: {} on {ranks}", strategy.name());
         }
+        let counted = plan.layout.parameters(FlatKind::Quantised) as usize;
+        assert_eq!(counted, matrices.iter().map(|(r, c)| r * c).sum::<usize>() * model.num_hidden_layers);
     }
 }
 

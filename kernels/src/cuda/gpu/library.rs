@@ -363,7 +363,6 @@ macro_rules! table {
         $(lately { $($late:ident = $late_twin:ident ($($late_argument:ty),*) -> $late_result:ty;)* })?
     ) => {
         /// The functions, by names of our own.
-        #[allow(missing_docs)]
         pub struct $table {
             $(pub $field: unsafe extern "C" fn($($argument),*) -> <$result as $crate::cuda::gpu::library::Returned>::As,)*
             $(pub $own: unsafe extern "C" fn($($given),*) -> $back,)*

@@ -2,8 +2,8 @@
 //! (the sizes of differences, clipped), so that no theorem bounds this.
 
 use super::machine::{Machine, USUAL, Weather};
-use crate::scope;
 use zbench_reports::evidence::{Claims, Grid, Pair, Rules, Turn, least_difference};
+use zbench_test_tiers as tiers;
 
 /// Seconds that a start of processes takes for each cell, two at a time.
 const START: f64 = 0.25;
@@ -90,6 +90,9 @@ fn most(grids: u64) -> f64 {
 
 /// Checks each machine, and says what was found where the test's output is shown.
 fn check(what: &str, grids: u64, slow: &[f64]) {
+    if grids == 0 {
+        return;
+    }
     for (name, weather) in weathers() {
         let (share, claims) = false_share(grids, weather, slow);
         println!("{what}, {name}: {:.2} % of {grids} grids, {claims:.1} claims in the mean", 100.0 * share);
@@ -99,13 +102,13 @@ fn check(what: &str, grids: u64, slow: &[f64]) {
 
 #[test]
 fn twelve_equal_cells_are_seldom_told_apart() {
-    let grids = u64::from(scope::cases("grids of 12 equal cells", 8, 1000));
+    let grids = u64::from(tiers::cases("grids of 12 equal cells", [2, 8, 1000]));
     check("12 equal cells", grids, &[0.0; 12]);
 }
 
 #[test]
 fn thirty_one_equal_cells_are_seldom_told_apart() {
-    let grids = u64::from(scope::cases("grids of 31 equal cells", 2, 400));
+    let grids = u64::from(tiers::cases("grids of 31 equal cells", [0, 2, 400]));
     check("31 equal cells", grids, &[0.0; 31]);
 }
 
@@ -113,8 +116,8 @@ fn thirty_one_equal_cells_are_seldom_told_apart() {
 #[test]
 fn few_claims_of_a_mixed_grid_are_false() {
     let level = |cell: usize| 0.06 * (cell % 4) as f64;
-    let grids = u64::from(scope::cases("grids of 12 cells on four levels", 4, 500));
+    let grids = u64::from(tiers::cases("grids of 12 cells on four levels", [2, 4, 500]));
     check("12 cells on four levels", grids, &std::array::from_fn::<f64, 12, _>(level));
-    let grids = u64::from(scope::cases("grids of 31 cells on four levels", 1, 200));
+    let grids = u64::from(tiers::cases("grids of 31 cells on four levels", [0, 1, 200]));
     check("31 cells on four levels", grids, &std::array::from_fn::<f64, 31, _>(level));
 }

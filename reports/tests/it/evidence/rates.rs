@@ -1,8 +1,8 @@
 //! How often the procedure errs and how soon it decides, as docs/statistics.md says, by simulation.
 
 use super::machine::{Machine, STEP, USUAL, Weather};
-use crate::scope;
 use zbench_reports::evidence::{Pair, Rules, Verdict};
+use zbench_test_tiers as tiers;
 
 /// What a start of processes takes, in seconds for each cell.
 const START: f64 = 0.5;
@@ -81,8 +81,9 @@ fn margin(runs: usize) -> f64 {
 /// assume) and in how many generations.
 #[test]
 fn the_same_program_is_seldom_told_apart_from_itself() {
-    let runs = scope::cases("pairs of the same program", 100, 2000) as usize;
-    for (instance, generations) in [(0.0, 2), (0.005, 3), (0.01, 3), (0.01, 6)] {
+    let runs = tiers::cases("pairs of the same program", [100, 100, 2000]) as usize;
+    let all = [(0.005, 3), (0.0, 2), (0.01, 3), (0.01, 6)];
+    for (instance, generations) in tiers::some("kinds of processes of one program", all, [1, 4]) {
         let (slower, faster, _) = rates(runs, Weather { instance, ..USUAL }, 0.0, generations);
         let either = slower + faster;
         assert!(
@@ -96,8 +97,8 @@ fn the_same_program_is_seldom_told_apart_from_itself() {
 /// round more often than chance allows.
 #[test]
 fn five_percent_are_found_within_a_minute() {
-    let runs = scope::cases("pairs that differ by 5 %", 100, 1000) as usize;
-    for generations in [3, 6] {
+    let runs = tiers::cases("pairs that differ by 5 %", [100, 100, 1000]) as usize;
+    for generations in tiers::some("generations of processes 5 % apart", [3, 6], [1, 2]) {
         let (slower, faster, equal) = rates(runs, Weather { instance: 0.005, ..USUAL }, 0.05, generations);
         assert!(slower >= 90.0, "{generations} generations: found in {slower} %");
         assert!(faster <= margin(runs) && equal <= 2.0 + margin(runs), "{faster} % faster, {equal} % equal");

@@ -4,6 +4,7 @@ use super::fake::Noise;
 use proptest::prelude::*;
 use zbench_reports::gate::random::Random;
 use zbench_reports::gate::ranks::*;
+use zbench_test_tiers as tiers;
 
 /// Critical values of Wilcoxon's signed-rank test, two-sided, as printed in textbooks.
 #[test]
@@ -146,6 +147,11 @@ proptest! {
         let shift = paired(&spoiled, 0.05).unwrap();
         prop_assert!(shift.mid <= 1.0 && shift.low <= 1.0);
     }
+
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(tiers::cases("gate::ranks::binomial_limits_hold_the_share", [24, 128, 256])))]
 
     #[test]
     fn binomial_limits_hold_the_share(hits in 0usize..300, more in 0usize..300) {

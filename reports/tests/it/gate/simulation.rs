@@ -4,6 +4,7 @@ use super::fake::{Machine, Noise, question, rules};
 use zbench_reports::gate::procedure::judge;
 use zbench_reports::gate::replay::{Measured, PoolPair, Replay, promises, replay};
 use zbench_reports::gate::{Bench, Opponent, Side, Verdict};
+use zbench_test_tiers as tiers;
 
 const RUNS: usize = 400;
 
@@ -51,7 +52,7 @@ fn machines() -> Vec<(&'static str, Machines)> {
 /// Of 400 gates at most 2 % alarm: by the binomial distribution, a true rate of 0.75 % exceeds that in one test of 500.
 #[test]
 fn the_same_program_raises_no_alarm() {
-    for (name, make) in machines() {
+    for (name, make) in tiers::some("gate::simulation::the_same_program_raises_no_alarm", machines(), [2, 6]) {
         let (verdicts, _) = verdicts(make);
         assert!(share(&verdicts, &ALARMS) <= 0.02, "{name}: {}", share(&verdicts, &ALARMS));
         assert!(share(&verdicts, &[Verdict::Pass]) >= 0.95, "{name}: {}", share(&verdicts, &[Verdict::Pass]));
@@ -61,7 +62,7 @@ fn the_same_program_raises_no_alarm() {
 /// 5 % slower: caught in at least 95 %, and passed never.
 #[test]
 fn five_percent_is_caught_and_never_passed() {
-    for (name, make) in machines() {
+    for (name, make) in tiers::some("gate::simulation::five_percent_is_caught_and_never_passed", machines(), [2, 6]) {
         let (verdicts, _) = verdicts(|seed| Machine { factor: 1.05, ..make(seed) });
         assert!(
             share(&verdicts, &[Verdict::Regression]) >= 0.95,
@@ -76,7 +77,9 @@ fn five_percent_is_caught_and_never_passed() {
 /// errors of 400 gates 2.5 %.
 #[test]
 fn at_the_edge_of_the_band_both_errors_are_rare() {
-    for (name, make) in machines() {
+    for (name, make) in
+        tiers::some("gate::simulation::at_the_edge_of_the_band_both_errors_are_rare", machines(), [1, 2])
+    {
         let (verdicts, _) = verdicts(|seed| Machine { factor: 1.025, ..make(seed) });
         for verdict in [Verdict::Pass, Verdict::Regression] {
             assert!(share(&verdicts, &[verdict]) <= 0.025, "{name}: {verdict:?} {}", share(&verdicts, &[verdict]));
@@ -87,7 +90,7 @@ fn at_the_edge_of_the_band_both_errors_are_rare() {
 /// Noise that no two minutes get under: nothing is said, in either direction.
 #[test]
 fn a_machine_that_is_too_noisy_is_inconclusive() {
-    for factor in [1.0, 1.05] {
+    for factor in tiers::some("gate::simulation::a_machine_that_is_too_noisy_is_inconclusive", [1.0, 1.05], [1, 2]) {
         let (verdicts, _) = verdicts(|seed| Machine { factor, ..Machine::new(seed, Noise::Normal, 0.2) });
         assert!(share(&verdicts, &[Verdict::Inconclusive]) >= 0.98, "{factor}");
     }

@@ -180,13 +180,3 @@ fn what_is_wrong_is_said_by_key() {
     assert!(Framework::read("mine", "memory = 3").unwrap_err().to_string().contains("memory = 3 is not a table"));
     assert!(matches!(Framework::read("mine", ""), Err(ProfileError::Missing { .. })));
 }
-
-#[test]
-fn every_key_is_on_the_page() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/frameworks.md");
-    let page = std::fs::read_to_string(path).unwrap();
-    for (key, _) in KEYS {
-        assert!(page.contains(&format!("`{key}`")), "docs/frameworks.md does not have {key}");
-    }
-    assert!(names().all(|name| page.contains(&format!("`{name}`"))));
-}

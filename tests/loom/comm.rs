@@ -3,11 +3,11 @@
 //! rank that waits for ever, which loom reports too.
 //!
 //! The protocol's own source is compiled here over loom's types, so that no build flag is needed:
-//! `cargo test -p zbench-engine --test loom comm`.
+//! `cargo test -p zbench-loom-tests --test loom comm`.
 
 // What only the real world asks of it.
 #[allow(dead_code)]
-#[path = "../../src/comm/protocol.rs"]
+#[path = "../../engine/src/comm/protocol.rs"]
 mod protocol;
 
 use crate::sync;

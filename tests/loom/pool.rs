@@ -3,9 +3,9 @@
 //! wake-up shows as a deadlock, which loom reports.
 //!
 //! The protocol's own source is compiled here over loom's types, so that no build flag is needed:
-//! `cargo test -p zbench-kernels --test loom`.
+//! `cargo test -p zbench-loom-tests --test loom pool`.
 
-#[path = "../../src/pool/team.rs"]
+#[path = "../../kernels/src/pool/team.rs"]
 mod team;
 
 use crate::sync::POLICY;

@@ -1,8 +1,0 @@
-//! Protocols under loom: every interleaving of small groups, within a bound on preemptions.
-
-// Memory shared without a lock is what is tested.
-#![allow(unsafe_code)]
-
-mod pool;
-
-use zbench_kernels_testing::loom as sync;
