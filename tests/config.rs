@@ -344,7 +344,7 @@ fn piece() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(zbench_test_tiers::cases("a property of tests/config.rs", [300, 1500, 1500])))]
 
     #[test]
     fn no_text_panics(pieces in prop::collection::vec(piece(), 0..40)) {

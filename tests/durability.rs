@@ -1,16 +1,13 @@
-//! What is measured is not lost and not measured twice: kill -9 at any moment, several processes on one notebook, a full
-//! disk, a notebook that may not be written, another machine or build.
+//! What is measured is not lost and not measured twice: kill -9 at any moment, several processes on one notebook, another machine
+//! or build. tests/program/durability.rs has what needs the program itself.
 //!
 //! Where many trials are needed their cells only pretend: a second run of this test binary is the process that is killed.
 
-use crate::scope;
-use crate::support::{TINY, cells, run, stderr, stdout, write, zbench};
+use crate::support::{TINY, cells};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use zbench_engine::config::Cell;
@@ -20,6 +17,7 @@ use zbench_reports::record::{Outcome, Record, Step};
 use zbench_reports::{Notebook, bundle};
 use zbench_runner::protocol::{End, ProgressEvent};
 use zbench_runner::{Execute, Execution, Header, Observe, Runner, Train, Trials, rescue};
+use zbench_test_tiers as tiers;
 
 /// Folder of the notebook, number of trials, milliseconds of a trial: what a child of these tests is told.
 const CHILD: &str = "ZBENCH_TEST_GRID";
@@ -132,7 +130,8 @@ fn next(seed: &mut u64) -> u64 {
 
 #[test]
 fn a_grid_killed_a_hundred_times_loses_and_repeats_nothing() {
-    let kills = scope::cases("durability::a_grid_killed_a_hundred_times_loses_and_repeats_nothing", 15, 100) as usize;
+    let kills =
+        tiers::cases("durability::a_grid_killed_a_hundred_times_loses_and_repeats_nothing", [5, 15, 100]) as usize;
     let folder = tempfile::tempdir().unwrap();
     let notebook = Notebook::open(folder.path().join("nb")).unwrap();
     let mut seed = 20260101;
@@ -283,179 +282,6 @@ fn claims_under_a_crowd() {
             });
         }
     });
-}
-
-fn records(notebook: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(notebook.join("records.jsonl")).unwrap_or_default();
-    text.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
-}
-
-#[test]
-fn two_grids_of_the_program_measure_each_trial_once() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = write(folder.path(), TINY);
-    let notebook = folder.path().join("nb");
-    let start = || {
-        let mut command = zbench(&notebook);
-        command.args(["grid", path.to_str().unwrap(), "--trials", "2", "--no-repeats", "--format", "json"]);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    };
-    let processes = [start(), start()];
-    for process in processes {
-        let output = process.wait_with_output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-        assert_eq!(stdout(&output).lines().count(), 8, "each reports on all of them");
-    }
-    let all = records(&notebook);
-    let trials: BTreeSet<(String, u64)> =
-        all.iter().map(|record| (record["key"].to_string(), record["trial"].as_u64().unwrap())).collect();
-    assert_eq!((all.len(), trials.len()), (8, 8));
-}
-
-#[test]
-fn single_runs_at_once_get_trials_of_their_own() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = write(folder.path(), TINY);
-    let only = "parallel.strategy=zero3,memory.checkpointing=none";
-    let start = || {
-        let mut command = zbench(folder.path());
-        command.args(["run", path.to_str().unwrap(), "--only", only, "-q"]);
-        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
-    };
-    for process in [start(), start()] {
-        let output = process.wait_with_output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    }
-    let mut trials: Vec<u64> = records(folder.path()).iter().map(|record| record["trial"].as_u64().unwrap()).collect();
-    trials.sort();
-    assert_eq!(trials, [1, 2]);
-}
-
-/// Makes a folder that the program may read and not write. Root may write anywhere: there the program runs as nobody.
-fn without_writing(folder: &Path, command: &mut Command) {
-    const NOBODY: u32 = 65534;
-    let is_root = std::fs::metadata("/proc/self").map(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0).unwrap();
-    for path in [folder.to_path_buf(), folder.join("nb")] {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o555)).unwrap();
-    }
-    if is_root {
-        command.uid(NOBODY).gid(NOBODY);
-    }
-}
-
-#[test]
-fn a_notebook_that_may_not_be_written_is_read_and_nothing_is_measured_for_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = write(folder.path(), TINY);
-    let notebook = folder.path().join("nb");
-    let first = run(&notebook, &["grid", path.to_str().unwrap(), "--trials", "1", "--only", "parallel.strategy=ddp"]);
-    assert_eq!(first.status.code(), Some(0), "{}", stderr(&first));
-    let before = std::fs::read(notebook.join("records.jsonl")).unwrap();
-    let id = records(&notebook)[0]["id"].as_str().unwrap().to_string();
-    let said = |arguments: &[&str]| {
-        let mut command = zbench(&notebook);
-        without_writing(folder.path(), &mut command);
-        let output = command.args(arguments).output().unwrap();
-        (output.status.code(), stdout(&output), stderr(&output))
-    };
-    for arguments in [&["list"][..], &["show", &id], &["report"], &["list", "valid=yes", "--format", "csv"]] {
-        let (code, out, err) = said(arguments);
-        assert_eq!(code, Some(0), "{arguments:?}: {err}");
-        assert!(out.contains(&id[..6]) || arguments[0] == "report", "{arguments:?}: {out}");
-    }
-    for arguments in [&["grid", path.to_str().unwrap(), "--trials", "1"][..], &["note", &id, "x"], &["repro", &id]] {
-        let (code, out, err) = said(arguments);
-        assert_eq!(code, Some(1), "{arguments:?}: {err}");
-        assert!(err.contains("nb") && err.contains("ermission denied"), "{err}");
-        assert!(!err.contains("tokens/s") && out.is_empty(), "nothing was measured: {err}");
-    }
-    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    std::fs::set_permissions(&notebook, std::fs::Permissions::from_mode(0o755)).unwrap();
-    assert_eq!(std::fs::read(notebook.join("records.jsonl")).unwrap(), before);
-}
-
-/// Runs a grid in a shell in which files may not grow beyond what is there: the next record finds no room.
-fn grid_without_room(notebook: &Path, config: &Path, temporary: &Path) -> std::process::Output {
-    let length = std::fs::metadata(notebook.join("records.jsonl")).unwrap().len();
-    let command = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", length / 1024 + 1);
-    Command::new("bash")
-        .args(["-c", &command, env!("CARGO_BIN_EXE_zbench"), "--notebook"])
-        .arg(notebook)
-        .arg("grid")
-        .arg(config)
-        .args(["--trials", "1", "--no-repeats"])
-        .env("TMPDIR", temporary)
-        .output()
-        .unwrap()
-}
-
-#[test]
-fn a_record_without_room_is_rescued_and_taken_in_later() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = write(folder.path(), TINY);
-    for (case, is_there) in [("with", true), ("without", false)] {
-        let notebook = folder.path().join(case);
-        let temporary = folder.path().join(format!("{case}-tmp"));
-        if is_there {
-            std::fs::create_dir(&temporary).unwrap();
-        }
-        let ddp = ["grid", path.to_str().unwrap(), "--trials", "1", "--only", "parallel.strategy=ddp"];
-        assert_eq!(run(&notebook, &ddp).status.code(), Some(0));
-        let output = grid_without_room(&notebook, &path, &temporary);
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains("free some space") && said.contains("zbench import --bundle"), "{said}");
-        assert_eq!(records(&notebook).len(), 2, "what was there is there");
-        let rescued: PathBuf = if is_there {
-            let files: Vec<PathBuf> =
-                std::fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path()).collect();
-            assert_eq!(files.len(), 1, "{said}");
-            assert!(said.contains(files[0].to_str().unwrap()), "{said}");
-            files[0].clone()
-        } else {
-            let lines: Vec<&str> = said.lines().filter(|line| line.starts_with('{')).collect();
-            let file = folder.path().join("from-the-screen.jsonl");
-            std::fs::write(&file, format!("{}\n{}\n", lines[0], lines[1])).unwrap();
-            file
-        };
-        let import = run(&notebook, &["import", "--bundle", rescued.to_str().unwrap()]);
-        assert_eq!(import.status.code(), Some(0), "{}", stderr(&import));
-        let ids: Vec<String> = records(&notebook).iter().map(|record| record["id"].to_string()).collect();
-        assert_eq!(ids.len(), 3);
-        let output = run(&notebook, &["grid", path.to_str().unwrap(), "--trials", "1"]);
-        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-        let after: Vec<String> = records(&notebook).iter().map(|record| record["id"].to_string()).collect();
-        assert_eq!((after.len(), &after[..3]), (4, &ids[..]), "the rescued trial is not measured again");
-    }
-}
-
-/// A real file system that is full, where this test may mount one; the limit on file sizes above is for everybody.
-#[test]
-fn a_full_file_system_keeps_what_is_whole() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = write(folder.path(), TINY);
-    let (mounted, kept, temporary) = (folder.path().join("nb"), folder.path().join("kept"), folder.path().join("tmp"));
-    [&mounted, &kept, &temporary].iter().for_each(|path| std::fs::create_dir(path).unwrap());
-    let script = "mount -t tmpfs -o size=24k none \"$1\" || exit 77; \"$0\" --notebook \"$1\" grid \"$3\" --trials 1; code=$?; \
-                  cp \"$1\"/records* \"$2\"; exit $code";
-    let output = Command::new("unshare")
-        .args(["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_zbench")])
-        .args([&mounted, &kept, &path])
-        .env("TMPDIR", &temporary)
-        .output()
-        .expect("unshare is part of util-linux");
-    let said = stderr(&output);
-    if output.status.code() == Some(77) || said.contains("unshare failed") {
-        eprintln!("NOT TESTED: nothing may be mounted here: {said}");
-        return;
-    }
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("free some space") && said.contains("zbench import --bundle"), "{said}");
-    let whole = records(&kept);
-    assert!((1..4).contains(&whole.len()), "{}", whole.len());
-    let reported = said.lines().filter(|line| line.contains("tokens/s")).count();
-    assert_eq!(reported, whole.len(), "each trial that was told of is there: {said}");
-    assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 1, "and the one that found no room is rescued");
 }
 
 #[test]

@@ -143,7 +143,7 @@ fn summary(text: &str) -> String {
 }
 
 /// Labels that are printed or not by what was measured.
-const DECIDED: [&str; 5] = ["EFFECTS", "OPEN", "NOTES", "CAUTION", "MACHINE"];
+const DECIDED: [&str; 6] = ["EFFECTS", "OPEN", "NOTES", "CAUTION", "MACHINE", "FLAGGED"];
 
 /// The headings of columns, titles of sections and labels of lines of a printed table.
 fn headings(text: &str) -> String {

@@ -1,8 +1,13 @@
-//! What the tests share: the program, and cells that train in a moment.
+//! What both test programs use: the program, its output, and cells that train in a moment.
 
+#![allow(dead_code)] // each of the two test programs uses a part
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
@@ -52,12 +57,76 @@ pub fn run(notebook: &Path, arguments: &[&str]) -> Output {
     zbench(notebook).args(arguments).args(once).output().expect("the program starts")
 }
 
+/// Runs it with the arguments of this line.
+pub fn test(notebook: &Path, line: &str) -> Output {
+    run(notebook, &line.split_whitespace().collect::<Vec<_>>())
+}
+
+/// What it prints with the arguments of this line, which must succeed.
+pub fn succeeds(notebook: &Path, line: &str) -> String {
+    let output = test(notebook, line);
+    assert_eq!(output.status.code(), Some(0), "{line}: {}{}", stdout(&output), stderr(&output));
+    stdout(&output)
+}
+
 pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Objects of a text that has one in each line.
+pub fn json_lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+}
+
+/// Records of a notebook; none where there is no notebook.
+pub fn records(notebook: &Path) -> Vec<Value> {
+    json_lines(&std::fs::read_to_string(notebook.join("records.jsonl")).unwrap_or_default())
+}
+
+/// Records of a notebook that is being written: its last line may be torn.
+pub fn records_so_far(notebook: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(notebook.join("records.jsonl")).unwrap_or_default();
+    json_lines(&text[..text.rfind('\n').map_or(0, |end| end + 1)])
+}
+
+/// Text at a JSON pointer; empty where there is none.
+pub fn text<'v>(value: &'v Value, path: &str) -> &'v str {
+    value.pointer(path).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Losses of a record as they are written, so that equal texts are equal bits.
+pub fn losses(record: &Value) -> Vec<String> {
+    record["steps"].as_array().expect("steps").iter().map(|step| step["loss"].to_string()).collect()
+}
+
+pub fn signal(process: u32, signal: Signal) {
+    kill_process(Pid::from_raw(process as i32).expect("a process"), signal).expect("it runs");
+}
+
+/// Whether a process runs; one that has ended may stay as a zombie until its parent asks for its status.
+pub fn is_alive(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
+}
+
+/// Processes that a process has started, and those that they have started.
+pub fn descendants(process: u32) -> Vec<u32> {
+    zbench_runner::turns::load::descendants(process).into_iter().filter(|found| *found != process).collect()
+}
+
+/// Waits until none of these processes runs.
+pub fn assert_gone(processes: &[u32]) {
+    wait_for("the end of all processes", || !processes.iter().any(|process| is_alive(*process)));
+}
+
+/// Whether a test that only the full tier has runs now; where it does not, that is said.
+pub fn is_full_tier() -> bool {
+    let thread = std::thread::current();
+    zbench_test_tiers::cases(thread.name().unwrap_or("a test"), [0, 0, 1]) == 1
 }
 
 /// Waits until something has happened, with a limit that only a fault reaches.
@@ -78,6 +147,32 @@ pub fn write(folder: &Path, text: &str) -> PathBuf {
 
 pub fn parse(text: &str) -> Result<Document, ConfigError> {
     Document::parse(Path::new("test.toml"), text, &[])
+}
+
+/// A grid of TINY that was measured twice: the lines of its notebook, and what the command printed.
+pub struct Measured {
+    pub records: String,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Measured by the first test that needs it.
+pub static MEASURED: LazyLock<Measured> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (path, notebook) = (write(folder.path(), TINY), folder.path().join("nb"));
+    let output = run(&notebook, &["grid", path.to_str().expect("a path"), "--trials", "2"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let records = std::fs::read_to_string(notebook.join("records.jsonl")).expect("a notebook");
+    Measured { records, stdout: stdout(&output), stderr: stderr(&output) }
+});
+
+/// A notebook with these records in a folder, beside the configuration tiny.toml.
+pub fn measured(folder: &Path) -> PathBuf {
+    let notebook = folder.join("nb");
+    write(folder, TINY);
+    std::fs::create_dir(&notebook).expect("no notebook is there");
+    std::fs::write(notebook.join("records.jsonl"), &MEASURED.records).expect("the folder can be written");
+    notebook
 }
 
 /// The cells of a text.
@@ -106,4 +201,51 @@ pub fn pixels(path: &Path) -> (u32, Vec<[u8; 3]>) {
     let samples = info.color_type.samples();
     assert!(samples >= 3 && info.bit_depth == png::BitDepth::Eight, "{info:?}");
     (info.width, bytes[..info.buffer_size()].chunks_exact(samples).map(|p| [p[0], p[1], p[2]]).collect())
+}
+
+/// A cell of 16 GPUs, which is planned and not run.
+pub const LARGE: &str = r#"
+name = "large"
+[model]
+preset = "llama2-7b"
+[train]
+seq_len = 2048
+global_batch = 64
+[parallel]
+ranks = 16
+ranks_per_node = 8
+strategy = "fsdp"
+[precision]
+preset = "bf16-mixed"
+[memory]
+checkpointing = "full"
+[hardware]
+profile = "a100-80gb"
+"#;
+
+/// The JSON lines of `zbench plan` with these arguments, which must succeed.
+pub fn plan(arguments: &[&str]) -> Vec<Value> {
+    let folder = tempfile::tempdir().unwrap();
+    let output = run(folder.path(), &[&["plan", "--format", "json"], arguments].concat());
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
+    json_lines(&stdout(&output))
+}
+
+/// The plan of LARGE with these settings.
+pub fn large(settings: &[&str]) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), LARGE);
+    let mut arguments = vec![path.to_str().unwrap()];
+    for setting in settings {
+        arguments.extend(["--set", setting]);
+    }
+    plan(&arguments).remove(0)
+}
+
+pub fn number(value: &Value, name: &str) -> f64 {
+    value[name].as_f64().unwrap_or_else(|| panic!("{name} of {value}"))
+}
+
+pub fn close(a: f64, b: f64, share: f64) -> bool {
+    (a - b).abs() <= share * a.abs().max(b.abs())
 }
