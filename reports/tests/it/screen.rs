@@ -9,6 +9,7 @@ use zbench_reports::notebook_report::run;
 use zbench_reports::record::*;
 use zbench_reports::render::terminal;
 use zbench_reports::screen::{MOST_LINES, Part, Room};
+use zbench_test_tiers as tiers;
 
 use crate::part::part;
 
@@ -127,7 +128,7 @@ fn a_round_that_the_user_stopped_is_not_blamed_on_others() {
 
 #[test]
 fn grids_of_any_size_fit_by_trials_and_by_turns() {
-    for how in [FEW, USUAL, MANY] {
+    for how in tiers::some("screen (sizes of grids)", [FEW, USUAL, MANY], [2, 3]) {
         screen(&records(how));
         screen(&trials(how.cells));
         let last = how.cells;

@@ -5,6 +5,7 @@
 
 use super::samples::{Dice, World, three_errors};
 use zbench_reports::stats::{median, percentile, rate, ratio};
+use zbench_test_tiers as tiers;
 
 const WORLDS: [World; 2] = [World::Plain(0.02, 0.03), World::Heavy];
 const STEPS: usize = 8;
@@ -21,7 +22,7 @@ fn share(experiments: usize, mut experiment: impl FnMut() -> bool) -> f64 {
 #[test]
 fn the_ratio_of_equals_is_seldom_called_different() {
     for world in WORLDS {
-        for trials in [2, 3, 5, 10, 20] {
+        for trials in tiers::some("simulation (trials of equals)", [3, 2, 5, 10, 20], [2, 5]) {
             let experiments = 600;
             let mut dice = Dice(trials as u64 * 1_000_000_007);
             let wrong = share(experiments, || {
@@ -41,7 +42,8 @@ fn the_ratio_interval_covers_a_true_ratio() {
         [("mean", average as fn(&[f64]) -> f64), ("p90", |steps| percentile(steps, 90.0).unwrap())]
     {
         for world in WORLDS {
-            for (of_a, of_b) in [(2, 2), (3, 3), (3, 12), (5, 5), (10, 10), (20, 20)] {
+            let sizes = [(3, 12), (2, 2), (3, 3), (5, 5), (10, 10), (20, 20)];
+            for (of_a, of_b) in tiers::some("simulation (trials of a true ratio)", sizes, [1, 6]) {
                 let experiments = 300;
                 let mut dice = Dice(of_a as u64 * 7_000_000_007);
                 let covered = share(experiments, || {
