@@ -21,7 +21,7 @@ const ROUNDS: usize = 60;
 /// One test of times at once.
 static QUIET: Mutex<()> = Mutex::new(());
 
-/// Tries of a round. In the fast tier one, which is held from below alone: no other process may fail it.
+/// Tries of a round. Below the full tier one, whose time has a lower bound alone, so that no other process can fail it.
 fn tries() -> usize {
     if tier() == Tier::Full { 6 } else { 1 }
 }

@@ -209,7 +209,7 @@ fn wrong_implementations_are_outside() {
 /// Prints, for each model and precision, the largest differences before the first update and after it, and how many times
 /// as large the bounds are at the least.
 #[test]
-#[ignore = "the survey behind docs/mixed-precision.md, 10 minutes: cargo test -p zbench-engine --test engine survey -- --ignored --nocapture"]
+#[ignore = "the survey behind docs/mixed-precision.md, 10 minutes: cargo test -p zbench-engine-tests --test engine survey -- --ignored --nocapture"]
 fn survey() {
     let models = models();
     let cells = models.iter().flat_map(|model| precisions().into_iter().map(move |precision| (model, precision)));
