@@ -1,7 +1,7 @@
 //! What a step takes from the heap. No block over 64 KiB is made outside the arena; and after two steps that warm it up, a
 //! step takes no block at all, of whatever size, on any thread of any rank.
 //!
-//! `ZBENCH_SHOW_BLOCKS=1 cargo test -p zbench-engine --test heap -- --nocapture` says where they are made.
+//! `ZBENCH_SHOW_BLOCKS=1 cargo test -p zbench-engine-tests --test heap -- --nocapture` says where they are made.
 
 #[path = "device/mod.rs"]
 mod device;

@@ -7,7 +7,7 @@ use std::io::Write;
 /// A tier of the tests. Each holds what the ones before it hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
-    /// `cargo test`: a witness for each property.
+    /// `cargo test`: witnesses; docs/ci.md lists what has none here.
     Fast,
     /// `.ci/run`: what every submission must pass.
     Ci,

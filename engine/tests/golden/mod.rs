@@ -8,7 +8,7 @@
 //! Without ZBENCH_TESTS=full a choice of cells runs that has every value of every dimension; each on the best level of the machine and on
 //! another one, in turn.
 //!
-//! Commands (`T` is `cargo test -p zbench-engine --test engine --`):
+//! Commands (`T` is `cargo test -p zbench-engine-tests --test engine --`):
 //! - `T golden::` compares; `ZBENCH_TESTS=full T golden::` compares all cells.
 //! - `T --ignored golden::bless` writes `hashes.txt` anew, on purpose; values of levels that the machine lacks are kept.
 //! - `ZBENCH_DUMP=new.txt T --ignored golden::dump` writes all sections of all cells as text.
