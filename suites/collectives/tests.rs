@@ -336,7 +336,7 @@ fn groups_of_a_split_measure_on_their_own() {
 fn a_slow_rank_is_named_by_pairs_and_by_halves() {
     // All are late, so that a loaded machine makes no pair stand out by itself; the slow one ten times as much.
     let slow = |rank| Meddle::Late(Duration::from_millis(if rank == 3 { 40 } else { 4 }));
-    let outcome = run(5, &plan("--bisect -e 64K -n 10"), slow, usize::MAX, Duration::from_secs(60));
+    let outcome = run(5, &plan("--bisect -e 64K -n 4"), slow, usize::MAX, Duration::from_secs(60));
     let pairs = outcome.told.pairs.unwrap();
     assert_eq!((&pairs.bad_ranks[..], &pairs.bad_links[..]), (&[3][..], &[][..]), "{}", pairs.text());
     assert_eq!(pairs.suspects.iter().filter(|suspect| suspect.confirmed).count(), 4, "{}", pairs.text());

@@ -7,6 +7,7 @@ use zbench_kernels::cuda::host::Order;
 use zbench_kernels::device::Device;
 use zbench_kernels::*;
 use zbench_kernels_testing::{ByName, Late};
+use zbench_test_tiers as tiers;
 
 struct Both {
     cuda: Cuda,
@@ -127,7 +128,7 @@ fn other_memory_is_refused() {
 #[test]
 fn sums_on_the_host_have_the_devices_bits() {
     let both = both();
-    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+    for dtype in tiers::some("copies::sums_on_the_host_have_the_devices_bits (types)", FLOATS, [1, 3]) {
         for len in [1, 7, 8, 9, 255, 2047, 2048, 2049, 70_001, 2048 * 1024, 2048 * 1024 + 2777] {
             let values = Tensor::normal(dtype, len, 11 + len as u64);
             let copies = [&both.device, &both.host].map(|arena| {

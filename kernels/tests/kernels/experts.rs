@@ -4,6 +4,7 @@ use crate::harness::*;
 use proptest::prelude::*;
 use zbench_kernels::{Combine, Cpu, DType, Grouped, GroupedGemm, Kernels, Op, Route, Slots, View, ViewMut};
 use zbench_kernels_testing::{ByName, Reference};
+use zbench_test_tiers as tiers;
 
 fn float() -> impl Strategy<Value = DType> {
     prop::sample::select(&FLOATS[..])
@@ -138,12 +139,11 @@ fn check_groups(sizes: &[usize], out: usize, input: usize, form: Grouped, accumu
 /// One expert takes all, whichever it is; sizes past the blocks that narrow types are converted in.
 #[test]
 fn one_expert_takes_all() {
-    for form in [Grouped::Forward, Grouped::Input, Grouped::Weight] {
-        for sizes in [[300, 0, 0], [0, 300, 0], [0, 0, 300]] {
-            for dtype in FLOATS {
-                check_groups(&sizes, 130, 70, form, false, dtype, DType::F32);
-            }
-        }
+    let forms = [Grouped::Forward, Grouped::Input, Grouped::Weight];
+    for [form, expert, dtype] in tiers::combinations("experts::one_expert_takes_all", [3; 3]) {
+        let mut sizes = [0; 3];
+        sizes[expert] = 300;
+        check_groups(&sizes, 130, 70, forms[form], false, FLOATS[dtype], DType::F32);
     }
     check_groups(&[1100, 0, 3], 40, 2100, Grouped::Forward, true, DType::Bf16, DType::Bf16);
 }

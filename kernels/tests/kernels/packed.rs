@@ -48,10 +48,10 @@ fn unpack(kernels: &dyn Kernels, matrix: &Packed, record: &Tensor, dtype: DType)
     Tensor::of(dtype, &back.values()[..matrix.len()])
 }
 
-/// The largest magnitude of an element's block.
-fn largest(matrix: &Packed, x: &[f64], i: usize) -> f64 {
-    let start = i / matrix.block() * matrix.block();
-    x[start..(start + matrix.block()).min(x.len())].iter().fold(0.0, |most: f64, x| most.max(x.abs()))
+/// The largest magnitude of each element's block.
+fn largest(matrix: &Packed, x: &[f64]) -> Vec<f64> {
+    let of_block = |block: &[f64]| vec![block.iter().fold(0.0, |most: f64, x| most.max(x.abs())); block.len()];
+    x.chunks(matrix.block()).flat_map(of_block).collect()
 }
 
 fn check(packing: Packing, rows: usize, cols: usize, dtype: DType, seed: u64) {
@@ -66,6 +66,7 @@ fn check(packing: Packing, rows: usize, cols: usize, dtype: DType, seed: u64) {
     // The widest gap of the table, half; a step of int8, half; the scales' own: half the widest gap of their table, of
     // the largest distance of a scale from the mean, itself below the largest scale.
     let values = x.values();
+    let scales = largest(&matrix, &values);
     let most = values.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
     let step = if packing == Packing::Int8 { 0.5 / 127.0 } else { 0.152 };
     let of_scale = if packing == Packing::Nf4Double { 0.0071 * most } else { 0.0 };
@@ -78,8 +79,7 @@ fn check(packing: Packing, rows: usize, cols: usize, dtype: DType, seed: u64) {
             }
             assert_close(&format!("{case} to {to}"), &got, &wanted.values());
             for (i, (x, back)) in values.iter().zip(got.values()).enumerate() {
-                let scale = largest(&matrix, &values, i);
-                let bound = scale * (step + 2f64.powi(-8) + 1e-6) + of_scale;
+                let bound = scales[i] * (step + 2f64.powi(-8) + 1e-6) + of_scale;
                 assert!((x - back).abs() <= bound, "{case} to {to}: {x} came back as {back}");
             }
         }

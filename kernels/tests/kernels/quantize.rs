@@ -4,6 +4,7 @@ use crate::carried::all;
 use crate::harness::*;
 use zbench_kernels::{DType, KernelError, Kernels, QuantFormat, Quantize, View, ViewMut};
 use zbench_kernels_testing::{ByName, Reference};
+use zbench_test_tiers as tiers;
 
 const LENGTHS: [usize; 9] = [0, 1, 2, 7, 255, 513, 2049, 8193, 20_001];
 const BLOCKS: [usize; 8] = [1, 3, 16, 33, 256, 777, 2048, usize::MAX];
@@ -113,7 +114,9 @@ fn an_element_loses_half_a_scale_at_most_and_the_cores_store_what_the_reference_
 #[test]
 fn dequantising_is_the_product_and_may_add() {
     for op in ops() {
-        for (len, dtype) in LENGTHS.into_iter().flat_map(|len| FLOATS.map(|dtype| (len, dtype))) {
+        for [len, dtype] in tiers::combinations("quantize::dequantising_is_the_product", [LENGTHS.len(), FLOATS.len()])
+        {
+            let (len, dtype) = (LENGTHS[len], FLOATS[dtype]);
             let stored = Stored::by(&CPUS[0], &op, &Tensor::normal(DType::F32, len, 8));
             for accumulate in [false, true] {
                 let start = Tensor::normal(dtype, len, 9);

@@ -5,6 +5,7 @@ use crate::harness::*;
 use half::{bf16, f16};
 use zbench_kernels::{DType, KernelError, Kernels, ReduceOp, View, philox};
 use zbench_kernels_testing::Reference;
+use zbench_test_tiers as tiers;
 
 /// Around vectors, chunks, and what is worth another thread.
 const LENGTHS: [usize; 9] = [0, 1, 7, 64, 513, 1000, 1537, 8193, 16_500];
@@ -193,7 +194,7 @@ fn cut(dtype: DType, value: i64) -> u64 {
 #[test]
 fn integers_are_exact_and_wrap() {
     for dtype in INTEGERS {
-        for count in 1..=9usize {
+        for count in tiers::some("reduce::integers_are_exact_and_wrap (summands)", 1..=9usize, [3, 9]) {
             for len in LENGTHS {
                 let made: Vec<_> = (0..count).map(|s| random_integers(dtype, len, s as u64 + 7)).collect();
                 let (sources, values): (Vec<Tensor>, Vec<Vec<i64>>) = made.into_iter().unzip();

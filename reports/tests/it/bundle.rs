@@ -7,6 +7,7 @@ use zbench_reports::bundle::{Bundle, BundleError, Redaction, read, write};
 use zbench_reports::record::{Outcome, Rank};
 use zbench_reports::redact::{host_hash, without_secrets};
 use zbench_reports::{Record, Remark};
+use zbench_test_tiers as tiers;
 
 use super::any;
 use super::redact::{BEGINNINGS, FORMS};
@@ -261,6 +262,8 @@ fn secret_fields_lose_their_values() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(tiers::cases("planted secrets", [64, 128, 256])))]
+
     #[test]
     fn a_planted_secret_is_in_no_field(
         secret in "[A-Za-z][0-9][A-Za-z0-9!%*+.^~_-]{6,20}[A-Za-z0-9]",

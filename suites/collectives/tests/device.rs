@@ -14,10 +14,13 @@ use zbench_kernels::device::Device;
 use zbench_kernels::{Arena, Category, Cpu, Cuda, DType, Kernels, ReduceOp, View, ViewMut};
 use zbench_kernels_testing::Late;
 
-static HOST: LazyLock<Host> = LazyLock::new(|| {
-    let cache = zbench_host::devices::cache();
-    Host::new(&cache, "c++", &[], Order::Forward).unwrap_or_else(|error| panic!("{error}"))
-});
+static HOST: LazyLock<Host> = LazyLock::new(host);
+
+/// Compiled kernels are kept beside the test program, where all programs of the workspace look for them.
+fn host() -> Host {
+    let kept = std::env::current_exe().unwrap().with_file_name("cache/kernels");
+    Host::new(&kept, "c++", &[], Order::Forward).unwrap_or_else(|error| panic!("{error}"))
+}
 
 fn machine(late: bool) -> Arc<dyn Device> {
     if late { Arc::new(Late(HOST.clone())) } else { Arc::new(HOST.clone()) }
@@ -97,7 +100,7 @@ fn ranks_that_share_a_gpu_have_its_number_its_bus_and_its_memory() {
 fn nothing_is_left_undone_when_the_time_is_taken() {
     let count = |host: &Host| host.launches().get("reduce_floats").copied().unwrap_or(0);
     for words in ["", "-I 1"] {
-        let own = Host::new(&zbench_host::devices::cache(), "c++", &[], Order::Forward).unwrap();
+        let own = host();
         let machine: Arc<dyn Device> = Arc::new(Late(own.clone()));
         let plan = plan(&format!("-b 1K -e 1K -n 5 -w 0 -c 0 --buffers hot {words}"));
         let seats: Vec<RankDevice> =

@@ -5,6 +5,7 @@ use super::{devices, hold};
 use crate::harness::{Tensor, guarded};
 use zbench_kernels::{Cpu, DType, Gemm, Kernels, Op, philox};
 use zbench_kernels_testing::ByName;
+use zbench_test_tiers as tiers;
 
 const BF16: DType = DType::Bf16;
 
@@ -45,7 +46,7 @@ fn any_edge_of_a_tile() {
 
 #[test]
 fn sums_of_several_depths() {
-    for k in [511, 512, 513, 1024, 1100, 1537] {
+    for k in tiers::some("amx::products::sums_of_several_depths", [512, 511, 513, 1537, 1100, 1024], [3, 6]) {
         check_all(40, 37, k);
         check_all(16, 70, k);
     }

@@ -96,8 +96,11 @@ fn expected(op: &Gemm) -> Vec<u8> {
 #[test]
 fn rows_are_columns_of_what_is_transposed() {
     let fakes = Fakes::all();
+    let (f32, bf16, f16) = (DType::F32, DType::Bf16, DType::F16);
+    let types = [(f32, f32), (bf16, bf16), (bf16, f32), (f16, f16), (f16, f32)];
     for tune in [false, true] {
         let case = Case::new(fakes.open(Options { tune, ..Options::default() }));
+        let types = tiers::some("gpu::product::rows_are_columns_of_what_is_transposed (types)", types, [2, 5]);
         for (m, n, k) in tiers::some(
             "gpu::product::rows_are_columns_of_what_is_transposed",
             [(5, 7, 3), (1, 8, 4), (6, 1, 2), (4, 4, 9)],
@@ -105,13 +108,7 @@ fn rows_are_columns_of_what_is_transposed() {
         ) {
             for bits in 0..8 {
                 let (trans_a, trans_b, accumulate) = (bits & 1 == 1, bits & 2 == 2, bits & 4 == 4);
-                for (ab, c) in [
-                    (DType::F32, DType::F32),
-                    (DType::Bf16, DType::Bf16),
-                    (DType::Bf16, DType::F32),
-                    (DType::F16, DType::F16),
-                    (DType::F16, DType::F32),
-                ] {
+                for (ab, c) in types.iter().copied() {
                     let alpha = if bits == 5 { 2.0 } else { 1.0 };
                     let op = Gemm { trans_a, trans_b, accumulate, alpha, a: ab, b: ab, c, ..gemm(m, n, k) };
                     let apart = Gemm { pitch_a: op.stored_a()[1] + 3, pitch_c: n + 2, ..op };

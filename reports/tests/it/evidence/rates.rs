@@ -81,7 +81,7 @@ fn margin(runs: usize) -> f64 {
 /// assume) and in how many generations.
 #[test]
 fn the_same_program_is_seldom_told_apart_from_itself() {
-    let runs = tiers::cases("pairs of the same program", [100, 100, 2000]) as usize;
+    let runs = tiers::cases("pairs of the same program", [50, 100, 2000]) as usize;
     let all = [(0.005, 3), (0.0, 2), (0.01, 3), (0.01, 6)];
     for (instance, generations) in tiers::some("kinds of processes of one program", all, [1, 4]) {
         let (slower, faster, _) = rates(runs, Weather { instance, ..USUAL }, 0.0, generations);
@@ -97,7 +97,7 @@ fn the_same_program_is_seldom_told_apart_from_itself() {
 /// round more often than chance allows.
 #[test]
 fn five_percent_are_found_within_a_minute() {
-    let runs = tiers::cases("pairs that differ by 5 %", [100, 100, 1000]) as usize;
+    let runs = tiers::cases("pairs that differ by 5 %", [50, 100, 1000]) as usize;
     for generations in tiers::some("generations of processes 5 % apart", [3, 6], [1, 2]) {
         let (slower, faster, equal) = rates(runs, Weather { instance: 0.005, ..USUAL }, 0.05, generations);
         assert!(slower >= 90.0, "{generations} generations: found in {slower} %");
