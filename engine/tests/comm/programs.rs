@@ -6,7 +6,7 @@ use zbench_kernels::Arena;
 use zbench_test_tiers as tiers;
 
 fn all(test: &str, backend: Backend, first: u64) {
-    for seed in first..first + u64::from(tiers::cases(test, [12, 200, 500])) {
+    for seed in first..first + u64::from(tiers::cases(test, [12, 100, 500])) {
         let program = Program::new(seed);
         run(backend, program.ranks, |comm| execute(comm, &Arena::host(Some(64 << 20)).unwrap(), &program));
     }

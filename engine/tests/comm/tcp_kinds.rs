@@ -130,7 +130,7 @@ fn everything(sizes: &[usize], checksum: bool) {
 
 #[test]
 fn large_and_exact_by_direct_exchange() {
-    everything(&[2, 1, 4][..tiers::cases("comm::tcp_kinds::large_and_exact", [1, 3, 3]) as usize], false);
+    everything(&[2, 1, 4][..tiers::cases("comm::tcp_kinds::large_and_exact", [1, 2, 3]) as usize], false);
 }
 
 #[test]

@@ -306,7 +306,7 @@ fn whatever_is_planned_on_paper_stays_within_the_capacity() {
     });
     let kernels = Cpu::new(1);
     let (mut planned, mut several) = (0, 0u64);
-    let seeds = u64::from(tiers::cases("training::evict::whatever_is_planned_on_paper", [12, 60, 160]));
+    let seeds = u64::from(tiers::cases("training::evict::whatever_is_planned_on_paper", [12, 30, 160]));
     for (seed, cell) in (0..seeds).map(|seed| (seed, drawn(seed, seed % 2 == 0))).chain((1000..).zip(encoders)) {
         let largest = |cell: &Cell| {
             let plan = Plan::on_paper(cell, &kernels).ok()?;

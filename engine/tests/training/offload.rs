@@ -156,7 +156,7 @@ fn offload_changes_no_bit_of_accumulated_gradients_and_of_scaled_losses() {
         cell.memory.checkpointing = Checkpointing::Full;
         // Each strategy has some of the homes with each type.
         let all = combinations(4).enumerate().filter(|(at, _)| at % 3 == turn % 3);
-        for (_, (strategy, shard, homes)) in tiers::some("training::offload::accumulated_and_scaled", all, [1, 7]) {
+        for (_, (strategy, shard, homes)) in tiers::some("training::offload::accumulated_and_scaled", all, [1, 4]) {
             let cell = on(cell.clone(), strategy, 4, shard);
             let (here, away) = (run(&cell), run(&offloaded(cell, homes, 1)));
             let what = format!("{} by {shard}, {homes:?}, {precision:?}", strategy.name());

@@ -56,7 +56,7 @@ fn replicas_and_threads_change_no_bit() {
 fn activations_elsewhere_change_no_bit_on_cuda() {
     let (policies, homes) = (policies(), [Home::Host, Home::Disk]);
     let all = (0..policies.len()).flat_map(|at| homes.map(|home| (at, home)));
-    for (at, home) in tiers::some("training::offload_cuda::activations_elsewhere", all, [1, 5]) {
+    for (at, home) in tiers::some("training::offload_cuda::activations_elsewhere", all, [1, 3]) {
         let policy = &policies[at];
         let mut cell = cuda(on(few(), Strategy::ALL[at % Strategy::ALL.len()], 2, 1));
         (cell.memory.checkpointing, cell.train.accumulation) = (policy.clone(), 1 + at % 2);
@@ -76,7 +76,7 @@ fn accumulated_gradients_and_scaled_losses_are_the_same_on_cuda() {
         Precision { scaling: Some(LossScaling::Dynamic(scaling)), ..Precision::mixed(DType::F16) },
     ];
     let test = "training::offload_cuda::accumulated_gradients_and_scaled_losses_are_the_same_on_cuda";
-    for (turn, precision) in tiers::some(&format!("{test} (precisions)"), precisions.into_iter().enumerate(), [1, 3]) {
+    for (turn, precision) in tiers::some(&format!("{test} (precisions)"), precisions.into_iter().enumerate(), [1, 2]) {
         let mut cell = cuda(few());
         (cell.precision, cell.train.accumulation) = (precision, 2);
         // Enough for a scaled loss to overflow first and then not.
@@ -142,7 +142,7 @@ fn checkpoints_on_cuda_hold_what_lives_elsewhere() {
     let reference = course(&cell());
     let homes = [[Home::Host, Home::Host], [Home::Disk, Home::Device]];
     let all = homes.into_iter().flat_map(|homes| layouts().map(|layout| (homes, layout)));
-    for (homes, (layout, asynchronous)) in tiers::some("training::offload_cuda::checkpoints", all, [1, 3]) {
+    for (homes, (layout, asynchronous)) in tiers::some("training::offload_cuda::checkpoints", all, [1, 2]) {
         let dir = tempfile::tempdir().unwrap();
         let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
         let away = with_activations(offloaded(saved(cell(), saving), homes, 1), homes[0], 1);

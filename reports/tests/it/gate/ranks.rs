@@ -151,7 +151,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(tiers::cases("gate::ranks::binomial_limits_hold_the_share", [24, 128, 256])))]
+    #![proptest_config(ProptestConfig::with_cases(tiers::cases("gate::ranks::binomial_limits_hold_the_share", [24, 48, 256])))]
 
     #[test]
     fn binomial_limits_hold_the_share(hits in 0usize..300, more in 0usize..300) {
