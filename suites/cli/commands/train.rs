@@ -35,8 +35,8 @@ use zbench_runner::trace::Both;
 use zbench_runner::{Execute, Header, Observe, Runner, Summary, Train, Trials};
 use zbench_suites::max_batch;
 
-/// Seconds of each measurement of the peak: long enough for the clock to settle, short beside a cell. Nobody measures with a program
-/// that is not optimised.
+/// Seconds of each measurement of the peak: long enough for the clock to settle, short beside a cell. In a debug
+/// build, whose figures mean nothing, it is shorter.
 pub const PEAK_SECONDS: f64 = if cfg!(debug_assertions) { 0.01 } else { 0.1 };
 /// Trials of a cell where cells cannot take turns.
 pub(super) const TRIALS: u32 = 3;

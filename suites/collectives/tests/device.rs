@@ -16,7 +16,7 @@ use zbench_kernels_testing::Late;
 
 static HOST: LazyLock<Host> = LazyLock::new(host);
 
-/// Compiled kernels are kept beside the test program, where all programs of the workspace look for them.
+/// Compiled kernels are kept beside the test program, for all test programs of the workspace.
 fn host() -> Host {
     let kept = std::env::current_exe().unwrap().with_file_name("cache/kernels");
     Host::new(&kept, "c++", &[], Order::Forward).unwrap_or_else(|error| panic!("{error}"))
