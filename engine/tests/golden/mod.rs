@@ -97,7 +97,7 @@ fn levels_in(tier: Tier, number: usize, case: &Case, stored: &Stored) -> Vec<Lev
     let best = left.pop().unwrap_or(all[all.len() - 1]);
     let other = (!left.is_empty()).then(|| left[number / 2 % left.len()]);
     match other {
-        Some(other) if tier == Tier::Fast => vec![if number % 2 == 0 { best } else { other }],
+        Some(other) if tier == Tier::Fast => vec![if number.is_multiple_of(2) { best } else { other }],
         other => other.into_iter().chain([best]).collect(),
     }
 }

@@ -111,7 +111,8 @@ pub fn difference(ours: &Trained, theirs: &Trained) -> Option<String> {
             return Some(format!("step {step}: loss {} for {}", a.loss, b.loss));
         }
         // Gradients that overflowed have a norm that is no number, and no certain bits; such a step is skipped.
-        if !same(a.grad_norm, b.grad_norm) && !(a.skipped && a.grad_norm.is_nan() && b.grad_norm.is_nan()) {
+        let is_alike = same(a.grad_norm, b.grad_norm) || a.skipped && a.grad_norm.is_nan() && b.grad_norm.is_nan();
+        if !is_alike {
             return Some(format!("step {step}: norm {} for {}", a.grad_norm, b.grad_norm));
         }
         let rest = |step: &Step| (step.lr.to_bits(), step.tokens, step.loss_scale, step.skipped);
