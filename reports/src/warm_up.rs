@@ -140,12 +140,14 @@ impl Noise {
 
 /// The starts of the segments of the best segmentation, the first at 0.
 fn segments(values: &[f64], penalty: f64) -> Vec<usize> {
-    let count = values.len();
+    let (count, centre) = (values.len(), mean(values).unwrap_or(0.0));
     let mut sums = vec![(0.0, 0.0)];
-    for value in values {
+    for value in values.iter().map(|value| value - centre) {
         let (sum, squares) = sums[sums.len() - 1];
         sums.push((sum + value, squares + value * value));
     }
+    // Of segmentations that cost the same but for rounding, the first one, so that the unit of the times decides nothing.
+    let rounding = 1e-12 * sums[count].1 + 1e-9 * penalty;
     let cost = |start: usize, end: usize| {
         let (sum, squares) = (sums[end].0 - sums[start].0, sums[end].1 - sums[start].1);
         (squares - sum * sum / (end - start) as f64).max(0.0)
@@ -156,7 +158,7 @@ fn segments(values: &[f64], penalty: f64) -> Vec<usize> {
     for end in SHORTEST..=count {
         for start in (0..=end - SHORTEST).filter(|start| *start == 0 || *start >= SHORTEST) {
             let total = best[start].0 + cost(start, end) + penalty;
-            if total < best[end].0 {
+            if total < best[end].0 - rounding {
                 best[end] = (total, start);
             }
         }

@@ -159,6 +159,19 @@ fn long_runs_are_judged_too() {
     assert!(discarded.abs_diff(3000) <= 3 * 20_000usize.div_ceil(512), "{discarded}");
 }
 
+/// Two segmentations of these cost the same, and rounding differs between seconds and milliseconds.
+#[test]
+fn the_unit_of_times_does_not_matter_where_two_answers_are_as_good() {
+    let values = [373_919.4, 1e6, 1.0, 1.0, 1.0, 1.0, 1e-3, 1e6, 1e6, 618_058.3, 1e-3, 1.0];
+    let jitter = |at: usize| 1.0 + (at * 7919 % 101) as f64 / 1e4;
+    let times =
+        |unit: f64| values.iter().enumerate().map(|(at, value)| jitter(at) * value * unit).collect::<Vec<f64>>();
+    let found = find(&times(1.0));
+    for unit in 2..40 {
+        assert_eq!(find(&times(f64::from(unit))), found, "times {unit}");
+    }
+}
+
 proptest! {
     #[test]
     fn never_more_than_half_and_no_panic(values in proptest::collection::vec(super::any::number(), 0..80), scale in 1u32..40) {
