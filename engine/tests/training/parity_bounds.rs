@@ -111,7 +111,7 @@ fn correct_cells_stay_inside() {
     let precisions = precisions().into_iter().filter(|(name, _)| low.contains(name));
     let cells = models.iter().flat_map(|model| precisions.clone().map(move |precision| (model, precision)));
     let test = "training::parity_bounds::correct_cells_stay_inside";
-    for ((model, base), (name, precision)) in tiers::some(test, cells, [2, 7]) {
+    for ((model, base), (name, precision)) in tiers::some(test, cells, [2, 4]) {
         let settings = SETTINGS.into_iter().enumerate().filter(|(number, _)| number % 2 == 1);
         for (number, setting) in tiers::some(&format!("{test} (settings)"), settings, [1, 2]) {
             let cell = set(base.clone(), precision, setting, 7000 + number as u64, 6);
@@ -179,7 +179,7 @@ fn wrong_implementations_are_outside() {
         [NotReduced(1), NotReduced(8), Sum(2.0), Sum(0.5), Sum(1.1), Loss(2.0), NoCorrection, LostUpdate, Stale];
     for fault in passed_before.into_iter().chain([Rate(2.0)]) {
         let mut passed = 0;
-        let before = tiers::some("training::parity_bounds::wrong_implementations (precisions)", BEFORE, [1, 3]);
+        let before = tiers::some("training::parity_bounds::wrong_implementations (precisions)", BEFORE, [1, 2]);
         for (name, most) in before {
             let precision = precisions().into_iter().find(|(known, _)| *known == name).unwrap().1;
             if fault == Stale && precision.master.is_none() {

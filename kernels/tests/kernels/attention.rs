@@ -329,7 +329,7 @@ fn three_tiles_and_wide_heads() {
         Attention { scale: -0.3, ..shape(1, 140, 1, 1, 16, DType::Bf16) },
         Attention { scale: 0.0, ..shape(1, 140, 1, 1, 16, DType::Bf16) },
     ];
-    tiers::some("attention::three_tiles_and_wide_heads", all, [3, 8]).into_iter().for_each(check);
+    tiers::some("attention::three_tiles_and_wide_heads", all, [3, 5]).into_iter().for_each(check);
 }
 
 #[test]

@@ -42,7 +42,7 @@ pub fn cases(most: u32) -> Config {
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     let of_tier = match tier() {
         Tier::Fast => most.div_ceil(8),
-        Tier::Ci => most.div_ceil(2),
+        Tier::Ci => most.div_ceil(3),
         Tier::Full => most,
     };
     Config::with_cases(asked.map_or(of_tier, |asked: u32| asked.min(most)))

@@ -12,7 +12,7 @@ use super::grid;
 
 /// Records of a page: ten thousand in the full tier.
 static MANY: LazyLock<usize> =
-    LazyLock::new(|| tiers::cases("large (records of a page)", [1000, 3000, 10_000]) as usize);
+    LazyLock::new(|| tiers::cases("large (records of a page)", [1000, 2000, 10_000]) as usize);
 /// What a page of so many records may take.
 const LIMIT: usize = 5_000_000;
 

@@ -91,7 +91,7 @@ fn at_the_edge_of_the_band_both_errors_are_rare() {
 #[test]
 fn a_machine_that_is_too_noisy_is_inconclusive() {
     for factor in tiers::some("gate::simulation::a_machine_that_is_too_noisy_is_inconclusive", [1.0, 1.05], [1, 2]) {
-        let gates = tiers::cases("gates on a machine that is too noisy", [200, RUNS, RUNS]);
+        let gates = tiers::cases("gates on a machine that is too noisy", [200, 200, RUNS]);
         let (verdicts, _) = verdicts(gates, |seed| Machine { factor, ..Machine::new(seed, Noise::Normal, 0.2) });
         assert!(share(&verdicts, &[Verdict::Inconclusive]) >= 0.98, "{factor}");
     }
