@@ -7,6 +7,7 @@ use zbench_engine::config::*;
 use zbench_engine::outcome::Flops;
 use zbench_engine::pipeline::{Pass, Pipeline};
 use zbench_engine::plan::{Plan, PlanError};
+use zbench_engine::schedule::Policy;
 use zbench_kernels::{Category, Cpu};
 
 fn cell(schedule: PipelineSchedule, [stages, chunks, micros, blocks]: [usize; 4]) -> Cell {
@@ -195,5 +196,15 @@ fn what_a_schedule_cannot_do_is_refused_with_the_nearest_that_it_can() {
         let error = refused(&cell);
         assert_eq!(error.key, "parallel.pipeline_schedule", "{error}");
         assert!(error.reason.contains(word) && error.reason.contains("write \"1f1b\""), "{error}");
+    }
+}
+
+/// `sqrt` keeps the input of every k-th block, k the root of the number of blocks, rounded up.
+#[test]
+fn segments_of_sqrt_are_as_long_as_the_root() {
+    for (blocks, every) in
+        [(1, 1), (2, 2), (4, 2), (5, 3), (9, 3), (10, 4), (12, 4), (16, 4), (17, 5), (80, 9), (100, 10)]
+    {
+        assert_eq!(Policy::of(&Checkpointing::Sqrt, blocks).every, every, "{blocks} blocks");
     }
 }

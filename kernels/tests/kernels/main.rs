@@ -12,6 +12,7 @@ mod attention;
 mod carried;
 mod compile;
 mod copies;
+mod cost;
 #[cfg(target_os = "linux")]
 mod disk;
 mod documents;
