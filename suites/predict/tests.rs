@@ -303,3 +303,22 @@ fn advice_is_found_where_the_largest_changes_are_none() {
     let advice = crate::planned::cheapest_change(&Planner::default(), &resolved, capacity).unwrap();
     assert!(advice.starts_with("half train.micro_batch and twice train.accumulation (predicted "), "{advice}");
 }
+
+/// AdamW's moments in f32, 8 bytes a parameter, lie in the home that is asked for, on all ranks of a node together.
+#[test]
+fn bytes_outside_the_device_are_stated_by_home() {
+    for home in ["host", "disk"] {
+        let more = format!("[parallel]\nstrategy = \"zero3\"\nranks = 2\n[memory]\noffload_optimizer = \"{home}\"\n");
+        let cell = cell("gpt2", &more);
+        let plan = Planner::default().plan(&cell.cell).unwrap();
+        let footprint = Footprint::of_plan(&plan.role_of(0).estimate, 2);
+        let moments = 8 * Layout::new(&cell.cell, 1).parameters(FlatKind::Trainable);
+        let (there, elsewhere) = match home {
+            "host" => (footprint.host, footprint.disk),
+            _ => (footprint.disk, footprint.host),
+        };
+        assert!(there >= moments, "{home}: {there} for {moments}");
+        // Tensors of a disk pass through buffers of the host.
+        assert!(elsewhere < moments / 2, "{home}: {elsewhere} elsewhere");
+    }
+}

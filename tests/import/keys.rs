@@ -52,6 +52,7 @@ const COSINE: &str = "optimizer.type=\"AdamW\" optimizer.params.lr=0.01 schedule
 /// Every key of DeepSpeed that may become a setting.
 const DEEPSPEED: &[Case] = &[
     ("train_batch_size", "24", "train_micro_batch_size_per_gpu=3 gradient_accumulation_steps=2", U, "parallel.ranks=4"),
+    ("train_batch_size", "24", "train_micro_batch_size_per_gpu=3", U, "train.accumulation=8"),
     ("train_batch_size", "\"auto\"", "", D, ""),
     ("train_micro_batch_size_per_gpu", "3", "", U, "train.micro_batch=3"),
     ("gradient_accumulation_steps", "5", "", U, "train.accumulation=5"),
