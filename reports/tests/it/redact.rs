@@ -179,6 +179,13 @@ fn known_patterns_go_wherever_they_stand() {
     }
 }
 
+/// As at the end of a log that was cut.
+#[test]
+fn a_private_key_without_its_end_goes_to_the_end_of_the_text() {
+    let said = without_secrets("it began\n-----BEGIN RSA PRIVATE KEY-----\nshort words\nand more");
+    assert!(said.starts_with("it began") && !said.contains("words") && !said.contains("more"), "{said}");
+}
+
 #[test]
 fn words_of_training_are_no_secrets() {
     for text in [
