@@ -37,3 +37,7 @@ pub use schedule::{Runner, Summary};
 pub use suite::{Observe, Suite, SuiteCell, Trial};
 pub use train::{Train, is_next, written};
 pub use trial_queue::Trials;
+
+/// Seconds of each measurement of the peak: long enough for the clock to settle, short beside a cell. A debug build, whose figures mean
+/// nothing, takes less.
+pub const PEAK_SECONDS: f64 = if cfg!(debug_assertions) { 0.01 } else { 0.1 };

@@ -35,9 +35,6 @@ use zbench_runner::trace::Both;
 use zbench_runner::{Execute, Header, Observe, Runner, Summary, Train, Trials};
 use zbench_suites::max_batch;
 
-/// Seconds of each measurement of the peak: long enough for the clock to settle, short beside a cell. In a debug
-/// build, whose figures mean nothing, it is shorter.
-pub const PEAK_SECONDS: f64 = if cfg!(debug_assertions) { 0.01 } else { 0.1 };
 /// Trials of a cell where cells cannot take turns.
 pub(super) const TRIALS: u32 = 3;
 /// Wall time of a grid by turns. README.md, the tutorial, the quickstart, the start screen and --help state it.
@@ -436,7 +433,7 @@ pub fn carry_out(
         How::Trials(_) => stop_flag()?,
     };
     let program = own_program()?;
-    let peak_seconds = PEAK_SECONDS;
+    let peak_seconds = zbench_runner::PEAK_SECONDS;
     let trace_steps = session.timelines(global)?.map_or(0, |trace| trace.steps());
     let mut execute: Box<dyn Execute + '_> = match &mut session.leader {
         None => Box::new(Children { program, stop, timeout, peak_seconds, trace_steps }),

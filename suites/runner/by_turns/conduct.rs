@@ -19,9 +19,6 @@ use zbench_reports::record::{Extra, Record, Status, TurnRow, Turns};
 use zbench_reports::stats;
 use zbench_reports::store::Unfinished;
 
-/// Seconds of each measurement of the peak; less in a program that is not optimised.
-const PEAK_SECONDS: f64 = if cfg!(debug_assertions) { 0.01 } else { 0.1 };
-
 /// One batch of one experiment.
 pub(super) struct Batch<'a> {
     /// All cells of the grid.
@@ -315,7 +312,7 @@ impl<'a, 'r, 't> GridPolicy<'a, 'r, 't> {
             }
         }
         for ((threads, compute), peaks) in &mut self.peaks {
-            peaks.push(peak::measure(*threads, *compute, PEAK_SECONDS));
+            peaks.push(peak::measure(*threads, *compute, crate::PEAK_SECONDS));
         }
     }
 }
