@@ -72,8 +72,8 @@ fn accumulated_gradients_and_scaled_losses_are_the_same_on_cuda() {
     let scaling = DynamicScaling { initial_scale_power: 20, loss_scale_window: 3, ..DynamicScaling::DEFAULT };
     let precisions = [
         Precision { gradients: DType::Bf16, rounding: WeightRounding::Nearest, ..Precision::mixed(DType::Bf16) },
-        Precision::mixed(DType::Bf16),
         Precision { scaling: Some(LossScaling::Dynamic(scaling)), ..Precision::mixed(DType::F16) },
+        Precision::mixed(DType::Bf16),
     ];
     let test = "training::offload_cuda::accumulated_gradients_and_scaled_losses_are_the_same_on_cuda";
     for (turn, precision) in tiers::some(&format!("{test} (precisions)"), precisions.into_iter().enumerate(), [1, 2]) {
