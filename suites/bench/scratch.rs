@@ -3,13 +3,15 @@
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The names of such folders begin with this.
 pub const PREFIX: &str = ".zbench-scratch-";
 const LOCK: &str = "in-use";
 /// A younger folder without a lock may belong to a process that is just creating it.
 const YOUNG: Duration = Duration::from_secs(60);
+/// How long a process that was killed may still finish a file that it had begun in the folder.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// A temporary folder, which is removed when dropped.
 #[derive(Debug)]
@@ -54,7 +56,16 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.path) {
+        let begin = Instant::now();
+        let result = loop {
+            match std::fs::remove_dir_all(&self.path) {
+                Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty && begin.elapsed() < LINGER => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                result => break result,
+            }
+        };
+        if let Err(error) = result {
             zbench_host::say!("warning: {} cannot be removed: {error}; it can be deleted", self.path.display());
         }
         // Only while they are empty: another process may use them by now.
@@ -101,6 +112,27 @@ mod tests {
         let other = here.path().join("c/d");
         drop(Scratch::new(&other, "advice").unwrap());
         assert!(!here.path().join("c").exists());
+    }
+
+    #[test]
+    fn a_process_that_still_writes_does_not_keep_the_folder() {
+        let here = tempfile::tempdir().unwrap();
+        let scratch = Scratch::new(here.path(), "advice").unwrap();
+        let path = scratch.path().to_path_buf();
+        let create =
+            move |end: Instant| (0..).find(|i| File::create(path.join(i.to_string())).is_err() || Instant::now() > end);
+        let writers = [(); 2].map(|()| {
+            let create = create.clone();
+            std::thread::spawn(move || create(Instant::now() + LINGER / 10))
+        });
+        while !scratch.path().join("0").exists() {
+            std::thread::yield_now();
+        }
+        drop(scratch);
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        assert_eq!(std::fs::read_dir(here.path()).unwrap().count(), 0);
     }
 
     #[test]

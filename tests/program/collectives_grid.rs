@@ -116,7 +116,8 @@ fn in_a_long_cell(folder: &Path) -> (PathBuf, Child) {
     );
     let (notebook, file) = (folder.join("notebook"), write(folder, &text));
     let mut command = zbench(&notebook);
-    command.args(["grid", file.to_str().unwrap(), "--trials", "1"]).stdout(Stdio::null()).stderr(Stdio::null());
+    let stderr = std::fs::File::create(folder.join("stderr")).unwrap();
+    command.args(["grid", file.to_str().unwrap(), "--trials", "1"]).stdout(Stdio::null()).stderr(stderr);
     let child = command.spawn().unwrap();
     wait_for("the second cell begins", || records(&notebook).len() == 1 && processes(&notebook) >= 3);
     (notebook, child)
@@ -142,8 +143,9 @@ fn ctrl_c_keeps_what_is_measured() {
     let folder = tempfile::tempdir().unwrap();
     let (notebook, mut child) = in_a_long_cell(folder.path());
     signal(child.id(), Signal::INT);
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert_eq!((records(&notebook).len(), scratch_folders(&notebook)), (1, 0));
+    let code = child.wait().unwrap().code();
+    let said = std::fs::read_to_string(folder.path().join("stderr")).unwrap();
+    assert_eq!((code, records(&notebook).len(), scratch_folders(&notebook)), (Some(130), 1, 0), "{said}");
     wait_for("the processes end", || processes(&notebook) == 0);
 }
 
