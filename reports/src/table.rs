@@ -231,6 +231,17 @@ impl Table {
         self.rows.push(entries);
     }
 
+    /// Adds a column whose entry in each row is what `entry` makes of the row's place, and returns it, so that its properties can
+    /// be changed. Not generic: there are hundreds of columns, and each would be compiled by itself.
+    fn column(&mut self, column: Column, entry: &dyn Fn(usize) -> Entry) -> &mut Column {
+        for (place, entries) in self.rows.iter_mut().enumerate() {
+            entries.push(entry(place));
+        }
+        let place = self.columns.len();
+        self.columns.push(column);
+        &mut self.columns[place]
+    }
+
     /// The places of the columns that people read.
     pub fn shown(&self) -> impl Iterator<Item = usize> {
         (0..self.columns.len()).filter(|&place| !self.columns[place].for_machines)
@@ -264,14 +275,9 @@ impl<'r, R> TableBuilder<'r, R> {
         self.numbers(title, "bytes", |row| Entry::memory(bytes(row)))
     }
 
-    /// Adds this column and returns it, so that its properties can be changed.
     fn column<E: Into<Entry>>(&mut self, column: Column, entry: impl Fn(&'r R) -> E) -> &mut Column {
-        for (entries, row) in self.table.rows.iter_mut().zip(self.rows) {
-            entries.push(entry(row).into());
-        }
-        let place = self.table.columns.len();
-        self.table.columns.push(column);
-        &mut self.table.columns[place]
+        let rows = self.rows;
+        self.table.column(column, &|row| entry(&rows[row]).into())
     }
 
     /// The finished table.
