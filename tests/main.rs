@@ -1,6 +1,7 @@
 //! The fast tier of the tests of `zbench`: what needs no process, the output of every command, and witnesses of what does.
 //! tests/program/ has the other tests that start the program.
 
+mod cases;
 mod config;
 mod durability;
 mod environment;

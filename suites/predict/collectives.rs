@@ -37,9 +37,8 @@ pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRo
             profile.name
         ));
     }
-    // As of cells that train: so many devices make a node, and its network cards are theirs.
     if is_stated {
-        machine.node_devices = per_node;
+        machine = machine.with_ranks_of_node(per_node);
     }
     if let Some(key) = ["hardware.software", "hardware.device"].into_iter().find(|key| values.given(key).is_some()) {
         return Err(format!("{key} says nothing of a collective that is predicted; leave it out"));

@@ -165,10 +165,7 @@ fn priced_as(category: Category) -> memory::Category {
 /// The machine of a cell with the nodes that the cell states.
 fn machine<'m>(resolved: &'m Resolved, machine: &'m Machine) -> Cow<'m, Machine> {
     match resolved.cell.parallel.ranks_per_node {
-        Some(devices) if devices != machine.node_devices => {
-            // The NICs of a node are those of its devices.
-            Cow::Owned(Machine { node_devices: devices, ..machine.clone() })
-        }
+        Some(ranks) if ranks != machine.node_devices => Cow::Owned(machine.with_ranks_of_node(ranks)),
         _ => Cow::Borrowed(machine),
     }
 }

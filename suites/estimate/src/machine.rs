@@ -16,7 +16,7 @@ pub struct Machine {
     pub node_devices: usize,
     /// Between the devices of a node; rates are per device, one way.
     pub intra: Link,
-    /// Between nodes; rates are per device, one way: a node's NICs over its devices.
+    /// Between nodes; rates are per device, one way: a node's NICs over the devices that use them.
     pub inter: Link,
     /// What joins nodes.
     pub topology: Topology,
@@ -30,6 +30,19 @@ pub struct Machine {
     pub disk_read: f64,
     /// See `disk_read`.
     pub disk_write: f64,
+}
+
+impl Machine {
+    /// The machine where each node has so many of a job's ranks. Where they are fewer than its devices they share all of its network
+    /// cards, each as far as its link to the host carries.
+    pub fn with_ranks_of_node(&self, ranks: usize) -> Machine {
+        let mut machine = Machine { node_devices: ranks, ..self.clone() };
+        let cards = self.inter.bandwidth * self.node_devices as f64;
+        let to_host = if self.host.bandwidth > 0.0 { self.host.bandwidth } else { f64::INFINITY };
+        let share = (cards / ranks.min(self.node_devices).max(1) as f64).min(to_host);
+        machine.inter.bandwidth = share.max(self.inter.bandwidth);
+        machine
+    }
 }
 
 /// A device.

@@ -116,8 +116,28 @@ impl Space {
             framework: resolved.framework.clone(),
         };
         space.fill();
+        space.add_own();
         wanted.keep.iter().try_for_each(|(key, value)| space.keep(key, value))?;
         Ok(space)
+    }
+
+    /// Adds the cell as it is, if no way is like it, so that a search never denies that it fits.
+    fn add_own(&mut self) {
+        let Cell { parallel, train, memory, priced, .. } = &self.base;
+        let data = parallel.ranks / parallel.degrees.ranks_per_replica().max(1);
+        let own = Way {
+            degrees: parallel.degrees,
+            placement: priced.as_ref().map_or_else(Placement::default, |priced| priced.placement),
+            strategy: parallel.strategy,
+            shard: parallel.shard,
+            micro: train.micro_batch,
+            accumulation: train.accumulation,
+            policy: self.policies.iter().position(|policy| *policy == memory.checkpointing).unwrap_or(0),
+            homes: [memory.offload_optimizer, memory.offload_parameters, memory.offload_activations],
+        };
+        if own.micro * own.accumulation * data == self.global_batch && !self.ways.contains(&own) {
+            self.ways.push(own);
+        }
     }
 
     /// Leaves those ways that have a value of a key: one of several that `|` divides, or that of another key behind `=`.
@@ -238,6 +258,10 @@ impl Space {
     fn strategies(&mut self, degrees: Degrees, placement: Placement, data: usize) {
         let (ranks, per_node, shared) = (self.base.parallel.ranks, self.per_node, data * degrees.context);
         let mut strategies = vec![(Strategy::Ddp, ranks)];
+        if shared == 1 && degrees.pipeline == 1 {
+            // Nothing is shared: they differ from ddp in what they can offload.
+            strategies.extend([Strategy::Zero2, Strategy::Fsdp].map(|one| (one, ranks)));
+        }
         if shared > 1 {
             strategies.push((Strategy::Zero1, ranks));
             // A pipeline would gather weights and scatter gradients for every micro-batch, unless it keeps them whole.
@@ -299,7 +323,10 @@ impl Space {
             if matches!(self.policies[policy], Checkpointing::Every(group) if !blocks.is_multiple_of(group)) {
                 continue;
             }
-            self.ways.push(Way { policy, ..way });
+            let is_shared = self.base.parallel.ranks > way.degrees.tensor * way.degrees.pipeline;
+            if way.strategy == Strategy::Ddp || is_shared {
+                self.ways.push(Way { policy, ..way });
+            }
             for home in self.homes.clone() {
                 let homes = self.offloads(&way, home, policy);
                 self.ways.extend(homes.into_iter().map(|homes| Way { policy, homes, ..way }));

@@ -1,7 +1,7 @@
 //! What a stage holds at each moment that can be its peak, and what lives on the host and on disk.
 
 use super::blocks::{Kept, Which, block, for_weights, stays};
-use super::parameters::Counts;
+use super::parameters::{Counts, Split};
 use super::stages::Part;
 use super::{Category, Habits, Moment, Stage, Term};
 use crate::job::{Attention, Job, Kind, Loss, Order, Peft, Place, Recompute};
@@ -48,7 +48,6 @@ fn states(job: &Job, counts: &Counts, part: &Part) -> States {
             terms.push(term(Category::Optimizer, "moments", "bytes x parameters / ranks that split them", moments));
         }
         Peft::Adapters { base, weight_bytes, .. } => {
-            let model = &job.model;
             // Embedding, head and norms stay as they are where blocks are quantised.
             let blocks = own.all()
                 - if part.first() { counts.embedding } else { 0.0 }
@@ -60,8 +59,7 @@ fn states(job: &Job, counts: &Counts, part: &Part) -> States {
             let experts = own.experts * job.frozen_expert_bytes() / expert_ranks(job, job.sharding.parameters);
             let weights = (dense + experts) * here(job.offload.parameters);
             terms.push(term(Category::Parameters, "frozen base", "bytes of its type x parameters / ranks", weights));
-            let share = if model.layers > 0 { part.blocks() / (model.layers as f64).max(part.blocks()) } else { 1.0 };
-            let adapters = counts.adapters * share / split;
+            let adapters = adapters(job, counts, part) / split;
             terms.push(term(
                 Category::Parameters,
                 "adapters",
@@ -81,6 +79,12 @@ fn states(job: &Job, counts: &Counts, part: &Part) -> States {
     let sum = terms.iter().map(|t| t.bytes).sum();
     let gradients = terms.iter().filter(|t| t.category == Category::Gradients).map(|t| t.bytes).sum();
     States { terms, sum, gradients }
+}
+
+/// Parameters of a stage's adapters.
+fn adapters(job: &Job, counts: &Counts, part: &Part) -> f64 {
+    let layers = job.model.layers as f64;
+    counts.adapters * if layers > 0.0 { part.blocks() / layers.max(part.blocks()) } else { 1.0 }
 }
 
 /// Tensors of a stage's blocks for one micro-batch.
@@ -247,16 +251,11 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
             unit,
         ));
     }
-    if habits.update > 0.0 && job.offload.optimizer == Place::Device && job.precision.master > 0.0 {
-        let ranks = job.sharding.optimizer.max(1) as f64;
-        let bytes = habits.update * (own.all() / ranks).min(habits.update_group);
-        states.terms.push(term(
-            Category::Gradients,
-            "own share's gradients in f32",
-            "bytes x parameters / ranks",
-            bytes,
-        ));
-        states.sum += bytes;
+    let mut update = in_update(job, counts, habits, part, &own);
+    if job.sharding.parameters <= 1 {
+        // ZeRO-1 and 2 hold them from one step to the next, as published peaks show.
+        states.sum += update.bytes;
+        states.terms.push(std::mem::replace(&mut update, term(Category::Gradients, "", "", 0.0)));
     }
     let sum = |terms: &[Term]| terms.iter().map(|t| t.bytes).sum::<f64>();
     let busy = sum(&common);
@@ -264,8 +263,8 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
     // them are there and no tensor is.
     let late = if habits.late_gradients { states.gradients } else { 0.0 };
     let mut moments = vec![(Moment::Loss, busy + sum(&loss) - late), (Moment::Backward, busy + sum(&backward) - late)];
-    if late > 0.0 {
-        moments.push((Moment::Update, 0.0));
+    if late > 0.0 || update.bytes > 0.0 {
+        moments.push((Moment::Update, update.bytes));
     }
     let most = moments.iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Moment::Loss, |m| m.0);
     if late > 0.0 && most != Moment::Update {
@@ -277,7 +276,7 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
     match most {
         Moment::Loss => states.terms.extend(common.into_iter().chain(loss)),
         Moment::Backward => states.terms.extend(common.into_iter().chain(backward)),
-        Moment::Update => {}
+        Moment::Update => states.terms.push(update),
     }
     let mut terms = states.terms;
     terms.retain(|t| t.bytes > 0.0);
@@ -291,6 +290,18 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
         after_step,
         kept: made.kept,
     }
+}
+
+/// Copies in f32 of the own share's gradients, which an update frees again: of what is trained, where the master copy is wider.
+fn in_update(job: &Job, counts: &Counts, habits: &Habits, part: &Part, own: &Split) -> Term {
+    let is_made = job.offload.optimizer == Place::Device && job.precision.master >= 4.0;
+    let trained = match job.peft {
+        Peft::None => own.all(),
+        Peft::Adapters { .. } => adapters(job, counts, part),
+    };
+    let share = trained / job.sharding.optimizer.max(1) as f64;
+    let bytes = if is_made { habits.update * share.min(habits.update_group) } else { 0.0 };
+    term(Category::Gradients, "own share's gradients in f32", "bytes x parameters / ranks", bytes)
 }
 
 /// Whether weights are not whole on the device between uses: split, or offloaded.

@@ -1,0 +1,104 @@
+//! Files of users, in tests/cases, that an earlier version priced wrongly; what they have to take is from the program that each names.
+
+use crate::support::root;
+use std::path::Path;
+use zbench_config::{Context, Document, Resolved};
+use zbench_engine::planner::Planner;
+use zbench_predict::forecast::{self, Footprint};
+use zbench_predict::search::{Wanted, search};
+use zbench_predict::{collectives, job};
+
+fn document(name: &str, set: &[&str]) -> (Document, Context) {
+    let set: Vec<String> = set.iter().map(|set| set.to_string()).collect();
+    let document = Document::read(&root().join("tests/cases").join(name), &set).unwrap();
+    (document, Context::new(Path::new("").into(), 2))
+}
+
+fn resolved(name: &str, set: &[&str]) -> Resolved {
+    let (document, context) = document(name, set);
+    zbench_config::resolve(&document.base, &context).unwrap()
+}
+
+fn footprint(name: &str, set: &[&str]) -> Footprint {
+    forecast::footprint(&resolved(name, set), None)
+}
+
+fn gib(bytes: f64) -> f64 {
+    bytes / f64::from(1 << 30)
+}
+
+/// ZeRO on one card shares nothing and can still offload, which ddp cannot.
+#[test]
+fn one_device_offloads() {
+    let planner = Planner::default();
+    let cell = resolved("one-device-offload.toml", &[]);
+    let found = search(&planner, &cell, "", &Wanted::default()).unwrap();
+    assert!(found.fitting > 0 && found.nearest.is_none());
+    let homes = |one: &str| found.best.iter().any(|best| best.settings.get("memory.offload_optimizer").unwrap() == one);
+    assert!(homes("host") && !homes("none"), "optimizer state alone is 80 GiB");
+}
+
+/// What a search tries never leaves out the cell that it is asked about.
+#[test]
+fn a_search_has_the_cell_itself() {
+    let set = ["memory.offload_parameters=\"none\"", "memory.offload_optimizer=\"host\"", "train.micro_batch=3"];
+    let cell = resolved("one-device-offload.toml", &[&set[..], &["memory.offload_activations=\"host\""]].concat());
+    let wanted = Wanted { listed: 1000, ..Wanted::default() };
+    let found = search(&Planner::default(), &cell, "", &wanted).unwrap();
+    let is_own = |settings: &zbench_reports::OrderedMap<String>| {
+        [
+            ("memory.offload_optimizer", "host"),
+            ("memory.offload_parameters", "none"),
+            ("memory.offload_activations", "host"),
+        ]
+        .iter()
+        .all(|(key, value)| settings.get(key).is_some_and(|own| own == value))
+    };
+    assert!(found.best.iter().any(|best| is_own(&best.settings)));
+}
+
+/// Nodes with one rank each: all cards of a node are its one rank's. 32 MiB enter a node at 0.85 of 100 Gb/s.
+#[test]
+fn ranks_of_a_node_share_its_cards() {
+    let (document, context) = document("two-nodes-one-card.toml", &[]);
+    let row = &collectives::prices(&document.base, &context).unwrap()[0];
+    let wire = f64::from(32 << 20) / (0.85 * 12.5e9) * 1e6;
+    assert!((wire..1.1 * wire).contains(&row.microseconds), "{} us for {wire}", row.microseconds);
+    // The same of cells that train, and no faster than the card's link to its host.
+    let machine = |profile: &str, ranks: usize| {
+        let set = [format!("hardware.profile=\"{profile}\""), format!("parallel.ranks_per_node={ranks}")];
+        let cell = resolved("f32-gradients-between-steps.toml", &[&set[0], &set[1], "parallel.ranks=16"]);
+        forecast::job_and_machine(&cell).unwrap().1
+    };
+    for (ranks, rate) in [(1, 12.5e9), (2, 6.25e9), (8, 12.5e9 / 8.0)] {
+        assert_eq!(machine("h100-pcie", ranks).inter.bandwidth, rate);
+    }
+    let alone = machine("h100-sxm", 1);
+    assert_eq!(alone.inter.bandwidth, alone.host.bandwidth, "eight cards would be 400 GB/s");
+}
+
+/// DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py: trainable parameters alone are copied to f32.
+#[test]
+fn frozen_weights_have_no_gradients_in_f32() {
+    let with = |strategy: &str| {
+        footprint("gradients-of-frozen-weights-under-zero2.toml", &[&format!("parallel.strategy=\"{strategy}\"")])
+    };
+    let cell = resolved("gradients-of-frozen-weights-under-zero2.toml", &[]);
+    let zbench_estimate::job::Peft::Adapters { trainable, .. } = job(&cell).peft else { panic!("adapters") };
+    for strategy in ["zero1", "zero2", "zero3"] {
+        let gradients = *with(strategy).peaks.get("gradients").unwrap() as f64;
+        assert!(gradients <= 8.0 * trainable as f64, "{strategy}: {} GiB", gib(gradients));
+    }
+}
+
+/// DeepSpeed 0.19.8, runtime/zero/stage3.py: copies in f32 live during the update of their group, and only where the master is f32.
+#[test]
+fn zero3_frees_gradients_in_f32() {
+    let parameters = 8_030_261_248.0;
+    for (set, bytes) in [(&[][..], 10.0), (&["precision.master=\"f32\"", "precision.optimizer=\"f32\""], 16.0)] {
+        let kept = footprint("f32-gradients-between-steps.toml", set).figures[0].after_step;
+        let state = bytes * parameters / 4.0;
+        let rest = gib(kept - state);
+        assert!((0.0..2.0).contains(&rest), "{bytes} bytes a parameter and {rest} GiB");
+    }
+}
