@@ -2,11 +2,17 @@
 
 use crate::support::root;
 use std::path::Path;
+use zbench_config::files::Files;
+use zbench_config::grid;
 use zbench_config::{Context, Document, Resolved};
 use zbench_engine::planner::Planner;
 use zbench_predict::forecast::{self, Footprint};
+use zbench_predict::planned;
 use zbench_predict::search::{Wanted, search};
 use zbench_predict::{collectives, job};
+use zbench_reports::estimate_report::{EstimateRow, estimates};
+use zbench_reports::render::terminal::{Terminal, render};
+use zbench_reports::screen::Room;
 
 fn document(name: &str, set: &[&str]) -> (Document, Context) {
     let set: Vec<String> = set.iter().map(|set| set.to_string()).collect();
@@ -101,4 +107,34 @@ fn zero3_frees_gradients_in_f32() {
         let rest = gib(kept - state);
         assert!((0.0..2.0).contains(&rest), "{bytes} bytes a parameter and {rest} GiB");
     }
+}
+
+/// What `zbench plan` prints of a file, in one line, and its rows.
+fn planned(name: &str) -> (String, Vec<EstimateRow>) {
+    let (document, context) = document(name, &[]);
+    let cells = grid::expand(&document, &[], 100, &context, &mut Files::default()).unwrap();
+    let rows: Vec<_> = cells.into_iter().map(|cell| planned::plan(&Planner::default(), cell, None).row()).collect();
+    let screen = render(&estimates(&rows, Room::SCREEN, &[]).short(), Terminal { width: 120, color: false });
+    (screen.split_whitespace().collect::<Vec<_>>().join(" "), rows)
+}
+
+/// LlamaFactory issue 6752: out of memory, where a peak of 23.6 GiB of 23.7 GiB was predicted.
+#[test]
+fn a_band_that_passes_the_capacity_is_no_yes() {
+    let (screen, rows) = planned("uncertain.toml");
+    let doubts: Vec<(&str, bool)> = rows.iter().map(|row| (row.label.as_str(), row.uncertain)).collect();
+    assert_eq!(doubts, [("zero2", true), ("zero3", false)]);
+    assert!(screen.contains("1 fits and 1 is uncertain"), "{screen}");
+    assert!(screen.contains("hardware.changes = [\"node.devices=4\"]"), "{screen}");
+}
+
+#[test]
+fn what_does_not_fit_names_the_memory_that_is_too_small() {
+    let (screen, _) = planned("host-does-not-fit.toml");
+    assert!(screen.contains("145 GiB of a node's host memory of 64.0 GiB"), "{screen}");
+    assert!(screen.contains("memory.offload_optimizer = \"none\" (predicted 0 B of a host's 64.00 GiB)"), "{screen}");
+    let (screen, _) = planned("two-machines.toml");
+    assert!(screen.contains("needs 200 GiB of 79.2 GiB") && screen.contains("needs 200 GiB of 23.7 GiB"), "{screen}");
+    let (screen, _) = planned("zero2-of-deepspeed.toml");
+    assert!(screen.contains("parallel.strategy = \"zero3\" (predicted"), "DeepSpeed has no fsdp: {screen}");
 }

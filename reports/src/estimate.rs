@@ -33,6 +33,9 @@ pub struct EstimateRow {
     /// Whether it fits; `None` where that is unknown.
     #[serde(default)]
     pub fits: Option<bool>,
+    /// Whether it fits and the upper end of the peak's band does not.
+    #[serde(default)]
+    pub uncertain: bool,
     /// The cheapest change that makes it fit, in words; empty if there is none.
     #[serde(default)]
     pub advice: String,

@@ -103,10 +103,15 @@ const MOST_REASONS: usize = 12;
 
 fn summary(rows: &[EstimateRow]) -> String {
     let count = |fits: Option<bool>| rows.iter().filter(|row| row.fits == fits).count();
-    let (fit, not, unknown) = (count(Some(true)), count(Some(false)), count(None));
+    let uncertain = rows.iter().filter(|row| row.uncertain).count();
+    let (fit, not, unknown) = (count(Some(true)) - uncertain, count(Some(false)), count(None));
     let mut parts = Vec::new();
     if fit > 0 {
         parts.push(format!("{fit} {}", if fit == 1 { "fits" } else { "fit" }));
+    }
+    if uncertain > 0 {
+        let be = if uncertain == 1 { "is" } else { "are" };
+        parts.push(format!("{uncertain} {be} uncertain (the band of the peak passes the capacity)"));
     }
     if not > 0 {
         parts.push(format!("{not} {} not fit", if not == 1 { "does" } else { "do" }));
@@ -144,12 +149,14 @@ fn cells(rows: &[EstimateRow]) -> Table {
             format!("no, {} of host memory too much", units::memory(row.host_excess() as f64))
         }
         (Some(true), Some(total), Some(capacity)) if total <= capacity => {
-            format!("yes, {} to spare", units::memory((capacity - total) as f64))
+            let word = if row.uncertain { "uncertain" } else { "yes" };
+            format!("{word}, {} to spare", units::memory((capacity - total) as f64))
         }
         (Some(fits), _, _) => if fits { "yes" } else { "no" }.to_string(),
         (None, _, _) => "not known".to_string(),
     };
-    let tone = |row: &EstimateRow| if row.fits == Some(false) { Tone::Warning } else { Tone::Plain };
+    let is_in_doubt = |row: &EstimateRow| row.fits == Some(false) || row.uncertain;
+    let tone = |row: &EstimateRow| if is_in_doubt(row) { Tone::Warning } else { Tone::Plain };
     let has_bands = rows.iter().any(|row| row.total_bytes_band.is_some());
     let mut table = Table::of("estimates", rows);
     table.words("cell", EstimateRow::marked_label);

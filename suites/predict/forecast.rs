@@ -233,8 +233,8 @@ pub fn timing(
     }
     if rates.node_devices < machine.node_devices && ranks(&job.degrees) > rates.node_devices {
         return Err(format!(
-            "parallel.ranks_per_node = {} is more than the {} devices that a node of {} joins; write that, or name a profile \
-             of such nodes",
+            "parallel.ranks_per_node = {0} is more than the {1} devices of a node of {2}; where a node has as many, write \
+             hardware.changes = [\"node.devices={0}\"]",
             machine.node_devices, rates.node_devices, profile.name
         ));
     }
@@ -270,7 +270,10 @@ pub(crate) fn refuse_without_links(machine: &Machine, ranks: usize, profile: &st
         (&machine.inter, ranks > machine.node_devices, "between nodes (network)"),
     ] {
         if is_needed && link.bandwidth <= 0.0 {
-            return Err(format!("the profile {profile} has no link {place}, and {ranks} ranks need one"));
+            return Err(format!(
+                "the profile {profile} has no link {place}, and {ranks} ranks need one; where one node has them all, write \
+                 hardware.changes = [\"node.devices={ranks}\"]"
+            ));
         }
     }
     Ok(())

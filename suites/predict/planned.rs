@@ -83,6 +83,13 @@ impl Planned {
         Some(self.footprint.as_ref()?.fits(self.capacity()?))
     }
 
+    /// Whether the predicted peak is within the capacity and the upper end of its band is not.
+    fn is_uncertain(&self) -> bool {
+        let Some((footprint, capacity)) = self.footprint.as_ref().zip(self.capacity()) else { return false };
+        let most = footprint.band.map_or(0.0, |band| band.around(footprint.total as f64)[1]);
+        footprint.fits(capacity) && most > capacity as f64
+    }
+
     /// What the cell is called; one of a file without a grid by its strategy.
     fn label(&self) -> String {
         match (self.grid.label.as_str(), self.cell()) {
@@ -128,6 +135,7 @@ impl Planned {
             total_bytes: footprint.map(|footprint| footprint.total),
             capacity_bytes: self.capacity(),
             fits: self.fits(),
+            uncertain: self.is_uncertain(),
             advice: self.advice.clone(),
             wire_bytes: (self.estimate.is_some() || timing.is_some()).then_some(wire),
             model_flops: self.estimate.as_ref().map(|estimate| estimate.flops.model).or_else(priced_flops),

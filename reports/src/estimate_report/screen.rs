@@ -78,7 +78,8 @@ fn table(order: &[&EstimateRow], count: usize) -> Table {
     let has_speed = has(&|row| row.step_ms.is_some());
     let fits = |row: &EstimateRow| match (row.fits, row.total_bytes, row.capacity_bytes) {
         (Some(true), Some(total), Some(capacity)) if total <= capacity => {
-            format!("{} free", units::memory((capacity - total) as f64))
+            let doubt = if row.uncertain { "uncertain, " } else { "" };
+            format!("{doubt}{} free", units::memory((capacity - total) as f64))
         }
         (Some(true), ..) => "yes".to_string(),
         _ => "no limit known".to_string(),
@@ -127,39 +128,47 @@ fn first_reasons<'t>(reasons: impl Iterator<Item = &'t str>) -> Vec<(&'t str, us
     counted
 }
 
-/// Cells that do not fit, a line for each of at most `most` strategies, and the number of other strategies. Where the labels name no
-/// strategy, all cells have the same one.
+/// Cells that do not fit: a line for each strategy and limit (a device's memory or its host's), at most `most`, and the number of
+/// others. Where the labels name no strategy, all cells have the same one.
 fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
     // The strategy is the first term of a label, and the only one without a key.
     let strategy = |row: &EstimateRow| {
         let first = label::split(&row.label)[0];
         if first.contains('=') { String::new() } else { first.to_string() }
     };
+    let is_of_host = |row: &EstimateRow| row.total_bytes <= row.capacity_bytes && row.host_excess() > 0;
+    let limit = |row: &EstimateRow| if is_of_host(row) { row.host_capacity_bytes } else { row.capacity_bytes };
     let misfits = rows.iter().filter(|row| row.fits == Some(false));
-    let strategies = grouped(misfits.map(|row| (strategy(row), row)));
-    let group = |(place, (name, own)): (usize, &(String, Vec<&EstimateRow>))| {
-        let of_strategy = rows.iter().filter(|row| strategy(row) == *name).count();
-        let needs = own.iter().filter_map(|row| row.total_bytes).map(|bytes| bytes as f64);
-        let range = range(needs, units::memory).unwrap_or_else(|| units::memory(0.0));
-        let capacity = own.iter().find_map(|row| row.capacity_bytes).map_or("-".into(), |c| units::memory(c as f64));
-        let name_and = if name.is_empty() { String::new() } else { format!("{name} ") };
-        let what = match (own.len(), of_strategy) {
-            (1, 1) => format!("the only {name_and}cell needs"),
-            (own, all) if own == all => format!("all {all} {name_and}cells need"),
-            (1, all) => format!("1 of {all} {name_and}cells needs"),
-            (own, all) => format!("{own} of {all} {name_and}cells need"),
+    let groups = grouped(misfits.map(|row| ((strategy(row), is_of_host(row), limit(row)), row)));
+    let of_group =
+        |(place, ((name, of_host, capacity), own)): (usize, &((String, bool, Option<u64>), Vec<&EstimateRow>))| {
+            let of_strategy = rows.iter().filter(|row| strategy(row) == *name).count();
+            let needs = own.iter().filter_map(|row| if *of_host { row.host_bytes } else { row.total_bytes });
+            let range = range(needs.map(|bytes| bytes as f64), units::memory).unwrap_or_else(|| units::memory(0.0));
+            let capacity = capacity.map_or("-".into(), |bytes| units::memory(bytes as f64));
+            let name_and = if name.is_empty() { String::new() } else { format!("{name} ") };
+            let what = match (own.len(), of_strategy) {
+                (1, 1) => format!("the only {name_and}cell needs"),
+                (own, all) if own == all => format!("all {all} {name_and}cells need"),
+                (1, all) => format!("1 of {all} {name_and}cells needs"),
+                (own, all) => format!("{own} of {all} {name_and}cells need"),
+            };
+            let of = if *of_host {
+                format!("{range} of a node's host memory of {capacity}")
+            } else {
+                format!("{range} of {capacity}")
+            };
+            // One piece of advice is enough.
+            let advice = own.iter().map(|row| &row.advice).find(|advice| place == 0 && !advice.is_empty());
+            let advice = advice.map_or(".".into(), |advice| format!(". Cheapest change of one: {advice}"));
+            format!("{what} {of}{advice}")
         };
-        // One piece of advice is enough.
-        let advice = own.iter().map(|row| &row.advice).find(|advice| place == 0 && !advice.is_empty());
-        let advice = advice.map_or(".".into(), |advice| format!(". Cheapest change of one: {advice}"));
-        format!("{what} {range} of {capacity}{advice}")
-    };
-    let mut groups: Vec<String> = strategies.iter().enumerate().take(most).map(group).collect();
-    if strategies.len() > most {
-        let left = units::plural(strategies.len() - most, "other strategy", "other strategies");
-        groups.push(format!("cells of {left}."));
+    let mut lines: Vec<String> = groups.iter().enumerate().take(most).map(of_group).collect();
+    if groups.len() > most {
+        let left = units::plural(groups.len() - most, "other strategy or limit", "other strategies or limits");
+        lines.push(format!("cells of {left}."));
     }
-    groups
+    lines
 }
 
 /// Cells whose software reads more weights into a node's host than it has memory, by software and memory.

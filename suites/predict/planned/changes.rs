@@ -1,7 +1,7 @@
 //! What would make a cell fit that does not.
 
 use super::{estimate, gib};
-use crate::forecast;
+use crate::forecast::{self, Footprint};
 use zbench_config::Resolved;
 use zbench_engine::config::{Cell, Checkpointing, DeviceKind, Home, Strategy};
 use zbench_engine::planner::Planner;
@@ -13,6 +13,26 @@ struct Change {
     apply: fn(&mut Cell) -> bool,
 }
 
+const FULL_SHARD: &str = "parallel.strategy = \"fsdp\"";
+
+/// What takes less of the host's memory.
+const FOR_HOST: &[Change] = &[
+    Change {
+        text: "memory.offload_parameters = \"none\"",
+        apply: |cell| keep_here(&mut cell.memory.offload_parameters),
+    },
+    Change {
+        text: "memory.offload_activations = \"none\"",
+        apply: |cell| keep_here(&mut cell.memory.offload_activations),
+    },
+    Change { text: "memory.offload_optimizer = \"none\"", apply: |cell| keep_here(&mut cell.memory.offload_optimizer) },
+    Change { text: FULL_SHARD, apply: full_shard },
+];
+
+fn keep_here(home: &mut Home) -> bool {
+    std::mem::replace(home, Home::Device) == Home::Host
+}
+
 /// From what costs least (time, then numerics, then machines). Each says false where it changes nothing.
 const CHANGES: &[Change] = &[
     Change {
@@ -21,7 +41,7 @@ const CHANGES: &[Change] = &[
     },
     Change { text: "memory.checkpointing = \"full\"", apply: |cell| set_checkpointing(cell, Checkpointing::Full) },
     Change { text: "half train.micro_batch and twice train.accumulation", apply: halve_micro_batch },
-    Change { text: "parallel.strategy = \"fsdp\"", apply: full_shard },
+    Change { text: FULL_SHARD, apply: full_shard },
     Change { text: "precision.gradients = \"bf16\"", apply: low_gradients },
     Change { text: "memory.offload_optimizer = \"host\"", apply: offload_optimizer },
 ];
@@ -94,10 +114,20 @@ pub(crate) fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: 
         if cell.memory.checkpointing == Checkpointing::Evict {
             return None;
         }
-        let footprint = footprint(&resolved.with_cell(cell))?;
-        footprint.fits(capacity).then_some(footprint.total)
+        footprint(&resolved.with_cell(cell)).filter(|footprint| footprint.fits(capacity))
     };
-    let say = |what: &str, bytes: u64| format!("{what} (predicted {} of {})", gib(bytes), gib(capacity));
+    let stated = footprint(resolved);
+    let is_of_host = stated.as_ref().is_some_and(|stated| stated.total <= capacity && !stated.fits(capacity));
+    let say = |what: &str, changed: &Footprint| match changed.host_capacity.filter(|_| is_of_host) {
+        Some(host) => format!("{what} (predicted {} of a host's {})", gib(changed.host), gib(host)),
+        None => format!("{what} (predicted {} of {})", gib(changed.total), gib(capacity)),
+    };
+    let has_zero_names = resolved.framework.name.ends_with("deepspeed");
+    let named = |change: &&Change| match change.text {
+        FULL_SHARD if has_zero_names => "parallel.strategy = \"zero3\"".to_string(),
+        text => text.to_string(),
+    };
+    let all_changes = if is_of_host { FOR_HOST } else { CHANGES };
     let changed = |changes: &[&Change], times: usize| -> Option<Cell> {
         let mut changed = resolved.cell.clone();
         if !changes.iter().all(|change| (change.apply)(&mut changed)) {
@@ -113,21 +143,22 @@ pub(crate) fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: 
     };
     let attempt = |changes: &[&Change], times: usize| -> Option<String> {
         let changed = changed(changes, times)?;
-        let mut words: Vec<String> = changes.iter().map(|change| change.text.to_string()).collect();
+        let mut words: Vec<String> = changes.iter().map(named).collect();
         words.extend((times > 1).then(|| format!("parallel.ranks = {}", changed.parallel.ranks)));
-        let bytes = fitting(changed)?;
-        Some(say(&words.join(" and "), bytes))
+        Some(say(&words.join(" and "), &fitting(changed)?))
     };
     // Every set of changes, few changes first, cheap ones first among as many.
-    let mut sets: Vec<Vec<&Change>> = (1usize..1 << CHANGES.len())
-        .map(|bits| CHANGES.iter().enumerate().filter(|(i, _)| bits >> i & 1 == 1).map(|(_, change)| change).collect())
+    let mut sets: Vec<Vec<&Change>> = (1usize..1 << all_changes.len())
+        .map(|bits| {
+            all_changes.iter().enumerate().filter(|(i, _)| bits >> i & 1 == 1).map(|(_, change)| change).collect()
+        })
         .collect();
     sets.sort_by_key(Vec::len);
     sets.insert(0, Vec::new());
     // Most cells that do not fit are not made to by anything. The largest sets tell that early: what applies of all changes, or of all
     // but one, whether or not the software has it and the host holds it. What cannot be known is looked for.
     let mut most = resolved.cell.clone();
-    let all: Vec<&Change> = CHANGES.iter().filter(|change| (change.apply)(&mut most)).collect();
+    let all: Vec<&Change> = all_changes.iter().filter(|change| (change.apply)(&mut most)).collect();
     let without = |left_out: &&Change| all.iter().copied().filter(|change| !std::ptr::eq(*change, *left_out)).collect();
     let largest: Vec<Vec<&Change>> = std::iter::once(all.clone()).chain(all.iter().map(without)).collect();
     let may_fit = |set: &Vec<&Change>, times: usize| {
