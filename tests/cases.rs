@@ -138,3 +138,38 @@ fn what_does_not_fit_names_the_memory_that_is_too_small() {
     let (screen, _) = planned("zero2-of-deepspeed.toml");
     assert!(screen.contains("parallel.strategy = \"zero3\" (predicted"), "DeepSpeed has no fsdp: {screen}");
 }
+
+/// Whole groups of blocks are made again, and all but the last are gathered a third time, as docs/activation-checkpointing.md says.
+#[test]
+fn groups_of_blocks_take_longer_than_single_ones() {
+    let step = |policy: &str| {
+        let cell = resolved(
+            "zero2-of-deepspeed.toml",
+            &["parallel.strategy=\"zero3\"", &format!("memory.checkpointing={policy}")],
+        );
+        let (timing, traffic) = forecast::timing(&Planner::default(), &cell, None).unwrap();
+        (timing.step_ms, traffic.iter().map(|of| of.wire_bytes).sum::<f64>())
+    };
+    let (full, sqrt) = (step("\"full\""), step("\"sqrt\""));
+    assert!(sqrt.0 > 1.01 * full.0 && sqrt.1 > 1.1 * full.1, "{sqrt:?} {full:?}");
+}
+
+/// Without a word DeepSpeed reads all weights in each process; a file that loads on rank 0 says so, of a preset too.
+#[test]
+fn who_reads_the_weights_can_be_stated_of_a_preset() {
+    let host = |set: &[&str]| footprint("host-does-not-fit.toml", set).figures[0].load_host;
+    let (usual, of_first) = (host(&[]), host(&["model.loading=\"broadcast\""]));
+    assert_eq!(usual, 4.0 * of_first);
+    assert_eq!(host(&["model.loading=\"sliced\""]), 0.0);
+}
+
+/// transformers 5.23 on the meta device: 2,851,598,336 parameters of t5-3b with its two tables of relative positions.
+#[test]
+fn t5_has_its_relative_positions() {
+    let text = "[model]\nfamily = \"t5\"\nhidden_size = 1024\nintermediate_size = 16384\nnum_hidden_layers = 24\n\
+                num_attention_heads = 32\nhead_dim = 128\nvocab_size = 32128\ntie_word_embeddings = true\n\
+                [train]\nseq_len = 512\n[hardware]\nprofile = \"a100-80gb\"\nsoftware = \"deepspeed\"\n";
+    let document = Document::parse(Path::new("t5.toml"), text, &[]).unwrap();
+    let cell = zbench_config::resolve(&document.base, &Context::new(Path::new("").into(), 2)).unwrap();
+    assert_eq!(job(&cell).model.parameters(), 2_851_598_336);
+}

@@ -1,5 +1,6 @@
 //! A cell as the estimator sees it.
 
+use std::sync::Arc;
 use zbench_config::Resolved;
 use zbench_engine::config as cell;
 use zbench_engine::config::{
@@ -7,6 +8,7 @@ use zbench_engine::config::{
 };
 use zbench_engine::hf::fused_in;
 use zbench_engine::model::{self, FlatKind};
+use zbench_estimate::framework::{Framework, Loading};
 use zbench_estimate::job::*;
 use zbench_estimate::memory::memory;
 use zbench_kernels::DType;
@@ -42,7 +44,7 @@ pub fn job(resolved: &Resolved) -> Job {
             cell::PricedLoss::Logits => Loss::Logits,
             cell::PricedLoss::Chunked(tokens) => Loss::Chunked(tokens),
         },
-        framework: resolved.framework.clone(),
+        framework: framework(resolved, &priced),
         overlap: Overlap { tensor: priced.tensor_overlap, expert: priced.expert_overlap },
         split: cell.parallel.pipeline_split.clone(),
         degrees,
@@ -62,6 +64,23 @@ pub fn job(resolved: &Resolved) -> Job {
 /// Whether a cell is priced as zbench's own engine, in memory and in time alike: what names no other software is.
 pub fn is_own_engine(cell: &Cell) -> bool {
     cell.hardware.software.as_deref().is_none_or(|name| name == "zbench")
+}
+
+/// The cell's software, which reads weights as the cell says.
+fn framework(resolved: &Resolved, priced: &Priced) -> Arc<Framework> {
+    let mut framework = resolved.framework.clone();
+    if let Some(loading) = priced.loading.map(loading).filter(|loading| *loading != framework.memory.loading) {
+        Arc::make_mut(&mut framework).memory.loading = loading;
+    }
+    framework
+}
+
+fn loading(way: cell::Loading) -> Loading {
+    match way {
+        cell::Loading::Sliced => Loading::Sliced,
+        cell::Loading::Broadcast => Loading::Broadcast,
+        cell::Loading::Everywhere => Loading::Everywhere,
+    }
 }
 
 fn place(home: Home) -> Place {

@@ -1,7 +1,7 @@
 //! What a cell may ask for that this version of the engine prices and does not run. A cell with any of it is planned by
 //! `zbench-estimate` and skipped by a grid. What the engine learns moves out of here, together with its tests.
 
-use super::{Cell, Degrees, DeviceKind, is_default};
+use super::{Cell, Degrees, DeviceKind, Loading, is_default};
 use serde::{Deserialize, Serialize};
 use zbench_kernels::DType;
 
@@ -63,6 +63,9 @@ pub struct Priced {
     /// Type of the adapters' weights; absent = precision.parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter_dtype: Option<DType>,
+    /// Who reads the weights of a model without model.path; absent = as the software does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loading: Option<Loading>,
 }
 
 impl Default for Priced {
@@ -87,6 +90,7 @@ impl Default for Priced {
             expert_overlap: false,
             trainable: None,
             adapter_dtype: None,
+            loading: None,
         }
     }
 }
@@ -146,6 +150,7 @@ impl Priced {
             ("parallel.expert_overlap", unless(false, self.expert_overlap)),
             ("lora.trainable", unless(None, self.trainable)),
             ("lora.adapter_dtype", unless(None, self.adapter_dtype)),
+            ("model.loading", unless(None, self.loading)),
         ];
         keys.into_iter().find_map(|(key, word)| Some((key, word?)))
     }

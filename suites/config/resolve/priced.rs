@@ -80,6 +80,7 @@ pub(super) fn priced(values: &Values, parallel: &Parallel, of: &Model) -> Result
         expert_overlap: values.is("parallel.expert_overlap"),
         trainable: values.given_count("lora.trainable").map(|count| count as u64),
         adapter_dtype: values.choice("lora.adapter_dtype"),
+        loading: values.given("model.loading").filter(|_| of.weights.is_none()).and_then(choice),
     };
     if priced.recompute.is_some() && values.text("memory.checkpointing") != "none" {
         let message = "stands beside memory.checkpointing; keep one of them";

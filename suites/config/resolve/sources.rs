@@ -193,8 +193,10 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
         model.family = family;
     }
     model.weights = weights;
-    if model.weights.is_none() && values.given("model.loading").is_some() {
-        let message = "has no effect without model.path: fresh weights are drawn where they are kept; leave it out";
+    let is_of_others = values.given_text("hardware.software").is_some_and(|name| name != "zbench");
+    if model.weights.is_none() && values.given("model.loading").is_some() && !is_of_others {
+        let message = "has no effect without model.path or another hardware.software: fresh weights are drawn where they are \
+                       kept; leave it out";
         return Err(values.refuse("model.loading", &["model.path"], message));
     }
     model.loading = values.choice("model.loading").unwrap_or_default();

@@ -54,6 +54,9 @@ impl Matrix {
     }
 }
 
+/// `relative_attention_num_buckets` of T5, mT5 and UL2.
+const RELATIVE_BUCKETS: u64 = 32;
+
 /// A kind of block and how many there are of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockKind {
@@ -221,9 +224,15 @@ impl Shape {
         list
     }
 
-    /// Parameters of the embedding and the position table.
+    /// Parameters of the embedding and of positions.
     pub fn embedding_parameters(&self) -> u64 {
-        (self.vocab as u64 + self.positions as u64) * self.hidden as u64
+        self.vocab as u64 * self.hidden as u64 + self.position_parameters()
+    }
+
+    /// Learned positions. An encoder-decoder without them has a table of relative ones in each stack, as T5.
+    pub(crate) fn position_parameters(&self) -> u64 {
+        let is_relative = matches!(self.kind, Kind::EncoderDecoder { .. }) && self.positions == 0;
+        if is_relative { 2 * RELATIVE_BUCKETS * self.heads as u64 } else { self.positions as u64 * self.hidden as u64 }
     }
 
     /// Parameters of the head's own matrix (none where it is tied) and the last norm.

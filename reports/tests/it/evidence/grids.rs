@@ -102,13 +102,13 @@ fn check(what: &str, grids: u64, slow: &[f64]) {
 
 #[test]
 fn twelve_equal_cells_are_seldom_told_apart() {
-    let grids = u64::from(tiers::cases("grids of 12 equal cells", [2, 8, 1000]));
+    let grids = u64::from(tiers::cases("grids of 12 equal cells", [2, 8, 200]));
     check("12 equal cells", grids, &[0.0; 12]);
 }
 
 #[test]
 fn thirty_one_equal_cells_are_seldom_told_apart() {
-    let grids = u64::from(tiers::cases("grids of 31 equal cells", [0, 2, 400]));
+    let grids = u64::from(tiers::cases("grids of 31 equal cells", [0, 2, 100]));
     check("31 equal cells", grids, &[0.0; 31]);
 }
 
@@ -116,8 +116,8 @@ fn thirty_one_equal_cells_are_seldom_told_apart() {
 #[test]
 fn few_claims_of_a_mixed_grid_are_false() {
     let level = |cell: usize| 0.06 * (cell % 4) as f64;
-    let grids = u64::from(tiers::cases("grids of 12 cells on four levels", [1, 2, 500]));
+    let grids = u64::from(tiers::cases("grids of 12 cells on four levels", [1, 2, 150]));
     check("12 cells on four levels", grids, &std::array::from_fn::<f64, 12, _>(level));
-    let grids = u64::from(tiers::cases("grids of 31 cells on four levels", [0, 1, 200]));
+    let grids = u64::from(tiers::cases("grids of 31 cells on four levels", [0, 1, 50]));
     check("31 cells on four levels", grids, &std::array::from_fn::<f64, 31, _>(level));
 }

@@ -81,7 +81,7 @@ impl Counts {
             }
         }
         let hidden = model.hidden as f64;
-        counts.embedding = model.vocab as f64 * hidden / tensor + model.positions as f64 * hidden;
+        counts.embedding = model.vocab as f64 * hidden / tensor + model.position_parameters() as f64;
         let head = model.head_parameters() as f64;
         counts.head = if model.tied { head } else { (head - model.norm() as f64) / tensor + model.norm() as f64 };
         counts.model = all + counts.embedding + counts.head;

@@ -4,7 +4,7 @@ use super::plan::Plan;
 use super::queue::{self, Waited};
 use super::{Axis, SpanKind};
 use crate::collective::{Collective, Group, seconds};
-use crate::job::{Peft, Place};
+use crate::job::{Peft, Place, Recompute};
 
 /// A unit's collectives along the data axes.
 struct Move {
@@ -71,6 +71,7 @@ impl Plan<'_> {
         let times = if each { micros } else { 1.0 };
         let replicas = self.context.layout.replicas.ranks;
         let sums = if self.context.drive.replicas_once { 1.0 } else { times };
+        let third = self.third_gathers();
         for m in &moves {
             let count = m.queue.count as f64;
             let often = count * if sharded && each { micros } else { 1.0 };
@@ -79,13 +80,26 @@ impl Plan<'_> {
             }
             // Stages keep what they gathered from the first micro-batch to the last.
             if m.queue.gather_backward > 0.0 && !(staged && m.queue.gather_forward > 0.0) {
-                self.row(Axis::Data, Collective::AllGather, often, m.gather_bytes, m.again.ranks);
+                self.row(Axis::Data, Collective::AllGather, often * (1.0 + third), m.gather_bytes, m.again.ranks);
             }
             let kind = if sharding.optimizer > 1 || each { Collective::ReduceScatter } else { Collective::AllReduce };
             self.row(Axis::Data, kind, times * count, m.reduce_bytes, m.group.ranks);
             if sharded {
                 self.row(Axis::Data, Collective::AllReduce, sums * count, m.shared_bytes, replicas);
             }
+        }
+    }
+
+    /// Share of blocks that are gathered a third time: groups of several are made again upwards and then run backward, when all but
+    /// the last are gone.
+    fn third_gathers(&self) -> f64 {
+        let job = self.context.job;
+        let is_gone = job.sharding.reshard_after_forward && job.sharding.parked <= 1;
+        match job.recompute {
+            Recompute::Full { every, .. } if is_gone && every > 1 => {
+                (every as f64 - job.framework.memory.gathered.units).max(0.0) / every as f64
+            }
+            _ => 0.0,
         }
     }
 
@@ -137,7 +151,7 @@ impl Plan<'_> {
                 parked if parked > 1 => {
                     price(Collective::AllGather, unit.dense * element, unit.sparse * of_experts, layout.parked)
                 }
-                _ if sharded && sharding.reshard_after_forward => gather,
+                _ if sharded && sharding.reshard_after_forward => gather * (1.0 + self.third_gathers()),
                 _ => 0.0,
             };
             if !sharded {
