@@ -666,3 +666,15 @@ fn turns_are_taken_in_the_order_of_the_seed() {
     assert_eq!((one.len(), &one), (3, &same));
     assert_ne!(one, other);
 }
+
+/// A program that this one starts may be a wrapper, as `timeout` or a script, around another zbench.
+#[test]
+fn a_wrapper_may_stand_between_a_process_and_its_starter() {
+    let under = |starter: String| {
+        let mut wrapper = std::process::Command::new("timeout");
+        let command = wrapper.args(["60", env!("CARGO_BIN_EXE_zbench"), "--version"]).env("ZBENCH_PARENT", starter);
+        command.output().unwrap().status.code()
+    };
+    assert_eq!(under(std::process::id().to_string()), Some(0));
+    assert_eq!(under(i32::MAX.to_string()), Some(1), "the starter is gone");
+}

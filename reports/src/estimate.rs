@@ -34,7 +34,7 @@ pub struct EstimateRow {
     #[serde(default)]
     pub fits: Option<bool>,
     /// Whether it fits and the upper end of the peak's band does not.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub uncertain: bool,
     /// The cheapest change that makes it fit, in words; empty if there is none.
     #[serde(default)]

@@ -230,9 +230,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 fn wait(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("`{text}` is no time to wait; write seconds above 0, or a time as 90s or 5min");
-    let seconds = units::seconds(text).filter(|seconds| *seconds > 0.0).ok_or_else(wrong)?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
+    units::duration(text).map_err(|advice| format!("`{text}` is no time to wait; {advice}"))
 }
 
 #[cfg(test)]

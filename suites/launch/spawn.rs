@@ -86,8 +86,8 @@ pub fn fresh_token() -> Result<String, LaunchError> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Asks the system to end this process when the one that started it ends, where that one said so (ZBENCH_PARENT). False
-/// when it has ended already.
+/// Asks the system to end this process when the one that started it ends, where that one said so (ZBENCH_PARENT). Between them there
+/// may be others, as `timeout` or a script: then this process ends with the nearest. False when the one that said so has ended already.
 pub fn follow_parent() -> bool {
     let parent = std::env::var("ZBENCH_PARENT").ok().and_then(|parent| parent.parse().ok());
     parent.is_none_or(die_with)
@@ -120,10 +120,20 @@ fn is_parent(pid: u32) -> bool {
     rustix::process::getppid().is_some_and(|parent| parent.as_raw_nonzero().get() as u32 == pid)
 }
 
-/// Asks the system to end this process when its parent ends; false when that has happened already.
-fn die_with(parent: u32) -> bool {
+/// Asks the system to end this process when its parent ends; false when `starter` is no ancestor any more.
+fn die_with(starter: u32) -> bool {
     let asked = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).is_ok();
-    asked && is_parent(parent)
+    asked && is_ancestor(starter)
+}
+
+fn is_ancestor(pid: u32) -> bool {
+    let parent_of = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // Behind the name, which may hold anything, stand the state and the parent.
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok().filter(|parent| *parent > 0)
+    };
+    let parent = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get() as u32);
+    std::iter::successors(parent, |pid| parent_of(*pid)).any(|ancestor| ancestor == pid)
 }
 
 /// Ranks that run here.
@@ -444,6 +454,12 @@ mod tests {
         let start = Start::here("/nowhere/zbench".into(), Vec::new(), 2, Io::Inherit).unwrap();
         let said = spawn(&start).unwrap_err().to_string();
         assert!(said.contains("rank 0 cannot be started"), "{said}");
+    }
+
+    #[test]
+    fn a_process_has_its_parent_and_those_above_it_as_ancestors() {
+        let parent = rustix::process::getppid().unwrap().as_raw_nonzero().get() as u32;
+        assert!(is_ancestor(parent) && !is_ancestor(std::process::id()) && !is_ancestor(0));
     }
 
     #[test]

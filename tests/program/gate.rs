@@ -150,7 +150,7 @@ fn ctrl_c_keeps_and_prints_what_was_measured() {
     let cell = write(bench.folder.path(), crate::support::TINY);
     let name = cell.file_name().unwrap().to_str().unwrap().to_string();
     let rules = bench.rules(&format!(
-        "config = \"{name}\"\nonly = \"parallel.strategy=ddp,memory.checkpointing=none\"\n[decide]\nmin_pairs = 900\n\
+        "config = \"{name}\"\nonly = \"parallel.strategy=ddp\"\n[decide]\nmin_pairs = 900\n\
          max_pairs = 900\ntime_budget = \"1h\"\n[metrics.tokens_per_second]\n"
     ));
     let samples = bench.path("samples.jsonl");
@@ -174,8 +174,9 @@ fn ctrl_c_keeps_and_prints_what_was_measured() {
     child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
     let whole: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-    assert_eq!(whole["interrupted"], true);
+    assert_eq!((&whole["interrupted"], &whole["exit_code"]), (&true.into(), &130.into()), "{text}");
     assert!(lines() >= 4);
+    assert!(text.contains("it was stopped before this cell began"), "the second cell has a row: {text}");
 }
 
 /// However a gate is aborted, nothing of it stays in the folder for temporary files and no process of it is left.

@@ -48,7 +48,8 @@ pub(crate) fn answer(rows: &[EstimateRow]) -> Option<String> {
     let of = |row: &EstimateRow| memory(row).map_or(String::new(), |memory| format!(", {memory} a rank"));
     let mfu = best.mfu.map_or(String::new(), |mfu| format!(", MFU {}", units::percent(mfu)));
     let mut text = format!(
-        "Predicted to be the fastest that fits: {}, {} a step, {} tokens/s{mfu}{}.",
+        "Predicted to be the fastest that {}: {}, {} a step, {} tokens/s{mfu}{}.",
+        if best.uncertain { "may fit" } else { "fits" },
         best.marked_label(),
         units::duration(best.step_ms? / 1e3),
         units::quantity(speed(best)),

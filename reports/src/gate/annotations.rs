@@ -13,7 +13,7 @@ pub fn annotations(report: &Report) -> String {
         }
     }
     let level = if report.exit_code == 0 { "notice" } else { "error" };
-    lines.push_str(&command(level, &format!("gate: {}", report.verdict.words()), &words::answer(report)));
+    lines.push_str(&command(level, &format!("gate: {}", report.headline()), &words::answer(report)));
     lines
 }
 

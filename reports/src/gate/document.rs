@@ -8,7 +8,7 @@ use crate::units;
 
 /// The whole of it.
 pub fn document(report: &Report) -> Document {
-    let mut document = Document::new(format!("Gate: {}", report.verdict.words()));
+    let mut document = Document::new(format!("Gate: {}", report.headline()));
     document.paragraph(words::answer(report));
     // Before the tables, so that a screen that is cut has it.
     if !report.next.is_empty() {

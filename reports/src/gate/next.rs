@@ -5,6 +5,8 @@ use super::verdict::Verdict;
 
 /// Time that is worth advising is at most this many times what the gate had.
 const MOST_TIMES: f64 = 16.0;
+/// An interval that is wider than so many bands is undecided for its width, wherever its middle lies.
+const NOISY: f64 = 2.0;
 
 /// The next step in one sentence; empty where there is none. `explain` says how a regression is explained.
 pub fn next(report: &Report, explain: &str) -> String {
@@ -57,6 +59,13 @@ fn inconclusive(report: &Report, row: &Row) -> String {
         return format!(
             "{left}; its width shrinks with the square root of time, so that {} should decide it",
             budget(times)
+        );
+    }
+    let wide = (high / low).ln() / (to / from).ln();
+    if wide > NOISY {
+        return format!(
+            "{left}; this is too noisy to decide: the interval is {wide:.0} times as wide as the band. Run it again where less else \
+             runs, or with more steps in a trial"
         );
     }
     format!(

@@ -193,6 +193,11 @@ impl Report {
     pub fn rows(&self) -> impl Iterator<Item = &Row> {
         self.cells.iter().flat_map(|cell| &cell.rows)
     }
+
+    /// The verdict in words. One that was stopped has none: what it did not measure might have another.
+    pub fn headline(&self) -> &'static str {
+        if self.interrupted { "stopped" } else { self.verdict.words() }
+    }
 }
 
 impl Ratio {
@@ -216,6 +221,23 @@ impl Ratio {
             Bound::Losses(_) => return None,
         };
         Some(Self { low: Some(low), mid: 1.0, high: Some(high) })
+    }
+}
+
+impl CellReport {
+    /// A cell that the gate did not come to.
+    pub fn not_begun(cell: &str, key: &str) -> Self {
+        let words = "it was stopped before this cell began";
+        Self {
+            cell: cell.into(),
+            key: key.into(),
+            rows: vec![Row::of_cell(cell, key, Class::Run, Verdict::NotMeasured, words)],
+            left_out: Vec::new(),
+            baseline_trials: 0,
+            candidate_trials: 0,
+            seconds: 0.0,
+            interrupted: true,
+        }
     }
 }
 

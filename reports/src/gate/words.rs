@@ -15,11 +15,9 @@ pub fn answer(report: &Report) -> String {
         .map(|verdict| format!("{} {}", of(verdict), verdict.words()))
         .collect();
     let counts = if counts.is_empty() { "no metric".into() } else { units::list(&counts) };
-    let stopped = if report.interrupted { " It was stopped before its end." } else { "" };
-    let verdict = report.verdict.words();
     format!(
-        "{}: {counts}, in {} s (exit code {}).{stopped}",
-        capital(verdict),
+        "{}: {counts}, in {} s (exit code {}).",
+        capital(report.headline()),
         units::number(report.seconds),
         report.exit_code
     )

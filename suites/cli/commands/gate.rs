@@ -38,7 +38,7 @@ pub fn gate(global: &Global, session: &Session, arguments: &GateArgs) -> Result<
     }
     let report = job.judge()?;
     output::write(global, arguments, &report)?;
-    Ok(if report.interrupted { exit::INTERRUPTED } else { report.exit_code })
+    Ok(report.exit_code)
 }
 
 /// The state of one command.
@@ -191,6 +191,7 @@ impl<'a> Job<'a> {
         explain: &str,
     ) -> Report {
         let verdicts: Vec<Verdict> = cells.iter().flat_map(|cell| cell.rows.iter().map(|row| row.verdict)).collect();
+        let interrupted = cells.iter().any(|cell| cell.interrupted);
         let mut report = Report {
             schema: GATE_SCHEMA,
             rules: self.file.path.display().to_string(),
@@ -198,14 +199,17 @@ impl<'a> Job<'a> {
             candidate,
             how: how.into(),
             verdict: verdict::worst(verdicts.iter().copied()),
-            exit_code: verdict::exit_code(&verdicts, &self.rules.fail_on),
+            exit_code: match interrupted {
+                true => exit::INTERRUPTED,
+                false => verdict::exit_code(&verdicts, &self.rules.fail_on),
+            },
             fail_on: self.rules.fail_on.clone(),
             confidence: self.rules.confidence,
             time_budget_seconds: self.rules.time_budget,
             seconds: self.begun.elapsed().as_secs_f64(),
             seed: self.seed,
             figure: figure_words(self.rules.figure).into(),
-            interrupted: cells.iter().any(|cell| cell.interrupted),
+            interrupted,
             cells,
             notes: std::mem::take(&mut self.notes),
             environment: self.environment.clone(),

@@ -116,8 +116,8 @@ fn thirty_one_equal_cells_are_seldom_told_apart() {
 #[test]
 fn few_claims_of_a_mixed_grid_are_false() {
     let level = |cell: usize| 0.06 * (cell % 4) as f64;
-    let grids = u64::from(tiers::cases("grids of 12 cells on four levels", [1, 2, 150]));
+    let grids = u64::from(tiers::cases("grids of 12 cells on four levels", [1, 2, 100]));
     check("12 cells on four levels", grids, &std::array::from_fn::<f64, 12, _>(level));
-    let grids = u64::from(tiers::cases("grids of 31 cells on four levels", [0, 1, 50]));
+    let grids = u64::from(tiers::cases("grids of 31 cells on four levels", [0, 1, 40]));
     check("31 cells on four levels", grids, &std::array::from_fn::<f64, 31, _>(level));
 }

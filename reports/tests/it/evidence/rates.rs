@@ -81,7 +81,7 @@ fn margin(runs: usize) -> f64 {
 /// assume) and in how many generations.
 #[test]
 fn the_same_program_is_seldom_told_apart_from_itself() {
-    let runs = tiers::cases("pairs of the same program", [50, 100, 2000]) as usize;
+    let runs = tiers::cases("pairs of the same program", [50, 100, 800]) as usize;
     let all = [(0.005, 3), (0.0, 2), (0.01, 3), (0.01, 6)];
     for (instance, generations) in tiers::some("kinds of processes of one program", all, [1, 2]) {
         let (slower, faster, _) = rates(runs, Weather { instance, ..USUAL }, 0.0, generations);

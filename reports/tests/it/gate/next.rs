@@ -51,6 +51,9 @@ fn an_open_interval_says_which_budget_would_decide_it() {
     // On the edge no time decides.
     let words = next(&with(speed(Verdict::Inconclusive, 0.96, 0.9757, 0.99)), "");
     assert!(words.contains("change slower or faster of [metrics.tokens_per_second] in rules.toml"), "{words}");
+    // A band that is much narrower than the interval is not what is wrong.
+    let words = next(&with(speed(Verdict::Inconclusive, 0.53, 1.02, 1.97)), "");
+    assert!(words.contains("too noisy") && !words.contains("change slower"), "{words}");
     // Under load the time is not what is missing.
     let loaded = with(|cell| {
         speed(Verdict::Inconclusive, low, 0.99, high)(cell);

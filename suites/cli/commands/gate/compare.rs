@@ -104,7 +104,12 @@ impl Job<'_> {
         let mut reports: Vec<CellReport> = Vec::new();
         let mut notes = Vec::new();
         let count = cells.len();
+        let mut stopped = false;
         for (place, (target, base, now)) in cells.into_iter().enumerate() {
+            if stopped {
+                reports.push(CellReport::not_begun(&target.label, &target.key));
+                continue;
+            }
             let mut programs = self.programs(base, now, &target.key, Some(&mut samples), &tell);
             programs.takes_turns = target.takes_turns();
             // A first trial of each side, which does not count: it warms what both share, and shows whether they are
@@ -121,11 +126,8 @@ impl Job<'_> {
             }
             let question = self.question(target, Opponent::Live, place, count);
             let report = judge(&question, &mut programs);
-            let stopped = report.interrupted;
+            stopped = report.interrupted;
             reports.push(report);
-            if stopped {
-                break;
-            }
         }
         progress.clear();
         self.notes.extend(notes);
@@ -148,17 +150,18 @@ impl Job<'_> {
         let (mut samples, path) = self.samples()?;
         let progress = output::Progress::new(self.global);
         let tell = |words: &str| progress.tell(words);
-        let mut reports = Vec::new();
+        let mut reports: Vec<CellReport> = Vec::new();
         for (place, (target, base)) in targets.iter().zip(bases).enumerate() {
+            if reports.iter().any(|report| report.interrupted) {
+                reports.push(CellReport::not_begun(&target.label, &target.key));
+                continue;
+            }
             let arm = self.arm(target, &self.program);
             let mut programs = self.programs(arm.clone(), arm, &target.key, Some(&mut samples), &tell);
             // The first trial runs with cold caches and does not count.
             let _ = programs.measure(Side::Candidate);
             let question = self.question(target, Opponent::Stored(base.trials), place, targets.len());
             reports.push(judge(&question, &mut programs));
-            if reports.iter().any(|report| report.interrupted) {
-                break;
-            }
         }
         progress.clear();
         self.notes.push(
