@@ -17,7 +17,9 @@ const PREFIX: &str = "fsdp_";
 /// Keys that are unknown, of a wrong type, or that contradict each other; a kind of run that zbench does not know.
 pub fn import(source: &str, root: &Node, options: &Options) -> Result<Draft, ConfigError> {
     let mut draft = Draft::new(Format::Accelerate, source);
-    let root = prefixed(root, &mut draft);
+    let mut root = root.clone();
+    last_of_each(&mut root, &mut draft);
+    let root = prefixed(&root, &mut draft);
     draft.walk(&root, "");
     if draft.is_sound() {
         map(&mut draft, options);
@@ -27,6 +29,20 @@ pub fn import(source: &str, root: &Node, options: &Options) -> Result<Draft, Con
 
 fn word(text: &str) -> Toml {
     Toml::String(text.into())
+}
+
+/// Of a key that stands several times PyYAML, by which accelerate reads, takes the last.
+fn last_of_each(table: &mut Node, draft: &mut Draft) {
+    let Value::Table(entries) = &mut table.value else { return };
+    for at in (0..entries.len()).rev() {
+        let Key { name, place } = &entries[at].0;
+        if let Some((last, _)) = entries[at + 1..].iter().rev().find(|(other, _)| other.name == *name) {
+            let lines = (place.line, last.place.line);
+            draft.notes.push(format!("{name} stands twice, in lines {} and {}: the last counts", lines.0, lines.1));
+            entries.remove(at);
+        }
+    }
+    entries.iter_mut().for_each(|(_, value)| last_of_each(value, draft));
 }
 
 /// axolotl and transformers have the keys of fsdp_config without their prefix.
@@ -70,7 +86,10 @@ fn map(draft: &mut Draft, options: &Options) {
     let ranks = ranks(draft, options);
     match kind {
         "FSDP" => fsdp(draft, ranks),
-        "DEEPSPEED" => staged::deepspeed(draft),
+        "DEEPSPEED" => {
+            staged::deepspeed(draft);
+            mesh::of_deepspeed(draft, ranks);
+        }
         "XLA" | "TPU" | "MEGATRON_LM" => {
             let message = format!(
                 "is {kind}, which zbench does not read; write FSDP, MULTI_GPU or DEEPSPEED, or state parallel.tensor and parallel.pipeline in a zbench file"
@@ -163,12 +182,15 @@ fn fsdp(draft: &mut Draft, ranks: u64) {
 fn first(draft: &mut Draft, ranks: u64) -> &'static str {
     let path = "fsdp_config.fsdp_sharding_strategy";
     let second = "fsdp_config.fsdp_reshard_after_forward";
-    match draft.flag(second) {
-        Some(_) => draft.ignored(second, "Version 1 reads fsdp_sharding_strategy."),
-        None => draft.ignored(second, "Version 1 reads fsdp_sharding_strategy, and this where that is absent."),
+    // `accelerate config` of 1.15.0 asks for the word and writes it under this key, which `accelerate launch` hands to version 2 alone.
+    if let Some(word) = draft.text(second).filter(|_| !draft.has(path)).map(str::to_string) {
+        draft.notes.push(format!(
+            "fsdp_reshard_after_forward: {word} is not read by version 1, so accelerate launch trains FULL_SHARD; write \
+             fsdp_sharding_strategy: {word} where that is meant"
+        ));
     }
-    // Older files of version 1 may have the word under the other key.
-    let given = draft.word(path).or(draft.text(second)).unwrap_or("FULL_SHARD").to_string();
+    draft.ignored(second, "Version 1 reads fsdp_sharding_strategy alone.");
+    let given = draft.word(path).unwrap_or("FULL_SHARD").to_string();
     let per_node = draft.setting_count("parallel.ranks_per_node").unwrap_or(ranks);
     let shard = ("parallel.shard", whole(per_node));
     let (strategy, settings, reason) = match given.as_str() {
@@ -188,8 +210,6 @@ fn first(draft: &mut Draft, ranks: u64) -> &'static str {
     all.extend(settings);
     if draft.has(path) {
         draft.used(path, &all, reason);
-    } else if draft.has(second) {
-        draft.derived("parallel.strategy", word(strategy), "follows from fsdp_reshard_after_forward");
     }
     strategy
 }
@@ -267,6 +287,17 @@ fn switches(draft: &mut Draft) {
         let reason = "Off; where the script turns it on: --set memory.checkpointing=full.";
         draft.default(&at("activation_checkpointing"), reason);
     }
+    let offload = at("activation_checkpointing_offload");
+    match (draft.flag(&offload), draft.flag(&at("activation_checkpointing"))) {
+        (Some(true), Some(true)) => {
+            let settings = [("memory.offload_activations", word("host"))];
+            draft.used(&offload, &settings, "The inputs that checkpointing keeps wait in the host's memory.");
+        }
+        (Some(true), _) => {
+            draft.ignored(&offload, "It is about what fsdp_activation_checkpointing keeps, which is off.")
+        }
+        _ => draft.default(&offload, "What is kept stays on the device."),
+    }
     state_dict(draft);
     loading(draft);
 }
@@ -343,17 +374,14 @@ fn precision(draft: &mut Draft, kind: &str) {
             "Autocast: f32 weights and gradients, products in f16, with PyTorch's loss scaler.",
         ),
         _ => {
-            let types = if kind == "FSDP" {
-                set(&[("precision.preset", "fsdp-mixed")])
-            } else {
-                set(&[("precision.preset", "f32"), ("precision.compute", "bf16")])
+            draft.notes.push("products in fp8 are priced and not run: `zbench plan` has them".into());
+            let mut types = match kind {
+                "FSDP" => set(&[("precision.preset", "fsdp-mixed")]),
+                "DEEPSPEED" => set(&[("precision.preset", "deepspeed")]),
+                _ => set(&[("precision.preset", "f32"), ("precision.compute", "bf16")]),
             };
-            draft.notes.push("zbench has no fp8; bf16 stands in for it".into());
-            return draft.nearest(
-                path,
-                &types,
-                "zbench has no fp8; bf16, in which accelerate does the rest, stands in for it.",
-            );
+            types.extend(set(&[("precision.products", "fp8")]));
+            (types, "Products are in fp8; the rest is bf16.")
         }
     };
     if given == "fp16" && kind != "DEEPSPEED" {

@@ -97,11 +97,9 @@ impl Draft {
             let specs = self.specs;
             let found = specs.iter().find(|spec| spec.key == path).or_else(|| specs.iter().find(is_field));
             let Some(spec) = found else {
-                // DeepSpeed looks up what it knows at the top, and people put their remarks beside it.
-                if self.format == Format::DeepSpeed && section.is_empty() && key.name.starts_with('_') {
-                    self.remark(&key.name, key.place, node);
-                } else {
-                    self.unknown(section, &path, &key.name, key.place);
+                match self.unread(section, &key.name) {
+                    Some(reason) => self.settled(&path, key.place, node, Verdict::Ignored, reason),
+                    None => self.unknown(section, &path, &key.name, key.place),
                 }
                 continue;
             };
@@ -109,6 +107,8 @@ impl Draft {
                 self.problem(Some(key.place), &path, format!("is deprecated; {instead}"));
                 continue;
             }
+            let number = coerced(self.format, section, spec.kind, node);
+            let node = number.as_ref().unwrap_or(node);
             let has_auto = self.format == Format::DeepSpeed || keys::AUTO.contains(&path.as_str());
             let may_be_auto = is_auto(node) && spec.fate != Fate::Section && has_auto;
             if !may_be_auto && let Err(message) = spec.check(node) {
@@ -137,10 +137,32 @@ impl Draft {
         self.problem(Some(place), &shown, message);
     }
 
-    fn remark(&mut self, name: &str, place: Place, node: &Node) {
-        let reason = "It is no key of DeepSpeed's, which reads what it knows: a remark.".to_string();
-        let (key, value) = (name.to_string(), node.json());
-        self.row(Row { key, value, verdict: Verdict::Ignored, becomes: Vec::new(), reason, place: Some(place) });
+    /// Why the program does not read a key that it does not refuse. A key that is nearly another one is taken for a slip and told.
+    /// DeepSpeed 0.19.8 looks up what it knows at the top and refuses what it does not know inside sections; accelerate 1.15.0 refuses
+    /// unknown keys at the top alone.
+    fn unread(&self, section: &str, name: &str) -> Option<String> {
+        let is_top = section.is_empty();
+        let of = |specs: &'static [Spec]| {
+            specs.iter().map(Spec::parts).filter(move |(of, _)| *of == section).map(|(_, name)| name)
+        };
+        if is_top == (self.format == Format::Accelerate) || keys::nearest(name, of(self.specs)).is_some() {
+            return None;
+        }
+        if self.format == Format::Accelerate {
+            let theirs = keys::DEEPSPEED.iter().find(|spec| spec.key == name && section == "deepspeed_config");
+            let instead =
+                theirs.map(|_| "; it belongs into a file that deepspeed_config_file names").unwrap_or_default();
+            return Some(format!("accelerate does not read it in {section}{instead}."));
+        }
+        let remark = if name.starts_with('_') { ": a remark" } else { "" };
+        let instead = keys::elsewhere(self.specs, name).map(|full| format!("; what it does read is {full}"));
+        Some(format!("DeepSpeed does not read it at the top{remark}{}.", instead.unwrap_or_default()))
+    }
+
+    /// A row whose verdict is known at once.
+    fn settled(&mut self, path: &str, place: Place, node: &Node, verdict: Verdict, reason: String) {
+        let (key, value) = (path.to_string(), node.json());
+        self.row(Row { key, value, verdict, becomes: Vec::new(), reason, place: Some(place) });
     }
 
     /// A row for a key. Those of a mapping get their verdict later; the table has it for the rest.
@@ -420,6 +442,13 @@ pub fn shown(value: &Toml) -> String {
         Toml::Float(number) if number.is_finite() && *number != 0.0 && number.abs() < 1e-3 => format!("{number:e}"),
         other => other.to_string(),
     }
+}
+
+/// A text that pydantic, which reads DeepSpeed's section of ZeRO, takes for a number.
+fn coerced(format: Format, section: &str, kind: Kind, node: &Node) -> Option<Node> {
+    let is_lax = format == Format::DeepSpeed && section.starts_with("zero_optimization");
+    let text = node.text().filter(|_| is_lax && matches!(kind, Kind::Whole(_)))?;
+    Some(Node { value: Value::Int(text.parse().ok()?), place: node.place })
 }
 
 fn is_auto(node: &Node) -> bool {

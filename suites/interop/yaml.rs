@@ -3,16 +3,17 @@
 use super::json::ParseError;
 use super::node::{Key, Node, Value};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::{Location, Spanned};
+use serde_saphyr::{DuplicateKeyPolicy, Location, Spanned};
 use std::fmt;
 use zbench_config::Place;
 
 /// Reads the one document of a text.
 ///
 /// # Errors
-/// It is no YAML, several documents, or a key stands twice.
+/// It is no YAML, or several documents. A key that stands twice is there twice.
 pub fn parse(text: &str) -> Result<Node, ParseError> {
-    let read: Spanned<Tree> = serde_saphyr::from_str(text).map_err(|error| {
+    let options = serde_saphyr::options! { duplicate_keys: DuplicateKeyPolicy::LastWins };
+    let read: Spanned<Tree> = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
         // Behind the first line the parser shows the file, which the reader has.
         let whole = error.to_string();
         let message = whole.lines().find(|line| !line.trim().is_empty()).unwrap_or("unreadable").trim().to_string();

@@ -111,6 +111,12 @@ const DEEPSPEED: &[Case] = &[
     ),
     ("optimizer.type", "\"Adam\"", "", U, "train.optimizer=\"adamw\""),
     ("optimizer.type", "\"Lamb\"", "", N, "train.optimizer=\"adamw\""),
+    ("optimizer.type", "\"SGD\"", "", U, "train.optimizer=\"sgd\""),
+    ("optimizer.type", "\"SGD\"", "optimizer.params.momentum=0.9", U, "train.optimizer=\"momentum\""),
+    ("optimizer.type", "\"Lion\"", "", U, "train.optimizer=\"momentum\""),
+    ("optimizer.type", "\"Muon\"", "", U, "train.optimizer=\"muon\""),
+    ("zero_optimization.stage", "\"2\"", "", U, "parallel.strategy=\"zero2\""),
+    ("torch_autocast.enabled", "true", "bf16.enabled=true", D, ""),
     ("optimizer.params.lr", "0.002", "optimizer.type=\"AdamW\"", U, "train.lr=0.002"),
     (
         "optimizer.params.lr",
@@ -225,7 +231,8 @@ const ACCELERATE: &[Case] = &[
     ("mixed_precision", "\"bf16\"", FSDP, U, "precision.preset=\"fsdp-mixed\""),
     ("mixed_precision", "\"fp16\"", FSDP, U, "precision.loss_scale_window=2000"),
     ("mixed_precision", "\"fp16\"", FSDP, U, "precision.compute=\"f16\""),
-    ("mixed_precision", "\"fp8\"", FSDP, N, "precision.preset=\"fsdp-mixed\""),
+    ("mixed_precision", "\"fp8\"", FSDP, U, "precision.preset=\"fsdp-mixed\""),
+    ("mixed_precision", "\"fp8\"", STAGED, U, "precision.products=\"fp8\""),
     ("mixed_precision", "\"bf16\"", "distributed_type=\"MULTI_GPU\" num_processes=2", U, "precision.compute=\"bf16\""),
     ("mixed_precision", "\"bf16\"", STAGED, U, "precision.preset=\"deepspeed\""),
     ("num_processes", "6", "distributed_type=\"FSDP\"", U, "parallel.ranks=6"),
@@ -274,6 +281,16 @@ const ACCELERATE: &[Case] = &[
     ("fsdp_config.fsdp_cpu_ram_efficient_loading", "true", FSDP, I, ""),
     ("fsdp_config.fsdp_activation_checkpointing", "true", FSDP, U, "memory.checkpointing=\"full\""),
     ("fsdp_config.fsdp_activation_checkpointing", "false", FSDP, D, ""),
+    (
+        "fsdp_config.fsdp_activation_checkpointing_offload",
+        "true",
+        "distributed_type=\"FSDP\" num_processes=8 fsdp_config.fsdp_activation_checkpointing=true",
+        U,
+        "memory.offload_activations=\"host\"",
+    ),
+    ("fsdp_config.fsdp_activation_checkpointing_offload", "true", FSDP, I, ""),
+    ("parallelism_config.parallelism_config_sp_size", "2", STAGED, N, "parallel.context=2"),
+    ("parallelism_config.parallelism_config_sp_size", "2", FSDP2, N, ""),
     (
         "deepspeed_config.zero_stage",
         "3",
@@ -512,6 +529,41 @@ fn every_other_key_has_its_verdict_and_reason() {
         }
         assert!(count > 20, "{count} keys");
     }
+}
+
+/// What DeepSpeed 0.19.8 (DeepSpeedConfig) and accelerate 1.15.0 (load_config_from_file) read without a word is no error.
+#[test]
+fn what_a_program_does_not_read_is_ignored_by_name() {
+    const LOCAL: &str = "distributed_type: MULTI_GPU\nnum_processes: 2\n";
+    for (text, key, reason) in [
+        ("{\"seed\": 1, \"comms_config\": {\"verbose\": false}}".to_string(), "comms_config", "at the top."),
+        ("{\"seed\": 1, \"stage\": 2}".into(), "stage", "what it does read is zero_optimization.stage."),
+        (
+            "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  some_other_key: 1\n".into(),
+            "deepspeed_config.some_other_key",
+            "in deepspeed_config.",
+        ),
+        (format!("{LOCAL}tpu_name: some\n"), "tpu_name", "for TPUs alone"),
+        (
+            "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_reshard_after_forward: SHARD_GRAD_OP\n"
+                .into(),
+            "fsdp_config.fsdp_reshard_after_forward",
+            "reads fsdp_sharding_strategy alone",
+        ),
+    ] {
+        let draft = draft(&text, &options(&[]));
+        let found = row(&draft, key);
+        assert_eq!(found.verdict, Verdict::Ignored, "{text}: {}", found.reason);
+        assert!(found.reason.contains(reason), "{}", found.reason);
+        // What accelerate launch trains where the word stands under the key of version 2.
+        if key.ends_with("after_forward") {
+            assert!(draft.made.iter().all(|made| made.value.as_str() != Some("fsdp-grad-op")));
+            assert!(draft.notes.iter().any(|note| note.contains("accelerate launch trains FULL_SHARD")));
+        }
+    }
+    let twice = draft(&format!("{LOCAL}debug: false\nnum_processes: 4\n"), &options(&[]));
+    assert_eq!(twice.setting_count("parallel.ranks"), Some(4));
+    assert!(twice.notes.iter().any(|note| note == "num_processes stands twice, in lines 2 and 4: the last counts"));
 }
 
 /// The keys that DeepSpeed's runtime/zero/config.py and its configuration page have, and those of accelerate's FSDP files.

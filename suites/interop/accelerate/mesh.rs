@@ -7,6 +7,7 @@ const REPLICAS: &str = "parallelism_config.parallelism_config_dp_replicate_size"
 const SHARD: &str = "parallelism_config.parallelism_config_dp_shard_size";
 const TENSOR: &str = "parallelism_config.parallelism_config_tp_size";
 const CONTEXT: &str = "parallelism_config.parallelism_config_cp_size";
+const SEQUENCE: &str = "parallelism_config.parallelism_config_sp_size";
 
 /// Version 2: a flag, and the mesh of parallelism_config.
 pub fn second(draft: &mut Draft, ranks: u64) -> &'static str {
@@ -103,6 +104,44 @@ pub fn degrees(draft: &mut Draft, version: u64) {
             _ => draft.default(path, "1 splits nothing."),
         }
     }
+    match draft.count(SEQUENCE) {
+        Some(size) if size > 1 => draft.without(SEQUENCE, "accelerate has it for DeepSpeed alone."),
+        _ => draft.default(SEQUENCE, "1 splits nothing."),
+    }
     draft.default(REPLICAS, "1 is no replication.");
     draft.default(SHARD, "All ranks that nothing else takes share the weights.");
+}
+
+/// Ranks that share a sequence by exchanging heads (DeepSpeed's Ulysses).
+pub fn sequence(draft: &mut Draft) {
+    match draft.count(SEQUENCE) {
+        Some(size) if size > 1 => {
+            let reason =
+                "The nearest: ranks that share each sequence here pass keys and values on, and do not exchange heads.";
+            draft.nearest(SEQUENCE, &[("parallel.context", whole(size))], reason);
+        }
+        _ => draft.default(SEQUENCE, "1 splits nothing."),
+    }
+}
+
+/// The mesh of a file for DeepSpeed, of which accelerate 1.15.0 checks the product only where no ranks share a sequence.
+pub fn of_deepspeed(draft: &mut Draft, ranks: u64) {
+    let axes = [REPLICAS, SHARD, TENSOR, CONTEXT, SEQUENCE];
+    let sizes = axes.map(|path| draft.count(path).unwrap_or(1).max(1));
+    let product = sizes.into_iter().fold(1, u64::saturating_mul);
+    let sequences = sizes[4];
+    if sequences > 1 && !ranks.is_multiple_of(sequences) {
+        draft.refuse(SEQUENCE, format!("{sequences} does not divide num_processes = {ranks}; change one of them"));
+    } else if sequences == 1 && product > 1 && product != ranks {
+        let stated = axes.into_iter().find(|path| draft.count(path).is_some_and(|size| size > 1));
+        let message =
+            format!("makes {product} ranks with the other sizes, and num_processes is {ranks}; change one of them");
+        draft.refuse(stated.unwrap_or(SHARD), message);
+    }
+    sequence(draft);
+    draft.default(SHARD, "The ranks that share no sequence; the stage says what they split.");
+    for path in [REPLICAS, TENSOR, CONTEXT].into_iter().filter(|path| draft.count(path) == Some(1)).collect::<Vec<_>>()
+    {
+        draft.default(path, "1 splits nothing.");
+    }
 }

@@ -35,8 +35,9 @@ fn mode(draft: &mut Draft) -> Mode {
         draft.refuse("bf16.enabled", "is true, and fp16.enabled too; keep one of them");
     }
     if autocast && (fp16 || bf16) {
-        let other = if fp16 { "fp16" } else { "bf16" };
-        draft.refuse("torch_autocast.enabled", format!("is true, and {other}.enabled too; keep one of them"));
+        let reason = "Weights are cast already, so that autocast changes no type of a product.";
+        draft.default("torch_autocast.enabled", reason);
+        draft.default("torch_autocast.dtype", reason);
     }
     if on(draft, "amp") && draft.count("zero_optimization.stage").unwrap_or(0) > 0 {
         let reason = "is true, which does not work with ZeRO in DeepSpeed; write fp16 or bf16, or stage 0";

@@ -166,11 +166,7 @@ pub fn optimizer(draft: &mut Draft) {
                 "Decay that is added to the gradient has no likeness here; AdamW decays the weights themselves.";
             draft.nearest(TYPE, &[adamw], reason);
         }
-        None => {
-            let reason = "zbench has AdamW alone: state, memory and updates are that optimizer's, and losses differ.";
-            draft.nearest(TYPE, &[adamw], reason);
-            draft.notes.push(format!("the optimizer {name} is not in zbench; AdamW stands in for it"));
-        }
+        None => other(draft, &name),
     }
     match draft.flag(&at("adam_w_mode")) {
         Some(false) if is_adamw => draft.ignored(&at("adam_w_mode"), "DeepSpeed reads it for type Adam alone."),
@@ -179,6 +175,27 @@ pub fn optimizer(draft: &mut Draft) {
         _ => draft.default(&at("adam_w_mode"), "zbench's decay is decoupled, too."),
     }
     params(draft, adam.is_some(), silent);
+}
+
+/// Optimizers that are priced and not run: by the state that they keep.
+fn other(draft: &mut Draft, name: &str) {
+    const TYPE: &str = "optimizer.type";
+    let has_momentum = draft.number("optimizer.params.momentum").is_some_and(|momentum| momentum > 0.0);
+    let set = |name: &str| [("train.optimizer", word(name))];
+    match name.to_lowercase().as_str() {
+        "sgd" | "musgd" if !has_momentum => draft.used(TYPE, &set("sgd"), "No state beside the weights."),
+        "sgd" | "musgd" | "lion" | "cpulion" | "adagrad" | "cpuadagrad" | "rmsprop" => {
+            draft.used(TYPE, &set("momentum"), "One moment a weight.")
+        }
+        "muon" => draft.used(TYPE, &set("muon"), "One moment a weight; matrices are orthogonalised whole."),
+        _ => {
+            let reason = "AdamW, which keeps as much state, stands in for it; losses differ.";
+            draft.nearest(TYPE, &set("adamw"), reason);
+            draft.notes.push(format!("the optimizer {name} is not in zbench; AdamW stands in for it"));
+            return;
+        }
+    }
+    draft.notes.push(format!("{name} is priced and not run: `zbench plan` has it, and `zbench run` AdamW alone"));
 }
 
 fn first_below(draft: &Draft, prefix: &str) -> String {
