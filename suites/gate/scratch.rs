@@ -4,13 +4,25 @@ use super::measure::Running;
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
-use std::path::{Path, PathBuf};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tempfile::TempDir;
 use zbench_host::exit;
 
+/// A folder for temporary files of this user's alone, whose name nobody can know beforehand: others may write where it lies. It goes
+/// with the value.
+///
+/// # Errors
+/// It cannot be made.
+pub fn private_folder(prefix: &str) -> std::io::Result<TempDir> {
+    tempfile::Builder::new().prefix(prefix).permissions(Permissions::from_mode(0o700)).tempdir()
+}
+
 /// The folder. It goes with this value.
-pub struct Scratch(PathBuf);
+pub struct Scratch(TempDir);
 
 impl Scratch {
     /// Makes one among the system's.
@@ -18,22 +30,13 @@ impl Scratch {
     /// # Errors
     /// The folder for temporary files cannot be written.
     pub fn new() -> Result<Scratch> {
-        let stamp = jiff::Timestamp::now().as_nanosecond();
-        let path = std::env::temp_dir().join(format!("zbench-gate-{}-{stamp}", std::process::id()));
-        std::fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
-        Ok(Scratch(path))
+        let made = private_folder("zbench-gate-");
+        made.map(Scratch).with_context(|| format!("no folder can be made in {}", std::env::temp_dir().display()))
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // What cannot be deleted is the system's to clear away.
-        let _ = std::fs::remove_dir_all(&self.0);
+        self.0.path()
     }
 }
 

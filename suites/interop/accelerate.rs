@@ -1,5 +1,6 @@
 //! accelerate's YAML: distributed_type FSDP, plain data parallelism, and DEEPSPEED where its keys stand in the file.
 
+mod megatron;
 mod mesh;
 mod staged;
 
@@ -90,10 +91,10 @@ fn map(draft: &mut Draft, options: &Options) {
             staged::deepspeed(draft);
             mesh::of_deepspeed(draft, ranks);
         }
-        "XLA" | "TPU" | "MEGATRON_LM" => {
-            let message = format!(
-                "is {kind}, which zbench does not read; write FSDP, MULTI_GPU or DEEPSPEED, or state parallel.tensor and parallel.pipeline in a zbench file"
-            );
+        "MEGATRON_LM" => megatron::megatron(draft, ranks),
+        "XLA" | "TPU" => {
+            let message =
+                format!("is {kind}, which zbench does not read; write FSDP, MULTI_GPU, DEEPSPEED or MEGATRON_LM");
             return draft.refuse("distributed_type", message);
         }
         _ => {
@@ -106,6 +107,7 @@ fn map(draft: &mut Draft, options: &Options) {
     for key in others {
         if (key.starts_with("fsdp_config.") && kind != "FSDP")
             || (key.starts_with("deepspeed_config.") && kind != "DEEPSPEED")
+            || (key.starts_with("megatron_lm_config.") && kind != "MEGATRON_LM")
         {
             draft.ignored(&key, format!("distributed_type is {kind}, which does not read it."));
         }
@@ -349,6 +351,14 @@ fn precision(draft: &mut Draft, kind: &str) {
             set(&[("precision.preset", "deepspeed")]),
             "Weights, gradients and what travels are bf16, master weights f32.",
         ),
+        ("bf16", "MEGATRON_LM") => (
+            set(&[("precision.preset", "bf16-mixed")]),
+            "Weights are bf16; gradients, what travels of them, master weights and moments f32.",
+        ),
+        ("fp16", "MEGATRON_LM") => (
+            set(&[("precision.preset", "f16-mixed")]),
+            "Weights are f16; gradients, what travels of them, master weights and moments f32.",
+        ),
         ("bf16", _) => (
             set(&[("precision.preset", "f32"), ("precision.compute", "bf16")]),
             "Autocast: f32 weights and gradients, products in bf16.",
@@ -378,13 +388,14 @@ fn precision(draft: &mut Draft, kind: &str) {
             let mut types = match kind {
                 "FSDP" => set(&[("precision.preset", "fsdp-mixed")]),
                 "DEEPSPEED" => set(&[("precision.preset", "deepspeed")]),
+                "MEGATRON_LM" => set(&[("precision.preset", "bf16-mixed")]),
                 _ => set(&[("precision.preset", "f32"), ("precision.compute", "bf16")]),
             };
             types.extend(set(&[("precision.products", "fp8")]));
             (types, "Products are in fp8; the rest is bf16.")
         }
     };
-    if given == "fp16" && kind != "DEEPSPEED" {
+    if given == "fp16" && !["DEEPSPEED", "MEGATRON_LM"].contains(&kind) {
         // PyTorch's scaler doubles after 2000 steps and halves at the first overflow.
         settings.extend(scaler);
     }

@@ -136,7 +136,12 @@ pub fn file(path: &Path) -> Result<Vec<u8>, String> {
 /// As [`read`].
 pub fn parse(source: &str, bytes: &[u8], options: &Options) -> Result<Draft, ConfigError> {
     let about = |message: &str| ConfigError::about(source, message);
-    let (root, departure) = tree(source, utf8(bytes).map_err(|message| about(&message))?)?;
+    let text = utf8(bytes).map_err(|message| about(&message))?;
+    // Before anything is wrong with it: such a file may be neither JSON nor YAML, nor TOML of zbench.
+    if let Some((program, instead)) = of_another(text) {
+        return Err(about(&format!("is {program}, which zbench does not read; {instead}")));
+    }
+    let (root, departure) = tree(source, text)?;
     let Some(entries) = root.table() else {
         return Err(about(&format!("holds {} and no keys: {WANTED}", root.what())));
     };
@@ -149,10 +154,6 @@ pub fn parse(source: &str, bytes: &[u8], options: &Options) -> Result<Draft, Con
         Some(Format::DeepSpeed) => deepspeed::import(source, &root, options),
         Some(Format::Accelerate) => accelerate::import(source, &root, options),
         Some(Format::HuggingFace) => huggingface::import(source, &root, options),
-        None if names.contains(&"base_model") => Err(about(
-            "is a configuration of axolotl; put its fsdp_config and fsdp_version into an accelerate file with \
-             distributed_type: FSDP, or name the DeepSpeed JSON that its key deepspeed names",
-        )),
         None => Err(about(&format!("is no configuration that zbench reads: {WANTED}"))),
     }
 }
@@ -176,6 +177,34 @@ fn utf8(bytes: &[u8]) -> Result<&str, String> {
         return Err(format!("is empty: {WANTED}"));
     }
     Ok(text)
+}
+
+/// A program whose files are known by a key of theirs, and what to do instead.
+fn of_another(text: &str) -> Option<(&'static str, &'static str)> {
+    let has = |key: &str| {
+        text.lines().any(|line| {
+            line.match_indices(key).any(|(at, _)| {
+                let before = line[..at].trim_end_matches(['"', '\'']);
+                let behind = line[at + key.len()..].trim_start_matches(['"', '\'']).trim_start();
+                (before.is_empty() || before.ends_with([' ', '{', ','])) && behind.starts_with(':')
+            })
+        })
+    };
+    let section = |name: &str| text.lines().any(|line| line.trim_end() == name);
+    if ["pipe_parallel_size", "pipe-parallel-size", "model_parallel_size", "model-parallel-size"].into_iter().any(has) {
+        let instead = "state parallel.pipeline, parallel.tensor and its zero_optimization in a zbench file";
+        return Some(("GPT-NeoX's own file", instead));
+    }
+    if has("base_model") && !has("distributed_type") {
+        let instead = "put its fsdp_config and fsdp_version into an accelerate file with distributed_type: FSDP, or name the \
+                       DeepSpeed JSON that its key deepspeed names";
+        return Some(("axolotl's own file", instead));
+    }
+    let is_torchtitan = section("[parallelism]") || section("[job]") && section("[training]");
+    is_torchtitan.then_some((
+        "a TOML of torchtitan (0.2.2 or before; later ones have Python configurations)",
+        "state its degrees under [parallel] in a zbench file, from which `zbench export --to torchtitan` writes such a TOML",
+    ))
 }
 
 /// JSON where it begins like it, else YAML. The second is where JSON is Hjson.

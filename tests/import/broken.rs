@@ -182,7 +182,22 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
     ("yaml_nan", "distributed_type: FSDP\nnum_processes: .nan\n", &["finite"]),
     ("yaml_no_type", "compute_environment: LOCAL_MACHINE\nnum_processes: 8\n", &["distributed_type", "is missing"]),
     ("yaml_type", "distributed_type: FSDB\n", &[":1:19", "distributed_type", "did you mean \"FSDP\"?"]),
-    ("yaml_megatron", "distributed_type: MEGATRON_LM\n", &["distributed_type", "does not read", "parallel.tensor"]),
+    ("yaml_tpu", "distributed_type: TPU\n", &["distributed_type", "does not read", "MEGATRON_LM"]),
+    (
+        "neox",
+        "{\"pipe_parallel_size\": 1, \"bf16\": {\"enabled\": True}}",
+        &["GPT-NeoX's own file", "parallel.pipeline"],
+    ),
+    (
+        "axolotl",
+        "base_model: org/model\nsequence_len: 4096\nfsdp_config:\n  reshard_after_forward: true\n",
+        &["axolotl's own file", "distributed_type: FSDP"],
+    ),
+    (
+        "torchtitan",
+        "[job]\ndump_folder = \"out\"\n[training]\nseq_len = 4096\n",
+        &["a TOML of torchtitan", "[parallel]"],
+    ),
     (
         "yaml_sagemaker",
         "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: FSDP\n",

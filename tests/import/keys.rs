@@ -219,6 +219,7 @@ const DEEPSPEED: &[Case] = &[
 
 const FSDP: &str = "distributed_type=\"FSDP\" num_processes=8";
 const FSDP2: &str = "distributed_type=\"FSDP\" num_processes=8 fsdp_config.fsdp_version=2";
+const MEGATRON: &str = "distributed_type=\"MEGATRON_LM\" num_processes=8";
 const STAGED: &str = "distributed_type=\"DEEPSPEED\" num_processes=8 deepspeed_config.zero_stage=3";
 
 /// Every key of accelerate that may become a setting.
@@ -289,6 +290,28 @@ const ACCELERATE: &[Case] = &[
         "memory.offload_activations=\"host\"",
     ),
     ("fsdp_config.fsdp_activation_checkpointing_offload", "true", FSDP, I, ""),
+    ("megatron_lm_config.megatron_lm_tp_degree", "2", MEGATRON, U, "parallel.tensor=2"),
+    ("megatron_lm_config.megatron_lm_pp_degree", "2", MEGATRON, U, "parallel.pipeline=2"),
+    ("megatron_lm_config.megatron_lm_num_micro_batches", "4", MEGATRON, U, "train.accumulation=4"),
+    ("megatron_lm_config.megatron_lm_gradient_clipping", "0.5", MEGATRON, U, "train.clip_norm=0.5"),
+    (
+        "megatron_lm_config.megatron_lm_sequence_parallelism",
+        "true",
+        "distributed_type=\"MEGATRON_LM\" num_processes=8 megatron_lm_config.megatron_lm_tp_degree=4",
+        U,
+        "parallel.sequence=4",
+    ),
+    ("megatron_lm_config.megatron_lm_sequence_parallelism", "true", MEGATRON, I, ""),
+    ("megatron_lm_config.megatron_lm_recompute_activations", "true", MEGATRON, U, "memory.recompute=\"core\""),
+    ("megatron_lm_config.megatron_lm_recompute_granularity", "\"full\"", MEGATRON, U, "memory.checkpointing=\"full\""),
+    ("megatron_lm_config.megatron_lm_recompute_granularity", "\"selective\"", MEGATRON, U, "memory.recompute=\"core\""),
+    ("megatron_lm_config.megatron_lm_use_distributed_optimizer", "true", MEGATRON, U, "parallel.strategy=\"zero1\""),
+    ("megatron_lm_config.megatron_lm_use_custom_fsdp", "true", MEGATRON, U, "parallel.strategy=\"fsdp\""),
+    ("megatron_lm_config.megatron_lm_optimizer_cpu_offload", "true", MEGATRON, U, "memory.offload_optimizer=\"host\""),
+    ("megatron_lm_config.megatron_lm_context_parallel_size", "2", MEGATRON, U, "parallel.context=2"),
+    ("megatron_lm_config.megatron_lm_expert_model_parallel_size", "2", MEGATRON, U, "parallel.expert=2"),
+    ("megatron_lm_config.megatron_lm_expert_tensor_parallel_size", "2", MEGATRON, U, "parallel.expert_tensor=2"),
+    ("megatron_lm_config.megatron_lm_tp_degree", "2", FSDP, I, ""),
     ("parallelism_config.parallelism_config_sp_size", "2", STAGED, N, "parallel.context=2"),
     ("parallelism_config.parallelism_config_sp_size", "2", FSDP2, N, ""),
     (

@@ -5,6 +5,7 @@ use crate::support::{
 };
 use rustix::process::Signal;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
@@ -152,6 +153,31 @@ fn any_program_that_prints_its_steps_takes_turns() {
         ["--format", "json", "compare", "--measure", file, "--binary", own, "--set-b", "model.num_hidden_layers=8"];
     let said = decided(folder.path(), &arguments, 20);
     assert_eq!(said["verdict"], "slower", "{said}");
+}
+
+/// Other users may write where temporary folders lie: those of this command are the user's alone, have names that nobody can know
+/// beforehand, and go with it.
+#[test]
+fn folders_of_a_comparison_of_programs_are_the_users_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let (folder, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let file = write(folder.path(), CELL);
+    let own = env!("CARGO_BIN_EXE_zbench");
+    let mut command = zbench(folder.path());
+    command.args(["compare", "--measure", file.to_str().unwrap(), "--binary", own, "--budget", "2s"]);
+    let mut child =
+        command.env("TMPDIR", temporary.path()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let number = child.id().to_string();
+    let mut seen = BTreeSet::new();
+    while child.try_wait().unwrap().is_none() {
+        for entry in std::fs::read_dir(temporary.path()).unwrap().flatten() {
+            let Ok(data) = entry.metadata() else { continue };
+            seen.insert((entry.file_name().into_string().unwrap(), data.permissions().mode() & 0o777));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(seen.len() == 2 && seen.iter().all(|(name, mode)| *mode == 0o700 && !name.contains(&number)), "{seen:?}");
+    assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0);
 }
 
 #[test]

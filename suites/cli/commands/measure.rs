@@ -7,6 +7,7 @@ use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use tempfile::TempDir;
 use zbench_config::{ConfigError, grid};
 use zbench_host::exit;
 use zbench_predict::planned::{Decision, Planned};
@@ -15,6 +16,7 @@ use zbench_reports::evidence::{Comparison, Pair, Rules, Verdict};
 use zbench_runner::Execution;
 use zbench_runner::turns::resident::{ENDLESS, ExternalCommand, Program};
 use zbench_runner::turns::{Ending, Experiment, Participant, Settings, TurnPolicy, TurnSample};
+use zbench_suites::gate::scratch::private_folder;
 
 /// Seconds of a generation of processes at least: starting them anew costs time too.
 const GENERATION_SECONDS: f64 = 6.0;
@@ -96,6 +98,8 @@ struct Sides {
     names: [String; 2],
     programs: [Program; 2],
     warmups: [usize; 2],
+    /// Notebooks of programs, which nobody reads; they go with this value.
+    _notebooks: Vec<TempDir>,
 }
 
 impl Sides {
@@ -128,18 +132,22 @@ impl Sides {
                 names: [label(&file_a, &set_a), command.clone()],
                 programs: [Program::Cell(cell_a), Program::Command(foreign)],
                 warmups: [warmup(&a), 1],
+                _notebooks: Vec::new(),
             });
         }
         if let Some(binary) = &arguments.binary {
             // Programs that may not know of turns are both run alike: by their public command, stopped and continued.
             let own = own_program()?;
-            let foreign = |program: &PathBuf, file: &PathBuf, set: &[String]| {
-                Program::Command(public(program, file, set, tokens))
+            let notebook = || private_folder("zbench-compare-").context("no folder for temporary files can be made");
+            let notebooks = vec![notebook()?, notebook()?];
+            let foreign = |program: &PathBuf, file: &PathBuf, set: &[String], side: usize| {
+                Program::Command(public(program, file, set, tokens, notebooks[side].path()))
             };
             return Ok(Sides {
                 names: [binary.display().to_string(), label(&file_b, &set_b)],
-                programs: [foreign(binary, &file_a, &set_a), foreign(&own, &file_b, &set_b)],
+                programs: [foreign(binary, &file_a, &set_a, 0), foreign(&own, &file_b, &set_b, 1)],
                 warmups: [1, 1],
+                _notebooks: notebooks,
             });
         }
         let b = one_cell(&file_b, &set_b)?;
@@ -147,6 +155,7 @@ impl Sides {
             names: [label(&file_a, &set_a), label(&file_b, &set_b)],
             warmups: [warmup(&a), warmup(&b)],
             programs: [Program::Cell(cell_a), Program::Cell(cell_of(&b).context("the cell has no plan")?)],
+            _notebooks: Vec::new(),
         })
     }
 
@@ -157,10 +166,9 @@ impl Sides {
 }
 
 /// The public command of a zbench, whichever version it is.
-fn public(program: &Path, file: &Path, set: &[String], tokens: u64) -> ExternalCommand {
-    let scratch = std::env::temp_dir().join(format!("zbench-compare-{}", std::process::id()));
+fn public(program: &Path, file: &Path, set: &[String], tokens: u64, notebook: &Path) -> ExternalCommand {
     let mut command = vec![program.into(), "run".into(), file.into(), "--log-every".into(), "1".into()];
-    command.extend(["--notebook".into(), scratch.into(), "--set".into(), ENDLESS.into()]);
+    command.extend(["--notebook".into(), notebook.into(), "--set".into(), ENDLESS.into()]);
     set.iter().for_each(|set| command.extend(["--set".into(), set.into()]));
     ExternalCommand { command, tokens, word: "step".into() }
 }
