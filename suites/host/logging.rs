@@ -17,6 +17,7 @@ use tracing_subscriber::prelude::*;
 use tracing_subscriber::registry::LookupSpan;
 use zbench_reports::redact::without_secrets;
 use zbench_reports::render::printable;
+use zbench_reports::store::below;
 
 /// The variable that holds a filter.
 pub const FILTER: &str = "ZBENCH_LOG";
@@ -134,7 +135,7 @@ pub fn open(notebook: &Path, name: &str) -> io::Result<()> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     let name: String = name.chars().map(|c| if is_plain(c) { c } else { '-' }).take(64).collect();
     let path = folder.join(format!("{}-{name}.log", jiff::Timestamp::now().strftime("%Y%m%dT%H%M%S%.3fZ")));
-    let opened = append_to(&path)?;
+    let opened = below::open_in(&folder, &path, OpenOptions::new().append(true).create(true))?;
     (&opened).write_all(&lines)?;
     *file = LogFile::Open(path, opened);
     Ok(())

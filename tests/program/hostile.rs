@@ -1,7 +1,7 @@
 //! Files that are none: a pipe in a folder is refused and not waited for, a device without an end is not read to its end. A pipe that the
 //! user names is read.
 
-use crate::support::{TINY, stderr, stdout, write, zbench};
+use crate::support::{TINY, measured, run, stderr, stdout, write, zbench};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -116,4 +116,34 @@ fn a_pipe_that_is_named_is_read() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stdout(&output).lines().count(), 4);
+}
+
+/// A notebook may come from somebody else: a link in it has nothing created, changed or removed elsewhere.
+#[test]
+fn links_in_a_notebook_are_named_and_what_they_point_to_stays() {
+    use std::os::unix::fs::symlink;
+    for (name, code) in [("claims", 1), ("records.jsonl", 1), ("records.torn", 1), ("logs", 0)] {
+        let folder = tempfile::tempdir().unwrap();
+        let (notebook, target) = (measured(folder.path()), folder.path().join("target"));
+        std::fs::create_dir(&target).unwrap();
+        let records = notebook.join("records.jsonl");
+        let whole = std::fs::read_to_string(&records).unwrap();
+        std::fs::write(target.join("file.jsonl"), &whole).unwrap();
+        let link = notebook.join(name);
+        match name {
+            "records.jsonl" => std::fs::remove_file(&records).unwrap(),
+            "records.torn" => std::fs::write(&records, whole.clone() + "{\"id\": \"to").unwrap(),
+            _ => {}
+        }
+        let to = if name.starts_with("records") { target.join("file.jsonl") } else { target.clone() };
+        symlink(to, &link).unwrap();
+        let file = folder.path().join("tiny.toml");
+        let output = run(&notebook, &["grid", file.to_str().unwrap(), "--trials", "3"]);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{name}: {said}");
+        assert!(said.contains(&format!("{} is a link", link.display())), "{name}: {said}");
+        let there: Vec<_> = std::fs::read_dir(&target).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(there, ["file.jsonl"], "{name}");
+        assert_eq!(std::fs::read_to_string(target.join("file.jsonl")).unwrap(), whole, "{name}");
+    }
 }

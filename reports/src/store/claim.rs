@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use tracing::{debug, trace};
 
-use super::{Notebook, StoreError};
+use super::{Notebook, StoreError, below};
 
 /// Folder of the claims inside a notebook's directory.
 const CLAIMS: &str = "claims";
@@ -31,11 +31,10 @@ impl Drop for Claim {
     fn drop(&mut self) {
         // The name goes first and the lock second, so that a process that opens the name later makes a new file. The folder is
         // removed with the last claim.
-        let _ = fs::remove_file(&self.path);
+        let Some(folder) = self.path.parent() else { return };
+        let _ = below::remove_in(folder, &self.path);
         let _ = self.file.unlock();
-        if let Some(folder) = self.path.parent() {
-            let _ = fs::remove_dir(folder);
-        }
+        let _ = fs::remove_dir(folder);
     }
 }
 
@@ -64,7 +63,8 @@ impl Notebook {
 /// lock. On a file system without locks every process gets the file.
 pub(super) fn open_locked(folder: &Path, path: &Path, options: &mut OpenOptions) -> io::Result<Option<File>> {
     for _ in 0..TRIES {
-        let file = match fs::create_dir_all(folder).and_then(|()| options.create(true).open(path)) {
+        let opened = fs::create_dir_all(folder).and_then(|()| below::open_in(folder, path, options.create(true)));
+        let file = match opened {
             Ok(file) => file,
             // Another process removed the folder with its last file: after it was made here, or while it was found to be there.
             Err(error) if GONE.contains(&error.kind()) && !is_blocked(folder) => continue,
@@ -90,7 +90,7 @@ fn is_blocked(folder: &Path) -> bool {
 /// Whether the open file is still the one of that name: its last owner may have removed it before we had the lock.
 pub(super) fn is_at(file: &File, path: &Path) -> bool {
     let place = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
-    match (file.metadata(), fs::metadata(path)) {
+    match (file.metadata(), fs::symlink_metadata(path)) {
         (Ok(ours), Ok(named)) => place(ours) == place(named),
         _ => false,
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::claim::{is_at, open_locked};
 use super::contents::{Line, is_json, parse_line};
-use super::{Notebook, StoreError, append_error, line_of};
+use super::{Notebook, StoreError, append_error, below, line_of};
 use crate::record::{Record, TurnRow};
 
 /// Folder of these files inside a notebook's directory.
@@ -81,6 +81,10 @@ impl Notebook {
     pub fn recover(&self) -> Result<Recovered, StoreError> {
         let folder = self.directory.join(TURNS);
         let mut recovered = Recovered::default();
+        if let Err(error) = below::refuse_link(&folder) {
+            recovered.warnings.push(format!("nothing was taken in: {error}"));
+            return Ok(recovered);
+        }
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
             let path = entry.path();
             let is_turns = path.extension().is_some_and(|extension| extension == "jsonl");
@@ -91,7 +95,7 @@ impl Notebook {
                 let advice = "nothing of it was taken in, and it stays as it is";
                 recovered.warnings.push(format!("{} cannot be used: {error}; {advice}", path.display()));
             };
-            let file = match OpenOptions::new().read(true).write(true).open(&path) {
+            let file = match below::open_in(&folder, &path, OpenOptions::new().read(true).write(true)) {
                 Ok(file) => file,
                 // Its owner has just removed it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -173,8 +177,9 @@ impl Unfinished {
 /// Removes a file. If that fails, the file is read again, and the notebook already has its records. The folder is removed with the
 /// last file.
 fn remove(path: &Path) {
-    let _ = fs::remove_file(path);
-    let _ = path.parent().map(fs::remove_dir);
+    let Some(folder) = path.parent() else { return };
+    let _ = below::remove_in(folder, path);
+    let _ = fs::remove_dir(folder);
 }
 
 /// A name in the folder that no file has.

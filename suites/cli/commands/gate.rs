@@ -18,6 +18,7 @@ use zbench_host::{exit, machine};
 use zbench_reports::gate::next;
 use zbench_reports::gate::report::figure_words;
 use zbench_reports::gate::{CellReport, GATE_SCHEMA, Opponent, Question, Report, Rules, Verdict, verdict};
+use zbench_reports::store::below;
 use zbench_suites::gate::cells::{self, Target, absolute};
 use zbench_suites::gate::measure::{Arm, Programs, Running};
 use zbench_suites::gate::rules::RulesFile;
@@ -133,6 +134,7 @@ impl<'a> Job<'a> {
             Some(path) => path.clone(),
             None => {
                 let folder = self.global.notebook.join("gate");
+                below::refuse_link(&folder)?;
                 let stamp = self.started.strftime("%Y%m%dT%H%M%SZ");
                 folder.join(format!("samples-{stamp}-{}.jsonl", std::process::id()))
             }
