@@ -81,8 +81,8 @@ fn as_given(cell: &Cell, case: &Case) -> Parallel {
 }
 
 /// The first strategy whose sums are in the order of this cell's. With one micro-batch all strategies have one order; with more it depends
-/// on whether micro-batches or ranks are added first. What is rounded for the wire is rounded once more between the levels of a hybrid mesh
-/// and on the way back from an all-reduce.
+/// on whether micro-batches or ranks are added first. What is rounded for the wire, or kept in 16 bits, is rounded once more between the
+/// levels of a hybrid mesh; what is rounded for the wire also on the way back from an all-reduce.
 fn first_alike(cell: &Cell) -> Strategy {
     let Parallel { strategy: own, ranks, shard, degrees, .. } = &cell.parallel;
     let data = ranks / (degrees.tensor * degrees.pipeline);
@@ -91,7 +91,7 @@ fn first_alike(cell: &Cell) -> Strategy {
     let is_rounded = reduce.size() < gradients.size();
     let accumulates = cell.train.accumulation > 1;
     match own {
-        _ if has_two_levels && reduce != DType::F32 => *own,
+        _ if has_two_levels && (reduce != DType::F32 || gradients != DType::F32) => *own,
         Strategy::Hsdp | Strategy::HsdpFullOptimizer if is_rounded => *own,
         Strategy::Hsdp | Strategy::HsdpFullOptimizer if accumulates => Strategy::Hsdp,
         Strategy::Ddp | Strategy::Zero1 if is_rounded => *own,

@@ -44,7 +44,11 @@ fn stacks(plot: &Stacks) -> Table {
         table.numbers(name, unit, |row| row.parts.get(place).copied().map(number));
     }
     table.numbers("limit", unit, |row| row.limit.map(number));
-    table.words("source", |row| if row.is_plan { "plan" } else { "measured" });
+    table.words("source", |row| match (row.is_plan, row.record.is_empty()) {
+        (true, _) => "plan",
+        (false, true) => "predicted",
+        (false, false) => "measured",
+    });
     table.words("record", |row| &row.record);
     table.build()
 }
