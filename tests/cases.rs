@@ -61,6 +61,10 @@ fn a_search_has_the_cell_itself() {
         .all(|(key, value)| settings.get(key).is_some_and(|own| own == value))
     };
     assert!(found.best.iter().any(|best| is_own(&best.settings)));
+    // Not a second time under another name; DeepSpeed's is zero3.
+    let settings: Vec<_> = found.best.iter().map(|best| format!("{:?}", best.settings)).collect();
+    assert_eq!(settings.iter().collect::<std::collections::BTreeSet<_>>().len(), settings.len());
+    assert!(found.best.iter().all(|best| best.settings.get("parallel.strategy").is_some_and(|name| name != "fsdp")));
 }
 
 /// Nodes with one rank each: all cards of a node are its one rank's. 32 MiB enter a node at 0.85 of 100 Gb/s.

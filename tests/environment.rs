@@ -172,7 +172,8 @@ fn an_empty_machine_states_nothing_and_guesses_nothing() {
     let environment = capture(&empty.root(), &Process { cores: 1, ..Process::default() });
     let host = zbench_reports::redact::host_hash("localhost");
     assert_eq!(environment["host"], json!(host));
-    let own = ["architecture", "cores", "host", "zbench", "commit", "rustc", "profile"];
+    // What was built in, as with `--features png`, is of the program.
+    let own = ["architecture", "cores", "host", "zbench", "commit", "rustc", "profile", "features"];
     let others: Vec<&String> = environment.keys().filter(|name| !own.contains(&name.as_str())).collect();
     assert!(others.is_empty(), "{others:?}");
 }

@@ -3,6 +3,7 @@
 //! the end of its standard error becomes a failure's reason.
 
 use crate::terminal::say_rendered;
+use rustix::fs::OFlags;
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -135,7 +136,7 @@ pub fn open(notebook: &Path, name: &str) -> io::Result<()> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     let name: String = name.chars().map(|c| if is_plain(c) { c } else { '-' }).take(64).collect();
     let path = folder.join(format!("{}-{name}.log", jiff::Timestamp::now().strftime("%Y%m%dT%H%M%S%.3fZ")));
-    let opened = below::open_in(&folder, &path, OpenOptions::new().append(true).create(true))?;
+    let opened = below::open_in(&folder, &path, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
     (&opened).write_all(&lines)?;
     *file = LogFile::Open(path, opened);
     Ok(())

@@ -35,13 +35,15 @@ fn word(text: &str) -> Toml {
 /// Of a key that stands several times PyYAML, by which accelerate reads, takes the last.
 fn last_of_each(table: &mut Node, draft: &mut Draft) {
     let Value::Table(entries) = &mut table.value else { return };
-    for at in (0..entries.len()).rev() {
-        let Key { name, place } = &entries[at].0;
-        if let Some((last, _)) = entries[at + 1..].iter().rev().find(|(other, _)| other.name == *name) {
-            let lines = (place.line, last.place.line);
-            draft.notes.push(format!("{name} stands twice, in lines {} and {}: the last counts", lines.0, lines.1));
+    let all = std::mem::take(entries);
+    for (key, value) in all {
+        if let Some(at) = entries.iter().position(|(other, _)| other.name == key.name) {
+            let (name, lines) = (&key.name, [entries[at].0.place.line, key.place.line]);
+            let note = format!("{name} stands in lines {} and {} and counts as in the last", lines[0], lines[1]);
+            draft.notes.push(note);
             entries.remove(at);
         }
+        entries.push((key, value));
     }
     entries.iter_mut().for_each(|(_, value)| last_of_each(value, draft));
 }

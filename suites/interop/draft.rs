@@ -138,14 +138,16 @@ impl Draft {
     }
 
     /// Why the program does not read a key that it does not refuse. A key that is nearly another one is taken for a slip and told.
-    /// DeepSpeed 0.19.8 looks up what it knows at the top and refuses what it does not know inside sections; accelerate 1.15.0 refuses
-    /// unknown keys at the top alone.
+    /// DeepSpeed 0.19.8 looks up what it knows at the top and refuses what it does not know inside most sections; accelerate 1.15.0
+    /// refuses unknown keys at the top alone.
     fn unread(&self, section: &str, name: &str) -> Option<String> {
         let is_top = section.is_empty();
         let of = |specs: &'static [Spec]| {
             specs.iter().map(Spec::parts).filter(move |(of, _)| *of == section).map(|(_, name)| name)
         };
-        if is_top == (self.format == Format::Accelerate) || keys::nearest(name, of(self.specs)).is_some() {
+        // activation_checkpointing is read key by key, as the top is.
+        let is_looked_up = is_top || section == "activation_checkpointing";
+        if is_looked_up == (self.format == Format::Accelerate) || keys::nearest(name, of(self.specs)).is_some() {
             return None;
         }
         if self.format == Format::Accelerate {
@@ -156,7 +158,8 @@ impl Draft {
         }
         let remark = if name.starts_with('_') { ": a remark" } else { "" };
         let instead = keys::elsewhere(self.specs, name).map(|full| format!("; what it does read is {full}"));
-        Some(format!("DeepSpeed does not read it at the top{remark}{}.", instead.unwrap_or_default()))
+        let place = if is_top { "at the top" } else { "there" };
+        Some(format!("DeepSpeed does not read it {place}{remark}{}.", instead.unwrap_or_default()))
     }
 
     /// A row whose verdict is known at once.
@@ -444,9 +447,10 @@ pub fn shown(value: &Toml) -> String {
     }
 }
 
-/// A text that pydantic, which reads DeepSpeed's section of ZeRO, takes for a number.
+/// A text that pydantic, which reads DeepSpeed's sections of ZeRO and types, takes for a number.
 fn coerced(format: Format, section: &str, kind: Kind, node: &Node) -> Option<Node> {
-    let is_lax = format == Format::DeepSpeed && section.starts_with("zero_optimization");
+    let is_lax =
+        format == Format::DeepSpeed && ["zero_optimization", "fp16", "bf16"].iter().any(|of| section.starts_with(of));
     let text = node.text().filter(|_| is_lax && matches!(kind, Kind::Whole(_)))?;
     Some(Node { value: Value::Int(text.parse().ok()?), place: node.place })
 }

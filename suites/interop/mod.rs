@@ -137,16 +137,19 @@ pub fn file(path: &Path) -> Result<Vec<u8>, String> {
 pub fn parse(source: &str, bytes: &[u8], options: &Options) -> Result<Draft, ConfigError> {
     let about = |message: &str| ConfigError::about(source, message);
     let text = utf8(bytes).map_err(|message| about(&message))?;
-    // Before anything is wrong with it: such a file may be neither JSON nor YAML, nor TOML of zbench.
-    if let Some((program, instead)) = of_another(text) {
-        return Err(about(&format!("is {program}, which zbench does not read; {instead}")));
-    }
-    let (root, departure) = tree(source, text)?;
+    let (root, departure) = match tree(source, text) {
+        Ok(read) => read,
+        // Such a file may be neither JSON nor YAML.
+        Err(error) => return Err(of_another(&top_keys(text)).map_or(error, |words| about(&words))),
+    };
     let Some(entries) = root.table() else {
         return Err(about(&format!("holds {} and no keys: {WANTED}", root.what())));
     };
     let names: Vec<&str> = entries.iter().map(|(key, _)| key.name.as_str()).collect();
     let format = recognise(&names);
+    if let Some(words) = of_another(&names).filter(|_| !matches!(format, Some(Format::HuggingFace))) {
+        return Err(about(&words));
+    }
     if let (Some(Format::Accelerate | Format::HuggingFace), Some(wrong)) = (format, departure) {
         return Err(not_json(source, wrong));
     }
@@ -179,43 +182,51 @@ fn utf8(bytes: &[u8]) -> Result<&str, String> {
     Ok(text)
 }
 
-/// A program whose files are known by a key of theirs, and what to do instead.
-fn of_another(text: &str) -> Option<(&'static str, &'static str)> {
-    let has = |key: &str| {
-        text.lines().any(|line| {
-            line.match_indices(key).any(|(at, _)| {
-                let before = line[..at].trim_end_matches(['"', '\'']);
-                let behind = line[at + key.len()..].trim_start_matches(['"', '\'']).trim_start();
-                (before.is_empty() || before.ends_with([' ', '{', ','])) && behind.starts_with(':')
-            })
-        })
-    };
-    let section = |name: &str| text.lines().any(|line| line.trim_end() == name);
-    if ["pipe_parallel_size", "pipe-parallel-size", "model_parallel_size", "model-parallel-size"].into_iter().any(has) {
-        let instead = "state parallel.pipeline, parallel.tensor and its zero_optimization in a zbench file";
-        return Some(("GPT-NeoX's own file", instead));
-    }
-    if has("base_model") && !has("distributed_type") {
+/// What another program's file is, known by keys at its top, and what to do instead.
+fn of_another(names: &[&str]) -> Option<String> {
+    let has = |key: &str| names.contains(&key);
+    let neox = ["pipe_parallel_size", "pipe-parallel-size", "model_parallel_size", "model-parallel-size"];
+    let (program, instead) = if neox.into_iter().any(has) {
+        ("GPT-NeoX's own file", "state parallel.pipeline, parallel.tensor and its zero_optimization in a zbench file")
+    } else if has("base_model") && !has("distributed_type") {
         let instead = "put its fsdp_config and fsdp_version into an accelerate file with distributed_type: FSDP, or name the \
                        DeepSpeed JSON that its key deepspeed names";
-        return Some(("axolotl's own file", instead));
-    }
-    let is_torchtitan = section("[parallelism]") || section("[job]") && section("[training]");
-    is_torchtitan.then_some((
-        "a TOML of torchtitan (0.2.2 or before; later ones have Python configurations)",
-        "state its degrees under [parallel] in a zbench file, from which `zbench export --to torchtitan` writes such a TOML",
-    ))
+        ("axolotl's own file", instead)
+    } else {
+        return None;
+    };
+    Some(format!("is {program}, which zbench does not read; {instead}"))
+}
+
+/// Keys at the top of a text that is neither JSON nor YAML, as far as its lines show them: quoted, and indented no more than the first.
+fn top_keys(text: &str) -> Vec<&str> {
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with(['#', '/']));
+    let keys = lines.flat_map(|line| line.split(',')).filter_map(|part| {
+        let (key, _) = part.split_once(':')?;
+        let key = key.trim().trim_start_matches('{').trim_start();
+        key.strip_prefix('"')?.strip_suffix('"')
+    });
+    keys.collect()
+}
+
+/// Whether a TOML is torchtitan's: sections that zbench's files have not.
+fn is_torchtitan(table: &::toml::Table) -> bool {
+    table.contains_key("parallelism") || table.contains_key("training") && table.contains_key("job")
 }
 
 /// JSON where it begins like it, else YAML. The second is where JSON is Hjson.
 fn tree(source: &str, text: &str) -> Result<(Node, Option<json::ParseError>), ConfigError> {
     let first = json::first(text);
-    let is_toml = || ::toml::from_str::<::toml::Table>(text).is_ok_and(|table| !table.is_empty());
-    let read = if matches!(first, Some('{' | '"')) || (first == Some('[') && !is_toml()) {
+    let toml = || ::toml::from_str::<::toml::Table>(text).ok().filter(|table| !table.is_empty());
+    let read = if matches!(first, Some('{' | '"')) || (first == Some('[') && toml().is_none()) {
         json::parse(text)
-    } else if is_toml() {
-        let message =
-            "is TOML, which `zbench plan` and `zbench run` read as it is; `import` is for files of other programs";
+    } else if let Some(table) = toml() {
+        let message = if is_torchtitan(&table) {
+            "is a TOML of torchtitan (0.2.2 or before; later ones have Python configurations), which zbench does not read; state its \
+             degrees under [parallel] in a zbench file, from which `zbench export --to torchtitan` writes such a TOML"
+        } else {
+            "is TOML, which `zbench plan` and `zbench run` read as it is; `import` is for files of other programs"
+        };
         return Err(ConfigError::about(source, message));
     } else {
         yaml::parse(text).map(|node| (node, None))

@@ -584,9 +584,19 @@ fn what_a_program_does_not_read_is_ignored_by_name() {
             assert!(draft.notes.iter().any(|note| note.contains("accelerate launch trains FULL_SHARD")));
         }
     }
+    // What names another program in a remark or below the top is no file of that program.
+    let remark = draft(&format!("{LOCAL}# pipe_parallel_size: 2\n"), &options(&[]));
+    assert_eq!(remark.setting_count("parallel.ranks"), Some(2));
+    let below = draft("{\"seed\": 1, \"elasticity\": {\"model_parallel_size\": 1}}", &options(&[]));
+    assert_eq!(row(&below, "seed").verdict, Verdict::Used);
+    let megatron = draft("distributed_type: MEGATRON_LM\nnum_processes: 2\n", &options(&[]));
+    assert!(
+        megatron.setting("train.clip_norm").is_some_and(|norm| norm.as_float() == Some(1.0)),
+        "accelerate's default"
+    );
     let twice = draft(&format!("{LOCAL}debug: false\nnum_processes: 4\n"), &options(&[]));
     assert_eq!(twice.setting_count("parallel.ranks"), Some(4));
-    assert!(twice.notes.iter().any(|note| note == "num_processes stands twice, in lines 2 and 4: the last counts"));
+    assert!(twice.notes.iter().any(|note| note == "num_processes stands in lines 2 and 4 and counts as in the last"));
 }
 
 /// The keys that DeepSpeed's runtime/zero/config.py and its configuration page have, and those of accelerate's FSDP files.

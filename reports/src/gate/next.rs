@@ -62,7 +62,7 @@ fn inconclusive(report: &Report, row: &Row) -> String {
         );
     }
     let wide = (high / low).ln() / (to / from).ln();
-    if wide > NOISY {
+    if wide.is_finite() && wide > NOISY {
         return format!(
             "{left}; this is too noisy to decide: the interval is {wide:.0} times as wide as the band. Run it again where less else \
              runs, or with more steps in a trial"

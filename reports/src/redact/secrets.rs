@@ -7,7 +7,7 @@ use self::quotes::{Open, QUOTES, closing, span};
 use super::REDACTED;
 
 /// The least number of characters that follow, and how tokens of well-known services begin.
-const TOKENS: [(usize, &[&str]); 4] = [
+const TOKENS: [(usize, &[&str]); 5] = [
     (8, &["github_pat_", "dckr_pat_"]),
     (
         8,
@@ -18,8 +18,15 @@ const TOKENS: [(usize, &[&str]); 4] = [
         ],
     ),
     (15, &["eyJ"]),
-    (16, &["pypi-", "hvs.", "r8_", "SG.", "AIza"]),
+    (16, &["pypi-", "hvs.", "r8_", "SG.", "AIza", "tgp_v1_", "pplx-", "AGE-SECRET-KEY-1"]),
+    // Letters and digits alone follow, since words of programs begin so, too.
+    (20, &["dapi", "fw_", "rpa_"]),
 ];
+/// Programs whose option -p is a password, behind a blank or at once.
+const PASSWORD_FLAG: [&str; 5] = ["sshpass", "mysql", "mysqldump", "mysqladmin", "mariadb"];
+/// What stands in addresses before a secret path.
+const WEBHOOKS: [&str; 4] =
+    ["hooks.slack.com/services/", "/api/webhooks/", "/webhookb2/", "hooks.slack.com/workflows/"];
 /// Beginnings of AWS's access keys; 16 capitals and digits follow.
 const AWS: [&str; 4] = ["AKIA", "ASIA", "ABIA", "ACCA"];
 
@@ -70,7 +77,7 @@ pub fn without_secrets(text: &str) -> String {
     let mut text = without_private_keys(text);
     // What was taken out may have stood between a name and its value. A text gets shorter or is stable soon.
     for _ in 0..8 {
-        let next = without_tokens(&without_addresses(&without_values(&text)));
+        let next = without_tokens(&without_addresses(&without_values(&without_password_flags(&text))));
         if next == text {
             break;
         }
@@ -105,6 +112,52 @@ fn words(name: &str) -> Vec<String> {
     }
     words.retain(|word| !word.is_empty());
     words
+}
+
+/// Commands without the value of -p of programs that take a password by it.
+fn without_password_flags(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for command in text.split_inclusive(['\n', ';', '|', '&']) {
+        let is_one = |word: &str| {
+            let word = word.trim_matches(['"', '\'', '(', '`']);
+            PASSWORD_FLAG.contains(&word.rsplit('/').next().unwrap_or(word))
+        };
+        if !command.split_whitespace().any(is_one) {
+            out.push_str(command);
+            continue;
+        }
+        // The quote that ends the value under way; a blank where there is none.
+        let mut until = None;
+        for word in command.split_inclusive(char::is_whitespace) {
+            let body = word.trim_end_matches(|c: char| c.is_whitespace() || ";|&\"'".contains(c));
+            let rest = &word[body.len()..];
+            let (flag, value) = match (until, body.strip_prefix("-p")) {
+                (Some(_), _) => ("", body),
+                (None, Some(value)) => ("-p", value),
+                (None, None) => {
+                    out.push_str(word);
+                    continue;
+                }
+            };
+            out.push_str(flag);
+            if value.is_empty() {
+                until = until.or(Some(' '));
+                out.push_str(rest);
+                continue;
+            }
+            let begin = value.chars().next().filter(|c| "\"'".contains(*c));
+            let quote = if let Some(' ') | None = until { begin } else { until };
+            let is_done = quote.is_none_or(|quote| rest.contains(quote));
+            if until.is_none_or(|quote| quote == ' ') {
+                out.push_str(REDACTED);
+            }
+            until = if is_done { None } else { quote };
+            if is_done {
+                out.push_str(rest.trim_start_matches(['"', '\'']));
+            }
+        }
+    }
+    out
 }
 
 /// What a name says of its value; `before` is the word that stands before it.
@@ -406,12 +459,22 @@ fn token(text: &str, at: usize) -> Option<usize> {
         let is_one = body.len() >= 16 && body.bytes().take(16).all(|b| b.is_ascii_uppercase() || b.is_ascii_digit());
         return is_one.then_some(at + begin.len() + body.len());
     }
+    if let Some(end) = bot_token(rest).filter(|_| at == 0 || !bytes[at - 1].is_ascii_digit()) {
+        return Some(at + end);
+    }
+    if let Some(before) = WEBHOOKS.iter().find(|before| text[..at].ends_with(**before)) {
+        let is_path = |c: char| c.is_ascii_alphanumeric() || "/_-@".contains(c);
+        let end = rest.find(|c| !is_path(c)).unwrap_or(rest.len());
+        return (end >= 16 || before.len() > 20 && end > 0).then_some(at + end);
+    }
     let (least, begin) = TOKENS
         .iter()
         .find_map(|(least, begins)| Some((*least, *begins.iter().find(|begin| rest.starts_with(**begin))?)))?;
+    let is_plain = ["hf_", "dapi", "fw_", "rpa_"].contains(&begin);
     // Some beginnings are those of words, too: hf_transfer, sk-learn.
-    let is_word = ["hf_", "sk-", "npm_", "xai-", "SG.", "pypi-", "r8_", "hvs.", "gsk_"].contains(&begin);
-    let body = &rest[begin.len()..begin.len() + length(begin.len(), if begin == "hf_" { "" } else { "_-." })];
+    let is_word =
+        ["hf_", "sk-", "npm_", "xai-", "SG.", "pypi-", "r8_", "hvs.", "gsk_", "dapi", "fw_", "rpa_"].contains(&begin);
+    let body = &rest[begin.len()..begin.len() + length(begin.len(), if is_plain { "" } else { "_-." })];
     let has_digit = body.bytes().any(|byte| byte.is_ascii_digit());
     let plain = body.bytes().filter(u8::is_ascii_alphanumeric).count();
     let is_one = body.len() >= least
@@ -420,4 +483,12 @@ fn token(text: &str, at: usize) -> Option<usize> {
     // A sentence's end is not the token's.
     let body = body.trim_end_matches('.');
     is_one.then_some(at + begin.len() + body.len())
+}
+
+/// The length of a token of Telegram's bots, if a text begins with one: a number, a colon and 35 characters.
+fn bot_token(text: &str) -> Option<usize> {
+    let (number, behind) = text.split_once(':')?;
+    let is_number = (8..=10).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit());
+    let body = behind.find(|c: char| !(c.is_ascii_alphanumeric() || "_-".contains(c))).unwrap_or(behind.len());
+    (is_number && body == 35).then_some(number.len() + 1 + body)
 }

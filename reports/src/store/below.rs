@@ -1,13 +1,14 @@
 //! Files inside a notebook, reached without following a link: a notebook may come from somebody else, and a link in it would have this
 //! user create, truncate or remove files elsewhere. The notebook's own path may have links.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, Mode, OFlags};
 
 /// Opens a file in the notebook's own folder.
 ///
@@ -18,15 +19,15 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     opened.map_err(|error| named(path, error))
 }
 
-/// Opens a file in a folder of the notebook.
+/// Opens a file in a folder of the notebook, for writing and as `flags` say, and makes it where they say so.
 ///
 /// # Errors
 /// Either is a link, or cannot be opened.
-pub fn open_in(folder: &Path, path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    let (held, inside) = inside(folder, path)?;
-    let opened = open(&inside, options);
-    drop(held);
-    opened.map_err(|error| named(path, error))
+pub fn open_in(folder: &Path, path: &Path, flags: OFlags) -> io::Result<File> {
+    let (held, name) = held(folder, path)?;
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(held, name, flags, Mode::from_raw_mode(0o666));
+    opened.map(File::from).map_err(|error| named(path, error.into()))
 }
 
 /// Removes a file in a folder of the notebook.
@@ -34,8 +35,8 @@ pub fn open_in(folder: &Path, path: &Path, options: &mut OpenOptions) -> io::Res
 /// # Errors
 /// The folder is a link, or the file cannot be removed.
 pub fn remove_in(folder: &Path, path: &Path) -> io::Result<()> {
-    let (_held, inside) = inside(folder, path)?;
-    fs::remove_file(inside)
+    let (held, name) = held(folder, path)?;
+    Ok(rustix::fs::unlinkat(held, name, AtFlags::empty())?)
 }
 
 /// Refuses a link; what is absent is none.
@@ -49,13 +50,11 @@ pub fn refuse_link(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The folder, opened, and the file's path through it: whatever takes the folder's name meanwhile is not followed.
-fn inside(folder: &Path, path: &Path) -> io::Result<(File, PathBuf)> {
-    let flags = (OFlags::NOFOLLOW | OFlags::DIRECTORY).bits() as i32;
-    let held = OpenOptions::new().read(true).custom_flags(flags).open(folder).map_err(|error| named(folder, error))?;
-    let name = path.file_name().ok_or(ErrorKind::InvalidInput)?;
-    let inside = Path::new("/proc/self/fd").join(held.as_raw_fd().to_string()).join(name);
-    Ok((held, inside))
+/// The folder, opened, and the file's name in it: whatever takes the folder's name meanwhile is not followed.
+fn held<'p>(folder: &Path, path: &'p Path) -> io::Result<(OwnedFd, &'p OsStr)> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let held = rustix::fs::open(folder, flags, Mode::empty()).map_err(|error| named(folder, error.into()))?;
+    Ok((held, path.file_name().ok_or(ErrorKind::InvalidInput)?))
 }
 
 fn named(path: &Path, error: io::Error) -> io::Error {
@@ -82,18 +81,19 @@ mod tests {
         symlink(at("target"), at("linked")).unwrap();
         symlink(at("target/file"), at("folder/file")).unwrap();
         symlink(at("target/file"), at("file")).unwrap();
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
         let options = || OpenOptions::new().write(true).create(true).truncate(true).clone();
         for (error, name) in [
             (open(&at("file"), &mut options()).unwrap_err(), "file"),
-            (open_in(&at("folder"), &at("folder/file"), &mut options()).unwrap_err(), "folder/file"),
-            (open_in(&at("linked"), &at("linked/file"), &mut options()).unwrap_err(), "linked"),
+            (open_in(&at("folder"), &at("folder/file"), flags).unwrap_err(), "folder/file"),
+            (open_in(&at("linked"), &at("linked/file"), flags).unwrap_err(), "linked"),
             (remove_in(&at("linked"), &at("linked/file")).unwrap_err(), "linked"),
         ] {
             assert!(error.to_string().starts_with(&format!("{} is a link", at(name).display())), "{error}");
         }
         assert_eq!(fs::read(at("target/file")).unwrap(), b"precious");
         remove_in(&at("folder"), &at("folder/file")).unwrap();
-        open_in(&at("folder"), &at("folder/file"), &mut options()).unwrap();
+        open_in(&at("folder"), &at("folder/file"), flags).unwrap();
         assert!(fs::symlink_metadata(at("folder/file")).unwrap().is_file() && at("target/file").is_file());
     }
 

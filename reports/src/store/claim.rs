@@ -3,11 +3,12 @@
 //! A claim is a file below `claims/` on which its owner holds a lock. The system releases the lock when the owner ends, however it
 //! ends. So the claim of a dead process is void, and no process has to find out whether the owner lives.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use tracing::{debug, trace};
 
 use super::{Notebook, StoreError, below};
@@ -48,7 +49,7 @@ impl Notebook {
         let is_plain = |c: &char| c.is_ascii_alphanumeric();
         let path = folder.join(format!("{}-{trial}", key.chars().filter(is_plain).take(64).collect::<String>()));
         let failed = |source: io::Error| StoreError::ReadOnly { path: self.directory.clone(), source };
-        let Some(file) = open_locked(&folder, &path, OpenOptions::new().read(true).write(true)).map_err(failed)? else {
+        let Some(file) = open_locked(&folder, &path, OFlags::RDWR).map_err(failed)? else {
             trace!(target: "zbench::runner", cell = key, trial, "claim is left to another process, which has it");
             return Ok(None);
         };
@@ -61,9 +62,9 @@ impl Notebook {
 
 /// Opens a file with a lock on it, and creates it and its folder where they are missing; `None` where another process holds the
 /// lock. On a file system without locks every process gets the file.
-pub(super) fn open_locked(folder: &Path, path: &Path, options: &mut OpenOptions) -> io::Result<Option<File>> {
+pub(super) fn open_locked(folder: &Path, path: &Path, flags: OFlags) -> io::Result<Option<File>> {
     for _ in 0..TRIES {
-        let opened = fs::create_dir_all(folder).and_then(|()| below::open_in(folder, path, options.create(true)));
+        let opened = fs::create_dir_all(folder).and_then(|()| below::open_in(folder, path, flags | OFlags::CREATE));
         let file = match opened {
             Ok(file) => file,
             // Another process removed the folder with its last file: after it was made here, or while it was found to be there.

@@ -4,10 +4,11 @@
 //! block begins. The owner holds a lock on the file. If the owner died, [`Notebook::recover`] makes records from the file.
 //! A file with a line that cannot be read is kept under the name `X.damaged`.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::claim::{is_at, open_locked};
@@ -55,7 +56,7 @@ impl Notebook {
         for record in records {
             lines.extend(line_of(&record.id, record)?);
         }
-        let opened = open_locked(&folder, &begun, OpenOptions::new().append(true)).map_err(failed)?;
+        let opened = open_locked(&folder, &begun, OFlags::WRONLY | OFlags::APPEND).map_err(failed)?;
         let Some(file) = opened else { return Err(failed(io::ErrorKind::WouldBlock.into())) };
         let mut unfinished = Unfinished { file, path: begun.clone() };
         let written = unfinished.file.set_len(0).map_err(failed).and_then(|()| unfinished.write(&lines));
@@ -95,7 +96,7 @@ impl Notebook {
                 let advice = "nothing of it was taken in, and it stays as it is";
                 recovered.warnings.push(format!("{} cannot be used: {error}; {advice}", path.display()));
             };
-            let file = match below::open_in(&folder, &path, OpenOptions::new().read(true).write(true)) {
+            let file = match below::open_in(&folder, &path, OFlags::RDWR) {
                 Ok(file) => file,
                 // Its owner has just removed it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,

@@ -20,6 +20,21 @@ fn secrets_go_and_words_stay() {
         ("a\u{bae} token:A0-^Aa%00", "a\u{bae} token:<redacted>"),
         ("a#\u{11c50} token:a00!--^aA", "a#\u{11c50} token:<redacted>"),
         ("ghp_0123456789abcdef\ttab\n", "<redacted>\ttab\n"),
+        ("sshpass -p hunter2 ssh h -p 22x; ls -p x", "sshpass -p <redacted> ssh h -p <redacted>; ls -p x"),
+        ("/usr/bin/mysql -uroot -phunter2 db", "/usr/bin/mysql -uroot -p<redacted> db"),
+        ("sshpass -p 'a b' ssh h", "sshpass -p <redacted> ssh h"),
+        ("mkdir -p a/b; ssh -p 22 h", "mkdir -p a/b; ssh -p 22 h"),
+        ("dapi0123456789abcdef0123456789abcdef", "<redacted>"),
+        ("use fw_3ZaBcDeFgHiJkLmNoPqRsT now, fw_grad_layer12_bias", "use <redacted> now, fw_grad_layer12_bias"),
+        ("tgp_v1_abcdefghij0123456789 pplx-0123456789abcdefghij", "<redacted> <redacted>"),
+        ("AGE-SECRET-KEY-1QYQSZQGPQYQSZQGPQYQSZQGPQYQSZQGPQYQSZQGPQYQSZQGPQY", "<redacted>"),
+        ("https://hooks.slack.com/services/T0001/B0002/abcDEF", "https://hooks.slack.com/services/<redacted>"),
+        ("https://discord.com/api/webhooks/123456789012345678/abc-DEF", "https://discord.com/api/webhooks/<redacted>"),
+        (
+            "https://api.telegram.org/bot123456789:AAEabcdefghijklmnopqrstuvwxyz012345/send",
+            "https://api.telegram.org/bot<redacted>/send",
+        ),
+        ("12:30:45 and 123456789:short", "12:30:45 and 123456789:short"),
         ("", ""),
     ] {
         assert_eq!(without_secrets(text), expected, "{text}");

@@ -65,8 +65,15 @@ pub fn megatron(draft: &mut Draft, ranks: u64) {
         }
         _ => draft.default(&at("optimizer_cpu_offload"), "It is off."),
     }
-    if let Some(norm) = draft.number(&at("gradient_clipping")) {
-        draft.used(&at("gradient_clipping"), &[("train.clip_norm", Toml::Float(norm))], "The largest global norm.");
+    match draft.number(&at("gradient_clipping")) {
+        Some(norm) => {
+            let settings = [("train.clip_norm", Toml::Float(norm))];
+            draft.used(&at("gradient_clipping"), &settings, "The largest global norm.");
+        }
+        None => {
+            let comment = "megatron_lm_gradient_clipping is absent, and accelerate clips at 1.0";
+            draft.derived("train.clip_norm", Toml::Float(1.0), comment);
+        }
     }
 }
 

@@ -138,6 +138,12 @@ pub fn of_deepspeed(draft: &mut Draft, ranks: u64) {
             format!("makes {product} ranks with the other sizes, and num_processes is {ranks}; change one of them");
         draft.refuse(stated.unwrap_or(SHARD), message);
     }
+    if sequences > 1 && sizes[3] > 1 {
+        draft.refuse(
+            SEQUENCE,
+            format!("is {sequences} beside cp_size {}, and accelerate takes one of them; write 1", sizes[3]),
+        );
+    }
     sequence(draft);
     draft.default(SHARD, "The ranks that share no sequence; the stage says what they split.");
     for path in [REPLICAS, TENSOR, CONTEXT].into_iter().filter(|path| draft.count(path) == Some(1)).collect::<Vec<_>>()

@@ -135,7 +135,10 @@ impl Space {
             policy: self.policies.iter().position(|policy| *policy == memory.checkpointing).unwrap_or(0),
             homes: [memory.offload_optimizer, memory.offload_parameters, memory.offload_activations],
         };
-        if own.micro * own.accumulation * data == self.global_batch && !self.ways.contains(&own) {
+        // zero3 and fsdp are one; ways have no second copy of weights, as zero++ has.
+        let own = Way { strategy: if own.strategy == Strategy::Zero3 { Strategy::Fsdp } else { own.strategy }, ..own };
+        let is_way = priced.as_ref().is_none_or(|priced| priced.parked <= 1);
+        if is_way && own.micro * own.accumulation * data == self.global_batch && !self.ways.contains(&own) {
             self.ways.push(own);
         }
     }
@@ -385,7 +388,11 @@ impl Space {
         if let Some(software) = &self.base.hardware.software {
             settings.insert("hardware.software", software.clone());
         }
-        settings.insert("parallel.strategy", way.strategy.name().to_string());
+        let strategy = match way.strategy {
+            Strategy::Fsdp if self.framework.name.ends_with("deepspeed") => Strategy::Zero3,
+            other => other,
+        };
+        settings.insert("parallel.strategy", strategy.name().to_string());
         if way.strategy.is_hybrid() {
             settings.insert("parallel.shard", way.shard.to_string());
         }

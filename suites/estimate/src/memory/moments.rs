@@ -253,7 +253,8 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
     }
     let mut update = in_update(job, counts, habits, part, &own);
     if job.sharding.parameters <= 1 {
-        // ZeRO-1 and 2 hold them from one step to the next, as published peaks show.
+        // 0.19.8 frees them after each group's update under stages 1 and 2, too; published peaks are as if it did not: without
+        // them 90 % of rows are within 11.2 % in place of 9.2 %, and 5 of 7 runs that ran out of memory are found.
         states.sum += update.bytes;
         states.terms.push(std::mem::replace(&mut update, term(Category::Gradients, "", "", 0.0)));
     }
