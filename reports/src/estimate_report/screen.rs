@@ -128,6 +128,9 @@ fn first_reasons<'t>(reasons: impl Iterator<Item = &'t str>) -> Vec<(&'t str, us
     counted
 }
 
+/// A strategy, whether its host's memory is what is too small, and the bytes of that memory.
+type Limit = (String, bool, Option<u64>);
+
 /// Cells that do not fit: a line for each strategy and limit (a device's memory or its host's), at most `most`, and the number of
 /// others. Where the labels name no strategy, all cells have the same one.
 fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
@@ -140,29 +143,29 @@ fn misfits(rows: &[EstimateRow], most: usize) -> Vec<String> {
     let limit = |row: &EstimateRow| if is_of_host(row) { row.host_capacity_bytes } else { row.capacity_bytes };
     let misfits = rows.iter().filter(|row| row.fits == Some(false));
     let groups = grouped(misfits.map(|row| ((strategy(row), is_of_host(row), limit(row)), row)));
-    let of_group =
-        |(place, ((name, of_host, capacity), own)): (usize, &((String, bool, Option<u64>), Vec<&EstimateRow>))| {
-            let of_strategy = rows.iter().filter(|row| strategy(row) == *name).count();
-            let needs = own.iter().filter_map(|row| if *of_host { row.host_bytes } else { row.total_bytes });
-            let range = range(needs.map(|bytes| bytes as f64), units::memory).unwrap_or_else(|| units::memory(0.0));
-            let capacity = capacity.map_or("-".into(), |bytes| units::memory(bytes as f64));
-            let name_and = if name.is_empty() { String::new() } else { format!("{name} ") };
-            let what = match (own.len(), of_strategy) {
-                (1, 1) => format!("the only {name_and}cell needs"),
-                (own, all) if own == all => format!("all {all} {name_and}cells need"),
-                (1, all) => format!("1 of {all} {name_and}cells needs"),
-                (own, all) => format!("{own} of {all} {name_and}cells need"),
-            };
-            let of = if *of_host {
-                format!("{range} of a node's host memory of {capacity}")
-            } else {
-                format!("{range} of {capacity}")
-            };
-            // One piece of advice is enough.
-            let advice = own.iter().map(|row| &row.advice).find(|advice| place == 0 && !advice.is_empty());
-            let advice = advice.map_or(".".into(), |advice| format!(". Cheapest change of one: {advice}"));
-            format!("{what} {of}{advice}")
+    let of_group = |(place, (key, own)): (usize, &(Limit, Vec<&EstimateRow>))| {
+        let (name, of_host, capacity) = key;
+        let of_strategy = rows.iter().filter(|row| strategy(row) == *name).count();
+        let needs = own.iter().filter_map(|row| if *of_host { row.host_bytes } else { row.total_bytes });
+        let range = range(needs.map(|bytes| bytes as f64), units::memory).unwrap_or_else(|| units::memory(0.0));
+        let capacity = capacity.map_or("-".into(), |bytes| units::memory(bytes as f64));
+        let name_and = if name.is_empty() { String::new() } else { format!("{name} ") };
+        let what = match (own.len(), of_strategy) {
+            (1, 1) => format!("the only {name_and}cell needs"),
+            (own, all) if own == all => format!("all {all} {name_and}cells need"),
+            (1, all) => format!("1 of {all} {name_and}cells needs"),
+            (own, all) => format!("{own} of {all} {name_and}cells need"),
         };
+        let of = if *of_host {
+            format!("{range} of a node's host memory of {capacity}")
+        } else {
+            format!("{range} of {capacity}")
+        };
+        // One piece of advice is enough.
+        let advice = own.iter().map(|row| &row.advice).find(|advice| place == 0 && !advice.is_empty());
+        let advice = advice.map_or(".".into(), |advice| format!(". Cheapest change of one: {advice}"));
+        format!("{what} {of}{advice}")
+    };
     let mut lines: Vec<String> = groups.iter().enumerate().take(most).map(of_group).collect();
     if groups.len() > most {
         let left = units::plural(groups.len() - most, "other strategy or limit", "other strategies or limits");
