@@ -81,7 +81,7 @@ mod tests {
         symlink(at("target"), at("linked")).unwrap();
         symlink(at("target/file"), at("folder/file")).unwrap();
         symlink(at("target/file"), at("file")).unwrap();
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC;
         let options = || OpenOptions::new().write(true).create(true).truncate(true).clone();
         for (error, name) in [
             (open(&at("file"), &mut options()).unwrap_err(), "file"),

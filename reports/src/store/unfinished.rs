@@ -56,7 +56,7 @@ impl Notebook {
         for record in records {
             lines.extend(line_of(&record.id, record)?);
         }
-        let opened = open_locked(&folder, &begun, OFlags::WRONLY | OFlags::APPEND).map_err(failed)?;
+        let opened = open_locked(&folder, &begun, OFlags::RDWR | OFlags::APPEND).map_err(failed)?;
         let Some(file) = opened else { return Err(failed(io::ErrorKind::WouldBlock.into())) };
         let mut unfinished = Unfinished { file, path: begun.clone() };
         let written = unfinished.file.set_len(0).map_err(failed).and_then(|()| unfinished.write(&lines));
