@@ -92,9 +92,10 @@ fn falcon_40b_takes_sixteen_or_eighteen_bytes() {
 
 #[test]
 fn t5_3b_under_deepspeed_is_the_current_formula() {
-    let (p, n) = (2_851_596_288.0, 8.0);
+    let (p, n) = (2_851_598_336.0, 8.0);
     let found: Vec<f64> = plan("t5-3b").iter().map(state).collect();
     near(found[0], 2.0 * p + 18.0 * p / n, 1e-3);
-    near(found[1], 20.0 * p / n, 1e-3);
+    // Stage 3 has gradients in f32 in the update alone, which is not its peak.
+    near(found[1], 16.0 * p / n, 1e-3);
     near(found[2], 2.0 * p, 1e-3);
 }
