@@ -6,11 +6,11 @@
 //! moves it to `records.torn` before it adds its own line. Lines that cannot be read (a newer schema, a damaged disk)
 //! stay where they are and are listed with the reason.
 
-pub mod below;
 mod claim;
 mod contents;
 mod error;
 mod merge;
+pub mod nofollow;
 mod tail;
 mod unfinished;
 
@@ -110,7 +110,7 @@ impl Notebook {
 
     /// Makes sure that records can be added, before anything is measured for them.
     pub fn check_writable(&self) -> Result<(), StoreError> {
-        let open = || below::open(&self.path(), OpenOptions::new().append(true).create(true));
+        let open = || nofollow::open(&self.path(), OpenOptions::new().append(true).create(true));
         let opened = regular_or_absent(&self.path()).and_then(|()| open());
         opened.map(drop).map_err(|source| StoreError::ReadOnly { path: self.directory.clone(), source })
     }
@@ -124,7 +124,7 @@ impl Notebook {
     fn append_lines<T>(&self, lines: impl FnOnce(&File) -> Result<(Vec<u8>, T), StoreError>) -> Result<T, StoreError> {
         let path = self.path();
         let is_new = !path.exists();
-        let open = || below::open(&path, OpenOptions::new().read(true).append(true).create(true));
+        let open = || nofollow::open(&path, OpenOptions::new().read(true).append(true).create(true));
         let file = regular_or_absent(&path)
             .and_then(|()| open())
             .map_err(|source| append_error(&path, source, String::new()))?;
@@ -167,7 +167,7 @@ impl Notebook {
         torn.push(b'\n');
         let path = self.directory.join(TORN);
         regular_or_absent(&path)?;
-        let mut aside = below::open(&path, OpenOptions::new().append(true).create(true))?;
+        let mut aside = nofollow::open(&path, OpenOptions::new().append(true).create(true))?;
         aside.write_all(&torn)?;
         aside.sync_data()?;
         file.set_len(whole)?;
@@ -177,7 +177,7 @@ impl Notebook {
 
 /// Refuses what is not a regular file, asked before opening: opening a pipe would wait for whoever is at its other end.
 fn regular(path: &Path) -> io::Result<()> {
-    below::refuse_link(path)?;
+    nofollow::refuse_link(path)?;
     match fs::metadata(path)?.is_file() {
         true => Ok(()),
         false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")),
@@ -186,7 +186,7 @@ fn regular(path: &Path) -> io::Result<()> {
 
 /// Opens a notebook's file for reading; nothing where it is absent.
 fn open_if_there(path: &Path) -> Result<Option<File>, StoreError> {
-    match regular(path).and_then(|()| below::open(path, OpenOptions::new().read(true))) {
+    match regular(path).and_then(|()| nofollow::open(path, OpenOptions::new().read(true))) {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(StoreError::Read { path: path.to_path_buf(), source }),

@@ -10,6 +10,11 @@ pub fn no_zero_plus_plus(framework: &Framework) -> Option<String> {
     (!framework.has("zero++")).then(why)
 }
 
+/// What splits everything, by the name that the users of a framework write.
+pub fn full_shard(framework: &Framework) -> Strategy {
+    if framework.name.ends_with("deepspeed") { Strategy::Zero3 } else { Strategy::Fsdp }
+}
+
 /// Why a framework does not have a strategy, and what it has instead.
 pub fn no_such_pair(framework: &Framework, strategy: Strategy) -> Option<String> {
     let has = |strategy: Strategy| framework.has(strategy.name());

@@ -18,7 +18,7 @@ use tracing_subscriber::prelude::*;
 use tracing_subscriber::registry::LookupSpan;
 use zbench_reports::redact::without_secrets;
 use zbench_reports::render::printable;
-use zbench_reports::store::below;
+use zbench_reports::store::nofollow;
 
 /// The variable that holds a filter.
 pub const FILTER: &str = "ZBENCH_LOG";
@@ -136,7 +136,7 @@ pub fn open(notebook: &Path, name: &str) -> io::Result<()> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     let name: String = name.chars().map(|c| if is_plain(c) { c } else { '-' }).take(64).collect();
     let path = folder.join(format!("{}-{name}.log", jiff::Timestamp::now().strftime("%Y%m%dT%H%M%S%.3fZ")));
-    let opened = below::open_in(&folder, &path, OFlags::RDWR | OFlags::APPEND | OFlags::CREATE)?;
+    let opened = nofollow::open_in(&folder, &path, OFlags::RDWR | OFlags::APPEND | OFlags::CREATE)?;
     (&opened).write_all(&lines)?;
     *file = LogFile::Open(path, opened);
     Ok(())

@@ -1,6 +1,6 @@
 //! The keys of other programs' configurations: what each may hold, what it is when absent, and what becomes of it here.
 //! docs/import-keys.md is the table; it has the defaults of DeepSpeed's code at commit edaa7221 (August 2026) and of
-//! accelerate's at commit 16cb6eb8 (July 2026).
+//! accelerate's at commit 16cb6eb8 (July 2026), and keys that DeepSpeed 0.19.8 and accelerate 1.15.0 have added.
 
 use super::node::{Node, Value};
 use std::sync::LazyLock;

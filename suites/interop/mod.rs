@@ -140,7 +140,7 @@ pub fn parse(source: &str, bytes: &[u8], options: &Options) -> Result<Draft, Con
     let (root, departure) = match tree(source, text) {
         Ok(read) => read,
         // Such a file may be neither JSON nor YAML.
-        Err(error) => return Err(of_another(&top_keys(text)).map_or(error, |words| about(&words))),
+        Err(error) => return Err(of_another(&quoted_keys(text)).map_or(error, |words| about(&words))),
     };
     let Some(entries) = root.table() else {
         return Err(about(&format!("holds {} and no keys: {WANTED}", root.what())));
@@ -185,7 +185,7 @@ fn utf8(bytes: &[u8]) -> Result<&str, String> {
 /// What another program's file is, known by keys at its top, and what to do instead.
 fn of_another(names: &[&str]) -> Option<String> {
     let has = |key: &str| names.contains(&key);
-    let neox = ["pipe_parallel_size", "pipe-parallel-size", "model_parallel_size", "model-parallel-size"];
+    let neox = ["pipe_parallel_size", "pipe-parallel-size"];
     let (program, instead) = if neox.into_iter().any(has) {
         ("GPT-NeoX's own file", "state parallel.pipeline, parallel.tensor and its zero_optimization in a zbench file")
     } else if has("base_model") && !has("distributed_type") {
@@ -198,8 +198,8 @@ fn of_another(names: &[&str]) -> Option<String> {
     Some(format!("is {program}, which zbench does not read; {instead}"))
 }
 
-/// Keys at the top of a text that is neither JSON nor YAML, as far as its lines show them: quoted, and indented no more than the first.
-fn top_keys(text: &str) -> Vec<&str> {
+/// Quoted keys, at whatever depth, of a text that is neither JSON nor YAML. Comments have none.
+fn quoted_keys(text: &str) -> Vec<&str> {
     let lines = text.lines().filter(|line| !line.trim_start().starts_with(['#', '/']));
     let keys = lines.flat_map(|line| line.split(',')).filter_map(|part| {
         let (key, _) = part.split_once(':')?;

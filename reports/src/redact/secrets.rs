@@ -77,7 +77,7 @@ pub fn without_secrets(text: &str) -> String {
     let mut text = without_private_keys(text);
     // What was taken out may have stood between a name and its value. A text gets shorter or is stable soon.
     for _ in 0..8 {
-        let next = without_tokens(&without_addresses(&without_values(&without_password_flags(&text))));
+        let next = without_tokens(&without_addresses(&without_values(&text)));
         if next == text {
             break;
         }
@@ -112,52 +112,6 @@ fn words(name: &str) -> Vec<String> {
     }
     words.retain(|word| !word.is_empty());
     words
-}
-
-/// Commands without the value of -p of programs that take a password by it.
-fn without_password_flags(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for command in text.split_inclusive(['\n', ';', '|', '&']) {
-        let is_one = |word: &str| {
-            let word = word.trim_matches(['"', '\'', '(', '`']);
-            PASSWORD_FLAG.contains(&word.rsplit('/').next().unwrap_or(word))
-        };
-        if !command.split_whitespace().any(is_one) {
-            out.push_str(command);
-            continue;
-        }
-        // The quote that ends the value under way; a blank where there is none.
-        let mut until = None;
-        for word in command.split_inclusive(char::is_whitespace) {
-            let body = word.trim_end_matches(|c: char| c.is_whitespace() || ";|&\"'".contains(c));
-            let rest = &word[body.len()..];
-            let (flag, value) = match (until, body.strip_prefix("-p")) {
-                (Some(_), _) => ("", body),
-                (None, Some(value)) => ("-p", value),
-                (None, None) => {
-                    out.push_str(word);
-                    continue;
-                }
-            };
-            out.push_str(flag);
-            if value.is_empty() {
-                until = until.or(Some(' '));
-                out.push_str(rest);
-                continue;
-            }
-            let begin = value.chars().next().filter(|c| "\"'".contains(*c));
-            let quote = if let Some(' ') | None = until { begin } else { until };
-            let is_done = quote.is_none_or(|quote| rest.contains(quote));
-            if until.is_none_or(|quote| quote == ' ') {
-                out.push_str(REDACTED);
-            }
-            until = if is_done { None } else { quote };
-            if is_done {
-                out.push_str(rest.trim_start_matches(['"', '\'']));
-            }
-        }
-    }
-    out
 }
 
 /// What a name says of its value; `before` is the word that stands before it.
@@ -259,6 +213,9 @@ fn without_values(text: &str) -> String {
             continue;
         }
         let end = text[at..].find(|c| !is_name(c)).map_or(text.len(), |length| at + length);
+        // A value may follow such a flag at once.
+        let is_flag = text[at..end].starts_with("-p") && takes_password(&text[..at]);
+        let end = if is_flag { at + 2 } else { end };
         let name = &text[at..end];
         // Letters at the end of a word in another script are not the word `a`.
         let is_word = !text[..at].ends_with(char::is_alphanumeric) && !text[end..].starts_with(char::is_alphanumeric);
@@ -273,6 +230,13 @@ fn without_values(text: &str) -> String {
         before = if is_word { name } else { "" };
     }
     out
+}
+
+/// Whether the command that a text ends in is of a program whose option -p is a password.
+fn takes_password(before: &str) -> bool {
+    let command = before.rsplit(['\n', ';', '|', '&']).next().unwrap_or_default();
+    let mut words = command.split_whitespace().map(|word| word.trim_matches(['"', '\'', '(', '`']));
+    words.any(|word| PASSWORD_FLAG.contains(&word.rsplit('/').next().unwrap_or(word)))
 }
 
 /// Where the secret stands that a name tells of; the name, behind the word before it, ends at `end`.
@@ -295,6 +259,9 @@ fn secret_behind(
     if let Some(user) = name.strip_prefix("-u").filter(|user| !user.is_empty() && text[end..].starts_with(':')) {
         let stop = value(end + 1)?.1;
         return is_login(&format!("{user}:{}", &text[end + 1..stop])).then_some((end + 1, stop));
+    }
+    if name == "-p" && takes_password(&text[..end]) {
+        return value(spaces(end)).filter(|(start, stop)| is_secret(Name::Secret, &text[*start..*stop]));
     }
     if ["bearer", "basic"].contains(&lower.as_str()) {
         let at = spaces(end);

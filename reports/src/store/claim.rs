@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use tracing::{debug, trace};
 
-use super::{Notebook, StoreError, below};
+use super::{Notebook, StoreError, nofollow};
 
 /// Folder of the claims inside a notebook's directory.
 const CLAIMS: &str = "claims";
@@ -33,7 +33,7 @@ impl Drop for Claim {
         // The name goes first and the lock second, so that a process that opens the name later makes a new file. The folder is
         // removed with the last claim.
         let Some(folder) = self.path.parent() else { return };
-        let _ = below::remove_in(folder, &self.path);
+        let _ = nofollow::remove_in(folder, &self.path);
         let _ = self.file.unlock();
         let _ = fs::remove_dir(folder);
     }
@@ -64,7 +64,7 @@ impl Notebook {
 /// lock. On a file system without locks every process gets the file.
 pub(super) fn open_locked(folder: &Path, path: &Path, flags: OFlags) -> io::Result<Option<File>> {
     for _ in 0..TRIES {
-        let opened = fs::create_dir_all(folder).and_then(|()| below::open_in(folder, path, flags | OFlags::CREATE));
+        let opened = fs::create_dir_all(folder).and_then(|()| nofollow::open_in(folder, path, flags | OFlags::CREATE));
         let file = match opened {
             Ok(file) => file,
             // Another process removed the folder with its last file: after it was made here, or while it was found to be there.

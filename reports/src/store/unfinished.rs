@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::claim::{is_at, open_locked};
 use super::contents::{Line, is_json, parse_line};
-use super::{Notebook, StoreError, append_error, below, line_of};
+use super::{Notebook, StoreError, append_error, line_of, nofollow};
 use crate::record::{Record, TurnRow};
 
 /// Folder of these files inside a notebook's directory.
@@ -82,7 +82,7 @@ impl Notebook {
     pub fn recover(&self) -> Result<Recovered, StoreError> {
         let folder = self.directory.join(TURNS);
         let mut recovered = Recovered::default();
-        if let Err(error) = below::refuse_link(&folder) {
+        if let Err(error) = nofollow::refuse_link(&folder) {
             recovered.warnings.push(format!("nothing was taken in: {error}"));
             return Ok(recovered);
         }
@@ -96,7 +96,7 @@ impl Notebook {
                 let advice = "nothing of it was taken in, and it stays as it is";
                 recovered.warnings.push(format!("{} cannot be used: {error}; {advice}", path.display()));
             };
-            let file = match below::open_in(&folder, &path, OFlags::RDWR) {
+            let file = match nofollow::open_in(&folder, &path, OFlags::RDWR) {
                 Ok(file) => file,
                 // Its owner has just removed it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -179,7 +179,7 @@ impl Unfinished {
 /// last file.
 fn remove(path: &Path) {
     let Some(folder) = path.parent() else { return };
-    let _ = below::remove_in(folder, path);
+    let _ = nofollow::remove_in(folder, path);
     let _ = fs::remove_dir(folder);
 }
 

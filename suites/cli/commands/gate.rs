@@ -18,7 +18,7 @@ use zbench_host::{exit, machine};
 use zbench_reports::gate::next;
 use zbench_reports::gate::report::figure_words;
 use zbench_reports::gate::{CellReport, GATE_SCHEMA, Opponent, Question, Report, Rules, Verdict, verdict};
-use zbench_reports::store::below;
+use zbench_reports::store::nofollow;
 use zbench_suites::gate::cells::{self, Target, absolute};
 use zbench_suites::gate::measure::{Arm, Programs, Running};
 use zbench_suites::gate::rules::RulesFile;
@@ -134,7 +134,7 @@ impl<'a> Job<'a> {
             Some(path) => path.clone(),
             None => {
                 let folder = self.global.notebook.join("gate");
-                below::refuse_link(&folder)?;
+                nofollow::refuse_link(&folder)?;
                 let stamp = self.started.strftime("%Y%m%dT%H%M%SZ");
                 folder.join(format!("samples-{stamp}-{}.jsonl", std::process::id()))
             }
@@ -200,7 +200,8 @@ impl<'a> Job<'a> {
             baseline,
             candidate,
             how: how.into(),
-            verdict: verdict::worst(verdicts.iter().copied()),
+            // What was not measured might have failed.
+            verdict: verdict::worst(verdicts.iter().copied().chain(interrupted.then_some(Verdict::NotMeasured))),
             exit_code: match interrupted {
                 true => exit::INTERRUPTED,
                 false => verdict::exit_code(&verdicts, &self.rules.fail_on),

@@ -66,10 +66,13 @@ impl Shared {
         let mut life = self.life();
         let now = self.began.elapsed();
         match &self.bar {
-            // Between trials, and while cells take turns, what was said last stays.
-            Some(bar) => Some(life.words(now))
-                .filter(|words| !words.is_empty())
-                .map_or((), |words| bar.set_message(shown(words))),
+            Some(bar) => {
+                let words = life.words(now);
+                // Between trials, and while cells take turns, what was said last stays.
+                if !words.is_empty() {
+                    bar.set_message(shown(words));
+                }
+            }
             None => life.tick(now).into_iter().for_each(|line| zbench_host::say!("{line}")),
         }
     }

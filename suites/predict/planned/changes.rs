@@ -2,7 +2,7 @@
 
 use super::{estimate, gib};
 use crate::forecast::{self, Footprint};
-use zbench_config::Resolved;
+use zbench_config::{Resolved, software};
 use zbench_engine::config::{Cell, Checkpointing, DeviceKind, Home, Strategy};
 use zbench_engine::planner::Planner;
 use zbench_kernels::DType;
@@ -107,7 +107,7 @@ pub(crate) fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: 
     };
     let fitting = |cell: Cell| {
         // No advice to do what the software does not have.
-        if zbench_config::software::no_such_pair(&resolved.framework, cell.parallel.strategy).is_some() {
+        if software::no_such_pair(&resolved.framework, cell.parallel.strategy).is_some() {
             return None;
         }
         // Evictions find their least by themselves, and take long to plan where nothing fits.
@@ -122,11 +122,8 @@ pub(crate) fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: 
         Some(host) => format!("{what} (predicted {} of a host's {})", gib(changed.host), gib(host)),
         None => format!("{what} (predicted {} of {})", gib(changed.total), gib(capacity)),
     };
-    let has_zero_names = resolved.framework.name.ends_with("deepspeed");
-    let named = |change: &&Change| match change.text {
-        FULL_SHARD if has_zero_names => "parallel.strategy = \"zero3\"".to_string(),
-        text => text.to_string(),
-    };
+    let full = software::full_shard(&resolved.framework).name();
+    let named = |change: &&Change| change.text.replace("fsdp", full);
     let all_changes = if is_of_host { FOR_HOST } else { CHANGES };
     let changed = |changes: &[&Change], times: usize| -> Option<Cell> {
         let mut changed = resolved.cell.clone();

@@ -389,7 +389,7 @@ impl Space {
             settings.insert("hardware.software", software.clone());
         }
         let strategy = match way.strategy {
-            Strategy::Fsdp if self.framework.name.ends_with("deepspeed") => Strategy::Zero3,
+            Strategy::Fsdp => software::full_shard(&self.framework),
             other => other,
         };
         settings.insert("parallel.strategy", strategy.name().to_string());
