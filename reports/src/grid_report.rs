@@ -20,7 +20,7 @@ use crate::document::Document;
 use crate::figures;
 use crate::gather::{distinct, grouped};
 pub use crate::grid::Kind;
-pub use crate::grid::labels::{each_setting, labels_of, plainest};
+pub use crate::grid::labels::{each_setting, labels_of, plainest, told_apart};
 use crate::grid::{Cell, Grid};
 use crate::max_batch_report;
 use crate::record::Record;

@@ -10,7 +10,7 @@ pub const STRATEGY: &str = "parallel.strategy";
 /// The value of a key that a cell does not have.
 pub const UNSET: &str = "unset";
 /// Keys that cells leave out at their usual value, with that value.
-const USUAL: [(&str, &str); 14] = [
+const USUAL: [(&str, &str); 20] = [
     ("memory.offload_optimizer", "none"),
     ("memory.offload_parameters", "none"),
     ("memory.offload_activations", "none"),
@@ -25,6 +25,12 @@ const USUAL: [(&str, &str); 14] = [
     ("parallel.pipeline_schedule", "1f1b"),
     ("parallel.virtual_stages", "1"),
     ("parallel.placement", "data-inside"),
+    ("parallel.context", "1"),
+    ("parallel.expert", "1"),
+    ("parallel.expert_tensor", "1"),
+    ("parallel.expert_imbalance", "1.0"),
+    ("parallel.parked", "1"),
+    ("memory.loss", "fused"),
 ];
 /// Sections whose keys are named in full: `lora.rank` is not a rank of the mesh, and `data.path` is not any path.
 const NAMED_IN_FULL: [&str; 2] = ["lora.", "data."];
@@ -76,6 +82,11 @@ pub fn value(path: &str, value: &Value) -> String {
         return text;
     }
     text.chars().take(LONGEST_VALUE - 1).chain(['…']).collect()
+}
+
+/// Whether cells leave out a key at its usual value.
+pub fn has_usual(path: &str) -> bool {
+    USUAL.iter().any(|(key, _)| *key == path)
 }
 
 fn usual(path: &str) -> &'static str {
@@ -143,6 +154,16 @@ pub fn split(label: &str) -> Vec<&str> {
     }
     terms.push(label[begin..].trim());
     terms
+}
+
+/// Whether two texts are the same label: the same terms in any order.
+pub fn is_same(a: &str, b: &str) -> bool {
+    let sorted = |label| {
+        let mut terms = split(label);
+        terms.sort_unstable();
+        terms
+    };
+    sorted(a) == sorted(b)
 }
 
 /// A parsed term of a label or a filter.

@@ -168,19 +168,26 @@ fn flat(cell: &Cell) -> BTreeMap<String, String> {
     stated.map(|(path, value)| (path, value.to_string())).collect()
 }
 
+/// The cells with a valid trial; where there are none, all. A skipped cell may lack settings.
+fn stating<'c, 'a>(cells: &'c [Cell<'a>]) -> Vec<&'c Cell<'a>> {
+    let used: Vec<&Cell> = cells.iter().filter(|cell| !cell.used.is_empty()).collect();
+    if used.is_empty() { cells.iter().collect() } else { used }
+}
+
 /// The settings in which every cell of A differs from every cell of B: no value is on both sides. An absent setting has
 /// the value "absent".
 fn apart(a: &[Cell], b: &[Cell]) -> BTreeSet<String> {
-    let values = |cells: &[Cell]| {
+    let values = |cells: &[&Cell]| {
         let mut values: BTreeMap<String, (HashSet<String>, usize)> = BTreeMap::new();
-        for (path, value) in cells.iter().flat_map(flat) {
+        for (path, value) in cells.iter().flat_map(|cell| flat(cell)) {
             let (seen, count) = values.entry(path).or_default();
             seen.insert(value);
             *count += 1;
         }
         values
     };
-    let (of_a, of_b) = (values(a), values(b));
+    let (a, b) = (stating(a), stating(b));
+    let (of_a, of_b) = (values(&a), values(&b));
     let differs = |path: &&String| {
         let absent = (HashSet::new(), 0);
         let (seen_a, count_a) = of_a.get(*path).unwrap_or(&absent);

@@ -10,7 +10,7 @@ use crate::gather::{counted, distinct, grouped};
 pub use crate::label::STRATEGY;
 use crate::label::{self, UNSET};
 use crate::phrase::first_names;
-use crate::record::Record;
+use crate::record::{Record, Status};
 
 const SHORTEST_ID: usize = 8;
 
@@ -44,16 +44,17 @@ pub struct Axes {
     pub dependent: Vec<Axis>,
 }
 
-/// The keys in which these configurations differ.
-pub fn axes(cells: &[&Value]) -> Axes {
+/// The keys in which the configurations of these records differ.
+pub fn axes(cells: &[&Record]) -> Axes {
     axes_but(cells, &[])
 }
 
 /// The same, where the values of these keys were found by a search: they come last, so that they are main keys only where no other key
 /// is.
-pub fn axes_but(cells: &[&Value], found_keys: &[String]) -> Axes {
+pub fn axes_but(cells: &[&Record], found_keys: &[String]) -> Axes {
     let mut found = Vec::new();
-    differing("", &cells.iter().map(|cell| Some(*cell)).collect::<Vec<_>>(), &mut found);
+    let is_skipped: Vec<bool> = cells.iter().map(|cell| cell.outcome.status == Status::Skipped).collect();
+    differing("", &cells.iter().map(|cell| Some(&cell.cell)).collect::<Vec<_>>(), &is_skipped, &mut found);
     name(&mut found, cells);
     // A stable sort: the other keys keep the order of the configuration. How many ranks share a sequence comes before accumulation, which
     // follows from it where the global batch is stated.
@@ -85,10 +86,10 @@ pub fn axes_but(cells: &[&Value], found_keys: &[String]) -> Axes {
 }
 
 /// Names axes by the last part of their path, unless another key of any cell ends in the same part.
-fn name(axes: &mut [Axis], cells: &[&Value]) {
+fn name(axes: &mut [Axis], cells: &[&Record]) {
     let mut paths: BTreeSet<String> = axes.iter().map(|axis| axis.path.clone()).collect();
     for cell in cells {
-        each_setting(cell, &mut |path, value| {
+        each_setting(&cell.cell, &mut |path, value| {
             if !value.is_object() {
                 paths.insert(path.to_string());
             }
@@ -116,10 +117,18 @@ fn joined(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_string() } else { format!("{path}.{key}") }
 }
 
-/// Finds axes: paths at which the values of cells differ and are not all tables.
-fn differing(path: &str, values: &[Option<&Value>], found: &mut Vec<Axis>) {
+/// Finds axes: paths at which the values of cells differ and are not all tables. A skipped cell may be what was written and no more, so
+/// what it lacks is not known.
+fn differing(path: &str, values: &[Option<&Value>], is_skipped: &[bool], found: &mut Vec<Axis>) {
     let is_null = |value: &Option<&Value>| value.is_none_or(Value::is_null);
-    if values.windows(2).all(|pair| pair[0] == pair[1] || (is_null(&pair[0]) && is_null(&pair[1]))) {
+    let has_usual = label::has_usual(path);
+    let known = values.iter().zip(is_skipped).filter(|(value, skipped)| value.is_some() || !**skipped || has_usual);
+    let known: Vec<&Option<&Value>> = known.map(|(value, _)| value).collect();
+    let text = |value: &Option<&Value>| label::value(path, value.unwrap_or(&Value::Null));
+    let is_same = |a: &Option<&Value>, b: &Option<&Value>| {
+        a == b || (is_null(a) && is_null(b)) || (has_usual && text(a) == text(b))
+    };
+    if known.windows(2).all(|pair| is_same(pair[0], pair[1])) {
         return;
     }
     if values.iter().all(|value| is_null(value) || value.is_some_and(Value::is_object)) {
@@ -127,7 +136,7 @@ fn differing(path: &str, values: &[Option<&Value>], found: &mut Vec<Axis>) {
         for key in distinct(tables.flat_map(|table| table.keys())) {
             let inner: Vec<Option<&Value>> =
                 values.iter().map(|value| value.and_then(|table| table.get(key))).collect();
-            differing(&joined(path, key), &inner, found);
+            differing(&joined(path, key), &inner, is_skipped, found);
         }
         return;
     }
@@ -163,13 +172,20 @@ pub fn labels(axes: &Axes, cells: &[&Value], keys: &[&str], fallback: &str) -> V
             *text = fallback.to_string();
         }
     }
-    let uses = uses(labels.iter().map(String::as_str));
+    told_apart(labels, keys)
+}
+
+/// These labels, where equal ones of cells with different keys get the beginning of the key.
+pub fn told_apart(mut labels: Vec<String>, keys: &[&str]) -> Vec<String> {
+    let pairs = distinct(labels.iter().map(String::as_str).zip(keys.iter().copied()));
+    let uses = uses(pairs.into_iter().map(|(label, _)| label));
+    let shared: Vec<bool> = labels.iter().map(|label| uses[label.as_str()] > 1).collect();
     let length = telling_length(keys.iter().copied());
-    let unique = |(label, key): (&String, &&str)| match uses[label.as_str()] {
-        1 => label.clone(),
-        _ => format!("{label} ({})", first_letters(key, length)),
-    };
-    labels.iter().zip(keys).map(unique).collect()
+    for ((label, key), _) in labels.iter_mut().zip(keys).zip(shared).filter(|(_, is_shared)| *is_shared) {
+        let key = first_letters(key, length);
+        *label = if label.is_empty() { key.into() } else { format!("{label} ({key})") };
+    }
+    labels
 }
 
 /// The label of a cell that differs in nothing: its strategy, or its title where it has none.
@@ -181,7 +197,7 @@ pub fn fallback(record: &Record) -> &str {
 pub fn of_cells(cells: &[&Record]) -> (Axes, Vec<String>) {
     let settings: Vec<&Value> = cells.iter().map(|cell| &cell.cell).collect();
     let keys: Vec<&str> = cells.iter().map(|cell| cell.key.as_str()).collect();
-    let axes = axes(&settings);
+    let axes = axes(cells);
     let fallback = cells.first().map_or("", |cell| fallback(cell));
     let labels = labels(&axes, &settings, &keys, fallback);
     (axes, labels)
@@ -191,7 +207,12 @@ pub fn of_cells(cells: &[&Record]) -> (Axes, Vec<String>) {
 /// description.
 pub fn labels_of(records: &[&Record]) -> Vec<String> {
     let mut labels: Vec<String> = records.iter().map(|record| bench::label(record).unwrap_or_default()).collect();
-    let unlabelled: Vec<usize> = (0..records.len()).filter(|&at| labels[at].is_empty()).collect();
+    let (unlabelled, labelled): (Vec<usize>, Vec<usize>) = (0..records.len()).partition(|&at| labels[at].is_empty());
+    for (_, places) in grouped(labelled.into_iter().map(|at| (&records[at].name, at))) {
+        let keys: Vec<&str> = places.iter().map(|&at| records[at].key.as_str()).collect();
+        let own = told_apart(places.iter().map(|&at| labels[at].clone()).collect(), &keys);
+        places.into_iter().zip(own).for_each(|(at, label)| labels[at] = label);
+    }
     for (_, of_name) in grouped(unlabelled.into_iter().map(|at| (&records[at].name, at))) {
         let cells = grouped(of_name.into_iter().map(|at| (&records[at].key, at)));
         let (axes, whole) = of_cells(&cells.iter().map(|(_, places)| records[places[0]]).collect::<Vec<_>>());
@@ -206,7 +227,7 @@ pub fn labels_of(records: &[&Record]) -> Vec<String> {
 /// without settings that are off belongs.
 pub fn plainest<'r>(cells: &[&'r Record], is_named: &dyn Fn(&str) -> bool) -> Option<&'r Record> {
     let settings: Vec<&Value> = cells.iter().map(|cell| &cell.cell).collect();
-    let axes = axes(&settings);
+    let axes = axes(cells);
     let is_off = |axis: &Axis, cell: usize| {
         let has_none = axis.path.starts_with("lora.") && !has_adapter(settings[cell]);
         is_named(&axis.path) || has_none || label::is_off(&axis.values[cell])

@@ -48,9 +48,10 @@ impl<'a> Grid<'a> {
             None => rank_by_trials(&mut cells),
         }
 
-        let settings: Vec<&Value> = cells.iter().map(|cell| &cell.trials[0].cell).collect();
+        let first: Vec<&Record> = cells.iter().map(|cell| cell.trials[0]).collect();
+        let settings: Vec<&Value> = first.iter().map(|record| &record.cell).collect();
         let mut searched = max_batch::keys(records);
-        let axes = labels::axes_but(&settings, &searched);
+        let axes = labels::axes_but(&first, &searched);
         searched.retain(|key| axes.dependent.iter().any(|axis| axis.path == *key));
         let keys: Vec<&str> = cells.iter().map(|cell| cell.key).collect();
         let fallback = cells.first().map_or("", |cell| labels::fallback(cell.record()));

@@ -73,10 +73,10 @@ pub fn short(records: &[&Record]) -> String {
     text.trim().to_string()
 }
 
-/// Adds the environment of the first record.
+/// Adds the environment of the first measured record.
 pub fn table(document: &mut Document, records: &[&Record]) {
-    let Some(first) = records.first().filter(|first| !first.environment.is_empty()) else {
-        document.paragraph("The first record does not describe its machine.");
+    let Some(first) = stating(records).into_iter().find(|record| !record.environment.is_empty()) else {
+        document.paragraph("The records do not describe their machine.");
         return;
     };
     let rows = flatten(&first.environment);
@@ -86,11 +86,17 @@ pub fn table(document: &mut Document, records: &[&Record]) {
     document.table(table.build().caption(format!("As the record {} states it.", first.id)));
 }
 
+/// The measured records; where there are none, all. What was skipped or failed does not say which kernels ran.
+fn stating<'r>(records: &[&'r Record]) -> Vec<&'r Record> {
+    let measured: Vec<&Record> = records.iter().copied().filter(|record| record.is_measured()).collect();
+    if measured.is_empty() { records.to_vec() } else { measured }
+}
+
 /// Environments as paths and values. An environment equal to that of the record before is left out, as most are.
 fn environments(records: &[&Record]) -> Vec<Vec<(String, Value)>> {
     let mut flat: Vec<Vec<(String, Value)>> = Vec::new();
     let mut before = None;
-    for record in records {
+    for record in stating(records) {
         if before != Some(&record.environment) {
             flat.push(flatten(&record.environment));
         }

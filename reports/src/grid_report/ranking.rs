@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::batch::{self, Batch};
 use crate::gather::counted;
 use crate::grid::cell::crowding;
+use crate::grid::labels::Axis;
 use crate::grid::{Cell, Grid};
 use crate::phrase::names_or_count;
 use crate::record::Verdict;
@@ -255,7 +256,7 @@ fn better(a: stats::Place, b: stats::Place) -> stats::Place {
     if b.rank < a.rank { b } else { a }
 }
 
-/// Keys that differ between cells and change the work of a token.
+/// Keys that differ between measured cells and change the work of a token.
 pub fn differing_work(grid: &Grid) -> Vec<String> {
     let (token, step) = work(grid);
     [token, step].concat()
@@ -266,8 +267,10 @@ fn work(grid: &Grid) -> (Vec<String>, Vec<String>) {
     let is_of = |path: &str, parts: &[&str]| {
         parts.iter().any(|part| path == *part || (part.ends_with('.') && path.starts_with(part)))
     };
+    let measured: Vec<usize> = (0..grid.cells.len()).filter(|&cell| !grid.cells[cell].used.is_empty()).collect();
+    let differs = |axis: &&Axis| measured.windows(2).any(|pair| axis.values[pair[0]] != axis.values[pair[1]]);
     let paths = |parts: &[&str]| -> Vec<String> {
-        let paths = grid.axes.main.iter().map(|axis| axis.path.clone());
+        let paths = grid.axes.main.iter().filter(differs).map(|axis| axis.path.clone());
         paths.filter(|path| is_of(path, parts)).collect()
     };
     (paths(&["model", "model.", "lora", "lora.", "train.seq_len"]), paths(&["train.accumulation", "train.micro_batch"]))

@@ -3,11 +3,14 @@
 use std::path::Path;
 
 use proptest::prelude::*;
+use serde_json::json;
+use zbench_reports::compare::{Options, Side, compare};
 use zbench_reports::document::{Block, Document, Table};
 use zbench_reports::grid_report::comparison;
 use zbench_reports::record::*;
 use zbench_reports::render::{markdown, terminal};
 
+use super::screen::short;
 use super::{any, grid};
 
 pub fn table<'a>(document: &'a Document, name: &str) -> Option<&'a Table> {
@@ -46,6 +49,38 @@ fn the_whole_report_is_as_expected() {
         assert!(shown.lines().all(|line| line.chars().count() <= usize::from(width)), "{shown}");
         expect(&format!("comparison-{width}.txt"), &shown);
     }
+}
+
+/// A cell that cannot be is what was written for it, and states no kernels.
+#[test]
+fn what_a_skipped_cell_lacks_is_no_difference() {
+    let mut all = grid::records();
+    for record in &mut all {
+        let strategy = record.cell["parallel"]["strategy"].clone();
+        match record.outcome.status {
+            Status::Measured => drop(record.environment.insert("kernels".into(), "avx2".into())),
+            Status::Skipped => record.cell = json!({ "parallel": { "ranks": 4, "strategy": strategy } }),
+            _ => {}
+        }
+    }
+    let said = text(&comparison(&all, None)) + &short(comparison(&all, None));
+    for wrong in ["do not agree in", "records differ in", "hidden_size", "seq_len"] {
+        assert!(!said.contains(wrong), "{wrong}: {said}");
+    }
+    assert!(said.contains("| kernels | avx2 |"), "{said}");
+    let of = |strategies: &[&str]| -> Vec<Record> {
+        let is = |record: &&Record| strategies.iter().any(|name| record.cell["parallel"]["strategy"] == *name);
+        all.iter().filter(is).cloned().collect()
+    };
+    // Of each side one cell is skipped.
+    let (mut a, mut b) = (of(&["ddp", "zero1"]), of(&["zero3", "zero1"]));
+    for (side, seq_len) in [(&mut a, 128), (&mut b, 256)] {
+        side.iter_mut()
+            .filter(|record| record.is_measured())
+            .for_each(|record| record.cell["train"]["seq_len"] = seq_len.into());
+    }
+    let [a, b] = [&a, &b].map(|side| Side { selector: "side".into(), records: side.iter().collect() });
+    assert_eq!(compare(&a, &b, Options::default()).pairs.len(), 3);
 }
 
 #[test]
