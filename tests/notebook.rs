@@ -466,6 +466,19 @@ fn the_proxy_keeps_the_ratio_of_heads_as_far_as_it_can() {
     );
 }
 
+/// A stand-in shows nothing of a degree that it leaves out, so `plan --search --measure` trains it for no such way.
+#[test]
+fn degrees_that_a_proxy_leaves_out_are_named() {
+    let whole = planned(TINY).remove(0).cell().unwrap().clone();
+    for (context, tensor, left_out) in [(1, 2, &[][..]), (2, 1, &["parallel.context"]), (2, 2, &["parallel.context"])] {
+        let mut cell = whole.clone();
+        cell.parallel.ranks = 8;
+        (cell.parallel.degrees.context, cell.parallel.degrees.tensor) = (context, tensor);
+        let small = zbench_predict::proxy::scaled(&cell, 2);
+        assert_eq!(zbench_predict::proxy::left_out(&cell, &small), left_out);
+    }
+}
+
 #[test]
 fn the_proxy_keeps_strategies_and_ratios() {
     let document = std::fs::read_to_string(crate::support::root().join("configs/llama70b.toml")).unwrap();

@@ -36,7 +36,7 @@ pub struct OrderedWay {
     pub step_ratio: Option<f64>,
     /// Place in the measured order, from 1; nothing where it was not measured.
     pub place: Option<usize>,
-    /// Why it was not measured; empty where it was.
+    /// Why it was not measured, or has no place; empty where it has one.
     pub why_not: String,
 }
 
@@ -128,7 +128,7 @@ impl Order {
                 place: places.iter().position(|key| *key == predicted.key).map(|place| place + 1),
                 why_not: match found {
                     Some(cell) if cell.used.is_empty() => cell.record().outcome.reason.clone(),
-                    Some(_) => String::new(),
+                    Some(cell) => cell.unranked.clone().unwrap_or_default(),
                     None => "it has no record".into(),
                 },
                 predicted,
@@ -150,8 +150,16 @@ impl Order {
             (equal, undecided) => format!("; {equal} are as good as equal, {undecided} undecided"),
         };
         let pairs = units::plural(all, "pair", "pairs");
+        let measured = self.ways.iter().filter(|way| way.measured_step_ms.is_some()).count();
         match (decided, self.reversed) {
-            (0, _) if all == 0 => "Fewer than two ways were measured, so no order can be compared.".into(),
+            (0, _) if all == 0 && measured < 2 => {
+                "Fewer than two ways were measured, so no order can be compared.".into()
+            }
+            (0, _) if all == 0 => {
+                format!(
+                    "{measured} ways were measured, and fewer than two of them have a place, so no order can be compared."
+                )
+            }
             (0, _) => format!("The evidence decides none of {pairs}, so it does not say whether the order held{open}."),
             (_, 0) => format!("The order held in all {decided} decided of {pairs} (Kendall's tau 1){open}."),
             (_, reversed) => format!(

@@ -72,6 +72,18 @@ pub fn scaled(cell: &Cell, cores: usize) -> Cell {
     small
 }
 
+/// The degrees that a cell has and its stand-in leaves out, by their keys: what they cost there, the stand-in does not show.
+pub fn left_out(cell: &Cell, small: &Cell) -> Vec<&'static str> {
+    let (of, now) = (cell.parallel.degrees, small.parallel.degrees);
+    let degrees = [
+        ("parallel.tensor", of.tensor, now.tensor),
+        ("parallel.pipeline", of.pipeline, now.pipeline),
+        ("parallel.context", of.context, now.context),
+        ("parallel.expert", of.expert, now.expert),
+    ];
+    degrees.into_iter().filter(|(_, of, now)| *of > 1 && *now == 1).map(|(key, ..)| key).collect()
+}
+
 /// At most two ranks to a matrix and two stages, as far as ranks, heads and blocks go: the data-parallel ranks that are left. Ranks that
 /// shared sequences or experts, which the engine does not run, are data-parallel ones.
 fn degrees(small: &mut Cell, cell: &Cell) -> usize {

@@ -34,6 +34,14 @@ pub struct Candidate {
     pub memory_bytes_band: Option<[u64; 2]>,
 }
 
+impl Candidate {
+    /// The keys in which another way has other settings.
+    pub fn differing(&self, other: &Candidate) -> Vec<String> {
+        let names = self.settings.names().chain(other.settings.names());
+        names.filter(|key| self.settings.get(key) != other.settings.get(key)).map(str::to_string).collect()
+    }
+}
+
 /// A way that lost against the fastest.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Alternative {

@@ -63,6 +63,21 @@ fn pairs_that_the_evidence_does_not_decide_count_for_neither() {
     assert!(order.verdict().starts_with("The evidence decides none of 3 pairs"), "{}", order.verdict());
 }
 
+/// Ways that were measured and may not be ranked are not called unmeasured.
+#[test]
+fn ways_without_a_place_say_why() {
+    let mut records = records(SURE);
+    records.iter_mut().for_each(|record| record.validity.push("busy_machine".into()));
+    let order = Order::of(ways(&records, &[50.0, 60.0, 70.0]), &records, "");
+    assert!(
+        order.verdict().starts_with("3 ways were measured, and fewer than two of them have a place"),
+        "{}",
+        order.verdict()
+    );
+    let why: Vec<&str> = order.ways.iter().map(|way| way.why_not.as_str()).collect();
+    assert!(why.iter().all(|why| why.contains("busy_machine")), "{why:?}");
+}
+
 #[test]
 fn stand_ins_and_ways_without_records_have_no_ratio() {
     let records = records(SURE);

@@ -5,6 +5,7 @@ use super::train::{self, Turns};
 use super::{Expanded, expand_document, header, print_lines, print_screen, quoted, room, stand_in};
 use crate::{Cells, Format, Global, PlanArgs};
 use anyhow::{Result, bail};
+use std::collections::BTreeSet;
 use std::path::Path;
 use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
@@ -12,10 +13,12 @@ use zbench_config::{Document, Setting, Settings, bare, keys};
 use zbench_engine::planner::Planner;
 use zbench_host::exit;
 use zbench_predict::planned::{self, Decision, Planned};
+use zbench_predict::proxy;
 use zbench_predict::search::{self, HEADROOM, SHOWN, Wanted, changes};
 use zbench_reports::estimate_report::{self, Candidate, Searched, name};
 use zbench_reports::order_report::{Order, PredictedWay};
 use zbench_reports::screen::Room;
+use zbench_reports::units;
 
 /// Most searches on one screen.
 const MOST_SEARCHES: usize = 2;
@@ -189,13 +192,39 @@ impl Questions {
         if !stand_ins.is_empty() {
             header.name = format!("{} (proxy)", header.name);
             chosen.clear();
+            let (mut left_out, mut lacking, mut alike) = (0, BTreeSet::new(), BTreeSet::new());
             for way in ways {
                 let mut cell = self.cell(cell, way, &mut files)?;
+                let whole = cell.resolved.clone();
                 let of = stand_in(&mut cell, &self.expanded.context, &mut files);
-                // The fastest way speaks for those that have the same stand-in.
-                if chosen.len() < most && !chosen.iter().any(|(_, other)| other.grid.key == cell.key) {
-                    chosen.push((way, planned::plan(&planner, cell, of)));
+                let lost = match (&whole, &cell.resolved) {
+                    (Ok(whole), Ok(small)) => proxy::left_out(&whole.cell, &small.cell),
+                    _ => Vec::new(),
+                };
+                if !lost.is_empty() {
+                    (left_out, lacking) = (left_out + 1, lost.into_iter().chain(lacking).collect());
+                    continue;
                 }
+                // The fastest way speaks for those that have the same stand-in.
+                match chosen.iter().find(|(_, other)| other.grid.key == cell.key) {
+                    Some((first, _)) => alike.extend(first.differing(way)),
+                    None => chosen.push((way, planned::plan(&planner, cell, of))),
+                }
+                if chosen.len() == most {
+                    break;
+                }
+            }
+            if left_out > 0 {
+                let ways = units::plural(left_out, "way is", "ways are");
+                let keys = units::list(&lacking.into_iter().map(str::to_string).collect::<Vec<_>>());
+                stand_ins += &format!(" {ways} left out, since their stand-ins would have 1 in {keys}.");
+            }
+            if !alike.is_empty() {
+                let keys = units::list(&alike.into_iter().collect::<Vec<_>>());
+                stand_ins += &format!(" Ways that differ in {keys} alone may have one stand-in, named by the fastest.");
+            }
+            if chosen.is_empty() {
+                bail!("--measure trains no way of this search: {stand_ins} --keep KEY=1 keeps such a degree out of it");
             }
         }
         let predicted = |(way, planned): &(&Candidate, Planned)| PredictedWay {
