@@ -17,6 +17,7 @@ pub use self::parts::{Bytes, Category, Communication, Flops, LedgerTerm, Memory,
 pub use self::stages::{PassKind, Stage, StagePass};
 pub use self::turns::{TurnRow, Turns};
 use crate::ordered_map::{NumberMap, OrderedMap};
+use crate::units;
 
 /// Version of the record's schema that this crate writes, and the newest that it reads.
 pub const SCHEMA: u32 = 2;
@@ -142,6 +143,21 @@ impl Record {
     /// The turns that can be compared with those of other cells: of a measured record, if it took some.
     pub fn taken_turns(&self) -> Option<&Turns> {
         self.turns.as_ref().filter(|turns| self.is_measured() && !turns.rows.is_empty())
+    }
+
+    /// Flags a record of whose turns none counts, since others used the cores. Turns that the user interrupted say nothing of others.
+    pub fn flag_discarded_turns(&mut self) {
+        let Some(Turns { rows, stopped, .. }) = self.taken_turns() else { return };
+        let last = rows.iter().map(|row| row.round).max();
+        let is_interrupted = |row: &TurnRow| stopped.as_deref() == Some("interrupted") && Some(row.round) == last;
+        if rows.iter().any(|row| row.counted) || rows.iter().all(is_interrupted) {
+            return;
+        }
+        let sum = |share: fn(&TurnRow) -> f64| rows.iter().map(share).filter(|share| share.is_finite()).sum::<f64>();
+        let flag = if sum(|row| row.stolen) > sum(|row| row.others) { "stolen" } else { "busy_machine" };
+        let turns = units::plural(rows.len(), "turn was", "turns were");
+        self.validity.push(flag.into());
+        self.notes.push(format!("Its {turns} discarded, since others used the cores: no time of it counts."));
     }
 
     /// Whether it is of the second set of processes of a reference: its numbers are compared with the reference alone.

@@ -146,6 +146,34 @@ fn flagged_and_unmeasured_trials_are_left_out_and_counted() {
     assert!(text(&comparison).contains("A has no valid trial (flagged swap_used)"), "{}", text(&comparison));
 }
 
+/// Rounds under foreign load are discarded; where all are, no number of the record counts anywhere.
+#[test]
+fn records_whose_turns_are_all_discarded_are_flagged_and_left_out() {
+    let how = super::turns::How { cells: 2, generations: 3, rounds: 6, noise: 0.01 };
+    let mut all = super::turns::records(how);
+    all.retain(|record| !record.is_twin());
+    for (place, record) in all.iter_mut().enumerate() {
+        let turns = record.turns.as_mut().unwrap();
+        let last = turns.rows.last().unwrap().round;
+        // The second generation is under foreign load; of the third the user interrupted the only round.
+        match place / 2 {
+            1 => turns.rows.iter_mut().for_each(|row| (row.counted, row.others) = (false, 0.5)),
+            2 => {
+                turns.rows.retain(|row| row.round == last);
+                turns.rows.iter_mut().for_each(|row| row.counted = false);
+                turns.stopped = Some("interrupted".into());
+            }
+            _ => {}
+        }
+        record.flag_discarded_turns();
+    }
+    let flags: Vec<&[String]> = all.iter().map(|record| &record.validity[..]).collect();
+    let (none, busy): (&[String], &[String]) = (&[], &["busy_machine".into()]);
+    assert_eq!(flags, [none, none, busy, busy, none, none]);
+    let (a, b) = all.into_iter().partition(|record| record.key.starts_with("000"));
+    assert!(text(&compared(a, b)).contains("3 records of 1 cell, 2 trials used; 1 left out: flagged busy_machine"));
+}
+
 #[test]
 fn strategies_are_paired_by_the_other_axes() {
     let comparison = compared(of_strategy("ddp"), of_strategy("zero3"));

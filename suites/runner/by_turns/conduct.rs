@@ -290,6 +290,7 @@ impl<'a, 'r, 't> GridPolicy<'a, 'r, 't> {
             let seconds = Some((1e3 * seconds).round() / 1e3);
             *turns = Turns { stopped: Some(self.ending.to_string()), seconds, rows, ..std::mem::take(turns) };
         }
+        record.flag_discarded_turns();
         if record.steps.len() == cell.train.untimed_steps + cell.train.steps {
             compare(&mut record, cell, self.batch.cells, &self.whole, &[]);
             self.whole.push(record.clone());
