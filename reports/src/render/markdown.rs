@@ -78,7 +78,8 @@ fn render_table(table: &Table) -> String {
     lines.join("\n")
 }
 
-/// One line in which nothing is markup. Underscores inside words are no markup and stay as they are.
+/// One line in which nothing is markup. Underscores inside words are no markup and stay as they are. What makes HTML is written as an
+/// entity: not every program that reads Markdown takes a backslash before it.
 fn escape(text: &str) -> String {
     let text = one_line(text);
     let text = text.trim();
@@ -87,8 +88,14 @@ fn escape(text: &str) -> String {
     let mut symbols = text.chars().peekable();
     while let Some(symbol) = symbols.next() {
         let after = symbols.peek().copied().unwrap_or(' ');
+        let entity = match symbol {
+            '<' => "&lt;",
+            '>' => "&gt;",
+            '&' => "&amp;",
+            _ => "",
+        };
         let is_markup = match symbol {
-            '\\' | '|' | '`' | '*' | '<' | '>' | '[' | ']' | '~' | '&' => true,
+            '\\' | '|' | '`' | '*' | '[' | ']' | '~' => true,
             '_' => !(before.is_alphanumeric() && after.is_alphanumeric()),
             // At the start of a line these would open a heading, a list or a rule; a dash alone is an empty entry.
             '#' | '-' | '+' => escaped.is_empty() && text.len() > 1 && (after == ' ' || after == symbol),
@@ -98,7 +105,11 @@ fn escape(text: &str) -> String {
         if is_markup {
             escaped.push('\\');
         }
-        escaped.push(symbol);
+        if entity.is_empty() {
+            escaped.push(symbol)
+        } else {
+            escaped.push_str(entity)
+        }
         before = symbol;
     }
     escaped

@@ -83,6 +83,9 @@ proptest! {
         prop_assert!(!shown.contains(['\r', '\0', '\u{202e}']), "{:?}", shown);
         let shown = markdown::render(&document);
         prop_assert!(!shown.contains(['\u{1b}', '\r', '\0']), "{:?}", shown);
+        if !document.blocks.iter().any(|block| matches!(block, Block::Code(_))) {
+            prop_assert!(!shown.contains(['<', '>']), "HTML: {:?}", shown);
+        }
         csv::render(&document);
         let value: serde_json::Value = serde_json::from_str(&json::render(&document)).unwrap();
         prop_assert_eq!(value["blocks"].as_array().unwrap().len(), document.blocks.len());
