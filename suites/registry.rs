@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use zbench_config::{Axis, ConfigError, Context, Document, Problem, Refusal, Settings, Values, grid};
 use zbench_host::{devices, machine};
 use zbench_predict::planned::{Decision, gib};
+use zbench_reports::grid_report::told_apart;
 use zbench_reports::record::{Source, Status};
 
 /// A suite, with the functions that make specifications of settings and of the cells of records.
@@ -97,6 +98,9 @@ pub fn expand(
         let message = format!("the grid has {count} cells and --max-cells is {most}; narrow it with --only or --set");
         return Err(ConfigError::about(source, message));
     }
+    let keys: Vec<&str> = expanded.cells.iter().map(|cell| cell.key.as_str()).collect();
+    let labels = told_apart(expanded.cells.iter().map(|cell| cell.label.clone()).collect(), &keys);
+    expanded.cells.iter_mut().zip(labels).for_each(|(cell, label)| cell.label = label);
     Ok(expanded)
 }
 

@@ -271,11 +271,28 @@ fn expand_document(
     max_cells: usize,
     change: impl FnOnce(Context) -> Context,
 ) -> Result<Expanded> {
+    let text = only.unwrap_or_default();
     let only = only.map(|only| grid::parse_only(only, &document)).transpose()?.unwrap_or_default();
     let context = change(Context::new(document.folder().to_path_buf(), machine::cores()));
     let mut files = Files::default();
-    let cells = grid::expand_to_search(&document, &only, max_cells, &context, &mut files)?;
+    let mut cells = grid::expand_to_search(&document, &only, max_cells, &context, &mut files)?;
+    if !only.is_empty() && cells.len() > 1 {
+        let all = grid::expand_to_search(&document, &[], grid::MOST_CELLS_EVER, &context, &mut files);
+        narrow(&mut cells, |cell| &cell.key, all.ok().and_then(|all| grid::called(&all, text)), text);
+    }
     Ok(Expanded { document, only, cells, files, context, limits: None })
+}
+
+/// Keeps the cell that `--only` names by its whole label, where the label's terms leave several.
+fn narrow<C>(cells: &mut Vec<C>, key: impl Fn(&C) -> &str, called: Option<String>, only: &str) {
+    let Some(called) = called.filter(|called| cells.iter().any(|cell| key(cell) == called)) else { return };
+    let others = cells.len() - 1;
+    cells.retain(|cell| key(cell) == called);
+    let others = zbench_reports::units::plural(others, "other cell has", "other cells have");
+    zbench_host::say!(
+        "note: --only {only} is the label of one cell, and {others} its values, too; with its keys in full, as \
+         parallel.strategy=zero3, it stands for all"
+    );
 }
 
 impl Expanded {

@@ -8,7 +8,10 @@ use crate::{Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Se
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use zbench_engine::config::{Cell, Data};
+use zbench_reports::Record;
+use zbench_reports::grid_report::{labels_of, told_apart};
 use zbench_reports::label::{self, Term};
+use zbench_reports::record::Outcome;
 
 /// One cell of a grid, or the reason why it cannot be.
 #[derive(Clone, Debug)]
@@ -21,6 +24,14 @@ pub struct GridCell {
     pub resolved: Result<Resolved, Refusal>,
     /// What was written for it.
     pub settings: Settings,
+}
+
+impl GridCell {
+    /// The name of the strategy, as it was written; none of a combination that is no cell. The engine has none for `zero++`.
+    pub fn strategy(&self) -> Option<&str> {
+        let written = self.settings.get(label::STRATEGY).and_then(|setting| setting.value.as_str());
+        self.resolved.as_ref().ok().map(|resolved| written.unwrap_or(resolved.cell.parallel.strategy.name()))
+    }
 }
 
 /// More combinations than this is a typing error, unless `--max-cells` says otherwise.
@@ -116,6 +127,10 @@ pub fn expand_to_search(
             format!("the grid has {} cells and --max-cells is {most}; narrow it with --only or --set", cells.len());
         return Err(ConfigError::about(source, message));
     }
+    // Values that are long or rounded look alike in labels.
+    let keys: Vec<&str> = cells.iter().map(|cell| cell.key.as_str()).collect();
+    let labels = told_apart(cells.iter().map(|cell| cell.label.clone()).collect(), &keys);
+    cells.iter_mut().zip(labels).for_each(|(cell, label)| cell.label = label);
     Ok(cells)
 }
 
@@ -219,6 +234,25 @@ pub fn resolve_with_files(settings: &Settings, context: &Context, files: &mut Fi
 
 /// Name of a cell's key among the terms of `--only`.
 pub const CELL_KEY: &str = "key";
+/// The key of the only one of a grid's cells that a table calls by this text as a whole, whether it prints labels in full or
+/// shortened. The terms of such a label may be true of further cells.
+pub fn called(cells: &[GridCell], text: &str) -> Option<String> {
+    let of_record = |cell: &GridCell| {
+        let mut record = Record::new(&cell.key, &cell.key, "", Outcome::measured());
+        record.cell = plain(&cell.resolved.as_ref().ok()?.cell);
+        Some(record)
+    };
+    let records: Vec<Record> = cells.iter().filter_map(of_record).collect();
+    let of_records = labels_of(&records.iter().collect::<Vec<_>>());
+    let whole: Vec<&str> = cells.iter().map(|cell| cell.label.as_str()).collect();
+    let short = label::shortened(&whole);
+    let of_cells = cells.iter().zip(whole.iter().zip(&short));
+    let names = of_cells.flat_map(|(cell, (whole, short))| [(&cell.key, *whole), (&cell.key, short.as_str())]);
+    let names = names.chain(records.iter().zip(&of_records).map(|(record, label)| (&record.key, label.as_str())));
+    let found: BTreeSet<&String> = names.filter(|(_, name)| label::is_same(name, text)).map(|(key, _)| key).collect();
+    if found.len() == 1 { found.into_iter().next().cloned() } else { None }
+}
+
 /// Shortest prefix of a cell's key that `--only` accepts.
 const SHORTEST_KEY: usize = 4;
 
@@ -355,16 +389,23 @@ pub fn none_left(document: &Document, only: &[Axis]) -> String {
     format!("no cell is left: {why} of {}", values.join("; "))
 }
 
+/// A key's value in the resolved cell. A strategy keeps the name that was written: the engine has none for `zero++`.
+fn resolved(key: &str, written: &Option<Value>, cell: Option<&Value>) -> Option<Value> {
+    let is_named = key == label::STRATEGY && written.is_some();
+    cell.filter(|_| !is_named)?.pointer(&format!("/{}", key.replace('.', "/"))).cloned()
+}
+
 /// Whether the cell has one of the axis' values: as resolved, else as written, else by default.
 fn has_one_of(axis: &Axis, settings: &Settings, cell: Option<&Value>) -> bool {
     if axis.key == CELL_KEY {
         // Keys are compared later, as they need the resolved cell.
         return true;
     }
-    let resolved = cell.and_then(|cell| axis.key.split('.').try_fold(cell, |value, part| value.get(part)).cloned());
     let written = settings.get(axis.key).map(|setting| json(&setting.value));
     let default = || keys::default_of(axis.key).map(json);
-    let Some(value) = resolved.or_else(|| written.clone()).or_else(default) else { return false };
+    let Some(value) = resolved(axis.key, &written, cell).or_else(|| written.clone()).or_else(default) else {
+        return false;
+    };
     let kind = keys::find(axis.key).map(|key| &key.kind);
     let number = |value: &Value| match value {
         Value::String(text) => kind?.quantity(text),
@@ -417,9 +458,12 @@ pub fn plain(cell: &Cell) -> Value {
     let parked = priced.get("parked").and_then(Value::as_u64).unwrap_or(1);
     for (name, of) in priced {
         let (section, name) = match name.as_str() {
+            "flash_generation" => {
+                value["memory"]["attention"] = format!("flash{of}").into();
+                continue;
+            }
             "model" => ("model", "priced"),
             "dropout" => ("model", "dropout"),
-            "flash_generation" => ("memory", "flash_generation"),
             name @ ("loss" | "recompute") => ("memory", name),
             name @ ("products" | "main_gradients") => ("precision", name),
             name @ ("optimizer" | "optimizer_in_backward") => ("train", name),
@@ -467,9 +511,8 @@ fn label(varying: &[&'static str], settings: &Settings, cell: Option<&Value>) ->
             || keys::KEYS.iter().any(|other| ends_alike(other.name) && is_of_others(other.name) == is_of_others(key))
     };
     let term = |key: &&'static str| {
-        let written = &settings.get(key)?.value;
-        let resolved = cell.and_then(|cell| cell.pointer(&format!("/{}", key.replace('.', "/"))));
-        let value = resolved.filter(|value| !value.is_null()).cloned().unwrap_or_else(|| json(written));
+        let written = Some(json(&settings.get(key)?.value));
+        let value = resolved(key, &written, cell).filter(|value| !value.is_null()).or(written)?;
         Some(label::term(key, label::name(key, is_shared(key)), &label::value(key, &value)))
     };
     let (first, others): (Vec<&'static str>, Vec<&'static str>) =

@@ -92,9 +92,9 @@ impl Planned {
 
     /// What the cell is called; one of a file without a grid by its strategy.
     fn label(&self) -> String {
-        match (self.grid.label.as_str(), self.cell()) {
-            ("", Some(cell)) => cell.parallel.strategy.name().to_string(),
-            (label, _) => label.to_string(),
+        match self.grid.label.as_str() {
+            "" => self.grid.strategy().unwrap_or_default().to_string(),
+            label => label.to_string(),
         }
     }
 

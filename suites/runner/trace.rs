@@ -93,9 +93,9 @@ impl Timelines {
 
 /// What varies in the grid; of a cell by itself its strategy.
 fn name(planned: &Planned) -> String {
-    match planned.cell() {
-        Some(cell) if planned.grid.label.is_empty() => {
-            format!("{} of {} ranks", cell.parallel.strategy.name(), cell.parallel.ranks)
+    match (planned.cell(), planned.grid.strategy()) {
+        (Some(cell), Some(strategy)) if planned.grid.label.is_empty() => {
+            format!("{strategy} of {} ranks", cell.parallel.ranks)
         }
         _ => planned.grid.label.clone(),
     }

@@ -136,6 +136,34 @@ fn a_label_that_is_printed_anywhere_is_accepted_everywhere() {
 }
 
 #[test]
+fn a_whole_label_stands_for_one_cell_although_its_terms_are_true_of_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let grid = "[parallel]\nranks = 4\nshard = 2\n[grid]\n\"parallel.strategy\" = [\"zero3\", \"zero++\"]\n\"memory.attention\" = \
+                [\"flash\", \"flash1\"]\n[[grid.include]]\n\"parallel.strategy\" = [\"zero3\"]\n\"memory.checkpointing\" = [\"full\"]\n";
+    let file = write(folder.path(), &format!("{}{grid}", TINY.split("[parallel]").next().unwrap()));
+    let file = file.to_str().unwrap();
+    let plan = |more: &[&str]| said(folder.path(), &[&["plan", file][..], more].concat());
+    let printed = labels(&plan(&[]));
+    assert_eq!(printed.len(), 5, "{printed:?}");
+    // The cell of the include has flash attention, too.
+    for label in printed.iter().filter(|label| label.starts_with("zero3")) {
+        assert_eq!(plan(&["--only", label, "--format", "json"]).lines().count(), 1, "{label}");
+    }
+    let export = |only: &str| said(folder.path(), &["export", file, "--to", "deepspeed", "--only", only]);
+    assert!(export("zero3, attention=flash").contains("\"stage\": 3"));
+    assert_eq!(plan(&["--only", "parallel.strategy=zero3", "--format", "json"]).lines().count(), 3);
+    let single =
+        ["--set", "parallel.strategy=zero++", "--set", "memory.attention=flash", "--set", "memory.checkpointing=none"];
+    assert!(plan(&[&single[..], &["--format", "json"]].concat()).starts_with("{\"label\":\"zero++\""));
+
+    let book = &folder.path().join("nb");
+    notebook(book, TINY);
+    let pairs = said(book, &["compare", "ddp", "ddp, checkpointing=full", "--format", "json"]);
+    let pair: Value = serde_json::from_str(pairs.trim()).unwrap_or_else(|_| panic!("one pair: {pairs}"));
+    assert_eq!(pair["paired_by"], "only_cells");
+}
+
+#[test]
 fn what_stands_for_several_cells_lists_them_and_short_keys_are_enough() {
     let folder = tempfile::tempdir().unwrap();
     let text = format!("{TINY}\"train.accumulation\" = [1, 4]\n\"lora.rank\" = [0, 4]\n");

@@ -58,7 +58,7 @@ pub fn one(notebook: &Notebook, text: &str) -> Result<Vec<Record>> {
         return Ok(vec![notebook.find(text)?]);
     }
     let terms = label::read(text);
-    let found = named(records, text)?;
+    let found = of_one_cell(records, text, named(records, text)?);
     let mut cells: Vec<&Record> = Vec::new();
     for &record in &found {
         if !cells.iter().any(|cell| cell.key == record.key) {
@@ -160,6 +160,30 @@ fn named<'a>(records: &'a [Record], text: &str) -> Result<Vec<&'a Record>> {
     match label::read(text)[..] {
         [Term::Word(word)] if !is_strategy(records, word) => begun(records, word),
         ref terms => holding(records, terms),
+    }
+}
+
+/// The records of the only cell that a table calls by this text as a whole, where its terms stand for several cells or for none; else
+/// those that were found.
+fn of_one_cell<'a>(records: &'a [Record], text: &str, found: Vec<&'a Record>) -> Vec<&'a Record> {
+    let is_one = found.first().is_some_and(|first| found.iter().all(|record| record.key == first.key));
+    if is_one || found.iter().any(|record| record.name == text) {
+        return found;
+    }
+    let all: Vec<&Record> = records.iter().collect();
+    let of_grid = |record: &Record| record.estimate.get("label").and_then(Value::as_str).map(str::to_string);
+    let labels = all.iter().zip(grid_report::labels_of(&all));
+    let called: Vec<&Record> = labels
+        .filter(|(record, label)| {
+            label::is_same(label, text) || of_grid(record).is_some_and(|label| label::is_same(&label, text))
+        })
+        .map(|(record, _)| *record)
+        .collect();
+    match called.first() {
+        Some(first) if called.iter().all(|record| record.key == first.key) => {
+            records.iter().filter(|record| record.key == first.key).collect()
+        }
+        _ => found,
     }
 }
 
@@ -407,7 +431,7 @@ fn beginnings<'a>(records: &'a [Record], prefix: &str) -> (Vec<&'a str>, Vec<&'a
 /// What a selector stands for in a notebook.
 fn chosen<'a>(records: &'a [Record], folder: &Path, text: &str) -> Result<Vec<&'a Record>> {
     let terms = label::read(text);
-    let found = named(records, text)?;
+    let found = of_one_cell(records, text, named(records, text)?);
     if found.is_empty() {
         match terms[..] {
             [Term::Word(_)] => bail!(
