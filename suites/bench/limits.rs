@@ -1,15 +1,21 @@
 //! When a measurement ends early: on Ctrl-C, or at its time limit.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// When a measurement ends early.
-#[derive(Clone, Copy, Debug)]
+/// Is told which part of a trial is being measured now, how many have been, and of how many.
+pub type Parts = Arc<dyn Fn(&str, usize, usize) + Send + Sync>;
+
+/// When a measurement ends early, and whom it tells how far it is.
+#[derive(Clone, Copy)]
 pub struct Limits<'a> {
     /// Set by Ctrl-C.
     pub stop: &'a AtomicBool,
     /// The time limit of a trial.
     pub deadline: Instant,
+    /// Nobody, where it is absent.
+    pub parts: Option<&'a Parts>,
 }
 
 /// A measurement that ended early.

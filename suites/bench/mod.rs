@@ -8,7 +8,7 @@ pub(crate) mod record;
 mod scratch;
 mod suite;
 
-pub use limits::{Limits, Stopped};
+pub use limits::{Limits, Parts, Stopped};
 pub use record::{seen, watched};
 pub use scratch::Scratch;
 pub use suite::{Bench, BenchCell};

@@ -38,7 +38,7 @@ pub fn run<T: Send + 'static>(
     command: &mut Command,
     input: &[u8],
     limits: &Limits<'_>,
-    parse: fn(&str) -> Option<T>,
+    parse: impl FnMut(&str) -> Option<T> + Send + 'static,
 ) -> Result<TrialProcess<T>, BenchError> {
     // A group of its own, so that Ctrl-C reaches this process alone, which then decides. It ends when this process does.
     let mut child = command
@@ -88,7 +88,7 @@ fn watch<T>(child: &mut Child, results: &Receiver<T>, limits: &Limits<'_>) -> Re
 /// Reads lines on a thread to their end; those that are no result are passed over.
 fn results_of<T: Send + 'static>(
     stdout: Option<impl Read + Send + 'static>,
-    parse: fn(&str) -> Option<T>,
+    mut parse: impl FnMut(&str) -> Option<T> + Send + 'static,
 ) -> std::io::Result<Receiver<T>> {
     let (sender, receiver) = channel();
     threads::start("trial's lines", move || {
@@ -111,7 +111,7 @@ mod tests {
 
     fn shell(script: &str, limit: Duration) -> Result<TrialProcess<u32>, BenchError> {
         let stop = AtomicBool::new(false);
-        let limits = Limits { stop: &stop, deadline: Instant::now() + limit };
+        let limits = Limits { stop: &stop, deadline: Instant::now() + limit, parts: None };
         run(Command::new("sh").args(["-c", script]), b"5\n", &limits, |line| line.parse().ok())
     }
 

@@ -1,6 +1,6 @@
 //! The runner's suite of all measurements beside training.
 
-use super::{BenchError, BenchSpec, Limits, Stopped, record};
+use super::{BenchError, BenchSpec, Limits, Parts, Stopped, record};
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -62,6 +62,8 @@ pub struct Bench {
     pub timeout: Duration,
     /// Folder for the files of measurements.
     pub folder: PathBuf,
+    /// Is told how far a trial is.
+    pub parts: Parts,
 }
 
 impl Suite for Bench {
@@ -80,7 +82,7 @@ impl Suite for Bench {
             record.outcome = Outcome::ended(Status::Failed, "the cell has no specification", None);
             return Ok(false);
         };
-        let limits = Limits { stop: &self.stop, deadline: Instant::now() + self.timeout };
+        let limits = Limits { stop: &self.stop, deadline: Instant::now() + self.timeout, parts: Some(&self.parts) };
         let asks_for_gpu = spec.asks_for_gpu().is_some();
         let on_gpu = asks_for_gpu && !devices::on_host();
         // A kernel that panics fails its cell, not the others.

@@ -27,13 +27,22 @@ pub fn measure(cell: &CheckpointCell, limits: &Limits<'_>, folder: &Path) -> Res
     let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
     pass_on(&mut command).arg("__checkpoint");
     // The process has ended before its folder is removed.
-    let trial = process::run(&mut command, &job, limits, |line| serde_json::from_str(line).ok())?;
+    let parts = limits.parts.cloned();
+    let result = move |line: &str| match serde_json::from_str(line).ok()? {
+        Report::Part { what, done, all } => {
+            parts.iter().for_each(|tell| tell(&what, done, all));
+            None
+        }
+        report => Some(report),
+    };
+    let trial = process::run(&mut command, &job, limits, result)?;
     match trial.result {
         Some(Report::Measured(measured)) => Ok(super::resolve::result(cell, *measured)),
         Some(Report::Failed { reason, out_of_memory: true }) => {
             Err(Ended { status: Status::OutOfMemory, reason, source: Some(Source::Arena) }.into())
         }
         Some(Report::Failed { reason, .. }) => Err(process::failed(reason)),
-        None => Err(died(trial.status, oom_kills, &trial.tail).into()),
+        // A part is no result.
+        Some(Report::Part { .. }) | None => Err(died(trial.status, oom_kills, &trial.tail).into()),
     }
 }

@@ -82,7 +82,7 @@ mod tests {
     use zbench_kernels_testing::Late;
 
     fn limits(stop: &AtomicBool, seconds: u64) -> Limits<'_> {
-        Limits { stop, deadline: Instant::now() + Duration::from_secs(seconds) }
+        Limits { stop, deadline: Instant::now() + Duration::from_secs(seconds), parts: None }
     }
 
     #[test]

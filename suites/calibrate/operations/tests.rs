@@ -133,7 +133,7 @@ fn every_operation_of_a_probe_has_a_time() {
     chosen.truncate(1);
     let wanted = classes(&chosen[0].cell);
     let stop = AtomicBool::new(false);
-    let limits = Limits { stop: &stop, deadline: Instant::now() + Duration::from_secs(600) };
+    let limits = Limits { stop: &stop, deadline: Instant::now() + Duration::from_secs(600), parts: None };
     let mut told = Vec::new();
     let measured = measure(&[(TWO, chosen)], 2, 2, &limits, &mut |done, all| told.push((done, all))).unwrap();
     assert_eq!((told, measured.len(), measured[0].layout), (vec![(1, 2), (2, 2)], 1, TWO));
@@ -155,7 +155,7 @@ fn moves_of_offloaded_state_have_times() {
     assert!(chosen.iter().any(|probe| probe.cell.model.hidden_size == 1024), "large copies, too");
     chosen.truncate(1);
     let stop = AtomicBool::new(false);
-    let limits = Limits { stop: &stop, deadline: Instant::now() + Duration::from_secs(600) };
+    let limits = Limits { stop: &stop, deadline: Instant::now() + Duration::from_secs(600), parts: None };
     let cell = chosen[0].cell.clone();
     let measured = measure(&[(TWO, chosen)], 1, 2, &limits, &mut |_, _| {}).unwrap();
     let kernels = Cpu::new(1);

@@ -1,8 +1,9 @@
 //! `gemm`, `attention`, `checkpoint`, `io`, and `grid` of files with one of these suites.
 
+use super::progress::Progress;
 use super::signals::stop_flag;
 use super::train;
-use super::{header, header_named, open_for_records, print_document, print_lines, print_screen, room};
+use super::{header, header_named, narrow, open_for_records, print_document, print_lines, print_screen, room};
 use crate::{Cells, Format, Global, GridArgs};
 use anyhow::{Result, bail};
 use std::path::Path;
@@ -17,7 +18,7 @@ use zbench_reports::collectives::document::is_of_suite;
 use zbench_reports::document::{Column, Document as Text, Entry, Table, Tone};
 use zbench_reports::grid_report::labels_of;
 use zbench_reports::record::Record;
-use zbench_reports::units;
+use zbench_reports::{label, units};
 use zbench_runner::{Header, Observe, Runner, Summary, Trials};
 use zbench_suites::bench::args::RunFlags;
 use zbench_suites::bench::{Bench, BenchCell};
@@ -151,7 +152,12 @@ fn run(global: &Global, document: &Document, wanted: &Wanted) -> Result<u8> {
     let (only, Expanded { cells, remarks }) = match parsed {
         Ok(only) => {
             let only = only.unwrap_or_default();
-            let expanded = expand(&only)?;
+            let mut expanded = expand(&only)?;
+            if !only.is_empty() && expanded.cells.len() > 1 {
+                let named = expand_all().map_or_else(|_| Vec::new(), |all| labelled(all, text.trim()).cells);
+                let called = if let [cell] = &named[..] { Some(cell.key.clone()) } else { None };
+                narrow(&mut expanded.cells, |cell| &cell.key, called, text);
+            }
             (only, expanded)
         }
         // Tables label a cell as a record of it, as `64x64x64 nt f32, 2 threads`: such a label is no list of terms.
@@ -180,13 +186,14 @@ fn run(global: &Global, document: &Document, wanted: &Wanted) -> Result<u8> {
     Ok(summary.exit_code())
 }
 
-/// The cells that tables of records call by this label.
+/// The cells that tables call by this label, as the grid does or as records are.
 fn labelled(all: Expanded, label: &str) -> Expanded {
     let blank =
         |cell: &BenchCell| Header::default().blank(&cell.key, cell.plain.clone(), 1, jiff::Timestamp::UNIX_EPOCH);
     let records: Vec<Record> = all.cells.iter().map(blank).collect();
     let labels = labels_of(&records.iter().collect::<Vec<_>>());
-    let cells = all.cells.into_iter().zip(labels).filter(|(_, of_record)| of_record == label);
+    let is_named = |cell: &BenchCell, of_record: &String| of_record == label || label::is_same(&cell.label, label);
+    let cells = all.cells.into_iter().zip(labels).filter(|(cell, of_record)| is_named(cell, of_record));
     Expanded { cells: cells.map(|(cell, _)| cell).collect(), ..all }
 }
 
@@ -216,34 +223,35 @@ fn carry_out(
     timeout: Duration,
 ) -> Result<Summary> {
     let notebook = open_for_records(global, &header.name)?;
-    let suite = Bench { stop: stop_flag()?, timeout, folder: notebook.directory().to_path_buf() };
-    let mut lines = Lines { quiet: global.quiet, label: String::new(), done: 0, all: 0 };
+    let mut lines = Lines { progress: Progress::new(global, None), label: String::new(), place: 0, all: 0 };
+    let (folder, parts) = (notebook.directory().to_path_buf(), lines.progress.parts());
+    let suite = Bench { stop: stop_flag()?, timeout, folder, parts };
     let header = Header { no_repeats: true, ..header };
     let summary = Runner { notebook: &notebook, suite, observe: &mut lines, header }.run(cells, trials)?;
+    drop(lines);
     if summary.interrupted {
         zbench_host::say!("stopped; everything measured is in {}.", notebook.path().display());
     }
     Ok(summary)
 }
 
-/// A line for each record.
+/// Progress with a line for each record.
 struct Lines {
-    quiet: bool,
+    progress: Progress,
     label: String,
-    done: usize,
+    place: usize,
     all: usize,
 }
 
 impl Observe<BenchCell> for Lines {
     fn begin(&mut self, cell: &BenchCell, _trial: u32, done: usize, all: usize) {
         self.label.clone_from(&cell.label);
-        (self.done, self.all) = (done + 1, all);
+        (self.place, self.all) = (done + 1, all);
+        self.progress.trial_begins(cell.label.clone(), 0, done, all);
     }
 
     fn end(&mut self, record: &Record) {
-        if !self.quiet {
-            zbench_host::say!("{}/{} {}: {}", self.done, self.all, self.label, in_words(record));
-        }
+        self.progress.trial_ends(&format!("{}/{} {}: {}", self.place, self.all, self.label, in_words(record)));
     }
 }
 

@@ -31,7 +31,7 @@ pub fn bound(global: &Global, document: &Document, flags: &RunFlags) -> Result<u
         if !global.quiet {
             zbench_host::say!("{label}: running some steps");
         }
-        let limits = Limits { stop: &stop, deadline: Instant::now() + flags.timeout };
+        let limits = Limits { stop: &stop, deadline: Instant::now() + flags.timeout, parts: None };
         match measure(&label, &cell, &limits) {
             Ok(step) => steps.push(step),
             Err(BenchError::Stopped(Stopped::Interrupted)) => {

@@ -63,7 +63,7 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     if let (Err(why), false) = (&disk, arguments.no_disk) {
         zbench_host::say!("the disk is not measured: {why}");
     }
-    let limits = Limits { stop: &stop, deadline: Instant::now() + LIMIT };
+    let limits = Limits { stop: &stop, deadline: Instant::now() + LIMIT, parts: None };
     let stopped = || {
         zbench_host::say!("stopped; nothing is kept of unfinished rounds");
         Ok(exit::INTERRUPTED)

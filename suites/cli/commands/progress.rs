@@ -19,6 +19,7 @@ use zbench_reports::record::{Record, Status, Step};
 use zbench_reports::render::printable;
 use zbench_runner::Observe;
 use zbench_runner::protocol::LifecycleEvent;
+use zbench_suites::bench::Parts;
 
 /// Progress on standard error.
 pub struct Progress {
@@ -105,6 +106,30 @@ impl Progress {
     fn line(&self, text: &str) {
         self.shared.line(text);
     }
+
+    /// What shows the part of a trial that is measured now.
+    pub fn parts(&self) -> Parts {
+        let shared = self.shared.clone();
+        Arc::new(move |what, done, all| shared.life().part(what, done, all))
+    }
+
+    /// A trial begins, after `done` of `all`; one of another suite than training has no steps.
+    pub fn trial_begins(&mut self, label: String, steps: u64, done: usize, all: usize) {
+        self.label = label;
+        let now = self.shared.began.elapsed();
+        self.shared.life().begin(now, self.label.clone(), steps, done, all);
+        if let Some(bar) = &self.shared.bar {
+            bar.set_length(all as u64);
+            bar.set_position(done as u64);
+            bar.set_message(shown(self.shared.life().words(now)));
+        }
+    }
+
+    /// The trial has ended, and this is its line.
+    pub fn trial_ends(&mut self, line: &str) {
+        self.shared.life().end();
+        self.line(line);
+    }
 }
 
 /// Ticks every second until the channel closes. `None` if no thread can be started.
@@ -156,14 +181,8 @@ impl Observe for Progress {
     }
 
     fn begin(&mut self, planned: &Planned, trial: u32, done: usize, all: usize) {
-        self.label = format!("{} trial {trial}", name(planned));
         let steps = planned.cell().map_or(0, trainer::steps);
-        self.shared.life().begin(self.shared.began.elapsed(), self.label.clone(), steps, done, all);
-        if let Some(bar) = &self.shared.bar {
-            bar.set_length(all as u64);
-            bar.set_position(done as u64);
-            bar.set_message(shown(self.shared.life().words(self.shared.began.elapsed())));
-        }
+        self.trial_begins(format!("{} trial {trial}", name(planned)), steps, done, all);
         if let Some(header) = self.trainer.as_mut().and_then(|trainer| trainer.begin(planned)) {
             self.line(&header);
         }
@@ -213,8 +232,7 @@ impl Observe for Progress {
         };
         let (held, learned) = self.trainer.as_mut().map_or((None, None), |trainer| trainer.end(record));
         held.into_iter().for_each(|line| self.line(&line));
-        self.shared.life().end();
-        self.line(&format!("{}  {}  {what}", &record.id, self.label));
+        self.trial_ends(&format!("{}  {}  {what}", &record.id, self.label));
         learned.into_iter().for_each(|line| self.line(&line));
     }
 }

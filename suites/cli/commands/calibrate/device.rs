@@ -54,7 +54,7 @@ pub(super) fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8
     let notebook = Notebook::open(&global.notebook)?;
     notebook.check_writable()?;
     let stop = stop_flag()?;
-    let limits = Limits { stop: &stop, deadline: Instant::now() + LIMIT };
+    let limits = Limits { stop: &stop, deadline: Instant::now() + LIMIT, parts: None };
     let rated = target.as_ref().map(|target| &target.machine);
     let watches = if devices::on_host() { 0 } else { gpu + 1 };
     let (measured, mut sampled) = watched(watches, || measure(&device, &wanted, rated, &limits, &mut teller(global)));

@@ -27,6 +27,8 @@ struct UnderWay {
     from: Option<u64>,
     /// The newest one, and its loss.
     newest: Option<(u64, f64)>,
+    /// Of a trial that has no steps: which part is measured now, how many have been, and of how many.
+    part: Option<(String, usize, usize)>,
 }
 
 impl Life {
@@ -34,7 +36,7 @@ impl Life {
     pub fn begin(&mut self, now: Duration, label: String, steps: u64, done: usize, all: usize) {
         self.first.get_or_insert((now, done));
         (self.done, self.all) = (done, all);
-        self.under_way = Some(UnderWay { label, steps, from: None, newest: None });
+        self.under_way = Some(UnderWay { label, steps, from: None, newest: None, part: None });
     }
 
     /// A step of it has ended.
@@ -42,6 +44,13 @@ impl Life {
         if let Some(under_way) = &mut self.under_way {
             under_way.from.get_or_insert(step);
             under_way.newest = Some((step, loss));
+        }
+    }
+
+    /// A part of it begins, after `done` of `all`.
+    pub fn part(&mut self, what: &str, done: usize, all: usize) {
+        if let Some(under_way) = &mut self.under_way {
+            under_way.part = Some((what.into(), done, all));
         }
     }
 
@@ -69,9 +78,11 @@ impl Life {
     /// How far the trial under way is, how long all of them may take yet, and which it is: last, since a terminal cuts the end off.
     pub fn words(&self, now: Duration) -> String {
         let Some(under_way) = &self.under_way else { return String::new() };
-        let mut words = match under_way.newest {
-            Some((step, loss)) => format!("step {step}/{}  loss {loss:.4}", under_way.steps),
-            None => "before its first step".into(),
+        let mut words = match (under_way.newest, &under_way.part) {
+            (_, Some((what, done, all))) => format!("part {}/{all}: {what}", (done + 1).min(*all)),
+            (Some((step, loss)), None) => format!("step {step}/{}  loss {loss:.4}", under_way.steps),
+            (None, None) if under_way.steps == 0 => "under way".into(),
+            (None, None) => "before its first step".into(),
         };
         if let Some(left) = self.left(now) {
             words += &format!("  eta {}", trainer::clock(left));
@@ -92,6 +103,9 @@ impl Life {
 impl UnderWay {
     /// How much of it is done.
     fn share(&self) -> f64 {
+        if let Some((_, done, all)) = &self.part {
+            return if *all == 0 { 0.0 } else { (*done as f64 / *all as f64).min(1.0) };
+        }
         let (Some(from), Some((step, _))) = (self.from, self.newest) else { return 0.0 };
         let (done, all) = ((step + 1).saturating_sub(from), (self.steps + 1).saturating_sub(from));
         if all == 0 { 0.0 } else { (done as f64 / all as f64).min(1.0) }
@@ -150,6 +164,18 @@ mod tests {
         life.step(3, 1.0);
         assert_eq!(life.left(at(40)), Some(30.0 * 2.5 / 1.5));
         assert!(life.words(at(40)).starts_with("step 3/4  loss 1.0000  eta 50s"), "{}", life.words(at(40)));
+    }
+
+    #[test]
+    fn a_trial_without_steps_says_its_parts() {
+        let mut life = Life::default();
+        life.begin(at(0), "zero3:2, sharded".into(), 0, 0, 2);
+        assert_eq!(life.words(at(1)), "under way  zero3:2, sharded");
+        life.part("a save", 1, 4);
+        // A quarter of a trial in 10 seconds: seven more of two trials.
+        assert_eq!(life.tick(at(30)).as_deref(), Some("[00:00:30] 1/2  part 2/4: a save  eta 3m30s  zero3:2, sharded"));
+        life.part("a load", 9, 0);
+        assert_eq!(life.words(at(31)), "part 0/0: a load  zero3:2, sharded");
     }
 
     #[test]
