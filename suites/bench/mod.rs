@@ -10,7 +10,7 @@ mod suite;
 
 pub use limits::{Limits, Parts, Stopped};
 pub use record::{seen, watched};
-pub use scratch::Scratch;
+pub use scratch::{Scratch, private_folder};
 pub use suite::{Bench, BenchCell};
 
 use serde_json::Value;

@@ -1,7 +1,8 @@
-//! Temporary folders of trials.
+//! Temporary folders: of trials, where the user wants them, and among the system's.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,15 @@ const LOCK: &str = "in-use";
 const YOUNG: Duration = Duration::from_secs(60);
 /// How long a process that was killed may still finish a file that it had begun in the folder.
 const LINGER: Duration = Duration::from_secs(1);
+
+/// A folder for temporary files of this user's alone, whose name nobody can know beforehand: others may write where it lies. It goes
+/// with the value.
+///
+/// # Errors
+/// It cannot be made.
+pub fn private_folder(prefix: &str) -> std::io::Result<tempfile::TempDir> {
+    tempfile::Builder::new().prefix(prefix).permissions(Permissions::from_mode(0o700)).tempdir()
+}
 
 /// A temporary folder, which is removed when dropped.
 #[derive(Debug)]

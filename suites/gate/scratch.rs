@@ -1,25 +1,15 @@
 //! What a gate must not leave behind, however it is aborted: its folder for temporary files, and the program it runs.
 
 use super::measure::Running;
+use crate::bench::private_folder;
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
 use zbench_host::exit;
-
-/// A folder for temporary files of this user's alone, whose name nobody can know beforehand: others may write where it lies. It goes
-/// with the value.
-///
-/// # Errors
-/// It cannot be made.
-pub fn private_folder(prefix: &str) -> std::io::Result<TempDir> {
-    tempfile::Builder::new().prefix(prefix).permissions(Permissions::from_mode(0o700)).tempdir()
-}
 
 /// The folder. It goes with this value.
 pub struct Scratch(TempDir);

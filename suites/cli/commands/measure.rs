@@ -16,7 +16,7 @@ use zbench_reports::evidence::{Comparison, Pair, Rules, Verdict};
 use zbench_runner::Execution;
 use zbench_runner::turns::resident::{ENDLESS, ExternalCommand, Program};
 use zbench_runner::turns::{Ending, Experiment, Participant, Settings, TurnPolicy, TurnSample};
-use zbench_suites::gate::scratch::private_folder;
+use zbench_suites::bench::private_folder;
 
 /// Seconds of a generation of processes at least: starting them anew costs time too.
 const GENERATION_SECONDS: f64 = 6.0;
