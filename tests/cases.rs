@@ -136,7 +136,9 @@ fn a_band_that_passes_the_capacity_is_no_yes() {
 fn what_does_not_fit_names_the_memory_that_is_too_small() {
     let (screen, _) = planned("host-does-not-fit.toml");
     assert!(screen.contains("145 GiB of a node's host memory of 64.0 GiB"), "{screen}");
-    assert!(screen.contains("memory.offload_optimizer = \"none\" (predicted 0 B of a host's 64.00 GiB)"), "{screen}");
+    // Reading its weights takes memory of the host all the same.
+    let change = "memory.offload_optimizer = \"none\" (predicted ";
+    assert!(screen.contains(change) && screen.contains(" of 79.15 GiB, and no state on the host)"), "{screen}");
     let (screen, _) = planned("two-machines.toml");
     assert!(screen.contains("needs 200 GiB of 79.2 GiB") && screen.contains("needs 200 GiB of 23.7 GiB"), "{screen}");
     let (screen, _) = planned("zero2-of-deepspeed.toml");

@@ -119,7 +119,9 @@ pub(crate) fn cheapest_change(planner: &Planner, resolved: &Resolved, capacity: 
     let stated = footprint(resolved);
     let is_of_host = stated.as_ref().is_some_and(|stated| stated.total <= capacity && !stated.fits(capacity));
     let say = |what: &str, changed: &Footprint| match changed.host_capacity.filter(|_| is_of_host) {
-        Some(host) => format!("{what} (predicted {} of a host's {})", gib(changed.host), gib(host)),
+        Some(host) if changed.host > 0 => format!("{what} (predicted {} of a host's {})", gib(changed.host), gib(host)),
+        // Reading the weights may need memory of the host all the same.
+        Some(_) => format!("{what} (predicted {} of {}, and no state on the host)", gib(changed.total), gib(capacity)),
         None => format!("{what} (predicted {} of {})", gib(changed.total), gib(capacity)),
     };
     let full = software::full_shard(&resolved.framework).name();
