@@ -145,6 +145,28 @@ fn what_does_not_fit_names_the_memory_that_is_too_small() {
     assert!(screen.contains("parallel.strategy = \"zero3\" (predicted"), "DeepSpeed has no fsdp: {screen}");
 }
 
+/// The first words say what is predicted and whether anything like it was ever compared; adapters do other work than full fine-tuning.
+#[test]
+fn a_plan_says_what_it_is_of_and_ranks_adapters_apart() {
+    let (screen, rows) = planned("full-and-adapters.toml");
+    let first =
+        "ANSWER 2 of 3 cells are like no published result: llama3-8b on h100-sxm, 16,384 tokens a step, f32, fsdp2.";
+    assert!(screen.starts_with(first), "{screen}");
+    assert!(
+        screen.contains(" Matrix products are in f32, and h100-sxm is rated 15 times as fast in 16 bits"),
+        "{screen}"
+    );
+    assert!(screen.contains("2 cells: Predicted speeds of adapter runs were up to"), "{screen}");
+    let fastest = |kind: &str| {
+        let said = screen.split(&format!("Predicted to be the fastest {kind} that fits: ")).nth(1);
+        said.unwrap_or_else(|| panic!("{kind}: {screen}")).split(',').take(2).collect::<String>()
+    };
+    assert!(fastest("full fine-tune").contains("rank=0") && fastest("adapter run").contains("rank=16"), "{screen}");
+    assert!(screen.contains(" full fine-tune fits peak ") && screen.contains(" adapter run fits peak "), "{screen}");
+    let width = |row: &EstimateRow| row.total_bytes_band.map(|[low, high]| high as f64 / low as f64).unwrap();
+    assert!(width(&rows[1]) > 1.05 * width(&rows[0]), "nothing published is like adapters under fsdp2");
+}
+
 /// Whole groups of blocks are made again, and all but the last are gathered a third time, as docs/activation-checkpointing.md says.
 #[test]
 fn groups_of_blocks_take_longer_than_single_ones() {

@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::gather::distinct;
 use crate::max_batch::Search;
 use crate::ordered_map::OrderedMap;
+use crate::phrase::range;
 use crate::units;
 
 /// The estimate of one cell, per rank and step.
@@ -124,13 +126,64 @@ pub struct EstimateRow {
     /// Where the bands come from and what they contain; empty without bands.
     #[serde(default)]
     pub band_source: String,
-    /// What of the cell no published speed has, in a sentence; empty where there is nothing, or no speed.
+    /// Names of the model, machine and so on; `None` if the combination is no cell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<Subject>,
+    /// True if adapters are trained and the other weights are frozen.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_adapter: bool,
+    /// Cautions about the speed, as sentences without their stops.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cautions: Vec<String>,
+    /// Sentence that names what no published result has of the cell; empty if nothing is missing.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub not_compared: String,
     /// What a search of the grid found of the cell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub search: Option<Search>,
 }
+
+/// Names of a prediction, for the first line of a plan.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Subject {
+    /// The model, as the file names it.
+    pub model: String,
+    /// The machine's profile, or `this machine`.
+    pub machine: String,
+    /// Tokens of a step, all ranks together.
+    pub step_tokens: u64,
+    /// Preset of the number types and the keys that override it.
+    pub precision: String,
+    /// The program, as `hardware.software` names it.
+    pub software: String,
+}
+
+impl Subject {
+    /// Sentence with the names of all subjects, and how many of all cells no published result is like; `None` without subjects.
+    pub fn words<'s>(subjects: impl Iterator<Item = &'s Subject> + Clone, unlike: usize, all: usize) -> Option<String> {
+        let named = |of: fn(&Subject) -> &String, several: &str| {
+            let names: Vec<String> = distinct(subjects.clone().map(of).cloned());
+            if names.len() > MOST_NAMES { format!("{} {several}", names.len()) } else { units::list(&names) }
+        };
+        let tokens = range(subjects.clone().map(|of| of.step_tokens as f64), |tokens| units::count(tokens as u64))?;
+        let like = match unlike {
+            0 => String::new(),
+            unlike if unlike == all => "Like no published result: ".into(),
+            1 => format!("1 of {all} cells is like no published result: "),
+            unlike => format!("{unlike} of {all} cells are like no published result: "),
+        };
+        Some(format!(
+            "{like}{} on {}, {tokens} tokens a step, {}, {}.",
+            named(|of| &of.model, "models"),
+            named(|of| &of.machine, "machines"),
+            named(|of| &of.precision, "precisions"),
+            named(|of| &of.software, "programs")
+        ))
+    }
+}
+
+/// Names of one kind that are written out at most.
+const MOST_NAMES: usize = 2;
 
 /// Collectives of one kind on one axis, per step and rank.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -12,12 +12,12 @@ mod step;
 pub use advice::{Advice, Asked, Cost};
 pub use collectives::{CollectiveRow, collectives};
 pub use explain::{Sum, Term, explain};
-pub use published::{Family, FitsOrNot, KindScore, PublishedRow, Unexpressed, Validation, validation};
+pub use published::{BandScore, Family, FitsOrNot, KindScore, PublishedRow, Unexpressed, Validation, validation};
 pub use search::{Alternative, Candidate, Searched, name, searched};
 pub(crate) use step::answer as fastest;
 pub use step::what_if;
 
-pub use crate::estimate::{EstimateRow, EstimateTraffic};
+pub use crate::estimate::{EstimateRow, EstimateTraffic, Subject};
 
 use crate::document::{Document, Entry, Table, Tone};
 use crate::gather::distinct;
@@ -36,6 +36,7 @@ pub fn estimates(rows: &[EstimateRow], room: Room, next: &[(&str, String)]) -> D
     }
     max_batch_report::of_estimates(&mut document, rows);
     if rows.iter().any(|row| row.search.is_some()) {
+        document.paragraphs(subject(rows));
         document.paragraph(summary(rows));
         document.paragraphs(step::answer(rows));
     } else {
@@ -100,6 +101,12 @@ pub(crate) fn of_bands<'r>(rows: impl Iterator<Item = &'r EstimateRow> + Clone) 
 
 /// Cells whose reasons are listed at most.
 const MOST_REASONS: usize = 12;
+
+/// First sentence of a plan: names of the rows, and how many of them no published result is like.
+fn subject(rows: &[EstimateRow]) -> Option<String> {
+    let unlike = rows.iter().filter(|row| !row.not_compared.is_empty()).count();
+    Subject::words(rows.iter().filter_map(|row| row.subject.as_ref()), unlike, rows.len())
+}
 
 fn summary(rows: &[EstimateRow]) -> String {
     let count = |fits: Option<bool>| rows.iter().filter(|row| row.fits == fits).count();

@@ -20,4 +20,4 @@ pub use hosts::Hosts;
 pub use kind::change;
 pub use places::Place;
 pub use plain::bare;
-pub use resolve::{Context, Refusal, Resolved, Values, machine_profile, policy, resolve};
+pub use resolve::{Context, Refusal, Resolved, Values, machine_profile, policy, precision_name, resolve};

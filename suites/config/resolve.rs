@@ -21,8 +21,8 @@ mod priced;
 mod running;
 mod sources;
 
-pub use precision::policy;
 use precision::precision;
+pub use precision::{policy, precision_name};
 use sources::{data, known_model, profile};
 
 /// Inputs of resolving beside the settings.

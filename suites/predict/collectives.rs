@@ -1,10 +1,11 @@
 //! What collectives take on a machine that is not at hand: cells of suite `collectives` that name a `hardware.profile`.
 
+use crate::band::{Group as Banded, PUBLISHED};
 use crate::forecast;
+use crate::likeness::Traits;
 use toml::Value;
 use zbench_config::kind::quantity;
 use zbench_config::{Context, Settings, Values, machine_profile, units};
-use zbench_estimate::band;
 use zbench_estimate::collective::{BLOCKING, Collective, Group, ring_seconds, seconds};
 use zbench_reports::estimate_report::CollectiveRow;
 
@@ -62,7 +63,7 @@ pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRo
         let seconds = waits + by(collective, bytes, group, &machine);
         let algorithm_bandwidth = bytes / seconds;
         let bus_bandwidth = algorithm_bandwidth * collective.bus_factor(ranks);
-        CollectiveRow {
+        let mut row = CollectiveRow {
             collective: name.clone(),
             algorithm: algorithm.clone(),
             ranks: ranks as u64,
@@ -71,12 +72,27 @@ pub fn prices(settings: &Settings, context: &Context) -> Result<Vec<CollectiveRo
             microseconds: 1e6 * seconds,
             algorithm_bandwidth,
             bus_bandwidth,
-            bus_bandwidth_band: is_compared.then(|| band::COLLECTIVES.around(bus_bandwidth)),
-            band_source: if is_compared { band::COLLECTIVES.source() } else { String::new() },
+            bus_bandwidth_band: None,
+            band_source: String::new(),
+            not_compared: String::new(),
             machine: profile.name.clone(),
+        };
+        if is_compared {
+            let (band, lacks) = PUBLISHED.of(Banded::Collectives, &traits(&row));
+            row.bus_bandwidth_band = Some(band.around(bus_bandwidth));
+            row.band_source = band.source();
+            if !lacks.is_empty() {
+                row.not_compared = format!("no published bandwidth is {lacks}, so its band is wider");
+            }
         }
+        row
     };
     Ok(sizes(&values).into_iter().map(row).collect())
+}
+
+/// Traits of a row, by which it is compared with published bandwidths.
+pub(crate) fn traits(row: &CollectiveRow) -> Traits {
+    Traits::of_collective(&row.collective, row.nodes, &row.machine)
 }
 
 fn named(name: &str) -> Option<Collective> {

@@ -6,9 +6,9 @@ use crate::planned::gib;
 use zbench_config::Resolved;
 use zbench_engine::outcome::Estimate;
 use zbench_engine::planner::Planner;
-use zbench_estimate::band;
 use zbench_estimate::deepspeed::{self, Formula, Line, Offloaded};
 use zbench_estimate::job::{Job, Kind};
+use zbench_estimate::machine::Machine;
 use zbench_estimate::memory::memory;
 use zbench_estimate::rules::{self, Check};
 use zbench_reports::estimate_report::{Sum, Term};
@@ -22,7 +22,8 @@ pub fn sums(resolved: &Resolved, estimate: Option<&Estimate>) -> Vec<Sum> {
         list.push(planned(estimate));
         list.push(flops(estimate));
     }
-    list.push(priced(&job));
+    let machine = resolved.profile.as_ref().and_then(|profile| profile.machine.as_ref());
+    list.push(priced(&job, machine));
     if let Ok((timing, traffic)) = forecast::timing(&Planner::default(), resolved, estimate) {
         list.push(time(&timing));
         let term = |t: &zbench_reports::estimate_report::EstimateTraffic| {
@@ -36,7 +37,6 @@ pub fn sums(resolved: &Resolved, estimate: Option<&Estimate>) -> Vec<Sum> {
             ..Sum::default()
         });
     }
-    let machine = resolved.profile.as_ref().and_then(|profile| profile.machine.as_ref());
     list.extend(rules::all(&job, machine).iter().map(rule));
     list
 }
@@ -78,8 +78,8 @@ fn flops(estimate: &Estimate) -> Sum {
     }
 }
 
-fn priced(job: &Job) -> Sum {
-    let memory = memory(job);
+fn priced(job: &Job, machine: Option<&Machine>) -> Sum {
+    let (memory, footprint) = (memory(job), forecast::Footprint::priced(job, machine, 1));
     let stage = memory.worst();
     let term = |term: &zbench_estimate::memory::Term| {
         bytes(
@@ -110,7 +110,7 @@ fn priced(job: &Job) -> Sum {
             gib(memory.allocated() as u64),
             gib(memory.reserved() as u64),
             gib(memory.device() as u64),
-            band::MEMORY.source()
+            footprint.band.map(|band| band.source()).unwrap_or_default()
         ),
     }
 }

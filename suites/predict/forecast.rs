@@ -1,14 +1,15 @@
 //! What a cell takes: memory from the engine's plan where the engine runs such a cell, to the byte, and from the estimator
 //! where it does not; time on the machine that its profile describes.
 
+use crate::Timing;
+use crate::band::{Band, Group, PUBLISHED};
 use crate::job::{is_own_engine, job};
-use crate::{Timing, likeness};
+use crate::likeness::Traits;
 use std::borrow::Cow;
 use zbench_config::Resolved;
 use zbench_engine::config::{Cell, DeviceKind, Home};
 use zbench_engine::outcome::Estimate;
 use zbench_engine::planner::Planner;
-use zbench_estimate::band::{self, Band};
 use zbench_estimate::convention::Convention;
 use zbench_estimate::job::{Degrees, Job, Place};
 use zbench_estimate::machine::Machine;
@@ -83,6 +84,8 @@ pub struct Footprint {
     pub source: &'static str,
     /// How far such figures were off; nothing where the engine's plan has it to the byte.
     pub band: Option<Band>,
+    /// Traits of the job that no published peak has, as the end of a sentence; empty if none is missing.
+    pub lacks: String,
 }
 
 impl Footprint {
@@ -116,8 +119,9 @@ impl Footprint {
     }
 
     /// As the estimator has it.
-    pub fn priced(job: &Job, ranks_per_node: usize) -> Footprint {
+    pub fn priced(job: &Job, machine: Option<&Machine>, ranks_per_node: usize) -> Footprint {
         let memory = memory::memory(job);
+        let (band, lacks) = PUBLISHED.of(Group::Memory, &Traits::of_job(job, machine));
         let stage = memory.worst();
         // What the allocator keeps in pieces and the software's context are nobody's tensors: workspace.
         let held = (memory.needs() - stage.peak()).max(0.0);
@@ -145,7 +149,8 @@ impl Footprint {
             host: (memory.host * ranks_per_node as f64) as u64,
             disk: (memory.disk * ranks_per_node as f64) as u64,
             source: "priced",
-            band: Some(band::MEMORY),
+            band: Some(band),
+            lacks,
             ..Footprint::default()
         }
     }
@@ -190,7 +195,7 @@ pub fn footprint(resolved: &Resolved, estimate: Option<&Estimate>) -> Footprint 
     let others = of_other_software(&resolved.cell);
     let footprint = match estimate.filter(|_| !others) {
         Some(estimate) => Footprint::of_plan(estimate, ranks_per_node(resolved)),
-        None => Footprint::priced(&job(resolved), ranks_per_node(resolved)),
+        None => Footprint::priced(&job(resolved), machine, ranks_per_node(resolved)),
     };
     let host_capacity = machine.map(|machine| machine.host_memory).filter(|bytes| *bytes > 0);
     Footprint { host_capacity, ..footprint }
@@ -307,6 +312,7 @@ fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate
         let before = spans.get(&name).copied().unwrap_or(0.0);
         spans.insert(name, before + 1e3 * span.seconds);
     }
+    let (band, lacks) = PUBLISHED.of(Group::of_speeds(machine), &Traits::of_job(job, Some(machine)));
     Timing {
         // Its bubble is a span.
         pipeline: None,
@@ -318,8 +324,8 @@ fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate
         peak: machine.device.compute.get(&job.precision.products).map(|rate| rate.peak),
         source: format!("simulated: {} as driven by {}", machine.name, job.framework.name),
         error: None,
-        band: Some(likeness::speed_band(machine)),
-        not_compared: likeness::not_compared(job, machine),
+        band: Some(band),
+        lacks,
     }
 }
 
@@ -328,6 +334,19 @@ pub fn of_bands(footprint: Option<&Footprint>, timing: Option<&Timing>) -> Strin
     let bands = [footprint.and_then(|of| of.band), timing.and_then(|of| of.band)];
     let sources: Vec<String> = bands.into_iter().flatten().map(|band| band.source()).collect();
     sources.join("; ")
+}
+
+/// Sentence that names the traits of a cell that no published result has; empty if none is missing.
+pub fn not_compared(footprint: Option<&Footprint>, timing: Option<&Timing>) -> String {
+    let [memory, speed] = [footprint.map_or("", |of| of.lacks.as_str()), timing.map_or("", |of| of.lacks.as_str())];
+    let lacks = match (memory, speed) {
+        ("", "") => return String::new(),
+        (memory, speed) if memory == speed => format!("peak of memory or speed is {speed}"),
+        (memory, "") => format!("peak of memory is {memory}"),
+        ("", speed) => format!("speed is {speed}"),
+        (memory, speed) => format!("peak of memory is {memory}, and no speed is {speed}"),
+    };
+    format!("no published {lacks}, so its band is wider")
 }
 
 fn ranks(degrees: &Degrees) -> usize {

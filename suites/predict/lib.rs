@@ -1,5 +1,6 @@
 //! What a cell takes on its machine, without running it.
 
+pub mod band;
 pub mod collectives;
 pub mod drive;
 pub mod explain;

@@ -1,26 +1,30 @@
 //! Before a cell runs: its plan, whether it can run here, and what would make it fit.
 
 use crate::Timing;
+use crate::band::PUBLISHED;
 use crate::drive::{self, Drive};
 use crate::forecast::{self, Footprint};
 use crate::here::{is_launched, ranks_here};
+use crate::job::job;
 use crate::offload;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use zbench_config::Resolved;
 use zbench_config::grid::GridCell;
 use zbench_config::profile::drives::DriveRates;
+use zbench_config::{Resolved, Settings, precision_name};
 use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Home, Loading};
 use zbench_engine::hardware;
 use zbench_engine::homes::pinned_room;
 use zbench_engine::outcome::Estimate;
 use zbench_engine::planner::Planner;
+use zbench_estimate::job::{Number, Peft};
 use zbench_host::{devices, machine};
 use zbench_kernels::Category;
 use zbench_reports::OrderedMap;
-use zbench_reports::estimate_report::{EstimateRow, EstimateTraffic};
+use zbench_reports::estimate_report::{EstimateRow, EstimateTraffic, Subject};
 use zbench_reports::max_batch::Search;
 use zbench_reports::record::{Source, Status};
+use zbench_reports::units;
 
 mod changes;
 
@@ -125,6 +129,7 @@ impl Planned {
         let priced_flops = || timing.map(|timing| timing.model_flops_per_rank * ranks);
         let on_device = footprint.filter(|_| self.cell().is_some_and(|cell| cell.hardware.device == DeviceKind::Cuda));
         let bytes = |of: fn(&Footprint) -> u64| footprint.map(of).filter(|bytes| *bytes > 0);
+        let resolved = self.grid.resolved.as_ref().ok();
         EstimateRow {
             label: self.label(),
             key: self.grid.key.clone(),
@@ -169,10 +174,59 @@ impl Planned {
             step_ms_band: timing.and_then(|timing| Some(timing.band?.around_time(timing.step_ms))),
             tokens_per_second_band: timing.and_then(|timing| Some(timing.band?.around(timing.tokens_per_second))),
             band_source: forecast::of_bands(footprint, timing),
-            not_compared: timing.map(|timing| timing.not_compared.clone()).unwrap_or_default(),
+            subject: resolved.map(|resolved| subject(resolved, &self.grid.settings)),
+            has_adapter: resolved.is_some_and(|resolved| job(resolved).peft != Peft::None),
+            cautions: resolved.filter(|_| timing.is_some()).map(cautions).unwrap_or_default(),
+            not_compared: forecast::not_compared(footprint, timing),
             search: self.search.as_deref().cloned(),
         }
     }
+}
+
+/// Names of a cell's model, machine, precision and program, and its tokens per step.
+pub fn subject(resolved: &Resolved, settings: &Settings) -> Subject {
+    let Resolved { cell, profile, framework } = resolved;
+    let text = |key: &str| settings.get(key).and_then(|setting| setting.value.as_str());
+    let folder = || Path::new(text("model.path")?).file_name()?.to_str();
+    let unnamed = || {
+        let parameters = job(resolved).model.parameters() as f64;
+        let family = text("model.family").unwrap_or(&cell.model.family);
+        format!("{family} of {} M parameters", units::quantity((parameters / 1e6).round()))
+    };
+    let replicas = cell.parallel.ranks / cell.parallel.degrees.ranks_per_replica().max(1);
+    let sequences = cell.train.micro_batch.saturating_mul(cell.train.accumulation).saturating_mul(replicas);
+    let precision = precision_name(settings);
+    Subject {
+        model: text("model.preset").or_else(folder).map_or_else(unnamed, str::to_string),
+        machine: profile.as_ref().map_or("this machine", |profile| &profile.name).to_string(),
+        step_tokens: sequences.saturating_mul(cell.train.seq_len) as u64,
+        // A sentence has its own commas.
+        precision: match precision.split_once(", ") {
+            Some((preset, stated)) => format!("{preset} ({stated})"),
+            None => precision,
+        },
+        software: framework.name.clone(),
+    }
+}
+
+/// Least ratio of the rates in 16 bits and in f32 at which f32 gets a caution.
+const MUCH_FASTER: f64 = 4.0;
+
+/// Cautions about a cell's speed, as sentences without their stops.
+fn cautions(resolved: &Resolved) -> Vec<String> {
+    let Some((job, machine)) = forecast::job_and_machine(resolved) else { return Vec::new() };
+    let rate = |number: Number| machine.device.compute.get(&number).map(|rate| rate.peak);
+    let times = rate(Number::Bf16).or(rate(Number::F16)).zip(rate(Number::F32)).map(|(low, f32)| low / f32);
+    let in_f32 = times.filter(|times| job.precision.products == Number::F32 && *times >= MUCH_FASTER).map(|times| {
+        format!(
+            "Matrix products are in f32, and {} is rated {times:.0} times as fast in 16 bits: precision.preset = \"bf16-mixed\"",
+            machine.name
+        )
+    });
+    let of_adapters = (job.peft != Peft::None).then(|| {
+        format!("Predicted speeds of adapter runs were up to {:.1} times as high as published ones", PUBLISHED.adapters)
+    });
+    in_f32.into_iter().chain(of_adapters).collect()
 }
 
 fn traffic(estimate: &Estimate) -> Vec<EstimateTraffic> {

@@ -1,10 +1,11 @@
 //! Published results as cells: grid files whose cells state what others measured (`[published]`), priced as `zbench plan` prices
 //! any cell.
 
+use crate::band::Group;
 use crate::collectives;
 use crate::forecast::{self, Footprint};
 use crate::job::job;
-use crate::likeness;
+use crate::likeness::Traits;
 use crate::planned::{self, Planned};
 use crate::search::{MOST_CHUNKS, divisors};
 use serde::Deserialize;
@@ -19,6 +20,7 @@ use zbench_estimate::job::Job;
 use zbench_estimate::machine::Machine;
 use zbench_reports::estimate_report::{CollectiveRow, PublishedRow};
 
+pub mod calibrate;
 pub mod score;
 #[cfg(test)]
 mod tests;
@@ -425,6 +427,22 @@ impl Published {
         Some(20.0 * job.model.parameters() as f64 / ranks.max(1) as f64 <= resolved.cell.memory.capacity? as f64)
     }
 
+    /// Group and traits that decide the band of the prediction; `None` if it has no band.
+    fn banded(&self) -> Option<(Group, Traits)> {
+        let cell = match &self.cell {
+            Cell::Train(cell) => cell.resolved.as_ref().ok()?,
+            Cell::Collective(row) => return Some((Group::Collectives, collectives::traits(row.as_ref().ok()?))),
+        };
+        let machine = forecast::job_and_machine(cell).map(|(_, machine)| machine);
+        let group = match (self.quantity, self.size) {
+            // Tensors between steps are counted, and no peak.
+            (Quantity::Fits, _) | (Quantity::Memory, Size::AfterStep) => return None,
+            (Quantity::Memory, _) => Group::Memory,
+            _ => Group::of_speeds(machine.as_ref()?),
+        };
+        Some((group, Traits::of_job(&job(cell), machine.as_ref())))
+    }
+
     /// The result beside what is predicted.
     pub fn outcome(&self, planner: &Planner) -> Outcome {
         let (predicted, fits) = self.predicted(planner);
@@ -449,7 +467,7 @@ impl Published {
                 reason,
             },
             kind: self.quantity.kind(),
-            usual: self.job_and_machine().is_some_and(|(_, machine)| likeness::is_usual(&machine)),
+            banded: self.banded(),
             fits: self.fits.filter(|_| self.unknown.is_empty() && self.excluded.is_empty()).zip(fits),
             fits_twenty_bytes: self.fits_twenty_bytes(),
         }

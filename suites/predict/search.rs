@@ -6,6 +6,7 @@ mod ways;
 use crate::forecast::{self, Footprint};
 use crate::{Timing, planned};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 pub(crate) use ways::{MOST_CHUNKS, divisors};
 use ways::{Space, Way};
@@ -13,7 +14,7 @@ use zbench_config::{Resolved, grid, keys};
 use zbench_engine::config::{Cell, Checkpointing, Degrees, DeviceKind, Home, Placement, Priced, Strategy};
 use zbench_engine::outcome::Estimate;
 use zbench_engine::planner::Planner;
-use zbench_estimate::framework;
+use zbench_estimate::framework::{self, Framework};
 use zbench_host::machine;
 use zbench_reports::estimate_report::{Alternative, Candidate, Searched, name};
 use zbench_reports::{OrderedMap, label};
@@ -131,6 +132,14 @@ pub fn question(resolved: &Resolved) -> Cell {
     cell
 }
 
+/// The software of a search around a cell on a GPU that names none. It is the same for all ways, so that the search compares ways of
+/// splitting and not programs.
+pub fn software(resolved: &Resolved) -> Option<Arc<Framework>> {
+    let hardware = &resolved.cell.hardware;
+    let names_none = hardware.device == DeviceKind::Cuda && hardware.software.is_none();
+    names_none.then(|| framework::framework(SOFTWARE).ok()).flatten()
+}
+
 /// Searches around a cell: its model, ranks, sequence length and global batch stay.
 ///
 /// # Errors
@@ -138,11 +147,8 @@ pub fn question(resolved: &Resolved) -> Cell {
 pub fn search(planner: &Planner, resolved: &Resolved, label: &str, wanted: &Wanted) -> Result<Searched, SearchError> {
     let begun = Instant::now();
     let mut resolved = resolved.clone();
-    if resolved.cell.hardware.device == DeviceKind::Cuda {
-        // One software for all ways: else two programs would be compared where two ways of splitting are asked about.
-        if let (None, Ok(framework)) = (&resolved.cell.hardware.software, framework::framework(SOFTWARE)) {
-            resolved = resolved.with_framework(framework);
-        }
+    if let Some(framework) = software(&resolved) {
+        resolved = resolved.with_framework(framework);
     }
     let (seq_len, model) = (resolved.cell.train.seq_len, &resolved.cell.model);
     // Families that the engine has not state no such limit.
@@ -197,6 +203,7 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, wanted: &Want
     let alternatives = alternatives(&fitting, |way| (whole(way), space.settings(way)));
     Ok(Searched {
         label: label.to_string(),
+        subject: None,
         capacity_bytes: capacity,
         headroom: wanted.headroom,
         limit_bytes: limit,
@@ -208,8 +215,7 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, wanted: &Want
         band_source: first.as_ref().map(bands).unwrap_or_default(),
         not_compared: first
             .as_ref()
-            .and_then(|of| of.timing.as_ref().ok())
-            .map(|of| of.not_compared.clone())
+            .map(|of| forecast::not_compared(Some(&of.footprint), of.timing.as_ref().ok()))
             .unwrap_or_default(),
         runner_up: alternatives.first().map(|one| format!("The runner-up: {}", one.words())).unwrap_or_default(),
         alternatives,

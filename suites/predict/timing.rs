@@ -1,7 +1,7 @@
 //! The predicted time of a step.
 
+use crate::band::Band;
 use zbench_engine::outcome::PipelineTime;
-use zbench_estimate::band::Band;
 use zbench_reports::OrderedMap;
 
 /// The time of a step, and what follows from it.
@@ -27,6 +27,6 @@ pub struct Timing {
     pub error: Option<f64>,
     /// How far speeds that were predicted like this one were off, where published results say it.
     pub band: Option<Band>,
-    /// What of the cell no published speed has, in a sentence; empty where there is nothing.
-    pub not_compared: String,
+    /// Traits of the job that no published speed has, as the end of a sentence; empty if none is missing.
+    pub lacks: String,
 }

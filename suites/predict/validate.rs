@@ -1,10 +1,12 @@
 //! `plan --validate DIR`: published results beside what is predicted for them.
 
-use crate::published::score::{Kind, Outcome, Residuals, Score, directions_right, fits, score};
+use crate::band::{Group, PUBLISHED};
+use crate::published::calibrate::{self, Judged, Residual};
+use crate::published::score::{Kind, Outcome, Score, directions_right, fits, score};
 use crate::published::{self, FolderError};
 use std::path::Path;
 use zbench_engine::planner::Planner;
-use zbench_reports::estimate_report::{Family, KindScore, Unexpressed, Validation};
+use zbench_reports::estimate_report::{BandScore, Family, KindScore, Unexpressed, Validation};
 use zbench_reports::stats::{median, percentile};
 
 /// Predicts every published result of a folder.
@@ -25,20 +27,14 @@ pub fn validate(folder: &Path) -> Result<Validation, FolderError> {
         if of.is_empty() {
             continue;
         }
-        validation.kinds.extend(of_kind(kind, "", &of));
-        if kind == Kind::Speed {
-            // As `plan` has it: a band for each group of devices.
-            for (devices, usual) in [("V100 to H200", true), ("other devices", false)] {
-                let group: Vec<&Outcome> = of.iter().copied().filter(|outcome| outcome.usual == usual).collect();
-                validation.kinds.extend(of_kind(kind, devices, &group));
-            }
-        }
+        validation.kinds.extend(of_kind(kind, &of));
         families(&mut validation.families, kind.name(), &of);
         if kind == Kind::Speed {
             let (right, all) = directions_right(of);
             validation.shares.extend((all > 0).then(|| ("which of two is faster".to_string(), right, all)));
         }
     }
+    validation.bands = bands(&outcomes);
     unexpressed(&mut validation.unexpressed, &outcomes);
     validation.rows = outcomes.into_iter().map(|outcome| outcome.row).collect();
     Ok(validation)
@@ -53,8 +49,8 @@ fn decided_by(outcomes: &[Outcome], rule: impl Fn(&Outcome) -> Option<bool>) -> 
     outcomes.iter().filter_map(decided).collect()
 }
 
-/// Errors of the outcomes of a kind on some devices; empty: on all. `None` where none of them is scored.
-fn of_kind(kind: Kind, devices: &str, outcomes: &[&Outcome]) -> Option<KindScore> {
+/// Errors of the outcomes of a kind; `None` where none of them is scored.
+fn of_kind(kind: Kind, outcomes: &[&Outcome]) -> Option<KindScore> {
     let all = score(outcomes.iter().copied());
     let mut names: Vec<&str> =
         outcomes.iter().filter(|one| one.row.scored).map(|one| one.row.family.as_str()).collect();
@@ -62,23 +58,55 @@ fn of_kind(kind: Kind, devices: &str, outcomes: &[&Outcome]) -> Option<KindScore
     names.dedup();
     let of = |name: &&str| score(outcomes.iter().filter(|outcome| outcome.row.family == **name).copied()).median;
     let medians: Vec<f64> = names.iter().map(of).collect();
-    let residuals = Residuals::of(outcomes.iter().copied());
     (all.scored > 0).then(|| KindScore {
         kind: kind.name().into(),
-        devices: devices.into(),
         scored: all.scored,
         median: all.median,
         p90: all.p90,
         families: names.len(),
         family_median: median(&medians).unwrap_or_default(),
         family_p90: percentile(&medians, 90.0).unwrap_or_default(),
-        band: residuals.band(SHARE),
-        left_out: residuals.left_out(SHARE).filter(|_| names.len() > 1),
     })
 }
 
-/// Share of the results in a band.
-const SHARE: f64 = 0.8;
+/// The bands that the results give, by kind and by group, and what they and those of `plan` hold.
+fn bands(outcomes: &[Outcome]) -> Vec<BandScore> {
+    let residuals: Vec<Residual> = outcomes.iter().filter_map(Residual::of).collect();
+    let all: Vec<&Residual> = residuals.iter().collect();
+    let bands = calibrate::bands(&all);
+    let of_plan = calibrate::judged(all.iter().copied(), &PUBLISHED);
+    let mut list = Vec::new();
+    for kind in Kind::ALL {
+        let left_out = calibrate::left_out(&all, kind);
+        let mut row = |of: &str, group: Option<Group>| {
+            let is_in = |row: &&Judged| row.group.kind() == kind && group.is_none_or(|group| row.group == group);
+            let held = |rows: &[Judged]| calibrate::held(&rows.iter().filter(is_in).cloned().collect::<Vec<_>>());
+            let Some((in_plan, _)) = held(&of_plan) else { return };
+            let ends = |is_like| {
+                let band = bands.band(group?, is_like);
+                (band.high.is_finite() && band.high > 1.0).then_some((band.low, band.high))
+            };
+            list.push(BandScore {
+                of: of.into(),
+                like: ends(true),
+                unlike: ends(false),
+                left_out: held(&left_out).map(|(share, _)| share),
+                width: held(&left_out).map(|(_, width)| width),
+                in_plan,
+            });
+        };
+        match kind {
+            Kind::Memory => row(kind.name(), Some(Group::Memory)),
+            Kind::Collectives => row(kind.name(), Some(Group::Collectives)),
+            Kind::Speed => {
+                row(kind.name(), None);
+                row("speed, V100 to H200", Some(Group::Speed));
+                row("speed, other devices", Some(Group::SpeedElsewhere));
+            }
+        }
+    }
+    list
+}
 
 fn families(list: &mut Vec<Family>, kind: &str, outcomes: &[&Outcome]) {
     let mut names: Vec<&str> = outcomes.iter().map(|outcome| outcome.row.family.as_str()).collect();

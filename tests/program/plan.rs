@@ -200,7 +200,8 @@ fn pairs_of_software_and_strategy_that_do_not_exist_are_not_predicted() {
 /// A band beside each figure that is not exact, with its source; the engine's plan has none, as it is held to the byte.
 #[test]
 fn figures_have_a_band_with_its_source() {
-    use zbench_estimate::band::{MEMORY, SPEED};
+    use zbench_predict::band::{Group, PUBLISHED};
+    let [memory, usual] = [Group::Memory, Group::Speed].map(|group| PUBLISHED.band(group, true));
     let row = large(&["hardware.software=fsdp2"]);
     let band = |name: &str| -> Vec<f64> {
         row[name]
@@ -215,26 +216,27 @@ fn figures_have_a_band_with_its_source() {
     let near = |found: Vec<f64>, low: f64, high: f64| {
         assert!(close(found[0], low, 1e-6) && close(found[1], high, 1e-6), "{found:?} {low} {high}");
     };
-    near(band("step_ms_band"), step / SPEED.high, step / SPEED.low);
-    near(band("tokens_per_second_band"), speed * SPEED.low, speed * SPEED.high);
-    near(band("total_bytes_band"), bytes * MEMORY.low, bytes * MEMORY.high);
+    near(band("step_ms_band"), step / usual.high, step / usual.low);
+    near(band("tokens_per_second_band"), speed * usual.low, speed * usual.high);
+    near(band("total_bytes_band"), bytes * memory.low, bytes * memory.high);
     let source = row["band_source"].as_str().unwrap();
     assert!(source.contains("published results") && source.contains("each family counted once"), "{source}");
     // Both devices and the split of weights were compared with published speeds of this program; Blackwell's band is another one.
-    assert!(row["not_compared"].is_null() && !source.contains("error is unknown"), "{source}");
+    assert!(row["not_compared"].is_null() && !source.contains("wider"), "{source}");
     let newer = large(&["hardware.software=fsdp2", "hardware.profile=b200"]);
     assert!(newer["band_source"].as_str().unwrap().contains("speeds on newer and other devices"), "{newer}");
     let unlike = large(&["hardware.software=torch", "parallel.strategy=ddp", "hardware.profile=h20", "lora.rank=8"]);
-    let why = "no published speed is of torch with adapters, and none is on NVIDIA H20, so its error is unknown";
+    let why = "no published peak of memory is on NVIDIA H20, and no speed is of torch with adapters, and none is on NVIDIA H20, so its \
+               band is wider";
     assert_eq!(unlike["not_compared"], why, "{unlike}");
     let own = large(&[]);
     assert!(own["total_bytes_band"].is_null() && !own["step_ms_band"].is_null(), "{own}");
-    assert_eq!(own["not_compared"], "no published speed is of zbench, so its error is unknown", "{own}");
+    assert_eq!(own["not_compared"], "no published speed is of zbench, so its band is wider", "{own}");
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), LARGE);
     let text =
         stdout(&run(folder.path(), &["plan", path.to_str().unwrap(), "--full", "--set", "hardware.software=fsdp2"]));
-    assert!(text.contains("80 % band") && text.contains(&format!("{} published results", SPEED.rows)), "{text}");
+    assert!(text.contains("80 % band") && text.contains(&format!("{} published results", usual.spread.rows)), "{text}");
 }
 
 #[test]

@@ -100,7 +100,8 @@ impl Advice {
             let mut screen = Screen::default();
             match &self.recommended {
                 Some(best) => {
-                    screen.said("ANSWER", format!("{}. Predicted for {}.", self.name, self.of_what()), 4);
+                    let like = if self.search.not_compared.is_empty() { "" } else { "Like no published result: " };
+                    screen.said("ANSWER", format!("{like}{}. Predicted for {}.", self.name, self.of_what()), 4);
                     screen.table(self.figures(best));
                 }
                 None => screen.said("ANSWER", self.nothing_fits(), 5),

@@ -30,6 +30,9 @@ pub struct CollectiveRow {
     /// Where the band comes from.
     #[serde(default)]
     pub band_source: String,
+    /// Sentence that names what no published bandwidth has of the row; empty if nothing is missing.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub not_compared: String,
     /// The machine's profile.
     pub machine: String,
 }
@@ -96,8 +99,14 @@ fn answer(groups: &[&[CollectiveRow]]) -> String {
         1 => "reaches".to_string(),
         count => format!("is the fastest of {count} collectives:"),
     };
+    let rows = || groups.iter().copied().flatten();
+    let like = match rows().filter(|row| !row.not_compared.is_empty()).count() {
+        0 => String::new(),
+        unlike if unlike == rows().count() => "Like no published result: ".into(),
+        unlike => format!("{unlike} of {} sizes are like no published result. ", rows().count()),
+    };
     format!(
-        "{} of {} on {} {fastest} {} of bus bandwidth at {}, and {} for {}.",
+        "{like}{} of {} on {} {fastest} {} of bus bandwidth at {}, and {} for {}.",
         most.collective,
         units::plural(most.ranks as usize, "rank", "ranks"),
         most.machine,

@@ -44,8 +44,6 @@ impl PublishedRow {
 pub struct KindScore {
     /// `memory`, `speed`, `collectives`.
     pub kind: String,
-    /// The devices of the rows, where they are only some; empty: all.
-    pub devices: String,
     /// Number of rows that are scored.
     pub scored: usize,
     /// Median of absolute relative errors, each row once.
@@ -58,10 +56,24 @@ pub struct KindScore {
     pub family_median: f64,
     /// 90th percentile over families of each family's median.
     pub family_p90: f64,
-    /// The factors between which 80 % of published over predicted lie, each family counted once.
-    pub band: Option<(f64, f64)>,
-    /// Mean share of a family's rows in the band of all others.
+}
+
+/// Bands around predictions of a kind, or of a kind on some devices.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct BandScore {
+    /// Kind, and devices if there are several groups of them.
+    pub of: String,
+    /// Ends of the band of a job that the rows are like, as factors of a prediction; `None` if there are too few rows, or several groups
+    /// of devices.
+    pub like: Option<(f64, f64)>,
+    /// Ends of the band of a job that no row is like.
+    pub unlike: Option<(f64, f64)>,
+    /// Mean share of a family's rows in the bands from all other families.
     pub left_out: Option<f64>,
+    /// Median width of those bands, as a share of the prediction.
+    pub width: Option<f64>,
+    /// Mean share of a family's rows in the bands that `plan` prints.
+    pub in_plan: f64,
 }
 
 /// Errors of a family's rows of one kind.
@@ -144,6 +156,8 @@ pub struct Validation {
     pub rows: Vec<PublishedRow>,
     /// Errors by kind.
     pub kinds: Vec<KindScore>,
+    /// Bands by kind and group of devices.
+    pub bands: Vec<BandScore>,
     /// Errors by family.
     pub families: Vec<Family>,
     /// Predictions of whether runs fit.
@@ -163,6 +177,7 @@ pub fn validation(found: &Validation) -> Document {
     document.screen = Some(screen(found));
     document.heading("By kind");
     document.table(kinds(&found.kinds));
+    document.headed_table("Bands", bands(&found.bands));
     document.headed_table("By family", families(&found.families));
     document.headed_table("Fits or out of memory", fits(&found.fits));
     document.headed_table("The worst rows", worst(&found.rows, WORST));
@@ -182,8 +197,6 @@ fn screen(found: &Validation) -> Screen {
     let kinds_in_words: Vec<String> = found
         .kinds
         .iter()
-        // The groups of devices have their place in the table.
-        .filter(|kind| kind.devices.is_empty())
         .map(|kind| {
             format!("{} {} (90 % of rows within {})", kind.kind, units::percent(kind.median), units::percent(kind.p90))
         })
@@ -203,6 +216,7 @@ fn screen(found: &Validation) -> Screen {
     );
     screen.said("ROWS", rows, 4);
     screen.table(kinds(&found.kinds));
+    screen.table(bands(&found.bands));
     let share = |(name, right, of): &(String, usize, usize)| {
         format!("{name} is right for {right} of {of} pairs ({})", units::percent(*right as f64 / (*of).max(1) as f64))
     };
@@ -219,10 +233,7 @@ fn screen(found: &Validation) -> Screen {
 
 fn kinds(kinds: &[KindScore]) -> Table {
     let mut table = Table::of("kinds", kinds);
-    table.words("kind", |kind| match kind.devices.is_empty() {
-        true => kind.kind.clone(),
-        false => format!("{}, {}", kind.kind, kind.devices),
-    });
+    table.words("kind", |kind| &kind.kind);
     table.numbers("rows", "rows", |kind| kind.scored);
     table.numbers("median", "fraction", |kind| Entry::number(kind.median, units::percent(kind.median)));
     table.numbers("90 %", "fraction", |kind| Entry::number(kind.p90, units::percent(kind.p90)));
@@ -233,11 +244,24 @@ fn kinds(kinds: &[KindScore]) -> Table {
     table.numbers("90 % of families", "fraction", |kind| {
         Entry::number(kind.family_p90, units::percent(kind.family_p90))
     });
-    table.words("80 % band", |kind| kind.band.map(|(low, high)| format!("x {low:.2} to x {high:.2}")));
-    table.numbers("of a family left out", "fraction", |kind| Entry::maybe(kind.left_out, units::percent));
+    table
+        .build()
+        .caption("Absolute relative errors of the scored rows: each row once, then each family once by its median.")
+}
+
+fn bands(bands: &[BandScore]) -> Table {
+    let factors = |ends: Option<(f64, f64)>| ends.map(|(low, high)| format!("x {low:.2} to x {high:.2}"));
+    let mut table = Table::of("bands", bands);
+    table.words("80 % band of", |of| &of.of);
+    table.numbers("holds of families left out", "fraction", |of| Entry::maybe(of.left_out, units::percent));
+    table.numbers("median width", "fraction", |of| Entry::maybe(of.width, units::percent));
+    table.words("like these", |of| factors(of.like));
+    table.words("like none", |of| factors(of.unlike));
+    table.numbers("plan's holds", "fraction", |of| Entry::maybe(Some(of.in_plan), units::percent));
     table.build().caption(
-        "Absolute relative errors of the scored rows: each row once, then each family once by its median. The band holds 80 % of \
-         published over predicted, and beside it stands how much it holds of a family that it has not seen.",
+        "Coverage of families left out: mean share of a family's results in the bands from all other families; median width of these \
+         bands as a share of the prediction. Bands from all results, as factors of a prediction, for jobs like them and for jobs that none \
+         of them is like. Last, the share of the results in the bands of `plan`. Each family counts once.",
     )
 }
 

@@ -1,6 +1,6 @@
 //! Estimates on one screen: what fits, the fastest, one table by speed, and why the rest does not fit.
 
-use super::{EstimateRow, figures, step, summary};
+use super::{EstimateRow, figures, step, subject, summary};
 use crate::document::{Entry, Table, Tone};
 use crate::gather::{counted, grouped};
 use crate::label;
@@ -25,15 +25,23 @@ pub fn screen(rows: &[EstimateRow], room: Room, next: &[(&str, String)]) -> Scre
     let speed = |row: &EstimateRow| row.tokens_per_second.unwrap_or(f64::NEG_INFINITY);
     let bytes = |row: &EstimateRow| row.total_bytes.unwrap_or(u64::MAX);
     order.sort_by(|a, b| speed(b).total_cmp(&speed(a)).then(bytes(a).cmp(&bytes(b))));
-    let answer: Vec<String> = [Some(summary(rows)), step::answer(short)].into_iter().flatten().collect();
-    let answer = answer.join(" ");
+    let kinds = step::kinds(order.iter().copied());
+    let answer = [subject(rows), Some(summary(rows)), cautions(rows), step::answer(short)];
+    let answer = answer.into_iter().flatten().collect::<Vec<_>>().join(" ");
     let compose = |count: usize| {
         let mut screen = Screen::default();
-        screen.said("ANSWER", &answer, 6);
+        screen.said("ANSWER", &answer, 10);
         for reason in &slow {
             screen.said("NO SPEED", reason, 2);
         }
-        screen.table(table(&order, count));
+        // Each kind has half of the rows, or what the other leaves.
+        let mut left = count;
+        for (place, (cells, kind)) in kinds.iter().enumerate() {
+            let others: usize = kinds[place + 1..].iter().map(|(cells, _)| cells.len()).sum();
+            let rows = cells.len().min(left - others.min(left / 2));
+            screen.table(table(cells, kind, rows));
+            left -= rows;
+        }
         let more = order.len().saturating_sub(count);
         if more > 0 {
             let by = if slow.is_empty() { "by speed" } else { "by memory" };
@@ -73,7 +81,7 @@ fn shortened(rows: &[EstimateRow]) -> Vec<EstimateRow> {
 
 /// The first `count` rows. What is unknown for all rows has no column. The least important column is last, because a narrow
 /// terminal leaves it out first.
-fn table(order: &[&EstimateRow], count: usize) -> Table {
+fn table(order: &[&EstimateRow], kind: &'static str, count: usize) -> Table {
     let has = |known: &dyn Fn(&EstimateRow) -> bool| order.iter().any(|row| known(row));
     let has_speed = has(&|row| row.step_ms.is_some());
     let fits = |row: &EstimateRow| match (row.fits, row.total_bytes, row.capacity_bytes) {
@@ -85,7 +93,7 @@ fn table(order: &[&EstimateRow], count: usize) -> Table {
         _ => "no limit known".to_string(),
     };
     let mut table = Table::of("screen", &order[..count.min(order.len())]);
-    table.words("cell", |row| row.marked_label());
+    table.words(if kind.is_empty() { "cell" } else { kind }, |row| row.marked_label());
     if has(&|row| row.fits.is_some()) {
         table.words("fits", |row| fits(row));
     }
@@ -116,9 +124,20 @@ fn table(order: &[&EstimateRow], count: usize) -> Table {
 /// Why cells have no predicted speed, each reason once.
 fn without_speed(rows: &[EstimateRow]) -> Vec<String> {
     let untimed = rows.iter().filter(|row| row.step_ms.is_none() && row.total_bytes.is_some());
-    let of_all = |count: usize| if count == rows.len() { String::new() } else { format!("{count} cells: ") };
-    let line = |(reason, count): (&str, usize)| format!("{}{}.", of_all(count), reason.trim_end_matches('.'));
-    first_reasons(untimed.map(|row| row.time_source.as_str())).into_iter().map(line).collect()
+    of_cells(untimed.map(|row| row.time_source.as_str()), rows.len())
+}
+
+/// Cautions about the speeds, each once.
+fn cautions(rows: &[EstimateRow]) -> Option<String> {
+    let said = of_cells(rows.iter().flat_map(|row| &row.cautions).map(String::as_str), rows.len());
+    (!said.is_empty()).then(|| said.join(" "))
+}
+
+/// The first reasons as sentences, each behind its number of cells where it is not of all.
+fn of_cells<'t>(reasons: impl Iterator<Item = &'t str>, all: usize) -> Vec<String> {
+    let of = |count: usize| if count == all { String::new() } else { units::plural(count, "cell: ", "cells: ") };
+    let line = |(reason, count): (&str, usize)| format!("{}{}.", of(count), reason.trim_end_matches('.'));
+    first_reasons(reasons).into_iter().map(line).collect()
 }
 
 /// The first reasons that are not empty, each with its number of cells.

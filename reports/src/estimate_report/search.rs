@@ -1,6 +1,7 @@
 //! The result of a search over configurations, for `plan --search`.
 
 use crate::document::{Document, Entry, Table, Tone};
+use crate::estimate::Subject;
 use crate::label;
 use crate::order_report::Order;
 use crate::ordered_map::OrderedMap;
@@ -72,6 +73,9 @@ impl Alternative {
 pub struct Searched {
     /// The cell that was varied.
     pub label: String,
+    /// Names of the model, machine and so on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<Subject>,
     /// The memory that a rank has.
     pub capacity_bytes: u64,
     /// Share of the memory that is left free.
@@ -230,9 +234,11 @@ fn screen(found: &Searched, room: Room, next: &[(&str, String)]) -> Screen {
         ),
         (None, None) => format!("Nothing fits. {priced}"),
     };
+    let subject = Subject::words(found.subject.iter(), usize::from(!found.not_compared.is_empty()), 1);
+    let answer = subject.into_iter().chain([answer]).collect::<Vec<_>>().join(" ");
     let compose = |count: usize| {
         let mut screen = Screen::default();
-        screen.said("ANSWER", &answer, 5);
+        screen.said("ANSWER", &answer, 6);
         screen.said("RUNNER-UP", &found.runner_up, 3);
         screen.table(table("screen", &rows[..count.min(rows.len())], found.limit_bytes));
         let more = (found.fitting as usize).saturating_sub(count.min(rows.len()));

@@ -34,21 +34,38 @@ fn speed(row: &EstimateRow) -> f64 {
     row.tokens_per_second.unwrap_or(0.0)
 }
 
-/// The fastest cell of those that fit, the next ones, and a faster one that does not fit; `None` where there is no choice.
+/// Groups of rows that are ranked, and the name of each if there are two: adapter runs do other work than full fine-tunes.
+pub(super) fn kinds<'r>(rows: impl Iterator<Item = &'r EstimateRow>) -> Vec<(Vec<&'r EstimateRow>, &'static str)> {
+    let (adapters, full): (Vec<_>, Vec<_>) = rows.partition(|row| row.has_adapter);
+    match (full.is_empty(), adapters.is_empty()) {
+        (true, _) => vec![(adapters, "")],
+        (_, true) => vec![(full, "")],
+        _ => vec![(full, "full fine-tune"), (adapters, "adapter run")],
+    }
+}
+
+/// The fastest cell of each kind, as [`fastest`] says it; `None` where there is no choice.
 pub(crate) fn answer(rows: &[EstimateRow]) -> Option<String> {
-    let mut timed: Vec<&EstimateRow> = rows.iter().filter(|row| row.step_ms.is_some()).collect();
+    if rows.len() < 2 {
+        return None;
+    }
+    let said: Vec<String> = kinds(rows.iter()).into_iter().filter_map(|(cells, kind)| fastest(&cells, kind)).collect();
+    (!said.is_empty()).then(|| said.join(" "))
+}
+
+/// The fastest cell of those that fit, the next ones, and a faster one that does not fit.
+fn fastest(rows: &[&EstimateRow], kind: &str) -> Option<String> {
+    let mut timed: Vec<&EstimateRow> = rows.iter().copied().filter(|row| row.step_ms.is_some()).collect();
     timed.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
     let (fitting, not): (Vec<&EstimateRow>, Vec<&EstimateRow>) =
         timed.into_iter().partition(|row| row.fits != Some(false));
     let [best, behind @ ..] = &fitting[..] else { return None };
-    if rows.len() < 2 {
-        return None;
-    }
     let memory = |row: &EstimateRow| row.total_bytes.map(|bytes| units::memory(bytes as f64));
     let of = |row: &EstimateRow| memory(row).map_or(String::new(), |memory| format!(", {memory} a rank"));
     let mfu = best.mfu.map_or(String::new(), |mfu| format!(", MFU {}", units::percent(mfu)));
     let mut text = format!(
-        "Predicted to be the fastest that {}: {}, {} a step, {} tokens/s{mfu}{}.",
+        "Predicted to be the fastest{}{kind} that {}: {}, {} a step, {} tokens/s{mfu}{}.",
+        if kind.is_empty() { "" } else { " " },
         if best.uncertain { "may fit" } else { "fits" },
         best.marked_label(),
         units::duration(best.step_ms? / 1e3),
@@ -78,12 +95,13 @@ fn steps(rows: &[&EstimateRow]) -> Table {
     // What is the same in every row is in the caption.
     let same = rows.len() > 1 && rows.iter().all(|row| row.time_source == rows[0].time_source);
     let by = if same { format!(" Every time is {}.", rows[0].time_source) } else { String::new() };
-    let best = rows.iter().filter(|row| row.fits != Some(false)).filter_map(|row| row.tokens_per_second);
-    let best = best.fold(0.0, f64::max);
+    let fitting = || rows.iter().copied().filter(|row| row.fits != Some(false));
+    let best = kinds(fitting()).into_iter().map(|(cells, _)| cells.into_iter().map(speed).fold(0.0, f64::max));
+    let best: Vec<f64> = best.collect();
     // What does not fit is struck out: nobody will see that speed.
     let tone = |row: &EstimateRow| match (row.fits, row.tokens_per_second) {
         (Some(false), _) => Tone::Struck,
-        (_, Some(speed)) if speed == best && rows.len() > 1 => Tone::Good,
+        (_, Some(speed)) if best.contains(&speed) && rows.len() > 1 => Tone::Good,
         _ => Tone::Plain,
     };
     let number =
@@ -172,11 +190,12 @@ const ROWS: (usize, usize) = (30, 4);
 pub fn what_if(before: &[EstimateRow], after: &[EstimateRow], changes: &[String], room: Room) -> Document {
     let mut document = Document::new("What if");
     let table = changed(before, after);
-    let changes = format!("The machine with {}. Nothing was run.", changes.join(", "));
+    let subject = super::subject(after).map_or(String::new(), |words| format!("{words} "));
+    let changes = format!("{subject}The machine with {}. Nothing was run.", changes.join(", "));
     let count = table.rows.len();
     let compose = |rows: usize| {
         let mut screen = Screen::default();
-        screen.said("WHAT IF", &changes, 2);
+        screen.said("WHAT IF", &changes, 3);
         screen.table(Table { rows: table.rows.iter().take(rows).cloned().collect(), ..table.clone() });
         if rows < count {
             screen.said("", format!("{} more of {count}; --full shows all.", count - rows), 1);

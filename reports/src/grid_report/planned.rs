@@ -87,6 +87,7 @@ pub fn plans<'g, 'a>(grid: &'g Grid<'a>) -> Vec<Plan<'g, 'a>> {
             return None;
         }
         let estimate: Option<EstimateRow> = serde_json::from_value(record.estimate.clone()).ok();
+        let estimate = estimate.map(|estimate| EstimateRow { has_adapter: cell.has_adapter(), ..estimate });
         let setting = || record.setting("memory.capacity").and_then(Value::as_u64);
         let capacity = estimate.as_ref().and_then(|estimate| estimate.capacity_bytes).or_else(setting);
         Some(Plan {

@@ -133,7 +133,14 @@ impl Questions {
             // What the cells of one question differ in is searched over: the first one's values would name nothing.
             let is_all = self.cells.len() == 1 && self.expanded.cells.len() > 1;
             let label = if is_all { "" } else { cell.label.as_str() };
-            found.push((*place, search::search(&planner, resolved, label, wanted)?));
+            let mut one = search::search(&planner, resolved, label, wanted)?;
+            let mut subject = planned::subject(resolved, &cell.settings);
+            subject.step_tokens = one.global_batch.saturating_mul(resolved.cell.train.seq_len as u64);
+            if let Some(framework) = search::software(resolved) {
+                subject.software.clone_from(&framework.name);
+            }
+            one.subject = Some(subject);
+            found.push((*place, one));
         }
         Ok(found)
     }

@@ -93,14 +93,19 @@ fn scaling(values: &Values, compute: DType) -> Result<Option<LossScaling>, Refus
 
 /// Name of the policy: the stated preset and the keys that override it. `None` without a preset.
 pub fn policy(settings: &Settings) -> Option<String> {
+    settings.contains_key("precision.preset").then(|| precision_name(settings))
+}
+
+/// Name of the policy, with the default preset if none is stated.
+pub fn precision_name(settings: &Settings) -> String {
     let text = |key: &str| {
         settings.get(key).map(|setting| match setting.value.as_str() {
             Some(text) => text.to_string(),
             None => setting.value.to_string(),
         })
     };
-    let preset = text("precision.preset")?;
+    let preset = text("precision.preset").unwrap_or_else(|| "f32".into());
     let written = settings.keys().filter(|key| **key != "precision.preset");
     let over = written.filter_map(|key| Some(format!("{} {}", key.strip_prefix("precision.")?, text(key)?)));
-    Some(std::iter::once(preset).chain(over).collect::<Vec<_>>().join(", "))
+    std::iter::once(preset).chain(over).collect::<Vec<_>>().join(", ")
 }

@@ -1,6 +1,5 @@
 //! What a training run takes on a machine nobody has at hand: memory, traffic and time.
 
-pub mod band;
 mod catalogue;
 pub mod collective;
 pub mod convention;
