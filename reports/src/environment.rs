@@ -84,6 +84,14 @@ pub fn why_not_the_same(then: &Map<String, Value>, now: &Map<String, Value>) -> 
         .find_map(|(path, words)| Some(format!("{words} ({})", of(path)?.words())))
 }
 
+/// The entries by which [`why_not_the_same`] decides, and the host.
+pub fn of_place(environment: &Map<String, Value>) -> Map<String, Value> {
+    let decides = |name: &str| {
+        known_aspect(name) == Some(Aspect::Hardware) || ["profile", "commit", "zbench", "host"].contains(&name)
+    };
+    environment.iter().filter(|(name, _)| decides(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
 /// Every entry in which the environments differ, hardware first, else in the order of the first.
 pub fn differences(a: &Map<String, Value>, b: &Map<String, Value>) -> Vec<Difference> {
     let (a, b) = (flatten(a), flatten(b));

@@ -46,4 +46,4 @@ pub use document::Document;
 pub use ordered_map::{NumberMap, OrderedMap};
 pub use record::{Record, Remark, SCHEMA};
 pub use screen::Screen;
-pub use store::{Contents, Notebook, StoreError};
+pub use store::{Contents, Index, IndexEntry, Notebook, StoreError};

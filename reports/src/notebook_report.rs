@@ -1,82 +1,21 @@
 //! Reports on the notebook: the list of its records, and one record in full.
 
+mod list;
 mod screen;
 
-use std::collections::BTreeSet;
-
-use crate::document::{Document, Entry, Table, Tone};
+pub use self::list::List;
+use self::list::joined;
+use crate::document::{Document, Entry, Table};
 use crate::environment::flatten;
-use crate::grid::labels::{first_letters, labels_of, telling_length};
 use crate::record::{Bytes, Category, Rank, Record, Remark, Step};
 use crate::screen::Room;
 use crate::stats;
-use crate::store::Contents;
+use crate::store::tags_of;
 use crate::units;
 use serde_json::Value;
 
 /// Steps shown at the beginning and at the end of a long run.
 const STEPS_SHOWN: usize = 20;
-
-/// One row for each record, in the order given.
-pub fn list(records: &[Record]) -> Document {
-    list_with(records, &[], None)
-}
-
-/// One row for each record, in the order given, with its tags and remarks. `of` is the number of all records, where these are only
-/// some of them.
-pub fn list_with(records: &[Record], remarks: &[Remark], of: Option<usize>) -> Document {
-    let mut document = Document::new("Records");
-    match of {
-        None | Some(0) if records.is_empty() => {
-            document.paragraph("The notebook is empty; zbench grid FILE or zbench run FILE fills it.");
-            return document;
-        }
-        Some(all) if records.is_empty() => {
-            document.paragraph(format!("None of {}.", units::plural(all, "record", "records")));
-            return document;
-        }
-        _ => {}
-    }
-    let contents = Contents { remarks: remarks.to_vec(), ..Contents::default() };
-    let tags = contents.tags();
-    let count = |record: &Record| {
-        let own = remarks.iter().filter(|remark| !remark.is_tagging() && remark.note_for == record.id).count();
-        (own > 0).then_some(own)
-    };
-    let labels = labels_of(&records.iter().collect::<Vec<_>>());
-    let id_length = telling_length(records.iter().map(|record| record.id.as_str()));
-    let key_length = telling_length(records.iter().map(|record| record.key.as_str()));
-    let rows: Vec<(&Record, String)> = records.iter().zip(labels).collect();
-    let mut table = Table::of("records", &rows);
-    table.words("record", |(record, _)| Entry::shortened(&record.id, first_letters(&record.id, id_length)));
-    table.words("started", |(record, _)| &record.started);
-    table.words("name", |(record, _)| &record.name);
-    table.words("cell", |(_, label)| label);
-    table.words("strategy", |(record, _)| record.setting("parallel.strategy")).for_machines = true;
-    table.numbers("ranks", "", |(record, _)| record.setting("parallel.ranks"));
-    table.words("key", |(record, _)| Entry::shortened(&record.key, first_letters(&record.key, key_length)));
-    table.numbers("trial", "", |(record, _)| u64::from(record.trial));
-    table.words("outcome", |(record, _)| {
-        let tone = if record.is_measured() { Tone::Plain } else { Tone::Warning };
-        Entry::words(record.outcome.status.name()).toned(tone)
-    });
-    let metric = |record: &Record, name: &str, show: fn(f64) -> String| Entry::maybe(record.metrics.number(name), show);
-    table.numbers("tokens/s", "tokens/s", |(record, _)| metric(record, "tokens_per_second", units::number));
-    table.numbers("peak memory", "bytes", |(record, _)| metric(record, "peak_memory_bytes", units::memory));
-    table.words("loss parity", |(record, _)| record.parity.verdict.words());
-    table.words("flags", |(record, _)| record.validity.join(", "));
-    table.words("tags", |(record, _)| tags.get(record.id.as_str()).map_or(String::new(), joined));
-    table.numbers("remarks", "", |(record, _)| count(record));
-    table.words("reason", |(record, _)| &record.outcome.reason).for_machines = true;
-    document.table(table.build());
-    let of = of.map_or(String::new(), |all| format!(" of {all}"));
-    document.paragraph(format!("{}{of}.", units::plural(records.len(), "record", "records")));
-    document
-}
-
-fn joined(tags: &BTreeSet<&str>) -> String {
-    tags.iter().copied().collect::<Vec<_>>().join(", ")
-}
 
 /// One run: a screen for this room, and all of its record.
 pub fn run(record: &Record, room: Room) -> Document {
@@ -87,8 +26,7 @@ pub fn run(record: &Record, room: Room) -> Document {
 pub fn show(record: &Record, remarks: &[Remark]) -> Document {
     let title = if record.name.is_empty() { &record.id } else { &record.name };
     let mut document = Document::new(title);
-    let contents = Contents { remarks: remarks.to_vec(), ..Contents::default() };
-    let tags = contents.tags();
+    let tags = tags_of(remarks);
     document.table(head(record, tags.get(record.id.as_str()).map_or(String::new(), joined)));
     if !record.outcome.reason.is_empty() {
         document.paragraph(format!("{}: {}", record.outcome.status.words(), record.outcome.reason));

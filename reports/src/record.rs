@@ -167,7 +167,7 @@ impl Record {
 
     /// Validity flags that keep it out of rankings and comparisons; those that only label are not among them.
     pub fn excluding_flags(&self) -> impl Iterator<Item = &str> {
-        self.validity.iter().map(String::as_str).filter(|flag| !label_flags::ALL.contains(flag))
+        excluding(&self.validity)
     }
 
     /// The value at a dotted path of the resolved configuration, as `parallel.strategy`.
@@ -198,6 +198,11 @@ impl Record {
     pub fn predicted_wire_bytes(&self) -> Option<f64> {
         self.communication.iter().map(|entry| entry.predicted_wire_bytes).sum()
     }
+}
+
+/// The validity flags that keep a record out of rankings.
+pub(crate) fn excluding(flags: &[String]) -> impl Iterator<Item = &str> {
+    flags.iter().map(String::as_str).filter(|flag| !label_flags::ALL.contains(flag))
 }
 
 /// Whether a backend leaves moving to a library that does not tell its bytes.

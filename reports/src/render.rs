@@ -4,6 +4,7 @@ pub mod csv;
 pub mod cut;
 pub mod html;
 pub mod json;
+pub mod long;
 pub mod markdown;
 mod spark;
 pub mod terminal;

@@ -1,4 +1,4 @@
-//! The notebook on disk: a directory with one file, `records.jsonl`, that only grows.
+//! The notebook on disk: a directory with a file `records.jsonl`, that only grows, and an index of it, `records.index`.
 //!
 //! Each line is a record or a remark. An append takes an advisory lock on the file, writes one whole line, and returns
 //! only after the file is synced; if the write fails midway (a full disk), the part that was written is cut off again.
@@ -8,7 +8,9 @@
 
 mod claim;
 mod contents;
+mod entry;
 mod error;
+mod index;
 mod merge;
 pub mod nofollow;
 mod tail;
@@ -17,15 +19,20 @@ mod unfinished;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 use tracing::info;
 
 pub use self::claim::Claim;
-pub use self::contents::{Contents, Unreadable};
-use self::contents::{is_json, read_lines};
+pub use self::contents::{Contents, Unreadable, tags_of};
+use self::contents::{Line, is_json, parse_line, read_lines};
+pub use self::entry::IndexEntry;
 pub use self::error::StoreError;
+use self::index::{Cache, line_at};
+pub use self::index::{INDEX, Index};
 pub use self::merge::Merged;
+
 pub use self::tail::Tail;
 pub use self::unfinished::{Recovered, Unfinished};
 use crate::record::{Record, Remark};
@@ -39,6 +46,8 @@ pub const TORN: &str = "records.torn";
 #[derive(Debug, Clone)]
 pub struct Notebook {
     directory: PathBuf,
+    /// Its lock is taken after that on the file of records, never before.
+    cache: Arc<Mutex<Cache>>,
 }
 
 impl Notebook {
@@ -46,7 +55,7 @@ impl Notebook {
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let directory = directory.into();
         fs::create_dir_all(&directory).map_err(|source| StoreError::Open { path: directory.clone(), source })?;
-        Ok(Self { directory })
+        Ok(Self { directory, cache: Arc::default() })
     }
 
     /// The directory.
@@ -59,37 +68,148 @@ impl Notebook {
         self.directory.join(RECORDS)
     }
 
-    /// Reads everything. An absent file is an empty notebook.
+    /// Reads everything, which a large notebook has too much of: the memory is ten times the file's size and more.
+    /// An absent file is an empty notebook.
     pub fn read(&self) -> Result<Contents, StoreError> {
-        let path = self.path();
-        let Some(file) = open_if_there(&path)? else { return Ok(Contents::default()) };
-        let _lock = lock(&file, File::lock_shared).map_err(|source| StoreError::Read { path: path.clone(), source })?;
-        read_lines(BufReader::new(&file)).map_err(|source| StoreError::Read { path, source })
+        let Some(file) = open_if_there(&self.path())? else { return Ok(Contents::default()) };
+        let _lock = lock(&file, File::lock_shared).map_err(|source| self.read_error(source))?;
+        read_lines(BufReader::new(&file)).map_err(|source| self.read_error(source))
     }
 
-    /// The records; see [`Notebook::read`] for remarks and warnings.
+    /// The records; see [`Notebook::index`] for less of each.
     pub fn records(&self) -> Result<Vec<Record>, StoreError> {
         Ok(self.read()?.records)
     }
 
-    /// The record with this id, or the only one whose id begins with it.
-    pub fn find(&self, prefix: &str) -> Result<Record, StoreError> {
-        let Contents { records, unreadable, .. } = self.read()?;
-        let count = records.len();
-        if let Some(exact) = records.iter().rev().find(|record| record.id == prefix) {
-            return Ok(exact.clone());
-        }
-        let mut matching: Vec<Record> = records.into_iter().filter(|record| record.id.starts_with(prefix)).collect();
-        match matching.len() {
-            1 if !prefix.is_empty() => Ok(matching.swap_remove(0)),
-            0 if !prefix.is_empty() && unreadable.iter().any(|line| line.id_begins(prefix)) => {
-                let line = unreadable.into_iter().find(|line| line.id_begins(prefix)).unwrap_or_default();
-                let id = line.id.unwrap_or_default();
-                Err(StoreError::Unreadable { id, line: line.line, reason: line.reason, path: self.path() })
+    /// Everything in short, read from the index and from what has been added since. An absent file is an empty notebook.
+    ///
+    /// # Errors
+    /// The records cannot be read.
+    pub fn index(&self) -> Result<Arc<Index>, StoreError> {
+        let Some(file) = open_if_there(&self.path())? else { return Ok(Arc::default()) };
+        let _lock = lock(&file, File::lock_shared).map_err(|source| self.read_error(source))?;
+        let index = self.cache().catch_up(&self.directory, &file, false);
+        index.map_err(|source| self.read_error(source))
+    }
+
+    /// The whole records of these, read one after another. An error: the file cannot be read, or does not have the record any more.
+    pub fn each<'s>(
+        &self,
+        wanted: impl IntoIterator<Item = &'s IndexEntry>,
+    ) -> impl Iterator<Item = Result<Record, StoreError>> {
+        let mut file = None;
+        wanted.into_iter().map(move |entry| {
+            let gone = || StoreError::NotFound { prefix: entry.id.clone(), count: 0, path: self.path() };
+            if file.is_none() {
+                file = open_if_there(&self.path())?;
             }
-            0 => Err(StoreError::NotFound { prefix: prefix.into(), count, path: self.path() }),
+            let file = file.as_ref().ok_or_else(gone)?;
+            match self.record_at(file, entry)? {
+                Some(record) => Ok(record),
+                None => self.search(file, &entry.id)?.ok_or_else(gone),
+            }
+        })
+    }
+
+    fn record_at(&self, file: &File, entry: &IndexEntry) -> Result<Option<Record>, StoreError> {
+        let line = line_at(file, entry.place).map_err(|source| self.read_error(source))?;
+        Ok(match line.as_deref().map(parse_line) {
+            Some(Ok(Line::Record(record))) if record.id == entry.id => Some(*record),
+            _ => None,
+        })
+    }
+
+    /// The newest record of this id, where the index led to another line: it is made again. The lock on the file may be held.
+    fn search(&self, file: &File, id: &str) -> Result<Option<Record>, StoreError> {
+        self.forget();
+        let index = self.cache().catch_up(&self.directory, file, false);
+        let index = index.map_err(|source| self.read_error(source))?;
+        let entry = index.records.iter().rfind(|record| record.id == id);
+        entry.map_or(Ok(None), |entry| self.record_at(file, entry))
+    }
+
+    /// The whole records of these.
+    ///
+    /// # Errors
+    /// As of [`Notebook::each`].
+    pub fn whole<'s>(&self, wanted: impl IntoIterator<Item = &'s IndexEntry>) -> Result<Vec<Record>, StoreError> {
+        self.each(wanted).collect()
+    }
+
+    /// The whole record.
+    ///
+    /// # Errors
+    /// As of [`Notebook::each`].
+    pub fn record(&self, entry: &IndexEntry) -> Result<Record, StoreError> {
+        Ok(self.whole([entry])?.remove(0))
+    }
+
+    /// The remarks on the records whose ids hold.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn remarks_on(&self, index: &Index, is_on: impl Fn(&str) -> bool) -> Result<Vec<Remark>, StoreError> {
+        let Some(file) = open_if_there(&self.path())? else { return Ok(Vec::new()) };
+        let mut remarks = Vec::new();
+        for (_, place) in index.remarks.iter().filter(|(remark, _)| is_on(&remark.note_for)) {
+            let line = line_at(&file, *place).map_err(|source| self.read_error(source))?;
+            match line.as_deref().map(parse_line) {
+                Some(Ok(Line::Remark(remark))) => remarks.push(remark),
+                _ => {
+                    self.forget();
+                    let contents = self.read()?;
+                    return Ok(contents.remarks.into_iter().filter(|remark| is_on(&remark.note_for)).collect());
+                }
+            }
+        }
+        Ok(remarks)
+    }
+
+    /// Makes the next look read all records, as the index does not belong to them.
+    fn forget(&self) {
+        let _ = fs::remove_file(self.directory.join(INDEX));
+        *self.cache() = Cache::default();
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read_error(&self, source: io::Error) -> StoreError {
+        StoreError::Read { path: self.path(), source }
+    }
+
+    /// The record with this id, or the only one whose id begins with it.
+    ///
+    /// # Errors
+    /// There is none, or there are several, or this version cannot read it.
+    pub fn find(&self, prefix: &str) -> Result<Record, StoreError> {
+        self.record(self.find_in(&*self.index()?, prefix)?)
+    }
+
+    /// The index entry that [`Notebook::find`] reads.
+    ///
+    /// # Errors
+    /// As of [`Notebook::find`].
+    pub fn find_in<'i>(&self, index: &'i Index, prefix: &str) -> Result<&'i IndexEntry, StoreError> {
+        let Index { records, unreadable, .. } = index;
+        if let Some(exact) = records.iter().rfind(|record| record.id == prefix) {
+            return Ok(exact);
+        }
+        let matching: Vec<&IndexEntry> = records.iter().filter(|record| record.id.starts_with(prefix)).collect();
+        match matching[..] {
+            [only] if !prefix.is_empty() => Ok(only),
+            [] => match unreadable.iter().find(|line| !prefix.is_empty() && line.id_begins(prefix)) {
+                Some(line) => Err(StoreError::Unreadable {
+                    id: line.id.clone().unwrap_or_default(),
+                    line: line.line,
+                    reason: line.reason.clone(),
+                    path: self.path(),
+                }),
+                None => Err(StoreError::NotFound { prefix: prefix.into(), count: records.len(), path: self.path() }),
+            },
             _ => {
-                let ids = matching.into_iter().map(|record| record.id).collect();
+                let ids = matching.into_iter().map(|record| record.id.clone()).collect();
                 Err(StoreError::Ambiguous { prefix: prefix.into(), ids })
             }
         }
@@ -121,7 +241,7 @@ impl Notebook {
     }
 
     /// Adds whole lines that may depend on what the file holds; nobody else writes in between. All of them, or none.
-    fn append_lines<T>(&self, lines: impl FnOnce(&File) -> Result<(Vec<u8>, T), StoreError>) -> Result<T, StoreError> {
+    fn append_lines<T>(&self, lines: impl FnOnce(&Index) -> Result<(Vec<u8>, T), StoreError>) -> Result<T, StoreError> {
         let path = self.path();
         let is_new = !path.exists();
         let open = || nofollow::open(&path, OpenOptions::new().read(true).append(true).create(true));
@@ -129,8 +249,9 @@ impl Notebook {
             .and_then(|()| open())
             .map_err(|source| append_error(&path, source, String::new()))?;
         let lock = lock(&file, File::lock).map_err(|source| append_error(&path, source, String::new()))?;
+        let here = self.cache().catch_up(&self.directory, &file, false);
+        let (lines, result) = lines(&*here.map_err(|source| self.read_error(source))?)?;
         let start = self.set_torn_line_aside(&file).map_err(|source| append_error(&path, source, String::new()))?;
-        let (lines, result) = lines(&file)?;
         if let Err(source) = (&file).write_all(&lines).and_then(|()| file.sync_data()) {
             let damage = match file.set_len(start).and_then(|()| file.sync_data()) {
                 Ok(()) => String::new(),
@@ -140,6 +261,8 @@ impl Notebook {
             };
             return Err(append_error(&path, source, damage));
         }
+        // The lines are on disk: if this fails, the next one who looks finds them.
+        let _ = self.cache().catch_up(&self.directory, &file, true);
         drop(lock);
         if is_new {
             // The name of a new file is only durable once its directory is synced; some systems cannot, and the

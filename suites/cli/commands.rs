@@ -134,14 +134,14 @@ fn own_program() -> Result<PathBuf> {
 /// Opens the notebook for new records, prints its warnings, and opens a log file of this name.
 fn open_for_records(global: &Global, name: &str) -> Result<Notebook> {
     let notebook = Notebook::open(&global.notebook)?;
-    notebook::print_warnings(&notebook.read()?);
+    notebook::print_warnings(&*notebook.index()?);
     open_log(&notebook, name);
     Ok(notebook)
 }
 
 /// Appends a record as the next trial of its cell. A record that cannot be written is kept elsewhere.
 fn append(notebook: &Notebook, record: &mut Record) -> Result<()> {
-    record.trial = 1 + notebook.records()?.iter().filter(|other| other.key == record.key).count() as u32;
+    record.trial = 1 + notebook.index()?.records.iter().filter(|other| other.key == record.key).count() as u32;
     Ok(notebook.append(record).inspect_err(|_| rescue::keep_and_say(record))?)
 }
 

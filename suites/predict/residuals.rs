@@ -2,6 +2,7 @@
 //! when somebody asks for it (`zbench calibrate --from-notebook`), never by itself.
 
 use crate::time::TimeProfile;
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use zbench_config::grid::of_plain;
 use zbench_config::profile::corrections::{Corrections, Residual};
@@ -10,7 +11,7 @@ use zbench_host::machine;
 use zbench_reports::document::{Column, Document, Entry, Table};
 use zbench_reports::estimate_report::EstimateRow;
 use zbench_reports::record::{Category, Record};
-use zbench_reports::stats;
+use zbench_reports::{Index, IndexEntry, Notebook, stats};
 
 /// A span that takes less than this share of its step says nothing about the span: a late wake-up is more.
 const LEAST_SHARE: f64 = 0.02;
@@ -40,10 +41,14 @@ pub struct Residuals {
 impl Residuals {
     /// Of records that were measured on this host, against what a profile says of their cells. Other hosts' are passed
     /// over.
-    pub fn of(records: &[Record], host: &str, profile: &TimeProfile) -> Residuals {
+    pub fn of<R: Borrow<Record>>(records: impl IntoIterator<Item = R>, host: &str, profile: &TimeProfile) -> Residuals {
         let mut ratios: BTreeMap<(u8, String), Vec<f64>> = BTreeMap::new();
         let (mut residuals, planner) = (Residuals::default(), Planner::default());
-        for record in records.iter().filter(|record| record.is_measured() && host_of(record) == Some(host)) {
+        for record in records {
+            let record = record.borrow();
+            if !record.is_measured() || host_of(record) != Some(host) {
+                continue;
+            }
             for category in Category::ALL {
                 let bytes = record.memory.get(category);
                 let pair = bytes.and_then(|bytes| Some((bytes.peak_bytes? as f64, bytes.predicted_bytes? as f64)));
@@ -137,6 +142,14 @@ fn host_of(record: &Record) -> Option<&str> {
     record.environment.get("host").and_then(serde_json::Value::as_str)
 }
 
+/// The measured records of a host.
+pub fn of_host<'i>(index: &'i Index, host: &str) -> impl Iterator<Item = &'i IndexEntry> {
+    let is_of = move |record: &&IndexEntry| {
+        record.is_measured() && record.stated("host").and_then(serde_json::Value::as_str) == Some(host)
+    };
+    index.records.iter().filter(is_of)
+}
+
 /// This host as records name it.
 pub fn this_host() -> String {
     let environment = machine::environment();
@@ -145,13 +158,16 @@ pub fn this_host() -> String {
 
 /// Error bars: how far steps that the notebook holds of this machine were from what its profile says of their cells.
 /// Nothing where there are too few, or no profile.
-pub fn with_errors(rows: &mut [EstimateRow], records: &[Record]) {
+pub fn with_errors(rows: &mut [EstimateRow], notebook: &Notebook) {
     let wanted = |row: &EstimateRow| row.step_ms.is_some() && row.step_error.is_none();
     if !rows.iter().any(wanted) {
         return;
     }
     let Ok(profile) = TimeProfile::of_this_machine().map(TimeProfile::without_measuring) else { return };
-    let error = Residuals::of(records, &this_host(), &profile).step_error();
+    // Without a readable notebook there are no error bars.
+    let (host, index) = (this_host(), notebook.index().unwrap_or_default());
+    let records = notebook.each(of_host(&index, &host)).flatten();
+    let error = Residuals::of(records, &host, &profile).step_error();
     rows.iter_mut().filter(|row| wanted(row)).for_each(|row| row.step_error = error);
 }
 

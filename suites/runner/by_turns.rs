@@ -17,10 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use zbench_engine::config::{Backend, Cell, DeviceKind};
 use zbench_predict::planned::{Decision, Planned, gib};
-use zbench_reports::StoreError;
-use zbench_reports::environment::why_not_the_same;
 use zbench_reports::record::Record;
 use zbench_reports::units::plural;
+use zbench_reports::{Index, IndexEntry, StoreError};
 
 /// How a grid is measured by turns.
 #[derive(Clone, Debug)]
@@ -137,21 +136,21 @@ impl Runner<'_, Train<'_>> {
         };
         self.notebook.check_writable()?;
         let recovered = self.notebook.recover()?;
-        let known = self.notebook.tail().news()?;
-        let skipped = self.record_skipped(cells, &known)?;
+        let index = self.notebook.index()?;
+        let skipped = self.record_skipped(cells, &index)?;
         let here = (!self.header.any_environment).then(|| self.header.environment.clone());
-        let is_ours = |record: &&Record| {
-            record.turns.as_ref().is_some_and(|turns| turns.experiment.starts_with(&name))
-                && here.as_ref().is_none_or(|here| why_not_the_same(&record.environment, here).is_none())
+        let is_ours = |record: &&IndexEntry| {
+            record.experiment.as_ref().is_some_and(|experiment| experiment.starts_with(&name))
+                && here.as_ref().is_none_or(|here| record.why_not_the_same(here).is_none())
         };
-        let newest = known.iter().rfind(is_ours).filter(|_| !how.fresh);
-        let experiment = match newest.and_then(|record| record.turns.as_ref()) {
-            Some(turns) => turns.experiment.clone(),
+        let newest = index.records.iter().rfind(is_ours).filter(|_| !how.fresh);
+        let experiment = match newest.and_then(|record| record.experiment.clone()) {
+            Some(experiment) => experiment,
             None => format!("{name}-{}", jiff::Timestamp::now().as_millisecond()),
         };
-        let of_experiment =
-            |record: &&Record| record.turns.as_ref().is_some_and(|turns| turns.experiment == experiment);
-        let earlier: Vec<Record> = known.iter().filter(is_ours).filter(of_experiment).cloned().collect();
+        let of_experiment = |record: &&IndexEntry| record.experiment.as_ref() == Some(&experiment);
+        let earlier = self.notebook.whole(index.records.iter().filter(of_experiment).filter(is_ours))?;
+        drop(index);
         let mut summary = self.go_on(cells, reference, how, experiment, earlier)?;
         summary.said.splice(0..0, recovered.warnings);
         if recovered.added > 0 {
@@ -165,20 +164,20 @@ impl Runner<'_, Train<'_>> {
     }
 
     /// Records of cells that do not run; those that the notebook has already, where nothing has changed.
-    fn record_skipped(&mut self, cells: &[Planned], known: &[Record]) -> Result<Vec<Record>, StoreError> {
+    fn record_skipped(&mut self, cells: &[Planned], known: &Index) -> Result<Vec<Record>, StoreError> {
         let mut records = Vec::new();
         for planned in cells {
             let Decision::Record { status, reason, .. } = &planned.decision else { continue };
-            let is_it = |record: &&Record| {
-                record.key == planned.grid.key && record.outcome.status == *status && record.outcome.reason == *reason
+            let is_it = |record: &&IndexEntry| {
+                record.key == planned.grid.key && record.status == *status && record.reason == *reason
             };
-            if let Some(record) = known.iter().rev().find(is_it) {
-                records.push(record.clone());
+            if let Some(record) = known.records.iter().rfind(is_it) {
+                records.push(self.notebook.record(record)?);
                 continue;
             }
             self.observe.begin(planned, 1, 0, cells.len());
             // What is not executed cannot be stopped.
-            let Ok((record, _)) = self.trial(planned, 1, cells, known, &[]) else { continue };
+            let Ok((record, _)) = self.trial(planned, 1, cells, &[], &[]) else { continue };
             self.notebook.append(&record)?;
             self.observe.end(&record);
             records.push(record);

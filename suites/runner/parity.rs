@@ -2,7 +2,9 @@
 //! numeric policy.
 
 use serde::Serialize;
+use serde_json::Value;
 use std::collections::HashMap;
+use std::sync::Arc;
 use zbench_config::grid::{canonical, of_plain};
 use zbench_engine::config::{
     BatchDivision, Cell, Data, Degrees, Evaluation, Hardware, Link, Lora, Model, Pace, Precision, PricedModel, Saving,
@@ -11,7 +13,9 @@ use zbench_engine::config::{
 use zbench_engine::numerics::Numerics;
 use zbench_engine::parity::{Point, compare as compare_points};
 use zbench_predict::planned::Planned;
+use zbench_reports::label::STRATEGY;
 use zbench_reports::record::{Parity, Record, Step, Verdict};
+use zbench_reports::{Index, IndexEntry};
 
 /// What cells must share for their losses to be comparable. Samples are numbered over the global batch, so the division of
 /// the batch among ranks and micro-batches is no part of it, and neither is the division of state and work. They change the
@@ -146,32 +150,36 @@ pub fn references_of(cells: &[Planned]) -> Vec<Option<usize>> {
 
 /// A measured record of a notebook whose losses others may be compared with.
 pub struct Reference {
-    class: String,
+    /// Hash of the class.
+    class: blake3::Hash,
     standing: Standing,
-    record: Record,
+    record: IndexEntry,
 }
 
 /// The measured reference records of a notebook, in its order: the newest stands last. A record whose cell this version
 /// cannot read is none.
-pub fn references(records: &[Record]) -> Vec<Reference> {
-    let of = |record: &Record| {
-        let cell = of_plain(&record.cell).ok()?;
-        (record.is_measured() && is_reference(&cell)).then(|| Reference {
-            class: class(&cell),
-            standing: Standing::of(&cell),
-            record: record.clone(),
-        })
+pub fn references(index: &Index) -> Vec<Reference> {
+    // Many records have the same cell.
+    let mut of_cells: HashMap<*const Value, Option<(blake3::Hash, Standing)>> = HashMap::new();
+    let of = |record: &IndexEntry| {
+        let known = of_cells.entry(Arc::as_ptr(&record.cell)).or_insert_with(|| {
+            // Most cells are of another strategy, and need not be read to know that.
+            record.setting(STRATEGY).filter(|strategy| *strategy == "ddp")?;
+            let cell = of_plain(&record.cell).ok().filter(is_reference)?;
+            Some((blake3::hash(class(&cell).as_bytes()), Standing::of(&cell)))
+        });
+        known.map(|(class, standing)| Reference { class, standing, record: record.clone() })
     };
-    records.iter().filter_map(of).collect()
+    index.records.iter().filter(|record| record.is_measured()).filter_map(of).collect()
 }
 
 /// The record of the notebook with whose losses this cell's are compared: the newest that fits.
 pub fn reference_in_notebook<'a>(
     cell: &Cell,
     references: &'a [Reference],
-    fits: impl Fn(&Record) -> bool,
-) -> Option<&'a Record> {
-    let own = class(cell);
+    fits: impl Fn(&IndexEntry) -> bool,
+) -> Option<&'a IndexEntry> {
+    let own = blake3::hash(class(cell).as_bytes());
     let of_class = references.iter().rev().filter(|other| other.class == own && fits(&other.record));
     preferred(cell.batch_division(), of_class.map(|other| (other.standing, &other.record)))
 }

@@ -153,7 +153,8 @@ impl<S: Suite> Runner<'_, S> {
                 false
             }
             Decision::Run => {
-                let trial = Trial { cell, number, cells, known, references, header: &self.header };
+                let trial =
+                    Trial { cell, number, cells, known, references, notebook: self.notebook, header: &self.header };
                 self.suite.measure(&trial, &mut record, self.observe)?
             }
         };

@@ -7,6 +7,7 @@ use crate::protocol::LifecycleEvent;
 use zbench_engine::trace::StepTrace;
 use zbench_predict::planned::{Decision, Planned};
 use zbench_reports::record::{Record, Step};
+use zbench_reports::{Index, Notebook};
 
 /// A cell of any suite, as the runner sees it.
 pub trait SuiteCell {
@@ -40,6 +41,8 @@ pub struct Trial<'a, C> {
     pub known: &'a [Record],
     /// Measured records whose losses others are compared with.
     pub references: &'a [Reference],
+    /// The notebook that holds the references.
+    pub notebook: &'a Notebook,
     /// What all records of the run have in common.
     pub header: &'a Header,
 }
@@ -75,7 +78,7 @@ pub trait Suite {
     }
 
     /// Those of the notebook's records whose losses others may be compared with.
-    fn references(&self, _records: &[Record]) -> Vec<Reference> {
+    fn references(&self, _index: &Index) -> Vec<Reference> {
         Vec::new()
     }
 }

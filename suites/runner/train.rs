@@ -12,6 +12,7 @@ use zbench_host::{machine, sampling};
 use zbench_predict::planned::{self, Decision, Planned};
 use zbench_predict::proxy;
 use zbench_reports::record::{Outcome, Record, Status, Step, label_flags};
+use zbench_reports::{Index, IndexEntry, Notebook};
 
 /// Runs training cells. How one is executed is behind [`Execute`], so that scheduling is tested without training.
 pub struct Train<'a> {
@@ -93,7 +94,7 @@ impl Suite for Train<'_> {
         execution.traced.note(record);
         lifecycle::add(record, execution.lifecycle);
         validity::add(record, &sampled, &end);
-        compare(record, cell, trial.cells, trial.known, trial.references);
+        compare(record, cell, trial.cells, trial.known, (trial.notebook, trial.references));
         Ok(execution.last)
     }
 
@@ -105,8 +106,8 @@ impl Suite for Train<'_> {
         parity::references_of(cells)
     }
 
-    fn references(&self, records: &[Record]) -> Vec<parity::Reference> {
-        parity::references(records)
+    fn references(&self, index: &Index) -> Vec<parity::Reference> {
+        parity::references(index)
     }
 }
 
@@ -172,7 +173,7 @@ pub(crate) fn compare(
     cell: &Cell,
     cells: &[Planned],
     known: &[Record],
-    references: &[parity::Reference],
+    (notebook, references): (&Notebook, &[parity::Reference]),
 ) {
     let reference_key = parity::reference_of(cell, cells).map(|index| cells[index].grid.key.clone());
     if record.is_measured() {
@@ -183,12 +184,14 @@ pub(crate) fn compare(
         };
         let of_notebook = || {
             // Another build may draw other weights or sum in another order: its losses are no reference.
-            let commit = |of: &Record| of.environment.get("commit").cloned();
-            let fits = |other: &Record| other.steps.len() == record.steps.len() && commit(other) == commit(record);
-            parity::reference_in_notebook(cell, references, fits)
+            let commit = record.environment.get("commit");
+            let fits = |other: &IndexEntry| other.steps == record.steps.len() && other.stated("commit") == commit;
+            // One that cannot be read any more is none.
+            notebook.record(parity::reference_in_notebook(cell, references, fits)?).ok()
         };
         let of_command = own.or_else(of_command);
-        let reference = of_command.or_else(of_notebook);
+        let of_notebook = if of_command.is_none() { of_notebook() } else { None };
+        let reference = of_command.or(of_notebook.as_ref());
         let mut parity = parity::compare(record, reference, &cell.precision);
         if let (None, Some(reference)) = (of_command, reference) {
             parity.extra.insert("reference_from".into(), "notebook".into());

@@ -9,12 +9,12 @@ use crate::suite::{Suite, SuiteCell};
 use crate::validity;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use zbench_predict::planned::Decision;
-use zbench_reports::environment::why_not_the_same;
 use zbench_reports::gate::random::Random;
 use zbench_reports::record::{Record, Source, Status};
 use zbench_reports::store::{Claim, Tail};
-use zbench_reports::{Notebook, StoreError};
+use zbench_reports::{IndexEntry, Notebook, StoreError};
 
 /// Which trials are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(super) struct TrialQueue<'a, C> {
     over: BTreeSet<usize>,
     /// The largest number of a trial of each cell, whoever made it.
     largest: HashMap<usize, u32>,
-    /// Records that count, oldest first.
+    /// Records of the cells that count, oldest first; of those that were there before only what [`TrialQueue::needed`] says.
     pub(super) counted: Vec<Record>,
     /// Trials of each cell that were asked for, and those that repeat flagged ones.
     wanted: Vec<Vec<u32>>,
@@ -85,15 +85,14 @@ impl<'a, C: SuiteCell> TrialQueue<'a, C> {
         repeats: bool,
         seed: Option<u64>,
     ) -> Result<Self, StoreError> {
-        let mut tail = notebook.tail();
-        let known = tail.news()?;
-        let wanted: Vec<Vec<u32>> = cells.iter().map(|cell| wanted(cell, trials, &known)).collect();
+        let index = notebook.index()?;
+        let wanted: Vec<Vec<u32>> = cells.iter().map(|cell| wanted(cell, trials, &index.records)).collect();
         let pending = schedule(cells, &wanted, seed);
         let mut queue = TrialQueue {
             notebook,
             cells,
             trials,
-            tail,
+            tail: notebook.tail(&index),
             here,
             index_of: cells.iter().enumerate().map(|(index, cell)| (cell.key(), index)).collect(),
             all: pending.len(),
@@ -107,24 +106,48 @@ impl<'a, C: SuiteCell> TrialQueue<'a, C> {
             counted: Vec::new(),
             wanted,
             set_aside: BTreeMap::new(),
-            references: suite.references(&known),
+            references: suite.references(&index),
             reference_of: suite.references_of(cells),
         };
-        for record in known {
-            queue.note_trial(&record);
-            match queue.why_not(&record) {
-                None => queue.count(record),
-                Some(reason) => {
-                    let settles = |index: &usize| {
-                        queue.wanted[*index].contains(&record.trial) && is_final(&record, &cells[*index])
-                    };
-                    if queue.index_of.get(record.key.as_str()).is_some_and(settles) {
-                        *queue.set_aside.entry(reason).or_default() += 1;
-                    }
+        // Many records were made in the same environment.
+        let mut reasons: HashMap<(*const Value, bool), Option<String>> = HashMap::new();
+        let mut counted: Vec<(usize, &IndexEntry)> = Vec::new();
+        for record in &index.records {
+            let Some(&cell) = queue.index_of.get(record.key.as_str()) else { continue };
+            queue.note_trial(&record.key, record.trial);
+            let environment = (Arc::as_ptr(&record.environment), record.status == Status::Skipped);
+            match reasons.entry(environment).or_insert_with(|| queue.why_not(record)) {
+                None => {
+                    queue.count(record);
+                    counted.push((cell, record));
                 }
+                Some(reason) if queue.wanted[cell].contains(&record.trial) && is_final(record, &cells[cell]) => {
+                    *queue.set_aside.entry(reason.clone()).or_default() += 1;
+                }
+                Some(_) => {}
             }
         }
+        queue.counted = notebook.whole(queue.needed(&counted))?;
         Ok(queue)
+    }
+
+    /// Selects the records that this run may ask for later: the last of each cell, its first and last measured ones, and the last of
+    /// each wanted trial. Keeps their order.
+    fn needed<'s>(&self, counted: &[(usize, &'s IndexEntry)]) -> Vec<&'s IndexEntry> {
+        let mut first: HashMap<usize, usize> = HashMap::new();
+        let mut last: HashMap<(usize, bool, Option<u32>), usize> = HashMap::new();
+        for (place, (cell, record)) in counted.iter().enumerate() {
+            last.insert((*cell, false, None), place);
+            if record.is_measured() {
+                first.entry(*cell).or_insert(place);
+                last.insert((*cell, true, None), place);
+            }
+            if self.wanted[*cell].contains(&record.trial) {
+                last.insert((*cell, false, Some(record.trial)), place);
+            }
+        }
+        let places: BTreeSet<usize> = first.into_values().chain(last.into_values()).collect();
+        places.into_iter().map(|place| counted[place].1).collect()
     }
 
     /// Trials that are no more to be done.
@@ -173,8 +196,8 @@ impl<'a, C: SuiteCell> TrialQueue<'a, C> {
             self.over.insert(index);
         }
         self.done.insert((index, record.trial));
-        self.note_trial(&record);
-        self.repeat_flagged(index, &record);
+        self.note_trial(&record.key, record.trial);
+        self.repeat_flagged(index, &IndexEntry::of(&record));
         self.counted.push(record);
     }
 
@@ -221,36 +244,35 @@ impl<'a, C: SuiteCell> TrialQueue<'a, C> {
     /// Takes in what others have added.
     fn catch_up(&mut self) -> Result<(), StoreError> {
         for record in self.tail.news()? {
-            self.note_trial(&record);
+            let Some(&index) = self.index_of.get(record.key.as_str()) else { continue };
+            self.note_trial(&record.key, record.trial);
             let is_ours = self.counted.iter().rev().any(|known| known.id == record.id);
-            if is_ours || self.why_not(&record).is_some() {
+            let summary = IndexEntry::of(&record);
+            if is_ours || self.why_not(&summary).is_some() {
                 continue;
             }
-            if let Some(&index) = self.index_of.get(record.key.as_str())
-                && !record.is_measured()
-                && *self.cells[index].decision() == Decision::Run
-            {
+            if !record.is_measured() && *self.cells[index].decision() == Decision::Run {
                 // As for our own: the next run tries it again, and not this one.
                 self.over.insert(index);
             }
-            self.count(record);
+            self.count(&summary);
+            self.counted.push(record);
         }
         Ok(())
     }
 
-    fn count(&mut self, record: Record) {
+    fn count(&mut self, record: &IndexEntry) {
         if let Some(&index) = self.index_of.get(record.key.as_str()) {
-            if is_final(&record, &self.cells[index]) {
+            if is_final(record, &self.cells[index]) {
                 self.done.insert((index, record.trial));
             }
-            self.repeat_flagged(index, &record);
+            self.repeat_flagged(index, record);
         }
-        self.counted.push(record);
     }
 
     /// For each wanted trial whose newest record is flagged one more is wanted, until as many are valid as were asked for, and
     /// at most twice as many trials as were asked for.
-    fn repeat_flagged(&mut self, index: usize, newest: &Record) {
+    fn repeat_flagged(&mut self, index: usize, newest: &IndexEntry) {
         match validity::is_worth_repeating(newest) {
             true => self.flagged.insert((index, newest.trial)),
             false => self.flagged.remove(&(index, newest.trial)),
@@ -274,21 +296,21 @@ impl<'a, C: SuiteCell> TrialQueue<'a, C> {
         }
     }
 
-    fn note_trial(&mut self, record: &Record) {
-        if let Some(&index) = self.index_of.get(record.key.as_str()) {
+    fn note_trial(&mut self, key: &str, trial: u32) {
+        if let Some(&index) = self.index_of.get(key) {
             let largest = self.largest.entry(index).or_default();
-            *largest = record.trial.max(*largest);
+            *largest = trial.max(*largest);
         }
     }
 
     /// Why a record settles nothing here.
-    fn why_not(&self, record: &Record) -> Option<String> {
+    fn why_not(&self, record: &IndexEntry) -> Option<String> {
         if !matches!(self.trials, Trials::UpTo(_)) {
             return Some("every trial is measured again".into());
         }
         // What was not run depends on no machine that it was not run on, but on its reason, which is compared.
-        let was_run = !matches!(record.outcome.status, Status::Skipped);
-        self.here.as_ref().filter(|_| was_run).and_then(|here| why_not_the_same(&record.environment, here))
+        let was_run = !matches!(record.status, Status::Skipped);
+        self.here.as_ref().filter(|_| was_run).and_then(|here| record.why_not_the_same(here))
     }
 
     fn forget_done(&mut self) {
@@ -314,17 +336,17 @@ enum Claimed {
 
 /// Whether a record settles its trial: failures and time-outs are tried again by the next run, and a cell that now runs
 /// is not settled by an earlier skip.
-fn is_final<C: SuiteCell>(record: &Record, cell: &C) -> bool {
-    match (cell.decision(), record.outcome.status) {
+fn is_final<C: SuiteCell>(record: &IndexEntry, cell: &C) -> bool {
+    match (cell.decision(), record.status) {
         (Decision::Run, Status::Measured | Status::Diverged) => true,
-        (Decision::Run, Status::OutOfMemory) => record.outcome.source == Some(Source::Arena),
+        (Decision::Run, Status::OutOfMemory) => record.source == Some(Source::Arena),
         (Decision::Run, _) => false,
-        (Decision::Record { status, reason, .. }, found) => *status == found && *reason == record.outcome.reason,
+        (Decision::Record { status, reason, .. }, found) => *status == found && *reason == record.reason,
     }
 }
 
 /// The trials of a cell that are wanted. What does not run needs one record.
-fn wanted<C: SuiteCell>(cell: &C, trials: Trials, known: &[Record]) -> Vec<u32> {
+fn wanted<C: SuiteCell>(cell: &C, trials: Trials, known: &[IndexEntry]) -> Vec<u32> {
     match trials {
         Trials::UpTo(count) | Trials::Fresh(count) => (1..=if cell.runs_once() { 1 } else { count }).collect(),
         Trials::OneMore => {

@@ -3,13 +3,14 @@
 use crate::protocol::End;
 use std::collections::BTreeSet;
 use zbench_host::sampling::sampled::Sampled;
+use zbench_reports::IndexEntry;
 use zbench_reports::record::Record;
 
 /// Flags of what another trial would show again.
 const LASTING: [&str; 3] = ["cpu_quota", "emulated_device", "not_reproducible"];
 
 /// Whether a trial was measured and does not count because of what the machine did meanwhile, so that another may count.
-pub fn is_worth_repeating(record: &Record) -> bool {
+pub fn is_worth_repeating(record: &IndexEntry) -> bool {
     let mut flags = record.excluding_flags().peekable();
     record.is_measured() && flags.peek().is_some() && flags.all(|flag| !LASTING.contains(&flag))
 }

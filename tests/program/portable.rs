@@ -40,6 +40,27 @@ fn listed(notebook: &Path, terms: &[&str]) -> Vec<String> {
     text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["id"].as_str().unwrap().to_string()).collect()
 }
 
+/// Long lists are written in parts.
+#[test]
+fn a_long_list_has_every_record_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let notebook = folder.path().join("nb");
+    std::fs::create_dir(&notebook).unwrap();
+    let line = |number: u32| {
+        format!("{{\"schema\":2,\"id\":\"id{number:06}\",\"key\":\"k\",\"outcome\":{{\"status\":\"failed\"}}}}\n")
+    };
+    std::fs::write(notebook.join("records.jsonl"), (0..2100).map(line).collect::<String>()).unwrap();
+    for format in ["csv", "markdown"] {
+        let text = said(&notebook, &["list", "--format", format]);
+        assert_eq!(text.matches("id00").count(), 2100, "{format}");
+        assert_eq!(text.lines().filter(|line| line.contains("outcome")).count(), 1, "{format}: one header");
+    }
+    let text = said(&notebook, &["list", "--sort", "trial"]);
+    let rows: Vec<&str> = text.lines().filter(|line| line.contains("│ id") && line.contains("failed")).collect();
+    assert!(rows.len() == 2100 && rows[2099].contains("id002099"), "{}", rows.len());
+    assert!(text.starts_with("Records\n\n┌") && text.ends_with("┘\n\n2100 records.\n"), "{text}");
+}
+
 #[test]
 fn lists_are_filtered_sorted_and_cut() {
     let folder = tempfile::tempdir().unwrap();

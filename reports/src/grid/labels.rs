@@ -1,5 +1,6 @@
 //! Names for cells, made from the configuration keys in which they differ.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
 use serde_json::Value;
@@ -11,8 +12,67 @@ pub use crate::label::STRATEGY;
 use crate::label::{self, UNSET};
 use crate::phrase::first_names;
 use crate::record::{Record, Status};
+use crate::store::IndexEntry;
 
 const SHORTEST_ID: usize = 8;
+
+/// A record, or its entry in an index, as labels use it.
+pub trait Labelled {
+    /// The title of the notebook entry.
+    fn name(&self) -> &str;
+    /// The hash of the configuration.
+    fn key(&self) -> &str;
+    /// The resolved configuration.
+    fn cell(&self) -> &Value;
+    /// The description of a record of kernels, which have no other label.
+    fn description(&self) -> Option<Cow<'_, str>>;
+    /// True for a skipped cell, whose configuration may be what was written and no more.
+    fn is_skipped(&self) -> bool;
+}
+
+impl Labelled for Record {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn cell(&self) -> &Value {
+        &self.cell
+    }
+
+    fn description(&self) -> Option<Cow<'_, str>> {
+        bench::label(self).map(Cow::from)
+    }
+
+    fn is_skipped(&self) -> bool {
+        self.outcome.status == Status::Skipped
+    }
+}
+
+impl Labelled for IndexEntry {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn cell(&self) -> &Value {
+        &self.cell
+    }
+
+    fn description(&self) -> Option<Cow<'_, str>> {
+        self.label.as_deref().map(Cow::from)
+    }
+
+    fn is_skipped(&self) -> bool {
+        self.status == Status::Skipped
+    }
+}
 
 /// A configuration key whose value differs between cells.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,16 +105,16 @@ pub struct Axes {
 }
 
 /// The keys in which the configurations of these records differ.
-pub fn axes(cells: &[&Record]) -> Axes {
+pub fn axes(cells: &[&impl Labelled]) -> Axes {
     axes_but(cells, &[])
 }
 
 /// The same, where the values of these keys were found by a search: they come last, so that they are main keys only where no other key
 /// is.
-pub fn axes_but(cells: &[&Record], found_keys: &[String]) -> Axes {
+pub fn axes_but(cells: &[&impl Labelled], found_keys: &[String]) -> Axes {
     let mut found = Vec::new();
-    let is_skipped: Vec<bool> = cells.iter().map(|cell| cell.outcome.status == Status::Skipped).collect();
-    differing("", &cells.iter().map(|cell| Some(&cell.cell)).collect::<Vec<_>>(), &is_skipped, &mut found);
+    let is_skipped: Vec<bool> = cells.iter().map(|cell| cell.is_skipped()).collect();
+    differing("", &cells.iter().map(|cell| Some(cell.cell())).collect::<Vec<_>>(), &is_skipped, &mut found);
     name(&mut found, cells);
     // A stable sort: the other keys keep the order of the configuration. How many ranks share a sequence comes before accumulation, which
     // follows from it where the global batch is stated.
@@ -86,10 +146,10 @@ pub fn axes_but(cells: &[&Record], found_keys: &[String]) -> Axes {
 }
 
 /// Names axes by the last part of their path, unless another key of any cell ends in the same part.
-fn name(axes: &mut [Axis], cells: &[&Record]) {
+fn name(axes: &mut [Axis], cells: &[&impl Labelled]) {
     let mut paths: BTreeSet<String> = axes.iter().map(|axis| axis.path.clone()).collect();
     for cell in cells {
-        each_setting(&cell.cell, &mut |path, value| {
+        each_setting(cell.cell(), &mut |path, value| {
             if !value.is_object() {
                 paths.insert(path.to_string());
             }
@@ -189,32 +249,34 @@ pub fn told_apart(mut labels: Vec<String>, keys: &[&str]) -> Vec<String> {
 }
 
 /// The label of a cell that differs in nothing: its strategy, or its title where it has none.
-pub fn fallback(record: &Record) -> &str {
-    record.setting(STRATEGY).and_then(Value::as_str).filter(|strategy| !strategy.is_empty()).unwrap_or(&record.name)
+pub fn fallback(record: &impl Labelled) -> &str {
+    let strategy = record.cell().pointer("/parallel/strategy").and_then(Value::as_str);
+    strategy.filter(|strategy| !strategy.is_empty()).unwrap_or(record.name())
 }
 
 /// The labels of these cells, given one record of each, by the keys in which they differ.
-pub fn of_cells(cells: &[&Record]) -> (Axes, Vec<String>) {
-    let settings: Vec<&Value> = cells.iter().map(|cell| &cell.cell).collect();
-    let keys: Vec<&str> = cells.iter().map(|cell| cell.key.as_str()).collect();
+pub fn of_cells(cells: &[&impl Labelled]) -> (Axes, Vec<String>) {
+    let settings: Vec<&Value> = cells.iter().map(|cell| cell.cell()).collect();
+    let keys: Vec<&str> = cells.iter().map(|cell| cell.key()).collect();
     let axes = axes(cells);
-    let fallback = cells.first().map_or("", |cell| fallback(cell));
+    let fallback = cells.first().map_or("", |cell| fallback(*cell));
     let labels = labels(&axes, &settings, &keys, fallback);
     (axes, labels)
 }
 
 /// The label of each record among those of the same title, without settings that are off, as reports show it; for kernels a
 /// description.
-pub fn labels_of(records: &[&Record]) -> Vec<String> {
-    let mut labels: Vec<String> = records.iter().map(|record| bench::label(record).unwrap_or_default()).collect();
+pub fn labels_of(records: &[&impl Labelled]) -> Vec<String> {
+    let description = |record: &&_| Labelled::description(*record).unwrap_or_default().into_owned();
+    let mut labels: Vec<String> = records.iter().map(description).collect();
     let (unlabelled, labelled): (Vec<usize>, Vec<usize>) = (0..records.len()).partition(|&at| labels[at].is_empty());
-    for (_, places) in grouped(labelled.into_iter().map(|at| (&records[at].name, at))) {
-        let keys: Vec<&str> = places.iter().map(|&at| records[at].key.as_str()).collect();
+    for (_, places) in grouped(labelled.into_iter().map(|at| (records[at].name(), at))) {
+        let keys: Vec<&str> = places.iter().map(|&at| records[at].key()).collect();
         let own = told_apart(places.iter().map(|&at| labels[at].clone()).collect(), &keys);
         places.into_iter().zip(own).for_each(|(at, label)| labels[at] = label);
     }
-    for (_, of_name) in grouped(unlabelled.into_iter().map(|at| (&records[at].name, at))) {
-        let cells = grouped(of_name.into_iter().map(|at| (&records[at].key, at)));
+    for (_, of_name) in grouped(unlabelled.into_iter().map(|at| (records[at].name(), at))) {
+        let cells = grouped(of_name.into_iter().map(|at| (records[at].key(), at)));
         let (axes, whole) = of_cells(&cells.iter().map(|(_, places)| records[places[0]]).collect::<Vec<_>>());
         for ((_, places), short) in cells.into_iter().zip(short(&axes, &whole)) {
             places.into_iter().for_each(|at| labels[at] = short.clone());
@@ -225,8 +287,8 @@ pub fn labels_of(records: &[&Record]) -> Vec<String> {
 
 /// The only one of these cells in which all main keys are off, except those for which `is_named` holds: the cell to which a label
 /// without settings that are off belongs.
-pub fn plainest<'r>(cells: &[&'r Record], is_named: &dyn Fn(&str) -> bool) -> Option<&'r Record> {
-    let settings: Vec<&Value> = cells.iter().map(|cell| &cell.cell).collect();
+pub fn plainest<'r, L: Labelled>(cells: &[&'r L], is_named: &dyn Fn(&str) -> bool) -> Option<&'r L> {
+    let settings: Vec<&Value> = cells.iter().map(|cell| cell.cell()).collect();
     let axes = axes(cells);
     let is_off = |axis: &Axis, cell: usize| {
         let has_none = axis.path.starts_with("lora.") && !has_adapter(settings[cell]);

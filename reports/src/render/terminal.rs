@@ -4,7 +4,7 @@ use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ColumnConstraint, ContentArrangement};
 
 use super::spark;
-use crate::document::{Align, Block, Document, Entry, Table, Tone};
+use crate::document::{Align, Block, Column, Document, Entry, Table, Tone};
 use crate::screen::layout;
 use crate::text::{columns, one_line, several_lines};
 
@@ -26,11 +26,11 @@ pub fn render(document: &Document, terminal: Terminal) -> String {
     if let Some(screen) = &document.screen {
         parts.push(layout::lines(screen, terminal.width, terminal.color).join("\n"));
     } else if !document.title.is_empty() {
-        parts.push(bold(&wrapped(&one_line(&document.title), "", terminal), terminal));
+        parts.push(heading(&document.title, terminal));
     }
     for block in &document.blocks {
         parts.push(match block {
-            Block::Heading { text, .. } => bold(&wrapped(&one_line(text), "", terminal), terminal),
+            Block::Heading { text, .. } => heading(text, terminal),
             Block::Paragraph(text) => wrapped(&several_lines(text), "", terminal),
             Block::List(items) => {
                 let items: Vec<String> = items.iter().map(|item| wrapped(&one_line(item), "-", terminal)).collect();
@@ -57,6 +57,11 @@ pub fn render(document: &Document, terminal: Terminal) -> String {
     parts.join("\n\n") + "\n"
 }
 
+/// A title or a heading, bold in colour, wrapped.
+pub fn heading(text: &str, terminal: Terminal) -> String {
+    bold(&wrapped(&one_line(text), "", terminal), terminal)
+}
+
 /// A table that is too wide continues below itself with its first column repeated, so that no number is broken.
 fn render_table(table: &Table, terminal: Terminal) -> String {
     let shown: Vec<usize> = table.shown().collect();
@@ -75,17 +80,24 @@ fn render_table(table: &Table, terminal: Terminal) -> String {
 
 /// The width of a column in letters, and whether some of its entries are longer and wrap.
 #[derive(Clone, Copy)]
-struct Width {
-    letters: u16,
-    wraps: bool,
+pub(super) struct Width {
+    pub letters: u16,
+    pub wraps: bool,
 }
 
-/// Numbers and short words get their full width, titles that of their longest word; long texts may wrap.
 fn width(table: &Table, place: usize, terminal: Terminal) -> Width {
-    let title = measure(one_line(&table.columns[place].title).split(' ').map(str::to_string));
-    let entries = measure(table.rows.iter().map(|row| one_line(&row[place].text)));
+    let widest = table.rows.iter().map(|row| columns(&one_line(&row[place].text))).max();
     let is_first = table.shown().next() == Some(place);
-    let limit = match (table.columns[place].align, is_first) {
+    width_of(&table.columns[place], widest.unwrap_or(0), is_first, terminal)
+}
+
+/// Numbers and short words get their full width, titles that of their longest word; long texts may wrap. `widest` is the width of the
+/// widest entry in letters.
+pub(super) fn width_of(column: &Column, widest: usize, is_first: bool, terminal: Terminal) -> Width {
+    let title = one_line(&column.title).split(' ').map(columns).max().unwrap_or(0);
+    let letters = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
+    let (title, entries) = (letters(title), letters(widest));
+    let limit = match (column.align, is_first) {
         (Align::Right, _) => u16::MAX,
         // Columns that wrap share the room that others leave, so this is the least width of a label.
         (Align::Left, true) => (terminal.width / 5).max(LONGEST_WORDS / 2),
@@ -98,13 +110,8 @@ const LONGEST_WORDS: u16 = 40;
 /// Padding and the line between columns.
 const AROUND: u32 = 3;
 
-/// The width of the widest text.
-fn measure(texts: impl Iterator<Item = String>) -> u16 {
-    texts.map(|text| columns(&text)).max().unwrap_or(0).try_into().unwrap_or(u16::MAX)
-}
-
 /// The columns of each part of a table that is too wide.
-fn pieces(first: (usize, Width), rest: &[(usize, Width)], terminal: Terminal) -> Vec<Vec<(usize, Width)>> {
+pub(super) fn pieces(first: (usize, Width), rest: &[(usize, Width)], terminal: Terminal) -> Vec<Vec<(usize, Width)>> {
     let room = |column: &(usize, Width)| u32::from(column.1.letters) + AROUND;
     let mut pieces = vec![vec![first]];
     let mut used = 1 + room(&first);

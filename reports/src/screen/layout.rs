@@ -69,7 +69,7 @@ fn whole_words(text: &str, ends_at_word: bool) -> &str {
 }
 
 /// The text in lines; a word longer than a line is broken. The first line may have another width.
-fn wrapped(text: &str, first: usize, others: usize) -> Vec<String> {
+pub(crate) fn wrapped(text: &str, first: usize, others: usize) -> Vec<String> {
     let mut rows = vec![String::new()];
     let mut used = 0;
     for word in text.split(' ').filter(|word| !word.is_empty()) {

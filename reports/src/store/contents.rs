@@ -41,19 +41,7 @@ pub struct Contents {
 impl Contents {
     /// Warnings for the reader: one sentence for each unreadable or torn line.
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings: Vec<String> = self
-            .unreadable
-            .iter()
-            .map(|unreadable| format!("line {} of {RECORDS} is left out: {}", unreadable.line, unreadable.reason))
-            .collect();
-        if self.torn_bytes > 0 {
-            warnings.push(format!(
-                "the last line of {RECORDS} was cut off in the middle of a write ({} bytes); the record before it is \
-                 whole, and the next append moves the rest to {TORN}",
-                self.torn_bytes
-            ));
-        }
-        warnings
+        warnings(&self.unreadable, self.torn_bytes)
     }
 
     /// The records of a cell, in the order in which they were written.
@@ -63,20 +51,37 @@ impl Contents {
 
     /// The tags of every record that has tags, in alphabetical order.
     pub fn tags(&self) -> BTreeMap<&str, BTreeSet<&str>> {
-        let mut tags: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        for remark in &self.remarks {
-            let of = tags.entry(&remark.note_for).or_default();
-            of.extend(remark.tags(ADDED));
-            of.retain(|tag| !remark.tags(REMOVED).any(|removed| removed == *tag));
-        }
-        tags.retain(|_, of| !of.is_empty());
-        tags
+        tags_of(&self.remarks)
     }
 
     /// The remarks on a record.
     pub fn remarks_on<'a>(&'a self, id: &'a str) -> impl Iterator<Item = &'a Remark> {
         self.remarks.iter().filter(move |remark| remark.note_for == id)
     }
+}
+
+pub(super) fn warnings(unreadable: &[Unreadable], torn_bytes: u64) -> Vec<String> {
+    let left_out = |of: &Unreadable| format!("line {} of {RECORDS} is left out: {}", of.line, of.reason);
+    let mut warnings: Vec<String> = unreadable.iter().map(left_out).collect();
+    if torn_bytes > 0 {
+        warnings.push(format!(
+            "the last line of {RECORDS} was cut off in the middle of a write ({torn_bytes} bytes); the record before it is \
+             whole, and the next append moves the rest to {TORN}"
+        ));
+    }
+    warnings
+}
+
+/// The tags of every record that has tags, in alphabetical order.
+pub fn tags_of<'a>(remarks: impl IntoIterator<Item = &'a Remark>) -> BTreeMap<&'a str, BTreeSet<&'a str>> {
+    let mut tags: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for remark in remarks {
+        let of = tags.entry(&remark.note_for).or_default();
+        of.extend(remark.tags(ADDED));
+        of.retain(|tag| !remark.tags(REMOVED).any(|removed| removed == *tag));
+    }
+    tags.retain(|_, of| !of.is_empty());
+    tags
 }
 
 /// A line that could be read.
@@ -108,7 +113,7 @@ pub(super) fn parse_line(line: &[u8]) -> Result<Line, String> {
     serde_json::from_slice(line).map(|record| Line::Record(Box::new(record))).map_err(bad)
 }
 
-fn id_of(line: &[u8]) -> Option<String> {
+pub(super) fn id_of(line: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Named {
         id: String,

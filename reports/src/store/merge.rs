@@ -1,12 +1,10 @@
 //! Merges the records of another notebook.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{BufReader, Seek};
 
 use serde_json::Value;
 
-use super::{Notebook, StoreError, line_of, read_lines};
+use super::{Index, IndexEntry, Notebook, StoreError, line_of};
 use crate::record::{Record, Remark};
 
 /// The result of a merge.
@@ -29,17 +27,15 @@ impl Notebook {
     /// remarks are the same if they were made on the same record at the same moment. So a redacted copy is not added beside its
     /// original.
     pub fn merge(&self, records: &[Record], remarks: &[Remark]) -> Result<Merged, StoreError> {
-        self.append_lines(|mut file: &File| {
-            let read = file.rewind().and_then(|()| read_lines(BufReader::new(file)));
-            let here = read.map_err(|source| StoreError::Read { path: self.path(), source })?;
+        self.append_lines(|here: &Index| {
             let mut merged = Merged::default();
             let mut lines = Vec::new();
-            let by_id: BTreeMap<&str, &Record> =
+            let by_id: BTreeMap<&str, &IndexEntry> =
                 here.records.iter().map(|record| (record.id.as_str(), record)).collect();
             let unreadable: BTreeSet<&str> = here.unreadable.iter().filter_map(|line| line.id.as_deref()).collect();
             for record in records {
                 match by_id.get(record.id.as_str()) {
-                    Some(known) if measured(known) == measured(record) => merged.known += 1,
+                    Some(known) if measured(&self.record(known)?) == measured(record) => merged.known += 1,
                     Some(_) => merged.conflicts.push(record.id.clone()),
                     None if unreadable.contains(record.id.as_str()) => merged.conflicts.push(record.id.clone()),
                     None => {
@@ -48,7 +44,7 @@ impl Notebook {
                     }
                 }
             }
-            let mut known: BTreeSet<(&str, &str, &str)> = here.remarks.iter().map(identity).collect();
+            let mut known: BTreeSet<(&str, &str, &str)> = here.remarks().map(identity).collect();
             for remark in remarks {
                 if known.insert(identity(remark)) {
                     lines.extend(line_of(&remark.note_for, remark)?);

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 
 use super::contents::{Line, parse_line};
-use super::{Notebook, StoreError, lock, open_if_there};
+use super::{Index, Notebook, StoreError, lock, open_if_there};
 use crate::record::Record;
 
 /// Reads a notebook's records as they are added.
@@ -16,9 +16,9 @@ pub struct Tail {
 }
 
 impl Notebook {
-    /// A reader that begins with the first record.
-    pub fn tail(&self) -> Tail {
-        Tail { notebook: self.clone(), offset: 0 }
+    /// A reader that begins behind what the index has.
+    pub fn tail(&self, index: &Index) -> Tail {
+        Tail { notebook: self.clone(), offset: index.end }
     }
 }
 

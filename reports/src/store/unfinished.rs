@@ -141,13 +141,16 @@ impl Notebook {
 
     /// The id of a record that has fewer turns in the notebook than here.
     fn less_than(&self, records: &[Record]) -> Result<Option<String>, StoreError> {
-        let known = self.records()?;
-        let count = |records: &[Record], id: &str| {
-            let record = records.iter().find(|record| record.id == id);
-            record.and_then(|record| record.turns.as_ref()).map_or(0, |turns| turns.rows.len())
-        };
-        let mut ids = records.iter().map(|record| &record.id);
-        Ok(ids.find(|id| count(&known, id) < count(records, id)).cloned())
+        let index = self.index()?;
+        let count = |record: &Record| record.turns.as_ref().map_or(0, |turns| turns.rows.len());
+        for record in records {
+            let known = index.records.iter().find(|known| known.id == record.id);
+            let known = known.map(|known| self.record(known)).transpose()?;
+            if known.as_ref().map_or(0, count) < count(record) {
+                return Ok(Some(record.id.clone()));
+            }
+        }
+        Ok(None)
     }
 }
 

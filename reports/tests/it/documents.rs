@@ -3,11 +3,11 @@
 use proptest::prelude::*;
 use zbench_reports::document::Document;
 use zbench_reports::estimate_report::{self, Candidate, EstimateRow, Searched, searched, what_if};
-use zbench_reports::notebook_report::{list, show};
+use zbench_reports::notebook_report::{List, show};
 use zbench_reports::record::*;
 use zbench_reports::render::{html, markdown};
 use zbench_reports::screen::Room;
-use zbench_reports::{OrderedMap, Remark};
+use zbench_reports::{Index, IndexEntry, OrderedMap, Remark};
 
 use super::{any, grid};
 
@@ -242,6 +242,11 @@ fn a_terminal_has_no_pages_of_details_and_files_have_all_of_them() {
 fn estimates_are_read_back_from_json() {
     let row = row("fsdp", 70 * GIB, 80 * GIB);
     assert_eq!(serde_json::from_str::<EstimateRow>(&serde_json::to_string(&row).unwrap()).unwrap(), row);
+}
+
+fn list(records: &[Record]) -> Document {
+    let entries: Vec<IndexEntry> = records.iter().map(IndexEntry::of).collect();
+    List::new(&entries.iter().collect::<Vec<_>>(), &Index::default(), None).document()
 }
 
 #[test]

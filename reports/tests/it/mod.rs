@@ -11,6 +11,7 @@ mod few_trials;
 mod gate;
 pub mod grid;
 mod html;
+mod index;
 mod large;
 mod limits;
 mod order;

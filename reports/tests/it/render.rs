@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use zbench_reports::Document;
 use zbench_reports::document::{Block, Column, Entry, Table, Tone};
 use zbench_reports::render::terminal::Terminal;
-use zbench_reports::render::{csv, json, markdown, terminal};
+use zbench_reports::render::{csv, json, long, markdown, terminal};
 use zbench_reports::units;
 
 use super::any::{number, text};
@@ -201,6 +201,36 @@ fn text_is_wrapped_to_the_terminal() {
     let shown = terminal::render(&document, Terminal { width: 16, color: false });
     assert!(shown.lines().all(|line| line.chars().count() <= 16), "{shown}");
     assert!(shown.contains("\n- alpha") && shown.contains("\n  gamma"), "{shown}");
+}
+
+/// A table that is written row by row looks like one that is made as a whole.
+#[test]
+fn long_tables_look_like_others() {
+    let part = |places: std::ops::Range<usize>| {
+        let rows: Vec<usize> = places.collect();
+        let mut table = Table::of("t", &rows);
+        table.words("record of all", |row| format!("id{row}"));
+        table.numbers("tokens/s", "tokens/s", |row| *row);
+        table.words("machine", |_| "none").for_machines = true;
+        table
+            .words("outcome", |row| Entry::words("né\u{7}").toned(if *row == 7 { Tone::Warning } else { Tone::Plain }));
+        for column in 0..5 {
+            table.numbers(format!("column {column}"), "", |row| 1_000_000 * row);
+        }
+        // A text that wraps.
+        table.words("flags", |row| if *row == 3 { "a number of words and ".repeat(4) } else { String::new() });
+        table.build()
+    };
+    let mut document = Document::new("");
+    document.table(part(0..1500));
+    for terminal in [(60, false), (80, true), (200, false)].map(|(width, color)| Terminal { width, color }) {
+        let mut written = Vec::new();
+        long::write(&mut written, 1500, &part, terminal).unwrap();
+        let written = String::from_utf8(written).unwrap();
+        let whole = terminal::render(&document, terminal);
+        let differing = written.lines().zip(whole.lines()).find(|(a, b)| a != b);
+        assert_eq!((differing, written.lines().count()), (None, whole.lines().count()), "{terminal:?}");
+    }
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn tags_are_what_remarks_left_of_them() {
 #[test]
 fn a_tail_sees_each_record_once() {
     let (_dir, notebook) = notebook();
-    let mut tail = notebook.tail();
+    let mut tail = notebook.tail(&notebook.index().unwrap());
     let mut news = || tail.news().unwrap().into_iter().map(|record| record.id).collect::<Vec<_>>();
     assert_eq!(news(), Vec::<String>::new());
     notebook.append(&record("one")).unwrap();
@@ -308,6 +308,8 @@ fn a_killed_writer_loses_nothing_that_it_finished() {
         let after = notebook.read().unwrap();
         let after_ids: Vec<String> = after.records.iter().map(|record| record.id.clone()).collect();
         assert!(after_ids.starts_with(&finished));
+        let index = Notebook::open(notebook.directory()).unwrap().index().unwrap();
+        assert!(index.records.iter().map(|record| &record.id).eq(&after_ids), "the index has them, too");
         assert!(after.unreadable.is_empty());
         notebook.append(&record("after")).unwrap();
         assert_eq!(ids(&notebook).len(), after_ids.len() + 1);

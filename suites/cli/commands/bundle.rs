@@ -8,24 +8,24 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Write};
 use std::path::Path;
 use zbench_host::{exit, machine};
+use zbench_reports::Notebook;
 use zbench_reports::bundle::Redaction;
 use zbench_reports::units::plural;
-use zbench_reports::{Notebook, Remark};
 
 /// `zbench export --bundle FILE [ID|FILTER]`.
 pub fn export(global: &Global, arguments: &ExportArgs, bundle: &Path) -> Result<u8> {
     let notebook = existing(global)?;
-    let contents = notebook.read()?;
-    notebook::print_warnings(&contents);
+    let index = notebook.index()?;
+    notebook::print_warnings(&index);
     let now = jiff::Timestamp::now();
-    let records = filter::choose(&notebook, &contents, &arguments.what, now)?;
+    let records = filter::choose(&notebook, &index, &arguments.what, now)?;
     if records.is_empty() {
         zbench_host::say!("no record is left to export; `zbench list` shows what there is");
         return Ok(exit::NOT_MEASURED);
     }
     let ids: BTreeSet<&str> = records.iter().map(|record| record.id.as_str()).collect();
-    let about = |remark: &&Remark| ids.contains(remark.note_for.as_str());
-    let remarks: Vec<Remark> = contents.remarks.iter().filter(about).cloned().collect();
+    let remarks = notebook.remarks_on(&index, |id| ids.contains(id))?;
+    let records = notebook.whole(records)?;
     let redaction =
         if arguments.keep_hosts { Redaction::of_secrets() } else { Redaction::of_hosts(&machine::host_name()) };
     let bytes =

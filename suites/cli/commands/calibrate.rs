@@ -4,6 +4,7 @@
 mod device;
 
 use super::signals::stop_flag;
+use super::train::drive_rates;
 use super::{append, header_named, print_document, print_lines};
 use crate::{Format, Global};
 use anyhow::{Result, bail};
@@ -127,8 +128,8 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
 /// corrections.
 fn from_notebook(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     let path = arguments.save.clone().unwrap_or_else(|| default_path(&machine::host_name()));
-    let records = Notebook::open(&global.notebook)?.records()?;
-    let drives = drives::of_records(&records, &residuals::this_host());
+    let notebook = Notebook::open(&global.notebook)?;
+    let drives = drive_rates(&notebook)?;
     drives.iter().for_each(|of| zbench_host::say!("{of}"));
     if !drives.is_empty() && !arguments.no_save {
         drives::save(&path, &drives)?;
@@ -143,7 +144,12 @@ fn from_notebook(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
         }
         Err(reason) => return Err(anyhow::Error::msg(reason)),
     };
-    let residuals = Residuals::of(&records, &residuals::this_host(), &profile);
+    let (host, index) = (residuals::this_host(), notebook.index()?);
+    let mut failed = Ok(());
+    let records = notebook.each(residuals::of_host(&index, &host));
+    let records = records.map_while(|record| record.map_err(|error| failed = Err(error)).ok());
+    let residuals = Residuals::of(records, &host, &profile);
+    failed?;
     print_document(global, &residuals.document())?;
     let corrections = residuals.corrections(&jiff::Timestamp::now().to_string());
     if corrections.spans.is_empty() {

@@ -6,7 +6,7 @@ use crate::{CompareArgs, Format, Global};
 use anyhow::{Result, bail};
 use serde_json::Value;
 use zbench_host::exit;
-use zbench_reports::compare::{self, Options, document};
+use zbench_reports::compare::{self, Options, Side, document};
 
 /// Compares two selections of records and prints the result.
 pub fn compare(global: &Global, arguments: &CompareArgs) -> Result<u8> {
@@ -14,7 +14,9 @@ pub fn compare(global: &Global, arguments: &CompareArgs) -> Result<u8> {
     let mut books = NotebookSet::new(&global.notebook);
     books.read(&arguments.a)?;
     books.read(b)?;
-    let (a, b) = (books.side(&arguments.a)?, books.side(b)?);
+    let records = (books.side(&arguments.a)?, books.side(b)?);
+    let a = Side { selector: arguments.a.trim().into(), records: records.0.iter().collect() };
+    let b = Side { selector: b.trim().into(), records: records.1.iter().collect() };
     let options = Options { include_flagged: arguments.include_flagged, all_steps: arguments.all_steps };
     let comparison = compare::compare(&a, &b, options);
     match global.format {

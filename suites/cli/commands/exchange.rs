@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use zbench_config::{ConfigError, grid};
 use zbench_host::{exit, machine, terminal};
+use zbench_reports::IndexEntry;
 use zbench_reports::record::Record;
 use zbench_reports::render::json::escaped;
 use zbench_suites::interop::export::{Base, Target};
@@ -171,15 +172,15 @@ fn chosen(global: &Global, arguments: &ExportArgs) -> Result<Option<(String, Val
     }
     let notebook = existing(global)?;
     if first == "best" {
-        let contents = notebook::contents(&notebook)?;
-        let records = filter::choose(&notebook, &contents, rest, jiff::Timestamp::now())?;
+        let index = notebook::index(&notebook)?;
+        let records = filter::choose(&notebook, &index, rest, jiff::Timestamp::now())?;
         let Some(record) = best(&records) else {
             zbench_host::say!(
                 "no record is measured, valid and within tolerance of its reference; `zbench list` shows what there is"
             );
             return Ok(None);
         };
-        return Ok(Some(named(record)));
+        return Ok(Some(named(&notebook.record(record)?)));
     }
     if !rest.is_empty() {
         bail!("one record is exported at a time; `best` takes the fastest of those that terms of `list` leave");
@@ -193,12 +194,11 @@ fn named(record: &Record) -> (String, Value) {
 }
 
 /// The fastest valid record whose losses match its reference.
-fn best(records: &[Record]) -> Option<&Record> {
-    let speed = |record: &Record| record.metrics.number("tokens_per_second").filter(|speed| speed.is_finite());
-    let trained = |record: &Record| !matches!(record.parity.verdict, zbench_reports::record::Verdict::Failed);
-    let candidates = records.iter().filter(|record| filter::is_valid(record) && trained(record));
+fn best<'i>(records: &[&'i IndexEntry]) -> Option<&'i IndexEntry> {
+    let trained = |record: &IndexEntry| !matches!(record.parity, zbench_reports::record::Verdict::Failed);
+    let candidates = records.iter().copied().filter(|record| filter::is_valid(record) && trained(record));
     candidates
-        .filter_map(|record| Some((speed(record)?, record)))
+        .filter_map(|record| Some((record.tokens_per_second?, record)))
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, record)| record)
 }

@@ -6,15 +6,19 @@ use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use zbench_config::units;
 use zbench_reports::label;
-use zbench_reports::record::Record;
-use zbench_reports::{Contents, Notebook};
+use zbench_reports::{Index, IndexEntry, Notebook};
 
 /// The records of a notebook that `what` stands for, in the order of the notebook. Terms: those of [`select::select`], and
 /// `tag`, `since`, `commit`, `valid`.
 ///
 /// # Errors
 /// An id that no record has, or a value that a term does not take.
-pub fn choose(notebook: &Notebook, contents: &Contents, what: &[String], now: Timestamp) -> Result<Vec<Record>> {
+pub fn choose<'i>(
+    notebook: &Notebook,
+    index: &'i Index,
+    what: &[String],
+    now: Timestamp,
+) -> Result<Vec<&'i IndexEntry>> {
     let mut rest = Vec::new();
     let mut own = Vec::new();
     for word in what {
@@ -29,10 +33,9 @@ pub fn choose(notebook: &Notebook, contents: &Contents, what: &[String], now: Ti
             rest.push(label::of_terms(others));
         }
     }
-    let tags = contents.tags();
-    let records: Vec<Record> =
-        contents.records.iter().filter(|record| own.iter().all(|term| term.holds(record, &tags))).cloned().collect();
-    select::select(notebook, records, &rest)
+    let tags = index.tags();
+    let records = index.records.iter().filter(|record| own.iter().all(|term| term.holds(record, &tags)));
+    select::select(notebook, index, records.collect(), &rest)
 }
 
 /// A term that this module handles.
@@ -60,12 +63,12 @@ impl Term {
         })
     }
 
-    fn holds(&self, record: &Record, tags: &BTreeMap<&str, BTreeSet<&str>>) -> bool {
+    fn holds(&self, record: &IndexEntry, tags: &BTreeMap<&str, BTreeSet<&str>>) -> bool {
         match self {
             Term::Tag(tag) => tags.get(record.id.as_str()).is_some_and(|of| of.contains(tag.as_str())),
             Term::Since(moment) => record.started.parse::<Timestamp>().is_ok_and(|started| started >= *moment),
             Term::Commit(wanted) => {
-                let commit = record.environment.get("commit").and_then(serde_json::Value::as_str).unwrap_or_default();
+                let commit = record.stated("commit").and_then(serde_json::Value::as_str).unwrap_or_default();
                 !commit.is_empty() && commit.starts_with(wanted.as_str())
             }
             Term::Valid(wanted) => is_valid(record) == *wanted,
@@ -74,7 +77,7 @@ impl Term {
 }
 
 /// Measured, and without a flag that keeps it out of the ranking.
-pub fn is_valid(record: &Record) -> bool {
+pub fn is_valid(record: &IndexEntry) -> bool {
     record.is_measured() && record.excluding_flags().next().is_none()
 }
 

@@ -14,14 +14,14 @@ use zbench_reports::plot::svg::{self, Theme};
 use zbench_reports::record::Status;
 use zbench_reports::render::markdown;
 use zbench_reports::screen::Room;
-use zbench_reports::{Document, Record, grid_report, units};
+use zbench_reports::{Document, IndexEntry, Record, grid_report, units};
 
 /// `zbench report [IDS|FILTER]`.
 pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
     let format = format(global, arguments)?;
     let notebook = existing(global)?;
-    let contents = notebook::contents(&notebook)?;
-    let mut chosen = filter::choose(&notebook, &contents, &arguments.what, jiff::Timestamp::now())?;
+    let index = notebook::index(&notebook)?;
+    let mut chosen = filter::choose(&notebook, &index, &arguments.what, jiff::Timestamp::now())?;
     // Records that are named by id are always reported.
     let names_ids = arguments.what.iter().any(|word| !word.contains('='));
     let left_out = if arguments.other_hardware || names_ids { None } else { leave_out_other_hardware(&mut chosen) };
@@ -32,6 +32,7 @@ pub fn report(global: &Global, arguments: &ReportArgs) -> Result<u8> {
         zbench_host::say!("no record is left to report on; `zbench list` shows what there is");
         return Ok(exit::NOT_MEASURED);
     }
+    let chosen = notebook.whole(chosen)?;
     let needs_document = format != Format::Json || arguments.figures.is_some();
     let room = room(&Global { format, ..global.clone() });
     let document = if needs_document { comparison(&chosen, left_out, room) } else { Document::default() };
@@ -75,7 +76,7 @@ fn comparison(records: &[Record], left_out: Option<String>, room: Room) -> Docum
 
 /// Takes out skipped records of a device on which nothing here was measured, so that a mistaken run does not relabel every
 /// cell; what to say of it, if there were some.
-fn leave_out_other_hardware(records: &mut Vec<Record>) -> Option<String> {
+fn leave_out_other_hardware(records: &mut Vec<&IndexEntry>) -> Option<String> {
     const DEVICE: &str = "hardware.device";
     let mut measured: Vec<Value> = records
         .iter()
@@ -89,8 +90,7 @@ fn leave_out_other_hardware(records: &mut Vec<Record>) -> Option<String> {
     let (mut count, mut devices) = (0, BTreeSet::new());
     records.retain(|record| {
         // A combination that is no cell may state no device.
-        let device =
-            record.setting(DEVICE).filter(|device| record.outcome.status == Status::Skipped && !device.is_null());
+        let device = record.setting(DEVICE).filter(|device| record.status == Status::Skipped && !device.is_null());
         let Some(other) = device.filter(|device| !measured.contains(device)) else { return true };
         count += 1;
         devices.insert(other.to_string());

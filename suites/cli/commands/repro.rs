@@ -19,12 +19,12 @@ use zbench_engine::planner::Planner;
 use zbench_estimate::framework;
 use zbench_host::exit;
 use zbench_predict::planned::{self, Decision};
-use zbench_reports::Notebook;
 use zbench_reports::collectives::document::is_of_suite;
 use zbench_reports::document::{Column, Document, Entry, Table};
 use zbench_reports::environment::{self, Difference};
 use zbench_reports::record::Record;
 use zbench_reports::units;
+use zbench_reports::{IndexEntry, Notebook};
 use zbench_runner::folders::Folders;
 use zbench_runner::{Header, Trials, parity};
 use zbench_suites::collectives::world_spec::{LaunchMode, WorldSpec};
@@ -32,7 +32,10 @@ use zbench_suites::collectives::world_spec::{LaunchMode, WorldSpec};
 /// Runs the cell and compares: losses, norms, bytes and calls must be the same; speeds are only shown.
 pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration) -> Result<u8> {
     let notebook = existing(global)?;
-    let Some(record) = select::one(&notebook, id)?.pop() else { bail!("`{id}` stands for no record") };
+    let index = notebook.index()?;
+    let Some(newest) = select::one(&notebook, &index, id)?.pop() else { bail!("`{id}` stands for no record") };
+    let record = notebook.record(newest)?;
+    drop(index);
     if is_of_suite(&record) {
         return collectives(global, session, &notebook, &record);
     }
@@ -138,11 +141,14 @@ fn collectives(global: &Global, session: &Session, notebook: &Notebook, record: 
     // Outputs beside the measurement are not requested again, and only this collective is measured.
     (arguments.save, arguments.nccl.output_file) = (None, None);
     arguments.collective = record.setting("collective").and_then(Value::as_str).map(str::to_string);
-    let before: BTreeSet<String> = notebook.records()?.into_iter().map(|record| record.id).collect();
+    let before = notebook.index()?;
+    let before: BTreeSet<&str> = before.records.iter().map(|record| record.id.as_str()).collect();
     let code = super::allreduce::allreduce_with(global, &arguments, false)?;
-    let is_it = |other: &Record| other.setting("collective") == record.setting("collective");
-    let new = notebook.records()?.into_iter().find(|other| !before.contains(&other.id) && is_it(other));
-    let Some(again) = new else { return Ok(code) };
+    let is_it = |other: &IndexEntry| other.setting("collective") == record.setting("collective");
+    let after = notebook.index()?;
+    let new = after.records.iter().find(|other| !before.contains(other.id.as_str()) && is_it(other));
+    let Some(new) = new else { return Ok(code) };
+    let again = notebook.record(new)?;
     if global.format == Format::Json {
         print_lines(&[again])?;
         return Ok(code);

@@ -5,41 +5,49 @@ use serde_json::Value;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use zbench_config::keys;
-use zbench_reports::compare::Side;
 use zbench_reports::label::{self, Term};
 use zbench_reports::record::Record;
 use zbench_reports::store::RECORDS;
-use zbench_reports::{Notebook, bench, grid_report};
+use zbench_reports::{Index, IndexEntry, Notebook, grid_report};
 
 /// The records that `what` stands for: words of `key=value` terms alone narrow, each of them; others (ids, keys of cells, strategies,
 /// labels) name records, all of which are taken. Nothing stands for all.
 ///
 /// # Errors
 /// A word that names nothing, or an id that several records have.
-pub fn select(notebook: &Notebook, mut records: Vec<Record>, what: &[String]) -> Result<Vec<Record>> {
+pub fn select<'i>(
+    notebook: &Notebook,
+    index: &'i Index,
+    mut records: Vec<&'i IndexEntry>,
+    what: &[String],
+) -> Result<Vec<&'i IndexEntry>> {
+    if what.is_empty() {
+        return Ok(records);
+    }
     let is_filter = |word: &&String| label::read(word).iter().all(|term| matches!(term, Term::Pair(..)));
     let (filters, names): (Vec<&String>, Vec<&String>) =
         what.iter().partition(|word| is_filter(word) && !is_label(&records, word));
-    let all = notebook.read()?.records;
-    let mut wanted: HashSet<String> = HashSet::new();
+    let all: Vec<&IndexEntry> = index.records.iter().collect();
+    let mut wanted: HashSet<&str> = HashSet::new();
     for name in &names {
         let found = named(&records, name)?;
-        wanted.extend(found.iter().map(|record| record.id.clone()));
+        wanted.extend(found.iter().map(|record| record.id.as_str()));
         // A record that other terms leave out exists all the same.
         if found.is_empty() && named(&all, name)?.is_empty() {
-            wanted.extend(one(notebook, name)?.into_iter().map(|record| record.id));
+            wanted.extend(one(notebook, index, name)?.into_iter().map(|record| record.id.as_str()));
         }
     }
     for filter in filters {
         if let Some(key) = unknown_key(&all, filter) {
             bail!("no record of {} has a value of `{key}`; {KEYS_OF_FILTERS}", notebook.directory().display());
         }
-        let held: HashSet<String> =
-            holding(&records, &label::read(filter))?.iter().map(|record| record.id.clone()).collect();
-        records.retain(|record| held.contains(&record.id));
+        let held: HashSet<&str> =
+            holding(&records, &label::read(filter))?.iter().map(|record| record.id.as_str()).collect();
+        records.retain(|record| held.contains(record.id.as_str()));
     }
-    records.retain(|record| names.is_empty() || wanted.contains(&record.id));
+    records.retain(|record| names.is_empty() || wanted.contains(record.id.as_str()));
     Ok(records)
 }
 
@@ -47,24 +55,20 @@ pub fn select(notebook: &Notebook, mut records: Vec<Record>, what: &[String]) ->
 ///
 /// # Errors
 /// It stands for nothing, or for several cells, which are listed.
-pub fn one(notebook: &Notebook, text: &str) -> Result<Vec<Record>> {
+pub fn one<'i>(notebook: &Notebook, index: &'i Index, text: &str) -> Result<Vec<&'i IndexEntry>> {
     let text = text.trim();
     if text.is_empty() {
         bail!("the selector is empty; write the beginning of a record's id, or a label that `zbench list` shows");
     }
-    let contents = notebook.read()?;
-    let records = &contents.records[..];
+    let all: Vec<&IndexEntry> = index.records.iter().collect();
+    let records = &all[..];
     if is_id(records, text) {
-        return Ok(vec![notebook.find(text)?]);
+        return Ok(vec![notebook.find_in(index, text)?]);
     }
     let terms = label::read(text);
     let found = of_one_cell(records, text, named(records, text)?);
-    let mut cells: Vec<&Record> = Vec::new();
-    for &record in &found {
-        if !cells.iter().any(|cell| cell.key == record.key) {
-            cells.push(record);
-        }
-    }
+    let mut keys = HashSet::new();
+    let cells: Vec<&IndexEntry> = found.iter().copied().filter(|record| keys.insert(record.key.as_str())).collect();
     let is_named = |path: &str| {
         terms.iter().any(|term| match term {
             Term::Pair(key, _) => label::is_key(path, key),
@@ -72,7 +76,7 @@ pub fn one(notebook: &Notebook, text: &str) -> Result<Vec<Record>> {
         })
     };
     let chosen = match &cells[..] {
-        [] if matches!(terms[..], [Term::Word(_)]) => return Ok(vec![notebook.find(text)?]),
+        [] if matches!(terms[..], [Term::Word(_)]) => return Ok(vec![notebook.find_in(index, text)?]),
         [] => bail!("{}", why_none(records, notebook.directory(), text, &terms)),
         [only] => *only,
         several => match grid_report::plainest(several, &is_named) {
@@ -81,9 +85,8 @@ pub fn one(notebook: &Notebook, text: &str) -> Result<Vec<Record>> {
         },
     };
     // The second set of a reference's processes is no cell of its own.
-    let own = |twin: bool| found.iter().filter(move |record| record.key == chosen.key && record.is_twin() == twin);
-    let mut records: Vec<Record> = own(true).chain(own(false)).map(|record| (*record).clone()).collect();
-    records.sort_by(|a, b| (!a.is_twin(), &a.started).cmp(&(!b.is_twin(), &b.started)));
+    let mut records: Vec<&IndexEntry> = found.into_iter().filter(|record| record.key == chosen.key).collect();
+    records.sort_by(|a, b| (!a.twin, &a.started).cmp(&(!b.twin, &b.started)));
     Ok(records)
 }
 
@@ -92,18 +95,17 @@ const KEYS_OF_FILTERS: &str = "a filter's keys are name, id, key, status, trial,
                                parallel.strategy";
 
 /// The first key of a filter that neither a record nor a configuration has. A notebook without records tells nothing.
-fn unknown_key<'t>(all: &[Record], filter: &'t str) -> Option<&'t str> {
+fn unknown_key<'t>(all: &[&IndexEntry], filter: &'t str) -> Option<&'t str> {
     let is_known = |typed: &str, value: &str| {
         OWN.contains(&typed)
             || !typed.is_empty() && keys::KEYS.iter().any(|key| label::is_key(key.name, typed))
-            || all.iter().any(|record| {
-                record.setting(typed).is_some() || has(record, typed, Term::Pair(typed, value)) || {
-                    let mut held = false;
-                    grid_report::each_setting(&record.cell, &mut |path, _| {
-                        held |= !typed.is_empty() && label::is_key(path, typed);
-                    });
-                    held
-                }
+            || all.iter().any(|record| record.setting(typed).is_some() || has(record, typed, Term::Pair(typed, value)))
+            || cells(all).any(|cell| {
+                let mut held = false;
+                grid_report::each_setting(cell, &mut |path, _| {
+                    held |= !typed.is_empty() && label::is_key(path, typed);
+                });
+                held
             })
     };
     label::read(filter).into_iter().find_map(|term| match term {
@@ -116,12 +118,11 @@ fn unknown_key<'t>(all: &[Record], filter: &'t str) -> Option<&'t str> {
 const LISTED: usize = 8;
 
 /// The cells by their labels among all records, so that each is accepted.
-fn candidates(text: &str, records: &[Record], cells: &[&Record]) -> String {
+fn candidates(text: &str, all: &[&IndexEntry], cells: &[&IndexEntry]) -> String {
     let names_differ = cells.iter().any(|cell| cell.name != cells[0].name);
-    let all: Vec<&Record> = records.iter().collect();
     let labels: HashMap<&str, String> =
-        all.iter().map(|record| record.key.as_str()).zip(grid_report::labels_of(&all)).collect();
-    let line = |cell: &&Record| match names_differ {
+        all.iter().map(|record| record.key.as_str()).zip(grid_report::labels_of(all)).collect();
+    let line = |cell: &&IndexEntry| match names_differ {
         true => format!("\n  \"{}, name={}\"", labels[cell.key.as_str()], cell.name),
         false => format!("\n  \"{}\"", labels[cell.key.as_str()]),
     };
@@ -133,29 +134,29 @@ fn candidates(text: &str, records: &[Record], cells: &[&Record]) -> String {
 }
 
 /// Whether a word is the beginning of an id, and nothing else that comes before one.
-fn is_id(records: &[Record], text: &str) -> bool {
+fn is_id(records: &[&IndexEntry], text: &str) -> bool {
     !is_label(records, text) && records.iter().any(|record| record.id.starts_with(text)) && !is_strategy(records, text)
 }
 
-fn is_strategy(records: &[Record], text: &str) -> bool {
+fn is_strategy(records: &[&IndexEntry], text: &str) -> bool {
     records.iter().any(|record| record.setting(label::STRATEGY).is_some_and(|strategy| strategy == text))
 }
 
 /// Whether a text is, as a whole, the label of a record of kernels or a record's name.
-fn is_label(records: &[Record], text: &str) -> bool {
+fn is_label(records: &[&IndexEntry], text: &str) -> bool {
     records.iter().any(|record| has_label(record, text))
 }
 
-fn has_label(record: &Record, text: &str) -> bool {
-    !text.is_empty() && (record.name == text || bench::label(record).is_some_and(|label| label == text))
+fn has_label(record: &IndexEntry, text: &str) -> bool {
+    !text.is_empty() && (record.name == text || record.label.as_deref() == Some(text))
 }
 
 /// The records that a label, a filter, a strategy, a name, or the beginning of an id or a key stands for; none where there are
 /// none.
-fn named<'a>(records: &'a [Record], text: &str) -> Result<Vec<&'a Record>> {
+fn named<'a>(records: &[&'a IndexEntry], text: &str) -> Result<Vec<&'a IndexEntry>> {
     let text = text.trim();
     if is_label(records, text) {
-        return Ok(records.iter().filter(|record| has_label(record, text)).collect());
+        return Ok(records.iter().copied().filter(|record| has_label(record, text)).collect());
     }
     match label::read(text)[..] {
         [Term::Word(word)] if !is_strategy(records, word) => begun(records, word),
@@ -165,38 +166,35 @@ fn named<'a>(records: &'a [Record], text: &str) -> Result<Vec<&'a Record>> {
 
 /// The records of the only cell that a table calls by this text as a whole, where its terms stand for several cells or for none; else
 /// those that were found.
-fn of_one_cell<'a>(records: &'a [Record], text: &str, found: Vec<&'a Record>) -> Vec<&'a Record> {
+fn of_one_cell<'a>(records: &[&'a IndexEntry], text: &str, found: Vec<&'a IndexEntry>) -> Vec<&'a IndexEntry> {
     let is_one = found.first().is_some_and(|first| found.iter().all(|record| record.key == first.key));
     if is_one || found.iter().any(|record| record.name == text) {
         return found;
     }
-    let all: Vec<&Record> = records.iter().collect();
-    let of_grid = |record: &Record| record.estimate.get("label").and_then(Value::as_str).map(str::to_string);
-    let labels = all.iter().zip(grid_report::labels_of(&all));
-    let called: Vec<&Record> = labels
-        .filter(|(record, label)| {
-            label::is_same(label, text) || of_grid(record).is_some_and(|label| label::is_same(&label, text))
-        })
+    let of_grid = |record: &IndexEntry| record.written.as_deref().is_some_and(|label| label::is_same(label, text));
+    let labels = records.iter().zip(grid_report::labels_of(records));
+    let called: Vec<&IndexEntry> = labels
+        .filter(|(record, label)| label::is_same(label, text) || of_grid(record))
         .map(|(record, _)| *record)
         .collect();
     match called.first() {
         Some(first) if called.iter().all(|record| record.key == first.key) => {
-            records.iter().filter(|record| record.key == first.key).collect()
+            records.iter().copied().filter(|record| record.key == first.key).collect()
         }
         _ => found,
     }
 }
 
 /// The record or the cell whose id or key begins so.
-fn begun<'a>(records: &'a [Record], text: &str) -> Result<Vec<&'a Record>> {
+fn begun<'a>(records: &[&'a IndexEntry], text: &str) -> Result<Vec<&'a IndexEntry>> {
     let (ids, keys) = beginnings(records, text);
     let few = |names: &[&str]| {
         let shown = names.iter().take(4).copied().collect::<Vec<_>>().join(", ");
         if names.len() > 4 { format!("{shown}, …") } else { shown }
     };
     match (&ids[..], &keys[..]) {
-        ([id], []) => Ok(records.iter().filter(|record| record.id == *id).collect()),
-        ([], [key]) => Ok(records.iter().filter(|record| record.key == *key).collect()),
+        ([id], []) => Ok(records.iter().copied().filter(|record| record.id == *id).collect()),
+        ([], [key]) => Ok(records.iter().copied().filter(|record| record.key == *key).collect()),
         ([], []) => Ok(Vec::new()),
         (ids, keys) => {
             let mut things = Vec::new();
@@ -212,22 +210,22 @@ fn begun<'a>(records: &'a [Record], text: &str) -> Result<Vec<&'a Record>> {
 }
 
 /// The records of which all terms hold; several terms of one key are alternatives.
-fn holding<'a>(records: &'a [Record], terms: &[Term]) -> Result<Vec<&'a Record>> {
+fn holding<'a>(records: &[&'a IndexEntry], terms: &[Term]) -> Result<Vec<&'a IndexEntry>> {
     let paths = terms.iter().map(|term| path_of(records, *term)).collect::<Result<Vec<String>>>()?;
-    let holds = |record: &Record| {
+    let holds = |record: &IndexEntry| {
         paths.iter().all(|path| {
             let mut of_key = terms.iter().zip(&paths).filter(|(_, other)| *other == path);
             of_key.any(|(term, path)| has(record, path, *term))
         })
     };
-    Ok(records.iter().filter(|record| holds(record)).collect())
+    Ok(records.iter().copied().filter(|record| holds(record)).collect())
 }
 
 /// Path of words that are not strategies: names, ids and keys.
 const NAMES: &str = "";
 
 /// What a term is about: a record's own key, or the whole name of the configuration's key.
-fn path_of(records: &[Record], term: Term) -> Result<String> {
+fn path_of(records: &[&IndexEntry], term: Term) -> Result<String> {
     let (typed, value) = match term {
         Term::Word(word) if is_strategy(records, word) => return Ok(label::STRATEGY.into()),
         Term::Word(_) => return Ok(NAMES.into()),
@@ -237,8 +235,8 @@ fn path_of(records: &[Record], term: Term) -> Result<String> {
         return Ok(typed.into());
     }
     let mut paths: BTreeMap<String, bool> = BTreeMap::new();
-    for record in records {
-        grid_report::each_setting(&record.cell, &mut |path, held| {
+    for cell in cells(records) {
+        grid_report::each_setting(cell, &mut |path, held| {
             if label::is_key(path, typed) {
                 *paths.entry(path.to_string()).or_default() |= label::is_value(path, held, value);
             }
@@ -255,12 +253,18 @@ fn path_of(records: &[Record], term: Term) -> Result<String> {
     }
 }
 
+/// The configurations of these records; of those that share one, it is seen once.
+fn cells<'a>(records: &[&'a IndexEntry]) -> impl Iterator<Item = &'a Value> {
+    let mut seen = HashSet::new();
+    records.iter().map(|record| &record.cell).filter(move |cell| seen.insert(Arc::as_ptr(cell))).map(|cell| &**cell)
+}
+
 /// Keys of a record itself.
 const OWN: [&str; 6] = ["id", "name", "key", "status", "trial", "commit"];
 
 /// Whether a term holds of a record. A commit may be given by its beginning, or in full where the record has its beginning. What the
 /// grid called the cell counts as well: not every key that is written is a key of the resolved cell.
-fn has(record: &Record, path: &str, term: Term) -> bool {
+fn has(record: &IndexEntry, path: &str, term: Term) -> bool {
     let (typed, wanted) = match term {
         Term::Word(word) if path == NAMES => {
             return record.id.starts_with(word) || record.key.starts_with(word) || has_label(record, word);
@@ -281,25 +285,18 @@ fn has(record: &Record, path: &str, term: Term) -> bool {
             Term::Word(_) => false,
         })
     };
-    holds
-        || record
-            .estimate
-            .get("label")
-            .and_then(Value::as_str)
-            .is_some_and(|text| !OWN.contains(&path) && is_written(text))
+    holds || record.written.as_deref().is_some_and(|text| !OWN.contains(&path) && is_written(text))
 }
 
-fn value_of(record: &Record, key: &str) -> Option<String> {
+fn value_of(record: &IndexEntry, key: &str) -> Option<String> {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
     match key {
         "id" => Some(record.id.clone()),
         "name" => Some(record.name.clone()),
         "key" => Some(record.key.clone()),
-        "status" => Some(record.outcome.status.name().to_string()),
+        "status" => Some(record.status.name().to_string()),
         "trial" => Some(record.trial.to_string()),
-        "commit" => {
-            record.environment.get("commit").and_then(Value::as_str).filter(|c| !c.is_empty()).map(str::to_string)
-        }
+        "commit" => record.stated("commit").and_then(Value::as_str).filter(|c| !c.is_empty()).map(str::to_string),
         _ => record.setting(key).map(text),
     }
 }
@@ -307,7 +304,7 @@ fn value_of(record: &Record, key: &str) -> Option<String> {
 /// The notebooks that a command reads, each only once.
 pub struct NotebookSet {
     default: PathBuf,
-    read: HashMap<PathBuf, Vec<Record>>,
+    read: HashMap<PathBuf, (Notebook, Arc<Index>)>,
 }
 
 /// A selector taken apart: the notebook, and what of it; `None` is all.
@@ -337,11 +334,12 @@ impl NotebookSet {
 
     fn read_folder(&mut self, folder: PathBuf) -> Result<()> {
         if let Entry::Vacant(place) = self.read.entry(folder) {
-            let contents = Notebook::open(place.key())?.read()?;
-            for warning in contents.warnings() {
+            let notebook = Notebook::open(place.key())?;
+            let index = notebook.index()?;
+            for warning in index.warnings() {
                 zbench_host::say!("warning: {}: {warning}", place.key().display());
             }
-            place.insert(contents.records);
+            place.insert((notebook, index));
         }
         Ok(())
     }
@@ -351,14 +349,15 @@ impl NotebookSet {
     ///
     /// # Errors
     /// A selector that stands for nothing, or for several things; says as what it was tried.
-    pub fn side(&self, selector: &str) -> Result<Side<'_>> {
+    pub fn side(&self, selector: &str) -> Result<Vec<Record>> {
         let Located { folder, rest } = self.locate(selector)?;
-        let records = self.read.get(&folder).map_or(&[][..], |records| records);
+        let Some((notebook, index)) = self.read.get(&folder) else { return Ok(Vec::new()) };
+        let records: Vec<&IndexEntry> = index.records.iter().collect();
         let chosen = match rest {
-            Some(rest) => chosen(records, &folder, rest)?,
+            Some(rest) => chosen(&records, &folder, rest)?,
             None => self.whole(records, selector.trim())?,
         };
-        Ok(Side { selector: selector.trim().into(), records: chosen })
+        Ok(notebook.whole(chosen)?)
     }
 
     fn locate<'s>(&self, selector: &'s str) -> Result<Located<'s>> {
@@ -393,9 +392,10 @@ impl NotebookSet {
     }
 
     /// All of a notebook.
-    fn whole<'a>(&'a self, records: &'a [Record], selector: &str) -> Result<Vec<&'a Record>> {
+    fn whole<'a>(&'a self, records: Vec<&'a IndexEntry>, selector: &str) -> Result<Vec<&'a IndexEntry>> {
         let others = self.read.get(&self.default).filter(|_| !is_path(selector));
-        let (ids, keys) = others.map_or_else(Default::default, |records| beginnings(records, selector));
+        let others: Vec<&IndexEntry> = others.iter().flat_map(|(_, index)| &index.records).collect();
+        let (ids, keys) = beginnings(&others, selector);
         if let Some(other) = ids.first().or(keys.first()) {
             bail!(
                 "`{selector}` is the folder of a notebook and also the beginning of {other}; write ./{selector} for the folder"
@@ -404,7 +404,7 @@ impl NotebookSet {
         if records.is_empty() {
             bail!("the notebook {selector} holds no records");
         }
-        Ok(records.iter().collect())
+        Ok(records)
     }
 }
 
@@ -417,9 +417,9 @@ fn is_notebook(folder: &Path) -> bool {
 }
 
 /// Ids and keys that begin so, each once and in order.
-fn beginnings<'a>(records: &'a [Record], prefix: &str) -> (Vec<&'a str>, Vec<&'a str>) {
-    let collect = |of: fn(&Record) -> &str| {
-        let mut found: Vec<&str> = records.iter().map(of).filter(|name| name.starts_with(prefix)).collect();
+fn beginnings<'a>(records: &[&'a IndexEntry], prefix: &str) -> (Vec<&'a str>, Vec<&'a str>) {
+    let collect = |of: fn(&'a IndexEntry) -> &'a str| {
+        let mut found: Vec<&str> = records.iter().copied().map(of).filter(|name| name.starts_with(prefix)).collect();
         found.sort_unstable();
         found.dedup();
         // A whole name wins over longer ones.
@@ -429,7 +429,7 @@ fn beginnings<'a>(records: &'a [Record], prefix: &str) -> (Vec<&'a str>, Vec<&'a
 }
 
 /// What a selector stands for in a notebook.
-fn chosen<'a>(records: &'a [Record], folder: &Path, text: &str) -> Result<Vec<&'a Record>> {
+fn chosen<'a>(records: &[&'a IndexEntry], folder: &Path, text: &str) -> Result<Vec<&'a IndexEntry>> {
     let terms = label::read(text);
     let found = of_one_cell(records, text, named(records, text)?);
     if found.is_empty() {
@@ -463,7 +463,7 @@ fn plural(count: usize, one: &str) -> String {
 }
 
 /// The first term that no record has, and what the records have instead.
-fn why_none(records: &[Record], folder: &Path, text: &str, terms: &[Term]) -> String {
+fn why_none(records: &[&IndexEntry], folder: &Path, text: &str, terms: &[Term]) -> String {
     let folder = folder.display();
     for term in terms {
         let Ok(path) = path_of(records, *term) else { continue };

@@ -3,6 +3,7 @@
 use super::notebook;
 use crate::Global;
 use anyhow::Result;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use zbench_host::exit;
 use zbench_reports::units::plural;
@@ -14,12 +15,12 @@ memory and traffic, and predicts what cells take on machines that you do not hav
 
 /// Prints to standard error and returns a usage error: a script that forgot its command gets no output.
 pub fn start(global: &Global) -> Result<u8> {
-    let records = match global.notebook.is_dir() {
-        true => notebook::contents(&Notebook::open(&global.notebook)?)?.records,
-        false => Vec::new(),
+    let held = match global.notebook.is_dir() {
+        true => held(&Notebook::open(&global.notebook)?)?,
+        false => None,
     };
     let quickstart = quickstart(Path::new("."), std::env::current_exe().ok().as_deref());
-    zbench_host::say!("{}", text(&global.notebook, &records, quickstart.as_deref()));
+    zbench_host::say!("{}", text(&global.notebook, held.as_ref(), quickstart.as_deref()));
     Ok(exit::USAGE)
 }
 
@@ -33,12 +34,26 @@ fn quickstart(here: &Path, program: Option<&Path>) -> Option<PathBuf> {
     [folder.join(FILE), folder.join("../share/zbench").join(FILE)].into_iter().find(|path| path.is_file())
 }
 
-fn text(folder: &Path, records: &[Record], quickstart: Option<&Path>) -> String {
+/// The newest record of a notebook, and how many records and cells there are.
+struct Held {
+    last: Record,
+    records: usize,
+    cells: usize,
+}
+
+fn held(notebook: &Notebook) -> Result<Option<Held>> {
+    let index = notebook::index(notebook)?;
+    let Some(last) = index.records.last() else { return Ok(None) };
+    let cells: BTreeSet<&str> = index.records.iter().map(|record| record.key.as_str()).collect();
+    Ok(Some(Held { last: notebook.record(last)?, records: index.records.len(), cells: cells.len() }))
+}
+
+fn text(folder: &Path, held: Option<&Held>, quickstart: Option<&Path>) -> String {
     let is_default = folder == Path::new("notebook");
     let at = if is_default { String::new() } else { format!(" --notebook {}", folder.display()) };
     let grid = |file: &Path| format!("zbench grid {}{at}", file.display());
-    let (state, mut steps) = match (records.last(), quickstart) {
-        (Some(last), _) => (held(folder, records, last), with_records(&at, last)),
+    let (state, mut steps) = match (held, quickstart) {
+        (Some(held), _) => (words(folder, held), with_records(&at, &held.last)),
         (None, Some(file)) => (
             format!("There is no record in {} yet. To begin:", folder.display()),
             vec![
@@ -75,8 +90,7 @@ fn with_records(at: &str, last: &Record) -> Vec<(String, &'static str)> {
 }
 
 /// The number of records, and the newest record with its command.
-fn held(folder: &Path, records: &[Record], last: &Record) -> String {
-    let cells: std::collections::BTreeSet<&str> = records.iter().map(|record| record.key.as_str()).collect();
+fn words(folder: &Path, Held { last, records, cells }: &Held) -> String {
     let name = if last.name.is_empty() { String::new() } else { format!(" of {}", last.name) };
     let by = if last.command.is_empty() { String::new() } else { format!(",\nmade by `{}`", last.command) };
     let is_grid = last.command.split_whitespace().nth(1) == Some("grid");
@@ -84,8 +98,8 @@ fn held(folder: &Path, records: &[Record], last: &Record) -> String {
     format!(
         "{} holds {} of {}. The newest is {}{name}: {}, {}{by}.{goes_on}",
         folder.display(),
-        plural(records.len(), "record", "records"),
-        plural(cells.len(), "cell", "cells"),
+        plural(*records, "record", "records"),
+        plural(*cells, "cell", "cells"),
         last.id,
         last.outcome.status.words(),
         last.started
@@ -105,18 +119,22 @@ mod tests {
 
     #[test]
     fn an_empty_place_is_told_to_begin() {
-        let with = text(Path::new("notebook"), &[], Some(Path::new("configs/quickstart.toml")));
+        let with = text(Path::new("notebook"), None, Some(Path::new("configs/quickstart.toml")));
         let order = ["zbench doctor", "--dry-run", "zbench grid configs/quickstart.toml  ", "report --open", "--help"];
         let places: Vec<usize> =
             order.iter().map(|word| with.find(word).unwrap_or_else(|| panic!("{word}: {with}"))).collect();
         assert!(places.is_sorted(), "{with}");
-        let without = text(Path::new("nb"), &[], None);
+        let without = text(Path::new("nb"), None, None);
         assert!(without.contains("zbench allreduce --notebook nb") && !without.contains("grid configs"), "{without}");
     }
 
     #[test]
     fn a_notebook_is_told_what_to_ask_it() {
-        let said = text(Path::new("notebook"), &[record(), record()], Some(Path::new("configs/quickstart.toml")));
+        let said = text(
+            Path::new("notebook"),
+            Some(&Held { last: record(), records: 2, cells: 1 }),
+            Some(Path::new("configs/quickstart.toml")),
+        );
         assert!(said.contains("notebook holds 2 records of 1 cell.") && said.contains("zbench show 3f2a77"), "{said}");
         assert!(said.contains("made by `zbench grid mine.toml`") && !said.contains("quickstart"), "{said}");
     }

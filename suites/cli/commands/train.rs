@@ -26,7 +26,7 @@ use zbench_reports::estimate_report::EstimateRow;
 use zbench_reports::record::{Source, Status};
 use zbench_reports::screen::Room;
 use zbench_reports::units;
-use zbench_reports::{Document as Text, Notebook, estimate_report, grid_report, notebook_report};
+use zbench_reports::{Document as Text, IndexEntry, Notebook, estimate_report, grid_report, notebook_report};
 use zbench_runner::by_turns::ByTurns;
 use zbench_runner::child::Children;
 use zbench_runner::folders::Folders;
@@ -332,11 +332,18 @@ pub(super) fn say_crossings(cells: &[Planned]) {
 fn find_drives(global: &Global, cells: &mut [Planned]) -> Result<()> {
     let offloads = |cell: &Planned| cell.cell().is_some_and(|cell| cell.memory.offload_folder().is_some());
     if cells.iter().any(offloads) {
-        let records = Notebook::open(&global.notebook)?.records()?;
-        let rates = drives::of_records(&records, &residuals::this_host());
+        let rates = drive_rates(&Notebook::open(&global.notebook)?)?;
         cells.iter_mut().for_each(|cell| cell.find_drive(&rates));
     }
     Ok(())
+}
+
+/// The rates of drives that the notebook's records of this machine hold.
+pub(super) fn drive_rates(notebook: &Notebook) -> Result<Vec<drives::DriveRates>> {
+    let (host, index) = (residuals::this_host(), notebook.index()?);
+    let is_of_drives = |record: &&IndexEntry| record.setting("suite").is_some_and(|suite| suite == "io");
+    let records = notebook.whole(residuals::of_host(&index, &host).filter(is_of_drives))?;
+    Ok(drives::of_records(&records, &host))
 }
 
 /// The effective batch, and a warning where it changes under one learning rate.
@@ -392,10 +399,8 @@ pub(super) fn refuse_all(expanded: &Expanded) -> Result<()> {
 pub(super) fn estimates(global: &Global, cells: &[Planned], file: &Path, proxy: bool) -> Result<u8> {
     let mut rows: Vec<EstimateRow> = cells.iter().map(Planned::row).collect();
     // A plan must not create a notebook.
-    let there =
-        global.notebook.is_dir().then(|| Notebook::open(&global.notebook).and_then(|notebook| notebook.records()));
-    if let Some(Ok(records)) = there {
-        residuals::with_errors(&mut rows, &records);
+    if let Some(Ok(notebook)) = global.notebook.is_dir().then(|| Notebook::open(&global.notebook)) {
+        residuals::with_errors(&mut rows, &notebook);
     }
     match global.format {
         Format::Json => print_lines(&rows)?,

@@ -292,7 +292,7 @@ impl<'a, 'r, 't> GridPolicy<'a, 'r, 't> {
         }
         record.flag_discarded_turns();
         if record.steps.len() == cell.train.untimed_steps + cell.train.steps {
-            compare(&mut record, cell, self.batch.cells, &self.whole, &[]);
+            compare(&mut record, cell, self.batch.cells, &self.whole, (self.runner.notebook, &[]));
             self.whole.push(record.clone());
         }
         let _span = logged::trial(planned, generation);
