@@ -2,6 +2,7 @@
 
 use crate::support::{cells, parse, root, run, stderr};
 use proptest::prelude::*;
+use zbench_config::grid;
 use zbench_engine::config::{
     AttentionKind, Base, Cell, Checkpointing, DynamicScaling, Linear, LossScaling, Method, Strategy as Sharding,
 };
@@ -253,6 +254,27 @@ fn names_of_presets_and_machines_that_are_nearly_right_are_suggested() {
 fn several_problems_are_told_at_once() {
     let error = parse("[train]\nsteps = 0\nseq_length = 3\n[parallel]\nranks = \"four\"\n").unwrap_err();
     assert_eq!(error.0.len(), 3, "{error}");
+}
+
+/// Without steps of the course, a cell is one of a version before them: it keeps its key, and the rates that it was trained with.
+#[test]
+fn a_cell_has_the_steps_of_its_course_where_rates_vary() {
+    let steps = |train: &str| {
+        let cell = only_cell(&format!("[model]\npreset = \"llama-tiny\"\n[train]\n{train}"));
+        let plain = grid::plain(&cell);
+        assert_eq!(grid::of_plain(&plain).unwrap().train, cell.train);
+        plain["train"].get("lr_steps").map(|steps| steps.as_str().unwrap().to_string())
+    };
+    for (train, expected) in [
+        ("lr_schedule = \"cosine\"", Some("transformers")),
+        ("lr_warmup_steps = 1", Some("transformers")),
+        ("lr_schedule = \"linear\"\nlr_steps = \"deepspeed\"", Some("deepspeed")),
+        ("lr_schedule = \"cosine\"\nlr_steps = \"from-one\"", None),
+        ("lr = 1e-3", None),
+        ("lr_steps = \"deepspeed\"", None),
+    ] {
+        assert_eq!(steps(train).as_deref(), expected, "{train}");
+    }
 }
 
 /// The documentation of the keys is generated; this keeps it true.

@@ -35,6 +35,7 @@ fn cell(preset: &str, precision: Precision) -> Cell {
             lr_schedule: Schedule::Constant,
             lr_warmup_steps: 0,
             lr_min: 0.0,
+            lr_steps: CourseSteps::FromOne,
             delayed_update: 0,
         },
         parallel: Parallel {

@@ -34,6 +34,7 @@ fn cell(checkpointing: Checkpointing, capacity: u64, micro_batch: usize) -> Cell
             lr_schedule: Schedule::Constant,
             lr_warmup_steps: 0,
             lr_min: 0.0,
+            lr_steps: CourseSteps::FromOne,
             delayed_update: 0,
         },
         parallel: Parallel {

@@ -66,6 +66,7 @@ fn cell(model: Model, data: Data, seq_len: usize, steps: usize) -> Cell {
             lr_schedule: Schedule::Constant,
             lr_warmup_steps: 0,
             lr_min: 0.0,
+            lr_steps: CourseSteps::FromOne,
             delayed_update: 0,
         },
         parallel: Parallel {

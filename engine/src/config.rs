@@ -169,6 +169,9 @@ pub struct Train {
     pub lr_warmup_steps: usize,
     /// Learning rate at the end of a decaying schedule.
     pub lr_min: f64,
+    /// The step of the course that an update takes its rate from. The default is left out of a cell: earlier versions had no other.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub lr_steps: CourseSteps,
     /// Steps by which an update lags behind its gradients, 0 or 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub delayed_update: usize,
@@ -178,6 +181,11 @@ impl Train {
     /// Whether a step updates with the gradients of the step before (ZeRO-Offload, Ren et al. 2021, section 5.2).
     pub fn is_delayed(&self) -> bool {
         self.delayed_update > 0
+    }
+
+    /// True unless all updates have the same learning rate; then `lr_steps` has no effect.
+    pub fn is_rate_varied(&self) -> bool {
+        self.lr_schedule != Schedule::Constant || self.lr_warmup_steps > 0
     }
 }
 
@@ -199,6 +207,31 @@ pub enum Schedule {
     Linear,
     /// Falls along half a cosine to lr_min at the last step.
     Cosine,
+}
+
+/// The step of the learning rate's course that an update takes its rate from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CourseSteps {
+    /// Update k has step k, so that the last update has the course's last rate.
+    #[default]
+    #[serde(rename = "from-one")]
+    FromOne,
+    /// Update k has step k - 1, as in PyTorch's LambdaLR and with it transformers.
+    Transformers,
+    /// Update k has step k - 2, and the first two have step 0. Warm-up takes at least 2 steps, and a cosine begins one step early.
+    DeepSpeed,
+}
+
+impl CourseSteps {
+    /// As configurations write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CourseSteps::FromOne => "from-one",
+            CourseSteps::Transformers => "transformers",
+            CourseSteps::DeepSpeed => "deepspeed",
+        }
+    }
 }
 
 /// Ranks and how the model's state is split over them.

@@ -10,11 +10,12 @@ pub const STRATEGY: &str = "parallel.strategy";
 /// The value of a key that a cell does not have.
 pub const UNSET: &str = "unset";
 /// Keys that cells leave out at their usual value, with that value.
-const USUAL: [(&str, &str); 20] = [
+const USUAL: [(&str, &str); 21] = [
     ("memory.offload_optimizer", "none"),
     ("memory.offload_parameters", "none"),
     ("memory.offload_activations", "none"),
     ("memory.offload_prefetch", "1"),
+    ("train.lr_steps", "from-one"),
     ("train.delayed_update", "0"),
     ("parallel.bucket_mb", "25.0"),
     ("memory.partition_activations", "false"),

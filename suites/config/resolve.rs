@@ -377,7 +377,7 @@ fn train(values: &Values, replicas: usize) -> Result<Train, Refusal> {
     }
     let betas = values.value("train.betas");
     let beta = |i: usize| betas.get(i).and_then(number).unwrap_or_default();
-    Ok(Train {
+    let mut train = Train {
         seq_len: values.count("train.seq_len"),
         micro_batch,
         accumulation,
@@ -393,8 +393,14 @@ fn train(values: &Values, replicas: usize) -> Result<Train, Refusal> {
         lr_schedule: values.choice("train.lr_schedule").unwrap_or(Schedule::Constant),
         lr_warmup_steps: values.count("train.lr_warmup_steps"),
         lr_min,
+        lr_steps: CourseSteps::default(),
         delayed_update: values.count("train.delayed_update"),
-    })
+    };
+    // A rate that stays has no steps, and cells with one have the keys of versions before them.
+    if train.is_rate_varied() {
+        train.lr_steps = values.choice("train.lr_steps").unwrap_or(CourseSteps::Transformers);
+    }
+    Ok(train)
 }
 
 fn parallel(values: &Values) -> Result<Parallel, Refusal> {

@@ -241,6 +241,29 @@ fn torchtitan_has_its_flavors_degrees_and_course() {
     assert!((factor - 0.1).abs() < 1e-12, "{factor}");
 }
 
+/// A file of another program that gives updates other rates than the cell has says so: of each steps of the course, whether with a
+/// warm-up alone, a decay alone and both.
+#[test]
+fn an_export_tells_whether_every_update_keeps_its_rate() {
+    let courses = ["lr_warmup_steps = 3", "lr_schedule = \"linear\"", "lr_schedule = \"cosine\"\nlr_warmup_steps = 3"];
+    for (target, steps, kept) in [
+        (Target::DeepSpeed, "deepspeed", [true, true, true]),
+        (Target::DeepSpeed, "transformers", [false, false, false]),
+        (Target::DeepSpeed, "from-one", [false, false, false]),
+        (Target::Torchtitan, "deepspeed", [false, false, false]),
+        (Target::Torchtitan, "transformers", [false, true, false]),
+        (Target::Torchtitan, "from-one", [true, false, false]),
+    ] {
+        for (course, kept) in courses.into_iter().zip(kept) {
+            let text = config("ddp", "ranks = 2")
+                .replace("[parallel]", &format!("{course}\nlr_steps = \"{steps}\"\n[parallel]"));
+            let exported = export(&cell_of(&text), "here", target).unwrap();
+            let expected = if kept { Verdict::Default } else { Verdict::NoEquivalent };
+            assert_eq!(verdict_of(&exported, "train.lr_steps"), expected, "{}: {steps}: {course}", target.name());
+        }
+    }
+}
+
 #[test]
 fn a_hugging_face_config_becomes_its_model() {
     let llama = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

@@ -26,6 +26,9 @@ pub enum StateError {
     #[error("{}: was written with train.delayed_update = 1 and holds gradients that are still to be applied; write \
              train.delayed_update = 1, or checkpoint.resume = \"never\"", .dir.display())]
     Delayed { dir: PathBuf },
+    #[error("{}: its learning rates have train.lr_steps = \"{was}\"; write that to go on with the same, or checkpoint.resume = \
+             \"never\"", .dir.display())]
+    CourseSteps { dir: PathBuf, was: &'static str },
     #[error("{}: another run writes its checkpoints there; wait for it, or name another checkpoint.dir", .dir.display())]
     Busy { dir: PathBuf },
     #[error(transparent)]

@@ -9,12 +9,13 @@ use super::folder::newest;
 use super::index::{FileSums, Identity, Index, Position, RankFiles, Role, trainable};
 use super::json::{plain_names, read_index, read_json};
 use crate::checkpoint::{decoder, stored_type};
-use crate::config::{Cell, Resume, SaveLayout};
+use crate::config::{Cell, Resume, SaveLayout, Train};
 use crate::error::StepError;
 use crate::mesh::within;
 use crate::model::{FlatKind, Layout, Tensor};
 use crate::outcome::History;
 use crate::shard::{Optimizer, Params, Resources, State};
+use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -84,6 +85,13 @@ impl Resumable {
         }
         if index.position.delayed.is_some() && !cell.train.is_delayed() {
             return Err(StateError::Delayed { dir: dir.into() });
+        }
+        // What was trained by versions before this setting has its default in the cell, which configurations do not default to.
+        let was = index.cell.get("train").and_then(|train| Train::deserialize(train).ok());
+        if let Some(was) = was.filter(|was| was.is_rate_varied() && cell.train.is_rate_varied())
+            && was.lr_steps != cell.train.lr_steps
+        {
+            return Err(StateError::CourseSteps { dir: dir.into(), was: was.lr_steps.name() });
         }
         let history = match &index.history {
             Some((name, sum)) => checked(dir, name, *sum)?,

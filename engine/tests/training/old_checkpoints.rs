@@ -6,7 +6,7 @@ use crate::training::support::*;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use zbench_engine::config::*;
-use zbench_engine::training_state::{Digest, step_dir};
+use zbench_engine::training_state::{Digest, Resumable, step_dir};
 use zbench_kernels::DType;
 use zbench_test_tiers as tiers;
 
@@ -72,4 +72,21 @@ fn runs_continue_from_version_1_with_the_same_bits() {
             assert_eq!(words(rest.digest), expected["last"], "{what}");
         }
     }
+}
+
+/// A checkpoint without `lr_steps` has the rates of from-one, and a cell with other rates is refused.
+#[test]
+fn a_run_of_other_rates_does_not_go_on() {
+    let (cell, _) = version_1();
+    let dir = fixture("v1-f32").join("step-00000002");
+    let own = tempfile::tempdir().unwrap();
+    let opened = |change: &dyn Fn(&mut Train)| {
+        let mut cell = saved(cell.clone(), Saving { resume: Resume::From(dir.clone()), ..saving(own.path()) });
+        change(&mut cell.train);
+        Resumable::find(&cell, &plan(&cell).layout).map(|found| found.is_some()).map_err(|error| error.to_string())
+    };
+    assert_eq!(opened(&|_| {}), Ok(true));
+    assert_eq!(opened(&|train| (train.lr_schedule, train.lr_warmup_steps) = (Schedule::Constant, 0)), Ok(true));
+    let refused = opened(&|train| train.lr_steps = CourseSteps::Transformers).unwrap_err();
+    assert!(refused.contains("train.lr_steps = \"from-one\""), "{refused}");
 }

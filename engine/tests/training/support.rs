@@ -43,6 +43,7 @@ pub fn llama_fixture() -> Cell {
             lr_schedule: Schedule::Constant,
             lr_warmup_steps: 0,
             lr_min: 0.0,
+            lr_steps: CourseSteps::FromOne,
             delayed_update: 0,
         },
         parallel: Parallel {

@@ -93,6 +93,14 @@ pub(super) const KEYS: &[Key] = &[
     ),
     key("train.lr_warmup_steps", NUMBER, Is("0"), "Steps of linear warm-up, untimed steps included."),
     key(
+        "train.lr_steps",
+        Choice(&["transformers", "deepspeed", "from-one"]),
+        Is("\"transformers\""),
+        "The step of this course that update k (1 for the first) takes its rate from. transformers, and PyTorch: k - 1, so that a \
+         warm-up begins at 0 and the last update is above train.lr_min. deepspeed: k - 2, and 0 for the first two. from-one: k, \
+         as in records without this key.",
+    ),
+    key(
         "train.delayed_update",
         Count { min: 0, max: 1 },
         Is("0"),

@@ -257,13 +257,14 @@ pub fn schedule(draft: &mut Draft) {
             return;
         }
     };
+    let settings = [("train.lr_schedule", word(course)), ("train.lr_steps", word("deepspeed"))];
     let kind = at("warmup_type");
     if draft.word(&kind) == Some("linear") || draft.is_auto(&kind) {
-        draft.used(TYPE, &[("train.lr_schedule", word(course))], "The same course: linear warm-up, then this.");
+        draft.used(TYPE, &settings, "The same course, update by update: linear warm-up, then this.");
     } else {
         let reason = "The same course but for warm-up, which is along a logarithm there and linear here; both end at the same rate after \
                       the same steps.";
-        draft.nearest(TYPE, &[("train.lr_schedule", word(course))], reason);
+        draft.nearest(TYPE, &settings, reason);
     }
     warmup(draft, name);
     decay(draft, name);
@@ -279,8 +280,8 @@ fn warmup(draft: &mut Draft, name: &str) {
     let at = |name: &str| format!("scheduler.params.{name}");
     match draft.count(&at("warmup_num_steps")) {
         Some(steps) => {
-            let reason = "Steps of warm-up; DeepSpeed counts them from 0 and zbench from 1, so that the first step here has a rate above 0.";
-            draft.used(&at("warmup_num_steps"), &[("train.lr_warmup_steps", whole(steps))], reason);
+            let settings = [("train.lr_warmup_steps", whole(steps))];
+            draft.used(&at("warmup_num_steps"), &settings, "Steps of warm-up; one is two in DeepSpeed and here.");
         }
         None if draft.is_auto(&at("warmup_num_steps")) => {}
         None => draft.derived(

@@ -300,13 +300,17 @@ fn schedule(view: &mut View) {
         _ => "WarmupLR",
     };
     view.used("train.lr_schedule", &[("scheduler.type", json!(name))], "The same course.");
-    if warmup > 0 {
-        let becomes = [(&*at("warmup_num_steps"), json!(warmup)), (&*at("warmup_type"), json!("linear"))];
-        view.used("train.lr_warmup_steps", &becomes, "DeepSpeed counts steps from 0, zbench from 1.");
+    let steps = view.text("train.lr_steps").to_string();
+    let becomes = [(&*at("warmup_num_steps"), json!(warmup.max(1))), (&*at("warmup_type"), json!("linear"))];
+    if warmup > 1 || (warmup == 1 && steps == "deepspeed") {
+        view.used("train.lr_warmup_steps", &becomes, "The same number of steps.");
     } else {
-        let becomes = [(&*at("warmup_num_steps"), json!(1)), (&*at("warmup_type"), json!("linear"))];
-        let reason = "DeepSpeed's schedulers have a warm-up; the shortest is the nearest.";
-        view.without("train.lr_warmup_steps", &becomes, reason);
+        view.without("train.lr_warmup_steps", &becomes, "DeepSpeed's shortest warm-up has two steps.");
+    }
+    match steps.as_str() {
+        "deepspeed" => view.default("train.lr_steps", "DeepSpeed's schedulers have these steps."),
+        "transformers" => view.without("train.lr_steps", &[], "DeepSpeed's warm-up comes one update later."),
+        _ => view.without("train.lr_steps", &[], "DeepSpeed's warm-up comes two updates later."),
     }
     if name != "WarmupLR" {
         let reason = "The course ends with the last step, untimed ones counted.";

@@ -107,18 +107,26 @@ fn schedule(view: &mut View) {
     view.used(
         "train.lr_warmup_steps",
         &[("lr_scheduler.warmup_steps", json!(view.count("train.lr_warmup_steps").unwrap_or(0)))],
-        "Both count steps from 1.",
+        "The same number of steps.",
     );
     let course = view.text("train.lr_schedule").to_string();
-    if course != "linear" && course != "cosine" {
+    let (warms_up, decays) = (view.count("train.lr_warmup_steps") != Some(0), course == "linear" || course == "cosine");
+    match view.text("train.lr_steps") {
+        "transformers" if !warms_up => view.default("train.lr_steps", "torchtitan's decay has these steps."),
+        "from-one" if !decays => view.default("train.lr_steps", "torchtitan's warm-up has these steps."),
+        _ => {
+            let reason = "Update k has step k of the warm-up there, as by from-one, and step k - 1 of the decay, as in transformers.";
+            view.without("train.lr_steps", &[], reason);
+        }
+    }
+    if !decays {
         return view.used(
             "train.lr_schedule",
             &[("lr_scheduler.decay_ratio", json!(0.0))],
             "No share of the steps decays.",
         );
     }
-    let reason = "The same course, one step later: torchtitan's last step is not at the end of it.";
-    view.used("train.lr_schedule", &[("lr_scheduler.decay_type", json!(course))], reason);
+    view.used("train.lr_schedule", &[("lr_scheduler.decay_type", json!(course))], "The same course.");
     let (lr, least) = (view.number("train.lr").unwrap_or(0.0), view.number("train.lr_min").unwrap_or(0.0));
     view.used(
         "train.lr_min",

@@ -6,6 +6,7 @@ use crate::interop::draft::same;
 use crate::interop::{Row, Verdict};
 use serde_json::{Map, Value};
 use zbench_config::keys as ours;
+use zbench_engine::config::CourseSteps;
 
 /// A cell's settings by their keys, and the file that is made of them.
 pub struct View {
@@ -27,6 +28,11 @@ impl View {
         let is = |settings: &[(String, Value)], key: &str, wanted: &[Value]| {
             settings.iter().any(|(name, value)| name == key && wanted.contains(value))
         };
+        let is_fixed = is(&settings, "train.lr_schedule", &["constant".into()])
+            && is(&settings, "train.lr_warmup_steps", &[0.into()]);
+        if !is_fixed && !settings.iter().any(|(key, _)| key == "train.lr_steps") {
+            settings.push(("train.lr_steps".into(), CourseSteps::default().name().into()));
+        }
         let is_zeropp = is(&settings, "parallel.strategy", &["zero++".into()]);
         let is_hybrid = is(&settings, "parallel.strategy", &["hsdp".into(), "hsdp-full-optimizer".into()]);
         let has_adapters = !is(&settings, "lora.rank", &[0.into()]) || is(&settings, "lora.method", &["ia3".into()]);
