@@ -365,7 +365,14 @@ fn each_family_is_read_as_transformers_means_it() {
     assert_eq!(windows(used.clone()), [None, None, None, Some(5)]);
     let mut listed = used;
     listed["layer_types"] = json!(["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"]);
-    assert_eq!(windows(listed), [None, Some(5), Some(5), Some(5)]);
+    assert_eq!(windows(listed.clone()), [None, Some(5), Some(5), Some(5)]);
+    // Transformers opens a Mistral with such a list as Ministral; what is written says the same again.
+    let ministral = model("mistral", listed);
+    assert_eq!([ministral.window(0), ministral.window(1)], [None, Some(5)]);
+    let written = zbench_engine::hf::config_json(&ministral, zbench_kernels::DType::F32, None);
+    assert_eq!(model_from_hf(&written, "written").expect("what was written"), ministral);
+    let full = json!({"num_hidden_layers": 1, "layer_types": ["full_attention"]});
+    assert_eq!(model("mistral", full).window(0), None);
     // Padding: Gemma's default is token 0, null is none, a negative token counts from the end; GPT-2's embedding has none.
     let padding = |name, keys| model(name, keys).pad_token_id;
     assert_eq!(padding("gemma", json!({})), Some(0));
@@ -421,6 +428,12 @@ fn each_family_refuses_what_is_not_there_by_name() {
     no("mpt", json!({"no_bias": false, "expansion_ratio": 2}), &["no_bias", "expansion_ratio"]);
     no("qwen3", json!({"layer_types": ["sliding_attention", "full_attention"]}), &["layer_types"]);
     no("qwen2", json!({"layer_types": ["chunked_attention"]}), &["layer_types", "chunked_attention"]);
+    let types = |kinds: [&str; 2]| json!({"num_hidden_layers": 2, "layer_types": kinds});
+    no("mistral", types(["sliding_attention", "full_attention"]), &["layer_types", "alternate"]);
+    no("mistral", json!({"num_hidden_layers": 3, "layer_types": ["full_attention"]}), &["layer_types", "length 1"]);
+    let mut none = types(["full_attention", "sliding_attention"]);
+    none["sliding_window"] = json!(null);
+    no("mistral", none, &["layer_types", "no window"]);
     no("mistral", json!({"sliding_window": 0}), &["sliding_window", "0"]);
     no("mistral", json!({"sliding_window": -3}), &["sliding_window", "-3"]);
     no("gemma", json!({"hidden_act": "silu"}), &["hidden_act", "gelu_pytorch_tanh"]);

@@ -113,6 +113,32 @@ impl Reader<'_> {
         }
     }
 
+    /// First block with a window by `layer_types`; `None` without that key. `layers` and `window` are from the file's other keys.
+    pub fn first_windowed(&self, layers: usize, window: Option<usize>) -> Result<Option<usize>, HfError> {
+        let key = "layer_types";
+        let Some(types) = self.given(key) else { return Ok(None) };
+        let types = types.as_array().ok_or_else(|| self.refuse(key, "is not a list"))?;
+        let sliding = |kind: &Value| kind == "sliding_attention";
+        if let Some(other) = types.iter().find(|kind| !sliding(kind) && *kind != "full_attention") {
+            let missing = format!("layer_types {other} (zbench has \"full_attention\", \"sliding_attention\")");
+            return Err(self.unsupported(vec![missing]));
+        }
+        if types.len() != layers {
+            return Err(self.refuse(key, format!("is a list of length {}; num_hidden_layers is {layers}", types.len())));
+        }
+        let from = types.iter().take_while(|kind| !sliding(kind)).count();
+        if !types[from..].iter().all(sliding) {
+            let have = "windows in all blocks from one on; here they alternate with full attention";
+            return Err(self.unsupported(vec![format!("layer_types (zbench has {have})")]));
+        }
+        if from < types.len() && window.is_none() {
+            return Err(
+                self.refuse(key, "has \"sliding_attention\", and the file's other keys say that there is no window")
+            );
+        }
+        Ok(Some(from))
+    }
+
     /// The token whose embedding is torch's `padding_idx`. Null is none; absent is the family's default; a negative one counts
     /// from the end, as torch does.
     pub fn padding(&self, model: &mut PartialModel) -> Result<(), HfError> {

@@ -1,6 +1,7 @@
-//! Mistral: Llama with a sliding window in every block.
+//! Mistral: Llama with a sliding window in every block, or, where `layer_types` makes it transformers' Ministral, in those that
+//! it names.
 
-use super::{Family, llama, sizes};
+use super::{Family, llama, qwen2, sizes};
 use crate::hf::PartialModel;
 use serde_json::json;
 
@@ -17,8 +18,16 @@ pub(super) const FAMILY: Family = Family {
     read: |read, model, _| {
         // Null is "none"; absent is the default.
         model.sliding_window = read.window("sliding_window")?;
+        let window = Some(model.sliding_window.unwrap_or(4096)).filter(|window| *window > 0);
+        model.max_window_layers = read.first_windowed(model.num_hidden_layers.unwrap_or(32), window)?;
         Ok(())
     },
-    write: |model| llama::with(model, json!({"sliding_window": model.sliding_window})),
+    write: |model| {
+        let mut own = json!({"sliding_window": model.sliding_window});
+        if model.max_window_layers > 0 {
+            own["layer_types"] = json!(qwen2::layer_types(model));
+        }
+        llama::with(model, own)
+    },
     ..llama::FAMILY
 };

@@ -26,27 +26,12 @@ pub(super) const FAMILY: Family = Family {
 
 /// Windows from block `max_window_layers` on, if they are used at all.
 pub(super) fn read_windows(read: &Reader<'_>, model: &mut PartialModel) -> Result<(), HfError> {
-    let (mut window, mut from) = (None, read.count("max_window_layers")?.unwrap_or(28));
+    let mut window = None;
+    let from = read.count("max_window_layers")?.unwrap_or(28);
     if read.flag("use_sliding_window", false)? {
         window = read.window("sliding_window")?.or(Some(4096)).filter(|window| *window > 0);
     }
-    if let Some(types) = read.given("layer_types") {
-        let types = types.as_array().ok_or_else(|| read.refuse("layer_types", "is not a list"))?;
-        let sliding = |kind: &Value| kind == "sliding_attention";
-        if let Some(other) = types.iter().find(|kind| !sliding(kind) && *kind != "full_attention") {
-            let missing = format!("layer_types {other} (zbench has \"full_attention\", \"sliding_attention\")");
-            return Err(read.unsupported(vec![missing]));
-        }
-        from = types.iter().take_while(|kind| !sliding(kind)).count();
-        if !types[from..].iter().all(sliding) {
-            let have = "windows in all blocks from one on; here they alternate with full attention";
-            return Err(read.unsupported(vec![format!("layer_types (zbench has {have})")]));
-        }
-        if from < types.len() && window.is_none() {
-            let reason = "has \"sliding_attention\", and use_sliding_window or sliding_window says there is none";
-            return Err(read.refuse("layer_types", reason));
-        }
-    }
+    let from = read.first_windowed(model.num_hidden_layers.unwrap_or(32), window)?.unwrap_or(from);
     model.sliding_window = Some(window.unwrap_or(0));
     model.max_window_layers = window.map(|_| from);
     Ok(())
@@ -54,11 +39,15 @@ pub(super) fn read_windows(read: &Reader<'_>, model: &mut PartialModel) -> Resul
 
 pub(super) fn windows(model: &Model) -> Value {
     let windowed = model.sliding_window.is_some();
-    let kind = |index| if model.window(index).is_some() { "sliding_attention" } else { "full_attention" };
     json!({
         "use_sliding_window": windowed,
         "sliding_window": model.sliding_window,
         "max_window_layers": if windowed { model.max_window_layers } else { model.num_hidden_layers },
-        "layer_types": (0..model.num_hidden_layers).map(kind).collect::<Vec<_>>(),
+        "layer_types": layer_types(model),
     })
+}
+
+pub(super) fn layer_types(model: &Model) -> Vec<&'static str> {
+    let kind = |index| if model.window(index).is_some() { "sliding_attention" } else { "full_attention" };
+    (0..model.num_hidden_layers).map(kind).collect()
 }
