@@ -241,7 +241,9 @@ fn whatever_would_change_the_mathematics_is_refused_by_name() {
     refused(&with("model_type", json!(7)), &["model_type", "7"]);
     refused(&with("hidden_act", json!("gelu")), &["hidden_act", "gelu", "silu"]);
     refused(&with("attention_dropout", json!(0.1)), &["attention_dropout", "0.1"]);
-    refused(&with("partial_rotary_factor", json!(0.5)), &["partial_rotary_factor", "0.5"]);
+    let mut part = with_rope(json!({"rope_type": "linear", "factor": 2.0}));
+    part["partial_rotary_factor"] = json!(0.5);
+    refused(&part, &["partial_rotary_factor", "0.5"]);
     refused(&with("is_causal", json!(false)), &["is_causal"]);
     refused(&with("quantization_config", json!({"bits": 4})), &["quantization_config"]);
     refused(&with("architectures", json!(["LlamaForSequenceClassification"])), &["architectures"]);
@@ -249,7 +251,8 @@ fn whatever_would_change_the_mathematics_is_refused_by_name() {
         refused(&with_rope(json!({"rope_type": kind, "factor": 2.0})), &["rope_type", kind]);
         refused(&with_rope(json!({"type": kind, "factor": 2.0})), &["rope_type", kind]);
     }
-    refused(&with_rope(json!({"rope_type": "default", "partial_rotary_factor": 0.25})), &["partial_rotary_factor"]);
+    let part = json!({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.25});
+    refused(&with_rope(part), &["rope_scaling.partial_rotary_factor"]);
     refused(&with_rope(json!({"full_attention": {"rope_type": "default"}})), &["full_attention"]);
     // All of it in one message.
     let mut config = with("is_causal", json!(false));
@@ -262,6 +265,11 @@ fn whatever_would_change_the_mathematics_is_refused_by_name() {
 #[test]
 fn harmless_keys_and_values_are_not() {
     let as_is = read(&transformers4()).expect("a model");
+    let part = json!({"rope_type": "default", "partial_rotary_factor": 0.25});
+    assert_eq!(read(&with_rope(part)).expect("whole heads"), read(&with_rope(json!(null))).expect("no scaling"));
+    let mut part = with_rope(json!(null));
+    part["partial_rotary_factor"] = json!(0.5);
+    assert_eq!(read(&part).expect("whole heads"), read(&with_rope(json!(null))).expect("no scaling"));
     for (key, value) in [
         ("hidden_act", json!("swish")),
         ("pretraining_tp", json!(4)),
@@ -422,11 +430,17 @@ fn each_family_refuses_what_is_not_there_by_name() {
     no("falcon", json!({"num_ln_in_parallel_attn": 2}), &["num_ln_in_parallel_attn", "2"]);
     no("falcon", json!({"bias": "yes"}), &["bias", "true or false"]);
     no("bloom", json!({"apply_residual_connection_post_layernorm": true}), &["apply_residual_connection"]);
-    no("mpt", json!({"attn_config": {"qk_ln": true, "clip_qkv": 8}}), &["attn_config.qk_ln", "attn_config.clip_qkv"]);
-    no("mpt", json!({"attn_config": {"alibi": false}}), &["attn_config.alibi"]);
+    let both = json!({"attn_config": {"softmax_scale": 2.0, "clip_qkv": 8}});
+    no("mpt", both, &["attn_config.softmax_scale", "attn_config.clip_qkv"]);
     no("mpt", json!({"attn_config": 3}), &["attn_config"]);
-    no("mpt", json!({"no_bias": false, "expansion_ratio": 2}), &["no_bias", "expansion_ratio"]);
-    no("qwen3", json!({"layer_types": ["sliding_attention", "full_attention"]}), &["layer_types"]);
+    // What MosaicML's own model reads and transformers' does not.
+    let table = json!({"alibi": false, "alibi_bias_max": 16, "attn_type": "multiquery_attention", "qk_ln": true,
+        "prefix_lm": true, "attn_uses_sequence_id": true, "clip_qkv": 0.0});
+    let ignored = json!({"attn_config": table, "no_bias": false, "expansion_ratio": 2, "logit_scale": 0.5,
+        "emb_pdrop": 0.1, "resid_pdrop": 0.1});
+    assert_eq!(read(&family("mpt", ignored)).expect("MPT"), read(&family("mpt", json!({}))).expect("MPT"));
+    let types = json!({"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]});
+    no("qwen3", types, &["layer_types", "alternate"]);
     no("qwen2", json!({"layer_types": ["chunked_attention"]}), &["layer_types", "chunked_attention"]);
     let types = |kinds: [&str; 2]| json!({"num_hidden_layers": 2, "layer_types": kinds});
     no("mistral", types(["sliding_attention", "full_attention"]), &["layer_types", "alternate"]);

@@ -58,7 +58,7 @@ fn refusal(source: &str, root: &Node, error: &HfError) -> ConfigError {
 }
 
 /// Keys that families read beside those of their tables, with what they become.
-const READ: [(&str, &str); 22] = [
+const READ: [(&str, &str); 21] = [
     ("model_type", "family"),
     ("rope_scaling", "rope_scaling"),
     ("rope_parameters", "rope_scaling"),
@@ -75,7 +75,6 @@ const READ: [(&str, &str); 22] = [
     ("num_ln_in_parallel_attn", ""),
     ("num_kv_heads", "num_key_value_heads"),
     ("multi_query", "num_key_value_heads"),
-    ("attn_config", ""),
     ("hidden_act", ""),
     ("activation_function", ""),
     ("activation", ""),
@@ -97,7 +96,7 @@ fn rows(draft: &mut Draft, root: &Node, model: &Model, settings: Vec<(&'static s
         });
         let is_fixed = known.as_ref().is_some_and(|known| known.fixed.contains(&name));
         let (verdict, becomes, reason) = match (ours, made) {
-            _ if has_dropout(name, &node.json()) => {
+            _ if (is_fixed || name == "attn_config") && has_dropout(name, &node.json()) => {
                 let reason = "zbench drops nothing out but in adapters: sizes and speed are near, losses differ.";
                 (Verdict::NoEquivalent, Vec::new(), reason.to_string())
             }
@@ -127,8 +126,8 @@ fn rows(draft: &mut Draft, root: &Node, model: &Model, settings: Vec<(&'static s
 
 /// Keys of dropout that causal language models read; `summary_first_dropout` and `classifier_dropout` are of other heads.
 fn has_dropout(name: &str, value: &serde_json::Value) -> bool {
-    const KEYS: [&str; 7] =
-        ["attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "emb_pdrop", "attn_config"];
+    const KEYS: [&str; 6] =
+        ["attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "attn_config"];
     let value = if name == "attn_config" { value.get("attn_pdrop") } else { Some(value) };
     KEYS.contains(&name) && value.is_some_and(|value| !value.is_null() && value.as_f64() != Some(0.0))
 }

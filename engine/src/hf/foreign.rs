@@ -76,7 +76,12 @@ fn refuse_unsupported(reader: &Reader<'_>, family: &Family) -> Result<(), HfErro
     }
     for name in ["rope_scaling", "rope_parameters"] {
         let Some(Value::Object(table)) = config.get(name) else { continue };
-        missing.extend(reader.missing(table, &format!("{name}."), &[WHOLE_HEADS]));
+        // Without a scaling, transformers 5 ignores the key in these families. With one it computes too few frequencies and fails.
+        let kind = table.get("rope_type").or(table.get("type"));
+        if kind.is_some_and(|kind| kind != "default") {
+            missing.extend(reader.missing(table, &format!("{name}."), &[WHOLE_HEADS]));
+            missing.extend(reader.missing(config, "", &[WHOLE_HEADS]));
+        }
         // Transformers 5 writes one table per kind of layer for models that have several.
         if let Some((kind, _)) = table.iter().find(|(_, value)| value.is_object()) {
             missing.push(format!("{name}.{kind}, a rotary embedding per kind of layer (zbench has one)"));

@@ -3,9 +3,7 @@
 use super::{Family, llama, sizes};
 use crate::config::{Form, Linear, Mlp};
 use crate::hf::PartialModel;
-use crate::hf::reader::{
-    CAUSAL, DROPOUT, PLAIN_WEIGHTS, WHOLE_HEADS, is_false, is_gelu_of_either_form, is_gelu_tanh, only,
-};
+use crate::hf::reader::{CAUSAL, DROPOUT, PLAIN_WEIGHTS, is_false, is_gelu_of_either_form, is_gelu_tanh, only};
 use serde_json::json;
 
 pub(super) const FAMILY: Family = Family {
@@ -19,7 +17,6 @@ pub(super) const FAMILY: Family = Family {
         only("hidden_activation", is_gelu_tanh, "\"gelu_pytorch_tanh\""),
         only("use_bidirectional_attention", is_false, "causal attention"),
         DROPOUT,
-        WHOLE_HEADS,
         CAUSAL,
         PLAIN_WEIGHTS,
     ],

@@ -2,7 +2,7 @@
 
 use super::{Family, Qkv, TensorNames, sizes};
 use crate::config::{Form, Linear, Mlp, Model};
-use crate::hf::reader::{CAUSAL, DROPOUT, PLAIN_WEIGHTS, SILU, WHOLE_HEADS};
+use crate::hf::reader::{CAUSAL, DROPOUT, PLAIN_WEIGHTS, SILU};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -16,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
         "llama3-70b" 70_553_706_496, "llama3.1-70b" 70_553_706_496, "llama3.1-405b" 405_853_388_800,
     ],
     keys: &[KEYS],
-    restricted: &[SILU, DROPOUT, WHOLE_HEADS, CAUSAL, PLAIN_WEIGHTS],
+    restricted: &[SILU, DROPOUT, CAUSAL, PLAIN_WEIGHTS],
     defaults: || sizes([4096, 11008, 32, 32, 32000, 2048], 1e-6),
     form: Form::default,
     read: |read, _, form| {

@@ -3,7 +3,7 @@
 use super::{Family, TensorNames, llama, sizes};
 use crate::config::Linear;
 use crate::hf::PartialModel;
-use crate::hf::reader::{CAUSAL, DROPOUT, NO_ROUTER_LOSS, PLAIN_WEIGHTS, SILU, WHOLE_HEADS, is_zero, only};
+use crate::hf::reader::{CAUSAL, DROPOUT, NO_ROUTER_LOSS, PLAIN_WEIGHTS, SILU, is_zero, only};
 use serde_json::json;
 
 pub(super) const FAMILY: Family = Family {
@@ -15,7 +15,6 @@ pub(super) const FAMILY: Family = Family {
     restricted: &[
         SILU,
         DROPOUT,
-        WHOLE_HEADS,
         CAUSAL,
         PLAIN_WEIGHTS,
         NO_ROUTER_LOSS,

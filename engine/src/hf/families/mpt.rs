@@ -3,7 +3,7 @@
 use super::{Family, Qkv, TensorNames, bloom, gpt2, llama, sizes};
 use crate::config::{Form, Mlp, NormKind, Positions};
 use crate::hf::PartialModel;
-use crate::hf::reader::{CAUSAL, NO_DROPOUT, PLAIN_WEIGHTS, Restricted, is_false, is_number, is_true, is_zero, only};
+use crate::hf::reader::{CAUSAL, NO_DROPOUT, PLAIN_WEIGHTS, Restricted, is_zero, only};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -23,16 +23,7 @@ pub(super) const FAMILY: Family = Family {
         ],
         gpt2::COMMON_KEYS,
     ],
-    restricted: &[
-        only("no_bias", is_true, "MPT without biases"),
-        // The one ratio that transformers' model computes with.
-        only("expansion_ratio", |value| is_number(value, 4.0), "an MLP of four times the width"),
-        only("logit_scale", Value::is_null, "logits as they are"),
-        only("emb_pdrop", is_zero, NO_DROPOUT),
-        only("resid_pdrop", is_zero, NO_DROPOUT),
-        CAUSAL,
-        PLAIN_WEIGHTS,
-    ],
+    restricted: &[CAUSAL, PLAIN_WEIGHTS],
     defaults: || PartialModel { tie_word_embeddings: Some(true), ..sizes([2048, 0, 24, 16, 50368, 2048], 1e-5) },
     form: || Form { norm: NormKind::Layer, positions: Positions::Alibi, mlp: Mlp::Gelu, ..Form::default() },
     read: |read, _, _| {
@@ -62,15 +53,11 @@ pub(super) const FAMILY: Family = Family {
     ..bloom::FAMILY
 };
 
+/// Restricted keys of `attn_config`. Transformers' model reads no others: it always has ALiBi, with slopes down to 2^-8, and
+/// ignores MosaicML's other switches.
 const ATTENTION: &[Restricted] = &[
-    only("alibi", is_true, "MPT with ALiBi"),
-    only("alibi_bias_max", |value| is_number(value, 8.0), "slopes down to 2^-8"),
     only("attn_pdrop", is_zero, NO_DROPOUT),
-    only("attn_type", |value| value == "multihead_attention", "\"multihead_attention\""),
-    only("clip_qkv", Value::is_null, "no clipping of queries, keys and values"),
-    only("qk_ln", is_false, "no norm of queries and keys here"),
-    only("prefix_lm", is_false, "causal attention"),
-    only("attn_uses_sequence_id", is_false, "one text to a sequence"),
+    only("clip_qkv", is_zero, "no clipping of queries, keys and values"),
     only("softmax_scale", Value::is_null, "scores divided by the root of the head's size"),
 ];
 

@@ -2,7 +2,7 @@
 
 use super::{Family, llama, mixtral, qwen3, sizes};
 use crate::hf::PartialModel;
-use crate::hf::reader::{CAUSAL, DROPOUT, NO_ROUTER_LOSS, PLAIN_WEIGHTS, SILU, WHOLE_HEADS};
+use crate::hf::reader::{CAUSAL, DROPOUT, NO_ROUTER_LOSS, PLAIN_WEIGHTS, SILU};
 use serde_json::json;
 
 pub(super) const FAMILY: Family = Family {
@@ -20,7 +20,7 @@ pub(super) const FAMILY: Family = Family {
             ("mlp_only_layers", "mlp_only_layers"),
         ],
     ],
-    restricted: &[SILU, DROPOUT, WHOLE_HEADS, CAUSAL, PLAIN_WEIGHTS, NO_ROUTER_LOSS],
+    restricted: &[SILU, DROPOUT, CAUSAL, PLAIN_WEIGHTS, NO_ROUTER_LOSS],
     defaults: || PartialModel {
         num_key_value_heads: Some(4),
         num_experts: Some(128),
