@@ -59,6 +59,30 @@ fn what_peft_writes_is_read() {
     assert_eq!(all.targets, [QProj, KProj, VProj, OProj, UpProj, DownProj]);
 }
 
+/// PEFT writes whole names for "all-linear" on a small model. A name may also begin at any part.
+#[test]
+fn whole_names_stand_for_a_layer_where_they_name_it_in_all_blocks() {
+    use Linear::*;
+    let read = |layers: usize, names: Vec<String>| {
+        let model = Model { num_hidden_layers: layers, ..default_model("gpt2").unwrap() };
+        parse_config(&with("rslora-gpt2", "target_modules", json!(names)), "adapter_config.json", &model)
+    };
+    let paths = |layers: usize| (0..layers).map(|block| format!("transformer.h.{block}.attn.c_proj"));
+    let mixed = paths(11).chain(["h.11.attn.c_proj".into(), "mlp.c_fc".into()]).collect();
+    assert_eq!(read(12, mixed).unwrap().targets, [OProj, UpProj]);
+    assert_eq!(read(12, paths(3).chain(["c_proj".into()]).collect()).unwrap().targets, [OProj, DownProj]);
+    for (names, fragment) in [
+        (paths(3).collect::<Vec<_>>(), "attn.c_proj is named in 3 of 12 blocks"),
+        (vec!["transformer.h.12.attn.c_proj".into()], "names no layer"),
+        (vec!["transformer.h.01.attn.c_proj".into()], "names no layer"),
+        (vec!["layers.1.attn.c_proj".into()], "names no layer"),
+        (vec!["x1.attn.c_proj".into()], "names no layer"),
+    ] {
+        let error = read(12, names).unwrap_err().to_string();
+        assert!(error.contains(fragment), "{error}");
+    }
+}
+
 #[test]
 fn what_is_not_there_is_refused_by_name() {
     let cases = [

@@ -1,12 +1,24 @@
 //! Which layers a list of names stands for. PEFT compares with the ends of modules' names, so `c_proj` is two layers of
-//! GPT-2's blocks, and `mlp.c_proj` one.
+//! GPT-2's blocks, and `mlp.c_proj` one. For "all-linear" on a
+//! small model it writes whole names, block by block.
 
 use crate::config::{Linear, Method, Model};
 use crate::hf::{family_of, modules};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Whether `name` is the end of a module's name, of whole parts of it.
 fn ends(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+/// Index of the module and number of the block in a name such as `model.layers.3.mlp.up_proj` or `3.mlp.up_proj`.
+fn of_block(model: &Model, name: &str) -> Option<(usize, usize)> {
+    let blocks = (family_of(model).tensors)(&model.form).blocks;
+    modules(model).iter().enumerate().find_map(|(which, (module, _))| {
+        let rest = name.strip_suffix(module)?.strip_suffix('.')?;
+        let block = rest.rsplit('.').next()?.parse().ok().filter(|block| *block < model.num_hidden_layers)?;
+        ends(&format!("{blocks}.{block}"), rest).then_some((which, block))
+    })
 }
 
 /// The layers that `names` stand for, in the order of a block: names of the family's modules, or Llama's names of layers
@@ -17,7 +29,12 @@ fn ends(module: &str, name: &str) -> bool {
 pub fn find_targets<S: AsRef<str>>(model: &Model, names: &[S]) -> Result<Vec<Linear>, String> {
     let modules = modules(model);
     let mut found = Vec::new();
+    let mut by_block: BTreeMap<usize, (BTreeSet<usize>, &str)> = BTreeMap::new();
     for name in names.iter().map(AsRef::as_ref) {
+        if let Some((module, block)) = of_block(model, name) {
+            by_block.entry(module).or_insert((BTreeSet::new(), name)).0.insert(block);
+            continue;
+        }
         let mut layers: Vec<Linear> =
             modules.iter().filter(|(module, _)| ends(module, name)).flat_map(|(_, layers)| layers.clone()).collect();
         if layers.is_empty() {
@@ -41,6 +58,18 @@ pub fn find_targets<S: AsRef<str>>(model: &Model, names: &[S]) -> Result<Vec<Lin
                 "{name:?} names no layer of the family {:?}{inside}; it has {}",
                 model.family,
                 known.join(", ")
+            ));
+        }
+        found.extend(layers);
+    }
+    for (module, (blocks, name)) in by_block {
+        let (module, layers) = &modules[module];
+        let all = model.num_hidden_layers;
+        if blocks.len() < all && !layers.iter().all(|layer| found.contains(layer)) {
+            return Err(format!(
+                "{module} is named in {} of {all} blocks, as {name:?}; zbench adapts a layer in all blocks or in none: name it in \
+                 every block, or as {module:?}",
+                blocks.len()
             ));
         }
         found.extend(layers);
