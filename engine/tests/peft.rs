@@ -83,6 +83,28 @@ fn whole_names_stand_for_a_layer_where_they_name_it_in_all_blocks() {
     }
 }
 
+/// Transformers 5 stores experts as stacked tensors. PEFT still writes the names of their projections, and skips them.
+#[test]
+fn ia3_skips_the_projections_of_experts() {
+    use Linear::*;
+    for (family, names, expected) in [
+        ("mixtral", json!(["k_proj", "w2", "v_proj"]), &[KProj, VProj][..]),
+        ("mixtral", Value::Null, &[KProj, VProj]),
+        ("qwen3_moe", json!(["down_proj", "q_proj"]), &[QProj]),
+        ("qwen3_moe", Value::Null, &[QProj, VProj]),
+    ] {
+        let mut config = object("ia3-llama");
+        let last = if family == "mixtral" { "w2" } else { "down_proj" };
+        config.extend([("target_modules".into(), names), ("feedforward_modules".into(), json!([last]))]);
+        let read = parse(&Value::Object(config).to_string(), family).unwrap();
+        assert_eq!((&read.targets[..], &read.feedforward[..]), (expected, &[][..]), "{family}");
+    }
+    let error = parse(&with("ia3-llama", "target_modules", json!(["w2"])), "mixtral").unwrap_err();
+    assert!(error.to_string().contains("names no module"), "{error}");
+    // LoRA adapts them by target_parameters.
+    assert!(parse(&with("rslora-gpt2", "target_modules", json!(["q_proj", "w2"])), "mixtral").is_err());
+}
+
 #[test]
 fn what_is_not_there_is_refused_by_name() {
     let cases = [

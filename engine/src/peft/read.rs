@@ -1,6 +1,6 @@
 //! `adapter_config.json`, as PEFT writes it.
 
-use super::targets::{all_linear, default_feedforward, default_targets, find_targets};
+use super::targets::{all_linear, default_feedforward, default_targets, find_targets, is_of_experts};
 use super::{CONFIG, PeftError};
 use crate::config::{Linear, Lora, Method, Model};
 use crate::hf::{Restricted, only};
@@ -190,7 +190,10 @@ impl File<'_> {
         if self.given(key).and_then(Value::as_str).is_some_and(|text| text.eq_ignore_ascii_case("all-linear")) {
             return Ok(all_linear(self.model));
         }
-        let Some(names) = self.names(key)? else { return Ok(default_targets(self.model, method)) };
+        let Some(mut names) = self.names(key)? else { return Ok(default_targets(self.model, method)) };
+        if method == Method::Ia3 {
+            names.retain(|name| !is_of_experts(self.model, name));
+        }
         if names.is_empty() {
             return Err(self.refuse(key, "names no module".into()));
         }
@@ -199,7 +202,8 @@ impl File<'_> {
 
     fn feedforward(&self, targets: &[Linear]) -> Result<Vec<Linear>, PeftError> {
         let key = "feedforward_modules";
-        let Some(names) = self.names(key)? else { return Ok(default_feedforward(targets)) };
+        let Some(mut names) = self.names(key)? else { return Ok(default_feedforward(targets)) };
+        names.retain(|name| !is_of_experts(self.model, name));
         let found =
             find_targets(self.model, &names).map_err(|reason| self.unsupported(vec![format!("{key}: {reason}")]))?;
         if let Some(other) = found.iter().find(|layer| !targets.contains(layer)) {

@@ -21,6 +21,14 @@ fn of_block(model: &Model, name: &str) -> Option<(usize, usize)> {
     })
 }
 
+/// Returns whether `name` is a projection of experts in a model whose blocks all have experts. Transformers 5 stores these as
+/// stacked tensors, not as modules, and PEFT's IA3 skips such a name.
+pub(super) fn is_of_experts(model: &Model, name: &str) -> bool {
+    let names = (family_of(model).tensors)(&model.form);
+    let all = model.sparse_blocks() == model.num_hidden_layers;
+    all && [names.expert_gate, names.expert_up, names.expert_down].contains(&name)
+}
+
 /// The layers that `names` stand for, in the order of a block: names of the family's modules, or Llama's names of layers
 /// that have a module of their own.
 ///

@@ -62,7 +62,8 @@ pub(super) const FAMILY: Family = Family {
     },
     tensors: |_| &TENSORS,
     rounded_weights: false,
-    ia3_targets: &[Linear::QProj, Linear::VProj, Linear::DownProj],
+    // The third of PEFT's, w2, is no module of transformers 5, and PEFT passes over it.
+    ia3_targets: &[Linear::KProj, Linear::VProj],
     ..llama::FAMILY
 };
 

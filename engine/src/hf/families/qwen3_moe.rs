@@ -1,6 +1,7 @@
 //! Qwen3-MoE: Qwen3 with experts in every so many blocks, of a width of their own, and its window in all blocks or none.
 
 use super::{Family, llama, mixtral, qwen3, sizes};
+use crate::config::Linear;
 use crate::hf::PartialModel;
 use crate::hf::reader::{CAUSAL, DROPOUT, NO_ROUTER_LOSS, PLAIN_WEIGHTS, SILU};
 use serde_json::json;
@@ -54,5 +55,7 @@ pub(super) const FAMILY: Family = Family {
         }
         llama::with(model, own)
     },
+    // PEFT has no default for IA3 here; Qwen3's stands without the MLP.
+    ia3_targets: &[Linear::QProj, Linear::VProj],
     ..qwen3::FAMILY
 };
