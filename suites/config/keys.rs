@@ -366,7 +366,8 @@ const LATER: &[Key] = &[
         "lora.use_dora",
         Bool,
         Is("false"),
-        "DoRA: weights' magnitudes are learned apart from their directions. Without dropout, and not on fused tensors.",
+        "DoRA: weights' magnitudes are learned apart from their directions, without weight decay (transformers' Trainer decays them). \
+         Without lora.dropout, and not on fused tensors.",
     ),
     key(
         "lora.path",

@@ -97,6 +97,12 @@ pub fn measured(record: &mut Record, steps: Vec<Step>, end: &End, cell: &Cell, e
     }
     flags(record, end);
     emulated(record, cell, end);
+    if cell.lora.use_dora && cell.train.weight_decay > 0.0 {
+        record.notes.push(format!(
+            "DoRA's magnitudes have no weight decay; transformers' Trainer gives them that of its matrices (train.weight_decay = {}).",
+            cell.train.weight_decay
+        ));
+    }
     pipeline::paced(record, cell);
     offload::first_step(record, cell);
     if !record.is_measured() {
