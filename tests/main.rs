@@ -18,3 +18,4 @@ mod search;
 mod support;
 mod timeline;
 mod witnesses;
+mod written;

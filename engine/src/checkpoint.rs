@@ -9,11 +9,13 @@ mod elements;
 mod error;
 mod experts;
 mod header;
+mod model;
 mod read;
 mod write;
 
 pub(crate) use elements::{decoder, encode, stored_type};
 pub use error::CheckpointError;
+pub use model::note_of_untied_head;
 pub use safetensors::Dtype as StoredType;
 pub(crate) use write::header_bytes;
 pub use write::write_safetensors;
@@ -28,6 +30,8 @@ pub type Result<T> = std::result::Result<T, CheckpointError>;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// The head's tensor; no family puts it into the module that all other names begin with.
+const HEAD: &str = "lm_head.weight";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
@@ -141,19 +145,6 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Some files leave out the name of the module that all names begin with (`wte.weight` for `transformer.wte.weight`):
-    /// where nothing has the prefix that `expected` has, names take it on.
-    pub fn adopt_prefix(&mut self, expected: &[(String, Vec<usize>)]) {
-        const PREFIX: &str = "transformer.";
-        let expects = expected.iter().any(|(name, _)| name.starts_with(PREFIX));
-        if !expects || self.tensors.keys().any(|name| name.starts_with(PREFIX)) {
-            return;
-        }
-        let tensors = std::mem::take(&mut self.tensors).into_iter();
-        let renamed = |name: String| if name == "lm_head.weight" { name } else { format!("{PREFIX}{name}") };
-        self.tensors = tensors.map(|(name, info)| (renamed(name), info)).collect();
-    }
-
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.tensors.get(name)
     }
@@ -185,7 +176,7 @@ impl Checkpoint {
         }
         let known: BTreeSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
         let buffers = ["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
-        let harmless = |name: &str| name == "lm_head.weight" || buffers.iter().any(|end| name.ends_with(end));
+        let harmless = |name: &str| name == HEAD || buffers.iter().any(|end| name.ends_with(end));
         let unexpected: Vec<String> =
             self.names().filter(|name| !known.contains(name) && !harmless(name)).map(String::from).collect();
         if missing.is_empty() && wrong.is_empty() && unexpected.is_empty() {

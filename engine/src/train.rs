@@ -155,14 +155,8 @@ fn open(cell: &Cell, plan: &Plan) -> Result<Opened, String> {
         None => Ok(source),
     });
     let source = source.map_err(|error| error.to_string())?;
-    let checkpoint = model.weights.as_ref().map(|dir| {
-        let mut checkpoint = Checkpoint::open(dir)?;
-        let expected = plan.layout.checkpoint_tensors();
-        checkpoint.adopt_prefix(&expected);
-        checkpoint.adopt_experts(model);
-        checkpoint.check(&expected)?;
-        Ok(checkpoint)
-    });
+    let checkpoint =
+        model.weights.as_ref().map(|dir| Checkpoint::of_model(dir, model, &plan.layout.checkpoint_tensors()));
     let adapters = cell.lora.path.as_ref().filter(|_| cell.lora.on()).map(|dir| {
         let adapters = Checkpoint::open_adapters(dir)?;
         adapters.check(&plan.layout.adapter_tensors())?;

@@ -277,6 +277,7 @@ fn harmless_keys_and_values_are_not() {
         ("partial_rotary_factor", json!(1.0)),
         ("attention_bias", json!(null)),
         ("architectures", json!(["LLaMAForCausalLM"])),
+        ("architectures", json!(["LlamaModel"])),
         ("torch_dtype", json!("float16")),
         ("nobody_knows_this", json!({"a": [1, 2, {"b": null}]})),
     ] {

@@ -46,8 +46,7 @@ impl Files {
         if let Some(folder) = &cell.model.weights {
             let open = || {
                 let tensors = Layout::new(cell, 1).checkpoint_tensors();
-                let checkpoint = Checkpoint::open(folder).map_err(|error| error.to_string())?;
-                checkpoint.check(&tensors).map_err(|error| error.to_string())
+                Checkpoint::of_model(folder, &cell.model, &tensors).map(drop).map_err(|error| error.to_string())
             };
             let name = format!("{:?}", cell.model);
             self.checked.entry(name).or_insert_with(open).clone().map_err(|error| ("model.path", error))?;

@@ -7,6 +7,7 @@ pub use offload::ceiling;
 use crate::gpu_info::GpuInfo;
 use crate::protocol::{End, LoadingEnd, RankEnd};
 use hdrhistogram::Histogram;
+use zbench_engine::checkpoint::note_of_untied_head;
 use zbench_engine::comm::CollectiveKind;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::{Backend, Cell, Data, DeviceKind};
@@ -365,6 +366,7 @@ fn loading(record: &mut Record, end: &End, cell: &Cell) {
     if cell.model.weights.is_none() {
         return;
     }
+    record.notes.extend(note_of_untied_head(&cell.model).map(|text| format!("{text}.")));
     let of = |value: fn(&LoadingEnd) -> f64| end.ranks.iter().filter_map(move |rank| rank.loading.as_ref().map(value));
     let slowest = of(|loading| loading.ms).reduce(f64::max);
     let largest = of(|loading| loading.peak_bytes as f64).reduce(f64::max);

@@ -9,7 +9,7 @@ impl Checkpoint {
     /// leave its own names (`save_original_format=False`): then all gates and ups of a block are
     /// `mlp.experts.gate_up_proj [experts, 2 wide, hidden]`, all downs `mlp.experts.down_proj`. An expert's part is a run of
     /// either, so here each is seen under the name that the family has for it, and the router `mlp.gate`, too.
-    pub fn adopt_experts(&mut self, model: &Model) {
+    pub(super) fn adopt_experts(&mut self, model: &Model) {
         let names = (family_of(model).tensors)(&model.form);
         let stacked =
             [("gate_up_proj", &[names.expert_gate, names.expert_up][..]), ("down_proj", &[names.expert_down])];

@@ -68,8 +68,12 @@ fn refuse_unsupported(reader: &Reader<'_>, family: &Family) -> Result<(), HfErro
     let config = reader.config;
     let mut missing = reader.missing(config, "", family.restricted);
     if let Some(value) = config.get("architectures").filter(|value| !value.is_null()) {
-        // Early conversions of Llama wrote LLaMAForCausalLM.
-        let named = |name: &Value| name.as_str().is_some_and(|name| name.eq_ignore_ascii_case(family.architecture));
+        // A model saved without its head names the base class. Early conversions of Llama wrote LLaMAForCausalLM.
+        let whole = family.architecture;
+        let base = whole.trim_end_matches("ForCausalLM").trim_end_matches("LMHeadModel").to_string() + "Model";
+        let named = |name: &Value| {
+            name.as_str().is_some_and(|name| [whole, &base].iter().any(|known| name.eq_ignore_ascii_case(known)))
+        };
         if !value.as_array().is_some_and(|names| names.is_empty() || names.iter().any(named)) {
             missing.push(format!("architectures {value} (zbench has {:?})", family.architecture));
         }

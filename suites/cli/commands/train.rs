@@ -9,13 +9,14 @@ use super::{
 };
 use crate::{Format, Global, GridArgs, RunArgs};
 use anyhow::Result;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zbench_config::ConfigError;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::profile::drives;
-use zbench_engine::config::Cell;
+use zbench_engine::checkpoint::note_of_untied_head;
+use zbench_engine::config::{Cell, Model};
 use zbench_engine::mesh::GroupName;
 use zbench_host::terminal::Stream;
 use zbench_host::{exit, machine};
@@ -51,6 +52,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     }
     say_batches(global, &cells);
     say_adapters(&cells);
+    say_heads(&cells);
     say_offload(&cells);
     say_crossings(&cells);
     if arguments.dry_run {
@@ -253,6 +255,7 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
     }
     say_batches(global, &cells);
     say_adapters(&cells);
+    say_heads(&cells);
     say_offload(&cells);
     say_crossings(&cells);
     find_drives(global, &mut cells)?;
@@ -290,6 +293,14 @@ fn say_adapters(cells: &[Planned]) {
              lora.method = \"ia3\""
         );
     }
+}
+
+/// Warns of heads that train apart from the embedding although their config.json ties the two.
+pub(super) fn say_heads(cells: &[Planned]) {
+    let mut models: Vec<&Model> = cells.iter().filter_map(Planned::cell).map(|cell| &cell.model).collect();
+    models.dedup_by_key(|model| (&model.weights, model.tie_word_embeddings));
+    let said: BTreeSet<String> = models.into_iter().filter_map(note_of_untied_head).collect();
+    said.iter().for_each(|text| zbench_host::say!("warning: {text}"));
 }
 
 /// A warning where the folder of what lives on a disk is in memory.

@@ -6,6 +6,7 @@ use crate::kind::{change, hint, number};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use toml::Value;
+use zbench_engine::checkpoint::{Checkpoint, CheckpointError};
 use zbench_engine::config::{
     Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Documents, Model, Template, TokenType,
 };
@@ -160,7 +161,15 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
                 Some(_) => hf::model_from_hf_without_dropout,
                 None => hf::model_from_hf,
             };
-            let model = read(&json, &file.display().to_string()).map_err(|e| foreign("model.path", e))?;
+            let mut model = read(&json, &file.display().to_string()).map_err(|e| foreign("model.path", e))?;
+            if model.tie_word_embeddings && values.given("model.tie_word_embeddings").is_none() {
+                model.tie_word_embeddings = match Checkpoint::has_own_head(&folder, &model) {
+                    Ok(own) => !own,
+                    // The check of the files says so where weights are needed.
+                    Err(CheckpointError::NoWeights { .. }) => true,
+                    Err(error) => return Err(values.refuse("model.path", &[], error.to_string())),
+                };
+            }
             base = PartialModel::from(&model);
             weights = Some(folder);
         }
