@@ -3,6 +3,7 @@
 mod broken;
 mod fuzz;
 mod keys;
+mod models;
 mod onto;
 mod round;
 

@@ -2,10 +2,12 @@
 //! slowest), less what is excluded, then the includes.
 
 use crate::files::Files;
+use crate::foreign::has_weights;
 use crate::keys::{self, Key};
 use crate::kind::{Kind, shown};
 use crate::{Axis, ConfigError, Context, Document, Problem, Refusal, Resolved, Search, Setting, Settings, resolve};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use zbench_engine::config::{Cell, Data};
 use zbench_reports::Record;
@@ -225,7 +227,11 @@ fn product(base: &Settings, axes: &[Axis]) -> Vec<Settings> {
 /// Resolves one combination. A file that is absent or broken refuses the whole configuration, wherever its name came from.
 pub fn resolve_with_files(settings: &Settings, context: &Context, files: &mut Files) -> Result<Resolved, Refusal> {
     let resolved = resolve(settings, context)?;
-    files.check(&resolved.cell).map_err(|(key, message)| {
+    let mut read = Cow::Borrowed(&resolved.cell);
+    if context.is_priced && read.model.weights.as_ref().is_some_and(|folder| !has_weights(folder)) {
+        read.to_mut().model.weights = None;
+    }
+    files.check(&read).map_err(|(key, message)| {
         let place = settings.get(key).and_then(|setting| setting.place);
         Refusal { key: key.into(), message, place, from_grid: false }
     })?;
@@ -463,7 +469,7 @@ pub fn plain(cell: &Cell) -> Value {
                 continue;
             }
             "model" => ("model", "priced"),
-            "dropout" => ("model", "dropout"),
+            name @ ("dropout" | "left_out") => ("model", name),
             name @ ("loss" | "recompute") => ("memory", name),
             name @ ("products" | "main_gradients") => ("precision", name),
             name @ ("optimizer" | "optimizer_in_backward") => ("train", name),

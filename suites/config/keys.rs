@@ -146,6 +146,19 @@ const FIRST: &[Key] = &[
         From("what config.json states; other than 0 is refused"),
         "0 = train without the dropout that config.json states: there is none here outside adapters. Above 0 it is priced and not run.",
     ),
+    key(
+        "model.form",
+        Form,
+        From("the preset's or the file's, else the family's"),
+        "What a block is made of, where the family's may differ: { norm, norm_bias, qkv_bias, output_bias, mlp_bias, qk_norm, positions, mlp, order, … }; \
+         what it does not state is Llama's.",
+    ),
+    key(
+        "model.left_out",
+        Texts,
+        Is("[]"),
+        "What the model has and zbench does not, as `zbench import` writes it of a config.json; such a model is priced and not run.",
+    ),
 ];
 
 /// The keys after those of training.

@@ -5,7 +5,7 @@ use crate::units;
 use std::fmt;
 use std::ops::RangeInclusive;
 use toml::Value;
-use zbench_engine::config::SavedTensor;
+use zbench_engine::config::{Form, SavedTensor};
 use zbench_engine::hf::known_targets;
 use zbench_estimate::spelling::nearest;
 
@@ -58,6 +58,10 @@ pub enum Kind {
     SomeTargets,
     /// A table of rotary scaling.
     RopeScaling,
+    /// A model's kind of blocks.
+    Form,
+    /// A list of texts.
+    Texts,
     /// A list of whole numbers.
     Counts,
     /// `MxNxK` of a matrix product.
@@ -109,7 +113,8 @@ impl fmt::Display for Kind {
             Kind::Checkpointing => f.write_str("word, table or list"),
             Kind::Targets => f.write_str("list of linear layers, or `\"all-linear\"`"),
             Kind::SomeTargets => f.write_str("list of linear layers, which may be empty, or `\"all-linear\"`"),
-            Kind::RopeScaling => f.write_str("table"),
+            Kind::RopeScaling | Kind::Form => f.write_str("table"),
+            Kind::Texts => f.write_str("list of texts"),
             Kind::Counts => f.write_str("list of whole numbers from 0"),
             Kind::Shape => f.write_str("`\"MxNxK\"`"),
             Kind::Files => f.write_str("list of tables"),
@@ -209,6 +214,13 @@ impl Kind {
             Kind::SomeTargets if value.as_array().is_some_and(Vec::is_empty) => Ok(()),
             Kind::SomeTargets => check_targets(value),
             Kind::RopeScaling => check_rope(value),
+            Kind::Form => match value {
+                Value::Table(_) => {
+                    value.clone().try_into::<Form>().map(|_| ()).map_err(|error| error.message().to_string())
+                }
+                _ => Err(wrong_type("a table, as { mlp_bias = true }", value)),
+            },
+            Kind::Texts => check_texts(value, "a list of texts", |_| Ok(())),
             Kind::Counts => match value.as_array() {
                 Some(list) => list.iter().try_for_each(|item| check_count(0, i64::MAX, item)),
                 None => Err(wrong_type("a list of whole numbers, as [0, 1]", value)),

@@ -3,6 +3,7 @@
 
 pub mod document;
 pub mod files;
+pub mod foreign;
 pub mod grid;
 mod hosts;
 pub mod keys;

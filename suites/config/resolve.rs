@@ -42,6 +42,8 @@ pub struct Context {
     what_if: Vec<(String, Value)>,
     /// Where the processes of a launch are, if this one is part of a launch.
     launched: Option<Hosts>,
+    /// Cells are priced and none is run.
+    pub(crate) is_priced: bool,
 }
 
 impl Context {
@@ -55,7 +57,14 @@ impl Context {
             models: Arc::default(),
             what_if: Vec::new(),
             launched: None,
+            is_priced: false,
         }
+    }
+
+    /// The same for prices alone: a folder may lack weights beside its config.json.
+    #[must_use]
+    pub fn priced(self) -> Context {
+        Context { is_priced: true, ..self }
     }
 
     /// The same as part of a launch on these hosts; `None` if zbench was started by itself.
@@ -134,9 +143,10 @@ pub struct Refusal {
 /// More rank threads than this on one processor is a typing error.
 const MOST_RANKS: usize = 1024;
 
-/// Resolves one combination.
+/// Resolves one combination. A folder's model that the engine cannot train is priced by its sizes.
 pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refusal> {
-    let values = Values { settings };
+    let described = sources::described(settings, context);
+    let values = Values { settings: described.as_ref().unwrap_or(settings) };
     unsupported(&values)?;
     let profile = profile(&values, context)?;
     let model = known_model(&values, context)?;

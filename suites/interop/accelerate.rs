@@ -6,6 +6,7 @@ mod staged;
 
 use super::draft::{Draft, Options, whole};
 use super::node::{Key, Node, Value};
+use super::yaml::last_of_each;
 use super::{Format, keys};
 use toml::Value as Toml;
 use zbench_config::ConfigError;
@@ -19,7 +20,7 @@ const PREFIX: &str = "fsdp_";
 pub fn import(source: &str, root: &Node, options: &Options) -> Result<Draft, ConfigError> {
     let mut draft = Draft::new(Format::Accelerate, source);
     let mut root = root.clone();
-    last_of_each(&mut root, &mut draft);
+    last_of_each(&mut root, &mut draft.notes);
     let root = prefixed(&root, &mut draft);
     draft.walk(&root, "");
     if draft.is_sound() {
@@ -30,22 +31,6 @@ pub fn import(source: &str, root: &Node, options: &Options) -> Result<Draft, Con
 
 fn word(text: &str) -> Toml {
     Toml::String(text.into())
-}
-
-/// Of a key that stands several times PyYAML, by which accelerate reads, takes the last.
-fn last_of_each(table: &mut Node, draft: &mut Draft) {
-    let Value::Table(entries) = &mut table.value else { return };
-    let all = std::mem::take(entries);
-    for (key, value) in all {
-        if let Some(at) = entries.iter().position(|(other, _)| other.name == key.name) {
-            let (name, lines) = (&key.name, [entries[at].0.place.line, key.place.line]);
-            let note = format!("{name} stands in lines {} and {} and counts as in the last", lines[0], lines[1]);
-            draft.notes.push(note);
-            entries.remove(at);
-        }
-        entries.push((key, value));
-    }
-    entries.iter_mut().for_each(|(_, value)| last_of_each(value, draft));
 }
 
 /// axolotl and transformers have the keys of fsdp_config without their prefix.

@@ -1,6 +1,7 @@
 //! What an import collects: a row for each key of the file, the settings that came of them, and everything that is wrong.
 
 use super::keys::{self, Fate, Kind, Spec};
+use super::model::Named;
 use super::node::{Node, Value};
 use super::{Format, Row, Verdict};
 use std::path::PathBuf;
@@ -377,6 +378,14 @@ impl Draft {
         }
         if let Some(ranks) = options.ranks_per_node {
             self.flagged("parallel.ranks_per_node", whole(ranks), "--ranks-per-node");
+        }
+        match options.model.as_deref().map(|model| super::model::named(model, &options.folder)) {
+            Some(Ok(Named { settings, assumed })) => {
+                settings.into_iter().for_each(|(key, value)| self.flagged(key, value, "--model"));
+                self.notes.extend(assumed.into_iter().map(|note| format!("--model: {note}")));
+            }
+            Some(Err(error)) => self.problems.extend(error.0),
+            None => {}
         }
         for argument in &options.set {
             let flag = format!("--set {argument}");

@@ -1,10 +1,10 @@
-//! Hugging Face's config.json: the engine reads it and says whether it can be; here its keys become those of [model].
+//! Hugging Face's config.json: `zbench_config::foreign` says what keys of [model] it becomes, and this what became of each key.
 
 use super::draft::{Draft, Options};
-use super::model::settings;
 use super::node::Node;
+use super::yaml::last_of_each;
 use super::{Format, Row, Verdict};
-use toml::Value as Toml;
+use zbench_config::foreign::{self, Described};
 use zbench_config::{ConfigError, Problem};
 use zbench_engine::config::Model;
 use zbench_engine::hf::{self, HfError, PartialModel};
@@ -12,7 +12,7 @@ use zbench_engine::hf::{self, HfError, PartialModel};
 /// Every key of a file, and the keys of [model] that come of them.
 ///
 /// # Errors
-/// What the engine's reader refuses, and blocks that keys of [model] cannot describe.
+/// As [`described`].
 pub fn import(source: &str, root: &Node, options: &Options) -> Result<Draft, ConfigError> {
     let mut draft = Draft::new(Format::HuggingFace, source);
     if options.model.is_some() {
@@ -20,27 +20,36 @@ pub fn import(source: &str, root: &Node, options: &Options) -> Result<Draft, Con
         draft.problem(None, "", message);
         return draft.finish(options);
     }
-    let json = root.json().to_string();
-    // Dropout that the file states has a row of its own, which says that it is not there.
-    let model = match hf::model_from_hf_without_dropout(&json, source) {
-        Ok(model) => model,
-        Err(error) => return Err(refusal(source, root, &error)),
-    };
-    match settings(&model) {
-        Ok(settings) => rows(&mut draft, root, &model, settings),
-        Err(message) => draft.problem(None, "model_type", message),
-    }
+    rows(&mut draft, root, described(source, root)?);
     if let Some(ranks) = options.ranks {
         draft.flagged("parallel.ranks", super::draft::whole(ranks), "--ranks");
     }
     draft.finish(options)
 }
 
+/// The keys of [model], and what they assume.
+///
+/// # Errors
+/// A family or parts of a model that no keys of [model] describe, and keys of the wrong type, each with its place.
+pub fn described(source: &str, root: &Node) -> Result<Described, ConfigError> {
+    let mut root = root.clone();
+    let mut notes = Vec::new();
+    last_of_each(&mut root, &mut notes);
+    let serde_json::Value::Object(config) = root.json() else {
+        return Err(ConfigError::about(source, format!("holds {} and no keys; name a config.json", root.what())));
+    };
+    let mut described = foreign::describe(&config, source).map_err(|error| refusal(source, &root, &error))?;
+    described.assumed.extend(notes);
+    Ok(described)
+}
+
 /// The engine's error with the place of the key that it names.
 fn refusal(source: &str, root: &Node, error: &HfError) -> ConfigError {
+    let inner = root.get("text_config").unwrap_or(root);
     let place = |key: &str| {
         let first = key.split('.').next().unwrap_or(key);
-        root.table()?.iter().find(|(found, _)| found.name == first).map(|(found, _)| found.place)
+        let of = |table: &Node| Some(table.table()?.iter().find(|(found, _)| found.name == first)?.0.place);
+        of(inner).or_else(|| of(root))
     };
     let problem =
         |key: &str, message: String| Problem { source: source.into(), place: place(key), key: key.into(), message };
@@ -49,7 +58,7 @@ fn refusal(source: &str, root: &Node, error: &HfError) -> ConfigError {
         HfError::Unsupported { missing, .. } => {
             let each = |missing: &String| {
                 let key = missing.split([' ', ',']).next().unwrap_or_default();
-                problem(key, format!("{missing}; the model cannot be trained here as the file has it"))
+                problem(key, format!("{missing}; no keys of [model] describe that"))
             };
             missing.iter().map(each).collect()
         }
@@ -82,22 +91,34 @@ const READ: [(&str, &str); 21] = [
     ("scale_attn_weights", ""),
 ];
 
-fn rows(draft: &mut Draft, root: &Node, model: &Model, settings: Vec<(&'static str, Toml)>) {
-    let known = hf::config_keys(&model.family);
-    for (key, node) in root.table().unwrap_or_default() {
+fn rows(draft: &mut Draft, root: &Node, described: Described) {
+    let Described { settings, model, read, left_out, assumed, table } = described;
+    let known = model.as_ref().and_then(|model| hf::config_keys(&model.family));
+    let family = model.as_ref().map_or("custom", |model| model.family.as_str());
+    let inner = table.and_then(|table| Some((table, root.get(table)?.table()?)));
+    let outer = root.table().unwrap_or_default().iter().map(|entry| (String::new(), entry));
+    let outer = outer.filter(|(_, (key, _))| inner.is_none_or(|(table, _)| table != key.name));
+    let inner = inner.into_iter().flat_map(|(table, keys)| keys.iter().map(move |entry| (format!("{table}."), entry)));
+    for (prefix, (key, node)) in outer.chain(inner) {
         let name = key.name.as_str();
-        let of_table = known.as_ref().and_then(|known| known.keys.iter().find(|(theirs, _)| *theirs == name));
-        let of_reader = READ.iter().find(|(theirs, _)| *theirs == name);
-        let ours = of_table.or(of_reader).map(|(_, ours)| *ours);
+        let of_file = read.iter().find(|(theirs, _)| *theirs == name).map(|(_, ours)| ours.as_str());
+        let ours = of_file.or_else(|| READ.iter().find(|(theirs, _)| *theirs == name).map(|(_, ours)| *ours));
+        // The other keys of a file with a table for the model are of other parts.
+        let ours = ours.filter(|_| table.is_none() || !prefix.is_empty());
         let made = ours.and_then(|ours| settings.iter().find(|(key, _)| key.strip_prefix("model.") == Some(ours)));
         // One table holds two of our keys.
         let theta = settings.iter().find(|(key, _)| {
             *key == "model.rope_theta" && name == "rope_parameters" && node.get("rope_theta").is_some()
         });
         let is_fixed = known.as_ref().is_some_and(|known| known.fixed.contains(&name));
+        let is_left_out = left_out.iter().any(|key| key.split('.').next() == Some(name));
         let (verdict, becomes, reason) = match (ours, made) {
-            _ if (is_fixed || name == "attn_config") && has_dropout(name, &node.json()) => {
+            _ if foreign::has_dropout(family, name, &node.json()) => {
                 let reason = "zbench drops nothing out but in adapters: sizes and speed are near, losses differ.";
+                (Verdict::NoEquivalent, Vec::new(), reason.to_string())
+            }
+            _ if is_left_out => {
+                let reason = "It changes no size; with it the model is priced and not run.";
                 (Verdict::NoEquivalent, Vec::new(), reason.to_string())
             }
             (_, made) if made.or(theta).is_some() => (
@@ -105,31 +126,29 @@ fn rows(draft: &mut Draft, root: &Node, model: &Model, settings: Vec<(&'static s
                 made.into_iter().chain(theta).map(|(ours, value)| (ours.to_string(), value.to_string())).collect(),
                 "A key of [model] by another name or the same.".to_string(),
             ),
-            (Some(_), _) => {
-                (Verdict::Default, Vec::new(), format!("It is what the family {:?} has anyway.", model.family))
+            _ if name == "quantization_config" => {
+                let made = settings.iter().filter(|(key, _)| key.starts_with("lora."));
+                let becomes: Vec<_> = made.map(|(key, value)| (key.to_string(), value.to_string())).collect();
+                let verdict = if becomes.is_empty() { Verdict::Ignored } else { Verdict::Used };
+                (verdict, becomes, "How the weights are stored.".to_string())
             }
+            (Some(_), _) => (Verdict::Default, Vec::new(), format!("It is what the family {family:?} has anyway.")),
             (None, _) if is_fixed => (Verdict::Default, Vec::new(), "zbench computes just that.".to_string()),
             (None, _) => (Verdict::Ignored, Vec::new(), ignored(name).to_string()),
         };
-        draft.row(Row { key: name.into(), value: node.json(), verdict, becomes, reason, place: Some(key.place) });
+        let (key, place) = (format!("{prefix}{name}"), Some(key.place));
+        draft.row(Row { key, value: node.json(), verdict, becomes, reason, place });
     }
     for (key, value) in settings {
         draft.flagged(key, value, "config.json");
     }
-    if let Some(preset) = preset_of(model) {
+    draft.notes.extend(assumed);
+    if let Some(preset) = model.as_ref().and_then(preset_of) {
         draft.notes.push(format!("it is the preset {preset}: model.preset = \"{preset}\" says the same"));
     }
     draft.notes.push(
         "a config.json says nothing of training: strategy, batch, precision and the rest have zbench's defaults".into(),
     );
-}
-
-/// Keys of dropout that causal language models read; `summary_first_dropout` and `classifier_dropout` are of other heads.
-fn has_dropout(name: &str, value: &serde_json::Value) -> bool {
-    const KEYS: [&str; 6] =
-        ["attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "attn_config"];
-    let value = if name == "attn_config" { value.get("attn_pdrop") } else { Some(value) };
-    KEYS.contains(&name) && value.is_some_and(|value| !value.is_null() && value.as_f64() != Some(0.0))
 }
 
 fn ignored(name: &str) -> &'static str {

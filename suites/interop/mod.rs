@@ -234,6 +234,14 @@ fn tree(source: &str, text: &str) -> Result<(Node, Option<json::ParseError>), Co
     read.map_err(|wrong| if first == Some('{') { not_json(source, wrong) } else { problem(source, wrong) })
 }
 
+/// A text of which JSON alone is read.
+fn json_tree(source: &str, text: &str) -> Result<Node, ConfigError> {
+    match tree(source, text)? {
+        (_, Some(wrong)) => Err(not_json(source, wrong)),
+        (root, None) => Ok(root),
+    }
+}
+
 fn not_json(source: &str, wrong: json::ParseError) -> ConfigError {
     let message = if wrong.key.is_empty() { format!("not JSON: {}", wrong.message) } else { wrong.message };
     problem(source, json::ParseError { message, ..wrong })

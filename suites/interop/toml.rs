@@ -89,10 +89,17 @@ pub fn text(draft: &Draft) -> String {
     if draft.setting("name").is_none() {
         text += &format!("\nname = {}\n", toml::Value::String(name(draft)));
     }
-    for key in KEYS.iter() {
-        let Some(made) = draft.made.iter().find(|made| made.key == key.name) else { continue };
-        let (here, name) = key.name.split_once('.').unwrap_or(("", key.name));
-        if here != section && !plain.contains(&key.name) {
+    // Keys of a section may stand apart in the documentation, and do not in a file.
+    let section_of = |key: &'static str| key.split_once('.').map_or("", |(section, _)| section);
+    let place = |made: &&Made| {
+        let first = KEYS.iter().position(|key| section_of(key.name) == section_of(made.key));
+        (first, KEYS.iter().position(|key| key.name == made.key))
+    };
+    let mut all: Vec<&Made> = draft.made.iter().collect();
+    all.sort_by_cached_key(place);
+    for made in all {
+        let (here, name) = made.key.split_once('.').unwrap_or(("", made.key));
+        if here != section && !plain.contains(&made.key) {
             text += &format!("\n[{here}]\n");
             section = here;
         }

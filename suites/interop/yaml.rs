@@ -25,6 +25,21 @@ pub fn parse(text: &str) -> Result<Node, ParseError> {
     node(read)
 }
 
+/// Keeps the last of several entries with one key, as Python's readers do, and notes the lines.
+pub(super) fn last_of_each(table: &mut Node, notes: &mut Vec<String>) {
+    let Value::Table(entries) = &mut table.value else { return };
+    let all = std::mem::take(entries);
+    for (key, value) in all {
+        if let Some(at) = entries.iter().position(|(other, _)| other.name == key.name) {
+            let (name, lines) = (&key.name, [entries[at].0.place.line, key.place.line]);
+            notes.push(format!("{name} stands in lines {} and {} and counts as in the last", lines[0], lines[1]));
+            entries.remove(at);
+        }
+        entries.push((key, value));
+    }
+    entries.iter_mut().for_each(|(_, value)| last_of_each(value, notes));
+}
+
 fn place(location: Location) -> Place {
     // Files are far shorter than 2^32 lines.
     Place { line: location.line().max(1) as usize, column: location.column().max(1) as usize }

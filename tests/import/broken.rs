@@ -287,7 +287,6 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
         "{\"model_type\": \"llama\", \"hidden_size\": 30, \"num_attention_heads\": 4}",
         &["num_attention_heads", "does not divide"],
     ),
-    ("hf_bias", "{\"model_type\": \"llama\", \"attention_bias\": true}", &["biases", "model.path"]),
     ("hf_quantised", "{\"model_type\": \"llama\", \"quantization_config\": {\"bits\": 4}}", &["quantization_config"]),
 ];
 

@@ -66,6 +66,9 @@ pub struct Priced {
     /// Who reads the weights of a model without model.path; absent = as the software does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loading: Option<Loading>,
+    /// Parts of the model that the engine lacks and no size depends on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
 }
 
 impl Default for Priced {
@@ -91,6 +94,7 @@ impl Default for Priced {
             trainable: None,
             adapter_dtype: None,
             loading: None,
+            left_out: Vec::new(),
         }
     }
 }
@@ -151,6 +155,7 @@ impl Priced {
             ("lora.trainable", unless(None, self.trainable)),
             ("lora.adapter_dtype", unless(None, self.adapter_dtype)),
             ("model.loading", unless(None, self.loading)),
+            ("model.left_out", unless(Vec::new(), self.left_out.clone())),
         ];
         keys.into_iter().find_map(|(key, word)| Some((key, word?)))
     }

@@ -130,9 +130,12 @@ fn document(arguments: &AdviseArgs) -> Result<Document> {
         None => Document::parse(Path::new(NO_FILE), "", &set)?,
     };
     if let Some(given) = &arguments.model {
-        document.base.retain(|key, _| !key.starts_with("model."));
-        for (key, value) in model::named(given, document.folder())? {
-            document.base.insert(key, Setting { value, place: None, from_grid: false });
+        // What --set states has no place in a file, and stays.
+        document.base.retain(|key, setting| !key.starts_with("model.") || setting.place.is_none());
+        let named = model::named(given, document.folder())?;
+        named.assumed.iter().for_each(|note| zbench_host::say!("--model {given}: {note}"));
+        for (key, value) in named.settings {
+            document.base.entry(key).or_insert(Setting { value, place: None, from_grid: false });
         }
     }
     Ok(document)

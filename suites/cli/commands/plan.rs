@@ -31,7 +31,7 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     if document.base.get("suite").and_then(|suite| suite.value.as_str()) == Some("collectives") {
         return collectives(global, &document, &cells, arguments);
     }
-    let mut expanded = expand_document(document, cells.only.as_deref(), arguments.max_cells, |context| context)?;
+    let mut expanded = expand_document(document, cells.only.as_deref(), arguments.max_cells, Context::priced)?;
     // A screen has one piece of advice, and looking for it is most of the work.
     let is_screen = global.format == Format::Table && !global.full;
     let as_stated = planned(&mut expanded, arguments.proxy, if is_screen { 1 } else { usize::MAX })?;
@@ -60,7 +60,7 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     if !as_stated.iter().any(has_profile) {
         bail!("--what-if changes a machine's profile, and no cell states one; add --set hardware.profile=NAME");
     }
-    let mut expanded = expand_with(&cells, arguments.max_cells, |context| context.with_what_if(changes))?;
+    let mut expanded = expand_with(&cells, arguments.max_cells, |context| context.priced().with_what_if(changes))?;
     let changed = planned(&mut expanded, arguments.proxy, 0)?;
     what_if(global, &as_stated, &changed, &arguments.what_if)
 }

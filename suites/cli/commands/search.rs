@@ -102,7 +102,7 @@ impl Questions {
         let stated = if is_free { document.base.remove("train.global_batch") } else { None };
         let global_batch =
             stated.and_then(|setting| setting.value.as_integer()).and_then(|of| usize::try_from(of).ok());
-        let expanded = expand_document(document, only, max_cells, |context| context)?;
+        let expanded = expand_document(document, only, max_cells, zbench_config::Context::priced)?;
         expanded.refuse_search(
             "looks for the largest value that fits, and --search for the fastest way to split the work",
         )?;

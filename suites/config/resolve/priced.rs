@@ -1,6 +1,7 @@
 //! What is priced and not run: parallelism beside the data axes, compressed traffic, offload, models of another kind.
 
 use super::{Refusal, Values, choice};
+use crate::foreign::LEFT_OUT;
 use toml::Value;
 use zbench_engine::config::{
     CustomModel, Degrees, Experts, LatentAttention, Model, Parallel, PipelineSchedule, Priced, PricedLoss, PricedModel,
@@ -37,7 +38,13 @@ const LATENT_KEYS: [&str; 4] =
     ["model.q_lora_rank", "model.qk_nope_head_dim", "model.qk_rope_head_dim", "model.v_head_dim"];
 
 /// Keys of experts, which families of the engine have, too.
-const EXPERT_KEYS: [&str; 3] = ["model.num_experts", "model.num_experts_per_tok", "model.moe_intermediate_size"];
+const EXPERT_KEYS: [&str; 5] = [
+    "model.num_experts",
+    "model.num_experts_per_tok",
+    "model.moe_intermediate_size",
+    "model.decoder_sparse_step",
+    "model.mlp_only_layers",
+];
 
 /// Whether a key of [model] is read here in a model of this family.
 pub(super) fn is_own_key(key: &str, family: Option<&str>) -> bool {
@@ -81,6 +88,7 @@ pub(super) fn priced(values: &Values, parallel: &Parallel, of: &Model) -> Result
         trainable: values.given_count("lora.trainable").map(|count| count as u64),
         adapter_dtype: values.choice("lora.adapter_dtype"),
         loading: values.given("model.loading").filter(|_| of.weights.is_none()).and_then(choice),
+        left_out: values.choice(LEFT_OUT).unwrap_or_default(),
     };
     if priced.recompute.is_some() && values.text("memory.checkpointing") != "none" {
         let message = "stands beside memory.checkpointing; keep one of them";
@@ -228,13 +236,17 @@ pub(super) fn experts(values: &Values) -> Result<Option<Experts>, Refusal> {
         let message = format!("{dense} are more than model.num_hidden_layers = {blocks}; write at most that");
         return Err(values.refuse("model.first_k_dense_replace", &["model.num_hidden_layers"], message));
     }
+    let mut mlp_only_layers: Vec<usize> = (0..dense.min(blocks.unwrap_or(dense).min(MOST_BLOCKS))).collect();
+    mlp_only_layers.extend(values.choice::<Vec<usize>>("model.mlp_only_layers").unwrap_or_default());
+    mlp_only_layers.sort_unstable();
+    mlp_only_layers.dedup();
     Ok(Some(Experts {
         num_experts,
         num_experts_per_tok,
         moe_intermediate_size: needed("model.moe_intermediate_size")?,
         norm_topk_prob: true,
-        decoder_sparse_step: 1,
-        mlp_only_layers: (0..dense.min(blocks.unwrap_or(dense).min(MOST_BLOCKS))).collect(),
+        decoder_sparse_step: values.given_count("model.decoder_sparse_step").unwrap_or(1),
+        mlp_only_layers,
     }))
 }
 

@@ -1,8 +1,9 @@
 //! The sections that name other files: machine profiles, models, data.
 
-use super::{Context, Refusal, Values, choice, priced};
-use crate::keys;
+use super::{Context, Refusal, Settings, Values, choice, priced};
+use crate::document::Setting;
 use crate::kind::{change, hint, number};
+use crate::{foreign, keys};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use toml::Value;
@@ -12,6 +13,7 @@ use zbench_engine::config::{
 };
 use zbench_engine::hf::{self, HfError, PartialModel};
 use zbench_estimate::profile::{self, Profile as MachineProfile};
+use zbench_kernels::DType;
 
 /// Reads machines/NAME.toml beside the configuration, or the machine of that name that is compiled in.
 pub(super) fn profile(values: &Values, context: &Context) -> Result<Option<Arc<MachineProfile>>, Refusal> {
@@ -110,10 +112,35 @@ pub(super) fn known_model(values: &Values, context: &Context) -> Result<Model, R
     Ok(read)
 }
 
+/// The settings with the sizes of a model in the place of `model.path`, where the engine cannot train what its config.json describes;
+/// `model.left_out` then keeps it from being run. A model that cannot be priced either is left to [`model`], which refuses it.
+pub(super) fn described(settings: &Settings, context: &Context) -> Option<Settings> {
+    let path = settings.get("model.path")?;
+    let file = absolute(&context.folder.join(path.value.as_str()?)).join("config.json");
+    let name = file.display().to_string();
+    let json = zbench_engine::files::text(&file).ok()?;
+    let is_without = settings.contains_key("model.dropout");
+    let read = if is_without { hf::model_from_hf_without_dropout } else { hf::model_from_hf };
+    let Err(HfError::Unsupported { missing, .. }) = read(&json, &name) else { return None };
+    let described =
+        foreign::describe(serde_json::from_str::<serde_json::Value>(&json).ok()?.as_object()?, &name).ok()?;
+    let (place, from_grid) = (path.place, path.from_grid);
+    let mut settings = settings.clone();
+    settings.remove("model.path");
+    let whole = [(foreign::LEFT_OUT, missing.into())].into_iter().chain(described.settings);
+    for (key, value) in whole {
+        settings.entry(key).or_insert(Setting { value, place, from_grid });
+    }
+    if settings.get("hardware.software").is_none_or(|software| software.value.as_str() == Some("zbench")) {
+        settings.remove("model.loading");
+    }
+    Some(settings)
+}
+
 /// The model of a preset or a folder, with the keys of [model] over it.
 fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
     let keys: Vec<&'static str> = values.settings.keys().copied().filter(|key| key.starts_with("model.")).collect();
-    let foreign = |key: &str, error: HfError| {
+    let refused = |key: &str, error: HfError| {
         let (key, message) = match error {
             HfError::Field { what, field, reason } if what == "model" => (format!("model.{field}"), reason),
             other => (key.to_string(), other.to_string()),
@@ -123,11 +150,12 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
         Refusal { key: key.clone(), ..values.refuse(known, &keys, message) }
     };
     let (preset, path) = (values.given_text("model.preset"), values.given_text("model.path"));
-    let preset = if keys.iter().all(|key| ["model.save", "model.dropout", "model.loading"].contains(key)) {
-        Some("llama-32m".into())
-    } else {
-        preset
-    };
+    let preset =
+        if keys.iter().all(|key| ["model.save", "model.dropout", "model.loading", foreign::LEFT_OUT].contains(key)) {
+            Some("llama-32m".into())
+        } else {
+            preset
+        };
     let (mut base, mut weights) = (PartialModel::default(), None);
     match (preset, path) {
         (Some(_), Some(_)) => {
@@ -136,7 +164,7 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
         }
         (Some(name), None) => {
             let text = hf::preset(&name).map_err(|error| {
-                let HfError::UnknownPreset { .. } = &error else { return foreign("model.preset", error) };
+                let HfError::UnknownPreset { .. } = &error else { return refused("model.preset", error) };
                 let names: Vec<&str> = hf::preset_names().collect();
                 values.refuse(
                     "model.preset",
@@ -161,7 +189,7 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
                 Some(_) => hf::model_from_hf_without_dropout,
                 None => hf::model_from_hf,
             };
-            let mut model = read(&json, &file.display().to_string()).map_err(|e| foreign("model.path", e))?;
+            let mut model = read(&json, &file.display().to_string()).map_err(|e| refused("model.path", e))?;
             if model.tie_word_embeddings && values.given("model.tie_word_embeddings").is_none() {
                 model.tie_word_embeddings = match Checkpoint::has_own_head(&folder, &model) {
                     Ok(own) => !own,
@@ -176,7 +204,9 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
         (None, None) => {}
     }
     let mut stated = toml::Table::new();
-    let own = |key: &str| ["model.preset", "model.path", "model.save", "model.dropout", "model.loading"].contains(&key);
+    let own = |key: &str| {
+        ["model.preset", "model.path", "model.save", "model.dropout", "model.loading", foreign::LEFT_OUT].contains(&key)
+    };
     let family = values.given_text("model.family");
     let own = |key: &str| own(key) || priced::is_own_key(key, family.as_deref());
     for key in keys.iter().filter(|key| !own(key)) {
@@ -194,7 +224,15 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
     let stated: PartialModel = Value::Table(stated)
         .try_into()
         .map_err(|e: toml::de::Error| values.refuse("model.rope_scaling", &keys, e.message()))?;
-    let mut model = stated.or(base).resolve("model").map_err(|error| foreign("model.family", error))?;
+    let mut model = stated.or(base).resolve("model").map_err(|error| refused("model.family", error))?;
+    if values.given("model.form").is_some() {
+        let read = hf::model_from_hf(&hf::config_json(&model, DType::F32, None), "model.form");
+        if family.is_some() || read.map(|read| read.form) != Ok(model.form) {
+            let name = family.as_deref().unwrap_or(&model.family);
+            let message = format!("has what no {name} of transformers has; change it, or write another model.family");
+            return Err(values.refuse("model.form", &["model.family"], message));
+        }
+    }
     if let Some(family) = family {
         if family == "custom" {
             model.experts = priced::experts(values)?;
