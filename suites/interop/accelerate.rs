@@ -87,6 +87,7 @@ fn map(draft: &mut Draft, options: &Options) {
         _ => {
             let reason = "Every rank has everything, and gradients are all-reduced.";
             draft.used("distributed_type", &[("parallel.strategy", word("ddp"))], reason);
+            mesh::of_ddp(draft, ranks);
         }
     }
     // A section that the kind does not read says nothing.

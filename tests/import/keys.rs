@@ -315,7 +315,13 @@ const ACCELERATE: &[Case] = &[
     ("megatron_lm_config.megatron_lm_expert_tensor_parallel_size", "2", MEGATRON, U, "parallel.expert_tensor=2"),
     ("megatron_lm_config.megatron_lm_tp_degree", "2", FSDP, I, ""),
     ("parallelism_config.parallelism_config_sp_size", "2", STAGED, N, "parallel.context=2"),
-    ("parallelism_config.parallelism_config_sp_size", "2", FSDP2, N, ""),
+    (
+        "parallelism_config.parallelism_config_sp_size",
+        "2",
+        "distributed_type=\"FSDP\" num_processes=8 fsdp_config.fsdp_version=2 parallelism_config.parallelism_config_dp_shard_size=8",
+        N,
+        "",
+    ),
     (
         "deepspeed_config.zero_stage",
         "3",
@@ -349,7 +355,13 @@ const ACCELERATE: &[Case] = &[
     ("deepspeed_config.gradient_clipping", "0.0", STAGED, U, "train.clip_norm=1.0"),
     ("deepspeed_config.gradient_clipping", "\"none\"", STAGED, U, "train.clip_norm=1.0"),
     ("deepspeed_config.gradient_clipping", "\"auto\"", STAGED, D, ""),
-    ("parallelism_config.parallelism_config_dp_replicate_size", "2", FSDP2, U, "parallel.shard=4"),
+    (
+        "parallelism_config.parallelism_config_dp_replicate_size",
+        "2",
+        "distributed_type=\"FSDP\" num_processes=8 fsdp_config.fsdp_version=2 parallelism_config.parallelism_config_dp_shard_size=4",
+        U,
+        "parallel.shard=4",
+    ),
     (
         "parallelism_config.parallelism_config_dp_shard_size",
         "4",
@@ -358,10 +370,20 @@ const ACCELERATE: &[Case] = &[
         "parallel.shard=4",
     ),
     ("parallelism_config.parallelism_config_dp_shard_size", "8", FSDP2, D, ""),
-    ("parallelism_config.parallelism_config_dp_shard_size", "1", FSDP2, D, ""),
-    ("parallelism_config.parallelism_config_dp_replicate_size", "8", FSDP2, U, "parallel.strategy=\"ddp\""),
-    ("parallelism_config.parallelism_config_tp_size", "2", FSDP2, U, "parallel.tensor=2"),
-    ("parallelism_config.parallelism_config_cp_size", "2", FSDP2, U, "parallel.context=2"),
+    (
+        "parallelism_config.parallelism_config_tp_size",
+        "2",
+        "distributed_type=\"FSDP\" num_processes=8 fsdp_config.fsdp_version=2 parallelism_config.parallelism_config_dp_shard_size=4",
+        U,
+        "parallel.tensor=2",
+    ),
+    (
+        "parallelism_config.parallelism_config_cp_size",
+        "2",
+        "distributed_type=\"FSDP\" num_processes=8 fsdp_config.fsdp_version=2 parallelism_config.parallelism_config_dp_shard_size=4",
+        U,
+        "parallel.context=2",
+    ),
 ];
 
 /// engine.py, _configure_basic_optimizer: which class it is says what is so where the file is silent.
@@ -445,21 +467,19 @@ fn of_two_folders_the_optimizers_stands_and_the_other_is_told() {
     }
 }
 
-/// The sizes of a mesh, ranks, and the strategy and shard group of it.
+/// The sizes of a mesh, ranks, and the strategy and shard group of it, where ParallelismConfig of accelerate 1.15.0 takes them.
 #[test]
-fn a_mesh_is_what_its_sizes_leave_of_the_ranks() {
+fn a_mesh_makes_up_the_ranks() {
     let cases = [
         (16, "dp_replicate=2 dp_shard=8", "hsdp", Some(8)),
         (16, "dp_replicate=4 dp_shard=4", "hsdp", Some(4)),
-        (16, "dp_replicate=2", "hsdp", Some(8)),
         // Tensor and context ranks are in no shard group.
-        (16, "dp_replicate=2 tp=2", "hsdp", Some(4)),
-        (16, "dp_replicate=2 tp=2 cp=2", "hsdp", Some(2)),
+        (16, "dp_replicate=2 dp_shard=2 tp=2 cp=2", "hsdp", Some(2)),
         (16, "dp_replicate=2 dp_shard=4 tp=2", "hsdp", Some(4)),
         (16, "dp_shard=4 cp=4", "fsdp", None),
         (16, "dp_shard=16", "fsdp", None),
         (16, "", "fsdp", None),
-        (16, "dp_replicate=16 dp_shard=1", "ddp", None),
+        (16, "cp=16", "fsdp", None),
     ];
     for (ranks, sizes, strategy, shard) in cases {
         let made = draft(&mesh(ranks, sizes), &options(&[]));
@@ -481,15 +501,42 @@ fn mesh(ranks: u64, sizes: &str) -> String {
     nested(&all)
 }
 
+/// accelerate 1.15.0 refuses FSDP without ranks to split weights over, and takes the same ranks under MULTI_GPU.
+#[test]
+fn ranks_that_share_matrices_alone_are_exported_without_fsdp() {
+    for (sizes, kind, tensor) in [
+        ("ranks = 2\ntensor = 2", "MULTI_GPU", Some(2)),
+        ("ranks = 4\ntensor = 2", "FSDP", Some(2)),
+        ("ranks = 1", "FSDP", None),
+    ] {
+        let text = format!("model.preset = \"llama-tiny\"\n[parallel]\nstrategy = \"fsdp\"\n{sizes}\n");
+        let document = zbench_config::Document::parse(std::path::Path::new("file.toml"), &text, &[]).unwrap();
+        let context = zbench_config::Context::new("".into(), 1);
+        let cell = zbench_config::grid::plain(&zbench_config::resolve(&document.base, &context).unwrap().cell);
+        let written =
+            zbench_suites::interop::export::export(&cell, "here", zbench_suites::interop::export::Target::Accelerate)
+                .unwrap()
+                .text;
+        assert!(written.contains(&format!("distributed_type: {kind}\n")), "{written}");
+        assert_eq!(draft(&written, &options(&[])).setting_count("parallel.tensor"), tensor, "{written}");
+    }
+}
+
 #[test]
 fn a_mesh_that_does_not_make_up_the_ranks_is_refused() {
     let cases = [
         (16, "dp_replicate=2 dp_shard=4", "dp_shard_size", "are 8 ranks, and num_processes is 16"),
         (16, "dp_replicate=1 dp_shard=4", "dp_shard_size", "are 4 ranks"),
         (16, "dp_shard=1 tp=2", "dp_shard_size", "are 2 ranks"),
-        (16, "dp_replicate=3", "dp_replicate_size", "does not divide num_processes = 16"),
-        (16, "dp_replicate=2 tp=16", "dp_replicate_size", "does not divide"),
-        (16, "cp=5", "cp_size", "does not divide"),
+        // An absent size is 1.
+        (16, "dp_replicate=2", "dp_replicate_size", "are 2 ranks, and num_processes is 16; write dp_shard_size 8"),
+        (16, "dp_replicate=3", "dp_replicate_size", "are 3 ranks"),
+        (16, "cp=5", "cp_size", "are 5 ranks"),
+        // FSDP wants ranks to split weights over, and replicas shard groups.
+        (16, "tp=16", "tp_size", "leave FSDP no ranks"),
+        (16, "dp_shard=1", "dp_shard_size", "leave FSDP no ranks"),
+        (16, "dp_replicate=16", "dp_replicate_size", "leave FSDP no ranks"),
+        (16, "dp_replicate=4 cp=4", "dp_replicate_size", "accelerate refuses"),
         (16, "dp_replicate=9000000000000000000 dp_shard=9000000000000000000", "dp_shard_size", "num_processes is 16"),
     ];
     for (ranks, sizes, key, message) in cases {

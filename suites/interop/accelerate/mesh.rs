@@ -20,13 +20,11 @@ pub fn second(draft: &mut Draft, ranks: u64) -> &'static str {
     draft.ignored("fsdp_config.fsdp_sharding_strategy", "Version 2 reads fsdp_reshard_after_forward.");
     let Some((replicas, shard)) = groups(draft, ranks) else { return "fsdp" };
     let strategy = match (replicas, shard, flag) {
-        (2.., 1, _) => "ddp",
         (2.., ..) => "hsdp",
         (_, _, Some(false)) => "fsdp-grad-op",
         _ => "fsdp",
     };
     let reason = match strategy {
-        "ddp" => "Shard groups of one rank split nothing.",
         "hsdp" => "Weights are split inside a group and replicated over groups.",
         "fsdp-grad-op" => "Gathered weights are kept from forward to backward.",
         _ => "Weights are given back after forward, and gathered again.",
@@ -40,48 +38,69 @@ pub fn second(draft: &mut Draft, ranks: u64) -> &'static str {
         Some(_) => draft.used(path, &settings, reason),
         None => draft.derived("parallel.strategy", word(strategy), "version 2 splits everything unless told"),
     }
-    let settings = [("parallel.strategy", word(strategy)), ("parallel.shard", whole(shard))];
-    let (settings, reasons) = match strategy {
-        "hsdp" => (&settings[..], ["Groups that are replicas of each other.", "Ranks of a shard group."]),
-        "ddp" => (&settings[..1], [reason; 2]),
-        _ => return strategy,
-    };
-    draft.used(REPLICAS, settings, reasons[0]);
-    // A size that follows from the others is not said to stand in the file.
-    if draft.has(SHARD) {
-        draft.used(SHARD, &settings[settings.len() - 1..], reasons[1]);
+    if strategy == "hsdp" {
+        let settings = [("parallel.strategy", word(strategy)), ("parallel.shard", whole(shard))];
+        draft.used(REPLICAS, &settings, "Groups that are replicas of each other.");
+        draft.used(SHARD, &settings[1..], "Ranks of a shard group.");
     }
     strategy
 }
 
-/// Replicas, and ranks of a shard group; none where the sizes do not make up the ranks, which accelerate refuses, too.
+/// Replicas, and ranks of a shard group; none where accelerate 1.15.0 refuses the sizes, of which absent ones are 1.
 fn groups(draft: &mut Draft, ranks: u64) -> Option<(u64, u64)> {
-    let [replicas, tensor, context] = [REPLICAS, TENSOR, CONTEXT].map(|path| draft.count(path).unwrap_or(1).max(1));
-    let others = replicas.saturating_mul(tensor).saturating_mul(context);
-    let sizes = format!("dp_replicate_size {replicas} x tp_size {tensor} x cp_size {context}");
-    match draft.count(SHARD) {
-        // Ones alone are no mesh: accelerate leaves all ranks to FSDP.
-        Some(0 | 1) if others == 1 => Some((1, ranks)),
-        Some(shard) => {
-            let product = others.saturating_mul(shard);
-            if product != ranks {
-                let message = format!(
-                    "{shard} x {sizes} are {product} ranks, and num_processes is {ranks}; change one of them, or --ranks {product}"
-                );
-                draft.refuse(SHARD, message);
-                return None;
-            }
-            Some((replicas, shard))
-        }
-        None if ranks.is_multiple_of(others) => Some((replicas, ranks / others)),
-        None => {
-            let stated =
-                [REPLICAS, TENSOR, CONTEXT].into_iter().find(|path| draft.count(path).is_some_and(|size| size > 1));
-            let message = format!("{sizes} does not divide num_processes = {ranks}; change one of them, or --ranks N");
-            draft.refuse(stated.unwrap_or(REPLICAS), message);
-            None
-        }
+    // Without the section all ranks are FSDP's.
+    if !draft.has_below("parallelism_config") || ranks == 1 {
+        return Some((1, ranks));
     }
+    let sizes = [REPLICAS, SHARD, TENSOR, CONTEXT].map(|path| draft.count(path).unwrap_or(1).max(1));
+    let [replicas, shard, tensor, context] = sizes;
+    let stated = [REPLICAS, TENSOR, CONTEXT].into_iter().find(|path| draft.count(path).is_some_and(|size| size > 1));
+    let at = if draft.has(SHARD) { SHARD } else { stated.unwrap_or(REPLICAS) };
+    let others = replicas.saturating_mul(tensor).saturating_mul(context);
+    let product = others.saturating_mul(shard);
+    let absent = if draft.has(SHARD) { "" } else { " (absent, which is 1)" };
+    let said =
+        format!("dp_replicate_size {replicas} x dp_shard_size {shard}{absent} x tp_size {tensor} x cp_size {context}");
+    let instead = match ranks.is_multiple_of(others) && ranks > others {
+        true => format!("write dp_shard_size {}", ranks / others),
+        false => "change one of them".to_string(),
+    };
+    let problem = if product > 1 && product != ranks {
+        format!("{said} are {product} ranks, and num_processes is {ranks}; {instead}, or --ranks {product}")
+    } else if shard == 1 && context == 1 {
+        format!("{said} leave FSDP no ranks to split weights over; {instead}, or distributed_type MULTI_GPU")
+    } else if shard == 1 && replicas > 1 {
+        format!("{said} replicate what ranks of a sequence split, which accelerate refuses; {instead}")
+    } else {
+        return Some((replicas, shard));
+    };
+    draft.refuse(at, problem);
+    None
+}
+
+/// The mesh beside plain data parallelism: ranks that share matrices or sequences.
+pub fn of_ddp(draft: &mut Draft, ranks: u64) {
+    if !draft.has_below("parallelism_config") {
+        return;
+    }
+    let sizes = [REPLICAS, SHARD, TENSOR, CONTEXT].map(|path| draft.count(path).unwrap_or(1).max(1));
+    let product = sizes.into_iter().fold(1, u64::saturating_mul);
+    if product > 1 && product != ranks {
+        let stated =
+            [REPLICAS, SHARD, TENSOR, CONTEXT].into_iter().find(|path| draft.count(path).is_some_and(|size| size > 1));
+        let message =
+            format!("makes {product} ranks with the other sizes, and num_processes is {ranks}; change one of them");
+        draft.refuse(stated.unwrap_or(REPLICAS), message);
+    } else if sizes[0] > 1 && sizes[1] == 1 && sizes[2].max(sizes[3]) > 1 {
+        draft.refuse(
+            REPLICAS,
+            "stands beside tp_size or cp_size without shard groups, which accelerate refuses; write 1",
+        );
+    }
+    if sizes[1] > 1 {
+        draft.without(SHARD, "Nothing splits weights without FSDP.");
+    }
+    degrees(draft, 2);
 }
 
 /// The axes of the mesh that are settings of their own, and what says nothing of the rest.

@@ -58,6 +58,8 @@ fn scalar(value: &Value) -> String {
 pub fn write(view: &mut View, name: &str, like: Like) -> Result<String, ExportError> {
     let strategy = view.text("parallel.strategy").to_string();
     view.short_names = true;
+    let [ranks, context] = ["parallel.ranks", "parallel.context"].map(|key| view.degree(key));
+    let shard = shard(view);
     let kind = match strategy.as_str() {
         "zero++" => {
             return Err(ExportError::Cannot("accelerate's file has no keys for ZeRO++; write --to deepspeed, and name that file in deepspeed_config_file".into()));
@@ -65,6 +67,10 @@ pub fn write(view: &mut View, name: &str, like: Like) -> Result<String, ExportEr
         "ddp" | "zero3" | "fsdp" if like == Like::DeepSpeed => "DEEPSPEED",
         "ddp" => "MULTI_GPU",
         "zero1" | "zero2" => "DEEPSPEED",
+        _ if shard == 1 && context == 1 && ranks > 1 => "MULTI_GPU",
+        _ if shard == 1 && context < ranks / view.degree("parallel.tensor") => {
+            return Err(ExportError::Cannot("accelerate 1.15.0 refuses replicas of weights that only the ranks of a sequence split; write parallel.shard above 1".into()));
+        }
         _ => "FSDP",
     };
     view.put("compute_environment", json!("LOCAL_MACHINE"));
@@ -75,7 +81,15 @@ pub fn write(view: &mut View, name: &str, like: Like) -> Result<String, ExportEr
         "FSDP" => fsdp(view, &strategy, like),
         "DEEPSPEED" => deepspeed(view, &strategy),
         _ => {
-            view.used("parallel.strategy", &[("distributed_type", json!(kind))], "Every rank has everything.");
+            let reason = match strategy.as_str() {
+                "ddp" => "Every rank has everything.",
+                _ => "Shard groups of one rank split nothing, and accelerate refuses FSDP of them.",
+            };
+            view.used("parallel.strategy", &[("distributed_type", json!(kind))], reason);
+            // Beside replicas accelerate refuses them.
+            if ranks > 1 && view.degree("parallel.tensor").saturating_mul(context) == ranks {
+                mesh(view);
+            }
             view.default("parallel.prefetch", "Nothing is gathered ahead where weights are whole.");
             let in_script = "The training script says it: DistributedDataParallelKwargs(bucket_cap_mb=...).";
             match view.number("parallel.bucket_mb") {
@@ -258,11 +272,16 @@ fn fsdp(view: &mut View, strategy: &str, like: Like) {
     }
 }
 
+/// Ranks of a shard group.
+fn shard(view: &View) -> u64 {
+    let is_hybrid = view.value("parallel.shard").is_some();
+    if is_hybrid { view.degree("parallel.shard") } else { view.data_ranks() }
+}
+
 /// Version 2's mesh, whose sizes have the ranks as their product.
 fn mesh(view: &mut View) {
     let [tensor, context] = ["parallel.tensor", "parallel.context"].map(|key| view.degree(key));
-    let is_hybrid = view.value("parallel.shard").is_some();
-    let shard = if is_hybrid { view.degree("parallel.shard") } else { view.data_ranks() };
+    let shard = shard(view);
     let taken = shard.saturating_mul(tensor).saturating_mul(context);
     let replicas = view.put(
         "parallelism_config.parallelism_config_dp_replicate_size",
