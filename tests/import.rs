@@ -6,6 +6,7 @@ mod keys;
 mod models;
 mod onto;
 mod round;
+mod titan;
 
 use crate::support::root;
 use std::path::{Path, PathBuf};

@@ -80,6 +80,7 @@ impl Draft {
             specs: match format {
                 Format::DeepSpeed => &keys::DEEPSPEED,
                 Format::Accelerate => &keys::ACCELERATE,
+                Format::Torchtitan => &keys::TORCHTITAN,
                 Format::HuggingFace => &[],
             },
             found: Vec::new(),
@@ -143,6 +144,15 @@ impl Draft {
     /// refuses unknown keys at the top alone.
     fn unread(&self, section: &str, name: &str) -> Option<String> {
         let is_top = section.is_empty();
+        if self.format == Format::Torchtitan {
+            return None;
+        }
+        if section == "bf16" && self.specs.iter().any(|spec| spec.parts() == ("fp16", name)) {
+            return Some(
+                "It is of fp16; DeepSpeed 0.19.8 refuses it here, and releases that read bf16.enabled alone do not."
+                    .into(),
+            );
+        }
         let of = |specs: &'static [Spec]| {
             specs.iter().map(Spec::parts).filter(move |(of, _)| *of == section).map(|(_, name)| name)
         };
@@ -261,6 +271,17 @@ impl Draft {
     /// A text.
     pub fn text(&self, path: &str) -> Option<&str> {
         self.node(path)?.text()
+    }
+
+    /// Texts in a list, or one text with commas.
+    pub fn list(&self, path: &str) -> Vec<String> {
+        match self.node(path).map(|node| &node.value) {
+            Some(Value::List(list)) => list.iter().filter_map(Node::text).map(str::to_string).collect(),
+            Some(Value::Text(text)) => {
+                text.split(',').map(|part| part.trim().to_string()).filter(|part| !part.is_empty()).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// One of a key's words, as its table has it.

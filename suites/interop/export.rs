@@ -13,6 +13,7 @@ use view::View;
 use zbench_config::ConfigError;
 
 pub use base::{Base, onto};
+pub(crate) use torchtitan::NEVER;
 
 /// Whose configurations are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -14,6 +14,8 @@ pub const DOCUMENT: &str = include_str!("../../docs/import-keys.md");
 pub static DEEPSPEED: LazyLock<Vec<Spec>> = LazyLock::new(|| read("DeepSpeed JSON"));
 /// accelerate's keys.
 pub static ACCELERATE: LazyLock<Vec<Spec>> = LazyLock::new(|| read("accelerate YAML"));
+/// torchtitan's keys.
+pub static TORCHTITAN: LazyLock<Vec<Spec>> = LazyLock::new(|| read("torchtitan TOML"));
 
 /// Keys of accelerate's deepspeed_config whose value may be left to the training script.
 pub const AUTO: &[&str] = &["deepspeed_config.gradient_accumulation_steps", "deepspeed_config.gradient_clipping"];
@@ -211,8 +213,12 @@ mod tests {
     #[test]
     fn every_row_of_the_page_is_a_key() {
         let rows = DOCUMENT.lines().filter(|line| line.starts_with("| `")).count();
-        let keys: Vec<&Spec> =
-            DEEPSPEED.iter().chain(ACCELERATE.iter()).filter(|spec| spec.fate != Fate::Section).collect();
+        let keys: Vec<&Spec> = DEEPSPEED
+            .iter()
+            .chain(ACCELERATE.iter())
+            .chain(TORCHTITAN.iter())
+            .filter(|spec| spec.fate != Fate::Section)
+            .collect();
         assert_eq!(keys.len(), rows);
         assert!(rows > 300);
         for spec in keys {

@@ -1,4 +1,4 @@
-//! Configurations of other programs: DeepSpeed's JSON, accelerate's YAML and Hugging Face's config.json become a zbench
+//! Configurations of other programs: DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML and Hugging Face's config.json become a zbench
 //! configuration, and a cell becomes one of theirs. Mapping returns values; what is printed is for `commands`.
 //!
 //! [`read`] tells the formats apart and gives a [`Draft`]: a row for each key of the file with its [`Verdict`], and the
@@ -15,6 +15,7 @@ pub mod model;
 pub mod node;
 pub mod table;
 pub mod toml;
+pub mod torchtitan;
 pub mod yaml;
 
 pub use draft::{Draft, Options};
@@ -76,6 +77,8 @@ pub enum Format {
     Accelerate,
     /// A model's config.json.
     HuggingFace,
+    /// torchtitan's TOML.
+    Torchtitan,
 }
 
 impl Format {
@@ -85,6 +88,7 @@ impl Format {
             Format::DeepSpeed => "DeepSpeed configuration",
             Format::Accelerate => "accelerate configuration",
             Format::HuggingFace => "Hugging Face config.json",
+            Format::Torchtitan => "torchtitan configuration",
         }
     }
 }
@@ -94,7 +98,7 @@ const MOST_BYTES: u64 = 4 << 20;
 
 /// What was looked for in a file that is nothing of it.
 const WANTED: &str = "it has neither a key of DeepSpeed (zero_optimization, train_batch_size, fp16, bf16, optimizer, …), nor \
-                      distributed_type or fsdp_config of accelerate, nor model_type of a Hugging Face config.json; name one of those files";
+                      distributed_type or fsdp_config of accelerate, nor [parallelism] of torchtitan, nor model_type of a Hugging Face config.json; name one of those files";
 
 /// Reads a file of any format that is known.
 ///
@@ -157,6 +161,7 @@ pub fn parse(source: &str, bytes: &[u8], options: &Options) -> Result<Draft, Con
         Some(Format::DeepSpeed) => deepspeed::import(source, &root, options),
         Some(Format::Accelerate) => accelerate::import(source, &root, options),
         Some(Format::HuggingFace) => huggingface::import(source, &root, options),
+        Some(Format::Torchtitan) => torchtitan::import(source, &root, options),
         None => Err(about(&format!("is no configuration that zbench reads: {WANTED}"))),
     }
 }
@@ -209,9 +214,9 @@ fn quoted_keys(text: &str) -> Vec<&str> {
     keys.collect()
 }
 
-/// Whether a TOML is torchtitan's: sections that zbench's files have not.
-fn is_torchtitan(table: &::toml::Table) -> bool {
-    table.contains_key("parallelism") || table.contains_key("training") && table.contains_key("job")
+/// Whether a file has sections that only torchtitan's files have.
+fn is_torchtitan(has: &dyn Fn(&str) -> bool) -> bool {
+    has("parallelism") || has("training") && (has("job") || has("model"))
 }
 
 /// JSON where it begins like it, else YAML. The second is where JSON is Hjson.
@@ -221,12 +226,11 @@ fn tree(source: &str, text: &str) -> Result<(Node, Option<json::ParseError>), Co
     let read = if matches!(first, Some('{' | '"')) || (first == Some('[') && toml().is_none()) {
         json::parse(text)
     } else if let Some(table) = toml() {
-        let message = if is_torchtitan(&table) {
-            "is a TOML of torchtitan (0.2.2 or before; later ones have Python configurations), which zbench does not read; state its \
-             degrees under [parallel] in a zbench file, from which `zbench export --to torchtitan` writes such a TOML"
-        } else {
-            "is TOML, which `zbench plan` and `zbench run` read as it is; `import` is for files of other programs"
-        };
+        if let Some(root) = torchtitan::tree(text).filter(|_| is_torchtitan(&|key| table.contains_key(key))) {
+            return Ok((root, None));
+        }
+        let message =
+            "is TOML, which `zbench plan` and `zbench run` read as it is; `import` is for files of other programs";
         return Err(ConfigError::about(source, message));
     } else {
         yaml::parse(text).map(|node| (node, None))
@@ -268,6 +272,9 @@ fn recognise(names: &[&str]) -> Option<Format> {
     let is_old_gpt2 = ["n_embd", "n_layer", "n_head"].iter().all(|key| has(&[key]));
     if has(&["model_type", "architectures"]) || is_old_gpt2 {
         return Some(Format::HuggingFace);
+    }
+    if is_torchtitan(&|key| has(&[key])) {
+        return Some(Format::Torchtitan);
     }
     let deepspeed = || keys::DEEPSPEED.iter().map(|spec| spec.key).filter(|key| !key.contains('.'));
     let is_near = |name: &&str, key: &str| (5..64).contains(&name.len()) && strsim::osa_distance(name, key) <= 2;

@@ -194,11 +194,6 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
         &["axolotl's own file", "distributed_type: FSDP"],
     ),
     (
-        "torchtitan",
-        "[job]\ndump_folder = \"out\"\n[training]\nseq_len = 4096\n",
-        &["a TOML of torchtitan", "[parallel]"],
-    ),
-    (
         "yaml_sagemaker",
         "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: FSDP\n",
         &["compute_environment", "LOCAL_MACHINE"],

@@ -93,7 +93,7 @@ fn onto_a_file_of_another_cell_the_cell_has_the_last_word() {
     for (target, file, fragments) in [
         (Target::DeepSpeed, "distributed_type: FSDP\n", ["is no DeepSpeed", "accelerate"]),
         (Target::Accelerate, file, ["is no accelerate", "DeepSpeed"]),
-        (Target::Torchtitan, file, ["torchtitan", "--base"]),
+        (Target::Torchtitan, file, ["accelerate", "--base"]),
         (Target::DeepSpeed, "{\"zero_optimization\": {\"stage\": 9}}", ["zero_optimization.stage", "base.json"]),
     ] {
         let said = put(target, file).unwrap_err().to_string();

@@ -33,7 +33,9 @@ pub fn onto(cell: &Value, name: &str, target: Target, base: &Base<'_>) -> Result
     let wanted = match target {
         Target::DeepSpeed => Format::DeepSpeed,
         Target::Accelerate => Format::Accelerate,
-        Target::Torchtitan => return Err(about("torchtitan's files are not read; leave --base out".into())),
+        Target::Torchtitan => {
+            return Err(about("--base is for files of DeepSpeed and accelerate; leave it out".into()));
+        }
     };
     let file = parse(base.source, base.bytes, &Options::default())?;
     if file.format != wanted {

@@ -136,13 +136,22 @@ fn schedule(view: &mut View) {
 }
 
 /// A norm that no gradient has: torchtitan always clips.
-const NEVER: f64 = 1e9;
+pub(crate) const NEVER: f64 = 1e9;
 
 fn training(view: &mut View) {
     let micro = view.degree("train.micro_batch");
-    let all = micro.saturating_mul(view.degree("train.accumulation")).saturating_mul(view.data_ranks());
-    view.used("train.micro_batch", &[("training.local_batch_size", json!(micro))], "Sequences of a rank at a time.");
-    let reason = "What is above local_batch_size x ranks is accumulated.";
+    let passes = micro.saturating_mul(view.degree("train.accumulation"));
+    let all = passes.saturating_mul(view.data_ranks());
+    // Stages take a rank's sequences in parts.
+    let has_stages = view.degree("parallel.pipeline") > 1;
+    let local = ("training.local_batch_size", json!(if has_stages { passes } else { micro }));
+    view.used("train.micro_batch", std::slice::from_ref(&local), "Sequences of a rank at a time.");
+    let mut reason = "What is above local_batch_size x ranks is accumulated.";
+    if has_stages {
+        let part = ("parallelism.pipeline_parallel_microbatch_size", json!(micro));
+        reason = "All micro-batches of a rank are in the pipeline at once.";
+        view.used("train.micro_batch", &[part, local], reason);
+    }
     view.used("train.accumulation", &[("training.global_batch_size", json!(all))], reason);
     view.used("train.seq_len", &[("training.seq_len", json!(view.degree("train.seq_len")))], "The same.");
     let norm = view.number("train.clip_norm").unwrap_or(0.0);
@@ -194,6 +203,10 @@ fn precision(view: &mut View) {
             ),
             false => view.used("precision.parameters", &[dtype], "What the model is made in."),
         }
+    }
+    if view.text("precision.products") == "fp8" {
+        let converters = [("model.converters", json!(["quantize.linear.float8"]))];
+        view.used("precision.products", &converters, "Products of linear layers are in fp8.");
     }
     match view.text("precision.reduce") {
         "f32" => view.used("precision.reduce", &[reduce], "The same."),
@@ -273,6 +286,10 @@ fn parallelism(view: &mut View) {
             view.without("parallel.pipeline_schedule", &[], reason);
         }
     }
+    if view.flag("parallel.tensor_overlap") {
+        let overlap = [("parallelism.enable_async_tensor_parallel", json!(true))];
+        view.used("parallel.tensor_overlap", &overlap, "Collectives of tensor ranks run beside products.");
+    }
     if view.degree("parallel.sequence") > 1 {
         let reason = "torchtitan's tensor parallelism always splits sequences between the matrices.";
         view.default("parallel.sequence", reason);
@@ -295,6 +312,13 @@ fn parallelism(view: &mut View) {
 
 fn activations(view: &mut View) {
     const KEY: &str = "memory.checkpointing";
+    let recomputed = view.value("memory.recompute").cloned().unwrap_or(Value::Null);
+    let option = recomputed.get("one_in").and_then(Value::as_u64).map(|blocks| blocks.to_string());
+    if let Some(option) = option.or_else(|| (recomputed == "op").then(|| "op".to_string())) {
+        let mode = view.put("activation_checkpoint.mode", json!("selective"));
+        let option = view.put("activation_checkpoint.selective_ac_option", json!(option));
+        return view.used("memory.recompute", &[mode, option], "torchtitan's selective recomputation.");
+    }
     let policy = view.value(KEY).cloned().unwrap_or(Value::Null);
     let every = policy.get("every").and_then(Value::as_u64);
     let mode = match (policy.as_str(), every) {
