@@ -23,10 +23,45 @@ pub fn import(source: &str, root: &Node, options: &Options) -> Result<Draft, Con
         return draft.finish(options);
     }
     draft.walk(root, "");
+    removed(&mut draft);
     if draft.is_sound() {
         map(&mut draft, options);
     }
     draft.finish(options)
+}
+
+/// Keys that DeepSpeed 0.19.8 refuses by name, whatever they hold, and that releases before it read.
+const REMOVED: [&str; 13] = [
+    "amp",
+    "compression_training",
+    "curriculum_learning",
+    "eigenvalue",
+    "elasticity",
+    "graph_harvesting",
+    "nebula",
+    "progressive_layer_drop",
+    "quantize_training",
+    "sparse_attention",
+    "sparse_gradients",
+    "zero_optimization.mics_shard_size",
+    "zero_optimization.mics_hierarchical_params_gather",
+];
+
+/// Tells of them, as errors where there are others.
+fn removed(draft: &mut Draft) {
+    let found: Vec<&str> = REMOVED.into_iter().filter(|key| draft.has(key) || draft.has_below(key)).collect();
+    if found.is_empty() {
+        return;
+    }
+    if draft.is_sound() {
+        draft
+            .notes
+            .push(format!("DeepSpeed 0.19.8 refuses a file with {}; releases before it read that", found.join(", ")));
+        return;
+    }
+    for key in found {
+        draft.refuse(key, "is refused by DeepSpeed 0.19.8, whose releases before read it; take it out");
+    }
 }
 
 fn map(draft: &mut Draft, options: &Options) {

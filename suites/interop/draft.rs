@@ -423,10 +423,12 @@ impl Draft {
                 }
             }
         }
-        match options.model.as_deref().map(|model| super::model::named(model, &options.folder)) {
-            Some(Ok(settings)) => settings.into_iter().for_each(|(key, value)| self.flagged(key, value, "--model")),
-            Some(Err(error)) => self.problems.extend(error.0),
-            None => {}
+        let has_no_length = matches!(self.format, Format::DeepSpeed | Format::Accelerate);
+        if has_no_length && self.problems.is_empty() && self.setting("train.seq_len").is_none() {
+            let tokens = ours::default_of("train.seq_len").and_then(Toml::as_integer).unwrap_or_default();
+            self.notes.push(format!(
+                "the file does not say how long sequences are; zbench's default of {tokens} tokens is assumed: --set train.seq_len=N"
+            ));
         }
         self.drop_without(
             "checkpoint.layout",

@@ -144,7 +144,11 @@ pub fn parse(source: &str, bytes: &[u8], options: &Options) -> Result<Draft, Con
     let (root, departure) = match tree(source, text) {
         Ok(read) => read,
         // Such a file may be neither JSON nor YAML.
-        Err(error) => return Err(of_another(&quoted_keys(text)).map_or(error, |words| about(&words))),
+        Err(error) => {
+            return Err(of_another(&quoted_keys(text))
+                .or_else(|| of_template(text))
+                .map_or(error, |words| about(&words)));
+        }
     };
     let Some(entries) = root.table() else {
         return Err(about(&format!("holds {} and no keys: {WANTED}", root.what())));
@@ -201,6 +205,23 @@ fn of_another(names: &[&str]) -> Option<String> {
         return None;
     };
     Some(format!("is {program}, which zbench does not read; {instead}"))
+}
+
+/// That a text is a template, of which a program makes files.
+fn of_template(text: &str) -> Option<String> {
+    let place = |open: &str, close: &str, at: usize| {
+        let rest: String = text[at..].chars().take(80).take_while(|c| *c != '\n').collect();
+        let end = rest[open.len()..].find(close)? + open.len() + close.len();
+        Some(rest[..end].to_string())
+    };
+    let marks = [("${", "}"), ("{{", "}}")];
+    let places = |(open, close): (&'static str, &'static str)| {
+        text.match_indices(open).filter_map(move |(at, _)| place(open, close, at))
+    };
+    let all: Vec<String> = marks.into_iter().flat_map(places).collect();
+    let first = all.first()?;
+    let count = if all.len() == 1 { "a placeholder".to_string() } else { format!("{} placeholders", all.len()) };
+    Some(format!("is a template with {count}, as {first}; fill them in, and name what comes of it"))
 }
 
 /// Quoted keys, at whatever depth, of a text that is neither JSON nor YAML. Comments have none.

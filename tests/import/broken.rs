@@ -274,7 +274,17 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
         &["deepspeed_config.zero_stage", "write a whole number"],
     ),
     ("axolotl", "base_model: some/model\nadapter: qlora\n", &["axolotl", "fsdp_config"]),
-    ("hf_family", "{\"model_type\": \"whisper\"}", &["model_type", "\"llama\"", "\"mixtral\""]),
+    (
+        "template",
+        "{\"zero_optimization\": {\"stage\": ${stage}}, \"a\": {{ b }}}",
+        &["template with 2 placeholders", "${stage}"],
+    ),
+    (
+        "two_at_once",
+        "{\"curriculum_learning\": {\"enabled\": true}, \"optimizer\": {\"type\": \"Adam\", \"params\": {\"max_grad_norm\": 1.0}}}",
+        &["optimizer.params.max_grad_norm", "curriculum_learning: is refused by DeepSpeed 0.19.8"],
+    ),
+    ("hf_family", "{\"model_type\": \"whisper\"}", &["model_type", "docs/families.md", "family = \"custom\""]),
     ("hf_no_family", "{\"architectures\": [\"LlamaForCausalLM\"]}", &["model_type", "is missing"]),
     ("hf_size", "{\"model_type\": \"llama\", \"hidden_size\": \"wide\"}", &["hidden_size", "whole number"]),
     (

@@ -174,7 +174,9 @@ const DEEPSPEED: &[Case] = &[
     ("fp16.loss_scale", "128", FP16, U, "precision.loss_scale=128.0"),
     ("fp16.loss_scale", "128", "fp16.enabled=false", I, ""),
     ("fp16.initial_scale_power", "9", FP16, U, "precision.initial_scale_power=9"),
-    ("fp16.initial_scale_power", "9", "fp16.enabled=\"auto\"", I, ""),
+    // Of a file that leaves fp16 alone open it is assumed; bf16 where it leaves both.
+    ("fp16.initial_scale_power", "9", "fp16.enabled=\"auto\"", U, "precision.initial_scale_power=9"),
+    ("fp16.initial_scale_power", "9", "fp16.enabled=\"auto\" bf16.enabled=\"auto\"", I, ""),
     ("fp16.loss_scale_window", "9", FP16, U, "precision.loss_scale_window=9"),
     ("fp16.hysteresis", "9", FP16, U, "precision.hysteresis=9"),
     ("fp16.consecutive_hysteresis", "true", FP16, U, "precision.consecutive_hysteresis=true"),
@@ -713,4 +715,40 @@ fn the_page_of_keys_is_true() {
     let page = stdout(&run(folder.path(), &["import", "--keys"]));
     let written = super::text_of(&root().join("docs/import-keys.md"));
     assert!(page == written, "import --keys prints docs/import-keys.md");
+}
+
+/// Where the training script chooses the type an option does, else bf16, with a caution; the length of sequences is told, too.
+#[test]
+fn what_auto_leaves_open_is_assumed_and_told() {
+    let both =
+        r#"{"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}"#;
+    for (text, set, preset, caution) in [
+        (both, &[][..], Some("deepspeed"), true),
+        (both, &["precision.preset=f32"], Some("f32"), false),
+        (r#"{"fp16": {"enabled": "auto"}, "seed": 1}"#, &[], Some("f16-mixed"), true),
+        (r#"{"bf16": {"enabled": false}, "seed": 1}"#, &[], None, false),
+    ] {
+        let made = draft(text, &options(set));
+        assert_eq!(made.setting("precision.preset").and_then(|preset| preset.as_str()), preset, "{text} {set:?}");
+        assert_eq!(made.notes.iter().any(|note| note.starts_with("CAUTION")), caution, "{:?}", made.notes);
+        assert!(made.notes.iter().any(|note| note.contains("512 tokens")), "{:?}", made.notes);
+    }
+    let stated = draft(both, &options(&["train.seq_len=4096"]));
+    assert!(!stated.notes.iter().any(|note| note.contains("512 tokens")), "{:?}", stated.notes);
+}
+
+/// What DeepSpeed 0.19.8 refuses by name, and what its releases before it read, is imported with a note, and told with other errors.
+#[test]
+fn keys_that_deepspeed_removed_are_told() {
+    for key in ["amp", "elasticity", "nebula", "sparse_attention", "curriculum_learning", "compression_training"] {
+        let made = draft(&format!(r#"{{"seed": 1, "{key}": {{"enabled": false}}}}"#), &options(&[]));
+        assert!(made.notes[0].contains(&format!("DeepSpeed 0.19.8 refuses a file with {key}")), "{:?}", made.notes);
+    }
+    let scale = draft(r#"{"bf16": {"enabled": true, "loss_scale": 0}}"#, &options(&[]));
+    assert!(row(&scale, "bf16.loss_scale").reason.contains("0.19.8 refuses it here"));
+    let inference = r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "train_batch_size": 1}"#;
+    let trained = inference.replace("\"train_batch", "\"optimizer\": {\"type\": \"AdamW\"}, \"train_batch");
+    for (text, told) in [(inference, true), (&trained, false)] {
+        assert_eq!(draft(text, &options(&[])).notes.iter().any(|note| note.contains("inference")), told, "{text}");
+    }
 }

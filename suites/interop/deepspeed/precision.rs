@@ -16,7 +16,7 @@ enum Mode {
 /// The [precision] of a file. DeepSpeed casts the module when it starts, keeps f32 master weights, and accumulates and reduces
 /// gradients in the type of the weights unless data_types or communication_data_type say otherwise.
 pub fn precision(draft: &mut Draft, options: &Options) {
-    let mode = mode(draft);
+    let mode = mode(draft, options);
     let base = match mode {
         Mode::F32 => "f32",
         Mode::Bf16 => "bf16",
@@ -28,7 +28,7 @@ pub fn precision(draft: &mut Draft, options: &Options) {
     loss_scale(draft, mode, options);
 }
 
-fn mode(draft: &mut Draft) -> Mode {
+fn mode(draft: &mut Draft, options: &Options) -> Mode {
     let on = |draft: &Draft, section: &str| draft.flag(&format!("{section}.enabled")) == Some(true);
     let (fp16, bf16, autocast) = (on(draft, "fp16"), on(draft, "bf16"), on(draft, "torch_autocast"));
     if fp16 && bf16 {
@@ -51,12 +51,7 @@ fn mode(draft: &mut Draft) -> Mode {
         draft_off(draft, section);
     }
     if fp16 {
-        let settings = [
-            ("precision.preset", word("f16-mixed")),
-            ("precision.gradients", word("f16")),
-            ("precision.reduce", word("f16")),
-            ("precision.load", word("f16")),
-        ];
+        let settings = F16.map(|(key, dtype)| (key, word(dtype)));
         let reason = "Weights, gradients and what travels are f16, master weights and moments f32; the model is cast before the \
                       master copy is made.";
         draft.used("fp16.enabled", &settings, reason);
@@ -64,7 +59,7 @@ fn mode(draft: &mut Draft) -> Mode {
     }
     if bf16 {
         let reason = "The preset is DeepSpeed's way: weights, gradients and what travels are bf16, master weights and moments f32.";
-        draft.used("bf16.enabled", &[("precision.preset", word("deepspeed"))], reason);
+        draft.used("bf16.enabled", &BF16.map(|(key, dtype)| (key, word(dtype))), reason);
         return Mode::Bf16;
     }
     if autocast {
@@ -80,20 +75,42 @@ fn mode(draft: &mut Draft) -> Mode {
         return Mode::Autocast(dtype);
     }
     draft.ignored("torch_autocast.dtype", "torch_autocast is off.");
-    let auto: Vec<&str> =
-        ["fp16", "bf16"].into_iter().filter(|section| draft.is_auto(&format!("{section}.enabled"))).collect();
-    if !auto.is_empty() {
-        draft.notes.push(format!(
-            "{} \"auto\", so the file does not say what it trains in, and zbench trains in f32: --set \
-             precision.preset=deepspeed is DeepSpeed's bf16, --set precision.preset=f16-mixed nearly its fp16",
-            match &auto[..] {
-                [one] => format!("{one}.enabled is"),
-                _ => "fp16.enabled and bf16.enabled are".to_string(),
-            }
-        ));
-    }
-    Mode::F32
+    open(draft, options)
 }
+
+/// The type of a file that leaves it to the training script: that of an option, else bf16, or f16 where fp16 alone is "auto".
+fn open(draft: &mut Draft, options: &Options) -> Mode {
+    let auto: Vec<&str> =
+        ["bf16", "fp16"].into_iter().filter(|section| draft.is_auto(&format!("{section}.enabled"))).collect();
+    let Some(first) = auto.first() else { return Mode::F32 };
+    if options.set.iter().any(|set| set.trim_start().starts_with("precision.")) {
+        return Mode::F32;
+    }
+    let (mode, settings) = match *first {
+        "bf16" => (Mode::Bf16, BF16.map(|(key, dtype)| (key, word(dtype))).to_vec()),
+        _ => (Mode::F16, F16.map(|(key, dtype)| (key, word(dtype))).to_vec()),
+    };
+    let theirs = auto.iter().map(|section| format!("{section}.enabled")).collect::<Vec<_>>().join(" and ");
+    let verb = if auto.len() == 1 { "is" } else { "are" };
+    for (key, value) in settings {
+        draft.derived(key, value, format!("{theirs} {verb} \"auto\": assumed"));
+    }
+    draft.notes.push(format!(
+        "CAUTION: {theirs} {verb} \"auto\", so the training script says what it trains in; {first} is assumed: --set \
+         precision.preset=deepspeed is DeepSpeed's bf16, f16-mixed nearly its fp16, f32 neither"
+    ));
+    mode
+}
+
+/// Settings of DeepSpeed's bf16.
+const BF16: [(&str, &str); 1] = [("precision.preset", "deepspeed")];
+/// Settings of its fp16.
+const F16: [(&str, &str); 4] = [
+    ("precision.preset", "f16-mixed"),
+    ("precision.gradients", "f16"),
+    ("precision.reduce", "f16"),
+    ("precision.load", "f16"),
+];
 
 fn draft_off(draft: &mut Draft, section: &str) {
     let path = format!("{section}.enabled");

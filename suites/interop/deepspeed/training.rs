@@ -130,6 +130,12 @@ pub fn optimizer(draft: &mut Draft) {
         if draft.has_below("optimizer.params") {
             let reason = "has no optimizer.type beside it; write { \"type\": \"AdamW\", \"params\": … }";
             draft.refuse(&first_below(draft, "optimizer.params"), reason);
+        } else if draft.setting("precision.preset").is_none() && draft.setting("memory.offload_parameters").is_some() {
+            draft.notes.push(
+                "the file states no optimizer and no type, so it may be one of inference (ZeRO-Inference), which takes less: here the \
+                 cell trains with AdamW in f32"
+                    .into(),
+            );
         }
         return;
     };
