@@ -201,3 +201,17 @@ fn t5_has_its_relative_positions() {
     let cell = zbench_config::resolve(&document.base, &Context::new(Path::new("").into(), 2)).unwrap();
     assert_eq!(job(&cell).model.parameters(), 2_851_598_336);
 }
+
+/// transformers trains rotary models beyond their max_position_embeddings; a table of positions ends there.
+#[test]
+fn rotary_models_take_longer_sequences() {
+    let is_taken = |preset: &str| {
+        let (document, context) = document("longer-than-positions.toml", &[&format!("model.preset={preset}")]);
+        let cell = grid::expand(&document, &[], 1, &context, &mut Files::default()).unwrap().remove(0);
+        let searched = search(&Planner::default(), cell.resolved.as_ref().unwrap(), "", &Wanted::default());
+        let row = planned::plan(&Planner::default(), cell, None).row();
+        let reasons = [row.reason, searched.err().map(|error| error.to_string()).unwrap_or_default()];
+        reasons.map(|reason| !reason.contains("exceeds the model's max_position_embeddings"))
+    };
+    assert_eq!([is_taken("qwen3-32b"), is_taken("gpt2")], [[true; 2], [false; 2]]);
+}

@@ -196,8 +196,7 @@ pub(crate) fn check(cell: &Cell) -> Result<(), PlanError> {
     if lora.on() && !gated && lora.targets.iter().all(|&target| target == Linear::GateProj) {
         return fail("lora.targets", "name gate_proj alone, and this model's MLP has none".into());
     }
-    if train.seq_len > model.max_position_embeddings {
-        let most = model.max_position_embeddings;
+    if let Some(most) = model.most_tokens().filter(|most| train.seq_len > *most) {
         return fail(
             "train.seq_len",
             format!("{} exceeds the model's max_position_embeddings = {most}", train.seq_len),

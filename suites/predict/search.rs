@@ -153,8 +153,8 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, wanted: &Want
     let (seq_len, model) = (resolved.cell.train.seq_len, &resolved.cell.model);
     // Families that the engine has not state no such limit.
     let is_of_engine = resolved.cell.priced.as_ref().is_none_or(|priced| priced.model.is_none());
-    if is_of_engine && seq_len > model.max_position_embeddings {
-        return Err(SearchError::Sequence { seq_len, most: model.max_position_embeddings });
+    if let Some(most) = model.most_tokens().filter(|most| is_of_engine && seq_len > *most) {
+        return Err(SearchError::Sequence { seq_len, most });
     }
     let stated = price(planner, &resolved);
     stated.timing.map_err(SearchError::Machine)?;

@@ -69,6 +69,11 @@ impl Model {
         self.sliding_window.filter(|_| index >= self.max_window_layers)
     }
 
+    /// The longest sequence that its positions allow; `None` where they are rotary, whose angles go on, as transformers has it.
+    pub fn most_tokens(&self) -> Option<usize> {
+        (self.form.positions != Positions::Rotary).then_some(self.max_position_embeddings)
+    }
+
     /// The experts of block `index`, if it has any.
     pub fn experts_of(&self, index: usize) -> Option<&Experts> {
         self.experts.as_ref().filter(|experts| experts.are_in(index))

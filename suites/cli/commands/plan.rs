@@ -1,6 +1,6 @@
 //! `plan`: what cells take, without running them.
 
-use super::train::{estimates, say_crossings, say_heads};
+use super::train::{estimates, say_crossings, say_heads, say_longer};
 use super::{advise, expand_document, expand_with, planned, print_lines, print_screen, room, search};
 use crate::{Cells, Format, Global, PlanArgs};
 use anyhow::{Result, bail};
@@ -37,6 +37,7 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     let as_stated = planned(&mut expanded, arguments.proxy, if is_screen { 1 } else { usize::MAX })?;
     say_crossings(&as_stated);
     say_heads(&as_stated);
+    say_longer(&as_stated);
     if as_stated.is_empty() {
         zbench_host::say!("{}", grid::none_left(&expanded.document, &expanded.only));
         return Ok(exit::SUCCESS);

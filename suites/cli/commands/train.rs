@@ -55,6 +55,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     say_heads(&cells);
     say_offload(&cells);
     say_crossings(&cells);
+    say_longer(&cells);
     if arguments.dry_run {
         if let Some(trace) = session.timelines(global)? {
             trace.predicted(&cells);
@@ -258,6 +259,7 @@ pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Resul
     say_heads(&cells);
     say_offload(&cells);
     say_crossings(&cells);
+    say_longer(&cells);
     find_drives(global, &mut cells)?;
     let header = header(&expanded.document);
     let summary = carry_out(
@@ -335,6 +337,21 @@ pub(super) fn say_crossings(cells: &[Planned]) {
              each rank cross the link in a step, {} of it at least; matrices are best shared within a node",
             units::traffic(bytes),
             units::duration(seconds)
+        );
+    }
+}
+
+/// Tells of sequences that are longer than the model was made for, where rotary positions take them all the same.
+pub(super) fn say_longer(cells: &[Planned]) {
+    let longer = |planned: &Planned| {
+        let cell = planned.cell()?;
+        let most = cell.model.max_position_embeddings;
+        (cell.model.most_tokens().is_none() && cell.train.seq_len > most).then_some((cell.train.seq_len, most))
+    };
+    if let Some((tokens, most)) = cells.iter().filter_map(longer).max() {
+        zbench_host::say!(
+            "note: train.seq_len = {tokens} is beyond max_position_embeddings = {most} of the model, whose rotary positions go on; \
+             model.rope_scaling stretches them"
         );
     }
 }
