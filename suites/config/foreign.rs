@@ -66,6 +66,11 @@ pub fn describe(config: &Map<String, Json>, file: &str) -> Result<Described, HfE
     }
     described.settings.extend(quantised);
     described.table = table;
+    // A plan multiplies sizes, which the keys bound.
+    for (key, value) in &described.settings {
+        let of_key = keys::find(key).map_or(Ok(()), |known| known.kind.check(value));
+        of_key.map_err(|reason| HfError::Field { what: file.into(), field: key.to_string(), reason })?;
+    }
     Ok(described)
 }
 
@@ -143,20 +148,22 @@ fn language_model(
     assumed: &mut Vec<String>,
 ) -> Option<&'static str> {
     const TABLE: &str = "text_config";
+    const STORED: &str = "quantization_config";
     let outer = config.get("model_type").and_then(Json::as_str).unwrap_or_default().to_string();
-    let mut inner = config.get(TABLE)?.as_object().filter(|_| hf::config_keys(&outer).is_none())?.clone();
-    if let Some(tied) = config.get("tie_word_embeddings").filter(|_| !inner.contains_key("tie_word_embeddings")) {
-        inner.insert("tie_word_embeddings".into(), tied.clone());
+    if hf::config_keys(&outer).is_some() {
+        return None;
     }
-    if let Some(table) = config.get("quantization_config") {
-        inner.insert("quantization_config".into(), table.clone());
-    }
-    let name = inner.get("model_type").and_then(Json::as_str).unwrap_or_default().to_string();
-    let others = config.iter().filter(|(key, value)| key.ends_with("_config") && *key != TABLE && value.is_object());
-    let others: Vec<&str> = others.map(|(key, _)| key.as_str()).filter(|key| *key != "quantization_config").collect();
+    let others = config.iter().filter(|(key, value)| key.ends_with("_config") && value.is_object());
+    let others: Vec<&str> = others.map(|(key, _)| key.as_str()).filter(|key| ![TABLE, STORED].contains(key)).collect();
     if !others.is_empty() {
-        assumed.push(format!("the language model alone is priced, by {TABLE} ({name}): the rest of a {outer} is not"));
+        assumed.push(format!("the language model of a {outer} is priced, and {} is not", others.join(", ")));
         left_out.push(others.join(", "));
+    }
+    let mut inner = config.get(TABLE)?.as_object()?.clone();
+    for key in ["tie_word_embeddings", STORED] {
+        if let Some(value) = config.get(key).filter(|_| !inner.contains_key(key)) {
+            inner.insert(key.into(), value.clone());
+        }
     }
     *config = inner;
     Some(TABLE)

@@ -250,6 +250,7 @@ fn what_is_left_out_keeps_a_model_from_a_run_alone() {
             "vision_config",
             "vision_config",
         ),
+        (format!(r#"{{"model_type": "qwen2_vl", {llama}, "vision_config": {{}}}}"#), "vision_config", "custom"),
         (
             r#"{"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_config": {"clip_qkv": 6}}"#
                 .into(),
@@ -294,6 +295,10 @@ fn parts_without_sizes_are_named() {
         ),
         (r#""model_type": "whisper""#, "family = \"custom\""),
         (r#""model_type": "mpt", "expansion_ratio": 2"#, "expansion_ratio 2"),
+        (
+            r#""model_type": "qwen2_moe", "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 2000000000, "n_shared_experts": 2000000000"#,
+            "model.shared_expert_intermediate_size: 4000000000000000000 is too large",
+        ),
         (r#""model_type": "phi3", "num_attention_heads": "many""#, "num_attention_heads"),
     ] {
         let text = format!("{{{sizes}, {rest}}}").replacen(
