@@ -215,3 +215,16 @@ fn rotary_models_take_longer_sequences() {
     };
     assert_eq!([is_taken("qwen3-32b"), is_taken("gpt2")], [[true; 2], [false; 2]]);
 }
+
+/// DeepSpeed, PyTorch's DDP and FSDP2 have no fused loss of their own: whole logits that a file does not ask for are said.
+#[test]
+fn whole_logits_are_said_where_the_software_has_no_fused_loss() {
+    let (screen, rows) = planned("whole-logits.toml");
+    let said: Vec<bool> = rows.iter().map(|row| !row.whole_logits.is_empty()).collect();
+    assert_eq!(said, [true, true, true, false], "{screen}");
+    assert!(screen.contains("LOSS 1 cell: torch has no fused loss"), "{screen}");
+    for stated in ["logits", "chunked"] {
+        let set = ["hardware.software=\"torch\"", &format!("memory.loss=\"{stated}\"")];
+        assert_eq!(footprint("whole-logits.toml", &set).whole_logits, "");
+    }
+}

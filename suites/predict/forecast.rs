@@ -11,7 +11,7 @@ use zbench_engine::config::{Cell, DeviceKind, Home};
 use zbench_engine::outcome::Estimate;
 use zbench_engine::planner::Planner;
 use zbench_estimate::convention::Convention;
-use zbench_estimate::job::{Degrees, Job, Place};
+use zbench_estimate::job::{Degrees, Job, Loss, Place};
 use zbench_estimate::machine::Machine;
 use zbench_estimate::memory;
 use zbench_estimate::time::{self, Time};
@@ -86,6 +86,8 @@ pub struct Footprint {
     pub band: Option<Band>,
     /// Traits of the job that no published peak has, as the end of a sentence; empty if none is missing.
     pub lacks: String,
+    /// That the loss is over whole logits although the cell states no such loss, in a sentence; else empty.
+    pub whole_logits: String,
 }
 
 impl Footprint {
@@ -151,9 +153,29 @@ impl Footprint {
             source: "priced",
             band: Some(band),
             lacks,
+            whole_logits: whole_logits(job, stage),
             ..Footprint::default()
         }
     }
+}
+
+/// Logits that are a smaller share of the peak are not mentioned.
+const NOTABLE_LOGITS: f64 = 0.05;
+
+/// That the software has no fused loss, where a cell is left at `memory.loss = "fused"` and logits are much of the peak.
+fn whole_logits(job: &Job, stage: &memory::Stage) -> String {
+    let of = job.framework.memory.logit;
+    let bytes: f64 =
+        stage.terms.iter().filter(|term| term.name == "logits and their loss").map(|term| term.bytes).sum();
+    let is_default = job.loss == Loss::Fused && of.whole > 0.0 && bytes >= NOTABLE_LOGITS * stage.peak();
+    if !is_default || of.fused != of.whole {
+        return String::new();
+    }
+    format!(
+        "{} has no fused loss, so memory.loss = \"fused\" is priced with whole logits; write \"chunked\" for Liger's or another \
+         loss in parts",
+        job.framework.name
+    )
 }
 
 fn priced_as(category: Category) -> memory::Category {

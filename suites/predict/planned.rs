@@ -178,6 +178,7 @@ impl Planned {
             has_adapter: resolved.is_some_and(|resolved| job(resolved).peft != Peft::None),
             cautions: resolved.filter(|_| timing.is_some()).map(cautions).unwrap_or_default(),
             not_compared: forecast::not_compared(footprint, timing),
+            whole_logits: footprint.map(|footprint| footprint.whole_logits.clone()).unwrap_or_default(),
             search: self.search.as_deref().cloned(),
         }
     }

@@ -324,6 +324,18 @@ fn what_adapters_read_is_kept() {
     }
 }
 
+/// bitsandbytes writes a matrix in 4 bits out in the compute type for each product: the largest one, of gate, up and down.
+#[test]
+fn a_base_in_few_bits_is_written_out_matrix_by_matrix() {
+    let written = |base| {
+        let peft = Peft::Adapters { trainable: 1, rank: 8, base, weight_bytes: 2.0, targets: Targets::ALL };
+        let one = Shape { gated: true, bias: false, vocab: 0, ..gpt(2, 1024, 8) };
+        let memory = memory(&Job { peft, framework: framework("fsdp1").unwrap(), ..job(one) });
+        memory.worst().by(Category::Workspace)
+    };
+    close(written(Number::Nf4) - written(Number::Bf16), 2.0 * 1024.0 * 4096.0, 1e-9);
+}
+
 /// Frozen experts without adapters keep neither what they read nor what goes into their last product.
 #[test]
 fn experts_keep_what_their_adapters_read() {

@@ -235,6 +235,18 @@ pub fn stage(job: &Job, counts: &Counts, habits: &Habits, part: &Part) -> Stage 
         ));
     }
     backward.push(term(Category::Activations, "gradients inside a block", "of its widest tensors", widest(job, c)));
+    if let Peft::Adapters { base, .. } = job.peft
+        && base.bytes() < c
+    {
+        // Gate and up are one matrix of the shape, and two of the programs that quantise.
+        let gates = if job.model.gated { 2.0 } else { 1.0 };
+        backward.push(term(
+            Category::Workspace,
+            "a frozen matrix in the compute type",
+            "compute bytes x the largest matrix",
+            c * counts.matrix / gates,
+        ));
+    }
     if habits.stages && job.peft == Peft::None {
         common.push(term(
             Category::Gradients,
