@@ -47,6 +47,11 @@ impl Job {
         }
     }
 
+    /// True where weights in f32 are cast for each product (autocast); the residual stream and softmax then stay in f32.
+    pub fn autocasts(&self) -> bool {
+        self.precision.weights.bytes() > self.precision.compute.bytes() && self.framework.drive.autocast
+    }
+
     /// The blocks of a stage where the cut is stated: with chunks several runs.
     pub fn stated_blocks(&self, stage: usize) -> Option<Vec<Range<usize>>> {
         let all = match self.model.kind {

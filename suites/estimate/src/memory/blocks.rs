@@ -74,8 +74,14 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
     let wide = tokens * model.hidden as f64 / between;
     let heads = model.heads as f64 / tensor;
     let norms = if which == Which::Cross { 3.0 } else { 2.0 };
-    // Scores in memory: softmax, and with dropout its mask (a byte) and its result.
-    let score_bytes = if model.dropout { 2.0 * c + 1.0 } else { c };
+    // Scores in memory: softmax, and with dropout its mask (a byte) and its result. Under autocast softmax is in f32, and the product
+    // reads a copy.
+    let score_bytes = match (job.autocasts(), model.dropout) {
+        (false, false) => c,
+        (false, true) => 2.0 * c + 1.0,
+        (true, false) => 4.0 + c,
+        (true, true) => 4.0 + c + 1.0,
+    };
     let naive = |keys: f64| match job.attention {
         Attention::Naive => score_bytes * heads * tokens * keys,
         // One f32 per token and head.
@@ -87,7 +93,7 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
         None => query + kv,
     };
     let mut kept = Kept {
-        residual: norms * c * wide,
+        residual: norms * stream(job) * wide,
         normed: norms * habits.norm / 2.0 * c * wide,
         qkv: c * tokens * qkv / tensor,
         scores: naive(seen),
@@ -95,6 +101,18 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
         masks: if model.dropout { norms * wide } else { 0.0 },
         ..Kept::default()
     };
+    if job.autocasts() {
+        // Autocast caches copies of weights and not of inputs: each product reads a new copy. Decoders without a gate have one
+        // product for queries, keys and values (GPT-2, GPT-NeoX, BLOOM, MPT), others three. Blocks with cross-attention have two
+        // copies each of what the encoder made.
+        let encoded = if which == Which::Cross { 2.0 * job.batch.micro as f64 * job.batch.seq as f64 } else { 0.0 };
+        let more = match (model.kind, model.gated) {
+            (Kind::Decoder, false) => 0.0,
+            (_, false) => 2.0,
+            (_, true) => 3.0,
+        };
+        kept.normed += c * (more * wide + encoded / job.degrees.context.max(1) as f64 * model.hidden as f64 / between);
+    }
     // Whether what a frozen product reads stays: for its adapter, or, quantised, for nothing.
     let (reads, keeps_all) = match job.peft {
         Peft::Adapters { base, .. } if base.bytes() < c && job.framework.memory.quantised_inputs => {
@@ -141,6 +159,11 @@ pub fn block(job: &Job, habits: &Habits, which: Which) -> Kept {
         kept.expert_in = 0.0;
     }
     kept
+}
+
+/// Bytes of an element of the residual stream.
+fn stream(job: &Job) -> f64 {
+    if job.autocasts() { 4.0 } else { job.precision.compute.bytes() }
 }
 
 /// Elements of a token that an MLP of a width keeps before its last product's input.
@@ -210,7 +233,7 @@ pub fn stays(job: &Job, whole: &Kept, which: Which) -> f64 {
     let tensor = job.degrees.tensor.max(1) as f64;
     let c = job.precision.compute.bytes();
     let between = if job.degrees.sequence { tensor } else { 1.0 };
-    let input = c * tokens * model.hidden as f64 / between;
+    let input = stream(job) * tokens * model.hidden as f64 / between;
     match &job.recompute {
         Recompute::None => all,
         Recompute::Full { every, partitioned } => {
