@@ -644,6 +644,7 @@ fn turns_are_taken_in_the_order_of_the_seed() {
             discard: 0,
             timeout: Duration::from_secs(60),
             allow_load: true,
+            extra: Duration::ZERO,
         };
         let experiment = Experiment { program: "zbench".into(), players: &players, settings, stop: Default::default() };
         let mut all = All::default();

@@ -161,9 +161,10 @@ fn strategies_and_fastest(document: &mut Document, grid: &Grid) {
     if compares_strategies {
         add_costs(document);
     }
-    document.paragraphs(match &grid.turned {
-        Some(turned) => screen::answer_by_turns(grid, turned),
-        None => ranking::fastest(grid),
+    document.paragraphs(match (screen::nothing_counts(grid), &grid.turned) {
+        (Some(words), _) => vec![words],
+        (None, Some(turned)) => screen::answer_by_turns(grid, turned),
+        (None, None) => ranking::fastest(grid),
     });
     if !compares_strategies {
         add_costs(document);

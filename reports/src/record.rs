@@ -3,6 +3,7 @@
 //! Reading is forgiving where that is safe: absent parts are empty, unknown keys are kept in `extra` and written back.
 //! Numbers that are not finite are null in JSON and come back as NaN (in steps and communication) or `None` (in maps).
 
+pub mod others;
 mod parts;
 mod stages;
 mod turns;
@@ -101,6 +102,11 @@ pub struct Record {
     pub extra: Extra,
 }
 
+/// The flag of a record whose peak of the cores moved between its beginning and its end.
+pub const UNSTEADY_PEAK: &str = "unsteady_peak";
+/// Flags that other processes and other guests of the machine cause; --allow-load counts trials that have no others.
+pub const LOAD_FLAGS: [&str; 4] = ["busy_machine", "contended", "stolen", UNSTEADY_PEAK];
+
 /// Validity flags that label a record instead of keeping it out of the ranking: every cell of a proxy grid has them.
 pub mod label_flags {
     /// The cell is a scaled-down stand-in of the target.
@@ -165,9 +171,10 @@ impl Record {
         self.turns.as_ref().is_some_and(|turns| turns.twin)
     }
 
-    /// Validity flags that keep it out of rankings and comparisons; those that only label are not among them.
+    /// Validity flags that keep it out of rankings and comparisons; those that only label are not among them. Turns are compared
+    /// within rounds, so that a peak of the cores that moved over minutes does not keep them out.
     pub fn excluding_flags(&self) -> impl Iterator<Item = &str> {
-        excluding(&self.validity)
+        excluding(&self.validity, self.taken_turns().is_some())
     }
 
     /// The value at a dotted path of the resolved configuration, as `parallel.strategy`.
@@ -200,9 +207,10 @@ impl Record {
     }
 }
 
-/// The validity flags that keep a record out of rankings.
-pub(crate) fn excluding(flags: &[String]) -> impl Iterator<Item = &str> {
-    flags.iter().map(String::as_str).filter(|flag| !label_flags::ALL.contains(flag))
+/// The validity flags that keep a record, which has turns or not, out of rankings.
+pub(crate) fn excluding(flags: &[String], has_turns: bool) -> impl Iterator<Item = &str> {
+    let labels = move |flag: &str| label_flags::ALL.contains(&flag) || has_turns && flag == UNSTEADY_PEAK;
+    flags.iter().map(String::as_str).filter(move |flag| !labels(flag))
 }
 
 /// Whether a backend leaves moving to a library that does not tell its bytes.

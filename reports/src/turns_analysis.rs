@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use crate::evidence::{Claims, Comparison, Effect, Grid, Pair, Rules, Turn, Verdict, effect, least_difference};
+use crate::evidence::{Claims, Comparison, Effect, Grid, Pair, Rules, Turn, Verdict, effect, least_difference, stray};
 use crate::record::Record;
+use crate::record::others::OtherProgram;
 use crate::stats;
 
 /// The results of cells that took turns. A key names each cell.
@@ -37,6 +38,8 @@ pub(crate) struct MeasurementSummary {
     pub rounds: usize,
     /// Rounds that were discarded since other processes used the cores.
     pub discarded: usize,
+    /// The programs that did, in the newest generation that had such rounds.
+    pub busy: Vec<OtherProgram>,
     /// Rounds that the user interrupted.
     pub unfinished: usize,
     /// Batches: sets of cells that were resident together, each with the reference.
@@ -234,10 +237,17 @@ impl<'a> TurnsAnalysis<'a> {
         open
     }
 
-    /// The effect of a factor over matched pairs: the second cell of each pair against the first.
+    /// How far the reference may stray from its twin, a logarithm; none where they took no turns or too few to bound it.
+    pub fn stray(&self) -> Option<f64> {
+        stray(self.twin.as_ref()?)
+    }
+
+    /// The effect of a factor over matched pairs: the second cell of each pair against the first. None without the reference's
+    /// comparison with its twin, which an effect has to exceed.
     pub fn effect(&self, pairs: &[(&str, &str)]) -> Option<Effect> {
+        let stray = self.stray()?;
         let comparisons: Vec<Comparison> = pairs.iter().filter_map(|(a, b)| self.pair(a, b)).collect();
-        effect(&self.rules, &comparisons)
+        effect(&self.rules, &comparisons, stray)
     }
 
     /// Cells whose speeds differ by less than this share are called equal.
@@ -304,6 +314,9 @@ fn rounds(
         }
         if let Some(stopped) = &turns.stopped {
             stops.entry((experiment, turns.batch)).or_default().insert(turns.generation, stopped);
+        }
+        if !turns.busy.is_empty() {
+            course.busy.clone_from(&turns.busy);
         }
         budgets.extend(turns.budget.map(|budget| (experiment, budget)));
     }

@@ -15,7 +15,7 @@ pub const MEMORY_SPREAD: f64 = 0.15;
 /// The same of a disk, whose own caches and neighbours come and go; beyond this a median says nothing.
 pub const DISK_SPREAD: f64 = 0.5;
 /// Others' share of the cores that this process may use: ceilings are of all of them, so stricter than for a cell.
-pub const OTHERS_SHARE: f64 = 0.05;
+pub const OTHERS_SHARE: f64 = zbench_reports::record::others::MOST_OTHERS;
 
 /// The same of the times of operations, as the median of all points: shares of milliseconds among neighbours in a step.
 pub const OPERATION_SPREAD: f64 = 0.25;

@@ -135,7 +135,8 @@ pub struct CompareArgs {
     /// With --command: tokens of one of its steps; those of A's unless given
     #[arg(long, value_name = "N", requires = "foreign", value_parser = clap::value_parser!(u64).range(1..))]
     pub tokens: Option<u64>,
-    /// With --measure: wall time at most, starts included; it ends earlier when it is decided
+    /// With --measure: wall time, starts included; it ends earlier when it is decided. Discarded rounds are measured again, which at most
+    /// doubles it
     #[arg(long, value_parser = duration, default_value = "60s", value_name = "TIME", requires = "measure")]
     pub budget: Duration,
     /// With --measure: differences below this are called equal
@@ -196,8 +197,9 @@ pub struct GridArgs {
     /// The cells.
     #[command(flatten)]
     pub cells: Cells,
-    /// Wall time for all cells, starts included; it ends earlier when all is decided [default: 2min]. Where cells cannot take turns:
-    /// every cell has one trial, and no further trial begins after this time [default there: no limit]
+    /// Wall time for all cells, starts included; it ends earlier when all is decided [default: 2min]. Rounds that are discarded, as other
+    /// processes used the cores, are measured again, which at most doubles it. Where cells cannot take turns: every cell has one trial,
+    /// and no further trial begins after this time [default there: no limit]
     #[arg(long, value_parser = duration, value_name = "TIME", conflicts_with = "trials")]
     pub budget: Option<Duration>,
     /// Differences of speed below this are called equal
@@ -420,7 +422,7 @@ pub struct GateArgs {
     /// In place of the rules' time budget
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub time_budget: Option<Duration>,
-    /// Count rounds in which other processes used the cores; they are discarded otherwise, as load hides differences
+    /// Count rounds and trials in which other processes used the cores; they are left out otherwise, as load hides differences
     #[arg(long)]
     pub allow_load: bool,
     /// Decides which side goes first; printed, so that it can be repeated

@@ -17,6 +17,7 @@ use zbench_reports::gate::turns::{Score, Turns, generations};
 use zbench_reports::gate::{Bench, Side, Trial};
 use zbench_reports::record::{Record, Status};
 use zbench_runner::processes::tail_of;
+use zbench_runner::turns::load::{Load, Others, Watch};
 use zbench_runner::turns::{Ending, TurnsError};
 
 /// How one side is run.
@@ -141,14 +142,17 @@ pub struct Programs<'a> {
     pub takes_turns: bool,
     /// Decides the order of turns.
     pub seed: u64,
-    /// Rounds count however much other processes use the cores.
+    /// Rounds and trials count however much other processes use the cores.
     pub allow_load: bool,
+    /// What others used in rounds and trials that do not count.
+    pub others: Others,
 }
 
 impl Programs<'_> {
     /// A trial with its record, which is absent when the program said none; nothing when it was stopped.
     pub fn measure(&mut self, side: Side) -> Option<(Trial, Option<Box<Record>>)> {
         let arm = if side == Side::Baseline { &self.baseline } else { &self.candidate };
+        let mut load = Load::begin();
         let start = Instant::now();
         let outcome = match scratch_notebook(self.scratch, arm) {
             Ok(notebook) => {
@@ -172,6 +176,13 @@ impl Programs<'_> {
                 (Trial::ended(Status::TimedOut, reason, seconds), None)
             }
         };
+        if trial.has_load()
+            && !self.allow_load
+            && let Some(seen) = load.look()
+        {
+            self.others.add(&seen);
+            (self.tell)(&format!("this trial does not count: {}", self.others.words()));
+        }
         if let Some(file) = &mut self.samples {
             let line = json!({ "key": self.key, "side": side.name(), "trial": trial });
             // Samples that cannot be kept are no reason to stop measuring; the verdict does not need them.
@@ -263,7 +274,8 @@ impl Bench for Programs<'_> {
     fn turns(&mut self, alpha: f64, seconds: f64, is_decided: &dyn Fn(&Score) -> bool) -> Result<Turns, String> {
         let mut score = Score::new(alpha);
         let mut samples = self.samples.take();
-        let ending = self.take_turns(seconds, generations(seconds), &mut |rounds| {
+        let mut others = std::mem::take(&mut self.others);
+        let ending = self.take_turns(seconds, generations(seconds), &mut others, &mut |rounds| {
             for round in rounds {
                 if let (Some(file), Ok(mut line)) = (&mut samples, serde_json::to_value(round)) {
                     line["key"] = self.key.as_str().into();
@@ -279,7 +291,7 @@ impl Bench for Programs<'_> {
             }
             !is_decided(&score)
         });
-        self.samples = samples;
+        (self.samples, self.others) = (samples, others);
         match ending {
             Ok(Ending::Alone) => Err(format!(
                 "a side ended by itself in its turns, after {} rounds; run the cell alone for longer to see why",
@@ -295,7 +307,8 @@ impl Bench for Programs<'_> {
     }
 
     fn trial(&mut self, side: Side) -> Option<Trial> {
-        self.measure(side).map(|(trial, _)| trial)
+        let (trial, _) = self.measure(side)?;
+        Some(if self.allow_load { trial.allowing_load() } else { trial })
     }
 
     fn seconds(&mut self) -> f64 {

@@ -11,6 +11,7 @@ use zbench_reports::gate::replay::{Measured, PoolPair};
 use zbench_reports::gate::turns::{Round, generations};
 use zbench_reports::gate::{Rules, Side, Trial, trial};
 use zbench_runner::turns::Ending;
+use zbench_runner::turns::load::Others;
 
 /// Version of a pool of pairs of trials.
 pub const OF_TRIALS: u32 = 1;
@@ -178,7 +179,7 @@ pub fn measure_turns(
     let count = (seconds / generation).round().max(1.0) as u32;
     let mut written = Ok(());
     let mut spent = 0.0;
-    let ending = programs.take_turns(seconds, count, &mut |rounds| {
+    let ending = programs.take_turns(seconds, count, &mut Others::default(), &mut |rounds| {
         for round in rounds {
             spent += round.seconds;
             let line = serde_json::to_string(&Line::Round { arm: arm.into(), round: *round });

@@ -4,6 +4,7 @@ use super::measure::{Arm, Programs};
 use std::ffi::OsString;
 use std::time::Duration;
 use zbench_reports::gate::turns::Round;
+use zbench_runner::turns::load::{Others, Seen};
 use zbench_runner::turns::resident::{ENDLESS, ExternalCommand, Program};
 use zbench_runner::turns::{Ending, Experiment, Participant, Settings, TurnPolicy, TurnSample, TurnsError};
 
@@ -21,7 +22,7 @@ impl Programs<'_> {
     }
 
     /// Takes turns for so many seconds, in so many generations of processes. `hear` is told of the rounds, a block at a time, and
-    /// says whether they go on.
+    /// says whether they go on; `others` is told of other processes whose load discards rounds.
     ///
     /// # Errors
     /// The time is too short for one round.
@@ -29,6 +30,7 @@ impl Programs<'_> {
         &self,
         seconds: f64,
         generations: u32,
+        others: &mut Others,
         hear: &mut dyn FnMut(&[Round]) -> bool,
     ) -> Result<Ending, TurnsError> {
         let players = [self.player(&self.baseline, 0), self.player(&self.candidate, 1)];
@@ -43,10 +45,12 @@ impl Programs<'_> {
                 discard: 0,
                 timeout: self.timeout,
                 allow_load: self.allow_load,
+                // A gate keeps to its time.
+                extra: Duration::ZERO,
             },
             stop: self.stop.clone(),
         };
-        experiment.run(&mut Listener { ended: 0.0, hear })
+        experiment.run(&mut Listener { ended: 0.0, others, hear })
     }
 }
 
@@ -54,6 +58,7 @@ impl Programs<'_> {
 struct Listener<'a> {
     /// When the last round ended, in seconds since the beginning.
     ended: f64,
+    others: &'a mut Others,
     hear: &'a mut dyn FnMut(&[Round]) -> bool,
 }
 
@@ -86,6 +91,10 @@ impl TurnPolicy for Listener<'_> {
             last.looked = true;
         }
         vec![(self.hear)(&rounds); 2]
+    }
+
+    fn busy(&mut self, seen: &Seen, _prolonged: Duration) {
+        self.others.add(seen);
     }
 }
 

@@ -13,5 +13,6 @@ pub mod environment;
 pub mod exit;
 pub mod logging;
 pub mod machine;
+pub mod processes;
 pub mod sampling;
 pub mod terminal;

@@ -26,7 +26,8 @@ use zbench_reports::{Index, IndexEntry, StoreError};
 pub struct ByTurns {
     /// This program.
     pub program: PathBuf,
-    /// Wall time of the whole experiment, over all commands that go on with it.
+    /// Wall time of the whole experiment, over all commands that go on with it, without discarded rounds. These prolong a command
+    /// by as much again as it has left, at most.
     pub budget: Duration,
     /// Differences below this share are called equal.
     pub equal: f64,
@@ -226,6 +227,7 @@ impl Runner<'_, Train<'_>> {
                 discard: 0,
                 timeout: how.timeout,
                 allow_load: how.allow_load,
+                extra: left,
             };
             let run = Experiment { program: how.program.clone(), players: &players, settings, stop: how.stop.clone() };
             let ended = run.run(&mut conduct);

@@ -557,7 +557,7 @@ fn flags(record: &mut Record, end: &End) {
     if let [Some(before), Some(after)] = end.peak_flops[..]
         && (before - after).abs() > PEAK_DRIFT * before.max(after)
     {
-        record.validity.push("unsteady_peak".into());
+        record.validity.push(record::UNSTEADY_PEAK.into());
         record.notes.push(format!(
             "The peak of the cores moved from {:.1} to {:.1} GFLOP/s during the run (limit {:.0} %).",
             before / 1e9,

@@ -42,11 +42,16 @@ impl Summary {
                 // Of a search it is what was to be found out.
                 || *status == Status::OutOfMemory && !has_capacity && !record.extra.contains_key(zbench_reports::max_batch::KEY)
         };
+        // Of turns nothing is measured as long as none counts.
+        let is_empty = |record: &Record| match record.taken_turns() {
+            Some(turns) => record.excluding_flags().next().is_some() || !turns.rows.iter().any(|row| row.counted),
+            None => record.outcome.status == Status::Skipped,
+        };
         if self.interrupted {
             zbench_host::exit::INTERRUPTED
         } else if self.records.iter().any(failed) {
             zbench_host::exit::FAILED
-        } else if self.records.iter().all(|record| record.outcome.status == Status::Skipped) {
+        } else if self.records.iter().all(is_empty) {
             zbench_host::exit::NOT_MEASURED
         } else {
             zbench_host::exit::SUCCESS
@@ -166,5 +171,33 @@ impl<S: Suite> Runner<'_, S> {
         let mut record = self.header.blank(cell.key(), cell.plain(), trial, started);
         self.suite.describe(cell, &mut record);
         record
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zbench_host::exit;
+    use zbench_reports::record::{TurnRow, Turns};
+
+    #[test]
+    fn turns_of_which_none_counts_are_no_measurement() {
+        let mut record = Record::new("id", "key", "name", Outcome::measured());
+        let row = serde_json::json!({"round": 1, "tokens": 1, "ms": [1.0], "counted": false});
+        let row: TurnRow = serde_json::from_value(row).unwrap();
+        record.turns = Some(Turns { rows: vec![row.clone()], ..Turns::default() });
+        let skipped = Record::new("id", "key", "name", Outcome::ended(Status::Skipped, "", None));
+        let code = |records: &[&Record]| {
+            Summary { records: records.iter().map(|record| (*record).clone()).collect(), ..Summary::default() }
+                .exit_code()
+        };
+        assert_eq!(code(&[&record, &skipped]), exit::NOT_MEASURED);
+        let mut counted = record.clone();
+        counted.turns.as_mut().unwrap().rows.push(TurnRow { counted: true, ..row });
+        assert_eq!(code(&[&record, &counted]), exit::SUCCESS);
+        counted.validity.push("throttled".into());
+        assert_eq!(code(&[&counted]), exit::NOT_MEASURED, "its turns do not count, either");
+        counted.turns = None;
+        assert_eq!(code(&[&counted]), exit::SUCCESS, "a trial states losses and memory, though its times do not count");
     }
 }

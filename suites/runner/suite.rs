@@ -99,6 +99,8 @@ pub trait Observe<C = Planned> {
     fn traced(&mut self, _traced: &StepTrace) {}
     /// Cells take turns: how far the experiment is, in words and as a share.
     fn turns(&mut self, _words: &str, _share: f64) {}
+    /// Something that the user should know at once.
+    fn warn(&mut self, _words: &str) {}
     /// The user wants to stop; it goes on to the end of its step, for a checkpoint.
     fn stopping(&mut self) {}
     /// Its record is on disk.

@@ -400,6 +400,7 @@ fn a_round_that_is_stopped_in_the_middle_keeps_its_turns() {
         discard: 0,
         timeout: Duration::from_secs(200),
         allow_load: true,
+        extra: Duration::ZERO,
     };
     let stop = Arc::new(AtomicBool::new(false));
     let run = Experiment { program: "zbench".into(), players: &players, settings, stop: stop.clone() };
@@ -456,6 +457,7 @@ fn a_stop_while_cells_start_is_no_failure_of_theirs() {
             discard: 0,
             timeout: Duration::from_secs(200),
             allow_load: true,
+            extra: Duration::ZERO,
         };
         let stop = Arc::new(AtomicBool::new(false));
         let program = env!("CARGO_BIN_EXE_zbench").into();

@@ -15,6 +15,8 @@ pub struct Measured {
     pub seconds: f64,
     /// Rounds that were discarded, as others used the cores.
     pub discarded: usize,
+    /// What others used of the cores then, with the names of the busiest; empty where nothing was seen.
+    pub others: String,
     /// Decided the order of turns.
     pub seed: u64,
     /// Differences below this share are called equal.
@@ -42,6 +44,9 @@ impl Measured {
 
     fn answer(&self) -> String {
         let Comparison { verdict, ratio, low, high, .. } = self.comparison;
+        if self.comparison.rounds == 0 && self.discarded > 0 {
+            return format!("NOTHING WAS MEASURED: {}", self.others);
+        }
         let (Some(ratio), Some(low), Some(high)) = (ratio, low, high) else {
             return "UNDECIDED: too few rounds to compare A and B".into();
         };
@@ -76,7 +81,10 @@ impl Measured {
 
     fn next(&self) -> Option<String> {
         if self.discarded > self.comparison.rounds {
-            return Some("Other processes used the cores: wait until the machine is quiet, or count all rounds with --allow-load.".into());
+            return Some(format!(
+                "Rounds beside other processes do not count ({}): wait until these have ended, or count all rounds with --allow-load.",
+                self.others
+            ));
         }
         let is_open = self.comparison.verdict == Verdict::Undecided;
         is_open.then(|| {

@@ -125,8 +125,12 @@ pub struct Comparison {
 /// same cell. If the interval of their ratio leaves out 1, what the twins differ by is an error of the method here, so that
 /// the least difference rises to the far end of the interval. It never falls.
 pub fn least_difference(rules: &Rules, twin: &Comparison) -> f64 {
-    match (twin.low, twin.high) {
-        (Some(low), Some(high)) if low > 1.0 || high < 1.0 => rules.least.max(low.ln().abs()).max(high.ln().abs()),
-        _ => rules.least,
-    }
+    let excludes_one = twin.low.is_some_and(|low| low > 1.0) || twin.high.is_some_and(|high| high < 1.0);
+    rules.least.max(stray(twin).filter(|_| excludes_one).unwrap_or(0.0))
+}
+
+/// How far the same cell may stray from itself by the comparison of the reference with its twin: the far end of their interval,
+/// a logarithm. None while their rounds do not bound it.
+pub fn stray(twin: &Comparison) -> Option<f64> {
+    Some(twin.low?.ln().abs().max(twin.high?.ln().abs()))
 }

@@ -67,7 +67,8 @@ pub fn tokens_per_second(grid: &Grid) -> Option<Figure> {
 
 /// Model FLOPs utilisation by cell, with the interval that its step times give.
 pub fn mfu(grid: &Grid) -> Option<Figure> {
-    let has = |cell: &Cell| cell.used.iter().any(|record| record.metrics.number("mfu").is_some());
+    let has =
+        |cell: &Cell| cell.speed.is_some() && cell.used.iter().any(|record| record.metrics.number("mfu").is_some());
     let (cells, selection) = chosen(grid, has);
     let rows: Vec<IntervalRow> = cells.iter().filter_map(|cell| row(cell, utilisation(cell)?)).collect();
     let best = rows.iter().max_by(|a, b| a.mid.total_cmp(&b.mid))?;

@@ -2,7 +2,7 @@
 
 use super::metric::{self, Figure, Kind, Metric};
 use crate::ordered_map::{NumberMap, OrderedMap};
-use crate::record::{Record, Source, Status};
+use crate::record::{LOAD_FLAGS, Record, Source, Status};
 use serde::{Deserialize, Serialize};
 
 /// Which side a trial is of.
@@ -109,6 +109,17 @@ impl Trial {
             return Err(format!("its value is {value}, of which there is no ratio"));
         }
         Ok(value)
+    }
+
+    /// Whether a flag says that other processes used the cores.
+    pub fn has_load(&self) -> bool {
+        self.flags.iter().any(|flag| LOAD_FLAGS.contains(&flag.as_str()))
+    }
+
+    /// The same without the flags that other processes cause, so that it counts beside them.
+    pub fn allowing_load(mut self) -> Self {
+        self.flags.retain(|flag| !LOAD_FLAGS.contains(&flag.as_str()));
+        self
     }
 
     /// Whether it ran to its end.

@@ -11,6 +11,9 @@ use crate::units;
 /// Why a cell of one valid trial has no rank.
 const ONE_TRIAL: &str = "one valid trial only: how trials differ is unknown";
 
+/// Why a cell that took turns has no rank.
+pub(super) const NO_TURN_COUNTS: &str = "no turn that counts";
+
 /// All trials of one configuration.
 #[derive(Debug)]
 pub struct Cell<'a> {
@@ -83,10 +86,12 @@ impl<'a> Cell<'a> {
             measured.iter().copied().filter(|record| record.excluding_flags().next().is_none()).collect();
         let has_clean = !clean.is_empty();
         let used = if has_clean { clean } else { measured };
-        let speed = speed(&used);
+        let of_turns = || used.iter().filter_map(|record| record.taken_turns());
+        let is_of_turns = of_turns().next().is_some();
+        let has_no_turn = is_of_turns && !of_turns().flat_map(|turns| &turns.rows).any(|row| row.counted);
+        let speed = if has_no_turn { None } else { speed(&used) };
         // A generation that was stopped before its last step has no losses to compare; the others have.
         let verdicts = || used.iter().map(|record| record.parity.verdict);
-        let is_of_turns = used.iter().any(|record| record.taken_turns().is_some());
         let skips_none = is_of_turns && verdicts().any(|verdict| verdict != Verdict::None);
         let compared = verdicts().filter(|&verdict| !(skips_none && verdict == Verdict::None));
         let verdict = compared.max_by_key(|&verdict| severity(verdict)).unwrap_or_default();
@@ -100,6 +105,8 @@ impl<'a> Cell<'a> {
             flags.sort_unstable();
             flags.dedup();
             Some(flags.join(", "))
+        } else if has_no_turn {
+            Some(NO_TURN_COUNTS.to_string())
         } else if speed.is_none() {
             Some("no timed steps with tokens".to_string())
         } else if speed.is_some_and(|speed| !speed.is_bounded()) {

@@ -179,7 +179,7 @@ fn rank_by_turns(cells: &mut [Cell], turned: &TurnsAnalysis) {
             }
             None if cell.unranked.is_none() => {
                 let has_turns = cell.used.iter().any(|record| record.taken_turns().is_some());
-                let why = if has_turns { "no turn that counts" } else { NO_TURNS };
+                let why = if has_turns { cell::NO_TURN_COUNTS } else { NO_TURNS };
                 cell.unranked = Some(why.to_string());
             }
             None => {}

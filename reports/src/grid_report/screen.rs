@@ -7,14 +7,14 @@ mod open;
 mod planned;
 mod table;
 
-pub use answer::by_turns as answer_by_turns;
+pub use answer::{by_turns as answer_by_turns, nothing_counts};
 pub use table::rank;
 
 use super::{machine, ranking, words};
 use crate::gather::extent;
 use crate::grid::labels::{Axis, STRATEGY};
 use crate::grid::{Cell, Grid};
-use crate::record::{Record, Verdict};
+use crate::record::{Record, Verdict, others};
 use crate::screen::{Room, Screen, fitting};
 use crate::units;
 
@@ -135,7 +135,12 @@ fn effects(grid: &Grid) -> String {
         }
     }
     if items.is_empty() {
-        return String::new();
+        return match &grid.turned {
+            Some(turned) if turned.stray().is_none() && grid.ranked().count() > 1 => {
+                "none is stated: the rounds do not bound how far the reference strays from its twin.".to_string()
+            }
+            _ => String::new(),
+        };
     }
     let limits = if grid.turned.is_some() { "98 % interval" } else { "range" };
     format!("on tokens/s ({limits}), all else equal: {}.", items.join("; "))
@@ -227,7 +232,10 @@ fn spent(grid: &Grid) -> String {
     let course = &turned.course;
     let mut parts = vec![units::plural(course.rounds, "round", "rounds")];
     if course.discarded > 0 {
-        parts.push(format!("{} more left out, since others used the cores", course.discarded));
+        let who = others::names(&course.busy);
+        // Where no round counts the answer has them.
+        let who = if course.busy.is_empty() || course.rounds == 0 { String::new() } else { format!(": {who}") };
+        parts.push(format!("{} more left out, since others used the cores{who}", course.discarded));
     }
     if course.unfinished > 0 {
         parts.push(format!("{} unfinished", course.unfinished));

@@ -22,6 +22,11 @@ pub fn speed(grid: &Grid) -> Table {
     };
     let ms = |ms: f64| format!("{} ms", units::number(ms));
     let metric = |cell: &Cell, name: &str, show: fn(f64) -> String| Entry::maybe(cell.metric(name), show);
+    // Without a speed that counts there are no other figures of it, either.
+    let of_speed = |cell: &Cell, name: &str, show: fn(f64) -> String| match cell.speed {
+        Some(_) => metric(cell, name, show),
+        None => Entry::nothing(),
+    };
     let mut table = Table::of("cells", &cells);
     table.words("cell", |(_, cell)| &cell.label);
     let rank = |cell: &Cell| cell.place.map(|_| screen::rank(grid, cell));
@@ -75,11 +80,11 @@ pub fn speed(grid: &Grid) -> Table {
     let all_ranked = cells.iter().all(|(_, cell)| cell.unranked.is_none());
     let why = |cell: &Cell| Entry::from(cell.unranked.as_ref()).toned(tone(cell));
     table.words("not ranked for", |(_, cell)| why(cell)).for_machines = all_ranked;
-    table.numbers("MFU", "fraction", |(_, cell)| metric(cell, "mfu", units::percent));
-    table.numbers("MFU, PaLM", "fraction", |(_, cell)| metric(cell, "mfu_palm", units::percent)).for_machines = true;
-    table.numbers("HFU", "fraction", |(_, cell)| metric(cell, "hfu", units::percent)).for_machines = true;
-    table.numbers("step p50", "ms", |(_, cell)| metric(cell, "step_ms_p50", ms)).for_machines = true;
-    table.numbers("exposed", "ms", |(_, cell)| metric(cell, "exposed_communication_ms", ms));
+    table.numbers("MFU", "fraction", |(_, cell)| of_speed(cell, "mfu", units::percent));
+    table.numbers("MFU, PaLM", "fraction", |(_, cell)| of_speed(cell, "mfu_palm", units::percent)).for_machines = true;
+    table.numbers("HFU", "fraction", |(_, cell)| of_speed(cell, "hfu", units::percent)).for_machines = true;
+    table.numbers("step p50", "ms", |(_, cell)| of_speed(cell, "step_ms_p50", ms)).for_machines = true;
+    table.numbers("exposed", "ms", |(_, cell)| of_speed(cell, "exposed_communication_ms", ms));
     if cells.iter().any(|(_, cell)| cell.metric("bubble").is_some()) {
         table.numbers("bubble", "fraction", |(_, cell)| metric(cell, "bubble", units::percent));
     }

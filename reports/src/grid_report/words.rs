@@ -108,8 +108,13 @@ fn effect(grid: &Grid, axis: &Axis, base: &str, other: &str) -> Option<String> {
     let peaks = pairs.iter().filter_map(|(a, b)| relative(a.peak_bytes()?, b.peak_bytes()?));
     let memory = range(peaks, units::change);
     let fast: Vec<_> = pairs.iter().filter(|(a, b)| a.place.is_some() && b.place.is_some()).collect();
-    let ratios = fast.iter().filter_map(|(a, b)| grid.ratio(a, b));
-    let speed = range(ratios.map(|ratio| ratio - 1.0), units::change);
+    let speed = match &grid.turned {
+        Some(turned) => {
+            let keys: Vec<(&str, &str)> = fast.iter().map(|(a, b)| (a.key, b.key)).collect();
+            turned.effect(&keys).map(|effect| super::screen::change(effect.ratio, Some((effect.low, effect.high))))
+        }
+        None => range(fast.iter().filter_map(|(a, b)| grid.ratio(a, b)).map(|ratio| ratio - 1.0), units::change),
+    };
     let parts = [memory.map(|memory| format!("peak memory {memory}")), speed.map(|speed| format!("tokens/s {speed}"))];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     if parts.is_empty() {

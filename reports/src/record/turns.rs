@@ -3,6 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Extra;
+use super::others::OtherProgram;
 use super::parts::{nan, null_is_nan};
 
 /// The turns of one cell in one generation of processes, or why there are none. Records of schema 1 have none.
@@ -38,6 +39,12 @@ pub struct Turns {
     /// Wall time of the whole generation, from the start of its processes to their end, seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
+    /// Seconds of the generation in which other processes used the cores; they take nothing of the budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<f64>,
+    /// Other programs that used most of the cores then, the busiest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub busy: Vec<OtherProgram>,
     /// The turns, in the order of time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rows: Vec<TurnRow>,

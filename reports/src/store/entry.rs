@@ -116,7 +116,7 @@ impl IndexEntry {
 
     /// Validity flags that keep it out of rankings and comparisons.
     pub fn excluding_flags(&self) -> impl Iterator<Item = &str> {
-        excluding(&self.flags)
+        excluding(&self.flags, self.is_measured() && self.experiment.is_some())
     }
 
     /// The value at a dotted path of the resolved configuration.

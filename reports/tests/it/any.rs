@@ -72,6 +72,8 @@ fn turns() -> impl Strategy<Value = Turns> {
             equal: equal.filter(|share| share.is_finite()),
             budget: None,
             seconds: seconds.filter(|seconds| seconds.is_finite()),
+            lost: None,
+            busy: Vec::new(),
             rows,
             why_not,
             extra: Map::new(),

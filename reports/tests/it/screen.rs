@@ -6,9 +6,11 @@ use zbench_reports::compare::{self, Options, Side, compare};
 use zbench_reports::document::Document;
 use zbench_reports::grid_report::{comparison, comparison_in};
 use zbench_reports::notebook_report::run;
+use zbench_reports::record::others::OtherProgram;
 use zbench_reports::record::*;
 use zbench_reports::render::terminal;
 use zbench_reports::screen::{MOST_LINES, Part, Room};
+use zbench_reports::units;
 use zbench_test_tiers as tiers;
 
 use crate::part::part;
@@ -228,6 +230,41 @@ fn trials_beside_turns_and_the_twin_have_no_rank() {
     let document = comparison(&all, None);
     let listed = super::comparison::column(&document, "repeat", "records").join(" ");
     assert!(listed.contains("twin1"), "every record can be repeated: {listed}");
+}
+
+#[test]
+fn where_nothing_counts_the_answer_names_who_used_the_cores() {
+    let mut all = records(FEW);
+    for turns in all.iter_mut().filter_map(|record| record.turns.as_mut()) {
+        turns.rows.iter_mut().for_each(|row| (row.others, row.counted) = (0.9, false));
+        let busy = [("python3", 7, 1.5), ("cc1", 30, 0.25)];
+        turns.busy = busy
+            .map(|(name, process, cores)| OtherProgram { name: name.into(), process, processes: 1, cores })
+            .to_vec();
+    }
+    let text = screen(&all);
+    let answer = part(&text, "ANSWER");
+    let who = "python3 (process 7, 150.0 % of a core) and cc1 (process 30, 25.0 % of a core)";
+    assert!(answer.contains(" Nothing was measured: other processes used 90.0 % of the cores"), "{answer}");
+    assert!(answer.contains(who) && answer.contains("--allow-load"), "{answer}");
+    // What does not count has no speed: the column has nothing but dashes.
+    let document = comparison(&all, None);
+    let speeds = super::comparison::column(&document, "cells", "tokens/s");
+    assert!(speeds.iter().all(|speed| speed == units::NOTHING), "{speeds:?}");
+    // Where some rounds count, the discarded ones are named beside them.
+    let rows = &mut all[0].turns.as_mut().unwrap().rows;
+    rows.iter_mut().for_each(|row| row.counted = true);
+    let text = screen(&all);
+    assert!(!text.contains("Nothing was measured") && part(&text, "SPENT").contains("python3 (process 7"), "{text}");
+}
+
+#[test]
+fn effects_need_a_reference_that_is_bounded_against_its_twin() {
+    let how = How { cells: 14, generations: 2, rounds: 1, noise: 0.3 };
+    let effects = part(&screen(&records(how)), "EFFECTS");
+    assert!(effects.contains(" none is stated: the rounds do not bound"), "{effects}");
+    let effects = part(&screen(&records(How { rounds: 20, noise: 0.03, ..how })), "EFFECTS");
+    assert!(effects.contains("checkpointing none to full -"), "{effects}");
 }
 
 #[test]

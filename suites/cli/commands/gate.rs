@@ -19,6 +19,7 @@ use zbench_reports::gate::next;
 use zbench_reports::gate::report::figure_words;
 use zbench_reports::gate::{CellReport, GATE_SCHEMA, Opponent, Question, Report, Rules, Verdict, verdict};
 use zbench_reports::store::nofollow;
+use zbench_runner::turns::load::Others;
 use zbench_suites::gate::cells::{self, Target, absolute};
 use zbench_suites::gate::measure::{Arm, Programs, Running};
 use zbench_suites::gate::rules::RulesFile;
@@ -125,6 +126,7 @@ impl<'a> Job<'a> {
             takes_turns: false,
             seed: self.seed,
             allow_load: self.arguments.allow_load,
+            others: Others::default(),
         }
     }
 

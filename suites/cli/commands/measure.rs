@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use zbench_config::{ConfigError, grid};
 use zbench_host::exit;
@@ -14,6 +14,7 @@ use zbench_predict::planned::{Decision, Planned};
 use zbench_reports::compare::measured::Measured;
 use zbench_reports::evidence::{Comparison, Pair, Rules, Verdict};
 use zbench_runner::Execution;
+use zbench_runner::turns::load::{Others, Seen};
 use zbench_runner::turns::resident::{ENDLESS, ExternalCommand, Program};
 use zbench_runner::turns::{Ending, Experiment, Participant, Settings, TurnPolicy, TurnSample};
 use zbench_suites::bench::private_folder;
@@ -38,6 +39,7 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
         discard: arguments.discard.max(usize::from(is_mixed)),
         timeout: arguments.timeout,
         allow_load: arguments.allow_load,
+        extra: budget,
     };
     let experiment =
         Experiment { program: own_program()?, players: &players, settings, stop: super::signals::stop_flag()? };
@@ -52,6 +54,7 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
             Per::Step => TurnSample::seconds_per_step,
         },
         discarded: 0,
+        others: Others::default(),
         rounds: 0,
         samples: samples.transpose()?,
         failures: Vec::new(),
@@ -79,6 +82,7 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
             comparison,
             seconds,
             discarded: comparing.discarded,
+            others: comparing.others.words(),
             seed,
             equal: arguments.decide,
             budget: budget.as_secs_f64(),
@@ -88,6 +92,7 @@ pub fn measure(global: &Global, arguments: &CompareArgs) -> Result<u8> {
     }
     Ok(match ending {
         Ending::Interrupted => exit::INTERRUPTED,
+        _ if comparison.rounds == 0 && comparing.discarded > 0 => exit::NOT_MEASURED,
         _ if comparison.rounds == 0 => exit::FAILED,
         _ => exit::SUCCESS,
     })
@@ -203,6 +208,8 @@ struct TurnComparison {
     time: fn(&TurnSample) -> f64,
     rounds: usize,
     discarded: usize,
+    /// What others used in discarded rounds and while processes started.
+    others: Others,
     samples: Option<std::fs::File>,
     failures: Vec<String>,
     quiet: bool,
@@ -251,6 +258,17 @@ impl TurnPolicy for TurnComparison {
         }
         self.tell();
         vec![self.pair.verdict() == Verdict::Undecided; 2]
+    }
+
+    fn busy(&mut self, seen: &Seen, _prolonged: Duration) {
+        let is_first = self.others.words().is_empty();
+        self.others.add(seen);
+        if is_first && !self.quiet {
+            zbench_host::say!(
+                "warning: {}: rounds beside them are discarded; --allow-load counts them",
+                self.others.words()
+            );
+        }
     }
 
     fn ended(&mut self, _generation: u32, _ending: Option<Ending>, said: Vec<Option<Execution>>) {

@@ -217,6 +217,10 @@ impl Observe for Progress {
         }
     }
 
+    fn warn(&mut self, words: &str) {
+        self.line(words);
+    }
+
     fn stopping(&mut self) {
         self.line("stops after this step, with a checkpoint; Ctrl-C again ends it at once, without");
     }

@@ -3,6 +3,7 @@
 use super::{ByTurns, Past};
 use crate::protocol::{End, Ended};
 use crate::train::{compare, fill};
+use crate::turns::load::{Others, Seen};
 use crate::turns::{Ending, TurnPolicy, TurnSample};
 use crate::{Execution, Runner, Train, logged, rescue};
 use std::collections::{BTreeMap, HashMap};
@@ -18,6 +19,7 @@ use zbench_reports::grid_report::Kind;
 use zbench_reports::record::{Extra, Record, Status, TurnRow, Turns};
 use zbench_reports::stats;
 use zbench_reports::store::Unfinished;
+use zbench_reports::units;
 
 /// One batch of one experiment.
 pub(super) struct Batch<'a> {
@@ -54,6 +56,15 @@ pub(super) struct GridPolicy<'a, 'r, 't> {
     /// When the generation under way began.
     generation_at: f64,
     rows: Vec<Vec<TurnRow>>,
+    /// What others used in the generation under way, while processes started and in discarded rounds.
+    others: Others,
+    /// The time by which others have prolonged the budget, and seconds of the generation under way that they took.
+    prolonged: Duration,
+    lost: f64,
+    /// How many rounds were discarded since others used the cores.
+    discarded: u32,
+    /// Whether the user was told of others.
+    is_told: bool,
     /// Tokens per second of each player's turns, of earlier commands too.
     rates: Vec<Vec<f64>>,
     /// The file of turns of the generation under way, from its first block on, and the ids of the players' records.
@@ -97,6 +108,11 @@ impl<'a, 'r, 't> GridPolicy<'a, 'r, 't> {
             started: jiff::Timestamp::now(),
             generation_at: 0.0,
             rows: vec![Vec::new(); players.len()],
+            others: Others::default(),
+            prolonged: Duration::ZERO,
+            lost: 0.0,
+            discarded: 0,
+            is_told: false,
             rates: vec![Vec::new(); players.len()],
             unfinished: None,
             unkept: None,
@@ -169,12 +185,17 @@ impl<'a, 'r, 't> GridPolicy<'a, 'r, 't> {
         self.evidence.round(&of_cells);
     }
 
+    /// The time that counts against the budget.
+    fn spent(&self) -> Duration {
+        self.began.elapsed().saturating_sub(self.prolonged)
+    }
+
     /// Who goes on: all in the first half of the batch's time, then those whose place is open. Nobody when all is decided.
     pub fn wanted(&mut self) -> Vec<bool> {
         let least = least_difference(&Rules::default(), &self.twin.comparison());
         self.evidence.set_least(least);
         let all = vec![true; self.players.len()];
-        if self.batch.left.saturating_sub(self.began.elapsed()) > self.batch.share / 2 {
+        if self.batch.left.saturating_sub(self.spent()) > self.batch.share / 2 {
             return all;
         }
         let mut racing = self.evidence.racing();
@@ -191,8 +212,11 @@ impl<'a, 'r, 't> GridPolicy<'a, 'r, 't> {
     fn tell(&mut self, what: &str) {
         let pairs = self.evidence.pairs();
         let decided = pairs - self.evidence.open().len();
-        let (spent, budget) = (self.began.elapsed().as_secs_f64(), self.batch.left.as_secs_f64());
-        let words = format!("{what}; {decided} of {pairs} pairs decided, {:.0} s left", (budget - spent).max(0.0));
+        let (spent, budget) = (self.spent().as_secs_f64(), self.batch.left.as_secs_f64());
+        let mut words = format!("{what}; {decided} of {pairs} pairs decided, {:.0} s left", (budget - spent).max(0.0));
+        if self.discarded > 0 {
+            words += &format!("; {}", units::plural(self.discarded as usize, "round discarded", "rounds discarded"));
+        }
         self.runner.observe.turns(&words, (spent / budget).min(1.0));
     }
 
@@ -288,7 +312,10 @@ impl<'a, 'r, 't> GridPolicy<'a, 'r, 't> {
         crate::lifecycle::add(&mut record, lifecycle);
         if let Some(turns) = &mut record.turns {
             let seconds = Some((1e3 * seconds).round() / 1e3);
-            *turns = Turns { stopped: Some(self.ending.to_string()), seconds, rows, ..std::mem::take(turns) };
+            let (busy, lost) =
+                (self.others.programs(), Some((1e3 * self.lost).round() / 1e3).filter(|lost| *lost > 0.0));
+            let stopped = Some(self.ending.to_string());
+            *turns = Turns { stopped, seconds, lost, busy, rows, ..std::mem::take(turns) };
         }
         record.flag_discarded_turns();
         if record.steps.len() == cell.train.untimed_steps + cell.train.steps {
@@ -337,6 +364,7 @@ impl TurnPolicy for GridPolicy<'_, '_, '_> {
     fn starting(&mut self, generation: u32, done: usize, all: usize) {
         if done == 0 {
             self.is_keeping = true;
+            (self.others, self.lost) = (Others::default(), 0.0);
             self.generation_at = self.began.elapsed().as_secs_f64();
             self.started = jiff::Timestamp::now();
             info!(target: "zbench::runner", generation = self.before + generation, processes = all, "generation begins");
@@ -371,6 +399,8 @@ impl TurnPolicy for GridPolicy<'_, '_, '_> {
         }
         rows.into_iter().for_each(|(player, row)| self.rows[player].push(row));
         rounds.iter().for_each(|round| self.learn(round));
+        let is_discarded = |round: &&[TurnSample]| round[0].load.is_busy() && !round[0].counted;
+        self.discarded += turns.chunk_by(|a, b| a.round == b.round).filter(is_discarded).count() as u32;
         let wanted = self.wanted();
         if let Some(last) = turns.last() {
             self.tell(&format!(
@@ -380,6 +410,20 @@ impl TurnPolicy for GridPolicy<'_, '_, '_> {
             ));
         }
         wanted
+    }
+
+    fn busy(&mut self, seen: &Seen, prolonged: Duration) {
+        self.prolonged = prolonged;
+        self.lost += seen.seconds;
+        self.others.add(seen);
+        if !std::mem::replace(&mut self.is_told, true) {
+            self.runner.observe.warn(&format!(
+                "warning: {}: rounds beside them are discarded and measured again, which at most doubles the time ({:.0} s); --allow-load \
+                 counts them",
+                self.others.words(),
+                self.batch.left.as_secs_f64()
+            ));
+        }
     }
 
     fn ended(&mut self, generation: u32, ending: Option<Ending>, mut said: Vec<Option<Execution>>) {

@@ -16,7 +16,7 @@ const EQUAL: f64 = 0.05;
 /// What earlier commands measured of a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Past {
-    /// Wall time of its generations, starts included.
+    /// Wall time of its generations, starts included, without what was lost to other processes.
     pub seconds: Duration,
     /// The number of the newest; 0 without any.
     pub generations: u32,
@@ -36,7 +36,8 @@ impl Past {
         {
             generations.entry(turns.generation).or_default().push(turns);
         }
-        let wall = |turns: &Vec<&Turns>| turns.iter().map(|turns| turns.wall_seconds()).fold(0.0, f64::max);
+        let own = |turns: &&Turns| (turns.wall_seconds() - turns.lost.unwrap_or(0.0)).max(0.0);
+        let wall = |turns: &Vec<&Turns>| turns.iter().map(own).fold(0.0, f64::max);
         let seconds = Duration::try_from_secs_f64(generations.values().map(wall).sum()).unwrap_or(Duration::MAX);
         let Some((number, newest)) = generations.last_key_value() else { return Past::default() };
         let rows = || newest.iter().flat_map(|turns| &turns.rows);
@@ -128,6 +129,15 @@ mod tests {
         assert!(past.is_decided(0.02) && past.is_decided(0.05) && !past.is_decided(0.01));
         let past = Past::of(&[generation(1, 4, 9.0, "decided", 0.05), generation(2, 4, 9.0, "budget", 0.01)], 0);
         assert!(!past.is_decided(0.05), "it went on, and the newest says how it stands");
+    }
+
+    #[test]
+    fn what_others_used_takes_nothing_of_the_budget() {
+        let mut record = generation(1, 16, 20.5, "budget", 0.05);
+        record.turns.as_mut().unwrap().lost = Some(15.0);
+        assert_eq!(Past::of(&[record.clone()], 0).seconds, seconds(5.5));
+        record.turns.as_mut().unwrap().lost = Some(30.0);
+        assert_eq!(Past::of(&[record], 0).seconds, seconds(0.0));
     }
 
     #[test]

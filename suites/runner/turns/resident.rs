@@ -207,12 +207,17 @@ impl Residents {
 
     /// Waits until it can take a turn: all ranks of a cell wait, another program has printed its first line.
     pub fn ready(&mut self, number: usize) -> Turn {
+        self.ready_while(number, &mut || ())
+    }
+
+    /// The same; calls `idle` again and again meanwhile.
+    pub fn ready_while(&mut self, number: usize, idle: &mut dyn FnMut()) -> Turn {
         let is_foreign = self.all[number].foreign.is_some();
         let ready = move |resident: &Resident| match is_foreign {
             true => !resident.lines.is_empty(),
             false => resident.ranks.iter().all(|rank| rank.waits),
         };
-        let turn = self.until(number, &ready);
+        let turn = self.until(number, &ready, idle);
         if is_foreign {
             self.pause(number);
         }
@@ -221,14 +226,19 @@ impl Residents {
 
     /// Gives it a turn of so many steps, while all others wait.
     pub fn turn(&mut self, number: usize, steps: usize) -> Turn {
+        self.turn_while(number, steps, &mut || ())
+    }
+
+    /// The same; calls `idle` again and again meanwhile.
+    pub fn turn_while(&mut self, number: usize, steps: usize, idle: &mut dyn FnMut()) -> Turn {
         if self.all[number].over {
             return Turn::Ended;
         }
         if self.all[number].foreign.is_some() {
-            return self.turn_of_command(number, steps);
+            return self.turn_of_command(number, steps, idle);
         }
         // A turn is for all ranks of a cell or for none: were it for some, they would miss the others when the cell is told to end.
-        match self.ready(number) {
+        match self.ready_while(number, idle) {
             Turn::Done(_) => {}
             other => return other,
         }
@@ -238,17 +248,17 @@ impl Residents {
             // A rank that is gone is heard of.
             let _ = rank.line.as_mut().map(|line| answer(line, steps as u64));
         }
-        match self.until(number, &|resident| resident.ranks.iter().all(|rank| rank.waits)) {
+        match self.until(number, &|resident| resident.ranks.iter().all(|rank| rank.waits), idle) {
             Turn::Done(_) => Turn::Done(slowest(&self.all[number].ranks)),
             other => other,
         }
     }
 
     /// It is stopped somewhere in a step: what is left of that one counts for nothing.
-    fn turn_of_command(&mut self, number: usize, steps: usize) -> Turn {
+    fn turn_of_command(&mut self, number: usize, steps: usize, idle: &mut dyn FnMut()) -> Turn {
         self.all[number].lines.clear();
         self.signal(number, Signal::CONT);
-        let turn = self.until(number, &|resident| resident.lines.len() > steps);
+        let turn = self.until(number, &|resident| resident.lines.len() > steps, idle);
         self.pause(number);
         let resident = &self.all[number];
         let tokens = resident.foreign.as_ref().map_or(0, |foreign| foreign.tokens);
@@ -262,7 +272,7 @@ impl Residents {
     }
 
     /// Takes in what is said until this one is as it should be, has ended, or takes too long.
-    fn until(&mut self, number: usize, is_so: &dyn Fn(&Resident) -> bool) -> Turn {
+    fn until(&mut self, number: usize, is_so: &dyn Fn(&Resident) -> bool, idle: &mut dyn FnMut()) -> Turn {
         let begin = Instant::now();
         loop {
             if self.all[number].over {
@@ -281,6 +291,7 @@ impl Residents {
                 return Turn::Ended;
             }
             self.hear(TICK);
+            idle();
         }
     }
 

@@ -4,6 +4,8 @@ use super::signed;
 use crate::evidence::Verdict;
 use crate::grid::{Cell, Grid, Kind, groups};
 use crate::phrase::names_or_count;
+use crate::record::TurnRow;
+use crate::record::others::{MOST_OTHERS, sentence};
 use crate::stats::{self, Interval};
 use crate::turns_analysis::TurnsAnalysis;
 use crate::units;
@@ -13,10 +15,31 @@ const NAMED: usize = 3;
 
 /// The answer for cells of which at least one was measured.
 pub fn sentences(grid: &Grid) -> String {
+    if let Some(words) = nothing_counts(grid) {
+        return words;
+    }
     match &grid.turned {
         Some(turned) => by_turns(grid, turned).join(" "),
         None => by_trials(grid).join(" "),
     }
+}
+
+/// Why no turn of any cell counts, where others used the cores in all rounds.
+pub fn nothing_counts(grid: &Grid) -> Option<String> {
+    let turns = || grid.cells.iter().flat_map(|cell| &cell.trials).filter_map(|record| record.taken_turns());
+    let rows = || turns().flat_map(|turns| &turns.rows);
+    let mean =
+        |of: fn(&TurnRow) -> f64| stats::mean(&rows().map(of).filter(|share| share.is_finite()).collect::<Vec<_>>());
+    let (others, stolen) = (mean(|row| row.others)?, mean(|row| row.stolen).unwrap_or(0.0));
+    if rows().any(|row| row.counted) || others.max(stolen) <= MOST_OTHERS {
+        return None;
+    }
+    let newest = turns().filter(|turns| !turns.busy.is_empty()).max_by_key(|turns| turns.generation);
+    let who = sentence(others, stolen, newest.map_or(&[], |turns| &turns.busy));
+    Some(format!(
+        "Nothing was measured: {who}. Run the same command again once these have ended, or with --allow-load, which counts rounds \
+         beside other processes."
+    ))
 }
 
 /// The ranked cells of each kind, and the name of the kind.

@@ -1,3 +1,4 @@
+mod effects;
 mod grids;
 pub mod machine;
 mod rates;

@@ -161,7 +161,7 @@ fn a_grid_finds_the_fastest_while_the_machine_wanders() {
     assert!((1..11).all(|a| (1..a).all(|b| !claims.differ(a, b))), "equal cells are not told apart");
     let ratio = grid.pair(11, 0).ratio.unwrap();
     assert!((ratio - 0.2f64.exp()).abs() < 0.02, "{ratio}");
-    let effect = effect(&Rules::default(), &[grid.pair(1, 0), grid.pair(2, 0), grid.pair(3, 0)]).unwrap();
+    let effect = effect(&Rules::default(), &[grid.pair(1, 0), grid.pair(2, 0), grid.pair(3, 0)], 0.01).unwrap();
     assert!(effect.low < 0.1f64.exp() && 0.1f64.exp() < effect.high && effect.pairs == 3, "{effect:?}");
 }
 
