@@ -63,6 +63,22 @@ fn every_verdict_has_its_exit_code() {
 }
 
 #[test]
+fn trials_beside_other_processes_count_where_that_is_allowed() {
+    let bench = Bench::new();
+    let flags = |flags: Value| move |record: &mut Value| record["validity"] = flags.clone();
+    let busy = records(10.0, flags(json!(["busy_machine", "unsteady_peak"])));
+    let hot = records(10.0, flags(json!(["busy_machine", "throttled"])));
+    let speed = |base: &[Value], now: &[Value], more: &[&str]| {
+        let output = bench.compare(RULES, base, now, &[more, &["--format", "json"]].concat());
+        let (rows, _) = rows(&output);
+        (code(&output), rows.into_iter().find(|row| row["metric"] == "tokens_per_second").unwrap()["verdict"].clone())
+    };
+    assert_eq!(speed(&busy, &busy, &[]), (4, json!("not_measured")));
+    assert_eq!(speed(&busy, &busy, &["--allow-load"]), (0, json!("pass")));
+    assert_eq!(speed(&busy, &hot, &["--allow-load"]), (4, json!("not_measured")), "heat is no load of others");
+}
+
+#[test]
 fn policy_and_missing_metrics() {
     let bench = Bench::new();
     let base = records(10.0, |_| {});

@@ -1,7 +1,8 @@
 //! What to do after a gate, by its verdict.
 
-use super::report::{CellReport, Report, Row};
+use super::report::{CellReport, Class, LeftOut, Report, Row};
 use super::verdict::Verdict;
+use crate::record::{LOAD_FLAGS, others};
 
 /// Time that is worth advising is at most this many times what the gate had.
 const MOST_TIMES: f64 = 16.0;
@@ -25,18 +26,30 @@ pub fn next(report: &Report, explain: &str) -> String {
 }
 
 /// What is discarded for the load of others, where that is most of it.
-fn quieter(row: &Row) -> Option<String> {
-    let turns = row.turns.filter(|turns| turns.discarded > turns.rounds)?;
-    Some(format!(
-        "other processes used the cores in {} of {} rounds; stop them and run it again, or count these rounds, too, with `--allow-load`",
-        turns.discarded,
-        turns.discarded + turns.rounds
-    ))
+fn quieter(row: &Row, cell: Option<&CellReport>) -> Option<String> {
+    let busy = cell.map_or(&[][..], |cell| &cell.busy);
+    let who = if busy.is_empty() { String::new() } else { format!(" ({})", others::names(busy)) };
+    let (lost, all, what) = match row.turns {
+        Some(turns) => (turns.discarded, turns.discarded + turns.rounds, "rounds"),
+        None => {
+            let cell = cell.filter(|_| row.class == Class::Noisy)?;
+            let is_load = |left: &&LeftOut| left.why.split(", ").all(|flag| LOAD_FLAGS.contains(&flag));
+            let lost = cell.left_out.iter().filter(is_load).map(|left| left.count).sum();
+            (lost, cell.baseline_trials + cell.candidate_trials, "trials")
+        }
+    };
+    (2 * lost > all || lost > row.used).then(|| {
+        format!(
+            "other processes used the cores in {lost} of {all} {what}{who}; stop them and run it again, or count these {what}, too, with \
+             `--allow-load`"
+        )
+    })
 }
 
 fn inconclusive(report: &Report, row: &Row) -> String {
+    let cell = cell_of(report, row);
     let budget = |times: f64| format!("`--time-budget {}`", time(times * report.time_budget_seconds));
-    if let Some(words) = quieter(row) {
+    if let Some(words) = quieter(row, cell) {
         return words;
     }
     if row.sets.windows(2).any(|sets| sets[0].verdict != sets[1].verdict) {
@@ -75,12 +88,16 @@ fn inconclusive(report: &Report, row: &Row) -> String {
     )
 }
 
+fn cell_of<'r>(report: &'r Report, row: &Row) -> Option<&'r CellReport> {
+    report.cells.iter().find(|cell| cell.key == row.key && cell.cell == row.cell)
+}
+
 fn not_measured(report: &Report, row: &Row) -> String {
     let why = &row.words;
-    let cell = report.cells.iter().find(|cell| cell.key == row.key && cell.cell == row.cell);
+    let cell = cell_of(report, row);
     let left_out: usize = cell.map_or(0, |cell| cell.left_out.iter().map(|left| left.count).sum());
     let trials = cell.map_or(0, |cell| cell.baseline_trials + cell.candidate_trials);
-    if let Some(words) = quieter(row) {
+    if let Some(words) = quieter(row, cell) {
         return words;
     }
     if 2 * left_out > trials {

@@ -381,6 +381,7 @@ fn conclude(
         key: key.clone(),
         rows,
         left_out: rows::left_out(sets.iter().map(|set| &set.samples), &lost),
+        busy: Vec::new(),
         baseline_trials: sets.iter().map(|set| set.samples.base.len()).sum::<usize>()
             / if is_stored { sets.len().max(1) } else { 1 },
         candidate_trials: sets.iter().map(|set| set.samples.now.len()).sum(),

@@ -4,6 +4,7 @@ use super::metric::{Figure, Kind};
 use super::ranks::Shift;
 use super::rules::{Bound, Rule};
 use super::verdict::Verdict;
+use crate::record::others::OtherProgram;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -129,6 +130,9 @@ pub struct CellReport {
     pub rows: Vec<Row>,
     /// Trials that did not count.
     pub left_out: Vec<LeftOut>,
+    /// Other programs that used the cores in trials and rounds that did not count, the busiest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub busy: Vec<OtherProgram>,
     /// Trials of the baseline that were looked at.
     pub baseline_trials: usize,
     /// Trials of the candidate.
@@ -233,6 +237,7 @@ impl CellReport {
             key: key.into(),
             rows: vec![Row::of_cell(cell, key, Class::Run, Verdict::NotMeasured, words)],
             left_out: Vec::new(),
+            busy: Vec::new(),
             baseline_trials: 0,
             candidate_trials: 0,
             seconds: 0.0,

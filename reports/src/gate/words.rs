@@ -2,6 +2,7 @@
 
 use super::report::{CellReport, Class, LeftOut, Ratio, Report, Row};
 use super::verdict::Verdict;
+use crate::record::others;
 use crate::text::capital;
 use crate::units;
 
@@ -63,13 +64,14 @@ pub fn details(report: &Report, row: &Row) -> Vec<String> {
     lines
 }
 
-/// `0.951 [0.948, 0.956]`.
+/// `0.951 [0.948, 0.956]`; `0.951 (no interval)` where the samples are too few for one.
 pub fn interval(ratio: &Ratio) -> String {
-    if ratio.low == Some(ratio.mid) && ratio.high == Some(ratio.mid) {
-        return share(ratio.mid);
+    let mid = share(ratio.mid);
+    match (ratio.low, ratio.high) {
+        (Some(low), Some(high)) if low == ratio.mid && high == ratio.mid => mid,
+        (Some(low), Some(high)) => format!("{mid} [{}, {}]", share(low), share(high)),
+        _ => format!("{mid} (no interval)"),
     }
-    let limit = |value: Option<f64>, open: &str| value.map_or(open.to_string(), share);
-    format!("{} [{}, {}]", share(ratio.mid), limit(ratio.low, "-inf"), limit(ratio.high, "inf"))
 }
 
 /// `0.976 to 1.025`; one number where nothing may move.
@@ -93,7 +95,11 @@ pub fn samples(cell: &CellReport) -> String {
         cell.left_out.iter().map(|LeftOut { side, why, count }| format!("{count} of the {side} ({why})")).collect();
     let out = if out.is_empty() { "none left out".into() } else { format!("left out: {}", units::list(&out)) };
     let trials = units::plural(cell.baseline_trials, "trial", "trials");
-    format!("{trials} of the baseline and {} of the candidate; {out}", cell.candidate_trials)
+    let busy = match &cell.busy[..] {
+        [] => String::new(),
+        busy => format!("; the cores were used by {}", others::names(busy)),
+    };
+    format!("{trials} of the baseline and {} of the candidate; {out}{busy}", cell.candidate_trials)
 }
 
 /// What is true of the whole gate, by name.

@@ -10,6 +10,7 @@ use zbench_reports::screen::Room;
 
 use zbench_reports::gate::report::{OfTurns, Ratio};
 use zbench_reports::gate::{CellReport, Opponent, Report, Rules, Verdict};
+use zbench_reports::record::others::OtherProgram;
 use zbench_reports::render::markdown;
 
 fn judged(rules: &Rules, mut machine: Machine) -> CellReport {
@@ -61,6 +62,28 @@ fn an_open_interval_says_which_budget_would_decide_it() {
     });
     let words = next(&loaded, "");
     assert!(words.contains("30 of 40 rounds") && words.contains("`--allow-load`"), "{words}");
+}
+
+#[test]
+fn trials_beside_other_processes_are_told_with_their_names_and_have_no_infinite_interval() {
+    let mut machine = Machine::new(2, Noise::Normal, 0.005);
+    let mut count = 0;
+    machine.then = Box::new(move |_, _, mut trial| {
+        count += 1;
+        trial.flags.extend((count > 6).then(|| "busy_machine".to_string()));
+        Some(trial)
+    });
+    let mut cell = judged(&rules(), machine);
+    cell.busy = vec![OtherProgram { name: "cc1".into(), process: 7, processes: 3, cores: 1.5 }];
+    let report = report(vec![cell], &[]);
+    let words = next(&report, "");
+    assert!(
+        words.contains("other processes used the cores in ") && words.contains(" trials (cc1 (process 7 and 2 more"),
+        "{words}"
+    );
+    assert!(words.contains("count these trials, too, with `--allow-load`"), "{words}");
+    let text = markdown::render(&document::document(&report));
+    assert!(text.contains("(no interval)") && !text.contains("inf]"), "{text}");
 }
 
 #[test]

@@ -18,13 +18,17 @@ use zbench_suites::gate::refuse::{same_configuration, same_key, same_machine};
 impl Job<'_> {
     /// Runs the comparison that the command line asks for.
     pub(super) fn judge(&mut self) -> Result<Report> {
-        let GateArgs { baseline, against, candidate, candidate_set, .. } = self.arguments;
+        let GateArgs { baseline, against, candidate, candidate_set, allow_load, .. } = self.arguments;
+        let read = |path: &Path, side: &str| {
+            let stored = baseline::read(path, side)?;
+            anyhow::Ok(if *allow_load { stored.allowing_load() } else { stored })
+        };
         match (baseline, against) {
             (Some(path), None) => {
-                let stored = baseline::read(path, "baseline")?;
+                let stored = read(path, "baseline")?;
                 match candidate {
                     Some(path) => {
-                        let now = baseline::read(path, "candidate")?;
+                        let now = read(path, "candidate")?;
                         self.records_against_records(&stored, &now)
                     }
                     None => self.fresh_against_stored(&stored),
@@ -126,6 +130,7 @@ impl Job<'_> {
             }
             let question = self.question(target, Opponent::Live, place, count);
             let report = judge(&question, &mut programs);
+            let report = CellReport { busy: programs.others.programs(), ..report };
             stopped = report.interrupted;
             reports.push(report);
         }
@@ -161,7 +166,8 @@ impl Job<'_> {
             // The first trial runs with cold caches and does not count.
             let _ = programs.measure(Side::Candidate);
             let question = self.question(target, Opponent::Stored(base.trials), place, targets.len());
-            reports.push(judge(&question, &mut programs));
+            let report = judge(&question, &mut programs);
+            reports.push(CellReport { busy: programs.others.programs(), ..report });
         }
         progress.clear();
         self.notes.push(

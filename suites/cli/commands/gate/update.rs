@@ -8,6 +8,7 @@ use zbench_host::exit;
 use zbench_reports::gate::baseline::{Baseline, BaselineCell, Provenance};
 use zbench_reports::gate::procedure::judge_records;
 use zbench_reports::gate::{GATE_SCHEMA, Opponent, Side, Trial, document};
+use zbench_reports::record::others::{self, OtherProgram};
 use zbench_suites::gate::baseline::{self, Stored};
 use zbench_suites::gate::cells::Target;
 
@@ -25,10 +26,10 @@ pub fn update(job: &mut Job) -> Result<u8> {
         zbench_host::say!("warning: the baseline there is cannot be compared with: {}", crate::in_words(&error));
         None
     });
-    let cells = match &arguments.candidate {
-        Some(records) => of_records(job, &baseline::read(records, "candidate")?)?,
+    let (cells, busy) = match &arguments.candidate {
+        Some(records) => (of_records(job, &baseline::read(records, "candidate")?)?, Vec::new()),
         None => match measured(job)? {
-            Some(cells) => cells,
+            Some(measured) => measured,
             None => {
                 zbench_host::say!("stopped; {} is as it was", path.display());
                 return Ok(exit::INTERRUPTED);
@@ -38,8 +39,18 @@ pub fn update(job: &mut Job) -> Result<u8> {
     // A baseline made of records is compared with records: fewer trials than a gate measures are enough.
     let least = if arguments.candidate.is_some() { 3 } else { job.rules.min_pairs };
     for cell in &cells {
-        if let Some(why) = baseline::unfit(&cell.trials, least) {
-            bail!("{} is as it was: the cell {} makes no baseline: {why}", path.display(), cell.label);
+        let counted: Vec<Trial> = cell.trials.iter().map(|trial| allowed(trial, arguments.allow_load)).collect();
+        if let Some(why) = baseline::unfit(&counted, least) {
+            let why = format!("{} is as it was: the cell {} makes no baseline: {why}", path.display(), cell.label);
+            if !counted.iter().any(Trial::has_load) {
+                bail!("{why}");
+            }
+            let who = if busy.is_empty() { String::new() } else { format!(" ({})", others::names(&busy)) };
+            zbench_host::say!(
+                "{why}; other processes used the cores{who}: stop them and run it again, give it more time with --time-budget, or count \
+                 these trials, too, with --allow-load"
+            );
+            return Ok(exit::NOT_MEASURED);
         }
     }
     let new = Baseline { gate_baseline: GATE_SCHEMA, provenance: provenance(job), cells };
@@ -76,19 +87,26 @@ fn of_records(job: &Job, stored: &Stored) -> Result<Vec<BaselineCell>> {
         .collect()
 }
 
-/// Measures new trials; `None` if stopped.
-fn measured(job: &Job) -> Result<Option<Vec<BaselineCell>>> {
+/// A trial as it counts: beside other processes only where that is asked for. The baseline's file keeps its flags.
+fn allowed(trial: &Trial, allow_load: bool) -> Trial {
+    let trial = trial.clone();
+    if allow_load { trial.allowing_load() } else { trial }
+}
+
+/// Measures new trials, and names the programs that kept some from counting; `None` if stopped.
+fn measured(job: &Job) -> Result<Option<(Vec<BaselineCell>, Vec<OtherProgram>)>> {
     let targets = job.targets(&[])?.with_context(|| job.no_config("--update"))?;
     let progress = output::Progress::new(job.global);
     let tell = |words: &str| progress.tell(words);
     let budget = job.rules.time_budget / targets.len() as f64;
-    let mut cells = Vec::new();
+    let (mut cells, mut busy) = (Vec::new(), Vec::new());
     for target in &targets {
         let arm = job.arm(target, &job.program);
         let mut programs = job.programs(arm.clone(), arm, &target.key, None, &tell);
         let Some(trials) = trials_of(target, &mut programs, budget, job.rules.min_pairs, &tell) else {
             return Ok(None);
         };
+        busy.extend(programs.others.programs());
         cells.push(BaselineCell {
             key: target.key.clone(),
             label: target.label.clone(),
@@ -98,10 +116,16 @@ fn measured(job: &Job) -> Result<Option<Vec<BaselineCell>>> {
         });
     }
     progress.clear();
-    Ok(Some(cells))
+    Ok(Some((cells, busy)))
 }
 
-/// Trials of one cell after a first that does not count, within the budget, and the least that a gate needs in any case.
+/// Whether a baseline wants another trial after so many, of which `counted` count: until enough count or the budget ends. The least
+/// that a gate needs are tried in any case.
+fn wants_more(tried: usize, counted: usize, least: usize, seconds: f64, budget: f64) -> bool {
+    tried < least || counted < TRIALS && seconds < budget
+}
+
+/// Trials of one cell after a first that does not count.
 fn trials_of(
     target: &Target,
     programs: &mut zbench_suites::gate::measure::Programs,
@@ -112,9 +136,11 @@ fn trials_of(
     let begun = std::time::Instant::now();
     let mut trials: Vec<Trial> = Vec::new();
     programs.measure(Side::Candidate)?;
-    while trials.len() < least || trials.len() < TRIALS && begun.elapsed().as_secs_f64() < budget {
-        tell(&format!("{}: trial {} for the baseline", target.label, trials.len() + 1));
+    let mut counted = 0;
+    while wants_more(trials.len(), counted, least, begun.elapsed().as_secs_f64(), budget) {
+        tell(&format!("{}: trial {} for the baseline, {counted} count", target.label, trials.len() + 1));
         let (trial, _) = programs.measure(Side::Candidate)?;
+        counted += usize::from(allowed(&trial, programs.allow_load).is_clean());
         let is_measured = trial.is_measured();
         trials.push(trial);
         if !is_measured {
@@ -152,5 +178,18 @@ fn show(job: &mut Job, old: Option<&Stored>, new: &Baseline) -> Result<()> {
     match job.global.format {
         crate::Format::Json => print_json(&document::json_lines(&report)?),
         _ => print_document(job.global, &document::document(&report)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trials_that_do_not_count_do_not_end_a_baseline_before_its_budget() {
+        let more = |tried, counted, seconds| wants_more(tried, counted, 10, seconds, 180.0);
+        assert!(more(TRIALS, 3, 28.0), "most did not count, and there is time");
+        assert!(!more(TRIALS, TRIALS, 28.0) && !more(200, 3, 180.0));
+        assert!(more(9, 0, 400.0), "slow trials are tried as often as a gate needs");
     }
 }
