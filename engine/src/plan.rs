@@ -2,7 +2,7 @@
 //! estimate is what walking them says.
 
 use crate::actions::{Action, EvaluationActions};
-use crate::config::{AttentionKind, Base, Cell, Linear, Mlp, Positions, PricedModel};
+use crate::config::{AttentionKind, Base, Cell, Home, Linear, Mlp, Positions, PricedModel};
 use crate::layers::Batch;
 use crate::mesh::{Axis, Mesh};
 use crate::model::{Layout, Stream, fused_in};
@@ -46,6 +46,11 @@ impl Plan {
     /// What a rank does.
     pub fn role_of(&self, rank: usize) -> &Role {
         &self.roles[self.mesh.place(rank).at(Axis::Pipeline)]
+    }
+
+    /// Bytes that a rank has in use on its device at most.
+    pub fn device_peak(&self, rank: usize) -> u64 {
+        self.role_of(rank).estimate.ledgers[Home::Device].total_peak()
     }
 }
 

@@ -96,8 +96,9 @@ pub fn with_ranks<T: Send>(
     let opened = open(cell, plan).map_err(input)?;
     let inputs = opened.inputs(cell, plan);
     let mut arenas = Vec::with_capacity(kernels.len());
-    for own in &kernels {
-        arenas.push(own.arena(cell.memory.capacity, kernels.len()).map_err(|error| input(error.to_string()))?);
+    for (rank, own) in kernels.iter().enumerate() {
+        let arena = own.arena_for(cell.memory.capacity, plan.device_peak(rank), kernels.len());
+        arenas.push(arena.map_err(|error| input(error.to_string()))?);
     }
     // Held until every rank has ended: a rank that fails takes no memory away under those that still read it.
     let regions: Vec<_> = arenas.iter().map(Arena::region).collect();

@@ -3,7 +3,7 @@
 use crate::GRANULE_BYTES;
 use crate::device::Device;
 use crate::ledger::{Category, Ledger, PAGE_BYTES, Swing, multiple_of};
-use crate::region::{ArenaError, Region};
+use crate::region::{ArenaError, Region, address_space_left};
 use crate::transfer::UnderWay;
 use crate::view::Extent;
 use crate::{DType, View, ViewMut};
@@ -74,19 +74,34 @@ pub struct Change {
     pub live: u64,
 }
 
+/// Of limited address space, an arena of which nothing is planned may use this part, and reserves twice as much.
+const LIMITED_PART: u64 = 16;
+/// Bytes of limited address space that an arena reserves beside what is planned: pages and runs in which nothing fits.
+const SPARE: u64 = 16 << 20;
+
 /// Free runs that an arena has room for from the beginning; a step has some tens.
 const RUNS: usize = 1024;
 
 impl Arena {
     /// An arena in host memory. With a capacity, a request that would put more than that many bytes in use fails.
     pub fn host(capacity: Option<u64>) -> Result<Arena, ArenaError> {
-        Arena::over(capacity, Region::reserve)
+        Arena::over(capacity, None, Region::reserve)
+    }
+
+    /// As [`Arena::host`] for at most so many bytes in use, as a plan says: more address space is reserved where nothing limits it.
+    pub fn host_for(capacity: Option<u64>, planned: u64) -> Result<Arena, ArenaError> {
+        Arena::over(capacity, Some(planned), Region::reserve)
     }
 
     /// As [`Arena::host`] in memory that other processes can map: see [`Arena::region`] and [`Region::fd`]. Each arena
     /// takes one file descriptor.
     pub fn shared(capacity: Option<u64>) -> Result<Arena, ArenaError> {
-        Arena::over(capacity, Region::shared)
+        Arena::over(capacity, None, Region::shared)
+    }
+
+    /// As [`Arena::shared`] for at most so many bytes in use, as [`Arena::host_for`].
+    pub fn shared_for(capacity: Option<u64>, planned: u64) -> Result<Arena, ArenaError> {
+        Arena::over(capacity, Some(planned), Region::shared)
     }
 
     /// As [`Arena::host`] in the memory of a CUDA device: one allocation of so many bytes, of which no more than the
@@ -124,12 +139,28 @@ impl Arena {
         self
     }
 
-    fn over(capacity: Option<u64>, reserve: fn(u64) -> Result<Region, ArenaError>) -> Result<Arena, ArenaError> {
-        // Address space is free; room to spare keeps fragmentation from failing a request that the capacity allows.
+    fn over(
+        capacity: Option<u64>,
+        planned: Option<u64>,
+        reserve: fn(u64) -> Result<Region, ArenaError>,
+    ) -> Result<Arena, ArenaError> {
         let machine = physical_memory();
-        let wanted = capacity.map_or(machine, |c| c.min(machine)).saturating_mul(2).max(1 << 30);
-        let region = reserve(wanted).or_else(|_| reserve(wanted / 4))?;
-        Ok(Arena::of(region, capacity.unwrap_or(machine), capacity.is_some()))
+        let most = capacity.map_or(machine, |capacity| capacity.min(machine));
+        // Room to spare keeps fragmentation from failing a request that the capacity allows. Address space is free unless it is limited:
+        // then other arenas, stacks and the heap need their parts of it.
+        let (wanted, less) = match address_space_left() {
+            None => {
+                let wanted = most.saturating_mul(2).max(1 << 30);
+                (wanted, wanted / 4)
+            }
+            Some(left) => {
+                let planned = planned.or(capacity).unwrap_or(left / LIMITED_PART).min(most);
+                (planned.saturating_mul(2).saturating_add(SPARE), planned.saturating_add(SPARE))
+            }
+        };
+        let region = reserve(wanted).or_else(|_| reserve(less))?;
+        let capacity_of_all = machine.min(region.bytes());
+        Ok(Arena::of(region, capacity.unwrap_or(capacity_of_all), capacity.is_some()))
     }
 
     fn of(region: Region, capacity: u64, bounded: bool) -> Arena {

@@ -89,13 +89,22 @@ pub trait Kernels: Send + Sync {
         Arena::host(capacity)
     }
 
+    /// As [`Kernels::arena`] for at most so many bytes in use, as a plan says: where address space is limited, no more is reserved than
+    /// that needs.
+    ///
+    /// # Errors
+    /// There is no such memory.
+    fn arena_for(&self, capacity: Option<u64>, planned: u64, sharers: usize) -> Result<Arena, ArenaError> {
+        if self.is_host() { Arena::host_for(capacity, planned) } else { self.arena(capacity, sharers) }
+    }
+
     /// An arena of host memory, of so many bytes where it must be allocated as a whole: what [`Kernels::copy_streams`] copy from and
     /// to.
     ///
     /// # Errors
     /// There is no such memory.
-    fn host_arena(&self, _bytes: u64) -> Result<Arena, ArenaError> {
-        Arena::host(None)
+    fn host_arena(&self, bytes: u64) -> Result<Arena, ArenaError> {
+        Arena::host_for(None, bytes)
     }
 
     /// Streams for copies between this device and the host's arena; `None` where both are one memory.

@@ -72,7 +72,10 @@ unsafe impl Sync for Region {}
 
 impl Region {
     /// Memory of this process alone.
-    pub(crate) fn reserve(bytes: u64) -> Result<Region, ArenaError> {
+    ///
+    /// # Errors
+    /// There is no address space left.
+    pub fn reserve(bytes: u64) -> Result<Region, ArenaError> {
         Region::map(bytes, None).map_err(|source| ArenaError::Reserve { bytes, source, cause: cause(bytes) })
     }
 
@@ -233,15 +236,29 @@ const ADDRESSES: u64 = 1 << 47;
 
 /// Why there is no more address space: what this process has of it, and what it may have.
 fn cause(bytes: u64) -> String {
+    words_of(bytes, reserved(), limit())
+}
+
+/// Bytes of address space that `ulimit -v` leaves to this process; `None` without such a limit. Batch systems set one, as SGE's h_vmem.
+pub(crate) fn address_space_left() -> Option<u64> {
+    limit().map(|limit| limit.saturating_sub(reserved()))
+}
+
+/// Bytes of address space that this process may have, where `ulimit -v` says so.
+fn limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: getrlimit writes the two numbers of the struct that it is given.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } == 0;
-    let limit = (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur);
+    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Bytes of address space that this process has; 0 where that is not known.
+fn reserved() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = pages.split_whitespace().next().and_then(|pages| pages.parse().ok()).unwrap_or(0);
     // SAFETY: sysconf reads a number.
     let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-    words_of(bytes, pages.saturating_mul(page), limit)
+    pages.saturating_mul(page)
 }
 
 /// The same in words, from what is reserved and the limit of `ulimit -v`, if there is one.

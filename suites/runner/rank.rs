@@ -105,22 +105,23 @@ fn train(
         // Before the ranks meet, so that the cores are this rank's alone.
         (said.peak_flops, said.peak_threads) = (vec![measure()], job.peak_threads);
     }
-    let capacity = cell.memory.capacity;
+    let (capacity, planned) = (cell.memory.capacity, plan.device_peak(job.rank));
     let shared = cell.parallel.backend == Backend::Shm;
     let (comm, arena) = match comm {
-        Some(comm) => (comm, kernels.arena(capacity, 1).map_err(|error| error.to_string())?),
+        Some(comm) => (comm, kernels.arena_for(capacity, planned, 1).map_err(|error| error.to_string())?),
         // NCCL takes memory of the device when it connects; what is free after that is the arena's.
         None if cell.parallel.backend == Backend::Nccl => {
             let groups = groups(plan.mesh, job.rank);
             let (world, options) = meeting(job)?;
             let comm = zbench_launch::connect_gpus(&world, kernels.clone(), &groups, &options)
                 .map_err(|error| error.to_string())?;
-            let arena = kernels.arena(capacity, 1).map_err(|error| error.to_string())?;
+            let arena = kernels.arena_for(capacity, planned, 1).map_err(|error| error.to_string())?;
             let comm: Box<dyn Communicator> = Box::new(HostStaged::new(comm, kernels.clone(), arena.clone()));
             (comm, arena)
         }
         None => {
-            let arena = if shared { Arena::shared(capacity) } else { kernels.arena(capacity, 1) };
+            let arena =
+                if shared { Arena::shared_for(capacity, planned) } else { kernels.arena_for(capacity, planned, 1) };
             let arena = arena.map_err(|error| error.to_string())?;
             (connect(job, kernels.clone(), &arena)?, arena)
         }

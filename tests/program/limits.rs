@@ -31,6 +31,27 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
     (folder, file)
 }
 
+/// Batch systems limit address space (SGE's h_vmem, `ulimit -v`), and arenas reserve more than is used.
+#[test]
+fn limited_address_space_is_enough_for_what_fits_it() {
+    let (folder, file) = folder();
+    let file = file.to_str().unwrap();
+    for (kib, arguments) in [
+        (1_500_000, &["run", file, "--set", "parallel.ranks=2"][..]),
+        (1_500_000, &["run", file, "--set", "parallel.ranks=2", "--set", "parallel.backend=shm"]),
+        (
+            1_000_000,
+            &["gemm", "--shape", "17x3x5", "--threads", "1", "--seconds", "0.001", "--iters", "3", "--warmup", "0"],
+        ),
+    ] {
+        let script = format!("ulimit -v {kib}; exec \"$0\" \"$@\"");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_zbench"), "--notebook"]).arg(folder.path().join("nb"));
+        let output = command.args(arguments).stdin(Stdio::null()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {} {}", stdout(&output), stderr(&output));
+    }
+}
+
 /// zbench as a user of its own, whom the system gives so many processes and threads together. Root has no such limit.
 fn with_threads(most: usize, folder: &Path, arguments: &[&str]) -> Output {
     static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -7,7 +7,7 @@ use super::sync::SpinPolicy;
 use super::{Result, invalid};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_kernels::{Arena, Kernels};
+use zbench_kernels::{Kernels, Region};
 
 /// How ranks wait when there are `ranks` of them on this host.
 pub(crate) fn spin_policy(ranks: usize) -> SpinPolicy {
@@ -25,8 +25,8 @@ pub(crate) fn spin_policy(ranks: usize) -> SpinPolicy {
 /// There is no address space for the memory in which they meet, or their device has no room for their queues.
 pub fn group(name: &str, kernels: Vec<Arc<dyn Kernels>>, stall: Duration) -> Result<Vec<Shared>> {
     let size = kernels.len();
-    let arena = Arena::host(Some(CONTROL_BYTES)).map_err(|error| invalid("local", error))?;
-    let control = Control::new(arena.region(), size)?;
+    let region = Region::reserve(CONTROL_BYTES).map_err(|error| invalid("local", error))?;
+    let control = Control::new(Arc::new(region), size)?;
     let ranks: Vec<usize> = (0..size).collect();
     // The first board of a new world always has room: a world of more ranks than fit has no threads to run them.
     let board = Board::make(&control, name, &ranks)

@@ -58,10 +58,11 @@ pub fn shm(
     stall: Duration,
 ) -> Result<Shared> {
     let memory = |error: zbench_kernels::ArenaError| invalid(error.to_string());
-    let stand_ins = Arena::shared(None).map_err(memory)?;
+    // Stand-ins of buffers hold no more than the rank's own arena, which reserves twice what it holds.
+    let stand_ins = Arena::shared_for(None, arena.region().bytes() / 2).map_err(memory)?;
     let mut own = vec![arena.region(), stand_ins.region()];
     if rank == 0 {
-        let control = Arena::shared(Some(CONTROL_BYTES)).map_err(memory)?.region();
+        let control = Arc::new(Region::shared(CONTROL_BYTES).map_err(memory)?);
         Board::make(&Control::new(control.clone(), size)?, "world", &(0..size).collect::<Vec<_>>())?;
         own.push(control);
     }
