@@ -54,6 +54,8 @@ fn an_untied_head_is_noted_unless_the_file_ties_it() {
     }
     let tied = cell("llama-own-head", "tie_word_embeddings = true").model;
     assert!(tied.tie_word_embeddings && note_of_untied_head(&tied).is_none());
+    let error = cells(&text("llama-headless", "tie_word_embeddings = false")).unwrap_err().to_string();
+    assert!(error.contains("missing (1): lm_head.weight (was the model saved without its head?"), "{error}");
     let folder = tempfile::tempdir().unwrap();
     let path = crate::support::write(folder.path(), &text("falcon-own-head", ""));
     let said = stderr(&run(folder.path(), &["plan", path.to_str().unwrap()]));

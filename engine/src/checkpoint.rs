@@ -164,6 +164,9 @@ impl Checkpoint {
         let mut wrong = Vec::new();
         for (name, shape) in expected {
             match self.tensors.get(name) {
+                None if name == HEAD => missing.push(format!(
+                    "{name} (was the model saved without its head? model.tie_word_embeddings = true uses the embedding)"
+                )),
                 None => missing.push(name.clone()),
                 Some(info) if info.shape != *shape => {
                     wrong.push(format!("{name} is {:?} and should be {shape:?}", info.shape));
