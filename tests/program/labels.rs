@@ -52,9 +52,12 @@ fn said(folder: &Path, arguments: &[&str]) -> String {
     stdout(&output)
 }
 
-/// The labels of the column `cell`, with or without frames around.
+/// Titles of the column with labels; plans have a table for each kind of work.
+const TITLES: [&str; 3] = ["cell", "full fine-tune", "adapter run"];
+
+/// The labels of the first column named so, with or without frames around, and of tables below it.
 fn labels(text: &str) -> BTreeSet<String> {
-    let has_cell = |line: &&str| line.split("  ").any(|word| word.trim_matches([' ', '│', '┆']) == "cell");
+    let has_cell = |line: &&str| line.split("  ").any(|word| TITLES.contains(&word.trim_matches([' ', '│', '┆'])));
     let framed = |line: &&str| line.starts_with('│') && line.contains(" cell ");
     let lines: Vec<&str> = text.lines().skip_while(|line| !has_cell(line) && !framed(line)).collect();
     let head = *lines.first().unwrap_or_else(|| panic!("no table of cells: {text}"));
@@ -65,7 +68,7 @@ fn labels(text: &str) -> BTreeSet<String> {
         };
         parts.into_iter().map(|part| part.trim().to_string()).collect()
     };
-    let place = split(head).iter().position(|title| title == "cell").unwrap();
+    let place = split(head).iter().position(|title| TITLES.contains(&title.as_str())).unwrap();
     let is_row = |line: &&&str| match head.starts_with('│') {
         true => line.starts_with('│'),
         false => line.starts_with(' ') && !line.starts_with("         "),
@@ -73,7 +76,9 @@ fn labels(text: &str) -> BTreeSet<String> {
     let mut labels: Vec<String> = Vec::new();
     for line in lines[1..].iter().filter(is_row) {
         let entries = split(line);
-        let Some(label) = entries.get(place).filter(|label| !label.starts_with(':') && *label != "cell") else {
+        let Some(label) =
+            entries.get(place).filter(|label| !label.starts_with(':') && !TITLES.contains(&label.as_str()))
+        else {
             continue;
         };
         match labels.last_mut().filter(|_| entries[0].is_empty()) {
