@@ -80,6 +80,13 @@ fn the_index_grows_with_the_records_and_is_used() {
     check(&notebook, "as made");
     let text = fs::read_to_string(index_of(&notebook)).unwrap();
     assert!(!text.contains("xxx") && text.matches("\"value\"").count() == 4, "settings stand there once: {text}");
+    // Where this changes, so does the version in the first line: an older index would be read as a new one.
+    let line = text.lines().find(|line| line.contains("id-1") && line.contains("record")).unwrap();
+    let expected = json!({
+        "id": "id-1", "key": "key-1", "name": "name", "trial": 0, "started": "", "status": "measured",
+        "tokens_per_second": 1.0 / 3.0 + 1.0, "parity": "none", "flags": ["busy_machine"], "steps": 0
+    });
+    assert_eq!(serde_json::from_str::<Value>(line).unwrap()["record"], expected);
     check(&notebook, "again");
     assert_eq!(fs::read_to_string(index_of(&notebook)).unwrap(), text, "nothing was to be done");
     notebook.append(&record(5)).unwrap();
@@ -143,7 +150,8 @@ fn a_damaged_or_foreign_index_changes_nothing() {
 
 #[test]
 fn records_that_were_changed_are_read_again() {
-    let changes: [(&str, &dyn Fn(&str) -> String); 6] = [
+    type Change<'a> = (&'a str, &'a dyn Fn(&str) -> String);
+    let changes: [Change; 6] = [
         ("in its place", &|text| text.replace("id-1", "id-x")),
         ("a line less", &|text| text.split_inclusive('\n').skip(1).collect()),
         ("shorter", &|text| text.split_inclusive('\n').take(2).collect()),
