@@ -7,7 +7,12 @@ use unicode_width::UnicodeWidthStr;
 /// Text on one line: line ends and tabs become spaces, and other control characters (escape sequences that a record may
 /// hold, marks that turn the direction of writing) are shown by their number, so that no text can act on a terminal.
 pub(crate) fn one_line(text: &str) -> String {
-    visible(text, false)
+    if is_plain(text) { text.to_string() } else { visible(text, false) }
+}
+
+/// Whether it is printable ASCII, as most texts of long tables are: each letter takes a column and is shown as it is.
+fn is_plain(text: &str) -> bool {
+    text.bytes().all(|byte| (b' '..=b'~').contains(&byte))
 }
 
 /// The same, but line ends stay and tabs become four spaces.
@@ -73,5 +78,5 @@ pub(crate) fn xml(text: &str) -> String {
 
 /// The columns that a text without line ends takes on a terminal.
 pub(crate) fn columns(text: &str) -> usize {
-    text.width()
+    if is_plain(text) { text.len() } else { text.width() }
 }

@@ -127,26 +127,26 @@ fn row<'t>(
     aligns: &[Align],
     cell: &dyn Fn(usize) -> (&'t str, [&'static str; 2]),
 ) {
-    let of = |place: usize| {
-        let (text, style) = cell(place);
-        let room = piece[place].1;
-        (if columns(text) > room { wrapped(text, room, room) } else { vec![text.to_string()] }, style)
+    let mut add = |place: usize, shown: &str, [before, behind]: [&str; 2]| {
+        let pad = piece[place].1.saturating_sub(columns(shown));
+        let (left, right) = if aligns[place] == Align::Right { (pad, 0) } else { (0, pad) };
+        text.push_str(if place == 0 { "│" } else { "┆" });
+        text.push_str(if shown.is_empty() { "" } else { before });
+        text.extend(std::iter::repeat_n(' ', left + 1));
+        text.push_str(shown);
+        text.extend(std::iter::repeat_n(' ', right + 1));
+        text.push_str(if shown.is_empty() { "" } else { behind });
+        text.push_str(if place + 1 == piece.len() { "│\n" } else { "" });
     };
-    let cells: Vec<(Vec<String>, [&str; 2])> = (0..piece.len()).map(of).collect();
-    let lines = cells.iter().map(|(lines, _)| lines.len()).max().unwrap_or(0);
-    for line in 0..lines {
-        for (place, (lines, [before, behind])) in cells.iter().enumerate() {
-            let shown = lines.get(line).map_or("", String::as_str);
-            let [before, behind] = if shown.is_empty() { ["", ""] } else { [*before, *behind] };
-            let pad = piece[place].1.saturating_sub(columns(shown));
-            let (left, right) = if aligns[place] == Align::Right { (pad, 0) } else { (0, pad) };
-            text.push_str(if place == 0 { "│" } else { "┆" });
-            text.push_str(before);
-            text.extend(std::iter::repeat_n(' ', left + 1));
-            text.push_str(shown);
-            text.extend(std::iter::repeat_n(' ', right + 1));
-            text.push_str(behind);
+    if (0..piece.len()).all(|place| columns(cell(place).0) <= piece[place].1) {
+        (0..piece.len()).for_each(|place| add(place, cell(place).0, cell(place).1));
+        return;
+    }
+    let lines = |place: usize| wrapped(cell(place).0, piece[place].1, piece[place].1);
+    let cells: Vec<Vec<String>> = (0..piece.len()).map(lines).collect();
+    for line in 0..cells.iter().map(Vec::len).max().unwrap_or(0) {
+        for (place, lines) in cells.iter().enumerate() {
+            add(place, lines.get(line).map_or("", String::as_str), cell(place).1);
         }
-        text.push_str("│\n");
     }
 }
