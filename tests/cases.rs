@@ -216,6 +216,27 @@ fn rotary_models_take_longer_sequences() {
     assert_eq!([is_taken("qwen3-32b"), is_taken("gpt2")], [[true; 2], [false; 2]]);
 }
 
+fn timing(name: &str, set: &[&str]) -> zbench_predict::Timing {
+    forecast::timing(&Planner::default(), &resolved(name, set), None).unwrap().0
+}
+
+/// A program has had several kernels over its releases: where a file names none, the band holds the bands of all of them.
+#[test]
+fn a_kernel_that_is_not_named_widens_the_band() {
+    let ends = |set: &[&str]| {
+        let of = timing("kernel-not-named.toml", set);
+        of.band.unwrap().around_time(of.step_ms)
+    };
+    let [unknown, second, third] =
+        [&[][..], &["memory.attention=\"flash\""], &["memory.attention=\"flash3\""]].map(|set| ends(set));
+    assert!(third[0] < 0.99 * second[0] && unknown[1] == second[1], "{unknown:?} {second:?} {third:?}");
+    assert!((unknown[0] / third[0] - 1.0).abs() < 1e-9, "{unknown:?} {third:?}");
+    // Where scores may be in memory, the band reaches to them.
+    let of_old = |more: &[&str]| ends(&[&["hardware.software=\"megatron-lm\""], more].concat());
+    let (unknown, naive) = (of_old(&[]), of_old(&["memory.attention=\"naive\""]));
+    assert!((unknown[1] / naive[1] - 1.0).abs() < 1e-9 && naive[0] > unknown[0], "{unknown:?} {naive:?}");
+}
+
 /// DeepSpeed, PyTorch's DDP and FSDP2 have no fused loss of their own: whole logits that a file does not ask for are said.
 #[test]
 fn whole_logits_are_said_where_the_software_has_no_fused_loss() {
@@ -227,6 +248,16 @@ fn whole_logits_are_said_where_the_software_has_no_fused_loss() {
         let set = ["hardware.software=\"torch\"", &format!("memory.loss=\"{stated}\"")];
         assert_eq!(footprint("whole-logits.toml", &set).whole_logits, "");
     }
+}
+
+/// Models of transformers call experts one after the other, and ZeRO-3 gathers the matrices of each.
+#[test]
+fn experts_one_after_the_other_are_slow_under_zero3() {
+    let step = |set: &[&str]| timing("experts-one-by-one.toml", set).step_ms / 1e3;
+    let zero3 = step(&[]);
+    assert!((91.2 / 1.5..91.2 * 1.5).contains(&zero3), "{zero3} s");
+    // Grouped products wait for no expert.
+    assert!(step(&["hardware.software=\"fsdp2\"", "parallel.strategy=\"fsdp\""]) < zero3 / 5.0);
 }
 
 /// "Accelerate Large Model Training using DeepSpeed": at most 100 sequences a card under DDP and 200 under ZeRO-2. With transformers
@@ -241,4 +272,20 @@ fn autocast_keeps_what_lies_between_products_in_f32() {
     assert!(ddp_100.fits(capacity) && !ddp_200.fits(capacity) && zero2_200.fits(capacity));
     let kept = gib(ddp_200.total as f64 - ddp_100.total as f64);
     assert!((10.8..12.8).contains(&kept), "{kept} GiB for 100 sequences");
+}
+
+/// DeepSpeed 0.19.8's CPU-Adam: torchrun gives one process all cores, and each of several one (OMP_NUM_THREADS = 1).
+#[test]
+fn one_rank_updates_on_all_cores_of_its_host() {
+    let offload = |ranks: &str| {
+        let set = ["train.micro_batch=16", "parallel.strategy=\"zero3\"", "hardware.software=\"deepspeed\""];
+        let homes = ["memory.offload_optimizer=\"host\"", "memory.offload_parameters=\"host\"", ranks];
+        timing("../../configs/claims/gpt2-xl-offload.toml", &[&set[..], &homes].concat())
+    };
+    let one = offload("parallel.ranks=1");
+    // 6,608 s for 1,168 steps in the post above.
+    let [least, most] = one.band.unwrap().around_time(one.step_ms);
+    assert!((least..most).contains(&5_660.0), "{least} to {most} ms");
+    let two = offload("parallel.ranks=2");
+    assert!(two.spans.get("offload") > one.spans.get("offload"), "{:?} {:?}", one.spans, two.spans);
 }

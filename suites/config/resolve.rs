@@ -109,13 +109,20 @@ pub struct Resolved {
     pub profile: Option<Arc<MachineProfile>>,
     /// `hardware.software`: what the cell is priced as, in memory and time alike; zbench's own engine where none is named.
     pub framework: Arc<Framework>,
+    /// True where memory.attention is stated; else the kernel is one of those that the framework has.
+    pub names_attention: bool,
 }
 
 impl Resolved {
     /// Another cell on the same machine, as the same framework.
     #[must_use]
     pub fn with_cell(&self, cell: Cell) -> Resolved {
-        Resolved { cell, profile: self.profile.clone(), framework: self.framework.clone() }
+        Resolved {
+            cell,
+            profile: self.profile.clone(),
+            framework: self.framework.clone(),
+            names_attention: self.names_attention,
+        }
     }
 
     /// The same cell as a framework.
@@ -221,7 +228,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         );
         return Err(values.refuse("parallel.tensor_chunks", &[key], message));
     }
-    Ok(Resolved { cell, profile, framework })
+    Ok(Resolved { cell, profile, framework, names_attention: values.given("memory.attention").is_some() })
 }
 
 /// What is kept, recomputed, limited and offloaded.

@@ -3,7 +3,7 @@
 
 use crate::Timing;
 use crate::band::{Band, Group, PUBLISHED};
-use crate::job::{is_own_engine, job};
+use crate::job::{is_own_engine, job, possible_attention};
 use crate::likeness::Traits;
 use std::borrow::Cow;
 use zbench_config::Resolved;
@@ -284,6 +284,7 @@ pub fn timing(
     let time = time::time(&job, &machine);
     let traffic = traffic(&time);
     let mut timing = of_time(&job, &machine, &time, estimate);
+    widen(&mut timing, resolved, &job, &machine);
     if cell.pace.is_some() {
         timing.source.push_str("; without [pace], which is emulated on CPUs alone");
     }
@@ -349,6 +350,22 @@ fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate
         band: Some(band),
         lacks,
     }
+}
+
+/// Widens the band of a cell that names no attention kernel: from the slowest to the fastest that its software has.
+fn widen(timing: &mut Timing, resolved: &Resolved, job: &Job, machine: &Machine) {
+    let step = |attention| time::time(&Job { attention, ..job.clone() }, machine).step;
+    let speeds: Vec<f64> = possible_attention(resolved)
+        .map(|kernel| timing.step_ms / 1e3 / step(kernel))
+        .filter(|of| of.is_finite())
+        .collect();
+    let (slowest, fastest) = speeds.iter().fold((1.0f64, 1.0f64), |(low, high), of| (low.min(*of), high.max(*of)));
+    let Some(band) = timing.band.as_mut().filter(|_| fastest > slowest) else { return };
+    (band.low, band.high) = (band.low * slowest, band.high * fastest);
+    timing.source.push_str(&format!(
+        "; memory.attention is not stated, so the band is of {}",
+        resolved.framework.attention.join(" and ")
+    ));
 }
 
 /// Where the bands of a cell come from.

@@ -29,10 +29,7 @@ pub fn job(resolved: &Resolved) -> Job {
             Some(recompute) => of_recompute(recompute),
             None => recompute_of(&cell.memory.checkpointing),
         },
-        attention: match cell.memory.attention {
-            cell::AttentionKind::Flash => Attention::Flash(priced.flash_generation.unwrap_or(2)),
-            cell::AttentionKind::Naive => Attention::Naive,
-        },
+        attention: attention(resolved, &priced),
         offload: Offload {
             optimizer: place(cell.memory.offload_optimizer),
             parameters: place(cell.memory.offload_parameters),
@@ -64,6 +61,24 @@ pub fn job(resolved: &Resolved) -> Job {
 /// Whether a cell is priced as zbench's own engine, in memory and in time alike: what names no other software is.
 pub fn is_own_engine(cell: &Cell) -> bool {
     cell.hardware.software.as_deref().is_none_or(|name| name == "zbench")
+}
+
+/// The kernel that a cell names, else the first that its software has.
+fn attention(resolved: &Resolved, priced: &Priced) -> Attention {
+    match resolved.cell.memory.attention {
+        cell::AttentionKind::Naive => Attention::Naive,
+        cell::AttentionKind::Flash => priced
+            .flash_generation
+            .map(Attention::Flash)
+            .or_else(|| possible_attention(resolved).next())
+            .unwrap_or(Attention::Flash(2)),
+    }
+}
+
+/// Kernels that a cell which names none may run with, as its software has them; nothing of one that names its kernel.
+pub(crate) fn possible_attention(resolved: &Resolved) -> impl Iterator<Item = Attention> {
+    let unknown = !resolved.names_attention;
+    resolved.framework.attention.iter().filter(move |_| unknown).filter_map(|name| Attention::named(name))
 }
 
 /// The cell's software, which reads weights as the cell says.

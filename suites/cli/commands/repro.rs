@@ -64,7 +64,8 @@ pub fn repro(global: &Global, session: &mut Session, id: &str, timeout: Duration
         );
     }
     let named = cell.hardware.software.as_deref().and_then(|name| framework::framework(name).ok());
-    let resolved = Ok(Resolved { cell, profile: None, framework: named.unwrap_or_else(framework::zbench) });
+    let resolved =
+        Ok(Resolved { cell, profile: None, framework: named.unwrap_or_else(framework::zbench), names_attention: true });
     let grid = GridCell { key, label: format!("again {}", record.id), resolved, settings: Settings::new() };
     let proxy_of = record.extra.get("proxy").and_then(|p| p.get("of")).and_then(Value::as_str).map(str::to_string);
     let mut planned = planned::plan(&Planner::default(), grid, proxy_of);

@@ -27,7 +27,7 @@ pub(super) const KEYS: &[Key] = &[
         Choice(&["flash", "naive", "flash1", "flash3"]),
         Is("\"flash\""),
         "The attention kernel: by tiles, or with all scores in memory. On GPUs flash is FlashAttention's second generation; the first \
-         and the third are priced and not run.",
+         and the third are priced and not run. Left out under another hardware.software: the first kernel of that program's profile, and a wider band of the speed.",
     ),
     key(
         "memory.offload_optimizer",

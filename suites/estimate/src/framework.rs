@@ -24,8 +24,8 @@ pub struct Framework {
     pub stages_inside: bool,
     /// It has the schedule ZB-H1.
     pub zero_bubble: bool,
-    /// The attention kernel where a run names none: `naive`, `flash1`, `flash2` or `flash3`.
-    pub attention: String,
+    /// Attention kernels that a run which names none may have: `naive`, `flash1`, `flash2` or `flash3`. The first is priced.
+    pub attention: Vec<String>,
     /// What it keeps in which type where a run says "bf16", in words.
     pub bf16: String,
     /// The rule (`flops-NAME`) by which it counts FLOPs, where it states any.
@@ -180,9 +180,15 @@ pub struct Drive {
     pub balanced_ring: bool,
     /// Queries, keys and values have one adapter together, and so have gate and up.
     pub fused_adapters: bool,
-    /// Bytes per second of state that a core updates, where a rank has one core for an update on the host; 0 = a rank has its
-    /// share of the host.
+    /// Experts' products are kernels over all experts; else each expert's are kernels of their own.
+    pub grouped_experts: bool,
+    /// Seconds that a gather of one expert's matrix holds up the host, where single matrices are gathered.
+    pub gather_wait: f64,
+    /// Bytes per second of state that a core updates, where each of several ranks of a host has one core for an update there; 0 = a
+    /// rank has its share of the host.
     pub host_core: f64,
+    /// Bytes per parameter that an update on the host moves in its memory on top of one pass over gradient, state and weight.
+    pub host_bytes: f64,
     /// Collectives of the data axis run beside compute at all.
     pub overlap_data: bool,
     /// Whole gradients are reduced while backward runs.

@@ -432,6 +432,16 @@ pub enum Attention {
     Naive,
 }
 
+impl Attention {
+    /// The kernel of a name in framework profiles.
+    pub fn named(name: &str) -> Option<Attention> {
+        match name {
+            "naive" => Some(Attention::Naive),
+            _ => name.strip_prefix("flash")?.parse().ok().map(Attention::Flash),
+        }
+    }
+}
+
 /// What lives outside the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {

@@ -13,7 +13,7 @@ pub const KEYS: &[(&str, &str)] = &[
     ("strategies", "a list of names of parallel.strategy, as [\"ddp\", \"fsdp\"]"),
     ("stages_inside", "true or false"),
     ("zero_bubble", "true or false"),
-    ("attention", "\"naive\", \"flash1\", \"flash2\" or \"flash3\""),
+    ("attention", "a list of \"naive\", \"flash1\", \"flash2\" or \"flash3\", the one that is priced first"),
     ("bf16", "a text that says what is kept in which type"),
     ("flops", "the name of a rule for FLOPs (docs/estimator.md), as \"megatron\""),
     ("memory.workspace", "bytes, as \"100MiB\""),
@@ -54,7 +54,10 @@ pub const KEYS: &[(&str, &str)] = &[
     ("drive.flash1_rate", "a factor above 0, as 1.0"),
     ("drive.balanced_ring", "true or false"),
     ("drive.fused_adapters", "true or false"),
+    ("drive.grouped_experts", "true or false"),
+    ("drive.gather_wait", "seconds, as 0.0011 or \"1.1ms\""),
     ("drive.host_core", "bytes per second, as \"2.6GB/s\"; 0 = no limit of one core"),
+    ("drive.host_bytes", "bytes per parameter, as 14.0"),
     ("drive.prefetch", "true or false"),
     ("drive.exposed", "a share from 0 to 1, as 0.0"),
     ("drive.network", "a share above 0 and at most 1, as 1.0"),
@@ -102,10 +105,10 @@ impl Framework {
         Ok(Framework {
             name: name.into(),
             about: stated.about,
-            strategies: reader.strategies()?,
+            strategies: reader.words("strategies", &STRATEGIES)?,
             stages_inside: reader.flag("stages_inside")?,
             zero_bubble: reader.flag("zero_bubble")?,
-            attention: KERNELS[reader.word("attention", &KERNELS)?].into(),
+            attention: reader.words("attention", &KERNELS)?,
             bf16: reader.text("bf16")?.ok_or_else(|| reader.missing("bf16"))?,
             flops: reader.text("flops")?,
             memory: memory(&reader)?,
@@ -269,9 +272,10 @@ impl Reader<'_> {
         }
     }
 
-    fn strategies(&self) -> Result<Vec<String>, ProfileError> {
-        let known = |value: &Value| Some(value.as_str().filter(|name| STRATEGIES.contains(name))?.to_string());
-        self.need("strategies", |value| {
+    /// Words of a list, one at least.
+    fn words(&self, key: &str, words: &[&str]) -> Result<Vec<String>, ProfileError> {
+        let known = |value: &Value| Some(value.as_str().filter(|word| words.contains(word))?.to_string());
+        self.need(key, |value| {
             value.as_array()?.iter().map(known).collect::<Option<Vec<_>>>().filter(|list| !list.is_empty())
         })
     }
@@ -347,7 +351,10 @@ fn drive(reader: &Reader<'_>) -> Result<Drive, ProfileError> {
         flash1_rate: reader.above_zero("drive.flash1_rate")?,
         balanced_ring: reader.flag("drive.balanced_ring")?,
         fused_adapters: reader.flag("drive.fused_adapters")?,
+        grouped_experts: reader.flag("drive.grouped_experts")?,
+        gather_wait: reader.quantity("drive.gather_wait", units::seconds)?,
         host_core: reader.quantity("drive.host_core", units::rate)?,
+        host_bytes: reader.number("drive.host_bytes")?,
         overlap_data: reader.flag("drive.overlap.data")?,
         overlap_reduce: reader.flag("drive.overlap.reduce")?,
         overlap_gather: reader.flag("drive.overlap.gather")?,

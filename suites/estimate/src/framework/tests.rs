@@ -163,7 +163,7 @@ fn what_is_wrong_is_said_by_key() {
         ("\"102MiB\"", "\"102 parsecs\"", "memory.workspace = \"102 parsecs\" is not bytes"),
         ("value = 0.06, source = \"assumed\"", "value = 0.06, source = 3", "memory.slack.source = 3"),
         ("[memory.update]\n", "[memory.update]\nbytes = 4\n", "unknown key memory.update.bytes"),
-        ("\"flash3\"", "\"flash4\"", "attention = \"flash4\" is not \"naive\", \"flash1\""),
+        ("\"flash3\"", "\"flash4\"", "\"flash4\"] is not a list of \"naive\", \"flash1\""),
         ("\"zero2\"", "\"zero5\"", "is not a list of names of parallel.strategy"),
         ("value = \"fused\"", "value = \"jit\"", "drive.fusion = \"jit\" is not \"eager\""),
         ("network = 1.0", "network = 0.0", "drive.network = 0.0"),

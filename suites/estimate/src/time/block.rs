@@ -106,13 +106,7 @@ impl Context<'_> {
 
     /// Twice the bytes where autocast keeps the residual stream and what is made of it in f32.
     pub(super) fn wide(&self) -> f64 {
-        if self.autocast() { 2.0 } else { 1.0 }
-    }
-
-    /// Weights in f32 that are cast for each product, eagerly.
-    pub(super) fn autocast(&self) -> bool {
-        let p = &self.job.precision;
-        p.weights.bytes() > p.compute.bytes() && self.drive.autocast
+        if self.job.autocasts() { 2.0 } else { 1.0 }
     }
 
     pub(super) fn tensor(&self) -> f64 {
@@ -159,7 +153,7 @@ impl Context<'_> {
             }
             backward.weights = backward.busy - before;
         }
-        if self.autocast() {
+        if self.job.autocasts() {
             let cast = roof.pass(n * k * count * 6.0);
             forward.kernel(cast);
             backward.kernel(cast);
@@ -231,6 +225,13 @@ impl Context<'_> {
         (forward, backward)
     }
 
+    /// Seconds that the host takes to gather an expert's matrix by itself: gate and up are two.
+    fn expert_wait(&self, matrix: &Matrix) -> f64 {
+        let is_single = !self.drive.grouped_experts && self.job.framework.memory.gathered.live_parameters > 0.0;
+        let gates = if matrix.role == Role::ExpertUp && self.model.gated { 2.0 } else { 1.0 };
+        if is_single && self.job.sharding.parameters > 1 { gates * self.drive.gather_wait } else { 0.0 }
+    }
+
     /// Rows, columns, sums and copies of a matrix on this rank.
     fn split(&self, matrix: &Matrix, tokens: f64) -> (f64, f64, f64, f64) {
         let t = self.tensor();
@@ -262,8 +263,16 @@ impl Context<'_> {
         let (mut around, mut mlp) = ([Phase::default(); 2], [Phase::default(); 2]);
         for matrix in &kind.matrices {
             let (m, n, k, count) = self.split(matrix, tokens);
-            let (mut forward, mut backward) = self.product(m, n, k, count, self.form());
-            if let Role::ExpertUp | Role::ExpertDown = matrix.role {
+            let is_expert = matches!(matrix.role, Role::ExpertUp | Role::ExpertDown);
+            let alone = if is_expert && !self.drive.grouped_experts { count } else { 1.0 };
+            let (mut forward, mut backward) = (Phase::default(), Phase::default());
+            let (once, back) = self.product(m, n, k, count / alone, self.form());
+            forward.add(once, alone);
+            backward.add(back, alone);
+            if is_expert {
+                let wait = alone * self.expert_wait(matrix);
+                forward.busy += wait;
+                backward.busy += wait;
                 // Rows that are padding, or that the mean rank has not, are no work of the model.
                 let etp = expert_tensor(&self.job.degrees) as f64;
                 let useful = tokens * matrix.active * etp / self.tensor() / (m * count).max(1.0);

@@ -35,10 +35,11 @@ pub(super) fn update(context: &Context<'_>, owned: f64, whole: f64) -> Update {
     let ways = (gradients * gradient + owned * weight) / link;
     let rate = if machine.host_bandwidth > 0.0 { machine.host_bandwidth } else { 100e9 };
     let rate = rate * context.tuning.host_update;
-    // Where a rank has one core, that core and not the rank's share of the memory is what the update waits for.
+    // Launchers give one process all cores, and each of several one: then that core and not the rank's share of the memory is what the
+    // update waits for.
     let core = context.drive.host_core;
-    let rate = if core > 0.0 { rate.min(sharers * core) } else { rate };
-    let add = owned * sharers * touched / rate;
+    let rate = if core > 0.0 && sharers > 1.0 { rate.min(sharers * core) } else { rate };
+    let add = owned * sharers * (touched + context.drive.host_bytes) / rate;
     let mut host = ways + add;
     if job.offload.optimizer == Place::Disk {
         let state = owned * sharers * (precision.master + precision.moments);
