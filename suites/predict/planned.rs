@@ -186,7 +186,7 @@ impl Planned {
 
 /// Names of a cell's model, machine, precision and program, and its tokens per step.
 pub fn subject(resolved: &Resolved, settings: &Settings) -> Subject {
-    let Resolved { cell, profile, framework } = resolved;
+    let Resolved { cell, profile, framework, .. } = resolved;
     let text = |key: &str| settings.get(key).and_then(|setting| setting.value.as_str());
     let folder = || Path::new(text("model.path")?).file_name()?.to_str();
     let unnamed = || {
