@@ -228,7 +228,7 @@ fn a_kernel_that_is_not_named_widens_the_band() {
         of.band.unwrap().around_time(of.step_ms)
     };
     let [unknown, second, third] =
-        [&[][..], &["memory.attention=\"flash\""], &["memory.attention=\"flash3\""]].map(|set| ends(set));
+        [&[][..], &["memory.attention=\"flash\""], &["memory.attention=\"flash3\""]].map(&ends);
     assert!(third[0] < 0.99 * second[0] && unknown[1] == second[1], "{unknown:?} {second:?} {third:?}");
     assert!((unknown[0] / third[0] - 1.0).abs() < 1e-9, "{unknown:?} {third:?}");
     // Where scores may be in memory, the band reaches to them.
