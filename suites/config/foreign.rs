@@ -32,7 +32,7 @@ pub struct Described {
 pub const LEFT_OUT: &str = "model.left_out";
 
 /// Keys whose values are sizes of matrices: without them the model would be another one.
-const OF_SIZES: [&str; 4] = ["model_type", "architectures", "expansion_ratio", "add_cross_attention"];
+const OF_SIZES: [&str; 3] = ["model_type", "architectures", "add_cross_attention"];
 
 /// Describes a model by its `config.json`; `file` names it in errors. Dropout is left out, as by `model.dropout = 0.0`.
 ///

@@ -294,7 +294,6 @@ fn parts_without_sizes_are_named() {
             "quant_method \"gptq\"",
         ),
         (r#""model_type": "whisper""#, "family = \"custom\""),
-        (r#""model_type": "mpt", "expansion_ratio": 2"#, "expansion_ratio 2"),
         (
             r#""model_type": "qwen2_moe", "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 2000000000, "n_shared_experts": 2000000000"#,
             "model.shared_expert_intermediate_size: 4000000000000000000 is too large",

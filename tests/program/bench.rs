@@ -158,7 +158,7 @@ fn odd_flags_are_refused_with_the_flag_and_what_to_write() {
         ("gemm --shape 1x1x1 --model llama-tiny", "cannot be used with"),
         ("gemm --seq-len 5", "--model"),
         ("gemm --model no-such-model", "there are"),
-        ("gemm --model llama-tiny --seq-len 999999999", "--seq-len: train.seq_len: 999999999 exceeds"),
+        ("gemm --model gpt2 --seq-len 999999999", "--seq-len: train.seq_len: 999999999 exceeds"),
         ("gemm --shape 1x1x1 --set gemm.layuot=nn", "gemm.layout"),
         ("gemm --shape 1x1x1 --set model.hidden_size=5", "--set: model.hidden_size: has no effect"),
         ("gemm nowhere.toml", "cannot be read"),
