@@ -235,6 +235,52 @@ fn model_keys_override_a_preset_and_a_folder() {
     assert_eq!(cell.model.weights.as_deref(), Some(folder.as_path()));
 }
 
+/// A short label that cells without a configuration share names none of them; a whole label names its cell.
+#[test]
+fn labels_count_cells_that_cannot_be() {
+    let grid = "\"parallel.strategy\" = [\"fsdp\", \"zero++\"]\n\"memory.attention\" = [\"flash\", \"naive\"]\n";
+    let cells = cells(&format!("[model]\npreset = \"llama-tiny\"\n[parallel]\nranks = 4\n[grid]\n{grid}")).unwrap();
+    assert_eq!(cells.iter().map(|cell| cell.resolved.is_ok()).collect::<Vec<_>>(), [true, true, false, false]);
+    assert_eq!(grid::called(&cells, "attention=flash"), None);
+    assert_eq!(grid::called(&cells, "fsdp, attention=flash").as_ref(), Some(&cells[0].key));
+}
+
+/// A note says so of sequences beyond max_position_embeddings, unless model.rope_scaling covers them or nothing stated that length.
+#[test]
+fn sequences_beyond_the_positions_are_noted() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = "preset = \"llama-tiny\"\nmax_position_embeddings = 64";
+    let custom = "family = \"custom\"\nhidden_size = 64\nintermediate_size = 96\nnum_hidden_layers = 2\n\
+                  num_attention_heads = 4\nvocab_size = 128";
+    for (model, seq_len, expected) in [
+        (tiny.to_string(), 128, "go on; model.rope_scaling stretches them"),
+        (format!("{tiny}\nrope_scaling = {{ rope_type = \"linear\", factor = 1.5 }}"), 128, "; a larger factor of"),
+        (format!("{tiny}\nrope_scaling = {{ rope_type = \"linear\", factor = 2.0 }}"), 128, ""),
+        (custom.to_string(), 4096, ""),
+        (format!("{custom}\nmax_position_embeddings = 2048"), 4096, "= 2048 of the model"),
+    ] {
+        let path = crate::support::write(folder.path(), &format!("[model]\n{model}\n[train]\nseq_len = {seq_len}\n"));
+        let output = run(folder.path(), &["plan", path.to_str().unwrap(), "--format", "json"]);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(0), "{model}: {said}");
+        assert!(said.contains(expected) && said.contains("train.seq_len") != expected.is_empty(), "{model}: {said}");
+    }
+}
+
+/// A plan of a folder without weights names why no run can be, and does not offer one.
+#[test]
+fn a_plan_of_a_folder_without_weights_offers_no_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = crate::support::write(folder.path(), "[model]\npath = \".\"\n");
+    let config = r#"{"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 128}"#;
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let output = run(folder.path(), &["plan", path.to_str().unwrap()]);
+    let words = crate::support::stdout(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("NOT HERE") && words.contains("has no weights to load"), "{words}");
+    assert!(!words.contains("measures them"), "{words}");
+}
+
 #[test]
 fn names_of_presets_and_machines_that_are_nearly_right_are_suggested() {
     for (text, near) in [

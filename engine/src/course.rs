@@ -32,6 +32,8 @@ pub trait Pace: Sync {
     fn may_begin(&self, rank: usize) -> bool;
     /// A step of this rank has ended.
     fn ended(&self, rank: usize, step: &Step);
+    /// A rank has failed: no rank begins another step, and those that wait for one return.
+    fn abandon(&self);
 }
 
 impl Control<'_> {

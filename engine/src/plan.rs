@@ -108,7 +108,10 @@ const MOST_UNITS: usize = 1 << 16;
 /// Refuses what is priced and not run.
 pub(crate) fn runs(cell: &Cell) -> Result<(), PlanError> {
     let Some((key, word)) = cell.first_priced_key() else { return Ok(()) };
-    Err(PlanError { key, reason: format!("{word} is priced by `zbench plan` and not run by this version of zbench") })
+    let remedy = cell.priced.as_ref().filter(|_| key == "model.path").and_then(|priced| priced.remedy());
+    let remedy = remedy.map(|text| format!(" ({text})")).unwrap_or_default();
+    let reason = format!("{word} is priced by `zbench plan` and not run by this version of zbench{remedy}");
+    Err(PlanError { key, reason })
 }
 
 /// Refuses what cannot be, before any size is computed from it.

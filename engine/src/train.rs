@@ -4,7 +4,7 @@
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::{CommError, Communicator, Metered, group, link};
 use crate::config::Cell;
-use crate::course::{self, Control};
+use crate::course::{self, Control, Pace};
 use crate::data::Source;
 use crate::error::StepError;
 use crate::hardware::{self, HardwareError, Machines, Seat};
@@ -44,7 +44,8 @@ pub fn train_on(cell: &Cell, plan: &Plan, machines: Machines<'_>, control: Contr
             lock(&done).push(step.clone());
         }
     };
-    let finished = with_ranks(cell, plan, kernels, |rank| course::run(rank, Control { tell: &tell, ..control }));
+    let work = |rank: &mut Rank<'_>| course::run(rank, Control { tell: &tell, ..control });
+    let finished = on_threads(cell, plan, kernels, control.pace, work);
     let steps = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     match finished {
         Ok(reports) => {
@@ -92,6 +93,16 @@ pub fn with_ranks<T: Send>(
     kernels: Vec<Arc<dyn Kernels>>,
     work: impl Fn(&mut Rank<'_>) -> Result<T, StepError> + Sync,
 ) -> Result<Vec<T>, Failure> {
+    on_threads(cell, plan, kernels, None, work)
+}
+
+fn on_threads<T: Send>(
+    cell: &Cell,
+    plan: &Plan,
+    kernels: Vec<Arc<dyn Kernels>>,
+    pace: Option<&dyn Pace>,
+    work: impl Fn(&mut Rank<'_>) -> Result<T, StepError> + Sync,
+) -> Result<Vec<T>, Failure> {
     let input = |reason: String| failure(Cause::Failed { rank: 0, reason });
     let opened = open(cell, plan).map_err(input)?;
     let inputs = opened.inputs(cell, plan);
@@ -110,7 +121,10 @@ pub fn with_ranks<T: Send>(
             let builder = std::thread::Builder::new().name(format!("rank {}", comm.rank())).stack_size(8 << 20);
             builder.spawn_scoped(scope, move || {
                 let _rank = info_span!(target: "zbench::span", "rank", rank = comm.rank()).entered();
-                one_rank(inputs, kernels, arena, comm, mesh, work)
+                let ended = one_rank(inputs, kernels, arena, comm, mesh, work);
+                // The others may wait for their turn, where they do not hear of it.
+                pace.filter(|_| ended.result.is_err()).into_iter().for_each(Pace::abandon);
+                ended
             })
         };
         let locals = locals.into_iter().map(|local| Box::new(local) as Box<dyn Communicator>);

@@ -53,7 +53,7 @@ pub use operands::{Access, Elements, Operand, Operands};
 pub use packed::{DOUBLE_BLOCK, DYNAMIC, DoubleScales, Fields, NF4, NF4_BLOCK, Pack, Packed, Packing, Unpack};
 pub use pool::{MOST_THREADS, work_alone};
 pub use reduce_op::{ReduceOp, UnknownReduceOp};
-pub use region::{ArenaError, Region};
+pub use region::{ArenaError, Region, address_space_left};
 pub use setup::{INSTRUCTIONS, Setup, SetupError};
 pub use stopwatch::{Stopwatch, Timed, TimedCopy};
 pub use transfer::CopyStreams;

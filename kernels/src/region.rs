@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Why an arena could not be made, or a peer's not be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
-    #[error("could not reserve {bytes} bytes of address space for a rank's arena: {source}; {cause}")]
+    #[error("could not reserve {bytes} bytes of address space for a rank: {source}; {cause}")]
     Reserve {
         bytes: u64,
         source: std::io::Error,
@@ -96,7 +96,10 @@ impl Region {
         if given < bytes {
             return Err(ArenaError::Short { wanted: bytes, given });
         }
-        Region::map(bytes, Some(file.into())).map_err(|source| ArenaError::Open { bytes, source })
+        Region::map(bytes, Some(file.into())).map_err(|source| match source.kind() {
+            std::io::ErrorKind::OutOfMemory => ArenaError::Reserve { bytes, source, cause: cause(bytes) },
+            _ => ArenaError::Open { bytes, source },
+        })
     }
 
     pub(crate) fn on(device: Arc<dyn Device>, bytes: u64) -> Result<Region, ArenaError> {
@@ -240,7 +243,7 @@ fn cause(bytes: u64) -> String {
 }
 
 /// Bytes of address space that `ulimit -v` leaves to this process; `None` without such a limit. Batch systems set one, as SGE's h_vmem.
-pub(crate) fn address_space_left() -> Option<u64> {
+pub fn address_space_left() -> Option<u64> {
     limit().map(|limit| limit.saturating_sub(reserved()))
 }
 

@@ -138,9 +138,9 @@ pub struct EstimateRow {
     /// Sentence that names what no published result has of the cell; empty if nothing is missing.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub not_compared: String,
-    /// That the software makes the loss over whole logits although the cell states none such, in a sentence; else empty.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub whole_logits: String,
+    /// What the cell leaves open and how it is priced, as sentences without their stops.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub assumed: Vec<String>,
     /// What a search of the grid found of the cell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub search: Option<Search>,

@@ -95,10 +95,10 @@ fn reasons(rows: &[EstimateRow]) -> Vec<String> {
 pub(crate) fn of_bands<'r>(rows: impl Iterator<Item = &'r EstimateRow> + Clone) -> String {
     let source = rows.clone().map(|row| row.band_source.as_str()).max_by_key(|source| source.len());
     let source = source.filter(|words| !words.is_empty()).map(|words| format!(" {words}."));
-    let logits = screen::in_cells(rows.clone().map(|row| row.whole_logits.as_str()));
+    let assumed = screen::in_cells(rows.clone().flat_map(|row| &row.assumed).map(String::as_str));
     let unlike = screen::in_cells(rows.map(|row| row.not_compared.as_str()));
     let unlike = unlike.iter().map(|words| format!(" Not compared: {words}."));
-    source.into_iter().chain(unlike).chain(logits.iter().map(|words| format!(" Loss: {words}."))).collect()
+    source.into_iter().chain(unlike).chain(assumed.iter().map(|words| format!(" Assumed: {words}."))).collect()
 }
 
 /// Cells whose reasons are listed at most.

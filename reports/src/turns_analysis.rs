@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::evidence::{Claims, Comparison, Effect, Grid, Pair, Rules, Turn, Verdict, effect, least_difference, stray};
 use crate::record::Record;
-use crate::record::others::OtherProgram;
+use crate::record::others::{self, OtherProgram};
 use crate::stats;
 
 /// The results of cells that took turns. A key names each cell.
@@ -315,7 +315,7 @@ fn rounds(
         if let Some(stopped) = &turns.stopped {
             stops.entry((experiment, turns.batch)).or_default().insert(turns.generation, stopped);
         }
-        if !turns.busy.is_empty() {
+        if others::cores(&turns.busy) > others::cores(&course.busy) {
             course.busy.clone_from(&turns.busy);
         }
         budgets.extend(turns.budget.map(|budget| (experiment, budget)));

@@ -77,7 +77,7 @@ pub struct ExportArgs {
 #[derive(Args, Debug)]
 #[command(group = clap::ArgGroup::new("kind").required(true).args(["bundle", "file", "keys"]))]
 pub struct ImportArgs {
-    /// A DeepSpeed JSON, an accelerate YAML or a Hugging Face config.json, told apart by their keys
+    /// A DeepSpeed JSON, an accelerate YAML, a torchtitan TOML or a Hugging Face config.json, told apart by their keys
     pub file: Option<PathBuf>,
     /// Take in the records of this bundle
     #[arg(long, value_name = "FILE")]

@@ -262,7 +262,7 @@ left as it was (or there is no data sheet of this GPU to have shares of), 4 ther
 
 From bundles known patterns of secrets are removed; names and addresses of hosts become hashes. docs/import.md has the mapping of settings.")]
     Export(ExportArgs),
-    /// A DeepSpeed JSON, an accelerate YAML or a config.json as a zbench configuration; or the records of a bundle
+    /// A DeepSpeed JSON, an accelerate YAML, a torchtitan TOML or a config.json as a zbench configuration; or the records of a bundle
     #[command(after_help = "Examples:
   zbench import ds_config.json --model llama3.1-8b --ranks 8 -o run.toml
   zbench import fsdp.yaml --model ./my-model          the configuration to stdout, the table of keys to stderr

@@ -81,6 +81,9 @@ fn trained(
     left_out: &mut Vec<String>,
     assumed: &mut Vec<String>,
 ) -> Result<Described, HfError> {
+    if let Some(missing) = sizes::without_sizes(&config) {
+        return Err(HfError::Unsupported { what: file.into(), missing: vec![missing] });
+    }
     let model = loop {
         let read = hf::model_from_hf_without_dropout(&Json::Object(config.clone()).to_string(), file);
         let missing = match read {
@@ -156,7 +159,7 @@ fn language_model(
     let others = config.iter().filter(|(key, value)| key.ends_with("_config") && value.is_object());
     let others: Vec<&str> = others.map(|(key, _)| key.as_str()).filter(|key| ![TABLE, STORED].contains(key)).collect();
     if !others.is_empty() {
-        assumed.push(format!("the language model of a {outer} is priced, and {} is not", others.join(", ")));
+        assumed.push(format!("the language model of {outer} is priced, and {} is not", others.join(", ")));
         left_out.push(others.join(", "));
     }
     let mut inner = config.get(TABLE)?.as_object()?.clone();
@@ -225,7 +228,7 @@ fn quantised(
         }
     };
     assumed.push(format!(
-        "weights of {KEY} are frozen, so adapters of lora.rank = {RANK}, PEFT's default, train beside them; --set lora.rank=N states another"
+        "weights of {KEY} are frozen, so adapters of {OF_RANK}, PEFT's default, train beside them; --set lora.rank=N states another"
     ));
     let mut settings = vec![("lora.rank", Value::Integer(RANK)), ("lora.base", base.into())];
     if base == "nf4" {
@@ -240,6 +243,14 @@ fn quantised(
 
 /// `r` of PEFT's LoraConfig.
 const RANK: i64 = 8;
+
+/// How a sentence on that rank names it.
+const OF_RANK: &str = "lora.rank = 8";
+
+/// Whether a sentence of what was assumed is on the rank of adapters, which a stated `lora.rank` makes untrue.
+pub(crate) fn is_of_rank(assumed: &str) -> bool {
+    assumed.contains(OF_RANK)
+}
 
 /// The keys of [model] that make this model, fewest: those whose absence changes nothing are left out.
 ///

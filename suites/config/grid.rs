@@ -249,7 +249,9 @@ pub fn called(cells: &[GridCell], text: &str) -> Option<String> {
         Some(record)
     };
     let records: Vec<Record> = cells.iter().filter_map(of_record).collect();
-    let of_records = labels_of(&records.iter().collect::<Vec<_>>());
+    // Labels of records tell those cells alone apart that there are records of.
+    let is_of_all = records.len() == cells.len();
+    let of_records = if is_of_all { labels_of(&records.iter().collect::<Vec<_>>()) } else { Vec::new() };
     let whole: Vec<&str> = cells.iter().map(|cell| cell.label.as_str()).collect();
     let short = label::shortened(&whole);
     let of_cells = cells.iter().zip(whole.iter().zip(&short));

@@ -150,15 +150,23 @@ pub struct Refusal {
 /// More rank threads than this on one processor is a typing error.
 const MOST_RANKS: usize = 1024;
 
+/// What was assumed of a model that `model.path` names and the engine cannot train, in sentences without their points.
+pub fn assumed(settings: &Settings, context: &Context) -> Vec<String> {
+    sources::described(settings, context).map(|described| described.assumed).unwrap_or_default()
+}
+
 /// Resolves one combination. A folder's model that the engine cannot train is priced by its sizes.
 pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refusal> {
     let described = sources::described(settings, context);
-    let values = Values { settings: described.as_ref().unwrap_or(settings) };
+    let values = Values { settings: described.as_ref().map_or(settings, |described| &described.settings) };
     unsupported(&values)?;
     let profile = profile(&values, context)?;
     let model = known_model(&values, context)?;
     let mut parallel = parallel(&values)?;
-    let priced = priced::priced(&values, &parallel, &model)?;
+    let mut priced = priced::priced(&values, &parallel, &model)?;
+    if let Some(priced) = &mut priced {
+        priced.is_of_folder = described.is_some();
+    }
     let replicas = parallel.ranks / parallel.degrees.ranks_per_replica();
     let train = train(&values, replicas)?;
     let precision = precision(&values)?;

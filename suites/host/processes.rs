@@ -137,7 +137,7 @@ mod tests {
         let said = sentence(0.6, 0.0, &others);
         let expected = "python3 (a) b (process 7, 100.5 % of a core) and cc1 (process 30 and 1 more, 30.0 % of a core)";
         assert_eq!(names(&others), expected);
-        assert_eq!(said, format!("other processes used 60.0 % of the cores (limit 5.0 %), most of it {expected}"));
+        assert_eq!(said, format!("other processes used 60.0 % of the cores (limit 5.0 %), among them {expected}"));
         assert!(sentence(0.06, 0.0, &[]).contains("that have ended"));
         assert_eq!(
             sentence(0.01, 0.2, &others),

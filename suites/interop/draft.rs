@@ -310,6 +310,14 @@ impl Draft {
         }
     }
 
+    /// Sets the row of a key that is "auto". Settings are those that are assumed for it; the caller makes them.
+    pub fn settle_auto(&mut self, path: &str, verdict: Verdict, settings: &[(&str, Toml)], reason: &str) {
+        let Some(at) = self.at(path).filter(|at| is_auto(&self.found[*at].node)) else { return };
+        let row = &mut self.rows[at];
+        (row.verdict, row.reason) = (verdict, reason.to_string());
+        row.becomes = settings.iter().map(|(key, value)| (key.to_string(), shown(value))).collect();
+    }
+
     /// It says what is so anyway.
     pub fn default(&mut self, path: &str, reason: impl Into<String>) {
         self.settle(path, Verdict::Default, reason.into());
@@ -366,7 +374,10 @@ impl Draft {
 
     /// What is wrong with a key of the file.
     pub fn refuse(&mut self, path: &str, message: impl Into<String>) {
-        let place = self.at(path).and_then(|at| self.rows[at].place);
+        let is_below = |row: &&Row| row.key.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
+        // A section has no row of its own: its first key stands for it.
+        let at = self.rows.iter().find(|row| row.key == path).or_else(|| self.rows.iter().find(is_below));
+        let place = at.and_then(|row| row.place);
         self.problem(place, path, message.into());
     }
 
@@ -423,6 +434,7 @@ impl Draft {
                 }
             }
         }
+        self.state_adapters();
         let has_no_length = matches!(self.format, Format::DeepSpeed | Format::Accelerate);
         if has_no_length && self.problems.is_empty() && self.setting("train.seq_len").is_none() {
             let tokens = ours::default_of("train.seq_len").and_then(Toml::as_integer).unwrap_or_default();
@@ -452,6 +464,18 @@ impl Draft {
 }
 
 impl Draft {
+    /// The note of adapters that a file of quantised weights implies names a default, which a flag may have replaced.
+    fn state_adapters(&mut self) {
+        const RANK: &str = "lora.rank";
+        let flagged = self.made.iter().find(|made| made.key == RANK && made.from.starts_with("--set"));
+        let Some(rank) = flagged.map(|made| shown(&made.value)) else { return };
+        for note in &mut self.notes {
+            if let Some((weights, _)) = note.split_once(", so adapters of lora.rank = ") {
+                *note = format!("{weights}; adapters of lora.rank = {rank}, as --set states, train beside them");
+            }
+        }
+    }
+
     /// A setting that zbench refuses without another one waits for that.
     fn drop_without(&mut self, key: &str, needs: &str, reason: &str) {
         if self.setting(needs).is_some() || self.setting(key).is_none() {

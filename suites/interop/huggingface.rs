@@ -58,7 +58,10 @@ fn refusal(source: &str, root: &Node, error: &HfError) -> ConfigError {
         HfError::Unsupported { missing, .. } => {
             let each = |missing: &String| {
                 let key = missing.split([' ', ',']).next().unwrap_or_default();
-                problem(key, format!("{missing}; no keys of [model] describe that"))
+                let rest = missing.strip_prefix(key).unwrap_or(missing).trim_start_matches([',', ' ']);
+                // A remark about the key alone needs no brackets.
+                let rest = rest.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')).unwrap_or(rest);
+                problem(key, format!("{rest}; no keys of [model] describe that"))
             };
             missing.iter().map(each).collect()
         }

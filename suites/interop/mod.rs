@@ -116,7 +116,7 @@ pub fn read(path: &Path, options: &Options) -> Result<Draft, ConfigError> {
 /// # Errors
 /// What it is instead, in words.
 pub fn file(path: &Path) -> Result<Vec<u8>, String> {
-    const INSTEAD: &str = "name a DeepSpeed JSON, an accelerate YAML or a config.json";
+    const INSTEAD: &str = "name a DeepSpeed JSON, an accelerate YAML, a torchtitan TOML or a config.json";
     let about = std::fs::metadata(path).map_err(|error| format!("cannot be read: {error}; {INSTEAD}"))?;
     if about.is_dir() {
         return Err(format!("cannot be read: it is a folder; {INSTEAD}"));

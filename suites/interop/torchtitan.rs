@@ -52,13 +52,16 @@ fn of_value(value: &DeValue<'_>, at: &dyn Fn(Range<usize>) -> Place) -> Value {
 }
 
 /// Names that releases before 0.2.2 had, which it refuses.
-const FORMER: [&str; 10] = [
+const FORMER: [&str; 13] = [
     "model.use_flex_attn",
     "optimizer.fused",
+    "lr_scheduler.lr_min",
     "training.batch_size",
     "training.compile",
     "training.seed",
     "training.deterministic",
+    "parallelism.pipeline_parallel_split_points",
+    "parallelism.enable_compiled_autograd",
     "checkpoint.enable_checkpoint",
     "checkpoint.model_weights_only",
     "float8",
@@ -92,7 +95,7 @@ fn map(draft: &mut Draft, options: &Options) {
     batch(draft, &mesh);
     precision(draft, &mesh);
     recompute(draft);
-    training(draft);
+    training(draft, options);
     saving(draft);
     draft.derived("hardware.software", word("fsdp2"), "what torchtitan is priced as");
     for path in ["compile.enable", "training.compile"] {
@@ -231,7 +234,8 @@ fn mesh(draft: &mut Draft, options: &Options) -> Option<Mesh> {
     }
     let again = draft.word(&at("fsdp_reshard_after_forward")).unwrap_or("default");
     let strategy = match (replicas, shard, context) {
-        (2.., 2.., _) => "hsdp",
+        // Weights are split over context ranks, too, so that groups of one data-parallel rank are shard groups with those.
+        (2.., 2.., _) | (2.., _, 2..) => "hsdp",
         (_, 1, 1) if stated.is_some() || replicas > 1 => "ddp",
         _ if again == "never" => "fsdp-grad-op",
         _ => "fsdp",
@@ -317,7 +321,12 @@ fn batch(draft: &mut Draft, mesh: &Mesh) {
         1 => draft.ignored(PART, "There is no pipeline."),
         _ => used(draft, PART, &[("train.micro_batch", whole(part))], "Sequences of a micro-batch."),
     }
-    used(draft, ALL, std::slice::from_ref(&passes), "What is above a pass of all ranks is accumulated.");
+    if mesh.pipeline > 1 && all > per_pass {
+        let reason = "torchtitan drains the pipeline after each pass of local_batch_size; here all micro-batches of a step are in one pass.";
+        draft.nearest(ALL, std::slice::from_ref(&passes), reason);
+    } else {
+        used(draft, ALL, std::slice::from_ref(&passes), "What is above a pass of all ranks is accumulated.");
+    }
     if draft.setting("train.accumulation").is_none() && passes.1 != whole(1) {
         draft.derived(passes.0, passes.1, "micro-batches of local_batch_size");
     }
@@ -391,7 +400,10 @@ fn recompute(draft: &mut Draft) {
     }
 }
 
-fn training(draft: &mut Draft) {
+/// The rate where optimizer.lr is absent.
+const LR: f64 = 8e-4;
+
+fn training(draft: &mut Draft, options: &Options) {
     match draft.number("training.max_norm") {
         Some(norm) if norm >= super::export::NEVER => {
             used(draft, "training.max_norm", &[("train.clip_norm", Toml::Float(0.0))], "No gradient has this norm.");
@@ -417,9 +429,14 @@ fn training(draft: &mut Draft) {
         let untimed = if steps > 2 { 2 } else { 0 };
         let settings = [("train.steps", whole(steps - untimed)), ("train.untimed_steps", whole(untimed))];
         used(draft, "training.steps", &settings, "All steps, untimed ones counted.");
+    } else if !options.set.iter().any(|set| set.trim_start().starts_with("train.steps")) {
+        let steps = zbench_config::keys::default_of("train.steps").and_then(Toml::as_integer).unwrap_or_default();
+        draft.notes.push(format!(
+            "training.steps is absent, which is 10000 in torchtitan; zbench's default of {steps} steps is assumed: --set train.steps=N"
+        ));
     }
     for (path, key, default) in [
-        ("optimizer.lr", "train.lr", 8e-4),
+        ("optimizer.lr", "train.lr", LR),
         ("optimizer.eps", "train.eps", 1e-8),
         ("optimizer.weight_decay", "train.weight_decay", 0.1),
     ] {
@@ -458,15 +475,28 @@ fn training(draft: &mut Draft) {
 
 fn course(draft: &mut Draft) {
     let at = |name: &str| format!("lr_scheduler.{name}");
-    if let Some(steps) = draft.count(&at("warmup_steps")) {
-        used(draft, &at("warmup_steps"), &[("train.lr_warmup_steps", whole(steps))], "Both count steps from 1.");
+    let stated = draft.count(&at("warmup_steps"));
+    let asked = stated.unwrap_or(200);
+    let all = [at("total_steps"), "training.steps".into()].iter().find_map(|path| draft.count(path));
+    let warmup = all.map_or(asked, |all| asked.min(all));
+    let is_cut = warmup < asked;
+    if stated.is_some() {
+        let reason = if is_cut { "torchtitan cuts the warm-up to all steps." } else { "Both count steps from 1." };
+        used(draft, &at("warmup_steps"), &[("train.lr_warmup_steps", whole(warmup))], reason);
+    } else {
+        let cut = if is_cut { ", cut to all steps" } else { "" };
+        let comment = format!("warmup_steps is absent, which is 200{cut}");
+        draft.derived("train.lr_warmup_steps", whole(warmup), comment);
     }
     let kind = draft.word(&at("decay_type")).unwrap_or("linear");
     let set = |course: &str| vec![("train.lr_schedule", word(course))];
     match draft.number(&at("decay_ratio")) {
         Some(0.0) => {
             used(draft, &at("decay_ratio"), &set("constant"), "No share of the steps decays.");
-            return draft.ignored(&at("decay_type"), "Nothing decays.");
+            for name in ["decay_type", "min_lr_factor", "lr_min"] {
+                draft.ignored(&at(name), "Nothing decays.");
+            }
+            return;
         }
         Some(_) => draft.without(&at("decay_ratio"), "zbench's rate decays in all steps behind the warm-up."),
         None => draft.default(&at("decay_ratio"), "All steps behind the warm-up decay."),
@@ -478,8 +508,16 @@ fn course(draft: &mut Draft) {
     if !draft.has(&at("decay_type")) {
         draft.derived("train.lr_schedule", word("linear"), "decay_type is absent, which is linear");
     }
-    if let (Some(factor), Some(lr)) = (draft.number(&at("min_lr_factor")), draft.number("optimizer.lr")) {
-        used(draft, &at("min_lr_factor"), &[("train.lr_min", Toml::Float(lr * factor))], "A share of the rate.");
+    let lr = draft.number("optimizer.lr").unwrap_or(LR);
+    let least = ["min_lr_factor", "lr_min"].map(at);
+    if least.iter().all(|path| draft.number(path).is_some()) {
+        return draft
+            .refuse(&least[1], "is the former name of min_lr_factor, which stands beside it; keep one of them");
+    }
+    for path in least {
+        if let Some(factor) = draft.number(&path) {
+            used(draft, &path, &[("train.lr_min", Toml::Float(lr * factor))], "A share of the rate.");
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use zbench_estimate::time::{self, Time};
 use zbench_kernels::Category;
 use zbench_reports::OrderedMap;
 use zbench_reports::estimate_report::EstimateTraffic;
+use zbench_reports::units;
 
 /// Bytes of a stage's rank as programs report them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -349,6 +350,7 @@ fn of_time(job: &Job, machine: &Machine, time: &Time, estimate: Option<&Estimate
         error: None,
         band: Some(band),
         lacks,
+        assumed: String::new(),
     }
 }
 
@@ -362,10 +364,12 @@ fn widen(timing: &mut Timing, resolved: &Resolved, job: &Job, machine: &Machine)
     let (slowest, fastest) = speeds.iter().fold((1.0f64, 1.0f64), |(low, high), of| (low.min(*of), high.max(*of)));
     let Some(band) = timing.band.as_mut().filter(|_| fastest > slowest) else { return };
     (band.low, band.high) = (band.low * slowest, band.high * fastest);
-    timing.source.push_str(&format!(
-        "; memory.attention is not stated, so the band is of {}",
-        resolved.framework.attention.join(" and ")
-    ));
+    let kernels = &resolved.framework.attention;
+    timing.assumed = format!(
+        "memory.attention is not stated: memory and time are of {}, and the band of the step is of {}",
+        kernels[0],
+        units::list(kernels)
+    );
 }
 
 /// Where the bands of a cell come from.
@@ -373,6 +377,12 @@ pub fn of_bands(footprint: Option<&Footprint>, timing: Option<&Timing>) -> Strin
     let bands = [footprint.and_then(|of| of.band), timing.and_then(|of| of.band)];
     let sources: Vec<String> = bands.into_iter().flatten().map(|band| band.source()).collect();
     sources.join("; ")
+}
+
+/// What a cell leaves open and how it is priced, as sentences without their stops.
+pub fn assumed(footprint: Option<&Footprint>, timing: Option<&Timing>) -> Vec<String> {
+    let all = [footprint.map(|of| &of.whole_logits), timing.map(|of| &of.assumed)];
+    all.into_iter().flatten().filter(|text| !text.is_empty()).cloned().collect()
 }
 
 /// Sentence that names the traits of a cell that no published result has; empty if none is missing.

@@ -178,7 +178,7 @@ impl Planned {
             has_adapter: resolved.is_some_and(|resolved| job(resolved).peft != Peft::None),
             cautions: resolved.filter(|_| timing.is_some()).map(cautions).unwrap_or_default(),
             not_compared: forecast::not_compared(footprint, timing),
-            whole_logits: footprint.map(|footprint| footprint.whole_logits.clone()).unwrap_or_default(),
+            assumed: forecast::assumed(footprint, timing),
             search: self.search.as_deref().cloned(),
         }
     }
@@ -204,6 +204,8 @@ pub fn subject(resolved: &Resolved, settings: &Settings) -> Subject {
         // A sentence has its own commas.
         precision: match precision.split_once(", ") {
             Some((preset, stated)) => format!("{preset} ({stated})"),
+            // A program and its preset may share a name.
+            None if precision == framework.name => format!("{precision} precision"),
             None => precision,
         },
         software: framework.name.clone(),

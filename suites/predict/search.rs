@@ -217,6 +217,10 @@ pub fn search(planner: &Planner, resolved: &Resolved, label: &str, wanted: &Want
             .as_ref()
             .map(|of| forecast::not_compared(Some(&of.footprint), of.timing.as_ref().ok()))
             .unwrap_or_default(),
+        assumed: first
+            .as_ref()
+            .map(|of| forecast::assumed(Some(&of.footprint), of.timing.as_ref().ok()))
+            .unwrap_or_default(),
         runner_up: alternatives.first().map(|one| format!("The runner-up: {}", one.words())).unwrap_or_default(),
         alternatives,
         measured: None,

@@ -29,4 +29,6 @@ pub struct Timing {
     pub band: Option<Band>,
     /// Traits of the job that no published speed has, as the end of a sentence; empty if none is missing.
     pub lacks: String,
+    /// What the cell leaves open and how its time is priced, in a sentence without its stop; else empty.
+    pub assumed: String,
 }

@@ -241,7 +241,8 @@ impl Experiment<'_> {
                         }
                     }
                 }
-                if time.is_over(generation, begin.elapsed()) {
+                // What was delivered may have prolonged the time; what is not delivered yet needs another round.
+                if is_over && time.is_over(generation, begin.elapsed()) {
                     break;
                 }
             }

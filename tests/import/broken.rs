@@ -282,7 +282,7 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
     (
         "two_at_once",
         "{\"curriculum_learning\": {\"enabled\": true}, \"optimizer\": {\"type\": \"Adam\", \"params\": {\"max_grad_norm\": 1.0}}}",
-        &["optimizer.params.max_grad_norm", "curriculum_learning: is refused by DeepSpeed 0.19.8"],
+        &["optimizer.params.max_grad_norm", ":1:2: curriculum_learning: is refused by DeepSpeed 0.19.8"],
     ),
     ("hf_family", "{\"model_type\": \"whisper\"}", &["model_type", "docs/families.md", "family = \"custom\""]),
     ("hf_no_family", "{\"architectures\": [\"LlamaForCausalLM\"]}", &["model_type", "is missing"]),
@@ -291,6 +291,26 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
         "hf_heads",
         "{\"model_type\": \"llama\", \"hidden_size\": 30, \"num_attention_heads\": 4}",
         &["num_attention_heads", "does not divide"],
+    ),
+    (
+        "hf_method",
+        "{\"model_type\": \"llama\", \"quantization_config\": {\"quant_method\": \"gptq\"}}",
+        &[":1:25: quantization_config.quant_method: \"gptq\" (zbench has bitsandbytes"],
+    ),
+    (
+        "hf_blocks",
+        "{\"model_type\": \"lfm2\", \"num_hidden_layers\": 2, \"layer_types\": [\"conv\", \"full_attention\"]}",
+        &["layer_types: 1 of 2 blocks have conv, which zbench does not price; no keys of [model] describe that"],
+    ),
+    (
+        "titan_moved",
+        "[parallelism]\ntensor_parallel_degree = 2\n[experimental]\npipeline_parallel_degree = 2\n",
+        &[":4:1", "experimental.pipeline_parallel_degree", "write it as parallelism.pipeline_parallel_degree"],
+    ),
+    (
+        "titan_two_floors",
+        "[parallelism]\n[lr_scheduler]\nmin_lr_factor = 0.1\nlr_min = 0.1\n",
+        &[":4:1", "lr_scheduler.lr_min", "keep one of them"],
     ),
     ("hf_quantised", "{\"model_type\": \"llama\", \"quantization_config\": {\"bits\": 4}}", &["quantization_config"]),
 ];

@@ -170,7 +170,9 @@ const DEEPSPEED: &[Case] = &[
     ("fp16.enabled", "true", "", U, "precision.preset=\"f16-mixed\""),
     ("fp16.enabled", "true", "", U, "precision.gradients=\"f16\""),
     ("fp16.enabled", "false", "", D, ""),
-    ("fp16.enabled", "\"auto\"", "", D, ""),
+    ("fp16.enabled", "\"auto\"", "", U, "precision.preset=\"f16-mixed\""),
+    ("fp16.enabled", "\"auto\"", "bf16.enabled=\"auto\"", D, ""),
+    ("bf16.enabled", "\"auto\"", "fp16.enabled=\"auto\"", U, "precision.preset=\"deepspeed\""),
     ("fp16.loss_scale", "128", FP16, U, "precision.loss_scale=128.0"),
     ("fp16.loss_scale", "128", "fp16.enabled=false", I, ""),
     ("fp16.initial_scale_power", "9", FP16, U, "precision.initial_scale_power=9"),
@@ -725,6 +727,7 @@ fn what_auto_leaves_open_is_assumed_and_told() {
     for (text, set, preset, caution) in [
         (both, &[][..], Some("deepspeed"), true),
         (both, &["precision.preset=f32"], Some("f32"), false),
+        (both, &["precision.products=fp8"], Some("deepspeed"), true),
         (r#"{"fp16": {"enabled": "auto"}, "seed": 1}"#, &[], Some("f16-mixed"), true),
         (r#"{"bf16": {"enabled": false}, "seed": 1}"#, &[], None, false),
     ] {
@@ -733,8 +736,22 @@ fn what_auto_leaves_open_is_assumed_and_told() {
         assert_eq!(made.notes.iter().any(|note| note.starts_with("CAUTION")), caution, "{:?}", made.notes);
         assert!(made.notes.iter().any(|note| note.contains("512 tokens")), "{:?}", made.notes);
     }
+    let flagged = draft(both, &options(&["precision.preset=f32"]));
+    assert!(row(&flagged, "bf16.enabled").reason.contains("--set precision.preset"), "{:?}", flagged.rows);
     let stated = draft(both, &options(&["train.seq_len=4096"]));
     assert!(!stated.notes.iter().any(|note| note.contains("512 tokens")), "{:?}", stated.notes);
+}
+
+/// The rank of adapters that quantised weights imply is PEFT's default, unless a flag states another.
+#[test]
+fn a_note_has_the_rank_that_a_flag_states() {
+    let file =
+        r#"{"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}}"#;
+    for (set, rank) in [(&[][..], 8), (&["lora.rank=32"], 32)] {
+        let made = draft(file, &options(set));
+        let told: Vec<&String> = made.notes.iter().filter(|note| note.contains("adapters of lora.rank")).collect();
+        assert!(matches!(&told[..], [note] if note.contains(&format!("lora.rank = {rank}"))), "{:?}", made.notes);
+    }
 }
 
 /// What DeepSpeed 0.19.8 refuses by name, and what its releases before it read, is imported with a note, and told with other errors.

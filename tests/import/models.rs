@@ -4,6 +4,7 @@ use super::{draft, options, row};
 use std::path::Path;
 use zbench_config::{Context, Document, Resolved};
 use zbench_engine::hf::parameter_count;
+use zbench_engine::planner::Planner;
 use zbench_predict::job;
 use zbench_suites::interop::{self, Draft, Verdict, toml};
 
@@ -281,24 +282,27 @@ fn parts_without_sizes_are_named() {
             r#""model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"]"#,
             "1 of 2 blocks have linear_attention",
         ),
-        (
-            r#""model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 32"#,
-            "global_head_dim 32 beside head_dim 16",
-        ),
+        (r#""model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 32"#, "32 beside head_dim 16"),
         (
             r#""model_type": "nemotron-nas", "block_configs": [{"attention": {"no_op": true}}, {"attention": {"no_op": false}}]"#,
             "1 of 2 blocks have no attention",
         ),
-        (
-            r#""model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}"#,
-            "quant_method \"gptq\"",
-        ),
+        (r#""model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}"#, "\"gptq\""),
         (r#""model_type": "whisper""#, "family = \"custom\""),
         (
             r#""model_type": "qwen2_moe", "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 2000000000, "n_shared_experts": 2000000000"#,
             "model.shared_expert_intermediate_size: 4000000000000000000 is too large",
         ),
         (r#""model_type": "phi3", "num_attention_heads": "many""#, "num_attention_heads"),
+        (
+            r#""model_type": "phi3", "max_position_embeddings": 999999999999"#,
+            "it must be a whole number from 0 to 2147483648",
+        ),
+        (
+            r#""model_type": "qwen3", "layer_types": ["linear_attention", "full_attention"]"#,
+            "1 of 2 blocks have linear_attention",
+        ),
+        (r#""model_type": "opt", "word_embed_proj_dim": 32"#, "word_embed_proj_dim 32 beside hidden_size 64"),
     ] {
         let text = format!("{{{sizes}, {rest}}}").replacen(
             r#""num_attention_heads": 4, "#,
@@ -350,14 +354,41 @@ fn a_plan_needs_no_weights() {
     std::fs::write(folder.path().join("config.json"), format!(r#"{{"model_type": "llama", {sizes}}}"#)).unwrap();
     assert!(expand(context()).is_err_and(|error| error.to_string().contains("no weights to load")));
     assert!(expand(context().priced()).unwrap()[0].resolved.is_ok());
-    for (text, reason) in [
-        (format!(r#"{{"model_type": "llama", {sizes}, "attention_dropout": 0.1}}"#), "attention_dropout 0.1"),
-        (format!(r#"{{"model_type": "phi3", {sizes}}}"#), "model_type \"phi3\""),
+    // What a file states of model.left_out takes nothing of the model's away.
+    let emptied = Document::parse(Path::new("file.toml"), "model.path = \".\"\nmodel.left_out = []", &[]).unwrap();
+    for (rest, reason, remedy, assumed) in [
+        (
+            r#""model_type": "llama", "attention_dropout": 0.1"#,
+            "attention_dropout 0.1",
+            "model.dropout = 0.0",
+            "dropout",
+        ),
+        (r#""model_type": "phi3""#, "model_type \"phi3\"", "", "phi3 is priced by its sizes"),
+        (
+            r#""model_type": "llama", "rope_scaling": {"type": "yarn", "factor": 4.0}"#,
+            "rope_type \"yarn\"",
+            "",
+            "no size depends on it",
+        ),
+        (
+            r#""model_type": "llama", "quantization_config": {"load_in_4bit": true, "bnb_4bit_quant_type": "nf4"}"#,
+            "quantization_config",
+            "lora.base",
+            "adapters of lora.rank = 8",
+        ),
     ] {
-        std::fs::write(folder.path().join("config.json"), text).unwrap();
+        std::fs::write(folder.path().join("config.json"), format!("{{{sizes}, {rest}}}")).unwrap();
         let cell = expand(context()).unwrap().remove(0).resolved.unwrap().cell;
         assert_eq!(cell.model.vocab_size, 128);
-        let priced = cell.priced.unwrap_or_default();
-        assert!(priced.left_out[0].contains(reason), "{:?}", priced.left_out);
+        let of_emptied = zbench_config::resolve(&emptied.base, &context()).unwrap().cell;
+        for cell in [&cell, &of_emptied] {
+            let priced = cell.priced.clone().unwrap_or_default();
+            assert!(priced.left_out[0].contains(reason), "{:?}", priced.left_out);
+            let refusal = zbench_predict::planned::estimate(&Planner::default(), cell).unwrap_err();
+            assert!(refusal.starts_with("model.path: ") && refusal.contains(reason), "{refusal}");
+            assert!((remedy.is_empty() || refusal.matches(remedy).count() == 1) && !refusal.contains(';'), "{refusal}");
+        }
+        let said = zbench_config::resolve::assumed(&document.base, &context());
+        assert!(said.iter().any(|text| text.contains(assumed)), "{said:?}");
     }
 }

@@ -37,8 +37,8 @@ fn limited_address_space_is_enough_for_what_fits_it() {
     let (folder, file) = folder();
     let file = file.to_str().unwrap();
     for (kib, arguments) in [
-        (1_500_000, &["run", file, "--set", "parallel.ranks=2"][..]),
-        (1_500_000, &["run", file, "--set", "parallel.ranks=2", "--set", "parallel.backend=shm"]),
+        (600_000, &["run", file, "--set", "parallel.ranks=2"][..]),
+        (700_000, &["run", file, "--set", "parallel.ranks=2", "--set", "parallel.backend=shm"]),
         (
             1_000_000,
             &["gemm", "--shape", "17x3x5", "--threads", "1", "--seconds", "0.001", "--iters", "3", "--warmup", "0"],

@@ -10,10 +10,16 @@ use super::{CommError, Result, invalid};
 use crate::comm::moves::Posted;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use zbench_kernels::Region;
+use zbench_kernels::{Region, address_space_left};
 
 /// Bytes of the mapping: address space, of which only what is used becomes memory.
 pub(crate) const CONTROL_BYTES: u64 = 512 << 20;
+
+/// Bytes of a new mapping: [`CONTROL_BYTES`], or an eighth of what a limit on address space leaves.
+pub(crate) fn control_bytes() -> u64 {
+    address_space_left().map_or(CONTROL_BYTES, |left| CONTROL_BYTES.min(left / 8))
+}
+
 /// Calls of a group, and of a pair of its ranks, that can be under way.
 const DEPTH: usize = 16;
 const PAIR_DEPTH: usize = 4;
@@ -32,6 +38,8 @@ struct Header {
 
 pub(crate) struct Control {
     region: Arc<Region>,
+    /// Bytes of the region that are used.
+    bytes: u64,
     ranks: usize,
 }
 
@@ -88,9 +96,9 @@ fn padded(bytes: usize) -> u64 {
 }
 
 #[cold]
-fn damaged(at: u64, bytes: u64) -> CommError {
+fn damaged(at: u64, bytes: u64, all: u64) -> CommError {
     let reason = format!(
-        "{bytes} bytes at {at:#x} do not lie in the {CONTROL_BYTES} bytes in which the ranks meet; another rank has damaged them"
+        "{bytes} bytes at {at:#x} do not lie in the {all} bytes in which the ranks meet; another rank has damaged them"
     );
     invalid("shared memory", reason)
 }
@@ -100,14 +108,14 @@ impl Control {
     /// the flags of all ranks.
     pub(crate) fn new(region: Arc<Region>, ranks: usize) -> Result<Arc<Control>> {
         let flags = (ranks as u64).saturating_mul(size_of::<RankFlags>() as u64);
-        if region.bytes() < CONTROL_BYTES || Control::flags_at().saturating_add(flags) > CONTROL_BYTES {
+        let bytes = region.bytes().min(CONTROL_BYTES);
+        if Control::flags_at().saturating_add(flags) > bytes {
             let reason = format!(
-                "{} bytes are too few for {ranks} ranks to meet in; all ranks must run the same version, and use fewer ranks",
-                region.bytes()
+                "{bytes} bytes are too few for {ranks} ranks to meet in; use fewer ranks, or raise a limit on address space (ulimit -v)"
             );
             return Err(invalid("split", reason));
         }
-        Ok(Arc::new(Control { region, ranks }))
+        Ok(Arc::new(Control { region, bytes, ranks }))
     }
 
     /// `count` values from `at` on; an error where they do not lie in the memory. Offsets come from memory that all ranks
@@ -127,8 +135,8 @@ impl Control {
     /// That `bytes` from `at` on lie in the memory, aligned.
     #[inline(always)]
     fn check(&self, at: u64, bytes: u64, align: u64) -> Result<()> {
-        let fits = at.checked_add(bytes).is_some_and(|end| end <= CONTROL_BYTES) && at.is_multiple_of(align);
-        if fits { Ok(()) } else { Err(damaged(at, bytes)) }
+        let fits = at.checked_add(bytes).is_some_and(|end| end <= self.bytes) && at.is_multiple_of(align);
+        if fits { Ok(()) } else { Err(damaged(at, bytes, self.bytes)) }
     }
 
     #[inline]
@@ -159,12 +167,12 @@ impl Control {
     fn take(&self, bytes: u64) -> Result<u64> {
         let first = Control::flags_at() + padded(self.ranks * size_of::<RankFlags>());
         let at = first.saturating_add(self.header().used.fetch_add(bytes, Ordering::Relaxed));
-        if at.saturating_add(bytes) <= CONTROL_BYTES {
+        if at.saturating_add(bytes) <= self.bytes {
             return Ok(at);
         }
         let reason = format!(
-            "the {CONTROL_BYTES} bytes in which the groups of {} ranks meet are used up; make fewer groups",
-            self.ranks
+            "the {} bytes in which the groups of {} ranks meet are used up; make fewer groups, or raise a limit on address space (ulimit -v)",
+            self.bytes, self.ranks
         );
         Err(invalid("split", reason))
     }

@@ -1,6 +1,6 @@
 //! Worlds of threads.
 
-use super::board::{Board, CONTROL_BYTES, Control};
+use super::board::{Board, Control, control_bytes};
 use super::shared::Shared;
 use super::space::{Marks, Space};
 use super::sync::SpinPolicy;
@@ -25,7 +25,7 @@ pub(crate) fn spin_policy(ranks: usize) -> SpinPolicy {
 /// There is no address space for the memory in which they meet, or their device has no room for their queues.
 pub fn group(name: &str, kernels: Vec<Arc<dyn Kernels>>, stall: Duration) -> Result<Vec<Shared>> {
     let size = kernels.len();
-    let region = Region::reserve(CONTROL_BYTES).map_err(|error| invalid("local", error))?;
+    let region = Region::reserve(control_bytes()).map_err(|error| invalid("local", error))?;
     let control = Control::new(Arc::new(region), size)?;
     let ranks: Vec<usize> = (0..size).collect();
     // The first board of a new world always has room: a world of more ranks than fit has no threads to run them.

@@ -1,6 +1,6 @@
 //! Worlds of processes on one host. Each rank's arena is shared memory that all others map, so nothing is copied to be sent.
 
-use super::board::{Board, CONTROL_BYTES, Control};
+use super::board::{Board, Control, control_bytes};
 use super::local::spin_policy;
 use super::shared::Shared;
 use super::space::{Processes, Space};
@@ -62,7 +62,7 @@ pub fn shm(
     let stand_ins = Arena::shared_for(None, arena.region().bytes() / 2).map_err(memory)?;
     let mut own = vec![arena.region(), stand_ins.region()];
     if rank == 0 {
-        let control = Arc::new(Region::shared(CONTROL_BYTES).map_err(memory)?);
+        let control = Arc::new(Region::shared(control_bytes()).map_err(memory)?);
         Board::make(&Control::new(control.clone(), size)?, "world", &(0..size).collect::<Vec<_>>())?;
         own.push(control);
     }

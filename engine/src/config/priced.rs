@@ -69,6 +69,9 @@ pub struct Priced {
     /// Parts of the model that the engine lacks and no size depends on.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
+    /// `left_out` is of the config.json that `model.path` names, so that a refusal names that key. Records do not have it.
+    #[serde(skip)]
+    pub is_of_folder: bool,
 }
 
 impl Default for Priced {
@@ -95,6 +98,7 @@ impl Default for Priced {
             adapter_dtype: None,
             loading: None,
             left_out: Vec::new(),
+            is_of_folder: false,
         }
     }
 }
@@ -135,7 +139,9 @@ impl Priced {
             PricedLoss::Logits => quoted("logits"),
             PricedLoss::Chunked(_) => quoted("chunked"),
         };
+        let of_folder = self.is_of_folder.then(|| format!("a model with {}", self.left_out.join(", ")));
         let keys = [
+            ("model.path", of_folder),
             ("parallel.gather_wire", unless(None, self.gather_wire)),
             ("parallel.reduce_wire", unless(None, self.reduce_wire)),
             ("memory.loss", loss),
@@ -158,6 +164,19 @@ impl Priced {
             ("model.left_out", unless(Vec::new(), self.left_out.clone())),
         ];
         keys.into_iter().find_map(|(key, word)| Some((key, word?)))
+    }
+
+    /// What makes a model run that lacks nothing but what one change takes away.
+    pub(crate) fn remedy(&self) -> Option<&'static str> {
+        let all = |word: &str| !self.left_out.is_empty() && self.left_out.iter().all(|part| part.contains(word));
+        let remedies = [
+            ("drop", "model.dropout = 0.0 trains without dropout"),
+            (
+                "quantization_config",
+                "a folder of its weights in f32, bf16 or f16 runs, with lora.rank and lora.base for adapters on quantised ones",
+            ),
+        ];
+        remedies.into_iter().find_map(|(word, remedy)| all(word).then_some(remedy))
     }
 }
 

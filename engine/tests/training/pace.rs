@@ -34,6 +34,8 @@ impl Pace for Count {
         assert!(step.ms > 0.0 && step.tokens > 0);
         self.ended.lock().unwrap().push((rank, step.step));
     }
+
+    fn abandon(&self) {}
 }
 
 fn paced(cell: &Cell, steps: usize) -> (Run, Vec<(usize, u64)>) {

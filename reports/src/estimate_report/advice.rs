@@ -101,7 +101,10 @@ impl Advice {
             match &self.recommended {
                 Some(best) => {
                     let like = if self.search.not_compared.is_empty() { "" } else { "Like no published result: " };
-                    screen.said("ANSWER", format!("{like}{}. Predicted for {}.", self.name, self.of_what()), 4);
+                    // As a plan of it says: a peak whose band passes the capacity may not fit.
+                    let passes = best.memory_bytes_band.is_some_and(|[_, high]| high > self.search.capacity_bytes);
+                    let fits = if passes { " It may not fit: the band of its peak passes the capacity." } else { "" };
+                    screen.said("ANSWER", format!("{like}{}. Predicted for {}.{fits}", self.name, self.of_what()), 4);
                     screen.table(self.figures(best));
                 }
                 None => screen.said("ANSWER", self.nothing_fits(), 5),
@@ -115,6 +118,9 @@ impl Advice {
             screen.said("SEARCHED", self.searched(), 2);
             if self.recommended.is_some() {
                 screen.said("NOT COMPARED", &self.search.not_compared, 2);
+                for text in &self.search.assumed {
+                    screen.said("ASSUMED", text, 2);
+                }
                 screen.said("BANDS", &self.search.band_source, 1);
             }
             for (label, text) in next {

@@ -20,7 +20,7 @@ pub fn screen(rows: &[EstimateRow], room: Room, next: &[(&str, String)]) -> Scre
     let groups = misfits(rows, MOST_GROUPS);
     let (slow, here, loading) = (without_speed(rows), reasons(rows), loading(rows));
     let unlike = in_cells(rows.iter().map(|row| row.not_compared.as_str()));
-    let logits = in_cells(rows.iter().map(|row| row.whole_logits.as_str()));
+    let assumed = in_cells(rows.iter().flat_map(|row| &row.assumed).map(String::as_str));
     let short = &shortened(rows)[..];
     let mut order: Vec<&EstimateRow> = short.iter().filter(|row| row.fits != Some(false)).collect();
     let speed = |row: &EstimateRow| row.tokens_per_second.unwrap_or(f64::NEG_INFINITY);
@@ -54,8 +54,8 @@ pub fn screen(rows: &[EstimateRow], room: Room, next: &[(&str, String)]) -> Scre
         for reason in &unlike {
             screen.said("NOT COMPARED", reason, 2);
         }
-        for text in &logits {
-            screen.said("LOSS", text, 2);
+        for text in &assumed {
+            screen.said("ASSUMED", text, 2);
         }
         for text in &loading {
             screen.said("LOADING", text, 2);

@@ -114,6 +114,9 @@ pub struct Searched {
     /// What of the first no published speed has, in a sentence; empty where there is nothing.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub not_compared: String,
+    /// What the first leaves open and how it is priced, as sentences without their stops.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub assumed: Vec<String>,
 }
 
 /// A way as people name it: its strategy, the degrees above 1, and of the rest what is not usual. Beside another one also what differs
@@ -248,6 +251,9 @@ fn screen(found: &Searched, room: Room, next: &[(&str, String)]) -> Screen {
         }
         screen.said("LEFT OUT", left_out(found).join("; "), 2);
         screen.said("NOT COMPARED", &found.not_compared, 2);
+        for text in &found.assumed {
+            screen.said("ASSUMED", text, 2);
+        }
         screen.said("BANDS", &found.band_source, 2);
         for (label, text) in next {
             screen.said(label, text, 3);

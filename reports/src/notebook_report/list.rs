@@ -82,7 +82,12 @@ impl<'r> List<'r> {
             let tone = if record.is_measured() { Tone::Plain } else { Tone::Warning };
             Entry::words(record.status.name()).toned(tone)
         });
-        table.numbers("tokens/s", "tokens/s", |(record, _)| Entry::maybe(record.tokens_per_second, units::number));
+        // Turns of which none counts have no speed.
+        let speed = |record: &IndexEntry| {
+            let counts = !record.has_turns || record.excluding_flags().next().is_none();
+            record.tokens_per_second.filter(|_| counts)
+        };
+        table.numbers("tokens/s", "tokens/s", |(record, _)| Entry::maybe(speed(record), units::number));
         table.numbers("peak memory", "bytes", |(record, _)| Entry::maybe(record.peak_memory_bytes, units::memory));
         table.words("loss parity", |(record, _)| record.parity.words());
         table.words("flags", |(record, _)| record.flags.join(", "));

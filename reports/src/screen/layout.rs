@@ -122,7 +122,7 @@ fn table_lines(table: &Table, width: usize, color: bool) -> Vec<String> {
         let surplus = total(&widths).saturating_sub(width);
         match longest {
             _ if surplus == 0 || shown.len() == 1 => break,
-            Some(at) if shown.len() <= at + 1 + KEPT && widths[at] > least(shown.len() - at) => {
+            Some(at) if at < shown.len() && shown.len() <= at + 1 + KEPT && widths[at] > least(shown.len() - at) => {
                 widths[at] -= surplus.min(widths[at] - least(shown.len() - at));
             }
             _ => {
@@ -237,5 +237,17 @@ mod tests {
             [" n  cell                   speed", " 1  a name of thirty       7,000", "    letters, about"]
         );
         assert!(lines(&screen, 20, false).iter().all(|line| columns(line) <= 20));
+    }
+
+    #[test]
+    fn the_widest_column_of_words_may_be_the_last() {
+        let titles = vec![Column::words("cell"), Column::numbers("step", ""), Column::words("band of the step")];
+        let mut table = Table::new("t", titles);
+        table.row(vec![Entry::words("ddp"), Entry::whole(1, "1.25 s"), Entry::words("from 1.00 s to 1.50 s, or more")]);
+        let mut screen = Screen::default();
+        screen.table(table);
+        for width in 20..60 {
+            assert!(lines(&screen, width, false).iter().all(|line| columns(line) <= usize::from(width)), "{width}");
+        }
     }
 }

@@ -66,6 +66,9 @@ pub struct IndexEntry {
     /// The experiment of its turns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experiment: Option<String>,
+    /// True if its turns measured something, as [`Record::taken_turns`] says.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub has_turns: bool,
     /// True for the second set of processes of a reference.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub twin: bool,
@@ -104,6 +107,7 @@ impl IndexEntry {
             flags: record.validity.clone(),
             steps: record.steps.len(),
             experiment: turns.map(|turns| turns.experiment.clone()),
+            has_turns: record.taken_turns().is_some(),
             twin: record.is_twin(),
             ..IndexEntry::default()
         }
@@ -116,7 +120,7 @@ impl IndexEntry {
 
     /// Validity flags that keep it out of rankings and comparisons.
     pub fn excluding_flags(&self) -> impl Iterator<Item = &str> {
-        excluding(&self.flags, self.is_measured() && self.experiment.is_some())
+        excluding(&self.flags, self.has_turns)
     }
 
     /// The value at a dotted path of the resolved configuration.

@@ -365,7 +365,9 @@ impl Cache {
             }
         }
         self.seen = Some(now);
-        if let Some(sink) = sink {
+        // Behind a torn line no end can have the length of the file, so one without an addition would say nothing new.
+        let is_torn = now.0 != self.index.end;
+        if let Some(sink) = sink.filter(|sink| !(is_torn && sink.is_empty())) {
             match sink.finish(self.index.end, now.1) {
                 Ok(written) => (self.hasher, self.length) = written,
                 Err(_) => (self.gave_up, self.is_ahead) = (true, true),
@@ -428,6 +430,11 @@ impl<'f> Sink<'f> {
             sink.text(HEAD.as_bytes());
         }
         sink
+    }
+
+    /// Whether nothing was added.
+    fn is_empty(&self) -> bool {
+        self.begin == self.length && self.buffer.is_empty()
     }
 
     fn line(&mut self, line: &Line) {

@@ -1,6 +1,6 @@
 //! `plan`: what cells take, without running them.
 
-use super::train::{estimates, say_crossings, say_heads, say_longer};
+use super::train::{estimates, say_assumed, say_crossings, say_heads, say_longer, skip_without_weights};
 use super::{advise, expand_document, expand_with, planned, print_lines, print_screen, room, search};
 use crate::{Cells, Format, Global, PlanArgs};
 use anyhow::{Result, bail};
@@ -34,10 +34,12 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     let mut expanded = expand_document(document, cells.only.as_deref(), arguments.max_cells, Context::priced)?;
     // A screen has one piece of advice, and looking for it is most of the work.
     let is_screen = global.format == Format::Table && !global.full;
-    let as_stated = planned(&mut expanded, arguments.proxy, if is_screen { 1 } else { usize::MAX })?;
+    let mut as_stated = planned(&mut expanded, arguments.proxy, if is_screen { 1 } else { usize::MAX })?;
+    skip_without_weights(&mut as_stated);
     say_crossings(&as_stated);
     say_heads(&as_stated);
     say_longer(&as_stated);
+    say_assumed(&as_stated, &expanded.context);
     if as_stated.is_empty() {
         zbench_host::say!("{}", grid::none_left(&expanded.document, &expanded.only));
         return Ok(exit::SUCCESS);

@@ -12,11 +12,12 @@ use anyhow::Result;
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use zbench_config::ConfigError;
+use zbench_config::foreign::has_weights;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::profile::drives;
+use zbench_config::{ConfigError, Context, resolve};
 use zbench_engine::checkpoint::note_of_untied_head;
-use zbench_engine::config::{Cell, Model};
+use zbench_engine::config::{Cell, Model, RopeScaling};
 use zbench_engine::mesh::GroupName;
 use zbench_host::terminal::Stream;
 use zbench_host::{exit, machine};
@@ -57,6 +58,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     say_crossings(&cells);
     say_longer(&cells);
     if arguments.dry_run {
+        say_assumed(&cells, &expanded.context);
         if let Some(trace) = session.timelines(global)? {
             trace.predicted(&cells);
         }
@@ -345,14 +347,59 @@ pub(super) fn say_crossings(cells: &[Planned]) {
 pub(super) fn say_longer(cells: &[Planned]) {
     let longer = |planned: &Planned| {
         let cell = planned.cell()?;
-        let most = cell.model.max_position_embeddings;
-        (cell.model.most_tokens().is_none() && cell.train.seq_len > most).then_some((cell.train.seq_len, most))
+        let model = &cell.model;
+        let (tokens, most) = (cell.train.seq_len, model.max_position_embeddings);
+        // A length that nothing stated is the default.
+        let is_stated =
+            most != DEFAULT_POSITIONS || planned.grid.settings.contains_key("model.max_position_embeddings");
+        if model.family == "custom" && !is_stated {
+            return None;
+        }
+        let stretched = model.rope_scaling.map_or(0.0, |scaling| match scaling {
+            RopeScaling::Linear { factor } => factor * most as f64,
+            RopeScaling::Llama3 { factor, original_max_position_embeddings: original, .. } => factor * original as f64,
+        });
+        let is_longer = model.most_tokens().is_none() && tokens > most && tokens as f64 > stretched;
+        is_longer.then_some((tokens, most, model.rope_scaling.is_some()))
     };
-    if let Some((tokens, most)) = cells.iter().filter_map(longer).max() {
+    if let Some((tokens, most, is_scaled)) = cells.iter().filter_map(longer).max() {
+        let remedy = if is_scaled { "a larger factor of model.rope_scaling" } else { "model.rope_scaling" };
         zbench_host::say!(
             "note: train.seq_len = {tokens} is beyond max_position_embeddings = {most} of the model, whose rotary positions go on; \
-             model.rope_scaling stretches them"
+             {remedy} stretches them"
         );
+    }
+}
+
+/// `max_position_embeddings` of a model that states none.
+const DEFAULT_POSITIONS: usize = 2048;
+
+/// Notes what was assumed of models that `model.path` names and the engine cannot train, each assumption once.
+pub(super) fn say_assumed(cells: &[Planned], context: &Context) {
+    let key = |planned: &Planned| {
+        let of_model = ["model.path", "model.dropout", "lora.rank"];
+        of_model.map(|name| planned.grid.settings.get(name).map(|setting| setting.value.to_string()))
+    };
+    let (mut read, mut said) = (BTreeSet::new(), BTreeSet::new());
+    for planned in cells.iter().filter(|planned| planned.grid.resolved.is_ok()) {
+        if read.insert(key(planned)) {
+            for text in resolve::assumed(&planned.grid.settings, context) {
+                if said.insert(text.clone()) {
+                    zbench_host::say!("note: {text}");
+                }
+            }
+        }
+    }
+}
+
+/// Skips cells whose `model.path` has no weights: a plan reads sizes alone, and a run refuses such a folder.
+pub(super) fn skip_without_weights(cells: &mut [Planned]) {
+    for planned in cells.iter_mut().filter(|planned| planned.decision == Decision::Run) {
+        let folder = planned.cell().and_then(|cell| cell.model.weights.clone());
+        if let Some(folder) = folder.filter(|folder| !has_weights(folder)) {
+            let reason = format!("model.path: {} has no weights to load", folder.display());
+            planned.decision = Decision::Record { status: Status::Skipped, reason, source: Source::Plan };
+        }
     }
 }
 

@@ -104,7 +104,7 @@ pub(super) fn unknown(name: &str, config: &Map<String, Json>, file: &str) -> HfE
 }
 
 /// What keeps a model's sizes from being those of blocks that are alike.
-fn without_sizes(config: &Map<String, Json>) -> Option<String> {
+pub(super) fn without_sizes(config: &Map<String, Json>) -> Option<String> {
     let list = |key: &str| config.get(key).and_then(Json::as_array);
     if let Some(blocks) = list("block_configs") {
         let is_none = |block: &&Json| block.pointer("/attention/no_op") == Some(&Json::Bool(true));
@@ -121,6 +121,15 @@ fn without_sizes(config: &Map<String, Json>) -> Option<String> {
             let (others, all) = (others.len(), kinds.len());
             return Some(format!("layer_types ({others} of {all} blocks have {first}, which zbench does not price)"));
         }
+    }
+    if let (Some(wide), Some(narrow)) = (config.get("hidden_size"), config.get("word_embed_proj_dim"))
+        && !narrow.is_null()
+        && narrow != wide
+    {
+        return Some(format!(
+            "word_embed_proj_dim {narrow} beside hidden_size {wide} (embeddings of another width than the blocks, with projections \
+             between them; zbench has one width)"
+        ));
     }
     let (head, global) = (config.get("head_dim")?, config.get("global_head_dim").filter(|size| !size.is_null())?);
     (head != global).then(|| {
@@ -176,6 +185,9 @@ const LATENT: &[(&str, &str)] = &[
     ("v_head_dim", "v_head_dim"),
 ];
 
+/// The largest size that a file may state.
+const MOST: i64 = 1 << 31;
+
 /// Reads the sizes of a file.
 struct Sizes<'a> {
     config: &'a Map<String, Json>,
@@ -195,8 +207,10 @@ impl Sizes<'_> {
 
     fn count(&self, key: &str) -> Result<Option<i64>, HfError> {
         let Some(value) = self.given(key) else { return Ok(None) };
-        let count = value.as_i64().filter(|count| (0..=1 << 31).contains(count));
-        count.map(Some).ok_or_else(|| self.refuse(key, format!("is {value}; it must be a whole number from 0")))
+        let count = value.as_i64().filter(|count| (0..=MOST).contains(count));
+        count
+            .map(Some)
+            .ok_or_else(|| self.refuse(key, format!("is {value}; it must be a whole number from 0 to {MOST}")))
     }
 
     fn is(&self, key: &str, default: bool) -> bool {
@@ -233,7 +247,7 @@ pub(super) fn describe(kind: &Kind, config: &Map<String, Json>, file: &str) -> R
     sizes.sizes(NAMES)?;
     for key in ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"] {
         if sizes.made(key).is_none() {
-            return Err(sizes.refuse(key, format!("is missing, and the sizes of a {name} are read of its file alone")));
+            return Err(sizes.refuse(key, format!("is missing, and the sizes of {name} are read from its file alone")));
         }
     }
     let family = if name.ends_with("t5") { "t5" } else { "custom" };
@@ -255,7 +269,7 @@ pub(super) fn describe(kind: &Kind, config: &Map<String, Json>, file: &str) -> R
         experts(&mut sizes, name)?;
         attention(&mut sizes, &mut assumed)?;
         assumed.push(format!(
-            "a {name} is priced by its sizes, as family \"custom\", and not run; small parts of its own (norms of queries and keys, single \
+            "{name} is priced by its sizes, as family \"custom\", and not run; small parts of its own (norms of queries and keys, single \
              biases) are not counted, under 0.1 % of its parameters"
         ));
     }

@@ -89,6 +89,7 @@ pub(super) fn priced(values: &Values, parallel: &Parallel, of: &Model) -> Result
         adapter_dtype: values.choice("lora.adapter_dtype"),
         loading: values.given("model.loading").filter(|_| of.weights.is_none()).and_then(choice),
         left_out: values.choice(LEFT_OUT).unwrap_or_default(),
+        is_of_folder: false,
     };
     if priced.recompute.is_some() && values.text("memory.checkpointing") != "none" {
         let message = "stands beside memory.checkpointing; keep one of them";

@@ -112,9 +112,17 @@ pub(super) fn known_model(values: &Values, context: &Context) -> Result<Model, R
     Ok(read)
 }
 
+/// A model that `model.path` names and the engine cannot train.
+pub(super) struct DescribedFolder {
+    /// The settings with the model's sizes, and without `model.path`.
+    pub settings: Settings,
+    /// What was assumed of the model, in sentences without their points.
+    pub assumed: Vec<String>,
+}
+
 /// The settings with the sizes of a model in the place of `model.path`, where the engine cannot train what its config.json describes;
 /// `model.left_out` then keeps it from being run. A model that cannot be priced either is left to [`model`], which refuses it.
-pub(super) fn described(settings: &Settings, context: &Context) -> Option<Settings> {
+pub(super) fn described(settings: &Settings, context: &Context) -> Option<DescribedFolder> {
     let path = settings.get("model.path")?;
     let file = absolute(&context.folder.join(path.value.as_str()?)).join("config.json");
     let name = file.display().to_string();
@@ -122,19 +130,40 @@ pub(super) fn described(settings: &Settings, context: &Context) -> Option<Settin
     let is_without = settings.contains_key("model.dropout");
     let read = if is_without { hf::model_from_hf_without_dropout } else { hf::model_from_hf };
     let Err(HfError::Unsupported { missing, .. }) = read(&json, &name) else { return None };
-    let described =
+    let mut described =
         foreign::describe(serde_json::from_str::<serde_json::Value>(&json).ok()?.as_object()?, &name).ok()?;
     let (place, from_grid) = (path.place, path.from_grid);
     let mut settings = settings.clone();
     settings.remove("model.path");
-    let whole = [(foreign::LEFT_OUT, missing.into())].into_iter().chain(described.settings);
-    for (key, value) in whole {
+    // What a file states of it adds to what the model has, and takes none of that away.
+    let stated = settings.remove(foreign::LEFT_OUT).map(|setting| setting.value);
+    let (of_model, others): (Vec<_>, Vec<_>) =
+        described.settings.into_iter().partition(|(key, _)| *key == foreign::LEFT_OUT);
+    let further = of_model.into_iter().map(|(_, value)| value).chain(stated);
+    let further = further.filter_map(|value| value.try_into::<Vec<String>>().ok()).flatten();
+    let mut parts: Vec<String> = Vec::new();
+    for text in missing.into_iter().chain(further) {
+        let part = part_of(&text);
+        if !parts.iter().any(|known| known == part) {
+            parts.push(part.to_string());
+        }
+    }
+    if settings.contains_key("lora.rank") {
+        described.assumed.retain(|text| !foreign::is_of_rank(text));
+    }
+    for (key, value) in [(foreign::LEFT_OUT, parts.into())].into_iter().chain(others) {
         settings.entry(key).or_insert(Setting { value, place, from_grid });
     }
     if settings.get("hardware.software").is_none_or(|software| software.value.as_str() == Some("zbench")) {
         settings.remove("model.loading");
     }
-    Some(settings)
+    Some(DescribedFolder { settings, assumed: described.assumed })
+}
+
+/// The part of a model that a text names, without what zbench has instead and without the contents of a table.
+fn part_of(text: &str) -> &str {
+    let part = text.split(" (zbench has").next().unwrap_or(text);
+    part.split(" {").next().unwrap_or(part)
 }
 
 /// The model of a preset or a folder, with the keys of [model] over it.

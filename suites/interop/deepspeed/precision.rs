@@ -1,6 +1,7 @@
 //! Types: fp16, bf16, torch_autocast, amp, data_types and communication_data_type.
 
 use super::word;
+use crate::interop::Verdict;
 use crate::interop::draft::{Draft, Options, whole};
 use toml::Value as Toml;
 
@@ -83,7 +84,13 @@ fn open(draft: &mut Draft, options: &Options) -> Mode {
     let auto: Vec<&str> =
         ["bf16", "fp16"].into_iter().filter(|section| draft.is_auto(&format!("{section}.enabled"))).collect();
     let Some(first) = auto.first() else { return Mode::F32 };
-    if options.set.iter().any(|set| set.trim_start().starts_with("precision.")) {
+    let is_preset = |set: &String| set.split('=').next().is_some_and(|key| key.trim() == "precision.preset");
+    if options.set.iter().any(is_preset) {
+        for section in &auto {
+            let reason =
+                "\"auto\" is filled in by the training script there; --set precision.preset states the types here.";
+            draft.settle_auto(&format!("{section}.enabled"), Verdict::Default, &[], reason);
+        }
         return Mode::F32;
     }
     let (mode, settings) = match *first {
@@ -92,8 +99,19 @@ fn open(draft: &mut Draft, options: &Options) -> Mode {
     };
     let theirs = auto.iter().map(|section| format!("{section}.enabled")).collect::<Vec<_>>().join(" and ");
     let verb = if auto.len() == 1 { "is" } else { "are" };
-    for (key, value) in settings {
-        draft.derived(key, value, format!("{theirs} {verb} \"auto\": assumed"));
+    for (key, value) in &settings {
+        draft.derived(key, value.clone(), format!("{theirs} {verb} \"auto\": assumed"));
+    }
+    for section in &auto {
+        let path = format!("{section}.enabled");
+        if section == first {
+            let reason = format!("\"auto\" is filled in by the training script there; {first} is assumed here.");
+            draft.settle_auto(&path, Verdict::Used, &settings, &reason);
+        } else {
+            let reason =
+                format!("\"auto\" is filled in by the training script there; {first} is assumed here instead.");
+            draft.settle_auto(&path, Verdict::Default, &[], &reason);
+        }
     }
     draft.notes.push(format!(
         "CAUTION: {theirs} {verb} \"auto\", so the training script says what it trains in; {first} is assumed: --set \

@@ -27,6 +27,7 @@ pub fn write(view: &mut View, name: &str) -> String {
     schedule(view);
     training(view);
     parallelism(view);
+    compile(view);
     activations(view);
     checkpoint(view);
     if let Some(seed) = view.count("train.seed") {
@@ -287,8 +288,10 @@ fn parallelism(view: &mut View) {
         }
     }
     if view.flag("parallel.tensor_overlap") {
-        let overlap = [("parallelism.enable_async_tensor_parallel", json!(true))];
-        view.used("parallel.tensor_overlap", &overlap, "Collectives of tensor ranks run beside products.");
+        let overlap = [("parallelism.enable_async_tensor_parallel", json!(true)), ("compile.enable", json!(true))];
+        let reason =
+            "Collectives of tensor ranks overlap with products; torchtitan refuses that without torch.compile.";
+        view.used("parallel.tensor_overlap", &overlap, reason);
     }
     if view.degree("parallel.sequence") > 1 {
         let reason = "torchtitan's tensor parallelism always splits sequences between the matrices.";
@@ -307,6 +310,22 @@ fn parallelism(view: &mut View) {
     }
     for key in ["parallel.gather_wire", "parallel.reduce_wire"] {
         view.without(key, &[], "torchtitan compresses no collectives.");
+    }
+}
+
+/// torchtitan is FSDP 2, with torch.compile or without. Its asynchronous tensor parallelism needs torch.compile.
+fn compile(view: &mut View) {
+    const KEY: &str = "hardware.software";
+    let is_compiled = view.flag("parallel.tensor_overlap");
+    let made = ("compile.enable", json!(true));
+    match view.text(KEY) {
+        "" => {}
+        "fsdp2-compiled" => view.used(KEY, &[made], "torch.compile makes the kernels."),
+        "fsdp2" if is_compiled => {
+            view.without(KEY, &[made], "Asynchronous tensor parallelism needs torch.compile in torchtitan.");
+        }
+        "fsdp2" => view.default(KEY, "torchtitan is FSDP 2; torch.compile is off unless told."),
+        _ => view.without(KEY, &[], "torchtitan is FSDP 2; the cell is priced as another program."),
     }
 }
 

@@ -165,7 +165,8 @@ impl View {
 fn left_over(key: &str, program: &str) -> (Verdict, &'static str) {
     // torchtitan's file is the whole job; the other two are beside a training script.
     let in_script = program != "torchtitan";
-    const OWN: [(&str, &str); 12] = [
+    const OWN: [(&str, &str); 13] = [
+        ("hardware.software", "It is the program whose times zbench predicts."),
         ("hardware.", "It is about the machine that zbench measures on."),
         ("link.", "It is an emulated link."),
         ("pace.", "It is an emulated speed of blocks."),

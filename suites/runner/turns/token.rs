@@ -7,6 +7,7 @@
 use rustix::net::sockopt::socket_peercred;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Mutex, PoisonError};
@@ -37,6 +38,14 @@ pub struct TurnReport {
 pub struct Token {
     name: String,
     seats: Vec<Mutex<Seat>>,
+    lines: Mutex<Lines>,
+}
+
+/// Connections of all seats, so that they can be ended while their ranks wait.
+#[derive(Default)]
+struct Lines {
+    open: Vec<UnixStream>,
+    abandoned: bool,
 }
 
 #[derive(Default)]
@@ -50,7 +59,8 @@ struct Seat {
 impl Token {
     /// For a cell of so many ranks, whose experiment listens at `name`.
     pub fn new(name: &str, ranks: usize) -> Token {
-        Token { name: name.into(), seats: (0..ranks).map(|_| Mutex::default()).collect() }
+        let seats = (0..ranks).map(|_| Mutex::default()).collect();
+        Token { name: name.into(), seats, lines: Mutex::default() }
     }
 }
 
@@ -59,7 +69,7 @@ impl Pace for Token {
         let Some(seat) = self.seats.get(rank) else { return false };
         let mut seat = seat.lock().unwrap_or_else(PoisonError::into_inner);
         if seat.left == 0 && !seat.over {
-            seat.left = seat.wait(&self.name, rank).unwrap_or(0);
+            seat.left = seat.wait(self, rank).unwrap_or(0);
             seat.over = seat.left == 0;
         }
         seat.left = seat.left.saturating_sub(1);
@@ -71,16 +81,30 @@ impl Pace for Token {
         let mut seat = seat.lock().unwrap_or_else(PoisonError::into_inner);
         seat.steps.push(StepTime { ms: step.ms, tokens: step.tokens });
     }
+
+    fn abandon(&self) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.abandoned = true;
+        for line in lines.open.drain(..) {
+            // A line that has ended already is none to end.
+            let _ = line.shutdown(Shutdown::Both);
+        }
+    }
 }
 
 impl Seat {
     /// Says what the turn took, and sleeps until the next.
-    fn wait(&mut self, name: &str, rank: usize) -> std::io::Result<u64> {
+    fn wait(&mut self, token: &Token, rank: usize) -> std::io::Result<u64> {
         let line = match &mut self.line {
             Some(line) => line,
             none => {
-                let address = SocketAddr::from_abstract_name(name)?;
-                none.insert(BufReader::new(UnixStream::connect_addr(&address)?))
+                let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(&token.name)?)?;
+                let mut lines = token.lines.lock().unwrap_or_else(PoisonError::into_inner);
+                if lines.abandoned {
+                    return Ok(0);
+                }
+                lines.open.push(stream.try_clone()?);
+                none.insert(BufReader::new(stream))
             }
         };
         let mut text = serde_json::to_string(&TurnReport { rank, steps: std::mem::take(&mut self.steps) })?;
@@ -181,4 +205,29 @@ fn take_in(stream: UnixStream, on_event: impl Fn(RankEvent) + Send + 'static) ->
 /// The rank is gone.
 pub fn answer(line: &mut UnixStream, steps: u64) -> std::io::Result<()> {
     line.write_all(format!("{steps}\n").as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// A rank that fails before its first step never comes to the line, so the experiment lets nobody begin.
+    #[test]
+    fn no_rank_waits_for_a_turn_once_one_has_failed() {
+        let server = TurnServer::open().unwrap();
+        let token = Token::new(server.name(), 2);
+        let (tell, hear) = mpsc::channel();
+        let on_event = move |event| {
+            let _ = tell.send(event);
+        };
+        server.listen(2, Duration::from_secs(30), on_event).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| token.may_begin(0));
+            let Ok(RankEvent::Waits(_, line)) = hear.recv() else { panic!("rank 0 waits first") };
+            token.abandon();
+            assert!(!waiting.join().unwrap() && !token.may_begin(1));
+            drop(line);
+        });
+    }
 }

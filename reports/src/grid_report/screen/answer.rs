@@ -5,7 +5,7 @@ use crate::evidence::Verdict;
 use crate::grid::{Cell, Grid, Kind, groups};
 use crate::phrase::names_or_count;
 use crate::record::TurnRow;
-use crate::record::others::{MOST_OTHERS, sentence};
+use crate::record::others::{MOST_OTHERS, cores, sentence};
 use crate::stats::{self, Interval};
 use crate::turns_analysis::TurnsAnalysis;
 use crate::units;
@@ -31,11 +31,13 @@ pub fn nothing_counts(grid: &Grid) -> Option<String> {
     let mean =
         |of: fn(&TurnRow) -> f64| stats::mean(&rows().map(of).filter(|share| share.is_finite()).collect::<Vec<_>>());
     let (others, stolen) = (mean(|row| row.others)?, mean(|row| row.stolen).unwrap_or(0.0));
-    if rows().any(|row| row.counted) || others.max(stolen) <= MOST_OTHERS {
+    // Trials without turns may count all the same.
+    let is_measured = grid.cells.iter().any(|cell| cell.speed.is_some());
+    if is_measured || rows().any(|row| row.counted) || others.max(stolen) <= MOST_OTHERS {
         return None;
     }
-    let newest = turns().filter(|turns| !turns.busy.is_empty()).max_by_key(|turns| turns.generation);
-    let who = sentence(others, stolen, newest.map_or(&[], |turns| &turns.busy));
+    let busiest = turns().max_by(|a, b| cores(&a.busy).total_cmp(&cores(&b.busy)));
+    let who = sentence(others, stolen, busiest.map_or(&[], |turns| &turns.busy));
     Some(format!(
         "Nothing was measured: {who}. Run the same command again once these have ended, or with --allow-load, which counts rounds \
          beside other processes."
