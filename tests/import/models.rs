@@ -302,7 +302,7 @@ fn parts_without_sizes_are_named() {
             r#""model_type": "qwen3", "layer_types": ["linear_attention", "full_attention"]"#,
             "1 of 2 blocks have linear_attention",
         ),
-        (r#""model_type": "opt", "word_embed_proj_dim": 32"#, "word_embed_proj_dim 32 beside hidden_size 64"),
+        (r#""model_type": "opt", "word_embed_proj_dim": 32"#, "32 beside hidden_size 64"),
     ] {
         let text = format!("{{{sizes}, {rest}}}").replacen(
             r#""num_attention_heads": 4, "#,

@@ -47,9 +47,9 @@ fn sizes_that_cannot_be_are_errors() {
     control.header().used.store(u64::MAX - 100, Ordering::Relaxed);
     assert_refused(Board::make(&control, "another", &[0, 1]), "a board behind the end");
     let file = memfd_create("small", MemfdFlags::ALLOW_SEALING).unwrap();
-    ftruncate(&file, 4096).unwrap();
+    ftruncate(&file, 1024).unwrap();
     fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
-    assert_refused(Control::new(Arc::new(Region::open(file, 4096).unwrap()), 2), "a mapping of 4096 bytes");
+    assert_refused(Control::new(Arc::new(Region::open(file, 1024).unwrap()), 2), "a mapping of 1024 bytes");
     let region = Arena::host(Some(CONTROL_BYTES)).unwrap().region();
     assert_refused(Control::new(region, usize::MAX), "as many seats as there are numbers");
 }
