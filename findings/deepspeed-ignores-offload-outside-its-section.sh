@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # DeepSpeed 0.19.8: offload_optimizer beside zero_optimization, where it stands in published files, is accepted and offloads nothing, and no
-# line of output names the key. Inside zero_optimization the same misplaced key would be an error: that section refuses unknown keys.
+# line of output names the key.
 # Seen: None
 . "$(dirname "$0")/pinned.sh"
 pinned torch==2.15.0 numpy deepspeed==0.19.8
