@@ -32,7 +32,6 @@ pub use self::error::StoreError;
 use self::index::{Cache, line_at};
 pub use self::index::{INDEX, Index};
 pub use self::merge::Merged;
-
 pub use self::tail::Tail;
 pub use self::unfinished::{Recovered, Unfinished};
 use crate::record::{Record, Remark};

@@ -171,7 +171,7 @@ impl Control {
             return Ok(at);
         }
         let reason = format!(
-            "the {} bytes in which the groups of {} ranks meet are used up; make fewer groups, or raise a limit on address space (ulimit -v)",
+            "the {} bytes in which the groups of {} ranks meet are used up; use fewer ranks or groups, or raise a limit on address space (ulimit -v)",
             self.bytes, self.ranks
         );
         Err(invalid("split", reason))

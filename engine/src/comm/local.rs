@@ -28,9 +28,7 @@ pub fn group(name: &str, kernels: Vec<Arc<dyn Kernels>>, stall: Duration) -> Res
     let region = Region::reserve(control_bytes()).map_err(|error| invalid("local", error))?;
     let control = Control::new(Arc::new(region), size)?;
     let ranks: Vec<usize> = (0..size).collect();
-    // The first board of a new world always has room: a world of more ranks than fit has no threads to run them.
-    let board = Board::make(&control, name, &ranks)
-        .map_err(|_| invalid("local", format!("{size} ranks do not fit one process; use fewer")))?;
+    let board = Board::make(&control, name, &ranks)?;
     let on_device = kernels.iter().any(|kernels| !kernels.is_host());
     let space = Arc::new(Space::Threads(Marks::new(on_device)));
     let member = |(rank, kernels)| Shared::new(board.clone(), rank, space.clone(), kernels, spin_policy(size), stall);

@@ -1,6 +1,5 @@
 //! Which layers a list of names stands for. PEFT compares with the ends of modules' names, so `c_proj` is two layers of
-//! GPT-2's blocks, and `mlp.c_proj` one. For "all-linear" on a
-//! small model it writes whole names, block by block.
+//! GPT-2's blocks, and `mlp.c_proj` one. For "all-linear" on a small model it writes whole names, block by block.
 
 use crate::config::{Linear, Method, Model};
 use crate::hf::{family_of, modules};
