@@ -58,7 +58,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     say_crossings(&cells);
     say_longer(&cells);
     if arguments.dry_run {
-        say_assumed(&cells, &expanded.context);
+        say_assumed(cells.iter().map(|cell| &cell.grid), &expanded.context);
         if let Some(trace) = session.timelines(global)? {
             trace.predicted(&cells);
         }
@@ -375,15 +375,15 @@ pub(super) fn say_longer(cells: &[Planned]) {
 const DEFAULT_POSITIONS: usize = 2048;
 
 /// Notes what was assumed of models that `model.path` names and the engine cannot train, each assumption once.
-pub(super) fn say_assumed(cells: &[Planned], context: &Context) {
-    let key = |planned: &Planned| {
+pub(super) fn say_assumed<'c>(cells: impl Iterator<Item = &'c GridCell>, context: &Context) {
+    let key = |cell: &GridCell| {
         let of_model = ["model.path", "model.dropout", "lora.rank"];
-        of_model.map(|name| planned.grid.settings.get(name).map(|setting| setting.value.to_string()))
+        of_model.map(|name| cell.settings.get(name).map(|setting| setting.value.to_string()))
     };
     let (mut read, mut said) = (BTreeSet::new(), BTreeSet::new());
-    for planned in cells.iter().filter(|planned| planned.grid.resolved.is_ok()) {
-        if read.insert(key(planned)) {
-            for text in resolve::assumed(&planned.grid.settings, context) {
+    for cell in cells.filter(|cell| cell.resolved.is_ok()) {
+        if read.insert(key(cell)) {
+            for text in resolve::assumed(&cell.settings, context) {
                 if said.insert(text.clone()) {
                     zbench_host::say!("note: {text}");
                 }
