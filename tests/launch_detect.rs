@@ -70,6 +70,8 @@ fn each_launcher_is_read() {
     let world = found("PMI_RANK=2 PMI_SIZE=3 MPI_LOCALRANKID=0");
     assert_eq!((world.rank, world.size, world.local_rank, world.source), (2, 3, Some(0), Source::Hydra));
     assert!(world.meeting().unwrap_err().to_string().contains("set MASTER_ADDR"));
+    let world = found("PMI_RANK=5 PMI_SIZE=8 PALS_RANKID=5 PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=4");
+    assert_eq!((world.rank, world.local_rank, world.local_size), (5, Some(1), Some(4)), "HPE's PALS");
     let world = found("PMI_RANK=2 PMI_SIZE=3 MASTER_ADDR=a MASTER_PORT=77");
     assert_eq!(world.meeting().unwrap(), ("a", 77));
     let world = found("MV2_COMM_WORLD_RANK=0 MV2_COMM_WORLD_SIZE=2 MV2_COMM_WORLD_LOCAL_RANK=0");
@@ -130,6 +132,26 @@ fn an_allocation_is_no_launch() {
     assert_eq!(inherited(&|_| None), None);
     // mpirun in a batch script: SLURM's variables are the script's.
     assert_eq!(found(&format!("{OMPI} SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=1")).source, Source::OpenMpi);
+}
+
+#[test]
+fn a_heterogeneous_step_has_the_ranks_of_all_components() {
+    // Of SLURM 22.05.8: `srun -N1 -n1 Z : -N1 -n2 Z`, the last task.
+    let whole = "SLURM_HET_SIZE=2 SLURM_JOB_ID=4 SLURM_STEP_ID=0 SLURM_NODEID=1 SLURM_PROCID=2 SLURM_LOCALID=1 SLURM_NTASKS=3 \
+                 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_NODELIST=n[1-2] SLURM_STEP_TASKS_PER_NODE=1,2";
+    let world = found(whole);
+    assert_eq!((world.rank, world.size, world.local_rank, world.local_size), (2, 3, Some(1), Some(2)));
+    assert_eq!(world.host.as_deref(), Some("n1"));
+    // Where counts are of one component, a world of that component alone would be another than the user's.
+    let part = "SLURM_HET_SIZE=2 SLURM_JOB_ID=4711 SLURM_STEP_ID=0 SLURM_NODEID=0 SLURM_PROCID=4 SLURM_LOCALID=2 SLURM_NTASKS=4 \
+                SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NODELIST=gpu07 SLURM_STEP_TASKS_PER_NODE=4";
+    let said = refused(part);
+    for words in ["SLURM_PROCID=4", "SLURM_STEP_NUM_TASKS=4", "heterogeneous step", "--mpi=pmi2", "WORLD_SIZE"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let world = found(&format!("{part} PMI_RANK=4 PMI_SIZE=6 MASTER_ADDR=cpu001"));
+    assert_eq!((world.rank, world.size, world.host.as_deref()), (4, 6, Some("cpu001")));
+    assert_eq!(found(&format!("{part} RANK=4 WORLD_SIZE=6 MASTER_ADDR=cpu001")).size, 6);
 }
 
 #[test]

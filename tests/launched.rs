@@ -38,13 +38,9 @@ pub fn cell(folder: &Path) -> PathBuf {
     write(folder, CELL)
 }
 
-pub fn command(folder: &Path, file: &Path, set: &[&str]) -> Command {
-    let mut command = zbench(&folder.join("nb"));
-    command.arg("run").arg(file).args(["--format", "json"]);
-    for term in set {
-        command.arg("--set").arg(term);
-    }
-    // The tests may themselves run under some launcher.
+/// The program under test, piped and without the variables of a launcher under which the tests themselves run.
+pub fn unlaunched(notebook: &Path) -> Command {
+    let mut command = zbench(notebook);
     for (name, _) in std::env::vars() {
         let launchers =
             ["RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "PMI", "MV2_", "TORCHELASTIC", "ZBENCH_"];
@@ -53,6 +49,15 @@ pub fn command(folder: &Path, file: &Path, set: &[&str]) -> Command {
         }
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+pub fn command(folder: &Path, file: &Path, set: &[&str]) -> Command {
+    let mut command = unlaunched(&folder.join("nb"));
+    command.arg("run").arg(file).args(["--format", "json"]);
+    for term in set {
+        command.arg("--set").arg(term);
+    }
     command
 }
 

@@ -409,6 +409,41 @@ fn torchrun_makes_one_record_with_the_losses_of_threads() {
     }
 }
 
+/// Rank 0 shows all ranks and what is wrong on any of them; a rank that cannot meet the others says so itself.
+#[test]
+fn doctor_shows_a_launch_on_one_screen() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let port = zbench_launch::free_port().unwrap();
+    // A notebook cannot be made below a file.
+    let notebooks = [folder.path().join("nb"), file.join("nb")].into_iter().enumerate();
+    let ranks = notebooks.map(|(rank, notebook)| {
+        let mut command = launched::unlaunched(&notebook);
+        launched::torchrun(command.arg("doctor"), rank, 2, port);
+        command.spawn().unwrap()
+    });
+    let ranks: Vec<_> = ranks.collect();
+    let outputs: Vec<Output> = ranks.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    let (said, host) = (stdout(&outputs[0]), zbench_host::machine::host_name());
+    let answer =
+        format!("ANSWER   2 ranks on 1 host, launched by torchrun, met at 127.0.0.1:{port}. Needed and not in order: ");
+    for words in [&answer, "NEEDED   rank 1 on ", "notebook can be written: no: ", "TOKEN    public: ", "threads"] {
+        assert!(said.contains(words), "{words} is not in:\n{said}{}", stderr(&outputs[0]));
+    }
+    assert!(
+        said.lines().any(|line| line.contains(" 0-1 ") && line.contains(&host)) && said.lines().count() <= 40,
+        "{said}"
+    );
+    assert_eq!(stdout(&outputs[1]), "", "rank 0 alone prints");
+    assert!(outputs.iter().all(|output| output.status.code() == Some(4)));
+    let mut alone = launched::unlaunched(&folder.path().join("nb"));
+    let alone = alone.arg("doctor").env("MV2_COMM_WORLD_RANK", "1").env("MV2_COMM_WORLD_SIZE", "2").output().unwrap();
+    let said = stdout(&alone);
+    assert!(said.contains("MVAPICH): rank 1 of 2, no meeting place named. Needed and not in order: meeting"), "{said}");
+    assert!(said.contains("MASTER_ADDR") && alone.status.code() == Some(4), "{said}");
+}
+
 /// Every row is right, and each rank is a process.
 #[test]
 fn collectives_are_measured_over_shared_memory_and_over_sockets() {

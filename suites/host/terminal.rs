@@ -47,9 +47,10 @@ impl Stream {
         size.ok().map(|size| size.ws_col).filter(|columns| *columns > 0)
     }
 
-    /// Whether it may have colour.
+    /// Whether it may have colour. A terminal of no columns is seen by nobody: Open MPI gives ranks one as standard output, and
+    /// passes their text on to its own, often a file.
     pub fn color(self, when: ColorWhen) -> bool {
-        has_color(when, &|name| std::env::var(name).ok(), self.is_terminal())
+        has_color(when, &|name| std::env::var(name).ok(), self.columns().is_some())
     }
 
     /// Columns to wrap to: what `COLUMNS` says, else the terminal's, else 120.
@@ -64,8 +65,8 @@ impl Stream {
 }
 
 /// The first of these rules that applies decides: the command line; NO_COLOR (no-color.org); CLICOLOR_FORCE; TERM=dumb and
-/// CLICOLOR=0; a terminal has colour and nothing else does.
-fn has_color(when: ColorWhen, env: Env<'_>, is_terminal: bool) -> bool {
+/// CLICOLOR=0; a terminal with columns has colour and nothing else does.
+fn has_color(when: ColorWhen, env: Env<'_>, has_columns: bool) -> bool {
     let is_set = |name: &str| env(name).filter(|value| !value.is_empty());
     match when {
         ColorWhen::Always => true,
@@ -74,7 +75,7 @@ fn has_color(when: ColorWhen, env: Env<'_>, is_terminal: bool) -> bool {
         ColorWhen::Auto if is_set("CLICOLOR_FORCE").is_some_and(|value| value != "0") => true,
         ColorWhen::Auto if env("TERM").is_some_and(|term| term == "dumb") => false,
         ColorWhen::Auto if env("CLICOLOR").is_some_and(|value| value == "0") => false,
-        ColorWhen::Auto => is_terminal,
+        ColorWhen::Auto => has_columns,
     }
 }
 
@@ -163,7 +164,7 @@ mod tests {
     #[test]
     fn colour_is_what_is_asked_for_by_the_nearest() {
         use ColorWhen::{Always, Auto, Never};
-        for (when, variables, is_terminal, expected) in [
+        for (when, variables, has_columns, expected) in [
             (Auto, "", true, true),
             (Auto, "", false, false),
             (Auto, "NO_COLOR=1", true, false),
@@ -184,7 +185,7 @@ mod tests {
                 let pairs = variables.split_whitespace().filter_map(|pair| pair.split_once('='));
                 pairs.into_iter().find(|(of, _)| *of == name).map(|(_, value)| value.to_string())
             };
-            assert_eq!(has_color(when, &env, is_terminal), expected, "{when:?} {variables:?} {is_terminal}");
+            assert_eq!(has_color(when, &env, has_columns), expected, "{when:?} {variables:?} {has_columns}");
         }
     }
 

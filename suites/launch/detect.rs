@@ -10,7 +10,7 @@ pub enum Source {
     Ours,
     /// torchrun, or whatever sets RANK and WORLD_SIZE as it does.
     Torchrun,
-    /// MPICH, Intel MPI: the Hydra process manager, or srun with its PMI.
+    /// MPICH, Intel MPI: the Hydra process manager, HPE's PALS, or srun with its PMI.
     Hydra,
     /// Open MPI's mpirun.
     OpenMpi,
@@ -137,7 +137,11 @@ pub fn detect(env: Env<'_>) -> Result<Option<World>, LaunchError> {
     for variables in &LAUNCHERS {
         all.extend(seen(env, variables)?);
     }
-    all.extend(slurm(env)?);
+    match slurm(env) {
+        // Another launcher, or srun's own PMI, has what SLURM does not state.
+        Err(LaunchError::Heterogeneous { .. }) if !all.is_empty() => {}
+        seen => all.extend(seen?),
+    }
     let mut notes = Vec::new();
     let mut all = all.into_iter();
     let Some(mut first) = all.next() else { return Ok(None) };
@@ -206,9 +210,11 @@ struct Seen {
 type Variables = (Source, [&'static str; 4]);
 
 const TORCHRUN: Variables = (Source::Torchrun, ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]);
-const LAUNCHERS: [Variables; 4] = [
+const LAUNCHERS: [Variables; 5] = [
     TORCHRUN,
     (Source::Hydra, ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"]),
+    // HPE's PALS: the same rank and size, and the place on the host under names of its own.
+    (Source::Hydra, ["PMI_RANK", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"]),
     (
         Source::OpenMpi,
         ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"],
@@ -261,6 +267,10 @@ fn slurm(env: Env<'_>) -> Result<Option<Seen>, LaunchError> {
             advice: "Start the ranks with srun, or unset SLURM_PROCID if this is a run of one process.".into(),
         });
     };
+    // SLURM 22.05 counts the tasks of a step over all components of a heterogeneous job.
+    if rank >= size && number(env, "SLURM_HET_SIZE")?.is_some_and(|components| components > 1) {
+        return Err(LaunchError::Heterogeneous { rank, size_variable, size });
+    }
     if size == 1 {
         return Ok(None);
     }

@@ -61,6 +61,19 @@ pub enum LaunchError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A step over several components of a heterogeneous job, of which SLURM counts one component alone.
+    #[error(
+        "SLURM_PROCID={rank} counts the tasks of all components of a heterogeneous step, and {size_variable}={size} those of \
+         one; start it with srun --mpi=pmi2, which states all, or set RANK, WORLD_SIZE and MASTER_ADDR for all ranks"
+    )]
+    Heterogeneous {
+        /// Rank over all components.
+        rank: usize,
+        /// The variable with the tasks of one component.
+        size_variable: &'static str,
+        /// Tasks of that component.
+        size: usize,
+    },
     /// A node list that cannot be read.
     #[error("{text}: {reason}")]
     Nodes {

@@ -181,6 +181,15 @@ fn command_lines_are_what_zbench_takes() {
     assert!(faults.is_empty(), "{} command lines are wrong:\n{}", faults.len(), faults.join("\n"));
 }
 
+/// A task of srun has one core unless it is given more, and torchrun's ranks share those of its task.
+#[test]
+fn a_recipe_of_torchrun_in_srun_states_cores() {
+    let page = text("docs/launch.md");
+    let recipes = page.lines().filter(|line| line.contains("srun ") && line.contains(" torchrun "));
+    let recipes: Vec<&str> = recipes.filter(|line| line.contains("--ntasks-per-node")).collect();
+    assert!(!recipes.is_empty() && recipes.iter().all(|line| line.contains("--cpus-per-task")), "{recipes:?}");
+}
+
 #[test]
 fn a_wrong_command_line_would_be_seen() {
     for line in [

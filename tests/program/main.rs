@@ -34,6 +34,7 @@ mod labels;
 mod launch;
 #[path = "../launched.rs"]
 mod launched;
+mod launchers;
 mod limits;
 mod link;
 mod loading;

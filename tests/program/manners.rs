@@ -62,6 +62,11 @@ fn colour_is_for_terminals_that_want_it() {
         }
         let never = on_terminal(folder.path(), 100, &[], &format!("{line} --color never"));
         assert!(!never.contains('\x1b'), "{line}: {never}");
+        // Open MPI gives ranks a terminal of no columns, and what it passes on lands in a file.
+        let unseen = on_terminal(folder.path(), 0, &[], line);
+        assert!(!unseen.contains('\x1b') && unseen.len() > 40, "{line}: {unseen}");
+        let asked = on_terminal(folder.path(), 0, &[], &format!("{line} --color always"));
+        assert!(asked.contains("\x1b["), "{line}: {asked}");
         // A file has none, whatever the other stream is.
         let file = on_terminal(folder.path(), 100, &[], &format!("{line} >out.txt 2>err.txt; cat out.txt err.txt"));
         assert!(!file.contains('\x1b') && file.len() > 40, "{line}: {file}");

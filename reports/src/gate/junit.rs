@@ -22,8 +22,10 @@ pub fn junit(report: &Report) -> Result<String, quick_junit::SerializeError> {
         for (name, value) in words::facts(report) {
             suite.add_property((name, value.as_str()));
         }
+        // All metrics of a cell are of the same trials. Tools that add the cases up find the time of the cell.
+        let share = seconds(cell.seconds / cell.rows.len() as f64);
         for row in &cell.rows {
-            suite.add_test_case(case(report, row));
+            suite.add_test_case(case(report, row, share));
         }
         document.add_test_suite(suite);
     }
@@ -35,7 +37,7 @@ fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 
-fn case(report: &Report, row: &Row) -> TestCase {
+fn case(report: &Report, row: &Row, time: Duration) -> TestCase {
     let fails = row.verdict == Verdict::Failed || report.fail_on.contains(&row.verdict);
     let mut status = match row.verdict {
         Verdict::NotMeasured if !fails => TestCaseStatus::skipped(),
@@ -50,6 +52,7 @@ fn case(report: &Report, row: &Row) -> TestCase {
         status.set_description(words::details(report, row).join("\n"));
     }
     let mut case = TestCase::new(row.metric.clone(), status);
+    case.set_time(time);
     case.set_classname(format!("zbench.gate.{}", row.cell));
     case.add_property(("verdict", row.verdict.name()));
     case.set_system_out(sentence);

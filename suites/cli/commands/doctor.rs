@@ -1,6 +1,7 @@
 //! `zbench doctor`: what this machine has, what is missing for which feature, and how to get it.
 
 mod cuda;
+mod launch;
 mod limits;
 mod machine;
 mod network;
@@ -10,13 +11,14 @@ mod runs;
 use super::{open, print_document, print_lines, print_screen, room};
 use crate::{Format, Global};
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 use zbench_host::environment::Root;
 use zbench_host::exit;
 use zbench_reports::document::{Column, Document, Entry, Table, Tone};
 use zbench_reports::screen::{Screen, fitting};
 
 /// A row: what was looked for, what was found, whether that is good, and what to do if it is not.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Finding {
     what: String,
     found: String,
@@ -75,16 +77,20 @@ fn summary<'f>(findings: impl Iterator<Item = &'f Finding>) -> (String, u8) {
 fn screen(summary: &str, groups: &[(&'static str, Vec<Finding>)]) -> Screen {
     let mut screen = Screen::default();
     screen.said("ANSWER", summary, 3);
+    listed(&mut screen, groups.iter().flat_map(|(_, findings)| findings));
+    screen.said("MORE", "zbench doctor --full shows everything that was looked for.", 1);
+    screen
+}
+
+/// Adds what is missing or hinders, needed things first.
+fn listed<'f>(screen: &mut Screen, findings: impl Iterator<Item = &'f Finding> + Clone) {
     for needed in [true, false] {
-        let findings = groups.iter().flat_map(|(_, findings)| findings);
-        for finding in findings.filter(|finding| !finding.is_there && finding.is_needed == needed) {
+        for finding in findings.clone().filter(|finding| !finding.is_there && finding.is_needed == needed) {
             let what = finding.what.strip_prefix(runs::HERE).unwrap_or(&finding.what);
             let label = if needed { "NEEDED" } else { "OPTIONAL" };
             screen.said(label, format!("{what}: {}. {}.", finding.found.trim_end_matches('.'), finding.advice()), 2);
         }
     }
-    screen.said("MORE", "zbench doctor --full shows everything that was looked for.", 1);
-    screen
 }
 
 /// Looks, and prints what it finds.
@@ -105,6 +111,14 @@ pub fn doctor(global: &Global) -> Result<u8> {
     }
     let mut document = Document::new("What this machine has");
     if global.format == Format::Table && !global.full {
+        let env = |name: &str| std::env::var(name).ok();
+        if let Some(world) = zbench_launch::detect(&env).ok().flatten().filter(|world| world.size > 1) {
+            let needed = groups.into_iter().flat_map(|(_, findings)| findings).filter(|finding| finding.is_needed);
+            let network = network::launchers(&env).into_iter().chain(network::devices(&Root::system()));
+            let optional = network.filter(|finding| !finding.is_needed);
+            let faults = needed.chain(optional).filter(|finding| !finding.is_there);
+            return launch::doctor(global, &world, faults.collect());
+        }
         document.screen = Some(fitting(room(global), 0, 0, |_| screen(&summary, &groups)));
         return print_screen(global, &document).map(|()| code);
     }

@@ -457,6 +457,11 @@ fn junit_is_read_back_with_the_same_counts() {
     assert_eq!(back.test_suites.len(), 2);
     let cases: usize = back.test_suites.iter().map(|suite| suite.test_cases.len()).sum();
     assert_eq!(cases, report.rows().count());
+    // The cases of a cell add up to its time, as tools that count again expect.
+    for (suite, cell) in back.test_suites.iter().zip(&report.cells) {
+        let sum: f64 = suite.test_cases.iter().filter_map(|case| Some(case.time?.as_secs_f64())).sum();
+        assert!(cell.seconds > 0.0 && (sum - cell.seconds).abs() < 0.01, "{sum} of {} s\n{xml}", cell.seconds);
+    }
     // The regression fails; the failed cell is an error; its metrics, not measured and let pass, are skipped.
     assert_eq!((back.failures, back.errors), (1, 1));
     let is_skipped = |case: &&quick_junit::TestCase| matches!(case.status, quick_junit::TestCaseStatus::Skipped { .. });

@@ -6,7 +6,13 @@ use zbench_host::environment::Root;
 
 /// The launcher that this process detects, and the launchers in PATH.
 pub(super) fn launchers(env: &dyn Fn(&str) -> Option<String>) -> Vec<Finding> {
-    let decision = match zbench_launch::detect(env) {
+    let detected = zbench_launch::detect(env);
+    let token = detected.as_ref().ok().and_then(Option::as_ref).map(|world| {
+        let words = if world.secret { "secret" } else { "public: others can compute it from the launcher's variables" };
+        let advice = "the ranks meet beyond the loopback: give all of them a secret with ZBENCH_TOKEN_FILE";
+        Finding::judged("token of the launch", Some(words.into()), world.warning().is_none(), advice)
+    });
+    let decision = match detected {
         Ok(Some(world)) => Ok(world.describe()),
         Ok(None) => Ok(zbench_launch::inherited(env).unwrap_or_else(|| "none: zbench starts its ranks itself".into())),
         Err(error) => Err(error.to_string()),
@@ -18,16 +24,14 @@ pub(super) fn launchers(env: &dyn Fn(&str) -> Option<String>) -> Vec<Finding> {
     let there: Vec<&str> =
         ["srun", "sbatch", "torchrun", "mpirun"].into_iter().filter(|name| open::is_program(name)).collect();
     let there = if there.is_empty() { "none".to_string() } else { there.join(", ") };
-    vec![
-        Finding::result(
-            "launcher of this process",
-            decision,
-            "unset the variables of the launcher that did not start it",
-        )
-        .needed(true),
+    let advice = "unset the variables of the launcher that did not start it";
+    let mut rows = vec![
+        Finding::result("launcher of this process", decision, advice).needed(true),
         Finding::judged("launcher's variables", Some(set), true, ""),
         Finding::judged("launchers in PATH", Some(there), true, ""),
-    ]
+    ];
+    rows.extend(token);
+    rows
 }
 
 /// Network interfaces that are up, with their speed, and RDMA devices, which only NCCL and MPI use.
