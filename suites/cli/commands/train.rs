@@ -2,7 +2,7 @@
 
 use super::progress::Progress;
 use super::session::Session;
-use super::signals::stop_flag;
+use super::signals::{stop_flag, stop_flags};
 use super::{
     Expanded, command_line, expand, header, open_for_records, own_program, planned, print, print_lines, print_screen,
     printable, quoted, room, seed_of_clock,
@@ -32,7 +32,7 @@ use zbench_reports::{Document as Text, IndexEntry, Notebook, estimate_report, gr
 use zbench_runner::by_turns::ByTurns;
 use zbench_runner::child::Children;
 use zbench_runner::folders::Folders;
-use zbench_runner::launched::Launched;
+use zbench_runner::launched::{Launched, StopFlags};
 use zbench_runner::trace::Both;
 use zbench_runner::{Execute, Header, Observe, Runner, Summary, Train, Trials};
 use zbench_suites::max_batch;
@@ -44,7 +44,7 @@ pub(super) const BUDGET: Duration = Duration::from_secs(120);
 
 /// `zbench grid FILE`.
 pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Result<u8> {
-    let mut expanded = expand(&arguments.cells, arguments.max_cells, session.hosts)?;
+    let mut expanded = expand(&arguments.cells, arguments.max_cells, session.hosts.clone())?;
     let mut cells = planned(&mut expanded, arguments.proxy, usize::MAX)?;
     session.judge(&mut cells);
     if cells.is_empty() {
@@ -238,7 +238,7 @@ pub(super) fn print_interrupted<'k>(
 
 /// `zbench run FILE`.
 pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Result<u8> {
-    let mut expanded = expand(&arguments.cells, grid::MOST_CELLS, session.hosts)?;
+    let mut expanded = expand(&arguments.cells, grid::MOST_CELLS, session.hosts.clone())?;
     expanded.refuse_search("runs several cells and `run` runs one; use `grid`")?;
     if expanded.cells.len() != 1 {
         let file = expanded.document.path.display().to_string();
@@ -509,14 +509,14 @@ pub fn carry_out(
 ) -> Result<Summary> {
     let notebook = open_for_records(global, &header.name)?;
     let stop = match how {
-        How::Turns(how) => how.stop.clone(),
-        How::Trials(_) => stop_flag()?,
+        How::Turns(how) => StopFlags { any: how.stop.clone(), ..StopFlags::default() },
+        How::Trials(_) => stop_flags()?,
     };
     let program = own_program()?;
     let peak_seconds = zbench_runner::PEAK_SECONDS;
     let trace_steps = session.timelines(global)?.map_or(0, |trace| trace.steps());
     let mut execute: Box<dyn Execute + '_> = match &mut session.leader {
-        None => Box::new(Children { program, stop, timeout, peak_seconds, trace_steps }),
+        None => Box::new(Children { program, stop: stop.any, timeout, peak_seconds, trace_steps }),
         Some(leader) => Box::new(Launched { leader, program, stop, timeout, peak_seconds, trace_steps }),
     };
     let mut progress = Progress::new(global, log_every);
@@ -528,6 +528,7 @@ pub fn carry_out(
         }
         None => &mut progress,
     };
+    let header = Header { notes: session.hosts.iter().map(|hosts| hosts.words()).collect(), ..header };
     let mut runner = Runner { notebook: &notebook, suite: Train { execute: &mut *execute }, observe, header };
     let result = match how {
         How::Trials(trials) => runner.run(cells, trials).map_err(anyhow::Error::from),
