@@ -3,6 +3,7 @@
 
 use crate::gpu_info::GpuInfo;
 use crate::loading::Resident;
+use crate::turns::token::TurnsPlace;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -33,7 +34,7 @@ pub struct Job {
     pub trace_steps: u64,
     /// Where its ranks wait for their turns, if it takes turns with others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turns: Option<String>,
+    pub turns: Option<TurnsPlace>,
 }
 
 /// What a process traces that was told so.
@@ -47,6 +48,8 @@ pub fn tracing(steps: u64) -> Option<Tracing> {
 pub enum Event {
     /// From now on an order to stop is heard.
     Ready,
+    /// A rank's process is connected to the others.
+    Met,
     /// A step has ended.
     Step(Step),
     /// Something between steps.
@@ -154,7 +157,7 @@ pub struct RankJob {
     pub trace_steps: u64,
     /// Where its ranks wait for their turns, if it takes turns with others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turns: Option<String>,
+    pub turns: Option<TurnsPlace>,
 }
 
 impl Job {
@@ -232,6 +235,12 @@ impl RankFailure {
     /// It failed, for a reason other than memory or numbers.
     pub fn new(standing: Standing, source: Option<Source>, reason: String) -> RankFailure {
         RankFailure { standing, status: Status::Failed, source, reason, missing: Vec::new() }
+    }
+}
+
+impl From<String> for RankFailure {
+    fn from(reason: String) -> RankFailure {
+        RankFailure::new(Standing::Found, None, reason)
     }
 }
 

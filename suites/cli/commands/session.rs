@@ -47,7 +47,7 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
     if world.rank == 0 && !global.quiet {
         zbench_host::say!("{}", world.describe());
     }
-    let options = Options { timeout: timeout.min(STALL), stall: STALL, quiet: true };
+    let options = Options { timeout: timeout.min(STALL), stall: STALL, quiet: true, stop: None };
     let opened = zbench_launch::meet(&world, &options).and_then(|mut met| {
         let hosts = Hosts::meet(&mut met, &machine::core_numbers(), machine::cores())?;
         Ok((Arc::new(hosts), ControlChannel::open(met)?))
