@@ -116,11 +116,11 @@ impl World {
         }
     }
 
-    /// Whether rank 0 listens on all addresses of its host: with ranks on other hosts, where a secret protects it or where
-    /// nobody could reach it otherwise.
+    /// Whether rank 0 listens on all addresses of its host: where a secret protects it, or where ranks of other hosts could
+    /// not reach it otherwise.
     pub fn listens_everywhere(&self) -> bool {
         let is_named = self.host.as_deref().is_some_and(|host| !is_loopback(host));
-        is_named && !self.is_alone() && (self.secret || self.hidden().is_some())
+        is_named && (self.secret || !self.is_alone() && self.hidden().is_some())
     }
 
     /// Where the ranks meet.
@@ -453,7 +453,7 @@ fn job(env: Env<'_>, source: Source) -> String {
         Source::Torchrun => &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"],
         Source::Slurm => &["SLURM_JOB_ID", "SLURM_STEP_ID"],
         Source::OpenMpi => &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"],
-        Source::Hydra => &["PMI_JOBID", "HYDI_CONTROL_FD", "SLURM_JOB_ID"],
+        Source::Hydra => &["PMI_JOBID", "SLURM_JOB_ID"],
         Source::Mvapich => &["MPIRUN_ID", "PMI_JOBID", "SLURM_JOB_ID"],
     };
     variables.iter().map(|name| env(name).unwrap_or_default()).collect::<Vec<_>>().join(" ")

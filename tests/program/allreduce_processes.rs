@@ -99,8 +99,9 @@ fn below_hydra(folder: &Path, script: &str, variables: &[(&str, &str)]) -> Child
         std::fs::copy("/bin/sh", &proxy).unwrap();
     }
     let words = "allreduce --buffers hot -b 1K -e 1K -n 1 -T";
+    // The shell that is a rank becomes zbench: it has the name of the launcher until then.
     let script = format!(
-        "rank() {{ PMI_RANK=$1 PMI_SIZE=2 MPI_LOCALRANKID=$(($1 % MPI_LOCALNRANKS)) \"$ZB\" --notebook \"$NB.$1\" {words} $2; }}; {script}; exit $?"
+        "rank() {{ PMI_RANK=$1 PMI_SIZE=2 MPI_LOCALRANKID=$(($1 % MPI_LOCALNRANKS)) exec \"$ZB\" --notebook \"$NB.$1\" {words} $2; }}; {script}; exit $?"
     );
     let mut command = std::process::Command::new(proxy);
     command.args(["-c", &script]).env("ZB", env!("CARGO_BIN_EXE_zbench")).env("NB", folder.join("nb"));
@@ -119,8 +120,11 @@ fn two_launches_of_one_size_do_not_exchange_ranks() {
     let start = |script: &str, variables: &[(&str, &str)]| below_hydra(folder.path(), script, variables);
     let here = [("MPI_LOCALNRANKS", "2")];
     // One launch has lost its rank 1 and another its rank 0, beside one that is whole.
-    let children =
-        [start("rank 0 1s", &here), start("rank 1 1s", &here), start("rank 0 60s & rank 1 60s && wait $!", &here)];
+    let children = [
+        start("rank 0 1s & wait $!", &here),
+        start("rank 1 1s & wait $!", &here),
+        start("rank 0 60s & rank 1 60s & wait $!", &here),
+    ];
     let [first, other, whole] = children.map(|child| child.wait_with_output().unwrap());
     assert_eq!(whole.status.code(), Some(0), "{}", stderr(&whole));
     assert!(stderr(&whole).contains("; started by hydra_pmi_proxy (process "), "{}", stderr(&whole));
@@ -129,7 +133,7 @@ fn two_launches_of_one_size_do_not_exchange_ranks() {
     // Where each host has a process of its own, both ranks name the two that do not belong together.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let several = [("MPI_LOCALNRANKS", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
-    for child in [start("rank 0 60s", &several), start("rank 1 60s", &several)] {
+    for child in [start("rank 0 60s & wait $!", &several), start("rank 1 60s & wait $!", &several)] {
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(5), "{}", stderr(&output));
         let said = stderr(&output);

@@ -240,7 +240,9 @@ fn too_few_open_files_for_the_ranks_are_named_at_once() {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -n 64; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_zbench"), "--notebook"]);
     command.arg(folder.path().join("nb")).args(["--format", "json", "run"]).arg(&file);
-    set.split(' ').for_each(|set| drop(command.args(["--set", set])));
+    for set in set.split(' ') {
+        command.args(["--set", set]);
+    }
     let begin = Instant::now();
     let output = command.env("NO_COLOR", "1").stdin(Stdio::null()).output().unwrap();
     assert!(begin.elapsed() < Duration::from_secs(60), "they waited for {:?}", begin.elapsed());

@@ -5,7 +5,6 @@ use super::caller::{Missed, call};
 use super::hello::{Answer, Hello, Proof, Purpose, Token, host_name, place, process_on};
 use super::wire::{End, Wire};
 use super::{MORE_PORTS, Meeting, RendezvousError, dismiss, is_set};
-use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -71,7 +70,7 @@ pub(super) fn gather(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
     let port = listeners[0].local_addr().map_err(failed)?.port();
     let mut acceptor = Acceptor::new(listeners, token.clone(), known_as(port)).map_err(failed)?;
     let mut seats: Vec<Seat> = (1..meeting.size).map(|_| None).collect();
-    let mut left = BTreeSet::new();
+    let mut left = Vec::new();
     let formed = loop {
         if seats.iter().all(Option::is_some) && absent(&mut seats, &mut left).is_empty() {
             break Ok(());
@@ -114,11 +113,11 @@ fn local_address(line: &Wire) -> IpAddr {
 }
 
 /// The ranks that are not here. Who has left again has not arrived.
-fn absent(seats: &mut [Seat], left: &mut BTreeSet<usize>) -> Vec<usize> {
+fn absent(seats: &mut [Seat], left: &mut Vec<usize>) -> Vec<usize> {
     for (rank, seat) in (1..).zip(seats.iter_mut()) {
         if seat.as_ref().is_some_and(|(line, _)| closed(line)) {
             *seat = None;
-            left.insert(rank);
+            left.extend((!left.contains(&rank)).then_some(rank));
         }
     }
     let missing: Vec<usize> = (1..).zip(seats).filter(|(_, seat)| seat.is_none()).map(|(rank, _)| rank).collect();
@@ -177,7 +176,7 @@ fn closed(line: &Wire) -> bool {
 }
 
 /// What may explain that ranks did not come.
-fn note(elsewhere: bool, refused: &[String], left: &BTreeSet<usize>) -> String {
+fn note(elsewhere: bool, refused: &[String], left: &[usize]) -> String {
     let mut note = String::new();
     if !left.is_empty() {
         note.push_str(&format!("; rank(s) {left:?} had come and went away"));
