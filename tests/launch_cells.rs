@@ -11,7 +11,7 @@ use zbench_engine::config::Cell;
 use zbench_launch::{ControlChannel, Source, World, free_port};
 use zbench_reports::record::{Outcome, Record, Status};
 use zbench_runner::launched::{Answer, Launched, Leader, Order, StopFlags, follow};
-use zbench_runner::protocol::{Job, RankResult};
+use zbench_runner::protocol::Job;
 use zbench_runner::{Execute, Execution};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -137,7 +137,7 @@ fn processes_that_end_by_the_users_signals_are_no_failure() {
     let execution = executed(&stop, |line, number| {
         raise(&stop, false);
         // Its rank was ended with it, and its own signal comes a little later.
-        line.say(&Answer::Said(number, Box::new(RankResult::default())));
+        line.say(&Answer::Said(number, Box::default()));
         line.say(&Answer::Stopped);
         assert!(matches!(line.hear(LONG), Ok((_, Order::Stop))));
     });
