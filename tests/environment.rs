@@ -360,6 +360,19 @@ fn others_are_contention_only_where_the_machine_has_more_cores_than_the_cell() {
 }
 
 #[test]
+fn ranks_that_a_launcher_has_started_are_no_other_processes() {
+    let machine = server();
+    sampled_files(&machine, 100);
+    let mut watch = Watch::begin(machine.root(), vec![0], Duration::ZERO);
+    machine.set("proc/stat", "cpu0 600 0 0 1000 0 0 0 0 0 0\ncpu1 100 0 0 1000 0 0 0 0 0 0\n");
+    // Of 500 ticks 450 are of another rank of this cell.
+    watch.add_peers(4.5);
+    let sampled = watch.end(Duration::from_secs(10));
+    assert_eq!((flags(&sampled), sampled.peers_seconds), (Vec::new(), Some(4.5)));
+    assert!(sampled.others_share.is_some_and(|share| (share - 0.05).abs() < 1e-9), "{:?}", sampled.others_share);
+}
+
+#[test]
 fn a_short_cell_is_not_judged() {
     let machine = server();
     sampled_files(&machine, 100);

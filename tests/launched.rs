@@ -6,6 +6,7 @@ use crate::support::{stderr, stdout, write, zbench};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// A cell of four ranks, so small that a step takes a moment; it clips, so that the norm of all ranks counts.
 pub const CELL: &str = r#"
@@ -144,6 +145,30 @@ pub fn launch(folder: &Path, file: &Path, size: usize, set: &[&str]) -> Vec<Chil
         command.spawn().unwrap()
     };
     (0..size).map(start).collect()
+}
+
+/// Waits until all processes of a launch have started their ranks.
+pub fn ranks_of_launch(children: &[Child]) -> Vec<(usize, u32)> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while children.iter().any(|child| ranks_of(child.id()).is_empty()) {
+        assert!(Instant::now() < deadline, "the ranks do not start");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    children.iter().flat_map(|child| ranks_of(child.id())).collect()
+}
+
+/// The same command on one core.
+pub fn bound(command: &Command, core: usize) -> Command {
+    let mut bound = Command::new("taskset");
+    bound.arg("-c").arg(core.to_string()).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => bound.env(name, value),
+            None => bound.env_remove(name),
+        };
+    }
+    bound.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    bound
 }
 
 /// The processes of these ranks.

@@ -10,6 +10,7 @@ mod gate_bench;
 mod golden;
 mod grid;
 mod import;
+mod launch_cells;
 mod launch_detect;
 mod launched;
 mod notebook;

@@ -8,7 +8,7 @@ use zbench_engine::config::{Cell, Strategy};
 use zbench_engine::planner::Planner;
 use zbench_predict::planned::{Decision, Planned, plan};
 use zbench_reports::Notebook;
-use zbench_reports::record::{Source, Status, Step, Verdict};
+use zbench_reports::record::{Outcome, Record, Source, Status, Step, Verdict};
 use zbench_runner::child::Children;
 use zbench_runner::protocol::{End, Ended, Event, ProgressEvent};
 use zbench_runner::{Execute, Execution, Header, Observe, Runner, Summary, Train, Trials};
@@ -26,6 +26,8 @@ struct Fake {
     stop_after: Option<usize>,
     /// How many of a strategy's next trials find the machine busy.
     busy: BTreeMap<&'static str, usize>,
+    /// Processor time of ranks that a launcher started.
+    peers_seconds: f64,
 }
 
 fn name(cell: &Cell) -> String {
@@ -61,6 +63,7 @@ impl Execute for Fake {
         Execution {
             steps,
             end: Some(End { failure, others_share, peak_flops: vec![Some(1e9), Some(1e9)], ..End::default() }),
+            peers_seconds: self.peers_seconds,
             ..Execution::default()
         }
     }
@@ -379,6 +382,40 @@ fn a_result_counts_although_its_process_hangs() {
     let end = children.execute(&cell, &mut |_| ()).end.expect("a result");
     assert!(end.failure.is_none(), "{:?}", end.failure);
     assert_eq!(end.kernels, "test");
+}
+
+#[test]
+fn ranks_of_a_launch_are_no_others_in_records() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut fake = Fake { peers_seconds: 1e9, ..Fake::default() };
+    let record = run(folder.path(), &mut fake, TINY, Trials::UpTo(1)).records.remove(0);
+    let sampled = &record.extra["sampled"];
+    assert_eq!(sampled["peers_seconds"], 1e9);
+    assert!(sampled["others_share"].as_f64().is_none_or(|share| share == 0.0), "{sampled}");
+}
+
+#[test]
+fn a_quota_that_limits_the_peak_is_said() {
+    let note = |quota: Option<f64>| {
+        let cell = planned(TINY).remove(0);
+        let end = End { peak_flops: vec![Some(1e9)], peak_threads: 2, peak_quota: quota, ..End::default() };
+        let mut record = Record::new("id", "key", "name", Outcome::measured());
+        let step = Step {
+            step: 1,
+            timed: true,
+            loss: 1.0,
+            grad_norm: 1.0,
+            lr: 0.1,
+            ms: 1.0,
+            tokens: 1,
+            extra: Default::default(),
+        };
+        let (of, estimate) = (cell.cell().unwrap(), cell.estimate.as_ref().unwrap());
+        zbench_runner::record::measured(&mut record, vec![step], &end, of, estimate, "");
+        record.notes.into_iter().find(|note| note.starts_with("The peak is that of 2 threads")).unwrap()
+    };
+    assert!(note(Some(1.5)).contains("A processor quota of 1.5 cores limits it"), "{}", note(Some(1.5)));
+    assert!(!note(None).contains("quota"), "{}", note(None));
 }
 
 #[test]

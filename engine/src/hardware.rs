@@ -27,11 +27,20 @@ pub struct Seat {
     pub ranks: usize,
     /// Whether the rank is a process of its own, which its launcher may have put on cores.
     pub process: bool,
+    /// How many of the ranks that may use this rank's cores come before it.
+    pub place: usize,
+    /// Ranks that may use this rank's cores, itself included.
+    pub sharers: usize,
 }
 
 impl Seat {
     /// A rank that is alone on its host.
-    pub const ALONE: Seat = Seat { index: 0, ranks: 1, process: true };
+    pub const ALONE: Seat = Seat::of(0, 1, true);
+
+    /// A rank of a host whose ranks all use the same cores.
+    pub const fn of(index: usize, ranks: usize, process: bool) -> Seat {
+        Seat { index, ranks, process, place: index, sharers: ranks }
+    }
 }
 
 /// Why this machine has no kernels for a cell.
@@ -98,22 +107,23 @@ fn cpu(cell: &Cell, seat: Seat) -> Result<Cpu, HardwareError> {
     Ok(Cpu::with(&setup(&cell.hardware, seat, cores)?)?)
 }
 
-/// Whether `ranks` ranks of a cell may have their threads on this machine, and a core for each where they ask for one.
+/// Whether `ranks` ranks of a cell may have their threads on this machine, and one of `available` cores for each where they ask
+/// for one.
 ///
 /// # Errors
 /// They may not.
-pub fn enough_cores(cell: &Cell, ranks: usize) -> Result<(), HardwareError> {
+pub fn enough_cores(cell: &Cell, ranks: usize, available: &[usize]) -> Result<(), HardwareError> {
     few_enough(ranks, cell.hardware.threads_per_rank)?;
     if cell.hardware.pin == Pin::None {
         return Ok(());
     }
-    cores(&cell.hardware, Seat { index: 0, ranks, process: false }, &affinity::available()).map(|_| ())
+    cores(&cell.hardware, Seat::of(0, ranks, false), available).map(|_| ())
 }
 
 fn setup(hardware: &Hardware, seat: Seat, cores: Option<Vec<usize>>) -> Result<Setup, HardwareError> {
     let threads = hardware.threads_per_rank;
     few_enough(seat.ranks, threads)?;
-    let beside = seat.ranks.saturating_sub(1).saturating_mul(threads);
+    let beside = seat.sharers.saturating_sub(1).saturating_mul(threads);
     Ok(Setup { threads, instructions: hardware.instructions.clone(), cores, beside })
 }
 
@@ -123,15 +133,15 @@ fn few_enough(ranks: usize, threads: usize) -> Result<(), HardwareError> {
     if few { Ok(()) } else { Err(HardwareError::Threads { ranks, threads }) }
 }
 
-/// The cores of a rank's threads among those that may be used: the ranks of a host take them in order.
+/// The cores of a rank's threads among those that may be used: the ranks that share them take them in order.
 fn cores(hardware: &Hardware, seat: Seat, available: &[usize]) -> Result<Option<Vec<usize>>, HardwareError> {
     if hardware.pin == Pin::None {
         return Ok(None);
     }
     let threads = hardware.threads_per_rank;
     let from = |first: usize| available.get(first..first.checked_add(threads)?).map(<[usize]>::to_vec);
-    let own = match available.len() >= seat.ranks.saturating_mul(threads) {
-        true => from(seat.index.saturating_mul(threads)),
+    let own = match available.len() >= seat.sharers.saturating_mul(threads) {
+        true => from(seat.place.saturating_mul(threads)),
         // The launcher has shared the cores out already, as mpirun does: these are this rank's alone.
         false if seat.process => from(0),
         false => None,
@@ -145,7 +155,7 @@ mod tests {
 
     fn taken(threads: usize, index: usize, ranks: usize, process: bool, available: &[usize]) -> Option<Vec<usize>> {
         let hardware = Hardware { pin: Pin::Cores, ..Hardware::cpu(threads) };
-        cores(&hardware, Seat { index, ranks, process }, available).ok().map(|cores| cores.unwrap())
+        cores(&hardware, Seat::of(index, ranks, process), available).ok().map(|cores| cores.unwrap())
     }
 
     #[test]
@@ -162,23 +172,28 @@ mod tests {
         assert_eq!(taken(1, 1, 2, false, &[3]), None);
         assert_eq!(taken(2, 0, 2, true, &[3]), None);
         assert_eq!(taken(1, 0, 1, false, &[]), None);
+        // The fourth rank of a host whose launcher has put two on each of two sockets.
+        let hardware = Hardware { pin: Pin::Cores, ..Hardware::cpu(1) };
+        let second_of_socket = Seat { place: 1, sharers: 2, ..Seat::of(3, 4, true) };
+        assert_eq!(cores(&hardware, second_of_socket, &[4, 6]).unwrap(), Some(vec![6]));
         let hardware = Hardware { pin: Pin::Cores, ..Hardware::cpu(3) };
-        let error = cores(&hardware, Seat { index: 0, ranks: 2, process: false }, &[0, 1]).unwrap_err().to_string();
+        let error = cores(&hardware, Seat::of(0, 2, false), &[0, 1]).unwrap_err().to_string();
         assert!(error.contains("need 6 cores") && error.contains("may use 2"), "{error}");
         assert_eq!(cores(&Hardware::cpu(9), Seat::ALONE, &[0]).unwrap(), None);
     }
 
     #[test]
     fn neighbours_are_the_other_ranks_threads() {
-        let seat = Seat { index: 1, ranks: 3, process: true };
+        let seat = Seat::of(1, 3, true);
         let beside = |seat| setup(&Hardware::cpu(2), seat, None).unwrap().beside;
         assert_eq!((beside(seat), beside(Seat::ALONE)), (4, 0));
+        assert_eq!(beside(Seat { place: 0, sharers: 1, ..seat }), 0, "the others have cores of their own");
     }
 
     #[test]
     fn more_threads_than_a_process_can_have_are_refused_before_one_is_started() {
         let refused = |ranks, threads| {
-            let seat = Seat { index: 0, ranks, process: false };
+            let seat = Seat::of(0, ranks, false);
             setup(&Hardware::cpu(threads), seat, None).err().map(|error| error.to_string())
         };
         assert_eq!((refused(1, 1), refused(2, 4096), refused(8, 1024)), (None, None, None));

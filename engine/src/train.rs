@@ -83,7 +83,7 @@ pub fn train_rank(
 /// The kernels of every rank of a cell, all of them threads of this process.
 pub fn kernels(cell: &Cell, machines: Machines<'_>) -> Result<Vec<Arc<dyn Kernels>>, HardwareError> {
     let ranks = cell.parallel.ranks;
-    (0..ranks).map(|index| hardware::kernels(cell, Seat { index, ranks, process: false }, machines)).collect()
+    (0..ranks).map(|index| hardware::kernels(cell, Seat::of(index, ranks, false), machines)).collect()
 }
 
 /// Starts every rank of a cell on its own thread, runs `work` on it, and returns what they return, in rank order.

@@ -6,6 +6,7 @@
 mod memory;
 
 use crate::DType;
+use crate::affinity::keep_to;
 use crate::cpu::matmul::path::Path;
 pub use memory::{MemoryRates, memory};
 use std::time::{Duration, Instant};
@@ -22,13 +23,25 @@ const STRETCH: Duration = Duration::from_micros(500);
 /// bf16 is the rate of the AMX tiles where the CPU has them, else of dot products of pairs where it has those and they are
 /// faster. Where it has neither, and for f16, it is the rate of f32, because those kernels widen to f32.
 pub fn measure(threads: usize, dtype: DType, seconds: f64) -> Option<f64> {
+    measure_on(&[], threads, dtype, seconds)
+}
+
+/// The same with threads on these cores, the calling thread in place of the first; where the system refuses a core, or none is given,
+/// the thread runs where the calling one may.
+pub fn measure_on(cores: &[usize], threads: usize, dtype: DType, seconds: f64) -> Option<f64> {
     let burst = machine::burst(dtype)?;
     if threads == 0 || !(seconds > 0.0 && seconds.is_finite()) {
         return None;
     }
     let time = Duration::try_from_secs_f64(seconds).ok()?;
     std::thread::scope(|scope| {
-        let start = |_| std::thread::Builder::new().spawn_scoped(scope, || best_rate(burst, time)).ok();
+        let start = |thread: usize| {
+            let rate = move || {
+                let _ = cores.get(thread).map(|core| keep_to(*core));
+                best_rate(burst, time)
+            };
+            std::thread::Builder::new().spawn_scoped(scope, rate).ok()
+        };
         let others: Vec<_> = (1..threads).map(start).collect();
         let own = best_rate(burst, time);
         others.into_iter().try_fold(own, |sum, other| Some(sum + other?.join().ok()?))

@@ -32,6 +32,7 @@ use anyhow::{Context as _, Result, bail};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Axis, ConfigError, Context, Document, Hosts, Problem};
@@ -254,7 +255,7 @@ struct Expanded {
     limits: Option<MaxBatchSearch>,
 }
 
-fn expand(arguments: &Cells, max_cells: usize, launched: Option<Hosts>) -> Result<Expanded> {
+fn expand(arguments: &Cells, max_cells: usize, launched: Option<Arc<Hosts>>) -> Result<Expanded> {
     expand_with(arguments, max_cells, |context| context.launched(launched))
 }
 
@@ -347,6 +348,7 @@ fn planned(expanded: &mut Expanded, stand_ins: bool, advised: usize) -> Result<V
 fn stand_in(cell: &mut GridCell, context: &Context, files: &mut Files) -> Option<String> {
     let resolved = cell.resolved.as_mut().ok()?;
     resolved.cell = proxy::scaled(&resolved.cell, machine::cores());
+    resolved.cell.hardware.threads_per_rank = context.threads(resolved.cell.parallel.ranks);
     resolved.cell.parallel.backend = context.backend(DeviceKind::Cpu, resolved.cell.parallel.ranks);
     resolved.profile = None;
     let key = grid::cell_key(&resolved.cell, files);

@@ -430,7 +430,9 @@ const LATER: &[Key] = &[
     key(
         "hardware.threads_per_rank",
         Count { min: 1, max: 4096 },
-        From("the cores of this machine / parallel.ranks, at least 1"),
+        From(
+            "the cores of this machine / parallel.ranks, at least 1; under a launcher the cores that a rank may use / the ranks that share them, the fewest of all",
+        ),
         "Threads of one rank.",
     ),
     key(

@@ -17,7 +17,7 @@ pub mod software;
 pub mod units;
 
 pub use document::{Axis, ConfigError, Document, Problem, Search, Setting, Settings};
-pub use hosts::Hosts;
+pub use hosts::{Hosts, RankCores};
 pub use kind::change;
 pub use places::Place;
 pub use plain::bare;

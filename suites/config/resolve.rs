@@ -41,7 +41,7 @@ pub struct Context {
     /// Changes of the machine, as `--what-if` states them.
     what_if: Vec<(String, Value)>,
     /// Where the processes of a launch are, if this one is part of a launch.
-    launched: Option<Hosts>,
+    launched: Option<Arc<Hosts>>,
     /// Cells are priced and none is run.
     pub(crate) is_priced: bool,
 }
@@ -69,14 +69,19 @@ impl Context {
 
     /// The same as part of a launch on these hosts; `None` if zbench was started by itself.
     #[must_use]
-    pub fn launched(self, launched: Option<Hosts>) -> Context {
+    pub fn launched(self, launched: Option<Arc<Hosts>>) -> Context {
         Context { launched, ..self }
+    }
+
+    /// `hardware.threads_per_rank` of a configuration with so many ranks that does not state it.
+    pub fn threads(&self, ranks: usize) -> usize {
+        self.launched.as_ref().map_or((self.cores / ranks).max(1), |hosts| hosts.threads_per_rank())
     }
 
     /// `parallel.backend` of a configuration that does not state it. It depends on the configuration and the launch alone, not on
     /// the GPUs of this machine: the same file is the same cell everywhere.
     pub fn backend(&self, device: DeviceKind, ranks: usize) -> Backend {
-        match (device, self.launched) {
+        match (device, &self.launched) {
             (DeviceKind::Cuda, None) if ranks == 1 => Backend::Local,
             (DeviceKind::Cuda, _) => Backend::Nccl,
             (DeviceKind::Cpu, None) => Backend::Local,
@@ -198,7 +203,6 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         let message = format!("{} ranks on one processor; write {MOST_RANKS} or fewer", parallel.ranks);
         return Err(values.refuse("parallel.ranks", &["hardware.device"], message));
     }
-    let threads = (context.cores / parallel.ranks).max(1);
     let capacity = values
         .given("memory.capacity")
         .and_then(|value| quantity(value, units::bytes))
@@ -209,7 +213,9 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
         read_ahead: values.count("data.prefetch"),
         hardware: Hardware {
             device,
-            threads_per_rank: values.given_count("hardware.threads_per_rank").unwrap_or(threads),
+            threads_per_rank: values
+                .given_count("hardware.threads_per_rank")
+                .unwrap_or_else(|| context.threads(parallel.ranks)),
             instructions: Some(values.text("hardware.instructions")).filter(|name| name != "auto"),
             pin: values.choice("hardware.pin").unwrap_or_default(),
             software: values.given_text("hardware.software"),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use zbench_estimate::job::Number;
+use zbench_estimate::profile;
 use zbench_kernels::cuda::folder::{self, NotPrivate};
 use zbench_kernels::cuda::gpu::{Fallback, Gpu, Nvml, Options, Probe, Reading, Search, Watched};
 use zbench_kernels::cuda::host::{Host, Order};
@@ -55,8 +56,9 @@ pub fn data_sheet_flops(number: usize, dtype: DType) -> Result<f64, String> {
     refuse_on_host()?;
     let machine = machine(number)?;
     let name = &machine.props().name;
-    let profile = profile_of(name).ok_or_else(|| format!("no profile is of {name} (docs/machines.md)"))?;
-    let rates = zbench_estimate::profile::machine(profile).map_err(|error| error.to_string())?;
+    let profile =
+        profile::of_product(name).ok_or_else(|| format!("no profile has the product {name} (docs/machines.md)"))?;
+    let rates = profile::machine(profile).map_err(|error| error.to_string())?;
     let wanted = match dtype {
         DType::Bf16 => Number::Bf16,
         DType::F16 => Number::F16,
@@ -140,28 +142,6 @@ pub fn seconds_of(kernels: &Cuda, work: &mut dyn FnMut() -> Result<(), KernelErr
     let end = kernels.record_event()?.ok_or_else(none)?;
     kernels.synchronize()?;
     Ok(end.elapsed(&*begin)?.as_secs_f64())
-}
-
-/// The profile of a machine with GPUs that have this name in the driver.
-pub fn profile_of(name: &str) -> Option<&'static str> {
-    // These names begin like others, but the cards have other rates and no profile.
-    if ["GB200", "GB300", "H200 NVL", "RTX 4090 D"].iter().any(|other| name.contains(other)) {
-        return None;
-    }
-    const PROFILES: [(&[&str], &str); 10] = [
-        (&["GH200"], "gh200"),
-        (&["H200"], "h200"),
-        (&["H100", "PCIe"], "h100-pcie"),
-        (&["H100", "NVL"], "h100-nvl"),
-        (&["H100"], "h100-sxm"),
-        (&["B200"], "b200"),
-        (&["A100", "40GB"], "a100-40gb"),
-        (&["A100"], "a100-80gb"),
-        (&["V100", "32GB"], "v100-32gb"),
-        (&["RTX 4090"], "rtx4090"),
-    ];
-    let is_it = |words: &[&str]| words.iter().all(|word| name.contains(word));
-    PROFILES.iter().find(|(words, _)| is_it(words)).map(|(_, profile)| *profile)
 }
 
 /// What NVML reads of a GPU at this moment; nothing where NVML does not know it.
@@ -268,26 +248,6 @@ fn say_not_kept(why: &NotPrivate) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_of_the_driver_lead_to_profiles_that_are_there() {
-        let cases = [
-            ("NVIDIA H200", "h200", 989.4e12),
-            ("NVIDIA H100 80GB HBM3", "h100-sxm", 989.4e12),
-            ("NVIDIA H100 PCIe", "h100-pcie", 756.0e12),
-            ("NVIDIA A100-SXM4-80GB", "a100-80gb", 312.0e12),
-        ];
-        for (name, profile, flops) in cases {
-            assert_eq!(profile_of(name), Some(profile));
-            let rates = zbench_estimate::profile::machine(profile).unwrap();
-            let peak = rates.device.compute[&Number::Bf16].peak;
-            assert!((peak / flops - 1.0).abs() < 0.01, "{name}: {peak:e}");
-        }
-        assert_eq!(profile_of("Quadro K620"), None);
-        for other in ["NVIDIA GB200", "NVIDIA H200 NVL", "NVIDIA GeForce RTX 4090 D"] {
-            assert_eq!(profile_of(other), None, "{other} is another card");
-        }
-    }
 
     #[test]
     fn a_process_that_is_shown_one_gpu_takes_that_one() {

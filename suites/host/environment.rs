@@ -18,7 +18,7 @@ use zbench_reports::redact::host_hash;
 /// What is not in files. The caller states it, so that [`capture`] depends on its arguments alone.
 #[derive(Clone, Debug, Default)]
 pub struct Process {
-    /// Cores that this process may use.
+    /// Cores that this process, or its launch on this host, may use.
     pub cores: usize,
     /// Vector instructions that the kernels can use.
     pub simd: Vec<&'static str>,
@@ -38,7 +38,7 @@ pub fn of_this_process() -> Map<String, Value> {
             (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
         };
         let process = Process {
-            cores: cpu::cores(),
+            cores: crate::machine::cores(),
             simd: zbench_kernels::peak::describe(),
             variables: std::env::vars_os().map(text).collect(),
             binary: binary_hash(std::path::Path::new("/proc/self/exe")),

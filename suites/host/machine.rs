@@ -2,11 +2,12 @@
 //! record says of it is in [`crate::environment`].
 
 use crate::environment::root::{kib_line, line_of};
-use crate::environment::{self, Root, cpu};
+use crate::environment::{self, Root, container, cpu};
 use serde::{Deserialize, Serialize};
+use std::sync::OnceLock;
 use std::time::Instant;
+use zbench_kernels::{DType, affinity, peak};
 
-pub use crate::environment::cpu::cores;
 pub use crate::environment::of_this_process as environment;
 pub use zbench_reports::redact::host_hash;
 
@@ -21,6 +22,55 @@ pub struct BusySeconds {
     pub own: f64,
     /// Cores of the host.
     pub cores: usize,
+}
+
+/// Cores of the launch on this host, where this process decides for a launch.
+static OF_LAUNCH: OnceLock<Vec<usize>> = OnceLock::new();
+
+/// States the cores that the ranks of a launch may use on this host. From then on they count as those of this process. Only the first
+/// call counts.
+pub fn set_cores_of_launch(cores: Vec<usize>) {
+    let _ = OF_LAUNCH.set(cores);
+}
+
+/// Numbers of the cores of the launch on this host; nothing where this process decides for none.
+pub(crate) fn cores_of_launch() -> Option<&'static Vec<usize>> {
+    OF_LAUNCH.get().filter(|cores| !cores.is_empty())
+}
+
+/// Numbers of the cores that this process, or its launch on this host, may use.
+pub fn core_numbers() -> Vec<usize> {
+    let own = || Some(affinity::available()).filter(|cores| !cores.is_empty());
+    cores_of_launch().cloned().or_else(own).unwrap_or_else(|| (0..cpu::cores()).collect())
+}
+
+/// Cores that this process, or its launch on this host, may use at once: a processor quota counts in whole cores.
+pub fn cores() -> usize {
+    let at_once = |cores: usize| quota_below(cores).map_or(cores, |quota| (quota as usize).max(1));
+    cores_of_launch().map_or_else(cpu::cores, |cores| at_once(cores.len()))
+}
+
+/// The processor quota of this process's control group in cores, where it is less than so many.
+pub fn quota_below(cores: usize) -> Option<f64> {
+    container::cpu_quota(&Root::system()).filter(|quota| *quota < cores as f64)
+}
+
+/// Floating-point operations per second of so many threads on `cores` within the processor quota, as [`peak::measure`] measures them.
+pub fn peak_flops(cores: &[usize], threads: usize, dtype: DType, seconds: f64) -> Option<f64> {
+    // A launcher may have put this process on some of them.
+    let beyond = if cores.len() > affinity::available().len() { cores } else { &[] };
+    Some(within(quota_below(threads), threads, peak::measure_on(beyond, threads, dtype, seconds)?))
+}
+
+/// The rate of threads under a quota. Each was measured while the quota left it alone, at the full rate of a core.
+fn within(quota: Option<f64>, threads: usize, rate: f64) -> f64 {
+    quota.map_or(rate, |quota| rate * quota / threads as f64)
+}
+
+/// Processor time of this process so far, in seconds.
+pub fn own_seconds() -> f64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
 fn read(path: &str) -> Option<String> {
@@ -93,18 +143,18 @@ pub fn cpu_ticks(stat: &str, core: &str) -> Option<Vec<f64>> {
     Some(line_of(stat, core)?.split_whitespace().map_while(|ticks| ticks.parse().ok()).collect())
 }
 
-/// Whether the system shows as many cores as this process may use. Where it shows more, the work of other processes may be on
-/// cores that this process does not use.
-pub fn shows_own_cores_only() -> bool {
+/// Whether the system shows so many cores and no more, and no quota limits them. Else the work of other processes may be on cores that
+/// are not used here.
+pub fn shows_only(cores: usize) -> bool {
     let stat = read("/proc/stat").unwrap_or_default();
-    stat.lines().filter(|line| line.starts_with("cpu")).count() == cores() + 1
+    stat.lines().filter(|line| line.starts_with("cpu")).count() == cores + 1 && quota_below(cores).is_none()
 }
 
 impl Busy {
-    /// Begins; absent where the system shows cores that this process may not use.
-    pub fn start() -> Option<Busy> {
-        let (all, own) = busy_seconds().filter(|_| shows_own_cores_only())?;
-        Some(Busy { since: Instant::now(), all, own, cores: cores() })
+    /// Begins; absent where the system shows other cores than these, which the cell may use.
+    pub fn start(cores: usize) -> Option<Busy> {
+        let (all, own) = busy_seconds().filter(|_| shows_only(cores))?;
+        Some(Busy { since: Instant::now(), all, own, cores })
     }
 
     /// Processor time since the start.
@@ -139,8 +189,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_quota_limits_the_peak_of_more_threads() {
+        assert_eq!(within(None, 2, 100.0), 100.0);
+        assert_eq!(within(Some(1.5), 2, 100.0), 75.0, "two threads that may use one core and a half");
+    }
+
+    #[test]
     fn own_work_is_not_others() {
-        let Some(busy) = Busy::start() else { return };
+        let Some(busy) = Busy::start(cores()) else { return };
         let start = Instant::now();
         while start.elapsed().as_secs_f64() < 0.6 {
             std::hint::spin_loop();

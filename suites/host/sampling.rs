@@ -8,6 +8,7 @@ pub mod gpu;
 pub mod sampled;
 
 use crate::environment::root::{Root, cpu_list, line_of};
+use crate::machine;
 use counters::{Counters, PAGE, TICKS, throttle_events};
 use energy::Energy;
 pub use energy::TimedEnergy;
@@ -52,6 +53,8 @@ pub struct Watch {
     temperatures: Vec<f64>,
     watts: Vec<f64>,
     samples: u64,
+    /// Processor time of ranks of the cell that are no descendants of this process.
+    peers_seconds: f64,
 }
 
 impl Watch {
@@ -70,6 +73,7 @@ impl Watch {
             temperatures: Vec::new(),
             watts: Vec::new(),
             samples: 0,
+            peers_seconds: 0.0,
             root,
             cpus,
         };
@@ -101,6 +105,11 @@ impl Watch {
         }
     }
 
+    /// Ranks of the cell that others have started on this host used so much processor time: they are no other processes.
+    pub fn add_peers(&mut self, seconds: f64) {
+        self.peers_seconds += seconds;
+    }
+
     /// The cell has ended, and its processes have been waited for.
     pub fn end(mut self, at: Duration) -> Sampled {
         self.sample();
@@ -115,7 +124,7 @@ impl Watch {
         let core_share = |spent: f64| share(spent / cores);
         let others = grown_f(begin.busy_ticks, end.busy_ticks)
             .zip(grown_f(begin.own_seconds, end.own_seconds))
-            .and_then(|(busy, own)| core_share((busy / TICKS - own).max(0.0)));
+            .and_then(|(busy, own)| core_share((busy / TICKS - own - self.peers_seconds).max(0.0)));
         let bytes = |from, to| grown(from, to).map(|pages| pages.saturating_mul(PAGE));
         let has_energy = self.energy.why_not.is_none();
         Sampled {
@@ -136,6 +145,7 @@ impl Watch {
             throttle_ms: grown(begin.throttle_ms, end.throttle_ms),
             stolen_share: grown_f(begin.stolen_ticks, end.stolen_ticks).and_then(|ticks| core_share(ticks / TICKS)),
             others_share: others,
+            peers_seconds: (self.peers_seconds > 0.0).then_some(self.peers_seconds),
             major_faults: grown(begin.major_faults, end.major_faults),
             swap_in_bytes: bytes(begin.swap_in_pages, end.swap_in_pages),
             swap_out_bytes: bytes(begin.swap_out_pages, end.swap_out_pages),
@@ -242,7 +252,8 @@ impl Sampler {
     pub fn start(gpus: usize) -> Sampler {
         let (start, begin) = (Instant::now(), thread_time());
         let root = Root::system();
-        let cpus = usable_cpus(&root);
+        let of_launch = machine::cores_of_launch().map(|cores| cores.iter().map(|core| *core as u32).collect());
+        let cpus = of_launch.unwrap_or_else(|| usable_cpus(&root));
         let machine = Watch::begin(root, cpus, start.elapsed());
         let cost = thread_time().saturating_sub(begin);
         let watched = Arc::new(Mutex::new(Watched { machine, gpus: gpu::watches(gpus), cost }));
@@ -267,6 +278,11 @@ impl Sampler {
         let mut watched = lock(&self.watched);
         watched.machine.step(timed);
         watched.gpus.iter_mut().for_each(|gpu| gpu.step(timed));
+    }
+
+    /// As [`Watch::add_peers`].
+    pub fn add_peers(&self, seconds: f64) {
+        lock(&self.watched).machine.add_peers(seconds);
     }
 
     /// The cell has ended.

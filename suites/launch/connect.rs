@@ -4,7 +4,6 @@ use crate::{LaunchError, World};
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{debug, info};
-use zbench_config::Hosts;
 use zbench_engine::comm::{self, Communicator, Meeting, Rendezvous, TcpOptions};
 use zbench_engine::mesh::GroupName;
 use zbench_host::devices;
@@ -52,7 +51,7 @@ pub fn connect(
         (mpi(kernels, options)?, String::new())
     } else {
         let mut met = meet(world, options)?;
-        let shared = choice == Choice::Shm || choice == Choice::Auto && Hosts::of(&met).share_memory();
+        let shared = choice == Choice::Shm || choice == Choice::Auto && met.one_host();
         let hosts = met.hosts().iter().collect::<std::collections::BTreeSet<_>>().len();
         let where_to = format!(" on {hosts} host{}", if hosts == 1 { "" } else { "s" });
         let comm = match (choice, shared) {

@@ -347,7 +347,8 @@ fn decide(planner: &Planner, resolved: &Resolved, estimate: &Estimate, footprint
         return record(Status::OutOfMemory, reason, Source::Plan);
     }
     let here = ranks_here(cell);
-    if let Err(error) = planner.kernels(cell).and_then(|_| hardware::enough_cores(cell, here)) {
+    if let Err(error) = planner.kernels(cell).and_then(|_| hardware::enough_cores(cell, here, &machine::core_numbers()))
+    {
         return record(Status::Skipped, error.to_string(), Source::Host);
     }
     if let Some(reason) = offload::folder_refused(cell, estimate, here as u64) {

@@ -13,7 +13,6 @@ use zbench_engine::outcome::{Failure, Happening};
 use zbench_engine::plan::Plan;
 use zbench_engine::train::train_on;
 use zbench_host::{devices, machine};
-use zbench_kernels::peak;
 
 /// The whole life of a cell's process; its exit status.
 pub fn main() -> u8 {
@@ -53,10 +52,10 @@ fn threads(job: &Job) -> End {
     let compute = cell.precision.compute;
     let peak = || match on_cuda {
         true => devices::measured_flops(0, compute).ok(),
-        false => peak::measure(threads, compute, job.peak_seconds),
+        false => machine::peak_flops(&[], threads, compute, job.peak_seconds),
     };
     let before = peak();
-    let busy = machine::Busy::start();
+    let busy = machine::Busy::start(job.cores);
     let tell = |happening: &Happening| say(&protocol::event(happening));
     let token = job.turns.as_ref().map(|name| Token::new(name, cell.parallel.ranks));
     let pace = token.as_ref().map(|token| token as &dyn Pace);
@@ -74,7 +73,7 @@ fn threads(job: &Job) -> End {
         Err(failure) => ended(&failure),
     };
     end.peak_flops = vec![before, peak()];
-    end.peak_threads = threads;
+    (end.peak_threads, end.peak_quota) = (threads, machine::quota_below(threads));
     // Those that take turns with this one are no strangers.
     let alone = busy.filter(|_| job.turns.is_none());
     end.others_share = alone.and_then(|busy| busy.others_share(busy.own));

@@ -126,7 +126,8 @@ enum WaitEnd {
 impl Children {
     fn start(&self, cell: &Cell) -> std::io::Result<Child> {
         let Children { peak_seconds, trace_steps, .. } = *self;
-        let job = Job { cell: cell.clone(), cores: machine::cores(), peak_seconds, trace_steps, turns: None };
+        let job =
+            Job { cell: cell.clone(), cores: machine::core_numbers().len(), peak_seconds, trace_steps, turns: None };
         start_cell(&self.program, &job)
     }
 

@@ -5,6 +5,7 @@ use crate::traced::Traced;
 use std::path::PathBuf;
 use std::time::Duration;
 use zbench_engine::config::Cell;
+use zbench_reports::Record;
 use zbench_reports::record::{Source, Status, Step};
 
 /// What became of one execution.
@@ -20,6 +21,8 @@ pub struct Execution {
     pub last: bool,
     /// What tracing took, where it was traced.
     pub traced: Traced,
+    /// Processor time of ranks of this host that are no descendants of this process, in seconds.
+    pub peers_seconds: f64,
 }
 
 impl Execution {
@@ -110,6 +113,8 @@ pub struct Stopped {
 
 /// Something that can run a cell.
 pub trait Execute {
+    /// Is told of the record that the next execution fills, with what is known before.
+    fn begin(&mut self, _record: &Record) {}
     /// Runs it to its end, telling of each step and of what happens between them.
     fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(ProgressEvent<'_>)) -> Execution;
     /// Whether the user wants to stop, asked while nothing is executed.

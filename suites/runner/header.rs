@@ -28,6 +28,8 @@ pub struct Header {
     pub budget: Option<Duration>,
     /// Where training checkpoints go.
     pub folders: Folders,
+    /// Remarks of every record.
+    pub notes: Vec<String>,
 }
 
 impl Header {
@@ -41,6 +43,7 @@ impl Header {
         record.environment = self.environment.clone();
         record.command = self.command.clone();
         record.started = started.to_string();
+        record.notes.clone_from(&self.notes);
         if !self.question.is_empty() {
             record.extra.insert("question".into(), self.question.clone().into());
         }

@@ -4,23 +4,29 @@
 use crate::merge::{dead, merge};
 use crate::processes::{Processes, grace};
 use crate::protocol::{End, Event, Job, ProgressEvent, RankFailure, RankJob, RankResult};
+use crate::record::unmeasured;
 use crate::{Execute, Execution};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use zbench_config::Hosts;
 use zbench_engine::config::Cell;
 use zbench_engine::trace::StepTrace;
 use zbench_engine::train::Standing;
 use zbench_host::machine;
 use zbench_launch::{ControlChannel, Io, Silence, Start, World, free_port};
-use zbench_reports::record::{Source, Status};
+use zbench_reports::record::{Outcome, Record, Source, Status};
 
 const TICK: Duration = Duration::from_millis(20);
 /// How long others have to answer when they were told to end their rank.
 const ANSWER: Duration = Duration::from_secs(10);
+/// How long a stop by SIGTERM may be a launcher's answer to the death of a process that has not been noticed yet.
+const MOMENT: Duration = Duration::from_secs(1);
+/// How long the user's signals may take to reach all processes.
+const SIGNALS: Duration = Duration::from_millis(300);
 
 /// What rank 0 says.
 #[derive(Debug, Serialize, Deserialize)]
@@ -32,6 +38,8 @@ pub enum Order {
         number: u64,
         /// The jobs of all ranks, in their order.
         jobs: Vec<RankJob>,
+        /// The cell's record so far, for the case that rank 0 is lost.
+        record: Box<Record>,
     },
     /// Have your rank of the cell stop after its step.
     Halt,
@@ -52,15 +60,40 @@ pub enum Answer {
     Traced(u64, Box<StepTrace>),
     /// How the rank of a cell ended.
     Said(u64, Box<RankResult>),
-    /// The user wants to stop.
+    /// This process was told to stop.
     Stopped,
+}
+
+/// Why a launch is to stop.
+#[derive(Clone, Default)]
+pub struct StopFlags {
+    /// Set by every signal that means it.
+    pub any: Arc<AtomicBool>,
+    /// Set by those that only the user or a batch system sends: all but SIGTERM, with which launchers also end what is left when a
+    /// process has died.
+    pub user: Arc<AtomicBool>,
+}
+
+impl StopFlags {
+    fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
+    fn is_users(&self) -> bool {
+        self.user.load(Ordering::Relaxed)
+    }
 }
 
 /// Rank 0 of a launch.
 pub struct Leader {
     line: ControlChannel,
     world: World,
+    hosts: Arc<Hosts>,
     number: u64,
+    /// The record of the cell that is next or under way.
+    record: Box<Record>,
+    /// Ranks that were told to stop, and said so.
+    stopped: BTreeSet<usize>,
     /// Who has gone, after which nothing can run.
     lost: Option<String>,
     /// The command's exit code, when it is known.
@@ -73,8 +106,8 @@ pub struct Launched<'a> {
     pub leader: &'a mut Leader,
     /// The program: this one.
     pub program: PathBuf,
-    /// Set when the user wants to stop.
-    pub stop: Arc<AtomicBool>,
+    /// Set when it is to stop.
+    pub stop: StopFlags,
     /// A cell may take this long.
     pub timeout: Duration,
     /// Seconds of each measurement of the peak.
@@ -84,10 +117,11 @@ pub struct Launched<'a> {
 }
 
 impl Leader {
-    /// Rank 0 of `world`, whose ranks are on the line.
-    pub fn new(world: World, line: ControlChannel) -> Leader {
+    /// Rank 0 of `world`, whose ranks are on the line, at these hosts.
+    pub fn new(world: World, line: ControlChannel, hosts: Arc<Hosts>) -> Leader {
+        let (record, stopped) = (Box::default(), BTreeSet::new());
         // Until the command has come to its end.
-        Leader { line, world, number: 0, lost: None, code: zbench_host::exit::FAILED }
+        Leader { line, world, hosts, number: 0, record, stopped, lost: None, code: zbench_host::exit::FAILED }
     }
 
     /// The command has come to its end.
@@ -111,7 +145,11 @@ enum Stop {
 
 impl Execute for Launched<'_> {
     fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.stop.any()
+    }
+
+    fn begin(&mut self, record: &Record) {
+        *self.leader.record = record.clone();
     }
 
     fn execute(&mut self, cell: &Cell, tell: &mut dyn FnMut(ProgressEvent<'_>)) -> Execution {
@@ -127,9 +165,9 @@ impl Execute for Launched<'_> {
         };
         let mut heard = Execution::default();
         let mut said: BTreeMap<usize, RankResult> = BTreeMap::new();
-        let (begin, mut stop, mut deadline) = (Instant::now(), None, None);
+        let (begin, mut stop, mut deadline, mut since) = (Instant::now(), None, None, None);
         let mut halts = false;
-        while said.len() < jobs {
+        loop {
             own.listen(TICK, &mut |event| heard.take(event, tell));
             if own.all_reported() {
                 said.extend(own.take_results());
@@ -152,7 +190,7 @@ impl Execute for Launched<'_> {
                 tell(ProgressEvent::Stopping);
             }
             let wanted = if asked && !halts {
-                Some(Stop::User)
+                self.is_decided(*since.get_or_insert(now)).then_some(Stop::User)
             } else if begin.elapsed() > self.timeout {
                 Some(Stop::Time)
             } else {
@@ -168,11 +206,17 @@ impl Execute for Launched<'_> {
                 self.leader.lost = Some(lost.clone());
                 return self.without(lost, said, heard, &stop);
             }
+            // A launcher's signals may have ended ranks before it is known whose wish that was.
+            let is_open = asked && !halts && stop.is_none();
+            if said.len() >= jobs && !is_open {
+                break;
+            }
         }
         match stop {
             Some(Stop::User) => heard,
             Some(Stop::Time) => heard.timed_out(self.timeout),
             Some(Stop::Failure) | None => {
+                heard.peers_seconds = peers_seconds(&said);
                 let end = merge(said.into_values().collect(), std::mem::take(&mut heard.steps));
                 heard.with(end)
             }
@@ -188,12 +232,20 @@ impl Launched<'_> {
         // Without the token, which the others have already and nobody else should hear.
         let meeting = (host.to_string(), free_port().map_err(words)?, String::new());
         let Launched { peak_seconds, trace_steps, .. } = *self;
-        let job = Job { cell: cell.clone(), cores: machine::cores(), peak_seconds, trace_steps, turns: None };
-        let jobs = job.rank_jobs(self.leader.line.hosts(), Some(meeting));
+        let job =
+            Job { cell: cell.clone(), cores: machine::core_numbers().len(), peak_seconds, trace_steps, turns: None };
+        let jobs = job.rank_jobs(&self.leader.hosts, Some(meeting));
         self.leader.number += 1;
         let own = start_one(&self.program, &jobs, 0, self.leader.line.secret(self.leader.number))?;
-        self.leader.line.say(&Order::Run { number: self.leader.number, jobs });
+        self.leader.line.say(&Order::Run { number: self.leader.number, jobs, record: self.leader.record.clone() });
         Ok((cell.parallel.ranks, own))
+    }
+
+    /// Whether a wish to stop is one: at once where the user's signal or all other processes say so, else when nobody was lost for a
+    /// moment.
+    fn is_decided(&self, since: Instant) -> bool {
+        let all = self.leader.stopped.len() + 1 >= self.leader.world.size;
+        self.stop.is_users() || all || since.elapsed() >= MOMENT
     }
 
     /// Takes in what the others have said.
@@ -215,12 +267,14 @@ impl Launched<'_> {
                 }
                 // Of an earlier cell that was given up.
                 Ok((_, Answer::Said(..) | Answer::Traced(..))) => {}
-                Ok((_, Answer::Stopped)) => self.stop.store(true, Ordering::Relaxed),
+                Ok((rank, Answer::Stopped)) => {
+                    self.leader.stopped.insert(rank);
+                    self.stop.any.store(true, Ordering::Relaxed);
+                }
                 Err(Silence::Yet) => return Ok(()),
-                Err(Silence::Lost(_, reason)) => {
-                    // A launcher that is stopped ends its ranks in any order.
-                    std::thread::sleep(ANSWER.min(Duration::from_millis(300)));
-                    if self.stop.load(Ordering::Relaxed) {
+                Err(Silence::Lost(rank, reason)) => {
+                    std::thread::sleep(SIGNALS);
+                    if self.stop.is_users() || rank.is_some_and(|rank| self.leader.stopped.contains(&rank)) {
                         *stop = Some(Stop::User);
                     }
                     return Err(reason);
@@ -243,10 +297,28 @@ impl Launched<'_> {
         }
         let mut end = merge(said.into_values().collect(), std::mem::take(&mut heard.steps));
         let seen = end.failure.take().map(|ended| format!("; {}", ended.reason)).unwrap_or_default();
-        let reason = format!("the launch has lost a process: {lost}{seen}");
+        let reason = format!("{LOST}: {lost}{seen}");
         end.failure = Some(super::protocol::Ended { status: Status::Failed, reason, source: Some(Source::Host) });
         Execution { last: true, ..heard.with(end) }
     }
+}
+
+/// How the reason begins when a process of the launch has gone.
+const LOST: &str = "the launch has lost a process";
+
+/// Processor time of the ranks on the host of rank 0 that other processes have started.
+fn peers_seconds(said: &BTreeMap<usize, RankResult>) -> f64 {
+    let host = said.get(&0).map(|own| own.host.as_str());
+    let peers = said.iter().filter(|(rank, said)| **rank > 0 && Some(said.host.as_str()) == host);
+    peers.map(|(_, said)| said.own_seconds).sum()
+}
+
+/// The record of a cell whose rank 0, which keeps the notebook, was lost; rank 1 keeps it then.
+fn without_leader(mut record: Box<Record>, lost: &str) -> Box<Record> {
+    let reason = format!("{LOST}: {lost}; rank 1 wrote this record, as rank 0 could not");
+    unmeasured(&mut record, &format!("the cell ended early: {reason}"));
+    record.outcome = Outcome::ended(Status::Failed, reason, Some(Source::Host));
+    record
 }
 
 /// Starts the process of one rank, whose job is among `jobs`.
@@ -267,18 +339,21 @@ fn start_one(program: &std::path::Path, jobs: &[RankJob], rank: usize, token: St
     Processes::start(&start, &[job]).map_err(|error| error.to_string())
 }
 
-/// The life of the other ranks of a launch: they start what they are told, and say how it ended. The exit code is rank 0's.
-pub fn follow(line: &ControlChannel, stop: &AtomicBool) -> u8 {
+/// The life of the other ranks of a launch: they start what they are told, and say how it ended. The exit code is rank 0's. Where
+/// rank 0 is lost while a cell is under way, rank 1 also returns the cell's record.
+pub fn follow(line: &ControlChannel, stop: &StopFlags) -> (u8, Option<Box<Record>>) {
     let rank = line.rank();
     let mut under_way: Option<(u64, Processes)> = None;
+    let mut record = None;
     let mut asked = false;
     loop {
-        if stop.load(Ordering::Relaxed) && !asked {
+        if stop.any() && !asked {
             asked = true;
             line.say(&Answer::Stopped);
         }
         match line.hear(TICK) {
-            Ok((_, Order::Run { number, jobs })) => {
+            Ok((_, Order::Run { number, jobs, record: so_far })) => {
+                record = Some(so_far);
                 let program = std::env::current_exe().map_err(|error| format!("zbench's own path: {error}"));
                 match program.and_then(|program| start_one(&program, &jobs, rank, line.secret(number))) {
                     Ok(processes) => under_way = Some((number, processes)),
@@ -295,11 +370,16 @@ pub fn follow(line: &ControlChannel, stop: &AtomicBool) -> u8 {
                     processes.end();
                 }
             }
-            Ok((_, Order::Bye { code })) => return code,
+            Ok((_, Order::Bye { code })) => return (code, None),
             Err(Silence::Yet) => {}
-            Err(Silence::Lost(_, reason)) => {
+            Err(Silence::Lost(lost, reason)) => {
                 zbench_host::say!("rank {rank}: {reason}");
-                return zbench_host::exit::FAILED;
+                std::thread::sleep(SIGNALS);
+                if stop.is_users() {
+                    return (zbench_host::exit::INTERRUPTED, None);
+                }
+                let record = record.filter(|_| lost == Some(0) && rank == 1);
+                return (zbench_host::exit::FAILED, record.map(|record| without_leader(record, &reason)));
             }
         }
         if let Some((number, processes)) = &mut under_way {

@@ -24,6 +24,7 @@ pub fn merge(said: Vec<RankResult>, mut steps: Vec<Step>) -> End {
         kernels: said.first().map(|rank| rank.kernels.clone()).unwrap_or_default(),
         peak_flops: peaks.into_iter().map(|peak| peak.map(|peak| peak / parts)).collect(),
         peak_threads: measured().map(|rank| rank.peak_threads).sum(),
+        peak_quota: measured().filter_map(|rank| rank.peak_quota).reduce(f64::min),
         peak_rss_bytes: sum(|rank| rank.rss_bytes),
         swap_bytes: sum(|rank| rank.swap_bytes),
         others_share: others_share(&said),

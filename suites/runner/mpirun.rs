@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use tracing::info;
+use zbench_config::Hosts;
 use zbench_engine::comm::{Communicator, Meeting, Rendezvous};
 use zbench_engine::hardware;
 use zbench_engine::threads::{self, not_started};
@@ -100,7 +101,7 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
         }
     };
     let hosts = &line.hosts()[1..];
-    for job in job.rank_jobs(hosts, None) {
+    for job in job.rank_jobs(&Hosts::of_names(hosts.iter().map(String::as_str)), None) {
         line.say(&Order::Job(Box::new(job)));
     }
     let mut steps = Vec::new();

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use zbench_config::Hosts;
 use zbench_engine::config::Cell;
 use zbench_engine::threads;
 use zbench_engine::train::Standing;
@@ -62,7 +63,8 @@ pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
         Ok(start) => start,
         Err(error) => return failed(error),
     };
-    let mut jobs = job.rank_jobs(&[], Some((start.host.clone(), start.port, start.token.clone())));
+    let hosts = Hosts::of_names((0..ranks).map(|_| ""));
+    let mut jobs = job.rank_jobs(&hosts, Some((start.host.clone(), start.port, start.token.clone())));
     if let Some(first) = jobs.first_mut() {
         first.peak_threads = first.peak_threads.min(job.cores).max(1);
     }
@@ -149,11 +151,9 @@ impl Processes {
                 Ok((_, Some(Event::End(_)))) => {}
                 Ok((rank, None)) => self.silent.push(rank),
                 Err(RecvTimeoutError::Timeout) => break,
-                // Every rank has ended: nothing more comes, and only their exit is waited for.
+                // Every rank has ended: nothing more comes, and only their exit, or other processes' ranks, are waited for.
                 Err(RecvTimeoutError::Disconnected) => {
-                    if !self.all_reported() {
-                        std::thread::sleep(TICK.min(wait));
-                    }
+                    std::thread::sleep(TICK.min(wait));
                     break;
                 }
             }

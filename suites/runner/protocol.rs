@@ -6,6 +6,7 @@ use crate::loading::Resident;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use zbench_config::Hosts;
 use zbench_engine::comm::link::LinkUse;
 use zbench_engine::config::{Cell, Home};
 use zbench_engine::data::Found;
@@ -144,6 +145,8 @@ pub struct RankJob {
     pub meeting: Option<(String, u16, String)>,
     /// Threads with which it measures the peak of its host; 0 where another rank does.
     pub peak_threads: usize,
+    /// Numbers of the cores that the ranks of its host may use; empty where they are those that it may use itself.
+    pub cores: Vec<usize>,
     /// Seconds of each measurement of the peak, before and after training.
     pub peak_seconds: f64,
     /// Steps to be traced.
@@ -155,26 +158,31 @@ pub struct RankJob {
 }
 
 impl Job {
-    /// The jobs of its ranks, in their order. `hosts` are those of the ranks, or nothing where all are on one; the first rank of
-    /// each measures its peak.
-    pub fn rank_jobs(&self, hosts: &[String], meeting: Option<(String, u16, String)>) -> Vec<RankJob> {
-        let ranks = self.cell.parallel.ranks;
+    /// The jobs of its ranks, in their order. The first rank of each host measures its peak.
+    pub fn rank_jobs(&self, hosts: &Hosts, meeting: Option<(String, u16, String)>) -> Vec<RankJob> {
         let rank_job = |rank: usize| {
-            let is_here = |other: &usize| hosts.get(*other) == hosts.get(rank);
-            let (index, ranks_here) = ((0..rank).filter(is_here).count(), (0..ranks).filter(is_here).count());
-            let threads = ranks_here.saturating_mul(self.cell.hardware.threads_per_rank);
+            let (here, sharers) = (hosts.neighbours(rank), hosts.sharers(rank));
+            let before = |ranks: &[usize]| ranks.iter().filter(|other| **other < rank).count();
+            let threads = here.len().saturating_mul(self.cell.hardware.threads_per_rank);
+            let cores = hosts.cores(rank);
+            let most = if cores.is_empty() { threads } else { threads.min(cores.len()) };
             RankJob {
                 cell: self.cell.clone(),
                 rank,
-                seat: Seat { index, ranks: ranks_here, process: true },
+                seat: Seat {
+                    place: before(&sharers),
+                    sharers: sharers.len(),
+                    ..Seat::of(before(&here), here.len(), true)
+                },
                 meeting: meeting.clone(),
-                peak_threads: if index == 0 { threads } else { 0 },
+                peak_threads: if before(&here) == 0 { most } else { 0 },
+                cores,
                 peak_seconds: self.peak_seconds,
                 trace_steps: self.trace_steps,
                 turns: self.turns.clone(),
             }
         };
-        (0..ranks).map(rank_job).collect()
+        (0..self.cell.parallel.ranks).map(rank_job).collect()
     }
 }
 
@@ -193,6 +201,10 @@ pub struct RankResult {
     pub peak_flops: Vec<Option<f64>>,
     /// Threads that measured it.
     pub peak_threads: usize,
+    /// The processor quota that limits it, in cores.
+    pub peak_quota: Option<f64>,
+    /// Processor time of its process until it ended its part, in seconds.
+    pub own_seconds: f64,
     /// Resident bytes at their most; memory that ranks share counts for its owner alone.
     pub rss_bytes: Option<u64>,
     /// VmSwap at the end.
@@ -247,6 +259,9 @@ pub struct End {
     pub peak_flops: Vec<Option<f64>>,
     /// Threads that measured it.
     pub peak_threads: usize,
+    /// The processor quota that limits it, in cores.
+    #[serde(default)]
+    pub peak_quota: Option<f64>,
     /// VmHWM.
     pub peak_rss_bytes: Option<u64>,
     /// VmSwap at the end.

@@ -17,7 +17,7 @@ use zbench_engine::train::{Ended, RankError, Standing, groups, train_rank};
 use zbench_host::devices;
 use zbench_host::machine::{self, Busy};
 use zbench_host::sampling::TimedEnergy;
-use zbench_kernels::{Arena, Kernels, peak};
+use zbench_kernels::{Arena, Kernels};
 use zbench_launch::{Choice, Options, Source as Launcher, World};
 
 /// The whole life of a rank's process; its exit status.
@@ -76,6 +76,7 @@ pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Ev
     (said.end.rank, said.end.pid) = (job.rank, Some(std::process::id()));
     said.end.host = machine::host_hash(&host);
     said.swap_bytes = machine::status_bytes("VmSwap");
+    said.own_seconds = machine::own_seconds();
     said
 }
 
@@ -95,15 +96,17 @@ fn train(
     let kernels: Arc<dyn Kernels> = hardware::kernels(cell, job.seat, &|seat| devices::machine(devices::of_rank(seat)))
         .map_err(|error| error.to_string())?;
     let plan = Plan::new(cell, &*kernels).map_err(|error| error.to_string())?;
+    let cores = if job.cores.is_empty() { machine::core_numbers() } else { job.cores.clone() };
     let measure = || match cell.hardware.device {
         DeviceKind::Cuda => devices::measured_flops(devices::of_rank(job.seat.index), cell.precision.compute).ok(),
-        DeviceKind::Cpu => peak::measure(job.peak_threads, cell.precision.compute, job.peak_seconds),
+        DeviceKind::Cpu => machine::peak_flops(&cores, job.peak_threads, cell.precision.compute, job.peak_seconds),
     };
     // Each rank measures its own GPU, the first one of a host its cores.
     let measures = job.peak_threads > 0 || cell.hardware.device == DeviceKind::Cuda;
     if measures {
         // Before the ranks meet, so that the cores are this rank's alone.
         (said.peak_flops, said.peak_threads) = (vec![measure()], job.peak_threads);
+        said.peak_quota = machine::quota_below(job.peak_threads);
     }
     let (capacity, planned) = (cell.memory.capacity, plan.device_peak(job.rank));
     let shared = cell.parallel.backend == Backend::Shm;
@@ -126,7 +129,7 @@ fn train(
             (connect(job, kernels.clone(), &arena)?, arena)
         }
     };
-    let busy = Busy::start();
+    let busy = Busy::start(cores.len());
     let tell = |happening: &Happening| say(&protocol::event(happening));
     let account = arena.clone();
     let trace = protocol::tracing(job.trace_steps);

@@ -418,10 +418,17 @@ fn utilisation(record: &mut Record, end: &End, cell: &Cell, estimate: &Estimate,
                 record.state(name, flops / step_seconds / peak);
             }
             record.extra.insert("peak_flops_per_second".into(), peak.into());
+            let quota = end.peak_quota.map(|quota| {
+                format!(
+                    " A processor quota of {quota} cores limits it: on each host the rate of so many threads counts."
+                )
+            });
             record.notes.push(format!(
                 "The peak is that of {} threads at {}, measured beside the cell by a register loop and shared by its \
-                 ranks; mfu equals mfu_of_measured_peak here.",
-                end.peak_threads, cell.precision.compute
+                 ranks; mfu equals mfu_of_measured_peak here.{}",
+                end.peak_threads,
+                cell.precision.compute,
+                quota.unwrap_or_default()
             ));
         }
         None => {

@@ -77,6 +77,7 @@ impl Suite for Train<'_> {
         let sampler = sampling::Sampler::start(planned::gpus_here(cell));
         let folders = &trial.header.folders;
         let placed = folders.placed(cell, &planned.grid.key, trial.number);
+        self.execute.begin(record);
         let execution = self.execute.execute(&placed, &mut |told| match told {
             ProgressEvent::Step(step) => {
                 sampler.step(step.timed);
@@ -86,6 +87,7 @@ impl Suite for Train<'_> {
             ProgressEvent::Traced(traced) => observe.traced(traced),
             ProgressEvent::Stopping => observe.stopping(),
         });
+        sampler.add_peers(execution.peers_seconds);
         let sampled = sampler.finish();
         folders.clear();
         let stopped = execution.stopped(&placed);

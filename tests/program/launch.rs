@@ -118,14 +118,8 @@ fn a_launched_process_that_dies_ends_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let file = cell(folder.path());
     let mut children = launch(folder.path(), &file, 2, &["parallel.backend=tcp", "parallel.ranks=2", ENDLESS]);
-    let deadline = Instant::now() + Duration::from_secs(60);
-    // Both train: each has a rank.
-    while children.iter().any(|child| ranks_of(child.id()).is_empty()) {
-        assert!(Instant::now() < deadline, "the ranks do not start");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let ranks = ranks_of_launch(&children);
     std::thread::sleep(Duration::from_millis(500));
-    let ranks: Vec<_> = children.iter().flat_map(|child| ranks_of(child.id())).collect();
     let mut victim = children.remove(1);
     victim.kill().unwrap();
     victim.wait().unwrap();
@@ -135,6 +129,61 @@ fn a_launched_process_that_dies_ends_the_run() {
     let reason = text(&record, "/outcome/reason");
     assert!(reason.starts_with("the launch has lost a process: rank 1 on "), "{reason}");
     assert_gone(&processes(&ranks));
+}
+
+/// torchrun and Hydra end the others with SIGTERM when a process has died.
+#[test]
+fn a_death_that_the_launcher_answers_with_sigterm_is_kept_by_whoever_lives() {
+    use rustix::process::Signal;
+    for (dead, alive) in [(1, 0), (0, 1)] {
+        let folder = tempfile::tempdir().unwrap();
+        let children = launch(folder.path(), &cell(folder.path()), 2, &["parallel.ranks=2", ENDLESS]);
+        let ranks = ranks_of_launch(&children);
+        signal(children[dead].id(), Signal::KILL);
+        signal(children[alive].id(), Signal::TERM);
+        let outputs: Vec<Output> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+        assert_eq!(outputs[alive].status.code(), Some(5), "rank {dead} died: {}", stderr(&outputs[alive]));
+        let notebook = std::fs::read_to_string(folder.path().join("nb/records.jsonl")).unwrap_or_default();
+        let records: Vec<Value> = notebook.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(records.len(), 1, "rank {dead} died: {}", stderr(&outputs[alive]));
+        let (status, reason) = (text(&records[0], "/outcome/status"), text(&records[0], "/outcome/reason"));
+        assert!(
+            status == "failed" && reason.contains(&format!("lost a process: rank {dead} on ")),
+            "{status}: {reason}"
+        );
+        assert_gone(&processes(&ranks));
+    }
+}
+
+/// As mpirun and srun bind ranks by default, each to a core; and all to one core.
+#[test]
+fn the_cores_of_a_launch_are_those_of_all_its_ranks() {
+    let cores = zbench_kernels::affinity::available();
+    let Some(other) = cores.get(1) else { return };
+    for (places, pin, count, words) in [
+        ([cores[0], *other], "hardware.pin=cores", 2, "each rank has 1, which no other rank uses"),
+        ([cores[0]; 2], "hardware.pin=none", 1, "each rank has 1, which 2 ranks share"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = cell(folder.path());
+        let port = zbench_launch::free_port().unwrap();
+        let start = |rank: usize| {
+            let mut command = command(folder.path(), &file, &["parallel.ranks=2", pin]);
+            torchrun(&mut command, rank, 2, port);
+            bound(&command, places[rank]).spawn().unwrap()
+        };
+        let children = [start(0), start(1)];
+        let outputs = children.map(|child| child.wait_with_output().unwrap());
+        let record = record_of(&outputs[0]);
+        assert_eq!(text(&record, "/outcome/status"), "measured", "{}", text(&record, "/outcome/reason"));
+        assert_eq!(record["environment"]["cores"], count);
+        let notes = record["notes"].as_array().unwrap();
+        assert!(notes.iter().filter_map(Value::as_str).any(|note| note.contains(words)), "{notes:?}");
+        assert!(record["sampled"]["peers_seconds"].as_f64() > Some(0.0), "{}", record["sampled"]);
+        let peak = notes.iter().filter_map(Value::as_str).find(|note| note.starts_with("The peak is that of"));
+        let threads = format!("The peak is that of {count} threads");
+        assert!(peak.is_none_or(|peak| peak.starts_with(&threads)), "{peak:?}");
+    }
 }
 
 #[test]
@@ -194,12 +243,7 @@ fn a_launch_is_stopped_from_any_of_its_processes() {
     for interrupted in [0, 1] {
         let set = ["parallel.backend=shm", "parallel.ranks=2", ENDLESS];
         let children = launch(folder.path(), &file, 2, &set);
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while children.iter().any(|child| ranks_of(child.id()).is_empty()) {
-            assert!(Instant::now() < deadline, "the ranks do not start");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        let ranks: Vec<_> = children.iter().flat_map(|child| ranks_of(child.id())).collect();
+        let ranks = ranks_of_launch(&children);
         signal(children[interrupted].id(), rustix::process::Signal::INT);
         for child in children {
             let output = child.wait_with_output().unwrap();

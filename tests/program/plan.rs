@@ -385,6 +385,30 @@ fn a_search_without_a_machine_says_what_it_needs() {
     assert!(stderr(&output).contains("hardware.profile"), "{}", stderr(&output));
 }
 
+/// Three context ranks do not divide the sequence. The other cell is searched, and what was assumed of the folder's model is told.
+#[test]
+fn a_search_passes_over_cells_that_cannot_be_and_says_what_it_assumes() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = r#"{"model_type": "phi3", "hidden_size": 640, "intermediate_size": 1024, "num_hidden_layers": 2,
+        "num_attention_heads": 40, "vocab_size": 128}"#;
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let text = LARGE.replace("preset = \"llama2-7b\"", "path = \".\"");
+    let path = write(folder.path(), &format!("{text}[grid]\n\"parallel.context\" = [1, 3]\n"));
+    let path = path.to_str().unwrap();
+    for arguments in [&["plan", path, "--search"][..], &["plan", path, "--advise"], &["advise", path]] {
+        let output = run(folder.path(), arguments);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {said}");
+        assert!(
+            said.contains("not searched: ") && said.contains("phi3 is priced by its sizes"),
+            "{arguments:?}: {said}"
+        );
+    }
+    let output = run(folder.path(), &["plan", path, "--search", "--only", "parallel.context=3"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("parallel.context"), "{}", stderr(&output));
+}
+
 #[test]
 fn a_changed_machine_is_priced_again() {
     let folder = tempfile::tempdir().unwrap();

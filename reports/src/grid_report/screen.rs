@@ -230,12 +230,16 @@ fn spent(grid: &Grid) -> String {
         };
     };
     let course = &turned.course;
-    let mut parts = vec![units::plural(course.rounds, "round", "rounds")];
+    let (rounds, more) = match course.rounds {
+        0 => ("no round that counts".to_string(), ""),
+        count => (units::plural(count, "round", "rounds"), "more "),
+    };
+    let mut parts = vec![rounds];
     if course.discarded > 0 {
         let who = others::names(&course.busy);
         // Where no round counts the answer has them.
         let who = if course.busy.is_empty() || course.rounds == 0 { String::new() } else { format!(": {who}") };
-        parts.push(format!("{} more left out, since others used the cores{who}", course.discarded));
+        parts.push(format!("{} {more}left out, since others used the cores{who}", course.discarded));
     }
     if course.unfinished > 0 {
         parts.push(format!("{} unfinished", course.unfinished));

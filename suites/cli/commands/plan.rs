@@ -39,7 +39,7 @@ pub fn plan(global: &Global, arguments: &PlanArgs) -> Result<u8> {
     say_crossings(&as_stated);
     say_heads(&as_stated);
     say_longer(&as_stated);
-    say_assumed(&as_stated, &expanded.context);
+    say_assumed(as_stated.iter().map(|cell| &cell.grid), &expanded.context);
     if as_stated.is_empty() {
         zbench_host::say!("{}", grid::none_left(&expanded.document, &expanded.only));
         return Ok(exit::SUCCESS);

@@ -106,10 +106,19 @@ impl Questions {
         expanded.refuse_search(
             "looks for the largest value that fits, and --search for the fastest way to split the work",
         )?;
+        // A cell that cannot be keeps no other from being asked for.
+        let refused =
+            |cell: &GridCell| cell.resolved.as_ref().err().map(|refusal| (cell.label.clone(), refusal.to_string()));
+        let refusals: Vec<(String, String)> = expanded.cells.iter().filter_map(refused).collect();
+        match refusals.first() {
+            Some((_, refusal)) if refusals.len() == expanded.cells.len() => bail!("{refusal}"),
+            _ => refusals.iter().for_each(|(label, refusal)| zbench_host::say!("not searched: {label}: {refusal}")),
+        }
+        train::say_assumed(expanded.cells.iter(), &expanded.context);
         let mut seen = Vec::new();
         let mut cells = Vec::new();
         for (place, cell) in expanded.cells.iter().enumerate() {
-            let resolved = cell.resolved.as_ref().map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
+            let Ok(resolved) = &cell.resolved else { continue };
             // Cells that differ in nothing but what is searched over are one question.
             let mut question = search::question(resolved);
             if global_batch.is_some() {

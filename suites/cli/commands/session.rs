@@ -2,15 +2,18 @@
 
 use crate::Global;
 use anyhow::Result;
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::{debug, info};
 use zbench_config::Hosts;
 use zbench_engine::config::{Backend, STALL};
-use zbench_host::exit;
+use zbench_host::{exit, machine};
 use zbench_launch::{ControlChannel, LaunchError, Options, World};
 use zbench_predict::planned::{Decision, Planned};
-use zbench_reports::record::{Source, Status};
+use zbench_reports::Notebook;
+use zbench_reports::record::{Record, Source, Status};
 use zbench_runner::launched::{Leader, follow};
+use zbench_runner::rescue;
 use zbench_runner::trace::Timelines;
 
 /// How a command runs its cells.
@@ -20,7 +23,7 @@ pub struct Session {
     /// That launch.
     pub world: Option<World>,
     /// The hosts of its processes.
-    pub hosts: Option<Hosts>,
+    pub hosts: Option<Arc<Hosts>>,
     /// Timelines of the ranks, if they are traced.
     pub trace: Option<Timelines>,
 }
@@ -45,8 +48,10 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
         zbench_host::say!("{}", world.describe());
     }
     let options = Options { timeout: timeout.min(STALL), stall: STALL, quiet: true };
-    let opened =
-        zbench_launch::meet(&world, &options).and_then(|met| Ok((Hosts::of(&met), ControlChannel::open(met)?)));
+    let opened = zbench_launch::meet(&world, &options).and_then(|mut met| {
+        let hosts = Hosts::meet(&mut met, &machine::core_numbers(), machine::cores())?;
+        Ok((Arc::new(hosts), ControlChannel::open(met)?))
+    });
     let (hosts, line) = match opened {
         Ok(opened) => opened,
         // The launch was correct, and another process failed.
@@ -57,15 +62,28 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
         Err(error) => return Err(error.into()),
     };
     if world.rank > 0 {
-        return Ok(follow(&line, &*super::signals::stop_flag()?));
+        let (code, record) = follow(&line, &super::signals::stop_flags()?);
+        record.map_or(Ok(()), |record| keep(global, &record))?;
+        return Ok(code);
     }
-    let leader = Some(Leader::new(world.clone(), line));
+    machine::set_cores_of_launch(hosts.cores(0));
+    let leader = Some(Leader::new(world.clone(), line, hosts.clone()));
     let mut session = Session { leader, world: Some(world), hosts: Some(hosts), trace: None };
     let result = session.carry_out(command);
     if let Some(leader) = session.leader {
         leader.finish(*result.as_ref().unwrap_or(&exit::USAGE));
     }
     result
+}
+
+/// Keeps the record of a cell whose rank 0 was lost, unless rank 0 did before.
+fn keep(global: &Global, record: &Record) -> Result<()> {
+    let notebook = Notebook::open(&global.notebook)?;
+    if !notebook.index()?.records.iter().any(|known| known.id == record.id) {
+        notebook.append(record).inspect_err(|_| rescue::keep_and_say(record))?;
+        zbench_host::say!("{} is kept as failed: {}", record.id, record.outcome.reason);
+    }
+    Ok(())
 }
 
 impl Session {

@@ -2,7 +2,7 @@
 
 use super::progress::Progress;
 use super::session::Session;
-use super::signals::stop_flag;
+use super::signals::{stop_flag, stop_flags};
 use super::{
     Expanded, command_line, expand, header, open_for_records, own_program, planned, print, print_lines, print_screen,
     printable, quoted, room, seed_of_clock,
@@ -32,7 +32,7 @@ use zbench_reports::{Document as Text, IndexEntry, Notebook, estimate_report, gr
 use zbench_runner::by_turns::ByTurns;
 use zbench_runner::child::Children;
 use zbench_runner::folders::Folders;
-use zbench_runner::launched::Launched;
+use zbench_runner::launched::{Launched, StopFlags};
 use zbench_runner::trace::Both;
 use zbench_runner::{Execute, Header, Observe, Runner, Summary, Train, Trials};
 use zbench_suites::max_batch;
@@ -44,7 +44,7 @@ pub(super) const BUDGET: Duration = Duration::from_secs(120);
 
 /// `zbench grid FILE`.
 pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Result<u8> {
-    let mut expanded = expand(&arguments.cells, arguments.max_cells, session.hosts)?;
+    let mut expanded = expand(&arguments.cells, arguments.max_cells, session.hosts.clone())?;
     let mut cells = planned(&mut expanded, arguments.proxy, usize::MAX)?;
     session.judge(&mut cells);
     if cells.is_empty() {
@@ -58,7 +58,7 @@ pub fn grid(global: &Global, session: &mut Session, arguments: &GridArgs) -> Res
     say_crossings(&cells);
     say_longer(&cells);
     if arguments.dry_run {
-        say_assumed(&cells, &expanded.context);
+        say_assumed(cells.iter().map(|cell| &cell.grid), &expanded.context);
         if let Some(trace) = session.timelines(global)? {
             trace.predicted(&cells);
         }
@@ -238,7 +238,7 @@ pub(super) fn print_interrupted<'k>(
 
 /// `zbench run FILE`.
 pub fn run(global: &Global, session: &mut Session, arguments: &RunArgs) -> Result<u8> {
-    let mut expanded = expand(&arguments.cells, grid::MOST_CELLS, session.hosts)?;
+    let mut expanded = expand(&arguments.cells, grid::MOST_CELLS, session.hosts.clone())?;
     expanded.refuse_search("runs several cells and `run` runs one; use `grid`")?;
     if expanded.cells.len() != 1 {
         let file = expanded.document.path.display().to_string();
@@ -375,15 +375,15 @@ pub(super) fn say_longer(cells: &[Planned]) {
 const DEFAULT_POSITIONS: usize = 2048;
 
 /// Notes what was assumed of models that `model.path` names and the engine cannot train, each assumption once.
-pub(super) fn say_assumed(cells: &[Planned], context: &Context) {
-    let key = |planned: &Planned| {
+pub(super) fn say_assumed<'c>(cells: impl Iterator<Item = &'c GridCell>, context: &Context) {
+    let key = |cell: &GridCell| {
         let of_model = ["model.path", "model.dropout", "lora.rank"];
-        of_model.map(|name| planned.grid.settings.get(name).map(|setting| setting.value.to_string()))
+        of_model.map(|name| cell.settings.get(name).map(|setting| setting.value.to_string()))
     };
     let (mut read, mut said) = (BTreeSet::new(), BTreeSet::new());
-    for planned in cells.iter().filter(|planned| planned.grid.resolved.is_ok()) {
-        if read.insert(key(planned)) {
-            for text in resolve::assumed(&planned.grid.settings, context) {
+    for cell in cells.filter(|cell| cell.resolved.is_ok()) {
+        if read.insert(key(cell)) {
+            for text in resolve::assumed(&cell.settings, context) {
                 if said.insert(text.clone()) {
                     zbench_host::say!("note: {text}");
                 }
@@ -509,14 +509,14 @@ pub fn carry_out(
 ) -> Result<Summary> {
     let notebook = open_for_records(global, &header.name)?;
     let stop = match how {
-        How::Turns(how) => how.stop.clone(),
-        How::Trials(_) => stop_flag()?,
+        How::Turns(how) => StopFlags { any: how.stop.clone(), ..StopFlags::default() },
+        How::Trials(_) => stop_flags()?,
     };
     let program = own_program()?;
     let peak_seconds = zbench_runner::PEAK_SECONDS;
     let trace_steps = session.timelines(global)?.map_or(0, |trace| trace.steps());
     let mut execute: Box<dyn Execute + '_> = match &mut session.leader {
-        None => Box::new(Children { program, stop, timeout, peak_seconds, trace_steps }),
+        None => Box::new(Children { program, stop: stop.any, timeout, peak_seconds, trace_steps }),
         Some(leader) => Box::new(Launched { leader, program, stop, timeout, peak_seconds, trace_steps }),
     };
     let mut progress = Progress::new(global, log_every);
@@ -528,6 +528,7 @@ pub fn carry_out(
         }
         None => &mut progress,
     };
+    let header = Header { notes: session.hosts.iter().map(|hosts| hosts.words()).collect(), ..header };
     let mut runner = Runner { notebook: &notebook, suite: Train { execute: &mut *execute }, observe, header };
     let result = match how {
         How::Trials(trials) => runner.run(cells, trials).map_err(anyhow::Error::from),

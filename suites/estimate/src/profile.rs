@@ -88,6 +88,20 @@ pub fn machine(name: &str) -> Result<Machine, ProfileError> {
     profile(name)?.machine().cloned()
 }
 
+/// The profile of a device, by the name that its driver has for it.
+pub fn of_product(name: &str) -> Option<&'static str> {
+    // Drivers differ in the vendor's name before a product, and some add the form of the module.
+    let plain = |text: &str| text.trim().trim_start_matches("NVIDIA ").replace('-', " ");
+    let name = plain(name);
+    let is_it = |text: &str| {
+        // A profile without a product of its own is of nodes with another profile's devices.
+        let table = text.parse::<Table>().ok()?;
+        let rest = name.strip_prefix(&plain(table.get("product")?.as_str()?))?;
+        Some(rest.is_empty() || rest.starts_with(" SXM"))
+    };
+    MACHINES.texts.iter().find(|(_, text)| is_it(text) == Some(true)).map(|(name, _)| *name)
+}
+
 /// Keys that stand at the top of a profile.
 const KEYS: [&str; 17] = [
     "about",

@@ -68,6 +68,9 @@ pub struct Sampled {
     /// Share of the usable cores that other processes of this machine used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub others_share: Option<f64>,
+    /// Processor time on this host of ranks that a launcher has started in other processes. It is no part of `others_share`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peers_seconds: Option<f64>,
     /// Page faults of the cell's processes that read from a disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub major_faults: Option<u64>,

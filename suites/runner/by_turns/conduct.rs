@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tracing::info;
 use zbench_engine::config::Cell;
 use zbench_host::machine;
-use zbench_kernels::{DType, peak};
+use zbench_kernels::DType;
 use zbench_predict::planned::Planned;
 use zbench_reports::StoreError;
 use zbench_reports::evidence::{Grid, Pair, Rules, Turn, least_difference};
@@ -340,7 +340,7 @@ impl<'a, 'r, 't> GridPolicy<'a, 'r, 't> {
             }
         }
         for ((threads, compute), peaks) in &mut self.peaks {
-            peaks.push(peak::measure(*threads, *compute, crate::PEAK_SECONDS));
+            peaks.push(machine::peak_flops(&[], *threads, *compute, crate::PEAK_SECONDS));
         }
     }
 }
@@ -348,7 +348,7 @@ impl<'a, 'r, 't> GridPolicy<'a, 'r, 't> {
 /// Threads and type of a cell's peak.
 fn peak_of(cell: &Cell) -> (usize, DType) {
     let threads = cell.parallel.ranks.saturating_mul(cell.hardware.threads_per_rank);
-    (threads.min(machine::cores()).max(1), cell.precision.compute)
+    (threads.min(machine::core_numbers().len()).max(1), cell.precision.compute)
 }
 
 /// A record of a cell that says what it is and where it would run.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use zbench_host::environment::Root;
-use zbench_host::machine::{TICKS, cores, cpu_ticks, shows_own_cores_only};
+use zbench_host::machine::{TICKS, cores, cpu_ticks, shows_only};
 use zbench_host::processes::{Processes, Used, programs};
 use zbench_reports::record::others::{MOST_OTHERS, OtherProgram, sentence};
 
@@ -97,7 +97,7 @@ struct Sample {
 impl Load {
     /// Takes the first sample.
     pub fn begin() -> Load {
-        let is_known = shows_own_cores_only();
+        let is_known = shows_only(cores());
         Load { is_known, since: is_known.then(Sample::now).flatten() }
     }
 }

@@ -147,7 +147,7 @@ impl Residents {
         let server = TurnServer::open()?;
         let job = Job {
             cell: cell.clone(),
-            cores: machine::cores(),
+            cores: machine::core_numbers().len(),
             // Whoever steers the turns measures peaks, while no cell runs.
             peak_seconds: 0.0,
             trace_steps: 0,

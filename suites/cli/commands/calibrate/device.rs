@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 use zbench_config::profile::default_path;
+use zbench_estimate::profile;
 use zbench_host::environment::devices::driver;
 use zbench_host::environment::root::Root;
 use zbench_host::{devices, exit, machine};
@@ -47,7 +48,7 @@ pub(super) fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8
     };
     let wanted = wanted(arguments, gpu, &*device)?;
     let name = device.props().name.clone();
-    let builtin = if devices::on_host() { None } else { devices::profile_of(&name) };
+    let builtin = if devices::on_host() { None } else { profile::of_product(&name) };
     let path = path(arguments, builtin.unwrap_or(&name));
     // Checked now, as it would only fail after the measurement.
     let target = if devices::on_host() { None } else { Target::open(&path, builtin, &name)? };

@@ -40,6 +40,40 @@ const HIGHEST: [(&str, f64); 33] = [
     ("a10", 125.0),
 ];
 
+#[test]
+fn a_device_is_found_by_the_name_that_its_driver_has_for_it() {
+    let cases = [
+        ("NVIDIA H200", Some("h200")),
+        ("NVIDIA H100 80GB HBM3", Some("h100-sxm")),
+        ("NVIDIA H100 PCIe", Some("h100-pcie")),
+        ("NVIDIA A100-SXM4-80GB", Some("a100-80gb")),
+        ("A100-SXM4-40GB", Some("a100-40gb")),
+        ("NVIDIA A100-PCIE-40GB", Some("a100-40gb-pcie")),
+        ("NVIDIA A800-SXM4-80GB", Some("a800")),
+        ("NVIDIA H20", Some("h20")),
+        ("NVIDIA B300", Some("b300")),
+        ("NVIDIA B300 SXM6 AC", Some("b300")),
+        ("NVIDIA GB200", Some("gb200")),
+        ("Tesla V100-SXM2-32GB", Some("v100-32gb")),
+        ("NVIDIA GeForce RTX 4090", Some("rtx4090")),
+        // Other cards, whose names begin likewise.
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA H20-3e", None),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
+        ("Tesla V100-PCIE-32GB", None),
+        ("Quadro K620", None),
+        ("", None),
+    ];
+    for (name, profile) in cases {
+        assert_eq!(of_product(name), profile, "{name}");
+    }
+    for name in names().filter(|name| HIGHEST.iter().any(|(device, _)| device == name)) {
+        assert_eq!(of_product(&builtin(name).unwrap().device.name), Some(name), "no two devices have one product");
+    }
+}
+
 const WHOLE: &str = r#"
 product = "card"
 device = "cuda"
