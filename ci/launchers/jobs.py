@@ -60,7 +60,8 @@ class Job:
         Job.next_port += 10
         command = ["env", *wrapper, f"{MARK}={self.mark}", *words, "--notebook", f"{self.folder}/nb"]
         torch = {"PYTHONPATH": os.environ["ZBENCH_TORCH"]} if "ZBENCH_TORCH" in os.environ else {}
-        options = {"env": cluster.env() | torch, "cwd": self.folder, "stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+        options = {"env": cluster.env() | torch, "cwd": self.folder, "stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT,
+                   "start_new_session": True}
         with open(self.folder / "out", "wb") as out:
             parts = starts(launcher, command, self.folder, Job.next_port, n, hosts, bound)
             self.started = [subprocess.Popen(cluster.command(host, *part), stdout=out, **options) for host, part in parts]
@@ -96,8 +97,8 @@ class Job:
     def stop(self):
         if self.launcher == "sbatch":  # it only waits
             self.cluster.output("head", "scancel", "--user=root")
-        for job in self.started:
-            job.terminate()
+        for job in self.started:  # accelerate alone does not pass the signal on
+            os.killpg(job.pid, signal.SIGTERM) if self.launcher == "accelerate" else job.terminate()
 
     def wait(self, seconds):
         """Exit codes, when nothing runs any more; what runs after so many seconds is killed."""
