@@ -279,9 +279,16 @@ mod tests {
         server.listen(1, Duration::from_secs(30), on_event).unwrap();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| token.may_begin(0));
-            let Ok(RankEvent::Waits(_, Some(mut line))) = hear.recv() else { panic!("the rank waits") };
+            let heard = hear.recv_timeout(Duration::from_secs(10));
+            let Ok(RankEvent::Waits(_, Some(mut line))) = heard else { panic!("the rank has no seat") };
             let _ = answer(&mut line, 1);
             drop(line);
+            // Were that a stranger, the rank would wait for ever.
+            while !waiting.is_finished() {
+                if let Ok(RankEvent::Waits(_, Some(mut line))) = hear.recv_timeout(Duration::from_millis(1)) {
+                    let _ = answer(&mut line, 0);
+                }
+            }
             assert!(waiting.join().unwrap(), "a stranger was told to begin");
         });
         drop(strangers);
