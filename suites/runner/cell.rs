@@ -58,7 +58,7 @@ fn threads(job: &Job) -> End {
     let before = peak();
     let busy = machine::Busy::start();
     let tell = |happening: &Happening| say(&protocol::event(happening));
-    let token = job.turns.as_ref().map(|name| Token::new(name, cell.parallel.ranks));
+    let token = job.turns.as_ref().map(|place| Token::new(place, cell.parallel.ranks));
     let pace = token.as_ref().map(|token| token as &dyn Pace);
     let control = Control { stop: stop_order(), tell: &tell, trace: protocol::tracing(job.trace_steps), pace };
     let result = train_on(cell, &plan, &zbench_host::devices::machine, control);

@@ -3,6 +3,7 @@
 
 use crate::gpu_info::GpuInfo;
 use crate::loading::Resident;
+use crate::turns::token::TurnsPlace;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -32,7 +33,7 @@ pub struct Job {
     pub trace_steps: u64,
     /// Where its ranks wait for their turns, if it takes turns with others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turns: Option<String>,
+    pub turns: Option<TurnsPlace>,
 }
 
 /// What a process traces that was told so.
@@ -151,7 +152,7 @@ pub struct RankJob {
     pub trace_steps: u64,
     /// Where its ranks wait for their turns, if it takes turns with others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turns: Option<String>,
+    pub turns: Option<TurnsPlace>,
 }
 
 impl Job {

@@ -151,7 +151,7 @@ impl Residents {
             // Whoever steers the turns measures peaks, while no cell runs.
             peak_seconds: 0.0,
             trace_steps: 0,
-            turns: Some(server.name().to_string()),
+            turns: Some(server.place().clone()),
         };
         let sender = self.sender.clone();
         server.listen(cell.parallel.ranks, self.timeout, move |event| {

@@ -1,20 +1,32 @@
 //! The line on which a cell's ranks wait for their turn. The experiment listens at a name; every rank of a cell, thread or
-//! process, connects to it, says what its last turn took and sleeps until it is told how many steps it may run.
+//! process, connects to it, shows a secret that its process has read from standard input, says what its last turn took and
+//! sleeps until it is told how many steps it may run.
 //!
-//! Lines of text over a Unix socket: a rank sends a JSON [`TurnReport`], the experiment answers with a number of steps; 0, or the
-//! end of the connection, ends the run. A rank that waits is asleep in `read`, so it uses no CPU.
+//! Lines of text over a Unix socket: the secret, then a rank sends a JSON [`TurnReport`] and the experiment answers with a number
+//! of steps; 0, or the end of the connection, ends the run. A rank that waits is asleep in `read`, so it uses no CPU.
 
 use rustix::net::sockopt::socket_peercred;
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use zbench_engine::course::Pace;
 use zbench_engine::outcome::Step;
 use zbench_engine::threads;
+
+/// How long a connection may take to show the secret.
+const SECRET_TIME: Duration = Duration::from_secs(5);
+
+/// Where the ranks of a cell wait for their turns, and what lets them in.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TurnsPlace {
+    name: String,
+    secret: String,
+}
 
 /// Time of a step on a rank, in milliseconds, and the tokens of the global batch.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,7 +48,7 @@ pub struct TurnReport {
 
 /// The ranks' end of the line. Without an experiment at the other end a run ends before its next step.
 pub struct Token {
-    name: String,
+    place: TurnsPlace,
     seats: Vec<Mutex<Seat>>,
     lines: Mutex<Lines>,
 }
@@ -57,10 +69,10 @@ struct Seat {
 }
 
 impl Token {
-    /// For a cell of so many ranks, whose experiment listens at `name`.
-    pub fn new(name: &str, ranks: usize) -> Token {
+    /// For a cell of so many ranks, whose experiment listens at `place`.
+    pub fn new(place: &TurnsPlace, ranks: usize) -> Token {
         let seats = (0..ranks).map(|_| Mutex::default()).collect();
-        Token { name: name.into(), seats, lines: Mutex::default() }
+        Token { place: place.clone(), seats, lines: Mutex::default() }
     }
 }
 
@@ -98,7 +110,9 @@ impl Seat {
         let line = match &mut self.line {
             Some(line) => line,
             none => {
-                let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(&token.name)?)?;
+                let TurnsPlace { name, secret } = &token.place;
+                let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+                stream.write_all(secret.as_bytes())?;
                 let mut lines = token.lines.lock().unwrap_or_else(PoisonError::into_inner);
                 if lines.abandoned {
                     return Ok(0);
@@ -118,7 +132,7 @@ impl Seat {
 
 /// The experiment's end of the line of one cell.
 pub struct TurnServer {
-    name: String,
+    place: TurnsPlace,
     listener: UnixListener,
 }
 
@@ -128,15 +142,15 @@ impl TurnServer {
     /// # Errors
     /// The system gives no socket or no random number.
     pub fn open() -> std::io::Result<TurnServer> {
-        let token = zbench_launch::fresh_token().map_err(|error| std::io::Error::other(error.to_string()))?;
-        let name = format!("zbench-turns-{token}");
-        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
-        Ok(TurnServer { name, listener })
+        let random = || zbench_launch::fresh_token().map_err(|error| std::io::Error::other(error.to_string()));
+        let place = TurnsPlace { name: format!("zbench-turns-{}", random()?), secret: random()? };
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&place.name)?)?;
+        Ok(TurnServer { place, listener })
     }
 
     /// What the ranks have to be told.
-    pub fn name(&self) -> &str {
-        &self.name
+    pub fn place(&self) -> &TurnsPlace {
+        &self.place
     }
 
     /// Accepts the ranks on a thread, as they come, until all have come or the time is over. `on_event` gets each rank's line, what
@@ -151,23 +165,24 @@ impl TurnServer {
         on_event: impl Fn(RankEvent) + Clone + Send + 'static,
     ) -> std::io::Result<()> {
         threads::start("turns", move || {
-            let TurnServer { listener, .. } = self;
+            let TurnServer { listener, place } = self;
             let until = Instant::now() + patience;
-            let own = rustix::process::getuid();
-            let mut seats = 0;
+            let own = rustix::process::geteuid();
+            let seats = Arc::new(AtomicUsize::new(0));
             // Polled while the ranks start; once they are seated, nobody is awake here.
             if listener.set_nonblocking(true).is_err() {
                 return;
             }
-            while seats < ranks && Instant::now() < until {
+            while seats.load(Ordering::Relaxed) < ranks && Instant::now() < until {
                 let Ok((stream, _)) = listener.accept() else {
                     std::thread::sleep(Duration::from_millis(2));
                     continue;
                 };
-                // Names of such sockets are public on a host: only a process of the same user is a rank.
-                let is_ours = socket_peercred(&stream).is_ok_and(|peer| peer.uid == own);
-                if is_ours && stream.set_nonblocking(false).is_ok() && take_in(stream, on_event.clone()).is_ok() {
-                    seats += 1;
+                // Names of such sockets are public on a host: others cost no thread, and whoever knows the secret is a rank.
+                if socket_peercred(&stream).is_ok_and(|peer| peer.uid == own) {
+                    let (secret, seats) = (place.secret.clone(), seats.clone());
+                    // Without a thread the rank has no seat, and its connection is closed.
+                    let _ = take_in(stream, secret, seats, on_event.clone());
                 }
             }
         })
@@ -184,10 +199,24 @@ pub enum RankEvent {
     Left(usize),
 }
 
-/// Reads a rank's words on a thread.
-fn take_in(stream: UnixStream, on_event: impl Fn(RankEvent) + Send + 'static) -> std::io::Result<()> {
+/// Reads a rank's words on a thread, once it has shown the secret and so taken a seat.
+fn take_in(
+    mut stream: UnixStream,
+    secret: String,
+    seats: Arc<AtomicUsize>,
+    on_event: impl Fn(RankEvent) + Send + 'static,
+) -> std::io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(SECRET_TIME))?;
     let mut line = Some(stream.try_clone()?);
     threads::start("turns of a rank", move || {
+        let mut shown = vec![0; secret.len()];
+        let is_whole = stream.read_exact(&mut shown).and_then(|()| stream.set_read_timeout(None)).is_ok();
+        // Comparing hashes takes the same time wherever the words differ.
+        if !is_whole || blake3::hash(&shown) != blake3::hash(secret.as_bytes()) {
+            return;
+        }
+        seats.fetch_add(1, Ordering::Relaxed);
         let mut rank = None;
         for text in BufReader::new(stream).lines().map_while(Result::ok) {
             let Ok(report) = serde_json::from_str::<TurnReport>(&text) else { break };
@@ -216,7 +245,7 @@ mod tests {
     #[test]
     fn no_rank_waits_for_a_turn_once_one_has_failed() {
         let server = TurnServer::open().unwrap();
-        let token = Token::new(server.name(), 2);
+        let token = Token::new(server.place(), 2);
         let (tell, hear) = mpsc::channel();
         let on_event = move |event| {
             let _ = tell.send(event);
@@ -229,5 +258,39 @@ mod tests {
             assert!(!waiting.join().unwrap() && !token.may_begin(1));
             drop(line);
         });
+    }
+
+    /// A process of the same user that found the name: one is silent, one speaks as a rank does, one guesses.
+    #[test]
+    fn who_does_not_show_the_secret_takes_no_seat() {
+        let server = TurnServer::open().unwrap();
+        let token = Token::new(server.place(), 1);
+        let address = SocketAddr::from_abstract_name(&server.place().name).unwrap();
+        let report = "{\"rank\":0,\"steps\":[]}\n".repeat(3);
+        let strangers = ["", &report, &"0".repeat(80)].map(|words| {
+            let mut stranger = UnixStream::connect_addr(&address).unwrap();
+            stranger.write_all(words.as_bytes()).unwrap();
+            stranger
+        });
+        let (tell, hear) = mpsc::channel();
+        let on_event = move |event| {
+            let _ = tell.send(event);
+        };
+        server.listen(1, Duration::from_secs(30), on_event).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| token.may_begin(0));
+            let heard = hear.recv_timeout(Duration::from_secs(10));
+            let Ok(RankEvent::Waits(_, Some(mut line))) = heard else { panic!("the rank has no seat") };
+            let _ = answer(&mut line, 1);
+            drop(line);
+            // Were that a stranger, the rank would wait for ever.
+            while !waiting.is_finished() {
+                if let Ok(RankEvent::Waits(_, Some(mut line))) = hear.recv_timeout(Duration::from_millis(1)) {
+                    let _ = answer(&mut line, 0);
+                }
+            }
+            assert!(waiting.join().unwrap(), "a stranger was told to begin");
+        });
+        drop(strangers);
     }
 }
