@@ -168,7 +168,8 @@ mod tests {
         let join = |rank| {
             std::thread::spawn(move || {
                 let timeout = Duration::from_secs(20);
-                let meeting = Meeting { rank, size, host: "127.0.0.1".into(), port, token: "line".into(), timeout };
+                let (host, token) = ("127.0.0.1".into(), "line".into());
+                let meeting = Meeting { rank, size, host, port, token, timeout, ..Meeting::default() };
                 ControlChannel::open(Rendezvous::join(&meeting).unwrap()).unwrap()
             })
         };

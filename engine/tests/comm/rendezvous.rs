@@ -15,7 +15,7 @@ const SHORT: Duration = Duration::from_secs(1);
 /// The first words on a connection: magic, version and challenge, and then a rank's hello. What tests change lies at these
 /// bytes.
 const GREETING: usize = 44;
-const HELLO: usize = 88;
+const HELLO: usize = 156;
 const VERSION_AT: usize = 8;
 const RANK_AT: usize = 16;
 
@@ -32,7 +32,7 @@ pub fn meeting(size: usize, timeout: Duration) -> Meeting {
         }
     };
     let token = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    Meeting { rank: 0, size, host: "127.0.0.1".into(), port, token, timeout }
+    Meeting { size, host: "127.0.0.1".into(), port, token, timeout, ..Meeting::default() }
 }
 
 /// Joins as `rank`, on a thread.
@@ -343,13 +343,13 @@ pub fn another_version_is_named() {
     assert!(heard(&mut stream).is_empty(), "nothing is said to it");
     drop((stream, ear));
     let error = misled.join().unwrap().unwrap_err().to_string();
-    assert!(error.contains("speaks version 0x1") && error.contains("this is version 0x2"), "{error}");
+    assert!(error.contains("speaks version 0x1") && error.contains("this is version 0x3"), "{error}");
 
     let meeting = meeting(2, PATIENCE);
     let first = join(&meeting, 0);
     let mut old = connect(meeting.port);
     let greeting = heard(&mut old);
-    assert_eq!(greeting[..12], *b"zbench\r\n\x02\0\0\0", "the older one reads this, and says which version it is");
+    assert_eq!(greeting[..12], *b"zbench\r\n\x03\0\0\0", "the older one reads this, and says which version it is");
     old.write_all(&[&b"zbench\r\n\x01\0\0\0"[..], &[0; 270]].concat()).unwrap();
     drop(heard(&mut old));
     join(&meeting, 1).join().unwrap().unwrap();

@@ -277,6 +277,7 @@ fn the_other_process() {
         port: number("ZBENCH_TEST_PORT") as u16,
         token: std::env::var("ZBENCH_TEST_TOKEN").unwrap(),
         timeout: PATIENCE,
+        ..Meeting::default()
     };
     let stall = Duration::from_millis(number("ZBENCH_TEST_STALL_MS"));
     let comm = tcp(Rendezvous::join(&meeting).unwrap(), cpu(1), TcpOptions { stall, ..TcpOptions::default() }).unwrap();

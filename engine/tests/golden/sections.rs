@@ -193,7 +193,8 @@ fn meeting(cell: &Cell) -> zbench_engine::comm::Meeting {
     let (host, port) = ("127.0.0.1".to_owned(), free.local_addr().unwrap().port());
     drop(free);
     let token = format!("golden-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    zbench_engine::comm::Meeting { rank: 0, size: cell.parallel.ranks, host, port, token, timeout: PATIENCE }
+    let (size, timeout) = (cell.parallel.ranks, PATIENCE);
+    zbench_engine::comm::Meeting { size, host, port, token, timeout, ..Default::default() }
 }
 
 /// Every rank by itself, as processes run: it tells of its steps, and its weights are the model that it saves.

@@ -23,7 +23,8 @@ fn measured(cell: &Cell, plan: &Plan) -> (Vec<RankReport>, Vec<u64>) {
     let (host, port) = ("127.0.0.1".to_owned(), free.local_addr().unwrap().port());
     drop(free);
     let token = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let meeting = Meeting { rank: 0, size: cell.parallel.ranks, host, port, token, timeout: PATIENCE };
+    let (size, timeout) = (cell.parallel.ranks, PATIENCE);
+    let meeting = Meeting { size, host, port, token, timeout, ..Meeting::default() };
     let (kernels, losses, stop) = (cpus(cell), Mutex::new(Vec::new()), AtomicBool::new(false));
     let ended = std::thread::scope(|scope| {
         let ranks: Vec<_> = kernels

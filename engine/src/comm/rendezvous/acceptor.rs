@@ -43,6 +43,8 @@ pub(crate) struct PendingConn {
     pub stream: TcpStream,
     pub from: SocketAddr,
     pub hello: Hello,
+    /// Its process and host.
+    pub who: String,
     pub proof: Proof,
 }
 
@@ -77,6 +79,11 @@ impl Acceptor {
         Ok(Acceptor { listeners, pending: Vec::new(), token, at, challenges, refusals: Refusals::default() })
     }
 
+    /// Who was refused so far; of very many, the first.
+    pub(crate) fn refusals(&self) -> &[String] {
+        &self.refusals.notes
+    }
+
     pub(crate) fn into_refusals(self) -> Vec<String> {
         self.refusals.into_notes()
     }
@@ -94,7 +101,8 @@ impl Acceptor {
                 }
                 Ok(true) => match Hello::decode(&caller.bytes, &self.token, &self.at, &caller.nonce) {
                     Ok((hello, proof)) => {
-                        arrivals.push(PendingConn { stream: caller.stream, from: caller.from, hello, proof });
+                        let who = Hello::who(&caller.bytes);
+                        arrivals.push(PendingConn { stream: caller.stream, from: caller.from, hello, who, proof });
                     }
                     Err(reason) => {
                         let said = excerpt(&caller.bytes);
@@ -119,7 +127,7 @@ impl Acceptor {
             Answer::Size(size) => format!("its world has {} ranks, this one {size}", conn.hello.size),
             Answer::Welcome => "welcome".into(),
         };
-        self.refusals.note(conn.from, &format!("rank {}: {text}", conn.hello.rank));
+        self.refusals.note(conn.from, &format!("rank {} ({}): {text}", conn.hello.rank, conn.who));
         let _ = conn.stream.write_all(&reason.encode(&self.token, &conn.proof));
     }
 

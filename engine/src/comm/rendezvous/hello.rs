@@ -22,7 +22,11 @@ const CODE_BYTES: usize = blake3::OUT_LEN;
 /// What a program of any version reads first, and the nonce behind it.
 const GREETING_BYTES: usize = 12;
 pub(crate) const CHALLENGE_BYTES: usize = GREETING_BYTES + NONCE_BYTES;
-const ABOUT_BYTES: usize = GREETING_BYTES + 1 + 1 + 2 + 4 + 4;
+/// Longest name of a host, in bytes.
+const NAME_BYTES: usize = 64;
+const PROCESS_AT: usize = GREETING_BYTES + 1 + 1 + 2 + 4 + 4;
+const NAME_AT: usize = PROCESS_AT + 4;
+const ABOUT_BYTES: usize = NAME_AT + NAME_BYTES;
 pub(crate) const HELLO_BYTES: usize = ABOUT_BYTES + NONCE_BYTES + CODE_BYTES;
 const SAID_BYTES: usize = 4 + 1 + 1 + 2 + 4 + TOKEN_BYTES;
 pub(crate) const ANSWER_BYTES: usize = SAID_BYTES + CODE_BYTES;
@@ -30,7 +34,7 @@ pub(crate) const ANSWER_BYTES: usize = SAID_BYTES + CODE_BYTES;
 const MAGIC: [u8; 8] = *b"zbench\r\n";
 const ANSWER: [u8; 4] = *b"zbAn";
 /// Changes with what is said on a connection. Data travels as it lies in memory, so the order of bytes counts too.
-const VERSION: u32 = 2 | if cfg!(target_endian = "big") { 0x8000_0000 } else { 0 };
+const VERSION: u32 = 3 | if cfg!(target_endian = "big") { 0x8000_0000 } else { 0 };
 
 /// A number that is used once.
 pub(crate) type Nonce = [u8; NONCE_BYTES];
@@ -154,6 +158,8 @@ impl Hello {
         bytes[13] = self.lane;
         bytes[16..20].copy_from_slice(&self.rank.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.size.to_le_bytes());
+        bytes[PROCESS_AT..NAME_AT].copy_from_slice(&std::process::id().to_le_bytes());
+        bytes[NAME_AT..].iter_mut().zip(host_name().bytes().take(NAME_BYTES)).for_each(|(to, byte)| *to = byte);
         let proof = Proof::of(&bytes[..ABOUT_BYTES], token, at, door, own);
         bytes[ABOUT_BYTES..][..NONCE_BYTES].copy_from_slice(own);
         bytes[ABOUT_BYTES + NONCE_BYTES..].copy_from_slice(proof.as_bytes());
@@ -176,6 +182,23 @@ impl Hello {
         let purpose = if bytes[12] == 0 { Purpose::Meeting } else { Purpose::Data };
         Ok((Hello { purpose, lane: bytes[13], rank: u32_at(bytes, 16), size: u32_at(bytes, 20) }, proof))
     }
+
+    /// Process and host of the caller, as it states them.
+    pub(crate) fn who(bytes: &[u8; HELLO_BYTES]) -> String {
+        let name = printable(&bytes[NAME_AT..ABOUT_BYTES]);
+        process_on(u32_at(bytes, PROCESS_AT), name.trim())
+    }
+}
+
+/// A process in messages.
+pub(crate) fn process_on(pid: u32, host: &str) -> String {
+    format!("process {pid} on {host}")
+}
+
+/// The name of this host.
+pub(crate) fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    if name.trim().is_empty() { "an unnamed host".into() } else { name.trim().into() }
 }
 
 /// What a caller is told.
@@ -299,6 +322,7 @@ mod tests {
             assert!(at < GREETING_BYTES || Err(error) == wrong, "byte {at}");
         }
         assert!(!bytes.windows(6).any(|bytes| bytes == b"secret"));
+        assert_eq!(Hello::who(&bytes), process_on(std::process::id(), &host_name()));
 
         for answer in [Answer::Welcome, Answer::Refused("b".into()), Answer::Size(5)] {
             let bytes = answer.encode(&token, &proof);
@@ -329,7 +353,7 @@ mod tests {
         assert_eq!(challenged(&bytes), Ok(DOOR));
         bytes[8] = 1;
         let error = challenged(&bytes).unwrap_err();
-        assert!(error.contains("version 0x1") && error.contains("this is version 0x2"), "{error}");
+        assert!(error.contains("version 0x1") && error.contains("this is version 0x3"), "{error}");
         assert!(known(b"220 hello").unwrap_err().contains("does not speak"));
     }
 }

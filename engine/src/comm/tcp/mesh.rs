@@ -6,6 +6,7 @@ use super::frame::Signature;
 use super::lane::{Early, Lane, Socket};
 use super::open::Open;
 use crate::comm::rendezvous::acceptor::Acceptor;
+use crate::comm::rendezvous::allow_files;
 use crate::comm::rendezvous::caller::{Missed, call};
 use crate::comm::rendezvous::hello::{Answer, Hello, Purpose};
 use crate::comm::{CommError, Rendezvous, RendezvousError, Result};
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant};
 const MAX_SOCKETS: usize = 16;
 /// As many calls as a step has under way at a time; the staging of more is freed.
 const MAX_SPARE: usize = 4;
+/// How often a rank looks for callers.
+const LOOK: Duration = Duration::from_micros(200);
 
 pub(super) struct Mesh {
     pub rank: usize,
@@ -71,6 +74,7 @@ impl Mesh {
             return Err(invalid(format!("{sockets} sockets per peer; 1 to {MAX_SOCKETS} are possible")));
         }
         let (rank, size) = (meeting.rank(), meeting.size());
+        allow_files((size - 1) * (sockets + 1) + 1).map_err(invalid)?;
         let local = meeting.local_address();
         let failed = |error: std::io::Error| invalid(format!("cannot listen at {local}: {error}"));
         let listener = TcpListener::bind((local, 0)).map_err(failed)?;
@@ -87,7 +91,7 @@ impl Mesh {
             let unreadable = |_| invalid(format!("rank {other} gives `{address}`, which is no address"));
             addresses.push(address.parse::<SocketAddr>().map_err(unreadable)?);
         }
-        let (streams, _) = connections(&meeting, listener, &addresses, sockets + 1)?;
+        let (streams, _) = connections(&mut meeting, listener, &addresses, sockets + 1)?;
         meeting.exchange(&[])?; // all have come so far, or nobody goes on
         let mut peers = Vec::with_capacity(size);
         for (other, lanes) in streams.into_iter().enumerate() {
@@ -140,7 +144,7 @@ pub(super) type Connections = (Vec<Vec<TcpStream>>, Vec<String>);
 
 /// Calls all ranks below this one, then lets in those above: so every pair has one side that calls.
 pub(super) fn connections(
-    meeting: &Rendezvous,
+    meeting: &mut Rendezvous,
     listener: TcpListener,
     addresses: &[SocketAddr],
     count: usize,
@@ -172,6 +176,7 @@ pub(super) fn connections(
             let note = " for data".to_owned();
             return Err(RendezvousError::Missing { address, missing, size, seconds, note });
         }
+        meeting.check(LOOK)?;
         for conn in acceptor.arrivals() {
             let Hello { purpose, lane, rank: other, size: theirs } = conn.hello;
             let (other, lane) = (other as usize, usize::from(lane));
@@ -183,7 +188,6 @@ pub(super) fn connections(
                 acceptor.refuse(conn, Answer::Refused(format!("rank {rank} expects no such connection")));
             }
         }
-        std::thread::sleep(Duration::from_micros(200));
     }
     let streams: Vec<Vec<TcpStream>> = streams.into_iter().map(|lanes| lanes.into_iter().flatten().collect()).collect();
     for stream in streams.iter().flatten() {
@@ -195,7 +199,7 @@ pub(super) fn connections(
 
 /// Calls a rank that is known to listen, until it answers.
 fn reach(
-    meeting: &Rendezvous,
+    meeting: &mut Rendezvous,
     address: SocketAddr,
     other: usize,
     hello: Hello,
@@ -217,6 +221,6 @@ fn reach(
             let reason = format!("rank {} could not connect to {address} for data: {last}", meeting.rank());
             return Err(RendezvousError::Lost { rank: other, host: meeting.hosts()[other].clone(), reason });
         }
-        std::thread::sleep(Duration::from_millis(20));
+        meeting.check(Duration::from_millis(20))?;
     }
 }

@@ -2,7 +2,7 @@
 
 use super::frame::{HEADER_BYTES, Header};
 use super::*;
-use crate::comm::{CollectiveKind, CommError, Meeting};
+use crate::comm::{CollectiveKind, CommError, Meeting, RendezvousError};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread::{JoinHandle, spawn};
@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn meeting(size: usize) -> Meeting {
     let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let (host, port) = ("127.0.0.1".to_owned(), free.local_addr().unwrap().port());
-    Meeting { rank: 0, size, host, port, token: format!("unit {port}"), timeout: PATIENCE }
+    Meeting { size, host, port, token: format!("unit {port}"), timeout: PATIENCE, ..Meeting::default() }
 }
 
 fn two(options: &TcpOptions) -> [Tcp; 2] {
@@ -117,8 +117,8 @@ fn strangers_at_the_ports_for_data_are_refused() {
     let start = |(rank, listener): (usize, TcpListener)| {
         let meeting = Meeting { rank, ..meeting.clone() };
         spawn(move || {
-            let met = Rendezvous::join(&meeting).unwrap();
-            mesh::connections(&met, listener, &addresses, 3).unwrap()
+            let mut met = Rendezvous::join(&meeting).unwrap();
+            mesh::connections(&mut met, listener, &addresses, 3).unwrap()
         })
     };
     let ends: Vec<_> = listeners.into_iter().enumerate().map(start).collect();
@@ -130,4 +130,29 @@ fn strangers_at_the_ports_for_data_are_refused() {
     strangers[9].set_read_timeout(Some(PATIENCE)).unwrap();
     let _ = strangers[9].read_to_end(&mut heard);
     assert!(heard.len() <= 44, "a stranger gets the greeting, a challenge and nothing else");
+}
+
+/// A rank that has met the others and dies before it is connected to them is missed at once, not at the end of the time.
+#[test]
+fn a_rank_that_goes_while_connections_are_made_is_named_at_once() {
+    let meeting = meeting(3);
+    let start = |rank: usize| {
+        let meeting = Meeting { rank, ..meeting.clone() };
+        spawn(move || {
+            let mut met = Rendezvous::join(&meeting).unwrap();
+            let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+            let own = listener.local_addr().unwrap().to_string();
+            let cards = met.exchange(own.as_bytes()).unwrap();
+            let addresses: Vec<_> =
+                cards.iter().map(|card| std::str::from_utf8(card).unwrap().parse().unwrap()).collect();
+            if rank == 2 {
+                return None;
+            }
+            Some(mesh::connections(&mut met, listener, &addresses, 1).unwrap_err())
+        })
+    };
+    let [first, other, gone] = [0, 1, 2].map(start).map(|rank| rank.join().unwrap());
+    assert!(gone.is_none());
+    assert!(matches!(&first, Some(RendezvousError::Lost { rank: 2, .. })), "{first:?}");
+    assert!(matches!(&other, Some(RendezvousError::Ended { reason }) if reason.contains("rank 2")), "{other:?}");
 }
