@@ -236,3 +236,23 @@ fn a_token_that_others_can_know_is_warned_of_beyond_the_loopback() {
         assert_eq!(torchrun(host, ""), None, "{host}");
     }
 }
+
+#[test]
+fn rank_0_listens_where_ranks_of_other_hosts_find_it() {
+    let everywhere = |host: &str, more: &str| {
+        found(&format!("{} {more}", TORCHRUN.replace("MASTER_ADDR=node1", &format!("MASTER_ADDR={host}"))))
+            .listens_everywhere()
+    };
+    let secret = "ZBENCH_TOKEN=secret";
+    // Public and reached by its own address: there alone. A name that this host does not know is one for all addresses.
+    assert!(!everywhere("192.0.2.1", "") && everywhere("192.0.2.1", secret) && everywhere("no..host", ""));
+    for host in ["127.0.0.1", "[::1]", "localhost"] {
+        assert!(!everywhere(host, "") && !everywhere(host, secret), "{host}");
+    }
+    assert!(!everywhere("no..host", "LOCAL_WORLD_SIZE=8 LOCAL_RANK=5"), "all are here");
+    let warning = found(&TORCHRUN.replace("=node1", "=no..host")).warning().unwrap();
+    assert!(
+        warning.contains("no..host; this host knows no address of no..host, so rank 0 listens on all"),
+        "{warning}"
+    );
+}

@@ -380,6 +380,7 @@ fn a_rank_that_zbench_started_starts_none() {
         token: "token".into(),
         secret: true,
         source,
+        launcher: String::new(),
         notes: Vec::new(),
     };
     for backend in ["shm", "tcp"] {

@@ -120,7 +120,8 @@ fn member(
         (_, Choice::Mpi) => RankDevice::here(wanted, Arena::host(None)?),
         _ => RankDevice::here(wanted, Arena::shared(None)?),
     };
-    let options = Options { timeout: wanted.timeout, stall: wanted.timeout, quiet: wanted.quiet };
+    let WorldSpec { timeout, quiet, .. } = *wanted;
+    let options = Options { timeout, stall: timeout, quiet, stop: Some(wanted.stop.clone()) };
     let comm = zbench_launch::connect(world, choice, device.kernels.clone(), &device.arena, &options)?;
     let comms = wrapped(comm, None, wanted, &device)?;
     let bound = world.local_rank.zip(world.local_size).is_some_and(|(rank, here)| bind(wanted, rank, here));

@@ -1,6 +1,8 @@
 //! What world of ranks the command line and a launcher ask for.
 
 use super::args::AllreduceArgs;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use zbench_engine::comm::compose::Algorithm;
 use zbench_engine::comm::link::LinkSpec;
@@ -59,6 +61,8 @@ pub struct WorldSpec {
     pub threads: usize,
     /// Longest wait for other ranks.
     pub timeout: Duration,
+    /// Ends the wait for ranks of a launch when it is set.
+    pub stop: Arc<AtomicBool>,
     /// Whether rank 0 says what was decided.
     pub quiet: bool,
     /// Emulated links between nodes.
@@ -122,7 +126,8 @@ impl WorldSpec {
         }
         // NCCL's own threads keep to the cores of the thread that starts them, and would share its one.
         let bind = !args.no_bind && on == MemoryKind::Host;
-        Ok(WorldSpec { way, on, ranks, threads, bind, timeout: args.nccl.timeout, quiet, link, composed })
+        let (timeout, stop) = (args.nccl.timeout, Arc::default());
+        Ok(WorldSpec { way, on, ranks, threads, bind, timeout, stop, quiet, link, composed })
     }
 }
 

@@ -43,6 +43,19 @@ pub fn memory_bytes(name: &str) -> Option<u64> {
     environment::memory_bytes(&Root::system(), name)
 }
 
+/// Whether a user id that the system states is this process's user. In a user namespace all ids that it does not map are
+/// stated as one.
+pub fn is_this_user(uid: u32) -> bool {
+    let overflow = read("/proc/sys/kernel/overflowuid").and_then(|text| text.trim().parse().ok()).unwrap_or(65_534);
+    let map = read("/proc/self/uid_map").unwrap_or_default();
+    is_same_user(uid, rustix::process::geteuid().as_raw(), overflow, &map)
+}
+
+fn is_same_user(uid: u32, own: u32, overflow: u32, map: &str) -> bool {
+    let maps_all = map.lines().any(|line| line.split_whitespace().nth(2) == Some("4294967295"));
+    uid == own && (uid != overflow || maps_all)
+}
+
 /// How often the system has ended a process for lack of memory.
 pub fn oom_kills() -> u64 {
     let count =
@@ -137,6 +150,15 @@ fn busy_seconds() -> Option<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn users_that_are_not_mapped_are_not_the_same() {
+        let (whole, none, one) = ("         0          0 4294967295", "", "  65534  1000  1");
+        assert!(is_same_user(1000, 1000, 65_534, none) && !is_same_user(0, 1000, 65_534, whole));
+        assert!(is_same_user(65_534, 65_534, 65_534, whole), "nobody, where every user is mapped");
+        assert!(!is_same_user(65_534, 65_534, 65_534, none) && !is_same_user(65_534, 65_534, 65_534, one));
+        assert!(is_this_user(rustix::process::geteuid().as_raw()) && !is_this_user(u32::MAX));
+    }
 
     #[test]
     fn own_work_is_not_others() {

@@ -2,6 +2,7 @@
 
 use crate::{LaunchError, World};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tracing::{debug, info};
 use zbench_config::Hosts;
@@ -26,7 +27,7 @@ pub enum Choice {
 }
 
 /// How long ranks wait, and what they say.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// For each other at the start.
     pub timeout: Duration,
@@ -34,6 +35,8 @@ pub struct Options {
     pub stall: Duration,
     /// Rank 0 does not print the decision.
     pub quiet: bool,
+    /// Ends the wait for ranks at the start when it is set.
+    pub stop: Option<Arc<AtomicBool>>,
 }
 
 /// Meets the ranks of the launch and gives the communicator of all of them. For [`Choice::Shm`] (and [`Choice::Auto`] on one
@@ -123,6 +126,10 @@ pub fn meet(world: &World, options: &Options) -> Result<Rendezvous, LaunchError>
         port,
         token: token.clone(),
         timeout: options.timeout,
+        everywhere: world.listens_everywhere(),
+        launcher: world.launcher.clone(),
+        stop: options.stop.clone(),
+        tell: Some(|words| zbench_host::say!("{words}")),
     };
     debug!(target: "zbench::launch", rank, size, host, port, "rendezvous begins");
     let met = Rendezvous::join(&meeting)?;

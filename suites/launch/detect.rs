@@ -1,7 +1,9 @@
 //! What the environment says of this process: which rank of how many it is, and where the ranks meet.
 
-use crate::{LaunchError, slurm};
+use crate::{LaunchError, launcher, loopback, slurm};
 use std::cell::RefCell;
+use std::net::{IpAddr, ToSocketAddrs};
+use zbench_host::environment::Root;
 
 /// Who started this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +58,8 @@ pub struct World {
     pub secret: bool,
     /// Who started them.
     pub source: Source,
+    /// The launcher's process on this host, in words, where that tells launches apart; else empty.
+    pub launcher: String,
     /// What else was noticed, for the line of the decision.
     pub notes: Vec<String>,
 }
@@ -79,19 +83,44 @@ impl World {
 
     /// What is to be said where others on the network can know the token.
     pub fn warning(&self) -> Option<String> {
-        use std::net::{IpAddr, ToSocketAddrs};
+        let host = self.host.as_deref().filter(|host| !self.secret && self.size > 1 && !is_loopback(host))?;
+        let place = match self.hidden() {
+            Some(_) if self.is_alone() => return None,
+            Some(why) => format!("{host}; {why}, so rank 0 listens on all addresses of its host. They"),
+            None => format!("{host}, which is no loopback address, and"),
+        };
+        Some(format!(
+            "the ranks meet at {place} know each other by what {} says of the job, which others can find out; give all of them \
+             a secret with ZBENCH_TOKEN_FILE or ZBENCH_TOKEN (docs/launch.md)",
+            self.source.name()
+        ))
+    }
+
+    /// Whether all ranks are known to be on this host.
+    fn is_alone(&self) -> bool {
+        self.local_size == Some(self.size)
+    }
+
+    /// Why ranks on other hosts may not reach what this host takes for the meeting place: Debian's installer names a host
+    /// 127.0.1.1 in its own /etc/hosts. Nothing where an address is the host's own or another's.
+    fn hidden(&self) -> Option<String> {
         let host = self.host.as_deref()?;
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        let mut addresses =
-            (bare, self.port).to_socket_addrs().into_iter().flatten().map(|address| address.ip()).peekable();
-        let local = addresses.peek().is_some() && addresses.all(|address: IpAddr| address.is_loopback());
-        (!self.secret && self.size > 1 && !local).then(|| {
-            format!(
-                "the ranks meet at {host}, which is no loopback address, and know each other by what {} says of the job, which \
-                 others can find out; give all of them a secret with ZBENCH_TOKEN_FILE or ZBENCH_TOKEN (docs/launch.md)",
-                self.source.name()
-            )
-        })
+        let found = (bare(host), self.port).to_socket_addrs().into_iter().flatten();
+        let addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+        match addresses.first() {
+            None => Some(format!("this host knows no address of {host}")),
+            Some(first) if addresses.iter().all(IpAddr::is_loopback) => {
+                Some(format!("on this host that is {first} (/etc/hosts), its loopback"))
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// Whether rank 0 listens on all addresses of its host: where a secret protects it, or where ranks of other hosts could
+    /// not reach it otherwise.
+    pub fn listens_everywhere(&self) -> bool {
+        let is_named = self.host.as_deref().is_some_and(|host| !is_loopback(host));
+        is_named && (self.secret || !self.is_alone() && self.hidden().is_some())
     }
 
     /// Where the ranks meet.
@@ -102,6 +131,16 @@ impl World {
         let absent = || LaunchError::NoAddress { source_name: self.source.name(), size: self.size };
         Ok((self.host.as_deref().ok_or_else(absent)?, self.port))
     }
+}
+
+/// An address without the brackets of version 6.
+fn bare(host: &str) -> &str {
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+/// Whether it names the loopback as such, and not by a name that a host gives itself.
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || bare(host).parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
 /// Looks a variable up.
@@ -124,6 +163,10 @@ const FIRST_SPECIAL_STEP: u64 = 0xffff_fff0;
 /// # Errors
 /// Half of what a launcher sets, values that are none, or two launchers that disagree.
 pub fn detect(env: Env<'_>) -> Result<Option<World>, LaunchError> {
+    detect_on(&Root::system(), env)
+}
+
+fn detect_on(root: &Root, env: Env<'_>) -> Result<Option<World>, LaunchError> {
     if env("ZBENCH_LAUNCHED").is_some_and(|value| value == "1") {
         let seen = seen(env, &TORCHRUN)?.ok_or_else(|| LaunchError::Partial {
             present: "ZBENCH_LAUNCHED=1".into(),
@@ -131,7 +174,7 @@ pub fn detect(env: Env<'_>) -> Result<Option<World>, LaunchError> {
             source_name: "zbench",
             advice: "Unset it; it is for processes that zbench starts itself.".into(),
         })?;
-        return world(env, Seen { source: Source::Ours, ..seen }, Vec::new()).map(Some);
+        return world(root, env, Seen { source: Source::Ours, ..seen }, Vec::new()).map(Some);
     }
     let mut all = Vec::new();
     for variables in &LAUNCHERS {
@@ -152,7 +195,7 @@ pub fn detect(env: Env<'_>) -> Result<Option<World>, LaunchError> {
             return Err(LaunchError::Disagree { first: first.says, second: other.says });
         }
     }
-    world(env, first, notes).map(Some)
+    world(root, env, first, notes).map(Some)
 }
 
 /// The variables that are set and that [`detect`] reads, whatever it decides; what only the ranks may know is left out.
@@ -299,9 +342,18 @@ fn started_an_agent(env: Env<'_>, first: &Seen, slurm: &Seen) -> bool {
 }
 
 /// Adds the meeting place and the token.
-fn world(env: Env<'_>, seen: Seen, mut notes: Vec<String>) -> Result<World, LaunchError> {
+fn world(root: &Root, env: Env<'_>, seen: Seen, mut notes: Vec<String>) -> Result<World, LaunchError> {
     let Seen { source, rank, size, local_rank, local_size, .. } = seen;
-    let job = job(env, source);
+    let alone = local_size == Some(size);
+    let mut job = job(env, source);
+    // Two launches of one size have the same variables there.
+    let is_unnamed = matches!(source, Source::Hydra | Source::Mvapich) && env("PMI_JOBID").is_none();
+    let launcher = if is_unnamed { launcher::above(root, std::process::id()) } else { None };
+    if let Some(launcher) = launcher.as_ref().filter(|launcher| alone || launcher.is_of_all_hosts) {
+        notes.push(format!("started by {}", launcher.words));
+        job.push_str(&format!(" {}", launcher.words));
+    }
+    let launcher = launcher.map(|launcher| launcher.words).unwrap_or_default();
     let stated = match number(env, "MASTER_PORT")? {
         Some(port) => Some(u16::try_from(port).ok().filter(|port| *port > 0).ok_or_else(|| LaunchError::Value {
             variable: "MASTER_PORT".into(),
@@ -321,8 +373,7 @@ fn world(env: Env<'_>, seen: Seen, mut notes: Vec<String>) -> Result<World, Laun
         None => derived_port(&job),
     };
     let stated_host = env("MASTER_ADDR").map(|host| host.trim().to_string()).filter(|host| !host.is_empty());
-    let alone = local_size == Some(size);
-    let host = stated_host.or(seen.host).or_else(|| alone.then(|| "127.0.0.1".to_string()));
+    let host = stated_host.or(seen.host).or_else(|| alone.then(|| loopback().to_string()));
     let given = secret(env)?;
     let secret = given.is_some();
     let given = given.unwrap_or_default();
@@ -332,7 +383,7 @@ fn world(env: Env<'_>, seen: Seen, mut notes: Vec<String>) -> Result<World, Laun
             blake3::hash(format!("zbench\n{}\n{job}\n{size}\n{given}", source.name()).as_bytes()).to_hex()[..32].into()
         }
     };
-    Ok(World { rank, size, local_rank, local_size, host, port, token, secret, source, notes })
+    Ok(World { rank, size, local_rank, local_size, host, port, token, secret, source, launcher, notes })
 }
 
 /// The secret that the user or zbench itself has given to all ranks.
@@ -367,6 +418,12 @@ fn token_of(path: &std::path::Path) -> Result<String, String> {
     if owner != own {
         return Err(format!("it belongs to user {owner}, and this is user {own}; who owns it can change it"));
     }
+    if !zbench_host::machine::is_this_user(owner) {
+        return Err(
+            "its owner cannot be told: the user namespace of this process does not map this user; use ZBENCH_TOKEN"
+                .into(),
+        );
+    }
     if mode & !0o600 != 0 {
         return Err(format!("its mode is {mode:04o}, and its owner alone should read it; chmod 600"));
     }
@@ -386,7 +443,7 @@ fn job(env: Env<'_>, source: Source) -> String {
         Source::Torchrun => &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"],
         Source::Slurm => &["SLURM_JOB_ID", "SLURM_STEP_ID"],
         Source::OpenMpi => &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"],
-        Source::Hydra => &["PMI_JOBID", "HYDI_CONTROL_FD", "SLURM_JOB_ID"],
+        Source::Hydra => &["PMI_JOBID", "SLURM_JOB_ID"],
         Source::Mvapich => &["MPIRUN_ID", "PMI_JOBID", "SLURM_JOB_ID"],
     };
     variables.iter().map(|name| env(name).unwrap_or_default()).collect::<Vec<_>>().join(" ")
@@ -409,4 +466,48 @@ fn below(variable: &str, rank: usize, size: usize) -> Result<(), LaunchError> {
     let wanted = "a rank below the number of ranks";
     let wrong = || LaunchError::Value { variable: variable.into(), value: format!("{rank} (of {size})"), wanted };
     if rank < size { Ok(()) } else { Err(wrong()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launcher::tests::below;
+
+    /// Ranks of Hydra below a proxy, whose variables name no job: of all hosts where `local` is less than 2.
+    fn under(proxy: &tempfile::TempDir, rank: usize, local: usize) -> World {
+        let env = |name: &str| match name {
+            "PMI_RANK" => Some(rank.to_string()),
+            "PMI_SIZE" => Some("2".into()),
+            "MPI_LOCALNRANKS" => Some(local.to_string()),
+            "MPI_LOCALRANKID" => Some((rank % local).to_string()),
+            "MASTER_ADDR" => (local < 2).then(|| "n1".into()),
+            _ => None,
+        };
+        detect_on(&Root::at(proxy.path()), &env).unwrap().unwrap()
+    }
+
+    #[test]
+    fn launches_without_a_name_are_told_apart_by_their_process() {
+        let proxy = |process, started| below("hydra_pmi_proxy", "hydra_pmi_proxy --usize -1", process, started);
+        let [one, other, later] = [(50, 7), (51, 7), (50, 8)].map(|(process, started)| proxy(process, started));
+        let first = under(&one, 0, 2);
+        let place = |world: &World| (world.port, world.token.clone());
+        assert_eq!(place(&first), place(&under(&one, 1, 2)));
+        for other in [&other, &later] {
+            let other = under(other, 1, 2);
+            assert!(first.port != other.port && first.token != other.token && first.launcher != other.launcher);
+        }
+        assert!(
+            first.describe().ends_with("; started by hydra_pmi_proxy (process 50, started 7 ticks after the system)")
+        );
+        // Each host has a process of its own, which the ranks compare when they have met.
+        let (here, there) = (under(&one, 0, 1), under(&other, 1, 1));
+        assert_eq!(place(&here), place(&there));
+        assert!(!here.launcher.is_empty() && here.launcher != there.launcher);
+        // Where Hydra has told it the place of its mpiexec, that is the same on all hosts.
+        let told = |place: &str, process| below("hydra_pmi_proxy", &format!("p --control-port {place}"), process, 7);
+        let (here, there) = (under(&told("n1:1", 50), 0, 1), under(&told("n1:1", 51), 1, 1));
+        assert_eq!(place(&here), place(&there));
+        assert_ne!(here.token, under(&told("n1:2", 52), 1, 1).token);
+    }
 }

@@ -6,6 +6,7 @@ use zbench_engine::comm::{CommError, RendezvousError};
 mod connect;
 mod control_channel;
 mod detect;
+mod launcher;
 mod slurm;
 mod spawn;
 
@@ -14,7 +15,7 @@ pub use control_channel::{ControlChannel, Silence};
 pub use detect::{Source, World, consulted, detect, inherited};
 pub use slurm::{expand_nodes, expand_tasks};
 pub use spawn::{
-    Exit, Io, RankExit, Ranks, Start, Streams, become_follower, follow_parent, free_port, signal_name, spawn,
+    Exit, Io, RankExit, Ranks, Start, Streams, become_follower, follow_parent, free_port, loopback, signal_name, spawn,
 };
 pub use spawn::{fresh_token, is_ignored};
 

@@ -1,10 +1,10 @@
 //! Ranks as processes of our own: started together, watched together, ended together.
 
-use crate::LaunchError;
+use crate::{LaunchError, launcher};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::OsString;
 use std::io::Read;
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tracing::info;
 use zbench_engine::threads::not_started;
+use zbench_host::environment::Root;
 use zbench_host::logging::pass_on;
 
 /// How often the processes are looked at.
@@ -55,9 +56,16 @@ impl Start {
     /// # Errors
     /// No port or no random number is to be had.
     pub fn here(program: PathBuf, arguments: Vec<OsString>, size: usize, io: Io) -> Result<Start, LaunchError> {
-        let (host, port, token) = ("127.0.0.1".to_string(), free_port()?, fresh_token()?);
+        let (host, port, token) = (loopback().to_string(), free_port()?, fresh_token()?);
         Ok(Start { program, arguments, ranks: 0..size, size, host, port, token, io })
     }
+}
+
+/// The address of this host's loopback: 127.0.0.1, or that of version 6 where it has no other.
+pub fn loopback() -> &'static str {
+    let has = |address: IpAddr| TcpListener::bind((address, 0)).is_ok();
+    let is_of_version_6 = !has(Ipv4Addr::LOCALHOST.into()) && has(Ipv6Addr::LOCALHOST.into());
+    if is_of_version_6 { "[::1]" } else { "127.0.0.1" }
 }
 
 /// A port of this host that nobody uses now.
@@ -66,10 +74,11 @@ impl Start {
 /// The system gives none.
 pub fn free_port() -> Result<u16, LaunchError> {
     let mut last = None;
+    let (own, all) = if loopback() == "[::1]" { ("[::1]", "[::]") } else { ("127.0.0.1", "0.0.0.0") };
     for _ in 0..8 {
-        let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr()).map(|at| at.port());
+        let port = TcpListener::bind(format!("{own}:0")).and_then(|socket| socket.local_addr()).map(|at| at.port());
         // Free on every address, not on the loopback alone.
-        match port.and_then(|port| TcpListener::bind(("0.0.0.0", port)).map(|_| port)) {
+        match port.and_then(|port| TcpListener::bind(format!("{all}:{port}")).map(|_| port)) {
             Ok(port) => return Ok(port),
             Err(error) => last = Some(error),
         }
@@ -127,11 +136,8 @@ fn die_with(starter: u32) -> bool {
 }
 
 fn is_ancestor(pid: u32) -> bool {
-    let parent_of = |pid: u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // Behind the name, which may hold anything, stand the state and the parent.
-        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok().filter(|parent| *parent > 0)
-    };
+    let root = Root::system();
+    let parent_of = |pid: u32| launcher::stat(&root, pid).map(|stat| stat.parent).filter(|parent| *parent > 0);
     let parent = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get() as u32);
     std::iter::successors(parent, |pid| parent_of(*pid)).any(|ancestor| ancestor == pid)
 }

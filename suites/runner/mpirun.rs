@@ -22,6 +22,7 @@ use zbench_engine::train::Standing;
 use zbench_host::logging::{self, pass_on};
 use zbench_launch::{
     Choice, ControlChannel, LaunchError, Options, Silence, Source as Launcher, World, detect, free_port, fresh_token,
+    loopback,
 };
 use zbench_reports::record::{Source, Status};
 
@@ -84,7 +85,9 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
     let kind = mpirun_kind()?;
     let (host, port, token) = (own_address(), free_port().map_err(words)?, fresh_token().map_err(words)?);
     let mut mpirun = Mpirun::start(kind, job, &format!("{host}:{port}"), &token)?;
-    let meeting = Meeting { rank: 0, size: size + 1, host, port, token, timeout: stall };
+    // The token is secret, and the name of this host may be a loopback address here.
+    let (size, timeout, everywhere) = (size + 1, stall, host != loopback());
+    let meeting = Meeting { size, host, port, token, timeout, everywhere, ..Meeting::default() };
     let (sender, met) = channel();
     // On a thread, so that a mpirun that starts nothing is not waited for.
     let join = move || {
@@ -332,7 +335,7 @@ fn kind_of_version(version: &str) -> Result<MpirunKind, String> {
 fn own_address() -> String {
     let name = zbench_host::machine::host_name();
     let known = !name.is_empty() && (name.as_str(), 0).to_socket_addrs().is_ok_and(|mut all| all.next().is_some());
-    if known { name } else { "127.0.0.1".into() }
+    if known { name } else { loopback().into() }
 }
 
 /// Whether this process is a rank that a mpirun of ours has started.
@@ -361,7 +364,8 @@ fn serve() -> Result<(), String> {
     let split = place.rsplit_once(':').and_then(|(host, port)| Some((host.to_string(), port.parse::<u16>().ok()?)));
     let (host, port) = split.ok_or_else(|| format!("{PLACE}={place} is no host:port"))?;
     let timeout = zbench_engine::config::STALL;
-    let meeting = Meeting { rank: world.rank + 1, size: world.size + 1, host, port, token, timeout };
+    let (rank, size) = (world.rank + 1, world.size + 1);
+    let meeting = Meeting { rank, size, host, port, token, timeout, ..Meeting::default() };
     let line = ControlChannel::open(Rendezvous::join(&meeting).map_err(|error| error.to_string())?).map_err(words)?;
     let job = loop {
         match line.hear(Duration::from_secs(1)) {
@@ -425,7 +429,7 @@ fn connect(world: &World, job: &RankJob) -> Result<Box<dyn Communicator>, String
     let kernels =
         hardware::kernels(&job.cell, job.seat, &zbench_host::devices::machine).map_err(|error| error.to_string())?;
     let arena = zbench_kernels::Arena::host(Some(0)).map_err(|error| error.to_string())?;
-    let options = Options { timeout: parallel.stall, stall: parallel.stall, quiet: true };
+    let options = Options { timeout: parallel.stall, stall: parallel.stall, quiet: true, stop: None };
     let world = World { source: if world.size == 1 { Launcher::Ours } else { world.source }, ..world.clone() };
     zbench_launch::connect(&world, Choice::Mpi, kernels, &arena, &options).map_err(|error| error.to_string())
 }

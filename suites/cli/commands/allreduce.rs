@@ -39,7 +39,7 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
     let variable = |name: &str| std::env::var(name).ok();
     let plan = Plan::new(arguments, variable).map_err(|error| anyhow!(error))?;
     let launched = zbench_launch::detect(&variable)?;
-    let wanted = WorldSpec::new(arguments, launched, global.quiet).map_err(|error| anyhow!(error))?;
+    let mut wanted = WorldSpec::new(arguments, launched, global.quiet).map_err(|error| anyhow!(error))?;
     check_before_work(arguments, &plan, wanted.ranks)?;
     let nccl_version = match gpus::ready(&wanted) {
         Ok(version) => version,
@@ -49,6 +49,7 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
         }
     };
     let stop = stop_flag()?;
+    wanted.stop = stop.clone();
     if matches!(&wanted.way, LaunchMode::Member(world, _) if world.rank > 0) {
         return follow(&wanted, &plan, &stop);
     }
@@ -101,7 +102,7 @@ pub fn allreduce_with(global: &Global, arguments: &AllreduceArgs, shows: bool) -
     if let Some(path) = &arguments.save {
         save(path, &run)?;
     }
-    Ok(code(&run, &plan, &result))
+    Ok(code(&run, &plan, &result, wanted.stop.load(Ordering::Relaxed)))
 }
 
 /// Checks what would only fail after the measurement.
@@ -173,15 +174,17 @@ fn follow(wanted: &WorldSpec, plan: &Plan, stop: &Arc<AtomicBool>) -> Result<u8>
                     std::process::id()
                 );
             }
-            Ok(code_of(&error))
+            Ok(code_of(&error, stop.load(Ordering::Relaxed)))
         }
     }
 }
 
-/// The exit code of an error: usage for impossible requests, else failure.
-fn code_of(error: &CollectiveError) -> u8 {
+/// The exit code of an error: usage for impossible requests, an interruption where ranks were to stop while they met, else
+/// failure.
+fn code_of(error: &CollectiveError, stopped: bool) -> u8 {
     match error {
         CollectiveError::Unsupported(_) => exit::USAGE,
+        CollectiveError::Launch(LaunchError::Rendezvous(_) | LaunchError::Comm(_)) if stopped => exit::INTERRUPTED,
         CollectiveError::Launch(LaunchError::Rendezvous(_) | LaunchError::Comm(_) | LaunchError::Formed { .. }) => {
             exit::FAILED
         }
@@ -386,7 +389,7 @@ fn save(path: &Path, run: &Run) -> Result<()> {
 }
 
 /// The exit code of a run.
-fn code(run: &Run, plan: &Plan, result: &Result<Vec<Finish>, CollectiveError>) -> u8 {
+fn code(run: &Run, plan: &Plan, result: &Result<Vec<Finish>, CollectiveError>, stopped: bool) -> u8 {
     let too_slow = |section: &Section| match (plan.min_bandwidth, section.average_busbw()) {
         (Some(expected), Some(average)) => average < expected * v3::ACCEPTED,
         _ => false,
@@ -400,7 +403,7 @@ fn code(run: &Run, plan: &Plan, result: &Result<Vec<Finish>, CollectiveError>) -
     }
     let has_sides = run.sections.iter().flat_map(|section| &section.rows).any(|row| row.sides().next().is_some());
     match result {
-        Err(error) => code_of(error),
+        Err(error) => code_of(error, stopped),
         Ok(_) if run.out_of_bounds() > 0 => exit::FAILED,
         Ok(ranks) if ranks.iter().any(|finish| finish.interrupted) => exit::INTERRUPTED,
         Ok(_) if !has_sides && run.pairs.is_none() => exit::NOT_MEASURED,

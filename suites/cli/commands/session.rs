@@ -44,7 +44,7 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
     if world.rank == 0 && !global.quiet {
         zbench_host::say!("{}", world.describe());
     }
-    let options = Options { timeout: timeout.min(STALL), stall: STALL, quiet: true };
+    let options = Options { timeout: timeout.min(STALL), stall: STALL, quiet: true, stop: None };
     let opened =
         zbench_launch::meet(&world, &options).and_then(|met| Ok((Hosts::of(&met), ControlChannel::open(met)?)));
     let (hosts, line) = match opened {
