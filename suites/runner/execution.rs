@@ -41,7 +41,7 @@ impl Execution {
                 self.traced.add(traced);
                 tell(ProgressEvent::Traced(traced));
             }
-            Event::Ready | Event::End(_) | Event::Rank(_) => {}
+            Event::Ready | Event::Met | Event::End(_) | Event::Rank(_) => {}
         }
     }
 

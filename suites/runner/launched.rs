@@ -2,7 +2,7 @@
 //! notebook and speaks; for each cell every one of them starts the process of its rank.
 
 use crate::merge::{dead, merge};
-use crate::processes::{Processes, grace};
+use crate::processes::Processes;
 use crate::protocol::{End, Event, Job, ProgressEvent, RankFailure, RankJob, RankResult};
 use crate::{Execute, Execution};
 use serde::{Deserialize, Serialize};
@@ -142,7 +142,7 @@ impl Execute for Launched<'_> {
             }
             let now = Instant::now();
             if deadline.is_none() && said.values().any(|rank| rank.failure.is_some()) {
-                deadline = Some(now + grace(cell));
+                deadline = Some(now + own.grace(cell));
             }
             let asked = self.is_stopped();
             if asked && cell.checkpoint.is_some() && !halts {

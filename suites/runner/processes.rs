@@ -23,6 +23,8 @@ const TICK: Duration = Duration::from_millis(20);
 pub(super) const CALM_TICK: Duration = Duration::from_millis(500);
 /// How long ranks have to notice that one of them has ended, at most.
 const MOST_GRACE: Duration = Duration::from_secs(10);
+/// The same while ranks still look for one another: they cannot notice it, and have nothing to say.
+const MEETING_GRACE: Duration = Duration::from_millis(500);
 /// What is kept of a process's standard error.
 const TAIL_BYTES: usize = 4096;
 
@@ -47,6 +49,8 @@ pub struct Processes {
     hears: Vec<usize>,
     /// They are to stop after their step.
     ordered: bool,
+    /// Ranks that are connected to the others.
+    met: usize,
 }
 
 /// Runs a cell whose ranks are all processes of this host.
@@ -84,7 +88,7 @@ pub fn run(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> End {
             }
         });
         if deadline.is_none() && processes.any_failed() {
-            deadline = Some(Instant::now() + grace(cell));
+            deadline = Some(Instant::now() + processes.grace(cell));
         }
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             processes.end();
@@ -131,7 +135,13 @@ impl Processes {
             waits,
             hears: Vec::new(),
             ordered: false,
+            met: 0,
         })
+    }
+
+    /// How long ranks that live have to notice that one has ended.
+    pub fn grace(&self, cell: &Cell) -> Duration {
+        if self.met < self.ranks.pids().len() { MEETING_GRACE } else { grace(cell) }
     }
 
     /// Takes in what the ranks say, and who has died; returns after `wait` at the latest if nothing comes. Is told of steps,
@@ -145,6 +155,7 @@ impl Processes {
                     on_event(&event)
                 }
                 Ok((rank, Some(Event::Ready))) => self.hears.push(rank),
+                Ok((_, Some(Event::Met))) => self.met += 1,
                 Ok((rank, Some(Event::Rank(said)))) => drop(self.results.insert(rank, *said)),
                 Ok((_, Some(Event::End(_)))) => {}
                 Ok((rank, None)) => self.silent.push(rank),

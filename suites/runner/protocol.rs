@@ -47,6 +47,8 @@ pub fn tracing(steps: u64) -> Option<Tracing> {
 pub enum Event {
     /// From now on an order to stop is heard.
     Ready,
+    /// A rank's process is connected to the others.
+    Met,
     /// A step has ended.
     Step(Step),
     /// Something between steps.
@@ -221,6 +223,12 @@ impl RankFailure {
     /// It failed, for a reason other than memory or numbers.
     pub fn new(standing: Standing, source: Option<Source>, reason: String) -> RankFailure {
         RankFailure { standing, status: Status::Failed, source, reason, missing: Vec::new() }
+    }
+}
+
+impl From<String> for RankFailure {
+    fn from(reason: String) -> RankFailure {
+        RankFailure::new(Standing::Found, None, reason)
     }
 }
 

@@ -6,7 +6,7 @@ use crate::loading::Watch;
 use crate::protocol::{self, Event, RankEnd, RankFailure, RankJob, RankResult};
 use crate::turns::token::Token;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use zbench_engine::comm::{CommError, Communicator, HostStaged};
+use zbench_engine::comm::{CommError, Communicator, HostStaged, RendezvousError};
 use zbench_engine::config::{Backend, DeviceKind};
 use zbench_engine::course::{Control, Pace};
 use zbench_engine::error::StepError;
@@ -18,7 +18,7 @@ use zbench_host::devices;
 use zbench_host::machine::{self, Busy};
 use zbench_host::sampling::TimedEnergy;
 use zbench_kernels::{Arena, Kernels, peak};
-use zbench_launch::{Choice, Options, Source as Launcher, World};
+use zbench_launch::{Choice, LaunchError, Options, Source as Launcher, World};
 
 /// The whole life of a rank's process; its exit status.
 pub fn main() -> u8 {
@@ -62,9 +62,9 @@ pub fn run(job: &RankJob, comm: Option<Box<dyn Communicator>>, say: &(dyn Fn(&Ev
             };
             (said.end, said.failure) = (end, failure);
         }
-        Err(reason) => {
-            let reason = format!("rank {} on {host}: {reason}", job.rank);
-            said.failure = Some(RankFailure::new(Standing::Found, None, reason));
+        Err(failure) => {
+            let reason = format!("rank {} on {host}: {}", job.rank, failure.reason);
+            said.failure = Some(RankFailure { reason, ..failure });
         }
     }
     if job.cell.hardware.device == DeviceKind::Cuda {
@@ -90,7 +90,7 @@ fn train(
     say: &(dyn Fn(&Event) + Sync),
     (watch, probe): (&Watch, &(dyn Fn(LoadPhase) + Sync)),
     said: &mut RankResult,
-) -> Result<Ended<Report>, String> {
+) -> Result<Ended<Report>, RankFailure> {
     let cell = &job.cell;
     let kernels: Arc<dyn Kernels> = hardware::kernels(cell, job.seat, &|seat| devices::machine(devices::of_rank(seat)))
         .map_err(|error| error.to_string())?;
@@ -105,6 +105,7 @@ fn train(
         // Before the ranks meet, so that the cores are this rank's alone.
         (said.peak_flops, said.peak_threads) = (vec![measure()], job.peak_threads);
     }
+    let meets = comm.is_none();
     let (capacity, planned) = (cell.memory.capacity, plan.device_peak(job.rank));
     let shared = cell.parallel.backend == Backend::Shm;
     let (comm, arena) = match comm {
@@ -113,8 +114,7 @@ fn train(
         None if cell.parallel.backend == Backend::Nccl => {
             let groups = groups(plan.mesh, job.rank);
             let (world, options) = meeting(job)?;
-            let comm = zbench_launch::connect_gpus(&world, kernels.clone(), &groups, &options)
-                .map_err(|error| error.to_string())?;
+            let comm = zbench_launch::connect_gpus(&world, kernels.clone(), &groups, &options).map_err(not_met)?;
             let arena = kernels.arena_for(capacity, planned, 1).map_err(|error| error.to_string())?;
             let comm: Box<dyn Communicator> = Box::new(HostStaged::new(comm, kernels.clone(), arena.clone()));
             (comm, arena)
@@ -126,11 +126,14 @@ fn train(
             (connect(job, kernels.clone(), &arena)?, arena)
         }
     };
+    if meets {
+        say(&Event::Met);
+    }
     let busy = Busy::start();
     let tell = |happening: &Happening| say(&protocol::event(happening));
     let account = arena.clone();
     let trace = protocol::tracing(job.trace_steps);
-    let token = job.turns.as_ref().map(|name| Token::new(name, cell.parallel.ranks));
+    let token = job.turns.as_ref().map(|place| Token::new(place, cell.parallel.ranks));
     let pace = token.as_ref().map(|token| token as &dyn Pace);
     let control = Control { stop: super::child_process::stop_order(), tell: &tell, trace, pace };
     let ended = train_rank(cell, &plan, comm, kernels, arena, control, Some(probe));
@@ -144,16 +147,32 @@ fn train(
 }
 
 /// Meets the other ranks where the job says.
-fn connect(job: &RankJob, kernels: Arc<dyn Kernels>, arena: &Arena) -> Result<Box<dyn Communicator>, String> {
+fn connect(job: &RankJob, kernels: Arc<dyn Kernels>, arena: &Arena) -> Result<Box<dyn Communicator>, RankFailure> {
     let choice = match job.cell.parallel.backend {
         Backend::Shm => Choice::Shm,
         Backend::Tcp => Choice::Tcp,
         Backend::Mpi => Choice::Mpi,
         Backend::Nccl => Choice::Nccl,
-        Backend::Local | Backend::Device => return Err("ranks of this backend are threads, not processes".into()),
+        Backend::Local | Backend::Device => {
+            return Err("ranks of this backend are threads, not processes".to_string().into());
+        }
     };
     let (world, options) = meeting(job)?;
-    zbench_launch::connect(&world, choice, kernels, arena, &options).map_err(|error| error.to_string())
+    zbench_launch::connect(&world, choice, kernels, arena, &options).map_err(not_met)
+}
+
+/// Why a rank has not met the others. That another one is missing is no cause where that one says why.
+fn not_met(error: LaunchError) -> RankFailure {
+    let (standing, missing) = match &error {
+        LaunchError::Rendezvous(error) | LaunchError::Comm(CommError::Rendezvous(error)) => match error {
+            RendezvousError::Lost { rank, .. } => (Standing::Heard, vec![*rank]),
+            RendezvousError::Ended { .. } => (Standing::Heard, Vec::new()),
+            RendezvousError::Missing { missing, .. } => (Standing::Stalled, missing.clone()),
+            _ => (Standing::Found, Vec::new()),
+        },
+        _ => (Standing::Found, Vec::new()),
+    };
+    RankFailure { missing, ..RankFailure::new(standing, None, error.to_string()) }
 }
 
 /// Who the ranks are and where they meet, and how long they wait.
@@ -170,9 +189,10 @@ fn meeting(job: &RankJob) -> Result<(World, Options), String> {
         token,
         secret: true,
         source: Launcher::Ours,
+        launcher: String::new(),
         notes: Vec::new(),
     };
-    Ok((world, Options { timeout: parallel.stall, stall: parallel.stall, quiet: true }))
+    Ok((world, Options { timeout: parallel.stall, stall: parallel.stall, quiet: true, stop: None }))
 }
 
 /// The most this process had resident. In a world of shared memory other ranks' pages count here too as soon as this process
