@@ -69,6 +69,82 @@ fn a_rank_that_never_comes_is_missed_within_the_time_given() {
     );
 }
 
+/// A launcher that is stopped sends this to ranks that wait for others.
+#[test]
+fn a_rank_that_waits_for_others_hears_signals() {
+    for sent in [Signal::TERM, Signal::INT] {
+        let folder = tempfile::tempdir().unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut command = zbench(folder.path());
+        command.args(["allreduce", "-b", "1K", "-e", "1K", "-T", "100s"]).env("RANK", "0").env("WORLD_SIZE", "2");
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let start = Instant::now();
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(start.elapsed() < Duration::from_secs(60), "it does not listen");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        signal(child.id(), sent);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(130), "{sent:?}: {}", stderr(&output));
+        assert!(start.elapsed() < Duration::from_secs(60), "{sent:?}: {:?}", start.elapsed());
+        assert!(stderr(&output).contains("stopped while it waited for rank(s) [1] of 2"), "{}", stderr(&output));
+    }
+}
+
+/// Ranks below a process with the name of Hydra's, with the variables of Hydra: nothing there names a job.
+fn below_hydra(folder: &Path, script: &str, variables: &[(&str, &str)]) -> Child {
+    let proxy = folder.join("hydra_pmi_proxy");
+    if !proxy.exists() {
+        std::fs::copy("/bin/sh", &proxy).unwrap();
+    }
+    let words = "allreduce --buffers hot -b 1K -e 1K -n 1 -T";
+    // The shell that is a rank becomes zbench: it has the name of the launcher until then.
+    let script = format!(
+        "rank() {{ PMI_RANK=$1 PMI_SIZE=2 MPI_LOCALRANKID=$(($1 % MPI_LOCALNRANKS)) exec \"$ZB\" --notebook \"$NB.$1\" {words} $2; }}; {script}; exit $?"
+    );
+    let mut command = std::process::Command::new(proxy);
+    command.args(["-c", &script]).env("ZB", env!("CARGO_BIN_EXE_zbench")).env("NB", folder.join("nb"));
+    for (name, _) in std::env::vars() {
+        if ["PMI", "OMPI_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_"].iter().any(|start| name.starts_with(start)) {
+            command.env_remove(name);
+        }
+    }
+    command.envs(variables.iter().copied()).env("NO_COLOR", "1");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn two_launches_of_one_size_do_not_exchange_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = |script: &str, variables: &[(&str, &str)]| below_hydra(folder.path(), script, variables);
+    let here = [("MPI_LOCALNRANKS", "2")];
+    // One launch has lost its rank 1 and another its rank 0, beside one that is whole.
+    let children = [
+        start("rank 0 1s & wait $!", &here),
+        start("rank 1 1s & wait $!", &here),
+        start("rank 0 60s & rank 1 60s & wait $!", &here),
+    ];
+    let [first, other, whole] = children.map(|child| child.wait_with_output().unwrap());
+    assert_eq!(whole.status.code(), Some(0), "{}", stderr(&whole));
+    assert!(stderr(&whole).contains("; started by hydra_pmi_proxy (process "), "{}", stderr(&whole));
+    assert_eq!((first.status.code(), other.status.code()), (Some(5), Some(5)), "{} {}", stderr(&first), stderr(&other));
+    assert!(stderr(&first).contains("rank(s) [1] of 2 did not come"), "{}", stderr(&first));
+    // Where each host has a process of its own, both ranks name the two that do not belong together.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let several = [("MPI_LOCALNRANKS", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+    for child in [start("rank 0 60s & wait $!", &several), start("rank 1 60s & wait $!", &several)] {
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(5), "{}", stderr(&output));
+        let said = stderr(&output);
+        for word in
+            ["ranks of two launches met: rank 1 (process ", " on ", ") was started by hydra_pmi_proxy (process "]
+        {
+            assert!(said.contains(word), "{said} lacks {word}");
+        }
+    }
+}
+
 /// Starts an endless test of processes and reads until three rows have come: child, rest of its output, text so far.
 fn endless(notebook: &Path, words: &str) -> (Child, Lines<BufReader<ChildStdout>>, String) {
     let mut command = zbench(notebook);

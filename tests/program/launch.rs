@@ -113,6 +113,30 @@ fn a_launch_is_traced_by_rank_0() {
     crate::timeline::compare(&trace, &record_of(&outputs[0]));
 }
 
+/// The others cannot notice it: they are connected to nobody yet.
+#[test]
+fn a_rank_that_dies_while_ranks_meet_ends_the_cell_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = cell(folder.path());
+    let child = command(folder.path(), &file, &["parallel.backend=tcp", ENDLESS]).spawn().unwrap();
+    let begin = Instant::now();
+    // Rank 0 still measures the peak of its host.
+    let victim = loop {
+        if let Some((_, process)) = ranks_of(child.id()).into_iter().find(|(rank, _)| *rank == 1) {
+            break process;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "the ranks do not start");
+    };
+    signal(victim, rustix::process::Signal::KILL);
+    let killed = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(5));
+    let record = record_of(&output);
+    let reason = text(&record, "/outcome/reason");
+    assert!(reason.starts_with(&format!("rank 1 (process {victim} on ")) && reason.contains("SIGKILL"), "{reason}");
+    assert!(killed.elapsed() < Duration::from_secs(9), "others had 10 s to notice: {:?}", killed.elapsed());
+}
+
 #[test]
 fn a_launched_process_that_dies_ends_the_run() {
     let folder = tempfile::tempdir().unwrap();

@@ -231,3 +231,48 @@ fn ranks_that_cannot_reach_their_own_host_fail_at_once() {
         assert!(stderr(&output).contains("does not reach its own address"), "{}", stderr(&output));
     }
 }
+
+/// Ranks over tcp have sockets to each other. Those that could not have them waited for the whole of parallel.stall.
+#[test]
+fn too_few_open_files_for_the_ranks_are_named_at_once() {
+    let (folder, file) = folder();
+    let set = "parallel.ranks=16 parallel.backend=tcp parallel.stall=100s train.micro_batch=1";
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 64; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_zbench"), "--notebook"]);
+    command.arg(folder.path().join("nb")).args(["--format", "json", "run"]).arg(&file);
+    for set in set.split(' ') {
+        command.args(["--set", set]);
+    }
+    let begin = Instant::now();
+    let output = command.env("NO_COLOR", "1").stdin(Stdio::null()).output().unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(60), "they waited for {:?}", begin.elapsed());
+    assert_eq!(output.status.code(), Some(5), "{}", stderr(&output));
+    let record = record_of(&output);
+    assert!(reason(&record).contains("64 are allowed; raise the limit with ulimit -n "), "{}", reason(&record));
+}
+
+#[test]
+fn a_loopback_of_version_6_alone_is_enough() {
+    if !is_root("a_loopback_of_version_6_alone_is_enough") {
+        return;
+    }
+    let (folder, file) = folder();
+    let alone = |variables: &[(&str, &str)], arguments: &[&str]| {
+        let script = "ip link set lo up && ip address del 127.0.0.1/8 dev lo && exec \"$0\" \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--net", "sh", "-c", script, env!("CARGO_BIN_EXE_zbench"), "--notebook"]);
+        command.arg(folder.path().join("nb")).args(arguments).envs(variables.iter().copied());
+        command.env("NO_COLOR", "1").stdin(Stdio::null()).output().expect("unshare starts")
+    };
+    let file = file.to_str().unwrap();
+    let output = alone(&[], &["run", file, "--set", "parallel.backend=tcp", "--set", "parallel.ranks=2"]);
+    if stderr(&output).contains("address") && stderr(&output).contains("RTNETLINK") {
+        assert!(std::env::var_os("ZBENCH_REQUIRE_NETNS").is_none(), "{}", stderr(&output));
+        eprintln!("SKIPPED limits::a_loopback_of_version_6_alone_is_enough: {}", stderr(&output));
+        return;
+    }
+    assert_eq!(output.status.code(), Some(0), "{} {}", stdout(&output), stderr(&output));
+    let stated = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")];
+    let output = alone(&stated, &["allreduce", "-T", "20s"]);
+    assert!(stderr(&output).contains("has ::1 instead: set MASTER_ADDR=::1 for all ranks"), "{}", stderr(&output));
+}

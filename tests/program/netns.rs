@@ -248,3 +248,32 @@ fn an_emulated_link_works_between_processes() {
     };
     assert!(crossing("outer") > 0.0 && crossing("inner") == 0.0, "{rows:?}");
 }
+
+/// Debian's installer gives a host the address 127.0.1.1 in its own /etc/hosts: rank 0 listened there alone.
+#[test]
+fn rank_0_is_found_although_its_own_name_is_a_loopback_address() {
+    let Some(hosts) = hosts("rank_0_is_found_although_its_own_name_is_a_loopback_address") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let start = |rank: usize| {
+        let names = ["127.0.1.1 node1\n10.213.0.2 node2", "10.213.0.1 node1\n127.0.1.1 node2"][rank];
+        let file = folder.path().join(format!("hosts{rank}"));
+        std::fs::write(&file, format!("127.0.0.1 localhost\n{names}\n")).unwrap();
+        let mut command = Command::new("ip");
+        // Mounts of `ip netns exec` are its own.
+        let script = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
+        command.args(["netns", "exec", &hosts.names[rank], "sh", "-c", script]).arg(&file);
+        command.args([env!("CARGO_BIN_EXE_zbench"), "--notebook"]).arg(folder.path().join(format!("nb{rank}")));
+        command.args(["allreduce", "--buffers", "hot", "-b", "1K", "-e", "1K", "-n", "1", "-T", "20s"]);
+        for (name, value) in [("PROCID", rank), ("NODEID", rank), ("LOCALID", 0), ("NTASKS", 2), ("STEP_NUM_TASKS", 2)]
+        {
+            command.env(format!("SLURM_{name}"), value.to_string());
+        }
+        command.env("SLURM_JOB_ID", "4711").env("SLURM_STEP_ID", "1").env("SLURM_STEP_TASKS_PER_NODE", "1(x2)");
+        command.env("SLURM_STEP_NODELIST", "node[1-2]").env("NO_COLOR", "1");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ip starts")
+    };
+    let outputs = [0, 1].map(start).map(|child| child.wait_with_output().unwrap());
+    let said = outputs.each_ref().map(support::stderr);
+    assert!(outputs.iter().all(|output| output.status.success()), "{said:?}");
+    assert!(said[0].contains("on this host that is 127.0.1.1 (/etc/hosts), its loopback"), "{}", said[0]);
+}

@@ -2,6 +2,7 @@
 
 use super::Finding;
 use crate::commands::open;
+use std::net::{IpAddr, ToSocketAddrs};
 use zbench_host::environment::Root;
 
 /// The launcher that this process detects, and the launchers in PATH.
@@ -55,6 +56,41 @@ pub(super) fn devices(root: &Root) -> Vec<Finding> {
             (!interfaces.is_empty()).then(|| interfaces.join(", ")),
             "parallel.backend = \"tcp\" works inside this host only",
         ),
+        own_name(&zbench_host::machine::host_name(), |name| {
+            let found = (name, 0).to_socket_addrs().into_iter().flatten();
+            found.map(|address| address.ip()).collect()
+        }),
         Finding::judged("RDMA devices", Some(if rdma.is_empty() { "none".into() } else { rdma.join(", ") }), true, ""),
     ]
+}
+
+/// The addresses of this host's own name, by which ranks of other hosts look for rank 0 here.
+fn own_name(name: &str, resolve: impl FnOnce(&str) -> Vec<IpAddr>) -> Finding {
+    let addresses = resolve(name);
+    let words: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+    let words = if words.is_empty() { "no address".into() } else { words.join(", ") };
+    Finding::judged(
+        "address of this host's name",
+        Some(format!("{name}: {words}")),
+        addresses.iter().any(|address| !address.is_loopback()),
+        "ranks of other hosts do not reach such a name (Debian writes `127.0.1.1 NAME`): give the name the host's address in \
+         /etc/hosts or DNS, or set MASTER_ADDR to that address. One host alone needs none",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_other_hosts_do_not_reach_is_told() {
+        let row = |addresses: &[[u8; 4]]| {
+            own_name("node01", |_| addresses.iter().map(|bytes| IpAddr::from(*bytes)).collect())
+        };
+        assert!(row(&[[127, 0, 1, 1], [10, 9, 0, 1]]).is_there);
+        for (addresses, found) in [(&[[127, 0, 1, 1]][..], "node01: 127.0.1.1"), (&[], "node01: no address")] {
+            let row = row(addresses);
+            assert!(!row.is_there && row.found == found && row.advice().contains("MASTER_ADDR"), "{row:?}");
+        }
+    }
 }
