@@ -60,6 +60,9 @@ fn a_rank_twice_is_refused_unless_the_first_is_gone() {
     // A rank 1 that comes and dies, then one that stays, then one too many.
     drop(calls(&meeting, 1, Purpose::Meeting).unwrap());
     sleep(Duration::from_millis(50));
+    // One that leaves before all are there has not arrived.
+    drop(calls(&meeting, 2, Purpose::Meeting).unwrap());
+    sleep(Duration::from_millis(50));
     let stays = join(&meeting, 1);
     sleep(Duration::from_millis(500));
     let error = join(&meeting, 1).join().unwrap().unwrap_err();
@@ -67,9 +70,6 @@ fn a_rank_twice_is_refused_unless_the_first_is_gone() {
     assert!(error.to_string().contains("two processes have the same rank"), "{error}");
     let who = process_on(std::process::id(), &host_name());
     assert!(error.to_string().contains(&format!("rank 1 is here already, as {who}")), "{error}");
-    // One that leaves before all are there has not arrived.
-    drop(calls(&meeting, 2, Purpose::Meeting).unwrap());
-    sleep(Duration::from_millis(50));
     join(&meeting, 2).join().unwrap().unwrap();
     stays.join().unwrap().unwrap();
     let first = first.join().unwrap().unwrap();
