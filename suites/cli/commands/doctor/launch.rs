@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::time::Duration;
+use zbench_config::Hosts;
 use zbench_engine::config::STALL;
 use zbench_host::environment::Root;
 use zbench_host::environment::root::{cpu_list, line_of};
@@ -46,25 +47,6 @@ impl Seat {
             faults,
         }
     }
-
-    fn cores(&self) -> Vec<u32> {
-        cpu_list(&self.cores).unwrap_or_default()
-    }
-
-    /// Ranks of its host that may use a core of this one, itself among them.
-    fn sharing<'a>(&self, seats: &'a [Seat]) -> Vec<&'a Seat> {
-        let own = self.cores();
-        let shares = |other: &&Seat| {
-            other.host == self.host
-                && (other.cores == self.cores || other.cores().iter().any(|core| own.contains(core)))
-        };
-        seats.iter().filter(shares).collect()
-    }
-
-    /// Threads that zbench gives it by default.
-    fn threads(&self, seats: &[Seat]) -> usize {
-        (self.cores().len() / self.sharing(seats).len().max(1)).max(1)
-    }
 }
 
 /// Meets the other ranks and prints what all have; a rank that does not meet them prints what it has itself.
@@ -72,18 +54,23 @@ pub(super) fn doctor(global: &Global, world: &World, faults: Vec<Finding>) -> Re
     let mut own = Seat::own(world, faults);
     let options = Options { timeout: WAIT, stall: STALL, quiet: true };
     let stated = serde_json::to_vec(&own)?;
-    let seats: Vec<Seat> = match meet(world, &options).and_then(|mut met| Ok(met.exchange(&stated)?)) {
-        Ok(stated) => {
+    let met = meet(world, &options).and_then(|mut met| {
+        let hosts = Hosts::meet(&mut met, &machine::core_numbers(), machine::cores())?;
+        Ok((hosts, met.exchange(&stated)?))
+    });
+    let (hosts, seats) = match met {
+        Ok((hosts, stated)) => {
             let read = |text: &Vec<u8>| serde_json::from_slice::<Seat>(text);
-            stated.iter().map(read).collect::<Result<_, _>>().context("a rank runs another version of zbench")?
+            let seats: Result<Vec<Seat>, _> = stated.iter().map(read).collect();
+            (Some(hosts), seats.context("a rank runs another version of zbench")?)
         }
         Err(error) => {
             own.faults.push(did_not_meet(&error));
-            vec![own]
+            (None, vec![own])
         }
     };
-    let has_met = seats.len() == world.size;
-    let faults = faults_of(&seats);
+    let has_met = hosts.is_some();
+    let faults = faults_of(&seats, hosts.as_ref());
     let (verdict, code) = summary(faults.iter());
     if has_met && world.rank > 0 {
         return Ok(code);
@@ -106,7 +93,8 @@ pub(super) fn doctor(global: &Global, world: &World, faults: Vec<Finding>) -> Re
         let mut screen = Screen::default();
         screen.said("ANSWER", answer.as_str(), 4);
         listed(&mut screen, faults.iter());
-        screen.table(table(&seats, has_met, rows));
+        screen.table(table(&seats, rows));
+        screen.said("THREADS", hosts.as_ref().map(Hosts::words).unwrap_or_default(), 2);
         screen.said("TOKEN", token(world), 2);
         screen.said("MORE", "zbench doctor --full shows everything that was looked for, once for each rank.", 1);
         screen
@@ -127,7 +115,7 @@ fn token(world: &World) -> &'static str {
 }
 
 /// What is wrong on any rank, each fault once with the ranks that have it; and cores that too many ranks share.
-fn faults_of(seats: &[Seat]) -> Vec<Finding> {
+fn faults_of(seats: &[Seat], hosts: Option<&Hosts>) -> Vec<Finding> {
     let mut all: Vec<(&Finding, Vec<&Seat>)> = Vec::new();
     for (seat, fault) in seats.iter().flat_map(|seat| seat.faults.iter().map(move |fault| (seat, fault))) {
         match all.iter_mut().find(|(known, _)| *known == fault) {
@@ -140,11 +128,11 @@ fn faults_of(seats: &[Seat]) -> Vec<Finding> {
         false => Finding { what: format!("{}: {}", place(&of), fault.what), ..fault.clone() },
     };
     let mut faults: Vec<Finding> = all.into_iter().map(of_ranks).collect();
-    for seat in seats {
-        let (sharing, cores) = (seat.sharing(seats), seat.cores().len());
-        let is_first = sharing.first().is_some_and(|first| first.rank == seat.rank);
-        if is_first && sharing.len() > cores && cores > 0 {
-            let shared = format!("{} ranks share {}", sharing.len(), plural(cores, "core", "cores"));
+    for (hosts, seat) in seats.iter().filter_map(|seat| Some((hosts?, seat))) {
+        let (sharers, cores) = (hosts.sharers(seat.rank), cpu_list(&seat.cores).map_or(0, |cores| cores.len()));
+        if sharers.first() == Some(&seat.rank) && sharers.len() > cores && cores > 0 {
+            let shared = format!("{} ranks share {}", sharers.len(), plural(cores, "core", "cores"));
+            let sharing: Vec<&Seat> = sharers.iter().filter_map(|rank| seats.get(*rank)).collect();
             let advice =
                 "let each use cores of its own (srun --cpus-per-task=N, mpirun --bind-to core), or start fewer ranks";
             faults.push(Finding::judged(&place(&sharing), Some(shared), false, advice));
@@ -154,23 +142,19 @@ fn faults_of(seats: &[Seat]) -> Vec<Finding> {
 }
 
 /// A row for each run of ranks that have the same, `most` at most.
-fn table(seats: &[Seat], has_met: bool, most: usize) -> Table {
-    let mut columns = vec![Column::words("ranks"), Column::words("host"), Column::words("cores"), Column::words("of")];
-    columns.extend(has_met.then(|| Column::words("threads")));
-    let mut table = Table::new("ranks", columns);
+fn table(seats: &[Seat], most: usize) -> Table {
+    let mut table = Table::new("ranks", ["ranks", "host", "cores", "of"].map(Column::words).into());
     let alike = |one: &Seat, other: &Seat| (&one.host, &one.cores) == (&other.host, &other.cores);
     let runs: Vec<&[Seat]> = seats.chunk_by(alike).collect();
+    let numbers = |run: &[Seat]| run.iter().map(|seat| seat.rank).collect::<Vec<_>>();
     for run in runs.iter().take(most) {
         let [first, ..] = run else { continue };
-        let numbers: Vec<usize> = run.iter().map(|seat| seat.rank).collect();
-        let mut row = vec![spans(&numbers), first.host.clone(), first.cores.clone(), first.online.to_string()];
-        row.extend(has_met.then(|| first.threads(seats).to_string()));
-        table.row(row.into_iter().map(Entry::words).collect());
+        let row = [spans(&numbers(run)), first.host.clone(), first.cores.clone(), first.online.to_string()];
+        table.row(row.map(Entry::words).into());
     }
     if runs.len() > most {
-        let rest: Vec<usize> = runs[most..].iter().flat_map(|run| run.iter().map(|seat| seat.rank)).collect();
-        let blank = std::iter::repeat_n(String::new(), if has_met { 3 } else { 2 });
-        table.row([spans(&rest), "…".into()].into_iter().chain(blank).map(Entry::words).collect());
+        let rest = spans(&numbers(&runs[most..].concat()));
+        table.row([rest, "…".into(), String::new(), String::new()].map(Entry::words).into());
     }
     table
 }
@@ -196,17 +180,10 @@ fn spans(numbers: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zbench_config::RankCores;
 
     fn seat(rank: usize, host: &str, cores: &str, faults: &[Finding]) -> Seat {
         Seat { rank, host: host.into(), cores: cores.into(), online: 4, faults: faults.to_vec() }
-    }
-
-    #[test]
-    fn threads_are_the_cores_of_a_rank_by_those_who_share_them() {
-        let threads = |seats: &[Seat]| seats.iter().map(|seat| seat.threads(seats)).collect::<Vec<_>>();
-        assert_eq!(threads(&[seat(0, "a", "0-3", &[]), seat(1, "a", "0-3", &[]), seat(2, "b", "0-3", &[])]), [2, 2, 4]);
-        assert_eq!(threads(&[seat(0, "a", "0-1", &[]), seat(1, "a", "2-3", &[])]), [2, 2], "bound apart");
-        assert_eq!(threads(&[seat(0, "a", "0", &[]), seat(1, "a", "0", &[])]), [1, 1]);
     }
 
     #[test]
@@ -220,11 +197,15 @@ mod tests {
             seat(2, "b", "0", &both),
             seat(3, "b", "0", &both),
         ];
-        let whats: Vec<String> =
-            faults_of(&seats).into_iter().map(|fault| format!("{}: {}", fault.what, fault.found)).collect();
+        let cores = |seat: &Seat| cpu_list(&seat.cores).unwrap().into_iter().map(|core| core as usize).collect();
+        let place = |seat: &Seat| RankCores { host: seat.host.clone(), cores: cores(seat), at_once: 1 };
+        let hosts = Hosts::new(false, seats.iter().map(place).collect());
+        let whats: Vec<String> = faults_of(&seats, Some(&hosts))
+            .into_iter()
+            .map(|fault| format!("{}: {}", fault.what, fault.found))
+            .collect();
         assert_eq!(whats, ["token: public", "ranks 1-3 on b: open files: 64", "ranks 1-3 on b: 3 ranks share 1 core"]);
-        let rows = table(&seats, true, 9).rows.len();
-        assert_eq!((rows, table(&seats, true, 1).rows.len()), (2, 2), "and a row for what is left out");
+        assert_eq!([9, 1].map(|most| table(&seats, most).rows.len()), [2, 2], "and a row for what is left out");
         assert_eq!(spans(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
     }
 }
