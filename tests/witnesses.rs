@@ -428,7 +428,7 @@ fn doctor_shows_a_launch_on_one_screen() {
     let (said, host) = (stdout(&outputs[0]), zbench_host::machine::host_name());
     let answer =
         format!("ANSWER   2 ranks on 1 host, launched by torchrun, met at 127.0.0.1:{port}. Needed and not in order: ");
-    for words in [&answer, "NEEDED   rank 1 on ", "notebook can be written: no: ", "TOKEN    public: ", "threads"] {
+    for words in [&answer, "NEEDED   rank 1 on ", "notebook can be written: no: ", "TOKEN    public: ", "THREADS  "] {
         assert!(said.contains(words), "{words} is not in:\n{said}{}", stderr(&outputs[0]));
     }
     assert!(

@@ -58,15 +58,15 @@ pub(super) fn doctor(global: &Global, world: &World, faults: Vec<Finding>) -> Re
         let hosts = Hosts::meet(&mut met, &machine::core_numbers(), machine::cores())?;
         Ok((hosts, met.exchange(&stated)?))
     });
-    let (seats, hosts): (Vec<Seat>, Option<Hosts>) = match met {
+    let (hosts, seats) = match met {
         Ok((hosts, stated)) => {
             let read = |text: &Vec<u8>| serde_json::from_slice::<Seat>(text);
-            let seats = stated.iter().map(read).collect::<Result<_, _>>();
-            (seats.context("a rank runs another version of zbench")?, Some(hosts))
+            let seats: Result<Vec<Seat>, _> = stated.iter().map(read).collect();
+            (Some(hosts), seats.context("a rank runs another version of zbench")?)
         }
         Err(error) => {
             own.faults.push(did_not_meet(&error));
-            (vec![own], None)
+            (None, vec![own])
         }
     };
     let has_met = hosts.is_some();
@@ -94,7 +94,7 @@ pub(super) fn doctor(global: &Global, world: &World, faults: Vec<Finding>) -> Re
         screen.said("ANSWER", answer.as_str(), 4);
         listed(&mut screen, faults.iter());
         screen.table(table(&seats, rows));
-        screen.said("THREADS", hosts.as_ref().map_or(String::new(), Hosts::words), 2);
+        screen.said("THREADS", hosts.as_ref().map(Hosts::words).unwrap_or_default(), 2);
         screen.said("TOKEN", token(world), 2);
         screen.said("MORE", "zbench doctor --full shows everything that was looked for, once for each rank.", 1);
         screen
@@ -114,7 +114,7 @@ fn token(world: &World) -> &'static str {
     }
 }
 
-/// The faults of all ranks, each once with the ranks that have it; and cores that too many ranks share.
+/// What is wrong on any rank, each fault once with the ranks that have it; and cores that too many ranks share.
 fn faults_of(seats: &[Seat], hosts: Option<&Hosts>) -> Vec<Finding> {
     let mut all: Vec<(&Finding, Vec<&Seat>)> = Vec::new();
     for (seat, fault) in seats.iter().flat_map(|seat| seat.faults.iter().map(move |fault| (seat, fault))) {
@@ -128,34 +128,33 @@ fn faults_of(seats: &[Seat], hosts: Option<&Hosts>) -> Vec<Finding> {
         false => Finding { what: format!("{}: {}", place(&of), fault.what), ..fault.clone() },
     };
     let mut faults: Vec<Finding> = all.into_iter().map(of_ranks).collect();
-    let crowded = |rank: usize| {
-        let hosts = hosts?;
-        let (sharers, cores) = (hosts.sharers(rank), hosts.at_once(rank));
-        let is_crowded = sharers.first() == Some(&rank) && sharers.len() > cores && cores > 0;
-        let sharing: Vec<&Seat> = sharers.iter().filter_map(|rank| seats.get(*rank)).collect();
-        let shared = format!("{} ranks share {}", sharing.len(), plural(cores, "core", "cores"));
-        let advice =
-            "let each use cores of its own (srun --cpus-per-task=N, mpirun --bind-to core), or start fewer ranks";
-        is_crowded.then(|| Finding::judged(&place(&sharing), Some(shared), false, advice))
-    };
-    faults.extend((0..seats.len()).filter_map(crowded));
+    for (hosts, seat) in seats.iter().filter_map(|seat| Some((hosts?, seat))) {
+        let (sharers, cores) = (hosts.sharers(seat.rank), cpu_list(&seat.cores).map_or(0, |cores| cores.len()));
+        if sharers.first() == Some(&seat.rank) && sharers.len() > cores && cores > 0 {
+            let shared = format!("{} ranks share {}", sharers.len(), plural(cores, "core", "cores"));
+            let sharing: Vec<&Seat> = sharers.iter().filter_map(|rank| seats.get(*rank)).collect();
+            let advice =
+                "let each use cores of its own (srun --cpus-per-task=N, mpirun --bind-to core), or start fewer ranks";
+            faults.push(Finding::judged(&place(&sharing), Some(shared), false, advice));
+        }
+    }
     faults
 }
 
 /// A row for each run of ranks that have the same, `most` at most.
 fn table(seats: &[Seat], most: usize) -> Table {
-    let mut table = Table::new("ranks", ["ranks", "host", "cores", "of"].map(Column::words).to_vec());
+    let mut table = Table::new("ranks", ["ranks", "host", "cores", "of"].map(Column::words).into());
     let alike = |one: &Seat, other: &Seat| (&one.host, &one.cores) == (&other.host, &other.cores);
     let runs: Vec<&[Seat]> = seats.chunk_by(alike).collect();
+    let numbers = |run: &[Seat]| run.iter().map(|seat| seat.rank).collect::<Vec<_>>();
     for run in runs.iter().take(most) {
         let [first, ..] = run else { continue };
-        let numbers: Vec<usize> = run.iter().map(|seat| seat.rank).collect();
-        let row = [spans(&numbers), first.host.clone(), first.cores.clone(), first.online.to_string()];
-        table.row(row.map(Entry::words).to_vec());
+        let row = [spans(&numbers(run)), first.host.clone(), first.cores.clone(), first.online.to_string()];
+        table.row(row.map(Entry::words).into());
     }
     if runs.len() > most {
-        let rest: Vec<usize> = runs[most..].iter().flat_map(|run| run.iter().map(|seat| seat.rank)).collect();
-        table.row([spans(&rest), "…".into(), String::new(), String::new()].map(Entry::words).to_vec());
+        let rest = spans(&numbers(&runs[most..].concat()));
+        table.row([rest, "…".into(), String::new(), String::new()].map(Entry::words).into());
     }
     table
 }
@@ -198,16 +197,15 @@ mod tests {
             seat(2, "b", "0", &both),
             seat(3, "b", "0", &both),
         ];
-        let place =
-            |host: &str, cores: &[usize]| RankCores { host: host.into(), cores: cores.to_vec(), at_once: cores.len() };
-        let hosts = Hosts::new(false, vec![place("a", &[0, 1]), place("b", &[0]), place("b", &[0]), place("b", &[0])]);
+        let cores = |seat: &Seat| cpu_list(&seat.cores).unwrap().into_iter().map(|core| core as usize).collect();
+        let place = |seat: &Seat| RankCores { host: seat.host.clone(), cores: cores(seat), at_once: 1 };
+        let hosts = Hosts::new(false, seats.iter().map(place).collect());
         let whats: Vec<String> = faults_of(&seats, Some(&hosts))
             .into_iter()
             .map(|fault| format!("{}: {}", fault.what, fault.found))
             .collect();
         assert_eq!(whats, ["token: public", "ranks 1-3 on b: open files: 64", "ranks 1-3 on b: 3 ranks share 1 core"]);
-        let rows = table(&seats, 9).rows.len();
-        assert_eq!((rows, table(&seats, 1).rows.len()), (2, 2), "and a row for what is left out");
+        assert_eq!([9, 1].map(|most| table(&seats, most).rows.len()), [2, 2], "and a row for what is left out");
         assert_eq!(spans(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
     }
 }
