@@ -64,7 +64,15 @@ fn a_rank_is_told_its_place_among_those_that_share_its_cores() {
 fn lines() -> (ControlChannel, ControlChannel) {
     let port = free_port().unwrap();
     let join = move |rank| {
-        let meeting = Meeting { rank, size: 2, host: "127.0.0.1".into(), port, token: "line".into(), timeout: LONG };
+        let meeting = Meeting {
+            rank,
+            size: 2,
+            host: "127.0.0.1".into(),
+            port,
+            token: "line".into(),
+            timeout: LONG,
+            ..Meeting::default()
+        };
         ControlChannel::open(Rendezvous::join(&meeting).unwrap()).unwrap()
     };
     let other = std::thread::spawn(move || join(1));
@@ -89,6 +97,7 @@ fn executed(stop: &StopFlags, other: impl FnOnce(ControlChannel, u64) + Send) ->
         token: String::new(),
         secret: true,
         source: Source::Torchrun,
+        launcher: String::new(),
         notes: Vec::new(),
     };
     let mut leader = Leader::new(world, first, Arc::new(Hosts::of_names(["a", "a"])));

@@ -36,6 +36,8 @@ ranks = 2
 """
 GRID = '[grid]\n"parallel.strategy" = ["ddp", "zero3"]\n'
 KILLED, STOPPED = "a rank killed", "SIGTERM"
+# Where a rank is killed these kill all others within milliseconds (MPICH 4.0.2), so that none is left to write a record.
+ENDS_ALL = ["Hydra", "salloc + Hydra"]
 SITUATIONS = ["normal", KILLED, STOPPED, "bound to one core", "quota of 1.5 cores"]
 
 
@@ -69,7 +71,7 @@ def cell(cluster, zbench, launcher, command, situation, quota):
     if situation in (KILLED, STOPPED):
         reasons = [record["outcome"]["reason"] or "" for record in records if record["outcome"]["status"] == "failed"]
         names = any(re.search(r"rank 1\b|rank\(?s?\)? \[1\]", reason) for reason in reasons)
-        fine = names if situation == KILLED else not reasons
+        fine = (names or launcher in ENDS_ALL and not records) if situation == KILLED else all("stopped" in reason for reason in reasons)
         return f"{told}{', names rank 1' * names}; exit {codes}, {seconds:.0f} s", fine and 0 not in codes and codes != ["hung"]
     threads = {record["cell"].get("hardware", record["cell"]).get("threads_per_rank") for record in records}
     flags = sorted({flag for record in records for flag in record["validity"]})

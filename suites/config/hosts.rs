@@ -90,11 +90,6 @@ impl Hosts {
         cores
     }
 
-    /// How many cores a rank may use at once.
-    pub fn at_once(&self, rank: usize) -> usize {
-        self.places.get(rank).map_or(0, |place| place.at_once)
-    }
-
     /// The rank with the fewest cores for itself, and how many these are.
     fn scarcest(&self) -> Option<(usize, usize)> {
         let share = |rank: usize| (rank, (self.places[rank].at_once / self.sharers(rank).len().max(1)).max(1));

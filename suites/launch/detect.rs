@@ -453,7 +453,7 @@ fn job(env: Env<'_>, source: Source) -> String {
         Source::Torchrun => &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"],
         Source::Slurm => &["SLURM_JOB_ID", "SLURM_STEP_ID"],
         Source::OpenMpi => &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"],
-        Source::Hydra => &["PMI_JOBID", "SLURM_JOB_ID"],
+        Source::Hydra => &["PMI_JOBID", "PALS_APID", "SLURM_JOB_ID"],
         Source::Mvapich => &["MPIRUN_ID", "PMI_JOBID", "SLURM_JOB_ID"],
     };
     variables.iter().map(|name| env(name).unwrap_or_default()).collect::<Vec<_>>().join(" ")
