@@ -22,7 +22,7 @@ fn cell() -> Cell {
 }
 
 fn place(host: &str, cores: &[usize]) -> RankCores {
-    RankCores { host: host.into(), cores: cores.to_vec(), at_once: cores.len() }
+    RankCores { host: host.into(), cores: cores.to_vec(), quota: None }
 }
 
 #[test]

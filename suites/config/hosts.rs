@@ -17,20 +17,21 @@ pub struct RankCores {
     pub host: String,
     /// Numbers of the cores that it may use, ascending; empty where that is not known.
     pub cores: Vec<usize>,
-    /// How many of them it may use at once: fewer where a processor quota limits it.
-    pub at_once: usize,
+    /// The processor quota of its control group, in whole cores, at least one; absent where nothing limits it.
+    pub quota: Option<usize>,
 }
 
 impl Hosts {
-    /// Exchanges the cores of processes that have met. `cores` are those that this one may use, `at_once` of them at once.
+    /// Exchanges the cores of processes that have met. `cores` are those that this one may use, `quota` its processor quota.
     ///
     /// # Errors
     /// A process is lost.
-    pub fn meet(met: &mut Rendezvous, cores: &[usize], at_once: usize) -> Result<Hosts, RendezvousError> {
-        let told = met.exchange(&serde_json::to_vec(&(cores, at_once)).unwrap_or_default())?;
+    pub fn meet(met: &mut Rendezvous, cores: &[usize], quota: Option<f64>) -> Result<Hosts, RendezvousError> {
+        let quota = quota.map(|quota| (quota as usize).max(1));
+        let told = met.exchange(&serde_json::to_vec(&(cores, quota)).unwrap_or_default())?;
         let place = |(host, told): (&String, &Vec<u8>)| {
-            let (cores, at_once) = serde_json::from_slice(told).unwrap_or_default();
-            RankCores { host: host.clone(), cores, at_once }
+            let (cores, quota) = serde_json::from_slice(told).unwrap_or_default();
+            RankCores { host: host.clone(), cores, quota }
         };
         let places = met.hosts().iter().zip(&told).map(place).collect();
         Ok(Hosts::new(met.one_host(), places))
@@ -92,16 +93,26 @@ impl Hosts {
 
     /// The rank with the fewest cores for itself, and how many these are.
     fn scarcest(&self) -> Option<(usize, usize)> {
-        let share = |rank: usize| (rank, (self.places[rank].at_once / self.sharers(rank).len().max(1)).max(1));
+        let share = |rank: usize| {
+            let (cores, ranks) = self.shared(rank);
+            (rank, (cores / ranks.max(1)).max(1))
+        };
         (0..self.places.len()).map(share).min_by_key(|(_, share)| *share)
+    }
+
+    /// How many cores a rank may use at once, and the ranks that share them. A processor quota is of all ranks of a host.
+    fn shared(&self, rank: usize) -> (usize, usize) {
+        let RankCores { cores, quota, .. } = &self.places[rank];
+        let (cores, sharers, neighbours) = (cores.len(), self.sharers(rank).len(), self.neighbours(rank).len());
+        let scarcer = quota.filter(|quota| quota.saturating_mul(sharers) < cores.saturating_mul(neighbours));
+        scarcer.map_or((cores, sharers), |quota| (quota, neighbours))
     }
 
     /// How many threads a rank has where none are stated, and why.
     pub fn words(&self) -> String {
         let Some((rank, threads)) = self.scarcest() else { return String::new() };
-        let cores = |rank: usize| (self.places[rank].at_once, self.sharers(rank).len());
-        let (own, sharers) = cores(rank);
-        let differ = (0..self.places.len()).any(|other| cores(other) != (own, sharers));
+        let (own, sharers) = self.shared(rank);
+        let differ = (0..self.places.len()).any(|other| self.shared(other) != (own, sharers));
         let who = if differ {
             format!("rank {rank} on {} has the fewest,", self.places[rank].host)
         } else {
@@ -120,7 +131,7 @@ mod tests {
 
     fn place(host: &str, cores: impl IntoIterator<Item = usize>) -> RankCores {
         let cores: Vec<usize> = cores.into_iter().collect();
-        RankCores { host: host.into(), at_once: cores.len(), cores }
+        RankCores { host: host.into(), cores, quota: None }
     }
 
     #[test]
@@ -136,8 +147,14 @@ mod tests {
             "as many as where there are fewest"
         );
         assert_eq!(threads(vec![place("a", [0]); 3]), 1, "more ranks than cores");
-        let limited = RankCores { at_once: 2, ..place("a", 0..8) };
+        let limited = RankCores { quota: Some(2), ..place("a", 0..8) };
         assert_eq!(threads(vec![limited.clone(), limited]), 1, "a processor quota of two cores");
+        let bound = |cores: std::ops::Range<usize>| RankCores { quota: Some(4), ..place("a", cores) };
+        assert_eq!(
+            threads(vec![bound(0..4), bound(4..8)]),
+            2,
+            "ranks with cores of their own share the quota of their host"
+        );
         assert_eq!(Hosts::of_names(["a", "a"]).threads_per_rank(), 1, "nothing is known");
     }
 

@@ -50,9 +50,14 @@ pub fn cores() -> usize {
     cores_of_launch().map_or_else(cpu::cores, |cores| at_once(cores.len()))
 }
 
-/// The processor quota of this process's control group in cores, where it is less than so many.
+/// The processor quota of this process's control group, in cores.
+pub fn quota() -> Option<f64> {
+    container::cpu_quota(&Root::system())
+}
+
+/// The same, where it is less than so many cores.
 pub fn quota_below(cores: usize) -> Option<f64> {
-    container::cpu_quota(&Root::system()).filter(|quota| *quota < cores as f64)
+    quota().filter(|quota| *quota < cores as f64)
 }
 
 /// Floating-point operations per second of so many threads on `cores` within the processor quota, as [`peak::measure`] measures them.

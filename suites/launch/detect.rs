@@ -85,7 +85,7 @@ impl World {
     pub fn warning(&self) -> Option<String> {
         let host = self.host.as_deref().filter(|host| !self.secret && self.size > 1 && !is_loopback(host))?;
         let place = match self.hidden() {
-            Some(_) if self.is_alone() => return None,
+            Some(_) if !self.has_ranks_elsewhere() => return None,
             Some(why) => format!("{host}; {why}, so rank 0 listens on all addresses of its host. They"),
             None => format!("{host}, which is no loopback address, and"),
         };
@@ -96,9 +96,9 @@ impl World {
         ))
     }
 
-    /// Whether all ranks are known to be on this host.
-    fn is_alone(&self) -> bool {
-        self.local_size == Some(self.size)
+    /// Whether ranks are known to be on other hosts.
+    fn has_ranks_elsewhere(&self) -> bool {
+        self.local_size.is_some_and(|local| local < self.size)
     }
 
     /// Why ranks on other hosts may not reach what this host takes for the meeting place: Debian's installer names a host
@@ -116,11 +116,12 @@ impl World {
         }
     }
 
-    /// Whether rank 0 listens on all addresses of its host: where a secret protects it, or where ranks of other hosts could
-    /// not reach it otherwise.
+    /// Whether rank 0 listens on all addresses of its host: where a secret protects it and not all ranks are known to be there, or
+    /// where ranks of other hosts could not reach it otherwise.
     pub fn listens_everywhere(&self) -> bool {
         let is_named = self.host.as_deref().is_some_and(|host| !is_loopback(host));
-        is_named && (self.secret || !self.is_alone() && self.hidden().is_some())
+        let is_alone = self.local_size == Some(self.size);
+        is_named && !is_alone && (self.secret || self.has_ranks_elsewhere() && self.hidden().is_some())
     }
 
     /// Where the ranks meet.

@@ -207,7 +207,7 @@ impl Execute for Launched<'_> {
                 return self.without(lost, said, heard, &stop);
             }
             // A launcher's signals may have ended ranks before it is known whose wish that was.
-            let is_open = asked && !halts && stop.is_none();
+            let is_open = asked && !halts && stop.is_none() && said.values().any(|rank| rank.failure.is_some());
             if said.len() >= jobs && !is_open {
                 break;
             }
@@ -391,6 +391,8 @@ pub fn follow(line: &ControlChannel, stop: &StopFlags) -> (u8, Option<Box<Record
             });
             if processes.all_reported() {
                 for said in processes.take_results().into_values() {
+                    // What ended well is rank 0's to keep.
+                    record = record.filter(|_| said.failure.is_some());
                     line.say(&Answer::Said(*number, Box::new(said)));
                 }
                 under_way = None;

@@ -10,6 +10,9 @@ fn obstacle() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("network namespaces need root".into());
     }
+    if !Command::new("unshare").args(["--net", "true"]).output().is_ok_and(|output| output.status.success()) {
+        return Some("unshare --net is refused".into());
+    }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_absent = |tool: &&str| !std::env::split_paths(&path).any(|folder| folder.join(tool).is_file());
     let absent = ["ip", "munged", "slurmd", "srun", "mpirun.openmpi", "mpiexec.hydra"].into_iter().find(is_absent);

@@ -239,8 +239,9 @@ pub fn a_squatter_learns_nothing_that_it_can_use_and_is_named() {
     }
     let mut reflected = connect(meeting.port);
     let own = heard(&mut reflected);
-    reflected.write_all(&own).unwrap();
-    reflected.write_all(&challenge).unwrap();
+    let mut back = [own, challenge].concat();
+    back.resize(HELLO, 0);
+    reflected.write_all(&back).unwrap();
     assert!(heard(&mut reflected).get(4).is_none_or(|kind| *kind == 1));
     // And gives the rank the same in answer, which it should not believe either.
     victim.write_all(&[&b"zbAn\0\0\0\0"[..], &hello, &[0; 300]].concat()).unwrap();

@@ -49,7 +49,7 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
     }
     let options = Options { timeout: timeout.min(STALL), stall: STALL, quiet: true, stop: None };
     let opened = zbench_launch::meet(&world, &options).and_then(|mut met| {
-        let hosts = Hosts::meet(&mut met, &machine::core_numbers(), machine::cores())?;
+        let hosts = Hosts::meet(&mut met, &machine::core_numbers(), machine::quota())?;
         Ok((Arc::new(hosts), ControlChannel::open(met)?))
     });
     let (hosts, line) = match opened {
@@ -63,7 +63,12 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
     };
     if world.rank > 0 {
         let (code, record) = follow(&line, &super::signals::stop_flags()?);
-        record.map_or(Ok(()), |record| keep(global, &record))?;
+        if let Some(record) = record
+            && let Err(error) = keep(global, &record)
+        {
+            zbench_host::say!("error: {error:#}");
+            rescue::keep_and_say(&record);
+        }
         return Ok(code);
     }
     machine::set_cores_of_launch(hosts.cores(0));
@@ -80,7 +85,7 @@ pub fn with(global: &Global, timeout: Duration, command: impl FnOnce(&mut Sessio
 fn keep(global: &Global, record: &Record) -> Result<()> {
     let notebook = Notebook::open(&global.notebook)?;
     if !notebook.index()?.records.iter().any(|known| known.id == record.id) {
-        notebook.append(record).inspect_err(|_| rescue::keep_and_say(record))?;
+        notebook.append(record)?;
         zbench_host::say!("{} is kept as failed: {}", record.id, record.outcome.reason);
     }
     Ok(())

@@ -55,7 +55,7 @@ pub(super) fn doctor(global: &Global, world: &World, faults: Vec<Finding>) -> Re
     let options = Options { timeout: WAIT, stall: STALL, quiet: true, stop: None };
     let stated = serde_json::to_vec(&own)?;
     let met = meet(world, &options).and_then(|mut met| {
-        let hosts = Hosts::meet(&mut met, &machine::core_numbers(), machine::cores())?;
+        let hosts = Hosts::meet(&mut met, &machine::core_numbers(), machine::quota())?;
         Ok((hosts, met.exchange(&stated)?))
     });
     let (hosts, seats) = match met {
@@ -198,7 +198,7 @@ mod tests {
             seat(3, "b", "0", &both),
         ];
         let cores = |seat: &Seat| cpu_list(&seat.cores).unwrap().into_iter().map(|core| core as usize).collect();
-        let place = |seat: &Seat| RankCores { host: seat.host.clone(), cores: cores(seat), at_once: 1 };
+        let place = |seat: &Seat| RankCores { host: seat.host.clone(), cores: cores(seat), quota: None };
         let hosts = Hosts::new(false, seats.iter().map(place).collect());
         let whats: Vec<String> = faults_of(&seats, Some(&hosts))
             .into_iter()
