@@ -271,7 +271,11 @@ fn rank_0_listens_where_ranks_of_other_hosts_find_it() {
     for host in ["127.0.0.1", "[::1]", "localhost"] {
         assert!(!everywhere(host, "") && !everywhere(host, secret), "{host}");
     }
-    assert!(!everywhere("no..host", "LOCAL_WORLD_SIZE=8 LOCAL_RANK=5"), "all are here");
+    let all_here = "LOCAL_WORLD_SIZE=8 LOCAL_RANK=5";
+    assert!(
+        !everywhere("no..host", all_here) && !everywhere("192.0.2.1", &format!("{all_here} {secret}")),
+        "all are here"
+    );
     let warning = found(&TORCHRUN.replace("=node1", "=no..host")).warning().unwrap();
     assert!(
         warning.contains("no..host; this host knows no address of no..host, so rank 0 listens on all"),

@@ -45,7 +45,8 @@ def words_of(cluster, zbench, command, is_long):
     path = cluster.folder / f"{command}{is_long}.toml"
     path.write_text(CELL.format(steps=1_000_000 if is_long else 6, more=GRID if command == "grid" else ""))
     if command == "allreduce":
-        return [zbench, command, "-b", "4M", "-e", "4M", "-w", 1, "-n", 100_000 if is_long else 3]
+        # A signal ends it after a row, so the long one has many.
+        return [zbench, command, "-b", "4M", "-e", "4M", "-w", 1, "-n", 3, "-N", 0 if is_long else 1]
     return [zbench, command, path, *(["--trials", 1, "--no-repeats"] if command == "grid" else [])]
 
 

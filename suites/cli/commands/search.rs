@@ -24,6 +24,8 @@ use zbench_reports::units;
 const MOST_SEARCHES: usize = 2;
 /// Ways that are looked through for those to be trained: many have the same stand-in.
 const LISTED: usize = 1000;
+/// Cells that cannot be, and are named.
+const MOST_REFUSALS: usize = 3;
 /// Lines of the screen that the measured order takes beside the search.
 const ORDER_LINES: usize = 16;
 
@@ -107,12 +109,16 @@ impl Questions {
             "looks for the largest value that fits, and --search for the fastest way to split the work",
         )?;
         // A cell that cannot be keeps no other from being asked for.
-        let refused =
-            |cell: &GridCell| cell.resolved.as_ref().err().map(|refusal| (cell.label.clone(), refusal.to_string()));
-        let refusals: Vec<(String, String)> = expanded.cells.iter().filter_map(refused).collect();
-        match refusals.first() {
-            Some((_, refusal)) if refusals.len() == expanded.cells.len() => bail!("{refusal}"),
-            _ => refusals.iter().for_each(|(label, refusal)| zbench_host::say!("not searched: {label}: {refusal}")),
+        let refusals = expanded.cells.iter().filter_map(|cell| Some((&cell.label, cell.resolved.as_ref().err()?)));
+        let refusals: Vec<_> = refusals.collect();
+        if let (true, Some((_, refusal))) = (refusals.len() == expanded.cells.len(), refusals.first()) {
+            bail!("{refusal}");
+        }
+        for (label, refusal) in refusals.iter().take(MOST_REFUSALS) {
+            zbench_host::say!("not searched: {label}: {refusal}");
+        }
+        if refusals.len() > MOST_REFUSALS {
+            zbench_host::say!("not searched: {} more; zbench plan has the reasons", refusals.len() - MOST_REFUSALS);
         }
         train::say_assumed(expanded.cells.iter(), &expanded.context);
         let mut seen = Vec::new();
