@@ -38,6 +38,10 @@ GRID = '[grid]\n"parallel.strategy" = ["ddp", "zero3"]\n'
 KILLED, STOPPED = "a rank killed", "SIGTERM"
 # Where a rank is killed these kill all others within milliseconds (MPICH 4.0.2), so that none is left to write a record.
 ENDS_ALL = ["Hydra", "salloc + Hydra"]
+# These bind ranks of a host to different cores. The two hosts are one machine, so ranks on both may be bound to the same core.
+BINDS_APART = ["mpirun", "Hydra"]
+# Seconds until a launch that was told to end has done so.
+END_SECONDS = 20
 SITUATIONS = ["normal", KILLED, STOPPED, "bound to one core", "quota of 1.5 cores"]
 
 
@@ -50,6 +54,14 @@ def words_of(cluster, zbench, command, is_long):
     return [zbench, command, path, *(["--trials", 1, "--no-repeats"] if command == "grid" else [])]
 
 
+def expected_threads(launcher, situation):
+    """Threads of a rank: the cores it may use, shared by the ranks of its host; SLURM's steps ask for two cores a rank."""
+    if situation != "normal":
+        return 1
+    is_one_host = launcher in ["mpirun", "Hydra", "torchrun standalone", "accelerate"]
+    return len(os.sched_getaffinity(0)) // 2 if is_one_host else 2
+
+
 def last_line(text):
     lines = [line for line in text.splitlines() if "error" in line or "failed" in line] or text.splitlines() or [""]
     return lines[-1][:200].replace("|", "\\|")
@@ -57,7 +69,7 @@ def last_line(text):
 
 def cell(cluster, zbench, launcher, command, situation, quota):
     """The outcome of one launch in words, and whether it is as it should be."""
-    wrapper = ["sh", "-c", f'echo $$ >{quota}/cgroup.procs; exec env "$@"', "sh"] if situation.startswith("quota") else []
+    wrapper = ["sh", "-c", f'echo 0 >{quota}/cgroup.procs; exec env "$@"', "sh"] if situation.startswith("quota") else []
     words = words_of(cluster, zbench, command, situation in (KILLED, STOPPED))
     job = Job(cluster, launcher, words, bound=situation.startswith("bound"), wrapper=wrapper)
     if situation in (KILLED, STOPPED):
@@ -73,19 +85,28 @@ def cell(cluster, zbench, launcher, command, situation, quota):
         reasons = [record["outcome"]["reason"] or "" for record in records if record["outcome"]["status"] == "failed"]
         names = any(re.search(r"rank 1\b|rank\(?s?\)? \[1\]", reason) for reason in reasons)
         fine = (names or launcher in ENDS_ALL and not records) if situation == KILLED else all("stopped" in reason for reason in reasons)
-        return f"{told}{', names rank 1' * names}; exit {codes}, {seconds:.0f} s", fine and 0 not in codes and codes != ["hung"]
+        ended = 0 not in codes and codes != ["hung"] and seconds < END_SECONDS
+        return f"{told}{', names rank 1' * names}; exit {codes}, {seconds:.0f} s", fine and ended
     threads = {record["cell"].get("hardware", record["cell"]).get("threads_per_rank") for record in records}
     flags = sorted({flag for record in records for flag in record["validity"]})
-    fine = set(codes) == {0} and counts == {"measured": 2 if command == "grid" else 1} and all(len(r.get("ranks") or "12") == 2 for r in records)
+    faults = [] if set(codes) == {0} else [f"exit {codes}: {last_line(job.said())}"]
+    if counts != {"measured": 2 if command == "grid" else 1} or not all(len(record.get("ranks") or "12") == 2 for record in records):
+        faults.append("not the records of two ranks")
+    if command != "allreduce" and threads != {expected_threads(launcher, situation)}:
+        faults.append(f"{expected_threads(launcher, situation)} threads expected")
+    if situation.startswith("bound") and launcher in BINDS_APART and "contended" in flags:
+        faults.append("ranks on cores of their own are called contended")
+    if situation.startswith("quota") and any(record["environment"].get("limits", {}).get("cpu_quota_cores") != 1.5 for record in records):
+        faults.append("the quota is not in the record")
     if "\033" in job.said():  # Open MPI gives ranks a terminal as standard output
-        return "escape sequences in a file", False
-    why = "" if fine else f"; exit {codes}: {last_line(job.said())}"
-    return f"{told}; threads {threads}; {' '.join(flags)}{why}", fine
+        faults.append("escape sequences in a file")
+    return "; ".join([told, f"threads {threads}", *flags, *faults]), not faults
 
 
 def pair(cluster, zbench, launcher, sizes):
     """What was wrong with two jobs at once on one host; each should measure exactly the processes that its own launcher started."""
-    wrapper = ["sh", "-c", 'echo $$ >>started; exec env "$@"', "sh"]
+    # The shell's own number, without the $$ that torchrun would replace.
+    wrapper = ["sh", "-c", 'cut -d" " -f4 /proc/self/stat >>started; exec env "$@"', "sh"]
     jobs = [Job(cluster, launcher, words_of(cluster, zbench, "allreduce", False), n, 1, wrapper=wrapper) for n in sizes]
     codes = [job.wait(120) for job in jobs]
     for job, size in zip(jobs, sizes):
@@ -99,10 +120,16 @@ def pair(cluster, zbench, launcher, sizes):
 def quota_folder(cluster):
     """A control group that may use 1.5 cores."""
     is_v1 = pathlib.Path("/sys/fs/cgroup/cpu").is_dir()
-    folder = pathlib.Path("/sys/fs/cgroup/cpu" if is_v1 else "/sys/fs/cgroup") / cluster.name
-    folder.mkdir()
-    cluster.stack.callback(folder.rmdir)
-    (folder / ("cpu.cfs_quota_us" if is_v1 else "cpu.max")).write_text("150000" if is_v1 else "150000 100000")
+    parent = pathlib.Path("/sys/fs/cgroup/cpu" if is_v1 else "/sys/fs/cgroup")
+    folder = parent / cluster.name
+    try:
+        folder.mkdir()
+        cluster.stack.callback(folder.rmdir)
+        if not is_v1:
+            (parent / "cgroup.subtree_control").write_text("+cpu")
+        (folder / ("cpu.cfs_quota_us" if is_v1 else "cpu.max")).write_text("150000" if is_v1 else "150000 100000")
+    except OSError as error:
+        sys.exit(f"no control group with a quota of processor time can be made ({error}): choose other --situations")
     return folder
 
 
@@ -110,7 +137,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--zbench", default="target/release/zbench", type=lambda path: pathlib.Path(path).resolve())
     for name, choices in [("--launchers", LAUNCHERS), ("--commands", COMMANDS), ("--situations", SITUATIONS)]:
-        parser.add_argument(name, type=lambda text: text.split(","), default=choices)
+        parser.add_argument(name, type=lambda text: text.split(",") if text else [], default=choices)
     parser.add_argument("--pairs", type=int, default=20)
     given = parser.parse_args()
     if not PathFinder.find_spec("accelerate", [os.environ.get("ZBENCH_TORCH", ""), *sys.path]) and "accelerate" in given.launchers:
