@@ -3,10 +3,10 @@
 use crate::support::{cells, root, run, stderr};
 use serde_json::Value;
 use std::path::Path;
-use zbench_engine::checkpoint::note_of_untied_head;
+use zbench_engine::checkpoint::weights::note_of_untied_head;
 use zbench_engine::config::Cell;
 use zbench_engine::plan::Plan;
-use zbench_engine::train::train;
+use zbench_engine::run::launch_ranks::train;
 use zbench_kernels::Cpu;
 
 fn json(path: &Path) -> Option<Value> {

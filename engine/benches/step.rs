@@ -6,9 +6,9 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::time::{Duration, Instant};
 use zbench_engine::config::*;
-use zbench_engine::hf;
+use zbench_engine::formats::hf;
 use zbench_engine::plan::Plan;
-use zbench_engine::train::{kernels, with_ranks};
+use zbench_engine::run::launch_ranks::{kernels, with_ranks};
 use zbench_kernels::DType;
 
 fn cell(preset: &str, precision: Precision) -> Cell {
@@ -78,7 +78,7 @@ fn steps(c: &mut Criterion) {
 
 /// The time of so many steps after the first; what they spent it on goes to standard error.
 fn time(cell: &Cell, iterations: u64) -> Duration {
-    let kernels = kernels(cell, &zbench_engine::hardware::no_machines).expect("a CPU");
+    let kernels = kernels(cell, &zbench_engine::compute::hardware::no_machines).expect("a CPU");
     let plan = Plan::new(cell, &*kernels[0]).expect("a plan");
     let ran = with_ranks(cell, &plan, kernels, |rank| {
         rank.step()?;

@@ -7,12 +7,13 @@
 //! one, taken with the weights that were written.
 
 use std::error::Error;
+use zbench_engine::checkpoint::save::SaveOptions;
+use zbench_engine::compute::error::StepError;
 use zbench_engine::config::*;
-use zbench_engine::error::StepError;
+use zbench_engine::formats::{hf, peft};
 use zbench_engine::plan::Plan;
-use zbench_engine::save::SaveOptions;
-use zbench_engine::train::with_ranks;
-use zbench_engine::{hf, peft, train};
+use zbench_engine::run::launch_ranks as train;
+use zbench_engine::run::launch_ranks::with_ranks;
 use zbench_kernels::Cpu;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -32,15 +33,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let data = Data::Tokens { path: tokens.into(), dtype: TokenType::U16, shuffle: false };
     let cell = Cell { lora, ..cell(model, data, seq.parse()?, steps) };
     let plan = Plan::new(&cell, &Cpu::new(1))?;
-    let ran = with_ranks(&cell, &plan, train::kernels(&cell, &zbench_engine::hardware::no_machines)?, |rank| {
-        for _ in 0..steps {
-            rank.step()?;
-        }
-        let saved = rank.save_adapters(out.as_ref());
-        let saved = saved.and_then(|()| rank.save_merged(merged.as_ref(), SaveOptions::default()));
-        saved.map_err(|error| StepError::Input(error.to_string()))?;
-        rank.step()
-    });
+    let ran =
+        with_ranks(&cell, &plan, train::kernels(&cell, &zbench_engine::compute::hardware::no_machines)?, |rank| {
+            for _ in 0..steps {
+                rank.step()?;
+            }
+            let saved = rank.save_adapters(out.as_ref());
+            let saved = saved.and_then(|()| rank.save_merged(merged.as_ref(), SaveOptions::default()));
+            saved.map_err(|error| StepError::Input(error.to_string()))?;
+            rank.step()
+        });
     let after = ran.map_err(|failure| failure.cause.to_string())?;
     println!("{}", after[0].loss);
     Ok(())

@@ -2,7 +2,7 @@
 //! that do not look at the capacity. Plans alone, in a few seconds: `cargo run -p zbench-engine --example eviction`.
 
 use zbench_engine::config::*;
-use zbench_engine::hf::model_from_hf;
+use zbench_engine::formats::hf::model_from_hf;
 use zbench_engine::planner::Planner;
 use zbench_kernels::DType;
 

@@ -6,12 +6,13 @@
 //! Prints the loss of the step after the last one, taken with the weights that were written.
 
 use std::error::Error;
+use zbench_engine::checkpoint::save::SaveOptions;
+use zbench_engine::compute::error::StepError;
 use zbench_engine::config::*;
-use zbench_engine::error::StepError;
+use zbench_engine::formats::hf;
 use zbench_engine::plan::Plan;
-use zbench_engine::save::SaveOptions;
-use zbench_engine::train::with_ranks;
-use zbench_engine::{hf, train};
+use zbench_engine::run::launch_ranks as train;
+use zbench_engine::run::launch_ranks::with_ranks;
 use zbench_kernels::{Cpu, DType};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -32,14 +33,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     let plan = Plan::new(&cell, &Cpu::new(1))?;
     let options = SaveOptions { dtype: DType::F32, shard_bytes: shard_bytes.parse()? };
-    let ran = with_ranks(&cell, &plan, train::kernels(&cell, &zbench_engine::hardware::no_machines)?, |rank| {
-        for _ in 0..steps {
-            rank.step()?;
-        }
-        let saved = rank.save_model(out.as_ref(), options);
-        saved.map_err(|error| StepError::Input(error.to_string()))?;
-        rank.step()
-    });
+    let ran =
+        with_ranks(&cell, &plan, train::kernels(&cell, &zbench_engine::compute::hardware::no_machines)?, |rank| {
+            for _ in 0..steps {
+                rank.step()?;
+            }
+            let saved = rank.save_model(out.as_ref(), options);
+            saved.map_err(|error| StepError::Input(error.to_string()))?;
+            rank.step()
+        });
     let after = ran.map_err(|failure| failure.cause.to_string())?;
     println!("{}", after[0].loss);
     Ok(())

@@ -8,9 +8,9 @@
 
 use std::error::Error;
 use std::path::Path;
-use zbench_engine::hf;
-use zbench_engine::hf::PartialModel;
-use zbench_engine::save::{SaveOptions, save_fresh};
+use zbench_engine::checkpoint::save::{SaveOptions, save_fresh};
+use zbench_engine::formats::hf;
+use zbench_engine::formats::hf::PartialModel;
 use zbench_kernels::{Cpu, DType};
 
 fn main() -> Result<(), Box<dyn Error>> {

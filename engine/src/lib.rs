@@ -1,55 +1,40 @@
 //! Many ranks, one model, one step.
 //!
-//! A [`config::Cell`] becomes a [`plan::Plan`]: units, what is split, and the actions of one step. [`train::train`] starts
-//! the ranks, and each [`rank::Rank`] performs the actions over [`layers`], [`shard`] and [`comm`].
+//! A [`config::Cell`] becomes a [`plan::Plan`]: units, what is split, and the actions of one step. [`run::launch_ranks::train`] starts
+//! the ranks, and the [`exec::Executor`] of each performs the actions over [`model::layers`], [`state`] and [`zbench_collectives`].
+//!
+//! A module may use those above it in this list:
+//!
+//! | module | subject |
+//! | --- | --- |
+//! | [`config`] | one resolved configuration |
+//! | [`action`] | what a rank does in a step, and the spans that its time is booked under |
+//! | [`mesh`] | axes, groups of ranks, the table of strategies |
+//! | [`memory`] | device, host and disk; transfers between them |
+//! | [`formats`] | Hugging Face's and PEFT's descriptions of models |
+//! | [`data`] | where tokens come from |
+//! | [`observe`] | times, traces and results of a run |
+//! | [`compute`] | what layers compute with, for real and in a dry run |
+//! | [`model`] | units, tensors and layers |
+//! | [`plan`] | the list of actions of each stage |
+//! | [`state`] | sharded parameters, gradients and optimizer state |
+//! | [`exec`] | what each action does |
+//! | [`planner`] | makes plans, by a dry run |
+//! | [`checkpoint`] | weights and training state on disk |
+//! | [`run`] | ranks, the training loop, evaluations |
 
-pub mod actions;
+pub mod action;
 pub mod checkpoint;
-pub mod comm;
+pub mod compute;
 pub mod config;
-pub mod course;
 pub mod data;
-pub mod device;
-pub mod error;
-mod evaluate;
-pub mod executor;
-mod export;
-pub mod files;
-mod guard;
-pub mod hardware;
-pub mod hf;
-pub mod homes;
-pub mod host_link;
-mod init;
-mod inputs;
-pub mod layers;
-mod learning_rate;
-pub mod loss_scale;
+pub mod exec;
+pub mod formats;
+pub mod memory;
 pub mod mesh;
-pub mod meter;
 pub mod model;
-pub mod moves;
-pub mod numerics;
-pub mod offload;
-pub mod outcome;
-pub mod pace;
-pub mod parity;
-mod pass_times;
-pub mod peft;
-pub mod pipeline;
+pub mod observe;
 pub mod plan;
 pub mod planner;
-pub mod rank;
-pub mod recorder;
-pub mod rope;
-pub mod save;
-pub mod saver;
-pub mod schedule;
-pub mod shard;
-pub mod span;
-pub mod strategy;
-pub mod stream;
-pub mod threads;
-pub mod trace;
-pub mod train;
-pub mod training_state;
+pub mod run;
+pub mod state;

@@ -5,7 +5,7 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use zbench_engine::checkpoint::{Checkpoint, CheckpointError, StoredType, write_safetensors};
+use zbench_engine::checkpoint::weights::{Checkpoint, CheckpointError, StoredType, write_safetensors};
 use zbench_kernels::DType;
 use zbench_test_tiers as tiers;
 

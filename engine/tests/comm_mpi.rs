@@ -15,9 +15,9 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zbench_engine::comm::mpi::{Settings, mpi, mpi_with};
-use zbench_engine::comm::{CommError, Communicator, Metered};
-use zbench_engine::mesh::GroupName;
+use zbench_collectives::GroupName;
+use zbench_collectives::mpi::{Settings, mpi, mpi_with};
+use zbench_collectives::{CommError, Communicator, Metered};
 use zbench_kernels::{Cpu, DType, Kernels, ViewMut};
 
 /// Long enough for eight ranks on two cores that others use too.

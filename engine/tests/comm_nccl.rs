@@ -5,8 +5,8 @@ use crate::conformance::{self, NEAR, Options};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::nccl::{Api, Device, NcclError, OLDEST, Ordered, Search, dotted, load_driver, nccl_over};
-use zbench_engine::comm::{Communicator, HostStaged, group};
+use zbench_collectives::nccl::{Api, Device, NcclError, OLDEST, Ordered, Search, dotted, load_driver, nccl_over};
+use zbench_collectives::{Communicator, HostStaged, group};
 use zbench_kernels::cuda::gpu::{self, Absent, Gpu, Probe};
 use zbench_kernels::{Arena, Cpu, Cuda, Kernels};
 

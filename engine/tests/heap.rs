@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use support::*;
 use zbench_engine::config::*;
-use zbench_engine::train::with_ranks;
+use zbench_engine::run::launch_ranks::with_ranks;
 use zbench_kernels::DType;
 use zbench_test_tiers as tiers;
 

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use zbench_engine::config::{AttentionKind, Lora, Mlp, Model, Order, Positions, RopeScaling};
-use zbench_engine::hf::{
+use zbench_engine::formats::hf::{
     HfError, MAX_LAYERS, PartialModel, default_model, model_from_hf, model_from_hf_without_dropout, parameter_count,
     preset, preset_names, validate,
 };
@@ -378,7 +378,7 @@ fn each_family_is_read_as_transformers_means_it() {
     // Transformers opens a Mistral with such a list as Ministral; what is written says the same again.
     let ministral = model("mistral", listed);
     assert_eq!([ministral.window(0), ministral.window(1)], [None, Some(5)]);
-    let written = zbench_engine::hf::config_json(&ministral, zbench_kernels::DType::F32, None);
+    let written = zbench_engine::formats::hf::config_json(&ministral, zbench_kernels::DType::F32, None);
     assert_eq!(model_from_hf(&written, "written").expect("what was written"), ministral);
     let full = json!({"num_hidden_layers": 1, "layer_types": ["full_attention"]});
     assert_eq!(model("mistral", full).window(0), None);
@@ -512,7 +512,7 @@ fn experts_are_read_as_transformers_means_them() {
     }
     for keys in [json!({"num_experts": 0}), json!({"mlp_only_layers": [2, 5], "norm_topk_prob": true}), json!({})] {
         let read_model = model("qwen3_moe", keys);
-        let text = zbench_engine::hf::config_json(&read_model, zbench_kernels::DType::F32, None);
+        let text = zbench_engine::formats::hf::config_json(&read_model, zbench_kernels::DType::F32, None);
         assert_eq!(model_from_hf(&text, "written").expect("what was written"), read_model);
         assert_eq!(PartialModel::from(&read_model).resolve("again").expect("the same"), read_model);
         let text = toml::to_string(&read_model).expect("a model can be recorded");

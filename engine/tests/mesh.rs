@@ -4,8 +4,9 @@ use proptest::prelude::*;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use zbench_engine::config::{BUCKET_MB, Backend, Degrees, Parallel, STALL, Strategy as Sharding};
+use zbench_engine::mesh::strategy;
+use zbench_engine::mesh::strategy::MeshError;
 use zbench_engine::mesh::{Axes, Axis, Mesh};
-use zbench_engine::strategy::{self, MeshError};
 
 #[derive(Deserialize)]
 struct Expected {

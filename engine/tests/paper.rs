@@ -1,11 +1,13 @@
 //! Cells that the engine does not run yet, planned by the dry executor: docs/mesh.md shows them. Every number is counted by hand.
 
 use crate::training::support::*;
-use zbench_engine::comm::{CollectiveKind, Traffic};
+use zbench_collectives::GroupName;
+use zbench_collectives::{CollectiveKind, Traffic};
+use zbench_engine::action::stream::Stream;
 use zbench_engine::config::*;
-use zbench_engine::layers::{Cut, Gradient};
-use zbench_engine::mesh::{Axis, GroupName};
-use zbench_engine::model::{LayerKind, Stream};
+use zbench_engine::mesh::Axis;
+use zbench_engine::model::LayerKind;
+use zbench_engine::model::layers::{Cut, Gradient};
 use zbench_engine::plan::{Plan, PlanError};
 use zbench_kernels::{Category, Cpu};
 

@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
-use zbench_engine::checkpoint::Checkpoint;
+use zbench_engine::checkpoint::weights::Checkpoint;
 use zbench_engine::config::{Linear, Lora, Method, Model};
-use zbench_engine::hf::default_model;
-use zbench_engine::peft::{CONFIG, PeftError, WEIGHTS, parse_config, read_config};
+use zbench_engine::formats::hf::default_model;
+use zbench_engine::formats::peft::{CONFIG, PeftError, WEIGHTS, parse_config, read_config};
 use zbench_test_tiers as tiers;
 
 const FIXTURES: [(&str, &str); 5] = [

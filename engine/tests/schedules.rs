@@ -2,12 +2,12 @@
 
 use crate::training::accounting::small;
 use crate::training::support::*;
-use zbench_engine::actions::Action;
+use zbench_engine::action::Action;
 use zbench_engine::config::*;
-use zbench_engine::outcome::Flops;
-use zbench_engine::pipeline::{Pass, Pipeline};
+use zbench_engine::observe::outcome::Flops;
+use zbench_engine::plan::pipeline::{Pass, Pipeline};
+use zbench_engine::plan::schedule::Policy;
 use zbench_engine::plan::{Plan, PlanError};
-use zbench_engine::schedule::Policy;
 use zbench_kernels::{Category, Cpu};
 
 fn cell(schedule: PipelineSchedule, [stages, chunks, micros, blocks]: [usize; 4]) -> Cell {

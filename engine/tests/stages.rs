@@ -2,7 +2,7 @@
 
 use crate::training::accounting::small;
 use crate::training::support::*;
-use zbench_engine::actions::Action;
+use zbench_engine::action::Action;
 use zbench_engine::config::*;
 use zbench_engine::plan::{Plan, PlanError, Role};
 use zbench_kernels::{Cpu, DType};
@@ -287,7 +287,7 @@ fn operations_of_all_stages_are_those_of_the_model() {
     let whole = base(1, Degrees::default()).roles[0].estimate.flops.clone();
     for degrees in [Degrees { pipeline: 2, ..Degrees::default() }, Degrees { pipeline: 4, ..Degrees::default() }] {
         let plan = base(degrees.pipeline, degrees);
-        let all = |of: fn(&zbench_engine::outcome::Flops) -> f64| {
+        let all = |of: fn(&zbench_engine::observe::outcome::Flops) -> f64| {
             plan.roles.iter().map(|role| of(&role.estimate.flops)).sum::<f64>()
         };
         assert!((all(|f| f.palm) / whole.palm - 1.0).abs() < 1e-12, "{degrees:?}: palm");

@@ -30,6 +30,7 @@ mod region;
 mod round;
 mod setup;
 mod sight;
+pub mod spawn;
 mod stochastic;
 mod stopwatch;
 pub mod sync;

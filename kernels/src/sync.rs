@@ -1,5 +1,5 @@
 //! What threads and ranks wait with: a short spin, then a futex. The protocols over it, [`crate::pool`]'s and the one of ranks
-//! that share memory (engine/src/comm/protocol.rs), are lock-free: tests/loom compiles them over
+//! that share memory (engine/collectives/src/shared_memory/protocol.rs), are lock-free: tests/loom compiles them over
 //! loom's types instead of these.
 
 #![allow(unsafe_code, reason = "futex system calls, and a fence in assembly")]

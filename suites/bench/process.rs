@@ -6,7 +6,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
-use zbench_engine::threads::{self, not_started};
+use zbench_kernels::spawn;
+use zbench_kernels::spawn::not_started;
 use zbench_reports::record::Status;
 use zbench_runner::processes::tail_of;
 use zbench_runner::protocol::Ended;
@@ -91,7 +92,7 @@ fn results_of<T: Send + 'static>(
     mut parse: impl FnMut(&str) -> Option<T> + Send + 'static,
 ) -> std::io::Result<Receiver<T>> {
     let (sender, receiver) = channel();
-    threads::start("trial's lines", move || {
+    spawn::start("trial's lines", move || {
         let lines = stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines().map_while(Result::ok));
         for result in lines.filter_map(|line| parse(&line)) {
             if sender.send(result).is_err() {

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 use std::time::Instant;
-use zbench_engine::comm::{Collective, CollectiveKind, CommError, Communicator, group};
+use zbench_collectives::{Collective, CollectiveKind, CommError, Communicator, group};
 use zbench_engine::config::Cell;
-use zbench_engine::threads;
-use zbench_engine::train::kernels;
+use zbench_engine::run::launch_ranks::kernels;
+use zbench_kernels::spawn;
 use zbench_kernels::{Kernels, View, ViewMut};
 
 /// Times over the list; the first finds its memory and does not count.
@@ -21,7 +21,7 @@ pub fn seconds(cell: &Cell, calls: &[Collective]) -> Result<f64, String> {
     let members = group("replay", kernels.clone(), cell.parallel.stall).map_err(|error| error.to_string())?;
     let ran: Vec<Result<Vec<f64>, String>> = std::thread::scope(|scope| {
         let one = |(member, kernels): (_, Arc<dyn Kernels>)| {
-            threads::start_scoped(scope, "rank", move || rank(&member, &*kernels, calls))
+            spawn::start_scoped(scope, "rank", move || rank(&member, &*kernels, calls))
         };
         let threads: Vec<_> = members.into_iter().zip(kernels).map(one).collect();
         // A rank that has no thread has left the group, so that the others do not wait for it.

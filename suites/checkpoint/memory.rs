@@ -1,6 +1,6 @@
 //! Host memory of this process around a piece of work.
 
-use zbench_engine::outcome::LoadPhase;
+use zbench_engine::observe::outcome::LoadPhase;
 use zbench_runner::loading::{Resident, Watch};
 
 /// Begins to look.

@@ -10,7 +10,7 @@ use super::plan::{Average, Plan, type_name};
 use super::{CollectiveError, Watch, pairs, setup};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Instant;
-use zbench_engine::comm::{CommError, Communicator, Kind};
+use zbench_collectives::{CommError, Communicator, Kind};
 use zbench_kernels::{DType, ReduceOp};
 use zbench_reports::collectives::{Device, Iterations, Row, Side, Wrong};
 use zbench_reports::units;

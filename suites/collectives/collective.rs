@@ -1,7 +1,7 @@
 //! The collectives of the test: sizes, counts and factors by nccl-tests' definitions, and the call that each of them is.
 
 use super::buffers::Slot;
-use zbench_engine::comm::{Call, Kind};
+use zbench_collectives::{Call, Kind};
 use zbench_kernels::{DType, ReduceOp};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

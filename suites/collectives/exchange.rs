@@ -2,7 +2,7 @@
 //! itself, so that no other channel is needed.
 
 use super::CollectiveError;
-use zbench_engine::comm::Communicator;
+use zbench_collectives::Communicator;
 use zbench_kernels::{Arena, Category, DType};
 
 /// Bytes of a text that others get to see.

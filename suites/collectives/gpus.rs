@@ -8,8 +8,8 @@ use super::plan::Plan;
 use super::world_spec::{LaunchMode, MemoryKind, WorldSpec};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::nccl::{Api, Device, Ordered, Search, load_driver, nccl_over};
-use zbench_engine::comm::{CommError, Communicator};
+use zbench_collectives::nccl::{Api, Device, Ordered, Search, load_driver, nccl_over};
+use zbench_collectives::{CommError, Communicator};
 use zbench_host::devices;
 use zbench_kernels::cuda::gpu::Driver;
 use zbench_kernels::device::Device as CudaDevice;
@@ -79,7 +79,7 @@ fn enough(needed: usize, found: usize, launched: bool) -> Result<(), String> {
     })
 }
 
-fn library() -> Result<Arc<Api>, zbench_engine::comm::nccl::NcclError> {
+fn library() -> Result<Arc<Api>, zbench_collectives::nccl::NcclError> {
     Api::load(&Search::new(|name| std::env::var_os(name)))
 }
 
@@ -135,7 +135,7 @@ impl Nccl {
         kernels: Arc<dyn Kernels>,
         stall: Duration,
     ) -> Result<Box<dyn Communicator>, CommError> {
-        let failed = |error: zbench_engine::comm::nccl::DriverError| CommError::Invalid {
+        let failed = |error: zbench_collectives::nccl::DriverError| CommError::Invalid {
             operation: "nccl",
             reason: error.to_string(),
         };

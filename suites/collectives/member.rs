@@ -2,7 +2,7 @@
 
 use super::memory::Memory;
 use super::place::Place;
-use zbench_engine::comm::Communicator;
+use zbench_collectives::Communicator;
 use zbench_kernels::{Arena, Kernels};
 
 /// One rank's part in the test.

@@ -27,7 +27,7 @@ mod tests;
 pub mod world;
 pub mod world_spec;
 
-use zbench_engine::comm::CommError;
+use zbench_collectives::CommError;
 use zbench_kernels::{ArenaError, KernelError, OutOfMemory};
 use zbench_launch::LaunchError;
 use zbench_reports::collectives::{Device, Pairs, Row, Settings};

@@ -6,7 +6,7 @@ use super::member::Member;
 use super::plan::Plan;
 use super::{CollectiveError, Watch};
 use std::time::Instant;
-use zbench_engine::comm::{Call, Communicator, Kind, ReduceOp};
+use zbench_collectives::{Call, Communicator, Kind, ReduceOp};
 use zbench_kernels::{Buffer, Category, DType, Kernels};
 use zbench_reports::collectives::{Device, Pairs, Suspect};
 use zbench_reports::stats;

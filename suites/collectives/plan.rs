@@ -4,8 +4,8 @@ use super::args::{AllreduceArgs, BufferUse, NcclArgs};
 use super::collective::Collective;
 use super::data::{DTYPES, OPS};
 use super::split::Split;
+use zbench_collectives::compose::Algorithm;
 use zbench_config::kind::hint;
-use zbench_engine::comm::compose::Algorithm;
 use zbench_kernels::{DType, QuantFormat, ReduceOp};
 
 /// How the times of ranks become one.

@@ -4,7 +4,7 @@ use super::CollectiveError;
 use super::exchange::Exchange;
 use super::member::Member;
 use super::plan::Plan;
-use zbench_engine::comm::Communicator;
+use zbench_collectives::Communicator;
 use zbench_reports::collectives::{Device, Settings};
 
 /// What a line says of ranks whose buffers lie in the host's memory.
@@ -105,7 +105,7 @@ pub fn settings(
         timestamps: plan.nccl.timestamps > 0,
         timing: match member.place.gpu {
             None => plan.timing(),
-            // NCCL's calls are waited for where they are made (engine/src/comm/nccl/ordered.rs).
+            // NCCL's calls are waited for where they are made (engine/collectives/src/nccl/ordered.rs).
             Some(_) if member.world.backend() == "nccl" => format!("{}; the host waits for each call", plan.timing()),
             Some(_) => format!("{}; until the device has done what it was asked for", plan.timing()),
         },

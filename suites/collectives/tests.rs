@@ -10,7 +10,7 @@ use super::{CollectiveError, Watch};
 use clap::Parser;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use zbench_engine::comm::{Call, CommError, Communicator, Kind, OwnedCall, Result, Shared, Ticket, group};
+use zbench_collectives::{Call, CommError, Communicator, Kind, OwnedCall, Result, Shared, Ticket, group};
 use zbench_kernels::{Arena, Cpu, DType, Kernels, View, ViewMut};
 use zbench_reports::collectives::{Device, Pairs, Row, Settings};
 use zbench_test_tiers as tiers;
@@ -54,7 +54,7 @@ struct Meddled {
 }
 
 impl Communicator for Meddled {
-    fn member(&self) -> zbench_engine::comm::Member {
+    fn member(&self) -> zbench_collectives::Member {
         self.inner.member()
     }
     fn call(&self, call: Call<'_>) -> Result<()> {

@@ -12,11 +12,11 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use zbench_engine::comm::compose::Composed;
-use zbench_engine::comm::link;
-use zbench_engine::comm::{CommError, Communicator, Shared, group};
-use zbench_engine::threads;
+use zbench_collectives::compose::Composed;
+use zbench_collectives::link;
+use zbench_collectives::{CommError, Communicator, Shared, group};
 use zbench_host::devices;
+use zbench_kernels::spawn;
 use zbench_kernels::{Arena, Cpu, Kernels};
 use zbench_launch::{Choice, Exit, Io, Options, Start, World};
 
@@ -181,7 +181,7 @@ fn by_threads(wanted: &WorldSpec, plan: &Plan, watch: &dyn Watch) -> Result<Vec<
     let results = std::thread::scope(|scope| {
         let start = |(rank, (comms, device))| {
             let work = &work;
-            let started = threads::start_scoped(scope, &format!("rank {rank}"), move || work(rank, comms, device));
+            let started = spawn::start_scoped(scope, &format!("rank {rank}"), move || work(rank, comms, device));
             started.map_err(|error| CollectiveError::Thread { rank, error })
         };
         let threads: Vec<_> = comms.into_iter().zip(&rank_devices).enumerate().map(start).collect();

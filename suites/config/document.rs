@@ -103,7 +103,7 @@ impl Document {
     /// Reads a file and applies `--set` arguments.
     pub fn read(path: &Path, set: &[String]) -> Result<Document, ConfigError> {
         let name = path.display().to_string();
-        let bytes = zbench_engine::files::bounded(path)
+        let bytes = zbench_engine::formats::files::bounded(path)
             .map_err(|error| ConfigError::about(&name, format!("cannot be read: {error}; name a TOML file")))?;
         let text = String::from_utf8(bytes).map_err(|error| {
             let offset = error.utf8_error().valid_up_to();

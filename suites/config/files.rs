@@ -3,12 +3,12 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use zbench_engine::checkpoint::Checkpoint;
+use zbench_engine::checkpoint::training::position_in;
+use zbench_engine::checkpoint::weights::Checkpoint;
 use zbench_engine::config::{Cell, Data, Resume};
 use zbench_engine::data::Source;
-use zbench_engine::files::regular;
+use zbench_engine::formats::files::regular;
 use zbench_engine::model::Layout;
-use zbench_engine::training_state::position_in;
 
 /// Remembers what was checked and hashed: cells of a grid share files.
 #[derive(Default)]

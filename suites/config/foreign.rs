@@ -9,7 +9,8 @@ use serde_json::{Map, Value as Json};
 use std::path::Path;
 use toml::Value;
 use zbench_engine::config::{Form, Model};
-use zbench_engine::hf::{self, HfError, PartialModel};
+use zbench_engine::formats::hf;
+use zbench_engine::formats::hf::{HfError, PartialModel};
 
 /// A model's keys of [model], and how they came of its file.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Where the processes of a launch are, and which cores they may use.
 
-use zbench_engine::comm::{Rendezvous, RendezvousError};
+use zbench_collectives::{Rendezvous, RendezvousError};
 
 /// The processes of a launch, by rank.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use toml::Value;
 use zbench_engine::config::{Form, SavedTensor};
-use zbench_engine::hf::known_targets;
+use zbench_engine::formats::hf::known_targets;
 use zbench_estimate::spelling::nearest;
 
 /// What a key may hold.

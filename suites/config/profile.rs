@@ -67,7 +67,7 @@ pub fn save(path: &Path, settings: &Settings, sections: &[Section], measured: &s
 /// The fits that a profile has of the section's collective in types that the section has none of.
 fn other_types(path: &Path, settings: &Settings, section: &Section) -> Vec<Fit> {
     // `merge` reports a profile that cannot be read or is broken.
-    let table = zbench_engine::files::text(path).ok().and_then(|text| text.parse::<toml::Table>().ok());
+    let table = zbench_engine::formats::files::text(path).ok().and_then(|text| text.parse::<toml::Table>().ok());
     let ranks = format!("ranks-{}", settings.group_ranks);
     let fits = || {
         let of = table.as_ref()?.get("collectives")?.get(&settings.backend)?.get(&ranks)?.get(&section.collective)?;
@@ -106,7 +106,7 @@ fn merge(
 ) -> Result<(), ProfileError> {
     let file = |what, source| ProfileError::File { path: path.into(), what, source };
     let broken = |reason: String| ProfileError::Toml { path: path.into(), reason };
-    let before = match zbench_engine::files::text(path) {
+    let before = match zbench_engine::formats::files::text(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             format!("about = \"measured by {by}\"\ndevice = \"{device}\"\n")

@@ -67,7 +67,8 @@ fn of_notebook(path: &Path) -> Result<Stored> {
 
 fn of_file(path: &Path, side: &str) -> Result<Stored> {
     let name = path.display();
-    let text = zbench_engine::files::named_text(path).with_context(|| format!("the {side} {name} cannot be read"))?;
+    let text =
+        zbench_engine::formats::files::named_text(path).with_context(|| format!("the {side} {name} cannot be read"))?;
     let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
     if serde_json::from_str::<Record>(first).is_ok() || has_schema(first).is_some() {
         return of_lines(path, &text);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use zbench_engine::threads;
+use zbench_kernels::spawn;
 use zbench_reports::gate::turns::{Score, Turns, generations};
 use zbench_reports::gate::{Bench, Side, Trial};
 use zbench_reports::record::{Record, Status};
@@ -195,7 +195,7 @@ impl Programs<'_> {
         let (stdout, stderr) = match self.running.start(arm, notebook) {
             Ok(output) => output,
             Err(error) => {
-                let error = threads::not_started(error);
+                let error = spawn::not_started(error);
                 return TrialOutcome::Failed(format!("{} cannot be started: {error}", arm.program.display()));
             }
         };
@@ -205,7 +205,7 @@ impl Programs<'_> {
             let _ = stdout.map(|mut stdout| stdout.read_to_string(&mut text));
             let _ = sender.send(text);
         };
-        let tail = tail_of(stderr).and_then(|tail| threads::start("record", read).map(|_| tail));
+        let tail = tail_of(stderr).and_then(|tail| spawn::start("record", read).map(|_| tail));
         let tail = match tail {
             Ok(tail) => tail,
             Err(error) => {

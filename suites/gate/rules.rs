@@ -54,7 +54,7 @@ impl RulesFile {
     /// # Errors
     /// Everything that is wrong with it, each with its place.
     pub fn read(path: &Path) -> Result<RulesFile, ConfigError> {
-        let text = zbench_engine::files::named_text(path).map_err(|error| {
+        let text = zbench_engine::formats::files::named_text(path).map_err(|error| {
             ConfigError::about(
                 path.display().to_string(),
                 format!("cannot be read: {error}; name a file of gate rules"),

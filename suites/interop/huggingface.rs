@@ -7,7 +7,8 @@ use super::{Format, Row, Verdict};
 use zbench_config::foreign::{self, Described};
 use zbench_config::{ConfigError, Problem};
 use zbench_engine::config::Model;
-use zbench_engine::hf::{self, HfError, PartialModel};
+use zbench_engine::formats::hf;
+use zbench_engine::formats::hf::{HfError, PartialModel};
 
 /// Every key of a file, and the keys of [model] that come of them.
 ///

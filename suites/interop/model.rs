@@ -5,7 +5,7 @@ use toml::Value as Toml;
 use zbench_config::ConfigError;
 use zbench_config::foreign::{self, Described};
 use zbench_config::kind::hint;
-use zbench_engine::hf;
+use zbench_engine::formats::hf;
 
 /// Settings, and what was assumed for them.
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ pub fn named(given: &str, folder: &Path) -> Result<Named, ConfigError> {
     let about = |message: String| ConfigError::about(format!("--model {given}"), message);
     let path = Path::new(given);
     let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
-    let text = zbench_engine::files::named_text(&file).map_err(|error| {
+    let text = zbench_engine::formats::files::named_text(&file).map_err(|error| {
         let names: Vec<&str> = hf::preset_names().collect();
         about(format!(
             "there is no such preset{}, and {} cannot be read: {error}; name a folder with config.json, or one of {}",

@@ -9,7 +9,7 @@ use toml::Value as Toml;
 use toml::de::{DeTable, DeValue};
 use zbench_config::places::Places;
 use zbench_config::{ConfigError, Place};
-use zbench_engine::hf;
+use zbench_engine::formats::hf;
 
 /// The tables and keys of a TOML; `None` where it is none.
 pub fn tree(text: &str) -> Option<Node> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use toml::Value;
 use zbench_config::kind::hint;
 use zbench_config::{Axis, ConfigError, Document, Problem, Setting, keys};
-use zbench_engine::hf;
+use zbench_engine::formats::hf;
 
 /// What `zbench gemm` measures where nothing is said.
 const CUBES: [&str; 4] = ["256x256x256", "512x512x512", "1024x1024x1024", "2048x2048x2048"];

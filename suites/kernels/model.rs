@@ -1,9 +1,9 @@
 //! The matrix products of a model's training step, from the operations that its plan states.
 
 use super::gemm::{Use, layout};
+use zbench_engine::compute::recorder::Phase;
 use zbench_engine::config::Cell;
 use zbench_engine::plan::Plan;
-use zbench_engine::recorder::Phase;
 use zbench_kernels::{Cpu, Gemm, Op};
 
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,12 +1,13 @@
 //! From a place in a launch to a communicator: meet the others, see that it is they, choose what moves the bytes.
 
 use crate::{LaunchError, World};
+use ::zbench_collectives as comm;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tracing::{debug, info};
-use zbench_engine::comm::{self, Communicator, Meeting, Rendezvous, TcpOptions};
-use zbench_engine::mesh::GroupName;
+use zbench_collectives::GroupName;
+use zbench_collectives::{Communicator, Meeting, Rendezvous, TcpOptions};
 use zbench_host::devices;
 use zbench_kernels::{Arena, Kernels};
 
@@ -164,7 +165,7 @@ fn nccl(
     groups: &[(usize, usize, GroupName)],
     options: &Options,
 ) -> Result<Box<dyn Communicator>, LaunchError> {
-    use zbench_engine::comm::nccl::{Api, Device, Ordered, Search, load_driver, nccl_over};
+    use zbench_collectives::nccl::{Api, Device, Ordered, Search, load_driver, nccl_over};
     let failed = |reason: String| LaunchError::Comm(comm::CommError::Invalid { operation: "nccl", reason });
     let number = devices::of_rank(world.local_rank.unwrap_or(world.rank));
     let own = devices::gpu(number).map(|gpu| gpu.about().uuid.clone()).unwrap_or_default();

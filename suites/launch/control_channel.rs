@@ -7,8 +7,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use zbench_engine::comm::{MAX_BLOB_BYTES, Rendezvous, RendezvousError};
-use zbench_engine::threads;
+use zbench_collectives::{MAX_BLOB_BYTES, Rendezvous, RendezvousError};
+use zbench_kernels::spawn;
 
 /// Between two beats while nobody has anything to say.
 const BEAT: Duration = Duration::from_millis(200);
@@ -47,7 +47,7 @@ impl ControlChannel {
         let (rank, hosts, secret) = (met.rank(), met.hosts().to_vec(), met.secret("line"));
         let (to, outbox) = channel();
         let (inbox, from) = channel();
-        let beats = threads::start("line", move || beat(met, &outbox, &inbox));
+        let beats = spawn::start("line", move || beat(met, &outbox, &inbox));
         let beats = beats.map_err(LaunchError::system("the line between the processes cannot be opened"))?;
         Ok(ControlChannel { rank, hosts, secret, to: Some(to), from, beats: Some(beats) })
     }
@@ -161,7 +161,7 @@ fn beat(mut met: Rendezvous, outbox: &Receiver<Vec<u8>>, inbox: &Sender<Received
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zbench_engine::comm::Meeting;
+    use zbench_collectives::Meeting;
 
     fn lines(size: usize) -> Vec<ControlChannel> {
         let port = crate::free_port().unwrap();

@@ -1,7 +1,7 @@
 //! How ranks become processes: what a launcher (torchrun, srun, mpirun) says of this process, processes of our own, and
 //! the group they form. The same code serves `run`, `grid` and `allreduce`.
 
-use zbench_engine::comm::{CommError, RendezvousError};
+use zbench_collectives::{CommError, RendezvousError};
 
 mod connect;
 mod control_channel;

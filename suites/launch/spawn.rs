@@ -11,9 +11,9 @@ use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitSta
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tracing::info;
-use zbench_engine::threads::not_started;
 use zbench_host::environment::Root;
 use zbench_host::logging::pass_on;
+use zbench_kernels::spawn::not_started;
 
 /// How often the processes are looked at.
 const TICK: Duration = Duration::from_millis(20);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use zbench_config::profile::drives::DriveRates;
 use zbench_engine::config::Home;
-use zbench_engine::outcome::Transfer;
+use zbench_engine::observe::outcome::Transfer;
 use zbench_engine::planner::clock::DiskTime;
 use zbench_engine::planner::curves::{
     Curves, DISK_READ, DISK_READ_ALONE, DISK_WRITE, DISK_WRITE_ALONE, NoCurve, Point,

@@ -4,7 +4,7 @@ use crate::forecast;
 use crate::job::job;
 use crate::planned::gib;
 use zbench_config::Resolved;
-use zbench_engine::outcome::Estimate;
+use zbench_engine::observe::outcome::Estimate;
 use zbench_engine::planner::Planner;
 use zbench_estimate::deepspeed::{self, Formula, Line, Offloaded};
 use zbench_estimate::job::{Job, Kind};

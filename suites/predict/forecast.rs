@@ -8,7 +8,7 @@ use crate::likeness::Traits;
 use std::borrow::Cow;
 use zbench_config::Resolved;
 use zbench_engine::config::{Cell, DeviceKind, Home};
-use zbench_engine::outcome::Estimate;
+use zbench_engine::observe::outcome::Estimate;
 use zbench_engine::planner::Planner;
 use zbench_estimate::convention::Convention;
 use zbench_estimate::job::{Degrees, Job, Loss, Place};

@@ -6,7 +6,7 @@ use zbench_engine::config as cell;
 use zbench_engine::config::{
     Cell, Checkpointing, Home, Linear, Mlp, NormKind, PipelineSchedule, Positions, Priced, SavedTensor, Strategy,
 };
-use zbench_engine::hf::fused_in;
+use zbench_engine::formats::hf::fused_in;
 use zbench_engine::model::{self, FlatKind};
 use zbench_estimate::framework::{Framework, Loading};
 use zbench_estimate::job::*;

@@ -1,7 +1,7 @@
 //! Whether the folder of what lives on a disk holds it.
 
 use zbench_engine::config::{Cell, Home};
-use zbench_engine::outcome::Estimate;
+use zbench_engine::observe::outcome::Estimate;
 use zbench_host::machine;
 use zbench_reports::units::memory;
 

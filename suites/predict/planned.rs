@@ -12,10 +12,10 @@ use std::sync::{Arc, OnceLock};
 use zbench_config::grid::GridCell;
 use zbench_config::profile::drives::DriveRates;
 use zbench_config::{Resolved, Settings, precision_name};
+use zbench_engine::compute::hardware;
 use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Home, Loading};
-use zbench_engine::hardware;
-use zbench_engine::homes::pinned_room;
-use zbench_engine::outcome::Estimate;
+use zbench_engine::memory::homes::pinned_room;
+use zbench_engine::observe::outcome::Estimate;
 use zbench_engine::planner::Planner;
 use zbench_estimate::job::{Number, Peft};
 use zbench_host::{devices, machine};
@@ -233,7 +233,7 @@ fn cautions(resolved: &Resolved) -> Vec<String> {
 }
 
 fn traffic(estimate: &Estimate) -> Vec<EstimateTraffic> {
-    let entry = |t: &zbench_engine::outcome::Traffic| EstimateTraffic {
+    let entry = |t: &zbench_collectives::Traffic| EstimateTraffic {
         axis: t.axis.name().into(),
         kind: t.kind.name().into(),
         calls: t.calls,

@@ -12,7 +12,7 @@ pub(crate) use ways::{MOST_CHUNKS, divisors};
 use ways::{Space, Way};
 use zbench_config::{Resolved, grid, keys};
 use zbench_engine::config::{Cell, Checkpointing, Degrees, DeviceKind, Home, Placement, Priced, Strategy};
-use zbench_engine::outcome::Estimate;
+use zbench_engine::observe::outcome::Estimate;
 use zbench_engine::planner::Planner;
 use zbench_estimate::framework::{self, Framework};
 use zbench_host::machine;

@@ -8,15 +8,15 @@ use std::cell::OnceCell;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use toml::{Table, Value};
+use zbench_collectives::{Collective, CollectiveKind};
 use zbench_config::Resolved;
 use zbench_config::profile::corrections::{self, Corrections};
 use zbench_config::profile::drives::{self, DriveRates};
 use zbench_config::profile::operations::{self, Operations, RankLayout};
 use zbench_config::profile::{default_path, fit_of_value};
-use zbench_engine::comm::{Collective, CollectiveKind};
 use zbench_engine::config::{Cell, DeviceKind};
-use zbench_engine::moves::Move;
-use zbench_engine::outcome::{BySpan, Flops};
+use zbench_engine::memory::moves::Move;
+use zbench_engine::observe::outcome::{BySpan, Flops};
 use zbench_engine::planner::clock::{Clock, DiskTime, Machine, NoTime, Stretch, is_message};
 use zbench_engine::planner::{Planner, RecordedAction};
 use zbench_host::machine;
@@ -85,7 +85,7 @@ impl TimeProfile {
     /// It is not there, is broken or has no times.
     pub fn read(path: &Path) -> Result<TimeProfile, String> {
         let shown = path.display();
-        let text = zbench_engine::files::text(path).map_err(|error| match error.kind() {
+        let text = zbench_engine::formats::files::text(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => {
                 format!("this machine has no profile ({shown}); run `zbench calibrate` and `zbench allreduce --save`")
             }

@@ -1,7 +1,7 @@
 //! The predicted time of a step.
 
 use crate::band::Band;
-use zbench_engine::outcome::PipelineTime;
+use zbench_engine::observe::outcome::PipelineTime;
 use zbench_reports::OrderedMap;
 
 /// The time of a step, and what follows from it.

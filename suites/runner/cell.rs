@@ -6,12 +6,12 @@ use crate::protocol::{self, End, Ended, Event, Job, RankEnd};
 use crate::turns::token::Token;
 use crate::{mpirun, processes};
 
+use zbench_engine::compute::hardware;
 use zbench_engine::config::{Backend, DeviceKind};
-use zbench_engine::course::{Control, Pace};
-use zbench_engine::hardware;
-use zbench_engine::outcome::{Failure, Happening};
+use zbench_engine::observe::outcome::{Failure, Happening};
 use zbench_engine::plan::Plan;
-use zbench_engine::train::train_on;
+use zbench_engine::run::launch_ranks::train_on;
+use zbench_engine::run::train_loop::{Control, Pace};
 use zbench_host::{devices, machine};
 
 /// The whole life of a cell's process; its exit status.

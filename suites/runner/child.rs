@@ -14,9 +14,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use tracing::debug;
 use zbench_engine::config::Cell;
-use zbench_engine::threads::not_started;
 use zbench_host::logging::pass_on;
 use zbench_host::machine;
+use zbench_kernels::spawn::not_started;
 use zbench_launch::signal_name;
 use zbench_reports::record::{Source, Status};
 

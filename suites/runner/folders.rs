@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 use std::path::PathBuf;
+use zbench_engine::checkpoint::training::newest;
 use zbench_engine::config::{Cell, Resume};
-use zbench_engine::training_state::newest;
 
 /// Whose folder the training checkpoints of a trial go into.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What happened between the steps of a run, in its record.
 
 use crate::protocol::{LifecycleEvent, Resumed};
-use zbench_engine::outcome::{Evaluated, Saved};
+use zbench_engine::observe::outcome::{Evaluated, Saved};
 use zbench_reports::record::{Record, Step};
 use zbench_reports::units;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use zbench_engine::outcome::LoadPhase;
+use zbench_engine::observe::outcome::LoadPhase;
 use zbench_host::machine;
 
 /// Makes VmHWM begin anew at VmRSS (proc(5)).

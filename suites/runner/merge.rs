@@ -2,7 +2,7 @@
 
 use crate::gpu_info::GpuInfo;
 use crate::protocol::{End, Ended, RankFailure, RankResult};
-use zbench_engine::train::{cause_of, slowest};
+use zbench_engine::run::launch_ranks::{cause_of, slowest};
 use zbench_host::machine::{self, BusySeconds};
 use zbench_reports::record::Step;
 
@@ -91,7 +91,7 @@ pub fn dead(rank: usize, pid: u32, failure: RankFailure) -> RankResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zbench_engine::train::Standing;
+    use zbench_engine::run::launch_ranks::Standing;
     use zbench_reports::record::Status;
 
     fn rank(number: usize, host: &str) -> RankResult {

@@ -14,13 +14,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use tracing::info;
+use zbench_collectives::{Communicator, Meeting, Rendezvous};
 use zbench_config::Hosts;
-use zbench_engine::comm::{Communicator, Meeting, Rendezvous};
-use zbench_engine::hardware;
-use zbench_engine::threads::{self, not_started};
-use zbench_engine::trace::StepTrace;
-use zbench_engine::train::Standing;
+use zbench_engine::compute::hardware;
+use zbench_engine::observe::trace::StepTrace;
+use zbench_engine::run::launch_ranks::Standing;
 use zbench_host::logging::{self, pass_on};
+use zbench_kernels::spawn;
+use zbench_kernels::spawn::not_started;
 use zbench_launch::{
     Choice, ControlChannel, LaunchError, Options, Silence, Source as Launcher, World, detect, free_port, fresh_token,
     loopback,
@@ -95,7 +96,7 @@ fn attempt(job: &Job, say: &(dyn Fn(&Event) + Sync)) -> Result<End, String> {
         // Nobody listens any more when mpirun has ended meanwhile.
         let _ = sender.send(Rendezvous::join(&meeting).map_err(|error| error.to_string()));
     };
-    threads::start("meeting", join).map_err(|error| format!("the ranks cannot be met: {error}"))?;
+    spawn::start("meeting", join).map_err(|error| format!("the ranks cannot be met: {error}"))?;
     let line = loop {
         match met.recv_timeout(TICK) {
             Ok(met) => break ControlChannel::open(met?).map_err(words)?,
@@ -383,7 +384,7 @@ fn serve() -> Result<(), String> {
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (sender, traces) = channel();
-        let ear = threads::start_scoped(scope, "orders", || listen_to_orders(line, traces, &is_done))
+        let ear = spawn::start_scoped(scope, "orders", || listen_to_orders(line, traces, &is_done))
             .map_err(|error| format!("orders cannot be heard: {error}"))?;
         let said = rank::run(&job, Some(comm), &|event| match event {
             // Whoever listens goes on until this is done.

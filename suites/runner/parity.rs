@@ -6,12 +6,12 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::Arc;
 use zbench_config::grid::{canonical, of_plain};
+use zbench_engine::config::numerics::Numerics;
 use zbench_engine::config::{
     BatchDivision, Cell, Data, Degrees, Evaluation, Hardware, Link, Lora, Model, Pace, Precision, PricedModel, Saving,
     Strategy, Train, Watch,
 };
-use zbench_engine::numerics::Numerics;
-use zbench_engine::parity::{Point, compare as compare_points};
+use zbench_engine::observe::parity::{Point, compare as compare_points};
 use zbench_predict::planned::Planned;
 use zbench_reports::label::STRATEGY;
 use zbench_reports::record::{Parity, Record, Step, Verdict};

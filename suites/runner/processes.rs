@@ -12,9 +12,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zbench_config::Hosts;
 use zbench_engine::config::Cell;
-use zbench_engine::threads;
-use zbench_engine::train::Standing;
+use zbench_engine::run::launch_ranks::Standing;
 use zbench_host::machine;
+use zbench_kernels::spawn;
 use zbench_launch::{Exit, Io, LaunchError, RankExit, Ranks, Start, signal_name, spawn};
 use zbench_reports::record::{Source, Status};
 
@@ -267,7 +267,7 @@ pub fn read_lines<T: Send + 'static>(
         // Fails when nobody listens.
         let _ = lines.filter_map(|line| parse(&line)).chain(end).try_for_each(|parsed| sender.send(parsed));
     };
-    threads::start(thread, read).map(drop)
+    spawn::start(thread, read).map(drop)
 }
 
 /// Reads to the end on a thread, keeping the last of it.
@@ -275,7 +275,7 @@ pub fn read_lines<T: Send + 'static>(
 /// # Errors
 /// The system starts no more threads.
 pub fn tail_of(stderr: Option<impl Read + Send + 'static>) -> std::io::Result<JoinHandle<String>> {
-    threads::start("last words", move || {
+    spawn::start("last words", move || {
         let Some(mut stderr) = stderr else { return String::new() };
         let mut kept = Vec::new();
         let mut block = [0u8; 4096];

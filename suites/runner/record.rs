@@ -7,11 +7,13 @@ pub use offload::ceiling;
 use crate::gpu_info::GpuInfo;
 use crate::protocol::{End, LoadingEnd, RankEnd};
 use hdrhistogram::Histogram;
-use zbench_engine::checkpoint::note_of_untied_head;
-use zbench_engine::comm::CollectiveKind;
-use zbench_engine::comm::link::LinkUse;
+use zbench_collectives::CollectiveKind;
+use zbench_collectives::Traffic;
+use zbench_collectives::link::LinkUse;
+use zbench_engine::action::span::Span;
+use zbench_engine::checkpoint::weights::note_of_untied_head;
 use zbench_engine::config::{Backend, Cell, Data, DeviceKind};
-use zbench_engine::outcome::{Estimate, Span, Traffic};
+use zbench_engine::observe::outcome::Estimate;
 use zbench_host::devices;
 use zbench_host::sampling::sampled::BUSY_SHARE;
 use zbench_kernels::Category;
@@ -577,7 +579,7 @@ fn flags(record: &mut Record, end: &End) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zbench_engine::mesh::GroupName;
+    use zbench_collectives::GroupName;
 
     #[test]
     fn bytes_of_a_library_are_planned_and_those_of_others_measured() {

@@ -4,7 +4,7 @@ use crate::execution::Stopped;
 use crate::header::Header;
 use crate::parity::Reference;
 use crate::protocol::LifecycleEvent;
-use zbench_engine::trace::StepTrace;
+use zbench_engine::observe::trace::StepTrace;
 use zbench_predict::planned::{Decision, Planned};
 use zbench_reports::record::{Record, Step};
 use zbench_reports::{Index, Notebook};

@@ -13,7 +13,7 @@ use crate::protocol::LifecycleEvent;
 use lanes::Names;
 use serde_json::json;
 use std::path::Path;
-use zbench_engine::trace::StepTrace;
+use zbench_engine::observe::trace::StepTrace;
 use zbench_predict::planned::Planned;
 use zbench_reports::record::{Record, Step};
 

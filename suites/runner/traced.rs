@@ -1,6 +1,6 @@
 //! What tracing has cost a run, in its record.
 
-use zbench_engine::trace::{StepTrace, What};
+use zbench_engine::observe::trace::{StepTrace, What};
 use zbench_reports::record::Record;
 
 /// Sums over what was traced of a run.

@@ -7,7 +7,7 @@ use crate::{lifecycle, parity, record, validity};
 use serde_json::{Map, Value};
 use zbench_config::{Settings, grid};
 use zbench_engine::config::Cell;
-use zbench_engine::outcome::Estimate;
+use zbench_engine::observe::outcome::Estimate;
 use zbench_host::{machine, sampling};
 use zbench_predict::planned::{self, Decision, Planned};
 use zbench_predict::proxy;

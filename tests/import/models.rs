@@ -3,7 +3,7 @@
 use super::{draft, options, row};
 use std::path::Path;
 use zbench_config::{Context, Document, Resolved};
-use zbench_engine::hf::parameter_count;
+use zbench_engine::formats::hf::parameter_count;
 use zbench_engine::planner::Planner;
 use zbench_predict::job;
 use zbench_suites::interop::{self, Draft, Verdict, toml};

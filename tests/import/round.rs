@@ -270,7 +270,7 @@ fn a_hugging_face_config_becomes_its_model() {
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "use_cache": true, "hidden_act": "silu"}"#;
     let made = draft(llama, &options(&["train.seq_len=32"]));
     let cell = cell(&made);
-    let read = zbench_engine::hf::model_from_hf(llama, "here").unwrap();
+    let read = zbench_engine::formats::hf::model_from_hf(llama, "here").unwrap();
     assert_eq!(cell["model"], serde_json::to_value(&read).unwrap());
     assert_eq!(row(&made, "hidden_size").verdict, Verdict::Used);
     assert_eq!(row(&made, "hidden_act").verdict, Verdict::Default);
@@ -281,7 +281,7 @@ fn a_hugging_face_config_becomes_its_model() {
         let document = Document::parse(Path::new("out.toml"), &preset, &[]).unwrap();
         let cells = grid::expand(&document, &[], 1, &Context::new("".into(), 2), &mut Files::default()).unwrap();
         let model = &cells[0].resolved.as_ref().unwrap().cell.model;
-        let config = zbench_engine::hf::config_json(model, zbench_kernels::DType::F32, None);
+        let config = zbench_engine::formats::hf::config_json(model, zbench_kernels::DType::F32, None);
         let made = draft(&config, &options(&["train.seq_len=16"]));
         assert_eq!(self::cell(&made)["model"], serde_json::to_value(model).unwrap(), "{name}");
     }
@@ -293,7 +293,7 @@ fn dropout_of_a_model_is_told_and_not_refused() {
     let gpt2 = r#"{"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 64, "vocab_size": 256, "attn_pdrop": 0.1,
         "embd_pdrop": 0.1, "resid_pdrop": 0.0, "summary_first_dropout": 0.1, "activation_function": "gelu_new"}"#;
     let made = draft(gpt2, &options(&["train.seq_len=16"]));
-    let without = zbench_engine::hf::model_from_hf_without_dropout(gpt2, "here").unwrap();
+    let without = zbench_engine::formats::hf::model_from_hf_without_dropout(gpt2, "here").unwrap();
     assert_eq!(cell(&made)["model"], serde_json::to_value(&without).unwrap());
     for (key, verdict) in [
         ("attn_pdrop", Verdict::NoEquivalent),

@@ -7,7 +7,7 @@
     PATH=VENV/bin:$PATH VENV/bin/python tests/interop/learning_rates.py
 
 Rates are read from the optimizer just before it steps, in runs of transformers' Trainer and of DeepSpeed's engine on the
-CPU. engine/src/learning_rate.rs compares zbench's with every row. A linear schedule that ends above 0 is transformers'
+CPU. engine/src/state/learning_rate.rs compares zbench's with every row. A linear schedule that ends above 0 is transformers'
 polynomial one of power 1.
 """
 

@@ -7,7 +7,7 @@
 
 // What only the real world asks of it.
 #[allow(dead_code)]
-#[path = "../../engine/src/comm/protocol.rs"]
+#[path = "../../engine/collectives/src/shared_memory/protocol.rs"]
 mod protocol;
 
 use crate::sync;

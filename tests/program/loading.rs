@@ -3,8 +3,8 @@
 use crate::support::{is_full_tier, run, stderr, stdout, write};
 use serde_json::Value;
 use std::path::Path;
-use zbench_engine::hf::PartialModel;
-use zbench_engine::save::{SaveOptions, save_fresh};
+use zbench_engine::checkpoint::save::{SaveOptions, save_fresh};
+use zbench_engine::formats::hf::PartialModel;
 use zbench_kernels::{Cpu, DType};
 use zbench_test_tiers as tiers;
 
@@ -15,7 +15,7 @@ fn generate(dir: &Path, sizes: &str) -> u64 {
     let model: PartialModel = toml::from_str(sizes).unwrap();
     let options = SaveOptions { dtype: DType::F32, shard_bytes: 64 * MIB };
     save_fresh(&model.resolve("model").unwrap(), 7, &Cpu::new(2), dir, options).unwrap();
-    let checkpoint = zbench_engine::checkpoint::Checkpoint::open(dir).unwrap();
+    let checkpoint = zbench_engine::checkpoint::weights::Checkpoint::open(dir).unwrap();
     checkpoint.names().map(|name| checkpoint.tensor(name).unwrap().bytes() as u64).sum()
 }
 

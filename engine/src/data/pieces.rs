@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn packing_is_dense() {
         // Lengths as of short documents, 20 to 400 tokens, into 512: less than 1 % is padding.
-        let len = |i: u64| 20 + (super::super::order::mix(i) % 381) as u32;
+        let len = |i: u64| 20 + (crate::data::order::mix(i) % 381) as u32;
         let mut pieces: Vec<Piece> =
             (0..5000).map(|i| Piece { begin: i, len: len(i), targets: 0, more: false }).collect();
         let tokens: u64 = pieces.iter().map(|piece| u64::from(piece.len)).sum();

@@ -5,9 +5,9 @@ mod adapters;
 use super::stored::{FusedRows, qkv_module};
 use super::{FlatKind, FlatRange, Init, LayoutKey, Rows, Stored, Unit};
 use crate::config::{self, Base, Linear, Mlp, Model, Order, Positions};
-use crate::hf::{Family, TensorNames, family_of};
-use crate::layers::{Block, Cross, Cut, Dims, Embedding, Experts, Head, LinearSpec, Norm};
+use crate::formats::hf::{Family, TensorNames, family_of};
 use crate::mesh::Axis;
+use crate::model::layers::{Block, Cross, Cut, Dims, Embedding, Experts, Head, LinearSpec, Norm};
 use zbench_kernels::{Activation, Packed, Packing};
 
 /// Appends tensors in the order of the model.

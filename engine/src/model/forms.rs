@@ -1,8 +1,8 @@
 //! Which forms of weights can be kept for products.
 
 use super::{Layer, Layout};
-use crate::layers::prepacked::Form;
-use crate::layers::{FlatKind, FlatRange, LinearSpec, product_forward, product_input};
+use crate::model::layers::prepacked::Form;
+use crate::model::layers::{FlatKind, FlatRange, LinearSpec, product_forward, product_input};
 use zbench_kernels::{DType, Gemm, Kernels};
 
 impl Layout {

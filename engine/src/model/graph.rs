@@ -1,7 +1,7 @@
 //! The graph of layers: which unit's weights a layer has, which streams it reads and writes.
 
-use crate::layers::{Block, Embedding, Head, Norm};
-use crate::stream::Stream;
+use crate::action::stream::Stream;
+use crate::model::layers::{Block, Embedding, Head, Norm};
 use std::sync::Arc;
 
 /// A layer of the graph.

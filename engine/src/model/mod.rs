@@ -3,21 +3,23 @@
 mod builder;
 mod forms;
 mod graph;
+pub mod layers;
 mod part;
+pub mod rope;
 mod stored;
 mod unit;
 
-pub use crate::layers::{FlatKind, FlatRange, Grads, Weights};
-pub use crate::stream::{ByStream, Stream};
+pub use crate::action::stream::{ByStream, Stream};
+pub use crate::model::layers::{FlatKind, FlatRange, Grads, Weights};
 pub use graph::{Layer, LayerKind};
 pub use part::Part;
 pub use stored::{Rows, Run, Stored};
 pub use unit::{Flat, Init, Tensor, Unit, is_adapter, stream_of};
 
-pub(crate) use crate::hf::fused_in;
+pub(crate) use crate::formats::hf::fused_in;
 
 use crate::config::{AttentionKind, Base, Cell, Degrees, Lora, Model, PricedModel};
-use crate::layers::{Block, Embedding, Head, LinearSpec};
+use crate::model::layers::{Block, Embedding, Head, LinearSpec};
 use builder::Builder;
 use std::ops::Range;
 use std::sync::Arc;
@@ -274,7 +276,7 @@ impl Layout {
 
     /// The tensors a folder of adapters must hold, by PEFT's names and shapes.
     pub fn adapter_tensors(&self) -> Vec<(String, Vec<usize>)> {
-        self.stored(false).into_iter().map(|(name, shape)| (crate::peft::tensor_name(&name), shape)).collect()
+        self.stored(false).into_iter().map(|(name, shape)| (crate::formats::peft::tensor_name(&name), shape)).collect()
     }
 
     fn stored(&self, in_checkpoint: bool) -> Vec<(String, Vec<usize>)> {

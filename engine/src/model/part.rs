@@ -1,8 +1,8 @@
 //! Where the part of a tensor that a rank has lies in the whole tensor.
 
 use super::Tensor;
-use crate::layers::Cut;
 use crate::mesh::{Axis, Coords};
+use crate::model::layers::Cut;
 use std::ops::Range;
 
 /// Elements that lie together both in what a rank has and in the whole tensor.
@@ -96,8 +96,8 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layers::{FlatKind, Gradient};
     use crate::mesh::Mesh;
+    use crate::model::layers::{FlatKind, Gradient};
     use crate::model::{FlatRange, Init};
 
     /// All ranks' parts of all ranges, against the elements one by one. Sizes that the ranks do not divide are padded.

@@ -2,7 +2,7 @@
 
 use super::Tensor;
 use crate::config::Model;
-use crate::hf::Qkv;
+use crate::formats::hf::Qkv;
 use std::ops::Range;
 
 /// A tensor as a checkpoint has it.
@@ -141,7 +141,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layers::{Cut, Gradient};
+    use crate::model::layers::{Cut, Gradient};
     use crate::model::{FlatKind, FlatRange, Init};
 
     fn tensor(shape: &[usize], stored_shape: &[usize], rows: Rows, transposed: bool) -> Tensor {

@@ -2,8 +2,8 @@
 //! frozen ones, one of frozen matrices in few bits; a tensor is a place in one of them.
 
 use super::Stored;
-use crate::layers::{Cut, FlatKind, FlatRange, Gradient};
 use crate::mesh::{Axes, Axis};
+use crate::model::layers::{Cut, FlatKind, FlatRange, Gradient};
 use std::ops::Range;
 use zbench_kernels::{GRANULE_BYTES, Packed};
 

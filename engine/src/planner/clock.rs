@@ -12,14 +12,14 @@ mod stages;
 
 use super::RecordedAction;
 use super::curves::{COPY, Class, Curves, NoCurve};
-use crate::actions::Action;
-use crate::comm::{Collective, CollectiveKind};
-use crate::moves::Move;
-use crate::outcome::PipelineTime;
-use crate::span::{BySpan, Span};
+use crate::action::Action;
+use crate::action::span::{BySpan, Span};
+use crate::memory::moves::Move;
+use crate::observe::outcome::PipelineTime;
 use stages::{Stages, Tell, Window};
 use std::borrow::Borrow;
 use std::collections::HashMap;
+use zbench_collectives::{Collective, CollectiveKind};
 use zbench_kernels::DType;
 
 /// What the clock asks of a machine.

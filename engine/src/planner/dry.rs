@@ -2,21 +2,24 @@
 
 use super::flops;
 use super::short::{Repeat, ShortPlan, cycles};
-use crate::actions::{Action, EvaluationActions};
-use crate::comm::{Collective, CollectiveLog, Metered, Null};
+use crate::action::{Action, EvaluationActions};
+use crate::compute::error::{Result, StepError};
+use crate::compute::recorder::{Flops, Overlap, Recorded, Recorder};
 use crate::config::{Backend, Cell, DeviceKind, Evaluation, Home};
-use crate::error::{Result, StepError};
-use crate::executor::{Executor, allocate, prepacked};
-use crate::homes::{ByHome, Homes};
-use crate::layers::{Cut, Saved};
+use crate::exec::{Executor, allocate, prepacked};
+use crate::memory::homes::{ByHome, Homes};
+use crate::memory::moves::MoveEvent;
+use crate::mesh::comms::Comms;
+use crate::model::layers::{Cut, Saved};
 use crate::model::{FlatKind, Tensor, Unit};
-use crate::moves::MoveEvent;
-use crate::outcome::{Estimate, Traffic, Transfer};
+use crate::observe::outcome::{Estimate, Transfer};
+use crate::plan::placement::{StateHomes, home_dtype};
 use crate::plan::{Plan, Role};
-use crate::recorder::{Flops, Overlap, Recorded, Recorder};
-use crate::shard::{Comms, Delayed, State, StateHomes, home_dtype};
+use crate::state::{Delayed, State};
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
+use zbench_collectives::Traffic;
+use zbench_collectives::{Collective, CollectiveLog, Metered, Null};
 use zbench_kernels::{Category, Dry, Kernels};
 
 /// What an action of a plan will do.

@@ -15,14 +15,14 @@ mod held;
 
 use super::dry::{DryRun, alike};
 use super::short::cycles;
-use crate::actions::{Action, Moved};
+use crate::action::{Action, Moved};
+use crate::compute::error::{Result, StepError};
 use crate::config::{Cell, Checkpointing, Home};
-use crate::error::{Result, StepError};
-use crate::layers::eviction::{INPUT, OUTPUT, kept_at, tensor_at};
+use crate::model::layers::eviction::{INPUT, OUTPUT, kept_at, tensor_at};
 use crate::model::{FlatKind, Layout, Unit};
+use crate::plan::placement::{StateHomes, home_dtype};
+use crate::plan::schedule::{Follower, followed_actions};
 use crate::plan::{Plan, PlanError, Role};
-use crate::schedule::{Follower, followed_actions};
-use crate::shard::{StateHomes, home_dtype};
 use held::{ALL, Held, Kind, TENSORS};
 use zbench_kernels::{Kernels, footprint};
 

@@ -1,9 +1,9 @@
 //! Floating-point operations of a step, from the operations of a dry run.
 
+use crate::compute::recorder::Phase;
 use crate::config::Cell;
 use crate::model::{FlatKind, Layout};
-use crate::outcome::Flops;
-use crate::recorder::Phase;
+use crate::observe::outcome::Flops;
 use std::collections::BTreeMap;
 
 /// Operations of one rank by phase and term: (the model's, executed).

@@ -1,9 +1,9 @@
 //! Whether the messages between the stages of a pipeline meet. Stages perform their lists message by message, without computing, and
 //! all have to come to the end. Within a stage all ranks do the same in the same order, so their collectives meet.
 
-use crate::actions::{Action, EvaluationActions};
+use crate::action::stream::Stream;
+use crate::action::{Action, EvaluationActions};
 use crate::mesh::Axes;
-use crate::model::Stream;
 use crate::plan::{Plan, PlanError, Role};
 use std::collections::VecDeque;
 
@@ -72,7 +72,7 @@ struct Stage {
     messages: Vec<Message>,
     at: usize,
     /// Started and not received, the oldest first. At most one with values and one with gradients: the executor waits for the one
-    /// before ([`crate::executor`]).
+    /// before ([`crate::exec`]).
     sent: VecDeque<Message>,
 }
 

@@ -1,10 +1,10 @@
 //! Which pipelines can be planned.
 
 use crate::config::{Cell, Degrees, PipelineSchedule};
-use crate::layers::Block;
+use crate::mesh::strategy::{divisors_near, multiples};
 use crate::model::Layout;
+use crate::model::layers::Block;
 use crate::plan::PlanError;
-use crate::strategy::{divisors_near, multiples};
 
 /// Refuses what a schedule cannot do, with the nearest that it can.
 pub fn check(cell: &Cell, layout: &Layout) -> Result<(), PlanError> {

@@ -1,13 +1,13 @@
 //! Plans with fewer blocks. Most blocks of a model are alike, so a dry run performs some of them, and what one of them did is counted
 //! for all that are left out.
 
-use crate::actions::Action;
+use crate::action::Action;
 use crate::config::Cell;
+use crate::mesh::strategy::Reshard;
 use crate::model::{FlatKind, Layout};
+use crate::plan::schedule::Policy;
 use crate::plan::{Plan, Role};
-use crate::schedule::Policy;
-use crate::shard::buckets;
-use crate::strategy::Reshard;
+use crate::state::buckets;
 use std::ops::Range;
 use std::sync::Arc;
 

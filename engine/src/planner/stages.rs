@@ -1,10 +1,10 @@
 //! What a plan says of all stages of a pipeline together.
 
-use crate::comm::Traffic;
-use crate::homes::ByHome;
-use crate::moves::Transfer;
-use crate::outcome::{Estimate, Flops};
+use crate::memory::homes::ByHome;
+use crate::memory::moves::Transfer;
+use crate::observe::outcome::{Estimate, Flops};
 use crate::plan::Plan;
+use zbench_collectives::Traffic;
 use zbench_kernels::Ledger;
 
 impl Plan {

@@ -1,10 +1,10 @@
 //! Which models tensor ranks can share.
 
 use crate::config::{Cell, Checkpointing, Degrees, Linear, Lora, Method};
-use crate::layers::Cut;
+use crate::mesh::strategy::divisors_near;
 use crate::model::Layout;
+use crate::model::layers::Cut;
 use crate::plan::{PlanError, seq};
-use crate::strategy::divisors_near;
 use zbench_kernels::Packed;
 
 /// Refuses what tensor ranks cannot share, with the nearest that they can.

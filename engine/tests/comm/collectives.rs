@@ -5,7 +5,7 @@ use crate::comm::tree::{Sample, rounded, tree_sum};
 use half::{bf16, f16};
 use std::ops::Range;
 use std::sync::Arc;
-use zbench_engine::comm::{Communicator, ONE_ROUND_BYTES, group};
+use zbench_collectives::{Communicator, ONE_ROUND_BYTES, group};
 use zbench_kernels::{Cpu, DType, Kernels, View, ViewMut};
 use zbench_test_tiers as tiers;
 

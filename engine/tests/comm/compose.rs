@@ -5,9 +5,10 @@ use crate::comm::harness::{Backend, SIZES, run, values};
 use crate::comm::tree::Sample;
 use half::bf16;
 use std::sync::Arc;
-use zbench_engine::comm::compose::{Algorithm, BLOCK, Composed};
-use zbench_engine::comm::link::{self, LinkSpec};
-use zbench_engine::comm::{Call, Communicator, Kind, OwnedCall, ReduceOp};
+use zbench_collectives::compose::{Algorithm, BLOCK, Composed};
+use zbench_collectives::link;
+use zbench_collectives::link::LinkSpec;
+use zbench_collectives::{Call, Communicator, Kind, OwnedCall, ReduceOp};
 use zbench_kernels::{Arena, Cpu, Quantize, View, ViewMut};
 use zbench_test_tiers as tiers;
 

@@ -4,8 +4,8 @@ use crate::comm::harness::{BACKENDS, Backend, PATIENCE, rank_of};
 use crate::conformance::{self, EXACT, SHAPES};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::{Communicator, Metered, Null, group};
-use zbench_engine::mesh::GroupName;
+use zbench_collectives::GroupName;
+use zbench_collectives::{Communicator, Metered, Null, group};
 use zbench_kernels::{Cpu, Kernels};
 use zbench_test_tiers as tiers;
 

@@ -4,7 +4,7 @@ use crate::comm::harness::{BACKENDS, Backend, PATIENCE, attempt, run, values};
 use crate::comm::tree::Mood;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use zbench_engine::comm::{CommError, Communicator, Null, OwnedCall};
+use zbench_collectives::{CommError, Communicator, Null, OwnedCall};
 use zbench_kernels::{Arena, Category, DType, View, ViewMut};
 use zbench_test_tiers as tiers;
 

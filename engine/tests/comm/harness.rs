@@ -3,8 +3,9 @@
 use crate::comm::tree::{Mood, Sample, Tree};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::{Communicator, Metered, Shared, group, shm};
-use zbench_engine::mesh::GroupName;
+use zbench_collectives::GroupName;
+use zbench_collectives::shm;
+use zbench_collectives::{Communicator, Metered, Shared, group};
 use zbench_kernels::{Arena, Kernels, View, ViewMut};
 
 /// The group sizes of the suite.

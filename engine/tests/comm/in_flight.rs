@@ -4,7 +4,7 @@ use crate::comm::harness::{Backend, PATIENCE, attempt, run, values};
 use crate::comm::program::filled;
 use crate::comm::tree::{Mood, tree_sum};
 use std::sync::atomic::{AtomicBool, Ordering};
-use zbench_engine::comm::{CommError, Communicator, Kind, OwnedCall, Ticket};
+use zbench_collectives::{CommError, Communicator, Kind, OwnedCall, Ticket};
 use zbench_kernels::{Arena, Buffer, ViewMut};
 
 fn zeros(arena: &Arena, len: usize) -> Buffer {

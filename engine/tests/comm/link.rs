@@ -9,8 +9,8 @@ use crate::comm::tree::Mood;
 use crate::conformance::{self, EXACT};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use zbench_engine::comm::link::{EmulatedLink, LinkSpec, wrap};
-use zbench_engine::comm::{Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket, group};
+use zbench_collectives::link::{EmulatedLink, LinkSpec, wrap};
+use zbench_collectives::{Call, CommError, Communicator, Kind, Member, OwnedCall, ReduceOp, Result, Ticket, group};
 use zbench_kernels::{Arena, Cpu, Kernels, View, ViewMut};
 use zbench_test_tiers::{self as tiers, Tier, tier};
 

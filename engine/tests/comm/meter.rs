@@ -4,10 +4,10 @@ use crate::comm::harness::PATIENCE;
 use crate::comm::tree::Tree;
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::CollectiveKind;
-use zbench_engine::comm::{Communicator, Metered, OwnedCall, group};
-use zbench_engine::mesh::GroupName;
-use zbench_engine::outcome::Traffic;
+use zbench_collectives::CollectiveKind;
+use zbench_collectives::GroupName;
+use zbench_collectives::Traffic;
+use zbench_collectives::{Communicator, Metered, OwnedCall, group};
 use zbench_kernels::{Arena, Category, DType, Kernels, View, ViewMut};
 
 fn metered(size: usize, rank: impl Fn(Metered) + Sync) {

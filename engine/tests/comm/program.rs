@@ -2,7 +2,7 @@
 //! each decides by itself, from a seed of its own, whether it starts a call or waits in it, and which started call it waits for next.
 
 use std::fmt::Debug;
-use zbench_engine::comm::{CommError, Communicator, OwnedCall, Ticket};
+use zbench_collectives::{CommError, Communicator, OwnedCall, Ticket};
 use zbench_kernels::{Arena, Buffer, Category, Element};
 
 /// Longest parts, in elements: small calls travel beside their posts, large ones do not.

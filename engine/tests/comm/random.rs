@@ -2,7 +2,7 @@
 
 use crate::comm::harness::{Backend, run};
 use proptest::prelude::*;
-use zbench_engine::comm::{Communicator, Kind, OwnedCall, Ticket};
+use zbench_collectives::{Communicator, Kind, OwnedCall, Ticket};
 use zbench_kernels::{Arena, View, ViewMut};
 use zbench_test_tiers as tiers;
 

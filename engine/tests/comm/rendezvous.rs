@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
-use zbench_engine::comm::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
+use zbench_collectives::{MAX_BLOB_BYTES, Meeting, Rendezvous, RendezvousError};
 use zbench_test_tiers as tiers;
 
 /// Longer than anything here takes on a loaded machine; only tests of time-outs wait for their own.

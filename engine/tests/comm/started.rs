@@ -6,7 +6,7 @@ use crate::comm::program::filled;
 use crate::comm::tree::Mood;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use zbench_engine::comm::{CommError, Communicator, OwnedCall, all_to_all_v};
+use zbench_collectives::{CommError, Communicator, OwnedCall, all_to_all_v};
 use zbench_kernels::{Arena, Buffer, Category, DType, View, ViewMut};
 use zbench_test_tiers as tiers;
 

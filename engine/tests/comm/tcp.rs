@@ -3,8 +3,8 @@
 use crate::comm::rendezvous::{join, meeting};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_engine::comm::{CommError, Communicator, Metered, OwnedCall, Tcp, TcpOptions, tcp};
-use zbench_engine::mesh::GroupName;
+use zbench_collectives::GroupName;
+use zbench_collectives::{CommError, Communicator, Metered, OwnedCall, Tcp, TcpOptions, tcp};
 use zbench_kernels::{Arena, Buffer, Category, Cpu, DType, Kernels, View, ViewMut};
 use zbench_test_tiers as tiers;
 
@@ -94,8 +94,8 @@ fn everybody_sends_much_at_once() {
             let send: Vec<u32> = (0..len as u32).map(|i| i.wrapping_mul(2_654_435_761) ^ rank as u32).collect();
             let mut recv = vec![0u32; len];
             let (right, left) = ((rank + 1) % size, (rank + size - 1) % size);
-            let call = zbench_engine::comm::Call::new(
-                zbench_engine::comm::Kind::SendRecv { to: right, from: left },
+            let call = zbench_collectives::Call::new(
+                zbench_collectives::Kind::SendRecv { to: right, from: left },
                 View::of(&send),
                 ViewMut::of(&mut recv),
             );

@@ -3,8 +3,8 @@
 use crate::comm::tcp::{attempt, cpu, patient, run};
 use crate::conformance::{self, EXACT};
 use std::time::Duration;
-use zbench_engine::comm::{Communicator, Metered, Tcp, TcpOptions};
-use zbench_engine::mesh::GroupName;
+use zbench_collectives::GroupName;
+use zbench_collectives::{Communicator, Metered, Tcp, TcpOptions};
 use zbench_test_tiers as tiers;
 
 /// Three ranks are metered, four have checksums over one socket.

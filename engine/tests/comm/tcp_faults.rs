@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use zbench_engine::comm::{
+use zbench_collectives::{
     Call, CommError, Communicator, Kind, Meeting, OwnedCall, ReduceOp, Rendezvous, Tcp, TcpOptions, tcp,
 };
 use zbench_kernels::{Arena, Category, DType, Kernels, View, ViewMut};

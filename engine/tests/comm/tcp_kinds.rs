@@ -3,7 +3,7 @@
 use crate::comm::tcp::{patient, run};
 use crate::conformance::{self, EXACT};
 use half::bf16;
-use zbench_engine::comm::{Call, Communicator, Kind, ReduceOp, Tcp, TcpOptions};
+use zbench_collectives::{Call, Communicator, Kind, ReduceOp, Tcp, TcpOptions};
 use zbench_kernels::{Cpu, Element, Kernels, View, ViewMut};
 use zbench_test_tiers::{self as tiers, Tier, tier};
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Barrier, Mutex};
-use zbench_engine::comm::{Call, CommError, Communicator, Kind, OwnedCall, Tcp, TcpOptions, Ticket};
+use zbench_collectives::{Call, CommError, Communicator, Kind, OwnedCall, Tcp, TcpOptions, Ticket};
 use zbench_kernels::{Arena, Buffer, ViewMut};
 use zbench_test_tiers as tiers;
 

@@ -3,7 +3,7 @@
 use super::oracle::Wanted;
 use super::sample::Sample;
 use std::ops::Range;
-use zbench_engine::comm::{CommError, Communicator, Kind};
+use zbench_collectives::{CommError, Communicator, Kind};
 use zbench_kernels::{DType, View, ViewMut};
 
 /// Elements around every buffer; odd, so that buffers begin at no round address.

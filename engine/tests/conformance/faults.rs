@@ -1,7 +1,7 @@
 //! How a group ends. A backend takes the pieces that it can promise; each of them leaves the group at its end.
 
 use std::time::{Duration, Instant};
-use zbench_engine::comm::{CommError, Communicator};
+use zbench_collectives::{CommError, Communicator};
 use zbench_kernels::ViewMut;
 
 fn sum(comm: &dyn Communicator, len: usize) -> Result<(), CommError> {

@@ -5,11 +5,11 @@ use super::oracle::reduced;
 use super::sample::{Sample, values};
 use half::bf16;
 use std::time::Duration;
-use zbench_engine::comm::{Communicator, Kind, OwnedCall, ReduceOp, Ticket};
+use zbench_collectives::{Communicator, Kind, OwnedCall, ReduceOp, Ticket};
 use zbench_kernels::{Arena, Buffer, Category, View, ViewMut};
 
 /// A suite of its own goes wrong: which backend, which rank, what was wanted.
-fn good<T>(comm: &dyn Communicator, what: &str, result: Result<T, zbench_engine::comm::CommError>) -> T {
+fn good<T>(comm: &dyn Communicator, what: &str, result: Result<T, zbench_collectives::CommError>) -> T {
     result.unwrap_or_else(|error| panic!("{} {what}, rank {} of {}: {error}", comm.backend(), comm.rank(), comm.size()))
 }
 

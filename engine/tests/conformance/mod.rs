@@ -32,7 +32,7 @@ pub use faults::{aborts, leaves, mismatches, stalls};
 
 use half::{bf16, f16};
 use sample::Sample;
-use zbench_engine::comm::{Communicator, ReduceOp};
+use zbench_collectives::{Communicator, ReduceOp};
 use zbench_kernels::DType;
 use zbench_test_tiers::{Tier, tier};
 

@@ -3,7 +3,7 @@
 use super::case::{Case, Guarded};
 use super::sample::{Sample, value, values};
 use super::{Options, roots};
-use zbench_engine::comm::{Call, Communicator, Kind};
+use zbench_collectives::{Call, Communicator, Kind};
 
 /// All ranks' parts, in rank order.
 fn gathered<T: Sample>(seed: u64, size: usize, len: usize) -> Vec<T> {

@@ -3,7 +3,7 @@
 use super::Options;
 use super::sample::{Sample, value};
 use std::ops::Range;
-use zbench_engine::comm::ReduceOp;
+use zbench_collectives::ReduceOp;
 use zbench_kernels::DType;
 
 /// One element of the result, and how far from it another one may be; 0 means the same bits.

@@ -3,7 +3,7 @@
 use super::Options;
 use super::case::{Case, Guarded};
 use super::sample::{Sample, values};
-use zbench_engine::comm::{Call, Communicator, Kind};
+use zbench_collectives::{Call, Communicator, Kind};
 
 /// Every rank gives another length. Two messages in a row keep their order.
 pub fn ring<T: Sample>(comm: &dyn Communicator, options: &Options, len: usize) {

@@ -5,7 +5,7 @@ use super::oracle::reduced;
 use super::sample::{Sample, values};
 use super::{Options, roots};
 use half::{bf16, f16};
-use zbench_engine::comm::{Call, Communicator, Kind, ReduceOp};
+use zbench_collectives::{Call, Communicator, Kind, ReduceOp};
 use zbench_test_tiers::{Tier, tier};
 
 pub const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];

@@ -3,7 +3,7 @@
 use super::Options;
 use super::case::{Case, Guarded};
 use super::sample::values;
-use zbench_engine::comm::{Call, CommError, Communicator, Kind, OwnedCall, ReduceOp};
+use zbench_collectives::{Call, CommError, Communicator, Kind, OwnedCall, ReduceOp};
 use zbench_kernels::{Arena, Category, DType};
 
 const OP: ReduceOp = ReduceOp::Sum;

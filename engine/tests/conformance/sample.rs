@@ -1,7 +1,7 @@
 //! Element types as the suite needs them, and what each rank gives.
 
 use half::{bf16, f16};
-use zbench_engine::comm::ReduceOp;
+use zbench_collectives::ReduceOp;
 use zbench_kernels::Element;
 
 /// An element type with what the oracle has to know.

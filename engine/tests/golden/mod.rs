@@ -33,7 +33,7 @@ use std::sync::Mutex;
 use tiers::Tier;
 use values::{Check, Level, Stored, first_differences, hashes, in_full};
 use zbench_engine::config::Home;
-use zbench_engine::homes::ByHome;
+use zbench_engine::memory::homes::ByHome;
 use zbench_kernels::{Category, Cpu, INSTRUCTIONS, Ledger, Op};
 use zbench_test_tiers as tiers;
 

@@ -2,8 +2,8 @@
 
 use super::sections::{Measured, Planned, Taken};
 use super::words;
+use zbench_collectives::Traffic;
 use zbench_engine::config::Home;
-use zbench_engine::outcome::Traffic;
 use zbench_kernels::Category;
 
 /// The first rank, and what of it, that took something else than the plan of its stage says: bytes by home and category, traffic, moves.

@@ -4,7 +4,7 @@
 use super::cells::{Case, Meeting};
 use super::sections::Trained;
 use zbench_engine::config::*;
-use zbench_engine::outcome::Step;
+use zbench_engine::observe::outcome::Step;
 use zbench_kernels::DType;
 
 /// The cell whose losses, norms, evaluations and last weights another one must have, to the bit. `None` where it is the cell itself.

@@ -11,15 +11,17 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use zbench_engine::actions::Action;
-use zbench_engine::comm::{Communicator, Rendezvous, Shared, TcpOptions, group, shm, tcp};
+use zbench_collectives::Traffic;
+use zbench_collectives::shm;
+use zbench_collectives::{Communicator, Rendezvous, Shared, TcpOptions, group, tcp};
+use zbench_engine::action::Action;
+use zbench_engine::compute::recorder::Recorded;
 use zbench_engine::config::{Cell, Home};
-use zbench_engine::course::Control;
-use zbench_engine::homes::ByHome;
-use zbench_engine::outcome::{Estimate, Evaluated, Failure, Flops, Happening, RankReport, Step, Traffic, Transfer};
+use zbench_engine::memory::homes::ByHome;
+use zbench_engine::observe::outcome::{Estimate, Evaluated, Failure, Flops, Happening, RankReport, Step, Transfer};
 use zbench_engine::plan::{Plan, Role};
-use zbench_engine::recorder::Recorded;
-use zbench_engine::train::{collect, train_rank, with_ranks};
+use zbench_engine::run::launch_ranks::{collect, train_rank, with_ranks};
+use zbench_engine::run::train_loop::Control;
 use zbench_kernels::{Arena, Kernels, Ledger};
 
 /// The sections of a cell, each compared by itself.
@@ -121,7 +123,7 @@ pub fn trained(cell: &Cell) -> Trained {
 pub fn take(case: &Case) -> Taken {
     let cell = &case.cell;
     let plan = plan(cell);
-    let kernels = zbench_engine::hardware::planner(cell).unwrap();
+    let kernels = zbench_engine::compute::hardware::planner(cell).unwrap();
     let ran = match case.meeting {
         Meeting::Threads => on_threads(cell, &plan),
         Meeting::Shm => in_words(cell, &plan, |kernels, local| {
@@ -133,7 +135,7 @@ pub fn take(case: &Case) -> Taken {
         Meeting::Tcp => {
             let meeting = meeting(cell);
             in_words(cell, &plan, |kernels, local| {
-                let met = Rendezvous::join(&zbench_engine::comm::Meeting { rank: local.rank(), ..meeting.clone() });
+                let met = Rendezvous::join(&zbench_collectives::Meeting { rank: local.rank(), ..meeting.clone() });
                 let options = TcpOptions { stall: PATIENCE, ..TcpOptions::default() };
                 let arena = kernels.arena(None, 1).unwrap();
                 (Box::new(tcp(met.unwrap(), kernels, options).unwrap()), arena)
@@ -187,14 +189,14 @@ fn on_threads(cell: &Cell, plan: &Plan) -> Result<Ran, Failure> {
     Ok(Ran { reports, trained: Trained { steps, evaluations, weights } })
 }
 
-fn meeting(cell: &Cell) -> zbench_engine::comm::Meeting {
+fn meeting(cell: &Cell) -> zbench_collectives::Meeting {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let (host, port) = ("127.0.0.1".to_owned(), free.local_addr().unwrap().port());
     drop(free);
     let token = format!("golden-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let (size, timeout) = (cell.parallel.ranks, PATIENCE);
-    zbench_engine::comm::Meeting { size, host, port, token, timeout, ..Default::default() }
+    zbench_collectives::Meeting { size, host, port, token, timeout, ..Default::default() }
 }
 
 /// Every rank by itself, as processes run: it tells of its steps, and its weights are the model that it saves.

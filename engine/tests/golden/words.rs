@@ -1,12 +1,12 @@
 //! The fixed vocabulary of the golden dump. Every word is written here and nowhere else, so that the dump stays as it is when
 //! an item or a name of the program changes. A value without a word fails the test.
 
-use zbench_engine::actions::{Action, Kept, Moved};
-use zbench_engine::comm::CollectiveKind;
+use zbench_collectives::CollectiveKind;
+use zbench_collectives::GroupName;
+use zbench_engine::action::stream::Stream;
+use zbench_engine::action::{Action, Kept, Moved};
+use zbench_engine::compute::recorder::{Phase, Recorded};
 use zbench_engine::config::{Home, SavedTensor};
-use zbench_engine::mesh::GroupName;
-use zbench_engine::recorder::{Phase, Recorded};
-use zbench_engine::stream::Stream;
 use zbench_kernels::*;
 
 /// Layers have the word unit, which is what they were called. The micro-batch is named where it is not the one that was loaded last.

@@ -4,7 +4,7 @@ use crate::program::{Program, execute, filled};
 use half::bf16;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use zbench_engine::comm::{CommError, Communicator, OwnedCall, Ticket};
+use zbench_collectives::{CommError, Communicator, OwnedCall, Ticket};
 use zbench_kernels::{Arena, Buffer, View, ViewMut};
 
 /// 1 KiB and 16 MiB.

@@ -3,12 +3,13 @@
 use crate::training::recording::Recording;
 use crate::training::support::*;
 use std::sync::Arc;
-use zbench_engine::comm::CollectiveKind;
+use zbench_collectives::CollectiveKind;
+use zbench_collectives::GroupName;
+use zbench_collectives::Traffic;
 use zbench_engine::config::*;
-use zbench_engine::mesh::GroupName;
-use zbench_engine::outcome::{RankReport, Traffic};
+use zbench_engine::observe::outcome::RankReport;
 use zbench_engine::plan::Plan;
-use zbench_engine::train::with_ranks;
+use zbench_engine::run::launch_ranks::with_ranks;
 use zbench_kernels::{Category, Cpu, CrossEntropy, DType, Kernels, Op};
 use zbench_test_tiers as tiers;
 
@@ -403,7 +404,7 @@ fn a_capacity_exists_at_which_zero3_trains_and_ddp_does_not() {
     limited(Strategy::Zero3, capacity).unwrap();
     for (strategy, capacity) in [(Strategy::Ddp, capacity), (Strategy::Zero3, capacity - 1)] {
         let failure = limited(strategy, capacity).unwrap_err();
-        let zbench_engine::outcome::Cause::OutOfMemory { error, .. } = failure.cause else {
+        let zbench_engine::observe::outcome::Cause::OutOfMemory { error, .. } = failure.cause else {
             panic!("{}", failure.cause)
         };
         assert!(error.capacity == capacity && error.live <= capacity && error.live + error.requested > capacity);
@@ -438,7 +439,7 @@ fn model_states_follow_the_published_table() {
     }
 }
 
-fn try_run_steps(cell: &Cell) -> Result<(), zbench_engine::outcome::Failure> {
+fn try_run_steps(cell: &Cell) -> Result<(), zbench_engine::observe::outcome::Failure> {
     let mut free = cell.clone();
     free.memory.capacity = None;
     let plan = plan(&free);
@@ -450,8 +451,8 @@ fn try_run_steps(cell: &Cell) -> Result<(), zbench_engine::outcome::Failure> {
 /// kind: below 0.1 %).
 #[test]
 fn flops_are_the_published_ones_for_llama_3_8b() {
-    let preset: zbench_engine::hf::PartialModel =
-        toml::from_str(zbench_engine::hf::preset("llama3-8b").unwrap()).unwrap();
+    let preset: zbench_engine::formats::hf::PartialModel =
+        toml::from_str(zbench_engine::formats::hf::preset("llama3-8b").unwrap()).unwrap();
     let giga = |seq: usize, adapters: usize, checkpointing: Checkpointing| {
         let mut cell = synthetic();
         cell.model = preset.clone().resolve("llama3-8b").unwrap();
@@ -503,7 +504,7 @@ fn adapters_cost_what_they_say() {
         adapt(&mut cell);
         estimate(&cell)
     };
-    let executed = |estimate: &zbench_engine::outcome::Estimate, term: &str| {
+    let executed = |estimate: &zbench_engine::observe::outcome::Estimate, term: &str| {
         estimate.flops.ledger.iter().find(|(name, _)| name == term).map_or(0.0, |(_, flops)| *flops)
     };
     // One A for queries, keys and values together, and B's rows for each.

@@ -5,13 +5,13 @@
 use crate::training::families::*;
 use crate::training::support::*;
 use std::path::Path;
-use zbench_engine::checkpoint::Checkpoint;
+use zbench_engine::checkpoint::save::{SaveError, SaveOptions};
+use zbench_engine::checkpoint::weights::Checkpoint;
+use zbench_engine::compute::error::StepError;
 use zbench_engine::config::*;
-use zbench_engine::error::StepError;
+use zbench_engine::formats::{hf, peft};
 use zbench_engine::model::is_adapter;
-use zbench_engine::save::{SaveError, SaveOptions};
-use zbench_engine::train::{train, with_ranks};
-use zbench_engine::{hf, peft};
+use zbench_engine::run::launch_ranks::{train, with_ranks};
 use zbench_kernels::DType;
 use zbench_test_tiers as tiers;
 
@@ -78,7 +78,7 @@ fn the_references_notice_a_wrong_scale() {
 fn trained<E: Into<SaveError>>(
     cell: &Cell,
     steps: usize,
-    save: impl Fn(&mut zbench_engine::rank::Rank<'_>) -> Result<(), E> + Sync,
+    save: impl Fn(&mut zbench_engine::run::rank::Rank<'_>) -> Result<(), E> + Sync,
 ) -> Tensors {
     let plan = plan(cell);
     let ran = with_ranks(cell, &plan, cpus(cell), |rank| {

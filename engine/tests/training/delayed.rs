@@ -4,7 +4,7 @@ use crate::training::identity::{assert_same, odd, strategies};
 use crate::training::offload::{assert_as_planned, assert_scaled_alike, combinations, offloaded};
 use crate::training::resume::{assert_goes_on, bits as bits_of, course, layouts, saved, saving, six_steps, try_course};
 use crate::training::support::*;
-use zbench_engine::actions::{Action, Moved};
+use zbench_engine::action::{Action, Moved};
 use zbench_engine::config::*;
 use zbench_kernels::{Category, DType};
 use zbench_test_tiers as tiers;
@@ -194,7 +194,7 @@ fn another_division_of_the_batch_applies_the_same_gradients() {
     let mut other = on(cell.clone(), Strategy::Zero3, 4, 1);
     (other.train.micro_batch, other.train.accumulation) = (1, 1);
     let own = tempfile::tempdir().unwrap();
-    let place = zbench_engine::training_state::step_dir(dir.path(), 4);
+    let place = zbench_engine::checkpoint::training::step_dir(dir.path(), 4);
     other.checkpoint = Some(Box::new(Saving { resume: Resume::From(place), ..saving(own.path()) }));
     let rest = course(&other);
     for (ours, theirs) in rest.steps.iter().zip(&whole.steps[4..]) {
@@ -211,7 +211,7 @@ fn a_run_in_time_refuses_gradients_that_are_still_to_be_applied() {
     course(&cell);
     let mut in_time = cell.clone();
     (in_time.train.delayed_update, in_time.train.steps) = (0, 8);
-    let refused = zbench_engine::training_state::Resumable::find(&in_time, &plan(&in_time).layout).unwrap_err();
+    let refused = zbench_engine::checkpoint::training::Resumable::find(&in_time, &plan(&in_time).layout).unwrap_err();
     assert!(refused.to_string().contains("train.delayed_update = 1"), "{refused}");
     // The other way round there is nothing to apply in the first step.
     let dir = tempfile::tempdir().unwrap();

@@ -279,8 +279,8 @@ fn steps_count_padding_and_targets_apart() {
     cell.data = answers(&dir, DocumentPacking::Padded, &TALKS);
     let source = Source::open(&cell.data, 61, 13, cell.train.seed).unwrap();
     let steps = std::sync::Mutex::new(Vec::new());
-    let tell = |step: &zbench_engine::outcome::Step| steps.lock().unwrap().push(step.clone());
-    zbench_engine::train::train(&cell, &plan(&cell), &tell).unwrap();
+    let tell = |step: &zbench_engine::observe::outcome::Step| steps.lock().unwrap().push(step.clone());
+    zbench_engine::run::launch_ranks::train(&cell, &plan(&cell), &tell).unwrap();
     let steps = steps.into_inner().unwrap();
     assert_eq!(steps.len(), 3);
     for (number, step) in steps.iter().enumerate() {
@@ -291,6 +291,6 @@ fn steps_count_padding_and_targets_apart() {
     }
     // Other sources say nothing of it, and count as they did.
     let other = on(odd(), Strategy::Ddp, 2, 1);
-    let ran = zbench_engine::train::train(&other, &plan(&other), &|_| {}).unwrap();
+    let ran = zbench_engine::run::launch_ranks::train(&other, &plan(&other), &|_| {}).unwrap();
     assert!(ran.steps.iter().all(|step| step.counts.is_none() && step.tokens == 4 * 13));
 }

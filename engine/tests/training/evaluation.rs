@@ -6,12 +6,13 @@ use crate::training::identity::{odd, strategies};
 use crate::training::support::*;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use zbench_collectives::Traffic;
+use zbench_engine::compute::hardware::no_machines;
 use zbench_engine::config::*;
-use zbench_engine::course::Control;
 use zbench_engine::data::Source;
-use zbench_engine::hardware::no_machines;
-use zbench_engine::outcome::{Cause, Evaluated, Failure, Happening, Run, Traffic};
-use zbench_engine::train::train_on;
+use zbench_engine::observe::outcome::{Cause, Evaluated, Failure, Happening, Run};
+use zbench_engine::run::launch_ranks::train_on;
+use zbench_engine::run::train_loop::Control;
 use zbench_kernels::{Category, DType};
 use zbench_test_tiers as tiers;
 

@@ -8,9 +8,9 @@ use crate::training::offload::{
 };
 use crate::training::support::*;
 use std::collections::BTreeMap;
-use zbench_engine::actions::{Action, Kept};
+use zbench_engine::action::{Action, Kept};
 use zbench_engine::config::*;
-use zbench_engine::outcome::Cause;
+use zbench_engine::observe::outcome::Cause;
 use zbench_engine::plan::{Plan, PlanError, Role};
 use zbench_kernels::Cpu;
 use zbench_test_tiers as tiers;

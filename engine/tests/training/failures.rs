@@ -3,10 +3,10 @@
 use crate::training::support::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use zbench_engine::compute::error::StepError;
 use zbench_engine::config::*;
-use zbench_engine::error::StepError;
-use zbench_engine::outcome::{Cause, Failure};
-use zbench_engine::train::{train, with_ranks};
+use zbench_engine::observe::outcome::{Cause, Failure};
+use zbench_engine::run::launch_ranks::{train, with_ranks};
 use zbench_kernels::{Category, DType};
 
 fn cell(strategy: Strategy) -> Cell {
@@ -100,13 +100,13 @@ fn steps_are_told_as_they_end_and_the_same_cell_twice_is_the_same_run() {
     });
     let (first, second) = (first.unwrap(), train(&cell, &plan(&cell), &|_| {}).unwrap());
     assert_eq!(told.load(Ordering::Relaxed), 4);
-    let bits = |steps: &[zbench_engine::outcome::Step]| -> Vec<_> {
+    let bits = |steps: &[zbench_engine::observe::outcome::Step]| -> Vec<_> {
         steps.iter().map(|s| (s.loss.to_bits(), s.grad_norm.to_bits())).collect()
     };
     assert_eq!(bits(&first.steps), bits(&second.steps));
     for (a, b) in first.ranks.iter().zip(&second.ranks) {
         assert_eq!(a.ledgers, b.ledgers);
-        let bytes = |r: &zbench_engine::outcome::RankReport| -> Vec<_> {
+        let bytes = |r: &zbench_engine::observe::outcome::RankReport| -> Vec<_> {
             r.traffic.iter().map(|t| (t.axis, t.kind, t.calls, t.wire_bytes)).collect()
         };
         assert_eq!(bytes(a), bytes(b));

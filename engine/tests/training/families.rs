@@ -4,9 +4,10 @@
 
 use crate::training::support::*;
 use std::path::{Path, PathBuf};
-use zbench_engine::checkpoint::Checkpoint;
+use zbench_engine::checkpoint::weights::Checkpoint;
 use zbench_engine::config::*;
-use zbench_engine::{hf, rope};
+use zbench_engine::formats::hf;
+use zbench_engine::model::rope;
 use zbench_kernels::DType;
 use zbench_test_tiers as tiers;
 

@@ -9,8 +9,8 @@ mod traffic;
 
 use crate::training::accounting::measure;
 use crate::training::support::*;
+use zbench_collectives::Traffic;
 use zbench_engine::config::*;
-use zbench_engine::outcome::Traffic;
 use zbench_kernels::{DType, Ledger};
 
 /// Bytes to which every buffer is rounded up, one line of the cache: docs/memory-accounting.md.

@@ -3,7 +3,7 @@
 use crate::training::support::*;
 use std::collections::BTreeMap;
 use zbench_engine::config::*;
-use zbench_engine::shard::buckets;
+use zbench_engine::state::buckets;
 use zbench_test_tiers as tiers;
 
 /// Runs that others are compared with, by number; each is trained once.

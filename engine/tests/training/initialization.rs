@@ -5,7 +5,7 @@ use crate::training::identity::odd;
 use crate::training::quantised::expected;
 use crate::training::support::*;
 use std::collections::HashMap;
-use zbench_engine::checkpoint::write_safetensors;
+use zbench_engine::checkpoint::weights::write_safetensors;
 use zbench_engine::config::*;
 use zbench_engine::model::Layout;
 use zbench_kernels::{DType, philox};

@@ -6,11 +6,11 @@
 
 use crate::training::families::*;
 use crate::training::support::*;
+use zbench_engine::checkpoint::save::{SaveError, SaveOptions};
+use zbench_engine::compute::error::StepError;
 use zbench_engine::config::*;
-use zbench_engine::error::StepError;
-use zbench_engine::hf;
-use zbench_engine::save::{SaveError, SaveOptions};
-use zbench_engine::train::with_ranks;
+use zbench_engine::formats::hf;
+use zbench_engine::run::launch_ranks::with_ranks;
 use zbench_kernels::DType;
 use zbench_test_tiers as tiers;
 
@@ -217,7 +217,7 @@ fn names_without_their_first_part_and_masks_are_read() {
     let oracle = Oracle::open("gpt2");
     let dir = tempfile::tempdir().unwrap();
     let tensors = single(&oracle.dir.join("model.safetensors"));
-    let checkpoint = zbench_engine::checkpoint::Checkpoint::open(&oracle.dir).unwrap();
+    let checkpoint = zbench_engine::checkpoint::weights::Checkpoint::open(&oracle.dir).unwrap();
     let mut renamed: Vec<(String, Vec<usize>, &[f32])> = Vec::new();
     for (name, values) in &tensors {
         let shape = checkpoint.tensor(name).unwrap().shape.clone();
@@ -225,7 +225,7 @@ fn names_without_their_first_part_and_masks_are_read() {
     }
     renamed.push(("h.0.attn.bias".into(), vec![1, 1, 2, 2], &[1.0, 0.0, 1.0, 1.0]));
     let file = dir.path().join("model.safetensors");
-    zbench_engine::checkpoint::write_safetensors(&file, &renamed, DType::F32).unwrap();
+    zbench_engine::checkpoint::weights::write_safetensors(&file, &renamed, DType::F32).unwrap();
     let mut cell = oracle.cell();
     cell.train.steps = 1;
     let plain = run(&cell).steps[0].loss;
@@ -238,7 +238,7 @@ fn names_without_their_first_part_and_masks_are_read() {
 fn stacked_experts_are_read() {
     for name in ["mixtral", "qwen3-moe"] {
         let oracle = Oracle::open(name);
-        let checkpoint = zbench_engine::checkpoint::Checkpoint::open(&oracle.dir).unwrap();
+        let checkpoint = zbench_engine::checkpoint::weights::Checkpoint::open(&oracle.dir).unwrap();
         let [gate, up, down] =
             if name == "mixtral" { ["w1", "w3", "w2"] } else { ["gate_proj", "up_proj", "down_proj"] };
         let read = |name: &str| {
@@ -280,8 +280,12 @@ fn stacked_experts_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let views: Vec<_> =
             tensors.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), &values[..])).collect();
-        zbench_engine::checkpoint::write_safetensors(&dir.path().join("model.safetensors"), &views, DType::F32)
-            .unwrap();
+        zbench_engine::checkpoint::weights::write_safetensors(
+            &dir.path().join("model.safetensors"),
+            &views,
+            DType::F32,
+        )
+        .unwrap();
         let mut cell = oracle.cell();
         cell.train.steps = 1;
         let apart = run(&cell).steps[0].loss;
@@ -296,15 +300,15 @@ fn a_run_writes_its_model_where_it_is_told() {
     let mut cell = shared_out(Oracle::open("bloom").cell(), Strategy::Fsdp, 2);
     (cell.train.steps, cell.model.save) = (2, Some(dir.path().join("new/folder")));
     let plan = plan(&cell);
-    let steps =
-        zbench_engine::train::train(&cell, &plan, &|_| {}).unwrap_or_else(|failure| panic!("{}", failure.cause));
+    let steps = zbench_engine::run::launch_ranks::train(&cell, &plan, &|_| {})
+        .unwrap_or_else(|failure| panic!("{}", failure.cause));
     assert_eq!(steps.steps.len(), 2);
-    let written = zbench_engine::checkpoint::Checkpoint::open(&dir.path().join("new/folder")).unwrap();
+    let written = zbench_engine::checkpoint::weights::Checkpoint::open(&dir.path().join("new/folder")).unwrap();
     written.check(&plan.layout.checkpoint_tensors()).unwrap();
     // A place that cannot be is named, before the first step.
     std::fs::write(dir.path().join("file"), "x").unwrap();
     cell.model.save = Some(dir.path().join("file/folder"));
-    let failure = zbench_engine::train::train(&cell, &plan, &|_| {}).expect_err("a file is no folder");
+    let failure = zbench_engine::run::launch_ranks::train(&cell, &plan, &|_| {}).expect_err("a file is no folder");
     assert!(failure.cause.to_string().contains("file/folder") && failure.steps.is_empty(), "{}", failure.cause);
     // Adapters have no place in it.
     cell.lora = Lora { rank: 2, alpha: 1.0, dropout: 0.0, targets: vec![Linear::UpProj], ..Lora::default() };

@@ -5,11 +5,12 @@
 //! both and for nothing else.
 
 use crate::training::support::*;
+use zbench_engine::compute::device::Device;
 use zbench_engine::config::*;
-use zbench_engine::device::Device;
-use zbench_engine::layers::{self, Batch, Exec, HeadGrads, HeadWeights, Saved};
+use zbench_engine::model::layers;
+use zbench_engine::model::layers::{Batch, Exec, HeadGrads, HeadWeights, Saved};
+use zbench_engine::model::rope;
 use zbench_engine::model::{FlatKind, Grads, Layout, Weights};
-use zbench_engine::rope;
 use zbench_kernels::*;
 use zbench_kernels_testing::Reference;
 use zbench_test_tiers as tiers;
@@ -50,7 +51,7 @@ impl Lab {
     }
 
     /// The first block.
-    fn block(&self) -> &zbench_engine::layers::Block {
+    fn block(&self) -> &zbench_engine::model::layers::Block {
         self.layout.blocks().next().unwrap()
     }
 
@@ -374,7 +375,7 @@ fn a_block_with_magnitudes() {
     let layers: Vec<_> = all.into_iter().flatten().chain([&block.up, &block.down]).collect();
     assert!(layers.len() == 7 && layers.iter().all(|layer| layer.magnitude.is_some()));
     let norms = |w: &[f64]| -> Vec<Vec<f64>> {
-        let of = |layer: &&zbench_engine::layers::LinearSpec| {
+        let of = |layer: &&zbench_engine::model::layers::LinearSpec| {
             let adapter = layer.adapter.unwrap();
             let (a, b) = (&w[adapter.a.range()], &w[adapter.b[0].0.range()]);
             let frozen = &flats[1][layer.weight.range()];

@@ -2,9 +2,10 @@
 
 use crate::training::offload::{assert_as_planned as assert_homes_as_planned, offloaded, with_activations};
 use crate::training::support::*;
+use zbench_collectives::Traffic;
 use zbench_engine::config::*;
-use zbench_engine::outcome::{RankReport, Traffic, Transfer};
-use zbench_engine::train::with_ranks;
+use zbench_engine::observe::outcome::{RankReport, Transfer};
+use zbench_engine::run::launch_ranks::with_ranks;
 use zbench_test_tiers as tiers;
 
 fn cell(strategy: Strategy, linked: bool) -> Cell {

@@ -6,7 +6,7 @@ use crate::training::resume::{assert_goes_on, bits as bits_of, course, layouts, 
 use crate::training::support::*;
 use std::collections::BTreeMap;
 use zbench_engine::config::*;
-use zbench_engine::outcome::{Cause, Transfer};
+use zbench_engine::observe::outcome::{Cause, Transfer};
 use zbench_kernels::{Category, DType, footprint};
 use zbench_test_tiers as tiers;
 
@@ -261,8 +261,9 @@ fn the_device_holds_less_by_what_lives_elsewhere() {
     let units = &plan(&cell).layout.units;
     let mut parts = units.iter().map(|unit| footprint(DType::F32, unit.trainable().padded / 2).unwrap());
     let part: u64 = parts.clone().sum();
-    let optimizer =
-        |estimate: &zbench_engine::outcome::Estimate, home: Home| estimate.ledgers[home].peak(Category::Optimizer);
+    let optimizer = |estimate: &zbench_engine::observe::outcome::Estimate, home: Home| {
+        estimate.ledgers[home].peak(Category::Optimizer)
+    };
     assert_eq!((optimizer(&here, Home::Device), optimizer(&away, Home::Device)), (2 * part, 0));
     assert_eq!((optimizer(&here, Home::Host), optimizer(&away, Home::Host)), (0, 2 * part));
     let gradients = |home: Home| away.ledgers[home].peak(Category::Gradients);

@@ -5,8 +5,8 @@ use crate::training::resume::{bits, course, rewritten, saved, saving, six_steps}
 use crate::training::support::*;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use zbench_engine::checkpoint::training::{Digest, Resumable, step_dir};
 use zbench_engine::config::*;
-use zbench_engine::training_state::{Digest, Resumable, step_dir};
 use zbench_kernels::DType;
 use zbench_test_tiers as tiers;
 

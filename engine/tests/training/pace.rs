@@ -4,11 +4,11 @@ use crate::training::accounting::small;
 use crate::training::support::*;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use zbench_engine::compute::hardware::no_machines;
 use zbench_engine::config::*;
-use zbench_engine::course::{Control, Pace};
-use zbench_engine::hardware::no_machines;
-use zbench_engine::outcome::{Run, Step};
-use zbench_engine::train::train_on;
+use zbench_engine::observe::outcome::{Run, Step};
+use zbench_engine::run::launch_ranks::train_on;
+use zbench_engine::run::train_loop::{Control, Pace};
 
 /// Lets every rank run so many steps.
 struct Count {

@@ -4,7 +4,7 @@
 //! division by a root amplifies that where gradients are near zero, hence 1e-3 of the norm after 20 steps.
 
 use crate::training::support::*;
-use zbench_engine::checkpoint::Checkpoint;
+use zbench_engine::checkpoint::weights::Checkpoint;
 use zbench_engine::config::*;
 use zbench_test_tiers as tiers;
 

@@ -6,9 +6,9 @@ use crate::training::recording::{Fault, Recording};
 use crate::training::support::*;
 use std::sync::Arc;
 use zbench_engine::config::*;
-use zbench_engine::outcome::Step;
-use zbench_engine::parity::{Compared, Point, compare};
-use zbench_engine::train::with_ranks;
+use zbench_engine::observe::outcome::Step;
+use zbench_engine::observe::parity::{Compared, Point, compare};
+use zbench_engine::run::launch_ranks::with_ranks;
 use zbench_kernels::{Cpu, DType, Kernels};
 use zbench_test_tiers::{self as tiers, Tier, tier};
 
@@ -22,7 +22,7 @@ fn steps_of(cell: &Cell, fault: Option<Fault>) -> Vec<Point> {
         Some(fault) => (0..cell.parallel.ranks).map(|_| wrong(fault)).collect(),
         None => cpus(cell),
     };
-    let all = |rank: &mut zbench_engine::rank::Rank<'_>| (0..cell.train.steps).map(|_| rank.step()).collect();
+    let all = |rank: &mut zbench_engine::run::rank::Rank<'_>| (0..cell.train.steps).map(|_| rank.step()).collect();
     let ran: Vec<Vec<Step>> =
         with_ranks(cell, &plan, kernels, all).unwrap_or_else(|failure| panic!("{fault:?}: {}", failure.cause));
     let point = |step: &Step| Point {

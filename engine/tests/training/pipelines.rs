@@ -5,9 +5,10 @@ use crate::training::identity::{odd, strategies};
 use crate::training::resume::{Course, assert_goes_on, bits as bits_of, course, layouts, saved, saving, six_steps};
 use crate::training::support::*;
 use std::collections::BTreeMap;
-use zbench_engine::actions::Action;
+use zbench_collectives::Traffic;
+use zbench_engine::action::Action;
 use zbench_engine::config::*;
-use zbench_engine::outcome::{Happening, Traffic};
+use zbench_engine::observe::outcome::Happening;
 use zbench_kernels::{Category, DType};
 use zbench_test_tiers as tiers;
 

@@ -17,11 +17,11 @@ use crate::training::recording::Recording;
 use crate::training::support::*;
 use std::path::Path;
 use std::sync::Arc;
-use zbench_engine::comm::CollectiveKind;
+use zbench_collectives::CollectiveKind;
 use zbench_engine::config::*;
-use zbench_engine::loss_scale::LossScaler;
-use zbench_engine::outcome::{Cause, Step};
-use zbench_engine::train::{train, with_ranks};
+use zbench_engine::observe::outcome::{Cause, Step};
+use zbench_engine::run::launch_ranks::{train, with_ranks};
+use zbench_engine::state::loss_scale::LossScaler;
 use zbench_kernels::{Cpu, DType, Kernels, Op};
 use zbench_test_tiers as tiers;
 

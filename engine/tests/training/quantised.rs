@@ -220,9 +220,9 @@ fn a_weight_that_is_not_finite_ends_the_run() {
         let views: Vec<_> =
             tensors.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), &values[..])).collect();
         let file = dir.path().join("model.safetensors");
-        zbench_engine::checkpoint::write_safetensors(&file, &views, DType::F32).unwrap();
+        zbench_engine::checkpoint::weights::write_safetensors(&file, &views, DType::F32).unwrap();
         cell.model.weights = Some(dir.path().into());
         let failure = try_run(&cell).err().expect("the run diverges");
-        assert!(matches!(failure.cause, zbench_engine::outcome::Cause::Diverged { .. }), "{}", failure.cause);
+        assert!(matches!(failure.cause, zbench_engine::observe::outcome::Cause::Diverged { .. }), "{}", failure.cause);
     }
 }

@@ -5,14 +5,15 @@ use crate::training::support::*;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use zbench_engine::checkpoint::training::{Digest, StateError, checkpoints, newest, step_dir};
+use zbench_engine::compute::error::StepError;
 use zbench_engine::config::*;
-use zbench_engine::course::{self, Control};
-use zbench_engine::error::StepError;
-use zbench_engine::outcome::{Happening, Step};
-use zbench_engine::rank::Rank;
-use zbench_engine::saver::Saver;
-use zbench_engine::train::with_ranks;
-use zbench_engine::training_state::{Digest, StateError, checkpoints, newest, step_dir};
+use zbench_engine::observe::outcome::{Happening, Step};
+use zbench_engine::run::launch_ranks::with_ranks;
+use zbench_engine::run::rank::Rank;
+use zbench_engine::run::saver::Saver;
+use zbench_engine::run::train_loop;
+use zbench_engine::run::train_loop::Control;
 use zbench_kernels::DType;
 use zbench_test_tiers as tiers;
 
@@ -37,7 +38,7 @@ pub fn try_course(cell: &Cell, stop: Option<u64>) -> Result<Course, String> {
     };
     let plan = plan(cell);
     let ran = with_ranks(cell, &plan, cpus(cell), |rank| {
-        let (report, _) = course::run(rank, Control { stop: &flag, tell: &tell, trace: None, pace: None })?;
+        let (report, _) = train_loop::run(rank, Control { stop: &flag, tell: &tell, trace: None, pace: None })?;
         Ok((report.stopped, rank.digest().map_err(step_error)?))
     });
     let ran = ran.map_err(|failure| failure.cause.to_string())?;
@@ -476,7 +477,7 @@ fn a_run_that_goes_on_reads_of_the_model_what_does_not_train() {
         cell.train.steps = 3;
         let (plan, flag) = (plan(&cell), AtomicBool::new(false));
         let control = Control { stop: &flag, tell: &|_| {}, trace: None, pace: None };
-        let ran = with_ranks(&cell, &plan, cpus(&cell), |rank| course::run(rank, control)).unwrap();
+        let ran = with_ranks(&cell, &plan, cpus(&cell), |rank| train_loop::run(rank, control)).unwrap();
         let read: u64 = ran.iter().map(|(report, _)| report.loaded.unwrap().read_bytes).sum();
         assert_eq!(read > 0, rank > 0, "{} with adapters of rank {rank}: {read} bytes", loading.name());
     }
@@ -504,7 +505,7 @@ fn bytes_and_calls_of_a_step_are_those_of_the_plan_with_checkpoints_too() {
         let plan = plan(&cell);
         let flag = AtomicBool::new(false);
         let reports = with_ranks(&cell, &plan, cpus(&cell), |rank| {
-            course::run(rank, Control { stop: &flag, tell: &|_| {}, trace: None, pace: None })
+            train_loop::run(rank, Control { stop: &flag, tell: &|_| {}, trace: None, pace: None })
         });
         for (report, _) in reports.unwrap() {
             assert_eq!(

@@ -9,8 +9,8 @@ use crate::training::support::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use zbench_engine::checkpoint::training::{Digest, step_dir};
 use zbench_engine::config::*;
-use zbench_engine::training_state::{Digest, step_dir};
 use zbench_kernels::DType;
 use zbench_test_tiers as tiers;
 

@@ -3,12 +3,13 @@
 use crate::training::accounting::measure;
 use crate::training::identity::odd;
 use crate::training::support::*;
-use zbench_engine::actions::Action;
-use zbench_engine::comm::Collective;
+use zbench_collectives::Collective;
+use zbench_engine::action::Action;
+use zbench_engine::action::span::Span;
 use zbench_engine::config::*;
-use zbench_engine::moves::Move;
-use zbench_engine::outcome::{BySpan, PassKind, PipelineTime, RankReport, Span};
-use zbench_engine::pipeline::{Pass, Pipeline};
+use zbench_engine::memory::moves::Move;
+use zbench_engine::observe::outcome::{BySpan, PassKind, PipelineTime, RankReport};
+use zbench_engine::plan::pipeline::{Pass, Pipeline};
 use zbench_engine::planner::RecordedAction;
 use zbench_engine::planner::clock::{Clock, DiskTime, Machine, Overheads};
 use zbench_engine::planner::curves::Curves;
@@ -75,7 +76,7 @@ fn a_pace_is_shared_by_the_blocks_of_a_rank() {
             ..staged(stages)
         };
         let plan = plan(&cell);
-        let kernels = zbench_engine::hardware::planner(&cell).unwrap();
+        let kernels = zbench_engine::compute::hardware::planner(&cell).unwrap();
         for rank in 0..stages {
             let layers = &plan.role_of(rank).layout.layers;
             let mut sums = [0.0; 2];
@@ -130,7 +131,7 @@ fn the_clock_knows_the_bubble_of_every_schedule() {
         cell.parallel.degrees.pipeline_schedule = schedule;
         cell.parallel.degrees.virtual_stages = chunks;
         let plan = plan(&cell);
-        let kernels = zbench_engine::hardware::planner(&cell).unwrap();
+        let kernels = zbench_engine::compute::hardware::planner(&cell).unwrap();
         // Layers so small that they compute in no time.
         let paced = |recorded: RecordedAction| RecordedAction { operations: Vec::new(), ..recorded };
         let stages = plan.recorded_stages(&cell, &*kernels).map(|stage| stage.map(paced));

@@ -3,14 +3,14 @@
 use crate::device;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
+use zbench_engine::compute::error::StepError;
 use zbench_engine::config::*;
-use zbench_engine::error::StepError;
-use zbench_engine::hf;
-use zbench_engine::outcome::{Estimate, Failure, Step};
+use zbench_engine::formats::hf;
+use zbench_engine::observe::outcome::{Estimate, Failure, Step};
 use zbench_engine::plan::Plan;
-use zbench_engine::rank::Rank;
-use zbench_engine::shard::Update;
-use zbench_engine::train::with_ranks;
+use zbench_engine::run::launch_ranks::with_ranks;
+use zbench_engine::run::rank::Rank;
+use zbench_engine::state::Update;
 use zbench_kernels::Kernels;
 use zbench_kernels::device::Device;
 use zbench_kernels_testing::Late;
@@ -140,7 +140,7 @@ pub fn machine(_: usize) -> Result<Arc<dyn Device>, String> {
 }
 
 pub fn cpus(cell: &Cell) -> Vec<Arc<dyn Kernels>> {
-    zbench_engine::train::kernels(cell, &machine).unwrap()
+    zbench_engine::run::launch_ranks::kernels(cell, &machine).unwrap()
 }
 
 /// What a rank of a cell takes, of one stage.
@@ -149,7 +149,7 @@ pub fn estimate(cell: &Cell) -> Estimate {
 }
 
 pub fn plan(cell: &Cell) -> Plan {
-    let kernels = zbench_engine::hardware::planner(cell).unwrap();
+    let kernels = zbench_engine::compute::hardware::planner(cell).unwrap();
     Plan::new(cell, &*kernels).unwrap()
 }
 
@@ -195,7 +195,7 @@ pub fn run(cell: &Cell) -> Ran {
 }
 
 fn step_seeing(rank: &mut Rank<'_>, done: usize, gradients: &mut Tensors) -> Result<Step, StepError> {
-    let mut meter = zbench_engine::meter::Meter::start(rank.kernels().clone());
+    let mut meter = zbench_engine::observe::meter::Meter::start(rank.kernels().clone());
     rank.gradients(&mut meter)?;
     rank.export_gradients(|name, _, values| gradients.push((name.to_string(), values.to_vec())))?;
     let Update { stats, lr, skipped, .. } = rank.update(&mut meter)?;

@@ -6,12 +6,13 @@ use std::net::TcpListener;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use zbench_engine::comm::{Communicator, Meeting, Rendezvous, TcpOptions, tcp};
+use zbench_collectives::Traffic;
+use zbench_collectives::{Communicator, Meeting, Rendezvous, TcpOptions, tcp};
 use zbench_engine::config::*;
-use zbench_engine::course::Control;
-use zbench_engine::outcome::{Happening, RankReport, Traffic};
+use zbench_engine::observe::outcome::{Happening, RankReport};
 use zbench_engine::plan::Plan;
-use zbench_engine::train::{collect, train, train_rank};
+use zbench_engine::run::launch_ranks::{collect, train, train_rank};
+use zbench_engine::run::train_loop::Control;
 use zbench_test_tiers as tiers;
 
 const PATIENCE: Duration = Duration::from_secs(120);

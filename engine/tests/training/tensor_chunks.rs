@@ -5,14 +5,14 @@ use crate::training::pipelines::assert_takes_what_is_planned;
 use crate::training::support::*;
 use crate::training::tensors::{base, bits, cases, shared};
 use std::collections::BTreeMap;
-use zbench_engine::actions::Action;
-use zbench_engine::comm::CollectiveKind;
+use zbench_collectives::CollectiveKind;
+use zbench_collectives::GroupName;
+use zbench_engine::action::Action;
+use zbench_engine::action::span::Span;
+use zbench_engine::compute::recorder::{Overlap, Recorded};
 use zbench_engine::config::*;
-use zbench_engine::mesh::GroupName;
-use zbench_engine::outcome::Span;
 use zbench_engine::plan::Plan;
 use zbench_engine::planner::RecordedAction;
-use zbench_engine::recorder::{Overlap, Recorded};
 use zbench_kernels::{DType, Op};
 use zbench_test_tiers as tiers;
 
@@ -124,7 +124,7 @@ fn a_row_parallel_layer_sums_once_for_each_chunk() {
 fn products_lie_between_the_start_of_a_sum_and_its_wait() {
     for sequence in [false, true] {
         let cell = in_chunks(&shared(&base(), Strategy::Ddp, [1, 2], 1, sequence), 3);
-        let (plan, kernels) = (plan(&cell), zbench_engine::hardware::planner(&cell).unwrap());
+        let (plan, kernels) = (plan(&cell), zbench_engine::compute::hardware::planner(&cell).unwrap());
         let products = |recorded: &RecordedAction| {
             let of =
                 |wanted| recorded.overlaps.iter().filter(move |(_, what)| *what == wanted).map(|(behind, _)| *behind);
@@ -164,7 +164,7 @@ fn waiting_for_tensor_ranks_has_a_span_of_its_own() {
 fn chunks_that_cannot_be_are_refused() {
     let refused = |cell: &Cell, chunks: usize| {
         let cell = in_chunks(cell, chunks);
-        let kernels = zbench_engine::hardware::planner(&cell).unwrap();
+        let kernels = zbench_engine::compute::hardware::planner(&cell).unwrap();
         let error = Plan::new(&cell, &*kernels).err().map(|error| (error.key, error.reason));
         let (key, reason) = error.unwrap_or_else(|| panic!("{chunks} chunks are planned"));
         assert_eq!(key, "parallel.tensor_chunks");

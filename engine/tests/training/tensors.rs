@@ -8,11 +8,11 @@ use crate::training::pipelines::assert_takes_what_is_planned;
 use crate::training::resume::{course, layouts, saved, saving, six_steps, try_loaded};
 use crate::training::support::*;
 use std::collections::BTreeMap;
-use zbench_engine::comm::CollectiveKind;
+use zbench_collectives::CollectiveKind;
+use zbench_collectives::GroupName;
+use zbench_engine::checkpoint::training::step_dir;
 use zbench_engine::config::*;
-use zbench_engine::mesh::GroupName;
-use zbench_engine::outcome::Happening;
-use zbench_engine::training_state::step_dir;
+use zbench_engine::observe::outcome::Happening;
 use zbench_kernels::{Category, DType, Op};
 use zbench_test_tiers as tiers;
 

@@ -13,12 +13,12 @@ use crate::training::resume::{Course, assert_goes_on, bits as bits_of, course, l
 use crate::training::support::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use zbench_engine::comm::CollectiveKind;
+use zbench_collectives::CollectiveKind;
+use zbench_collectives::GroupName;
 use zbench_engine::config::*;
-use zbench_engine::mesh::GroupName;
 use zbench_engine::model::FlatKind;
-use zbench_engine::outcome::Happening;
-use zbench_engine::train::with_ranks;
+use zbench_engine::observe::outcome::Happening;
+use zbench_engine::run::launch_ranks::with_ranks;
 use zbench_kernels::{DType, Kernels};
 use zbench_kernels_testing::Reference;
 use zbench_test_tiers as tiers;
@@ -153,7 +153,7 @@ fn every_stage_takes_what_is_planned() {
         let plan = plan(&cell);
         let table = plan.layout.units[0].trainable().padded;
         for (stage, role) in plan.roles.iter().enumerate() {
-            let is_exchange = |row: &&zbench_engine::outcome::Traffic| {
+            let is_exchange = |row: &&zbench_collectives::Traffic| {
                 (row.axis, row.kind) == (GroupName::Pipeline, CollectiveKind::SendRecv)
             };
             let found = role.estimate.traffic.iter().find(is_exchange);
@@ -186,7 +186,7 @@ fn parameters_and_operations_are_those_of_the_model() {
             }
             let whole = plan(&on(cell.clone(), Strategy::Zero2, 1, 1)).estimate();
             let of_stages = plan(&staged(&cell, Strategy::Zero2, [1, 2], 1, ONE_F_ONE_B)).estimate();
-            let of = |estimate: &zbench_engine::outcome::Estimate| {
+            let of = |estimate: &zbench_engine::observe::outcome::Estimate| {
                 (estimate.parameters, estimate.trainable_parameters, estimate.active_parameters, estimate.base_bytes)
             };
             assert_eq!(of(&whole), of(&of_stages), "{form:?}, adapters {lora}");
@@ -280,7 +280,7 @@ fn checkpoints_go_on_over_other_stages_and_none() {
         // From stages into none, and from none into stages.
         let goes_on_near = |dir: &std::path::Path, stages, whole: &Course| {
             let own = tempfile::tempdir().unwrap();
-            let resume = Resume::From(zbench_engine::training_state::step_dir(dir, 4));
+            let resume = Resume::From(zbench_engine::checkpoint::training::step_dir(dir, 4));
             let saving = Saving { dir: own.path().into(), resume, ..saving.clone() };
             let rest = course(&saved(staged(&cell(), strategy, [2, stages], 1, ONE_F_ONE_B), saving));
             let pairs = rest.steps.iter().zip(&whole.steps[4..]);

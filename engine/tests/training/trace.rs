@@ -5,14 +5,15 @@ use crate::training::support::*;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
-use zbench_engine::actions::Action;
-use zbench_engine::comm::CollectiveKind;
+use zbench_collectives::CollectiveKind;
+use zbench_collectives::GroupName;
+use zbench_engine::action::Action;
+use zbench_engine::action::span::Span;
 use zbench_engine::config::*;
-use zbench_engine::course::Control;
-use zbench_engine::mesh::GroupName;
-use zbench_engine::outcome::{Failure, Happening, Run, Span};
-use zbench_engine::trace::{ClockOrigin, StepTrace, Tracing, What};
-use zbench_engine::train::train_on;
+use zbench_engine::observe::outcome::{Failure, Happening, Run};
+use zbench_engine::observe::trace::{ClockOrigin, StepTrace, Tracing, What};
+use zbench_engine::run::launch_ranks::train_on;
+use zbench_engine::run::train_loop::Control;
 use zbench_test_tiers as tiers;
 
 fn traced(cell: &Cell, steps: u64) -> (Result<Run, Failure>, Vec<StepTrace>) {
@@ -187,7 +188,7 @@ fn on_a_device_both_clocks_are_told() {
     for trace in &traces {
         assert_eq!(trace.segments.iter().map(|segment| segment.ns).sum::<u64>(), trace.ns);
         assert!(!trace.asked.is_empty());
-        let spans = |segments: &[zbench_engine::trace::Segment]| -> Vec<Option<Action>> {
+        let spans = |segments: &[zbench_engine::observe::trace::Segment]| -> Vec<Option<Action>> {
             let mut actions: Vec<_> = segments.iter().map(|s| s.action).filter(Option::is_some).collect();
             actions.dedup();
             actions

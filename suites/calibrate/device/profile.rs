@@ -32,7 +32,7 @@ impl Target {
     pub fn open(path: &Path, builtin: Option<&'static str>, gpu: &str) -> Result<Option<Target>, ProfileError> {
         let left = |reason: String| ProfileError::Toml { path: path.into(), reason };
         let builtin = builtin.map(machines::machine).transpose().map_err(|error| left(error.to_string()))?;
-        let found = match zbench_engine::files::text(path) {
+        let found = match zbench_engine::formats::files::text(path) {
             Ok(text) => Some(text),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
             Err(source) => return Err(ProfileError::File { path: path.into(), what: "read", source }),

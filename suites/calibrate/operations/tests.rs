@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
+use zbench_collectives::GroupName;
 use zbench_config::files::Files;
 use zbench_config::{Context, Document, grid};
 use zbench_engine::config::DeviceKind;
-use zbench_engine::mesh::GroupName;
 use zbench_kernels::Cpu;
 
 const TWO: RankLayout = RankLayout { ranks: 2, threads: 1, crowded: false };
@@ -205,7 +205,8 @@ fn what_is_neither_operation_nor_collective_is_waiting() {
     let layout = RankLayout { ranks: 4, threads: 1, crowded: true };
     let of = Operations { layout, curves, overheads: Overheads::default(), spread: 0.0 };
     let fill = zbench_kernels::Elementwise { len: 8, sources: 0, from: DType::F32, to: DType::F32 };
-    let operation = Recorded { phase: zbench_engine::recorder::Phase::Forward, term: "x", op: Op::Fill(fill, 0.0) };
+    let operation =
+        Recorded { phase: zbench_engine::compute::recorder::Phase::Forward, term: "x", op: Op::Fill(fill, 0.0) };
     let call = Collective {
         axis: GroupName::Data,
         kind: CollectiveKind::AllGather,

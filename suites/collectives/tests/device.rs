@@ -8,7 +8,7 @@ use crate::collectives::place::Cache;
 use crate::collectives::plan::Plan;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
-use zbench_engine::comm::group;
+use zbench_collectives::group;
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::device::Device;
 use zbench_kernels::{Arena, Category, Cpu, Cuda, DType, Kernels, ReduceOp, View, ViewMut};

@@ -5,7 +5,7 @@ use super::Described;
 use crate::keys;
 use serde_json::{Map, Value as Json};
 use toml::{Table, Value};
-use zbench_engine::hf::HfError;
+use zbench_engine::formats::hf::HfError;
 
 /// What the blocks of a family are made of.
 #[derive(Clone, Copy)]

@@ -59,7 +59,7 @@ fn text(ceilings: &Ceilings, about: &About) -> String {
 /// # Errors
 /// It cannot be read, or differs from the form that [`save`] writes.
 pub fn read(path: &Path) -> Result<Option<Ceilings>, ProfileError> {
-    let text = match zbench_engine::files::text(path) {
+    let text = match zbench_engine::formats::files::text(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(ProfileError::File { path: path.into(), what: "read", source }),

@@ -6,7 +6,8 @@ use std::fmt;
 use std::fmt::Write;
 use std::path::Path;
 use toml::Value;
-use zbench_engine::outcome::{BySpan, Span};
+use zbench_engine::action::span::Span;
+use zbench_engine::observe::outcome::BySpan;
 
 /// Measured time over predicted time of one span.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -6,7 +6,7 @@ use crate::kind::number;
 use serde::Serialize;
 use toml::Value;
 use zbench_engine::config::{Linear, Lora, Method, Model};
-use zbench_engine::peft;
+use zbench_engine::formats::peft;
 
 /// A cell's adapters, but for the type of the base. Without any the other keys of [lora] mean nothing, and the cell says so
 /// by holding none of them.

@@ -7,7 +7,8 @@ use zbench_engine::config::{
     CustomModel, Degrees, Experts, LatentAttention, Model, Parallel, PipelineSchedule, Priced, PricedLoss, PricedModel,
     Wire,
 };
-use zbench_engine::strategy::{self, MeshError};
+use zbench_engine::mesh::strategy;
+use zbench_engine::mesh::strategy::MeshError;
 
 /// Model families that `zbench plan` prices and the engine does not have.
 pub(super) const FAMILIES: [&str; 3] = ["t5", "count", "custom"];

@@ -7,11 +7,12 @@ use crate::{foreign, keys};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use toml::Value;
-use zbench_engine::checkpoint::{Checkpoint, CheckpointError};
+use zbench_engine::checkpoint::weights::{Checkpoint, CheckpointError};
 use zbench_engine::config::{
     Answers, Data, DocumentFile, DocumentForm, DocumentPacking, Documents, Model, Template, TokenType,
 };
-use zbench_engine::hf::{self, HfError, PartialModel};
+use zbench_engine::formats::hf;
+use zbench_engine::formats::hf::{HfError, PartialModel};
 use zbench_estimate::profile::{self, Profile as MachineProfile};
 use zbench_kernels::DType;
 
@@ -80,7 +81,7 @@ pub(super) fn file_of_name(
 
 /// A file's text; nothing where there is no such file, and a message where there is one that cannot be read.
 pub(super) fn text_if_there(path: &Path) -> Result<Option<String>, String> {
-    match zbench_engine::files::text(path) {
+    match zbench_engine::formats::files::text(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(format!("{} cannot be read: {error}", path.display())),
@@ -126,7 +127,7 @@ pub(super) fn described(settings: &Settings, context: &Context) -> Option<Descri
     let path = settings.get("model.path")?;
     let file = absolute(&context.folder.join(path.value.as_str()?)).join("config.json");
     let name = file.display().to_string();
-    let json = zbench_engine::files::text(&file).ok()?;
+    let json = zbench_engine::formats::files::text(&file).ok()?;
     let is_without = settings.contains_key("model.dropout");
     let read = if is_without { hf::model_from_hf_without_dropout } else { hf::model_from_hf };
     let Err(HfError::Unsupported { missing, .. }) = read(&json, &name) else { return None };
@@ -206,7 +207,7 @@ fn model(values: &Values, context: &Context) -> Result<Model, Refusal> {
         (None, Some(path)) => {
             let folder = absolute(&context.folder.join(path));
             let file = folder.join("config.json");
-            let json = zbench_engine::files::text(&file).map_err(|error| {
+            let json = zbench_engine::formats::files::text(&file).map_err(|error| {
                 let message = format!(
                     "{} cannot be read: {error}; name a folder with config.json, or make a model with fresh weights \
                      (docs/loading.md)",

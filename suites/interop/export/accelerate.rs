@@ -5,7 +5,7 @@ use super::view::View;
 use super::{ExportError, Like};
 use crate::interop::one_line;
 use serde_json::{Map, Value, json};
-use zbench_engine::hf;
+use zbench_engine::formats::hf;
 
 /// The keys as a file; `name` is said in it.
 pub(super) fn text(file: &Map<String, Value>, name: &str) -> String {

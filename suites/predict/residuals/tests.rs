@@ -1,5 +1,5 @@
 use super::*;
-use zbench_engine::outcome::Span;
+use zbench_engine::action::span::Span;
 
 fn residual(name: &str, factor: f64, records: usize) -> Residual {
     Residual { name: name.into(), factor, low: factor * 0.9, high: factor * 1.1, records }

@@ -1,12 +1,12 @@
 use super::*;
 use crate::residuals::Residuals;
 use std::collections::BTreeMap;
+use zbench_collectives::GroupName;
 use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Context, Document};
 use zbench_engine::config::{Home, Strategy};
-use zbench_engine::mesh::GroupName;
-use zbench_engine::moves::{MoveEvent, Moves};
+use zbench_engine::memory::moves::{MoveEvent, Moves};
 use zbench_engine::plan::Plan;
 use zbench_engine::planner::Planner;
 use zbench_engine::planner::clock::Overheads;
@@ -245,7 +245,7 @@ fn moves_to_the_host_are_timed_by_the_curve_of_copies() {
     let time = profile.time(&Planner::default(), &cell).unwrap();
     let plan = Plan::new(&cell, &Cpu::new(1)).unwrap();
     // By hand: a nanosecond for a byte and a microsecond for each, twice, as four ranks are on two cores.
-    let of = |transfer: &zbench_engine::outcome::Transfer| transfer.bytes * 1e-9 + transfer.moves * 1e-6;
+    let of = |transfer: &zbench_engine::observe::outcome::Transfer| transfer.bytes * 1e-9 + transfer.moves * 1e-6;
     let seconds: f64 = 2.0 * plan.role_of(0).estimate.moves.iter().map(of).sum::<f64>();
     let offload = *time.spans.get("offload").unwrap();
     assert!((offload / (seconds * 1e3) - 1.0).abs() < 1e-9, "{offload} ms for {seconds} s");
@@ -282,7 +282,7 @@ fn transfers_of_a_disk_are_timed_by_the_profiles_rates() {
     assert!(slow.source.contains("records of zbench io") && slow.source.contains("4 ranks"), "{}", slow.source);
     // Of a slow drive nearly all is exposed: bytes at a quarter of its rate each way.
     let plan = Plan::new(&cell, &Cpu::new(1)).unwrap();
-    let of_disk = |of: &&zbench_engine::outcome::Transfer| [of.from, of.to].contains(&Home::Disk);
+    let of_disk = |of: &&zbench_engine::observe::outcome::Transfer| [of.from, of.to].contains(&Home::Disk);
     let bytes: f64 = plan.role_of(0).estimate.moves.iter().filter(of_disk).map(|of| of.bytes).sum();
     let offload = slow.spans.get("offload").unwrap() / (bytes * 4.0 / 1e6 * 1e3);
     assert!((0.9..1.1).contains(&offload), "{offload}");

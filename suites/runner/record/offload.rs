@@ -4,7 +4,7 @@ use crate::protocol::{End, RankEnd};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use zbench_engine::config::{Cell, Home};
-use zbench_engine::outcome::{DiskReport, Estimate, Transfer};
+use zbench_engine::observe::outcome::{DiskReport, Estimate, Transfer};
 use zbench_predict::drive::Drive;
 use zbench_reports::record::Record;
 

@@ -2,8 +2,9 @@
 
 use crate::protocol::{End, RankEnd};
 use zbench_engine::config::{Cell, Home, Pace};
-use zbench_engine::homes::ByHome;
-use zbench_engine::outcome::{self, Estimate, PipelineTime};
+use zbench_engine::memory::homes::ByHome;
+use zbench_engine::observe::outcome;
+use zbench_engine::observe::outcome::{Estimate, PipelineTime};
 use zbench_kernels::{Category, Ledger};
 use zbench_reports::record::{Bytes, PassKind, Record, Stage, StagePass, label_flags};
 use zbench_reports::{stats, units};
@@ -94,7 +95,8 @@ pub(super) fn paced(record: &mut Record, cell: &Cell) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zbench_engine::outcome::{PassTime, Span};
+    use zbench_engine::action::span::Span;
+    use zbench_engine::observe::outcome::PassTime;
 
     /// Two stages: 10, 12 and 14 ms of the one that takes longer, in which the ranks compute for 9 and 6.
     #[test]

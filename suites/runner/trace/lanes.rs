@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
-use zbench_engine::actions::{Action, Moved};
+use zbench_engine::action::{Action, Moved};
 use zbench_engine::model::{LayerKind, Layout};
 use zbench_engine::planner::Planner;
 use zbench_predict::planned::Planned;

@@ -6,9 +6,9 @@ use super::predicted::{self, Predicted};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use zbench_engine::mesh::GroupName;
-use zbench_engine::outcome::Saved;
-use zbench_engine::trace::{Flight, Segment, StepTrace, What};
+use zbench_collectives::GroupName;
+use zbench_engine::observe::outcome::Saved;
+use zbench_engine::observe::trace::{Flight, Segment, StepTrace, What};
 use zbench_predict::planned::Planned;
 use zbench_reports::record::Record;
 

@@ -2,7 +2,7 @@
 
 use super::lanes::{self, COMPUTE, Names};
 use serde_json::{Value, json};
-use zbench_engine::actions::Action;
+use zbench_engine::action::Action;
 use zbench_engine::planner::Planner;
 use zbench_engine::planner::clock::Stretch;
 use zbench_kernels::Category;

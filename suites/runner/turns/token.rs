@@ -14,9 +14,9 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use zbench_engine::course::Pace;
-use zbench_engine::outcome::Step;
-use zbench_engine::threads;
+use zbench_engine::observe::outcome::Step;
+use zbench_engine::run::train_loop::Pace;
+use zbench_kernels::spawn;
 
 /// How long a connection may take to show the secret.
 const SECRET_TIME: Duration = Duration::from_secs(5);
@@ -164,7 +164,7 @@ impl TurnServer {
         patience: Duration,
         on_event: impl Fn(RankEvent) + Clone + Send + 'static,
     ) -> std::io::Result<()> {
-        threads::start("turns", move || {
+        spawn::start("turns", move || {
             let TurnServer { listener, place } = self;
             let until = Instant::now() + patience;
             let own = rustix::process::geteuid();
@@ -209,7 +209,7 @@ fn take_in(
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(SECRET_TIME))?;
     let mut line = Some(stream.try_clone()?);
-    threads::start("turns of a rank", move || {
+    spawn::start("turns of a rank", move || {
         let mut shown = vec![0; secret.len()];
         let is_whole = stream.read_exact(&mut shown).and_then(|()| stream.set_read_timeout(None)).is_ok();
         // Comparing hashes takes the same time wherever the words differ.

@@ -2,7 +2,7 @@
 
 use super::Builder;
 use crate::config::{Linear, Method};
-use crate::layers::{AdapterSpec, Cut, Factors, Magnitude};
+use crate::model::layers::{AdapterSpec, Cut, Factors, Magnitude};
 use crate::model::stored::FusedRows;
 use crate::model::{FlatKind, FlatRange, Init, Stored, Unit, stream_of};
 

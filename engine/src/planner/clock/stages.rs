@@ -5,16 +5,16 @@
 //! and then pays for the message. A sender goes on, and waits for its message before when it sends the next one the same way.
 
 use super::{Class, Clock, Drive, NORM, NoTime, booked, is_message};
-use crate::actions::Action;
-use crate::comm::{Collective, CollectiveKind};
-use crate::mesh::GroupName;
-use crate::moves::MoveEvent;
+use crate::action::Action;
+use crate::action::span::Span;
+use crate::compute::recorder::{Overlap, Recorded};
+use crate::memory::moves::MoveEvent;
 use crate::planner::RecordedAction;
 use crate::planner::meet::Message;
-use crate::recorder::{Overlap, Recorded};
-use crate::span::Span;
 use std::borrow::Borrow;
 use std::collections::{HashMap, VecDeque};
+use zbench_collectives::GroupName;
+use zbench_collectives::{Collective, CollectiveKind};
 
 /// Who is told what a stage spends time on: the stage, the action, and seconds before corrections.
 pub type Tell<'t> = &'t mut dyn FnMut(usize, Option<Action>, Span, f64);

@@ -1,11 +1,11 @@
-use super::super::curves::Point;
 use super::*;
-use crate::actions::Moved;
+use crate::action::Moved;
+use crate::action::stream::Stream;
+use crate::compute::recorder::{Overlap, Phase, Recorded};
 use crate::config::Home;
-use crate::mesh::GroupName;
-use crate::model::Stream;
-use crate::moves::MoveEvent;
-use crate::recorder::{Overlap, Phase, Recorded};
+use crate::memory::moves::MoveEvent;
+use crate::planner::curves::Point;
+use zbench_collectives::GroupName;
 use zbench_kernels::{Category, Elementwise, Op};
 
 /// 10 us for each of f32's fills and sums of squares, 3 us for casts per 100 elements.

@@ -1,7 +1,7 @@
 //! What forward has kept of a micro-batch's blocks, and which of it is worth least: the heuristic of dynamic tensor
 //! rematerialisation.
 
-use crate::layers::eviction::{INPUT, OUTPUT};
+use crate::model::layers::eviction::{INPUT, OUTPUT};
 
 /// The input of a block and what it keeps; and the same without the input.
 pub const ALL: u16 = (1 << OUTPUT) - 1;
@@ -14,7 +14,7 @@ pub struct Kind {
     pub bytes: [u64; OUTPUT],
     /// By place: operations to make it from what it is made from; of the input none, which another block makes.
     pub flops: [u128; OUTPUT + 1],
-    /// As [`crate::layers::Block::sources`].
+    /// As [`crate::model::layers::Block::sources`].
     pub sources: [u16; OUTPUT + 1],
 }
 
@@ -179,7 +179,7 @@ impl Held {
 mod tests {
     use super::*;
     use crate::config::SavedTensor;
-    use crate::layers::eviction::tensor_at;
+    use crate::model::layers::eviction::tensor_at;
 
     fn place(tensor: SavedTensor) -> usize {
         (0..OUTPUT).find(|place| tensor_at(*place) == Some(tensor)).unwrap()

@@ -8,7 +8,7 @@ use super::*;
 use crate::training::accounting::small;
 use std::sync::Arc;
 use zbench_engine::plan::Plan;
-use zbench_engine::train::with_ranks;
+use zbench_engine::run::launch_ranks::with_ranks;
 use zbench_kernels::Category;
 use zbench_kernels_testing::Reference;
 use zbench_test_tiers as tiers;

@@ -8,7 +8,7 @@ use crate::training::accounting::small;
 use crate::training::recording::Recording;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use zbench_engine::train::with_ranks;
+use zbench_engine::run::launch_ranks::with_ranks;
 use zbench_kernels::{Cpu, Kernels, Op};
 use zbench_test_tiers as tiers;
 

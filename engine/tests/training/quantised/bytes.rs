@@ -108,8 +108,8 @@ fn the_base_takes_the_bytes_that_the_formula_says() {
 /// QLoRA, section 3: double quantisation takes 8/64 + 32/(64 * 256) = 0.127 bits a parameter for scales, not 0.5.
 #[test]
 fn bits_per_parameter_are_those_of_the_paper() {
-    let preset: zbench_engine::hf::PartialModel =
-        toml::from_str(zbench_engine::hf::preset("llama2-70b").unwrap()).unwrap();
+    let preset: zbench_engine::formats::hf::PartialModel =
+        toml::from_str(zbench_engine::formats::hf::preset("llama2-70b").unwrap()).unwrap();
     let model = preset.resolve("llama2-70b").unwrap();
     for (base, bits) in
         [(Base::Nf4, 4.0 + 8.0 / 64.0 + 32.0 / (64.0 * 256.0)), (Base::Nf4Single, 4.5), (Base::Int8, 8.0)]

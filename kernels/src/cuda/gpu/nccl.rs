@@ -1,4 +1,4 @@
-//! NCCL's functions, beside the driver's. What they are used for is the engine's matter (engine/src/comm/nccl).
+//! NCCL's functions, beside the driver's. What they are used for is the engine's matter (engine/collectives/src/nccl).
 
 #![allow(unsafe_code, reason = "functions of NCCL")]
 

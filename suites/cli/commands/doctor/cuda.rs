@@ -1,7 +1,8 @@
 //! The parts that a cell on a GPU needs, as they were loaded.
 
 use super::Finding;
-use zbench_engine::comm::nccl::{self, Api, NcclError};
+use zbench_collectives::nccl;
+use zbench_collectives::nccl::{Api, NcclError};
 use zbench_kernels::cuda::gpu::Absent;
 
 /// Why a library was not loaded. Failures in the system's own search path are left out.

@@ -10,7 +10,7 @@ const OLD_DAYS: i64 = 90;
 
 /// Findings about the ceilings and the fits of the profile.
 pub(super) fn findings(path: &Path, cpu: Option<&str>, now: jiff::Timestamp) -> Vec<Finding> {
-    let table = match zbench_engine::files::text(path) {
+    let table = match zbench_engine::formats::files::text(path) {
         Ok(text) => text.parse::<Table>().map_err(|_| format!("{} is no TOML", path.display())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             Err(format!("no: {} is not there", path.display()))

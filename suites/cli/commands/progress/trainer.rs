@@ -207,7 +207,7 @@ pub(super) fn clock(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zbench_engine::outcome::Evaluated;
+    use zbench_engine::observe::outcome::Evaluated;
 
     fn step(number: u64, ms: f64) -> Step {
         let (loss, grad_norm, lr, tokens) = (3.25, 0.5, 1e-3, 500);

@@ -1,0 +1,265 @@
+//! What happens to a call between its beginning and its end: what its algorithm orders is queued, and what came before it is found.
+
+use super::exchange::{Exchange, Group, Order, Shared, open};
+use super::frame::Signature;
+use super::lane::{Broken, Early, Piece};
+use super::mesh::Mesh;
+use super::open::{Open, Outcome, Side, Terms};
+use crate::raw::RawSlice;
+use crate::{Result, invalid, why_abandoned};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+impl Mesh {
+    pub(super) fn call(&self, id: u64) -> Option<&Open> {
+        self.calls.iter().find(|call| call.id == id)
+    }
+
+    pub(super) fn call_mut(&mut self, id: u64) -> Option<&mut Open> {
+        self.calls.iter_mut().find(|call| call.id == id)
+    }
+
+    /// Whether calls are under way that nobody waits for.
+    pub(super) fn is_busy(&self) -> bool {
+        self.ended.is_none() && self.calls.iter().any(|call| call.started && !call.is_settled())
+    }
+
+    /// Whether a call may begin. Who has been away first hears what has happened meanwhile.
+    pub(super) fn ready(&mut self, terms: &Terms) -> Result<()> {
+        if let Some(cause) = &self.ended {
+            return Err(cause.clone());
+        }
+        if self.last.elapsed() > super::AWAY {
+            self.current = Some(terms.take); // errors speak of it
+            let news = self.news();
+            self.current = None;
+            news?;
+        }
+        Ok(())
+    }
+
+    /// Begins a call, which is `blocking` or started.
+    pub(super) fn begin(&mut self, group: &Arc<Group>, mut terms: Terms, blocking: bool) -> (u64, Exchange) {
+        (terms.give.blocking, terms.take.blocking) = (blocking, blocking);
+        let id = self.next_call;
+        self.next_call += 1;
+        let shared = Shared { staging: self.staging(), ..Shared::default() };
+        let shared = Arc::new(Mutex::new(shared));
+        let sides = group.members.iter().map(|_| Side::default()).collect();
+        self.calls.push(Open {
+            id,
+            group: group.clone(),
+            terms,
+            shared: shared.clone(),
+            sides,
+            received: 0,
+            stirred: true,
+            failed: None,
+            started: !blocking,
+            work: None,
+            outcome: None,
+        });
+        self.compare(id);
+        (id, Exchange::new(group.clone(), shared))
+    }
+
+    /// Whether what has come before the call was begun belongs to this call as this rank knows it.
+    fn compare(&mut self, id: u64) {
+        let Some(call) = self.calls.iter_mut().find(|call| call.id == id) else { return };
+        let Terms { give, take, .. } = call.terms;
+        let mut other = None;
+        for peer in self.peers.iter_mut().flatten() {
+            if !peer.wants.is_empty()
+                && let Some(member) = call.taker(peer.rank)
+                && let Some(at) = peer.wants.iter().position(|want| want.key() == give.key())
+            {
+                let want = peer.wants.remove(at);
+                call.sides[member].wanted = true;
+                other = other.or((want != give).then_some((member, want, give)));
+            }
+            if !peer.early.is_empty()
+                && let Some(member) = call.giver(peer.rank)
+            {
+                let mut frames = peer.early.iter().map(|frame| frame.header.signature);
+                let theirs = frames.find(|theirs| theirs.key() == take.key() && *theirs != take);
+                other = other.or(theirs.map(|theirs| (member, theirs, take)));
+            }
+        }
+        if let Some((member, theirs, ours)) = other {
+            self.mismatch(id, member, &theirs, ours);
+        }
+    }
+
+    /// Does what an algorithm has ordered since it was looked at last.
+    pub(super) fn take_orders(&mut self, id: u64) {
+        let Some(call) = self.call_mut(id) else { return };
+        let shared = call.shared.clone();
+        let mut orders = std::mem::take(&mut open(&shared).orders);
+        for order in orders.drain(..) {
+            match order {
+                Order::Piece { other, what, tag, out } => self.queue(id, other, what, tag, out),
+                Order::Want(from) => self.tell(id, from),
+                Order::AwaitWant(to) => {
+                    let Some(call) = self.call_mut(id) else { return };
+                    if call.sides[to].wanted {
+                        open(&shared).awaited -= 1;
+                        call.stirred = true;
+                    } else {
+                        call.sides[to].awaited = true;
+                    }
+                }
+            }
+        }
+        let mut shared = open(&shared);
+        shared.orders = orders;
+        if std::mem::take(&mut shared.again)
+            && let Some(call) = self.call_mut(id)
+        {
+            call.stirred = true;
+        }
+    }
+
+    fn queue(&mut self, id: u64, other: usize, what: RawSlice, tag: u32, out: bool) {
+        let Some(call) = self.calls.iter_mut().find(|call| call.id == id) else { return };
+        let (world, key, side) = (call.group.members[other], call.terms.take.key(), &mut call.sides[other]);
+        let counter = if out { &mut side.given } else { &mut side.taken };
+        let (index, offset) = (counter.frames, counter.bytes);
+        counter.frames += 1;
+        counter.bytes += what.bytes() as u64;
+        let Some(peer) = &mut self.peers[world] else { return };
+        let lane = index as usize % peer.lanes.len();
+        let piece = Piece { at: what.ptr.as_ptr(), len: what.bytes(), call: id, member: other, index, tag, offset };
+        if out && index > 0 && !side.wanted {
+            // More than one frame only to who is in the call, so that nobody keeps more for a call he has not begun.
+            side.held.push_back(piece);
+        } else if out {
+            peer.lanes[lane].push(piece);
+        } else {
+            let has_come = |frame: &Early| frame.header.signature.key() == key && frame.header.index == index;
+            match peer.early.iter().position(has_come) {
+                Some(at) => {
+                    let frame = peer.early.swap_remove(at);
+                    self.put(world, lane, piece, &frame);
+                }
+                None => peer.lanes[lane].incoming.push_back(piece),
+            }
+            if index == 1 {
+                self.tell(id, other);
+            }
+        }
+    }
+
+    /// Tells a member, once, that this rank is ready to take.
+    fn tell(&mut self, id: u64, member: usize) {
+        let Some(call) = self.call_mut(id) else { return };
+        if !std::mem::replace(&mut call.sides[member].told, true) {
+            let (world, take) = (call.group.members[member], call.terms.take);
+            self.want(world, &take);
+        }
+    }
+
+    /// A rank has said that it is ready to take.
+    pub(super) fn wanted(&mut self, world: usize, want: Signature) {
+        let taker = |call: &Open| if call.terms.give.key() == want.key() { call.taker(world) } else { None };
+        let found = self.calls.iter_mut().find_map(|call| taker(call).map(|member| (call, member)));
+        let Some(peer) = &mut self.peers[world] else { return };
+        let Some((call, member)) = found else {
+            match peer.owed.iter().position(|owed| owed.key() == want.key()) {
+                Some(at) => drop(peer.owed.swap_remove(at)),
+                None => peer.wants.push(want),
+            }
+            return;
+        };
+        if want != call.terms.give {
+            let (id, give) = (call.id, call.terms.give);
+            self.mismatch(id, member, &want, give);
+            return;
+        }
+        let side = &mut call.sides[member];
+        side.wanted = true;
+        if std::mem::take(&mut side.awaited) {
+            open(&call.shared).awaited -= 1;
+        }
+        for piece in side.held.drain(..) {
+            let lane = piece.index as usize % peer.lanes.len();
+            peer.lanes[lane].push(piece);
+        }
+        call.stirred = true;
+    }
+
+    /// A piece is through.
+    pub(super) fn done(&mut self, piece: Piece, out: bool) {
+        let Some(call) = self.call_mut(piece.call) else { return };
+        let mut shared = open(&call.shared);
+        shared.tags[piece.tag as usize] -= 1;
+        shared.open -= 1;
+        call.stirred |= shared.tags[piece.tag as usize] == 0;
+        drop(shared);
+        if !out {
+            call.received += piece.len as u64;
+            call.sides[piece.member].came = true;
+        }
+    }
+
+    /// Puts a frame that came early into its place.
+    pub(super) fn put(&mut self, world: usize, lane: usize, piece: Piece, frame: &Early) {
+        if !piece.put(&frame.payload) {
+            self.broken(world, lane, unexpected(&frame.header, &piece));
+        } else if self.options.checksum && super::frame::checksum(&frame.payload) != frame.header.checksum {
+            self.broken(world, lane, Broken::Corrupt(piece));
+        } else {
+            self.done(piece, false);
+        }
+    }
+
+    /// Forgets a call. Nothing uses its buffers any more. If it is not at its end, the world is.
+    pub(super) fn close(&mut self, id: u64) -> Option<Open> {
+        let at = self.calls.iter().position(|call| call.id == id)?;
+        let call = self.calls.remove(at);
+        if !matches!(call.outcome, Some(Outcome::Through(Ok(())))) {
+            if self.ended.is_none() {
+                self.abort(why_abandoned());
+            }
+            self.peers_mut().flat_map(|peer| &mut peer.lanes).for_each(|lane| lane.forget(id));
+        } else if let (true, Some(to)) = (call.terms.give.is_of_pair(), call.terms.to) {
+            // A started send of one frame does not wait for the word, which will come.
+            if let (Some(false), Some(peer)) = (call.taker(to).map(|to| call.sides[to].wanted), &mut self.peers[to]) {
+                peer.owed.push(call.terms.give);
+            }
+        }
+        let staging = std::mem::take(&mut open(&call.shared).staging);
+        self.keep(staging);
+        Some(call)
+    }
+}
+
+pub(super) fn unexpected(header: &super::frame::Header, piece: &Piece) -> Broken {
+    let (index, bytes, wanted, len) = (header.index, header.bytes, piece.index, piece.len);
+    Broken::Garbage(format!("frame {index} of {bytes} bytes where frame {wanted} of {len} bytes was expected"))
+}
+
+/// A call that is closed when this is dropped: on every way out of it, panics included.
+pub(super) struct Closing<'a> {
+    pub mesh: &'a mut Mesh,
+    pub id: u64,
+}
+
+impl Closing<'_> {
+    /// The bytes that came, of a call that is at its end.
+    pub(super) fn finish(self) -> Result<u64> {
+        let call = self.mesh.close(self.id);
+        let (outcome, received) = call.map_or((None, 0), |call| (call.outcome, call.received));
+        match outcome {
+            Some(Outcome::Through(result)) => result.map(|()| received),
+            Some(Outcome::Panicked(panic)) => std::panic::resume_unwind(panic),
+            None => Err(invalid("wait", "the collective was waited for before")),
+        }
+    }
+}
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        (self.mesh.current, self.mesh.last) = (None, Instant::now());
+        self.mesh.close(self.id);
+    }
+}

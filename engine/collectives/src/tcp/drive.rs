@@ -1,0 +1,278 @@
+//! Moving what calls have ordered: all calls of a rank together, by whoever holds the lock of its mesh.
+
+use super::calls::unexpected;
+use super::control::timespec;
+use super::frame::{CHUNK_BYTES, Header};
+use super::lane::{Broken, Early, Piece, Route, Socket, Turn};
+use super::mesh::Mesh;
+use super::open::{Open, Outcome};
+use crate::Result;
+use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// Longest sleep between two looks at the clock.
+pub(super) const NAP: Duration = Duration::from_millis(500);
+/// How long a call goes on without any byte moved after the world has ended: what ranks sent before may be on its way.
+const LAST_BYTES: Duration = Duration::from_millis(500);
+
+/// The algorithm of a call whose rank is inside it.
+pub(super) type Own<'a> = Pin<&'a mut dyn Future<Output = Result<()>>>;
+
+/// What to watch of a socket.
+pub(super) struct Watched {
+    pub socket: Socket,
+    pub flags: PollFlags,
+    /// Whose it is, and which lane; the line of control without.
+    world: usize,
+    lane: Option<usize>,
+}
+
+impl Mesh {
+    /// Drives all calls until this one is at its end. `own` is its algorithm, unless it was started.
+    pub(super) fn drive(&mut self, id: u64, mut own: Option<Own<'_>>) -> Result<()> {
+        self.current = self.call(id).map(|call| call.terms.take);
+        let mut idle_since = None;
+        loop {
+            if let (Some(own), true) = (&mut own, self.call(id).is_some_and(|call| call.stirred)) {
+                self.carry(id, own.as_mut());
+            }
+            match self.call(id) {
+                None => break,
+                Some(call) if call.outcome.is_some() => break,
+                Some(Open { failed: Some(cause), .. }) => return Err(cause.clone()),
+                Some(_) => {}
+            }
+            if self.turn() || self.call(id).is_none_or(|call| call.stirred || call.is_settled()) {
+                idle_since = None;
+                continue;
+            }
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            let idle = since.elapsed();
+            if idle < self.spin {
+                std::hint::spin_loop();
+                continue;
+            }
+            let stall = self.options.stall;
+            match &self.ended {
+                Some(cause) if idle >= LAST_BYTES => return Err(cause.clone()),
+                Some(_) => self.sleep(LAST_BYTES - idle),
+                None if idle >= stall => {
+                    self.stalled(id)?;
+                    idle_since = None;
+                }
+                None => {
+                    self.crossed(id);
+                    self.sleep((stall - idle).min(NAP));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets an algorithm go as far as it can, and does what it orders.
+    fn carry(&mut self, id: u64, work: Own<'_>) {
+        if let Some(call) = self.call_mut(id) {
+            call.stirred = false;
+        }
+        let outcome = match work.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Pending => return self.take_orders(id),
+            Poll::Ready(result) => result,
+        };
+        if let Err(error) = &outcome
+            && self.ended.is_none()
+        {
+            self.abort(&error.to_string());
+        }
+        if let Some(call) = self.call_mut(id) {
+            call.outcome = Some(Outcome::Through(outcome));
+        }
+    }
+
+    /// Lets the algorithms of started calls go on. Whether there was anything to do.
+    fn carry_started(&mut self) -> bool {
+        let mut any = false;
+        for at in 0..self.calls.len() {
+            let call = &mut self.calls[at];
+            if !call.stirred || call.is_settled() {
+                continue;
+            }
+            let (id, Some(mut work)) = (call.id, call.work.take()) else { continue };
+            any = true;
+            // What it leaves is not looked at again, and its panic is for who waits for the call.
+            let panic = catch_unwind(AssertUnwindSafe(|| self.carry(id, work.as_mut()))).err();
+            if panic.is_some() {
+                self.abort("panicked");
+            }
+            if let Some(call) = self.call_mut(id) {
+                call.outcome = call.outcome.take().or(panic.map(Outcome::Panicked));
+                call.work = call.outcome.is_none().then_some(work);
+            }
+        }
+        any
+    }
+
+    /// Moves what can be moved at once. Whether anything was.
+    pub(super) fn turn(&mut self) -> bool {
+        let mut moved = self.carry_started();
+        for world in 0..self.peers.len() {
+            let lanes = self.peers[world].as_ref().map_or(0, |peer| peer.lanes.len());
+            for lane in 0..lanes {
+                moved |= self.turn_out(world, lane);
+                moved |= self.turn_in(world, lane);
+            }
+        }
+        self.hear_awaited() || moved
+    }
+
+    fn turn_out(&mut self, world: usize, number: usize) -> bool {
+        let Mesh { calls, peers, options, .. } = self;
+        let Some(peer) = &mut peers[world] else { return false };
+        let lane = &mut peer.lanes[number];
+        if lane.dead && lane.pieces().next().is_some() {
+            return self.broken(world, number, Broken::Closed(String::new()));
+        }
+        if !lane.has_out() {
+            return false;
+        }
+        let signature = |id| calls.iter().find(|call| call.id == id).map(|call| call.terms.give);
+        match lane.flush(signature, options.checksum) {
+            Ok(Turn::Blocked) => false,
+            Ok(Turn::Done(piece)) => {
+                self.done(piece, true);
+                true
+            }
+            Ok(_) => true,
+            Err(broken) => self.broken(world, number, broken),
+        }
+    }
+
+    fn turn_in(&mut self, world: usize, number: usize) -> bool {
+        let Mesh { calls, peers, options, .. } = self;
+        let Some(peer) = &mut peers[world] else { return false };
+        let lane = &mut peer.lanes[number];
+        if !lane.expects() {
+            return false;
+        }
+        match lane.fill(|header, incoming| route(calls, world, header, incoming), options.checksum) {
+            Ok(Turn::Blocked) => false,
+            Ok(Turn::Moved) => true,
+            Ok(Turn::Done(piece)) => {
+                self.done(piece, false);
+                true
+            }
+            Ok(Turn::Kept(header, payload)) => {
+                self.came_early(world, number, Early { header, payload });
+                true
+            }
+            Err(broken) => self.broken(world, number, broken),
+        }
+    }
+
+    /// A frame without a place is complete. Its call may have been begun, and its place be known, meanwhile.
+    fn came_early(&mut self, world: usize, number: usize, frame: Early) {
+        let Mesh { calls, peers, .. } = self;
+        let Some(peer) = &mut peers[world] else { return };
+        match route(calls, world, &frame.header, &mut peer.lanes[number].incoming) {
+            Ok(Route::Place(piece)) => self.put(world, number, piece, &frame),
+            Ok(Route::Keep | Route::Hold) => peer.early.push(frame),
+            Err(broken) => drop(self.broken(world, number, broken)),
+        }
+    }
+
+    /// Hears from those without whose word calls do not go on.
+    fn hear_awaited(&mut self) -> bool {
+        let mut heard = false;
+        for at in 0..self.calls.len() {
+            for member in 0..self.calls[at].sides.len() {
+                let call = &self.calls[at];
+                if call.failed.is_some() || !call.sides[member].waits_for_word() {
+                    continue;
+                }
+                let (id, world) = (call.id, call.group.members[member]);
+                self.hear(world);
+                let waits = self.calls[at].sides[member].waits_for_word();
+                heard |= !waits;
+                if waits && self.peers[world].as_ref().is_some_and(|peer| peer.departed) {
+                    let cause = self.lost(world, "closed its connection", Some(id));
+                    self.fail(id, cause);
+                }
+            }
+        }
+        heard
+    }
+
+    /// What a sleeper has to watch: what ranks say, what comes, and where there is room for what is to go.
+    pub(super) fn watched(&self) -> Vec<Watched> {
+        let mut watched = Vec::new();
+        for peer in self.peers.iter().flatten() {
+            if !peer.closed {
+                let socket = peer.control.clone();
+                watched.push(Watched { socket, flags: PollFlags::IN, world: peer.rank, lane: None });
+            }
+            for (number, lane) in peer.lanes.iter().enumerate().filter(|(_, lane)| !lane.dead) {
+                let mut flags = PollFlags::empty();
+                flags.set(PollFlags::IN, !lane.held);
+                flags.set(PollFlags::OUT, lane.has_out());
+                if !flags.is_empty() {
+                    let (socket, world, lane) = (lane.stream.clone(), peer.rank, Some(number));
+                    watched.push(Watched { socket, flags, world, lane });
+                }
+            }
+        }
+        watched
+    }
+
+    /// Sleeps until a socket has news or room, and hears what ranks say.
+    pub(super) fn sleep(&mut self, longest: Duration) {
+        let watched = self.watched();
+        let mut fds: Vec<PollFd<'_>> = watched.iter().map(|one| PollFd::new(&one.socket, one.flags)).collect();
+        // An interrupted sleep is a short one.
+        let _ = poll(&mut fds, Some(&timespec(longest)));
+        let news: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        for (one, _) in watched.iter().zip(news).filter(|(_, news)| *news) {
+            match (one.lane, &mut self.peers[one.world]) {
+                (Some(lane), Some(peer)) => peer.lanes[lane].readable = true,
+                _ => self.hear(one.world),
+            }
+        }
+    }
+
+    /// After a sleep of the thread, which cannot tell what has happened: looks at everything.
+    pub(super) fn look_around(&mut self) {
+        self.peers_mut().flat_map(|peer| &mut peer.lanes).for_each(|lane| lane.readable = true);
+        (0..self.peers.len()).for_each(|world| self.hear(world));
+    }
+}
+
+/// Where a frame from a rank goes.
+fn route(calls: &[Open], world: usize, header: &Header, incoming: &mut VecDeque<Piece>) -> Result<Route, Broken> {
+    let theirs = &header.signature;
+    let call = calls.iter().find(|call| call.terms.take.key() == theirs.key() && call.giver(world).is_some());
+    let fits = header.bytes <= CHUNK_BYTES as u64;
+    let Some(call) = call else {
+        // Nobody sends more than one frame before this rank is in the call.
+        if header.index == 0 && fits {
+            return Ok(Route::Keep);
+        }
+        let (index, bytes, call) = (header.index, header.bytes, theirs.describe());
+        return Err(Broken::Garbage(format!("frame {index} of {bytes} bytes of {call}, which is not under way")));
+    };
+    if *theirs != call.terms.take {
+        return Err(Broken::Mismatch(call.id, *theirs));
+    }
+    match incoming.iter().position(|piece| piece.call == call.id) {
+        Some(at) if (incoming[at].index, incoming[at].len as u64) == (header.index, header.bytes) => {
+            Ok(incoming.remove(at).map_or(Route::Hold, Route::Place))
+        }
+        Some(at) => Err(unexpected(header, &incoming[at])),
+        None if !fits => Err(Broken::Garbage(format!("frame {} of {} bytes", header.index, header.bytes))),
+        // Its place will be known when the call has come so far; other calls' frames may have to get past it until then.
+        None if calls.len() > 1 => Ok(Route::Keep),
+        None => Ok(Route::Hold),
+    }
+}

@@ -1,0 +1,321 @@
+//! Ranks as processes, on one host or many: every two are connected by TCP, and each call moves its bytes over these
+//! connections itself.
+//!
+//! | kind | how |
+//! | --- | --- |
+//! | all_reduce | up to [`super::ONE_ROUND_BYTES`], and up to 64 KiB between two ranks: everything to everybody; else each rank combines one part, chunk by chunk, and passes it on |
+//! | reduce | up to 64 KiB from all: everything to the root; else as all_reduce |
+//! | reduce_scatter, all_gather, all_to_all, gather, scatter | straight from buffer to buffer |
+//! | broadcast | up to 64 KiB a binomial tree, beyond a chain of chunks |
+//!
+//! Sums are then the balanced tree in rank order, bit for bit those of `local`.
+//!
+//! The connections are shared by all groups split from one. A frame says which call it belongs to by group, sequence and
+//! number, so calls of several groups and pairs may be under way at once, begun in another order on each rank; whoever drives
+//! one call drives all of its rank. A rank inside a call drives by itself; while it computes, a thread drives what it has
+//! started (`../progress.rs`), which sleeps unless a socket has news or room.
+//!
+//! A rank sends another at most one frame of a call before that one has said that it is in the call (`WANT`). So a rank keeps
+//! at most one frame per rank of each call that it has not begun, and, where several calls are under way, the few frames by
+//! which a rank is ahead of it in a call of many chunks. Ranks that call what does not match are noticed by those that exchange
+//! frames, and end the world on all; so do two ranks that block in calls of which each waits for the other's.
+
+mod calls;
+mod control;
+mod copies;
+mod drive;
+mod exchange;
+mod faults;
+mod frame;
+mod lane;
+mod mesh;
+mod open;
+mod options;
+mod reduce;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+pub use options::TcpOptions;
+
+use super::cause::WORLD;
+use super::progress::{Driver, Inside};
+use super::raw::RawSlice;
+use super::shared_memory::buffers;
+use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Ticket, why_abandoned};
+use calls::Closing;
+use exchange::{Exchange, Group};
+use frame::Signature;
+use mesh::Mesh;
+use open::Terms;
+use reduce::{Deliver, Job};
+use std::cell::{Cell, RefCell};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use wire::Wire;
+use zbench_kernels::{DType, Kernels, View, ViewMut};
+
+/// How long a rank looks for bytes before it sleeps, where it has a core for itself.
+const SPIN: Duration = Duration::from_micros(50);
+/// A rank that was in no call for longer first hears what has happened meanwhile.
+const AWAY: Duration = Duration::from_millis(1);
+
+/// One rank of a group of processes. All groups split from one end together.
+pub struct Tcp {
+    owner: Arc<Owner>,
+    members: Arc<Group>,
+    /// The group's number, the same on all its ranks.
+    group: u32,
+    kernels: Arc<dyn Kernels>,
+    next: Cell<u64>,
+    /// What has been sent to and received from each member, in calls.
+    pairs: RefCell<Vec<(u64, u64)>>,
+    /// Bytes of calls that are done, and waited for.
+    wire: Cell<u64>,
+}
+
+/// Connects the ranks of a meeting with each other.
+///
+/// # Errors
+/// As [`super::RendezvousError`] says; and [`CommError::Invalid`] where the options cannot be, or differ between ranks.
+pub fn tcp(meeting: Rendezvous, kernels: Arc<dyn Kernels>, options: TcpOptions) -> Result<Tcp> {
+    let (rank, members) = (meeting.rank(), (0..meeting.size()).collect());
+    let mesh = Mesh::connect(meeting, options)?;
+    let driver = Arc::new(Driver::new(Wire::new(), mesh));
+    Ok(Tcp::new(driver, Group { name: WORLD.to_owned(), members, rank }, 0, kernels))
+}
+
+/// What tickets and groups have of their rank's connections.
+struct Owner {
+    driver: Arc<Driver<Wire>>,
+}
+
+impl Owner {
+    fn lock(&self) -> Inside<'_, Wire> {
+        let mut mesh = self.driver.enter();
+        if self.driver.engine().broken.load(Ordering::Relaxed) {
+            mesh.abort("panicked");
+        }
+        mesh
+    }
+
+    /// Wakes the thread if it watches what was of interest before this call.
+    fn ring(&self, mesh: &Mesh) {
+        use super::progress::Engine;
+        if mesh.asleep && mesh.is_busy() {
+            self.driver.engine().wake();
+        }
+    }
+}
+
+impl Abandon for Owner {
+    fn abandoned(&self, call: u64) {
+        let mut mesh = self.lock();
+        mesh.abort(why_abandoned());
+        mesh.close(call);
+    }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.owner.lock().abort("panicked");
+        }
+    }
+}
+
+impl Tcp {
+    fn new(driver: Arc<Driver<Wire>>, members: Group, group: u32, kernels: Arc<dyn Kernels>) -> Tcp {
+        let pairs = RefCell::new(vec![(0, 0); members.members.len()]);
+        let (owner, members) = (Arc::new(Owner { driver }), Arc::new(members));
+        Tcp { owner, members, group, kernels, next: Cell::new(0), pairs, wire: Cell::new(0) }
+    }
+
+    /// A whole call that the rank is inside. The bytes that came.
+    fn within<F: Future<Output = Result<()>>>(
+        &self,
+        mesh: &mut Mesh,
+        terms: Terms,
+        work: impl FnOnce(Exchange) -> F,
+    ) -> Result<u64> {
+        mesh.ready(&terms)?;
+        let (id, exchange) = mesh.begin(&self.members, terms, true);
+        let closing = Closing { mesh, id };
+        let work = pin!(work(exchange));
+        closing.mesh.drive(id, Some(work))?;
+        closing.finish()
+    }
+
+    /// What the frames of both directions of this call say.
+    fn terms(&self, call: &Call<'_>) -> Terms {
+        let (send, recv) = (call.send_shape(), call.recv_shape());
+        let (side, nothing) = (call.kind.collective(), (DType::I8, 0));
+        let mut pairs = self.pairs.borrow_mut();
+        let mut pair = |to: Option<usize>, from: Option<usize>| {
+            let count = |number: &mut u64| std::mem::replace(number, *number + 1);
+            let give = to.map(|to| Signature::pair(self.group, count(&mut pairs[to].0), side, send.unwrap_or(nothing)));
+            let take =
+                from.map(|from| Signature::pair(self.group, count(&mut pairs[from].1), side, recv.unwrap_or(nothing)));
+            let none = Signature::pair(self.group, 0, side, nothing);
+            let world = |place: usize| self.members.members[place];
+            let (to, from) = (to.map(world), from.map(world));
+            Terms { give: give.or(take).unwrap_or(none), take: take.or(give).unwrap_or(none), to, from }
+        };
+        match call.kind {
+            Kind::Send { to } => pair(Some(to), None),
+            Kind::Recv { from } => pair(None, Some(from)),
+            Kind::SendRecv { to, from } => pair(Some(to), Some(from)),
+            kind => {
+                let sequence = self.next.replace(self.next.get() + 1);
+                let all = Signature::of(kind, self.size(), self.group, sequence, send, recv);
+                Terms { give: all, take: all, to: None, from: None }
+            }
+        }
+    }
+
+    /// What there is to do for a call. Its buffers must stay until the call is closed.
+    fn task(&self, call: &Call<'_>, blocking: bool) -> Task {
+        let (send, recv) = buffers(call, self.rank(), self.size());
+        Task { kernels: self.kernels.clone(), kind: call.kind, send, recv, blocking }
+    }
+
+    fn count(&self, bytes: u64) {
+        self.wire.set(self.wire.get() + bytes);
+    }
+}
+
+struct Task {
+    kernels: Arc<dyn Kernels>,
+    kind: Kind,
+    send: RawSlice,
+    recv: RawSlice,
+    blocking: bool,
+}
+
+impl Task {
+    async fn carry(self, exchange: Exchange) -> Result<()> {
+        let (exchange, kernels, send, recv) = (&exchange, &*self.kernels, self.send, self.recv);
+        let job = move |op, accumulate, deliver, recv| Job { kernels, op, accumulate, deliver, send, recv };
+        match self.kind {
+            Kind::AllReduce { op } => reduce::direct(exchange, job(op, false, Deliver::All, Some(recv))).await,
+            Kind::ReduceScatter { op, accumulate } => {
+                reduce::direct(exchange, job(op, accumulate, Deliver::Own, Some(recv))).await
+            }
+            Kind::Reduce { op, root } => {
+                let recv = (exchange.rank == root).then_some(recv);
+                reduce::direct(exchange, job(op, false, Deliver::Root(root), recv)).await
+            }
+            Kind::AllGather => copies::all_gather(exchange, send, recv).await,
+            Kind::Broadcast { root } => copies::broadcast(exchange, root, send, recv).await,
+            Kind::Gather { root } => copies::gather(exchange, root, send, recv).await,
+            Kind::Scatter { root } => copies::scatter(exchange, root, send, recv).await,
+            Kind::AllToAll if send.ptr == recv.ptr => copies::all_to_all_in_place(exchange, recv).await,
+            Kind::AllToAll => copies::all_to_all(exchange, send, recv).await,
+            Kind::Send { to } => copies::pair(exchange, Some((to, send)), None, self.blocking).await,
+            Kind::Recv { from } => copies::pair(exchange, None, Some((from, recv)), self.blocking).await,
+            Kind::SendRecv { to, from } => {
+                copies::pair(exchange, Some((to, send)), Some((from, recv)), self.blocking).await
+            }
+            Kind::Barrier => copies::barrier(exchange, RawSlice::empty()).await,
+        }
+    }
+}
+
+impl Communicator for Tcp {
+    fn member(&self) -> Member {
+        Member { rank: self.members.rank, size: self.members.members.len(), backend: "tcp" }
+    }
+
+    fn algorithm(&self, kind: Kind, bytes: u64) -> &'static str {
+        match kind {
+            Kind::Broadcast { .. } if self.size() > 2 && bytes <= copies::TREE_BYTES as u64 => "tree",
+            Kind::Broadcast { .. } if self.size() > 2 => "chain",
+            _ => "direct",
+        }
+    }
+
+    fn call(&self, call: Call<'_>) -> Result<()> {
+        call.check(self.rank(), self.size())?;
+        let (terms, task) = (self.terms(&call), self.task(&call, true));
+        let mut mesh = self.owner.lock();
+        let received = self.within(&mut mesh, terms, |exchange| task.carry(exchange));
+        self.owner.ring(&mesh);
+        self.count(received?);
+        Ok(())
+    }
+
+    fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
+        let call = request.as_call();
+        call.check(self.rank(), self.size())?;
+        let (terms, task) = (self.terms(&call), self.task(&call, false));
+        let mut mesh = self.owner.lock();
+        mesh.ready(&terms)?;
+        let (id, exchange) = mesh.begin(&self.members, terms, false);
+        if let Some(open) = mesh.call_mut(id) {
+            open.work = Some(Box::pin(task.carry(exchange)));
+        }
+        mesh.turn();
+        self.owner.ring(&mesh);
+        drop(mesh);
+        self.owner.driver.carry_on();
+        Ok(Ticket::of(self.owner.clone(), id, request))
+    }
+
+    /// The bytes of a started call count from here on.
+    fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
+        ticket.check_owner(&self.owner)?;
+        let mut mesh = self.owner.lock();
+        let closing = Closing { mesh: &mut mesh, id: ticket.sequence };
+        closing.mesh.drive(ticket.sequence, None)?;
+        let received = closing.finish();
+        self.owner.ring(&mesh);
+        drop(mesh);
+        self.count(received?);
+        ticket.take()
+    }
+
+    fn split(&self, color: usize, key: usize, name: &str) -> Result<Box<dyn Communicator>> {
+        let (rank, size) = (self.rank(), self.size());
+        let sequence = self.next.replace(self.next.get() + 1);
+        let signature = Signature::bare(self.group, sequence, None);
+        let terms = Terms { give: signature, take: signature, to: None, from: None };
+        let mut mesh = self.owner.lock();
+        // Color, key, and the least number that this rank's next group may have, in halves of 32 bits.
+        let next = mesh.next_group;
+        let halves = |word: usize| [word as u32, (word as u64 >> 32) as u32];
+        let own = [halves(color), halves(key), [next, 0]].concat();
+        let mut all = vec![0u32; own.len() * size];
+        let (send, recv) = (RawSlice::of(View::of(&own)), RawSlice::of_mut(&ViewMut::of(&mut all)));
+        let gather = async move |exchange: Exchange| copies::all_gather(&exchange, send, recv).await;
+        let gathered = self.within(&mut mesh, terms, gather);
+        self.owner.ring(&mesh);
+        gathered?;
+        let word = |rank: usize, at: usize| u64::from(all[6 * rank + at]) | u64::from(all[6 * rank + at + 1]) << 32;
+        let mut places: Vec<usize> = (0..size).filter(|rank| word(*rank, 0) == color as u64).collect();
+        places.sort_by_key(|rank| (word(*rank, 2), *rank));
+        // Greater than the number of any group that two of these ranks share.
+        let group = (0..size).map(|rank| all[6 * rank + 4]).max().unwrap_or(next);
+        mesh.next_group = group + 1;
+        drop(mesh);
+        let own_place = places.iter().position(|place| *place == rank).unwrap_or(0);
+        let members = places.into_iter().map(|place| self.members.members[place]).collect();
+        let members = Group { name: name.to_owned(), members, rank: own_place };
+        Ok(Box::new(Tcp::new(self.owner.driver.clone(), members, group, self.kernels.clone())))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.owner.lock().abort(reason);
+    }
+
+    fn wire_bytes(&self) -> u64 {
+        self.wire.get()
+    }
+}

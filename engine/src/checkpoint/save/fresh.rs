@@ -1,0 +1,48 @@
+//! A model with fresh weights, written without training: one tensor at a time, so that it may be larger than memory.
+
+use super::{Files, SaveError, SaveOptions, put};
+use crate::checkpoint::export::as_stored;
+use crate::checkpoint::init;
+use crate::config::{AttentionKind, Degrees, Lora, Model};
+use crate::formats::hf;
+use crate::model::{Layout, LayoutKey, Tensor};
+use std::borrow::Cow;
+use std::path::Path;
+use zbench_kernels::{Kernels, ViewMut};
+
+/// Writes the weights that a run of `model` with this `train.seed` starts from without a checkpoint, as [`crate::run::rank::Rank::save_model`] would before the
+/// first step. What is held is a file of `options.shard_bytes` (in f32) and a tensor.
+///
+/// # Errors
+/// The folder takes no files, or an operation is refused.
+pub fn save_fresh(
+    model: &Model,
+    seed: u64,
+    kernels: &dyn Kernels,
+    dir: &Path,
+    options: SaveOptions,
+) -> Result<(), SaveError> {
+    // No adapters, and no rank to pad for: a tensor's random numbers follow from its name alone, so they are those of any run.
+    let lora = Lora { rank: 0, ..Lora::default() };
+    let layout = Layout::on(LayoutKey {
+        model,
+        lora: &lora,
+        attention: AttentionKind::Flash,
+        granule: 1,
+        ranks: 1,
+        cut: Degrees::default(),
+        decoder_layers: None,
+    });
+    let mut files = Files::create(dir, options)?;
+    for unit in &layout.units {
+        let drawn = |tensor: &Tensor| {
+            let mut values = vec![0f32; tensor.elements()];
+            init::draw(kernels, seed, tensor, 0..values.len(), ViewMut::of(&mut values))?;
+            Ok(Cow::Owned(values))
+        };
+        let tensors = unit.tensors.iter().filter(|tensor| tensor.in_checkpoint);
+        as_stored(tensors, true, drawn, &mut |name, shape, values| files.take(name, shape, values))?;
+    }
+    files.finish()?;
+    put(&dir.join("config.json"), hf::config_json(model, options.dtype, None).as_bytes())
+}

@@ -1,0 +1,454 @@
+//! Reading the state of a run: by any number of ranks, under any strategy and precision, whatever wrote it. A rank reads
+//! the pieces that overlap what it owns, and nothing else.
+
+mod full;
+
+use super::blocks::{BLOCK, BlockFile, Share, Written, check_length};
+use super::error::{Result, StateError};
+use super::folder::newest;
+use super::index::{FileSums, Identity, Index, Position, RankFiles, Role, trainable};
+use super::json::{plain_names, read_index, read_json};
+use crate::checkpoint::weights::{decoder, stored_type};
+use crate::compute::error::StepError;
+use crate::config::{Cell, Resume, SaveLayout, Train};
+use crate::mesh::within;
+use crate::model::{FlatKind, Layout, Tensor};
+use crate::observe::outcome::History;
+use crate::state::{Optimizer, Params, Resources, State};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use zbench_kernels::{DType, View};
+
+/// A checkpoint that was opened: its index is whole, its files are there and as long as they were, and it is of this model.
+#[derive(Debug)]
+pub struct Resumable {
+    pub(super) dir: PathBuf,
+    pub(super) index: Index,
+    /// By number of the rank that wrote.
+    pub(super) ranks: Vec<RankFiles>,
+    pub history: History,
+    pub(super) direct: bool,
+}
+
+impl Resumable {
+    /// The checkpoint that a cell resumes from, by its `checkpoint.resume`.
+    ///
+    /// # Errors
+    /// A checkpoint that was asked for, or is the newest, and is damaged, incomplete or of another model.
+    pub fn find(cell: &Cell, layout: &Layout) -> Result<Option<Resumable>> {
+        let Some(saving) = &cell.checkpoint else { return Ok(None) };
+        let dir = match &saving.resume {
+            Resume::Never => None,
+            Resume::Auto => newest(&saving.dir)?.map(|(_, dir)| dir),
+            Resume::From(dir) => Some(dir.clone()),
+        };
+        dir.map(|dir| Resumable::open(&dir, cell, layout, saving.direct)).transpose()
+    }
+
+    /// Opens a checkpoint for a cell.
+    ///
+    /// # Errors
+    /// It is none, damaged, incomplete or of another model.
+    pub fn open(dir: &Path, cell: &Cell, layout: &Layout, direct: bool) -> Result<Resumable> {
+        let (index, units) = read_index(dir)?;
+        let names = index.ranks.iter().map(|(name, _)| name).chain(index.history.as_ref().map(|(name, _)| name));
+        let mut absent: Vec<String> = names.filter(|name| !dir.join(name).is_file()).cloned().collect();
+        let mut ranks = Vec::new();
+        for (name, sum) in index.ranks.iter().filter(|(name, _)| !absent.contains(name)) {
+            let rank = match &units {
+                None => checked::<RankFiles>(dir, name, *sum)?,
+                Some(units) => {
+                    let cannot_be = || StateError::damaged(&dir.join(name), "it names a piece that cannot be");
+                    units.convert(checked(dir, name, *sum)?).ok_or_else(cannot_be)?
+                }
+            };
+            plain_names(&dir.join(name), rank.files.iter().map(|file| file.name.as_str()))?;
+            ranks.push(rank);
+        }
+        let files = ranks.iter().flat_map(|rank| &rank.files).map(|file| &file.name);
+        let missing: Vec<String> = files.filter(|name| !dir.join(name).is_file()).cloned().collect();
+        absent.extend(missing);
+        if !absent.is_empty() {
+            absent.dedup();
+            return Err(StateError::Absent { dir: dir.into(), absent });
+        }
+        let ours = Identity::new(cell, layout);
+        if let Some(reason) = ours.difference(&index.identity) {
+            return Err(StateError::OtherModel { dir: dir.into(), reason });
+        }
+        for ((name, _), rank) in index.ranks.iter().zip(&ranks) {
+            if let Some(reason) = rank.refused(&index.identity.tensors) {
+                return Err(StateError::damaged(&dir.join(name), reason));
+            }
+        }
+        if index.position.delayed.is_some() && !cell.train.is_delayed() {
+            return Err(StateError::Delayed { dir: dir.into() });
+        }
+        // What was trained by versions before this setting has its default in the cell, which configurations do not default to.
+        let was = index.cell.get("train").and_then(|train| Train::deserialize(train).ok());
+        if let Some(was) = was.filter(|was| was.is_rate_varied() && cell.train.is_rate_varied())
+            && was.lr_steps != cell.train.lr_steps
+        {
+            return Err(StateError::CourseSteps { dir: dir.into(), was: was.lr_steps.name() });
+        }
+        let history = match &index.history {
+            Some((name, sum)) => checked(dir, name, *sum)?,
+            None => History::default(),
+        };
+        // Lengths are checked before any rank allocates.
+        ranks
+            .iter()
+            .flat_map(|rank| &rank.files)
+            .try_for_each(|file| check_length(&dir.join(&file.name), file.bytes))?;
+        Ok(Resumable { dir: dir.into(), index, ranks, history, direct })
+    }
+
+    pub fn position(&self) -> &Position {
+        &self.index.position
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Settings of the run so far that are others in `cell`, as `train.lr was 0.001`: those that its losses follow from, and not
+    /// how it is split, saved or computed.
+    pub fn changed(&self, cell: &Cell) -> Vec<String> {
+        let now = serde_json::to_value(cell).unwrap_or_default();
+        let sections = ["data", "train", "precision", "lora"];
+        let mut changed = Vec::new();
+        for section in sections {
+            let (then, now) = (self.index.cell.get(section), now.get(section));
+            let keys = then.into_iter().chain(now).filter_map(|table| table.as_object()).flat_map(|table| table.keys());
+            for key in keys.collect::<std::collections::BTreeSet<_>>() {
+                let of = |table: Option<&serde_json::Value>| table.and_then(|table| table.get(key)).cloned();
+                if of(then) != of(now) && (section, key.as_str()) != ("train", "steps") {
+                    let was = of(then).map_or("absent".to_string(), |value| value.to_string());
+                    changed.push(format!("{section}.{key} was {was}"));
+                }
+            }
+        }
+        changed
+    }
+
+    /// A number that tells this checkpoint from others.
+    pub(crate) fn mark(&self) -> u32 {
+        let sums = self.index.ranks.iter().flat_map(|(_, sum)| sum.to_le_bytes());
+        let bytes: Vec<u8> = self.index.position.steps.to_le_bytes().into_iter().chain(sums).collect();
+        crc32fast::hash(&bytes).max(1)
+    }
+
+    /// The checksum of the frozen tensors, if there were any.
+    pub fn frozen(&self) -> Option<u64> {
+        self.index.frozen
+    }
+
+    /// Fills this rank's trainable weights and moments. Returns the bytes read.
+    pub(crate) fn load(
+        &self,
+        layout: &Layout,
+        state: &State,
+        res: Resources<'_>,
+        params: &mut Params,
+        optimizer: &mut Optimizer,
+    ) -> Result<u64> {
+        let roles = Role::all(self.index.position.delayed.is_some());
+        let mut target = Target { layout, state, roles, res, params, optimizer, open: None };
+        let readings = match self.index.layout {
+            SaveLayout::Sharded => self.shards(&target)?,
+            SaveLayout::Full => full::readings(self, &target)?,
+        };
+        target.check_complete(&self.dir, readings.iter().flat_map(|reading| &reading.wanted))?;
+        target.clear()?;
+        let mut bytes = 0;
+        for reading in readings {
+            bytes += target.read(reading, self.direct)?;
+        }
+        target.update_homes()?;
+        target.turn_to(None)?;
+        Ok(bytes)
+    }
+
+    /// A file with the checksums of all ranks that wrote it.
+    fn blocks<'a>(&self, name: &str, parts: impl Iterator<Item = &'a FileSums> + Clone) -> Result<BlockFile> {
+        let path = self.dir.join(name);
+        let bytes = parts.clone().next().map_or(0, |part| part.bytes);
+        let mut sums = vec![0; bytes.div_ceil(BLOCK as u64) as usize];
+        let found: usize = parts.clone().map(|part| part.crc32.len()).sum();
+        if found != sums.len() {
+            return Err(StateError::damaged(&path, format!("{bytes} bytes have {found} checksums")));
+        }
+        for part in parts {
+            let blocks = Share { first: part.first, every: part.every }.blocks(bytes);
+            for (block, sum) in blocks.zip(&part.crc32) {
+                sums[block] = *sum;
+            }
+        }
+        BlockFile::new(&path, Written { bytes, sums })
+    }
+
+    /// What this rank needs of the files of the sharded layout.
+    fn shards(&self, target: &Target<'_>) -> Result<Vec<Reading<'_>>> {
+        // A stage reads its own.
+        let tensors: Vec<(usize, usize, &Tensor)> = trainable(target.layout).collect();
+        let mut readings = Vec::new();
+        for rank in &self.ranks {
+            let Some(file) = rank.files.first() else { continue };
+            let mut wanted = Vec::new();
+            for piece in &rank.pieces {
+                let Ok(found) = tensors.binary_search_by_key(&piece.tensor, |(number, ..)| *number) else { continue };
+                let (_, unit, tensor) = tensors[found];
+                let Some(owned) = target.owned(unit) else { continue };
+                let (place, width) = (tensor.place.range(), piece.dtype.size());
+                let runs = piece.slice.runs(&tensor.whole);
+                let parts = runs.flat_map(|run| {
+                    let parts = tensor.parts_of_whole(&target.state.place, run.elements.clone());
+                    parts.map(move |part| (part.ours, run.at + part.whole - run.elements.start, part.len))
+                });
+                for (ours, at, len) in parts {
+                    let (start, end) = (place.start + ours, place.start + ours + len);
+                    let elements = start.max(owned.start)..end.min(owned.end);
+                    if elements.is_empty() {
+                        continue;
+                    }
+                    let begin = piece.at + ((at + elements.start - start) * width) as u64;
+                    let bytes = begin..begin + (elements.len() * width) as u64;
+                    append(
+                        &mut wanted,
+                        Wanted { unit, role: piece.role, elements, dtype: piece.dtype, bytes, stored: None },
+                    );
+                }
+            }
+            if !wanted.is_empty() {
+                let blocks = self.blocks(&file.name, [file].into_iter())?;
+                readings.push(Reading { blocks, header: None, wanted });
+            }
+        }
+        Ok(readings)
+    }
+}
+
+/// What a rank needs of a file.
+struct Reading<'a> {
+    blocks: BlockFile,
+    /// The file's header, where its checksums are to be checked, too.
+    header: Option<Range<u64>>,
+    wanted: Vec<Wanted<'a>>,
+}
+
+/// Elements of a file that a rank needs.
+struct Wanted<'a> {
+    unit: usize,
+    role: Role,
+    /// Of the unit's flat.
+    elements: Range<usize>,
+    dtype: DType,
+    bytes: Range<u64>,
+    /// The tensor and this rank's elements that are needed, where the file holds them in another order: then all of it is read.
+    stored: Option<(&'a Tensor, Range<usize>)>,
+}
+
+/// Appends what is wanted to a list, as a part of the last one where it continues that one in file and flat.
+fn append<'a>(list: &mut Vec<Wanted<'a>>, more: Wanted<'a>) {
+    match list.last_mut() {
+        Some(last)
+            if (last.unit, last.role, last.dtype) == (more.unit, more.role, more.dtype)
+                && (last.elements.end, last.bytes.end) == (more.elements.start, more.bytes.start) =>
+        {
+            (last.elements.end, last.bytes.end) = (more.elements.end, more.bytes.end);
+        }
+        _ => list.push(more),
+    }
+}
+
+fn checked<T: serde::de::DeserializeOwned>(dir: &Path, name: &str, sum: u32) -> Result<T> {
+    let path = dir.join(name);
+    let (value, found) = read_json(&path)?;
+    if found != sum {
+        let reason = "it is not the one that the index names; files of two checkpoints are mixed";
+        return Err(StateError::damaged(&path, reason));
+    }
+    Ok(value)
+}
+
+/// Elements as f32, which holds every value of the types that are stored.
+fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
+    values.resize(bytes.len() / dtype.size(), 0.0);
+    if let Some(decode) = decoder(stored_type(dtype)) {
+        decode(bytes, values);
+    }
+}
+
+struct Target<'a> {
+    pub layout: &'a Layout,
+    pub state: &'a State,
+    /// What the checkpoint holds.
+    roles: &'static [Role],
+    res: Resources<'a>,
+    params: &'a mut Params,
+    optimizer: &'a mut Optimizer,
+    /// The unit whose state is in memory, where it lives on a disk.
+    open: Option<usize>,
+}
+
+impl Target<'_> {
+    /// Brings a unit's state into memory, in place of the last one's.
+    fn turn_to(&mut self, unit: Option<usize>) -> Result<()> {
+        if self.open == unit {
+            return Ok(());
+        }
+        if let Some(last) = std::mem::replace(&mut self.open, unit) {
+            self.params.close(self.res, last, true)?;
+            self.optimizer.close(self.res, last, true)?;
+        }
+        if let Some(next) = unit {
+            self.params.open(self.res, next)?;
+            self.optimizer.open(self.res, next)?;
+        }
+        Ok(())
+    }
+
+    /// What this rank needs of a unit: what it owns, without padding.
+    pub fn owned(&self, unit: usize) -> Option<Range<usize>> {
+        let holding = self.state.holdings.get(unit)?.first()?.as_ref()?;
+        let end = holding.owned.end.min(self.layout.units[unit].trainable().len);
+        (holding.owned.start < end).then_some(holding.owned.start..end)
+    }
+
+    /// Checks that every element that this rank needs is in the files, and once.
+    fn check_complete<'a>(&self, dir: &Path, wanted: impl Iterator<Item = &'a Wanted<'a>>) -> Result<()> {
+        let mut found: BTreeMap<(usize, Role), Vec<Range<usize>>> = BTreeMap::new();
+        for Wanted { unit, role, elements, .. } in wanted {
+            found.entry((*unit, *role)).or_default().push(elements.clone());
+        }
+        for unit in 0..self.state.holdings.len() {
+            let Some(owned) = self.owned(unit) else { continue };
+            for role in self.roles {
+                let mut ranges = found.remove(&(unit, *role)).unwrap_or_default();
+                ranges.sort_by_key(|range| range.start);
+                let refused = |element, how| {
+                    let which = self.element(unit, element);
+                    Err(StateError::damaged(dir, format!("the {} of {which} {how}", role.name())))
+                };
+                let (none, twice) = ("is in none of its files", "is in its files twice");
+                let (needed, mut next) = (self.needed(unit, &owned), owned.start);
+                for range in ranges.into_iter().chain(std::iter::once(owned.end..owned.end)) {
+                    if range.start < next {
+                        return refused(range.start, twice);
+                    }
+                    // What lies in between is padding, or is missing.
+                    let first = needed.partition_point(|needed| needed.end <= next);
+                    let missing = needed.get(first).map_or(range.start, |needed| needed.start.max(next));
+                    if missing < range.start {
+                        return refused(missing, none);
+                    }
+                    next = range.end;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Of these elements of a unit's flat: those that are in a checkpoint. The padding of tensors that ranks share is in none.
+    fn needed(&self, unit: usize, owned: &Range<usize>) -> Vec<Range<usize>> {
+        let mut needed: Vec<Range<usize>> = Vec::new();
+        for tensor in self.layout.units[unit].tensors_of(FlatKind::Trainable) {
+            let place = tensor.place.range();
+            let cut = place.start.max(owned.start)..place.end.min(owned.end);
+            if cut.is_empty() {
+                continue;
+            }
+            for part in tensor.parts(&self.state.place, within(&cut, &place)) {
+                let (start, end) = (place.start + part.ours, place.start + part.ours + part.len);
+                match needed.last_mut() {
+                    Some(last) if last.end == start => last.end = end,
+                    _ => needed.push(start..end),
+                }
+            }
+        }
+        needed
+    }
+
+    /// In words: an element of a unit's flat.
+    fn element(&self, unit: usize, element: usize) -> String {
+        let mut tensors = self.layout.units[unit].tensors_of(FlatKind::Trainable);
+        let found = tensors.find(|tensor| tensor.place.range().contains(&element));
+        found.map_or_else(String::new, |tensor| format!("{}, element {}", tensor.name, element - tensor.place.start))
+    }
+
+    /// Padding is zero.
+    fn clear(&mut self) -> Result<()> {
+        for unit in 0..self.state.holdings.len() {
+            for role in self.roles {
+                let Some(holding) = self.state.trainable(unit) else { continue };
+                let owned = holding.owned.clone();
+                self.write(unit, *role, owned, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, unit: usize, role: Role, range: Range<usize>, values: Option<&[f32]>) -> Result<()> {
+        self.turn_to(Some(unit))?;
+        let Some(holding) = self.state.trainable(unit) else { return Ok(()) };
+        let of_owned = within(&range, &holding.owned);
+        let Some(moments) = self.optimizer.moments_mut(unit) else { return Ok(()) };
+        let view = match (role.of_mut(moments), self.params.home_mut(unit, FlatKind::Trainable)) {
+            (Some(own), _) => own.slice_mut(of_owned),
+            (None, Some(home)) => home.slice_mut(within(&range, &holding.home)),
+            (None, None) => return Ok(()),
+        };
+        let done = match values {
+            Some(values) => self.res.kernels.cast(View::of(values), view),
+            None => self.res.kernels.fill(view, 0.0),
+        };
+        Ok(done.map_err(StepError::from)?)
+    }
+
+    /// Reads what is wanted of a file into its place. Returns the bytes read.
+    fn read(&mut self, Reading { blocks, header, mut wanted }: Reading<'_>, direct: bool) -> Result<u64> {
+        wanted.sort_by_key(|wanted| wanted.bytes.start);
+        let before = header.iter().count();
+        let ranges: Vec<Range<u64>> = header.into_iter().chain(wanted.iter().map(|w| w.bytes.clone())).collect();
+        let (mut values, mut together) = (Vec::new(), Vec::new());
+        blocks.read(&ranges, direct, |number, at, bytes| {
+            let Some(number) = number.checked_sub(before) else { return Ok(()) };
+            let Wanted { unit, role, elements, dtype, bytes: all, stored } = &wanted[number];
+            widen(*dtype, bytes, &mut values);
+            let Some((tensor, part)) = stored else {
+                let first = elements.start + at as usize / dtype.size();
+                return self.write(*unit, *role, first..first + values.len(), Some(&values));
+            };
+            together.extend_from_slice(&values);
+            if at + (bytes.len() as u64) < all.end - all.start {
+                return Ok(());
+            }
+            let mut ours = vec![0f32; part.len()];
+            for of in tensor.parts(&self.state.place, part.clone()) {
+                for run in tensor.runs(of.whole..of.whole + of.len) {
+                    let to = ours[of.ours - part.start + run.ours - of.whole..].iter_mut().step_by(run.step);
+                    to.zip(&together[run.stored..run.stored + run.len]).for_each(|(to, from)| *to = *from);
+                }
+            }
+            together.clear();
+            self.write(*unit, *role, elements.clone(), Some(&ours))
+        })
+    }
+
+    /// Makes the weights that layers read from the master weights.
+    fn update_homes(&mut self) -> Result<()> {
+        for unit in 0..self.state.holdings.len() {
+            self.turn_to(Some(unit))?;
+            let Some(holding) = self.state.trainable(unit) else { continue };
+            let master = self.optimizer.moments_mut(unit).and_then(|moments| moments.master.as_ref()?.buffer());
+            let home = self.params.home_mut(unit, FlatKind::Trainable);
+            if let (Some(master), Some(home)) = (master, home) {
+                let at_home = within(&holding.owned, &holding.home);
+                self.res.kernels.cast(master.view(), home.slice_mut(at_home)).map_err(StepError::from)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,202 @@
+//! The memory of a rank by home. The device's arena is always there; the host and the disk have one only where something
+//! lives there. Each arena has a ledger of its own.
+
+use crate::config::Home;
+use crate::memory::host_link::HostLink;
+use crate::memory::moves::Moves;
+use std::ops::Index;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use zbench_kernels::disk::{DiskError, File, Options, Traffic};
+use zbench_kernels::{Arena, ArenaError, Category, CopyStreams, KernelError, Kernels, Ledger, Swing};
+
+/// One value for each home.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ByHome<T>([T; Home::ALL.len()]);
+
+impl<T> ByHome<T> {
+    pub fn of(value: impl FnMut(Home) -> T) -> ByHome<T> {
+        ByHome(Home::ALL.map(value))
+    }
+}
+
+impl<T> Index<Home> for ByHome<T> {
+    type Output = T;
+
+    fn index(&self, home: Home) -> &T {
+        &self.0[home as usize]
+    }
+}
+
+/// Why a rank has not the memory that it needs.
+#[derive(Debug, thiserror::Error)]
+pub enum HomesError {
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    #[error(transparent)]
+    Device(#[from] KernelError),
+}
+
+/// The arenas of a rank, and what was moved between them. Clones share them.
+#[derive(Clone)]
+pub struct Homes {
+    device: Arena,
+    host: Option<Arena>,
+    disk: Option<Arena>,
+    /// What the disk's arena gives places in; none in a dry run.
+    file: Option<Arc<File>>,
+    /// What carries copies between the device and the host's arena; none where they are one memory.
+    streams: Option<Arc<CopyStreams>>,
+    /// What copies between the two pay, where that is emulated.
+    link: Option<Arc<HostLink>>,
+    moves: Moves,
+    /// What the file has transferred outside of steps.
+    aside: Arc<Mutex<Traffic>>,
+}
+
+/// Whether a rank has an arena of this home beside the device's. What lives on a disk passes through the host's memory.
+fn is_used(home: Home, used: &[Home]) -> bool {
+    used.contains(&home) || home == Home::Host && used.contains(&Home::Disk)
+}
+
+impl Homes {
+    /// The device's arena, and one for each other home that is used, with room for what is `planned`. What lives on a disk is a file
+    /// in `folder`.
+    ///
+    /// # Errors
+    /// The process has no address space left, the host no such memory that can be pinned for a device, or the disk no such room.
+    pub fn new(
+        kernels: &dyn Kernels,
+        device: Arena,
+        used: &[Home],
+        folder: &Path,
+        planned: &ByHome<Ledger>,
+    ) -> Result<Homes, HomesError> {
+        let host_bytes = pinned_room(&planned[Home::Host]);
+        let host = is_used(Home::Host, used).then(|| kernels.host_arena(host_bytes)).transpose()?;
+        let streams = if host.is_some() { kernels.copy_streams()?.map(Arc::new) } else { None };
+        let disk = is_used(Home::Disk, used).then(|| Arena::file(None));
+        let file = disk.as_ref().map(|_| File::create(folder, &Options::default())).transpose()?;
+        file.as_ref().map_or(Ok(()), |file| file.reserve(planned[Home::Disk].total_peak()))?;
+        let file = file.map(Arc::new);
+        Ok(Homes { device, host, disk, file, streams, link: None, moves: Moves::default(), aside: Arc::default() })
+    }
+
+    /// The same with an emulated link between the device and the host's memory, which are one.
+    pub fn with_link(self, link: Option<HostLink>) -> Homes {
+        Homes { link: link.map(Arc::new), ..self }
+    }
+
+    /// The emulated link between the device and the host's memory.
+    pub fn link(&self) -> Option<&HostLink> {
+        self.link.as_deref()
+    }
+
+    /// Arenas without memory for the device and for each of these homes.
+    ///
+    /// # Errors
+    /// As of [`Arena::dry`].
+    pub fn dry(used: &[Home]) -> Result<Homes, ArenaError> {
+        let arena = |home| is_used(home, used).then(Arena::dry).transpose();
+        let (host, disk) = (arena(Home::Host)?, arena(Home::Disk)?);
+        let (moves, aside) = (Moves::default(), Arc::default());
+        Ok(Homes { device: Arena::dry()?, host, disk, file: None, streams: None, link: None, moves, aside })
+    }
+
+    /// What carries copies between the device and the host's memory; none where they are one memory.
+    pub fn streams(&self) -> Option<&CopyStreams> {
+        self.streams.as_deref()
+    }
+
+    /// The file of what lives on a disk; none in a dry run.
+    pub fn file(&self) -> Option<&File> {
+        self.file.as_deref()
+    }
+
+    /// What the file has transferred in steps.
+    pub fn traffic(&self) -> Option<Traffic> {
+        let (now, aside) = (self.file()?.traffic(), *self.aside());
+        Some(less(now, aside))
+    }
+
+    /// Work outside of a step: its moves and transfers are not counted.
+    pub fn uncounted<T>(&self, work: impl FnOnce() -> T) -> T {
+        let before = self.file().map(File::traffic).unwrap_or_default();
+        let result = self.moves.uncounted(work);
+        if let Some(file) = self.file() {
+            let (more, mut aside) = (less(file.traffic(), before), self.aside());
+            aside.read_bytes += more.read_bytes;
+            aside.written_bytes += more.written_bytes;
+            aside.busy += more.busy;
+        }
+        result
+    }
+
+    fn aside(&self) -> MutexGuard<'_, Traffic> {
+        self.aside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was moved between homes.
+    pub fn moves(&self) -> &Moves {
+        &self.moves
+    }
+
+    pub fn device(&self) -> &Arena {
+        &self.device
+    }
+
+    /// The arena of a home; `None` where nothing lives there.
+    pub fn arena(&self, home: Home) -> Option<&Arena> {
+        match home {
+            Home::Device => Some(&self.device),
+            Home::Host => self.host.as_ref(),
+            Home::Disk => self.disk.as_ref(),
+        }
+    }
+
+    /// What is and was in use. The ledger of a home without an arena is empty.
+    pub fn ledgers(&self) -> ByHome<Ledger> {
+        ByHome::of(|home| self.arena(home).map(Arena::ledger).unwrap_or_default())
+    }
+
+    /// What `work` does to the ledger of each home, whatever was in use before.
+    pub fn record_change<R>(&self, work: impl FnOnce() -> R) -> (R, ByHome<Swing>) {
+        let (((result, disk), host), device) =
+            self.device.record_change(|| recorded(self.host.as_ref(), || recorded(self.disk.as_ref(), work)));
+        (result, ByHome([device, host, disk]))
+    }
+
+    /// Counts a change so many times again that was recorded, without allocating anything.
+    pub fn replay_change(&self, change: &ByHome<Swing>, times: usize) {
+        for home in Home::ALL {
+            if let Some(arena) = self.arena(home) {
+                arena.replay_change(&change[home].repeated(times));
+            }
+        }
+    }
+}
+
+/// Bytes of a host arena that is pinned for a device, and cannot grow: what is planned, and as much again as comes and goes, as that may
+/// lie in pieces.
+pub fn pinned_room(planned: &Ledger) -> u64 {
+    let passing = [Category::Communication, Category::Activations, Category::Workspace];
+    passing.into_iter().fold(planned.total_peak(), |sum, category| sum.saturating_add(planned.peak(category)))
+}
+
+fn less(now: Traffic, before: Traffic) -> Traffic {
+    Traffic {
+        read_bytes: now.read_bytes.saturating_sub(before.read_bytes),
+        written_bytes: now.written_bytes.saturating_sub(before.written_bytes),
+        busy: now.busy.saturating_sub(before.busy),
+    }
+}
+
+/// As [`Arena::record_change`]; nothing changes where there is no arena.
+fn recorded<R>(arena: Option<&Arena>, work: impl FnOnce() -> R) -> (R, Swing) {
+    match arena {
+        Some(arena) => arena.record_change(work),
+        None => (work(), Swing::default()),
+    }
+}

@@ -1,0 +1,84 @@
+//! Which type a flat has where, and over which axes it is split.
+
+use crate::config::{Base, Cell, Home};
+use crate::mesh::Axes;
+use crate::mesh::strategy::{Reshard, Sharding};
+use crate::model::FlatKind;
+use zbench_kernels::{Category, DType};
+
+/// Where the parts of a rank's state live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateHomes {
+    pub parameters: Home,
+    /// Accumulated gradients.
+    pub gradients: Home,
+    pub optimizer: Home,
+    /// What forward keeps for backward.
+    pub activations: Home,
+}
+
+impl StateHomes {
+    /// As the cell says. A rank's part of the gradients lives in the host's memory where the optimizer's state is offloaded, since the
+    /// update waits for the norm of all of them; whole gradients are added up where layers make them.
+    pub fn of(cell: &Cell, sharding: &Sharding) -> StateHomes {
+        let (parameters, optimizer) = (cell.memory.offload_parameters, cell.memory.offload_optimizer);
+        let is_whole = sharding.gradients == Axes::NONE;
+        let gradients = if optimizer == Home::Device || is_whole { Home::Device } else { Home::Host };
+        StateHomes { parameters, gradients, optimizer, activations: cell.memory.offload_activations }
+    }
+
+    pub fn all(&self) -> [Home; 4] {
+        [self.parameters, self.gradients, self.optimizer, self.activations]
+    }
+
+    /// Where the update of a unit is computed: on the host if the optimizer's state does not live on the device.
+    pub fn update(&self) -> Home {
+        match self.optimizer {
+            Home::Device => Home::Device,
+            Home::Host | Home::Disk => Home::Host,
+        }
+    }
+
+    /// Whether the update finds all that it reads on the device.
+    pub fn updates_in_place(&self) -> bool {
+        [self.parameters, self.gradients, self.optimizer] == [Home::Device; 3]
+    }
+}
+
+/// The type of a flat's weights at home.
+pub fn home_dtype(cell: &Cell, part: FlatKind) -> DType {
+    match part {
+        FlatKind::Trainable => cell.precision.parameters,
+        FlatKind::Frozen => cell.lora.base.and_then(Base::float).unwrap_or(cell.precision.parameters),
+        FlatKind::Quantised => DType::I8,
+    }
+}
+
+/// The type of a flat's weights where layers read them.
+pub fn slot_dtype(cell: &Cell, part: FlatKind) -> DType {
+    match part {
+        FlatKind::Trainable | FlatKind::Frozen => cell.precision.compute,
+        FlatKind::Quantised => DType::I8,
+    }
+}
+
+/// Whether a flat is read from a slot: its home is a part, or of another type than the compute.
+pub fn slotted(cell: &Cell, sharding: &Sharding, part: FlatKind) -> bool {
+    sharding.parameters != Axes::NONE || home_dtype(cell, part) != slot_dtype(cell, part)
+}
+
+/// Over which axes a flat's home is split. Frozen weights are split as the parameters are.
+pub fn share(sharding: &Sharding, part: FlatKind) -> Axes {
+    match part {
+        FlatKind::Trainable => sharding.optimizer,
+        FlatKind::Frozen | FlatKind::Quantised => sharding.parameters,
+    }
+}
+
+/// Slots of unsplit weights stay as long as the weights do; the others are on their way.
+pub(crate) fn slot_category(sharding: &Sharding) -> Category {
+    match sharding.reshard {
+        Reshard::Never => Category::Parameters,
+        Reshard::AfterForward | Reshard::AfterBackward => Category::Communication,
+    }
+}

@@ -1,0 +1,384 @@
+//! Gradients: where a unit's are written, how they are summed over ranks, where they accumulate.
+
+use super::homed::Copying;
+use super::{Resources, State};
+use crate::action::span::{Span, Spans};
+use crate::compute::error::{Result, StepError};
+use crate::config::Home;
+use crate::mesh::{Axes, within};
+use crate::model::Grads;
+use std::ops::Range;
+use zbench_collectives::{Call, Communicator, Kind, Metered, OwnedCall, Ticket};
+use zbench_kernels::{Buffer, Category, DType, View, ViewMut};
+
+/// In the FLOP ledger.
+const TERM: &str = "reduce";
+
+/// The gradients of a rank.
+pub struct Gradients {
+    /// By unit; `None` where nothing trains.
+    units: Vec<Option<Unit>>,
+    buckets: Vec<Bucket>,
+    reducing: Option<Reducing>,
+    going: Option<Going>,
+}
+
+/// Accumulated gradients of one or several units, which are reduced in one call.
+struct Bucket {
+    units: Range<usize>,
+    /// Away while a reduction writes it.
+    home: Option<Buffer>,
+    /// Units of it that train.
+    count: usize,
+    /// How many of them have no complete gradients of this step yet.
+    missing: usize,
+}
+
+/// A bucket's reduction over the shard group, which goes on while the gradients of other units are computed.
+struct Reducing {
+    bucket: usize,
+    ticket: Ticket,
+    /// It is the step's last one, so that other axes may follow.
+    last: bool,
+}
+
+/// A bucket's sum on its way to its home in the host's memory, which goes on while the gradients of another unit are computed.
+struct Going {
+    bucket: usize,
+    copying: Copying,
+    /// On the device until the copy is over.
+    sum: Buffer,
+}
+
+struct Unit {
+    bucket: usize,
+    /// Its part of the bucket's home.
+    place: Range<usize>,
+    /// A micro-batch's gradients of the whole unit, where the home is only a part.
+    scratch: Option<Buffer>,
+    /// Whole homes: zeroed in this step.
+    opened: bool,
+}
+
+impl Bucket {
+    fn home(&mut self) -> Result<&mut Buffer> {
+        self.home.as_mut().ok_or_else(away)
+    }
+
+    fn take(&mut self) -> Result<Buffer> {
+        self.home.take().ok_or_else(away)
+    }
+
+    /// A buffer on the device for the sum of gradients that live elsewhere; with what they are so far, if it is added to that.
+    fn staged(&mut self, state: &State, res: Resources<'_>, first: bool) -> Result<Buffer> {
+        let home = self.home()?;
+        let len = home.len();
+        let mut sum = res.alloc(Category::Communication, state.precision.gradients, len)?;
+        if !first {
+            res.upload(Category::Gradients, home, 0..len, sum.view_mut())?.before_device(res)?;
+        }
+        Ok(sum)
+    }
+}
+
+fn away() -> StepError {
+    StepError::Input("gradients are used while they are being reduced; this is a bug".into())
+}
+
+impl Gradients {
+    /// Homes with unspecified contents.
+    pub fn new(state: &State, res: Resources<'_>) -> Result<Gradients> {
+        let mut units: Vec<_> = state.holdings.iter().map(|_| None).collect();
+        let mut buckets = Vec::new();
+        for range in &state.buckets {
+            let (mut len, mut count) = (0, 0);
+            for unit in range.clone() {
+                let Some(holding) = state.trainable(unit) else { continue };
+                let place = len..len + holding.gradients.len();
+                (len, count) = (place.end, count + 1);
+                units[unit] = Some(Unit { bucket: buckets.len(), place, scratch: None, opened: false });
+            }
+            if count > 0 {
+                let (at, dtype) = (state.homes.gradients, state.precision.gradients);
+                let home = Some(res.alloc_at(at, Category::Gradients, dtype, len)?);
+                buckets.push(Bucket { units: range.clone(), home, count, missing: count });
+            }
+        }
+        Ok(Gradients { units, buckets, reducing: None, going: None })
+    }
+
+    /// A unit's gradients will be written: zeroes what they are added to.
+    pub fn open(&mut self, state: &State, res: Resources<'_>, unit: usize) -> Result<()> {
+        let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
+        if state.sharding.gradients == Axes::NONE {
+            if !grads.opened {
+                let home = self.buckets[grads.bucket].home()?;
+                res.fill("gradients", home.slice_mut(grads.place.clone()), 0.0)?;
+                grads.opened = true;
+            }
+        } else if grads.scratch.is_none() {
+            let mut scratch = res.alloc(Category::Communication, state.precision.gradients, holding.padded)?;
+            res.fill("gradients", scratch.view_mut(), 0.0)?;
+            grads.scratch = Some(scratch);
+        }
+        Ok(())
+    }
+
+    /// Where the layers add a unit's gradients.
+    pub fn grads(&mut self, unit: usize) -> Grads<'_> {
+        let unit = self.units[unit].as_mut();
+        let bucket = unit.as_ref().map(|unit| &mut self.buckets[unit.bucket]);
+        Grads::of(target(unit, bucket))
+    }
+
+    /// The same of two different units at once, the first of which has the lower number.
+    pub fn grads_of_two(&mut self, low: usize, high: usize) -> (Grads<'_>, Grads<'_>) {
+        let (before, from) = self.units.split_at_mut(high);
+        let (low, high) = (before[low].as_mut(), from[0].as_mut());
+        let [of_low, of_high] = [&low, &high].map(|unit| unit.as_ref().map(|unit| unit.bucket));
+        if let (Some(low), Some(high)) = (&low, &high)
+            && low.bucket == high.bucket
+        {
+            let Some(home) = &mut self.buckets[low.bucket].home else {
+                return (Grads::of(nothing()), Grads::of(nothing()));
+            };
+            let (before, from) = home.view_mut().split_at(high.place.start);
+            return (Grads::of(before.into_slice(low.place.clone())), Grads::of(from.into_slice(0..high.place.len())));
+        }
+        let (mut bucket_of_low, mut bucket_of_high) = (None, None);
+        for (number, bucket) in self.buckets.iter_mut().enumerate() {
+            if Some(number) == of_low {
+                bucket_of_low = Some(bucket);
+            } else if Some(number) == of_high {
+                bucket_of_high = Some(bucket);
+            }
+        }
+        (Grads::of(target(low, bucket_of_low)), Grads::of(target(high, bucket_of_high)))
+    }
+
+    /// A micro-batch's gradients of a unit are complete: bring them home, summed over the axes that are due. The sum over the shard
+    /// group begins when all units of the bucket are complete, and goes on while the gradients of other units are computed, in a second
+    /// scratch where they need one. It is complete when the next one begins, or after [`Gradients::settle`].
+    pub fn reduce(
+        &mut self,
+        state: &State,
+        res: Resources<'_>,
+        (unit, first, last): (usize, bool, bool),
+        spans: &mut dyn Spans,
+    ) -> Result<()> {
+        self.sum_partial(state, res, unit, last)?;
+        let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
+        let (wire, whole) = (state.precision.reduce, state.sharding.optimizer == Axes::NONE);
+        let (number, scratch) = (grads.bucket, grads.scratch.take());
+        if last {
+            grads.opened = false;
+            let bucket = &mut self.buckets[number];
+            bucket.missing -= 1;
+            if bucket.missing > 0 {
+                return Ok(());
+            }
+            bucket.missing = bucket.count;
+        } else if scratch.is_none() {
+            return Ok(());
+        }
+        // What went before may be on its way to this home, and holds the second scratch.
+        self.settle(state, res, spans)?;
+        if self.going.as_ref().is_some_and(|going| going.bucket == number) {
+            self.arrive(res, spans)?;
+        }
+        let bucket = &mut self.buckets[number];
+        let call = if let Some(scratch) = scratch {
+            let send = if scratch.dtype() == wire { scratch } else { wire_copy(res, wire, scratch.view())? };
+            let sum = match state.homes.gradients {
+                Home::Device => bucket.take()?,
+                _ => {
+                    spans.enter(Span::Offload);
+                    let sum = bucket.staged(state, res, first)?;
+                    spans.enter(Span::ExposedReduce);
+                    sum
+                }
+            };
+            OwnedCall::reduce_scatter(send, sum, !first)
+        } else if whole && holding.replicas != Axes::DATA {
+            let (group, home) = (res.comms.over(holding.replicas), bucket.home()?.view_mut());
+            return group.map_or(Ok(()), |group| all_reduce(res, group, wire, home));
+        } else if state.precision.gradients != wire {
+            let home = bucket.home()?;
+            if !whole {
+                // The sum goes to a part of the home, which no started call can own.
+                let owned = state.place.range(Axes::SHARD, holding.padded);
+                reduce_to_part(res, res.comms.shard(), wire, home.view_mut(), &owned)?;
+                return reduce_over_replicas(state, res, bucket);
+            }
+            OwnedCall::all_reduce(wire_copy(res, wire, home.view())?)
+        } else if whole {
+            OwnedCall::all_reduce(bucket.take()?)
+        } else {
+            OwnedCall::reduce_scatter_in_place(bucket.take()?)
+        };
+        let group = res.comms.shard();
+        self.reducing = Some(Reducing { bucket: number, ticket: group.start(call)?, last });
+        // One rank has nobody to wait for, and needs no second scratch.
+        if group.size() == 1 { self.settle(state, res, spans) } else { Ok(()) }
+    }
+
+    /// Completes the gradients of which each tensor rank has found its own term: a micro-batch's, or the step's where they accumulate
+    /// whole.
+    fn sum_partial(&mut self, state: &State, res: Resources<'_>, unit: usize, last: bool) -> Result<()> {
+        let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
+        let Some(group) = res.comms.over(Axes::TENSOR).filter(|_| !holding.partial.is_empty()) else { return Ok(()) };
+        if grads.scratch.is_none() && !last {
+            return Ok(());
+        }
+        let bucket = &mut self.buckets[grads.bucket];
+        let mut all = target(Some(grads), Some(bucket));
+        let sum = |range: &Range<usize>| all_reduce(res, group, state.precision.reduce, all.slice_mut(range.clone()));
+        holding.partial.iter().try_for_each(sum)
+    }
+
+    /// Waits for the reduction that is under way. Where its sum lives elsewhere, it goes there from now on, and what went before has
+    /// arrived.
+    pub fn settle(&mut self, state: &State, res: Resources<'_>, spans: &mut dyn Spans) -> Result<()> {
+        self.arrive(res, spans)?;
+        let Some(Reducing { bucket: number, ticket, last }) = self.reducing.take() else { return Ok(()) };
+        let done = res.comms.shard().wait(ticket)?;
+        let bucket = &mut self.buckets[number];
+        if state.homes.gradients != Home::Device {
+            // The sum takes the place of the home until it is complete on the device.
+            let home = std::mem::replace(&mut bucket.home, done.recv);
+            drop(done.send);
+            if last {
+                reduce_over_replicas(state, res, bucket)?;
+            }
+            spans.enter(Span::Offload);
+            let sum = std::mem::replace(&mut bucket.home, home);
+            if let (Some(sum), Some(home)) = (sum, &mut bucket.home) {
+                let copying = res.download(Category::Gradients, sum.view(), home, 0..sum.len())?;
+                self.going = Some(Going { bucket: number, copying, sum });
+            }
+            spans.enter(Span::ExposedReduce);
+            return Ok(());
+        }
+        match (&mut bucket.home, done.recv) {
+            // It was a copy that travelled.
+            (Some(home), Some(sum)) => res.cast(TERM, sum.view(), home.view_mut())?,
+            (home, sum) => *home = sum,
+        }
+        drop(done.send);
+        if last { reduce_over_replicas(state, res, bucket) } else { Ok(()) }
+    }
+
+    /// Adds to a unit's gradients those that the other end of the pipeline has of the same unit. A sum of two numbers is the same in both
+    /// orders, so both ends have the same bits. All reductions are settled. What travels is of the gradients' own type: were it rounded
+    /// on its way, each end would add its own exact sum to the other's rounded one.
+    pub fn reduce_tied(&mut self, state: &State, res: Resources<'_>, unit: usize) -> Result<()> {
+        let (Some(grads), Some(holding)) = (&self.units[unit], state.trainable(unit)) else { return Ok(()) };
+        let Some(stages) = res.comms.over(Axes::PIPELINE) else { return Ok(()) };
+        let (to, from) = [stages.size() - 1 - stages.rank(); 2].into();
+        let own = within(&holding.owned, &holding.gradients);
+        let home = self.buckets[grads.bucket].home()?.slice_mut(grads.place.clone());
+        let own = home.into_slice(own);
+        let mut theirs = res.alloc_at(state.homes.gradients, Category::Communication, own.dtype(), own.len())?;
+        stages.call(Call::new(Kind::SendRecv { to, from }, own.as_view(), theirs.view_mut()))?;
+        res.accumulate(TERM, theirs.view(), own)
+    }
+
+    /// Waits for all that is under way: then all gradients are at home.
+    pub fn finish(&mut self, state: &State, res: Resources<'_>, spans: &mut dyn Spans) -> Result<()> {
+        self.settle(state, res, spans)?;
+        self.arrive(res, spans)
+    }
+
+    /// Waits for the sum that is on its way to the host's memory.
+    fn arrive(&mut self, res: Resources<'_>, spans: &mut dyn Spans) -> Result<()> {
+        let Some(Going { copying, sum, .. }) = self.going.take() else { return Ok(()) };
+        spans.enter(Span::Offload);
+        copying.before_device(res)?;
+        drop(sum);
+        spans.enter(Span::ExposedReduce);
+        Ok(())
+    }
+
+    /// At the end of a step: an error where some units of a bucket are complete and others are not, since it was not reduced then.
+    pub fn check_reduced(&self) -> Result<()> {
+        match self.buckets.iter().find(|bucket| bucket.missing != bucket.count) {
+            None => Ok(()),
+            Some(bucket) => {
+                let reason = format!(
+                    "of units {:?}, {} have no complete gradients; this is a bug",
+                    bucket.units, bucket.missing
+                );
+                Err(StepError::Input(reason))
+            }
+        }
+    }
+
+    /// Accumulated and reduced gradients of `range` of a unit's flat; the range is one this rank has. All reductions are settled.
+    pub fn view(&self, state: &State, unit: usize, range: &Range<usize>) -> Option<View<'_>> {
+        let (grads, holding) = (self.units[unit].as_ref()?, state.trainable(unit)?);
+        let home = self.buckets[grads.bucket].home.as_ref()?;
+        Some(home.slice(grads.place.clone()).slice(within(range, &holding.gradients)))
+    }
+}
+
+/// After the last reduction over the shard group: the sum over replicas, where there are some.
+fn reduce_over_replicas(state: &State, res: Resources<'_>, bucket: &mut Bucket) -> Result<()> {
+    let Some(replicas) = res.comms.over(Axes::REPLICA) else { return Ok(()) };
+    // Where there are replicas, gradients are split, and a bucket is one unit.
+    let Some(holding) = state.trainable(bucket.units.start) else { return Ok(()) };
+    let (wire, home) = (state.precision.reduce, bucket.home()?);
+    let shard = within(&state.place.range(Axes::SHARD, holding.padded), &holding.gradients);
+    match state.sharding.optimizer {
+        Axes::NONE => all_reduce(res, replicas, wire, home.view_mut()),
+        Axes::SHARD => all_reduce(res, replicas, wire, home.slice_mut(shard)),
+        _ => {
+            let part = within(&within(&holding.chunk, &holding.gradients), &shard);
+            reduce_to_part(res, replicas, wire, home.slice_mut(shard), &part)
+        }
+    }
+}
+
+/// What a micro-batch's gradients of a unit are added to; empty where nothing trains.
+fn target<'a>(unit: Option<&'a mut Unit>, bucket: Option<&'a mut Bucket>) -> ViewMut<'a> {
+    match (unit, bucket) {
+        (Some(Unit { scratch: Some(scratch), .. }), _) => scratch.view_mut(),
+        (Some(unit), Some(Bucket { home: Some(home), .. })) => home.slice_mut(unit.place.clone()),
+        _ => nothing(),
+    }
+}
+
+fn nothing<'a>() -> ViewMut<'a> {
+    ViewMut::of::<f32>(&mut [])
+}
+
+/// All-reduce of `view`, through a copy of type `wire` where that differs: then the sum is rounded to that type, since it
+/// travels back.
+fn all_reduce(res: Resources<'_>, group: &Metered, wire: DType, view: ViewMut<'_>) -> Result<()> {
+    if view.dtype() == wire {
+        return Ok(group.all_reduce(view)?);
+    }
+    let mut copy = wire_copy(res, wire, view.as_view())?;
+    group.all_reduce(copy.view_mut())?;
+    res.cast(TERM, copy.view(), view)
+}
+
+/// Reduce-scatter of `view` into `part` of it. What travels is of type `wire`; the sum keeps the view's own.
+fn reduce_to_part(
+    res: Resources<'_>,
+    group: &Metered,
+    wire: DType,
+    mut view: ViewMut<'_>,
+    part: &Range<usize>,
+) -> Result<()> {
+    if view.dtype() == wire {
+        return Ok(group.reduce_scatter_in_place(view)?);
+    }
+    let copy = wire_copy(res, wire, view.as_view())?;
+    Ok(group.reduce_scatter(copy.view(), view.slice_mut(part.clone()), false)?)
+}
+
+fn wire_copy(res: Resources<'_>, wire: DType, view: View<'_>) -> Result<Buffer> {
+    let mut copy = res.alloc(Category::Communication, wire, view.len())?;
+    res.cast(TERM, view, copy.view_mut())?;
+    Ok(copy)
+}

@@ -1,0 +1,212 @@
+//! Sharded state: weights at home and in slots, gradients, optimizer. One mechanism for every strategy; what differs is
+//! which range of a flat a rank holds.
+
+mod buckets;
+mod gradients;
+mod homed;
+pub(crate) mod learning_rate;
+pub mod loss_scale;
+mod optimizer;
+mod params;
+mod saved;
+
+use crate::plan::placement::{StateHomes, home_dtype, share, slot_category, slot_dtype, slotted};
+pub use buckets::buckets;
+pub use gradients::Gradients;
+pub use homed::Homed;
+pub use optimizer::{Delayed, Due, Flags, GlobalStats, Losses, Moments, Optimizer, Update};
+pub use params::Params;
+pub use saved::Travelling;
+
+use crate::compute::device::Device;
+use crate::compute::error::{Result, StepError};
+use crate::config::{Cell, Home, Precision};
+use crate::memory::homes::Homes;
+use crate::mesh::comms::Comms;
+use crate::mesh::strategy::Sharding;
+use crate::mesh::{Axes, Axis, Coords, Mesh};
+use crate::model::layers::Gradient;
+use crate::model::{FlatKind, Layout, Tensor, Unit};
+use std::ops::{Deref, Range};
+use zbench_kernels::{Buffer, Category, DType};
+
+/// What one rank holds of one flat.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Holding {
+    pub part: FlatKind,
+    /// Elements of the flat, padding included.
+    pub padded: usize,
+    /// The part of the weights at home here.
+    pub home: Range<usize>,
+    pub dtype: DType,
+    /// The part this rank fills at the start and updates.
+    pub owned: Range<usize>,
+    /// The part whose norm this rank computes: its share among all ranks that have the same.
+    pub chunk: Range<usize>,
+    /// These ranks.
+    pub replicas: Axes,
+    /// Where accumulated gradients live here.
+    pub gradients: Range<usize>,
+    /// Weights are read from a slot.
+    pub slotted: bool,
+    pub slot: DType,
+    /// Of the trainable flat: tensors that all tensor ranks have whole and of whose gradient each finds its own term of the sum.
+    pub partial: Vec<Range<usize>>,
+    /// Of `chunk`: what this rank's sum of squares counts. What all tensor ranks have is counted by the first one.
+    pub counted: Vec<Range<usize>>,
+}
+
+impl Holding {
+    fn new(cell: &Cell, sharding: &Sharding, place: &Coords, unit: &Unit, part: FlatKind) -> Holding {
+        let padded = unit.flat(part).padded;
+        let chunk = match unit.replicas {
+            Axes::DATA => place.range(Axes::DATA, padded),
+            others => {
+                let (index, part) = (place.index(others), padded / place.mesh.size(others));
+                index * part..(index + 1) * part
+            }
+        };
+        Holding {
+            partial: runs(unit, part, |tensor| tensor.gradient == Gradient::Partial(Axis::Tensor)),
+            counted: match place.at(Axis::Tensor) {
+                0 => std::iter::once(chunk.clone()).collect(),
+                _ => within_range(runs(unit, part, |tensor| tensor.is_counted(place)), &chunk),
+            },
+            part,
+            padded,
+            home: place.range(sharding.parameters, padded),
+            dtype: home_dtype(cell, part),
+            owned: place.range(share(sharding, part), padded),
+            chunk,
+            replicas: unit.replicas,
+            gradients: place.range(sharding.gradients, padded),
+            slotted: slotted(cell, sharding, part),
+            slot: slot_dtype(cell, part),
+        }
+    }
+}
+
+/// Where a unit's tensors that fit lie in a flat; neighbours are one range.
+fn runs(unit: &Unit, part: FlatKind, fits: impl Fn(&Tensor) -> bool) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for place in unit.tensors_of(part).filter(|tensor| fits(tensor)).map(|tensor| tensor.place.range()) {
+        match runs.last_mut() {
+            Some(last) if last.end == place.start => last.end = place.end,
+            _ => runs.push(place),
+        }
+    }
+    runs
+}
+
+/// What of these ranges lies in another one.
+fn within_range(runs: Vec<Range<usize>>, of: &Range<usize>) -> Vec<Range<usize>> {
+    let cut = |run: Range<usize>| run.start.max(of.start)..run.end.min(of.end);
+    runs.into_iter().map(cut).filter(|run| !run.is_empty()).collect()
+}
+
+/// What all parts of a rank's state share: what it holds, and of which type.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// By unit: its number in the whole model.
+    pub numbers: Vec<usize>,
+    /// The unit that is a copy of another stage's, which counts and writes it.
+    pub copy: Option<usize>,
+    /// By unit, in the order of [`FlatKind::ALL`]; `None` where the flat is empty.
+    pub holdings: Vec<[Option<Holding>; FlatKind::COUNT]>,
+    /// Units whose gradients are reduced in one call; every unit is in one of them.
+    pub buckets: Vec<Range<usize>>,
+    pub place: Coords,
+    pub sharding: Sharding,
+    pub homes: StateHomes,
+    pub precision: Precision,
+    /// Updates lag a step behind their gradients, which ranks keep meanwhile.
+    pub delayed: bool,
+    /// What slots count as.
+    pub slots: Category,
+    /// Whether ranks tell each other in every step that they want to stop.
+    pub stoppable: bool,
+    /// Trainable units that a dry run leaves out because they are like others; 0 in a run.
+    pub omitted: usize,
+}
+
+impl State {
+    /// The state of a rank.
+    pub fn new(cell: &Cell, layout: &Layout, sharding: Sharding, place: Coords) -> State {
+        let holding = |unit: &Unit, part: FlatKind| {
+            (unit.flat(part).len > 0).then(|| Holding::new(cell, &sharding, &place, unit, part))
+        };
+        let holdings = layout.units.iter().map(|unit| FlatKind::ALL.map(|part| holding(unit, part))).collect();
+        let slots = slot_category(&sharding);
+        let stoppable = cell.checkpoint.is_some();
+        State {
+            numbers: layout.numbers.clone(),
+            copy: layout.copy(),
+            holdings,
+            buckets: buckets(cell, &sharding, &place.mesh, layout),
+            place,
+            sharding,
+            homes: StateHomes::of(cell, &sharding),
+            precision: cell.precision,
+            delayed: cell.train.is_delayed(),
+            slots,
+            stoppable,
+            omitted: 0,
+        }
+    }
+
+    /// The state of these units alone, each of which is a bucket.
+    pub fn of_units(&self, units: Range<usize>) -> State {
+        let buckets = (0..units.len()).map(|unit| unit..unit + 1).collect();
+        let numbers = self.numbers[units.clone()].to_vec();
+        State { numbers, copy: None, buckets, holdings: self.holdings[units].to_vec(), ..*self }
+    }
+
+    pub fn mesh(&self) -> Mesh {
+        self.place.mesh
+    }
+
+    /// How many ranks train on samples of their own.
+    pub fn replicas(&self) -> usize {
+        self.place.mesh.size(Axes::SAMPLES)
+    }
+
+    /// Which of them this rank is.
+    pub fn replica(&self) -> usize {
+        self.place.index(Axes::SAMPLES)
+    }
+
+    /// The trainable flat of a unit.
+    pub fn trainable(&self, unit: usize) -> Option<&Holding> {
+        self.holdings[unit][0].as_ref()
+    }
+}
+
+/// What the parts work with.
+#[derive(Clone, Copy)]
+pub struct Resources<'a> {
+    pub device: Device<'a>,
+    pub homes: &'a Homes,
+    pub comms: &'a Comms,
+}
+
+impl Resources<'_> {
+    /// A buffer of a home, with unspecified contents.
+    pub fn alloc_at(&self, home: Home, category: Category, dtype: DType, len: usize) -> Result<Buffer> {
+        let none = || StepError::Input(format!("this rank has no memory of home {home:?}; a bug"));
+        let arena = self.homes.arena(home).ok_or_else(none)?;
+        // A disk reads and writes whole pages.
+        Ok(if home == Home::Disk {
+            arena.alloc_pages(category, dtype, len)?
+        } else {
+            arena.alloc(category, dtype, len)?
+        })
+    }
+}
+
+impl<'a> Deref for Resources<'a> {
+    type Target = Device<'a>;
+
+    fn deref(&self) -> &Device<'a> {
+        &self.device
+    }
+}
