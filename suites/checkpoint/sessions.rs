@@ -105,7 +105,7 @@ pub fn save(cell: &Cell, dir: &Path) -> Result<Written<Save>> {
         let mut saver = saver_of(rank)?;
         let step_ms = trained(rank, &mut saver, &cell)?;
         // All ranks meet in it.
-        let digest = rank.digest().map_err(step_error)?;
+        let digest = rank.executor.digest().map_err(step_error)?;
         let watch = (rank.number() == 0).then(memory::begin);
         let begin = Instant::now();
         let saved = saver.save(rank).map_err(step_error)?;
@@ -126,7 +126,7 @@ pub fn save_async(cell: &Cell, dir: &Path) -> Result<Written<AsyncSave>> {
     let written = ranks(&cell, "a save while training goes on", |rank| {
         let mut saver = saver_of(rank)?;
         let step_ms = trained(rank, &mut saver, &cell)?;
-        let digest = rank.digest().map_err(step_error)?;
+        let digest = rank.executor.digest().map_err(step_error)?;
         let speaks = rank.number() == 0;
         let opener = speaks.then(|| Opener(&gate));
         let watch = speaks.then(memory::begin);
@@ -174,7 +174,7 @@ pub fn load(
     let resident = Mutex::new(None);
     let loaded = ranks(&cell, &format!("a load as {spec}"), |rank| {
         // All ranks meet in it: then all have loaded.
-        let digest = rank.digest().map_err(step_error)?;
+        let digest = rank.executor.digest().map_err(step_error)?;
         if rank.number() == 0 {
             *lock(&resident) = memory::end(&watch);
         }

@@ -20,7 +20,7 @@ impl Executor<'_> {
     /// are gathered one by one, and each tensor is handed over before the next unit is gathered. Of a pipeline the ranks of the first
     /// stage are told.
     pub fn export_weights(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
-        let (arena, plan) = (self.arena().clone(), self.plan);
+        let (arena, plan) = (self.context.arena().clone(), self.context.plan);
         for (unit, spec) in plan.layout.units.iter().enumerate() {
             for part in FlatKind::ALL {
                 if let Some(whole) = self.gather_of_model(&arena, unit, part, Role::Weights)? {
@@ -41,7 +41,7 @@ impl Executor<'_> {
         role: Role,
     ) -> Result<Option<Buffer>> {
         let found = |(stage, role): (usize, &plan::Role)| Some((stage, role.layout.numbers.binary_search(&unit).ok()?));
-        let (owner, number) = self.plan.roles.iter().enumerate().find_map(found).unwrap_or((0, unit));
+        let (owner, number) = self.context.plan.roles.iter().enumerate().find_map(found).unwrap_or((0, unit));
         let own = self.state.place.at(Axis::Pipeline);
         let whole = if own == owner { self.gather(arena, number, part, role)? } else { None };
         let whole = whole.map(|whole| self.of_tensor_ranks(arena, whole)).transpose()?;
@@ -49,12 +49,12 @@ impl Executor<'_> {
             return Ok(whole);
         }
         let none = || StepError::Input("stages without a pipeline; this is a bug".into());
-        let stages = self.comms.over(Axes::PIPELINE).ok_or_else(none)?.unmetered();
+        let stages = self.context.comms.over(Axes::PIPELINE).ok_or_else(none)?.unmetered();
         if own == owner {
             whole.map_or(Ok(()), |whole| stages.send(whole.view(), 0))?;
             return Ok(None);
         }
-        let flat = self.plan.layout.units[unit].flat(part);
+        let flat = self.context.plan.layout.units[unit].flat(part);
         if flat.len == 0 {
             return Ok(None);
         }
@@ -87,15 +87,15 @@ impl Executor<'_> {
 
     /// The mean gradient of every trainable weight, as `export_weights`. To be called between `gradients` and `update`.
     pub fn export_gradients(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
-        let mean = 1.0 / (self.state.replicas() * self.cell.train.accumulation) as f64 / self.flow.loss_scale;
+        let mean = 1.0 / (self.state.replicas() * self.context.cell.train.accumulation) as f64 / self.flow.loss_scale;
         for unit in 0..self.state.holdings.len() {
             let Some(holding) = self.state.trainable(unit).cloned() else { continue };
             let Some(own) = self.gradients.view(&self.state, unit, &holding.owned) else { continue };
-            let mut wide = self.arena().alloc(Category::Workspace, DType::F32, own.len())?;
-            self.kernels.cast(own, wide.view_mut())?;
-            self.kernels.scale(mean, wide.view_mut())?;
-            let whole = self.whole(self.arena(), wide, self.state.sharding.optimizer, holding.padded)?;
-            let whole = self.of_tensor_ranks(self.arena(), whole)?;
+            let mut wide = self.context.arena().alloc(Category::Workspace, DType::F32, own.len())?;
+            self.context.kernels.cast(own, wide.view_mut())?;
+            self.context.kernels.scale(mean, wide.view_mut())?;
+            let whole = self.whole(self.context.arena(), wide, self.state.sharding.optimizer, holding.padded)?;
+            let whole = self.of_tensor_ranks(self.context.arena(), whole)?;
             self.hand_over(unit, FlatKind::Trainable, &whole, false, &mut take)?;
         }
         Ok(())
@@ -110,7 +110,7 @@ impl Executor<'_> {
         shifted: bool,
         take: Take<'_>,
     ) -> Result<()> {
-        self.hand_over_of(&self.role.layout.units[unit], part, whole, shifted, take)
+        self.hand_over_of(&self.context.role.layout.units[unit], part, whole, shifted, take)
     }
 
     /// The same of a unit of the whole model.
@@ -150,18 +150,18 @@ impl Executor<'_> {
                 return Ok(Cow::Borrowed(kept.as_slice()?));
             }
             let mut values = vec![0f32; kept.len()];
-            self.kernels.download(kept, ViewMut::of(&mut values))?;
+            self.context.kernels.download(kept, ViewMut::of(&mut values))?;
             return Ok(Cow::Owned(values));
         };
         let mut values = vec![0f32; matrix.len()];
         let op = Op::Unpack(Unpack { matrix, dtype: DType::F32 });
-        self.kernels.run(&op, &[kept], &mut [ViewMut::of(&mut values)], no_scratch())?;
+        self.context.kernels.run(&op, &[kept], &mut [ViewMut::of(&mut values)], no_scratch())?;
         Ok(Cow::Owned(values))
     }
 
     /// A flat of each of the ranks that share the unit's tensors, one behind the other.
     fn of_tensor_ranks(&self, arena: &Arena, own: Buffer) -> Result<Buffer> {
-        let Some(group) = self.comms.over(Axes::TENSOR) else { return Ok(own) };
+        let Some(group) = self.context.comms.over(Axes::TENSOR) else { return Ok(own) };
         let mut all = arena.alloc(Category::Workspace, own.dtype(), own.len() * group.size())?;
         group.unmetered().all_gather(own.view(), all.view_mut())?;
         Ok(all)
@@ -171,7 +171,7 @@ impl Executor<'_> {
     pub(crate) fn whole(&self, arena: &Arena, own: Buffer, split: Axes, padded: usize) -> Result<Buffer> {
         let dtype = own.dtype();
         let alloc = |len| arena.alloc(Category::Workspace, dtype, len);
-        let shard = match (split, self.comms.over(Axes::REPLICA)) {
+        let shard = match (split, self.context.comms.over(Axes::REPLICA)) {
             (Axes::NONE, _) => return Ok(own),
             (Axes::DATA, Some(replicas)) => {
                 let mut shard = alloc(padded / self.state.mesh().size(Axes::SHARD))?;
@@ -181,7 +181,7 @@ impl Executor<'_> {
             _ => own,
         };
         let mut whole = alloc(padded)?;
-        self.comms.shard().unmetered().all_gather(shard.view(), whole.view_mut())?;
+        self.context.comms.shard().unmetered().all_gather(shard.view(), whole.view_mut())?;
         Ok(whole)
     }
 }

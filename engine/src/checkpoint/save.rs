@@ -8,8 +8,8 @@ pub use fresh::save_fresh;
 use crate::checkpoint::export::Take;
 use crate::checkpoint::weights::{CheckpointError, write_safetensors};
 use crate::compute::error::StepError;
+use crate::exec::Executor;
 use crate::formats::hf::{config_text, weights_file, weights_index};
-use crate::run::rank::Rank;
 use serde_json::{Map, json};
 use std::path::{Path, PathBuf};
 use zbench_kernels::DType;
@@ -50,9 +50,9 @@ impl Default for SaveOptions {
     }
 }
 
-impl Rank<'_> {
+impl Executor<'_> {
     /// Writes the weights into `dir`, which is made if it is not there. A collective call: every rank takes part, rank 0
-    /// writes. Adapters have their own names in the files; [`Rank::save_merged`] writes a model without any.
+    /// writes. Adapters have their own names in the files; [`Executor::save_merged`] writes a model without any.
     pub fn save_model(&mut self, dir: &Path, options: SaveOptions) -> Result<(), SaveError> {
         self.write_model(dir, options, |name, shape, values, give| give(name, shape, values))
     }
@@ -64,7 +64,7 @@ impl Rank<'_> {
         options: SaveOptions,
         mut change: impl FnMut(&str, &[usize], &[f32], Take<'_>),
     ) -> Result<(), SaveError> {
-        let mut files = (self.number() == 0).then(|| Files::create(dir, options)).transpose()?;
+        let mut files = (self.context.number == 0).then(|| Files::create(dir, options)).transpose()?;
         // Every rank goes through all units, whatever the disk of rank 0 says.
         self.export_weights(|name, shape, values| {
             if let Some(files) = &mut files {
@@ -73,7 +73,7 @@ impl Rank<'_> {
         })?;
         let Some(files) = files else { return Ok(()) };
         files.finish()?;
-        put(&dir.join("config.json"), config_text(&self.inputs.cell.model, options.dtype).as_bytes())
+        put(&dir.join("config.json"), config_text(&self.context.cell.model, options.dtype).as_bytes())
     }
 }
 

@@ -135,16 +135,17 @@ impl<'a> Executor<'a> {
 
     /// Begins the least time of an action, where the cell has a pace. A dry run takes no time.
     fn paced(&self, action: Action) -> Paced {
-        let pace = self.cell.pace.filter(|_| self.recorder.is_none());
-        Paced::begin(pace.and_then(|pace| pace.share(&self.role.layout, action)))
+        let pace = self.context.cell.pace.filter(|_| self.context.recorder.is_none());
+        Paced::begin(pace.and_then(|pace| pace.share(&self.context.role.layout, action)))
     }
 
     /// Takes a stream from the neighbouring stage that makes it: values from the one before, gradients from the one behind.
     fn receive(&mut self, micro: usize, stream: Stream, gradient: bool) -> Result<()> {
         let (group, [before, behind]) = self.pipeline()?;
-        let tokens = self.batch(micro, stream).tokens() / self.cell.parallel.degrees.sequence;
-        let len = tokens * self.cell.model.hidden_size;
-        let mut buffer = self.device().alloc(Category::Activations, self.cell.precision.compute, len)?;
+        let tokens = self.batch(micro, stream).tokens() / self.context.cell.parallel.degrees.sequence;
+        let len = tokens * self.context.cell.model.hidden_size;
+        let mut buffer =
+            self.context.device().alloc(Category::Activations, self.context.cell.precision.compute, len)?;
         group.recv(buffer.view_mut(), if gradient { behind } else { before })?;
         *self.flow.of_mut(micro).stream(stream, gradient) = Some(buffer);
         Ok(())
@@ -168,7 +169,7 @@ impl<'a> Executor<'a> {
     /// stage's next chunk lies the last stage.
     fn pipeline(&self) -> Result<(&Metered, [usize; 2])> {
         let none = || StepError::Input("a stream crosses stages where there is one; this is a bug".into());
-        let group = self.comms.over(Axes::PIPELINE).ok_or_else(none)?;
+        let group = self.context.comms.over(Axes::PIPELINE).ok_or_else(none)?;
         let (stage, stages) = (self.state.place.at(Axis::Pipeline), group.size());
         Ok((group, [(stage + stages - 1) % stages, (stage + 1) % stages]))
     }
@@ -427,14 +428,14 @@ impl<'a> Executor<'a> {
     /// moments, the optimizer's step count and the learning rate's schedule stay as they are, on all ranks.
     fn update(&mut self, spans: &mut dyn Spans) -> Result<Update> {
         self.unload();
-        let (cell, role, step) = (self.cell, self.role, self.progress.steps + 1);
+        let (cell, role, step) = (self.context.cell, self.context.role, self.progress.steps + 1);
         spans.enter(Span::ExposedReduce);
         self.settle(spans)?;
         spans.enter(Span::Offload);
         self.recall()?;
         spans.enter(Span::ExposedAgree);
         let (res, losses) = (self.context.resources(), (&self.flow.losses, self.flow.loss_scale));
-        let (state, flags) = (&self.state, (self.local_flags, &self.plan.squares));
+        let (state, flags) = (&self.state, (self.local_flags, &self.context.plan.squares));
         let stats = self.optimizer.reduce_loss_and_norm(state, res, &self.gradients, &cell.train, losses, flags)?;
         self.global_flags = stats.flags;
         let skipped = self.scaler.is_some() && !stats.norm.is_finite();
@@ -481,7 +482,7 @@ impl Executor<'_> {
     /// The next update, with gradients of these factors.
     fn due(&self, factors: Delayed) -> Due {
         let number = self.progress.updates + 1;
-        Due { lr: learning_rate(&self.cell.train, number), number, factors }
+        Due { lr: learning_rate(&self.context.cell.train, number), number, factors }
     }
 
     /// Waits for state that was lent to a checkpoint.

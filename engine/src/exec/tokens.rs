@@ -54,13 +54,14 @@ impl Executor<'_> {
     pub(super) fn load(&mut self, micro: usize, source: &mut dyn TokenSource) -> Result<()> {
         self.flow.of_mut(micro).tokens = None;
         let batch = self.batch(micro, Stream::Decoder);
-        let of = |batch: Batch| self.device().alloc(Category::Workspace, DType::U32, batch.tokens());
+        let of = |batch: Batch| self.context.device().alloc(Category::Workspace, DType::U32, batch.tokens());
         let alloc = || of(batch);
-        let count = plan::token_buffers(self.cell);
+        let count = plan::token_buffers(self.context.cell);
         let (ids, targets) = (alloc()?, alloc()?);
         let starts = (count > 2).then(alloc).transpose()?;
         let places = (count > 3).then(alloc).transpose()?;
-        let of_encoder = plan::has_encoder(self.cell).then(|| of(self.batch(micro, Stream::Encoder))).transpose()?;
+        let of_encoder =
+            plan::has_encoder(self.context.cell).then(|| of(self.batch(micro, Stream::Encoder))).transpose()?;
         let mut tokens = Tokens { ids, targets, source: of_encoder, starts, places };
         source.fill(self, batch, &mut tokens)?;
         self.flow.of_mut(micro).tokens = Some(tokens);

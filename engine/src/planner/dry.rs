@@ -120,7 +120,7 @@ impl<'a> DryRun<'a> {
     pub fn recorded(&mut self, action: Action) -> Result<RecordedAction> {
         self.act_all(&[action], 0)?;
         let collectives = std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner));
-        let moves = self.executor.homes.moves().take_events();
+        let moves = self.executor.context.homes.moves().take_events();
         let least = self.cell.pace.and_then(|pace| pace.share(&self.role.layout, action)).unwrap_or(0.0);
         let (operations, overlaps) = (self.recorder.take_operations(), self.recorder.take_overlaps());
         Ok(RecordedAction { action, operations, collectives, overlaps, moves, least })
@@ -216,7 +216,7 @@ impl<'a> DryRun<'a> {
         let flops = flops::flops(cell, layout, &self.recorder.by_term());
         let (mut traffic, operations) = (self.traffic(), self.recorder.take_operations());
         traffic.sort_by_key(|row| (row.axis, row.kind));
-        let moves = self.executor.homes.moves().counted();
+        let moves = self.executor.context.homes.moves().counted();
         if let Some(evaluation) = cell.evaluation() {
             self.evaluate(evaluation)?;
         }
@@ -233,7 +233,7 @@ impl<'a> DryRun<'a> {
             tensors.map(|tensor| tensor.place.len * times(tensor)).sum::<usize>() * home_dtype(cell, part).size()
         };
         let base_bytes = (kept(FlatKind::Frozen) + kept(FlatKind::Quantised)) as u64;
-        let ledgers = self.executor.homes.ledgers();
+        let ledgers = self.executor.context.homes.ledgers();
         let estimate = Estimate {
             stages: vec![ledgers.clone()],
             ledgers,
@@ -261,18 +261,22 @@ impl<'a> DryRun<'a> {
     }
 
     fn live(&self) -> ByHome<[u64; 6]> {
-        let ledgers = self.executor.homes.ledgers();
+        let ledgers = self.executor.context.homes.ledgers();
         ByHome::of(|home| Category::ALL.map(|category| ledgers[home].live(category)))
     }
 
     fn counts(&self) -> Counts {
-        Counts { flops: self.recorder.flops(), traffic: self.traffic(), moves: self.executor.homes.moves().counted() }
+        Counts {
+            flops: self.recorder.flops(),
+            traffic: self.traffic(),
+            moves: self.executor.context.homes.moves().counted(),
+        }
     }
 
     /// Counts what was counted between two moments so many times again.
     fn count_again(&mut self, before: &Counts, after: &Counts, times: usize) {
         self.recorder.add_difference(&before.flops, &after.flops, times as u128);
-        self.executor.homes.moves().count_again(&before.moves, &after.moves, times);
+        self.executor.context.homes.moves().count_again(&before.moves, &after.moves, times);
         for row in &after.traffic {
             let was = before.traffic.iter().find(|was| (was.axis, was.kind) == (row.axis, row.kind));
             let more = |of: fn(&Traffic) -> f64| times as f64 * (of(row) - was.map_or(0.0, of));
@@ -291,7 +295,7 @@ impl<'a> DryRun<'a> {
 
     /// By axis and kind, with what was counted without being performed.
     fn traffic(&self) -> Vec<Traffic> {
-        let mut rows = self.executor.comms.traffic();
+        let mut rows = self.executor.context.comms.traffic();
         for more in &self.repeated {
             if let Some(row) = rows.iter_mut().find(|row| (row.axis, row.kind) == (more.axis, more.kind)) {
                 add(row, more);

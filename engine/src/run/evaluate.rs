@@ -24,45 +24,55 @@ impl Rank<'_> {
     pub fn evaluate(&mut self) -> Result<Option<Evaluated>> {
         let Some(evaluation) = self.inputs.cell.evaluation() else { return Ok(None) };
         let begin = Instant::now();
-        let counted = self.comms.totals();
+        let counted = self.executor.context.comms.totals();
         // The weights have changed since a step has made forms of them.
-        self.prepacked.iter_mut().for_each(Prepacked::forget);
-        self.flow.evaluates = true;
-        let mut meter = Meter::recorded(self.kernels().clone(), self.recording(self.progress.steps.max(1)));
-        let homes = self.homes.clone();
+        self.executor.prepacked.iter_mut().for_each(Prepacked::forget);
+        self.executor.flow.evaluates = true;
+        let mut meter = Meter::recorded(self.kernels().clone(), self.recording(self.executor.progress.steps.max(1)));
+        let homes = self.executor.context.homes.clone();
         let sums = homes.uncounted(|| self.look(evaluation, &mut meter));
-        self.flow.evaluates = false;
-        self.unload();
+        self.executor.flow.evaluates = false;
+        self.executor.unload();
         meter.enter(Span::ExposedAgree);
         let agreed = sums.and_then(|sums| self.agree(&sums));
         let (ns, recording) = meter.broken();
-        let of = StepTrace { ns, broken: agreed.is_err(), ..self.account(What::Evaluation, self.progress.steps) };
+        let of =
+            StepTrace { ns, broken: agreed.is_err(), ..self.account(What::Evaluation, self.executor.progress.steps) };
         self.traced(recording, of);
         let (loss, tokens) = agreed?;
-        self.comms.restore(counted);
+        self.executor.context.comms.restore(counted);
         if tokens == 0 {
             let reason = "no token of the held-out sequences has a loss; raise train.eval_share or train.eval_batches";
             return Err(StepError::Input(reason.into()));
         }
         if !loss.is_finite() {
-            return Err(StepError::Diverged { step: self.progress.steps, what: "evaluation loss", value: loss });
+            return Err(StepError::Diverged {
+                step: self.executor.progress.steps,
+                what: "evaluation loss",
+                value: loss,
+            });
         }
-        Ok(Some(Evaluated { step: self.progress.steps, loss, tokens, ms: begin.elapsed().as_nanos() as f64 / 1e6 }))
+        Ok(Some(Evaluated {
+            step: self.executor.progress.steps,
+            loss,
+            tokens,
+            ms: begin.elapsed().as_nanos() as f64 / 1e6,
+        }))
     }
 
     /// For each micro-batch, the sum of its tokens' losses and the number of tokens that have one.
     fn look(&mut self, evaluation: Evaluation, meter: &mut Meter) -> Result<Vec<f64>> {
-        let EvaluationActions { first, next, end } = &self.executor.role.evaluation;
+        let EvaluationActions { first, next, end } = &self.executor.context.role.evaluation;
         let mut sums = Vec::with_capacity(2 * evaluation.batches);
         let mut known = Vec::new();
         for micro in 0..evaluation.batches {
-            self.flow.losses.clear();
+            self.executor.flow.losses.clear();
             for action in if micro == 0 { first } else { next } {
                 self.act(action.at(micro), meter)?;
             }
-            known.resize(self.flow.losses.sums.len(), 0.0);
-            self.kernels().read_scalars(&self.flow.losses.sums, &mut known)?;
-            sums.extend([self.flow.losses.value(&known), self.tokens_with_loss(micro)? as f64]);
+            known.resize(self.executor.flow.losses.sums.len(), 0.0);
+            self.kernels().read_scalars(&self.executor.flow.losses.sums, &mut known)?;
+            sums.extend([self.executor.flow.losses.value(&known), self.tokens_with_loss(micro)? as f64]);
         }
         for action in end {
             self.act(*action, meter)?;
@@ -72,7 +82,7 @@ impl Rank<'_> {
     }
 
     fn tokens_with_loss(&self, micro: usize) -> Result<usize> {
-        let Some(tokens) = &self.flow.of(micro).tokens else { return Ok(0) };
+        let Some(tokens) = &self.executor.flow.of(micro).tokens else { return Ok(0) };
         let mut targets = vec![0u32; tokens.targets.len()];
         self.kernels().download(tokens.targets.view(), ViewMut::of(&mut targets))?;
         Ok(targets.iter().filter(|target| **target != NO_TARGET).count())
@@ -82,7 +92,7 @@ impl Rank<'_> {
     /// matter how they are shared out.
     fn agree(&self, sums: &[f64]) -> Result<(f64, u64)> {
         let width = sums.len();
-        let all = self.share_sums(sums.len(), sums)?;
+        let all = self.executor.share_sums(sums.len(), sums)?;
         let (mut loss, mut tokens) = (0.0, 0.0);
         for micro in (0..width).step_by(2) {
             for rank in all.chunks_exact(width) {
@@ -91,7 +101,7 @@ impl Rank<'_> {
         }
         // Of a pipeline the last stage has looked at the losses.
         let own = [loss, tokens];
-        let [loss, tokens] = match self.comms.over(Axes::PIPELINE) {
+        let [loss, tokens] = match self.executor.context.comms.over(Axes::PIPELINE) {
             Some(stages) => {
                 let mut all = vec![0.0; 2 * stages.size()];
                 stages.unmetered().all_gather(View::of(&own), ViewMut::of(&mut all))?;
@@ -106,13 +116,13 @@ impl Rank<'_> {
 impl Executor<'_> {
     /// The sums of all ranks, `width` of each, one rank's behind another's. A dry run has none, and gets none.
     pub(crate) fn share_sums(&self, width: usize, sums: &[f64]) -> Result<Vec<f64>> {
-        let (device, world) = (self.device(), self.comms.data().size());
+        let (device, world) = (self.context.device(), self.context.comms.data().size());
         let mut send = device.alloc(Category::Communication, DType::F64, width)?;
         if device.recorder.is_none() {
             device.kernels.upload(View::of(sums), send.view_mut())?;
         }
         let mut recv = device.alloc(Category::Communication, DType::F64, width * world)?;
-        self.comms.data().all_gather(send.view(), recv.view_mut())?;
+        self.context.comms.data().all_gather(send.view(), recv.view_mut())?;
         let mut all = Vec::new();
         if device.recorder.is_none() {
             all.resize(recv.len(), 0f64);

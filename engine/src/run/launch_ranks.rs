@@ -275,7 +275,7 @@ fn one_rank<T>(
         let result = rank.and_then(|mut rank| {
             let result = work(&mut rank);
             if let Err(error) = &result {
-                rank.comms.world().abort(&error.to_string());
+                rank.executor.context.comms.world().abort(&error.to_string());
             }
             result
         });

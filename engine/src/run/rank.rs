@@ -32,7 +32,7 @@ pub use crate::checkpoint::inputs::Inputs;
 pub struct Rank<'a> {
     pub(crate) inputs: &'a Inputs<'a>,
     /// What it holds, and what actions do to it.
-    pub(crate) executor: Executor<'a>,
+    pub executor: Executor<'a>,
     reader: Reader<'a>,
     kernels: Arc<dyn Kernels>,
     pub(crate) resumed: Option<Resumed>,
@@ -48,20 +48,6 @@ pub struct Rank<'a> {
     /// The same of the emulated link between device and host.
     link_before: LinkUse,
     pub(crate) tracer: Option<Tracer>,
-}
-
-impl<'a> Deref for Rank<'a> {
-    type Target = Executor<'a>;
-
-    fn deref(&self) -> &Executor<'a> {
-        &self.executor
-    }
-}
-
-impl DerefMut for Rank<'_> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.executor
-    }
 }
 
 /// Fills what trains from the checkpoint that the run goes on from, if it does.
@@ -101,7 +87,7 @@ impl<'a> Rank<'a> {
         let resumed = match resume(inputs, &mut executor) {
             Ok(resumed) => resumed,
             Err(error) => {
-                executor.comms.world().abort(&error.to_string());
+                executor.context.comms.world().abort(&error.to_string());
                 return Err(error);
             }
         };
@@ -131,14 +117,14 @@ impl<'a> Rank<'a> {
 
     /// One step: gradients of the global batch, then the update.
     pub fn step(&mut self) -> Result<Step> {
-        let timed = self.progress.steps >= self.timed_from;
-        if self.progress.steps == self.timed_from {
-            self.comms.reset();
-            self.homes.moves().reset();
-            self.disk_before = self.homes.traffic().unwrap_or_default();
-            self.link_before = self.homes.link().map(HostLink::usage).unwrap_or_default();
+        let timed = self.executor.progress.steps >= self.timed_from;
+        if self.executor.progress.steps == self.timed_from {
+            self.executor.context.comms.reset();
+            self.executor.context.homes.moves().reset();
+            self.disk_before = self.executor.context.homes.traffic().unwrap_or_default();
+            self.link_before = self.executor.context.homes.link().map(HostLink::usage).unwrap_or_default();
         }
-        let number = self.progress.steps + 1;
+        let number = self.executor.progress.steps + 1;
         let wanted = timed && self.pass_times.is_some();
         let mut meter = Meter::recorded(self.kernels.clone(), self.recording(number)).with_passes(wanted);
         let began = ClockOrigin::now().at(meter.started());
@@ -166,9 +152,9 @@ impl<'a> Rank<'a> {
             }
         }
         let counts = self.reader.counts;
-        let tokens = counts.map_or(self.role.estimate.flops.tokens, |counts| counts.real);
+        let tokens = counts.map_or(self.executor.context.role.estimate.flops.tokens, |counts| counts.real);
         Ok(Step {
-            step: self.progress.steps,
+            step: self.executor.progress.steps,
             timed,
             loss: update.stats.loss,
             grad_norm: update.stats.norm,
@@ -176,14 +162,14 @@ impl<'a> Rank<'a> {
             ms,
             tokens,
             counts,
-            loss_scale: self.scaler.is_some().then_some(update.stats.loss_scale),
+            loss_scale: self.executor.scaler.is_some().then_some(update.stats.loss_scale),
             skipped: update.skipped,
         })
     }
 
     /// Forward, backward and reductions of all micro-batches of the next step, and what else comes before [`Action::Update`].
     pub fn gradients(&mut self, meter: &mut Meter) -> Result<()> {
-        let role = self.executor.role;
+        let role = self.executor.context.role;
         self.executor.flow.mean = self.reader.count(&self.executor)?;
         self.executor.begin_step();
         for action in role.actions.iter().take_while(|action| **action != Action::Update) {
@@ -192,17 +178,17 @@ impl<'a> Rank<'a> {
         meter.enter(Span::ExposedReduce);
         self.executor.settle(meter)?;
         meter.enter(Span::Other);
-        self.unload();
+        self.executor.unload();
         Ok(())
     }
 
     /// Agrees on loss and norm, and updates the weights: see [`Action::Update`].
     pub fn update(&mut self, meter: &mut Meter) -> Result<Update> {
-        let role = self.executor.role;
+        let role = self.executor.context.role;
         for action in role.actions.iter().skip_while(|action| **action != Action::Update) {
             self.act(*action, meter)?;
         }
-        self.flow.update.ok_or_else(|| StepError::Input("an update has no result; this is a bug".into()))
+        self.executor.flow.update.ok_or_else(|| StepError::Input("an update has no result; this is a bug".into()))
     }
 
     pub(crate) fn act(&mut self, action: Action, meter: &mut Meter) -> Result<()> {
@@ -215,39 +201,39 @@ impl<'a> Rank<'a> {
     }
 
     pub fn position(&self) -> Position {
-        let scaler = self.scaler.as_ref().map(|scaler| scaler.state());
-        let Progress { steps, updates, samples } = self.progress;
-        Position { steps, updates, samples, scaler, delayed: self.delayed }
+        let scaler = self.executor.scaler.as_ref().map(|scaler| scaler.state());
+        let Progress { steps, updates, samples } = self.executor.progress;
+        Position { steps, updates, samples, scaler, delayed: self.executor.delayed }
     }
 
     pub fn number(&self) -> usize {
-        self.executor.number
+        self.executor.context.number
     }
 
     /// What is measured of the timed steps so far.
     pub fn report(&self) -> RankReport {
         let steps = self.step_ms.len().max(1) as f64;
-        let mut traffic = self.comms.traffic();
+        let mut traffic = self.executor.context.comms.traffic();
         for row in &mut traffic {
             for sum in [&mut row.calls, &mut row.payload_bytes, &mut row.wire_bytes, &mut row.ms, &mut row.exposed_ms] {
                 *sum /= steps;
             }
         }
         traffic.sort_by_key(|row| (row.axis, row.kind));
-        let mut moves = self.homes.moves().counted();
+        let mut moves = self.executor.context.homes.moves().counted();
         moves.iter_mut().for_each(|row| (row.moves, row.bytes) = (row.moves / steps, row.bytes / steps));
         RankReport {
-            rank: self.executor.number,
-            ledgers: self.homes.ledgers(),
-            reserved_bytes: self.arena().high_water(),
+            rank: self.executor.context.number,
+            ledgers: self.executor.context.homes.ledgers(),
+            reserved_bytes: self.executor.context.arena().high_water(),
             step_ms: self.step_ms.clone(),
             pipeline_ms: self.pipeline_ms.clone(),
             passes: self.pass_times.as_ref().map(PassTimes::means).unwrap_or_default(),
             spans_ms: self.spans_ns.map(|ns| ns as f64 / 1e6 / steps),
             traffic,
             moves,
-            disk: self.homes.file().map(|file| self.disk_report(file)),
-            host_link: self.homes.link().map(|link| link.usage().less(self.link_before)),
+            disk: self.executor.context.homes.file().map(|file| self.disk_report(file)),
+            host_link: self.executor.context.homes.link().map(|link| link.usage().less(self.link_before)),
             documents: self.inputs.source.found(),
             stopped: false,
             loaded: self.loaded,
@@ -258,7 +244,7 @@ impl<'a> Rank<'a> {
 impl Rank<'_> {
     /// How the file was transferred in the timed steps.
     fn disk_report(&self, file: &File) -> DiskReport {
-        let now = self.homes.traffic().unwrap_or_default();
+        let now = self.executor.context.homes.traffic().unwrap_or_default();
         let (before, steps) = (self.disk_before, self.step_ms.len().max(1) as f64);
         DiskReport {
             engine: file.engine().name().into(),
@@ -272,9 +258,9 @@ impl Rank<'_> {
 
     /// Something to write a step down in, where steps are traced and this one is to be.
     pub(crate) fn recording(&mut self, step: u64) -> Option<Recording> {
-        let recording = self.tracer.as_ref().and_then(|tracer| tracer.record(step, self.arena()));
+        let recording = self.tracer.as_ref().and_then(|tracer| tracer.record(step, self.executor.context.arena()));
         if self.tracer.is_some() {
-            self.comms.watch(recording.is_some());
+            self.executor.context.comms.watch(recording.is_some());
         }
         recording
     }

@@ -62,7 +62,7 @@ impl Saver {
         let past = rank.inputs.resume.filter(own).map(|from| from.position().steps);
         let folder = if rank.number() == 0 { Some(Arc::new(Folder::take(&saving.dir, past)?)) } else { None };
         // Nobody writes before rank 0 has cleared the folder, and nobody trains on from another checkpoint than the others.
-        let marks = rank.of_all(&[rank.inputs.resume.map_or(0, Resumable::mark)])?;
+        let marks = rank.executor.of_all(&[rank.inputs.resume.map_or(0, Resumable::mark)])?;
         if marks.iter().any(|mark| *mark != marks[0]) {
             let reason = "ranks found different ones: another run was still writing there; start again";
             return Err(StateError::NotOne { path: saving.dir, reason: reason.into() });
@@ -70,7 +70,7 @@ impl Saver {
         let history = rank.inputs.resume.filter(|_| folder.is_some()).map(|from| from.history.clone());
         let history = history.unwrap_or_default();
         let identity = Identity::new(rank.inputs.cell, &rank.inputs.plan.layout);
-        let frozen = rank.frozen_digest()?;
+        let frozen = rank.executor.frozen_digest()?;
         if let Some(from) = rank.inputs.resume
             && from.frozen() != frozen
         {
@@ -94,9 +94,9 @@ impl Saver {
     /// # Errors
     /// The step or what is behind it failed, or a checkpoint was not written.
     pub fn step_then(&mut self, rank: &mut Rank<'_>, after: &mut After<'_>) -> Result<Vec<Saved>> {
-        rank.local_flags.written = self.has_written()?;
+        rank.executor.local_flags.written = self.has_written()?;
         let step = rank.step()?;
-        let all_written = rank.global_flags.written;
+        let all_written = rank.executor.global_flags.written;
         let evaluated = after(rank, &step)?;
         if self.folder.is_some() {
             self.history.steps.push(step);
@@ -134,7 +134,7 @@ impl Saver {
         {
             saved.extend(self.end_commit(rank)?);
         }
-        let due = self.saving.every > 0 && rank.progress.steps.is_multiple_of(self.saving.every);
+        let due = self.saving.every > 0 && rank.executor.progress.steps.is_multiple_of(self.saving.every);
         if due {
             saved.extend(self.save(rank)?);
         }
@@ -148,7 +148,7 @@ impl Saver {
     /// It was not written; those that were there before are as they were.
     pub fn save(&mut self, rank: &mut Rank<'_>) -> Result<Vec<Saved>> {
         let mut saved = self.finish(rank)?;
-        if self.last == Some(rank.progress.steps) {
+        if self.last == Some(rank.executor.progress.steps) {
             return Ok(saved);
         }
         self.start(rank)?;
@@ -170,7 +170,7 @@ impl Saver {
         if let Some(under_way) = &mut self.under_way {
             under_way.join_part()?;
         }
-        rank.optimizer.recall()?;
+        rank.executor.optimizer.recall()?;
         // A rank that could not write its part does not come here, and says why.
         meet(rank)?;
         if self.under_way.as_ref().is_some_and(|under_way| under_way.commit.is_none()) {
@@ -191,13 +191,13 @@ impl Saver {
 
     fn start(&mut self, rank: &mut Rank<'_>) -> Result<()> {
         let begin = Instant::now();
-        debug!(target: "zbench::checkpoint", step = rank.progress.steps, dir = %self.saving.dir.display(), "saving starts");
+        debug!(target: "zbench::checkpoint", step = rank.executor.progress.steps, dir = %self.saving.dir.display(), "saving starts");
         let cell = rank.inputs.cell;
         let mut index = Index::new(cell, rank.position(), self.identity.clone(), self.frozen);
-        index.ranks = (0..rank.state.mesh().world()).map(|rank| (file_names(rank).1, 0)).collect();
-        let dir = part_dir(&self.saving.dir, rank.progress.steps);
+        index.ranks = (0..rank.executor.state.mesh().world()).map(|rank| (file_names(rank).1, 0)).collect();
+        let dir = part_dir(&self.saving.dir, rank.executor.progress.steps);
         let place = (dir, rank.number(), self.saving.direct);
-        rank.stall = Duration::ZERO;
+        rank.executor.stall = Duration::ZERO;
         let (copied, part) = match self.saving.layout {
             SaveLayout::Sharded => {
                 let Executor { context, state, params, optimizer, delayed, .. } = &mut rank.executor;
@@ -208,7 +208,7 @@ impl Saver {
             }
             SaveLayout::Full => full::start(&mut rank.executor, place)?,
         };
-        (self.last, self.begun) = (Some(rank.progress.steps), true);
+        (self.last, self.begun) = (Some(rank.executor.progress.steps), true);
         let stall = begin.elapsed();
         self.under_way = Some(UnderWay { index, begin, stall, copied, part: Some(part), commit: None });
         Ok(())
@@ -260,7 +260,7 @@ impl Saver {
             dir,
             bytes,
             ms: ms(under_way.begin.elapsed()),
-            stall_ms: ms(under_way.stall + std::mem::take(&mut rank.stall)),
+            stall_ms: ms(under_way.stall + std::mem::take(&mut rank.executor.stall)),
             copied_bytes: under_way.copied.load(Ordering::Relaxed),
         }))
     }
@@ -296,5 +296,5 @@ fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
 
 /// Waits for all ranks; not counted as traffic of training.
 fn meet(rank: &Rank<'_>) -> Result<()> {
-    Ok(rank.comms.world().unmetered().barrier().map_err(StepError::from)?)
+    Ok(rank.executor.context.comms.world().unmetered().barrier().map_err(StepError::from)?)
 }

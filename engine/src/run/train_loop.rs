@@ -48,7 +48,8 @@ impl Control<'_> {
 
 /// All steps of a run, and what is written behind them.
 pub fn run(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
-    rank.tracer = control.trace.map(|tracing| Tracer::new(tracing, rank.arena(), rank.progress.steps));
+    rank.tracer =
+        control.trace.map(|tracing| Tracer::new(tracing, rank.executor.context.arena(), rank.executor.progress.steps));
     let result = all(rank, control);
     // Of a step that has failed, too, what it did until then.
     trace(rank, control, true);
@@ -85,12 +86,12 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
         saver.iter_mut().for_each(|saver| saver.evaluated(evaluated));
     }
     let mut stopped = false;
-    while rank.progress.steps < last && !stopped {
+    while rank.executor.progress.steps < last && !stopped {
         if !control.may_begin(rank) {
             stopped = true;
             break;
         }
-        rank.local_flags.stop = control.stop.load(Ordering::Relaxed);
+        rank.executor.local_flags.stop = control.stop.load(Ordering::Relaxed);
         let mut after = |rank: &mut Rank<'_>, step: &Step| {
             if let Some(probe) = rank.inputs.probe {
                 probe(LoadPhase::StepEnds { timed: step.timed });
@@ -101,7 +102,7 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
             if let Some(worse) = guard.see(step) {
                 return Err(StepError::Worse(worse));
             }
-            let evaluated = if due(rank.progress.steps) { evaluate(rank, &voice)? } else { None };
+            let evaluated = if due(rank.executor.progress.steps) { evaluate(rank, &voice)? } else { None };
             trace(rank, control, false);
             Ok(evaluated)
         };
@@ -120,7 +121,7 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
                 Vec::new()
             }
         };
-        stopped = rank.global_flags.stop && rank.progress.steps < last;
+        stopped = rank.executor.global_flags.stop && rank.executor.progress.steps < last;
         voice.saved(saved);
     }
     if let Some(saver) = &mut saver {
@@ -138,7 +139,7 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
             control.ended(rank, &step);
         }
     }
-    Ok((report, rank.kernels.name()))
+    Ok((report, rank.executor.context.kernels.name()))
 }
 
 /// Says what the run goes on from, if it does.
@@ -186,7 +187,7 @@ impl Rank0Reporter<'_> {
 
     /// A step, behind the memory it took if that is more than before. Other ranks may take more than rank 0, and say so.
     fn step(&mut self, rank: &Rank<'_>, step: &Step) {
-        let peak = rank.arena().ledger().total_peak();
+        let peak = rank.executor.context.arena().ledger().total_peak();
         if std::mem::replace(&mut self.peak, peak) < peak {
             (self.tell)(&Happening::Peak(peak));
         }
@@ -202,9 +203,9 @@ impl Rank0Reporter<'_> {
 fn write_results(rank: &mut Rank<'_>) -> Result<(), StepError> {
     let Cell { model, lora, .. } = rank.inputs.cell;
     let options = SaveOptions::default();
-    let saved = model.save.as_ref().map_or(Ok(()), |dir| rank.save_model(dir, options));
-    let saved = saved.and_then(|()| lora.save.as_ref().map_or(Ok(()), |dir| rank.save_adapters(dir)));
-    let saved = saved.and_then(|()| lora.merge.as_ref().map_or(Ok(()), |dir| rank.save_merged(dir, options)));
+    let saved = model.save.as_ref().map_or(Ok(()), |dir| rank.executor.save_model(dir, options));
+    let saved = saved.and_then(|()| lora.save.as_ref().map_or(Ok(()), |dir| rank.executor.save_adapters(dir)));
+    let saved = saved.and_then(|()| lora.merge.as_ref().map_or(Ok(()), |dir| rank.executor.save_merged(dir, options)));
     saved.map_err(|error| match error {
         SaveError::Step(error) => error,
         other => StepError::Input(other.to_string()),

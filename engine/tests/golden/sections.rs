@@ -176,7 +176,8 @@ fn on_threads(cell: &Cell, plan: &Plan) -> Result<Ran, Failure> {
             }
         }
         let report = rank.report();
-        rank.export_weights(|name, shape, values| weights.push((name.to_string(), shape.to_vec(), values.to_vec())))?;
+        rank.executor
+            .export_weights(|name, shape, values| weights.push((name.to_string(), shape.to_vec(), values.to_vec())))?;
         Ok((report, steps, evaluations, weights))
     })?;
     let mut reports = Vec::new();

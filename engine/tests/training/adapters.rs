@@ -87,7 +87,7 @@ fn trained<E: Into<SaveError>>(
         }
         save(rank).map_err(|error| StepError::Input(error.into().to_string()))?;
         let mut weights = Vec::new();
-        rank.export_weights(|name, _, values| weights.push((name.to_string(), values.to_vec())))?;
+        rank.executor.export_weights(|name, _, values| weights.push((name.to_string(), values.to_vec())))?;
         Ok(weights)
     });
     ran.unwrap_or_else(|failure| panic!("{}", failure.cause)).remove(0)
@@ -128,7 +128,7 @@ fn what_is_written_reads_back_to_the_bit_under_every_strategy() {
         cell.parallel.shard = cell.parallel.shard.min(ranks);
         let whole = run(&cell);
         let dir = tempfile::tempdir().unwrap();
-        let written = trained(&cell, STEPS, |rank| rank.save_adapters(dir.path()));
+        let written = trained(&cell, STEPS, |rank| rank.executor.save_adapters(dir.path()));
         let mut again = cell.clone();
         again.lora = from_folder(dir.path(), &cell.model);
         assert_eq!(Lora { path: cell.lora.path.clone(), ..again.lora.clone() }, cell.lora, "{what}");
@@ -162,7 +162,7 @@ fn merged_models_compute_what_base_and_adapters_do() {
         let wanted = run(&cell).steps[STEPS].loss;
         let dir = tempfile::tempdir().unwrap();
         let options = SaveOptions { dtype: DType::F32, shard_bytes };
-        trained(&cell, STEPS, |rank| rank.save_merged(dir.path(), options));
+        trained(&cell, STEPS, |rank| rank.executor.save_merged(dir.path(), options));
         let text = std::fs::read_to_string(dir.path().join("config.json")).unwrap();
         let model = hf::model_from_hf(&text, "config.json").unwrap();
         assert_eq!(Model { weights: cell.model.weights.clone(), ..model.clone() }, cell.model, "{what}");
@@ -216,8 +216,9 @@ fn fresh_adapters_leave_the_base_as_it_is() {
     cell.model.num_hidden_layers = 1;
     cell.lora = Lora { rank: 2, alpha: 3.0, use_dora: true, targets: vec![Linear::QProj], ..Lora::default() };
     let dir = tempfile::tempdir().unwrap();
-    let weights =
-        trained(&on(cell, Strategy::Zero3, 2, 2), 0, |rank| rank.save_merged(dir.path(), SaveOptions::default()));
+    let weights = trained(&on(cell, Strategy::Zero3, 2, 2), 0, |rank| {
+        rank.executor.save_merged(dir.path(), SaveOptions::default())
+    });
     let query = "model.layers.0.self_attn.q_proj.weight";
     let merged = single(&dir.path().join("model.safetensors"));
     let [before, after] = [&weights, &merged].map(|all| &all.iter().find(|(name, _)| name == query).unwrap().1);

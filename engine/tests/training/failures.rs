@@ -51,7 +51,8 @@ fn a_rank_that_fails_while_allocating_is_named() {
     let result = with_ranks(&cell, &plan, cpus(&cell), |rank| -> Result<(), StepError> {
         rank.step()?;
         // One rank has less room than the plan asks for.
-        let taken = (rank.number() == 1).then(|| rank.arena().alloc(Category::Workspace, DType::F32, 4096));
+        let taken =
+            (rank.number() == 1).then(|| rank.executor.context.arena().alloc(Category::Workspace, DType::F32, 4096));
         let _taken = taken.transpose()?;
         rank.step().map(|_| ())
     });

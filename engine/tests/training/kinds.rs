@@ -169,7 +169,7 @@ fn save(cell: &Cell, dir: &std::path::Path, options: SaveOptions) {
         for _ in 0..2 {
             rank.step()?;
         }
-        rank.save_model(dir, options).map_err(|error| match error {
+        rank.executor.save_model(dir, options).map_err(|error| match error {
             SaveError::Step(error) => error,
             other => StepError::Input(other.to_string()),
         })

@@ -22,7 +22,7 @@ pub type Bits = Vec<(String, Vec<u32>)>;
 pub fn start(cell: &Cell) -> (Bits, Vec<Loaded>) {
     let ran = with_ranks(cell, &plan(cell), cpus(cell), |rank| {
         let mut weights = Bits::new();
-        rank.export_weights(|name, _, values| {
+        rank.executor.export_weights(|name, _, values| {
             weights.push((name.to_string(), values.iter().map(|value| value.to_bits()).collect()));
         })?;
         Ok((weights, rank.report().loaded.unwrap_or_default()))
@@ -112,7 +112,7 @@ fn adapters_of_a_folder_come_the_same_way() {
     cell.lora = adapters(true, None);
     with_ranks(&cell, &plan(&cell), cpus(&cell), |rank| {
         rank.step()?;
-        rank.save_adapters(folder.path()).map_err(|error| StepError::Input(error.to_string()))
+        rank.executor.save_adapters(folder.path()).map_err(|error| StepError::Input(error.to_string()))
     })
     .unwrap();
     cell.lora.path = Some(folder.path().into());
@@ -286,7 +286,9 @@ fn a_fresh_model_is_what_a_run_draws() {
             let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
             let options = SaveOptions { dtype: DType::F32, shard_bytes };
             with_ranks(&cell, &plan(&cell), cpus(&cell), |rank| {
-                rank.save_model(folders[0].path(), options).map_err(|error| StepError::Input(error.to_string()))
+                rank.executor
+                    .save_model(folders[0].path(), options)
+                    .map_err(|error| StepError::Input(error.to_string()))
             })
             .unwrap();
             save_fresh(&cell.model, cell.train.seed, &Cpu::new(2), folders[1].path(), options).unwrap();

@@ -39,7 +39,7 @@ pub fn try_course(cell: &Cell, stop: Option<u64>) -> Result<Course, String> {
     let plan = plan(cell);
     let ran = with_ranks(cell, &plan, cpus(cell), |rank| {
         let (report, _) = train_loop::run(rank, Control { stop: &flag, tell: &tell, trace: None, pace: None })?;
-        Ok((report.stopped, rank.digest().map_err(step_error)?))
+        Ok((report.stopped, rank.executor.digest().map_err(step_error)?))
     });
     let ran = ran.map_err(|failure| failure.cause.to_string())?;
     assert!(ran.iter().all(|of| *of == ran[0]), "ranks disagree");
@@ -162,7 +162,7 @@ fn every_precision_and_adapter_goes_on_to_the_bit() {
 /// Loads a cell's checkpoint and writes it again before any step. Returns the checksum of what was loaded.
 pub fn rewritten(cell: &Cell) -> Digest {
     let digests = of_ranks(cell, |rank| {
-        let digest = rank.digest().map_err(step_error)?;
+        let digest = rank.executor.digest().map_err(step_error)?;
         let mut saver = Saver::new(rank).map_err(step_error)?.unwrap();
         saver.forget();
         saver.save(rank).map_err(step_error)?;
@@ -177,7 +177,7 @@ pub fn try_loaded(cell: &Cell) -> Result<Digest, String> {
     of_ranks(cell, |rank| {
         // Rank 0 reads the steps so far, too.
         Saver::new(rank).map_err(step_error)?;
-        rank.digest().map_err(step_error)
+        rank.executor.digest().map_err(step_error)
     })
 }
 
@@ -235,7 +235,7 @@ fn another_precision_loads_what_it_can_hold() {
             saved(on(cell.clone(), Strategy::Zero1, 4, 1), Saving { resume: from.clone(), ..saving(own.path()) });
         (here.precision, here.train.steps) = (precision, 6);
         let plan = plan(&here);
-        with_ranks(&here, &plan, cpus(&here), |rank| Ok(rank.digest().unwrap())).unwrap()[0]
+        with_ranks(&here, &plan, cpus(&here), |rank| Ok(rank.executor.digest().unwrap())).unwrap()[0]
     };
     // The master's f32 weights and f32 moments are what f32 needs; bf16 rounds them, and so has other checksums.
     assert_eq!(load(Precision::F32), whole.digest);

@@ -183,7 +183,7 @@ pub fn try_run_seeing(cell: &Cell, seen: usize) -> Result<Ran, Failure> {
             steps.push(if i == seen { step_seeing(rank, i, &mut gradients)? } else { rank.step()? });
         }
         let mut weights = Vec::new();
-        rank.export_weights(|name, _, values| weights.push((name.to_string(), values.to_vec())))?;
+        rank.executor.export_weights(|name, _, values| weights.push((name.to_string(), values.to_vec())))?;
         Ok((steps, gradients, weights))
     })?;
     let (steps, gradients, weights) = ranks.into_iter().next().unwrap();
@@ -197,9 +197,9 @@ pub fn run(cell: &Cell) -> Ran {
 fn step_seeing(rank: &mut Rank<'_>, done: usize, gradients: &mut Tensors) -> Result<Step, StepError> {
     let mut meter = zbench_engine::observe::meter::Meter::start(rank.kernels().clone());
     rank.gradients(&mut meter)?;
-    rank.export_gradients(|name, _, values| gradients.push((name.to_string(), values.to_vec())))?;
+    rank.executor.export_gradients(|name, _, values| gradients.push((name.to_string(), values.to_vec())))?;
     let Update { stats, lr, skipped, .. } = rank.update(&mut meter)?;
-    let (step, loss_scale) = (done as u64 + 1, rank.scaler.is_some().then_some(stats.loss_scale));
+    let (step, loss_scale) = (done as u64 + 1, rank.executor.scaler.is_some().then_some(stats.loss_scale));
     let (loss, grad_norm) = (stats.loss, stats.norm);
     Ok(Step { step, timed: true, loss, grad_norm, lr, ms: 0.0, tokens: 0, counts: None, loss_scale, skipped })
 }

@@ -31,14 +31,14 @@ fn run_in_f64(cell: &Cell) -> Doubles {
         let mut meter = Meter::start(rank.kernels().clone());
         rank.gradients(&mut meter)?;
         let mut parts = Vec::new();
-        for (unit, spec) in rank.role.layout.units.iter().enumerate() {
-            let Some(holding) = rank.state.trainable(unit) else { continue };
-            let Some(view) = rank.gradients.view(&rank.state, unit, &holding.gradients) else { continue };
+        for (unit, spec) in rank.executor.context.role.layout.units.iter().enumerate() {
+            let Some(holding) = rank.executor.state.trainable(unit) else { continue };
+            let Some(view) = rank.executor.gradients.view(&rank.executor.state, unit, &holding.gradients) else { continue };
             let values = view.as_slice::<f64>()?;
             for tensor in spec.tensors_of(FlatKind::Trainable) {
                 let own = &values[tensor.place.range()];
                 let of = tensor
-                    .parts(&rank.state.place, 0..own.len())
+                    .parts(&rank.executor.state.place, 0..own.len())
                     .map(|part| (part.whole, own[part.ours..][..part.len].to_vec()));
                 parts.push((tensor.name.clone(), tensor.whole_elements(), of.collect::<Vec<_>>()));
             }

@@ -95,10 +95,10 @@ fn tables(cell: &Cell) -> Vec<[Part; 4]> {
             rank.step()?;
         }
         // All that is gathered and updated elsewhere is here when the weights have been read again.
-        rank.export_weights(|_, _, _| ())?;
+        rank.executor.export_weights(|_, _, _| ())?;
         let kernels = rank.kernels().clone();
         let Some(owned) =
-            rank.state.trainable(0).map(|of| of.owned.start - of.home.start..of.owned.end - of.home.start)
+            rank.executor.state.trainable(0).map(|of| of.owned.start - of.home.start..of.owned.end - of.home.start)
         else {
             return Ok(Default::default());
         };
@@ -107,8 +107,8 @@ fn tables(cell: &Cell) -> Vec<[Part; 4]> {
             kernels.cast(view, zbench_kernels::ViewMut::of(&mut values)).unwrap();
             values
         };
-        let home = wide(rank.params.home_mut(0, FlatKind::Trainable).unwrap().slice(owned));
-        let moments = rank.optimizer.moments_mut(0).unwrap();
+        let home = wide(rank.executor.params.home_mut(0, FlatKind::Trainable).unwrap().slice(owned));
+        let moments = rank.executor.optimizer.moments_mut(0).unwrap();
         let master = moments.master.as_mut().map_or(Vec::new(), |of| wide(of.buffer_mut().unwrap().view()));
         let [first, second] = [&mut moments.first, &mut moments.second].map(|of| wide(of.buffer_mut().unwrap().view()));
         Ok([home, master, first, second])

@@ -4,19 +4,19 @@ use super::{SaveError, SaveOptions, put};
 use crate::checkpoint::export::Take;
 use crate::checkpoint::weights::write_safetensors;
 use crate::config::{Cell, Linear, Lora, Method};
+use crate::exec::Executor;
 use crate::formats::hf::{family_of, modules};
 use crate::formats::peft;
 use crate::model::is_adapter;
-use crate::run::rank::Rank;
 use std::collections::BTreeMap;
 use std::path::Path;
 use zbench_kernels::DType;
 
-impl Rank<'_> {
+impl Executor<'_> {
     /// Writes the adapters into `dir`, which is made if it is not there, in PEFT's layout and in f32. A collective call:
     /// every rank takes part, rank 0 writes.
     pub fn save_adapters(&mut self, dir: &Path) -> Result<(), SaveError> {
-        let writes = self.number() == 0;
+        let writes = self.context.number == 0;
         let mut held = Vec::new();
         // Every rank goes through all units, whatever the disk of rank 0 says.
         self.export_weights(|name, shape, values| {
@@ -31,12 +31,12 @@ impl Rank<'_> {
         let tensors: Vec<_> =
             held.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), &values[..])).collect();
         write_safetensors(&dir.join(peft::WEIGHTS), &tensors, DType::F32)?;
-        put(&dir.join(peft::CONFIG), peft::config_json(self.inputs.cell).as_bytes())
+        put(&dir.join(peft::CONFIG), peft::config_json(self.context.cell).as_bytes())
     }
 
-    /// As [`Rank::save_model`], with the adapters merged into the weights they are on.
+    /// As [`Executor::save_model`], with the adapters merged into the weights they are on.
     pub fn save_merged(&mut self, dir: &Path, options: SaveOptions) -> Result<(), SaveError> {
-        let Cell { lora, model, .. } = self.inputs.cell;
+        let Cell { lora, model, .. } = self.context.cell;
         let on_input = |layers: &[Linear]| layers.iter().any(|layer| lora.feedforward.contains(layer));
         let feedforward =
             modules(model).into_iter().filter(|(_, layers)| on_input(layers)).map(|(name, _)| name).collect();

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::path::Path;
 use zbench_kernels::{Kernels, ViewMut};
 
-/// Writes the weights that a run of `model` with this `train.seed` starts from without a checkpoint, as [`crate::run::rank::Rank::save_model`] would before the
+/// Writes the weights that a run of `model` with this `train.seed` starts from without a checkpoint, as [`crate::exec::Executor::save_model`] would before the
 /// first step. What is held is a file of `options.shard_bytes` (in f32) and a tensor.
 ///
 /// # Errors

@@ -98,7 +98,7 @@ impl Executor<'_> {
 
     /// Gathers the numbers of all ranks in rank order. This is not counted as traffic of training.
     pub(crate) fn of_all(&self, own: &[u32]) -> Result<Vec<u32>> {
-        let comm = self.comms.world().unmetered();
+        let comm = self.context.comms.world().unmetered();
         let mut all = vec![0u32; own.len() * comm.size()];
         comm.all_gather(View::of(own), ViewMut::of(&mut all)).map_err(StepError::from)?;
         Ok(all)

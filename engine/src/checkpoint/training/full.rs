@@ -51,7 +51,7 @@ fn bytes_of((_, shape): &(String, Vec<usize>), dtype: DType) -> u64 {
 /// The planned files of a run: those of the model, of the moments, and of the master weights and of delayed gradients if there
 /// are any.
 fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>, Option<Outline>) {
-    let layout = &executor.plan.layout;
+    let layout = &executor.context.plan.layout;
     let precision = &executor.state.precision;
     let units = 0..layout.units.len();
     let file = |name: &str, dtype| Outline { name: name.into(), dtype, tensors: Vec::new() };
@@ -151,7 +151,7 @@ pub(crate) fn start(
     // The ranks of the first stage have all of the model unit by unit, and write.
     let writes = executor.state.place.at(Axis::Pipeline) == 0;
     let share = Share { first: number, every: executor.state.mesh().size(Axes::DATA | Axes::TENSOR) };
-    let grows = executor.cell.checkpoint.as_ref().is_some_and(|saving| saving.asynchronous);
+    let grows = executor.context.cell.checkpoint.as_ref().is_some_and(|saving| saving.asynchronous);
     let (model_outlines, optimizer, exact, delayed) = outlines(executor);
     let create = |outlines: &[Outline]| Files::create(if writes { outlines } else { &[] }, &dir, share, direct, grows);
     let mut model = create(&model_outlines)?;
@@ -159,11 +159,11 @@ pub(crate) fn start(
     let mut exact = exact.map(|exact| create(&[exact])).transpose()?;
     let mut delayed = delayed.map(|delayed| create(&[delayed])).transpose()?;
     // On the host an arena of its own: what is written is no part of training's memory. A device has no other.
-    let arena = match executor.kernels.is_host() {
+    let arena = match executor.context.kernels.is_host() {
         true => Arena::host(None).map_err(|error| StepError::Input(error.to_string()))?,
-        false => executor.arena().clone(),
+        false => executor.context.arena().clone(),
     };
-    let units = executor.plan.layout.units.len();
+    let units = executor.context.plan.layout.units.len();
     for unit in 0..units {
         for part in FlatKind::ALL {
             executor.stream(&arena, (unit, part, Role::Weights), true, |values| model.take(values))?;
@@ -203,7 +203,8 @@ pub(crate) fn start(
 
 /// config.json, and the index where the model has several files.
 fn texts(executor: &Executor<'_>, model: &[Outline]) -> Vec<(&'static str, String)> {
-    let mut texts = vec![("config.json", config_text(&executor.cell.model, executor.state.precision.parameters))];
+    let mut texts =
+        vec![("config.json", config_text(&executor.context.cell.model, executor.state.precision.parameters))];
     if model.len() > 1 {
         let names = model.iter().flat_map(|file| file.tensors.iter().map(|(name, _)| (name.clone(), json!(file.name))));
         let total = model.iter().map(Outline::data_bytes).sum();
@@ -222,7 +223,7 @@ impl Executor<'_> {
         mut take: impl FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
         let Some(whole) = self.gather_of_model(arena, unit, part, role)? else { return Ok(()) };
-        let (mut result, plan) = (Ok(()), self.plan);
+        let (mut result, plan) = (Ok(()), self.context.plan);
         self.hand_over_of(&plan.layout.units[unit], part, &whole, shifted, &mut |_, _, values| {
             if result.is_ok() {
                 result = take(values);

@@ -33,7 +33,7 @@ impl<'a> Reader<'a> {
     /// What the next step's global batch holds, and so the weight of a token's loss. It follows from the samples' numbers, so
     /// all ranks work out the same.
     pub fn count(&mut self, executor: &Executor<'_>) -> Result<f64> {
-        let (cell, samples) = (executor.cell, executor.progress.samples);
+        let (cell, samples) = (executor.context.cell, executor.progress.samples);
         let parts = executor.state.replicas() * cell.train.accumulation;
         let counts =
             self.source.has_documents().then(|| self.source.counts(false, samples, parts * cell.train.micro_batch));
@@ -59,7 +59,7 @@ impl TokenSource for Reader<'_> {
             None => self.source.fill_rows(evaluates, batch.first_sample, batch.rows, row),
         };
         read.map_err(|error| StepError::Input(error.to_string()))?;
-        let kernels = executor.device().kernels;
+        let kernels = executor.context.device().kernels;
         kernels.upload(View::of(ids), tokens.ids.view_mut())?;
         kernels.upload(View::of(targets), tokens.targets.view_mut())?;
         if let Some(to) = &mut tokens.starts {

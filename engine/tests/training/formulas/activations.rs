@@ -265,7 +265,7 @@ fn every_byte_of_the_largest_moment_is_known() {
     let plan = Plan::new(&cell, &Reference).unwrap();
     let ran = with_ranks(&cell, &plan, vec![Arc::new(Reference)], |rank| {
         rank.step()?;
-        Ok(rank.arena().ledger())
+        Ok(rank.executor.context.arena().ledger())
     });
     for (who, ledger) in [("the plan", plan.role_of(0).estimate.memory()), ("the rank", &ran.unwrap()[0])] {
         let at_peak = Category::ALL.map(|category| ledger.at_peak(category));
