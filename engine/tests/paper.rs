@@ -7,7 +7,7 @@ use zbench_engine::action::stream::Stream;
 use zbench_engine::config::*;
 use zbench_engine::mesh::Axis;
 use zbench_engine::model::LayerKind;
-use zbench_engine::model::layers::{Cut, Gradient};
+use zbench_engine::model::layers::{Gradient, TensorSplit};
 use zbench_engine::plan::{Plan, PlanError};
 use zbench_kernels::{Category, Cpu};
 
@@ -94,11 +94,11 @@ fn a_dense_block_under_tensor_parallelism() {
 #[test]
 fn a_dense_blocks_tensors_have_their_cuts() {
     let plan = on_paper(&dense(1, TENSOR, 2));
-    let [rows, columns] = [Cut::Rows(Axis::Tensor), Cut::Columns(Axis::Tensor)];
+    let [rows, columns] = [TensorSplit::ColumnParallel(Axis::Tensor), TensorSplit::RowParallel(Axis::Tensor)];
     let cuts: Vec<_> = plan.layout.units[1].tensors.iter().map(|tensor| (tensor.cut, &tensor.shape[..])).collect();
     let (square, narrow, wide): (&[usize], &[usize], &[usize]) = (&[32, 32], &[16, 32], &[48, 32]);
     let expected = [
-        (Cut::Same, &[32][..]),
+        (TensorSplit::Replicated, &[32][..]),
         (rows, square),
         (rows, narrow),
         (rows, narrow),
@@ -106,7 +106,7 @@ fn a_dense_blocks_tensors_have_their_cuts() {
         (rows, wide),
         (rows, wide),
         (columns, &[32, 48]),
-        (Cut::Same, &[32]),
+        (TensorSplit::Replicated, &[32]),
     ];
     assert_eq!(cuts, expected);
     assert!(plan.layout.units.iter().flat_map(|unit| &unit.tensors).all(|t| t.gradient == Gradient::Complete));

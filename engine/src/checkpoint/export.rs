@@ -4,7 +4,7 @@ use crate::checkpoint::training::Role;
 use crate::compute::error::{Result, StepError};
 use crate::exec::Executor;
 use crate::mesh::{Axes, Axis};
-use crate::model::layers::Cut;
+use crate::model::layers::TensorSplit;
 use crate::model::{FlatKind, Part, Tensor, Unit};
 use crate::plan;
 use crate::plan::placement::share;
@@ -130,7 +130,7 @@ impl Executor<'_> {
         let ranks = self.state.place.group(Axes::TENSOR);
         let flat = flats.len() / ranks.len();
         let place = tensor.place.range();
-        if tensor.cut == Cut::Same {
+        if tensor.cut == TensorSplit::Replicated {
             return self.own_values(tensor, flats.slice(place));
         }
         let mut values = vec![0f32; tensor.whole_elements()];

@@ -7,7 +7,7 @@ use super::{FlatKind, FlatRange, Init, LayoutKey, Rows, Stored, Unit};
 use crate::config::{self, Base, Linear, Mlp, Model, Order, Positions};
 use crate::formats::hf::{Family, TensorNames, family_of};
 use crate::mesh::Axis;
-use crate::model::layers::{Block, Cross, Cut, Dims, Embedding, Experts, Head, LinearSpec, Norm};
+use crate::model::layers::{Block, Cross, Dims, Embedding, Experts, Head, LinearSpec, Norm, TensorSplit};
 use zbench_kernels::{Activation, Packed, Packing};
 
 /// Appends tensors in the order of the model.
@@ -99,8 +99,8 @@ impl<'a> Builder<'a> {
     }
 
     /// How tensor ranks share the vocabulary.
-    fn of_vocabulary(&self) -> Cut {
-        if self.cell.cut.tensor == 1 { Cut::Same } else { Cut::Rows(Axis::Tensor) }
+    fn of_vocabulary(&self) -> TensorSplit {
+        if self.cell.cut.tensor == 1 { TensorSplit::Replicated } else { TensorSplit::ColumnParallel(Axis::Tensor) }
     }
 
     /// A block of the decoder of a model that has an encoder.
@@ -252,7 +252,7 @@ impl<'a> Builder<'a> {
             // Each rank has a part of every expert, and so a part of what the experts give.
             unit.partial_last(Axis::Tensor);
         }
-        let router = plain(weight, [count, hidden], Cut::Same, "router");
+        let router = plain(weight, [count, hidden], TensorSplit::Replicated, "router");
         let ranks = self.cell.cut.expert;
         let unit = of_experts.unwrap_or(unit);
         let mut stack = |which: &str, linear, whole: [usize; 2], name| {
@@ -300,7 +300,7 @@ impl<'a> Builder<'a> {
             let place = unit.push(part, format!("{name}.bias"), &[out], Init::Constant(0.0));
             unit.store_last(fused.map(|rows| Stored::part(format!("{stored}.bias"), rows, &[])));
             // Beside a product whose columns ranks share it is added to the sum over them.
-            if let Cut::Rows(_) = cut {
+            if let TensorSplit::ColumnParallel(_) = cut {
                 unit.cut_last(cut, whole[0]);
             }
             place
@@ -312,11 +312,11 @@ impl<'a> Builder<'a> {
 
     /// What a rank has of a projection's matrix `[out, input]`, and the shape of that: what makes heads or the MLP's width is cut by
     /// rows, what reads them by columns, so that nothing is exchanged in between (Shoeybi et al. (2019), "Megatron-LM", section 3).
-    fn cut(&self, which: Linear, [out, input]: [usize; 2]) -> (Cut, [usize; 2]) {
+    fn cut(&self, which: Linear, [out, input]: [usize; 2]) -> (TensorSplit, [usize; 2]) {
         match which.is_row_parallel() {
-            _ if self.cell.cut.tensor == 1 => (Cut::Same, [out, input]),
-            true => (Cut::Columns(Axis::Tensor), [out, self.share(input)]),
-            false => (Cut::Rows(Axis::Tensor), [self.share(out), input]),
+            _ if self.cell.cut.tensor == 1 => (TensorSplit::Replicated, [out, input]),
+            true => (TensorSplit::RowParallel(Axis::Tensor), [out, self.share(input)]),
+            false => (TensorSplit::ColumnParallel(Axis::Tensor), [self.share(out), input]),
         }
     }
 
@@ -356,6 +356,6 @@ impl<'a> Builder<'a> {
 }
 
 /// Rows or columns of a whole matrix, whichever the cut divides.
-fn of_cut(cut: Cut, [out, input]: [usize; 2]) -> usize {
-    if let Cut::Columns(_) = cut { input } else { out }
+fn of_cut(cut: TensorSplit, [out, input]: [usize; 2]) -> usize {
+    if let TensorSplit::RowParallel(_) = cut { input } else { out }
 }

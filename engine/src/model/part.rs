@@ -2,7 +2,7 @@
 
 use super::Tensor;
 use crate::mesh::{Axis, Coords};
-use crate::model::layers::Cut;
+use crate::model::layers::TensorSplit;
 use std::ops::Range;
 
 /// Elements that lie together both in what a rank has and in the whole tensor.
@@ -33,9 +33,9 @@ impl Tensor {
         let (own, whole) = ([0, 1].map(|d| size(&self.shape, d)), [0, 1].map(|d| size(&self.whole, d)));
         let mut first = [0; 2];
         match self.cut {
-            Cut::Same => {}
-            Cut::Rows(axis) => first[0] = own[0] * place.at(axis),
-            Cut::Columns(axis) => first[1] = own[1] * place.at(axis),
+            TensorSplit::Replicated => {}
+            TensorSplit::ColumnParallel(axis) => first[0] = own[0] * place.at(axis),
+            TensorSplit::RowParallel(axis) => first[1] = own[1] * place.at(axis),
         }
         let used = [0, 1].map(|d| own[d].min(whole[d].saturating_sub(first[d])));
         Rectangle { whole_cols: whole[1], cols: own[1], first, used }
@@ -45,7 +45,7 @@ impl Tensor {
     pub fn parts(&self, place: &Coords, range: Range<usize>) -> impl Iterator<Item = Part> + use<> {
         let Rectangle { whole_cols, cols, first, used } = self.rectangle(place);
         // Whole rows lie together.
-        let is_whole_rows = !matches!(self.cut, Cut::Columns(_));
+        let is_whole_rows = !matches!(self.cut, TensorSplit::RowParallel(_));
         let (height, width) = if is_whole_rows { (1, used[0] * cols) } else { (used[0], used[1]) };
         let rows = range.start / cols.max(1)..range.end.div_ceil(cols.max(1)).min(height);
         let rows = if is_whole_rows { 0..1 } else { rows };
@@ -59,7 +59,7 @@ impl Tensor {
     /// Of elements `range` of the whole tensor: those that the rank at `place` has, in order.
     pub fn parts_of_whole(&self, place: &Coords, range: Range<usize>) -> impl Iterator<Item = Part> + use<> {
         let Rectangle { whole_cols, cols, first, used } = self.rectangle(place);
-        let is_whole_rows = !matches!(self.cut, Cut::Columns(_));
+        let is_whole_rows = !matches!(self.cut, TensorSplit::RowParallel(_));
         // In the whole tensor, the rows of the rectangle, or all of them together.
         let (height, width) = if is_whole_rows { (1, used[0] * cols) } else { (used[0], used[1]) };
         let row_of = |element: usize| (element / whole_cols.max(1)).saturating_sub(first[0]);
@@ -74,7 +74,7 @@ impl Tensor {
     /// Of a tensor of which the rank at `place` has some columns, none of them padding: offsets and sizes by dimension.
     pub fn columns(&self, place: &Coords) -> Option<[Vec<usize>; 2]> {
         let Rectangle { cols, first, used, .. } = self.rectangle(place);
-        let is_cut = matches!(self.cut, Cut::Columns(_)) && used[1] == cols;
+        let is_cut = matches!(self.cut, TensorSplit::RowParallel(_)) && used[1] == cols;
         is_cut.then(|| [first.to_vec(), used.to_vec()])
     }
 
@@ -82,14 +82,14 @@ impl Tensor {
     pub fn columns_of_transposed(&self, place: &Coords) -> Option<Range<usize>> {
         let Rectangle { first, used, .. } = self.rectangle(place);
         let is_transposed = self.stored.as_ref().is_some_and(|stored| stored.transposed);
-        let is_cut = matches!(self.cut, Cut::Columns(_));
+        let is_cut = matches!(self.cut, TensorSplit::RowParallel(_));
         (is_transposed && is_cut).then(|| first[1]..first[1] + used[1])
     }
 
     /// Whether the rank at `place` speaks for what it has of the tensor where each element is counted once: of ranks that share it
     /// whole, the first one does.
     pub fn is_counted(&self, place: &Coords) -> bool {
-        self.cut != Cut::Same || place.at(Axis::Tensor) == 0
+        self.cut != TensorSplit::Replicated || place.at(Axis::Tensor) == 0
     }
 }
 
@@ -106,19 +106,19 @@ mod tests {
         for ranks in 1..=3 {
             let mesh = Mesh::data(1).with([ranks, 1, 1], [1, 1]);
             for (whole, cut) in [
-                (vec![5, 3], Cut::Rows(Axis::Tensor)),
-                (vec![3, 5], Cut::Columns(Axis::Tensor)),
-                (vec![7], Cut::Rows(Axis::Tensor)),
-                (vec![1, 4], Cut::Columns(Axis::Tensor)),
-                (vec![3, 1], Cut::Columns(Axis::Tensor)),
-                (vec![1, 3], Cut::Rows(Axis::Tensor)),
-                (vec![2, 3], Cut::Same),
+                (vec![5, 3], TensorSplit::ColumnParallel(Axis::Tensor)),
+                (vec![3, 5], TensorSplit::RowParallel(Axis::Tensor)),
+                (vec![7], TensorSplit::ColumnParallel(Axis::Tensor)),
+                (vec![1, 4], TensorSplit::RowParallel(Axis::Tensor)),
+                (vec![3, 1], TensorSplit::RowParallel(Axis::Tensor)),
+                (vec![1, 3], TensorSplit::ColumnParallel(Axis::Tensor)),
+                (vec![2, 3], TensorSplit::Replicated),
             ] {
                 let mut shape: Vec<usize> = whole.clone();
                 match cut {
-                    Cut::Rows(_) => shape[0] = shape[0].div_ceil(ranks),
-                    Cut::Columns(_) => shape[1] = shape[1].div_ceil(ranks),
-                    Cut::Same => {}
+                    TensorSplit::ColumnParallel(_) => shape[0] = shape[0].div_ceil(ranks),
+                    TensorSplit::RowParallel(_) => shape[1] = shape[1].div_ceil(ranks),
+                    TensorSplit::Replicated => {}
                 }
                 let cols = |shape: &[usize]| shape.get(1).copied().unwrap_or(1);
                 let (len, all) = (shape.iter().product::<usize>(), whole.iter().product::<usize>());
@@ -142,9 +142,9 @@ mod tests {
                         .map(|i| {
                             let [mut row, mut col] = [i / cols(&shape), i % cols(&shape)];
                             match cut {
-                                Cut::Rows(_) => row += rank * shape[0],
-                                Cut::Columns(_) => col += rank * shape[1],
-                                Cut::Same => {}
+                                TensorSplit::ColumnParallel(_) => row += rank * shape[0],
+                                TensorSplit::RowParallel(_) => col += rank * shape[1],
+                                TensorSplit::Replicated => {}
                             }
                             (row < whole[0] && col < cols(&whole)).then(|| row * cols(&whole) + col)
                         })

@@ -141,7 +141,7 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::layers::{Cut, Gradient};
+    use crate::model::layers::{Gradient, TensorSplit};
     use crate::model::{FlatKind, FlatRange, Init};
 
     fn tensor(shape: &[usize], stored_shape: &[usize], rows: Rows, transposed: bool) -> Tensor {
@@ -157,7 +157,7 @@ mod tests {
             in_checkpoint: true,
             stored: Some(stored),
             packed: None,
-            cut: Cut::Same,
+            cut: TensorSplit::Replicated,
             gradient: Gradient::Complete,
         }
     }

@@ -3,7 +3,7 @@
 
 use super::Stored;
 use crate::mesh::{Axes, Axis};
-use crate::model::layers::{Cut, FlatKind, FlatRange, Gradient};
+use crate::model::layers::{FlatKind, FlatRange, Gradient, TensorSplit};
 use std::ops::Range;
 use zbench_kernels::{GRANULE_BYTES, Packed};
 
@@ -34,7 +34,7 @@ pub struct Tensor {
     /// How its place holds it, where that is in few bits.
     pub packed: Option<Packed>,
     /// What this rank has of it.
-    pub cut: Cut,
+    pub cut: TensorSplit,
     /// What backward finds of its gradient.
     pub gradient: Gradient,
 }
@@ -109,7 +109,7 @@ impl Unit {
         let place = self.take(part, shape.iter().product());
         let in_checkpoint = !is_adapter(&name);
         let (shape, whole, stored, packed) = (shape.to_vec(), shape.to_vec(), None, None);
-        let (cut, gradient) = (Cut::Same, Gradient::Complete);
+        let (cut, gradient) = (TensorSplit::Replicated, Gradient::Complete);
         self.tensors.push(Tensor { name, shape, whole, place, init, in_checkpoint, stored, packed, cut, gradient });
         place
     }
@@ -119,7 +119,7 @@ impl Unit {
         let place = self.take(FlatKind::Quantised, packed.fields().bytes);
         let (shape, packed) = (vec![packed.rows, packed.cols], Some(packed));
         let whole = shape.clone();
-        let (cut, gradient, stored) = (Cut::Same, Gradient::Complete, None);
+        let (cut, gradient, stored) = (TensorSplit::Replicated, Gradient::Complete, None);
         self.tensors.push(Tensor {
             name,
             shape,
@@ -150,13 +150,13 @@ impl Unit {
     }
 
     /// Says that ranks share the tensor that was appended last, and how many rows or columns they have together.
-    pub fn cut_last(&mut self, cut: Cut, whole: usize) {
+    pub fn cut_last(&mut self, cut: TensorSplit, whole: usize) {
         let Some(last) = self.tensors.last_mut() else { return };
         last.cut = cut;
         match cut {
-            Cut::Same => {}
-            Cut::Rows(_) => last.whole[0] = whole,
-            Cut::Columns(_) => last.whole[1] = whole,
+            TensorSplit::Replicated => {}
+            TensorSplit::ColumnParallel(_) => last.whole[0] = whole,
+            TensorSplit::RowParallel(_) => last.whole[1] = whole,
         }
     }
 

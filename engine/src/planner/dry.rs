@@ -10,7 +10,7 @@ use crate::exec::{Executor, allocate, prepacked};
 use crate::memory::homes::{ByHome, Homes};
 use crate::memory::moves::MoveEvent;
 use crate::mesh::comms::Comms;
-use crate::model::layers::{Cut, Saved};
+use crate::model::layers::{Saved, TensorSplit};
 use crate::model::{FlatKind, Tensor, Unit};
 use crate::observe::outcome::{Estimate, Transfer};
 use crate::plan::placement::{StateHomes, home_dtype};
@@ -229,7 +229,8 @@ impl<'a> DryRun<'a> {
         // Of all tensor ranks together; what each of them has whole counts once.
         let kept = |part| {
             let tensors = units.iter().flat_map(|unit| unit.tensors_of(part));
-            let times = |tensor: &Tensor| if tensor.cut == Cut::Same { 1 } else { cell.parallel.degrees.tensor };
+            let times =
+                |tensor: &Tensor| if tensor.cut == TensorSplit::Replicated { 1 } else { cell.parallel.degrees.tensor };
             tensors.map(|tensor| tensor.place.len * times(tensor)).sum::<usize>() * home_dtype(cell, part).size()
         };
         let base_bytes = (kept(FlatKind::Frozen) + kept(FlatKind::Quantised)) as u64;

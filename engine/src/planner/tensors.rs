@@ -3,7 +3,7 @@
 use crate::config::{Cell, Checkpointing, Degrees, Linear, Lora, Method};
 use crate::mesh::strategy::divisors_near;
 use crate::model::Layout;
-use crate::model::layers::Cut;
+use crate::model::layers::TensorSplit;
 use crate::plan::{PlanError, seq};
 use zbench_kernels::Packed;
 
@@ -117,13 +117,13 @@ fn quantised(layout: &Layout) -> Result<(), PlanError> {
     for tensor in layout.units.iter().flat_map(|unit| &unit.tensors) {
         let Some(packed) = tensor.packed else { continue };
         let together = match tensor.cut {
-            Cut::Same => continue,
-            Cut::Rows(_) => tensor.elements(),
-            Cut::Columns(_) => tensor.shape[1],
+            TensorSplit::Replicated => continue,
+            TensorSplit::ColumnParallel(_) => tensor.elements(),
+            TensorSplit::RowParallel(_) => tensor.shape[1],
         };
         // Blocks of the whole matrix, of which a row of int8 is one.
         let block = Packed { cols: tensor.whole[1], ..packed }.block();
-        let is_between = matches!(tensor.cut, Cut::Columns(_)) && !tensor.whole[1].is_multiple_of(block);
+        let is_between = matches!(tensor.cut, TensorSplit::RowParallel(_)) && !tensor.whole[1].is_multiple_of(block);
         if !together.is_multiple_of(block) || is_between {
             let reason = format!(
                 "cuts {} {:?} into parts of {together} elements that lie together, and {block} that are quantised together share a scale; \

@@ -33,7 +33,9 @@ fn run_in_f64(cell: &Cell) -> Doubles {
         let mut parts = Vec::new();
         for (unit, spec) in rank.executor.context.role.layout.units.iter().enumerate() {
             let Some(holding) = rank.executor.state.trainable(unit) else { continue };
-            let Some(view) = rank.executor.gradients.view(&rank.executor.state, unit, &holding.gradients) else { continue };
+            let Some(view) = rank.executor.gradients.view(&rank.executor.state, unit, &holding.gradients) else {
+                continue;
+            };
             let values = view.as_slice::<f64>()?;
             for tensor in spec.tensors_of(FlatKind::Trainable) {
                 let own = &values[tensor.place.range()];

@@ -2,7 +2,7 @@
 
 use super::Builder;
 use crate::config::{Linear, Method};
-use crate::model::layers::{AdapterSpec, Cut, Factors, Magnitude};
+use crate::model::layers::{AdapterSpec, Factors, Magnitude, TensorSplit};
 use crate::model::stored::FusedRows;
 use crate::model::{FlatKind, FlatRange, Init, Stored, Unit, stream_of};
 
@@ -32,10 +32,10 @@ impl Builder<'_> {
         let a = self.reducing(unit, module, cut, [whole[1], input]);
         let b = unit.push(FlatKind::Trainable, format!("{module}.lora_B.weight"), &[out, self.cell.lora.rank], ZERO);
         match cut {
-            Cut::Same => {}
-            Cut::Rows(_) => unit.cut_last(cut, whole[0]),
+            TensorSplit::Replicated => {}
+            TensorSplit::ColumnParallel(_) => unit.cut_last(cut, whole[0]),
             // Each rank reads its own part of the input, and so finds its own part of the gradient.
-            Cut::Columns(axis) => unit.partial_last(axis),
+            TensorSplit::RowParallel(axis) => unit.partial_last(axis),
         }
         let adapter = self.low_rank(module, a, [(b, out)], cut, input);
         let magnitude = self.cell.lora.use_dora.then(|| {
@@ -75,15 +75,15 @@ impl Builder<'_> {
 
     /// A of a layer with so many inputs, in all and here. PEFT draws it with Kaiming's uniform bound for sqrt(5), whose deviation is
     /// sqrt(1/(3 input)).
-    fn reducing(&self, unit: &mut Unit, module: &str, cut: Cut, [whole, input]: [usize; 2]) -> FlatRange {
+    fn reducing(&self, unit: &mut Unit, module: &str, cut: TensorSplit, [whole, input]: [usize; 2]) -> FlatRange {
         let spread = Init::Normal((1.0 / (3.0 * whole as f64)).sqrt());
         let name = format!("{module}.lora_A.weight");
         let a = unit.push(FlatKind::Trainable, name, &[self.cell.lora.rank, input], spread);
         match cut {
-            Cut::Same => {}
+            TensorSplit::Replicated => {}
             // Each rank has its own part of the output.
-            Cut::Rows(axis) => unit.partial_last(axis),
-            Cut::Columns(_) => unit.cut_last(cut, whole),
+            TensorSplit::ColumnParallel(axis) => unit.partial_last(axis),
+            TensorSplit::RowParallel(_) => unit.cut_last(cut, whole),
         }
         a
     }
@@ -93,7 +93,7 @@ impl Builder<'_> {
         module: &str,
         a: FlatRange,
         b: [(FlatRange, usize); N],
-        cut: Cut,
+        cut: TensorSplit,
         input: usize,
     ) -> AdapterSpec<N> {
         let lora = self.cell.lora;
@@ -128,13 +128,13 @@ impl Builder<'_> {
         };
         let l = unit.push(FlatKind::Trainable, own, &shape, Init::Constant(1.0));
         match (cut, feedforward) {
-            (Cut::Same, _) => {}
-            (Cut::Rows(_), false) => unit.cut_last(cut, whole[0]),
-            (Cut::Columns(_), true) => unit.cut_last(cut, whole[1]),
+            (TensorSplit::Replicated, _) => {}
+            (TensorSplit::ColumnParallel(_), false) => unit.cut_last(cut, whole[0]),
+            (TensorSplit::RowParallel(_), true) => unit.cut_last(cut, whole[1]),
             // Each rank finds the part of the gradient that comes through its own rows.
-            (Cut::Rows(axis), true) => unit.partial_last(axis),
+            (TensorSplit::ColumnParallel(axis), true) => unit.partial_last(axis),
             // Refused by the planner.
-            (Cut::Columns(_), false) => {}
+            (TensorSplit::RowParallel(_), false) => {}
         }
         if let (Some(fused), false) = (fused, feedforward) {
             unit.store_last(Some(Stored::part(name, fused, &[1])));

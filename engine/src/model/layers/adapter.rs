@@ -1,7 +1,7 @@
 //! Low-rank products beside linear layers (LoRA).
 
-use super::cut::Cut;
 use super::exec::{Exec, product_forward, product_input, product_weight};
+use super::tensor_split::TensorSplit;
 use crate::compute::error::Result;
 use crate::model::layers::{FlatRange, Grads, Weights};
 use zbench_kernels::{Buffer, DType, Dropout, Gemm, Op, View, ViewMut};
@@ -18,7 +18,7 @@ pub struct AdapterSpec<const N: usize = 1> {
     /// B `[out, rank]` and its rows, of each layer.
     pub b: [(FlatRange, usize); N],
     /// What this rank has of the layers: of their rows, it has those of B; of their columns, those of A.
-    pub cut: Cut,
+    pub cut: TensorSplit,
     pub input: usize,
     pub rank: usize,
     /// alpha / rank, or alpha over the root of rank.
@@ -48,7 +48,7 @@ impl<const N: usize> AdapterSpec<N> {
     fn dropout_op(&self, ex: &Exec<'_>) -> Dropout {
         let (batch, dtype) = (&ex.batch, ex.compute);
         let first = batch.first_token.wrapping_mul(self.input as u64);
-        let rank = if let Cut::Columns(_) = self.cut { self.cut.place(ex) as u64 } else { 0 };
+        let rank = if let TensorSplit::RowParallel(_) = self.cut { self.cut.place(ex) as u64 } else { 0 };
         let seed = batch.seed ^ self.stream.wrapping_add(rank);
         Dropout { len: batch.tokens() * self.input, p: self.dropout, seed, first, dtype }
     }

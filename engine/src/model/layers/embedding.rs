@@ -1,8 +1,8 @@
 //! The bottom of the model: a table look-up, and what some families do to its result.
 
-use super::cut::Cut;
 use super::exec::Exec;
 use super::norm::Norm;
+use super::tensor_split::TensorSplit;
 use crate::compute::error::Result;
 use crate::model::layers::{FlatRange, Grads, Weights};
 use zbench_kernels::{BiasAdd, Buffer, DType, Op, View, VocabPart};
@@ -17,7 +17,7 @@ pub struct Embedding {
     /// Words of the whole vocabulary.
     pub words: usize,
     /// How ranks share the table.
-    pub cut: Cut,
+    pub cut: TensorSplit,
     /// The token whose row has no gradient from look-ups.
     pub padding: Option<u32>,
     pub hidden: usize,
@@ -80,7 +80,7 @@ impl Embedding {
         let n = ex.batch.tokens();
         let mut out = ex.activation(n * self.hidden)?;
         ex.run(TERM, &Op::Embedding(self.own_op(ex)), &[ids, w.get(&self.table)], &mut [out.view_mut()])?;
-        if let Cut::Rows(axis) = self.cut {
+        if let TensorSplit::ColumnParallel(axis) = self.cut {
             // Every word is on one rank; the others have zeros.
             ex.sum_over(axis, &mut out)?;
         }

@@ -3,10 +3,10 @@
 //! Logits are made, turned into their gradient in place and used up in chunks of tokens, so that the whole
 //! `[tokens, vocab]` matrix never exists.
 
-use super::cut::Cut;
 use super::exec::{self, Exec};
 use super::norm::Norm;
 use super::prepacked;
+use super::tensor_split::TensorSplit;
 use crate::compute::error::Result;
 use crate::model::layers::{FlatRange, Grads, Weights};
 use std::ops::Range;
@@ -26,7 +26,7 @@ pub struct Head {
     /// Words of the whole vocabulary.
     pub words: usize,
     /// How ranks share W; `vocab` is what this one has.
-    pub cut: Cut,
+    pub cut: TensorSplit,
     pub hidden: usize,
 }
 
@@ -92,7 +92,7 @@ impl Head {
             Ok(())
         })?;
         drop(y);
-        if let Cut::Rows(axis) = self.cut {
+        if let TensorSplit::ColumnParallel(axis) = self.cut {
             dy = ex.sum_of_tokens(axis, dy)?;
         }
         self.norm.backward_alone(ex, w, grads.own, own, [&x, &statistics, &dy])
@@ -140,7 +140,7 @@ impl Head {
         }
         let mut losses = ex.statistic(rows)?;
         let mut writes = [logits.view_mut(), losses.view_mut()];
-        let group = if let Cut::Rows(axis) = self.cut { ex.group(axis) } else { None };
+        let group = if let TensorSplit::ColumnParallel(axis) = self.cut { ex.group(axis) } else { None };
         if let Some(group) = group {
             let part = LossParts { rows, vocab: self.cut.words(ex, self.vocab, self.words), dtype, pitch };
             let mut own = ex.statistic(rows * LossParts::NUMBERS)?;

@@ -8,9 +8,9 @@ pub use factors::Factors;
 pub use magnitude::Magnitude;
 
 use super::adapter::AdapterSpec;
-use super::cut::Cut;
 use super::exec::{Exec, POINTWISE, product_forward, product_input, product_weight};
 use super::prepacked;
+use super::tensor_split::TensorSplit;
 use crate::compute::error::Result;
 use crate::model::layers::{FlatKind, FlatRange, Grads, Weights};
 use zbench_kernels::{BiasAdd, Buffer, DType, Op, Packed, View, ViewMut};
@@ -27,7 +27,7 @@ pub struct LinearSpec {
     pub out: usize,
     pub input: usize,
     /// What this rank has of W; `out` and `input` are its own.
-    pub cut: Cut,
+    pub cut: TensorSplit,
     /// The low-rank adapter, if the layer has one of its own.
     pub adapter: Option<AdapterSpec>,
     /// The factors of IA3, if the layer has them.
@@ -69,7 +69,7 @@ impl LinearSpec {
 
     /// `base + layer(x)` in a new buffer.
     pub fn forward_onto(&self, ex: &Exec<'_>, weights: &Weights<'_>, x: View<'_>, base: &Buffer) -> Result<Buffer> {
-        let Cut::Columns(axis) = self.cut else {
+        let TensorSplit::RowParallel(axis) = self.cut else {
             let mut y = ex.activation(base.len())?;
             ex.cast(POINTWISE, base.view(), y.view_mut())?;
             self.forward(ex, weights, x, true, y.view_mut())?;
@@ -115,8 +115,8 @@ impl LinearSpec {
     /// The same, and does `work` that does not read it, beside the sum where that may be.
     pub fn complete_beside(&self, ex: &Exec<'_>, dx: Buffer, work: impl FnOnce() -> Result<()>) -> Result<Buffer> {
         match self.cut {
-            Cut::Rows(axis) => ex.sum_beside(axis, dx, work),
-            Cut::Same | Cut::Columns(_) => work().map(|()| dx),
+            TensorSplit::ColumnParallel(axis) => ex.sum_beside(axis, dx, work),
+            TensorSplit::Replicated | TensorSplit::RowParallel(_) => work().map(|()| dx),
         }
     }
 

@@ -3,7 +3,6 @@
 
 mod adapter;
 mod block;
-mod cut;
 mod embedding;
 mod exchange;
 pub(crate) mod exec;
@@ -12,16 +11,17 @@ mod head;
 mod linear;
 mod norm;
 pub mod prepacked;
+mod tensor_split;
 mod weights;
 
 pub use adapter::AdapterSpec;
 pub(crate) use block::eviction;
 pub use block::{Block, BlockGrad, Cross, CrossSaved, Dims, GateUp, Qkv, Saved, SavedTensor};
-pub use cut::{Cut, Gradient};
 pub use embedding::Embedding;
 pub use exec::{Batch, DocumentMask, Exec, Memory, product_forward, product_input};
 pub use experts::{Arrived, Experts, Routing};
 pub use head::{Head, HeadGrads, HeadWeights};
 pub use linear::{Factors, LinearSpec, Magnitude};
 pub use norm::Norm;
+pub use tensor_split::{Gradient, TensorSplit};
 pub use weights::{Deferred, FlatKind, FlatRange, Grads, Weights};

@@ -7,7 +7,7 @@ use crate::checkpoint::training::full::{DELAYED, MASTER, OPTIMIZER};
 use crate::checkpoint::training::index::Role;
 use crate::checkpoint::weights::{Checkpoint, stored_type};
 use crate::mesh::within;
-use crate::model::layers::Cut;
+use crate::model::layers::TensorSplit;
 use crate::model::{FlatKind, Part};
 use zbench_kernels::DType;
 
@@ -63,7 +63,7 @@ fn reading<'a>(
             };
             let at = |element: usize| info.begin + (element * dtype.size()) as u64;
             // Of a tensor that lies otherwise in the file all is read: it is a part of a block's matrix at most.
-            let is_otherwise = tensor.stored.is_some() || matches!(tensor.cut, Cut::Columns(_));
+            let is_otherwise = tensor.stored.is_some() || matches!(tensor.cut, TensorSplit::RowParallel(_));
             if is_otherwise {
                 let (bytes, stored) = (at(0)..at(info.elements()), Some((tensor, elements)));
                 wanted.push(Wanted { unit, role, elements: cut, dtype, bytes, stored });

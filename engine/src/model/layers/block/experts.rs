@@ -4,7 +4,7 @@ use super::{Block, GateUp, POINTWISE, Saved, take};
 use crate::compute::error::Result;
 use crate::model::layers::exec::Exec;
 use crate::model::layers::experts::{Experts, Routing};
-use crate::model::layers::{Cut, FlatKind, Grads, Weights};
+use crate::model::layers::{FlatKind, Grads, TensorSplit, Weights};
 use zbench_kernels::{Buffer, Op};
 
 impl Block {
@@ -47,7 +47,7 @@ impl Block {
         let rows = experts.forward(ex, w.of_second(), routing, &self.down, activation.view())?;
         let rows = experts.return_rows(ex, routing, self.dims.hidden, rows)?;
         let mut output = ex.activation(ex.batch.tokens() * self.dims.hidden)?;
-        let Cut::Columns(axis) = self.down.cut else {
+        let TensorSplit::RowParallel(axis) = self.down.cut else {
             ex.cast(POINTWISE, residual.view(), output.view_mut())?;
             experts.combine(ex, routing, self.dims.hidden, true, rows.view(), output.view_mut())?;
             return Ok(output);

@@ -6,7 +6,7 @@ use crate::config::{AttentionKind, Positions};
 use crate::mesh::Axis;
 use crate::model::layers::exec::{DocumentMask, Exec};
 use crate::model::layers::experts::Routing;
-use crate::model::layers::{Batch, Cut, Weights};
+use crate::model::layers::{Batch, TensorSplit, Weights};
 use zbench_collectives::Communicator;
 use zbench_kernels::{AlibiHeads, Attention, Buffer, DType, GatedActivation, Op, PointwiseActivation, Rope};
 
@@ -148,7 +148,7 @@ impl Block {
     /// Whether attention and MLP, side by side, are terms of one sum over the ranks that share their matrices. Then what
     /// [`Block::residual`] makes is attention's term.
     pub(super) fn has_one_sum(&self) -> bool {
-        self.dims.parallel && self.experts.is_none() && matches!(self.down.cut, Cut::Columns(_))
+        self.dims.parallel && self.experts.is_none() && matches!(self.down.cut, TensorSplit::RowParallel(_))
     }
 
     pub(super) fn gate_up(&self, ex: &Exec<'_>, w: &Weights<'_>, norm: &Buffer) -> Result<GateUp> {
@@ -195,7 +195,7 @@ impl Block {
         activation: &Buffer,
     ) -> Result<Buffer> {
         let residual = super::first(&residual);
-        if let (true, Cut::Columns(axis)) = (self.has_one_sum(), self.down.cut) {
+        if let (true, TensorSplit::RowParallel(axis)) = (self.has_one_sum(), self.down.cut) {
             let (input_len, width) = (self.down.input, self.down.out);
             let mut output = ex.sum_in_chunks(axis, width, |ex, tokens, mut terms| {
                 let read = activation.slice(tokens.start * input_len..tokens.end * input_len);

@@ -1,4 +1,4 @@
-//! How ranks of an axis share a tensor, and what each of them has of its gradient.
+//! How the ranks of an axis split a tensor, in Megatron's words, and what each of them has of its gradient.
 
 use super::exec::Exec;
 use crate::mesh::Axis;
@@ -6,21 +6,21 @@ use zbench_kernels::VocabPart;
 
 /// What of a matrix `[out, input]`, or of a vector `[out]`, the ranks of an axis have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum TensorSplit {
     /// All of it, the same on every rank.
-    Same,
-    /// Rows, which Megatron calls column-parallel: each rank makes its own part of the output. The gradients of the input that they find add up to the whole one.
-    Rows(Axis),
-    /// Columns, which Megatron calls row-parallel: each rank reads its own part of the input. The outputs that they make add up to the whole one.
-    Columns(Axis),
+    Replicated,
+    /// Rows of the matrix as stored. Each rank makes its own part of the output; the gradients of the input that the ranks find add up to the whole one.
+    ColumnParallel(Axis),
+    /// Columns of the matrix as stored. Each rank reads its own part of the input; the outputs that the ranks make add up to the whole one.
+    RowParallel(Axis),
 }
 
-impl Cut {
+impl TensorSplit {
     /// The number of this rank among those that share the tensor.
     pub fn place(self, ex: &Exec<'_>) -> usize {
         match self {
-            Cut::Same => 0,
-            Cut::Rows(axis) | Cut::Columns(axis) => ex.place_on(axis),
+            TensorSplit::Replicated => 0,
+            TensorSplit::ColumnParallel(axis) | TensorSplit::RowParallel(axis) => ex.place_on(axis),
         }
     }
 
@@ -30,7 +30,7 @@ impl Cut {
     }
 }
 
-/// What a rank's backward finds of the gradient of a tensor that is [`Cut::Same`].
+/// What a rank's backward finds of the gradient of a tensor that is [`TensorSplit::Replicated`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gradient {
     /// All of it: every rank of the axis finds the same.
