@@ -248,7 +248,7 @@ pub fn resolve(settings: &Settings, context: &Context) -> Result<Resolved, Refus
 /// What is kept, recomputed, limited and offloaded.
 fn memory(values: &Values, parallel: &Parallel, capacity: Option<u64>) -> Result<Memory, Refusal> {
     // "none" is the device.
-    let home = |key: &str| values.choice(key).unwrap_or(Home::Device);
+    let home = |key: &str| values.choice(key).unwrap_or(MemoryTier::Device);
     let mut memory = Memory {
         checkpointing: checkpointing(&values.value("memory.checkpointing")),
         attention: values.choice("memory.attention").unwrap_or(AttentionKind::Flash),
@@ -261,13 +261,14 @@ fn memory(values: &Values, parallel: &Parallel, capacity: Option<u64>) -> Result
         offload_path: values.given_text("memory.offload_path").map(Into::into),
         offload_prefetch: values.count("memory.offload_prefetch"),
     };
-    let homes = [memory.offload_optimizer, memory.offload_parameters, memory.offload_activations];
-    if !homes.contains(&Home::Disk) {
+    let tiers = [memory.offload_optimizer, memory.offload_parameters, memory.offload_activations];
+    if !tiers.contains(&MemoryTier::Disk) {
         // One folder may be stated for a grid of which some cells use it.
         memory.offload_path = None;
     }
     use Strategy::{Fsdp, FsdpGradOp, Hsdp, Zero3};
-    if memory.offload_parameters != Home::Device && !matches!(parallel.strategy, Zero3 | Fsdp | FsdpGradOp | Hsdp) {
+    if memory.offload_parameters != MemoryTier::Device && !matches!(parallel.strategy, Zero3 | Fsdp | FsdpGradOp | Hsdp)
+    {
         let message = "needs weights that are gathered when they are read: parallel.strategy = \"zero3\", \"fsdp\", \"fsdp-grad-op\" or \"hsdp\"";
         return Err(values.refuse("memory.offload_parameters", &["parallel.strategy"], message));
     }

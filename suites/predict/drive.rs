@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use zbench_config::profile::drives::DriveRates;
-use zbench_engine::config::Home;
+use zbench_engine::config::MemoryTier;
 use zbench_engine::observe::outcome::Transfer;
 use zbench_engine::planner::clock::DiskTime;
 use zbench_engine::planner::curves::{
@@ -55,9 +55,9 @@ impl Drive {
     ///
     /// # Errors
     /// Nothing was measured of its direction.
-    pub fn time(&self, to: Home, bytes: u64) -> Result<DiskTime, NoCurve> {
+    pub fn time(&self, to: MemoryTier, bytes: u64) -> Result<DiskTime, NoCurve> {
         let (class, class_alone) =
-            if to == Home::Disk { (DISK_WRITE, DISK_WRITE_ALONE) } else { (DISK_READ, DISK_READ_ALONE) };
+            if to == MemoryTier::Disk { (DISK_WRITE, DISK_WRITE_ALONE) } else { (DISK_READ, DISK_READ_ALONE) };
         let busy = self.curves.seconds_of_bytes(class, bytes)?;
         let alone = self.curves.seconds_of_bytes(class_alone, bytes).unwrap_or(0.0);
         Ok(DiskTime { busy, alone: alone.max(busy) })
@@ -66,7 +66,7 @@ impl Drive {
     /// Bytes per second of all ranks together, for the mix of reads and writes that a rank's moves are. Nothing where none is of a
     /// disk.
     pub fn ceiling(&self, moves: &[Transfer]) -> Option<f64> {
-        let is_of_disk = |of: &&Transfer| [of.from, of.to].contains(&Home::Disk) && of.moves > 0.0;
+        let is_of_disk = |of: &&Transfer| [of.from, of.to].contains(&MemoryTier::Disk) && of.moves > 0.0;
         let (mut bytes, mut seconds) = (0.0, 0.0);
         for of in moves.iter().filter(is_of_disk) {
             seconds += of.moves * self.time(of.to, (of.bytes / of.moves) as u64).ok()?.busy;

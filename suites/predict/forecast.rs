@@ -7,7 +7,7 @@ use crate::job::{is_own_engine, job, possible_attention};
 use crate::likeness::Traits;
 use std::borrow::Cow;
 use zbench_config::Resolved;
-use zbench_engine::config::{Cell, DeviceKind, Home};
+use zbench_engine::config::{Cell, DeviceKind, MemoryTier};
 use zbench_engine::observe::outcome::Estimate;
 use zbench_engine::planner::Planner;
 use zbench_estimate::convention::Convention;
@@ -105,8 +105,8 @@ impl Footprint {
             peaks: named(&|category| estimate.peak(category)),
             at_peak: named(&|category| estimate.memory().at_peak(category)),
             total: estimate.memory().total_peak(),
-            host: ranks_per_node * estimate.ledgers[Home::Host].total_peak(),
-            disk: ranks_per_node * estimate.ledgers[Home::Disk].total_peak(),
+            host: ranks_per_node * estimate.ledgers[MemoryTier::Host].total_peak(),
+            disk: ranks_per_node * estimate.ledgers[MemoryTier::Disk].total_peak(),
             stage: estimate.largest_stage(),
             source: "plan",
             // The engine hands out every byte itself and holds no more. Its plan is of the largest stage.

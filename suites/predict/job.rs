@@ -4,7 +4,7 @@ use std::sync::Arc;
 use zbench_config::Resolved;
 use zbench_engine::config as cell;
 use zbench_engine::config::{
-    Cell, Checkpointing, Home, Linear, Mlp, NormKind, PipelineSchedule, Positions, Priced, SavedTensor, Strategy,
+    Cell, Checkpointing, Linear, MemoryTier, Mlp, NormKind, PipelineSchedule, Positions, Priced, SavedTensor, Strategy,
 };
 use zbench_engine::formats::hf::fused_in;
 use zbench_engine::model::{self, FlatKind};
@@ -98,11 +98,11 @@ fn loading(way: cell::Loading) -> Loading {
     }
 }
 
-fn place(home: Home) -> Place {
+fn place(home: MemoryTier) -> Place {
     match home {
-        Home::Device => Place::Device,
-        Home::Host => Place::Host,
-        Home::Disk => Place::Disk,
+        MemoryTier::Device => Place::Device,
+        MemoryTier::Host => Place::Host,
+        MemoryTier::Disk => Place::Disk,
     }
 }
 

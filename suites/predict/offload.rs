@@ -1,6 +1,6 @@
 //! Whether the folder of what lives on a disk holds it.
 
-use zbench_engine::config::{Cell, Home};
+use zbench_engine::config::{Cell, MemoryTier};
 use zbench_engine::observe::outcome::Estimate;
 use zbench_host::machine;
 use zbench_reports::units::memory;
@@ -14,7 +14,7 @@ pub fn folder_refused(cell: &Cell, estimate: &Estimate, ranks: u64) -> Option<St
         Ok(found) if !found.is_dir() => return refused("is no folder; name one".into()),
         Ok(_) => {}
     }
-    let needed = estimate.ledgers[Home::Disk].total_peak().saturating_mul(ranks);
+    let needed = estimate.ledgers[MemoryTier::Disk].total_peak().saturating_mul(ranks);
     match machine::free_bytes(&folder) {
         Some(free) if free < needed => refused(format!(
             "{} of offloaded state need room, and {} are free; make room or name another",

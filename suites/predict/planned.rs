@@ -13,8 +13,8 @@ use zbench_config::grid::GridCell;
 use zbench_config::profile::drives::DriveRates;
 use zbench_config::{Resolved, Settings, precision_name};
 use zbench_engine::compute::hardware;
-use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Home, Loading};
-use zbench_engine::memory::homes::pinned_room;
+use zbench_engine::config::{Backend, Cell, Checkpointing, DeviceKind, Loading, MemoryTier};
+use zbench_engine::memory::tiers::pinned_room;
 use zbench_engine::observe::outcome::Estimate;
 use zbench_engine::planner::Planner;
 use zbench_estimate::job::{Number, Peft};
@@ -458,7 +458,7 @@ fn on_device(resolved: &Resolved, estimate: &Estimate, footprint: &Footprint) ->
     if let Some(reason) = offload::folder_refused(cell, estimate, here) {
         return Decision::Record { status: Status::Skipped, reason, source: Source::Host };
     }
-    if let Some(reason) = offload::host_refused(pinned_room(&estimate.ledgers[Home::Host]), here, host_memory()) {
+    if let Some(reason) = offload::host_refused(pinned_room(&estimate.ledgers[MemoryTier::Host]), here, host_memory()) {
         return Decision::Record { status: Status::OutOfMemory, reason, source: Source::Plan };
     }
     Decision::Run

@@ -11,7 +11,7 @@ use std::time::Instant;
 pub(crate) use ways::{MOST_CHUNKS, divisors};
 use ways::{Space, Way};
 use zbench_config::{Resolved, grid, keys};
-use zbench_engine::config::{Cell, Checkpointing, Degrees, DeviceKind, Home, Placement, Priced, Strategy};
+use zbench_engine::config::{Cell, Checkpointing, Degrees, DeviceKind, MemoryTier, Placement, Priced, Strategy};
 use zbench_engine::observe::outcome::Estimate;
 use zbench_engine::planner::Planner;
 use zbench_estimate::framework::{self, Framework};
@@ -127,7 +127,7 @@ pub fn question(resolved: &Resolved) -> Cell {
     cell.priced = cell.priced.filter(|priced| **priced != Priced::default());
     let memory = &mut cell.memory;
     for home in [&mut memory.offload_optimizer, &mut memory.offload_parameters, &mut memory.offload_activations] {
-        *home = Home::Device;
+        *home = MemoryTier::Device;
     }
     cell
 }

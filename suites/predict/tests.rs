@@ -5,7 +5,7 @@ use crate::job;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use zbench_config::{Document, Resolved};
-use zbench_engine::config::{Home, PipelineSchedule};
+use zbench_engine::config::{MemoryTier, PipelineSchedule};
 use zbench_engine::formats::hf;
 use zbench_engine::model::{FlatKind, Layout};
 use zbench_engine::plan::pipeline::{Pass, Pipeline};
@@ -132,7 +132,7 @@ fn staged(schedule: &str, more: &str) -> Resolved {
 fn activations(cell: &Resolved) -> [Vec<f64>; 2] {
     let plan = Planner::default().plan(&cell.cell).unwrap();
     let stages = plan.estimate().stages;
-    let planned = stages.iter().map(|stage| stage[Home::Device].peak(Category::Activations) as f64).collect();
+    let planned = stages.iter().map(|stage| stage[MemoryTier::Device].peak(Category::Activations) as f64).collect();
     // The estimator has stages that differ from each other; a stated cut makes it name them all.
     let mut job = job(cell);
     if job.split.is_empty() {

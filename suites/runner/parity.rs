@@ -255,7 +255,7 @@ mod tests {
     use zbench_config::grid::expand;
     use zbench_config::resolve::Context;
     use zbench_engine::config::{
-        AttentionKind, Base, Checkpointing, Degrees, Home, PipelineSchedule, Priced, TokenType, Wire,
+        AttentionKind, Base, Checkpointing, Degrees, MemoryTier, PipelineSchedule, Priced, TokenType, Wire,
     };
     use zbench_engine::planner::Planner;
     use zbench_kernels::DType;
@@ -341,7 +341,7 @@ threads_per_rank = 1
             ("tensor", with_parallelism([4, 4, 1], Degrees { tensor: 2, sequence: 2, ..none() })),
             ("pipeline, context", with_parallelism([12, 2, 2], Degrees { pipeline: 3, context: 2, ..none() })),
             ("experts", with_parallelism([4, 2, 1], Degrees { expert: 4, ..none() })),
-            ("offload", changed(|cell| cell.memory.offload_optimizer = Home::Host)),
+            ("offload", changed(|cell| cell.memory.offload_optimizer = MemoryTier::Host)),
         ];
         let base = changed(|_| {});
         for (what, other) in same {

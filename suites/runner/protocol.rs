@@ -11,9 +11,9 @@ use zbench_collectives::link::LinkUse;
 use zbench_config::Hosts;
 use zbench_engine::action::span::Span;
 use zbench_engine::compute::hardware::Seat;
-use zbench_engine::config::{Cell, Home};
+use zbench_engine::config::{Cell, MemoryTier};
 use zbench_engine::data::Found;
-use zbench_engine::memory::homes::ByHome;
+use zbench_engine::memory::tiers::ByTier;
 use zbench_engine::observe::outcome;
 use zbench_engine::observe::outcome::{Cause, Evaluated, Happening, Saved};
 use zbench_engine::observe::trace::{ClockOrigin, StepTrace, Tracing};
@@ -338,8 +338,8 @@ pub struct RankEnd {
     pub traffic: Vec<outcome::Traffic>,
     /// What lives elsewhere than on the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub homes: Vec<HomeEnd>,
-    /// Moves between homes per step.
+    pub tiers: Vec<TierEnd>,
+    /// Moves between tiers per step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moves: Vec<outcome::Transfer>,
     /// How its file on a disk was transferred.
@@ -364,23 +364,23 @@ pub struct RankEnd {
 
 /// What lived in a home beside the device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct HomeEnd {
+pub struct TierEnd {
     /// Host or disk.
-    pub home: Home,
+    pub home: MemoryTier,
     /// Peak by category.
     pub peak: BTreeMap<Category, u64>,
     /// Peak of all categories together.
     pub total_peak: u64,
 }
 
-impl HomeEnd {
-    /// Those homes beside the device that something lived in.
-    pub fn of_ledgers(ledgers: &ByHome<Ledger>) -> Vec<HomeEnd> {
-        let used = [Home::Host, Home::Disk].into_iter().filter(|home| ledgers[*home].total_peak() > 0);
+impl TierEnd {
+    /// Those tiers beside the device that something lived in.
+    pub fn of_ledgers(ledgers: &ByTier<Ledger>) -> Vec<TierEnd> {
+        let used = [MemoryTier::Host, MemoryTier::Disk].into_iter().filter(|home| ledgers[*home].total_peak() > 0);
         let end = |home| {
             let ledger = &ledgers[home];
             let peak = Category::ALL.map(|category| (category, ledger.peak(category)));
-            HomeEnd { home, peak: peak.into(), total_peak: ledger.total_peak() }
+            TierEnd { home, peak: peak.into(), total_peak: ledger.total_peak() }
         };
         used.map(end).collect()
     }
@@ -436,11 +436,11 @@ impl LoadingEnd {
 
 impl RankEnd {
     /// What the arenas say, when that is all there is.
-    pub fn of_ledgers(rank: usize, ledgers: &ByHome<Ledger>) -> RankEnd {
-        let ledger = &ledgers[Home::Device];
+    pub fn of_ledgers(rank: usize, ledgers: &ByTier<Ledger>) -> RankEnd {
+        let ledger = &ledgers[MemoryTier::Device];
         RankEnd {
             rank,
-            homes: HomeEnd::of_ledgers(ledgers),
+            tiers: TierEnd::of_ledgers(ledgers),
             peak: Category::ALL.map(|category| (category, ledger.peak(category))).into(),
             at_peak: Category::ALL.map(|category| (category, ledger.at_peak(category))).into(),
             total_peak: ledger.total_peak(),

@@ -1,6 +1,6 @@
 //! Why a step ended early.
 
-use crate::memory::homes::HomesError;
+use crate::memory::tiers::MemoryTiersError;
 use crate::observe::outcome::Worse;
 use std::sync::Arc;
 use zbench_collectives::CommError;
@@ -40,12 +40,12 @@ impl From<DiskError> for StepError {
     }
 }
 
-impl From<HomesError> for StepError {
-    fn from(error: HomesError) -> StepError {
+impl From<MemoryTiersError> for StepError {
+    fn from(error: MemoryTiersError) -> StepError {
         match error {
-            HomesError::Arena(error) => StepError::Input(error.to_string()),
-            HomesError::Disk(error) => error.into(),
-            HomesError::Device(error) => error.into(),
+            MemoryTiersError::Arena(error) => StepError::Input(error.to_string()),
+            MemoryTiersError::Disk(error) => error.into(),
+            MemoryTiersError::Device(error) => error.into(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The kernels that a cell asks for: how many threads, which instructions, which cores.
 
-use crate::config::{Cell, DeviceKind, Hardware, Home, Pin};
+use crate::config::{Cell, DeviceKind, Hardware, MemoryTier, Pin};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use zbench_kernels::cuda::dry_device::DryDevice;
@@ -96,7 +96,7 @@ pub fn kernels(cell: &Cell, seat: Seat, machines: Machines<'_>) -> Result<Arc<dy
         // Threads of a process share one GPU, whose memory they all reach; processes have one each.
         let number = if seat.process { seat.index } else { 0 };
         let machine = machines(number).map_err(HardwareError::Device)?;
-        let offloads = cell.memory.offload_optimizer != Home::Device;
+        let offloads = cell.memory.offload_optimizer != MemoryTier::Device;
         return on(machine, if offloads { Some(cpu(cell, seat)?) } else { None });
     }
     Ok(Arc::new(cpu(cell, seat)?))

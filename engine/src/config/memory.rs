@@ -1,6 +1,6 @@
 //! `[memory]`: what is kept, recomputed, limited, and where it lives.
 
-use super::{Home, is_default};
+use super::{MemoryTier, is_default};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -23,13 +23,13 @@ pub struct Memory {
     pub partition_activations: bool,
     /// Where the optimizer's state lives.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub offload_optimizer: Home,
+    pub offload_optimizer: MemoryTier,
     /// Where each rank's part of the weights lives.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub offload_parameters: Home,
+    pub offload_parameters: MemoryTier,
     /// Where what forward keeps for backward lives.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub offload_activations: Home,
+    pub offload_activations: MemoryTier,
     /// The folder of what lives on a disk; absent = the system's folder for temporary files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload_path: Option<PathBuf>,
@@ -58,9 +58,9 @@ impl Default for Memory {
             capacity: None,
             prepack: false,
             partition_activations: false,
-            offload_optimizer: Home::Device,
-            offload_parameters: Home::Device,
-            offload_activations: Home::Device,
+            offload_optimizer: MemoryTier::Device,
+            offload_parameters: MemoryTier::Device,
+            offload_activations: MemoryTier::Device,
             offload_path: None,
             offload_prefetch: OFFLOAD_PREFETCH,
         }
@@ -70,14 +70,14 @@ impl Default for Memory {
 impl Memory {
     /// Whether something lives elsewhere than on the device.
     pub fn offloads(&self) -> bool {
-        [self.offload_optimizer, self.offload_parameters, self.offload_activations] != [Home::Device; 3]
+        [self.offload_optimizer, self.offload_parameters, self.offload_activations] != [MemoryTier::Device; 3]
     }
 
     /// The folder of what lives on a disk, if something does.
     pub fn offload_folder(&self) -> Option<PathBuf> {
-        let homes = [self.offload_optimizer, self.offload_parameters, self.offload_activations];
+        let tiers = [self.offload_optimizer, self.offload_parameters, self.offload_activations];
         let folder = || self.offload_path.clone().unwrap_or_else(std::env::temp_dir);
-        homes.contains(&Home::Disk).then(folder)
+        tiers.contains(&MemoryTier::Disk).then(folder)
     }
 }
 

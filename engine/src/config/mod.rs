@@ -21,8 +21,8 @@ pub use degrees::{Degrees, PipelineSchedule};
 pub use memory::{AttentionKind, Checkpointing, Memory, OFFLOAD_PREFETCH, SavedTensor};
 pub use model::{Experts, Form, Loading, Mlp, Model, NormKind, Order, Positions, RopeScaling};
 pub use priced::{
-    CustomModel, Home, LatentAttention, Placement, Priced, PricedLoss, PricedModel, PricedOptimizer, PricedRecompute,
-    Products, RecomputeWord, Wire,
+    CustomModel, LatentAttention, MemoryTier, Placement, Priced, PricedLoss, PricedModel, PricedOptimizer,
+    PricedRecompute, Products, RecomputeWord, Wire,
 };
 pub use saving::{Layout as SaveLayout, Resume, Saving};
 pub use scaling::{DynamicScaling, LossScaling, WeightRounding};

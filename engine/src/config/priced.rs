@@ -216,7 +216,7 @@ impl Placement {
 /// Where bytes live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Home {
+pub enum MemoryTier {
     /// On the device.
     #[default]
     Device,
@@ -226,9 +226,9 @@ pub enum Home {
     Disk,
 }
 
-impl Home {
+impl MemoryTier {
     /// All of them.
-    pub const ALL: [Home; 3] = [Home::Device, Home::Host, Home::Disk];
+    pub const ALL: [MemoryTier; 3] = [MemoryTier::Device, MemoryTier::Host, MemoryTier::Disk];
 }
 
 /// How the loss over the vocabulary is made.

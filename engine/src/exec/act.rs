@@ -6,7 +6,7 @@ use crate::action::stream::{ByStream, Stream};
 use crate::action::{Action, Moved};
 use crate::compute::error::{Result, StepError};
 use crate::compute::recorder::Phase;
-use crate::config::{Checkpointing, Home};
+use crate::config::{Checkpointing, MemoryTier};
 use crate::exec::pace::Paced;
 use crate::exec::{Flow, InFlight};
 use crate::mesh::{Axes, Axis};
@@ -359,33 +359,33 @@ impl<'a> Executor<'a> {
 
     /// Moves of what forward keeps of a layer; an action that reads it waits until it is on the device.
     fn move_saved(&mut self, action: Action, spans: &mut dyn Spans) -> Result<()> {
-        let (res, home) = (self.context.resources(), self.state.homes.activations);
-        if home == Home::Device {
+        let (res, home) = (self.context.resources(), self.state.tiers.activations);
+        if home == MemoryTier::Device {
             return Ok(());
         }
         spans.enter(Span::Offload);
         let (Some(micro), Some(layer)) = (action.micro(), action.place()) else { return Ok(()) };
         let evicts = self.context.cell.memory.checkpointing == Checkpointing::Evict;
-        let InFlight { saved, travelling, .. } = self.flow.of_mut(micro);
-        let (saved, travelling) = (&mut saved[layer], &mut travelling[layer]);
+        let InFlight { saved, offloaded, .. } = self.flow.of_mut(micro);
+        let (saved, offloaded) = (&mut saved[layer], &mut offloaded[layer]);
         match action {
-            Action::StoreSaved { what, .. } => travelling.store(res, home, saved, what),
-            Action::SettleSaved { .. } => travelling.settle(res),
+            Action::StoreSaved { what, .. } => offloaded.store(res, home, saved, what),
+            Action::SettleSaved { .. } => offloaded.settle(res),
             Action::FetchSaved { .. } => {
-                travelling.fetch(res, home, saved)?;
+                offloaded.fetch(res, home, saved)?;
                 // Evictions are decided by what is on the device behind each action.
-                if evicts { travelling.land(res, saved) } else { Ok(()) }
+                if evicts { offloaded.land(res, saved) } else { Ok(()) }
             }
-            _ => travelling.land(res, saved),
+            _ => offloaded.land(res, saved),
         }
     }
 
     /// The update of a unit whose state is offloaded; nothing in a step that is skipped.
     fn update_unit(&mut self, action: Action, spans: &mut dyn Spans) -> Result<()> {
-        let homes = self.state.homes;
+        let tiers = self.state.tiers;
         if let Action::Fetch { unit, .. } = action
             && self.state.precision.master.is_none()
-            && (homes.parameters, homes.update()) == (Home::Device, Home::Host)
+            && (tiers.parameters, tiers.update()) == (MemoryTier::Device, MemoryTier::Host)
         {
             // A gather may have the weights that are copied. In a step without an update, too: all steps take the same memory.
             spans.enter(Span::ExposedGather);
@@ -454,7 +454,7 @@ impl<'a> Executor<'a> {
         }
         if let Some(due) = self.flow.due {
             // Else other actions of the plan update unit by unit.
-            if self.state.homes.updates_in_place() {
+            if self.state.tiers.updates_in_place() {
                 let (params, gradients) = (&mut self.params, &self.gradients);
                 self.optimizer.update((cell, &role.layout), &self.state, res, params, gradients, due)?;
             }

@@ -13,7 +13,7 @@ use crate::compute::device::Device;
 use crate::compute::error::Result;
 use crate::compute::recorder::Recorder;
 use crate::config::Cell;
-use crate::memory::homes::Homes;
+use crate::memory::tiers::MemoryTiers;
 use crate::mesh::comms::Comms;
 use crate::model::Layout;
 use crate::model::layers::prepacked::Prepacked;
@@ -21,7 +21,9 @@ use crate::model::layers::{Batch, Deferred, Exec, Saved};
 use crate::model::rope;
 use crate::plan::{self, Plan, Role};
 use crate::state::loss_scale::LossScaler;
-use crate::state::{Delayed, Due, Flags, Gradients, Losses, Optimizer, Params, Resources, State, Travelling, Update};
+use crate::state::{
+    Delayed, Due, Flags, Gradients, Losses, OffloadedActivations, Optimizer, Params, Resources, State, Update,
+};
 use std::collections::VecDeque;
 use std::ops::{Deref, Range};
 use std::rc::Rc;
@@ -39,7 +41,7 @@ pub struct Context<'a> {
     pub number: usize,
     pub kernels: Arc<dyn Kernels + 'a>,
     /// Its memory.
-    pub homes: Homes,
+    pub tiers: MemoryTiers,
     /// Who notes operations; only in a dry run.
     pub recorder: Option<Rc<Recorder>>,
     /// The groups it talks in.
@@ -118,7 +120,7 @@ pub struct InFlight {
     /// By layer.
     pub saved: Vec<Saved>,
     /// By layer: what of that is on its way.
-    pub travelling: Vec<Travelling>,
+    pub offloaded: Vec<OffloadedActivations>,
     /// Of blocks that have gone backward without the gradients of their weights: what these are computed from, in order.
     pub deferred: VecDeque<Deferred>,
 }
@@ -135,7 +137,7 @@ impl Flow {
     fn new(micros: usize, layers: usize) -> Flow {
         let room = || InFlight {
             saved: (0..layers).map(|_| Saved::default()).collect(),
-            travelling: (0..layers).map(|_| Travelling::default()).collect(),
+            offloaded: (0..layers).map(|_| OffloadedActivations::default()).collect(),
             ..InFlight::default()
         };
         Flow { micros: (0..micros).map(|_| room()).collect(), ..Flow::default() }
@@ -158,17 +160,17 @@ impl<'a> Executor<'a> {
         (cell, plan, role): (&'a Cell, &'a Plan, &'a Role),
         state: State,
         kernels: Arc<dyn Kernels + 'a>,
-        homes: Homes,
+        tiers: MemoryTiers,
         comms: Comms,
         recorder: Option<Rc<Recorder>>,
     ) -> Result<Executor<'a>> {
         let number = state.place.rank;
-        let device = Device { kernels: &*kernels, arena: homes.device(), recorder: recorder.as_deref() };
-        let res = Resources { device, homes: &homes, comms: &comms };
+        let device = Device { kernels: &*kernels, arena: tiers.device(), recorder: recorder.as_deref() };
+        let res = Resources { device, tiers: &tiers, comms: &comms };
         let tables = rope_tables(cell, device)?;
         let (params, gradients, optimizer) = allocate(&state, res)?;
         let prepacked = prepacked(cell, &role.layout, device, 0..role.layout.units.len())?;
-        let context = Context { cell, plan, role, number, kernels, homes, recorder, comms, tables };
+        let context = Context { cell, plan, role, number, kernels, tiers, recorder, comms, tables };
         let mut executor = Executor {
             context,
             state,
@@ -205,7 +207,7 @@ impl<'a> Executor<'a> {
 impl Context<'_> {
     /// The device's memory.
     pub fn arena(&self) -> &Arena {
-        self.homes.device()
+        self.tiers.device()
     }
 
     pub fn device(&self) -> Device<'_> {
@@ -214,7 +216,7 @@ impl Context<'_> {
 
     /// What the parts of the rank's state work with.
     pub fn resources(&self) -> Resources<'_> {
-        Resources { device: self.device(), homes: &self.homes, comms: &self.comms }
+        Resources { device: self.device(), tiers: &self.tiers, comms: &self.comms }
     }
 
     fn exec<'e>(&'e self, batch: Batch, evaluates: bool, tokens: &'e Option<Tokens>, waits: &'e dyn Waits) -> Exec<'e> {

@@ -1,17 +1,17 @@
-//! What was moved between homes.
+//! What was moved between tiers.
 
-use crate::config::Home;
+use crate::config::MemoryTier;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zbench_kernels::Category;
 
-/// Moves of one kind: of so many bytes between two homes.
+/// Moves of one kind: of so many bytes between two tiers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Transfer {
     /// What was moved: the weights, the gradients, the optimizer's state, what forward keeps.
     pub what: Category,
-    pub from: Home,
-    pub to: Home,
+    pub from: MemoryTier,
+    pub to: MemoryTier,
     pub moves: f64,
     pub bytes: f64,
 }
@@ -34,8 +34,8 @@ struct Noted {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Move {
     pub what: Category,
-    pub from: Home,
-    pub to: Home,
+    pub from: MemoryTier,
+    pub to: MemoryTier,
     pub bytes: u64,
 }
 
@@ -71,7 +71,7 @@ impl Moves {
         self.add(&Transfer { what, from, to, moves: 1.0, bytes: bytes as f64 });
         let Noted { events, transfer, .. } = &mut *self.noted();
         let Some(events) = events else { return };
-        events.push(match [from, to].contains(&Home::Disk) {
+        events.push(match [from, to].contains(&MemoryTier::Disk) {
             true => {
                 *transfer += 1;
                 MoveEvent::Start { transfer: *transfer, of }
@@ -119,7 +119,7 @@ impl Moves {
         }
     }
 
-    /// What was moved so far, in the order of categories and homes.
+    /// What was moved so far, in the order of categories and tiers.
     pub fn counted(&self) -> Vec<Transfer> {
         let mut rows: Vec<Transfer> = self.noted().rows.iter().filter(|row| row.moves > 0.0).cloned().collect();
         rows.sort_by_key(|row| (row.what, row.from as usize, row.to as usize));

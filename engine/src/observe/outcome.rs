@@ -1,10 +1,10 @@
 //! What a run gives back, and what a plan predicts of it: plain data, the same names on both sides.
 
 pub use crate::action::span::{BySpan, Span};
-use crate::config::Home;
+use crate::config::MemoryTier;
 use crate::data::{Counts, Found};
-use crate::memory::homes::ByHome;
 pub use crate::memory::moves::Transfer;
+use crate::memory::tiers::ByTier;
 pub use crate::observe::pass_times::{PassKind, PassTime};
 use crate::observe::trace::StepTrace;
 use serde::{Deserialize, Serialize};
@@ -139,7 +139,7 @@ pub struct Saved {
 /// What filling the first weights took on one rank: bytes of host memory by the loader's own account, which is exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loaded {
-    /// Written into homes and master weights: this rank's share, which stays.
+    /// Written into tiers and master weights: this rank's share, which stays.
     pub kept_bytes: u64,
     /// The most that was held at a time, with what of the share was filled by then.
     pub peak_bytes: u64,
@@ -174,7 +174,7 @@ pub struct RankReport {
     /// Which rank.
     pub rank: usize,
     /// What its arenas were asked for.
-    pub ledgers: ByHome<Ledger>,
+    pub ledgers: ByTier<Ledger>,
     /// Bytes of the device's arena ever touched: the peak, and fragmentation.
     pub reserved_bytes: u64,
     /// Wall time of each timed step.
@@ -188,7 +188,7 @@ pub struct RankReport {
     pub spans_ms: BySpan<f64>,
     /// Collectives per step (mean over the timed steps).
     pub traffic: Vec<Traffic>,
-    /// Moves between homes per step (mean over the timed steps).
+    /// Moves between tiers per step (mean over the timed steps).
     pub moves: Vec<Transfer>,
     /// How its file was read and written, where state lives on a disk.
     pub disk: Option<DiskReport>,
@@ -234,7 +234,7 @@ impl RankReport {
 
     /// What the device's arena was asked for.
     pub fn memory(&self) -> &Ledger {
-        &self.ledgers[Home::Device]
+        &self.ledgers[MemoryTier::Device]
     }
 }
 
@@ -275,7 +275,7 @@ pub struct Failure {
     /// The steps that were finished.
     pub steps: Vec<Step>,
     /// The arenas, where ranks still could report.
-    pub ledgers: Vec<ByHome<Ledger>>,
+    pub ledgers: Vec<ByTier<Ledger>>,
 }
 
 /// What ended a run.
@@ -347,12 +347,12 @@ fn diverged(what: &str, value: f64) -> String {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Estimate {
     /// Live and peak bytes of the largest rank, by home and category.
-    pub ledgers: ByHome<Ledger>,
+    pub ledgers: ByTier<Ledger>,
     /// The same of a rank of each stage of the pipeline; of one stage where there is none.
-    pub stages: Vec<ByHome<Ledger>>,
+    pub stages: Vec<ByTier<Ledger>>,
     /// Collectives per step of the largest rank.
     pub traffic: Vec<Traffic>,
-    /// Moves between homes per step of the largest rank.
+    /// Moves between tiers per step of the largest rank.
     pub moves: Vec<Transfer>,
     /// Floating-point operations of one step over all ranks.
     pub flops: Flops,
@@ -369,7 +369,7 @@ pub struct Estimate {
 impl Estimate {
     /// Live and peak bytes on the device.
     pub fn memory(&self) -> &Ledger {
-        &self.ledgers[Home::Device]
+        &self.ledgers[MemoryTier::Device]
     }
 
     /// Peak bytes on the device of weights, gradients and the optimizer's state, which are there as long as the run.
@@ -394,7 +394,7 @@ impl Estimate {
 
     /// The stage with the largest peak on the device, from 0, and the number of stages; nothing without a pipeline.
     pub fn largest_stage(&self) -> Option<[u64; 2]> {
-        let peak = |stage: &ByHome<Ledger>| stage[Home::Device].total_peak();
+        let peak = |stage: &ByTier<Ledger>| stage[MemoryTier::Device].total_peak();
         let (largest, _) = self.stages.iter().enumerate().rev().max_by_key(|(_, stage)| peak(stage))?;
         (self.stages.len() > 1).then_some([largest as u64, self.stages.len() as u64])
     }
@@ -405,8 +405,8 @@ impl Estimate {
     }
 }
 
-fn ram_bytes(ledgers: &ByHome<Ledger>) -> u64 {
-    ledgers[Home::Device].total_peak().saturating_add(ledgers[Home::Host].total_peak())
+fn ram_bytes(ledgers: &ByTier<Ledger>) -> u64 {
+    ledgers[MemoryTier::Device].total_peak().saturating_add(ledgers[MemoryTier::Host].total_peak())
 }
 
 /// Floating-point operations of one step over all ranks, by convention (conventions in docs/flops.md).

@@ -8,7 +8,7 @@ pub mod schedule;
 
 use crate::action::stream::Stream;
 use crate::action::{Action, EvaluationActions};
-use crate::config::{AttentionKind, Base, Cell, Home, Linear, Mlp, Positions, PricedModel};
+use crate::config::{AttentionKind, Base, Cell, Linear, MemoryTier, Mlp, Positions, PricedModel};
 use crate::mesh::strategy;
 use crate::mesh::strategy::{MeshError, Sharding};
 use crate::mesh::{Axis, Mesh};
@@ -56,7 +56,7 @@ impl Plan {
 
     /// Bytes that a rank has in use on its device at most.
     pub fn device_peak(&self, rank: usize) -> u64 {
-        self.role_of(rank).estimate.ledgers[Home::Device].total_peak()
+        self.role_of(rank).estimate.ledgers[MemoryTier::Device].total_peak()
     }
 }
 

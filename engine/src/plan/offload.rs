@@ -3,11 +3,11 @@
 //!
 //! The plan says when a move begins and when it is waited for ([`schedule`]). Buffers on the way are part of the ledgers: those
 //! of the device and of the host count as [`Category::Communication`](zbench_kernels::Category::Communication). Every move is counted by what it moves and between
-//! which homes ([`crate::memory::moves::Moves`]).
+//! which tiers ([`crate::memory::moves::Moves`]).
 
 pub mod schedule;
 
-use crate::config::{Cell, Home};
+use crate::config::{Cell, MemoryTier};
 use crate::mesh::Axes;
 use crate::mesh::strategy::Sharding;
 use crate::plan::PlanError;
@@ -18,7 +18,7 @@ use crate::plan::PlanError;
 /// Weights that every rank has whole stay on the device, as do those that replicas update in parts.
 pub fn check(cell: &Cell, sharding: &Sharding) -> Result<(), PlanError> {
     let fits = sharding.parameters == Axes::SHARD && sharding.optimizer == Axes::SHARD;
-    if cell.memory.offload_parameters == Home::Device || fits {
+    if cell.memory.offload_parameters == MemoryTier::Device || fits {
         return Ok(());
     }
     let reason = format!(

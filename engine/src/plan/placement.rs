@@ -1,6 +1,6 @@
 //! Which type a flat has where, and over which axes it is split.
 
-use crate::config::{Base, Cell, Home};
+use crate::config::{Base, Cell, MemoryTier};
 use crate::mesh::Axes;
 use crate::mesh::strategy::{Reshard, Sharding};
 use crate::model::FlatKind;
@@ -8,40 +8,40 @@ use zbench_kernels::{Category, DType};
 
 /// Where the parts of a rank's state live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateHomes {
-    pub parameters: Home,
+pub struct StateTiers {
+    pub parameters: MemoryTier,
     /// Accumulated gradients.
-    pub gradients: Home,
-    pub optimizer: Home,
+    pub gradients: MemoryTier,
+    pub optimizer: MemoryTier,
     /// What forward keeps for backward.
-    pub activations: Home,
+    pub activations: MemoryTier,
 }
 
-impl StateHomes {
+impl StateTiers {
     /// As the cell says. A rank's part of the gradients lives in the host's memory where the optimizer's state is offloaded, since the
     /// update waits for the norm of all of them; whole gradients are added up where layers make them.
-    pub fn of(cell: &Cell, sharding: &Sharding) -> StateHomes {
+    pub fn of(cell: &Cell, sharding: &Sharding) -> StateTiers {
         let (parameters, optimizer) = (cell.memory.offload_parameters, cell.memory.offload_optimizer);
         let is_whole = sharding.gradients == Axes::NONE;
-        let gradients = if optimizer == Home::Device || is_whole { Home::Device } else { Home::Host };
-        StateHomes { parameters, gradients, optimizer, activations: cell.memory.offload_activations }
+        let gradients = if optimizer == MemoryTier::Device || is_whole { MemoryTier::Device } else { MemoryTier::Host };
+        StateTiers { parameters, gradients, optimizer, activations: cell.memory.offload_activations }
     }
 
-    pub fn all(&self) -> [Home; 4] {
+    pub fn all(&self) -> [MemoryTier; 4] {
         [self.parameters, self.gradients, self.optimizer, self.activations]
     }
 
     /// Where the update of a unit is computed: on the host if the optimizer's state does not live on the device.
-    pub fn update(&self) -> Home {
+    pub fn update(&self) -> MemoryTier {
         match self.optimizer {
-            Home::Device => Home::Device,
-            Home::Host | Home::Disk => Home::Host,
+            MemoryTier::Device => MemoryTier::Device,
+            MemoryTier::Host | MemoryTier::Disk => MemoryTier::Host,
         }
     }
 
     /// Whether the update finds all that it reads on the device.
     pub fn updates_in_place(&self) -> bool {
-        [self.parameters, self.gradients, self.optimizer] == [Home::Device; 3]
+        [self.parameters, self.gradients, self.optimizer] == [MemoryTier::Device; 3]
     }
 }
 

@@ -101,7 +101,7 @@ impl Class {
     }
 }
 
-/// Copies within memory, over their bytes. No plan lists one as an operation: they are moves between homes.
+/// Copies within memory, over their bytes. No plan lists one as an operation: they are moves between tiers.
 pub const COPY: &str = "copy";
 /// Transfers from a disk, over their bytes: one among several under way.
 pub const DISK_READ: &str = "disk read";

@@ -5,15 +5,15 @@ use super::short::{Repeat, ShortPlan, cycles};
 use crate::action::{Action, EvaluationActions};
 use crate::compute::error::{Result, StepError};
 use crate::compute::recorder::{Flops, Overlap, Recorded, Recorder};
-use crate::config::{Backend, Cell, DeviceKind, Evaluation, Home};
+use crate::config::{Backend, Cell, DeviceKind, Evaluation, MemoryTier};
 use crate::exec::{Executor, allocate, prepacked};
-use crate::memory::homes::{ByHome, Homes};
 use crate::memory::moves::MoveEvent;
+use crate::memory::tiers::{ByTier, MemoryTiers};
 use crate::mesh::comms::Comms;
 use crate::model::layers::{Saved, TensorSplit};
 use crate::model::{FlatKind, Tensor, Unit};
 use crate::observe::outcome::{Estimate, Transfer};
-use crate::plan::placement::{StateHomes, home_dtype};
+use crate::plan::placement::{StateTiers, home_dtype};
 use crate::plan::{Plan, Role};
 use crate::state::{Delayed, State};
 use std::rc::Rc;
@@ -31,7 +31,7 @@ pub struct RecordedAction {
     /// Behind how many operations what happens to the collectives that travel beside them, in order. Those that were started without
     /// being in here are waited for by another action.
     pub overlaps: Vec<(usize, Overlap)>,
-    /// Moves between homes and waits for them, all of which come before the action's operations.
+    /// Moves between tiers and waits for them, all of which come before the action's operations.
     pub moves: Vec<MoveEvent>,
     /// Seconds that it lasts at least, where the cell has a pace.
     pub least: f64,
@@ -54,7 +54,7 @@ pub struct DryRun<'a> {
 struct Performed<'a> {
     actions: &'a [Action],
     /// Bytes in use by home and category when it began.
-    live: ByHome<[u64; 6]>,
+    live: ByTier<[u64; 6]>,
     before: Counts,
     after: Counts,
 }
@@ -95,14 +95,14 @@ impl<'a> DryRun<'a> {
         let smaller = |_: &Metered, axes, name| Ok(group(name, place.index(axes), mesh.size(axes)));
         let comms = Comms::new(mesh, |name| group(name, place.rank, mesh.world()), smaller);
         let comms = comms.map_err(|error: StepError| error)?;
-        let homes = Homes::dry(&state.homes.all()).map_err(|error| StepError::Input(error.to_string()))?;
+        let tiers = MemoryTiers::dry(&state.tiers.all()).map_err(|error| StepError::Input(error.to_string()))?;
         if keeps_operations {
-            homes.moves().list_events();
+            tiers.moves().list_events();
         }
         let kernels = Arc::new(Dry(kernels));
         let performed = short.map_or(role, |short| &short.role);
         let mut executor =
-            Executor::new((cell, plan, performed), state, kernels, homes, comms, Some(recorder.clone()))?;
+            Executor::new((cell, plan, performed), state, kernels, tiers, comms, Some(recorder.clone()))?;
         open_all(&mut executor)?;
         if let Some(short) = short {
             allocate_omitted(&mut executor, short)?;
@@ -120,7 +120,7 @@ impl<'a> DryRun<'a> {
     pub fn recorded(&mut self, action: Action) -> Result<RecordedAction> {
         self.act_all(&[action], 0)?;
         let collectives = std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner));
-        let moves = self.executor.context.homes.moves().take_events();
+        let moves = self.executor.context.tiers.moves().take_events();
         let least = self.cell.pace.and_then(|pace| pace.share(&self.role.layout, action)).unwrap_or(0.0);
         let (operations, overlaps) = (self.recorder.take_operations(), self.recorder.take_overlaps());
         Ok(RecordedAction { action, operations, collectives, overlaps, moves, least })
@@ -131,19 +131,19 @@ impl<'a> DryRun<'a> {
     /// # Errors
     /// As of [`DryRun::step`].
     pub fn rise(&mut self, action: Action) -> Result<u64> {
-        let homes = self.executor.context.homes.clone();
-        let (performed, change) = homes.record_change(|| self.act_all(&[action], 0));
-        performed.map(|()| change[Home::Device].rise())
+        let tiers = self.executor.context.tiers.clone();
+        let (performed, change) = tiers.record_change(|| self.act_all(&[action], 0));
+        performed.map(|()| change[MemoryTier::Device].rise())
     }
 
     /// Where the parts of the rank's state live.
-    pub fn homes(&self) -> StateHomes {
-        self.executor.state.homes
+    pub fn tiers(&self) -> StateTiers {
+        self.executor.state.tiers
     }
 
     /// Bytes in use on the device.
     pub fn in_use(&self) -> u64 {
-        self.executor.context.homes.ledgers()[Home::Device].live_total()
+        self.executor.context.tiers.ledgers()[MemoryTier::Device].live_total()
     }
 
     /// Floating-point operations so far.
@@ -188,16 +188,16 @@ impl<'a> DryRun<'a> {
     /// Performs the actions of a cycle, of micro-batches so many earlier, and counts those again that stand for others.
     fn perform(&mut self, actions: &[Action], earlier: usize) -> Result<()> {
         let Some(short) = self.short else { return self.act_all(actions, earlier) };
-        let homes = self.executor.context.homes.clone();
+        let tiers = self.executor.context.tiers.clone();
         for (part, times) in short.parts(actions) {
             if times == 1 {
                 self.act_all(part, earlier)?;
                 continue;
             }
             let before = self.counts();
-            let (performed, change) = homes.record_change(|| self.act_all(part, earlier));
+            let (performed, change) = tiers.record_change(|| self.act_all(part, earlier));
             performed?;
-            homes.replay_change(&change, times - 1);
+            tiers.replay_change(&change, times - 1);
             self.count_again(&before, &self.counts(), times - 1);
         }
         Ok(())
@@ -216,7 +216,7 @@ impl<'a> DryRun<'a> {
         let flops = flops::flops(cell, layout, &self.recorder.by_term());
         let (mut traffic, operations) = (self.traffic(), self.recorder.take_operations());
         traffic.sort_by_key(|row| (row.axis, row.kind));
-        let moves = self.executor.context.homes.moves().counted();
+        let moves = self.executor.context.tiers.moves().counted();
         if let Some(evaluation) = cell.evaluation() {
             self.evaluate(evaluation)?;
         }
@@ -234,7 +234,7 @@ impl<'a> DryRun<'a> {
             tensors.map(|tensor| tensor.place.len * times(tensor)).sum::<usize>() * home_dtype(cell, part).size()
         };
         let base_bytes = (kept(FlatKind::Frozen) + kept(FlatKind::Quantised)) as u64;
-        let ledgers = self.executor.context.homes.ledgers();
+        let ledgers = self.executor.context.tiers.ledgers();
         let estimate = Estimate {
             stages: vec![ledgers.clone()],
             ledgers,
@@ -261,23 +261,23 @@ impl<'a> DryRun<'a> {
         self.executor.share_sums(2 * evaluation.batches, &[]).map(drop)
     }
 
-    fn live(&self) -> ByHome<[u64; 6]> {
-        let ledgers = self.executor.context.homes.ledgers();
-        ByHome::of(|home| Category::ALL.map(|category| ledgers[home].live(category)))
+    fn live(&self) -> ByTier<[u64; 6]> {
+        let ledgers = self.executor.context.tiers.ledgers();
+        ByTier::of(|home| Category::ALL.map(|category| ledgers[home].live(category)))
     }
 
     fn counts(&self) -> Counts {
         Counts {
             flops: self.recorder.flops(),
             traffic: self.traffic(),
-            moves: self.executor.context.homes.moves().counted(),
+            moves: self.executor.context.tiers.moves().counted(),
         }
     }
 
     /// Counts what was counted between two moments so many times again.
     fn count_again(&mut self, before: &Counts, after: &Counts, times: usize) {
         self.recorder.add_difference(&before.flops, &after.flops, times as u128);
-        self.executor.context.homes.moves().count_again(&before.moves, &after.moves, times);
+        self.executor.context.tiers.moves().count_again(&before.moves, &after.moves, times);
         for row in &after.traffic {
             let was = before.traffic.iter().find(|was| (was.axis, was.kind) == (row.axis, row.kind));
             let more = |of: fn(&Traffic) -> f64| times as f64 * (of(row) - was.map_or(0.0, of));
@@ -337,12 +337,12 @@ fn allocate_omitted(executor: &mut Executor<'_>, short: &ShortPlan) -> Result<()
     let (res, layout) = (executor.context.resources(), &short.role.layout);
     for Repeat { layers: units, times } in &short.repeats {
         let state = executor.state.of_units(units.clone());
-        let (made, change) = res.homes.record_change(|| -> Result<_> {
+        let (made, change) = res.tiers.record_change(|| -> Result<_> {
             let forms = prepacked(executor.context.cell, layout, res.device, units.clone())?;
             Ok((allocate(&state, res)?, forms))
         });
         drop(made?);
-        res.homes.replay_change(&change, *times);
+        res.tiers.replay_change(&change, *times);
         executor.state.omitted += times * (0..units.len()).filter(|unit| state.trainable(*unit).is_some()).count();
     }
     Ok(())

@@ -17,10 +17,10 @@ use super::dry::{DryRun, alike};
 use super::short::cycles;
 use crate::action::{Action, Moved};
 use crate::compute::error::{Result, StepError};
-use crate::config::{Cell, Checkpointing, Home};
+use crate::config::{Cell, Checkpointing, MemoryTier};
 use crate::model::layers::eviction::{INPUT, OUTPUT, kept_at, tensor_at};
 use crate::model::{FlatKind, Layout, Unit};
-use crate::plan::placement::{StateHomes, home_dtype};
+use crate::plan::placement::{StateTiers, home_dtype};
 use crate::plan::schedule::{Follower, followed_actions};
 use crate::plan::{Plan, PlanError, Role};
 use held::{ALL, Held, Kind, TENSORS};
@@ -105,7 +105,7 @@ impl Plan {
     /// Bytes of the device that units on their way to it take at most, where weights live elsewhere: to be gathered, and with a delayed
     /// update to be updated, too.
     fn fetched_ahead(&self, cell: &Cell, role: &Role) -> u64 {
-        if cell.memory.offload_parameters == Home::Device {
+        if cell.memory.offload_parameters == MemoryTier::Device {
             return 0;
         }
         let ranks = self.mesh.size(self.sharding.parameters);
@@ -172,7 +172,7 @@ struct Evictor<'a> {
     kind_of: Vec<Option<usize>>,
     /// By number of the micro-batch, modulo how many are in flight: the number, and what is held of it.
     held: Vec<(usize, Held)>,
-    homes: StateHomes,
+    tiers: StateTiers,
     /// The micro-batch and the layer of what goes to a disk.
     going: Option<[usize; 2]>,
 }
@@ -181,8 +181,8 @@ impl<'a> Evictor<'a> {
     fn new(run: DryRun<'a>, role: &'a Role, limits: Limits) -> Evictor<'a> {
         let layers = role.layout.layers.len();
         let (kind_of, held) = (vec![None; layers], vec![(0, Held::new(layers)); role.in_flight]);
-        let homes = run.homes();
-        Evictor { run, layout: &role.layout, limits, done: 0, kinds: Vec::new(), kind_of, held, homes, going: None }
+        let tiers = run.tiers();
+        Evictor { run, layout: &role.layout, limits, done: 0, kinds: Vec::new(), kind_of, held, tiers, going: None }
     }
 
     fn held_of(&mut self, micro: usize) -> &mut Held {
@@ -196,7 +196,7 @@ impl<'a> Evictor<'a> {
 
     /// What goes next, of what `may_go` in a layer of a micro-batch: the micro-batch, the layer, and the place in it.
     fn next_to_go(&self, may_go: impl Fn(usize, usize) -> u16) -> Option<[usize; 3]> {
-        let possible = if self.limits.inputs || self.homes.activations != Home::Device { ALL } else { TENSORS };
+        let possible = if self.limits.inputs || self.tiers.activations != MemoryTier::Device { ALL } else { TENSORS };
         let candidates = self.held.iter().filter_map(|(micro, held)| {
             // The input of a chunk's first block comes from another stage.
             let of_layer = |layer| if self.layout.begins_chunk(layer) { possible & TENSORS } else { possible };
@@ -217,8 +217,8 @@ impl<'a> Evictor<'a> {
     /// to make it again; else it is dropped.
     fn evict(&mut self, list: &mut Vec<Action>, [micro, layer, place]: [usize; 3]) -> Result<()> {
         let held = &self.held[micro % self.held.len()].1;
-        let home = self.homes.activations;
-        if home == Home::Device || held.cost(&self.kinds, layer, place) == 0 {
+        let home = self.tiers.activations;
+        if home == MemoryTier::Device || held.cost(&self.kinds, layer, place) == 0 {
             return self.drop_tensor(list, [micro, layer, place]);
         }
         if let Some([micro, layer]) = self.going.take_if(|going| *going != [micro, layer]) {
@@ -226,7 +226,7 @@ impl<'a> Evictor<'a> {
         }
         self.held_of(micro).offload(layer, place);
         self.insert(list, Action::StoreSaved { micro, layer, what: kept_at(place) })?;
-        if home == Home::Host {
+        if home == MemoryTier::Host {
             // Its memory is free when it has gone. What goes to a disk has left the device, and is on its way from the host's memory.
             return self.insert(list, Action::SettleSaved { micro, layer });
         }
@@ -246,7 +246,7 @@ impl<'a> Evictor<'a> {
     fn perform(&mut self, list: &mut Vec<Action>, of: Action) -> Result<()> {
         let action = list[self.done];
         if let Action::Gather { unit, slot: true, .. } = action
-            && self.homes.parameters != Home::Device
+            && self.tiers.parameters != MemoryTier::Device
         {
             // Its fetch comes into the list later.
             self.run.rise(Action::Fetch { unit, what: Moved::Weights })?;

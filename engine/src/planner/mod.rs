@@ -32,7 +32,7 @@ use crate::plan::offload;
 use crate::plan::offload::schedule::Offload;
 use crate::plan::pipeline;
 use crate::plan::pipeline::Pipeline;
-use crate::plan::placement::{StateHomes, slotted};
+use crate::plan::placement::{StateTiers, slotted};
 use crate::plan::schedule::{Policy, Schedule, actions, evaluation_actions};
 use crate::plan::{Plan, PlanError, Role, check, runs};
 use dry::DryRun;
@@ -140,7 +140,7 @@ impl Plan {
             slotted: &slotted,
             policy: &self.policy,
         };
-        let homes = StateHomes::of(cell, sharding);
+        let tiers = StateTiers::of(cell, sharding);
         let keeps_input = kept_inputs(&layout, &self.policy);
         let keeps_some = |(layer, keeps_input): (&Layer, &bool)| {
             layer.block().is_some() && (*keeps_input || !self.policy.keep.is_empty())
@@ -150,7 +150,7 @@ impl Plan {
         let (layers, delayed) = (&layout.layers[..], cell.train.is_delayed());
         // Evictions say themselves what goes.
         let keeps = if cell.memory.checkpointing == Checkpointing::Evict { Vec::new() } else { keeps };
-        let offload = Offload { homes: &homes, layers, delayed, prefetch, trainable: &trainable, keeps: &keeps };
+        let offload = Offload { tiers: &tiers, layers, delayed, prefetch, trainable: &trainable, keeps: &keeps };
         let actions = offload.apply(list(&schedule)?);
         let evaluation = cell.evaluation().map_or_else(EvaluationActions::default, |_| {
             let EvaluationActions { first, next, end } = evaluation_actions(&schedule);

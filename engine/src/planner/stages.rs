@@ -1,7 +1,7 @@
 //! What a plan says of all stages of a pipeline together.
 
-use crate::memory::homes::ByHome;
 use crate::memory::moves::Transfer;
+use crate::memory::tiers::ByTier;
 use crate::observe::outcome::{Estimate, Flops};
 use crate::plan::Plan;
 use zbench_collectives::Traffic;
@@ -25,7 +25,7 @@ impl Plan {
             base_bytes,
         } in stages
         {
-            whole.ledgers = ByHome::of(|home| Ledger::of_the_largest(&whole.ledgers[home], &ledgers[home]));
+            whole.ledgers = ByTier::of(|home| Ledger::of_the_largest(&whole.ledgers[home], &ledgers[home]));
             whole.stages.extend(stages.iter().cloned());
             traffic.iter().for_each(|row| add_traffic(&mut whole.traffic, row));
             moves.iter().for_each(|row| add_moves(&mut whole.moves, row));

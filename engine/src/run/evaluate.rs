@@ -29,8 +29,8 @@ impl Rank<'_> {
         self.executor.prepacked.iter_mut().for_each(Prepacked::forget);
         self.executor.flow.evaluates = true;
         let mut meter = Meter::recorded(self.kernels().clone(), self.recording(self.executor.progress.steps.max(1)));
-        let homes = self.executor.context.homes.clone();
-        let sums = homes.uncounted(|| self.look(evaluation, &mut meter));
+        let tiers = self.executor.context.tiers.clone();
+        let sums = tiers.uncounted(|| self.look(evaluation, &mut meter));
         self.executor.flow.evaluates = false;
         self.executor.unload();
         meter.enter(Span::ExposedAgree);

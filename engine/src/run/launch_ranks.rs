@@ -9,13 +9,13 @@ use crate::compute::hardware;
 use crate::compute::hardware::{HardwareError, Machines, Seat};
 use crate::config::Cell;
 use crate::data::Source;
-use crate::memory::homes::{ByHome, Homes};
 use crate::memory::host_link::HostLink;
+use crate::memory::tiers::{ByTier, MemoryTiers};
 use crate::mesh::Mesh;
 use crate::mesh::comms::Comms;
 use crate::observe::outcome::{Cause, Failure, Happening, Probe, Report, Run, Step};
 use crate::plan::Plan;
-use crate::plan::placement::StateHomes;
+use crate::plan::placement::StateTiers;
 use crate::run::rank::Rank;
 use crate::run::train_loop;
 use crate::run::train_loop::{Control, Pace};
@@ -191,7 +191,7 @@ fn open(cell: &Cell, plan: &Plan) -> Result<Opened, String> {
 #[derive(Debug)]
 pub struct Ended<T> {
     pub result: Result<T, RankError>,
-    pub ledgers: ByHome<Ledger>,
+    pub ledgers: ByTier<Ledger>,
 }
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -240,7 +240,7 @@ pub fn cause_of(standings: impl IntoIterator<Item = Option<Standing>>) -> Option
 
 impl<T> Ended<T> {
     fn broken(reason: &str) -> Ended<T> {
-        Ended { result: Err(RankError::Other(reason.into())), ledgers: ByHome::default() }
+        Ended { result: Err(RankError::Other(reason.into())), ledgers: ByTier::default() }
     }
 }
 
@@ -253,25 +253,25 @@ fn one_rank<T>(
     work: impl FnOnce(&mut Rank<'_>) -> Result<T, StepError>,
 ) -> Ended<T> {
     let number = comm.rank();
-    let used = StateHomes::of(inputs.cell, &inputs.plan.sharding).all();
+    let used = StateTiers::of(inputs.cell, &inputs.plan.sharding).all();
     let folder = inputs.cell.memory.offload_folder().unwrap_or_default();
     let planned = &inputs.plan.role_of(number).estimate.ledgers;
     let link = inputs.cell.link.and_then(|link| link.host).map(HostLink::new);
-    let homes = match Homes::new(&*kernels, arena, &used, &folder, planned) {
-        Ok(homes) => homes.with_link(link),
+    let tiers = match MemoryTiers::new(&*kernels, arena, &used, &folder, planned) {
+        Ok(tiers) => tiers.with_link(link),
         Err(error) => {
             comm.abort(&error.to_string());
-            return Ended { result: Err(RankError::Step(error.into())), ledgers: ByHome::default() };
+            return Ended { result: Err(RankError::Step(error.into())), ledgers: ByTier::default() };
         }
     };
-    let account = homes.clone();
+    let account = tiers.clone();
     let settled = kernels.clone();
     // This thread is the first of its kernels' threads until the rank has ended.
     let _settled = settled.pin_thread();
     let run = || -> Result<T, RankError> {
         let world = link::wrap(comm, inputs.cell.link_spec().as_ref());
         let comms = world.and_then(|world| comms(world, mesh)).map_err(|error| RankError::Step(error.into()))?;
-        let rank = Rank::new(inputs, number, kernels, homes, comms);
+        let rank = Rank::new(inputs, number, kernels, tiers, comms);
         let result = rank.and_then(|mut rank| {
             let result = work(&mut rank);
             if let Err(error) = &result {

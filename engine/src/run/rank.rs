@@ -8,8 +8,8 @@ use crate::checkpoint::init;
 use crate::checkpoint::training::Position;
 use crate::compute::error::{Result, StepError};
 use crate::exec::{Executor, Progress};
-use crate::memory::homes::Homes;
 use crate::memory::host_link::HostLink;
+use crate::memory::tiers::MemoryTiers;
 use crate::mesh::comms::Comms;
 use crate::observe::meter::{Booked, Meter};
 use crate::observe::outcome::{DiskReport, Loaded, RankReport, Resumed, Step};
@@ -76,13 +76,13 @@ impl<'a> Rank<'a> {
         inputs: &'a Inputs<'a>,
         number: usize,
         kernels: Arc<dyn Kernels>,
-        homes: Homes,
+        tiers: MemoryTiers,
         comms: Comms,
     ) -> Result<Rank<'a>> {
         let Inputs { cell, plan, .. } = *inputs;
         let role = plan.role_of(number);
         let state = State::new(cell, &role.layout, plan.sharding, plan.mesh.place(number));
-        let mut executor = Executor::new((cell, plan, role), state, kernels.clone(), homes, comms, None)?;
+        let mut executor = Executor::new((cell, plan, role), state, kernels.clone(), tiers, comms, None)?;
         let loaded = init::fill(inputs, &mut executor)?;
         let resumed = match resume(inputs, &mut executor) {
             Ok(resumed) => resumed,
@@ -120,9 +120,9 @@ impl<'a> Rank<'a> {
         let timed = self.executor.progress.steps >= self.timed_from;
         if self.executor.progress.steps == self.timed_from {
             self.executor.context.comms.reset();
-            self.executor.context.homes.moves().reset();
-            self.disk_before = self.executor.context.homes.traffic().unwrap_or_default();
-            self.link_before = self.executor.context.homes.link().map(HostLink::usage).unwrap_or_default();
+            self.executor.context.tiers.moves().reset();
+            self.disk_before = self.executor.context.tiers.traffic().unwrap_or_default();
+            self.link_before = self.executor.context.tiers.link().map(HostLink::usage).unwrap_or_default();
         }
         let number = self.executor.progress.steps + 1;
         let wanted = timed && self.pass_times.is_some();
@@ -220,11 +220,11 @@ impl<'a> Rank<'a> {
             }
         }
         traffic.sort_by_key(|row| (row.axis, row.kind));
-        let mut moves = self.executor.context.homes.moves().counted();
+        let mut moves = self.executor.context.tiers.moves().counted();
         moves.iter_mut().for_each(|row| (row.moves, row.bytes) = (row.moves / steps, row.bytes / steps));
         RankReport {
             rank: self.executor.context.number,
-            ledgers: self.executor.context.homes.ledgers(),
+            ledgers: self.executor.context.tiers.ledgers(),
             reserved_bytes: self.executor.context.arena().high_water(),
             step_ms: self.step_ms.clone(),
             pipeline_ms: self.pipeline_ms.clone(),
@@ -232,8 +232,8 @@ impl<'a> Rank<'a> {
             spans_ms: self.spans_ns.map(|ns| ns as f64 / 1e6 / steps),
             traffic,
             moves,
-            disk: self.executor.context.homes.file().map(|file| self.disk_report(file)),
-            host_link: self.executor.context.homes.link().map(|link| link.usage().less(self.link_before)),
+            disk: self.executor.context.tiers.file().map(|file| self.disk_report(file)),
+            host_link: self.executor.context.tiers.link().map(|link| link.usage().less(self.link_before)),
             documents: self.inputs.source.found(),
             stopped: false,
             loaded: self.loaded,
@@ -244,7 +244,7 @@ impl<'a> Rank<'a> {
 impl Rank<'_> {
     /// How the file was transferred in the timed steps.
     fn disk_report(&self, file: &File) -> DiskReport {
-        let now = self.executor.context.homes.traffic().unwrap_or_default();
+        let now = self.executor.context.tiers.traffic().unwrap_or_default();
         let (before, steps) = (self.disk_before, self.step_ms.len().max(1) as f64);
         DiskReport {
             engine: file.engine().name().into(),

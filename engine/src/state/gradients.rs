@@ -1,10 +1,10 @@
 //! Gradients: where a unit's are written, how they are summed over ranks, where they accumulate.
 
-use super::homed::Copying;
+use super::offloaded::Copying;
 use super::{Resources, State};
 use crate::action::span::{Span, Spans};
 use crate::compute::error::{Result, StepError};
-use crate::config::Home;
+use crate::config::MemoryTier;
 use crate::mesh::{Axes, within};
 use crate::model::Grads;
 use std::ops::Range;
@@ -56,7 +56,7 @@ struct Unit {
     place: Range<usize>,
     /// A micro-batch's gradients of the whole unit, where the home is only a part.
     scratch: Option<Buffer>,
-    /// Whole homes: zeroed in this step.
+    /// Whole tiers: zeroed in this step.
     opened: bool,
 }
 
@@ -86,7 +86,7 @@ fn away() -> StepError {
 }
 
 impl Gradients {
-    /// Homes with unspecified contents.
+    /// MemoryTiers with unspecified contents.
     pub fn new(state: &State, res: Resources<'_>) -> Result<Gradients> {
         let mut units: Vec<_> = state.holdings.iter().map(|_| None).collect();
         let mut buckets = Vec::new();
@@ -99,7 +99,7 @@ impl Gradients {
                 units[unit] = Some(Unit { bucket: buckets.len(), place, scratch: None, opened: false });
             }
             if count > 0 {
-                let (at, dtype) = (state.homes.gradients, state.precision.gradients);
+                let (at, dtype) = (state.tiers.gradients, state.precision.gradients);
                 let home = Some(res.alloc_at(at, Category::Gradients, dtype, len)?);
                 buckets.push(Bucket { units: range.clone(), home, count, missing: count });
             }
@@ -189,8 +189,8 @@ impl Gradients {
         let bucket = &mut self.buckets[number];
         let call = if let Some(scratch) = scratch {
             let send = if scratch.dtype() == wire { scratch } else { wire_copy(res, wire, scratch.view())? };
-            let sum = match state.homes.gradients {
-                Home::Device => bucket.take()?,
+            let sum = match state.tiers.gradients {
+                MemoryTier::Device => bucket.take()?,
                 _ => {
                     spans.enter(Span::Offload);
                     let sum = bucket.staged(state, res, first)?;
@@ -243,7 +243,7 @@ impl Gradients {
         let Some(Reducing { bucket: number, ticket, last }) = self.reducing.take() else { return Ok(()) };
         let done = res.comms.shard().wait(ticket)?;
         let bucket = &mut self.buckets[number];
-        if state.homes.gradients != Home::Device {
+        if state.tiers.gradients != MemoryTier::Device {
             // The sum takes the place of the home until it is complete on the device.
             let home = std::mem::replace(&mut bucket.home, done.recv);
             drop(done.send);
@@ -278,7 +278,7 @@ impl Gradients {
         let own = within(&holding.owned, &holding.gradients);
         let home = self.buckets[grads.bucket].home()?.slice_mut(grads.place.clone());
         let own = home.into_slice(own);
-        let mut theirs = res.alloc_at(state.homes.gradients, Category::Communication, own.dtype(), own.len())?;
+        let mut theirs = res.alloc_at(state.tiers.gradients, Category::Communication, own.dtype(), own.len())?;
         stages.call(Call::new(Kind::SendRecv { to, from }, own.as_view(), theirs.view_mut()))?;
         res.accumulate(TERM, theirs.view(), own)
     }

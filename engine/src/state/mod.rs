@@ -3,25 +3,25 @@
 
 mod buckets;
 mod gradients;
-mod homed;
 pub(crate) mod learning_rate;
 pub mod loss_scale;
+mod offloaded_activations;
+mod offloaded_tensor;
 mod optimizer;
 mod params;
-mod saved;
 
-use crate::plan::placement::{StateHomes, home_dtype, share, slot_category, slot_dtype, slotted};
+use crate::plan::placement::{StateTiers, home_dtype, share, slot_category, slot_dtype, slotted};
 pub use buckets::buckets;
 pub use gradients::Gradients;
-pub use homed::Homed;
+pub use offloaded_activations::OffloadedActivations;
+pub use offloaded_tensor::OffloadedTensor;
 pub use optimizer::{Delayed, Due, Flags, GlobalStats, Losses, Moments, Optimizer, Update};
 pub use params::Params;
-pub use saved::Travelling;
 
 use crate::compute::device::Device;
 use crate::compute::error::{Result, StepError};
-use crate::config::{Cell, Home, Precision};
-use crate::memory::homes::Homes;
+use crate::config::{Cell, MemoryTier, Precision};
+use crate::memory::tiers::MemoryTiers;
 use crate::mesh::comms::Comms;
 use crate::mesh::strategy::Sharding;
 use crate::mesh::{Axes, Axis, Coords, Mesh};
@@ -117,7 +117,7 @@ pub struct State {
     pub buckets: Vec<Range<usize>>,
     pub place: Coords,
     pub sharding: Sharding,
-    pub homes: StateHomes,
+    pub tiers: StateTiers,
     pub precision: Precision,
     /// Updates lag a step behind their gradients, which ranks keep meanwhile.
     pub delayed: bool,
@@ -145,7 +145,7 @@ impl State {
             buckets: buckets(cell, &sharding, &place.mesh, layout),
             place,
             sharding,
-            homes: StateHomes::of(cell, &sharding),
+            tiers: StateTiers::of(cell, &sharding),
             precision: cell.precision,
             delayed: cell.train.is_delayed(),
             slots,
@@ -185,17 +185,17 @@ impl State {
 #[derive(Clone, Copy)]
 pub struct Resources<'a> {
     pub device: Device<'a>,
-    pub homes: &'a Homes,
+    pub tiers: &'a MemoryTiers,
     pub comms: &'a Comms,
 }
 
 impl Resources<'_> {
     /// A buffer of a home, with unspecified contents.
-    pub fn alloc_at(&self, home: Home, category: Category, dtype: DType, len: usize) -> Result<Buffer> {
+    pub fn alloc_at(&self, home: MemoryTier, category: Category, dtype: DType, len: usize) -> Result<Buffer> {
         let none = || StepError::Input(format!("this rank has no memory of home {home:?}; a bug"));
-        let arena = self.homes.arena(home).ok_or_else(none)?;
+        let arena = self.tiers.arena(home).ok_or_else(none)?;
         // A disk reads and writes whole pages.
-        Ok(if home == Home::Disk {
+        Ok(if home == MemoryTier::Disk {
             arena.alloc_pages(category, dtype, len)?
         } else {
             arena.alloc(category, dtype, len)?

@@ -1,9 +1,9 @@
 //! The update: each rank's part of master weights and moments, the global norm, AdamW.
 
-use super::homed::{Flight, Homed};
+use super::offloaded_tensor::{Flight, OffloadedTensor};
 use super::{Gradients, Params, Resources, State};
 use crate::compute::error::{Result, StepError};
-use crate::config::{Cell, Home, Train, WeightRounding};
+use crate::config::{Cell, MemoryTier, Train, WeightRounding};
 use crate::memory::moves::Move;
 use crate::mesh::{Axes, within};
 use crate::model::{FlatKind, Layout};
@@ -38,26 +38,26 @@ struct NormScratch {
 /// Master weights and moments of a unit, this rank's part.
 pub struct Moments {
     /// The optimizer's own copy of the weights, where it has one.
-    pub master: Option<Homed>,
-    pub first: Homed,
-    pub second: Homed,
+    pub master: Option<OffloadedTensor>,
+    pub first: OffloadedTensor,
+    pub second: OffloadedTensor,
     /// The gradients of the last step, where updates are delayed. They lie where the update is computed.
     pub delayed: Option<Buffer>,
 }
 
 impl Moments {
-    fn each(&mut self) -> impl Iterator<Item = &mut Homed> {
+    fn each(&mut self) -> impl Iterator<Item = &mut OffloadedTensor> {
         self.master.as_mut().into_iter().chain([&mut self.first, &mut self.second])
     }
 
     /// Brings them into host memory where they live on a disk, outside of a step.
     pub fn open(&mut self, res: Resources<'_>) -> Result<()> {
-        self.each().try_for_each(|homed| homed.open(res))
+        self.each().try_for_each(|offloaded| offloaded.open(res))
     }
 
     /// Frees that memory; with `writes`, when the disk has what was changed.
     pub fn close(&mut self, res: Resources<'_>, writes: bool) -> Result<()> {
-        self.each().try_for_each(|homed| homed.close(res, writes))
+        self.each().try_for_each(|offloaded| offloaded.close(res, writes))
     }
 }
 
@@ -176,7 +176,7 @@ impl Optimizer {
     /// Moments are zero, master weights unspecified.
     pub fn new(state: &State, res: Resources<'_>) -> Result<Optimizer> {
         let p = state.precision;
-        let alloc = |dtype, len| Homed::new(res, state.homes.optimizer, Category::Optimizer, dtype, len);
+        let alloc = |dtype, len| OffloadedTensor::new(res, state.tiers.optimizer, Category::Optimizer, dtype, len);
         let mut units = Vec::with_capacity(state.holdings.len());
         for unit in 0..state.holdings.len() {
             let Some(holding) = state.trainable(unit) else {
@@ -194,7 +194,7 @@ impl Optimizer {
                     }
                 }
             }
-            let delays = |len| res.alloc_at(state.homes.update(), Category::Gradients, p.gradients, len);
+            let delays = |len| res.alloc_at(state.tiers.update(), Category::Gradients, p.gradients, len);
             let delayed = state.delayed.then(|| delays(len)).transpose()?;
             units.push(Some(Moments { master, first, second, delayed }));
         }
@@ -320,7 +320,7 @@ impl Optimizer {
         unit: usize,
     ) -> Result<()> {
         let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
-        let at = state.homes.update();
+        let at = state.tiers.update();
         let owned = &holding.owned;
         // With a master copy, the weights that layers read are written alone.
         let reads = moments.master.is_none();
@@ -330,7 +330,7 @@ impl Optimizer {
         if let Some(home) = params.homed_mut(unit, FlatKind::Trainable) {
             home.fetch(res, at, within(owned, &holding.home), reads)?;
         }
-        if state.homes.gradients != at
+        if state.tiers.gradients != at
             && !state.delayed
             && let Some(own) = gradients.view(state, unit, owned)
         {
@@ -345,27 +345,27 @@ impl Optimizer {
     /// Begins to take what an update has changed of a unit back to where it lives.
     pub fn store(&mut self, state: &State, res: Resources<'_>, params: &mut Params, unit: usize) -> Result<()> {
         let Some(moments) = &mut self.units[unit] else { return Ok(()) };
-        let from = state.homes.update();
+        let from = state.tiers.update();
         self.gradients[unit] = None;
         let home = params.homed_mut(unit, FlatKind::Trainable);
-        moments.each().chain(home).try_for_each(|homed| homed.store(res, from))
+        moments.each().chain(home).try_for_each(|offloaded| offloaded.store(res, from))
     }
 
     /// Waits until it is there.
     pub fn settle(&mut self, res: Resources<'_>, params: &mut Params, unit: usize) -> Result<()> {
         let Some(moments) = &mut self.units[unit] else { return Ok(()) };
         let home = params.homed_mut(unit, FlatKind::Trainable);
-        moments.each().chain(home).try_for_each(|homed| homed.settle(res))
+        moments.each().chain(home).try_for_each(|offloaded| offloaded.settle(res))
     }
 
     /// Waits for what the update of a unit reads.
     pub fn land(&mut self, state: &State, res: Resources<'_>, params: &mut Params, unit: usize) -> Result<()> {
         let Some(moments) = &mut self.units[unit] else { return Ok(()) };
-        let (at, home) = (state.homes.update(), params.homed_mut(unit, FlatKind::Trainable));
+        let (at, home) = (state.tiers.update(), params.homed_mut(unit, FlatKind::Trainable));
         if let Some(coming) = self.gradients[unit].take() {
             self.gradients[unit] = Some(Flight::Here(coming.land(res, at, Category::Gradients)?));
         }
-        moments.each().chain(home).try_for_each(|homed| homed.land(res, at))
+        moments.each().chain(home).try_for_each(|offloaded| offloaded.land(res, at))
     }
 
     /// As [`Moments::open`] of a unit.
@@ -393,15 +393,17 @@ impl Optimizer {
 
     /// Keeps this rank's part of the step's gradients for the next step's update.
     pub fn delay(&mut self, state: &State, res: Resources<'_>, gradients: &Gradients) -> Result<()> {
-        let (from, to) = (state.homes.gradients, state.homes.update());
+        let (from, to) = (state.tiers.gradients, state.tiers.update());
         for unit in 0..self.units.len() {
             let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { continue };
             if let (Some(kept), Some(own)) = (&mut moments.delayed, gradients.view(state, unit, &holding.owned)) {
                 let bytes = (own.len() * own.dtype().size()) as u64;
                 match (from, to) {
-                    (Home::Device, Home::Host) => res.download(Category::Gradients, own, kept, 0..own.len())?.wait()?,
+                    (MemoryTier::Device, MemoryTier::Host) => {
+                        res.download(Category::Gradients, own, kept, 0..own.len())?.wait()?
+                    }
                     _ => {
-                        res.homes.moves().note_copy(Move { what: Category::Gradients, from, to, bytes });
+                        res.tiers.moves().note_copy(Move { what: Category::Gradients, from, to, bytes });
                         res.kernels.copy(own, kept.view_mut())?;
                     }
                 }
@@ -421,7 +423,7 @@ impl Optimizer {
         (unit, Due { lr, number, factors }): (usize, Due),
     ) -> Result<()> {
         let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
-        let (owned, at) = (holding.owned.clone(), state.homes.update());
+        let (owned, at) = (holding.owned.clone(), state.tiers.update());
         let grads = match (&moments.delayed, &self.gradients[unit]) {
             (Some(kept), _) => Some(kept.view()),
             (None, Some(Flight::Here(copy))) => Some(copy.view()),

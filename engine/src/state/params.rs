@@ -1,9 +1,9 @@
 //! Weights: a home for this rank's part, slots for what is gathered.
 
-use super::homed::{Flight, Homed};
+use super::offloaded_tensor::{Flight, OffloadedTensor};
 use super::{Holding, Resources, State};
 use crate::compute::error::Result;
-use crate::config::Home;
+use crate::config::MemoryTier;
 use crate::mesh::comms::Comms;
 use crate::mesh::{Axes, within};
 use crate::model::layers::prepacked::Prepacked;
@@ -22,7 +22,7 @@ pub struct Params {
 
 struct Flat {
     /// This rank's part.
-    home: Homed,
+    home: OffloadedTensor,
     /// Copies of it on their way to the device, in the order in which they are gathered.
     coming: VecDeque<Flight>,
     /// Gathered, in the type that layers read.
@@ -32,11 +32,11 @@ struct Flat {
 }
 
 impl Params {
-    /// Homes with unspecified contents.
+    /// MemoryTiers with unspecified contents.
     pub fn new(state: &State, res: Resources<'_>) -> Result<Params> {
         let home = |holding: &Holding| -> Result<Flat> {
-            let (at, len) = (state.homes.parameters, holding.home.len());
-            let home = Homed::new(res, at, Category::Parameters, holding.dtype, len)?;
+            let (at, len) = (state.tiers.parameters, holding.home.len());
+            let home = OffloadedTensor::new(res, at, Category::Parameters, holding.dtype, len)?;
             Ok(Flat { home, coming: VecDeque::new(), slot: None, pending: None, slotted: holding.slotted })
         };
         let mut flats = Vec::with_capacity(state.holdings.len());
@@ -56,7 +56,7 @@ impl Params {
     }
 
     /// This rank's part of a flat, wherever it lives.
-    pub fn homed_mut(&mut self, unit: usize, part: FlatKind) -> Option<&mut Homed> {
+    pub fn homed_mut(&mut self, unit: usize, part: FlatKind) -> Option<&mut OffloadedTensor> {
         Some(&mut self.flats[unit][part as usize].as_mut()?.home)
     }
 
@@ -73,12 +73,12 @@ impl Params {
     /// Begins to bring this rank's part of a unit to the device, to be gathered.
     pub fn fetch(&mut self, res: Resources<'_>, unit: usize) -> Result<()> {
         for flat in self.flats[unit].iter_mut().flatten().filter(|flat| flat.slotted) {
-            flat.coming.push_back(flat.home.copy_to(res, Home::Device)?);
+            flat.coming.push_back(flat.home.copy_to(res, MemoryTier::Device)?);
         }
         Ok(())
     }
 
-    /// Makes homes current where other ranks updated them.
+    /// Makes tiers current where other ranks updated them.
     pub fn refresh(&mut self, state: &State, comms: &Comms, unit: usize) -> Result<()> {
         let Some(holding) = state.trainable(unit) else { return Ok(()) };
         let Some(home) = self.home_mut(unit, FlatKind::Trainable) else { return Ok(()) };
@@ -97,7 +97,7 @@ impl Params {
         for flat in self.flats[unit].iter_mut().flatten() {
             if let Some(first) = flat.coming.pop_front() {
                 // The device waits for the copy, not the host.
-                let here = first.land(res, Home::Device, Category::Parameters)?;
+                let here = first.land(res, MemoryTier::Device, Category::Parameters)?;
                 flat.coming.push_front(Flight::Here(here));
             }
         }
@@ -151,7 +151,7 @@ impl Flat {
     fn gather(&mut self, state: &State, res: Resources<'_>, holding: &Holding) -> Result<()> {
         let mut slot = res.alloc(state.slots, holding.slot, holding.padded)?;
         let copy = match self.coming.pop_front() {
-            Some(flight) => Some(flight.land(res, Home::Device, Category::Parameters)?),
+            Some(flight) => Some(flight.land(res, MemoryTier::Device, Category::Parameters)?),
             None => None,
         };
         let Some(home) = copy.as_ref().or(self.home.buffer()) else { return Ok(()) };

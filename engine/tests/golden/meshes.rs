@@ -49,9 +49,13 @@ fn dimensions(files: &Path) -> Vec<Vec<Value>> {
             .chain([value("evict", |cell| cell.memory.checkpointing = Checkpointing::Evict)])
             .collect(),
         states(),
-        [("activations-device", Home::Device), ("activations-host", Home::Host), ("activations-disk", Home::Disk)]
-            .map(|(word, home)| value(word, move |cell| cell.memory.offload_activations = home))
-            .into(),
+        [
+            ("activations-device", MemoryTier::Device),
+            ("activations-host", MemoryTier::Host),
+            ("activations-disk", MemoryTier::Disk),
+        ]
+        .map(|(word, home)| value(word, move |cell| cell.memory.offload_activations = home))
+        .into(),
         vec![value("in-time", |_| {}), value("delayed", |cell| cell.train.delayed_update = 1)],
         vec![value("untied", |_| {}), value("tied", |cell| cell.model.tie_word_embeddings = true)],
         [("acc1", 1), ("acc3", 3), ("acc4", 4)]
@@ -140,12 +144,12 @@ const NO_STAGES: &str = "no-stages";
 /// Where the optimizer's state and the weights live.
 fn states() -> Vec<Value> {
     [
-        ("state-device", [Home::Device, Home::Device]),
-        ("optimizer-host", [Home::Host, Home::Device]),
-        ("optimizer-disk", [Home::Disk, Home::Device]),
-        ("weights-host", [Home::Device, Home::Host]),
-        ("weights-disk-optimizer-host", [Home::Host, Home::Disk]),
-        ("weights-host-optimizer-disk", [Home::Disk, Home::Host]),
+        ("state-device", [MemoryTier::Device, MemoryTier::Device]),
+        ("optimizer-host", [MemoryTier::Host, MemoryTier::Device]),
+        ("optimizer-disk", [MemoryTier::Disk, MemoryTier::Device]),
+        ("weights-host", [MemoryTier::Device, MemoryTier::Host]),
+        ("weights-disk-optimizer-host", [MemoryTier::Host, MemoryTier::Disk]),
+        ("weights-host-optimizer-disk", [MemoryTier::Disk, MemoryTier::Host]),
     ]
     .map(|(word, [optimizer, parameters])| {
         value(word, move |cell| {
@@ -186,10 +190,10 @@ fn excludes(words: &[Vec<&'static str>], first: Place, second: Place) -> bool {
 
 /// Some on CUDA, which has neither tensor ranks nor stages yet.
 fn on_cuda(base: &Cell) -> Vec<Case> {
-    let state = offloaded(on(base.clone(), Strategy::Zero3, 2, 2), [Home::Host, Home::Disk], 1);
-    let mut late = offloaded(on(base.clone(), Strategy::Zero2, 2, 2), [Home::Host, Home::Device], 1);
+    let state = offloaded(on(base.clone(), Strategy::Zero3, 2, 2), [MemoryTier::Host, MemoryTier::Disk], 1);
+    let mut late = offloaded(on(base.clone(), Strategy::Zero2, 2, 2), [MemoryTier::Host, MemoryTier::Device], 1);
     late.train.delayed_update = 1;
-    let mut evicting = with_activations(on(base.clone(), Strategy::Ddp, 1, 1), Home::Host, 1);
+    let mut evicting = with_activations(on(base.clone(), Strategy::Ddp, 1, 1), MemoryTier::Host, 1);
     (evicting.memory.checkpointing, evicting.train.accumulation) = (Checkpointing::Evict, 2);
     let all = [
         ("2ranks zero3 weights-disk-optimizer-host", state),
@@ -210,7 +214,7 @@ fn with_capacity(mut case: Case) -> Case {
     }
     let peak = |policy: Checkpointing| {
         let mut cell = case.cell.clone();
-        cell.memory = Memory { checkpointing: policy, offload_activations: Home::Device, ..cell.memory };
+        cell.memory = Memory { checkpointing: policy, offload_activations: MemoryTier::Device, ..cell.memory };
         cell.hardware.instructions = (cell.hardware.device == DeviceKind::Cpu).then(|| "portable".into());
         plan(&cell).roles.iter().map(|role| role.estimate.memory().total_peak()).max().unwrap()
     };

@@ -32,8 +32,8 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use tiers::Tier;
 use values::{Check, Level, Stored, first_differences, hashes, in_full};
-use zbench_engine::config::Home;
-use zbench_engine::memory::homes::ByHome;
+use zbench_engine::config::MemoryTier;
+use zbench_engine::memory::tiers::ByTier;
 use zbench_kernels::{Category, Cpu, INSTRUCTIONS, Ledger, Op};
 use zbench_test_tiers as tiers;
 
@@ -216,9 +216,9 @@ fn stored_values_read_back() {
 
 type Change = fn(&mut Taken);
 
-fn add(ledgers: &mut ByHome<Ledger>, home: Home, category: Category, bytes: u64) {
+fn add(ledgers: &mut ByTier<Ledger>, home: MemoryTier, category: Category, bytes: u64) {
     let was = ledgers.clone();
-    *ledgers = ByHome::of(|of| {
+    *ledgers = ByTier::of(|of| {
         let mut ledger = was[of].clone();
         if of == home {
             ledger.add(category, bytes);
@@ -234,12 +234,16 @@ fn changes() -> Vec<(Section, Change)> {
         (Section::Actions, |taken| taken.roles[1].in_flight += 1),
         (Section::Actions, |taken| taken.roles[1].actions.truncate(5)),
         (Section::Memory, |taken| {
-            add(&mut taken.roles[0].estimate.ledgers, Home::Device, Category::Workspace, 1 << 30)
+            add(&mut taken.roles[0].estimate.ledgers, MemoryTier::Device, Category::Workspace, 1 << 30)
         }),
-        (Section::Memory, |taken| add(&mut taken.roles[1].estimate.ledgers, Home::Host, Category::Optimizer, 1 << 30)),
-        (Section::Memory, |taken| add(&mut taken.measured[1].ledgers, Home::Device, Category::Gradients, 1 << 30)),
-        (Section::Memory, |taken| add(&mut taken.measured[1].ledgers, Home::Host, Category::Optimizer, 1 << 30)),
-        (Section::Memory, |taken| add(&mut taken.measured[1].ledgers, Home::Disk, Category::Optimizer, 1)),
+        (Section::Memory, |taken| {
+            add(&mut taken.roles[1].estimate.ledgers, MemoryTier::Host, Category::Optimizer, 1 << 30)
+        }),
+        (Section::Memory, |taken| {
+            add(&mut taken.measured[1].ledgers, MemoryTier::Device, Category::Gradients, 1 << 30)
+        }),
+        (Section::Memory, |taken| add(&mut taken.measured[1].ledgers, MemoryTier::Host, Category::Optimizer, 1 << 30)),
+        (Section::Memory, |taken| add(&mut taken.measured[1].ledgers, MemoryTier::Disk, Category::Optimizer, 1)),
         (Section::Wire, |taken| taken.roles[0].estimate.traffic[0].wire_bytes += 1.0),
         (Section::Wire, |taken| taken.roles[1].estimate.moves[0].bytes += 1.0),
         (Section::Wire, |taken| taken.measured[1].traffic[0].calls += 1.0),
@@ -265,8 +269,9 @@ fn changes() -> Vec<(Section, Change)> {
 fn a_changed_value_of_every_section_is_found_and_named() {
     // One that has two stages, and state of another home.
     let cells = Cells::get();
-    let wanted =
-        |case: &&Case| case.cell.parallel.degrees.pipeline == 2 && case.cell.memory.offload_optimizer == Home::Host;
+    let wanted = |case: &&Case| {
+        case.cell.parallel.degrees.pipeline == 2 && case.cell.memory.offload_optimizer == MemoryTier::Host
+    };
     let case = cells.meshes.iter().find(wanted).unwrap();
     let (level, taken) = on_levels(case, vec![levels_of(case)[0]]).remove(0);
     let mut stored = Stored::default();

@@ -3,7 +3,7 @@
 use super::sections::{Measured, Planned, Taken};
 use super::words;
 use zbench_collectives::Traffic;
-use zbench_engine::config::Home;
+use zbench_engine::config::MemoryTier;
 use zbench_kernels::Category;
 
 /// The first rank, and what of it, that took something else than the plan of its stage says: bytes by home and category, traffic, moves.
@@ -16,7 +16,7 @@ pub fn difference(taken: &Taken) -> Option<String> {
 }
 
 fn of(Planned { estimate, .. }: &Planned, measured: &Measured) -> Option<String> {
-    for home in Home::ALL {
+    for home in MemoryTier::ALL {
         let (planned, took) = (&estimate.ledgers[home], &measured.ledgers[home]);
         let peaks =
             Category::ALL.map(|category| (words::category(category), planned.peak(category), took.peak(category)));

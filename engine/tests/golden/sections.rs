@@ -16,8 +16,8 @@ use zbench_collectives::shm;
 use zbench_collectives::{Communicator, Rendezvous, Shared, TcpOptions, group, tcp};
 use zbench_engine::action::Action;
 use zbench_engine::compute::recorder::Recorded;
-use zbench_engine::config::{Cell, Home};
-use zbench_engine::memory::homes::ByHome;
+use zbench_engine::config::{Cell, MemoryTier};
+use zbench_engine::memory::tiers::ByTier;
 use zbench_engine::observe::outcome::{Estimate, Evaluated, Failure, Flops, Happening, RankReport, Step, Transfer};
 use zbench_engine::plan::{Plan, Role};
 use zbench_engine::run::launch_ranks::{collect, train_rank, with_ranks};
@@ -94,7 +94,7 @@ pub struct Planned {
 /// What a rank took.
 #[derive(Clone)]
 pub struct Measured {
-    pub ledgers: ByHome<Ledger>,
+    pub ledgers: ByTier<Ledger>,
     pub traffic: Vec<Traffic>,
     pub moves: Vec<Transfer>,
 }
@@ -281,11 +281,11 @@ impl Taken {
 
     fn memory(&self) -> String {
         let mut text = String::new();
-        let mut ledgers = |who: &str, ledgers: &ByHome<Ledger>| {
-            for home in Home::ALL {
+        let mut ledgers = |who: &str, ledgers: &ByTier<Ledger>| {
+            for home in MemoryTier::ALL {
                 let ledger = &ledgers[home];
                 let who = match home {
-                    Home::Device => who.to_string(),
+                    MemoryTier::Device => who.to_string(),
                     _ if ledger.total_peak() == 0 => continue,
                     _ => format!("{who} {}", words::home(home)),
                 };

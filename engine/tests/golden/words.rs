@@ -6,7 +6,7 @@ use zbench_collectives::GroupName;
 use zbench_engine::action::stream::Stream;
 use zbench_engine::action::{Action, Kept, Moved};
 use zbench_engine::compute::recorder::{Phase, Recorded};
-use zbench_engine::config::{Home, SavedTensor};
+use zbench_engine::config::{MemoryTier, SavedTensor};
 use zbench_kernels::*;
 
 /// Layers have the word unit, which is what they were called. The micro-batch is named where it is not the one that was loaded last.
@@ -74,11 +74,11 @@ fn saved(tensor: Option<SavedTensor>) -> &'static str {
     }
 }
 
-pub fn home(home: Home) -> &'static str {
+pub fn home(home: MemoryTier) -> &'static str {
     match home {
-        Home::Device => "device",
-        Home::Host => "host",
-        Home::Disk => "disk",
+        MemoryTier::Device => "device",
+        MemoryTier::Host => "host",
+        MemoryTier::Disk => "disk",
     }
 }
 

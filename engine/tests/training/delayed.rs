@@ -59,11 +59,11 @@ fn every_strategy_and_home_gives_the_bits_of_ddp_with_the_same_delay() {
     let test = "training::delayed::every_strategy_and_home";
     for ranks in tiers::some(&format!("{test} (ranks)"), [2, 4, 1], [1, 2]) {
         let reference = run(&on(cell.clone(), Strategy::Ddp, ranks, 1));
-        let at_home = strategies(ranks).into_iter().map(|(strategy, shard)| (strategy, shard, [Home::Device; 2]));
+        let at_home = strategies(ranks).into_iter().map(|(strategy, shard)| (strategy, shard, [MemoryTier::Device; 2]));
         let all = at_home.chain(combinations(ranks)).enumerate();
-        for (at, (strategy, shard, homes)) in tiers::some(test, all, [11, 19]) {
-            let what = format!("{} on {ranks} ranks by {shard}, {homes:?}", strategy.name());
-            assert_same(&reference, &offloaded(on(cell.clone(), strategy, ranks, shard), homes, at % 3), &what);
+        for (at, (strategy, shard, tiers)) in tiers::some(test, all, [11, 19]) {
+            let what = format!("{} on {ranks} ranks by {shard}, {tiers:?}", strategy.name());
+            assert_same(&reference, &offloaded(on(cell.clone(), strategy, ranks, shard), tiers, at % 3), &what);
         }
     }
 }
@@ -77,10 +77,10 @@ fn accumulated_gradients_and_scaled_losses_give_the_same_bits_wherever_state_liv
         let mut cell = delayed(odd());
         (cell.precision, cell.train.accumulation, cell.train.steps) = (precision, 2, 8);
         let all = combinations(4).enumerate().filter(|(at, _)| at % 3 == 0);
-        for (at, (strategy, shard, homes)) in tiers::some("training::delayed::accumulated_and_scaled", all, [2, 4]) {
+        for (at, (strategy, shard, tiers)) in tiers::some("training::delayed::accumulated_and_scaled", all, [2, 4]) {
             let cell = on(cell.clone(), strategy, 4, shard);
-            let (here, away) = (run(&cell), run(&offloaded(cell, homes, at % 2)));
-            let what = format!("{} by {shard}, {homes:?}, {precision:?}", strategy.name());
+            let (here, away) = (run(&cell), run(&offloaded(cell, tiers, at % 2)));
+            let what = format!("{} by {shard}, {tiers:?}, {precision:?}", strategy.name());
             assert_scaled_alike(&here, &away, &precision, &what);
         }
     }
@@ -121,14 +121,15 @@ fn experts_adapters_and_tied_matrices_are_updated_late_too() {
     for (name, mut cell) in cells {
         (cell.train.steps, cell.train.delayed_update) = (4, 1);
         let reference = run(&on(cell.clone(), Strategy::Ddp, 2, 1));
-        let homes = [[Home::Host, Home::Disk], [Home::Disk, Home::Host], [Home::Device; 2]];
-        for homes in tiers::some("training::delayed::experts_adapters_and_tied_matrices", homes, [1, 3]) {
-            let away = offloaded(on(cell.clone(), Strategy::Zero3, 2, 1), homes, 1);
+        let tiers =
+            [[MemoryTier::Host, MemoryTier::Disk], [MemoryTier::Disk, MemoryTier::Host], [MemoryTier::Device; 2]];
+        for tiers in tiers::some("training::delayed::experts_adapters_and_tied_matrices", tiers, [1, 3]) {
+            let away = offloaded(on(cell.clone(), Strategy::Zero3, 2, 1), tiers, 1);
             let ran = run(&away);
-            assert!(reference.weights == ran.weights, "{name}, {homes:?}");
+            assert!(reference.weights == ran.weights, "{name}, {tiers:?}");
             let mut away = away;
             away.train.untimed_steps = 1;
-            assert_as_planned(&away, &format!("{name}, {homes:?}"));
+            assert_as_planned(&away, &format!("{name}, {tiers:?}"));
         }
     }
 }
@@ -137,10 +138,10 @@ fn experts_adapters_and_tied_matrices_are_updated_late_too() {
 fn every_home_holds_what_the_plan_says() {
     for (accumulation, precision) in [(1, Precision::F32), (3, Precision::mixed(DType::Bf16))] {
         let test = "training::delayed::every_home_holds_what_the_plan_says";
-        for (at, (strategy, shard, homes)) in tiers::some(test, combinations(4).enumerate(), [7, 19]) {
-            let mut cell = delayed(offloaded(on(odd(), strategy, 4, shard), homes, at % 3));
+        for (at, (strategy, shard, tiers)) in tiers::some(test, combinations(4).enumerate(), [7, 19]) {
+            let mut cell = delayed(offloaded(on(odd(), strategy, 4, shard), tiers, at % 3));
             (cell.precision, cell.train.accumulation, cell.train.untimed_steps) = (precision, accumulation, 1);
-            assert_as_planned(&cell, &format!("{} by {shard}, {homes:?}, {accumulation}", strategy.name()));
+            assert_as_planned(&cell, &format!("{} by {shard}, {tiers:?}, {accumulation}", strategy.name()));
         }
     }
 }
@@ -164,17 +165,17 @@ fn a_rank_keeps_its_part_of_the_gradients_once_more() {
 #[test]
 fn checkpoints_hold_the_gradients_that_are_still_to_be_applied() {
     let precisions = [Precision::F32, Precision { gradients: DType::Bf16, ..Precision::mixed(DType::Bf16) }];
-    let homes = [[Home::Device; 2], [Home::Disk, Home::Host]];
+    let tiers = [[MemoryTier::Device; 2], [MemoryTier::Disk, MemoryTier::Host]];
     let test = "training::delayed::checkpoints_hold_the_gradients_that_are_still_to_be_applied";
     for [precision, layout, home] in tiers::combinations(test, [2, layouts().len(), 2]) {
-        let (precision, (layout, asynchronous), homes) = (precisions[precision], layouts()[layout], homes[home]);
+        let (precision, (layout, asynchronous), tiers) = (precisions[precision], layouts()[layout], tiers[home]);
         let cell = || delayed(Cell { precision, ..on(six_steps(), Strategy::Zero3, 2, 1) });
         let reference = course(&cell());
         assert_ne!(reference.digest.delayed_gradient, 0);
         let dir = tempfile::tempdir().unwrap();
         let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
-        let away = offloaded(saved(cell(), saving), homes, 1);
-        let what = format!("{homes:?}, {layout:?}, async {asynchronous}");
+        let away = offloaded(saved(cell(), saving), tiers, 1);
+        let what = format!("{tiers:?}, {layout:?}, async {asynchronous}");
         let whole = course(&away);
         assert_eq!(bits_of(&whole.steps), bits_of(&reference.steps), "{what}");
         assert_eq!(whole.digest, reference.digest, "{what}");
@@ -224,7 +225,7 @@ fn a_run_in_time_refuses_gradients_that_are_still_to_be_applied() {
 
 #[test]
 fn state_comes_and_goes_during_backward() {
-    let cell = delayed(offloaded(on(odd(), Strategy::Zero3, 2, 1), [Home::Disk, Home::Device], 1));
+    let cell = delayed(offloaded(on(odd(), Strategy::Zero3, 2, 1), [MemoryTier::Disk, MemoryTier::Device], 1));
     let actions = &plan(&cell).role_of(0).actions.clone();
     let at = |wanted: Action| actions.iter().position(|action| *action == wanted).unwrap();
     let units = plan(&cell).layout.units.len();

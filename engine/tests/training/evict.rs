@@ -81,7 +81,7 @@ fn evicted_tensors_may_go_to_another_home() {
     let mut base = odd();
     (base.train.clip_norm, base.train.lr, base.train.steps, base.train.untimed_steps) = (0.01, 1e-3, 2, 1);
     let (mut moved, mut tried) = (0, 0);
-    let (cells, ways) = (cells(base), [(Strategy::Ddp, Home::Host), (Strategy::Zero3, Home::Disk)]);
+    let (cells, ways) = (cells(base), [(Strategy::Ddp, MemoryTier::Host), (Strategy::Zero3, MemoryTier::Disk)]);
     let mut references = BTreeMap::new();
     let sizes = [cells.len(), ways.len(), 3];
     for [at, way, place] in tiers::combinations("training::evict::evicted_tensors_may_go_to_another_home", sizes) {
@@ -107,7 +107,7 @@ fn evicted_tensors_may_go_to_another_home() {
 fn what_costs_products_is_moved_and_what_costs_none_is_dropped() {
     let mut cell = on(small(), Strategy::Ddp, 1, 1);
     cell.model.num_hidden_layers = 6;
-    for home in [Home::Host, Home::Disk] {
+    for home in [MemoryTier::Host, MemoryTier::Disk] {
         for capacity in capacities(&cell, 4) {
             let cell = with_activations(evicting(&cell, capacity), home, 1);
             let plan = plan(&cell);
@@ -131,18 +131,18 @@ fn what_costs_products_is_moved_and_what_costs_none_is_dropped() {
 fn evictions_leave_room_for_state_that_comes_and_goes() {
     let test = "training::evict::evictions_leave_room_for_state_that_comes_and_goes";
     let all = combinations(4).enumerate().filter(|(at, _)| at % 2 == 0);
-    for (at, (strategy, shard, homes)) in tiers::some(test, all, [6, 12]) {
-        let mut cell = offloaded(on(odd(), strategy, 4, shard), homes, at % 3);
+    for (at, (strategy, shard, tiers)) in tiers::some(test, all, [6, 12]) {
+        let mut cell = offloaded(on(odd(), strategy, 4, shard), tiers, at % 3);
         (cell.model.num_hidden_layers, cell.train.accumulation) = (5, 1 + at % 2);
         (cell.train.untimed_steps, cell.train.delayed_update) = (1, usize::from(at % 4 == 0));
         (cell.train.clip_norm, cell.train.lr) = (0.01, 1e-3);
-        let what = format!("{} by {shard}, {homes:?}", strategy.name());
+        let what = format!("{} by {shard}, {tiers:?}", strategy.name());
         let reference = run(&cell);
         let full = peak(&with(&cell, Checkpointing::Full));
         let capacity = (full + peak(&cell)) / 2;
         let mut evicts = evicting(&cell, capacity);
         if at % 3 == 0 {
-            evicts.memory.offload_activations = Home::Host;
+            evicts.memory.offload_activations = MemoryTier::Host;
         }
         assert!(peak(&evicts) <= capacity, "{what}: {} planned in {capacity}", peak(&evicts));
         // More room is used: all goes only where little is there.

@@ -102,7 +102,8 @@ fn a_link_costs_what_it_says_in_a_step() {
 fn offloading(link: Option<LinkRate>, prefetch: usize) -> Cell {
     let mut cell = cell(Strategy::Zero3, false);
     cell.parallel.ranks_per_node = None;
-    cell = with_activations(offloaded(cell, [Home::Host, Home::Host], prefetch), Home::Host, prefetch);
+    cell =
+        with_activations(offloaded(cell, [MemoryTier::Host, MemoryTier::Host], prefetch), MemoryTier::Host, prefetch);
     cell.link = link.map(|host| Link { node: None, host: Some(host) });
     cell
 }
@@ -131,7 +132,7 @@ fn a_step_is_no_shorter_than_its_moves_over_the_link() {
     let cell = offloading(Some(link), 1);
     for report in reports(&cell) {
         let of = |from, to| report.moves.iter().filter(move |row| (row.from, row.to) == (from, to));
-        for (from, to) in [(Home::Device, Home::Host), (Home::Host, Home::Device)] {
+        for (from, to) in [(MemoryTier::Device, MemoryTier::Host), (MemoryTier::Host, MemoryTier::Device)] {
             let bytes: f64 = of(from, to).map(|row| row.bytes).sum();
             let least = (bytes / link.bandwidth + link.latency) * 1e3;
             assert!(bytes > 0.0 && report.step_ms.iter().all(|ms| *ms >= least), "{:?}, {least} ms", report.step_ms);

@@ -10,20 +10,20 @@ use zbench_engine::observe::outcome::{Cause, Transfer};
 use zbench_kernels::{Category, DType, footprint};
 use zbench_test_tiers as tiers;
 
-/// Homes of the optimizer's state and of the weights.
-pub const HOMES: [[Home; 2]; 8] = [
-    [Home::Host, Home::Device],
-    [Home::Device, Home::Host],
-    [Home::Host, Home::Host],
-    [Home::Disk, Home::Device],
-    [Home::Device, Home::Disk],
-    [Home::Disk, Home::Disk],
-    [Home::Disk, Home::Host],
-    [Home::Host, Home::Disk],
+/// MemoryTiers of the optimizer's state and of the weights.
+pub const HOMES: [[MemoryTier; 2]; 8] = [
+    [MemoryTier::Host, MemoryTier::Device],
+    [MemoryTier::Device, MemoryTier::Host],
+    [MemoryTier::Host, MemoryTier::Host],
+    [MemoryTier::Disk, MemoryTier::Device],
+    [MemoryTier::Device, MemoryTier::Disk],
+    [MemoryTier::Disk, MemoryTier::Disk],
+    [MemoryTier::Disk, MemoryTier::Host],
+    [MemoryTier::Host, MemoryTier::Disk],
 ];
 
 /// As [`offloaded`], with what forward keeps.
-pub fn with_activations(mut cell: Cell, home: Home, prefetch: usize) -> Cell {
+pub fn with_activations(mut cell: Cell, home: MemoryTier, prefetch: usize) -> Cell {
     (cell.memory.offload_activations, cell.memory.offload_prefetch) = (home, prefetch);
     cell
 }
@@ -33,7 +33,7 @@ fn activations_elsewhere_change_no_bit_and_are_planned_to_the_byte() {
     let cells: Vec<_> = std::iter::once(("llama", odd())).chain(expert_cells(odd())).collect();
     let (policies, test) = (policies(), "training::offload::activations_elsewhere");
     for [cell, at, home] in tiers::combinations(test, [cells.len(), policies.len(), 2]) {
-        let ((name, cell), policy, home) = (&cells[cell], &policies[at], [Home::Host, Home::Disk][home]);
+        let ((name, cell), policy, home) = (&cells[cell], &policies[at], [MemoryTier::Host, MemoryTier::Disk][home]);
         let strategy = Strategy::ALL[at % Strategy::ALL.len()];
         let mut cell = on(cell.clone(), strategy, 4, 2);
         cell.memory.checkpointing = policy.clone();
@@ -52,7 +52,7 @@ fn activations_elsewhere_change_no_bit_and_are_planned_to_the_byte() {
 #[test]
 fn all_that_can_lives_on_the_disk() {
     let cell = on(odd(), Strategy::Zero3, 2, 1);
-    let away = with_activations(offloaded(cell.clone(), [Home::Disk; 2], 2), Home::Disk, 2);
+    let away = with_activations(offloaded(cell.clone(), [MemoryTier::Disk; 2], 2), MemoryTier::Disk, 2);
     assert_same(&run(&cell), &away, "all on the disk");
     assert_as_planned(&away, "all on the disk");
 }
@@ -62,28 +62,32 @@ fn all_that_can_lives_on_the_disk() {
 fn a_kept_input_goes_once_and_comes_once() {
     let mut cell = on(small(), Strategy::Ddp, 1, 1);
     (cell.memory.checkpointing, cell.train.accumulation) = (Checkpointing::Full, 2);
-    let moves = estimate(&with_activations(cell.clone(), Home::Host, 1)).moves;
+    let moves = estimate(&with_activations(cell.clone(), MemoryTier::Host, 1)).moves;
     let input = cell.train.micro_batch * cell.train.seq_len * cell.model.hidden_size * 4;
     let all = (2 * cell.model.num_hidden_layers * input) as f64;
     let of = |from, to| moves.iter().filter(|row| (row.from, row.to) == (from, to)).map(|row| row.bytes).sum::<f64>();
-    assert_eq!((of(Home::Device, Home::Host), of(Home::Host, Home::Device)), (all, all));
+    assert_eq!((of(MemoryTier::Device, MemoryTier::Host), of(MemoryTier::Host, MemoryTier::Device)), (all, all));
 }
 
 #[test]
 fn checkpoints_hold_what_lives_elsewhere() {
-    let (precisions, homes) = (
+    let (precisions, tiers) = (
         [Precision::F32, Precision::mixed(DType::Bf16)],
-        [[Home::Host, Home::Host], [Home::Disk, Home::Disk], [Home::Disk, Home::Device]],
+        [
+            [MemoryTier::Host, MemoryTier::Host],
+            [MemoryTier::Disk, MemoryTier::Disk],
+            [MemoryTier::Disk, MemoryTier::Device],
+        ],
     );
-    let sizes = [precisions.len(), homes.len(), layouts().len()];
+    let sizes = [precisions.len(), tiers.len(), layouts().len()];
     for [precision, home, layout] in tiers::combinations("training::offload::checkpoints_hold", sizes) {
-        let (precision, homes, (layout, asynchronous)) = (precisions[precision], homes[home], layouts()[layout]);
+        let (precision, tiers, (layout, asynchronous)) = (precisions[precision], tiers[home], layouts()[layout]);
         let cell = || Cell { precision, ..on(six_steps(), Strategy::Zero3, 2, 1) };
         let reference = course(&cell());
         let dir = tempfile::tempdir().unwrap();
         let saving = Saving { layout, asynchronous, ..saving(dir.path()) };
-        let away = with_activations(offloaded(saved(cell(), saving), homes, 1), homes[0], 1);
-        let what = format!("{homes:?}, {layout:?}, async {asynchronous}");
+        let away = with_activations(offloaded(saved(cell(), saving), tiers, 1), tiers[0], 1);
+        let what = format!("{tiers:?}, {layout:?}, async {asynchronous}");
         let whole = course(&away);
         assert_eq!(bits_of(&whole.steps), bits_of(&reference.steps), "{what}");
         assert_eq!(whole.digest, reference.digest, "{what}");
@@ -99,7 +103,7 @@ fn splits_weights(strategy: Strategy) -> bool {
     matches!(strategy, Strategy::Zero3 | Strategy::Fsdp | Strategy::FsdpGradOp | Strategy::Hsdp)
 }
 
-pub fn offloaded(mut cell: Cell, [optimizer, parameters]: [Home; 2], prefetch: usize) -> Cell {
+pub fn offloaded(mut cell: Cell, [optimizer, parameters]: [MemoryTier; 2], prefetch: usize) -> Cell {
     cell.memory.offload_optimizer = optimizer;
     cell.memory.offload_parameters = parameters;
     cell.memory.offload_prefetch = prefetch;
@@ -119,11 +123,11 @@ pub fn assert_scaled_alike(here: &Ran, away: &Ran, precision: &Precision, what: 
     assert!(here.weights == away.weights, "{what}: weights");
 }
 
-/// Every strategy with the homes that it can have.
-pub fn combinations(ranks: usize) -> impl Iterator<Item = (Strategy, usize, [Home; 2])> {
+/// Every strategy with the tiers that it can have.
+pub fn combinations(ranks: usize) -> impl Iterator<Item = (Strategy, usize, [MemoryTier; 2])> {
     let all = strategies(ranks).into_iter();
-    let with_homes = all.flat_map(|(strategy, shard)| HOMES.map(|homes| (strategy, shard, homes)));
-    with_homes.filter(|(strategy, _, [_, parameters])| *parameters == Home::Device || splits_weights(*strategy))
+    let with_homes = all.flat_map(|(strategy, shard)| HOMES.map(|tiers| (strategy, shard, tiers)));
+    with_homes.filter(|(strategy, _, [_, parameters])| *parameters == MemoryTier::Device || splits_weights(*strategy))
 }
 
 #[test]
@@ -133,9 +137,9 @@ fn offload_changes_no_bit() {
     cell.train.steps = tiers::cases(&format!("{test} (steps)"), [4, 6, 20]) as usize;
     for ranks in tiers::some(&format!("{test} (ranks)"), [2, 4, 1], [1, 2]) {
         let reference = run(&on(cell.clone(), Strategy::Ddp, ranks, 1));
-        for (at, (strategy, shard, homes)) in tiers::some(test, combinations(ranks).enumerate(), [13, 29]) {
-            let what = format!("{} on {ranks} ranks by {shard}, {homes:?}", strategy.name());
-            assert_same(&reference, &offloaded(on(cell.clone(), strategy, ranks, shard), homes, at % 3), &what);
+        for (at, (strategy, shard, tiers)) in tiers::some(test, combinations(ranks).enumerate(), [13, 29]) {
+            let what = format!("{} on {ranks} ranks by {shard}, {tiers:?}", strategy.name());
+            assert_same(&reference, &offloaded(on(cell.clone(), strategy, ranks, shard), tiers, at % 3), &what);
         }
     }
 }
@@ -154,12 +158,12 @@ fn offload_changes_no_bit_of_accumulated_gradients_and_of_scaled_losses() {
         let mut cell = odd();
         (cell.precision, cell.train.accumulation, cell.train.steps) = (precision, 2, 8);
         cell.memory.checkpointing = Checkpointing::Full;
-        // Each strategy has some of the homes with each type.
+        // Each strategy has some of the tiers with each type.
         let all = combinations(4).enumerate().filter(|(at, _)| at % 3 == turn % 3);
-        for (_, (strategy, shard, homes)) in tiers::some("training::offload::accumulated_and_scaled", all, [1, 4]) {
+        for (_, (strategy, shard, tiers)) in tiers::some("training::offload::accumulated_and_scaled", all, [1, 4]) {
             let cell = on(cell.clone(), strategy, 4, shard);
-            let (here, away) = (run(&cell), run(&offloaded(cell, homes, 1)));
-            let what = format!("{} by {shard}, {homes:?}, {precision:?}", strategy.name());
+            let (here, away) = (run(&cell), run(&offloaded(cell, tiers, 1)));
+            let what = format!("{} by {shard}, {tiers:?}, {precision:?}", strategy.name());
             assert!(here.steps.iter().any(|step| step.grad_norm > 0.5), "{what}: clipping is not active");
             assert_scaled_alike(&here, &away, &precision, &what);
         }
@@ -173,16 +177,16 @@ fn adapters_train_alike_beside_an_offloaded_base() {
 
 /// On the device that `on_device` puts a cell on.
 /// With `few` of the adapters in the fast tier and in CI.
-pub fn adapters_alike(module: &str, on_device: fn(Cell) -> Cell, homes: &[[Home; 2]], few: [usize; 2]) {
+pub fn adapters_alike(module: &str, on_device: fn(Cell) -> Cell, tiers: &[[MemoryTier; 2]], few: [usize; 2]) {
     let test = format!("{module}::adapters_train_alike_beside_an_offloaded_base");
     let (adapters, mut references) = (tiers::some(&test, adapters(), few), BTreeMap::new());
-    for [adapter, home] in tiers::combinations(&test, [adapters.len(), homes.len()]) {
+    for [adapter, home] in tiers::combinations(&test, [adapters.len(), tiers.len()]) {
         let ((name, change), mut cell) = (adapters[adapter], on_device(odd()));
         change(&mut cell);
         let cell = on(cell, Strategy::Zero3, 2, 1);
         let reference = references.entry(adapter).or_insert_with(|| run(&cell));
-        let away = run(&offloaded(cell, homes[home], 1));
-        assert!(reference.weights == away.weights, "{name}, {:?}", homes[home]);
+        let away = run(&offloaded(cell, tiers[home], 1));
+        assert!(reference.weights == away.weights, "{name}, {:?}", tiers[home]);
     }
 }
 
@@ -191,7 +195,7 @@ pub fn assert_as_planned(cell: &Cell, what: &str) {
     let plan = plan(cell);
     let estimate = &plan.role_of(0).estimate;
     for report in measure(cell, &plan) {
-        for home in Home::ALL {
+        for home in MemoryTier::ALL {
             let (planned, measured) = (&estimate.ledgers[home], &report.ledgers[home]);
             for c in Category::ALL {
                 assert_eq!(planned.peak(c), measured.peak(c), "{what}: rank {}: peak of {c}, {home:?}", report.rank);
@@ -207,10 +211,10 @@ fn every_home_holds_what_the_plan_says() {
     let test = "training::offload::every_home_holds_what_the_plan_says";
     for precision in [Precision::F32, Precision::mixed(DType::Bf16)] {
         for accumulation in [1, 3] {
-            for (at, (strategy, shard, homes)) in tiers::some(test, combinations(4).enumerate(), [7, 13]) {
-                let mut cell = offloaded(on(small(), strategy, 4, shard), homes, at % 3);
+            for (at, (strategy, shard, tiers)) in tiers::some(test, combinations(4).enumerate(), [7, 13]) {
+                let mut cell = offloaded(on(small(), strategy, 4, shard), tiers, at % 3);
                 (cell.precision, cell.train.accumulation) = (precision, accumulation);
-                assert_as_planned(&cell, &format!("{} by {shard}, {homes:?}, {accumulation}", strategy.name()));
+                assert_as_planned(&cell, &format!("{} by {shard}, {tiers:?}, {accumulation}", strategy.name()));
             }
         }
     }
@@ -222,7 +226,7 @@ fn host_pages_of_a_frozen_base_are_planned_too() {
         let mut cell = odd();
         change(&mut cell);
         cell.train.untimed_steps = 1;
-        let away = offloaded(on(cell, Strategy::Zero3, 2, 1), [Home::Disk, Home::Disk], 0);
+        let away = offloaded(on(cell, Strategy::Zero3, 2, 1), [MemoryTier::Disk, MemoryTier::Disk], 0);
         assert_as_planned(&away, name);
     }
 }
@@ -231,7 +235,7 @@ fn host_pages_of_a_frozen_base_are_planned_too() {
 #[test]
 fn moves_are_those_of_the_formulas() {
     for (ranks, accumulation) in [(1, 1), (2, 1), (4, 3)] {
-        let mut cell = offloaded(on(small(), Strategy::Zero3, ranks, 1), [Home::Host, Home::Host], 1);
+        let mut cell = offloaded(on(small(), Strategy::Zero3, ranks, 1), [MemoryTier::Host, MemoryTier::Host], 1);
         (cell.precision, cell.train.accumulation) = (Precision::mixed(DType::Bf16), accumulation);
         let plan = plan(&cell);
         let parts = plan.layout.units.iter().map(|unit| (unit.trainable().padded / ranks) as f64);
@@ -242,32 +246,32 @@ fn moves_are_those_of_the_formulas() {
         };
         // Each micro-batch's sum goes down; those before come up to be added to.
         let micros = accumulation as f64;
-        assert_eq!(of(Category::Gradients, Home::Device, Home::Host), micros * 4.0 * all);
-        assert_eq!(of(Category::Gradients, Home::Host, Home::Device), (micros - 1.0) * 4.0 * all);
+        assert_eq!(of(Category::Gradients, MemoryTier::Device, MemoryTier::Host), micros * 4.0 * all);
+        assert_eq!(of(Category::Gradients, MemoryTier::Host, MemoryTier::Device), (micros - 1.0) * 4.0 * all);
         // Weights come up for forward and for backward; the head's once, as nothing lies between.
         let gathered: f64 = 2.0 * parts.clone().sum::<f64>() - parts.clone().next_back().unwrap();
-        let least = of(Category::Parameters, Home::Host, Home::Device);
+        let least = of(Category::Parameters, MemoryTier::Host, MemoryTier::Device);
         assert!(least <= micros * 2.0 * gathered && least >= 2.0 * all, "{least} of {gathered}");
         // They are updated where they live.
-        assert_eq!(of(Category::Parameters, Home::Device, Home::Host), 0.0);
-        assert_eq!(of(Category::Optimizer, Home::Host, Home::Device), 0.0);
+        assert_eq!(of(Category::Parameters, MemoryTier::Device, MemoryTier::Host), 0.0);
+        assert_eq!(of(Category::Optimizer, MemoryTier::Host, MemoryTier::Device), 0.0);
     }
 }
 
 #[test]
 fn the_device_holds_less_by_what_lives_elsewhere() {
     let cell = on(small(), Strategy::Zero2, 2, 1);
-    let (here, away) = (estimate(&cell), estimate(&offloaded(cell.clone(), [Home::Host, Home::Device], 1)));
+    let (here, away) = (estimate(&cell), estimate(&offloaded(cell.clone(), [MemoryTier::Host, MemoryTier::Device], 1)));
     let units = &plan(&cell).layout.units;
     let mut parts = units.iter().map(|unit| footprint(DType::F32, unit.trainable().padded / 2).unwrap());
     let part: u64 = parts.clone().sum();
-    let optimizer = |estimate: &zbench_engine::observe::outcome::Estimate, home: Home| {
+    let optimizer = |estimate: &zbench_engine::observe::outcome::Estimate, home: MemoryTier| {
         estimate.ledgers[home].peak(Category::Optimizer)
     };
-    assert_eq!((optimizer(&here, Home::Device), optimizer(&away, Home::Device)), (2 * part, 0));
-    assert_eq!((optimizer(&here, Home::Host), optimizer(&away, Home::Host)), (0, 2 * part));
-    let gradients = |home: Home| away.ledgers[home].peak(Category::Gradients);
-    assert_eq!((gradients(Home::Device), gradients(Home::Host)), (0, part));
+    assert_eq!((optimizer(&here, MemoryTier::Device), optimizer(&away, MemoryTier::Device)), (2 * part, 0));
+    assert_eq!((optimizer(&here, MemoryTier::Host), optimizer(&away, MemoryTier::Host)), (0, 2 * part));
+    let gradients = |home: MemoryTier| away.ledgers[home].peak(Category::Gradients);
+    assert_eq!((gradients(MemoryTier::Device), gradients(MemoryTier::Host)), (0, part));
     // At the peak, in backward of the last block, the sum of the head's gradients is on its way.
     let head = parts.next_back().unwrap();
     assert_eq!(away.memory().total_peak(), here.memory().total_peak() - 3 * part + head);
@@ -276,7 +280,7 @@ fn the_device_holds_less_by_what_lives_elsewhere() {
 #[test]
 fn a_card_too_small_for_zero3_trains_it_with_offload() {
     let cell = on(small(), Strategy::Zero3, 2, 1);
-    let away = offloaded(cell.clone(), [Home::Host, Home::Host], 0);
+    let away = offloaded(cell.clone(), [MemoryTier::Host, MemoryTier::Host], 0);
     let limit = estimate(&away).memory().total_peak();
     let limited = |mut cell: Cell| {
         cell.memory.capacity = Some(limit);
@@ -290,7 +294,7 @@ fn a_card_too_small_for_zero3_trains_it_with_offload() {
 #[test]
 fn weights_that_are_whole_stay_on_the_device() {
     for (strategy, shard) in strategies(4).into_iter().filter(|(strategy, _)| !splits_weights(*strategy)) {
-        let cell = offloaded(on(small(), strategy, 4, shard), [Home::Device, Home::Host], 1);
+        let cell = offloaded(on(small(), strategy, 4, shard), [MemoryTier::Device, MemoryTier::Host], 1);
         let error = zbench_engine::plan::Plan::new(&cell, &zbench_kernels::Cpu::new(1)).unwrap_err();
         assert_eq!(error.key, "memory.offload_parameters");
         assert!(error.reason.contains(strategy.name()) && error.reason.contains("zero3"), "{error}");

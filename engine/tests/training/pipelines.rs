@@ -98,7 +98,7 @@ pub fn assert_takes_what_is_planned(cell: &Cell, what: &str) {
     let plan = plan(cell);
     for report in measure(cell, &plan) {
         let estimate = &plan.role_of(report.rank).estimate;
-        for home in Home::ALL {
+        for home in MemoryTier::ALL {
             let (planned, measured) = (&estimate.ledgers[home], &report.ledgers[home]);
             for c in Category::ALL {
                 assert_eq!(planned.peak(c), measured.peak(c), "{what}: rank {}: {c}", report.rank);
@@ -149,16 +149,16 @@ pub type Change = (&'static str, Box<dyn Fn(&mut Cell)>);
 pub fn memory_policies(packed: &Data) -> Vec<Change> {
     let packed = packed.clone();
     vec![
-        ("offloaded activations", Box::new(|cell| cell.memory.offload_activations = Home::Host)),
+        ("offloaded activations", Box::new(|cell| cell.memory.offload_activations = MemoryTier::Host)),
         (
             "offloaded state",
             Box::new(|cell| {
-                (cell.memory.offload_optimizer, cell.memory.offload_parameters) = (Home::Host, Home::Host);
+                (cell.memory.offload_optimizer, cell.memory.offload_parameters) = (MemoryTier::Host, MemoryTier::Host);
             }),
         ),
         (
             "a delayed update",
-            Box::new(|cell| (cell.train.delayed_update, cell.memory.offload_optimizer) = (1, Home::Host)),
+            Box::new(|cell| (cell.train.delayed_update, cell.memory.offload_optimizer) = (1, MemoryTier::Host)),
         ),
         ("recomputed segments", Box::new(|cell| cell.memory.checkpointing = Checkpointing::Every(2))),
         ("documents", Box::new(move |cell| cell.data = packed.clone())),

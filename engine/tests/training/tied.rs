@@ -237,7 +237,7 @@ fn memory_policies_and_documents_go_with_both_ends() {
         change(&mut base);
         let strategies = match (base.memory.prepack, base.memory.offload_parameters) {
             (true, _) => [Strategy::Ddp, Strategy::Zero2],
-            (_, Home::Host) => [Strategy::Zero3, Strategy::Fsdp],
+            (_, MemoryTier::Host) => [Strategy::Zero3, Strategy::Fsdp],
             _ => [Strategy::Zero3, Strategy::Zero1],
         };
         let (strategy, schedule) = (strategies[strategy], schedules[schedule]);

@@ -8,8 +8,8 @@ fn rates(folder: &Path) -> DriveRates {
     DriveRates { folder: folder.into(), measured: "today".into(), rates: vec![rate] }
 }
 
-fn moved(to: Home, moves: f64, bytes: f64) -> Transfer {
-    let (from, what) = (if to == Home::Disk { Home::Host } else { Home::Disk }, Category::Optimizer);
+fn moved(to: MemoryTier, moves: f64, bytes: f64) -> Transfer {
+    let (from, what) = (if to == MemoryTier::Disk { MemoryTier::Host } else { MemoryTier::Disk }, Category::Optimizer);
     Transfer { what, from, to, moves, bytes }
 }
 
@@ -19,15 +19,15 @@ fn ranks_share_what_one_file_reached() {
         let drive = Drive::shared(&rates(Path::new("/x")), ranks).unwrap();
         let ms = |to, bytes| drive.time(to, bytes).unwrap().busy * 1e3 / ranks as f64;
         let near = |value: f64, wanted: f64| assert!((value / wanted - 1.0).abs() < 1e-12, "{value} {wanted}");
-        near(ms(Home::Host, 1_000_000), 1.0);
-        near(ms(Home::Disk, 1_000_000), 2.0);
-        near(ms(Home::Disk, 3_000_000), 6.0);
-        let time = drive.time(Home::Disk, 3_000_000).unwrap();
+        near(ms(MemoryTier::Host, 1_000_000), 1.0);
+        near(ms(MemoryTier::Disk, 1_000_000), 2.0);
+        near(ms(MemoryTier::Disk, 3_000_000), 6.0);
+        let time = drive.time(MemoryTier::Disk, 3_000_000).unwrap();
         assert_eq!(time.alone, time.busy);
         // All ranks together: 2 MB read and 2 MB written in 2 + 4 ms of one file's time.
-        let mix = [moved(Home::Host, 2.0, 2e6), moved(Home::Disk, 1.0, 2e6)];
+        let mix = [moved(MemoryTier::Host, 2.0, 2e6), moved(MemoryTier::Disk, 1.0, 2e6)];
         near(drive.ceiling(&mix).unwrap(), 4e6 / 6e-3);
-        let down = Transfer { from: Home::Device, ..moved(Home::Host, 3.0, 9e9) };
+        let down = Transfer { from: MemoryTier::Device, ..moved(MemoryTier::Host, 3.0, 9e9) };
         near(drive.ceiling(&[mix[0].clone(), down.clone()]).unwrap(), 1e9);
         assert_eq!((drive.ceiling(&[down]), drive.ceiling(&[])), (None, None));
     }
@@ -54,13 +54,13 @@ fn a_drive_is_measured_once_and_nothing_is_left_there() {
     let folder = tempfile::tempdir().unwrap();
     assert!(known(folder.path(), 2).unwrap_err().contains("zbench io --dir"));
     let drive = measured(folder.path(), 2).unwrap();
-    for to in [Home::Host, Home::Disk] {
+    for to in [MemoryTier::Host, MemoryTier::Disk] {
         for bytes in [4096, 1 << 30] {
             let time = drive.time(to, bytes).unwrap();
             assert!(time.busy > 0.0 && time.alone >= time.busy, "{time:?}");
         }
     }
-    assert!(drive.ceiling(&[moved(Home::Host, 1.0, 1e6)]).unwrap() > 0.0);
+    assert!(drive.ceiling(&[moved(MemoryTier::Host, 1.0, 1e6)]).unwrap() > 0.0);
     for part in [&folder.path().display().to_string(), "2 files", "GB/s read"] {
         assert!(drive.source().contains(part), "{}", drive.source());
     }

@@ -3,7 +3,7 @@
 use super::{estimate, gib};
 use crate::forecast::{self, Footprint};
 use zbench_config::{Resolved, software};
-use zbench_engine::config::{Cell, Checkpointing, DeviceKind, Home, Strategy};
+use zbench_engine::config::{Cell, Checkpointing, DeviceKind, MemoryTier, Strategy};
 use zbench_engine::planner::Planner;
 use zbench_kernels::DType;
 
@@ -29,8 +29,8 @@ const FOR_HOST: &[Change] = &[
     Change { text: FULL_SHARD, apply: full_shard },
 ];
 
-fn keep_here(home: &mut Home) -> bool {
-    std::mem::replace(home, Home::Device) == Home::Host
+fn keep_here(home: &mut MemoryTier) -> bool {
+    std::mem::replace(home, MemoryTier::Device) == MemoryTier::Host
 }
 
 /// From what costs least (time, then numerics, then machines). Each says false where it changes nothing.
@@ -51,9 +51,9 @@ fn offload_optimizer(cell: &mut Cell) -> bool {
     let can = cell.hardware.device == DeviceKind::Cuda
         && !cell.lora.on()
         && cell.parallel.strategy != Strategy::Ddp
-        && cell.memory.offload_optimizer == Home::Device;
+        && cell.memory.offload_optimizer == MemoryTier::Device;
     if can {
-        cell.memory.offload_optimizer = Home::Host;
+        cell.memory.offload_optimizer = MemoryTier::Host;
     }
     can
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use zbench_config::{Resolved, software};
 use zbench_engine::config::{
-    Cell, Checkpointing, Degrees, DeviceKind, Home, PipelineSchedule, Placement, Priced, PricedModel, Strategy,
+    Cell, Checkpointing, Degrees, DeviceKind, MemoryTier, PipelineSchedule, Placement, Priced, PricedModel, Strategy,
 };
 use zbench_estimate::framework::Framework;
 use zbench_reports::OrderedMap;
@@ -40,13 +40,13 @@ pub struct Way {
     /// Which of [`Space::policies`].
     policy: usize,
     /// Where optimizer state, weights and kept activations live.
-    homes: [Home; 3],
+    tiers: [MemoryTier; 3],
 }
 
 impl Way {
     /// How much of it lives elsewhere than on the device.
     pub fn offloads(&self) -> usize {
-        self.homes.iter().filter(|home| **home != Home::Device).count()
+        self.tiers.iter().filter(|home| **home != MemoryTier::Device).count()
     }
 
     /// Axes that it divides the model over.
@@ -64,7 +64,7 @@ impl Way {
     pub fn splits_like(&self, other: &Way) -> bool {
         let split = |way: &Way| {
             let Degrees { tensor, pipeline, context, expert, .. } = way.degrees;
-            (way.strategy, [tensor, pipeline, context, expert], way.homes.map(|home| home != Home::Device))
+            (way.strategy, [tensor, pipeline, context, expert], way.tiers.map(|home| home != MemoryTier::Device))
         };
         split(self) == split(other)
     }
@@ -80,8 +80,8 @@ pub struct Space {
     policies: Vec<Checkpointing>,
     /// Ranks of a node.
     per_node: usize,
-    /// Homes of state and activations that are tried beside the device.
-    homes: Vec<Home>,
+    /// MemoryTiers of state and activations that are tried beside the device.
+    tiers: Vec<MemoryTier>,
     /// Sequences of a step, all ranks together.
     pub global_batch: usize,
     /// Numbers of data-parallel ranks that do not divide them.
@@ -100,8 +100,8 @@ impl Space {
         let on_device = base.hardware.device == DeviceKind::Cuda;
         let machine = resolved.profile.as_ref().and_then(|profile| profile.machine.as_ref());
         let has_disk = machine.is_some_and(|machine| machine.disk_read > 0.0 && machine.disk_write > 0.0);
-        let mut homes = if on_device { vec![Home::Host] } else { Vec::new() };
-        homes.extend(has_disk.then_some(Home::Disk));
+        let mut tiers = if on_device { vec![MemoryTier::Host] } else { Vec::new() };
+        tiers.extend(has_disk.then_some(MemoryTier::Disk));
         let replicas = ranks / base.parallel.degrees.ranks_per_replica().max(1);
         let stated = base.train.micro_batch.saturating_mul(base.train.accumulation).saturating_mul(replicas);
         let mut space = Space {
@@ -109,7 +109,7 @@ impl Space {
             misfits: BTreeSet::new(),
             policies: policies(&base),
             per_node: forecast::ranks_per_node(resolved).min(ranks),
-            homes,
+            tiers,
             ways: Vec::new(),
             impossible: BTreeMap::new(),
             base,
@@ -133,7 +133,7 @@ impl Space {
             micro: train.micro_batch,
             accumulation: train.accumulation,
             policy: self.policies.iter().position(|policy| *policy == memory.checkpointing).unwrap_or(0),
-            homes: [memory.offload_optimizer, memory.offload_parameters, memory.offload_activations],
+            tiers: [memory.offload_optimizer, memory.offload_parameters, memory.offload_activations],
         };
         // zero3 and fsdp are one; ways have no second copy of weights, as zero++ has.
         let own = Way { strategy: if own.strategy == Strategy::Zero3 { Strategy::Fsdp } else { own.strategy }, ..own };
@@ -294,7 +294,7 @@ impl Space {
                 micro: 1,
                 accumulation: 1,
                 policy: 0,
-                homes: [Home::Device; 3],
+                tiers: [MemoryTier::Device; 3],
             };
             self.batches(way, self.global_batch / data);
         }
@@ -330,16 +330,16 @@ impl Space {
             if way.strategy == Strategy::Ddp || is_shared {
                 self.ways.push(Way { policy, ..way });
             }
-            for home in self.homes.clone() {
-                let homes = self.offloads(&way, home, policy);
-                self.ways.extend(homes.into_iter().map(|homes| Way { policy, homes, ..way }));
+            for home in self.tiers.clone() {
+                let tiers = self.offloads(&way, home, policy);
+                self.ways.extend(tiers.into_iter().map(|tiers| Way { policy, tiers, ..way }));
             }
         }
     }
 
-    /// Homes of optimizer state, weights and kept activations that are tried, of which one is `home`.
-    fn offloads(&self, way: &Way, home: Home, policy: usize) -> Vec<[Home; 3]> {
-        const HERE: Home = Home::Device;
+    /// MemoryTiers of optimizer state, weights and kept activations that are tried, of which one is `home`.
+    fn offloads(&self, way: &Way, home: MemoryTier, policy: usize) -> Vec<[MemoryTier; 3]> {
+        const HERE: MemoryTier = MemoryTier::Device;
         let mut list = Vec::new();
         let gathers = way.strategy == Strategy::Fsdp;
         // Whole gradients would go to the host after every micro-batch.
@@ -350,7 +350,7 @@ impl Space {
             list.push([home, home, HERE]);
         }
         // What forward keeps travels twice a step: little of it where each block keeps its input alone.
-        if home == Home::Host && self.policies[policy] == Checkpointing::Full {
+        if home == MemoryTier::Host && self.policies[policy] == Checkpointing::Full {
             list.push([HERE, HERE, home]);
             if gathers {
                 list.push([home, home, home]);
@@ -365,7 +365,7 @@ impl Space {
         (cell.parallel.strategy, cell.parallel.degrees, cell.parallel.shard) = (way.strategy, way.degrees, way.shard);
         (cell.train.micro_batch, cell.train.accumulation) = (way.micro, way.accumulation);
         cell.memory.checkpointing = self.policies[way.policy].clone();
-        [cell.memory.offload_optimizer, cell.memory.offload_parameters, cell.memory.offload_activations] = way.homes;
+        [cell.memory.offload_optimizer, cell.memory.offload_parameters, cell.memory.offload_activations] = way.tiers;
         let mut priced = cell.priced.take().map(|priced| *priced).unwrap_or_default();
         priced.placement = way.placement;
         if priced.parked > 1 {
@@ -378,10 +378,10 @@ impl Space {
 
     /// A way as `--set` takes it.
     pub fn settings(&self, way: &Way) -> OrderedMap<String> {
-        let place = |home: Home| match home {
-            Home::Device => "none",
-            Home::Host => "host",
-            Home::Disk => "disk",
+        let place = |home: MemoryTier| match home {
+            MemoryTier::Device => "none",
+            MemoryTier::Host => "host",
+            MemoryTier::Disk => "disk",
         };
         let degrees = &way.degrees;
         let mut settings = OrderedMap::new();
@@ -413,7 +413,7 @@ impl Space {
         settings.insert("parallel.placement", way.placement.name().to_string());
         settings.insert("memory.checkpointing", written(&self.policies[way.policy]));
         let keys = ["memory.offload_optimizer", "memory.offload_parameters", "memory.offload_activations"];
-        for (key, home) in keys.into_iter().zip(way.homes) {
+        for (key, home) in keys.into_iter().zip(way.tiers) {
             settings.insert(key, place(home).to_string());
         }
         settings

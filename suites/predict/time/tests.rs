@@ -5,7 +5,7 @@ use zbench_collectives::GroupName;
 use zbench_config::files::Files;
 use zbench_config::grid::{self, GridCell};
 use zbench_config::{Context, Document};
-use zbench_engine::config::{Home, Strategy};
+use zbench_engine::config::{MemoryTier, Strategy};
 use zbench_engine::memory::moves::{MoveEvent, Moves};
 use zbench_engine::plan::Plan;
 use zbench_engine::planner::Planner;
@@ -194,7 +194,7 @@ fn corrections_are_applied_and_said() {
 }
 
 /// The first cell of the quickstart under zero3, with state elsewhere.
-fn offloaded(optimizer: Home, activations: Home, prefetch: usize) -> Cell {
+fn offloaded(optimizer: MemoryTier, activations: MemoryTier, prefetch: usize) -> Cell {
     let mut cell = cells().into_iter().find(|cell| cell.parallel.strategy == Strategy::Zero3).unwrap();
     (cell.memory.offload_optimizer, cell.memory.offload_activations) = (optimizer, activations);
     (cell.memory.offload_parameters, cell.memory.offload_prefetch) = (optimizer, prefetch);
@@ -204,7 +204,8 @@ fn offloaded(optimizer: Home, activations: Home, prefetch: usize) -> Cell {
 /// What a step moves, in order, and that it is what the estimate counts; every transfer is waited for once, after it began.
 #[test]
 fn recorded_moves_are_those_of_the_estimate_and_all_are_waited_for() {
-    let placements = [Home::Host, Home::Disk].map(|of| Home::ALL.map(|activations| (of, activations)));
+    let placements =
+        [MemoryTier::Host, MemoryTier::Disk].map(|of| MemoryTier::ALL.map(|activations| (of, activations)));
     for (optimizer, activations) in placements.into_iter().flatten() {
         for prefetch in [0, 1, 3] {
             let cell = offloaded(optimizer, activations, prefetch);
@@ -227,7 +228,7 @@ fn recorded_moves_are_those_of_the_estimate_and_all_are_waited_for() {
             }
             waited.sort_unstable();
             assert_eq!(begun, waited);
-            assert_eq!(begun.is_empty(), [optimizer, activations].iter().all(|home| *home != Home::Disk));
+            assert_eq!(begun.is_empty(), [optimizer, activations].iter().all(|home| *home != MemoryTier::Disk));
             let planned = &plan.role_of(0).estimate.moves;
             assert_eq!((&counted.counted(), planned.is_empty()), (planned, false));
         }
@@ -237,7 +238,7 @@ fn recorded_moves_are_those_of_the_estimate_and_all_are_waited_for() {
 /// Copies take what their curve says and are booked as offload; nothing of a disk is in such a step.
 #[test]
 fn moves_to_the_host_are_timed_by_the_curve_of_copies() {
-    let cell = offloaded(Home::Host, Home::Host, 1);
+    let cell = offloaded(MemoryTier::Host, MemoryTier::Host, 1);
     let mut profile = profile(std::slice::from_ref(&cell), "");
     let reason = profile.time(&Planner::default(), &cell).unwrap_err();
     assert!(reason.contains("\"copy\"") && reason.contains("zbench calibrate"), "{reason}");
@@ -259,7 +260,7 @@ fn moves_to_the_host_are_timed_by_the_curve_of_copies() {
 fn transfers_of_a_disk_are_timed_by_the_profiles_rates() {
     use zbench_config::profile::drives::DriveRate;
     let folder = tempfile::tempdir().unwrap();
-    let mut cell = offloaded(Home::Disk, Home::Disk, 0);
+    let mut cell = offloaded(MemoryTier::Disk, MemoryTier::Disk, 0);
     cell.memory.offload_path = Some(folder.path().into());
     let mut profile = profile(std::slice::from_ref(&cell), "").without_measuring();
     profile.operations[0].curves.add(COPY, Point { sizes: vec![1.0], seconds: 1e-12 });
@@ -282,7 +283,7 @@ fn transfers_of_a_disk_are_timed_by_the_profiles_rates() {
     assert!(slow.source.contains("records of zbench io") && slow.source.contains("4 ranks"), "{}", slow.source);
     // Of a slow drive nearly all is exposed: bytes at a quarter of its rate each way.
     let plan = Plan::new(&cell, &Cpu::new(1)).unwrap();
-    let of_disk = |of: &&zbench_engine::observe::outcome::Transfer| [of.from, of.to].contains(&Home::Disk);
+    let of_disk = |of: &&zbench_engine::observe::outcome::Transfer| [of.from, of.to].contains(&MemoryTier::Disk);
     let bytes: f64 = plan.role_of(0).estimate.moves.iter().filter(of_disk).map(|of| of.bytes).sum();
     let offload = slow.spans.get("offload").unwrap() / (bytes * 4.0 / 1e6 * 1e3);
     assert!((0.9..1.1).contains(&offload), "{offload}");

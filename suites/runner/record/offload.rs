@@ -1,9 +1,9 @@
-//! What lived elsewhere than on the device: bytes by home, moves between homes, the disk.
+//! What lived elsewhere than on the device: bytes by home, moves between tiers, the disk.
 
 use crate::protocol::{End, RankEnd};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use zbench_engine::config::{Cell, Home};
+use zbench_engine::config::{Cell, MemoryTier};
 use zbench_engine::observe::outcome::{DiskReport, Estimate, Transfer};
 use zbench_predict::drive::Drive;
 use zbench_reports::record::Record;
@@ -11,8 +11,8 @@ use zbench_reports::record::Record;
 /// `offload` of a record: of the largest rank, beside what the plan says. Nothing where all lived on the device.
 pub(super) fn add(record: &mut Record, end: &End, estimate: &Estimate) {
     let mut offload = Map::new();
-    for home in [Home::Host, Home::Disk] {
-        let of = |rank: &RankEnd| rank.homes.iter().find(|of| of.home == home).cloned();
+    for home in [MemoryTier::Host, MemoryTier::Disk] {
+        let of = |rank: &RankEnd| rank.tiers.iter().find(|of| of.home == home).cloned();
         let Some(largest) = end.ranks.iter().filter_map(of).max_by_key(|of| of.total_peak) else { continue };
         let planned = &estimate.ledgers[home];
         let by_category = largest.peak.iter().filter(|(_, bytes)| **bytes > 0).map(|(category, bytes)| {
@@ -108,11 +108,11 @@ fn moves(ranks: &[RankEnd], planned: &[Transfer]) -> Vec<Value> {
     all.iter().map(row).collect()
 }
 
-fn name(home: Home) -> &'static str {
+fn name(home: MemoryTier) -> &'static str {
     match home {
-        Home::Device => "device",
-        Home::Host => "host",
-        Home::Disk => "disk",
+        MemoryTier::Device => "device",
+        MemoryTier::Host => "host",
+        MemoryTier::Disk => "disk",
     }
 }
 
@@ -136,7 +136,7 @@ mod tests {
         let rates = DriveRates { folder: "/x".into(), measured: "today".into(), rates: vec![rate] };
         let drive = Ok(Arc::new(Drive::shared(&rates, 2).unwrap()));
         let moved = |from, to, bytes| Transfer { what: Category::Optimizer, from, to, moves: 1.0, bytes };
-        let moves = [moved(Home::Disk, Home::Host, 2e6), moved(Home::Host, Home::Disk, 1e6)];
+        let moves = [moved(MemoryTier::Disk, MemoryTier::Host, 2e6), moved(MemoryTier::Host, MemoryTier::Disk, 1e6)];
         let of = |end: &End, drive: &Result<Arc<Drive>, String>, moves: &[Transfer]| {
             let mut record = Record::new("id", "key", "x", Outcome::measured());
             add(&mut record, end, &Estimate::default());

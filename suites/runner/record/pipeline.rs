@@ -1,8 +1,8 @@
 //! What the stages of a pipeline took, and whether their speed was emulated, in a record.
 
 use crate::protocol::{End, RankEnd};
-use zbench_engine::config::{Cell, Home, Pace};
-use zbench_engine::memory::homes::ByHome;
+use zbench_engine::config::{Cell, MemoryTier, Pace};
+use zbench_engine::memory::tiers::ByTier;
 use zbench_engine::observe::outcome;
 use zbench_engine::observe::outcome::{Estimate, PipelineTime};
 use zbench_kernels::{Category, Ledger};
@@ -14,10 +14,10 @@ const MOST_PASSES: usize = 2048;
 
 /// What the plan says of each stage, where there are several.
 pub(super) fn planned(record: &mut Record, estimate: &Estimate) {
-    let stage = |(stage, ledgers): (usize, &ByHome<Ledger>)| Stage {
+    let stage = |(stage, ledgers): (usize, &ByTier<Ledger>)| Stage {
         stage: stage as u64,
         activations: Bytes {
-            predicted_bytes: Some(ledgers[Home::Device].peak(Category::Activations)),
+            predicted_bytes: Some(ledgers[MemoryTier::Device].peak(Category::Activations)),
             ..Bytes::default()
         },
         ..Stage::default()

@@ -8,7 +8,7 @@ use super::json::write_json;
 use super::slice::Slice;
 use crate::checkpoint::weights::header_bytes;
 use crate::compute::error::StepError;
-use crate::config::Home;
+use crate::config::MemoryTier;
 use crate::mesh::{Coords, within};
 use crate::model::{FlatKind, Layout, Tensor};
 use crate::state::{Moments, Optimizer, Params, Resources, State};
@@ -184,10 +184,10 @@ impl Shard {
     ) -> Result<Shard> {
         let (contents, kernels) = (Contents::new(state, layout, roles), res.kernels);
         // A thread cannot read a device's memory, and what lives on a disk passes through memory: all of it is copied now.
-        let is_reachable = match state.homes.optimizer {
-            Home::Device => kernels.is_host(),
-            Home::Host => true,
-            Home::Disk => false,
+        let is_reachable = match state.tiers.optimizer {
+            MemoryTier::Device => kernels.is_host(),
+            MemoryTier::Host => true,
+            MemoryTier::Disk => false,
         };
         let mut loan = optimizer.lend();
         let mut units = Vec::new();

@@ -1,15 +1,15 @@
 //! When state is moved: the moves of a list of actions.
 
 use crate::action::{Action, Kept, Moved};
-use crate::config::Home;
+use crate::config::MemoryTier;
 use crate::model::Layer;
-use crate::plan::placement::StateHomes;
+use crate::plan::placement::StateTiers;
 use std::collections::{HashSet, VecDeque};
 
 /// What the moves of a stage depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Offload<'a> {
-    pub homes: &'a StateHomes,
+    pub tiers: &'a StateTiers,
     pub layers: &'a [Layer],
     /// Whether updates are delayed, so that what they read is known when the step begins.
     pub delayed: bool,
@@ -26,7 +26,7 @@ impl Offload<'_> {
     /// by unit. A list of a stage where all lives on the device stays as it is.
     pub fn apply(&self, actions: Vec<Action>) -> Vec<Action> {
         let actions = self.with_saved(self.with_fetches(actions));
-        if self.homes.updates_in_place() {
+        if self.tiers.updates_in_place() {
             return actions;
         }
         if self.delayed {
@@ -93,8 +93,8 @@ impl Offload<'_> {
 
     /// Whether some of what an update reads or writes is elsewhere than where it is computed.
     fn moves_state(&self) -> bool {
-        let homes = [self.homes.parameters, self.homes.gradients, self.homes.optimizer];
-        homes.into_iter().any(|home| home != self.homes.update())
+        let tiers = [self.tiers.parameters, self.tiers.gradients, self.tiers.optimizer];
+        tiers.into_iter().any(|home| home != self.tiers.update())
     }
 
     /// Units whose state is on its way before its update.
@@ -126,7 +126,7 @@ impl Offload<'_> {
     /// What forward keeps of a layer goes behind it, while so many layers more are computed, and comes back so many layers
     /// before backward reads it.
     fn with_saved(&self, actions: Vec<Action>) -> Vec<Action> {
-        if self.homes.activations == Home::Device {
+        if self.tiers.activations == MemoryTier::Device {
             return actions;
         }
         let keeps = |layer: usize| self.keeps.get(layer) == Some(&true);
@@ -173,7 +173,7 @@ impl Offload<'_> {
     }
 
     fn with_fetches(&self, actions: Vec<Action>) -> Vec<Action> {
-        if self.homes.parameters == Home::Device {
+        if self.tiers.parameters == MemoryTier::Device {
             return actions;
         }
         let gathered = |action: &Action| match action {
@@ -217,11 +217,11 @@ mod tests {
 
     #[test]
     fn state_comes_before_its_update_and_goes_after_it() {
-        let homes = StateHomes {
-            parameters: Home::Host,
-            gradients: Home::Host,
-            optimizer: Home::Disk,
-            activations: Home::Device,
+        let tiers = StateTiers {
+            parameters: MemoryTier::Host,
+            gradients: MemoryTier::Host,
+            optimizer: MemoryTier::Disk,
+            activations: MemoryTier::Device,
         };
         let gather = |unit| Action::Gather { unit, refresh: false, slot: true };
         let (weights, state) =
@@ -230,7 +230,7 @@ mod tests {
             (|unit| Action::UpdateUnit { unit }, |unit| Action::Store { unit }, |unit| Action::Settle { unit });
         let list = |prefetch| {
             let offload = Offload {
-                homes: &homes,
+                tiers: &tiers,
                 layers: &[],
                 delayed: false,
                 prefetch,
@@ -279,24 +279,24 @@ mod tests {
                 settle(2),
             ]
         );
-        let here = StateHomes {
-            parameters: Home::Device,
-            gradients: Home::Device,
-            optimizer: Home::Device,
-            activations: Home::Device,
+        let here = StateTiers {
+            parameters: MemoryTier::Device,
+            gradients: MemoryTier::Device,
+            optimizer: MemoryTier::Device,
+            activations: MemoryTier::Device,
         };
         let offload =
-            Offload { homes: &here, layers: &[], delayed: false, prefetch: 2, trainable: &[true], keeps: &[] };
+            Offload { tiers: &here, layers: &[], delayed: false, prefetch: 2, trainable: &[true], keeps: &[] };
         assert_eq!(offload.apply(vec![gather(0), Action::Update]), [gather(0), Action::Update]);
     }
 
     #[test]
     fn saved_tensors_go_behind_forward_and_come_before_they_are_read() {
-        let homes = StateHomes {
-            parameters: Home::Device,
-            gradients: Home::Device,
-            optimizer: Home::Device,
-            activations: Home::Disk,
+        let tiers = StateTiers {
+            parameters: MemoryTier::Device,
+            gradients: MemoryTier::Device,
+            optimizer: MemoryTier::Device,
+            activations: MemoryTier::Disk,
         };
         let forward = |micro, layer| Action::Forward { micro, layer };
         let backward = |micro, layer| Action::Backward { micro, layer };
@@ -304,7 +304,7 @@ mod tests {
         let settle = |micro, layer| Action::SettleSaved { micro, layer };
         let fetch = |micro, layer| Action::FetchSaved { micro, layer };
         let offload = Offload {
-            homes: &homes,
+            tiers: &tiers,
             layers: &[],
             delayed: false,
             prefetch: 1,

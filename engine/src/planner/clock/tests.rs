@@ -2,7 +2,7 @@ use super::*;
 use crate::action::Moved;
 use crate::action::stream::Stream;
 use crate::compute::recorder::{Overlap, Phase, Recorded};
-use crate::config::Home;
+use crate::config::MemoryTier;
 use crate::memory::moves::MoveEvent;
 use crate::planner::curves::Point;
 use zbench_collectives::GroupName;
@@ -53,8 +53,8 @@ impl Machine for Links {
     fn disk_move(&self, of: &Move) -> Result<DiskTime, String> {
         let each = match (of.from, of.to, of.bytes) {
             (_, _, 7) => return Err("the disk was not measured".into()),
-            (Home::Disk, Home::Host, _) => 2e-6,
-            (Home::Host, Home::Disk, _) => 1e-6,
+            (MemoryTier::Disk, MemoryTier::Host, _) => 2e-6,
+            (MemoryTier::Host, MemoryTier::Disk, _) => 1e-6,
             other => panic!("{other:?} is no transfer of a disk"),
         };
         let busy = of.bytes as f64 * each;
@@ -286,12 +286,15 @@ fn fetch(unit: usize) -> Action {
 
 /// A read of a unit's state, whose transfer has the unit's number.
 fn read(unit: usize, bytes: u64) -> MoveEvent {
-    let of = Move { what: Category::Optimizer, from: Home::Disk, to: Home::Host, bytes };
+    let of = Move { what: Category::Optimizer, from: MemoryTier::Disk, to: MemoryTier::Host, bytes };
     MoveEvent::Start { transfer: unit as u64, of }
 }
 
 fn write(transfer: u64, bytes: u64) -> MoveEvent {
-    MoveEvent::Start { transfer, of: Move { what: Category::Optimizer, from: Home::Host, to: Home::Disk, bytes } }
+    MoveEvent::Start {
+        transfer,
+        of: Move { what: Category::Optimizer, from: MemoryTier::Host, to: MemoryTier::Disk, bytes },
+    }
 }
 
 /// An update of a unit that waits for its state and computes for 10 us, or so many times longer, and 1 us beside.
@@ -314,7 +317,9 @@ fn offload_and_step(actions: &[RecordedAction]) -> (f64, f64) {
 
 #[test]
 fn copies_between_device_and_host_are_the_ranks_own_work() {
-    let copy = |bytes| MoveEvent::Copy(Move { what: Category::Gradients, from: Home::Device, to: Home::Host, bytes });
+    let copy = |bytes| {
+        MoveEvent::Copy(Move { what: Category::Gradients, from: MemoryTier::Device, to: MemoryTier::Host, bytes })
+    };
     // By hand: 4 and 8 us of copies, 1 us beside each; the sum that went down is booked as offload, the rest of the action is not.
     let reduce = RecordedAction {
         moves: vec![copy(100), copy(200)],
@@ -383,7 +388,7 @@ fn moves_that_were_not_measured_are_said() {
     let unknown = [moves(fetch(0), &[read(0, 7)])];
     let reason = clock(&curves, 1.0).time([&unknown]).unwrap_err();
     assert_eq!(reason, NoTime::Disk("the disk was not measured".into()));
-    let down = Move { what: Category::Gradients, from: Home::Device, to: Home::Host, bytes: 8 };
+    let down = Move { what: Category::Gradients, from: MemoryTier::Device, to: MemoryTier::Host, bytes: 8 };
     let copies = [moves(Action::Settle { unit: 0 }, &[MoveEvent::Copy(down)])];
     assert!(clock(&curves, 1.0).time([&copies]).is_ok());
     curves = Curves::default();

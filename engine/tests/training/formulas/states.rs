@@ -110,9 +110,9 @@ fn on_the_way(cell: &Cell) -> u64 {
     let scratch = |held: &mut dyn FnMut(usize) -> [u64; 2]| {
         let mut moments = Vec::new();
         for (at, unit) in psi.iter().enumerate().rev() {
-            let travelling = psi.get(at + 1).map_or(0, |before| of(p.reduce, *before));
+            let offloaded = psi.get(at + 1).map_or(0, |before| of(p.reduce, *before));
             let [made, reduced] = held(at);
-            moments.push(made + of(p.gradients, *unit) + travelling);
+            moments.push(made + of(p.gradients, *unit) + offloaded);
             moments.push(reduced + of(p.gradients, *unit) + copy(*unit));
         }
         moments

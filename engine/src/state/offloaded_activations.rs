@@ -1,10 +1,10 @@
 //! Activations that live elsewhere: what forward has kept of a layer goes after forward and comes back before backward.
 
 use super::Resources;
-use super::homed::{Copying, Pages};
+use super::offloaded::{Copying, Pages};
 use crate::action::Kept;
 use crate::compute::error::{Result, StepError};
-use crate::config::Home;
+use crate::config::MemoryTier;
 use crate::model::layers::Saved;
 use crate::model::layers::eviction::places_of;
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use zbench_kernels::{Buffer, Category};
 
 /// Which of a layer's saved tensors are elsewhere, and what of them is on its way, in the order of their buffers.
 #[derive(Default)]
-pub struct Travelling {
+pub struct OffloadedActivations {
     /// Places of the block, as a set of bits.
     away: u16,
     going: VecDeque<OnTheWay>,
@@ -26,17 +26,17 @@ enum OnTheWay {
     Pages(Pages),
 }
 
-impl Travelling {
+impl OffloadedActivations {
     /// Begins to take a layer's saved tensors to their home. In their place stands where they are.
     ///
     /// # Errors
     /// There is no memory for them, or the disk has failed.
-    pub fn store(&mut self, res: Resources<'_>, home: Home, saved: &mut Saved, what: Kept) -> Result<()> {
+    pub fn store(&mut self, res: Resources<'_>, home: MemoryTier, saved: &mut Saved, what: Kept) -> Result<()> {
         let places = places_of(what) & saved.places() & !self.away;
         self.away |= places;
         saved.each_buffer(places, &mut |buffer| {
             let (dtype, len) = (buffer.dtype(), buffer.len());
-            if home == Home::Host {
+            if home == MemoryTier::Host {
                 let mut copy = res.alloc_at(home, Category::Activations, dtype, len)?;
                 let copying = res.download(Category::Activations, buffer.view(), &mut copy, 0..len)?;
                 self.going.push_back(OnTheWay::Copied(std::mem::replace(buffer, copy), copying));
@@ -44,7 +44,7 @@ impl Travelling {
             }
             let mut pages = res.host_pages(dtype, len)?;
             res.download(Category::Activations, buffer.view(), &mut pages, 0..len)?.wait()?;
-            res.count_move(Category::Activations, Home::Host, Home::Disk, buffer);
+            res.count_move(Category::Activations, MemoryTier::Host, MemoryTier::Disk, buffer);
             let place = res.alloc_at(home, Category::Activations, dtype, len)?;
             self.going.push_back(OnTheWay::Pages(Pages::write(res, &place, pages)?));
             *buffer = place;
@@ -64,16 +64,16 @@ impl Travelling {
     ///
     /// # Errors
     /// There is no memory for them, or the disk has failed.
-    pub fn fetch(&mut self, res: Resources<'_>, home: Home, saved: &mut Saved) -> Result<()> {
+    pub fn fetch(&mut self, res: Resources<'_>, home: MemoryTier, saved: &mut Saved) -> Result<()> {
         self.settle(res)?;
         saved.each_buffer(self.away, &mut |buffer| {
-            if home == Home::Host {
+            if home == MemoryTier::Host {
                 let copying = back(res, buffer)?;
                 self.coming.push_back(copying);
                 return Ok(());
             }
             let pages = res.host_pages(buffer.dtype(), buffer.len())?;
-            res.count_move(Category::Activations, Home::Disk, Home::Host, buffer);
+            res.count_move(Category::Activations, MemoryTier::Disk, MemoryTier::Host, buffer);
             self.coming.push_back(OnTheWay::Pages(Pages::read(res, buffer, pages)?));
             Ok(())
         })

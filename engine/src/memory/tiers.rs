@@ -1,7 +1,7 @@
 //! The memory of a rank by home. The device's arena is always there; the host and the disk have one only where something
 //! lives there. Each arena has a ledger of its own.
 
-use crate::config::Home;
+use crate::config::MemoryTier;
 use crate::memory::host_link::HostLink;
 use crate::memory::moves::Moves;
 use std::ops::Index;
@@ -12,25 +12,25 @@ use zbench_kernels::{Arena, ArenaError, Category, CopyStreams, KernelError, Kern
 
 /// One value for each home.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ByHome<T>([T; Home::ALL.len()]);
+pub struct ByTier<T>([T; MemoryTier::ALL.len()]);
 
-impl<T> ByHome<T> {
-    pub fn of(value: impl FnMut(Home) -> T) -> ByHome<T> {
-        ByHome(Home::ALL.map(value))
+impl<T> ByTier<T> {
+    pub fn of(value: impl FnMut(MemoryTier) -> T) -> ByTier<T> {
+        ByTier(MemoryTier::ALL.map(value))
     }
 }
 
-impl<T> Index<Home> for ByHome<T> {
+impl<T> Index<MemoryTier> for ByTier<T> {
     type Output = T;
 
-    fn index(&self, home: Home) -> &T {
+    fn index(&self, home: MemoryTier) -> &T {
         &self.0[home as usize]
     }
 }
 
 /// Why a rank has not the memory that it needs.
 #[derive(Debug, thiserror::Error)]
-pub enum HomesError {
+pub enum MemoryTiersError {
     #[error(transparent)]
     Arena(#[from] ArenaError),
     #[error(transparent)]
@@ -41,7 +41,7 @@ pub enum HomesError {
 
 /// The arenas of a rank, and what was moved between them. Clones share them.
 #[derive(Clone)]
-pub struct Homes {
+pub struct MemoryTiers {
     device: Arena,
     host: Option<Arena>,
     disk: Option<Arena>,
@@ -57,11 +57,11 @@ pub struct Homes {
 }
 
 /// Whether a rank has an arena of this home beside the device's. What lives on a disk passes through the host's memory.
-fn is_used(home: Home, used: &[Home]) -> bool {
-    used.contains(&home) || home == Home::Host && used.contains(&Home::Disk)
+fn is_used(home: MemoryTier, used: &[MemoryTier]) -> bool {
+    used.contains(&home) || home == MemoryTier::Host && used.contains(&MemoryTier::Disk)
 }
 
-impl Homes {
+impl MemoryTiers {
     /// The device's arena, and one for each other home that is used, with room for what is `planned`. What lives on a disk is a file
     /// in `folder`.
     ///
@@ -70,23 +70,32 @@ impl Homes {
     pub fn new(
         kernels: &dyn Kernels,
         device: Arena,
-        used: &[Home],
+        used: &[MemoryTier],
         folder: &Path,
-        planned: &ByHome<Ledger>,
-    ) -> Result<Homes, HomesError> {
-        let host_bytes = pinned_room(&planned[Home::Host]);
-        let host = is_used(Home::Host, used).then(|| kernels.host_arena(host_bytes)).transpose()?;
+        planned: &ByTier<Ledger>,
+    ) -> Result<MemoryTiers, MemoryTiersError> {
+        let host_bytes = pinned_room(&planned[MemoryTier::Host]);
+        let host = is_used(MemoryTier::Host, used).then(|| kernels.host_arena(host_bytes)).transpose()?;
         let streams = if host.is_some() { kernels.copy_streams()?.map(Arc::new) } else { None };
-        let disk = is_used(Home::Disk, used).then(|| Arena::file(None));
+        let disk = is_used(MemoryTier::Disk, used).then(|| Arena::file(None));
         let file = disk.as_ref().map(|_| File::create(folder, &Options::default())).transpose()?;
-        file.as_ref().map_or(Ok(()), |file| file.reserve(planned[Home::Disk].total_peak()))?;
+        file.as_ref().map_or(Ok(()), |file| file.reserve(planned[MemoryTier::Disk].total_peak()))?;
         let file = file.map(Arc::new);
-        Ok(Homes { device, host, disk, file, streams, link: None, moves: Moves::default(), aside: Arc::default() })
+        Ok(MemoryTiers {
+            device,
+            host,
+            disk,
+            file,
+            streams,
+            link: None,
+            moves: Moves::default(),
+            aside: Arc::default(),
+        })
     }
 
     /// The same with an emulated link between the device and the host's memory, which are one.
-    pub fn with_link(self, link: Option<HostLink>) -> Homes {
-        Homes { link: link.map(Arc::new), ..self }
+    pub fn with_link(self, link: Option<HostLink>) -> MemoryTiers {
+        MemoryTiers { link: link.map(Arc::new), ..self }
     }
 
     /// The emulated link between the device and the host's memory.
@@ -94,15 +103,15 @@ impl Homes {
         self.link.as_deref()
     }
 
-    /// Arenas without memory for the device and for each of these homes.
+    /// Arenas without memory for the device and for each of these tiers.
     ///
     /// # Errors
     /// As of [`Arena::dry`].
-    pub fn dry(used: &[Home]) -> Result<Homes, ArenaError> {
+    pub fn dry(used: &[MemoryTier]) -> Result<MemoryTiers, ArenaError> {
         let arena = |home| is_used(home, used).then(Arena::dry).transpose();
-        let (host, disk) = (arena(Home::Host)?, arena(Home::Disk)?);
+        let (host, disk) = (arena(MemoryTier::Host)?, arena(MemoryTier::Disk)?);
         let (moves, aside) = (Moves::default(), Arc::default());
-        Ok(Homes { device: Arena::dry()?, host, disk, file: None, streams: None, link: None, moves, aside })
+        Ok(MemoryTiers { device: Arena::dry()?, host, disk, file: None, streams: None, link: None, moves, aside })
     }
 
     /// What carries copies between the device and the host's memory; none where they are one memory.
@@ -138,7 +147,7 @@ impl Homes {
         self.aside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was moved between homes.
+    /// What was moved between tiers.
     pub fn moves(&self) -> &Moves {
         &self.moves
     }
@@ -148,29 +157,29 @@ impl Homes {
     }
 
     /// The arena of a home; `None` where nothing lives there.
-    pub fn arena(&self, home: Home) -> Option<&Arena> {
+    pub fn arena(&self, home: MemoryTier) -> Option<&Arena> {
         match home {
-            Home::Device => Some(&self.device),
-            Home::Host => self.host.as_ref(),
-            Home::Disk => self.disk.as_ref(),
+            MemoryTier::Device => Some(&self.device),
+            MemoryTier::Host => self.host.as_ref(),
+            MemoryTier::Disk => self.disk.as_ref(),
         }
     }
 
     /// What is and was in use. The ledger of a home without an arena is empty.
-    pub fn ledgers(&self) -> ByHome<Ledger> {
-        ByHome::of(|home| self.arena(home).map(Arena::ledger).unwrap_or_default())
+    pub fn ledgers(&self) -> ByTier<Ledger> {
+        ByTier::of(|home| self.arena(home).map(Arena::ledger).unwrap_or_default())
     }
 
     /// What `work` does to the ledger of each home, whatever was in use before.
-    pub fn record_change<R>(&self, work: impl FnOnce() -> R) -> (R, ByHome<Swing>) {
+    pub fn record_change<R>(&self, work: impl FnOnce() -> R) -> (R, ByTier<Swing>) {
         let (((result, disk), host), device) =
             self.device.record_change(|| recorded(self.host.as_ref(), || recorded(self.disk.as_ref(), work)));
-        (result, ByHome([device, host, disk]))
+        (result, ByTier([device, host, disk]))
     }
 
     /// Counts a change so many times again that was recorded, without allocating anything.
-    pub fn replay_change(&self, change: &ByHome<Swing>, times: usize) {
-        for home in Home::ALL {
+    pub fn replay_change(&self, change: &ByTier<Swing>, times: usize) {
+        for home in MemoryTier::ALL {
             if let Some(arena) = self.arena(home) {
                 arena.replay_change(&change[home].repeated(times));
             }

@@ -2,7 +2,7 @@
 
 use super::Resources;
 use crate::compute::error::{Result, StepError};
-use crate::config::Home;
+use crate::config::MemoryTier;
 use crate::memory::host_link::Way;
 use crate::memory::moves::{DryTransfer, Move};
 use std::ops::Range;
@@ -12,8 +12,8 @@ use zbench_kernels::disk::Transfer;
 use zbench_kernels::{Buffer, Category, DType, View, ViewMut};
 
 /// A tensor of a home. Where it is used elsewhere, a part of it is copied there.
-pub struct Homed {
-    home: Home,
+pub struct OffloadedTensor {
+    home: MemoryTier,
     category: Category,
     dtype: DType,
     /// Away while a collective reads it.
@@ -65,8 +65,8 @@ impl Copying {
     }
 
     /// The one or the other, by who uses what was copied.
-    fn before(self, res: Resources<'_>, at: Home) -> Result<()> {
-        if at == Home::Device { self.before_device(res) } else { self.wait() }
+    fn before(self, res: Resources<'_>, at: MemoryTier) -> Result<()> {
+        if at == MemoryTier::Device { self.before_device(res) } else { self.wait() }
     }
 }
 
@@ -83,9 +83,9 @@ impl Pages {
     /// # Errors
     /// The disk has failed.
     pub fn read(res: Resources<'_>, place: &Buffer, pages: Buffer) -> Result<Pages> {
-        Ok(match res.homes.file() {
+        Ok(match res.tiers.file() {
             Some(file) => Pages::Transfer(file.start_read(place.offset(), pages)?),
-            None => Pages::Dry(pages, res.homes.moves().last_transfer()),
+            None => Pages::Dry(pages, res.tiers.moves().last_transfer()),
         })
     }
 
@@ -94,9 +94,9 @@ impl Pages {
     /// # Errors
     /// The disk has failed.
     pub fn write(res: Resources<'_>, place: &Buffer, pages: Buffer) -> Result<Pages> {
-        Ok(match res.homes.file() {
+        Ok(match res.tiers.file() {
             Some(file) => Pages::Transfer(file.start_write(place.offset(), pages)?),
-            None => Pages::Dry(pages, res.homes.moves().last_transfer()),
+            None => Pages::Dry(pages, res.tiers.moves().last_transfer()),
         })
     }
 
@@ -121,7 +121,7 @@ impl Flight {
     ///
     /// # Errors
     /// The disk has failed, or there is no memory on the device.
-    pub fn land(self, res: Resources<'_>, at: Home, what: Category) -> Result<Buffer> {
+    pub fn land(self, res: Resources<'_>, at: MemoryTier, what: Category) -> Result<Buffer> {
         let mut pages = match self {
             Flight::Here(buffer) => return Ok(buffer),
             Flight::Copying(buffer, copying) => {
@@ -131,7 +131,7 @@ impl Flight {
             Flight::Coming(pages) => pages.wait()?,
             Flight::Going(pages) => return pages.wait(),
         };
-        if at == Home::Host {
+        if at == MemoryTier::Host {
             return Ok(pages);
         }
         let len = pages.len();
@@ -150,25 +150,31 @@ impl Flight {
     }
 }
 
-impl Homed {
+impl OffloadedTensor {
     /// A tensor with unspecified contents.
     ///
     /// # Errors
     /// Its home is full.
-    pub fn new(res: Resources<'_>, home: Home, category: Category, dtype: DType, len: usize) -> Result<Homed> {
+    pub fn new(
+        res: Resources<'_>,
+        home: MemoryTier,
+        category: Category,
+        dtype: DType,
+        len: usize,
+    ) -> Result<OffloadedTensor> {
         let stored = Some(res.alloc_at(home, category, dtype, len)?);
-        Ok(Homed { home, category, dtype, stored, used: None })
+        Ok(OffloadedTensor { home, category, dtype, stored, used: None })
     }
 
     fn stored(&self) -> Result<&Buffer> {
         self.stored.as_ref().ok_or_else(away)
     }
 
-    /// All of it, where it lies in memory: what lives on a disk is there while it is [`open`](Homed::open).
+    /// All of it, where it lies in memory: what lives on a disk is there while it is [`open`](OffloadedTensor::open).
     pub fn buffer(&self) -> Option<&Buffer> {
         match (self.home, &self.used) {
-            (Home::Disk, Some(Used { state: Flight::Here(buffer), .. })) => Some(buffer),
-            (Home::Disk, _) => None,
+            (MemoryTier::Disk, Some(Used { state: Flight::Here(buffer), .. })) => Some(buffer),
+            (MemoryTier::Disk, _) => None,
             _ => self.stored.as_ref(),
         }
     }
@@ -176,8 +182,8 @@ impl Homed {
     /// The same for writing.
     pub fn buffer_mut(&mut self) -> Option<&mut Buffer> {
         match (self.home, &mut self.used) {
-            (Home::Disk, Some(Used { state: Flight::Here(buffer), .. })) => Some(buffer),
-            (Home::Disk, _) => None,
+            (MemoryTier::Disk, Some(Used { state: Flight::Here(buffer), .. })) => Some(buffer),
+            (MemoryTier::Disk, _) => None,
             _ => self.stored.as_mut(),
         }
     }
@@ -187,13 +193,13 @@ impl Homed {
     /// # Errors
     /// There is no memory for it, or the disk has failed.
     pub fn open(&mut self, res: Resources<'_>) -> Result<()> {
-        if self.home != Home::Disk {
+        if self.home != MemoryTier::Disk {
             return Ok(());
         }
         let all = 0..self.stored()?.len();
-        res.homes.uncounted(|| {
-            self.fetch(res, Home::Host, all, true)?;
-            self.land(res, Home::Host)
+        res.tiers.uncounted(|| {
+            self.fetch(res, MemoryTier::Host, all, true)?;
+            self.land(res, MemoryTier::Host)
         })
     }
 
@@ -202,12 +208,12 @@ impl Homed {
     /// # Errors
     /// The disk has failed.
     pub fn close(&mut self, res: Resources<'_>, writes: bool) -> Result<()> {
-        if self.home != Home::Disk {
+        if self.home != MemoryTier::Disk {
             return Ok(());
         }
-        res.homes.uncounted(|| {
+        res.tiers.uncounted(|| {
             if writes {
-                self.store(res, Home::Host)?;
+                self.store(res, MemoryTier::Host)?;
             }
             self.settle(res)
         })
@@ -232,20 +238,20 @@ impl Homed {
     ///
     /// # Errors
     /// There is no memory for the copy, or the disk has failed.
-    pub fn copy_to(&mut self, res: Resources<'_>, at: Home) -> Result<Flight> {
+    pub fn copy_to(&mut self, res: Resources<'_>, at: MemoryTier) -> Result<Flight> {
         self.copy_part(res, at, 0..self.stored()?.len())
     }
 
-    fn copy_part(&mut self, res: Resources<'_>, at: Home, part: Range<usize>) -> Result<Flight> {
+    fn copy_part(&mut self, res: Resources<'_>, at: MemoryTier, part: Range<usize>) -> Result<Flight> {
         let stored = self.stored.as_mut().ok_or_else(away)?;
-        if self.home == Home::Disk {
+        if self.home == MemoryTier::Disk {
             let pages = res.host_pages(stored.dtype(), stored.len())?;
-            res.count_move(self.category, Home::Disk, Home::Host, &pages);
+            res.count_move(self.category, MemoryTier::Disk, MemoryTier::Host, &pages);
             return Ok(Flight::Coming(Pages::read(res, stored, pages)?));
         }
         let mut copy = res.alloc_at(at, Category::Communication, stored.dtype(), part.len())?;
         let copying = match at {
-            Home::Device => res.upload(self.category, stored, part, copy.view_mut())?,
+            MemoryTier::Device => res.upload(self.category, stored, part, copy.view_mut())?,
             _ => res.download(self.category, stored.slice(part.clone()), &mut copy, 0..part.len())?,
         };
         Ok(Flight::Copying(copy, copying))
@@ -255,14 +261,14 @@ impl Homed {
     /// matter: all of the part will be written.
     ///
     /// # Errors
-    /// As of [`Homed::copy_to`].
-    pub fn fetch(&mut self, res: Resources<'_>, at: Home, part: Range<usize>, reads: bool) -> Result<()> {
+    /// As of [`OffloadedTensor::copy_to`].
+    pub fn fetch(&mut self, res: Resources<'_>, at: MemoryTier, part: Range<usize>, reads: bool) -> Result<()> {
         if at == self.home {
             return Ok(());
         }
         let state = match reads {
             true => self.copy_part(res, at, part.clone())?,
-            false if at == Home::Host => Flight::Here(res.host_pages(self.dtype, part.len())?),
+            false if at == MemoryTier::Host => Flight::Here(res.host_pages(self.dtype, part.len())?),
             false => Flight::Here(res.alloc_at(at, Category::Communication, self.dtype, part.len())?),
         };
         self.used = Some(Used { part, state });
@@ -273,7 +279,7 @@ impl Homed {
     ///
     /// # Errors
     /// The disk has failed.
-    pub fn land(&mut self, res: Resources<'_>, at: Home) -> Result<()> {
+    pub fn land(&mut self, res: Resources<'_>, at: MemoryTier) -> Result<()> {
         if let Some(Used { part, state }) = self.used.take() {
             self.used = Some(Used { part, state: Flight::Here(state.land(res, at, self.category)?) });
         }
@@ -284,7 +290,7 @@ impl Homed {
     ///
     /// # Errors
     /// It was not fetched: a bug.
-    pub fn part_mut(&mut self, at: Home, part: Range<usize>) -> Result<ViewMut<'_>> {
+    pub fn part_mut(&mut self, at: MemoryTier, part: Range<usize>) -> Result<ViewMut<'_>> {
         if at == self.home {
             return Ok(self.stored.as_mut().ok_or_else(away)?.slice_mut(part));
         }
@@ -300,24 +306,24 @@ impl Homed {
     ///
     /// # Errors
     /// The disk has failed.
-    pub fn store(&mut self, res: Resources<'_>, from: Home) -> Result<()> {
+    pub fn store(&mut self, res: Resources<'_>, from: MemoryTier) -> Result<()> {
         let Some(Used { part, state }) = self.used.take() else { return Ok(()) };
         let mut copy = state.land(res, from, self.category)?;
-        if self.home == Home::Disk {
-            if from != Home::Host {
+        if self.home == MemoryTier::Disk {
+            if from != MemoryTier::Host {
                 let len = copy.len();
                 let mut pages = res.host_pages(copy.dtype(), len)?;
                 res.download(self.category, copy.view(), &mut pages, 0..len)?.wait()?;
                 copy = pages;
             }
-            res.count_move(self.category, Home::Host, Home::Disk, &copy);
+            res.count_move(self.category, MemoryTier::Host, MemoryTier::Disk, &copy);
             let pages = Pages::write(res, self.stored()?, copy)?;
             self.used = Some(Used { part, state: Flight::Going(pages) });
             return Ok(());
         }
         let (stored, len) = (self.stored.as_mut().ok_or_else(away)?, copy.len());
         let copying = match from {
-            Home::Device => res.download(self.category, copy.view(), stored, part.clone())?,
+            MemoryTier::Device => res.download(self.category, copy.view(), stored, part.clone())?,
             _ => res.upload(self.category, &mut copy, 0..len, stored.slice_mut(part.clone()))?,
         };
         self.used = Some(Used { part, state: Flight::Copying(copy, copying) });
@@ -343,22 +349,22 @@ fn away() -> StepError {
 impl Resources<'_> {
     /// Pages of host memory, which a disk can read and write, with unspecified contents.
     pub(super) fn host_pages(&self, dtype: DType, len: usize) -> Result<Buffer> {
-        let host = self.homes.arena(Home::Host).ok_or_else(away)?;
+        let host = self.tiers.arena(MemoryTier::Host).ok_or_else(away)?;
         Ok(host.alloc_pages(Category::Communication, dtype, len)?)
     }
 
     /// Counts a move of all of a buffer.
-    pub fn count_move(&self, what: Category, from: Home, to: Home, buffer: &Buffer) {
+    pub fn count_move(&self, what: Category, from: MemoryTier, to: MemoryTier, buffer: &Buffer) {
         self.count_bytes(what, from, to, buffer.len() * buffer.dtype().size());
     }
 
-    fn count_bytes(&self, what: Category, from: Home, to: Home, bytes: usize) {
-        self.homes.moves().count(Move { what, from, to, bytes: bytes as u64 });
+    fn count_bytes(&self, what: Category, from: MemoryTier, to: MemoryTier, bytes: usize) {
+        self.tiers.moves().count(Move { what, from, to, bytes: bytes as u64 });
     }
 
     /// A copy within one memory, which is over when it returns, unless a link is emulated.
     fn over_link(&self, way: Way, bytes: usize, copy: impl FnOnce() -> Result<()>) -> Result<Option<Arc<dyn Event>>> {
-        let Some(link) = self.homes.link() else { return copy().map(|()| None) };
+        let Some(link) = self.tiers.link() else { return copy().map(|()| None) };
         let begun = link.begin(way, bytes as u64);
         copy()?;
         Ok(Some(link.carried(begun)))
@@ -370,8 +376,8 @@ impl Resources<'_> {
     /// The device has failed.
     pub fn upload(&self, what: Category, from: &mut Buffer, part: Range<usize>, to: ViewMut<'_>) -> Result<Copying> {
         let bytes = part.len() * from.dtype().size();
-        self.count_bytes(what, Home::Host, Home::Device, bytes);
-        Ok(Copying(match self.homes.streams() {
+        self.count_bytes(what, MemoryTier::Host, MemoryTier::Device, bytes);
+        Ok(Copying(match self.tiers.streams() {
             Some(streams) => Some(streams.upload(self.kernels, from, part, to)?),
             None => self.over_link(Way::ToDevice, bytes, || Ok(self.kernels.copy(from.slice(part), to)?))?,
         }))
@@ -383,8 +389,8 @@ impl Resources<'_> {
     /// The device has failed.
     pub fn download(&self, what: Category, from: View<'_>, to: &mut Buffer, part: Range<usize>) -> Result<Copying> {
         let bytes = part.len() * from.dtype().size();
-        self.count_bytes(what, Home::Device, Home::Host, bytes);
-        Ok(Copying(match self.homes.streams() {
+        self.count_bytes(what, MemoryTier::Device, MemoryTier::Host, bytes);
+        Ok(Copying(match self.tiers.streams() {
             Some(streams) => Some(streams.download(self.kernels, from, to, part)?),
             None => self.over_link(Way::ToHost, bytes, || Ok(self.kernels.copy(from, to.slice_mut(part))?))?,
         }))
