@@ -107,7 +107,7 @@ impl Region {
         let length = usize::try_from(bytes).map_err(|e| failed(e.to_string()))?;
         let address = device.allocate(length).map_err(|error| failed(error.to_string()))?;
         let base = NonNull::new(address as *mut u8).ok_or_else(|| failed("it lies at address 0".into()))?;
-        Ok(Region { base, bytes, file: None, device: Some(device), home: MemoryTier::Device })
+        Ok(Region { base, bytes, file: None, device: Some(device), home: Home::Device })
     }
 
     /// Host memory that the device copies from and to while the host goes on.
@@ -116,7 +116,7 @@ impl Region {
         let length = usize::try_from(bytes).map_err(|e| failed(e.to_string()))?;
         let address = device.allocate_pinned(length).map_err(|error| failed(error.to_string()))?;
         let base = NonNull::new(address as *mut u8).ok_or_else(|| failed("it lies at address 0".into()))?;
-        Ok(Region { base, bytes, file: None, device: Some(device), home: MemoryTier::Host })
+        Ok(Region { base, bytes, file: None, device: Some(device), home: Home::Host })
     }
 
     /// No memory: places in a file.
@@ -131,7 +131,7 @@ impl Region {
 
     /// Whether the host can read and write it.
     pub fn is_on_host(&self) -> bool {
-        self.home == MemoryTier::Host
+        self.home == Home::Host
     }
 
     /// Whether it is host memory that a device copies from and to while the host goes on.
@@ -165,7 +165,7 @@ impl Region {
         // /sys/kernel/mm/transparent_hugepage/shmem_enabled), nothing is lost but speed.
         unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
         let base = NonNull::new(base.cast()).ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(Region { base, bytes, file, device: None, home: MemoryTier::Host })
+        Ok(Region { base, bytes, file, device: None, home: Home::Host })
     }
 
     /// Where the first byte lies in this process.

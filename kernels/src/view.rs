@@ -51,7 +51,7 @@ impl Extent {
 
     /// Whether the host can reach the elements.
     pub fn is_on_host(&self) -> bool {
-        self.home == MemoryTier::Host
+        self.home == Home::Host
     }
 
     /// Whether the elements are a place in a file, which nobody reaches: see [`Arena::file`](crate::Arena::file).
@@ -62,8 +62,8 @@ impl Extent {
     /// An error where the host cannot reach the elements.
     pub(crate) fn expect_on_host(&self) -> Result<(), KernelError> {
         match self.home {
-            MemoryTier::Host => Ok(()),
-            MemoryTier::Device => Err(KernelError::NotOnHost),
+            Home::Host => Ok(()),
+            Home::Device => Err(KernelError::NotOnHost),
             Home::File => Err(KernelError::InFile),
         }
     }
@@ -153,7 +153,7 @@ impl<'a> View<'a> {
     /// # Safety
     /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody writes during `'a`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
-        View { extent: Extent::new(ptr, dtype, len, MemoryTier::Host), life: PhantomData }
+        View { extent: Extent::new(ptr, dtype, len, Home::Host), life: PhantomData }
     }
 
     /// As [`View::from_raw`] in the memory of a device, which the host cannot read.
@@ -161,15 +161,12 @@ impl<'a> View<'a> {
     /// # Safety
     /// As there, for the device that the view is given to.
     pub unsafe fn on_device(ptr: NonNull<u8>, dtype: DType, len: usize) -> View<'a> {
-        View { extent: Extent::new(ptr, dtype, len, MemoryTier::Device), life: PhantomData }
+        View { extent: Extent::new(ptr, dtype, len, Home::Device), life: PhantomData }
     }
 
     /// The elements of a slice in host memory.
     pub fn of<T: Element>(slice: &'a [T]) -> View<'a> {
-        View {
-            extent: Extent::new(NonNull::from(slice).cast(), T::DTYPE, slice.len(), MemoryTier::Host),
-            life: PhantomData,
-        }
+        View { extent: Extent::new(NonNull::from(slice).cast(), T::DTYPE, slice.len(), Home::Host), life: PhantomData }
     }
 
     /// The elements of `range`. Panics when it is out of bounds, as a slice would.
@@ -203,7 +200,7 @@ impl<'a> ViewMut<'a> {
     /// # Safety
     /// `ptr` must be aligned for `dtype` and point to `len` initialised elements that nobody else uses during `'a`.
     pub unsafe fn from_raw(ptr: NonNull<u8>, dtype: DType, len: usize) -> ViewMut<'a> {
-        ViewMut { extent: Extent::new(ptr, dtype, len, MemoryTier::Host), life: PhantomData }
+        ViewMut { extent: Extent::new(ptr, dtype, len, Home::Host), life: PhantomData }
     }
 
     /// As [`ViewMut::from_raw`] in the memory of a device, which the host cannot write.
@@ -211,13 +208,13 @@ impl<'a> ViewMut<'a> {
     /// # Safety
     /// As there, for the device that the view is given to.
     pub unsafe fn on_device(ptr: NonNull<u8>, dtype: DType, len: usize) -> ViewMut<'a> {
-        ViewMut { extent: Extent::new(ptr, dtype, len, MemoryTier::Device), life: PhantomData }
+        ViewMut { extent: Extent::new(ptr, dtype, len, Home::Device), life: PhantomData }
     }
 
     /// The elements of a slice in host memory.
     pub fn of<T: Element>(slice: &'a mut [T]) -> ViewMut<'a> {
         let len = slice.len();
-        ViewMut { extent: Extent::new(NonNull::from(slice).cast(), T::DTYPE, len, MemoryTier::Host), life: PhantomData }
+        ViewMut { extent: Extent::new(NonNull::from(slice).cast(), T::DTYPE, len, Home::Host), life: PhantomData }
     }
 
     /// Reads what this may write.

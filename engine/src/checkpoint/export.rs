@@ -69,8 +69,8 @@ impl Executor<'_> {
     /// none. A collective call.
     pub(crate) fn gather(&mut self, arena: &Arena, unit: usize, part: FlatKind, role: Role) -> Result<Option<Buffer>> {
         let Executor { context, state, params, optimizer, .. } = self;
-        let Some(holding) = &state.holdings[unit][part as usize] else { return Ok(None) };
-        let (padded, kernels, res) = (holding.padded, &*context.kernels, context.resources());
+        let Some(flat_shard) = &state.shards[unit][part as usize] else { return Ok(None) };
+        let (padded, kernels, res) = (flat_shard.padded, &*context.kernels, context.resources());
         params.open(res, unit)?;
         optimizer.open(res, unit)?;
         let Some((_, own)) = role.held(state, params, optimizer, unit, part) else { return Ok(None) };
@@ -88,13 +88,13 @@ impl Executor<'_> {
     /// The mean gradient of every trainable weight, as `export_weights`. To be called between `gradients` and `update`.
     pub fn export_gradients(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
         let mean = 1.0 / (self.state.replicas() * self.context.cell.train.accumulation) as f64 / self.flow.loss_scale;
-        for unit in 0..self.state.holdings.len() {
-            let Some(holding) = self.state.trainable(unit).cloned() else { continue };
-            let Some(own) = self.gradients.view(&self.state, unit, &holding.owned) else { continue };
+        for unit in 0..self.state.shards.len() {
+            let Some(flat_shard) = self.state.trainable(unit).cloned() else { continue };
+            let Some(own) = self.gradients.view(&self.state, unit, &flat_shard.owned) else { continue };
             let mut wide = self.context.arena().alloc(Category::Workspace, DType::F32, own.len())?;
             self.context.kernels.cast(own, wide.view_mut())?;
             self.context.kernels.scale(mean, wide.view_mut())?;
-            let whole = self.whole(self.context.arena(), wide, self.state.sharding.optimizer, holding.padded)?;
+            let whole = self.whole(self.context.arena(), wide, self.state.sharding.optimizer, flat_shard.padded)?;
             let whole = self.of_tensor_ranks(self.context.arena(), whole)?;
             self.hand_over(unit, FlatKind::Trainable, &whole, false, &mut take)?;
         }

@@ -13,7 +13,7 @@ use crate::formats::peft::tensor_name;
 use crate::mesh::{Coords, within};
 use crate::model::{FlatKind, Init, Layout, Part, Tensor, Unit};
 use crate::observe::outcome::{LoadPhase, Loaded};
-use crate::plan::placement::home_dtype;
+use crate::plan::placement::shard_dtype;
 use crate::state::{Optimizer, Params, Resources, State};
 use account::Account;
 use std::ops::Range;
@@ -89,13 +89,13 @@ impl<'a> Filler<'a> {
                 if !self.fills(part) {
                     continue;
                 }
-                let Some(holding) = &state.holdings[unit][part as usize] else { continue };
-                let Some(home) = params.home_mut(unit, part) else { continue };
-                let at_home = within(&holding.owned, &holding.home);
+                let Some(flat_shard) = &state.shards[unit][part as usize] else { continue };
+                let Some(shard) = params.shard_mut(unit, part) else { continue };
+                let at_shard = within(&flat_shard.owned, &flat_shard.shard);
                 let master = if part == FlatKind::Trainable { optimizer.master_mut(unit) } else { None };
                 let mut target = match master {
                     Some(master) => master.view_mut(),
-                    None => home.slice_mut(at_home.clone()),
+                    None => shard.slice_mut(at_shard.clone()),
                 };
                 match part {
                     FlatKind::Quantised => clear(self.res.kernels, target.reborrow())?,
@@ -105,9 +105,9 @@ impl<'a> Filler<'a> {
                 for tensor in spec.tensors_of(part) {
                     let brought = self.bring(&mut wanted)?;
                     let span = tensor.place.range();
-                    let cut = span.start.max(holding.owned.start)..span.end.min(holding.owned.end);
+                    let cut = span.start.max(flat_shard.owned.start)..span.end.min(flat_shard.owned.end);
                     if !cut.is_empty() {
-                        let dst = target.slice_mut(within(&cut, &holding.owned));
+                        let dst = target.slice_mut(within(&cut, &flat_shard.owned));
                         let range = within(&cut, &span);
                         match tensor.packed {
                             Some(matrix) => packed::put(self, spec, tensor, matrix, range, dst)?,
@@ -118,9 +118,9 @@ impl<'a> Filler<'a> {
                 }
                 self.account.keeps(bytes);
                 if let (FlatKind::Trainable, Some(master)) = (part, optimizer.master_mut(unit)) {
-                    let home = home.slice_mut(at_home);
-                    self.account.keeps(home.len() * home.dtype().size());
-                    self.res.kernels.cast(master.view(), home)?;
+                    let shard = shard.slice_mut(at_shard);
+                    self.account.keeps(shard.len() * shard.dtype().size());
+                    self.res.kernels.cast(master.view(), shard)?;
                 }
             }
             params.close(self.res, unit, true)?;
@@ -271,15 +271,15 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// The norms of rows `range` of a matrix as its home holds it. Whoever owns the norms need not own the matrix, so its
+    /// The norms of rows `range` of a matrix as its shard holds it. Whoever owns the norms need not own the matrix, so its
     /// rows are drawn or read again.
     fn norms_of(&self, unit: &Unit, matrix: &Tensor, range: Range<usize>, mut dst: ViewMut<'_>) -> Result<()> {
-        let (cols, home) = (matrix.whole[1], home_dtype(self.inputs.cell, matrix.place.part));
+        let (cols, shard) = (matrix.whole[1], shard_dtype(self.inputs.cell, matrix.place.part));
         for row in range.clone() {
             let mut values = vec![0f32; cols];
             let _held = self.account.holds::<f32>(cols);
             self.elements(unit, matrix, row * cols..(row + 1) * cols, ViewMut::of(&mut values))?;
-            round_to(Some(home), &mut values);
+            round_to(Some(shard), &mut values);
             let norm = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
             self.res.kernels.fill(dst.slice_mut(within(&(row..row + 1), &range)), norm)?;
         }

@@ -33,7 +33,7 @@ pub struct Memory {
     /// The folder of what lives on a disk; absent = the system's folder for temporary files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload_path: Option<PathBuf>,
-    /// Layers whose state is on its way from its home before it is needed.
+    /// Layers whose state is on its way from its tier before it is needed.
     #[serde(default = "offload_prefetch", skip_serializing_if = "is_offload_prefetch")]
     pub offload_prefetch: usize,
 }

@@ -393,7 +393,7 @@ impl Backend {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Precision {
-    /// Weights at home.
+    /// The shards of weights.
     pub parameters: DType,
     /// Weights in use, activations, their gradients.
     pub compute: DType,

@@ -359,8 +359,8 @@ impl<'a> Executor<'a> {
 
     /// Moves of what forward keeps of a layer; an action that reads it waits until it is on the device.
     fn move_saved(&mut self, action: Action, spans: &mut dyn Spans) -> Result<()> {
-        let (res, home) = (self.context.resources(), self.state.tiers.activations);
-        if home == MemoryTier::Device {
+        let (res, tier) = (self.context.resources(), self.state.tiers.activations);
+        if tier == MemoryTier::Device {
             return Ok(());
         }
         spans.enter(Span::Offload);
@@ -369,10 +369,10 @@ impl<'a> Executor<'a> {
         let InFlight { saved, offloaded, .. } = self.flow.of_mut(micro);
         let (saved, offloaded) = (&mut saved[layer], &mut offloaded[layer]);
         match action {
-            Action::StoreSaved { what, .. } => offloaded.store(res, home, saved, what),
+            Action::StoreSaved { what, .. } => offloaded.store(res, tier, saved, what),
             Action::SettleSaved { .. } => offloaded.settle(res),
             Action::FetchSaved { .. } => {
-                offloaded.fetch(res, home, saved)?;
+                offloaded.fetch(res, tier, saved)?;
                 // Evictions are decided by what is on the device behind each action.
                 if evicts { offloaded.land(res, saved) } else { Ok(()) }
             }
@@ -410,7 +410,7 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Waits for what is under way: then all gradients are at home, and all messages have arrived.
+    /// Waits for what is under way: then all gradients are accumulated, and all messages have arrived.
     pub fn settle(&mut self, spans: &mut dyn Spans) -> Result<()> {
         let sent = std::mem::take(&mut self.flow.sent);
         if sent.iter().any(Option::is_some) {

@@ -80,7 +80,7 @@ impl Moves {
         });
     }
 
-    /// A copy that moves nothing to another home takes its time, and is not counted.
+    /// A copy that moves nothing to another tier takes its time, and is not counted.
     pub fn note_copy(&self, of: Move) {
         if let Some(events) = &mut self.noted().events {
             events.push(MoveEvent::Copy(of));

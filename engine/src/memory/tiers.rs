@@ -1,4 +1,4 @@
-//! The memory of a rank by home. The device's arena is always there; the host and the disk have one only where something
+//! The memory of a rank by tier. The device's arena is always there; the host and the disk have one only where something
 //! lives there. Each arena has a ledger of its own.
 
 use crate::config::MemoryTier;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zbench_kernels::disk::{DiskError, File, Options, Traffic};
 use zbench_kernels::{Arena, ArenaError, Category, CopyStreams, KernelError, Kernels, Ledger, Swing};
 
-/// One value for each home.
+/// One value for each tier.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ByTier<T>([T; MemoryTier::ALL.len()]);
 
@@ -23,8 +23,8 @@ impl<T> ByTier<T> {
 impl<T> Index<MemoryTier> for ByTier<T> {
     type Output = T;
 
-    fn index(&self, home: MemoryTier) -> &T {
-        &self.0[home as usize]
+    fn index(&self, tier: MemoryTier) -> &T {
+        &self.0[tier as usize]
     }
 }
 
@@ -56,13 +56,13 @@ pub struct MemoryTiers {
     aside: Arc<Mutex<Traffic>>,
 }
 
-/// Whether a rank has an arena of this home beside the device's. What lives on a disk passes through the host's memory.
-fn is_used(home: MemoryTier, used: &[MemoryTier]) -> bool {
-    used.contains(&home) || home == MemoryTier::Host && used.contains(&MemoryTier::Disk)
+/// Whether a rank has an arena of this tier beside the device's. What lives on a disk passes through the host's memory.
+fn is_used(tier: MemoryTier, used: &[MemoryTier]) -> bool {
+    used.contains(&tier) || tier == MemoryTier::Host && used.contains(&MemoryTier::Disk)
 }
 
 impl MemoryTiers {
-    /// The device's arena, and one for each other home that is used, with room for what is `planned`. What lives on a disk is a file
+    /// The device's arena, and one for each other tier that is used, with room for what is `planned`. What lives on a disk is a file
     /// in `folder`.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl MemoryTiers {
     /// # Errors
     /// As of [`Arena::dry`].
     pub fn dry(used: &[MemoryTier]) -> Result<MemoryTiers, ArenaError> {
-        let arena = |home| is_used(home, used).then(Arena::dry).transpose();
+        let arena = |tier| is_used(tier, used).then(Arena::dry).transpose();
         let (host, disk) = (arena(MemoryTier::Host)?, arena(MemoryTier::Disk)?);
         let (moves, aside) = (Moves::default(), Arc::default());
         Ok(MemoryTiers { device: Arena::dry()?, host, disk, file: None, streams: None, link: None, moves, aside })
@@ -156,21 +156,21 @@ impl MemoryTiers {
         &self.device
     }
 
-    /// The arena of a home; `None` where nothing lives there.
-    pub fn arena(&self, home: MemoryTier) -> Option<&Arena> {
-        match home {
+    /// The arena of a tier; `None` where nothing lives there.
+    pub fn arena(&self, tier: MemoryTier) -> Option<&Arena> {
+        match tier {
             MemoryTier::Device => Some(&self.device),
             MemoryTier::Host => self.host.as_ref(),
             MemoryTier::Disk => self.disk.as_ref(),
         }
     }
 
-    /// What is and was in use. The ledger of a home without an arena is empty.
+    /// What is and was in use. The ledger of a tier without an arena is empty.
     pub fn ledgers(&self) -> ByTier<Ledger> {
-        ByTier::of(|home| self.arena(home).map(Arena::ledger).unwrap_or_default())
+        ByTier::of(|tier| self.arena(tier).map(Arena::ledger).unwrap_or_default())
     }
 
-    /// What `work` does to the ledger of each home, whatever was in use before.
+    /// What `work` does to the ledger of each tier, whatever was in use before.
     pub fn record_change<R>(&self, work: impl FnOnce() -> R) -> (R, ByTier<Swing>) {
         let (((result, disk), host), device) =
             self.device.record_change(|| recorded(self.host.as_ref(), || recorded(self.disk.as_ref(), work)));
@@ -179,9 +179,9 @@ impl MemoryTiers {
 
     /// Counts a change so many times again that was recorded, without allocating anything.
     pub fn replay_change(&self, change: &ByTier<Swing>, times: usize) {
-        for home in MemoryTier::ALL {
-            if let Some(arena) = self.arena(home) {
-                arena.replay_change(&change[home].repeated(times));
+        for tier in MemoryTier::ALL {
+            if let Some(arena) = self.arena(tier) {
+                arena.replay_change(&change[tier].repeated(times));
             }
         }
     }

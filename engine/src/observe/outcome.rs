@@ -346,7 +346,7 @@ fn diverged(what: &str, value: f64) -> String {
 /// What a plan says a run of it will take.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// Live and peak bytes of the largest rank, by home and category.
+    /// Live and peak bytes of the largest rank, by tier and category.
     pub ledgers: ByTier<Ledger>,
     /// The same of a rank of each stage of the pipeline; of one stage where there is none.
     pub stages: Vec<ByTier<Ledger>>,

@@ -45,8 +45,8 @@ impl StateTiers {
     }
 }
 
-/// The type of a flat's weights at home.
-pub fn home_dtype(cell: &Cell, part: FlatKind) -> DType {
+/// The type of a flat's shard.
+pub fn shard_dtype(cell: &Cell, part: FlatKind) -> DType {
     match part {
         FlatKind::Trainable => cell.precision.parameters,
         FlatKind::Frozen => cell.lora.base.and_then(Base::float).unwrap_or(cell.precision.parameters),
@@ -55,19 +55,19 @@ pub fn home_dtype(cell: &Cell, part: FlatKind) -> DType {
 }
 
 /// The type of a flat's weights where layers read them.
-pub fn slot_dtype(cell: &Cell, part: FlatKind) -> DType {
+pub fn gathered_dtype(cell: &Cell, part: FlatKind) -> DType {
     match part {
         FlatKind::Trainable | FlatKind::Frozen => cell.precision.compute,
         FlatKind::Quantised => DType::I8,
     }
 }
 
-/// Whether a flat is read from a slot: its home is a part, or of another type than the compute.
-pub fn slotted(cell: &Cell, sharding: &Sharding, part: FlatKind) -> bool {
-    sharding.parameters != Axes::NONE || home_dtype(cell, part) != slot_dtype(cell, part)
+/// Whether a flat is read from gathered weights: its shard is a part, or of another type than the compute.
+pub fn is_gathered(cell: &Cell, sharding: &Sharding, part: FlatKind) -> bool {
+    sharding.parameters != Axes::NONE || shard_dtype(cell, part) != gathered_dtype(cell, part)
 }
 
-/// Over which axes a flat's home is split. Frozen weights are split as the parameters are.
+/// Over which axes a flat's shard is split. Frozen weights are split as the parameters are.
 pub fn share(sharding: &Sharding, part: FlatKind) -> Axes {
     match part {
         FlatKind::Trainable => sharding.optimizer,
@@ -76,7 +76,7 @@ pub fn share(sharding: &Sharding, part: FlatKind) -> Axes {
 }
 
 /// Slots of unsplit weights stay as long as the weights do; the others are on their way.
-pub(crate) fn slot_category(sharding: &Sharding) -> Category {
+pub(crate) fn gathered_category(sharding: &Sharding) -> Category {
     match sharding.reshard {
         Reshard::Never => Category::Parameters,
         Reshard::AfterForward | Reshard::AfterBackward => Category::Communication,

@@ -23,12 +23,12 @@ pub struct Schedule<'a> {
     pub prefetch: usize,
     /// By unit: whether it has trainable weights.
     pub trainable: &'a [bool],
-    /// By unit: whether its home is stale after an update.
+    /// By unit: whether its shard is stale after an update.
     pub stale: &'a [bool],
     /// The unit whose gradients the other end of the pipeline has, too.
     pub tied: Option<usize>,
     /// By unit: whether its weights are read from a slot.
-    pub slotted: &'a [bool],
+    pub is_gathered: &'a [bool],
     pub policy: &'a Policy,
 }
 
@@ -368,7 +368,7 @@ impl<'a> Residency<'a> {
             Reshard::AfterBackward | Reshard::Never => usize::MAX,
         };
         let (filled, list, wanted, keep) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let slots = s.slotted.contains(&true);
+        let slots = s.is_gathered.contains(&true);
         Residency { s, slots, filled, stale: s.stale.to_vec(), capacity, list, wanted, keep }
     }
 
@@ -415,7 +415,7 @@ impl<'a> Residency<'a> {
             self.filled.push(unit);
             return;
         }
-        let (refresh, slot) = (std::mem::take(&mut self.stale[unit]), self.s.slotted[unit]);
+        let (refresh, slot) = (std::mem::take(&mut self.stale[unit]), self.s.is_gathered[unit]);
         if slot {
             while self.filled.len() >= self.capacity {
                 let Some(&victim) = self.filled.iter().find(|u| !in_use.contains(u)) else { break };
@@ -431,14 +431,14 @@ impl<'a> Residency<'a> {
     /// Starts the gathers of the next units, as far as slots go.
     fn ahead(&mut self, in_use: &[usize], rest: &[Compute]) {
         // Every unit is read within a micro-batch; looking further than that would find nothing new.
-        let reach = 4 * self.s.slotted.len();
+        let reach = 4 * self.s.is_gathered.len();
         let (mut wanted, mut keep) = (std::mem::take(&mut self.wanted), std::mem::take(&mut self.keep));
         wanted.clear();
         for &unit in rest.iter().take(reach).flat_map(|c| &*c.reads) {
             if wanted.len() == self.s.prefetch {
                 break;
             }
-            if self.s.slotted[unit] && !in_use.contains(&unit) && !wanted.contains(&unit) {
+            if self.s.is_gathered[unit] && !in_use.contains(&unit) && !wanted.contains(&unit) {
                 wanted.push(unit);
             }
         }

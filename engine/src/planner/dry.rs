@@ -13,7 +13,7 @@ use crate::mesh::comms::Comms;
 use crate::model::layers::{Saved, TensorSplit};
 use crate::model::{FlatKind, Tensor, Unit};
 use crate::observe::outcome::{Estimate, Transfer};
-use crate::plan::placement::{StateTiers, home_dtype};
+use crate::plan::placement::{StateTiers, shard_dtype};
 use crate::plan::{Plan, Role};
 use crate::state::{Delayed, State};
 use std::rc::Rc;
@@ -53,7 +53,7 @@ pub struct DryRun<'a> {
 /// A cycle that was performed.
 struct Performed<'a> {
     actions: &'a [Action],
-    /// Bytes in use by home and category when it began.
+    /// Bytes in use by tier and category when it began.
     live: ByTier<[u64; 6]>,
     before: Counts,
     after: Counts,
@@ -231,7 +231,7 @@ impl<'a> DryRun<'a> {
             let tensors = units.iter().flat_map(|unit| unit.tensors_of(part));
             let times =
                 |tensor: &Tensor| if tensor.cut == TensorSplit::Replicated { 1 } else { cell.parallel.degrees.tensor };
-            tensors.map(|tensor| tensor.place.len * times(tensor)).sum::<usize>() * home_dtype(cell, part).size()
+            tensors.map(|tensor| tensor.place.len * times(tensor)).sum::<usize>() * shard_dtype(cell, part).size()
         };
         let base_bytes = (kept(FlatKind::Frozen) + kept(FlatKind::Quantised)) as u64;
         let ledgers = self.executor.context.tiers.ledgers();
@@ -263,7 +263,7 @@ impl<'a> DryRun<'a> {
 
     fn live(&self) -> ByTier<[u64; 6]> {
         let ledgers = self.executor.context.tiers.ledgers();
-        ByTier::of(|home| Category::ALL.map(|category| ledgers[home].live(category)))
+        ByTier::of(|tier| Category::ALL.map(|category| ledgers[tier].live(category)))
     }
 
     fn counts(&self) -> Counts {
@@ -323,7 +323,7 @@ fn add(sum: &mut Traffic, more: &Traffic) {
 fn open_all(executor: &mut Executor<'_>) -> Result<()> {
     let Executor { context, state, params, optimizer, .. } = executor;
     let res = context.resources();
-    for unit in 0..state.holdings.len() {
+    for unit in 0..state.shards.len() {
         params.open(res, unit)?;
         optimizer.open(res, unit)?;
         params.close(res, unit, true)?;

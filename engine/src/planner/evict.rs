@@ -20,7 +20,7 @@ use crate::compute::error::{Result, StepError};
 use crate::config::{Cell, Checkpointing, MemoryTier};
 use crate::model::layers::eviction::{INPUT, OUTPUT, kept_at, tensor_at};
 use crate::model::{FlatKind, Layout, Unit};
-use crate::plan::placement::{StateTiers, home_dtype};
+use crate::plan::placement::{StateTiers, shard_dtype};
 use crate::plan::schedule::{Follower, followed_actions};
 use crate::plan::{Plan, PlanError, Role};
 use held::{ALL, Held, Kind, TENSORS};
@@ -110,7 +110,7 @@ impl Plan {
         }
         let ranks = self.mesh.size(self.sharding.parameters);
         let part = |unit: &Unit| -> u64 {
-            let bytes = |flat| footprint(home_dtype(cell, flat), unit.flat(flat).padded / ranks).unwrap_or(0);
+            let bytes = |flat| footprint(shard_dtype(cell, flat), unit.flat(flat).padded / ranks).unwrap_or(0);
             FlatKind::ALL.into_iter().map(bytes).sum()
         };
         let largest = role.layout.units.iter().map(|unit| part(unit)).max().unwrap_or(0);
@@ -217,8 +217,8 @@ impl<'a> Evictor<'a> {
     /// to make it again; else it is dropped.
     fn evict(&mut self, list: &mut Vec<Action>, [micro, layer, place]: [usize; 3]) -> Result<()> {
         let held = &self.held[micro % self.held.len()].1;
-        let home = self.tiers.activations;
-        if home == MemoryTier::Device || held.cost(&self.kinds, layer, place) == 0 {
+        let tier = self.tiers.activations;
+        if tier == MemoryTier::Device || held.cost(&self.kinds, layer, place) == 0 {
             return self.drop_tensor(list, [micro, layer, place]);
         }
         if let Some([micro, layer]) = self.going.take_if(|going| *going != [micro, layer]) {
@@ -226,7 +226,7 @@ impl<'a> Evictor<'a> {
         }
         self.held_of(micro).offload(layer, place);
         self.insert(list, Action::StoreSaved { micro, layer, what: kept_at(place) })?;
-        if home == MemoryTier::Host {
+        if tier == MemoryTier::Host {
             // Its memory is free when it has gone. What goes to a disk has left the device, and is on its way from the host's memory.
             return self.insert(list, Action::SettleSaved { micro, layer });
         }

@@ -32,7 +32,7 @@ use crate::plan::offload;
 use crate::plan::offload::schedule::Offload;
 use crate::plan::pipeline;
 use crate::plan::pipeline::Pipeline;
-use crate::plan::placement::{StateTiers, slotted};
+use crate::plan::placement::{StateTiers, is_gathered};
 use crate::plan::schedule::{Policy, Schedule, actions, evaluation_actions};
 use crate::plan::{Plan, PlanError, Role, check, runs};
 use dry::DryRun;
@@ -70,9 +70,10 @@ impl Plan {
         let sharding = Sharding::of(cell.parallel.strategy);
         let layout = layout(mesh.size(Axes::DATA));
         tensors::check(cell, &layout)?;
-        if cell.memory.prepack && FlatKind::ALL.iter().any(|&p| p != FlatKind::Quantised && slotted(cell, &sharding, p))
+        if cell.memory.prepack
+            && FlatKind::ALL.iter().any(|&p| p != FlatKind::Quantised && is_gathered(cell, &sharding, p))
         {
-            let reason = "\"step\" keeps weights that are whole at home in the compute type; write \"none\", or take ddp, \
+            let reason = "\"step\" keeps weights that every rank stores whole in the compute type; write \"none\", or take ddp, \
                           zero1 or zero2 with precision.parameters equal to precision.compute";
             return Err(PlanError { key: "memory.prepack", reason: reason.into() });
         }
@@ -121,10 +122,10 @@ impl Plan {
         let trainable: Vec<_> = layout.units.iter().map(|u| u.trainable().len > 0).collect();
         let is_stale = !sharding.parameters.includes(sharding.optimizer);
         let stale: Vec<_> = trainable.iter().map(|t| *t && is_stale).collect();
-        let slotted: Vec<_> = layout
+        let is_gathered: Vec<_> = layout
             .units
             .iter()
-            .map(|u| FlatKind::ALL.iter().any(|&p| u.flat(p).len > 0 && slotted(cell, sharding, p)))
+            .map(|u| FlatKind::ALL.iter().any(|&p| u.flat(p).len > 0 && is_gathered(cell, sharding, p)))
             .collect();
         let passes = Pipeline::of(&cell.parallel.degrees, cell.train.accumulation).passes(stage);
         let schedule = Schedule {
@@ -137,7 +138,7 @@ impl Plan {
             trainable: &trainable,
             stale: &stale,
             tied: layout.tied,
-            slotted: &slotted,
+            is_gathered: &is_gathered,
             policy: &self.policy,
         };
         let tiers = StateTiers::of(cell, sharding);

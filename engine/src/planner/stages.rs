@@ -25,7 +25,7 @@ impl Plan {
             base_bytes,
         } in stages
         {
-            whole.ledgers = ByTier::of(|home| Ledger::of_the_largest(&whole.ledgers[home], &ledgers[home]));
+            whole.ledgers = ByTier::of(|tier| Ledger::of_the_largest(&whole.ledgers[tier], &ledgers[tier]));
             whole.stages.extend(stages.iter().cloned());
             traffic.iter().for_each(|row| add_traffic(&mut whole.traffic, row));
             moves.iter().for_each(|row| add_moves(&mut whole.moves, row));

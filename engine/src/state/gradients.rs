@@ -1,6 +1,6 @@
 //! Gradients: where a unit's are written, how they are summed over ranks, where they accumulate.
 
-use super::offloaded::Copying;
+use super::offloaded_tensor::Copying;
 use super::{Resources, State};
 use crate::action::span::{Span, Spans};
 use crate::compute::error::{Result, StepError};
@@ -27,7 +27,7 @@ pub struct Gradients {
 struct Bucket {
     units: Range<usize>,
     /// Away while a reduction writes it.
-    home: Option<Buffer>,
+    accumulated: Option<Buffer>,
     /// Units of it that train.
     count: usize,
     /// How many of them have no complete gradients of this step yet.
@@ -42,7 +42,7 @@ struct Reducing {
     last: bool,
 }
 
-/// A bucket's sum on its way to its home in the host's memory, which goes on while the gradients of another unit are computed.
+/// A bucket's sum on its way to the accumulated gradients in the host's memory, which goes on while the gradients of another unit are computed.
 struct Going {
     bucket: usize,
     copying: Copying,
@@ -52,30 +52,30 @@ struct Going {
 
 struct Unit {
     bucket: usize,
-    /// Its part of the bucket's home.
+    /// Its part of the bucket's accumulated gradients.
     place: Range<usize>,
-    /// A micro-batch's gradients of the whole unit, where the home is only a part.
+    /// A micro-batch's gradients of the whole unit, where only a part is accumulated here.
     scratch: Option<Buffer>,
     /// Whole tiers: zeroed in this step.
     opened: bool,
 }
 
 impl Bucket {
-    fn home(&mut self) -> Result<&mut Buffer> {
-        self.home.as_mut().ok_or_else(away)
+    fn accumulated(&mut self) -> Result<&mut Buffer> {
+        self.accumulated.as_mut().ok_or_else(away)
     }
 
     fn take(&mut self) -> Result<Buffer> {
-        self.home.take().ok_or_else(away)
+        self.accumulated.take().ok_or_else(away)
     }
 
     /// A buffer on the device for the sum of gradients that live elsewhere; with what they are so far, if it is added to that.
     fn staged(&mut self, state: &State, res: Resources<'_>, first: bool) -> Result<Buffer> {
-        let home = self.home()?;
-        let len = home.len();
+        let accumulated = self.accumulated()?;
+        let len = accumulated.len();
         let mut sum = res.alloc(Category::Communication, state.precision.gradients, len)?;
         if !first {
-            res.upload(Category::Gradients, home, 0..len, sum.view_mut())?.before_device(res)?;
+            res.upload(Category::Gradients, accumulated, 0..len, sum.view_mut())?.before_device(res)?;
         }
         Ok(sum)
     }
@@ -88,20 +88,20 @@ fn away() -> StepError {
 impl Gradients {
     /// MemoryTiers with unspecified contents.
     pub fn new(state: &State, res: Resources<'_>) -> Result<Gradients> {
-        let mut units: Vec<_> = state.holdings.iter().map(|_| None).collect();
+        let mut units: Vec<_> = state.shards.iter().map(|_| None).collect();
         let mut buckets = Vec::new();
         for range in &state.buckets {
             let (mut len, mut count) = (0, 0);
             for unit in range.clone() {
-                let Some(holding) = state.trainable(unit) else { continue };
-                let place = len..len + holding.gradients.len();
+                let Some(flat_shard) = state.trainable(unit) else { continue };
+                let place = len..len + flat_shard.gradients.len();
                 (len, count) = (place.end, count + 1);
                 units[unit] = Some(Unit { bucket: buckets.len(), place, scratch: None, opened: false });
             }
             if count > 0 {
                 let (at, dtype) = (state.tiers.gradients, state.precision.gradients);
-                let home = Some(res.alloc_at(at, Category::Gradients, dtype, len)?);
-                buckets.push(Bucket { units: range.clone(), home, count, missing: count });
+                let accumulated = Some(res.alloc_at(at, Category::Gradients, dtype, len)?);
+                buckets.push(Bucket { units: range.clone(), accumulated, count, missing: count });
             }
         }
         Ok(Gradients { units, buckets, reducing: None, going: None })
@@ -109,15 +109,15 @@ impl Gradients {
 
     /// A unit's gradients will be written: zeroes what they are added to.
     pub fn open(&mut self, state: &State, res: Resources<'_>, unit: usize) -> Result<()> {
-        let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
+        let (Some(grads), Some(flat_shard)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
         if state.sharding.gradients == Axes::NONE {
             if !grads.opened {
-                let home = self.buckets[grads.bucket].home()?;
-                res.fill("gradients", home.slice_mut(grads.place.clone()), 0.0)?;
+                let accumulated = self.buckets[grads.bucket].accumulated()?;
+                res.fill("gradients", accumulated.slice_mut(grads.place.clone()), 0.0)?;
                 grads.opened = true;
             }
         } else if grads.scratch.is_none() {
-            let mut scratch = res.alloc(Category::Communication, state.precision.gradients, holding.padded)?;
+            let mut scratch = res.alloc(Category::Communication, state.precision.gradients, flat_shard.padded)?;
             res.fill("gradients", scratch.view_mut(), 0.0)?;
             grads.scratch = Some(scratch);
         }
@@ -139,10 +139,10 @@ impl Gradients {
         if let (Some(low), Some(high)) = (&low, &high)
             && low.bucket == high.bucket
         {
-            let Some(home) = &mut self.buckets[low.bucket].home else {
+            let Some(accumulated) = &mut self.buckets[low.bucket].accumulated else {
                 return (Grads::of(nothing()), Grads::of(nothing()));
             };
-            let (before, from) = home.view_mut().split_at(high.place.start);
+            let (before, from) = accumulated.view_mut().split_at(high.place.start);
             return (Grads::of(before.into_slice(low.place.clone())), Grads::of(from.into_slice(0..high.place.len())));
         }
         let (mut bucket_of_low, mut bucket_of_high) = (None, None);
@@ -156,7 +156,7 @@ impl Gradients {
         (Grads::of(target(low, bucket_of_low)), Grads::of(target(high, bucket_of_high)))
     }
 
-    /// A micro-batch's gradients of a unit are complete: bring them home, summed over the axes that are due. The sum over the shard
+    /// A micro-batch's gradients of a unit are complete: add them to the accumulated ones, summed over the axes that are due. The sum over the shard
     /// group begins when all units of the bucket are complete, and goes on while the gradients of other units are computed, in a second
     /// scratch where they need one. It is complete when the next one begins, or after [`Gradients::settle`].
     pub fn reduce(
@@ -167,7 +167,7 @@ impl Gradients {
         spans: &mut dyn Spans,
     ) -> Result<()> {
         self.sum_partial(state, res, unit, last)?;
-        let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
+        let (Some(grads), Some(flat_shard)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
         let (wire, whole) = (state.precision.reduce, state.sharding.optimizer == Axes::NONE);
         let (number, scratch) = (grads.bucket, grads.scratch.take());
         if last {
@@ -181,7 +181,7 @@ impl Gradients {
         } else if scratch.is_none() {
             return Ok(());
         }
-        // What went before may be on its way to this home, and holds the second scratch.
+        // What went before may be on its way there, and holds the second scratch.
         self.settle(state, res, spans)?;
         if self.going.as_ref().is_some_and(|going| going.bucket == number) {
             self.arrive(res, spans)?;
@@ -199,18 +199,18 @@ impl Gradients {
                 }
             };
             OwnedCall::reduce_scatter(send, sum, !first)
-        } else if whole && holding.replicas != Axes::DATA {
-            let (group, home) = (res.comms.over(holding.replicas), bucket.home()?.view_mut());
-            return group.map_or(Ok(()), |group| all_reduce(res, group, wire, home));
+        } else if whole && flat_shard.replicas != Axes::DATA {
+            let (group, accumulated) = (res.comms.over(flat_shard.replicas), bucket.accumulated()?.view_mut());
+            return group.map_or(Ok(()), |group| all_reduce(res, group, wire, accumulated));
         } else if state.precision.gradients != wire {
-            let home = bucket.home()?;
+            let accumulated = bucket.accumulated()?;
             if !whole {
-                // The sum goes to a part of the home, which no started call can own.
-                let owned = state.place.range(Axes::SHARD, holding.padded);
-                reduce_to_part(res, res.comms.shard(), wire, home.view_mut(), &owned)?;
+                // The sum goes to a part of the accumulated gradients, which no started call can own.
+                let owned = state.place.range(Axes::SHARD, flat_shard.padded);
+                reduce_to_part(res, res.comms.shard(), wire, accumulated.view_mut(), &owned)?;
                 return reduce_over_replicas(state, res, bucket);
             }
-            OwnedCall::all_reduce(wire_copy(res, wire, home.view())?)
+            OwnedCall::all_reduce(wire_copy(res, wire, accumulated.view())?)
         } else if whole {
             OwnedCall::all_reduce(bucket.take()?)
         } else {
@@ -225,15 +225,17 @@ impl Gradients {
     /// Completes the gradients of which each tensor rank has found its own term: a micro-batch's, or the step's where they accumulate
     /// whole.
     fn sum_partial(&mut self, state: &State, res: Resources<'_>, unit: usize, last: bool) -> Result<()> {
-        let (Some(grads), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
-        let Some(group) = res.comms.over(Axes::TENSOR).filter(|_| !holding.partial.is_empty()) else { return Ok(()) };
+        let (Some(grads), Some(flat_shard)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
+        let Some(group) = res.comms.over(Axes::TENSOR).filter(|_| !flat_shard.partial.is_empty()) else {
+            return Ok(());
+        };
         if grads.scratch.is_none() && !last {
             return Ok(());
         }
         let bucket = &mut self.buckets[grads.bucket];
         let mut all = target(Some(grads), Some(bucket));
         let sum = |range: &Range<usize>| all_reduce(res, group, state.precision.reduce, all.slice_mut(range.clone()));
-        holding.partial.iter().try_for_each(sum)
+        flat_shard.partial.iter().try_for_each(sum)
     }
 
     /// Waits for the reduction that is under way. Where its sum lives elsewhere, it goes there from now on, and what went before has
@@ -244,25 +246,25 @@ impl Gradients {
         let done = res.comms.shard().wait(ticket)?;
         let bucket = &mut self.buckets[number];
         if state.tiers.gradients != MemoryTier::Device {
-            // The sum takes the place of the home until it is complete on the device.
-            let home = std::mem::replace(&mut bucket.home, done.recv);
+            // The sum takes the place of the accumulated gradients until it is complete on the device.
+            let accumulated = std::mem::replace(&mut bucket.accumulated, done.recv);
             drop(done.send);
             if last {
                 reduce_over_replicas(state, res, bucket)?;
             }
             spans.enter(Span::Offload);
-            let sum = std::mem::replace(&mut bucket.home, home);
-            if let (Some(sum), Some(home)) = (sum, &mut bucket.home) {
-                let copying = res.download(Category::Gradients, sum.view(), home, 0..sum.len())?;
+            let sum = std::mem::replace(&mut bucket.accumulated, accumulated);
+            if let (Some(sum), Some(accumulated)) = (sum, &mut bucket.accumulated) {
+                let copying = res.download(Category::Gradients, sum.view(), accumulated, 0..sum.len())?;
                 self.going = Some(Going { bucket: number, copying, sum });
             }
             spans.enter(Span::ExposedReduce);
             return Ok(());
         }
-        match (&mut bucket.home, done.recv) {
+        match (&mut bucket.accumulated, done.recv) {
             // It was a copy that travelled.
-            (Some(home), Some(sum)) => res.cast(TERM, sum.view(), home.view_mut())?,
-            (home, sum) => *home = sum,
+            (Some(accumulated), Some(sum)) => res.cast(TERM, sum.view(), accumulated.view_mut())?,
+            (accumulated, sum) => *accumulated = sum,
         }
         drop(done.send);
         if last { reduce_over_replicas(state, res, bucket) } else { Ok(()) }
@@ -272,18 +274,18 @@ impl Gradients {
     /// orders, so both ends have the same bits. All reductions are settled. What travels is of the gradients' own type: were it rounded
     /// on its way, each end would add its own exact sum to the other's rounded one.
     pub fn reduce_tied(&mut self, state: &State, res: Resources<'_>, unit: usize) -> Result<()> {
-        let (Some(grads), Some(holding)) = (&self.units[unit], state.trainable(unit)) else { return Ok(()) };
+        let (Some(grads), Some(flat_shard)) = (&self.units[unit], state.trainable(unit)) else { return Ok(()) };
         let Some(stages) = res.comms.over(Axes::PIPELINE) else { return Ok(()) };
         let (to, from) = [stages.size() - 1 - stages.rank(); 2].into();
-        let own = within(&holding.owned, &holding.gradients);
-        let home = self.buckets[grads.bucket].home()?.slice_mut(grads.place.clone());
-        let own = home.into_slice(own);
+        let own = within(&flat_shard.owned, &flat_shard.gradients);
+        let accumulated = self.buckets[grads.bucket].accumulated()?.slice_mut(grads.place.clone());
+        let own = accumulated.into_slice(own);
         let mut theirs = res.alloc_at(state.tiers.gradients, Category::Communication, own.dtype(), own.len())?;
         stages.call(Call::new(Kind::SendRecv { to, from }, own.as_view(), theirs.view_mut()))?;
         res.accumulate(TERM, theirs.view(), own)
     }
 
-    /// Waits for all that is under way: then all gradients are at home.
+    /// Waits for all that is under way: then all gradients are accumulated.
     pub fn finish(&mut self, state: &State, res: Resources<'_>, spans: &mut dyn Spans) -> Result<()> {
         self.settle(state, res, spans)?;
         self.arrive(res, spans)
@@ -315,9 +317,9 @@ impl Gradients {
 
     /// Accumulated and reduced gradients of `range` of a unit's flat; the range is one this rank has. All reductions are settled.
     pub fn view(&self, state: &State, unit: usize, range: &Range<usize>) -> Option<View<'_>> {
-        let (grads, holding) = (self.units[unit].as_ref()?, state.trainable(unit)?);
-        let home = self.buckets[grads.bucket].home.as_ref()?;
-        Some(home.slice(grads.place.clone()).slice(within(range, &holding.gradients)))
+        let (grads, flat_shard) = (self.units[unit].as_ref()?, state.trainable(unit)?);
+        let accumulated = self.buckets[grads.bucket].accumulated.as_ref()?;
+        Some(accumulated.slice(grads.place.clone()).slice(within(range, &flat_shard.gradients)))
     }
 }
 
@@ -325,15 +327,15 @@ impl Gradients {
 fn reduce_over_replicas(state: &State, res: Resources<'_>, bucket: &mut Bucket) -> Result<()> {
     let Some(replicas) = res.comms.over(Axes::REPLICA) else { return Ok(()) };
     // Where there are replicas, gradients are split, and a bucket is one unit.
-    let Some(holding) = state.trainable(bucket.units.start) else { return Ok(()) };
-    let (wire, home) = (state.precision.reduce, bucket.home()?);
-    let shard = within(&state.place.range(Axes::SHARD, holding.padded), &holding.gradients);
+    let Some(flat_shard) = state.trainable(bucket.units.start) else { return Ok(()) };
+    let (wire, accumulated) = (state.precision.reduce, bucket.accumulated()?);
+    let shard = within(&state.place.range(Axes::SHARD, flat_shard.padded), &flat_shard.gradients);
     match state.sharding.optimizer {
-        Axes::NONE => all_reduce(res, replicas, wire, home.view_mut()),
-        Axes::SHARD => all_reduce(res, replicas, wire, home.slice_mut(shard)),
+        Axes::NONE => all_reduce(res, replicas, wire, accumulated.view_mut()),
+        Axes::SHARD => all_reduce(res, replicas, wire, accumulated.slice_mut(shard)),
         _ => {
-            let part = within(&within(&holding.chunk, &holding.gradients), &shard);
-            reduce_to_part(res, replicas, wire, home.slice_mut(shard), &part)
+            let part = within(&within(&flat_shard.norm_shard, &flat_shard.gradients), &shard);
+            reduce_to_part(res, replicas, wire, accumulated.slice_mut(shard), &part)
         }
     }
 }
@@ -342,7 +344,7 @@ fn reduce_over_replicas(state: &State, res: Resources<'_>, bucket: &mut Bucket) 
 fn target<'a>(unit: Option<&'a mut Unit>, bucket: Option<&'a mut Bucket>) -> ViewMut<'a> {
     match (unit, bucket) {
         (Some(Unit { scratch: Some(scratch), .. }), _) => scratch.view_mut(),
-        (Some(unit), Some(Bucket { home: Some(home), .. })) => home.slice_mut(unit.place.clone()),
+        (Some(unit), Some(Bucket { accumulated: Some(accumulated), .. })) => accumulated.slice_mut(unit.place.clone()),
         _ => nothing(),
     }
 }

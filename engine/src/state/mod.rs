@@ -1,4 +1,4 @@
-//! Sharded state: weights at home and in slots, gradients, optimizer. One mechanism for every strategy; what differs is
+//! Sharded state: weights at tier and in gathered_category, gradients, optimizer. One mechanism for every strategy; what differs is
 //! which range of a flat a rank holds.
 
 mod buckets;
@@ -10,7 +10,7 @@ mod offloaded_tensor;
 mod optimizer;
 mod params;
 
-use crate::plan::placement::{StateTiers, home_dtype, share, slot_category, slot_dtype, slotted};
+use crate::plan::placement::{StateTiers, gathered_category, gathered_dtype, is_gathered, shard_dtype, share};
 pub use buckets::buckets;
 pub use gradients::Gradients;
 pub use offloaded_activations::OffloadedActivations;
@@ -32,56 +32,56 @@ use zbench_kernels::{Buffer, Category, DType};
 
 /// What one rank holds of one flat.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Holding {
+pub struct FlatShard {
     pub part: FlatKind,
     /// Elements of the flat, padding included.
     pub padded: usize,
-    /// The part of the weights at home here.
-    pub home: Range<usize>,
+    /// The part of the weights that this rank stores.
+    pub shard: Range<usize>,
     pub dtype: DType,
     /// The part this rank fills at the start and updates.
     pub owned: Range<usize>,
     /// The part whose norm this rank computes: its share among all ranks that have the same.
-    pub chunk: Range<usize>,
+    pub norm_shard: Range<usize>,
     /// These ranks.
     pub replicas: Axes,
     /// Where accumulated gradients live here.
     pub gradients: Range<usize>,
-    /// Weights are read from a slot.
-    pub slotted: bool,
-    pub slot: DType,
+    /// Layers read gathered weights, and not the shard.
+    pub is_gathered: bool,
+    pub gathered: DType,
     /// Of the trainable flat: tensors that all tensor ranks have whole and of whose gradient each finds its own term of the sum.
     pub partial: Vec<Range<usize>>,
     /// Of `chunk`: what this rank's sum of squares counts. What all tensor ranks have is counted by the first one.
     pub counted: Vec<Range<usize>>,
 }
 
-impl Holding {
-    fn new(cell: &Cell, sharding: &Sharding, place: &Coords, unit: &Unit, part: FlatKind) -> Holding {
+impl FlatShard {
+    fn new(cell: &Cell, sharding: &Sharding, place: &Coords, unit: &Unit, part: FlatKind) -> FlatShard {
         let padded = unit.flat(part).padded;
-        let chunk = match unit.replicas {
+        let norm_shard = match unit.replicas {
             Axes::DATA => place.range(Axes::DATA, padded),
             others => {
                 let (index, part) = (place.index(others), padded / place.mesh.size(others));
                 index * part..(index + 1) * part
             }
         };
-        Holding {
+        FlatShard {
             partial: runs(unit, part, |tensor| tensor.gradient == Gradient::Partial(Axis::Tensor)),
             counted: match place.at(Axis::Tensor) {
-                0 => std::iter::once(chunk.clone()).collect(),
-                _ => within_range(runs(unit, part, |tensor| tensor.is_counted(place)), &chunk),
+                0 => std::iter::once(norm_shard.clone()).collect(),
+                _ => within_range(runs(unit, part, |tensor| tensor.is_counted(place)), &norm_shard),
             },
             part,
             padded,
-            home: place.range(sharding.parameters, padded),
-            dtype: home_dtype(cell, part),
+            shard: place.range(sharding.parameters, padded),
+            dtype: shard_dtype(cell, part),
             owned: place.range(share(sharding, part), padded),
-            chunk,
+            norm_shard,
             replicas: unit.replicas,
             gradients: place.range(sharding.gradients, padded),
-            slotted: slotted(cell, sharding, part),
-            slot: slot_dtype(cell, part),
+            is_gathered: is_gathered(cell, sharding, part),
+            gathered: gathered_dtype(cell, part),
         }
     }
 }
@@ -112,7 +112,7 @@ pub struct State {
     /// The unit that is a copy of another stage's, which counts and writes it.
     pub copy: Option<usize>,
     /// By unit, in the order of [`FlatKind::ALL`]; `None` where the flat is empty.
-    pub holdings: Vec<[Option<Holding>; FlatKind::COUNT]>,
+    pub shards: Vec<[Option<FlatShard>; FlatKind::COUNT]>,
     /// Units whose gradients are reduced in one call; every unit is in one of them.
     pub buckets: Vec<Range<usize>>,
     pub place: Coords,
@@ -121,8 +121,8 @@ pub struct State {
     pub precision: Precision,
     /// Updates lag a step behind their gradients, which ranks keep meanwhile.
     pub delayed: bool,
-    /// What slots count as.
-    pub slots: Category,
+    /// What gathered_category count as.
+    pub gathered_category: Category,
     /// Whether ranks tell each other in every step that they want to stop.
     pub stoppable: bool,
     /// Trainable units that a dry run leaves out because they are like others; 0 in a run.
@@ -132,23 +132,23 @@ pub struct State {
 impl State {
     /// The state of a rank.
     pub fn new(cell: &Cell, layout: &Layout, sharding: Sharding, place: Coords) -> State {
-        let holding = |unit: &Unit, part: FlatKind| {
-            (unit.flat(part).len > 0).then(|| Holding::new(cell, &sharding, &place, unit, part))
+        let flat_shard = |unit: &Unit, part: FlatKind| {
+            (unit.flat(part).len > 0).then(|| FlatShard::new(cell, &sharding, &place, unit, part))
         };
-        let holdings = layout.units.iter().map(|unit| FlatKind::ALL.map(|part| holding(unit, part))).collect();
-        let slots = slot_category(&sharding);
+        let shards = layout.units.iter().map(|unit| FlatKind::ALL.map(|part| flat_shard(unit, part))).collect();
+        let gathered_category = gathered_category(&sharding);
         let stoppable = cell.checkpoint.is_some();
         State {
             numbers: layout.numbers.clone(),
             copy: layout.copy(),
-            holdings,
+            shards,
             buckets: buckets(cell, &sharding, &place.mesh, layout),
             place,
             sharding,
             tiers: StateTiers::of(cell, &sharding),
             precision: cell.precision,
             delayed: cell.train.is_delayed(),
-            slots,
+            gathered_category,
             stoppable,
             omitted: 0,
         }
@@ -158,7 +158,7 @@ impl State {
     pub fn of_units(&self, units: Range<usize>) -> State {
         let buckets = (0..units.len()).map(|unit| unit..unit + 1).collect();
         let numbers = self.numbers[units.clone()].to_vec();
-        State { numbers, copy: None, buckets, holdings: self.holdings[units].to_vec(), ..*self }
+        State { numbers, copy: None, buckets, shards: self.shards[units].to_vec(), ..*self }
     }
 
     pub fn mesh(&self) -> Mesh {
@@ -176,8 +176,8 @@ impl State {
     }
 
     /// The trainable flat of a unit.
-    pub fn trainable(&self, unit: usize) -> Option<&Holding> {
-        self.holdings[unit][0].as_ref()
+    pub fn trainable(&self, unit: usize) -> Option<&FlatShard> {
+        self.shards[unit][0].as_ref()
     }
 }
 
@@ -190,12 +190,12 @@ pub struct Resources<'a> {
 }
 
 impl Resources<'_> {
-    /// A buffer of a home, with unspecified contents.
-    pub fn alloc_at(&self, home: MemoryTier, category: Category, dtype: DType, len: usize) -> Result<Buffer> {
-        let none = || StepError::Input(format!("this rank has no memory of home {home:?}; a bug"));
-        let arena = self.tiers.arena(home).ok_or_else(none)?;
+    /// A buffer of a tier, with unspecified contents.
+    pub fn alloc_at(&self, tier: MemoryTier, category: Category, dtype: DType, len: usize) -> Result<Buffer> {
+        let none = || StepError::Input(format!("this rank has no memory of tier {tier:?}; a bug"));
+        let arena = self.tiers.arena(tier).ok_or_else(none)?;
         // A disk reads and writes whole pages.
-        Ok(if home == MemoryTier::Disk {
+        Ok(if tier == MemoryTier::Disk {
             arena.alloc_pages(category, dtype, len)?
         } else {
             arena.alloc(category, dtype, len)?

@@ -1,7 +1,7 @@
 //! Activations that live elsewhere: what forward has kept of a layer goes after forward and comes back before backward.
 
 use super::Resources;
-use super::offloaded::{Copying, Pages};
+use super::offloaded_tensor::{Copying, Pages};
 use crate::action::Kept;
 use crate::compute::error::{Result, StepError};
 use crate::config::MemoryTier;
@@ -27,17 +27,17 @@ enum OnTheWay {
 }
 
 impl OffloadedActivations {
-    /// Begins to take a layer's saved tensors to their home. In their place stands where they are.
+    /// Begins to take a layer's saved tensors to their tier. In their place stands where they are.
     ///
     /// # Errors
     /// There is no memory for them, or the disk has failed.
-    pub fn store(&mut self, res: Resources<'_>, home: MemoryTier, saved: &mut Saved, what: Kept) -> Result<()> {
+    pub fn store(&mut self, res: Resources<'_>, tier: MemoryTier, saved: &mut Saved, what: Kept) -> Result<()> {
         let places = places_of(what) & saved.places() & !self.away;
         self.away |= places;
         saved.each_buffer(places, &mut |buffer| {
             let (dtype, len) = (buffer.dtype(), buffer.len());
-            if home == MemoryTier::Host {
-                let mut copy = res.alloc_at(home, Category::Activations, dtype, len)?;
+            if tier == MemoryTier::Host {
+                let mut copy = res.alloc_at(tier, Category::Activations, dtype, len)?;
                 let copying = res.download(Category::Activations, buffer.view(), &mut copy, 0..len)?;
                 self.going.push_back(OnTheWay::Copied(std::mem::replace(buffer, copy), copying));
                 return Ok(());
@@ -45,7 +45,7 @@ impl OffloadedActivations {
             let mut pages = res.host_pages(dtype, len)?;
             res.download(Category::Activations, buffer.view(), &mut pages, 0..len)?.wait()?;
             res.count_move(Category::Activations, MemoryTier::Host, MemoryTier::Disk, buffer);
-            let place = res.alloc_at(home, Category::Activations, dtype, len)?;
+            let place = res.alloc_at(tier, Category::Activations, dtype, len)?;
             self.going.push_back(OnTheWay::Pages(Pages::write(res, &place, pages)?));
             *buffer = place;
             Ok(())
@@ -64,10 +64,10 @@ impl OffloadedActivations {
     ///
     /// # Errors
     /// There is no memory for them, or the disk has failed.
-    pub fn fetch(&mut self, res: Resources<'_>, home: MemoryTier, saved: &mut Saved) -> Result<()> {
+    pub fn fetch(&mut self, res: Resources<'_>, tier: MemoryTier, saved: &mut Saved) -> Result<()> {
         self.settle(res)?;
         saved.each_buffer(self.away, &mut |buffer| {
-            if home == MemoryTier::Host {
+            if tier == MemoryTier::Host {
                 let copying = back(res, buffer)?;
                 self.coming.push_back(copying);
                 return Ok(());

@@ -1,4 +1,4 @@
-//! A tensor that has a home, and its copy where it is used.
+//! A tensor that lives in a memory tier, and its copy where it is used.
 
 use super::Resources;
 use crate::compute::error::{Result, StepError};
@@ -11,9 +11,9 @@ use zbench_kernels::device::Event;
 use zbench_kernels::disk::Transfer;
 use zbench_kernels::{Buffer, Category, DType, View, ViewMut};
 
-/// A tensor of a home. Where it is used elsewhere, a part of it is copied there.
+/// A tensor of a tier. Where it is used elsewhere, a part of it is copied there.
 pub struct OffloadedTensor {
-    home: MemoryTier,
+    tier: MemoryTier,
     category: Category,
     dtype: DType,
     /// Away while a collective reads it.
@@ -154,16 +154,16 @@ impl OffloadedTensor {
     /// A tensor with unspecified contents.
     ///
     /// # Errors
-    /// Its home is full.
+    /// Its tier is full.
     pub fn new(
         res: Resources<'_>,
-        home: MemoryTier,
+        tier: MemoryTier,
         category: Category,
         dtype: DType,
         len: usize,
     ) -> Result<OffloadedTensor> {
-        let stored = Some(res.alloc_at(home, category, dtype, len)?);
-        Ok(OffloadedTensor { home, category, dtype, stored, used: None })
+        let stored = Some(res.alloc_at(tier, category, dtype, len)?);
+        Ok(OffloadedTensor { tier, category, dtype, stored, used: None })
     }
 
     fn stored(&self) -> Result<&Buffer> {
@@ -172,7 +172,7 @@ impl OffloadedTensor {
 
     /// All of it, where it lies in memory: what lives on a disk is there while it is [`open`](OffloadedTensor::open).
     pub fn buffer(&self) -> Option<&Buffer> {
-        match (self.home, &self.used) {
+        match (self.tier, &self.used) {
             (MemoryTier::Disk, Some(Used { state: Flight::Here(buffer), .. })) => Some(buffer),
             (MemoryTier::Disk, _) => None,
             _ => self.stored.as_ref(),
@@ -181,7 +181,7 @@ impl OffloadedTensor {
 
     /// The same for writing.
     pub fn buffer_mut(&mut self) -> Option<&mut Buffer> {
-        match (self.home, &mut self.used) {
+        match (self.tier, &mut self.used) {
             (MemoryTier::Disk, Some(Used { state: Flight::Here(buffer), .. })) => Some(buffer),
             (MemoryTier::Disk, _) => None,
             _ => self.stored.as_mut(),
@@ -193,7 +193,7 @@ impl OffloadedTensor {
     /// # Errors
     /// There is no memory for it, or the disk has failed.
     pub fn open(&mut self, res: Resources<'_>) -> Result<()> {
-        if self.home != MemoryTier::Disk {
+        if self.tier != MemoryTier::Disk {
             return Ok(());
         }
         let all = 0..self.stored()?.len();
@@ -208,7 +208,7 @@ impl OffloadedTensor {
     /// # Errors
     /// The disk has failed.
     pub fn close(&mut self, res: Resources<'_>, writes: bool) -> Result<()> {
-        if self.home != MemoryTier::Disk {
+        if self.tier != MemoryTier::Disk {
             return Ok(());
         }
         res.tiers.uncounted(|| {
@@ -244,7 +244,7 @@ impl OffloadedTensor {
 
     fn copy_part(&mut self, res: Resources<'_>, at: MemoryTier, part: Range<usize>) -> Result<Flight> {
         let stored = self.stored.as_mut().ok_or_else(away)?;
-        if self.home == MemoryTier::Disk {
+        if self.tier == MemoryTier::Disk {
             let pages = res.host_pages(stored.dtype(), stored.len())?;
             res.count_move(self.category, MemoryTier::Disk, MemoryTier::Host, &pages);
             return Ok(Flight::Coming(Pages::read(res, stored, pages)?));
@@ -263,7 +263,7 @@ impl OffloadedTensor {
     /// # Errors
     /// As of [`OffloadedTensor::copy_to`].
     pub fn fetch(&mut self, res: Resources<'_>, at: MemoryTier, part: Range<usize>, reads: bool) -> Result<()> {
-        if at == self.home {
+        if at == self.tier {
             return Ok(());
         }
         let state = match reads {
@@ -291,7 +291,7 @@ impl OffloadedTensor {
     /// # Errors
     /// It was not fetched: a bug.
     pub fn part_mut(&mut self, at: MemoryTier, part: Range<usize>) -> Result<ViewMut<'_>> {
-        if at == self.home {
+        if at == self.tier {
             return Ok(self.stored.as_mut().ok_or_else(away)?.slice_mut(part));
         }
         match &mut self.used {
@@ -309,7 +309,7 @@ impl OffloadedTensor {
     pub fn store(&mut self, res: Resources<'_>, from: MemoryTier) -> Result<()> {
         let Some(Used { part, state }) = self.used.take() else { return Ok(()) };
         let mut copy = state.land(res, from, self.category)?;
-        if self.home == MemoryTier::Disk {
+        if self.tier == MemoryTier::Disk {
             if from != MemoryTier::Host {
                 let len = copy.len();
                 let mut pages = res.host_pages(copy.dtype(), len)?;

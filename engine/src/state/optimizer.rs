@@ -177,13 +177,13 @@ impl Optimizer {
     pub fn new(state: &State, res: Resources<'_>) -> Result<Optimizer> {
         let p = state.precision;
         let alloc = |dtype, len| OffloadedTensor::new(res, state.tiers.optimizer, Category::Optimizer, dtype, len);
-        let mut units = Vec::with_capacity(state.holdings.len());
-        for unit in 0..state.holdings.len() {
-            let Some(holding) = state.trainable(unit) else {
+        let mut units = Vec::with_capacity(state.shards.len());
+        for unit in 0..state.shards.len() {
+            let Some(flat_shard) = state.trainable(unit) else {
                 units.push(None);
                 continue;
             };
-            let len = holding.owned.len();
+            let len = flat_shard.owned.len();
             let master = p.master.map(|dtype| alloc(dtype, len)).transpose()?;
             let (mut first, mut second) = (alloc(p.optimizer, len)?, alloc(p.optimizer, len)?);
             // A dry run has nothing to fill, and a new file holds zeros.
@@ -246,8 +246,8 @@ impl Optimizer {
         (flags, stages): (Flags, &Squares),
     ) -> Result<GlobalStats> {
         let world = res.comms.data().size();
-        let counted = |unit: usize| state.trainable(unit).map(|holding| (unit, &holding.counted));
-        let parts = || (0..state.holdings.len()).filter(|unit| state.copy != Some(*unit)).filter_map(counted);
+        let counted = |unit: usize| state.trainable(unit).map(|flat_shard| (unit, &flat_shard.counted));
+        let parts = || (0..state.shards.len()).filter(|unit| state.copy != Some(*unit)).filter_map(counted);
         let words = words(state);
         let width = words + parts().count() + state.omitted;
         let mut send = res.alloc(Category::Communication, DType::F64, width)?;
@@ -319,16 +319,16 @@ impl Optimizer {
         gradients: &Gradients,
         unit: usize,
     ) -> Result<()> {
-        let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
+        let (Some(moments), Some(flat_shard)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
         let at = state.tiers.update();
-        let owned = &holding.owned;
+        let owned = &flat_shard.owned;
         // With a master copy, the weights that layers read are written alone.
         let reads = moments.master.is_none();
         for moment in moments.each() {
             moment.fetch(res, at, 0..owned.len(), true)?;
         }
-        if let Some(home) = params.homed_mut(unit, FlatKind::Trainable) {
-            home.fetch(res, at, within(owned, &holding.home), reads)?;
+        if let Some(shard) = params.tensor_mut(unit, FlatKind::Trainable) {
+            shard.fetch(res, at, within(owned, &flat_shard.shard), reads)?;
         }
         if state.tiers.gradients != at
             && !state.delayed
@@ -347,25 +347,25 @@ impl Optimizer {
         let Some(moments) = &mut self.units[unit] else { return Ok(()) };
         let from = state.tiers.update();
         self.gradients[unit] = None;
-        let home = params.homed_mut(unit, FlatKind::Trainable);
-        moments.each().chain(home).try_for_each(|offloaded| offloaded.store(res, from))
+        let shard = params.tensor_mut(unit, FlatKind::Trainable);
+        moments.each().chain(shard).try_for_each(|offloaded| offloaded.store(res, from))
     }
 
     /// Waits until it is there.
     pub fn settle(&mut self, res: Resources<'_>, params: &mut Params, unit: usize) -> Result<()> {
         let Some(moments) = &mut self.units[unit] else { return Ok(()) };
-        let home = params.homed_mut(unit, FlatKind::Trainable);
-        moments.each().chain(home).try_for_each(|offloaded| offloaded.settle(res))
+        let shard = params.tensor_mut(unit, FlatKind::Trainable);
+        moments.each().chain(shard).try_for_each(|offloaded| offloaded.settle(res))
     }
 
     /// Waits for what the update of a unit reads.
     pub fn land(&mut self, state: &State, res: Resources<'_>, params: &mut Params, unit: usize) -> Result<()> {
         let Some(moments) = &mut self.units[unit] else { return Ok(()) };
-        let (at, home) = (state.tiers.update(), params.homed_mut(unit, FlatKind::Trainable));
+        let (at, shard) = (state.tiers.update(), params.tensor_mut(unit, FlatKind::Trainable));
         if let Some(coming) = self.gradients[unit].take() {
             self.gradients[unit] = Some(Flight::Here(coming.land(res, at, Category::Gradients)?));
         }
-        moments.each().chain(home).try_for_each(|offloaded| offloaded.land(res, at))
+        moments.each().chain(shard).try_for_each(|offloaded| offloaded.land(res, at))
     }
 
     /// As [`Moments::open`] of a unit.
@@ -395,8 +395,8 @@ impl Optimizer {
     pub fn delay(&mut self, state: &State, res: Resources<'_>, gradients: &Gradients) -> Result<()> {
         let (from, to) = (state.tiers.gradients, state.tiers.update());
         for unit in 0..self.units.len() {
-            let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { continue };
-            if let (Some(kept), Some(own)) = (&mut moments.delayed, gradients.view(state, unit, &holding.owned)) {
+            let (Some(moments), Some(flat_shard)) = (&mut self.units[unit], state.trainable(unit)) else { continue };
+            if let (Some(kept), Some(own)) = (&mut moments.delayed, gradients.view(state, unit, &flat_shard.owned)) {
                 let bytes = (own.len() * own.dtype().size()) as u64;
                 match (from, to) {
                     (MemoryTier::Device, MemoryTier::Host) => {
@@ -422,15 +422,15 @@ impl Optimizer {
         gradients: &Gradients,
         (unit, Due { lr, number, factors }): (usize, Due),
     ) -> Result<()> {
-        let (Some(moments), Some(holding)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
-        let (owned, at) = (holding.owned.clone(), state.tiers.update());
+        let (Some(moments), Some(flat_shard)) = (&mut self.units[unit], state.trainable(unit)) else { return Ok(()) };
+        let (owned, at) = (flat_shard.owned.clone(), state.tiers.update());
         let grads = match (&moments.delayed, &self.gradients[unit]) {
             (Some(kept), _) => Some(kept.view()),
             (None, Some(Flight::Here(copy))) => Some(copy.view()),
             _ => gradients.view(state, unit, &owned),
         };
-        let (Some(home), Some(grads)) = (params.homed_mut(unit, FlatKind::Trainable), grads) else { return Ok(()) };
-        let at_home = within(&owned, &holding.home);
+        let (Some(shard), Some(grads)) = (params.tensor_mut(unit, FlatKind::Trainable), grads) else { return Ok(()) };
+        let at_shard = within(&owned, &flat_shard.shard);
         for (run, decays) in layout.units[unit].decay_runs(owned.clone()) {
             let op = AdamW {
                 lr,
@@ -440,7 +440,7 @@ impl Optimizer {
                 ..adamw(cell, state, unit, &run, decays)
             };
             let run = within(&run, &owned);
-            let weights = home.part_mut(at, shift(&run, at_home.start))?;
+            let weights = shard.part_mut(at, shift(&run, at_shard.start))?;
             // The weights that layers read are written in the same pass as the master's.
             let (p, copy) = match &mut moments.master {
                 Some(master) => (master.part_mut(at, run.clone())?, Some(weights)),

@@ -1,7 +1,7 @@
-//! Weights: a home for this rank's part, slots for what is gathered.
+//! Weights: the shard of this rank, and gathered weights.
 
 use super::offloaded_tensor::{Flight, OffloadedTensor};
-use super::{Holding, Resources, State};
+use super::{FlatShard, Resources, State};
 use crate::compute::error::Result;
 use crate::config::MemoryTier;
 use crate::mesh::comms::Comms;
@@ -22,28 +22,34 @@ pub struct Params {
 
 struct Flat {
     /// This rank's part.
-    home: OffloadedTensor,
+    shard: OffloadedTensor,
     /// Copies of it on their way to the device, in the order in which they are gathered.
     coming: VecDeque<Flight>,
     /// Gathered, in the type that layers read.
-    slot: Option<Buffer>,
+    gathered: Option<Buffer>,
     pending: Option<Ticket>,
-    slotted: bool,
+    is_gathered: bool,
 }
 
 impl Params {
     /// MemoryTiers with unspecified contents.
     pub fn new(state: &State, res: Resources<'_>) -> Result<Params> {
-        let home = |holding: &Holding| -> Result<Flat> {
-            let (at, len) = (state.tiers.parameters, holding.home.len());
-            let home = OffloadedTensor::new(res, at, Category::Parameters, holding.dtype, len)?;
-            Ok(Flat { home, coming: VecDeque::new(), slot: None, pending: None, slotted: holding.slotted })
+        let shard = |flat_shard: &FlatShard| -> Result<Flat> {
+            let (at, len) = (state.tiers.parameters, flat_shard.shard.len());
+            let shard = OffloadedTensor::new(res, at, Category::Parameters, flat_shard.dtype, len)?;
+            Ok(Flat {
+                shard,
+                coming: VecDeque::new(),
+                gathered: None,
+                pending: None,
+                is_gathered: flat_shard.is_gathered,
+            })
         };
-        let mut flats = Vec::with_capacity(state.holdings.len());
-        for holdings in &state.holdings {
+        let mut flats = Vec::with_capacity(state.shards.len());
+        for shards in &state.shards {
             let mut unit = [const { None }; FlatKind::COUNT];
-            for (flat, holding) in unit.iter_mut().zip(holdings) {
-                *flat = holding.as_ref().map(home).transpose()?;
+            for (flat, flat_shard) in unit.iter_mut().zip(shards) {
+                *flat = flat_shard.as_ref().map(shard).transpose()?;
             }
             flats.push(unit);
         }
@@ -51,43 +57,43 @@ impl Params {
     }
 
     /// This rank's part of a flat, where it lies in memory.
-    pub fn home_mut(&mut self, unit: usize, part: FlatKind) -> Option<&mut Buffer> {
-        self.homed_mut(unit, part)?.buffer_mut()
+    pub fn shard_mut(&mut self, unit: usize, part: FlatKind) -> Option<&mut Buffer> {
+        self.tensor_mut(unit, part)?.buffer_mut()
     }
 
     /// This rank's part of a flat, wherever it lives.
-    pub fn homed_mut(&mut self, unit: usize, part: FlatKind) -> Option<&mut OffloadedTensor> {
-        Some(&mut self.flats[unit][part as usize].as_mut()?.home)
+    pub fn tensor_mut(&mut self, unit: usize, part: FlatKind) -> Option<&mut OffloadedTensor> {
+        Some(&mut self.flats[unit][part as usize].as_mut()?.shard)
     }
 
     /// Brings this rank's part of a unit into host memory where it lives on a disk, outside of a step.
     pub fn open(&mut self, res: Resources<'_>, unit: usize) -> Result<()> {
-        self.flats[unit].iter_mut().flatten().try_for_each(|flat| flat.home.open(res))
+        self.flats[unit].iter_mut().flatten().try_for_each(|flat| flat.shard.open(res))
     }
 
     /// Frees that memory; with `writes`, when the disk has what was changed.
     pub fn close(&mut self, res: Resources<'_>, unit: usize, writes: bool) -> Result<()> {
-        self.flats[unit].iter_mut().flatten().try_for_each(|flat| flat.home.close(res, writes))
+        self.flats[unit].iter_mut().flatten().try_for_each(|flat| flat.shard.close(res, writes))
     }
 
     /// Begins to bring this rank's part of a unit to the device, to be gathered.
     pub fn fetch(&mut self, res: Resources<'_>, unit: usize) -> Result<()> {
-        for flat in self.flats[unit].iter_mut().flatten().filter(|flat| flat.slotted) {
-            flat.coming.push_back(flat.home.copy_to(res, MemoryTier::Device)?);
+        for flat in self.flats[unit].iter_mut().flatten().filter(|flat| flat.is_gathered) {
+            flat.coming.push_back(flat.shard.copy_to(res, MemoryTier::Device)?);
         }
         Ok(())
     }
 
     /// Makes tiers current where other ranks updated them.
     pub fn refresh(&mut self, state: &State, comms: &Comms, unit: usize) -> Result<()> {
-        let Some(holding) = state.trainable(unit) else { return Ok(()) };
-        let Some(home) = self.home_mut(unit, FlatKind::Trainable) else { return Ok(()) };
+        let Some(flat_shard) = state.trainable(unit) else { return Ok(()) };
+        let Some(shard) = self.shard_mut(unit, FlatKind::Trainable) else { return Ok(()) };
         if let (Axes::DATA, Some(replicas)) = (state.sharding.optimizer, comms.over(Axes::REPLICA)) {
-            let shard = within(&state.place.range(Axes::SHARD, holding.padded), &holding.home);
-            replicas.all_gather_in_place(home.slice_mut(shard))?;
+            let of_group = within(&state.place.range(Axes::SHARD, flat_shard.padded), &flat_shard.shard);
+            replicas.all_gather_in_place(shard.slice_mut(of_group))?;
         }
         if state.sharding.parameters == Axes::NONE {
-            comms.shard().all_gather_in_place(home.view_mut())?;
+            comms.shard().all_gather_in_place(shard.view_mut())?;
         }
         Ok(())
     }
@@ -106,11 +112,11 @@ impl Params {
 
     /// Fills a unit's slots, or starts to.
     pub fn gather(&mut self, state: &State, res: Resources<'_>, unit: usize) -> Result<()> {
-        for (flat, holding) in self.flats[unit].iter_mut().zip(&state.holdings[unit]) {
-            if let (Some(flat), Some(holding)) = (flat, holding)
-                && flat.slotted
+        for (flat, flat_shard) in self.flats[unit].iter_mut().zip(&state.shards[unit]) {
+            if let (Some(flat), Some(flat_shard)) = (flat, flat_shard)
+                && flat.is_gathered
             {
-                flat.gather(state, res, holding)?;
+                flat.gather(state, res, flat_shard)?;
             }
         }
         Ok(())
@@ -121,25 +127,25 @@ impl Params {
         for flat in self.flats[unit].iter_mut().flatten() {
             let Some(ticket) = flat.pending.take() else { continue };
             let gathered = comms.shard().wait(ticket)?;
-            // A send that is not the home was a copy, and is done with.
-            if let Some(home) = gathered.send.filter(|_| flat.home.is_taken()) {
-                flat.home.put(home);
+            // A send that is not the shard was a copy, and is done with.
+            if let Some(shard) = gathered.send.filter(|_| flat.shard.is_taken()) {
+                flat.shard.put(shard);
             }
-            flat.slot = gathered.recv;
+            flat.gathered = gathered.recv;
         }
         Ok(())
     }
 
     /// Gives a unit's slots back.
     pub fn release(&mut self, unit: usize) {
-        self.flats[unit].iter_mut().flatten().for_each(|flat| flat.slot = None);
+        self.flats[unit].iter_mut().flatten().for_each(|flat| flat.gathered = None);
     }
 
     /// A unit's weights, which the plan has made sure are here.
     pub fn weights<'a>(&'a self, unit: usize, prepacked: Option<&'a Prepacked>) -> Weights<'a> {
         let view = |part: FlatKind| {
             let flat = self.flats[unit][part as usize].as_ref();
-            let held = flat.and_then(|f| if f.slotted { f.slot.as_ref() } else { f.home.buffer() });
+            let held = flat.and_then(|f| if f.is_gathered { f.gathered.as_ref() } else { f.shard.buffer() });
             held.map_or(View::of::<f32>(&[]), Buffer::view)
         };
         let (trainable, frozen) = (view(FlatKind::Trainable), view(FlatKind::Frozen));
@@ -148,27 +154,27 @@ impl Params {
 }
 
 impl Flat {
-    fn gather(&mut self, state: &State, res: Resources<'_>, holding: &Holding) -> Result<()> {
-        let mut slot = res.alloc(state.slots, holding.slot, holding.padded)?;
+    fn gather(&mut self, state: &State, res: Resources<'_>, flat_shard: &FlatShard) -> Result<()> {
+        let mut gathered = res.alloc(state.slots, flat_shard.gathered, flat_shard.padded)?;
         let copy = match self.coming.pop_front() {
             Some(flight) => Some(flight.land(res, MemoryTier::Device, Category::Parameters)?),
             None => None,
         };
-        let Some(home) = copy.as_ref().or(self.home.buffer()) else { return Ok(()) };
+        let Some(shard) = copy.as_ref().or(self.shard.buffer()) else { return Ok(()) };
         if state.sharding.parameters == Axes::NONE {
-            res.cast(TERM, home.view(), slot.view_mut())?;
-            self.slot = Some(slot);
+            res.cast(TERM, shard.view(), gathered.view_mut())?;
+            self.gathered = Some(gathered);
             return Ok(());
         }
-        let send = if holding.dtype == holding.slot {
-            copy.or_else(|| self.home.take())
+        let send = if flat_shard.dtype == flat_shard.gathered {
+            copy.or_else(|| self.shard.take())
         } else {
-            let mut wire = res.alloc(Category::Communication, holding.slot, holding.home.len())?;
-            res.cast(TERM, home.view(), wire.view_mut())?;
+            let mut wire = res.alloc(Category::Communication, flat_shard.gathered, flat_shard.shard.len())?;
+            res.cast(TERM, shard.view(), wire.view_mut())?;
             Some(wire)
         };
         let Some(send) = send else { return Ok(()) };
-        self.pending = Some(res.comms.shard().start(OwnedCall::all_gather(send, slot))?);
+        self.pending = Some(res.comms.shard().start(OwnedCall::all_gather(send, gathered))?);
         Ok(())
     }
 }

@@ -37,7 +37,7 @@ fn run_in_f64(cell: &Cell) -> Doubles {
         let (data, numbers) = (rank.number() % of_stage, rank.executor.context.role.layout.numbers.clone());
         let mut weights = Vec::new();
         for (unit, number) in numbers.into_iter().enumerate() {
-            if let Some(home) = rank.executor.params.home_mut(unit, FlatKind::Trainable) {
+            if let Some(home) = rank.executor.params.shard_mut(unit, FlatKind::Trainable) {
                 weights.push(([data, number], home.view().as_slice::<f64>()?.to_vec()));
             }
         }

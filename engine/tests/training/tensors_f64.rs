@@ -32,8 +32,8 @@ fn run_in_f64(cell: &Cell) -> Doubles {
         rank.gradients(&mut meter)?;
         let mut parts = Vec::new();
         for (unit, spec) in rank.executor.context.role.layout.units.iter().enumerate() {
-            let Some(holding) = rank.executor.state.trainable(unit) else { continue };
-            let Some(view) = rank.executor.gradients.view(&rank.executor.state, unit, &holding.gradients) else {
+            let Some(flat_shard) = rank.executor.state.trainable(unit) else { continue };
+            let Some(view) = rank.executor.gradients.view(&rank.executor.state, unit, &flat_shard.gradients) else {
                 continue;
             };
             let values = view.as_slice::<f64>()?;

@@ -107,7 +107,7 @@ fn tables(cell: &Cell) -> Vec<[Part; 4]> {
             kernels.cast(view, zbench_kernels::ViewMut::of(&mut values)).unwrap();
             values
         };
-        let home = wide(rank.executor.params.home_mut(0, FlatKind::Trainable).unwrap().slice(owned));
+        let home = wide(rank.executor.params.shard_mut(0, FlatKind::Trainable).unwrap().slice(owned));
         let moments = rank.executor.optimizer.moments_mut(0).unwrap();
         let master = moments.master.as_mut().map_or(Vec::new(), |of| wide(of.buffer_mut().unwrap().view()));
         let [first, second] = [&mut moments.first, &mut moments.second].map(|of| wide(of.buffer_mut().unwrap().view()));

@@ -37,7 +37,7 @@ impl Executor<'_> {
 
     /// The checksum of the frozen tensors; `None` if every tensor trains. A collective call.
     pub(crate) fn frozen_digest(&mut self) -> Result<Option<u64>> {
-        let is_there = |part: FlatKind| self.state.holdings.iter().any(|unit| unit[part as usize].is_some());
+        let is_there = |part: FlatKind| self.state.shards.iter().any(|unit| unit[part as usize].is_some());
         if !is_there(FlatKind::Frozen) && !is_there(FlatKind::Quantised) {
             return Ok(None);
         }
@@ -50,17 +50,17 @@ impl Executor<'_> {
     /// The checksum of this rank's part of every unit in the world-wide split.
     fn sum(&mut self, part: FlatKind, role: Role) -> Result<u64> {
         let mut sum = 0u64;
-        let (units, copy) = (0..self.state.holdings.len(), self.state.copy);
+        let (units, copy) = (0..self.state.shards.len(), self.state.copy);
         for unit in units.filter(|unit| copy != Some(*unit)) {
             let Executor { context, state, params, optimizer, .. } = self;
-            let Some(holding) = &state.holdings[unit][part as usize] else { continue };
+            let Some(flat_shard) = &state.shards[unit][part as usize] else { continue };
             let res = context.resources();
             params.open(res, unit)?;
             optimizer.open(res, unit)?;
             let Some((held, view)) = role.held(state, params, optimizer, unit, part) else { continue };
             for tensor in context.role.layout.units[unit].tensors_of(part) {
                 let place = tensor.place.range();
-                let cut = place.start.max(holding.chunk.start)..place.end.min(holding.chunk.end);
+                let cut = place.start.max(flat_shard.norm_shard.start)..place.end.min(flat_shard.norm_shard.end);
                 if cut.is_empty() {
                     continue;
                 }

@@ -33,7 +33,7 @@ pub struct Position {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// The weights, in the widest type there is of them: the master's, else the home's.
+    /// The weights, in the widest type there is of them: the master's, else the shard's.
     Weights,
     ExpAvg,
     ExpAvgSq,
@@ -90,7 +90,7 @@ impl Role {
     }
 
     /// What a rank owns of a unit's flat in this role, and which elements of the flat these are. Weights are the master copy
-    /// where there is one, else the home's.
+    /// where there is one, else the shard's.
     pub(crate) fn held<'a>(
         self,
         state: &State,
@@ -99,14 +99,14 @@ impl Role {
         unit: usize,
         part: FlatKind,
     ) -> Option<(Range<usize>, View<'a>)> {
-        let holding = state.holdings[unit][part as usize].as_ref()?;
+        let flat_shard = state.shards[unit][part as usize].as_ref()?;
         let moments = optimizer.moments_mut(unit).filter(|_| part == FlatKind::Trainable);
         let view = match moments {
             // What is not in memory has no view, and nothing stands in for it.
             Some(moments) if self != Role::Weights || moments.master.is_some() => self.of(moments)?.view(),
-            _ => params.home_mut(unit, part)?.slice(within(&holding.owned, &holding.home)),
+            _ => params.shard_mut(unit, part)?.slice(within(&flat_shard.owned, &flat_shard.shard)),
         };
-        Some((holding.owned.clone(), view))
+        Some((flat_shard.owned.clone(), view))
     }
 }
 

@@ -312,9 +312,9 @@ impl Target<'_> {
 
     /// What this rank needs of a unit: what it owns, without padding.
     pub fn owned(&self, unit: usize) -> Option<Range<usize>> {
-        let holding = self.state.holdings.get(unit)?.first()?.as_ref()?;
-        let end = holding.owned.end.min(self.layout.units[unit].trainable().len);
-        (holding.owned.start < end).then_some(holding.owned.start..end)
+        let flat_shard = self.state.shards.get(unit)?.first()?.as_ref()?;
+        let end = flat_shard.owned.end.min(self.layout.units[unit].trainable().len);
+        (flat_shard.owned.start < end).then_some(flat_shard.owned.start..end)
     }
 
     /// Checks that every element that this rank needs is in the files, and once.
@@ -323,7 +323,7 @@ impl Target<'_> {
         for Wanted { unit, role, elements, .. } in wanted {
             found.entry((*unit, *role)).or_default().push(elements.clone());
         }
-        for unit in 0..self.state.holdings.len() {
+        for unit in 0..self.state.shards.len() {
             let Some(owned) = self.owned(unit) else { continue };
             for role in self.roles {
                 let mut ranges = found.remove(&(unit, *role)).unwrap_or_default();
@@ -380,10 +380,10 @@ impl Target<'_> {
 
     /// Padding is zero.
     fn clear(&mut self) -> Result<()> {
-        for unit in 0..self.state.holdings.len() {
+        for unit in 0..self.state.shards.len() {
             for role in self.roles {
-                let Some(holding) = self.state.trainable(unit) else { continue };
-                let owned = holding.owned.clone();
+                let Some(flat_shard) = self.state.trainable(unit) else { continue };
+                let owned = flat_shard.owned.clone();
                 self.write(unit, *role, owned, None)?;
             }
         }
@@ -392,12 +392,12 @@ impl Target<'_> {
 
     fn write(&mut self, unit: usize, role: Role, range: Range<usize>, values: Option<&[f32]>) -> Result<()> {
         self.turn_to(Some(unit))?;
-        let Some(holding) = self.state.trainable(unit) else { return Ok(()) };
-        let of_owned = within(&range, &holding.owned);
+        let Some(flat_shard) = self.state.trainable(unit) else { return Ok(()) };
+        let of_owned = within(&range, &flat_shard.owned);
         let Some(moments) = self.optimizer.moments_mut(unit) else { return Ok(()) };
-        let view = match (role.of_mut(moments), self.params.home_mut(unit, FlatKind::Trainable)) {
+        let view = match (role.of_mut(moments), self.params.shard_mut(unit, FlatKind::Trainable)) {
             (Some(own), _) => own.slice_mut(of_owned),
-            (None, Some(home)) => home.slice_mut(within(&range, &holding.home)),
+            (None, Some(shard)) => shard.slice_mut(within(&range, &flat_shard.shard)),
             (None, None) => return Ok(()),
         };
         let done = match values {
@@ -439,14 +439,14 @@ impl Target<'_> {
 
     /// Makes the weights that layers read from the master weights.
     fn update_homes(&mut self) -> Result<()> {
-        for unit in 0..self.state.holdings.len() {
+        for unit in 0..self.state.shards.len() {
             self.turn_to(Some(unit))?;
-            let Some(holding) = self.state.trainable(unit) else { continue };
+            let Some(flat_shard) = self.state.trainable(unit) else { continue };
             let master = self.optimizer.moments_mut(unit).and_then(|moments| moments.master.as_ref()?.buffer());
-            let home = self.params.home_mut(unit, FlatKind::Trainable);
-            if let (Some(master), Some(home)) = (master, home) {
-                let at_home = within(&holding.owned, &holding.home);
-                self.res.kernels.cast(master.view(), home.slice_mut(at_home)).map_err(StepError::from)?;
+            let shard = self.params.shard_mut(unit, FlatKind::Trainable);
+            if let (Some(master), Some(shard)) = (master, shard) {
+                let at_shard = within(&flat_shard.owned, &flat_shard.shard);
+                self.res.kernels.cast(master.view(), shard.slice_mut(at_shard)).map_err(StepError::from)?;
             }
         }
         Ok(())

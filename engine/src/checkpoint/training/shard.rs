@@ -26,9 +26,9 @@ pub(crate) fn file_names(rank: usize) -> (String, String) {
 /// Elements of a unit's flat that a rank writes: of the world-wide split, so that every element is written once and all
 /// ranks write alike, whatever the strategy; without the padding, which depends on the number of ranks. Of a copy nothing.
 fn written_range(state: &State, layout: &Layout, unit: usize) -> Option<Range<usize>> {
-    let holding = state.trainable(unit).filter(|_| state.copy != Some(unit))?;
-    let end = holding.chunk.end.min(in_use(layout, unit));
-    (holding.chunk.start < end).then_some(holding.chunk.start..end)
+    let flat_shard = state.trainable(unit).filter(|_| state.copy != Some(unit))?;
+    let end = flat_shard.norm_shard.end.min(in_use(layout, unit));
+    (flat_shard.norm_shard.start < end).then_some(flat_shard.norm_shard.start..end)
 }
 
 /// Elements of a unit's flat that a file holds: without padding, but for one element that makes them even, so that no element
@@ -91,7 +91,7 @@ struct UnitState {
     unit: usize,
     /// The part of the moments and of the master that is written.
     range: Range<usize>,
-    /// The home's weights, where the optimizer has none of its own.
+    /// The shard's weights, where the optimizer has none of its own.
     weights: Option<Vec<u8>>,
     /// The moments that the optimizer has lent, until they are given back.
     moments: Option<Moments>,
@@ -192,20 +192,20 @@ impl Shard {
         let mut loan = optimizer.lend();
         let mut units = Vec::new();
         let mut copied = 0;
-        for unit in 0..state.holdings.len() {
-            let (Some(range), Some(holding)) = (written_range(state, layout, unit), state.trainable(unit)) else {
+        for unit in 0..state.shards.len() {
+            let (Some(range), Some(flat_shard)) = (written_range(state, layout, unit), state.trainable(unit)) else {
                 continue;
             };
             let Some(mut moments) = loan.take(unit) else { continue };
             params.open(res, unit)?;
             moments.open(res)?;
-            let weights = match (&moments.master, params.home_mut(unit, FlatKind::Trainable)) {
-                (None, Some(home)) => Some(bytes_of(kernels, home.slice(within(&range, &holding.home)))?),
+            let weights = match (&moments.master, params.shard_mut(unit, FlatKind::Trainable)) {
+                (None, Some(shard)) => Some(bytes_of(kernels, shard.slice(within(&range, &flat_shard.shard)))?),
                 _ => None,
             };
             params.close(res, unit, false)?;
             copied += weights.as_ref().map_or(0, |weights| weights.len() as u64);
-            let range = within(&range, &holding.owned);
+            let range = within(&range, &flat_shard.owned);
             let mut of = UnitState { unit, range, weights, moments: Some(moments), copies: Default::default() };
             if !is_reachable {
                 copied += of.copy(kernels, roles)?;
