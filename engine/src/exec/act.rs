@@ -8,7 +8,7 @@ use crate::compute::error::{Result, StepError};
 use crate::compute::recorder::Phase;
 use crate::config::{Checkpointing, MemoryTier};
 use crate::exec::pace::Paced;
-use crate::exec::{Flow, InFlight};
+use crate::exec::{MicroBatchState, StepState};
 use crate::mesh::{Axes, Axis};
 use crate::model::layers::{Batch, Deferred, Exec, Grads, Head, HeadGrads, HeadWeights, Memory};
 use crate::model::{Layer, LayerKind, Weights};
@@ -22,10 +22,10 @@ use zbench_kernels::{Buffer, Category};
 impl<'a> Executor<'a> {
     /// Before the first action of a step: nothing of the last one counts any more.
     pub fn begin_step(&mut self) {
-        self.flow.losses.clear();
+        self.step_state.losses.clear();
         self.prepacked.iter_mut().for_each(|forms| forms.forget());
-        self.flow.loss_scale = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
-        self.flow.due = self.delayed.take().map(|factors| self.due(factors));
+        self.step_state.loss_scale = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
+        self.step_state.due = self.delayed.take().map(|factors| self.due(factors));
     }
 
     pub fn act(&mut self, action: Action, source: &mut dyn TokenSource, spans: &mut dyn Spans) -> Result<()> {
@@ -74,7 +74,7 @@ impl<'a> Executor<'a> {
                 self.forward(micro, layer, found, &waits)?;
                 paced.end();
             }
-            Action::Evict { micro, layer, tensor } => self.flow.of_mut(micro).saved[layer].evict(tensor),
+            Action::Evict { micro, layer, tensor } => self.step_state.of_mut(micro).saved[layer].evict(tensor),
             Action::Recompute { micro, layer, output } => {
                 self.move_saved(action, spans)?;
                 let found = self.layer(layer, spans)?;
@@ -116,7 +116,7 @@ impl<'a> Executor<'a> {
                 spans.enter(Span::ExposedPipeline);
                 self.gradients.reduce_tied(&self.state, self.context.resources(), unit)?;
             }
-            Action::Update => self.flow.update = Some(self.update(spans)?),
+            Action::Update => self.step_state.update = Some(self.update(spans)?),
             Action::StoreSaved { .. } | Action::SettleSaved { .. } | Action::FetchSaved { .. } => {
                 self.move_saved(action, spans)?;
             }
@@ -147,21 +147,21 @@ impl<'a> Executor<'a> {
         let mut buffer =
             self.context.device().alloc(Category::Activations, self.context.cell.precision.compute, len)?;
         group.recv(buffer.view_mut(), if gradient { behind } else { before })?;
-        *self.flow.of_mut(micro).stream(stream, gradient) = Some(buffer);
+        *self.step_state.of_mut(micro).stream(stream, gradient) = Some(buffer);
         Ok(())
     }
 
     /// Gives a stream to the neighbouring stage that reads it. The message is on its way while this stage goes on. The
     /// previous message in the same direction is waited for first.
     fn send(&mut self, micro: usize, stream: Stream, gradient: bool) -> Result<()> {
-        let buffer = taken(self.flow.of_mut(micro).stream(stream, gradient).take(), "a stream that is sent")?;
-        let previous = self.flow.sent[usize::from(gradient)].take();
+        let buffer = taken(self.step_state.of_mut(micro).stream(stream, gradient).take(), "a stream that is sent")?;
+        let previous = self.step_state.sent[usize::from(gradient)].take();
         let (group, [before, behind]) = self.pipeline()?;
         if let Some(ticket) = previous {
             group.wait(ticket)?;
         }
         let ticket = group.start(OwnedCall::send(buffer, if gradient { before } else { behind }))?;
-        self.flow.sent[usize::from(gradient)] = Some(ticket);
+        self.step_state.sent[usize::from(gradient)] = Some(ticket);
         Ok(())
     }
 
@@ -185,9 +185,9 @@ impl<'a> Executor<'a> {
     }
 
     fn forward(&mut self, micro: usize, number: usize, layer: &Layer, waits: &dyn Waits) -> Result<()> {
-        let (batch, evaluates) = (self.batch(micro, layer.writes), self.flow.evaluates);
+        let (batch, evaluates) = (self.batch(micro, layer.writes), self.step_state.evaluates);
         let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
-        let state = self.flow.of_mut(micro);
+        let state = self.step_state.of_mut(micro);
         let ex = self.context.exec(batch, evaluates, &state.tokens, waits);
         let second = layer.second.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
@@ -225,13 +225,13 @@ impl<'a> Executor<'a> {
 
     fn loss(&mut self, micro: usize, layer: &Layer, head: &Head, waits: &dyn Waits) -> Result<()> {
         let (own_unit, unit_of_matrix) = (layer.unit, layer.shares.unwrap_or(layer.unit));
-        let (batch, evaluates) = (self.batch(micro, layer.reads), self.flow.evaluates);
-        let x = taken(self.flow.of_mut(micro).values[layer.reads].take(), "the residual stream")?;
+        let (batch, evaluates) = (self.batch(micro, layer.reads), self.step_state.evaluates);
+        let x = taken(self.step_state.of_mut(micro).values[layer.reads].take(), "the residual stream")?;
         if !evaluates {
             self.gradients.open(&self.state, self.context.resources(), own_unit)?;
             self.gradients.open(&self.state, self.context.resources(), unit_of_matrix)?;
         }
-        let Flow { micros, losses, mean, loss_scale, .. } = &mut self.flow;
+        let StepState { micros, losses, mean, loss_scale, .. } = &mut self.step_state;
         let in_flight = micros.len();
         let state = &mut micros[micro % in_flight];
         let ex = self.context.exec(batch, evaluates, &state.tokens, waits);
@@ -262,7 +262,7 @@ impl<'a> Executor<'a> {
         let Some(block) = layer.block() else { return Ok(()) };
         let batch = self.batch(micro, layer.writes);
         let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
-        let state = self.flow.of_mut(micro);
+        let state = self.step_state.of_mut(micro);
         let ex = self.context.exec(batch, false, &state.tokens, waits);
         let second = layer.second.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
@@ -280,7 +280,7 @@ impl<'a> Executor<'a> {
         let batch = self.batch(micro, layer.writes);
         let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
         let role = self.context.role;
-        let state = self.flow.of_mut(micro);
+        let state = self.step_state.of_mut(micro);
         let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
         let ex = self.context.exec(batch, false, &state.tokens, waits);
         let mut grads = match layer.second {
@@ -330,7 +330,7 @@ impl<'a> Executor<'a> {
     fn backward_input(&mut self, micro: usize, number: usize, layer: &Layer, waits: &dyn Waits) -> Result<()> {
         let Some(block) = layer.block() else { return Ok(()) };
         let (batch, role) = (self.batch(micro, layer.writes), self.context.role);
-        let state = self.flow.of_mut(micro);
+        let state = self.step_state.of_mut(micro);
         let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
         let (mut saved, mut deferred) = (std::mem::take(&mut state.saved[number]), Deferred::default());
         let ex = self.context.exec(batch, false, &state.tokens, waits);
@@ -348,7 +348,7 @@ impl<'a> Executor<'a> {
         let Some(block) = layer.block() else { return Ok(()) };
         self.gradients.open(&self.state, self.context.resources(), layer.unit)?;
         let batch = self.batch(micro, layer.writes);
-        let state = self.flow.of_mut(micro);
+        let state = self.step_state.of_mut(micro);
         let none = || {
             StepError::Input("the plan computes gradients of weights before that of the input; this is a bug".into())
         };
@@ -366,7 +366,7 @@ impl<'a> Executor<'a> {
         spans.enter(Span::Offload);
         let (Some(micro), Some(layer)) = (action.micro(), action.place()) else { return Ok(()) };
         let evicts = self.context.cell.memory.checkpointing == Checkpointing::Evict;
-        let InFlight { saved, offloaded, .. } = self.flow.of_mut(micro);
+        let MicroBatchState { saved, offloaded, .. } = self.step_state.of_mut(micro);
         let (saved, offloaded) = (&mut saved[layer], &mut offloaded[layer]);
         match action {
             Action::StoreSaved { what, .. } => offloaded.store(res, tier, saved, what),
@@ -391,7 +391,7 @@ impl<'a> Executor<'a> {
             spans.enter(Span::ExposedGather);
             self.params.wait(&self.context.comms, unit)?;
         }
-        let Some(due) = self.flow.due else { return Ok(()) };
+        let Some(due) = self.step_state.due else { return Ok(()) };
         spans.enter(Span::Offload);
         self.recall()?;
         let (res, state, params) = (self.context.resources(), &self.state, &mut self.params);
@@ -412,7 +412,7 @@ impl<'a> Executor<'a> {
 
     /// Waits for what is under way: then all gradients are accumulated, and all messages have arrived.
     pub fn settle(&mut self, spans: &mut dyn Spans) -> Result<()> {
-        let sent = std::mem::take(&mut self.flow.sent);
+        let sent = std::mem::take(&mut self.step_state.sent);
         if sent.iter().any(Option::is_some) {
             spans.enter(Span::ExposedPipeline);
             for ticket in sent.into_iter().flatten() {
@@ -434,7 +434,7 @@ impl<'a> Executor<'a> {
         spans.enter(Span::Offload);
         self.recall()?;
         spans.enter(Span::ExposedAgree);
-        let (res, losses) = (self.context.resources(), (&self.flow.losses, self.flow.loss_scale));
+        let (res, losses) = (self.context.resources(), (&self.step_state.losses, self.step_state.loss_scale));
         let (state, flags) = (&self.state, (self.local_flags, &self.context.plan.squares));
         let stats = self.optimizer.reduce_loss_and_norm(state, res, &self.gradients, &cell.train, losses, flags)?;
         self.global_flags = stats.flags;
@@ -450,9 +450,9 @@ impl<'a> Executor<'a> {
         spans.enter(Span::Optimizer);
         let factors = stats.factors(&cell.train, self.state.replicas());
         if !self.state.delayed {
-            self.flow.due = (!skipped).then(|| self.due(factors));
+            self.step_state.due = (!skipped).then(|| self.due(factors));
         }
-        if let Some(due) = self.flow.due {
+        if let Some(due) = self.step_state.due {
             // Else other actions of the plan update unit by unit.
             if self.state.tiers.updates_in_place() {
                 let (params, gradients) = (&mut self.params, &self.gradients);

@@ -61,7 +61,7 @@ pub struct Executor<'a> {
     /// Forms of weights by unit; empty where none are kept.
     pub prepacked: Vec<Prepacked>,
     /// What lives from one action to the next.
-    pub flow: Flow,
+    pub step_state: StepState,
     /// Where the loss is scaled.
     pub scaler: Option<LossScaler>,
     /// How far the run is.
@@ -89,9 +89,9 @@ pub struct Progress {
 
 /// What lives from one action to the next.
 #[derive(Default)]
-pub struct Flow {
+pub struct StepState {
     /// By number of the micro-batch, modulo how many are in flight at most.
-    pub micros: Vec<InFlight>,
+    pub micros: Vec<MicroBatchState>,
     /// Micro-batches are of held-out data, in an evaluation.
     pub evaluates: bool,
     /// What a token's loss is multiplied by, so that the mean over ranks and micro-batches is that over the global batch's
@@ -111,7 +111,7 @@ pub struct Flow {
 
 /// What lives of a micro-batch.
 #[derive(Default)]
-pub struct InFlight {
+pub struct MicroBatchState {
     pub tokens: Option<Tokens>,
     /// The residual streams.
     pub values: ByStream<Option<Buffer>>,
@@ -125,30 +125,30 @@ pub struct InFlight {
     pub deferred: VecDeque<Deferred>,
 }
 
-impl InFlight {
+impl MicroBatchState {
     /// A stream's values or their gradient.
     pub fn stream(&mut self, stream: Stream, gradient: bool) -> &mut Option<Buffer> {
         if gradient { &mut self.gradients[stream] } else { &mut self.values[stream] }
     }
 }
 
-impl Flow {
+impl StepState {
     /// Room for so many micro-batches of so many layers.
-    fn new(micros: usize, layers: usize) -> Flow {
-        let room = || InFlight {
+    fn new(micros: usize, layers: usize) -> StepState {
+        let room = || MicroBatchState {
             saved: (0..layers).map(|_| Saved::default()).collect(),
             offloaded: (0..layers).map(|_| OffloadedActivations::default()).collect(),
-            ..InFlight::default()
+            ..MicroBatchState::default()
         };
-        Flow { micros: (0..micros).map(|_| room()).collect(), ..Flow::default() }
+        StepState { micros: (0..micros).map(|_| room()).collect(), ..StepState::default() }
     }
 
     /// Where a micro-batch is.
-    pub fn of(&self, micro: usize) -> &InFlight {
+    pub fn of(&self, micro: usize) -> &MicroBatchState {
         &self.micros[micro % self.micros.len()]
     }
 
-    pub fn of_mut(&mut self, micro: usize) -> &mut InFlight {
+    pub fn of_mut(&mut self, micro: usize) -> &mut MicroBatchState {
         let count = self.micros.len();
         &mut self.micros[micro % count]
     }
@@ -178,7 +178,7 @@ impl<'a> Executor<'a> {
             gradients,
             optimizer,
             prepacked,
-            flow: Flow::new(role.in_flight, role.layout.layers.len()),
+            step_state: StepState::new(role.in_flight, role.layout.layers.len()),
             scaler: cell.precision.scaling.map(LossScaler::new),
             progress: Progress::default(),
             delayed: None,
@@ -186,7 +186,7 @@ impl<'a> Executor<'a> {
             global_flags: Flags::default(),
             stall: Duration::ZERO,
         };
-        executor.flow.mean = 1.0 / executor.batch(0, Stream::Decoder).tokens() as f64;
+        executor.step_state.mean = 1.0 / executor.batch(0, Stream::Decoder).tokens() as f64;
         Ok(executor)
     }
 
@@ -194,13 +194,13 @@ impl<'a> Executor<'a> {
     /// sequences have numbers of their own, the same in every evaluation.
     pub fn batch(&self, micro: usize, stream: Stream) -> Batch {
         let (ranks, rows) = (self.state.replicas() as u64, self.context.cell.train.micro_batch as u64);
-        let before = if self.flow.evaluates { 0 } else { self.progress.samples };
+        let before = if self.step_state.evaluates { 0 } else { self.progress.samples };
         plan::batch(self.context.cell, stream, before + (micro as u64 * ranks + self.state.replica() as u64) * rows)
     }
 
     /// Gives the tokens' buffers back.
     pub fn unload(&mut self) {
-        self.flow.micros.iter_mut().for_each(|micro| micro.tokens = None);
+        self.step_state.micros.iter_mut().for_each(|micro| micro.tokens = None);
     }
 }
 

@@ -52,7 +52,7 @@ impl TokenSource for () {
 
 impl Executor<'_> {
     pub(super) fn load(&mut self, micro: usize, source: &mut dyn TokenSource) -> Result<()> {
-        self.flow.of_mut(micro).tokens = None;
+        self.step_state.of_mut(micro).tokens = None;
         let batch = self.batch(micro, Stream::Decoder);
         let of = |batch: Batch| self.context.device().alloc(Category::Workspace, DType::U32, batch.tokens());
         let alloc = || of(batch);
@@ -64,7 +64,7 @@ impl Executor<'_> {
             plan::has_encoder(self.context.cell).then(|| of(self.batch(micro, Stream::Encoder))).transpose()?;
         let mut tokens = Tokens { ids, targets, source: of_encoder, starts, places };
         source.fill(self, batch, &mut tokens)?;
-        self.flow.of_mut(micro).tokens = Some(tokens);
+        self.step_state.of_mut(micro).tokens = Some(tokens);
         Ok(())
     }
 }

@@ -90,7 +90,7 @@ pub trait Follower {
 
 /// The list of a step.
 pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
-    let mut residency = Residency::new(schedule);
+    let mut residency = GatherPlanner::new(schedule);
     residency.run(&computes(schedule));
     residency.end();
     residency.list
@@ -102,7 +102,7 @@ pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
 /// Those of the follower.
 pub fn followed_actions(schedule: &Schedule<'_>, follower: &mut dyn Follower) -> Result<Vec<Action>> {
     let computes = computes(schedule);
-    let mut residency = Residency::new(schedule);
+    let mut residency = GatherPlanner::new(schedule);
     for (i, next) in computes.iter().enumerate() {
         while let Some(action) = follower.needed(next.action) {
             let reads =
@@ -156,7 +156,7 @@ pub fn evaluation_actions(schedule: &Schedule<'_>) -> EvaluationActions {
     let mut computes = Vec::new();
     (0..schedule.chunks.len()).for_each(|chunk| forward((schedule, 0, 0), chunk, &mut computes));
     computes.retain(|compute| !matches!(compute.action, Action::Reduce { .. }));
-    let mut residency = Residency::new(schedule);
+    let mut residency = GatherPlanner::new(schedule);
     let mut micro_batch = || {
         residency.run(&computes);
         if schedule.reshard == Reshard::AfterForward {
@@ -346,7 +346,7 @@ impl Schedule<'_> {
 }
 
 /// Which units' slots are filled while the list runs: a cache whose size and rule are the strategy's.
-struct Residency<'a> {
+struct GatherPlanner<'a> {
     s: &'a Schedule<'a>,
     /// Whether a unit has a slot.
     slots: bool,
@@ -355,13 +355,13 @@ struct Residency<'a> {
     stale: Vec<bool>,
     capacity: usize,
     list: Vec<Action>,
-    /// Units that [`Residency::ahead`] looks for, and with those in use what it keeps: room that is used again.
+    /// Units that [`GatherPlanner::ahead`] looks for, and with those in use what it keeps: room that is used again.
     wanted: Vec<usize>,
     keep: Vec<usize>,
 }
 
-impl<'a> Residency<'a> {
-    fn new(s: &'a Schedule<'a>) -> Residency<'a> {
+impl<'a> GatherPlanner<'a> {
+    fn new(s: &'a Schedule<'a>) -> GatherPlanner<'a> {
         let most_read = if s.layers.iter().any(|layer| layer.shares.or(layer.second).is_some()) { 2 } else { 1 };
         let capacity = match s.reshard {
             Reshard::AfterForward => (1 + s.prefetch).max(most_read),
@@ -369,7 +369,7 @@ impl<'a> Residency<'a> {
         };
         let (filled, list, wanted, keep) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let slots = s.is_gathered.contains(&true);
-        Residency { s, slots, filled, stale: s.stale.to_vec(), capacity, list, wanted, keep }
+        GatherPlanner { s, slots, filled, stale: s.stale.to_vec(), capacity, list, wanted, keep }
     }
 
     fn run(&mut self, computes: &[Compute]) {

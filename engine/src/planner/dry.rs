@@ -153,7 +153,7 @@ impl<'a> DryRun<'a> {
 
     /// What is kept of a layer of a micro-batch.
     pub fn saved(&mut self, micro: usize, layer: usize) -> &mut Saved {
-        &mut self.executor.flow.of_mut(micro).saved[layer]
+        &mut self.executor.step_state.of_mut(micro).saved[layer]
     }
 
     /// The actions of a step. Cycles in the middle of a step that are alike are performed once and counted.
@@ -253,7 +253,7 @@ impl<'a> DryRun<'a> {
     fn evaluate(&mut self, evaluation: Evaluation) -> Result<()> {
         let EvaluationActions { first, next, end } = &self.executor.context.role.evaluation;
         let next = if evaluation.batches > 1 { &next[..] } else { &[] };
-        self.executor.flow.evaluates = true;
+        self.executor.step_state.evaluates = true;
         self.executor.prepacked.iter_mut().for_each(|forms| forms.forget());
         [first, next, end].into_iter().try_for_each(|actions| self.perform(actions, 0))?;
         self.executor.settle(&mut ())?;

@@ -27,11 +27,11 @@ impl Rank<'_> {
         let counted = self.executor.context.comms.totals();
         // The weights have changed since a step has made forms of them.
         self.executor.prepacked.iter_mut().for_each(Prepacked::forget);
-        self.executor.flow.evaluates = true;
+        self.executor.step_state.evaluates = true;
         let mut meter = Meter::recorded(self.kernels().clone(), self.recording(self.executor.progress.steps.max(1)));
         let tiers = self.executor.context.tiers.clone();
         let sums = tiers.uncounted(|| self.look(evaluation, &mut meter));
-        self.executor.flow.evaluates = false;
+        self.executor.step_state.evaluates = false;
         self.executor.unload();
         meter.enter(Span::ExposedAgree);
         let agreed = sums.and_then(|sums| self.agree(&sums));
@@ -66,13 +66,13 @@ impl Rank<'_> {
         let mut sums = Vec::with_capacity(2 * evaluation.batches);
         let mut known = Vec::new();
         for micro in 0..evaluation.batches {
-            self.executor.flow.losses.clear();
+            self.executor.step_state.losses.clear();
             for action in if micro == 0 { first } else { next } {
                 self.act(action.at(micro), meter)?;
             }
-            known.resize(self.executor.flow.losses.sums.len(), 0.0);
-            self.kernels().read_scalars(&self.executor.flow.losses.sums, &mut known)?;
-            sums.extend([self.executor.flow.losses.value(&known), self.tokens_with_loss(micro)? as f64]);
+            known.resize(self.executor.step_state.losses.sums.len(), 0.0);
+            self.kernels().read_scalars(&self.executor.step_state.losses.sums, &mut known)?;
+            sums.extend([self.executor.step_state.losses.value(&known), self.tokens_with_loss(micro)? as f64]);
         }
         for action in end {
             self.act(*action, meter)?;
@@ -82,7 +82,7 @@ impl Rank<'_> {
     }
 
     fn tokens_with_loss(&self, micro: usize) -> Result<usize> {
-        let Some(tokens) = &self.executor.flow.of(micro).tokens else { return Ok(0) };
+        let Some(tokens) = &self.executor.step_state.of(micro).tokens else { return Ok(0) };
         let mut targets = vec![0u32; tokens.targets.len()];
         self.kernels().download(tokens.targets.view(), ViewMut::of(&mut targets))?;
         Ok(targets.iter().filter(|target| **target != NO_TARGET).count())

@@ -170,7 +170,7 @@ impl<'a> Rank<'a> {
     /// Forward, backward and reductions of all micro-batches of the next step, and what else comes before [`Action::Update`].
     pub fn gradients(&mut self, meter: &mut Meter) -> Result<()> {
         let role = self.executor.context.role;
-        self.executor.flow.mean = self.reader.count(&self.executor)?;
+        self.executor.step_state.mean = self.reader.count(&self.executor)?;
         self.executor.begin_step();
         for action in role.actions.iter().take_while(|action| **action != Action::Update) {
             self.act(*action, meter)?;
@@ -188,7 +188,7 @@ impl<'a> Rank<'a> {
         for action in role.actions.iter().skip_while(|action| **action != Action::Update) {
             self.act(*action, meter)?;
         }
-        self.executor.flow.update.ok_or_else(|| StepError::Input("an update has no result; this is a bug".into()))
+        self.executor.step_state.update.ok_or_else(|| StepError::Input("an update has no result; this is a bug".into()))
     }
 
     pub(crate) fn act(&mut self, action: Action, meter: &mut Meter) -> Result<()> {

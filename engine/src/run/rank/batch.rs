@@ -53,7 +53,7 @@ impl TokenSource for Reader<'_> {
         starts.resize(if tokens.starts.is_some() { len } else { 0 }, 0);
         let own_starts = tokens.starts.is_some().then_some(&mut starts[..]);
         let row = Row { inputs: ids, targets, starts: own_starts };
-        let evaluates = executor.flow.evaluates;
+        let evaluates = executor.step_state.evaluates;
         let read = match self.ahead.as_ref().filter(|_| !evaluates) {
             Some(ahead) => ahead.take(batch.first_sample, row),
             None => self.source.fill_rows(evaluates, batch.first_sample, batch.rows, row),
