@@ -31,9 +31,17 @@ fn what_is_kept_changes_no_estimate() {
             match (before, &alone) {
                 (Ok(before), Ok(alone)) => {
                     let what = format!("{file}: {:?} {:?}", cell.parallel, cell.memory);
-                    assert_eq!(before.role_of(0).estimate, alone.role_of(0).estimate, "{what}");
-                    assert_eq!(shared.plan(cell).unwrap().role_of(0).estimate, alone.role_of(0).estimate, "{what}");
-                    assert_eq!(alone.estimate_block_by_block(cell, &*kernels, 0), alone.role_of(0).estimate, "{what}");
+                    assert_eq!(before.stage_plan_of(0).estimate, alone.stage_plan_of(0).estimate, "{what}");
+                    assert_eq!(
+                        shared.plan(cell).unwrap().stage_plan_of(0).estimate,
+                        alone.stage_plan_of(0).estimate,
+                        "{what}"
+                    );
+                    assert_eq!(
+                        alone.estimate_block_by_block(cell, &*kernels, 0),
+                        alone.stage_plan_of(0).estimate,
+                        "{what}"
+                    );
                     assert_eq!(before.layout, alone.layout, "{what}");
                 }
                 (Err(before), Err(alone)) => assert_eq!(before, alone, "{file}"),

@@ -70,7 +70,7 @@ fn by_brute_force(text: &str, key: &str, values: impl Iterator<Item = usize>) ->
         let [cell] = &cells[..] else { panic!("{} cells", cells.len()) };
         let Ok(resolved) = &cell.resolved else { return false };
         let capacity = resolved.cell.memory.capacity.unwrap();
-        planner.plan(&resolved.cell).is_ok_and(|plan| plan.role_of(0).estimate.memory().total_peak() <= capacity)
+        planner.plan(&resolved.cell).is_ok_and(|plan| plan.stage_plan_of(0).estimate.memory().total_peak() <= capacity)
     };
     values.filter(fits).max().map(|value| value as u64)
 }

@@ -68,7 +68,7 @@ fn main() {
     // What a step makes again, in percent of the model's operations; nothing where it does not fit.
     let fits = |checkpointing: &Checkpointing, capacity: u64, micro_batch: usize| -> Option<f64> {
         let plan = planner.plan(&cell(checkpointing.clone(), capacity, micro_batch)).ok()?;
-        let estimate = &plan.role_of(0).estimate;
+        let estimate = &plan.stage_plan_of(0).estimate;
         let again = estimate.flops.ledger.iter().filter(|(name, _)| name.starts_with("recompute"));
         let share = again.fold(0.0, |sum, (_, flops)| sum + flops) / estimate.flops.model;
         (estimate.memory().total_peak() <= capacity).then_some(100.0 * share)

@@ -24,10 +24,10 @@ fn dense(blocks: usize, degrees: Degrees, ranks: usize) -> Cell {
 
 fn on_paper(cell: &Cell) -> Plan {
     let plan = try_on_paper(cell).unwrap_or_else(|error| panic!("{error}"));
-    for stage in 0..plan.roles.len() {
-        let rank = stage * (cell.parallel.ranks / plan.roles.len());
+    for stage in 0..plan.stage_plans.len() {
+        let rank = stage * (cell.parallel.ranks / plan.stage_plans.len());
         let whole = plan.estimate_block_by_block(cell, &Cpu::new(1), rank);
-        assert_eq!(plan.role_of(rank).estimate, whole, "stage {stage}: counted and performed");
+        assert_eq!(plan.stage_plan_of(rank).estimate, whole, "stage {stage}: counted and performed");
     }
     plan
 }
@@ -66,7 +66,7 @@ const TENSOR: Degrees = Degrees {
 #[test]
 fn a_dense_block_under_tensor_parallelism() {
     let plans = [2, 3].map(|blocks| on_paper(&dense(blocks, TENSOR, 4)));
-    let [few, more] = plans.each_ref().map(|plan| &plan.role_of(0).estimate);
+    let [few, more] = plans.each_ref().map(|plan| &plan.stage_plan_of(0).estimate);
     // Of a rank: q 32 x 32, k and v 16 x 32 each, o 32 x 32, gate, up and down 48 x 32 each, two norms of 32.
     let block = 32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 48 * 32 + 2 * 32;
     assert_eq!(block, 7744);
@@ -81,7 +81,7 @@ fn a_dense_block_under_tensor_parallelism() {
     assert_eq!((kept, grows(Category::Activations)), (95_232, 95_232));
     // Two sums of 64 x 32 forward and two backward; each counts twice: 8 n h c, as Korthikanti et al. (2022), section 4.2.
     for (plan, blocks) in plans.iter().zip([2.0, 3.0]) {
-        let rows = &plan.role_of(0).estimate.traffic;
+        let rows = &plan.stage_plan_of(0).estimate.traffic;
         let sums = traffic(rows, GroupName::Tensor, CollectiveKind::AllReduce);
         // The look-up of the embedding and the gradient of the head's input are two more.
         assert_eq!(sums, [4.0 * blocks + 2.0, blocks * 65_536.0 + 32_768.0, blocks * 32_768.0 + 16_384.0]);
@@ -120,14 +120,14 @@ fn stages_take_turns() {
     cell.memory.checkpointing = Checkpointing::Full;
     cell.train.accumulation = micros;
     let plan = on_paper(&cell);
-    let estimates: Vec<_> = plan.roles.iter().map(|role| &role.estimate).collect();
+    let estimates: Vec<_> = plan.stage_plans.iter().map(|stage_plan| &stage_plan.estimate).collect();
     // Every block lies on one stage; the embedding on the first, norm and head on the last.
     let block = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 96 * 32 + 2 * 32;
     let expected = [6 * block + 80 * 32, 6 * block, 6 * block, 6 * block + 80 * 32 + 32];
     assert_eq!(estimates.iter().map(|estimate| estimate.parameters).collect::<Vec<_>>(), expected);
     let whole: u64 = expected.iter().sum();
     let data_parallel = Plan::new(&dense(24, Degrees::default(), 2), &Cpu::new(1)).unwrap();
-    assert_eq!(data_parallel.role_of(0).estimate.parameters, whole);
+    assert_eq!(data_parallel.stage_plan_of(0).estimate.parameters, whole);
     // A stream of 64 x 32 f32 crosses each boundary once in each direction for every micro-batch.
     let stream = 64.0 * 32.0 * 4.0;
     for (stage, estimate) in estimates.iter().enumerate() {
@@ -138,7 +138,7 @@ fn stages_take_turns() {
         assert_eq!((sends, receives), ([calls, calls * stream, 0.0], [calls, calls * stream, calls * stream]));
     }
     // 1F1B: stage i has p - i micro-batches in flight, each with the inputs of its 6 blocks. Stages in the middle differ in that alone.
-    assert_eq!(plan.roles.iter().map(|role| role.in_flight).collect::<Vec<_>>(), [4, 3, 2, 1]);
+    assert_eq!(plan.stage_plans.iter().map(|stage_plan| stage_plan.in_flight).collect::<Vec<_>>(), [4, 3, 2, 1]);
     let peak = |stage: usize| estimates[stage].memory().peak(Category::Activations);
     assert_eq!(peak(1) - peak(2), 6 * 64 * 32 * 4);
     // Gradients are reduced among the two ranks of a stage once a step.
@@ -148,7 +148,7 @@ fn stages_take_turns() {
     }
     cell.parallel.degrees.pipeline_schedule = PipelineSchedule::GPipe;
     let all_forward = on_paper(&cell);
-    assert_eq!(all_forward.roles.iter().map(|role| role.in_flight).collect::<Vec<_>>(), [micros; 4]);
+    assert_eq!(all_forward.stage_plans.iter().map(|stage_plan| stage_plan.in_flight).collect::<Vec<_>>(), [micros; 4]);
 }
 
 /// Units of a stage of six blocks.
@@ -164,8 +164,8 @@ fn sharded_stages_gather_within_a_stage() {
             let mut cell = dense(10, degrees, ranks);
             (cell.parallel.strategy, cell.parallel.shard, cell.train.accumulation) = (strategy, 2, 6);
             let plan = on_paper(&cell);
-            for role in &plan.roles {
-                let rows = &role.estimate.traffic;
+            for stage_plan in &plan.stage_plans {
+                let rows = &stage_plan.estimate.traffic;
                 let names: Vec<_> = rows.iter().map(|row| row.axis).collect();
                 let shard = if strategy == Strategy::Hsdp { GroupName::Inner } else { GroupName::Data };
                 assert!(names.contains(&shard) && names.contains(&GroupName::Pipeline), "{strategy:?}: {names:?}");
@@ -180,7 +180,7 @@ fn sharded_stages_gather_within_a_stage() {
 fn a_stage_begins_with_a_block_or_with_the_embedding() {
     let plan = on_paper(&dense(6, Degrees { pipeline: 4, ..Degrees::default() }, 4));
     let kinds = |stage: usize| {
-        let layers = plan.roles[stage].layout.layers.iter();
+        let layers = plan.stage_plans[stage].layout.layers.iter();
         layers.map(|layer| match layer.kind {
             LayerKind::Embedding(_) => 'e',
             LayerKind::Block(_) => 'b',
@@ -190,7 +190,7 @@ fn a_stage_begins_with_a_block_or_with_the_embedding() {
     };
     // The first stages have one block more.
     assert_eq!((0..4).map(|stage| kinds(stage).collect::<String>()).collect::<Vec<_>>(), ["ebb", "bb", "b", "bh"]);
-    let first: Vec<_> = plan.roles.iter().map(|role| role.layout.numbers[0]).collect();
+    let first: Vec<_> = plan.stage_plans.iter().map(|stage_plan| stage_plan.layout.numbers[0]).collect();
     assert_eq!(first, [0, 3, 5, 6]);
 }
 
@@ -211,7 +211,7 @@ fn sparse(blocks: usize, ranks: usize) -> Cell {
 #[test]
 fn a_block_of_shared_experts() {
     let plans = [2, 3].map(|blocks| on_paper(&sparse(blocks, 2)));
-    let [few, more] = plans.each_ref().map(|plan| &plan.role_of(0).estimate);
+    let [few, more] = plans.each_ref().map(|plan| &plan.stage_plan_of(0).estimate);
     // Of a rank: attention, two norms and the router are whole; of four experts it has two.
     let dense = 2 * 64 * 32 + 2 * 32 * 32 + 2 * 32 + 4 * 32;
     let experts = 2 * 3 * 48 * 32;
@@ -226,7 +226,7 @@ fn a_block_of_shared_experts() {
     let routing = 4 * (64 * 4 + 128) + rounded(3 * 128 + 4 + 1) + rounded(3 * 128 + 2 + 1) + 4 * 128;
     assert_eq!((attention + mlp + routing, grows(Category::Activations)), (162_432, 162_432));
     for (plan, blocks) in plans.iter().zip([2.0, 3.0]) {
-        let rows = &plan.role_of(0).estimate.traffic;
+        let rows = &plan.stage_plan_of(0).estimate.traffic;
         // Rows of width 32 there and back forward; backward those of the output's gradient there, the input's once more, and the
         // gradients back. Beside them how many rows go to which expert, their weights, and the gradients of these.
         let bytes = 5.0 * 128.0 * 32.0 * 4.0 + 4.0 * 4.0 + 2.0 * 128.0 * 4.0;
@@ -237,7 +237,7 @@ fn a_block_of_shared_experts() {
         assert_eq!(traffic(rows, GroupName::ExpertData, CollectiveKind::AllReduce)[0], 0.0);
     }
     let four = on_paper(&sparse(2, 4));
-    let rows = &four.role_of(0).estimate.traffic;
+    let rows = &four.stage_plan_of(0).estimate.traffic;
     let sums = traffic(rows, GroupName::ExpertData, CollectiveKind::AllReduce);
     assert_eq!(sums[..2], [2.0, 2.0 * 2.0 * 4.0 * experts as f64]);
     assert!(rows.iter().any(|row| row.axis == GroupName::ExpertData && row.ranks == 2));
@@ -254,7 +254,7 @@ fn encoder_decoder([encoder, decoder]: [usize; 2]) -> Cell {
 #[test]
 fn an_encoder_and_a_decoder() {
     let plan = on_paper(&encoder_decoder([2, 2]));
-    let layout = &plan.role_of(0).layout;
+    let layout = &plan.stage_plan_of(0).layout;
     // Both embeddings look up one table.
     let units: Vec<_> = layout.layers.iter().map(|layer| layer.unit).collect();
     assert_eq!(units, [0, 1, 2, 3, 0, 4, 5, 6]);
@@ -265,7 +265,7 @@ fn an_encoder_and_a_decoder() {
     let of_encoder = [alone(encoder); 4];
     assert_eq!(streams, [&of_encoder[..], &[alone(decoder), over, over, alone(decoder)]].concat());
 
-    let peak = |blocks, category| on_paper(&encoder_decoder(blocks)).role_of(0).estimate.memory().peak(category);
+    let peak = |blocks, category| on_paper(&encoder_decoder(blocks)).stage_plan_of(0).estimate.memory().peak(category);
     let grows = |category| {
         let few = peak([2, 2], category);
         [peak([3, 2], category) - few, peak([2, 3], category) - few]
@@ -294,7 +294,7 @@ fn an_encoder_and_a_decoder() {
         for checkpointing in [Checkpointing::None, Checkpointing::Full, Checkpointing::Selective] {
             shared.memory.checkpointing = checkpointing;
             let plan = on_paper(&shared);
-            let rows = &plan.role_of(0).estimate.traffic;
+            let rows = &plan.stage_plan_of(0).estimate.traffic;
             let kind =
                 if strategy == Strategy::Ddp { CollectiveKind::AllReduce } else { CollectiveKind::ReduceScatter };
             // Seven units, the table once.

@@ -92,7 +92,7 @@ fn the_messages_of_chunks_and_of_zero_bubble_meet() {
 #[test]
 fn a_message_of_another_chunk_is_not_taken_for_the_expected_one() {
     let mut plan = planned(&cell(PipelineSchedule::Interleaved, [2, 2, 2, 4])).unwrap();
-    for action in &mut plan.roles[1].actions {
+    for action in &mut plan.stage_plans[1].actions {
         if let Action::Receive { chunk, gradient: false, .. } = action {
             *chunk = 1 - *chunk;
         }
@@ -122,7 +122,7 @@ fn cycles_that_are_counted_are_those_that_are_performed() {
             let plan = planned(&cell).unwrap();
             for stage in 0..3 {
                 let whole = plan.estimate_block_by_block(&cell, &kernels, 2 * stage);
-                assert_eq!(plan.roles[stage].estimate, whole, "{strategy:?}, {schedule:?}, stage {stage}");
+                assert_eq!(plan.stage_plans[stage].estimate, whole, "{strategy:?}, {schedule:?}, stage {stage}");
             }
         }
     }
@@ -133,7 +133,9 @@ fn cycles_that_are_counted_are_those_that_are_performed() {
 fn operations_of_all_stages_are_those_of_the_model() {
     let of = |cell: &Cell| {
         let plan = planned(cell).unwrap();
-        let sum = |of: fn(&Flops) -> f64| plan.roles.iter().map(|role| of(&role.estimate.flops)).sum::<f64>();
+        let sum = |of: fn(&Flops) -> f64| {
+            plan.stage_plans.iter().map(|stage_plan| of(&stage_plan.estimate.flops)).sum::<f64>()
+        };
         [sum(|flops| flops.model), sum(|flops| flops.palm), sum(|flops| flops.hardware)]
     };
     let whole = of(&cell(PipelineSchedule::OneFOneB, [1, 1, 6, 6]));
@@ -153,7 +155,10 @@ fn activations_in_flight_are_those_of_the_schedule() {
         let plan = planned(&cell).unwrap();
         let input = cell.train.micro_batch * cell.train.seq_len * cell.model.hidden_size * 4;
         (
-            plan.roles.iter().map(|role| role.estimate.memory().peak(Category::Activations)).collect::<Vec<_>>(),
+            plan.stage_plans
+                .iter()
+                .map(|stage_plan| stage_plan.estimate.memory().peak(Category::Activations))
+                .collect::<Vec<_>>(),
             input as u64,
         )
     };

@@ -4,7 +4,7 @@ use crate::training::accounting::small;
 use crate::training::support::*;
 use zbench_engine::action::Action;
 use zbench_engine::config::*;
-use zbench_engine::plan::{Plan, PlanError, Role};
+use zbench_engine::plan::{Plan, PlanError, StagePlan};
 use zbench_kernels::{Cpu, DType};
 use zbench_test_tiers as tiers;
 
@@ -116,11 +116,11 @@ fn counted_as_performed(seeds: std::ops::Range<u64>, evaluates: bool) {
             Ok(plan) => plan,
         };
         planned += 1;
-        let of_stage = cell.parallel.ranks / plan.roles.len();
-        for stage in 0..plan.roles.len() {
+        let of_stage = cell.parallel.ranks / plan.stage_plans.len();
+        for stage in 0..plan.stage_plans.len() {
             let rank = stage * of_stage;
             let whole = plan.estimate_block_by_block(&cell, &kernels, rank);
-            let short = &plan.role_of(rank).estimate;
+            let short = &plan.stage_plan_of(rank).estimate;
             if *short != whole {
                 wrong.push(format!("{what}: stage {stage}"));
             }
@@ -147,7 +147,7 @@ fn evaluations_of_stages_are_planned() {
 }
 
 /// What a stage says to its neighbours: (to or from which stage, whether it sends, the micro-batch, whether a gradient).
-fn messages(role: &Role, stage: usize) -> Vec<(usize, bool, usize, bool)> {
+fn messages(stage_plan: &StagePlan, stage: usize) -> Vec<(usize, bool, usize, bool)> {
     let message = |action: &Action| match *action {
         Action::Send { micro, gradient, .. } => {
             Some((if gradient { stage - 1 } else { stage + 1 }, true, micro, gradient))
@@ -157,7 +157,7 @@ fn messages(role: &Role, stage: usize) -> Vec<(usize, bool, usize, bool)> {
         }
         _ => None,
     };
-    role.actions.iter().filter_map(message).collect()
+    stage_plan.actions.iter().filter_map(message).collect()
 }
 
 /// Every message that is sent is what the neighbour receives next from there.
@@ -166,8 +166,9 @@ fn neighbours_send_and_receive_the_same_in_one_order() {
     for seed in 0..tiers::cases("stages::neighbours_send_and_receive", [60, 200, 200]).into() {
         let cell = drawn(seed, false);
         let Ok(plan) = Plan::on_paper(&cell, &Cpu::new(1)) else { continue };
-        for stage in 1..plan.roles.len() {
-            let (left, right) = (messages(&plan.roles[stage - 1], stage - 1), messages(&plan.roles[stage], stage));
+        for stage in 1..plan.stage_plans.len() {
+            let (left, right) =
+                (messages(&plan.stage_plans[stage - 1], stage - 1), messages(&plan.stage_plans[stage], stage));
             for gradient in [false, true] {
                 let of = |list: &[(usize, bool, usize, bool)], other: usize| {
                     let found = list.iter().filter(|(to, _, _, kind)| *to == other && *kind == gradient);
@@ -206,17 +207,18 @@ fn the_messages_of_every_schedule_meet() {
 #[test]
 fn stages_that_would_wait_for_ever_are_refused_with_two_ranks_and_their_calls() {
     let is_receive = |action: &Action| matches!(action, Action::Receive { .. });
-    let broken = |break_it: &dyn Fn(&mut Vec<Role>)| {
+    let broken = |break_it: &dyn Fn(&mut Vec<StagePlan>)| {
         let mut plan = pipeline(PipelineSchedule::OneFOneB, 3, 4).unwrap();
-        break_it(&mut plan.roles);
+        break_it(&mut plan.stage_plans);
         let error = plan.check_messages().unwrap_err();
         assert_eq!(error.key, "parallel.pipeline_schedule");
         error.reason
     };
     // A stage takes the second micro-batch before the first.
-    let reason = broken(&|roles| {
-        let at: Vec<usize> = (0..roles[1].actions.len()).filter(|at| is_receive(&roles[1].actions[*at])).collect();
-        roles[1].actions.swap(at[0], at[1]);
+    let reason = broken(&|stage_plans| {
+        let at: Vec<usize> =
+            (0..stage_plans[1].actions.len()).filter(|at| is_receive(&stage_plans[1].actions[*at])).collect();
+        stage_plans[1].actions.swap(at[0], at[1]);
     });
     assert!(
         reason.contains("rank 0 waits to send the values of micro-batch 1 to rank 1")
@@ -224,9 +226,9 @@ fn stages_that_would_wait_for_ever_are_refused_with_two_ranks_and_their_calls() 
         "{reason}"
     );
     // A stage ends too early: what is sent to it is never taken.
-    let reason = broken(&|roles| {
-        let last = roles[2].actions.iter().rposition(is_receive).unwrap();
-        roles[2].actions.remove(last);
+    let reason = broken(&|stage_plans| {
+        let last = stage_plans[2].actions.iter().rposition(is_receive).unwrap();
+        stage_plans[2].actions.remove(last);
     });
     assert!(
         reason.contains("rank 1 waits to send the values of micro-batch 3 to rank 2")
@@ -234,9 +236,9 @@ fn stages_that_would_wait_for_ever_are_refused_with_two_ranks_and_their_calls() 
         "{reason}"
     );
     // A message to nobody.
-    let reason = broken(&|roles| {
-        let send = *roles[0].actions.iter().find(|action| matches!(action, Action::Send { .. })).unwrap();
-        roles[2].actions.push(send);
+    let reason = broken(&|stage_plans| {
+        let send = *stage_plans[0].actions.iter().find(|action| matches!(action, Action::Send { .. })).unwrap();
+        stage_plans[2].actions.push(send);
     });
     assert!(reason.contains("there is no such stage"), "{reason}");
 }
@@ -249,9 +251,9 @@ fn ends_that_would_wait_for_each_others_tied_gradients_for_ever_are_refused() {
         let mut cell = on(cell, Strategy::Ddp, 3, 1);
         cell.parallel.degrees = Degrees { pipeline: 3, ..Degrees::default() };
         let mut plan = Plan::on_paper(&cell, &Cpu::new(1)).unwrap();
-        let has = |role: &Role| role.actions.contains(&Action::ReduceTied { unit: 0 });
-        assert_eq!(plan.roles.iter().map(has).collect::<Vec<_>>(), [true, false, true]);
-        break_it(&mut plan.roles[2].actions);
+        let has = |stage_plan: &StagePlan| stage_plan.actions.contains(&Action::ReduceTied { unit: 0 });
+        assert_eq!(plan.stage_plans.iter().map(has).collect::<Vec<_>>(), [true, false, true]);
+        break_it(&mut plan.stage_plans[2].actions);
         plan.check_messages().unwrap_err().reason
     };
     let exchange = |action: &Action| matches!(action, Action::ReduceTied { .. });
@@ -284,11 +286,11 @@ fn operations_of_all_stages_are_those_of_the_model() {
         cell.parallel.degrees = degrees;
         Plan::on_paper(&cell, &Cpu::new(1)).unwrap()
     };
-    let whole = base(1, Degrees::default()).roles[0].estimate.flops.clone();
+    let whole = base(1, Degrees::default()).stage_plans[0].estimate.flops.clone();
     for degrees in [Degrees { pipeline: 2, ..Degrees::default() }, Degrees { pipeline: 4, ..Degrees::default() }] {
         let plan = base(degrees.pipeline, degrees);
         let all = |of: fn(&zbench_engine::observe::outcome::Flops) -> f64| {
-            plan.roles.iter().map(|role| of(&role.estimate.flops)).sum::<f64>()
+            plan.stage_plans.iter().map(|stage_plan| of(&stage_plan.estimate.flops)).sum::<f64>()
         };
         assert!((all(|f| f.palm) / whole.palm - 1.0).abs() < 1e-12, "{degrees:?}: palm");
         assert!((all(|f| f.model) / whole.model - 1.0).abs() < 1e-12, "{degrees:?}: model");
@@ -312,7 +314,7 @@ fn options_that_a_plan_on_paper_does_not_know_are_refused() {
         change(&mut priced);
         cell.priced = Some(Box::new(priced));
         if let Ok(plan) = Plan::on_paper(&cell, &Cpu::new(1)) {
-            silent.push((name, plan.roles[0].estimate == plain.roles[0].estimate));
+            silent.push((name, plan.stage_plans[0].estimate == plain.stage_plans[0].estimate));
         }
     }
     assert!(silent.is_empty(), "planned, and (whether the same as without): {silent:?}");
@@ -360,7 +362,7 @@ fn encoders_of_any_kind_are_planned_or_refused() {
             Err(_) => {}
             Ok(plan) => {
                 let whole = plan.estimate_block_by_block(&cell, &Cpu::new(1), 3);
-                if whole != plan.roles[0].estimate {
+                if whole != plan.stage_plans[0].estimate {
                     wrong.push(format!("{what}: differs"));
                 }
             }

@@ -98,7 +98,7 @@ pub fn measure(label: &str, cell: &Cell, limits: &Limits<'_>) -> Result<StepKern
     let ceilings = || types.map(|dtype| peak::measure(threads, dtype, PEAK_SECONDS));
     let array = machine::last_level_cache_bytes().map_or(USUAL_ARRAY, |bytes| CACHES * bytes);
     let triad = || peak::memory(threads, array as usize).map_or(0.0, |rates| rates.triad);
-    let needed = plan.role_of(0).estimate.memory().total_peak();
+    let needed = plan.stage_plan_of(0).estimate.memory().total_peak();
     device::fits_now(&*watch, needed.max(3 * array))?;
     let before = (ceilings(), triad());
     let ran = with_ranks(cell, &plan, vec![watch.clone() as Arc<dyn Kernels>], |rank| {

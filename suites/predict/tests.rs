@@ -311,7 +311,7 @@ fn bytes_outside_the_device_are_stated_by_home() {
         let more = format!("[parallel]\nstrategy = \"zero3\"\nranks = 2\n[memory]\noffload_optimizer = \"{home}\"\n");
         let cell = cell("gpt2", &more);
         let plan = Planner::default().plan(&cell.cell).unwrap();
-        let footprint = Footprint::of_plan(&plan.role_of(0).estimate, 2);
+        let footprint = Footprint::of_plan(&plan.stage_plan_of(0).estimate, 2);
         let moments = 8 * Layout::new(&cell.cell, 1).parameters(FlatKind::Trainable);
         match home {
             "host" => assert!(footprint.host >= moments && footprint.disk == 0, "{footprint:?}"),

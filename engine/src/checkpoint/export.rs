@@ -1,6 +1,6 @@
 //! Weights and gradients as whole tensors, for tests and for saving.
 
-use crate::checkpoint::training::Role;
+use crate::checkpoint::training::StateKind;
 use crate::compute::error::{Result, StepError};
 use crate::exec::Executor;
 use crate::mesh::{Axes, Axis};
@@ -23,7 +23,7 @@ impl Executor<'_> {
         let (arena, plan) = (self.context.arena().clone(), self.context.plan);
         for (unit, spec) in plan.layout.units.iter().enumerate() {
             for part in FlatKind::ALL {
-                if let Some(whole) = self.gather_of_model(&arena, unit, part, Role::Weights)? {
+                if let Some(whole) = self.gather_of_model(&arena, unit, part, StateKind::Weights)? {
                     self.hand_over_of(spec, part, &whole, true, &mut take)?;
                 }
             }
@@ -38,10 +38,11 @@ impl Executor<'_> {
         arena: &Arena,
         unit: usize,
         part: FlatKind,
-        role: Role,
+        role: StateKind,
     ) -> Result<Option<Buffer>> {
-        let found = |(stage, role): (usize, &plan::Role)| Some((stage, role.layout.numbers.binary_search(&unit).ok()?));
-        let (owner, number) = self.context.plan.roles.iter().enumerate().find_map(found).unwrap_or((0, unit));
+        let found =
+            |(stage, role): (usize, &plan::StagePlan)| Some((stage, role.layout.numbers.binary_search(&unit).ok()?));
+        let (owner, number) = self.context.plan.stage_plans.iter().enumerate().find_map(found).unwrap_or((0, unit));
         let own = self.state.place.at(Axis::Pipeline);
         let whole = if own == owner { self.gather(arena, number, part, role)? } else { None };
         let whole = whole.map(|whole| self.of_tensor_ranks(arena, whole)).transpose()?;
@@ -67,7 +68,13 @@ impl Executor<'_> {
 
     /// Gathers the weights or a moment of one flat, in f32 or, of a quantised flat, as it is kept; `None` where there is
     /// none. A collective call.
-    pub(crate) fn gather(&mut self, arena: &Arena, unit: usize, part: FlatKind, role: Role) -> Result<Option<Buffer>> {
+    pub(crate) fn gather(
+        &mut self,
+        arena: &Arena,
+        unit: usize,
+        part: FlatKind,
+        role: StateKind,
+    ) -> Result<Option<Buffer>> {
         let Executor { context, state, params, optimizer, .. } = self;
         let Some(flat_shard) = &state.shards[unit][part as usize] else { return Ok(None) };
         let (padded, kernels, res) = (flat_shard.padded, &*context.kernels, context.resources());
@@ -111,7 +118,7 @@ impl Executor<'_> {
         shifted: bool,
         take: Take<'_>,
     ) -> Result<()> {
-        self.hand_over_of(&self.context.role.layout.units[unit], part, whole, shifted, take)
+        self.hand_over_of(&self.context.stage_plan.layout.units[unit], part, whole, shifted, take)
     }
 
     /// The same of a unit of the whole model.

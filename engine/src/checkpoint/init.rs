@@ -34,7 +34,7 @@ pub fn fill(inputs: &Inputs<'_>, executor: &mut Executor<'_>) -> Result<Loaded> 
     let tell = |moment| told.into_iter().for_each(|probe| probe(moment));
     tell(LoadPhase::LoadingBegins);
     let account = Account::new();
-    let layout = &context.role.layout;
+    let layout = &context.stage_plan.layout;
     let filled = Filler::new(inputs, (layout, state.place), res, &account)
         .and_then(|mut filler| filler.all(state, params, optimizer));
     tell(LoadPhase::LoadingEnds);

@@ -136,7 +136,7 @@ impl<'a> Executor<'a> {
     /// Begins the least time of an action, where the cell has a pace. A dry run takes no time.
     fn paced(&self, action: Action) -> Paced {
         let pace = self.context.cell.pace.filter(|_| self.context.recorder.is_none());
-        Paced::begin(pace.and_then(|pace| pace.share(&self.context.role.layout, action)))
+        Paced::begin(pace.and_then(|pace| pace.share(&self.context.stage_plan.layout, action)))
     }
 
     /// Takes a stream from the neighbouring stage that makes it: values from the one before, gradients from the one behind.
@@ -176,7 +176,7 @@ impl<'a> Executor<'a> {
 
     /// A layer whose weights are here.
     fn layer(&mut self, number: usize, spans: &mut dyn Spans) -> Result<&'a Layer> {
-        let layer = &self.context.role.layout.layers[number];
+        let layer = &self.context.stage_plan.layout.layers[number];
         spans.enter(Span::ExposedGather);
         for unit in layer.units() {
             self.params.wait(&self.context.comms, unit)?;
@@ -211,7 +211,7 @@ impl<'a> Executor<'a> {
         // What is only looked at has no backward.
         let (keeps, keep) = match ex.evaluates {
             true => (false, &[][..]),
-            false => (self.context.role.keeps_input[number], &self.context.plan.policy.keep[..]),
+            false => (self.context.stage_plan.keeps_input[number], &self.context.plan.policy.keep[..]),
         };
         let input = taken(state.values[layer.reads].take(), "the residual stream")?;
         let ex = Exec { memory: memory_of(&state.values, memory), ..ex };
@@ -279,7 +279,7 @@ impl<'a> Executor<'a> {
     fn backward(&mut self, micro: usize, number: usize, layer: &Layer, waits: &dyn Waits) -> Result<()> {
         let batch = self.batch(micro, layer.writes);
         let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
-        let role = self.context.role;
+        let stage_plan = self.context.stage_plan;
         let state = self.step_state.of_mut(micro);
         let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
         let ex = self.context.exec(batch, false, &state.tokens, waits);
@@ -308,7 +308,7 @@ impl<'a> Executor<'a> {
                 if let Some(stream) = layer.memory {
                     state.gradients[stream] = of_memory;
                 }
-                state.gradients[layer.reads] = role.wants_gradient[number].then_some(gradient);
+                state.gradients[layer.reads] = stage_plan.wants_gradient[number].then_some(gradient);
                 Ok(())
             }
             LayerKind::Norm(norm) => {
@@ -329,7 +329,7 @@ impl<'a> Executor<'a> {
     /// Backward of a block that is its own unit and reads one stream, without the gradients of its weights.
     fn backward_input(&mut self, micro: usize, number: usize, layer: &Layer, waits: &dyn Waits) -> Result<()> {
         let Some(block) = layer.block() else { return Ok(()) };
-        let (batch, role) = (self.batch(micro, layer.writes), self.context.role);
+        let (batch, stage_plan) = (self.batch(micro, layer.writes), self.context.stage_plan);
         let state = self.step_state.of_mut(micro);
         let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
         let (mut saved, mut deferred) = (std::mem::take(&mut state.saved[number]), Deferred::default());
@@ -337,14 +337,14 @@ impl<'a> Executor<'a> {
         saved.restore_input(&ex, block.dims.hidden)?;
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
         let gradient = block.backward(&ex, &weights, &mut Grads::later(&mut deferred), saved, gradient, &mut None)?;
-        state.gradients[layer.reads] = role.wants_gradient[number].then_some(gradient);
+        state.gradients[layer.reads] = stage_plan.wants_gradient[number].then_some(gradient);
         state.deferred.push_back(deferred);
         Ok(())
     }
 
     /// The gradients of a block's weights.
     fn backward_weight(&mut self, micro: usize, number: usize, waits: &dyn Waits) -> Result<()> {
-        let layer = &self.context.role.layout.layers[number];
+        let layer = &self.context.stage_plan.layout.layers[number];
         let Some(block) = layer.block() else { return Ok(()) };
         self.gradients.open(&self.state, self.context.resources(), layer.unit)?;
         let batch = self.batch(micro, layer.writes);
@@ -401,7 +401,7 @@ impl<'a> Executor<'a> {
             Action::UpdateUnit { unit } => {
                 optimizer.land(state, res, params, unit)?;
                 spans.enter(Span::Optimizer);
-                let model = (self.context.cell, &*self.context.role.layout);
+                let model = (self.context.cell, &*self.context.stage_plan.layout);
                 optimizer.update_unit(model, state, res, params, gradients, (unit, due))
             }
             Action::Store { unit } => optimizer.store(state, res, params, unit),
@@ -428,7 +428,7 @@ impl<'a> Executor<'a> {
     /// moments, the optimizer's step count and the learning rate's schedule stay as they are, on all ranks.
     fn update(&mut self, spans: &mut dyn Spans) -> Result<Update> {
         self.unload();
-        let (cell, role, step) = (self.context.cell, self.context.role, self.progress.steps + 1);
+        let (cell, stage_plan, step) = (self.context.cell, self.context.stage_plan, self.progress.steps + 1);
         spans.enter(Span::ExposedReduce);
         self.settle(spans)?;
         spans.enter(Span::Offload);
@@ -456,7 +456,7 @@ impl<'a> Executor<'a> {
             // Else other actions of the plan update unit by unit.
             if self.state.tiers.updates_in_place() {
                 let (params, gradients) = (&mut self.params, &self.gradients);
-                self.optimizer.update((cell, &role.layout), &self.state, res, params, gradients, due)?;
+                self.optimizer.update((cell, &stage_plan.layout), &self.state, res, params, gradients, due)?;
             }
             self.progress.updates = due.number;
         }

@@ -19,7 +19,7 @@ use crate::model::Layout;
 use crate::model::layers::prepacked::Prepacked;
 use crate::model::layers::{Batch, Deferred, Exec, Saved};
 use crate::model::rope;
-use crate::plan::{self, Plan, Role};
+use crate::plan::{self, Plan, StagePlan};
 use crate::state::loss_scale::LossScaler;
 use crate::state::{
     Delayed, Due, Flags, Gradients, Losses, OffloadedActivations, Optimizer, Params, Resources, State, Update,
@@ -37,7 +37,7 @@ pub struct Context<'a> {
     pub cell: &'a Cell,
     pub plan: &'a Plan,
     /// What this rank does of it.
-    pub role: &'a Role,
+    pub stage_plan: &'a StagePlan,
     pub number: usize,
     pub kernels: Arc<dyn Kernels + 'a>,
     /// Its memory.
@@ -157,7 +157,7 @@ impl StepState {
 impl<'a> Executor<'a> {
     /// Allocates what this state says that a rank holds, with unspecified contents.
     pub fn new(
-        (cell, plan, role): (&'a Cell, &'a Plan, &'a Role),
+        (cell, plan, stage_plan): (&'a Cell, &'a Plan, &'a StagePlan),
         state: State,
         kernels: Arc<dyn Kernels + 'a>,
         tiers: MemoryTiers,
@@ -169,8 +169,8 @@ impl<'a> Executor<'a> {
         let res = Resources { device, tiers: &tiers, comms: &comms };
         let tables = rope_tables(cell, device)?;
         let (params, gradients, optimizer) = allocate(&state, res)?;
-        let prepacked = prepacked(cell, &role.layout, device, 0..role.layout.units.len())?;
-        let context = Context { cell, plan, role, number, kernels, tiers, recorder, comms, tables };
+        let prepacked = prepacked(cell, &stage_plan.layout, device, 0..stage_plan.layout.units.len())?;
+        let context = Context { cell, plan, stage_plan, number, kernels, tiers, recorder, comms, tables };
         let mut executor = Executor {
             context,
             state,
@@ -178,7 +178,7 @@ impl<'a> Executor<'a> {
             gradients,
             optimizer,
             prepacked,
-            step_state: StepState::new(role.in_flight, role.layout.layers.len()),
+            step_state: StepState::new(stage_plan.in_flight, stage_plan.layout.layers.len()),
             scaler: cell.precision.scaling.map(LossScaler::new),
             progress: Progress::default(),
             delayed: None,

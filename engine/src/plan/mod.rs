@@ -44,25 +44,25 @@ pub struct Plan {
     /// Where the stages have what the norm of the gradients is summed from.
     pub squares: Squares,
     /// By stage of the pipeline: what its ranks do. Ranks of a stage do the same on other data and on other parts of the state, so
-    /// there are as many roles as stages, however many ranks there are.
-    pub roles: Vec<Role>,
+    /// there are as many stage_plans as stages, however many ranks there are.
+    pub stage_plans: Vec<StagePlan>,
 }
 
 impl Plan {
     /// What a rank does.
-    pub fn role_of(&self, rank: usize) -> &Role {
-        &self.roles[self.mesh.place(rank).at(Axis::Pipeline)]
+    pub fn stage_plan_of(&self, rank: usize) -> &StagePlan {
+        &self.stage_plans[self.mesh.place(rank).at(Axis::Pipeline)]
     }
 
     /// Bytes that a rank has in use on its device at most.
     pub fn device_peak(&self, rank: usize) -> u64 {
-        self.role_of(rank).estimate.ledgers[MemoryTier::Device].total_peak()
+        self.stage_plan_of(rank).estimate.ledgers[MemoryTier::Device].total_peak()
     }
 }
 
 /// What the ranks of a stage do, and what it takes.
 #[derive(Clone, Debug)]
-pub struct Role {
+pub struct StagePlan {
     /// Units and layers of the stage.
     pub layout: Arc<Layout>,
     /// Micro-batches that have gone forward and not yet backward, at most.

@@ -14,7 +14,7 @@ use crate::model::layers::{Saved, TensorSplit};
 use crate::model::{FlatKind, Tensor, Unit};
 use crate::observe::outcome::{Estimate, Transfer};
 use crate::plan::placement::{StateTiers, shard_dtype};
-use crate::plan::{Plan, Role};
+use crate::plan::{Plan, StagePlan};
 use crate::state::{Delayed, State};
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
@@ -40,8 +40,8 @@ pub struct RecordedAction {
 /// One rank's step on a dry device.
 pub struct DryRun<'a> {
     cell: &'a Cell,
-    role: &'a Role,
-    /// What is performed of the role, where that is not all of it.
+    stage_plan: &'a StagePlan,
+    /// What is performed of the stage_plan, where that is not all of it.
     short: Option<&'a ShortPlan>,
     executor: Executor<'a>,
     recorder: Rc<Recorder>,
@@ -75,11 +75,11 @@ impl<'a> DryRun<'a> {
     pub fn new(
         cell: &'a Cell,
         kernels: &'a dyn Kernels,
-        (plan, role, short): (&'a Plan, &'a Role, Option<&'a ShortPlan>),
+        (plan, stage_plan, short): (&'a Plan, &'a StagePlan, Option<&'a ShortPlan>),
         rank: usize,
         keeps_operations: bool,
     ) -> Result<DryRun<'a>> {
-        let layout = &short.map_or(role, |short| &short.role).layout;
+        let layout = &short.map_or(stage_plan, |short| &short.stage_plan).layout;
         let state = State::new(cell, layout, plan.sharding, plan.mesh.place(rank));
         let (recorder, log) = (Rc::new(Recorder::new(keeps_operations)), CollectiveLog::default());
         let (mesh, place) = (plan.mesh, state.place);
@@ -100,7 +100,7 @@ impl<'a> DryRun<'a> {
             tiers.moves().list_events();
         }
         let kernels = Arc::new(Dry(kernels));
-        let performed = short.map_or(role, |short| &short.role);
+        let performed = short.map_or(stage_plan, |short| &short.stage_plan);
         let mut executor =
             Executor::new((cell, plan, performed), state, kernels, tiers, comms, Some(recorder.clone()))?;
         open_all(&mut executor)?;
@@ -110,7 +110,7 @@ impl<'a> DryRun<'a> {
         // A step behind the first one.
         executor.delayed = cell.train.is_delayed().then(Delayed::default);
         executor.begin_step();
-        Ok(DryRun { cell, role, short, executor, recorder, log, repeated: Vec::new() })
+        Ok(DryRun { cell, stage_plan, short, executor, recorder, log, repeated: Vec::new() })
     }
 
     /// Performs an action, and says all that it did.
@@ -121,7 +121,7 @@ impl<'a> DryRun<'a> {
         self.act_all(&[action], 0)?;
         let collectives = std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner));
         let moves = self.executor.context.tiers.moves().take_events();
-        let least = self.cell.pace.and_then(|pace| pace.share(&self.role.layout, action)).unwrap_or(0.0);
+        let least = self.cell.pace.and_then(|pace| pace.share(&self.stage_plan.layout, action)).unwrap_or(0.0);
         let (operations, overlaps) = (self.recorder.take_operations(), self.recorder.take_overlaps());
         Ok(RecordedAction { action, operations, collectives, overlaps, moves, least })
     }
@@ -164,8 +164,8 @@ impl<'a> DryRun<'a> {
         let mut last: Option<Performed> = None;
         let mut skipped = 0;
         // Chunks take turns with as many micro-batches as there are stages.
-        let turn = if self.role.layout.chunks.len() > 1 { self.cell.parallel.degrees.pipeline } else { 1 };
-        for actions in cycles(&self.executor.context.role.actions, turn) {
+        let turn = if self.stage_plan.layout.chunks.len() > 1 { self.cell.parallel.degrees.pipeline } else { 1 };
+        for actions in cycles(&self.executor.context.stage_plan.actions, turn) {
             // A cycle that gives back as much as it takes leaves the next one the same memory; others are seen by that.
             let live = self.live();
             if let Some(last) = &last
@@ -212,7 +212,7 @@ impl<'a> DryRun<'a> {
     /// # Errors
     /// As of [`DryRun::step`].
     pub fn finish(mut self) -> Result<(Estimate, Vec<Recorded>)> {
-        let (cell, layout) = (self.cell, &self.role.layout);
+        let (cell, layout) = (self.cell, &self.stage_plan.layout);
         let flops = flops::flops(cell, layout, &self.recorder.by_term());
         let (mut traffic, operations) = (self.traffic(), self.recorder.take_operations());
         traffic.sort_by_key(|row| (row.axis, row.kind));
@@ -251,7 +251,7 @@ impl<'a> DryRun<'a> {
 
     /// The memory of an evaluation; nothing else of it is in an estimate, which is of a step.
     fn evaluate(&mut self, evaluation: Evaluation) -> Result<()> {
-        let EvaluationActions { first, next, end } = &self.executor.context.role.evaluation;
+        let EvaluationActions { first, next, end } = &self.executor.context.stage_plan.evaluation;
         let next = if evaluation.batches > 1 { &next[..] } else { &[] };
         self.executor.step_state.evaluates = true;
         self.executor.prepacked.iter_mut().for_each(|forms| forms.forget());
@@ -334,7 +334,7 @@ fn open_all(executor: &mut Executor<'_>) -> Result<()> {
 
 /// Counts the state of the units that a short plan leaves out.
 fn allocate_omitted(executor: &mut Executor<'_>, short: &ShortPlan) -> Result<()> {
-    let (res, layout) = (executor.context.resources(), &short.role.layout);
+    let (res, layout) = (executor.context.resources(), &short.stage_plan.layout);
     for Repeat { layers: units, times } in &short.repeats {
         let state = executor.state.of_units(units.clone());
         let (made, change) = res.tiers.record_change(|| -> Result<_> {

@@ -22,7 +22,7 @@ use crate::model::layers::eviction::{INPUT, OUTPUT, kept_at, tensor_at};
 use crate::model::{FlatKind, Layout, Unit};
 use crate::plan::placement::{StateTiers, shard_dtype};
 use crate::plan::schedule::{Follower, followed_actions};
-use crate::plan::{Plan, PlanError, Role};
+use crate::plan::{Plan, PlanError, StagePlan};
 use held::{ALL, Held, Kind, TENSORS};
 use zbench_kernels::{Kernels, footprint};
 
@@ -65,22 +65,22 @@ pub fn capacity(cell: &Cell) -> Result<Option<u64>, PlanError> {
 impl Plan {
     /// Bytes by which the largest rank passes the cell's capacity; of a cell that evicts, by the least that was found.
     pub fn above_capacity(&self, cell: &Cell) -> Option<u64> {
-        let peak = self.roles.iter().map(|role| role.estimate.memory().total_peak()).max()?;
+        let peak = self.stage_plans.iter().map(|stage_plan| stage_plan.estimate.memory().total_peak()).max()?;
         peak.checked_sub(cell.memory.capacity?).filter(|above| *above > 0)
     }
 
-    /// The role of a stage, which passes the capacity with everything kept, with evictions and its estimate.
+    /// The stage_plan of a stage, which passes the capacity with everything kept, with evictions and its estimate.
     pub(super) fn evicted(
         &self,
         cell: &Cell,
         kernels: &dyn Kernels,
-        (base, stage, first_rank): (Role, usize, usize),
+        (base, stage, first_rank): (StagePlan, usize, usize),
         capacity: u64,
-    ) -> Result<Role> {
+    ) -> Result<StagePlan> {
         let [of_micro, of_step] = MOST_ACTIONS;
         let actions = of_micro.min(of_step / cell.train.accumulation);
-        let mut best: Option<Role> = None;
-        let peak = |role: &Role| role.estimate.memory().total_peak();
+        let mut best: Option<StagePlan> = None;
+        let peak = |stage_plan: &StagePlan| stage_plan.estimate.memory().total_peak();
         // What is gathered ahead depends on what is made again, so that a list under a capacity may take a little more than one that
         // drops everything: where the first two do not fit, these are tried.
         // State that is fetched ahead of its use comes into the list when evictions are decided, and may pass the capacity by what is on
@@ -90,10 +90,10 @@ impl Plan {
         let with = |inputs| [Some((capacity, inputs)), less.map(|less| (less, inputs))].into_iter().flatten();
         for (within, inputs) in with(false).chain(with(true)).chain([(0, false), (0, true)]) {
             let limits = Limits { capacity: within, inputs, actions };
-            let mut role = self.decided(cell, kernels, (&base, stage, first_rank), limits)?;
-            role.estimate = self.dry_run(cell, kernels, (&role, None), first_rank, false)?.0;
-            if best.as_ref().is_none_or(|best| peak(&role) < peak(best)) {
-                best = Some(role);
+            let mut stage_plan = self.decided(cell, kernels, (&base, stage, first_rank), limits)?;
+            stage_plan.estimate = self.dry_run(cell, kernels, (&stage_plan, None), first_rank, false)?.0;
+            if best.as_ref().is_none_or(|best| peak(&stage_plan) < peak(best)) {
+                best = Some(stage_plan);
             }
             if best.as_ref().is_some_and(|best| peak(best) <= capacity) {
                 break;
@@ -104,7 +104,7 @@ impl Plan {
 
     /// Bytes of the device that units on their way to it take at most, where weights live elsewhere: to be gathered, and with a delayed
     /// update to be updated, too.
-    fn fetched_ahead(&self, cell: &Cell, role: &Role) -> u64 {
+    fn fetched_ahead(&self, cell: &Cell, stage_plan: &StagePlan) -> u64 {
         if cell.memory.offload_parameters == MemoryTier::Device {
             return 0;
         }
@@ -113,26 +113,32 @@ impl Plan {
             let bytes = |flat| footprint(shard_dtype(cell, flat), unit.flat(flat).padded / ranks).unwrap_or(0);
             FlatKind::ALL.into_iter().map(bytes).sum()
         };
-        let largest = role.layout.units.iter().map(|unit| part(unit)).max().unwrap_or(0);
+        let largest = stage_plan.layout.units.iter().map(|unit| part(unit)).max().unwrap_or(0);
         let units = (1 + cell.memory.offload_prefetch as u64) * (1 + u64::from(cell.train.is_delayed()));
         largest.saturating_mul(units)
     }
 
-    /// The role with a list in which evictions are decided. Where a step has many micro-batches they are decided for a few.
-    fn decided(&self, cell: &Cell, kernels: &dyn Kernels, of: (&Role, usize, usize), limits: Limits) -> Result<Role> {
+    /// The stage_plan with a list in which evictions are decided. Where a step has many micro-batches they are decided for a few.
+    fn decided(
+        &self,
+        cell: &Cell,
+        kernels: &dyn Kernels,
+        of: (&StagePlan, usize, usize),
+        limits: Limits,
+    ) -> Result<StagePlan> {
         let micros = cell.train.accumulation;
         if of.0.in_flight == 1 && micros > DECIDED {
             let mut few = cell.clone();
             few.train.accumulation = DECIDED;
-            let role = self.decided(&few, kernels, of, limits)?;
-            if let Some(actions) = with_more_micros(&role.actions, micros - DECIDED) {
-                return Ok(Role { actions, ..role });
+            let stage_plan = self.decided(&few, kernels, of, limits)?;
+            if let Some(actions) = with_more_micros(&stage_plan.actions, micros - DECIDED) {
+                return Ok(StagePlan { actions, ..stage_plan });
             }
         }
         let (base, stage, rank) = of;
         let run = DryRun::new(cell, kernels, (self, base, None), rank, false)?;
         let mut evictor = Evictor::new(run, base, Limits { actions: limits.actions * micros, ..limits });
-        self.role_with(cell, base.layout.clone(), stage, |schedule| followed_actions(schedule, &mut evictor))
+        self.stage_plan_with(cell, base.layout.clone(), stage, |schedule| followed_actions(schedule, &mut evictor))
     }
 }
 
@@ -178,11 +184,21 @@ struct Evictor<'a> {
 }
 
 impl<'a> Evictor<'a> {
-    fn new(run: DryRun<'a>, role: &'a Role, limits: Limits) -> Evictor<'a> {
-        let layers = role.layout.layers.len();
-        let (kind_of, held) = (vec![None; layers], vec![(0, Held::new(layers)); role.in_flight]);
+    fn new(run: DryRun<'a>, stage_plan: &'a StagePlan, limits: Limits) -> Evictor<'a> {
+        let layers = stage_plan.layout.layers.len();
+        let (kind_of, held) = (vec![None; layers], vec![(0, Held::new(layers)); stage_plan.in_flight]);
         let tiers = run.tiers();
-        Evictor { run, layout: &role.layout, limits, done: 0, kinds: Vec::new(), kind_of, held, tiers, going: None }
+        Evictor {
+            run,
+            layout: &stage_plan.layout,
+            limits,
+            done: 0,
+            kinds: Vec::new(),
+            kind_of,
+            held,
+            tiers,
+            going: None,
+        }
     }
 
     fn held_of(&mut self, micro: usize) -> &mut Held {

@@ -4,7 +4,7 @@
 use crate::action::stream::Stream;
 use crate::action::{Action, EvaluationActions};
 use crate::mesh::Axes;
-use crate::plan::{Plan, PlanError, Role};
+use crate::plan::{Plan, PlanError, StagePlan};
 use std::collections::VecDeque;
 
 /// A send or a receive of a stage, between two virtual stages that follow each other or between the ends of the pipeline.
@@ -82,24 +82,24 @@ impl Plan {
     /// # Errors
     /// Two ranks that would wait for ever, with the calls in which they wait.
     pub fn check_messages(&self) -> Result<(), PlanError> {
-        self.check_lists(|role| [&role.actions[..], &[], &[]])?;
-        self.check_lists(|role| {
-            let EvaluationActions { first, next, end } = &role.evaluation;
+        self.check_lists(|stage_plan| [&stage_plan.actions[..], &[], &[]])?;
+        self.check_lists(|stage_plan| {
+            let EvaluationActions { first, next, end } = &stage_plan.evaluation;
             [first, next, end]
         })
     }
 
-    fn check_lists<'a>(&'a self, lists: impl Fn(&'a Role) -> [&'a [Action]; 3]) -> Result<(), PlanError> {
-        let count = self.roles.len();
+    fn check_lists<'a>(&'a self, lists: impl Fn(&'a StagePlan) -> [&'a [Action]; 3]) -> Result<(), PlanError> {
+        let count = self.stage_plans.len();
         let mut stages: Vec<Stage> = Vec::with_capacity(count);
-        for (stage, role) in self.roles.iter().enumerate() {
-            let actions = lists(role).into_iter().flatten();
+        for (stage, stage_plan) in self.stage_plans.iter().enumerate() {
+            let actions = lists(stage_plan).into_iter().flatten();
             let messages = actions.flat_map(|action| {
                 let exchanged = Message::exchanged(action, [stage, count]).into_iter().flatten();
                 Message::of(action, [stage, count]).into_iter().chain(exchanged)
             });
             let messages: Vec<Message> = messages.collect();
-            let parts = count * role.layout.chunks.len();
+            let parts = count * stage_plan.layout.chunks.len();
             if let Some(lost) = messages.iter().find(|message| message.from.max(message.to) >= parts) {
                 return Err(self.misfit(format!("{} and there is no such stage", self.waits(lost))));
             }

@@ -34,7 +34,7 @@ use crate::plan::pipeline;
 use crate::plan::pipeline::Pipeline;
 use crate::plan::placement::{StateTiers, is_gathered};
 use crate::plan::schedule::{Policy, Schedule, actions, evaluation_actions};
-use crate::plan::{Plan, PlanError, Role, check, runs};
+use crate::plan::{Plan, PlanError, StagePlan, check, runs};
 use dry::DryRun;
 use short::ShortPlan;
 use std::cell::RefCell;
@@ -83,41 +83,42 @@ impl Plan {
         pipelines::check(cell, &layout)?;
         let stages = stages(cell, &layout);
         let squares = squares(&layout, &stages);
-        let mut plan = Plan { layout, mesh, sharding, policy, squares, roles: Vec::new() };
+        let mut plan = Plan { layout, mesh, sharding, policy, squares, stage_plans: Vec::new() };
         for (stage, chunks) in stages.iter().enumerate() {
             let of_stage = match stages.len() {
                 1 => plan.layout.clone(),
                 _ => Arc::new(plan.layout.stage(chunks)),
             };
-            let mut role = plan.role(cell, of_stage, stage);
-            let short = ShortPlan::of(cell, &plan, &role, |layout| plan.role(cell, layout, stage));
+            let mut stage_plan = plan.stage_plan(cell, of_stage, stage);
+            let short = ShortPlan::of(cell, &plan, &stage_plan, |layout| plan.stage_plan(cell, layout, stage));
             // The stages are the outermost axis.
             let first_rank = stage * (mesh.world() / stages.len());
-            let estimate = plan.dry_run(cell, kernels, (&role, short.as_ref()), first_rank, false);
-            role.estimate = estimate.map_err(unplannable)?.0;
-            if let Some(capacity) = evicts.filter(|capacity| role.estimate.memory().total_peak() > *capacity) {
-                role = plan.evicted(cell, kernels, (role, stage, first_rank), capacity).map_err(unplannable)?;
+            let estimate = plan.dry_run(cell, kernels, (&stage_plan, short.as_ref()), first_rank, false);
+            stage_plan.estimate = estimate.map_err(unplannable)?.0;
+            if let Some(capacity) = evicts.filter(|capacity| stage_plan.estimate.memory().total_peak() > *capacity) {
+                stage_plan =
+                    plan.evicted(cell, kernels, (stage_plan, stage, first_rank), capacity).map_err(unplannable)?;
             }
-            plan.roles.push(role);
+            plan.stage_plans.push(stage_plan);
         }
         plan.check_messages()?;
         Ok(plan)
     }
 
     /// What the ranks of a stage do, without its estimate.
-    fn role(&self, cell: &Cell, layout: Arc<Layout>, stage: usize) -> Role {
-        let Ok(role) = self.role_with::<Infallible>(cell, layout, stage, |schedule| Ok(actions(schedule)));
-        role
+    fn stage_plan(&self, cell: &Cell, layout: Arc<Layout>, stage: usize) -> StagePlan {
+        let Ok(stage_plan) = self.stage_plan_with::<Infallible>(cell, layout, stage, |schedule| Ok(actions(schedule)));
+        stage_plan
     }
 
-    /// As [`Plan::role`] with the actions of a step from `list`.
-    fn role_with<E>(
+    /// As [`Plan::stage_plan`] with the actions of a step from `list`.
+    fn stage_plan_with<E>(
         &self,
         cell: &Cell,
         layout: Arc<Layout>,
         stage: usize,
         list: impl FnOnce(&Schedule<'_>) -> Result<Vec<Action>, E>,
-    ) -> Result<Role, E> {
+    ) -> Result<StagePlan, E> {
         let sharding = &self.sharding;
         let trainable: Vec<_> = layout.units.iter().map(|u| u.trainable().len > 0).collect();
         let is_stale = !sharding.parameters.includes(sharding.optimizer);
@@ -163,18 +164,18 @@ impl Plan {
         let wants_gradient = wanted_gradients(&layout.layers, &trainable);
         let in_flight = pipeline::in_flight(&passes).max(1);
         let estimate = Estimate::default();
-        Ok(Role { layout, in_flight, keeps_input, wants_gradient, actions, evaluation, estimate })
+        Ok(StagePlan { layout, in_flight, keeps_input, wants_gradient, actions, evaluation, estimate })
     }
 
-    /// The estimate of a rank with every action performed, where [`Role::estimate`] counts what repeats: the same.
+    /// The estimate of a rank with every action performed, where [`StagePlan::estimate`] counts what repeats: the same.
     pub fn estimate_block_by_block(&self, cell: &Cell, kernels: &dyn Kernels, rank: usize) -> Estimate {
-        self.dry_run(cell, kernels, (self.role_of(rank), None), rank, true).expect(RAN).0
+        self.dry_run(cell, kernels, (self.stage_plan_of(rank), None), rank, true).expect(RAN).0
     }
 
     /// The operations of one step of a rank, in order. Ranks differ only in where their part of a flat crosses from one tensor to the
     /// next.
     pub fn operations(&self, cell: &Cell, kernels: &dyn Kernels, rank: usize) -> Vec<Recorded> {
-        self.dry_run(cell, kernels, (self.role_of(rank), None), rank, true).expect(RAN).1
+        self.dry_run(cell, kernels, (self.stage_plan_of(rank), None), rank, true).expect(RAN).1
     }
 
     /// The same by action, with each action's collectives.
@@ -184,9 +185,9 @@ impl Plan {
         kernels: &'a dyn Kernels,
         rank: usize,
     ) -> impl Iterator<Item = RecordedAction> + 'a {
-        let role = self.role_of(rank);
-        let mut run = DryRun::new(cell, kernels, (self, role, None), rank, true).expect(RAN);
-        role.actions.iter().map(move |action| run.recorded(*action).expect(RAN))
+        let stage_plan = self.stage_plan_of(rank);
+        let mut run = DryRun::new(cell, kernels, (self, stage_plan, None), rank, true).expect(RAN);
+        stage_plan.actions.iter().map(move |action| run.recorded(*action).expect(RAN))
     }
 
     /// The same of one rank of each stage, as [`clock::Clock::time`] takes them.
@@ -195,18 +196,18 @@ impl Plan {
         cell: &'a Cell,
         kernels: &'a dyn Kernels,
     ) -> impl Iterator<Item = impl Iterator<Item = RecordedAction> + 'a> + 'a {
-        (0..self.roles.len()).map(move |stage| self.recorded_actions(cell, kernels, self.rank(stage)))
+        (0..self.stage_plans.len()).map(move |stage| self.recorded_actions(cell, kernels, self.rank(stage)))
     }
 
     fn dry_run(
         &self,
         cell: &Cell,
         kernels: &dyn Kernels,
-        (role, short): (&Role, Option<&ShortPlan>),
+        (stage_plan, short): (&StagePlan, Option<&ShortPlan>),
         rank: usize,
         keeps_operations: bool,
     ) -> Result<(Estimate, Vec<Recorded>), StepError> {
-        let mut run = DryRun::new(cell, kernels, (self, role, short), rank, keeps_operations)?;
+        let mut run = DryRun::new(cell, kernels, (self, stage_plan, short), rank, keeps_operations)?;
         run.step()?;
         run.finish()
     }

@@ -6,7 +6,7 @@ use crate::config::Cell;
 use crate::mesh::strategy::Reshard;
 use crate::model::{FlatKind, Layout};
 use crate::plan::schedule::Policy;
-use crate::plan::{Plan, Role};
+use crate::plan::{Plan, StagePlan};
 use crate::state::buckets;
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use std::sync::Arc;
 /// The longest repeating pattern of blocks that is looked for, in multiples of [`Policy::every`] blocks.
 const LONGEST_PATTERN: usize = 8;
 
-/// A role without some blocks of its layers, and what is counted for them.
+/// A stage_plan without some blocks of its layers, and what is counted for them.
 pub struct ShortPlan {
-    pub role: Role,
+    pub stage_plan: StagePlan,
     pub repeats: Vec<Repeat>,
 }
 
@@ -31,8 +31,13 @@ pub struct Repeat {
 impl ShortPlan {
     /// Leaves out repeated blocks, but keeps as many on either side as the schedule looks ahead. `None` where no block can be left out:
     /// also where gradients of several units are reduced together, since blocks then differ in what they reduce. `assemble` makes
-    /// the role of a layout.
-    pub fn of(cell: &Cell, plan: &Plan, whole: &Role, assemble: impl FnOnce(Arc<Layout>) -> Role) -> Option<ShortPlan> {
+    /// the stage_plan of a layout.
+    pub fn of(
+        cell: &Cell,
+        plan: &Plan,
+        whole: &StagePlan,
+        assemble: impl FnOnce(Arc<Layout>) -> StagePlan,
+    ) -> Option<ShortPlan> {
         // An update unit by unit has fetches of units before their turn, which no repeat of a block has.
         if cell.memory.offloads() {
             return None;
@@ -71,14 +76,14 @@ impl ShortPlan {
         let repeats = repeats.collect();
         let mut layout = whole.layout.clone();
         left_out.iter().rev().for_each(|layers| layout = Arc::new(layout.without(layers.clone())));
-        let short = ShortPlan { role: assemble(layout), repeats };
+        let short = ShortPlan { stage_plan: assemble(layout), repeats };
         let stands_for = |few: &[Action], many: &[Action]| {
             let parts = cycles(few, 1).flat_map(|actions| short.parts(actions));
             let counted = parts.flat_map(|(part, times)| std::iter::repeat_n(part, times)).flatten();
-            let counted = counted.map(|action| of_kind(*action, &short.role.layout));
+            let counted = counted.map(|action| of_kind(*action, &short.stage_plan.layout));
             counted.eq(many.iter().map(|action| of_kind(*action, &whole.layout)))
         };
-        let is_whole = lists(&short.role).into_iter().zip(lists(whole)).all(|(few, many)| stands_for(few, many));
+        let is_whole = lists(&short.stage_plan).into_iter().zip(lists(whole)).all(|(few, many)| stands_for(few, many));
         is_whole.then_some(short)
     }
 
@@ -133,8 +138,8 @@ pub fn cycles(actions: &[Action], micros: usize) -> impl Iterator<Item = &[Actio
     actions.chunk_by(move |_, next| !matches!(next, Action::Load { micro } if micro.is_multiple_of(micros)))
 }
 
-fn lists(role: &Role) -> [&[Action]; 4] {
-    [&role.actions, &role.evaluation.first, &role.evaluation.next, &role.evaluation.end]
+fn lists(stage_plan: &StagePlan) -> [&[Action]; 4] {
+    [&stage_plan.actions, &stage_plan.evaluation.first, &stage_plan.evaluation.next, &stage_plan.evaluation.end]
 }
 
 /// The layers that can be left out, all of them blocks, in order, and after how many they repeat themselves. `margins` is how many alike blocks stay

@@ -11,7 +11,7 @@ impl Plan {
     /// The estimate of a cell: of the largest rank what a rank takes, and of all stages what a step computes. Rows of traffic and of
     /// moves are each those of the stage that has most, as records have them of the ranks that were measured.
     pub fn estimate(&self) -> Estimate {
-        let mut stages = self.roles.iter().map(|role| &role.estimate);
+        let mut stages = self.stage_plans.iter().map(|stage_plan| &stage_plan.estimate);
         let Some(mut whole) = stages.next().cloned() else { return Estimate::default() };
         for Estimate {
             ledgers,

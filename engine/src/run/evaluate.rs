@@ -62,7 +62,7 @@ impl Rank<'_> {
 
     /// For each micro-batch, the sum of its tokens' losses and the number of tokens that have one.
     fn look(&mut self, evaluation: Evaluation, meter: &mut Meter) -> Result<Vec<f64>> {
-        let EvaluationActions { first, next, end } = &self.executor.context.role.evaluation;
+        let EvaluationActions { first, next, end } = &self.executor.context.stage_plan.evaluation;
         let mut sums = Vec::with_capacity(2 * evaluation.batches);
         let mut known = Vec::new();
         for micro in 0..evaluation.batches {

@@ -255,7 +255,7 @@ fn one_rank<T>(
     let number = comm.rank();
     let used = StateTiers::of(inputs.cell, &inputs.plan.sharding).all();
     let folder = inputs.cell.memory.offload_folder().unwrap_or_default();
-    let planned = &inputs.plan.role_of(number).estimate.ledgers;
+    let planned = &inputs.plan.stage_plan_of(number).estimate.ledgers;
     let link = inputs.cell.link.and_then(|link| link.host).map(HostLink::new);
     let tiers = match MemoryTiers::new(&*kernels, arena, &used, &folder, planned) {
         Ok(tiers) => tiers.with_link(link),

@@ -56,7 +56,7 @@ fn resume(inputs: &Inputs<'_>, executor: &mut Executor<'_>) -> Result<Option<Res
     let begin = Instant::now();
     let Executor { context, state, params, optimizer, .. } = executor;
     let bytes = from
-        .load(&context.role.layout, state, context.resources(), params, optimizer)
+        .load(&context.stage_plan.layout, state, context.resources(), params, optimizer)
         .map_err(|error| StepError::Input(error.to_string()))?;
     let ms = begin.elapsed().as_secs_f64() * 1e3;
     let (position, dir, history) = (*from.position(), from.dir(), from.history.clone());
@@ -80,9 +80,9 @@ impl<'a> Rank<'a> {
         comms: Comms,
     ) -> Result<Rank<'a>> {
         let Inputs { cell, plan, .. } = *inputs;
-        let role = plan.role_of(number);
-        let state = State::new(cell, &role.layout, plan.sharding, plan.mesh.place(number));
-        let mut executor = Executor::new((cell, plan, role), state, kernels.clone(), tiers, comms, None)?;
+        let stage_plan = plan.stage_plan_of(number);
+        let state = State::new(cell, &stage_plan.layout, plan.sharding, plan.mesh.place(number));
+        let mut executor = Executor::new((cell, plan, stage_plan), state, kernels.clone(), tiers, comms, None)?;
         let loaded = init::fill(inputs, &mut executor)?;
         let resumed = match resume(inputs, &mut executor) {
             Ok(resumed) => resumed,
@@ -102,7 +102,7 @@ impl<'a> Rank<'a> {
             // Room for all of a measurement, so that no step makes room.
             step_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
             pipeline_ms: Vec::with_capacity(cell.train.steps.min(1 << 16)),
-            pass_times: (plan.roles.len() > 1).then(PassTimes::default),
+            pass_times: (plan.stage_plans.len() > 1).then(PassTimes::default),
             spans_ns: BySpan::default(),
             loaded: inputs.checkpoint.map(|_| loaded),
             disk_before: Traffic::default(),
@@ -152,7 +152,7 @@ impl<'a> Rank<'a> {
             }
         }
         let counts = self.reader.counts;
-        let tokens = counts.map_or(self.executor.context.role.estimate.flops.tokens, |counts| counts.real);
+        let tokens = counts.map_or(self.executor.context.stage_plan.estimate.flops.tokens, |counts| counts.real);
         Ok(Step {
             step: self.executor.progress.steps,
             timed,
@@ -169,10 +169,10 @@ impl<'a> Rank<'a> {
 
     /// Forward, backward and reductions of all micro-batches of the next step, and what else comes before [`Action::Update`].
     pub fn gradients(&mut self, meter: &mut Meter) -> Result<()> {
-        let role = self.executor.context.role;
+        let stage_plan = self.executor.context.stage_plan;
         self.executor.step_state.mean = self.reader.count(&self.executor)?;
         self.executor.begin_step();
-        for action in role.actions.iter().take_while(|action| **action != Action::Update) {
+        for action in stage_plan.actions.iter().take_while(|action| **action != Action::Update) {
             self.act(*action, meter)?;
         }
         meter.enter(Span::ExposedReduce);
@@ -184,8 +184,8 @@ impl<'a> Rank<'a> {
 
     /// Agrees on loss and norm, and updates the weights: see [`Action::Update`].
     pub fn update(&mut self, meter: &mut Meter) -> Result<Update> {
-        let role = self.executor.context.role;
-        for action in role.actions.iter().skip_while(|action| **action != Action::Update) {
+        let stage_plan = self.executor.context.stage_plan;
+        for action in stage_plan.actions.iter().skip_while(|action| **action != Action::Update) {
             self.act(*action, meter)?;
         }
         self.executor.step_state.update.ok_or_else(|| StepError::Input("an update has no result; this is a bug".into()))

@@ -216,7 +216,7 @@ fn with_capacity(mut case: Case) -> Case {
         let mut cell = case.cell.clone();
         cell.memory = Memory { checkpointing: policy, offload_activations: MemoryTier::Device, ..cell.memory };
         cell.hardware.instructions = (cell.hardware.device == DeviceKind::Cpu).then(|| "portable".into());
-        plan(&cell).roles.iter().map(|role| role.estimate.memory().total_peak()).max().unwrap()
+        plan(&cell).stage_plans.iter().map(|stage_plan| stage_plan.estimate.memory().total_peak()).max().unwrap()
     };
     case.cell.memory.capacity = Some((peak(Checkpointing::None) + peak(Checkpointing::Full)) / 2);
     case

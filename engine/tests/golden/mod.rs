@@ -230,26 +230,26 @@ fn add(ledgers: &mut ByTier<Ledger>, home: MemoryTier, category: Category, bytes
 /// Changed values, each as small as can be, with the section that shows it.
 fn changes() -> Vec<(Section, Change)> {
     vec![
-        (Section::Actions, |taken| taken.roles[0].actions.swap(1, 2)),
-        (Section::Actions, |taken| taken.roles[1].in_flight += 1),
-        (Section::Actions, |taken| taken.roles[1].actions.truncate(5)),
+        (Section::Actions, |taken| taken.stage_plans[0].actions.swap(1, 2)),
+        (Section::Actions, |taken| taken.stage_plans[1].in_flight += 1),
+        (Section::Actions, |taken| taken.stage_plans[1].actions.truncate(5)),
         (Section::Memory, |taken| {
-            add(&mut taken.roles[0].estimate.ledgers, MemoryTier::Device, Category::Workspace, 1 << 30)
+            add(&mut taken.stage_plans[0].estimate.ledgers, MemoryTier::Device, Category::Workspace, 1 << 30)
         }),
         (Section::Memory, |taken| {
-            add(&mut taken.roles[1].estimate.ledgers, MemoryTier::Host, Category::Optimizer, 1 << 30)
+            add(&mut taken.stage_plans[1].estimate.ledgers, MemoryTier::Host, Category::Optimizer, 1 << 30)
         }),
         (Section::Memory, |taken| {
             add(&mut taken.measured[1].ledgers, MemoryTier::Device, Category::Gradients, 1 << 30)
         }),
         (Section::Memory, |taken| add(&mut taken.measured[1].ledgers, MemoryTier::Host, Category::Optimizer, 1 << 30)),
         (Section::Memory, |taken| add(&mut taken.measured[1].ledgers, MemoryTier::Disk, Category::Optimizer, 1)),
-        (Section::Wire, |taken| taken.roles[0].estimate.traffic[0].wire_bytes += 1.0),
-        (Section::Wire, |taken| taken.roles[1].estimate.moves[0].bytes += 1.0),
+        (Section::Wire, |taken| taken.stage_plans[0].estimate.traffic[0].wire_bytes += 1.0),
+        (Section::Wire, |taken| taken.stage_plans[1].estimate.moves[0].bytes += 1.0),
         (Section::Wire, |taken| taken.measured[1].traffic[0].calls += 1.0),
         (Section::Wire, |taken| taken.measured[1].moves[0].moves += 1.0),
-        (Section::Flops, |taken| taken.roles[0].estimate.flops.hardware += 2.0),
-        (Section::Flops, |taken| taken.roles[1].estimate.flops.ledger[0].1 += 2.0),
+        (Section::Flops, |taken| taken.stage_plans[0].estimate.flops.hardware += 2.0),
+        (Section::Flops, |taken| taken.stage_plans[1].estimate.flops.ledger[0].1 += 2.0),
         (Section::Operations, |taken| {
             let gemm = taken.last_operations.iter_mut().find_map(|stated| match &mut stated.op {
                 Op::Gemm(gemm) => Some(gemm),
@@ -257,8 +257,8 @@ fn changes() -> Vec<(Section, Change)> {
             });
             gemm.unwrap().k += 1;
         }),
-        (Section::Operations, |taken| taken.roles[0].operations.truncate(10)),
-        (Section::Operations, |taken| taken.roles[1].operations.truncate(10)),
+        (Section::Operations, |taken| taken.stage_plans[0].operations.truncate(10)),
+        (Section::Operations, |taken| taken.stage_plans[1].operations.truncate(10)),
         (Section::Losses, |taken| taken.ran.steps[3].loss = taken.ran.steps[3].loss.next_up()),
         (Section::Losses, |taken| taken.ran.steps[0].grad_norm = taken.ran.steps[0].grad_norm.next_down()),
         (Section::Weights, |taken| taken.ran.weights[0].2[7] = taken.ran.weights[0].2[7].next_up()),

@@ -8,9 +8,9 @@ use zbench_kernels::Category;
 
 /// The first rank, and what of it, that took something else than the plan of its stage says: bytes by home and category, traffic, moves.
 pub fn difference(taken: &Taken) -> Option<String> {
-    let of_stage = taken.measured.len() / taken.roles.len();
+    let of_stage = taken.measured.len() / taken.stage_plans.len();
     let of_rank = |(rank, measured): (usize, &Measured)| {
-        Some(format!("rank {rank}: {}", of(&taken.roles[rank / of_stage], measured)?))
+        Some(format!("rank {rank}: {}", of(&taken.stage_plans[rank / of_stage], measured)?))
     };
     taken.measured.iter().enumerate().find_map(of_rank)
 }

@@ -19,7 +19,7 @@ use zbench_engine::compute::recorder::Recorded;
 use zbench_engine::config::{Cell, MemoryTier};
 use zbench_engine::memory::tiers::ByTier;
 use zbench_engine::observe::outcome::{Estimate, Evaluated, Failure, Flops, Happening, RankReport, Step, Transfer};
-use zbench_engine::plan::{Plan, Role};
+use zbench_engine::plan::{Plan, StagePlan};
 use zbench_engine::run::launch_ranks::{collect, train_rank, with_ranks};
 use zbench_engine::run::train_loop::Control;
 use zbench_kernels::{Arena, Kernels, Ledger};
@@ -71,7 +71,7 @@ pub type Tensor = (String, Vec<usize>, Vec<f32>);
 #[derive(Clone)]
 pub struct Taken {
     /// By stage.
-    pub roles: Vec<Planned>,
+    pub stage_plans: Vec<Planned>,
     /// Of the last rank.
     pub last_operations: Vec<Recorded>,
     /// By rank.
@@ -143,18 +143,19 @@ pub fn take(case: &Case) -> Taken {
         }
     };
     let ran = ran.unwrap_or_else(|failure| panic!("{}: {}", case.name, failure.cause));
-    let first_rank = |stage| stage * (cell.parallel.ranks / plan.roles.len());
-    let planned = |(stage, role): (usize, &Role)| Planned {
-        actions: role.actions.clone(),
-        evaluation: [&role.evaluation.first, &role.evaluation.next, &role.evaluation.end].map(Clone::clone),
-        in_flight: role.in_flight,
-        estimate: role.estimate.clone(),
+    let first_rank = |stage| stage * (cell.parallel.ranks / plan.stage_plans.len());
+    let planned = |(stage, stage_plan): (usize, &StagePlan)| Planned {
+        actions: stage_plan.actions.clone(),
+        evaluation: [&stage_plan.evaluation.first, &stage_plan.evaluation.next, &stage_plan.evaluation.end]
+            .map(Clone::clone),
+        in_flight: stage_plan.in_flight,
+        estimate: stage_plan.estimate.clone(),
         operations: plan.operations(cell, &*kernels, first_rank(stage)),
     };
     let measured =
         |report: RankReport| Measured { ledgers: report.ledgers, traffic: report.traffic, moves: report.moves };
     Taken {
-        roles: plan.roles.iter().enumerate().map(planned).collect(),
+        stage_plans: plan.stage_plans.iter().enumerate().map(planned).collect(),
         last_operations: plan.operations(cell, &*kernels, cell.parallel.ranks - 1),
         measured: ran.reports.into_iter().map(measured).collect(),
         ran: ran.trained,
@@ -250,17 +251,17 @@ impl Taken {
         }
     }
 
-    /// The roles with what each line of theirs begins with. Of the first it is nothing, as of most cells it is the only one.
-    fn roles(&self) -> impl Iterator<Item = (String, &Planned)> {
+    /// The stage_plans with what each line of theirs begins with. Of the first it is nothing, as of most cells it is the only one.
+    fn stage_plans(&self) -> impl Iterator<Item = (String, &Planned)> {
         let who = |stage| if stage == 0 { String::new() } else { format!("stage {stage}: ") };
-        self.roles.iter().enumerate().map(move |(stage, role)| (who(stage), role))
+        self.stage_plans.iter().enumerate().map(move |(stage, stage_plan)| (who(stage), stage_plan))
     }
 
     fn actions(&self) -> String {
         let mut text = String::new();
-        for (who, role) in self.roles() {
-            if self.roles.len() > 1 {
-                line(&mut text, format_args!("{who}in-flight={}", role.in_flight));
+        for (who, stage_plan) in self.stage_plans() {
+            if self.stage_plans.len() > 1 {
+                line(&mut text, format_args!("{who}in-flight={}", stage_plan.in_flight));
             }
             let mut say = |who: &str, actions: &[Action]| {
                 let mut loaded = 0;
@@ -271,8 +272,8 @@ impl Taken {
                     line(&mut text, format_args!("{who}{}{of}", words::action(action)));
                 }
             };
-            say(&who, &role.actions);
-            for (part, actions) in ["first", "next", "end"].into_iter().zip(&role.evaluation) {
+            say(&who, &stage_plan.actions);
+            for (part, actions) in ["first", "next", "end"].into_iter().zip(&stage_plan.evaluation) {
                 say(&format!("{who}evaluation {part}: "), actions);
             }
         }
@@ -296,7 +297,8 @@ impl Taken {
                 line(&mut text, format_args!("{who}: total peak={}", ledger.total_peak()));
             }
         };
-        self.roles().for_each(|(who, role)| ledgers(&format!("{who}planned"), &role.estimate.ledgers));
+        self.stage_plans()
+            .for_each(|(who, stage_plan)| ledgers(&format!("{who}planned"), &stage_plan.estimate.ledgers));
         self.measured.iter().enumerate().for_each(|(rank, of)| ledgers(&format!("rank {rank}"), &of.ledgers));
         text
     }
@@ -318,7 +320,7 @@ impl Taken {
             sentences.sort();
             sentences.iter().for_each(|sentence| line(&mut text, format_args!("{sentence}")));
         };
-        for (who, Planned { estimate, .. }) in self.roles() {
+        for (who, Planned { estimate, .. }) in self.stage_plans() {
             rows(&format!("{who}planned"), &estimate.traffic, &estimate.moves);
         }
         self.measured.iter().enumerate().for_each(|(rank, of)| rows(&format!("rank {rank}"), &of.traffic, &of.moves));
@@ -327,7 +329,7 @@ impl Taken {
 
     fn flops(&self) -> String {
         let mut text = String::new();
-        for (who, Planned { estimate, .. }) in self.roles() {
+        for (who, Planned { estimate, .. }) in self.stage_plans() {
             let Flops { model, palm, hardware, ledger, tokens } = &estimate.flops;
             line(&mut text, format_args!("{who}model={model} palm={palm} hardware={hardware} tokens={tokens}"));
             let mut terms: Vec<String> =
@@ -349,10 +351,10 @@ impl Taken {
         let mut say = |who: &str, operations: &[Recorded]| {
             operations.iter().for_each(|op| line(&mut text, format_args!("{who}: {}", words::operation(op))));
         };
-        say("first rank", &self.roles[0].operations);
+        say("first rank", &self.stage_plans[0].operations);
         say("last rank", &self.last_operations);
-        for (stage, role) in self.roles.iter().enumerate().skip(1) {
-            say(&format!("first rank of stage {stage}"), &role.operations);
+        for (stage, stage_plan) in self.stage_plans.iter().enumerate().skip(1) {
+            say(&format!("first rank of stage {stage}"), &stage_plan.operations);
         }
         text
     }

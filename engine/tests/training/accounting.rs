@@ -38,14 +38,14 @@ pub fn measure(cell: &Cell, plan: &Plan) -> Vec<RankReport> {
 pub fn assert_as_planned(cell: &Cell, what: &str) {
     let plan = plan(cell);
     for report in measure(cell, &plan) {
-        let (planned, measured) = (plan.role_of(0).estimate.memory(), report.memory());
+        let (planned, measured) = (plan.stage_plan_of(0).estimate.memory(), report.memory());
         for c in Category::ALL {
             assert_eq!(planned.peak(c), measured.peak(c), "{what}: rank {}: peak of {c}", report.rank);
             assert_eq!(planned.at_peak(c), measured.at_peak(c), "{what}: rank {}: {c} at the peak", report.rank);
         }
         assert_eq!(planned.total_peak(), measured.total_peak(), "{what}: peak");
         let plain = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes, t.ranks);
-        let stated: Vec<_> = plan.role_of(0).estimate.traffic.iter().map(plain).collect();
+        let stated: Vec<_> = plan.stage_plan_of(0).estimate.traffic.iter().map(plain).collect();
         let moved: Vec<_> = report.traffic.iter().map(plain).collect();
         assert_eq!(stated, moved, "{what}: rank {}", report.rank);
     }
@@ -350,7 +350,8 @@ fn payloads_follow_the_published_volumes() {
             let plan = plan(&cell);
             let padded: usize = plan.layout.units.iter().map(|u| u.trainable().padded).sum();
             let sum = |outer: bool| -> f64 {
-                let rows = plan.role_of(0).estimate.traffic.iter().filter(|t| (t.axis == GroupName::Outer) == outer);
+                let rows =
+                    plan.stage_plan_of(0).estimate.traffic.iter().filter(|t| (t.axis == GroupName::Outer) == outer);
                 let rows = rows.filter(|t| !(t.axis == GroupName::Data && shard > 1));
                 let agree = 8.0 * ranks as f64 * (1.0 + plan.layout.units.len() as f64);
                 let bytes: f64 = rows.map(|t| t.payload_bytes).sum();
@@ -422,7 +423,7 @@ fn model_states_follow_the_published_table() {
                 cell.precision = precision;
                 let plan = plan(&cell);
                 let psi: usize = plan.layout.units.iter().map(|u| u.trainable().padded).sum();
-                let unpadded = plan.role_of(0).estimate.parameters as usize;
+                let unpadded = plan.stage_plan_of(0).estimate.parameters as usize;
                 assert!(psi - unpadded < plan.layout.units.len() * ranks * 32, "padding is bounded");
                 let split = |on: bool| if on { ranks } else { 1 };
                 let parameters = 2 * psi / split(strategy == Strategy::Zero3);

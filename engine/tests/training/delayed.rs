@@ -226,7 +226,7 @@ fn a_run_in_time_refuses_gradients_that_are_still_to_be_applied() {
 #[test]
 fn state_comes_and_goes_during_backward() {
     let cell = delayed(offloaded(on(odd(), Strategy::Zero3, 2, 1), [MemoryTier::Disk, MemoryTier::Device], 1));
-    let actions = &plan(&cell).role_of(0).actions.clone();
+    let actions = &plan(&cell).stage_plan_of(0).actions.clone();
     let at = |wanted: Action| actions.iter().position(|action| *action == wanted).unwrap();
     let units = plan(&cell).layout.units.len();
     let layers = units;

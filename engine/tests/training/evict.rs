@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use zbench_engine::action::{Action, Kept};
 use zbench_engine::config::*;
 use zbench_engine::observe::outcome::Cause;
-use zbench_engine::plan::{Plan, PlanError, Role};
+use zbench_engine::plan::{Plan, PlanError, StagePlan};
 use zbench_kernels::Cpu;
 use zbench_test_tiers as tiers;
 
@@ -44,11 +44,11 @@ fn capacities(cell: &Cell, count: u64) -> Vec<u64> {
 }
 
 fn evictions(plan: &Plan) -> Vec<Action> {
-    evictions_of(plan.role_of(0))
+    evictions_of(plan.stage_plan_of(0))
 }
 
-fn evictions_of(role: &Role) -> Vec<Action> {
-    role.actions.iter().copied().filter(|action| matches!(action, Action::Evict { .. })).collect()
+fn evictions_of(stage_plan: &StagePlan) -> Vec<Action> {
+    stage_plan.actions.iter().copied().filter(|action| matches!(action, Action::Evict { .. })).collect()
 }
 
 /// Executed operations beyond those of keeping everything.
@@ -112,7 +112,7 @@ fn what_costs_products_is_moved_and_what_costs_none_is_dropped() {
             let cell = with_activations(evicting(&cell, capacity), home, 1);
             let plan = plan(&cell);
             let free = [SavedTensor::AttentionNorm, SavedTensor::MlpNorm, SavedTensor::Activation];
-            for action in &plan.role_of(0).actions {
+            for action in &plan.stage_plan_of(0).actions {
                 match *action {
                     Action::Evict { tensor: Some(tensor), .. } => {
                         assert!(free.contains(&tensor), "{tensor:?} is dropped")
@@ -147,7 +147,7 @@ fn evictions_leave_room_for_state_that_comes_and_goes() {
         assert!(peak(&evicts) <= capacity, "{what}: {} planned in {capacity}", peak(&evicts));
         // More room is used: all goes only where little is there.
         let gone = |cell: &Cell| {
-            let list = plan(cell).role_of(0).actions.clone();
+            let list = plan(cell).stage_plan_of(0).actions.clone();
             let goes = |action: &&Action| matches!(action, Action::Evict { .. } | Action::StoreSaved { .. });
             list.iter().filter(goes).count()
         };
@@ -212,11 +212,11 @@ fn plans_are_within_the_capacity_and_repeat_themselves() {
         let capacity = capacities(&cell, 5)[place];
         let (cell, what) = (evicting(&cell, capacity), format!("{name}: {} in {capacity}", strategy.name()));
         let plan = plan(&cell);
-        let role = plan.role_of(0);
-        assert!(role.estimate.memory().total_peak() <= capacity, "{what}");
+        let stage_plan = plan.stage_plan_of(0);
+        assert!(stage_plan.estimate.memory().total_peak() <= capacity, "{what}");
         assert_eq!(plan.above_capacity(&cell), None, "{what}");
-        assert_eq!(role.estimate, plan.estimate_block_by_block(&cell, &Cpu::new(1), 0), "{what}");
-        assert_eq!(role.actions, crate::training::support::plan(&cell).role_of(0).actions, "{what}");
+        assert_eq!(stage_plan.estimate, plan.estimate_block_by_block(&cell, &Cpu::new(1), 0), "{what}");
+        assert_eq!(stage_plan.actions, crate::training::support::plan(&cell).stage_plan_of(0).actions, "{what}");
         let of_micro = |wanted: usize| -> Vec<Action> {
             let own = evictions(&plan).into_iter().filter(|action| action.micro() == Some(wanted));
             own.map(|action| action.at(0)).collect()
@@ -284,7 +284,7 @@ fn no_more_is_made_again_than_by_a_policy_that_fits() {
         let all = peak(&with(&cell, Checkpointing::None));
         let plan_of_all = plan(&evicting(&cell, all));
         assert_eq!(evictions(&plan_of_all), [], "{what}");
-        assert_eq!(plan_of_all.role_of(0).estimate, estimate(&with(&cell, Checkpointing::None)), "{what}");
+        assert_eq!(plan_of_all.stage_plan_of(0).estimate, estimate(&with(&cell, Checkpointing::None)), "{what}");
         for policy in [Checkpointing::Full, Checkpointing::Selective] {
             let fixed = with(&cell, policy.clone());
             let (bytes, most) = (peak(&fixed), again(&fixed));
@@ -310,7 +310,7 @@ fn whatever_is_planned_on_paper_stays_within_the_capacity() {
     for (seed, cell) in (0..seeds).map(|seed| (seed, drawn(seed, seed % 2 == 0))).chain((1000..).zip(encoders)) {
         let largest = |cell: &Cell| {
             let plan = Plan::on_paper(cell, &kernels).ok()?;
-            plan.roles.iter().map(|role| role.estimate.memory().total_peak()).max()
+            plan.stage_plans.iter().map(|stage_plan| stage_plan.estimate.memory().total_peak()).max()
         };
         let Some(most) = largest(&with(&cell, Checkpointing::None)) else { continue };
         let least = largest(&evicting(&cell, 1)).unwrap();
@@ -318,10 +318,10 @@ fn whatever_is_planned_on_paper_stays_within_the_capacity() {
             let (cell, what) = (evicting(&cell, capacity), format!("{} in {capacity}", described(seed, &cell)));
             let plan = Plan::on_paper(&cell, &kernels).unwrap();
             assert_eq!(plan.above_capacity(&cell), None, "{what}");
-            for (stage, role) in plan.roles.iter().enumerate() {
-                let rank = stage * (cell.parallel.ranks / plan.roles.len());
-                assert_eq!(role.estimate, plan.estimate_block_by_block(&cell, &kernels, rank), "{what}");
-                several += u64::from(role.in_flight > 1 && !evictions_of(role).is_empty());
+            for (stage, stage_plan) in plan.stage_plans.iter().enumerate() {
+                let rank = stage * (cell.parallel.ranks / plan.stage_plans.len());
+                assert_eq!(stage_plan.estimate, plan.estimate_block_by_block(&cell, &kernels, rank), "{what}");
+                several += u64::from(stage_plan.in_flight > 1 && !evictions_of(stage_plan).is_empty());
             }
             planned += 1;
         }

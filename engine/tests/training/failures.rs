@@ -46,7 +46,7 @@ fn a_rank_that_panics_is_named_and_the_others_end() {
 fn a_rank_that_fails_while_allocating_is_named() {
     let mut cell = cell(Strategy::Zero3);
     let plan = plan(&cell);
-    let capacity = plan.role_of(0).estimate.memory().total_peak();
+    let capacity = plan.stage_plan_of(0).estimate.memory().total_peak();
     cell.memory.capacity = Some(capacity);
     let result = with_ranks(&cell, &plan, cpus(&cell), |rank| -> Result<(), StepError> {
         rank.step()?;

@@ -151,8 +151,11 @@ fn parts(cell: &Cell) -> [usize; 3] {
 /// The account of a plan and those of every rank of a run, each with its name.
 fn accounts(cell: &Cell) -> Vec<(String, Ledger, Vec<Traffic>)> {
     let plan = plan(cell);
-    let estimate =
-        ("the plan".to_string(), plan.role_of(0).estimate.memory().clone(), plan.role_of(0).estimate.traffic.clone());
+    let estimate = (
+        "the plan".to_string(),
+        plan.stage_plan_of(0).estimate.memory().clone(),
+        plan.stage_plan_of(0).estimate.traffic.clone(),
+    );
     let ranks = measure(cell, &plan).into_iter();
     let ranks = ranks.map(|report| (format!("rank {}", report.rank), report.memory().clone(), report.traffic));
     std::iter::once(estimate).chain(ranks).collect()

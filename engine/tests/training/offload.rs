@@ -193,7 +193,7 @@ pub fn adapters_alike(module: &str, on_device: fn(Cell) -> Cell, tiers: &[[Memor
 /// Equal to the byte in every home, and to the move.
 pub fn assert_as_planned(cell: &Cell, what: &str) {
     let plan = plan(cell);
-    let estimate = &plan.role_of(0).estimate;
+    let estimate = &plan.stage_plan_of(0).estimate;
     for report in measure(cell, &plan) {
         for home in MemoryTier::ALL {
             let (planned, measured) = (&estimate.ledgers[home], &report.ledgers[home]);
@@ -242,7 +242,7 @@ fn moves_are_those_of_the_formulas() {
         let all: f64 = parts.clone().sum();
         let of = |what, from, to| {
             let row = |row: &&Transfer| (row.what, row.from, row.to) == (what, from, to);
-            plan.role_of(0).estimate.moves.iter().find(row).map_or(0.0, |row| row.bytes)
+            plan.stage_plan_of(0).estimate.moves.iter().find(row).map_or(0.0, |row| row.bytes)
         };
         // Each micro-batch's sum goes down; those before come up to be added to.
         let micros = accumulation as f64;

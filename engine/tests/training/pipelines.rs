@@ -97,7 +97,7 @@ fn uneven_stages_few_micro_batches_and_three_chunks_give_the_bits_of_no_pipeline
 pub fn assert_takes_what_is_planned(cell: &Cell, what: &str) {
     let plan = plan(cell);
     for report in measure(cell, &plan) {
-        let estimate = &plan.role_of(report.rank).estimate;
+        let estimate = &plan.stage_plan_of(report.rank).estimate;
         for home in MemoryTier::ALL {
             let (planned, measured) = (&estimate.ledgers[home], &report.ledgers[home]);
             for c in Category::ALL {
@@ -198,7 +198,7 @@ fn evictions_go_with_chunks_and_split_backward() {
         };
         let peak = |policy| {
             let plan = plan(&with(policy, None));
-            plan.roles.iter().map(|role| role.estimate.memory().total_peak()).max().unwrap()
+            plan.stage_plans.iter().map(|stage_plan| stage_plan.estimate.memory().total_peak()).max().unwrap()
         };
         let [all, none] = [Checkpointing::None, Checkpointing::Full].map(peak);
         let capacities = [(all + 2 * none) / 3, (3 * all + none) / 4];
@@ -206,7 +206,10 @@ fn evictions_go_with_chunks_and_split_backward() {
             let cell = with(Checkpointing::Evict, Some(capacity));
             let plan = plan(&cell);
             let evicts = |action: &Action| matches!(action, Action::Evict { .. });
-            assert!(plan.roles.iter().any(|role| role.actions.iter().any(evicts)), "{schedule:?} in {capacity} bytes");
+            assert!(
+                plan.stage_plans.iter().any(|stage_plan| stage_plan.actions.iter().any(evicts)),
+                "{schedule:?} in {capacity} bytes"
+            );
             assert_eq!(plan.above_capacity(&cell), None, "{schedule:?} in {capacity} bytes");
             assert_as_without_stages(&reference, &cell, &format!("{schedule:?} in {capacity} bytes"));
         }

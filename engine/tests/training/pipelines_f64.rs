@@ -34,7 +34,7 @@ fn run_in_f64(cell: &Cell) -> Doubles {
     let kernels = (0..ranks).map(|_| Arc::new(Reference) as Arc<dyn Kernels>).collect();
     let ran = with_ranks(cell, &plan, kernels, |rank| {
         let steps = (0..cell.train.steps).map(|_| rank.step()).collect::<Result<Vec<_>, _>>()?;
-        let (data, numbers) = (rank.number() % of_stage, rank.executor.context.role.layout.numbers.clone());
+        let (data, numbers) = (rank.number() % of_stage, rank.executor.context.stage_plan.layout.numbers.clone());
         let mut weights = Vec::new();
         for (unit, number) in numbers.into_iter().enumerate() {
             if let Some(home) = rank.executor.params.shard_mut(unit, FlatKind::Trainable) {

@@ -76,7 +76,7 @@ fn kept_forms_cost_what_they_say() {
     let model = &mut cell.model;
     (model.hidden_size, model.intermediate_size, model.vocab_size, model.head_dim) = (64, 96, 128, 64);
     (model.num_attention_heads, model.num_key_value_heads) = (2, 1);
-    let parameters = |cell: &Cell| plan(cell).role_of(0).estimate.memory().peak(Category::Parameters);
+    let parameters = |cell: &Cell| plan(cell).stage_plan_of(0).estimate.memory().peak(Category::Parameters);
     let matrices = 3 * (64 * 128 + 2 * 64 * 64 + 128 * 64 + 3 * 64 * 96) + 128 * 64;
     assert_eq!(parameters(&kept(cell.clone())) - parameters(&cell), 2 * 2 * matrices);
 }

@@ -76,7 +76,7 @@ fn same_block_by_block(cell: &Cell, what: &str) {
         Err(error) if error.key == "memory.prepack" && cell.parallel.strategy != Strategy::Ddp => {}
         plan => {
             let plan = plan.unwrap();
-            assert_eq!(plan.role_of(0).estimate, plan.estimate_block_by_block(cell, &*kernels, 0), "{what}");
+            assert_eq!(plan.stage_plan_of(0).estimate, plan.estimate_block_by_block(cell, &*kernels, 0), "{what}");
         }
     }
 }
@@ -92,7 +92,7 @@ fn a_batch_of_any_size_is_planned_in_the_same_number_of_statements() {
         let asked = kernels.asked.load(Ordering::Relaxed);
         if listed {
             assert_eq!(
-                plan.role_of(0).estimate,
+                plan.stage_plan_of(0).estimate,
                 plan.estimate_block_by_block(&cell, &kernels, 0),
                 "micro_batch {micro_batch}"
             );
@@ -171,7 +171,7 @@ fn whatever_the_cell_blocks_that_are_counted_are_performed() {
         match Plan::new(&cell, &*kernels) {
             Err(error) => assert_eq!(error.key, "memory.prepack", "{what}: {error}"),
             Ok(plan) => {
-                assert_eq!(plan.role_of(0).estimate, plan.estimate_block_by_block(&cell, &*kernels, 0), "{what}")
+                assert_eq!(plan.stage_plan_of(0).estimate, plan.estimate_block_by_block(&cell, &*kernels, 0), "{what}")
             }
         }
     }

@@ -510,13 +510,18 @@ fn bytes_and_calls_of_a_step_are_those_of_the_plan_with_checkpoints_too() {
         for (report, _) in reports.unwrap() {
             assert_eq!(
                 report.memory().total_peak(),
-                plan.role_of(0).estimate.memory().total_peak(),
+                plan.stage_plan_of(0).estimate.memory().total_peak(),
                 "{}",
                 strategy.name()
             );
             for row in &report.traffic {
-                let planned =
-                    plan.role_of(0).estimate.traffic.iter().find(|p| (p.axis, p.kind) == (row.axis, row.kind)).unwrap();
+                let planned = plan
+                    .stage_plan_of(0)
+                    .estimate
+                    .traffic
+                    .iter()
+                    .find(|p| (p.axis, p.kind) == (row.axis, row.kind))
+                    .unwrap();
                 assert_eq!((row.calls, row.wire_bytes), (planned.calls, planned.wire_bytes), "{}", row.kind.name());
             }
         }

@@ -78,7 +78,7 @@ fn a_pace_is_shared_by_the_blocks_of_a_rank() {
         let plan = plan(&cell);
         let kernels = zbench_engine::compute::hardware::planner(&cell).unwrap();
         for rank in 0..stages {
-            let layers = &plan.role_of(rank).layout.layers;
+            let layers = &plan.stage_plan_of(rank).layout.layers;
             let mut sums = [0.0; 2];
             for recorded in plan.recorded_actions(&cell, &*kernels, rank) {
                 let (at, all, layer) = match recorded.action {

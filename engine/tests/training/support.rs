@@ -145,7 +145,7 @@ pub fn cpus(cell: &Cell) -> Vec<Arc<dyn Kernels>> {
 
 /// What a rank of a cell takes, of one stage.
 pub fn estimate(cell: &Cell) -> Estimate {
-    plan(cell).role_of(0).estimate.clone()
+    plan(cell).stage_plan_of(0).estimate.clone()
 }
 
 pub fn plan(cell: &Cell) -> Plan {

@@ -86,7 +86,7 @@ fn stages_train_over_tcp_as_they_do_as_threads() {
         let (reports, losses) = measured(&cell, &plan);
         let plain = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes, t.ranks);
         for report in &reports {
-            let stated: Vec<_> = plan.role_of(report.rank).estimate.traffic.iter().map(plain).collect();
+            let stated: Vec<_> = plan.stage_plan_of(report.rank).estimate.traffic.iter().map(plain).collect();
             let moved: Vec<_> = report.traffic.iter().map(plain).collect();
             assert_eq!(stated, moved, "{schedule:?}: rank {}", report.rank);
         }
@@ -110,7 +110,7 @@ fn what_is_planned_is_measured_over_tcp_for_every_strategy_and_rank_count() {
         let plan = plan(cell);
         let (reports, losses) = measured(cell, &plan);
         let plain = |t: &Traffic| (t.axis, t.kind, t.calls, t.payload_bytes, t.wire_bytes, t.ranks);
-        let stated: Vec<_> = plan.role_of(0).estimate.traffic.iter().map(plain).collect();
+        let stated: Vec<_> = plan.stage_plan_of(0).estimate.traffic.iter().map(plain).collect();
         assert!(stated.iter().any(|row| row.4 > 0.0), "{what}");
         for report in &reports {
             let moved: Vec<_> = report.traffic.iter().map(plain).collect();

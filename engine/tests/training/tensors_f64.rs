@@ -31,7 +31,7 @@ fn run_in_f64(cell: &Cell) -> Doubles {
         let mut meter = Meter::start(rank.kernels().clone());
         rank.gradients(&mut meter)?;
         let mut parts = Vec::new();
-        for (unit, spec) in rank.executor.context.role.layout.units.iter().enumerate() {
+        for (unit, spec) in rank.executor.context.stage_plan.layout.units.iter().enumerate() {
             let Some(flat_shard) = rank.executor.state.trainable(unit) else { continue };
             let Some(view) = rank.executor.gradients.view(&rank.executor.state, unit, &flat_shard.gradients) else {
                 continue;

@@ -152,11 +152,11 @@ fn every_stage_takes_what_is_planned() {
         assert_takes_what_is_planned(&cell, &what);
         let plan = plan(&cell);
         let table = plan.layout.units[0].trainable().padded;
-        for (stage, role) in plan.roles.iter().enumerate() {
+        for (stage, stage_plan) in plan.stage_plans.iter().enumerate() {
             let is_exchange = |row: &&zbench_collectives::Traffic| {
                 (row.axis, row.kind) == (GroupName::Pipeline, CollectiveKind::SendRecv)
             };
-            let found = role.estimate.traffic.iter().find(is_exchange);
+            let found = stage_plan.estimate.traffic.iter().find(is_exchange);
             if stage > 0 && stage + 1 < stages {
                 assert!(found.is_none(), "{what}: stage {stage} has no table");
                 continue;
@@ -372,7 +372,7 @@ fn adapters_precisions_and_evaluations_go_with_both_ends() {
             same(&reference, &course(&cell), &format!("{name}, {schedule:?}"));
             let plan = plan(&cell);
             let exchanges = |kind| kind == CollectiveKind::SendRecv;
-            let rows = plan.roles.iter().flat_map(|role| &role.estimate.traffic);
+            let rows = plan.stage_plans.iter().flat_map(|stage_plan| &stage_plan.estimate.traffic);
             assert!(!rows.into_iter().any(|row| exchanges(row.kind)), "{name}: a frozen table is exchanged");
         }
     }
@@ -418,7 +418,7 @@ fn evictions_go_with_both_ends() {
         };
         let peak = |policy| {
             let plan = plan(&with(policy, None));
-            plan.roles.iter().map(|role| role.estimate.memory().total_peak()).max().unwrap()
+            plan.stage_plans.iter().map(|stage_plan| stage_plan.estimate.memory().total_peak()).max().unwrap()
         };
         let [all, none] = [Checkpointing::None, Checkpointing::Full].map(peak);
         let cell = with(Checkpointing::Evict, Some((all + none) / 2));

@@ -130,8 +130,13 @@ fn every_action_of_the_plan_that_takes_time_is_there_in_its_order() {
     let (run, traces) = traced(&cell, 2);
     run.unwrap();
     assert_eq!(traces.len(), 8, "two steps of four ranks");
-    let wanted: Vec<Action> =
-        plan.role_of(0).actions.iter().copied().filter(|action| !matches!(action, Action::Release { .. })).collect();
+    let wanted: Vec<Action> = plan
+        .stage_plan_of(0)
+        .actions
+        .iter()
+        .copied()
+        .filter(|action| !matches!(action, Action::Release { .. }))
+        .collect();
     for trace in &traces {
         let mut found: Vec<Action> = trace.segments.iter().filter_map(|segment| segment.action).collect();
         found.dedup();

@@ -75,7 +75,7 @@ fn every_cell_of_the_quickstart_has_a_time_that_adds_up() {
         let time = profile.time(&Planner::default(), cell).unwrap();
         let spans: f64 = time.spans.iter().map(|(_, ms)| ms).sum();
         assert!((spans - time.step_ms).abs() < 1e-9 && time.step_ms > 0.0);
-        let rate = plan.role_of(0).estimate.flops.tokens as f64 / time.step_ms * 1e3;
+        let rate = plan.stage_plan_of(0).estimate.flops.tokens as f64 / time.step_ms * 1e3;
         assert!((time.tokens_per_second / rate - 1.0).abs() < 1e-12);
         // By hand: four ranks on two cores take twice as long; each collective 50 us and 4 of waiting, or twice that where two groups of two
         // ranks talk on the same two cores; nothing else is in a step.
@@ -86,7 +86,7 @@ fn every_cell_of_the_quickstart_has_a_time_that_adds_up() {
             .sum();
         let loads = cell.train.accumulation as f64 * 2e-6;
         let calls: f64 = plan
-            .role_of(0)
+            .stage_plan_of(0)
             .estimate
             .traffic
             .iter()
@@ -111,7 +111,7 @@ fn a_timeline_is_the_same_time_action_by_action() {
         let mut actions: Vec<_> = line.iter().filter_map(|stretch| stretch.action).collect();
         actions.dedup();
         let plan = Plan::new(cell, &Cpu::new(1)).unwrap();
-        let mut planned = plan.role_of(0).actions.iter();
+        let mut planned = plan.stage_plan_of(0).actions.iter();
         assert!(actions.iter().all(|action| planned.any(|other| other == action)), "in the plan's order");
     }
 }
@@ -229,7 +229,7 @@ fn recorded_moves_are_those_of_the_estimate_and_all_are_waited_for() {
             waited.sort_unstable();
             assert_eq!(begun, waited);
             assert_eq!(begun.is_empty(), [optimizer, activations].iter().all(|home| *home != MemoryTier::Disk));
-            let planned = &plan.role_of(0).estimate.moves;
+            let planned = &plan.stage_plan_of(0).estimate.moves;
             assert_eq!((&counted.counted(), planned.is_empty()), (planned, false));
         }
     }
@@ -247,7 +247,7 @@ fn moves_to_the_host_are_timed_by_the_curve_of_copies() {
     let plan = Plan::new(&cell, &Cpu::new(1)).unwrap();
     // By hand: a nanosecond for a byte and a microsecond for each, twice, as four ranks are on two cores.
     let of = |transfer: &zbench_engine::observe::outcome::Transfer| transfer.bytes * 1e-9 + transfer.moves * 1e-6;
-    let seconds: f64 = 2.0 * plan.role_of(0).estimate.moves.iter().map(of).sum::<f64>();
+    let seconds: f64 = 2.0 * plan.stage_plan_of(0).estimate.moves.iter().map(of).sum::<f64>();
     let offload = *time.spans.get("offload").unwrap();
     assert!((offload / (seconds * 1e3) - 1.0).abs() < 1e-9, "{offload} ms for {seconds} s");
     assert!((time.spans.iter().map(|(_, ms)| ms).sum::<f64>() - time.step_ms).abs() < 1e-9);
@@ -284,7 +284,7 @@ fn transfers_of_a_disk_are_timed_by_the_profiles_rates() {
     // Of a slow drive nearly all is exposed: bytes at a quarter of its rate each way.
     let plan = Plan::new(&cell, &Cpu::new(1)).unwrap();
     let of_disk = |of: &&zbench_engine::observe::outcome::Transfer| [of.from, of.to].contains(&MemoryTier::Disk);
-    let bytes: f64 = plan.role_of(0).estimate.moves.iter().filter(of_disk).map(|of| of.bytes).sum();
+    let bytes: f64 = plan.stage_plan_of(0).estimate.moves.iter().filter(of_disk).map(|of| of.bytes).sum();
     let offload = slow.spans.get("offload").unwrap() / (bytes * 4.0 / 1e6 * 1e3);
     assert!((0.9..1.1).contains(&offload), "{offload}");
     // A faster drive takes less, and what is fetched ahead never more.

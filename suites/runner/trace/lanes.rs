@@ -83,7 +83,7 @@ impl Names {
     pub fn of(planned: &Planned) -> Names {
         let plan = planned.cell().and_then(|cell| Planner::default().plan(cell).ok());
         let Some(plan) = plan else { return Names::default() };
-        let stages: Vec<OfStage> = plan.roles.iter().map(|role| OfStage::of(&role.layout)).collect();
+        let stages: Vec<OfStage> = plan.stage_plans.iter().map(|role| OfStage::of(&role.layout)).collect();
         Names { ranks_per_stage: plan.mesh.world() / stages.len().max(1), stages }
     }
 

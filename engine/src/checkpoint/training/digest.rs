@@ -2,7 +2,7 @@
 //! tensor and its place in it. Equal sums are equal tensors, whatever ranks, strategy and file layout held them.
 
 use super::error::Result;
-use super::index::Role;
+use super::index::StateKind;
 use crate::compute::error::StepError;
 use crate::exec::Executor;
 use crate::mesh::within;
@@ -27,8 +27,8 @@ pub struct Digest {
 impl Executor<'_> {
     /// Checksums of the trainable tensors, the same on all ranks. A collective call.
     pub fn digest(&mut self) -> Result<Digest> {
-        let mut own = [0; Role::COUNT];
-        for role in Role::all(self.delayed.is_some()) {
+        let mut own = [0; StateKind::COUNT];
+        for role in StateKind::all(self.delayed.is_some()) {
             own[*role as usize] = self.sum(FlatKind::Trainable, *role)?;
         }
         let [weights, exp_avg, exp_avg_sq, delayed_gradient] = self.over_ranks(own)?;
@@ -41,14 +41,15 @@ impl Executor<'_> {
         if !is_there(FlatKind::Frozen) && !is_there(FlatKind::Quantised) {
             return Ok(None);
         }
-        let [frozen, quantised] = [FlatKind::Frozen, FlatKind::Quantised].map(|part| self.sum(part, Role::Weights));
+        let [frozen, quantised] =
+            [FlatKind::Frozen, FlatKind::Quantised].map(|part| self.sum(part, StateKind::Weights));
         let own = frozen?.wrapping_add(quantised?);
         let [sum] = self.over_ranks([own])?;
         Ok(Some(sum))
     }
 
     /// The checksum of this rank's part of every unit in the world-wide split.
-    fn sum(&mut self, part: FlatKind, role: Role) -> Result<u64> {
+    fn sum(&mut self, part: FlatKind, role: StateKind) -> Result<u64> {
         let mut sum = 0u64;
         let (units, copy) = (0..self.state.shards.len(), self.state.copy);
         for unit in units.filter(|unit| copy != Some(*unit)) {
@@ -58,7 +59,7 @@ impl Executor<'_> {
             params.open(res, unit)?;
             optimizer.open(res, unit)?;
             let Some((held, view)) = role.held(state, params, optimizer, unit, part) else { continue };
-            for tensor in context.role.layout.units[unit].tensors_of(part) {
+            for tensor in context.stage_plan.layout.units[unit].tensors_of(part) {
                 let place = tensor.place.range();
                 let cut = place.start.max(flat_shard.norm_shard.start)..place.end.min(flat_shard.norm_shard.end);
                 if cut.is_empty() {

@@ -8,7 +8,7 @@
 use super::blocks::{ALIGNMENT, BlockWriter, Share, Written};
 use super::error::{Result, StateError};
 use super::folder::sync;
-use super::index::{FileSums, RankFiles, Role};
+use super::index::{FileSums, RankFiles, StateKind};
 use super::json::write_json;
 use super::shard::file_names;
 use super::spawn;
@@ -75,12 +75,12 @@ fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>,
         file.name = weights_file(number, count);
     }
     let mut optimizer = file(OPTIMIZER, precision.optimizer);
-    let mut exact = file(MASTER, Role::Weights.dtype(precision));
-    let mut delayed = file(DELAYED, Role::Delayed.dtype(precision));
+    let mut exact = file(MASTER, StateKind::Weights.dtype(precision));
+    let mut delayed = file(DELAYED, StateKind::Delayed.dtype(precision));
     for unit in units {
         let tensors = stored_tensors(layout.units[unit].tensors_of(FlatKind::Trainable));
         // By unit, the first moments of all its tensors before the second: the order in which they are gathered.
-        for role in [Role::ExpAvg, Role::ExpAvgSq] {
+        for role in [StateKind::ExpAvg, StateKind::ExpAvgSq] {
             let named = |(name, shape): &(String, Vec<usize>)| (format!("{}.{name}", role.name()), shape.clone());
             optimizer.tensors.extend(tensors.iter().map(named));
         }
@@ -166,17 +166,17 @@ pub(crate) fn start(
     let units = executor.context.plan.layout.units.len();
     for unit in 0..units {
         for part in FlatKind::ALL {
-            executor.stream(&arena, (unit, part, Role::Weights), true, |values| model.take(values))?;
+            executor.stream(&arena, (unit, part, StateKind::Weights), true, |values| model.take(values))?;
         }
         let trainable = |role| (unit, FlatKind::Trainable, role);
         if let Some(exact) = &mut exact {
-            executor.stream(&arena, trainable(Role::Weights), false, |values| exact.take(values))?;
+            executor.stream(&arena, trainable(StateKind::Weights), false, |values| exact.take(values))?;
         }
-        for role in [Role::ExpAvg, Role::ExpAvgSq] {
+        for role in [StateKind::ExpAvg, StateKind::ExpAvgSq] {
             executor.stream(&arena, trainable(role), false, |values| optimizer.take(values))?;
         }
         if let Some(delayed) = &mut delayed {
-            executor.stream(&arena, trainable(Role::Delayed), false, |values| delayed.take(values))?;
+            executor.stream(&arena, trainable(StateKind::Delayed), false, |values| delayed.take(values))?;
         }
     }
     let optional = [exact.as_ref(), delayed.as_ref()].into_iter().flatten().map(Files::memory).sum::<u64>();
@@ -218,7 +218,7 @@ impl Executor<'_> {
     fn stream(
         &mut self,
         arena: &Arena,
-        (unit, part, role): (usize, FlatKind, Role),
+        (unit, part, role): (usize, FlatKind, StateKind),
         shifted: bool,
         mut take: impl FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {

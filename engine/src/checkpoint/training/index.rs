@@ -32,7 +32,7 @@ pub struct Position {
 /// Which values of a unit's trainable flat are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Role {
+pub enum StateKind {
     /// The weights, in the widest type there is of them: the master's, else the shard's.
     Weights,
     ExpAvg,
@@ -41,51 +41,52 @@ pub enum Role {
     Delayed,
 }
 
-impl Role {
+impl StateKind {
     pub const COUNT: usize = 4;
 
     /// The roles of a checkpoint with or without a delayed update, in the order of files.
-    pub const fn all(delayed: bool) -> &'static [Role] {
-        const WITHOUT: &[Role] = &[Role::Weights, Role::ExpAvg, Role::ExpAvgSq];
-        const WITH: &[Role; Role::COUNT] = &[Role::Weights, Role::ExpAvg, Role::ExpAvgSq, Role::Delayed];
+    pub const fn all(delayed: bool) -> &'static [StateKind] {
+        const WITHOUT: &[StateKind] = &[StateKind::Weights, StateKind::ExpAvg, StateKind::ExpAvgSq];
+        const WITH: &[StateKind; StateKind::COUNT] =
+            &[StateKind::Weights, StateKind::ExpAvg, StateKind::ExpAvgSq, StateKind::Delayed];
         if delayed { WITH } else { WITHOUT }
     }
 
     /// The type that files have.
     pub fn dtype(self, precision: &Precision) -> DType {
         match self {
-            Role::Weights => precision.master.unwrap_or(precision.parameters),
-            Role::ExpAvg | Role::ExpAvgSq => precision.optimizer,
-            Role::Delayed => precision.gradients,
+            StateKind::Weights => precision.master.unwrap_or(precision.parameters),
+            StateKind::ExpAvg | StateKind::ExpAvgSq => precision.optimizer,
+            StateKind::Delayed => precision.gradients,
         }
     }
 
     /// The optimizer's buffer for this role, if it has one.
     pub(super) fn of_mut(self, moments: &mut Moments) -> Option<&mut Buffer> {
         match self {
-            Role::Weights => moments.master.as_mut()?.buffer_mut(),
-            Role::ExpAvg => moments.first.buffer_mut(),
-            Role::ExpAvgSq => moments.second.buffer_mut(),
-            Role::Delayed => moments.delayed.as_mut(),
+            StateKind::Weights => moments.master.as_mut()?.buffer_mut(),
+            StateKind::ExpAvg => moments.first.buffer_mut(),
+            StateKind::ExpAvgSq => moments.second.buffer_mut(),
+            StateKind::Delayed => moments.delayed.as_mut(),
         }
     }
 
     pub const fn name(self) -> &'static str {
         match self {
-            Role::Weights => "weights",
-            Role::ExpAvg => "exp_avg",
-            Role::ExpAvgSq => "exp_avg_sq",
-            Role::Delayed => "delayed_gradient",
+            StateKind::Weights => "weights",
+            StateKind::ExpAvg => "exp_avg",
+            StateKind::ExpAvgSq => "exp_avg_sq",
+            StateKind::Delayed => "delayed_gradient",
         }
     }
 
     /// The optimizer's buffer for this role; `None` for weights of which it has no master copy.
     pub(super) fn of(self, moments: &Moments) -> Option<&Buffer> {
         match self {
-            Role::Weights => moments.master.as_ref()?.buffer(),
-            Role::ExpAvg => moments.first.buffer(),
-            Role::ExpAvgSq => moments.second.buffer(),
-            Role::Delayed => moments.delayed.as_ref(),
+            StateKind::Weights => moments.master.as_ref()?.buffer(),
+            StateKind::ExpAvg => moments.first.buffer(),
+            StateKind::ExpAvgSq => moments.second.buffer(),
+            StateKind::Delayed => moments.delayed.as_ref(),
         }
     }
 
@@ -103,7 +104,7 @@ impl Role {
         let moments = optimizer.moments_mut(unit).filter(|_| part == FlatKind::Trainable);
         let view = match moments {
             // What is not in memory has no view, and nothing stands in for it.
-            Some(moments) if self != Role::Weights || moments.master.is_some() => self.of(moments)?.view(),
+            Some(moments) if self != StateKind::Weights || moments.master.is_some() => self.of(moments)?.view(),
             _ => params.shard_mut(unit, part)?.slice(within(&flat_shard.owned, &flat_shard.shard)),
         };
         Some((flat_shard.owned.clone(), view))
@@ -240,7 +241,7 @@ pub struct FileSums {
 pub struct Piece {
     /// The tensor's number in the [`Identity`].
     pub tensor: usize,
-    pub role: Role,
+    pub role: StateKind,
     #[serde(deserialize_with = "stored_dtype")]
     pub dtype: DType,
     #[serde(flatten)]

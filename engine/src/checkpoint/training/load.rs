@@ -6,7 +6,7 @@ mod full;
 use super::blocks::{BLOCK, BlockFile, Share, Written, check_length};
 use super::error::{Result, StateError};
 use super::folder::newest;
-use super::index::{FileSums, Identity, Index, Position, RankFiles, Role, trainable};
+use super::index::{FileSums, Identity, Index, Position, RankFiles, StateKind, trainable};
 use super::json::{plain_names, read_index, read_json};
 use crate::checkpoint::weights::{decoder, stored_type};
 use crate::compute::error::StepError;
@@ -154,7 +154,7 @@ impl Resumable {
         params: &mut Params,
         optimizer: &mut Optimizer,
     ) -> Result<u64> {
-        let roles = Role::all(self.index.position.delayed.is_some());
+        let roles = StateKind::all(self.index.position.delayed.is_some());
         let mut target = Target { layout, state, roles, res, params, optimizer, open: None };
         let readings = match self.index.layout {
             SaveLayout::Sharded => self.shards(&target)?,
@@ -241,7 +241,7 @@ struct Reading<'a> {
 /// Elements of a file that a rank needs.
 struct Wanted<'a> {
     unit: usize,
-    role: Role,
+    role: StateKind,
     /// Of the unit's flat.
     elements: Range<usize>,
     dtype: DType,
@@ -285,7 +285,7 @@ struct Target<'a> {
     pub layout: &'a Layout,
     pub state: &'a State,
     /// What the checkpoint holds.
-    roles: &'static [Role],
+    roles: &'static [StateKind],
     res: Resources<'a>,
     params: &'a mut Params,
     optimizer: &'a mut Optimizer,
@@ -319,7 +319,7 @@ impl Target<'_> {
 
     /// Checks that every element that this rank needs is in the files, and once.
     fn check_complete<'a>(&self, dir: &Path, wanted: impl Iterator<Item = &'a Wanted<'a>>) -> Result<()> {
-        let mut found: BTreeMap<(usize, Role), Vec<Range<usize>>> = BTreeMap::new();
+        let mut found: BTreeMap<(usize, StateKind), Vec<Range<usize>>> = BTreeMap::new();
         for Wanted { unit, role, elements, .. } in wanted {
             found.entry((*unit, *role)).or_default().push(elements.clone());
         }
@@ -390,7 +390,7 @@ impl Target<'_> {
         Ok(())
     }
 
-    fn write(&mut self, unit: usize, role: Role, range: Range<usize>, values: Option<&[f32]>) -> Result<()> {
+    fn write(&mut self, unit: usize, role: StateKind, range: Range<usize>, values: Option<&[f32]>) -> Result<()> {
         self.turn_to(Some(unit))?;
         let Some(flat_shard) = self.state.trainable(unit) else { return Ok(()) };
         let of_owned = within(&range, &flat_shard.owned);

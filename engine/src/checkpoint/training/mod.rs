@@ -25,7 +25,7 @@ pub use error::StateError;
 pub(crate) use folder::{Folder, part_dir};
 pub use folder::{checkpoints, newest, position_in, step_dir};
 pub use index::{Identity, Index, Position};
-pub(crate) use index::{RankFiles, Role};
+pub(crate) use index::{RankFiles, StateKind};
 pub(crate) use json::{read_json, write_json};
 pub use load::Resumable;
 pub(crate) use shard::{Shard, file_names};

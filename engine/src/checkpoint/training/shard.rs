@@ -3,7 +3,7 @@
 use super::blocks::{ALIGNMENT, BlockWriter, Share};
 use super::error::{Result, StateError};
 use super::folder::sync;
-use super::index::{FileSums, Piece, RankFiles, Role};
+use super::index::{FileSums, Piece, RankFiles, StateKind};
 use super::json::write_json;
 use super::slice::Slice;
 use crate::checkpoint::weights::header_bytes;
@@ -46,7 +46,7 @@ struct Contents {
 }
 
 impl Contents {
-    fn new(state: &State, layout: &Layout, roles: &[Role]) -> Contents {
+    fn new(state: &State, layout: &Layout, roles: &[StateKind]) -> Contents {
         let precision = &state.precision;
         let (mut pieces, mut parts) = (Vec::new(), Vec::new());
         // The position behind the header.
@@ -96,18 +96,18 @@ struct UnitState {
     /// The moments that the optimizer has lent, until they are given back.
     moments: Option<Moments>,
     /// Copies of the moments that the optimizer wanted back before they were written, by role.
-    copies: [Vec<u8>; Role::COUNT],
+    copies: [Vec<u8>; StateKind::COUNT],
 }
 
 impl UnitState {
-    fn lent(&self, role: Role) -> Option<View<'_>> {
+    fn lent(&self, role: StateKind) -> Option<View<'_>> {
         let buffer = role.of(self.moments.as_ref()?)?;
         Some(buffer.slice(self.range.clone()))
     }
 
-    fn bytes(&self, role: Role) -> &[u8] {
+    fn bytes(&self, role: StateKind) -> &[u8] {
         match (role, &self.weights, self.lent(role)) {
-            (Role::Weights, Some(weights), _) => weights,
+            (StateKind::Weights, Some(weights), _) => weights,
             // State on a device was copied when it was taken.
             (_, _, Some(view)) => view.as_bytes().unwrap_or_default(),
             _ => &self.copies[role as usize],
@@ -115,7 +115,7 @@ impl UnitState {
     }
 
     /// Copies what will be written. Returns the bytes copied.
-    fn copy(&mut self, kernels: &dyn Kernels, roles: &[Role]) -> Result<u64> {
+    fn copy(&mut self, kernels: &dyn Kernels, roles: &[StateKind]) -> Result<u64> {
         for role in roles {
             self.copies[*role as usize] =
                 self.lent(*role).map(|view| bytes_of(kernels, view)).transpose()?.unwrap_or_default();
@@ -124,12 +124,12 @@ impl UnitState {
     }
 
     /// Copies what is not written yet and gives the optimizer its memory back. Returns the bytes copied.
-    fn settle(&mut self, back: &Sender<(usize, Moments)>, roles: &[Role]) -> u64 {
+    fn settle(&mut self, back: &Sender<(usize, Moments)>, roles: &[StateKind]) -> u64 {
         if self.moments.is_none() {
             return 0;
         }
         let on_host = |role| self.lent(role).and_then(|view| view.as_bytes().ok());
-        let mut copies: [Vec<u8>; Role::COUNT] = Default::default();
+        let mut copies: [Vec<u8>; StateKind::COUNT] = Default::default();
         for role in roles {
             copies[*role as usize] = on_host(*role).map_or(Vec::new(), <[u8]>::to_vec);
         }
@@ -163,7 +163,7 @@ pub(crate) struct Shard {
     dir: PathBuf,
     rank: usize,
     direct: bool,
-    roles: &'static [Role],
+    roles: &'static [StateKind],
     contents: Contents,
     units: Vec<UnitState>,
     back: Sender<(usize, Moments)>,
@@ -179,7 +179,7 @@ impl Shard {
         res: Resources<'_>,
         params: &mut Params,
         optimizer: &mut Optimizer,
-        roles: &'static [Role],
+        roles: &'static [StateKind],
         (dir, rank, direct): (PathBuf, usize, bool),
     ) -> Result<Shard> {
         let (contents, kernels) = (Contents::new(state, layout, roles), res.kernels);

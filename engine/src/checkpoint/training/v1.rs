@@ -1,7 +1,7 @@
 //! Format version 1, which zbench wrote until November 2026: pieces are ranges of the flats of units, padding included. The
 //! index says which tensors a flat holds, so pieces convert to slices of tensors without reading any data.
 
-use super::index::{Named, Piece, RankFiles, Role, stored_dtype};
+use super::index::{Named, Piece, RankFiles, StateKind, stored_dtype};
 use super::slice::Slice;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ pub(super) struct Units(Vec<(usize, Vec<usize>)>);
 #[derive(Debug, Deserialize)]
 pub(super) struct FlatPiece {
     unit: usize,
-    role: Role,
+    role: StateKind,
     #[serde(deserialize_with = "stored_dtype")]
     dtype: DType,
     /// Elements of the unit's flat.

@@ -267,7 +267,7 @@ fn every_byte_of_the_largest_moment_is_known() {
         rank.step()?;
         Ok(rank.executor.context.arena().ledger())
     });
-    for (who, ledger) in [("the plan", plan.role_of(0).estimate.memory()), ("the rank", &ran.unwrap()[0])] {
+    for (who, ledger) in [("the plan", plan.stage_plan_of(0).estimate.memory()), ("the rank", &ran.unwrap()[0])] {
         let at_peak = Category::ALL.map(|category| ledger.at_peak(category));
         assert_eq!(at_peak, [psi, psi, 2 * psi, activations, 0, workspace], "{who}");
         assert_eq!(ledger.total_peak(), 4 * psi + activations + workspace, "{who}");

@@ -4,7 +4,7 @@ use super::{Reading, Resumable, Target, Wanted};
 use crate::checkpoint::training::blocks::BlockFile;
 use crate::checkpoint::training::error::{Result, StateError};
 use crate::checkpoint::training::full::{DELAYED, MASTER, OPTIMIZER};
-use crate::checkpoint::training::index::Role;
+use crate::checkpoint::training::index::StateKind;
 use crate::checkpoint::weights::{Checkpoint, stored_type};
 use crate::mesh::within;
 use crate::model::layers::TensorSplit;
@@ -18,12 +18,12 @@ pub(super) fn readings<'a>(from: &Resumable, target: &Target<'a>) -> Result<Vec<
     let exact = names.contains(&MASTER);
     let mut readings = Vec::new();
     for (number, name) in names.iter().enumerate() {
-        let roles: &[Role] = match *name {
-            OPTIMIZER => &[Role::ExpAvg, Role::ExpAvgSq],
-            MASTER => &[Role::Weights],
-            DELAYED => &[Role::Delayed],
+        let roles: &[StateKind] = match *name {
+            OPTIMIZER => &[StateKind::ExpAvg, StateKind::ExpAvgSq],
+            MASTER => &[StateKind::Weights],
+            DELAYED => &[StateKind::Delayed],
             _ if exact => continue,
-            _ => &[Role::Weights],
+            _ => &[StateKind::Weights],
         };
         let path = from.dir.join(name);
         let open =
@@ -37,7 +37,7 @@ pub(super) fn readings<'a>(from: &Resumable, target: &Target<'a>) -> Result<Vec<
 fn reading<'a>(
     blocks: BlockFile,
     file: &Checkpoint,
-    roles: &[Role],
+    roles: &[StateKind],
     of_role: bool,
     target: &Target<'a>,
 ) -> Result<Reading<'a>> {
