@@ -37,7 +37,7 @@ fn try_on_paper(cell: &Cell) -> Result<Plan, PlanError> {
     match &planned {
         Err(error) if cell.is_priced() => {
             assert!(error.reason.contains("is priced by `zbench plan` and not run"), "{error}");
-            Plan::on_paper(cell, &Cpu::new(1))
+            Plan::unrunnable(cell, &Cpu::new(1))
         }
         _ => {
             assert!(!cell.is_priced(), "what is priced is not run");
@@ -306,7 +306,7 @@ fn an_encoder_and_a_decoder() {
 #[test]
 fn what_cannot_be_planned_says_why() {
     let refused = |cell: &Cell, key: &str, words: &[&str]| {
-        let error = Plan::on_paper(cell, &Cpu::new(1)).unwrap_err();
+        let error = Plan::unrunnable(cell, &Cpu::new(1)).unwrap_err();
         assert_eq!(error.key, key, "{error}");
         words.iter().for_each(|word| assert!(error.reason.contains(word), "{error}"));
     };

@@ -19,7 +19,7 @@ fn cell(schedule: PipelineSchedule, [stages, chunks, micros, blocks]: [usize; 4]
 }
 
 fn planned(cell: &Cell) -> Result<Plan, PlanError> {
-    Plan::on_paper(cell, &Cpu::new(1))
+    Plan::unrunnable(cell, &Cpu::new(1))
 }
 
 /// What torch.distributed.pipelining was seen to do: tests/interop/torch_pipeline.py.

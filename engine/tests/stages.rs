@@ -103,7 +103,7 @@ fn counted_as_performed(seeds: std::ops::Range<u64>, evaluates: bool) {
     for seed in seeds {
         let cell = drawn(seed, evaluates);
         let what = described(seed, &cell);
-        let plan = match Plan::on_paper(&cell, &kernels) {
+        let plan = match Plan::unrunnable(&cell, &kernels) {
             Err(error)
                 if error.key == "memory.prepack" || error.key == "lora.targets" || error.key == "lora.feedforward" =>
             {
@@ -165,7 +165,7 @@ fn messages(stage_plan: &StagePlan, stage: usize) -> Vec<(usize, bool, usize, bo
 fn neighbours_send_and_receive_the_same_in_one_order() {
     for seed in 0..tiers::cases("stages::neighbours_send_and_receive", [60, 200, 200]).into() {
         let cell = drawn(seed, false);
-        let Ok(plan) = Plan::on_paper(&cell, &Cpu::new(1)) else { continue };
+        let Ok(plan) = Plan::unrunnable(&cell, &Cpu::new(1)) else { continue };
         for stage in 1..plan.stage_plans.len() {
             let (left, right) =
                 (messages(&plan.stage_plans[stage - 1], stage - 1), messages(&plan.stage_plans[stage], stage));
@@ -190,7 +190,7 @@ fn pipeline(schedule: PipelineSchedule, stages: usize, micros: usize) -> Result<
     cell.train.accumulation = micros;
     cell = on(cell, Strategy::Ddp, stages, 1);
     cell.parallel.degrees = Degrees { pipeline: stages, pipeline_schedule: schedule, ..Degrees::default() };
-    Plan::on_paper(&cell, &Cpu::new(1))
+    Plan::unrunnable(&cell, &Cpu::new(1))
 }
 
 /// Neighbours send to each other at once, which is why sends are started.
@@ -250,7 +250,7 @@ fn ends_that_would_wait_for_each_others_tied_gradients_for_ever_are_refused() {
         (cell.model.num_hidden_layers, cell.model.tie_word_embeddings, cell.train.accumulation) = (3, true, 4);
         let mut cell = on(cell, Strategy::Ddp, 3, 1);
         cell.parallel.degrees = Degrees { pipeline: 3, ..Degrees::default() };
-        let mut plan = Plan::on_paper(&cell, &Cpu::new(1)).unwrap();
+        let mut plan = Plan::unrunnable(&cell, &Cpu::new(1)).unwrap();
         let has = |stage_plan: &StagePlan| stage_plan.actions.contains(&Action::ReduceTied { unit: 0 });
         assert_eq!(plan.stage_plans.iter().map(has).collect::<Vec<_>>(), [true, false, true]);
         break_it(&mut plan.stage_plans[2].actions);
@@ -284,7 +284,7 @@ fn operations_of_all_stages_are_those_of_the_model() {
         let mut cell = on(small(), Strategy::Ddp, ranks, 1);
         (cell.model.num_attention_heads, cell.model.num_key_value_heads, cell.model.num_hidden_layers) = (4, 2, 4);
         cell.parallel.degrees = degrees;
-        Plan::on_paper(&cell, &Cpu::new(1)).unwrap()
+        Plan::unrunnable(&cell, &Cpu::new(1)).unwrap()
     };
     let whole = base(1, Degrees::default()).stage_plans[0].estimate.flops.clone();
     for degrees in [Degrees { pipeline: 2, ..Degrees::default() }, Degrees { pipeline: 4, ..Degrees::default() }] {
@@ -313,7 +313,7 @@ fn options_that_a_plan_on_paper_does_not_know_are_refused() {
         let mut priced = Priced::default();
         change(&mut priced);
         cell.priced = Some(Box::new(priced));
-        if let Ok(plan) = Plan::on_paper(&cell, &Cpu::new(1)) {
+        if let Ok(plan) = Plan::unrunnable(&cell, &Cpu::new(1)) {
             silent.push((name, plan.stage_plans[0].estimate == plain.stage_plans[0].estimate));
         }
     }
@@ -356,7 +356,7 @@ fn encoders_of_any_kind_are_planned_or_refused() {
             cell.watch = Some(Watch { evaluation, ..Watch::default() });
         }
         let what = described(seed, &cell);
-        match Plan::on_paper(&cell, &Cpu::new(1)) {
+        match Plan::unrunnable(&cell, &Cpu::new(1)) {
             Err(error) if error.reason.contains("bug") => wrong.push(format!("{what}: {error}")),
             // It is refused with a reason.
             Err(_) => {}
@@ -399,7 +399,7 @@ fn an_encoder_beside_model_parallelism_is_refused() {
         cell.parallel.degrees = degrees;
         let model = Some(PricedModel::EncoderDecoder { num_decoder_layers: 2, decoder_seq_len: 7, gated: true });
         cell.priced = Some(Box::new(Priced { model, ..Priced::default() }));
-        let error = Plan::on_paper(&cell, &Cpu::new(1)).unwrap_err();
+        let error = Plan::unrunnable(&cell, &Cpu::new(1)).unwrap_err();
         assert_eq!(error.key, "model.family", "{error}");
     }
 }
@@ -411,7 +411,7 @@ fn shared_experts_are_planned_where_they_divide_the_rows() {
             let mut cell = shared_experts(expert, ranks, 3);
             (cell.train.micro_batch, cell.train.seq_len) = (micro, seq);
             cell.model.experts.as_mut().unwrap().num_experts_per_tok = top;
-            match Plan::on_paper(&cell, &Cpu::new(1)) {
+            match Plan::unrunnable(&cell, &Cpu::new(1)) {
                 Ok(_) => assert_eq!(micro * seq * top % expert, 0),
                 Err(error) => {
                     assert_ne!(micro * seq * top % expert, 0, "{error}");

@@ -2,7 +2,7 @@
 
 use crate::GRANULE_BYTES;
 use crate::device::Device;
-use crate::ledger::{Category, Ledger, PAGE_BYTES, Swing, multiple_of};
+use crate::ledger::{Category, Ledger, MemoryDelta, PAGE_BYTES, multiple_of};
 use crate::region::{ArenaError, Region, address_space_left};
 use crate::transfer::UnderWay;
 use crate::view::Extent;
@@ -58,7 +58,7 @@ struct State {
     /// Where somebody watches: what has changed since.
     changes: Option<Vec<Change>>,
     /// Where changes are summed up: those since then.
-    swing: Option<Swing>,
+    swing: Option<MemoryDelta>,
     /// Buffers have no place of their own, as there is no memory.
     is_placeless: bool,
 }
@@ -225,14 +225,14 @@ impl Arena {
     }
 
     /// What `work` does to the ledger, whatever was in use before.
-    pub fn record_change<T>(&self, work: impl FnOnce() -> T) -> (T, Swing) {
-        self.state().swing = Some(Swing::default());
+    pub fn record_change<T>(&self, work: impl FnOnce() -> T) -> (T, MemoryDelta) {
+        self.state().swing = Some(MemoryDelta::default());
         let result = work();
         (result, self.state().swing.take().unwrap_or_default())
     }
 
     /// Counts a change again that was recorded, without allocating anything.
-    pub fn replay_change(&self, swing: &Swing) {
+    pub fn replay_change(&self, swing: &MemoryDelta) {
         self.state().ledger.swing(swing);
     }
 

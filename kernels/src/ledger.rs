@@ -1,6 +1,6 @@
-mod swing;
+mod delta;
 
-pub use swing::Swing;
+pub use delta::MemoryDelta;
 
 use crate::DType;
 use serde::{Deserialize, Serialize};

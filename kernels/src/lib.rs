@@ -43,7 +43,7 @@ pub use cuda::Cuda;
 pub use dry::Dry;
 pub use dtype::{DType, Element};
 pub use kernels::{KernelError, Kernels, Result, Sum, no_scratch};
-pub use ledger::{Category, GRANULE_BYTES, Ledger, PAGE_BYTES, Swing, footprint, footprint_pages};
+pub use ledger::{Category, GRANULE_BYTES, Ledger, MemoryDelta, PAGE_BYTES, footprint, footprint_pages};
 pub use op::{
     Activation, AdamW, AlibiHeads, Attention, BiasAdd, Combine, CrossEntropy, Dropout, Elementwise, Embedding,
     GatedActivation, Gemm, Grouped, GroupedGemm, LayerNorm, LossOfParts, LossParts, Normal, Op, PointwiseActivation,

@@ -8,7 +8,7 @@ use std::ops::Index;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zbench_kernels::disk::{DiskError, File, Options, Traffic};
-use zbench_kernels::{Arena, ArenaError, Category, CopyStreams, KernelError, Kernels, Ledger, Swing};
+use zbench_kernels::{Arena, ArenaError, Category, CopyStreams, KernelError, Kernels, Ledger, MemoryDelta};
 
 /// One value for each tier.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -171,14 +171,14 @@ impl MemoryTiers {
     }
 
     /// What `work` does to the ledger of each tier, whatever was in use before.
-    pub fn record_change<R>(&self, work: impl FnOnce() -> R) -> (R, ByTier<Swing>) {
+    pub fn record_change<R>(&self, work: impl FnOnce() -> R) -> (R, ByTier<MemoryDelta>) {
         let (((result, disk), host), device) =
             self.device.record_change(|| recorded(self.host.as_ref(), || recorded(self.disk.as_ref(), work)));
         (result, ByTier([device, host, disk]))
     }
 
     /// Counts a change so many times again that was recorded, without allocating anything.
-    pub fn replay_change(&self, change: &ByTier<Swing>, times: usize) {
+    pub fn replay_change(&self, change: &ByTier<MemoryDelta>, times: usize) {
         for tier in MemoryTier::ALL {
             if let Some(arena) = self.arena(tier) {
                 arena.replay_change(&change[tier].repeated(times));
@@ -203,9 +203,9 @@ fn less(now: Traffic, before: Traffic) -> Traffic {
 }
 
 /// As [`Arena::record_change`]; nothing changes where there is no arena.
-fn recorded<R>(arena: Option<&Arena>, work: impl FnOnce() -> R) -> (R, Swing) {
+fn recorded<R>(arena: Option<&Arena>, work: impl FnOnce() -> R) -> (R, MemoryDelta) {
     match arena {
         Some(arena) => arena.record_change(work),
-        None => (work(), Swing::default()),
+        None => (work(), MemoryDelta::default()),
     }
 }

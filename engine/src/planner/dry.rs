@@ -1,7 +1,7 @@
 //! The estimate: the plan's actions, performed on a device that computes nothing.
 
+use super::compressed::{CompressedPlan, Repeat, cycles};
 use super::flops;
-use super::short::{Repeat, ShortPlan, cycles};
 use crate::action::{Action, EvaluationActions};
 use crate::compute::error::{Result, StepError};
 use crate::compute::recorder::{Flops, Overlap, Recorded, Recorder};
@@ -42,7 +42,7 @@ pub struct DryRun<'a> {
     cell: &'a Cell,
     stage_plan: &'a StagePlan,
     /// What is performed of the stage_plan, where that is not all of it.
-    short: Option<&'a ShortPlan>,
+    compressed: Option<&'a CompressedPlan>,
     executor: Executor<'a>,
     recorder: Rc<Recorder>,
     log: CollectiveLog,
@@ -67,19 +67,19 @@ struct Counts {
 }
 
 impl<'a> DryRun<'a> {
-    /// A rank that has allocated its part of the model's state. Without `short`, every action of the plan is performed; else the
-    /// actions of the short plan are. Where operations are listed all of them are performed, so there is no short plan.
+    /// A rank that has allocated its part of the model's state. Without `compressed`, every action of the plan is performed; else the
+    /// actions of the compressed plan are. Where operations are listed all of them are performed, so there is no compressed plan.
     ///
     /// # Errors
     /// The state does not fit an address space.
     pub fn new(
         cell: &'a Cell,
         kernels: &'a dyn Kernels,
-        (plan, stage_plan, short): (&'a Plan, &'a StagePlan, Option<&'a ShortPlan>),
+        (plan, stage_plan, compressed): (&'a Plan, &'a StagePlan, Option<&'a CompressedPlan>),
         rank: usize,
         keeps_operations: bool,
     ) -> Result<DryRun<'a>> {
-        let layout = &short.map_or(stage_plan, |short| &short.stage_plan).layout;
+        let layout = &compressed.map_or(stage_plan, |compressed| &compressed.stage_plan).layout;
         let state = State::new(cell, layout, plan.sharding, plan.mesh.place(rank));
         let (recorder, log) = (Rc::new(Recorder::new(keeps_operations)), CollectiveLog::default());
         let (mesh, place) = (plan.mesh, state.place);
@@ -100,17 +100,17 @@ impl<'a> DryRun<'a> {
             tiers.moves().list_events();
         }
         let kernels = Arc::new(Dry(kernels));
-        let performed = short.map_or(stage_plan, |short| &short.stage_plan);
+        let performed = compressed.map_or(stage_plan, |compressed| &compressed.stage_plan);
         let mut executor =
             Executor::new((cell, plan, performed), state, kernels, tiers, comms, Some(recorder.clone()))?;
         open_all(&mut executor)?;
-        if let Some(short) = short {
-            allocate_omitted(&mut executor, short)?;
+        if let Some(compressed) = compressed {
+            allocate_omitted(&mut executor, compressed)?;
         }
         // A step behind the first one.
         executor.delayed = cell.train.is_delayed().then(Delayed::default);
         executor.begin_step();
-        Ok(DryRun { cell, stage_plan, short, executor, recorder, log, repeated: Vec::new() })
+        Ok(DryRun { cell, stage_plan, compressed, executor, recorder, log, repeated: Vec::new() })
     }
 
     /// Performs an action, and says all that it did.
@@ -187,9 +187,9 @@ impl<'a> DryRun<'a> {
 
     /// Performs the actions of a cycle, of micro-batches so many earlier, and counts those again that stand for others.
     fn perform(&mut self, actions: &[Action], earlier: usize) -> Result<()> {
-        let Some(short) = self.short else { return self.act_all(actions, earlier) };
+        let Some(compressed) = self.compressed else { return self.act_all(actions, earlier) };
         let tiers = self.executor.context.tiers.clone();
-        for (part, times) in short.parts(actions) {
+        for (part, times) in compressed.parts(actions) {
             if times == 1 {
                 self.act_all(part, earlier)?;
                 continue;
@@ -332,10 +332,10 @@ fn open_all(executor: &mut Executor<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Counts the state of the units that a short plan leaves out.
-fn allocate_omitted(executor: &mut Executor<'_>, short: &ShortPlan) -> Result<()> {
-    let (res, layout) = (executor.context.resources(), &short.stage_plan.layout);
-    for Repeat { layers: units, times } in &short.repeats {
+/// Counts the state of the units that a compressed plan leaves out.
+fn allocate_omitted(executor: &mut Executor<'_>, compressed: &CompressedPlan) -> Result<()> {
+    let (res, layout) = (executor.context.resources(), &compressed.stage_plan.layout);
+    for Repeat { layers: units, times } in &compressed.repeats {
         let state = executor.state.of_units(units.clone());
         let (made, change) = res.tiers.record_change(|| -> Result<_> {
             let forms = prepacked(executor.context.cell, layout, res.device, units.clone())?;

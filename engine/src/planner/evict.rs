@@ -13,8 +13,8 @@
 
 mod held;
 
+use super::compressed::cycles;
 use super::dry::{DryRun, alike};
-use super::short::cycles;
 use crate::action::{Action, Moved};
 use crate::compute::error::{Result, StepError};
 use crate::config::{Cell, Checkpointing, MemoryTier};

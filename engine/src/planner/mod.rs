@@ -1,17 +1,17 @@
 //! Makes plans: the layout of a model, the actions of a step, and what they take, from a dry run of them.
 
 pub mod clock;
+mod compressed;
 pub mod curves;
 mod cut;
+mod deadlock;
 mod dry;
 mod evict;
 mod flops;
-mod meet;
-mod paper;
 mod pipelines;
-mod short;
 mod stages;
 mod tensors;
+mod unrunnable;
 
 pub use dry::RecordedAction;
 pub use flops::ledger_terms;
@@ -35,8 +35,8 @@ use crate::plan::pipeline::Pipeline;
 use crate::plan::placement::{StateTiers, is_gathered};
 use crate::plan::schedule::{Policy, Schedule, actions, evaluation_actions};
 use crate::plan::{Plan, PlanError, StagePlan, check, runs};
+use compressed::CompressedPlan;
 use dry::DryRun;
-use short::ShortPlan;
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::ops::Range;
@@ -53,7 +53,7 @@ impl Plan {
     ///
     /// # Errors
     /// The cell cannot be planned.
-    pub fn on_paper(cell: &Cell, kernels: &dyn Kernels) -> Result<Plan, PlanError> {
+    pub fn unrunnable(cell: &Cell, kernels: &dyn Kernels) -> Result<Plan, PlanError> {
         Plan::of(cell, kernels, |ranks| Arc::new(Layout::new(cell, ranks)))
     }
 
@@ -65,7 +65,7 @@ impl Plan {
 
     fn of(cell: &Cell, kernels: &dyn Kernels, layout: impl FnOnce(usize) -> Arc<Layout>) -> Result<Plan, PlanError> {
         check(cell)?;
-        paper::check(cell)?;
+        unrunnable::check(cell)?;
         let mesh = strategy::mesh(&cell.parallel)?;
         let sharding = Sharding::of(cell.parallel.strategy);
         let layout = layout(mesh.size(Axes::DATA));
@@ -90,10 +90,11 @@ impl Plan {
                 _ => Arc::new(plan.layout.stage(chunks)),
             };
             let mut stage_plan = plan.stage_plan(cell, of_stage, stage);
-            let short = ShortPlan::of(cell, &plan, &stage_plan, |layout| plan.stage_plan(cell, layout, stage));
+            let compressed =
+                CompressedPlan::of(cell, &plan, &stage_plan, |layout| plan.stage_plan(cell, layout, stage));
             // The stages are the outermost axis.
             let first_rank = stage * (mesh.world() / stages.len());
-            let estimate = plan.dry_run(cell, kernels, (&stage_plan, short.as_ref()), first_rank, false);
+            let estimate = plan.dry_run(cell, kernels, (&stage_plan, compressed.as_ref()), first_rank, false);
             stage_plan.estimate = estimate.map_err(unplannable)?.0;
             if let Some(capacity) = evicts.filter(|capacity| stage_plan.estimate.memory().total_peak() > *capacity) {
                 stage_plan =
@@ -203,11 +204,11 @@ impl Plan {
         &self,
         cell: &Cell,
         kernels: &dyn Kernels,
-        (stage_plan, short): (&StagePlan, Option<&ShortPlan>),
+        (stage_plan, compressed): (&StagePlan, Option<&CompressedPlan>),
         rank: usize,
         keeps_operations: bool,
     ) -> Result<(Estimate, Vec<Recorded>), StepError> {
-        let mut run = DryRun::new(cell, kernels, (self, stage_plan, short), rank, keeps_operations)?;
+        let mut run = DryRun::new(cell, kernels, (self, stage_plan, compressed), rank, keeps_operations)?;
         run.step()?;
         run.finish()
     }

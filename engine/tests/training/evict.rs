@@ -309,14 +309,14 @@ fn whatever_is_planned_on_paper_stays_within_the_capacity() {
     let seeds = u64::from(tiers::cases("training::evict::whatever_is_planned_on_paper", [12, 30, 160]));
     for (seed, cell) in (0..seeds).map(|seed| (seed, drawn(seed, seed % 2 == 0))).chain((1000..).zip(encoders)) {
         let largest = |cell: &Cell| {
-            let plan = Plan::on_paper(cell, &kernels).ok()?;
+            let plan = Plan::unrunnable(cell, &kernels).ok()?;
             plan.stage_plans.iter().map(|stage_plan| stage_plan.estimate.memory().total_peak()).max()
         };
         let Some(most) = largest(&with(&cell, Checkpointing::None)) else { continue };
         let least = largest(&evicting(&cell, 1)).unwrap();
         for capacity in [least, (least + most) / 2, most] {
             let (cell, what) = (evicting(&cell, capacity), format!("{} in {capacity}", described(seed, &cell)));
-            let plan = Plan::on_paper(&cell, &kernels).unwrap();
+            let plan = Plan::unrunnable(&cell, &kernels).unwrap();
             assert_eq!(plan.above_capacity(&cell), None, "{what}");
             for (stage, stage_plan) in plan.stage_plans.iter().enumerate() {
                 let rank = stage * (cell.parallel.ranks / plan.stage_plans.len());

@@ -28,7 +28,7 @@ struct Doubles {
 }
 
 fn run_in_f64(cell: &Cell) -> Doubles {
-    let plan = Plan::on_paper(cell, &Reference).unwrap();
+    let plan = Plan::unrunnable(cell, &Reference).unwrap();
     let ranks = cell.parallel.ranks;
     let of_stage = ranks / cell.parallel.degrees.pipeline;
     let kernels = (0..ranks).map(|_| Arc::new(Reference) as Arc<dyn Kernels>).collect();

@@ -10,7 +10,7 @@ use crate::action::span::Span;
 use crate::compute::recorder::{Overlap, Recorded};
 use crate::memory::moves::MoveEvent;
 use crate::planner::RecordedAction;
-use crate::planner::meet::Message;
+use crate::planner::deadlock::Message;
 use std::borrow::Borrow;
 use std::collections::{HashMap, VecDeque};
 use zbench_collectives::GroupName;

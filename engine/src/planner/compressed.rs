@@ -15,12 +15,12 @@ use std::sync::Arc;
 const LONGEST_PATTERN: usize = 8;
 
 /// A stage_plan without some blocks of its layers, and what is counted for them.
-pub struct ShortPlan {
+pub struct CompressedPlan {
     pub stage_plan: StagePlan,
     pub repeats: Vec<Repeat>,
 }
 
-/// Layers of a short plan that are counted again, because blocks that it leaves out repeat them. Each has a unit of its own, with
+/// Layers of a compressed plan that are counted again, because blocks that it leaves out repeat them. Each has a unit of its own, with
 /// the same number.
 pub struct Repeat {
     pub layers: Range<usize>,
@@ -28,7 +28,7 @@ pub struct Repeat {
     pub times: usize,
 }
 
-impl ShortPlan {
+impl CompressedPlan {
     /// Leaves out repeated blocks, but keeps as many on either side as the schedule looks ahead. `None` where no block can be left out:
     /// also where gradients of several units are reduced together, since blocks then differ in what they reduce. `assemble` makes
     /// the stage_plan of a layout.
@@ -37,7 +37,7 @@ impl ShortPlan {
         plan: &Plan,
         whole: &StagePlan,
         assemble: impl FnOnce(Arc<Layout>) -> StagePlan,
-    ) -> Option<ShortPlan> {
+    ) -> Option<CompressedPlan> {
         // An update unit by unit has fetches of units before their turn, which no repeat of a block has.
         if cell.memory.offloads() {
             return None;
@@ -76,15 +76,16 @@ impl ShortPlan {
         let repeats = repeats.collect();
         let mut layout = whole.layout.clone();
         left_out.iter().rev().for_each(|layers| layout = Arc::new(layout.without(layers.clone())));
-        let short = ShortPlan { stage_plan: assemble(layout), repeats };
+        let compressed = CompressedPlan { stage_plan: assemble(layout), repeats };
         let stands_for = |few: &[Action], many: &[Action]| {
-            let parts = cycles(few, 1).flat_map(|actions| short.parts(actions));
+            let parts = cycles(few, 1).flat_map(|actions| compressed.parts(actions));
             let counted = parts.flat_map(|(part, times)| std::iter::repeat_n(part, times)).flatten();
-            let counted = counted.map(|action| of_kind(*action, &short.stage_plan.layout));
+            let counted = counted.map(|action| of_kind(*action, &compressed.stage_plan.layout));
             counted.eq(many.iter().map(|action| of_kind(*action, &whole.layout)))
         };
-        let is_whole = lists(&short.stage_plan).into_iter().zip(lists(whole)).all(|(few, many)| stands_for(few, many));
-        is_whole.then_some(short)
+        let is_whole =
+            lists(&compressed.stage_plan).into_iter().zip(lists(whole)).all(|(few, many)| stands_for(few, many));
+        is_whole.then_some(compressed)
     }
 
     /// The parts of a cycle's actions, in order, and how often each one counts.
@@ -127,7 +128,7 @@ impl ShortPlan {
 fn of_kind(mut action: Action, layout: &Layout) -> Action {
     if let Some(place) = action.place_mut() {
         let is_block = layout.layers[*place].block().is_some();
-        // What stands behind the blocks has another number in the short plan.
+        // What stands behind the blocks has another number in the compressed plan.
         *place = if is_block { layout.same_as[*place] } else { usize::MAX - usize::from(*place == 0) };
     }
     action

@@ -5,7 +5,7 @@ use super::{Category, Ledger};
 /// The changes that a run of requests and releases makes, whatever was in use before it: how far each category and all
 /// together go up and where they end, from where they began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Swing {
+pub struct MemoryDelta {
     live: [i128; 6],
     total: i128,
     peak: [i128; 6],
@@ -13,7 +13,7 @@ pub struct Swing {
     at_peak: [i128; 6],
 }
 
-impl Swing {
+impl MemoryDelta {
     pub fn add(&mut self, category: Category, bytes: u64) {
         let i = category as usize;
         self.live[i] += i128::from(bytes);
@@ -32,22 +32,22 @@ impl Swing {
     }
 }
 
-impl Swing {
+impl MemoryDelta {
     /// How far all categories together go above where they began.
     pub fn rise(&self) -> u64 {
         u64::try_from(self.total_peak).unwrap_or(u64::MAX)
     }
 
     /// The same run so many times, one after the other.
-    pub fn repeated(&self, times: usize) -> Swing {
+    pub fn repeated(&self, times: usize) -> MemoryDelta {
         if times == 0 {
-            return Swing::default();
+            return MemoryDelta::default();
         }
         let (times, before_last) = (times as i128, times as i128 - 1);
         // A run begins where the one before it ended. So the last one goes highest where runs leave more in use, else the first.
         let peak_of = |peak: i128, live: i128| peak + before_last * live.max(0);
         let to_the_last = if self.total > 0 { before_last } else { 0 };
-        Swing {
+        MemoryDelta {
             live: self.live.map(|live| times * live),
             total: times * self.total,
             peak: std::array::from_fn(|i| peak_of(self.peak[i], self.live[i])),
@@ -59,7 +59,7 @@ impl Swing {
 
 impl Ledger {
     /// Counts a whole run: the same as each of its allocations and releases in turn.
-    pub fn swing(&mut self, swing: &Swing) {
+    pub fn swing(&mut self, swing: &MemoryDelta) {
         let moved = |from: u64, by: i128| u64::try_from((i128::from(from) + by).max(0)).unwrap_or(u64::MAX);
         // A run that stays below where it began changes no peak: what is in use is never above its peak.
         let total = moved(self.live_total(), swing.total_peak);
@@ -90,7 +90,7 @@ mod tests {
             before.iter().for_each(|(category, bytes)| one_by_one.add(Category::ALL[*category], *bytes));
             let mut in_swings = one_by_one.clone();
             for run in runs {
-                let mut swing = Swing::default();
+                let mut swing = MemoryDelta::default();
                 for (category, bytes, gives) in run {
                     let category = Category::ALL[category];
                     if gives {
@@ -113,7 +113,7 @@ mod tests {
             run in prop::collection::vec((0usize..6, 0u64..1000, any::<bool>()), 0..30),
             times in 0usize..5,
         ) {
-            let (mut one_by_one, mut swing) = (Ledger::default(), Swing::default());
+            let (mut one_by_one, mut swing) = (Ledger::default(), MemoryDelta::default());
             Category::ALL.iter().for_each(|category| one_by_one.add(*category, 200_000));
             for (category, bytes, gives) in run {
                 let category = Category::ALL[category];
