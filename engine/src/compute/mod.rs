@@ -1,6 +1,6 @@
 //! What layers compute with. The same code runs for real and in a dry run.
 
-pub mod device;
+pub mod context;
 pub mod error;
 pub mod hardware;
 pub mod recorder;

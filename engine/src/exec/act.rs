@@ -7,10 +7,10 @@ use crate::action::{Action, Moved};
 use crate::compute::error::{Result, StepError};
 use crate::compute::recorder::Phase;
 use crate::config::{Checkpointing, MemoryTier};
+use crate::context::{MicroBatchState, StepState};
 use crate::exec::pace::Paced;
-use crate::exec::{MicroBatchState, StepState};
 use crate::mesh::{Axes, Axis};
-use crate::model::layers::{Batch, Deferred, Exec, Grads, Head, HeadGrads, HeadWeights, Memory};
+use crate::model::layers::{Batch, Deferred, Grads, Head, HeadGrads, HeadWeights, LayerContext, Memory};
 use crate::model::{Layer, LayerKind, Weights};
 use crate::state::learning_rate::learning_rate;
 use crate::state::loss_scale::LossScaler;
@@ -188,7 +188,7 @@ impl<'a> Executor<'a> {
         let (batch, evaluates) = (self.batch(micro, layer.writes), self.step_state.evaluates);
         let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
         let state = self.step_state.of_mut(micro);
-        let ex = self.context.exec(batch, evaluates, &state.tokens, waits);
+        let ex = self.context.layer_context(batch, evaluates, &state.tokens, waits);
         let second = layer.second.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
         let weights = Weights { second: second.as_ref(), ..weights };
@@ -214,7 +214,7 @@ impl<'a> Executor<'a> {
             false => (self.context.stage_plan.keeps_input[number], &self.context.plan.policy.keep[..]),
         };
         let input = taken(state.values[layer.reads].take(), "the residual stream")?;
-        let ex = Exec { memory: memory_of(&state.values, memory), ..ex };
+        let ex = LayerContext { memory: memory_of(&state.values, memory), ..ex };
         let (output, mut saved) = block.forward(&ex, &weights, input, keeps, keep)?;
         if self.context.cell.memory.partition_activations {
             saved.share_input(&ex)?;
@@ -234,7 +234,7 @@ impl<'a> Executor<'a> {
         let StepState { micros, losses, mean, loss_scale, .. } = &mut self.step_state;
         let in_flight = micros.len();
         let state = &mut micros[micro % in_flight];
-        let ex = self.context.exec(batch, evaluates, &state.tokens, waits);
+        let ex = self.context.layer_context(batch, evaluates, &state.tokens, waits);
         let own = self.params.weights(own_unit, self.prepacked.get(own_unit));
         let matrix = self.params.weights(unit_of_matrix, self.prepacked.get(unit_of_matrix));
         let weights = HeadWeights { own: &own, of_matrix: &matrix };
@@ -263,11 +263,11 @@ impl<'a> Executor<'a> {
         let batch = self.batch(micro, layer.writes);
         let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
         let state = self.step_state.of_mut(micro);
-        let ex = self.context.exec(batch, false, &state.tokens, waits);
+        let ex = self.context.layer_context(batch, false, &state.tokens, waits);
         let second = layer.second.map(|unit| self.params.weights(unit, self.prepacked.get(unit)));
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
         let weights = Weights { second: second.as_ref(), ..weights };
-        let ex = Exec { memory: memory_of(&state.values, memory), ..ex };
+        let ex = LayerContext { memory: memory_of(&state.values, memory), ..ex };
         state.saved[number].restore_input(&ex, block.dims.hidden)?;
         let output = block.recompute(&ex, &weights, &mut state.saved[number], output)?;
         if output.is_some() {
@@ -282,7 +282,7 @@ impl<'a> Executor<'a> {
         let stage_plan = self.context.stage_plan;
         let state = self.step_state.of_mut(micro);
         let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
-        let ex = self.context.exec(batch, false, &state.tokens, waits);
+        let ex = self.context.layer_context(batch, false, &state.tokens, waits);
         let mut grads = match layer.second {
             None => self.gradients.grads(layer.unit),
             Some(second) => {
@@ -303,7 +303,7 @@ impl<'a> Executor<'a> {
                 let mut saved = std::mem::take(&mut state.saved[number]);
                 saved.restore_input(&ex, block.dims.hidden)?;
                 let mut of_memory = layer.memory.and_then(|stream| state.gradients[stream].take());
-                let ex = Exec { memory: memory_of(&state.values, memory), ..ex };
+                let ex = LayerContext { memory: memory_of(&state.values, memory), ..ex };
                 let gradient = block.backward(&ex, &weights, &mut grads, saved, gradient, &mut of_memory)?;
                 if let Some(stream) = layer.memory {
                     state.gradients[stream] = of_memory;
@@ -333,7 +333,7 @@ impl<'a> Executor<'a> {
         let state = self.step_state.of_mut(micro);
         let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
         let (mut saved, mut deferred) = (std::mem::take(&mut state.saved[number]), Deferred::default());
-        let ex = self.context.exec(batch, false, &state.tokens, waits);
+        let ex = self.context.layer_context(batch, false, &state.tokens, waits);
         saved.restore_input(&ex, block.dims.hidden)?;
         let weights = self.params.weights(layer.unit, self.prepacked.get(layer.unit));
         let gradient = block.backward(&ex, &weights, &mut Grads::later(&mut deferred), saved, gradient, &mut None)?;
@@ -353,7 +353,7 @@ impl<'a> Executor<'a> {
             StepError::Input("the plan computes gradients of weights before that of the input; this is a bug".into())
         };
         let deferred = state.deferred.pop_front().ok_or_else(none)?;
-        let ex = self.context.exec(batch, false, &state.tokens, waits);
+        let ex = self.context.layer_context(batch, false, &state.tokens, waits);
         block.weight_gradients(&ex, &mut self.gradients.grads(layer.unit), deferred)
     }
 

@@ -1,5 +1,5 @@
 //! The executor of a plan: what one rank holds, and what each action does to it. A run and a plan's estimate go through the same code;
-//! for an estimate the device computes nothing ([`crate::compute::device`]).
+//! for an estimate the device computes nothing ([`crate::compute::context`]).
 
 mod act;
 pub mod pace;
@@ -9,7 +9,7 @@ pub use tokens::{TokenSource, Tokens};
 
 use crate::action::span::Waits;
 use crate::action::stream::{ByStream, Stream};
-use crate::compute::device::Device;
+use crate::compute::context::ComputeContext;
 use crate::compute::error::Result;
 use crate::compute::recorder::Recorder;
 use crate::config::Cell;
@@ -17,7 +17,7 @@ use crate::memory::tiers::MemoryTiers;
 use crate::mesh::comms::Comms;
 use crate::model::Layout;
 use crate::model::layers::prepacked::Prepacked;
-use crate::model::layers::{Batch, Deferred, Exec, Saved};
+use crate::model::layers::{Batch, Deferred, LayerContext, Saved};
 use crate::model::rope;
 use crate::plan::{self, Plan, StagePlan};
 use crate::state::loss_scale::LossScaler;
@@ -165,7 +165,7 @@ impl<'a> Executor<'a> {
         recorder: Option<Rc<Recorder>>,
     ) -> Result<Executor<'a>> {
         let number = state.place.rank;
-        let device = Device { kernels: &*kernels, arena: tiers.device(), recorder: recorder.as_deref() };
+        let device = ComputeContext { kernels: &*kernels, arena: tiers.device(), recorder: recorder.as_deref() };
         let res = Resources { device, tiers: &tiers, comms: &comms };
         let tables = rope_tables(cell, device)?;
         let (params, gradients, optimizer) = allocate(&state, res)?;
@@ -210,8 +210,8 @@ impl Context<'_> {
         self.tiers.device()
     }
 
-    pub fn device(&self) -> Device<'_> {
-        Device { kernels: &*self.kernels, arena: self.arena(), recorder: self.recorder.as_deref() }
+    pub fn device(&self) -> ComputeContext<'_> {
+        ComputeContext { kernels: &*self.kernels, arena: self.arena(), recorder: self.recorder.as_deref() }
     }
 
     /// What the parts of the rank's state work with.
@@ -219,11 +219,17 @@ impl Context<'_> {
         Resources { device: self.device(), tiers: &self.tiers, comms: &self.comms }
     }
 
-    fn exec<'e>(&'e self, batch: Batch, evaluates: bool, tokens: &'e Option<Tokens>, waits: &'e dyn Waits) -> Exec<'e> {
+    fn layer_context<'e>(
+        &'e self,
+        batch: Batch,
+        evaluates: bool,
+        tokens: &'e Option<Tokens>,
+        waits: &'e dyn Waits,
+    ) -> LayerContext<'e> {
         let ([cos, sin], precision) = (&self.tables, &self.cell.precision);
         // The tables are as long as the longest stream's sequences.
         let table = |table: &'e Buffer| table.slice(0..rope::table_len(&self.cell.model, batch.seq));
-        Exec {
+        LayerContext {
             device: self.device(),
             batch,
             compute: precision.compute,
@@ -247,14 +253,19 @@ pub fn allocate(state: &State, res: Resources<'_>) -> Result<(Params, Gradients,
 }
 
 /// Forms of the weights of these units, if the cell keeps them.
-pub fn prepacked(cell: &Cell, layout: &Layout, device: Device<'_>, units: Range<usize>) -> Result<Vec<Prepacked>> {
+pub fn prepacked(
+    cell: &Cell,
+    layout: &Layout,
+    device: ComputeContext<'_>,
+    units: Range<usize>,
+) -> Result<Vec<Prepacked>> {
     let units = if cell.memory.prepack { units } else { 0..0 };
     let forms = |unit| layout.forms(unit, device.kernels, cell.precision.compute);
     units.map(|unit| Prepacked::new(device, &forms(unit))).collect()
 }
 
 /// Cosines and sines `[seq, head_dim/2]` in the accumulator type.
-fn rope_tables(cell: &Cell, device: Device<'_>) -> Result<[Buffer; 2]> {
+fn rope_tables(cell: &Cell, device: ComputeContext<'_>) -> Result<[Buffer; 2]> {
     let seq = Stream::ALL.map(|stream| plan::seq(cell, stream)).into_iter().max().unwrap_or(0);
     let dtype = cell.precision.compute.accumulator();
     let table = |of: fn(f64) -> f64| -> Result<Buffer> {

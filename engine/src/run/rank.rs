@@ -7,7 +7,7 @@ use crate::action::span::{BySpan, Span, Spans};
 use crate::checkpoint::init;
 use crate::checkpoint::training::Position;
 use crate::compute::error::{Result, StepError};
-use crate::exec::{Executor, Progress};
+use crate::context::{Executor, Progress};
 use crate::memory::host_link::HostLink;
 use crate::memory::tiers::MemoryTiers;
 use crate::mesh::comms::Comms;

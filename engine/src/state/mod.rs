@@ -18,7 +18,7 @@ pub use offloaded_tensor::OffloadedTensor;
 pub use optimizer::{Delayed, Due, Flags, GlobalStats, Losses, Moments, Optimizer, Update};
 pub use params::Params;
 
-use crate::compute::device::Device;
+use crate::compute::context::ComputeContext;
 use crate::compute::error::{Result, StepError};
 use crate::config::{Cell, MemoryTier, Precision};
 use crate::memory::tiers::MemoryTiers;
@@ -184,7 +184,7 @@ impl State {
 /// What the parts work with.
 #[derive(Clone, Copy)]
 pub struct Resources<'a> {
-    pub device: Device<'a>,
+    pub device: ComputeContext<'a>,
     pub tiers: &'a MemoryTiers,
     pub comms: &'a Comms,
 }
@@ -204,9 +204,9 @@ impl Resources<'_> {
 }
 
 impl<'a> Deref for Resources<'a> {
-    type Target = Device<'a>;
+    type Target = ComputeContext<'a>;
 
-    fn deref(&self) -> &Device<'a> {
+    fn deref(&self) -> &ComputeContext<'a> {
         &self.device
     }
 }

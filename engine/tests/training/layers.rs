@@ -5,10 +5,10 @@
 //! both and for nothing else.
 
 use crate::training::support::*;
-use zbench_engine::compute::device::Device;
+use zbench_engine::compute::context::ComputeContext;
 use zbench_engine::config::*;
 use zbench_engine::model::layers;
-use zbench_engine::model::layers::{Batch, Exec, HeadGrads, HeadWeights, Saved};
+use zbench_engine::model::layers::{Batch, HeadGrads, HeadWeights, LayerContext, Saved};
 use zbench_engine::model::rope;
 use zbench_engine::model::{FlatKind, Grads, Layout, Weights};
 use zbench_kernels::*;
@@ -55,8 +55,8 @@ impl Lab {
         self.layout.blocks().next().unwrap()
     }
 
-    fn exec(&self) -> Exec<'_> {
-        Exec {
+    fn exec(&self) -> LayerContext<'_> {
+        LayerContext {
             comms: None,
             sequence: false,
             tensor_chunks: 1,
@@ -152,9 +152,9 @@ fn cross_attention() {
     let [x, r] = [1, 2].map(|seed| noise(seed, batch.tokens() * hidden));
     let memory = noise(3, of_encoder.tokens() * hidden);
     let half = lab.cell.model.head_dim / 2;
-    fn over<'a>(ex: Exec<'a>, batch: Batch, half: usize, values: &'a [f64]) -> Exec<'a> {
+    fn over<'a>(ex: LayerContext<'a>, batch: Batch, half: usize, values: &'a [f64]) -> LayerContext<'a> {
         let memory = Some(layers::Memory { values: View::of(values), batch: ex.batch });
-        Exec { batch, cos: ex.cos.slice(0..3 * half), sin: ex.sin.slice(0..3 * half), memory, ..ex }
+        LayerContext { batch, cos: ex.cos.slice(0..3 * half), sin: ex.sin.slice(0..3 * half), memory, ..ex }
     }
     let output = |flats: &[Vec<f64>; 2], x: &[f64], memory: &[f64]| {
         let ex = over(lab.exec(), batch, half, memory);

@@ -1,6 +1,6 @@
 //! Low-rank products beside linear layers (LoRA).
 
-use super::exec::{Exec, product_forward, product_input, product_weight};
+use super::context::{LayerContext, product_forward, product_input, product_weight};
 use super::tensor_split::TensorSplit;
 use crate::compute::error::Result;
 use crate::model::layers::{FlatRange, Grads, Weights};
@@ -33,7 +33,13 @@ pub(super) const ADAPTER: &str = "adapters";
 
 impl<const N: usize> AdapterSpec<N> {
     /// `y += adapter(x)` for every layer's y.
-    pub fn forward(&self, ex: &Exec<'_>, weights: &Weights<'_>, x: View<'_>, ys: [ViewMut<'_>; N]) -> Result<()> {
+    pub fn forward(
+        &self,
+        ex: &LayerContext<'_>,
+        weights: &Weights<'_>,
+        x: View<'_>,
+        ys: [ViewMut<'_>; N],
+    ) -> Result<()> {
         let n = ex.batch.tokens();
         let dropped = self.dropped(ex, x)?;
         let x = dropped.as_ref().map_or(x, Buffer::view);
@@ -45,7 +51,7 @@ impl<const N: usize> AdapterSpec<N> {
     }
 
     /// Ranks that read columns of their own drop at random independently of each other.
-    fn dropout_op(&self, ex: &Exec<'_>) -> Dropout {
+    fn dropout_op(&self, ex: &LayerContext<'_>) -> Dropout {
         let (batch, dtype) = (&ex.batch, ex.compute);
         let first = batch.first_token.wrapping_mul(self.input as u64);
         let rank = if let TensorSplit::RowParallel(_) = self.cut { self.cut.place(ex) as u64 } else { 0 };
@@ -53,7 +59,7 @@ impl<const N: usize> AdapterSpec<N> {
         Dropout { len: batch.tokens() * self.input, p: self.dropout, seed, first, dtype }
     }
 
-    fn dropped(&self, ex: &Exec<'_>, x: View<'_>) -> Result<Option<Buffer>> {
+    fn dropped(&self, ex: &LayerContext<'_>, x: View<'_>) -> Result<Option<Buffer>> {
         if self.dropout == 0.0 || ex.evaluates {
             return Ok(None);
         }
@@ -64,7 +70,7 @@ impl<const N: usize> AdapterSpec<N> {
     }
 
     /// `x A^T`.
-    fn reduce(&self, ex: &Exec<'_>, weights: &Weights<'_>, x: View<'_>) -> Result<Buffer> {
+    fn reduce(&self, ex: &LayerContext<'_>, weights: &Weights<'_>, x: View<'_>) -> Result<Buffer> {
         let n = ex.batch.tokens();
         let mut low = ex.activation(n * self.rank)?;
         let op = product_forward(n, self.rank, self.input, false, ex.compute);
@@ -90,7 +96,7 @@ impl<const N: usize> AdapterSpec<N> {
     /// `dx +=` the gradient of the input; adds the gradients of A and of every B.
     pub fn backward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         weights: &Weights<'_>,
         grads: &mut Grads<'_>,
         x: View<'_>,

@@ -13,7 +13,7 @@ mod partition;
 mod stages;
 
 use super::adapter::AdapterSpec;
-use super::exec::{Exec, POINTWISE};
+use super::context::{LayerContext, POINTWISE};
 use super::experts::{Experts, Routing};
 use super::linear::LinearSpec;
 use super::norm::Norm;
@@ -146,7 +146,7 @@ impl Block {
     /// The block's output; what `keep` names is kept, and the input if `keep_input`.
     pub fn forward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         input: Buffer,
         keep_input: bool,
@@ -206,7 +206,13 @@ impl Block {
     }
 
     /// Makes again what was not kept and backward reads. `saved.input` must be there. With `output`, the block's output too.
-    pub fn recompute(&self, ex: &Exec<'_>, w: &Weights<'_>, saved: &mut Saved, output: bool) -> Result<Option<Buffer>> {
+    pub fn recompute(
+        &self,
+        ex: &LayerContext<'_>,
+        w: &Weights<'_>,
+        saved: &mut Saved,
+        output: bool,
+    ) -> Result<Option<Buffer>> {
         let (n, parallel) = (ex.own_tokens().len(), self.dims.parallel);
         let input = saved.input.as_ref().expect("a plan restores a block only after its input");
         if saved.attention_norm.is_none() {

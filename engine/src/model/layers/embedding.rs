@@ -1,6 +1,6 @@
 //! The bottom of the model: a table look-up, and what some families do to its result.
 
-use super::exec::Exec;
+use super::context::LayerContext;
 use super::norm::Norm;
 use super::tensor_split::TensorSplit;
 use crate::compute::error::Result;
@@ -42,7 +42,7 @@ impl Embedding {
     }
 
     /// The look-up in what this rank has of the table.
-    fn own_op(&self, ex: &Exec<'_>) -> zbench_kernels::Embedding {
+    fn own_op(&self, ex: &LayerContext<'_>) -> zbench_kernels::Embedding {
         let vocab = self.cut.words(ex, self.vocab, self.words);
         zbench_kernels::Embedding { vocab, ..self.op(ex.batch.tokens(), ex.compute) }
     }
@@ -58,7 +58,7 @@ impl Embedding {
     }
 
     /// The residual stream at its start.
-    pub fn forward(&self, ex: &Exec<'_>, w: &Weights<'_>, ids: View<'_>) -> Result<Buffer> {
+    pub fn forward(&self, ex: &LayerContext<'_>, w: &Weights<'_>, ids: View<'_>) -> Result<Buffer> {
         let sum = self.sum(ex, w, ids)?;
         let made = match &self.norm {
             Some(norm) => {
@@ -76,7 +76,7 @@ impl Embedding {
         Ok(part)
     }
 
-    fn sum(&self, ex: &Exec<'_>, w: &Weights<'_>, ids: View<'_>) -> Result<Buffer> {
+    fn sum(&self, ex: &LayerContext<'_>, w: &Weights<'_>, ids: View<'_>) -> Result<Buffer> {
         let n = ex.batch.tokens();
         let mut out = ex.activation(n * self.hidden)?;
         ex.run(TERM, &Op::Embedding(self.own_op(ex)), &[ids, w.get(&self.table)], &mut [out.view_mut()])?;
@@ -106,7 +106,7 @@ impl Embedding {
     /// Adds the gradients of what trains. The norm's input is looked up again: kept, it would live through the whole step.
     pub fn backward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         g: &mut Grads<'_>,
         ids: View<'_>,

@@ -3,7 +3,7 @@
 //! Every token goes to the same number of experts, so the rows that all experts compute together are known to a plan; how
 //! many of them are whose is not. A *slot* is one token's row at one expert; slots are sorted by expert, an expert's by token.
 
-use super::exec::Exec;
+use super::context::LayerContext;
 use super::linear::LinearSpec;
 use crate::compute::error::Result;
 use crate::model::layers::{Grads, Weights};
@@ -81,7 +81,7 @@ impl Experts {
     }
 
     /// The router's word on every token.
-    pub fn route(&self, ex: &Exec<'_>, w: &Weights<'_>, x: View<'_>) -> Result<Routing> {
+    pub fn route(&self, ex: &LayerContext<'_>, w: &Weights<'_>, x: View<'_>) -> Result<Routing> {
         let op = self.route_op(ex.batch.tokens(), ex.compute);
         let mut logits = ex.activation(op.rows * op.experts)?;
         self.router.forward(ex, w, x, false, logits.view_mut())?;
@@ -93,7 +93,7 @@ impl Experts {
     }
 
     /// The gradient of the logits from that of the weights.
-    pub fn route_backward(&self, ex: &Exec<'_>, routing: &Routing, dweights: &Buffer) -> Result<Buffer> {
+    pub fn route_backward(&self, ex: &LayerContext<'_>, routing: &Routing, dweights: &Buffer) -> Result<Buffer> {
         let op = self.route_op(ex.batch.tokens(), ex.compute);
         let mut dlogits = ex.activation(op.rows * op.experts)?;
         let (logits, indices) = (routing.logits.view(), routing.indices.view());
@@ -103,7 +103,7 @@ impl Experts {
     }
 
     /// Each slot's row: tokens `x [tokens, cols]` to `[slots, cols]`.
-    pub fn dispatch(&self, ex: &Exec<'_>, routing: &Routing, cols: usize, x: View<'_>) -> Result<Buffer> {
+    pub fn dispatch(&self, ex: &LayerContext<'_>, routing: &Routing, cols: usize, x: View<'_>) -> Result<Buffer> {
         let op = self.slots_op(ex.batch.tokens(), cols, ex.compute);
         let mut rows = ex.activation(op.slots() * cols)?;
         ex.run(TERM, &Op::Dispatch(op), &[routing.indices.view(), x], &mut [rows.view_mut()])?;
@@ -113,7 +113,7 @@ impl Experts {
     /// Slots back to their tokens: with their weights onto `y` (forward), or as they are in its place (backward).
     pub fn combine(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         routing: &Routing,
         cols: usize,
         forward: bool,
@@ -129,7 +129,7 @@ impl Experts {
     /// The gradient of the weights, and the weights onto what they stand before: see [`Op::RouterWeightBackward`].
     pub fn weigh(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         routing: &Routing,
         cols: usize,
         x: &mut Buffer,
@@ -156,7 +156,7 @@ impl Experts {
 
     fn multiply(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         op: GroupedGemm,
         routing: &Routing,
         linear: &LinearSpec,
@@ -175,7 +175,7 @@ impl Experts {
     /// `y = x W^T`, each slot with its expert's matrix.
     pub fn forward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         routing: &Routing,
         linear: &LinearSpec,
@@ -190,7 +190,7 @@ impl Experts {
     /// `dx (+)= dy W`.
     pub fn input(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         routing: &Routing,
         linear: &LinearSpec,
@@ -204,7 +204,7 @@ impl Experts {
     /// `dW += dy^T x` where the stack trains. An expert without a token gets nothing.
     pub fn weight(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         grads: &mut Grads<'_>,
         routing: &Routing,
         linear: &LinearSpec,

@@ -3,7 +3,7 @@
 //! Logits are made, turned into their gradient in place and used up in chunks of tokens, so that the whole
 //! `[tokens, vocab]` matrix never exists.
 
-use super::exec::{self, Exec};
+use super::context::{self, LayerContext};
 use super::norm::Norm;
 use super::prepacked;
 use super::tensor_split::TensorSplit;
@@ -56,7 +56,7 @@ impl Head {
     /// counts as forward, since it is one action.
     pub fn loss(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         weights: HeadWeights<'_>,
         mut grads: HeadGrads<'_>,
         x: Buffer,
@@ -101,7 +101,7 @@ impl Head {
     /// The sum over tokens of the cross-entropy alone, in parts, by the operations that [`Head::loss`] has for it.
     pub fn score(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         weights: HeadWeights<'_>,
         x: Buffer,
         targets: View<'_>,
@@ -122,7 +122,7 @@ impl Head {
     /// Adds the losses of tokens whose last hidden states are `y` to `sums`; the gradient of their logits.
     fn losses(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         weights: &Weights<'_>,
         y: View<'_>,
         targets: View<'_>,
@@ -172,7 +172,7 @@ impl Head {
     /// A product with the matrix, in the form in which it is kept where all of it is taken.
     fn product(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         weights: &Weights<'_>,
         op: Gemm,
         operands: [View<'_>; 2],
@@ -186,7 +186,7 @@ impl Head {
     }
 
     /// Does `work` for one chunk of tokens after the other: which is the first, and how many there are.
-    fn chunks(&self, ex: &Exec<'_>, mut work: impl FnMut(usize, usize) -> Result<()>) -> Result<()> {
+    fn chunks(&self, ex: &LayerContext<'_>, mut work: impl FnMut(usize, usize) -> Result<()>) -> Result<()> {
         let n = ex.batch.tokens();
         let chunk = self.chunk(ex.kernels, n);
         ex.times(n / chunk, |number| work(number * chunk, chunk))?;

@@ -8,7 +8,7 @@ pub use factors::Factors;
 pub use magnitude::Magnitude;
 
 use super::adapter::AdapterSpec;
-use super::exec::{Exec, POINTWISE, product_forward, product_input, product_weight};
+use super::context::{LayerContext, POINTWISE, product_forward, product_input, product_weight};
 use super::prepacked;
 use super::tensor_split::TensorSplit;
 use crate::compute::error::Result;
@@ -51,7 +51,7 @@ impl LinearSpec {
     /// `y (+)= layer(x)`.
     pub fn forward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         weights: &Weights<'_>,
         x: View<'_>,
         accumulate: bool,
@@ -68,7 +68,13 @@ impl LinearSpec {
     }
 
     /// `base + layer(x)` in a new buffer.
-    pub fn forward_onto(&self, ex: &Exec<'_>, weights: &Weights<'_>, x: View<'_>, base: &Buffer) -> Result<Buffer> {
+    pub fn forward_onto(
+        &self,
+        ex: &LayerContext<'_>,
+        weights: &Weights<'_>,
+        x: View<'_>,
+        base: &Buffer,
+    ) -> Result<Buffer> {
         let TensorSplit::RowParallel(axis) = self.cut else {
             let mut y = ex.activation(base.len())?;
             ex.cast(POINTWISE, base.view(), y.view_mut())?;
@@ -85,7 +91,7 @@ impl LinearSpec {
     }
 
     /// This rank's term of the sum that a product is whose columns ranks share, with its adapter's and without the bias.
-    pub(super) fn term(&self, ex: &Exec<'_>, weights: &Weights<'_>, x: View<'_>) -> Result<Buffer> {
+    pub(super) fn term(&self, ex: &LayerContext<'_>, weights: &Weights<'_>, x: View<'_>) -> Result<Buffer> {
         let mut y = ex.activation(ex.batch.tokens() * self.out)?;
         self.add_term(ex, weights, x, false, y.view_mut())?;
         Ok(y)
@@ -94,7 +100,7 @@ impl LinearSpec {
     /// The same in `y`, or added to it.
     pub(super) fn add_term(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         weights: &Weights<'_>,
         x: View<'_>,
         accumulate: bool,
@@ -108,12 +114,17 @@ impl LinearSpec {
     }
 
     /// Makes the gradient of the input whole, to which all layers that read it have added theirs.
-    pub fn complete(&self, ex: &Exec<'_>, dx: Buffer) -> Result<Buffer> {
+    pub fn complete(&self, ex: &LayerContext<'_>, dx: Buffer) -> Result<Buffer> {
         self.complete_beside(ex, dx, || Ok(()))
     }
 
     /// The same, and does `work` that does not read it, beside the sum where that may be.
-    pub fn complete_beside(&self, ex: &Exec<'_>, dx: Buffer, work: impl FnOnce() -> Result<()>) -> Result<Buffer> {
+    pub fn complete_beside(
+        &self,
+        ex: &LayerContext<'_>,
+        dx: Buffer,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<Buffer> {
         match self.cut {
             TensorSplit::ColumnParallel(axis) => ex.sum_beside(axis, dx, work),
             TensorSplit::Replicated | TensorSplit::RowParallel(_) => work().map(|()| dx),
@@ -123,7 +134,7 @@ impl LinearSpec {
     /// `dx (+)= ` the gradient of the input; adds the gradients of the weights that train.
     pub fn backward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         weights: &Weights<'_>,
         grads: &mut Grads<'_>,
         [x, dy]: [View<'_>; 2],
@@ -137,7 +148,7 @@ impl LinearSpec {
     /// The same without the gradients of the layer's own weights and bias.
     pub fn backward_input(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         weights: &Weights<'_>,
         grads: &mut Grads<'_>,
         [x, dy]: [View<'_>; 2],
@@ -157,7 +168,7 @@ impl LinearSpec {
     /// `y (+)= x W^T (+ b)`.
     pub(super) fn product(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         weights: &Weights<'_>,
         x: View<'_>,
         accumulate: bool,
@@ -170,7 +181,7 @@ impl LinearSpec {
     /// `y (+)= x W^T`.
     pub(super) fn times(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         weights: &Weights<'_>,
         x: View<'_>,
         accumulate: bool,
@@ -182,14 +193,14 @@ impl LinearSpec {
     }
 
     /// `y += b`, if there is one.
-    pub(super) fn add_bias(&self, ex: &Exec<'_>, weights: &Weights<'_>, y: ViewMut<'_>) -> Result<()> {
+    pub(super) fn add_bias(&self, ex: &LayerContext<'_>, weights: &Weights<'_>, y: ViewMut<'_>) -> Result<()> {
         self.add_bias_to(ex, weights, ex.batch.tokens(), y)
     }
 
     /// The same on so many tokens.
     pub(super) fn add_bias_to(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         weights: &Weights<'_>,
         tokens: usize,
         y: ViewMut<'_>,
@@ -202,7 +213,7 @@ impl LinearSpec {
     /// `dx (+)= dy W`.
     pub(super) fn product_backward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         weights: &Weights<'_>,
         dy: View<'_>,
         accumulate: bool,
@@ -215,12 +226,17 @@ impl LinearSpec {
     }
 
     /// As [`LinearSpec::weight_gradient`], unless that is deferred: then the block keeps x and dy.
-    pub fn weight_gradient_now(&self, ex: &Exec<'_>, grads: &mut Grads<'_>, [x, dy]: [View<'_>; 2]) -> Result<()> {
+    pub fn weight_gradient_now(
+        &self,
+        ex: &LayerContext<'_>,
+        grads: &mut Grads<'_>,
+        [x, dy]: [View<'_>; 2],
+    ) -> Result<()> {
         if grads.deferred().is_none() { self.weight_gradient(ex, grads, [x, dy]) } else { Ok(()) }
     }
 
     /// Adds the gradients of the weight and of the bias, where they train.
-    pub fn weight_gradient(&self, ex: &Exec<'_>, grads: &mut Grads<'_>, [x, dy]: [View<'_>; 2]) -> Result<()> {
+    pub fn weight_gradient(&self, ex: &LayerContext<'_>, grads: &mut Grads<'_>, [x, dy]: [View<'_>; 2]) -> Result<()> {
         let n = ex.batch.tokens();
         if let Some(dw) = grads.get(&self.weight) {
             ex.gemm(self.name, product_weight(n, self.out, self.input, ex.compute, ex.gradients), dy, x, dw)?;

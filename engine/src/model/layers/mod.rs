@@ -3,9 +3,9 @@
 
 mod adapter;
 mod block;
+pub(crate) mod context;
 mod embedding;
 mod exchange;
-pub(crate) mod exec;
 mod experts;
 mod head;
 mod linear;
@@ -17,8 +17,8 @@ mod weights;
 pub use adapter::AdapterSpec;
 pub(crate) use block::eviction;
 pub use block::{Block, BlockGrad, Cross, CrossSaved, Dims, GateUp, Qkv, Saved, SavedTensor};
+pub use context::{Batch, DocumentMask, LayerContext, Memory, product_forward, product_input};
 pub use embedding::Embedding;
-pub use exec::{Batch, DocumentMask, Exec, Memory, product_forward, product_input};
 pub use experts::{Arrived, Experts, Routing};
 pub use head::{Head, HeadGrads, HeadWeights};
 pub use linear::{Factors, LinearSpec, Magnitude};

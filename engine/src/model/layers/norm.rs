@@ -1,6 +1,6 @@
 //! A norm of either kind, before attention or MLP, on heads, on the embeddings or below the output matrix.
 
-use super::exec::Exec;
+use super::context::LayerContext;
 use crate::compute::error::Result;
 use crate::config::NormKind;
 use crate::model::layers::{Deferred, FlatRange, Grads, Weights};
@@ -24,7 +24,7 @@ pub(super) const TERM: &str = "norms";
 
 impl Norm {
     /// The normalised vectors, and the statistics that backward reads.
-    pub fn forward(&self, ex: &Exec<'_>, w: &Weights<'_>, rows: usize, x: View<'_>) -> Result<[Buffer; 2]> {
+    pub fn forward(&self, ex: &LayerContext<'_>, w: &Weights<'_>, rows: usize, x: View<'_>) -> Result<[Buffer; 2]> {
         let mut y = ex.activation(rows * self.cols)?;
         let mut statistics = ex.statistic(self.statistics(rows))?;
         let (weight, to, saved) = (w.get(&self.weight), y.view_mut(), statistics.view_mut());
@@ -39,7 +39,7 @@ impl Norm {
     /// `dx += ` the gradient of the input; adds the gradients of the weights that train.
     pub fn backward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         g: &mut Grads<'_>,
         rows: usize,
@@ -64,7 +64,7 @@ impl Norm {
     /// As `backward` with the gradients of the weights, which all train, in buffers that are added later.
     fn backward_later(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         deferred: &mut Deferred,
         rows: usize,
         reads: &[View<'_>],
@@ -88,7 +88,7 @@ impl Norm {
     /// As `backward` where nothing is to be added to: the gradient of the input in a buffer of its own.
     pub fn backward_alone(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         g: &mut Grads<'_>,
         rows: usize,

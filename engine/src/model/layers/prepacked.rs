@@ -4,8 +4,8 @@
 //! the device says that bringing W into that order costs time ([`Kernels::prepacked_len`]), both forms can be kept. They are
 //! made when first read in a step, and again after the update.
 
-use super::exec::Exec;
-use crate::compute::device::Device;
+use super::context::LayerContext;
+use crate::compute::context::ComputeContext;
 use crate::compute::error::Result;
 use crate::model::layers::{FlatRange, Weights};
 use std::cell::RefCell;
@@ -29,7 +29,7 @@ struct Entry {
 
 impl Prepacked {
     /// Room for these forms.
-    pub fn new(device: Device<'_>, forms: &[Form]) -> Result<Prepacked> {
+    pub fn new(device: ComputeContext<'_>, forms: &[Form]) -> Result<Prepacked> {
         let entry = |(place, op): &Form| -> Result<Entry> {
             let len = device.kernels.prepacked_len(op).unwrap_or(0);
             let buffer = device.alloc(Category::Parameters, DType::F32, len)?;
@@ -46,7 +46,7 @@ impl Prepacked {
 
 /// `C (+)= A B` where B is the matrix that lies at `place`: by the form that is kept of it, if one is.
 pub(super) fn product(
-    ex: &Exec<'_>,
+    ex: &LayerContext<'_>,
     term: &'static str,
     weights: &Weights<'_>,
     place: &FlatRange,

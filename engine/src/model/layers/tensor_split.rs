@@ -1,6 +1,6 @@
 //! How the ranks of an axis split a tensor, in Megatron's words, and what each of them has of its gradient.
 
-use super::exec::Exec;
+use super::context::LayerContext;
 use crate::mesh::Axis;
 use zbench_kernels::VocabPart;
 
@@ -17,7 +17,7 @@ pub enum TensorSplit {
 
 impl TensorSplit {
     /// The number of this rank among those that share the tensor.
-    pub fn place(self, ex: &Exec<'_>) -> usize {
+    pub fn place(self, ex: &LayerContext<'_>) -> usize {
         match self {
             TensorSplit::Replicated => 0,
             TensorSplit::ColumnParallel(axis) | TensorSplit::RowParallel(axis) => ex.place_on(axis),
@@ -25,7 +25,7 @@ impl TensorSplit {
     }
 
     /// Which of so many words this rank has, of whose table it has `len` rows.
-    pub fn words(self, ex: &Exec<'_>, len: usize, words: usize) -> VocabPart {
+    pub fn words(self, ex: &LayerContext<'_>, len: usize, words: usize) -> VocabPart {
         VocabPart { first: self.place(ex) * len, len, words }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Block, GateUp, POINTWISE, Qkv, Saved, take};
 use crate::compute::error::{Result, StepError};
-use crate::model::layers::exec::Exec;
+use crate::model::layers::context::LayerContext;
 use crate::model::layers::norm::TERM as NORMS;
 use crate::model::layers::{Deferred, Grads, Weights};
 use zbench_kernels::{Buffer, Op, View};
@@ -17,7 +17,7 @@ impl Block {
     /// to it waits until attention is done.
     pub fn backward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         g: &mut Grads<'_>,
         mut saved: Saved,
@@ -106,7 +106,7 @@ impl Block {
     /// The gradient of what the MLP's projections read.
     fn mlp_backward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         g: &mut Grads<'_>,
         saved: &mut Saved,
@@ -164,7 +164,7 @@ impl Block {
     }
 
     /// Adds the gradients of the weights from what `backward` has kept for them.
-    pub fn weight_gradients(&self, ex: &Exec<'_>, g: &mut Grads<'_>, deferred: Deferred) -> Result<()> {
+    pub fn weight_gradients(&self, ex: &LayerContext<'_>, g: &mut Grads<'_>, deferred: Deferred) -> Result<()> {
         let Deferred { activation, mlp_norm, attention, attention_norm, .. } = &deferred;
         let Deferred { doutput, dgate, dup, dresidual, dq, dk, dv, sums, .. } = &deferred;
         // Side by side, attention and MLP add to the same stream, and may read the same.
@@ -201,7 +201,7 @@ fn kept(buffer: Option<&Buffer>) -> Result<&Buffer> {
 
 /// Where the gradients of weights are computed later, keeps that of the residual stream, to which a norm is about to add its own.
 fn keep_gradient(
-    ex: &Exec<'_>,
+    ex: &LayerContext<'_>,
     g: &mut Grads<'_>,
     dy: &mut Buffer,
     place: fn(&mut Deferred) -> &mut Option<Buffer>,

@@ -2,7 +2,7 @@
 
 use super::{Block, CORE};
 use crate::compute::error::{Result, StepError};
-use crate::model::layers::exec::{Exec, Memory};
+use crate::model::layers::context::{LayerContext, Memory};
 use crate::model::layers::{Grads, LinearSpec, Norm, Weights};
 use zbench_kernels::{Attention, Buffer, Op, View};
 
@@ -42,13 +42,13 @@ impl CrossSaved {
 
 impl Block {
     /// Cross-attention and what it reads, of blocks that have it.
-    pub(super) fn over_memory<'e>(&'e self, ex: &'e Exec<'_>) -> Result<Option<(&'e Cross, &'e Memory<'e>)>> {
+    pub(super) fn over_memory<'e>(&'e self, ex: &'e LayerContext<'_>) -> Result<Option<(&'e Cross, &'e Memory<'e>)>> {
         let Some(cross) = &self.cross else { return Ok(None) };
         let none = || StepError::Input("cross-attention has no encoder's output to read; this is a bug".into());
         Ok(Some((cross, ex.memory.as_ref().ok_or_else(none)?)))
     }
 
-    fn cross_op(&self, ex: &Exec<'_>, memory: &Memory<'_>) -> Attention {
+    fn cross_op(&self, ex: &LayerContext<'_>, memory: &Memory<'_>) -> Attention {
         let of_self = self.attention(ex);
         Attention { kv_seq: memory.batch.seq, causal: false, window: None, alibi: None, ..of_self }
     }
@@ -57,7 +57,7 @@ impl Block {
     pub(super) fn cross(
         &self,
         cross: &Cross,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         memory: &Memory<'_>,
         input: &Buffer,
@@ -71,7 +71,7 @@ impl Block {
     pub(super) fn cross_saved(
         &self,
         cross: &Cross,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         memory: &Memory<'_>,
         input: &Buffer,
@@ -99,7 +99,7 @@ impl Block {
     pub(super) fn cross_backward(
         &self,
         cross: &Cross,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         g: &mut Grads<'_>,
         memory: &Memory<'_>,

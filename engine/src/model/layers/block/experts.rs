@@ -2,7 +2,7 @@
 
 use super::{Block, GateUp, POINTWISE, Saved, take};
 use crate::compute::error::Result;
-use crate::model::layers::exec::Exec;
+use crate::model::layers::context::LayerContext;
 use crate::model::layers::experts::{Experts, Routing};
 use crate::model::layers::{FlatKind, Grads, TensorSplit, Weights};
 use zbench_kernels::{Buffer, Op};
@@ -21,7 +21,7 @@ impl Block {
     pub(super) fn experts_gate_up(
         &self,
         experts: &Experts,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         norm: &Buffer,
     ) -> Result<GateUp> {
@@ -38,7 +38,7 @@ impl Block {
     pub(super) fn experts_output(
         &self,
         experts: &Experts,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         routing: &Routing,
         residual: &Buffer,
@@ -67,7 +67,7 @@ impl Block {
     pub(super) fn experts_backward(
         &self,
         experts: &Experts,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         g: &mut Grads<'_>,
         saved: &mut Saved,

@@ -4,12 +4,12 @@
 use super::{POINTWISE, Saved};
 use crate::compute::error::Result;
 use crate::mesh::Axis;
-use crate::model::layers::exec::Exec;
+use crate::model::layers::context::LayerContext;
 use zbench_collectives::Communicator;
 
 impl Saved {
     /// Keeps of the block's input the tokens of this rank's own share, where tensor ranks have all of it (ZeRO-R).
-    pub fn share_input(&mut self, ex: &Exec<'_>) -> Result<()> {
+    pub fn share_input(&mut self, ex: &LayerContext<'_>) -> Result<()> {
         let (Some(group), Some(input)) = (ex.group(Axis::Tensor), &mut self.input) else { return Ok(()) };
         let len = input.len() / group.size();
         let mut own = ex.activation(len)?;
@@ -19,7 +19,7 @@ impl Saved {
     }
 
     /// Gathers a shared input of `hidden` elements for each token.
-    pub fn restore_input(&mut self, ex: &Exec<'_>, hidden: usize) -> Result<()> {
+    pub fn restore_input(&mut self, ex: &LayerContext<'_>, hidden: usize) -> Result<()> {
         let (Some(group), Some(input)) = (ex.group(Axis::Tensor), &mut self.input) else { return Ok(()) };
         let len = ex.own_tokens().len() * hidden;
         if input.len() == len {

@@ -4,7 +4,7 @@ use super::{Block, CORE, GateUp, POINTWISE, Qkv};
 use crate::compute::error::Result;
 use crate::config::{AttentionKind, Positions};
 use crate::mesh::Axis;
-use crate::model::layers::exec::{DocumentMask, Exec};
+use crate::model::layers::context::{DocumentMask, LayerContext};
 use crate::model::layers::experts::Routing;
 use crate::model::layers::{Batch, TensorSplit, Weights};
 use zbench_collectives::Communicator;
@@ -31,7 +31,7 @@ impl Block {
         PointwiseActivation { len: n * self.dims.intermediate, act: self.dims.act, dtype }
     }
 
-    pub(super) fn attention(&self, ex: &Exec<'_>) -> Attention {
+    pub(super) fn attention(&self, ex: &LayerContext<'_>) -> Attention {
         let (batch, d) = (&ex.batch, &self.dims);
         // Ranks of the tensor axis have as many heads each, in their order.
         let alibi = AlibiHeads {
@@ -59,7 +59,7 @@ impl Block {
         if self.flash() { rows } else { rows * batch.seq }
     }
 
-    pub(super) fn qkv(&self, ex: &Exec<'_>, w: &Weights<'_>, norm: &Buffer) -> Result<Qkv> {
+    pub(super) fn qkv(&self, ex: &LayerContext<'_>, w: &Weights<'_>, norm: &Buffer) -> Result<Qkv> {
         let (n, d) = (ex.batch.tokens(), &self.dims);
         let norm = ex.all_tokens(norm)?;
         let mut q = ex.activation(n * d.heads * d.head_dim)?;
@@ -82,7 +82,7 @@ impl Block {
         Ok(Qkv { q, k, v, raw })
     }
 
-    pub(super) fn attend(&self, ex: &Exec<'_>, Qkv { q, k, v, .. }: &Qkv) -> Result<[Buffer; 2]> {
+    pub(super) fn attend(&self, ex: &LayerContext<'_>, Qkv { q, k, v, .. }: &Qkv) -> Result<[Buffer; 2]> {
         let op = self.attention(ex);
         let mut out = ex.activation(ex.batch.tokens() * self.dims.heads * self.dims.head_dim)?;
         let len = self.attention_statistics(&ex.batch);
@@ -100,7 +100,7 @@ impl Block {
 
     pub(super) fn attend_backward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         Qkv { q, k, v, .. }: &Qkv,
         [out, statistics]: [&Buffer; 2],
         dout: &Buffer,
@@ -121,7 +121,7 @@ impl Block {
     }
 
     /// Rotary positions of queries and keys or of their gradients, where the block has such.
-    pub(super) fn rotate(&self, ex: &Exec<'_>, [q, k]: [&mut Buffer; 2], inverse: bool) -> Result<()> {
+    pub(super) fn rotate(&self, ex: &LayerContext<'_>, [q, k]: [&mut Buffer; 2], inverse: bool) -> Result<()> {
         if !self.rotary() {
             return Ok(());
         }
@@ -134,7 +134,7 @@ impl Block {
 
     pub(super) fn residual(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         input: &Buffer,
         attention: &Buffer,
@@ -151,7 +151,7 @@ impl Block {
         self.dims.parallel && self.experts.is_none() && matches!(self.down.cut, TensorSplit::RowParallel(_))
     }
 
-    pub(super) fn gate_up(&self, ex: &Exec<'_>, w: &Weights<'_>, norm: &Buffer) -> Result<GateUp> {
+    pub(super) fn gate_up(&self, ex: &LayerContext<'_>, w: &Weights<'_>, norm: &Buffer) -> Result<GateUp> {
         if let Some(experts) = &self.experts {
             return self.experts_gate_up(experts, ex, w, norm);
         }
@@ -169,7 +169,7 @@ impl Block {
         Ok(GateUp { gate, up, routing: None })
     }
 
-    pub(super) fn activation(&self, ex: &Exec<'_>, GateUp { gate, up, .. }: &GateUp) -> Result<Buffer> {
+    pub(super) fn activation(&self, ex: &LayerContext<'_>, GateUp { gate, up, .. }: &GateUp) -> Result<Buffer> {
         let n = self.mlp_rows(ex.batch.tokens());
         let mut activation = ex.activation(n * self.dims.intermediate)?;
         match gate {
@@ -188,7 +188,7 @@ impl Block {
     /// What goes to the next block; the block's input is there where attention and MLP are one sum.
     pub(super) fn output(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         w: &Weights<'_>,
         routing: Option<&Routing>,
         [input, residual]: [Option<&Buffer>; 2],

@@ -3,7 +3,7 @@
 use super::LinearSpec;
 use crate::compute::error::Result;
 use crate::model::layers::adapter::ADAPTER;
-use crate::model::layers::exec::Exec;
+use crate::model::layers::context::LayerContext;
 use crate::model::layers::{FlatRange, Grads, Weights};
 use zbench_kernels::{Buffer, DType, Op, ScaleColumns, View, ViewMut};
 
@@ -24,7 +24,7 @@ impl Factors {
     /// `y (+)= layer(x)` with the factors.
     pub(super) fn forward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         linear: &LinearSpec,
         weights: &Weights<'_>,
         x: View<'_>,
@@ -50,7 +50,7 @@ impl Factors {
     /// columns.
     pub(super) fn add_term(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         linear: &LinearSpec,
         weights: &Weights<'_>,
         x: View<'_>,
@@ -67,7 +67,7 @@ impl Factors {
     /// them, which is made again.
     pub(super) fn backward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         linear: &LinearSpec,
         weights: &Weights<'_>,
         grads: &mut Grads<'_>,

@@ -4,7 +4,7 @@
 use super::LinearSpec;
 use crate::compute::error::Result;
 use crate::model::layers::adapter::{ADAPTER, AdapterSpec};
-use crate::model::layers::exec::Exec;
+use crate::model::layers::context::LayerContext;
 use crate::model::layers::{FlatRange, Grads, Weights};
 use zbench_kernels::{Buffer, DType, Gemm, Op, RowInvNorm, ScaleColumns, View, ViewMut};
 
@@ -31,7 +31,7 @@ impl Magnitude {
     /// The reciprocal norms, and m times them: the factors of the output.
     fn factors(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         linear: &LinearSpec,
         adapter: &AdapterSpec,
         weights: &Weights<'_>,
@@ -57,7 +57,7 @@ impl Magnitude {
     /// `y (+)= layer(x)`.
     pub(super) fn forward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         (linear, adapter): (&LinearSpec, &AdapterSpec),
         weights: &Weights<'_>,
         x: View<'_>,
@@ -80,7 +80,7 @@ impl Magnitude {
     /// `dx (+)=` the gradient of the input; adds those of A, B and m. The output without m is made again.
     pub(super) fn backward(
         &self,
-        ex: &Exec<'_>,
+        ex: &LayerContext<'_>,
         (linear, adapter): (&LinearSpec, &AdapterSpec),
         weights: &Weights<'_>,
         grads: &mut Grads<'_>,

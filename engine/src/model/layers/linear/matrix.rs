@@ -3,7 +3,7 @@
 use super::LinearSpec;
 use crate::compute::error::Result;
 use crate::model::layers::Weights;
-use crate::model::layers::exec::Exec;
+use crate::model::layers::context::LayerContext;
 use zbench_kernels::{Buffer, Category, Op, Unpack, View};
 
 /// A matrix as it is kept, or unpacked for one product.
@@ -23,7 +23,7 @@ impl Matrix<'_> {
 
 impl LinearSpec {
     /// W, unpacked if it is kept in few bits. It lasts for one product: backward unpacks it again.
-    pub(super) fn matrix<'a>(&self, ex: &Exec<'_>, weights: &Weights<'a>) -> Result<Matrix<'a>> {
+    pub(super) fn matrix<'a>(&self, ex: &LayerContext<'_>, weights: &Weights<'a>) -> Result<Matrix<'a>> {
         let kept = weights.get(&self.weight);
         let Some(packed) = self.packed else { return Ok(Matrix::SavedTensor(kept)) };
         let mut whole = ex.alloc(Category::Workspace, ex.compute, packed.len())?;

@@ -1,7 +1,7 @@
 //! What a layer works with while it runs: a device and the shape of the batch.
 
 use crate::action::span::Waits;
-use crate::compute::device::Device;
+use crate::compute::context::ComputeContext;
 use crate::compute::error::{Result, StepError};
 use crate::compute::recorder::Overlap;
 use crate::mesh::comms::Comms;
@@ -32,8 +32,8 @@ impl Batch {
 
 /// Kernels, memory and batch: what forward and backward run on.
 #[derive(Clone, Copy)]
-pub struct Exec<'a> {
-    pub device: Device<'a>,
+pub struct LayerContext<'a> {
+    pub device: ComputeContext<'a>,
     pub batch: Batch,
     /// Type of weights in use, activations and their gradients.
     pub compute: DType,
@@ -75,15 +75,15 @@ pub struct Memory<'a> {
     pub batch: Batch,
 }
 
-impl<'a> Deref for Exec<'a> {
-    type Target = Device<'a>;
+impl<'a> Deref for LayerContext<'a> {
+    type Target = ComputeContext<'a>;
 
-    fn deref(&self) -> &Device<'a> {
+    fn deref(&self) -> &ComputeContext<'a> {
         &self.device
     }
 }
 
-impl<'a> Exec<'a> {
+impl<'a> LayerContext<'a> {
     /// The tokens' places in their documents, where learned positions are looked up by them.
     pub fn places(&self) -> Option<View<'a>> {
         self.documents.and_then(|documents| documents.positions)
@@ -91,13 +91,13 @@ impl<'a> Exec<'a> {
 
     /// The same on other tokens.
     #[must_use]
-    pub fn on(self, batch: Batch) -> Exec<'a> {
-        Exec { batch, ..self }
+    pub fn on(self, batch: Batch) -> LayerContext<'a> {
+        LayerContext { batch, ..self }
     }
 
     /// The same on some of the tokens, for operations that take each token by itself.
     #[must_use]
-    pub fn on_tokens(self, tokens: Range<usize>) -> Exec<'a> {
+    pub fn on_tokens(self, tokens: Range<usize>) -> LayerContext<'a> {
         let first_token = self.batch.first_token.wrapping_add(tokens.start as u64);
         self.on(Batch { rows: 1, seq: tokens.len(), first_token, ..self.batch })
     }
@@ -153,13 +153,13 @@ impl<'a> Exec<'a> {
         Ok(own)
     }
 
-    /// As [`Exec::sum_of_tokens`] of terms of `width` elements for each token, which `term` makes for the tokens it is given. In several
+    /// As [`LayerContext::sum_of_tokens`] of terms of `width` elements for each token, which `term` makes for the tokens it is given. In several
     /// chunks, the sum of one travels while the terms of the next are made. Each chunk has as many tokens of every rank's own.
     pub fn sum_in_chunks(
         &self,
         axis: Axis,
         width: usize,
-        mut term: impl FnMut(&Exec<'_>, Range<usize>, ViewMut<'_>) -> Result<()>,
+        mut term: impl FnMut(&LayerContext<'_>, Range<usize>, ViewMut<'_>) -> Result<()>,
     ) -> Result<Buffer> {
         let (tokens, of_tokens) = (self.batch.tokens(), self.of_tokens());
         let Some(group) = of_tokens.or(self.group(axis)).filter(|_| self.tensor_chunks > 1) else {
@@ -193,7 +193,7 @@ impl<'a> Exec<'a> {
         Ok(sums)
     }
 
-    /// As [`Exec::sum_of_tokens`]. Where sums are split into chunks, this one travels while `work` is done; else it follows.
+    /// As [`LayerContext::sum_of_tokens`]. Where sums are split into chunks, this one travels while `work` is done; else it follows.
     pub fn sum_beside(&self, axis: Axis, terms: Buffer, work: impl FnOnce() -> Result<()>) -> Result<Buffer> {
         let Some(group) = self.of_tokens().or(self.group(axis)).filter(|_| self.tensor_chunks > 1) else {
             work()?;

@@ -6,14 +6,14 @@ use crate::compute::recorder::Recorder;
 use zbench_kernels::{Arena, Buffer, Category, DType, Gemm, Kernels, Op, Sum, View, ViewMut, no_scratch};
 
 #[derive(Clone, Copy)]
-pub struct Device<'a> {
+pub struct ComputeContext<'a> {
     pub kernels: &'a dyn Kernels,
     pub arena: &'a Arena,
     /// Who notes operations; only in a dry run.
     pub recorder: Option<&'a Recorder>,
 }
 
-impl Device<'_> {
+impl ComputeContext<'_> {
     /// A buffer with unspecified contents.
     pub fn alloc(&self, category: Category, dtype: DType, len: usize) -> Result<Buffer> {
         Ok(self.arena.alloc(category, dtype, len)?)
