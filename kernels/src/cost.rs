@@ -32,8 +32,8 @@ impl Op {
             Op::Embedding(_) => "embedding",
             Op::EmbeddingBackward(_) => "embedding_backward",
             Op::CrossEntropy(_) => "cross_entropy",
-            Op::LossParts(_) => "loss_parts",
-            Op::LossOfParts(_) => "loss_of_parts",
+            Op::VocabParallelStats(_) => "loss_parts",
+            Op::VocabParallelCrossEntropy(_) => "loss_of_parts",
             Op::AdamW(_) => "adamw",
             Op::Dropout(_) => "dropout",
             Op::Normal(_) => "normal",
@@ -97,15 +97,15 @@ impl Op {
                 &[(c.dtype, logits), (c.gradient, logits), (c.dtype, rows), (DType::U32, rows)]
             }
             // Padding is not read, and has a gradient all the same.
-            Op::LossParts(l) => {
-                let (rows, numbers) = (l.rows as u64, product(&[LossParts::NUMBERS as u64, l.rows as u64]));
+            Op::VocabParallelStats(l) => {
+                let (rows, numbers) = (l.rows as u64, product(&[VocabParallelStats::NUMBERS as u64, l.rows as u64]));
                 let logits = product(&[rows, l.vocab.valid() as u64]);
                 &[(l.dtype, logits), (l.dtype.accumulator(), numbers), (DType::U32, rows)]
             }
-            Op::LossOfParts(LossOfParts { part: l, ranks, gradient, .. }) => {
+            Op::VocabParallelCrossEntropy(VocabParallelCrossEntropy { part: l, ranks, gradient, .. }) => {
                 let rows = l.rows as u64;
                 let logits = (l.dtype, product(&[rows, l.vocab.valid() as u64]));
-                let numbers = product(&[*ranks as u64, LossParts::NUMBERS as u64, rows]);
+                let numbers = product(&[*ranks as u64, VocabParallelStats::NUMBERS as u64, rows]);
                 let gradients = (*gradient, product(&[rows, l.vocab.len as u64]));
                 &[logits, gradients, (l.dtype.accumulator(), numbers), (l.dtype, rows), (DType::U32, rows)]
             }

@@ -46,9 +46,9 @@ pub use kernels::{KernelError, Kernels, Result, Sum, no_scratch};
 pub use ledger::{Category, GRANULE_BYTES, Ledger, MemoryDelta, PAGE_BYTES, footprint, footprint_pages};
 pub use op::{
     Activation, AdamW, AlibiHeads, Attention, BiasAdd, Combine, CrossEntropy, Dropout, Elementwise, Embedding,
-    GatedActivation, Gemm, Grouped, GroupedGemm, LayerNorm, LossOfParts, LossParts, Normal, Op, PointwiseActivation,
-    QuantFormat, Quantize, QuantizeBlocks, Reduce, RmsNorm, Rope, Rounding, Route, RowInvNorm, ScaleColumns, Slots,
-    VocabPart, alibi_slope,
+    GatedActivation, Gemm, Grouped, GroupedGemm, LayerNorm, Normal, Op, PointwiseActivation, QuantFormat, Quantize,
+    QuantizeBlocks, Reduce, RmsNorm, Rope, Rounding, Route, RowInvNorm, ScaleColumns, Slots, VocabParallelCrossEntropy,
+    VocabParallelStats, VocabPart, alibi_slope,
 };
 pub use operands::{Access, Elements, Operand, Operands};
 pub use packed::{DOUBLE_BLOCK, DYNAMIC, DoubleScales, Fields, NF4, NF4_BLOCK, Pack, Packed, Packing, Unpack};

@@ -7,7 +7,7 @@ mod vocabulary;
 
 pub use attention::{AlibiHeads, Attention, alibi_slope};
 pub use experts::{Combine, Grouped, GroupedGemm, Route, Slots};
-pub use vocabulary::{CrossEntropy, Embedding, LossOfParts, LossParts, VocabPart};
+pub use vocabulary::{CrossEntropy, Embedding, VocabParallelCrossEntropy, VocabParallelStats, VocabPart};
 
 pub use crate::packed::{Pack, Unpack};
 use crate::{DType, ReduceOp, View, ViewMut};
@@ -404,8 +404,8 @@ pub enum Op {
     /// Scatter-add into the table's gradient.
     EmbeddingBackward(Embedding),
     CrossEntropy(CrossEntropy),
-    LossParts(LossParts),
-    LossOfParts(LossOfParts),
+    VocabParallelStats(VocabParallelStats),
+    VocabParallelCrossEntropy(VocabParallelCrossEntropy),
     AdamW(AdamW),
     /// Dropout or its backward (the same mask).
     Dropout(Dropout),

@@ -262,14 +262,14 @@ impl Op {
                 let list = list.read_exactly("targets", DType::U32, c.rows);
                 list.update("logits", c.dtype, elements(&[c.rows, c.row_pitch()])).write("losses", c.dtype, c.rows)
             }
-            Op::LossParts(l) => {
+            Op::VocabParallelStats(l) => {
                 let list = list.read_exactly("targets", DType::U32, l.rows);
                 let list = list.read("logits", l.dtype, elements(&[l.rows, l.row_pitch()]));
-                list.write("statistics", l.dtype.accumulator(), elements(&[l.rows, LossParts::NUMBERS]))
+                list.write("statistics", l.dtype.accumulator(), elements(&[l.rows, VocabParallelStats::NUMBERS]))
             }
-            Op::LossOfParts(LossOfParts { part: l, ranks, .. }) => {
+            Op::VocabParallelCrossEntropy(VocabParallelCrossEntropy { part: l, ranks, .. }) => {
                 let list = list.read_exactly("targets", DType::U32, l.rows);
-                let numbers = elements(&[ranks, l.rows, LossParts::NUMBERS]);
+                let numbers = elements(&[ranks, l.rows, VocabParallelStats::NUMBERS]);
                 let list = list.read("statistics", l.dtype.accumulator(), numbers);
                 let list = list.update("logits", l.dtype, elements(&[l.rows, l.row_pitch()]));
                 list.write("losses", l.dtype, l.rows)
@@ -410,7 +410,8 @@ pub fn check(device: DeviceTypes, op: &Op, reads: &[View<'_>], writes: &[ViewMut
         return Err(unsupported(dtype));
     }
     // No operand has the type of these gradients: they take the front of the logits.
-    if let Op::CrossEntropy(CrossEntropy { gradient, .. }) | Op::LossOfParts(LossOfParts { gradient, .. }) = op
+    if let Op::CrossEntropy(CrossEntropy { gradient, .. })
+    | Op::VocabParallelCrossEntropy(VocabParallelCrossEntropy { gradient, .. }) = op
         && !(device.computes)(*gradient)
     {
         return Err(unsupported(*gradient));
@@ -528,11 +529,13 @@ fn check_shape(op: &Op) -> Result<()> {
             invalid("rows overlap: a pitch is smaller than the row".into())
         }
         Op::CrossEntropy(c) => check_loss(op.name(), c.vocab, c.row_pitch(), c.dtype, c.gradient),
-        Op::LossParts(l) => check_loss(op.name(), l.vocab.len, l.row_pitch(), l.dtype, l.dtype),
-        Op::LossOfParts(LossOfParts { ranks: 0, .. }) => {
+        Op::VocabParallelStats(l) => check_loss(op.name(), l.vocab.len, l.row_pitch(), l.dtype, l.dtype),
+        Op::VocabParallelCrossEntropy(VocabParallelCrossEntropy { ranks: 0, .. }) => {
             invalid("the statistics of 0 ranks make no loss; 1 rank at least has the vocabulary".into())
         }
-        Op::LossOfParts(l) => check_loss(op.name(), l.part.vocab.len, l.part.row_pitch(), l.part.dtype, l.gradient),
+        Op::VocabParallelCrossEntropy(l) => {
+            check_loss(op.name(), l.part.vocab.len, l.part.row_pitch(), l.part.dtype, l.gradient)
+        }
         Op::AdamW(a) if a.step == 0 => invalid("step counts from 1 for the first update, 0 given".into()),
         Op::AdamW(a) if a.rounding != Rounding::Nearest && !matches!(a.parameters, DType::Bf16 | DType::F16) => {
             invalid(format!("stochastic rounding to {} rounds nothing; it takes bf16 or f16", a.parameters))

@@ -66,8 +66,10 @@ impl Class {
             }
             Op::Embedding(e) | Op::EmbeddingBackward(e) => class("", types(&[e.dtype]), &[e.rows * e.cols]),
             Op::CrossEntropy(c) => class("", types(&[c.dtype, c.gradient]), &[c.rows * c.vocab]),
-            Op::LossParts(l) => class("", types(&[l.dtype]), &[l.rows * l.vocab.valid()]),
-            Op::LossOfParts(l) => class("", types(&[l.part.dtype, l.gradient]), &[l.part.rows * l.part.vocab.len]),
+            Op::VocabParallelStats(l) => class("", types(&[l.dtype]), &[l.rows * l.vocab.valid()]),
+            Op::VocabParallelCrossEntropy(l) => {
+                class("", types(&[l.part.dtype, l.gradient]), &[l.part.rows * l.part.vocab.len])
+            }
             Op::AdamW(a) => {
                 let rounding = if a.rounding == Rounding::Nearest { "" } else { "stochastic" };
                 let copy = a.copy.unwrap_or(a.parameters);

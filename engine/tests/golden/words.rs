@@ -233,8 +233,8 @@ fn kind_and_shape(op: &Op) -> String {
         Op::CrossEntropy(CrossEntropy { rows, vocab, scale: _, dtype: of, gradient, .. }) => {
             format!("cross-entropy rows={rows} vocab={vocab} {} gradient={}", dtype(of), dtype(gradient))
         }
-        Op::LossParts(op) => format!("loss-parts {}", loss_parts(op)),
-        Op::LossOfParts(LossOfParts { part, ranks, scale: _, gradient }) => {
+        Op::VocabParallelStats(op) => format!("loss-parts {}", loss_parts(op)),
+        Op::VocabParallelCrossEntropy(VocabParallelCrossEntropy { part, ranks, scale: _, gradient }) => {
             format!("loss-of-parts {} ranks={ranks} gradient={}", loss_parts(part), dtype(gradient))
         }
         Op::AdamW(op) => adamw(op),
@@ -350,7 +350,7 @@ fn words_of(part: VocabPart) -> String {
     if part == VocabPart::whole(words) { len.to_string() } else { format!("{len}-from-{first}-of-{words}") }
 }
 
-fn loss_parts(LossParts { rows, vocab, dtype: of, .. }: LossParts) -> String {
+fn loss_parts(VocabParallelStats { rows, vocab, dtype: of, .. }: VocabParallelStats) -> String {
     format!("rows={rows} vocab={} {}", words_of(vocab), dtype(of))
 }
 

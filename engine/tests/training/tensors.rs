@@ -164,7 +164,7 @@ fn parameters_and_logits_are_exactly_a_share() {
         let (plan, kernels) = (plan(&cell), &*cpus(&cell)[0]);
         let logits = plan.operations(&cell, kernels, 0).into_iter().map(|recorded| match recorded.op {
             Op::CrossEntropy(op) => op.rows * op.row_pitch(),
-            Op::LossOfParts(op) => op.part.rows * op.part.row_pitch(),
+            Op::VocabParallelCrossEntropy(op) => op.part.rows * op.part.row_pitch(),
             _ => 0,
         });
         let units = plan.layout.units.iter().flat_map(|unit| &unit.tensors);

@@ -8,7 +8,7 @@ use super::map::typed;
 use super::rms_norm::add;
 use super::rows::grain;
 use super::stream::{CHUNK, Shared, elements};
-use crate::op::{CrossEntropy, LossOfParts, LossParts};
+use crate::op::{CrossEntropy, VocabParallelCrossEntropy, VocabParallelStats};
 use crate::round::Float32;
 use crate::{DType, View, ViewMut};
 
@@ -46,7 +46,7 @@ impl Cpu {
         });
     }
 
-    pub(super) fn run_loss_parts(&self, op: &LossParts, logits: View, targets: &[u32], statistics: ViewMut) {
+    pub(super) fn run_loss_parts(&self, op: &VocabParallelStats, logits: View, targets: &[u32], statistics: ViewMut) {
         let (valid, pitch) = (op.vocab.valid(), op.row_pitch());
         let (logits, statistics) = (elements::<f32>(&logits), Shared::new(statistics));
         self.pool.split(op.rows, grain(valid), |_, rows| {
@@ -54,7 +54,7 @@ impl Cpu {
                 let x = &logits[row * pitch..row * pitch + valid];
                 let (top, sum) = maximum_and_sum(self.level, x);
                 let wanted = op.vocab.find(targets[row]).map_or(0.0, |at| x[at]);
-                let range = row * LossParts::NUMBERS..(row + 1) * LossParts::NUMBERS;
+                let range = row * VocabParallelStats::NUMBERS..(row + 1) * VocabParallelStats::NUMBERS;
                 // SAFETY: each row belongs to one thread.
                 unsafe { statistics.elements::<f32>(range) }.copy_from_slice(&[top, sum, wanted]);
             }
@@ -63,17 +63,18 @@ impl Cpu {
 
     pub(super) fn run_loss_of_parts(
         &self,
-        op: &LossOfParts,
+        op: &VocabParallelCrossEntropy,
         logits: ViewMut,
         targets: &[u32],
         statistics: &[f32],
         losses: ViewMut,
     ) {
-        let LossOfParts { part, ranks, scale, gradient } = *op;
+        let VocabParallelCrossEntropy { part, ranks, scale, gradient } = *op;
         let rows = Rows { rows: part.rows, valid: part.vocab.valid(), pitch: part.row_pitch(), scale, gradient };
         self.gradients(&rows, logits, targets, losses, |row, target, x| {
             let parts = (0..ranks).map(|rank| {
-                let numbers = &statistics[(rank * part.rows + row) * LossParts::NUMBERS..][..LossParts::NUMBERS];
+                let numbers = &statistics[(rank * part.rows + row) * VocabParallelStats::NUMBERS..]
+                    [..VocabParallelStats::NUMBERS];
                 (numbers[0], numbers[1], numbers[2])
             });
             let (top, sum, wanted) = self.level.run(

@@ -207,18 +207,22 @@ impl Kernels for Cpu {
                 let targets = check::targets(name, op.rows, op.vocab, targets)?;
                 self.run_cross_entropy(op, logits.reborrow(), targets, losses.reborrow());
             }
-            (Op::LossParts(op), [targets, logits], [statistics]) if op.dtype == DType::F32 => {
+            (Op::VocabParallelStats(op), [targets, logits], [statistics]) if op.dtype == DType::F32 => {
                 let targets = check::targets(name, op.rows, op.vocab.words, targets)?;
                 self.run_loss_parts(op, *logits, targets, statistics.reborrow());
             }
-            (Op::LossOfParts(op), [targets, statistics], [logits, losses]) if op.part.dtype == DType::F32 => {
+            (Op::VocabParallelCrossEntropy(op), [targets, statistics], [logits, losses])
+                if op.part.dtype == DType::F32 =>
+            {
                 let targets = check::targets(name, op.part.rows, op.part.vocab.words, targets)?;
                 self.run_loss_of_parts(op, logits.reborrow(), targets, statistics.as_slice()?, losses.reborrow());
             }
             (Op::CrossEntropy(CrossEntropy { dtype, .. }), ..)
             | (
-                Op::LossParts(LossParts { dtype, .. })
-                | Op::LossOfParts(LossOfParts { part: LossParts { dtype, .. }, .. }),
+                Op::VocabParallelStats(VocabParallelStats { dtype, .. })
+                | Op::VocabParallelCrossEntropy(VocabParallelCrossEntropy {
+                    part: VocabParallelStats { dtype, .. }, ..
+                }),
                 ..,
             ) => {
                 return Err(KernelError::Unsupported { device: DEVICE.name, op: name, dtype: *dtype });

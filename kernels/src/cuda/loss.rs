@@ -5,7 +5,7 @@
 use super::Cuda;
 use super::launch::{Run, arguments};
 use super::rows::small;
-use crate::op::{CrossEntropy, LossOfParts, LossParts};
+use crate::op::{CrossEntropy, VocabParallelCrossEntropy, VocabParallelStats};
 use crate::{DType, Result};
 
 /// Threads of a block, which has a row of so many columns.
@@ -48,7 +48,7 @@ impl Cuda {
         })
     }
 
-    pub(super) fn run_loss_parts(&self, op: &LossParts, [targets, x, statistics]: [Run; 3]) -> Result<()> {
+    pub(super) fn run_loss_parts(&self, op: &VocabParallelStats, [targets, x, statistics]: [Run; 3]) -> Result<()> {
         let (start, valid, words) = (op.vocab.first, op.vocab.valid(), op.vocab.words);
         let (pitch, faults) = (op.row_pitch(), self.faults());
         let arguments = arguments![x, targets, statistics, start, valid, words, pitch, faults];
@@ -56,8 +56,12 @@ impl Cuda {
         unsafe { self.launch("loss_parts", [op.rows, 1, 1], threads(op.vocab.len), 0, arguments) }
     }
 
-    pub(super) fn run_loss_of_parts(&self, op: &LossOfParts, [targets, statistics, x, losses]: [Run; 4]) -> Result<()> {
-        let LossParts { rows, vocab, .. } = op.part;
+    pub(super) fn run_loss_of_parts(
+        &self,
+        op: &VocabParallelCrossEntropy,
+        [targets, statistics, x, losses]: [Run; 4],
+    ) -> Result<()> {
+        let VocabParallelStats { rows, vocab, .. } = op.part;
         let gradient = Run::at(x.address(), op.gradient);
         let (start, valid, words, pitch) = (vocab.first, vocab.valid(), vocab.words, op.part.row_pitch());
         let (ranks, scale, faults) = (small("loss_of_parts", "ranks", op.ranks)?, op.scale as f32, self.faults());

@@ -241,8 +241,10 @@ impl Kernels for Cuda {
             (Op::EmbeddingBackward(op), ..) => self.run_embedding_backward(op, [a, b, x]),
             // A loss in half precision says nothing; these are defined for f32 and f64 alone.
             (Op::CrossEntropy(op), ..) if op.dtype == DType::F32 => self.run_cross_entropy(op, [a, x, y]),
-            (Op::LossParts(op), ..) if op.dtype == DType::F32 => self.run_loss_parts(op, [a, b, x]),
-            (Op::LossOfParts(op), ..) if op.part.dtype == DType::F32 => self.run_loss_of_parts(op, [a, b, x, y]),
+            (Op::VocabParallelStats(op), ..) if op.dtype == DType::F32 => self.run_loss_parts(op, [a, b, x]),
+            (Op::VocabParallelCrossEntropy(op), ..) if op.part.dtype == DType::F32 => {
+                self.run_loss_of_parts(op, [a, b, x, y])
+            }
             (Op::Quantize(op), ..) => self.run_quantize(op, [a, x, y]),
             (Op::Dequantize(op), ..) => self.run_dequantize(op, [a, b, x]),
             (Op::Pack(op), ..) => self.run_pack(op, [a, x, y]),

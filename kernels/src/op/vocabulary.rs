@@ -75,7 +75,7 @@ impl CrossEntropy {
 /// numbers for each row. They are the maximum over the part's words, the sum of `e^(logit - maximum)`, and the target's logit, or
 /// 0 where the part does not have the target. A part without words has a maximum of -infinity and a sum of 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LossParts {
+pub struct VocabParallelStats {
     pub rows: usize,
     /// The words of the columns. Targets are ids of the whole vocabulary.
     pub vocab: VocabPart,
@@ -85,7 +85,7 @@ pub struct LossParts {
     pub pitch: usize,
 }
 
-impl LossParts {
+impl VocabParallelStats {
     /// Numbers that are kept of a row.
     pub const NUMBERS: usize = 3;
 
@@ -98,9 +98,9 @@ impl LossParts {
 /// The second half: from the numbers of all ranks, in their order, the losses of whole rows, and the gradient in the place of the
 /// rank's logits, as [`CrossEntropy`] has them. The gradient of padding is 0. Losses have the same bits on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LossOfParts {
+pub struct VocabParallelCrossEntropy {
     /// What the first half was given on this rank.
-    pub part: LossParts,
+    pub part: VocabParallelStats,
     /// Ranks that share the vocabulary.
     pub ranks: usize,
     pub scale: f64,

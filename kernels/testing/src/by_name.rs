@@ -198,19 +198,25 @@ pub trait ByName: Kernels {
         self.run(&Op::CrossEntropy(*op), &[targets], &mut [logits, losses], no_scratch())
     }
 
-    fn loss_parts(&self, op: &LossParts, targets: View<'_>, logits: View<'_>, statistics: ViewMut<'_>) -> Result<()> {
-        self.run(&Op::LossParts(*op), &[targets, logits], &mut [statistics], no_scratch())
+    fn loss_parts(
+        &self,
+        op: &VocabParallelStats,
+        targets: View<'_>,
+        logits: View<'_>,
+        statistics: ViewMut<'_>,
+    ) -> Result<()> {
+        self.run(&Op::VocabParallelStats(*op), &[targets, logits], &mut [statistics], no_scratch())
     }
 
     fn loss_of_parts(
         &self,
-        op: &LossOfParts,
+        op: &VocabParallelCrossEntropy,
         targets: View<'_>,
         statistics: View<'_>,
         logits: ViewMut<'_>,
         losses: ViewMut<'_>,
     ) -> Result<()> {
-        self.run(&Op::LossOfParts(*op), &[targets, statistics], &mut [logits, losses], no_scratch())
+        self.run(&Op::VocabParallelCrossEntropy(*op), &[targets, statistics], &mut [logits, losses], no_scratch())
     }
 
     fn adamw(

@@ -88,10 +88,10 @@ fn counts_by_hand() {
     assert_eq!(Op::AdamW(adamw).bytes(), 2 * 10 + 3 * 2 * 4 * 10 + 2 * 10);
     // Two of five columns are padding: they are not read, and written all the same.
     let vocab = VocabPart { first: 5, len: 5, words: 8 };
-    let part = LossParts { rows: 4, vocab, dtype: f, pitch: 8 };
-    assert_eq!(Op::LossParts(part).bytes(), 4 * (4 * 3 + 4 * 3) + 4 * 4);
-    let op = LossOfParts { part, ranks: 2, scale: 1.0, gradient: DType::Bf16 };
-    assert_eq!(Op::LossOfParts(op).bytes(), 4 * (4 * 3 + 2 * 4 * 3 + 4) + 2 * 4 * 5 + 4 * 4);
+    let part = VocabParallelStats { rows: 4, vocab, dtype: f, pitch: 8 };
+    assert_eq!(Op::VocabParallelStats(part).bytes(), 4 * (4 * 3 + 4 * 3) + 4 * 4);
+    let op = VocabParallelCrossEntropy { part, ranks: 2, scale: 1.0, gradient: DType::Bf16 };
+    assert_eq!(Op::VocabParallelCrossEntropy(op).bytes(), 4 * (4 * 3 + 2 * 4 * 3 + 4) + 2 * 4 * 5 + 4 * 4);
     let op = ReduceOp::Sum;
     let reduce = Reduce { len: 10, sources: 3, op, accumulate: false, from: DType::Bf16, to: f };
     assert_eq!(Op::Reduce(reduce).bytes(), 3 * 20 + 40);

@@ -214,19 +214,23 @@ fn values_that_cannot_be_are_named() {
         let op = Embedding { rows: 2, cols: 3, vocab, padding: None, dtype: F };
         let result = k.embedding(&op, Tensor::ids(&[0, 3]).view(), floats(6).view(), out.view_mut());
         is_invalid(result, "embedding", &["id 3", "row 1", "vocabulary of 3"]);
-        let part = LossParts { rows: 2, vocab, dtype: F, pitch: 0 };
+        let part = VocabParallelStats { rows: 2, vocab, dtype: F, pitch: 0 };
         let (targets, mut statistics) = (Tensor::ids(&[0, 3]), floats(6));
         let result = k.loss_parts(&part, targets.view(), floats(4).view(), statistics.view_mut());
         is_invalid(result, "loss_parts", &["target 3", "row 1", "vocabulary of 3"]);
-        let mut of_parts = |op: LossOfParts| {
+        let mut of_parts = |op: VocabParallelCrossEntropy| {
             k.loss_of_parts(&op, targets.view(), statistics.view(), out.view_mut(), losses.view_mut())
         };
-        let op = LossOfParts { part, ranks: 1, scale: 1.0, gradient: F };
+        let op = VocabParallelCrossEntropy { part, ranks: 1, scale: 1.0, gradient: F };
         is_invalid(of_parts(op), "loss_of_parts", &["target 3", "row 1", "vocabulary of 3"]);
-        is_invalid(of_parts(LossOfParts { ranks: 0, ..op }), "loss_of_parts", &["0 ranks"]);
-        let narrow = LossParts { pitch: 1, ..part };
-        is_invalid(of_parts(LossOfParts { part: narrow, ..op }), "loss_of_parts", &["pitch of 1", "row of 2 logits"]);
-        is_short(of_parts(LossOfParts { ranks: 2, ..op }), "loss_of_parts", "statistics", 12, 6);
+        is_invalid(of_parts(VocabParallelCrossEntropy { ranks: 0, ..op }), "loss_of_parts", &["0 ranks"]);
+        let narrow = VocabParallelStats { pitch: 1, ..part };
+        is_invalid(
+            of_parts(VocabParallelCrossEntropy { part: narrow, ..op }),
+            "loss_of_parts",
+            &["pitch of 1", "row of 2 logits"],
+        );
+        is_short(of_parts(VocabParallelCrossEntropy { ranks: 2, ..op }), "loss_of_parts", "statistics", 12, 6);
         for p in [1.0, -0.1, f64::NAN] {
             let op = Dropout { len: 1, p, seed: 0, first: 0, dtype: F };
             is_invalid(k.dropout(&op, floats(1).view(), out.view_mut()), "dropout", &["[0, 1)"]);
@@ -454,11 +458,11 @@ fn values_that_cannot_be_come_out_when_a_device_is_waited_for() {
         is_invalid(k.synchronize(), "cross_entropy", &["target 3", "row 1"]);
         assert_eq!(losses.values()[1], 0.0);
         k.synchronize().unwrap();
-        let part = LossParts { rows: 2, vocab: VocabPart { first: 2, len: 2, words: 3 }, dtype: F, pitch: 0 };
+        let part = VocabParallelStats { rows: 2, vocab: VocabPart { first: 2, len: 2, words: 3 }, dtype: F, pitch: 0 };
         let (targets, mut logits, mut statistics) = (Tensor::ids(&[0, 3]), floats(4), floats(6));
         k.loss_parts(&part, targets.view(), logits.view(), statistics.view_mut()).unwrap();
         is_invalid(k.synchronize(), "loss_parts", &["target 3", "row 1"]);
-        let op = LossOfParts { part, ranks: 1, scale: 1.0, gradient: F };
+        let op = VocabParallelCrossEntropy { part, ranks: 1, scale: 1.0, gradient: F };
         k.loss_of_parts(&op, targets.view(), statistics.view(), logits.view_mut(), losses.view_mut()).unwrap();
         is_invalid(k.synchronize(), "loss_of_parts", &["target 3", "row 1"]);
         assert_eq!(losses.values()[1], 0.0);

@@ -153,10 +153,10 @@ fn tables_and_losses(cuda: &Cuda) -> zbench_kernels::Result<()> {
     let (mut logits, mut losses) = (normal(dtype, 120), zeros(dtype, 3));
     let targets = Tensor::ids(&[1, 39, 0]);
     cuda.cross_entropy(&op, logits.view_mut(), targets.view(), losses.view_mut())?;
-    let part = LossParts { rows: 3, vocab: VocabPart { first: 20, len: 20, words: 40 }, dtype, pitch: 0 };
-    let mut statistics = zeros(dtype, 2 * 3 * LossParts::NUMBERS);
+    let part = VocabParallelStats { rows: 3, vocab: VocabPart { first: 20, len: 20, words: 40 }, dtype, pitch: 0 };
+    let mut statistics = zeros(dtype, 2 * 3 * VocabParallelStats::NUMBERS);
     cuda.loss_parts(&part, targets.view(), logits.view(), statistics.view_mut())?;
-    let op = LossOfParts { part, ranks: 2, scale: 1.0, gradient: dtype };
+    let op = VocabParallelCrossEntropy { part, ranks: 2, scale: 1.0, gradient: dtype };
     cuda.loss_of_parts(&op, targets.view(), statistics.view(), logits.view_mut(), losses.view_mut())
 }
 

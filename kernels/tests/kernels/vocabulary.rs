@@ -3,7 +3,9 @@
 use crate::carried::all;
 use crate::harness::*;
 use proptest::prelude::*;
-use zbench_kernels::{CrossEntropy, DType, Embedding, Kernels, LossOfParts, LossParts, View, ViewMut, VocabPart};
+use zbench_kernels::{
+    CrossEntropy, DType, Embedding, Kernels, View, ViewMut, VocabParallelCrossEntropy, VocabParallelStats, VocabPart,
+};
 use zbench_kernels_testing::{ByName, Reference};
 
 const F: DType = DType::F32;
@@ -67,13 +69,14 @@ impl Case {
         (0..self.rows).map(target).collect()
     }
 
-    fn parts(&self) -> Vec<LossParts> {
-        let part = |vocab: VocabPart| LossParts { rows: self.rows, vocab, dtype: F, pitch: vocab.len + self.apart };
+    fn parts(&self) -> Vec<VocabParallelStats> {
+        let part =
+            |vocab: VocabPart| VocabParallelStats { rows: self.rows, vocab, dtype: F, pitch: vocab.len + self.apart };
         parts(self.words, self.ranks, self.multiple).into_iter().map(part).collect()
     }
 
     /// A rank's logits; numbers that no sum may have stand where no words are.
-    fn cut(&self, part: &LossParts) -> Vec<f64> {
+    fn cut(&self, part: &VocabParallelStats) -> Vec<f64> {
         let logits = self.logits();
         let at = |row: usize, column: usize| match column < part.vocab.valid() {
             true => logits[row * self.words + part.vocab.first + column],
@@ -93,15 +96,15 @@ impl Case {
         sizes
     }
 
-    fn loss_of(&self, part: LossParts, gradient: DType) -> LossOfParts {
-        LossOfParts { part, ranks: self.ranks, scale: SCALE, gradient }
+    fn loss_of(&self, part: VocabParallelStats, gradient: DType) -> VocabParallelCrossEntropy {
+        VocabParallelCrossEntropy { part, ranks: self.ranks, scale: SCALE, gradient }
     }
 }
 
 /// What every rank ends with: the statistics of all ranks, then of each rank its gradients and its losses.
 fn on_ranks(kernels: &dyn Kernels, case: &Case, gradient: DType) -> (Tensor, Vec<[Tensor; 2]>) {
     let (parts, targets) = (case.parts(), Tensor::ids(&case.targets()));
-    let of_rank = case.rows * LossParts::NUMBERS;
+    let of_rank = case.rows * VocabParallelStats::NUMBERS;
     let mut statistics = Tensor::filled(F, case.ranks * of_rank, f64::NAN);
     for (rank, part) in parts.iter().enumerate() {
         let logits = Tensor::of(F, &case.cut(part));
@@ -156,10 +159,10 @@ proptest! {
             // Padding is not read, so that the reference may have numbers there.
             let logits: Vec<f64> = case.cut(&part).iter().map(|x| if x.is_nan() { 1e5 } else { *x }).collect();
             let targets = Tensor::ids(&case.targets());
-            let tensors = [targets.clone(), Tensor::of(F, &logits), output(F, case.rows * LossParts::NUMBERS)];
+            let tensors = [targets.clone(), Tensor::of(F, &logits), output(F, case.rows * VocabParallelStats::NUMBERS)];
             let name = format!("rank {rank} of {case:?}");
             compare(&name, tensors, &[2], |kernels, of, [targets, logits, statistics]| {
-                let op = LossParts { dtype: of(F), ..part };
+                let op = VocabParallelStats { dtype: of(F), ..part };
                 kernels.loss_parts(&op, targets.view(), logits.view(), statistics.view_mut())
             });
             let (statistics, _) = on_ranks(&CPUS[0], &case, F);
@@ -169,7 +172,7 @@ proptest! {
             let tensors = [targets, statistics, guarded(Tensor::of(F, &logits)), output(F, case.rows)];
             let sizes = [case.cancelled(&part.vocab, part.pitch), vec![UNITS; case.rows]];
             compare_sums(&name, tensors, &[2, 3], &sizes, |kernels, of, [targets, statistics, logits, losses]| {
-                let op = case.loss_of(LossParts { dtype: of(F), ..part }, of(F));
+                let op = case.loss_of(VocabParallelStats { dtype: of(F), ..part }, of(F));
                 kernels.loss_of_parts(&op, targets.view(), statistics.view(), logits.view_mut(), losses.view_mut())
             });
         }
@@ -263,7 +266,7 @@ fn a_part_without_words_adds_nothing() {
     assert_eq!(case.parts().iter().map(|part| part.vocab.valid()).collect::<Vec<_>>(), [2, 1, 0, 0]);
     for kernels in all().chain([&Reference as &dyn Kernels]) {
         let (statistics, _) = on_ranks(kernels, &case, F);
-        for row in statistics.values()[2 * rows * LossParts::NUMBERS..].chunks(LossParts::NUMBERS) {
+        for row in statistics.values()[2 * rows * VocabParallelStats::NUMBERS..].chunks(VocabParallelStats::NUMBERS) {
             assert_eq!(row, [f64::NEG_INFINITY, 0.0, 0.0], "{}", kernels.name());
         }
     }
@@ -273,7 +276,8 @@ fn a_part_without_words_adds_nothing() {
 #[test]
 fn a_part_of_infinite_logits_adds_nothing() {
     for kernels in all() {
-        let part = |first| LossParts { rows: 1, vocab: VocabPart { first, len: 2, words: 4 }, dtype: F, pitch: 0 };
+        let part =
+            |first| VocabParallelStats { rows: 1, vocab: VocabPart { first, len: 2, words: 4 }, dtype: F, pitch: 0 };
         let (targets, low) = (Tensor::ids(&[3]), Tensor::filled(F, 2, f64::NEG_INFINITY));
         let mut statistics = Tensor::filled(F, 6, f64::NAN);
         kernels.loss_parts(&part(0), targets.view(), low.view(), statistics.view_mut()).unwrap();
@@ -282,7 +286,7 @@ fn a_part_of_infinite_logits_adds_nothing() {
         kernels.synchronize().unwrap();
         assert_eq!(statistics.values(), [f64::NEG_INFINITY, 0.0, 0.0, 1000.0, 2.0, 1000.0], "{}", kernels.name());
         for (first, mut logits, gradient) in [(0, low, [0.0, 0.0]), (2, values, [0.5, -0.5])] {
-            let op = LossOfParts { part: part(first), ranks: 2, scale: 1.0, gradient: F };
+            let op = VocabParallelCrossEntropy { part: part(first), ranks: 2, scale: 1.0, gradient: F };
             let mut losses = Tensor::filled(F, 1, f64::NAN);
             let views = (logits.view_mut(), losses.view_mut());
             kernels.loss_of_parts(&op, targets.view(), statistics.view(), views.0, views.1).unwrap();
@@ -298,19 +302,21 @@ fn a_part_of_infinite_logits_adds_nothing() {
 fn the_references_gradient_is_the_slope_of_its_loss() {
     let (rows, words, ranks) = (3, 5, 2);
     let targets = [2u32, u32::MAX, 4];
-    let parts: Vec<LossParts> = parts(words, ranks, 1)
+    let parts: Vec<VocabParallelStats> = parts(words, ranks, 1)
         .into_iter()
-        .map(|vocab| LossParts { rows, vocab, dtype: DType::F64, pitch: 0 })
+        .map(|vocab| VocabParallelStats { rows, vocab, dtype: DType::F64, pitch: 0 })
         .collect();
     let run = |logits: &[Vec<f64>]| {
-        let mut statistics = vec![0.0; ranks * rows * LossParts::NUMBERS];
-        for ((part, logits), to) in parts.iter().zip(logits).zip(statistics.chunks_mut(rows * LossParts::NUMBERS)) {
+        let mut statistics = vec![0.0; ranks * rows * VocabParallelStats::NUMBERS];
+        for ((part, logits), to) in
+            parts.iter().zip(logits).zip(statistics.chunks_mut(rows * VocabParallelStats::NUMBERS))
+        {
             let to = ViewMut::of(to);
             Reference.loss_parts(part, View::of(&targets), View::of(logits), to).unwrap();
         }
         let (mut gradients, mut losses) = (logits.to_vec(), vec![0.0; rows]);
         for (part, gradient) in parts.iter().zip(&mut gradients) {
-            let op = LossOfParts { part: *part, ranks, scale: 0.7, gradient: DType::F64 };
+            let op = VocabParallelCrossEntropy { part: *part, ranks, scale: 0.7, gradient: DType::F64 };
             let writes = (ViewMut::of(gradient), ViewMut::of(&mut losses));
             Reference.loss_of_parts(&op, View::of(&targets), View::of(&statistics), writes.0, writes.1).unwrap();
         }

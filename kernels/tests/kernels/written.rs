@@ -76,8 +76,8 @@ fn variant(op: &Op) -> usize {
         Op::Combine(_) => 42,
         Op::RouterWeightBackward(_) => 43,
         Op::GroupedGemm(_) => 44,
-        Op::LossParts(_) => 45,
-        Op::LossOfParts(_) => 46,
+        Op::VocabParallelStats(_) => 45,
+        Op::VocabParallelCrossEntropy(_) => 46,
     }
 }
 
@@ -117,7 +117,7 @@ fn operations(sizes: Sizes) -> Vec<Op> {
     let embedding = Embedding { rows, cols, vocab: VocabPart::whole(inner), padding: trans_a.then_some(0), dtype };
     // The last of three ranks, which may have padding.
     let part = VocabPart { first: 2 * inner, len: inner, words: 2 * inner + cols.min(inner) };
-    let loss = LossParts { rows, vocab: part, dtype: f, pitch: inner + seq % 3 };
+    let loss = VocabParallelStats { rows, vocab: part, dtype: f, pitch: inner + seq % 3 };
     let gradient = if trans_a { f } else { dtype };
     let adamw = AdamW {
         len,
@@ -181,8 +181,8 @@ fn operations(sizes: Sizes) -> Vec<Op> {
         Op::CrossEntropy(CrossEntropy { rows, vocab: inner, scale: 0.5, dtype: f, gradient, pitch: 0 }),
         Op::Embedding(Embedding { vocab: part, ..embedding }),
         Op::EmbeddingBackward(Embedding { vocab: part, ..embedding }),
-        Op::LossParts(loss),
-        Op::LossOfParts(LossOfParts { part: loss, ranks: 3, scale: 0.5, gradient }),
+        Op::VocabParallelStats(loss),
+        Op::VocabParallelCrossEntropy(VocabParallelCrossEntropy { part: loss, ranks: 3, scale: 0.5, gradient }),
         Op::AdamW(adamw),
         Op::AdamW(AdamW { copy: None, ..adamw }),
         Op::Dropout(Dropout { len, p: 0.3, seed: 5, first: 7, dtype }),
@@ -250,9 +250,13 @@ fn given(op: &Op, operand: &Operand, seed: u64) -> Tensor {
     match (op, operand.name, operand.elements) {
         (Op::Embedding(e) | Op::EmbeddingBackward(e), "ids", _) => below(e.vocab.words),
         (Op::CrossEntropy(c), "targets", _) => below(c.vocab),
-        (Op::LossParts(l) | Op::LossOfParts(LossOfParts { part: l, .. }), "targets", _) => below(l.vocab.words),
+        (
+            Op::VocabParallelStats(l) | Op::VocabParallelCrossEntropy(VocabParallelCrossEntropy { part: l, .. }),
+            "targets",
+            _,
+        ) => below(l.vocab.words),
         // Of the sums a logarithm is taken.
-        (Op::LossOfParts(l), "statistics", _) => positive(l.part.dtype, operand.len, seed),
+        (Op::VocabParallelCrossEntropy(l), "statistics", _) => positive(l.part.dtype, operand.len, seed),
         // Every sequence is one document.
         (_, "starts", _) => Tensor::ids(&vec![0; operand.len]),
         (Op::RouteBackward(r), "indices", _) => indices(r.rows, r.experts, r.top),

@@ -11,7 +11,9 @@ use crate::compute::error::Result;
 use crate::model::layers::{FlatRange, Grads, Weights};
 use std::ops::Range;
 use zbench_collectives::Communicator;
-use zbench_kernels::{Buffer, CrossEntropy, DType, Gemm, Kernels, LossOfParts, LossParts, Op, Sum, View, ViewMut};
+use zbench_kernels::{
+    Buffer, CrossEntropy, DType, Gemm, Kernels, Op, Sum, View, ViewMut, VocabParallelCrossEntropy, VocabParallelStats,
+};
 
 /// `logits = norm(x) W^T`, and the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -142,13 +144,13 @@ impl Head {
         let mut writes = [logits.view_mut(), losses.view_mut()];
         let group = if let TensorSplit::ColumnParallel(axis) = self.cut { ex.group(axis) } else { None };
         if let Some(group) = group {
-            let part = LossParts { rows, vocab: self.cut.words(ex, self.vocab, self.words), dtype, pitch };
-            let mut own = ex.statistic(rows * LossParts::NUMBERS)?;
-            ex.run(LOSS, &Op::LossParts(part), &[targets, writes[0].as_view()], &mut [own.view_mut()])?;
+            let part = VocabParallelStats { rows, vocab: self.cut.words(ex, self.vocab, self.words), dtype, pitch };
+            let mut own = ex.statistic(rows * VocabParallelStats::NUMBERS)?;
+            ex.run(LOSS, &Op::VocabParallelStats(part), &[targets, writes[0].as_view()], &mut [own.view_mut()])?;
             let mut all = ex.statistic(group.size() * own.len())?;
             ex.waiting(|| group.all_gather(own.view(), all.view_mut()))?;
-            let op = LossOfParts { part, ranks: group.size(), scale, gradient: ex.compute };
-            ex.run(LOSS, &Op::LossOfParts(op), &[targets, all.view()], &mut writes)?;
+            let op = VocabParallelCrossEntropy { part, ranks: group.size(), scale, gradient: ex.compute };
+            ex.run(LOSS, &Op::VocabParallelCrossEntropy(op), &[targets, all.view()], &mut writes)?;
         } else {
             let op = CrossEntropy { rows, vocab: self.vocab, scale, dtype, gradient: ex.compute, pitch };
             ex.run(LOSS, &Op::CrossEntropy(op), &[targets], &mut writes)?;

@@ -22,10 +22,10 @@ pub(super) fn cross_entropy(op: &CrossEntropy, logits: ViewMut, targets: &[u32],
     write(&mut losses, &out)
 }
 
-pub(super) fn parts(op: &LossParts, targets: &[u32], logits: &View, statistics: &mut ViewMut) -> Result<()> {
+pub(super) fn parts(op: &VocabParallelStats, targets: &[u32], logits: &View, statistics: &mut ViewMut) -> Result<()> {
     let (valid, pitch) = (op.vocab.valid(), op.row_pitch());
     let values = read(logits, op.rows * pitch);
-    let mut out = Vec::with_capacity(op.rows * LossParts::NUMBERS);
+    let mut out = Vec::with_capacity(op.rows * VocabParallelStats::NUMBERS);
     for (r, target) in targets.iter().enumerate() {
         let row = &values[r * pitch..r * pitch + valid];
         let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -36,15 +36,15 @@ pub(super) fn parts(op: &LossParts, targets: &[u32], logits: &View, statistics: 
 }
 
 pub(super) fn of_parts(
-    op: &LossOfParts,
+    op: &VocabParallelCrossEntropy,
     targets: &[u32],
     statistics: &View,
     logits: ViewMut,
     losses: &mut ViewMut,
 ) -> Result<()> {
-    let LossOfParts { part, ranks, scale, gradient } = *op;
+    let VocabParallelCrossEntropy { part, ranks, scale, gradient } = *op;
     let (valid, pitch) = (part.vocab.valid(), part.row_pitch());
-    let numbers = read(statistics, ranks * part.rows * LossParts::NUMBERS);
+    let numbers = read(statistics, ranks * part.rows * VocabParallelStats::NUMBERS);
     let mut values = read(&logits.as_view(), part.rows * pitch);
     let mut out = vec![0.0; part.rows];
     for (r, target) in targets.iter().enumerate() {
@@ -54,7 +54,9 @@ pub(super) fn of_parts(
             row.fill(0.0);
             continue;
         }
-        let of_rank = |rank: usize| &numbers[(rank * part.rows + r) * LossParts::NUMBERS..][..LossParts::NUMBERS];
+        let of_rank = |rank: usize| {
+            &numbers[(rank * part.rows + r) * VocabParallelStats::NUMBERS..][..VocabParallelStats::NUMBERS]
+        };
         let top = (0..ranks).map(|rank| of_rank(rank)[0]).fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = (0..ranks).map(|rank| of_rank(rank)[1] * (of_rank(rank)[0] - top).exp()).sum();
         out[r] = top + sum.ln() - (0..ranks).map(|rank| of_rank(rank)[2]).sum::<f64>();

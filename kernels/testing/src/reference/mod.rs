@@ -118,10 +118,10 @@ impl Kernels for Reference {
                 let targets = check::targets(name, op.rows, op.vocab, targets)?;
                 loss::cross_entropy(op, logits.reborrow(), targets, losses.reborrow())
             }
-            (Op::LossParts(op), [targets, logits], [statistics]) => {
+            (Op::VocabParallelStats(op), [targets, logits], [statistics]) => {
                 loss::parts(op, check::targets(name, op.rows, op.vocab.words, targets)?, logits, statistics)
             }
-            (Op::LossOfParts(op), [targets, statistics], [logits, losses]) => {
+            (Op::VocabParallelCrossEntropy(op), [targets, statistics], [logits, losses]) => {
                 let targets = check::targets(name, op.part.rows, op.part.vocab.words, targets)?;
                 loss::of_parts(op, targets, statistics, logits.reborrow(), losses)
             }
