@@ -8,6 +8,7 @@
 
 pub mod affinity;
 mod arena;
+mod attention_mask;
 mod check;
 pub mod copy;
 mod cost;
@@ -29,7 +30,6 @@ mod reduce_op;
 mod region;
 mod round;
 mod setup;
-mod sight;
 pub mod spawn;
 mod stochastic;
 mod stopwatch;

@@ -13,7 +13,7 @@ pub use crate::action::stream::{ByStream, Stream};
 pub use crate::model::layers::{FlatKind, FlatRange, Grads, Weights};
 pub use graph::{Layer, LayerKind};
 pub use part::Part;
-pub use stored::{Rows, Run, Stored};
+pub use stored::{Rows, Stored, StoredRun};
 pub use unit::{Flat, Init, Tensor, Unit, is_adapter, stream_of};
 
 pub(crate) use crate::formats::hf::fused_in;

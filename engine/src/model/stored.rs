@@ -79,7 +79,7 @@ impl Stored {
 
 /// Elements that lie together in a checkpoint: element `i` is `ours + i * step` here and `stored + i` there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct StoredRun {
     pub ours: usize,
     pub step: usize,
     pub stored: usize,
@@ -103,8 +103,8 @@ impl Tensor {
     }
 
     /// Where elements `range` of the whole tensor are stored. `ours` counts in the whole tensor, too.
-    pub fn runs(&self, range: Range<usize>) -> Vec<Run> {
-        let plain = || vec![Run { ours: range.start, step: 1, stored: range.start, len: range.len() }];
+    pub fn runs(&self, range: Range<usize>) -> Vec<StoredRun> {
+        let plain = || vec![StoredRun { ours: range.start, step: 1, stored: range.start, len: range.len() }];
         let Some(Stored { shape, rows, transposed, .. }) = &self.stored else { return plain() };
         let input = if self.whole.len() == 2 { self.whole[1] } else { 1 };
         if range.is_empty() || input == 0 {
@@ -121,7 +121,7 @@ impl Tensor {
             if !*transposed {
                 let (start, end) = ((group.start * input).max(range.start), (group.end * input).min(range.end));
                 let stored = place(group.start) * input + (start - group.start * input);
-                runs.push(Run { ours: start, step: 1, stored, len: end - start });
+                runs.push(StoredRun { ours: start, step: 1, stored, len: end - start });
                 continue;
             }
             for column in 0..input {
@@ -130,7 +130,7 @@ impl Tensor {
                 let to = group.end.min((range.end - 1).checked_sub(column).map_or(0, |last| last / input + 1));
                 if from < to {
                     let stored = column * shape[1] + place(from);
-                    runs.push(Run { ours: from * input + column, step: input, stored, len: to - from });
+                    runs.push(StoredRun { ours: from * input + column, step: input, stored, len: to - from });
                 }
             }
         }

@@ -8,8 +8,8 @@ use super::attention::{Inputs, Strand, steps};
 use super::level::{LANES, Level, exp, fma, fold, fold_rows, merge};
 use super::matmul::alone;
 use super::stream::{Shared, narrow, widen};
+use crate::attention_mask::AttentionMask;
 use crate::op::Attention;
-use crate::sight::Sight;
 use crate::{View, ViewMut};
 use std::ops::Range;
 
@@ -45,7 +45,7 @@ impl Cpu {
         let Inputs { q, k, v, starts } = inputs;
         let (path, level, dim, seq, kv_seq) = (self.path, self.level, op.head_dim, op.seq, op.kv_seq);
         let group = op.heads / op.kv_heads.max(1);
-        let sight = Sight::of(op, starts);
+        let sight = AttentionMask::of(op, starts);
         let (size, tile) = (forward_scratch(op), TILE.min(seq));
         let ([out, probs], workspace) = (outs.map(Shared::new), Shared::new(workspace));
         if dim == 0 || seq == 0 {
@@ -95,7 +95,7 @@ impl Cpu {
         workspace: ViewMut,
     ) {
         let (path, level, dim, seq, kv_seq) = (self.path, self.level, op.head_dim, op.seq, op.kv_seq);
-        let (group, sight) = (op.heads / op.kv_heads.max(1), Sight::of(op, None));
+        let (group, sight) = (op.heads / op.kv_heads.max(1), AttentionMask::of(op, None));
         let (size, tile) = (backward_scratch(op), TILE.min(seq));
         let [dq, dk, dv, workspace] = [dq, dk, dv, workspace].map(Shared::new);
         if dim == 0 || seq == 0 {

@@ -25,7 +25,7 @@ struct Region {
 
 /// Consecutive elements both of a tensor and of a slice.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Run {
+pub struct SliceRun {
     /// Elements of the tensor.
     pub elements: Range<usize>,
     /// The first of them, counted within the slice.
@@ -73,7 +73,7 @@ impl Slice {
     }
 
     /// The runs of a slice of a tensor of this shape, which is one that [`Slice::refused`] does not refuse.
-    pub fn runs(&self, shape: &[usize]) -> impl Iterator<Item = Run> {
+    pub fn runs(&self, shape: &[usize]) -> impl Iterator<Item = SliceRun> {
         let whole = || (vec![0; shape.len()], shape.to_vec());
         let (offsets, sizes) =
             self.region.as_ref().map_or_else(whole, |Region { offsets, sizes }| (offsets.clone(), sizes.clone()));
@@ -92,7 +92,7 @@ impl Slice {
                 stride *= shape[dimension];
             }
             let len = ((at / row + 1) * row).min(end) - at;
-            Run { elements: place..place + len, at: at - first }
+            SliceRun { elements: place..place + len, at: at - first }
         })
     }
 }
@@ -122,7 +122,7 @@ mod tests {
                     for len in 0..=elements.len() - start {
                         let slice = Slice { region: Some(region.clone()), start, len };
                         assert_eq!(slice.refused(&shape), None);
-                        let runs: Vec<Run> = slice.runs(&shape).collect();
+                        let runs: Vec<SliceRun> = slice.runs(&shape).collect();
                         let found: Vec<usize> = runs.iter().flat_map(|run| run.elements.clone()).collect();
                         assert_eq!(found, elements[start..start + len], "{slice:?} of {shape:?}");
                         let mut before = 0;

@@ -15,9 +15,9 @@
 use super::head::{Head, deltas_of};
 use super::lanes::{LANES, Lanes, Pass, Terms, exp2, run};
 use super::*;
+use crate::attention_mask::AttentionMask;
 use crate::cpu::matmul::micro::Block;
 use crate::cpu::matmul::tiles::transpose;
-use crate::sight::Sight;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Keys of a block.
@@ -253,7 +253,7 @@ impl Job<'_> {
             if member > 0 {
                 return;
             }
-            let sight = Sight::of(op, self.inputs.starts);
+            let sight = AttentionMask::of(op, self.inputs.starts);
             for i in 0..padded {
                 let row = start + i;
                 let seen = if i < len { sight.seen(self.batch, row) } else { 0..0 };
@@ -294,7 +294,7 @@ impl Job<'_> {
             }
         }
         let _held = panels.path.hold();
-        let sight = Sight::of(op, self.inputs.starts);
+        let sight = AttentionMask::of(op, self.inputs.starts);
         for member in 0..self.layout.group {
             let shared = self.layout.member(&self.slot, member);
             let count = op.seq.div_ceil(span);
@@ -326,7 +326,7 @@ impl Job<'_> {
     ///
     /// # Safety
     /// As [`Job::run`].
-    unsafe fn meet(&self, sight: &Sight, meeting: Meeting, turn: u32, mark: &AtomicU32) {
+    unsafe fn meet(&self, sight: &AttentionMask, meeting: Meeting, turn: u32, mark: &AtomicU32) {
         let Job { op, layout: Layout { panels, seq, span, .. }, ref tokens, .. } = *self;
         let Meeting { head, ref rows, member, own } = meeting;
         let Panels { path, element, tiles, .. } = panels;

@@ -8,8 +8,8 @@
 use super::head::Head;
 use super::lanes::{LANES, Lanes, Pass, Terms, exp2, run};
 use super::*;
+use crate::attention_mask::AttentionMask;
 use crate::cpu::matmul::micro::Block;
-use crate::sight::Sight;
 
 /// Queries of a block.
 const QUERIES: usize = 128;
@@ -90,7 +90,7 @@ impl Cpu {
                 let keys = own(&packed, 2 * slot * half);
                 let job = Job {
                     op,
-                    sight: Sight::of(op, inputs.starts),
+                    sight: AttentionMask::of(op, inputs.starts),
                     layout,
                     batch,
                     head: head * group + member,
@@ -123,7 +123,7 @@ unsafe fn pack(panels: Panels, all: usize, [k, v]: [Strand; 2], tokens: Range<us
 /// A block of queries of a head.
 struct Job<'a> {
     op: &'a Attention,
-    sight: Sight<'a>,
+    sight: AttentionMask<'a>,
     layout: Layout,
     batch: usize,
     head: usize,

@@ -6,7 +6,7 @@ use std::ops::Range;
 /// What the queries of an operation see. Of causal attention it is the keys up to their own, as far back as the window and their
 /// document reach; else it is all keys.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sight<'a> {
+pub(crate) struct AttentionMask<'a> {
     window: usize,
     seq: usize,
     /// How many keys there are, where all queries see all of them.
@@ -15,11 +15,11 @@ pub(crate) struct Sight<'a> {
     starts: Option<&'a [u32]>,
 }
 
-impl<'a> Sight<'a> {
+impl<'a> AttentionMask<'a> {
     /// The starts are those that [`crate::check::documents`] let through.
-    pub fn of(op: &Attention, starts: Option<&'a [u32]>) -> Sight<'a> {
+    pub fn of(op: &Attention, starts: Option<&'a [u32]>) -> AttentionMask<'a> {
         let all_of = (!op.causal).then_some(op.kv_seq);
-        Sight { window: op.window.unwrap_or(usize::MAX), seq: op.seq, all_of, starts }
+        AttentionMask { window: op.window.unwrap_or(usize::MAX), seq: op.seq, all_of, starts }
     }
 
     /// The first key that the query at `row` of a sequence sees. It never falls from one row to the next.
