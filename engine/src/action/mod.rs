@@ -101,7 +101,8 @@ pub enum Action {
         what: Kept,
     },
     /// Wait until it is there.
-    SettleSaved {
+    #[serde(rename = "settle_saved")]
+    WaitStoreSaved {
         micro: usize,
         layer: usize,
     },
@@ -119,7 +120,8 @@ pub enum Action {
         unit: usize,
     },
     /// Wait until it is there.
-    Settle {
+    #[serde(rename = "settle")]
+    WaitStore {
         unit: usize,
     },
 }
@@ -156,7 +158,7 @@ impl Action {
             | Action::BackwardInput { layer, .. }
             | Action::BackwardWeight { layer, .. }
             | Action::StoreSaved { layer, .. }
-            | Action::SettleSaved { layer, .. }
+            | Action::WaitStoreSaved { layer, .. }
             | Action::FetchSaved { layer, .. } => Some(layer),
             Action::Gather { unit, .. }
             | Action::Release { unit }
@@ -165,7 +167,7 @@ impl Action {
             | Action::Fetch { unit, .. }
             | Action::UpdateUnit { unit }
             | Action::Store { unit }
-            | Action::Settle { unit } => Some(unit),
+            | Action::WaitStore { unit } => Some(unit),
         }
     }
 
@@ -185,7 +187,7 @@ impl Action {
             | Action::BackwardInput { micro, .. }
             | Action::BackwardWeight { micro, .. }
             | Action::StoreSaved { micro, .. }
-            | Action::SettleSaved { micro, .. }
+            | Action::WaitStoreSaved { micro, .. }
             | Action::FetchSaved { micro, .. }
             | Action::Send { micro, .. } => Some(micro),
             Action::Gather { .. }
@@ -196,7 +198,7 @@ impl Action {
             | Action::Fetch { .. }
             | Action::UpdateUnit { .. }
             | Action::Store { .. }
-            | Action::Settle { .. } => None,
+            | Action::WaitStore { .. } => None,
         }
     }
 

@@ -112,19 +112,19 @@ impl<'a> Executor<'a> {
             }
             Action::ReduceTied { unit } => {
                 spans.enter(Span::ExposedReduce);
-                self.settle(spans)?;
+                self.wait_all(spans)?;
                 spans.enter(Span::ExposedPipeline);
                 self.gradients.reduce_tied(&self.state, self.context.resources(), unit)?;
             }
             Action::Update => self.step_state.update = Some(self.update(spans)?),
-            Action::StoreSaved { .. } | Action::SettleSaved { .. } | Action::FetchSaved { .. } => {
+            Action::StoreSaved { .. } | Action::WaitStoreSaved { .. } | Action::FetchSaved { .. } => {
                 self.move_saved(action, spans)?;
             }
             Action::Fetch { unit, what: Moved::Weights } => {
                 spans.enter(Span::Offload);
                 self.params.fetch(res, unit)?;
             }
-            Action::Fetch { .. } | Action::UpdateUnit { .. } | Action::Store { .. } | Action::Settle { .. } => {
+            Action::Fetch { .. } | Action::UpdateUnit { .. } | Action::Store { .. } | Action::WaitStore { .. } => {
                 self.update_unit(action, spans)?;
             }
         }
@@ -370,7 +370,7 @@ impl<'a> Executor<'a> {
         let (saved, offloaded) = (&mut saved[layer], &mut offloaded[layer]);
         match action {
             Action::StoreSaved { what, .. } => offloaded.store(res, tier, saved, what),
-            Action::SettleSaved { .. } => offloaded.settle(res),
+            Action::WaitStoreSaved { .. } => offloaded.wait_store(res),
             Action::FetchSaved { .. } => {
                 offloaded.fetch(res, tier, saved)?;
                 // Evictions are decided by what is on the device behind each action.
@@ -405,13 +405,13 @@ impl<'a> Executor<'a> {
                 optimizer.update_unit(model, state, res, params, gradients, (unit, due))
             }
             Action::Store { unit } => optimizer.store(state, res, params, unit),
-            Action::Settle { unit } => optimizer.settle(res, params, unit),
+            Action::WaitStore { unit } => optimizer.wait_store(res, params, unit),
             _ => Ok(()),
         }
     }
 
     /// Waits for what is under way: then all gradients are accumulated, and all messages have arrived.
-    pub fn settle(&mut self, spans: &mut dyn Spans) -> Result<()> {
+    pub fn wait_all(&mut self, spans: &mut dyn Spans) -> Result<()> {
         let sent = std::mem::take(&mut self.step_state.sent);
         if sent.iter().any(Option::is_some) {
             spans.enter(Span::ExposedPipeline);
@@ -430,7 +430,7 @@ impl<'a> Executor<'a> {
         self.unload();
         let (cell, stage_plan, step) = (self.context.cell, self.context.stage_plan, self.progress.steps + 1);
         spans.enter(Span::ExposedReduce);
-        self.settle(spans)?;
+        self.wait_all(spans)?;
         spans.enter(Span::Offload);
         self.recall()?;
         spans.enter(Span::ExposedAgree);

@@ -134,9 +134,9 @@ fn booked(action: Action) -> Span {
         Action::Update | Action::UpdateUnit { .. } => Span::Optimizer,
         Action::Fetch { .. }
         | Action::Store { .. }
-        | Action::Settle { .. }
+        | Action::WaitStore { .. }
         | Action::StoreSaved { .. }
-        | Action::SettleSaved { .. }
+        | Action::WaitStoreSaved { .. }
         | Action::FetchSaved { .. } => Span::Offload,
         Action::Receive { .. } | Action::Send { .. } | Action::ReduceTied { .. } => Span::ExposedPipeline,
         Action::Release { .. } | Action::Evict { .. } => Span::Other,

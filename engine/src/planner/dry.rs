@@ -256,7 +256,7 @@ impl<'a> DryRun<'a> {
         self.executor.step_state.evaluates = true;
         self.executor.prepacked.iter_mut().for_each(|forms| forms.forget());
         [first, next, end].into_iter().try_for_each(|actions| self.perform(actions, 0))?;
-        self.executor.settle(&mut ())?;
+        self.executor.wait_all(&mut ())?;
         self.executor.unload();
         self.executor.share_sums(2 * evaluation.batches, &[]).map(drop)
     }

@@ -238,13 +238,13 @@ impl<'a> Evictor<'a> {
             return self.drop_tensor(list, [micro, layer, place]);
         }
         if let Some([micro, layer]) = self.going.take_if(|going| *going != [micro, layer]) {
-            self.insert(list, Action::SettleSaved { micro, layer })?;
+            self.insert(list, Action::WaitStoreSaved { micro, layer })?;
         }
         self.held_of(micro).offload(layer, place);
         self.insert(list, Action::StoreSaved { micro, layer, what: kept_at(place) })?;
         if tier == MemoryTier::Host {
             // Its memory is free when it has gone. What goes to a disk has left the device, and is on its way from the host's memory.
-            return self.insert(list, Action::SettleSaved { micro, layer });
+            return self.insert(list, Action::WaitStoreSaved { micro, layer });
         }
         self.going = Some([micro, layer]);
         Ok(())

@@ -77,7 +77,7 @@ impl Rank<'_> {
         for action in end {
             self.act(*action, meter)?;
         }
-        self.executor.settle(meter)?;
+        self.executor.wait_all(meter)?;
         Ok(sums)
     }
 

@@ -176,7 +176,7 @@ impl<'a> Rank<'a> {
             self.act(*action, meter)?;
         }
         meter.enter(Span::ExposedReduce);
-        self.executor.settle(meter)?;
+        self.executor.wait_all(meter)?;
         meter.enter(Span::Other);
         self.executor.unload();
         Ok(())

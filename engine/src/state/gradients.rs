@@ -158,7 +158,7 @@ impl Gradients {
 
     /// A micro-batch's gradients of a unit are complete: add them to the accumulated ones, summed over the axes that are due. The sum over the shard
     /// group begins when all units of the bucket are complete, and goes on while the gradients of other units are computed, in a second
-    /// scratch where they need one. It is complete when the next one begins, or after [`Gradients::settle`].
+    /// scratch where they need one. It is complete when the next one begins, or after [`Gradients::wait_reduction`].
     pub fn reduce(
         &mut self,
         state: &State,
@@ -182,7 +182,7 @@ impl Gradients {
             return Ok(());
         }
         // What went before may be on its way there, and holds the second scratch.
-        self.settle(state, res, spans)?;
+        self.wait_reduction(state, res, spans)?;
         if self.going.as_ref().is_some_and(|going| going.bucket == number) {
             self.arrive(res, spans)?;
         }
@@ -219,7 +219,7 @@ impl Gradients {
         let group = res.comms.shard();
         self.reducing = Some(Reducing { bucket: number, ticket: group.start(call)?, last });
         // One rank has nobody to wait for, and needs no second scratch.
-        if group.size() == 1 { self.settle(state, res, spans) } else { Ok(()) }
+        if group.size() == 1 { self.wait_reduction(state, res, spans) } else { Ok(()) }
     }
 
     /// Completes the gradients of which each tensor rank has found its own term: a micro-batch's, or the step's where they accumulate
@@ -240,7 +240,7 @@ impl Gradients {
 
     /// Waits for the reduction that is under way. Where its sum lives elsewhere, it goes there from now on, and what went before has
     /// arrived.
-    pub fn settle(&mut self, state: &State, res: Resources<'_>, spans: &mut dyn Spans) -> Result<()> {
+    pub fn wait_reduction(&mut self, state: &State, res: Resources<'_>, spans: &mut dyn Spans) -> Result<()> {
         self.arrive(res, spans)?;
         let Some(Reducing { bucket: number, ticket, last }) = self.reducing.take() else { return Ok(()) };
         let done = res.comms.shard().wait(ticket)?;
@@ -287,7 +287,7 @@ impl Gradients {
 
     /// Waits for all that is under way: then all gradients are accumulated.
     pub fn finish(&mut self, state: &State, res: Resources<'_>, spans: &mut dyn Spans) -> Result<()> {
-        self.settle(state, res, spans)?;
+        self.wait_reduction(state, res, spans)?;
         self.arrive(res, spans)
     }
 

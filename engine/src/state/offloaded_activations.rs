@@ -56,7 +56,7 @@ impl OffloadedActivations {
     ///
     /// # Errors
     /// The disk or the device has failed.
-    pub fn settle(&mut self, res: Resources<'_>) -> Result<()> {
+    pub fn wait_store(&mut self, res: Resources<'_>) -> Result<()> {
         self.going.drain(..).try_for_each(|going| going.arrive(res).map(drop))
     }
 
@@ -65,7 +65,7 @@ impl OffloadedActivations {
     /// # Errors
     /// There is no memory for them, or the disk has failed.
     pub fn fetch(&mut self, res: Resources<'_>, tier: MemoryTier, saved: &mut Saved) -> Result<()> {
-        self.settle(res)?;
+        self.wait_store(res)?;
         saved.each_buffer(self.away, &mut |buffer| {
             if tier == MemoryTier::Host {
                 let copying = back(res, buffer)?;

@@ -141,7 +141,7 @@ impl Flight {
     }
 
     /// Waits until nobody uses the copy; its memory is given back.
-    fn settle(self, res: Resources<'_>) -> Result<()> {
+    fn wait_store(self, res: Resources<'_>) -> Result<()> {
         match self {
             Flight::Here(_) => Ok(()),
             Flight::Copying(_copy, copying) => copying.before_device(res),
@@ -215,7 +215,7 @@ impl OffloadedTensor {
             if writes {
                 self.store(res, MemoryTier::Host)?;
             }
-            self.settle(res)
+            self.wait_store(res)
         })
     }
 
@@ -334,9 +334,9 @@ impl OffloadedTensor {
     ///
     /// # Errors
     /// The disk has failed.
-    pub fn settle(&mut self, res: Resources<'_>) -> Result<()> {
+    pub fn wait_store(&mut self, res: Resources<'_>) -> Result<()> {
         match self.used.take() {
-            Some(Used { state, .. }) => state.settle(res),
+            Some(Used { state, .. }) => state.wait_store(res),
             None => Ok(()),
         }
     }

@@ -352,10 +352,10 @@ impl Optimizer {
     }
 
     /// Waits until it is there.
-    pub fn settle(&mut self, res: Resources<'_>, params: &mut Params, unit: usize) -> Result<()> {
+    pub fn wait_store(&mut self, res: Resources<'_>, params: &mut Params, unit: usize) -> Result<()> {
         let Some(moments) = &mut self.units[unit] else { return Ok(()) };
         let shard = params.tensor_mut(unit, FlatKind::Trainable);
-        moments.each().chain(shard).try_for_each(|offloaded| offloaded.settle(res))
+        moments.each().chain(shard).try_for_each(|offloaded| offloaded.wait_store(res))
     }
 
     /// Waits for what the update of a unit reads.

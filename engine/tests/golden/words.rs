@@ -45,11 +45,11 @@ pub fn action(action: &Action) -> String {
             };
             format!("store-saved unit={layer} {what}")
         }
-        Action::SettleSaved { layer, .. } => format!("settle-saved unit={layer}"),
+        Action::WaitStoreSaved { layer, .. } => format!("settle-saved unit={layer}"),
         Action::FetchSaved { layer, .. } => format!("fetch-saved unit={layer}"),
         Action::UpdateUnit { unit } => format!("update unit={unit}"),
         Action::Store { unit } => format!("store unit={unit}"),
-        Action::Settle { unit } => format!("settle unit={unit}"),
+        Action::WaitStore { unit } => format!("settle unit={unit}"),
     }
 }
 

@@ -239,7 +239,7 @@ fn state_comes_and_goes_during_backward() {
         };
         assert!(at(Action::Fetch { unit, what: Moved::State }) < last, "{unit}");
         assert_eq!(at(Action::UpdateUnit { unit }), last + 1, "{unit}");
-        assert!(at(Action::Settle { unit }) > at(Action::Backward { micro: 0, layer: layer - 1 }), "{unit}");
+        assert!(at(Action::WaitStore { unit }) > at(Action::Backward { micro: 0, layer: layer - 1 }), "{unit}");
     }
     assert!(at(Action::UpdateUnit { unit: 0 }) < at(Action::Update));
 }

@@ -135,7 +135,7 @@ impl Cpu {
                     typed!(gradient, G => {
                         let front = logits.address().cast::<G>().wrapping_add(row * pitch);
                         // SAFETY: the gradient's row lies in the logits' buffer, and but for the first row apart from `x`.
-                        unsafe { settle(self.level, row == 0, x, front, finish) }
+                        unsafe { write_back(self.level, row == 0, x, front, finish) }
                         // SAFETY: what lies behind the row belongs to it, and `x` is not used again.
                         unsafe { std::slice::from_raw_parts_mut(front.wrapping_add(valid), pitch - valid) }.fill(G::narrow(0.0));
                     });
@@ -211,7 +211,7 @@ fn maximum_and_sum(level: Level, x: &[f32]) -> (f32, f32) {
 /// # Safety
 /// As many elements of G as `x` has may be written at `to`, by nobody else. They are `x` itself where G is f32, begin where
 /// it begins if `first` is set, and else lie apart from it.
-unsafe fn settle<G: Float32>(level: Level, first: bool, x: &mut [f32], to: *mut G, finish: Option<Finish>) {
+unsafe fn write_back<G: Float32>(level: Level, first: bool, x: &mut [f32], to: *mut G, finish: Option<Finish>) {
     let (from, len) = (x.as_mut_ptr(), x.len());
     let Some((factor, target)) = finish else {
         // SAFETY: as the caller says; `x` is not used again.

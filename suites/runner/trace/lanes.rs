@@ -125,11 +125,11 @@ impl Names {
             Action::Fetch { unit, what: Moved::Weights } => format!("fetch weights of {}", unit_name(unit)),
             Action::Fetch { unit, what: Moved::State } => format!("fetch state of {}", unit_name(unit)),
             Action::StoreSaved { layer, .. } => format!("store activations of {}", layer_name(layer)),
-            Action::SettleSaved { layer, .. } => format!("wait for the activations of {}", layer_name(layer)),
+            Action::WaitStoreSaved { layer, .. } => format!("wait for the activations of {}", layer_name(layer)),
             Action::FetchSaved { layer, .. } => format!("fetch activations of {}", layer_name(layer)),
             Action::UpdateUnit { unit } => format!("update {}", unit_name(unit)),
             Action::Store { unit } => format!("store {}", unit_name(unit)),
-            Action::Settle { unit } => format!("wait for the store of {}", unit_name(unit)),
+            Action::WaitStore { unit } => format!("wait for the store of {}", unit_name(unit)),
         }
     }
 }

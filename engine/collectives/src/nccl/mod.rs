@@ -104,7 +104,7 @@ pub fn nccl(
     }
     device.enter().map_err(|error| invalid("nccl", error))?;
     let handle = Handle::init(api, id, rank, size).map_err(|error| invalid("nccl", error))?;
-    Nccl::settle("world", handle, None, device, stall)
+    Nccl::connect("world", handle, None, device, stall)
 }
 
 /// As [`nccl`], with another group of the same ranks to carry the id.
@@ -128,7 +128,7 @@ pub fn nccl_over(base: &dyn Communicator, api: &Arc<Api>, device: &Arc<Device>, 
 
 impl Nccl {
     /// Waits until NCCL has made the communicator; `parent` is what it was split from.
-    fn settle(
+    fn connect(
         name: &str,
         handle: Handle,
         parent: Option<&Handle>,
@@ -193,7 +193,7 @@ impl Nccl {
             Err(error @ NcclError::TooLarge { .. }) => return Err(invalid("split", error)),
             Err(error) => return Err(self.group.fail(&mut state, "split", sequence, &error)),
         };
-        Nccl::settle(name, child, Some(&self.group.handle), device, self.group.stall)
+        Nccl::connect(name, child, Some(&self.group.handle), device, self.group.stall)
             .map_err(|error| self.group.fail(&mut state, "split", sequence, &error))
     }
 

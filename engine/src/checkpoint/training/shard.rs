@@ -124,7 +124,7 @@ impl UnitState {
     }
 
     /// Copies what is not written yet and gives the optimizer its memory back. Returns the bytes copied.
-    fn settle(&mut self, back: &Sender<(usize, Moments)>, roles: &[StateKind]) -> u64 {
+    fn give_back_if_written(&mut self, back: &Sender<(usize, Moments)>, roles: &[StateKind]) -> u64 {
         if self.moments.is_none() {
             return 0;
         }
@@ -266,8 +266,10 @@ impl Shard {
                 let len = self.units[at].bytes(role).len();
                 for start in (0..len).step_by(AT_ONCE) {
                     if self.wanted.load(Ordering::Acquire) {
-                        let copied: u64 =
-                            self.units[at..].iter_mut().map(|unit| unit.settle(&self.back, self.roles)).sum();
+                        let copied: u64 = self.units[at..]
+                            .iter_mut()
+                            .map(|unit| unit.give_back_if_written(&self.back, self.roles))
+                            .sum();
                         self.copied.fetch_add(copied, Ordering::Relaxed);
                     }
                     writer.push(&self.units[at].bytes(role)[start..len.min(start + AT_ONCE)])?;

@@ -138,7 +138,7 @@ fn take<T>(slot: &mut Option<T>) -> T {
 }
 
 /// Keeps what backward will find, frees the rest.
-fn settle<T>(kept: bool, made: Option<T>) -> Option<T> {
+fn keep_if<T>(kept: bool, made: Option<T>) -> Option<T> {
     made.filter(|_| kept)
 }
 
@@ -158,23 +158,23 @@ impl Block {
         let mut norm = Some(self.attention_norm.forward(ex, w, n, input.view())?);
         let qkv = self.qkv(ex, w, &first(&norm)[0])?;
         if self.mlp_norm.is_some() {
-            saved.attention_norm = settle(kept(SavedTensor::AttentionNorm), norm.take());
+            saved.attention_norm = keep_if(kept(SavedTensor::AttentionNorm), norm.take());
         }
         let attention = self.attend(ex, &qkv)?;
-        saved.qkv = settle(kept(SavedTensor::Qkv), Some(qkv));
+        saved.qkv = keep_if(kept(SavedTensor::Qkv), Some(qkv));
         let residual = self.residual(ex, w, &input, &attention[0])?;
-        saved.attention = settle(kept(SavedTensor::Attention), Some(attention));
+        saved.attention = keep_if(kept(SavedTensor::Attention), Some(attention));
         let residual = match self.over_memory(ex)? {
             Some((cross, memory)) => {
                 let (output, made) = self.cross(cross, ex, w, memory, &residual)?;
-                saved.cross = settle(kept(SavedTensor::Attention), Some((residual, made)));
+                saved.cross = keep_if(kept(SavedTensor::Attention), Some((residual, made)));
                 output
             }
             None => residual,
         };
         let mut input = Some(input);
         if !parallel {
-            saved.input = settle(keep_input, input.take());
+            saved.input = keep_if(keep_input, input.take());
         }
         let mut mlp_norm = None;
         if let Some(spec) = &self.mlp_norm {
@@ -182,26 +182,26 @@ impl Block {
             mlp_norm = Some(spec.forward(ex, w, n, input.as_ref().unwrap_or(&residual).view())?);
         }
         if parallel && !self.has_one_sum() {
-            saved.input = settle(keep_input, input.take());
+            saved.input = keep_if(keep_input, input.take());
         }
         let mut gate_up = self.gate_up(ex, w, &first(if mlp_norm.is_some() { &mlp_norm } else { &norm })[0])?;
-        saved.mlp_norm = settle(kept(SavedTensor::MlpNorm), mlp_norm);
+        saved.mlp_norm = keep_if(kept(SavedTensor::MlpNorm), mlp_norm);
         if let Some(shared) = norm {
-            saved.attention_norm = settle(kept(SavedTensor::AttentionNorm), Some(shared));
+            saved.attention_norm = keep_if(kept(SavedTensor::AttentionNorm), Some(shared));
         }
         let activation = self.activation(ex, &gate_up)?;
         // Who has computed a row must be known until the rows are back.
         let routing = gate_up.routing.take();
-        saved.gate_up = settle(kept(SavedTensor::GateUp), Some(gate_up));
+        saved.gate_up = keep_if(kept(SavedTensor::GateUp), Some(gate_up));
         let output = self.output(ex, w, routing.as_ref(), [input.as_ref(), Some(&residual)], &activation)?;
         if input.is_some() {
-            saved.input = settle(keep_input, input);
+            saved.input = keep_if(keep_input, input);
         }
         if let Some(kept) = &mut saved.gate_up {
             kept.routing = routing;
         }
-        saved.residual = settle(kept(SavedTensor::Residual) && !parallel, Some(residual));
-        saved.activation = settle(kept(SavedTensor::Activation) && self.reads_activation(), Some(activation));
+        saved.residual = keep_if(kept(SavedTensor::Residual) && !parallel, Some(residual));
+        saved.activation = keep_if(kept(SavedTensor::Activation) && self.reads_activation(), Some(activation));
         Ok((output, saved))
     }
 

@@ -111,7 +111,7 @@ impl Offload<'_> {
         list.push(Action::UpdateUnit { unit });
         if moves {
             list.push(Action::Store { unit });
-            list.extend(place.checked_sub(ahead).map(|before| Action::Settle { unit: units[before] }));
+            list.extend(place.checked_sub(ahead).map(|before| Action::WaitStore { unit: units[before] }));
         }
     }
 
@@ -119,7 +119,7 @@ impl Offload<'_> {
     fn settle_last(&self, units: &[usize], list: &mut Vec<Action>) {
         if self.moves_state() {
             let left = units.len().saturating_sub(self.ahead());
-            list.extend(units[left..].iter().map(|unit| Action::Settle { unit: *unit }));
+            list.extend(units[left..].iter().map(|unit| Action::WaitStore { unit: *unit }));
         }
     }
 
@@ -165,7 +165,7 @@ impl Offload<'_> {
                 going.push_back((micro, layer));
                 if going.len() > self.prefetch {
                     let before = going.pop_front();
-                    list.extend(before.map(|(micro, layer)| Action::SettleSaved { micro, layer }));
+                    list.extend(before.map(|(micro, layer)| Action::WaitStoreSaved { micro, layer }));
                 }
             }
         }
@@ -227,7 +227,7 @@ mod tests {
         let (weights, state) =
             (|unit| Action::Fetch { unit, what: Moved::Weights }, |unit| Action::Fetch { unit, what: Moved::State });
         let (update, store, settle) =
-            (|unit| Action::UpdateUnit { unit }, |unit| Action::Store { unit }, |unit| Action::Settle { unit });
+            (|unit| Action::UpdateUnit { unit }, |unit| Action::Store { unit }, |unit| Action::WaitStore { unit });
         let list = |prefetch| {
             let offload = Offload {
                 tiers: &tiers,
@@ -301,7 +301,7 @@ mod tests {
         let forward = |micro, layer| Action::Forward { micro, layer };
         let backward = |micro, layer| Action::Backward { micro, layer };
         let store = |micro, layer| Action::StoreSaved { micro, layer, what: Kept::All };
-        let settle = |micro, layer| Action::SettleSaved { micro, layer };
+        let settle = |micro, layer| Action::WaitStoreSaved { micro, layer };
         let fetch = |micro, layer| Action::FetchSaved { micro, layer };
         let offload = Offload {
             tiers: &tiers,

@@ -354,7 +354,7 @@ fn a_transfer_that_is_waited_for_at_once_is_all_exposed() {
 fn transfers_of_one_drive_wait_for_each_other() {
     // Two reads of 20 us begin at once, and a write of 10: the last is over 50 us after the first began.
     let starts = moves(fetch(0), &[read(0, 10), read(1, 10), write(2, 10)]);
-    let settle = moves(Action::Settle { unit: 0 }, &[MoveEvent::Wait { transfer: 2 }]);
+    let settle = moves(Action::WaitStore { unit: 0 }, &[MoveEvent::Wait { transfer: 2 }]);
     assert_eq!(offload_and_step(&[starts.clone(), settle.clone()]), (50.0, 50.0));
     // Where the first is waited for, the rest goes on.
     let both = [starts, update(0, 1), update(1, 1), settle];
@@ -364,7 +364,7 @@ fn transfers_of_one_drive_wait_for_each_other() {
 
 #[test]
 fn small_transfers_take_longer_alone_than_together() {
-    let settle = |transfer| moves(Action::Settle { unit: 0 }, &[MoveEvent::Wait { transfer }]);
+    let settle = |transfer| moves(Action::WaitStore { unit: 0 }, &[MoveEvent::Wait { transfer }]);
     // One after the other: 6 us each. Together: begun at 0, 1 and 2, the last is over 6 us after it began.
     let alone = [0, 1, 2].map(|number| [moves(fetch(0), &[write(number, 1)]), settle(number)]).concat();
     assert_eq!(offload_and_step(&alone), (18.0, 18.0));
@@ -389,7 +389,7 @@ fn moves_that_were_not_measured_are_said() {
     let reason = clock(&curves, 1.0).time([&unknown]).unwrap_err();
     assert_eq!(reason, NoTime::Disk("the disk was not measured".into()));
     let down = Move { what: Category::Gradients, from: MemoryTier::Device, to: MemoryTier::Host, bytes: 8 };
-    let copies = [moves(Action::Settle { unit: 0 }, &[MoveEvent::Copy(down)])];
+    let copies = [moves(Action::WaitStore { unit: 0 }, &[MoveEvent::Copy(down)])];
     assert!(clock(&curves, 1.0).time([&copies]).is_ok());
     curves = Curves::default();
     let reason = clock(&curves, 1.0).time([&copies]).unwrap_err().to_string();

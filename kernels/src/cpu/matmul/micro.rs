@@ -283,7 +283,7 @@ mod machine {
                             }
                         }
                     }
-                    settle(&sums, block, row * ROWS + first, col * COLS);
+                    write_back(&sums, block, row * ROWS + first, col * COLS);
                 }
             }
         }
@@ -336,7 +336,7 @@ mod machine {
                                     }
                                 }
                             }
-                            settle(&sums, block, row * ROWS + first, col * COLS);
+                            write_back(&sums, block, row * ROWS + first, col * COLS);
                         }
                     }
                 }
@@ -415,7 +415,7 @@ mod machine {
     /// Writes sums, or adds them to what is there, from a row and a column on.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-    unsafe fn settle(sums: &[[__m512; 2]; 8], block: Block, row: usize, col: usize) {
+    unsafe fn write_back(sums: &[[__m512; 2]; 8], block: Block, row: usize, col: usize) {
         if !block.kept.is_null() {
             // SAFETY: the caller's promise.
             return unsafe { settle_onto(*sums, block, row, col) };
@@ -433,7 +433,7 @@ mod machine {
         }
     }
 
-    /// As [`settle`] where sums of earlier terms are kept: they come first. By value and apart: what is lent to a call would lie in
+    /// As [`write_back`] where sums of earlier terms are kept: they come first. By value and apart: what is lent to a call would lie in
     /// memory all along.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
@@ -452,7 +452,7 @@ mod machine {
         }
     }
 
-    /// As [`settle`] of half the width.
+    /// As [`write_back`] of half the width.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     unsafe fn settle_half<const R: usize>(sums: &[[__m256; 2]; R], block: Block, row: usize, col: usize) {
