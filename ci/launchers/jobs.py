@@ -30,7 +30,8 @@ def starts(launcher, command, folder, port, n, hosts, bound):
     torchrun = [*(["taskset", "-c", "0"] if bound else []), *torchrun]
     c10d = [*torchrun, "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=n1:{port}"]
     static = [*torchrun, "--nnodes=2", "--master-addr=n1", f"--master-port={port}", "--node-rank"]
-    accelerate = [PYTHON, "-m", "accelerate.commands.launch", "--cpu", "--num_machines=1", f"--num_processes={n}", "--no_python"]
+    accelerate = [PYTHON, "-m", "accelerate.commands.launch", "--cpu", "--num_machines=1", f"--num_processes={n}", f"--main_process_port={port}",
+                  "--no_python"]
     (folder / "hostfile").write_text(f"n1 slots={n}\n")
     in_batch = shlex.join(map(str, ["srun", *place, *command]))
     return {

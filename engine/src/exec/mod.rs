@@ -25,7 +25,7 @@ use crate::state::{
     Delayed, Due, Flags, Gradients, Losses, OffloadedActivations, Optimizer, Params, Resources, State, Update,
 };
 use std::collections::VecDeque;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,7 +6,7 @@ use crate::action::{Action, EvaluationActions};
 use crate::compute::error::{Result, StepError};
 use crate::compute::recorder::{Flops, Overlap, Recorded, Recorder};
 use crate::config::{Backend, Cell, DeviceKind, Evaluation, MemoryTier};
-use crate::context::{Executor, allocate, prepacked};
+use crate::exec::{Executor, allocate, prepacked};
 use crate::memory::moves::MoveEvent;
 use crate::memory::tiers::{ByTier, MemoryTiers};
 use crate::mesh::comms::Comms;

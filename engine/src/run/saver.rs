@@ -2,7 +2,7 @@
 //! checkpoint when all ranks are known to have written theirs.
 
 use crate::checkpoint::training::{
-    Folder, Identity, Index, RankFiles, Result, Resumable, Shard, StagePlan, StateError, file_names, full, part_dir,
+    Folder, Identity, Index, RankFiles, Result, Resumable, Shard, StateError, StateKind, file_names, full, part_dir,
     read_json, spawn, write_json,
 };
 use crate::compute::error::StepError;
@@ -202,8 +202,8 @@ impl Saver {
             SaveLayout::Sharded => {
                 let Executor { context, state, params, optimizer, delayed, .. } = &mut rank.executor;
                 let layout = &context.stage_plan.layout;
-                let stage_plans = StagePlan::all(delayed.is_some());
-                let shard = Shard::take(state, layout, context.resources(), params, optimizer, stage_plans, place)?;
+                let kinds = StateKind::all(delayed.is_some());
+                let shard = Shard::take(state, layout, context.resources(), params, optimizer, kinds, place)?;
                 (shard.copied(), spawn(move || shard.write())?)
             }
             SaveLayout::Full => full::start(&mut rank.executor, place)?,

@@ -155,7 +155,7 @@ impl Params {
 
 impl Flat {
     fn gather(&mut self, state: &State, res: Resources<'_>, flat_shard: &FlatShard) -> Result<()> {
-        let mut gathered = res.alloc(state.slots, flat_shard.gathered, flat_shard.padded)?;
+        let mut gathered = res.alloc(state.gathered_category, flat_shard.gathered, flat_shard.padded)?;
         let copy = match self.coming.pop_front() {
             Some(flight) => Some(flight.land(res, MemoryTier::Device, Category::Parameters)?),
             None => None,

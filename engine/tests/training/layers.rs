@@ -62,7 +62,7 @@ impl Lab {
             tensor_chunks: 1,
             waits: None,
             memory: None,
-            device: Device { kernels: &Reference, arena: &self.arena, recorder: None },
+            device: ComputeContext { kernels: &Reference, arena: &self.arena, recorder: None },
             batch: Batch {
                 rows: self.cell.train.micro_batch,
                 seq: self.cell.train.seq_len,

@@ -120,7 +120,7 @@ pub fn expected(layout: &zbench_engine::model::Layout, floats: &Tensors) -> Tens
         let (name, matrix) = (tensor.stored_name(), tensor.packed.unwrap());
         let stored = &floats.iter().find(|(own, _)| own == name).unwrap().1;
         let mut ours = vec![0f32; matrix.len()];
-        let place = |i: usize, run: &zbench_engine::model::Run| (run.ours + i * run.step, run.stored + i);
+        let place = |i: usize, run: &zbench_engine::model::StoredRun| (run.ours + i * run.step, run.stored + i);
         let runs = tensor.runs(0..matrix.len());
         let pairs: Vec<_> = runs.iter().flat_map(|run| (0..run.len).map(move |i| place(i, run))).collect();
         pairs.iter().for_each(|(here, there)| ours[*here] = stored[*there]);

@@ -98,7 +98,7 @@ fn tables(cell: &Cell) -> Vec<[Part; 4]> {
         rank.executor.export_weights(|_, _, _| ())?;
         let kernels = rank.kernels().clone();
         let Some(owned) =
-            rank.executor.state.trainable(0).map(|of| of.owned.start - of.home.start..of.owned.end - of.home.start)
+            rank.executor.state.trainable(0).map(|of| of.owned.start - of.shard.start..of.owned.end - of.shard.start)
         else {
             return Ok(Default::default());
         };

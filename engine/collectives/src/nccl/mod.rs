@@ -170,10 +170,10 @@ impl Nccl {
     /// # Errors
     /// What NCCL or the driver says, as where there is no room.
     pub fn prepare(&self, groups: &[(usize, usize, GroupName)]) -> Result<()> {
-        self.connect()?;
+        self.warm()?;
         for (color, key, axis) in groups {
             let child = self.make_child(*color, *key, axis.name())?;
-            child.connect()?;
+            child.warm()?;
             self.prepared.lock().unwrap_or_else(PoisonError::into_inner).push((*color, *key, child));
         }
         Ok(())
@@ -198,7 +198,7 @@ impl Nccl {
     }
 
     /// One collective of each kind that training has, small and large, on memory that is given back.
-    fn connect(&self) -> Result<()> {
+    fn warm(&self) -> Result<()> {
         let size = self.group.size;
         for bytes in WARMING {
             let len = (bytes / 4).next_multiple_of(size);

@@ -80,13 +80,13 @@ impl Head {
             let pitch_a = self.pitch(ex.kernels);
             for part in self.parts(ex.kernels) {
                 let of_part = part.start * hidden..part.end * hidden;
-                let op = exec::product_input(rows, part.len(), hidden, part.start > 0, ex.compute);
+                let op = context::product_input(rows, part.len(), hidden, part.start > 0, ex.compute);
                 let (op, gradient) = (Gemm { pitch_a, ..op }, gradient.slice(part.start..gradient.len()));
                 let (operands, dy) = ([gradient, matrix.slice(of_part.clone())], dy.slice_mut(span.clone()));
                 self.product(ex, of_matrix, op, operands, dy)?;
                 let of_matrix_grads = grads.tied.as_deref_mut().unwrap_or(&mut *grads.own);
                 if let Some(mut dw) = of_matrix_grads.get(&self.matrix) {
-                    let op = exec::product_weight(rows, part.len(), hidden, ex.compute, ex.gradients);
+                    let op = context::product_weight(rows, part.len(), hidden, ex.compute, ex.gradients);
                     let op = Gemm { pitch_a, ..op };
                     ex.gemm(TERM, op, gradient, y.slice(span.clone()), dw.slice_mut(of_part))?;
                 }
@@ -205,6 +205,6 @@ impl Head {
 
     /// The product that makes the logits of `rows` tokens.
     pub fn logits(&self, rows: usize, dtype: DType) -> Gemm {
-        Gemm { c: dtype.accumulator(), ..exec::product_forward(rows, self.vocab, self.hidden, false, dtype) }
+        Gemm { c: dtype.accumulator(), ..context::product_forward(rows, self.vocab, self.hidden, false, dtype) }
     }
 }

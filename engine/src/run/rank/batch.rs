@@ -3,8 +3,8 @@
 use crate::action::stream::Stream;
 use crate::checkpoint::inputs::Inputs;
 use crate::compute::error::{Result, StepError};
-use crate::context::{Executor, TokenSource, Tokens};
 use crate::data::{Counts, Prefetcher, Row, Source};
+use crate::exec::{Executor, TokenSource, Tokens};
 use crate::mesh::Axes;
 use crate::model::layers::Batch;
 use zbench_kernels::View;
