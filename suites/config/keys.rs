@@ -280,7 +280,7 @@ const REST: &[Key] = &[
         "f32: 16 bytes per parameter; bf16-mixed: weights and compute bf16, the rest f32, 18 bytes; bf16: all bf16, 8 \
          bytes; f16-mixed as bf16-mixed; the last three: docs/mixed-precision.md. The keys below override it one by one.",
     ),
-    key("precision.parameters", DTYPE, PRESET, "Weights at home."),
+    key("precision.parameters", DTYPE, PRESET, "Weights as ranks store them."),
     key("precision.compute", DTYPE, PRESET, "Weights in use, activations and their gradients."),
     key("precision.gradients", DTYPE, PRESET, "Accumulated gradients."),
     key("precision.reduce", DTYPE, PRESET, "Gradients on the wire; sums are in f32 whatever travels."),

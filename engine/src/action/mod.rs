@@ -5,6 +5,7 @@ pub mod stream;
 
 use crate::action::stream::Stream;
 use crate::config::SavedTensor;
+use span::Span;
 use serde::{Deserialize, Serialize};
 
 /// One thing a rank does. Layers and units are numbers in the rank's [`crate::model::Layout`]; `micro` counts micro-batches from 0.
@@ -199,6 +200,39 @@ impl Action {
             | Action::UpdateUnit { .. }
             | Action::Store { .. }
             | Action::WaitStore { .. } => None,
+        }
+    }
+
+    /// The span that its own work is booked under. Waiting within it is booked apart: a layer's for weights and for tensor ranks, the
+    /// update's for gradients, loss and norm, that of offloaded state for moves.
+    pub fn span(self) -> Span {
+        match self {
+            Action::Load { .. } => Span::Data,
+            Action::Gather { .. } => Span::ExposedGather,
+            Action::Forward { .. } => Span::Forward,
+            Action::Recompute { .. } => Span::Recompute,
+            Action::Backward { .. } | Action::BackwardInput { .. } | Action::BackwardWeight { .. } => Span::Backward,
+            Action::Reduce { .. } => Span::ExposedReduce,
+            Action::Update | Action::UpdateUnit { .. } => Span::Optimizer,
+            Action::Fetch { .. }
+            | Action::Store { .. }
+            | Action::WaitStore { .. }
+            | Action::StoreSaved { .. }
+            | Action::WaitStoreSaved { .. }
+            | Action::FetchSaved { .. } => Span::Offload,
+            Action::Receive { .. } | Action::Send { .. } | Action::ReduceTied { .. } => Span::ExposedPipeline,
+            Action::Release { .. } | Action::Evict { .. } => Span::Other,
+        }
+    }
+
+    /// The layer whose weights it reads.
+    pub fn layer_read(self) -> Option<usize> {
+        match self {
+            Action::Forward { layer, .. }
+            | Action::Recompute { layer, .. }
+            | Action::Backward { layer, .. }
+            | Action::BackwardInput { layer, .. } => Some(layer),
+            _ => None,
         }
     }
 

@@ -1,5 +1,6 @@
 //! What a dry run notes: floating-point operations by term, and every operation where a list is wanted.
 
+use crate::action::span::Span;
 use crate::compute::error::Result;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -14,6 +15,17 @@ pub enum Phase {
     /// Forward again: counted for HFU, not for MFU.
     Recompute,
     Update,
+}
+
+impl From<Span> for Phase {
+    fn from(span: Span) -> Phase {
+        match span {
+            Span::Forward => Phase::Forward,
+            Span::Backward => Phase::Backward,
+            Span::Recompute => Phase::Recompute,
+            _ => Phase::Update,
+        }
+    }
 }
 
 /// An operation of a step.

@@ -5,7 +5,6 @@ use crate::action::span::{Span, Spans, Waits, Within};
 use crate::action::stream::{ByStream, Stream};
 use crate::action::{Action, Moved};
 use crate::compute::error::{Result, StepError};
-use crate::compute::recorder::Phase;
 use crate::config::{Checkpointing, MemoryTier};
 use crate::exec::pace::Paced;
 use crate::exec::{MicroBatchState, StepState};
@@ -30,46 +29,40 @@ impl<'a> Executor<'a> {
 
     pub fn act(&mut self, action: Action, source: &mut dyn TokenSource, spans: &mut dyn Spans) -> Result<()> {
         spans.during(Some(action));
+        let span = action.span();
         if let Some(recorder) = &self.context.recorder {
-            recorder.enter(match action {
-                Action::Forward { .. } => Phase::Forward,
-                Action::Backward { .. } | Action::BackwardInput { .. } | Action::BackwardWeight { .. } => {
-                    Phase::Backward
-                }
-                Action::Recompute { .. } => Phase::Recompute,
-                _ => Phase::Update,
-            });
+            recorder.enter(span.into());
         }
         let res = self.context.resources();
         match action {
             Action::Load { micro } => {
-                spans.enter(Span::Data);
+                spans.enter(span);
                 self.load(micro, source)?;
             }
             Action::Receive { micro, stream, gradient, .. } => {
-                spans.enter(Span::ExposedPipeline);
+                spans.enter(span);
                 self.receive(micro, stream, gradient)?;
             }
             Action::Send { micro, stream, gradient, .. } => {
-                spans.enter(Span::ExposedPipeline);
+                spans.enter(span);
                 self.send(micro, stream, gradient)?;
             }
             Action::Gather { unit, refresh, slot } => {
-                spans.enter(Span::ExposedGather);
+                spans.enter(span);
                 if refresh {
                     self.params.refresh(&self.state, res.comms, unit)?;
                 }
                 if slot {
                     spans.enter(Span::Offload);
                     self.params.land(res, unit)?;
-                    spans.enter(Span::ExposedGather);
+                    spans.enter(span);
                     self.params.gather(&self.state, res, unit)?;
                 }
             }
             Action::Release { unit } => self.params.release(unit),
             Action::Forward { micro, layer } => {
                 let found = self.layer(layer, spans)?;
-                let waits = Within::enter(spans, Span::Forward);
+                let waits = Within::enter(spans, span);
                 let paced = self.paced(action);
                 self.forward(micro, layer, found, &waits)?;
                 paced.end();
@@ -78,13 +71,13 @@ impl<'a> Executor<'a> {
             Action::Recompute { micro, layer, output } => {
                 self.move_saved(action, spans)?;
                 let found = self.layer(layer, spans)?;
-                let waits = Within::enter(spans, Span::Recompute);
+                let waits = Within::enter(spans, span);
                 self.recompute(micro, layer, found, output, &waits)?;
             }
             Action::Backward { micro, layer } => {
                 self.move_saved(action, spans)?;
                 let found = self.layer(layer, spans)?;
-                let waits = Within::enter(spans, Span::Backward);
+                let waits = Within::enter(spans, span);
                 let paced = self.paced(action);
                 for unit in [Some(found.unit), found.second].into_iter().flatten() {
                     self.gradients.open(&self.state, self.context.resources(), unit)?;
@@ -95,25 +88,25 @@ impl<'a> Executor<'a> {
             Action::BackwardInput { micro, layer } => {
                 self.move_saved(action, spans)?;
                 let found = self.layer(layer, spans)?;
-                let waits = Within::enter(spans, Span::Backward);
+                let waits = Within::enter(spans, span);
                 let paced = self.paced(action);
                 self.backward_input(micro, layer, found, &waits)?;
                 paced.end();
             }
             Action::BackwardWeight { micro, layer } => {
-                let waits = Within::enter(spans, Span::Backward);
+                let waits = Within::enter(spans, span);
                 let paced = self.paced(action);
                 self.backward_weight(micro, layer, &waits)?;
                 paced.end();
             }
             Action::Reduce { unit, first, last } => {
-                spans.enter(Span::ExposedReduce);
+                spans.enter(span);
                 self.gradients.reduce(&self.state, res, (unit, first, last), spans)?;
             }
             Action::ReduceTied { unit } => {
                 spans.enter(Span::ExposedReduce);
                 self.wait_all(spans)?;
-                spans.enter(Span::ExposedPipeline);
+                spans.enter(span);
                 self.gradients.reduce_tied(&self.state, self.context.resources(), unit)?;
             }
             Action::Update => self.step_state.update = Some(self.update(spans)?),
@@ -121,7 +114,7 @@ impl<'a> Executor<'a> {
                 self.move_saved(action, spans)?;
             }
             Action::Fetch { unit, what: Moved::Weights } => {
-                spans.enter(Span::Offload);
+                spans.enter(span);
                 self.params.fetch(res, unit)?;
             }
             Action::Fetch { .. } | Action::UpdateUnit { .. } | Action::Store { .. } | Action::WaitStore { .. } => {

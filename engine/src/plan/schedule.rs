@@ -90,10 +90,10 @@ pub trait Follower {
 
 /// The list of a step.
 pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
-    let mut residency = GatherPlanner::new(schedule);
-    residency.run(&computes(schedule));
-    residency.end();
-    residency.list
+    let mut planner = GatherPlanner::new(schedule);
+    planner.run(&computes(schedule));
+    planner.end();
+    planner.list
 }
 
 /// As [`actions`], with what a follower puts into the list.
@@ -102,20 +102,18 @@ pub fn actions(schedule: &Schedule<'_>) -> Vec<Action> {
 /// Those of the follower.
 pub fn followed_actions(schedule: &Schedule<'_>, follower: &mut dyn Follower) -> Result<Vec<Action>> {
     let computes = computes(schedule);
-    let mut residency = GatherPlanner::new(schedule);
+    let mut planner = GatherPlanner::new(schedule);
     for (i, next) in computes.iter().enumerate() {
         while let Some(action) = follower.needed(next.action) {
-            let reads =
-                if let Action::Recompute { layer, .. } = action { reads(&schedule.layers[layer]) } else { Reads::None };
-            residency.one(&compute(action, reads), &computes[i..]);
-            follower.follow(&mut residency.list, action)?;
+            planner.one(&schedule.compute(action), &computes[i..]);
+            follower.follow(&mut planner.list, action)?;
         }
-        residency.one(next, &computes[i + 1..]);
-        follower.follow(&mut residency.list, next.action)?;
+        planner.one(next, &computes[i + 1..]);
+        follower.follow(&mut planner.list, next.action)?;
     }
-    residency.end();
-    follower.follow(&mut residency.list, Action::Update)?;
-    Ok(residency.list)
+    planner.end();
+    follower.follow(&mut planner.list, Action::Update)?;
+    Ok(planner.list)
 }
 
 /// What a stage computes in a step.
@@ -156,17 +154,17 @@ pub fn evaluation_actions(schedule: &Schedule<'_>) -> EvaluationActions {
     let mut computes = Vec::new();
     (0..schedule.chunks.len()).for_each(|chunk| forward((schedule, 0, 0), chunk, &mut computes));
     computes.retain(|compute| !matches!(compute.action, Action::Reduce { .. }));
-    let mut residency = GatherPlanner::new(schedule);
+    let mut planner = GatherPlanner::new(schedule);
     let mut micro_batch = || {
-        residency.run(&computes);
+        planner.run(&computes);
         if schedule.reshard == Reshard::AfterForward {
-            residency.empty();
+            planner.empty();
         }
-        std::mem::take(&mut residency.list)
+        std::mem::take(&mut planner.list)
     };
     let (first, next) = (micro_batch(), micro_batch());
-    residency.empty();
-    EvaluationActions { first, next, end: residency.list }
+    planner.empty();
+    EvaluationActions { first, next, end: planner.list }
 }
 
 /// An action that computes, and the units whose weights it reads.
@@ -185,10 +183,8 @@ enum Reads {
     Two([usize; 2]),
 }
 
-impl std::ops::Deref for Reads {
-    type Target = [usize];
-
-    fn deref(&self) -> &[usize] {
+impl Reads {
+    fn units(&self) -> &[usize] {
         match self {
             Reads::None => &[],
             Reads::One(unit) => unit,
@@ -197,18 +193,9 @@ impl std::ops::Deref for Reads {
     }
 }
 
-fn compute(action: Action, reads: Reads) -> Compute {
-    Compute { action, reads, last: [false; 2] }
-}
-
-/// The units whose weights a layer reads.
-fn reads(layer: &Layer) -> Reads {
-    layer.shares.or(layer.second).map_or(Reads::One([layer.unit]), |other| Reads::Two([layer.unit, other]))
-}
-
 fn reduce(s: &Schedule<'_>, unit: usize, micro: usize, last: usize) -> Option<Compute> {
     let action = Action::Reduce { unit, first: micro == 0, last: micro == last };
-    s.trainable[unit].then(|| compute(action, Reads::None))
+    s.trainable[unit].then(|| s.compute(action))
 }
 
 /// A schedule, the number of a micro-batch, and that of the step's last one.
@@ -226,15 +213,15 @@ enum Backward {
 fn forward((s, micro, last): OfMicro<'_>, chunk: usize, list: &mut Vec<Compute>) {
     // All chunks read the same tokens.
     if chunk == 0 {
-        list.push(compute(Action::Load { micro }, Reads::None));
+        list.push(s.compute(Action::Load { micro }));
     }
     let range = s.chunks[chunk].clone();
     let layers = &s.layers[range.clone()];
     if let Some(Layer { reads: stream, .. }) = layers.first().filter(|layer| layer.is_inner()) {
-        list.push(compute(Action::Receive { micro, chunk, stream: *stream, gradient: false }, Reads::None));
+        list.push(s.compute(Action::Receive { micro, chunk, stream: *stream, gradient: false }));
     }
     for (number, layer) in range.zip(layers) {
-        list.push(compute(Action::Forward { micro, layer: number }, reads(layer)));
+        list.push(s.compute(Action::Forward { micro, layer: number }));
         if let LayerKind::Head(_) = layer.kind {
             list.extend(reduce(s, layer.unit, micro, last));
             // The embedding's backward completes what it shares, where that is here.
@@ -244,7 +231,7 @@ fn forward((s, micro, last): OfMicro<'_>, chunk: usize, list: &mut Vec<Compute>)
         }
     }
     if let Some(Layer { writes: stream, .. }) = layers.last().filter(|layer| layer.is_inner()) {
-        list.push(compute(Action::Send { micro, chunk, stream: *stream, gradient: false }, Reads::None));
+        list.push(s.compute(Action::Send { micro, chunk, stream: *stream, gradient: false }));
     }
 }
 
@@ -254,7 +241,7 @@ fn backward(of: OfMicro<'_>, chunk: usize, what: Backward, list: &mut Vec<Comput
     let Range { start: begin, mut end } = s.chunks[chunk].clone();
     let layers = &s.layers[begin..end];
     if let Some(Layer { writes: stream, .. }) = layers.last().filter(|layer| layer.is_inner()) {
-        list.push(compute(Action::Receive { micro, chunk, stream: *stream, gradient: true }, Reads::None));
+        list.push(s.compute(Action::Receive { micro, chunk, stream: *stream, gradient: true }));
     }
     while end > begin {
         let at = end - 1;
@@ -267,10 +254,9 @@ fn backward(of: OfMicro<'_>, chunk: usize, what: Backward, list: &mut Vec<Comput
                 blocks_backward(of, start..end, what, list);
                 end = start;
             }
-            LayerKind::Embedding(embedding) => {
+            LayerKind::Embedding(_) => {
                 if s.trainable[layer.unit] {
-                    let reads = if embedding.reads_weights() { reads(layer) } else { Reads::None };
-                    list.push(compute(Action::Backward { micro, layer: at }, reads));
+                    list.push(s.compute(Action::Backward { micro, layer: at }));
                     // The table may be another embedding's, too.
                     if s.layers[..at].iter().all(|other| other.unit != layer.unit) {
                         list.extend(reduce_layer(of, at));
@@ -279,14 +265,14 @@ fn backward(of: OfMicro<'_>, chunk: usize, what: Backward, list: &mut Vec<Comput
                 end = at;
             }
             LayerKind::Norm(_) => {
-                list.push(compute(Action::Backward { micro, layer: at }, reads(layer)));
+                list.push(s.compute(Action::Backward { micro, layer: at }));
                 list.extend(reduce(s, layer.unit, micro, last));
                 end = at;
             }
         }
     }
     if let Some(Layer { reads: stream, .. }) = layers.first().filter(|layer| layer.is_inner()) {
-        list.push(compute(Action::Send { micro, chunk, stream: *stream, gradient: true }, Reads::None));
+        list.push(s.compute(Action::Send { micro, chunk, stream: *stream, gradient: true }));
     }
 }
 
@@ -295,7 +281,7 @@ fn blocks_backward(of: OfMicro<'_>, blocks: Range<usize>, what: Backward, list: 
     let (s, micro, _) = of;
     let every = s.policy.every;
     let segments = blocks.clone().step_by(every).map(|start| start..(start + every).min(blocks.end));
-    let recompute = |layer, output| compute(Action::Recompute { micro, layer, output }, reads(&s.layers[layer]));
+    let recompute = |layer, output| s.compute(Action::Recompute { micro, layer, output });
     for segment in segments.rev() {
         if every > 1 {
             list.extend(segment.clone().map(|layer| recompute(layer, layer + 1 < segment.end)));
@@ -305,10 +291,10 @@ fn blocks_backward(of: OfMicro<'_>, blocks: Range<usize>, what: Backward, list: 
                 list.push(recompute(layer, false));
             }
             if what == Backward::Input {
-                list.push(compute(Action::BackwardInput { micro, layer }, reads(&s.layers[layer])));
+                list.push(s.compute(Action::BackwardInput { micro, layer }));
                 continue;
             }
-            list.push(compute(Action::Backward { micro, layer }, reads(&s.layers[layer])));
+            list.push(s.compute(Action::Backward { micro, layer }));
             list.extend(reduce_layer(of, layer));
         }
     }
@@ -318,7 +304,7 @@ fn blocks_backward(of: OfMicro<'_>, blocks: Range<usize>, what: Backward, list: 
 fn backward_weight(of: OfMicro<'_>, layers: Range<usize>, list: &mut Vec<Compute>) {
     let (s, micro, _) = of;
     for layer in layers.rev().filter(|layer| s.layers[*layer].block().is_some()) {
-        list.push(compute(Action::BackwardWeight { micro, layer }, Reads::None));
+        list.push(s.compute(Action::BackwardWeight { micro, layer }));
         list.extend(reduce_layer(of, layer));
     }
 }
@@ -330,6 +316,18 @@ fn reduce_layer<'a>((s, micro, last): OfMicro<'a>, layer: usize) -> impl Iterato
 }
 
 impl Schedule<'_> {
+    fn compute(&self, action: Action) -> Compute {
+        Compute { action, reads: self.reads(action), last: [false; 2] }
+    }
+
+    fn reads(&self, action: Action) -> Reads {
+        let Some(layer) = action.layer_read().map(|layer| &self.layers[layer]) else { return Reads::None };
+        match (action, &layer.kind) {
+            (Action::Backward { .. }, LayerKind::Embedding(embedding)) if !embedding.reads_weights() => Reads::None,
+            _ => layer.shares.or(layer.second).map_or(Reads::One([layer.unit]), |other| Reads::Two([layer.unit, other])),
+        }
+    }
+
     /// Marks what nothing later in a cycle of a chunk reads, where slots are given back by that.
     fn mark_last(&self, cycle: &mut [Compute], chunk: &Range<usize>) {
         if self.reshard != Reshard::AfterBackward {
@@ -338,7 +336,7 @@ impl Schedule<'_> {
         let mut read = vec![false; self.units];
         let of_chunk = |compute: &&mut Compute| compute.action.place().is_some_and(|layer| chunk.contains(&layer));
         for compute in cycle.iter_mut().rev().filter(of_chunk) {
-            for (last, unit) in compute.last.iter_mut().zip(&*compute.reads) {
+            for (last, unit) in compute.last.iter_mut().zip(compute.reads.units()) {
                 *last = !std::mem::replace(&mut read[*unit], true);
             }
         }
@@ -381,15 +379,15 @@ impl<'a> GatherPlanner<'a> {
 
     /// What it takes to do one thing, which `rest` follows.
     fn one(&mut self, compute: &Compute, rest: &[Compute]) {
-        for &unit in &*compute.reads {
-            self.ensure(unit, &compute.reads);
+        for &unit in compute.reads.units() {
+            self.ensure(unit, compute.reads.units());
         }
-        if !compute.reads.is_empty() && self.slots {
-            self.ahead(&compute.reads, rest);
+        if !compute.reads.units().is_empty() && self.slots {
+            self.ahead(compute.reads.units(), rest);
         }
         self.list.push(compute.action);
         if self.s.reshard == Reshard::AfterBackward {
-            let done = compute.reads.iter().zip(compute.last).filter(|(_, last)| *last);
+            let done = compute.reads.units().iter().zip(compute.last).filter(|(_, last)| *last);
             done.for_each(|(&unit, _)| self.release(unit));
         }
     }
@@ -434,7 +432,7 @@ impl<'a> GatherPlanner<'a> {
         let reach = 4 * self.s.is_gathered.len();
         let (mut wanted, mut keep) = (std::mem::take(&mut self.wanted), std::mem::take(&mut self.keep));
         wanted.clear();
-        for &unit in rest.iter().take(reach).flat_map(|c| &*c.reads) {
+        for &unit in rest.iter().take(reach).flat_map(|compute| compute.reads.units()) {
             if wanted.len() == self.s.prefetch {
                 break;
             }

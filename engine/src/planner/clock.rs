@@ -122,27 +122,6 @@ impl StepTime {
     }
 }
 
-/// Under which span an action's operations are booked, as the rank's meter does.
-fn booked(action: Action) -> Span {
-    match action {
-        Action::Load { .. } => Span::Data,
-        Action::Gather { .. } => Span::ExposedGather,
-        Action::Forward { .. } => Span::Forward,
-        Action::Recompute { .. } => Span::Recompute,
-        Action::Backward { .. } | Action::BackwardInput { .. } | Action::BackwardWeight { .. } => Span::Backward,
-        Action::Reduce { .. } => Span::ExposedReduce,
-        Action::Update | Action::UpdateUnit { .. } => Span::Optimizer,
-        Action::Fetch { .. }
-        | Action::Store { .. }
-        | Action::WaitStore { .. }
-        | Action::StoreSaved { .. }
-        | Action::WaitStoreSaved { .. }
-        | Action::FetchSaved { .. } => Span::Offload,
-        Action::Receive { .. } | Action::Send { .. } | Action::ReduceTied { .. } => Span::ExposedPipeline,
-        Action::Release { .. } | Action::Evict { .. } => Span::Other,
-    }
-}
-
 /// The disk of a rank's host: transfers are done one after the other, in the order in which they begin.
 #[derive(Default)]
 struct Drive {

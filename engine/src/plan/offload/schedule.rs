@@ -76,18 +76,11 @@ impl Offload<'_> {
         list
     }
 
-    /// The units whose weights an action reads.
+    /// The units whose weights an action reads, or gathers.
     fn read(&self, action: &Action) -> [Option<usize>; 3] {
         match *action {
-            Action::Forward { layer, .. }
-            | Action::Recompute { layer, .. }
-            | Action::Backward { layer, .. }
-            | Action::BackwardInput { layer, .. } => {
-                let layer = &self.layers[layer];
-                [Some(layer.unit), layer.shares, layer.second]
-            }
             Action::Gather { unit, .. } => [Some(unit), None, None],
-            _ => [None; 3],
+            _ => action.layer_read().map_or([None; 3], |layer| self.layers[layer].read_units()),
         }
     }
 

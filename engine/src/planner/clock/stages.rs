@@ -4,7 +4,7 @@
 //! A message begins when its sender comes to it. Its bytes are moved by the receiver when both have come, so a receiver waits for the sender
 //! and then pays for the message. A sender goes on, and waits for its message before when it sends the next one the same way.
 
-use super::{Class, Clock, Drive, NORM, NoTime, booked, is_message};
+use super::{Class, Clock, Drive, NORM, NoTime, is_message};
 use crate::action::Action;
 use crate::action::span::Span;
 use crate::compute::recorder::{Overlap, Recorded};
@@ -60,7 +60,7 @@ enum Moment {
 
 /// Under which span an action's collectives are booked: those of layers apart from what layers compute.
 fn of_collectives(action: Action) -> Span {
-    match booked(action) {
+    match action.span() {
         _ if action == Action::Update => Span::ExposedAgree,
         Span::Forward | Span::Backward | Span::Recompute => Span::ExposedTensor,
         other => other,
@@ -215,12 +215,12 @@ where
     fn perform(&mut self, at: usize, recorded: &RecordedAction) -> Result<(), NoTime> {
         self.moves(at, recorded)?;
         let (action, begun) = (recorded.action, self.stages[at].now);
-        if booked(action) == Span::Data {
+        if action.span() == Span::Data {
             self.spend(at, Some(action), Span::Data, self.clock.crowd * self.clock.overheads.load);
         }
         self.overlapped(at, recorded)?;
         self.collectives(at, recorded)?;
-        self.wait(at, action, booked(action), begun + recorded.least);
+        self.wait(at, action, action.span(), begun + recorded.least);
         Ok(())
     }
 
@@ -268,7 +268,7 @@ where
         let Clock { crowd, overheads, curves, .. } = *self.clock;
         for operation in operations {
             let agrees = action == Action::Update && operation.term == NORM;
-            let span = if agrees { Span::ExposedAgree } else { booked(action) };
+            let span = if agrees { Span::ExposedAgree } else { action.span() };
             let class = Class::of(&operation.op);
             let key = (class.name, class.sizes.iter().map(|size| size.to_bits()).collect());
             let time = match self.known.get(&key) {
