@@ -5,8 +5,8 @@ pub mod stream;
 
 use crate::action::stream::Stream;
 use crate::config::SavedTensor;
-use span::Span;
 use serde::{Deserialize, Serialize};
+use span::Span;
 
 /// One thing a rank does. Layers and units are numbers in the rank's [`crate::model::Layout`]; `micro` counts micro-batches from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -49,7 +49,7 @@ impl Executor<'_> {
         if owner == 0 || own != owner && own != 0 {
             return Ok(whole);
         }
-        let none = || StepError::Input("stages without a pipeline; this is a bug".into());
+        let none = || StepError::Bug("stages without a pipeline");
         let stages = self.context.comms.over(Axes::PIPELINE).ok_or_else(none)?.unmetered();
         if own == owner {
             whole.map_or(Ok(()), |whole| stages.send(whole.view(), 0))?;

@@ -21,6 +21,9 @@ pub enum StepError {
     /// Tokens or weights could not be read.
     #[error("{0}")]
     Input(String),
+    /// The plan or the program contradicts itself.
+    #[error("{0}; this is a bug in zbench: please report it")]
+    Bug(&'static str),
     /// Loss or norm is not finite, or gradients overflow at the smallest loss scale.
     #[error("step {step}: {what} is {value}")]
     Diverged {

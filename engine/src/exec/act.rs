@@ -147,7 +147,10 @@ impl<'a> Executor<'a> {
     /// Gives a stream to the neighbouring stage that reads it. The message is on its way while this stage goes on. The
     /// previous message in the same direction is waited for first.
     fn send(&mut self, micro: usize, stream: Stream, gradient: bool) -> Result<()> {
-        let buffer = taken(self.step_state.of_mut(micro).stream(stream, gradient).take(), "a stream that is sent")?;
+        let buffer = taken(
+            self.step_state.of_mut(micro).stream(stream, gradient).take(),
+            "the plan uses a stream that is sent before making it",
+        )?;
         let previous = self.step_state.sent[usize::from(gradient)].take();
         let (group, [before, behind]) = self.pipeline()?;
         if let Some(ticket) = previous {
@@ -161,7 +164,7 @@ impl<'a> Executor<'a> {
     /// The stages with this rank's place in them, and those before and behind this rank's: before the first chunk of the first
     /// stage's next chunk lies the last stage.
     fn pipeline(&self) -> Result<(&Metered, [usize; 2])> {
-        let none = || StepError::Input("a stream crosses stages where there is one; this is a bug".into());
+        let none = || StepError::Bug("a stream crosses stages where there is one");
         let group = self.context.comms.over(Axes::PIPELINE).ok_or_else(none)?;
         let (stage, stages) = (self.state.place.at(Axis::Pipeline), group.size());
         Ok((group, [(stage + stages - 1) % stages, (stage + 1) % stages]))
@@ -193,7 +196,8 @@ impl<'a> Executor<'a> {
                 return Ok(());
             }
             LayerKind::Norm(norm) => {
-                let input = taken(state.values[layer.reads].take(), "the residual stream")?;
+                let input =
+                    taken(state.values[layer.reads].take(), "the plan uses the residual stream before making it")?;
                 let [output, _] = norm.forward(&ex, &weights, batch.tokens(), input.view())?;
                 state.values[layer.writes] = Some(output);
                 state.saved[number].input = Some(input).filter(|_| !evaluates);
@@ -206,7 +210,7 @@ impl<'a> Executor<'a> {
             true => (false, &[][..]),
             false => (self.context.stage_plan.keeps_input[number], &self.context.plan.policy.keep[..]),
         };
-        let input = taken(state.values[layer.reads].take(), "the residual stream")?;
+        let input = taken(state.values[layer.reads].take(), "the plan uses the residual stream before making it")?;
         let ex = LayerContext { memory: memory_of(&state.values, memory), ..ex };
         let (output, mut saved) = block.forward(&ex, &weights, input, keeps, keep)?;
         if self.context.cell.memory.partition_activations {
@@ -219,7 +223,10 @@ impl<'a> Executor<'a> {
     fn loss(&mut self, micro: usize, layer: &Layer, head: &Head, waits: &dyn Waits) -> Result<()> {
         let (own_unit, unit_of_matrix) = (layer.unit, layer.shares.unwrap_or(layer.unit));
         let (batch, evaluates) = (self.batch(micro, layer.reads), self.step_state.evaluates);
-        let x = taken(self.step_state.of_mut(micro).values[layer.reads].take(), "the residual stream")?;
+        let x = taken(
+            self.step_state.of_mut(micro).values[layer.reads].take(),
+            "the plan uses the residual stream before making it",
+        )?;
         if !evaluates {
             self.gradients.open(&self.state, self.context.resources(), own_unit)?;
             self.gradients.open(&self.state, self.context.resources(), unit_of_matrix)?;
@@ -274,7 +281,7 @@ impl<'a> Executor<'a> {
         let memory = layer.memory.map(|stream| (stream, self.batch(micro, stream)));
         let stage_plan = self.context.stage_plan;
         let state = self.step_state.of_mut(micro);
-        let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
+        let gradient = taken(state.gradients[layer.writes].take(), "the plan uses the gradient before making it")?;
         let ex = self.context.layer_context(batch, false, &state.tokens, waits);
         let mut grads = match layer.second {
             None => self.gradients.grads(layer.unit),
@@ -307,7 +314,7 @@ impl<'a> Executor<'a> {
             LayerKind::Norm(norm) => {
                 // Nothing looks at its output any more.
                 state.values[layer.writes] = None;
-                let input = taken(state.saved[number].input.take(), "a norm's input")?;
+                let input = taken(state.saved[number].input.take(), "the plan uses a norm's input before making it")?;
                 let rows = batch.tokens();
                 let [_, statistics] = ex.again(|| norm.forward(&ex, &weights, rows, input.view()))?;
                 let gradient =
@@ -324,7 +331,7 @@ impl<'a> Executor<'a> {
         let Some(block) = layer.block() else { return Ok(()) };
         let (batch, stage_plan) = (self.batch(micro, layer.writes), self.context.stage_plan);
         let state = self.step_state.of_mut(micro);
-        let gradient = taken(state.gradients[layer.writes].take(), "the gradient")?;
+        let gradient = taken(state.gradients[layer.writes].take(), "the plan uses the gradient before making it")?;
         let (mut saved, mut deferred) = (std::mem::take(&mut state.saved[number]), Deferred::default());
         let ex = self.context.layer_context(batch, false, &state.tokens, waits);
         saved.restore_input(&ex, block.dims.hidden)?;
@@ -342,9 +349,7 @@ impl<'a> Executor<'a> {
         self.gradients.open(&self.state, self.context.resources(), layer.unit)?;
         let batch = self.batch(micro, layer.writes);
         let state = self.step_state.of_mut(micro);
-        let none = || {
-            StepError::Input("the plan computes gradients of weights before that of the input; this is a bug".into())
-        };
+        let none = || StepError::Bug("the plan computes gradients of weights before that of the input");
         let deferred = state.deferred.pop_front().ok_or_else(none)?;
         let ex = self.context.layer_context(batch, false, &state.tokens, waits);
         block.weight_gradients(&ex, &mut self.gradients.grads(layer.unit), deferred)
@@ -494,11 +499,11 @@ fn memory_of(values: &ByStream<Option<Buffer>>, memory: Option<(Stream, Batch)>)
 }
 
 /// What an earlier action of a well-formed plan has left.
-fn taken(slot: Option<Buffer>, what: &str) -> Result<Buffer> {
-    slot.ok_or_else(|| StepError::Input(format!("the plan uses {what} before making it; this is a bug")))
+fn taken(slot: Option<Buffer>, missing: &'static str) -> Result<Buffer> {
+    slot.ok_or(StepError::Bug(missing))
 }
 
 fn present(tokens: &Option<Tokens>) -> Result<&Tokens> {
-    let reason = || StepError::Input("the plan uses tokens before fetching them; this is a bug".into());
+    let reason = || StepError::Bug("the plan uses tokens before fetching them");
     tokens.as_ref().ok_or_else(reason)
 }

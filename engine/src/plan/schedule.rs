@@ -324,7 +324,9 @@ impl Schedule<'_> {
         let Some(layer) = action.layer_read().map(|layer| &self.layers[layer]) else { return Reads::None };
         match (action, &layer.kind) {
             (Action::Backward { .. }, LayerKind::Embedding(embedding)) if !embedding.reads_weights() => Reads::None,
-            _ => layer.shares.or(layer.second).map_or(Reads::One([layer.unit]), |other| Reads::Two([layer.unit, other])),
+            _ => {
+                layer.shares.or(layer.second).map_or(Reads::One([layer.unit]), |other| Reads::Two([layer.unit, other]))
+            }
         }
     }
 

@@ -289,8 +289,7 @@ impl UnderWay {
 }
 
 fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
-    let panicked =
-        |_| StateError::Step(StepError::Input("a thread that writes checkpoints has panicked; a bug".into()));
+    let panicked = |_| StateError::Step(StepError::Bug("a thread that writes checkpoints has panicked"));
     thread.join().unwrap_or_else(|panic| Err(panicked(panic)))
 }
 

@@ -82,7 +82,7 @@ impl Bucket {
 }
 
 fn away() -> StepError {
-    StepError::Input("gradients are used while they are being reduced; this is a bug".into())
+    StepError::Bug("gradients are used while they are being reduced")
 }
 
 impl Gradients {
@@ -305,13 +305,7 @@ impl Gradients {
     pub fn check_reduced(&self) -> Result<()> {
         match self.buckets.iter().find(|bucket| bucket.missing != bucket.count) {
             None => Ok(()),
-            Some(bucket) => {
-                let reason = format!(
-                    "of units {:?}, {} have no complete gradients; this is a bug",
-                    bucket.units, bucket.missing
-                );
-                Err(StepError::Input(reason))
-            }
+            Some(_) => Err(StepError::Bug("some units of a bucket have complete gradients and others have not")),
         }
     }
 

@@ -192,7 +192,7 @@ pub struct Resources<'a> {
 impl Resources<'_> {
     /// A buffer of a tier, with unspecified contents.
     pub fn alloc_at(&self, tier: MemoryTier, category: Category, dtype: DType, len: usize) -> Result<Buffer> {
-        let none = || StepError::Input(format!("this rank has no memory of tier {tier:?}; a bug"));
+        let none = || StepError::Bug("this rank has no memory of a tier that is used");
         let arena = self.tiers.arena(tier).ok_or_else(none)?;
         // A disk reads and writes whole pages.
         Ok(if tier == MemoryTier::Disk {

@@ -87,7 +87,7 @@ impl OffloadedActivations {
         if self.coming.is_empty() {
             return Ok(());
         }
-        let none = || StepError::Input("a saved tensor is missing on the disk; this is a bug".into());
+        let none = || StepError::Bug("a saved tensor is missing on the disk");
         saved.each_buffer(std::mem::take(&mut self.away), &mut |buffer| {
             let Some(pages) = self.coming.pop_front().ok_or_else(none)?.arrive(res)? else { return Ok(()) };
             *buffer = pages;

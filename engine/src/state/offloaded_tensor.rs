@@ -343,7 +343,7 @@ impl OffloadedTensor {
 }
 
 fn away() -> StepError {
-    StepError::Input("a tensor is used where it has not been brought; this is a bug".into())
+    StepError::Bug("a tensor is used where it has not been brought")
 }
 
 impl Resources<'_> {

@@ -215,7 +215,7 @@ impl Optimizer {
         let Some(Lent { left, back, wanted }) = self.lent.take() else { return Ok(()) };
         wanted.store(true, Ordering::Release);
         for _ in 0..left {
-            let lost = |_| StepError::Input("the thread that writes checkpoints has panicked; a bug".into());
+            let lost = |_| StepError::Bug("the thread that writes checkpoints has panicked");
             let (unit, moments) = back.recv().map_err(lost)?;
             self.units[unit] = Some(moments);
         }

@@ -44,7 +44,7 @@ impl Block {
     /// Cross-attention and what it reads, of blocks that have it.
     pub(super) fn over_memory<'e>(&'e self, ex: &'e LayerContext<'_>) -> Result<Option<(&'e Cross, &'e Memory<'e>)>> {
         let Some(cross) = &self.cross else { return Ok(None) };
-        let none = || StepError::Input("cross-attention has no encoder's output to read; this is a bug".into());
+        let none = || StepError::Bug("cross-attention has no encoder's output to read");
         Ok(Some((cross, ex.memory.as_ref().ok_or_else(none)?)))
     }
 
