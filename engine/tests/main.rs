@@ -8,6 +8,7 @@ mod conformance;
 mod data;
 mod device;
 mod documents;
+mod folders;
 mod golden;
 mod hf;
 mod mesh;

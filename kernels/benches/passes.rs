@@ -53,7 +53,7 @@ fn line(c: &mut Criterion, name: &str, of: impl std::fmt::Display, bytes: u64, m
 
 fn ceiling(_: &mut Criterion) {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    if let Some(rates) = peak::memory(threads, 64 << 20) {
+    if let Some(rates) = zbench_kernels::cpu::peak::memory(threads, 64 << 20) {
         println!(
             "passes/triad {:.2} GB/s, copy {:.2}, read {:.2}",
             rates.triad / 1e9,

@@ -80,7 +80,7 @@ pub(crate) fn fill(record: &mut Record, result: &BenchResult) {
     for (name, value) in [
         ("timings", serde_json::to_value(&result.timings)),
         ("ceiling", serde_json::to_value(&result.ceiling)),
-        ("instructions", serde_json::to_value(zbench_kernels::peak::describe())),
+        ("instructions", serde_json::to_value(zbench_kernels::cpu::peak::describe())),
     ] {
         if let Ok(value) = value {
             record.extra.insert(name.into(), value);

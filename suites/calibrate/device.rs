@@ -12,7 +12,7 @@ use std::time::Instant;
 use zbench_estimate::job::Number;
 use zbench_estimate::machine;
 use zbench_host::devices::{product_flops, seconds_of};
-use zbench_kernels::device::Device;
+use zbench_kernels::memory::device::Device;
 use zbench_kernels::{Arena, Buffer, Category, Cuda, DType, KernelError, Kernels, Normal, Op, ViewMut, no_scratch};
 use zbench_reports::bench::{DeviceCeilings, DeviceRate};
 

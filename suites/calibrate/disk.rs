@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use zbench_kernels::philox;
+use zbench_kernels::numerics::philox;
 
 /// Bytes of one read or write: large enough that a disk is not asked for too little at a time.
 const BLOCK: usize = 4 << 20;

@@ -17,7 +17,8 @@ pub use rounds::{Values, summarize};
 
 use crate::bench::{Limits, Stopped};
 use disk::Disk;
-use zbench_kernels::{DType, peak};
+use zbench_kernels::DType;
+use zbench_kernels::cpu::peak;
 use zbench_reports::bench::Ceilings;
 
 /// Types whose matrix rate is asked for; there is no loop for all of them on every processor.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use zbench_collectives::{Collective, CollectiveKind, CommError, Communicator, group};
 use zbench_engine::config::Cell;
 use zbench_engine::run::launch_ranks::kernels;
-use zbench_kernels::spawn;
+use zbench_kernels::threads::spawn;
 use zbench_kernels::{Kernels, View, ViewMut};
 
 /// Times over the list; the first finds its memory and does not count.

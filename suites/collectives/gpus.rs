@@ -12,7 +12,7 @@ use zbench_collectives::nccl::{Api, Device, Ordered, Search, load_driver, nccl_o
 use zbench_collectives::{CommError, Communicator};
 use zbench_host::devices;
 use zbench_kernels::cuda::gpu::Driver;
-use zbench_kernels::device::Device as CudaDevice;
+use zbench_kernels::memory::device::Device as CudaDevice;
 use zbench_kernels::{Arena, Cuda, KernelError, Kernels};
 
 /// What computes for a rank, where its buffers lie, and what it is told of that.

@@ -2,7 +2,7 @@
 
 use super::plan::Plan;
 use zbench_host::machine;
-use zbench_kernels::device::Device;
+use zbench_kernels::memory::device::Device;
 
 /// Assumed where the system does not state its last-level cache.
 const CACHE_GUESS: u64 = 32 << 20;

@@ -16,7 +16,7 @@ use zbench_collectives::compose::Composed;
 use zbench_collectives::link;
 use zbench_collectives::{CommError, Communicator, Shared, group};
 use zbench_host::devices;
-use zbench_kernels::spawn;
+use zbench_kernels::threads::spawn;
 use zbench_kernels::{Arena, Cpu, Kernels};
 use zbench_launch::{Choice, Exit, Io, Options, Start, World};
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use zbench_kernels::spawn;
+use zbench_kernels::threads::spawn;
 use zbench_reports::gate::turns::{Score, Turns, generations};
 use zbench_reports::gate::{Bench, Side, Trial};
 use zbench_reports::record::{Record, Status};

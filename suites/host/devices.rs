@@ -8,7 +8,7 @@ use zbench_estimate::profile;
 use zbench_kernels::cuda::folder::{self, NotPrivate};
 use zbench_kernels::cuda::gpu::{Fallback, Gpu, Nvml, Options, Probe, Reading, Search, Watched};
 use zbench_kernels::cuda::host::{Host, Order};
-use zbench_kernels::device::Device;
+use zbench_kernels::memory::device::Device;
 use zbench_kernels::{Arena, Category, Cuda, DType, Gemm, KernelError, Kernels, Normal, Op, no_scratch};
 
 /// Runs CUDA kernels on the processor instead of a GPU, compiled by the C++ compiler `c++`: slow, for checks.

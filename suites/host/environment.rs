@@ -39,7 +39,7 @@ pub fn of_this_process() -> Map<String, Value> {
         };
         let process = Process {
             cores: crate::machine::cores(),
-            simd: zbench_kernels::peak::describe(),
+            simd: zbench_kernels::cpu::peak::describe(),
             variables: std::env::vars_os().map(text).collect(),
             binary: binary_hash(std::path::Path::new("/proc/self/exe")),
             build: BUILD.get().copied().unwrap_or_default(),

@@ -6,7 +6,9 @@ use crate::environment::{self, Root, container, cpu};
 use serde::{Deserialize, Serialize};
 use std::sync::OnceLock;
 use std::time::Instant;
-use zbench_kernels::{DType, affinity, peak};
+use zbench_kernels::DType;
+use zbench_kernels::cpu::peak;
+use zbench_kernels::threads::affinity;
 
 pub use crate::environment::of_this_process as environment;
 pub use zbench_reports::redact::host_hash;

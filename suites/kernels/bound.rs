@@ -13,7 +13,8 @@ use zbench_engine::plan::Plan;
 use zbench_engine::planner::curves::Class;
 use zbench_engine::run::launch_ranks::{kernels, with_ranks};
 use zbench_host::machine;
-use zbench_kernels::{DType, Kernels, Op, Stopwatch, Timed, peak};
+use zbench_kernels::cpu::peak;
+use zbench_kernels::{DType, Kernels, Op, Stopwatch, Timed};
 use zbench_reports::{stats, units};
 
 /// Steps that are timed, and steps before them.

@@ -2,7 +2,8 @@
 
 use super::Device;
 use zbench_host::{devices, machine};
-use zbench_kernels::{DType, peak};
+use zbench_kernels::DType;
+use zbench_kernels::cpu::peak;
 use zbench_reports::bench::Ceiling;
 
 /// Seconds of each measurement of the peak: some hundred stretches, of which the best counts.

@@ -2,7 +2,8 @@
 
 use crate::bench::BenchError;
 use half::{bf16, f16};
-use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, Normal, Op, View, no_scratch, philox};
+use zbench_kernels::numerics::philox;
+use zbench_kernels::{Arena, Buffer, Category, DType, Kernels, Normal, Op, View, no_scratch};
 
 /// The elements of a view as f64. A type that no kernel computes in has none.
 pub fn floats(view: View<'_>) -> Vec<f64> {

@@ -3,7 +3,8 @@
 use super::numbers::floats;
 use super::oracle::{self, Checked, Exact, Sums, Tolerance};
 use crate::bench::{BenchResult, record};
-use zbench_kernels::{Attention, Cpu, DType, Gemm, Kernels, Op, View, ViewMut, philox};
+use zbench_kernels::numerics::philox;
+use zbench_kernels::{Attention, Cpu, DType, Gemm, Kernels, Op, View, ViewMut};
 use zbench_kernels_testing::ByName;
 use zbench_reports::bench::{self, Ceiling, Timing};
 use zbench_reports::document::Tone;

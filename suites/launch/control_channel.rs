@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel}
 use std::thread::JoinHandle;
 use std::time::Duration;
 use zbench_collectives::{MAX_BLOB_BYTES, Rendezvous, RendezvousError};
-use zbench_kernels::spawn;
+use zbench_kernels::threads::spawn;
 
 /// Between two beats while nobody has anything to say.
 const BEAT: Duration = Duration::from_millis(200);

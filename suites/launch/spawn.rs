@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tracing::info;
 use zbench_host::environment::Root;
 use zbench_host::logging::pass_on;
-use zbench_kernels::spawn::not_started;
+use zbench_kernels::threads::spawn::not_started;
 
 /// How often the processes are looked at.
 const TICK: Duration = Duration::from_millis(20);

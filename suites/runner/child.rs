@@ -16,7 +16,7 @@ use tracing::debug;
 use zbench_engine::config::Cell;
 use zbench_host::logging::pass_on;
 use zbench_host::machine;
-use zbench_kernels::spawn::not_started;
+use zbench_kernels::threads::spawn::not_started;
 use zbench_launch::signal_name;
 use zbench_reports::record::{Source, Status};
 

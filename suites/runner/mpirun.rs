@@ -20,8 +20,8 @@ use zbench_engine::compute::hardware;
 use zbench_engine::observe::trace::StepTrace;
 use zbench_engine::run::launch_ranks::Standing;
 use zbench_host::logging::{self, pass_on};
-use zbench_kernels::spawn;
-use zbench_kernels::spawn::not_started;
+use zbench_kernels::threads::spawn;
+use zbench_kernels::threads::spawn::not_started;
 use zbench_launch::{
     Choice, ControlChannel, LaunchError, Options, Silence, Source as Launcher, World, detect, free_port, fresh_token,
     loopback,

@@ -14,7 +14,7 @@ use zbench_config::Hosts;
 use zbench_engine::config::Cell;
 use zbench_engine::run::launch_ranks::Standing;
 use zbench_host::machine;
-use zbench_kernels::spawn;
+use zbench_kernels::threads::spawn;
 use zbench_launch::{Exit, Io, LaunchError, RankExit, Ranks, Start, signal_name, spawn};
 use zbench_reports::record::{Source, Status};
 

@@ -1,13 +1,14 @@
-//! How the threads of a pool meet (kernels/src/pool/team.rs), under loom: every interleaving of small teams within a bound
+//! How the threads of a pool meet (kernels/src/threads/pool/team.rs), under loom: every interleaving of small teams within a bound
 //! on preemptions, with memory that tells when two threads touch it at the same time. A thread that sleeps through its
 //! wake-up shows as a deadlock, which loom reports.
 //!
 //! The protocol's own source is compiled here over loom's types, so that no build flag is needed:
 //! `cargo test -p zbench-loom-tests --test loom pool`.
 
-#[path = "../../kernels/src/pool/team.rs"]
+#[path = "../../kernels/src/threads/pool/team.rs"]
 mod team;
 
+use crate::sync;
 use crate::sync::POLICY;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

@@ -1,10 +1,10 @@
-//! loom's types in place of `zbench_kernels::sync`, for protocols that loom tests compile over them.
+//! loom's types in place of `zbench_kernels::threads::sync`, for protocols that loom tests compile over them.
 
 pub use loom::cell::UnsafeCell;
 pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use loom::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
-pub use zbench_kernels::sync::{FutexScope, SpinPolicy};
+pub use zbench_kernels::threads::sync::{FutexScope, SpinPolicy};
 
 /// Of no consequence here: no time passes under loom.
 pub const POLICY: SpinPolicy = SpinPolicy { rounds: 0, spin: Duration::ZERO, yields: 0 };

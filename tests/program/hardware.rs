@@ -6,7 +6,9 @@ use serde_json::Value;
 use std::path::Path;
 use zbench_config::Document;
 use zbench_engine::config::Backend;
-use zbench_kernels::{Cpu, INSTRUCTIONS, Kernels, affinity, peak};
+use zbench_kernels::cpu::peak;
+use zbench_kernels::threads::affinity;
+use zbench_kernels::{Cpu, INSTRUCTIONS, Kernels};
 
 /// TINY's first cell with these settings, on so many ranks; its record.
 fn record(folder: &Path, set: &[&str]) -> Value {

@@ -182,7 +182,7 @@ fn a_death_that_the_launcher_answers_with_sigterm_is_kept_by_whoever_lives() {
 /// As mpirun and srun bind ranks by default, each to a core; and all to one core.
 #[test]
 fn the_cores_of_a_launch_are_those_of_all_its_ranks() {
-    let cores = zbench_kernels::affinity::available();
+    let cores = zbench_kernels::threads::affinity::available();
     let Some(other) = cores.get(1) else { return };
     for (places, pin, count, words) in [
         ([cores[0], *other], "hardware.pin=cores", 2, "each rank has 1, which no other rank uses"),

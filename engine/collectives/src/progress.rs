@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use zbench_kernels::affinity::Cores;
+use zbench_kernels::threads::affinity::Cores;
 use zbench_kernels::work_alone;
 
 /// What drives calls.

@@ -3,9 +3,10 @@
 use crate::config::{Cell, DeviceKind, Hardware, MemoryTier, Pin};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use zbench_kernels::cuda::dry_device::DryDevice;
-use zbench_kernels::device::Device;
-use zbench_kernels::{Cpu, Cuda, KernelError, Kernels, MOST_THREADS, Setup, SetupError, affinity};
+use zbench_kernels::memory::device::Device;
+use zbench_kernels::memory::dry_device::DryDevice;
+use zbench_kernels::threads::affinity;
+use zbench_kernels::{Cpu, Cuda, KernelError, Kernels, MOST_THREADS, Setup, SetupError};
 
 /// Gives a machine that runs CUDA by its number, 0 for the first GPU; the reason where there is none. The engine looks for no
 /// libraries: whoever calls it has.

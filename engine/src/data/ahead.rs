@@ -121,8 +121,8 @@ impl Prefetcher {
                 done.0.push((filled, read));
             }
         });
-        let thread =
-            thread.map_err(|source| DataError::Thread { source: zbench_kernels::spawn::not_started(source) })?;
+        let thread = thread
+            .map_err(|source| DataError::Thread { source: zbench_kernels::threads::spawn::not_started(source) })?;
         let state = RefCell::new(State { next: None, free });
         Ok(Prefetcher {
             source: source.clone(),

@@ -11,7 +11,7 @@ use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use zbench_collectives::link::{LinkUse, SLACK, now, ns, sleep_until};
-use zbench_kernels::device::{DeviceError, Event};
+use zbench_kernels::memory::device::{DeviceError, Event};
 
 /// A direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use crate::observe::pass_times::PassTime;
 use crate::observe::trace::{Entry, Recording};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zbench_kernels::device::Event;
+use zbench_kernels::memory::device::Event;
 use zbench_kernels::{KernelError, Kernels};
 
 /// Nanoseconds of a step.

@@ -141,7 +141,7 @@ fn on_threads<T: Send>(
                 Ok(Err(_)) => Ended::broken("panicked outside its step"),
                 // Its place in the group went with it, so that the others do not wait for it.
                 Err(error) => {
-                    let error = zbench_kernels::spawn::not_started(error);
+                    let error = zbench_kernels::threads::spawn::not_started(error);
                     Ended::broken(&format!("its thread could not be started: {error}"))
                 }
             })

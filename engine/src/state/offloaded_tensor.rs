@@ -7,8 +7,8 @@ use crate::memory::host_link::Way;
 use crate::memory::moves::{DryTransfer, Move};
 use std::ops::Range;
 use std::sync::Arc;
-use zbench_kernels::device::Event;
 use zbench_kernels::disk::Transfer;
+use zbench_kernels::memory::device::Event;
 use zbench_kernels::{Buffer, Category, DType, View, ViewMut};
 
 /// A tensor of a tier. Where it is used elsewhere, a part of it is copied there.

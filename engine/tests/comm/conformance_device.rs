@@ -9,7 +9,7 @@ use std::time::Duration;
 use zbench_collectives::GroupName;
 use zbench_collectives::nccl::{InOrder, Ordered};
 use zbench_collectives::{Call, Communicator, HostStaged, Kind, Member, Metered, OwnedCall, Result, Ticket, group};
-use zbench_kernels::device::Event;
+use zbench_kernels::memory::device::Event;
 use zbench_kernels::{Arena, Cuda, Kernels};
 use zbench_kernels_testing::Late;
 use zbench_test_tiers as tiers;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use zbench_kernels::cuda::gpu::{Gpu, Options, Probe, Search};
 use zbench_kernels::cuda::host::{Host, Order};
-use zbench_kernels::device::Device;
+use zbench_kernels::memory::device::Device;
 
 /// Compiled kernels are kept beside the test program. All test programs of the workspace share `cache/kernels`, so that C++ is compiled once.
 fn cache(name: &str) -> PathBuf {

@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use zbench_engine::checkpoint::weights::write_safetensors;
 use zbench_engine::config::*;
 use zbench_engine::model::Layout;
-use zbench_kernels::{DType, philox};
+use zbench_kernels::DType;
+use zbench_kernels::numerics::philox;
 use zbench_test_tiers as tiers;
 
 /// What DoRA may differ by: it divides by the norms of rows that it has multiplied by, each rounded to f32.

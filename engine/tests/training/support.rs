@@ -12,7 +12,7 @@ use zbench_engine::run::launch_ranks::with_ranks;
 use zbench_engine::run::rank::Rank;
 use zbench_engine::state::Update;
 use zbench_kernels::Kernels;
-use zbench_kernels::device::Device;
+use zbench_kernels::memory::device::Device;
 use zbench_kernels_testing::Late;
 
 pub fn fixture(file: &str) -> PathBuf {

@@ -6,10 +6,12 @@ use super::Cpu;
 use super::level::{Level, fma};
 use super::map::typed;
 use super::stream::{CHUNK, GRAIN, Shared, chunks, close, elements, load, narrow, open};
+use crate::numerics::philox;
+use crate::numerics::philox::RandomStream;
+use crate::numerics::round::Float32;
+use crate::numerics::stochastic;
 use crate::op::{AdamW, Rounding};
-use crate::philox::{self, RandomStream};
-use crate::round::Float32;
-use crate::{View, ViewMut, stochastic};
+use crate::{View, ViewMut};
 
 /// The constants of a step, each rounded once. Laid out as kernels/cuda/elementwise.cu has it.
 #[repr(C)]

@@ -6,9 +6,10 @@ use super::Cpu;
 use super::level::{activation, fma};
 use super::map::typed;
 use super::stream::{CHUNK, GRAIN, Shared, chunks, close, elements, load, narrow, open};
+use crate::numerics::philox;
+use crate::numerics::philox::RandomStream;
+use crate::numerics::round::Float32;
 use crate::op::*;
-use crate::philox::{self, RandomStream};
-use crate::round::Float32;
 use crate::{DType, View, ViewMut};
 
 /// `$body` with `$a` standing for the activation as a constant, so that loops have no branches.

@@ -7,9 +7,9 @@ use super::level::{LANES, exp, fma, fold, fold_rows, merge};
 use super::matmul::Right;
 use super::rows::{grain, shift};
 use super::stream::{CHUNK, Shared, chunks, close, load, open, widen};
-use crate::check::Routing;
+use crate::backend::check::Routing;
+use crate::numerics::round::Float32;
 use crate::op::*;
-use crate::round::Float32;
 use crate::{DType, View, ViewMut};
 use half::{bf16, f16};
 

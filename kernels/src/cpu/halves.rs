@@ -1,11 +1,11 @@
-//! Halves to floats and back by the instructions for it: several times as fast as [`crate::round`]'s arithmetic, whose
+//! Halves to floats and back by the instructions for it: several times as fast as [`crate::numerics::round`]'s arithmetic, whose
 //! bits they give for every number. Tails go through a vector of their own, so that an element's bits, those of a NaN
 //! too, do not depend on where it lies.
 
 #![allow(unsafe_code, reason = "vector instructions that the CPU was asked for")]
 
 use super::level::Level;
-use crate::round::Float32;
+use crate::numerics::round::Float32;
 use half::f16;
 
 /// `into = from`; exact.

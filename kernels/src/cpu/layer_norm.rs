@@ -5,8 +5,8 @@ use super::level::{LANES, fma, fold, fold_rows, merge};
 use super::map::typed;
 use super::rms_norm::add;
 use super::stream::elements;
+use crate::numerics::round::Float32;
 use crate::op::{BiasAdd, LayerNorm, ScaleColumns};
-use crate::round::Float32;
 use crate::{View, ViewMut, no_scratch};
 
 impl Cpu {

@@ -3,8 +3,8 @@
 #![allow(unsafe_code, reason = "vector instructions that the CPU was asked for")]
 #![allow(clippy::needless_range_loop, reason = "lanes of several rows are taken by number")]
 
+use crate::numerics::round::Float32;
 use crate::op::Activation;
-use crate::round::Float32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {

@@ -8,8 +8,8 @@ use super::map::typed;
 use super::rms_norm::add;
 use super::rows::grain;
 use super::stream::{CHUNK, Shared, elements};
+use crate::numerics::round::Float32;
 use crate::op::{CrossEntropy, VocabParallelCrossEntropy, VocabParallelStats};
-use crate::round::Float32;
 use crate::{DType, View, ViewMut};
 
 /// Rows of logits that become their gradient.

@@ -12,7 +12,7 @@
 
 use super::Cpu;
 use super::stream::{GRAIN, Shared, elements};
-use crate::round::Float32;
+use crate::numerics::round::Float32;
 use crate::{View, ViewMut};
 
 /// `$body` with `$t` standing for the type of the elements, which is one of those that widen to f32.

@@ -1,5 +1,4 @@
 //! Kernels on cores: f32 arithmetic on f32, bf16 and f16 buffers, several threads to an operation.
-
 pub(crate) mod adamw;
 mod attention;
 mod elementwise;
@@ -12,18 +11,22 @@ mod map;
 pub(crate) mod matmul;
 mod naive;
 mod packed;
+pub mod peak;
 mod quantize;
 mod reduce;
 mod rms_norm;
 mod rows;
+pub(crate) mod setup;
 mod stream;
 
-use crate::affinity::Pinned;
+use crate::backend::check;
+use crate::backend::operands;
+use crate::backend::operands::DeviceTypes;
+use crate::numerics::packed as packing;
 use crate::op::*;
-use crate::operands::{self, DeviceTypes};
-use crate::packed as packing;
-use crate::pool::Pool;
-use crate::{DType, KernelError, Kernels, Result, Sum, View, ViewMut, check};
+use crate::threads::affinity::Pinned;
+use crate::threads::pool::Pool;
+use crate::{DType, KernelError, Kernels, Result, Sum, View, ViewMut};
 use attention::{Inputs, Kept};
 use level::Level;
 use matmul::Right;
@@ -50,7 +53,7 @@ impl Cpu {
         Cpu { pool: Pool::new(threads.max(1)), level: Level::detect(), path: Path::detect() }
     }
 
-    /// As [`Cpu::new`] with these instructions and none better: a name of [`peak::describe`](crate::peak::describe).
+    /// As [`Cpu::new`] with these instructions and none better: a name of [`peak::describe`](crate::cpu::peak::describe).
     /// `None` when this CPU lacks them.
     pub fn with_instructions(threads: usize, instructions: &str) -> Option<Cpu> {
         let path = Path::available().into_iter().find(|path| path.name() == instructions)?;
@@ -78,7 +81,7 @@ impl Cpu {
     #[cfg(test)]
     pub(crate) fn cores_of_threads(&self) -> Vec<Vec<usize>> {
         let cores: Vec<_> = (0..self.pool.threads()).map(|_| std::sync::Mutex::default()).collect();
-        self.pool.run(|index| *cores[index].lock().unwrap() = crate::affinity::available());
+        self.pool.run(|index| *cores[index].lock().unwrap() = crate::threads::affinity::available());
         cores.into_iter().map(|cores| cores.into_inner().unwrap()).collect()
     }
 }

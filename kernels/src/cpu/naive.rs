@@ -8,8 +8,8 @@ use super::attention::{Inputs, Strand, steps};
 use super::level::{LANES, Level, exp, fma, fold, fold_rows, merge};
 use super::matmul::alone;
 use super::stream::{Shared, narrow, widen};
-use crate::attention_mask::AttentionMask;
 use crate::op::Attention;
+use crate::op::attention_mask::AttentionMask;
 use crate::{View, ViewMut};
 use std::ops::Range;
 

@@ -5,7 +5,8 @@
 use super::Cpu;
 use super::quantize::{largest, quotients};
 use super::stream::{CHUNK, Shared, chunks, close, load, open};
-use crate::packed::{self, NF4, NF4_BLOCK, NF4_MIDDLES, Packed, Packing, Scales, Unpack};
+use crate::numerics::packed;
+use crate::numerics::packed::{NF4, NF4_BLOCK, NF4_MIDDLES, Packed, Packing, Scales, Unpack};
 use crate::{View, ViewMut};
 
 /// Chunks that are worth waking another thread for.

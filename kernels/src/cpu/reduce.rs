@@ -8,7 +8,7 @@
 use super::Cpu;
 use super::level::Level;
 use super::stream::{CHUNK, Shared, chunks, narrow, widen};
-use crate::round::{Float32, to_odd};
+use crate::numerics::round::{Float32, to_odd};
 use crate::{DType, Element, ReduceOp, View, ViewMut};
 use half::{bf16, f16};
 use std::convert::identity;

@@ -7,8 +7,8 @@ use super::level::{LANES, fma, fold, fold_rows, merge};
 use super::map::typed;
 use super::rows::{COLUMNS, grain};
 use super::stream::{CHUNK, Shared, chunks, close, elements, open};
+use crate::numerics::round::Float32;
 use crate::op::{RmsNorm, RowInvNorm};
-use crate::round::Float32;
 use crate::{View, ViewMut, no_scratch};
 use std::ops::Range;
 

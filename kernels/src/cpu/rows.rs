@@ -6,8 +6,8 @@ use super::Cpu;
 use super::level::fma;
 use super::map::typed;
 use super::stream::{CHUNK, Shared, elements};
+use crate::numerics::round::Float32;
 use crate::op::*;
-use crate::round::Float32;
 use crate::{Element, View, ViewMut, no_scratch};
 use std::ops::Range;
 

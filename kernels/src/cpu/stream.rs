@@ -3,8 +3,8 @@
 #![allow(unsafe_code, reason = "parts of one buffer for several threads")]
 
 use super::level::Level;
-use crate::round::Float32;
-use crate::view::Extent;
+use crate::memory::view::Extent;
+use crate::numerics::round::Float32;
 use crate::{DType, Element, View, ViewMut};
 use half::bf16;
 use std::marker::PhantomData;

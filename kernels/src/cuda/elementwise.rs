@@ -6,8 +6,8 @@ use super::Cuda;
 use super::launch::{Argument, Run, arguments, runs};
 use super::mixed::Staged;
 use crate::cpu::adamw::Step;
+use crate::numerics::philox;
 use crate::op::*;
-use crate::philox;
 use crate::{Cpu, Kernels, Result, View, ViewMut, no_scratch};
 
 const THREADS: u32 = 256;

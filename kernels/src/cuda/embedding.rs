@@ -5,7 +5,7 @@
 use super::Cuda;
 use super::launch::{Run, SCRATCH_BYTES, arguments};
 use super::rows::teams;
-use crate::device::Address;
+use crate::memory::device::Address;
 use crate::op::{Embedding, VocabPart};
 use crate::{DType, Result};
 

@@ -4,7 +4,7 @@
 
 use super::Cuda;
 use super::launch::{Argument, Run, arguments, number};
-use crate::device::Address;
+use crate::memory::device::Address;
 use crate::op::{Combine, Route, Slots};
 use crate::{DType, KernelError, Result};
 

@@ -4,7 +4,7 @@
 
 use super::Cuda;
 use super::launch::{Argument, Run, arguments};
-use crate::device::Address;
+use crate::memory::device::Address;
 use crate::op::*;
 use crate::{DType, KernelError, Result};
 

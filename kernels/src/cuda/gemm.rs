@@ -5,7 +5,7 @@
 use super::Cuda;
 use super::launch::{Argument, Run, arguments};
 use super::rows::small;
-use crate::device::Address;
+use crate::memory::device::Address;
 use crate::op::Gemm;
 use crate::{DType, Result, ViewMut};
 

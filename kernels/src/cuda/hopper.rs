@@ -5,7 +5,7 @@
 use super::Cuda;
 use super::flash::{Attend, TILE};
 use super::launch::{Argument, Run, arguments};
-use crate::device::{Address, TensorBox, TensorMap};
+use crate::memory::device::{Address, TensorBox, TensorMap};
 use crate::op::Attention;
 use crate::{DType, Result};
 

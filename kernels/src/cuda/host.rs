@@ -4,7 +4,7 @@
 
 use super::folder;
 use super::sources::{HEADERS, SOURCES, Source};
-use crate::device::{
+use crate::memory::device::{
     Address, Arguments, BLAS_WORKSPACE, Device, DeviceError, DeviceProps, Event, Launch, Result, Stream,
 };
 use crate::op::Gemm;

@@ -4,8 +4,8 @@
 
 use super::Cuda;
 use super::readback::{SUM_WORDS, ScalarReadback};
-use crate::device::{Address, Arguments, Device, DeviceError, Launch, Stream};
-use crate::view::Extent;
+use crate::memory::device::{Address, Arguments, Device, DeviceError, Launch, Stream};
+use crate::memory::view::Extent;
 use crate::{DType, KernelError, Result, View, ViewMut};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -85,7 +85,7 @@ unsafe impl Argument for f64 {}
 /// brackets ends with the statement: only where it is the launch itself may they hold more than names.
 macro_rules! arguments {
     ($($value:expr),* $(,)?) => {
-        $crate::device::Arguments {
+        $crate::memory::device::Arguments {
             pointers: &mut [$($crate::cuda::launch::pointer(&$value)),*],
             sizes: &[$($crate::cuda::launch::size(&$value)),*],
         }

@@ -5,8 +5,8 @@
 
 use super::Cuda;
 use super::launch::Run;
+use crate::memory::view::Extent;
 use crate::op::{Op, Unpack};
-use crate::view::Extent;
 use crate::{DType, KernelError, Kernels, Result, View, ViewMut, no_scratch};
 
 /// Elements that go over at a time.

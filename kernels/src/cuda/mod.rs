@@ -3,7 +3,6 @@
 //! What an operation does stands in `kernels/cuda/*.cu`; here it is checked, cut into blocks of threads, and started. The same
 //! code starts it on every [`Device`].
 
-pub mod dry_device;
 mod elementwise;
 mod embedding;
 mod experts;
@@ -24,11 +23,13 @@ mod reduce;
 mod rows;
 pub mod sources;
 
-use crate::affinity::Pinned;
-use crate::device::{Device, DeviceError, Event, Stream};
+use crate::backend::operands;
+use crate::backend::operands::DeviceTypes;
+use crate::memory::copy;
+use crate::memory::device::{Device, DeviceError, Event, Stream};
 use crate::op::*;
-use crate::operands::{self, DeviceTypes};
-use crate::{Arena, ArenaError, CopyStreams, Cpu, DType, KernelError, Kernels, Result, Sum, View, ViewMut, copy};
+use crate::threads::affinity::Pinned;
+use crate::{Arena, ArenaError, CopyStreams, Cpu, DType, KernelError, Kernels, Result, Sum, View, ViewMut};
 use launch::{Run, runs};
 use std::sync::Arc;
 

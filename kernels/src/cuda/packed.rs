@@ -4,8 +4,8 @@
 
 use super::Cuda;
 use super::launch::{Run, arguments};
-use crate::device::Address;
-use crate::packed::{NF4_BLOCK, Pack, Packing, Unpack};
+use crate::memory::device::Address;
+use crate::numerics::packed::{NF4_BLOCK, Pack, Packing, Unpack};
 use crate::{DType, Result, View};
 
 const THREADS: u32 = 256;
@@ -63,7 +63,7 @@ impl Cuda {
 #[cfg(test)]
 mod tests {
     use crate::cuda::sources::Source;
-    use crate::packed::{DYNAMIC, NF4};
+    use crate::numerics::packed::{DYNAMIC, NF4};
 
     /// The numbers of a table in the kernels' source.
     fn table(name: &str) -> Vec<u32> {

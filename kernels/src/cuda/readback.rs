@@ -1,6 +1,6 @@
 //! What a stream's kernels tell the host: what they found wrong, and sums, in slots that threads share.
 
-use crate::device::Address;
+use crate::memory::device::Address;
 use std::thread::ThreadId;
 
 /// Room for sums on their way to the host.

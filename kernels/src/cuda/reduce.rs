@@ -5,8 +5,8 @@
 use super::Cuda;
 use super::launch::{Argument, FAULT_WORDS, Run, arguments, number};
 use super::readback::{SUM_WORDS, ScalarReadback};
-use crate::device::Address;
-use crate::kernels::write_sums;
+use crate::backend::write_sums;
+use crate::memory::device::Address;
 use crate::{DType, ReduceOp, Result, Sum, View, ViewMut};
 
 const THREADS: u32 = 256;

@@ -10,7 +10,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zbench_kernels::Gemm;
 use zbench_kernels::cuda::host::Host;
-use zbench_kernels::device::{Address, Arguments, Device, DeviceError, DeviceProps, Event, Launch, Result, Stream};
+use zbench_kernels::memory::device::{
+    Address, Arguments, Device, DeviceError, DeviceProps, Event, Launch, Result, Stream,
+};
 
 /// The processor with queues that do nothing before somebody waits for it: what is not in order by marks goes wrong.
 #[derive(Clone)]

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use zbench_kernels::cuda::gpu::{Nvrtc, Probe, Search, Target, Usage, dotted, obtain, options};
 use zbench_kernels::cuda::host::Order;
 use zbench_kernels::cuda::sources::{SOURCES, Source};
-use zbench_kernels::device::Device;
+use zbench_kernels::memory::device::Device;
 use zbench_test_tiers as tiers;
 
 /// Capabilities of Ampere and Hopper: the oldest that the kernels are for, and the one that has sources of its own.

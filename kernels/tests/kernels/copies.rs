@@ -4,7 +4,7 @@
 use crate::harness::*;
 use std::sync::Arc;
 use zbench_kernels::cuda::host::Order;
-use zbench_kernels::device::Device;
+use zbench_kernels::memory::device::Device;
 use zbench_kernels::*;
 use zbench_kernels_testing::{ByName, Late};
 use zbench_test_tiers as tiers;

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 use zbench_kernels::disk::{self, DiskError, Engine, File, Options, PIECE_BYTES, Transfer};
-use zbench_kernels::{Arena, Buffer, Category, DType, PAGE_BYTES, philox};
+use zbench_kernels::numerics::philox;
+use zbench_kernels::{Arena, Buffer, Category, DType, PAGE_BYTES};
 use zbench_test_tiers as tiers;
 
 /// A folder on the disk that the build is on: the system's own for temporary files may be in memory.

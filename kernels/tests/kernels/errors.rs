@@ -387,7 +387,7 @@ fn absurd_shapes_ask_for_absurd_workspaces_without_overflow() {
 fn every_set_of_instructions_can_be_asked_for_by_name() {
     assert!(Cpu::with_instructions(1, "abacus").is_none());
     // AMX as well, where there is any.
-    let best = peak::describe().pop().unwrap();
+    let best = zbench_kernels::cpu::peak::describe().pop().unwrap();
     assert_eq!(Cpu::with_instructions(1, best).unwrap().name(), Cpu::new(1).name());
     assert_eq!(Cpu::with_instructions(2, "portable").unwrap().name(), "cpu portable");
     assert_eq!(Cpu::new(0).threads(), 1);

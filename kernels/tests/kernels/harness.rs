@@ -4,9 +4,11 @@ use proptest::test_runner::Config;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, LazyLock};
+use zbench_kernels::cpu::peak;
 use zbench_kernels::cuda::gpu::{Gpu, Options, Pinned, Probe, Search};
 use zbench_kernels::cuda::host::{Host, Order};
-use zbench_kernels::{Cpu, Cuda, DType, Element, Kernels, Op, Result, View, ViewMut, peak, philox};
+use zbench_kernels::numerics::philox;
+use zbench_kernels::{Cpu, Cuda, DType, Element, Kernels, Op, Result, View, ViewMut};
 use zbench_kernels_testing::Reference;
 use zbench_test_tiers::{Tier, tier};
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use zbench_kernels::cuda::host::{Host, Order};
 use zbench_kernels::cuda::sources::{SOURCES, Source};
-use zbench_kernels::device::{Address, Arguments, Device, DeviceProps, Event, Launch, Result, Stream};
+use zbench_kernels::memory::device::{Address, Arguments, Device, DeviceProps, Event, Launch, Result, Stream};
 use zbench_kernels::*;
 use zbench_kernels_testing::ByName;
 

@@ -3,7 +3,8 @@
 use crate::carried::all;
 use crate::harness::*;
 use half::{bf16, f16};
-use zbench_kernels::{DType, KernelError, Kernels, ReduceOp, View, philox};
+use zbench_kernels::numerics::philox;
+use zbench_kernels::{DType, KernelError, Kernels, ReduceOp, View};
 use zbench_kernels_testing::Reference;
 use zbench_test_tiers as tiers;
 

@@ -103,7 +103,7 @@ pub fn calibrate(global: &Global, arguments: &CalibrateArgs) -> Result<u8> {
     let about = About {
         measured: record.started.clone(),
         cpu: machine::cpu_model().unwrap_or_default(),
-        instructions: zbench_kernels::peak::describe().into_iter().map(String::from).collect(),
+        instructions: zbench_kernels::cpu::peak::describe().into_iter().map(String::from).collect(),
     };
     // Ceilings and operations are judged separately: an unsteady ceiling does not affect medians of many calls.
     let saves = !arguments.no_save;

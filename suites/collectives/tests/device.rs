@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use zbench_collectives::group;
 use zbench_kernels::cuda::host::{Host, Order};
-use zbench_kernels::device::Device;
+use zbench_kernels::memory::device::Device;
 use zbench_kernels::{Arena, Category, Cpu, Cuda, DType, Kernels, ReduceOp, View, ViewMut};
 use zbench_kernels_testing::Late;
 

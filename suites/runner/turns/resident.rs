@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zbench_engine::config::Cell;
 use zbench_host::machine;
-use zbench_kernels::spawn::not_started;
+use zbench_kernels::threads::spawn::not_started;
 
 /// How often the wish to stop and time limits are looked at.
 const TICK: Duration = Duration::from_millis(50);

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use zbench_engine::observe::outcome::Step;
 use zbench_engine::run::train_loop::Pace;
-use zbench_kernels::spawn;
+use zbench_kernels::threads::spawn;
 
 /// How long a connection may take to show the secret.
 const SECRET_TIME: Duration = Duration::from_secs(5);

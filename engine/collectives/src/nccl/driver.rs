@@ -8,7 +8,7 @@ use cudarc::nccl::sys::cudaStream_t;
 use std::ffi::c_int;
 use std::sync::Arc;
 use zbench_kernels::cuda::gpu::{self, Absent, Driver, GpuEvent, NOT_READY};
-use zbench_kernels::device::{DeviceError, Event};
+use zbench_kernels::memory::device::{DeviceError, Event};
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {

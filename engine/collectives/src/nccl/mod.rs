@@ -35,7 +35,7 @@ use handle::Handle;
 use issue::Issue;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use zbench_kernels::device::Event;
+use zbench_kernels::memory::device::Event;
 use zbench_kernels::{DType, ReduceOp, ViewMut};
 
 /// How long the end of a group may take before it is aborted.

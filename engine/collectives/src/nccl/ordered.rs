@@ -5,7 +5,7 @@
 use super::Nccl;
 use crate::{Call, Communicator, Kind, Member, OwnedCall, Result, Started, Ticket};
 use std::sync::Arc;
-use zbench_kernels::device::Event;
+use zbench_kernels::memory::device::Event;
 use zbench_kernels::{Buffer, Kernels};
 
 /// A group with a stream of its own.

@@ -9,7 +9,7 @@ use crate::shared_memory::moves::Posted;
 use crate::{CommError, Result, invalid};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use zbench_kernels::sync::{AtomicU32, AtomicU64, Ordering};
+use zbench_kernels::threads::sync::{AtomicU32, AtomicU64, Ordering};
 use zbench_kernels::{Region, address_space_left};
 
 /// Bytes of the mapping: address space, of which only what is used becomes memory.

@@ -17,8 +17,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 use zbench_kernels::Kernels;
-use zbench_kernels::device::Event;
-use zbench_kernels::sync::{SpinPolicy, spin_until};
+use zbench_kernels::memory::device::Event;
+use zbench_kernels::threads::sync::{SpinPolicy, spin_until};
 
 /// How long a waiting rank sleeps before it looks whether its peers are alive.
 const NAP: Duration = Duration::from_millis(50);

@@ -6,7 +6,7 @@ use super::space::{Marks, Space};
 use crate::{Result, invalid};
 use std::sync::Arc;
 use std::time::Duration;
-use zbench_kernels::sync::SpinPolicy;
+use zbench_kernels::threads::sync::SpinPolicy;
 use zbench_kernels::{Kernels, Region};
 
 /// How ranks wait when there are `ranks` of them on this host.

@@ -16,4 +16,4 @@ pub(crate) use pending::buffers;
 pub use shared::Shared;
 pub use shm::{Exchange, shm};
 
-use zbench_kernels::sync;
+use zbench_kernels::threads::sync;

@@ -10,7 +10,7 @@ use crate::raw::{RawSlice, reduce_range};
 use crate::{CommError, Result};
 use std::ops::Range;
 use std::ptr::NonNull;
-use zbench_kernels::copy::stream;
+use zbench_kernels::memory::copy::stream;
 use zbench_kernels::{DType, Kernels, ReduceOp, View, ViewMut};
 
 /// Bytes between two looks at whether the world has ended.

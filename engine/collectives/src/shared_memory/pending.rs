@@ -8,7 +8,7 @@ use crate::call::{Call, Kind};
 use crate::raw::RawSlice;
 use crate::{CommError, Result, invalid};
 use std::sync::Arc;
-use zbench_kernels::device::Event;
+use zbench_kernels::memory::device::Event;
 
 /// A group, as one of its ranks knows it.
 pub(super) struct Group {

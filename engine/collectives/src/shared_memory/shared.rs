@@ -14,7 +14,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 use zbench_kernels::Kernels;
-use zbench_kernels::sync::SpinPolicy;
+use zbench_kernels::threads::sync::SpinPolicy;
 
 /// One rank of a group that shares memory. All groups split from one group end together.
 ///

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
-use zbench_kernels::device::Event;
+use zbench_kernels::memory::device::Event;
 use zbench_kernels::{Arena, Buffer, Category, DType, Region};
 
 /// Bits of a token that say where in its region a run lies; those above say which region.

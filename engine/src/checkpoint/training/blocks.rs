@@ -141,7 +141,7 @@ impl BlockWriter {
             file.set_len(bytes)?;
             file.sync_all()
         };
-        let disk = zbench_kernels::spawn::start("checkpoint disk", write).map_err(failed)?;
+        let disk = zbench_kernels::threads::spawn::start("checkpoint disk", write).map_err(failed)?;
         Ok(BlockWriter {
             path: path.into(),
             share,
@@ -312,7 +312,8 @@ impl BlockFile {
         // The ends of both channels go with this closure, so that the thread ends when it does.
         std::thread::scope(move |scope| {
             let (mut read, mut first) = (0, 0);
-            zbench_kernels::spawn::start_scoped(scope, "checkpoint fetch", move || fetch(&runs)).map_err(failed)?;
+            zbench_kernels::threads::spawn::start_scoped(scope, "checkpoint fetch", move || fetch(&runs))
+                .map_err(failed)?;
             while let Ok(result) = full.recv() {
                 let (at, mut buffer, len) = result.map_err(failed)?;
                 self.check(at, &buffer.bytes()[..len])?;

@@ -37,5 +37,5 @@ pub(crate) fn spawn<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<JoinHandle<Result<T>>> {
     let failed = |error| StateError::Step(StepError::Input(format!("a thread could not be started: {error}")));
-    zbench_kernels::spawn::start("checkpoint", work).map_err(failed)
+    zbench_kernels::threads::spawn::start("checkpoint", work).map_err(failed)
 }

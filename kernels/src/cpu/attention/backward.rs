@@ -15,9 +15,9 @@
 use super::head::{Head, deltas_of};
 use super::lanes::{LANES, Lanes, Pass, Terms, exp2, run};
 use super::*;
-use crate::attention_mask::AttentionMask;
 use crate::cpu::matmul::micro::Block;
 use crate::cpu::matmul::tiles::transpose;
+use crate::op::attention_mask::AttentionMask;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Keys of a block.

@@ -8,8 +8,8 @@
 use super::head::Head;
 use super::lanes::{LANES, Lanes, Pass, Terms, exp2, run};
 use super::*;
-use crate::attention_mask::AttentionMask;
 use crate::cpu::matmul::micro::Block;
+use crate::op::attention_mask::AttentionMask;
 
 /// Queries of a block.
 const QUERIES: usize = 128;

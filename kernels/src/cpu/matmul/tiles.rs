@@ -9,7 +9,7 @@
 use crate::DType;
 use crate::cpu::halves;
 use crate::cpu::level::Level;
-use crate::round::Float32;
+use crate::numerics::round::Float32;
 use half::{bf16, f16};
 use std::iter::StepBy;
 use std::ops::Range;

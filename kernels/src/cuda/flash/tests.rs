@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::cuda::host::{Host, Order};
-use crate::{Cpu, Kernels, ReduceOp, View, ViewMut, no_scratch, philox};
+use crate::numerics::philox;
+use crate::{Cpu, Kernels, ReduceOp, View, ViewMut, no_scratch};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;

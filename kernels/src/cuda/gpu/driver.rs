@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "functions of the CUDA driver")]
 
 use super::library::{Absent, Found, Library, Returned, Search, string, table};
-use crate::device::DeviceError;
+use crate::memory::device::DeviceError;
 use cudarc::driver::sys::*;
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 use std::path::{Path, PathBuf};

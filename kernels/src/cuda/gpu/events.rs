@@ -4,7 +4,7 @@
 
 use super::driver::NOT_READY;
 use super::{DriverTable, Gpu, Inner};
-use crate::device::{Event, Result};
+use crate::memory::device::{Event, Result};
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream};
 use std::any::Any;
 use std::sync::{Arc, PoisonError};

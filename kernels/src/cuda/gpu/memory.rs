@@ -3,8 +3,8 @@
 #![allow(unsafe_code, reason = "functions of the CUDA driver")]
 
 use super::{Gpu, Inner};
-use crate::device::{Address, DeviceError, Result};
-use crate::ledger::PAGE_BYTES;
+use crate::memory::device::{Address, DeviceError, Result};
+use crate::memory::ledger::PAGE_BYTES;
 use std::ptr::NonNull;
 
 const PAGE: usize = PAGE_BYTES as usize;

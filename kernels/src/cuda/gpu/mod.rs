@@ -39,7 +39,9 @@ pub use product::Fallback;
 pub use stream::GpuStream;
 pub use usage::Usage;
 
-use crate::device::{Address, BLAS_WORKSPACE, Device, DeviceError, DeviceProps, Result, Stream, TensorBox, TensorMap};
+use crate::memory::device::{
+    Address, BLAS_WORKSPACE, Device, DeviceError, DeviceProps, Result, Stream, TensorBox, TensorMap,
+};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent};
 use std::collections::HashMap;
 use std::ffi::c_int;

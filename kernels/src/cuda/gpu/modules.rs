@@ -5,7 +5,7 @@
 use super::cache::{Obtained, obtain};
 use super::{DriverTable, Inner, Usage};
 use crate::cuda::sources::Source;
-use crate::device::{Launch, Result};
+use crate::memory::device::{Launch, Result};
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUmodule};
 use std::collections::HashMap;
 use std::ffi::CString;

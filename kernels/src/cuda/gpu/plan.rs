@@ -5,7 +5,7 @@
 use super::Gpu;
 use super::cublaslt::{ALLOC_FAILED, CublasLt, INVALID_VALUE, NOT_SUPPORTED};
 use crate::DType;
-use crate::device::{Address, DeviceError, Result};
+use crate::memory::device::{Address, DeviceError, Result};
 use crate::op::Gemm;
 use cudarc::cublaslt::sys::*;
 use std::collections::HashMap;

@@ -6,7 +6,7 @@ use super::cublaslt::CublasLt;
 use super::plan::{Chosen, Key, Plan, Products, alignment, data_type, shape};
 use super::{Gpu, GpuEvent, Inner};
 use crate::DType;
-use crate::device::{Address, Device, Event, Result};
+use crate::memory::device::{Address, Device, Event, Result};
 use crate::op::Gemm;
 use cudarc::cublaslt::sys::*;
 use std::ffi::{c_int, c_void};

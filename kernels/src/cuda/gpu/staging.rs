@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "functions of the CUDA driver")]
 
 use super::{Gpu, GpuEvent, Pinned};
-use crate::device::{Address, Event, Result};
+use crate::memory::device::{Address, Event, Result};
 use cudarc::driver::sys::CUstream;
 
 /// Bytes of a slot. Two of them keep both sides of a long copy busy.

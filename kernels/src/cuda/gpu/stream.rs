@@ -4,7 +4,7 @@
 
 use super::staging::Staging;
 use super::{Gpu, GpuEvent, Inner};
-use crate::device::{Address, Arguments, DeviceError, Event, Launch, Result, Stream};
+use crate::memory::device::{Address, Arguments, DeviceError, Event, Launch, Result, Stream};
 use crate::op::Gemm;
 use cudarc::driver::sys::{CUstream, CUstream_flags};
 use std::ffi::c_void;

@@ -4,7 +4,7 @@
 
 use super::Inner;
 use crate::DType;
-use crate::device::{Result, TensorBox, TensorMap};
+use crate::memory::device::{Result, TensorBox, TensorMap};
 use cudarc::driver::sys::*;
 
 const CALL: &str = "cuTensorMapEncodeTiled";

@@ -3,7 +3,7 @@
 use super::machine::Tile;
 use super::{Engine, install, state};
 use std::arch::asm;
-use zbench_kernels::philox;
+use zbench_kernels::numerics::philox;
 
 /// A tile configuration in memory.
 #[repr(C, align(64))]

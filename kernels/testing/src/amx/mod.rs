@@ -21,7 +21,8 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use zbench_kernels::{Cpu, peak};
+use zbench_kernels::Cpu;
+use zbench_kernels::cpu::peak;
 
 /// What carries out the instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,8 @@ use attention::Kept;
 use values::{drawn, read, write};
 use zbench_kernels::internals::check;
 use zbench_kernels::internals::operands::{self, DeviceTypes};
-use zbench_kernels::philox::{self, RandomStream};
+use zbench_kernels::numerics::philox;
+use zbench_kernels::numerics::philox::RandomStream;
 use zbench_kernels::*;
 
 /// Kernels in f64, one loop each.

@@ -5,7 +5,8 @@ mod products;
 
 use crate::harness::{GUARD, SENTINEL, Tensor, assert_close};
 use std::sync::LazyLock;
-use zbench_kernels::{Cpu, DType, Kernels, Result, peak};
+use zbench_kernels::cpu::peak;
+use zbench_kernels::{Cpu, DType, Kernels, Result};
 use zbench_kernels_testing::{Reference, amx::cpu};
 
 /// Devices with 1, 2 and 3 threads that multiply bf16 by AMX; `None` where even the emulator cannot.

@@ -3,7 +3,8 @@
 
 use super::{devices, hold};
 use crate::harness::{Tensor, guarded};
-use zbench_kernels::{Cpu, DType, Gemm, Kernels, Op, philox};
+use zbench_kernels::numerics::philox;
+use zbench_kernels::{Cpu, DType, Gemm, Kernels, Op};
 use zbench_kernels_testing::ByName;
 use zbench_test_tiers as tiers;
 

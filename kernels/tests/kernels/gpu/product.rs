@@ -3,7 +3,7 @@
 use crate::gpu::fakes::Fakes;
 use std::time::Duration;
 use zbench_kernels::cuda::gpu::{Gpu, Options};
-use zbench_kernels::device::{BLAS_WORKSPACE, Device, Stream};
+use zbench_kernels::memory::device::{BLAS_WORKSPACE, Device, Stream};
 use zbench_kernels::{DType, Gemm, Kernels, View, ViewMut};
 use zbench_kernels_testing::{ByName, Reference};
 use zbench_test_tiers as tiers;

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use zbench_kernels::cuda::gpu::{Gpu, Options};
 use zbench_kernels::cuda::host::{Host, Order};
-use zbench_kernels::device::{Arguments, Device, Launch, Stream};
-use zbench_kernels::{Arena, Category, Cuda, DType, KernelError, Kernels, View, ViewMut, philox};
+use zbench_kernels::memory::device::{Arguments, Device, Launch, Stream};
+use zbench_kernels::numerics::philox;
+use zbench_kernels::{Arena, Category, Cuda, DType, KernelError, Kernels, View, ViewMut};
 
 fn random(bytes: usize, seed: u64) -> Vec<u8> {
     (0..bytes.div_ceil(16) as u64)

@@ -2,7 +2,7 @@
 
 use crate::gpu::fakes::Fakes;
 use std::sync::Arc;
-use zbench_kernels::device::{Device, TensorBox};
+use zbench_kernels::memory::device::{Device, TensorBox};
 use zbench_kernels::{Attention, Category, Cuda, DType, Kernels, Op};
 use zbench_kernels_testing::ByName;
 

@@ -15,7 +15,7 @@ use zbench_host::environment::devices::driver;
 use zbench_host::environment::root::Root;
 use zbench_host::{devices, exit, machine};
 use zbench_kernels::cuda::gpu::dotted;
-use zbench_kernels::device::Device;
+use zbench_kernels::memory::device::Device;
 use zbench_reports::bench::DeviceCeilings;
 use zbench_reports::record::Record;
 use zbench_reports::{Notebook, units};

@@ -11,7 +11,7 @@ pub(super) fn findings() -> Vec<Finding> {
     let finding = Finding::there;
     let yes = |there: bool| there.then(|| "yes".to_string());
     let memory = |name| machine::memory_bytes(name).map(gib);
-    let simd = zbench_kernels::peak::describe();
+    let simd = zbench_kernels::cpu::peak::describe();
     let huge = machine::transparent_huge_pages();
     vec![
         finding("processor", machine::cpu_model(), "/proc/cpuinfo cannot be read; records will not name the processor"),

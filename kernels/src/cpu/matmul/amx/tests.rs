@@ -1,10 +1,11 @@
 //! Blocks of packed panels to the bit, by the CPU's AMX or by what stands for it.
 
-use super::super::tiles::{self, Element, Form, Source};
 use super::*;
 use crate::DType;
 use crate::cpu::level::Level;
-use crate::philox;
+use crate::cpu::matmul::tiles;
+use crate::cpu::matmul::tiles::{Element, Form, Source};
+use crate::numerics::philox;
 use zbench_kernels_testing::amx;
 
 fn integers(seed: u64, len: usize) -> Vec<f64> {

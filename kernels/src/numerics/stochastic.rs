@@ -37,7 +37,8 @@ fn cut(value: f32, places: u32, word: u32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::philox::{self, RandomStream};
+    use crate::numerics::philox;
+    use crate::numerics::philox::RandomStream;
     use half::{bf16, f16};
     use proptest::prelude::*;
 

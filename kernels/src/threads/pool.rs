@@ -8,8 +8,8 @@ mod team;
 #[cfg(test)]
 mod tests;
 
-use crate::affinity::{Pinned, keep_to};
-use crate::sync::SpinPolicy;
+use crate::threads::affinity::{Pinned, keep_to};
+use crate::threads::sync::{self, SpinPolicy};
 use std::any::Any;
 use std::cell::Cell;
 use std::io;

@@ -1,8 +1,8 @@
 //! The operands of every operation, in one table: their names, element types, lengths, and whether they are read or written. All
 //! devices check a call against it ([`check`]) before they compute.
 
+use crate::memory::view::Extent;
 use crate::op::*;
-use crate::view::Extent;
 use crate::{DType, KernelError, ReduceOp, Result, View, ViewMut};
 
 /// What an operation does with an operand.

@@ -1,9 +1,11 @@
 //! A device that computes nothing: its kernels check their operands and say what scratch they would need, its arena counts bytes that
 //! are not there. A step that runs on it costs what it would on the device that it stands for.
 
-use crate::cuda::dry_device::DryDevice;
-use crate::operands::{self, DeviceTypes};
-use crate::{Arena, ArenaError, DType, Gemm, KernelError, Kernels, Op, Result, Sum, View, ViewMut, copy};
+use crate::backend::operands;
+use crate::backend::operands::DeviceTypes;
+use crate::memory::copy;
+use crate::memory::dry_device::DryDevice;
+use crate::{Arena, ArenaError, DType, Gemm, KernelError, Kernels, Op, Result, Sum, View, ViewMut};
 use std::sync::Arc;
 
 const DEVICE: DeviceTypes = DeviceTypes { name: "dry", computes: DType::is_float };

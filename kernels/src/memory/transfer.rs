@@ -10,8 +10,8 @@
 
 #![allow(unsafe_code, reason = "copies take addresses")]
 
-use crate::copy;
-use crate::device::{Device, Event, Stream};
+use crate::memory::copy;
+use crate::memory::device::{Device, Event, Stream};
 use crate::{Buffer, KernelError, Kernels, Result, View, ViewMut};
 use std::ops::Range;
 use std::sync::Arc;

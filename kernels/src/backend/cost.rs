@@ -1,8 +1,8 @@
 //! What an operation costs, for plans and for shares of a ceiling: functions of its shape alone.
 
 use crate::DType;
+use crate::backend::operands::{Access, Operands};
 use crate::op::*;
-use crate::operands::{Access, Operands};
 
 impl Op {
     /// The kernel's name, as in errors and records.

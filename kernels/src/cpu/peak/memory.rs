@@ -3,9 +3,10 @@
 #![allow(unsafe_code, reason = "vector loads and stores past the cache")]
 
 use crate::cpu::level::{LANES, Level, fold};
-use crate::philox;
-use crate::pool::Pool;
-use crate::{Arena, Buffer, Category, DType, View, ViewMut, copy};
+use crate::memory::copy;
+use crate::numerics::philox;
+use crate::threads::pool::Pool;
+use crate::{Arena, Buffer, Category, DType, View, ViewMut};
 use std::hint::black_box;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;

@@ -1,7 +1,7 @@
 //! Kernels with a stopwatch: what each operation takes where it is really called, among the others of a step.
 
-use crate::affinity::Pinned;
-use crate::device::Event;
+use crate::memory::device::Event;
+use crate::threads::affinity::Pinned;
 use crate::*;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

@@ -1,7 +1,16 @@
-use crate::affinity::Pinned;
-use crate::device::Event;
+//! What every device does: the trait [`Kernels`], the operands that it checks, costs, and a device that computes nothing.
+
+pub(crate) mod check;
+pub(crate) mod cost;
+pub(crate) mod dry;
+pub(crate) mod operands;
+pub(crate) mod stopwatch;
+
+use crate::memory::copy;
+use crate::memory::device::Event;
 use crate::op::*;
-use crate::{Arena, ArenaError, CopyStreams, DType, ReduceOp, View, ViewMut, copy};
+use crate::threads::affinity::Pinned;
+use crate::{Arena, ArenaError, CopyStreams, DType, ReduceOp, View, ViewMut};
 use std::sync::Arc;
 
 /// Why an operation was not carried out.

@@ -1,7 +1,8 @@
 //! How the threads of a device work: how many, with which instructions, on which cores.
 
-use crate::pool::Pool;
-use crate::{Cpu, peak};
+use crate::Cpu;
+use crate::cpu::peak;
+use crate::threads::pool::Pool;
 
 /// Every name of a set of instructions that some CPU has and we have code for, the plainest first. Those that this CPU
 /// has are [`peak::describe`]'s.
@@ -64,7 +65,8 @@ impl Cpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Kernels, affinity};
+    use crate::Kernels;
+    use crate::threads::affinity;
 
     #[test]
     fn every_path_of_this_cpu_has_a_known_name() {

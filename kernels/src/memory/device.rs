@@ -38,7 +38,7 @@ pub struct DeviceProps {
 /// The launch configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
-    /// As [`EXPORT`](super::sources::SOURCES) names it.
+    /// As [`EXPORT`](crate::sources::SOURCES) names it.
     pub kernel: &'static str,
     /// Blocks along x, y and z.
     pub grid: [u32; 3],

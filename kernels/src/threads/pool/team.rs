@@ -2,8 +2,8 @@
 
 #![allow(unsafe_code, reason = "the task's cell is shared without a lock; tests/loom checks the order")]
 
-use crate::sync::FutexScope::Private;
-use crate::sync::{AtomicU32, Ordering, SpinPolicy, UnsafeCell, full_fence, sleep, spin_until, wake};
+use super::sync::FutexScope::Private;
+use super::sync::{AtomicU32, Ordering, SpinPolicy, UnsafeCell, full_fence, sleep, spin_until, wake};
 
 /// An event count: something to wait for without a lock. A cache line of its own, so that who waits here disturbs nobody elsewhere.
 #[derive(Default)]

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "methods of machines that take addresses")]
 
-use crate::device::{
+use crate::memory::device::{
     Address, Arguments, BLAS_WORKSPACE, Device, DeviceError, DeviceProps, Event, Launch, Result, Stream,
 };
 use crate::op::Gemm;

@@ -1,7 +1,7 @@
 #![allow(unsafe_code, reason = "system calls that map memory")]
 
-use crate::device::Device;
-use crate::view::Home;
+use crate::memory::device::Device;
+use crate::memory::view::Home;
 use std::num::NonZero;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -339,7 +339,7 @@ mod tests {
         let offset = buffer.view().ptr().as_ptr() as usize - region.base().as_ptr() as usize;
         let peers = [(); 2].map(|()| Region::open(copy(&region), region.bytes()).unwrap());
         assert!(peers.iter().all(|peer| peer.base() != region.base() && peer.bytes() == region.bytes()));
-        let values: Vec<f32> = crate::philox::normals(3, 0).to_vec();
+        let values: Vec<f32> = crate::numerics::philox::normals(3, 0).to_vec();
         buffer.view_mut().as_slice_mut::<f32>().unwrap()[500..504].copy_from_slice(&values);
         for (i, value) in values.iter().enumerate() {
             let at = offset + (500 + i) * 4;

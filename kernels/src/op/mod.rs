@@ -1,7 +1,7 @@
 //! What a kernel is asked to do, as plain data. A layer states its operations as these values; the engine hands the
 //! same values to a device; a plan prices them.
-
 mod attention;
+pub(crate) mod attention_mask;
 mod experts;
 mod vocabulary;
 
@@ -9,7 +9,7 @@ pub use attention::{AlibiHeads, Attention, alibi_slope};
 pub use experts::{Combine, Grouped, GroupedGemm, Route, Slots};
 pub use vocabulary::{CrossEntropy, Embedding, VocabParallelCrossEntropy, VocabParallelStats, VocabPart};
 
-pub use crate::packed::{Pack, Unpack};
+pub use crate::numerics::packed::{Pack, Unpack};
 use crate::{DType, ReduceOp, View, ViewMut};
 use serde::{Deserialize, Serialize};
 

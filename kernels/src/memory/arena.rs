@@ -1,11 +1,11 @@
 #![allow(unsafe_code, reason = "buffers are addresses in a region")]
 
 use crate::GRANULE_BYTES;
-use crate::device::Device;
-use crate::ledger::{Category, Ledger, MemoryDelta, PAGE_BYTES, multiple_of};
-use crate::region::{ArenaError, Region, address_space_left};
-use crate::transfer::UnderWay;
-use crate::view::Extent;
+use crate::memory::device::Device;
+use crate::memory::ledger::{Category, Ledger, MemoryDelta, PAGE_BYTES, multiple_of};
+use crate::memory::region::{ArenaError, Region, address_space_left};
+use crate::memory::transfer::UnderWay;
+use crate::memory::view::Extent;
 use crate::{DType, View, ViewMut};
 use std::ops::{Deref, Range};
 use std::ptr::NonNull;
@@ -471,7 +471,7 @@ mod tests {
         let arena = Arena::host(Some(1 << 20)).unwrap();
         let mut buffers = Vec::new();
         for step in 0..2000u64 {
-            let [a, b] = [0, 1].map(|i| crate::philox::normals(9, 2 * step + i)[0].to_bits() as usize);
+            let [a, b] = [0, 1].map(|i| crate::numerics::philox::normals(9, 2 * step + i)[0].to_bits() as usize);
             if buffers.len() < 40 && a % 5 < 3 {
                 let alloc = if b % 3 == 0 { Arena::alloc_pages } else { Arena::alloc };
                 buffers.push(alloc(&arena, Category::Workspace, DType::F32, b % 900).unwrap());
@@ -540,7 +540,7 @@ mod tests {
         assert_eq!(cpu.fill(a.slice_mut(0..100), 1.0), Err(KernelError::InFile));
         assert_eq!(cpu.download(b.view(), here.view_mut()), Err(KernelError::InFile));
         assert_eq!(cpu.upload(here.view(), a.slice_mut(0..100)), Err(KernelError::InFile));
-        assert_eq!(crate::copy::stream(b.view(), here.view_mut()), Err(KernelError::InFile));
+        assert_eq!(crate::memory::copy::stream(b.view(), here.view_mut()), Err(KernelError::InFile));
         let full = Arena::file(Some(8192));
         assert!(full.alloc_pages(Category::Optimizer, DType::F32, 2049).is_err());
         // Places are used again.

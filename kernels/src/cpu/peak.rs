@@ -6,8 +6,8 @@
 mod memory;
 
 use crate::DType;
-use crate::affinity::keep_to;
 use crate::cpu::matmul::path::Path;
+use crate::threads::affinity::keep_to;
 pub use memory::{MemoryRates, memory};
 use std::time::{Duration, Instant};
 

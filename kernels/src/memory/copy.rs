@@ -108,7 +108,7 @@ mod machine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::philox;
+    use crate::numerics::philox;
 
     type Copy = unsafe fn(*const u8, *mut u8, usize);
 

@@ -16,7 +16,7 @@ pub(crate) struct AttentionMask<'a> {
 }
 
 impl<'a> AttentionMask<'a> {
-    /// The starts are those that [`crate::check::documents`] let through.
+    /// The starts are those that [`crate::backend::check::documents`] let through.
     pub fn of(op: &Attention, starts: Option<&'a [u32]>) -> AttentionMask<'a> {
         let all_of = (!op.causal).then_some(op.kv_seq);
         AttentionMask { window: op.window.unwrap_or(usize::MAX), seq: op.seq, all_of, starts }

@@ -1,4 +1,4 @@
-//! What threads and ranks wait with: a short spin, then a futex. The protocols over it, [`crate::pool`]'s and the one of ranks
+//! What threads and ranks wait with: a short spin, then a futex. The protocols over it, [`crate::threads::pool`]'s and the one of ranks
 //! that share memory (engine/collectives/src/shared_memory/protocol.rs), are lock-free: tests/loom compiles them over
 //! loom's types instead of these.
 

@@ -1,5 +1,5 @@
 //! What a device whose data the host can read checks before it computes: ids, documents, and where tokens go. Types and lengths are
-//! checked by [`operands`](crate::operands).
+//! checked by [`operands`](crate::backend::operands).
 
 use crate::op::*;
 use crate::{KernelError, Result, View};
