@@ -29,7 +29,8 @@ fn uses_of_lower_folders(src: &Path) -> Vec<String> {
             continue;
         };
         let text = std::fs::read_to_string(&path).unwrap();
-        let code = text.split("#[cfg(test)]").next().unwrap().lines().filter(|line| !line.trim_start().starts_with("//"));
+        let code =
+            text.split("#[cfg(test)]").next().unwrap().lines().filter(|line| !line.trim_start().starts_with("//"));
         for line in code {
             for used in line.split("crate::").skip(1) {
                 let end = used.find(|c: char| c != '_' && !c.is_ascii_alphanumeric()).unwrap_or(used.len());

@@ -94,8 +94,9 @@ impl Executor<'_> {
 
     /// The mean gradient of every trainable weight, as `export_weights`. To be called between `gradients` and `update`.
     pub fn export_gradients(&mut self, mut take: impl FnMut(&str, &[usize], &[f32])) -> Result<()> {
-        let mean =
-            1.0 / (self.state.replicas() * self.context.cell.train.accumulation) as f64 / self.step_state.loss_scale;
+        let mean = 1.0
+            / (self.state.gradient_ranks() * self.context.cell.train.accumulation) as f64
+            / self.step_state.loss_scale;
         for unit in 0..self.state.shards.len() {
             let Some(flat_shard) = self.state.trainable(unit).cloned() else { continue };
             let Some(own) = self.gradients.view(&self.state, unit, &flat_shard.owned) else { continue };

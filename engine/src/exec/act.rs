@@ -446,7 +446,7 @@ impl<'a> Executor<'a> {
             return diverged("grad_norm", stats.norm);
         }
         spans.enter(Span::Optimizer);
-        let factors = stats.factors(&cell.train, self.state.replicas());
+        let factors = stats.factors(&cell.train, self.state.gradient_ranks());
         if !self.state.delayed {
             self.step_state.due = (!skipped).then(|| self.due(factors));
         }
@@ -466,7 +466,7 @@ impl<'a> Executor<'a> {
         let of_gradients = self.progress.updates + u64::from(self.state.delayed || skipped);
         let update = Update { stats, lr: learning_rate(&cell.train, of_gradients), skipped };
         self.progress.steps = step;
-        self.progress.samples += (self.state.replicas() * cell.train.accumulation * cell.train.micro_batch) as u64;
+        self.progress.samples += (self.state.sample_ranks() * cell.train.accumulation * cell.train.micro_batch) as u64;
         if let Some(scaler) = &mut self.scaler
             && let Err(error) = scaler.update(skipped)
         {

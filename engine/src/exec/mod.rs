@@ -193,9 +193,9 @@ impl<'a> Executor<'a> {
     /// A micro-batch of the step, as a stream has it. Its first sequence has the same number in the whole run whatever the strategy. Held-out
     /// sequences have numbers of their own, the same in every evaluation.
     pub fn batch(&self, micro: usize, stream: Stream) -> Batch {
-        let (ranks, rows) = (self.state.replicas() as u64, self.context.cell.train.micro_batch as u64);
+        let (ranks, rows) = (self.state.sample_ranks() as u64, self.context.cell.train.micro_batch as u64);
         let before = if self.step_state.evaluates { 0 } else { self.progress.samples };
-        plan::batch(self.context.cell, stream, before + (micro as u64 * ranks + self.state.replica() as u64) * rows)
+        plan::batch(self.context.cell, stream, before + (micro as u64 * ranks + self.state.sample_rank() as u64) * rows)
     }
 
     /// Gives the tokens' buffers back.

@@ -165,14 +165,19 @@ impl State {
         self.place.mesh
     }
 
-    /// How many ranks train on samples of their own.
-    pub fn replicas(&self) -> usize {
+    /// How many ranks train on samples of their own. Ranks that share a sequence, a matrix or the layers have the same samples.
+    pub fn sample_ranks(&self) -> usize {
         self.place.mesh.size(Axes::SAMPLES)
     }
 
     /// Which of them this rank is.
-    pub fn replica(&self) -> usize {
+    pub fn sample_rank(&self) -> usize {
         self.place.index(Axes::SAMPLES)
+    }
+
+    /// How many ranks' gradients of a weight are summed: those with samples of their own, and those that share a sequence.
+    pub fn gradient_ranks(&self) -> usize {
+        self.place.mesh.size(Axes::DATA)
     }
 
     /// The trainable flat of a unit.

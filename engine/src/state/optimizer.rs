@@ -305,7 +305,7 @@ impl Optimizer {
             }
             (agreed.loss, agreed.squares.iter().sum(), agreed.flags)
         };
-        let norm = squares.sqrt() * mean_scale(train, state.replicas()) / loss_scale;
+        let norm = squares.sqrt() * mean_scale(train, state.gradient_ranks()) / loss_scale;
         let factor = if train.clip_norm > 0.0 { (train.clip_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
         Ok(GlobalStats { loss, norm, factor: factor as f32 as f64, loss_scale, flags })
     }
@@ -459,8 +459,8 @@ impl Optimizer {
 
 impl GlobalStats {
     /// The factors of the step's gradients.
-    pub fn factors(&self, train: &Train, replicas: usize) -> Delayed {
-        Delayed { clip: self.factor, grad_scale: mean_scale(train, replicas) / self.loss_scale }
+    pub fn factors(&self, train: &Train, gradient_ranks: usize) -> Delayed {
+        Delayed { clip: self.factor, grad_scale: mean_scale(train, gradient_ranks) / self.loss_scale }
     }
 }
 
@@ -544,7 +544,7 @@ fn adamw(cell: &Cell, state: &State, unit: usize, run: &Range<usize>, decays: bo
         eps: train.eps,
         weight_decay: if decays { train.weight_decay } else { 0.0 },
         step: 0,
-        grad_scale: mean_scale(train, state.replicas()) / p.scaling.map_or(1.0, |s| s.initial()),
+        grad_scale: mean_scale(train, state.gradient_ranks()) / p.scaling.map_or(1.0, |s| s.initial()),
         clip: 0.0,
         parameters: p.master.unwrap_or(p.parameters),
         gradients: p.gradients,
@@ -561,9 +561,9 @@ fn adamw(cell: &Cell, state: &State, unit: usize, run: &Range<usize>, decays: bo
     }
 }
 
-/// Turns the sum over replicas and micro-batches into the mean.
-fn mean_scale(train: &Train, replicas: usize) -> f64 {
-    1.0 / (replicas * train.accumulation) as f64
+/// Turns the sum over gradient ranks and micro-batches into the mean.
+fn mean_scale(train: &Train, gradient_ranks: usize) -> f64 {
+    1.0 / (gradient_ranks * train.accumulation) as f64
 }
 
 fn shift(range: &Range<usize>, by: usize) -> Range<usize> {

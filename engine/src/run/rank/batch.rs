@@ -34,7 +34,7 @@ impl<'a> Reader<'a> {
     /// all ranks work out the same.
     pub fn count(&mut self, executor: &Executor<'_>) -> Result<f64> {
         let (cell, samples) = (executor.context.cell, executor.progress.samples);
-        let parts = executor.state.replicas() * cell.train.accumulation;
+        let parts = executor.state.sample_ranks() * cell.train.accumulation;
         let counts =
             self.source.has_documents().then(|| self.source.counts(false, samples, parts * cell.train.micro_batch));
         self.counts = counts.transpose().map_err(|error| StepError::Input(error.to_string()))?;
