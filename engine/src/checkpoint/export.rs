@@ -8,6 +8,7 @@ use crate::model::layers::TensorSplit;
 use crate::model::{FlatKind, Part, Tensor, Unit};
 use crate::plan;
 use crate::plan::placement::share;
+use crate::state::FlatShard;
 use std::borrow::Cow;
 use zbench_collectives::Communicator;
 use zbench_kernels::{Arena, Buffer, Category, DType, Op, Unpack, View, ViewMut, no_scratch};
@@ -76,8 +77,10 @@ impl Executor<'_> {
         role: StateKind,
     ) -> Result<Option<Buffer>> {
         let Executor { context, state, params, optimizer, .. } = self;
-        let Some(flat_shard) = &state.shards[unit][part as usize] else { return Ok(None) };
-        let (padded, kernels, res) = (flat_shard.padded, &*context.kernels, context.resources());
+        if state.shards[unit][part as usize].is_none() {
+            return Ok(None);
+        }
+        let (kernels, res) = (&*context.kernels, context.resources());
         params.open(res, unit)?;
         optimizer.open(res, unit)?;
         let Some((_, own)) = role.held(state, params, optimizer, unit, part) else { return Ok(None) };
@@ -89,7 +92,8 @@ impl Executor<'_> {
         }
         params.close(res, unit, false)?;
         optimizer.close(res, unit, false)?;
-        self.whole(arena, copy, share(&self.state.sharding, part), padded).map(Some)
+        let Some(flat_shard) = &self.state.shards[unit][part as usize] else { return Ok(None) };
+        self.whole(arena, copy, share(&self.state.sharding, part), flat_shard).map(Some)
     }
 
     /// The mean gradient of every trainable weight, as `export_weights`. To be called between `gradients` and `update`.
@@ -103,7 +107,7 @@ impl Executor<'_> {
             let mut wide = self.context.arena().alloc(Category::Workspace, DType::F32, own.len())?;
             self.context.kernels.cast(own, wide.view_mut())?;
             self.context.kernels.scale(mean, wide.view_mut())?;
-            let whole = self.whole(self.context.arena(), wide, self.state.sharding.optimizer, flat_shard.padded)?;
+            let whole = self.whole(self.context.arena(), wide, self.state.sharding.optimizer, &flat_shard)?;
             let whole = self.of_tensor_ranks(self.context.arena(), whole)?;
             self.hand_over(unit, FlatKind::Trainable, &whole, false, &mut take)?;
         }
@@ -177,20 +181,21 @@ impl Executor<'_> {
     }
 
     /// Gathers a flat whose parts are split as `split` says.
-    pub(crate) fn whole(&self, arena: &Arena, own: Buffer, split: Axes, padded: usize) -> Result<Buffer> {
+    pub(crate) fn whole(&self, arena: &Arena, own: Buffer, split: Axes, of: &FlatShard) -> Result<Buffer> {
         let dtype = own.dtype();
         let alloc = |len| arena.alloc(Category::Workspace, dtype, len);
-        let shard = match (split, self.context.comms.over(Axes::REPLICA)) {
+        let comms = &self.context.comms;
+        let shard = match (split, comms.over(of.copies)) {
             (Axes::NONE, _) => return Ok(own),
             (Axes::DATA, Some(replicas)) => {
-                let mut shard = alloc(padded / self.state.mesh().size(Axes::SHARD))?;
+                let mut shard = alloc(of.group_shard.len())?;
                 replicas.unmetered().all_gather(own.view(), shard.view_mut())?;
                 shard
             }
             _ => own,
         };
-        let mut whole = alloc(padded)?;
-        self.context.comms.shard().unmetered().all_gather(shard.view(), whole.view_mut())?;
+        let mut whole = alloc(of.padded)?;
+        comms.group(of.group).unmetered().all_gather(shard.view(), whole.view_mut())?;
         Ok(whole)
     }
 }

@@ -41,14 +41,14 @@ impl Comms {
         found
     }
 
-    /// The shard group; all data-parallel ranks where there are no replicas.
-    pub fn shard(&self) -> &Metered {
-        self.over(Axes::SHARD).unwrap_or(&self.world)
+    /// As [`Comms::over`], and the world where the mesh has none of the axes, of which a rank is then the only one.
+    pub fn group(&self, axes: Axes) -> &Metered {
+        self.over(axes).unwrap_or(&self.world)
     }
 
     /// All ranks that have the same weights.
     pub fn data(&self) -> &Metered {
-        self.over(Axes::DATA).unwrap_or(&self.world)
+        self.group(Axes::DATA)
     }
 
     /// All ranks.

@@ -37,6 +37,8 @@ struct Bucket {
 /// A bucket's reduction over the shard group, which goes on while the gradients of other units are computed.
 struct Reducing {
     bucket: usize,
+    /// The ranks that it is among.
+    group: Axes,
     ticket: Ticket,
     /// It is the step's last one, so that other axes may follow.
     last: bool,
@@ -199,15 +201,15 @@ impl Gradients {
                 }
             };
             OwnedCall::reduce_scatter(send, sum, !first)
-        } else if whole && flat_shard.replicas != Axes::DATA {
-            let (group, accumulated) = (res.comms.over(flat_shard.replicas), bucket.accumulated()?.view_mut());
+        } else if whole && flat_shard.group != Axes::SHARD {
+            let (group, accumulated) = (res.comms.over(flat_shard.group), bucket.accumulated()?.view_mut());
             return group.map_or(Ok(()), |group| all_reduce(res, group, wire, accumulated));
         } else if state.precision.gradients != wire {
             let accumulated = bucket.accumulated()?;
             if !whole {
                 // The sum goes to a part of the accumulated gradients, which no started call can own.
-                let owned = state.place.range(Axes::SHARD, flat_shard.padded);
-                reduce_to_part(res, res.comms.shard(), wire, accumulated.view_mut(), &owned)?;
+                let (group, owned) = (res.comms.group(flat_shard.group), &flat_shard.group_shard);
+                reduce_to_part(res, group, wire, accumulated.view_mut(), owned)?;
                 return reduce_over_replicas(state, res, bucket);
             }
             OwnedCall::all_reduce(wire_copy(res, wire, accumulated.view())?)
@@ -216,8 +218,8 @@ impl Gradients {
         } else {
             OwnedCall::reduce_scatter_in_place(bucket.take()?)
         };
-        let group = res.comms.shard();
-        self.reducing = Some(Reducing { bucket: number, ticket: group.start(call)?, last });
+        let group = res.comms.group(flat_shard.group);
+        self.reducing = Some(Reducing { bucket: number, group: flat_shard.group, ticket: group.start(call)?, last });
         // One rank has nobody to wait for, and needs no second scratch.
         if group.size() == 1 { self.wait_reduction(state, res, spans) } else { Ok(()) }
     }
@@ -242,8 +244,8 @@ impl Gradients {
     /// arrived.
     pub fn wait_reduction(&mut self, state: &State, res: Resources<'_>, spans: &mut dyn Spans) -> Result<()> {
         self.arrive(res, spans)?;
-        let Some(Reducing { bucket: number, ticket, last }) = self.reducing.take() else { return Ok(()) };
-        let done = res.comms.shard().wait(ticket)?;
+        let Some(Reducing { bucket: number, group, ticket, last }) = self.reducing.take() else { return Ok(()) };
+        let done = res.comms.group(group).wait(ticket)?;
         let bucket = &mut self.buckets[number];
         if state.tiers.gradients != MemoryTier::Device {
             // The sum takes the place of the accumulated gradients until it is complete on the device.
@@ -319,11 +321,11 @@ impl Gradients {
 
 /// After the last reduction over the shard group: the sum over replicas, where there are some.
 fn reduce_over_replicas(state: &State, res: Resources<'_>, bucket: &mut Bucket) -> Result<()> {
-    let Some(replicas) = res.comms.over(Axes::REPLICA) else { return Ok(()) };
     // Where there are replicas, gradients are split, and a bucket is one unit.
     let Some(flat_shard) = state.trainable(bucket.units.start) else { return Ok(()) };
+    let Some(replicas) = res.comms.over(flat_shard.copies) else { return Ok(()) };
     let (wire, accumulated) = (state.precision.reduce, bucket.accumulated()?);
-    let shard = within(&state.place.range(Axes::SHARD, flat_shard.padded), &flat_shard.gradients);
+    let shard = within(&flat_shard.group_shard, &flat_shard.gradients);
     match state.sharding.optimizer {
         Axes::NONE => all_reduce(res, replicas, wire, accumulated.view_mut()),
         Axes::SHARD => all_reduce(res, replicas, wire, accumulated.slice_mut(shard)),

@@ -43,8 +43,12 @@ pub struct FlatShard {
     pub owned: Range<usize>,
     /// The part whose norm this rank computes: its share among all ranks that have the same.
     pub norm_shard: Range<usize>,
-    /// These ranks.
-    pub replicas: Axes,
+    /// The ranks that split the flat between them: a shard group, or the ranks that have the same experts.
+    pub group: Axes,
+    /// The ranks of other groups with the same part as this one.
+    pub copies: Axes,
+    /// This rank's part where the group splits the flat, whatever the strategy splits.
+    pub group_shard: Range<usize>,
     /// Where accumulated gradients live here.
     pub gradients: Range<usize>,
     /// Layers read gathered weights, and not the shard.
@@ -52,20 +56,30 @@ pub struct FlatShard {
     pub gathered: DType,
     /// Of the trainable flat: tensors that all tensor ranks have whole and of whose gradient each finds its own term of the sum.
     pub partial: Vec<Range<usize>>,
-    /// Of `chunk`: what this rank's sum of squares counts. What all tensor ranks have is counted by the first one.
+    /// Of `norm_shard`: what this rank's sum of squares counts. What all tensor ranks have is counted by the first one.
     pub counted: Vec<Range<usize>>,
 }
 
 impl FlatShard {
     fn new(cell: &Cell, sharding: &Sharding, place: &Coords, unit: &Unit, part: FlatKind) -> FlatShard {
         let padded = unit.flat(part).padded;
-        let norm_shard = match unit.replicas {
-            Axes::DATA => place.range(Axes::DATA, padded),
-            others => {
-                let (index, part) = (place.index(others), padded / place.mesh.size(others));
-                index * part..(index + 1) * part
+        let (group, copies, group_shard, norm_shard) = match unit.replicas {
+            Axes::DATA => {
+                let [group_shard, norm_shard] = [Axes::SHARD, Axes::DATA].map(|axes| place.range(axes, padded));
+                (Axes::SHARD, Axes::REPLICA, group_shard, norm_shard)
+            }
+            group => {
+                let (index, part) = (place.index(group), padded / place.mesh.size(group));
+                let shard = index * part..(index + 1) * part;
+                (group, Axes::NONE, shard.clone(), shard)
             }
         };
+        let split = |over: Axes| match over {
+            Axes::NONE => 0..padded,
+            Axes::SHARD => group_shard.clone(),
+            _ => norm_shard.clone(),
+        };
+        let [shard, owned, gradients] = [sharding.parameters, share(sharding, part), sharding.gradients].map(split);
         FlatShard {
             partial: runs(unit, part, |tensor| tensor.gradient == Gradient::Partial(Axis::Tensor)),
             counted: match place.at(Axis::Tensor) {
@@ -74,12 +88,14 @@ impl FlatShard {
             },
             part,
             padded,
-            shard: place.range(sharding.parameters, padded),
+            shard,
             dtype: shard_dtype(cell, part),
-            owned: place.range(share(sharding, part), padded),
+            owned,
+            group,
+            copies,
+            group_shard,
             norm_shard,
-            replicas: unit.replicas,
-            gradients: place.range(sharding.gradients, padded),
+            gradients,
             is_gathered: is_gathered(cell, sharding, part),
             gathered: gathered_dtype(cell, part),
         }

@@ -27,7 +27,7 @@ struct Flat {
     coming: VecDeque<Flight>,
     /// Gathered, in the type that layers read.
     gathered: Option<Buffer>,
-    pending: Option<Ticket>,
+    pending: Option<(Axes, Ticket)>,
     is_gathered: bool,
 }
 
@@ -88,12 +88,12 @@ impl Params {
     pub fn refresh(&mut self, state: &State, comms: &Comms, unit: usize) -> Result<()> {
         let Some(flat_shard) = state.trainable(unit) else { return Ok(()) };
         let Some(shard) = self.shard_mut(unit, FlatKind::Trainable) else { return Ok(()) };
-        if let (Axes::DATA, Some(replicas)) = (state.sharding.optimizer, comms.over(Axes::REPLICA)) {
-            let of_group = within(&state.place.range(Axes::SHARD, flat_shard.padded), &flat_shard.shard);
+        if let (Axes::DATA, Some(replicas)) = (state.sharding.optimizer, comms.over(flat_shard.copies)) {
+            let of_group = within(&flat_shard.group_shard, &flat_shard.shard);
             replicas.all_gather_in_place(shard.slice_mut(of_group))?;
         }
         if state.sharding.parameters == Axes::NONE {
-            comms.shard().all_gather_in_place(shard.view_mut())?;
+            comms.group(flat_shard.group).all_gather_in_place(shard.view_mut())?;
         }
         Ok(())
     }
@@ -125,8 +125,8 @@ impl Params {
     /// Waits for a unit's gather.
     pub fn wait(&mut self, comms: &Comms, unit: usize) -> Result<()> {
         for flat in self.flats[unit].iter_mut().flatten() {
-            let Some(ticket) = flat.pending.take() else { continue };
-            let gathered = comms.shard().wait(ticket)?;
+            let Some((group, ticket)) = flat.pending.take() else { continue };
+            let gathered = comms.group(group).wait(ticket)?;
             // A send that is not the shard was a copy, and is done with.
             if let Some(shard) = gathered.send.filter(|_| flat.shard.is_taken()) {
                 flat.shard.put(shard);
@@ -174,7 +174,8 @@ impl Flat {
             Some(wire)
         };
         let Some(send) = send else { return Ok(()) };
-        self.pending = Some(res.comms.shard().start(OwnedCall::all_gather(send, gathered))?);
+        let ticket = res.comms.group(flat_shard.group).start(OwnedCall::all_gather(send, gathered))?;
+        self.pending = Some((flat_shard.group, ticket));
         Ok(())
     }
 }
