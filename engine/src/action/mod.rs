@@ -15,12 +15,12 @@ pub enum Action {
     Load {
         micro: usize,
     },
-    /// Bring a unit's weights here: first make this rank's own part current, then fill a slot.
+    /// Bring a unit's weights here: first make this rank's own part current, then gather the whole.
     Gather {
         unit: usize,
-        /// The home is stale outside this rank's optimizer share: gather it from the ranks that updated it.
+        /// The shard is stale outside this rank's optimizer share: gather it from the ranks that updated it.
         refresh: bool,
-        /// Fill a slot in the compute type.
+        /// Gather the whole in the compute type.
         slot: bool,
     },
     /// Take a stream's values from the stage before, or their gradient from the stage behind.
@@ -72,7 +72,7 @@ pub enum Action {
         stream: Stream,
         gradient: bool,
     },
-    /// Give a unit's slot back.
+    /// Give a unit's gathered weights back.
     Release {
         unit: usize,
     },

@@ -139,7 +139,7 @@ pub struct Saved {
 /// What filling the first weights took on one rank: bytes of host memory by the loader's own account, which is exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loaded {
-    /// Written into tiers and master weights: this rank's share, which stays.
+    /// Written into shards and master weights: this rank's share, which stays.
     pub kept_bytes: u64,
     /// The most that was held at a time, with what of the share was filled by then.
     pub peak_bytes: u64,

@@ -104,7 +104,7 @@ pub fn compare(precision: &Precision, run: &[Point], reference: &[Point]) -> Opt
 }
 
 /// What a loss and a gradient norm may differ by after updates whose learning rates sum up to `rates`: the bounds of the
-/// type that rounds most among compute, accumulated and offloaded gradients.
+/// type that rounds most among compute, accumulated and travelling gradients.
 fn allowed(precision: &Precision, rates: f64) -> [f64; 2] {
     let of = |dtype| {
         let Bounds { loss: [first, each, most], norm: [norm, each_norm] } = bounds(dtype);

@@ -44,7 +44,7 @@ pub struct Plan {
     /// Where the stages have what the norm of the gradients is summed from.
     pub squares: Squares,
     /// By stage of the pipeline: what its ranks do. Ranks of a stage do the same on other data and on other parts of the state, so
-    /// there are as many stage_plans as stages, however many ranks there are.
+    /// there are as many stage plans as stages, however many ranks there are.
     pub stage_plans: Vec<StagePlan>,
 }
 

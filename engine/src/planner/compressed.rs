@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// The longest repeating pattern of blocks that is looked for, in multiples of [`Policy::every`] blocks.
 const LONGEST_PATTERN: usize = 8;
 
-/// A stage_plan without some blocks of its layers, and what is counted for them.
+/// A stage plan without some blocks of its layers, and what is counted for them.
 pub struct CompressedPlan {
     pub stage_plan: StagePlan,
     pub repeats: Vec<Repeat>,
@@ -31,7 +31,7 @@ pub struct Repeat {
 impl CompressedPlan {
     /// Leaves out repeated blocks, but keeps as many on either side as the schedule looks ahead. `None` where no block can be left out:
     /// also where gradients of several units are reduced together, since blocks then differ in what they reduce. `assemble` makes
-    /// the stage_plan of a layout.
+    /// the stage plan of a layout.
     pub fn of(
         cell: &Cell,
         plan: &Plan,

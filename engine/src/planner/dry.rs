@@ -41,7 +41,7 @@ pub struct RecordedAction {
 pub struct DryRun<'a> {
     cell: &'a Cell,
     stage_plan: &'a StagePlan,
-    /// What is performed of the stage_plan, where that is not all of it.
+    /// What is performed of the stage plan, where that is not all of it.
     compressed: Option<&'a CompressedPlan>,
     executor: Executor<'a>,
     recorder: Rc<Recorder>,

@@ -69,7 +69,7 @@ impl Plan {
         peak.checked_sub(cell.memory.capacity?).filter(|above| *above > 0)
     }
 
-    /// The stage_plan of a stage, which passes the capacity with everything kept, with evictions and its estimate.
+    /// The stage plan of a stage, which passes the capacity with everything kept, with evictions and its estimate.
     pub(super) fn evicted(
         &self,
         cell: &Cell,
@@ -118,7 +118,7 @@ impl Plan {
         largest.saturating_mul(units)
     }
 
-    /// The stage_plan with a list in which evictions are decided. Where a step has many micro-batches they are decided for a few.
+    /// The stage plan with a list in which evictions are decided. Where a step has many micro-batches they are decided for a few.
     fn decided(
         &self,
         cell: &Cell,

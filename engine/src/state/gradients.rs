@@ -58,7 +58,7 @@ struct Unit {
     place: Range<usize>,
     /// A micro-batch's gradients of the whole unit, where only a part is accumulated here.
     scratch: Option<Buffer>,
-    /// Whole tiers: zeroed in this step.
+    /// Accumulated whole: zeroed in this step.
     opened: bool,
 }
 
@@ -273,7 +273,7 @@ impl Gradients {
     }
 
     /// Adds to a unit's gradients those that the other end of the pipeline has of the same unit. A sum of two numbers is the same in both
-    /// orders, so both ends have the same bits. All reductions are settled. What travels is of the gradients' own type: were it rounded
+    /// orders, so both ends have the same bits. No reduction is under way. What travels is of the gradients' own type: were it rounded
     /// on its way, each end would add its own exact sum to the other's rounded one.
     pub fn reduce_tied(&mut self, state: &State, res: Resources<'_>, unit: usize) -> Result<()> {
         let (Some(grads), Some(flat_shard)) = (&self.units[unit], state.trainable(unit)) else { return Ok(()) };
@@ -311,7 +311,7 @@ impl Gradients {
         }
     }
 
-    /// Accumulated and reduced gradients of `range` of a unit's flat; the range is one this rank has. All reductions are settled.
+    /// Accumulated and reduced gradients of `range` of a unit's flat; the range is one this rank has. No reduction is under way.
     pub fn view(&self, state: &State, unit: usize, range: &Range<usize>) -> Option<View<'_>> {
         let (grads, flat_shard) = (self.units[unit].as_ref()?, state.trainable(unit)?);
         let accumulated = self.buckets[grads.bucket].accumulated.as_ref()?;

@@ -1,4 +1,4 @@
-//! Sharded state: weights at tier and in gathered_category, gradients, optimizer. One mechanism for every strategy; what differs is
+//! Sharded state: shards of weights and gathered weights, gradients, optimizer. One mechanism for every strategy; what differs is
 //! which range of a flat a rank holds.
 
 mod buckets;
@@ -137,7 +137,7 @@ pub struct State {
     pub precision: Precision,
     /// Updates lag a step behind their gradients, which ranks keep meanwhile.
     pub delayed: bool,
-    /// What gathered_category count as.
+    /// What gathered weights count as.
     pub gathered_category: Category,
     /// Whether ranks tell each other in every step that they want to stop.
     pub stoppable: bool,

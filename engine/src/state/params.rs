@@ -84,7 +84,7 @@ impl Params {
         Ok(())
     }
 
-    /// Makes tiers current where other ranks updated them.
+    /// Makes shards current where other ranks updated them.
     pub fn refresh(&mut self, state: &State, comms: &Comms, unit: usize) -> Result<()> {
         let Some(flat_shard) = state.trainable(unit) else { return Ok(()) };
         let Some(shard) = self.shard_mut(unit, FlatKind::Trainable) else { return Ok(()) };
@@ -110,7 +110,7 @@ impl Params {
         Ok(())
     }
 
-    /// Fills a unit's slots, or starts to.
+    /// Gathers a unit's weights, or starts to.
     pub fn gather(&mut self, state: &State, res: Resources<'_>, unit: usize) -> Result<()> {
         for (flat, flat_shard) in self.flats[unit].iter_mut().zip(&state.shards[unit]) {
             if let (Some(flat), Some(flat_shard)) = (flat, flat_shard)
@@ -136,7 +136,7 @@ impl Params {
         Ok(())
     }
 
-    /// Gives a unit's slots back.
+    /// Gives a unit's gathered weights back.
     pub fn release(&mut self, unit: usize) {
         self.flats[unit].iter_mut().flatten().for_each(|flat| flat.gathered = None);
     }

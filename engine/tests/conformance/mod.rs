@@ -13,7 +13,7 @@
 //! `|got - oracle| <= n * eps(accumulator) * sum|terms| + eps(type) * |oracle| + the type's smallest number`
 //!
 //! with `|product|` in place of the sum for products, one more step for averages, and nothing at all for the smallest and the
-//! largest. The accumulator is f32 (f64 if a side is f64), or the offloaded type where [`Options::narrow_sums`] says so.
+//! largest. The accumulator is f32 (f64 if a side is f64), or the type that travels where [`Options::narrow_sums`] says so.
 
 // Not every binary uses every part.
 #![allow(dead_code, unused_imports)]

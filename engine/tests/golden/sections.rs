@@ -251,7 +251,7 @@ impl Taken {
         }
     }
 
-    /// The stage_plans with what each line of theirs begins with. Of the first it is nothing, as of most cells it is the only one.
+    /// The stage plans with what each line of theirs begins with. Of the first it is nothing, as of most cells it is the only one.
     fn stage_plans(&self) -> impl Iterator<Item = (String, &Planned)> {
         let who = |stage| if stage == 0 { String::new() } else { format!("stage {stage}: ") };
         self.stage_plans.iter().enumerate().map(move |(stage, stage_plan)| (who(stage), stage_plan))

@@ -16,7 +16,7 @@ pub struct Setup {
     /// A name of [`INSTRUCTIONS`]; absent = the best that this CPU has.
     pub instructions: Option<String>,
     /// A core for each thread, the caller's first; absent = wherever the system puts them. The caller goes there by
-    /// [`Kernels::pin_thread`](crate::Kernels::settle).
+    /// [`Kernels::pin_thread`](crate::Kernels::pin_thread).
     pub cores: Option<Vec<usize>>,
     /// Threads beside these that compute on the same cores. Where there are more threads than cores, waiting threads
     /// soon sleep.

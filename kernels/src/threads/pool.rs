@@ -122,7 +122,7 @@ impl Pool {
     }
 
     /// As [`Pool::new`], with `beside` more threads on the same cores, and a core for each thread where given; the
-    /// caller's is the first, where [`Pool::settle`] puts it. Where a worker cannot be kept on its core: which, and why.
+    /// caller's is the first, where [`Pool::pin_thread`] puts it. Where a worker cannot be kept on its core: which, and why.
     pub fn with(threads: usize, beside: usize, cores: Option<&[usize]>) -> Result<Pool, (usize, io::Error)> {
         let there = std::thread::available_parallelism().map_or(1, |n| n.get());
         let spin = if threads.saturating_add(beside) <= there { DEDICATED } else { OVERSUBSCRIBED };

@@ -1,4 +1,4 @@
-//! What lived elsewhere than on the device: bytes by home, moves between tiers, the disk.
+//! What lived elsewhere than on the device: bytes by tier, moves between tiers, the disk.
 
 use crate::protocol::{End, RankEnd};
 use serde_json::{Map, Value, json};

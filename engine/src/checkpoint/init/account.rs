@@ -6,7 +6,7 @@ use std::time::Instant;
 
 pub(super) struct Account {
     since: Instant,
-    /// Bytes written into tiers and master weights.
+    /// Bytes written into shards and master weights.
     kept: Cell<u64>,
     /// Bytes held beside them at the moment.
     held: Cell<u64>,

@@ -178,7 +178,7 @@ impl Block {
         }
         let mut mlp_norm = None;
         if let Some(spec) = &self.mlp_norm {
-            // Side by side with attention the input is still here; after it, it has been settled.
+            // Side by side with attention the input is still here; after it, it has been kept or dropped.
             mlp_norm = Some(spec.forward(ex, w, n, input.as_ref().unwrap_or(&residual).view())?);
         }
         if parallel && !self.has_one_sum() {

@@ -70,7 +70,7 @@ impl Offload<'_> {
                 updated += 1;
             }
             if action == Action::Update {
-                self.settle_last(&units, &mut list);
+                self.wait_last(&units, &mut list);
             }
         }
         list
@@ -109,7 +109,7 @@ impl Offload<'_> {
     }
 
     /// Waits for the state of the last units.
-    fn settle_last(&self, units: &[usize], list: &mut Vec<Action>) {
+    fn wait_last(&self, units: &[usize], list: &mut Vec<Action>) {
         if self.moves_state() {
             let left = units.len().saturating_sub(self.ahead());
             list.extend(units[left..].iter().map(|unit| Action::WaitStore { unit: *unit }));
@@ -200,7 +200,7 @@ impl Offload<'_> {
             }
             self.update_one(&units, place, list);
         }
-        self.settle_last(&units, list);
+        self.wait_last(&units, list);
     }
 }
 

@@ -66,7 +66,7 @@ fn products_of_one_rate_have_it_everywhere() {
     }
 }
 
-/// A rate that falls with compressed sums: points on a grid of doubled sizes, asked for half way between.
+/// A rate that falls with short sums: points on a grid of doubled sizes, asked for half way between.
 #[test]
 fn products_follow_a_rate_that_changes_with_their_form() {
     let time = |m: f64, n: f64, k: f64| 2.0 * m * n * k / 1e11 * (1.0 + 40.0 / k + 20.0 / m) + 1e-6;

@@ -242,7 +242,7 @@ mod machine {
                                 }
                             }
                         }
-                        settle_half(&sums, block, row * ROWS + first, col * COLS + half);
+                        write_back_half(&sums, block, row * ROWS + first, col * COLS + half);
                     }
                 }
             }
@@ -408,7 +408,7 @@ mod machine {
                     }
                 }
             }
-            settle_half(&sums, block, row, col);
+            write_back_half(&sums, block, row, col);
         }
     }
 
@@ -418,7 +418,7 @@ mod machine {
     unsafe fn write_back(sums: &[[__m512; 2]; 8], block: Block, row: usize, col: usize) {
         if !block.kept.is_null() {
             // SAFETY: the caller's promise.
-            return unsafe { settle_onto(*sums, block, row, col) };
+            return unsafe { write_back_onto(*sums, block, row, col) };
         }
         let c = block.c.wrapping_add(row * block.c_row + col);
         for (r, sums) in sums.iter().enumerate() {
@@ -437,7 +437,7 @@ mod machine {
     /// memory all along.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-    unsafe fn settle_onto(sums: [[__m512; 2]; 8], block: Block, row: usize, col: usize) {
+    unsafe fn write_back_onto(sums: [[__m512; 2]; 8], block: Block, row: usize, col: usize) {
         let c = block.c.wrapping_add(row * block.c_row + col);
         let kept = block.kept.wrapping_add(row * block.kept_row + col);
         for (r, sums) in sums.iter().enumerate() {
@@ -455,10 +455,10 @@ mod machine {
     /// As [`write_back`] of half the width.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn settle_half<const R: usize>(sums: &[[__m256; 2]; R], block: Block, row: usize, col: usize) {
+    unsafe fn write_back_half<const R: usize>(sums: &[[__m256; 2]; R], block: Block, row: usize, col: usize) {
         if !block.kept.is_null() {
             // SAFETY: the caller's promise.
-            return unsafe { settle_half_onto(*sums, block, row, col) };
+            return unsafe { write_back_half_onto(*sums, block, row, col) };
         }
         let c = block.c.wrapping_add(row * block.c_row + col);
         for (r, sums) in sums.iter().enumerate() {
@@ -473,11 +473,11 @@ mod machine {
         }
     }
 
-    /// As [`settle_half`] where sums of earlier terms are kept: they come first. By value and apart: what is lent to a call would
+    /// As [`write_back_half`] where sums of earlier terms are kept: they come first. By value and apart: what is lent to a call would
     /// lie in memory all along.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn settle_half_onto<const R: usize>(sums: [[__m256; 2]; R], block: Block, row: usize, col: usize) {
+    unsafe fn write_back_half_onto<const R: usize>(sums: [[__m256; 2]; R], block: Block, row: usize, col: usize) {
         let c = block.c.wrapping_add(row * block.c_row + col);
         let kept = block.kept.wrapping_add(row * block.kept_row + col);
         for (r, sums) in sums.iter().enumerate() {
