@@ -82,9 +82,9 @@ impl<'a> Builder<'a> {
         let (vocab, hidden) = (model.vocab_size, model.hidden_size);
         let (mut unit, mut second) = (Unit::new("embed_tokens"), Unit::new("embed_tokens.second"));
         let (part, init) = (self.base(), Init::Normal(model.initializer_range));
-        let (words, cut, vocab) = (vocab, self.of_vocabulary(), self.share(vocab));
-        let table = unit.push(part, format!("{}.weight", names.embedding), &[vocab, hidden], init);
-        unit.cut_last(cut, words);
+        let (vocab_size, cut, local_vocab) = (vocab, self.of_vocabulary(), self.share(vocab));
+        let table = unit.push(part, format!("{}.weight", names.embedding), &[local_vocab, hidden], init);
+        unit.cut_last(cut, vocab_size);
         let is_on_both_ends = model.tie_word_embeddings && self.cell.cut.pipeline > 1;
         let others = if is_on_both_ends { &mut second } else { &mut unit };
         let positions = (model.form.positions == Positions::Learned).then(|| {
@@ -95,7 +95,7 @@ impl<'a> Builder<'a> {
         let scale = model.form.embedding_scale.then(|| (hidden as f64).sqrt());
         let padding = model.pad_token_id.and_then(|token| u32::try_from(token).ok());
         let units = [unit, second].into_iter().filter(|unit| !unit.tensors.is_empty()).collect();
-        (units, Embedding { table, vocab, words, cut, padding, hidden, positions, norm, scale })
+        (units, Embedding { table, local_vocab, vocab_size, cut, padding, hidden, positions, norm, scale })
     }
 
     /// How tensor ranks share the vocabulary.
@@ -343,15 +343,15 @@ impl<'a> Builder<'a> {
         let tied = model.tie_word_embeddings;
         let norm = self.norm(&mut unit, names.norm, hidden);
         let part = self.base();
-        let (words, cut, vocab) = (vocab, self.of_vocabulary(), self.share(vocab));
+        let (vocab_size, cut, local_vocab) = (vocab, self.of_vocabulary(), self.share(vocab));
         let matrix = if tied {
             embedding.table
         } else {
-            let place = unit.push(part, format!("{}.weight", names.head), &[vocab, hidden], init);
-            unit.cut_last(cut, words);
+            let place = unit.push(part, format!("{}.weight", names.head), &[local_vocab, hidden], init);
+            unit.cut_last(cut, vocab_size);
             place
         };
-        (unit, Head { norm, matrix, tied, vocab, words, cut, hidden })
+        (unit, Head { norm, matrix, tied, local_vocab, vocab_size, cut, hidden })
     }
 }
 

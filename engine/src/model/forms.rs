@@ -30,7 +30,7 @@ impl Layout {
         }
         let head = self.layers.last().zip(self.head());
         if let Some((_, head)) = head.filter(|(layer, _)| layer.shares.unwrap_or(layer.unit) == unit) {
-            let (out, input) = (head.vocab, head.hidden);
+            let (out, input) = (head.local_vocab, head.hidden);
             forms.extend(of(
                 head.matrix,
                 out,

@@ -213,7 +213,7 @@ impl Layout {
         let product = |matrix: &LinearSpec| (matrix.out * matrix.input) as u64;
         match &layer.kind {
             LayerKind::Embedding(_) | LayerKind::Norm(_) => 0,
-            LayerKind::Head(head) => (head.vocab * head.hidden) as u64,
+            LayerKind::Head(head) => (head.local_vocab * head.hidden) as u64,
             LayerKind::Block(block) => {
                 let Block { q, k, v, o, gate, up, down, dims, .. } = &**block;
                 let attention: u64 = [q, k, v, o].map(product).iter().sum();

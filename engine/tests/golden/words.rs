@@ -346,8 +346,8 @@ fn embedding(op: Embedding) -> String {
 }
 
 fn words_of(part: VocabPart) -> String {
-    let VocabPart { first, len, words } = part;
-    if part == VocabPart::whole(words) { len.to_string() } else { format!("{len}-from-{first}-of-{words}") }
+    let VocabPart { first, len, vocab_size } = part;
+    if part == VocabPart::whole(vocab_size) { len.to_string() } else { format!("{len}-from-{first}-of-{vocab_size}") }
 }
 
 fn loss_parts(VocabParallelStats { rows, vocab, dtype: of, .. }: VocabParallelStats) -> String {

@@ -31,7 +31,7 @@ pub fn documents<'a>(name: &'static str, op: &Attention, starts: Option<&View<'a
 /// Every one of the first `rows` ids is inside the vocabulary.
 pub fn ids<'a>(name: &'static str, op: &Embedding, ids: &View<'a>) -> Result<&'a [u32]> {
     let ids = &ids.as_slice::<u32>()?[..op.rows];
-    let words = op.vocab.words;
+    let words = op.vocab.vocab_size;
     if let Some((row, id)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= words) {
         return invalid(name, format!("token id {id} in row {row} is outside the vocabulary of {words}"));
     }

@@ -211,13 +211,13 @@ impl Kernels for Cpu {
                 self.run_cross_entropy(op, logits.reborrow(), targets, losses.reborrow());
             }
             (Op::VocabParallelStats(op), [targets, logits], [statistics]) if op.dtype == DType::F32 => {
-                let targets = check::targets(name, op.rows, op.vocab.words, targets)?;
+                let targets = check::targets(name, op.rows, op.vocab.vocab_size, targets)?;
                 self.run_loss_parts(op, *logits, targets, statistics.reborrow());
             }
             (Op::VocabParallelCrossEntropy(op), [targets, statistics], [logits, losses])
                 if op.part.dtype == DType::F32 =>
             {
-                let targets = check::targets(name, op.part.rows, op.part.vocab.words, targets)?;
+                let targets = check::targets(name, op.part.rows, op.part.vocab.vocab_size, targets)?;
                 self.run_loss_of_parts(op, logits.reborrow(), targets, statistics.as_slice()?, losses.reborrow());
             }
             (Op::CrossEntropy(CrossEntropy { dtype, .. }), ..)

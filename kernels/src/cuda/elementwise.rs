@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels get addresses")]
 
 use super::Cuda;
-use super::launch::{Argument, Run, arguments, runs};
+use super::launch::{Argument, DeviceSlice, arguments, runs};
 use super::mixed::Staged;
 use crate::cpu::adamw::Step;
 use crate::numerics::philox;
@@ -77,7 +77,7 @@ impl Cuda {
         if src.dtype() == dst.dtype() {
             return self.copy(src, dst);
         }
-        let (len, from, to) = (dst.len(), Run::of(&src), Run::of(&dst));
+        let (len, from, to) = (dst.len(), DeviceSlice::of(&src), DeviceSlice::of(&dst));
         // SAFETY: the kernel's parameters, and both hold `len` elements (checked).
         unsafe { each!(self, "cast", len, [from, to]) }
     }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels get addresses")]
 
 use super::Cuda;
-use super::launch::{Run, SCRATCH_BYTES, arguments};
+use super::launch::{DeviceSlice, SCRATCH_BYTES, arguments};
 use super::rows::teams;
 use crate::memory::device::Address;
 use crate::op::{Embedding, VocabPart};
@@ -18,7 +18,7 @@ const SORTED: usize = 1 << 16;
 const KEY_BYTES: usize = 2 * 8 * SORTED;
 
 impl Cuda {
-    pub(super) fn run_embedding(&self, op: &Embedding, [ids, from, to]: [Run; 3]) -> Result<()> {
+    pub(super) fn run_embedding(&self, op: &Embedding, [ids, from, to]: [DeviceSlice; 3]) -> Result<()> {
         let bytes = op.cols * op.dtype.size();
         let fits = |word: usize| [bytes as Address, from.address(), to.address()].iter().all(|n| n % word as u64 == 0);
         let word = [16, 4].into_iter().find(|word| fits(*word)).unwrap_or(2);
@@ -26,7 +26,7 @@ impl Cuda {
         let teams = teams(words * 8);
         let grid = [op.rows.div_ceil(teams.rows), 1, 1];
         let (word, team, faults) = (word as u32, teams.team, self.faults());
-        let VocabPart { first, len, words: vocab } = op.vocab;
+        let VocabPart { first, len, vocab_size: vocab } = op.vocab;
         let arguments = arguments![ids, from, to, op.rows, words, word, first, len, vocab, team, faults];
         // SAFETY: the kernel's parameters; the operands were checked against the shape, and words are aligned.
         unsafe { self.launch("embedding", grid, teams.threads, 0, arguments) }
@@ -35,7 +35,7 @@ impl Cuda {
     /// Rows are sorted by id, a run of up to 65536 of them at a time, and each id's are summed in order: see embedding.cu. So
     /// every row of dy is read once, every row of the table that has tokens is changed once (or twice) by one block, and the
     /// order of the sums depends on the ids alone.
-    pub(super) fn run_embedding_backward(&self, op: &Embedding, operands: [Run; 3]) -> Result<()> {
+    pub(super) fn run_embedding_backward(&self, op: &Embedding, operands: [DeviceSlice; 3]) -> Result<()> {
         if op.cols == 0 {
             return Ok(());
         }
@@ -48,16 +48,16 @@ impl Cuda {
         Ok(())
     }
 
-    fn add_tokens(&self, op: &Embedding, [ids, dy, table]: [Run; 3], first: usize, rows: usize) -> Result<()> {
+    fn add_tokens(&self, op: &Embedding, [ids, dy, table]: [DeviceSlice; 3], first: usize, rows: usize) -> Result<()> {
         let tile = rows.next_power_of_two().clamp(2 * WINDOW, TILE);
         let keys = rows.next_multiple_of(tile);
         let scratch = self.scratch();
         let (mut from, mut to) = (*scratch, *scratch + (KEY_BYTES / 2) as Address);
-        let carried = Run::at(*scratch + KEY_BYTES as Address, DType::F32);
+        let carried = DeviceSlice::at(*scratch + KEY_BYTES as Address, DType::F32);
         let (count, of_tile, faults) = (rows as u32, tile as u32, self.faults());
         let (has_padding, padding) = (u32::from(op.padding.is_some()), op.padding.unwrap_or(0));
         let threads = (of_tile / 2).clamp(32, 512);
-        let arguments = arguments![ids, from, first, count, of_tile, op.vocab.words, has_padding, padding, faults];
+        let arguments = arguments![ids, from, first, count, of_tile, op.vocab.vocab_size, has_padding, padding, faults];
         // SAFETY: the kernel's parameters; there are `rows` ids from `first` on, and the scratch holds all keys.
         unsafe { self.launch("embedding_sort", [keys / tile, 1, 1], threads, tile * 8, arguments)? };
         let all = keys as u32;

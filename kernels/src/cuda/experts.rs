@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels get addresses")]
 
 use super::Cuda;
-use super::launch::{Argument, Run, arguments, number};
+use super::launch::{Argument, DeviceSlice, arguments, number};
 use crate::memory::device::Address;
 use crate::op::{Combine, Route, Slots};
 use crate::{DType, KernelError, Result};
@@ -31,7 +31,7 @@ unsafe impl Argument for Indices {}
 
 impl Cuda {
     /// The parts of the indices of `rows x top` choices.
-    fn parts(&self, indices: Run, [rows, top, experts]: [usize; 3]) -> Indices {
+    fn parts(&self, indices: DeviceSlice, [rows, top, experts]: [usize; 3]) -> Indices {
         let slots = (rows * top) as u64;
         let part = |number: u64| indices.address() + number * slots * size_of::<u32>() as u64;
         let (ids, order, places) = (part(0), part(1), part(2));
@@ -43,7 +43,13 @@ impl Cuda {
         [self.blocks(pieces, THREADS as usize / WARP), 1, 1]
     }
 
-    pub(super) fn run_route(&self, op: &Route, logits: Run, weights: Run, indices: Run) -> Result<()> {
+    pub(super) fn run_route(
+        &self,
+        op: &Route,
+        logits: DeviceSlice,
+        weights: DeviceSlice,
+        indices: DeviceSlice,
+    ) -> Result<()> {
         let Route { rows, experts, top, .. } = *op;
         let all = self.parts(indices, [rows, top, experts]);
         let Indices { ids, order, places, slots, .. } = all;
@@ -82,7 +88,11 @@ impl Cuda {
         }
     }
 
-    pub(super) fn run_route_backward(&self, op: &Route, [logits, indices, dweights, dlogits]: [Run; 4]) -> Result<()> {
+    pub(super) fn run_route_backward(
+        &self,
+        op: &Route,
+        [logits, indices, dweights, dlogits]: [DeviceSlice; 4],
+    ) -> Result<()> {
         let all = self.parts(indices, [op.rows, op.top, op.experts]);
         let (dweights, normalised) = (dweights.address(), u32::from(op.normalised));
         let arguments = arguments![all, logits, dweights, dlogits, op.rows, normalised];
@@ -90,13 +100,13 @@ impl Cuda {
         unsafe { self.launch("route_backward", self.warps(op.rows), THREADS, 0, arguments) }
     }
 
-    pub(super) fn run_dispatch(&self, op: &Slots, [indices, x, y]: [Run; 3]) -> Result<()> {
+    pub(super) fn run_dispatch(&self, op: &Slots, [indices, x, y]: [DeviceSlice; 3]) -> Result<()> {
         let all = self.parts(indices, [op.rows, op.top, op.experts]);
         // SAFETY: the kernel's parameters; shapes were checked, and the kernel checks the indices.
         unsafe { self.launch("dispatch", self.warps(op.slots()), THREADS, 0, arguments![all, x, y, op.cols]) }
     }
 
-    pub(super) fn run_combine(&self, op: &Combine, [indices, x, weights, y]: [Run; 4]) -> Result<()> {
+    pub(super) fn run_combine(&self, op: &Combine, [indices, x, weights, y]: [DeviceSlice; 4]) -> Result<()> {
         let Slots { rows, top, experts, cols, .. } = op.slots;
         let all = self.parts(indices, [rows, top, experts]);
         let (weights, accumulate) = (weights.address(), u32::from(op.accumulate));
@@ -108,7 +118,7 @@ impl Cuda {
     pub(super) fn run_router_weight_backward(
         &self,
         op: &Slots,
-        [indices, weights, x, dx, dweights]: [Run; 5],
+        [indices, weights, x, dx, dweights]: [DeviceSlice; 5],
     ) -> Result<()> {
         let all = self.parts(indices, [op.rows, op.top, op.experts]);
         let (weights, dweights) = (weights.address(), dweights.address());

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels get addresses")]
 
 use super::Cuda;
-use super::launch::{Argument, Run, arguments};
+use super::launch::{Argument, DeviceSlice, arguments};
 use crate::memory::device::Address;
 use crate::op::*;
 use crate::{DType, KernelError, Result};
@@ -13,12 +13,12 @@ use crate::{DType, KernelError, Result};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attend {
     /// q, k and v.
-    inputs: [Run; 3],
-    out: Run,
-    dout: Run,
+    inputs: [DeviceSlice; 3],
+    out: DeviceSlice,
+    dout: DeviceSlice,
     /// dq, dk and dv.
-    gradients: [Run; 3],
-    probs: Run,
+    gradients: [DeviceSlice; 3],
+    probs: DeviceSlice,
     lse: Address,
     delta: Address,
     starts: Address,
@@ -83,8 +83,8 @@ fn is_empty(name: &'static str, op: &Attention) -> Result<bool> {
 }
 
 impl Attend {
-    fn new(op: &Attention, inputs: [Run; 3]) -> Attend {
-        let none = Run::none(op.dtype);
+    fn new(op: &Attention, inputs: [DeviceSlice; 3]) -> Attend {
+        let none = DeviceSlice::none(op.dtype);
         Attend {
             inputs,
             out: none,
@@ -141,7 +141,7 @@ impl Cuda {
     }
 
     /// Says which documents cannot start where they are said to, once the host waits.
-    fn check_starts(&self, op: &Attention, starts: Run) -> Result<Address> {
+    fn check_starts(&self, op: &Attention, starts: DeviceSlice) -> Result<Address> {
         let (at, count, rows, faults) = (starts.address(), op.batch * op.seq, op.seq as u32, self.faults());
         if at != 0 {
             let grid = [self.blocks(count, 256), 1, 1];
@@ -159,9 +159,9 @@ impl Cuda {
     pub(super) fn run_attention(
         &self,
         op: &Attention,
-        inputs: [Run; 3],
-        starts: Run,
-        [out, lse]: [Run; 2],
+        inputs: [DeviceSlice; 3],
+        starts: DeviceSlice,
+        [out, lse]: [DeviceSlice; 2],
     ) -> Result<()> {
         if is_empty("attention", op)? {
             return Ok(());
@@ -187,10 +187,10 @@ impl Cuda {
     pub(super) fn run_attention_backward(
         &self,
         op: &Attention,
-        inputs: [Run; 3],
-        [out, lse, dout, starts]: [Run; 4],
-        gradients: [Run; 3],
-        workspace: Run,
+        inputs: [DeviceSlice; 3],
+        [out, lse, dout, starts]: [DeviceSlice; 4],
+        gradients: [DeviceSlice; 3],
+        workspace: DeviceSlice,
     ) -> Result<()> {
         if is_empty("attention_backward", op)? {
             return Ok(());
@@ -228,10 +228,10 @@ impl Cuda {
     pub(super) fn run_naive_attention(
         &self,
         op: &Attention,
-        inputs: [Run; 3],
-        starts: Run,
-        [out, probs]: [Run; 2],
-        workspace: Run,
+        inputs: [DeviceSlice; 3],
+        starts: DeviceSlice,
+        [out, probs]: [DeviceSlice; 2],
+        workspace: DeviceSlice,
     ) -> Result<()> {
         if is_empty("naive_attention", op)? {
             return Ok(());
@@ -249,10 +249,10 @@ impl Cuda {
     pub(super) fn run_naive_attention_backward(
         &self,
         op: &Attention,
-        inputs: [Run; 3],
-        [probs, dout]: [Run; 2],
-        gradients: [Run; 3],
-        workspace: Run,
+        inputs: [DeviceSlice; 3],
+        [probs, dout]: [DeviceSlice; 2],
+        gradients: [DeviceSlice; 3],
+        workspace: DeviceSlice,
     ) -> Result<()> {
         if is_empty("naive_attention_backward", op)? {
             return Ok(());

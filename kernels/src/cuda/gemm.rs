@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels get addresses")]
 
 use super::Cuda;
-use super::launch::{Argument, Run, arguments};
+use super::launch::{Argument, DeviceSlice, arguments};
 use super::rows::small;
 use crate::memory::device::Address;
 use crate::op::Gemm;
@@ -18,9 +18,9 @@ pub(super) fn workspace(op: &Gemm, bytes: usize) -> usize {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Product {
-    a: Run,
-    b: Run,
-    c: Run,
+    a: DeviceSlice,
+    b: DeviceSlice,
+    c: DeviceSlice,
     m: u32,
     n: u32,
     k: u32,
@@ -58,7 +58,7 @@ pub(super) struct Way {
 }
 
 impl Product {
-    pub(super) fn new(name: &'static str, op: &Gemm, [a, b, c]: [Run; 3]) -> Result<Product> {
+    pub(super) fn new(name: &'static str, op: &Gemm, [a, b, c]: [DeviceSlice; 3]) -> Result<Product> {
         let (m, n, k) = (small(name, "m", op.m)?, small(name, "n", op.n)?, small(name, "k", op.k)?);
         let trans = u32::from(op.trans_a) | u32::from(op.trans_b) << 1;
         let pitch_a = small(name, "the pitch of A", op.stored_a()[2])?;
@@ -69,7 +69,7 @@ impl Product {
 
     /// Tensor cores take operands of one type of two bytes, in words of 16 bytes.
     pub(super) fn way(&self, op: &Gemm) -> Way {
-        let whole = |run: &Run, row: usize| run.address().is_multiple_of(16) && row.is_multiple_of(8);
+        let whole = |run: &DeviceSlice, row: usize| run.address().is_multiple_of(16) && row.is_multiple_of(8);
         let [_, columns, pitch] = op.stored_a();
         let rows = [if columns.is_multiple_of(8) { pitch } else { columns }, if op.trans_b { op.k } else { op.n }];
         let tensor = |kernel| Way { kernel, shared: 64 << 10, tile: [128, 128] };
@@ -82,13 +82,13 @@ impl Product {
 }
 
 impl Cuda {
-    pub(super) fn run_gemm(&self, op: &Gemm, operands: [Run; 3], workspace: &ViewMut) -> Result<()> {
+    pub(super) fn run_gemm(&self, op: &Gemm, operands: [DeviceSlice; 3], workspace: &ViewMut) -> Result<()> {
         if op.m == 0 || op.n == 0 {
             return Ok(());
         }
         if op.k > 0 {
             let [a, b, c] = operands.map(|run| run.address());
-            let (scratch, bytes) = (Run::of(workspace).address(), workspace.len() * 4);
+            let (scratch, bytes) = (DeviceSlice::of(workspace).address(), workspace.len() * 4);
             // SAFETY: the operands were checked against `op`, and the workspace holds so many bytes.
             if unsafe { self.stream.blas_gemm(op, a, b, c, scratch, bytes)? } {
                 return Ok(());

@@ -5,13 +5,18 @@
 
 use super::Cuda;
 use super::gemm::{Groups, Product, Way};
-use super::launch::{Run, arguments};
+use super::launch::{DeviceSlice, arguments};
 use super::rows::small;
 use crate::Result;
 use crate::op::{Grouped, GroupedGemm};
 
 impl Cuda {
-    pub(super) fn run_grouped_gemm(&self, op: &GroupedGemm, offsets: Run, operands: [Run; 3]) -> Result<()> {
+    pub(super) fn run_grouped_gemm(
+        &self,
+        op: &GroupedGemm,
+        offsets: DeviceSlice,
+        operands: [DeviceSlice; 3],
+    ) -> Result<()> {
         // The product of all rows in one group has the shape of every group's, but for the number of rows.
         let name = "grouped_gemm";
         let whole = op.product(op.rows);

@@ -4,7 +4,7 @@
 
 use super::Cuda;
 use super::flash::{Attend, TILE};
-use super::launch::{Argument, Run, arguments};
+use super::launch::{Argument, DeviceSlice, arguments};
 use crate::memory::device::{Address, TensorBox, TensorMap};
 use crate::op::Attention;
 use crate::{DType, Result};
@@ -83,7 +83,7 @@ impl Cuda {
         kernel: &'static str,
         op: &Attention,
         attend: Attend,
-        [q, k, v]: [Run; 3],
+        [q, k, v]: [DeviceSlice; 3],
     ) -> Result<()> {
         let q = self.device.tensor_map(&part(op, q.address(), op.heads, QUERIES))?;
         let k = self.device.tensor_map(&part(op, k.address(), op.kv_heads, KEYS))?;

@@ -10,10 +10,10 @@ use crate::{DType, KernelError, Result, View, ViewMut};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A run of elements as the prelude's `Run` has it.
+/// Elements on the device, as the prelude's `Run` has them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
+pub(super) struct DeviceSlice {
     at: Address,
     dtype: u32,
     reserved: u32,
@@ -32,14 +32,14 @@ pub(super) const fn number(dtype: DType) -> u32 {
     }
 }
 
-impl Run {
-    pub(super) fn of(extent: &Extent) -> Run {
-        Run::at(extent.ptr().as_ptr() as Address, extent.dtype())
+impl DeviceSlice {
+    pub(super) fn of(extent: &Extent) -> DeviceSlice {
+        DeviceSlice::at(extent.ptr().as_ptr() as Address, extent.dtype())
     }
 
     /// Elements that lie in memory of the stream's own.
-    pub(super) fn at(at: Address, dtype: DType) -> Run {
-        Run { at, dtype: number(dtype), reserved: 0 }
+    pub(super) fn at(at: Address, dtype: DType) -> DeviceSlice {
+        DeviceSlice { at, dtype: number(dtype), reserved: 0 }
     }
 
     pub(super) fn address(&self) -> Address {
@@ -47,16 +47,19 @@ impl Run {
     }
 
     /// No elements: where an operation has none of an operand, with the type that the kernel wants to see.
-    pub(super) fn none(dtype: DType) -> Run {
-        Run::at(0, dtype)
+    pub(super) fn none(dtype: DType) -> DeviceSlice {
+        DeviceSlice::at(0, dtype)
     }
 }
 
 /// Operands of an operation. One that is left out has no elements.
-pub(super) fn runs<const R: usize, const W: usize>(reads: &[View], writes: &[ViewMut]) -> ([Run; R], [Run; W]) {
-    let (mut read, mut written) = ([Run::none(DType::F32); R], [Run::none(DType::F32); W]);
-    read.iter_mut().zip(reads).for_each(|(run, view)| *run = Run::of(view));
-    written.iter_mut().zip(writes).for_each(|(run, view)| *run = Run::of(view));
+pub(super) fn runs<const R: usize, const W: usize>(
+    reads: &[View],
+    writes: &[ViewMut],
+) -> ([DeviceSlice; R], [DeviceSlice; W]) {
+    let (mut read, mut written) = ([DeviceSlice::none(DType::F32); R], [DeviceSlice::none(DType::F32); W]);
+    read.iter_mut().zip(reads).for_each(|(run, view)| *run = DeviceSlice::of(view));
+    written.iter_mut().zip(writes).for_each(|(run, view)| *run = DeviceSlice::of(view));
     (read, written)
 }
 
@@ -66,7 +69,7 @@ pub(super) fn runs<const R: usize, const W: usize>(reads: &[View], writes: &[Vie
 /// The type is `repr(C)` or a primitive, and the kernel's parameter is of the same layout.
 pub(super) unsafe trait Argument: Copy {}
 // SAFETY: laid out alike in C.
-unsafe impl Argument for Run {}
+unsafe impl Argument for DeviceSlice {}
 // SAFETY: laid out alike in C.
 unsafe impl Argument for u32 {}
 // SAFETY: laid out alike in C.

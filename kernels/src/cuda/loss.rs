@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels get addresses")]
 
 use super::Cuda;
-use super::launch::{Run, arguments};
+use super::launch::{DeviceSlice, arguments};
 use super::rows::small;
 use crate::op::{CrossEntropy, VocabParallelCrossEntropy, VocabParallelStats};
 use crate::{DType, Result};
@@ -37,8 +37,8 @@ fn waves(rows: usize, gradient: DType, mut launch: impl FnMut(usize, usize) -> R
 }
 
 impl Cuda {
-    pub(super) fn run_cross_entropy(&self, op: &CrossEntropy, [targets, x, losses]: [Run; 3]) -> Result<()> {
-        let gradient = Run::at(x.address(), op.gradient);
+    pub(super) fn run_cross_entropy(&self, op: &CrossEntropy, [targets, x, losses]: [DeviceSlice; 3]) -> Result<()> {
+        let gradient = DeviceSlice::at(x.address(), op.gradient);
         let (pitch, scale, faults) = (op.row_pitch(), op.scale as f32, self.faults());
         waves(op.rows, op.gradient, |first, count| {
             let arguments = arguments![x, gradient, targets, losses, first, op.vocab, pitch, scale, faults];
@@ -48,8 +48,12 @@ impl Cuda {
         })
     }
 
-    pub(super) fn run_loss_parts(&self, op: &VocabParallelStats, [targets, x, statistics]: [Run; 3]) -> Result<()> {
-        let (start, valid, words) = (op.vocab.first, op.vocab.valid(), op.vocab.words);
+    pub(super) fn run_loss_parts(
+        &self,
+        op: &VocabParallelStats,
+        [targets, x, statistics]: [DeviceSlice; 3],
+    ) -> Result<()> {
+        let (start, valid, words) = (op.vocab.first, op.vocab.valid(), op.vocab.vocab_size);
         let (pitch, faults) = (op.row_pitch(), self.faults());
         let arguments = arguments![x, targets, statistics, start, valid, words, pitch, faults];
         // SAFETY: the kernel's parameters; the operands were checked against rows and columns.
@@ -59,11 +63,11 @@ impl Cuda {
     pub(super) fn run_loss_of_parts(
         &self,
         op: &VocabParallelCrossEntropy,
-        [targets, statistics, x, losses]: [Run; 4],
+        [targets, statistics, x, losses]: [DeviceSlice; 4],
     ) -> Result<()> {
         let VocabParallelStats { rows, vocab, .. } = op.part;
-        let gradient = Run::at(x.address(), op.gradient);
-        let (start, valid, words, pitch) = (vocab.first, vocab.valid(), vocab.words, op.part.row_pitch());
+        let gradient = DeviceSlice::at(x.address(), op.gradient);
+        let (start, valid, words, pitch) = (vocab.first, vocab.valid(), vocab.vocab_size, op.part.row_pitch());
         let (ranks, scale, faults) = (small("loss_of_parts", "ranks", op.ranks)?, op.scale as f32, self.faults());
         waves(rows, op.gradient, |first, count| {
             let arguments = arguments![

@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "scratch of words is seen as elements of a type")]
 
 use super::Cuda;
-use super::launch::Run;
+use super::launch::DeviceSlice;
 use crate::memory::view::Extent;
 use crate::op::{Op, Unpack};
 use crate::{DType, KernelError, Kernels, Result, View, ViewMut, no_scratch};
@@ -83,7 +83,7 @@ impl Cuda {
             if self.is_away(record.is_on_host() && !record.is_empty()) {
                 return Err(KernelError::NotOnHost);
             }
-            return self.run_unpack(op, record, Run::of(&dst));
+            return self.run_unpack(op, record, DeviceSlice::of(&dst));
         }
         let mut staged = Staged::new(DType::I8, record.len());
         self.download(record, staged.view_mut(record.len()))?;

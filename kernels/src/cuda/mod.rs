@@ -30,7 +30,7 @@ use crate::memory::device::{Device, DeviceError, Event, Stream};
 use crate::op::*;
 use crate::threads::affinity::Pinned;
 use crate::{Arena, ArenaError, CopyStreams, Cpu, DType, KernelError, Kernels, Result, Sum, View, ViewMut};
-use launch::{Run, runs};
+use launch::{DeviceSlice, runs};
 use std::sync::Arc;
 
 /// Kernels of one rank on a CUDA device: a stream of its own, in whose order its operations are done.
@@ -144,7 +144,7 @@ impl Kernels for Cuda {
             return copy::plain("upload", src, dst);
         }
         // SAFETY: `dst` holds as many bytes of the device's.
-        Ok(unsafe { self.stream.upload(src.as_bytes()?, Run::of(&dst).address()) }?)
+        Ok(unsafe { self.stream.upload(src.as_bytes()?, DeviceSlice::of(&dst).address()) }?)
     }
 
     fn download(&self, src: View<'_>, dst: ViewMut<'_>) -> Result<()> {
@@ -154,7 +154,7 @@ impl Kernels for Cuda {
         }
         let to = dst.into_bytes_mut()?;
         // SAFETY: `src` holds as many bytes of the device's.
-        unsafe { self.stream.download(Run::of(&src).address(), to)? };
+        unsafe { self.stream.download(DeviceSlice::of(&src).address(), to)? };
         self.settled()
     }
 
@@ -166,7 +166,7 @@ impl Kernels for Cuda {
         if self.is_away(dst.is_on_host()) {
             return self.download(src, dst);
         }
-        let (from, to) = (Run::of(&src).address(), Run::of(&dst).address());
+        let (from, to) = (DeviceSlice::of(&src).address(), DeviceSlice::of(&dst).address());
         // SAFETY: both hold as many bytes of the device's, and `dst` is lent for writing, so they are apart.
         Ok(unsafe { self.stream.copy(from, to, src.len() * src.dtype().size()) }?)
     }
@@ -222,7 +222,7 @@ impl Kernels for Cuda {
         if let Some(done) = self.run_elementwise(op, reads, writes).or_else(|| self.run_rows(op, reads, writes)) {
             return done;
         }
-        let workspace = Run::of(&scratch);
+        let workspace = DeviceSlice::of(&scratch);
         let ([a, b, c, d, e, f, g], [x, y, z]) = runs(reads, writes);
         match (op, reads, writes) {
             (Op::Cast(_), [src], [dst]) => self.cast_anywhere(*src, dst.reborrow()),

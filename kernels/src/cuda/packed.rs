@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels get addresses")]
 
 use super::Cuda;
-use super::launch::{Run, arguments};
+use super::launch::{DeviceSlice, arguments};
 use crate::memory::device::Address;
 use crate::numerics::packed::{NF4_BLOCK, Pack, Packing, Unpack};
 use crate::{DType, Result, View};
@@ -13,7 +13,7 @@ const THREADS: u32 = 256;
 const TILE: usize = THREADS as usize * 8;
 
 impl Cuda {
-    pub(super) fn run_pack(&self, op: &Pack, [src, codes, scales]: [Run; 3]) -> Result<()> {
+    pub(super) fn run_pack(&self, op: &Pack, [src, codes, scales]: [DeviceSlice; 3]) -> Result<()> {
         let (len, codes, scales) = (op.len, codes.address(), scales.address());
         match op.matrix.packing {
             Packing::Nf4 | Packing::Nf4Double => {
@@ -30,17 +30,18 @@ impl Cuda {
         }
     }
 
-    pub(super) fn run_unpack(&self, op: &Unpack, record: View<'_>, dst: Run) -> Result<()> {
+    pub(super) fn run_unpack(&self, op: &Unpack, record: View<'_>, dst: DeviceSlice) -> Result<()> {
         let (fields, len) = (op.matrix.fields(), op.matrix.len());
-        let codes = Run::of(&record.slice(fields.codes)).address();
+        let codes = DeviceSlice::of(&record.slice(fields.codes)).address();
         let scales = record.slice(fields.scales);
-        let floats = |bytes: View<'_>| bytes.reinterpret(DType::F32).map(|floats| Run::of(&floats).address());
+        let floats = |bytes: View<'_>| bytes.reinterpret(DType::F32).map(|floats| DeviceSlice::of(&floats).address());
         let (grid, none) = ([self.blocks(len, TILE), 1, 1], 0u64);
         // SAFETY: the kernels' parameters; the record has the matrix's fields, and `dst` its elements (checked).
         unsafe {
             match op.matrix.packing {
                 Packing::Nf4Double => {
-                    let (coded, second) = (Run::of(&scales).address(), floats(record.slice(fields.second.clone()))?);
+                    let (coded, second) =
+                        (DeviceSlice::of(&scales).address(), floats(record.slice(fields.second.clone()))?);
                     // The last of them is the offset.
                     let offset = second + (fields.second.len() - size_of::<f32>()) as Address;
                     let arguments = arguments![codes, none, coded, second, offset, dst, len];

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels get addresses")]
 
 use super::Cuda;
-use super::launch::{Run, arguments};
+use super::launch::{DeviceSlice, arguments};
 use crate::Result;
 use crate::op::{QuantFormat, QuantizeBlocks};
 
@@ -22,7 +22,7 @@ const fn number(format: QuantFormat) -> u32 {
 }
 
 impl Cuda {
-    pub(super) fn run_quantize(&self, op: &QuantizeBlocks, [src, values, scales]: [Run; 3]) -> Result<()> {
+    pub(super) fn run_quantize(&self, op: &QuantizeBlocks, [src, values, scales]: [DeviceSlice; 3]) -> Result<()> {
         let (len, count, format) = (op.len, op.by.scales_len(op.len), number(op.by.format));
         if len == 0 {
             return Ok(());
@@ -48,7 +48,7 @@ impl Cuda {
         }
     }
 
-    pub(super) fn run_dequantize(&self, op: &QuantizeBlocks, [values, scales, dst]: [Run; 3]) -> Result<()> {
+    pub(super) fn run_dequantize(&self, op: &QuantizeBlocks, [values, scales, dst]: [DeviceSlice; 3]) -> Result<()> {
         let QuantizeBlocks { by, len, accumulate, .. } = *op;
         let (values, scales, block) = (values.address(), scales.address(), by.block.min(len.max(1)));
         let (format, add) = (number(by.format), u32::from(accumulate));

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels get addresses")]
 
 use super::Cuda;
-use super::launch::{Argument, FAULT_WORDS, Run, arguments, number};
+use super::launch::{Argument, DeviceSlice, FAULT_WORDS, arguments, number};
 use super::readback::{SUM_WORDS, ScalarReadback};
 use crate::backend::write_sums;
 use crate::memory::device::Address;
@@ -73,7 +73,7 @@ impl Cuda {
             return self.start_reduce(op, sources, given, accumulate, dst);
         }
         // More than any machine has ranks: slow, but right.
-        let runs: Vec<Run> = sources.iter().map(|source| Run::of(source)).collect();
+        let runs: Vec<DeviceSlice> = sources.iter().map(|source| DeviceSlice::of(source)).collect();
         // SAFETY: a run is plain numbers without a gap between them.
         let bytes = unsafe { std::slice::from_raw_parts(runs.as_ptr().cast::<u8>(), size_of_val(&*runs)) };
         given.table = self.device.allocate(bytes.len())?;
@@ -100,7 +100,7 @@ impl Cuda {
             ReduceOp::Min => 2,
             ReduceOp::Max => 3,
         };
-        let (count, len, to) = (sources.len() as u32, dst.len(), Run::of(&dst));
+        let (count, len, to) = (sources.len() as u32, dst.len(), DeviceSlice::of(&dst));
         let grid = |tile: usize| [self.blocks(len, tile), 1, 1];
         let (average, accumulate) = (u32::from(op == ReduceOp::Avg), u32::from(accumulate));
         let doubles = dst.dtype() == DType::F64 || sources.iter().any(|source| source.dtype() == DType::F64);
@@ -139,7 +139,7 @@ impl Cuda {
         let (len, squares, sums) = (x.len(), u32::from(squares), readback.sums);
         let blocks = len.div_ceil(TILE).min(SUM_WORDS);
         // SAFETY: the kernel's parameters; `x` holds `len` elements, and there is room for as many sums.
-        unsafe { self.launch("sum", [blocks, 1, 1], THREADS, 0, arguments![Run::of(&x), squares, sums, len])? };
+        unsafe { self.launch("sum", [blocks, 1, 1], THREADS, 0, arguments![DeviceSlice::of(&x), squares, sums, len])? };
         Ok(blocks)
     }
 

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels get addresses")]
 
 use super::Cuda;
-use super::launch::{Run, SCRATCH_BYTES, arguments, runs};
+use super::launch::{DeviceSlice, SCRATCH_BYTES, arguments, runs};
 use crate::op::*;
 use crate::{DType, KernelError, Result, View, ViewMut};
 
@@ -37,24 +37,24 @@ pub(super) fn small(op: &'static str, what: &str, number: usize) -> Result<u32> 
 
 /// What a norm keeps of its forward, and whether it subtracts the mean.
 struct Statistics {
-    means: Run,
-    rstds: Run,
+    means: DeviceSlice,
+    rstds: DeviceSlice,
 }
 
 impl Statistics {
-    fn of(all: Run, rows: usize, centred: bool) -> Statistics {
-        let behind = |elements: usize| Run::at(all.address() + 4 * elements as u64, DType::F32);
+    fn of(all: DeviceSlice, rows: usize, centred: bool) -> Statistics {
+        let behind = |elements: usize| DeviceSlice::at(all.address() + 4 * elements as u64, DType::F32);
         match centred {
             true => Statistics { means: behind(0), rstds: behind(rows) },
-            false => Statistics { means: Run::none(DType::F32), rstds: behind(0) },
+            false => Statistics { means: DeviceSlice::none(DType::F32), rstds: behind(0) },
         }
     }
 }
 
 /// Rows, summed over: dy, dy times x, or dy times the normalised x.
 struct Sums {
-    dy: Run,
-    x: Run,
+    dy: DeviceSlice,
+    x: DeviceSlice,
     statistics: Statistics,
     rows: usize,
     period: usize,
@@ -65,15 +65,15 @@ impl Cuda {
     /// The operations on whole rows; `None` if `op` is not one of them.
     pub(super) fn run_rows(&self, op: &Op, reads: &[View<'_>], writes: &[ViewMut<'_>]) -> Option<Result<()>> {
         let ([a, b, c, d], [x, y, _]) = runs(reads, writes);
-        let gradient = |number: usize| writes.get(number).map(|view| Run::of(view));
-        let nothing = || Statistics { means: Run::none(DType::F32), rstds: Run::none(DType::F32) };
+        let gradient = |number: usize| writes.get(number).map(|view| DeviceSlice::of(view));
+        let nothing = || Statistics { means: DeviceSlice::none(DType::F32), rstds: DeviceSlice::none(DType::F32) };
         Some(match op {
             Op::RmsNorm(op) => {
                 let statistics = Statistics::of(y, op.rows, false);
-                self.norm([a, b, Run::none(op.dtype), x], statistics, op.rows, op.cols, op.eps)
+                self.norm([a, b, DeviceSlice::none(op.dtype), x], statistics, op.rows, op.cols, op.eps)
             }
             Op::LayerNorm(op) => {
-                let bias = if op.bias { c } else { Run::none(op.dtype) };
+                let bias = if op.bias { c } else { DeviceSlice::none(op.dtype) };
                 self.norm([a, b, bias, x], Statistics::of(y, op.rows, true), op.rows, op.cols, op.eps)
             }
             Op::RmsNormBackward(op) => {
@@ -84,7 +84,7 @@ impl Cuda {
             }
             Op::BiasAdd(op) => self.change_rows(a, x, op.rows, op.period, op.cols, false),
             Op::BiasAddBackward(op) => {
-                let none = Run::none(op.dtype);
+                let none = DeviceSlice::none(op.dtype);
                 let BiasAdd { rows, period, cols, .. } = *op;
                 self.column_sums(Sums { dy: a, x: none, statistics: nothing(), rows, period, cols }, x)
             }
@@ -99,7 +99,7 @@ impl Cuda {
         })
     }
 
-    fn norm(&self, [x, w, b, y]: [Run; 4], kept: Statistics, rows: usize, cols: usize, eps: f64) -> Result<()> {
+    fn norm(&self, [x, w, b, y]: [DeviceSlice; 4], kept: Statistics, rows: usize, cols: usize, eps: f64) -> Result<()> {
         let teams = teams(cols);
         let (grid, team, eps) = ([rows.div_ceil(teams.rows), 1, 1], teams.team, eps as f32);
         let arguments = arguments![x, w, b, y, kept.means, kept.rstds, rows, cols, team, eps];
@@ -111,12 +111,12 @@ impl Cuda {
     /// else they are summed in a pass of their own.
     fn norm_backward(
         &self,
-        [x, w, dy, dx]: [Run; 4],
-        statistics: Run,
+        [x, w, dy, dx]: [DeviceSlice; 4],
+        statistics: DeviceSlice,
         centred: bool,
         rows: usize,
         cols: usize,
-        targets: [Option<Run>; 2],
+        targets: [Option<DeviceSlice>; 2],
     ) -> Result<()> {
         let Teams { threads, team, rows: at_once } = teams(cols);
         let kept = Statistics::of(statistics, rows, centred);
@@ -132,7 +132,7 @@ impl Cuda {
         let of_block = rows.div_ceil(blocks.max(1)).next_multiple_of(at_once);
         let blocks = rows.div_ceil(of_block.max(1));
         let scratch = self.scratch();
-        let partials = if together { Run::at(*scratch, DType::F32) } else { Run::none(DType::F32) };
+        let partials = if together { DeviceSlice::at(*scratch, DType::F32) } else { DeviceSlice::none(DType::F32) };
         let shared = if together { shared } else { 0 };
         let count = sums as u32;
         let arguments = arguments![x, w, kept.means, kept.rstds, dy, dx, partials, rows, cols, of_block, team, count];
@@ -142,13 +142,13 @@ impl Cuda {
         if together {
             for (number, target) in targets.into_iter().flatten().enumerate() {
                 let from = *scratch + (number * blocks * cols * 4) as u64;
-                self.sum_parts(Run::at(from, DType::F32), target, blocks, cols)?;
+                self.sum_parts(DeviceSlice::at(from, DType::F32), target, blocks, cols)?;
             }
             return Ok(());
         }
         drop(scratch);
         // The first is the weight's, the second the bias's.
-        for (target, x) in targets.into_iter().zip([x, Run::none(DType::F32)]) {
+        for (target, x) in targets.into_iter().zip([x, DeviceSlice::none(DType::F32)]) {
             let Some(target) = target else { continue };
             let statistics = Statistics::of(statistics, rows, centred);
             self.column_sums(Sums { dy, x, statistics, rows, period: 1, cols }, target)?;
@@ -156,14 +156,14 @@ impl Cuda {
         Ok(())
     }
 
-    fn sum_parts(&self, partials: Run, into: Run, parts: usize, len: usize) -> Result<()> {
+    fn sum_parts(&self, partials: DeviceSlice, into: DeviceSlice, parts: usize, len: usize) -> Result<()> {
         let grid = [if parts == 0 { 0 } else { len.div_ceil(32) }, 1, 1];
         // SAFETY: the kernel's parameters; `parts` times `len` sums were written before, and `into` holds `len` elements.
         unsafe { self.launch("sum_parts", grid, 512, 0, arguments![partials, into, parts, len]) }
     }
 
     /// `into[r % period] += row r`, in an order that follows from the shape.
-    fn column_sums(&self, sums: Sums, into: Run) -> Result<()> {
+    fn column_sums(&self, sums: Sums, into: DeviceSlice) -> Result<()> {
         let Sums { dy, x, statistics: Statistics { means, rstds }, rows, period, cols } = sums;
         if rows == 0 || cols == 0 {
             return Ok(());
@@ -176,7 +176,7 @@ impl Cuda {
         let of_part = deep.div_ceil(parts);
         let parts = deep.div_ceil(of_part);
         let scratch = self.scratch();
-        let target = if parts == 1 { into } else { Run::at(*scratch, DType::F32) };
+        let target = if parts == 1 { into } else { DeviceSlice::at(*scratch, DType::F32) };
         let grid = [tiles * firsts * parts, 1, 1];
         let arguments = arguments![dy, x, means, rstds, target, rows, period, cols, parts, of_part];
         // SAFETY: the kernel's parameters; the operands were checked against rows and columns, and the sums of all parts
@@ -185,7 +185,15 @@ impl Cuda {
         if parts == 1 { Ok(()) } else { self.sum_parts(target, into, parts, firsts * cols) }
     }
 
-    fn change_rows(&self, table: Run, x: Run, rows: usize, period: usize, cols: usize, times: bool) -> Result<()> {
+    fn change_rows(
+        &self,
+        table: DeviceSlice,
+        x: DeviceSlice,
+        rows: usize,
+        period: usize,
+        cols: usize,
+        times: bool,
+    ) -> Result<()> {
         let teams = teams(cols);
         let grid = [if cols == 0 { 0 } else { rows.div_ceil(teams.rows) }, 1, 1];
         let times = u32::from(times);
@@ -194,7 +202,7 @@ impl Cuda {
         unsafe { self.launch("broadcast_rows", grid, teams.threads, 0, arguments) }
     }
 
-    fn row_inv_norm(&self, op: &RowInvNorm, x: Run, s: Run) -> Result<()> {
+    fn row_inv_norm(&self, op: &RowInvNorm, x: DeviceSlice, s: DeviceSlice) -> Result<()> {
         let teams = teams(op.cols);
         let grid = [op.rows.div_ceil(teams.rows), 1, 1];
         let arguments = arguments![x, s, op.rows, op.cols, teams.team];
@@ -202,7 +210,7 @@ impl Cuda {
         unsafe { self.launch("inverse_norms", grid, teams.threads, 0, arguments) }
     }
 
-    fn rope(&self, op: &Rope, x: Run, cos: Run, sin: Run) -> Result<()> {
+    fn rope(&self, op: &Rope, x: DeviceSlice, cos: DeviceSlice, sin: DeviceSlice) -> Result<()> {
         let half = op.head_dim / 2;
         if op.rows == 0 || op.heads == 0 || half == 0 {
             return Ok(());

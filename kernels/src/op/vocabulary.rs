@@ -13,17 +13,17 @@ pub struct VocabPart {
     /// Rows of the table, columns of the logits.
     pub len: usize,
     /// Words of the whole vocabulary; an id at or above it is an error.
-    pub words: usize,
+    pub vocab_size: usize,
 }
 
 impl VocabPart {
-    pub const fn whole(words: usize) -> VocabPart {
-        VocabPart { first: 0, len: words, words }
+    pub const fn whole(vocab_size: usize) -> VocabPart {
+        VocabPart { first: 0, len: vocab_size, vocab_size }
     }
 
     /// How many words the part has, padding left out.
     pub fn valid(&self) -> usize {
-        self.words.saturating_sub(self.first).min(self.len)
+        self.vocab_size.saturating_sub(self.first).min(self.len)
     }
 
     /// Where the part has the word with this id; `None` if the word is another rank's.

@@ -87,7 +87,7 @@ fn counts_by_hand() {
     };
     assert_eq!(Op::AdamW(adamw).bytes(), 2 * 10 + 3 * 2 * 4 * 10 + 2 * 10);
     // Two of five columns are padding: they are not read, and written all the same.
-    let vocab = VocabPart { first: 5, len: 5, words: 8 };
+    let vocab = VocabPart { first: 5, len: 5, vocab_size: 8 };
     let part = VocabParallelStats { rows: 4, vocab, dtype: f, pitch: 8 };
     assert_eq!(Op::VocabParallelStats(part).bytes(), 4 * (4 * 3 + 4 * 3) + 4 * 4);
     let op = VocabParallelCrossEntropy { part, ranks: 2, scale: 1.0, gradient: DType::Bf16 };

@@ -210,7 +210,7 @@ fn values_that_cannot_be_are_named() {
         let result = k.cross_entropy(&op, out.view_mut(), Tensor::ids(&[0, 3]).view(), losses.view_mut());
         is_invalid(result, "cross_entropy", &["target 3", "vocabulary of 3"]);
         // Words of other ranks are no error; what is outside of the whole vocabulary is.
-        let vocab = VocabPart { first: 2, len: 2, words: 3 };
+        let vocab = VocabPart { first: 2, len: 2, vocab_size: 3 };
         let op = Embedding { rows: 2, cols: 3, vocab, padding: None, dtype: F };
         let result = k.embedding(&op, Tensor::ids(&[0, 3]).view(), floats(6).view(), out.view_mut());
         is_invalid(result, "embedding", &["id 3", "row 1", "vocabulary of 3"]);
@@ -458,7 +458,8 @@ fn values_that_cannot_be_come_out_when_a_device_is_waited_for() {
         is_invalid(k.synchronize(), "cross_entropy", &["target 3", "row 1"]);
         assert_eq!(losses.values()[1], 0.0);
         k.synchronize().unwrap();
-        let part = VocabParallelStats { rows: 2, vocab: VocabPart { first: 2, len: 2, words: 3 }, dtype: F, pitch: 0 };
+        let part =
+            VocabParallelStats { rows: 2, vocab: VocabPart { first: 2, len: 2, vocab_size: 3 }, dtype: F, pitch: 0 };
         let (targets, mut logits, mut statistics) = (Tensor::ids(&[0, 3]), floats(4), floats(6));
         k.loss_parts(&part, targets.view(), logits.view(), statistics.view_mut()).unwrap();
         is_invalid(k.synchronize(), "loss_parts", &["target 3", "row 1"]);

@@ -153,7 +153,7 @@ fn tables_and_losses(cuda: &Cuda) -> zbench_kernels::Result<()> {
     let (mut logits, mut losses) = (normal(dtype, 120), zeros(dtype, 3));
     let targets = Tensor::ids(&[1, 39, 0]);
     cuda.cross_entropy(&op, logits.view_mut(), targets.view(), losses.view_mut())?;
-    let part = VocabParallelStats { rows: 3, vocab: VocabPart { first: 20, len: 20, words: 40 }, dtype, pitch: 0 };
+    let part = VocabParallelStats { rows: 3, vocab: VocabPart { first: 20, len: 20, vocab_size: 40 }, dtype, pitch: 0 };
     let mut statistics = zeros(dtype, 2 * 3 * VocabParallelStats::NUMBERS);
     cuda.loss_parts(&part, targets.view(), logits.view(), statistics.view_mut())?;
     let op = VocabParallelCrossEntropy { part, ranks: 2, scale: 1.0, gradient: dtype };

@@ -18,7 +18,7 @@ const UNITS: f64 = 8.0;
 /// The parts that ranks have of a vocabulary: of one length, a multiple of `multiple`, so that the last ones may have padding.
 fn parts(words: usize, ranks: usize, multiple: usize) -> Vec<VocabPart> {
     let len = words.div_ceil(ranks).next_multiple_of(multiple);
-    (0..ranks).map(|rank| VocabPart { first: rank * len, len, words }).collect()
+    (0..ranks).map(|rank| VocabPart { first: rank * len, len, vocab_size: words }).collect()
 }
 
 /// Rows of logits, a target for each, and how they are cut.
@@ -276,8 +276,12 @@ fn a_part_without_words_adds_nothing() {
 #[test]
 fn a_part_of_infinite_logits_adds_nothing() {
     for kernels in all() {
-        let part =
-            |first| VocabParallelStats { rows: 1, vocab: VocabPart { first, len: 2, words: 4 }, dtype: F, pitch: 0 };
+        let part = |first| VocabParallelStats {
+            rows: 1,
+            vocab: VocabPart { first, len: 2, vocab_size: 4 },
+            dtype: F,
+            pitch: 0,
+        };
         let (targets, low) = (Tensor::ids(&[3]), Tensor::filled(F, 2, f64::NEG_INFINITY));
         let mut statistics = Tensor::filled(F, 6, f64::NAN);
         kernels.loss_parts(&part(0), targets.view(), low.view(), statistics.view_mut()).unwrap();

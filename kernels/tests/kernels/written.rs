@@ -116,7 +116,7 @@ fn operations(sizes: Sizes) -> Vec<Op> {
     let (gated, pointwise) = (GatedActivation { len, act, dtype }, PointwiseActivation { len, act, dtype });
     let embedding = Embedding { rows, cols, vocab: VocabPart::whole(inner), padding: trans_a.then_some(0), dtype };
     // The last of three ranks, which may have padding.
-    let part = VocabPart { first: 2 * inner, len: inner, words: 2 * inner + cols.min(inner) };
+    let part = VocabPart { first: 2 * inner, len: inner, vocab_size: 2 * inner + cols.min(inner) };
     let loss = VocabParallelStats { rows, vocab: part, dtype: f, pitch: inner + seq % 3 };
     let gradient = if trans_a { f } else { dtype };
     let adamw = AdamW {
@@ -248,13 +248,13 @@ fn indices(rows: usize, experts: usize, top: usize) -> Tensor {
 fn given(op: &Op, operand: &Operand, seed: u64) -> Tensor {
     let below = |count: usize| Tensor::ids(&(0..operand.len).map(|i| (i * 7 % count) as u32).collect::<Vec<_>>());
     match (op, operand.name, operand.elements) {
-        (Op::Embedding(e) | Op::EmbeddingBackward(e), "ids", _) => below(e.vocab.words),
+        (Op::Embedding(e) | Op::EmbeddingBackward(e), "ids", _) => below(e.vocab.vocab_size),
         (Op::CrossEntropy(c), "targets", _) => below(c.vocab),
         (
             Op::VocabParallelStats(l) | Op::VocabParallelCrossEntropy(VocabParallelCrossEntropy { part: l, .. }),
             "targets",
             _,
-        ) => below(l.vocab.words),
+        ) => below(l.vocab.vocab_size),
         // Of the sums a logarithm is taken.
         (Op::VocabParallelCrossEntropy(l), "statistics", _) => positive(l.part.dtype, operand.len, seed),
         // Every sequence is one document.

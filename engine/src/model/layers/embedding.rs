@@ -13,9 +13,9 @@ use zbench_kernels::{BiasAdd, Buffer, DType, Op, View, VocabPart};
 pub struct Embedding {
     /// The table `[vocab, hidden]`: what this rank has of it.
     pub table: FlatRange,
-    pub vocab: usize,
+    pub local_vocab: usize,
     /// Words of the whole vocabulary.
-    pub words: usize,
+    pub vocab_size: usize,
     /// How ranks share the table.
     pub cut: TensorSplit,
     /// The token whose row has no gradient from look-ups.
@@ -37,13 +37,13 @@ impl Embedding {
     }
 
     fn op(&self, rows: usize, dtype: DType) -> zbench_kernels::Embedding {
-        let vocab = VocabPart::whole(self.words);
+        let vocab = VocabPart::whole(self.vocab_size);
         zbench_kernels::Embedding { rows, cols: self.hidden, vocab, padding: self.padding, dtype }
     }
 
     /// The look-up in what this rank has of the table.
     fn own_op(&self, ex: &LayerContext<'_>) -> zbench_kernels::Embedding {
-        let vocab = self.cut.words(ex, self.vocab, self.words);
+        let vocab = self.cut.vocab_part(ex, self.local_vocab, self.vocab_size);
         zbench_kernels::Embedding { vocab, ..self.op(ex.batch.tokens(), ex.compute) }
     }
 

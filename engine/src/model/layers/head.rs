@@ -24,10 +24,10 @@ pub struct Head {
     pub matrix: FlatRange,
     /// W is the embedding's table.
     pub tied: bool,
-    pub vocab: usize,
+    pub local_vocab: usize,
     /// Words of the whole vocabulary.
-    pub words: usize,
-    /// How ranks share W; `vocab` is what this one has.
+    pub vocab_size: usize,
+    /// How ranks share W; `local_vocab` is what this one has.
     pub cut: TensorSplit,
     pub hidden: usize,
 }
@@ -144,7 +144,12 @@ impl Head {
         let mut writes = [logits.view_mut(), losses.view_mut()];
         let group = if let TensorSplit::ColumnParallel(axis) = self.cut { ex.group(axis) } else { None };
         if let Some(group) = group {
-            let part = VocabParallelStats { rows, vocab: self.cut.words(ex, self.vocab, self.words), dtype, pitch };
+            let part = VocabParallelStats {
+                rows,
+                vocab: self.cut.vocab_part(ex, self.local_vocab, self.vocab_size),
+                dtype,
+                pitch,
+            };
             let mut own = ex.statistic(rows * VocabParallelStats::NUMBERS)?;
             ex.run(LOSS, &Op::VocabParallelStats(part), &[targets, writes[0].as_view()], &mut [own.view_mut()])?;
             let mut all = ex.statistic(group.size() * own.len())?;
@@ -152,7 +157,7 @@ impl Head {
             let op = VocabParallelCrossEntropy { part, ranks: group.size(), scale, gradient: ex.compute };
             ex.run(LOSS, &Op::VocabParallelCrossEntropy(op), &[targets, all.view()], &mut writes)?;
         } else {
-            let op = CrossEntropy { rows, vocab: self.vocab, scale, dtype, gradient: ex.compute, pitch };
+            let op = CrossEntropy { rows, vocab: self.local_vocab, scale, dtype, gradient: ex.compute, pitch };
             ex.run(LOSS, &Op::CrossEntropy(op), &[targets], &mut writes)?;
         }
         sums.push(ex.sum(LOSS, losses.view())?);
@@ -161,14 +166,18 @@ impl Head {
 
     /// Elements from one row of logits to the next.
     fn pitch(&self, kernels: &dyn Kernels) -> usize {
-        kernels.logits_pitch(self.vocab)
+        kernels.logits_pitch(self.local_vocab)
     }
 
     /// The vocabulary in the parts that products take: where rows of logits lie apart, as many words as products are fast with, and the
     /// rest.
     fn parts(&self, kernels: &dyn Kernels) -> impl Iterator<Item = Range<usize>> + use<> {
-        let whole = if self.pitch(kernels) == self.vocab { self.vocab } else { self.vocab / ALIGNED * ALIGNED };
-        [0..whole, whole..self.vocab].into_iter().filter(|part| !part.is_empty())
+        let whole = if self.pitch(kernels) == self.local_vocab {
+            self.local_vocab
+        } else {
+            self.local_vocab / ALIGNED * ALIGNED
+        };
+        [0..whole, whole..self.local_vocab].into_iter().filter(|part| !part.is_empty())
     }
 
     /// A product with the matrix, in the form in which it is kept where all of it is taken.
@@ -205,6 +214,6 @@ impl Head {
 
     /// The product that makes the logits of `rows` tokens.
     pub fn logits(&self, rows: usize, dtype: DType) -> Gemm {
-        Gemm { c: dtype.accumulator(), ..context::product_forward(rows, self.vocab, self.hidden, false, dtype) }
+        Gemm { c: dtype.accumulator(), ..context::product_forward(rows, self.local_vocab, self.hidden, false, dtype) }
     }
 }

@@ -25,8 +25,8 @@ impl TensorSplit {
     }
 
     /// Which of so many words this rank has, of whose table it has `len` rows.
-    pub fn words(self, ex: &LayerContext<'_>, len: usize, words: usize) -> VocabPart {
-        VocabPart { first: self.place(ex) * len, len, words }
+    pub fn vocab_part(self, ex: &LayerContext<'_>, len: usize, vocab_size: usize) -> VocabPart {
+        VocabPart { first: self.place(ex) * len, len, vocab_size }
     }
 }
 

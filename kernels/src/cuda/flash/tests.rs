@@ -89,21 +89,21 @@ impl Whole {
         let (mut out, mut lse) = (Data::empty(dtype, count), Data::empty(DType::F32, lines));
         let mut grads = [count, k.len(), k.len()].map(|len| Data::empty(dtype, len));
         let forward = Attend {
-            out: Run::of(&out.view_mut()),
-            lse: Run::of(&lse.view_mut()).address(),
+            out: DeviceSlice::of(&out.view_mut()),
+            lse: DeviceSlice::of(&lse.view_mut()).address(),
             starts: self.starts[rows.start..].as_ptr() as Address,
             rows: rows.len() as u32,
             keys: keys.len() as u32,
             q_offset: rows.start as i32,
             k_offset: keys.start as i32,
-            ..Attend::new(&self.op, [q, k, v].map(|view| Run::of(&view)))
+            ..Attend::new(&self.op, [q, k, v].map(|view| DeviceSlice::of(&view)))
         };
         let backward = Attend {
-            out: Run::of(&whole_out),
-            dout: Run::of(&dout),
-            gradients: grads.each_mut().map(|gradient| Run::of(&gradient.view_mut())),
-            lse: Run::of(&whole_lse.view()).address(),
-            delta: Run::of(&delta.view_mut()).address(),
+            out: DeviceSlice::of(&whole_out),
+            dout: DeviceSlice::of(&dout),
+            gradients: grads.each_mut().map(|gradient| DeviceSlice::of(&gradient.view_mut())),
+            lse: DeviceSlice::of(&whole_lse.view()).address(),
+            delta: DeviceSlice::of(&delta.view_mut()).address(),
             ..forward
         };
         let [by_rows, by_keys, by_rows_again] = self.kinds;

@@ -120,10 +120,10 @@ impl Kernels for Reference {
                 loss::cross_entropy(op, logits.reborrow(), targets, losses.reborrow())
             }
             (Op::VocabParallelStats(op), [targets, logits], [statistics]) => {
-                loss::parts(op, check::targets(name, op.rows, op.vocab.words, targets)?, logits, statistics)
+                loss::parts(op, check::targets(name, op.rows, op.vocab.vocab_size, targets)?, logits, statistics)
             }
             (Op::VocabParallelCrossEntropy(op), [targets, statistics], [logits, losses]) => {
-                let targets = check::targets(name, op.part.rows, op.part.vocab.words, targets)?;
+                let targets = check::targets(name, op.part.rows, op.part.vocab.vocab_size, targets)?;
                 loss::of_parts(op, targets, statistics, logits.reborrow(), losses)
             }
             (Op::AdamW(op), [g], [p, m, v, copy @ ..]) => adamw(op, g, [p, m, v], copy.first_mut()),
