@@ -94,16 +94,6 @@ impl Exchange {
         self.queue(from, what, tag, false);
     }
 
-    /// As `send`, in as many frames as needed.
-    pub(super) fn send_all(&self, to: usize, what: RawSlice, tag: u32) {
-        frames(what).for_each(|chunk| self.send(to, chunk, tag));
-    }
-
-    /// As `recv`, in as many frames as needed.
-    pub(super) fn recv_all(&self, from: usize, what: RawSlice, tag: u32) {
-        frames(what).for_each(|chunk| self.recv(from, chunk, tag));
-    }
-
     fn queue(&self, other: usize, what: RawSlice, tag: u32, out: bool) {
         let mut shared = open(&self.shared);
         shared.tags[tag as usize] += 1;

@@ -44,6 +44,8 @@ use super::raw::RawSlice;
 use super::shared_memory::buffers;
 use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Ticket, why_abandoned};
 use calls::Closing;
+use copies::Handshake::{Announced, Confirmed, Data};
+use copies::parts;
 use exchange::{Exchange, Group};
 use frame::Signature;
 use mesh::Mesh;
@@ -203,28 +205,38 @@ struct Task {
 impl Task {
     async fn carry(self, exchange: Exchange) -> Result<()> {
         let (exchange, kernels, send, recv) = (&exchange, &*self.kernels, self.send, self.recv);
+        let (rank, size) = (exchange.rank, exchange.size());
         let job = move |op, accumulate, deliver, recv| Job { kernels, op, accumulate, deliver, send, recv };
+        let part_of = |buffer: RawSlice| move |rank| Some(buffer.part(rank, size));
+        let only = |member, buffer: RawSlice| move |rank| (rank == member).then_some(buffer);
+        let pair = if self.blocking { Confirmed } else { Announced };
         match self.kind {
             Kind::AllReduce { op } => reduce::direct(exchange, job(op, false, Deliver::All, Some(recv))).await,
             Kind::ReduceScatter { op, accumulate } => {
                 reduce::direct(exchange, job(op, accumulate, Deliver::Own, Some(recv))).await
             }
             Kind::Reduce { op, root } => {
-                let recv = (exchange.rank == root).then_some(recv);
+                let recv = (rank == root).then_some(recv);
                 reduce::direct(exchange, job(op, false, Deliver::Root(root), recv)).await
             }
-            Kind::AllGather => copies::all_gather(exchange, send, recv).await,
-            Kind::Broadcast { root } => copies::broadcast(exchange, root, send, recv).await,
-            Kind::Gather { root } => copies::gather(exchange, root, send, recv).await,
-            Kind::Scatter { root } => copies::scatter(exchange, root, send, recv).await,
+            Kind::AllGather => parts(exchange, Data, move |_| Some(send), part_of(recv)).await,
             Kind::AllToAll if send.ptr == recv.ptr => copies::all_to_all_in_place(exchange, recv).await,
-            Kind::AllToAll => copies::all_to_all(exchange, send, recv).await,
-            Kind::Send { to } => copies::pair(exchange, Some((to, send)), None, self.blocking).await,
-            Kind::Recv { from } => copies::pair(exchange, None, Some((from, recv)), self.blocking).await,
-            Kind::SendRecv { to, from } => {
-                copies::pair(exchange, Some((to, send)), Some((from, recv)), self.blocking).await
+            Kind::AllToAll => parts(exchange, Data, part_of(send), part_of(recv)).await,
+            Kind::Barrier => parts(exchange, Data, move |_| Some(send), move |_| Some(recv)).await,
+            Kind::Broadcast { root } => copies::broadcast(exchange, root, send, recv).await,
+            Kind::Gather { root } => {
+                let part = part_of(recv);
+                let from = move |from| if rank == root { part(from) } else { None };
+                parts(exchange, Confirmed, only(root, send), from).await
             }
-            Kind::Barrier => copies::barrier(exchange, RawSlice::empty()).await,
+            Kind::Scatter { root } => {
+                let part = part_of(send);
+                let to = move |to| if rank == root { part(to) } else { None };
+                parts(exchange, Confirmed, to, only(root, recv)).await
+            }
+            Kind::Send { to } => parts(exchange, pair, only(to, send), |_| None).await,
+            Kind::Recv { from } => parts(exchange, pair, |_| None, only(from, recv)).await,
+            Kind::SendRecv { to, from } => parts(exchange, pair, only(to, send), only(from, recv)).await,
         }
     }
 }
@@ -294,7 +306,9 @@ impl Communicator for Tcp {
         let own = [halves(color), halves(key), [next, 0]].concat();
         let mut all = vec![0u32; own.len() * size];
         let (send, recv) = (RawSlice::of(View::of(&own)), RawSlice::of_mut(&ViewMut::of(&mut all)));
-        let gather = async move |exchange: Exchange| copies::all_gather(&exchange, send, recv).await;
+        let gather = async move |exchange: Exchange| {
+            parts(&exchange, Data, move |_| Some(send), move |rank| Some(recv.part(rank, size))).await
+        };
         let gathered = self.within(&mut mesh, terms, gather);
         self.owner.ring(&mesh);
         gathered?;
