@@ -4,11 +4,14 @@ use super::exchange::{Exchange, Group, Order, Shared, open};
 use super::frame::Signature;
 use super::lane::{Broken, Early, Piece};
 use super::mesh::Mesh;
-use super::open::{Open, Outcome, Side, Terms};
+use super::open::{Open, Side, Terms, Work};
 use crate::raw::RawSlice;
 use crate::{Result, invalid, why_abandoned};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+
+/// As many calls as a step has under way at a time; the staging of more is freed.
+const MAX_SPARE: usize = 4;
 
 impl Mesh {
     pub(super) fn call(&self, id: u64) -> Option<&Open> {
@@ -19,13 +22,13 @@ impl Mesh {
         self.calls.iter_mut().find(|call| call.id == id)
     }
 
-    /// Whether calls are under way that nobody waits for.
+    /// Whether calls are under way.
     pub(super) fn is_busy(&self) -> bool {
-        self.ended.is_none() && self.calls.iter().any(|call| call.started && !call.is_settled())
+        self.ended.is_none() && self.calls.iter().any(|call| !call.is_settled())
     }
 
     /// Whether a call may begin. Who has been away first hears what has happened meanwhile.
-    pub(super) fn ready(&mut self, terms: &Terms) -> Result<()> {
+    fn ready(&mut self, terms: &Terms) -> Result<()> {
         if let Some(cause) = &self.ended {
             return Err(cause.clone());
         }
@@ -38,29 +41,34 @@ impl Mesh {
         Ok(())
     }
 
-    /// Begins a call, which is `blocking` or started.
-    pub(super) fn begin(&mut self, group: &Arc<Group>, mut terms: Terms, blocking: bool) -> (u64, Exchange) {
+    /// Begins a call, whose rank waits for it (`blocking`) or goes elsewhere. `work` is its algorithm.
+    pub(super) fn begin(
+        &mut self,
+        group: &Arc<Group>,
+        mut terms: Terms,
+        blocking: bool,
+        work: impl FnOnce(Exchange) -> Work,
+    ) -> Result<u64> {
+        self.ready(&terms)?;
         (terms.give.blocking, terms.take.blocking) = (blocking, blocking);
         let id = self.next_call;
         self.next_call += 1;
-        let shared = Shared { staging: self.staging(), ..Shared::default() };
-        let shared = Arc::new(Mutex::new(shared));
-        let sides = group.members.iter().map(|_| Side::default()).collect();
+        let staging = self.spare.pop().unwrap_or_default();
+        let shared = Arc::new(Mutex::new(Shared { staging, ..Shared::default() }));
         self.calls.push(Open {
             id,
             group: group.clone(),
             terms,
             shared: shared.clone(),
-            sides,
+            sides: group.members.iter().map(|_| Side::default()).collect(),
             received: 0,
             stirred: true,
             failed: None,
-            started: !blocking,
-            work: None,
+            work: Some(work(Exchange::new(group.clone(), shared))),
             outcome: None,
         });
         self.compare(id);
-        (id, Exchange::new(group.clone(), shared))
+        Ok(id)
     }
 
     /// Whether what has come before the call was begun belongs to this call as this rank knows it.
@@ -216,7 +224,7 @@ impl Mesh {
     pub(super) fn close(&mut self, id: u64) -> Option<Open> {
         let at = self.calls.iter().position(|call| call.id == id)?;
         let call = self.calls.remove(at);
-        if !matches!(call.outcome, Some(Outcome::Through(Ok(())))) {
+        if !matches!(call.outcome, Some(Ok(Ok(())))) {
             if self.ended.is_none() {
                 self.abort(why_abandoned());
             }
@@ -228,7 +236,9 @@ impl Mesh {
             }
         }
         let staging = std::mem::take(&mut open(&call.shared).staging);
-        self.keep(staging);
+        if !staging.is_empty() && self.spare.len() < MAX_SPARE {
+            self.spare.push(staging);
+        }
         Some(call)
     }
 }
@@ -239,27 +249,29 @@ pub(super) fn unexpected(header: &super::frame::Header, piece: &Piece) -> Broken
 }
 
 /// A call that is closed when this is dropped: on every way out of it, panics included.
-pub(super) struct Closing<'a> {
-    pub mesh: &'a mut Mesh,
-    pub id: u64,
-}
-
-impl Closing<'_> {
-    /// The bytes that came, of a call that is at its end.
-    pub(super) fn finish(self) -> Result<u64> {
-        let call = self.mesh.close(self.id);
-        let (outcome, received) = call.map_or((None, 0), |call| (call.outcome, call.received));
-        match outcome {
-            Some(Outcome::Through(result)) => result.map(|()| received),
-            Some(Outcome::Panicked(panic)) => std::panic::resume_unwind(panic),
-            None => Err(invalid("wait", "the collective was waited for before")),
-        }
-    }
+struct Closing<'a> {
+    mesh: &'a mut Mesh,
+    id: u64,
 }
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
         (self.mesh.current, self.mesh.last) = (None, Instant::now());
         self.mesh.close(self.id);
+    }
+}
+
+impl Mesh {
+    /// Drives all calls until this one is at its end, and closes it. The bytes that came.
+    pub(super) fn complete(&mut self, id: u64) -> Result<u64> {
+        let closing = Closing { mesh: self, id };
+        closing.mesh.drive(id)?;
+        let call = closing.mesh.close(id);
+        let (outcome, received) = call.map_or((None, 0), |call| (call.outcome, call.received));
+        match outcome {
+            Some(Ok(result)) => result.map(|()| received),
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => Err(invalid("wait", "the collective was waited for before")),
+        }
     }
 }

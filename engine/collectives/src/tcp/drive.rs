@@ -5,12 +5,11 @@ use super::control::timespec;
 use super::frame::{CHUNK_BYTES, Header};
 use super::lane::{Broken, Early, Piece, Route, Socket, Turn};
 use super::mesh::Mesh;
-use super::open::{Open, Outcome};
+use super::open::Open;
 use crate::Result;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -18,9 +17,6 @@ use std::time::{Duration, Instant};
 pub(super) const NAP: Duration = Duration::from_millis(500);
 /// How long a call goes on without any byte moved after the world has ended: what ranks sent before may be on its way.
 const LAST_BYTES: Duration = Duration::from_millis(500);
-
-/// The algorithm of a call whose rank is inside it.
-pub(super) type Own<'a> = Pin<&'a mut dyn Future<Output = Result<()>>>;
 
 /// What to watch of a socket.
 pub(super) struct Watched {
@@ -32,21 +28,20 @@ pub(super) struct Watched {
 }
 
 impl Mesh {
-    /// Drives all calls until this one is at its end. `own` is its algorithm, unless it was started.
-    pub(super) fn drive(&mut self, id: u64, mut own: Option<Own<'_>>) -> Result<()> {
+    /// Drives all calls until this one is at its end.
+    pub(super) fn drive(&mut self, id: u64) -> Result<()> {
         self.current = self.call(id).map(|call| call.terms.take);
         let mut idle_since = None;
         loop {
-            if let (Some(own), true) = (&mut own, self.call(id).is_some_and(|call| call.stirred)) {
-                self.carry(id, own.as_mut());
-            }
+            // First, since a call that has failed may have got all it needs.
+            let carried = self.carry();
             match self.call(id) {
-                None => break,
-                Some(call) if call.outcome.is_some() => break,
+                None => return Ok(()),
+                Some(call) if call.outcome.is_some() => return Ok(()),
                 Some(Open { failed: Some(cause), .. }) => return Err(cause.clone()),
                 Some(_) => {}
             }
-            if self.turn() || self.call(id).is_none_or(|call| call.stirred || call.is_settled()) {
+            if self.turn() || carried || self.call(id).is_none_or(|call| call.stirred || call.is_settled()) {
                 idle_since = None;
                 continue;
             }
@@ -70,46 +65,37 @@ impl Mesh {
                 }
             }
         }
-        Ok(())
     }
 
-    /// Lets an algorithm go as far as it can, and does what it orders.
-    fn carry(&mut self, id: u64, work: Own<'_>) {
-        if let Some(call) = self.call_mut(id) {
-            call.stirred = false;
-        }
-        let outcome = match work.poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Pending => return self.take_orders(id),
-            Poll::Ready(result) => result,
-        };
-        if let Err(error) = &outcome
-            && self.ended.is_none()
-        {
-            self.abort(&error.to_string());
-        }
-        if let Some(call) = self.call_mut(id) {
-            call.outcome = Some(Outcome::Through(outcome));
-        }
-    }
-
-    /// Lets the algorithms of started calls go on. Whether there was anything to do.
-    fn carry_started(&mut self) -> bool {
+    /// Lets the algorithms go on for which something has happened, and does what they order. Whether there were any.
+    fn carry(&mut self) -> bool {
         let mut any = false;
         for at in 0..self.calls.len() {
             let call = &mut self.calls[at];
-            if !call.stirred || call.is_settled() {
+            if !call.stirred || call.outcome.is_some() {
                 continue;
             }
             let (id, Some(mut work)) = (call.id, call.work.take()) else { continue };
-            any = true;
-            // What it leaves is not looked at again, and its panic is for who waits for the call.
-            let panic = catch_unwind(AssertUnwindSafe(|| self.carry(id, work.as_mut()))).err();
-            if panic.is_some() {
-                self.abort("panicked");
-            }
-            if let Some(call) = self.call_mut(id) {
-                call.outcome = call.outcome.take().or(panic.map(Outcome::Panicked));
-                call.work = call.outcome.is_none().then_some(work);
+            (call.stirred, any) = (false, true);
+            // What a panic leaves is not looked at again.
+            let poll = AssertUnwindSafe(|| work.as_mut().poll(&mut Context::from_waker(Waker::noop())));
+            let outcome = match catch_unwind(poll) {
+                Ok(Poll::Pending) => {
+                    call.work = Some(work);
+                    self.take_orders(id);
+                    continue;
+                }
+                Ok(Poll::Ready(result)) => Ok(result),
+                Err(panic) => Err(panic),
+            };
+            call.outcome = Some(outcome);
+            match &call.outcome {
+                Some(Ok(Err(error))) => {
+                    let reason = error.to_string();
+                    self.abort(&reason);
+                }
+                Some(Err(_)) => self.abort("panicked"),
+                _ => {}
             }
         }
         any
@@ -117,7 +103,7 @@ impl Mesh {
 
     /// Moves what can be moved at once. Whether anything was.
     pub(super) fn turn(&mut self) -> bool {
-        let mut moved = self.carry_started();
+        let mut moved = self.carry();
         for world in 0..self.peers.len() {
             let lanes = self.peers[world].as_ref().map_or(0, |peer| peer.lanes.len());
             for lane in 0..lanes {

@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 
 /// More would only cost descriptors.
 const MAX_SOCKETS: usize = 16;
-/// As many calls as a step has under way at a time; the staging of more is freed.
-const MAX_SPARE: usize = 4;
 /// How often a rank looks for callers.
 const LOOK: Duration = Duration::from_micros(200);
 
@@ -41,7 +39,7 @@ pub(super) struct Mesh {
     /// How long to look for bytes before sleeping; none where ranks have to share cores.
     pub spin: Duration,
     /// Staging of calls that are done, for calls to come.
-    spare: Vec<Staging>,
+    pub spare: Vec<Staging>,
 }
 
 pub(super) struct Peer {
@@ -121,17 +119,6 @@ impl Mesh {
         let (last, ended, current, next_group) = (Instant::now(), None, None, 1);
         let (calls, next_call, asleep, spare) = (Vec::new(), 0, false, Vec::new());
         Ok(Mesh { rank, peers, options, ended, last, current, calls, next_call, asleep, next_group, spin, spare })
-    }
-
-    /// Memory for a call, kept from call to call.
-    pub(super) fn staging(&mut self) -> Staging {
-        self.spare.pop().unwrap_or_default()
-    }
-
-    pub(super) fn keep(&mut self, staging: Staging) {
-        if !staging.is_empty() && self.spare.len() < MAX_SPARE {
-            self.spare.push(staging);
-        }
     }
 
     pub(super) fn peers_mut(&mut self) -> impl Iterator<Item = &mut Peer> {

@@ -43,7 +43,6 @@ use super::progress::{Driver, Inside};
 use super::raw::RawSlice;
 use super::shared_memory::buffers;
 use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Ticket, why_abandoned};
-use calls::Closing;
 use copies::Handshake::{Announced, Confirmed, Data};
 use copies::parts;
 use exchange::{Exchange, Group};
@@ -52,7 +51,6 @@ use mesh::Mesh;
 use open::Terms;
 use reduce::{Deliver, Job};
 use std::cell::{Cell, RefCell};
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -102,14 +100,6 @@ impl Owner {
         }
         mesh
     }
-
-    /// Wakes the thread if it watches what was of interest before this call.
-    fn ring(&self, mesh: &Mesh) {
-        use super::progress::Engine;
-        if mesh.asleep && mesh.is_busy() {
-            self.driver.engine().wake();
-        }
-    }
 }
 
 impl Abandon for Owner {
@@ -141,21 +131,6 @@ impl Tcp {
         Tcp { owner, members, group, kernels, next: Cell::new(0), pairs, wire: Cell::new(0) }
     }
 
-    /// A whole call that the rank is inside. The bytes that came.
-    fn within<F: Future<Output = Result<()>>>(
-        &self,
-        mesh: &mut Mesh,
-        terms: Terms,
-        work: impl FnOnce(Exchange) -> F,
-    ) -> Result<u64> {
-        mesh.ready(&terms)?;
-        let (id, exchange) = mesh.begin(&self.members, terms, true);
-        let closing = Closing { mesh, id };
-        let work = pin!(work(exchange));
-        closing.mesh.drive(id, Some(work))?;
-        closing.finish()
-    }
-
     /// What the frames of both directions of this call say.
     fn terms(&self, call: &Call<'_>) -> Terms {
         let (send, recv) = (call.send_shape(), call.recv_shape());
@@ -183,61 +158,57 @@ impl Tcp {
         }
     }
 
-    /// What there is to do for a call. Its buffers must stay until the call is closed.
-    fn task(&self, call: &Call<'_>, blocking: bool) -> Task {
+    /// Begins a call. Its buffers must stay until it is closed. A `blocking` rank does nothing else meanwhile.
+    fn begin(&self, mesh: &mut Mesh, call: &Call<'_>, blocking: bool) -> Result<u64> {
+        let (kind, kernels) = (call.kind, self.kernels.clone());
         let (send, recv) = buffers(call, self.rank(), self.size());
-        Task { kernels: self.kernels.clone(), kind: call.kind, send, recv, blocking }
-    }
-
-    fn count(&self, bytes: u64) {
-        self.wire.set(self.wire.get() + bytes);
+        mesh.begin(&self.members, self.terms(call), blocking, |exchange| {
+            Box::pin(async move { carry(&exchange, &*kernels, kind, send, recv, blocking).await })
+        })
     }
 }
 
-struct Task {
-    kernels: Arc<dyn Kernels>,
+/// The algorithm of a call.
+async fn carry(
+    exchange: &Exchange,
+    kernels: &dyn Kernels,
     kind: Kind,
     send: RawSlice,
     recv: RawSlice,
     blocking: bool,
-}
-
-impl Task {
-    async fn carry(self, exchange: Exchange) -> Result<()> {
-        let (exchange, kernels, send, recv) = (&exchange, &*self.kernels, self.send, self.recv);
-        let (rank, size) = (exchange.rank, exchange.size());
-        let job = move |op, accumulate, deliver, recv| Job { kernels, op, accumulate, deliver, send, recv };
-        let part_of = |buffer: RawSlice| move |rank| Some(buffer.part(rank, size));
-        let only = |member, buffer: RawSlice| move |rank| (rank == member).then_some(buffer);
-        let pair = if self.blocking { Confirmed } else { Announced };
-        match self.kind {
-            Kind::AllReduce { op } => reduce::direct(exchange, job(op, false, Deliver::All, Some(recv))).await,
-            Kind::ReduceScatter { op, accumulate } => {
-                reduce::direct(exchange, job(op, accumulate, Deliver::Own, Some(recv))).await
-            }
-            Kind::Reduce { op, root } => {
-                let recv = (rank == root).then_some(recv);
-                reduce::direct(exchange, job(op, false, Deliver::Root(root), recv)).await
-            }
-            Kind::AllGather => parts(exchange, Data, move |_| Some(send), part_of(recv)).await,
-            Kind::AllToAll if send.ptr == recv.ptr => copies::all_to_all_in_place(exchange, recv).await,
-            Kind::AllToAll => parts(exchange, Data, part_of(send), part_of(recv)).await,
-            Kind::Barrier => parts(exchange, Data, move |_| Some(send), move |_| Some(recv)).await,
-            Kind::Broadcast { root } => copies::broadcast(exchange, root, send, recv).await,
-            Kind::Gather { root } => {
-                let part = part_of(recv);
-                let from = move |from| if rank == root { part(from) } else { None };
-                parts(exchange, Confirmed, only(root, send), from).await
-            }
-            Kind::Scatter { root } => {
-                let part = part_of(send);
-                let to = move |to| if rank == root { part(to) } else { None };
-                parts(exchange, Confirmed, to, only(root, recv)).await
-            }
-            Kind::Send { to } => parts(exchange, pair, only(to, send), |_| None).await,
-            Kind::Recv { from } => parts(exchange, pair, |_| None, only(from, recv)).await,
-            Kind::SendRecv { to, from } => parts(exchange, pair, only(to, send), only(from, recv)).await,
+) -> Result<()> {
+    let (rank, size) = (exchange.rank, exchange.size());
+    let job = move |op, accumulate, deliver, recv| Job { kernels, op, accumulate, deliver, send, recv };
+    let part_of = |buffer: RawSlice| move |rank| Some(buffer.part(rank, size));
+    let only = |member, buffer: RawSlice| move |rank| (rank == member).then_some(buffer);
+    let pair = if blocking { Confirmed } else { Announced };
+    match kind {
+        Kind::AllReduce { op } => reduce::direct(exchange, job(op, false, Deliver::All, Some(recv))).await,
+        Kind::ReduceScatter { op, accumulate } => {
+            reduce::direct(exchange, job(op, accumulate, Deliver::Own, Some(recv))).await
         }
+        Kind::Reduce { op, root } => {
+            let recv = (rank == root).then_some(recv);
+            reduce::direct(exchange, job(op, false, Deliver::Root(root), recv)).await
+        }
+        Kind::AllGather => parts(exchange, Data, move |_| Some(send), part_of(recv)).await,
+        Kind::AllToAll if send.ptr == recv.ptr => copies::all_to_all_in_place(exchange, recv).await,
+        Kind::AllToAll => parts(exchange, Data, part_of(send), part_of(recv)).await,
+        Kind::Barrier => parts(exchange, Data, move |_| Some(send), move |_| Some(recv)).await,
+        Kind::Broadcast { root } => copies::broadcast(exchange, root, send, recv).await,
+        Kind::Gather { root } => {
+            let part = part_of(recv);
+            let from = move |from| if rank == root { part(from) } else { None };
+            parts(exchange, Confirmed, only(root, send), from).await
+        }
+        Kind::Scatter { root } => {
+            let part = part_of(send);
+            let to = move |to| if rank == root { part(to) } else { None };
+            parts(exchange, Confirmed, to, only(root, recv)).await
+        }
+        Kind::Send { to } => parts(exchange, pair, only(to, send), |_| None).await,
+        Kind::Recv { from } => parts(exchange, pair, |_| None, only(from, recv)).await,
+        Kind::SendRecv { to, from } => parts(exchange, pair, only(to, send), only(from, recv)).await,
     }
 }
 
@@ -256,26 +227,19 @@ impl Communicator for Tcp {
 
     fn call(&self, call: Call<'_>) -> Result<()> {
         call.check(self.rank(), self.size())?;
-        let (terms, task) = (self.terms(&call), self.task(&call, true));
         let mut mesh = self.owner.lock();
-        let received = self.within(&mut mesh, terms, |exchange| task.carry(exchange));
-        self.owner.ring(&mesh);
-        self.count(received?);
+        let id = self.begin(&mut mesh, &call, true)?;
+        let received = mesh.complete(id)?;
+        self.wire.set(self.wire.get() + received);
         Ok(())
     }
 
     fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let call = request.as_call();
         call.check(self.rank(), self.size())?;
-        let (terms, task) = (self.terms(&call), self.task(&call, false));
         let mut mesh = self.owner.lock();
-        mesh.ready(&terms)?;
-        let (id, exchange) = mesh.begin(&self.members, terms, false);
-        if let Some(open) = mesh.call_mut(id) {
-            open.work = Some(Box::pin(task.carry(exchange)));
-        }
+        let id = self.begin(&mut mesh, &call, false)?;
         mesh.turn();
-        self.owner.ring(&mesh);
         drop(mesh);
         self.owner.driver.carry_on();
         Ok(Ticket::of(self.owner.clone(), id, request))
@@ -284,13 +248,8 @@ impl Communicator for Tcp {
     /// The bytes of a started call count from here on.
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
         ticket.check_owner(&self.owner)?;
-        let mut mesh = self.owner.lock();
-        let closing = Closing { mesh: &mut mesh, id: ticket.sequence };
-        closing.mesh.drive(ticket.sequence, None)?;
-        let received = closing.finish();
-        self.owner.ring(&mesh);
-        drop(mesh);
-        self.count(received?);
+        let received = self.owner.lock().complete(ticket.sequence)?;
+        self.wire.set(self.wire.get() + received);
         ticket.take()
     }
 
@@ -306,12 +265,11 @@ impl Communicator for Tcp {
         let own = [halves(color), halves(key), [next, 0]].concat();
         let mut all = vec![0u32; own.len() * size];
         let (send, recv) = (RawSlice::of(View::of(&own)), RawSlice::of_mut(&ViewMut::of(&mut all)));
-        let gather = async move |exchange: Exchange| {
-            parts(&exchange, Data, move |_| Some(send), move |rank| Some(recv.part(rank, size))).await
-        };
-        let gathered = self.within(&mut mesh, terms, gather);
-        self.owner.ring(&mesh);
-        gathered?;
+        let id = mesh.begin(&self.members, terms, true, |exchange| {
+            let part = move |rank| Some(recv.part(rank, size));
+            Box::pin(async move { parts(&exchange, Data, move |_| Some(send), part).await })
+        })?;
+        mesh.complete(id)?;
         let word = |rank: usize, at: usize| u64::from(all[6 * rank + at]) | u64::from(all[6 * rank + at + 1]) << 32;
         let mut places: Vec<usize> = (0..size).filter(|rank| word(*rank, 0) == color as u64).collect();
         places.sort_by_key(|rank| (word(*rank, 2), *rank));

@@ -4,19 +4,12 @@ use super::exchange::{Group, Shared};
 use super::frame::Signature;
 use super::lane::Piece;
 use crate::{CommError, Result};
-use std::any::Any;
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
-/// What a started call still has to do.
+/// The algorithm of a call.
 pub(super) type Work = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
-
-pub(super) enum Outcome {
-    Through(Result<()>),
-    /// For who waits for the call.
-    Panicked(Box<dyn Any + Send>),
-}
 
 /// What this rank gives and takes in a call: the same for collectives, apart for pairs.
 #[derive(Clone, Copy)]
@@ -42,10 +35,10 @@ pub(super) struct Open {
     pub stirred: bool,
     /// Why it cannot come to its end.
     pub failed: Option<CommError>,
-    pub started: bool,
-    /// Gone while it is at work, and of calls that their rank drives itself.
+    /// Gone while it is at work, and at the end.
     pub work: Option<Work>,
-    pub outcome: Option<Outcome>,
+    /// What its algorithm came to; `Err` is a panic, for whoever waits for the call.
+    pub outcome: Option<std::thread::Result<Result<()>>>,
 }
 
 /// What a call has with one member.
