@@ -47,7 +47,7 @@ impl Mesh {
                 say(peer, BYE, &[]);
             }
             let mut rest = [0; 1024];
-            while matches!(peer.control.read(&mut rest), Ok(1..)) {}
+            while matches!((&*peer.control).read(&mut rest), Ok(1..)) {}
         }
     }
 
@@ -96,7 +96,10 @@ impl Mesh {
                 break;
             }
             if let Some(peer) = &self.peers[rank] {
-                let _ = poll(&mut [PollFd::new(&peer.control, PollFlags::IN)], Some(&timespec(LAST_WORDS / 10)));
+                let _ = poll(
+                    &mut [PollFd::new(&peer.control, PollFlags::IN)],
+                    Timespec::try_from(LAST_WORDS / 10).ok().as_ref(),
+                );
             }
         }
         let Some(peer) = &self.peers[rank] else { return invalid("tcp", how) };
@@ -110,7 +113,7 @@ impl Mesh {
         let Some(peer) = &mut self.peers[rank] else { return };
         let mut bytes = [0; 4096];
         while !peer.closed {
-            match peer.control.read(&mut bytes) {
+            match (&*peer.control).read(&mut bytes) {
                 Ok(0) => peer.closed = true,
                 Ok(count) => peer.heard.extend_from_slice(&bytes[..count]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -169,10 +172,6 @@ impl Mesh {
     }
 }
 
-pub(super) fn timespec(time: Duration) -> Timespec {
-    Timespec { tv_sec: time.as_secs().min(1 << 30) as i64, tv_nsec: time.subsec_nanos().into() }
-}
-
 /// The first whole message: what kind, and its words.
 fn message(heard: &[u8]) -> Option<(u8, &[u8])> {
     let (head, rest) = heard.split_first_chunk::<3>()?;
@@ -186,11 +185,14 @@ fn say(peer: &mut Peer, kind: u8, words: &[u8]) {
     let bytes = [&[kind, len[0], len[1]], words].concat();
     let mut rest = &bytes[..];
     while !rest.is_empty() {
-        match peer.control.write(rest) {
+        match (&*peer.control).write(rest) {
             Ok(count) => rest = &rest[count..],
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                let room = poll(&mut [PollFd::new(&peer.control, PollFlags::OUT)], Some(&timespec(LAST_WORDS)));
+                let room = poll(
+                    &mut [PollFd::new(&peer.control, PollFlags::OUT)],
+                    Timespec::try_from(LAST_WORDS).ok().as_ref(),
+                );
                 if !matches!(room, Ok(1..)) {
                     return;
                 }

@@ -1,13 +1,12 @@
 //! Moving what calls have ordered: all calls of a rank together, by whoever holds the lock of its mesh.
 
 use super::calls::unexpected;
-use super::control::timespec;
 use super::frame::{CHUNK_BYTES, Header};
 use super::lane::{Broken, Early, Piece, Route, Socket, Turn};
 use super::mesh::Mesh;
 use super::open::Open;
 use crate::Result;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
@@ -107,55 +106,36 @@ impl Mesh {
         for world in 0..self.peers.len() {
             let lanes = self.peers[world].as_ref().map_or(0, |peer| peer.lanes.len());
             for lane in 0..lanes {
-                moved |= self.turn_out(world, lane);
-                moved |= self.turn_in(world, lane);
+                moved |= self.turn_lane(world, lane, true);
+                moved |= self.turn_lane(world, lane, false);
             }
         }
         self.hear_awaited() || moved
     }
 
-    fn turn_out(&mut self, world: usize, number: usize) -> bool {
+    /// Moves what one lane can at once, out or in. Whether anything was.
+    fn turn_lane(&mut self, world: usize, number: usize, out: bool) -> bool {
         let Mesh { calls, peers, options, .. } = self;
         let Some(peer) = &mut peers[world] else { return false };
         let lane = &mut peer.lanes[number];
-        if lane.dead && lane.pieces().next().is_some() {
-            return self.broken(world, number, Broken::Closed(String::new()));
-        }
-        if !lane.has_out() {
+        let turn = if out && lane.dead && lane.pieces().next().is_some() {
+            Err(Broken::Closed(String::new()))
+        } else if out && lane.has_out() {
+            let signature = |id| calls.iter().find(|call| call.id == id).map(|call| call.terms.give);
+            lane.flush(signature, options.checksum)
+        } else if !out && lane.expects() {
+            lane.fill(|header, incoming| route(calls, world, header, incoming), options.checksum)
+        } else {
             return false;
+        };
+        match turn {
+            Ok(Turn::Blocked) => return false,
+            Ok(Turn::Moved) => {}
+            Ok(Turn::Done(piece)) => self.done(piece, out),
+            Ok(Turn::Kept(frame)) => self.came_early(world, number, frame),
+            Err(broken) => return self.broken(world, number, broken),
         }
-        let signature = |id| calls.iter().find(|call| call.id == id).map(|call| call.terms.give);
-        match lane.flush(signature, options.checksum) {
-            Ok(Turn::Blocked) => false,
-            Ok(Turn::Done(piece)) => {
-                self.done(piece, true);
-                true
-            }
-            Ok(_) => true,
-            Err(broken) => self.broken(world, number, broken),
-        }
-    }
-
-    fn turn_in(&mut self, world: usize, number: usize) -> bool {
-        let Mesh { calls, peers, options, .. } = self;
-        let Some(peer) = &mut peers[world] else { return false };
-        let lane = &mut peer.lanes[number];
-        if !lane.expects() {
-            return false;
-        }
-        match lane.fill(|header, incoming| route(calls, world, header, incoming), options.checksum) {
-            Ok(Turn::Blocked) => false,
-            Ok(Turn::Moved) => true,
-            Ok(Turn::Done(piece)) => {
-                self.done(piece, false);
-                true
-            }
-            Ok(Turn::Kept(header, payload)) => {
-                self.came_early(world, number, Early { header, payload });
-                true
-            }
-            Err(broken) => self.broken(world, number, broken),
-        }
+        true
     }
 
     /// A frame without a place is complete. Its call may have been begun, and its place be known, meanwhile.
@@ -201,7 +181,7 @@ impl Mesh {
             }
             for (number, lane) in peer.lanes.iter().enumerate().filter(|(_, lane)| !lane.dead) {
                 let mut flags = PollFlags::empty();
-                flags.set(PollFlags::IN, !lane.held);
+                flags.set(PollFlags::IN, !lane.is_held());
                 flags.set(PollFlags::OUT, lane.has_out());
                 if !flags.is_empty() {
                     let (socket, world, lane) = (lane.stream.clone(), peer.rank, Some(number));
@@ -217,7 +197,7 @@ impl Mesh {
         let watched = self.watched();
         let mut fds: Vec<PollFd<'_>> = watched.iter().map(|one| PollFd::new(&one.socket, one.flags)).collect();
         // An interrupted sleep is a short one.
-        let _ = poll(&mut fds, Some(&timespec(longest)));
+        let _ = poll(&mut fds, Timespec::try_from(longest).ok().as_ref());
         let news: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         for (one, _) in watched.iter().zip(news).filter(|(_, news)| *news) {

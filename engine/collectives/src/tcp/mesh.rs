@@ -11,6 +11,7 @@ use crate::rendezvous::caller::{Missed, call};
 use crate::rendezvous::hello::{Answer, Hello, Purpose};
 use crate::{CommError, Rendezvous, RendezvousError, Result};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// More would only cost descriptors.
@@ -103,7 +104,7 @@ impl Mesh {
                 host: meeting.hosts()[other].clone(),
                 pid: meeting.pids()[other],
                 lanes: lanes.map(Lane::new).collect(),
-                control: Socket::new(control),
+                control: Arc::new(control),
                 heard: Vec::new(),
                 departed: false,
                 closed: false,
