@@ -76,7 +76,7 @@ impl Mesh {
         let Some(call) = self.calls.iter_mut().find(|call| call.id == id) else { return };
         let Terms { give, take, .. } = call.terms;
         let mut other = None;
-        for peer in self.peers.iter_mut().flatten() {
+        for peer in &mut self.peers {
             if !peer.wants.is_empty()
                 && let Some(member) = call.taker(peer.rank)
                 && let Some(at) = peer.wants.iter().position(|want| want.key() == give.key())
@@ -134,7 +134,7 @@ impl Mesh {
         let (index, offset) = (counter.frames, counter.bytes);
         counter.frames += 1;
         counter.bytes += what.bytes() as u64;
-        let Some(peer) = &mut self.peers[world] else { return };
+        let peer = &mut self.peers[world];
         let lane = index as usize % peer.lanes.len();
         let piece = Piece { at: what.ptr.as_ptr(), len: what.bytes(), call: id, member: other, index, tag, offset };
         if out && index > 0 && !side.wanted {
@@ -170,7 +170,7 @@ impl Mesh {
     pub(super) fn wanted(&mut self, world: usize, want: Signature) {
         let taker = |call: &Open| if call.terms.give.key() == want.key() { call.taker(world) } else { None };
         let found = self.calls.iter_mut().find_map(|call| taker(call).map(|member| (call, member)));
-        let Some(peer) = &mut self.peers[world] else { return };
+        let peer = &mut self.peers[world];
         let Some((call, member)) = found else {
             match peer.owed.iter().position(|owed| owed.key() == want.key()) {
                 Some(at) => drop(peer.owed.swap_remove(at)),
@@ -228,11 +228,11 @@ impl Mesh {
             if self.ended.is_none() {
                 self.abort(why_abandoned());
             }
-            self.peers_mut().flat_map(|peer| &mut peer.lanes).for_each(|lane| lane.forget(id));
+            self.peers.iter_mut().flat_map(|peer| &mut peer.lanes).for_each(|lane| lane.forget(id));
         } else if let (true, Some(to)) = (call.terms.give.is_of_pair(), call.terms.to) {
             // A started send of one frame does not wait for the word, which will come.
-            if let (Some(false), Some(peer)) = (call.taker(to).map(|to| call.sides[to].wanted), &mut self.peers[to]) {
-                peer.owed.push(call.terms.give);
+            if call.taker(to).is_some_and(|to| !call.sides[to].wanted) {
+                self.peers[to].owed.push(call.terms.give);
             }
         }
         let staging = std::mem::take(&mut open(&call.shared).staging);

@@ -3,7 +3,7 @@
 use super::frame::Signature;
 use super::mesh::{Mesh, Peer};
 use crate::cause::{Sides, WORLD, decode, encode};
-use crate::{CommError, Result, invalid};
+use crate::{CommError, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ impl Mesh {
 
     fn end_saying(&mut self, cause: CommError, words: &[u8]) -> CommError {
         self.ended = Some(cause.clone());
-        self.peers_mut().filter(|peer| !peer.departed).for_each(|peer| say(peer, END, words));
+        self.peers.iter_mut().filter(|peer| !peer.departed).for_each(|peer| say(peer, END, words));
         cause
     }
 
@@ -41,13 +41,12 @@ impl Mesh {
 
     /// Says that this rank leaves, and takes what the others still say, so that closing cuts off nothing.
     pub(super) fn leave(&mut self) {
-        for rank in 0..self.peers.len() {
-            let Some(peer) = &mut self.peers[rank] else { continue };
+        for peer in &mut self.peers {
             if self.ended.is_none() {
                 say(peer, BYE, &[]);
             }
             let mut rest = [0; 1024];
-            while matches!((&*peer.control).read(&mut rest), Ok(1..)) {}
+            while peer.control.as_deref().is_some_and(|mut control| matches!(control.read(&mut rest), Ok(1..))) {}
         }
     }
 
@@ -55,18 +54,14 @@ impl Mesh {
     pub(super) fn want(&mut self, rank: usize, signature: &Signature) {
         let mut words = [0; 40];
         signature.encode(&mut words);
-        if let Some(peer) = &mut self.peers[rank] {
-            say(peer, WANT, &words);
-        }
+        say(&self.peers[rank], WANT, &words);
     }
 
     /// Asks ranks whether they wait in a call: who computes, or does nothing any more, does not answer.
     pub(super) fn ask(&mut self, ranks: &[usize]) {
         for rank in ranks {
-            if let Some(peer) = &mut self.peers[*rank] {
-                peer.waits = false;
-                say(peer, ASK, &[]);
-            }
+            self.peers[*rank].waits = false;
+            say(&self.peers[*rank], ASK, &[]);
         }
     }
 
@@ -74,7 +69,7 @@ impl Mesh {
     /// their way comes to its end.
     pub(super) fn hear(&mut self, rank: usize) {
         self.listen(rank);
-        if self.ended.is_none() && self.peers[rank].as_ref().is_some_and(|peer| peer.closed && !peer.departed) {
+        if self.ended.is_none() && self.peers[rank].closed && !self.peers[rank].departed {
             let cause = self.lost(rank, "closed its connection", None);
             self.fail_with(rank, &cause);
         }
@@ -91,29 +86,27 @@ impl Mesh {
         let begin = Instant::now();
         loop {
             self.listen(rank);
-            let silent = self.peers[rank].as_ref().is_some_and(|peer| !peer.closed && !peer.departed);
-            if self.ended.is_some() || !silent || begin.elapsed() > LAST_WORDS {
+            let peer = &self.peers[rank];
+            if self.ended.is_some() || peer.closed || peer.departed || begin.elapsed() > LAST_WORDS {
                 break;
             }
-            if let Some(peer) = &self.peers[rank] {
-                let _ = poll(
-                    &mut [PollFd::new(&peer.control, PollFlags::IN)],
-                    Timespec::try_from(LAST_WORDS / 10).ok().as_ref(),
-                );
+            if let Some(control) = &peer.control {
+                let _ =
+                    poll(&mut [PollFd::new(control, PollFlags::IN)], Timespec::try_from(LAST_WORDS / 10).ok().as_ref());
             }
         }
-        let Some(peer) = &self.peers[rank] else { return invalid("tcp", how) };
-        let (host, pid) = (&peer.host, peer.pid);
+        let peer = &self.peers[rank];
         let how = if peer.departed { "left the group" } else { how };
-        let reason = format!("host {host}, pid {pid}, {how} in {}", self.during(call));
+        let reason = format!("{}, {how} in {}", peer.process(), self.during(call));
         self.end(CommError::Aborted { group: WORLD.into(), rank, reason }, None)
     }
 
     fn listen(&mut self, rank: usize) {
-        let Some(peer) = &mut self.peers[rank] else { return };
+        let peer = &mut self.peers[rank];
+        let Some(mut control) = peer.control.as_deref() else { return };
         let mut bytes = [0; 4096];
         while !peer.closed {
-            match (&*peer.control).read(&mut bytes) {
+            match control.read(&mut bytes) {
                 Ok(0) => peer.closed = true,
                 Ok(count) => peer.heard.extend_from_slice(&bytes[..count]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -128,14 +121,12 @@ impl Mesh {
             self.understand(rank, kind, words);
         }
         heard.drain(..at);
-        if let Some(peer) = &mut self.peers[rank] {
-            peer.heard = heard;
-        }
+        self.peers[rank].heard = heard;
     }
 
     fn understand(&mut self, rank: usize, kind: u8, words: &[u8]) {
         let current = self.current;
-        let Some(peer) = &mut self.peers[rank] else { return };
+        let peer = &mut self.peers[rank];
         match (kind, words.len()) {
             (WANT, 40) => {
                 if let Some(want) = words.first_chunk().and_then(Signature::decode) {
@@ -157,7 +148,7 @@ impl Mesh {
                 }
             }
             _ => {
-                let reason = format!("host {}, pid {}, said what no rank says", peer.host, peer.pid);
+                let reason = format!("{}, said what no rank says", peer.process());
                 self.end(CommError::Aborted { group: WORLD.into(), rank, reason }, None);
             }
         }
@@ -180,19 +171,18 @@ fn message(heard: &[u8]) -> Option<(u8, &[u8])> {
 }
 
 /// Says something to a rank. Nobody waits for it: a rank that hears nothing any more is noticed elsewhere.
-fn say(peer: &mut Peer, kind: u8, words: &[u8]) {
+fn say(peer: &Peer, kind: u8, words: &[u8]) {
+    let Some(mut control) = peer.control.as_deref() else { return };
     let len = (words.len() as u16).to_le_bytes();
     let bytes = [&[kind, len[0], len[1]], words].concat();
     let mut rest = &bytes[..];
     while !rest.is_empty() {
-        match (&*peer.control).write(rest) {
+        match control.write(rest) {
             Ok(count) => rest = &rest[count..],
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                let room = poll(
-                    &mut [PollFd::new(&peer.control, PollFlags::OUT)],
-                    Timespec::try_from(LAST_WORDS).ok().as_ref(),
-                );
+                let room =
+                    poll(&mut [PollFd::new(&control, PollFlags::OUT)], Timespec::try_from(LAST_WORDS).ok().as_ref());
                 if !matches!(room, Ok(1..)) {
                     return;
                 }

@@ -104,8 +104,7 @@ impl Mesh {
     pub(super) fn turn(&mut self) -> bool {
         let mut moved = self.carry();
         for world in 0..self.peers.len() {
-            let lanes = self.peers[world].as_ref().map_or(0, |peer| peer.lanes.len());
-            for lane in 0..lanes {
+            for lane in 0..self.peers[world].lanes.len() {
                 moved |= self.turn_lane(world, lane, true);
                 moved |= self.turn_lane(world, lane, false);
             }
@@ -116,8 +115,7 @@ impl Mesh {
     /// Moves what one lane can at once, out or in. Whether anything was.
     fn turn_lane(&mut self, world: usize, number: usize, out: bool) -> bool {
         let Mesh { calls, peers, options, .. } = self;
-        let Some(peer) = &mut peers[world] else { return false };
-        let lane = &mut peer.lanes[number];
+        let lane = &mut peers[world].lanes[number];
         let turn = if out && lane.dead && lane.pieces().next().is_some() {
             Err(Broken::Closed(String::new()))
         } else if out && lane.has_out() {
@@ -141,7 +139,7 @@ impl Mesh {
     /// A frame without a place is complete. Its call may have been begun, and its place be known, meanwhile.
     fn came_early(&mut self, world: usize, number: usize, frame: Early) {
         let Mesh { calls, peers, .. } = self;
-        let Some(peer) = &mut peers[world] else { return };
+        let peer = &mut peers[world];
         match route(calls, world, &frame.header, &mut peer.lanes[number].incoming) {
             Ok(Route::Place(piece)) => self.put(world, number, piece, &frame),
             Ok(Route::Keep | Route::Hold) => peer.early.push(frame),
@@ -162,7 +160,7 @@ impl Mesh {
                 self.hear(world);
                 let waits = self.calls[at].sides[member].waits_for_word();
                 heard |= !waits;
-                if waits && self.peers[world].as_ref().is_some_and(|peer| peer.departed) {
+                if waits && self.peers[world].departed {
                     let cause = self.lost(world, "closed its connection", Some(id));
                     self.fail(id, cause);
                 }
@@ -174,9 +172,8 @@ impl Mesh {
     /// What a sleeper has to watch: what ranks say, what comes, and where there is room for what is to go.
     pub(super) fn watched(&self) -> Vec<Watched> {
         let mut watched = Vec::new();
-        for peer in self.peers.iter().flatten() {
-            if !peer.closed {
-                let socket = peer.control.clone();
+        for peer in &self.peers {
+            if let Some(socket) = peer.control.clone().filter(|_| !peer.closed) {
                 watched.push(Watched { socket, flags: PollFlags::IN, world: peer.rank, lane: None });
             }
             for (number, lane) in peer.lanes.iter().enumerate().filter(|(_, lane)| !lane.dead) {
@@ -201,16 +198,16 @@ impl Mesh {
         let news: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         for (one, _) in watched.iter().zip(news).filter(|(_, news)| *news) {
-            match (one.lane, &mut self.peers[one.world]) {
-                (Some(lane), Some(peer)) => peer.lanes[lane].readable = true,
-                _ => self.hear(one.world),
+            match one.lane {
+                Some(lane) => self.peers[one.world].lanes[lane].readable = true,
+                None => self.hear(one.world),
             }
         }
     }
 
     /// After a sleep of the thread, which cannot tell what has happened: looks at everything.
     pub(super) fn look_around(&mut self) {
-        self.peers_mut().flat_map(|peer| &mut peer.lanes).for_each(|lane| lane.readable = true);
+        self.peers.iter_mut().flat_map(|peer| &mut peer.lanes).for_each(|lane| lane.readable = true);
         (0..self.peers.len()).for_each(|world| self.hear(world));
     }
 }

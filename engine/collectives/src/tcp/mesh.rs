@@ -21,8 +21,8 @@ const LOOK: Duration = Duration::from_micros(200);
 
 pub(super) struct Mesh {
     pub rank: usize,
-    /// By world rank; `None` for this one.
-    pub peers: Vec<Option<Peer>>,
+    /// By world rank. This rank's own has no connections.
+    pub peers: Vec<Peer>,
     pub options: TcpOptions,
     pub ended: Option<CommError>,
     /// When this rank was last in a call.
@@ -48,7 +48,8 @@ pub(super) struct Peer {
     pub host: String,
     pub pid: u32,
     pub lanes: Vec<Lane>,
-    pub control: Socket,
+    /// `None` for this rank itself.
+    pub control: Option<Socket>,
     /// What has come on `control` and is no whole message yet.
     pub heard: Vec<u8>,
     /// It has said that it wants nothing more.
@@ -95,24 +96,20 @@ impl Mesh {
         let mut peers = Vec::with_capacity(size);
         for (other, lanes) in streams.into_iter().enumerate() {
             let mut lanes = lanes.into_iter();
-            let Some(control) = lanes.next() else {
-                peers.push(None);
-                continue;
-            };
-            peers.push(Some(Peer {
+            peers.push(Peer {
                 rank: other,
                 host: meeting.hosts()[other].clone(),
                 pid: meeting.pids()[other],
+                control: lanes.next().map(Arc::new),
                 lanes: lanes.map(Lane::new).collect(),
-                control: Arc::new(control),
                 heard: Vec::new(),
-                departed: false,
-                closed: false,
+                departed: other == rank,
+                closed: other == rank,
                 wants: Vec::new(),
                 owed: Vec::new(),
                 early: Vec::new(),
                 waits: false,
-            }));
+            });
         }
         let here = meeting.hosts().iter().filter(|host| **host == meeting.hosts()[rank]).count();
         let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
@@ -121,9 +118,12 @@ impl Mesh {
         let (calls, next_call, asleep, spare) = (Vec::new(), 0, false, Vec::new());
         Ok(Mesh { rank, peers, options, ended, last, current, calls, next_call, asleep, next_group, spin, spare })
     }
+}
 
-    pub(super) fn peers_mut(&mut self) -> impl Iterator<Item = &mut Peer> {
-        self.peers.iter_mut().flatten()
+impl Peer {
+    /// The process as errors name it.
+    pub(super) fn process(&self) -> String {
+        format!("host {}, pid {}", self.host, self.pid)
     }
 }
 
