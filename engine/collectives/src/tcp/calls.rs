@@ -1,17 +1,110 @@
-//! What happens to a call between its beginning and its end: what its algorithm orders is queued, and what came before it is found.
+//! The calls under way, from their beginning to their end: what their algorithms order is queued, and what came before they were
+//! begun is found.
 
+use super::control::{WANT, say};
 use super::exchange::{Exchange, Group, Order, Shared, open};
 use super::frame::Signature;
 use super::lane::{Broken, Early, Piece};
 use super::mesh::Mesh;
-use super::open::{Open, Side, Terms, Work};
 use crate::raw::RawSlice;
-use crate::{Result, invalid, why_abandoned};
+use crate::{CommError, Result, invalid, why_abandoned};
+use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// As many calls as a step has under way at a time; the staging of more is freed.
 const MAX_SPARE: usize = 4;
+
+/// The algorithm of a call.
+pub(super) type Work = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+
+/// What this rank gives and takes in a call: the same for collectives, apart for pairs.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    pub give: Signature,
+    pub take: Signature,
+    /// World ranks of the others of a pair.
+    pub to: Option<usize>,
+    pub from: Option<usize>,
+}
+
+pub(super) struct Open {
+    /// Its number on this rank.
+    pub id: u64,
+    pub group: Arc<Group>,
+    pub terms: Terms,
+    pub shared: Arc<Mutex<Shared>>,
+    /// By member.
+    pub sides: Vec<Side>,
+    /// Payload that has come.
+    pub received: u64,
+    /// What its algorithm waits for may have happened.
+    pub stirred: bool,
+    /// Why it cannot come to its end.
+    pub failed: Option<CommError>,
+    /// Gone while it is at work, and at the end.
+    pub work: Option<Work>,
+    /// What its algorithm came to; `Err` is a panic, for whoever waits for the call.
+    pub outcome: Option<std::thread::Result<Result<()>>>,
+}
+
+/// What a call has with one member.
+#[derive(Default)]
+pub(super) struct Side {
+    pub given: Counter,
+    pub taken: Counter,
+    /// A frame of it has come.
+    pub came: bool,
+    /// It has said that it is ready to take.
+    pub wanted: bool,
+    /// It has been told that this rank is.
+    pub told: bool,
+    /// The call does not end before it has said so.
+    pub awaited: bool,
+    /// What it must be ready for.
+    pub held: VecDeque<Piece>,
+}
+
+#[derive(Clone, Copy, Default)]
+pub(super) struct Counter {
+    pub frames: u32,
+    pub bytes: u64,
+}
+
+impl Side {
+    /// Whether the member should have sent a frame that has not come.
+    pub(super) fn is_missed(&self) -> bool {
+        self.taken.frames > 0 && !self.came
+    }
+
+    pub(super) fn waits_for_word(&self) -> bool {
+        self.awaited || !self.held.is_empty()
+    }
+}
+
+impl Open {
+    /// The place of a rank that may send frames of this call, by its world rank.
+    pub(super) fn giver(&self, world: usize) -> Option<usize> {
+        self.member(world, self.terms.from)
+    }
+
+    /// The place of a rank that may want frames of this call.
+    pub(super) fn taker(&self, world: usize) -> Option<usize> {
+        self.member(world, self.terms.to)
+    }
+
+    fn member(&self, world: usize, only: Option<usize>) -> Option<usize> {
+        if self.terms.take.is_of_pair() && only != Some(world) {
+            return None;
+        }
+        self.group.members.iter().position(|member| *member == world)
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.failed.is_some() || self.outcome.is_some()
+    }
+}
 
 impl Mesh {
     pub(super) fn call(&self, id: u64) -> Option<&Open> {
@@ -98,45 +191,37 @@ impl Mesh {
         }
     }
 
-    /// Does what an algorithm has ordered since it was looked at last.
-    pub(super) fn take_orders(&mut self, id: u64) {
-        let Some(call) = self.call_mut(id) else { return };
-        let shared = call.shared.clone();
+    /// Does what the algorithm of the call at this place has ordered since it was looked at last.
+    pub(super) fn take_orders(&mut self, at: usize) {
+        let shared = self.calls[at].shared.clone();
         let mut orders = std::mem::take(&mut open(&shared).orders);
         for order in orders.drain(..) {
             match order {
-                Order::Piece { other, what, tag, out } => self.queue(id, other, what, tag, out),
-                Order::Want(from) => self.tell(id, from),
-                Order::AwaitWant(to) => {
-                    let Some(call) = self.call_mut(id) else { return };
-                    if call.sides[to].wanted {
-                        open(&shared).awaited -= 1;
-                        call.stirred = true;
-                    } else {
-                        call.sides[to].awaited = true;
-                    }
+                Order::Piece { other, what, tag, out } => self.queue(at, other, what, tag, out),
+                Order::Want(from) => self.tell(at, from),
+                Order::AwaitWant(to) if self.calls[at].sides[to].wanted => {
+                    open(&shared).awaited -= 1;
+                    self.calls[at].stirred = true;
                 }
+                Order::AwaitWant(to) => self.calls[at].sides[to].awaited = true,
             }
         }
         let mut shared = open(&shared);
         shared.orders = orders;
-        if std::mem::take(&mut shared.again)
-            && let Some(call) = self.call_mut(id)
-        {
-            call.stirred = true;
-        }
+        self.calls[at].stirred |= std::mem::take(&mut shared.again);
     }
 
-    fn queue(&mut self, id: u64, other: usize, what: RawSlice, tag: u32, out: bool) {
-        let Some(call) = self.calls.iter_mut().find(|call| call.id == id) else { return };
+    fn queue(&mut self, at: usize, other: usize, what: RawSlice, tag: u32, out: bool) {
+        let call = &mut self.calls[at];
         let (world, key, side) = (call.group.members[other], call.terms.take.key(), &mut call.sides[other]);
         let counter = if out { &mut side.given } else { &mut side.taken };
         let (index, offset) = (counter.frames, counter.bytes);
         counter.frames += 1;
         counter.bytes += what.bytes() as u64;
+        let piece =
+            Piece { at: what.ptr.as_ptr(), len: what.bytes(), call: call.id, member: other, index, tag, offset };
         let peer = &mut self.peers[world];
         let lane = index as usize % peer.lanes.len();
-        let piece = Piece { at: what.ptr.as_ptr(), len: what.bytes(), call: id, member: other, index, tag, offset };
         if out && index > 0 && !side.wanted {
             // More than one frame only to who is in the call, so that nobody keeps more for a call he has not begun.
             side.held.push_back(piece);
@@ -152,17 +237,16 @@ impl Mesh {
                 None => peer.lanes[lane].incoming.push_back(piece),
             }
             if index == 1 {
-                self.tell(id, other);
+                self.tell(at, other);
             }
         }
     }
 
-    /// Tells a member, once, that this rank is ready to take.
-    fn tell(&mut self, id: u64, member: usize) {
-        let Some(call) = self.call_mut(id) else { return };
+    /// Tells a member, once, that this rank is ready to take what it gives.
+    fn tell(&mut self, at: usize, member: usize) {
+        let call = &mut self.calls[at];
         if !std::mem::replace(&mut call.sides[member].told, true) {
-            let (world, take) = (call.group.members[member], call.terms.take);
-            self.want(world, &take);
+            say(&self.peers[call.group.members[member]], WANT, &call.terms.take.encode());
         }
     }
 

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 /// How long to wait for a peer's reason when its connection has ended before it.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-const WANT: u8 = 1;
+/// The rank is ready to take frames of the call with this signature.
+pub(super) const WANT: u8 = 1;
 const BYE: u8 = 2;
 const END: u8 = 3;
 const ASK: u8 = 4;
@@ -48,13 +49,6 @@ impl Mesh {
             let mut rest = [0; 1024];
             while peer.control.as_deref().is_some_and(|mut control| matches!(control.read(&mut rest), Ok(1..))) {}
         }
-    }
-
-    /// Tells a rank that this one is ready to take what it gives.
-    pub(super) fn want(&mut self, rank: usize, signature: &Signature) {
-        let mut words = [0; 40];
-        signature.encode(&mut words);
-        say(&self.peers[rank], WANT, &words);
     }
 
     /// Asks ranks whether they wait in a call: who computes, or does nothing any more, does not answer.
@@ -171,7 +165,7 @@ fn message(heard: &[u8]) -> Option<(u8, &[u8])> {
 }
 
 /// Says something to a rank. Nobody waits for it: a rank that hears nothing any more is noticed elsewhere.
-fn say(peer: &Peer, kind: u8, words: &[u8]) {
+pub(super) fn say(peer: &Peer, kind: u8, words: &[u8]) {
     let Some(mut control) = peer.control.as_deref() else { return };
     let len = (words.len() as u16).to_le_bytes();
     let bytes = [&[kind, len[0], len[1]], words].concat();

@@ -1,10 +1,9 @@
 //! Moving what calls have ordered: all calls of a rank together, by whoever holds the lock of its mesh.
 
-use super::calls::unexpected;
+use super::calls::{Open, unexpected};
 use super::frame::{CHUNK_BYTES, Header};
 use super::lane::{Broken, Early, Piece, Route, Socket, Turn};
 use super::mesh::Mesh;
-use super::open::Open;
 use crate::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
@@ -74,14 +73,14 @@ impl Mesh {
             if !call.stirred || call.outcome.is_some() {
                 continue;
             }
-            let (id, Some(mut work)) = (call.id, call.work.take()) else { continue };
+            let Some(mut work) = call.work.take() else { continue };
             (call.stirred, any) = (false, true);
             // What a panic leaves is not looked at again.
             let poll = AssertUnwindSafe(|| work.as_mut().poll(&mut Context::from_waker(Waker::noop())));
             let outcome = match catch_unwind(poll) {
                 Ok(Poll::Pending) => {
                     call.work = Some(work);
-                    self.take_orders(id);
+                    self.take_orders(at);
                     continue;
                 }
                 Ok(Poll::Ready(result)) => Ok(result),

@@ -1,10 +1,10 @@
 //! The connections of one rank to all others: lanes for data, and a line on which ranks say what happens to them.
 
 use super::TcpOptions;
+use super::calls::Open;
 use super::exchange::Staging;
 use super::frame::Signature;
 use super::lane::{Early, Lane, Socket};
-use super::open::Open;
 use crate::rendezvous::acceptor::Acceptor;
 use crate::rendezvous::allow_files;
 use crate::rendezvous::caller::{Missed, call};

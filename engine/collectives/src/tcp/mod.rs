@@ -29,7 +29,6 @@ mod faults;
 mod frame;
 mod lane;
 mod mesh;
-mod open;
 mod options;
 mod reduce;
 #[cfg(test)]
@@ -38,24 +37,26 @@ mod wire;
 
 pub use options::TcpOptions;
 
+use super::call::Shape;
 use super::cause::WORLD;
 use super::progress::{Driver, Inside};
 use super::raw::RawSlice;
 use super::shared_memory::buffers;
 use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Ticket, why_abandoned};
+use calls::Terms;
 use copies::Handshake::{Announced, Confirmed, Data};
 use copies::parts;
 use exchange::{Exchange, Group};
 use frame::Signature;
 use mesh::Mesh;
-use open::Terms;
 use reduce::{Deliver, Job};
 use std::cell::{Cell, RefCell};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use wire::Wire;
-use zbench_kernels::{DType, Kernels, View, ViewMut};
+use zbench_kernels::{DType, Kernels};
 
 /// How long a rank looks for bytes before it sleeps, where it has a core for itself.
 const SPIN: Duration = Duration::from_micros(50);
@@ -134,27 +135,31 @@ impl Tcp {
     /// What the frames of both directions of this call say.
     fn terms(&self, call: &Call<'_>) -> Terms {
         let (send, recv) = (call.send_shape(), call.recv_shape());
-        let (side, nothing) = (call.kind.collective(), (DType::I8, 0));
-        let mut pairs = self.pairs.borrow_mut();
-        let mut pair = |to: Option<usize>, from: Option<usize>| {
-            let count = |number: &mut u64| std::mem::replace(number, *number + 1);
-            let give = to.map(|to| Signature::pair(self.group, count(&mut pairs[to].0), side, send.unwrap_or(nothing)));
-            let take =
-                from.map(|from| Signature::pair(self.group, count(&mut pairs[from].1), side, recv.unwrap_or(nothing)));
-            let none = Signature::pair(self.group, 0, side, nothing);
-            let world = |place: usize| self.members.members[place];
-            let (to, from) = (to.map(world), from.map(world));
-            Terms { give: give.or(take).unwrap_or(none), take: take.or(give).unwrap_or(none), to, from }
-        };
-        match call.kind {
-            Kind::Send { to } => pair(Some(to), None),
-            Kind::Recv { from } => pair(None, Some(from)),
-            Kind::SendRecv { to, from } => pair(Some(to), Some(from)),
+        let (to, from) = match call.kind {
+            Kind::Send { to } => (Some(to), None),
+            Kind::Recv { from } => (None, Some(from)),
+            Kind::SendRecv { to, from } => (Some(to), Some(from)),
             kind => {
                 let sequence = self.next.replace(self.next.get() + 1);
                 let all = Signature::of(kind, self.size(), self.group, sequence, send, recv);
-                Terms { give: all, take: all, to: None, from: None }
+                return Terms { give: all, take: all, to: None, from: None };
             }
+        };
+        let mut pairs = self.pairs.borrow_mut();
+        let side = |sequence: &mut u64, shape: Option<Shape>| {
+            let shape = shape.unwrap_or((DType::I8, 0));
+            *sequence += 1;
+            Signature::pair(self.group, *sequence - 1, call.kind.collective(), shape)
+        };
+        let give = to.map(|to| side(&mut pairs[to].0, send));
+        let take = from.map(|from| side(&mut pairs[from].1, recv));
+        let none = Signature::bare(self.group, 0, None); // of neither: there is no such call
+        let world = |place: usize| self.members.members[place];
+        Terms {
+            give: give.or(take).unwrap_or(none),
+            take: take.or(give).unwrap_or(none),
+            to: to.map(world),
+            from: from.map(world),
         }
     }
 
@@ -259,22 +264,21 @@ impl Communicator for Tcp {
         let signature = Signature::bare(self.group, sequence, None);
         let terms = Terms { give: signature, take: signature, to: None, from: None };
         let mut mesh = self.owner.lock();
-        // Color, key, and the least number that this rank's next group may have, in halves of 32 bits.
-        let next = mesh.next_group;
-        let halves = |word: usize| [word as u32, (word as u64 >> 32) as u32];
-        let own = [halves(color), halves(key), [next, 0]].concat();
-        let mut all = vec![0u32; own.len() * size];
-        let (send, recv) = (RawSlice::of(View::of(&own)), RawSlice::of_mut(&ViewMut::of(&mut all)));
+        // Color, key, and the least number that this rank's next group may have.
+        let own = [color as u64, key as u64, u64::from(mesh.next_group)];
+        let mut all = vec![own; size];
+        let bytes = |ptr, count| RawSlice { ptr, len: count * size_of_val(&own), dtype: DType::I8, on_host: true };
+        let send = bytes(NonNull::from(&own).cast(), 1);
+        let recv = bytes(NonNull::from(all.as_mut_slice()).cast(), size);
         let id = mesh.begin(&self.members, terms, true, |exchange| {
             let part = move |rank| Some(recv.part(rank, size));
             Box::pin(async move { parts(&exchange, Data, move |_| Some(send), part).await })
         })?;
         mesh.complete(id)?;
-        let word = |rank: usize, at: usize| u64::from(all[6 * rank + at]) | u64::from(all[6 * rank + at + 1]) << 32;
-        let mut places: Vec<usize> = (0..size).filter(|rank| word(*rank, 0) == color as u64).collect();
-        places.sort_by_key(|rank| (word(*rank, 2), *rank));
+        let mut places: Vec<usize> = (0..size).filter(|rank| all[*rank][0] == own[0]).collect();
+        places.sort_by_key(|rank| (all[*rank][1], *rank));
         // Greater than the number of any group that two of these ranks share.
-        let group = (0..size).map(|rank| all[6 * rank + 4]).max().unwrap_or(next);
+        let group = all.iter().map(|theirs| theirs[2] as u32).max().unwrap_or(mesh.next_group);
         mesh.next_group = group + 1;
         drop(mesh);
         let own_place = places.iter().position(|place| *place == rank).unwrap_or(0);

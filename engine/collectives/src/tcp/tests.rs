@@ -6,7 +6,7 @@ use crate::{CollectiveKind, CommError, Meeting, RendezvousError};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread::{JoinHandle, spawn};
-use zbench_kernels::Cpu;
+use zbench_kernels::{Cpu, ViewMut};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
