@@ -7,7 +7,7 @@ use super::frame::Signature;
 use super::lane::{Early, Lane, Socket};
 use crate::rendezvous::acceptor::Acceptor;
 use crate::rendezvous::allow_files;
-use crate::rendezvous::caller::{Missed, call};
+use crate::rendezvous::caller::call;
 use crate::rendezvous::hello::{Answer, Hello, Purpose};
 use crate::{CommError, Rendezvous, RendezvousError, Result};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -196,14 +196,7 @@ fn reach(
     loop {
         let last = match call(address, hello, meeting.token(), &address.to_string(), deadline) {
             Ok((stream, _)) => return Ok(stream),
-            Err(
-                Missed::Refused(last)
-                | Missed::Silent(last)
-                | Missed::Stranger(last)
-                | Missed::Impostor(last)
-                | Missed::Denied(last),
-            ) => last,
-            Err(Missed::Size(size)) => format!("it belongs to a world of {size} ranks"),
+            Err(missed) => missed,
         };
         if Instant::now() >= deadline {
             let reason = format!("rank {} could not connect to {address} for data: {last}", meeting.rank());
