@@ -34,10 +34,14 @@ impl Mesh {
         cause
     }
 
+    /// Ends the world because of a rank.
+    pub(super) fn blame(&mut self, rank: usize, reason: String) -> CommError {
+        self.end(CommError::Aborted { group: WORLD.into(), rank, reason }, None)
+    }
+
     /// Ends the world with this rank as the one that gave up.
     pub(super) fn abort(&mut self, reason: &str) {
-        let cause = CommError::Aborted { group: WORLD.into(), rank: self.rank, reason: reason.to_owned() };
-        self.end(cause, None);
+        self.blame(self.rank, reason.to_owned());
     }
 
     /// Says that this rank leaves, and takes what the others still say, so that closing cuts off nothing.
@@ -92,7 +96,7 @@ impl Mesh {
         let peer = &self.peers[rank];
         let how = if peer.departed { "left the group" } else { how };
         let reason = format!("{}, {how} in {}", peer.process(), self.during(call));
-        self.end(CommError::Aborted { group: WORLD.into(), rank, reason }, None)
+        self.blame(rank, reason)
     }
 
     fn listen(&mut self, rank: usize) {
@@ -143,7 +147,7 @@ impl Mesh {
             }
             _ => {
                 let reason = format!("{}, said what no rank says", peer.process());
-                self.end(CommError::Aborted { group: WORLD.into(), rank, reason }, None);
+                self.blame(rank, reason);
             }
         }
     }

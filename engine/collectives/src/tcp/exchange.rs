@@ -42,7 +42,7 @@ pub(super) struct Shared {
     pub open: usize,
     /// Members that have not said yet that they are ready to take, where the call must not end before.
     pub awaited: usize,
-    /// The algorithm goes on after all orders so far have been looked at.
+    /// The algorithm goes on when all orders so far have been looked at, which clears this.
     pub again: bool,
     pub staging: Staging,
 }
@@ -134,15 +134,8 @@ impl Exchange {
 
     /// Lets what has been queued so far begin to move before the algorithm goes on.
     pub(super) async fn progress(&self) {
-        let mut first = true;
-        poll_fn(|_| {
-            if !std::mem::replace(&mut first, false) {
-                return Poll::Ready(());
-            }
-            open(&self.shared).again = true;
-            Poll::Pending
-        })
-        .await;
+        open(&self.shared).again = true;
+        self.until(|shared| !shared.again).await;
     }
 }
 

@@ -3,7 +3,6 @@
 use super::frame::Signature;
 use super::lane::Broken;
 use super::mesh::Mesh;
-use crate::cause::WORLD;
 use crate::{CollectiveKind, CommError, Result};
 use std::time::{Duration, Instant};
 
@@ -64,7 +63,7 @@ impl Mesh {
     fn cause(&mut self, world: usize, id: Option<u64>, broken: Broken) -> CommError {
         let bad = |mesh: &mut Mesh, what: String| {
             let reason = format!("{}, sent {what} in {}", mesh.peers[world].process(), mesh.during(id));
-            mesh.end(CommError::Aborted { group: WORLD.into(), rank: world, reason }, None)
+            mesh.blame(world, reason)
         };
         match broken {
             Broken::Closed(how) if how.is_empty() => self.lost(world, "closed its connection", id),

@@ -29,13 +29,10 @@ mod faults;
 mod frame;
 mod lane;
 mod mesh;
-mod options;
 mod reduce;
 #[cfg(test)]
 mod tests;
 mod wire;
-
-pub use options::TcpOptions;
 
 use super::call::Shape;
 use super::cause::WORLD;
@@ -62,6 +59,23 @@ use zbench_kernels::{DType, Kernels};
 const SPIN: Duration = Duration::from_micros(50);
 /// A rank that was in no call for longer first hears what has happened meanwhile.
 const AWAY: Duration = Duration::from_millis(1);
+
+/// How ranks are connected. All ranks give the same.
+#[derive(Clone, Debug)]
+pub struct TcpOptions {
+    /// Connections that carry the data of two ranks, 1 to 16.
+    pub sockets_per_peer: usize,
+    /// How long nothing may move in a call before the world ends.
+    pub stall: Duration,
+    /// Sum up every frame and check it: the price is one more pass over the data on both sides.
+    pub checksum: bool,
+}
+
+impl Default for TcpOptions {
+    fn default() -> TcpOptions {
+        TcpOptions { sockets_per_peer: 2, stall: Duration::from_secs(300), checksum: false }
+    }
+}
 
 /// One rank of a group of processes. All groups split from one end together.
 pub struct Tcp {
