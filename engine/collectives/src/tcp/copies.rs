@@ -2,9 +2,8 @@
 
 #![allow(unsafe_code, reason = "a call's buffers have no lifetimes: one part is sent while another is written")]
 
-use super::exchange::{Exchange, frames};
+use super::exchange::{Exchange, Slots, frames};
 use super::frame::CHUNK_BYTES;
-use super::reduce::Slots;
 use crate::Result;
 use crate::raw::RawSlice;
 

@@ -161,3 +161,25 @@ impl Staging {
         NonNull::from(self.0.as_mut_slice()).cast()
     }
 }
+
+/// Staging memory in slices of equal length.
+#[derive(Clone, Copy)]
+pub(super) struct Slots {
+    base: RawSlice,
+    each: usize,
+}
+
+impl Slots {
+    /// `count` slots of at least `each` elements of the type of `like`.
+    pub(super) fn new(exchange: &Exchange, like: RawSlice, each: usize, count: usize) -> Slots {
+        let each = each.next_multiple_of(64);
+        let len = each * count;
+        let ptr = exchange.staging(len * like.dtype.size());
+        Slots { base: RawSlice { ptr, len, ..like }, each }
+    }
+
+    /// The first `len` elements of a slot.
+    pub(super) fn get(&self, index: usize, len: usize) -> RawSlice {
+        self.base.slice(index * self.each..index * self.each + len)
+    }
+}

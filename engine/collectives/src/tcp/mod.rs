@@ -216,14 +216,12 @@ async fn carry(
         Kind::Barrier => parts(exchange, Data, move |_| Some(send), move |_| Some(recv)).await,
         Kind::Broadcast { root } => copies::broadcast(exchange, root, send, recv).await,
         Kind::Gather { root } => {
-            let part = part_of(recv);
-            let from = move |from| if rank == root { part(from) } else { None };
-            parts(exchange, Confirmed, only(root, send), from).await
+            let take = move |from| (rank == root).then(|| recv.part(from, size));
+            parts(exchange, Confirmed, only(root, send), take).await
         }
         Kind::Scatter { root } => {
-            let part = part_of(send);
-            let to = move |to| if rank == root { part(to) } else { None };
-            parts(exchange, Confirmed, to, only(root, recv)).await
+            let give = move |to| (rank == root).then(|| send.part(to, size));
+            parts(exchange, Confirmed, give, only(root, recv)).await
         }
         Kind::Send { to } => parts(exchange, pair, only(to, send), |_| None).await,
         Kind::Recv { from } => parts(exchange, pair, |_| None, only(from, recv)).await,

@@ -3,7 +3,8 @@
 
 #![allow(unsafe_code, reason = "a call's buffers have no lifetimes: one part is summed while another is sent")]
 
-use super::exchange::Exchange;
+use super::copies::{Handshake, parts};
+use super::exchange::{Exchange, Slots};
 use super::frame::CHUNK_BYTES;
 use crate::raw::{PART_ELEMENTS, RawSlice, reduce_range};
 use crate::{ONE_ROUND_BYTES, ReduceOp, Result};
@@ -90,24 +91,12 @@ pub(super) async fn direct(exchange: &Exchange, job: Job<'_>) -> Result<()> {
 
 /// Everybody sends all it has to those that get the result, which combine all.
 async fn whole(exchange: &Exchange, job: Job<'_>) -> Result<()> {
-    let tag = exchange.tag();
-    let slots = Slots::new(exchange, job.send, job.send.len, exchange.size());
-    let one_way = job.deliver != Deliver::All;
-    for other in exchange.others() {
-        if job.goes_to(other) {
-            exchange.send(other, job.send, tag);
-            if one_way {
-                exchange.await_want(other);
-            }
-        }
-        if job.goes_to(exchange.rank) {
-            if one_way {
-                exchange.want(other);
-            }
-            exchange.recv(other, slots.get(other, job.send.len), tag);
-        }
-    }
-    exchange.finish().await;
+    let (rank, len) = (exchange.rank, job.send.len);
+    let slots = Slots::new(exchange, job.send, len, exchange.size());
+    let handshake = if job.deliver == Deliver::All { Handshake::Data } else { Handshake::Confirmed };
+    let give = move |to| job.goes_to(to).then_some(job.send);
+    let take = move |from| (from != rank && job.goes_to(rank)).then(|| slots.get(from, len));
+    parts(exchange, handshake, give, take).await?;
     job.recv.map_or(Ok(()), |recv| combine_slots(exchange, &job, &slots, 0, job.send, recv))
 }
 
@@ -208,25 +197,4 @@ fn combine_chunk(exchange: &Exchange, job: &Job<'_>, slots: &Slots, j: usize, at
         combine_slots(exchange, job, slots, base, own, dst)?;
     }
     Ok(dst)
-}
-
-/// Staging memory in slices of equal length.
-pub(super) struct Slots {
-    base: RawSlice,
-    each: usize,
-}
-
-impl Slots {
-    /// `count` slots of at least `each` elements of the type of `like`.
-    pub(super) fn new(exchange: &Exchange, like: RawSlice, each: usize, count: usize) -> Slots {
-        let each = each.next_multiple_of(64);
-        let len = each * count;
-        let ptr = exchange.staging(len * like.dtype.size());
-        Slots { base: RawSlice { ptr, len, ..like }, each }
-    }
-
-    /// The first `len` elements of a slot.
-    pub(super) fn get(&self, index: usize, len: usize) -> RawSlice {
-        self.base.slice(index * self.each..index * self.each + len)
-    }
 }
