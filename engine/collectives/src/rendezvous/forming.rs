@@ -211,20 +211,16 @@ fn listen(meeting: &Meeting, wait: &mut Wait<'_>) -> Result<(Vec<TcpListener>, S
     Err(failed(format!("it and the {MORE_PORTS} ports above are taken")))
 }
 
+/// Listens at those of the addresses that are this host's own; where none is, everywhere (`true`).
 fn listen_at(addresses: &[SocketAddr], port: u16) -> io::Result<(Vec<TcpListener>, bool)> {
-    let mut listeners = Vec::new();
-    for mut address in addresses.iter().copied() {
+    let bound = addresses.iter().map(|address| {
+        let mut address = *address;
         address.set_port(port);
-        match TcpListener::bind(address) {
-            Ok(listener) => listeners.push(listener),
-            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
-            Err(error) => return Err(error),
-        }
-    }
-    match listeners.is_empty() {
-        true => Ok((listen_everywhere(port)?, true)),
-        false => Ok((listeners, false)),
-    }
+        TcpListener::bind(address)
+    });
+    let own = bound.filter(|bound| !matches!(bound, Err(error) if error.kind() == ErrorKind::AddrNotAvailable));
+    let listeners: Vec<TcpListener> = own.collect::<io::Result<_>>()?;
+    if listeners.is_empty() { Ok((listen_everywhere(port)?, true)) } else { Ok((listeners, false)) }
 }
 
 /// On all addresses of this host. A socket of version 6 serves version 4 too, unless the system is set otherwise.

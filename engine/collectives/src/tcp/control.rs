@@ -44,17 +44,6 @@ impl Mesh {
         self.blame(self.rank, reason.to_owned());
     }
 
-    /// Says that this rank leaves, and takes what the others still say, so that closing cuts off nothing.
-    pub(super) fn leave(&mut self) {
-        for peer in &mut self.peers {
-            if self.ended.is_none() {
-                say(peer, BYE, &[]);
-            }
-            let mut rest = [0; 1024];
-            while peer.control.as_deref().is_some_and(|mut control| matches!(control.read(&mut rest), Ok(1..))) {}
-        }
-    }
-
     /// Asks ranks whether they wait in a call: who computes, or does nothing any more, does not answer.
     pub(super) fn ask(&mut self, ranks: &[usize]) {
         for rank in ranks {
@@ -158,6 +147,19 @@ impl Mesh {
         let open = self.calls.iter().map(|call| &call.terms.take);
         let mut seen = self.current.iter().chain(open).filter_map(|call| told(Some(call)));
         seen.find(|cause| matches!(cause, CommError::Mismatch { .. })).or_else(|| told(None))
+    }
+}
+
+impl Drop for Mesh {
+    /// Says that this rank leaves, and takes what the others still say, so that closing cuts off nothing.
+    fn drop(&mut self) {
+        for peer in &mut self.peers {
+            if self.ended.is_none() {
+                say(peer, BYE, &[]);
+            }
+            let mut rest = [0; 1024];
+            while peer.control.as_deref().is_some_and(|mut control| matches!(control.read(&mut rest), Ok(1..))) {}
+        }
     }
 }
 

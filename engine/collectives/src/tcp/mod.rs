@@ -125,12 +125,6 @@ impl Abandon for Owner {
     }
 }
 
-impl Drop for Mesh {
-    fn drop(&mut self) {
-        self.leave();
-    }
-}
-
 impl Drop for Tcp {
     fn drop(&mut self) {
         if std::thread::panicking() {
